@@ -1,15 +1,16 @@
-"""The planner: what a strategy costs, which strategies fit, and why.
+"""The planner: the cost of a strategy, the strategies that fit, and the reasons.
 
-Pure: standard library, pydantic and numpy only, no I/O but its own catalog.
+It uses only the standard library, pydantic and numpy, and does no I/O except reading its own
+catalog.
 
-- ``specs``       what goes in and what comes out, one typed document each
-- ``api``         the two doors: ``estimate`` one strategy, ``plan`` a search over them
+- ``specs``       request and response models
+- ``api``         the public functions: ``estimate`` one strategy, ``plan`` a search
 - ``catalog``     facts with unit, source and date: models, devices, engines
 - ``cost``        formulas, one resource per file
-- ``workload``    composes the costs into a prefill, a decode step, a train step, a compression
+- ``workload``    combines the costs into a prefill, a decode step, a train step, a compression
 - ``techniques``  every technique with its applicability, effect and source
 - ``search``      enumerate, prune with reasons, rank
-- ``calibration`` measured against predicted, fed back as factors
+- ``calibration`` factors from measured and predicted figures
 - ``exports``     a plan as the arguments of another tool
 """
 
@@ -23,7 +24,7 @@ __all__ = ["estimate", "plan"]
 
 
 def __getattr__(name: str) -> object:
-    """Load the doors on first use, so that ``import planner`` stays cheap."""
+    """Load the API on first use, so that ``import planner`` stays cheap."""
     if name in __all__:
         from planner import api
 

@@ -1,4 +1,8 @@
-"""The command line: ``python -m planner estimate|plan|calibrate|export|models|devices|...``."""
+"""The command line: ``python -m planner estimate|plan|calibrate|export|models|devices|...``.
+
+Commands import fitting and plotting code on demand, because scipy takes longer to load than an
+estimate takes to compute.
+"""
 
 import argparse
 import json
@@ -9,23 +13,14 @@ from typing import TextIO, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from planner.accuracy import accuracy_page
-from planner.accuracy_sections import pictures
 from planner.api import estimate, inverse, plan
 from planner.catalog.devices import get_device, list_devices
 from planner.catalog.instances import Instance, get_instance, list_instances
 from planner.catalog.models import get_entry, get_model, list_models
 from planner.catalog.nearest import nearest_names
-from planner.catalog.quality_fit import build_quality
-from planner.compression_fitting import build_compression
 from planner.cost.parameters import count_parameters
 from planner.errors import BadRequestError, PlannerError
 from planner.exports.registry import FORMATS, export, export_case
-from planner.factors import build_factors, predictions
-from planner.left_out import written
-from planner.quality_page import quality_page
-from planner.serving_factors import serving_cases
-from planner.serving_priors import build_priors
 from planner.specs.base import JsonObject
 from planner.specs.cluster import DeviceSpec
 from planner.specs.estimate import EstimateRequest
@@ -37,24 +32,24 @@ from planner.techniques.registry import TECHNIQUES, get
 S = TypeVar("S", bound=BaseModel)
 OK, BAD_REQUEST, NOTHING = 0, 2, 3
 NEAREST_FIELDS = 3
-# Parts of pydantic's paths that name a branch of a union and not a field.
+# Parts of pydantic's error paths that name a union branch instead of a field.
 UNION_PARTS = frozenset(
     {"str", "ModelSpec", "dict[str,any]", "DeviceSpec", "serve", "generate", "train", "compress"}
 )
 
 
 def readable(error: ValidationError) -> BadRequestError:
-    """Return the first thing that is wrong with a document: field, value, limit."""
+    """Return the first validation error as a request error: field, message, given value."""
     details = error.errors(include_url=False)
-    worst = next((d for d in details if d["type"] != "string_type"), details[0])
-    path = [part for part in map(str, worst["loc"]) if _is_field(part)]
+    first_error = next((d for d in details if d["type"] != "string_type"), details[0])
+    path = [part for part in map(str, first_error["loc"]) if _is_field(part)]
     name = ".".join(path) or "request"
-    given = worst.get("input")
+    given = first_error.get("input")
     shown = "" if isinstance(given, dict | list) else f" (given: {given!r})"
-    if worst["type"] == "extra_forbidden":
+    if first_error["type"] == "extra_forbidden":
         nearest = ", ".join(nearest_names(path[-1], sorted(known_fields()))[:NEAREST_FIELDS])
         return BadRequestError(f"{name}: there is no such field{shown}; nearest: {nearest}", name)
-    return BadRequestError(f"{name}: {worst['msg']}{shown}", name)
+    return BadRequestError(f"{name}: {first_error['msg']}{shown}", name)
 
 
 def _is_field(part: str) -> bool:
@@ -63,23 +58,23 @@ def _is_field(part: str) -> bool:
 
 @cache
 def known_fields() -> frozenset[str]:
-    """Return the names of every field that a request may have, inner objects' too."""
-    found: set[str] = set()
-    waiting: list[type[BaseModel]] = [EstimateRequest, PlanRequest, InverseRequest]
-    seen: set[type[BaseModel]] = set()
-    while waiting:
-        spec = waiting.pop()
-        seen.add(spec)
-        found |= set(spec.model_fields)
-        inner = (
+    """Return the names of all fields of a request, including nested ones."""
+    names: set[str] = set()
+    pending: list[type[BaseModel]] = [EstimateRequest, PlanRequest, InverseRequest]
+    visited: set[type[BaseModel]] = set()
+    while pending:
+        spec = pending.pop()
+        visited.add(spec)
+        names |= set(spec.model_fields)
+        nested = (
             one for field in spec.model_fields.values() for one in _specs_in(field.annotation)
         )
-        waiting += [one for one in inner if one not in seen]
-    return frozenset(found)
+        pending += [one for one in nested if one not in visited]
+    return frozenset(names)
 
 
 def _specs_in(annotation: object) -> Iterator[type[BaseModel]]:
-    """Yield the specs that an annotation names, inside unions and collections too."""
+    """Yield the specs in an annotation, including unions and collections."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
     for part in get_args(annotation):
@@ -87,10 +82,10 @@ def _specs_in(annotation: object) -> Iterator[type[BaseModel]]:
 
 
 def parsed(spec: type[S], text: str) -> S:
-    """Return a document read from JSON.
+    """Return a model parsed from JSON.
 
     Raises:
-        BadRequestError: it is no JSON, or a field is wrong.
+        BadRequestError: the text is not JSON, or a field is wrong.
     """
     try:
         return spec.model_validate_json(text)
@@ -99,7 +94,7 @@ def parsed(spec: type[S], text: str) -> S:
 
 
 def request_id(line: str) -> object:
-    """Return the ``id`` of a request that may otherwise be wrong, so that its error names it."""
+    """Return the ``id`` of a possibly invalid request, for its error message."""
     try:
         document = json.loads(line)
     except ValueError:
@@ -108,7 +103,7 @@ def request_id(line: str) -> object:
 
 
 def run_estimate(source: TextIO, sink: TextIO) -> int:
-    """Answer JSON Lines with JSON Lines, in order; a wrong line gives an error and goes on."""
+    """Answer JSON Lines with JSON Lines, in order; an invalid line gives an error line."""
     status = OK
     for line in source:
         if not line.strip():
@@ -124,14 +119,14 @@ def run_estimate(source: TextIO, sink: TextIO) -> int:
 
 
 def run_plan(source: TextIO, sink: TextIO) -> int:
-    """Answer one request with one document; the status says whether a plan was found."""
+    """Answer one plan request; the status states whether a plan was found."""
     answer = plan(parsed(PlanRequest, source.read()))
     sink.write(answer.model_dump_json(indent=2) + "\n")
     return OK if answer.plans else NOTHING
 
 
 def run_inverse(source: TextIO, sink: TextIO) -> int:
-    """Answer one inverse question with one document; the status says whether there is a limit."""
+    """Answer one inverse question; the status states whether a limit was found."""
     answer = inverse(parsed(InverseRequest, source.read()))
     sink.write(answer.model_dump_json(indent=2) + "\n")
     return OK if answer.limits else NOTHING
@@ -140,38 +135,38 @@ def run_inverse(source: TextIO, sink: TextIO) -> int:
 def run_export(
     source: TextIO, sink: TextIO, format_name: str, *, measure: bool = False, rank: int = 1
 ) -> int:
-    """Turn a request and one of its plans into another tool's words, or into what measures it.
+    """Export one plan as another tool's arguments, or as the script that measures it.
 
-    The document is an answer of ``plan``, of which the plan of ``rank`` is taken; or what
-    ``plan`` was asked, with the chosen plan as ``plan``; or a request alone.
+    The input is an answer of ``plan``, from which the plan of ``rank`` is used; or a request with
+    the chosen plan as ``plan``; or a request alone.
     """
-    request, planned = _planned(_object(source.read()), rank)
-    made = export(format_name, export_case(request, planned))
-    sink.write(made.measure if measure else made.text)
+    request, planned = _request_and_plan(_json_object(source.read()), rank)
+    exported = export(format_name, export_case(request, planned))
+    sink.write(exported.measure if measure else exported.text)
     if FORMATS[format_name].comment is None:
-        # A format without comments cannot carry its notes.
-        print(*made.notes, sep="\n", file=sys.stderr)
+        # A format without comments cannot contain its notes.
+        print(*exported.notes, sep="\n", file=sys.stderr)
     return OK
 
 
-def _planned(document: JsonObject, rank: int) -> tuple[PlanRequest, PlannedStrategy]:
-    """Return the question of a document and the plan of it that is meant."""
+def _request_and_plan(document: JsonObject, rank: int) -> tuple[PlanRequest, PlannedStrategy]:
+    """Return the request of a document, and its plan to export."""
     if "plans" in document and "request" in document:
         answer = parsed(PlanAnswer, json.dumps(document))
         if answer.request is not None:
-            return answer.request, _ranked(answer, rank)
+            return answer.request, _plan_of_rank(answer, rank)
     chosen = document.pop("plan", None)
     request = parsed(PlanRequest, json.dumps(document))
     if chosen is not None:
         return request, parsed(PlannedStrategy, json.dumps(chosen))
-    return request, _ranked(plan(request), rank)
+    return request, _plan_of_rank(plan(request), rank)
 
 
-def _ranked(answer: PlanAnswer, rank: int) -> PlannedStrategy:
+def _plan_of_rank(answer: PlanAnswer, rank: int) -> PlannedStrategy:
     """Return the plan of a rank, counted from 1.
 
     Raises:
-        BadRequestError: there is none.
+        BadRequestError: there is no plan of this rank.
     """
     if not answer.plans:
         raise BadRequestError("nothing fits this request: there is no plan to export", "request")
@@ -180,7 +175,7 @@ def _ranked(answer: PlanAnswer, rank: int) -> PlannedStrategy:
     return answer.plans[rank - 1]
 
 
-def _object(text: str) -> JsonObject:
+def _json_object(text: str) -> JsonObject:
     try:
         document = json.loads(text)
     except ValueError as error:
@@ -191,7 +186,7 @@ def _object(text: str) -> JsonObject:
 
 
 def model_row(model_id: str) -> JsonObject:
-    """Return a model of the catalog with its parameters and its source."""
+    """Return a catalog model with its parameter count and source."""
     entry = get_entry(model_id)
     spec = get_model(entry.id)
     shape = spec.model_dump(mode="json", exclude={"id"})
@@ -205,13 +200,13 @@ def device_row(device: DeviceSpec) -> JsonObject:
 
 
 def instance_row(instance: Instance) -> JsonObject:
-    """Return a cloud offer; its name says what a machine of it has and costs."""
+    """Return a cloud offer, named by its devices and price."""
     name = f"{instance.devices} x {instance.gpu}, ${instance.price_usd_per_hour:g} an hour"
     return {**instance.model_dump(mode="json"), "name": name}
 
 
 def rows_of(kind: str, key: str | None) -> list[JsonObject]:
-    """Return one entry of a catalog, or all of them."""
+    """Return one catalog entry, or all entries."""
     if kind == "models":
         return [model_row(name) for name in ([key] if key else [e.id for e in list_models()])]
     if kind == "devices":
@@ -232,7 +227,7 @@ def run_catalog(sink: TextIO, kind: str, key: str | None, *, as_json: bool) -> i
 
 
 def table_line(row: JsonObject) -> str:
-    """Return an entry as a line: its id, what it is, where that is from."""
+    """Return a catalog entry as one line: id, name, source."""
     name = str(row.get("id") or row.get("key"))
     what = row.get("name") or row.get("title") or f"{row.get('parameters', 0):,} parameters"
     return f"{name:44} {what}  [{row.get('source') or 'no source'}]"
@@ -240,6 +235,13 @@ def table_line(row: JsonObject) -> str:
 
 def run_calibrate(sink: TextIO, what: str) -> int:
     """Fit the factors to the published measurements and print the factor file."""
+    from planner.catalog.quality_fit import build_quality
+    from planner.fitting.compression_fitting import build_compression
+    from planner.fitting.factors import build_factors, predictions
+    from planner.fitting.left_out import written
+    from planner.fitting.serving.factors import serving_cases
+    from planner.fitting.serving.priors import build_priors
+
     if what == "left-out":
         sink.write(written(predictions()[0]))
         return OK
@@ -254,7 +256,10 @@ def run_calibrate(sink: TextIO, what: str) -> int:
 
 
 def run_accuracy(sink: TextIO, picture: str | None = None) -> int:
-    """Recompute the accuracy page, or one of its pictures, and print it."""
+    """Compute and print the accuracy page, or one of its pictures."""
+    from planner.fitting.pages.accuracy import accuracy_page
+    from planner.fitting.pages.accuracy_sections import pictures
+
     if picture is None:
         sink.write(accuracy_page())
         return OK
@@ -267,7 +272,9 @@ def run_accuracy(sink: TextIO, picture: str | None = None) -> int:
 
 
 def run_quality(sink: TextIO) -> int:
-    """Recompute the quality page and print it."""
+    """Compute and print the quality page."""
+    from planner.fitting.pages.quality_page import quality_page
+
     sink.write(quality_page())
     return OK
 
@@ -278,7 +285,7 @@ def arguments() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("estimate", help="JSON Lines in, JSON Lines out: cost fixed strategies")
     commands.add_parser("plan", help="one JSON request in, ranked plans out")
-    commands.add_parser("inverse", help="how far one thing goes: a request with its question")
+    commands.add_parser("inverse", help="the limit of one parameter: a request with its question")
     calibrating = commands.add_parser("calibrate", help="fit factors to published measurements")
     calibrating.add_argument(
         "what",
@@ -301,7 +308,7 @@ def arguments() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit status; a wrong request is one line of words."""
+    """Run one command and return its exit status; an invalid request prints one line."""
     chosen = arguments().parse_args(argv)
     commands: dict[str, Callable[[], int]] = {
         "estimate": lambda: run_estimate(sys.stdin, sys.stdout),

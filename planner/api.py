@@ -1,7 +1,8 @@
-"""The doors: the cost of one strategy, a search for the best one, and how far one thing goes.
+"""Public API: estimate one strategy, search for the best one, and solve inverse questions.
 
-Importing them loads the documents that go in and come out. What answers is loaded by a door's
-first question: an estimate needs no search, and a plan none of the inverse questions.
+Importing this module loads the request and response models only. Each function imports its
+implementation on the first call: an estimate does not load the search, and a search does not load
+the inverse questions.
 """
 
 from planner.specs.estimate import Estimate, EstimateRequest
@@ -10,7 +11,7 @@ from planner.specs.plan import PlanAnswer, PlanRequest
 
 
 def estimate(request: EstimateRequest) -> Estimate:
-    """Return what the request's strategy costs, with every term of the explanation.
+    """Return the estimate of the request's strategy, with every term of the explanation.
 
     Raises:
         PlannerError: a name is unknown, a config is incomplete, or the strategy is impossible.
@@ -21,7 +22,7 @@ def estimate(request: EstimateRequest) -> Estimate:
 
 
 def plan(request: PlanRequest) -> PlanAnswer:
-    """Return the ranked strategies, the frontier, what was rejected and what would help.
+    """Return the ranked strategies, the frontier, the rejections and the suggestions.
 
     Raises:
         PlannerError: a name is unknown, a config is incomplete, or a pin is impossible.
@@ -31,8 +32,22 @@ def plan(request: PlanRequest) -> PlanAnswer:
     return search(request)
 
 
+def best_plan(request: PlanRequest) -> PlanAnswer:
+    """Return the best plan only, without frontier, runners-up and suggestions.
+
+    If no plan meets the targets, the answer holds the best plan that fits, and its ``request`` has
+    no targets. If nothing fits, it holds the rejections.
+
+    Raises:
+        PlannerError: a name is unknown, a config is incomplete, or a pin is impossible.
+    """
+    from planner.search.engine import search_best
+
+    return search_best(request)
+
+
 def inverse(request: InverseRequest) -> InverseAnswer:
-    """Return how far one thing goes: context, batch, users, model, devices, price.
+    """Return the limit of one quantity: context, batch, users, model, devices or price.
 
     Raises:
         PlannerError: a name is unknown, or the question does not suit the workload.

@@ -1,7 +1,7 @@
-"""What can be wrong with a request, each with the field, the value, the limit and the way out.
+"""Errors of requests, each with the field, the value, the limit and the remedy.
 
-Every error has a stable ``code`` for programs, a ``message`` for people and the ``field`` that
-it is about, and becomes one JSON object at the command line and over HTTP.
+Every error has a stable ``code`` for programs, a ``message`` for people and the ``field``
+concerned, and is serialised as one JSON object at the command line and over HTTP.
 """
 
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 @dataclass(eq=False)
 class PlannerError(Exception):
-    """The base of everything that the planner refuses."""
+    """The base class of all planner errors."""
 
     message: str
     field: str | None = None
@@ -34,7 +34,7 @@ class BadRequestError(PlannerError):
 
 @dataclass(eq=False)
 class UnknownNameError(PlannerError):
-    """A catalog does not know the name; ``nearest`` are the closest that it knows."""
+    """A catalog lacks the name; ``nearest`` lists the closest existing names."""
 
     code: str = "unknown_name"
     nearest: tuple[str, ...] = field(default=())
@@ -98,7 +98,7 @@ class NotPossibleError(PlannerError):
 
 @dataclass(eq=False)
 class NotCoveredError(PlannerError):
-    """The request is valid, but the planner has no formula for it yet, and says so by name."""
+    """The request is valid, but the planner has no formula for it."""
 
     code: str = "not_covered"
 

@@ -1,4 +1,4 @@
-"""How fast the search answers, for a bench to print: seconds depend on the machine that asks."""
+"""Benchmark of the planner's search speed; seconds depend on the machine."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -7,7 +7,7 @@ from statistics import median
 from planner.search.engine import blocks_of, search
 from planner.search.question import questions
 from planner.search.scoring import score
-from planner.search.subject import RECENT
+from planner.search.subject import ESTIMATES
 from planner.specs.cluster import ClusterSpec
 from planner.specs.plan import Bound, PlanRequest
 from planner.specs.strategy import Strategy
@@ -64,7 +64,7 @@ WIZARD = PlanRequest.model_validate(
         },
     }
 )
-# The same card is asked for what cannot fit: every suggestion is a search of its own.
+# An infeasible request on the same GPU: every suggestion runs a search.
 TOO_LARGE = WIZARD.model_copy(
     update={"workload": WIZARD.workload.model_copy(update={"method": "full"})}
 )
@@ -81,7 +81,7 @@ Row = tuple[str, float, str, str]
 
 
 def figures(rounds: int = ROUNDS) -> Iterator[Row]:
-    """Yield what the bench shows: the name, the median over some rounds, the unit, the goal."""
+    """Yield the benchmark rows: name, median over the rounds, unit, goal."""
     for name, request in RATES.items():
         yield f"strategies scored: {name}", scoring_rate(request, rounds), "1/s", RATE_GOAL
     for name, request in PLANS.items():
@@ -89,14 +89,14 @@ def figures(rounds: int = ROUNDS) -> Iterator[Row]:
     for name, request in REPLANS.items():
         yield f"re-plan: {name}", planning_seconds(request, rounds), "s", WIZARD_GOAL
         for what, changed in changes(request).items():
-            taken = replanning_seconds(request, changed, rounds)
-            yield f"re-plan: {name}, {what}", taken, "s", WIZARD_GOAL
+            seconds = replanning_seconds(request, changed, rounds)
+            yield f"re-plan: {name}, {what}", seconds, "s", WIZARD_GOAL
 
 
 def _serving(
     request: PlanRequest, load: Mapping[str, float | None] | None = None, **changes: object
 ) -> PlanRequest:
-    """Return a serving request with another load, and whatever else is changed."""
+    """Return a serving request with another load and other changes."""
     workload = request.workload.model_copy(update=dict(load or {}))
     return request.model_copy(update={"workload": workload, **changes})
 
@@ -126,7 +126,7 @@ REPLANS = {
 
 
 def changes(request: PlanRequest) -> dict[str, PlanRequest]:
-    """Return what a wizard asks next of the same model, hardware and load, by what changed."""
+    """Return follow-up requests for the same model, hardware and load, by kind of change."""
     changed: dict[str, dict[str, object]] = {
         "another objective": {"objective": "latency"},
         "a pin": {"pins": Strategy(weight_dtype="bf16")},
@@ -139,28 +139,28 @@ def changes(request: PlanRequest) -> dict[str, PlanRequest]:
 
 
 def scoring_rate(request: PlanRequest, rounds: int = ROUNDS) -> float:
-    """Return how many strategies of a space are fully scored per second of one core's time."""
+    """Return the number of strategies scored per second of CPU time."""
     blocks = [block for question in questions(request) for block in blocks_of(question)]
     rows = sum(len(block.cells) for block in blocks)
     return rows / _seconds(lambda: [score(block) for block in blocks], rounds, time.process_time)
 
 
 def planning_seconds(request: PlanRequest, rounds: int = ROUNDS) -> float:
-    """Return the seconds of a complete answer: plans, frontier, rejections, suggestions.
+    """Return the seconds of a complete search: plans, frontier, rejections, suggestions.
 
-    Nothing of an earlier question is remembered, as after a change of the load.
+    The cache is cleared before each round.
     """
-    return _seconds(lambda: search(request), rounds, before=RECENT.forget)
+    return _seconds(lambda: search(request), rounds, before=ESTIMATES.forget)
 
 
 def replanning_seconds(before: PlanRequest, request: PlanRequest, rounds: int = ROUNDS) -> float:
-    """Return the seconds of a complete answer right after that to another question alone."""
+    """Return the seconds of a complete search with only another request in the cache."""
 
-    def ask_before() -> None:
-        RECENT.forget()
+    def warm_up() -> None:
+        ESTIMATES.forget()
         search(before)
 
-    return _seconds(lambda: search(request), rounds, before=ask_before)
+    return _seconds(lambda: search(request), rounds, before=warm_up)
 
 
 def _seconds(
@@ -170,10 +170,10 @@ def _seconds(
     before: Callable[[], None] = lambda: None,
 ) -> float:
     work()
-    taken = []
+    durations = []
     for _ in range(rounds):
         before()
         started = clock()
         work()
-        taken.append(clock() - started)
-    return median(taken)
+        durations.append(clock() - started)
+    return median(durations)

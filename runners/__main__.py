@@ -15,7 +15,8 @@ from runners.config import DEFAULT_HOST_DIR, HostConfigError, HostDir
 from runners.doctor import checks
 from runners.doorbell import DoorbellChild
 from runners.launchers import slurm_arguments
-from runners.offline import stop_all, summaries
+from runners.offline import STOP_ALL_SECONDS, stop_all, summaries
+from runners.reasons import Reason
 
 PROBLEMS = (
     HostConfigError,
@@ -25,17 +26,17 @@ PROBLEMS = (
     slurm_arguments.SlurmArgumentError,
 )
 EXIT_PROBLEM = 1
-EXIT_BUSY = 75  # EX_TEMPFAIL: another agent is there already
+EXIT_BUSY = 75  # EX_TEMPFAIL: another agent is already running
 
 
 def run() -> int:
-    """Run the command that argv names; what it writes is closed to the machine's other users."""
+    """Run the command in argv with a umask that denies access to other users."""
     os.umask(0o077)
     return main()
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command; a problem is one sentence on stderr and exit code 1."""
+    """Run one command; print an error as one sentence on stderr and return exit code 1."""
     options = parser().parse_args(arguments)
     command: Callable[[argparse.Namespace], int] = options.command
     try:
@@ -49,7 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser of the command line."""
+    """Return the command-line parser."""
     top = argparse.ArgumentParser(prog="python -m runners", description=__doc__)
     commands = top.add_subparsers(required=True, metavar="COMMAND")
     for name, function, words in (
@@ -64,6 +65,13 @@ def parser() -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=words, description=words)
         command.set_defaults(command=function)
         command.add_argument("--dir", type=Path, default=DEFAULT_HOST_DIR, help="host's folder")
+        if name == "stop-all":
+            command.add_argument(
+                "--with-site", action="store_true", help="because the site itself stops"
+            )
+            command.add_argument(
+                "--no-wait", action="store_true", help="give the orders and return"
+            )
         if name == "unit":
             command.add_argument("--system", metavar="USER", help="for /etc, run as this user")
         if name == "enroll":
@@ -108,14 +116,23 @@ def _unit(options: argparse.Namespace) -> int:
 
 def _rotate(options: argparse.Namespace) -> int:
     credential = rotation.rotate(HostDir(options.dir))
-    print(f"{credential.name} has new secrets; a running agent takes them at its next beat")
+    print(f"{credential.name} has new secrets; a running agent uses them from its next heartbeat")
     return 0
 
 
 def _stop_all(options: argparse.Namespace) -> int:
-    stopped = stop_all(HostDir(options.dir))
-    print(f"Stopped {stopped} running attempt{'' if stopped == 1 else 's'}")
-    return 0
+    reason = Reason.SITE_STOPPED if options.with_site else Reason.STOPPED_BY_OPERATOR
+    patience = 0.0 if options.no_wait else STOP_ALL_SECONDS
+    stopped = stop_all(HostDir(options.dir), reason=reason, patience_seconds=patience)
+    if options.no_wait and not stopped.why:
+        print(f"Told {len(stopped.running)} to stop")
+        return 0
+    number = len(stopped.ended)
+    print(f"Stopped {number} running attempt{'' if number == 1 else 's'}")
+    why = stopped.why or "its supervisor did not end it"
+    for attempt_id in stopped.running:
+        print(f"{attempt_id} still runs: {why}", file=sys.stderr)
+    return EXIT_PROBLEM if stopped.running else 0
 
 
 def _status(options: argparse.Namespace) -> int:
@@ -125,10 +142,10 @@ def _status(options: argparse.Namespace) -> int:
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    found = checks(HostDir(options.dir))
-    for check in found:
+    results = checks(HostDir(options.dir))
+    for check in results:
         print(f"{'ok  ' if check.is_ok else 'FAIL'} {check.name}: {check.words}")
-    return 0 if all(check.is_ok for check in found) else EXIT_PROBLEM
+    return 0 if all(check.is_ok for check in results) else EXIT_PROBLEM
 
 
 if __name__ == "__main__":

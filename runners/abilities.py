@@ -1,7 +1,7 @@
-"""Which techniques a job really executes, through which library, and the test that runs it.
+"""Which techniques jobs execute, with which library, and the test of each.
 
-What stands in no row is planned only; which rows are proven follows from the ratios that were
-kept. A test holds every named test to be there.
+Techniques without an entry are only planned; an entry is proven if a measured ratio of it is
+stored. A test checks that every named test exists.
 """
 
 import importlib.metadata
@@ -23,7 +23,7 @@ _RELOADS = (
 
 
 class Ability(NamedTuple):
-    """How one technique runs: the job's kind, the distribution that does it, one test of it."""
+    """How one technique runs: job kind, library distribution, and one test of it."""
 
     job_kind: str
     library: str
@@ -31,7 +31,7 @@ class Ability(NamedTuple):
 
     @property
     def version(self) -> str:
-        """Return the library's version on this host; empty where it is ours or not installed."""
+        """Return the library's version on this host; "" for own code or if not installed."""
         if self.library == OWN:
             return ""
         try:

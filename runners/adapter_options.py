@@ -1,4 +1,4 @@
-"""What an adapter may be told: LoRA as peft has it, what becomes of it; training by integers."""
+"""Adapter options: LoRA as in peft, merging, and quantised training."""
 
 from typing import Literal
 
@@ -9,12 +9,12 @@ BaseDtype = Literal["compute", "nf4"]
 
 
 class LoraOptions(BaseModel):
-    """Train low-rank matrices beside frozen weights: W + (alpha / rank) * B A.
+    """Train low-rank matrices on top of frozen weights: W + (alpha / rank) * B A.
 
-    ``targets`` "all" are all linear layers but the output, "query_value" those that the paper
-    adapts. With ``is_merged`` the job also leaves the whole model with the adapter in it.
-    ``base_dtype`` "nf4" holds the frozen weights in 4 bits (QLoRA); they are merged into those of
-    the full width. ``is_dora`` also trains the length of each row's weights (DoRA).
+    ``targets`` "all" are all linear layers except the output, "query_value" those of the paper.
+    With ``is_merged`` the job also saves the whole model with the merged adapter. ``base_dtype``
+    "nf4" stores the frozen weights in 4 bits (QLoRA); the adapter is merged into the full-width
+    weights. ``is_dora`` also trains the magnitude of each weight row (DoRA).
 
     Source: Hu et al. 2021, arXiv:2106.09685, section 4; Dettmers et al. 2023, arXiv:2305.14314;
     Liu et al. 2024, arXiv:2402.09353.
@@ -32,7 +32,7 @@ class LoraOptions(BaseModel):
 
 
 class QuantizedTraining(BaseModel):
-    """Train through integers: "alphatuning" the scales alone, "qat" weights that are rounded.
+    """Train with quantised weights: "alphatuning" only the scales, "qat" the rounded weights.
 
     ``group_size`` weights of a row share one scale.
 

@@ -1,4 +1,4 @@
-"""Numeric addresses and ports, as settings and messages name them."""
+"""Types of numeric IP addresses and ports."""
 
 import ipaddress
 from typing import Annotated

@@ -1,7 +1,7 @@
-"""The agent of a host: it beats, does what the reply asks, and looks after the attempts.
+"""The host agent: it sends heartbeats, carries out the replies and manages the attempts.
 
-It holds nothing that is not on disk. Killed at any moment and started again, it goes on
-where it was: supervisors and jobs live without it.
+All its state is on disk. It may be killed at any moment: supervisors and jobs run on
+without it, and the next agent resumes from the files.
 """
 
 import contextlib
@@ -31,28 +31,28 @@ from runners.wake import WakeListener
 
 LIVE_BEAT_SECONDS = scaled(2.0, least=0.2)
 REFUSED_BEAT_SECONDS = scaled(30.0, least=0.5)
-FACTS_SECONDS = 600.0  # an inventory, with the errors that a GPU counts, is said this often
+FACTS_SECONDS = 600.0  # period of the inventory report, which includes GPU error counts
 LOOK_SECONDS = scaled(0.5, least=0.1)
 
 log = logging.getLogger(__name__)
 
 
 class Companion(Protocol):
-    """A process that lives and ends with the agent, such as the doorbell's Celery worker."""
+    """A child process that runs as long as the agent, such as the doorbell's Celery worker."""
 
     def tend(self) -> None:
-        """Start it, or start it again when it died."""
+        """Start the process, or restart it if it died."""
 
     def stop(self) -> None:
-        """End it."""
+        """Stop the process."""
 
 
 class AlreadyRunningError(Exception):
-    """Another agent serves this host's folder."""
+    """Another agent already runs on this host's folder."""
 
 
 class Agent:
-    """One host's loop between its disk and its server."""
+    """The main loop of one host: it reconciles attempts on disk with the server's orders."""
 
     def __init__(
         self,
@@ -73,11 +73,12 @@ class Agent:
         self.environments = Keeper(host_dir)
         self._credential = credential
         self._stream = _event_stream(host_dir, credential)
-        self._beside: Companion | None = None
+        self._companion: Companion | None = None
         self.shipping = Shipping(host_dir, self.client, self._stream)
+        self._shipping_loop = Loop("shipping", self.shipping.step)
         self.uploads = Uploads(host_dir, self.client, config)
         self.bench = MicrobenchRunner(host_dir.path, bench_command or command_for(config.slurm))
-        self._shares_with_jobs = config.slurm is None  # the benchmark its processor
+        self._shares_with_jobs = config.slurm is None  # the benchmark uses the jobs' CPU
         self._host_dir = host_dir
         self._beat_seconds = min(credential.beat_seconds, config.max_beat_seconds)
         self._clock = clock
@@ -91,11 +92,11 @@ class Agent:
         self._verdicts: dict[str, Verdict] = {}
 
     def stop(self) -> None:
-        """Have ``run`` return soon; supervisors and jobs stay."""
+        """Make ``run`` return soon; supervisors and jobs keep running."""
         self._is_stopping.set()
 
     def run(self, beside: Companion | None = None) -> None:
-        """Serve until stopped, and keep a companion process running meanwhile.
+        """Run the loop until ``stop``, and keep a companion process running meanwhile.
 
         Raises:
             AlreadyRunningError: another agent serves this folder.
@@ -110,16 +111,16 @@ class Agent:
             wake = WakeListener(self._host_dir.wake)
             stack.callback(wake.close)
             self._tend()
-            loops = [Loop("shipping", self.shipping.step), Loop("uploads", self.uploads.step)]
+            loops = [self._shipping_loop, Loop("uploads", self.uploads.step)]
             for loop in loops:
                 loop.start()
-            self._beside = beside
+            self._companion = beside
             if beside:
                 stack.callback(beside.stop)
             while not self._is_stopping.is_set():
                 self.step()
-                if self._beside:
-                    self._beside.tend()
+                if self._companion:
+                    self._companion.tend()
                 if wake.wait(LOOK_SECONDS):
                     self._next_beat = 0.0
             self.bench.cancel()
@@ -130,14 +131,14 @@ class Agent:
             self.client.close()
 
     def step(self) -> None:
-        """Look after the attempts and beat if a beat is due; a failed step is not the last."""
+        """Check the attempts and send a heartbeat if one is due; log failures and continue."""
         try:
             self._tend()
-            self._tend_bench()
+            self._update_benchmark()
             if self._clock() >= self._next_beat:
                 self._beat()
-        except Exception:  # a full disk, a folder taken away: the jobs go on meanwhile
-            log.exception("the agent could not do its round; it goes on")
+        except Exception:  # such as a full disk or a removed folder: jobs keep running
+            log.exception("the agent's round failed; it continues")
             self._next_beat = self._clock() + LIVE_BEAT_SECONDS
 
     def _tend(self) -> None:
@@ -145,7 +146,7 @@ class Agent:
         if verdicts != self._verdicts:
             self._verdicts, self._next_beat = verdicts, 0.0
 
-    def _tend_bench(self) -> None:
+    def _update_benchmark(self) -> None:
         if self._is_busy() and self.bench.is_running:
             self.bench.cancel()
         elif self._wants_bench and not self._is_busy():
@@ -158,7 +159,7 @@ class Agent:
         try:
             return network.measure(self.client)
         except ServerError as error:
-            log.info("the way to the server was not measured: %s", error)
+            log.info("the route to the server was not measured: %s", error)
             return None
 
     def _is_busy(self) -> bool:
@@ -168,16 +169,16 @@ class Agent:
 
     def _beat(self) -> None:
         try:
-            reply = self.client.beat(self._say())
+            reply = self.client.beat(self._heartbeat())
         except ServerError as error:
             self._note_error(error)
             return
         reply, behind = self._epoch.heed(reply)
         self._note_answered()
-        self._next_beat = self._clock() + self._rest_seconds(reply)
+        self._next_beat = self._clock() + self._seconds_to_next_heartbeat(reply)
         self._is_first_beat, self._measured = False, None
-        self.environments.told()
-        if self._tells_facts():
+        self.environments.mark_reported()
+        if self._are_facts_due():
             self._facts_due_at = self._clock() + FACTS_SECONDS
         if reply.recheck:
             self._facts_due_at = self._next_beat = 0.0
@@ -190,11 +191,13 @@ class Agent:
             self.reconciler.problems.append(behind)
         else:
             self.reconciler.retry_claims()
+        if reply.wanted:  # ship the first events of new attempts at once
+            self._shipping_loop.wake()
         self.environments.obey(reply.environments)
         if reply.rotate:
             self._rotate()
 
-    def _say(self) -> Beat:
+    def _heartbeat(self) -> Beat:
         with probe.nvml() as library:
             gpus = tuple(probe.gpu_loads(library)) if library else ()
         problems = [*self.reconciler.problems, self.bench.problem]
@@ -209,46 +212,46 @@ class Agent:
             attempts=self.reconciler.statuses(),
             problems=tuple(problem for problem in problems if problem),
             facts=probe.host_facts(self._host_dir.path, self.reconciler.config)
-            if self._tells_facts()
+            if self._are_facts_due()
             else None,
             microbench=self._measured,
             is_agent_start=self._is_first_beat,
-            environments=self.environments.news(everything=self._tells_facts()),
+            environments=self.environments.news(everything=self._are_facts_due()),
             epoch=self._epoch.seen,
         )
 
-    def _tells_facts(self) -> bool:
+    def _are_facts_due(self) -> bool:
         return self._clock() >= self._facts_due_at
 
-    def _rest_seconds(self, reply: BeatReply) -> float:
+    def _seconds_to_next_heartbeat(self, reply: BeatReply) -> float:
         is_awaited = bool(reply.wanted or reply.stop or reply.environments or self._verdicts)
         return min(LIVE_BEAT_SECONDS, self._beat_seconds) if is_awaited else self._beat_seconds
 
     def _rotate(self) -> None:
-        """Make new secrets because an operator asks; what fails now is asked again."""
+        """Rotate the host's secrets on an operator's request; the server repeats a failed one."""
         try:
             self._adopt(rotation.rotate(self._host_dir))
         except (ServerError, rotation.RotationError) as error:
             log.warning("the secrets were not replaced: %s", error)
 
     def _adopt(self, credential: Credential) -> None:
-        """Speak under the secrets that lie on disk now, in every connection."""
+        """Switch every connection to the secrets that are on disk now."""
         self._credential = credential
         self.client.use(credential.credential)
         if self._stream and credential.shipper_url:
             self._stream.use(credential.shipper_url, self._host_dir.redis_ca())
-        if self._beside:
-            self._beside.stop()  # it reads its secret as it starts
+        if self._companion:
+            self._companion.stop()  # it reads its secret at start
             if credential.redis_url is None:
-                self._beside = None  # the server took Redis away: beats carry everything
+                self._companion = None  # Redis was removed: heartbeats carry everything
         self._next_beat = 0.0
 
     def _has_newer_secrets(self) -> bool:
-        """Take over what ``python -m runners rotate`` or ``enroll`` wrote beside this agent."""
+        """Adopt secrets that ``python -m runners rotate`` or ``enroll`` wrote; return if any."""
         with contextlib.suppress(HostConfigError):
-            found = self._host_dir.credential()
-            if found != self._credential and found.host_id == self._credential.host_id:
-                self._adopt(found)
+            stored = self._host_dir.credential()
+            if stored != self._credential and stored.host_id == self._credential.host_id:
+                self._adopt(stored)
                 return True
         return False
 

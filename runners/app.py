@@ -1,7 +1,7 @@
-"""The Celery app of one host: a doorbell, not a ledger.
+"""The Celery app of one host; it only receives wake-up messages.
 
-Started as ``celery -A runners.app worker`` with ``SLIPWAY_HOST_DIR`` set, by the agent. All
-keys of the host lie below one prefix, so that a Redis user limited to it suffices.
+The agent starts it as ``celery -A runners.app worker`` with ``SLIPWAY_HOST_DIR`` set. All keys
+of the host have one prefix, so that a Redis user limited to it suffices.
 """
 
 import os
@@ -24,10 +24,10 @@ AGENT_VARIABLE = "SLIPWAY_AGENT_PID"
 
 
 def settings(credential: Credential, ca_file: Path | str | None = None) -> dict[str, Any]:
-    """Return the worker's settings; each was tried against kills of broker and worker.
+    """Return the worker's settings, which were tested against kills of broker and worker.
 
     Raises:
-        UnsafeAddressError: the address switches the check of its certificate off.
+        UnsafeAddressError: the address disables certificate verification.
     """
     broker = celery_options(credential.worker_url or "", ca_file)
     is_socket = broker["broker_url"].startswith("redis+socket")
@@ -44,8 +44,8 @@ def settings(credential: Credential, ca_file: Path | str | None = None) -> dict[
         },
         "task_default_queue": QUEUE,
         "imports": (TASK_MODULE,),
-        # Off, a message acknowledged during an outage blocks its slot for ever; on, the worker
-        # may exit after an outage, and is started again.
+        # If off, a message acknowledged during an outage blocks its slot forever; if on, the
+        # worker may exit after an outage, and the agent restarts it.
         "worker_enable_remote_control": True,
         "worker_send_task_events": False,
         "task_send_sent_event": False,
@@ -68,7 +68,7 @@ def settings(credential: Credential, ca_file: Path | str | None = None) -> dict[
 
 
 def make_app() -> Celery:
-    """Return the app of the host whose folder the environment names."""
+    """Return the app of the host folder in ``SLIPWAY_HOST_DIR``."""
     celery = Celery("slipway-host")
     if folder := os.environ.get(HOST_DIR_VARIABLE):
         host_dir = HostDir(Path(folder))
@@ -78,14 +78,14 @@ def make_app() -> Celery:
 
 @worker_init.connect
 def end_with_agent(**_: object) -> None:
-    """Bind the worker's life to its agent's: nobody else would end or tend it."""
+    """Make the worker die with its agent."""
     if agent := os.environ.get(AGENT_VARIABLE):
         die_with(int(agent))
 
 
 @worker_process_init.connect
 def end_with_worker(**_: object) -> None:
-    """Bind the life of each process of its pool to the worker's."""
+    """Make each pool process die with the worker."""
     die_with(os.getppid())
 
 

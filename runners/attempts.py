@@ -1,7 +1,7 @@
-"""Attempt folders: their layout, what their state on disk means, and how they are ended.
+"""Attempt folders: their layout, the state they encode, and how attempts are ended.
 
-The folder is the truth about an attempt on this host. Its lock says whether a supervisor
-lives; its files say how far it came. A restarted agent reads nothing else.
+The folder is the only record of an attempt on this host: its lock shows whether a
+supervisor runs, its files show the progress. A restarted agent reads nothing else.
 """
 
 import contextlib
@@ -25,32 +25,32 @@ ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
 
 class Claim(BaseModel):
-    """What this host said when it claimed: written before it asks, so a lost reply is no loss."""
+    """A claim of this host, written before it is sent so that a lost reply can be retried."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     fence: str
     claim_id: str
     boot_id: str
-    needs: Needs | None = None  # what is looked for before each time that it asks
+    needs: Needs | None = None  # checked before each claim request
 
 
 class Verdict(StrEnum):
-    """What the state of a folder on disk means."""
+    """The state of an attempt, derived from its folder."""
 
-    CLAIMING = "claiming"  # no spec yet: the claim has to be repeated
+    CLAIMING = "claiming"  # no spec yet: the claim must be repeated
     WAITING = "waiting"  # in a scheduler's queue
     RUNNING = "running"  # a supervisor holds the lock
     FINISHED = "finished"
     HOST_REBOOTED = "host_rebooted"
     SUPERVISOR_LOST = "supervisor_lost"
     NEVER_STARTED = "never_started"
-    TOMBSTONE = "tombstone"  # the claim was refused
-    FORGOTTEN = "forgotten"  # the server holds all of it; only the output is left
+    TOMBSTONE = "tombstone"  # the claim was rejected
+    FORGOTTEN = "forgotten"  # the server stores all events; only the output is left
     DAMAGED = "damaged"
 
 
-# Verdicts of a folder whose supervisor is gone without a record: the reaper writes it.
+# States of an attempt that ended without an exit record, which the reaper then writes.
 LOST = {
     Verdict.HOST_REBOOTED: Reason.HOST_REBOOTED,
     Verdict.SUPERVISOR_LOST: Reason.SUPERVISOR_LOST,
@@ -82,14 +82,14 @@ class AttemptFolder:
     # Documents
 
     def claim(self) -> Claim | None:
-        """Return what this host claimed with, or None when that cannot be read."""
+        """Return this host's claim, or None when it cannot be read."""
         try:
             return Claim.model_validate_json(self._claim.read_bytes())
         except (OSError, ValidationError):
             return None
 
     def make_claim(self, fence: str, boot_id: str, needs: Needs | None = None) -> Claim:
-        """Create the folder with a claim of its own, or return the claim that it has."""
+        """Return the folder's claim; create folder and claim if they do not exist."""
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         if claim := self.claim():
             return claim
@@ -98,82 +98,82 @@ class AttemptFolder:
         return claim
 
     def request(self) -> RunRequest | None:
-        """Return what is to be run, or None when that cannot be read."""
+        """Return the run request, or None when it cannot be read."""
         try:
             return RunRequest.model_validate_json(self.spec.read_bytes())
         except (OSError, ValidationError):
             return None
 
     def exit_record(self) -> ExitRecord | None:
-        """Return how the attempt ended, or None when it did not or the file is damaged."""
+        """Return the exit record, or None when there is none or it is damaged."""
         try:
             return ExitRecord.model_validate_json((self.path / record.EXIT_RECORD).read_bytes())
         except (OSError, ValidationError):
             return None
 
     def acked_seq(self) -> int:
-        """Return the highest event number that the server is known to hold."""
+        """Return the highest event number that the server has acknowledged."""
         return int((record.read_json(self._acked) or {}).get("acked_seq", 0))
 
     def save_acked_seq(self, acked_seq: int) -> None:
-        """Remember the highest event number that the server holds."""
+        """Store the highest event number that the server has acknowledged."""
         record.write_json(self._acked, {"acked_seq": acked_seq})
 
     def artefacts(self) -> list[ArtefactBody]:
-        """Return what an ended attempt announced as its output, but nothing ill-formed."""
+        """Return the artefacts that an ended attempt announced, without malformed ones."""
         listed = (record.read_json(self._artefacts) or {}).get("artefacts", [])
         return [artefact for body in listed if (artefact := _artefact(body))]
 
     def _list_artefacts(self) -> None:
-        """Copy the announced output out of the spool, which goes before the upload is done."""
+        """Copy the announced artefacts from the spool, which is deleted before the upload ends."""
         reader, seq = SpoolReader(self.spool), 0
-        found: dict[str, object] = {}  # by name: the last announcement is the one that holds
+        artefacts_by_name: dict[str, object] = {}  # by name: the last announcement wins
         while events := reader.read_after(seq):
             seq = events[-1]["seq"]
-            found |= {
+            artefacts_by_name |= {
                 event["body"]["name"]: event["body"]
                 for event in events
                 if event["kind"] == "artefact"
             }
-        record.write_json(self._artefacts, {"artefacts": list(found.values())})
+        record.write_json(self._artefacts, {"artefacts": list(artefacts_by_name.values())})
 
     # Marks
 
     @property
     def is_settled(self) -> bool:
-        """Tell whether the exit record stands and the spool ends with it."""
+        """Return whether the exit record is written and is the spool's last event."""
         return self._settled.exists()
 
     @property
     def is_stored(self) -> bool:
-        """Tell whether the server holds every event: it knows the artefacts by then."""
+        """Return whether the server stores every event, including the artefact announcements."""
         return self._forgotten.exists() or (
             self.is_settled and self.acked_seq() >= SpoolReader(self.spool).last_seq()
         )
 
     @property
     def is_uploaded(self) -> bool:
-        """Tell whether nothing is left to upload."""
+        """Return whether nothing is left to upload."""
         return self._uploaded.exists()
 
     def mark_uploaded(self) -> None:
-        """Note that nothing is left to upload."""
+        """Record that nothing is left to upload."""
         self._uploaded.touch()
 
-    def bury(self) -> None:
-        """Note that the claim was refused: this folder never becomes a process."""
+    def mark_claim_rejected(self) -> None:
+        """Record that the server rejected the claim: this attempt never starts here."""
         self._tombstone.touch()
 
     def forget(self) -> None:
-        """Free the spool, whose events the server holds, and fetched data; the output stays."""
+        """Delete the spool, whose events the server stores, and fetched data; keep the output."""
         self._forgotten.touch()
         shutil.rmtree(self.spool, ignore_errors=True)
         shutil.rmtree(self.data, ignore_errors=True)
 
     # State
 
-    def judge(self, boot_id: str) -> Verdict:
-        """Return what the folder's state means on a machine in this boot."""
+    def verdict(self, boot_id: str) -> Verdict:
+        """Return the attempt's state on a machine with this boot id."""
         for mark, verdict in (
             (self._tombstone, Verdict.TOMBSTONE),
             (self._forgotten, Verdict.FORGOTTEN),
@@ -185,9 +185,9 @@ class AttemptFolder:
         claim = self.claim()
         if claim is None or (self.spec.exists() and self.request() is None):
             return Verdict.DAMAGED
-        return self._judge_unlocked(claim, boot_id)
+        return self._verdict_unlocked(claim, boot_id)
 
-    def _judge_unlocked(self, claim: Claim, boot_id: str) -> Verdict:
+    def _verdict_unlocked(self, claim: Claim, boot_id: str) -> Verdict:
         if self.exit_record():
             return Verdict.FINISHED
         if not self.spec.exists():
@@ -199,23 +199,25 @@ class AttemptFolder:
         return Verdict.NEVER_STARTED
 
     def settle(self, reason: Reason, explanation: str = "") -> None:
-        """Make exit record and spool agree on one end, and leave no process of the attempt.
+        """Complete exit record and spool consistently, and kill leftover processes.
 
-        An end that the supervisor recorded, in either place, stands; else it is ``reason``.
-        Does nothing while a supervisor lives.
+        An end that the supervisor recorded in either place is kept; otherwise ``reason`` is
+        recorded. Does nothing while a supervisor runs.
         """
         with contextlib.suppress(record.LockedError), record.locked(self.lock):
             procfs.sweep(self.attempt_id)
             record.remove_secrets(self.path)
             spool = SpoolWriter(self.spool)
             last = self._last_event()
-            told = last["body"] if last and last["kind"] == "exited" else None
-            ended = self.exit_record()
-            if ended is None:
-                written = told or self._reaper_record(reason, explanation)
-                ended = ExitRecord.model_validate(record.write_exit_record(self.path, written))
-            if told is None:
-                spool.append("exited", ended.model_dump(mode="json"))
+            exited_body = last["body"] if last and last["kind"] == "exited" else None
+            exit_record = self.exit_record()
+            if exit_record is None:
+                record_body = exited_body or self._reaper_record(reason, explanation)
+                exit_record = ExitRecord.model_validate(
+                    record.write_exit_record(self.path, record_body)
+                )
+            if exited_body is None:
+                spool.append("exited", exit_record.model_dump(mode="json"))
             spool.close()
             self._list_artefacts()
             self._settled.touch()
@@ -238,14 +240,14 @@ class AttemptFolder:
         }
 
     def quarantine(self, place: Path) -> Path:
-        """Move a damaged folder aside, where a person can look at it; return where it is."""
+        """Move a damaged folder to ``place`` for inspection; return its new path."""
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
         target = place / f"{self.attempt_id}-{secrets.token_hex(4)}"
         return self.path.rename(target)
 
 
 def attempt_folders(attempts_dir: Path) -> list[AttemptFolder]:
-    """Return the attempts on disk, in the order of their ids."""
+    """Return the attempts on disk, sorted by id."""
     return [
         AttemptFolder(path)
         for path in sorted(attempts_dir.iterdir())
@@ -254,7 +256,7 @@ def attempt_folders(attempts_dir: Path) -> list[AttemptFolder]:
 
 
 def _artefact(body: object) -> ArtefactBody | None:
-    """Return an announced artefact; None where its name or files are no such thing."""
+    """Return an announced artefact, or None if it is malformed."""
     try:
         return ArtefactBody.model_validate(body)
     except ValidationError:

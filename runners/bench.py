@@ -1,4 +1,4 @@
-"""Runs the micro-benchmark as a child of low priority and reads the one line it prints."""
+"""Runs the micro-benchmark as a low-priority child process and parses its output."""
 
 import logging
 import os
@@ -16,7 +16,7 @@ from runners.slurm_options import SlurmConfig
 
 COMMAND = (sys.executable, "-m", "runners.jobs.microbench")
 TIMEOUT_SECONDS = 300.0
-SLURM_PATIENCE_SECONDS = 200  # for a node to come free; else it is tried again later
+SLURM_PATIENCE_SECONDS = 200  # for a free node; otherwise retried later
 RETRY_SECONDS = 600.0
 LOW_PRIORITY = 10
 
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 def command_for(slurm: SlurmConfig | None) -> Sequence[str]:
-    """Return the benchmark's command: where jobs run on Slurm's nodes, it runs there too."""
+    """Return the benchmark's command; with Slurm it runs on a node, as jobs do."""
     if slurm is None:
         return COMMAND
     named = [f"SLURM_CONF={os.environ['SLURM_CONF']}"] if "SLURM_CONF" in os.environ else []
@@ -37,7 +37,7 @@ def command_for(slurm: SlurmConfig | None) -> Sequence[str]:
 
 
 class MicrobenchRunner:
-    """At most one benchmark at a time, and none beside a job, whose speed it would spoil."""
+    """Runs at most one benchmark at a time; callers must not run it in parallel with jobs."""
 
     def __init__(self, host_dir: Path, command: Sequence[str] = COMMAND) -> None:
         self._host_dir = host_dir
@@ -49,11 +49,11 @@ class MicrobenchRunner:
 
     @property
     def is_running(self) -> bool:
-        """Tell whether a benchmark is under way."""
+        """Return whether a benchmark is running."""
         return self._child is not None
 
     def start(self) -> None:
-        """Start a benchmark, unless one runs or one failed a moment ago."""
+        """Start a benchmark, unless one is running or failed recently."""
         if self._child or time.monotonic() < self._not_before:
             return
         self._child = subprocess.Popen(
@@ -68,18 +68,18 @@ class MicrobenchRunner:
         self._deadline = time.monotonic() + TIMEOUT_SECONDS
 
     def retry(self) -> None:
-        """Let a benchmark that failed run again at once: somebody mended the cause."""
+        """Allow an immediate retry of a failed benchmark."""
         self._not_before = 0.0
 
     def cancel(self) -> None:
-        """End a running benchmark: a job comes first."""
+        """Kill a running benchmark: jobs have priority."""
         if self._child:
             self._child.kill()
             self._child.communicate()
             self._child = None
 
     def poll(self) -> Microbench | None:
-        """Return the result once, when the benchmark has just ended well."""
+        """Return the result once after a successful benchmark, otherwise None."""
         child = self._child
         if child is None:
             return None

@@ -1,13 +1,13 @@
-"""What a classification is made of, for planner's pages and programs alike: shapes and classes."""
+"""Encoders, demo model and demo classes of text classification, shared by web and jobs."""
 
 from collections.abc import Mapping
 
-ENCODERS = ("distilbert",)  # architectures that a classification head is trained on
-# The classes of the text that every host has: which package of Python's library a passage is of.
+ENCODERS = ("distilbert",)  # architectures with a trainable classification head
+# Classes of the host's own text: the standard library package that a passage comes from.
 PACKAGES = ("asyncio", "email", "multiprocessing", "unittest")
 MAX_CLASSES = 1000
-# DistilBERT's shape at a size that two ranks of a CPU train in minutes. Without dropout, as
-# everywhere in this trainer: a step then is the same on any number of ranks.
+# DistilBERT at a size that two CPU ranks train in minutes. No dropout, as everywhere in this
+# trainer: a step is then the same on any number of ranks.
 DEMO_ENCODER: Mapping[str, object] = {
     "model_type": "distilbert",
     "architectures": ["DistilBertForSequenceClassification"],

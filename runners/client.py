@@ -1,7 +1,6 @@
-"""The host's end of the server's HTTP API: enrol, beat, claim, ship, upload.
+"""The host's client of the server's HTTP API: enrol, heartbeat, claim, ship, upload.
 
-One method per call, each with its own sentence when it fails. Nothing here repeats a call
-by itself but the upload: beats and shipping are loops anyway.
+One method per call. No call is retried here: the heartbeat and shipping loops repeat them.
 """
 
 from collections.abc import Iterator
@@ -40,15 +39,15 @@ Reply = TypeVar("Reply", bound=BaseModel)
 
 
 class ServerError(Exception):
-    """A call that did not do what it should; the text is one sentence for a person."""
+    """A call failed; the text is one readable sentence."""
 
 
 class UnreachableError(ServerError):
-    """No answer came: the server is away, not against us."""
+    """The server did not answer."""
 
 
 class RefusedError(ServerError):
-    """The server answered, and said no; ``retry_after_seconds`` if it said for how long."""
+    """The server rejected the call, with its Retry-After delay if it sent one."""
 
     def __init__(
         self, status: int, message: str, retry_after_seconds: float | None = None
@@ -59,17 +58,17 @@ class RefusedError(ServerError):
 
     @property
     def is_unauthorized(self) -> bool:
-        """Tell whether the credential itself was turned down."""
+        """Return whether the credential itself was rejected."""
         return self.status in UNAUTHORIZED
 
     @property
     def is_passing(self) -> bool:
-        """Tell whether the same call may well succeed in a moment."""
+        """Return whether a retry of the same call may succeed."""
         return httpx.codes.is_server_error(self.status) or self.status in BUSY
 
 
 class ServerClient:
-    """Calls of one host to its server; safe to share between threads."""
+    """Calls of one host to its server; thread-safe."""
 
     def __init__(
         self,
@@ -96,41 +95,41 @@ class ServerClient:
         return self._post("/hosts/enroll", request, EnrollReply)
 
     def use(self, credential: str) -> None:
-        """Speak under another credential from now on."""
+        """Use another credential from now on."""
         self._http.headers["Authorization"] = f"Bearer {credential}"
 
     def rotate(self, request: RotateRequest) -> RotateReply:
-        """Replace the host's secrets by those whose digests are given."""
+        """Replace the host's secrets by those with the given digests."""
         return self._post("/hosts/rotate", request, RotateReply)
 
     def echo(self, data: bytes, num_bytes: int) -> int:
-        """Send bytes and have the server send some back; return how many came."""
+        """Send bytes and request ``num_bytes`` back; return how many arrived."""
         request = self._http.build_request(
             "POST", f"{API}/hosts/echo", params={"num_bytes": num_bytes}, content=data
         )
         return len(self._send(request).content)
 
     def beat(self, beat: Beat) -> BeatReply:
-        """Say how the host is and return what it should do."""
+        """Send a heartbeat and return the host's orders."""
         return self._post("/hosts/beat", beat, BeatReply)
 
     def claim(self, attempt_id: str, request: ClaimRequest) -> ClaimReply:
-        """Return the attempt's spec, which exactly one claim gets."""
+        """Return the attempt's spec; exactly one claim gets it."""
         return self._post(f"/attempts/{quote(attempt_id)}/claim", request, ClaimReply)
 
     def send_events(self, batch: EventBatch) -> EventAck:
-        """Hand over consecutive events and return what the server has stored."""
+        """Send consecutive events and return the acknowledged number."""
         return self._post(f"/attempts/{quote(batch.attempt_id)}/events", batch, EventAck)
 
     def received_bytes(self, attempt_id: str, name: str, path: PurePosixPath) -> int:
-        """Return how much of an artefact's file the server holds."""
+        """Return how many bytes of an artefact's file the server has."""
         reply = self._send(self._http.build_request("GET", _artefact_url(attempt_id, name, path)))
         return self._parse(reply, UploadState).received_bytes
 
     def send_part(
         self, attempt_id: str, name: str, path: PurePosixPath, offset: int, data: bytes
     ) -> int:
-        """Hand over one part of an artefact's file; return how much the server holds then."""
+        """Send one part of an artefact's file; return how many bytes the server then has."""
         request = self._http.build_request(
             "PUT",
             _artefact_url(attempt_id, name, path),
@@ -142,7 +141,7 @@ class ServerClient:
         return self._parse(reply, UploadState).received_bytes
 
     def data(self, attempt_id: str, dataset_id: str) -> Iterator[bytes]:
-        """Yield the training data that an attempt was promised, piece by piece."""
+        """Yield an attempt's training data in chunks."""
         request = self._http.build_request(
             "GET",
             f"{API}/attempts/{quote(attempt_id)}/data/{quote(dataset_id)}",
@@ -177,8 +176,8 @@ class ServerClient:
             raise UnreachableError(f"{self.server} cannot be reached: {error}") from None
         if reply.is_success:
             return reply
-        asked = f"{request.method} {request.url.path}"
-        message = f"{self.server} refused {asked} with {reply.status_code}: {_detail(reply)}"
+        endpoint = f"{request.method} {request.url.path}"
+        message = f"{self.server} refused {endpoint} with {reply.status_code}: {_detail(reply)}"
         raise RefusedError(reply.status_code, message, _retry_after_seconds(reply))
 
     def _parse(self, reply: httpx.Response, reply_type: type[Reply]) -> Reply:
@@ -196,7 +195,7 @@ def _artefact_url(attempt_id: str, name: str, path: PurePosixPath) -> str:
 
 
 def _retry_after_seconds(reply: httpx.Response) -> float | None:
-    """Return the wait that a busy server asks for; a date, which proxies may send, is not read."""
+    """Return the Retry-After delay of a busy server in seconds; the date form is ignored."""
     words = reply.headers.get("Retry-After", "").strip()
     if reply.status_code not in ASK_TO_WAIT or not words.isdecimal():
         return None

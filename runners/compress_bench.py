@@ -1,6 +1,6 @@
-"""Every way to compress the demo model, measured by real jobs in one host folder.
+"""Benchmarks every compression method on the demo model with real jobs in one host folder.
 
-One training, then one compression a row, each a process of its own as on any host.
+One training, then one compression per row, each in its own process as on any host.
 """
 
 import json
@@ -55,18 +55,18 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
 
 
 class BenchFailedError(Exception):
-    """A job of the bench did not end well; the message has its last line."""
+    """A job of the benchmark failed; the message has its last line."""
 
 
 class Row(NamedTuple):
-    """One way to compress, and what its job measured."""
+    """One compression method and its job's measurements."""
 
     name: str
     measured: dict[str, float]
 
 
 def rows(folder: Path, training: TrainSpec, names: tuple[str, ...] = ()) -> Iterator[Row]:
-    """Train the demo model in ``folder`` and yield a row for each setting as its job ends."""
+    """Train the demo model in ``folder`` and yield one row per setting."""
     if not (folder / "attempts" / TRAINED / "output" / "model").is_dir():
         run(folder, TRAINED, training)
     for name in names or SETTINGS:
@@ -74,7 +74,7 @@ def rows(folder: Path, training: TrainSpec, names: tuple[str, ...] = ()) -> Iter
 
 
 def spec_of(name: str) -> CompressSpec:
-    """Return what a row asks for."""
+    """Return the job spec of a row."""
     fields: dict[str, Any] = {
         "group_size": GROUP_SIZE,
         "calibration_tokens": CALIBRATION_TOKENS,
@@ -85,15 +85,15 @@ def spec_of(name: str) -> CompressSpec:
 
 
 def attempt_of(name: str) -> str:
-    """Return the id of the attempt that measures a row."""
+    """Return the attempt id of a row."""
     return "".join(letter if letter.isalnum() else "-" for letter in name)
 
 
 def run(folder: Path, attempt_id: str, spec: JobSpec) -> dict[str, float]:
-    """Run one job to its end and return what it measured.
+    """Run one job to its end and return its measurements.
 
     Raises:
-        BenchFailedError: it ended otherwise.
+        BenchFailedError: the job failed.
     """
     attempt = folder / "attempts" / attempt_id
     attempt.mkdir(parents=True, exist_ok=True)
@@ -114,7 +114,7 @@ def run(folder: Path, attempt_id: str, spec: JobSpec) -> dict[str, float]:
         last = ended.stderr.strip().rpartition("\n")[2] or f"exit code {ended.returncode}"
         raise BenchFailedError(f"{attempt_id}: {last}")
     results = [json.loads(line) for line in events.read_text().splitlines()]
-    found: dict[str, float] = [
+    measured: dict[str, float] = [
         each["body"]["measured"] for each in results if each["kind"] == "result"
     ][-1]
-    return found
+    return measured

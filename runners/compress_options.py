@@ -1,4 +1,4 @@
-"""What a compression may be told: its method, and the settings that methods read."""
+"""Compression options: the method and its settings."""
 
 from typing import Literal
 
@@ -15,7 +15,7 @@ CompressMethod = Literal[
     "smoothquant", "fptq", "norm_tweaking", "finequant", "magnitude", "wanda", "sparsegpt",
     "llm_pruner", "sheared_llama", "qmoe", "gguf",
 ]  # fmt: skip
-# Q4_K_M and Q5_K_M are mixtures, as llama.cpp makes them.
+# Q4_K_M and Q5_K_M are llama.cpp's mixtures.
 GgufType = Literal["F16", "Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q4_0"]
 # torchao and bitsandbytes, the whole model at once
 LIBRARY_DTYPES: dict[str, WeightDtype] = {
@@ -28,31 +28,31 @@ LIBRARY_DTYPES: dict[str, WeightDtype] = {
 STRUCTURAL_METHODS = ("llm_pruner", "sheared_llama")  # need the gradients of the whole model
 TERNARY_METHODS = ("qmoe",)  # experts alone
 PRUNING_METHODS = ("magnitude", "wanda", "sparsegpt")
-SELF_SIZED_METHODS = ("finequant",)  # groups of a matrix's own, no smaller than the group size
-ROW_METHODS = ("smoothquant",)  # one scale a row, whatever the group size
-FOLDING_METHODS = ("awq", "smoothquant", "fptq")  # scales move into the norms before
+SELF_SIZED_METHODS = ("finequant",)  # group size per matrix, at least the given one
+ROW_METHODS = ("smoothquant",)  # one scale per row, independent of the group size
+FOLDING_METHODS = ("awq", "smoothquant", "fptq")  # scales are folded into the preceding norms
 INT8_INPUT_METHODS = (
     "smoothquant",
     "fptq",
     "int8_dynamic",
 )  # each token's activations round to 8 bits
 ROW_BITS = 8
-PATTERN_BLOCK = 4  # of 2:4: two of each four weights that lie side by side in a row stay
+PATTERN_BLOCK = 4  # of 2:4: two of four adjacent weights of a row are kept
 
 
 class CompressOptions(BaseModel):
-    """The settings beside model and seed.
+    """The settings of a compression, without model and seed.
 
-    ``bits`` and ``group_size`` are of the methods that round to codes, ``sparsity`` and
-    ``pattern`` of those that prune. QuantEase keeps ``outlier_share`` of the weights in 16 bit;
-    SmoothQuant moves the share ``smoothing`` of the activations' spread into the weights, norm
-    tweaking goes ``tweak_passes`` times over the text, and FineQuant halves a matrix's groups
-    while that takes ``least_gain`` of its error away.
+    ``bits`` and ``group_size`` apply to methods that quantise, ``sparsity`` and ``pattern`` to
+    pruning. QuantEase keeps ``outlier_share`` of the weights in 16 bits; SmoothQuant moves the
+    share ``smoothing`` of the activations' range into the weights; norm tweaking makes
+    ``tweak_passes`` passes over the text; FineQuant halves a matrix's groups while that reduces
+    its error by ``least_gain``.
     """
 
     method: CompressMethod = "int8"
     bits: Literal[2, 3, 4, 8] = 4
-    group_size: PositiveInt = NF4_BLOCK  # nf4 has its own: another size is noted, not obeyed
+    group_size: PositiveInt = NF4_BLOCK  # fixed for nf4: another size is noted and ignored
     is_act_ordered: bool = False  # GPTQ: columns of large inputs first
     damping: float = Field(default=0.01, gt=0.0, le=1.0)  # of the Hessian's mean diagonal
     outlier_share: float = Field(default=0.0, ge=0.0, le=0.1)
@@ -64,34 +64,36 @@ class CompressOptions(BaseModel):
     shear: Shear = Shear()
     sparsity: float = Field(default=0.5, gt=0.0, lt=1.0)
     pattern: Literal["unstructured", "2:4"] = "unstructured"
-    recovery_steps: NonNegativeInt = Field(default=0, le=100_000)  # of a LoRA, which is merged
+    recovery_steps: NonNegativeInt = Field(
+        default=0, le=100_000
+    )  # of a LoRA that is merged afterwards
     calibration_tokens: PositiveInt = Field(default=16_384, le=10_000_000)
     evaluation_tokens: PositiveInt = 8192
 
     @property
     def is_layerwise(self) -> bool:
-        """Return whether our own engine compresses it layer by layer."""
+        """Return whether the built-in engine compresses the model layer by layer."""
         others = (self.is_structural, self.is_exported, self.is_ternary)
         return self.method not in LIBRARY_DTYPES and not any(others)
 
     @property
     def is_exported(self) -> bool:
-        """Return whether the outcome is one GGUF file."""
+        """Return whether the result is one GGUF file."""
         return self.method == "gguf"
 
     @property
     def is_ternary(self) -> bool:
-        """Return whether experts become three values a row in an entropy code."""
+        """Return whether experts become ternary weights in an entropy code."""
         return self.method in TERNARY_METHODS
 
     @property
     def is_structural(self) -> bool:
-        """Return whether whole heads and channels go, so that a smaller model is left."""
+        """Return whether whole heads and channels are removed, which yields a smaller model."""
         return self.method in STRUCTURAL_METHODS
 
     @property
     def has_codes(self) -> bool:
-        """Return whether weights become whole numbers with scales."""
+        """Return whether weights become integer codes with scales."""
         return self.is_layerwise and self.method not in PRUNING_METHODS
 
     @property
@@ -101,7 +103,7 @@ class CompressOptions(BaseModel):
 
     @property
     def row_divisor(self) -> int:
-        """Return what must divide a matrix's row."""
+        """Return the required divisor of a matrix's row length."""
         if self.has_groups:
             return 1 if self.method in SELF_SIZED_METHODS else self.group_size
         return PATTERN_BLOCK if self.pattern == "2:4" else 1
@@ -113,17 +115,17 @@ class CompressOptions(BaseModel):
 
     @property
     def code_bits(self) -> int:
-        """Return the bits of a code."""
+        """Return the bits per code."""
         return ROW_BITS if self.method in ROW_METHODS else self.bits
 
     @property
     def rounds_inputs(self) -> bool:
-        """Return whether each token's activations are rounded to 8 bits as well."""
+        """Return whether activations are also rounded to 8 bits per token."""
         return self.method in INT8_INPUT_METHODS
 
     @property
     def weight_dtype(self) -> WeightDtype:
-        """Return as what the outcome is loaded."""
+        """Return the weight dtype for loading the result."""
         if self.is_ternary:
             return "int4"
         if self.is_packed:
@@ -132,15 +134,14 @@ class CompressOptions(BaseModel):
 
     @property
     def held_dtype(self) -> WeightDtype:
-        """Return as what the outcome is held in memory: packed codes are unpacked to be used."""
+        """Return the weight dtype in memory: packed codes are unpacked when loaded."""
         return "bf16" if self.is_layerwise or self.is_ternary else self.weight_dtype
 
     @property
-    def foreseen(self) -> tuple[tuple[str, WeightDtype], ...]:
-        """Return the prefixes of measured phases that a planner can foresee, and their formats.
+    def predictable_phases(self) -> tuple[tuple[str, WeightDtype], ...]:
+        """Return prefixes and dtypes of the measured phases that the planner can predict.
 
-        What a model of fewer heads does, or one whose activations are rounded by a reader's own
-        way, it cannot.
+        It cannot predict models with fewer heads, or with activations rounded by the reader.
         """
         original: tuple[str, WeightDtype] = ("original_", "bf16")
         if self.is_structural or self.rounds_inputs:
@@ -149,7 +150,7 @@ class CompressOptions(BaseModel):
 
     @property
     def title(self) -> str:
-        """Return the method in a few words, as a model's name has them."""
+        """Return a short method name for a model's title."""
         if self.is_structural:
             return f"{self.method} {self.sparsity:.0%}"
         if self.is_ternary:
@@ -166,31 +167,31 @@ class CompressOptions(BaseModel):
 
     @property
     def settings(self) -> dict[str, str]:
-        """Return what the method was told, as a card shows it; nothing that it does not read."""
+        """Return the settings that the method reads, for a model card."""
         if self.method in LIBRARY_DTYPES:
             return {}
         if self.is_exported:
             return {"gguf_type": self.gguf_type}
-        told: dict[str, object] = {"calibration_tokens": self.calibration_tokens}
+        values: dict[str, object] = {"calibration_tokens": self.calibration_tokens}
         if self.is_ternary:
             return {"calibration_tokens": str(self.calibration_tokens)}
         if self.has_codes:
-            told |= {"bits": self.code_bits}
-            told |= {"group_size": self.group_size} if self.has_groups else {}
+            values |= {"bits": self.code_bits}
+            values |= {"group_size": self.group_size} if self.has_groups else {}
         elif self.is_structural:
-            told |= {"sparsity": self.sparsity, "recovery_steps": self.recovery_steps}
+            values |= {"sparsity": self.sparsity, "recovery_steps": self.recovery_steps}
             if self.method == "sheared_llama":
-                told = {"sparsity": self.sparsity, **self.shear.model_dump(exclude_none=True)}
+                values = {"sparsity": self.sparsity, **self.shear.model_dump(exclude_none=True)}
         else:
-            told |= {"pattern": self.pattern}
-            told |= {"sparsity": self.sparsity} if self.pattern == "unstructured" else {}
-        told |= {shown: getattr(self, name) for shown, name in READ_BY.get(self.method, ())}
+            values |= {"pattern": self.pattern}
+            values |= {"sparsity": self.sparsity} if self.pattern == "unstructured" else {}
+        values |= {shown: getattr(self, name) for shown, name in READ_BY.get(self.method, ())}
         if self.outlier_share:
-            told |= {"outlier_share": self.outlier_share}
-        return {name: str(value) for name, value in told.items()}
+            values |= {"outlier_share": self.outlier_share}
+        return {name: str(value) for name, value in values.items()}
 
 
-# method -> the settings that it alone reads, by the words of a card
+# method -> its specific settings, by their names on a model card
 READ_BY = {
     "gptq": (("act_order", "is_act_ordered"), ("damping", "damping")),
     "smoothquant": (("smoothing", "smoothing"),),

@@ -1,4 +1,4 @@
-"""The host's own folder: who it is (credential.json) and what it allows (config.json)."""
+"""The host's folder: its identity (credential.json) and its configuration (config.json)."""
 
 import contextlib
 import json
@@ -19,11 +19,11 @@ REDIS_CA = "redis-ca.pem"
 
 
 class HostConfigError(Exception):
-    """A file of the host's folder is missing or damaged; the text says the way out."""
+    """A file of the host's folder is missing or damaged; the text gives the remedy."""
 
 
 class Credential(BaseModel):
-    """Who this host is to its server; a secret, readable by its owner alone."""
+    """The host's identity for its server; secret, readable only by its owner."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -33,17 +33,19 @@ class Credential(BaseModel):
     credential: str
     command_key: str
     redis_url: str | None  # without a user; None: everything goes over HTTP
-    redis_secret: str | None = None  # of both of the host's Redis users; None: an open Redis
+    redis_secret: str | None = (
+        None  # of both Redis users of the host; None: Redis without authentication
+    )
     beat_seconds: float
 
     @property
     def worker_url(self) -> str | None:
-        """The Redis address of the doorbell's worker."""
+        """The Redis URL of the doorbell's worker."""
         return self._url_for(worker_user(self.host_id))
 
     @property
     def shipper_url(self) -> str | None:
-        """The Redis address of the shipper."""
+        """The Redis URL of the shipper."""
         return self._url_for(shipper_user(self.host_id))
 
     def _url_for(self, user: str) -> str | None:
@@ -53,19 +55,19 @@ class Credential(BaseModel):
 
 
 class HostConfig(BaseModel):
-    """What the operator of the host allows; every field has a default."""
+    """The host operator's configuration; every field has a default."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    model_roots: tuple[Path, ...] = ()  # folders that a job may read models from
+    model_roots: tuple[Path, ...] = ()  # folders with models that jobs may read
     upload_cap_bytes: NonNegativeInt = 2 * 1024**3  # larger artefacts stay on the host
-    min_free_bytes: NonNegativeInt = 2 * 1024**3  # below it no new attempt starts
-    job_memory_bytes: PositiveInt | None = None  # what each process of a job may take at most
+    min_free_bytes: NonNegativeInt = 2 * 1024**3  # with less, no new attempt starts
+    job_memory_bytes: PositiveInt | None = None  # limit per process of a job
     max_beat_seconds: float = Field(default=10.0, gt=0)
-    address: IpAddress | None = None  # by which other hosts reach this one; None: its first
+    address: IpAddress | None = None  # for other hosts to reach this one; None: its first address
     first_gang_port: Port = 29400  # one is reserved for each job over several hosts
     last_gang_port: Port = 29499
-    slurm: SlurmConfig | None = None  # set: jobs go to Slurm, and run on its nodes
+    slurm: SlurmConfig | None = None  # if set, jobs run on Slurm's nodes
 
 
 class HostDir:
@@ -83,23 +85,25 @@ class HostDir:
         self.pings = self.path / "last_ping"
 
     def make(self) -> None:
-        """Create the folders, closed to other users."""
+        """Create the folders, inaccessible to other users."""
         for folder in (self.path, self.attempts, self.models):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if self.is_open():  # somebody made it before
-            with contextlib.suppress(PermissionError):  # another user's: the doctor tells
+        if self.is_open():  # it existed before
+            with contextlib.suppress(
+                PermissionError
+            ):  # owned by another user: the doctor reports it
                 self.path.chmod(0o700)
 
     def is_open(self) -> bool:
-        """Return whether other users of the machine may look into the folder, or own it."""
-        found = self.path.stat()
-        return bool(found.st_mode & 0o077) or found.st_uid != os.getuid()
+        """Return whether other users can access or own the folder."""
+        status = self.path.stat()
+        return bool(status.st_mode & 0o077) or status.st_uid != os.getuid()
 
     def credential(self) -> Credential:
-        """Return who this host is.
+        """Return the host's credential.
 
         Raises:
-            HostConfigError: it was never enrolled, or the file is damaged.
+            HostConfigError: the host is not enrolled, or the file is damaged.
         """
         path = self.path / CREDENTIAL
         if not path.exists():
@@ -116,22 +120,22 @@ class HostDir:
             ) from None
 
     def save_credential(self, credential: Credential) -> None:
-        """Write who this host is, readable by its owner alone."""
+        """Write the credential, readable only by its owner."""
         write_secret(self.path / CREDENTIAL, credential.model_dump_json(indent=2))
 
     def redis_ca(self) -> Path | None:
-        """Return the certificate authority that vouches for Redis, if it is not a public one."""
+        """Return the path of Redis's certificate authority, or None for a public one."""
         if named := os.environ.get("SLIPWAY_REDIS_CA"):
             return Path(named)
         path = self.path / REDIS_CA
         return path if path.exists() else None
 
     def save_redis_ca(self, pem: str) -> None:
-        """Write the certificates that vouch for Redis."""
+        """Write the certificates of Redis's authority."""
         write_secret(self.path / REDIS_CA, pem)
 
     def save_address(self, address: str) -> None:
-        """Note in config.json by which address other hosts reach this one.
+        """Store the address by which other hosts reach this one in config.json.
 
         Raises:
             HostConfigError: config.json is there but is not valid.
@@ -139,7 +143,7 @@ class HostDir:
         self._save({"address": address})
 
     def save_slurm(self, slurm: SlurmConfig) -> None:
-        """Note in config.json that jobs go to Slurm, and with which options.
+        """Store the Slurm configuration in config.json.
 
         Raises:
             HostConfigError: config.json is there but is not valid.
@@ -154,10 +158,10 @@ class HostDir:
         temporary.replace(self.path / CONFIG)
 
     def config(self) -> HostConfig:
-        """Return what the operator allows.
+        """Return the host's configuration.
 
         Raises:
-            HostConfigError: config.json is there but is not valid.
+            HostConfigError: config.json exists but is invalid.
         """
         path = self.path / CONFIG
         if not path.exists():
@@ -169,7 +173,7 @@ class HostDir:
 
 
 def write_secret(path: Path, text: str) -> None:
-    """Write a file whole or not at all, readable by its owner alone."""
+    """Write a file atomically, readable only by its owner."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(handle, "w") as file:

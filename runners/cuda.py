@@ -1,4 +1,4 @@
-"""Which CUDA the driver runs and which one torch was built with, neither of them loaded."""
+"""Reads the CUDA versions of the driver and of torch without loading torch."""
 
 import importlib.util
 import re
@@ -6,13 +6,13 @@ import types
 from pathlib import Path
 
 _TORCH_CUDA = re.compile(r"^cuda\b[^=]*=\s*'([0-9]+)\.([0-9]+)'", re.MULTILINE)
-FP8_CAPABILITY = (8, 9)  # of the first GPUs that multiply in 8-bit floats: Ada Lovelace
-TRITON_CAPABILITY = (7, 0)  # of the first GPUs that torch compiles kernels for: Volta
-_CUDA_UNIT = 1000  # NVML says CUDA 12.4 as 12040
+FP8_CAPABILITY = (8, 9)  # the first with FP8 matrix products: Ada Lovelace
+TRITON_CAPABILITY = (7, 0)  # the first that torch compiles Triton kernels for: Volta
+_CUDA_UNIT = 1000  # NVML reports CUDA 12.4 as 12040
 
 
 def cuda_of_driver(library: types.ModuleType) -> tuple[int, int] | None:
-    """Return the newest CUDA that the driver runs, or None where it does not tell."""
+    """Return the newest CUDA version that the driver supports, or None if unknown."""
     try:
         version = int(library.nvmlSystemGetCudaDriverVersion_v2())
     except (AttributeError, library.NVMLError):
@@ -21,15 +21,15 @@ def cuda_of_driver(library: types.ModuleType) -> tuple[int, int] | None:
 
 
 def cuda_of_torch() -> tuple[int, int] | None:
-    """Return the CUDA that torch was built with, read without loading it; None: without any."""
-    found = importlib.util.find_spec("torch")
-    if found is None or found.origin is None:
+    """Return torch's CUDA version, read without importing torch, or None for a CPU build."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
         return None
-    version = Path(found.origin).with_name("version.py")
+    version = Path(spec.origin).with_name("version.py")
     built = _TORCH_CUDA.search(version.read_text()) if version.exists() else None
     return (int(built[1]), int(built[2])) if built else None
 
 
 def as_text(version: tuple[int, int] | None) -> str | None:
-    """Return a version as people write it."""
+    """Return a version as text, such as "12.4"."""
     return f"{version[0]}.{version[1]}" if version else None

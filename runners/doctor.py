@@ -1,4 +1,4 @@
-"""Checks what a host needs, each with the way to mend it."""
+"""Checks a host's requirements; each failed check has a remedy."""
 
 import os
 import shutil
@@ -20,7 +20,7 @@ OLDEST_PYTHON = (3, 11)
 
 
 class Check(NamedTuple):
-    """One thing that a host needs."""
+    """The result of one check."""
 
     name: str
     is_ok: bool
@@ -28,7 +28,7 @@ class Check(NamedTuple):
 
 
 def checks(host_dir: HostDir) -> list[Check]:
-    """Return every check, done now."""
+    """Run and return every check."""
     return [*_machine(host_dir), *_enrolment(host_dir)]
 
 
@@ -82,7 +82,7 @@ def _enrolment(host_dir: HostDir) -> Iterator[Check]:
 def _server(credential: Credential) -> Check:
     client = ServerClient(credential.server, credential.credential)
     try:
-        client.received_bytes("doctor", "doctor", PurePosixPath("doctor"))  # exists nowhere
+        client.received_bytes("doctor", "doctor", PurePosixPath("doctor"))  # does not exist
     except RefusedError as refusal:
         is_out = refusal.is_unauthorized
         words = f"{refusal}; enrol this host again" if is_out else "answers"
@@ -102,7 +102,7 @@ def _broker(url: str, ca_file: Path | None) -> Check:
     try:
         broker.ping()
     except redis.RedisError as error:
-        words = f"{error}; work goes on over HTTP, starts and stops are a few seconds slower"
+        words = f"{error}; work continues over HTTP, starts and stops are a few seconds slower"
         return Check("Redis", is_ok=False, words=words)
     finally:
         broker.close()

@@ -1,7 +1,7 @@
-"""The Celery worker that listens for doorbells, as a child of the agent.
+"""Runs the Celery worker that receives wake-up messages ("doorbells") as the agent's child.
 
-It may die: after a broker outage, of a damaged message, by kill -9. The agent starts it
-again, and beats carry everything meanwhile.
+The worker may die after a broker outage, a damaged message or kill -9. The agent restarts it;
+heartbeats carry everything meanwhile.
 """
 
 import logging
@@ -18,10 +18,10 @@ from runners.timing import scaled
 
 FIRST_REST_SECONDS = scaled(1.0, least=0.2)
 LONGEST_REST_SECONDS = scaled(60.0, least=2.0)
-STEADY_SECONDS = scaled(60.0)  # a worker that lived this long starts the rests anew
+STEADY_SECONDS = scaled(60.0)  # a worker that ran this long resets the backoff
 STOP_SECONDS = 10.0
 COMMAND = (
-    # In a container root is the only user; the worker takes JSON alone, which cannot execute.
+    # In a container root is the only user; the worker accepts only JSON, which is not executable.
     sys.executable, "-W", "ignore:You're running the worker with superuser privileges",
     "-m", "celery", "-A", "runners.app", "--quiet", "worker", "-Q", QUEUE,
     "-c", "2", "--without-gossip", "--without-mingle", "--without-heartbeat",
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 
 class DoorbellChild:
-    """Keeps one worker alive, with growing rests while it will not stay up."""
+    """Keeps one worker running, with exponential backoff between restarts."""
 
     def __init__(self, host_dir: HostDir, command: Sequence[str] = COMMAND) -> None:
         self._host_dir = host_dir
@@ -44,18 +44,18 @@ class DoorbellChild:
 
     @property
     def pid(self) -> int | None:
-        """The worker's process id while there is one."""
+        """The worker's process id, or None."""
         return self._child.pid if self._child else None
 
     def tend(self) -> None:
-        """Start the worker, or start it again when it died and its rest is over."""
+        """Start the worker, or restart it if it died and its backoff has passed."""
         if self._child and self._child.poll() is not None:
             self._note_death(self._child.returncode)
         if self._child is None and time.monotonic() >= self._not_before:
             self._start()
 
     def stop(self) -> None:
-        """End the worker and everything that it started."""
+        """Stop the worker and its child processes."""
         if self._child is None:
             return
         self._child.terminate()

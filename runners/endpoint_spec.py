@@ -1,4 +1,4 @@
-"""How an endpoint is asked for: its limits, its address, who may use it, when it ends."""
+"""Settings of a serving endpoint: limits, address, API keys, idle stop."""
 
 import hashlib
 from typing import Annotated, Literal, Self
@@ -21,36 +21,40 @@ KeyHash = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 ServedName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,119}$")]
 AnyPort = Annotated[int, Field(ge=0, le=65535)]
 FIRST_OPEN_PORT = 1024
-NO_ADAPTER = -1  # the number of the base among an endpoint's adapters
-# How each is started: runners/engines.py.
+NO_ADAPTER = -1  # the adapter index of the base model
+# See runners/engines.py.
 EngineName = Literal["slipway", "llamacpp", "vllm", "sglang"]
 ON_GPUS: tuple[EngineName, ...] = ("vllm", "sglang")
 
 
 def key_hash(key: str) -> str:
-    """Return what is kept of an endpoint's key: from it nobody gets the key back."""
+    """Return the stored hash of an endpoint's API key."""
     return hashlib.sha256(key.encode()).hexdigest()
 
 
 class EndpointSettings(BaseModel):
     """An OpenAI-compatible endpoint of one model.
 
-    Every token of ``kv_cache_tokens`` is reserved at the start; ``port`` 0 takes a free one.
+    Memory for ``kv_cache_tokens`` is reserved at the start; ``port`` 0 selects a free port.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    served_name: ServedName = "model"  # by which clients ask for the model
+    served_name: ServedName = "model"  # the model name for clients
     engine: EngineName = "slipway"
-    max_concurrency: PositiveInt = Field(default=16, le=1024)  # answered together; others wait
-    queue_limit: NonNegativeInt = Field(default=256, le=100_000)  # waiting; others are refused
+    max_concurrency: PositiveInt = Field(
+        default=16, le=1024
+    )  # running requests; others are queued
+    queue_limit: NonNegativeInt = Field(
+        default=256, le=100_000
+    )  # queued requests; others are rejected
     max_length: PositiveInt | None = None  # tokens of prompt and answer; None: the model's own
-    kv_cache_tokens: PositiveInt | None = None  # None: every concurrent one at its longest
-    max_batch_tokens: PositiveInt = Field(default=512, le=1_048_576)  # prompts' share of a step
+    kv_cache_tokens: PositiveInt | None = None  # None: max_concurrency requests of max_length
+    max_batch_tokens: PositiveInt = Field(default=512, le=1_048_576)  # prompt tokens per step
     host: IpAddress = LOOPBACK
     port: AnyPort = 0
     key_hashes: tuple[KeyHash, ...] = Field(default=(), max_length=16)
-    idle_stop_seconds: PositiveFloat | None = None  # without a request for so long, it ends
+    idle_stop_seconds: PositiveFloat | None = None  # ends after this time without a request
 
     @model_validator(mode="after")
     def _is_safe_and_fits(self) -> Self:

@@ -1,4 +1,4 @@
-"""Which environment a job runs in: that of its endpoint's engine, or of the harness it asks."""
+"""Maps a job to its environment: that of its serving engine or evaluation harness."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -9,7 +9,7 @@ from runners.evaluate_options import TASKS_ENVIRONMENT
 
 
 class Engine(NamedTuple):
-    """How an endpoint's engine is started, and in which words a person chooses it."""
+    """A serving engine: its environment, module and display name."""
 
     environment: str
     module: str
@@ -25,13 +25,13 @@ ENGINES: Mapping[EngineName, Engine] = {
 
 
 def engine_of(spec: Mapping[str, Any]) -> Engine | None:
-    """Return the engine that a job's document names; None where its kind has none."""
+    """Return the engine of a job's document, or None if its kind has none."""
     name = spec.get("engine", "slipway") if spec.get("kind") == "serve" else None
     return ENGINES.get(name) if name else None
 
 
 def environment_of(spec: Mapping[str, Any]) -> str:
-    """Return the environment that a job's document needs."""
+    """Return the environment of a job's document."""
     if spec.get("kind") == "evaluate" and spec.get("tasks"):
         return TASKS_ENVIRONMENT
     engine = engine_of(spec)

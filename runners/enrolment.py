@@ -1,4 +1,4 @@
-"""Enrols this machine as a host: a one-time token becomes a credential on disk."""
+"""Enrols this machine as a host: exchanges a one-time token for a credential on disk."""
 
 import contextlib
 import logging
@@ -22,7 +22,7 @@ MOST_SPREAD = 8
 
 
 class EnrolmentError(Exception):
-    """The host was not enrolled; the text says why and what to do."""
+    """The enrolment failed; the text gives the reason and the remedy."""
 
 
 def enroll(
@@ -35,12 +35,12 @@ def enroll(
 ) -> Credential:
     """Exchange the token for a credential, write it, and return it.
 
-    A host that is enrolled already says who it was, so that the server rotates its credential
-    instead of listing it twice. A busy server is asked again when it said.
+    An enrolled host sends its id, so that the server rotates its credential instead of creating
+    a second host. A busy server is retried after its Retry-After delay.
 
     Raises:
-        EnrolmentError: an address is none or not ours, Slurm does not answer, or the server
-            refused the token.
+        EnrolmentError: an address is invalid or not this host's, Slurm does not answer, or the
+            server rejected the token.
         UnreachableError: the server does not answer.
     """
     if urlsplit(server).scheme not in ("http", "https"):
@@ -62,7 +62,7 @@ def enroll(
         sent_at_ms=time.time_ns() // 1_000_000,
     )
     try:
-        reply = _knock(client, request)
+        reply = _enroll_with_retries(client, request)
     except RefusedError as refusal:
         raise EnrolmentError(
             f"{refusal}\nTokens hold for a short time and for one use: "
@@ -87,8 +87,8 @@ def enroll(
     return credential
 
 
-def _knock(client: ServerClient, request: EnrollRequest) -> EnrollReply:
-    """Enrol, and ask again after the wait that a busy server names; the token stays unused."""
+def _enroll_with_retries(client: ServerClient, request: EnrollRequest) -> EnrollReply:
+    """Enrol, retrying after the Retry-After delay of a busy server; the token stays unused."""
     give_up_at = time.monotonic() + PATIENCE_SECONDS
     spread = 0
     while True:
@@ -103,7 +103,7 @@ def _knock(client: ServerClient, request: EnrollRequest) -> EnrollReply:
                 raise EnrolmentError(
                     f"{refusal}\nThe token was not used: run this command with it again later."
                 ) from None
-            # Hosts that were told the same second come back apart from each other.
+            # Jitter: hosts with the same delay do not retry simultaneously.
             spread = min(spread + 1, MOST_SPREAD)
             wait *= 1 + spread * secrets.randbelow(1000) / 1000
             log.warning("%s Trying again in %.0f s; the token stays unused.", refusal, wait)

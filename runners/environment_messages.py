@@ -1,4 +1,4 @@
-"""What a host says of its named environments, and what an operator wants done with one."""
+"""States of a host's named environments, and an operator's orders for them."""
 
 from typing import Annotated, Literal
 
@@ -12,22 +12,22 @@ EnvironmentStage = Literal["absent", "building", "ready", "failed", "outdated"]
 
 
 class EnvironmentState(Message):
-    """One environment as it lies on the host's disk."""
+    """The state of one environment on the host's disk."""
 
     name: EnvironmentName
     stage: EnvironmentStage
     purpose: str = Field(default="", max_length=400)
-    size_bytes: NonNegativeInt = 0  # of a built one as measured, else as its pins say
+    size_bytes: NonNegativeInt = 0  # measured if built, else as stated by its pins
     num_packages: NonNegativeInt = 0
     words: str = Field(default="", max_length=600)  # the step of a build, or why it failed
     done: NonNegativeInt = 0  # steps of a build
     total: NonNegativeInt = 0
-    is_tried: bool = True  # False: nobody of us ever built it
+    is_tried: bool = True  # False: never built by the project
     order_id: str = Field(default="", max_length=40)  # the last order that was carried out
 
 
 class EnvironmentOrder(Message):
-    """Build or remove an environment; asked again until the host says that it did."""
+    """Order to build or remove an environment; repeated until the host confirms it."""
 
     name: EnvironmentName
     action: Literal["build", "remove"]

@@ -1,7 +1,7 @@
-"""Remembers the highest epoch that the server said, so that a restored backup is noticed.
+"""Stores the highest epoch received from the server, to detect a restored backup.
 
-A server that shows a lower one has forgotten what it once knew: until it shows a higher one, this
-host starts, stops and forgets nothing for it. What runs goes on, and ships.
+A lower epoch means that the server lost state: until it sends a higher one, this host starts,
+stops and forgets nothing on its orders. Running jobs continue and ship events.
 """
 
 from pathlib import Path
@@ -15,30 +15,30 @@ EPOCH = "epoch.json"
 
 
 class EpochMemory:
-    """What lies in ``epoch.json`` of the host's folder."""
+    """The content of ``epoch.json`` in the host's folder."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / EPOCH
         self.seen = self._read()
 
     def heed(self, reply: BeatReply) -> tuple[BeatReply, str]:
-        """Return what of a reply is to be done, and a sentence where the server is behind."""
-        said = reply.epoch
-        if said is None or (self.seen is not None and said.number == self.seen.number):
+        """Return the reply without unsafe orders, and a message if the epoch is behind."""
+        epoch = reply.epoch
+        if epoch is None or (self.seen is not None and epoch.number == self.seen.number):
             return reply, ""
-        if self.seen is not None and said.number < self.seen.number:
-            held = {"wanted": (), "stop": (), "forget": (), "rotate": False}
-            return reply.model_copy(update=held), (
-                f"The server shows epoch {said.number}, but this host has seen "
+        if self.seen is not None and epoch.number < self.seen.number:
+            suspended = {"wanted": (), "stop": (), "forget": (), "rotate": False}
+            return reply.model_copy(update=suspended), (
+                f"The server shows epoch {epoch.number}, but this host has seen "
                 f"{self.seen.number}: it was restored from a backup. Nothing is started or "
                 "stopped for it until `manage.py epoch raise` was run there."
             )
-        write_secret(self._path, said.model_dump_json())
-        self.seen = said
+        write_secret(self._path, epoch.model_dump_json())
+        self.seen = epoch
         return reply, ""
 
     def forget(self) -> None:
-        """Begin anew: an operator enrolled this host again."""
+        """Delete the stored epoch after a new enrolment."""
         self._path.unlink(missing_ok=True)
         self.seen = None
 

@@ -1,29 +1,38 @@
-"""What a host is and what was measured on it, as it says so over the wire."""
+"""Messages with a host's inventory and its micro-benchmark results."""
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt
 
 from runners.addresses import Port
 from runners.scheduler_messages import SchedulerFacts
-from runners.wire import Message
+from runners.wire import Message, Name, Names, Rate, Seconds, Sentence, TimestampMs, Watts, cut
+
+# Limited to the lengths of the database columns; longer values are truncated, not rejected,
+# because stored facts are read by the same models.
+Version = Annotated[str, BeforeValidator(lambda text: cut(text, 40))]
+BootId = Annotated[str, BeforeValidator(lambda text: cut(text, 64))]
+DeviceUuid = Annotated[str, BeforeValidator(lambda text: cut(text, 80))]
+DeviceName = Annotated[str, BeforeValidator(lambda text: cut(text, 120))]
 
 
 class GpuFacts(Message):
     """One GPU as NVML describes it."""
 
-    index: NonNegativeInt
-    uuid: str
-    name: str
+    index: NonNegativeInt = Field(le=65_535)
+    uuid: DeviceUuid
+    name: DeviceName
     memory_bytes: NonNegativeInt
-    compute_capability: str | None = None
-    power_limit_watts: float | None = None
-    pci_bus_id: str | None = None
+    compute_capability: Name | None = None
+    power_limit_watts: Watts | None = None
+    pci_bus_id: Name | None = None
     pcie_width: int | None = None  # lanes in use now
-    pcie_max_width: int | None = None  # lanes that board and slot could use
+    pcie_max_width: int | None = None  # lanes that board and slot support
     numa_node: int | None = None
     has_ecc: bool | None = None
     ecc_corrected_errors: int | None = None  # since the driver was loaded
     ecc_uncorrected_errors: int | None = None
-    needs_reset: bool | None = None  # memory rows wait for a reset to be replaced
+    needs_reset: bool | None = None  # a reset is pending to remap memory rows
     is_worn_out: bool | None = None  # no spare memory rows are left
     is_partitioned: bool | None = None  # multi-instance mode (MIG)
     xids: tuple[int, ...] | None = None  # the driver's errors since boot; None: not readable
@@ -32,90 +41,93 @@ class GpuFacts(Message):
 class DiskFacts(Message):
     """One mounted file system on a disk."""
 
-    path: str
-    filesystem: str
+    path: Sentence
+    filesystem: Name
     total_bytes: NonNegativeInt
     free_bytes: NonNegativeInt
 
 
 class NicFacts(Message):
-    """One network interface that is up; speed None where the driver does not tell."""
+    """One network interface that is up; speed None if unknown."""
 
-    name: str
-    addresses: tuple[str, ...]
-    bytes_per_second: NonNegativeFloat | None = None
+    name: Name
+    addresses: tuple[Name, ...] = Field(max_length=256, fail_fast=True)
+    bytes_per_second: Rate | None = None
 
 
 class HostFacts(Message):
     """The inventory of a host, read at enrolment and at each agent start."""
 
-    hostname: str
-    os: str
-    kernel: str
-    architecture: str
-    cpu_model: str
-    cpu_count: PositiveInt
+    hostname: Name
+    os: Name
+    kernel: Name
+    architecture: Name
+    cpu_model: Name
+    cpu_count: PositiveInt = Field(le=1_000_000)
     memory_bytes: NonNegativeInt
     disk_total_bytes: NonNegativeInt
     disk_free_bytes: NonNegativeInt
-    boot_id: str
+    boot_id: BootId
     machine_id: str | None = Field(default=None, max_length=64)  # runners.machine: a digest
-    user_id: NonNegativeInt | None = None  # of the Unix user that the agent and its jobs run as
-    python_version: str
-    agent_version: str
-    driver_version: str | None = None
-    driver_problem: str | None = None  # why NVML does not answer though a GPU is on the bus
-    cuda_version: str | None = None  # the newest that the driver runs
-    torch_cuda_version: str | None = None  # None: torch is built for the processor alone
-    packages: dict[str, str] = Field(default_factory=dict)  # distribution -> version
-    gpus: tuple[GpuFacts, ...] = ()
-    topology: tuple[tuple[str, ...], ...] = ()  # GPU by GPU: NV<links>, PIX, PXB, PHB, NODE, SYS
-    disks: tuple[DiskFacts, ...] = ()
-    nics: tuple[NicFacts, ...] = ()
-    addresses: tuple[str, ...] = ()  # by which others may reach it, the operator's choice first
-    first_gang_port: Port = 29400  # what may be reserved for jobs over several hosts
+    user_id: NonNegativeInt | None = None  # the Unix user of the agent and its jobs
+    python_version: Name
+    agent_version: Version
+    driver_version: Name | None = None
+    driver_problem: Sentence | None = None  # why NVML fails although a GPU is on the bus
+    cuda_version: Name | None = None  # the newest that the driver supports
+    torch_cuda_version: Name | None = None  # None: a CPU build of torch
+    # Distribution -> version.
+    packages: Names = Field(default_factory=dict, max_length=5000)
+    gpus: tuple[GpuFacts, ...] = Field(default=(), max_length=256, fail_fast=True)
+    # GPU by GPU: NV<links>, PIX, PXB, PHB, NODE, SYS.
+    topology: tuple[tuple[Name, ...], ...] = Field(default=(), max_length=256, fail_fast=True)
+    disks: tuple[DiskFacts, ...] = Field(default=(), max_length=1000, fail_fast=True)
+    nics: tuple[NicFacts, ...] = Field(default=(), max_length=1000, fail_fast=True)
+    # For other hosts to reach it, the operator's choice first.
+    addresses: tuple[Name, ...] = Field(default=(), max_length=1000, fail_fast=True)
+    first_gang_port: Port = 29400  # ports for gangs
     last_gang_port: Port = 29499
-    job_memory_bytes: PositiveInt | None = None  # what this host lets a job take at most
+    job_memory_bytes: PositiveInt | None = None  # memory limit of a job on this host
     scheduler: SchedulerFacts | None = None  # None: jobs run on the host itself
 
 
 class DeviceMeasurement(Message):
-    """What the micro-benchmark measured on one device; rates are achieved, not peak."""
+    """Micro-benchmark results of one device; rates are achieved, not peak."""
 
-    device: str  # "cpu", "cuda:0", ...
-    memory_bandwidth_bytes_per_second: float
-    flops_per_second: dict[str, float]  # by dtype: fp32, bf16, fp16, int8
-    op_overhead_seconds: NonNegativeFloat  # wall time of one tiny operator
-    runtime_memory_bytes: NonNegativeInt | None = None  # a job's libraries, before its model
-    training_memory_bytes: NonNegativeInt | None = None  # what training adds beside its tensors
-    host_to_device_bytes_per_second: float | None = None  # None: the device is the host
-    device_to_host_bytes_per_second: float | None = None
+    device: Name  # "cpu", "cuda:0", ...
+    memory_bandwidth_bytes_per_second: Rate
+    flops_per_second: dict[Name, Rate]  # by dtype: fp32, bf16, fp16, int8
+    op_overhead_seconds: Seconds  # wall time of one tiny operator
+    runtime_memory_bytes: NonNegativeInt | None = None  # a job process without its model
+    training_memory_bytes: NonNegativeInt | None = None  # overhead of training besides its tensors
+    host_to_device_bytes_per_second: Rate | None = None  # None: the device is the host
+    device_to_host_bytes_per_second: Rate | None = None
 
 
 class LinkMeasurement(Message):
-    """How fast one device copies to another."""
+    """Copy bandwidth from one device to another."""
 
-    source: str  # "cuda:0"
-    target: str
-    bytes_per_second: float
+    source: Name  # "cuda:0"
+    target: Name
+    bytes_per_second: Rate
 
 
 class NetworkMeasurement(Message):
-    """How fast this host and its server exchange bytes over HTTP."""
+    """Round trip and bandwidth between this host and its server over HTTP."""
 
-    round_trip_seconds: NonNegativeFloat
-    upload_bytes_per_second: float
-    download_bytes_per_second: float
+    round_trip_seconds: Seconds
+    upload_bytes_per_second: Rate
+    download_bytes_per_second: Rate
 
 
 class Microbench(Message):
-    """One run of the host's micro-benchmark, with when and with what it was measured."""
+    """Results of one run of the host's micro-benchmark."""
 
-    measured_at_ms: int
-    duration_seconds: NonNegativeFloat
-    torch_version: str
+    measured_at_ms: TimestampMs
+    duration_seconds: Seconds
+    torch_version: Name
     num_threads: PositiveInt
-    devices: tuple[DeviceMeasurement, ...]
-    disk_write_bytes_per_second: float
-    links: tuple[LinkMeasurement, ...] = ()
+    devices: tuple[DeviceMeasurement, ...] = Field(max_length=256, fail_fast=True)
+    disk_write_bytes_per_second: Rate
+    links: tuple[LinkMeasurement, ...] = Field(default=(), max_length=65_536, fail_fast=True)
     network: NetworkMeasurement | None = None

@@ -1,7 +1,7 @@
-"""Brings the files that an attempt's spec names from the server, before the attempt starts.
+"""Downloads the files of an attempt's spec from the server before the attempt starts.
 
-A thread of its own does it, so that a large file holds up no beat: the claim is asked again with
-each beat until everything is here, as that of a gang that waits for its other hosts.
+Runs in a separate thread, so that a large file does not delay heartbeats: the claim is repeated
+with each heartbeat until every file is present, as for a gang that waits for its other hosts.
 """
 
 import hashlib
@@ -15,50 +15,50 @@ from runners.jobspec.data import uploads_of
 from runners.launch import LaunchRefusedError
 from runners.reasons import Reason
 
-PATIENCE_SECONDS = 1.0  # a small file is here at once, and its attempt starts with this claim
+PATIENCE_SECONDS = 1.0  # a small file arrives in this time, and its attempt starts at once
 
 
 class Fetcher:
-    """What is on its way to the attempts of one host."""
+    """The downloads for the attempts of one host."""
 
     def __init__(self, client: ServerClient) -> None:
-        """Fetch from this server."""
+        """Download from this client's server."""
         self._client = client
-        self._going: dict[str, _Fetch] = {}
+        self._downloads: dict[str, _Fetch] = {}
 
     def has_all(self, folder: AttemptFolder, spec: JobSpec) -> bool:
-        """Return whether every file of a spec is here; begin to fetch what is not.
+        """Return whether every file of a spec is present; start downloading missing ones.
 
         Raises:
-            LaunchRefusedError: a file cannot be had, or is another one than was meant.
+            LaunchRefusedError: a file is not available, or has the wrong content.
         """
-        wanted = uploads_of(spec.data) if isinstance(spec, TrainSpec) else ()
-        missing = [each for each in wanted if not (folder.data / each.file_name).exists()]
+        uploads = uploads_of(spec.data) if isinstance(spec, TrainSpec) else ()
+        missing = [each for each in uploads if not (folder.data / each.file_name).exists()]
         if not missing:
             return True
-        fetch = self._going.get(folder.attempt_id)
+        fetch = self._downloads.get(folder.attempt_id)
         if fetch is None:
-            fetch = self._going[folder.attempt_id] = _Fetch(self._client, folder, missing)
+            fetch = self._downloads[folder.attempt_id] = _Fetch(self._client, folder, missing)
             fetch.start()
         fetch.join(PATIENCE_SECONDS)
         if fetch.is_alive():
             return False
-        del self._going[folder.attempt_id]
+        del self._downloads[folder.attempt_id]
         if fetch.refusal is not None:
             raise fetch.refusal
         return fetch.is_done
 
 
 class _Fetch(threading.Thread):
-    """Fetches some files of one attempt; ``refusal`` says what cannot be had."""
+    """Downloads files of one attempt; ``refusal`` is the error if one is not available."""
 
     def __init__(
-        self, client: ServerClient, folder: AttemptFolder, wanted: list[UploadedData]
+        self, client: ServerClient, folder: AttemptFolder, uploads: list[UploadedData]
     ) -> None:
         super().__init__(name=f"fetch-{folder.attempt_id}", daemon=True)
         self._client = client
         self._folder = folder
-        self._wanted = wanted
+        self._wanted = uploads
         self.is_done = False
         self.refusal: LaunchRefusedError | None = None
 
@@ -66,7 +66,7 @@ class _Fetch(threading.Thread):
         try:
             self._folder.data.mkdir(mode=0o700, exist_ok=True)
             for each in self._wanted:
-                self._bring(each, self._folder.data / each.file_name)
+                self._download(each, self._folder.data / each.file_name)
             self.is_done = True
         except LaunchRefusedError as refusal:
             self.refusal = refusal
@@ -77,28 +77,28 @@ class _Fetch(threading.Thread):
                     f"the server no longer has the training data: {refused}; upload it again",
                 )
         except ServerError:
-            return  # the server is away: the next beat asks again
+            return  # the server is unreachable: retried at the next heartbeat
         except OSError as error:
             self.refusal = LaunchRefusedError(
                 Reason.DISK_FULL, f"the training data cannot be kept: {error.strerror}"
             )
 
-    def _bring(self, wanted: UploadedData, target: Path) -> None:
+    def _download(self, upload: UploadedData, target: Path) -> None:
         partial = target.with_name(f".{target.name}.part")
         digest, size = hashlib.sha256(), 0
         with partial.open("wb") as sink:
-            for piece in self._client.data(self._folder.attempt_id, wanted.dataset_id):
+            for piece in self._client.data(self._folder.attempt_id, upload.dataset_id):
                 size += len(piece)
-                if size > wanted.size_bytes:
+                if size > upload.size_bytes:
                     break
                 digest.update(piece)
                 sink.write(piece)
-        if size != wanted.size_bytes or digest.hexdigest() != wanted.sha256:
+        if size != upload.size_bytes or digest.hexdigest() != upload.sha256:
             partial.unlink()
             raise LaunchRefusedError(
                 Reason.MODEL_OR_DATA_MISSING,
-                f"{wanted.name} arrived with the SHA-256 {digest.hexdigest()[:12]} and {size} "
-                f"bytes; the job was made for {wanted.sha256[:12]} and {wanted.size_bytes}: "
-                "upload the file again and launch anew",
+                f"{upload.name} arrived with the SHA-256 {digest.hexdigest()[:12]} and {size} "
+                f"bytes; the job was made for {upload.sha256[:12]} and {upload.size_bytes}: "
+                "upload the file again and launch again",
             )
         partial.rename(target)

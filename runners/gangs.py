@@ -1,9 +1,8 @@
-"""A job on several devices or hosts: torchrun around its command, and the network that it needs.
+"""Launches a job on several devices or hosts with torchrun, and finds the network interface.
 
-Each host starts one torchrun; the first one's holds the meeting point at the address and port
-that the server reserved. How long a silent rank is waited for is the job's own choice, and
-every other wait follows from it; only the start, when each host loads its libraries, takes the
-time that it needs.
+Each host starts one torchrun; the first host's serves the rendezvous at the address and port
+reserved by the server. The job sets the timeout for a silent rank, from which all other
+timeouts are derived, except the start timeout: loading the libraries takes longer.
 """
 
 import socket
@@ -14,20 +13,20 @@ import psutil
 from runners.jobspec import DataParallel
 from runners.places import Gang
 
-MEETING = "runners.jobs.meeting"  # torchrun, once there is somebody to meet
+MEETING = "runners.jobs.meeting"  # starts torchrun when the rendezvous is reachable
 SHORTEST_LAST_CALL_SECONDS = 5
 LONGEST_LAST_CALL_SECONDS = 30
 
 
 class NoSuchAddressError(Exception):
-    """The address by which others are to reach this host is none of its own."""
+    """The configured address is not one of this host's addresses."""
 
 
 def torchrun_argv(command: Sequence[str], gang: Gang, parallel: DataParallel) -> list[str]:
-    """Return the command that starts this host's ranks of ``command`` and keeps them together.
+    """Return the torchrun command that runs this host's ranks of ``command``.
 
-    ``command`` begins with a Python interpreter; what follows it goes to each rank. A host that
-    does not hold the meeting point itself waits until it is there: torchrun alone would not.
+    ``command`` begins with a Python interpreter; the rest goes to each rank. Hosts other than
+    the rendezvous host wait until it is reachable, which torchrun alone does not.
     """
     python, *program = command
     fewest = min(parallel.min_hosts, gang.num_nodes)
@@ -38,7 +37,9 @@ def torchrun_argv(command: Sequence[str], gang: Gang, parallel: DataParallel) ->
         "rdzv-backend": "c10d",
         "rdzv-endpoint": endpoint(gang.master_address, gang.master_port),
         "rdzv-id": gang.rendezvous_id,
-        "rdzv-conf": ",".join(f"{key}={value}" for key, value in _waits(gang, parallel).items()),
+        "rdzv-conf": ",".join(
+            f"{key}={value}" for key, value in _rendezvous_timeouts(gang, parallel).items()
+        ),
         "local-addr": gang.own_address,
         "max-restarts": _restarts(gang.num_nodes - least, parallel),
     }
@@ -51,12 +52,12 @@ def torchrun_argv(command: Sequence[str], gang: Gang, parallel: DataParallel) ->
 
 
 def _restarts(may_lose: int, parallel: DataParallel) -> int:
-    """Return how often all ranks start again: once for each host that may be lost, or as said."""
+    """Return the number of restarts of all ranks: ``max_restarts``, or one per host to lose."""
     return parallel.max_restarts if parallel.on_lost_rank == "restart" else may_lose
 
 
-def _waits(gang: Gang, parallel: DataParallel) -> dict[str, int | str]:
-    """Return torchrun's waits in seconds: a host counts as lost when its ranks would."""
+def _rendezvous_timeouts(gang: Gang, parallel: DataParallel) -> dict[str, int | str]:
+    """Return torchrun's rendezvous timeouts in seconds, derived from the rank timeout."""
     patience = int(parallel.rank_timeout_seconds)
     last_call = min(LONGEST_LAST_CALL_SECONDS, max(SHORTEST_LAST_CALL_SECONDS, patience // 4))
     return {
@@ -70,12 +71,12 @@ def _waits(gang: Gang, parallel: DataParallel) -> dict[str, int | str]:
 
 
 def endpoint(address: str, port: int) -> str:
-    """Return address and port in one, an IPv6 address in brackets."""
+    """Return ``address:port``, with an IPv6 address in brackets."""
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
 def gang_env(gang: Gang) -> dict[str, str]:
-    """Return what a gang's processes find in their environment beside a job's own.
+    """Return the additional environment variables of a gang's processes.
 
     Raises:
         NoSuchAddressError: this host has no such address.
@@ -84,10 +85,10 @@ def gang_env(gang: Gang) -> dict[str, str]:
     return {
         "GLOO_SOCKET_IFNAME": interface,
         "NCCL_SOCKET_IFNAME": interface,
-        # A store of its own for each round: after a round was lost, nothing of it is read again.
+        # One store per rendezvous round: a lost round leaves no stale keys.
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-        # Threads that meet in malloc get heaps of their own, each with holes: a training on two
-        # ranks peaked anywhere from 627 to 680 MiB, and from 621 to 628 with one heap.
+        # One malloc arena, because contending threads get fragmented arenas of their own: a
+        # training on two ranks peaked at 627 to 680 MiB, and at 621 to 628 MiB with one arena.
         "MALLOC_ARENA_MAX": "1",
     }
 
@@ -96,10 +97,10 @@ def interface_of(address: str) -> str:
     """Return the network interface that has an address.
 
     Raises:
-        NoSuchAddressError: none has it.
+        NoSuchAddressError: no interface has it.
     """
-    for interface, found in psutil.net_if_addrs().items():
-        if any(_plain(each.address) == address for each in found):
+    for interface, addresses in psutil.net_if_addrs().items():
+        if any(_plain(each.address) == address for each in addresses):
             return interface
     known = ", ".join(own_addresses()) or "none"
     raise NoSuchAddressError(
@@ -109,19 +110,19 @@ def interface_of(address: str) -> str:
 
 
 def own_addresses(chosen: str | None = None) -> tuple[str, ...]:
-    """Return the addresses by which other hosts may reach this one, the chosen one first.
+    """Return this host's addresses for other hosts, the chosen one first.
 
-    IPv4 comes before IPv6; what only this machine or this link can use is left out.
+    IPv4 comes before IPv6; loopback and link-local addresses are left out.
     """
     stats = psutil.net_if_stats()
-    found = [
+    reachable = [
         _plain(each.address)
         for interface, addresses in psutil.net_if_addrs().items()
         if interface in stats and stats[interface].isup
         for each in addresses
         if each.family in {socket.AF_INET, socket.AF_INET6} and _is_reachable(each.address)
     ]
-    by_kind = sorted(dict.fromkeys(found), key=lambda address: ":" in address)
+    by_kind = sorted(dict.fromkeys(reachable), key=lambda address: ":" in address)
     first = (chosen,) if chosen else ()
     return (*first, *(address for address in by_kind if address != chosen))
 

@@ -1,4 +1,4 @@
-"""Where a generation's weights are: on the device, brought in every pass, or kept as they fit."""
+"""Offload and split options of a generation."""
 
 from typing import Annotated, Literal, Self
 
@@ -17,51 +17,50 @@ ROUNDING = 1e-9
 
 
 class Option(BaseModel):
-    """The common ground of all options: frozen, and strict about unknown fields."""
+    """The base of all options: frozen; unknown fields are rejected."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class LayerStreaming(Option):
-    """Keep the first layers on the device and bring each other one there in every pass.
+    """Keep the first layers on the device and load each other layer in every pass.
 
-    With ``layers_from`` disk, as many of those as ``layers_in_host`` wait in host memory instead:
-    a policy's three places.
+    With ``layers_from`` disk, ``layers_in_host`` of the others are kept in host memory.
     """
 
     method: Literal["stream"] = "stream"
     layers_resident: NonNegativeInt = 0
     layers_in_host: NonNegativeInt = 0
     layers_from: Source = "disk"
-    look_ahead: bool = True  # read the next layer while one computes
+    look_ahead: bool = True  # prefetch the next layer during computation
 
 
 class MappedWeights(Option):
-    """Let accelerate place what does not fit below a limit on disk."""
+    """Offload weights above a memory limit to disk with accelerate."""
 
     method: Literal["accelerate"] = "accelerate"
     memory_bytes: PositiveInt  # for the weights
 
 
 class ExpertCache(Option):
-    """Keep the last used experts of each layer on the device and bring the others when asked for.
+    """Cache the most recently used experts per layer on the device; load others on demand.
 
-    ``guessed_experts`` of the next layer, at most, are brought while a layer computes: those that
-    its router would choose for what this layer sees. They have room of their own.
+    At most ``guessed_experts`` of the next layer are prefetched while a layer computes: those that
+    its router selects for this layer's inputs. They have separate memory.
     """
 
     method: Literal["experts"] = "experts"
     experts_resident: PositiveInt = 2  # of each layer
     experts_from: Source = "disk"
-    guessed_experts: NonNegativeInt = 2  # 0: none is brought before its layer asks
+    guessed_experts: NonNegativeInt = 2  # 0: no prefetch
 
 
 class PolicyOffload(Option):
-    """Keep the planner's shares of weights, cache and waiting activations off the device.
+    """Offload the planned shares of weights, KV cache and activations (FlexGen).
 
-    A batch is a block that is worked on in micro-batches: a layer's weights come once for all of
-    them (FlexGen's zig-zag schedule). With ``weight_dtype`` int4 the layers' matrices have a scale
-    and an offset for each ``group_size`` values of a row; the cache is what ``kv_cache`` says.
+    A batch is a block of micro-batches: a layer's weights are loaded once for all of them
+    (FlexGen's zig-zag schedule). With ``weight_dtype`` int4 the layers' matrices have a scale and
+    an offset per ``group_size`` values of a row; the cache has the ``kv_cache`` dtype.
 
     Source: Sheng et al. 2023 (FlexGen), arXiv:2303.06865, sections 4.1 and 5.
     """
@@ -86,38 +85,42 @@ class PolicyOffload(Option):
 
 
 class TensorSplit(Option):
-    """Give each rank a share of every matrix: all of them work on every layer together."""
+    """Tensor parallelism: each rank has a shard of every matrix."""
 
     method: Literal["tensor"] = "tensor"
     size: int = Field(default=2, ge=2, le=1024)  # ranks
 
 
 class ExpertSplit(Option):
-    """Give each rank whole experts of every sparse layer, and a share of all other matrices."""
+    """Expert parallelism: each rank has whole experts, and a shard of all other matrices."""
 
     method: Literal["expert"] = "expert"
     size: int = Field(default=2, ge=2, le=1024)  # ranks
 
 
 class PipelineSplit(Option):
-    """Give each rank a run of layers: one works behind the other."""
+    """Pipeline parallelism: each rank has consecutive layers."""
 
     method: Literal["pipeline"] = "pipeline"
     size: int = Field(default=2, ge=2, le=1024)  # ranks
 
 
 class StageChain(Option):
-    """Let servers compute, each with a run of layers; when one is lost another takes over.
+    """A chain of stage servers with consecutive layers each; spares replace lost servers.
 
-    On one host all of them are started there, and started again; of several hosts each serves.
+    A job on one host starts and restarts all of them; of several hosts each runs one server.
     """
 
     method: Literal["chain"] = "chain"
     stages: int = Field(default=2, ge=1, le=1024)
-    spares: int = Field(default=0, ge=0, le=64)  # servers that wait, where all are on one host
-    restarts: int = Field(default=3, ge=0, le=1000)  # of a host's servers together
-    patience_seconds: float = Field(default=120.0, ge=1.0, le=7200.0)  # for another server
-    silence_seconds: float = Field(default=120.0, ge=1.0, le=7200.0)  # then one counts as lost
+    spares: int = Field(default=0, ge=0, le=64)  # standby servers, on a single host
+    restarts: int = Field(default=3, ge=0, le=1000)  # total per host
+    patience_seconds: float = Field(
+        default=120.0, ge=1.0, le=7200.0
+    )  # timeout for a replacement server
+    silence_seconds: float = Field(
+        default=120.0, ge=1.0, le=7200.0
+    )  # a silent server then counts as lost
 
 
 Split = Annotated[

@@ -1,4 +1,4 @@
-"""What else a host has: disks, interfaces, errors in the kernel's log, a GPU on the bus."""
+"""Inventory of a host: disks, network interfaces, Xid errors, GPUs on the PCI bus."""
 
 import contextlib
 import os
@@ -25,12 +25,12 @@ _XID = re.compile(rb"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+)")
 
 
 def disks() -> tuple[DiskFacts, ...]:
-    """Return the file systems that lie on disks, each disk's partition once."""
-    found: dict[str, DiskFacts] = {}
+    """Return the file systems on disks, each partition once."""
+    by_device: dict[str, DiskFacts] = {}
     for part in psutil.disk_partitions(all=False):
         with contextlib.suppress(OSError):
             usage = psutil.disk_usage(part.mountpoint)
-            found.setdefault(
+            by_device.setdefault(
                 part.device,
                 DiskFacts(
                     path=part.mountpoint,
@@ -39,11 +39,11 @@ def disks() -> tuple[DiskFacts, ...]:
                     free_bytes=usage.free,
                 ),
             )
-    return tuple(found.values())[:MAX_DISKS]
+    return tuple(by_device.values())[:MAX_DISKS]
 
 
 def nics() -> tuple[NicFacts, ...]:
-    """Return the interfaces that are up and lead out of the machine."""
+    """Return the interfaces that are up, without loopback."""
     stats, addresses = psutil.net_if_stats(), psutil.net_if_addrs()
     return tuple(
         NicFacts(
@@ -61,9 +61,9 @@ def nics() -> tuple[NicFacts, ...]:
 
 
 def xids(log: Path = KERNEL_LOG) -> dict[str, tuple[int, ...]] | None:
-    """Return the NVIDIA driver's errors since boot by bus id, or None where they are secret.
+    """Return the NVIDIA driver's Xid errors since boot by bus id, or None if unreadable.
 
-    The kernel shows its log to root and to whoever ``kernel.dmesg_restrict=0`` lets in.
+    The kernel log is readable for root, or for all users with ``kernel.dmesg_restrict=0``.
     """
     found: dict[str, list[int]] = defaultdict(list)
     try:
@@ -76,12 +76,12 @@ def xids(log: Path = KERNEL_LOG) -> dict[str, tuple[int, ...]] | None:
 
 
 def xids_of(found: dict[str, tuple[int, ...]] | None, bus_id: str) -> tuple[int, ...] | None:
-    """Return the errors of one GPU; None where the log cannot be read."""
+    """Return the Xid errors of one GPU, or None if the log is unreadable."""
     return None if found is None else found.get(_bus(bus_id), ())
 
 
 def has_nvidia_on_bus(devices: Path = PCI_DEVICES) -> bool:
-    """Return whether an NVIDIA GPU sits on the bus, whatever the driver says."""
+    """Return whether an NVIDIA GPU is on the PCI bus, independent of the driver."""
     return any(
         _word(device / "vendor") == NVIDIA and _word(device / "class").startswith(DISPLAY_CLASSES)
         for device in devices.glob("*")
@@ -89,7 +89,7 @@ def has_nvidia_on_bus(devices: Path = PCI_DEVICES) -> bool:
 
 
 def _records(log: Path) -> Iterator[bytes]:
-    """Yield the log's records: one a read from the kernel, lines from a file."""
+    """Yield the log's records: one per read from the kernel, or lines of a file."""
     handle = os.open(log, os.O_RDONLY | os.O_NONBLOCK)
     try:
         for _ in range(MAX_RECORDS):
@@ -107,7 +107,7 @@ def _records(log: Path) -> Iterator[bytes]:
 
 
 def _bus(text: str) -> str:
-    """Return domain, bus and device in one spelling: the log leaves the function out."""
+    """Return domain, bus and device in a canonical form; the log omits the function."""
     domain, _, rest = text.lower().partition(":")
     return f"{domain[-4:]}:{rest.partition('.')[0]}"
 

@@ -1,7 +1,7 @@
-"""From a job's spec to its supervisor: argv, environment, confined paths, detached start.
+"""Launches a job's supervisor from its spec: argv, environment, path checks, detached start.
 
-A spec never becomes a command string. Its kind picks a module from a closed list, its other
-fields travel in ``spec.json``, and every path in it must lie below a folder of this host.
+A spec never becomes a command string. Its kind selects a module from a closed list, its other
+fields are passed in ``spec.json``, and every path must be below an allowed folder of this host.
 """
 
 import os
@@ -44,7 +44,7 @@ JOB_MODULES: Mapping[str, str] = {
     "serve": "runners.jobs.serve",
     "drill": "runners.jobs.drill",
 }
-# What a job may see of the agent's environment; credentials are not among it.
+# The agent's environment variables that a job receives; no credentials.
 PASSED_VARIABLES = (
     "CUDA_HOME", "CUDA_VISIBLE_DEVICES", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH",
     "LOGNAME", "NVIDIA_VISIBLE_DEVICES", "PATH", "TMPDIR", "TZ", "USER", "XDG_CACHE_HOME",
@@ -53,7 +53,7 @@ LAUNCH_TIMEOUT_SECONDS = 30.0
 
 
 class LaunchRefusedError(Exception):
-    """An attempt that this host will not start; ``reason`` is what its exit record says."""
+    """This host refuses to start an attempt; ``reason`` goes into its exit record."""
 
     def __init__(self, reason: Reason, message: str) -> None:
         super().__init__(message)
@@ -61,10 +61,10 @@ class LaunchRefusedError(Exception):
 
 
 def render_argv(spec: JobSpec, folder: Path) -> list[str]:
-    """Return the command of a job: this interpreter, a module of the list, the folder.
+    """Return a job's command: this interpreter, a module of the list, the attempt folder.
 
     Raises:
-        LaunchRefusedError: this host runs no such kind of job.
+        LaunchRefusedError: this host does not run this kind of job.
     """
     module = JOB_MODULES.get(spec.kind)
     if module is None:
@@ -85,7 +85,7 @@ def _named(spec: JobSpec) -> dict[str, object]:
 
 
 def inherited_variables(spec: JobSpec) -> list[str]:
-    """Return the names of what a job's start may see of the agent: pip's, where it may build."""
+    """Return the names of variables a job inherits: pip's, if it may build an environment."""
     return sorted(pip_variables()) if environment_of(_named(spec)) != MAIN else []
 
 
@@ -95,18 +95,18 @@ def render_env(
     model_roots: Sequence[Path] = (),
     devices: Sequence[RunDevice] = (),
 ) -> dict[str, str]:
-    """Return a job's environment, built from nothing but the passed variables and ours.
+    """Return a job's environment: the passed variables and our own, nothing else.
 
-    A job that holds GPUs sees those and no others, named by UUID, which outlives a reboot.
+    A job with GPUs sees only those, by UUID, which is stable across reboots.
     """
     env = {name: os.environ[name] for name in PASSED_VARIABLES if name in os.environ}
     cores = len(os.sched_getaffinity(0))
     return env | {
         "HF_DATASETS_OFFLINE": "1",
-        "HF_HUB_OFFLINE": "1",  # nothing is fetched, whatever a library would try
+        "HF_HUB_OFFLINE": "1",  # libraries must not download anything
         "OMP_NUM_THREADS": str(max(1, cores // max(1, running_jobs))),
         "PYTHONPATH": str(Path(__file__).resolve().parent.parent),
-        "PYTHONSAFEPATH": "1",  # the working folder holds data, never modules
+        "PYTHONSAFEPATH": "1",  # never import from the working folder
         "PYTHONUNBUFFERED": "1",
         "SLIPWAY_HOST_DIR": str(host_dir),
         "SLIPWAY_MODEL_ROOTS": os.pathsep.join(map(str, model_roots)),
@@ -122,10 +122,11 @@ def _visible(devices: Sequence[RunDevice]) -> dict[str, str]:
 def gang_command(
     request: RunRequest, spec: JobSpec, argv: list[str]
 ) -> tuple[list[str], dict[str, str]]:
-    """Return a job's command and what it adds to the environment: torchrun's, for a gang.
+    """Return a job's command and extra environment variables; a gang's run under torchrun.
 
     Raises:
-        LaunchRefusedError: this kind of job runs as one process, or the address is not ours.
+        LaunchRefusedError: this kind of job runs as one process, or the address is not one of
+        this host's.
     """
     if request.gang is None:
         return argv, {}
@@ -139,38 +140,38 @@ def gang_command(
     try:
         env = gang_env(request.gang)
         if isinstance(spec, GenerateSpec) and isinstance(spec.split, StageChain):
-            return argv, env  # its servers meet without torchrun, and outlive each other
+            return argv, env  # stage servers connect without torchrun and end independently
         return torchrun_argv(argv, request.gang, spec.parallel), env
     except NoSuchAddressError as error:
         raise LaunchRefusedError(Reason.PREFLIGHT_FAILED, str(error)) from None
 
 
 def confine(spec: JobSpec, roots: Sequence[Path], attempts_dir: Path) -> JobSpec:
-    """Return the spec with its model folder resolved and proven to lie below a root.
+    """Return the spec with its paths resolved and checked to be below a root.
 
     Raises:
-        LaunchRefusedError: the folder is outside of every root, or is not there.
+        LaunchRefusedError: a path is outside of every root, or does not exist.
     """
     if isinstance(spec, DrillSpec):
         return spec
-    found: dict[str, object] = {"model": confine_model(spec.model, roots, attempts_dir)}
+    updates: dict[str, object] = {"model": confine_model(spec.model, roots, attempts_dir)}
     if isinstance(spec, EvaluateSpec) and spec.original is not None:
-        found["original"] = confine_model(spec.original, roots, attempts_dir)
+        updates["original"] = confine_model(spec.original, roots, attempts_dir)
     if isinstance(spec, TrainSpec):
-        found["data"] = _confine_data(spec.data, roots)
+        updates["data"] = _confine_data(spec.data, roots)
     if isinstance(spec, EvaluateSpec) and spec.tasks is not None and spec.tasks.folder:
         folder = str(_resolve_below(spec.tasks.folder, roots, "task folder"))
-        found["tasks"] = spec.tasks.model_copy(update={"folder": folder})
+        updates["tasks"] = spec.tasks.model_copy(update={"folder": folder})
     if isinstance(spec, GenerateSpec) and isinstance(spec.prompts, FilePrompts):
-        found["prompts"] = FilePrompts(path=str(_path_below(spec.prompts.path, roots)))
+        updates["prompts"] = FilePrompts(path=str(_path_below(spec.prompts.path, roots)))
     if isinstance(spec, GenerateSpec) and isinstance(spec.speculation, DraftGuess):
         draft = confine_model(spec.speculation.model, roots, attempts_dir)
-        found["speculation"] = spec.speculation.model_copy(update={"model": draft})
-    return spec.model_copy(update=found)
+        updates["speculation"] = spec.speculation.model_copy(update={"model": draft})
+    return spec.model_copy(update=updates)
 
 
 def _confine_data(data: TrainData, roots: Sequence[Path]) -> TrainData:
-    """Return the data with the path of every file proven to lie below a root.
+    """Return the data with every file path resolved and checked to be below a root.
 
     Raises:
         LaunchRefusedError: a path is outside of every root.
@@ -186,10 +187,10 @@ def _confine_data(data: TrainData, roots: Sequence[Path]) -> TrainData:
 
 
 def confine_model(model: ModelRef, roots: Sequence[Path], attempts_dir: Path) -> ModelRef:
-    """Return the reference with its folder resolved and proven to lie below a root.
+    """Return the reference with its folder resolved and checked to be below a root.
 
     Raises:
-        LaunchRefusedError: the folder is outside of every root, or is not there.
+        LaunchRefusedError: the folder is outside of every root, or does not exist.
     """
     if isinstance(model, FolderModel):
         return FolderModel(path=str(_resolve_below(model.path, roots)))
@@ -201,7 +202,7 @@ def confine_model(model: ModelRef, roots: Sequence[Path], attempts_dir: Path) ->
 
 
 def refuse_missing(names: Sequence[str], values: Mapping[str, str]) -> None:
-    """Refuse a job that names a secret which its team no longer has.
+    """Raise if the team no longer has a secret that the job names.
 
     Raises:
         LaunchRefusedError: with the names.
@@ -251,10 +252,10 @@ def _refuse_unsafe_name(name: str) -> None:
 
 
 def start_supervisor(folder: Path) -> int:
-    """Start the attempt's supervisor, detached, and return ``supervisor.STARTED`` or why not.
+    """Start the attempt's supervisor, detached; return ``supervisor.STARTED`` or an error code.
 
-    The supervisor forks once more below the process started here, so it belongs to init by
-    the time this returns, and nothing that befalls this process reaches it.
+    The supervisor forks again, so init is its parent when this returns, and the end of this
+    process does not affect it.
     """
     started = subprocess.run(
         [sys.executable, "-S", "-E", supervisor.__file__, str(folder)],

@@ -1,7 +1,7 @@
-"""How a training is laid out over its ranks, in the planner's names.
+"""The parallel layout of a training over its ranks, in the planner's names.
 
-Every size is in ranks. Tensor ranks are neighbours, then those that share a sequence, then the
-copies that shard their states, then whole copies, and pipeline stages lie farthest apart.
+Every size is in ranks. Rank order, from neighbouring to farthest: tensor parallel, context
+parallel, copies that shard their states (ZeRO), whole copies, pipeline stages.
 """
 
 import math
@@ -15,7 +15,7 @@ PipelineSchedule = Literal["gpipe", "1f1b", "interleaved", "zero_bubble"]
 GradientCompression = Literal["fp16", "bf16", "int8", "powersgd"]
 ContextMethod = Literal["gathered", "ring"]
 WOVEN = frozenset({"interleaved", "zero_bubble"})
-SHARDED_GRADIENTS, SHARDED_WEIGHTS = 2, 3  # ZeRO's stages from which on they are
+SHARDED_GRADIENTS, SHARDED_WEIGHTS = 2, 3  # the lowest ZeRO stages that shard them
 SIZES = (
     "data_parallel_size",
     "tensor_parallel_size",
@@ -25,11 +25,11 @@ SIZES = (
 
 
 class LayoutOptions(BaseModel):
-    """Which ranks hold which part of a training; experts are divided among data ranks.
+    """Parallel sizes and methods of a training; experts are divided among data ranks.
 
-    ``zero_shard_size``: how many copies share their states, all of them where it is left out;
-    several such groups hold the same (hybrid sharding). ``pipeline_layers``: each stage's layers,
-    the first stage's first; even where it is left out.
+    ``zero_shard_size``: the number of copies that shard their states, by default all; several
+    such groups are replicas (hybrid sharding). ``pipeline_layers``: the layers of each stage, from
+    the first; by default even.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -52,38 +52,38 @@ class LayoutOptions(BaseModel):
 
     @property
     def world_size(self) -> int:
-        """Return how many ranks the layout takes."""
+        """Return the number of ranks of the layout."""
         return math.prod(getattr(self, name) for name in SIZES)
 
     @property
     def shard_copies(self) -> int:
-        """Return how many copies share their states."""
+        """Return the number of copies that shard their states."""
         if not self.zero_stage:
             return 1
         return self.zero_shard_size or self.data_parallel_size
 
     @property
     def num_stages(self) -> int:
-        """Return how many runs of layers there are, all ranks together."""
+        """Return the total number of (virtual) pipeline stages."""
         return self.pipeline_parallel_size * self.virtual_pipeline_size
 
     @property
     def is_whole_copies(self) -> bool:
-        """Tell whether every rank holds the whole model and all of its states."""
+        """Return whether every rank holds the whole model and all its states."""
         return not (self.divides_the_model or self.zero_stage)
 
     @property
     def divides_the_model(self) -> bool:
-        """Tell whether ranks share layers, sequences or experts: ZeRO's do not."""
+        """Return whether layers, sequences or experts are divided; ZeRO does not divide them."""
         return self.world_size != self.data_parallel_size or self.expert_parallel_size > 1
 
     @property
     def is_pipeline_alone(self) -> bool:
-        """Tell whether stages are all that there is, one on each rank, in a row."""
+        """Return whether the layout is a pipeline only, with one stage per rank."""
         return self.world_size == self.pipeline_parallel_size == self.num_stages > 1
 
     def restaged(self, count: int) -> "LayoutOptions":
-        """Return the same pipeline over another number of ranks, its layers divided evenly.
+        """Return the same pipeline over ``count`` ranks, with its layers divided evenly.
 
         Source: Ryabinin et al. 2023 (SWARM), arXiv:2301.11913, section 3.2.
         """
@@ -98,12 +98,12 @@ class LayoutOptions(BaseModel):
         return self
 
 
-def _copies(asked: LayoutOptions) -> Iterator[str]:
-    """Yield how the copies contradict what they share."""
-    copies, experts = asked.data_parallel_size, asked.expert_parallel_size
-    if copies % asked.shard_copies:
+def _copies(layout: LayoutOptions) -> Iterator[str]:
+    """Yield conflicts of data parallel size with ZeRO, experts and pipelines."""
+    copies, experts = layout.data_parallel_size, layout.expert_parallel_size
+    if copies % layout.shard_copies:
         yield (
-            f"zero_shard_size is {asked.shard_copies}: it must divide data_parallel_size, which "
+            f"zero_shard_size is {layout.shard_copies}: it must divide data_parallel_size, which "
             f"is {copies}"
         )
     if copies % experts:
@@ -111,56 +111,56 @@ def _copies(asked: LayoutOptions) -> Iterator[str]:
             f"expert_parallel_size is {experts}: it must divide data_parallel_size, which is "
             f"{copies}"
         )
-    if experts > 1 and asked.zero_stage:
+    if experts > 1 and layout.zero_stage:
         yield (
-            f"expert_parallel_size is {experts} and zero_stage {asked.zero_stage}: experts are "
+            f"expert_parallel_size is {experts} and zero_stage {layout.zero_stage}: experts are "
             "divided whole; take zero_stage 0"
         )
-    if experts > 1 and asked.tensor_parallel_size > 1:
+    if experts > 1 and layout.tensor_parallel_size > 1:
         yield (
             f"expert_parallel_size is {experts} and tensor_parallel_size "
-            f"{asked.tensor_parallel_size}: experts are divided whole; take one of them"
+            f"{layout.tensor_parallel_size}: experts are divided whole; take one of them"
         )
-    if asked.zero_stage == SHARDED_GRADIENTS and asked.pipeline_parallel_size > 1:
+    if layout.zero_stage == SHARDED_GRADIENTS and layout.pipeline_parallel_size > 1:
         yield (
-            f"zero_stage is 2 and pipeline_parallel_size {asked.pipeline_parallel_size}: a stage "
+            f"zero_stage is 2 and pipeline_parallel_size {layout.pipeline_parallel_size}: a stage "
             "sums its gradients over all micro-batches first; take zero_stage 1"
         )
 
 
-def _divisions(asked: LayoutOptions) -> Iterator[str]:
-    """Yield how the divisions of sequences and layers contradict each other."""
-    layers = asked.pipeline_layers or ()
-    if asked.sequence_parallel and asked.tensor_parallel_size == 1:
+def _divisions(layout: LayoutOptions) -> Iterator[str]:
+    """Yield conflicts between sequence, context and pipeline options."""
+    layers = layout.pipeline_layers or ()
+    if layout.sequence_parallel and layout.tensor_parallel_size == 1:
         yield (
             "sequence_parallel divides what tensor parallel leaves whole; take a "
             "tensor_parallel_size above 1, or leave it out"
         )
-    if asked.sequence_parallel and asked.context_parallel_size > 1:
+    if layout.sequence_parallel and layout.context_parallel_size > 1:
         yield "sequence_parallel and context_parallel_size both divide the sequence; take one"
-    if asked.virtual_pipeline_size > 1 and asked.pipeline_schedule not in WOVEN:
+    if layout.virtual_pipeline_size > 1 and layout.pipeline_schedule not in WOVEN:
         yield (
-            f"virtual_pipeline_size is {asked.virtual_pipeline_size}, which schedule "
-            f"{asked.pipeline_schedule} does not weave; take interleaved or zero_bubble"
+            f"virtual_pipeline_size is {layout.virtual_pipeline_size}, which schedule "
+            f"{layout.pipeline_schedule} does not weave; take interleaved or zero_bubble"
         )
-    if asked.virtual_pipeline_size > 1 and asked.pipeline_parallel_size == 1:
+    if layout.virtual_pipeline_size > 1 and layout.pipeline_parallel_size == 1:
         yield (
-            f"virtual_pipeline_size is {asked.virtual_pipeline_size} on one rank; take a "
+            f"virtual_pipeline_size is {layout.virtual_pipeline_size} on one rank; take a "
             "pipeline_parallel_size above 1, or leave it out"
         )
-    if layers and len(layers) != asked.num_stages:
-        yield f"pipeline_layers names {len(layers)} stages, but there are {asked.num_stages}"
+    if layers and len(layers) != layout.num_stages:
+        yield f"pipeline_layers names {len(layers)} stages, but there are {layout.num_stages}"
 
 
-def _exchanges(asked: LayoutOptions) -> Iterator[str]:
-    """Yield how what is exchanged less contradicts the rest."""
-    method, interval = asked.gradient_compression, asked.synchronization_interval_steps
-    if method is not None and not asked.is_whole_copies:
+def _exchanges(layout: LayoutOptions) -> Iterator[str]:
+    """Yield conflicts of gradient compression and local steps with the layout."""
+    method, interval = layout.gradient_compression, layout.synchronization_interval_steps
+    if method is not None and not layout.is_whole_copies:
         yield (
             f"gradient_compression is {method}: it compresses what whole copies exchange; leave "
             "ZeRO, tensor, pipeline, context and expert parallel out"
         )
-    if interval > 1 and not asked.is_whole_copies:
+    if interval > 1 and not layout.is_whole_copies:
         yield (
             f"synchronization_interval_steps is {interval}: whole copies alone may part; leave "
             "ZeRO and the other parallel sizes out"

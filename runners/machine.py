@@ -1,4 +1,4 @@
-"""Which machine this is, said so that its own identifier never leaves it."""
+"""A stable identifier of this machine that does not reveal its machine-id."""
 
 import hashlib
 import hmac
@@ -11,10 +11,10 @@ _FORM = re.compile(r"[0-9a-f]{32}")
 
 
 def machine_id(path: Path = MACHINE_ID) -> str | None:
-    """Return what identifies this machine through reboots, or None where nothing does.
+    """Return a digest that identifies this machine across reboots, or None.
 
-    Agents of several users of one machine say the same. Containers often have no identifier, or
-    their image's.
+    It is the same for all users of a machine. Containers often have no machine-id, or their
+    image's.
 
     Source: machine-id(5): hash it with a name of the application, never send it as it is.
     """

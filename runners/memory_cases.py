@@ -1,4 +1,4 @@
-"""Trainings whose memory is counted on real ranks, and what is found."""
+"""Training cases of the memory benchmark, and its result type."""
 
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -20,7 +20,7 @@ CONFIG: dict[str, Any] = {
 
 
 class Case(NamedTuple):
-    """One training: how many ranks, and what the planner's strategy and workload say of it."""
+    """One training: ranks, ZeRO stage, recomputation, optimiser and adapter."""
 
     name: str
     ranks: int = 1
@@ -32,17 +32,17 @@ class Case(NamedTuple):
 
     @property
     def is_whole(self) -> bool:
-        """Tell whether every rank holds the whole model and its states."""
+        """Return whether every rank holds the whole model and its states."""
         return self.zero_stage == 0
 
     @property
     def compute_dtype(self) -> str:
-        """Return in which format products run: adapters stand beside 16-bit or 4-bit weights."""
+        """Return the compute dtype: bf16 with adapters, whose base has 16-bit or 4-bit weights."""
         return "bf16" if self.adapter else "fp32"
 
     @property
     def training(self) -> dict[str, Any]:
-        """Return the fields of the job's document."""
+        """Return the fields of the job spec."""
         layout = {"data_parallel_size": self.ranks, "zero_stage": self.zero_stage}
         return {
             "sequence_length": LENGTH,
@@ -75,9 +75,9 @@ CASES = (
 
 
 class Held(BaseModel):
-    """The fullest rank's bytes by the planner's terms, and its process's before and at its peak.
+    """The fullest rank's bytes per planner term, and its process memory at start and peak.
 
-    ``activations`` are with what is gathered and sent: all that a step's passes make beside
+    ``activations`` include communication buffers: everything that a step allocates except
     gradients.
     """
 

@@ -1,19 +1,20 @@
-"""Every shape that goes over the wire between the server and a host.
+"""Every message between the server and a host.
 
 HTTP bodies, Celery doorbells and Redis Stream entries are JSON of these models. Instants
-are ``_ms`` since the Unix epoch by the sender's clock; liveness is judged only by the
-receiver's own. Job specs stand in ``runners/jobspec/``.
+(``_ms``) are milliseconds since the Unix epoch by the sender's clock; liveness is decided
+only by the receiver's clock. Job specs are in ``runners/jobspec/``.
 """
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import (
+    AllowInfNan,
     Field,
-    FiniteFloat,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveInt,
     SecretStr,
+    StringConstraints,
     field_serializer,
 )
 
@@ -26,69 +27,89 @@ from runners.places import Gang, RunDevice
 from runners.preflight_messages import Needs, PreflightCheck
 from runners.reasons import Reason
 from runners.timing import scaled
-from runners.wire import Message
+from runners.wire import (
+    Amount,
+    Celsius,
+    Figure,
+    Identifier,
+    Message,
+    Name,
+    Seconds,
+    Sentence,
+    Share,
+    TimestampMs,
+    Watts,
+)
 
 PROTOCOL_VERSION = 1
 MAX_BATCH_EVENTS = 500
+MAX_POINT_VALUES = 256  # of one metric point
+MAX_GPUS = 256  # of one host
+MAX_ATTEMPTS = 2000  # folders on one host's disk
 SHA256 = "^[0-9a-f]{64}$"
-FOLDER_NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,79}$"  # part of an address and of a path
+FOLDER_NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,79}$"  # part of a URL and of a file path
 
 
 # Enrolment
 
 
 class EnrollRequest(Message):
-    """A one-time token against a credential of the host's own."""
+    """Request to exchange a one-time token for a host credential."""
 
-    token: str
-    protocol_version: int = PROTOCOL_VERSION
-    name: str | None = None  # what the operator calls the host; None: its hostname
-    host_id: str | None = None  # set by a host that enrols again: its credential is rotated
+    token: str = Field(max_length=255)
+    protocol_version: NonNegativeInt = Field(default=PROTOCOL_VERSION, le=1000)
+    # The host's display name; None: its hostname.
+    name: str | None = Field(default=None, max_length=255)
+    host_id: Identifier | None = (
+        None  # of a host that enrols again: its credential is then rotated
+    )
     facts: HostFacts
-    sent_at_ms: int
+    sent_at_ms: TimestampMs
 
 
 class EnrollReply(Message):
-    """Who the host is from now on: ``credential`` for HTTP, ``command_key`` for doorbells."""
+    """The host's identity: ``credential`` for HTTP, ``command_key`` for doorbells."""
 
     host_id: str
     name: str
     credential: str
     command_key: str
-    redis_url: str | None  # without a user; None: HTTP only, which is always enough
-    redis_secret: str | None = None  # of the host's own two Redis users
-    redis_ca_pem: str | None = None  # who vouches for Redis, where it is no public authority
+    redis_url: str | None  # without a user; None: HTTP only, which is sufficient
+    redis_secret: str | None = None  # of the host's two Redis users
+    redis_ca_pem: str | None = None  # Redis's certificate authority, if not a public one
     server_time_ms: int
     beat_seconds: float = 10.0
 
 
 class RotateRequest(Message):
-    """New secrets that the host made itself; only their SHA-256 digests leave it."""
+    """SHA-256 digests of new secrets that the host generated; the secrets stay on the host."""
 
     credential_hash: str = Field(pattern=SHA256)
     redis_secret_hash: str = Field(pattern=SHA256)
 
 
 class RotateReply(Message):
-    """The new secrets hold from now on, the old ones no more."""
+    """Confirmation that the new secrets have replaced the old ones."""
 
     command_key: str
     redis_url: str | None
-    has_redis_user: bool  # whether Redis knows the host by its own users
+    has_redis_user: bool  # whether the host has its own Redis users
 
 
-# Beats
+# Heartbeats
 
 
 class GpuLoad(Message):
-    """One GPU's state at a beat."""
+    """One GPU's state at a heartbeat."""
 
-    uuid: str
+    uuid: Name
     memory_used_bytes: NonNegativeInt
-    utilization: float  # 0-1
-    power_watts: float | None = None
-    temperature_celsius: float | None = None
-    foreign_pids: tuple[int, ...] = ()
+    utilization: Share
+    power_watts: Watts | None = None
+    temperature_celsius: Celsius | None = None
+    foreign_pids: tuple[NonNegativeInt, ...] = Field(default=(), max_length=1000, fail_fast=True)
+    # Clock throttle reasons: heat, power brake.
+    slowed_by: tuple[Name, ...] = Field(default=(), max_length=8, fail_fast=True)
 
 
 AttemptPhase = Literal["claimed", "running", "exited"]
@@ -97,42 +118,45 @@ AttemptPhase = Literal["claimed", "running", "exited"]
 class AttemptStatus(Message):
     """One attempt folder on the host's disk."""
 
-    attempt_id: str
-    fence: str
+    attempt_id: Identifier
+    fence: Identifier
     phase: AttemptPhase
     last_seq: NonNegativeInt
     acked_seq: NonNegativeInt
-    waits_for: str = ""  # what a scheduler says why it has not begun
+    waits_for: Sentence = ""  # the scheduler's pending reason
 
 
 class EpochShown(Message):
-    """How far a site had come, with the proof that it said so itself."""
+    """A site's epoch number, with the site's proof of it."""
 
     number: NonNegativeInt
     proof: str = Field(pattern=SHA256)
 
 
 class Beat(Message):
-    """What a host says every ten seconds; the reply carries what it should do."""
+    """A host's heartbeat, sent every ten seconds; the reply carries its orders."""
 
-    boot_id: str
-    sent_at_ms: int
-    agent_version: str
-    cpu_utilization: float  # 0-1
+    boot_id: Identifier
+    sent_at_ms: TimestampMs
+    agent_version: str = Field(max_length=40)
+    cpu_utilization: Share
     memory_available_bytes: NonNegativeInt
     disk_free_bytes: NonNegativeInt
-    gpus: tuple[GpuLoad, ...] = ()
-    attempts: tuple[AttemptStatus, ...] = ()
-    problems: tuple[str, ...] = ()  # sentences for the host's page: a damaged folder, a full disk
+    gpus: tuple[GpuLoad, ...] = Field(default=(), max_length=MAX_GPUS, fail_fast=True)
+    attempts: tuple[AttemptStatus, ...] = Field(
+        default=(), max_length=MAX_ATTEMPTS, fail_fast=True
+    )
+    # Messages for the host's page, such as a damaged folder or a full disk.
+    problems: tuple[Sentence, ...] = Field(default=(), max_length=1000, fail_fast=True)
     facts: HostFacts | None = None  # at agent start
     microbench: Microbench | None = None  # once after it ran
     is_agent_start: bool = False
     environments: tuple[EnvironmentState, ...] | None = Field(default=None, max_length=32)
-    epoch: EpochShown | None = None  # the highest that this host has seen
+    epoch: EpochShown | None = None  # the highest epoch that this host has received
 
 
 class Wanted(Message):
-    """An attempt that this host should have claimed."""
+    """An attempt that this host should claim."""
 
     attempt_id: str
     fence: str
@@ -140,7 +164,7 @@ class Wanted(Message):
 
 
 class StopOrder(Message):
-    """An attempt that must end: TERM to its tree, ``grace_seconds``, then KILL."""
+    """Order to end an attempt: SIGTERM to its tree, ``grace_seconds``, then SIGKILL."""
 
     attempt_id: str
     reason: Reason
@@ -148,37 +172,38 @@ class StopOrder(Message):
 
 
 class BeatReply(Message):
-    """The desired state of a host: enough to work with the broker away."""
+    """The desired state of a host; sufficient without the message broker."""
 
     server_time_ms: int
     wanted: tuple[Wanted, ...] = ()
     stop: tuple[StopOrder, ...] = ()
     acked: dict[str, int] = Field(default_factory=dict)  # attempt id -> stored seq
-    forget: tuple[str, ...] = ()  # attempts whose exit is stored: the folder's spool may go
+    forget: tuple[str, ...] = ()  # attempts whose exit is stored: the spool may be deleted
     run_microbench: bool = False
-    rotate: bool = False  # an operator wants new secrets: see RotateRequest
+    rotate: bool = False  # an operator requested rotation: see RotateRequest
     epoch: EpochShown | None = None
-    recheck: bool = False  # an operator mended something: say anew what the host is
-    environments: tuple[EnvironmentOrder, ...] = ()  # what an operator wants built or removed
+    recheck: bool = False  # an operator fixed something: report the facts again
+    environments: tuple[EnvironmentOrder, ...] = ()  # builds and removals requested by an operator
 
 
 # Claim and start
 
 
 class ClaimRequest(Message):
-    """Ask for the spec of an attempt: exactly one ``claim_id`` ever gets it.
+    """Request for an attempt's spec: exactly one ``claim_id`` ever gets it.
 
-    ``checks`` are those of the host's preflight; with one that failed the attempt is given back.
+    ``checks`` are the host's preflight results; if one failed, the attempt is returned to the
+    queue.
     """
 
-    fence: str
-    claim_id: str
-    boot_id: str
-    checks: tuple[PreflightCheck, ...] = Field(default=(), max_length=32)
+    fence: Identifier
+    claim_id: Identifier
+    boot_id: Identifier
+    checks: tuple[PreflightCheck, ...] = Field(default=(), max_length=32, fail_fast=True)
 
 
 class RunRequest(Message):
-    """What a claimed attempt has to run; it becomes ``spec.json`` of the attempt folder."""
+    """What a claimed attempt runs; stored as ``spec.json`` of the attempt folder."""
 
     attempt_id: str
     job_id: str
@@ -191,7 +216,7 @@ class RunRequest(Message):
 
 
 class ClaimReply(Message):
-    """The claimed attempt's spec; it starts once ``may_start``, else the host asks again."""
+    """The claimed attempt's spec; it starts if ``may_start``, otherwise the host claims again."""
 
     request: RunRequest
     may_start: bool = True  # of a gang: every host has claimed and the port is free
@@ -199,21 +224,21 @@ class ClaimReply(Message):
 
     @field_serializer("secrets", when_used="json")
     def _open(self, secrets: dict[str, SecretStr]) -> dict[str, str]:
-        """Write the values where the claim is answered, and nowhere else."""
+        """Serialise the plain values: only the reply to the claim contains them."""
         return {name: value.get_secret_value() for name, value in secrets.items()}
 
 
 class Doorbell(Message):
-    """The body of a Celery message: it carries no authority, only news that something waits."""
+    """The body of a Celery wake-up message; it carries no authority."""
 
     command_id: str
     kind: Literal["start", "stop", "ping"]
     attempt_id: str | None = None
     fence: str | None = None
-    is_echoed: bool = False  # the worker answers with its id through Redis
+    is_echoed: bool = False  # the worker returns its id through Redis
 
 
-# What an attempt reports
+# Events of an attempt
 
 EventKind = Literal[
     "started",  # StartedBody
@@ -229,26 +254,29 @@ EventKind = Literal[
 
 
 class StartedBody(Message):
-    """The job process runs."""
+    """The job process has started."""
 
-    pid: int
-    boot_id: str
+    pid: NonNegativeInt
+    boot_id: Identifier
     argv: tuple[str, ...]
 
 
 class PhaseBody(Message):
-    """A named part of the job began, in words a person reads."""
+    """A named phase of the job has begun; the name is shown to users."""
 
     name: str
 
 
 class ProgressBody(Message):
-    """How far the job is; ``eta_seconds`` is the job's own estimate of what is left."""
+    """The job's progress; ``eta_seconds`` is its own estimate of the remaining time."""
 
-    done: NonNegativeFloat
-    total: NonNegativeFloat
+    done: Amount
+    total: Amount
     unit: str  # "steps", "tokens", "seconds", "layers"
-    eta_seconds: NonNegativeFloat | None = None
+    eta_seconds: Seconds | None = None
+
+
+MetricName = Annotated[str, StringConstraints(min_length=1, max_length=60)]
 
 
 class MetricPoint(Message):
@@ -260,8 +288,10 @@ class MetricPoint(Message):
     full) (source "host"); gpu<i>_memory_bytes, gpu<i>_utilization (source "gpu").
     """
 
-    source: str
-    values: dict[str, float]
+    source: str = Field(min_length=1, max_length=40)
+    values: dict[MetricName, Annotated[float, AllowInfNan(True)]] = Field(  # noqa: FBT003
+        max_length=MAX_POINT_VALUES
+    )
     step: int | None = None
 
 
@@ -273,13 +303,13 @@ class LogBody(Message):
 
 
 class ResultBody(Message):
-    """Final figures, by the planner's names where it predicts them.
+    """Final measurements, under the planner's names where it predicts them.
 
-    ``measured`` holds numbers in base units (bytes, seconds, tokens per second, ratios);
-    ``notes`` says how they were taken; ``operator_class`` is what the figure calibrates.
+    ``measured`` has base units (bytes, seconds, tokens per second, ratios); ``notes`` describe
+    how they were measured; ``operator_class`` is the class that a figure calibrates.
     """
 
-    measured: dict[str, float]
+    measured: dict[Name, Figure]
     notes: dict[str, str] = Field(default_factory=dict)
 
 
@@ -287,7 +317,7 @@ ArtefactKind = Literal["model", "adapter", "report"]
 
 
 class ArtefactBody(Message):
-    """A folder or file that the attempt leaves in its output folder."""
+    """A folder or file in the attempt's output folder."""
 
     name: str = Field(pattern=FOLDER_NAME)
     kind: ArtefactKind
@@ -298,7 +328,7 @@ class ArtefactBody(Message):
 
 
 class EndpointBody(Message):
-    """The attempt answers requests there from now on: it was asked and answered well."""
+    """The attempt serves requests at this address; a test request succeeded."""
 
     host: IpAddress
     port: Port
@@ -307,27 +337,33 @@ class EndpointBody(Message):
 
 
 class EndConditions(Message):
-    """How the host was when the attempt ended, as far as it could be read."""
+    """The host's condition at the attempt's end, as far as readable."""
 
     memory_available_bytes: NonNegativeInt | None = None
     swap_free_bytes: NonNegativeInt | None = None
-    group_memory_available_bytes: NonNegativeInt | None = None  # of the control group's limit
+    group_memory_available_bytes: NonNegativeInt | None = None  # below the cgroup's limit
     disk_free_bytes: NonNegativeInt | None = None
-    load: NonNegativeFloat | None = None  # processes that wanted to run, mean of a minute
-    temperature_celsius: FiniteFloat | None = None  # the hottest of the machine's own sensors
-    xids: tuple[str, ...] = ()  # the GPU driver's reports while the attempt ran
+    load: Amount | None = None  # one-minute load average
+    temperature_celsius: Celsius | None = None  # the hottest sensor of the machine
+    xids: tuple[str, ...] = ()  # the GPU driver's Xid errors during the attempt
+    # Disturbances; None where not measurable, as on hosts of an older release.
+    usable_cores: Amount | None = None  # available to the attempt by its limits
+    taken_cores: Amount | None = None  # of those, mean use by other programs
+    heat_throttled_ratio: Share | None = None  # share of the time, of the most throttled core
+    clock_jump_seconds: Seconds | None = None  # sum of the clock jumps
+    suspended_seconds: Seconds | None = None  # total time suspended
 
 
 class ExitRecord(Message):
-    """How an attempt ended; ``by`` says who wrote it."""
+    """How an attempt ended; ``by`` is the writer of the record."""
 
     exit_code: int | None
     signal: int | None
     reason: Reason
     by: Literal["supervisor", "reaper"]
-    started_at_ms: int | None
-    ended_at_ms: int
-    last_lines: tuple[str, ...] = ()
+    started_at_ms: TimestampMs | None
+    ended_at_ms: TimestampMs
+    last_lines: tuple[str, ...] = Field(default=(), max_length=1000, fail_fast=True)
     dropped_log_bytes: NonNegativeInt = 0
     dropped_events: NonNegativeInt = 0
     peak_rss_bytes: NonNegativeInt | None = None
@@ -335,30 +371,30 @@ class ExitRecord(Message):
 
 
 class RunEvent(Message):
-    """One numbered event of an attempt: ``seq`` starts at 1 and has no gap."""
+    """One numbered event of an attempt: ``seq`` starts at 1 without gaps."""
 
     seq: PositiveInt
-    t_ms: int
+    t_ms: TimestampMs
     kind: EventKind
     body: dict[str, Any]
 
 
 class EventBatch(Message):
-    """Consecutive events, sent from the last acknowledged number on."""
+    """Consecutive events after the last acknowledged number."""
 
-    attempt_id: str
-    fence: str
-    events: tuple[RunEvent, ...] = Field(max_length=MAX_BATCH_EVENTS)
+    attempt_id: Identifier
+    fence: Identifier
+    events: tuple[RunEvent, ...] = Field(max_length=MAX_BATCH_EVENTS, fail_fast=True)
 
 
 class UploadState(Message):
-    """How much of one artefact file the server holds: where the next part starts."""
+    """How many bytes of an artefact file the server has: the offset of the next part."""
 
     received_bytes: NonNegativeInt
 
 
 class EventAck(Message):
-    """The highest number that the server's database holds without a gap."""
+    """The highest event number that the server has stored without gaps."""
 
     attempt_id: str
     acked_seq: NonNegativeInt

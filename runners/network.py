@@ -1,4 +1,4 @@
-"""How fast this host and its server exchange bytes, over the way that everything takes."""
+"""Measures round trip and bandwidth between this host and its server over HTTP."""
 
 import os
 import statistics
@@ -8,17 +8,17 @@ from runners.client import ServerClient
 from runners.facts import NetworkMeasurement
 
 FIRST_BYTES = 64 * 1024
-MAX_BYTES = 2 * 1024**2  # what the server takes in one request
+MAX_BYTES = 2 * 1024**2  # the server's limit per request
 LONG_ENOUGH_SECONDS = 0.25
 NUM_ROUND_TRIPS = 5
-MOSTLY = 4  # below so many round trips a piece is no measure without them
+MOSTLY = 4  # a transfer shorter than this many round trips includes the round trip
 
 
 def measure(client: ServerClient) -> NetworkMeasurement:
-    """Return round trip and both rates; a slow line is given smaller pieces.
+    """Return round trip and both bandwidths; slow connections get smaller transfers.
 
     Raises:
-        ServerError: the server does not answer, or refuses.
+        ServerError: the server does not answer, or rejects the request.
     """
     client.echo(b"", 0)  # opens the connection
     round_trip = statistics.median(_seconds(client, 0, 0) for _ in range(NUM_ROUND_TRIPS))
@@ -30,7 +30,7 @@ def measure(client: ServerClient) -> NetworkMeasurement:
 
 
 def _rate(client: ServerClient, round_trip: float, *, is_up: bool) -> float:
-    """Return bytes per second of the largest piece; the round trip is taken off a long one."""
+    """Return bytes per second of the largest transfer; long ones exclude the round trip."""
     num_bytes = FIRST_BYTES
     while True:
         up, down = (num_bytes, 0) if is_up else (0, num_bytes)
@@ -42,7 +42,7 @@ def _rate(client: ServerClient, round_trip: float, *, is_up: bool) -> float:
 
 
 def _seconds(client: ServerClient, up: int, down: int) -> float:
-    data = os.urandom(up)  # which no proxy can compress
+    data = os.urandom(up)  # incompressible for proxies
     began = time.perf_counter()
     client.echo(data, down)
     return time.perf_counter() - began

@@ -1,4 +1,4 @@
-"""Remembers the nonces of doorbells until they expire, across processes and restarts."""
+"""Stores doorbell nonces until they expire, across processes and restarts."""
 
 import contextlib
 import sqlite3
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 class NonceStore:
-    """A table of nonces with a unique key: only one process ever sees a nonce as new."""
+    """A table of unique nonces: exactly one process sees a nonce as new."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -18,7 +18,7 @@ class NonceStore:
             )
 
     def is_new(self, nonce: str, until: float) -> bool:
-        """Note a nonce until an instant and tell whether it was seen for the first time."""
+        """Store a nonce until an instant; return whether it is new."""
         with self._open() as database:
             database.execute("DELETE FROM nonce WHERE until < ?", (time.time(),))
             try:

@@ -1,4 +1,4 @@
-"""Ends a process with the one that started it, however that one ends.
+"""Makes a process die with its parent.
 
 Standard library only.
 """
@@ -12,14 +12,14 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def die_with(parent: int) -> None:
-    """Ask the kernel to kill this process when its parent ends; at once when it has ended.
+    """Set the kernel to kill this process when its parent ends, or now if it has ended.
 
-    The kernel counts the thread that started this process: it must be the parent's main one.
-    The wish is not handed down to children.
+    The signal is bound to the thread that started this process: it must be the parent's main
+    thread. The setting is not inherited by children.
 
     Args:
         parent: the pid of the process that started this one.
     """
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it ended before the line above took hold
+    if os.getppid() != parent:  # the parent ended before the call above
         os.kill(os.getpid(), signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Where the processes of one job are: devices, addresses, ports, each host's place among them."""
+"""Placement of a job's processes: devices, addresses, ports and node ranks."""
 
 from typing import Literal
 
@@ -10,7 +10,7 @@ from runners.wire import Message
 
 
 class Gang(JobDocument):
-    """One host's place in a job that runs on several devices or hosts."""
+    """One host's part of a distributed job: node rank, rendezvous and addresses."""
 
     node_rank: NonNegativeInt
     num_nodes: PositiveInt
@@ -19,11 +19,13 @@ class Gang(JobDocument):
     master_port: Port
     own_address: IpAddress
     rendezvous_id: str = Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")
-    key: str = Field(default="", pattern=r"^([0-9a-f]{64})?$", repr=False)  # of a chain's messages
+    key: str = Field(
+        default="", pattern=r"^([0-9a-f]{64})?$", repr=False
+    )  # authenticates a stage chain's messages
 
 
 class RunDevice(Message):
-    """A device that an attempt holds: what it computes on, and nothing else."""
+    """A device that is allocated to an attempt."""
 
     kind: Literal["gpu", "cpu", "slot"]
     index: NonNegativeInt

@@ -1,7 +1,7 @@
-"""Is this host fit for an attempt, right now? Looked at here, before the attempt is claimed.
+"""Preflight: checks whether this host can run an attempt now, before it is claimed.
 
-Every question is answered by what the machine says at this moment. A question that cannot be
-answered counts as a no: an attempt given back costs half a minute, one that dies costs a run.
+Each check measures the machine's present state. A check that cannot be done counts as failed:
+a returned attempt costs half a minute, a failed one costs a run.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ from runners.preflight_messages import Needs, PreflightCheck, no, yes
 from runners.supervision import cgroup
 
 GIB = 2**30
-# What a job process imports, by distribution; a compressed dtype needs its library besides.
+# Distributions that job processes import; quantised dtypes need an additional library.
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors")
 DTYPE_PACKAGES = {"int8": "torchao", "fp8": "torchao", "int4": "bitsandbytes"}
 KIND_PACKAGES = {
@@ -40,24 +40,24 @@ _SAME_VERSION = "Install the server's version on the host and start its agent ag
 INSTALL = "Install what is missing on the host: pip install 'slipway[worker,gpu]'."
 
 
-class Leaving(NamedTuple):
-    """An attempt that was told to stop and still runs: its id, and the GPUs that it was given."""
+class StoppingAttempt(NamedTuple):
+    """A running attempt with a stop order: its id and its GPUs."""
 
     attempt_id: str
     gpus: frozenset[str]
 
 
 class Place(NamedTuple):
-    """This host, as far as an attempt is concerned."""
+    """The host's state that the checks need."""
 
     host_dir: HostDir
     config: HostConfig
     model_roots: Sequence[Path]
-    leaving: Sequence[Leaving] = ()
+    leaving: Sequence[StoppingAttempt] = ()
 
 
 class Gpu(NamedTuple):
-    """One of the attempt's GPUs as NVML sees it now."""
+    """The present state of one of the attempt's GPUs, from NVML."""
 
     number: int
     uuid: str
@@ -65,8 +65,8 @@ class Gpu(NamedTuple):
     foreign_pids: tuple[int, ...]
 
 
-def look(needs: Needs, place: Place) -> tuple[PreflightCheck, ...]:
-    """Return every check of what an attempt needs, done now."""
+def run_checks(needs: Needs, place: Place) -> tuple[PreflightCheck, ...]:
+    """Run and return every check of an attempt's needs."""
     with probe.nvml() as library:
         return tuple(_checks(needs, place, library))
 
@@ -76,14 +76,14 @@ def _checks(needs: Needs, place: Place, library: probe.Library | None) -> Iterat
     yield _packages(needs) if needs.environment == MAIN else _environment(needs, place)
     yield _disk(place)
     yield from _compiler(needs)
-    if place.config.slurm:  # what the node has free is Slurm's to see to
+    if place.config.slurm:  # Slurm manages the node's free resources
         if needs.model is not None:
             yield _model(needs.model, place)
         return
     if blocking := _blocking(needs, place.leaving):
         yield no(
             "earlier attempts",
-            f"An attempt that was told to stop still runs here: {', '.join(blocking)}.",
+            f"An attempt that is stopping still runs here: {', '.join(blocking)}.",
             "Wait until it is gone; the job is tried again.",
         )
     if needs.model is not None:
@@ -93,10 +93,10 @@ def _checks(needs: Needs, place: Place, library: probe.Library | None) -> Iterat
     gpus = gpus_of(needs, library) if library else []
     yield from _hardware(needs, place, library, has_gpus=bool(gpus))
     if missing := set(needs.gpus) - {gpu.uuid for gpu in gpus}:
-        gone = ", ".join(sorted(missing))[:400]
+        missing_uuids = ", ".join(sorted(missing))[:400]
         yield no(
             "GPUs",
-            f"This host no longer has {gone}, which the job was given.",
+            f"This host no longer has {missing_uuids}, which the job was given.",
             "See on the host's page which GPUs it reports; cordon the one that is gone.",
         )
     if library is None or not gpus:
@@ -106,14 +106,16 @@ def _checks(needs: Needs, place: Place, library: probe.Library | None) -> Iterat
     yield _foreign(gpus)
 
 
-# What every host is asked
+# Checks of every host
 
 
-def _blocking(needs: Needs, leaving: Sequence[Leaving]) -> list[str]:
-    """Return the attempts that hold what this one needs until they are gone."""
-    wanted = set(needs.gpus)
+def _blocking(needs: Needs, stopping: Sequence[StoppingAttempt]) -> list[str]:
+    """Return the stopping attempts that still hold this attempt's GPUs."""
+    requested_gpus = set(needs.gpus)
     return [
-        each.attempt_id for each in leaving if not wanted or not each.gpus or wanted & each.gpus
+        each.attempt_id
+        for each in stopping
+        if not requested_gpus or not each.gpus or requested_gpus & each.gpus
     ]
 
 
@@ -131,19 +133,19 @@ def _kind(needs: Needs) -> PreflightCheck:
 def _packages(needs: Needs) -> PreflightCheck:
     of_kind = KIND_PACKAGES.get(needs.kind, ())
     formats = (needs.weight_dtype, needs.compute_dtype)
-    wanted = (*PACKAGES, *of_kind, *filter(None, map(DTYPE_PACKAGES.get, formats)))
-    found = {name: _version(name) for name in wanted}
-    missing = [name for name, version in found.items() if version is None]
+    required = (*PACKAGES, *of_kind, *filter(None, map(DTYPE_PACKAGES.get, formats)))
+    versions = {name: _version(name) for name in required}
+    missing = [name for name, version in versions.items() if version is None]
     if missing:
         return no("packages", f"Not installed here: {', '.join(missing)}.", INSTALL)
-    return yes("packages", ", ".join(f"{name} {version}" for name, version in found.items()))
+    return yes("packages", ", ".join(f"{name} {version}" for name, version in versions.items()))
 
 
 def _compiler(needs: Needs) -> Iterator[PreflightCheck]:
     if not needs.compiles:
         return
-    if found := shutil.which(COMPILER):
-        yield yes("compiler", f"{COMPILER} is {found}.")
+    if path := shutil.which(COMPILER):
+        yield yes("compiler", f"{COMPILER} is {path}.")
         return
     yield no(
         "compiler",
@@ -155,25 +157,25 @@ def _compiler(needs: Needs) -> Iterator[PreflightCheck]:
 def _hardware(
     needs: Needs, place: Place, library: probe.Library | None, *, has_gpus: bool
 ) -> Iterator[PreflightCheck]:
-    """Hold the host's driver and GPUs to what the job's environment is built for."""
+    """Check the host's driver and GPUs against the job's environment."""
     if needs.environment == MAIN:
         if library and has_gpus:
             yield preflight_gpus.driver_check(cuda_of_driver(library), cuda_of_torch())
         if needs.compute_dtype == "fp8":
-            found = probe.gpu_facts(library) if library else []
-            yield preflight_gpus.narrow_products(preflight_gpus.given(found, needs.gpus))
+            gpu_facts = probe.gpu_facts(library) if library else []
+            yield preflight_gpus.narrow_products(preflight_gpus.given(gpu_facts, needs.gpus))
         if needs.attention == "flex":
-            found = probe.gpu_facts(library) if library else []
-            yield preflight_gpus.block_attention(preflight_gpus.given(found, needs.gpus))
+            gpu_facts = probe.gpu_facts(library) if library else []
+            yield preflight_gpus.block_attention(preflight_gpus.given(gpu_facts, needs.gpus))
         return
-    with contextlib.suppress(PinsError):  # told as the environment's own
+    with contextlib.suppress(PinsError):  # reported by the environment check
         pins = Store(place.host_dir).pins(needs.environment)
         yield from preflight_gpus.checks(pins, library, needs.gpus)
         yield from preflight_gpus.division_checks(pins, library, needs)
 
 
 def _environment(needs: Needs, place: Place) -> PreflightCheck:
-    """Find the environment that a job runs in; one that is missing is built before the job."""
+    """Check the job's environment; a missing one is built before the job starts."""
     store = Store(place.host_dir)
     try:
         pins = store.pins(needs.environment)
@@ -211,11 +213,11 @@ def _disk(place: Place) -> PreflightCheck:
 
 def _model(model: FolderModel | ArtefactModel, place: Place) -> PreflightCheck:
     try:
-        found = launch.confine_model(model, place.model_roots, place.host_dir.attempts)
+        confined = launch.confine_model(model, place.model_roots, place.host_dir.attempts)
     except LaunchRefusedError as refusal:
         remedy = "Put the model below one of the host's model folders, or choose another model."
         return no("model", f"{str(refusal)[:500]}.", remedy)
-    where = getattr(found, "path", None) or "an earlier attempt's output"
+    where = getattr(confined, "path", None) or "an earlier attempt's output"
     return yes("model", f"The model is there: {str(where)[:400]}.")
 
 
@@ -232,10 +234,10 @@ def _ports(ports: Sequence[int]) -> PreflightCheck:
 
 
 def _is_free(port: int) -> bool:
-    with socket.socket() as asked:
-        asked.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    with socket.socket() as probe_socket:
+        probe_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            asked.bind(("", port))
+            probe_socket.bind(("", port))
         except OSError:
             return False
     return True
@@ -245,13 +247,13 @@ def _is_free(port: int) -> bool:
 
 
 def _memory(needs: Needs, place: Place) -> PreflightCheck:
-    """Hold the predicted peak against what is free, and against what any limit still allows."""
-    free = {"are available": psutil.virtual_memory().available}
+    """Check the predicted peak against free memory and the memory limits."""
+    headrooms = {"are available": psutil.virtual_memory().available}
     if (room := cgroup.memory_headroom()) is not None:
-        free["are left to this host's control group"] = room
+        headrooms["are left to this host's control group"] = room
     if place.config.job_memory_bytes:
-        free["are what this host lets a job take"] = place.config.job_memory_bytes
-    words, have = min(free.items(), key=lambda each: each[1])
+        headrooms["are what this host lets a job take"] = place.config.job_memory_bytes
+    words, have = min(headrooms.items(), key=lambda each: each[1])
     return _enough("memory", f"{have / GIB:.2f} GiB of memory {words}", have, needs.memory_bytes)
 
 
@@ -280,7 +282,7 @@ def _enough(name: str, start: str, have: int, need: int) -> PreflightCheck:
 
 
 def gpus_of(needs: Needs, library: probe.Library) -> list[Gpu]:
-    """Return the GPUs that an attempt was given, as they are now; without a list, all of them."""
+    """Return the present state of an attempt's GPUs; without a list, of all GPUs."""
     loads = {load.uuid: load for load in probe.gpu_loads(library)}
     return [
         Gpu(
@@ -295,20 +297,20 @@ def gpus_of(needs: Needs, library: probe.Library) -> list[Gpu]:
 
 
 def _foreign(gpus: Sequence[Gpu]) -> PreflightCheck:
-    """Find processes that no attempt of ours started; they are told, never killed."""
+    """Check for GPU processes of other programs; they are reported, never killed."""
     found = [f"{who(pid)} on GPU {gpu.number}" for gpu in gpus for pid in gpu.foreign_pids]
     if not found:
-        return yes("foreign processes", "Nobody else uses its GPUs.")
+        return yes("foreign processes", "No other process uses its GPUs.")
     return no(
         "foreign processes",
         f"Somebody else uses its GPUs: {'; '.join(found)[:480]}.",
-        "Ask whoever started them to end them, or cordon those GPUs.",
+        "Ask their owners to end them, or cordon those GPUs.",
         processes=float(len(found)),
     )
 
 
 def who(pid: int) -> str:
-    """Return a process as a person knows it: its number, its name, whose it is."""
+    """Return a process's description: pid, name and user."""
     try:
         process = psutil.Process(pid)
         return f"process {pid} ({process.name()}, {process.username()})"

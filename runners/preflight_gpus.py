@@ -1,4 +1,4 @@
-"""What an environment for GPUs asks of a host: a GPU new enough, a driver for it, a compiler."""
+"""Preflight checks of GPU environments: compute capability, driver, C compiler."""
 
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
@@ -9,15 +9,15 @@ from runners.environments.pins import Pins, Version
 from runners.facts import GpuFacts
 from runners.preflight_messages import Needs, PreflightCheck, no, yes
 
-COMPILERS = ("cc", "gcc", "clang")  # what Triton calls for the starters of its kernels
+COMPILERS = ("cc", "gcc", "clang")  # Triton compiles its kernel launchers with one of them
 
 
 def checks(
     pins: Pins, library: probe.Library | None, wanted: Sequence[str]
 ) -> Iterator[PreflightCheck]:
-    """Yield what a host is, held to an environment; nothing for one that needs no GPU.
+    """Yield the GPU checks of an environment; none if it needs no GPU.
 
-    ``wanted``: uuids of the GPUs that the attempt was given; none: every one there is.
+    ``wanted``: uuids of the attempt's GPUs; empty: all GPUs.
     """
     if pins.cuda is None:
         return
@@ -31,15 +31,15 @@ def checks(
 def division_checks(
     pins: Pins, library: probe.Library | None, needs: Needs
 ) -> Iterator[PreflightCheck]:
-    """Yield whether engines that divide the work have GPUs of their own, and a way between."""
+    """Yield whether split engines have enough GPUs and the package for KV cache transfer."""
     if needs.num_gpus:
-        found = list(probe.gpu_facts(library)) if library else []
-        own = [gpu for gpu in found if not needs.gpus or gpu.uuid in needs.gpus]
+        facts = list(probe.gpu_facts(library)) if library else []
+        allotted = [gpu for gpu in facts if not needs.gpus or gpu.uuid in needs.gpus]
         sentence = f"The job's engines take {needs.num_gpus} GPUs of their own"
-        if len(own) < needs.num_gpus:
+        if len(allotted) < needs.num_gpus:
             yield no(
                 "engines",
-                f"{sentence}, and this host has {len(own)} for it.",
+                f"{sentence}, and this host has {len(allotted)} for it.",
                 f"Choose a host with {needs.num_gpus} free GPUs, or a plan without a split.",
             )
         else:
@@ -56,69 +56,69 @@ def division_checks(
 
 
 def given(found: Iterable[GpuFacts], wanted: Sequence[str]) -> list[GpuFacts]:
-    """Return the GPUs of an attempt among those found; none wanted: every one."""
+    """Return the GPUs whose uuid is in ``wanted``; all if it is empty."""
     return [gpu for gpu in found if not wanted or gpu.uuid in wanted]
 
 
 def narrow_products(gpus: Sequence[GpuFacts]) -> PreflightCheck:
-    """Judge whether an attempt's GPUs multiply in 8-bit floats; processors emulate it."""
-    asked = _asked(FP8_CAPABILITY)
+    """Check whether an attempt's GPUs support FP8 matrix products; CPUs emulate them."""
+    minimum = _requirement(FP8_CAPABILITY)
     if not gpus:
         return yes(
             "fp8", "No GPU is used: products in 8-bit floats are emulated, which is slower."
         )
-    old = _too_old(gpus, FP8_CAPABILITY)
-    if not old:
-        return yes("fp8", f"{len(gpus)} GPUs {asked} multiply in 8-bit floats.")
+    too_old = _too_old(gpus, FP8_CAPABILITY)
+    if not too_old:
+        return yes("fp8", f"{len(gpus)} GPUs {minimum} multiply in 8-bit floats.")
     return no(
         "fp8",
-        f"Products in 8-bit floats need GPUs {asked}; {old}.",
+        f"Products in 8-bit floats need GPUs {minimum}; {too_old}.",
         "Choose a host with newer GPUs, or train with products in BF16.",
     )
 
 
 def block_attention(gpus: Sequence[GpuFacts]) -> PreflightCheck:
-    """Judge whether an attempt has GPUs that train with FlexAttention; no processor does."""
-    asked, old = _asked(TRITON_CAPABILITY), _too_old(gpus, TRITON_CAPABILITY)
-    if gpus and not old:
-        return yes("flex", f"{len(gpus)} GPUs {asked} train with FlexAttention.")
-    why = old or "processors have no backward pass of it"
+    """Check whether an attempt's GPUs can train with FlexAttention; CPUs cannot."""
+    minimum, too_old = _requirement(TRITON_CAPABILITY), _too_old(gpus, TRITON_CAPABILITY)
+    if gpus and not too_old:
+        return yes("flex", f"{len(gpus)} GPUs {minimum} train with FlexAttention.")
+    why = too_old or "processors have no backward pass of it"
     return no(
         "flex",
-        f"FlexAttention trains on GPUs {asked}; {why}.",
+        f"FlexAttention trains on GPUs {minimum}; {why}.",
         "Choose a host with such GPUs, or the attention kernel Fused (SDPA).",
     )
 
 
 def _gpu(pins: Pins, gpus: Sequence[GpuFacts]) -> PreflightCheck:
     least = pins.compute_capability or (0, 0)
-    asked = _asked(least)
+    minimum = _requirement(least)
     if not gpus:
         why = probe.driver_problem() or "no NVIDIA driver and no NVIDIA GPU answer here"
         cuda = f"{pins.cuda[0]}.{pins.cuda[1]}" if pins.cuda else ""
         return no(
             "GPU",
-            f"The environment {pins.name} runs on NVIDIA GPUs {asked}, with a driver for CUDA "
+            f"The environment {pins.name} runs on NVIDIA GPUs {minimum}, with a driver for CUDA "
             f"{cuda}, and this host has none: {why[:200]}.",
             "Choose a host with such a GPU, or an engine that runs on processors: slipway, "
             "or llamacpp for GGUF files.",
         )
-    old = _too_old(gpus, least)
-    if not old:
-        return yes("GPU", f"{len(gpus)} GPUs {asked}, as {pins.name} needs.")
+    too_old = _too_old(gpus, least)
+    if not too_old:
+        return yes("GPU", f"{len(gpus)} GPUs {minimum}, as {pins.name} needs.")
     return no(
         "GPU",
-        f"The environment {pins.name} needs GPUs {asked}; {old}.",
+        f"The environment {pins.name} needs GPUs {minimum}; {too_old}.",
         "Choose a host with newer GPUs, or the engine slipway.",
     )
 
 
-def _asked(least: Version) -> str:
+def _requirement(least: Version) -> str:
     return f"of compute capability {least[0]}.{least[1]} or newer"
 
 
 def _too_old(gpus: Sequence[GpuFacts], least: Version) -> str:
-    """Return in words which GPUs are older than the least that is asked; nothing where none is."""
+    """Return a phrase naming the GPUs below a compute capability, or ""."""
     old = [gpu for gpu in gpus if _capability(gpu) < least]
     named = ", ".join(f"{gpu.name} ({gpu.compute_capability or 'unknown'})" for gpu in old)
     return f"too old are {named[:400]}" if old else ""
@@ -130,9 +130,9 @@ def _capability(gpu: GpuFacts) -> Version:
 
 
 def _compiler(pins: Pins) -> PreflightCheck:
-    found = next(filter(None, map(shutil.which, COMPILERS)), None)
-    if found:
-        return yes("compiler", f"A C compiler is {found}.")
+    compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
+    if compiler:
+        return yes("compiler", f"A C compiler is {compiler}.")
     return no(
         "compiler",
         f"{pins.name} compiles kernels as it starts, and this host has none of "
@@ -144,9 +144,9 @@ def _compiler(pins: Pins) -> PreflightCheck:
 def driver_check(
     driver: Version | None, built_with: Version | None, what: str = "torch"
 ) -> PreflightCheck:
-    """Judge whether the driver runs what torch, or an environment, was built with.
+    """Check whether the driver supports the CUDA version of torch or an environment.
 
-    Within one major version of CUDA an older driver runs what newer minor versions built.
+    A driver supports all minor versions of its CUDA major version.
 
     Source: NVIDIA, CUDA Compatibility, "Minor Version Compatibility".
     """

@@ -1,46 +1,46 @@
-"""What a host is asked to look for before it claims, and what it found."""
+"""The requirements that a host checks before a claim, and the check results."""
 
-from pydantic import Field, FiniteFloat, NonNegativeInt
+from pydantic import Field, NonNegativeInt
 
 from runners.environment_messages import MAIN
 from runners.jobspec import ArtefactModel, FolderModel
-from runners.wire import Message
+from runners.wire import Figure, Message
 
-_PRINTED = r"^[^\x00]*$"  # no database keeps a null byte in text
+_PRINTED = r"^[^\x00]*$"  # PostgreSQL rejects null bytes in text
 
 
 class Needs(Message):
-    """What an attempt takes of its host, which looks whether it is there before it claims."""
+    """The requirements of an attempt, which its host checks before the claim."""
 
     kind: str
     weight_dtype: str = ""
-    compute_dtype: str = ""  # in which a training's products run
-    attention: str = ""  # with which a training attends
+    compute_dtype: str = ""  # of a training's matrix products
+    attention: str = ""  # the attention implementation of a training
     environment: str = MAIN
-    memory_bytes: NonNegativeInt = 0  # the least that its peak is predicted to be, per device
+    memory_bytes: NonNegativeInt = 0  # lower bound of the predicted peak, per device
     model: FolderModel | ArtefactModel | None = Field(default=None, discriminator="source")
-    packages: tuple[str, ...] = ()  # that its environment must pin, beside what it is for
-    num_gpus: NonNegativeInt = 0  # that its engines divide among themselves; 0: it divides none
-    gpus: tuple[str, ...] = ()  # uuids of the GPUs that it was given; none: every one there is
-    ports: tuple[int, ...] = ()  # ports that it will listen on
-    compiles: bool = False  # it builds kernels when it starts
+    packages: tuple[str, ...] = ()  # additional packages that its environment must pin
+    num_gpus: NonNegativeInt = 0  # that its split engines share; 0: no split
+    gpus: tuple[str, ...] = ()  # uuids of its GPUs; empty: all GPUs of the host
+    ports: tuple[int, ...] = ()  # ports that it listens on
+    compiles: bool = False  # it compiles kernels at start
 
 
 class PreflightCheck(Message):
-    """One question that a host asked of itself, with the figures that answered it."""
+    """The result of one preflight check, with its figures."""
 
     name: str = Field(max_length=40, pattern=_PRINTED)
     ok: bool
     sentence: str = Field(max_length=600, pattern=_PRINTED)
     remedy: str = Field(default="", max_length=600, pattern=_PRINTED)  # what to do if not ok
-    figures: dict[str, FiniteFloat] = Field(default_factory=dict, max_length=16)
+    figures: dict[str, Figure] = Field(default_factory=dict, max_length=16)
 
 
 def yes(name: str, sentence: str, **figures: float) -> PreflightCheck:
-    """Return a question that the host passed."""
+    """Return a passed check."""
     return PreflightCheck(name=name, ok=True, sentence=sentence, figures=figures)
 
 
 def no(name: str, sentence: str, remedy: str, **figures: float) -> PreflightCheck:
-    """Return a question that the host failed, with what to do."""
+    """Return a failed check with its remedy."""
     return PreflightCheck(name=name, ok=False, sentence=sentence, remedy=remedy, figures=figures)

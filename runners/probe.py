@@ -1,4 +1,4 @@
-"""What this host is and how busy it is: /proc, psutil, and NVML where there is a GPU."""
+"""Reads this host's inventory and load from /proc, psutil and NVML."""
 
 import contextlib
 import functools
@@ -34,10 +34,17 @@ _MILLIWATTS = 1000
 _CORRECTED, _UNCORRECTED, _VOLATILE = 0, 1, 0  # NVML: kinds of memory error, since driver load
 Library = types.ModuleType
 _PERCENT = 100
+# NVML's nvmlClocksThrottleReason* (nvml.h) that make a GPU slower than in its benchmark.
+_SLOWED_BY = {
+    0x08: "hardware slowdown",
+    0x20: "heat (software)",
+    0x40: "heat (hardware)",
+    0x80: "power brake",
+}
 
 
 def host_facts(disk: Path, config: HostConfig | None = None) -> HostFacts:
-    """Return the inventory of this host; free space is that of the disk under ``disk``."""
+    """Return the inventory of this host; free space is of the disk at ``disk``."""
     config = config or HostConfig()
     usage = psutil.disk_usage(str(disk))
     with nvml() as library:
@@ -88,7 +95,7 @@ def os_name(path: Path) -> str:
 
 
 def cpu_model(path: Path) -> str:
-    """Return what the processor calls itself."""
+    """Return the processor's model name."""
     with contextlib.suppress(OSError):
         for line in path.read_text().splitlines():
             name, _, value = line.partition(":")
@@ -98,17 +105,17 @@ def cpu_model(path: Path) -> str:
 
 
 def package_versions() -> dict[str, str]:
-    """Return the versions of the installed packages that jobs build on."""
-    found = {}
+    """Return the versions of the installed packages that jobs use."""
+    versions = {}
     for name in REPORTED_PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found
+            versions[name] = importlib.metadata.version(name)
+    return versions
 
 
 @contextlib.contextmanager
 def nvml() -> Iterator[Library | None]:
-    """Yield the initialised NVML binding, or None where there is no binding or no GPU."""
+    """Yield the initialised NVML binding, or None without binding or GPU."""
     library = _initialised_nvml()
     if library is None:
         yield None
@@ -132,14 +139,14 @@ def _initialised_nvml() -> Library | None:
 
 
 def gpu_facts(library: Library) -> Iterator[GpuFacts]:
-    """Yield every GPU that NVML knows; what one does not tell is None."""
+    """Yield the facts of every GPU that NVML lists; unsupported values are None."""
     errors = inventory.xids()
     for index in range(library.nvmlDeviceGetCount()):
         handle = library.nvmlDeviceGetHandleByIndex(index)
-        ask = functools.partial(topology.ask, library, handle)
-        capability = ask("nvmlDeviceGetCudaComputeCapability")
-        limit = ask("nvmlDeviceGetPowerManagementLimit")
-        bus = ask("nvmlDeviceGetPciInfo")
+        query = functools.partial(topology.query_nvml, library, handle)
+        capability = query("nvmlDeviceGetCudaComputeCapability")
+        limit = query("nvmlDeviceGetPowerManagementLimit")
+        bus = query("nvmlDeviceGetPciInfo")
         bus_id = _text(bus.busId) if bus else None
         yield GpuFacts(
             index=index,
@@ -149,23 +156,23 @@ def gpu_facts(library: Library) -> Iterator[GpuFacts]:
             compute_capability=".".join(map(str, capability)) if capability else None,
             power_limit_watts=None if limit is None else limit / _MILLIWATTS,
             pci_bus_id=bus_id,
-            pcie_width=ask("nvmlDeviceGetCurrPcieLinkWidth"),
-            pcie_max_width=ask("nvmlDeviceGetMaxPcieLinkWidth"),
-            numa_node=ask("nvmlDeviceGetNumaNodeId"),
+            pcie_width=query("nvmlDeviceGetCurrPcieLinkWidth"),
+            pcie_max_width=query("nvmlDeviceGetMaxPcieLinkWidth"),
+            numa_node=query("nvmlDeviceGetNumaNodeId"),
             xids=inventory.xids_of(errors, bus_id) if bus_id else None,
-            **_health(ask),
+            **_health(query),
         )
 
 
-def _health(ask: Callable[..., Any]) -> dict[str, Any]:
-    """Return what a GPU says about its memory's errors and its partition."""
+def _health(query: Callable[..., Any]) -> dict[str, Any]:
+    """Return a GPU's memory error counters and partitioning."""
     ecc, rows, mig = (
-        ask(f"nvmlDeviceGet{name}") for name in ("EccMode", "RemappedRows", "MigMode")
+        query(f"nvmlDeviceGet{name}") for name in ("EccMode", "RemappedRows", "MigMode")
     )
     return {
         "has_ecc": None if ecc is None else bool(ecc[0]),
-        "ecc_corrected_errors": ask("nvmlDeviceGetTotalEccErrors", _CORRECTED, _VOLATILE),
-        "ecc_uncorrected_errors": ask("nvmlDeviceGetTotalEccErrors", _UNCORRECTED, _VOLATILE),
+        "ecc_corrected_errors": query("nvmlDeviceGetTotalEccErrors", _CORRECTED, _VOLATILE),
+        "ecc_uncorrected_errors": query("nvmlDeviceGetTotalEccErrors", _UNCORRECTED, _VOLATILE),
         "needs_reset": None if rows is None else bool(rows[2]),
         "is_worn_out": None if rows is None else bool(rows[3]),
         "is_partitioned": None if mig is None else bool(mig[0]),
@@ -173,7 +180,7 @@ def _health(ask: Callable[..., Any]) -> dict[str, Any]:
 
 
 def driver_problem() -> str | None:
-    """Return why no GPU answers though one is on the bus; None where there is none."""
+    """Return why NVML fails although a GPU is on the bus, or None."""
     if not inventory.has_nvidia_on_bus():
         return None
     try:
@@ -185,24 +192,30 @@ def driver_problem() -> str | None:
     except library.NVMLError as error:
         return str(error)
     library.nvmlShutdown()
-    return "the driver knows no GPU"
+    return "the driver reports no GPU"
 
 
 def gpu_loads(library: Library) -> Iterator[GpuLoad]:
-    """Yield the present state of every GPU; processes that carry no attempt are foreign."""
+    """Yield the present state of every GPU; processes without attempt marker are foreign."""
     for index in range(library.nvmlDeviceGetCount()):
         handle = library.nvmlDeviceGetHandleByIndex(index)
-        ask = functools.partial(topology.ask, library, handle)
-        rates, power = ask("nvmlDeviceGetUtilizationRates"), ask("nvmlDeviceGetPowerUsage")
-        processes = ask("nvmlDeviceGetComputeRunningProcesses") or []
+        query = functools.partial(topology.query_nvml, library, handle)
+        rates, power = query("nvmlDeviceGetUtilizationRates"), query("nvmlDeviceGetPowerUsage")
+        processes = query("nvmlDeviceGetComputeRunningProcesses") or []
         yield GpuLoad(
             uuid=_text(library.nvmlDeviceGetUUID(handle)),
             memory_used_bytes=library.nvmlDeviceGetMemoryInfo(handle).used,
             utilization=rates.gpu / _PERCENT if rates else 0.0,
             power_watts=None if power is None else power / _MILLIWATTS,
-            temperature_celsius=ask("nvmlDeviceGetTemperature", library.NVML_TEMPERATURE_GPU),
+            temperature_celsius=query("nvmlDeviceGetTemperature", library.NVML_TEMPERATURE_GPU),
             foreign_pids=tuple(each.pid for each in processes if not procfs.is_marked(each.pid)),
+            slowed_by=_slowed_by(query("nvmlDeviceGetCurrentClocksThrottleReasons")),
         )
+
+
+def _slowed_by(reasons: int | None) -> tuple[str, ...]:
+    """Return a GPU's throttle reasons, without the usual ones: idle and power cap."""
+    return tuple(name for bit, name in _SLOWED_BY.items() if (reasons or 0) & bit)
 
 
 def _text(value: bytes | str) -> str:

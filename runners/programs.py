@@ -1,10 +1,10 @@
-"""Programs whose words are read as they come."""
+"""Starts programs whose output is read as a text stream."""
 
 import subprocess
 from collections.abc import Mapping, Sequence
 
 
-def heard(
+def start_text_process(
     argv: Sequence[str],
     env: Mapping[str, str] | None,
     *,
@@ -12,10 +12,10 @@ def heard(
     stderr: int = subprocess.PIPE,
     has_own_group: bool = False,
 ) -> subprocess.Popen[str]:
-    """Return a started program whose output is text, whatever bytes it writes.
+    """Start a program whose output is read as text; undecodable bytes are replaced.
 
-    ``stdin`` and ``stderr`` are subprocess's constants; in a group of its own a program can be
-    ended with all that it started.
+    ``stdin`` and ``stderr`` are subprocess's constants; with its own process group a program can
+    be killed together with its children.
     """
     return subprocess.Popen(
         argv,

@@ -1,7 +1,7 @@
-"""A ratio of a baseline to a technique, measured in one run: above 1 the technique brings less.
+"""Measured ratios of a baseline to a technique: above 1 the technique uses less.
 
-Less of what is in ``of``: processor seconds, bytes, passes. A run says with each ratio when and
-where it was taken, so that a kept one stands by itself.
+``of`` is the quantity: processor seconds, bytes, passes. Each stored ratio includes when and
+where it was measured.
 """
 
 import datetime as dt
@@ -13,12 +13,12 @@ from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt
 
-SHARED_LOAD = 0.5  # of a core: below it nobody else worked here to speak of
+SHARED_LOAD = 0.5  # of a core: below it the machine counts as idle
 LIBRARIES = ("torch", "transformers", "accelerate", "torchao", "bitsandbytes", "peft")
 
 
 class Ratio(NamedTuple):
-    """One comparison; ``low`` and ``high`` bound it with 95 % certainty over ``n`` samples."""
+    """One comparison; ``low`` and ``high`` are its 95 % confidence interval over ``n`` samples."""
 
     name: str
     value: float
@@ -29,13 +29,13 @@ class Ratio(NamedTuple):
 
     @classmethod
     def exact(cls, name: str, baseline: float, technique: float, of: str) -> "Ratio":
-        """Return the ratio of two amounts that every run finds the same."""
+        """Return the ratio of two deterministic amounts."""
         value = baseline / technique
         return cls(name, value, value, value, 1, of)
 
 
 class KeptRatio(BaseModel):
-    """A ratio with when, where and by which command it was measured."""
+    """A ratio with date, machine and command of its measurement."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -52,7 +52,7 @@ class KeptRatio(BaseModel):
 
     @classmethod
     def taken_now(cls, ratio: Ratio, command: str, load: float = 0.0) -> "KeptRatio":
-        """Return a ratio that was measured here a moment ago; ``load`` was there before it."""
+        """Return a just measured ratio with its context; ``load`` is the load before it."""
         return cls(
             **ratio._asdict(),
             date=dt.datetime.now(dt.UTC).date(),
@@ -63,20 +63,20 @@ class KeptRatio(BaseModel):
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of Python and of the libraries that jobs compute with."""
-    found = {"python": platform.python_version()}
+    """Return the versions of Python and of the jobs' libraries."""
+    installed = {"python": platform.python_version()}
     for name in LIBRARIES:
         try:
-            found[name] = importlib.metadata.version(name)
+            installed[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return installed
 
 
 def machine_class(load: float = 0.0) -> str:
-    """Return what kind of machine this is, without a name of its own, and whether it was shared.
+    """Return an anonymous description of this machine, and whether it was shared.
 
-    ``load`` is how many others computed on average in the minute before.
+    ``load`` is the load average of the preceding minute.
     """
     cores = len(os.sched_getaffinity(0))
     kind = f"{cores} cores, {platform.machine()}, {platform.system()}"

@@ -1,14 +1,14 @@
-"""Why an attempt ended: one code per cause, shared by host and server. Standard library only."""
+"""Reason codes of attempt ends, shared by host and server. Standard library only."""
 
 from enum import StrEnum
 
 
 class Reason(StrEnum):
-    """The closed list of reason codes; every code has words in ``webapp/jobs/reasons.py``."""
+    """The reason codes; ``webapp/jobs/reasons.py`` has a text for each."""
 
     OK = "ok"
 
-    # The workload's fault: the class is ``failed``.
+    # Caused by the workload: class ``failed``.
     OOM_GPU = "oom_gpu"
     OOM_HOST = "oom_host"
     NCCL_TIMEOUT = "nccl_timeout"
@@ -19,7 +19,7 @@ class Reason(StrEnum):
     MODEL_OR_DATA_MISSING = "model_or_data_missing"
     BAD_INPUT = "bad_input"
 
-    # Ours to answer for: the class is ``error``.
+    # Caused by the platform: class ``error``.
     PREFLIGHT_FAILED = "preflight_failed"
     ENGINE_START_FAILED = "engine_start_failed"
     ENVIRONMENT_FAILED = "environment_failed"
@@ -34,15 +34,16 @@ class Reason(StrEnum):
     VERSION_INCOMPATIBLE = "version_incompatible"
     INTERNAL = "internal"
 
-    # A person or a rule asked for it: the class is ``stopped``.
+    # Requested by a person or a rule: class ``stopped``.
     STOPPED_BY_USER = "stopped_by_user"
     STOPPED_BY_OPERATOR = "stopped_by_operator"
+    SITE_STOPPED = "site_stopped"
     QUOTA = "quota"
     SUPERSEDED = "superseded"
     PEER_ENDED = "peer_ended"
     LOST_AND_ABANDONED_BY_USER = "lost_and_abandoned_by_user"
 
-    # It never had its turn: the class is ``expired``.
+    # Never started: class ``expired``.
     QUEUE_TIMEOUT = "queue_timeout"
 
 
@@ -63,6 +64,7 @@ STOPPED = frozenset(
     {
         Reason.STOPPED_BY_USER,
         Reason.STOPPED_BY_OPERATOR,
+        Reason.SITE_STOPPED,
         Reason.QUOTA,
         Reason.SUPERSEDED,
         Reason.PEER_ENDED,

@@ -1,7 +1,7 @@
-"""Makes the attempts on this host's disk what the server wants: claim, launch, stop, forget.
+"""Reconciles the attempts on disk with the server's state: claim, launch, stop, forget.
 
-Correct if only ``apply`` ran, every ten seconds, with any message lost or doubled: each step
-looks at the folder first, and does nothing when it is done already.
+Level-triggered: ``apply`` every ten seconds is enough, and messages may be lost or repeated.
+Each step reads the folder first and does nothing if it is already done.
 """
 
 import logging
@@ -46,8 +46,8 @@ _PHASES: dict[Verdict, AttemptPhase] = {
     Verdict.HOST_REBOOTED: "running",
     Verdict.FINISHED: "exited",
 }
-GONE = frozenset({409, 410})  # the attempt is not ours to run, and never will be
-MOST_PORTS = 20  # how many taken ports are reported in one round
+GONE = frozenset({409, 410})  # this host will never run the attempt
+MOST_PORTS = 20  # occupied ports reported per claim at most
 
 
 class Reconciler:
@@ -72,15 +72,15 @@ class Reconciler:
         self._fetcher = Fetcher(client)
         self._readers: dict[str, SpoolReader] = {}
 
-    # What is
+    # Actual state
 
-    def judge(self) -> dict[str, Verdict]:
-        """Return the verdict of every attempt that still matters; damaged ones go aside."""
+    def verdicts(self) -> dict[str, Verdict]:
+        """Return the state of every live attempt by id; quarantine damaged folders."""
         verdicts: dict[str, Verdict] = {}
         folders = attempt_folders(self.host_dir.attempts)
-        self.launcher.look(folders)
+        self.launcher.refresh(folders)
         for folder in folders:
-            verdict = self.launcher.judge(folder)
+            verdict = self.launcher.verdict_of(folder)
             if verdict is Verdict.DAMAGED:
                 self._quarantine(folder)
             elif verdict not in (Verdict.TOMBSTONE, Verdict.FORGOTTEN):
@@ -88,27 +88,27 @@ class Reconciler:
         return verdicts
 
     def reap(self) -> dict[str, Verdict]:
-        """Write the ends that nobody wrote, and return the verdicts that then hold."""
-        verdicts = self.judge()
+        """Write missing exit records, and return the resulting states by attempt id."""
+        verdicts = self.verdicts()
         for attempt_id, verdict in list(verdicts.items()):
             folder = self._folder(attempt_id)
-            lost = self.launcher.lost(folder, verdict)
-            if lost is None and (verdict is not Verdict.FINISHED or folder.is_settled):
+            end = self.launcher.unrecorded_end(folder, verdict)
+            if end is None and (verdict is not Verdict.FINISHED or folder.is_settled):
                 continue
-            if lost:
-                log.warning("attempt %s: %s %s", attempt_id, lost.reason, lost.explanation)
+            if end:
+                log.warning("attempt %s: %s %s", attempt_id, end.reason, end.explanation)
             try:
-                folder.settle(*(lost or (Reason.INTERNAL,)))
+                folder.settle(*(end or (Reason.INTERNAL,)))
                 verdicts[attempt_id] = Verdict.FINISHED
-            except ValueError:  # what is on disk is not what we write
+            except ValueError:  # the files on disk are damaged
                 self._quarantine(folder)
                 del verdicts[attempt_id]
         return verdicts
 
     def statuses(self) -> tuple[AttemptStatus, ...]:
-        """Return what a beat says about the attempts."""
-        found = []
-        for attempt_id, verdict in self.judge().items():
+        """Return the attempts' statuses for a heartbeat."""
+        reports = []
+        for attempt_id, verdict in self.verdicts().items():
             folder = self._folder(attempt_id)
             claim = folder.claim()
             if claim is None:
@@ -122,46 +122,48 @@ class Reconciler:
                 acked_seq=folder.acked_seq(),
                 waits_for=self.launcher.waits_for(folder) if verdict is Verdict.WAITING else "",
             )
-            found.append(status)
-        return tuple(found)
+            reports.append(status)
+        return tuple(reports)
 
     def running(self) -> list[AttemptFolder]:
-        """Return the attempts whose supervisor lives."""
-        verdicts = self.judge()
-        return [self._folder(key) for key, each in verdicts.items() if each is Verdict.RUNNING]
+        """Return the attempts whose supervisor runs."""
+        verdicts = self.verdicts()
+        return [
+            self._folder(key) for key, verdict in verdicts.items() if verdict is Verdict.RUNNING
+        ]
 
-    # What should be
+    # Desired state
 
     def apply(self, reply: BeatReply) -> None:
-        """Bring this host closer to what the server wants."""
-        for order in reply.stop:  # first, so that a claimed attempt may never start
+        """Apply a heartbeat reply: stop, claim and forget attempts."""
+        for order in reply.stop:  # first: a claimed attempt that must stop never starts
             self.stop(order)
         for wanted in reply.wanted:
             self.claim(wanted)
         for attempt_id in reply.forget:
-            if (folder := self._known(attempt_id)) and folder.is_settled:
+            if (folder := self._existing_folder(attempt_id)) and folder.is_settled:
                 folder.forget()
                 self._readers.pop(attempt_id, None)
 
     def retry_claims(self) -> None:
-        """Ask again for the specs whose claims were not answered."""
-        for attempt_id, verdict in self.judge().items():
+        """Repeat the claims that were not answered."""
+        for attempt_id, verdict in self.verdicts().items():
             claim = self._folder(attempt_id).claim()
             if verdict is Verdict.CLAIMING and claim:
                 self.claim(Wanted(attempt_id=attempt_id, fence=claim.fence))
 
     def claim(self, wanted: Wanted) -> None:
-        """Claim an attempt and start it, unless it has been claimed before."""
+        """Claim an attempt and start it, unless it is already claimed."""
         if not ID.fullmatch(wanted.attempt_id):
-            log.error("the server wants an attempt with the id %r", wanted.attempt_id)
+            log.error("the server requested an attempt with the id %r", wanted.attempt_id)
             return
         folder = self._folder(wanted.attempt_id)
-        if folder.path.exists() and self.launcher.judge(folder) is not Verdict.CLAIMING:
+        if folder.path.exists() and self.launcher.verdict_of(folder) is not Verdict.CLAIMING:
             return
         claim = folder.make_claim(wanted.fence, self.boot_id, wanted.needs)
         needs = claim.needs
         for _ in range(MOST_PORTS):
-            reply = self._ask(folder, claim, needs)
+            reply = self._claim(folder, claim, needs)
             if reply is None:
                 return
             if reply.may_start:
@@ -169,24 +171,28 @@ class Reconciler:
                 return
             ports = _own_ports(reply.request)
             if needs is None or not ports or needs.ports == ports:
-                return  # the other hosts have not claimed yet: asked again with the next beat
-            needs = needs.model_copy(update={"ports": ports})  # the one before was taken
+                return  # other hosts have not claimed yet: retried at the next heartbeat
+            needs = needs.model_copy(update={"ports": ports})  # the previous port was occupied
 
-    def _ask(self, folder: AttemptFolder, claim: Claim, needs: Needs | None) -> ClaimReply | None:
-        """Return the server's answer to a claim; None, with the folder buried, when it is no."""
-        place = preflight.Place(self.host_dir, self.config, self._model_roots(), self._leaving())
-        ask = ClaimRequest(
+    def _claim(
+        self, folder: AttemptFolder, claim: Claim, needs: Needs | None
+    ) -> ClaimReply | None:
+        """Return the server's reply to a claim, or None; mark the folder if it was rejected."""
+        place = preflight.Place(
+            self.host_dir, self.config, self._model_roots(), self._stopping_attempts()
+        )
+        claim_request = ClaimRequest(
             fence=claim.fence,
             claim_id=claim.claim_id,
             boot_id=self.boot_id,
-            checks=preflight.look(needs, place) if needs else (),
+            checks=preflight.run_checks(needs, place) if needs else (),
         )
         try:
-            return self._client.claim(folder.attempt_id, ask)
+            return self._client.claim(folder.attempt_id, claim_request)
         except RefusedError as refusal:
             log.warning("%s", refusal)
             if refusal.status in GONE:
-                folder.bury()
+                folder.mark_claim_rejected()
         except ServerError as error:
             log.info("the claim of %s waits: %s", folder.attempt_id, error)
         return None
@@ -196,7 +202,7 @@ class Reconciler:
         values = {name: value.get_secret_value() for name, value in reply.secrets.items()}
         try:
             if not self._fetcher.has_all(folder, request.spec):
-                return  # asked again with the next beat
+                return  # retried at the next heartbeat
             launch.refuse_missing(request.spec.secrets, values)
             self._check_disk()
             spec = launch.confine(request.spec, self._model_roots(), self.host_dir.attempts)
@@ -220,7 +226,7 @@ class Reconciler:
     def _document(
         self, folder: AttemptFolder, request: RunRequest, argv: list[str], env: dict[str, str]
     ) -> dict[str, object]:
-        """Return what the supervisor is told to run."""
+        """Return the supervisor's launch document."""
         return {
             "attempt_id": folder.attempt_id,
             "argv": argv,
@@ -246,10 +252,10 @@ class Reconciler:
                 f'free some space, or lower "min_free_bytes" in config.json',
             )
 
-    def _leaving(self) -> list[preflight.Leaving]:
-        """Return the running attempts that were told to stop, with what each was given."""
+    def _stopping_attempts(self) -> list[preflight.StoppingAttempt]:
+        """Return the running attempts with a stop order, and the GPUs of each."""
         return [
-            preflight.Leaving(folder.attempt_id, _gpus_of(folder))
+            preflight.StoppingAttempt(folder.attempt_id, _gpus_of(folder))
             for folder in self.running()
             if (folder.path / record.STOP).exists()
         ]
@@ -258,15 +264,15 @@ class Reconciler:
         return (self.host_dir.models, *self.config.model_roots, self.host_dir.attempts)
 
     def stop(self, order: StopOrder) -> None:
-        """Have an attempt's supervisor end it; a claimed one then never starts."""
-        folder = self._known(order.attempt_id)
+        """Order an attempt's supervisor to end it; a claimed attempt never starts."""
+        folder = self._existing_folder(order.attempt_id)
         if folder is None or (folder.path / record.STOP).exists():
             return
         document = {"reason": order.reason, "grace_seconds": order.grace_seconds}
         record.write_json(folder.path / record.STOP, document)
         self.launcher.stop(folder)
 
-    def _known(self, attempt_id: str) -> AttemptFolder | None:
+    def _existing_folder(self, attempt_id: str) -> AttemptFolder | None:
         folder = self._folder(attempt_id)
         return folder if ID.fullmatch(attempt_id) and folder.path.is_dir() else None
 
@@ -281,7 +287,7 @@ class Reconciler:
 
 
 def _own_ports(request: RunRequest) -> tuple[int, ...]:
-    """Return the port reserved on this host; none where another host leads."""
+    """Return the gang's port if it is reserved on this host, else an empty tuple."""
     gang = request.gang
     return (gang.master_port,) if gang and gang.node_rank == 0 else ()
 

@@ -1,4 +1,4 @@
-"""Connections to Redis: over TLS the certificate is always checked, or nothing is said."""
+"""Connections to Redis; over TLS the certificate is always verified."""
 
 import ssl
 from pathlib import Path
@@ -10,19 +10,19 @@ from runners.redis_address import celery_url, check_verified, is_encrypted
 
 
 def connect(url: str, ca_file: Path | str | None = None, **options: Any) -> redis.Redis:
-    """Return a client; over TLS the certificate and its name are checked, or nothing is said.
+    """Return a client; over TLS it verifies the certificate and its name.
 
     Raises:
-        UnsafeAddressError: the address switches the check off.
+        UnsafeAddressError: the address disables the verification.
     """
     return redis.Redis.from_url(url, **client_options(url, ca_file), **options)
 
 
 def client_options(url: str, ca_file: Path | str | None = None) -> dict[str, Any]:
-    """Return what a client needs beside the address to check who answers.
+    """Return a client's TLS options for verifying the server.
 
     Raises:
-        UnsafeAddressError: the address switches the check off.
+        UnsafeAddressError: the address disables the verification.
     """
     check_verified(url)
     if not is_encrypted(url):
@@ -32,10 +32,10 @@ def client_options(url: str, ca_file: Path | str | None = None) -> dict[str, Any
 
 
 def celery_options(url: str, ca_file: Path | str | None = None) -> dict[str, Any]:
-    """Return the Celery settings of an address; left out, TLS would not be checked at all.
+    """Return an address's Celery settings, which enable TLS verification.
 
     Raises:
-        UnsafeAddressError: the address switches the check off.
+        UnsafeAddressError: the address disables the verification.
     """
     check_verified(url)
     settings: dict[str, Any] = {"broker_url": celery_url(url)}

@@ -1,7 +1,7 @@
-"""Redis addresses and users, in plain strings: needs nothing but Python.
+"""Redis URLs and user names as plain strings. Standard library only.
 
-Each host has two users, one for the worker of its doorbell and one for its shipper. Both see
-the keys below ``host:<id>:`` and nothing else; the server writes their rules.
+Each host has two users, one for its doorbell worker and one for its shipper. Both can access
+only keys below ``host:<id>:``; the server writes their ACL rules.
 """
 
 from urllib.parse import parse_qsl, urlencode, urlsplit
@@ -11,11 +11,11 @@ UNVERIFIED = {"ssl_cert_reqs": {"none", "optional"}, "ssl_check_hostname": {"fal
 
 
 class UnsafeAddressError(ValueError):
-    """An address that would be spoken to without knowing who answers."""
+    """A Redis URL disables the verification of the server's certificate."""
 
 
 def key_prefix(host_id: str) -> str:
-    """Return what every key of a host starts with."""
+    """Return the prefix of a host's keys."""
     return f"host:{host_id}:"
 
 
@@ -30,12 +30,12 @@ def shipper_user(host_id: str) -> str:
 
 
 def pong_key(host_id: str) -> str:
-    """Return the list into which a host's worker answers a ping that asks for it."""
+    """Return the key of the list for a host's ping replies."""
     return f"{key_prefix(host_id)}pong"
 
 
 def bare(url: str) -> str:
-    """Return an address without its user and password."""
+    """Return a URL without user and password."""
     parts = urlsplit(url)
     pairs = parse_qsl(parts.query, keep_blank_values=True)
     query = urlencode([pair for pair in pairs if pair[0] not in {"username", "password"}])
@@ -44,29 +44,29 @@ def bare(url: str) -> str:
 
 
 def with_user(url: str, user: str, secret: str) -> str:
-    """Return an address for one user; names and secrets here need no escapes."""
+    """Return a URL for one user; these names and secrets need no escaping."""
     parts = urlsplit(bare(url))
     query = f"?{parts.query}" if parts.query else ""
     return f"{parts.scheme}://{user}:{secret}@{parts.netloc}{parts.path}{query}"
 
 
 def celery_url(url: str) -> str:
-    """Return a Redis address as Celery spells it: unix sockets have another scheme there."""
+    """Return a Redis URL in Celery's form, which has another scheme for Unix sockets."""
     if url.startswith("unix://"):
         return f"redis+socket://{url.removeprefix('unix://').replace('?db=', '?virtual_host=')}"
     return url
 
 
 def is_encrypted(url: str) -> bool:
-    """Return whether an address speaks TLS."""
+    """Return whether a URL uses TLS."""
     return urlsplit(url).scheme in TLS_SCHEMES
 
 
 def check_verified(url: str) -> None:
-    """Refuse an address that switches the check of the server's certificate off.
+    """Reject a URL that disables the verification of the server's certificate.
 
     Raises:
-        UnsafeAddressError: with the option, its value and the way out.
+        UnsafeAddressError: names the option, its value and the remedy.
     """
     for name, value in parse_qsl(urlsplit(url).query):
         if value.lower() in UNVERIFIED.get(name, ()):

@@ -1,7 +1,7 @@
-"""New secrets for a host: made here, known to the server by their digests alone.
+"""Rotates a host's secrets: generated here; the server receives only their digests.
 
-They lie on disk before the server hears of them. If its answer is lost, the next try finds
-out which of the two it holds.
+New secrets are written to disk before the request. If the reply is lost, the next try finds
+out which of the two secrets the server accepts.
 """
 
 import hashlib
@@ -20,15 +20,15 @@ SECRET_BYTES = 32
 
 
 class RotationError(Exception):
-    """The secrets were not replaced; the text says why and what to do."""
+    """The rotation failed; the text gives the reason and the remedy."""
 
 
 def rotate(host_dir: HostDir) -> Credential:
-    """Replace this host's secrets, write them, and return them; the old ones end at once.
+    """Replace this host's secrets, write them and return them; the old ones expire at once.
 
     Raises:
-        RotationError: the server knows neither the old secret nor the new one.
-        UnreachableError: the server does not answer; nothing is lost, try again.
+        RotationError: the server accepts neither the old secret nor the new one.
+        UnreachableError: the server does not answer; a retry is safe.
     """
     pending = host_dir.path / "credential.next.json"
     try:
@@ -36,19 +36,19 @@ def rotate(host_dir: HostDir) -> Credential:
             current = host_dir.credential()
             fresh = _read(pending) or _fresh(current)
             write_secret(pending, fresh.model_dump_json(indent=2))
-            reply = _ask(current, fresh)
-            kept = fresh.model_copy(
+            reply = _request_rotation(current, fresh)
+            rotated = fresh.model_copy(
                 update={
                     "command_key": reply.command_key,
                     "redis_url": reply.redis_url,
                     "redis_secret": fresh.redis_secret if reply.has_redis_user else None,
                 }
             )
-            host_dir.save_credential(kept)
+            host_dir.save_credential(rotated)
             pending.unlink()
     except record.LockedError:
         raise RotationError("another process is replacing this host's secrets now") from None
-    return kept
+    return rotated
 
 
 def _read(pending: Path) -> Credential | None:
@@ -62,24 +62,24 @@ def _fresh(current: Credential) -> Credential:
     return current.model_copy(update=made)
 
 
-def _ask(current: Credential, fresh: Credential) -> RotateReply:
-    """Tell the server; after a lost reply it may know this host by the new secret already."""
+def _request_rotation(current: Credential, fresh: Credential) -> RotateReply:
+    """Request the rotation; after a lost reply the server may already expect the new secret."""
     request = RotateRequest(
         credential_hash=_digest(fresh.credential),
         redis_secret_hash=_digest(fresh.redis_secret or ""),
     )
     try:
-        return _ask_as(current.credential, current.server, request)
+        return _request_rotation_as(current.credential, current.server, request)
     except RefusedError as refusal:
         if not refusal.is_unauthorized:
             raise
     try:
-        return _ask_as(fresh.credential, current.server, request)
+        return _request_rotation_as(fresh.credential, current.server, request)
     except RefusedError as refusal:
         raise RotationError(f"{refusal}; enrol this host again with a new token") from None
 
 
-def _ask_as(secret: str, server: str, request: RotateRequest) -> RotateReply:
+def _request_rotation_as(secret: str, server: str, request: RotateRequest) -> RotateReply:
     client = ServerClient(server, secret)
     try:
         return client.rotate(request)

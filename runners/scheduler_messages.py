@@ -1,4 +1,4 @@
-"""What a host says of the scheduler to which it hands its jobs."""
+"""Facts about the scheduler to which a host submits its jobs."""
 
 from typing import Literal
 
@@ -8,7 +8,7 @@ from runners.wire import Message
 
 
 class PartitionFacts(Message):
-    """One partition of a cluster, or one kind of node in it."""
+    """One partition of a cluster, or one node type in it."""
 
     name: str
     is_up: bool
@@ -20,7 +20,7 @@ class PartitionFacts(Message):
 
 
 class SchedulerFacts(Message):
-    """The scheduler to which a host hands its jobs, and what it may ask of it."""
+    """The scheduler of a host, its partitions and the options of the host's jobs."""
 
     kind: Literal["slurm"] = "slurm"
     version: str = ""
@@ -28,4 +28,4 @@ class SchedulerFacts(Message):
     time_limit_minutes: PositiveInt
     max_jobs: PositiveInt
     partitions: tuple[PartitionFacts, ...] = Field(default=(), max_length=256)
-    problem: str = ""  # why it was not to be asked
+    problem: str = ""  # why it did not answer

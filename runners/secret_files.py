@@ -1,7 +1,7 @@
-"""A job's secrets as files: in the attempt's own folder, readable by their owner alone.
+"""Writes a job's secrets to files in the attempt's folder, readable only by their owner.
 
-They come with the claim and go with the attempt. Neither the spec nor the command nor the
-environment holds a value; the environment says where the files lie.
+They arrive with the claim and are deleted with the attempt. Spec, command and environment
+contain no values; environment variables contain the files' paths.
 """
 
 import os
@@ -11,12 +11,12 @@ from pathlib import Path
 from runners.supervision import record
 
 DIRECTORY_VARIABLE = "SLIPWAY_SECRETS_DIR"
-# Where a library itself looks for a file: the Hugging Face Hub takes its token from one.
+# Variables of libraries that read a secret from a file, such as the Hugging Face Hub's token.
 KNOWN_VARIABLES = {"HF_TOKEN": "HF_TOKEN_PATH"}
 
 
 def write(attempt_dir: Path, values: Mapping[str, str]) -> dict[str, str]:
-    """Write each value to a file of its own; return the variables that say where they lie."""
+    """Write each value to its own file; return the environment variables with the paths."""
     if not values:
         return {}
     folder = attempt_dir / record.SECRETS

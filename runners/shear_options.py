@@ -1,15 +1,15 @@
-"""To which shape Sheared LLaMA prunes a model, and how long it learns what goes."""
+"""Options of Sheared LLaMA pruning: target shape and training steps."""
 
 from typing import Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
 Dimension = Literal["layers", "hidden", "heads", "channels"]
-HIDDEN_MULTIPLE, CHANNEL_MULTIPLE = 16, 32  # kernels and groups of weights want even widths
+HIDDEN_MULTIPLE, CHANNEL_MULTIPLE = 16, 32  # widths that suit kernels and quantisation groups
 
 
 class Shape(NamedTuple):
-    """How many of each kind a dense model has; ``key_value_heads`` with their queries."""
+    """The shape of a dense model; ``key_value_heads`` includes their query heads."""
 
     layers: int
     hidden_size: int
@@ -17,28 +17,28 @@ class Shape(NamedTuple):
     intermediate_size: int
 
     def size(self, dimension: str) -> int:
-        """Return the size of a dimension of the masks."""
+        """Return the size of a mask dimension."""
         return self[("layers", "hidden", "heads", "channels").index(dimension)]
 
     def without(self, share: float) -> "Shape":
-        """Return the shape that loses about ``share`` of its matrices, evenly by dimension.
+        """Return the shape with about ``share`` of the weights removed, evenly by dimension.
 
-        Depth, hidden size and inner widths each keep the third root of what stays.
+        Depth, hidden size and inner widths are each scaled by ``(1 - share) ** (1/3)``.
         """
-        kept = (1.0 - share) ** (1 / 3)
+        ratio = (1.0 - share) ** (1 / 3)
         return Shape(
-            max(1, round(self.layers * kept)),
-            _rounded(self.hidden_size, kept, HIDDEN_MULTIPLE),
-            max(1, round(self.key_value_heads * kept)),
-            _rounded(self.intermediate_size, kept, CHANNEL_MULTIPLE),
+            max(1, round(self.layers * ratio)),
+            _rounded(self.hidden_size, ratio, HIDDEN_MULTIPLE),
+            max(1, round(self.key_value_heads * ratio)),
+            _rounded(self.intermediate_size, ratio, CHANNEL_MULTIPLE),
         )
 
 
 class Shear(BaseModel):
-    """The target by dimension, where it is not as even as ``sparsity`` makes it, and the steps.
+    """Target sizes, which override the even shape of ``sparsity``, and training steps.
 
-    Masks and weights learn together first; the smaller model then learns on, with text drawn
-    from each domain by how far its loss is above the original's.
+    Masks and weights are trained together first; then the pruned model is trained further, with
+    domains sampled by how far their loss is above the original's.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -62,6 +62,6 @@ class Shear(BaseModel):
         )
 
 
-def _rounded(size: int, kept: float, multiple: int) -> int:
+def _rounded(size: int, ratio: float, multiple: int) -> int:
     multiple = min(multiple, size)
-    return max(multiple, round(size * kept / multiple) * multiple)
+    return max(multiple, round(size * ratio / multiple) * multiple)

@@ -1,14 +1,15 @@
-"""Takes events from the spool to the server until the server says that it has stored them.
+"""Ships events from the spool to the server until they are acknowledged.
 
-Two ways, one contract: a Redis stream where there is one, HTTP always. Both may lose, repeat
-or reorder what they carry; the server accepts only the number after the last one that it
-holds, and this end goes back to the acknowledged number whenever nothing moves.
+Two transports with one contract: a Redis stream if there is one, otherwise HTTP. Both may
+lose, repeat or reorder events; the server accepts only the next expected number, and the
+shipper returns to the acknowledged number when acknowledgements stall.
 """
 
 import logging
+import math
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -24,36 +25,38 @@ from runners.timing import scaled
 
 STALL_SECONDS = scaled(2.0, least=0.5)
 STALLS_BEFORE_HTTP = 2
-STREAM_REST_SECONDS = scaled(30.0, least=1.0)  # how long a stream that led nowhere is left alone
+STREAM_REST_SECONDS = scaled(30.0, least=1.0)  # how long a stalled stream is not used
 MAX_IN_FLIGHT = 5_000
 MAX_STREAM_ENTRIES = 10_000
+SAVE_SECONDS = scaled(2.0, least=0.2)
 REFUSED_REST_SECONDS = scaled(10.0, least=0.5)
 
 log = logging.getLogger(__name__)
 
 
 class EventStream(Protocol):
-    """The quick way: write without an answer, read the acknowledgements elsewhere."""
+    """The fast transport: write without a reply, and read acknowledgements separately."""
 
     def add(self, batch: EventBatch) -> bool:
-        """Put a batch on its way; False when there is no room or no server."""
+        """Send a batch; return False if the stream is full or unreachable."""
 
     def acked(self, attempt_id: str) -> int | None:
-        """Return what the server has stored, or None when it cannot be asked."""
+        """Return the acknowledged number, or None when it cannot be read."""
 
 
 class RedisStream:
-    """Events through the host's stream, acknowledgements from the host's hash."""
+    """Sends events to the host's stream and reads acknowledgements from its hash."""
 
     def __init__(self, url: str, host_id: str, ca_file: Path | None = None) -> None:
         self._redis = _client(url, ca_file)
         self._events = stream.events_key(host_id)
         self._acks = stream.ack_key(host_id)
+        self._num_waiting = 0  # stream length when acknowledgements were last read
 
     def add(self, batch: EventBatch) -> bool:
-        """Put a batch on its way; False when there is no room or no server."""
+        """Send a batch; return False if the stream is full or unreachable."""
         try:
-            if self._redis.xlen(self._events) >= MAX_STREAM_ENTRIES:
+            if self._num_waiting >= MAX_STREAM_ENTRIES:
                 return False
             self._redis.xadd(self._events, stream.encode(batch))  # type: ignore[arg-type]  # dict is invariant there
         except redis.RedisError:
@@ -61,15 +64,18 @@ class RedisStream:
         return True
 
     def acked(self, attempt_id: str) -> int | None:
-        """Return what the server has stored, or None when it cannot be asked."""
+        """Return the acknowledged number, or None when it cannot be read."""
+        both = self._redis.pipeline(transaction=False)
+        both.hget(self._acks, attempt_id)
+        both.xlen(self._events)
         try:
-            value = self._redis.hget(self._acks, attempt_id)
+            value, self._num_waiting = both.execute()
         except redis.RedisError:
             return None
         return int(str(value)) if value is not None else 0
 
     def use(self, url: str, ca_file: Path | None = None) -> None:
-        """Go on under another address or with another secret."""
+        """Reconnect with another address or secret."""
         before, self._redis = self._redis, _client(url, ca_file)
         before.close()
 
@@ -85,7 +91,7 @@ def _client(url: str, ca_file: Path | None) -> redis.Redis:
 
 
 class AttemptShipper:
-    """Ships one attempt's events; only one process at a time can."""
+    """Ships one attempt's events; a lock admits one process at a time."""
 
     def __init__(
         self,
@@ -103,22 +109,27 @@ class AttemptShipper:
         self._sent_seq = self.acked_seq
         self._moved_at = clock()
         self._stalls = 0
+        self._fence: str | None = None
+        self._saved_seq = self.acked_seq
+        self._saved_at = -math.inf
         self._stream_rests_until = 0.0
         self._http_rests_until = 0.0
         self._lock: AbstractContextManager[None] = record.locked(folder.ship_lock)
         self._lock.__enter__()
 
     def close(self) -> None:
-        """Let another process ship this attempt."""
+        """Store the acknowledged number and release the lock."""
+        with suppress(OSError):  # its folder was removed
+            self._save(at_once=True)
         self._lock.__exit__(None, None, None)
 
     @property
     def is_done(self) -> bool:
-        """Tell whether the server holds everything up to the exit."""
+        """Return whether the server has acknowledged every event up to the exit."""
         return self.folder.is_settled and self.acked_seq >= self._reader.last_seq()
 
     def learn(self, acked_seq: int) -> None:
-        """Take in what the server says that it has stored, by whatever way it came."""
+        """Update the acknowledged number, from either transport."""
         if acked_seq == self.acked_seq:
             return
         if acked_seq < self.acked_seq:  # the server lost something: a restored backup
@@ -126,16 +137,25 @@ class AttemptShipper:
         self.acked_seq = acked_seq
         self._sent_seq = max(self._sent_seq, acked_seq)
         self._moved_at, self._stalls = self._clock(), 0
-        self.folder.save_acked_seq(acked_seq)
+        self._save()
+
+    def _save(self, *, at_once: bool = False) -> None:
+        """Store the acknowledged number for the next shipper; a stale one causes only repeats."""
+        is_due = at_once or self._clock() - self._saved_at >= SAVE_SECONDS
+        if is_due and self.acked_seq != self._saved_seq:
+            self.folder.save_acked_seq(self.acked_seq)
+            self._saved_seq, self._saved_at = self.acked_seq, self._clock()
 
     def pump(self) -> int:
-        """Send what is due by the better way and return how many events went out."""
+        """Send the next batch by the better transport; return the number of events sent."""
+        self._save()
         if self._is_stream_usable():
             return self._pump_stream()
         return self._pump_http()
 
     def finish(self) -> None:
-        """Free the disk space of the events that the server holds."""
+        """Delete acknowledged segments of the spool."""
+        self._save(at_once=True)
         trim(self.folder.spool, self.acked_seq)
 
     def _is_stream_usable(self) -> bool:
@@ -146,10 +166,10 @@ class AttemptShipper:
         self._sent_seq, self._stalls = self.acked_seq, 0
 
     def _pump_stream(self) -> int:
-        way = self._stream
-        if way is None:
+        event_stream = self._stream
+        if event_stream is None:
             return 0
-        acked = way.acked(self.folder.attempt_id)
+        acked = event_stream.acked(self.folder.attempt_id)
         if acked is None:
             self._rest_stream(STALL_SECONDS)
             return 0
@@ -161,7 +181,7 @@ class AttemptShipper:
         batch = self._batch(self._sent_seq)
         if batch is None:
             return 0
-        if not way.add(batch):
+        if not event_stream.add(batch):
             self._rest_stream(STALL_SECONDS)
             return 0
         if self._sent_seq == self.acked_seq:
@@ -170,7 +190,7 @@ class AttemptShipper:
         return len(batch.events)
 
     def _notice_stall(self) -> None:
-        """Go back to the acknowledged number when nothing moved for too long."""
+        """Return to the acknowledged number after a stall; after repeated stalls, use HTTP."""
         is_waiting = self._sent_seq > self.acked_seq
         if is_waiting and self._clock() - self._moved_at > STALL_SECONDS:
             self._sent_seq, self._moved_at = self.acked_seq, self._clock()
@@ -199,12 +219,13 @@ class AttemptShipper:
 
     def _batch(self, after_seq: int) -> EventBatch | None:
         events: list[Event] = self._reader.read_after(after_seq, limit=MAX_BATCH_EVENTS)
-        claim = self.folder.claim()
-        if not events or claim is None:
+        if events and self._fence is None and (claim := self.folder.claim()):
+            self._fence = claim.fence
+        if not events or self._fence is None:
             return None
         return EventBatch(
             attempt_id=self.folder.attempt_id,
-            fence=claim.fence,
+            fence=self._fence,
             events=tuple(RunEvent(**event) for event in events),
         )
 

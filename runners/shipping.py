@@ -20,31 +20,38 @@ log = logging.getLogger(__name__)
 
 
 class Loop(threading.Thread):
-    """A daemon thread that repeats a step until it is told to stop."""
+    """A daemon thread that repeats a step until it is stopped."""
 
     def __init__(self, name: str, step: Callable[[], float]) -> None:
         super().__init__(name=name, daemon=True)
         self._step = step
         self._stopped = threading.Event()
+        self._wake_event = threading.Event()
 
     def run(self) -> None:
-        """Repeat the step; it returns the seconds to rest. A failed step is not the last."""
+        """Repeat the step, which returns the pause in seconds; log failures and continue."""
         while not self._stopped.is_set():
             try:
                 rest_seconds = self._step()
             except Exception:
                 log.exception("%s failed; it goes on", self.name)
                 rest_seconds = IDLE_SECONDS
-            self._stopped.wait(rest_seconds)
+            self._wake_event.wait(rest_seconds)
+            self._wake_event.clear()
+
+    def wake(self) -> None:
+        """End the present pause."""
+        self._wake_event.set()
 
     def stop(self) -> None:
-        """Let the present step end and wait for that."""
+        """Stop after the present step and wait for the thread."""
         self._stopped.set()
+        self.wake()
         self.join(timeout=20.0)
 
 
 class Shipping:
-    """The shippers of all attempts that the server does not hold whole."""
+    """The shippers of all attempts with events that the server has not stored."""
 
     def __init__(
         self, host_dir: HostDir, client: ServerClient, event_stream: EventStream | None
@@ -53,61 +60,61 @@ class Shipping:
         self._client = client
         self._stream = event_stream
         self._shippers: dict[str, AttemptShipper] = {}
-        self._told: dict[str, int] = {}
+        self._acked: dict[str, int] = {}
         self._lock = threading.Lock()
 
     def learn(self, acked: Mapping[str, int]) -> None:
-        """Take in what a beat's reply says that the server has stored."""
+        """Store the acknowledged numbers of a heartbeat reply."""
         with self._lock:
-            self._told.update(acked)
+            self._acked.update(acked)
 
     def step(self) -> float:
-        """Pump every attempt once and return the seconds until the next time."""
+        """Ship every attempt's events once; return the seconds until the next step."""
         with self._lock:
-            told, self._told = self._told, {}
+            acked, self._acked = self._acked, {}
         num_sent = 0
         for folder in attempt_folders(self._host_dir.attempts):
             try:
-                num_sent += self._ship(folder, told.get(folder.attempt_id))
-            except Exception:  # one attempt's damage must not hold up the others
+                num_sent += self._ship(folder, acked.get(folder.attempt_id))
+            except Exception:  # a damaged attempt must not block the others
                 log.exception("attempt %s could not be shipped", folder.attempt_id)
         return BUSY_SECONDS if num_sent or self._shippers else IDLE_SECONDS
 
-    def _ship(self, folder: AttemptFolder, told: int | None) -> int:
+    def _ship(self, folder: AttemptFolder, acked_seq: int | None) -> int:
         shipper = self._shipper(folder)
         if shipper is None:
             return 0
-        if told is not None:
-            shipper.learn(told)
+        if acked_seq is not None:
+            shipper.learn(acked_seq)
         num_sent = shipper.pump()
         if shipper.is_done:
             shipper.finish()
         return num_sent
 
     def close(self) -> None:
-        """Let other processes ship."""
+        """Release the shippers' locks for other processes."""
         for shipper in self._shippers.values():
             shipper.close()
         self._shippers.clear()
 
     def _shipper(self, folder: AttemptFolder) -> AttemptShipper | None:
-        known = self._shippers.get(folder.attempt_id)
+        shipper = self._shippers.get(folder.attempt_id)
         if not folder.spool.is_dir():
-            if known:
-                known.close()
+            if shipper:
+                shipper.close()
                 del self._shippers[folder.attempt_id]
             return None
-        if known is None:
+        if shipper is None:
             try:
-                known = AttemptShipper(folder, self._client, self._stream)
+                shipper = AttemptShipper(folder, self._client, self._stream)
             except LockedError:
                 return None
-            self._shippers[folder.attempt_id] = known
-        return known
+            self._shippers[folder.attempt_id] = shipper
+        return shipper
 
 
 class Uploads:
-    """Uploads what ended attempts left, one attempt after the other."""
+    """Uploads the artefacts of ended attempts, one attempt at a time."""
 
     def __init__(self, host_dir: HostDir, client: ServerClient, config: HostConfig) -> None:
         self._host_dir = host_dir
@@ -115,7 +122,7 @@ class Uploads:
         self._config = config
 
     def step(self) -> float:
-        """Upload what waits and return the seconds until the next look."""
+        """Upload the pending artefacts; return the seconds until the next step."""
         for folder in self.waiting():
             try:
                 upload_artefacts(folder, self._client, self._config.upload_cap_bytes)
@@ -125,7 +132,7 @@ class Uploads:
         return UPLOAD_SECONDS
 
     def waiting(self) -> list[AttemptFolder]:
-        """Return the ended attempts whose artefacts were not uploaded yet."""
+        """Return the ended attempts with artefacts to upload."""
         return [
             folder
             for folder in attempt_folders(self._host_dir.attempts)

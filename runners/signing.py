@@ -1,7 +1,7 @@
-"""Signed doorbells: what the server puts into a host's queue and how the host checks it.
+"""Signs and verifies doorbells, the wake-up messages in a host's queue.
 
-Whoever can write a host's queue can delay or drop a doorbell, never forge, replay or aim
-it at another host. The task's two arguments are ``SignedDoorbell.body`` and ``.mac``.
+An attacker with write access to the queue can delay or drop a doorbell, but not forge, replay
+or redirect it. The task's two arguments are ``SignedDoorbell.body`` and ``.mac``.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ SKEW_SECONDS = 30
 
 
 class SignatureRefusedError(Exception):
-    """A doorbell that must not be obeyed; ``code`` names the check that failed."""
+    """A doorbell failed verification; ``code`` names the failed check."""
 
     def __init__(self, code: str, detail: str) -> None:
         super().__init__(f"{code}: {detail}")
@@ -37,7 +37,7 @@ class SignedDoorbell(NamedTuple):
 
 
 class _Envelope(BaseModel):
-    """The signed body: what is asked (``cmd``), of whom, when, and how long it holds."""
+    """The signed body: command, host, issue time and expiry."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -52,7 +52,7 @@ class _Envelope(BaseModel):
 
 
 def key_id(key: str) -> str:
-    """Return the public name of a command key: it tells two keys apart, and reveals neither."""
+    """Return a command key's public id, which does not reveal the key."""
     return hashlib.sha256(key.encode()).hexdigest()[:8]
 
 
@@ -82,10 +82,10 @@ def verify(
     now: float,
     is_new_nonce: Callable[[str, float], bool],
 ) -> Doorbell:
-    """Return the doorbell, once it has passed every check in this order.
+    """Return the doorbell after verifying it.
 
-    Size, MAC, form, host, expiry, issue time, nonce. ``is_new_nonce`` is given the nonce and
-    when it may be forgotten, and says whether it saw the nonce for the first time.
+    The checks, in order: size, MAC, form, host, expiry, issue time, nonce. ``is_new_nonce`` gets
+    the nonce and its expiry, and returns whether the nonce is new.
 
     Raises:
         SignatureRefusedError: with the code ``too_large``, ``bad_mac``, ``malformed``,

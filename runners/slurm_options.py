@@ -1,12 +1,12 @@
-"""What a Slurm job of ours may ask for: a closed list of options with plain values."""
+"""Allowed options of our Slurm jobs: a closed list with plain values."""
 
 import re
 from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveInt
 
-# Options of sbatch and srun that choose where, for whom and with what a job runs. None of them
-# names a program, a file or an environment: those are ours to set.
+# Options of sbatch and srun for placement, accounting and resources. None of them names a
+# program, a file or an environment, which only the agent sets.
 ALLOWED = (
     "account", "constraint", "cpus-per-task", "exclude", "gpus", "gres", "licenses", "mem",
     "nodelist", "partition", "qos", "reservation", "tmp",
@@ -15,10 +15,10 @@ VALUE = re.compile(r"[A-Za-z0-9_.:=,@+\[\]&|*/()-]{1,200}")
 
 
 def checked_options(options: dict[str, str]) -> dict[str, str]:
-    """Return the options.
+    """Return the options if they are allowed.
 
     Raises:
-        ValueError: one is not on the list, or has a value that none of them takes.
+        ValueError: an option is not on the list, or has an invalid value.
     """
     for name, value in options.items():
         if name not in ALLOWED:
@@ -32,7 +32,7 @@ Options = Annotated[dict[str, str], AfterValidator(checked_options)]
 
 
 class SlurmConfig(BaseModel):
-    """How jobs of this host are handed to Slurm; part of config.json."""
+    """Slurm submission settings of this host; part of config.json."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

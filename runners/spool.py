@@ -1,8 +1,8 @@
-"""The numbered events of one attempt on disk: the supervisor writes, the shipper reads.
+"""The event log of one attempt on disk: the supervisor appends, the shipper reads.
 
 A spool is a folder of JSON-lines segments, each named by its first sequence number.
-Numbers start at 1 and have no gap: a line that did not reach the disk whole is cut off
-again, and its number is given to the next event. Standard library only.
+Numbers start at 1 without gaps: a partially written line is truncated and its number
+reused. Standard library only.
 """
 
 import errno
@@ -21,7 +21,7 @@ RESERVE_BYTES = 64 * 1024
 METRIC_KINDS = frozenset({"metric", "progress"})
 LOG_KINDS = frozenset({"log"})
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-# Free space (at most this share of the disk) below which metrics, then logs, are shed.
+# Free space below which metrics, then logs, are dropped; capped at this share of the disk.
 _SHED_METRICS_BYTES = 64 * 1024**2
 _SHED_LOGS_BYTES = 16 * 1024**2
 _SHED_SHARE = 0.02
@@ -30,7 +30,7 @@ Event = dict[str, Any]
 
 
 def segments(folder: Path) -> list[Path]:
-    """Return the segments of a spool in the order of their numbers."""
+    """Return the segments of a spool in numeric order."""
     return sorted(folder.glob("*.jsonl"))
 
 
@@ -43,7 +43,7 @@ def _first_seq(segment: Path) -> int:
 
 
 def _parse(line: bytes, seq: int) -> Event | None:
-    """Return the event of a line, or None when it is not the whole event with this number."""
+    """Return the event of a line, or None if it is not the complete event with this number."""
     if not line.endswith(b"\n"):
         return None
     try:
@@ -54,10 +54,10 @@ def _parse(line: bytes, seq: int) -> Event | None:
 
 
 class SpoolWriter:
-    """Appends numbered events; cuts a torn tail when it opens.
+    """Appends numbered events; truncates a partial last line when it opens.
 
-    States reach the disk at once, metrics and logs at the next ``sync``. On a full disk
-    metrics are shed first and logs second; states have a reserve of their own.
+    State events are flushed at once, metrics and logs at the next ``sync``. On a full disk
+    metrics are dropped first, then logs; state events have reserved space.
     """
 
     def __init__(
@@ -68,15 +68,15 @@ class SpoolWriter:
         self._segment_bytes = segment_bytes
         self._cap_bytes = cap_bytes
         self._is_dirty = False
-        self._shed: frozenset[str] = frozenset()
+        self._dropped_kinds: frozenset[str] = frozenset()
         folder.mkdir(mode=0o700, exist_ok=True)
         self._make_reserve()
         self._open_tail()
-        self._weigh()
+        self._update_dropped_kinds()
 
     def append(self, kind: str, body: Mapping[str, Any], t_ms: int | None = None) -> int | None:
-        """Write one event and return its number, or None when it had to be shed."""
-        if kind in self._shed:
+        """Write one event and return its number, or None when it was dropped."""
+        if kind in self._dropped_kinds:
             self.dropped_events += 1
             return None
         instant = time.time_ns() // 1_000_000 if t_ms is None else t_ms
@@ -93,18 +93,18 @@ class SpoolWriter:
         return self.next_seq - 1
 
     def sync(self) -> None:
-        """Bring what was appended to the disk and weigh what the disk still takes."""
+        """Flush appended events to disk and update which kinds are dropped."""
         self._flush()
-        self._weigh()
+        self._update_dropped_kinds()
 
     def close(self) -> None:
-        """Bring everything to the disk and close."""
+        """Flush and close."""
         self._flush()
         os.close(self._fd)
 
     def _flush(self) -> None:
         if self._is_dirty:
-            with suppress(OSError):  # a disk that fails here fails the next write too
+            with suppress(OSError):  # if the disk fails here, the next write fails too
                 os.fdatasync(self._fd)
             self._is_dirty = False
 
@@ -126,7 +126,7 @@ class SpoolWriter:
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
     def _write(self, line: bytes) -> bool:
-        """Write a whole line, or leave the segment as it was and return False."""
+        """Write a complete line, or leave the segment unchanged and return False."""
         try:
             if self._size >= self._segment_bytes:
                 self._roll()
@@ -150,20 +150,20 @@ class SpoolWriter:
         finally:
             os.close(folder)
 
-    def _weigh(self) -> None:
-        """Decide what is shed until the next sync."""
+    def _update_dropped_kinds(self) -> None:
+        """Decide which event kinds are dropped until the next sync."""
         disk = os.statvfs(self.folder)
         free = disk.f_bavail * disk.f_frsize
         share = int(disk.f_blocks * disk.f_frsize * _SHED_SHARE)
         used = sum(path.stat().st_size for path in segments(self.folder))
-        self._shed = frozenset()
+        self._dropped_kinds = frozenset()
         if free < min(_SHED_METRICS_BYTES, share) or used > self._cap_bytes * 3 // 4:
-            self._shed |= METRIC_KINDS
+            self._dropped_kinds |= METRIC_KINDS
         if free < min(_SHED_LOGS_BYTES, share // 4) or used > self._cap_bytes:
-            self._shed |= LOG_KINDS
+            self._dropped_kinds |= LOG_KINDS
 
     def _make_reserve(self) -> None:
-        """Hold space back for the states that must still be told when the disk is full."""
+        """Reserve space for state events on a full disk."""
         with suppress(OSError):
             reserve = os.open(self._reserve, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
@@ -183,7 +183,7 @@ class SpoolWriter:
 
 
 class _Cursor(NamedTuple):
-    """Right behind event ``seq``: the segment that goes on from there, and where in it."""
+    """The position after event ``seq``: segment and byte offset of the next event."""
 
     seq: int
     segment: Path
@@ -191,7 +191,7 @@ class _Cursor(NamedTuple):
 
 
 class SpoolReader:
-    """Reads events after a given number, while the writer appends in another process."""
+    """Reads events while the writer appends in another process."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -199,14 +199,14 @@ class SpoolReader:
         self._tail: _Cursor | None = None
 
     def read_after(self, seq: int, *, limit: int = 500, max_bytes: int = 2**20) -> list[Event]:
-        """Return at most ``limit`` whole events in about ``max_bytes``, from ``seq + 1`` on."""
+        """Return the events after ``seq``, at most ``limit`` and about ``max_bytes``."""
         cursor = self._cursor if self._cursor and self._cursor.seq == seq else self._find(seq)
         events: list[Event] = []
         total_bytes = 0
         while cursor and len(events) < limit and total_bytes < max_bytes:
-            found, cursor = self._read(cursor, limit - len(events), max_bytes - total_bytes)
-            total_bytes += sum(size for _, size in found)
-            events += [event for event, _ in found]
+            chunk, cursor = self._read(cursor, limit - len(events), max_bytes - total_bytes)
+            total_bytes += sum(size for _, size in chunk)
+            events += [event for event, _ in chunk]
             following = _segment(self.folder, cursor.seq + 1)
             if cursor.segment == following or not following.exists():
                 break
@@ -215,7 +215,7 @@ class SpoolReader:
         return events
 
     def last_seq(self) -> int:
-        """Return the number of the last whole event; 0 when there is none."""
+        """Return the number of the last complete event, or 0."""
         existing = segments(self.folder)
         if not existing:
             return 0
@@ -229,29 +229,29 @@ class SpoolReader:
     def _read(
         cursor: _Cursor, limit: int | None, max_bytes: int | None
     ) -> tuple[list[tuple[Event, int]], _Cursor]:
-        """Return events with their sizes from one segment, and the cursor behind them."""
+        """Return events of one segment with their sizes, and the cursor after them."""
         seq, segment, offset = cursor
-        found: list[tuple[Event, int]] = []
+        events: list[tuple[Event, int]] = []
         total_bytes = 0
         try:
             with segment.open("rb") as lines:
                 lines.seek(offset)
                 for line in lines:
-                    if limit is not None and len(found) >= limit:
+                    if limit is not None and len(events) >= limit:
                         break
                     event = _parse(line, seq + 1)
                     if event is None:
                         break
                     seq, offset, total_bytes = seq + 1, offset + len(line), total_bytes + len(line)
-                    found.append((event, len(line)))
+                    events.append((event, len(line)))
                     if max_bytes is not None and total_bytes >= max_bytes:
                         break
         except FileNotFoundError:
             pass
-        return found, _Cursor(seq, segment, offset)
+        return events, _Cursor(seq, segment, offset)
 
     def _find(self, seq: int) -> _Cursor | None:
-        """Return the cursor behind event ``seq``, or None when the spool does not reach it."""
+        """Return the cursor after event ``seq``, or None if the spool does not reach it."""
         holding = [path for path in segments(self.folder) if _first_seq(path) <= seq + 1]
         if not holding:
             return None
@@ -261,15 +261,15 @@ class SpoolReader:
 
 
 def trim(folder: Path, acked_seq: int) -> int:
-    """Delete the segments whose events are all stored elsewhere; return how many went.
+    """Delete the segments whose events are all acknowledged; return their number.
 
-    The last segment stays: it says where the numbers go on.
+    The last segment is kept: it determines the next number.
     """
     existing = segments(folder)
-    gone = 0
+    num_deleted = 0
     for segment, following in itertools.pairwise(existing):
         if _first_seq(following) > acked_seq + 1:
             break
         segment.unlink()
-        gone += 1
-    return gone
+        num_deleted += 1
+    return num_deleted

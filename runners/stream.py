@@ -1,8 +1,8 @@
-"""Names and fields of the Redis keys between a host's shipper and the server's consumer.
+"""Redis keys and entry format between a host's shipper and the server's consumer.
 
 One stream and one hash per host. An entry is one ``EventBatch``: ``a`` attempt id, ``f``
-fence, ``b`` the JSON list of its consecutive events. The hash holds attempt id -> the
-highest sequence number that the server's database has stored.
+fence, ``b`` the JSON list of its consecutive events. The hash maps attempt id -> the
+highest stored sequence number.
 """
 
 from collections.abc import Mapping
@@ -10,23 +10,26 @@ from collections.abc import Mapping
 from pydantic import TypeAdapter
 
 from runners.messages import EventBatch, RunEvent
+from runners.received_events import ReceivedBatch
+from runners.wire import parse_json
 
 CONSUMER_GROUP = "web"
+MAX_ENTRY_BYTES = 8 * 1024**2  # of a batch's events; usual batches are far smaller
 _EVENTS = TypeAdapter(tuple[RunEvent, ...])
 
 
 def events_key(host_id: str) -> str:
-    """Return the name of the stream that the host's shipper writes."""
+    """Return the key of the stream that the host's shipper writes."""
     return f"host:{host_id}:events"
 
 
 def ack_key(host_id: str) -> str:
-    """Return the name of the hash that the server's consumer writes."""
+    """Return the key of the hash that the server's consumer writes."""
     return f"host:{host_id}:ack"
 
 
 def encode(batch: EventBatch) -> dict[str, str]:
-    """Return the fields of the stream entry that carries a batch."""
+    """Return the stream entry of a batch."""
     return {
         "a": batch.attempt_id,
         "f": batch.fence,
@@ -34,16 +37,20 @@ def encode(batch: EventBatch) -> dict[str, str]:
     }
 
 
-def decode(fields: Mapping[bytes | str, bytes | str]) -> EventBatch:
-    """Return the batch of a stream entry.
+def decode(fields: Mapping[bytes | str, bytes | str]) -> ReceivedBatch:
+    """Return the batch of a stream entry; damaged events become ``RefusedEvent``.
 
     Raises:
-        ValueError: a field is missing or is not what ``encode`` writes.
+        ValueError: a field is missing, too large or malformed.
     """
     text = {_text(key): _text(value) for key, value in fields.items()}
     try:
-        events = _EVENTS.validate_json(text["b"])
-        return EventBatch(attempt_id=text["a"], fence=text["f"], events=events)
+        body = text["b"]
+        if len(body) > MAX_ENTRY_BYTES:
+            msg = f"stream entry has {len(body)} bytes of events, of {MAX_ENTRY_BYTES} at most"
+            raise ValueError(msg)
+        given = {"attempt_id": text["a"], "fence": text["f"], "events": parse_json(body)}
+        return ReceivedBatch.model_validate(given)
     except KeyError as missing:
         raise ValueError(f"stream entry lacks the field {missing}") from None
 

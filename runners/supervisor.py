@@ -1,22 +1,24 @@
 """Runs one attempt to its end: ``python -S -E runners/supervisor.py ATTEMPT_DIR``.
 
-It detaches from whoever starts it, holds the attempt's lock as long as it lives, starts the
-job as its child, numbers what the job says into the spool, and leaves ``exit.json``. When it
-is killed itself, the job dies with it. Standard library only: it is small, starts in a few
-hundredths of a second and outlives every other part of the host.
+It detaches from its parent, holds the attempt's lock while it runs, starts the job as its
+child, writes the job's events with sequence numbers to the spool, and leaves ``exit.json``.
+If it is killed, the job dies with it. Standard library only: it starts in some hundredths of
+a second and does not depend on any other process of the host.
 """
 
 import os
+import select
 import selectors
 import signal
 import sys
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-if __name__ == "__main__":  # with -S no installed package is found, not even this one
+if __name__ == "__main__":  # -S hides site-packages and this package
     sys.path.append(str(Path(__file__).resolve().parent.parent))
 
 from runners.reasons import Reason
@@ -24,6 +26,7 @@ from runners.spool import SpoolWriter
 from runners.supervision import child, conditions, masking, procfs, record
 from runners.supervision.classify import Ending, classify
 from runners.supervision.intake import MAX_LINE_BYTES, EventRefusedError, parse_line
+from runners.supervision.interference import InterferenceWatch
 from runners.supervision.output import CappedLog, LastLines, LogEvents
 from runners.supervision.sampling import TreeSampler
 from runners.timing import scaled
@@ -34,13 +37,18 @@ EXIT_INTERNAL = 70
 EXIT_ALREADY_SUPERVISED = 75
 EXIT_ALREADY_ENDED = 76
 
-LOCK_PATIENCE_SECONDS = 0.3  # whoever only asks whether the lock is free holds it shortly
+LOCK_PATIENCE_SECONDS = 0.3  # a check whether the lock is free holds it briefly
 TICK_SECONDS = scaled(1.0, least=0.2)
 STOPPING_TICK_SECONDS = 0.05
 DRAIN_SECONDS = 1.0
 DEFAULT_GRACE_SECONDS = scaled(15.0, least=0.5)
 READ_BYTES = 256 * 1024
+GATHER_SECONDS = 0.1  # output arrives line by line: reads are batched
+FLOOD_BYTES = (
+    64 * 1024
+)  # per second; above it pipes are read at once so as not to block the writer
 MAX_REFUSALS_TOLD = 20
+LOADING = "Loading libraries"
 
 
 def _now_ms() -> int:
@@ -55,6 +63,7 @@ class Supervisor:
         self.launch = launch
         self.spool = SpoolWriter(folder / record.SPOOL)
         self.sampler = TreeSampler()
+        self.watch = InterferenceWatch()
         self.last_lines = LastLines()
         self.started_at_ms: int | None = None
         self.stop_reason: Reason | None = None
@@ -73,14 +82,17 @@ class Supervisor:
         self._child: child.Child | None = None
         self._selector = selectors.DefaultSelector()
         self._woken, self._wake = os.pipe()
+        self._signals = select.poll()
+        self._signals.register(self._woken, select.POLLIN)
+        self._read_bytes = deque([0, 0], maxlen=2)  # in the previous and the current second
 
     # Start
 
     def start(self) -> bool:
-        """Start the job; False, with the exit record written, when that cannot be."""
+        """Start the job; on failure write the exit record and return False."""
         record.reserve_exit_slot(self.folder)
         self._watch_signals()
-        self._look_for_stop()
+        self._check_stop_order()
         if self.stop_reason is not None:
             self._write_end(Ending(None, None, "", self.stop_reason))
             return False
@@ -101,7 +113,7 @@ class Supervisor:
         return True
 
     def _inherited(self) -> dict[str, str]:
-        """Return what the scheduler that started this process says of the devices it gave."""
+        """Return the scheduler's environment variables that the job inherits, such as its GPUs."""
         names = self.launch.get("inherit", ())
         return {name: os.environ[name] for name in names if name in os.environ}
 
@@ -124,6 +136,8 @@ class Supervisor:
                 "argv": self.launch["argv"],
             },
         )
+        self.spool.append("phase", {"name": LOADING})  # until the job reports its first phase
+        self._log(f"process {started.process.pid} has started: it loads its libraries first")
         for name, fd in started.pipes._asdict().items():
             os.set_blocking(fd, False)
             self._selector.register(fd, selectors.EVENT_READ, name)
@@ -144,17 +158,19 @@ class Supervisor:
     # The loop
 
     def run(self) -> None:
-        """Serve the job until it is gone, with everything that it started, and record how."""
+        """Supervise the job until its whole process tree has ended, and write the exit record."""
         next_tick = time.monotonic()
         while self.exit_status is None:
             if time.monotonic() >= next_tick:
                 self._tick()
                 next_tick = time.monotonic() + TICK_SECONDS
             wait = next_tick - time.monotonic() if self._kill_at is None else STOPPING_TICK_SECONDS
-            self._read(max(wait, 0.0))
+            has_read = self._read(max(wait, 0.0))
             self._reap()
+            if has_read and self.exit_status is None:
+                self._gather()
             if self._is_terminated:
-                self._obey_terminate()
+                self._handle_terminate()
             if self._kill_at is not None and time.monotonic() >= self._kill_at:
                 self._kill_tree()
         self._kill_tree()
@@ -162,28 +178,31 @@ class Supervisor:
         self._write_end(self._ending(self.exit_status))
 
     def _tick(self) -> None:
-        tree = procfs.descendants(os.getpid())
+        self._read_bytes.append(0)
+        tree = procfs.sampled_descendants(os.getpid())
         if tree:
             values = self.sampler.sample(tree)
+            self.watch.update(values["cpu_utilization"])
             self.spool.append("metric", {"source": "host", "values": values, "step": None})
         for name, events in self._log_events.items():
             self._send_logs(name, events.flush())
         self.spool.sync()
-        self._look_for_stop()
+        self._check_stop_order()
         limit = self.launch.get("max_duration_seconds")
         ran_ms = _now_ms() - (self.started_at_ms or _now_ms())
         if limit is not None and self.stop_reason is None and ran_ms > limit * 1000:
-            self._say(f"the limit of {limit:g} s is reached")
+            self._log(f"the limit of {limit:g} s is reached")
             self._begin_stop(Reason.MAX_DURATION, DEFAULT_GRACE_SECONDS)
 
     def _read(self, timeout_s: float) -> bool:
-        """Take in what the pipes hold; False when there was nothing."""
+        """Read the pipes and handle their data; return False when there was none."""
         ready = self._selector.select(timeout_s)
         for key, _ in ready:
             try:
                 data = os.read(key.fd, READ_BYTES)
             except BlockingIOError:
                 continue
+            self._read_bytes[-1] += len(data)
             if not data:
                 self._selector.unregister(key.fd)
                 os.close(key.fd)
@@ -192,6 +211,11 @@ class Supervisor:
             elif key.data in self._logs:
                 self._take_output(key.data, self._maskers[key.data].feed(data))
         return any(key.data != "wake" for key, _ in ready)
+
+    def _gather(self) -> None:
+        """Pause so that output accumulates before the next read; a signal ends the pause."""
+        if self._kill_at is None and sum(self._read_bytes) < FLOOD_BYTES:
+            self._signals.poll(GATHER_SECONDS * 1000)
 
     def _take_output(self, stream: str, data: bytes) -> None:
         self._logs[stream].write(data)
@@ -208,28 +232,28 @@ class Supervisor:
             except EventRefusedError as refusal:
                 self._refusals += 1
                 if self._refusals <= MAX_REFUSALS_TOLD:
-                    self._say(f"an event of the job was refused: {refusal}")
+                    self._log(f"an event of the job was refused: {refusal}")
 
-    def _send_logs(self, stream: str, pieces: Iterator[str]) -> None:
-        for text in pieces:
+    def _send_logs(self, stream: str, texts: Iterator[str]) -> None:
+        for text in texts:
             self.spool.append("log", {"stream": stream, "text": text})
 
-    def _say(self, text: str) -> None:
+    def _log(self, text: str) -> None:
         self.spool.append("log", {"stream": "supervisor", "text": f"{text}\n"})
 
     # The end
 
-    def _look_for_stop(self) -> None:
+    def _check_stop_order(self) -> None:
         if self.stop_reason is None and (order := record.read_json(self.folder / record.STOP)):
             reason = str(order.get("reason"))
             known = reason in Reason.__members__.values()
             grace_seconds = float(order.get("grace_seconds", DEFAULT_GRACE_SECONDS))
             self._begin_stop(Reason(reason) if known else Reason.STOPPED_BY_USER, grace_seconds)
 
-    def _obey_terminate(self) -> None:
+    def _handle_terminate(self) -> None:
         self._is_terminated = False
-        self._look_for_stop()
-        if self.stop_reason is None:  # not from the agent: the machine goes down, or a stranger
+        self._check_stop_order()
+        if self.stop_reason is None:  # not from the agent: a shutdown or another user
             self._begin_stop(Reason.KILLED_EXTERNALLY, DEFAULT_GRACE_SECONDS)
 
     def _begin_stop(self, reason: Reason, grace_seconds: float) -> None:
@@ -247,7 +271,7 @@ class Supervisor:
                 self._child.process.returncode = os.waitstatus_to_exitcode(status)
 
     def _kill_tree(self) -> None:
-        """Kill until two scans in a row find nobody: one scan misses what forks meanwhile."""
+        """Kill until two scans in a row are empty: one scan misses concurrent forks."""
         empty_scans = 0
         while empty_scans <= 1:
             tree = procfs.descendants(os.getpid())
@@ -259,7 +283,7 @@ class Supervisor:
                 time.sleep(0.002)
 
     def _drain(self) -> None:
-        """Take in what the job wrote before it ended."""
+        """Read the output that the job wrote before it ended."""
         deadline = time.monotonic() + DRAIN_SECONDS
         while time.monotonic() < deadline and self._read(0.0):
             pass
@@ -278,7 +302,7 @@ class Supervisor:
         )
 
     def _write_end(self, ending: Ending) -> None:
-        """Write the exit record, then the event that tells it; the secrets go first."""
+        """Delete the secrets, then write the exit record and the ``exited`` event."""
         record.remove_secrets(self.folder)
         for log in self._logs.values():
             log.close()
@@ -297,14 +321,14 @@ class Supervisor:
                 "dropped_log_bytes": left_out,
                 "dropped_events": self.spool.dropped_events,
                 "peak_rss_bytes": peak or None,
-                "conditions": conditions.read(self.folder, self._began_at),
+                "conditions": conditions.read(self.folder, self._began_at) | self.watch.found(),
             },
         )
         self.spool.append("exited", written)
         self.spool.close()
 
     def abandon(self, error: Exception) -> None:
-        """Leave nothing running and a record that says the fault is ours."""
+        """Kill the job and record an internal error as its end."""
         self._kill_tree()
         self.last_lines.feed(
             f"\nthe supervisor failed: {type(error).__name__}: {error}\n".encode()
@@ -313,7 +337,7 @@ class Supervisor:
 
 
 def supervise(folder: Path, report_to: int) -> None:
-    """Run the attempt under its lock; the launcher is told the outcome of the start."""
+    """Run the attempt under its lock; write the start's outcome as one byte to ``report_to``."""
     try:
         with record.locked(folder / record.LOCK, LOCK_PATIENCE_SECONDS):
             if (folder / record.EXIT_RECORD).exists():
@@ -337,9 +361,9 @@ def supervise(folder: Path, report_to: int) -> None:
 
 
 def main() -> int:
-    """Detach, supervise, and return to the launcher whether the attempt is in hands.
+    """Detach, supervise, and return to the launcher whether a supervisor runs.
 
-    With ``--stay`` it does not detach: a scheduler started it and waits for its end.
+    With ``--stay`` it does not detach: a scheduler started it and waits for its exit.
     """
     folder = Path(sys.argv[1]).resolve()
     listen_to, report_to = os.pipe()

@@ -1,7 +1,7 @@
-"""A later attempt of a job goes on from what an earlier one left on this host.
+"""Lets a later attempt of a job resume from an earlier attempt's files on this host.
 
-Its checkpoint, answers or finished layers are moved, not copied: they may be several times as
-large as the model. Where the earlier attempt ran on another host, the job begins anew.
+Checkpoint, answers or finished layers are moved, not copied: they may be several times as
+large as the model. If the earlier attempt ran on another host, the job starts from scratch.
 """
 
 import logging
@@ -14,18 +14,18 @@ from runners.supervision import record
 
 log = logging.getLogger(__name__)
 
-LOCK_PATIENCE_SECONDS = 5.0  # a supervisor says the end, and is itself gone a moment later
+LOCK_PATIENCE_SECONDS = 5.0  # a supervisor ends shortly after it reports the exit
 
 
 def take_over(
     folder: AttemptFolder, request: RunRequest, others: Iterable[AttemptFolder]
 ) -> AttemptFolder | None:
-    """Move what the job's newest earlier attempt kept into ``folder``; return whose it was.
+    """Move the checkpoint of the job's newest earlier attempt; return that attempt or None.
 
-    An attempt whose supervisor lives keeps what it has. ``None``: nothing was there to move.
+    Skips attempts whose supervisor runs. ``None``: there was nothing to move.
     """
     if any(folder.checkpoint.glob("*")):
-        return None  # moved before this host's agent was ended
+        return None  # already moved before the agent restarted
     for earlier in sorted(_earlier(request, others), key=_number, reverse=True):
         try:
             with record.locked(earlier.lock, LOCK_PATIENCE_SECONDS):
@@ -50,7 +50,7 @@ def _number(folder: AttemptFolder) -> int:
     return request.number if request else 0
 
 
-def _move(kept: Path, to: Path) -> None:
+def _move(source: Path, to: Path) -> None:
     if to.is_dir():
-        to.rmdir()  # empty, as seen above
-    kept.rename(to)
+        to.rmdir()  # empty, as checked above
+    source.rename(to)

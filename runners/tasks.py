@@ -1,7 +1,7 @@
-"""The doorbell's tasks: check the signature, wake the agent, done in milliseconds.
+"""The doorbell's Celery tasks: verify the signature and wake the agent, in milliseconds.
 
-They carry no authority. What is to be done stands in the server's answer to the beat that
-follows, and an attempt runs only after its claim.
+They carry no authority: orders come with the reply to the following heartbeat, and an attempt
+runs only after its claim.
 """
 
 import functools
@@ -39,7 +39,7 @@ def _host() -> tuple[HostDir, Credential, NonceStore]:
 
 
 def ring(body: str, mac: str) -> Doorbell | None:
-    """Wake the agent for a doorbell that is genuine; None, and a log line, when it is not."""
+    """Wake the agent for a valid doorbell and return it; otherwise log and return None."""
     host_dir, credential, nonces = _host()
     try:
         doorbell = verify(
@@ -59,26 +59,26 @@ def ring(body: str, mac: str) -> Doorbell | None:
 
 @app.task(name="runners.start")
 def start(body: str, mac: str) -> None:
-    """Say that an attempt waits to be claimed."""
+    """Wake the agent because an attempt can be claimed."""
     ring(body, mac)
 
 
 @app.task(name="runners.stop")
 def stop(body: str, mac: str) -> None:
-    """Say that an attempt is to end."""
+    """Wake the agent because an attempt must end."""
     ring(body, mac)
 
 
 @app.task(name="runners.ping")
 def ping(body: str, mac: str) -> None:
-    """Show that messages still come through, and answer through Redis if that is asked."""
+    """Wake the agent as a connectivity test, and reply through Redis if requested."""
     doorbell = ring(body, mac)
     if doorbell and doorbell.is_echoed:
         echo(doorbell.command_id)
 
 
 def echo(command_id: str) -> None:
-    """Put the id of a ping where the server waits for it."""
+    """Push a ping's id to the Redis list that the server reads."""
     host_dir, credential, _ = _host()
     key = pong_key(credential.host_id)
     with connect(credential.worker_url or "", host_dir.redis_ca(), socket_timeout=2.0) as client:
@@ -88,17 +88,17 @@ def echo(command_id: str) -> None:
 
 
 class LostAckHandler(logging.Handler):
-    """Ends a worker that lost an acknowledgement: it would hang, alive, for ever."""
+    """Ends a worker that lost an acknowledgement, which would otherwise hang forever."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Exit at once; the agent starts another."""
+        """Exit at once; the agent restarts the worker."""
         if LOST_ACK in record.getMessage():
             os._exit(EXIT_STALLED)
 
 
 @worker_ready.connect
 def watch(**_signal: object) -> None:
-    """Start the watchdog of the worker's main process."""
+    """Start the watchdog thread of the worker's main process."""
     logging.getLogger().addHandler(LostAckHandler())
     host_dir = _host()[0]
     host_dir.pings.touch()
@@ -106,12 +106,12 @@ def watch(**_signal: object) -> None:
 
 
 def _watch(pings: Path, parent: int) -> None:
-    """Exit when the agent is gone, or when pings came once and come no more."""
-    started_at, has_heard = time.time(), False
+    """Exit when the agent has ended, or when pings have stopped arriving."""
+    started_at, has_received = time.time(), False
     while os.getppid() == parent:
         last = pings.stat().st_mtime
-        has_heard = has_heard or last > started_at + WATCH_SECONDS
-        if has_heard and time.time() - last > SILENCE_SECONDS:
+        has_received = has_received or last > started_at + WATCH_SECONDS
+        if has_received and time.time() - last > SILENCE_SECONDS:
             os._exit(EXIT_STALLED)
         time.sleep(WATCH_SECONDS)
     os._exit(0)

@@ -1,8 +1,8 @@
-"""How long the product waits, shortened in one place for rehearsals of faults.
+"""Scales all periods and timeouts, so that fault tests run faster.
 
-``SLIPWAY_TIME_SCALE`` (1 unless set) multiplies every period and patience of server and host
-alike, so that ninety seconds of silence can be rehearsed in three. Both sides must be given the
-same scale. Standard library only: the supervisor reads it too.
+``SLIPWAY_TIME_SCALE`` (default 1) multiplies every period and timeout of server and host, so
+that a test of ninety seconds of silence takes three. Both sides must use the same scale.
+Standard library only: the supervisor imports it too.
 """
 
 import os
@@ -11,10 +11,10 @@ VARIABLE = "SLIPWAY_TIME_SCALE"
 
 
 def scale_of(text: str) -> float:
-    """Return the factor that a setting names.
+    """Return the scale of a setting.
 
     Raises:
-        ValueError: it is no number above 0 and at most 1.
+        ValueError: it is not a number above 0 and at most 1.
     """
     try:
         factor = float(text)
@@ -32,5 +32,5 @@ SCALE = scale_of(os.environ.get(VARIABLE) or "1")
 
 
 def scaled(seconds: float, *, least: float = 0.0) -> float:
-    """Return a span on the installation's scale; shortened, it is never below ``least``."""
+    """Return a scaled duration, never shortened below ``least``."""
     return max(seconds * SCALE, min(seconds, least))

@@ -1,4 +1,4 @@
-"""How the GPUs of a host reach each other: NVLink where there is one, else the way over PCIe."""
+"""The GPU interconnect topology of a host: NVLink, or the PCIe path."""
 
 import functools
 import types
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 SELF = "X"
-# NVML's levels of a common ancestor, in the words of ``nvidia-smi topo -m``.
+# NVML's common ancestor levels, in the notation of ``nvidia-smi topo -m``.
 PCIE = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
 UNKNOWN = "?"
 MAX_LINKS = 18
@@ -16,13 +16,13 @@ _SWITCH = 2
 
 
 def matrix(library: types.ModuleType) -> tuple[tuple[str, ...], ...]:
-    """Return for each pair of GPUs how they are connected; no row for a single GPU."""
+    """Return the connection type of each pair of GPUs; an empty tuple for a single GPU."""
     handles = [
         library.nvmlDeviceGetHandleByIndex(index) for index in range(library.nvmlDeviceGetCount())
     ]
     if len(handles) <= 1:
         return ()
-    buses = [_bus(ask(library, handle, "nvmlDeviceGetPciInfo")) for handle in handles]
+    buses = [_bus(query_nvml(library, handle, "nvmlDeviceGetPciInfo")) for handle in handles]
     links = [_links(library, handle) for handle in handles]
     return tuple(
         tuple(
@@ -33,13 +33,13 @@ def matrix(library: types.ModuleType) -> tuple[tuple[str, ...], ...]:
     )
 
 
-def ask(library: types.ModuleType, handle: object, name: str, *arguments: object) -> Any:  # noqa: ANN401 - NVML is untyped
-    """Return what NVML answers, or None when GPU or driver does not support the question."""
-    question = getattr(library, name, None)
-    if question is None:
+def query_nvml(library: types.ModuleType, handle: object, name: str, *arguments: object) -> Any:  # noqa: ANN401 - NVML is untyped
+    """Return the result of an NVML query, or None if GPU or driver does not support it."""
+    function = getattr(library, name, None)
+    if function is None:
         return None
     try:
-        return question(handle, *arguments)
+        return function(handle, *arguments)
     except library.NVMLError:
         return None
 
@@ -55,8 +55,8 @@ def _link(
     through_switch = min(links[row][SWITCHED], links[column][SWITCHED])
     if num_links := links[row][buses[column]] or through_switch:
         return f"NV{num_links}"
-    question = functools.partial(ask, library, handles[row])
-    level = question("nvmlDeviceGetTopologyCommonAncestor", handles[column])
+    query = functools.partial(query_nvml, library, handles[row])
+    level = query("nvmlDeviceGetTopologyCommonAncestor", handles[column])
     return PCIE.get(level, UNKNOWN)
 
 
@@ -64,23 +64,23 @@ SWITCHED = "switch"
 
 
 def _links(library: types.ModuleType, handle: object) -> Counter[str]:
-    """Return how many NVLinks lead to each bus id, or to a switch that reaches every GPU."""
+    """Return the number of NVLinks to each bus id, or to an NVSwitch."""
     return Counter(_ends(library, handle))
 
 
 def _ends(library: types.ModuleType, handle: object) -> Iterator[str]:
     for link in range(MAX_LINKS):
-        if ask(library, handle, "nvmlDeviceGetNvLinkState", link) != _ENABLED:
+        if query_nvml(library, handle, "nvmlDeviceGetNvLinkState", link) != _ENABLED:
             continue
-        kind = ask(library, handle, "nvmlDeviceGetNvLinkRemoteDeviceType", link)
+        kind = query_nvml(library, handle, "nvmlDeviceGetNvLinkRemoteDeviceType", link)
         if kind == _SWITCH:
             yield SWITCHED
         else:
-            yield _bus(ask(library, handle, "nvmlDeviceGetNvLinkRemotePciInfo", link))
+            yield _bus(query_nvml(library, handle, "nvmlDeviceGetNvLinkRemotePciInfo", link))
 
 
 def _bus(info: Any) -> str:  # noqa: ANN401 - NVML is untyped
-    """Return a bus id in one spelling; drivers write the domain with four or eight digits."""
+    """Return a bus id in a canonical form; drivers write the domain with 4 or 8 digits."""
     if info is None:
         return ""
     value = info.busId

@@ -1,7 +1,7 @@
-"""The systemd unit of the agent: unprivileged, unable to write but in its own folder.
+"""The agent's systemd unit: unprivileged, with write access only to the host's folder.
 
-``KillMode=process`` and ``OOMPolicy=continue`` keep jobs alive when the agent is stopped,
-restarted or the kernel ends one of them. Devices stay visible: the GPUs are among them.
+``KillMode=process`` and ``OOMPolicy=continue`` keep jobs running when the agent stops or
+restarts, or the OOM killer ends one of them. Devices stay visible because jobs need the GPUs.
 """
 
 import sys
@@ -38,7 +38,7 @@ WantedBy={target}
 
 
 def render(folder: Path, *, python: str = sys.executable, user: str | None = None) -> str:
-    """Return the unit: of the calling user's own manager, or of the system's for ``user``."""
+    """Return a unit for the calling user's manager, or for the system's manager and ``user``."""
     return TEMPLATE.format(
         user=f"User={user}\n" if user else "",
         python=_quoted(python),
@@ -48,6 +48,6 @@ def render(folder: Path, *, python: str = sys.executable, user: str | None = Non
 
 
 def _quoted(text: str) -> str:
-    """Return a path as systemd reads it: its percent signs and spaces mean themselves."""
+    """Return a path escaped for systemd: quotes, backslashes, percent signs and spaces."""
     plain = text.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
     return f'"{plain}"' if any(character in plain for character in ' "\t') else plain

@@ -1,4 +1,4 @@
-"""Carries the artefacts of ended attempts to the server, part by part, from where it stopped."""
+"""Uploads the artefacts of ended attempts in parts; interrupted uploads are resumed."""
 
 import logging
 import os
@@ -12,13 +12,13 @@ log = logging.getLogger(__name__)
 
 
 def upload_artefacts(folder: AttemptFolder, client: ServerClient, cap_bytes: int) -> int:
-    """Upload an ended attempt's artefacts up to ``cap_bytes`` each; return the bytes sent.
+    """Upload an ended attempt's artefacts of at most ``cap_bytes`` each; return the bytes sent.
 
-    What is larger stays on the host. A file that changed, or that the server refuses, is
-    left out with a line in the log.
+    Larger artefacts stay on the host. A file that changed or that the server rejects is skipped
+    and logged.
 
     Raises:
-        ServerError: the server is away; a later call goes on from there.
+        ServerError: the server is unreachable; a later call resumes the upload.
     """
     total = 0
     for artefact in folder.artefacts():
@@ -67,10 +67,10 @@ def _upload_file(
 
 
 def _open_below(root: Path, path: PurePosixPath) -> int:
-    """Open a file below ``root`` without following any link out of it.
+    """Open a file below ``root`` without following links.
 
     Raises:
-        ValueError: the path leads elsewhere.
+        ValueError: the path is outside of ``root``.
     """
     place = root / path
     is_file_itself = root.is_file() and str(path) == root.name

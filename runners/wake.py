@@ -1,4 +1,4 @@
-"""A fifo in the host's folder: whoever writes a byte makes the agent beat at once."""
+"""A FIFO in the host's folder: a byte written to it triggers a heartbeat at once."""
 
 import contextlib
 import os
@@ -7,18 +7,18 @@ from pathlib import Path
 
 
 class WakeListener:
-    """The agent's end."""
+    """The read end, used by the agent."""
 
     def __init__(self, path: Path) -> None:
         with contextlib.suppress(FileExistsError):
             os.mkfifo(path, 0o600)
-        # Open for writing too, so that it never reads as closed when the last writer leaves.
+        # Also open for writing, so that it does not report EOF when the last writer closes.
         self._fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
-        self._poll = select.poll()  # select() itself refuses a descriptor of 1,024 or more
+        self._poll = select.poll()  # select() rejects descriptors of 1,024 or more
         self._poll.register(self._fd, select.POLLIN)
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait for a wake-up and tell whether there was one."""
+        """Wait for a wake-up; return whether there was one."""
         ready = self._poll.poll(timeout_s * 1000)
         if ready:
             with contextlib.suppress(BlockingIOError):
@@ -26,19 +26,19 @@ class WakeListener:
         return bool(ready)
 
     def close(self) -> None:
-        """Stop listening."""
+        """Close the FIFO."""
         os.close(self._fd)
 
 
 def wake_agent(path: Path) -> bool:
-    """Wake the agent of a host folder; False when none runs there."""
+    """Wake the agent of a host folder; return False when none runs."""
     try:
         fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:  # no reader, or no fifo: its next beat comes anyway
+    except OSError:  # no reader or no FIFO: the next heartbeat is periodic
         return False
     try:
         os.write(fd, b"!")
-    except BlockingIOError:  # full of wake-ups that are not read yet
+    except BlockingIOError:  # full of unread wake-ups
         return True
     else:
         return True

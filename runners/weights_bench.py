@@ -1,7 +1,7 @@
-"""What fewer bits bring and cost: the demo model in fp32, then made smaller by real jobs.
+"""Benchmarks compression: the demo model in fp32, and compressed by real jobs.
 
-Bytes are exact. Perplexities are of the same held-out windows, pair by pair: with the original, or
-of two ways with each other.
+Bytes are exact. Perplexity ratios are paired over the same held-out windows: against the
+original, or between two methods.
 """
 
 from collections.abc import Iterator, Mapping
@@ -23,7 +23,7 @@ STORED = {
     "gptq 4 bit": "GPTQ 4-bit",
     "sparsegpt 50 %": "SparseGPT",
 }
-BETTER = {  # the ratio -> which way should read worse, which better
+BETTER = {  # ratio -> the methods expected to be worse and better
     "round-to-nearest / GPTQ perplexity, 2 bit": ("rtn 2 bit", "gptq 2 bit"),
     "magnitude / SparseGPT perplexity, half of the weights": ("magnitude 50 %", "sparsegpt 50 %"),
     "bf16 / int8 dynamic perplexity": ("bf16", "int8 dynamic"),
@@ -36,12 +36,14 @@ TRAINING = TrainSpec(max_steps=2700, time_budget_seconds=None, compute_dtype="fp
 
 
 def ratios(folder: Path, training: TrainSpec = TRAINING) -> Iterator[Ratio]:
-    """Train the demo model, make it smaller in each way, and yield the ratios.
+    """Train the demo model, compress it with each method, and yield the ratios.
 
-    So many steps, not seconds: on a busy machine it is the same model, only later.
+    Training is limited by steps, not seconds, so that a busy machine yields the same model.
     """
     measured = {row.name: row.measured for row in rows(folder, training, NAMES)}
-    yield of_perplexity("fp32 / bf16 perplexity", _against(folder, TRAINED, TRAINED, "fp32"))
+    yield of_perplexity(
+        "fp32 / bf16 perplexity", _paired_evaluation(folder, TRAINED, TRAINED, "fp32")
+    )
     stored = sum(each.stat().st_size for each in trained_files(folder))
     yield Ratio.exact("fp32 / bf16 weights", stored, measured["bf16"]["disk_bytes"], "bytes")
     yield from of_rows(measured)
@@ -49,37 +51,37 @@ def ratios(folder: Path, training: TrainSpec = TRAINING) -> Iterator[Ratio]:
 
 
 def compared(folder: Path) -> Iterator[Ratio]:
-    """Yield how much better one way reads than another, by a job that reads both side by side.
+    """Yield the perplexity ratios between two methods, from jobs that evaluate both.
 
-    Window by window: two intervals against the original, each at its worst, would hide it.
+    Paired per window: two separate intervals against the original would hide the difference.
     """
     for title, (worse, better) in BETTER.items():
         dtype = spec_of(worse).weight_dtype
-        found = _against(folder, attempt_of(worse), attempt_of(better), dtype)
-        yield of_perplexity(title, found)
+        measured = _paired_evaluation(folder, attempt_of(worse), attempt_of(better), dtype)
+        yield of_perplexity(title, measured)
 
 
-def _against(
+def _paired_evaluation(
     folder: Path, attempt_id: str, other_id: str, weight_dtype: WeightDtype
 ) -> dict[str, float]:
-    """Return what one attempt's model reads beside another's, window by window."""
-    asked = EvaluateSpec(
+    """Return the paired evaluation of one attempt's model against another's."""
+    spec = EvaluateSpec(
         model=ArtefactModel(attempt_id=attempt_id),
         original=ArtefactModel(attempt_id=other_id),
         weight_dtype=weight_dtype,
         evaluation_tokens=EVALUATION_TOKENS,
     )
-    return run(folder, f"{attempt_id}-against-{other_id}", asked)
+    return run(folder, f"{attempt_id}-against-{other_id}", spec)
 
 
 def trained_files(folder: Path) -> list[Path]:
-    """Return the files with the weights of the model that was trained."""
+    """Return the weight files of the trained model."""
     model = folder / "attempts" / TRAINED / "output" / "model"
     return sorted(model.glob("*.safetensors"))
 
 
 def of_rows(measured: Mapping[str, Mapping[str, float]]) -> Iterator[Ratio]:
-    """Yield what the rows of the ways show about bytes."""
+    """Yield the size ratios of the methods' rows."""
     for name, title in STORED.items():
         row = measured[name]
         small = row.get("compressed_bytes", row["matrices_bytes"])
@@ -89,6 +91,6 @@ def of_rows(measured: Mapping[str, Mapping[str, float]]) -> Iterator[Ratio]:
 
 
 def of_perplexity(title: str, found: Mapping[str, float]) -> Ratio:
-    """Return the ratio that an evaluation beside its original found."""
+    """Return the perplexity ratio of a paired evaluation."""
     value, low, high = (found[f"perplexity_ratio{end}"] for end in ("", "_low", "_high"))
     return Ratio(title, value, low, high, WINDOWS, PERPLEXITY)

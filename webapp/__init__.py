@@ -1,1 +1,1 @@
-"""The Django product: wizard, plans, jobs, hosts, history; the only package with a database."""
+"""The Django web application: wizard, plans, jobs, hosts, history; owns the database."""

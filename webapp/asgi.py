@@ -1,5 +1,6 @@
-"""The ASGI door: ``/live/`` goes to the raw relay, beats to their desk, the rest to Django."""
+"""The ASGI application: routes ``/live/``, heartbeats, and all other requests to Django."""
 
+import asyncio
 import os
 import signal
 import threading
@@ -7,35 +8,47 @@ from collections.abc import MutableMapping
 from types import FrameType
 from typing import Any
 
+from asgiref.sync import sync_to_async
 from django.core.asgi import get_asgi_application
+from django.db import DatabaseError, connections
 
+from webapp.core.allocator import collect_and_trim, freeze_loaded, give_back_memory
+
+give_back_memory()  # before threads get their malloc arenas
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "webapp.settings")
 django_application = get_asgi_application()
 
-from webapp.api import beat_door  # noqa: E402 (Django must be set up first)
+from webapp.api import heartbeat_endpoint  # noqa: E402 (Django must be set up first)
+from webapp.core.asgi_messages import Receive, Scope, Send  # noqa: E402 (as above)
+from webapp.core.body_limit import limited  # noqa: E402 (as above)
+from webapp.core.one_at_a_time import OneAtATime  # noqa: E402 (as above)
+from webapp.core.policies import PERMISSIONS_POLICY  # noqa: E402 (as above)
+from webapp.core.schema import SchemaTooNewError, check_schema  # noqa: E402 (as above)
 from webapp.live import stream  # noqa: E402 (as above)
 
+COLLECT_SECONDS = 20
 STRICT_HEADERS = [
     (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"same-origin"),
+    (b"permissions-policy", PERMISSIONS_POLICY.encode()),
 ]
 
 
-async def application(scope: stream.Scope, receive: stream.Receive, send: stream.Send) -> None:
-    """Answer one connection."""
+async def _application(scope: Scope, receive: Receive, send: Send) -> None:
+    """Handle one connection."""
     if scope["type"] == "lifespan":
         await _lifespan(receive, send)
     elif scope["type"] == "http" and scope["path"].startswith(stream.PREFIX):
         await stream.application(scope, receive, with_policy(send))
-    elif scope["type"] == "http" and beat_door.is_beat(scope):
-        await beat_door.application(scope, receive, with_policy(send))
+    elif scope["type"] == "http" and heartbeat_endpoint.is_beat(scope):
+        await heartbeat_endpoint.application(scope, receive, with_policy(send))
     else:
-        await django_application(scope, receive, send)  # type: ignore[arg-type]  # asgiref narrows
+        await in_turns(scope, receive, send)
 
 
-def with_policy(send: stream.Send) -> stream.Send:
-    """Add to what a branch without Django answers the headers that let nothing of it act."""
+def with_policy(send: Send) -> Send:
+    """Return a ``send`` that adds strict security headers, for responses without Django."""
 
     async def guarded(message: MutableMapping[str, Any]) -> None:
         if message["type"] == "http.response.start":
@@ -45,19 +58,51 @@ def with_policy(send: stream.Send) -> stream.Send:
     return guarded
 
 
-async def _lifespan(receive: stream.Receive, send: stream.Send) -> None:
-    """Say yes to start and stop; a server waits for open streams before it says stop."""
+in_turns = OneAtATime(django_application, with_policy)  # type: ignore[arg-type]  # asgiref narrows
+application = limited(_application, with_policy)
+
+
+async def _lifespan(receive: Receive, send: Send) -> None:
+    """Handle startup and shutdown events; the server waits for open streams before shutdown."""
+    collecting: asyncio.Task[None] | None = None
     while True:
         kind = (await receive())["type"]
         if kind == "lifespan.startup":
+            if refusal := await sync_to_async(_schema_refusal)():
+                await send({"type": "lifespan.startup.failed", "message": refusal})
+                return
             end_streams_on_signals()
+            freeze_loaded()
+            collecting = asyncio.create_task(_collect_periodically())
         await send({"type": f"{kind}.complete"})
         if kind == "lifespan.shutdown":
+            if collecting is not None:
+                collecting.cancel()
             return
 
 
+async def _collect_periodically() -> None:
+    """Collect garbage and trim memory periodically; each run takes about 10 ms."""
+    while True:
+        await asyncio.sleep(COLLECT_SECONDS)
+        collect_and_trim()
+
+
+def _schema_refusal() -> str:
+    """Return why this version cannot use the database; "" if it can or the database is down."""
+    try:
+        check_schema()
+    except SchemaTooNewError as error:
+        return str(error)
+    except DatabaseError:
+        return ""
+    finally:
+        connections.close_all()
+    return ""
+
+
 def end_streams_on_signals() -> None:
-    """End open streams as soon as the server is told to stop, before it waits for them."""
+    """Install signal handlers that close open streams, before the server waits for them."""
     if threading.current_thread() is not threading.main_thread():
         return
     for number in (signal.SIGTERM, signal.SIGINT):

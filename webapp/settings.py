@@ -1,7 +1,6 @@
-"""Settings of the web side; what differs per installation comes from the environment."""
+"""Django settings; installation-specific values come from environment variables."""
 
 import os
-import secrets
 from pathlib import Path
 from typing import Any
 
@@ -10,32 +9,18 @@ import django_stubs_ext
 from csp.constants import NONCE, NONE, SELF
 
 from webapp.accounts.networks import networks
-from webapp.core.logs import configure_logs
+from webapp.core.data_folder import data_folder, secret_key
+from webapp.core.email_settings import email_settings
+from webapp.core.logs import configure_logs, fault_logging
 from webapp.core.public_site import public_hosts, public_site
 
 django_stubs_ext.monkeypatch()
 configure_logs()
+LOGGING = fault_logging()
 
 BASE_DIR = Path(__file__).resolve().parent.parent
-DATA_DIR = Path(os.environ.get("SLIPWAY_DATA_DIR", BASE_DIR / "var")).resolve()
-DATA_DIR.mkdir(mode=0o700, parents=True, exist_ok=True)
-
-
-def _secret_key() -> str:
-    """Return the site's secret from the environment, or from a 0600 file made on first use."""
-    if from_environment := os.environ.get("SLIPWAY_SECRET_KEY"):
-        return from_environment
-    path = DATA_DIR / "secret_key"
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
-        return path.read_text().strip()
-    with os.fdopen(descriptor, "w") as file:
-        file.write(secrets.token_urlsafe(48))
-    return path.read_text().strip()
-
-
-SECRET_KEY = _secret_key()
+DATA_DIR = data_folder(os.environ, BASE_DIR / "var")
+SECRET_KEY = secret_key(os.environ, DATA_DIR)
 DEBUG = os.environ.get("SLIPWAY_DEBUG") == "1"
 ALLOWED_HOSTS = [
     "127.0.0.1",
@@ -68,12 +53,15 @@ INSTALLED_APPS = [
     "django_htmx",
 ]
 MIDDLEWARE = [
-    "csp.middleware.CSPMiddleware",  # first: its header is on every answer, errors and files too
+    "webapp.core.middleware.ReleaseMiddleware",  # outside all that set request attributes
+    "webapp.core.policies.PoliciesMiddleware",  # outer: applies to errors and files too
     "django.middleware.security.SecurityMiddleware",
     "servestatic.middleware.ServeStaticMiddleware",
+    "webapp.core.compression.CompressionMiddleware",
+    "webapp.core.readable_text.ReadableTextMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.common.CommonMiddleware",
-    "django.middleware.csrf.CsrfViewMiddleware",
+    "webapp.accounts.csrf.CsrfMiddleware",
     "django.contrib.auth.middleware.AuthenticationMiddleware",
     "django.contrib.auth.middleware.LoginRequiredMiddleware",
     "webapp.accounts.session_middleware.SessionInUse",
@@ -86,7 +74,8 @@ ROOT_URLCONF = "webapp.urls"
 ASGI_APPLICATION = "webapp.asgi.application"
 TEMPLATES = [
     {
-        "BACKEND": "django.template.backends.django.DjangoTemplates",
+        "BACKEND": "webapp.core.template_backend.Templates",
+        "NAME": "django",
         "DIRS": [BASE_DIR / "templates"],
         "APP_DIRS": True,
         "OPTIONS": {
@@ -113,13 +102,13 @@ def _databases() -> dict[str, dict[str, Any]]:
         if main["ENGINE"] == "django.db.backends.postgresql":
             pool = {"min_size": 1, "max_size": 10, "timeout": 5}
             main["OPTIONS"] = {**main.get("OPTIONS", {}), "pool": pool}
-            main["CONN_HEALTH_CHECKS"] = True  # after a restart the pool is full of dead ones
+            main["CONN_HEALTH_CHECKS"] = True  # the pool has dead connections after a restart
             return {"default": main}
         main["OPTIONS"] = _SQLITE_OPTIONS
         metrics = {**main, "NAME": f"{main['NAME']}-metrics"}
         return {"default": main, "metrics": metrics}
     sqlite = {"ENGINE": "django.db.backends.sqlite3", "OPTIONS": _SQLITE_OPTIONS}
-    # Tests use files too: only there do the locks of two processes behave as in production.
+    # Tests use files too, so that locks between processes behave as in production.
     return {
         alias: {
             **sqlite,
@@ -136,12 +125,12 @@ METRICS_DATABASE = "metrics" if "metrics" in DATABASES else "default"
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 REDIS_URL = os.environ.get("REDIS_URL", f"unix://{DATA_DIR / 'redis.sock'}")
-REDIS_CA = os.environ.get("SLIPWAY_REDIS_CA") or None  # who vouches for a Redis behind TLS
-# What hosts on other machines are told; without it they work over HTTP alone.
+REDIS_CA = os.environ.get("SLIPWAY_REDIS_CA") or None  # CA file for a Redis behind TLS
+# Redis URL for hosts on other machines; without it they use HTTP only.
 HOST_REDIS_URL = os.environ.get("SLIPWAY_HOST_REDIS_URL") or (
     REDIS_URL if REDIS_URL.startswith("rediss://") else None
 )
-# Rehearsed jobs, which take a host's turn without a model: only where an operator wants them.
+# Drills (test jobs without a model, which occupy a host) must be enabled by the operator.
 ALLOWS_DRILLS = os.environ.get("SLIPWAY_DRILLS") == "1"
 ARTEFACTS_DIR = DATA_DIR / "artefacts"
 DATASETS_DIR = DATA_DIR / "datasets"
@@ -159,20 +148,39 @@ STORAGES = {
     "staticfiles": {"BACKEND": "webapp.core.staticfiles.HashedStaticFilesStorage"},
 }
 
-# Where the administration lies; another name spares it the visits of whoever tries the usual one.
+# Path of the administration; an unusual name avoids scans of the default one.
 ADMIN_PATH = os.environ.get("SLIPWAY_ADMIN_PATH", "admin").strip("/") + "/"
-ADMIN_NETWORKS = networks(os.environ.get("SLIPWAY_ADMIN_NETWORKS", ""))  # none: from anywhere
+ADMIN_NETWORKS = networks(os.environ.get("SLIPWAY_ADMIN_NETWORKS", ""))  # empty: from anywhere
+# Argon2 for new passwords; PBKDF2 hashes of older versions are replaced at login.
+PASSWORD_HASHERS = [
+    "webapp.accounts.hashers.SmallArgon2PasswordHasher",
+    "django.contrib.auth.hashers.PBKDF2PasswordHasher",
+]
+AUTH_PASSWORD_VALIDATORS = [
+    {
+        "NAME": "django.contrib.auth.password_validation.MinimumLengthValidator",
+        "OPTIONS": {"min_length": 12},
+    },
+    {"NAME": "django.contrib.auth.password_validation.CommonPasswordValidator"},
+    {"NAME": "django.contrib.auth.password_validation.NumericPasswordValidator"},
+    {"NAME": "django.contrib.auth.password_validation.UserAttributeSimilarityValidator"},
+]
+PASSWORD_RESET_TIMEOUT = 24 * 3600
 LOGIN_URL = "login"
 LOGIN_REDIRECT_URL = "home"
 LOGOUT_REDIRECT_URL = "login"
 SESSION_COOKIE_HTTPONLY = True
 SESSION_COOKIE_AGE = 12 * 3600  # after the last request
 SESSION_COOKIE_SAMESITE = "Lax"
+CSRF_USE_SESSIONS = True  # for logged-in users; see webapp/accounts/csrf.py
 SECURE_CONTENT_TYPE_NOSNIFF = True
 X_FRAME_OPTIONS = "DENY"
+EMAIL_URL, EMAIL_FROM = (os.environ.get(f"SLIPWAY_EMAIL_{part}", "") for part in ("URL", "FROM"))
+HAS_EMAIL = bool(EMAIL_URL)
+globals().update(email_settings(EMAIL_URL, EMAIL_FROM))
 globals().update(public_site(os.environ.get("SLIPWAY_PUBLIC_URL", "")))
-# The second style source is the hash of the empty string: Plotly fills empty <style>
-# elements through CSSOM; nothing else is let in.
+# The second style source is the hash of the empty string: Plotly inserts empty <style> elements
+# and fills them through CSSOM.
 CONTENT_SECURITY_POLICY = {
     "DIRECTIVES": {
         "default-src": [SELF],

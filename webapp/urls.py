@@ -1,9 +1,11 @@
-"""Every address of the product; each app lists its own."""
+"""Root URL configuration; each app defines its own URLs."""
 
 from django.conf import settings
 from django.contrib import admin
 from django.urls import include, path
 
+handler404 = "webapp.core.outages.not_found"
+handler500 = "webapp.core.outages.server_error"
 urlpatterns = [
     path(settings.ADMIN_PATH, admin.site.urls),
     path("", include("webapp.accounts.urls")),

@@ -1,1 +1,1 @@
-"""Facts with unit, source and date: models, devices and engines, each in its own data file."""
+"""Facts with unit, source and date: models, devices and engines, one data file each."""

@@ -1,11 +1,11 @@
-"""One ``config.json`` behind the common names, whatever its family calls them."""
+"""Access to a ``config.json`` by common field names, independent of its family's names."""
 
 import math
 from typing import Any
 
 from planner.errors import BadConfigError
 
-# Other names of a field, in the order in which they are looked for.
+# Alternative names of a field, in order of lookup.
 SPELLINGS: dict[str, tuple[str, ...]] = {
     "num_experts": ("num_local_experts", "n_routed_experts", "moe_num_experts"),
     "num_experts_per_tok": (
@@ -40,20 +40,20 @@ SPELLINGS: dict[str, tuple[str, ...]] = {
     "index_block_size": ("sparse_block_size",),
     "attention_output_bias": ("attention_out_bias",),
 }
-# Beyond these a number is a slip of the pen, and its model nothing that could be built.
+# Larger numbers are treated as errors.
 LARGEST = 10**9
 LARGEST_OF = {"num_hidden_layers": 10_000, "num_experts": 1_000_000}
 
 
 def _same_everywhere(value: object) -> object:
-    """Return the one value of a list that repeats it for each layer, else the value itself."""
+    """Return the value of a list that repeats one value, otherwise the value itself."""
     if isinstance(value, list) and value and all(entry == value[0] for entry in value):
         return value[0]
     return value
 
 
 class Fields:
-    """The fields of one object of a config, each refused by its whole name when it is wrong."""
+    """The fields of one object of a config; errors name the full path of a field."""
 
     def __init__(self, config: dict[str, Any], *, path: str = "model", title: str = "it") -> None:
         self.config = config
@@ -65,28 +65,28 @@ class Fields:
         return (self.names.get(name, name), name, *SPELLINGS.get(name, ()))
 
     def spelling(self, name: str) -> str:
-        """Return what the config calls a field; where it has none, what the family does."""
-        found = (key for key in self._spellings(name) if key in self.config)
-        return next(found, self.names.get(name, name))
+        """Return the config's name of a field, or the family's name if it is absent."""
+        present = (key for key in self._spellings(name) if key in self.config)
+        return next(present, self.names.get(name, name))
 
     def refusal(self, name: str, value: object, must: str) -> BadConfigError:
-        """Return what to say of a field with a wrong value."""
+        """Return the error for a field with an invalid value."""
         own = self.spelling(name)
         return BadConfigError(f"{own} is {value!r}: it must be {must}", f"{self.path}.{own}")
 
     def get(self, name: str) -> Any:  # noqa: ANN401 - a JSON value may be of any type
-        """Return a field by its common name, or nothing when the config leaves it out."""
+        """Return a field by its common name, or None if it is absent."""
         return self.config.get(self.spelling(name))
 
     def has(self, name: str) -> bool:
-        """Return whether the config gives a field any value but null, zero or empty."""
+        """Return whether a field has a value other than null, zero or empty."""
         return bool(self.get(name))
 
     def integer(self, name: str, default: int | None = None) -> int:
-        """Return a whole number, or the default where the config leaves it out.
+        """Return a whole number, or the default if it is absent.
 
         Raises:
-            BadConfigError: it is missing or out of range; the message has the config's own name.
+            BadConfigError: it is missing or out of range; the message uses the config's own name.
         """
         value = _same_everywhere(self.get(name))
         if value is None:
@@ -102,7 +102,7 @@ class Fields:
         return value
 
     def positive(self, name: str, default: int | None = None) -> int:
-        """Return a whole number of at least 1, or the default where the config leaves it out.
+        """Return a whole number of at least 1, or the default if it is absent.
 
         Raises:
             BadConfigError: it is missing or out of range.
@@ -113,26 +113,28 @@ class Fields:
         return value
 
     def optional(self, name: str) -> int | None:
-        """Return a whole number, or nothing where the config leaves it out or says 0 or false."""
+        """Return a whole number, or None if it is absent, 0 or false."""
         return None if self.get(name) is False else self.integer(name, 0) or None
 
     def number(self, name: str, default: float | None = None) -> float:
-        """Return a number of at least 0, or the default where the config leaves it out.
+        """Return a number of at least 0, or the default if it is absent.
 
         Raises:
-            BadConfigError: it is missing or no such number.
+            BadConfigError: it is missing or not such a number.
         """
         value = self.get(name)
         if isinstance(value, float) and math.isfinite(value) and 0 <= value <= LARGEST:
             return value
-        whole = None if default is None else int(default)
-        return default if default is not None and value is None else self.integer(name, whole)
+        whole_default = None if default is None else int(default)
+        return (
+            default if default is not None and value is None else self.integer(name, whole_default)
+        )
 
     def flag(self, name: str, *, default: bool) -> bool:
-        """Return a boolean, or the family's default when the config leaves it out.
+        """Return a boolean, or the family's default if it is absent.
 
         Raises:
-            BadConfigError: it is no boolean: a text would read as true, whatever it says.
+            BadConfigError: it is not a boolean; any non-empty text would count as true.
         """
         value = self.get(name)
         if value is None:
@@ -142,10 +144,10 @@ class Fields:
         return bool(value)
 
     def inside(self, name: str) -> "Fields":
-        """Return the fields of an object in a field; none where the config leaves it out.
+        """Return the fields of a nested object; empty if it is absent.
 
         Raises:
-            BadConfigError: it is no object.
+            BadConfigError: it is not an object.
         """
         value = self.get(name)
         if value is not None and not isinstance(value, dict):
@@ -157,7 +159,7 @@ class Fields:
         """Return the fields of each object in a list.
 
         Raises:
-            BadConfigError: it is no list of objects.
+            BadConfigError: it is not a list of objects.
         """
         value, own = self.get(name), self.spelling(name)
         listed = [] if value is None else value
@@ -169,10 +171,10 @@ class Fields:
         )
 
     def items(self, name: str) -> list[Any]:
-        """Return a list as it is; empty where the config leaves it out.
+        """Return a list; empty if it is absent.
 
         Raises:
-            BadConfigError: it is no list.
+            BadConfigError: it is not a list.
         """
         value = self.get(name)
         if value is None:
@@ -183,7 +185,7 @@ class Fields:
 
 
 class ConfigReader(Fields):
-    """A config with the family's own spelling of the common names."""
+    """A config with its family's names of the common fields."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         if not isinstance(config, dict):
@@ -209,12 +211,12 @@ class ConfigReader(Fields):
         return model_type
 
     def listed(self, name: str) -> tuple[Any, ...]:
-        """Return a list with one entry a layer, cut to the model's layers; empty when absent.
+        """Return a list with one entry per layer, cut to the model's layers; empty if absent.
 
-        Entries past the last layer describe layers for multi-token prediction.
+        Entries beyond the last layer describe layers for multi-token prediction.
 
         Raises:
-            BadConfigError: it names fewer layers than the model has.
+            BadConfigError: it has fewer entries than the model has layers.
         """
         value = self.get(name)
         if not isinstance(value, list | tuple) or not value:

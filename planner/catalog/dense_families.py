@@ -13,11 +13,11 @@ GPT2_NAMES = {
     "intermediate_size": "n_inner",
     "max_position_embeddings": "n_positions",
 }
-DEFAULT_LABELS = 2  # as transformers has it where a config names none
+DEFAULT_LABELS = 2  # default of transformers
 
 
 def _classification_head(reader: ConfigReader) -> dict[str, Any]:
-    """Return a head of two matrices for the config's classes; the embedding is no output."""
+    """Return the parameters of a two-matrix classification head; no output embedding."""
     hidden, named = reader.integer("hidden_size"), reader.get("id2label")
     default = len(named) if isinstance(named, dict) and named else DEFAULT_LABELS
     labels = reader.positive("num_labels", default)
@@ -37,7 +37,7 @@ GPT2 = replace(
     default_ffn_multiple=4,
     names=GPT2_NAMES,
 )
-# Attention and feed-forward side by side, behind one norm.
+# Parallel attention and feed-forward blocks with one norm.
 GPTJ = replace(
     PLAIN_LAYERNORM,
     norms_per_layer=1,
@@ -52,7 +52,7 @@ DENSE: dict[str, Family] = {
     "mistral": Family(),
     "baichuan": Family(),
     "phi3": Family(),
-    # Its config counts gate and up as one width; only the projections into attention have biases.
+    # Its config counts gate and up as one width; only the QKV projections have biases.
     "qwen": Family(attention_bias=True, fused_gate_width=True),
     "chatglm": Family(
         attention_bias=True,

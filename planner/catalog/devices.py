@@ -29,17 +29,17 @@ NUMBERS = (
     "host_to_device_bandwidth_bytes_per_second",
     "tdp_watts",
 )
-# What names carry beside what a device is told by: who made it, and for whom.
+# Vendor and product-line words in names, ignored in lookups.
 MAKERS = frozenset(
     {"nvidia", "amd", "intel", "google", "aws", "geforce", "tesla", "instinct", "radeon"}
 )
 SIZE = re.compile(r"(.+)-(\d+)gb")
-SIZE_ROUNDING = 0.1  # names round, and count in gigabytes or gibibytes
+SIZE_ROUNDING = 0.1  # names are rounded, in gigabytes or gibibytes
 TEXTS = ("id", "name", "vendor", "kind", "link", "source", "notes")
 
 
 def device_slug(name: str) -> str:
-    """Return a device's name as its catalog id: lower case, other characters as one hyphen.
+    """Return a device's name as a catalog id: lower case, hyphens between words.
 
     >>> device_slug("H100-SXM5-80GB")
     'h100-sxm5-80gb'
@@ -88,23 +88,23 @@ def _ids_by_name() -> dict[str, str]:
 
 @cache
 def _ids_by_short_name() -> dict[str, str]:
-    return {_without_maker(name): found for name, found in _ids_by_name().items()}
+    return {_without_maker(name): device_id for name, device_id in _ids_by_name().items()}
 
 
 def list_devices() -> tuple[DeviceSpec, ...]:
-    """Return every device of the catalog, in the order of its file."""
+    """Return every device of the catalog, in file order."""
     return tuple(_devices().values())
 
 
 def _id_of(slug: str) -> str | None:
-    """Return the id that a slug stands for, with or without its maker and its memory."""
-    names, short = _ids_by_short_name(), _without_maker(slug)
-    found = _ids_by_name().get(slug) or names.get(short)
-    sized = SIZE.fullmatch(short)
-    if found or sized is None or sized[1] not in names:
-        return found
-    told, held = float(sized[2]) * 1e9, _devices()[names[sized[1]]].memory_bytes
-    return names[sized[1]] if abs(held / told - 1.0) <= SIZE_ROUNDING else None
+    """Return the catalog id of a slug, with or without vendor and memory size."""
+    names, short_name = _ids_by_short_name(), _without_maker(slug)
+    device_id = _ids_by_name().get(slug) or names.get(short_name)
+    sized = SIZE.fullmatch(short_name)
+    if device_id or sized is None or sized[1] not in names:
+        return device_id
+    named_bytes, memory_bytes = float(sized[2]) * 1e9, _devices()[names[sized[1]]].memory_bytes
+    return names[sized[1]] if abs(memory_bytes / named_bytes - 1.0) <= SIZE_ROUNDING else None
 
 
 def get_device(name: str) -> DeviceSpec:
@@ -113,8 +113,8 @@ def get_device(name: str) -> DeviceSpec:
     Raises:
         UnknownDeviceError: the catalog has no such name; the message gives the nearest ones.
     """
-    found = _id_of(device_slug(name))
-    if found is None:
+    device_id = _id_of(device_slug(name))
+    if device_id is None:
         nearest = nearest_names(device_slug(name), _ids_by_name())
         raise UnknownDeviceError(
             f"no device {name!r} in the catalog; nearest: {', '.join(nearest) or 'none'}; "
@@ -123,4 +123,4 @@ def get_device(name: str) -> DeviceSpec:
             "cluster.device",
             nearest=nearest,
         )
-    return _devices()[found]
+    return _devices()[device_id]

@@ -1,6 +1,6 @@
-"""The engines: their defaults, and the efficiencies that hold before a host is measured.
+"""Engines: defaults, and efficiencies for hosts without measurements.
 
-A figure is looked up in the engine's own table first and in that of the device's kind second.
+A figure comes from the engine's own table, otherwise from the table of the device kind.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ EngineRole = Literal["runner", "serving", "training"]
 
 
 class Engine(Spec):
-    """One engine on one kind of device: shares of published peaks, seconds, counts, defaults."""
+    """One engine on one device kind: shares of published peaks, seconds, counts, defaults."""
 
     key: str
     title: str
@@ -54,7 +54,7 @@ class Engine(Spec):
     keeps_gradients: bool = False
     sequence_parallel: bool = False
     zero_stage: int = 0
-    # Gradients leave in buckets: PyTorch's are of 25 MB.
+    # Gradients are reduced in buckets; PyTorch's default is 25 MB.
     bucket_bytes: float = 25e6
     bucket_bytes_per_rank: float = 0.0
     gradient_dtype: Dtype | None = None
@@ -121,18 +121,18 @@ ROLE_DEFAULTS: dict[EngineRole, dict[str, Any]] = {
 
 
 def list_engines() -> tuple[str, ...]:
-    """Return the keys of every engine that has a table of its own."""
+    """Return the keys of all engines with their own table."""
     return tuple(data_toml("engines.toml")["engines"])
 
 
 def generic_engines() -> dict[str, EngineRole]:
-    """Return the engines that measurements name and that take their role's generic figures."""
+    """Return the engines without their own table, with their roles."""
     generic = data_toml("engines.toml")["generic"]
     return {key: role for role in ("serving", "training") for key in generic[role]}
 
 
 def engine_slug(name: str) -> str:
-    """Return an engine's name in lower case, other characters as one underscore.
+    """Return an engine's name in lower case, with underscores between words.
 
     >>> engine_slug("TensorRT-LLM")
     'tensorrt_llm'
@@ -148,14 +148,14 @@ def _names_by_slug() -> dict[str, str]:
 
 
 def engine_name(key: str | None) -> str:
-    """Return the catalog's own name of an engine, or what was given where it has none."""
-    found = _names_by_slug().get(engine_slug(_without_release(key)), key) if key else None
+    """Return the catalog name of an engine, or the given name if it is not in the catalog."""
+    name = _names_by_slug().get(engine_slug(_without_release(key)), key) if key else None
     aliases: dict[str, str] = data_toml("engines.toml")["aliases"]
-    return aliases.get(found or "", found) or DEFAULT_ENGINE
+    return aliases.get(name or "", name) or DEFAULT_ENGINE
 
 
 def release_of(key: str | None) -> str:
-    """Return the release that an engine's name ends with, if any.
+    """Return the release at the end of an engine's name, if any.
 
     >>> release_of("SGLang 0.5.9"), release_of("TensorRT-LLM")
     ('0.5.9', '')
@@ -164,45 +164,47 @@ def release_of(key: str | None) -> str:
 
 
 def _without_release(key: str) -> str:
-    """Return an engine's name alone where a release stands behind a known one."""
+    """Return an engine's name without the release after a known name."""
     name, _, release = key.strip().rpartition(" ")
-    known = _names_by_slug()
-    is_told = release and engine_slug(key) not in known and engine_slug(name) in known
-    return name if is_told else key.strip()
+    names_by_slug = _names_by_slug()
+    has_release = (
+        release and engine_slug(key) not in names_by_slug and engine_slug(name) in names_by_slug
+    )
+    return name if has_release else key.strip()
 
 
 def harnessed(name: str) -> str | None:
-    """Return the engine that a tool of this name drives, or nothing if it is none."""
+    """Return the engine that a tool wraps, or None if it is not such a tool."""
     table = data_toml("engines.toml")["engines"].get(name, {})
-    found: str | None = table.get("harness_of")
-    return found
+    engine: str | None = table.get("harness_of")
+    return engine
 
 
 def _table_of(name: str) -> dict[str, Any] | None:
-    """Return an engine's own table; a tool around an engine adds to that engine's."""
+    """Return an engine's own table; a wrapping tool extends its engine's table."""
     tables = data_toml("engines.toml")["engines"]
     own = dict(tables.get(name, {}))
-    below = own.pop("harness_of", None)
-    return {**(tables[below] if below else {}), **own} or None
+    wrapped = own.pop("harness_of", None)
+    return {**(tables[wrapped] if wrapped else {}), **own} or None
 
 
 @cache
 def get_engine(key: str | None, kind: DeviceKind, *, training: bool = False) -> Engine:
     """Return an engine's figures on a kind of device.
 
-    Assumes that an engine without a table of its own behaves as its role does: it comes back
-    with ``is_generic``, which the estimate turns into a warning and wider intervals. So does one
-    that serves, asked to train.
+    An engine without its own table is assumed to behave like its role: it has ``is_generic`` set,
+    and the estimate adds a warning and widens intervals. The same holds for a serving engine that
+    is requested for training.
     """
     tables = data_toml("engines.toml")
     name = engine_name(key)
     own = _table_of(name)
     if training and own and own["role"] == "serving":
         own = None
-    told = generic_engines().get(name, "serving")
-    role: EngineRole = own["role"] if own else "training" if training else told
+    generic_role = generic_engines().get(name, "serving")
+    role: EngineRole = own["role"] if own else "training" if training else generic_role
     fitted = fitted_factors(name, kind, role)
-    habits = {"any": arrival_priors(), **fitted.get("arrival_factors", {})}
+    arrival_factors = {"any": arrival_priors(), **fitted.get("arrival_factors", {})}
     return Engine.model_validate(
         {
             "key": name,
@@ -214,47 +216,48 @@ def get_engine(key: str | None, kind: DeviceKind, *, training: bool = False) -> 
             **ROLE_DEFAULTS[role],
             **(own or {}),
             **fitted,
-            "arrival_factors": habits,
+            "arrival_factors": arrival_factors,
         }
     )
 
 
 def arrival_priors() -> dict[str, float]:
-    """Return how the callers of a closed loop fall together where no sweep says it."""
+    """Return the default arrival parameters of closed-loop clients."""
     return dict(data_toml("engines.toml")["arrivals"])
 
 
 @cache
 def fitted_factors(name: str, kind: DeviceKind, role: EngineRole) -> dict[str, Any]:
-    """Return what the published measurements say about an engine, by field; empty if nothing.
+    """Return an engine's fitted fields; empty if there are none.
 
-    On other kinds of devices than GPUs only single streams were published. An engine that nobody
-    published a run of takes what the engines of its role have in common.
+    For device kinds other than GPUs only single streams were published. An engine without
+    published runs takes the common factors of its role.
     """
     fitted = data_json("factors.json")["engines"]
     if kind != "gpu":
         return {part: fitted[name][part] for part in STREAM if part in fitted.get(name, {})}
-    # An engine with a table of its own keeps its own overheads: local ones serve one at a time.
-    shares = role == "training" or name not in list_engines()
-    common = fitted.get(COMMON.get(role, ""), {}) if shares else {}
+    # An engine with its own table keeps its own overheads: local engines serve one request at a
+    # time.
+    uses_common = role == "training" or name not in list_engines()
+    common = fitted.get(COMMON.get(role, ""), {}) if uses_common else {}
     return {**common, **fitted.get(harnessed(name) or "", {}), **fitted.get(name, {})}
 
 
 @cache
 def routing_evenness() -> float:
-    """Return how evenly tokens choose experts: the shape of a gamma-distributed popularity."""
+    """Return the gamma shape of expert popularity, a measure of routing evenness."""
     return float(data_toml("engines.toml")["routing"]["evenness"])
 
 
 @cache
 def sources() -> dict[str, str]:
-    """Return where the figures come from, by topic."""
+    """Return the sources of the figures, by topic."""
     return dict(data_toml("engines.toml")["sources"])
 
 
 @cache
 def calibration_name() -> str:
-    """Return the version and digest of the factors in use, as every answer repeats them."""
-    both = data_text("engines.toml") + data_text("factors.json")
-    digest = hashlib.sha256(both.encode()).hexdigest()[:12]
+    """Return the version and digest of the factors in use, as stated in every answer."""
+    factor_files = data_text("engines.toml") + data_text("factors.json")
+    digest = hashlib.sha256(factor_files.encode()).hexdigest()[:12]
     return f"{data_json('factors.json')['version']}:{digest}"

@@ -1,4 +1,4 @@
-"""Read from a config how the feed-forward blocks of a mixture of experts are made."""
+"""Read the expert configuration of a mixture-of-experts model from a config."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ DENSE_TYPES = frozenset({"dense", "mlp"})
 
 
 def read_experts(reader: ConfigReader, family: Family) -> dict[str, Any]:
-    """Return the fields of a model's experts; nothing for a dense model."""
+    """Return the fields of a model's experts; empty for a dense model."""
     if not family.sparse or (family.may_be_dense and not reader.has("num_experts")):
         return {}
     for name in REQUIRED:
@@ -39,7 +39,7 @@ def _shared_width(reader: ConfigReader, shared: int) -> int:
 
 
 def dense_layers(reader: ConfigReader) -> int:
-    """Return how many layers have one dense block instead of experts."""
+    """Return the number of layers with one dense block instead of experts."""
     layers = reader.integer("num_hidden_layers")
     named = reader.listed("mlp_layer_types")
     if named:
@@ -54,10 +54,10 @@ def dense_layers(reader: ConfigReader) -> int:
 
 
 def _sparse_layers(reader: ConfigReader, layers: int) -> list[bool]:
-    """Return whether each layer has experts by the rule that the config gives for all layers."""
+    """Return for each layer whether it has experts, by the config's rule for all layers."""
     every = range(layers)
     if reader.get("moe_layer_start_index") is not None:
-        return _between(reader, layers)
+        return _sparse_in_interval(reader, layers)
     named = reader.items("moe_layers")
     if named:
         return [layer in named for layer in every]
@@ -76,9 +76,9 @@ def _sparse_layers(reader: ConfigReader, layers: int) -> list[bool]:
     ]
 
 
-def _between(reader: ConfigReader, layers: int) -> list[bool]:
-    """Return whether each layer has experts by a first, a last and an interval."""
+def _sparse_in_interval(reader: ConfigReader, layers: int) -> list[bool]:
+    """Return for each layer whether it has experts, by first layer, last layer and interval."""
     start, step = reader.integer("moe_layer_start_index"), reader.optional("moe_layer_interval")
-    told = reader.get("moe_layer_end_index")
-    end = layers - 1 if told in (None, 0, -1) else reader.integer("moe_layer_end_index")
+    last_layer = reader.get("moe_layer_end_index")
+    end = layers - 1 if last_layer in (None, 0, -1) else reader.integer("moe_layer_end_index")
     return [start <= layer <= end and (layer + 1) % (step or 1) == 0 for layer in range(layers)]

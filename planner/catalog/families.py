@@ -1,8 +1,8 @@
-"""What a Hugging Face ``model_type`` implies that its ``config.json`` does not say.
+"""Structure that a Hugging Face ``model_type`` implies without a field in ``config.json``.
 
-One entry per family: which biases and norms exist, and how its config spells the common names.
-Every entry is held against the parameter count of the family's own implementation by
-``tests/planner/test_parameters.py``.
+One entry per family: its biases and norms, and its names of the common fields.
+``tests/planner/test_parameters.py`` compares every entry with the parameter count of the family's
+own implementation.
 """
 
 from planner.catalog.dense_families import DENSE
@@ -13,7 +13,7 @@ __all__ = ["FAMILIES", "NOT_COVERED", "Family"]
 
 FAMILIES: dict[str, Family] = {**DENSE, **SPARSE}
 
-# Families that are asked for by name and refused by name: they need formulas of their own.
+# Known families without formulas: requests for them are rejected with this reason.
 NOT_COVERED: dict[str, str] = {
     "bamba": "state-space layers beside attention, whose config names them in its own way",
     "blt": "patches of bytes instead of tokens",

@@ -1,4 +1,4 @@
-"""What the models of one family have in common and their configs do not say."""
+"""Properties common to the models of one family that their configs do not state."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from planner.specs.layers import LayerGroup, OutputGate, RecurrentLayers
 
 @dataclass(frozen=True)
 class Family:
-    """The structure that all models of one ``model_type`` share."""
+    """The structure common to all models of one ``model_type``."""
 
     gated_mlp: bool = True
     norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
@@ -32,29 +32,29 @@ class Family:
     router_bias: bool = False
     expert_bias: bool = False
     output_bias_follows: bool = False
-    # The config's switch for norms of queries and keys, where not all models have them.
+    # The config's flag for norms of queries and keys, if only some models have them.
     qk_norm_switch: str | None = None
-    # Small parameters of one layer, and vectors of the hidden size outside the layers.
+    # Small parameters per layer, and vectors of the hidden size outside the layers.
     extra_per_layer: int = 0
     extra_hidden_vectors: int = 0
     output_gate: OutputGate = "none"
     sinks: bool = False
     sliding_sinks: bool = False
     indexed: bool = False
-    # Every so many layers one attends to everything, the others are of the rest kind.
+    # Every ``full_every``-th layer has full attention, the others are of ``rest_kind``.
     full_every: int = 0
     rest_kind: Literal["sliding", "chunked", "recurrent"] = "sliding"
     recurrent: Callable[[ConfigReader, int], RecurrentLayers] | None = None
     fused_gate_width: bool = False
-    # Readers for families whose configs describe layers, or fields, in a way of their own.
+    # Readers for families with their own description of layers or fields.
     layers: Callable[[ConfigReader], tuple[LayerGroup, ...]] | None = None
     extras: Callable[[ConfigReader], dict[str, Any]] | None = None
-    # A config with this field has what no implementation at hand could confirm, and what it is.
+    # A field that marks a feature without a confirmed implementation, and its description.
     unconfirmed: tuple[str, str] = ("", "")
-    # Objects of its configs whose fields stand for the model's own.
+    # Nested objects whose fields count as the model's own.
     nested: tuple[str, ...] = ()
-    # Fields that its configs carry without a meaning.
+    # Fields to ignore.
     ignores: tuple[str, ...] = ()
     names: dict[str, str] = field(default_factory=dict)
-    # What the family's own code fills in where a config leaves it out.
+    # Defaults of the family's own implementation.
     defaults: dict[str, Any] = field(default_factory=dict)

@@ -14,7 +14,8 @@ from planner.errors import BadConfigError, NotCoveredError
 from planner.specs.model import ModelSpec
 
 DEFAULT_CONTEXT = 2048
-# An unknown family with all of these and none of those is read as a gated dense decoder.
+# An unknown family with all PLAIN_DECODER fields and no NOT_PLAIN field is read as a gated dense
+# decoder.
 PLAIN_DECODER = (
     "hidden_size",
     "intermediate_size",
@@ -24,18 +25,18 @@ PLAIN_DECODER = (
     "hidden_act",
 )
 NOT_PLAIN = ("num_experts", "kv_lora_rank", "layers_block_type", "is_encoder")
-# Parts of a field's name that no plain decoder has: states, convolutions and recurrences.
+# Name parts of fields that no plain decoder has: states, convolutions and recurrences.
 OTHER_LAYERS = ("mamba", "ssm", "state_size", "conv", "lru", "rwkv", "xlstm", "linear_attn")
 UNKNOWN_FAMILY = Family(output_bias_follows=True)
 REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 
 
 def _family_of(reader: ConfigReader) -> Family:
-    """Return the structure of a config's family, or of a plain decoder for an unknown one.
+    """Return the structure of a config's family, or of a plain decoder for an unknown family.
 
     Raises:
-        NotCoveredError: the family is known to need formulas that the planner does not have.
-        BadConfigError: an unknown family does not spell out what a plain decoder has.
+        NotCoveredError: the planner lacks formulas for this known family.
+        BadConfigError: an unknown family lacks the fields of a plain decoder.
     """
     model_type = reader.model_type
     if model_type in FAMILIES:
@@ -59,9 +60,9 @@ def _family_of(reader: ConfigReader) -> Family:
 
 
 def model_from_config(config: dict[str, Any], model_id: str = "custom") -> ModelSpec:
-    """Return the shape that a Hugging Face ``config.json`` describes.
+    """Return the model shape that a Hugging Face ``config.json`` describes.
 
-    Multimodal configs are read through their ``text_config``: the language model alone.
+    Of a multimodal config only the language model is read (``text_config``).
 
     Raises:
         BadConfigError: a field is missing or out of range; the message names it.
@@ -70,13 +71,13 @@ def model_from_config(config: dict[str, Any], model_id: str = "custom") -> Model
     reader = ConfigReader(config)
     family = _family_of(reader)
     reader.names = family.names
-    told = {
+    explicit = {
         name: value
         for name, value in reader.config.items()
         if name not in family.ignores and (value is not None or name not in family.defaults)
     }
     inner = [reader.inside(name).config for name in family.nested]
-    reader.config = {**family.defaults, **dict(ChainMap(*inner)), **told}
+    reader.config = {**family.defaults, **dict(ChainMap(*inner)), **explicit}
     if reader.get("num_hidden_layers") is None and reader.has("layers_block_type"):
         reader.config["num_hidden_layers"] = len(reader.items("layers_block_type"))
     missing = [reader.spelling(name) for name in REQUIRED if reader.get(name) is None]
@@ -102,7 +103,7 @@ def model_from_config(config: dict[str, Any], model_id: str = "custom") -> Model
 
 
 def _refusal(reader: ConfigReader, error: ValidationError) -> BadConfigError:
-    """Return what to say of the first thing that is wrong, by the config's own names."""
+    """Return the first validation error as a config error, with the config's own names."""
     first = error.errors(include_url=False)[0]
     message = str(first["msg"]).removeprefix("Value error, ")
     if first["type"] == "value_error":
@@ -153,14 +154,14 @@ def _intermediate_size(reader: ConfigReader, family: Family) -> int:
 
 
 def _head_dim(reader: ConfigReader, default: int) -> int:
-    """Return the width of a query; with latent attention that of both its parts."""
+    """Return the width of a query head; for latent attention the sum of both parts."""
     if reader.has("kv_lora_rank"):
         return reader.integer("qk_nope_head_dim") + reader.integer("qk_rope_head_dim")
     return reader.positive("head_dim", default)
 
 
 def _layers_without_feed_forward(reader: ConfigReader) -> int:
-    """Return how many layers of a one-letter pattern mix tokens and do nothing else."""
+    """Return the number of pattern layers that only mix tokens."""
     named = layer_types(reader)
     alone = {"moe", "mlp"}
     return sum(name not in alone for name in named) if alone & set(named) else 0

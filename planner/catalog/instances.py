@@ -1,4 +1,4 @@
-"""The cloud offers: what a provider rents out by the hour, for how much, seen when and where."""
+"""Cloud offers: devices per hourly price, with source, region and date."""
 
 import csv
 import statistics
@@ -16,10 +16,10 @@ TEXTS = ("gpu", "region", "tier", "as_of", "source", "notes")
 
 
 class Instance(SparseSpec):
-    """One offer: so many devices for so many dollars an hour, as seen on a day.
+    """One offer: a number of devices for an hourly price, as of a date.
 
-    ``device`` is a catalog id, absent when the device catalog does not have the card. A spot
-    offer can be taken away; its price is the lowest that was seen, not a promise.
+    ``device`` is a catalog id, absent if the device catalog does not have the GPU. A spot offer
+    can be revoked; its price is the lowest observed one.
     """
 
     id: str
@@ -40,7 +40,7 @@ class Instance(SparseSpec):
 
     @property
     def price_source(self) -> str:
-        """Return where the price is from: the offer, who collected it, the day."""
+        """Return the source of the price: offer, collector and date."""
         spot = "spot price" if self.is_spot else f"{self.tier} price"
         return f"{spot} of {self.id}, {self.source}, {self.as_of}"
 
@@ -68,51 +68,51 @@ def _instances() -> dict[str, Instance]:
 
 @cache
 def _ids_by_name() -> dict[str, str]:
-    """Return the ids by every name that means one offer: the id, and its type if nobody shares it.
+    """Return offer ids by name: the id, and the instance type if it is unique.
 
     ``aws/p5.48xlarge`` is also ``p5.48xlarge``.
     """
-    short: dict[str, list[str]] = {}
+    ids_by_type: dict[str, list[str]] = {}
     for instance_id in _instances():
-        short.setdefault(instance_id.split("/", 1)[1], []).append(instance_id)
-    alone = {name: found[0] for name, found in short.items() if len(found) == 1}
-    return {**alone, **{instance_id: instance_id for instance_id in _instances()}}
+        ids_by_type.setdefault(instance_id.split("/", 1)[1], []).append(instance_id)
+    unique = {name: ids[0] for name, ids in ids_by_type.items() if len(ids) == 1}
+    return {**unique, **{instance_id: instance_id for instance_id in _instances()}}
 
 
 def list_instances() -> tuple[Instance, ...]:
-    """Return every offer, in the order of the file."""
+    """Return every offer, in file order."""
     return tuple(_instances().values())
 
 
 def get_instance(name: str) -> Instance:
-    """Return an offer by its id, or by its type where only one provider has it.
+    """Return an offer by its id, or by its type if only one provider has it.
 
     Raises:
         UnknownInstanceError: the catalog has no such name; the message gives the nearest ones.
     """
-    wanted = name.strip().lower()
-    found = _ids_by_name().get(wanted)
-    if found is None:
-        nearest = nearest_names(wanted, _instances())
+    requested = name.strip().lower()
+    instance_id = _ids_by_name().get(requested)
+    if instance_id is None:
+        nearest = nearest_names(requested, _instances())
         raise UnknownInstanceError(
             f"no instance {name!r} in the catalog; nearest: {', '.join(nearest) or 'none'}; "
             "any other offer can be given as a cluster whose device has price_usd_per_hour",
             "cluster.instance",
             nearest=nearest,
         )
-    return _instances()[found]
+    return _instances()[instance_id]
 
 
 def offers_for(device_id: str, *, spot: bool = False) -> tuple[Instance, ...]:
-    """Return the offers of a device by price per device, cheapest first; spot ones on request."""
-    found = [one for one in list_instances() if one.device == device_id]
-    firm = [one for one in found if spot or not one.is_spot]
-    return tuple(sorted(firm, key=lambda one: (one.price_usd_per_device_hour, one.id)))
+    """Return the offers of a device, cheapest per device first; without spot by default."""
+    offers = [offer for offer in list_instances() if offer.device == device_id]
+    selected = [offer for offer in offers if spot or not offer.is_spot]
+    return tuple(sorted(selected, key=lambda offer: (offer.price_usd_per_device_hour, offer.id)))
 
 
 @cache
 def price_of(device_id: str) -> dict[str, object]:
-    """Return the median price of one device-hour among the newest firm offers, with its source."""
+    """Return the median price per device-hour of the newest firm offers, with its source."""
     firm = offers_for(device_id)
     if not firm:
         return {}
@@ -121,9 +121,9 @@ def price_of(device_id: str) -> dict[str, object]:
     providers = sorted({offer.provider for offer in recent})
     collectors = sorted({offer.source.split(" ")[0] for offer in recent})
     day = max(offer.as_of for offer in recent)
-    words = (
+    source_text = (
         f"median of {len(recent)} on-demand offers of {', '.join(providers)}, "
         f"collected by {', '.join(collectors)}, {day}"
     )
     hourly = statistics.median(offer.price_usd_per_device_hour for offer in recent)
-    return {"price_usd_per_hour": round(hourly, 6), "price_source": words}
+    return {"price_usd_per_hour": round(hourly, 6), "price_source": source_text}

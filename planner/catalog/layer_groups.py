@@ -1,6 +1,6 @@
-"""Read from a config which layers look at what, and keep what of it.
+"""Read the groups of layers from a config: their attention span and cache.
 
-What the config says of each layer decides; the family only tells what its configs leave out.
+The config's statements about layers take precedence; the family fills in what is absent.
 """
 
 from collections import Counter
@@ -17,7 +17,7 @@ from planner.specs.layers import (
     NoMixingLayers,
 )
 
-# What configs call the kinds of layers.
+# Configs' names of layer kinds.
 KINDS = {
     "full": "full",
     "full_attention": "full",
@@ -39,17 +39,17 @@ KINDS = {
     "moe": "none",
 }
 WINDOW_FIELD = {"sliding": "sliding_window", "chunked": "attention_chunk_size"}
-# Local and global layers, spelt until the pattern repeats.
+# Letters of a repeating pattern of local and global layers.
 WINDOW_LETTERS = frozenset("lgsf")
-# The letters of a pattern that spells one layer each.
+# Letters of a pattern with one letter per layer.
 PATTERN_LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 
 
 def layer_types(reader: ConfigReader) -> tuple[str, ...]:
-    """Return the config's own name of each layer's kind, or nothing where it names none."""
+    """Return the config's name of each layer's kind; empty if it has none."""
     pattern = reader.get("hybrid_override_pattern")
     if isinstance(pattern, str):
-        return _spelt(reader, pattern)
+        return _kinds_from_pattern(reader, pattern)
     blocks = reader.items("layers_block_type")
     if blocks:
         return tuple(str(name) for name in blocks)
@@ -60,11 +60,11 @@ def layer_types(reader: ConfigReader) -> tuple[str, ...]:
     return tuple("sliding" if slides else "full" for slides in windows)
 
 
-def _spelt(reader: ConfigReader, pattern: str) -> tuple[str, ...]:
-    """Return the kinds of layers that a pattern of letters spells.
+def _kinds_from_pattern(reader: ConfigReader, pattern: str) -> tuple[str, ...]:
+    """Return the kinds of layers of a letter pattern.
 
     Raises:
-        BadConfigError: a letter is not known, or the pattern spells another number of layers.
+        BadConfigError: a letter is unknown, or the pattern has another number of layers.
     """
     unknown = sorted(set(pattern) - set(PATTERN_LETTERS))
     if unknown:
@@ -76,7 +76,7 @@ def _spelt(reader: ConfigReader, pattern: str) -> tuple[str, ...]:
 
 
 def read_layer_groups(reader: ConfigReader, family: Family) -> tuple[LayerGroup, ...]:
-    """Return the groups of a model's layers; nothing when all are plain full attention."""
+    """Return the layer groups of a model; empty if all have plain full attention."""
     if family.layers is not None:
         return family.layers(reader)
     counts = _counts_by_kind(reader, family)
@@ -101,7 +101,7 @@ def read_layer_groups(reader: ConfigReader, family: Family) -> tuple[LayerGroup,
 
 
 def _counts_by_kind(reader: ConfigReader, family: Family) -> dict[str, int]:
-    """Return how many layers are of each kind, in the order in which kinds first occur."""
+    """Return the number of layers of each kind, in order of first occurrence."""
     layers = reader.integer("num_hidden_layers")
     named = layer_types(reader)
     if named:
@@ -116,7 +116,7 @@ def _counts_by_kind(reader: ConfigReader, family: Family) -> dict[str, int]:
         if not _window(reader):
             counts = Counter({"full" if k == "sliding" else k: n for k, n in counts.items()})
         return dict(counts)
-    step = _every_full(reader, family)
+    step = _full_attention_interval(reader, family)
     rest = family.rest_kind
     if rest == "sliding" and not _window(reader):
         return {"full": layers}
@@ -126,11 +126,11 @@ def _counts_by_kind(reader: ConfigReader, family: Family) -> dict[str, int]:
     return {kind: count for kind, count in ((rest, layers - full), ("full", full)) if count}
 
 
-def _every_full(reader: ConfigReader, family: Family) -> int:
-    """Return after how many layers one is full; zero where none is."""
-    told = reader.get("sliding_window_pattern")
-    if isinstance(told, str) and set(told.lower()) <= WINDOW_LETTERS:
-        return len(told)
+def _full_attention_interval(reader: ConfigReader, family: Family) -> int:
+    """Return the interval of full-attention layers; zero if there are none."""
+    pattern = reader.get("sliding_window_pattern")
+    if isinstance(pattern, str) and set(pattern.lower()) <= WINDOW_LETTERS:
+        return len(pattern)
     step = reader.optional("sliding_window_pattern") or reader.optional("full_attention_interval")
     return step or family.full_every
 
@@ -151,13 +151,13 @@ def _attention(reader: ConfigReader, family: Family, kind: str, count: int) -> A
             "window": windows.get(kind),
             "output_gate": family.output_gate,
             "sinks": family.sinks or (family.sliding_sinks and kind == "sliding"),
-            **_own_shape(reader, kind),
+            **_kind_shape(reader, kind),
         }
     )
 
 
-def _own_shape(reader: ConfigReader, kind: str) -> dict[str, Any]:
-    """Return the head counts and widths that a kind of layer has for itself."""
+def _kind_shape(reader: ConfigReader, kind: str) -> dict[str, Any]:
+    """Return the head counts and widths specific to a kind of layer."""
     own: dict[str, Any] = {}
     value_dim = reader.optional("v_head_dim")
     if value_dim:
@@ -178,7 +178,7 @@ def _own_shape(reader: ConfigReader, kind: str) -> dict[str, Any]:
 
 
 def _latent(reader: ConfigReader, family: Family, count: int) -> list[LayerGroup]:
-    """Return layers of latent attention, and their indexers where the config has any."""
+    """Return latent-attention layers, with their indexers if the config has any."""
     rank = reader.optional("q_lora_rank")
     top_k = reader.optional("index_topk") if family.indexed else None
     latent = LatentLayers(
@@ -194,13 +194,13 @@ def _latent(reader: ConfigReader, family: Family, count: int) -> list[LayerGroup
     if not top_k:
         return [latent]
     types = reader.listed("indexer_types")
-    own = sum(name != "shared" for name in types) if types else count
-    if not own:
+    indexed_layers = sum(name != "shared" for name in types) if types else count
+    if not indexed_layers:
         return [latent]
     dim = reader.positive("index_head_dim")
     heads, hidden = reader.positive("index_n_heads"), reader.integer("hidden_size")
     index = IndexLayers(
-        count=own,
+        count=indexed_layers,
         num_heads=heads,
         head_dim=dim,
         linear_parameters=reader.integer("q_lora_rank") * heads * dim + hidden * (dim + heads),

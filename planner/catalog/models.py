@@ -1,4 +1,4 @@
-"""The model catalog: real published configs, by Hugging Face id, compared without case."""
+"""The model catalog: published configs by Hugging Face id, case-insensitive."""
 
 import json
 import re
@@ -14,13 +14,13 @@ from planner.specs.model import ModelSpec
 __all__ = ["ModelEntry", "get_model", "list_models", "model_from_config"]
 
 WORDS = re.compile(r"[a-z]+|\d+(?:\.\d+)*")
-# Words of a name that say how weights were tuned or written down, never how many there are.
+# Words for tuning or format in a name, which do not affect the shape.
 SAME_SHAPE = frozenset({"meta", "instruct", "chat", "base", "it", "hf"})
 
 
 @dataclass(frozen=True)
 class ModelEntry:
-    """What the catalog knows of one model before its config is read."""
+    """A catalog entry before its config is read."""
 
     id: str
     config: str
@@ -32,7 +32,7 @@ class ModelEntry:
 
 @cache
 def _entries() -> dict[str, ModelEntry]:
-    """Return the catalog by id, in the order of its file."""
+    """Return the catalog by id, in file order."""
     index = data_toml("models.toml")
     source, as_of = index["source"], index["as_of"]
     return {
@@ -50,18 +50,18 @@ def _entries() -> dict[str, ModelEntry]:
 
 @cache
 def _ids_by_name() -> dict[str, str]:
-    """Return the catalog's ids by every name of a model, as it is written."""
+    """Return the catalog ids by every name of a model."""
     entries = _entries().values()
     return {name: entry.id for entry in entries for name in (entry.id, *entry.aliases)}
 
 
 @cache
 def _ids_by_lower_name() -> dict[str, str]:
-    return {name.lower(): found for name, found in _ids_by_name().items()}
+    return {name.lower(): model_id for name, model_id in _ids_by_name().items()}
 
 
 def shape_key(name: str) -> tuple[str, ...]:
-    """Return the words of a name that tell a model's shape: not whose copy, not what tuned it.
+    """Return the words of a name that determine the shape, without owner and tuning.
 
     >>> shape_key("NousResearch/Llama-2-7b-chat-hf")
     ('llama', '2', '7', 'b')
@@ -72,17 +72,17 @@ def shape_key(name: str) -> tuple[str, ...]:
 
 @cache
 def _ids_by_shape() -> dict[tuple[str, ...], str]:
-    """Return the ids by their telling words, with and without a version, where only one has them.
+    """Return the ids by unique shape words, with and without a version suffix.
 
-    A name that ends in a version also goes by what comes before it.
+    A name that ends in a version also matches without it.
     """
-    found: dict[tuple[str, ...], set[str]] = {}
+    ids_by_key: dict[tuple[str, ...], set[str]] = {}
     for name, model_id in _ids_by_name().items():
         key = shape_key(name)
         keys = {key, key[: key.index("v")]} if "v" in key[1:] else {key}
-        for one in keys:
-            found.setdefault(one, set()).add(model_id)
-    return {key: min(ids) for key, ids in found.items() if len(ids) == 1}
+        for shape in keys:
+            ids_by_key.setdefault(shape, set()).add(model_id)
+    return {key: min(ids) for key, ids in ids_by_key.items() if len(ids) == 1}
 
 
 def list_models() -> tuple[ModelEntry, ...]:
@@ -96,9 +96,9 @@ def get_entry(model_id: str) -> ModelEntry:
     Raises:
         UnknownModelError: the catalog has no such name; the message gives the nearest ones.
     """
-    named = model_id.strip()
-    found = _ids_by_lower_name().get(named.lower()) or _ids_by_shape().get(shape_key(named))
-    if found is None:
+    name = model_id.strip()
+    entry_id = _ids_by_lower_name().get(name.lower()) or _ids_by_shape().get(shape_key(name))
+    if entry_id is None:
         nearest = nearest_names(model_id, _ids_by_name())
         raise UnknownModelError(
             f"no model {model_id!r} in the catalog; nearest: {', '.join(nearest) or 'none'}; "
@@ -106,7 +106,7 @@ def get_entry(model_id: str) -> ModelEntry:
             "model",
             nearest=nearest,
         )
-    return _entries()[found]
+    return _entries()[entry_id]
 
 
 def get_model(model_id: str) -> ModelSpec:
@@ -119,8 +119,8 @@ def get_model(model_id: str) -> ModelSpec:
     spec = _model(entry.id)
     if model_id.strip().lower() in _ids_by_lower_name():
         return spec
-    told = f"{model_id} is no id of the catalog: it is read as {entry.id}, whose shape it shares"
-    return spec.model_copy(update={"note": f"{told}; {spec.note}" if spec.note else told})
+    note = f"{model_id} is no id of the catalog: it is read as {entry.id}, whose shape it shares"
+    return spec.model_copy(update={"note": f"{note}; {spec.note}" if spec.note else note})
 
 
 @cache

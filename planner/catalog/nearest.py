@@ -1,4 +1,4 @@
-"""Name the closest known spellings of an unknown name."""
+"""Find the closest known names to an unknown name."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -8,12 +8,14 @@ ALIKE, BARELY = 0.4, 0.2
 
 
 def nearest_names(name: str, known: Iterable[str]) -> tuple[str, ...]:
-    """Return up to five known names that look like ``name``, closest first."""
+    """Return up to five known names similar to ``name``, closest first."""
     by_lower = {candidate.lower(): candidate for candidate in known}
     close = get_close_matches(name.lower(), list(by_lower), n=MAX_NEAREST, cutoff=ALIKE)
-    tail = name.lower().rsplit("/", 1)[-1]
-    inside = [lower for lower in by_lower if tail and tail in lower and lower not in close]
-    found = (*close, *sorted(inside)) or get_close_matches(
+    last_part = name.lower().rsplit("/", 1)[-1]
+    containing = [
+        lower for lower in by_lower if last_part and last_part in lower and lower not in close
+    ]
+    matches = (*close, *sorted(containing)) or get_close_matches(
         name.lower(), list(by_lower), n=MAX_NEAREST, cutoff=BARELY
     )
-    return tuple(by_lower[lower] for lower in found)[:MAX_NEAREST]
+    return tuple(by_lower[lower] for lower in matches)[:MAX_NEAREST]

@@ -1,8 +1,8 @@
-"""Weight formats that are named by how their file is packed: GGUF mixes, and any mean of bits.
+"""Packed weight formats: GGUF mixes, and formats given by their mean bits.
 
-``gguf:q4_k_m`` has its sizes in the catalog, ``gguf:3.9`` is a mix of so many bits; ``exl2:4.25``
-(or any other method, a colon and a number) keeps that many bits per linear weight and 16 bits for
-embedding and head.
+``gguf:q4_k_m`` has its sizes in the catalog, ``gguf:3.9`` is a mix of 3.9 bits on average.
+``exl2:4.25`` (or any other method with a number) stores 4.25 bits per linear weight, and 16 bits
+per weight of embedding and head.
 """
 
 from dataclasses import dataclass
@@ -15,15 +15,15 @@ from planner.errors import UnknownNameError
 from planner.specs.base import Dtype
 
 PLAIN_BITS = 16.0
-MIXED_HEAD_BITS = 6.5625  # what GGUF mixes keep the output head in
+MIXED_HEAD_BITS = 6.5625  # bits of the output head in GGUF mixes
 FEWEST_BITS, MOST_BITS = 0.5, 32.0
-# The dtype that stands for a packed format where only a dtype can be named.
+# The nearest dtype of a packed format, where only a dtype is possible: (bits below, dtype).
 NOMINAL: tuple[tuple[float, Dtype], ...] = ((2.0, "ternary"), (6.0, "int4"), (9.0, "int8"))
 
 
 @dataclass(frozen=True)
 class PackedFormat:
-    """The mean bits of one weight, by where it lies."""
+    """The mean bits per weight, by part of the model."""
 
     linear_bits: float
     embedding_bits: float
@@ -31,17 +31,17 @@ class PackedFormat:
 
     @property
     def linear_bytes_per_element(self) -> float:
-        """Return the bytes of one linear weight of a layer, scales included."""
+        """Return the bytes per linear weight of a layer, including scales."""
         return self.linear_bits / BITS_PER_BYTE
 
     @property
     def head_bytes_per_element(self) -> float:
-        """Return the bytes of one weight of the output head, or of an embedding tied to it."""
+        """Return the bytes per weight of the output head or of a tied embedding."""
         return self.head_bits / BITS_PER_BYTE
 
     @property
     def vocabulary_bytes_per_element(self) -> float:
-        """Return the mean bytes of one weight of an embedding and an output head apart."""
+        """Return the mean bytes per weight of an untied embedding and output head."""
         return (self.embedding_bits + self.head_bits) / 2 / BITS_PER_BYTE
 
     @property
@@ -56,10 +56,10 @@ class PackedFormat:
 
 @cache
 def packed_format(quantization: str | None) -> PackedFormat | None:
-    """Return the sizes of a packed format, or nothing for names without a colon.
+    """Return the sizes of a packed format, or None for names without a colon.
 
     Raises:
-        UnknownNameError: the catalog has no such GGUF type, or the bits are no sensible number.
+        UnknownNameError: the catalog has no such GGUF type, or the bits are out of range.
     """
     method, colon, kind = (quantization or "").lower().partition(":")
     if not colon:
@@ -76,7 +76,7 @@ def packed_format(quantization: str | None) -> PackedFormat | None:
             "strategy.quantization",
             nearest=nearest,
         )
-    if table:  # a mix of the method's types, of so many bits: embedding and head as in its mixes
+    if table:  # a mix with these mean bits: embedding and head as in the method's mixes
         return PackedFormat(bits, min(bits, PLAIN_BITS), max(bits, MIXED_HEAD_BITS))
     return PackedFormat(bits, PLAIN_BITS, PLAIN_BITS)
 

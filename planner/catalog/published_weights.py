@@ -1,4 +1,4 @@
-"""Read from a config in which format a checkpoint stores its weights."""
+"""Read the weight format of a checkpoint from its config."""
 
 import re
 from fnmatch import fnmatch
@@ -12,7 +12,7 @@ from planner.specs.base import Dtype
 from planner.specs.model import WeightPart
 
 PLAIN: dict[str, Dtype] = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
-# One module of each part that a pattern of skipped modules is tried on.
+# Sample modules of each part, to match patterns of skipped modules.
 SAMPLES: dict[WeightPart, tuple[str, ...]] = {
     "attention": (
         "model.layers.N.self_attn.o_proj",
@@ -42,16 +42,16 @@ SKIPPED = (
     "ignored_layers",
     "exclude",
 )
-# What names a method where tools disagree: the algorithm before the tool that ran it.
+# Fields that name the method; the algorithm takes precedence over the tool.
 NAMES = ("quant_algo", "quant_method")
 
 
 def read_published_weights(reader: ConfigReader) -> dict[str, Any]:
-    """Return dtype, group size and exceptions of the stored weights, as far as the config says.
+    """Return dtype, group size and exceptions of the stored weights, as far as stated.
 
     Raises:
         BadConfigError: a field of the description is of the wrong type or out of range.
-        NotCoveredError: the weights are stored by a method whose format is not known.
+        NotCoveredError: the storage format of the method is unknown.
     """
     plain = PLAIN.get(str(reader.get("torch_dtype")))
     quant = _description(reader)
@@ -67,25 +67,27 @@ def read_published_weights(reader: ConfigReader) -> dict[str, Any]:
     return {
         "weight_dtype": dtype,
         "group_size": stored.group_size,
-        "part_dtypes": {part: found for part, found in others.items() if found != dtype},
+        "part_dtypes": {
+            part: part_dtype for part, part_dtype in others.items() if part_dtype != dtype
+        },
         "quantization": stored.packed or _method(quant) or None,
     }
 
 
 def _description(reader: ConfigReader) -> Described:
-    """Return what the config says of its quantisation; empty where it says nothing."""
+    """Return the config's quantisation description; empty if there is none."""
     for config in (reader.outer, reader.config):
         for name in ("quantization_config", "compression_config", "quantization"):
-            told = config.get(name)
-            if told is None or told == {}:
+            given = config.get(name)
+            if given is None or given == {}:
                 continue
-            if not isinstance(told, dict):
+            if not isinstance(given, dict):
                 raise BadConfigError(
-                    f"{name} is {told!r}: it must be an object as quantisation tools write it",
+                    f"{name} is {given!r}: it must be an object as quantisation tools write it",
                     f"model.{name}",
                 )
-            inner = told.get("quantization")
-            return {**told, **inner} if isinstance(inner, dict) else told
+            inner = given.get("quantization")
+            return {**given, **inner} if isinstance(inner, dict) else given
     return {}
 
 
@@ -94,10 +96,10 @@ def _method(quant: Described) -> str:
 
 
 def _stored(reader: ConfigReader, quant: Described) -> StoredFormat:
-    """Return the format of the bulk of the weights: of the experts where there are any.
+    """Return the format of most weights: those of the experts if there are any.
 
     Raises:
-        NotCoveredError: nothing in the description names a format that is known.
+        NotCoveredError: no field of the description names a known format.
     """
     experts = str(quant.get("moe_quant_algo") or "").lower()
     packing = str(quant.get("format") or "")
@@ -105,47 +107,47 @@ def _stored(reader: ConfigReader, quant: Described) -> StoredFormat:
         return StoredFormat(FIXED[experts], group_of(quant))
     if reader.get("expert_dtype") == "fp4":
         return StoredFormat("mxfp4", group_of(quant))
-    found = first_known((_method(quant), str(quant.get("quant_method") or "").lower()), quant)
+    stored = first_known((_method(quant), str(quant.get("quant_method") or "").lower()), quant)
     groups = groups_of(quant)
-    if found is None and groups:
-        found = of_group(groups[0], packing)
-    elif found is not None and groups and found.group_size is None and not found.packed:
-        found = StoredFormat(found.dtype, group_of(groups[0]))
-    if found is None and quant.get("quantized_layers"):
-        found = StoredFormat("bf16")
-    if found is None and quant.get("config_groups") == {}:
-        found = StoredFormat()
-    if found is None:
+    if stored is None and groups:
+        stored = of_group(groups[0], packing)
+    elif stored is not None and groups and stored.group_size is None and not stored.packed:
+        stored = StoredFormat(stored.dtype, group_of(groups[0]))
+    if stored is None and quant.get("quantized_layers"):
+        stored = StoredFormat("bf16")
+    if stored is None and quant.get("config_groups") == {}:
+        stored = StoredFormat()
+    if stored is None:
         raise not_read(_method(quant) or "no quant_method")
-    return found
+    return stored
 
 
 def _named_parts(quant: Described) -> dict[WeightPart, Dtype]:
-    """Return the format of each part from a list that gives every module its own."""
+    """Return the format of each part from a list with one entry per module."""
     listed = quant.get("quantized_layers")
     if not isinstance(listed, dict) or _method(quant) != "mixed_precision":
         return {}
-    found: dict[WeightPart, Dtype] = {}
+    dtype_by_part: dict[WeightPart, Dtype] = {}
     for module, settings in listed.items():
         algorithm = str(named(settings, "quant_algo") or "").lower()
         for part, samples in SAMPLES.items():
             if algorithm in FIXED and any(_matches(module, sample) for sample in samples):
-                found.setdefault(part, FIXED[algorithm])
+                dtype_by_part.setdefault(part, FIXED[algorithm])
     if quant.get("moe_quant_algo"):
         return {}
-    return found
+    return dtype_by_part
 
 
 def _skipped_parts(
     reader: ConfigReader, quant: Described, plain: Dtype
 ) -> dict[WeightPart, Dtype]:
-    """Return the parts that a checkpoint leaves in a wider format than the rest.
+    """Return the parts that a checkpoint stores in a wider format than the rest.
 
-    A part counts when a pattern names it in every layer, or names it in most layers one by one.
+    A part counts if a pattern matches it in every layer, or if patterns match it in most layers.
     """
     base = FIXED.get(str(quant.get("quant_method") or "").lower(), plain)
     mixed = bool(quant.get("moe_quant_algo") or reader.get("expert_dtype"))
-    left: dict[WeightPart, Dtype] = {}
+    wider: dict[WeightPart, Dtype] = {}
     if mixed and not quant.get("moe_quant_algo"):
         return {"attention": base, "feed_forward": base}
     patterns = _patterns(quant)
@@ -153,42 +155,42 @@ def _skipped_parts(
     for part in ("attention", "feed_forward"):
         hits = sum(_layers_named(pattern, part, layers) for pattern in patterns)
         if 2 * hits >= layers:
-            left[part] = base if mixed else plain
-    return left
+            wider[part] = base if mixed else plain
+    return wider
 
 
 def _patterns(quant: Described) -> list[str]:
-    """Return the patterns of modules that keep their own dtype, by every tool's word for them.
+    """Return the patterns of modules with their own dtype, from the fields of all tools.
 
     Raises:
-        BadConfigError: a list of them is none, or a pattern is no regular expression.
+        BadConfigError: a field is not a list of names, or a pattern is not a regular expression.
     """
-    found: list[str] = []
+    patterns: list[str] = []
     for name in SKIPPED:
-        told = quant.get(name)
-        listed = [told] if isinstance(told, str) else told or []
-        if not isinstance(listed, list) or not all(isinstance(one, str) for one in listed):
+        listed_value = quant.get(name)
+        listed = [listed_value] if isinstance(listed_value, str) else listed_value or []
+        if not isinstance(listed, list) or not all(isinstance(each, str) for each in listed):
             raise BadConfigError(
-                f"{name} is {told!r}: it must be a list of module names", f"{FIELD}.{name}"
+                f"{name} is {listed_value!r}: it must be a list of module names", f"{FIELD}.{name}"
             )
-        found += listed
-    found += _kept_whole(quant)
-    for pattern in found:
-        _refuse_bad(pattern)
-    return found
+        patterns += listed
+    patterns += _full_precision_modules(quant)
+    for pattern in patterns:
+        _validate_pattern(pattern)
+    return patterns
 
 
-def _kept_whole(quant: Described) -> list[str]:
-    """Return the modules that per-module settings leave in 16 bits."""
+def _full_precision_modules(quant: Described) -> list[str]:
+    """Return the modules that per-module settings keep in 16 or 32 bits."""
     dynamic, extra = quant.get("dynamic"), quant.get("extra_config")
     skipped = [f"re:{name[2:]}" for name in dynamic or {} if str(name).startswith("-:")]
     if not isinstance(extra, dict):
         return skipped
-    whole = [name for name, own in extra.items() if named(own, "bits") in {16, 32}]
-    return skipped + whole
+    full_precision = [name for name, own in extra.items() if named(own, "bits") in {16, 32}]
+    return skipped + full_precision
 
 
-def _refuse_bad(pattern: str) -> None:
+def _validate_pattern(pattern: str) -> None:
     if not pattern.startswith("re:"):
         return
     try:
@@ -200,14 +202,14 @@ def _refuse_bad(pattern: str) -> None:
 
 
 def _layers_named(pattern: str, part: WeightPart, layers: int) -> int:
-    """Return in how many layers a pattern names a part: one, all or none."""
+    """Return the number of layers in which a pattern names a part: one, all or none."""
     if not any(_matches(pattern, sample) for sample in SAMPLES[part]):
         return 0
     return 1 if NUMBER.search(pattern) and not pattern.startswith("re:") else layers
 
 
 def _matches(pattern: str, module: str) -> bool:
-    """Return whether a pattern names a module, or one that it is part of."""
+    """Return whether a pattern matches a module or one that contains it."""
     if pattern.startswith("re:"):
         return re.search(pattern[3:], module) is not None
     inner = NUMBER.sub(".N", pattern).rpartition("layers.")[2].strip("*.")
@@ -216,5 +218,5 @@ def _matches(pattern: str, module: str) -> bool:
     return inside or fnmatch(tail, f"*.{inner}") or fnmatch(tail, f"*.{inner}.*")
 
 
-# A layer or expert spelt out in a module's path.
+# A layer or expert number in a module path.
 NUMBER = re.compile(r"\.\d+(?=[.*]|$)")

@@ -1,4 +1,4 @@
-"""What a compressed model loses; what no published table says, is said instead of guessed."""
+"""Quality loss of compressed models from published tables; without a table it is unknown."""
 
 from functools import cache
 from statistics import median
@@ -12,7 +12,7 @@ UNKNOWN = "no published table of {what} in the catalog: measure it on this model
 UNTOUCHED = (1.0, 1.0, 1.0)
 FINE_GROUP, WIDE_GROUP = 64, 1024
 LLAMA_3_VOCABULARY = 128256
-# What a dtype alone stands for; 8-bit weights lose what blocks of 32 with one scale lose.
+# Schemes by dtype; 8-bit weights are like blocks of 32 with one scale.
 SCHEME_BY_DTYPE: dict[str, str] = {
     "int8": "gguf:q8_0",
     "nf4": "nf4",
@@ -31,28 +31,28 @@ SCHEME_BY_METHOD: dict[str, str] = {
     "llm_pruner": "llm_pruner:0.177:structured",
 }
 GROUPED_METHODS = frozenset({"gptq", "awq"})
-# Methods whose tables are by whole bits, a colon and the mean bits of a weight after them.
+# Methods with tables by whole bits, named with a colon and the mean bits per weight.
 ROUNDED_METHODS = frozenset({"gptq", "awq", "aqlm", "vptq", "nf4"})
 PRUNING_METHODS = frozenset({"sparsegpt", "wanda"})
-# Methods whose own tables the catalog lacks: rounding's or GPTQ's do not speak for them.
+# Methods without a table, to which tables of rounding or GPTQ do not apply.
 UNTABLED_METHODS = frozenset({"norm_tweaking", "finequant", "quantease", "qmoe", "sheared_llama"})
 NAMED_METHODS = GROUPED_METHODS | PRUNING_METHODS | UNTABLED_METHODS | frozenset(SCHEME_BY_METHOD)
 DEFAULT_SPARSITY = 0.5
 BITS: dict[str, int] = {"int4": 4, "nf4": 4, "int8": 8}
-# Eight bits per cached element have no table of their own: they lose less than four, a quarter
-# of it by the square of the step, and at most as much.
+# 8-bit caches have no table. Their expected loss is a quarter of the 4-bit loss (quadratic in the
+# step size), and at most the 4-bit loss.
 EIGHT_BIT_CACHE_SHARE = 0.25
 
 
 def family_of_model(name: str, model_type: str, vocab_size: int) -> str:
-    """Return the family that published tables speak of: by name, else by the config.
+    """Return the family used in published tables, by name, otherwise by the config.
 
     >>> family_of_model("custom", "llama", 128256)
     'llama-3'
     """
-    found = family_of(name)
-    if found != name.lower():
-        return found
+    family = family_of(name)
+    if family != name.lower():
+        return family
     if model_type == "llama":
         return "llama-3" if vocab_size == LLAMA_3_VOCABULARY else "llama-2"
     return family_of(model_type)
@@ -61,7 +61,7 @@ def family_of_model(name: str, model_type: str, vocab_size: int) -> str:
 def weight_scheme(
     weight: Dtype, activation: Dtype, method: str | None, group_size: int | None
 ) -> str | None:
-    """Return the published scheme that stands for a format, or nothing for untouched weights."""
+    """Return the published scheme of a format, or None for unquantised weights."""
     if method and (method in NAMED_METHODS or ":" in method):
         return _scheme_of_method(method, weight, group_size)
     if weight in WIDE:
@@ -86,7 +86,7 @@ def _scheme_of_method(method: str, weight: Dtype, group_size: int | None) -> str
 
 
 def _rounded_scheme(method: str, bits: float) -> str:
-    """Return the scheme of a method by its mean bits: whole ones are one scale a channel.
+    """Return a method's scheme by mean bits; whole bits mean one scale per channel.
 
     >>> _rounded_scheme("gptq", 3.15), _rounded_scheme("aqlm", 2.07)
     ('gptq-3g', 'aqlm-2')
@@ -104,7 +104,7 @@ def pruning_scheme(method: str, sparsity: float, pattern: str) -> str:
 
 @cache
 def scheme_quality(scheme: str | None, family: str, billions: float) -> Quality:
-    """Return what a published scheme costs a family of models at a size."""
+    """Return the quality loss of a published scheme for a model family and size."""
     if scheme is None:
         return Quality(perplexity_ratio=UNTOUCHED, evidence=("weights are not quantised",))
     ratio = fitted_quality().ratio(scheme, family, billions)
@@ -123,7 +123,7 @@ def scheme_quality(scheme: str | None, family: str, billions: float) -> Quality:
 
 
 def _scores(scheme: str, family: str) -> list[float]:
-    """Return the published score ratios of a scheme: of the family where it has any."""
+    """Return a scheme's published score ratios, for the family if it has any."""
     rows = [row for row in quality_rows() if row.scheme == scheme and row.metric == "score"]
     own = [row.ratio for row in rows if row.family == family]
     return own or [row.ratio for row in rows]
@@ -136,11 +136,11 @@ def _sources(scheme: str, metric: str) -> list[str]:
 def _evidence(scheme: str, family: str) -> tuple[str, ...]:
     rows = [r for r in quality_rows() if r.scheme == scheme and r.metric == "perplexity"]
     sources = ", ".join(_sources(scheme, "perplexity"))
-    told = f"published perplexities of {scheme.upper()}, {len(rows)} rows: {sources}"
+    published = f"published perplexities of {scheme.upper()}, {len(rows)} rows: {sources}"
     if not fitted_quality().is_borrowed(scheme, family):
-        return (told,)
+        return (published,)
     others = ", ".join(sorted({row.family for row in rows}))
-    return (told, f"none is of {family}: borrowed from {others}, with a wider interval")
+    return (published, f"none is of {family}: borrowed from {others}, with a wider interval")
 
 
 def weight_quality(
@@ -152,7 +152,7 @@ def weight_quality(
     billions: float = 7.0,
     group_size: int | None = None,
 ) -> Quality:
-    """Return what weights lose that are quantised by a method, or by rounding."""
+    """Return the quality loss of weights quantised by a method, or by rounding."""
     scheme = weight_scheme(weight, activation, method, group_size)
     return scheme_quality(scheme, family, billions)
 
@@ -160,31 +160,34 @@ def weight_quality(
 def kv_cache_quality(
     kv_cache: Dtype | None, *, family: str = "llama-2", billions: float = 7.0
 ) -> Quality:
-    """Return what a quantised KV cache loses."""
+    """Return the quality loss of a quantised KV cache."""
     if kv_cache is None or kv_cache in WIDE:
         return Quality(perplexity_ratio=UNTOUCHED)
     if kv_cache != "int8":
         return scheme_quality(f"kv:{kv_cache}", family, billions)
-    four = scheme_quality("kv:int4", family, billions)
-    _, middle, _ = four.perplexity_ratio or UNTOUCHED
+    four_bit = scheme_quality("kv:int4", family, billions)
+    _, middle, _ = four_bit.perplexity_ratio or UNTOUCHED
     expected = 1.0 + EIGHT_BIT_CACHE_SHARE * (middle - 1.0)
     return Quality(
         perplexity_ratio=(1.0, expected, middle),
-        evidence=("no table of 8-bit integer caches; at most what 4 bits lose:", *four.evidence),
+        evidence=(
+            "no table of 8-bit integer caches; at most what 4 bits lose:",
+            *four_bit.evidence,
+        ),
     )
 
 
 def pruning_quality(
     sparsity: float | None, *, method: str, pattern: str, family: str, billions: float
 ) -> Quality:
-    """Return what zeroed weights lose; an untabled share of zeros is said to be unknown."""
+    """Return the quality loss of pruning; unknown for an untabulated sparsity."""
     if not sparsity:
         return Quality(perplexity_ratio=UNTOUCHED)
     return scheme_quality(pruning_scheme(method, sparsity, pattern), family, billions)
 
 
 def combined_quality(*parts: Quality) -> Quality:
-    """Return all effects together: ratios multiply, and one unknown makes the whole unknown."""
+    """Return the product of all effects; unknown if any effect is unknown."""
     evidence = tuple(line for part in parts for line in part.evidence)
     ratios = [part.perplexity_ratio for part in parts]
     if all(ratios):

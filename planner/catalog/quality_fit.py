@@ -1,8 +1,8 @@
-"""Fit what compression costs to published tables, and hold whole sources against the fit.
+"""Fit quality losses to published tables, and evaluate the fit on whole left-out sources.
 
-A row is compared with its own source's baseline alone. Each kind of scheme (weights, activations,
-pruning, cache) is fitted by robust ridge regression; the spread is that of sources, and where a
-family is borrowed of families, that a fit did not see.
+A row is compared only with its own source's baseline. Each kind of scheme (weights, activations,
+pruning, cache) is fitted by robust ridge regression. The spread is that of left-out sources; for
+families without rows of a scheme it is that of left-out families.
 """
 
 from collections.abc import Callable, Iterable
@@ -26,15 +26,15 @@ from planner.specs.base import JsonObject
 HELD_OUT = frozenset(
     {"efficientqat-readme", "matt-c1-mmlu", "llamacpp-l3-70b-dranger003", "flatquant-readme"}
 )
-# Spread of the families around no effect, of schemes around each other, and of the slope: priors.
+# Prior spreads: families about zero, schemes about their median, and the slope; and its prior.
 FAMILY_SPREAD, SCHEME_SPREAD, SLOPE_SPREAD, SLOPE_PRIOR = 0.5, 3.0, 0.2, -0.25
 HUBER, ROUNDS = 1.5, 12
-TO_DEVIATION = 1.4826  # from the median of absolute residuals
+TO_DEVIATION = 1.4826  # from the median absolute residual
 LEAST_SPREAD, DEFAULT_SPREAD, MOST_SPREAD, FEWEST_RESIDUALS = 0.1, 0.6, 1.0, 5
 
 
 def fit_quality(rows: Iterable[QualityRow]) -> QualityFit:
-    """Return the effects that published perplexity rows give, kind by kind."""
+    """Return the effects fitted to published perplexity rows, per kind."""
     used = [row for row in rows if row.metric == "perplexity"]
     kinds = {}
     for kind in sorted({kind_of(row.scheme) for row in used}):
@@ -46,7 +46,7 @@ def fit_quality(rows: Iterable[QualityRow]) -> QualityFit:
 
 
 def _fit_kind(rows: list[QualityRow]) -> KindFit:
-    """Fit one kind by reweighted ridge regression."""
+    """Fit one kind by iteratively reweighted ridge regression."""
     schemes = sorted({row.scheme for row in rows})
     families = sorted({row.family for row in rows})
     design = np.zeros((len(rows), len(schemes) + len(families) + 1))
@@ -70,13 +70,13 @@ def _fit_kind(rows: list[QualityRow]) -> KindFit:
 def _reweighted(
     design: np.ndarray, target: np.ndarray, prior: np.ndarray, widths: np.ndarray
 ) -> list[float]:
-    """Return the effects, rows far off weighing less in each round."""
+    """Return the effects; outliers get less weight in each round."""
     weights, effects, spread = np.ones(len(target)), prior, 1.0
     for _ in range(ROUNDS):
         penalty = np.diag((spread / widths) ** 2)
         weighted = design * weights[:, None]
-        left = weighted.T @ design + penalty
-        effects = np.linalg.solve(left, weighted.T @ target + penalty @ prior)
+        normal_matrix = weighted.T @ design + penalty
+        effects = np.linalg.solve(normal_matrix, weighted.T @ target + penalty @ prior)
         residuals = target - design @ effects
         spread = max(TO_DEVIATION * float(np.median(np.abs(residuals))), LEAST_SPREAD)
         weights = 1.0 / np.maximum(np.abs(residuals) / (HUBER * spread), 1.0)
@@ -84,7 +84,7 @@ def _reweighted(
 
 
 def _unseen_spreads(rows: list[QualityRow]) -> tuple[float, float]:
-    """Return the spread of what a fit without a source, or without a family, leaves of it."""
+    """Return the spread of residuals with sources, and with families, left out."""
     return _left_out(rows, lambda row: row.source), _left_out(rows, lambda row: row.family)
 
 
@@ -106,14 +106,14 @@ def _left_out(rows: list[QualityRow], group_of: Callable[[QualityRow], str]) -> 
 
 
 def build_quality() -> JsonObject:
-    """Return the fit to every source that is not held out, as the file that is shipped."""
+    """Return the fit without held-out sources, in the format of the shipped file."""
     fit = fit_quality(row for row in quality_rows() if row.source not in HELD_OUT)
     return {"held_out": sorted(HELD_OUT), "kinds": {k: asdict(v) for k, v in fit.kinds.items()}}
 
 
 @dataclass(frozen=True)
 class HeldOutQuality:
-    """How far predictions of a source that was held out are off."""
+    """The prediction errors for one held-out source."""
 
     source: str
     rows: int
@@ -123,26 +123,26 @@ class HeldOutQuality:
 
 
 def held_out_quality() -> tuple[HeldOutQuality, ...]:
-    """Return, by held-out source, how many pairs are unknown and how far the others are off.
+    """Return, per held-out source, the number of unknown pairs and the errors of the others.
 
-    The error is that of the perplexity, so 0.01 says one hundredth of it.
+    Errors are relative to the perplexity: 0.01 is one per cent.
     """
-    fit, found = fitted_quality(), []
+    fit, by_source = fitted_quality(), []
     for source in sorted(HELD_OUT):
         rows = [
             row for row in quality_rows() if row.source == source and row.metric == "perplexity"
         ]
         pairs = [(fit.ratio(row.scheme, row.family, row.billions), row.ratio) for row in rows]
-        known = [(said, true) for said, true in pairs if said]
-        errors = [abs(said[1] / true - 1) for said, true in known]
-        inside = [said[0] <= true <= said[2] for said, true in known]
-        found.append(
+        predicted_pairs = [(predicted, true) for predicted, true in pairs if predicted]
+        errors = [abs(predicted[1] / true - 1) for predicted, true in predicted_pairs]
+        inside = [predicted[0] <= true <= predicted[2] for predicted, true in predicted_pairs]
+        by_source.append(
             HeldOutQuality(
                 source=source,
                 rows=len(rows),
-                unknown=len(rows) - len(known),
+                unknown=len(rows) - len(predicted_pairs),
                 median_error=median(errors) if errors else None,
                 covered=sum(inside) / len(inside) if inside else None,
             )
         )
-    return tuple(found)
+    return tuple(by_source)

@@ -1,8 +1,8 @@
-"""What published tables say that a compression scheme costs, by family and size of the model.
+"""Published quality losses of compression schemes, by model family and size.
 
-The logarithm of the perplexity ratio is taken as a product of what the scheme loses, what the
-family loses (Llama-3 more than Llama-2) and a power of the size (larger models never lose more).
-The effects are fitted by ``planner.catalog.quality_fit`` and shipped as data.
+The logarithm of the perplexity ratio is modelled as a product of a scheme effect, a family effect
+(Llama-3 loses more than Llama-2) and a power of the size (larger models never lose more). The
+effects are fitted by ``planner.catalog.quality_fit`` and shipped as data.
 """
 
 import csv
@@ -15,8 +15,8 @@ from functools import cache
 
 from planner.catalog.reading import data_json, data_text
 
-LEAST_LOSS = 3e-4  # printed digits do not show less
-MOST_LOG_LOSS = 20.0  # beyond, a model writes noise
+LEAST_LOSS = 3e-4  # resolution of printed digits
+MOST_LOG_LOSS = 20.0  # beyond this the output is noise
 REFERENCE_BILLIONS = 7.0
 TAIL = 1.2816  # standard deviations of an 80 % interval
 FAMILIES = (
@@ -36,7 +36,7 @@ FAMILIES = (
 
 @dataclass(frozen=True)
 class QualityRow:
-    """One published figure of one compressed model beside its source's own baseline."""
+    """One published figure of one compressed model, with its source's own baseline."""
 
     source: str
     model: str
@@ -47,30 +47,32 @@ class QualityRow:
 
     @property
     def family(self) -> str:
-        """Return the family that the row speaks for."""
+        """Return the model family of the row."""
         return family_of(self.model)
 
     @property
     def log_loss(self) -> float:
-        """Return the logarithm of the logarithm of the ratio, at least of what digits show."""
+        """Return the log of the log ratio, limited by the printed resolution."""
         return math.log(max(math.log(self.ratio), LEAST_LOSS))
 
 
 def family_of(name: str) -> str:
-    """Return the family of a model's name; an unknown one is its own family.
+    """Return the family of a model's name; an unknown name is its own family.
 
     >>> family_of("meta-llama/Llama-3.1-8B"), family_of("huggyllama/llama-30b")
     ('llama-3', 'llama-1')
     """
     lower = name.lower()
-    found = (family for family, parts in FAMILIES if any(_names(lower, part) for part in parts))
-    return next(found, lower)
+    families = (
+        family for family, parts in FAMILIES if any(_contains_part(lower, part) for part in parts)
+    )
+    return next(families, lower)
 
 
-def _names(name: str, part: str) -> bool:
-    """Return whether a name has a part, and its number whole: llama-30b is no llama-3."""
-    whole = r"(?!\d)" if part[-1].isdigit() else ""
-    return re.search(re.escape(part) + whole, name) is not None
+def _contains_part(name: str, part: str) -> bool:
+    """Return whether a name contains a part with its whole number (llama-30b is not llama-3)."""
+    number_end = r"(?!\d)" if part[-1].isdigit() else ""
+    return re.search(re.escape(part) + number_end, name) is not None
 
 
 @cache
@@ -93,7 +95,8 @@ def quality_rows() -> tuple[QualityRow, ...]:
 class KindFit:
     """The fitted effects of one kind of scheme, in logarithms of the log ratio.
 
-    ``spread`` is what is left on sources that a fit did not see, ``borrowed_spread`` on families.
+    ``spread`` is the residual spread on left-out sources, ``borrowed_spread`` that on left-out
+    families.
     """
 
     schemes: dict[str, float]
@@ -111,20 +114,20 @@ class KindFit:
 
 @dataclass(frozen=True)
 class QualityFit:
-    """The effects of every kind."""
+    """The effects of all kinds."""
 
     kinds: dict[str, KindFit]
 
     def is_borrowed(self, scheme: str, family: str) -> bool:
-        """Return whether no row of the scheme is of the family."""
+        """Return whether the scheme has no row of the family."""
         return f"{scheme} {family}" not in self.kinds[kind_of(scheme)].pairs
 
     def ratio(
         self, scheme: str, family: str, billions: float
     ) -> tuple[float, float, float] | None:
-        """Return low, expected and high perplexity ratio, or nothing for an unknown scheme.
+        """Return the low, expected and high perplexity ratio, or None for an unknown scheme.
 
-        A family without rows of the scheme borrows those of others, for a wider interval.
+        A family without rows of the scheme uses those of other families, with a wider interval.
         """
         kind = self.kinds.get(kind_of(scheme))
         if kind is None or scheme not in kind.schemes:
@@ -141,7 +144,7 @@ class QualityFit:
 
 
 def kind_of(scheme: str) -> str:
-    """Return what a scheme takes away: bits of weights, of activations, of the cache, weights.
+    """Return the kind of a scheme: weights, activations, KV cache or pruning.
 
     >>> kind_of("gguf:q4_k_m"), kind_of("sparsegpt:0.5:2:4"), kind_of("quarot:w4a4kv4")
     ('weights', 'pruning', 'activations')

@@ -1,7 +1,7 @@
-"""How each quantisation tool says in a config in which format it stored the weights.
+"""Read the weight format from the config fields of each quantisation tool.
 
 Source of the fields and their defaults: transformers 5, utils/quantization_config.py; AutoGPTQ,
-AutoAWQ, ModelOpt and vLLM name the same ones.
+AutoAWQ, ModelOpt and vLLM use the same names.
 """
 
 import math
@@ -28,9 +28,9 @@ from planner.specs.base import Dtype
 
 FLOATS_BY_BITS: dict[float, Dtype] = {4: "nvfp4", 8: "fp8"}
 NF4_BLOCK = 64
-NF4_SCALE_BITS = 32.0  # one fp32 maximum for each block where it is not quantised again
-# SpQR, Dettmers et al. 2023, arXiv:2306.03078, section 3: statistics of 3 bits for each group,
-# quantised again in groups of groups, and about one weight in a hundred whole with its place.
+NF4_SCALE_BITS = 32.0  # one fp32 maximum per block, without double quantisation
+# SpQR, Dettmers et al. 2023, arXiv:2306.03078, section 3: 3-bit statistics per group, quantised
+# again in groups of groups, and about one weight in a hundred stored whole with its position.
 SPQR_STATISTICS_BITS, SPQR_SECOND_LEVEL_BITS, SPQR_OUTLIER_BITS = 6.0, 64.0, 0.32
 
 
@@ -42,7 +42,7 @@ def _integers(method: str, group: int | None = None) -> Callable[[Described], St
 
 
 def _bitsandbytes(quant: Described) -> StoredFormat:
-    """Return NF4 or FP4 in blocks of 64, whose scales may be quantised again, or eight bits."""
+    """Return NF4 or FP4 in blocks of 64, optionally double-quantised, or 8 bits."""
     if quant.get("load_in_4bit") or quant.get("_load_in_4bit"):
         if quant.get("bnb_4bit_use_double_quant"):
             return StoredFormat("nf4", NF4_BLOCK)
@@ -52,15 +52,15 @@ def _bitsandbytes(quant: Described) -> StoredFormat:
 
 
 def _hqq(quant: Described) -> StoredFormat:
-    """Return whole numbers with a 16-bit scale and zero point for each group."""
+    """Return integers with a 16-bit scale and zero point per group."""
     outer = quant.get("quant_config")
-    told = named(outer, "weight_quant_params") or outer or quant
-    return integers("hqq", bits_of(told, quant), group_of(told, quant, default=64))
+    parameters = named(outer, "weight_quant_params") or outer or quant
+    return integers("hqq", bits_of(parameters, quant), group_of(parameters, quant, default=64))
 
 
 def _aqlm(quant: Described) -> StoredFormat:
-    """Return the codes of a group of weights; the codebooks are shared by a whole matrix."""
-    read = {
+    """Return the code bits per weight; a whole matrix shares the codebooks."""
+    fields = {
         name: number_of(quant.get(name, default), name)
         for name, default in (
             ("num_codebooks", 1),
@@ -69,18 +69,18 @@ def _aqlm(quant: Described) -> StoredFormat:
             ("out_group_size", 1),
         )
     }
-    weights = read["in_group_size"] * read["out_group_size"]
+    weights = fields["in_group_size"] * fields["out_group_size"]
     if weights <= 0:
         raise BadConfigError("in_group_size must be at least 1", f"{FIELD}.in_group_size")
-    return of_bits("aqlm", read["num_codebooks"] * read["nbits_per_codebook"] / weights)
+    return of_bits("aqlm", fields["num_codebooks"] * fields["nbits_per_codebook"] / weights)
 
 
 def _vptq(quant: Described) -> StoredFormat:
-    """Return the indices of vectors of weights in a codebook and in one of what it leaves."""
-    shared, own = quant.get("shared_layer_config"), quant.get("config_for_layers")
+    """Return the bits of vector indices in a codebook and in a residual codebook."""
+    shared, per_layer = quant.get("shared_layer_config"), quant.get("config_for_layers")
     layers = [
         layer
-        for group in (own, shared)
+        for group in (per_layer, shared)
         if isinstance(group, dict)
         for layer in group.values()
         if isinstance(layer, dict)
@@ -97,10 +97,10 @@ def _vptq(quant: Described) -> StoredFormat:
 def _vptq_bits(layer: Described) -> float:
     length = _largest(layer.get("vector_lens"), "vector_lens")
     codes = _largest(layer.get("num_centroids"), "num_centroids")
-    left = _largest(layer.get("num_res_centroids", [-1]), "num_res_centroids")
+    residual_codes = _largest(layer.get("num_res_centroids", [-1]), "num_res_centroids")
     if length < 1:
         raise BadConfigError("vector_lens must be at least 1", f"{FIELD}.vector_lens")
-    return (math.log2(max(codes, 1)) + math.log2(max(left, 1))) / length
+    return (math.log2(max(codes, 1)) + math.log2(max(residual_codes, 1))) / length
 
 
 def _largest(values: object, field: str) -> float:
@@ -109,48 +109,48 @@ def _largest(values: object, field: str) -> float:
 
 
 def _named_dtype(method: str, *fields: str) -> Callable[[Described], StoredFormat]:
-    """Return what reads a method whose fields spell the dtype: qint4, float8_e4m3fn, nvfp4."""
+    """Return a reader for methods with a dtype field: qint4, float8_e4m3fn, nvfp4."""
 
     def read(quant: Described) -> StoredFormat:
-        told = str(named(quant, *fields) or "").lower()
-        return spelt(method, told, group_of(quant))
+        word = str(named(quant, *fields) or "").lower()
+        return spelt(method, word, group_of(quant))
 
     return read
 
 
 def spelt(method: str, told: str, group: int | None) -> StoredFormat:
-    """Return the format that a word of a config spells.
+    """Return the format that a word of a config names.
 
     Raises:
-        NotCoveredError: it spells none.
+        NotCoveredError: it names none.
     """
     floats = next((dtype for name, dtype in FLOATS.items() if name in told), None)
     if floats is None and re.search(r"fp8|f8|float8", told):
         floats = "fp8"
-    whole = re.search(r"u?int(\d)", told)
+    integer_match = re.search(r"u?int(\d)", told)
     if floats and floats not in {"int4", "int8"}:
         return StoredFormat(floats)
-    if whole:
-        return integers(method, float(whole[1]), group)
+    if integer_match:
+        return integers(method, float(integer_match[1]), group)
     if told in {"fp4", "float4"}:
         return StoredFormat("mxfp4" if group == DEFAULT_GROUP["mxfp4"] else "nvfp4")
     raise not_read(f"{method} {told}".strip())
 
 
 def _torchao(quant: Described) -> StoredFormat:
-    """Return the format of a torchao configuration, as an object or by its old short name."""
+    """Return the format of a torchao configuration, given as an object or a short name."""
     kind: object = quant.get("quant_type")
     if isinstance(kind, dict):
         inner = kind.get("default", kind)
-        data = inner.get("_data") if isinstance(inner, dict) else None
+        group_holder = inner.get("_data") if isinstance(inner, dict) else None
         word = str(named(inner, "_type") or "").lower()
-        return spelt("torchao", word, group_of(data, default=_torchao_group(word)))
+        return spelt("torchao", word, group_of(group_holder, default=_torchao_group(word)))
     word, extra = str(kind or "").lower(), quant.get("quant_type_kwargs")
     return spelt("torchao", word, group_of(quant, extra, default=_torchao_group(word)))
 
 
 def _torchao_group(word: str) -> int | None:
-    """Return the usual group: of four bits; eight have one scale a channel."""
+    """Return the default group of 4 bits; 8 bits have one scale per channel."""
     return 128 if "int4" in word else None
 
 
@@ -165,8 +165,8 @@ def _spqr(quant: Described) -> StoredFormat:
 
 
 def _quark(quant: Described) -> StoredFormat:
-    told = named(quant.get("global_quant_config"), "weight")
-    first = told[0] if isinstance(told, list) and told else told
+    weight = named(quant.get("global_quant_config"), "weight")
+    first = weight[0] if isinstance(weight, list) and weight else weight
     return spelt("quark", str(named(first, "dtype") or "").lower(), group_of(first))
 
 
@@ -187,7 +187,7 @@ def _auto_round(quant: Described) -> StoredFormat:
     return spelt("auto_round", f"fp{bits:g}", group)
 
 
-# How each method's fields are read.
+# The reader of each method's fields.
 READERS: dict[str, Callable[[Described], StoredFormat]] = {
     **{name: _integers(name, 128) for name in ("gptq", "awq", "intel/auto-round", "moe_wna16")},
     **{name: _integers(name.partition("_")[0], 128) for name in ("gptq_marlin", "awq_marlin")},
@@ -197,7 +197,7 @@ READERS: dict[str, Callable[[Described], StoredFormat]] = {
     "auto_round": _auto_round,
     "bitsandbytes": _bitsandbytes,
     "hqq": _hqq,
-    "bitnet": lambda _: StoredFormat("ternary", None, "bitnet:2"),  # four weights in a byte
+    "bitnet": lambda _: StoredFormat("ternary", None, "bitnet:2"),  # four weights per byte
     "aqlm": _aqlm,
     "vptq": _vptq,
     "higgs": _integers("higgs", 256),
@@ -213,12 +213,12 @@ READERS: dict[str, Callable[[Described], StoredFormat]] = {
 
 
 def known_methods() -> tuple[str, ...]:
-    """Return the names of every method that is read."""
+    """Return the names of all supported methods."""
     return tuple(sorted({*READERS, *FIXED, "compressed-tensors", "modelopt"}))
 
 
 def not_read(method: str) -> NotCoveredError:
-    """Return the refusal of a method whose format is not known, with the ways out."""
+    """Return the error for a method with an unknown format, with alternatives."""
     return NotCoveredError(
         f"quantization_config is of {method!r}, whose format is not known: known are "
         f"{', '.join(known_methods())}; or leave quantization_config out and say how the weights "
@@ -228,10 +228,10 @@ def not_read(method: str) -> NotCoveredError:
 
 
 def groups_of(quant: Described) -> list[Described]:
-    """Return how a tool with configuration groups describes the weights of each.
+    """Return the weight description of each configuration group.
 
     Raises:
-        BadConfigError: a group is no object.
+        BadConfigError: a group is not an object.
     """
     groups = quant.get("config_groups")
     if groups is None:
@@ -242,14 +242,14 @@ def groups_of(quant: Described) -> list[Described]:
             f"{FIELD}.config_groups",
         )
     weights = (group.get("weights") for group in groups.values())
-    return [found for found in weights if isinstance(found, dict)]
+    return [weight for weight in weights if isinstance(weight, dict)]
 
 
 def of_group(weights: Described, packing: str) -> StoredFormat:
     """Return the format of one configuration group.
 
     Raises:
-        NotCoveredError: its number type is not known.
+        NotCoveredError: its number type is unknown.
     """
     group, kind = group_of(weights), str(weights.get("type", "int")).lower()
     bits = bits_of(weights, default=8)
@@ -264,7 +264,7 @@ def of_group(weights: Described, packing: str) -> StoredFormat:
 
 
 def of_method(method: str, quant: Described) -> StoredFormat | None:
-    """Return the format of a method by its fields, or nothing for a method that is not known."""
+    """Return the format of a method from its fields, or None for an unknown method."""
     if method in READERS:
         return READERS[method](quant)
     if method in FIXED:
@@ -273,6 +273,6 @@ def of_method(method: str, quant: Described) -> StoredFormat | None:
 
 
 def first_known(methods: Iterable[str], quant: Described) -> StoredFormat | None:
-    """Return the format of the first method that is known."""
-    found = (of_method(method, quant) for method in methods if method)
-    return next((stored for stored in found if stored is not None), None)
+    """Return the format of the first known method."""
+    formats = (of_method(method, quant) for method in methods if method)
+    return next((stored for stored in formats if stored is not None), None)

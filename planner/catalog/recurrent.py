@@ -1,7 +1,7 @@
-"""Read the layers that keep a state of constant size: linear attention and state spaces.
+"""Read layers with a state of constant size: linear attention and state-space models.
 
-Each reader returns one layer's shape with its exact parameters. They are held against the
-families' own implementations by ``tests/planner/test_parameters.py``.
+Each reader returns one layer's shape with exact parameter counts.
+``tests/planner/test_parameters.py`` compares them with the families' own implementations.
 """
 
 from planner.catalog.config_reader import ConfigReader
@@ -9,7 +9,7 @@ from planner.specs.layers import RecurrentLayers
 
 
 def gated_delta_net(reader: ConfigReader, count: int) -> RecurrentLayers:
-    """Return gated delta-net layers: a matrix of keys by values in each value head.
+    """Return gated delta-net layers: one key-by-value state matrix per value head.
 
     Source: Yang et al. 2024 (Gated Delta Networks), arXiv:2412.06464.
     """
@@ -38,7 +38,7 @@ def gated_delta_net(reader: ConfigReader, count: int) -> RecurrentLayers:
 
 
 def mamba2(reader: ConfigReader, count: int) -> RecurrentLayers:
-    """Return Mamba-2 layers: a matrix of state by channels in each head.
+    """Return Mamba-2 layers: one state-by-channel matrix per head.
 
     Source: Dao and Gu 2024, arXiv:2405.21060.
     """
@@ -63,7 +63,7 @@ def mamba2(reader: ConfigReader, count: int) -> RecurrentLayers:
 
 
 def lightning_attention(reader: ConfigReader, count: int) -> RecurrentLayers:
-    """Return layers of linear attention with a fixed decay in each head.
+    """Return linear-attention layers with a fixed decay per head.
 
     Source: Qin et al. 2024 (Lightning Attention), arXiv:2401.04658.
     """
@@ -80,7 +80,7 @@ def lightning_attention(reader: ConfigReader, count: int) -> RecurrentLayers:
 
 
 def kimi_delta(reader: ConfigReader, count: int) -> RecurrentLayers:
-    """Return Kimi delta-attention layers: a delta net whose decay differs by channel.
+    """Return Kimi delta-attention layers: a delta net with a decay per channel.
 
     Source: Kimi Linear, arXiv:2510.26692.
     """

@@ -1,4 +1,4 @@
-"""Families with experts, latents or states: what their configs do not say."""
+"""Families with experts, latent attention or recurrent states: properties not in their configs."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Read the layers of families whose configs describe them in a way of their own."""
+"""Read the layers of families with their own layer descriptions in configs."""
 
 from collections import Counter
 from typing import Any
@@ -15,14 +15,14 @@ from planner.specs.layers import (
     NoMixingLayers,
 )
 
-# How wide a block's feed-forward becomes from its multiple: a gated block, in whole steps.
+# Rounding step of a block's feed-forward width.
 NAS_STEP = 256
-# Entries of so few tokens are many: an index chooses among them.
+# Compression ratio of the entries that an index selects from.
 INDEXED_RATIO = 4
 
 
 def deepseek_v4(reader: ConfigReader) -> tuple[LayerGroup, ...]:
-    """Return windows of tokens, alone or beside entries that compress 4 or 128 tokens each.
+    """Return windowed layers, alone or with entries that compress 4 or 128 tokens each.
 
     Source: the family's implementation in transformers; only the entries of 4 are indexed.
     """
@@ -36,18 +36,18 @@ def deepseek_v4(reader: ConfigReader) -> tuple[LayerGroup, ...]:
 
 
 def _compression(reader: ConfigReader) -> Counter[int]:
-    """Return how many layers compress how many tokens into one entry, by either spelling."""
+    """Return the number of layers by compression ratio, from either config form."""
     layers, rates = reader.integer("num_hidden_layers"), reader.inside("compress_rates")
     listed = reader.listed("compress_ratios")
-    found = Counter(
+    counts = Counter(
         [_ratio(reader, ratio) for ratio in listed]
         or [rates.integer(str(kind), 0) for kind in reader.listed("layer_types")]
     )
-    if sum(found.values()) != layers:
+    if sum(counts.values()) != layers:
         raise BadConfigError(
             f"compress_ratios must name each of the {layers} layers", "model.compress_ratios"
         )
-    return found
+    return counts
 
 
 def _ratio(reader: ConfigReader, ratio: object) -> int:
@@ -90,7 +90,7 @@ def _compressed_index(reader: ConfigReader, ratio: int, count: int) -> IndexLaye
 
 
 def deepseek_v4_extras(reader: ConfigReader) -> dict[str, Any]:
-    """Return the mixing of parallel residual streams, and layers whose router is a table."""
+    """Return the parameters of parallel residual streams, minus those of hash routers."""
     hidden, streams = reader.integer("hidden_size"), reader.integer("hc_mult")
     layers, experts = reader.integer("num_hidden_layers"), reader.integer("num_experts")
     mixes = streams * (streams + 2)
@@ -102,7 +102,7 @@ def deepseek_v4_extras(reader: ConfigReader) -> dict[str, Any]:
 
 
 def minimax_m3(reader: ConfigReader) -> tuple[LayerGroup, ...]:
-    """Return full attention in some layers, and blocks chosen by an index in the others."""
+    """Return full-attention layers, and layers that attend to blocks selected by an index."""
     layers = reader.integer("num_hidden_layers")
     nested = reader.inside("sparse_attention_config").config
     reader.config = {**nested, **reader.config}
@@ -128,7 +128,7 @@ def minimax_m3(reader: ConfigReader) -> tuple[LayerGroup, ...]:
 
 
 def kimi_linear(reader: ConfigReader) -> tuple[LayerGroup, ...]:
-    """Return delta-attention layers beside layers of latent attention."""
+    """Return delta-attention and latent-attention layers."""
     layers = reader.integer("num_hidden_layers")
     named = reader.listed("layer_types")
     listed = reader.inside("linear_attn_config").items("kda_layers")
@@ -136,8 +136,8 @@ def kimi_linear(reader: ConfigReader) -> tuple[LayerGroup, ...]:
     if recurrent > layers:
         raise reader.refusal("linear_attn_config", len(listed), f"at most the {layers} layers")
     if not recurrent or recurrent == layers:
-        whole = kimi_delta(reader, layers) if recurrent else _kimi_latent(reader, layers)
-        return (whole,)
+        uniform = kimi_delta(reader, layers) if recurrent else _kimi_latent(reader, layers)
+        return (uniform,)
     return (kimi_delta(reader, recurrent), _kimi_latent(reader, layers - recurrent))
 
 
@@ -170,11 +170,13 @@ def _gemma4_group(reader: ConfigReader, kind: str, count: int, *, reuses: bool) 
         window = reader.positive("sliding_window")
         return AttentionLayers(kind="sliding", count=count, window=window, reuses_cache=reuses)
     values_are_keys = reader.flag("attention_k_eq_v", default=False)
-    wide = reader.inside("per_layer_config")
-    told = wide.inside(next(iter(wide.config), ""))
-    own = told.optional("head_dim") or reader.optional("head_dim")
-    dim = reader.optional("global_head_dim") or own
-    heads = reader.optional("num_global_key_value_heads") or told.optional("num_key_value_heads")
+    per_layer = reader.inside("per_layer_config")
+    layer_config = per_layer.inside(next(iter(per_layer.config), ""))
+    own_head_dim = layer_config.optional("head_dim") or reader.optional("head_dim")
+    dim = reader.optional("global_head_dim") or own_head_dim
+    heads = reader.optional("num_global_key_value_heads") or layer_config.optional(
+        "num_key_value_heads"
+    )
     return AttentionLayers(
         count=count,
         head_dim=dim,
@@ -185,7 +187,7 @@ def _gemma4_group(reader: ConfigReader, kind: str, count: int, *, reuses: bool) 
 
 
 def gemma4_extras(reader: ConfigReader) -> dict[str, Any]:
-    """Return the dense block beside the experts, and the embeddings of each layer's own."""
+    """Return the dense block in addition to experts, and the per-layer embeddings."""
     hidden, layers = reader.integer("hidden_size"), reader.integer("num_hidden_layers")
     narrow = reader.integer("hidden_size_per_layer_input", 0)
     width, extra = reader.integer("intermediate_size"), 0
@@ -206,7 +208,7 @@ def gemma4_extras(reader: ConfigReader) -> dict[str, Any]:
 
 
 def nemotron_nas(reader: ConfigReader) -> tuple[LayerGroup, ...]:
-    """Return the layers of a searched architecture: some without any attention."""
+    """Return the layers of a searched architecture, some without attention."""
     heads = reader.integer("num_attention_heads")
     groups: Counter[int] = Counter()
     for block in reader.each("block_configs"):
@@ -222,7 +224,7 @@ def nemotron_nas(reader: ConfigReader) -> tuple[LayerGroup, ...]:
 
 
 def nemotron_nas_extras(reader: ConfigReader) -> dict[str, Any]:
-    """Return the mean width of the blocks, and what its rounding leaves out."""
+    """Return the mean width of the blocks, and the parameters lost to its rounding."""
     hidden, layers = reader.integer("hidden_size"), reader.integer("num_hidden_layers")
     blocks = reader.each("block_configs")
     columns = sum(_nas_width(hidden, block.inside("ffn")) for block in blocks)

@@ -1,4 +1,4 @@
-"""Formats of stored weights: what bits, groups and algorithms in a config stand for."""
+"""Formats of stored weights, from bits, groups and algorithm names in a config."""
 
 import math
 import re
@@ -16,9 +16,9 @@ Described = dict[str, Any]
 
 @dataclass(frozen=True)
 class StoredFormat:
-    """In which format the bulk of the weights is stored; nothing where it is left as it was.
+    """The format of most stored weights; None if they are unquantised.
 
-    ``packed`` names formats that no dtype stands for by their method and mean bits.
+    ``packed`` names formats without a dtype by method and mean bits.
     """
 
     dtype: Dtype | None = None
@@ -35,7 +35,7 @@ FLOATS: dict[str, Dtype] = {
     "int8": "int8",
     "int4": "int4",
 }
-# Methods and algorithms that are one format whatever else they say.
+# Methods and algorithms with a fixed format.
 FIXED: dict[str, Dtype] = {
     **FLOATS,
     "fbgemm_fp8": "fp8",
@@ -72,38 +72,42 @@ BIT_NAMES = ("bits", "nbits", "w_bit", "wbits", "num_bits")
 
 
 def named(value: object, *names: str) -> object:
-    """Return the first of some fields that a description gives, or nothing."""
-    told = value if isinstance(value, dict) else {}
-    return next((told[name] for name in names if told.get(name) is not None), None)
+    """Return the first present field of a description, or None."""
+    description = value if isinstance(value, dict) else {}
+    return next((description[name] for name in names if description.get(name) is not None), None)
 
 
 def number_of(value: object, field: str) -> float:
-    """Return a number that may be spelt as text.
+    """Return a number, also from text.
 
     Raises:
-        BadConfigError: it is none.
+        BadConfigError: it is not a number.
     """
     text = value if isinstance(value, str) else None
-    found = float(text) if text and re.fullmatch(r"-?\d+(\.\d+)?", text.strip()) else value
-    if isinstance(found, bool) or not isinstance(found, int | float) or not math.isfinite(found):
+    number = float(text) if text and re.fullmatch(r"-?\d+(\.\d+)?", text.strip()) else value
+    if (
+        isinstance(number, bool)
+        or not isinstance(number, int | float)
+        or not math.isfinite(number)
+    ):
         raise BadConfigError(f"{field} is {value!r}: it must be a number", f"{FIELD}.{field}")
-    return found
+    return number
 
 
 def group_of(*descriptions: object, default: int | None = None) -> int | None:
-    """Return the weights that share a scale; nothing for one scale per channel or tensor.
+    """Return the number of weights per scale; None for one scale per channel or tensor.
 
     Raises:
-        BadConfigError: it is no number.
+        BadConfigError: it is not a number.
     """
-    told = [
+    stated = [
         description[name]
         for description in descriptions
         if isinstance(description, dict)
         for name in GROUP_NAMES
         if name in description
     ]
-    given = told[0] if told else default
+    given = stated[0] if stated else default
     if given is None:
         return None
     size = number_of(given, "group_size")
@@ -111,18 +115,18 @@ def group_of(*descriptions: object, default: int | None = None) -> int | None:
 
 
 def bits_of(*descriptions: object, default: float = DEFAULT_BITS) -> float:
-    """Return the bits of one weight without its share of any scale.
+    """Return the bits per weight, without scales.
 
     Raises:
-        BadConfigError: they are no number of bits.
+        BadConfigError: it is not a valid number of bits.
     """
-    told = (
-        (name, found)
+    stated = (
+        (name, bits_field)
         for description in descriptions
         for name in BIT_NAMES
-        if (found := named(description, name)) is not None
+        if (bits_field := named(description, name)) is not None
     )
-    name, given = next(told, ("bits", default))
+    name, given = next(stated, ("bits", default))
     bits = number_of(given, name)
     if not FEWEST_BITS <= bits <= MOST_BITS:
         raise BadConfigError(
@@ -132,7 +136,7 @@ def bits_of(*descriptions: object, default: float = DEFAULT_BITS) -> float:
 
 
 def integers(method: str, bits: float, group: int | None) -> StoredFormat:
-    """Return a format of whole numbers with a scale and a zero point for each group."""
+    """Return an integer format with a scale and a zero point per group."""
     if bits >= PLAIN_BITS:
         return StoredFormat()
     dtype = INTEGERS.get(bits)
@@ -142,15 +146,15 @@ def integers(method: str, bits: float, group: int | None) -> StoredFormat:
 
 
 def packed(name: str, bits: float) -> StoredFormat:
-    """Return a format of so many mean bits, with the dtype that is nearest to it."""
+    """Return a format of given mean bits, with its nearest dtype."""
     return StoredFormat(PackedFormat(bits, PLAIN_BITS, PLAIN_BITS).nominal, None, name)
 
 
 def of_bits(method: str, bits: float) -> StoredFormat:
-    """Return a packed format of mean bits that a method's fields imply.
+    """Return a packed format with the mean bits that a method's fields imply.
 
     Raises:
-        BadConfigError: there is no such number of bits.
+        BadConfigError: the bits are out of range.
     """
     if not 0 < bits <= PLAIN_BITS:
         raise BadConfigError(

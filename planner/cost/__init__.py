@@ -1,1 +1,1 @@
-"""What things cost: one resource per file, each formula once, for floats and numpy columns."""
+"""Cost formulas, one resource per module, for floats and numpy columns."""

@@ -1,6 +1,6 @@
-"""What the layers keep while they work: for the backward pass, or for one inference step.
+"""Activation memory of layers: saved for the backward pass, or live in an inference step.
 
-Counted in elements per token and layer, so that any dtype, dense or gated feed-forward, grouped
+Counted in elements per token and layer, so any dtype, dense or gated feed-forward, grouped
 heads and any degree of tensor and sequence parallelism share one formula.
 """
 
@@ -19,28 +19,28 @@ from planner.specs.layers import (
 from planner.specs.model import ModelSpec
 
 KORTHIKANTI = "Korthikanti et al. 2022, arXiv:2205.05198, section 4, by element instead of byte"
-# Residual-sized tensors kept per norm: its input and its output; a norm written out in operators
-# keeps its input in fp32 and the normalised value beside them.
+# Residual-sized tensors saved per norm: input and output; a norm of single operators also saves
+# its fp32 input and the normalised value.
 NORM_TENSORS = 2
 WIDE_NORM_TENSORS = 4
-# Feed-forward tensors kept: gate, up, activation and their product, or input and output; the
+# Feed-forward tensors saved: gate, up, activation and their product, or input and output; the
 # last of each is the input of the down projection.
 GATED_FFN_TENSORS = 4
 PLAIN_FFN_TENSORS = 2
 # A step of inference holds two residual streams, one in fp32 for its norm, and the widest tensors
 # of one half of a layer: of attention, or of the feed-forward block, whose gate, up and product
 # (or input and output) live at once. Between 6k and 31k prompt tokens the peaks of Qwen2.5's speed
-# table (0.5B to 72B, validation/memory.csv) grow by just these elements a token.
+# table (0.5B to 72B, validation/memory.csv) grow by these elements per token.
 INFERENCE_HIDDEN_TENSORS = 4
 INFERENCE_FFN_TENSORS = 3
 ROTARY_TABLES = 2
-# Logits in the loss: the 16- or 32-bit output, its fp32 copy and the fp32 gradient; a loss in
-# single operators also keeps the shifted copy and the logarithms.
+# Logits in the loss: the 16- or 32-bit output, its fp32 copy and the fp32 gradient; a loss of
+# single operators also saves the shifted copy and the log-probabilities.
 LOSS_FP32_COPIES = 2
 UNFUSED_LOSS_FP32_COPIES = 4
 FP32_BYTES = 4
-# Scores and probabilities; in fp32 the softmax keeps its result alone, which the next product
-# reads: on eight layers with 4 heads and 256 tokens 127.9 MB are planned and 119.2 were held.
+# Scores and probabilities; in fp32 only the softmax result is saved, which the next product reads:
+# for 8 layers with 4 heads and 256 tokens, 127.9 MB predicted, 119.2 MB measured.
 SCORE_COPIES = 2
 FP32_SCORE_COPIES = 1
 
@@ -67,7 +67,7 @@ def kept_token_bytes(
     tensor_parallel_size: Quantity,
     inner_bytes_per_element: Quantity,
 ) -> Quantity:
-    """Return the bytes that one layer keeps per token for its backward pass."""
+    """Return the bytes that one layer saves per token for its backward pass."""
     residual = hidden_width / sequence_ranks * hidden_bytes_per_element
     return residual + inner_width / tensor_parallel_size * inner_bytes_per_element
 
@@ -90,7 +90,7 @@ def kept_activation_bytes(
     token_bytes: Quantity,
     in_flight: Quantity = 1.0,
 ) -> Quantity:
-    """Return the bytes that a stage keeps of the micro-batches that it has in flight."""
+    """Return the saved activation bytes of a stage's micro-batches in flight."""
     return num_tokens * num_layers * token_bytes * in_flight
 
 
@@ -116,13 +116,13 @@ def score_bytes(
     bytes_per_element: Quantity,
     copies: Quantity = SCORE_COPIES,
 ) -> Quantity:
-    """Return the bytes of scores and probabilities that eager attention keeps in one layer."""
+    """Return the bytes of saved scores and probabilities of eager attention in one layer."""
     heads = num_heads / tensor_parallel_size
     return copies * heads * num_tokens * sequence_length * bytes_per_element
 
 
 def score_copies(compute_dtype: str | None) -> int:
-    """Return how many tensors of the scores' size eager attention keeps in a layer."""
+    """Return the number of score-sized tensors that eager attention saves per layer."""
     return FP32_SCORE_COPIES if compute_dtype == "fp32" else SCORE_COPIES
 
 
@@ -146,7 +146,7 @@ def loss_bytes(
     bytes_per_element: Quantity,
     fp32_copies: Quantity = LOSS_FP32_COPIES,
 ) -> Quantity:
-    """Return the bytes of the logits while the loss is computed, on the last stage."""
+    """Return the bytes of the logits and their copies in the loss, on the last stage."""
     per_logit = bytes_per_element + fp32_copies * FP32_BYTES
     return num_tokens * vocab_size / tensor_parallel_size * per_logit
 
@@ -171,7 +171,7 @@ def inference_activation_bytes(
     sampled_tokens: Quantity,
     vocab_per_rank: Quantity,
 ) -> Quantity:
-    """Return the bytes of the widest moment of one inference step over ``num_tokens`` tokens."""
+    """Return the peak activation bytes of one inference step of ``num_tokens`` tokens."""
     logits = sampled_tokens * vocab_per_rank * (bytes_per_element + FP32_BYTES)
     return num_tokens * elements * bytes_per_element + logits
 
@@ -194,32 +194,32 @@ def rotary_table_bytes(
     head_dim: Quantity,
     bytes_per_element: Quantity,
 ) -> Quantity:
-    """Return the bytes of the rotary tables of layers that each keep their own."""
+    """Return the bytes of rotary tables stored per layer."""
     return ROTARY_TABLES * num_layers * positions * head_dim * bytes_per_element
 
 
 def attention_width(model: ModelSpec) -> float:
-    """Return the elements per token of queries, keys, values and the attention's output.
+    """Return the elements per token of queries, keys, values and attention output.
 
-    Layers of different kinds count with their mean.
+    The mean over layers of different kinds.
     """
     return mean_width(model, group_width)
 
 
 def eager_attention_width(model: ModelSpec) -> float:
-    """Return the same for eager kernels: repeated KV heads, and the output twice."""
+    """Return ``attention_width`` for eager kernels: repeated KV heads and two outputs."""
     return mean_width(model, _eager_group_width)
 
 
 def mean_width(model: ModelSpec, width: Callable[[ModelSpec, LayerGroup], int]) -> float:
-    """Return the mean over the layers of what is so wide in each kind of them."""
+    """Return the mean of a width over all layers."""
     groups = model.layers_by_attention
     widths = sum(group.count * width(model, group) for group in groups)
     return widths / model.num_hidden_layers
 
 
 def group_width(model: ModelSpec, group: LayerGroup) -> int:
-    """Return the widths of one layer's projections, both ends of the mixing together."""
+    """Return the elements per token of a layer's projections, inputs and outputs of the mixer."""
     if isinstance(group, AttentionLayers):
         return (group.heads + group.kv_heads) * (group.key_dim + group.value_dim)
     if isinstance(group, LatentLayers):
@@ -238,19 +238,19 @@ def _eager_group_width(model: ModelSpec, group: LayerGroup) -> int:
 
 
 @dataclass(frozen=True)
-class Kept:
-    """What layers keep beyond what every engine keeps.
+class SavedTensors:
+    """Engine-dependent saved tensors.
 
-    ``wide_norms`` are written out in fp32 operators; ``inputs`` says that each matrix keeps its
-    input, as training it needs. Without inputs only the adapters on queries and values keep one.
+    ``wide_norms`` run as single fp32 operators; with ``inputs``, every matrix saves its input, as
+    training it requires. Otherwise only adapters on queries and values save theirs.
     """
 
     wide_norms: bool = False
     inputs: bool = True
 
 
-def hidden_tensors(model: ModelSpec, kept: Kept) -> int:
-    """Return how many residual-sized tensors a layer keeps per token."""
+def hidden_tensors(model: ModelSpec, kept: SavedTensors) -> int:
+    """Return the number of residual-sized tensors that a layer saves."""
     wide = kept.wide_norms and model.norm == "rmsnorm"
     each = WIDE_NORM_TENSORS if wide else NORM_TENSORS
     if kept.inputs:
@@ -258,21 +258,21 @@ def hidden_tensors(model: ModelSpec, kept: Kept) -> int:
     return model.norms_per_layer * each // 2 + 1
 
 
-def feed_forward_width(model: ModelSpec, kept: Kept) -> int:
-    """Return the elements per token that a feed-forward block keeps, over the experts visited."""
+def feed_forward_width(model: ModelSpec, kept: SavedTensors) -> int:
+    """Return the saved elements per token of a feed-forward block, over its active experts."""
     tensors = GATED_FFN_TENSORS if model.gated_mlp else PLAIN_FFN_TENSORS
     return (tensors if kept.inputs else tensors - 1) * widest_feed_forward(model)
 
 
 def operand_width(model: ModelSpec, tensor_parallel_size: Quantity) -> Quantity:
-    """Return the elements per token that one layer's products read and write on one rank."""
+    """Return the operand elements per token of one layer's matrix products on one rank."""
     tensors = GATED_FFN_TENSORS - 1 if model.gated_mlp else PLAIN_FFN_TENSORS
     split = attention_width(model) + tensors * widest_feed_forward(model)
     return NORM_TENSORS * 2 * model.hidden_size + split / tensor_parallel_size
 
 
 def inference_elements(model: ModelSpec, tensor_parallel_size: float) -> float:
-    """Return the elements per token that are alive at once while one layer runs forward."""
+    """Return the peak live elements per token during a forward pass of one layer."""
     widest = max(group_width(model, group) for group in model.layers_by_attention)
     tensors = INFERENCE_FFN_TENSORS if model.gated_mlp else PLAIN_FFN_TENSORS
     wide = max(widest, tensors * widest_feed_forward(model))
@@ -280,7 +280,7 @@ def inference_elements(model: ModelSpec, tensor_parallel_size: float) -> float:
 
 
 def widest_feed_forward(model: ModelSpec) -> int:
-    """Return the feed-forward columns that one token touches in the widest layer."""
+    """Return the active feed-forward width per token in the widest layer."""
     routed = model.moe_intermediate_size * model.num_experts_per_tok
     dense = model.intermediate_size if model.num_feed_forward_layers else 0
     return max(dense, routed + model.shared_intermediate_size)

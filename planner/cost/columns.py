@@ -1,11 +1,10 @@
-"""Decisions that work on one number and on columns of numbers alike.
+"""Selection functions for numbers and for numpy columns.
 
-A formula that is to cost one strategy and a whole space of them must not branch on a value with
-``if``, ``min``, ``max`` or ``ceil``: it asks these functions. On plain numbers they are plain
-Python and give the same to the last bit; as soon as one argument is a numpy array they work
-element by element, and arrays of different shapes broadcast, so that a value that depends on few
-choices is computed once for all the others. Every argument of a choice is evaluated, so a branch
-that is not taken must not divide by zero where it matters.
+A formula that costs single strategies and whole spaces of them must use these functions instead
+of ``if``, ``min``, ``max`` and ``ceil`` on values. On plain numbers they are plain Python with
+identical results; if an argument is a numpy array, they work element by element with
+broadcasting, so a value that depends on few choices is computed once for all others. All
+arguments are evaluated, so an unselected branch must not divide by zero where it matters.
 """
 
 import math
@@ -18,7 +17,7 @@ import numpy.typing as npt
 
 from planner.cost.quantity import Quantity
 
-# One number stays a number, for the type checker too; with a column the answer is a column.
+# Numbers give a number, also for the type checker; a column gives a column.
 Number = TypeVar("Number", float, Quantity)
 Flag = bool | npt.NDArray[np.bool_]
 
@@ -60,7 +59,7 @@ def largest(values: Iterable[Number]) -> Number:
     """Return the largest of several quantities, element by element.
 
     Raises:
-        TypeError: there is none.
+        TypeError: ``values`` is empty.
     """
     return reduce(maximum, values)
 
@@ -118,7 +117,7 @@ def negate(condition: Flag) -> Flag:
 
 
 def any_of(condition: Flag) -> bool:
-    """Return whether a condition holds for any element: whether a term is worth costing.
+    """Return whether a condition holds for any element.
 
     >>> any_of(False)
     False

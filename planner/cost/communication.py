@@ -1,7 +1,7 @@
-"""Time on the links: latency plus volume over bandwidth, for every collective that we plan.
+"""Communication time of collectives: latency plus volume over bandwidth.
 
 Ring collectives move ``(n-1)/n`` of the payload per pass; an all-reduce is a reduce-scatter and
-an all-gather. At one rank every collective is free.
+an all-gather. With one rank, every collective is free.
 """
 
 from planner.cost.columns import where
@@ -83,7 +83,7 @@ def all_to_all_seconds(
     latency_s: Quantity,
     count: Quantity = 1.0,
 ) -> Quantity:
-    """Return the seconds of dispatching tokens to experts and combining their answers."""
+    """Return the seconds of dispatching tokens to experts and combining their outputs."""
     volume = 2 * (ranks - 1) / ranks * payload_bytes
     return where(ranks > 1, count * (volume / link_bytes_per_s + latency_s), 0.0)
 
@@ -107,6 +107,6 @@ def ring_seconds(
     ring_passes: Quantity,
     starts: Quantity,
 ) -> Quantity:
-    """Return the seconds of ``ring_passes`` round a ring, in ``starts`` collectives."""
+    """Return the seconds of ``ring_passes`` around a ring, in ``starts`` collectives."""
     volume = ring_passes * (ranks - 1) / ranks * payload_bytes
     return where(ranks > 1, volume / link_bytes_per_s + starts * latency_s, 0.0)

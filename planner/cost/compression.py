@@ -1,7 +1,7 @@
-"""What compressing a model works through: calibration text, Hessians, columns, tuning steps.
+"""Work of model compression: calibration passes, Hessians, columns, tuning steps.
 
 Each method is a recipe of these parts. Second-order methods factor one Hessian per matrix and
-walk its columns one after the other, so that the columns' latency counts beside the arithmetic.
+process its columns sequentially, so the latency per column adds to the arithmetic.
 """
 
 from collections.abc import Iterator
@@ -13,39 +13,39 @@ from planner.specs.base import Dtype
 from planner.specs.model import ModelSpec
 
 GPTQ = "Frantar et al. 2022 (GPTQ), arXiv:2210.17323"
-# A column is a dozen small kernels that wait for each other: between the arithmetic of OPT-13B
-# and OPT-175B, the published 20.9 min and 4.2 h on an A100 leave a third of a millisecond for it.
+# A column is a dozen small sequential kernels: beyond the arithmetic, the published times of
+# OPT-13B and OPT-175B on an A100, 20.9 min and 4.2 h, leave a third of a millisecond per column.
 COLUMN_SECONDS = 326e-6
-# Plain fp32 products, without tensor cores, run close to their peak.
+# fp32 products without tensor cores run close to their peak.
 FP32_EFFICIENCY = 0.95
-# Factoring, inverting and factoring again take as long as three products of the Hessian's size.
+# Factoring, inverting and refactoring take as long as three products of the Hessian's size.
 SOLVE_PRODUCTS = 3
 SAMPLE_TOKENS = 2048
 # AutoRound tunes a layer for 200 steps of 8 samples: forward, and backward twice. Each step rounds
-# every weight and takes the gradient of that: some 25 elementwise passes of 4 bytes. Its thousand
-# small kernels take 15 ms where the layer is small. Source: Cheng et al. 2023, arXiv:2309.05516.
+# every weight and computes its gradient: about 25 elementwise passes of 4 bytes. Its thousand
+# small kernels take 15 ms in a small layer. Source: Cheng et al. 2023, arXiv:2309.05516.
 TUNING_STEPS = 200
 TUNING_TOKENS = TUNING_STEPS * 8 * SAMPLE_TOKENS
 TUNING_BATCH_TOKENS = 8 * SAMPLE_TOKENS
 TUNING_STREAM_BYTES = TUNING_STEPS * 100.0
 TUNING_STEP_SECONDS = 15e-3
-# Rounding offsets, their gradients, and the rounded copy and its gradient beside each weight.
+# Per weight: rounding offset, its gradient, rounded copy and the gradient of that.
 TUNING_BYTES = 16.0
-# LLM-Pruner recovers with adapters on 50 thousand samples of 256 tokens, twice over.
+# LLM-Pruner trains adapters on 50 thousand samples of 256 tokens for two epochs.
 # Source: Ma et al. 2023, arXiv:2305.11627, section 4.
 RECOVERY_TOKENS = 2 * 50_000 * 256
-# AWQ's clipping multiplies 512 tokens with every weight at ten widths, 6 bytes a product.
+# AWQ's clipping multiplies 512 tokens with every weight at ten widths, 6 bytes per product.
 CLIP_BYTES = 11 * 512 * 6.0
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What one method does.
+    """The parameters of one compression method.
 
     ``forwards`` are passes over ``calibration_tokens``; ``tuned_tokens`` run ``tuned_passes``
-    times through the weights that they visit, in ``layer_steps`` of each layer; ``streamed_bytes``
-    are elementwise traffic per weight; ``alike`` names the methods whose published times speak
-    for this one.
+    times through their active weights, in ``layer_steps`` per layer; ``streamed_bytes`` is
+    elementwise traffic per weight; ``alike`` is the group of methods whose published times are
+    fitted together.
     """
 
     dtype: Dtype
@@ -61,19 +61,19 @@ class Recipe:
     tuned_passes: float = 0.0
     tuned_bytes: float = 0.0
     kept_ratio: float = 1.0
-    trained_bytes: float = 0.0  # of each weight of the model beside its own 16 bits
+    trained_bytes: float = 0.0  # per weight of the model, in addition to its own 16 bits
 
     @property
     def is_calibrated(self) -> bool:
-        """Return whether the method looks at text, which several devices can share."""
+        """Return whether the method uses calibration text, which several devices can split."""
         return self.calibration_tokens > 0
 
 
 SHEARING_TOKENS = 240 * 8 * 512
 SAMPLES = 128 * SAMPLE_TOKENS  # the calibration text of the GPTQ paper
-# Two forwards: one collects a layer's inputs, one runs the compressed layer. Norm tweaking trains
-# the norms on the text once more. QuantEase goes over the columns 25 times with one small kernel
-# each (arXiv:2309.01885, section 5). LLM-Pruner takes gradients and leaves four fifths of the
+# Two forwards: one collects a layer's inputs, one runs the compressed layer. Norm tweaking also
+# trains the norms on the text. QuantEase iterates over the columns 25 times with one small kernel
+# each (arXiv:2309.01885, section 5). LLM-Pruner computes gradients and keeps four fifths of the
 # weights (arXiv:2305.11627, table 3).
 SECOND_ORDER = Recipe(
     "int4", "second_order", calibration_tokens=SAMPLES, forwards=2, second_order=True
@@ -115,7 +115,7 @@ RECIPES: dict[str, Recipe] = {
         tuned_passes=2,
         kept_ratio=0.8,
     ),
-    # Ours at small scale: 240 steps of 8 sequences of 512 tokens through the whole model in FP32
+    # Slipway's version is small: 240 steps of 8 sequences of 512 tokens on the whole FP32 model
     # with Adam's states (the paper trains on 50 billion tokens: arXiv:2310.06694, section 3).
     "sheared_llama": Recipe(
         "bf16",
@@ -130,9 +130,9 @@ RECIPES: dict[str, Recipe] = {
 
 
 def matrices(model: ModelSpec) -> Iterator[tuple[int, int, int]]:
-    """Yield (inputs, outputs, how many) of the linear weights of all layers.
+    """Yield (inputs, outputs, count) of the linear weights of all layers.
 
-    Layers that mix tokens in another way count as attention of the model's heads.
+    Other token mixers count as attention with the model's heads.
     """
     hidden, wide = model.hidden_size, 2 if model.gated_mlp else 1
     query = model.num_attention_heads * model.head_dim
@@ -189,7 +189,7 @@ def second_order_flops(
     source=GPTQ + ", table 2: what the arithmetic leaves of the published times",
 )
 def column_seconds(*, columns: Quantity, passes: Quantity, column_s: Quantity) -> Quantity:
-    """Return the seconds of walking the columns of all matrices, one after the other."""
+    """Return the seconds of processing the columns of all matrices sequentially."""
     return columns * passes * column_s
 
 
@@ -200,7 +200,7 @@ def column_seconds(*, columns: Quantity, passes: Quantity, column_s: Quantity) -
     source="Cheng et al. 2023 (AutoRound), arXiv:2309.05516: a layer is tuned step by step",
 )
 def tuning_seconds(*, num_layers: Quantity, steps: Quantity, step_s: Quantity) -> Quantity:
-    """Return the seconds that issuing the operators of all tuning steps takes."""
+    """Return the kernel launch seconds of all tuning steps."""
     return num_layers * steps * step_s
 
 
@@ -212,7 +212,7 @@ def tuning_seconds(*, num_layers: Quantity, steps: Quantity, step_s: Quantity) -
 def written_bytes(
     *, plain_bytes: Quantity, parameters: Quantity, bytes_per_element: Quantity
 ) -> Quantity:
-    """Return the bytes of the checkpoint that a compression writes."""
+    """Return the bytes of the compressed checkpoint."""
     return plain_bytes + parameters * bytes_per_element
 
 
@@ -223,5 +223,5 @@ def written_bytes(
     source=GPTQ + ", section 3: a layer's Hessians, three copies while one is solved",
 )
 def hessian_bytes(*, squared_inputs: Quantity, widest: Quantity, largest: Quantity) -> Quantity:
-    """Return the bytes of one layer's Hessians, with one factored and its matrix, in 32 bits."""
+    """Return the bytes of one layer's Hessians, one factorisation and its matrix, in 32 bits."""
     return 4.0 * (squared_inputs + 3 * widest**2 + largest)

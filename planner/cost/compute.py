@@ -1,4 +1,4 @@
-"""How much arithmetic the work takes, in FLOP (one multiply-add is two)."""
+"""Arithmetic of matrix products, attention and recurrences in FLOP (a multiply-add is 2)."""
 
 from planner.cost.columns import ceil, floor, minimum
 from planner.cost.equation import Equation, Ledger, Line, equation
@@ -63,7 +63,7 @@ def absorbed_attention_flops(
     num_layers: Quantity,
     token_pairs: Quantity,
 ) -> Quantity:
-    """Return the FLOP of attending to cached latents without decompressing them."""
+    """Return the FLOP of attention over cached latents without decompressing them."""
     return 2 * num_heads * (2 * kv_lora_rank + rope_dim) * num_layers * token_pairs
 
 
@@ -76,7 +76,7 @@ def absorbed_attention_flops(
 def index_flops(
     *, num_heads: Quantity, head_dim: Quantity, num_layers: Quantity, token_pairs: Quantity
 ) -> Quantity:
-    """Return the FLOP of scoring every cached token once with the indexer's heads."""
+    """Return the FLOP of the indexer's scores over all cached tokens."""
     return 2 * num_heads * head_dim * num_layers * token_pairs
 
 
@@ -103,17 +103,17 @@ def attention_work(
 ) -> float:
     """Return the FLOP of attention and of recurrent states on one of ``ranks`` ranks.
 
-    ``pairs`` counts (query, key) pairs, or the tokens of recurrent layers. Each group is one
-    term. ``absorbed`` passes attend to latents as they are cached.
+    ``pairs`` are (query, key) pairs, or the tokens of recurrent layers. Each group is one term.
+    ``absorbed`` passes attend to cached latents without decompressing them.
     """
     ledger, line = record
     total = 0.0
-    for group, counted in zip(model.layers_by_attention, pairs.values, strict=True):
-        found = _formula_of(group, ranks, absorbed=absorbed)
-        if found is None:
+    for group, group_pairs_total in zip(model.layers_by_attention, pairs.values, strict=True):
+        formula_of_group = _formula_of(group, ranks, absorbed=absorbed)
+        if formula_of_group is None:
             continue
-        formula, name, values = found
-        values |= {"num_layers": group.count, name: counted / group.count}
+        formula, name, values = formula_of_group
+        values |= {"num_layers": group.count, name: group_pairs_total / group.count}
         total = total + ledger.term(formula, line, **values)
     return total
 
@@ -121,7 +121,7 @@ def attention_work(
 def _formula_of(
     group: LayerGroup, ranks: Quantity, *, absorbed: bool
 ) -> tuple[Equation[...], str, dict[str, Quantity]] | None:
-    """Return a group's formula, the name of what it counts, and its shape on one rank."""
+    """Return a group's formula, the name of its count argument, and its shape on one rank."""
     if isinstance(group, LatentLayers) and absorbed:
         shape: dict[str, Quantity] = {
             "num_heads": group.heads / ranks,
@@ -147,16 +147,16 @@ def _formula_of(
 
 
 def causal_pairs(sequence: Quantity, window: int | None = None) -> Quantity:
-    """Return how many (query, key) pairs a causal pass over a sequence has.
+    """Return the number of (query, key) pairs of a causal pass over a sequence.
 
-    A window cuts the triangle off: each query sees at most ``window`` keys.
+    Each query attends to at most ``window`` keys.
     """
     reach = sequence if window is None else minimum(sequence, float(window))
     return reach * (reach + 1) / 2 + (sequence - reach) * reach
 
 
 def chunked_pairs(sequence: Quantity, chunk: int) -> Quantity:
-    """Return the pairs when each query sees only the keys of its own chunk."""
+    """Return the pairs if each query attends only to the keys of its own chunk."""
     whole = floor(sequence / chunk)
     rest = sequence - whole * chunk
     return whole * causal_pairs(float(chunk)) + causal_pairs(rest)
@@ -172,21 +172,21 @@ def chunked_pairs(sequence: Quantity, chunk: int) -> Quantity:
 def block_pairs(
     *, row_tokens: Quantity, document_tokens: Quantity, block_tokens: Quantity
 ) -> Quantity:
-    """Return the (query, key) pairs of one row in the blocks that attention by blocks computes.
+    """Return the (query, key) pairs of one row in the unmasked blocks of FlexAttention.
 
-    A document is causal and sees no other. The one that a block of queries begins in has begun up
-    to ``document_tokens`` before, anywhere as often, and the block sees the keys from there on.
+    Attention is causal within a document. The document at the start of a query block began
+    uniformly within the last ``document_tokens`` tokens; the block computes its keys from there.
     """
     blocks = ceil(row_tokens / block_tokens)
     whole = floor((document_tokens - 1) / block_tokens)
     rest = document_tokens - 1 - whole * block_tokens
     before = (block_tokens * whole * (whole + 1) / 2 + rest * (whole + 1)) / document_tokens
-    seen = minimum((blocks + 1) / 2, 1 + before)
-    return block_tokens * block_tokens * blocks * seen
+    key_blocks = minimum((blocks + 1) / 2, 1 + before)
+    return block_tokens * block_tokens * blocks * key_blocks
 
 
 def group_pairs(group: LayerGroup, sequence: Quantity) -> Quantity:
-    """Return the pairs of a causal pass in one layer, or its tokens where it is recurrent."""
+    """Return the pairs of a causal pass in one layer, or the tokens of a recurrent layer."""
     if isinstance(group, AttentionLayers):
         if group.kind == "chunked" and group.window:
             return chunked_pairs(sequence, group.window)
@@ -196,16 +196,16 @@ def group_pairs(group: LayerGroup, sequence: Quantity) -> Quantity:
     if isinstance(group, IndexLayers):
         return causal_pairs(sequence) / group.ratio
     if isinstance(group, CompressedLayers):
-        reach = group.top_k * group.ratio if group.top_k and group.ratio else None
-        entries = causal_pairs(sequence, reach) / group.ratio if group.ratio else 0.0
+        window = group.top_k * group.ratio if group.top_k and group.ratio else None
+        entries = causal_pairs(sequence, window) / group.ratio if group.ratio else 0.0
         return causal_pairs(sequence, group.window) + entries
     return sequence if isinstance(group, RecurrentLayers) else sequence * 0.0
 
 
 def layer_pairs(model: ModelSpec, sequence: Quantity) -> PerGroup:
-    """Return the (query, key) pairs of a pass over one sequence, over each group.
+    """Return the (query, key) pairs of a pass over one sequence, per group of layers.
 
-    The pass is causal, or of an encoder, whose queries see every key.
+    The pass is causal, except in an encoder, where queries attend to all keys.
     """
     if model.is_encoder:
         return PerGroup.of(model, lambda _group: sequence * sequence)
@@ -213,7 +213,7 @@ def layer_pairs(model: ModelSpec, sequence: Quantity) -> PerGroup:
 
 
 def read_pairs(model: ModelSpec, context: Quantity) -> PerGroup:
-    """Return the pairs of one new token with a cached context, over each group's layers."""
+    """Return the pairs of one new token with a cached context, per group of layers."""
     return PerGroup.of(model, lambda group: _new_token_pairs(group, context))
 
 

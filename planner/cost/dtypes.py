@@ -1,4 +1,4 @@
-"""How many bytes an element takes, quantised formats with the metadata of their groups."""
+"""Bytes per element of each dtype, with group metadata for quantised formats."""
 
 from planner.specs.base import Dtype
 
@@ -15,11 +15,11 @@ ELEMENT_BITS: dict[Dtype, float] = {
     "nf4": 4,
     "ternary": 1.6,
 }
-# Bits of scale and zero point per group, and the group's size when none is given. A group of
-# zero elements is one scale per output channel, which is too little to count here.
+# Bits of scale and zero point per group, and the default group size. A group size of 0 is one
+# scale per output channel, which is negligible.
 # Sources: torchao int4 stores a 16-bit scale and zero per group; the OCP MX and NVFP4 formats
 # fix groups of 32 and 16 with 8-bit scales; QLoRA's double quantisation costs 0.127 bit.
-# int8 has groups only where one is named: a 16-bit scale and an 8-bit zero, as GPTQ stores them.
+# int8 has groups only if a size is given: a 16-bit scale and an 8-bit zero, as in GPTQ.
 GROUP_METADATA_BITS: dict[Dtype, float] = {
     "int8": 24,
     "int4": 32,
@@ -40,7 +40,7 @@ def element_bytes(dtype: Dtype) -> float:
 
 
 def group_size_of(dtype: Dtype, group_size: int | None) -> int:
-    """Return how many weights share one scale; zero for one scale per channel or none."""
+    """Return the number of weights per scale; 0 for one scale per channel or none."""
     if dtype in FIXED_GROUP or group_size is None:
         return DEFAULT_GROUP.get(dtype, 0)
     return group_size if dtype in GROUP_METADATA_BITS else 0
@@ -49,9 +49,9 @@ def group_size_of(dtype: Dtype, group_size: int | None) -> int:
 def weight_bytes_per_element(
     dtype: Dtype, group_size: int | None = None, *, whole_scales: bool = False
 ) -> float:
-    """Return the bytes of one stored weight, its share of the group's metadata included.
+    """Return the bytes of one stored weight, with its share of the group's metadata.
 
-    ``whole_scales`` are kept in fp32, where NF4 would else quantise them a second time.
+    ``whole_scales`` stay in fp32; otherwise NF4 uses double quantisation.
 
     >>> weight_bytes_per_element("int4", 128)
     0.53125
@@ -63,5 +63,5 @@ def weight_bytes_per_element(
 
 
 def unquantised_dtype(dtype: Dtype) -> Dtype:
-    """Return what norms, embeddings and the output head keep when linear weights shrink."""
+    """Return the dtype of norms, embeddings and output head for quantised linear weights."""
     return dtype if dtype in WIDE else "bf16"

@@ -1,4 +1,4 @@
-"""Joules, dollars and grams per token and per run, from drawn power, prices and a grid."""
+"""Energy, cost and carbon per token and per run, from power, prices and grid data."""
 
 from planner.cost.equation import equation
 from planner.cost.quantity import Quantity
@@ -18,7 +18,7 @@ POLCA = "Patel et al. 2023 (POLCA), arXiv:2308.12908: power by phase; hosts and 
 def drawn_watts(
     *, power_watts: Quantity, idle_ratio: Quantity, active_ratio: Quantity
 ) -> Quantity:
-    """Return the mean power of a device whose classes of work draw ``active_ratio`` over idle."""
+    """Return a device's mean power, with ``active_ratio`` of its power above idle."""
     return power_watts * (idle_ratio + (1 - idle_ratio) * active_ratio)
 
 
@@ -31,7 +31,7 @@ def drawn_watts(
 def joules_per_token(
     *, num_devices: Quantity, power_watts: Quantity, tokens_per_s: Quantity
 ) -> Quantity:
-    """Return the joules per token of devices that draw a mean power."""
+    """Return the joules per token of devices with a mean power."""
     return num_devices * power_watts / tokens_per_s
 
 
@@ -74,5 +74,5 @@ def run_usd(*, num_devices: Quantity, hourly_usd: Quantity, duration_s: Quantity
     source="1 kWh = 3.6 MJ",
 )
 def of_electricity(*, energy_joules: Quantity, per_kwh: Quantity) -> Quantity:
-    """Return the grams or dollars of an amount of energy, at so many of them per kWh."""
+    """Return the grams or dollars of an amount of energy, at ``per_kwh`` of them."""
     return energy_joules / JOULES_PER_KWH * per_kwh

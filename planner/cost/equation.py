@@ -1,10 +1,10 @@
-"""A formula and its explanation in one place.
+"""Formulas with their explanation, and the ledger of their evaluations.
 
-A cost function carries the equation that it computes and the symbol of each argument. A
-``Ledger`` calls it and writes down the equation with the values, so that the explanation on
-screen, the answer and the tests read one record and nothing is written twice.
+A cost function has the text of its equation and the symbol of each argument. A ``Ledger`` calls it
+and records the equation with its values, which the UI, the API and the tests read.
 """
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property, update_wrapper
@@ -26,18 +26,19 @@ UNIT_BY_SUFFIX = {
     "_watts": "W",
     "_usd": "USD",
 }
+SYMBOLS_OF_ALL = {"calibration_factor": "k"}
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a value comes from: measured, published or modelled, and by whom."""
+    """The provenance of a value (measured, published or modelled) and its source."""
 
     provenance: ProvenanceKind = "modelled"
     source: str = ""
 
 
 class Equation(Generic[P]):
-    """A pure function of keyword quantities, with the text of what it computes."""
+    """A pure function of keyword quantities, with the text of its equation."""
 
     def __init__(
         self,
@@ -64,16 +65,27 @@ class Equation(Generic[P]):
         """Return the name of the function."""
         return self.compute.__name__
 
+    @cached_property
+    def defaults(self) -> dict[str, Quantity]:
+        """Return the default values of arguments that have a symbol in the equation."""
+        parameters = inspect.signature(self.compute).parameters
+        default_of = {name: parameter.default for name, parameter in parameters.items()}
+        return {
+            name: value
+            for name, value in default_of.items()
+            if name in self.symbols and isinstance(value, int | float)
+        }
+
     def inputs(self, values: dict[str, Quantity]) -> tuple[Input, ...]:
-        """Return the arguments with symbol, name and unit."""
+        """Return all arguments, defaults included, with symbol, name and unit."""
         return tuple(
             Input(
-                symbol=self.symbols.get(name, name),
+                symbol=self.symbols.get(name, SYMBOLS_OF_ALL.get(name, name)),
                 name=name.replace("_", " "),
                 value=tidy(value),
                 unit=unit_of(name),
             )
-            for name, value in values.items()
+            for name, value in {**self.defaults, **values}.items()
         )
 
 
@@ -89,19 +101,19 @@ def equation(
 
 
 def unit_of(name: str) -> str:
-    """Return the unit that an argument's name ends with, or nothing for a plain number."""
+    """Return the unit by the suffix of an argument's name, or '' for a plain number."""
     return next((unit for suffix, unit in UNIT_BY_SUFFIX.items() if name.endswith(suffix)), "")
 
 
 def tidy(value: Quantity) -> float | int:
-    """Return a quantity as the plain number to show: an int when it is a whole one."""
+    """Return a quantity as an int if it is whole, else as a float."""
     number = float(value)
     return int(number) if number.is_integer() else number
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One recorded evaluation, not yet turned into a document."""
+    """One recorded evaluation of an equation."""
 
     group: str
     key: str
@@ -116,7 +128,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Line:
-    """Where an evaluation goes in the explanation, and what calibrates it."""
+    """The place of an evaluation in the explanation and its calibration factor."""
 
     group: str
     name: str
@@ -171,17 +183,17 @@ class Ledger:
         return value
 
     def copy(self) -> "Ledger":
-        """Return a record that begins with this one's terms and goes on by itself."""
+        """Return an independent ledger with a copy of the entries."""
         ledger = Ledger()
         ledger.entries = list(self.entries)
         return ledger
 
     def value_of(self, group: str, key: str) -> float:
-        """Return the sum of what was recorded under a group and key."""
+        """Return the sum of the values recorded under a group and key."""
         return sum(e.value for e in self.entries if e.group == group and e.key == key)
 
     def terms(self) -> tuple[Term, ...]:
-        """Return the record as documents."""
+        """Return the entries as terms of an estimate."""
         return tuple(
             Term(
                 group=entry.group,
@@ -200,10 +212,10 @@ class Ledger:
 
 
 class Unrecorded(Ledger):
-    """Computes terms and forgets them: for drafts, and for whole columns of strategies.
+    """A ledger that computes terms without recording them, also for columns of strategies.
 
-    What it returns for columns is a column. To the type checker it is a float, which supports
-    the same arithmetic; what must differ stands in ``planner.cost.columns``.
+    Columns give a column. Its type is float for the type checker, because both support the same
+    arithmetic; ``planner.cost.columns`` has the operations that differ.
     """
 
     records = False

@@ -1,8 +1,8 @@
-"""How unevenly a pass falls on experts: which are read, and what the busiest rank does.
+"""Expert load imbalance: the experts read and the work of the busiest rank.
 
-Some experts are chosen more often than others: their popularity is taken as gamma-distributed,
-``evenness`` being its shape (1 is exponential, large values are even). Over more ranks the
-busiest one decides, and the fewer tokens there are the more it has above the mean.
+Expert popularity is assumed gamma-distributed with shape ``evenness`` (1 is exponential, large
+values are even). The busiest rank limits a pass; with fewer tokens, its load is further above the
+mean.
 """
 
 import math
@@ -18,7 +18,7 @@ ROUTING = "experts of gamma-distributed popularity, chosen by each token indepen
 
 
 def excess_of_busiest(ranks: Quantity) -> Quantity:
-    """Return by how many standard deviations the busiest of ``ranks`` is above the mean.
+    """Return the load of the busiest of ``ranks`` in standard deviations above the mean.
 
     >>> round(excess_of_busiest(8.0), 2), excess_of_busiest(1.0)
     (1.43, 0.0)
@@ -47,13 +47,13 @@ def experts_read(
     expert_ranks: Quantity,
     evenness: float,
 ) -> Quantity:
-    """Return how many different experts the busiest rank reads in one layer."""
+    """Return the number of distinct experts that the busiest rank reads in one layer."""
     if experts_per_token >= num_experts:
         return num_experts / expert_ranks
     visits = -num_tokens * math.log(1 - experts_per_token / num_experts)
-    touched = maximum(experts_per_token / num_experts, 1 - (1 + visits / evenness) ** -evenness)
-    mean = touched * num_experts / expert_ranks
-    spread = maximum(0.0, mean * (1 - touched)) ** 0.5
+    read_share = maximum(experts_per_token / num_experts, 1 - (1 + visits / evenness) ** -evenness)
+    mean = read_share * num_experts / expert_ranks
+    spread = maximum(0.0, mean * (1 - read_share)) ** 0.5
     return minimum(num_experts / expert_ranks, mean + excess_of_busiest(expert_ranks) * spread)
 
 
@@ -77,7 +77,7 @@ def expert_visits(
     expert_ranks: Quantity,
     evenness: float,
 ) -> Quantity:
-    """Return how many visits of a token to an expert the busiest rank computes in one layer."""
+    """Return the number of routed (token, expert) pairs of the busiest rank in one layer."""
     mean = num_tokens * experts_per_token / expert_ranks
     others = (num_experts - experts_per_token) / max(1.0, num_experts - 1)
     popular = mean * expert_ranks / (evenness * num_experts)
@@ -93,5 +93,5 @@ def expert_visits(
     source=ROUTING,
 )
 def dispatch_share(*, expert_ranks: Quantity, experts_per_token: Quantity) -> Quantity:
-    """Return the share of all tokens that any one group of experts must see."""
+    """Return the share of all tokens that are routed to one group of experts."""
     return 1 - (1 - 1 / expert_ranks) ** experts_per_token

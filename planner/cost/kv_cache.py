@@ -1,9 +1,8 @@
-"""The cache of one device: keys and values, latents or states of every running sequence.
+"""The KV cache of one device: keys and values, latents or recurrent states of all sequences.
 
-Sliding and chunked layers keep at most their window; pages round each sequence up. More ranks
-than KV heads replicate heads instead of splitting them; a latent has no heads to split, so every
-rank keeps it whole; a recurrent state has one size however long the sequence is. A shared prefix
-is kept once.
+Sliding-window and chunked layers store at most their window; pages round each sequence up. With
+more ranks than KV heads, heads are replicated; latents have no heads, so every rank stores them
+whole; recurrent states have a constant size. A shared prefix is stored once.
 """
 
 from planner.cost.columns import maximum, minimum, round_up
@@ -52,7 +51,7 @@ def kv_cache_bytes(
     """Return the KV-cache bytes that one rank holds for ``num_tokens`` tokens of some layers.
 
     Shapes: K and V, each [num_layers, num_tokens, kv_heads_per_rank, head_dim], where
-    ``head_dim`` is the mean of the two when values are narrower than keys.
+    ``head_dim`` is the mean of both if values are narrower than keys.
     """
     heads = maximum(num_kv_heads / tensor_parallel_size, 1.0)
     return 2 * heads * head_dim * kv_bytes_per_element * num_layers * num_tokens
@@ -78,7 +77,7 @@ def latent_cache_bytes(
     num_layers: Quantity,
     num_tokens: Quantity,
 ) -> Quantity:
-    """Return the bytes of the latents and rotary keys: whole on each rank of tensor parallelism.
+    """Return the bytes of latents and rotary keys, replicated on all tensor-parallel ranks.
 
     Shape: [num_layers, num_tokens, kv_lora_rank + rope_dim].
     """
@@ -99,7 +98,7 @@ def latent_cache_bytes(
 def index_cache_bytes(
     *, head_dim: Quantity, scale_bytes: Quantity, num_layers: Quantity, num_tokens: Quantity
 ) -> Quantity:
-    """Return the bytes of the index keys, in 8 bits and with one scale each, on every rank."""
+    """Return the bytes of 8-bit index keys with one scale each, replicated on every rank."""
     return (head_dim + scale_bytes) * num_layers * num_tokens
 
 
@@ -125,19 +124,19 @@ def state_bytes(
     num_layers: Quantity,
     num_sequences: Quantity,
 ) -> Quantity:
-    """Return the bytes of the 32-bit recurrent states and the convolutions' last inputs."""
+    """Return the bytes of 32-bit recurrent states and the convolutions' last inputs."""
     each = state_elements * STATE_BYTES_PER_ELEMENT + conv_elements * conv_bytes_per_element
     return each / tensor_parallel_size * num_layers * num_sequences
 
 
 def cached_tokens(sequence: Quantity, window: int | None, *, paged: bool) -> Quantity:
-    """Return the tokens that one layer keeps of a sequence: its window, in whole pages."""
-    kept = sequence if window is None else minimum(sequence, float(window))
-    return round_up(kept, BLOCK_TOKENS) if paged else kept
+    """Return the cached tokens of a sequence in one layer: its window, in whole pages."""
+    tokens = sequence if window is None else minimum(sequence, float(window))
+    return round_up(tokens, BLOCK_TOKENS) if paged else tokens
 
 
 def group_tokens(group: LayerGroup, sequence: Quantity, *, paged: bool) -> Quantity:
-    """Return what one layer keeps of a sequence: tokens, or one state where it is recurrent."""
+    """Return the cached tokens of a sequence in one layer; 1 state in a recurrent layer."""
     if isinstance(group, RecurrentLayers):
         return sequence * 0 + 1.0
     if isinstance(group, AttentionLayers):
@@ -158,7 +157,7 @@ def _ratio(group: LatentLayers | IndexLayers) -> int:
 def window_and_entries(
     group: CompressedLayers, sequence: Quantity, top_k: int | None, *, paged: bool
 ) -> Quantity:
-    """Return the tokens of the window and the compressed entries, at most ``top_k`` of these."""
+    """Return the tokens of the window plus the compressed entries, at most ``top_k``."""
     window = cached_tokens(sequence, group.window, paged=paged)
     if group.ratio is None:
         return window
@@ -166,15 +165,15 @@ def window_and_entries(
 
 
 def layer_tokens(model: ModelSpec, sequence: Quantity, *, paged: bool) -> PerGroup:
-    """Return what each group's layers keep of one sequence, summed over the layers."""
+    """Return the cached tokens of one sequence, summed over the layers of each group."""
     return PerGroup.of(model, lambda group: group_tokens(group, sequence, paged=paged))
 
 
 def read_tokens(model: ModelSpec, sequence: Quantity) -> PerGroup:
-    """Return what one decode step reads of one sequence, summed over the layers of each group.
+    """Return the cached tokens that a decode step reads, summed over the layers of each group.
 
-    An index narrows attention to its choice; a layer without a cache of its own reads another's;
-    a recurrent state is read and written back.
+    Indexed attention reads the selected tokens; a layer without its own cache reads another's; a
+    recurrent state is read and written.
     """
     return PerGroup.of(model, lambda group: _group_reads(group, sequence))
 
@@ -192,7 +191,7 @@ def _group_reads(group: LayerGroup, sequence: Quantity) -> Quantity:
 
 
 def mean_dim(group: AttentionLayers | LatentLayers) -> float:
-    """Return the mean width of a key and a value: one width for both in most models."""
+    """Return the mean width of a key and a value, which are equal in most models."""
     return (group.key_dim + group.value_dim) / 2
 
 
@@ -204,19 +203,19 @@ def cache_bytes(
     record: tuple[Ledger, Line],
     share: Quantity = 1.0,
 ) -> float:
-    """Return the cache bytes on one rank for what each group's layers keep or read.
+    """Return the cache bytes on one rank for stored or read tokens per group of layers.
 
-    ``share`` is the part of the layers that the rank's pipeline stage holds. Each group is one
-    term in the ledger of ``record``.
+    ``share`` is the share of the layers on the rank's pipeline stage. Each group is one term in
+    the ledger of ``record``.
     """
     ledger, line = record
     total = 0.0
-    for group, kept in zip(model.layers_by_attention, tokens.values, strict=True):
-        found = _formula_of(group, tensor_parallel_size, kv_bytes_per_element)
-        if found is None:
+    for group, group_total in zip(model.layers_by_attention, tokens.values, strict=True):
+        formula_of_group = _formula_of(group, tensor_parallel_size, kv_bytes_per_element)
+        if formula_of_group is None:
             continue
-        formula, counted, values = found
-        values |= {"num_layers": group.count * share, counted: kept / group.count}
+        formula, count_name, values = formula_of_group
+        values |= {"num_layers": group.count * share, count_name: group_total / group.count}
         total = total + ledger.term(formula, line, **values)
     return total
 
@@ -224,7 +223,7 @@ def cache_bytes(
 def _formula_of(
     group: LayerGroup, ranks: Quantity, element_bytes: Quantity
 ) -> tuple[Equation[...], str, dict[str, Quantity]] | None:
-    """Return a group's formula, the name of what it counts, and its shape; none without cache."""
+    """Return a group's formula, the name of its count and its shape; None without a cache."""
     if isinstance(group, AttentionLayers):
         shape: dict[str, Quantity] = {
             "num_kv_heads": group.kv_heads,

@@ -1,4 +1,4 @@
-"""A quantity by group of layers: what costs pass around where layers differ in kind."""
+"""A quantity per group of layers, for models with different kinds of layer."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,18 +12,17 @@ from planner.specs.model import ModelSpec
 class PerGroup:
     """One quantity for each group of ``model.layers_by_attention``, in their order.
 
-    It scales and adds as one number does, so that a batch or a share of ranks multiplies all
-    groups at once.
+    It supports scaling and addition like a number, for all groups at once.
     """
 
     values: tuple[Quantity, ...]
 
-    # numpy columns on the left leave the product to this class.
+    # Let numpy columns on the left use __rmul__.
     __array_ufunc__ = None
 
     @classmethod
     def of(cls, model: ModelSpec, rule: Callable[[LayerGroup], Quantity]) -> "PerGroup":
-        """Return the rule's value for every layer of each group, summed over its layers."""
+        """Return the rule's value per layer, summed over the layers of each group."""
         return cls(tuple(group.count * rule(group) for group in model.layers_by_attention))
 
     def __mul__(self, factor: Quantity) -> "PerGroup":
@@ -33,7 +32,7 @@ class PerGroup:
     __rmul__ = __mul__
 
     def __truediv__(self, divisor: Quantity) -> "PerGroup":
-        """Return every group's quantity divided."""
+        """Return every group's quantity divided by a divisor."""
         return PerGroup(tuple(value / divisor for value in self.values))
 
     def __add__(self, other: "PerGroup") -> "PerGroup":

@@ -1,4 +1,4 @@
-"""What a device holds at its peak: the tensor classes of one stage, and whether they fit."""
+"""Peak memory of a device by tensor class, and whether it fits."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ CLASSES = (
 
 @dataclass(frozen=True)
 class StageMemory:
-    """The bytes that one pipeline stage's device holds at its peak, by tensor class."""
+    """The peak bytes of a device of one pipeline stage, by tensor class."""
 
     by_class: dict[str, float]
 
@@ -32,25 +32,25 @@ class StageMemory:
 
 
 def fullest_of(moments: Sequence[StageMemory]) -> StageMemory:
-    """Return the moment with the highest peak; of columns, row by row."""
+    """Return the moment with the highest peak, per row for columns."""
     return reduce(_fuller, moments)
 
 
 def _fuller(left: StageMemory, right: StageMemory) -> StageMemory:
     fuller = right.peak_bytes > left.peak_bytes
-    found = dict(left.by_class)
+    by_class = dict(left.by_class)
     for name in {**left.by_class, **right.by_class}:
         ours, theirs = left.by_class.get(name, 0.0), right.by_class.get(name, 0.0)
         if ours is not theirs:  # most classes are the same column at every moment
-            found[name] = where(fuller, theirs, ours)
-    return StageMemory(found)
+            by_class[name] = where(fuller, theirs, ours)
+    return StageMemory(by_class)
 
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """All stages of one strategy against the budget of a device.
+    """The memory of all stages of a strategy and the limits of their devices.
 
-    ``limits`` are capacity and usable bytes of each stage where devices are unlike.
+    ``limits`` are the capacity and usable bytes of each stage if devices differ.
     """
 
     stages: tuple[StageMemory, ...]
@@ -58,11 +58,12 @@ class MemoryUse:
     usable_bytes: float
     host_bytes: float = 0.0
     disk_bytes: float = 0.0
+    checkpoint_bytes: float = 0.0
     limits: tuple[tuple[int, float], ...] = ()
 
     @property
     def fullest(self) -> StageMemory:
-        """Return the stage with the highest peak, of unlike devices for what it may hold."""
+        """Return the stage with the highest peak, relative to its limit if devices differ."""
         if self.limits:
             pairs = zip(self.stages, self.limits, strict=True)
             return max(pairs, key=lambda pair: pair[0].peak_bytes / pair[1][1])[0]
@@ -70,7 +71,7 @@ class MemoryUse:
 
     @property
     def filled_ratio(self) -> float:
-        """Return the share of its usable memory that the fullest stage takes."""
+        """Return the peak of the fullest stage as a share of its usable memory."""
         if self.limits:
             pairs = zip(self.stages, self.limits, strict=True)
             return largest(stage.peak_bytes / usable for stage, (_, usable) in pairs)
@@ -94,7 +95,7 @@ class MemoryUse:
         return self.peak_bytes <= self.usable_bytes
 
     def answer(self) -> MemoryAnswer:
-        """Return the figures as a document; classes that do not occur are absent."""
+        """Return the figures for an estimate, without empty classes."""
         classes = self.fullest.by_class
         tightest = self.stages.index(self.fullest)
         capacity = self.limits[tightest][0] if self.limits else self.capacity_bytes
@@ -102,8 +103,12 @@ class MemoryUse:
             per_device_peak_bytes=round(self.peak_bytes),
             capacity_bytes=capacity,
             breakdown_bytes={name: round(classes[name]) for name in CLASSES if classes.get(name)},
-            per_stage_capacity_bytes=tuple(room for room, _ in self.limits) or None,
+            per_stage_capacity_bytes=tuple(
+                capacity_of_stage for capacity_of_stage, _ in self.limits
+            )
+            or None,
             per_stage_peak_bytes=tuple(round(stage.peak_bytes) for stage in self.stages),
             host_bytes=round(self.host_bytes) or None,
             disk_bytes=round(self.disk_bytes) or None,
+            checkpoint_bytes=round(self.checkpoint_bytes) or None,
         )

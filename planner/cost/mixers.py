@@ -1,8 +1,8 @@
-"""The parameters of what looks at other tokens, by kind of layer.
+"""Parameters of token mixers (attention, latent attention, recurrences) by kind of layer.
 
-Split weights are cut along heads under tensor parallelism; key and value projections are
-replicated where ranks outnumber heads; the low-rank projections of latent attention and its
-indexers are whole on every rank.
+Tensor parallelism splits weights along heads. Key and value projections are replicated if there
+are more ranks than heads; the low-rank projections of latent attention and its indexers are
+replicated on every rank.
 """
 
 from dataclasses import dataclass
@@ -79,7 +79,7 @@ def latent_parameters(  # noqa: PLR0913 - one argument per symbol of the equatio
 
 @dataclass(frozen=True)
 class MixerCounts:
-    """The parameters of one or many layers' mixers, by how they are stored."""
+    """The parameters of mixers by how tensor parallelism stores them."""
 
     split: int = 0
     key_value: int = 0
@@ -87,7 +87,7 @@ class MixerCounts:
     small: int = 0
 
     def __add__(self, other: "MixerCounts") -> "MixerCounts":
-        """Return the sum, part by part."""
+        """Return the element-wise sum."""
         return MixerCounts(
             self.split + other.split,
             self.key_value + other.key_value,
@@ -96,7 +96,7 @@ class MixerCounts:
         )
 
     def times(self, layers: int) -> "MixerCounts":
-        """Return the counts of that many such layers."""
+        """Return the counts of ``layers`` such layers."""
         return MixerCounts(
             self.split * layers,
             self.key_value * layers,

@@ -1,6 +1,6 @@
-"""What lives off the device: how tiers overlap, how often a cached expert is met, what waits.
+"""Offload costs: overlap of memory tiers, expert cache hits, streaming buffers, host updates.
 
-Shares are of a tensor class's bytes; host memory and disk hold what the device does not.
+Shares are of a tensor class's bytes; the rest is in device memory.
 """
 
 from planner.cost.columns import largest, maximum, minimum
@@ -27,7 +27,7 @@ ZERO_INFINITY = "Rajbhandari et al. 2021 (ZeRO-Infinity), arXiv:2104.07857"
 def overlapped_seconds(
     *, work_s: Quantity, load_s: Quantity, store_s: Quantity, disk_s: Quantity
 ) -> Quantity:
-    """Return the seconds of a pass whose layers work while the next ones are fetched."""
+    """Return the seconds of a pass whose computation overlaps with loads and stores."""
     return largest((work_s, load_s, store_s, disk_s))
 
 
@@ -51,10 +51,10 @@ def fetched_weight_bytes(
     expert_share: Quantity,
     hit_ratio: Quantity,
 ) -> Quantity:
-    """Return the bytes of weights that one pass fetches: its experts less those it finds cached.
+    """Return the weight bytes that one pass fetches: dense weights and uncached experts.
 
-    ``expert_bytes`` are those of the experts that the pass visits; ``expert_share`` is 0 when all
-    experts are on the device, else 1.
+    ``expert_bytes`` are those of the pass's routed experts; ``expert_share`` is 0 if all experts
+    are on the device, else 1.
     """
     return dense_bytes * dense_share + expert_bytes * expert_share * (1 - hit_ratio)
 
@@ -66,9 +66,9 @@ def fetched_weight_bytes(
     source=MOE_CACHE + "; cached experts are the most visited of a power law of skew z",
 )
 def expert_hit_ratio(*, cached_share: Quantity, skew_ratio: Quantity) -> Quantity:
-    """Return how often a visited expert is on the device that caches a share of all experts.
+    """Return the hit ratio of a device cache that holds a share of all experts.
 
-    Without skew it is the share itself; the more some experts are visited, the more often.
+    Without skew it equals the share; it rises with the skew of expert popularity.
     """
     return cached_share ** (1 - skew_ratio)
 
@@ -79,12 +79,12 @@ def expert_hit_ratio(*, cached_share: Quantity, skew_ratio: Quantity) -> Quantit
     symbols={"away_share": "a", "dense_bytes": "D", "expert_bytes": "E"},
     source="experts leave the device first: a token visits few of them",
 )
-def dense_away_share(
+def offloaded_dense_share(
     *, away_share: Quantity, dense_bytes: Quantity, expert_bytes: Quantity
 ) -> Quantity:
-    """Return the share of the dense weights that is away once all experts are."""
-    away = away_share * (dense_bytes + expert_bytes)
-    return maximum(0.0, away - expert_bytes) / dense_bytes
+    """Return the offloaded share of the dense weights, after all experts are offloaded."""
+    offloaded = away_share * (dense_bytes + expert_bytes)
+    return maximum(0.0, offloaded - expert_bytes) / dense_bytes
 
 
 @equation(
@@ -97,7 +97,7 @@ def dense_away_share(
 def double_buffer_bytes(
     *, weight_bytes: Quantity, num_layers: Quantity, away_share: Quantity
 ) -> Quantity:
-    """Return the device memory into which streamed layers are loaded in turn."""
+    """Return the bytes of the device double buffer for streamed layers."""
     return 2 * weight_bytes / (2 * num_layers) * away_share
 
 
@@ -108,7 +108,7 @@ def double_buffer_bytes(
     source=FLEXGEN + ": a layer serves every batch of the block before the next is loaded",
 )
 def block_seconds(*, batches: Quantity, batch_s: Quantity) -> Quantity:
-    """Return the seconds of all micro-batches that one load of the weights serves."""
+    """Return the seconds of all micro-batches per load of the weights."""
     return batches * batch_s
 
 
@@ -132,7 +132,7 @@ def update_seconds(
     tier_bytes_per_s: Quantity,
     efficiency: Quantity = 1.0,
 ) -> Quantity:
-    """Return the seconds of an update in a memory or on a disk that a node's ranks share."""
+    """Return the seconds of an optimiser update in a memory tier shared by a node's ranks."""
     return parameters * bytes_per_element * sharers / (tier_bytes_per_s * efficiency)
 
 
@@ -145,7 +145,7 @@ def update_seconds(
 def shared_link_rate(
     *, link_bytes_per_s: Quantity, tier_bytes_per_s: Quantity, sharers: Quantity
 ) -> Quantity:
-    """Return the rate of one rank's link while all ranks of the node use theirs."""
+    """Return the bandwidth of one rank's host link while all ranks of the node use theirs."""
     return minimum(link_bytes_per_s, tier_bytes_per_s / sharers)
 
 
@@ -158,7 +158,7 @@ def shared_link_rate(
 def kept_on_device_bytes(
     *, kept_bytes: Quantity, away_share: Quantity, num_layers: Quantity
 ) -> Quantity:
-    """Return the kept activations that stay on the device when a share of them leaves."""
+    """Return the saved activation bytes on the device with a share of them offloaded."""
     return minimum(
         kept_bytes, kept_bytes * (1 - away_share) + away_share * 2 * kept_bytes / num_layers
     )
@@ -171,5 +171,5 @@ def kept_on_device_bytes(
     source=ZERO_OFFLOAD + ", section 4: gradients leave bucket by bucket as they are made",
 )
 def gradient_bucket_bytes(*, gradient_bytes: Quantity, bucket_bytes: Quantity) -> Quantity:
-    """Return the gradients on the device while they leave for the host as they are made."""
+    """Return the gradient bytes on the device when gradients are offloaded by bucket."""
     return minimum(gradient_bytes, bucket_bytes)

@@ -1,8 +1,8 @@
-"""What a layer that runs as PyTorch's own operators keeps for its backward pass, one by one.
+"""Saved tensors of a layer of native PyTorch operators, counted by operator.
 
-A product keeps its inputs, a norm its input in fp32 and what its weight scales, a gate both its
-factors, a softmax its result. Autocast, and an adapter beside a frozen matrix, give each matrix a
-copy of the input of its own. Counted on real ranks: the docs page training-memory.
+A product saves its inputs, a norm its fp32 input and the normalised value, a gate both factors, a
+softmax its result. With autocast or adapters, each matrix saves its own copy of the input. The
+counts are measured on real ranks: see the docs page training-memory.
 """
 
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ from planner.specs.model import ModelSpec
 
 Adapted = Literal["all", "query_value"]
 QUERY_KEY_VALUE, QUERY_VALUE, OUT_AND_DOWN = 3, 2, 2
-# Of each score: the fp32 result of the softmax, and the 16-bit copy that the product reads.
+# Bytes per score: the fp32 result of the softmax, and the 16-bit copy for the product.
 FP32_SCORE_BYTES, NARROW_SCORE_BYTES = 4, 2
 # Gradients of probabilities and of scores, both in fp32 around the softmax.
 SCORE_GRADIENT_BYTES = 8
@@ -34,10 +34,11 @@ SCORE_GRADIENT_BYTES = 8
 
 @dataclass(frozen=True)
 class Operators:
-    """How a layer's operators run, and what of it learns.
+    """The element sizes and trained matrices of a layer.
 
-    Bytes are those of an element between layers and of one in products. ``adapted`` says beside
-    which matrices an adapter of this ``rank`` learns while they are frozen; None: they learn.
+    ``residual_bytes`` and ``product_bytes`` are those of an element of the residual and of an
+    operand. ``adapted`` are the frozen matrices with adapters of this ``rank``; None if the
+    matrices themselves are trained.
     """
 
     residual_bytes: float
@@ -48,17 +49,17 @@ class Operators:
 
     @property
     def copies_inputs(self) -> bool:
-        """Return whether each matrix keeps a copy of its input that is its own."""
+        """Return whether each matrix saves its own copy of its input."""
         return self.adapted is not None or self.product_bytes < self.residual_bytes
 
     @property
     def learns_everywhere(self) -> bool:
-        """Return whether every matrix needs its input: it learns, or an adapter beside it."""
+        """Return whether every matrix or its adapter is trained and saves its input."""
         return self.adapted != "query_value"
 
     @property
     def narrow(self) -> float:
-        """Return the bytes of a product's element in those of a residual one."""
+        """Return the size of an operand element relative to a residual element."""
         return self.product_bytes / self.residual_bytes
 
 
@@ -84,9 +85,9 @@ def layer_at_work_bytes(
     score_gradients: Quantity,
     feed_forward_bytes: Quantity,
 ) -> Quantity:
-    """Return what the layer that goes backward adds: what is rebuilt, and gradients on their way.
+    """Return the extra bytes of the layer in its backward pass: recomputed tensors and gradients.
 
-    The feed-forward block goes first, and its tensors are gone when the scores' gradients come.
+    The feed-forward block is first: its tensors are freed before the gradients of the scores.
     """
     rebuilt = num_tokens * rebuilt_bytes + scores
     later = score_gradients - num_tokens * feed_forward_bytes
@@ -94,59 +95,61 @@ def layer_at_work_bytes(
 
 
 def kept_residuals(model: ModelSpec, how: Operators) -> float:
-    """Return how many tensors as wide as the residual a layer keeps per token, in its elements."""
+    """Return the saved residual-wide tensors of a layer, in units of the residual's bytes."""
     wide = FP32_BYTES / how.residual_bytes
     scaled = 1.0 if model.norm == "rmsnorm" and how.adapted is None else 0.0
     return model.norms_per_layer * (wide + scaled) + _inputs(model, how) * how.narrow
 
 
 def _inputs(model: ModelSpec, how: Operators) -> int:
-    """Return how many copies of a norm's output the matrices behind it keep."""
+    """Return the number of saved copies of the norms' outputs."""
     if not how.learns_everywhere:
         return QUERY_VALUE
     return QUERY_KEY_VALUE + _gates(model) if how.copies_inputs else model.norms_per_layer
 
 
 def kept_width(model: ModelSpec, how: Operators) -> float:
-    """Return the other elements that a layer keeps per token, in the products' format."""
+    """Return the other saved elements per token of a layer, in the operand format."""
     operands = mean_width(model, partial(_operands, how))
     return operands + feed_forward_kept(model, how) + _ranks(model, how)
 
 
 def feed_forward_kept(model: ModelSpec, how: Operators) -> float:
-    """Return the elements per token that the feed-forward block keeps beside its input."""
+    """Return the saved elements per token of the feed-forward block without its input."""
     tensors = GATED_FFN_TENSORS if model.gated_mlp else PLAIN_FFN_TENSORS
     return (tensors if how.learns_everywhere else tensors - 1) * widest_feed_forward(model)
 
 
 def product_residuals(how: Operators) -> float:
-    """Return the residual-wide tensors kept where products alone are: input, two outputs."""
+    """Return the residual-wide tensors if only products are saved: input and two outputs."""
     outputs = OUT_AND_DOWN * (2 if how.adapted == "all" else 1)
     return 1 + outputs * how.narrow
 
 
 def product_width(model: ModelSpec, how: Operators) -> float:
-    """Return the other elements that products gave, and fused attention; adapters give theirs."""
+    """Return the other saved outputs per token of products, fused attention and adapters."""
     projected = mean_width(model, _projected)
-    wide = _gates(model) * widest_feed_forward(model)
-    beside = 0.0
+    feed_forward = _gates(model) * widest_feed_forward(model)
+    adapters = 0.0
     if how.adapted is not None:
         every = how.adapted == "all"
-        beside = mean_width(model, partial(_projected, keys=every)) + (wide if every else 0.0)
-    fused = 0.0 if how.writes_scores else mean_width(model, _mixed)
-    return projected + wide + beside + fused + _ranks(model, how)
+        adapters = mean_width(model, partial(_projected, keys=every)) + (
+            feed_forward if every else 0.0
+        )
+    fused = 0.0 if how.writes_scores else mean_width(model, _attention_output)
+    return projected + feed_forward + adapters + fused + _ranks(model, how)
 
 
 def gradient_width(model: ModelSpec) -> float:
-    """Return the elements per token of gradients that the feed-forward block has at once.
+    """Return the live gradient elements per token of the feed-forward block.
 
-    Those of a product's two factors stand beside its own.
+    The gradients of both factors of a gate exist together with that of their product.
     """
     return (PLAIN_FFN_TENSORS + (1 if model.gated_mlp else 0)) * widest_feed_forward(model)
 
 
 def score_element_bytes(product_bytes: float) -> float:
-    """Return what attention that is written out keeps of one score."""
+    """Return the saved bytes per score of eager attention."""
     narrow = product_bytes < FP32_BYTES
     return FP32_SCORE_BYTES + (NARROW_SCORE_BYTES if narrow else 0)
 
@@ -156,7 +159,7 @@ def _gates(model: ModelSpec) -> int:
 
 
 def _ranks(model: ModelSpec, how: Operators) -> int:
-    """Return the widths between the two halves of a layer's adapters."""
+    """Return the sum of the ranks of a layer's adapters."""
     if how.adapted is None:
         return 0
     every = QUERY_KEY_VALUE + _gates(model) + OUT_AND_DOWN
@@ -164,23 +167,23 @@ def _ranks(model: ModelSpec, how: Operators) -> int:
 
 
 def _operands(how: Operators, model: ModelSpec, group: LayerGroup) -> int:
-    """Return what the products of attention read, and what the matrix behind them does."""
+    """Return the saved operands per token of attention and of its output projection."""
     if not isinstance(group, AttentionLayers):
         return group_width(model, group)
     values = group.heads * group.value_dim
     if how.writes_scores:
         return 2 * group.heads * group.key_dim + values * (2 if how.learns_everywhere else 1)
-    own = how.adapted == "all"  # its copy stands beside the result that the kernel keeps
-    return _projected(model, group) + values * (2 if own else 1)
+    copies_result = how.adapted == "all"  # an own copy in addition to the kernel's result
+    return _projected(model, group) + values * (2 if copies_result else 1)
 
 
 def _projected(model: ModelSpec, group: LayerGroup, *, keys: bool = True) -> int:
-    """Return the widths of queries, keys and values, or of queries and values alone."""
+    """Return the width of queries, keys and values, or of queries and values only."""
     if not isinstance(group, AttentionLayers):
         return group_width(model, group)
     key = group.kv_heads * group.key_dim if keys else 0
     return group.heads * group.key_dim + key + group.kv_heads * group.value_dim
 
 
-def _mixed(_model: ModelSpec, group: LayerGroup) -> int:
+def _attention_output(_model: ModelSpec, group: LayerGroup) -> int:
     return group.heads * group.value_dim if isinstance(group, AttentionLayers) else 0

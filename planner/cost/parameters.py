@@ -1,8 +1,8 @@
-"""How many parameters a model has, by the part that decides how they are split and quantised.
+"""Parameter counts of a model, by how the parts are split and quantised.
 
 Counts are exact: they equal the number of elements in the published checkpoint. Tied embeddings
 count once, routers and biases count, rotary tables do not. Layers for multi-token prediction are
-left out: engines load them for speculation alone.
+left out: engines load them only for speculation.
 """
 
 from dataclasses import dataclass
@@ -24,19 +24,19 @@ PLAIN_MATRICES = 2
 def feed_forward_parameters(
     *, matrices: Quantity, hidden_size: Quantity, intermediate_size: Quantity
 ) -> Quantity:
-    """Return the parameters of one feed-forward block: three matrices when gated, else two."""
+    """Return the parameters of one feed-forward block: 3 matrices if gated, else 2."""
     return matrices * hidden_size * intermediate_size
 
 
 @dataclass(frozen=True)
 class ParameterCounts:
-    """Where the parameters are.
+    """The parameters of a model by part.
 
     ``query_output``, ``key_value``, ``replicated``, ``feed_forward``, ``experts`` are the linear
-    weights of all layers; ``replicated`` ones are whole on every rank of tensor parallelism and
-    ``feed_forward`` includes experts that every token visits. ``small`` are the norms, biases and
-    routers; ``embedding`` and ``head`` lie outside the layers. ``skipped_biases`` are those small
-    ones that belong to experts which a token does not visit.
+    weights of all layers; ``replicated`` ones are whole on every tensor-parallel rank and
+    ``feed_forward`` includes shared experts. ``small`` are the norms, biases and routers;
+    ``embedding`` and ``head`` are outside the layers. ``skipped_biases`` are the biases of
+    inactive experts, included in ``small``.
     """
 
     query_output: int
@@ -52,27 +52,27 @@ class ParameterCounts:
 
     @property
     def attention(self) -> int:
-        """Return the linear weights that look at other tokens."""
+        """Return the linear weights of attention."""
         return self.query_output + self.key_value + self.replicated
 
     @property
     def layer_linear(self) -> int:
-        """Return the linear weights inside the layers: what quantisation makes smaller."""
+        """Return the linear weights of the layers, which quantisation applies to."""
         return self.attention + self.feed_forward + self.experts
 
     @property
     def total(self) -> int:
-        """Return all parameters: what the checkpoint holds."""
+        """Return all parameters of the checkpoint."""
         return self.layer_linear + self.small + self.embedding + self.head
 
     @property
     def active(self) -> int:
-        """Return the parameters that one token visits: all but the experts it skips."""
+        """Return the active parameters per token: all but inactive experts."""
         return self.total - self.experts + self.experts_active - self.skipped_biases
 
 
 def feed_forward_matrices(model: ModelSpec) -> int:
-    """Return how many matrices a feed-forward block has."""
+    """Return the number of matrices of a feed-forward block."""
     return GATED_MATRICES if model.gated_mlp else PLAIN_MATRICES
 
 
@@ -115,7 +115,7 @@ def _block(model: ModelSpec, hidden: int, intermediate: int) -> int:
 
 
 def _small_parameters(model: ModelSpec, mixers: MixerCounts) -> int:
-    """Return the norms, biases, routers and gates of all layers, and those outside them."""
+    """Return the norms, biases, routers and gates of the whole model."""
     hidden = model.hidden_size
     norm = hidden * (2 if model.norm_bias else 1) if model.norms_per_layer else 0
     head_bias = model.vocab_size if model.lm_head_bias else 0

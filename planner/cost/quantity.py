@@ -1,4 +1,4 @@
-"""The numbers that formulas work on: one strategy as floats, or many as numpy columns."""
+"""The type of formula values: a float for one strategy or a numpy column for many."""
 
 import numpy as np
 import numpy.typing as npt

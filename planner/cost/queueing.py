@@ -1,8 +1,8 @@
-"""Waiting: what requests cost each other while they share one engine.
+"""Queueing delays between requests that share one engine.
 
-A request's life is one prefill and a decode step per further token. Callers of a closed loop start
-at once and call again when they are answered, so that part of them stay in step: a request then
-finds the prompts of others before its own. ``ArrivalHabits`` says how many.
+A request is one prefill and one decode step per further token. Callers of a closed loop start
+together and repeat after each answer, so part of them stay synchronised and queue for prefill.
+``ArrivalHabits`` has the parameters of this.
 """
 
 from typing import NamedTuple
@@ -15,18 +15,17 @@ from planner.cost.quantity import Quantity
 
 BATCHING = "Agrawal et al. 2024 (Sarathi-Serve), arXiv:2403.02310: prefill beside decode"
 
-MAX_BUSY_RATIO = 0.98  # nearer to 1 the mean wait of an endless queue says nothing
+MAX_BUSY_RATIO = 0.98  # the mean wait of an infinite queue diverges at 1
 
 
 class ArrivalHabits(NamedTuple):
-    """How callers fall together and what an engine does then; independent callers have no burst.
+    """How arrivals coincide and how the engine admits them; independent arrivals have no burst.
 
-    ``burst_ratio`` is the share of the requests that come while all others wait for their prefill
-    as well; ``prompts_ahead`` how many other prompts the rest find before their own;
-    ``withheld_slots`` how many callers an engine keeps waiting although memory has room;
-    ``company_ratio`` how many of the prompts that a pass has room for beside another join it;
-    ``steps_awaited`` how many decode steps pass before an
-    engine that decodes has taken a new request in and answered it.
+    ``burst_ratio`` is the share of requests that arrive in a burst with all others;
+    ``prompts_ahead`` the number of prompts queued before each of the rest; ``withheld_slots`` the
+    number of callers that the engine delays despite free memory; ``company_ratio`` the share of
+    the free places in a prefill pass that other prompts fill; ``steps_awaited`` the number of
+    decode steps before a decoding engine makes the first token of a new request.
     """
 
     burst_ratio: Quantity = 0.0
@@ -74,13 +73,13 @@ def mean_token_gap(
 def prompt_slot(
     *, beside_s: Quantity, alone_s: Quantity, company_ratio: Quantity, prompts_per_pass: Quantity
 ) -> Quantity:
-    """Return by how many seconds one prompt delays the others.
+    """Return the delay in seconds that one prefill adds to the other requests.
 
-    ``alone_s`` is its pass alone, ``beside_s`` what it adds to a pass that runs anyway;
-    ``prompts_per_pass`` is how many such prompts the tokens of one step have room for.
+    ``alone_s`` is the time of a pass with only this prompt, ``beside_s`` its extra time in a
+    shared pass; ``prompts_per_pass`` is the number of such prompts in the token budget of a step.
     """
-    company = 1 + company_ratio * (prompts_per_pass - 1)
-    return beside_s + (alone_s - beside_s) / company
+    prompts = 1 + company_ratio * (prompts_per_pass - 1)
+    return beside_s + (alone_s - beside_s) / prompts
 
 
 @equation(
@@ -92,7 +91,7 @@ def prompt_slot(
 def prompts_waited_for(
     *, running: Quantity, burst_ratio: Quantity, prompts_ahead: Quantity
 ) -> Quantity:
-    """Return how many prefills of other requests come before a request's own, in the mean."""
+    """Return the mean number of prefills queued before a request's own."""
     burst = (running - 1) / 2
     return burst_ratio * burst + (1 - burst_ratio) * minimum(prompts_ahead, burst)
 
@@ -125,10 +124,10 @@ def time_to_first_token(  # noqa: PLR0913 - one argument per symbol of the equat
 ) -> Quantity:
     """Return the mean seconds from a request's arrival to its first token.
 
-    ``decoding_ratio`` is how often a request finds others decoding.
+    ``decoding_ratio`` is the probability that other requests decode on arrival.
     """
-    beside = steps_awaited * decoding_ratio * decode_s
-    return prefill_s + prompts_before * slot_s + beside + wait_s + intake_s
+    decode_delay = steps_awaited * decoding_ratio * decode_s
+    return prefill_s + prompts_before * slot_s + decode_delay + wait_s + intake_s
 
 
 @equation(
@@ -145,8 +144,8 @@ def time_to_first_token(  # noqa: PLR0913 - one argument per symbol of the equat
 def slot_wait(
     *, offered: Quantity, running: Quantity, withheld_slots: Quantity, life_s: Quantity
 ) -> Quantity:
-    """Return the mean seconds that a request waits for a place in the batch."""
-    withheld = minimum(withheld_slots, running - 1)  # the last place is never withheld
+    """Return the mean seconds that a request waits for a slot."""
+    withheld = minimum(withheld_slots, running - 1)  # the last slot is never withheld
     return (offered - running + withheld) / running * life_s
 
 
@@ -157,7 +156,7 @@ def slot_wait(
     source="Pollaczek-Khinchine: Poisson arrivals, prefills of one length (M/D/1)",
 )
 def poisson_prompts_before(*, busy_ratio: Quantity) -> Quantity:
-    """Return how many prefills a request of an open loop finds before its own, in the mean."""
+    """Return the mean number of prefills queued before a request in an open loop."""
     busy = minimum(busy_ratio, MAX_BUSY_RATIO)
     return busy / (2 * (1 - busy))
 
@@ -168,8 +167,8 @@ def poisson_prompts_before(*, busy_ratio: Quantity) -> Quantity:
     symbols={"in_flight": "n"},
     source="Poisson arrivals: how often at least one other request is in flight",
 )
-def chance_of_company(*, in_flight: Quantity) -> Quantity:
-    """Return how often an independent request finds another one that decodes."""
+def chance_of_decode_overlap(*, in_flight: Quantity) -> Quantity:
+    """Return the probability that another request decodes when one arrives independently."""
     return 1 - np.exp(-1 * in_flight)
 
 
@@ -180,7 +179,7 @@ def chance_of_company(*, in_flight: Quantity) -> Quantity:
     source=f"{BATCHING}; prompts are cut into chunks that fill the step",
 )
 def mixed_steps(*, running: Quantity, prompt_tokens: Quantity, chunk_tokens: Quantity) -> Quantity:
-    """Return how many steps read the prompts of all who run, beside their decoding."""
+    """Return the number of mixed steps that read the prompts of all running requests."""
     return running * prompt_tokens / chunk_tokens
 
 
@@ -198,7 +197,7 @@ def mixed_steps(*, running: Quantity, prompt_tokens: Quantity, chunk_tokens: Qua
 def cycle_seconds(
     *, mixed_steps: Quantity, mixed_s: Quantity, output_tokens: Quantity, packed_s: Quantity
 ) -> Quantity:
-    """Return the seconds in which every place of a full batch is served once."""
+    """Return the seconds in which every slot of a full batch serves one request."""
     return mixed_steps * mixed_s + (output_tokens - mixed_steps) * packed_s
 
 
@@ -222,5 +221,5 @@ def waves_seconds(
     source="Little 1961 for the wait; then the steps that read one's own prompt and those before",
 )
 def first_token_of_many(*, waited_s: Quantity, own_steps: Quantity, mixed_s: Quantity) -> Quantity:
-    """Return the mean seconds to the first token where every place is taken."""
+    """Return the mean seconds to the first token with every slot taken."""
     return waited_s + own_steps * mixed_s

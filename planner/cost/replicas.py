@@ -1,4 +1,4 @@
-"""Replicas of unlike speed behind one door: who gets how many requests, and what callers see."""
+"""Replicas of different speed behind one endpoint: request shares and combined performance."""
 
 from planner.cost.equation import equation
 from planner.cost.quantity import Quantity
@@ -11,7 +11,7 @@ from planner.cost.quantity import Quantity
     source="each replica gets requests in proportion to the most that it serves",
 )
 def request_share(*, replicas: Quantity, own_rate: Quantity, total_rate: Quantity) -> Quantity:
-    """Return the share of all requests that replicas of one kind get; rates are per second."""
+    """Return the request share of the replicas of one kind; rates are per second."""
     return replicas * own_rate / total_rate
 
 
@@ -24,7 +24,7 @@ def request_share(*, replicas: Quantity, own_rate: Quantity, total_rate: Quantit
 def mean_over_requests(
     *, first_s: Quantity, second_s: Quantity, first_ratio: Quantity
 ) -> Quantity:
-    """Return the mean of a time over requests that two kinds of replica share."""
+    """Return the mean of a time over the requests of two kinds of replica."""
     return first_ratio * first_s + (1 - first_ratio) * second_s
 
 

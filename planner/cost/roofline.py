@@ -1,4 +1,4 @@
-"""The roofline: an operator takes as long as its slower resource."""
+"""Roofline model: the slower resource determines the time of an operator."""
 
 from planner.cost.columns import maximum
 from planner.cost.equation import equation
@@ -29,7 +29,7 @@ def roofline_seconds(
     memory_bytes_per_s: Quantity,
     memory_efficiency: Quantity,
 ) -> Quantity:
-    """Return the seconds of an operator that computes and moves bytes at the same time."""
+    """Return the seconds of an operator whose compute and memory traffic overlap."""
     return maximum(
         compute_seconds(
             work_flops=work_flops,
@@ -97,7 +97,7 @@ def overhead_seconds(
     layer_overhead_s: Quantity,
     passes: Quantity = 1.0,
 ) -> Quantity:
-    """Return the seconds that issuing the operators of all layers costs, beside their work."""
+    """Return the kernel launch seconds of all layers, without the kernels' own time."""
     return num_layers * (ops_per_layer * op_overhead_s + layer_overhead_s) * passes
 
 
@@ -108,7 +108,7 @@ def overhead_seconds(
     source=OVERHEAD,
 )
 def scheduling_seconds(*, steps: Quantity, step_overhead_s: Quantity) -> Quantity:
-    """Return the seconds that an engine spends on choosing and preparing its steps."""
+    """Return the scheduling seconds of an engine's steps."""
     return steps * step_overhead_s
 
 
@@ -119,7 +119,7 @@ def scheduling_seconds(*, steps: Quantity, step_overhead_s: Quantity) -> Quantit
     source=f"{OVERHEAD}; the host visits each request in turn: its blocks, its token, its stream",
 )
 def attending_seconds(*, requests: Quantity, request_overhead_s: Quantity) -> Quantity:
-    """Return the seconds that an engine's host spends on the requests of one step."""
+    """Return the host seconds per step for the requests in the batch."""
     return requests * request_overhead_s
 
 
@@ -141,5 +141,5 @@ def power_wait_seconds(
     flops_per_joule: Quantity,
     products_s: Quantity,
 ) -> Quantity:
-    """Return by how much a card's power limit lengthens its matrix products."""
+    """Return the seconds by which a GPU's power limit slows its matrix products."""
     return maximum(0.0, work_flops / (power_watts * flops_per_joule) - products_s)

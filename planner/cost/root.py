@@ -1,7 +1,7 @@
-"""Finds where a falling function crosses zero, of one number or of columns in step.
+"""The root of a falling function, for one number or for columns in parallel.
 
-Source: Chandrupatla 1997, Advances in Engineering Software 28(3): inverse quadratic steps where
-the last three points allow one, else false position with the end that stays counted half.
+Source: Chandrupatla 1997, Advances in Engineering Software 28(3): inverse quadratic steps if the
+last three points allow one, else false position with half the value at the retained end.
 """
 
 from collections.abc import Callable
@@ -19,9 +19,9 @@ STEPS = 4
 def falling_root(
     function: Callable[[float], float], ends: tuple[float, float], at_ends: tuple[float, float]
 ) -> float:
-    """Return about where a function is zero, above at the first end and below at the last.
+    """Return an approximate root; the function is positive at the first end, negative at the last.
 
-    Four further values are asked for: few enough for a function that costs whole columns.
+    Evaluates the function four more times, because it may cost whole columns.
 
     >>> round(falling_root(lambda x: 4 / x - x, (1.0, 100.0), (3.0, -99.96)), 2)
     2.0
@@ -31,11 +31,11 @@ def falling_root(
     step = _numpy(at_a / (at_a - at_b))
     for _ in range(STEPS):
         x = a + step * (b - a)
-        found = function(_plain(x))
-        same = (_numpy(found) > 0) == (_numpy(at_a) > 0)
-        c, at_c = where(same, a, b), where(same, at_a, at_b)
-        b, at_b = _plain(where(same, b, a)), _plain(where(same, at_b, at_a))
-        a, at_a = _plain(x), found
+        value = function(_plain(x))
+        same_sign = (_numpy(value) > 0) == (_numpy(at_a) > 0)
+        c, at_c = where(same_sign, a, b), where(same_sign, at_a, at_b)
+        b, at_b = _plain(where(same_sign, b, a)), _plain(where(same_sign, at_b, at_a))
+        a, at_a = _plain(x), value
         step = _next_step(
             (_numpy(a), _numpy(b), _numpy(c)), (_numpy(at_a), _numpy(at_b), _numpy(at_c))
         )
@@ -43,7 +43,7 @@ def falling_root(
 
 
 def _next_step(points: Ends, values: Ends) -> Values:
-    """Return how far to go from the first point towards the second one."""
+    """Return the next step as a share of the distance from the first point to the second."""
     (a, b, c), (at_a, at_b, at_c) = points, values
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         place = (a - b) / (c - b)
@@ -56,10 +56,10 @@ def _next_step(points: Ends, values: Ends) -> Values:
 
 
 def _numpy(value: float | Values) -> Values:
-    """Return a column as it is, and one number as numpy's: it divides by zero without an error."""
+    """Return a column unchanged and a number as numpy float, which can divide by zero."""
     return value if isinstance(value, np.ndarray) else np.float64(value)  # type: ignore[return-value]  # a scalar passes as a column
 
 
 def _plain(value: float | Values) -> float:
-    """Return one number as a number, so that what is costed with it is costed as one."""
+    """Return a column unchanged and a numpy scalar as a float."""
     return value if isinstance(value, np.ndarray) else float(value)  # type: ignore[return-value]  # a column passes as a float, as in every formula

@@ -1,4 +1,4 @@
-"""Speculative decoding: a draft model guesses tokens, the target checks them all in one pass."""
+"""Speculative decoding: a draft model proposes tokens, one target pass verifies them."""
 
 from planner.cost.columns import where
 from planner.cost.equation import equation
@@ -15,9 +15,9 @@ CERTAIN = 1 - 1e-9
     source=LEVIATHAN,
 )
 def tokens_per_round(*, acceptance_ratio: Quantity, drafted_tokens: Quantity) -> Quantity:
-    """Return the mean tokens that a round makes: the guesses up to the first wrong one, and one.
+    """Return the mean tokens per round: accepted draft tokens plus one of the target.
 
-    Assumes that each guess is right with the same chance whatever came before it.
+    Assumes that each draft token is accepted independently with the same probability.
     """
     chance = where(acceptance_ratio >= CERTAIN, 0.0, acceptance_ratio)
     made = (1 - chance ** (drafted_tokens + 1)) / (1 - chance)
@@ -38,5 +38,5 @@ def tokens_per_round(*, acceptance_ratio: Quantity, drafted_tokens: Quantity) ->
 def speculative_gap(
     *, drafted_tokens: Quantity, draft_s: Quantity, verify_s: Quantity, round_tokens: Quantity
 ) -> Quantity:
-    """Return the seconds per token of rounds that draft one token after another, then verify."""
+    """Return the seconds per token of rounds of sequential drafting and one verification."""
     return (drafted_tokens * draft_s + verify_s) / round_tokens

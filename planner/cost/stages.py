@@ -1,4 +1,4 @@
-"""What pipeline stages hold, and which sets the pace: the one with most layers or the head."""
+"""The share of the model per pipeline stage, and the slowest stage of a pipeline."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from planner.specs.model import ModelSpec
 
 @dataclass(frozen=True)
 class Share:
-    """What one pipeline stage holds of the model: its layers and its vocabulary parameters."""
+    """The layers and vocabulary parameters of one pipeline stage."""
 
     layers: Quantity
     vocabulary: Quantity
@@ -29,45 +29,45 @@ Column = npt.NDArray[np.float64]
 def shares_of(
     model: ModelSpec, stages: Quantity, split: Sequence[Quantity] = ()
 ) -> tuple[Share, ...]:
-    """Return what each stage holds, by an explicit split of the layers or an even one.
+    """Return the share of the model per stage, by a given split of the layers or an even one.
 
-    Of a column of stage counts only the stages that can be the fullest are given: the first, the
-    fullest one in the middle, and the last.
+    For a column of stage counts, return only the stages that can be the fullest: the first, the
+    fullest inner one and the last.
     """
     if is_column(stages):
         return _fullest_shares(model, cast("Column", stages))
     count = int(cast("float", stages))
     layers = split or stage_layers(model.num_hidden_layers, count)
     return tuple(
-        Share(held, stage_vocabulary(model, index, count), index == count - 1)
-        for index, held in enumerate(layers)
+        Share(stage_count, stage_vocabulary(model, index, count), index == count - 1)
+        for index, stage_count in enumerate(layers)
     )
 
 
 def _fullest_shares(model: ModelSpec, stages: Column) -> tuple[Share, ...]:
-    counts, where_from = np.unique(stages, return_inverse=True)
+    counts, inverse = np.unique(stages, return_inverse=True)
     rows = np.array([_ends(model, int(count)) for count in counts], dtype=np.float64)
-    kinds = rows[where_from.reshape(stages.shape)]
+    ends = rows[inverse.reshape(stages.shape)]
     last = (stages == 1, np.zeros(stages.shape, dtype=bool), np.ones(stages.shape, dtype=bool))
-    return tuple(Share(kinds[..., at, 0], kinds[..., at, 1], last[at]) for at in range(3))
+    return tuple(Share(ends[..., at, 0], ends[..., at, 1], last[at]) for at in range(3))
 
 
 def _ends(model: ModelSpec, count: int) -> list[tuple[int, int]]:
     """Return layers and vocabulary of the first, the fullest inner and the last stage."""
-    # More stages than layers are no strategy: their cells only need some number.
+    # More stages than layers is invalid; such cells only need some value.
     layers = stage_layers(model.num_hidden_layers, min(count, model.num_hidden_layers))
     first, last = ((layers[at], stage_vocabulary(model, at % count, count)) for at in (0, -1))
-    inner = [(held, 0) for held in layers[1:-1]]
+    inner = [(count_of_stage, 0) for count_of_stage in layers[1:-1]]
     return [first, max(inner, default=first), last]
 
 
 @dataclass(frozen=True)
 class Pace:
-    """The work of the stage that all others wait for.
+    """The work of the slowest stage, which limits the pipeline.
 
-    ``layers`` and ``heads`` are what it computes; ``even_stages`` is how many stages as busy as
-    this one the whole model would make: fewer than there are, unless all are alike. ``even_work``
-    is the same of the arithmetic, where stages of unlike devices are busy with unlike shares.
+    ``layers`` and ``heads`` are its layers and output heads; ``even_stages`` is the time of all
+    stages divided by its own, at most the number of stages. ``even_work`` is the same ratio of
+    FLOP, for stages with different devices.
     """
 
     layers: float
@@ -83,7 +83,7 @@ class Pace:
     source="of a micro-batch, forward and backward; the slowest stage sets the pace",
 )
 def stage_time(*, layers: Quantity, layer_s: Quantity, rest_s: Quantity) -> Quantity:
-    """Return the seconds of a micro-batch on one stage, its layers apart from all else."""
+    """Return the seconds of a micro-batch on one stage: its layers and the rest."""
     return layers * layer_s + rest_s
 
 
@@ -94,7 +94,7 @@ def stage_time(*, layers: Quantity, layer_s: Quantity, rest_s: Quantity) -> Quan
     source="one pass visits the stages in turn: e is their sum over the slowest of them",
 )
 def pass_time(*, slowest_s: Quantity, even_stages: Quantity) -> Quantity:
-    """Return the seconds in which a pass visits stages that take unlike times."""
+    """Return the seconds of a pass through stages with different times."""
     return slowest_s * even_stages
 
 
@@ -105,7 +105,7 @@ def pass_time(*, slowest_s: Quantity, even_stages: Quantity) -> Quantity:
     source="m micro-batches go round; each waits for the slowest stage, t_pass/e a turn",
 )
 def paced_time(*, pass_s: Quantity, in_flight: Quantity, even_stages: Quantity) -> Quantity:
-    """Return the seconds from one pass of a micro-batch to its next, others in between."""
+    """Return the seconds between two passes of a micro-batch when several share a pipeline."""
     return pass_s * maximum(1.0, in_flight / even_stages)
 
 
@@ -116,10 +116,9 @@ def pace_of(
     head_parameters: float,
     chunks: float = 1,
 ) -> Pace:
-    """Return the busiest of the stages, by the parameters that each token passes through.
+    """Return the pace of the busiest stage, measured by parameters per token.
 
-    Interleaved ``chunks`` take turns: where they do not share the layers evenly, each one takes
-    as long as the longest.
+    With interleaved ``chunks`` of uneven layers, every chunk takes as long as the longest.
 
     >>> pace_of(8, 4, 1.0, 2.0)
     Pace(layers=2, heads=1, even_stages=2.5)

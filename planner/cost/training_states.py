@@ -8,9 +8,9 @@ from planner.specs.model import ModelSpec
 ZERO = "Rajbhandari et al. 2020 (ZeRO), arXiv:1910.02054, figure 1"
 FP32_BYTES = 4
 # Bytes of optimiser state per trained parameter, without the master copy of the weights.
-# Factored and fused optimisers keep rows and columns or nothing, which is too little to count.
+# Factored and fused optimisers keep rows and columns or nothing, which is negligible.
 # Sources: Adam 2 moments in fp32; 8-bit Adam (Dettmers et al. 2021) 2 moments in 8 bit; Lion and
-# momentum SGD 1 moment; Adafactor a factored second moment; LOMO and AdaLomo none that grows; QFT
+# momentum SGD 1 moment; Adafactor a factored second moment; LOMO and AdaLomo none; QFT
 # (Li et al. 2023, arXiv:2310.07147) the momentum of Lion in 8 bits.
 STATE_BYTES: dict[str, float] = {
     "adamw": 8.0,
@@ -33,7 +33,7 @@ STATE_BYTES: dict[str, float] = {
 def sharded_state_bytes(
     *, parameters: Quantity, bytes_per_element: Quantity, shards: Quantity
 ) -> Quantity:
-    """Return the bytes of a state that is kept per parameter and split over ``shards`` ranks."""
+    """Return the bytes of a per-parameter state sharded over ``shards`` ranks."""
     return parameters * bytes_per_element / shards
 
 
@@ -57,10 +57,10 @@ def checkpoint_copy_bytes(
     parts_share: Quantity,
     gathered_share: Quantity,
 ) -> Quantity:
-    """Return the bytes of a copy of what a checkpoint writes: trained weights and their states.
+    """Return the bytes of the copy for a checkpoint: trained weights and their states.
 
-    ``parts_share`` of it are the ranks' parts that lie in the memory that is asked about, and
-    ``gathered_share`` is 1 where the first rank gathers the whole beside them.
+    ``parts_share`` is the share of the ranks' parts in the memory in question;
+    ``gathered_share`` is 1 if the first rank also gathers the whole.
     """
     each = weight_bytes_per_element + state_bytes_per_element
     return parameters * each * (parts_share + gathered_share)
@@ -84,7 +84,7 @@ def lora_parameters(*, num_layers: Quantity, rank: Quantity, widths: Quantity) -
     source="Kwon et al. 2022 (AlphaTuning), arXiv:2210.03858: one scale of each output row",
 )
 def scale_parameters(*, num_layers: Quantity, outputs: Quantity) -> Quantity:
-    """Return the trained parameters when only the scales of quantised rows are trained."""
+    """Return the trained parameters if only the scales of quantised rows are trained."""
     return num_layers * outputs
 
 
@@ -99,9 +99,9 @@ def output_widths(model: ModelSpec) -> int:
 
 
 def largest_weight(model: ModelSpec) -> int:
-    """Return the elements of the largest weight, whose gradient is all that a fused update holds.
+    """Return the elements of the largest weight, whose gradient bounds that of a fused update.
 
-    That is often the vocabulary's. The experts of a layer are one weight, gates and up projections
+    It is often the embedding. The experts of a layer are one weight, gates and up projections
     side by side, as transformers 5 keeps them. Source: Lv et al. 2023 (LOMO), arXiv:2306.09782,
     section 3.2: gradients take the memory of the largest one.
     """
@@ -113,14 +113,14 @@ def largest_weight(model: ModelSpec) -> int:
 
 
 def zero_shards(stage: int, first_sharding_stage: int, data_parallel_size: float) -> float:
-    """Return over how many ranks a state is split: stage 1 states, 2 gradients, 3 weights."""
+    """Return the number of shards of a state: from stage 1 states, 2 gradients, 3 weights."""
     return where(stage >= first_sharding_stage, data_parallel_size, 1.0)
 
 
 def lora_widths(model: ModelSpec, *, every: bool = True) -> int:
     """Return the summed input and output widths of a layer's adapted weights.
 
-    ``every`` adapts all linear weights, otherwise queries and values alone.
+    ``every`` adapts all linear weights, otherwise only queries and values.
     """
     hidden, head_dim = model.hidden_size, model.head_dim
     query, key_value = model.num_attention_heads * head_dim, model.num_key_value_heads * head_dim
@@ -134,7 +134,7 @@ def lora_widths(model: ModelSpec, *, every: bool = True) -> int:
 def pipeline_in_flight(
     schedule: str, stage: int, stages: int, micro_batches: float, chunks: float = 1
 ) -> float:
-    """Return how many micro-batches a stage holds at its peak; ``chunks`` a stage interleave.
+    """Return the peak number of micro-batches in flight on a stage with ``chunks`` per stage.
 
     Source: Narayanan et al. 2021, arXiv:2104.04473, section 2.2: an interleaved stage runs
     2 (p-s-1) + (v-1) p chunks ahead, so that even the last one holds nearly p micro-batches; the

@@ -1,4 +1,4 @@
-"""How the parts of a training step add up: the pipeline's bubble and what overlap leaves."""
+"""The time of a training step: pipeline bubble and exposed communication."""
 
 from planner.cost.columns import minimum
 from planner.cost.equation import equation
@@ -39,7 +39,7 @@ def step_seconds(
     source="Isaev et al. 2023 (Calculon): what overlaps still takes a part of the processors",
 )
 def tax_seconds(*, links_s: Quantity, window_s: Quantity, tax_ratio: Quantity) -> Quantity:
-    """Return the seconds by which an exchange slows the work that it hides behind."""
+    """Return the slowdown in seconds of computation that overlaps communication."""
     return tax_ratio * minimum(links_s, window_s)
 
 
@@ -50,7 +50,7 @@ def tax_seconds(*, links_s: Quantity, window_s: Quantity, tax_ratio: Quantity) -
     source="Isaev et al. 2023 (Calculon): what overlaps still takes a part of the processors",
 )
 def exposed_seconds(*, links_s: Quantity, window_s: Quantity, tax_ratio: Quantity) -> Quantity:
-    """Return the seconds by which an exchange behind ``window_s`` of work lengthens a step."""
+    """Return the exposed seconds of communication that overlaps ``window_s`` of computation."""
     hidden = minimum(links_s, window_s)
     return links_s - hidden + tax_ratio * hidden
 
@@ -62,15 +62,15 @@ def exposed_seconds(*, links_s: Quantity, window_s: Quantity, tax_ratio: Quantit
     source="Thakur et al. 2005: a ring of n ranks passes a bucket on in 2(n-1) steps",
 )
 def rounds_seconds(*, rounds_s: Quantity) -> Quantity:
-    """Return the seconds that passing buckets around rings takes beside their bytes."""
+    """Return the latency seconds of the ring steps of all buckets."""
     return rounds_s
 
 
 def zero_bubble_divisor(passes: float, weight_passes: float) -> float:
-    """Return by what ZB-H1 divides the bubble of 1F1B, at equally long passes.
+    """Return the divisor of the 1F1B bubble under ZB-H1, for passes of equal length.
 
-    Weight gradients wait for nobody: they fill the bubble of ``passes`` down to that of the
-    forward and the input gradients less the weight gradients.
+    Weight gradients have no dependents and fill the bubble: it shrinks from ``passes`` to the
+    forward and input-gradient passes less the ``weight_passes``.
 
     Source: Qi et al. 2023, arXiv:2401.10241, table 2: (p-1)(T_F + T_B - T_W).
 

@@ -1,4 +1,4 @@
-"""In which formats a checkpoint stores the parts of its layers: experts often narrower."""
+"""Storage formats of the parts of a checkpoint's layers, such as narrower experts."""
 
 from dataclasses import dataclass
 
@@ -11,21 +11,21 @@ WEIGHT_PARTS: tuple[WeightPart, ...] = ("attention", "feed_forward", "experts")
 
 @dataclass(frozen=True)
 class WeightFormat:
-    """A format of stored weights, with the parts of the layers that have it."""
+    """A storage format and the parts of the layers stored in it."""
 
     dtype: Dtype
     element_bytes: float
     parts: tuple[WeightPart, ...]
 
     def share(self, part: WeightPart) -> int:
-        """Return one for a part that has this format, else zero."""
+        """Return 1 for a part in this format, else 0."""
         return int(part in self.parts)
 
 
 def formats_of(
     dtype: Dtype, element_bytes: float, exceptions: dict[WeightPart, Dtype]
 ) -> tuple[WeightFormat, ...]:
-    """Return the formats of all parts: the main one first, then those of the exceptions.
+    """Return the formats of all parts, the main one first, then the exceptions.
 
     >>> [f.parts for f in formats_of("fp8", 1.0, {"attention": "bf16"})]
     [('feed_forward', 'experts'), ('attention',)]

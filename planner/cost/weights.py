@@ -1,7 +1,7 @@
-"""Where the weights are: bytes per device under tensor, expert and pipeline parallelism.
+"""Weight bytes per device under tensor, expert and pipeline parallelism.
 
 Quantisation shrinks the linear weights of the layers; embeddings, output head and norms keep
-16 bits. Key and value projections are replicated when there are more ranks than KV heads.
+16 bits. Key and value projections are replicated if there are more ranks than KV heads.
 """
 
 from functools import cache
@@ -40,8 +40,8 @@ def linear_parameters_per_rank(  # noqa: PLR0913 - one argument per symbol of th
 ) -> Quantity:
     """Return the linear weights of the layers that one rank holds.
 
-    ``split`` are the query, output and dense feed-forward matrices, cut along heads or columns;
-    ``replicated`` the low-rank projections that every rank computes for itself.
+    ``split`` are the query, output and dense feed-forward matrices, split by heads or columns;
+    ``replicated`` the low-rank projections, which every rank computes.
     """
     cut = split / tensor_parallel_size + key_value * kv_share + experts / expert_ranks
     return cut + replicated
@@ -82,7 +82,7 @@ def weight_bytes(  # noqa: PLR0913 - one argument per symbol of the equation
     symbols={"linear": "n_linear", "weight_bytes_per_element": "B_w"},
 )
 def linear_bytes(*, linear: Quantity, weight_bytes_per_element: Quantity) -> Quantity:
-    """Return the bytes of linear weights that a checkpoint stores in a format of their own."""
+    """Return the bytes of linear weights stored in another format than the rest."""
     return linear * weight_bytes_per_element
 
 
@@ -94,7 +94,7 @@ def kv_heads_share(num_kv_heads: Quantity, tensor_parallel_size: Quantity) -> Qu
 def key_value_share(model: ModelSpec, tensor_parallel_size: Quantity) -> Quantity:
     """Return the share of all key and value projections on one rank.
 
-    Groups of layers with different KV heads weigh in by their parameters.
+    Groups of layers with different KV heads are weighted by their parameters.
     """
     groups = [g for g in model.layers_by_attention if isinstance(g, AttentionLayers)]
     heads = {group.kv_heads for group in groups}
@@ -109,7 +109,7 @@ def key_value_share(model: ModelSpec, tensor_parallel_size: Quantity) -> Quantit
 
 @cache
 def stage_layers(num_layers: int, stages: int) -> tuple[int, ...]:
-    """Return how many layers each pipeline stage holds, the remainder on the middle stages.
+    """Return the number of layers per pipeline stage, the remainder on the middle stages.
 
     The first and last stages also hold the vocabulary, so they take the smaller share.
 
@@ -123,7 +123,7 @@ def stage_layers(num_layers: int, stages: int) -> tuple[int, ...]:
 
 
 def alike_stages(num_layers: int, stages: int) -> tuple[int, ...]:
-    """Return for each stage the first stage that holds just the same.
+    """Return for each stage the first stage with an identical share of the model.
 
     >>> alike_stages(30, 4)
     (0, 1, 1, 3)
@@ -139,7 +139,7 @@ def alike_stages(num_layers: int, stages: int) -> tuple[int, ...]:
 def stage_vocabulary(model: ModelSpec, stage: int, stages: int) -> int:
     """Return the vocabulary parameters on a stage: embedding first, output head last.
 
-    Tied embeddings are stored once on one device, and on both ends of a pipeline.
+    Tied embeddings are stored once on one device, but on both ends of a pipeline.
     """
     hidden = model.hidden_size
     embedding = (model.vocab_size + model.learned_positions) * hidden

@@ -1,1 +1,1 @@
-"""A plan as the arguments of another tool: one format per file, all of them pure."""
+"""Exports of a plan as another tool's arguments: one pure format per file."""

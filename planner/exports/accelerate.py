@@ -1,4 +1,4 @@
-"""A training plan as the file that ``accelerate launch --config_file`` reads."""
+"""Export a training plan as the file for ``accelerate launch --config_file``."""
 
 from planner.exports.case import PORT, ExportCase
 from planner.exports.deepspeed import NVME_PATH, zero_stage_of
@@ -14,7 +14,7 @@ FULLY_SHARDED = 3
 
 
 def accelerate_config(case: ExportCase) -> JsonObject:
-    """Return the launcher's settings that the plan decides; ZeRO 2 and 3 become FSDP2."""
+    """Return the launcher settings that the plan decides; ZeRO 2 and 3 become FSDP2."""
     config: JsonObject = {
         "compute_environment": "LOCAL_MACHINE",
         "distributed_type": distributed_type(case),
@@ -37,7 +37,7 @@ def accelerate_config(case: ExportCase) -> JsonObject:
 
 
 def distributed_type(case: ExportCase) -> str:
-    """Return what accelerate calls the way that ranks work together."""
+    """Return accelerate's name for the plan's mode of parallelism."""
     if (
         case.offload.weights_disk
         or case.offload.optimizer != "none"

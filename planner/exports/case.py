@@ -1,4 +1,4 @@
-"""What an export reads: the model by name and shape, the plan, the workload, the device."""
+"""Input of an export: the model by name and shape, the plan, the workload, the device."""
 
 from dataclasses import dataclass
 
@@ -8,19 +8,21 @@ from planner.specs.model import ModelSpec
 from planner.specs.plan import PlannedStrategy
 from planner.specs.strategy import OffloadSpec, Strategy
 from planner.specs.workload import GenerateWorkload, ServeWorkload, TrainWorkload, Workload
-from planner.workload.dealing import groups_of
+from planner.workload.device_groups import groups_of
 from planner.workload.resolve import resolve_cluster, resolve_device
 
 GIB = 1024**3
-# Every node knows its number, and meets the first one at this address and port.
+# Every node has its rank, and connects to the first node at this address and port.
 MASTER, PORT, RANK = "$MASTER_ADDR", 29500, "$NODE_RANK"
-# Where a started server answers, so that its measurement finds it.
+# Port of a started server, also used by its measurement.
 SERVING_PORT = 8000
+LONGER = 4  # default longest request, as a multiple of the typical one
+SERVED_SHARE = 0.9  # share of device memory that servers use by default
 
 
 @dataclass(frozen=True)
 class ExportCase:
-    """One plan to be said in another tool's words; ``model`` is what that tool loads."""
+    """One plan to export; ``model`` is the name or path that the tool loads."""
 
     model: str
     shape: ModelSpec
@@ -30,74 +32,107 @@ class ExportCase:
 
     @property
     def strategy(self) -> Strategy:
-        """Return the plan's strategy, every gap filled."""
+        """Return the plan's strategy with all fields filled."""
         return self.plan.strategy
 
     @property
     def role(self) -> EngineRole:
-        """Return what kind of engine the figures are for."""
+        """Return the kind of engine that the figures are for."""
         training = isinstance(self.workload, TrainWorkload)
         return get_engine(self.plan.engine, self.device.kind, training=training).role
 
     @property
     def offload(self) -> OffloadSpec:
-        """Return what lives off the device; nothing unless told."""
+        """Return the plan's offloading, nothing by default."""
         return self.strategy.offload or OffloadSpec()
 
     @property
     def devices(self) -> int:
-        """Return how many devices the plan uses."""
+        """Return the number of devices that the plan uses."""
         size = self.size
-        return size("data") * size("tensor") * size("pipeline") * size("context")
+        model = size("tensor") * size("pipeline") * size("context") * self.attention_ranks
+        return size("data") * model
 
     @property
     def hardware(self) -> str:
-        """Return how many devices there are of each kind, by name."""
+        """Return the number of devices of each kind, by name."""
         counts = [(self.devices, self.device.name or self.device.id)]
         if self.plan.cluster.other_nodes:
             groups = groups_of(resolve_cluster(self.plan.cluster))
-            found = [(one.num_devices, resolve_device(one.device)) for one in groups]
-            counts = [(number, device.name or device.id) for number, device in found]
+            sized = [(group.num_devices, resolve_device(group.device)) for group in groups]
+            counts = [(number, device.name or device.id) for number, device in sized]
         return " + ".join(f"{number} x {name}" for number, name in counts)
 
     @property
     def nodes(self) -> int:
-        """Return how many nodes the used devices fill."""
+        """Return the number of nodes for the used devices."""
         return -(-self.devices // self.plan.cluster.devices_per_node)
 
     @property
     def devices_per_node(self) -> int:
-        """Return how many devices of each node are used."""
+        """Return the number of used devices per node."""
         return -(-self.devices // self.nodes)
 
     def size(self, axis: str) -> int:
-        """Return a parallel size of the plan by its axis (``tensor``, ``data`` …), at least 1."""
+        """Return a parallel size by axis (``tensor``, ``data`` …), at least 1."""
         return getattr(self.strategy, f"{axis}_parallel_size") or 1
 
     @property
-    def context_tokens(self) -> int | None:
-        """Return the tokens that one request may hold."""
+    def attention_ranks(self) -> int:
+        """Return the attention data-parallel ranks of a replica."""
+        return self.strategy.attention_data_parallel_size or 1
+
+    @property
+    def typical_tokens(self) -> int | None:
+        """Return the tokens of one typical request, prompt and answer together."""
         if isinstance(self.workload, ServeWorkload | GenerateWorkload):
             return self.workload.input_tokens + self.workload.output_tokens
         return None
 
     @property
+    def context_tokens(self) -> int | None:
+        """Return the maximum tokens of one request.
+
+        Without a stated maximum it is four times the typical request, limited by the model's
+        context and by the plan's cache plus free memory. A fixed batch has no longer request.
+        """
+        typical = self.typical_tokens
+        if typical is None or not isinstance(self.workload, ServeWorkload):
+            return typical
+        if self.workload.max_request_tokens:
+            return self.workload.max_request_tokens
+        longest = min(LONGER * typical, self.shape.max_position_embeddings)
+        return max(typical, min(longest, self._cache_capacity_tokens or longest))
+
+    @property
+    def _cache_capacity_tokens(self) -> int | None:
+        """Return the tokens that fit in a replica's cache, including free memory."""
+        cached = self.plan.memory.breakdown_bytes.get("kv_cache", 0)
+        requests = self.sequences_per_replica
+        if not cached or not requests or not self.typical_tokens:
+            return None
+        planned_tokens = -(-requests // self.attention_ranks) * self.typical_tokens
+        memory = self.plan.memory
+        spare = memory.capacity_bytes * SERVED_SHARE - memory.per_device_peak_bytes
+        return int(planned_tokens * (1 + max(0.0, spare) / cached))
+
+    @property
     def sequences(self) -> int | None:
-        """Return the requests in flight at once, over all replicas, where that is decided."""
+        """Return the concurrent requests over all replicas, if decided."""
         if isinstance(self.workload, ServeWorkload):
             return self.workload.concurrency
         return getattr(self.workload, "batch_size", None)
 
     @property
     def sequences_per_replica(self) -> int | None:
-        """Return the requests in flight in one data-parallel replica."""
+        """Return the concurrent requests of one data-parallel replica."""
         return None if self.sequences is None else -(-self.sequences // self.size("data"))
 
     @property
     def offloaded_weight_bytes(self) -> float:
-        """Return the weights of one device that live in its host's memory, in bytes."""
+        """Return one device's weights in host memory, in bytes."""
         share = self.offload.weights_cpu
-        kept = self.plan.memory.breakdown_bytes.get("weights", 0)
+        on_device = self.plan.memory.breakdown_bytes.get("weights", 0)
         if share < 1:
-            return kept * share / (1 - share)
+            return on_device * share / (1 - share)
         return (self.plan.memory.host_bytes or 0) / self.devices

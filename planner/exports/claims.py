@@ -1,4 +1,4 @@
-"""What a plan predicts, as figures with their intervals that a measurement can be held against."""
+"""A plan's predicted figures with intervals, for comparison with a measurement."""
 
 from planner.exports.case import ExportCase
 from planner.specs.base import JsonObject
@@ -16,24 +16,24 @@ CLAIMS = {
     "train": ("step_seconds", "tokens_per_second"),
     "compress": ("duration_seconds",),
 }
-# What counts the same thing under another name, when the first is absent.
+# Alternative names, used if the first figure is absent.
 ALIASES = {"output_tokens_per_second": "tokens_per_second"}
 
 
 def claims_of(estimate: Estimate, kind: str) -> JsonObject:
-    """Return each predicted figure with the bounds of its 80 % interval, where it has one."""
-    found: JsonObject = {}
+    """Return each predicted figure with the bounds of its 80 % interval, if any."""
+    claims: JsonObject = {}
     for name in CLAIMS[kind]:
-        for known in (name, ALIASES.get(name, name)):
-            value = getattr(estimate.performance, known)
-            if value is not None and name not in found:
-                low, high = estimate.interval.get(known, (None, None))
-                found[name] = {"value": value, "low": low, "high": high}
-    return found
+        for attribute in (name, ALIASES.get(name, name)):
+            value = getattr(estimate.performance, attribute)
+            if value is not None and name not in claims:
+                low, high = estimate.interval.get(attribute, (None, None))
+                claims[name] = {"value": value, "low": low, "high": high}
+    return claims
 
 
 def claim_words(case: ExportCase) -> str:
-    """Return the prediction in one line, for the head of an export."""
+    """Return the prediction as one line, for the header of an export."""
     memory = case.plan.memory
     figures = [
         f"{name} {claim['value']:.4g}{_bounds(claim)}"

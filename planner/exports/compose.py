@@ -1,4 +1,4 @@
-"""A plan on one node as a Docker Compose file."""
+"""Export a plan on one node as a Docker Compose file."""
 
 from planner.exports.case import SERVING_PORT, ExportCase
 from planner.exports.export import Format, Notes
@@ -21,7 +21,7 @@ CACHE = "/huggingface"
 
 
 def compose_document(case: ExportCase) -> JsonObject:
-    """Return the file: one service, its devices, and the files that its command reads."""
+    """Return the file's content: one service with its devices and files."""
     service: JsonObject = {
         "image": image_of(case) or FALLBACK_IMAGE,
         "working_dir": WORKDIR,
@@ -31,13 +31,13 @@ def compose_document(case: ExportCase) -> JsonObject:
         "volumes": [f"./:{WORKDIR}", f"huggingface:{CACHE}"],
         **_devices(case),
     }
-    # Whoever the image runs as, the cache of models lies on the volume.
+    # For any user of the image, the model cache is on the volume.
     environment = {"HF_HOME": CACHE, **launch_environment(case)}
     service["environment"] = environment
     if case.nodes > 1:
-        # Compose fills these in from the environment of whoever starts it.
-        meeting = {name: f"${{{name}}}" for name in ("MASTER_ADDR", "NODE_RANK")}
-        service |= {"environment": {**meeting, **environment}, "network_mode": "host"}
+        # Compose substitutes these from the environment of its caller.
+        rendezvous = {name: f"${{{name}}}" for name in ("MASTER_ADDR", "NODE_RANK")}
+        service |= {"environment": {**rendezvous, **environment}, "network_mode": "host"}
     elif not is_training(case):
         service["ports"] = [f"{SERVING_PORT}:{SERVING_PORT}"]
     document: JsonObject = {"services": {case.workload.kind: service}}
@@ -53,9 +53,11 @@ def compose_document(case: ExportCase) -> JsonObject:
 
 
 def _command(case: ExportCase) -> list[str]:
-    script = launch_script(case)
-    # A dollar is doubled where the container's shell, and not Compose, shall read it.
-    return ["bash", "-c", script.replace("$", "$$")] if script else launch_arguments(case)
+    script = launch_script(case, contained=True)
+    # "$$" leaves the dollar to the container's shell instead of Compose.
+    if script:
+        return ["bash", "-c", script.replace("$", "$$")]
+    return launch_arguments(case, contained=True)
 
 
 def _config_name(file_name: str) -> str:

@@ -1,4 +1,4 @@
-"""A training plan as DeepSpeed's JSON configuration."""
+"""Export a training plan as DeepSpeed's JSON configuration."""
 
 import json
 
@@ -10,12 +10,12 @@ from planner.workload.training_tiers import weights_share
 
 OPTIMIZERS = {"adamw": "AdamW", "lion": "Lion", "sgd": "SGD"}
 PARAMETERS_NEED_STAGE = 3
-NVME_NEEDS_STAGE = 3  # DeepSpeed 0.19.8: stages 1 and 2 take "nvme" for host memory, silently
+NVME_NEEDS_STAGE = 3  # DeepSpeed 0.19.8: stages 1 and 2 silently treat "nvme" as host memory
 NVME_PATH = "/local_nvme"
 
 
 def deepspeed_config(case: ExportCase) -> JsonObject:
-    """Return the configuration with the settings that the plan decides, and no others."""
+    """Return the configuration with only the settings that the plan decides."""
     strategy = case.strategy
     config: JsonObject = {
         "train_batch_size": train_workload(case).global_batch_size,
@@ -44,7 +44,7 @@ def deepspeed_config(case: ExportCase) -> JsonObject:
 
 
 def zero_stage_of(case: ExportCase) -> int:
-    """Return the ZeRO stage: states leave even a single device in stage 2, for NVMe in 3 alone."""
+    """Return the ZeRO stage; offloading states needs stage 2, NVMe stage 3."""
     stage = case.strategy.zero_stage or 0
     if case.offload.optimizer == "nvme":
         return NVME_NEEDS_STAGE
@@ -65,7 +65,7 @@ def _place(device: str) -> JsonObject:
 
 
 def deepspeed_notes(case: ExportCase) -> Notes:
-    """Return what the configuration leaves to the script or cannot say."""
+    """Return what the configuration leaves to the script or cannot express."""
     notes = [*method_notes(case)]
     notes += layout_notes(case, frozenset({"tensor", "context"}), "this configuration")
     if case.size("pipeline") > 1:
@@ -81,7 +81,7 @@ def deepspeed_notes(case: ExportCase) -> Notes:
 
 
 def _offload_notes(case: ExportCase) -> list[str]:
-    """Return what DeepSpeed's switches for offloading leave to the reader."""
+    """Return the limits of DeepSpeed's offloading for this plan."""
     offload, notes = case.offload, []
     if offload.optimizer == "nvme" or offload.weights_disk:
         notes.append(f"nvme_path is {NVME_PATH}: name the directory of your fastest local disk")

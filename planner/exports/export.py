@@ -1,4 +1,4 @@
-"""One export: its text, what the format could not say, and the script that checks the claim."""
+"""Export of a plan: text, notes on what the format cannot express, and a measuring script."""
 
 import re
 import shlex
@@ -16,7 +16,7 @@ OWN_VARIABLE = re.compile(rf"{PLAIN}(?:\$(?:MASTER_ADDR|NODE_RANK|@){PLAIN})+", 
 
 @dataclass(frozen=True)
 class Export:
-    """A plan in another tool's words; ``notes`` are what it cannot say or what it assumes."""
+    """A plan in another tool's format; ``notes`` state assumptions and omissions."""
 
     key: str
     title: str
@@ -28,7 +28,7 @@ class Export:
 
 @dataclass(frozen=True)
 class Format:
-    """A way to write a plan down; ``comment`` is how its language begins a comment, if it can."""
+    """An export format; ``comment`` is its comment prefix, None without comments."""
 
     key: str
     title: str
@@ -38,18 +38,18 @@ class Format:
     comment: str | None = "# "
 
     def text(self, case: ExportCase, more: Notes = ()) -> str:
-        """Return the whole file of a plan."""
+        """Return the complete file for a plan."""
         return self.with_body(case, self.body(case), (*more, *self.notes(case)))
 
     def with_body(self, case: ExportCase, body: str, notes: Notes) -> str:
-        """Return the whole file: what is predicted and what is left open, then the body."""
+        """Return the complete file: header with prediction and notes, then the body."""
         if self.comment is None:
             return body
         return with_head(body, head_lines(case, notes), self.comment)
 
 
 def head_lines(case: ExportCase, notes: Notes) -> list[str]:
-    """Return the lines that open an export: model, hardware, prediction, notes."""
+    """Return the header lines of an export: model, hardware, prediction, notes."""
     device = case.device.name or case.device.id
     used = case.hardware if case.devices > 1 else device
     return [
@@ -60,8 +60,8 @@ def head_lines(case: ExportCase, notes: Notes) -> list[str]:
 
 
 def with_head(body: str, lines: Iterable[str], comment: str) -> str:
-    """Return a text with comment lines at its top, below a shebang if it has one."""
-    # A name with a line break in it must not end the comment and become a command.
+    """Return a text with comment lines at its top, below a shebang if there is one."""
+    # A line break in a name must not end the comment and start a command.
     head = "".join(f"{comment}{' '.join(line.splitlines())}\n" for line in lines)
     if body.startswith("#!"):
         shebang, rest = body.split("\n", 1)
@@ -70,9 +70,9 @@ def with_head(body: str, lines: Iterable[str], comment: str) -> str:
 
 
 def shell_lines(command: list[str]) -> str:
-    """Return a command as shell, an option a line; our own variables alone stay variables.
+    """Return a command as shell text, one option per line; only known variables are expanded.
 
-    Whatever else holds a dollar came with a name or a path and is quoted to the letter.
+    Any other text with a dollar comes from a name or a path and is quoted literally.
     """
     lines: list[str] = []
     for word in command:

@@ -1,4 +1,4 @@
-"""A plan as Kubernetes objects: a Deployment, a StatefulSet over nodes, or an indexed Job."""
+"""Export a plan as Kubernetes objects: a Deployment, a StatefulSet or an indexed Job."""
 
 import re
 
@@ -25,7 +25,8 @@ RESOURCES = {
     "google": "google.com/tpu",
 }
 MAX_NAME = 52
-# Where each kind of object writes a pod's number within its group.
+TEXT, OUTPUT = "/data/data.txt", "/output"
+# The label of a pod's index, by kind of object.
 INDEX_LABELS = {
     "StatefulSet": "apps.kubernetes.io/pod-index",
     "Job": "batch.kubernetes.io/job-completion-index",
@@ -33,17 +34,17 @@ INDEX_LABELS = {
 
 
 def object_name(case: ExportCase) -> str:
-    """Return the name of the objects: the model's, in the letters that DNS allows."""
+    """Return the name of the objects: the model's name in DNS characters."""
     name = case.model.rstrip("/").rsplit("/", 1)[-1].lower()
     return re.sub(r"[^a-z0-9]+", "-", name).strip("-")[:MAX_NAME].rstrip("-") or "plan"
 
 
 def kubernetes_objects(case: ExportCase) -> list[JsonObject]:
-    """Return the objects in the order in which they are applied."""
+    """Return the objects in the order of application."""
     files = [_config_map(case)] if launch_files(case) else []
     if is_training(case):
-        meeting = [_service(case, headless=True)] if case.nodes > 1 else []
-        return [*files, *meeting, _job(case)]
+        rendezvous = [_service(case, headless=True)] if case.nodes > 1 else []
+        return [*files, *rendezvous, _job(case)]
     if case.nodes > 1:
         return [*files, _service(case, headless=True), _stateful_set(case)]
     return [*files, _service(case, headless=False), _deployment(case)]
@@ -137,25 +138,30 @@ def _container(case: ExportCase, kind: str) -> JsonObject:
 
 
 def _command(case: ExportCase) -> list[str]:
-    script = launch_script(case)
+    script = launch_script(case, contained=True)
     if script is not None:
         return ["bash", "-c", script]
-    return [_with_variables(word) for word in launch_arguments(case)]
+    return [_with_variables(word) for word in launch_arguments(case, contained=True)]
 
 
 def _with_variables(word: str) -> str:
-    """Return a word with shell variables written as Kubernetes expands them."""
+    """Return a word with shell variables in Kubernetes syntax."""
     return re.sub(r"\$([A-Z_]+)", r"$(\1)", word)
 
 
 def _environment(case: ExportCase, kind: str) -> list[JsonObject]:
-    own = [{"name": name, "value": value} for name, value in launch_environment(case).items()]
+    variables = launch_environment(case)
+    entries: list[JsonObject] = [
+        {"name": name, "value": value} for name, value in variables.items()
+    ]
+    if is_training(case) and launch_files(case):  # the folder of the script is read-only
+        entries += [{"name": "DATA", "value": TEXT}, {"name": "OUTPUT", "value": OUTPUT}]
     if case.nodes == 1:
-        return own
+        return entries
     first = f"{object_name(case)}-0.{object_name(case)}"
     field = f"metadata.labels['{INDEX_LABELS[kind]}']"
     rank = {"name": "NODE_RANK", "valueFrom": {"fieldRef": {"fieldPath": field}}}
-    return [{"name": "MASTER_ADDR", "value": first}, rank, *own]
+    return [{"name": "MASTER_ADDR", "value": first}, rank, *entries]
 
 
 def kubernetes_notes(case: ExportCase) -> Notes:
@@ -166,13 +172,14 @@ def kubernetes_notes(case: ExportCase) -> Notes:
     if case.device.kind not in {"cpu", "gpu"} and vendor_of(case) not in RESOURCES:
         notes.append("add the resource that your cluster calls this device")
     if is_training(case):
-        notes.append(f"the image must hold train.py in {WORKDIR}")
+        where = f"the text as {TEXT} and a volume for the result as {OUTPUT}"
+        notes.append(f"mount {where}" if launch_files(case) else "mount the data and the result")
     return (*notes, *launch_notes(case))
 
 
 def kubernetes_text(case: ExportCase) -> str:
     """Return the objects as one YAML stream."""
-    return "---\n".join(yaml_text(one) for one in kubernetes_objects(case))
+    return "---\n".join(yaml_text(manifest) for manifest in kubernetes_objects(case))
 
 
 KUBERNETES = Format(

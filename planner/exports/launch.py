@@ -1,4 +1,4 @@
-"""The command that a cluster manager starts for a plan, and the container image for it."""
+"""The launch command of a plan for cluster managers, and its container image."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,6 +6,11 @@ from dataclasses import dataclass
 from planner.exports.case import RANK, ExportCase
 from planner.exports.export import Notes, shell_lines
 from planner.exports.llama_cpp import llama_cpp_arguments, llama_cpp_notes
+from planner.exports.megatron import (
+    megatron_arguments,
+    megatron_environment,
+    megatron_notes,
+)
 from planner.exports.sglang import sglang_arguments, sglang_notes
 from planner.exports.tensorrt_llm import (
     OPTIONS_FILE,
@@ -13,20 +18,30 @@ from planner.exports.tensorrt_llm import (
     trtllm_notes,
     trtllm_options,
 )
-from planner.exports.torchrun import torchrun_arguments, torchrun_notes, training_environment
+from planner.exports.torchrun import torchrun_arguments, torchrun_notes
+from planner.exports.train_script import FILE, train_script
 from planner.exports.vllm import vllm_arguments, vllm_notes, vllm_text
 from planner.exports.yaml_text import yaml_text
 
 
 @dataclass(frozen=True)
 class Server:
-    """A serving engine: its command, its notes, and its image by the vendor of the device."""
+    """A serving engine: its command, its notes, and its image by device vendor.
+
+    ``host`` are the arguments to accept connections from other machines, for servers that listen
+    on loopback by default. ``program`` is the executable's path in the images, if it is not on
+    PATH.
+    """
 
     arguments: Callable[[ExportCase], list[str]]
     notes: Callable[[ExportCase], Notes]
     images: dict[str, str]
+    host: tuple[str, ...] = ()
+    program: str | None = None
 
 
+# SGLang 0.5.23, TensorRT-LLM 00209af and llama.cpp b11434 listen on loopback by default.
+ANY_HOST = ("--host", "0.0.0.0")  # noqa: S104 - inside a container, whose ports are mapped
 SERVERS = {
     "vllm": Server(
         vllm_arguments,
@@ -37,11 +52,13 @@ SERVERS = {
         sglang_arguments,
         sglang_notes,
         {"nvidia": "lmsysorg/sglang", "amd": "lmsysorg/sglang"},
+        ANY_HOST,
     ),
     "tensorrt_llm": Server(
         trtllm_arguments,
         trtllm_notes,
         {"nvidia": "nvcr.io/nvidia/tensorrt-llm/release"},
+        ANY_HOST,
     ),
     "llama_cpp": Server(
         llama_cpp_arguments,
@@ -52,64 +69,82 @@ SERVERS = {
             "intel": "ghcr.io/ggml-org/llama.cpp:server-intel",
             "cpu": "ghcr.io/ggml-org/llama.cpp:server",
         },
+        ANY_HOST,
+        "/app/llama-server",  # llama.cpp 1cad66d, .devops/cpu.Dockerfile and its siblings
     ),
 }
 TRAINING_IMAGES = {"nvidia": "pytorch/pytorch", "amd": "rocm/pytorch", "cpu": "pytorch/pytorch"}
 
 
 def is_training(case: ExportCase) -> bool:
-    """Return whether the plan trains."""
+    """Return whether the plan is for training."""
     return case.workload.kind == "train"
 
 
 def server_name(case: ExportCase) -> str:
-    """Return the serving engine to start: the plan's own, else the usual one for the device."""
+    """Return the serving engine to start: the plan's, or the default for the device."""
     if case.plan.engine in SERVERS:
         return case.plan.engine
     return "llama_cpp" if case.device.kind in {"cpu", "uma"} else "vllm"
 
 
-def launch_arguments(case: ExportCase) -> list[str]:
-    """Return the command of one node."""
+def launch_arguments(case: ExportCase, *, contained: bool = False) -> list[str]:
+    """Return the command of one node; a contained server accepts outside connections."""
+    if runs_megatron(case):
+        return megatron_arguments(case)
     if is_training(case):
-        return torchrun_arguments(case.nodes, case.devices_per_node, "train.py")
-    return SERVERS[server_name(case)].arguments(case)
+        return torchrun_arguments(case.nodes, case.devices_per_node, FILE)
+    server = SERVERS[server_name(case)]
+    program, *options = server.arguments(case)
+    if not contained:
+        return [program, *options]
+    return [server.program or program, *options, *server.host]
 
 
-def launch_script(case: ExportCase) -> str | None:
-    """Return the command as shell where a node must know its own number, else nothing."""
+def launch_script(case: ExportCase, *, contained: bool = False) -> str | None:
+    """Return the command as shell if it needs the node's rank, otherwise None."""
     if is_training(case) or case.nodes == 1:
         return None
     if server_name(case) == "vllm":
         return vllm_text(case)
-    command = launch_arguments(case)
+    command = launch_arguments(case, contained=contained)
     return shell_lines(command) if RANK in command else None
 
 
-def launch_environment(case: ExportCase) -> dict[str, str]:
-    """Return what the command needs in its environment beside the addresses of the nodes."""
-    return training_environment(case) if is_training(case) else {}
+def runs_megatron(case: ExportCase) -> bool:
+    """Return whether a training plan needs Megatron-LM's parallelism."""
+    axes = ("tensor", "pipeline", "context", "expert")
+    return is_training(case) and any(case.size(axis) > 1 for axis in axes)
 
 
 def launch_files(case: ExportCase) -> dict[str, str]:
     """Return the files that the command reads, by name."""
-    if not is_training(case) and server_name(case) == "tensorrt_llm" and trtllm_options(case):
+    if is_training(case):
+        return {} if runs_megatron(case) else {FILE: train_script(case)}
+    if server_name(case) == "tensorrt_llm" and trtllm_options(case):
         return {OPTIONS_FILE: yaml_text(trtllm_options(case))}
     return {}
 
 
+def launch_environment(case: ExportCase) -> dict[str, str]:
+    """Return the environment variables that the command requires, by name."""
+    return megatron_environment(case) if runs_megatron(case) else {}
+
+
 def launch_notes(case: ExportCase) -> Notes:
-    """Return what the command itself leaves open."""
+    """Return what the command leaves open."""
+    if runs_megatron(case):
+        return ("Megatron-LM must lie in the working directory", *megatron_notes(case))
     return torchrun_notes(case) if is_training(case) else SERVERS[server_name(case)].notes(case)
 
 
 def vendor_of(case: ExportCase) -> str:
-    """Return who made the device, lower case; ``cpu`` for a processor."""
+    """Return the device's vendor in lower case; ``cpu`` for a CPU."""
     return "cpu" if case.device.kind == "cpu" else (case.device.vendor or "nvidia").lower()
 
 
 def image_of(case: ExportCase) -> str | None:
-    """Return the public image that has the engine for the device, where there is one."""
+    """Return the public image of the engine for the device, if there is one."""
     images = TRAINING_IMAGES if is_training(case) else SERVERS[server_name(case)].images
-    found = images.get(vendor_of(case))
-    return found if found is None or ":" in found else f"{found}:latest"
+    image = images.get(vendor_of(case))
+    return image if image is None or ":" in image else f"{image}:latest"

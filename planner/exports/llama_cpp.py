@@ -1,10 +1,10 @@
-"""A serving plan as the command line of llama.cpp's server, and the GGUF file that it loads."""
+"""Export a serving plan as the command line of llama.cpp's server, with its GGUF file."""
 
 from planner.exports.case import SERVING_PORT, ExportCase
 from planner.exports.export import Format, Notes, shell_lines
 from planner.exports.vllm import serving_notes
 
-# The GGUF type of each weight format, and whether it is that very format or the closest one.
+# The GGUF type of each weight format, and whether it is exact or only the closest one.
 GGUF = {
     "fp32": ("F32", True),
     "bf16": ("BF16", True),
@@ -19,11 +19,14 @@ GGUF = {
 }
 CACHE_TYPES = {"fp32": "f32", "bf16": "bf16", "fp16": "f16", "fp8": "q8_0", "int8": "q8_0"}
 CACHE_TYPES |= {"int4": "q4_0", "nf4": "iq4_nl"}
+MOST_SLOTS = (
+    256  # llama.cpp b11434, LLAMA_MAX_SEQ in src/llama-cparams.h: larger values are rejected
+)
 SINGLE_WIDTH = frozenset({"f32", "bf16", "f16"})
 
 
 def gguf_type(case: ExportCase) -> str:
-    """Return the type of the GGUF file, as ``llama-quantize`` writes it."""
+    """Return the type of the GGUF file, as ``llama-quantize`` names it."""
     named = case.strategy.quantization or ""
     if named.startswith("gguf:"):
         return named.removeprefix("gguf:").upper()
@@ -31,17 +34,19 @@ def gguf_type(case: ExportCase) -> str:
 
 
 def gguf_file(case: ExportCase) -> str:
-    """Return the name of the file, in the way that published GGUF files are named."""
+    """Return the name of the GGUF file, in the usual form of published files."""
     return f"{case.model.rstrip('/').rsplit('/', 1)[-1]}-{gguf_type(case)}.gguf"
 
 
 def llama_cpp_arguments(case: ExportCase) -> list[str]:
-    """Return ``llama-server`` with the flags that the plan decides, and no others."""
+    """Return ``llama-server`` with only the flags that the plan decides."""
     command = ["llama-server", "--model", gguf_file(case), "--port", str(SERVING_PORT)]
-    if case.context_tokens:
-        # The context is shared by all slots.
-        slots = case.sequences_per_replica or 1
-        command += ["--ctx-size", str(case.context_tokens * slots), "--parallel", str(slots)]
+    if case.context_tokens and case.typical_tokens:
+        # One cache pool for all slots: a request may use any part of it.
+        slots = min(case.sequences_per_replica or 1, MOST_SLOTS)
+        pool = max(case.context_tokens, case.typical_tokens * slots)
+        command += ["--ctx-size", str(pool), "--parallel", str(slots)]
+        command += ["--kv-unified"] if slots > 1 else []
     if case.strategy.max_batch_tokens:
         command += ["--batch-size", str(case.strategy.max_batch_tokens)]
     return [*command, *_placement(case), *_cache(case), *_draft(case)]
@@ -50,10 +55,10 @@ def llama_cpp_arguments(case: ExportCase) -> list[str]:
 def _placement(case: ExportCase) -> list[str]:
     if case.device.kind == "cpu":
         return ["--n-gpu-layers", "0"]
-    # One more than the transformer's layers: the output layer counts as one.
+    # The output layer counts as one more layer.
     layers = case.shape.num_hidden_layers + 1
-    kept = int(layers * (1 - case.offload.weights_cpu))
-    flags = ["--n-gpu-layers", "all" if kept == layers else str(kept)]
+    layers_on_device = int(layers * (1 - case.offload.weights_cpu))
+    flags = ["--n-gpu-layers", "all" if layers_on_device == layers else str(layers_on_device)]
     if case.size("tensor") > 1:
         flags += ["--split-mode", "row"]
     elif case.size("pipeline") > 1:
@@ -79,12 +84,18 @@ def _draft(case: ExportCase) -> list[str]:
 
 
 def llama_cpp_notes(case: ExportCase) -> Notes:
-    """Return where the file comes from, and what the command leaves open."""
+    """Return the source of the file, and what the command leaves open."""
     notes = list(serving_notes(case, "llama_cpp", "llama.cpp"))
     dtype, stored = case.strategy.weight_dtype or "bf16", gguf_type(case)
     notes.append(f"the file: convert_hf_to_gguf.py {case.model}, then llama-quantize to {stored}")
     if not GGUF.get(dtype, ("", False))[1]:
         notes.append(f"GGUF has no {dtype}: {stored} is the closest, and a little larger")
+    requests = case.sequences_per_replica or 1
+    if requests > MOST_SLOTS:
+        queued = f"{requests - MOST_SLOTS} wait"
+        notes.append(
+            f"llama.cpp answers {MOST_SLOTS} requests at once, the plan {requests}: {queued}"
+        )
     if case.size("data") > 1:
         notes.append(f"{case.size('data')} replicas: start as many servers behind a balancer")
     if case.nodes > 1:
@@ -93,7 +104,7 @@ def llama_cpp_notes(case: ExportCase) -> Notes:
 
 
 def llama_cpp_text(case: ExportCase) -> str:
-    """Return the command, an option a line."""
+    """Return the command, one option per line."""
     return shell_lines(llama_cpp_arguments(case))
 
 

@@ -1,4 +1,4 @@
-"""The script that checks an export's claim: a probe with the prediction written into it."""
+"""The measuring script of an export: a probe that contains the prediction."""
 
 import json
 from importlib.resources import files
@@ -11,12 +11,12 @@ from planner.specs.workload import GenerateWorkload, ServeWorkload, TrainWorkloa
 PROBES = {"serve": "serving.py", "generate": "serving.py", "train": "training.py"}
 IMPORT = "from planner.exports.probes.report import report\n"
 EMPTY_CLAIM = "CLAIM: dict[str, Any] = {}"
-# Enough rounds of a closed loop that filling and emptying it weigh little.
+# Rounds of a closed loop: enough that ramp-up and ramp-down have little weight.
 ROUNDS = 4
 
 
 def measure_text(case: ExportCase) -> str:
-    """Return the script, or nothing for work that the planner's own runner measures by itself."""
+    """Return the script, empty for work that only the product's runner measures."""
     probe = PROBES.get(case.workload.kind)
     if probe is None:
         return ""
@@ -35,7 +35,7 @@ def _source(name: str) -> str:
 
 
 def claim_of(case: ExportCase) -> JsonObject:
-    """Return what the script needs: the figures with their bounds, and the load to send."""
+    """Return the script's input: the figures with their bounds, and the load to send."""
     load, requests = _load(case)
     return {
         "title": f"{case.model} on {case.hardware}",

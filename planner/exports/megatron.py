@@ -1,80 +1,46 @@
-"""A training plan as the arguments of Megatron-LM's ``pretrain_gpt.py``."""
+"""Export a training plan as the arguments of Megatron-LM's ``pretrain_gpt.py``."""
 
+from dataclasses import replace
+
+from planner.errors import PlannerError
 from planner.exports.case import ExportCase
 from planner.exports.export import Format, Notes, shell_lines
+from planner.exports.megatron_shape import pairs, shape_arguments, shape_notes
 from planner.exports.torchrun import torchrun_arguments
 from planner.exports.training import (
     ADAPTERS,
     FUSED_UPDATES,
-    is_uneven,
     layout_notes,
     optimizer_of,
     steps_of,
     train_workload,
 )
-from planner.specs.model import ModelSpec
+from planner.specs.estimate import EstimateRequest
+from planner.workload.estimator import estimate_request
 from planner.workload.training_tiers import weights_share
 
 OPTIMIZERS = {"adamw": "adam", "sgd": "sgd", "lion": "lion"}
 FULLY_SHARDED = 3
+OTHER_SCHEDULES = frozenset({"gpipe", "zero_bubble"})
+SHARDED_OPTIMIZERS = frozenset({"adam", "sgd"})
 SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
 
 
 def megatron_arguments(case: ExportCase) -> list[str]:
-    """Return the launch with the model's shape, the batch and the layout."""
+    """Return the launch command with the model's shape, the batch and the layout."""
     program = torchrun_arguments(case.nodes, case.devices_per_node, "pretrain_gpt.py")
     return [
         *program,
-        *_shape(case.shape),
-        *_experts(case.shape),
+        *shape_arguments(case.shape, train_workload(case).sequence_length),
         *_batch(case),
         *_layout(case),
         *_memory(case),
     ]
 
 
-def _shape(shape: ModelSpec) -> list[str]:
-    flags = _pairs(
-        ("--num-layers", shape.num_hidden_layers),
-        ("--hidden-size", shape.hidden_size),
-        ("--ffn-hidden-size", shape.intermediate_size or shape.moe_intermediate_size),
-        ("--num-attention-heads", shape.num_attention_heads),
-        ("--kv-channels", shape.head_dim),
-        ("--max-position-embeddings", shape.max_position_embeddings),
-        ("--normalization", "RMSNorm" if shape.norm == "rmsnorm" else "LayerNorm"),
-        ("--position-embedding-type", "learned_absolute" if shape.learned_positions else "rope"),
-    )
-    if shape.num_key_value_heads != shape.num_attention_heads:
-        flags += ["--group-query-attention", "--num-query-groups", str(shape.num_key_value_heads)]
-    for flag, applies in (
-        ("--swiglu", shape.gated_mlp),
-        ("--untie-embeddings-and-output-weights", not shape.tie_word_embeddings),
-        ("--disable-bias-linear", not shape.mlp_bias),
-        ("--add-qkv-bias", shape.attention_bias and not shape.mlp_bias),
-        ("--qk-layernorm", shape.qk_norm),
-    ):
-        flags += [flag] if applies else []
-    return flags
-
-
-def _experts(shape: ModelSpec) -> list[str]:
-    if not shape.is_moe:
-        return []
-    flags = _pairs(
-        ("--num-experts", shape.num_experts),
-        ("--moe-router-topk", shape.num_experts_per_tok),
-        ("--moe-ffn-hidden-size", shape.moe_intermediate_size),
-        ("--moe-token-dispatcher-type", "alltoall"),
-    )
-    if shape.num_shared_experts:
-        width = shape.num_shared_experts * shape.moe_intermediate_size
-        flags += ["--moe-shared-expert-intermediate-size", str(width)]
-    return [*flags, "--moe-grouped-gemm"]
-
-
 def _batch(case: ExportCase) -> list[str]:
     workload = train_workload(case)
-    return _pairs(
+    return pairs(
         ("--seq-length", workload.sequence_length),
         ("--micro-batch-size", case.strategy.micro_batch_size or 1),
         ("--global-batch-size", workload.global_batch_size),
@@ -89,31 +55,82 @@ def _layout(case: ExportCase) -> list[str]:
         ("--pipeline-model-parallel-size", case.size("pipeline")),
         ("--context-parallel-size", case.size("context")),
         ("--expert-model-parallel-size", case.size("expert")),
-        (
-            "--num-virtual-stages-per-pipeline-rank",
-            case.strategy.virtual_pipeline_size or 1,
-        ),
     )
-    flags = _pairs(*((flag, size) for flag, size in sizes if size > 1))
-    if is_uneven(case):
+    flags = pairs(*((flag, size) for flag, size in sizes if size > 1))
+    chunks = case.strategy.virtual_pipeline_size or 1
+    # Only one of the two flags: the layout also states the chunks per rank.
+    if needs_layout(case):
         flags += ["--pipeline-model-parallel-layout", stage_layout(case)]
+    elif chunks > 1:
+        flags += ["--num-virtual-stages-per-pipeline-rank", str(chunks)]
     if case.strategy.sequence_parallel and case.size("tensor") > 1:
         flags.append("--sequence-parallel")
-    stage = case.strategy.zero_stage or 0
-    if stage >= 1:
+    if (case.strategy.zero_stage or 0) >= 1 or _moves_states(case):
         flags.append("--use-distributed-optimizer")
-    if stage in SHARDING:
-        flags += ["--use-megatron-fsdp", "--data-parallel-sharding-strategy", SHARDING[stage]]
+    if is_sharded(case):
+        strategy = SHARDING[case.strategy.zero_stage or 0]
+        flags += ["--use-megatron-fsdp", "--data-parallel-sharding-strategy", strategy]
+        flags += ["--ckpt-format", "fsdp_dtensor"]
     return flags
 
 
-def stage_layout(case: ExportCase) -> str:
-    """Return the stages as Megatron-LM spells them: E embeds, t is a layer, L the loss.
+def _optimizer(case: ExportCase) -> str:
+    """Return Megatron-LM's optimiser: its default if it lacks the plan's."""
+    return OPTIMIZERS.get(optimizer_of(case), "adam")
 
-    Source: Megatron-LM, docs, "Custom Pipeline Model Parallel Layout".
+
+def is_sharded(case: ExportCase) -> bool:
+    """Return whether Megatron-FSDP shards gradients or weights: only with two optimisers.
+
+    Source: Megatron-LM d98e8a6, megatron/training/arguments.py (it rejects other optimisers, any
+    other checkpoint format, and a single connection to each device).
     """
-    stages = [f"t*{held}" for held in case.plan.memory.per_stage_layers or ()]
-    return f"E{'|'.join(stages)}L"
+    return case.strategy.zero_stage in SHARDING and _optimizer(case) in SHARDED_OPTIMIZERS
+
+
+def megatron_environment(case: ExportCase) -> dict[str, str]:
+    """Return the variables that Megatron-LM requires: one device connection for split layers.
+
+    Source: Megatron-LM d98e8a6, megatron/training/arguments.py (devices before Blackwell).
+    """
+    split = case.size("tensor") > 1 or case.size("context") > 1
+    return {"CUDA_DEVICE_MAX_CONNECTIONS": "1"} if split and not is_sharded(case) else {}
+
+
+def needs_layout(case: ExportCase) -> bool:
+    """Return whether the number of layers differs between stages or chunks.
+
+    Source: Megatron-LM 000c4ac, megatron/training/arguments.py (without a layout the number of
+    layers must be a multiple of the stages, and of the chunks in them).
+    """
+    parts = case.size("pipeline") * (case.strategy.virtual_pipeline_size or 1)
+    stage_layers = case.plan.memory.per_stage_layers or ()
+    uneven = len(set(stage_layers)) > 1 or case.shape.num_hidden_layers % parts != 0
+    return case.size("pipeline") > 1 and uneven
+
+
+def stage_layout(case: ExportCase) -> str:
+    """Return the stages in Megatron-LM's notation: E is the embedding, t a layer, L the loss.
+
+    Chunks are in execution order: the first chunk of every rank, then the second.
+
+    Source: Megatron-LM, megatron/core/transformer/pipeline_parallel_layer_layout.py.
+    """
+    stages, chunks = case.size("pipeline"), case.strategy.virtual_pipeline_size or 1
+    stage_layers = case.plan.memory.per_stage_layers or dealt(case.shape.num_hidden_layers, stages)
+    shares = [dealt(layers, chunks) for layers in stage_layers]
+    parts = [f"t*{share[chunk]}" for chunk in range(chunks) for share in shares]
+    return f"E{'|'.join(parts)}L".replace("t*0", "")
+
+
+def dealt(layers: int, parts: int) -> tuple[int, ...]:
+    """Return the number of layers per part; the first parts take the remainder.
+
+    >>> dealt(126, 8)
+    (16, 16, 16, 16, 16, 16, 15, 15)
+    """
+    quotient, remainder = divmod(layers, parts)
+    return tuple(quotient + (index < remainder) for index in range(parts))
 
 
 def _memory(case: ExportCase) -> list[str]:
@@ -126,56 +143,98 @@ def _memory(case: ExportCase) -> list[str]:
         flags += ["--recompute-method", "uniform", "--recompute-num-layers", "1"]
     if strategy.attention == "flash":
         flags += ["--attention-backend", "flash"]
-    if case.offload.optimizer == "cpu":
+    if _moves_states(case):
         flags += ["--optimizer-cpu-offload", "--use-precision-aware-optimizer"]
     if _moves_activations(case):
-        flags += ["--cpu-offloading-num-layers", str(_layers_away(case))]
+        flags += ["--cpu-offloading-num-layers", str(_offloaded_layers(case))]
     if strategy.gradient_dtype == "bf16":
         flags.append("--grad-reduce-in-bf16")
     return flags
 
 
+def _moves_states(case: ExportCase) -> bool:
+    """Return whether Megatron-LM can offload the optimiser states to the host: only Adam's.
+
+    Source: Megatron-LM d98e8a6, megatron/core/optimizer (a precision-aware, sharded optimiser).
+    """
+    return case.offload.optimizer == "cpu" and _optimizer(case) == "adam"
+
+
 def _moves_activations(case: ExportCase) -> bool:
-    """Return whether Megatron-LM can move the activations: one stage, nothing computed again."""
+    """Return whether Megatron-LM can offload activations: one stage, no recomputation."""
     plain = case.strategy.activation_recomputation in {None, "none"}
     return case.offload.activations_cpu > 0 and case.size("pipeline") == 1 and plain
 
 
-def _layers_away(case: ExportCase) -> int:
-    """Return how many layers' activations leave: the last one's are needed at once."""
+def _offloaded_layers(case: ExportCase) -> int:
+    """Return the number of layers with offloaded activations, never the last one."""
     layers = case.shape.num_hidden_layers
     return min(layers - 1, round(case.offload.activations_cpu * layers))
 
 
-def _pairs(*pairs: tuple[str, object]) -> list[str]:
-    return [word for flag, value in pairs if value is not None for word in (flag, str(value))]
-
-
 def megatron_notes(case: ExportCase) -> Notes:
-    """Return what the arguments leave open or cannot say."""
+    """Return what the arguments leave open or cannot express."""
     notes = ["add the data, the tokenizer (its vocabulary sets the logits) and the learning rate"]
     if steps_of(case) is None:
         notes.append("the plan does not say how long it runs: add --train-iters")
-    notes += _offload_notes(case)
+    notes += [*shape_notes(case.shape), *_offload_notes(case)]
+    if case.strategy.zero_stage in SHARDING and not is_sharded(case):
+        notes.append(
+            f"Megatron-FSDP has AdamW and SGD: of {optimizer_of(case)} the states alone are "
+            f"sharded, as in ZeRO 1, where the plan has ZeRO {case.strategy.zero_stage}"
+        )
     method = train_workload(case).method
     if method in ADAPTERS | FUSED_UPDATES:
         notes.append(f"Megatron-LM has no method {method}: these arguments train all weights")
     if optimizer_of(case) not in OPTIMIZERS:
         notes.append(f"Megatron-LM has no optimiser {optimizer_of(case)}: its own is used")
-    said = frozenset({"layers", "tensor", "pipeline", "context", "expert"})
-    notes += layout_notes(case, said, "Megatron-LM")
-    if case.strategy.pipeline_schedule in {"gpipe", "zero_bubble"}:
+    expressed_axes = frozenset({"layers", "tensor", "pipeline", "context", "expert"})
+    notes += layout_notes(case, expressed_axes, "Megatron-LM")
+    if case.strategy.pipeline_schedule in OTHER_SCHEDULES:
         notes.append(
             f"schedule {case.strategy.pipeline_schedule}: Megatron-LM runs 1F1B or interleaved"
         )
     return tuple(notes)
 
 
+def as_run(case: ExportCase) -> tuple[ExportCase, Notes]:
+    """Return the plan on a schedule that Megatron-LM supports, with new figures and a note.
+
+    The plan is unchanged if the replacement schedule is rejected.
+    """
+    schedule = case.strategy.pipeline_schedule
+    if schedule not in OTHER_SCHEDULES or case.size("pipeline") == 1:
+        return case, ()
+    strategy = case.strategy.model_copy(update={"pipeline_schedule": "1f1b"})
+    request = EstimateRequest(
+        model=case.shape,
+        cluster=case.plan.cluster,
+        workload=case.workload,
+        strategy=strategy,
+        engine=case.plan.engine,
+    )
+    try:
+        estimate = estimate_request(request)
+    except PlannerError:
+        return case, ()
+    figures = {
+        name: getattr(estimate, name) for name in type(estimate).model_fields if name != "id"
+    }
+    fits = "" if estimate.fits else ", and it does not fit into memory"
+    note = (
+        f"the plan's schedule is {schedule}, which Megatron-LM does not run: these arguments and "
+        f"figures are for 1F1B{fits}"
+    )
+    return replace(case, plan=case.plan.model_copy(update=figures)), (note,)
+
+
 def _offload_notes(case: ExportCase) -> list[str]:
-    """Return what the plan keeps off the device and Megatron-LM cannot."""
+    """Return the plan's offloading that Megatron-LM does not support."""
     notes = []
     if weights_share(case.offload):
         notes.append("Megatron-LM keeps the weights on the devices: they are not offloaded")
+    if case.offload.optimizer == "cpu" and not _moves_states(case):
+        notes.append(f"Megatron-LM keeps the states of {optimizer_of(case)} on the devices")
     if case.offload.optimizer == "nvme":
         notes.append("Megatron-LM offloads optimiser states to host memory only, not to NVMe")
     if case.offload.activations_cpu and not _moves_activations(case):
@@ -186,8 +245,9 @@ def _offload_notes(case: ExportCase) -> list[str]:
 
 
 def megatron_text(case: ExportCase) -> str:
-    """Return the command, an option a line."""
-    return shell_lines(megatron_arguments(case))
+    """Return the variables and the command, one option per line."""
+    variables = (f"export {name}={value}\n" for name, value in megatron_environment(case).items())
+    return "".join(variables) + shell_lines(megatron_arguments(case))
 
 
 MEGATRON = Format("megatron", "Megatron-LM", "train-megatron.sh", megatron_text, megatron_notes)

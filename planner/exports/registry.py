@@ -1,16 +1,17 @@
-"""Which formats a plan can be exported to, and the door to all of them."""
+"""The export formats, and the function that exports a plan to one of them."""
 
 from planner.errors import BadRequestError
 from planner.exports.accelerate import ACCELERATE
 from planner.exports.case import ExportCase
 from planner.exports.compose import COMPOSE
 from planner.exports.deepspeed import DEEPSPEED
-from planner.exports.export import Export, Format
+from planner.exports.export import Export, Format, Notes
+from planner.exports.format_support import CONFIGURATIONS, formats_for, is_unlike
 from planner.exports.kubernetes import KUBERNETES
+from planner.exports.launch import runs_megatron
 from planner.exports.llama_cpp import LLAMA_CPP
 from planner.exports.measure import measure_text
-from planner.exports.megatron import MEGATRON
-from planner.exports.sayable import CONFIGURATIONS, formats_for, is_unlike
+from planner.exports.megatron import MEGATRON, as_run
 from planner.exports.sglang import SGLANG
 from planner.exports.slurm import SLURM
 from planner.exports.tensorrt_llm import TENSORRT_LLM
@@ -35,7 +36,7 @@ LOCAL_MODEL = "./model"
 
 
 def export_case(request: PlanRequest, plan: PlannedStrategy) -> ExportCase:
-    """Return what an export reads: a request with its names looked up, and one of its plans.
+    """Return the input of an export: a request with resolved names, and one of its plans.
 
     Raises:
         PlannerError: the model or the device is unknown.
@@ -50,10 +51,10 @@ def export_case(request: PlanRequest, plan: PlannedStrategy) -> ExportCase:
 
 
 def export(format_name: str, case: ExportCase) -> Export:
-    """Return a plan in another tool's words, with its notes and the script that measures it.
+    """Return a plan in another tool's format, with its notes and measuring script.
 
     Raises:
-        BadRequestError: there is no such format, or it cannot say this plan.
+        BadRequestError: there is no such format, or it cannot express this plan.
     """
     if format_name not in FORMATS:
         raise BadRequestError(
@@ -63,14 +64,17 @@ def export(format_name: str, case: ExportCase) -> Export:
     possible = formats_for(
         Case(case.shape, case.device, case.plan.cluster, case.workload), case.strategy
     )
-    if format_name not in (*possible, *_lossy(case)):
+    if format_name not in (*possible, *_lossy_formats(case)):
         raise BadRequestError(
             f"{format_name} cannot say this plan ({case.workload.kind} on {case.device.id}): "
             f"choose among {', '.join(possible) or 'none'}",
             "format",
         )
     offered = format_name in possible
-    more = () if offered else (f"{chosen.title} cannot say or run all of this plan",)
+    more: Notes = () if offered else (f"{chosen.title} cannot say or run all of this plan",)
+    if chosen is MEGATRON or (chosen in MANAGERS and runs_megatron(case)):
+        case, schedule_notes = as_run(case)
+        more += schedule_notes
     parts = unlike_parts(case)
     notes = (*more, *unlike_notes(chosen, case, parts))
     return Export(
@@ -83,12 +87,12 @@ def export(format_name: str, case: ExportCase) -> Export:
     )
 
 
-def _lossy(case: ExportCase) -> set[str]:
-    """Return the formats for this kind of work that are made when asked for by name."""
+def _lossy_formats(case: ExportCase) -> set[str]:
+    """Return the formats that express only part of such plans, available on request."""
     if case.workload.kind == "compress" or is_unlike(case.plan.cluster, case.workload):
         return set()
     if not isinstance(case.workload, TrainWorkload):
         return {one.key for one in (*SERVERS, *MANAGERS)}
-    known = case.shape.id.lower() in CONFIGURATIONS
+    has_configuration = case.shape.id.lower() in CONFIGURATIONS
     trainers = {one.key for one in (*TRAINERS, *MANAGERS)}
-    return trainers if known else trainers - {TORCHTITAN.key}
+    return trainers if has_configuration else trainers - {TORCHTITAN.key}

@@ -1,8 +1,14 @@
-"""A serving plan as the command line of SGLang's server."""
+"""Export a serving plan as the command line of SGLang's server."""
 
 from planner.exports.case import GIB, MASTER, PORT, RANK, SERVING_PORT, ExportCase
 from planner.exports.export import Format, Notes, shell_lines
-from planner.exports.vllm import DTYPES, LOADS_ANY_CHECKPOINT, needs_checkpoint, serving_notes
+from planner.exports.vllm import (
+    DTYPES,
+    LOADS_ANY_CHECKPOINT,
+    cache_notes,
+    needs_checkpoint,
+    serving_notes,
+)
 from planner.specs.workload import ServeWorkload
 
 QUANTIZATION = {
@@ -13,11 +19,12 @@ QUANTIZATION = {
     "nvfp4": "modelopt_fp4",
     "mxfp4": "mxfp4",
 }
+CACHES = {"fp8": "fp8_e4m3"}
 NAMED = {"awq": "awq_marlin", "gptq": "gptq_marlin"}
 
 
 def sglang_arguments(case: ExportCase) -> list[str]:
-    """Return SGLang's server with the flags that the plan decides, and no others."""
+    """Return SGLang's server with only the flags that the plan decides."""
     command = ["python", "-m", "sglang.launch_server", "--model-path", case.model]
     command += ["--port", str(SERVING_PORT)]
     return [*command, *_layout(case), *_formats(case), *_limits(case), *_extras(case)]
@@ -26,18 +33,54 @@ def sglang_arguments(case: ExportCase) -> list[str]:
 def _layout(case: ExportCase) -> list[str]:
     flags: list[str] = []
     for flag, size in (
-        ("--tp-size", case.size("tensor")),
+        ("--tp-size", case.size("tensor") * case.attention_ranks),
         ("--pp-size", case.size("pipeline")),
-        ("--dp-size", case.size("data")),
+        ("--dp-size", case.size("data") // servers(case)),
         ("--ep-size", case.size("expert")),
-        ("--attn-dp-size", case.strategy.attention_data_parallel_size or 1),
-        ("--nnodes", case.nodes),
+        ("--attn-dp-size", case.attention_ranks),
+        ("--nnodes", server_nodes(case)),
     ):
         if size > 1:
             flags += [flag, str(size)]
-    if case.nodes > 1:
+    if server_nodes(case) > 1:
         flags += ["--node-rank", RANK, "--dist-init-addr", f"{MASTER}:{PORT}"]
     return flags
+
+
+def servers(case: ExportCase) -> int:
+    """Return the number of servers of the plan; replicas of one server are on one node.
+
+    Source: sglang 0.5.23, sglang/srt/arg_groups/parallel_hook.py (no replicas together with
+    attention data parallelism, whose ranks ``--tp-size`` includes) and validation_hook.py (no
+    replicas over several nodes).
+    """
+    if case.size("data") == 1 or (case.attention_ranks == 1 and case.nodes == 1):
+        return 1
+    return case.size("data") // _replicas_per_node(case)
+
+
+def _replicas_per_node(case: ExportCase) -> int:
+    """Return the number of replicas of one server on its node, at least 1."""
+    replica = case.size("tensor") * case.size("pipeline")
+    quotient, remainder = divmod(case.devices_per_node, replica)
+    return quotient if case.attention_ranks == 1 and quotient and not remainder else 1
+
+
+def server_nodes(case: ExportCase) -> int:
+    """Return the nodes of one server."""
+    if servers(case) == 1:
+        return case.nodes
+    devices = case.devices // servers(case)
+    return -(-devices // case.plan.cluster.devices_per_node)
+
+
+def drafts(case: ExportCase) -> bool:
+    """Return whether SGLang supports the plan's draft model in its layout.
+
+    Source: sglang 0.5.23, sglang/srt/arg_groups/speculative_hook.py and validation_hook.py.
+    """
+    plain = case.size("pipeline") == 1 and case.attention_ranks == 1
+    return case.strategy.speculative is not None and plain
 
 
 def _formats(case: ExportCase) -> list[str]:
@@ -47,9 +90,8 @@ def _formats(case: ExportCase) -> list[str]:
     if weight in QUANTIZATION:
         named = NAMED.get(case.strategy.quantization or "", QUANTIZATION[weight])
         flags += ["--quantization", named]
-    if case.strategy.kv_cache_dtype == "fp8":
-        flags += ["--kv-cache-dtype", "fp8_e4m3"]
-    return flags
+    stored = CACHES.get(case.strategy.kv_cache_dtype or "")
+    return [*flags, *(["--kv-cache-dtype", stored] if stored else [])]
 
 
 def _limits(case: ExportCase) -> list[str]:
@@ -60,7 +102,8 @@ def _limits(case: ExportCase) -> list[str]:
     if case.strategy.chunked_prefill is False:
         flags += ["--chunked-prefill-size", "-1"]
     elif tokens:
-        flags += ["--chunked-prefill-size", str(tokens)]
+        # SGLang divides this size by the attention data-parallel ranks.
+        flags += ["--chunked-prefill-size", str(tokens * case.attention_ranks)]
     return flags
 
 
@@ -71,7 +114,7 @@ def _extras(case: ExportCase) -> list[str]:
     if case.offload.weights_cpu:
         flags += ["--cpu-offload-gb", str(-(-case.offloaded_weight_bytes // GIB)).split(".")[0]]
     draft = case.strategy.speculative
-    if draft:
+    if draft and drafts(case):
         flags += ["--speculative-algorithm", "STANDALONE"]
         flags += ["--speculative-draft-model-path", draft.draft_model]
         flags += ["--speculative-num-steps", str(draft.tokens), "--speculative-eagle-topk", "1"]
@@ -81,21 +124,32 @@ def _extras(case: ExportCase) -> list[str]:
 
 def sglang_notes(case: ExportCase) -> Notes:
     """Return what the command leaves open."""
-    notes = list(serving_notes(case, "sglang", "SGLang"))
+    notes = [*serving_notes(case, "sglang", "SGLang"), *cache_notes(case, CACHES, "SGLang")]
     weight = case.strategy.weight_dtype or "bf16"
     if needs_checkpoint(case) and weight not in LOADS_ANY_CHECKPOINT:
         notes.append(f"the model must name a checkpoint that is stored in {weight}")
-    if case.strategy.attention_data_parallel_size:
-        notes.append("releases before 0.5.2x write --attn-dp-size N as --enable-dp-attention")
+    if case.attention_ranks > 1:
+        notes.append("releases before 0.5.2x write it --dp-size N --enable-dp-attention")
+    if servers(case) > 1:
+        replicas = case.size("data") // servers(case)
+        servers_text = (
+            f"{servers(case)} servers of {replicas} each" if replicas > 1 else "as many servers"
+        )
+        notes.append(f"{case.size('data')} replicas: start {servers_text} behind a balancer")
+    if case.strategy.speculative and not drafts(case):
+        notes.append(
+            "SGLang drafts with a model of its own neither over stages nor with attention "
+            "data parallelism: the plan's draft is left out"
+        )
     if case.size("context") > 1:
         notes.append("SGLang splits the context inside the tensor ranks only: it is left out")
-    if case.nodes > 1:
+    if server_nodes(case) > 1:
         notes.append("run it on every node, NODE_RANK counting from 0; MASTER_ADDR is the first")
     return tuple(notes)
 
 
 def sglang_text(case: ExportCase) -> str:
-    """Return the command, an option a line."""
+    """Return the command, one option per line."""
     return shell_lines(sglang_arguments(case))
 
 

@@ -1,4 +1,4 @@
-"""A plan as a batch script for Slurm: one task a node, the command under ``srun``."""
+"""Export a plan as a Slurm batch script: one task per node, the command under ``srun``."""
 
 import shlex
 
@@ -18,8 +18,8 @@ NEWLINE = "\n"
 
 
 def slurm_text(case: ExportCase) -> str:
-    """Return the script, ready for ``sbatch``."""
-    environment = {**launch_environment(case), "OMP_NUM_THREADS": "1"}
+    """Return the script for ``sbatch``."""
+    environment = {"OMP_NUM_THREADS": "1", **launch_environment(case)}
     exports = [f"export {name}={shlex.quote(value)}" for name, value in environment.items()]
     written = [f"cat > {name} <<'END'\n{text}END" for name, text in launch_files(case).items()]
     head = 'MASTER_ADDR="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"'
@@ -54,7 +54,7 @@ def _directives(case: ExportCase) -> list[str]:
 
 
 def _limit(seconds: float) -> str:
-    """Return a time limit as days-hours:minutes:seconds, full minutes.
+    """Return a time limit as days-hours:minutes:seconds, rounded up to minutes.
 
     >>> _limit(93600)
     '1-02:00:00'
@@ -68,7 +68,7 @@ def _command(case: ExportCase) -> str:
     script = launch_script(case)
     if script is None:
         return shell_lines(["srun", *launch_arguments(case)])
-    # The rank is known in the task only, so that the task's own shell fills it in.
+    # The rank exists only in the task, so the task's shell expands it.
     return f"srun bash -c {shlex.quote('NODE_RANK=$SLURM_NODEID' + NEWLINE + script)}{NEWLINE}"
 
 

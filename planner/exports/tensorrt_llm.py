@@ -1,20 +1,21 @@
-"""A serving plan as ``trtllm-serve`` with the file of further options that it reads."""
+"""Export a serving plan as ``trtllm-serve`` with its file of extra options."""
 
 from planner.exports.case import ExportCase
 from planner.exports.export import Format, Notes, shell_lines
-from planner.exports.vllm import needs_checkpoint, serving_notes
+from planner.exports.vllm import cache_notes, needs_checkpoint, serving_notes
 from planner.exports.yaml_text import yaml_text
 from planner.specs.base import JsonObject
 from planner.specs.workload import ServeWorkload
 
+CACHES = frozenset({"fp8"})
 OPTIONS_FILE = "trtllm-options.yaml"
 
 
 def trtllm_arguments(case: ExportCase) -> list[str]:
-    """Return ``trtllm-serve`` with the flags that the plan decides, and no others."""
+    """Return ``trtllm-serve`` with only the flags that the plan decides."""
     command = ["trtllm-serve", case.model, "--backend", "pytorch"]
     for flag, size in (
-        ("--tp_size", case.size("tensor")),
+        ("--tp_size", case.size("tensor") * case.attention_ranks),
         ("--pp_size", case.size("pipeline")),
         ("--cp_size", case.size("context")),
         ("--ep_size", case.size("expert")),
@@ -22,7 +23,7 @@ def trtllm_arguments(case: ExportCase) -> list[str]:
         if size > 1:
             command += [flag, str(size)]
     for flag, count in (
-        ("--max_batch_size", case.sequences_per_replica),
+        ("--max_batch_size", _batch(case)),
         ("--max_num_tokens", case.strategy.max_batch_tokens),
         ("--max_seq_len", case.context_tokens),
     ):
@@ -33,26 +34,32 @@ def trtllm_arguments(case: ExportCase) -> list[str]:
     return command
 
 
+def _batch(case: ExportCase) -> int | None:
+    """Return the concurrent requests of one attention data-parallel rank."""
+    requests = case.sequences_per_replica
+    return None if requests is None else -(-requests // case.attention_ranks)
+
+
 def trtllm_options(case: ExportCase) -> JsonObject:
-    """Return the options that have no flag, under the names of TensorRT-LLM's arguments."""
+    """Return the options without a flag, by TensorRT-LLM's argument names."""
     options: JsonObject = {}
-    if case.strategy.attention_data_parallel_size:
+    if case.attention_ranks > 1:
         options["enable_attention_dp"] = True
     if case.strategy.chunked_prefill is not None:
         options["enable_chunked_prefill"] = case.strategy.chunked_prefill
     cache: JsonObject = {}
-    if case.strategy.kv_cache_dtype == "fp8":
-        cache["dtype"] = "fp8"
+    if case.strategy.kv_cache_dtype in CACHES:
+        cache["dtype"] = case.strategy.kv_cache_dtype
     if isinstance(case.workload, ServeWorkload):
         cache["enable_block_reuse"] = case.workload.prefix_share_ratio > 0
     if cache:
         options["kv_cache_config"] = cache
     draft = case.strategy.speculative
-    if draft:
+    if draft:  # names of TensorRT-LLM 1.3, tensorrt_llm/llmapi/llm_args.py
         options["speculative_config"] = {
-            "decoding_type": "DraftTarget",
+            "decoding_type": "Draft_Target",
             "max_draft_len": draft.tokens,
-            "speculative_model_dir": draft.draft_model,
+            "speculative_model": draft.draft_model,
         }
     return options
 
@@ -69,9 +76,15 @@ def trtllm_text(case: ExportCase) -> str:
 def trtllm_notes(case: ExportCase) -> Notes:
     """Return what the command leaves open."""
     notes = list(serving_notes(case, "tensorrt_llm", "TensorRT-LLM"))
+    notes += cache_notes(case, CACHES, "TensorRT-LLM")
     weight = case.strategy.weight_dtype or "bf16"
     if needs_checkpoint(case):
         notes.append(f"the model must name a checkpoint that is stored in {weight}")
+    if case.attention_ranks > 1 and case.size("tensor") > 1:
+        notes.append(
+            "TensorRT-LLM holds attention whole on every rank: the plan splits it over "
+            f"{case.size('tensor')}"
+        )
     if case.offload.weights_cpu:
         notes.append("TensorRT-LLM keeps all weights on the device: the plan's offload is lost")
     if case.size("data") > 1:

@@ -1,29 +1,13 @@
-"""A plan as a ``torchrun`` command: the ranks, and the layout in the environment."""
-
-import shlex
+"""Export a plan as a ``torchrun`` command with its training script."""
 
 from planner.exports.case import MASTER, PORT, ExportCase
 from planner.exports.export import Format, Notes
-from planner.specs.strategy import Strategy
-
-FIELDS = (
-    "data_parallel_size",
-    "tensor_parallel_size",
-    "pipeline_parallel_size",
-    "context_parallel_size",
-    "expert_parallel_size",
-    "zero_stage",
-    "pipeline_schedule",
-    "virtual_pipeline_size",
-    "micro_batch_size",
-    "gradient_accumulation_steps",
-    "activation_recomputation",
-    "compute_dtype",
-)
+from planner.exports.train_script import DEFAULT_STEPS, FILE, train_script
+from planner.exports.training import optimizer_of, steps_of, train_workload
 
 
 def torchrun_arguments(nodes: int, devices_per_node: int, *program: str) -> list[str]:
-    """Return ``torchrun`` for so many nodes and ranks; several nodes meet at ``$MASTER_ADDR``."""
+    """Return ``torchrun`` for some nodes and ranks; nodes connect at ``$MASTER_ADDR``."""
     command = ["torchrun", f"--nnodes={nodes}", f"--nproc-per-node={devices_per_node}"]
     if nodes == 1:
         command.append("--standalone")
@@ -32,29 +16,36 @@ def torchrun_arguments(nodes: int, devices_per_node: int, *program: str) -> list
     return [*command, *program]
 
 
-def layout_environment(strategy: Strategy) -> dict[str, str]:
-    """Return the layout as the environment that a training script reads."""
-    chosen = {name: getattr(strategy, name) for name in FIELDS}
-    return {name.upper(): str(value) for name, value in chosen.items() if value is not None}
-
-
-def training_environment(case: ExportCase) -> dict[str, str]:
-    """Return what a training script needs to know: the model, the work and the layout."""
-    work = {"MODEL": case.model, "WORKLOAD": case.workload.kind}
-    return {**work, **layout_environment(case.strategy)}
-
-
 def torchrun_text(case: ExportCase) -> str:
-    """Return the command with its environment, one assignment a line."""
-    environment = training_environment(case)
-    lines = [f"export {name}={shlex.quote(value)}" for name, value in environment.items()]
-    command = torchrun_arguments(case.nodes, case.devices_per_node, "train.py")
-    return "\n".join([*lines, " ".join(command)]) + "\n"
+    """Return a script that writes the training script and starts it on one node."""
+    command = torchrun_arguments(case.nodes, case.devices_per_node, FILE)
+    return f"cat > {FILE} <<'END'\n{train_script(case)}END\n{' '.join(command)}\n"
 
 
-def torchrun_notes(_case: ExportCase) -> Notes:
-    """Return what the command leaves to the script."""
-    return ("train.py is your own: it reads the layout from the environment",)
+def torchrun_notes(case: ExportCase) -> Notes:
+    """Return the script's requirements, and its differences from the plan."""
+    packages = ["torch", "transformers", "accelerate"]
+    workload, strategy = train_workload(case), case.strategy
+    if workload.method in {"lora", "qlora"}:
+        packages.append("peft")
+    if workload.method == "qlora" or optimizer_of(case) in {"adamw_8bit", "lion"}:
+        packages.append("bitsandbytes")
+    if optimizer_of(case) in {"lomo", "adalomo"}:
+        packages.append("lomo-optim")
+    notes = [f"needs {', '.join(packages)}; DATA names a text file, OUTPUT where the result goes"]
+    if steps_of(case) is None:
+        notes.append(f"the plan does not say how long it runs: {DEFAULT_STEPS} steps, or STEPS")
+    if strategy.activation_recomputation == "selective":
+        notes.append("the trainer recomputes whole layers, not attention alone")
+    if case.offload.optimizer != "none" or case.offload.weights_disk:
+        notes.append(
+            "the script keeps the optimiser's states on the devices: use DeepSpeed's file"
+        )
+    axes = ("tensor", "pipeline", "context", "expert")
+    unsupported = [f"{axis} parallel {case.size(axis)}" for axis in axes if case.size(axis) > 1]
+    if unsupported:
+        notes.append(f"{FILE} has no {', '.join(unsupported)}: Megatron-LM and torchtitan have")
+    return tuple(notes)
 
 
 TORCHRUN = Format("torchrun", "torchrun", "train-torchrun.sh", torchrun_text, torchrun_notes)

@@ -1,8 +1,8 @@
-"""A training plan as a configuration of torchtitan: a function over one of its own models."""
+"""Export a training plan as a torchtitan configuration: a function over one of its models."""
 
 from planner.exports.case import ExportCase
 from planner.exports.export import Format, Notes
-from planner.exports.sayable import CONFIGURATIONS
+from planner.exports.format_support import CONFIGURATIONS
 from planner.exports.torchrun import torchrun_arguments
 from planner.exports.training import method_notes, steps_of, train_workload
 from planner.workload.training_tiers import weights_share
@@ -15,17 +15,26 @@ SCHEDULES = {
 }
 RECOMPUTATION = {"full": "FullAC.Config()", "selective": "SelectiveAC.Config()", "none": "None"}
 FULLY_SHARDED = 3
+# torchtitan 0.3's configuration of this size computes in float8, which GPUs before SM 8.9 reject
+# and the plan does not assume: use another size's configuration with this model.
+PLAIN = {"llama3_405b": ("llama3_70b", "405B", "./assets/hf/Llama-3.1-405B")}
 MODULE = "slipway_plan"
 
 
 def torchtitan_text(case: ExportCase) -> str:
-    """Return a module for ``--module``, whose docstring has the command that runs it."""
+    """Return a module for ``--module``, with the run command in its docstring."""
     module, function = CONFIGURATIONS[case.shape.id.lower()]
-    settings = "".join(f"    config.{line}\n" for line in _settings(case))
+    lines, imports = _settings(case), ""
+    if function in PLAIN:
+        function, flavor, assets = PLAIN[function]
+        imports = f"from torchtitan.models.{module} import model_registry\n"
+        named = (f'model_spec = model_registry("{flavor}")', f'hf_assets_path = "{assets}"')
+        lines = [*named, *lines]
+    settings = "".join(f"    config.{line}\n" for line in lines)
     return (
         f'"""Run with {_command(case)}."""\n\n'
         "from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC\n"
-        f"from torchtitan.models.{module}.config_registry import {function}\n"
+        f"{imports}from torchtitan.models.{module}.config_registry import {function}\n"
         "from torchtitan.trainer import Trainer\n\n\n"
         "def plan() -> Trainer.Config:\n"
         f"    config = {function}()\n{settings}    return config\n"
@@ -51,13 +60,13 @@ def _settings(case: ExportCase) -> list[str]:
     if case.offload.optimizer == "cpu" or case.offload.weights_cpu:
         lines.append("training.enable_cpu_offload = True")
     if case.size("pipeline") > 1 or case.size("expert") > 1:
-        # Its trainer refuses to capture either in CUDA graphs, which are on unless told.
+        # The trainer does not support CUDA graphs for either; they are on by default.
         lines.append("training.disable_cuda_graphs = True")
     return lines
 
 
 def _local_batch(case: ExportCase) -> int:
-    """Return the sequences that a rank takes at once: a pipeline cuts them into micro-batches."""
+    """Return the sequences of a rank per step; a pipeline splits them into micro-batches."""
     micro = case.strategy.micro_batch_size or 1
     steps = case.strategy.gradient_accumulation_steps or 1
     return micro * steps if case.size("pipeline") > 1 else micro
@@ -66,11 +75,11 @@ def _local_batch(case: ExportCase) -> int:
 def _parallelism(case: ExportCase) -> list[str]:
     stage = case.strategy.zero_stage or 0
     sharded = case.size("data") if stage else 1
-    always = '"always"' if stage == FULLY_SHARDED else '"never"'
+    reshard_policy = '"always"' if stage == FULLY_SHARDED else '"never"'
     values = {
         "data_parallel_replicate_degree": case.size("data") // sharded,
         "data_parallel_shard_degree": sharded,
-        "fsdp_reshard_after_forward": always,
+        "fsdp_reshard_after_forward": reshard_policy,
         "tensor_parallel_degree": case.size("tensor"),
         "enable_sequence_parallel": bool(case.strategy.sequence_parallel),
         "pipeline_parallel_degree": case.size("pipeline"),
@@ -85,7 +94,7 @@ def _parallelism(case: ExportCase) -> list[str]:
 
 
 def torchtitan_notes(case: ExportCase) -> Notes:
-    """Return what the configuration leaves open or cannot say."""
+    """Return what the configuration leaves open or cannot express."""
     notes = [f"save it as {MODULE}.py; written for torchtitan 0.3", *method_notes(case)]
     if case.strategy.zero_stage in {1, 2}:
         notes.append(

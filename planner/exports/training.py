@@ -1,15 +1,16 @@
-"""What several training exports say alike: the batch, the optimiser, the precision."""
+"""Common parts of the training exports: batch, optimiser, methods, layout notes."""
 
 from planner.exports.case import ExportCase
 from planner.exports.export import Notes
 from planner.specs.workload import TrainWorkload
+from planner.workload.training_methods import DEFAULT_LORA_RANK
 
 ADAPTERS = frozenset({"lora", "qlora", "alphatuning"})
 FUSED_UPDATES = frozenset({"lomo", "adalomo", "qft"})
 
 
 def train_workload(case: ExportCase) -> TrainWorkload:
-    """Return the workload, which the registry lets through only when it trains.
+    """Return the training workload of a case.
 
     Raises:
         TypeError: the case does not train.
@@ -26,7 +27,7 @@ def optimizer_of(case: ExportCase) -> str:
 
 
 def steps_of(case: ExportCase) -> int | None:
-    """Return the optimiser steps of the run, where its length is given."""
+    """Return the optimiser steps of the run, None if its length is not given."""
     workload = train_workload(case)
     if workload.tokens is None:
         return None
@@ -34,8 +35,12 @@ def steps_of(case: ExportCase) -> int | None:
 
 
 def method_notes(case: ExportCase) -> Notes:
-    """Return what the way of training needs beyond a launcher's or a framework's settings."""
+    """Return what the training method needs beyond a launcher's or framework's settings."""
     method = train_workload(case).method
+    if method in {"lora", "qlora"}:
+        rank = train_workload(case).lora_rank or DEFAULT_LORA_RANK
+        note = f"method {method}, rank {rank}: the torchrun export's train.py wraps the model"
+        return (note,)
     if method in ADAPTERS:
         return (f"method {method}: wrap the model with its adapters in the training script",)
     if method in FUSED_UPDATES:
@@ -44,18 +49,18 @@ def method_notes(case: ExportCase) -> Notes:
 
 
 def layout_notes(case: ExportCase, said: frozenset[str], title: str) -> Notes:
-    """Return the parallel sizes that a format has no word for."""
+    """Return notes on the parallel sizes that a format cannot express."""
     axes = ("tensor", "pipeline", "context", "expert")
-    lost = [f"{axis} parallel {case.size(axis)}" for axis in axes if case.size(axis) > 1]
-    unsaid = [words for words in lost if words.split()[0] not in said]
-    notes = [f"{title} does not say {', '.join(unsaid)}: the script must"] if unsaid else []
+    parallel_sizes = [f"{axis} parallel {case.size(axis)}" for axis in axes if case.size(axis) > 1]
+    missing = [size for size in parallel_sizes if size.split()[0] not in said]
+    notes = [f"{title} does not say {', '.join(missing)}: the script must"] if missing else []
     if is_uneven(case) and "layers" not in said:
-        shown = ", ".join(str(held) for held in case.plan.memory.per_stage_layers or ())
-        notes.append(f"the stages hold {shown} layers: {title} splits them evenly unless told")
+        shown = ", ".join(str(layers) for layers in case.plan.memory.per_stage_layers or ())
+        notes.append(f"the stages hold {shown} layers: {title} splits them evenly by default")
     return tuple(notes)
 
 
 def is_uneven(case: ExportCase) -> bool:
-    """Return whether stages differ by more than the one layer that a remainder leaves."""
+    """Return whether stages differ by more than one layer."""
     layers = case.plan.memory.per_stage_layers
     return layers is not None and max(layers) - min(layers) > 1

@@ -1,12 +1,13 @@
-"""A serving plan as the command line of vLLM."""
+"""Export a serving plan as the command line of vLLM."""
 
 import json
+from collections.abc import Container
 
 from planner.exports.case import GIB, MASTER, PORT, RANK, ExportCase
 from planner.exports.export import Format, Notes, shell_lines
 from planner.specs.workload import ServeWorkload
 
-# What vLLM calls a weight format when it quantises at load time; other formats name a checkpoint.
+# vLLM's names of formats that it quantises at load time; other formats name a checkpoint.
 QUANTIZATION = {
     "fp8": "fp8",
     "int4": "awq_marlin",
@@ -17,16 +18,19 @@ QUANTIZATION = {
 }
 NAMED = {"awq": "awq_marlin", "gptq": "gptq_marlin", "nvfp4": "modelopt_fp4"}
 LOADS_ANY_CHECKPOINT = frozenset({"fp8", "nf4"})
-# bitsandbytes left vLLM with 0.28: vllm-project/vllm, pull request 43529, merged before 2026-08.
+# vLLM dropped bitsandbytes in 0.28: vllm-project/vllm, pull request 43529, merged before 2026-08.
 OWN_NF4 = (
     "nf4 through bitsandbytes is vLLM's own up to 0.27; from 0.28 on install the package "
     "vllm-bnb-plugin beside it, in its image too, or pin int4 or fp8 instead"
 )
+# Source: vLLM 0.33, vllm/config/cache.py.
+CACHES = {"fp8": "fp8", "int8": "int8_per_token_head", "int4": "int4_per_token_head"}
+FULL_CACHES = frozenset({"fp32", "bf16", "fp16"})  # formats that a server takes from the model
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
 def vllm_arguments(case: ExportCase) -> list[str]:
-    """Return ``vllm serve`` with the flags that the plan decides, and no others."""
+    """Return ``vllm serve`` with only the flags that the plan decides."""
     return [
         *("vllm", "serve", case.model),
         *_layout(case),
@@ -37,30 +41,31 @@ def vllm_arguments(case: ExportCase) -> list[str]:
 
 
 def _layout(case: ExportCase) -> list[str]:
-    # Attention in replicas: vLLM counts its data-parallel ranks beside the tensor ranks.
-    replicas = case.strategy.attention_data_parallel_size or 1
+    # vLLM counts attention data-parallel ranks in addition to tensor ranks.
+    replicas = case.attention_ranks
     flags: list[str] = []
     for flag, size in (
-        ("--tensor-parallel-size", case.size("tensor") // replicas or 1),
+        ("--tensor-parallel-size", case.size("tensor")),
         ("--pipeline-parallel-size", case.size("pipeline")),
         ("--data-parallel-size", case.size("data") * replicas),
     ):
         if size > 1:
             flags += [flag, str(size)]
     if case.nodes > 1:
-        flags += _meeting(case)
+        flags += _rendezvous_flags(case)
     if case.size("expert") > 1 or replicas > 1:
         flags.append("--enable-expert-parallel")
     return flags
 
 
 def replicas_per_node(case: ExportCase) -> int:
-    """Return how many whole replicas stand on one of several nodes; 0 when one spans nodes."""
+    """Return the whole replicas per node of several; 0 if one replica spans nodes."""
     replica = case.size("tensor") * case.size("pipeline")
-    return case.devices_per_node // replica if case.size("data") > 1 else 0
+    replicas = case.size("data") * case.attention_ranks
+    return case.devices_per_node // replica if replicas > 1 else 0
 
 
-def _meeting(case: ExportCase) -> list[str]:
+def _rendezvous_flags(case: ExportCase) -> list[str]:
     local = replicas_per_node(case)
     if local:
         flags = ["--data-parallel-size-local", str(local), "--data-parallel-address", MASTER]
@@ -76,15 +81,15 @@ def _formats(case: ExportCase) -> list[str]:
     named = case.strategy.quantization
     if weight in QUANTIZATION:
         flags += ["--quantization", NAMED.get(named or "", QUANTIZATION[weight])]
-    if case.strategy.kv_cache_dtype == "fp8":
-        flags += ["--kv-cache-dtype", "fp8"]
-    return flags
+    stored = CACHES.get(case.strategy.kv_cache_dtype or "")
+    return [*flags, *(["--kv-cache-dtype", stored] if stored else [])]
 
 
 def _limits(case: ExportCase) -> list[str]:
     flags = ["--max-model-len", str(case.context_tokens)] if case.context_tokens else []
     if case.sequences_per_replica:
-        flags += ["--max-num-seqs", str(case.sequences_per_replica)]
+        ranks = case.attention_ranks  # each rank has its own requests
+        flags += ["--max-num-seqs", str(-(-case.sequences_per_replica // ranks))]
     if case.strategy.max_batch_tokens:
         flags += ["--max-num-batched-tokens", str(case.strategy.max_batch_tokens)]
     return flags
@@ -107,10 +112,11 @@ def _extras(case: ExportCase) -> list[str]:
 
 
 def serving_notes(case: ExportCase, engine: str, title: str) -> Notes:
-    """Return what a serving engine's command leaves open, whichever engine it is."""
+    """Return what the command of any serving engine leaves open."""
     notes = []
     if case.plan.engine != engine:
         notes.append(f"the figures are for {case.plan.engine}; {title} has speeds of its own")
+    notes += _length_notes(case)
     split = case.strategy.disaggregated
     if split:
         notes.append(
@@ -120,19 +126,36 @@ def serving_notes(case: ExportCase, engine: str, title: str) -> Notes:
     if case.strategy.sparsity:
         notes.append(f"sparsity {case.strategy.sparsity:g} is a property of the checkpoint")
     if case.offload.weights_disk or case.offload.kv_cpu:
-        notes.append("weights on disk and cache in host memory are not said here")
+        notes.append("weights on disk and cache in host memory are not expressed here")
     return tuple(notes)
 
 
+def cache_notes(case: ExportCase, formats: Container[str], title: str) -> Notes:
+    """Return a note if a narrow cache is stored in the model's format instead."""
+    dtype = case.strategy.kv_cache_dtype
+    if dtype is None or dtype in formats or dtype in FULL_CACHES:
+        return ()
+    return (f"{title} has no cache in {dtype}: it is kept in the model's format, and is larger",)
+
+
+def _length_notes(case: ExportCase) -> list[str]:
+    """Return a note on the assumed maximum request length, if none is stated."""
+    if not isinstance(case.workload, ServeWorkload) or case.workload.max_request_tokens:
+        return []
+    together = f"prompt and answer together ({case.typical_tokens} is typical)"
+    limit_text = f"requests up to {case.context_tokens} tokens are taken, {together}"
+    return [f"{limit_text}: state another maximum in max_request_tokens"]
+
+
 def needs_checkpoint(case: ExportCase) -> bool:
-    """Return whether the weights' format is not the one that the model is published in."""
+    """Return whether the weight format differs from the published one."""
     weight = case.strategy.weight_dtype or "bf16"
     return weight in QUANTIZATION and weight != case.shape.weight_dtype
 
 
 def vllm_notes(case: ExportCase) -> Notes:
     """Return what the command leaves open."""
-    notes = list(serving_notes(case, "vllm", "vLLM"))
+    notes = [*serving_notes(case, "vllm", "vLLM"), *cache_notes(case, CACHES, "vLLM")]
     weight = case.strategy.weight_dtype or "bf16"
     if needs_checkpoint(case) and weight not in LOADS_ANY_CHECKPOINT:
         notes.append(f"the model must name a checkpoint that is stored in {weight}")
@@ -140,7 +163,7 @@ def vllm_notes(case: ExportCase) -> Notes:
         notes.append(OWN_NF4)
     if case.nodes > 1:
         notes.append("run it on every node, NODE_RANK counting from 0; MASTER_ADDR is the first")
-        if case.size("data") > 1 and not replicas_per_node(case):
+        if case.size("data") * case.attention_ranks > 1 and not replicas_per_node(case):
             notes.append("a replica spans nodes: start each replica as a server of its own")
     if case.size("context") > 1:
         notes.append("vLLM splits the context inside the tensor ranks only: it is left out")
@@ -148,7 +171,7 @@ def vllm_notes(case: ExportCase) -> Notes:
 
 
 def vllm_text(case: ExportCase) -> str:
-    """Return the command, an option a line; only the first of several nodes answers requests."""
+    """Return the command, one option per line; only the first node serves requests."""
     split = layer_partition(case)
     if case.nodes == 1:
         return split + shell_lines(vllm_arguments(case))
@@ -159,14 +182,14 @@ def vllm_text(case: ExportCase) -> str:
 
 
 def layer_partition(case: ExportCase) -> str:
-    """Return how many layers each stage takes, where they are not all alike.
+    """Return the layers of each stage as an environment variable, if they differ.
 
-    Source: vLLM, vllm/envs.py (it deals a remainder out in its own way unless it is told).
+    Source: vLLM, vllm/envs.py (by default it distributes a remainder in its own order).
     """
     layers = case.plan.memory.per_stage_layers
     if not layers or len(set(layers)) == 1:
         return ""
-    return f"export VLLM_PP_LAYER_PARTITION={','.join(str(held) for held in layers)}\n"
+    return f"export VLLM_PP_LAYER_PARTITION={','.join(str(count) for count in layers)}\n"
 
 
 VLLM = Format("vllm", "vLLM", "serve-vllm.sh", vllm_text, vllm_notes)

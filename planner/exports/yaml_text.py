@@ -1,13 +1,13 @@
-"""Write plain data as YAML: PyYAML's text, laid out as the tools' own examples are."""
+"""Write plain data as YAML with PyYAML, formatted like the tools' own examples."""
 
 import yaml
 
-# Line breaks of YAML 1.1 that PyYAML writes as they are, and folds when it reads them.
+# YAML 1.1 line breaks that PyYAML writes unescaped but folds when reading.
 ODD_BREAKS = frozenset("\x85\u2028\u2029")
 
 
 class _Writer(yaml.SafeDumper):
-    """Indents the items of lists below their key, and repeats what stands twice."""
+    """A YAML dumper that indents list items and does not use aliases."""
 
     def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:  # noqa: ARG002, FBT001, FBT002 - PyYAML calls it so
         super().increase_indent(flow, indentless=False)
@@ -16,19 +16,19 @@ class _Writer(yaml.SafeDumper):
         return True
 
 
-def _text(writer: _Writer, text: str) -> yaml.ScalarNode:
-    """Return a text of several lines as a block of them, where YAML can."""
+def _represent_text(writer: _Writer, text: str) -> yaml.ScalarNode:
+    """Return a multi-line text as a block scalar if possible."""
     style = "|" if "\n" in text else None
     if not ODD_BREAKS.isdisjoint(text):
         style = '"'
     return writer.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
-_Writer.add_representer(str, _text)
+_Writer.add_representer(str, _represent_text)
 
 
 def yaml_text(value: object) -> str:
-    """Return plain data as a YAML document that reads back as the same data under YAML 1.1.
+    """Return plain data as YAML that reads back as the same data under YAML 1.1.
 
     >>> print(yaml_text({"a": [1, {"b": "yes"}], "c": {}, "d": 1e-5}))
     a:

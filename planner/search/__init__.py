@@ -1,1 +1,1 @@
-"""Finds the best strategy: enumerate, prune with reasons and numbers, rank, suggest."""
+"""Search for the best strategy: enumerate, prune with reasons and numbers, rank, suggest."""

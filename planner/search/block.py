@@ -1,4 +1,4 @@
-"""A block of strategies: what they share is plain, what differs is a grid of numbers."""
+"""A block of strategies: shared fields as plain values, varying fields as a grid of numbers."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
@@ -18,7 +18,7 @@ Flags = npt.NDArray[np.bool_]
 Rows = npt.NDArray[np.int64]
 
 
-# Sizes that a strategy does not mention when they change nothing.
+# Values that a strategy omits because they have no effect.
 NEUTRAL = {
     "zero_shard_size": 0,
     "context_parallel_size": 1,
@@ -32,7 +32,7 @@ FLAGS = frozenset({"sequence_parallel", "chunked_prefill"})
 
 
 def axes(choices: Mapping[str, Numbers]) -> dict[str, Numbers]:
-    """Return each choice along a dimension of its own, so that together they make a grid.
+    """Return each choice along its own dimension, so that the choices broadcast to a grid.
 
     >>> [axis.shape for axis in axes({"t": np.ones(2), "c": np.ones(3)}).values()]
     [(2, 1), (1, 3)]
@@ -44,8 +44,8 @@ def axes(choices: Mapping[str, Numbers]) -> dict[str, Numbers]:
     }
 
 
-def plainly(columns: Mapping[str, object]) -> JsonObject:
-    """Return columns of one value as that value: plain numbers are costed several times faster.
+def scalars(columns: Mapping[str, object]) -> JsonObject:
+    """Return one-element columns as scalars: scalars are costed several times faster.
 
     >>> plainly({"tensor": np.ones((1, 1)), "data": 2})
     {'tensor': 1.0, 'data': 2}
@@ -60,10 +60,10 @@ def plainly(columns: Mapping[str, object]) -> JsonObject:
 class Block:
     """Strategies that differ only in numbers.
 
-    ``shared`` has the fields that all of them have in common, ``sizes`` the others as arrays
-    that broadcast to one grid; ``setting`` is the shared setting with the grid in its layout;
-    ``keep`` says which cells of the grid are strategies at all. ``caches`` are the formats of the
-    KV cache that the size of that name numbers, the engine's default first.
+    ``shared`` has the fields common to all strategies. ``sizes`` has the other fields as arrays
+    that broadcast to one grid. ``setting`` is the shared setting with the grid in its layout.
+    ``keep`` marks the grid cells that are valid strategies. ``caches`` lists the KV cache formats
+    that the size ``kv_cache_dtype`` indexes; the engine's default comes first.
     """
 
     question: Question
@@ -84,7 +84,7 @@ class Block:
         return grid[self.keep]
 
     def fields(self, row: int) -> JsonObject:
-        """Return the fields of one strategy; sizes that change nothing are left out."""
+        """Return the fields of one strategy, without sizes that have no effect."""
         where = np.unravel_index(int(self.cells[row]), self.keep.shape)
         own: dict[str, Any] = {}
         for name, values in self.sizes.items():
@@ -93,8 +93,8 @@ class Block:
         if "kv_cache_dtype" in own:
             own["kv_cache_dtype"] = self.caches[own["kv_cache_dtype"]]
         pinned = self.question.pinned
-        said = {n: v for n, v in own.items() if n in pinned or NEUTRAL.get(n) != v}
-        return {**self.shared, **said}
+        explicit = {n: v for n, v in own.items() if n in pinned or NEUTRAL.get(n) != v}
+        return {**self.shared, **explicit}
 
     def strategy(self, row: int) -> Strategy:
         """Return one strategy of the block."""
@@ -102,13 +102,13 @@ class Block:
 
     @property
     def compact(self) -> "Block":
-        """Return the block with its strategies in one row: no cell is costed that is none."""
+        """Return the block with its strategies in one row, so that no empty cell is costed."""
 
         def row(values: object) -> object:
             return self.column(values) if isinstance(values, np.ndarray) else values
 
         layout = self.setting.layout
-        rows = {one.name: row(getattr(layout, one.name)) for one in fields(layout)}
+        rows = {field.name: row(getattr(layout, field.name)) for field in fields(layout)}
         return replace(
             self,
             sizes={name: self.column(values) for name, values in self.sizes.items()},

@@ -1,7 +1,7 @@
-"""What no strategy can reach: a rate beyond the peak arithmetic of all devices together.
+"""Upper bound on the token rate: the peak arithmetic of all devices together.
 
-A target above it needs no search. The ceiling is far above what anything reaches, so that it
-only ever refuses what scoring every strategy would refuse.
+A target above this bound needs no search. The bound is generous, so that it rejects only targets
+that a full scoring would reject as well.
 """
 
 import math
@@ -14,9 +14,9 @@ from planner.search.question import Question
 from planner.specs.plan import Bound
 from planner.specs.workload import CompressWorkload
 
-# Every token passes each weight that it visits once, whatever else a strategy does.
+# One multiply and one add per weight and token, for every strategy.
 FLOPS_PER_WEIGHT = 2
-# Measured rates exceed a datasheet's by less, and so do kernels that skip half of the weights.
+# Measured rates exceed the datasheet by less than this, and so do kernels for half-sparse weights.
 SLACK = 4.0
 
 
@@ -38,14 +38,14 @@ def most_tokens_per_second(
     weights_per_token: Quantity,
     slack: Quantity = SLACK,
 ) -> Quantity:
-    """Return a rate that no strategy exceeds, training or serving."""
+    """Return an upper bound on the token rate of any strategy, training or serving."""
     return slack * devices * peak_flops_per_s / (FLOPS_PER_WEIGHT * weights_per_token)
 
 
 def ceiling_of(question: Question) -> float:
-    """Return the tokens per second that no strategy of a question exceeds; infinite if unknown.
+    """Return the upper bound on a question's tokens per second, infinite if unknown.
 
-    A host's own measurements and pruned weights are not held against a datasheet.
+    The bound does not apply to host calibrations and pruned weights: these may exceed a datasheet.
     """
     request, counts = question.request, count_parameters(question.model)
     visited = counts.layer_linear - counts.experts + counts.experts_active
@@ -61,11 +61,11 @@ def ceiling_of(question: Question) -> float:
 
 
 def device_peak(question: Question, index: int) -> float:
-    """Return the highest dense peak of one kind of device, in FLOP per second; 0 if unknown."""
+    """Return the highest dense peak of one device kind, in FLOP per second; 0 if unknown."""
     return max(question.devices[index].peak_flops_per_second.values(), default=0.0)
 
 
-def out_of_reach(question: Question, limits: Mapping[str, Bound]) -> bool:
-    """Return whether a target asks for more tokens per second than there is arithmetic for."""
-    asked = limits.get("tokens_per_second", Bound()).min
-    return asked is not None and asked > ceiling_of(question)
+def exceeds_peak(question: Question, limits: Mapping[str, Bound]) -> bool:
+    """Return whether a throughput target exceeds the peak arithmetic of the cluster."""
+    target = limits.get("tokens_per_second", Bound()).min
+    return target is not None and target > ceiling_of(question)

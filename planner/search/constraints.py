@@ -1,4 +1,4 @@
-"""Limits on an estimate's figures: read a figure by name, say by how much it misses."""
+"""Limits on an estimate's figures: read a figure by name and report the first violation."""
 
 import re
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ OWN_FIGURES = (
     "run_electricity_usd",
 )
 FIGURES = frozenset({*Performance.model_fields, *OWN_FIGURES})
-# Only a simulation tells these: a search asks for it where the mean does not settle the matter.
+# Figures that only a simulation gives. The search simulates where the mean does not decide.
 SIMULATED_OTHERS = frozenset(
     {
         "slo_attainment_ratio",
@@ -31,14 +31,14 @@ SIMULATED_OTHERS = frozenset(
     }
 )
 PERCENTILE = re.compile(r"(ttft|tpot|latency)_p(\d+)_seconds")
-# How many times a mean may be above the limit on a percentile before no simulation is needed. The
-# smallest percentiles of 1,477 random loads were 0.13, 0.41, 0.83 and 0.97 of their mean.
+# Factors above a percentile's limit at which the mean alone proves a violation. The smallest
+# percentiles of 1,477 random loads were 0.13, 0.41, 0.83 and 0.97 of their mean.
 FAR_BEYOND = {50: 16.0, 90: 4.0, 95: 2.0, 99: 1.25}
 UNITS = {"_seconds": "s", "_bytes": "B", "_per_second": "1/s", "_usd": "USD"}
 
 
 def figure(estimate: Estimate, name: str) -> float | None:
-    """Return one figure of an estimate by the name that a constraint gives, if it has one."""
+    """Return one figure of an estimate by its constraint name, or None if it has none."""
     if name == "per_device_peak_bytes":
         return float(estimate.memory.per_device_peak_bytes)
     if name == "quality_loss_ratio":
@@ -54,32 +54,32 @@ def is_simulated(name: str) -> bool:
 
 
 def is_percentile(name: str) -> bool:
-    """Return whether a figure is a percentile of what requests wait for."""
+    """Return whether a figure is a percentile of request latencies."""
     return PERCENTILE.fullmatch(name) is not None
 
 
-def hopeless(name: str, bound: Bound) -> tuple[str, float] | None:
-    """Return the mean behind a percentile, and from where on it breaks the upper limit for sure.
+def mean_bound(name: str, bound: Bound) -> tuple[str, float] | None:
+    """Return a percentile's mean figure and the value above which it violates the limit.
 
     >>> hopeless("ttft_p99_seconds", Bound(max=0.5))
     ('ttft_seconds', 0.625)
     """
-    found = PERCENTILE.fullmatch(name)
-    if found is None or bound.max is None:
+    match = PERCENTILE.fullmatch(name)
+    if match is None or bound.max is None:
         return None
-    return f"{found[1]}_seconds", FAR_BEYOND[int(found[2])] * bound.max
+    return f"{match[1]}_seconds", FAR_BEYOND[int(match[2])] * bound.max
 
 
 def unit_of(name: str) -> str:
-    """Return the unit that a figure's name ends with."""
+    """Return the unit of a figure, from the suffix of its name."""
     return next((unit for suffix, unit in UNITS.items() if name.endswith(suffix)), "")
 
 
 def constraints_of(request: PlanRequest) -> dict[str, Bound]:
-    """Return the request's constraints with the workload's service objectives among them.
+    """Return the request's constraints together with the workload's service objectives.
 
     Raises:
-        BadRequestError: a constraint names something that an estimate does not have.
+        BadRequestError: a constraint names something that is not a figure of an estimate.
     """
     for name in request.constraints:
         if name not in FIGURES:
@@ -95,15 +95,19 @@ def constraints_of(request: PlanRequest) -> dict[str, Bound]:
             ("ttft_seconds", workload.ttft_slo_seconds),
             ("tpot_seconds", workload.tpot_slo_seconds),
         ):
-            if limit is not None:
+            # A limit on a percentile of the same figure replaces the limit on the mean.
+            percentile_prefix = name.replace("_seconds", "_p")
+            if limit is not None and not any(
+                constraint.startswith(percentile_prefix) for constraint in limits
+            ):
                 limits.setdefault(name, Bound(max=limit))
     return limits
 
 
-def broken(
+def first_violation(
     estimate: Estimate, limits: Mapping[str, Bound]
 ) -> tuple[str, float | None, float] | None:
-    """Return the first constraint that an estimate misses: its name, the value and the limit."""
+    """Return the first violated constraint: its name, the value and the limit."""
     for name, bound in limits.items():
         value = figure(estimate, name)
         if bound.max is not None and (value is None or value > bound.max):

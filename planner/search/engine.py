@@ -1,4 +1,4 @@
-"""The search: score every strategy, keep what fits, cost the best exactly, say why not."""
+"""The search: score all strategies, filter those that fit, estimate the best, explain the rest."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -10,20 +10,20 @@ from planner.catalog.engines import calibration_name
 from planner.cost.compression import RECIPES
 from planner.errors import NotCoveredError, NotPossibleError, PlannerError
 from planner.search.block import Block
-from planner.search.ceiling import out_of_reach
-from planner.search.constraints import broken, constraints_of, is_simulated
+from planner.search.ceiling import exceeds_peak
+from planner.search.constraints import constraints_of, first_violation, is_simulated
 from planner.search.offer import offered
 from planner.search.offloaded import offloaded
 from planner.search.question import Question, questions
 from planner.search.rank import frontier, order_of
 from planner.search.rejection import MAX_FAMILIES, Rejections, family_of
 from planner.search.scoring import Fitting, Scores, score, score_exactly
-from planner.search.select import Table, best_rows, frontier_rows, lost_families, promises
+from planner.search.select import Table, best_rows, frontier_rows, infeasible_families, promises
 from planner.search.serving_space import serving_blocks
 from planner.search.space import FRUGAL
 from planner.search.split_space import split_strategies
-from planner.search.subject import RECENT, Subject
-from planner.search.suggest import suggestions
+from planner.search.subject import ESTIMATES, Subject
+from planner.search.suggest import Best, Works, suggestions
 from planner.search.training_space import training_blocks
 from planner.search.unlike_space import unlike_strategies
 from planner.specs.cluster import ClusterSpec
@@ -54,8 +54,8 @@ Enough = Callable[[Scores], bool]
 
 
 @dataclass
-class Found:
-    """What one search scored over all clusters."""
+class SearchState:
+    """The scored strategies of one search over all clusters."""
 
     limits: dict[str, Bound]
     parts: list[Scores] = field(default_factory=list)
@@ -64,15 +64,15 @@ class Found:
 
     @cached_property
     def table(self) -> Table:
-        """Return the scores of all parts under each other."""
+        """Return the concatenated scores of all parts."""
         return Table(self.parts, self.limits)
 
     @cached_property
     def rejected(self) -> dict[str, Rejection]:
-        """Return why each family lost, by the exact figures of the member that came closest."""
-        for row, strategies in lost_families(self.table, MAX_FAMILIES):
+        """Return why each family was rejected, with the figures of its closest member."""
+        for row, strategies in infeasible_families(self.table, MAX_FAMILIES):
             estimate, part = self.table.exact(row), self.table.part_of(row)[0]
-            miss = broken(estimate, self.limits)
+            miss = first_violation(estimate, self.limits)
             if not estimate.fits:
                 self.rejections.memory(estimate, part.usable_bytes, strategies)
             elif miss is not None:
@@ -87,34 +87,85 @@ def search(request: PlanRequest) -> PlanAnswer:
         PlannerError: a name is unknown, a constraint is no figure, or a pin is impossible.
     """
     started = time.perf_counter()
-    found = explore(request)
-    table = found.table
+    exploration = explore(request)
+    table = exploration.table
     plans = _plans(request, table)
-    helpful = () if plans else _suggestions(request, found)
+    helpful = () if plans else _suggestions(request, exploration)
     return PlanAnswer(
         id=request.id,
         request=request,
         plans=plans,
         pareto=_pareto(table),
-        rejected=found.rejected,
+        rejected=exploration.rejected,
         suggestions=helpful,
         searched=Searched(strategies=len(table), seconds=time.perf_counter() - started),
         calibration=_calibration(request),
     )
 
 
+def search_best(request: PlanRequest) -> PlanAnswer:
+    """Return the best plan only, explained; if nothing fits, return the rejections.
+
+    If no plan meets the targets, the answer holds the best plan that fits, and its ``request`` has
+    no targets. The frontier and the suggestions are skipped: they take most of the time of
+    ``search``.
+
+    Raises:
+        PlannerError: as ``search``.
+    """
+    started = time.perf_counter()
+    exploration, answered_request = explore(request), request
+    plans = _plans(request.model_copy(update={"top": 1}), exploration.table)
+    bare = request.without_targets()
+    if not plans and bare != request:
+        answered_request, exploration = bare, explore(bare)
+        plans = _plans(bare.model_copy(update={"top": 1}), exploration.table)
+    return PlanAnswer(
+        id=request.id,
+        request=answered_request,
+        plans=plans,
+        pareto=(),
+        rejected={} if plans else exploration.rejected,
+        suggestions=(),
+        searched=Searched(
+            strategies=len(exploration.table), seconds=time.perf_counter() - started
+        ),
+        calibration=_calibration(request),
+    )
+
+
 def best_of(request: PlanRequest) -> Estimate | None:
-    """Return the best feasible estimate of a request, or nothing when nothing fits."""
+    """Return the best feasible estimate of a request, or None if nothing fits."""
     return _best_among(request, explore(request, only_fitting=True))
 
 
-def _suggestions(request: PlanRequest, found: Found) -> tuple[Suggestion, ...]:
-    """Return what would help where nothing was found, each change with its best plan."""
+def _suggestions(request: PlanRequest, exploration: SearchState) -> tuple[Suggestion, ...]:
+    """Return the changes that would make an infeasible request feasible, each with its best plan.
 
-    def explored(changed: PlanRequest, enough: Enough | None = None) -> Found:
-        # Strategies cost the same under other limits: they are not scored again.
-        if request.model_copy(update={"constraints": changed.constraints}) == changed:
-            return Found(constraints_of(changed), found.parts)
+    Fitting into memory and meeting the targets are searched separately: the first only if nothing
+    fits, the second only if the request has targets.
+    """
+    best, works = _searches(request, exploration)
+    bare = request.without_targets()
+    fits = bool(exploration.parts) and promises(Table(exploration.parts, constraints_of(bare)))
+    helpful = () if fits else suggestions(request, best, works)
+    if fits or constraints_of(bare) != exploration.limits:
+        known_changes = [suggestion.changes for suggestion in helpful]
+        more = suggestions(request, best, works, purpose="target")
+        helpful += tuple(
+            suggestion for suggestion in more if suggestion.changes not in known_changes
+        )
+    return helpful
+
+
+def _searches(request: PlanRequest, exploration: SearchState) -> tuple[Best, Works]:
+    """Return two searches of changed requests: the best plan, and whether a plan exists."""
+    own = request.model_copy(update={"constraints": {}})
+
+    def explored(changed: PlanRequest, enough: Enough | None = None) -> SearchState:
+        # Limits do not change costs: the strategies are not scored again.
+        if changed.model_copy(update={"constraints": {}}) == own:
+            return SearchState(constraints_of(changed), exploration.parts)
         return explore(changed, only_fitting=True, enough=enough)
 
     def works(changed: PlanRequest) -> bool:
@@ -123,81 +174,86 @@ def _suggestions(request: PlanRequest, found: Found) -> tuple[Suggestion, ...]:
         def enough(part: Scores) -> bool:
             return bool(len(Table([part], limits).feasible))
 
-        # Of limits that columns decide one strategy is enough; others need the whole table.
+        # One feasible strategy is enough for limits that columns decide; others need the whole
+        # table.
         decided = not any(map(is_simulated, limits))
-        return _is_hopeful(explored(changed, enough if decided else None))
+        return _has_promising_row(explored(changed, enough if decided else None))
 
     def best(changed: PlanRequest) -> Estimate | None:
         return _best_among(changed, explored(changed))
 
-    return suggestions(request, best, works)
+    return best, works
 
 
-def _best_among(request: PlanRequest, found: Found) -> Estimate | None:
-    best = best_with_cluster(request, found) if _is_hopeful(found) else None
+def _best_among(request: PlanRequest, exploration: SearchState) -> Estimate | None:
+    best = best_with_cluster(request, exploration) if _has_promising_row(exploration) else None
     return best[0] if best else None
 
 
-def _is_hopeful(found: Found) -> bool:
-    return bool(found.parts) and promises(found.table)
+def _has_promising_row(exploration: SearchState) -> bool:
+    return bool(exploration.parts) and promises(exploration.table)
 
 
-def best_with_cluster(request: PlanRequest, found: Found) -> tuple[Estimate, ClusterSpec] | None:
-    """Return the best feasible estimate among what was found, and the cluster that it is for."""
-    for estimate, part in _best(request, found.table, 1):
+def best_with_cluster(
+    request: PlanRequest, found: SearchState
+) -> tuple[Estimate, ClusterSpec] | None:
+    """Return the best feasible estimate found, and its cluster."""
+    for estimate, part in _best_choices(request, found.table, 1):
         return estimate, part.question.shown
     return None
 
 
 def explore(
     request: PlanRequest, *, only_fitting: bool = False, enough: Enough | None = None
-) -> Found:
-    """Return every strategy of every cluster, scored, and the techniques that do not apply.
+) -> SearchState:
+    """Return every scored strategy of every cluster, and the techniques that do not apply.
 
-    With ``only_fitting`` blocks are left out in which no strategy fits into memory, and
-    clusters whose devices have not the arithmetic for a target. Nothing is scored any more after
-    a part that is ``enough``.
+    With ``only_fitting``, skip blocks in which no strategy fits into memory, and clusters whose
+    peak arithmetic is below a target. Scoring stops after a part for which ``enough`` is true.
 
     Raises:
-        PlannerError: no strategy could be costed at all; it is the last one's reason.
+        PlannerError: no strategy could be costed; it is the last refusal.
     """
     refuse_uncovered(request.pins, training=isinstance(request.workload, TrainWorkload))
-    found = Found(constraints_of(request))
+    exploration = SearchState(constraints_of(request))
     for question in questions(request):
-        if only_fitting and out_of_reach(question, found.limits):
+        if only_fitting and exceeds_peak(question, exploration.limits):
             continue
         for key, reason in inapplicable(question.case).items():
-            found.rejections.technique(key, reason)
+            exploration.rejections.technique(key, reason)
         parts, refused = scored(question, only_fitting=only_fitting, enough=enough)
-        found.parts += parts
-        found.refused = refused or found.refused
+        exploration.parts += parts
+        exploration.refused = refused or exploration.refused
         if enough and any(map(enough, parts)):
             break
-    if not found.parts and found.refused:
-        raise found.refused
-    return found
+    if not exploration.parts and exploration.refused:
+        raise exploration.refused
+    return exploration
 
 
 def scored(
     question: Question, *, only_fitting: bool = False, enough: Enough | None = None
 ) -> Scored:
-    """Return the scores of a question's strategies, and why the last one refused was refused.
+    """Return the scores of a question's strategies, and the last refusal.
 
-    They are kept for the next questions: neither a target nor most objectives change them. What
-    ends at a part that is ``enough`` may lack others.
+    Scores are cached for later questions, because targets and most objectives do not change them.
+    A search that ``enough`` stopped early is not cached: it may lack parts.
     """
-    subject, request = RECENT.of(question), question.request
-    under = (request.pins, _objective_read(question), only_fitting)
-    found = cast("Scored | None", RECENT.scored(subject, under))
-    if found is None:
-        found = _scored(question, subject, only_fitting=only_fitting, enough=enough)
-        if not (enough and any(map(enough, found[0]))):
-            RECENT.keep(subject, under, found, sum(map(len, found[0])))
-    return found
+    subject, request = ESTIMATES.of(question), question.request
+    cache_key = (request.pins, _objective_key(question), only_fitting)
+    result = cast("Scored | None", ESTIMATES.scored(subject, cache_key))
+    if result is None:
+        result = _scored(question, subject, only_fitting=only_fitting, enough=enough)
+        if not (enough and any(map(enough, result[0]))):
+            ESTIMATES.keep(subject, cache_key, result, sum(map(len, result[0])))
+    return result
 
 
-def _objective_read(question: Question) -> object:
-    """Return what a space reads of the objective: to serve it may leave devices idle."""
+def _objective_key(question: Question) -> object:
+    """Return the part of the objective that the strategy space depends on.
+
+    Frugal serving objectives allow idle devices.
+    """
     objective = question.request.objective
     if question.cluster.other_nodes:
         return objective
@@ -209,32 +265,32 @@ def _scored(
 ) -> Scored:
     refused: PlannerError | None = None
     blocks: tuple[Block, ...] = ()
-    if (listed := _one_by_one(question)) is not None:
-        return score_exactly(question, listed, subject)
+    if (strategies := _unblocked_strategies(question)) is not None:
+        return score_exactly(question, strategies, subject)
     try:
         blocks = blocks_of(question)
     except (NotPossibleError, NotCoveredError) as error:
         refused = error
-    told: list[tuple[Block, bool]] = []
+    block_fits: list[tuple[Block, bool]] = []
     parts: list[Scores] = []
-    for block, part in _of_blocks(blocks, subject, only_fitting=only_fitting):
+    for block, part in _score_blocks(blocks, subject, only_fitting=only_fitting):
         if isinstance(part, PlannerError):
             refused = part
             continue
-        told.append((block, part is not None and bool(part.fits.any())))
+        block_fits.append((block, part is not None and bool(part.fits.any())))
         parts += [] if part is None else [part]
         if enough and part is not None and enough(part):
             return parts, refused
     if not question.cluster.other_nodes:
-        parts += score_exactly(question, offloaded(question, told), subject)[0]
+        parts += score_exactly(question, offloaded(question, block_fits), subject)[0]
     if not parts and not (only_fitting and blocks):
-        # A pinned layout that the space does not contain is costed, or refused, as it is.
-        parts, refused = score_exactly(question, _listed(question), subject)
+        # A pinned layout outside the space is costed, or refused, as it is.
+        parts, refused = score_exactly(question, _listed_strategies(question), subject)
     return parts, refused
 
 
-def _one_by_one(question: Question) -> tuple[Strategy, ...] | None:
-    """Return the strategies of a question that columns cannot cost, None where they can."""
+def _unblocked_strategies(question: Question) -> tuple[Strategy, ...] | None:
+    """Return the strategies that columns cannot cost, None if columns can."""
     workload, split = question.request.workload, question.request.pins.disaggregated
     if question.cluster.other_nodes and isinstance(workload, TrainWorkload):
         return unlike_strategies(question, workload)
@@ -243,10 +299,10 @@ def _one_by_one(question: Question) -> tuple[Strategy, ...] | None:
     return None
 
 
-def _of_blocks(
+def _score_blocks(
     blocks: Sequence[Block], subject: Subject, *, only_fitting: bool
 ) -> Iterator[tuple[Block, Scores | PlannerError | None]]:
-    """Yield each block with its scores, nothing where nothing fits, or why it was refused."""
+    """Yield each block with its scores, None if nothing fits, or the error that refused it."""
     fitting = Fitting(blocks)
     for block in blocks:
         try:
@@ -257,7 +313,10 @@ def _of_blocks(
 
 
 def blocks_of(question: Question) -> tuple[Block, ...]:
-    """Return the blocks of a question's strategies; a compression job has no choices."""
+    """Return the blocks of a question's strategies.
+
+    A compression job has no choices and therefore no blocks.
+    """
     match question.request.workload:
         case TrainWorkload() as workload:
             return training_blocks(question, workload)
@@ -267,8 +326,8 @@ def blocks_of(question: Question) -> tuple[Block, ...]:
             return ()
 
 
-def _listed(question: Question) -> tuple[Strategy, ...]:
-    """Return strategies that no block holds: the pins, or copies that share calibration text."""
+def _listed_strategies(question: Question) -> tuple[Strategy, ...]:
+    """Return strategies outside all blocks: the pins, or data-parallel copies for calibration."""
     workload, pins = question.request.workload, question.request.pins
     if not isinstance(workload, CompressWorkload) or pins.data_parallel_size:
         return (pins,)
@@ -278,48 +337,52 @@ def _listed(question: Question) -> tuple[Strategy, ...]:
     return tuple(pins.model_copy(update={"data_parallel_size": count}) for count in counts)
 
 
-def _best(request: PlanRequest, table: Table, top: int) -> list[Choice]:
-    """Return the best strategies by the exact door's figures, of each family the best one."""
+def _best_choices(request: PlanRequest, table: Table, top: int) -> list[Choice]:
+    """Return the best strategy of each family by exact estimates, at most ``top`` of them."""
     rows = best_rows(table, request.objective, top)
     choices = [(table.exact(row), table.part_of(row)[0]) for row in rows]
     choices.sort(key=lambda choice: order_of(choice[0], request.objective))
     best: dict[tuple[str, ...], Choice] = {}
     for estimate, part in choices:
-        # Of one family only its best member is shown: neighbours differ in details alone.
+        # Show only the best member of a family: its neighbours differ in details.
         family = (family_of(estimate.strategy), *part.question.hardware)
         best.setdefault(family, (estimate, part))
     return list(best.values())[:top]
 
 
 def _plans(request: PlanRequest, table: Table) -> tuple[PlannedStrategy, ...]:
-    chosen = _best(request, table, request.top)
+    chosen = _best_choices(request, table, request.top)
     first = chosen[0][0] if chosen else None
-    apart = _apart(request, table)
+    best_by_nodes = _best_by_nodes(request, table)
     return tuple(
-        offered(rank, part.explained(estimate), part.question, first, apart)
+        offered(rank, part.explained(estimate), part.question, first, best_by_nodes)
         for rank, (estimate, part) in enumerate(chosen, start=1)
     )
 
 
-def _apart(request: PlanRequest, table: Table) -> dict[str, Estimate | None]:
-    """Return the best of each choice of nodes where a cluster has unlike ones that may part."""
+def _best_by_nodes(request: PlanRequest, table: Table) -> dict[str, Estimate | None]:
+    """Return the best estimate on each subset of nodes of a mixed cluster, by name."""
     names = list(dict.fromkeys(part.question.hardware[0] for part in table.parts))
     if request.hardware_options or not request.cluster.other_nodes or len(names) <= 1:
         return {}
-    found: dict[str, Estimate | None] = {}
+    best_by_nodes: dict[str, Estimate | None] = {}
     for name in names:
         parts = [part for part in table.parts if part.question.hardware[0] == name]
-        best = _best(request, Table(parts, table.limits), 1)
-        found[name] = best[0][0] if best else None
-    return found
+        best = _best_choices(request, Table(parts, table.limits), 1)
+        best_by_nodes[name] = best[0][0] if best else None
+    return best_by_nodes
 
 
 def _pareto(table: Table) -> tuple[PlannedStrategy, ...]:
     rows = frontier_rows(table)[:MAX_FRONTIER]
-    questions_by_estimate = {id(table.exact(row)): table.part_of(row)[0].question for row in rows}
+    estimates = [
+        table.exact(row) for row in rows
+    ]  # a second call may return another object, so the estimates are kept
+    parts = [table.part_of(row)[0] for row in rows]
+    questions = {id(each): part.question for each, part in zip(estimates, parts, strict=True)}
     return tuple(
-        offered(rank, estimate, questions_by_estimate[id(estimate)], None)
-        for rank, estimate in enumerate(frontier([table.exact(row) for row in rows]), start=1)
+        offered(rank, estimate, questions[id(estimate)], None)
+        for rank, estimate in enumerate(frontier(estimates), start=1)
     )
 
 

@@ -1,7 +1,7 @@
-"""Inverse questions: the largest value of one thing that still has a plan, and what ends it.
+"""Inverse questions: the largest value of one quantity that has a plan, and what limits it.
 
-Every probe is a whole search, so that the layout may change on the way; each answer carries the
-estimate at the limit and the reason one step beyond it.
+Every probe runs a whole search, so the layout may change between values. Each answer holds the
+estimate at the limit and the reason for the failure one step beyond it.
 """
 
 import math
@@ -16,7 +16,7 @@ from planner.catalog.models import get_model, list_models
 from planner.cost.dtypes import element_bytes
 from planner.cost.parameters import count_parameters
 from planner.errors import BadRequestError
-from planner.search.carried import limit_interval
+from planner.search.limit_interval import limit_interval
 from planner.search.probe import Probe, in_full, largest_step, shortfall
 from planner.search.question import clusters_of, memory_of, questions
 from planner.search.rank import order_of
@@ -24,22 +24,22 @@ from planner.search.space import formats
 from planner.specs.base import Dtype
 from planner.specs.cluster import ClusterSpec
 from planner.specs.estimate import Estimate, Interval
-from planner.specs.inverse import Beyond, InverseAnswer, InverseRequest, Limit
+from planner.specs.inverse import FirstFailure, InverseAnswer, InverseRequest, Limit
 from planner.specs.plan import Bound, PlanRequest
 from planner.specs.workload import GenerateWorkload, ServeWorkload, TrainWorkload
 from planner.workload.resolve import resolve_cluster, resolve_device, resolve_model
 
-# A cache is paged in blocks of 16 tokens; sequences are cut for kernels in blocks of 64.
+# KV caches are paged in blocks of 16 tokens; kernels split sequences into blocks of 64.
 CONTEXT_STEP, SEQUENCE_STEP = 16, 64
 MAX_USERS, MAX_BATCH, MAX_DOUBLINGS = 2**17, 2**14, 12
-# Accelerators in one server, where the cluster does not say.
+# Accelerators per server, if the cluster does not state it.
 SERVER_DEVICES = 8
 TRAINED_LENGTH = "max_position_embeddings"
 
 
 @dataclass(frozen=True)
 class Scale:
-    """A number that goes up in steps: its unit, how far it may go, and the request at a value."""
+    """A stepped quantity: its unit, step, upper end, and the request at a value."""
 
     unit: str
     step: int
@@ -49,7 +49,7 @@ class Scale:
 
 
 def answer_inverse(request: InverseRequest) -> InverseAnswer:
-    """Return how far the asked thing goes, verified at the limit and one step beyond.
+    """Return the limit of the requested quantity, verified there and one step beyond.
 
     Raises:
         BadRequestError: the question does not suit the workload.
@@ -63,18 +63,19 @@ def answer_inverse(request: InverseRequest) -> InverseAnswer:
         id=request.id,
         question=request.question,
         limits=limits,
-        smallest=None if limits else _end_of_the_way(request.question, probe),
+        smallest=None if limits else _closest_failure(request.question, probe),
         searches=probe.searches,
         seconds=time.perf_counter() - started,
         calibration=calibration_name(),
     )
 
 
-def _end_of_the_way(question: str, probe: Probe) -> Beyond | None:
-    """Return why not even the value that asks for the least works.
+def _closest_failure(question: str, probe: Probe) -> FirstFailure | None:
+    """Return why not even the least demanding value works.
 
-    Models go down and devices up, so that the last one tried asked for the least; offers are in
-    the order of their prices, of which the one that missed by the least says most.
+    Models are tried in descending and devices in ascending order, so the last failure is the least
+    demanding one. Offers are ordered by price; among them the closest miss is the most
+    informative.
     """
     refused = list(probe.no.values())
     if question == "cheapest_instance":
@@ -84,27 +85,27 @@ def _end_of_the_way(question: str, probe: Probe) -> Beyond | None:
     return next(iter(refused), None)
 
 
-def _along(scale: Scale, probe: Probe) -> tuple[Limit, ...]:
-    """Return the limit of a scale, or nothing when not even its first step works."""
+def _limit_on_scale(scale: Scale, probe: Probe) -> tuple[Limit, ...]:
+    """Return the limit of a scale, or nothing if its first step already fails."""
 
     def works(steps: int) -> bool:
-        asked = scale.at(steps * scale.step)
-        requests = asked if isinstance(asked, list) else [asked]
+        request_at = scale.at(steps * scale.step)
+        requests = request_at if isinstance(request_at, list) else [request_at]
         return probe.works(steps * scale.step, *requests)
 
-    found = largest_step(works, max(1, scale.top // scale.step)) * scale.step
-    if not found:
+    largest = largest_step(works, max(1, scale.top // scale.step)) * scale.step
+    if not largest:
         return ()
-    limit = probe.limit(found, scale.unit, found + scale.step)
+    limit = probe.limit(largest, scale.unit, largest + scale.step)
     if limit.beyond is not None:
-        interval = _carried(limit, limit.beyond, found, scale)
+        interval = _limit_interval(limit, limit.beyond, largest, scale)
         return (limit.model_copy(update={"interval": interval}),)
     if scale.top_reason:
-        beyond = Beyond(
-            value=found + scale.step,
+        beyond = FirstFailure(
+            value=largest + scale.step,
             reason=scale.top_reason,
             constraint=TRAINED_LENGTH,
-            required=found + scale.step,
+            required=largest + scale.step,
             limit=scale.top,
             unit=scale.unit,
         )
@@ -112,16 +113,18 @@ def _along(scale: Scale, probe: Probe) -> tuple[Limit, ...]:
     return (limit,)
 
 
-def _carried(limit: Limit, beyond: Beyond, found: int, scale: Scale) -> Interval | None:
-    """Return how sure a limit is; never beyond the end of its scale."""
+def _limit_interval(
+    limit: Limit, beyond: FirstFailure, value: int, scale: Scale
+) -> Interval | None:
+    """Return the interval of a limit, clipped to the end of its scale."""
     strategy = limit.estimate.strategy
 
     def at_half() -> Estimate:
-        asked = scale.at(found // 2)
-        request = asked[0] if isinstance(asked, list) else asked
+        request_at = scale.at(value // 2)
+        request = request_at[0] if isinstance(request_at, list) else request_at
         return in_full(request, limit.cluster, strategy)
 
-    interval = limit_interval(found, beyond.constraint, limit.estimate, at_half)
+    interval = limit_interval(value, beyond.constraint, limit.estimate, at_half)
     return interval and (interval[0], min(interval[1], float(scale.top)))
 
 
@@ -130,8 +133,8 @@ def _changed(request: PlanRequest, **fields: object) -> PlanRequest:
     return request.model_copy(update={"workload": request.workload.model_copy(update=fields)})
 
 
-def _all_at_once(request: PlanRequest, users: int) -> PlanRequest:
-    """Return a serving request of which no user may wait for memory."""
+def _concurrent_request(request: PlanRequest, users: int) -> PlanRequest:
+    """Return a serving request in which no user waits for memory."""
     bound = {**request.constraints, "max_concurrency": Bound(min=users)}
     changed = _changed(request, concurrency=users, request_rate_per_second=None)
     return changed.model_copy(update={"constraints": bound})
@@ -151,58 +154,62 @@ def _context(request: PlanRequest, probe: Probe) -> tuple[Limit, ...]:
     trained = resolve_model(request.model).max_position_embeddings
     base = request
     if isinstance(workload, ServeWorkload):
-        base = _all_at_once(request, workload.concurrency or 1)
+        base = _concurrent_request(request, workload.concurrency or 1)
 
     def at(tokens: int) -> PlanRequest:
         output = min(workload.output_tokens, tokens - 1)
         return _changed(base, input_tokens=tokens - output, output_tokens=output)
 
     reason = f"the model was trained to {trained} tokens"
-    return _along(Scale("tokens", CONTEXT_STEP, trained, at, reason), probe)
+    return _limit_on_scale(Scale("tokens", CONTEXT_STEP, trained, at, reason), probe)
 
 
 def _users(request: PlanRequest, probe: Probe) -> tuple[Limit, ...]:
     if not isinstance(request.workload, ServeWorkload):
         raise _unsuited(request, "most_users", "serve")
-    return _along(Scale("users", 1, MAX_USERS, lambda n: _all_at_once(request, n)), probe)
+    return _limit_on_scale(
+        Scale("users", 1, MAX_USERS, lambda n: _concurrent_request(request, n)), probe
+    )
 
 
 def _batch(request: PlanRequest, probe: Probe) -> tuple[Limit, ...]:
     workload = request.workload
     if isinstance(workload, GenerateWorkload):
         scale = Scale("sequences", 1, MAX_BATCH, lambda n: _changed(request, batch_size=n))
-        return _along(scale, probe)
+        return _limit_on_scale(scale, probe)
     if not isinstance(workload, TrainWorkload):
         raise _unsuited(request, "largest_batch", "generate and train")
-    each = (_on(request, cluster) for cluster in clusters_of(request))
-    limits = [limit for one in each for limit in _trained_batch(one, probe)]
+    single_cluster_requests = (_on_cluster(request, cluster) for cluster in clusters_of(request))
+    limits = [
+        limit for single in single_cluster_requests for limit in _trained_batch(single, probe)
+    ]
     return tuple(sorted(limits, key=lambda limit: -float(limit.value))[:1])
 
 
-def _on(request: PlanRequest, cluster: ClusterSpec) -> PlanRequest:
-    """Return a request on one cluster, which nothing else may be chosen beside."""
+def _on_cluster(request: PlanRequest, cluster: ClusterSpec) -> PlanRequest:
+    """Return a request restricted to one cluster."""
     return request.model_copy(update={"cluster": cluster, "hardware_options": ()})
 
 
 def _trained_batch(request: PlanRequest, probe: Probe) -> tuple[Limit, ...]:
-    """Return the whole batch at once, without accumulation, in multiples of all ranks."""
+    """Return the largest batch without gradient accumulation, in multiples of all ranks."""
     step = resolve_cluster(request.cluster).num_devices
     pinned = request.pins.data_parallel_size
     replicas = [pinned] if pinned else [n for n in range(step, 0, -1) if step % n == 0]
 
     def at(sequences: int) -> list[PlanRequest]:
-        return [_one_micro_batch(request, sequences, count) for count in replicas]
+        return [_unaccumulated_request(request, sequences, count) for count in replicas]
 
-    own = Probe()
-    limits = _along(Scale("sequences", step, MAX_BATCH * step, at), own)
-    probe.absorb(own, request.cluster)
+    own_probe = Probe()
+    limits = _limit_on_scale(Scale("sequences", step, MAX_BATCH * step, at), own_probe)
+    probe.absorb(own_probe, request.cluster)
     return limits
 
 
-def _one_micro_batch(request: PlanRequest, sequences: int, replicas: int) -> PlanRequest:
-    """Return a training request that takes its whole batch in one pass of so many replicas."""
-    whole = {"data_parallel_size": replicas, "gradient_accumulation_steps": 1}
-    pins = {**whole, "micro_batch_size": sequences // replicas}
+def _unaccumulated_request(request: PlanRequest, sequences: int, replicas: int) -> PlanRequest:
+    """Return a training request with one micro-batch per replica and step."""
+    single_pass = {"data_parallel_size": replicas, "gradient_accumulation_steps": 1}
+    pins = {**single_pass, "micro_batch_size": sequences // replicas}
     changed = _changed(request, global_batch_size=sequences)
     return changed.model_copy(update={"pins": request.pins.model_copy(update=pins)})
 
@@ -216,21 +223,21 @@ def _sequence(request: PlanRequest, probe: Probe) -> tuple[Limit, ...]:
         return _changed(request, sequence_length=tokens)
 
     reason = f"the model was trained to {trained} tokens"
-    return _along(Scale("tokens", SEQUENCE_STEP, trained, at, reason), probe)
+    return _limit_on_scale(Scale("tokens", SEQUENCE_STEP, trained, at, reason), probe)
 
 
 def _model(request: PlanRequest, probe: Probe) -> tuple[Limit, ...]:
-    """Return the largest model of the catalog for each format of the weights."""
+    """Return the largest model of the catalog for each weight format."""
     training = isinstance(request.workload, TrainWorkload)
     dtypes: list[Dtype | None] = [None] if training else [*_weight_dtypes(request)]
-    found = (_largest_model(request, dtype, probe) for dtype in dtypes)
-    limits = [limit for limit in found if limit]
-    return tuple(sorted(limits, key=lambda one: -float(one.value)))
+    limits_or_none = (_largest_model(request, dtype, probe) for dtype in dtypes)
+    limits = [limit for limit in limits_or_none if limit]
+    return tuple(sorted(limits, key=lambda each: -float(each.value)))
 
 
 def _weight_dtypes(request: PlanRequest) -> Iterator[Dtype]:
-    each = (weight for question in questions(request) for weight, _ in formats(question))
-    yield from dict.fromkeys(each)
+    dtypes = (weight for question in questions(request) for weight, _ in formats(question))
+    yield from dict.fromkeys(dtypes)
 
 
 def _largest_model(request: PlanRequest, dtype: Dtype | None, probe: Probe) -> Limit | None:
@@ -241,10 +248,10 @@ def _largest_model(request: PlanRequest, dtype: Dtype | None, probe: Probe) -> L
     for name, parameters in models_by_size():
         key = f"{name} {dtype or ''}".strip()
         if parameters * smallest > memory:
-            # Its bare weights are more than devices and hosts hold: no search is needed.
+            # The weights alone exceed device and host memory: no search is needed.
             need = parameters * smallest
             reason = f"{need / 1e9:.0f} GB of weights on {memory / 1e9:.0f} GB of memory"
-            probe.no[key] = Beyond(
+            probe.no[key] = FirstFailure(
                 value=name,
                 reason=reason,
                 constraint="memory",
@@ -261,7 +268,7 @@ def _largest_model(request: PlanRequest, dtype: Dtype | None, probe: Probe) -> L
 
 
 def _room_for_weights(request: PlanRequest, cluster: ClusterSpec) -> float:
-    """Return the bytes that devices and their hosts have together; no end with a disk."""
+    """Return the bytes of device and host memory; infinite if weights go to disk."""
     offload = request.pins.offload
     if offload and offload.weights_disk:
         return math.inf
@@ -269,54 +276,57 @@ def _room_for_weights(request: PlanRequest, cluster: ClusterSpec) -> float:
 
 
 def models_by_size() -> list[tuple[str, int]]:
-    """Return the models of the catalog with their parameters, the largest first."""
+    """Return the catalog's models with their parameter counts, largest first."""
     sizes = [(entry.id, count_parameters(get_model(entry.id)).total) for entry in list_models()]
     return sorted(sizes, key=lambda row: -row[1])
 
 
 def _devices(request: PlanRequest, probe: Probe) -> tuple[Limit, ...]:
-    """Return the fewest devices, by doublings: layouts need sizes that divide."""
+    """Return the fewest devices, found by doubling because layouts need divisible sizes."""
     counts = [2**doubling for doubling in range(MAX_DOUBLINGS + 1)]
     for fewer, count in pairwise([0, *counts]):
-        sized = [_on(request, _sized(cluster, count)) for cluster in clusters_of(request)]
+        sized = [
+            _on_cluster(request, _resized_cluster(cluster, count))
+            for cluster in clusters_of(request)
+        ]
         if probe.works(count, *sized):
             return (probe.limit(count, "devices", fewer or None),)
     return ()
 
 
-def _sized(cluster: ClusterSpec, count: int) -> ClusterSpec:
-    """Return a cluster with so many of its devices, in servers as large as its own or usual."""
-    found = resolve_cluster(cluster)
-    device = cluster.device or resolve_device(found.device).id
-    inside = min(count, max(found.devices_per_node, SERVER_DEVICES))
-    size = {"devices_per_node": inside, "nodes": -(-count // inside)}
-    return found.model_copy(update={"device": device, "instance": None, **size})
+def _resized_cluster(cluster: ClusterSpec, count: int) -> ClusterSpec:
+    """Return a cluster with ``count`` devices, in servers at least of the usual size."""
+    resolved = resolve_cluster(cluster)
+    device = cluster.device or resolve_device(resolved.device).id
+    per_node = min(count, max(resolved.devices_per_node, SERVER_DEVICES))
+    size = {"devices_per_node": per_node, "nodes": -(-count // per_node)}
+    return resolved.model_copy(update={"device": device, "instance": None, **size})
 
 
 def _instance(request: PlanRequest, probe: Probe) -> tuple[Limit, ...]:
-    """Return the cheapest firm offer: by the hour, or by the token when cost is the objective."""
-    dearer: list[Limit] = []
+    """Return the cheapest firm offer: per hour, or per token if the objective is cost."""
+    candidates: list[Limit] = []
     refused: str | None = None
     for offer in _offers_by_price():
-        at = _on(request, ClusterSpec(device="", instance=offer.id))
-        if not probe.works(offer.id, at):
+        on_offer = _on_cluster(request, ClusterSpec(device="", instance=offer.id))
+        if not probe.works(offer.id, on_offer):
             refused = offer.id
             continue
-        limit = probe.limit(offer.id, "USD per hour", refused)
-        dearer.append(
-            limit.model_copy(update={"value": offer.price_usd_per_hour, "name": offer.id})
+        found_limit = probe.limit(offer.id, "USD per hour", refused)
+        candidates.append(
+            found_limit.model_copy(update={"value": offer.price_usd_per_hour, "name": offer.id})
         )
         if request.objective != "cost":
             break
-    best = sorted(dearer, key=lambda one: order_of(one.estimate, request.objective))
+    best = sorted(candidates, key=lambda each: order_of(each.estimate, request.objective))
     return tuple(best[:1])
 
 
 def _offers_by_price() -> list[Instance]:
-    """Return of each kind of machine the cheapest firm offer, cheapest machine first."""
-    firm = [one for one in list_instances() if one.device and not one.is_spot]
+    """Return the cheapest firm offer of each machine kind, cheapest first."""
+    firm = [instance for instance in list_instances() if instance.device and not instance.is_spot]
     kinds: dict[tuple[str | None, int], Instance] = {}
-    for offer in sorted(firm, key=lambda one: one.price_usd_per_hour):
+    for offer in sorted(firm, key=lambda instance: instance.price_usd_per_hour):
         kinds.setdefault((offer.device, offer.devices), offer)
     return list(kinds.values())
 

@@ -1,10 +1,10 @@
-"""Places weights, cache and activations over device, host memory and disk: FlexGen's programme.
+"""Place weights, cache and activations over device, host memory and disk with a linear programme.
 
-Every time and every byte of a pass is linear in the shares that leave the device, so that a linear
-programme finds the best shares. Its coefficients are what the planner's own estimate says when one
-share alone leaves; nothing of a formula is written twice. All splits into micro-batches are costed
-as columns and solved as one programme, a block for each. Experts that leave are met the less often
-the more of them have left: their cost is convex, and enters piece by piece.
+All times and bytes of a pass are linear in the offloaded shares, so a linear programme finds the
+best shares. Its coefficients come from the planner's own estimates with one share offloaded at a
+time; no formula is repeated here. All micro-batch sizes are costed as columns and solved in one
+programme, with one block per size. The more experts are offloaded, the less often each of them is
+used: their cost is convex and enters piecewise.
 
 Source: Sheng et al. 2023 (FlexGen), arXiv:2303.06865, section 4.3.
 """
@@ -33,13 +33,13 @@ SHARES = ("weights_cpu", "weights_disk", "kv_cpu", "kv_disk", "activations_cpu")
 TOGETHER = (("weights_cpu", "weights_disk"), ("kv_cpu", "kv_disk"))  # shares of one class
 PHASES = ("prefill", "decode")
 CHANNELS = ("work_s", "load_s", "store_s", "disk_s")
-# Where the experts' convex cost bends, as shares of all experts.
+# Breakpoints of the experts' convex cost, as shares of all experts.
 EXPERT_BENDS = (0.5, 0.75, 0.9, 1.0)
 DIGITS = 4
 HEADROOM = 0.998  # rounded shares must still fit
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 256)
 GIB = 1024.0**3
-# What a GiB too much in a tier costs a programme in seconds: more than any pass takes.
+# Penalty in seconds per GiB above a tier's capacity: more than any pass takes.
 SECONDS_PER_GIB_OVER = 1e7
 TOLERANCE_GIB = 1e-6
 HAIR = 1e-4
@@ -47,7 +47,7 @@ HAIR = 1e-4
 
 @dataclass(frozen=True)
 class Costs:
-    """One placement at every micro-batch size: seconds by phase and channel, bytes by tier."""
+    """One placement's costs per micro-batch size: seconds by phase and channel, bytes by tier."""
 
     channels_s: Columns
     tiers_bytes: Columns
@@ -55,7 +55,7 @@ class Costs:
 
 @dataclass(frozen=True)
 class Move:
-    """A piece of one share that leaves the device, from a start to an end."""
+    """An offloadable piece of one share, from a start to an end."""
 
     share: str
     start: float
@@ -63,13 +63,13 @@ class Move:
 
     @property
     def width(self) -> float:
-        """Return how much of the share the piece is."""
+        """Return the piece's part of the share."""
         return self.end - self.start
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Shares that leave the device for one micro-batch size, and the estimate that proves it."""
+    """Offloaded shares for one micro-batch size, with the estimate that verifies them."""
 
     offload: OffloadSpec
     micro_batch_size: int
@@ -77,24 +77,24 @@ class Placement:
 
 
 class _Channels(Unrecorded):
-    """Computes terms as columns, and keeps what overlaps by phase."""
+    """Compute terms as columns, and record the overlapping channels by phase."""
 
     def __init__(self) -> None:
         super().__init__()
         self.found: dict[str, dict[str, Any]] = {}
 
     def term(self, formula: Equation[Any], line: Line, /, *args: Any, **kwargs: Any) -> float:
-        """Return the formula's value; remember the channels of what works beside each other."""
+        """Return the formula's value; record the channels of an overlap."""
         if formula is overlapped_seconds:
             self.found[line.group] = kwargs
         return super().term(formula, line, *args, **kwargs)
 
 
 def costs_of(setting: Setting, offload: OffloadSpec, sizes: Sequence[int]) -> Costs:
-    """Return what a placement costs at each micro-batch size.
+    """Return a placement's costs at each micro-batch size.
 
     Raises:
-        TypeError: the setting generates no batch.
+        TypeError: the workload is not batch generation.
     """
     workload = setting.workload
     if not isinstance(workload, GenerateWorkload):
@@ -104,37 +104,37 @@ def costs_of(setting: Setting, offload: OffloadSpec, sizes: Sequence[int]) -> Co
     placed = replace(setting, strategy=Strategy.model_construct(**fields))
     ledger = _Channels()
     outcome = generate(placed, workload, ledger)
-    found = np.zeros((len(PHASES), len(CHANNELS), len(sizes)))
+    channels_s = np.zeros((len(PHASES), len(CHANNELS), len(sizes)))
     for row, phase in enumerate(PHASES):
-        found[row, 0] = sum(outcome.phases[phase].values())
+        channels_s[row, 0] = sum(outcome.phases[phase].values())
         for column, channel in enumerate(CHANNELS):
             if phase in ledger.found:
-                found[row, column] = ledger.found[phase][channel]
+                channels_s[row, column] = ledger.found[phase][channel]
     memory = outcome.memory
     tiers = np.zeros((3, len(sizes)))
-    for tier, held in enumerate((memory.peak_bytes, memory.host_bytes, memory.disk_bytes)):
-        tiers[tier] = held
-    return Costs(found, tiers)
+    for tier, tier_bytes in enumerate((memory.peak_bytes, memory.host_bytes, memory.disk_bytes)):
+        tiers[tier] = tier_bytes
+    return Costs(channels_s, tiers)
 
 
 def moves_of(setting: Setting, shares: Iterable[str] = SHARES) -> tuple[Move, ...]:
-    """Return the pieces that may leave the device: a whole share each, experts in several."""
+    """Return the offloadable pieces: one per share, several for experts."""
     counts = setting.counts
     bends = [0.0, 1.0]
     if setting.model.is_moe:
         experts = counts.experts / counts.layer_linear
         bends = sorted({0.0, 1.0, *(experts * bend for bend in EXPERT_BENDS)})
-    whole = [0.0, 1.0]
+    full_range = [0.0, 1.0]
     return tuple(
         Move(share, start, end)
         for share in shares
-        for start, end in pairwise(bends if share == "weights_cpu" else whole)
+        for start, end in pairwise(bends if share == "weights_cpu" else full_range)
     )
 
 
 @dataclass(frozen=True)
 class Programme:
-    """What leaving the device costs: a base, and how it changes as each piece alone leaves."""
+    """The linear programme: base costs, and their change per offloaded piece."""
 
     moves: tuple[Move, ...]
     base: Costs
@@ -143,13 +143,13 @@ class Programme:
 
     @property
     def sizes(self) -> int:
-        """Return how many micro-batch sizes the programme has a block for."""
+        """Return the number of micro-batch sizes, one block each."""
         return int(self.base.tiers_bytes.shape[-1])
 
     def rows(self, block: int, limits_bytes: Columns) -> tuple[Columns, Columns]:
-        """Return the inequalities of one block: channels within phases, tiers within limits.
+        """Return one block's inequalities: channels within phases, tiers within limits.
 
-        The unknowns are the pieces, the seconds of both phases, and the GiB too much.
+        The unknowns are the pieces, the seconds of both phases, and the GiB over capacity.
         """
         times = len(PHASES)
         rows, bounds = [], []
@@ -161,8 +161,8 @@ class Programme:
         for tier in np.flatnonzero(np.isfinite(limits_bytes)):
             slopes = self.tier_slopes[:, tier, block] / GIB
             rows.append([*slopes, *np.zeros(times), -1.0])
-            left = limits_bytes[tier] - self.base.tiers_bytes[tier, block]
-            bounds.append(left / GIB)
+            free_bytes = limits_bytes[tier] - self.base.tiers_bytes[tier, block]
+            bounds.append(free_bytes / GIB)
         for pair in TOGETHER:
             within = [float(move.share in pair) for move in self.moves]
             rows.append([*within, *np.zeros(times + 1)])
@@ -173,16 +173,16 @@ class Programme:
 def programme_of(
     setting: Setting, sizes: Sequence[int], shares: Iterable[str] = SHARES
 ) -> Programme:
-    """Return the programme of a setting, each coefficient an estimate of its own."""
+    """Return a setting's programme, each coefficient taken from its own estimate."""
     moves = moves_of(setting, shares)
     base = costs_of(setting, OffloadSpec(), sizes)
-    known = {(move.share, 0.0): base for move in moves}
+    costs_at = {(move.share, 0.0): base for move in moves}
     for move in moves:
-        away = OffloadSpec.model_validate({move.share: move.end})
-        known[move.share, move.end] = costs_of(setting, away, sizes)
+        offload = OffloadSpec.model_validate({move.share: move.end})
+        costs_at[move.share, move.end] = costs_of(setting, offload, sizes)
     channels, tiers = [], []
     for move in moves:
-        before, after = known[move.share, move.start], known[move.share, move.end]
+        before, after = costs_at[move.share, move.start], costs_at[move.share, move.end]
         channels.append((after.channels_s - before.channels_s) / move.width)
         tiers.append((after.tiers_bytes - before.tiers_bytes) / move.width)
     return Programme(moves, base, np.array(channels), np.array(tiers))
@@ -191,17 +191,17 @@ def programme_of(
 def solve(
     programme: Programme, limits_bytes: Columns, steps: float
 ) -> list[tuple[float, OffloadSpec] | None]:
-    """Return the seconds and the shares of least time of each block, or nothing if none fit.
+    """Return each block's least seconds and its shares, or None if nothing fits.
 
-    ``steps`` are the decode steps that follow one prefill.
+    ``steps`` is the number of decode steps after one prefill.
     """
-    # Loaded here: the solver takes half a second, and few questions need it.
+    # Imported here: the solver takes half a second to load, and few requests need it.
     from scipy.optimize import linprog
     from scipy.sparse import block_diag
 
     blocks = [programme.rows(block, limits_bytes) for block in range(programme.sizes)]
     goals = [
-        [*_reluctance(programme, block, steps), 1.0, steps, SECONDS_PER_GIB_OVER]
+        [*_offload_penalties(programme, block, steps), 1.0, steps, SECONDS_PER_GIB_OVER]
         for block in range(programme.sizes)
     ]
     ranges = [(0.0, move.width) for move in programme.moves] + [(0.0, None)] * 3
@@ -214,33 +214,35 @@ def solve(
     )
     if not solved.success:
         return [None] * programme.sizes
-    found: list[tuple[float, OffloadSpec] | None] = []
+    placements_by_block: list[tuple[float, OffloadSpec] | None] = []
     for unknowns in solved.x.reshape(programme.sizes, -1):
-        *pieces, prefill, decode, over = unknowns
-        fits = over <= TOLERANCE_GIB
-        found.append((prefill + steps * decode, _shares(programme, pieces)) if fits else None)
-    return found
+        *pieces, prefill, decode, excess = unknowns
+        fits = excess <= TOLERANCE_GIB
+        placements_by_block.append(
+            (prefill + steps * decode, _shares(programme, pieces)) if fits else None
+        )
+    return placements_by_block
 
 
-def _reluctance(programme: Programme, block: int, steps: float) -> list[float]:
-    """Return a hair of seconds for each piece that leaves, so that of equals the nearest wins."""
+def _offload_penalties(programme: Programme, block: int, steps: float) -> list[float]:
+    """Return a small cost per offloaded piece, so that ties prefer the faster tier."""
     prefill, decode = programme.base.channels_s[:, 0, block]
     hair = HAIR * float(prefill + steps * decode)
     return [hair * (2 if move.share.endswith("disk") else 1) for move in programme.moves]
 
 
 def _shares(programme: Programme, pieces: Sequence[float]) -> OffloadSpec:
-    """Return the pieces of each share together, rounded."""
-    whole = dict.fromkeys(SHARES, 0.0)
+    """Return the rounded sum of the pieces of each share."""
+    shares = dict.fromkeys(SHARES, 0.0)
     for move, piece in zip(programme.moves, pieces, strict=True):
-        whole[move.share] += float(piece)
+        shares[move.share] += float(piece)
     return OffloadSpec.model_validate(
-        {name: min(1.0, abs(round(share, DIGITS))) for name, share in whole.items()}
+        {name: min(1.0, abs(round(share, DIGITS))) for name, share in shares.items()}
     )
 
 
 def limits_of(setting: Setting, usable_bytes: float) -> Columns:
-    """Return the bytes that device, host and disk may hold; what nobody said is unlimited."""
+    """Return the usable bytes of device, host and disk; unspecified tiers are unlimited."""
     cluster = setting.cluster
     host, disk = cluster.host_memory_bytes, cluster.disk_capacity_bytes
     nodes = cluster.nodes
@@ -259,10 +261,10 @@ def micro_sizes(batch_size: int) -> Iterator[int]:
 def placements(
     request: EstimateRequest, sizes: Sequence[int], shares: Iterable[str] = SHARES
 ) -> Iterator[Placement]:
-    """Yield placements of a request, the fastest first, each proven by its estimate.
+    """Yield placements of a request, fastest first, each verified by an estimate.
 
     Raises:
-        PlannerError: the request itself is wrong.
+        PlannerError: the request is invalid.
     """
     changed = {"micro_batch_size": sizes[0], "offload": None}
     strategy = request.strategy.model_copy(update=changed)
@@ -273,23 +275,28 @@ def placements(
     usable = generate(setting, workload, Ledger()).memory.usable_bytes
     steps = max(0, workload.output_tokens - 1)
     limits = limits_of(setting, usable)
-    told: list[tuple[float, OffloadSpec, int]] = []
-    for offered in _offered(setting, tuple(shares)):
+    candidates: list[tuple[float, OffloadSpec, int]] = []
+    for offered in _share_sets(setting, tuple(shares)):
         solved = solve(programme_of(setting, sizes, offered), limits, steps)
-        told = [(*one, size) for one, size in zip(solved, sizes, strict=True) if one is not None]
-        if told:
+        candidates = [
+            (*candidate, size)
+            for candidate, size in zip(solved, sizes, strict=True)
+            if candidate is not None
+        ]
+        if candidates:
             break
-    for _, offload, size in sorted(told, key=lambda one: (one[0], one[2])):
+    for _, offload, size in sorted(candidates, key=lambda candidate: (candidate[0], candidate[2])):
         placed = strategy.model_copy(update={"offload": offload, "micro_batch_size": size})
-        found = estimate_request(request.model_copy(update={"strategy": placed}), explain=False)
-        if found.fits:
-            yield Placement(offload, size, found)
+        estimate = estimate_request(request.model_copy(update={"strategy": placed}), explain=False)
+        if estimate.fits:
+            yield Placement(offload, size, estimate)
 
 
-def _offered(setting: Setting, shares: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    """Yield the shares that may leave: of experts to a disk only where the host has no room.
+def _share_sets(setting: Setting, shares: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    """Yield sets of shares to try; experts go to disk only if host memory is too small.
 
-    Pieces of the experts' convex cost hold for one tier; a second one would start it anew.
+    The breakpoints of the experts' convex cost hold for one tier; a second tier would restart the
+    curve.
     """
     if setting.model.is_moe:
         yield tuple(share for share in shares if share != "weights_disk")
@@ -297,37 +304,37 @@ def _offered(setting: Setting, shares: tuple[str, ...]) -> Iterator[tuple[str, .
 
 
 def placement_of(request: EstimateRequest, micro_batch_size: int) -> Placement | None:
-    """Return the best placement of a request for one micro-batch size, proven by its estimate.
+    """Return the best verified placement of a request for one micro-batch size.
 
     Raises:
-        PlannerError: the request itself is wrong.
+        PlannerError: the request is invalid.
     """
     return next(placements(request, [micro_batch_size]), None)
 
 
 def best_placement(request: EstimateRequest, shares: Iterable[str] = SHARES) -> Placement | None:
-    """Return the placement and micro-batch size of highest throughput, or nothing that fits.
+    """Return the placement and micro-batch size of highest throughput, or None if nothing fits.
 
     Raises:
-        PlannerError: the request itself is wrong.
+        PlannerError: the request is invalid.
     """
     workload = request.workload
     if not isinstance(workload, GenerateWorkload):
         return None
     per_replica = max(1, workload.batch_size // (request.strategy.data_parallel_size or 1))
-    asked = request.strategy.micro_batch_size
-    sizes = [asked] if asked else sorted(set(micro_sizes(per_replica)))
+    pinned_size = request.strategy.micro_batch_size
+    sizes = [pinned_size] if pinned_size else sorted(set(micro_sizes(per_replica)))
     return next(placements(request, sizes, tuple(shares)), None)
 
 
 def best_batch(request: EstimateRequest, batch_sizes: Iterable[int]) -> Placement | None:
-    """Return the best placement over several batch sizes: what FlexGen's policy search answers.
+    """Return the best placement over several batch sizes, as FlexGen's policy search does.
 
     Raises:
-        PlannerError: the request itself is wrong.
+        PlannerError: the request is invalid.
     """
     workload = request.workload
-    found = (
+    best_per_size = (
         best_placement(
             request.model_copy(
                 update={"workload": workload.model_copy(update={"batch_size": size})}
@@ -335,8 +342,8 @@ def best_batch(request: EstimateRequest, batch_sizes: Iterable[int]) -> Placemen
         )
         for size in batch_sizes
     )
-    kept = [placement for placement in found if placement is not None]
-    return max(kept, key=tokens_per_second, default=None)
+    feasible = [placement for placement in best_per_size if placement is not None]
+    return max(feasible, key=tokens_per_second, default=None)
 
 
 def tokens_per_second(placement: Placement) -> float:
@@ -345,7 +352,7 @@ def tokens_per_second(placement: Placement) -> float:
 
 
 def placed_strategy(request: EstimateRequest, shares: Iterable[str] = SHARES) -> Strategy | None:
-    """Return the request's strategy with its best placement, or nothing when none fits."""
+    """Return the request's strategy with its best placement, or None if none fits."""
     try:
         best = best_placement(request, shares)
     except PlannerError:

@@ -1,4 +1,4 @@
-"""A plan request with its names looked up, on one of its clusters."""
+"""A plan request with resolved names, on one of its clusters."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,15 +13,15 @@ from planner.specs.plan import PlanRequest
 from planner.specs.strategy import Strategy
 from planner.specs.workload import GenerateWorkload, ServeWorkload
 from planner.techniques.case import Case
-from planner.workload.dealing import like_nodes
+from planner.workload.device_groups import like_nodes
 from planner.workload.resolve import resolve_cluster, resolve_device, resolve_model
 
 
 @dataclass(frozen=True)
 class Question:
-    """A plan request with its names looked up, on one of its clusters.
+    """A plan request with resolved names, on one of its clusters.
 
-    ``shown`` is the cluster as it was asked for: a catalog id stays an id.
+    ``shown`` is the cluster as requested: a catalog id remains an id.
     """
 
     request: PlanRequest
@@ -32,24 +32,24 @@ class Question:
 
     @property
     def hardware(self) -> tuple[str, str]:
-        """Return the device and the offer that the question is about."""
+        """Return the device ids and the cloud offer of the question."""
         others = (cast("DeviceSpec", group.device).id for group in self.cluster.other_nodes)
         return " + ".join((self.device.id, *others)), self.cluster.instance or ""
 
     @property
     def devices(self) -> tuple[DeviceSpec, ...]:
-        """Return the kinds of device that there are."""
+        """Return all kinds of device in the cluster."""
         others = (cast("DeviceSpec", group.device) for group in self.cluster.other_nodes)
         return (self.device, *others)
 
     @property
     def case(self) -> Case:
-        """Return what techniques are held against."""
+        """Return the case that technique conditions are checked against."""
         return Case(self.model, self.device, self.cluster, self.request.workload)
 
     @cached_property
     def pinned(self) -> JsonObject:
-        """Return the strategy fields that the request holds fixed."""
+        """Return the pinned strategy fields."""
         return {name: value for name, value in self.request.pins if value is not None}
 
     def estimate_request(self, strategy: Strategy) -> EstimateRequest:
@@ -67,41 +67,43 @@ class Question:
 
 
 def clusters_of(request: PlanRequest) -> tuple[ClusterSpec, ...]:
-    """Return the clusters that a request may choose: its options, or else its only one."""
+    """Return the candidate clusters of a request: its options, or its only cluster."""
     return request.hardware_options or (request.cluster,)
 
 
 def memory_of(cluster: ClusterSpec) -> int:
-    """Return the bytes of memory that all devices of a cluster have.
+    """Return the device memory of a whole cluster, in bytes.
 
     Raises:
         PlannerError: a name is unknown.
     """
-    found = resolve_cluster(cluster)
-    own = resolve_device(found.device).memory_bytes * found.devices_per_node * found.nodes
-    others = found.other_nodes
-    return own + sum(resolve_device(one.device).memory_bytes * one.num_devices for one in others)
+    resolved = resolve_cluster(cluster)
+    own = resolve_device(resolved.device).memory_bytes * resolved.devices_per_node * resolved.nodes
+    others = resolved.other_nodes
+    return own + sum(
+        resolve_device(group.device).memory_bytes * group.num_devices for group in others
+    )
 
 
 def questions(request: PlanRequest) -> Iterator[Question]:
-    """Yield the question for each cluster that the request may choose.
+    """Yield one question per candidate cluster.
 
-    Unlike nodes may also serve as if the nodes of one kind were alone.
+    For serving and generation on mixed nodes, also yield the nodes of each kind alone.
 
     Raises:
         PlannerError: a name is unknown.
     """
     model = resolve_model(request.model)
-    apart = isinstance(request.workload, ServeWorkload | GenerateWorkload)
-    for whole in clusters_of(request):
-        yield _question(request, model, whole)
-        for part in like_nodes(whole) if apart and whole.other_nodes else ():
+    can_split = isinstance(request.workload, ServeWorkload | GenerateWorkload)
+    for cluster in clusters_of(request):
+        yield _question(request, model, cluster)
+        for part in like_nodes(cluster) if can_split and cluster.other_nodes else ():
             yield _question(request, model, part)
 
 
-def _question(request: PlanRequest, model: ModelSpec, asked: ClusterSpec) -> Question:
-    cluster = resolve_cluster(asked)
+def _question(request: PlanRequest, model: ModelSpec, requested_cluster: ClusterSpec) -> Question:
+    cluster = resolve_cluster(requested_cluster)
     device = resolve_device(cluster.device)
     rented = cluster.model_copy(update={"device": device.id})
-    shown = asked if asked.instance is None else rented
+    shown = requested_cluster if requested_cluster.instance is None else rented
     return Question(request, model, device, cluster, shown)

@@ -1,4 +1,4 @@
-"""Orders strategies by an objective, one estimate or whole columns, and finds the frontier."""
+"""Rank strategies by an objective, as single estimates or columns, and compute the frontier."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,12 +10,12 @@ from planner.specs.plan import Objective
 from planner.specs.strategy import Strategy
 from planner.workload.ranks import Layout
 
-# "Balanced" trades in logarithms: doubling the speed outweighs a 9 % higher perplexity, and a
-# fourfold number of devices must bring more than 40 % of speed.
+# "Balanced" trades in logarithms: doubling the speed outweighs a 9 % higher perplexity, and four
+# times the devices must add more than 40 % of speed.
 QUALITY_WEIGHT = 8.0
 DEVICE_WEIGHT = 0.25
 UNKNOWN_PERPLEXITY_RATIO = 1.01
-# Differences beyond these digits are rounding: between equals the plainer strategy goes first.
+# Digits compared: smaller differences are rounding, and ties prefer the simpler strategy.
 DIGITS = 10
 DEVICE_SIZES = (
     "data_parallel_size",
@@ -38,7 +38,7 @@ RECOMPUTATIONS = (None, "none", "selective", "full")
 
 @dataclass(frozen=True)
 class Merit:
-    """What objectives look at, of one strategy or of columns; unknown prices are not a number."""
+    """The figures that objectives use, scalar or column; unknown prices are NaN."""
 
     speed: float
     delay: float
@@ -50,37 +50,37 @@ class Merit:
 
     @property
     def held_bytes(self) -> float:
-        """Return the bytes at the peak, over all devices in use."""
+        """Return the peak bytes over all devices in use."""
         return self.peak_bytes * self.devices
 
     @property
     def device_seconds(self) -> float:
-        """Return the device-seconds per unit of work, which stand in for an unknown price."""
+        """Return the device-seconds per unit of work, a substitute for an unknown price."""
         return self.devices / self.speed
 
     @property
     def imbalance(self) -> float:
-        """Return quality loss and devices against speed, in logarithms."""
+        """Return quality loss and device count minus speed, in logarithms."""
         quality = QUALITY_WEIGHT * log(self.perplexity_ratio)
         return quality + DEVICE_WEIGHT * log(self.devices) - log(self.speed)
 
     @property
     def criteria(self) -> tuple[float, float, float, float]:
-        """Return what the frontier minimises: slowness, delay, memory and quality loss."""
+        """Return the figures that the frontier minimises: minus speed, delay, memory, quality."""
         return -self.speed, self.delay, self.held_bytes, self.perplexity_ratio
 
 
 def merit_from(
     read: Callable[[str], float | None], devices: float, perplexity_ratio: float
 ) -> Merit:
-    """Return the merit of what ``read`` gives by name: nothing where a figure does not apply.
+    """Return the merit from the figures that ``read`` returns by name, None where inapplicable.
 
-    Speed is tokens per second, or whole compressions; somebody waits for a request, a step or a
-    compression.
+    Speed is in tokens per second, or compressions per second. Delay is the time of a request, a
+    step or a compression.
     """
     tokens, duration = read("tokens_per_second"), read("duration_seconds")
     waits = (read("latency_seconds"), read("step_seconds"), duration)
-    energy, money = read("energy_joules_per_token"), read("cost_usd_per_million_tokens")
+    energy, cost = read("energy_joules_per_token"), read("cost_usd_per_million_tokens")
     peak = read("per_device_peak_bytes")
     if duration is None:
         duration = float("inf")
@@ -91,7 +91,7 @@ def merit_from(
         devices=devices,
         perplexity_ratio=perplexity_ratio,
         joules_per_token=float("nan") if energy is None else energy,
-        usd_per_million_tokens=float("nan") if money is None else money,
+        usd_per_million_tokens=float("nan") if cost is None else cost,
     )
 
 
@@ -103,7 +103,7 @@ def merit_of(estimate: Estimate) -> Merit:
 
 
 def devices_of(estimate: Estimate) -> int:
-    """Return how many devices the estimate's strategy takes."""
+    """Return the number of devices of the estimate's strategy."""
     devices = 1
     for name in DEVICE_SIZES:
         devices *= getattr(estimate.strategy, name) or 1
@@ -111,7 +111,7 @@ def devices_of(estimate: Estimate) -> int:
 
 
 def perplexity_ratio(estimate: Estimate) -> float:
-    """Return the expected perplexity ratio, with a small penalty where no table exists."""
+    """Return the expected perplexity ratio, slightly penalised if no table exists."""
     quality = estimate.quality
     if quality is None:
         return 1.0
@@ -137,7 +137,7 @@ PENALTIES: dict[Objective, Callable[[Merit], float]] = {
 def order_of(
     estimate: Estimate, objective: Objective
 ) -> tuple[float, float, tuple[int, ...], str]:
-    """Return what plans are sorted by: the objective, then speed, then plainness."""
+    """Return the sort key of plans: the objective, then speed, then simplicity."""
     merit = merit_of(estimate)
     penalty = PENALTIES[objective](merit)
     return _rounded(penalty), _rounded(-merit.speed), *plainness(estimate.strategy)
@@ -148,7 +148,7 @@ def _rounded(value: float) -> float:
 
 
 def plainness(strategy: Strategy) -> tuple[tuple[int, ...], str]:
-    """Return how much a strategy asks for, so that of equals the plainer one goes first."""
+    """Return the complexity of a strategy, a tie-breaker that prefers simpler ones."""
     sizes = tuple(getattr(strategy, name) or 0 for name in PLAIN_FIELDS)
     return (*sizes, *_plain_choices(strategy)), strategy.model_dump_json()
 
@@ -168,26 +168,26 @@ def plainness_columns(strategy: Strategy, layout: Layout) -> tuple[float, ...]:
 
 
 def _plain_choices(strategy: Strategy) -> tuple[int, int]:
-    again = RECOMPUTATIONS.index(strategy.activation_recomputation)
-    return again, len(strategy.away)
+    recomputation = RECOMPUTATIONS.index(strategy.activation_recomputation)
+    return recomputation, len(strategy.offload_places)
 
 
 def criteria(estimate: Estimate) -> tuple[float, float, float, float]:
-    """Return what the frontier minimises: slowness, delay, memory and quality loss."""
+    """Return the figures that the frontier minimises: minus speed, delay, memory, quality."""
     return merit_of(estimate).criteria
 
 
 def frontier(estimates: list[Estimate]) -> list[Estimate]:
-    """Return the estimates that no other one matches in everything and beats in something."""
-    valued = sorted(
-        ((criteria(one), plainness(one.strategy), one) for one in estimates),
+    """Return the Pareto frontier: the estimates that no other estimate dominates."""
+    by_criteria = sorted(
+        ((criteria(each), plainness(each.strategy), each) for each in estimates),
         key=lambda item: item[:2],
     )
-    kept: list[tuple[tuple[float, ...], Estimate]] = []
-    for own, _, candidate in valued:
+    nondominated: list[tuple[tuple[float, ...], Estimate]] = []
+    for own, _, candidate in by_criteria:
         if not any(
             all(theirs <= mine for theirs, mine in zip(other, own, strict=True))
-            for other, _ in kept
+            for other, _ in nondominated
         ):
-            kept.append((own, candidate))
-    return [estimate for _, estimate in kept]
+            nondominated.append((own, candidate))
+    return [estimate for _, estimate in nondominated]

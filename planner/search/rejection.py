@@ -1,9 +1,9 @@
-"""Why strategies lost, by family, each with the numbers of its closest miss."""
+"""Reasons for rejected strategies by family, each with the numbers of its closest miss."""
 
 from dataclasses import dataclass, field
 from typing import get_args
 
-from planner.search.constraints import figure, hopeless, is_simulated, unit_of
+from planner.search.constraints import figure, is_simulated, mean_bound, unit_of
 from planner.specs.base import Dtype
 from planner.specs.estimate import Estimate
 from planner.specs.plan import APPLICABILITY, Bound, Rejection
@@ -18,7 +18,7 @@ MAX_FAMILIES = 32
 
 
 def family_of(strategy: Strategy) -> str:
-    """Return the family of a strategy: its weights and how it splits them."""
+    """Return the family of a strategy: its weight format, its splits and what it offloads."""
     parts = [f"{strategy.weight_dtype or strategy.compute_dtype} weights"]
     for size, name in (
         (strategy.tensor_parallel_size, "tensor"),
@@ -31,13 +31,13 @@ def family_of(strategy: Strategy) -> str:
         parts.append(f"ZeRO {strategy.zero_stage}")
     if strategy.activation_recomputation == "full":
         parts.append("full recomputation")
-    return ", ".join((*parts, *strategy.away))
+    return ", ".join((*parts, *strategy.offload_places))
 
 
 def family_numbers(strategy: Strategy, layout: Layout) -> float:
-    """Return the family of a strategy as a number, for columns of layouts one per row.
+    """Return the family of each strategy as a number, for columns of layouts.
 
-    It differs exactly where ``family_of`` does: every part takes its own digits.
+    Numbers differ exactly where ``family_of`` differs: every part has its own digits.
     """
     number: float = DTYPES.index(strategy.weight_dtype or strategy.compute_dtype or "fp32")
     offload = strategy.offload or OffloadSpec()
@@ -57,34 +57,34 @@ def family_numbers(strategy: Strategy, layout: Layout) -> float:
 
 @dataclass
 class Rejections:
-    """Collects rejections; of one family the closest miss stays."""
+    """Collect rejections, keeping the closest miss of each family."""
 
     by_family: dict[str, Rejection] = field(default_factory=dict)
     accepted: set[str] = field(default_factory=set)
 
     def accept(self, strategy: Strategy) -> None:
-        """Note that a family has a feasible member, so that it is not a rejected one."""
+        """Mark a family as feasible, so that it is not reported as rejected."""
         self.accepted.add(family_of(strategy))
 
     def technique(self, key: str, reason: str) -> None:
-        """Note a technique that does not apply."""
+        """Add a technique that does not apply."""
         self.by_family[key] = Rejection(family=key, constraint=APPLICABILITY, reason=reason)
 
     def memory(self, estimate: Estimate, usable_bytes: float, strategies: int = 1) -> None:
-        """Note a strategy that needs more memory than a device has."""
-        need = float(estimate.memory.per_device_peak_bytes)
+        """Add a strategy that exceeds the device memory."""
+        required = float(estimate.memory.per_device_peak_bytes)
         largest = max(estimate.memory.breakdown_bytes.items(), key=lambda item: item[1])
         name, share = largest
         reason = (
-            f"needs {need / GIB:.1f} GiB per device, {usable_bytes / GIB:.1f} GiB are usable; "
+            f"needs {required / GIB:.1f} GiB per device, {usable_bytes / GIB:.1f} GiB are usable; "
             f"{name.replace('_', ' ')} take {share / GIB:.1f} GiB"
         )
-        self._note(estimate, Miss("memory", reason, need, usable_bytes, "B"), strategies)
+        self._note(estimate, Miss("memory", reason, required, usable_bytes, "B"), strategies)
 
     def constraint(
         self, estimate: Estimate, miss: tuple[str, float | None, float], strategies: int = 1
     ) -> None:
-        """Note a strategy that breaks one of the request's constraints."""
+        """Add a strategy that violates a constraint of the request."""
         name, value, limit = miss
         unit = unit_of(name)
         shown = "unknown" if value is None else f"{value:.4g} {unit}".strip()
@@ -95,10 +95,10 @@ class Rejections:
 
     def _note(self, estimate: Estimate, miss: "Miss", strategies: int) -> None:
         family = family_of(estimate.strategy)
-        known = self.by_family.get(family)
-        count = (known.strategies if known else 0) + strategies
-        if known and known.required is not None and not miss.closer_than(known):
-            self.by_family[family] = known.model_copy(update={"strategies": count})
+        previous = self.by_family.get(family)
+        count = (previous.strategies if previous else 0) + strategies
+        if previous and previous.required is not None and not miss.closer_than(previous):
+            self.by_family[family] = previous.model_copy(update={"strategies": count})
             return
         self.by_family[family] = Rejection(
             family=family,
@@ -111,17 +111,17 @@ class Rejections:
         )
 
     def result(self) -> dict[str, Rejection]:
-        """Return techniques that do not apply, then the families that missed by the least."""
-        lost = [one for family, one in self.by_family.items() if family not in self.accepted]
-        techniques = [one for one in lost if one.constraint == APPLICABILITY]
-        families = [one for one in lost if one.constraint != APPLICABILITY]
+        """Return the techniques that do not apply, then the closest rejected families."""
+        rejected = [each for family, each in self.by_family.items() if family not in self.accepted]
+        techniques = [each for each in rejected if each.constraint == APPLICABILITY]
+        families = [each for each in rejected if each.constraint != APPLICABILITY]
         closest = sorted(families, key=distance)[:MAX_FAMILIES]
         return {rejection.family: rejection for rejection in (*techniques, *closest)}
 
 
 def _without_percentiles(estimate: Estimate, name: str, limit: float) -> tuple[float | None, str]:
-    """Return the mean that makes a simulation needless, or that there is no end to the queue."""
-    far = hopeless(name, Bound(max=limit))
+    """Return the mean that already violates the limit, or report an overloaded queue."""
+    far = mean_bound(name, Bound(max=limit))
     most = estimate.performance.max_requests_per_second
     if most is not None or far is None:
         served = "" if most is None else f", the most is {most:.3g} a second"
@@ -132,7 +132,7 @@ def _without_percentiles(estimate: Estimate, name: str, limit: float) -> tuple[f
 
 
 def distance(rejection: Rejection) -> float:
-    """Return by which share a rejection missed its limit: 0 when it has no numbers."""
+    """Return the relative miss of a rejection, 0 if it has no numbers."""
     if rejection.required is None or not rejection.limit:
         return 0.0
     return abs(rejection.required / rejection.limit - 1)
@@ -140,7 +140,7 @@ def distance(rejection: Rejection) -> float:
 
 @dataclass(frozen=True)
 class Miss:
-    """By how much one strategy missed one limit."""
+    """The miss of one limit by one strategy."""
 
     constraint: str
     reason: str
@@ -149,7 +149,7 @@ class Miss:
     unit: str
 
     def closer_than(self, other: Rejection) -> bool:
-        """Return whether this miss is the smaller one, relative to its limit."""
+        """Return whether this relative miss is smaller than a rejection's."""
         if self.required is None or other.required is None or not other.limit or not self.limit:
             return False
         own = abs(self.required / self.limit - 1)

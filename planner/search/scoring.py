@@ -1,9 +1,9 @@
-"""Scores strategies as columns: blocks by the workload's own formulas, lists by the exact door.
+"""Score strategies as columns: blocks with the workload's formulas, lists with single estimates.
 
-``score`` runs the same functions that cost one strategy, once, on the whole grid of a block.
+``score`` runs the functions that cost one strategy once, on the whole grid of a block.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -13,6 +13,7 @@ from planner.cost.equation import Unrecorded
 from planner.errors import NotCoveredError, NotPossibleError, PlannerError
 from planner.search.block import Block, Flags, Numbers
 from planner.search.constraints import figure
+from planner.search.percentiles import BlockPercentiles, Read
 from planner.search.question import Question
 from planner.search.rank import (
     UNKNOWN_PERPLEXITY_RATIO,
@@ -23,7 +24,7 @@ from planner.search.rank import (
 )
 from planner.search.rejection import family_numbers
 from planner.search.subject import Subject
-from planner.specs.estimate import Estimate, Performance
+from planner.specs.estimate import Estimate
 from planner.specs.strategy import Strategy
 from planner.specs.workload import ServeWorkload
 from planner.workload.estimator import (
@@ -37,18 +38,14 @@ from planner.workload.expense import expense
 from planner.workload.inference_memory import usable_bytes
 from planner.workload.resolve import resolve
 
-Read = Callable[[str], Numbers | None]
-# What the percentiles of a load are drawn around, and how many requests it has room for.
-MEANS = ("ttft_seconds", "tpot_seconds", "latency_seconds", "max_concurrency")
-
 
 @dataclass(frozen=True)
 class Scores:
-    """Strategies of one question with their figures, one number a row.
+    """Strategies of one question with their figures, one row per strategy.
 
-    ``figures`` reads any figure of an estimate by name; ``families`` numbers the families;
-    ``plainness`` has the numbers of ``rank.plainness``, a column for each strategy; the
-    ``subject`` keeps what the exact door has costed.
+    ``figures`` reads any figure of an estimate by name. ``families`` holds family numbers,
+    ``plainness`` the numbers of ``rank.plainness``, one column per strategy. ``subject`` caches
+    exact estimates.
     """
 
     question: Question
@@ -60,41 +57,35 @@ class Scores:
     families: Numbers
     plainness: Numbers
     subject: Subject
+    simulation: BlockPercentiles | None = None
 
     def __len__(self) -> int:
         return len(self.fits)
 
     def exact(self, row: int) -> Estimate:
-        """Return one strategy as the exact door costs it, without the explanation."""
+        """Return the exact estimate of one strategy, without the explanation."""
         return self.subject.exact(self.question, self.strategy(row))
 
     def simulated(self, row: int) -> Estimate:
-        """Return one strategy as the exact door costs it, its percentiles included."""
+        """Return the exact estimate of one strategy, with its percentiles."""
         return self.subject.with_percentiles(self.question, self.strategy(row))
 
-    def percentiles(self, row: int) -> dict[str, float] | None:
-        """Return one strategy's percentiles, in s by name, around its means in the columns.
+    def percentiles(self, row: int, names: Collection[str]) -> dict[str, float] | None:
+        """Return the named percentiles of one strategy, in s, based on its means in the columns.
 
-        This spares costing those again; nothing where the exact door alone can tell.
+        This avoids recomputing the means; None if the percentiles need an exact estimate.
         """
-        question, strategy = self.question, self.strategy(row)
-        alike = not question.cluster.other_nodes and strategy.disaggregated is None
-        if not alike or not isinstance(question.request.workload, ServeWorkload):
-            return None
-        found = {name: self.figures(name) for name in MEANS}
-        known = {name: float(one[row]) for name, one in found.items() if one is not None}
-        means = Performance.model_construct(**known)  # type: ignore[arg-type]  # figures of a row
-        return self.subject.percentiles(question, strategy, means)
+        return None if self.simulation is None else self.simulation.percentiles(row, names)
 
     def explained(self, estimate: Estimate) -> Estimate:
-        """Return an estimate of one of the strategies again, with every term."""
+        """Return the estimate of a strategy again, with every term."""
         return self.subject.explained(self.question, estimate.strategy)
 
     def text(self, row: int) -> str:
-        """Return one strategy as text, every default filled in."""
-        known = self.subject.plain.get(self.strategy(row))
-        if known is not None:
-            return known.strategy.model_dump_json()
+        """Return one strategy as JSON with all defaults filled in."""
+        cached = self.subject.plain.get(self.strategy(row))
+        if cached is not None:
+            return cached.strategy.model_dump_json()
         setting = resolve(self.question.estimate_request(self.strategy(row)))
         return setting.strategy.model_dump_json()
 
@@ -104,16 +95,18 @@ def score(block: Block, subject: Subject | None = None) -> Scores:
     setting = block.setting
     outcome = run(setting, Unrecorded())
     paid = paid_setting(setting)
-    spent = expense(paid, outcome, Unrecorded(), rented_devices(setting)).figures
+    expenses = expense(paid, outcome, Unrecorded(), rented_devices(setting)).figures
     loss = _losses(block)
-    own = {
+    own_figures = {
         "per_device_peak_bytes": np.rint(outcome.memory.peak_bytes),
         "quality_loss_ratio": loss,
-        **spent,
+        **expenses,
     }
 
     def read(name: str) -> Numbers | None:
-        value = own[name] if name in own else getattr(outcome.performance, name, None)
+        value = (
+            own_figures[name] if name in own_figures else getattr(outcome.performance, name, None)
+        )
         return None if value is None else block.column(value)
 
     perplexity = np.where(np.isnan(loss), UNKNOWN_PERPLEXITY_RATIO, 1 + loss)
@@ -122,7 +115,7 @@ def score(block: Block, subject: Subject | None = None) -> Scores:
         strategy=block.strategy,
         fits=block.column(outcome.fits) > 0,
         usable_bytes=outcome.memory.usable_bytes,
-        merit=_filled(
+        merit=_broadcast_merit(
             merit_from(
                 cast("Callable[[str], float | None]", read),
                 cast("float", block.column(setting.layout.devices)),
@@ -133,26 +126,39 @@ def score(block: Block, subject: Subject | None = None) -> Scores:
         figures=read,
         families=block.column(family_numbers(setting.strategy, setting.layout)),
         plainness=np.stack(
-            [block.column(one) for one in plainness_columns(setting.strategy, setting.layout)]
+            [
+                block.column(numbers)
+                for numbers in plainness_columns(setting.strategy, setting.layout)
+            ]
         ),
         subject=subject or Subject(),
+        simulation=_simulation(block, read),
     )
 
 
-class Fitting:
-    """Tells which of some blocks hold a strategy that may fit, by its memory alone.
+def _simulation(block: Block, read: Read) -> BlockPercentiles | None:
+    """Return the percentile simulator of a block, None for mixed or disaggregated serving."""
+    workload, setting = block.question.request.workload, block.setting
+    is_alike = not block.question.cluster.other_nodes and setting.strategy.disaggregated is None
+    if not is_alike or not isinstance(workload, ServeWorkload):
+        return None
+    return BlockPercentiles(block, workload, read)
 
-    What is recomputed is not kept: where nothing fits that recomputes all, nothing does that
-    recomputes less. The blocks come in this order.
+
+class Fitting:
+    """Decides which blocks may hold a strategy that fits, by memory alone.
+
+    Full recomputation needs the least memory: if it does not fit, nothing with less recomputation
+    fits. Blocks are expected in increasing order of recomputation.
     """
 
     def __init__(self, blocks: Iterable[Block]) -> None:
-        self._leanest = {_but_recomputation(block): block for block in blocks}
+        self._leanest = {_key_without_recomputation(block): block for block in blocks}
         self._known: dict[int, bool] = {}
 
     def anything(self, block: Block) -> bool:
         """Return whether any strategy of a block may fit."""
-        leanest = self._leanest[_but_recomputation(block)]
+        leanest = self._leanest[_key_without_recomputation(block)]
         return self._fits(leanest) and self._fits(block)
 
     def _fits(self, block: Block) -> bool:
@@ -161,29 +167,29 @@ class Fitting:
         return self._known[id(block)]
 
 
-def _but_recomputation(block: Block) -> str:
-    """Return what the strategies of a block share, as text, but what they recompute."""
+def _key_without_recomputation(block: Block) -> str:
+    """Return a block's shared fields except recomputation, as text."""
     shared = {**block.shared, "activation_recomputation": None}
     return str(sorted(shared.items()))
 
 
 def _losses(block: Block) -> Numbers:
-    """Return the quality lost under each format of the cache, nan where no table tells."""
-    found = []
+    """Return the quality loss under each cache format, NaN if no table has it."""
+    losses_by_format = []
     for dtype in block.caches:
         strategy = block.setting.strategy
         if dtype is not None:
             strategy = strategy.model_copy(update={"kv_cache_dtype": dtype})
         quality = quality_of(replace(block.setting, strategy=strategy))
         loss = quality.loss_ratio if quality else 0.0
-        found.append(np.nan if loss is None else loss)
+        losses_by_format.append(np.nan if loss is None else loss)
     chosen = block.sizes.get("kv_cache_dtype", np.zeros(1))
-    losses: Numbers = np.array(found)[chosen.astype(np.int64)]
+    losses: Numbers = np.array(losses_by_format)[chosen.astype(np.int64)]
     return losses
 
 
-def _filled(merit: Merit, rows: int) -> Merit:
-    """Return a merit whose every figure is a column of its own."""
+def _broadcast_merit(merit: Merit, rows: int) -> Merit:
+    """Return a merit with every figure broadcast to a column."""
     columns = {
         name: np.broadcast_to(np.asarray(value, dtype=np.float64), rows)
         for name, value in vars(merit).items()
@@ -194,8 +200,8 @@ def _filled(merit: Merit, rows: int) -> Merit:
 def score_exactly(
     question: Question, strategies: Iterable[Strategy], subject: Subject
 ) -> tuple[list[Scores], PlannerError | None]:
-    """Return strategies that the exact door costs one by one, and why the last was refused."""
-    kept: list[Strategy] = []
+    """Return scores from one exact estimate per strategy, and the last refusal."""
+    accepted: list[Strategy] = []
     refused: PlannerError | None = None
     for strategy in strategies:
         try:
@@ -203,14 +209,16 @@ def score_exactly(
         except (NotPossibleError, NotCoveredError) as error:
             refused = error
         else:
-            kept.append(strategy)
-    return [_listed(question, kept, subject)] if kept else [], refused
+            accepted.append(strategy)
+    return [_scores_of_list(question, accepted, subject)] if accepted else [], refused
 
 
-def _listed(question: Question, strategies: Sequence[Strategy], subject: Subject) -> Scores:
-    estimates = [subject.exact(question, one) for one in strategies]
+def _scores_of_list(
+    question: Question, strategies: Sequence[Strategy], subject: Subject
+) -> Scores:
+    estimates = [subject.exact(question, each) for each in strategies]
     merits = [vars(merit_of(estimate)) for estimate in estimates]
-    settings = [resolve(question.estimate_request(one)) for one in strategies]
+    settings = [resolve(question.estimate_request(each)) for each in strategies]
 
     def read(name: str) -> Numbers | None:
         values = [figure(estimate, name) for estimate in estimates]
@@ -224,7 +232,7 @@ def _listed(question: Question, strategies: Sequence[Strategy], subject: Subject
         usable_bytes=usable_bytes(settings[0]),
         merit=Merit(**cast("dict[str, float]", columns)),
         figures=read,
-        families=np.array([family_numbers(one.strategy, one.layout) for one in settings]),
-        plainness=np.array([plainness_columns(one.strategy, one.layout) for one in settings]).T,
+        families=np.array([family_numbers(each.strategy, each.layout) for each in settings]),
+        plainness=np.array([plainness_columns(each.strategy, each.layout) for each in settings]).T,
         subject=subject,
     )

@@ -1,4 +1,4 @@
-"""Selects from scored columns: the best of each family, the frontier, what lost by the least."""
+"""Select rows of scored tables: the best of each family, the frontier, and the closest misses."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,19 +8,19 @@ from typing import cast
 import numpy as np
 
 from planner.search.block import Flags, Numbers, Rows
-from planner.search.constraints import broken, hopeless, is_percentile, is_simulated
+from planner.search.constraints import first_violation, is_percentile, is_simulated, mean_bound
 from planner.search.rank import DIGITS, PENALTIES, Merit
 from planner.search.scoring import Scores
 from planner.specs.estimate import Estimate
 from planner.specs.plan import Bound, Objective
 
 FEW = 4
-ROUNDING = 1e-9  # columns and single numbers differ by less
+ROUNDING = 1e-9  # relative difference between column and scalar results
 
 
 @dataclass(frozen=True)
 class Table:
-    """The scores of all blocks under each other; some rows had to be ``simulated``."""
+    """The concatenated scores of all blocks; ``simulated`` holds the simulated rows."""
 
     parts: Sequence[Scores]
     limits: Mapping[str, Bound]
@@ -35,28 +35,28 @@ class Table:
         return np.cumsum([0, *(len(part) for part in self.parts)])
 
     def part_of(self, row: int) -> tuple[Scores, int]:
-        """Return the part that holds a row, and its place there."""
+        """Return the part that holds a row, and the row's index in it."""
         index = int(np.searchsorted(self.starts, row, side="right")) - 1
         return self.parts[index], row - int(self.starts[index])
 
     def exact(self, row: int) -> Estimate:
-        """Return one row as the exact door costs it."""
+        """Return the exact estimate of a row."""
         part, own = self.part_of(row)
         return part.simulated(own) if row in self.simulated else part.exact(own)
 
     def text(self, row: int) -> str:
-        """Return one row's strategy as text, every default filled in."""
+        """Return a row's strategy as JSON with all defaults filled in."""
         part, own = self.part_of(row)
         return part.text(own)
 
     @cached_property
     def plainness(self) -> Numbers:
-        """Return what each row asks for, a column a row; of equals the plainer one goes first."""
+        """Return the complexity of each row, one column per row; ties prefer simpler rows."""
         return np.concatenate([part.plainness for part in self.parts], axis=1)
 
     @cached_property
     def merit(self) -> Merit:
-        """Return what objectives look at, one number a row."""
+        """Return the figures that objectives use, one number per row."""
         columns = {
             name: np.concatenate([getattr(part.merit, name) for part in self.parts])
             for name in vars(self.parts[0].merit)
@@ -81,127 +81,156 @@ class Table:
 
     @cached_property
     def misses(self) -> Numbers:
-        """Return by which share each row misses its first broken limit; below 0 for none.
+        """Return each row's relative miss of its first violated limit; negative if none.
 
-        Of limits that only a simulation can decide, these are the misses known so far.
+        For limits that need a simulation, these are the misses known so far.
         """
         usable = np.repeat([part.usable_bytes for part in self.parts], np.diff(self.starts))
-        short = np.abs(np.asarray(self.merit.peak_bytes) / usable - 1)
-        missed = np.where(self.fits, -1.0, short)
-        for name, bound in self._decided:
-            share = self._share(name, bound)
+        memory_miss = np.abs(np.asarray(self.merit.peak_bytes) / usable - 1)
+        missed = np.where(self.fits, -1.0, memory_miss)
+        for name, bound in self._column_limits:
+            share = self._relative_miss(name, bound)
             missed = np.where((missed < 0) & (share >= 0), share, missed)
         return missed
 
     @cached_property
-    def _decided(self) -> list[tuple[str, Bound]]:
-        """Return the limits that columns decide: of a percentile, how far its mean may be."""
-        found = []
+    def _column_limits(self) -> list[tuple[str, Bound]]:
+        """Return the limits that columns decide; percentiles are bounded by their mean."""
+        decided = []
         for name, bound in self.limits.items():
-            far = hopeless(name, bound)
-            if far:
-                found.append((far[0], Bound(max=far[1])))
+            mean_limit = mean_bound(name, bound)
+            if mean_limit:
+                decided.append((mean_limit[0], Bound(max=mean_limit[1])))
             elif not is_simulated(name):
-                found.append((name, bound))
-        return found
+                decided.append((name, bound))
+        return decided
 
     @cached_property
     def unsure(self) -> Flags:
-        """Return the rows of which only a simulation can tell whether they break a limit."""
-        asked = any(is_simulated(name) for name in self.limits)
-        return (self.misses < 0) & asked
+        """Return the rows that need a simulation to decide their limits."""
+        has_simulated = any(is_simulated(name) for name in self.limits)
+        return (self.misses < 0) & has_simulated
 
     def settle(self, row: int) -> bool:
-        """Return whether a row fits and breaks no limit, simulated where nothing else tells."""
+        """Return whether a row is feasible, simulating it if necessary."""
         if self.unsure[row]:
-            part, own = self.part_of(row)
-            miss = broken(part.simulated(own), self.limits)
+            is_decided, miss = self._by_percentiles(row)
+            if not is_decided:
+                part, own = self.part_of(row)
+                violation = first_violation(part.simulated(own), self.limits)
+                miss = violation and violation[1:]
             self.unsure[row] = False
             self.simulated.add(row)
             if miss is not None:
-                _, value, limit = miss
+                value, limit = miss
                 self.misses[row] = abs(value / limit - 1) if value and limit else 0.0
         return bool(self.misses[row] < 0)
 
     def passes(self, row: int) -> bool:
-        """Return what ``settle`` does, without the row's estimate where percentiles decide."""
-        asked = {name: bound for name, bound in self.limits.items() if is_simulated(name)}
-        if not self.unsure[row] or not all(map(is_percentile, asked)):
-            return self.settle(row)
+        """Return the result of ``settle`` without updating the row if percentiles decide."""
+        if self.unsure[row]:
+            is_decided, miss = self._by_percentiles(row)
+            if is_decided:
+                return miss is None
+        return self.settle(row)
+
+    def _by_percentiles(self, row: int) -> tuple[bool, tuple[float | None, float] | None]:
+        """Return whether percentiles alone decide, and the first violation with its limit.
+
+        They avoid the row's full estimate unless rounding may decide.
+        """
+        simulated_limits = {
+            name: bound for name, bound in self.limits.items() if is_simulated(name)
+        }
         part, own = self.part_of(row)
-        found = part.percentiles(own)
-        if found is None or any(_is_near(found.get(name), asked[name]) for name in asked):
-            return self.settle(row)
-        return all(_is_within(found.get(name), bound) for name, bound in asked.items())
+        values = (
+            part.percentiles(own, simulated_limits)
+            if all(map(is_percentile, simulated_limits))
+            else None
+        )
+        if values is None or any(
+            _is_near(values.get(name), simulated_limits[name]) for name in simulated_limits
+        ):
+            return False, None
+        violations = (
+            _violation(values.get(name), bound) for name, bound in simulated_limits.items()
+        )
+        return True, next((miss for miss in violations if miss is not None), None)
 
     def column(self, name: str) -> Numbers:
-        """Return a figure of each row; not a number where a row has none."""
+        """Return a figure of each row; NaN if a row has none."""
         return np.concatenate([_values(part, name) for part in self.parts])
 
-    def _share(self, name: str, bound: Bound) -> Numbers:
-        """Return by which share each row misses a limit; 0 for no figure, below 0 for none."""
+    def _relative_miss(self, name: str, bound: Bound) -> Numbers:
+        """Return each row's relative miss of a limit; 0 for a missing figure, negative if met."""
         values = self.column(name)
-        found = np.full(len(values), -1.0)
-        # A miss of both limits is impossible unless they cross: then the upper one counts.
+        shares = np.full(len(values), -1.0)
+        # Only crossed limits can both be missed: then the upper one counts.
         for limit, beyond in (
             (bound.min, values < (bound.min or 0.0)),
             (bound.max, values > (bound.max or 0.0)),
         ):
             if limit is not None:
-                away = np.abs(values / limit - 1) if limit else np.zeros(len(values))
-                found = np.where(beyond, away, found)
-                found = np.where(np.isnan(values), 0.0, found)
-        return found
+                miss = np.abs(values / limit - 1) if limit else np.zeros(len(values))
+                shares = np.where(beyond, miss, shares)
+                shares = np.where(np.isnan(values), 0.0, shares)
+        return shares
 
     @property
     def feasible(self) -> Rows:
-        """Return the rows that fit and break no limit, as far as it is known."""
+        """Return the rows that fit and violate no limit, as far as known."""
         return np.flatnonzero(self.misses < 0)
 
 
 def promises(table: Table) -> bool:
-    """Return whether any row fits and breaks no limit, or one of the few that wait the least.
+    """Return whether any row is feasible, simulating only a few rows of least delay.
 
-    This is quick where ``settle`` would simulate every row to find that there is none.
+    ``settle`` would simulate every row to prove that none is feasible.
     """
     rows = table.feasible
     if not len(rows) or not table.unsure[rows].all():
         return bool(len(rows))
-    means = [far[0] for name, bound in table.limits.items() if (far := hopeless(name, bound))]
+    means = [
+        mean_limit[0]
+        for name, bound in table.limits.items()
+        if (mean_limit := mean_bound(name, bound))
+    ]
     waits = [table.column(mean)[rows] for mean in means] or [np.asarray(table.merit.delay)[rows]]
     shares = np.max([wait / wait.min() for wait in waits], axis=0)
     return any(table.passes(int(row)) for row in rows[np.argsort(shares)[:FEW]])
 
 
 def _is_near(value: float | None, bound: Bound) -> bool:
-    """Return whether a value is so near a limit that rounding may decide."""
+    """Return whether rounding may decide between a value and its limit."""
     limits = [limit for limit in (bound.min, bound.max) if limit]
     return value is not None and any(abs(value / limit - 1) < ROUNDING for limit in limits)
 
 
-def _is_within(value: float | None, bound: Bound) -> bool:
-    if value is None:
-        return False
-    low, high = bound.min, bound.max
-    return (low is None or value >= low) and (high is None or value <= high)
+def _violation(value: float | None, bound: Bound) -> tuple[float | None, float] | None:
+    """Return a value and the limit that it violates, or None."""
+    if bound.max is not None and (value is None or value > bound.max):
+        return value, bound.max
+    if bound.min is not None and (value is None or value < bound.min):
+        return value, bound.min
+    return None
 
 
 def _values(part: Scores, name: str) -> Numbers:
-    found = part.figures(name)
-    return np.full(len(part), np.nan) if found is None else found
+    figures = part.figures(name)
+    return np.full(len(part), np.nan) if figures is None else figures
 
 
 def best_rows(table: Table, objective: Objective, top: int) -> list[int]:
-    """Return the best row of each of the ``top`` best families, more where several are as good.
+    """Return the best row of each of the ``top`` best families, more if families tie.
 
-    The order is that of ``rank.order_of``: the objective, speed, plainness, and between rows that
-    are alike in all of these the text of the strategy.
+    The order is that of ``rank.order_of``: objective, speed, simplicity, and finally the text of
+    the strategy.
     """
-    return _settled(table, lambda: _best_rows(table, objective, top))
+    return _choose_settled(table, lambda: _best_rows(table, objective, top))
 
 
-def _settled(table: Table, choose: Callable[[], list[int]]) -> list[int]:
-    """Return what is chosen once nothing chosen breaks a limit that a simulation decides."""
+def _choose_settled(table: Table, choose: Callable[[], list[int]]) -> list[int]:
+    """Return the choice, repeated until every chosen row passes its simulated limits."""
     while True:
         chosen = choose()
         if all(table.settle(row) for row in chosen):
@@ -214,7 +243,7 @@ def _best_rows(table: Table, objective: Objective, top: int) -> list[int]:
         return []
     keys = _keys(table, objective, rows)
     order = np.lexsort(keys[::-1])
-    # Rows of one place are alike in every number.
+    # Rows of the same place are equal in every number.
     place = np.cumsum([0, *(keys[:, order[1:]] != keys[:, order[:-1]]).any(axis=0)])
     families = table.families[rows][order]
     leaders = np.sort(np.unique(families, return_index=True)[1])
@@ -228,14 +257,14 @@ def _best_rows(table: Table, objective: Objective, top: int) -> list[int]:
 
 
 def _keys(table: Table, objective: Objective, rows: Rows) -> Numbers:
-    """Return the numbers that rows are ordered by, the most important first."""
+    """Return the sort keys of rows, the most important first."""
     penalties = np.asarray(PENALTIES[objective](table.merit))[rows]
     speeds = np.asarray(table.merit.speed)[rows]
     return np.stack([rounded(penalties), rounded(-speeds), *table.plainness[:, rows]])
 
 
 def rounded(values: Numbers) -> Numbers:
-    """Return numbers to the digits that count, as ``rank`` rounds one of them.
+    """Return numbers rounded to the compared digits, as ``rank`` rounds a single one.
 
     >>> rounded(np.array([0.1 + 0.2, 0.0]))
     array([0.3, 0. ])
@@ -246,7 +275,7 @@ def rounded(values: Numbers) -> Numbers:
 
 
 def frontier_rows(table: Table) -> list[int]:
-    """Return the feasible rows that no other one matches in everything and beats in something."""
+    """Return the feasible rows that no other row dominates."""
     criteria = [np.asarray(column) for column in table.merit.criteria]
 
     def choose() -> list[int]:
@@ -254,30 +283,30 @@ def frontier_rows(table: Table) -> list[int]:
         values = np.stack([column[rows] for column in criteria], axis=1)
         return [int(row) for row in rows[skyline(values)]]
 
-    return _settled(table, choose)
+    return _choose_settled(table, choose)
 
 
 def skyline(values: Numbers) -> Rows:
-    """Return the places of the rows that no other row dominates, the least first.
+    """Return the indices of the non-dominated rows, in lexicographic order.
 
-    The row with the least sum of shares cannot be dominated: it stays, and takes with it all
-    that it dominates, until none is left.
+    The row with the smallest normalised sum cannot be dominated. It is kept, the rows that it
+    dominates are dropped, and the step repeats.
     """
     if not len(values):
         return np.zeros(0, dtype=np.int64)
     low, high = values.min(axis=0), values.max(axis=0)
     sums = ((values - low) / np.where(high > low, high - low, 1.0)).sum(axis=1)
-    left, kept = np.arange(len(values)), []
-    while len(left):
-        pivot = left[np.lexsort((*values[left].T[::-1], sums[left]))[0]]
-        kept.append(pivot)
-        left = left[~(values[left] >= values[pivot]).all(axis=1)]
-    chosen = np.array(kept)
+    remaining, pivots = np.arange(len(values)), []
+    while len(remaining):
+        pivot = remaining[np.lexsort((*values[remaining].T[::-1], sums[remaining]))[0]]
+        pivots.append(pivot)
+        remaining = remaining[~(values[remaining] >= values[pivot]).all(axis=1)]
+    chosen = np.array(pivots)
     return cast("Rows", chosen[np.lexsort(values[chosen].T[::-1])])
 
 
 def _settle_families(table: Table) -> None:
-    """Simulate rows until each family has a feasible one, or none that could be."""
+    """Simulate rows until each family has a feasible row or no candidate."""
     delays = np.asarray(table.merit.delay)
     for family in np.unique(table.families[table.unsure]):
         rows = np.flatnonzero((table.families == family) & (table.misses < 0))
@@ -286,11 +315,11 @@ def _settle_families(table: Table) -> None:
                 break
 
 
-def lost_families(table: Table, most: int) -> list[tuple[int, int]]:
-    """Return families without a feasible row: the row that misses by the least, and how many."""
+def infeasible_families(table: Table, most: int) -> list[tuple[int, int]]:
+    """Return each infeasible family's closest row, and its number of rows."""
     _settle_families(table)
-    taken = np.isin(table.families, table.families[table.feasible])
-    rows = np.flatnonzero(~taken)
+    is_feasible = np.isin(table.families, table.families[table.feasible])
+    rows = np.flatnonzero(~is_feasible)
     order = rows[np.argsort(table.misses[rows], kind="stable")]
     _, first, counts = np.unique(table.families[order], return_index=True, return_counts=True)
     closest = np.argsort(first)[:most]

@@ -1,4 +1,4 @@
-"""Every way to serve or generate that is worth costing: blocks of strategies, numbers as grids."""
+"""The strategy space of serving and generation: blocks of strategies, with numbers as grids."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +11,7 @@ import numpy as np
 from planner.catalog.engines import Engine, get_engine
 from planner.cost.columns import both, divides, either
 from planner.cost.dtypes import element_bytes
-from planner.search.block import Block, Flags, Numbers, axes, plainly
+from planner.search.block import Block, Flags, Numbers, axes, scalars
 from planner.search.question import Question
 from planner.search.space import FRUGAL, MAX_TENSOR_RANKS, formats
 from planner.search.training_space import MAX_STAGES, divisors
@@ -26,9 +26,9 @@ from planner.workload.validity import mask, rank_rules, serving_rules
 
 MAX_CONTEXT_RANKS = 16
 MAX_ATTENTION_RANKS = 64
-# Shorter pieces of a prompt leave a ring of context-parallel ranks nothing to compute.
+# Shorter chunks per rank leave ring attention too little compute.
 MIN_CONTEXT_TOKENS = 16_384
-SPARSE = 0.5  # a grid with fewer strategies than this costs more empty cells than it saves
+SPARSE = 0.5  # below this share of valid cells a grid costs more than a list
 TOKEN_BUDGETS = (1024, 2048, 4096, 8192, 16_384)
 SIZES = frozenset(
     {
@@ -46,14 +46,14 @@ SIZES = frozenset(
 def serving_blocks(
     question: Question, workload: ServeWorkload | GenerateWorkload
 ) -> tuple[Block, ...]:
-    """Return the blocks of every strategy; layouts that leave devices idle only if none else.
+    """Return the blocks of all strategies; with idle devices only if there are no others.
 
     Raises:
         PlannerError: no strategy of this request can be costed, for the reason given.
     """
     space = ServingSpace(question, workload)
-    whole = tuple(space.blocks(idle=question.request.objective in FRUGAL))
-    blocks = whole or tuple(space.blocks(idle=True))
+    full_blocks = tuple(space.blocks(idle=question.request.objective in FRUGAL))
+    blocks = full_blocks or tuple(space.blocks(idle=True))
     if not question.cluster.other_nodes:
         return blocks
     return tuple(part for block in blocks for part in by_layout(block))
@@ -61,7 +61,7 @@ def serving_blocks(
 
 @dataclass(frozen=True)
 class ServingSpace:
-    """What a request leaves open of the ways to serve it, each choice with its values."""
+    """The open choices of a serving request, each with its values."""
 
     question: Question
     workload: ServeWorkload | GenerateWorkload
@@ -78,31 +78,35 @@ class ServingSpace:
         return get_engine(self.question.request.engine, self.question.device.kind)
 
     def _shared(self) -> Iterator[JsonObject]:
-        """Yield what changes the formulas themselves, one combination after the other."""
+        """Yield each combination of fields that changes the formulas."""
         pinned = self.question.pinned
         others = {name: value for name, value in pinned.items() if name not in SIZES}
-        apart = self._pipeline_sizes if self._stage_by_stage else (None,)
-        for formats_chosen, stages in product(self._formats, apart):
+        stage_counts = self._pipeline_sizes if self._stage_by_stage else (None,)
+        for formats_chosen, stages in product(self._formats, stage_counts):
             own = {"pipeline_parallel_size": stages} if stages else {}
             yield {**formats_chosen, **own, **others}
 
     @cached_property
     def _stage_by_stage(self) -> bool:
-        """Return whether something pinned is costed for one number of stages at a time."""
+        """Return whether pinned fields require one block per number of stages."""
         pins = self.question.request.pins
         return pins.offload is not None or pins.speculative is not None
 
     @cached_property
     def _formats(self) -> tuple[JsonObject, ...]:
-        """Return the formats of weights and activations; a named quantisation brings its own."""
+        """Return the weight and activation formats; a named quantisation sets its own."""
         pinned = self.question.pinned
         if "quantization" in pinned:
             return ({},)
         names = ("weight_dtype", "activation_dtype")
         offered = [dict(zip(names, pair, strict=True)) for pair in formats(self.question)]
-        asked = {name: pinned[name] for name in names if name in pinned}
-        kept = [one for one in offered if {**one, **asked} == one]
-        return tuple(kept) or (asked,)
+        pinned_formats = {name: pinned[name] for name in names if name in pinned}
+        matching = [
+            format_pair
+            for format_pair in offered
+            if {**format_pair, **pinned_formats} == format_pair
+        ]
+        return tuple(matching) or (pinned_formats,)
 
     @cached_property
     def _pipeline_sizes(self) -> tuple[int, ...]:
@@ -115,45 +119,48 @@ class ServingSpace:
         return tuple(divisors(question.cluster.num_devices, most))
 
     def _caches(self, default: Dtype | None) -> tuple[Dtype | None, ...]:
-        """Return the formats of the cache: the engine's default, and a narrow one if it runs."""
+        """Return the cache formats: the engine's default, and FP8 if it runs."""
         pinned = "kv_cache_dtype" in self.question.pinned
-        narrow = all("fp8" in one.peak_flops_per_second for one in self.question.devices)
+        narrow = all("fp8" in device.peak_flops_per_second for device in self.question.devices)
         offered = narrow and self._engine.role == "serving" and default != "fp8"
         return (None, "fp8") if offered and not pinned else (None,)
 
     @cached_property
     def _budgets(self) -> list[tuple[bool, int]]:
-        """Return whether prompts are cut, and into steps of how many tokens; 0 is the default.
+        """Return pairs of chunked prefill and step budget in tokens; 0 is the default budget.
 
-        Only long prompts are, by an engine that schedules steps.
+        Only long prompts are chunked, by an engine that schedules steps.
         """
         pinned = self.question.pinned
         long = self.workload.input_tokens > TOKEN_BUDGETS[0]
         serving = isinstance(self.workload, ServeWorkload) and self._engine.max_batch_tokens > 0
-        both_ways = (False, True) if long and serving else (False,)
-        cuts = (pinned["chunked_prefill"],) if "chunked_prefill" in pinned else both_ways
+        chunking_choices = (False, True) if long and serving else (False,)
+        cuts = (pinned["chunked_prefill"],) if "chunked_prefill" in pinned else chunking_choices
         longest = max(self.workload.input_tokens, TOKEN_BUDGETS[1])
         offered = [size for size in TOKEN_BUDGETS if size <= 2 * longest]
-        asked = [pinned["max_batch_tokens"]] if "max_batch_tokens" in pinned else None
-        return [(cut, size) for cut in cuts for size in asked or (offered if cut else [0])]
+        pinned_budgets = [pinned["max_batch_tokens"]] if "max_batch_tokens" in pinned else None
+        return [
+            (cut, size) for cut in cuts for size in pinned_budgets or (offered if cut else [0])
+        ]
 
     def _block(self, shared: JsonObject, *, idle: bool) -> Block:
         question = self.question
-        one = Strategy.model_validate({**shared, "data_parallel_size": 1})
-        setting = resolve(question.estimate_request(one))
+        single_replica = Strategy.model_validate({**shared, "data_parallel_size": 1})
+        setting = resolve(question.estimate_request(single_replica))
         caches = self._caches(setting.strategy.kv_cache_dtype)
         sizes = self._sizes(shared.get("pipeline_parallel_size"), len(caches))
         layout = self._layout(shared.get("pipeline_parallel_size"), sizes, setting.layout)
         if len(caches) > 1:
-            each = [
-                element_bytes(one or setting.strategy.kv_cache_dtype or "bf16") for one in caches
+            element_sizes = [
+                element_bytes(single_replica or setting.strategy.kv_cache_dtype or "bf16")
+                for single_replica in caches
             ]
-            kept = np.array(each)[sizes["kv_cache_dtype"].astype(np.int64)]
-            layout = replace(layout, cache_element_bytes=cast("float", kept))
+            cache_element_bytes = np.array(element_sizes)[sizes["kv_cache_dtype"].astype(np.int64)]
+            layout = replace(layout, cache_element_bytes=cast("float", cache_element_bytes))
         shape = np.broadcast_shapes(*(values.shape for values in sizes.values()))
         available = question.cluster.num_devices
         keep = both(
-            both(mask(rank_rules(question.model, available, layout)), self._worthwhile(layout)),
+            both(mask(rank_rules(question.model, available, layout)), self._is_distinct(layout)),
             mask(serving_rules(question.model, layout)) if question.model.is_moe else True,
         )
         if not idle:
@@ -168,14 +175,14 @@ class ServingSpace:
         )
         return block.compact if block.keep.mean() < SPARSE else block
 
-    def _worthwhile(self, layout: Layout) -> Flags:
-        """Return which layouts are whole ones, and no other layout by another name."""
-        whole = both(divides(1, layout.data), layout.data >= 1)
-        apart = either(layout.attention_data == 1, layout.expert > 1)
-        return cast("Flags", both(whole, apart))
+    def _is_distinct(self, layout: Layout) -> Flags:
+        """Return which layouts are integral and not equivalent to another one."""
+        is_integral = both(divides(1, layout.data), layout.data >= 1)
+        has_experts = either(layout.attention_data == 1, layout.expert > 1)
+        return cast("Flags", both(is_integral, has_experts))
 
     def _sizes(self, stages: int | None, caches: int) -> dict[str, Numbers]:
-        """Return the numbers of each open choice, each along its own dimension."""
+        """Return the values of each open choice, each along its own dimension."""
         model = self.question.model
         choices: dict[str, Sequence[int]] = {
             "used": self._device_counts,
@@ -203,8 +210,10 @@ class ServingSpace:
         sizes["chunked_prefill"] = cuts.reshape(sizes["max_batch_tokens"].shape)
         return sizes
 
-    def _layout(self, stages: int | None, sizes: dict[str, Numbers], one: Layout) -> Layout:
-        """Return the layout of a grid; data parallelism takes the devices that are left."""
+    def _layout(
+        self, stages: int | None, sizes: dict[str, Numbers], default_layout: Layout
+    ) -> Layout:
+        """Return the layout of a grid; data parallelism uses the remaining devices."""
         tensor, context = sizes["tensor_parallel_size"], sizes["context_parallel_size"]
         attention = sizes.get("attention_data_parallel_size", np.ones(1))
         used, budgets = sizes.pop("used"), sizes["max_batch_tokens"]
@@ -220,14 +229,14 @@ class ServingSpace:
             "expert": sizes.get("expert_parallel_size", 1),
             "context": context,
             "attention_data": attention if self.question.model.is_moe else 1,
-            "batch_tokens": np.where(budgets > 0, budgets, one.batch_tokens),
+            "batch_tokens": np.where(budgets > 0, budgets, default_layout.batch_tokens),
             "chunked": sizes["chunked_prefill"] > 0,
         }
-        return Layout(**plainly(columns))
+        return Layout(**scalars(columns))
 
     @cached_property
     def _device_counts(self) -> list[int]:
-        """Return how many devices a strategy may take: all of them, or fewer to save."""
+        """Return the device counts to try: all, or fewer for a frugal objective."""
         available = self.question.cluster.num_devices
         if "data_parallel_size" in self.question.pinned:
             return [available]

@@ -6,7 +6,7 @@ from planner.specs.base import Dtype
 
 MAX_TENSOR_RANKS = 16
 FRUGAL = frozenset({"cost", "energy", "memory"})
-# (weights, activations) that each kind of engine really runs.
+# (weights, activations) that each kind of engine supports.
 RUNNER_FORMATS: tuple[tuple[Dtype, Dtype], ...] = (
     ("bf16", "bf16"),
     ("int8", "bf16"),
@@ -24,7 +24,7 @@ NEEDS_PEAK: frozenset[Dtype] = frozenset({"fp8", "nvfp4"})
 
 
 def formats(question: Question) -> tuple[tuple[Dtype, Dtype], ...]:
-    """Return the weight and activation formats that the engine and the device can run."""
+    """Return the (weight, activation) formats that the engine and the device support."""
     device = question.device
     role = get_engine(question.request.engine, device.kind).role
     offered = RUNNER_FORMATS if role == "runner" else SERVING_FORMATS
@@ -35,7 +35,7 @@ def formats(question: Question) -> tuple[tuple[Dtype, Dtype], ...]:
         (weight, activation)
         for weight, activation in offered
         if weight not in NEEDS_PEAK
-        or all(weight in one.peak_flops_per_second for one in question.devices)
+        or all(weight in each.peak_flops_per_second for each in question.devices)
     )
     if published in NEEDS_PEAK and any(weight == published for weight, _ in runnable):
         runnable = tuple(pair for pair in runnable if pair[0] == published)

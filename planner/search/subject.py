@@ -1,35 +1,32 @@
-"""What the last questions costed, so that another target, objective or pin costs little.
+"""Cache of scores and estimates, so that another target, objective or pin costs little.
 
-A strategy of one model, hardware and workload costs the same whatever is asked about it. What was
-scored and costed of such a subject is kept by the process and read again, never mixed up: two
-subjects are one only where everything is equal that an estimate reads.
+The cost of a strategy depends only on model, hardware and workload (the subject). Scores and
+estimates of a subject are cached in the process. Two subjects are equal only if every input of an
+estimate is equal.
 """
 
 from collections.abc import Callable
 from threading import Lock
-from typing import cast
 
 from planner.search.question import Question
-from planner.specs.estimate import Estimate, Performance
+from planner.specs.estimate import Estimate
 from planner.specs.strategy import Strategy
-from planner.specs.workload import ServeWorkload
 from planner.workload.estimator import Costing
-from planner.workload.under_load import percentiles_alone
 
-# Enough for a question and the changes that it suggests, and for what a few people ask at once.
+# Enough for a question with its suggestions, and for a few concurrent users.
 MAX_SUBJECTS = 64
-MAX_STRATEGIES = 20_000  # scored ones of all subjects: a few hundred bytes each
-MAX_ESTIMATES = 512  # of each kind and subject: some kilobytes each
-MAX_COSTINGS = 32  # of each of the latest subjects: up to a hundred kilobytes each
+MAX_STRATEGIES = 20_000  # scored strategies of all subjects: a few hundred bytes each
+MAX_ESTIMATES = 512  # per kind and subject: some kilobytes each
+MAX_COSTINGS = 32  # per recent subject: up to a hundred kilobytes each
 LATEST = 16
 
 
 class Subject:
-    """One model, hardware and workload: what was scored and costed of it so far.
+    """The cached scores and estimates of one model, hardware and workload.
 
-    ``plain`` holds estimates without percentiles, ``simulated`` with them, ``told`` with the
-    terms of their explanation as well, and ``costings`` what all three are made of; ``scored``
-    is what the search found under some pins.
+    ``plain`` holds estimates without percentiles, ``simulated`` with percentiles, ``told`` with
+    percentiles and terms. ``costings`` holds their common intermediate results, ``scored`` the
+    search results by pins.
     """
 
     def __init__(self, key: tuple[object, ...] = ()) -> None:
@@ -42,108 +39,103 @@ class Subject:
 
     @property
     def strategies(self) -> int:
-        """Return how many scored strategies are kept."""
+        """Return the number of cached scored strategies."""
         return sum(rows for _, _, rows in self.scored)
 
     def exact(self, question: Question, strategy: Strategy) -> Estimate:
-        """Return a strategy as the exact door costs it, without percentiles and terms."""
-        return _kept(
+        """Return the exact estimate of a strategy, without percentiles and terms."""
+        return _cached_estimate(
             self.plain,
             strategy,
             lambda: self._costing(question, strategy).estimate(explain=False),
         )
 
     def with_percentiles(self, question: Question, strategy: Strategy) -> Estimate:
-        """Return a strategy as the exact door costs it, without terms."""
+        """Return the exact estimate of a strategy, without terms."""
 
         def cost() -> Estimate:
-            told = self.told.get(strategy)
-            if told is not None:
-                return told.model_copy(update={"terms": ()})
+            explained = self.told.get(strategy)
+            if explained is not None:
+                return explained.model_copy(update={"terms": ()})
             return self._costing(question, strategy).estimate(explain=False, simulate=True)
 
-        return _kept(self.simulated, strategy, cost)
-
-    def percentiles(
-        self, question: Question, strategy: Strategy, means: Performance
-    ) -> dict[str, float]:
-        """Return the percentiles, in s by name, of a serving strategy whose means are known."""
-        setting = self._costing(question, strategy).setting
-        return percentiles_alone(setting, cast("ServeWorkload", setting.workload), means)
+        return _cached_estimate(self.simulated, strategy, cost)
 
     def explained(self, question: Question, strategy: Strategy) -> Estimate:
-        """Return a strategy as the exact door costs it, with every term."""
-        return _kept(self.told, strategy, lambda: self._costing(question, strategy).estimate())
+        """Return the exact estimate of a strategy, with every term."""
+        return _cached_estimate(
+            self.told, strategy, lambda: self._costing(question, strategy).estimate()
+        )
 
     def _costing(self, question: Question, strategy: Strategy) -> Costing:
-        """Return the costs of a strategy, as far as they were asked for before."""
-        found = self.costings.get(strategy)
-        if found is None:
-            found = Costing(question.estimate_request(strategy))
+        """Return the cached costing of a strategy, or a new one."""
+        costing = self.costings.get(strategy)
+        if costing is None:
+            costing = Costing(question.estimate_request(strategy))
             if len(self.costings) < MAX_COSTINGS:
-                self.costings[strategy] = found
-        return found
+                self.costings[strategy] = costing
+        return costing
 
 
-def _kept(
-    known: dict[Strategy, Estimate], strategy: Strategy, cost: Callable[[], Estimate]
+def _cached_estimate(
+    estimates: dict[Strategy, Estimate], strategy: Strategy, cost: Callable[[], Estimate]
 ) -> Estimate:
-    found = known.get(strategy)
-    if found is None:
-        found = cost()
-        if len(known) < MAX_ESTIMATES:
-            known[strategy] = found
-    return found
+    estimate = estimates.get(strategy)
+    if estimate is None:
+        estimate = cost()
+        if len(estimates) < MAX_ESTIMATES:
+            estimates[strategy] = estimate
+    return estimate
 
 
-class Recent:
-    """The subjects that were asked about last, the latest at the end; safe between threads."""
+class EstimateCache:
+    """The most recently used subjects, latest last; thread-safe."""
 
     def __init__(self) -> None:
         self.subjects: list[Subject] = []
         self._lock = Lock()
 
     def of(self, question: Question) -> Subject:
-        """Return the subject of a question, known or new."""
+        """Return the cached or a new subject of a question."""
         key = subject_key(question)
         with self._lock:
-            found = next((one for one in self.subjects if one.key == key), None)
-            if found is None:
-                found = Subject(key)
+            subject = next((cached for cached in self.subjects if cached.key == key), None)
+            if subject is None:
+                subject = Subject(key)
             else:
-                self.subjects.remove(found)
-            self.subjects.append(found)
+                self.subjects.remove(subject)
+            self.subjects.append(subject)
             for older in self.subjects[-2 * LATEST : -LATEST]:
                 older.costings.clear()
-            self._forget_oldest()
-        return found
+            self._evict_oldest()
+        return subject
 
     def scored(self, subject: Subject, under: tuple[object, ...]) -> object:
-        """Return what was scored of a subject under the same pins, or nothing."""
+        """Return the cached scores of a subject under the same pins, or None."""
         return next((found for key, found, _ in subject.scored if key == under), None)
 
     def keep(self, subject: Subject, under: tuple[object, ...], found: object, rows: int) -> None:
-        """Keep what was scored of a subject, unless it is too much."""
+        """Cache the scores of a subject, unless they are too many."""
         if rows > MAX_STRATEGIES:
             return
         with self._lock:
             subject.scored.append((under, found, rows))
-            self._forget_oldest()
+            self._evict_oldest()
 
     def forget(self) -> None:
-        """Forget everything."""
+        """Clear the cache."""
         with self._lock:
             self.subjects.clear()
 
-    def _forget_oldest(self) -> None:
+    def _evict_oldest(self) -> None:
         while len(self.subjects) > MAX_SUBJECTS or (
-            sum(one.strategies for one in self.subjects) > MAX_STRATEGIES
+            sum(subject.strategies for subject in self.subjects) > MAX_STRATEGIES
         ):
             del self.subjects[0]
 
 
 def subject_key(question: Question) -> tuple[object, ...]:
-    """Return everything that the estimates of a question's strategies read, but the strategy."""
+    """Return all inputs of a question's estimates except the strategy."""
     request = question.request
     return (
         request.workload,
@@ -156,4 +148,4 @@ def subject_key(question: Question) -> tuple[object, ...]:
     )
 
 
-RECENT = Recent()
+ESTIMATES = EstimateCache()

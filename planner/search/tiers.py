@@ -1,7 +1,7 @@
-"""Where a plan runs, as the hardware guide sorts it, and where our figures contradict such rules.
+"""The deployment tier of a plan, and rules of thumb that its figures contradict.
 
-A rule of thumb is written once, with who says it and what it would give; what is computed here
-stands beside it whenever the two differ enough to buy the wrong card.
+Each rule of thumb is stated with its source and its result. The planner's figure is shown next to
+it if the difference would lead to the wrong hardware choice.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ CONSUMER_WORDS = ("geforce", "rtx 2", "rtx 3", "rtx 4", "rtx 5", "arc", "radeon 
 
 @dataclass(frozen=True)
 class Facts:
-    """What a rule is held against; every size in bytes over all devices unless it says device."""
+    """The facts that rules are checked against; sizes are in bytes over all devices."""
 
     parameters: int
     device_bytes: int
@@ -34,18 +34,18 @@ class Facts:
 
     @property
     def held_bytes(self) -> float:
-        """Return what all devices hold at the peak."""
+        """Return the peak bytes over all devices."""
         return float(self.estimate.memory.per_device_peak_bytes * self.devices)
 
     @property
     def half_precision_bytes(self) -> float:
-        """Return the weights in 16 bits."""
+        """Return the size of the weights in 16 bits."""
         return float(self.parameters * HALF_PRECISION_BYTES)
 
 
 @dataclass(frozen=True)
 class Rule:
-    """Somebody's advice: when it speaks about a plan, and what it says against our figures."""
+    """A published rule of thumb: when it applies, and what the planner computes instead."""
 
     source: str
     says: str
@@ -54,19 +54,21 @@ class Rule:
 
 
 def tier_of(question: Question) -> str:
-    """Return where a plan runs: the technique registry has an entry for each tier."""
+    """Return the tier of a plan, a key of the technique registry."""
     device, cluster = question.device, question.cluster
     if cluster.num_nodes > 1:
         return "tier_hpc"
     if cluster.instance:
         return "tier_cloud"
     name = (device.name or device.id).lower()
-    at_home = device.kind in {"uma", "cpu"} or any(word in name for word in CONSUMER_WORDS)
-    return "tier_local_machine" if at_home and cluster.num_devices == 1 else "tier_local_server"
+    is_consumer = device.kind in {"uma", "cpu"} or any(word in name for word in CONSUMER_WORDS)
+    return (
+        "tier_local_machine" if is_consumer and cluster.num_devices == 1 else "tier_local_server"
+    )
 
 
 def advice_for(question: Question, estimate: Estimate) -> tuple[str, ...]:
-    """Return the rules that a plan contradicts: who says what, and what comes out here."""
+    """Return the rules that a plan contradicts, each with its source and the computed figure."""
     cluster = question.cluster
     facts = Facts(
         parameters=count_parameters(question.model).total,
@@ -101,16 +103,16 @@ def _one_server_is_enough(facts: Facts) -> bool:
 
 
 def _more_than_a_fifth(facts: Facts) -> bool:
-    wide = facts.estimate.strategy.weight_dtype in {"bf16", "fp16"}
+    is_half_precision = facts.estimate.strategy.weight_dtype in {"bf16", "fp16"}
     rule = facts.half_precision_bytes * 1.2
     needed = facts.half_precision_bytes + _cache(facts)
-    return wide and not facts.is_training and needed > rule * CONTRADICTS
+    return is_half_precision and not facts.is_training and needed > rule * CONTRADICTS
 
 
 def _states_per_parameter(facts: Facts) -> float:
     names = ("weights", "gradients", "optimizer_states", "adapters")
-    held = sum(facts.estimate.memory.breakdown_bytes.get(name, 0) for name in names)
-    return held * facts.devices / facts.parameters
+    state_bytes = sum(facts.estimate.memory.breakdown_bytes.get(name, 0) for name in names)
+    return state_bytes * facts.devices / facts.parameters
 
 
 def _not_sixteen_bytes(facts: Facts) -> bool:

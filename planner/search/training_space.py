@@ -1,4 +1,4 @@
-"""Every way to train that is worth costing: blocks of strategies, numbers as grids."""
+"""The strategy space of training: blocks of strategies, with numbers as grids."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -8,9 +8,9 @@ from typing import cast
 
 import numpy as np
 
-from planner.catalog.engines import get_engine
+from planner.catalog.engines import engine_name, get_engine
 from planner.cost.columns import both, divides, either
-from planner.search.block import Block, Flags, Numbers, axes, plainly
+from planner.search.block import Block, Flags, Numbers, axes, scalars
 from planner.search.question import Question
 from planner.specs.base import Dtype, JsonObject
 from planner.specs.strategy import Strategy
@@ -36,16 +36,18 @@ MAX_CONTEXT_RANKS = 64
 MAX_MICRO_BATCH = 64
 MAX_CHUNKS = 16
 MAX_EXPERT_CHOICES = 4
-# Shorter pieces of a sequence leave a ring of context-parallel ranks nothing to compute.
+# Shorter chunks per rank leave ring attention too little compute.
 MIN_CONTEXT_TOKENS = 1024
-# ZeRO stages, and the last one within a node with replicas across nodes (HSDP).
+# ZeRO stages; HYBRID is stage 3 within a node and replicas across nodes (HSDP).
 ZERO_STAGES = (0, 1, 2, 3)
 HYBRID = 4
 RECOMPUTATIONS = ("none", "selective", "full")
-# GPipe waits as long as 1F1B and holds more, so it is costed only when it is pinned.
+# GPipe has the bubble of 1F1B and holds more activations, so it is costed only if pinned.
 SCHEDULES = ("1f1b", "interleaved", "zero_bubble")
-# What may leave the devices: optimiser states and their gradients, beside any pipeline; weights,
-# layer by layer, and activations only where one stage holds all layers.
+# Megatron-LM and its derivatives support only 1F1B and interleaved schedules.
+NO_ZERO_BUBBLE = frozenset({"megatron", "megatron_deepspeed", "nemo"})
+# Offload choices: optimiser states and gradients with any pipeline; weights (layer by layer) and
+# activations only with a single stage.
 STATES_AWAY: tuple[JsonObject, ...] = ({}, {"optimizer": "cpu"}, {"optimizer": "nvme"})
 ON_HOST: JsonObject = {"optimizer": "cpu", "weights_cpu": 1.0}
 ON_DISK: JsonObject = {"optimizer": "nvme", "weights_disk": 1.0}
@@ -68,19 +70,19 @@ SIZES = frozenset(
 
 
 def training_blocks(question: Question, workload: TrainWorkload) -> tuple[Block, ...]:
-    """Return the blocks of every strategy; layouts that leave devices idle only if none else.
+    """Return the blocks of all strategies; with idle devices only if there are no others.
 
     Raises:
         PlannerError: no strategy of this request can be costed, for the reason given.
     """
     space = TrainingSpace(question, workload)
-    whole = tuple(space.blocks(idle=False))
-    return whole or tuple(space.blocks(idle=True))
+    full_blocks = tuple(space.blocks(idle=False))
+    return full_blocks or tuple(space.blocks(idle=True))
 
 
 @dataclass(frozen=True)
 class _Grid:
-    """The open sizes of a block, the layout that they make, and which cells are strategies."""
+    """The open sizes of a block, their layout, and the mask of valid strategies."""
 
     sizes: dict[str, Numbers]
     layout: Layout
@@ -89,7 +91,7 @@ class _Grid:
 
 @dataclass(frozen=True)
 class TrainingSpace:
-    """The choices that a question leaves open, each with its values."""
+    """The open choices of a training question, each with its values."""
 
     question: Question
     workload: TrainWorkload
@@ -102,7 +104,7 @@ class TrainingSpace:
                 yield block
 
     def _shared(self) -> Iterator[JsonObject]:
-        """Yield what changes the formulas themselves, one combination after the other."""
+        """Yield each combination of fields that changes the formulas."""
         pinned = self.question.pinned
         others = {name: value for name, value in pinned.items() if name not in SIZES}
         for compute, stages, recomputation in product(
@@ -143,7 +145,7 @@ class TrainingSpace:
         return tuple(divisors(question.cluster.num_devices, most))
 
     def _offloads(self, stages: int) -> tuple[JsonObject, ...]:
-        """Return what may live off the devices; our own runner keeps everything on them."""
+        """Return the offload choices; the product's runner offloads nothing."""
         device = self.question.device
         role = get_engine(self.question.request.engine, device.kind).role
         if self.question.request.pins.offload or role == "runner":
@@ -154,17 +156,19 @@ class TrainingSpace:
         pinned = self.question.request.pins.pipeline_schedule
         if pinned:
             return (pinned,)
-        return SCHEDULES if stages > 1 else (None,)
+        engine = engine_name(self.question.request.engine)
+        own = SCHEDULES[:2] if engine in NO_ZERO_BUBBLE else SCHEDULES
+        return own if stages > 1 else (None,)
 
     def _block(self, shared: JsonObject, *, idle: bool) -> Block:
         question, stages = self.question, shared["pipeline_parallel_size"]
         schedule = shared.get("pipeline_schedule")
         setting = self._setting(shared)
         fetched = weights_share(setting.offload) > 0
-        asked = (stages, schedule, fetched, idle)
-        if asked not in self._grids:
-            self._grids[asked] = self._grid(stages, schedule, fetched=fetched, idle=idle)
-        grid = self._grids[asked]
+        grid_key = (stages, schedule, fetched, idle)
+        if grid_key not in self._grids:
+            self._grids[grid_key] = self._grid(stages, schedule, fetched=fetched, idle=idle)
+        grid = self._grids[grid_key]
         return Block(
             question=question,
             shared=shared,
@@ -174,24 +178,24 @@ class TrainingSpace:
         )
 
     def _setting(self, shared: JsonObject) -> Setting:
-        """Return the setting of what a block shares: no default depends on what is recomputed."""
-        again = {"activation_recomputation": shared["activation_recomputation"]}
-        one = {"data_parallel_size": 1, "micro_batch_size": 1}
-        asked = str(sorted({**shared, **dict.fromkeys(again)}.items()))
-        if asked not in self._settings:
-            strategy = Strategy.model_validate({**shared, **one})
-            self._settings[asked] = resolve(self.question.estimate_request(strategy))
-        found = self._settings[asked]
-        return replace(found, strategy=found.strategy.model_copy(update=again))
+        """Return the setting of shared fields, cached without recomputation."""
+        recomputation = {"activation_recomputation": shared["activation_recomputation"]}
+        single = {"data_parallel_size": 1, "micro_batch_size": 1}
+        setting_key = str(sorted({**shared, **dict.fromkeys(recomputation)}.items()))
+        if setting_key not in self._settings:
+            strategy = Strategy.model_validate({**shared, **single})
+            self._settings[setting_key] = resolve(self.question.estimate_request(strategy))
+        setting = self._settings[setting_key]
+        return replace(setting, strategy=setting.strategy.model_copy(update=recomputation))
 
     @cached_property
     def _settings(self) -> dict[str, Setting]:
-        """Return the settings resolved so far."""
+        """Return the cache of resolved settings."""
         return {}
 
     @cached_property
     def _grids(self) -> dict[tuple[object, ...], "_Grid"]:
-        """Return the grids made so far: what is recomputed or offloaded changes none of them."""
+        """Return the cache of grids, which do not depend on recomputation or offload."""
         return {}
 
     def _grid(self, stages: int, schedule: str | None, *, fetched: bool, idle: bool) -> "_Grid":
@@ -199,15 +203,15 @@ class TrainingSpace:
         layout = self._layout(stages, sizes)
         shape = np.broadcast_shapes(*(values.shape for values in sizes.values()))
         rules = self.rules(layout, schedule)
-        keep = both(mask(rules), self._worthwhile(layout, fetched=fetched))
-        keep = both(keep, self._as_pinned(layout))
+        keep = both(mask(rules), self._is_distinct(layout, fetched=fetched))
+        keep = both(keep, self._matches_pinned_steps(layout))
         if not idle:
             keep = both(keep, layout.devices == self.question.cluster.num_devices)
         flags = cast("Flags", np.broadcast_to(keep, shape))
-        return _Grid(self._named(sizes), layout, flags)
+        return _Grid(self._named_sizes(sizes), layout, flags)
 
     def rules(self, layout: Layout, schedule: str | None) -> Iterable[Rule]:
-        """Yield everything that the exact door would check of a layout."""
+        """Yield the layout rules that an exact estimate checks."""
         model, workload = self.question.model, self.workload
         yield from rank_rules(model, self.question.cluster.num_devices, layout)
         yield from batch_rules(workload, layout.data, layout.micro_batch)
@@ -216,23 +220,23 @@ class TrainingSpace:
         engine = get_engine(self.question.request.engine, device.kind, training=True)
         yield from attention_rules(attention, engine, device, layout, training=True)
 
-    def _worthwhile(self, layout: Layout, *, fetched: bool) -> Flags:
-        """Return which layouts are no other layout by another name."""
+    def _is_distinct(self, layout: Layout, *, fetched: bool) -> Flags:
+        """Return which layouts are integral and not equivalent to another one."""
         spread = either(fetched, either(layout.zero_stage == 0, layout.state_ranks > 1))
         split = either(layout.sequence_parallel == 0, layout.tensor > 1)
         hybrid = both(layout.shard > 1, layout.shard < layout.state_ranks)
         hybrid = either(layout.shard == 0, hybrid)
-        whole = divides(1, layout.data)
-        return cast("Flags", both(both(spread, split), both(hybrid, whole)))
+        is_integral = divides(1, layout.data)
+        return cast("Flags", both(both(spread, split), both(hybrid, is_integral)))
 
-    def _as_pinned(self, layout: Layout) -> Flags:
+    def _matches_pinned_steps(self, layout: Layout) -> Flags:
         steps = self.question.request.pins.gradient_accumulation_steps
         return cast("Flags", np.asarray(steps is None or layout.micro_batches == steps))
 
     def _sizes(
         self, stages: int, schedule: str | None, zero_stages: list[int]
     ) -> dict[str, Numbers]:
-        """Return the numbers of each open choice, each along its own dimension."""
+        """Return the values of each open choice, each along its own dimension."""
         chunks = self._chunks(stages) if schedule == "interleaved" else [1]
         open_choices = {
             "tensor_parallel_size": self._tensor_sizes,
@@ -252,15 +256,15 @@ class TrainingSpace:
         )
 
     def _layout(self, stages: int, sizes: dict[str, Numbers]) -> Layout:
-        """Return the layout of a grid; data parallelism takes the devices that are left."""
+        """Return the layout of a grid; data parallelism uses the remaining devices."""
         tensor, context = sizes["tensor_parallel_size"], sizes["context_parallel_size"]
         devices = self.question.cluster.num_devices
         data = self.question.pinned.get("data_parallel_size") or devices / (
             tensor * context * stages
         )
         stage, shard = sizes["zero_stage"], self.question.pinned.get("zero_shard_size") or 0
-        inside = np.floor(self.question.cluster.devices_per_node / tensor)
-        shard = np.where(stage == HYBRID, inside, shard)
+        per_group = np.floor(self.question.cluster.devices_per_node / tensor)
+        shard = np.where(stage == HYBRID, per_group, shard)
         sizes |= {
             "data_parallel_size": np.asarray(data, dtype=np.float64),
             "zero_stage": np.minimum(stage, 3),
@@ -279,10 +283,10 @@ class TrainingSpace:
             "sequence_parallel": sizes["sequence_parallel"] > 0,
             "shard": shard,
         }
-        return Layout(pipeline=stages, **plainly(columns))
+        return Layout(pipeline=stages, **scalars(columns))
 
-    def _named(self, sizes: dict[str, Numbers]) -> dict[str, Numbers]:
-        """Return the sizes that a strategy names: of a dense model no expert ranks."""
+    def _named_sizes(self, sizes: dict[str, Numbers]) -> dict[str, Numbers]:
+        """Return the sizes that a strategy names; dense models have no expert ranks."""
         dense = not self.question.model.is_moe
         return {
             name: values
@@ -310,10 +314,10 @@ class TrainingSpace:
         if not model.is_moe or get("expert_parallel").reason_against(self.question.case):
             return [1]
         sizes = divisors(model.num_experts, self.question.cluster.num_devices)
-        inside = self.question.cluster.devices_per_node
-        # One rank, what fits into a node, and the largest groups: others lie between these.
-        kept = {1, *[size for size in sizes if size <= inside][-2:], sizes[-1]}
-        return sorted(kept)[:MAX_EXPERT_CHOICES]
+        per_node = self.question.cluster.devices_per_node
+        # One rank, the two largest sizes within a node, and the largest size.
+        choices = {1, *[size for size in sizes if size <= per_node][-2:], sizes[-1]}
+        return sorted(choices)[:MAX_EXPERT_CHOICES]
 
     @cached_property
     def _zero_stages(self) -> list[int]:
@@ -321,7 +325,7 @@ class TrainingSpace:
         return [*ZERO_STAGES, HYBRID] if hybrid else [*ZERO_STAGES]
 
     def _chunks(self, stages: int) -> list[int]:
-        """Return how many chunks a stage may interleave: even ones first, powers of two else."""
+        """Return the interleaved chunk counts: even splits, otherwise powers of two."""
         layers = self.question.model.num_hidden_layers
         most = min(layers // stages, MAX_CHUNKS)
         even = [size for size in range(2, most + 1) if layers % (stages * size) == 0]

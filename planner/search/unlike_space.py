@@ -1,9 +1,9 @@
-"""Strategies worth costing on unlike nodes.
+"""The strategy space of mixed clusters (nodes with different devices).
 
-In training the split of the layers is found strategy by strategy, which columns cannot do. They
-rank the strategies on a cluster of mean devices, which an uneven split comes close to; the first
-of that order are costed exactly. Served strategies are all scored: those of one layout share
-which devices work together, so that a block holds one layout with whatever else is open.
+In training, the layer split is computed per strategy, which columns cannot do. Columns therefore
+rank the strategies on a cluster of mean devices, which approximates an uneven split, and the first
+ones of that order are costed exactly. Serving strategies are all scored: strategies of one layout
+share their device groups, so each block holds one layout.
 """
 
 from collections.abc import Iterator
@@ -29,12 +29,14 @@ LAYOUT_SIZES = ("data", "tensor", "pipeline", "expert", "context", "attention_da
 
 
 def unlike_strategies(question: Question, workload: TrainWorkload) -> tuple[Strategy, ...]:
-    """Return the strategies to cost on unlike nodes, all of them where they are few.
+    """Return the strategies to cost on mixed nodes, at most ``MOST`` of them.
 
     Raises:
         PlannerError: no strategy of this request can be costed, for the reason given.
     """
-    table = Table([score(block) for block in training_blocks(_alike(question), workload)], {})
+    table = Table(
+        [score(block) for block in training_blocks(_homogeneous_question(question), workload)], {}
+    )
     if not len(table):
         return ()
     penalties = np.asarray(PENALTIES[question.request.objective](table.merit))
@@ -44,58 +46,60 @@ def unlike_strategies(question: Question, workload: TrainWorkload) -> tuple[Stra
 
 
 def by_layout(block: Block) -> Iterator[Block]:
-    """Yield the strategies of a block, those of one layout by themselves."""
+    """Yield the strategies of a block, one block per layout."""
     rows = block.compact
     layout = rows.setting.layout
-    of_layout = [(one.name, getattr(layout, one.name)) for one in fields(layout)]
+    of_layout = [
+        (layout_field.name, getattr(layout, layout_field.name)) for layout_field in fields(layout)
+    ]
     count = len(rows.cells)
     sizes = np.stack([np.broadcast_to(getattr(layout, name), count) for name in LAYOUT_SIZES])
     kinds, kind_of = np.unique(sizes, axis=1, return_inverse=True)
-    for at, kind in enumerate(kinds.T):
-        own = np.flatnonzero(kind_of.reshape(-1) == at)
+    for index, kind in enumerate(kinds.T):
+        rows_of_kind = np.flatnonzero(kind_of.reshape(-1) == index)
         chosen: JsonObject = {
-            name: value[own] if isinstance(value, np.ndarray) else value
+            name: value[rows_of_kind] if isinstance(value, np.ndarray) else value
             for name, value in of_layout
         }
         chosen |= {name: int(size) for name, size in zip(LAYOUT_SIZES, kind, strict=True)}
         yield replace(
             rows,
-            sizes={name: values[own] for name, values in rows.sizes.items()},
+            sizes={name: values[rows_of_kind] for name, values in rows.sizes.items()},
             setting=replace(rows.setting, layout=Layout(**chosen)),
-            keep=np.ones(len(own), dtype=bool),
+            keep=np.ones(len(rows_of_kind), dtype=bool),
         )
 
 
-def _alike(question: Question) -> Question:
-    """Return the question for as many devices of one mean kind."""
+def _homogeneous_question(question: Question) -> Question:
+    """Return the question for the same number of mean devices."""
     cluster, device = question.cluster, question.device
-    line = [device] * (cluster.devices_per_node * cluster.nodes)
+    devices = [device] * (cluster.devices_per_node * cluster.nodes)
     for group in cluster.other_nodes:
-        line += [resolve_device(group.device)] * group.num_devices
-    mean = _mean(device, line)
-    nodes = max(1, len(line) // cluster.devices_per_node)
-    inside = cluster.devices_per_node if len(line) == nodes * cluster.devices_per_node else 1
-    size = {"other_nodes": (), "devices_per_node": inside, "nodes": len(line) // inside}
+        devices += [resolve_device(group.device)] * group.num_devices
+    mean = _mean_device(device, devices)
+    nodes = max(1, len(devices) // cluster.devices_per_node)
+    per_node = cluster.devices_per_node if len(devices) == nodes * cluster.devices_per_node else 1
+    size = {"other_nodes": (), "devices_per_node": per_node, "nodes": len(devices) // per_node}
     return replace(
         question, device=mean, cluster=cluster.model_copy(update={"device": mean, **size})
     )
 
 
-def _mean(device: DeviceSpec, line: list[DeviceSpec]) -> DeviceSpec:
-    """Return a device with the mean memory and the mean rates of several."""
+def _mean_device(device: DeviceSpec, devices: list[DeviceSpec]) -> DeviceSpec:
+    """Return a device with the mean memory and mean rates of several."""
     names = ("peak_flops_per_second", "achieved_flops_per_second")
     rates = {
         name: {
-            dtype: float(np.mean([getattr(one, name)[dtype] for one in line]))
+            dtype: float(np.mean([getattr(each, name)[dtype] for each in devices]))
             for dtype in getattr(device, name)
-            if all(dtype in getattr(one, name) for one in line)
+            if all(dtype in getattr(each, name) for each in devices)
         }
         for name in names
     }
     memory = {
-        "memory_bytes": round(float(np.mean([one.memory_bytes for one in line]))),
+        "memory_bytes": round(float(np.mean([each.memory_bytes for each in devices]))),
         "memory_bandwidth_bytes_per_second": float(
-            np.mean([one.memory_bandwidth_bytes_per_second for one in line])
+            np.mean([each.memory_bandwidth_bytes_per_second for each in devices])
         ),
     }
     return device.model_copy(update={**rates, **memory})

@@ -1,1 +1,1 @@
-"""The documents that go into the planner and come out of it: frozen, typed, JSON both ways."""
+"""Request and response models of the planner: frozen, typed, convertible to and from JSON."""

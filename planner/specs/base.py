@@ -1,4 +1,4 @@
-"""The ground of every spec: frozen, strict about unknown fields, JSON names as in the code."""
+"""Base classes of all specs: frozen, no unknown fields, JSON names equal to field names."""
 
 from typing import Annotated, Any, Literal
 
@@ -30,7 +30,7 @@ OperatorClass = Literal["compute", "memory_bandwidth", "communication", "overhea
 
 
 class Spec(BaseModel):
-    """A document that crosses a border: immutable, and it refuses fields that it does not know."""
+    """An immutable model at an interface; unknown fields are rejected."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", ser_json_inf_nan="constants", defer_build=True
@@ -38,7 +38,7 @@ class Spec(BaseModel):
 
 
 class SparseSpec(Spec):
-    """A spec whose absent fields are left out of its JSON, never written as null or zero."""
+    """A spec whose JSON omits absent fields instead of writing null or zero."""
 
     @model_serializer(mode="wrap")
     def _drop_absent(self, handler: SerializerFunctionWrapHandler) -> JsonObject:

@@ -1,4 +1,4 @@
-"""Predicted against measured, and the factors that follow from it."""
+"""Predicted and measured figures, and the calibration factors computed from them."""
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
@@ -6,7 +6,7 @@ from planner.specs.base import OperatorClass, SparseSpec
 
 
 class Measurement(SparseSpec):
-    """One figure that a job measured, beside what the plan had predicted for it."""
+    """One figure that a job measured, with the figure that the plan predicted."""
 
     metric: str
     predicted: PositiveFloat
@@ -18,9 +18,9 @@ class Measurement(SparseSpec):
 
 
 class CalibrationFactor(SparseSpec):
-    """What times of one operator class are multiplied with, and how sure that is.
+    """A multiplier for the times of one operator class, with its uncertainty.
 
-    ``spread`` is the standard deviation of the log ratio that is left after the factor.
+    ``spread`` is the standard deviation of the remaining log ratios after the factor is applied.
     """
 
     factor: PositiveFloat
@@ -29,7 +29,7 @@ class CalibrationFactor(SparseSpec):
 
 
 class HostCalibration(SparseSpec):
-    """The factors of one host, by operator class; ``digest`` names the inputs."""
+    """One host's factors by operator class; ``digest`` identifies the inputs."""
 
     host: str
     factors: dict[OperatorClass, CalibrationFactor] = Field(default_factory=dict)

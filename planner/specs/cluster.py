@@ -1,6 +1,6 @@
-"""The hardware: one kind of device, how many, and how they are joined.
+"""Hardware: the kind of device, the number of devices, and their interconnect.
 
-Every rate is in bytes or FLOP per second and per direction; every peak is dense.
+All rates are in bytes or FLOP per second and per direction; all peaks are dense.
 """
 
 from typing import Literal, Self
@@ -22,7 +22,7 @@ ARCHITECTURES = {
     "hopper": frozenset({"h100", "h200", "h800", "gh200"}),
     "blackwell": frozenset({"b200", "b300", "gb200", "gb300"}),
 }
-# Finer than the architecture: chips whose kernels and memories are alike, by how an id begins.
+# Finer than the architecture: chips with similar kernels and memory, by the prefix of the id.
 FAMILIES = (
     ("ada", ("l4", "l20", "l40", "rtx-40", "rtx-2000-ada", "rtx-4000-ada")),
     ("ada", ("rtx-4500-ada", "rtx-5000-ada", "rtx-6000-ada")),
@@ -40,16 +40,16 @@ DeviceKind = Literal["gpu", "cpu", "uma", "accelerator"]
 
 
 class DeviceSpec(SparseSpec):
-    """One device. ``provenance`` says whether its rates are measured here or published.
+    """One device. ``provenance`` states whether its rates are measured or published.
 
-    Measured rates are what a microbenchmark reached; published ones are datasheet peaks, of which
-    an engine reaches a part (``achieved_flops_per_second`` where somebody published the best
-    matrix product). ``op_overhead_seconds`` is the cost of issuing one small operator;
+    Measured rates come from a microbenchmark. Published rates are datasheet peaks, of which an
+    engine achieves a part (``achieved_flops_per_second`` is the best published matrix product, if
+    any). ``op_overhead_seconds`` is the time to issue one small operator.
     ``weight_stream_bytes_per_second`` is the rate at which a matrix-vector product reads stored
-    weights of a dtype, where it was measured apart from the memory bandwidth.
-    ``runtime_overhead_bytes`` is what a process of the product's own runner was measured to hold
-    before its model; ``training_overhead_bytes`` is what it takes beside its tensors once it
-    trains: scratch of the kernels and what the allocator keeps.
+    weights of a dtype, if measured separately from the memory bandwidth.
+    ``runtime_overhead_bytes`` is the measured memory of a process of the product's runner before
+    it loads a model. ``training_overhead_bytes`` is its measured memory in addition to tensors
+    during training: kernel workspaces and unused allocator blocks.
     """
 
     id: str = "custom"
@@ -79,7 +79,7 @@ class DeviceSpec(SparseSpec):
 
     @property
     def architecture(self) -> str:
-        """Return the family of chips that a measurement speaks for, or the device's own id.
+        """Return the chip family that a measurement applies to, or the device's own id.
 
         >>> DeviceSpec(id="gb200-nvl72", memory_bytes=1,
         ...            memory_bandwidth_bytes_per_second=1).architecture
@@ -90,7 +90,7 @@ class DeviceSpec(SparseSpec):
 
     @property
     def family(self) -> str:
-        """Return the chips whose memory and kernels behave alike: the architecture, or finer.
+        """Return the chips with similar memory and kernels: the architecture, or a finer class.
 
         >>> DeviceSpec(id="rtx-6000-ada", memory_bytes=1,
         ...            memory_bandwidth_bytes_per_second=1).family
@@ -102,7 +102,7 @@ class DeviceSpec(SparseSpec):
 
     @property
     def runs_cuda(self) -> bool:
-        """Return whether torch calls it ``cuda``: a GPU, or NVIDIA's beside a processor.
+        """Return whether torch uses ``cuda``: a GPU, or an NVIDIA chip with unified memory.
 
         >>> DeviceSpec(kind="uma", vendor="NVIDIA", memory_bytes=1,
         ...            memory_bandwidth_bytes_per_second=1).runs_cuda
@@ -112,7 +112,7 @@ class DeviceSpec(SparseSpec):
 
     @property
     def halves_wide_sums(self) -> bool:
-        """Return whether tensor cores run at half their rate when they sum in 32 bits."""
+        """Return whether tensor cores run at half rate with 32-bit accumulation."""
         return self.id.startswith(GEFORCE) and not self.id.endswith("-ada")
 
 
@@ -125,23 +125,23 @@ class NodeGroup(SparseSpec):
 
     @property
     def num_devices(self) -> int:
-        """Return how many devices the group has in all."""
+        """Return the total number of devices of the group."""
         return self.devices_per_node * self.nodes
 
 
 class ClusterSpec(SparseSpec):
-    """``nodes`` times ``devices_per_node`` of one device; what is given overrides the catalog.
+    """``nodes`` times ``devices_per_node`` of one device; given fields override the catalog.
 
-    ``instance`` is the id of a cloud offer, which brings the device, how many of them a node
-    has, its memory and its price; a cluster that is nothing but such an id may be that text.
-    ``other_nodes`` come after these, each group with a device of its own: pipeline stages are
-    dealt to the nodes in this order. ``grid_gco2_per_kwh`` and
-    ``electricity_usd_per_kwh`` are those of the place, where known.
+    ``instance`` is the id of a cloud offer, which sets the device, the devices per node, the
+    memory and the price; a cluster that only has an instance may be given as that id.
+    ``other_nodes`` follow the first nodes, each group with its own device: pipeline stages are
+    assigned to nodes in this order. ``grid_gco2_per_kwh`` and ``electricity_usd_per_kwh`` are
+    those of the location, if known.
 
-    ``collective_latency_seconds`` is what an exchange among a node's devices was measured to take
-    beside its bytes, ``hand_over_latency_seconds`` the same of one message; with them the
-    bandwidth within a node is a measured one too. ``ranks_per_core``: how many ranks of one
-    processor share each of its cores, so that one that waits leaves it to another.
+    ``collective_latency_seconds`` is the measured time of a collective within a node in addition
+    to its transfer time, ``hand_over_latency_seconds`` the same for a point-to-point message; with
+    them the bandwidth within a node is a measured one too. ``ranks_per_core`` is the number of
+    ranks that share each core of one CPU, so that a waiting rank yields the core to another.
     """
 
     device: str | DeviceSpec
@@ -164,42 +164,44 @@ class ClusterSpec(SparseSpec):
 
     @model_validator(mode="before")
     @classmethod
-    def _accept_an_instance(cls, data: object) -> object:
-        found: object = {"instance": data} if isinstance(data, str) else data
-        if isinstance(found, dict) and found.get("instance") and not found.get("device"):
-            return {**found, "device": ""}
-        return found
+    def _accept_instance_id(cls, data: object) -> object:
+        fields: object = {"instance": data} if isinstance(data, str) else data
+        if isinstance(fields, dict) and fields.get("instance") and not fields.get("device"):
+            return {**fields, "device": ""}
+        return fields
 
     @property
     def num_nodes(self) -> int:
-        """Return how many nodes there are in all."""
+        """Return the total number of nodes."""
         return self.nodes + sum(group.nodes for group in self.other_nodes)
 
     @property
     def widest_node(self) -> int:
-        """Return the devices of the node that has most of them."""
-        return max(self.devices_per_node, *(one.devices_per_node for one in self.other_nodes), 1)
+        """Return the largest number of devices in a node."""
+        return max(
+            self.devices_per_node, *(group.devices_per_node for group in self.other_nodes), 1
+        )
 
     @property
     def num_devices(self) -> int:
-        """Return how many devices there are in all."""
+        """Return the total number of devices."""
         others = sum(group.num_devices for group in self.other_nodes)
         return self.devices_per_node * self.nodes + others
 
     def as_ranks_of_cpu(self, ranks: int, cores: int) -> Self:
-        """Return the one processor as so many ranks that share its cores and its memory.
+        """Return one CPU as ``ranks`` ranks that share its cores and memory.
 
-        Each has its part of every rate and of the memory; where more ranks than cores take
-        turns, issuing an operator takes as many times longer. Assumes a processor whose rates
-        are given, not only named.
+        Each rank has an equal share of every rate and of the memory. If there are more ranks than
+        cores, issuing an operator takes proportionally longer. Assumes a CPU with given rates, not
+        only a catalog id.
 
         Raises:
-            ValueError: the device is only named, is no processor, or there are several.
+            ValueError: the device is only named, is no CPU, or there are several.
         """
         device = self.device
         if not isinstance(device, DeviceSpec) or device.kind != "cpu" or self.num_devices != 1:
             raise ValueError(f"{device} is not one measured processor: only that is shared")
-        crowd = max(1.0, ranks / cores)
+        ranks_per_core = max(1.0, ranks / cores)
         issue = device.op_overhead_seconds
         shared = device.model_copy(
             update={
@@ -209,8 +211,8 @@ class ClusterSpec(SparseSpec):
                 "peak_flops_per_second": {
                     dtype: rate / ranks for dtype, rate in device.peak_flops_per_second.items()
                 },
-                "op_overhead_seconds": None if issue is None else issue * crowd,
+                "op_overhead_seconds": None if issue is None else issue * ranks_per_core,
             }
         )
-        fields = {"device": shared, "devices_per_node": ranks, "ranks_per_core": crowd}
+        fields = {"device": shared, "devices_per_node": ranks, "ranks_per_core": ranks_per_core}
         return self.model_copy(update=fields)

@@ -1,4 +1,4 @@
-"""The cost of one fixed strategy: the request and the answer."""
+"""The cost of one fixed strategy: request and response."""
 
 from typing import Any, Literal
 
@@ -17,7 +17,7 @@ ErrorClass = Literal["calibrated on this host", "same family", "datasheet only"]
 
 
 class EstimateRequest(SparseSpec):
-    """One question: what does this strategy cost on this hardware?
+    """A request for the cost of one strategy on given hardware.
 
     ``model`` is a catalog id, a Hugging Face ``config.json`` or the fields of a ``ModelSpec``.
     """
@@ -32,7 +32,7 @@ class EstimateRequest(SparseSpec):
 
 
 class Input(SparseSpec):
-    """One value that went into an equation."""
+    """One input value of an equation."""
 
     symbol: str
     name: str
@@ -41,7 +41,7 @@ class Input(SparseSpec):
 
 
 class Term(SparseSpec):
-    """One line of the explanation: an equation with its values, its result and its origin."""
+    """One line of the explanation: an equation with its inputs, result and source."""
 
     group: str
     key: str
@@ -56,9 +56,11 @@ class Term(SparseSpec):
 
 
 class MemoryAnswer(SparseSpec):
-    """What the fullest device holds at its peak, by tensor class.
+    """The peak memory of the fullest device, by tensor class.
 
-    A pipeline says how many layers each stage holds, and on unlike devices what each one has.
+    For a pipeline it has the layers per stage, and on mixed devices the capacity and device of
+    each stage. For a compression it has the size of the result; ``disk_bytes`` also counts the
+    original.
     """
 
     per_device_peak_bytes: int
@@ -70,15 +72,16 @@ class MemoryAnswer(SparseSpec):
     per_stage_devices: tuple[str, ...] | None = None
     host_bytes: int | None = None
     disk_bytes: int | None = None
+    checkpoint_bytes: int | None = None
 
 
 class Performance(SparseSpec):
-    """How fast; a figure that does not apply to the workload is absent.
+    """Speed figures; figures that do not apply to the workload are absent.
 
-    ``tokens_per_second`` counts generated tokens when serving or generating, and trained tokens
-    when training. ``tpot_seconds`` is the mean gap between tokens after the first. Percentiles,
-    the share of requests that meet the objectives and the most that meets them come with an
-    explained estimate of serving alone.
+    ``tokens_per_second`` counts generated tokens for serving and generation, and trained tokens
+    for training. ``tpot_seconds`` is the mean time between tokens after the first one.
+    Percentiles, the share of requests that meet the objectives and the maximum load that meets
+    them are present only in explained estimates of serving.
     """
 
     tokens_per_second: float | None = None
@@ -120,10 +123,11 @@ class Performance(SparseSpec):
 
 
 class Quality(SparseSpec):
-    """How much worse the compressed model is, each figure as low, middle, high.
+    """The quality loss of the compressed model, each figure as (low, expected, high).
 
-    ``perplexity_ratio`` is over its own baseline (more is worse); ``score_ratio`` is that of task
-    scores (less is worse), where no table of perplexities exists.
+    ``perplexity_ratio`` is relative to the uncompressed baseline (higher is worse).
+    ``score_ratio`` is the ratio of task scores (lower is worse), used if no perplexity table
+    exists.
     """
 
     perplexity_ratio: tuple[float, float, float] | None = None
@@ -132,7 +136,7 @@ class Quality(SparseSpec):
 
     @property
     def as_score(self) -> tuple[float, float, float] | None:
-        """Return the loss as a ratio of scores: a perplexity ratio counts by its inverse."""
+        """Return the loss as a score ratio; a perplexity ratio is inverted."""
         if self.perplexity_ratio is None:
             return self.score_ratio
         low, middle, high = self.perplexity_ratio
@@ -140,7 +144,7 @@ class Quality(SparseSpec):
 
     @property
     def loss_ratio(self) -> float | None:
-        """Return the expected share that is lost, or nothing where no table tells."""
+        """Return the expected relative loss, or None if no table has it."""
         if self.perplexity_ratio is not None:
             return self.perplexity_ratio[1] - 1
         return None if self.score_ratio is None else 1 - self.score_ratio[1]
@@ -149,9 +153,9 @@ class Quality(SparseSpec):
 class Estimate(SparseSpec):
     """The cost of one strategy, explained.
 
-    ``interval`` holds an 80 % interval per figure; ``time_breakdown_seconds`` holds, per phase
-    (prefill, decode, train_step, compress), the seconds of one pass by operator class;
-    ``terms`` is the record from which every explanation, equation and test reads.
+    ``interval`` holds an 80 % interval per figure. ``time_breakdown_seconds`` holds the seconds of
+    one pass by operator class, for each phase (prefill, decode, train_step, compress). ``terms``
+    is the record that explanations, equations and tests read.
     """
 
     id: str | int | None = None

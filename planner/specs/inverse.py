@@ -1,4 +1,4 @@
-"""A question turned around: not what a plan costs, but how much is possible."""
+"""Inverse questions: the limit of one quantity instead of the cost of a plan."""
 
 from typing import Literal
 
@@ -19,13 +19,13 @@ InverseQuestion = Literal[
 
 
 class InverseRequest(PlanRequest):
-    """A plan request and what to find the limit of; that field of it is only a starting value."""
+    """A plan request with the quantity to maximise; that field is only a starting value."""
 
     question: InverseQuestion
 
 
-class Beyond(SparseSpec):
-    """One step further: what was tried there, and which limit it breaks by how much."""
+class FirstFailure(SparseSpec):
+    """The failure one step beyond a limit: the value, and the limit that it violates."""
 
     value: int | float | str
     reason: str
@@ -36,10 +36,10 @@ class Beyond(SparseSpec):
 
 
 class Limit(SparseSpec):
-    """How far one thing goes: the last value that works with its estimate, and the one beyond.
+    """The last working value of a quantity with its estimate, and the failure beyond it.
 
-    ``beyond`` is absent when nothing lies beyond, as with the largest model of the catalog.
-    ``interval`` is the 80 % interval of a value that memory or a time ends.
+    ``beyond`` is absent if there is no further value, such as after the largest model of the
+    catalog. ``interval`` is the 80 % interval of a value that is limited by memory or time.
     """
 
     value: int | float | str
@@ -48,19 +48,19 @@ class Limit(SparseSpec):
     interval: Interval | None = None
     cluster: ClusterSpec
     estimate: Estimate
-    beyond: Beyond | None = None
+    beyond: FirstFailure | None = None
 
 
 class InverseAnswer(SparseSpec):
-    """The limits that were found, the best first; none when not even the smallest value works.
+    """The limits found, best first; empty if not even the smallest value works.
 
-    Only ``largest_model`` has several: one for each format of the weights.
+    Only ``largest_model`` has several limits: one for each weight format.
     """
 
     id: str | int | None = None
     question: InverseQuestion
     limits: tuple[Limit, ...]
-    smallest: Beyond | None = None
+    smallest: FirstFailure | None = None
     searches: int
     seconds: float
     calibration: str

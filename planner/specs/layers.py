@@ -1,7 +1,7 @@
-"""Groups of layers that mix tokens alike: what they project, keep of the past and compute.
+"""Groups of layers with the same token mixing: their projections, caches and compute.
 
-A model's layers are grouped by kind, so that costs loop over groups and never ask for the name
-of a family. Fields left out of an attention group are the model's own.
+The layers of a model are grouped by kind, so that cost functions loop over groups and do not
+depend on model families. Fields absent from an attention group take the model's values.
 """
 
 from typing import Annotated, Literal
@@ -15,11 +15,11 @@ OutputGate = Literal["none", "head", "element"]
 
 
 class AttentionLayers(SparseSpec):
-    """Layers with keys and values of their own: of all the past, of a window or of a chunk.
+    """Layers with a key-value cache: over the whole context, a window or a chunk.
 
-    ``v_head_dim`` is the width of a value where it differs from that of a key. An
-    ``output_gate`` scales the attention's output by head or by element. ``value_is_key`` layers
-    project no values; ``reuses_cache`` layers attend to what an earlier layer has cached.
+    ``v_head_dim`` is the width of a value if it differs from that of a key. An ``output_gate``
+    scales the attention output per head or per element. ``value_is_key`` layers project no values;
+    ``reuses_cache`` layers attend to the cache of an earlier layer.
     """
 
     kind: AttentionKind = "full"
@@ -43,12 +43,12 @@ class AttentionLayers(SparseSpec):
 
     @property
     def heads(self) -> int:
-        """Return the query heads of a group whose fields are filled in."""
+        """Return the query heads of a group with filled fields."""
         return self.num_attention_heads or 1
 
     @property
     def kv_heads(self) -> int:
-        """Return the key-value heads of a group whose fields are filled in."""
+        """Return the key-value heads of a group with filled fields."""
         return self.num_key_value_heads or self.heads
 
     @property
@@ -65,7 +65,7 @@ class AttentionLayers(SparseSpec):
 class LatentLayers(SparseSpec):
     """Layers that cache one compressed latent and one rotary key for all heads (MLA).
 
-    ``top_k`` is how many cached tokens each query attends to where an index chooses them.
+    ``top_k`` is the number of cached tokens that each query attends to if an index selects them.
     """
 
     kind: Literal["latent"] = "latent"
@@ -81,7 +81,7 @@ class LatentLayers(SparseSpec):
 
     @property
     def heads(self) -> int:
-        """Return the query heads of a group whose fields are filled in."""
+        """Return the query heads of a group with filled fields."""
         return self.num_attention_heads or 1
 
     @property
@@ -96,14 +96,14 @@ class LatentLayers(SparseSpec):
 
     @property
     def latent_dim(self) -> int:
-        """Return the elements that the cache keeps of one token: latent and rotary key."""
+        """Return the cached elements per token: latent and rotary key."""
         return self.kv_lora_rank + self.qk_rope_head_dim
 
 
 class IndexLayers(SparseSpec):
-    """Indexers beside attention: light heads that score every cached token to choose a few.
+    """Indexers next to attention: light heads that score all cached tokens to select a few.
 
-    They are no layers of their own: their count is not part of the model's. One index key serves
+    They are not separate layers: their count is not part of the model's. One index key covers
     ``ratio`` tokens.
     """
 
@@ -117,10 +117,10 @@ class IndexLayers(SparseSpec):
 
 
 class CompressedLayers(SparseSpec):
-    """Layers that cache a window of tokens, and one compressed entry for every few older ones.
+    """Layers that cache a window of tokens and one compressed entry per group of older tokens.
 
-    A single key-value vector of ``head_dim`` serves all heads. ``ratio`` is how many tokens one
-    entry stands for, nothing where there are none; ``top_k`` how many entries a query chooses.
+    A single key-value vector of ``head_dim`` serves all heads. ``ratio`` is the number of tokens
+    per entry, None without entries; ``top_k`` is the number of entries that a query selects.
     """
 
     kind: Literal["compressed"] = "compressed"
@@ -136,12 +136,12 @@ class CompressedLayers(SparseSpec):
 
 
 class RecurrentLayers(SparseSpec):
-    """Layers that keep a state of constant size: state-space and linear-attention layers.
+    """Layers with a state of constant size: state-space and linear-attention layers.
 
-    The state is ``num_heads`` matrices of ``key_dim`` by ``value_dim`` in 32 bits, and the last
-    ``conv_kernel - 1`` inputs of a short convolution over ``conv_channels``.
-    ``linear_parameters`` are one layer's projections, ``small_parameters`` its norms,
-    convolutions, decays and biases.
+    The state holds ``num_heads`` matrices of ``key_dim`` by ``value_dim`` in 32 bits, and the last
+    ``conv_kernel - 1`` inputs of a short convolution over ``conv_channels``. ``linear_parameters``
+    counts one layer's projections, ``small_parameters`` its norms, convolutions, decays and
+    biases.
     """
 
     kind: Literal["recurrent"] = "recurrent"
@@ -161,12 +161,12 @@ class RecurrentLayers(SparseSpec):
 
     @property
     def conv_elements(self) -> int:
-        """Return the past inputs that the convolution of one layer keeps of one sequence."""
+        """Return the elements of one sequence's convolution state in one layer."""
         return self.conv_channels * (self.conv_kernel - 1)
 
 
 class NoMixingLayers(SparseSpec):
-    """Layers without any look at other tokens: a feed-forward block alone."""
+    """Layers without token mixing: a feed-forward block only."""
 
     kind: Literal["none"] = "none"
     count: PositiveInt

@@ -32,11 +32,11 @@ WeightPart = Literal["attention", "feed_forward", "experts"]
 
 
 class ModelSpec(SparseSpec):
-    """Everything that a cost depends on, and nothing else.
+    """The properties of a model that costs depend on.
 
-    Dense layers have one feed-forward block of ``intermediate_size``; mixture-of-experts layers
-    have ``num_experts`` of ``moe_intermediate_size``, of which each token visits
-    ``num_experts_per_tok``, beside ``num_shared_experts`` that see every token.
+    Dense layers have one feed-forward block of ``intermediate_size``. Mixture-of-experts layers
+    have ``num_experts`` experts of ``moe_intermediate_size``, of which each token uses
+    ``num_experts_per_tok``, and ``num_shared_experts`` that process every token.
     """
 
     id: str = "custom"
@@ -104,8 +104,8 @@ class ModelSpec(SparseSpec):
         return self
 
     def _contradictions(self) -> list[str]:
-        """Return what cannot be true of one model, each naming the fields and their values."""
-        found = [
+        """Return the inconsistencies of the fields, each with names and values."""
+        problems = [
             f"num_attention_heads is {group.heads} and num_key_value_heads is "
             f"{group.kv_heads}: each key-value head must serve the same number of "
             "attention heads, so the first must be a multiple of the second"
@@ -114,36 +114,36 @@ class ModelSpec(SparseSpec):
         ]
         layers = sum(g.count for g in self.layers_by_attention if g.kind != "index")
         if layers != self.num_hidden_layers:
-            found.append(
+            problems.append(
                 f"attention_layers count {layers} layers, but num_hidden_layers is "
                 f"{self.num_hidden_layers}: the counts must add up to it"
             )
         if self.num_experts_per_tok > self.num_experts:
-            found.append(
+            problems.append(
                 f"num_experts_per_tok is {self.num_experts_per_tok}, but num_experts is "
                 f"{self.num_experts}: a token cannot visit more experts than there are"
             )
         if self.num_dense_layers + self.num_layers_without_feed_forward > self.num_hidden_layers:
-            found.append(
+            problems.append(
                 f"num_hidden_layers is {self.num_hidden_layers}, but {self.num_dense_layers} have "
                 f"a dense block and {self.num_layers_without_feed_forward} have none: both "
                 "together cannot be more"
             )
-        return found
+        return problems
 
     @property
     def shape(self) -> str:
-        """Return layers, width and experts, which models of one architecture share."""
+        """Return layers, width and experts as text, equal for models of one architecture."""
         return f"{self.num_hidden_layers}x{self.hidden_size}x{self.num_experts}"
 
     @property
     def is_encoder(self) -> bool:
-        """Return whether the model tells classes apart instead of predicting text."""
+        """Return whether the model is a classifier rather than a language model."""
         return self.num_labels > 0
 
     @property
     def output_width(self) -> int:
-        """Return the outputs of each token: a head that reads one token of a text has none."""
+        """Return the outputs per token; a classification head has none."""
         return 0 if self.is_encoder else self.vocab_size
 
     @property
@@ -153,14 +153,14 @@ class ModelSpec(SparseSpec):
 
     @property
     def num_feed_forward_layers(self) -> int:
-        """Return how many layers have a dense feed-forward block."""
+        """Return the number of layers with a dense feed-forward block."""
         if self.is_moe:
             return self.num_dense_layers
         return self.num_hidden_layers - self.num_layers_without_feed_forward
 
     @property
     def num_moe_layers(self) -> int:
-        """Return how many layers are a mixture of experts."""
+        """Return the number of mixture-of-experts layers."""
         if not self.is_moe:
             return 0
         without = self.num_dense_layers + self.num_layers_without_feed_forward
@@ -168,19 +168,19 @@ class ModelSpec(SparseSpec):
 
     @property
     def num_blocks(self) -> int:
-        """Return how many blocks add to the residual stream: mixers and feed-forward blocks."""
+        """Return the number of residual blocks: token mixers and feed-forward blocks."""
         mixing = sum(g.count for g in self.layers_by_attention if g.kind not in {"none", "index"})
         return mixing + self.num_feed_forward_layers + self.num_moe_layers
 
     @property
     def shared_intermediate_size(self) -> int:
-        """Return the feed-forward columns that every token visits beside its routed experts."""
+        """Return the total feed-forward width of the shared experts."""
         each = self.shared_expert_intermediate_size or self.moe_intermediate_size
         return self.num_shared_experts * each
 
     @cached_property
     def layers_by_attention(self) -> tuple[LayerGroup, ...]:
-        """Return the layers grouped by kind with every field filled in; all full unless told."""
+        """Return the layer groups with all fields filled; full attention by default."""
         groups = self.attention_layers or (AttentionLayers(count=self.num_hidden_layers),)
         return tuple(self._filled(group) for group in groups)
 

@@ -1,4 +1,4 @@
-"""A search over strategies: the request and the answer."""
+"""A search over strategies: request and response."""
 
 from typing import Annotated, Any, Literal
 
@@ -10,11 +10,14 @@ from planner.specs.cluster import ClusterSpec
 from planner.specs.estimate import Estimate
 from planner.specs.model import ModelSpec
 from planner.specs.strategy import Strategy
-from planner.specs.workload import Workload
+from planner.specs.workload import ServeWorkload, Workload
 
-# The constraint of a rejection that no number decided: a technique does not apply.
+# The constraint of a rejection without numbers: a technique does not apply.
 APPLICABILITY = "applicability"
 Objective = Literal["throughput", "latency", "cost", "energy", "memory", "quality", "balanced"]
+Purpose = Literal["fit", "target"]
+# Only memory and weight quality decide whether a plan fits; all other limits are targets.
+FIT_LIMITS = frozenset({"per_device_peak_bytes", "quality_loss_ratio"})
 
 
 class Bound(SparseSpec):
@@ -25,7 +28,7 @@ class Bound(SparseSpec):
 
 
 class PlanRequest(SparseSpec):
-    """One question: which strategy is best for this goal, model and hardware?"""
+    """A request for the best strategy for a workload, model and hardware."""
 
     id: str | int | None = None
     model: str | ModelSpec | dict[str, Any] = Field(union_mode="left_to_right")
@@ -39,12 +42,21 @@ class PlanRequest(SparseSpec):
     hardware_options: tuple[ClusterSpec, ...] = ()
     host_calibration: HostCalibration | None = None
 
+    def without_targets(self) -> "PlanRequest":
+        """Return the request without performance targets, only limits on fit."""
+        limits = {name: bound for name, bound in self.constraints.items() if name in FIT_LIMITS}
+        workload = self.workload
+        if isinstance(workload, ServeWorkload):
+            no_target = {"ttft_slo_seconds": None, "tpot_slo_seconds": None}
+            workload = workload.model_copy(update=no_target)
+        return self.model_copy(update={"constraints": limits, "workload": workload})
+
 
 class PlannedStrategy(Estimate):
-    """An estimate that the search offers, with the reasons for it.
+    """An estimate in a search result, with the reasons for it.
 
-    ``tier`` is where it runs, as a key of the technique registry; ``advice`` are the rules of
-    thumb that its figures contradict.
+    ``tier`` is the deployment tier, a key of the technique registry. ``advice`` lists the rules of
+    thumb that the figures contradict.
     """
 
     rank: NonNegativeInt = 0
@@ -57,7 +69,7 @@ class PlannedStrategy(Estimate):
 
 
 class Rejection(SparseSpec):
-    """Why a family of strategies lost: the binding constraint with its numbers."""
+    """The reason for a rejected family: the binding constraint with its numbers."""
 
     family: str
     constraint: str
@@ -69,24 +81,29 @@ class Rejection(SparseSpec):
 
 
 class Suggestion(SparseSpec):
-    """A small change that makes an infeasible request fit, verified by an estimate."""
+    """A small change that makes a request feasible, verified by an estimate.
+
+    Purpose ``fit``: nothing fits without the change; targets are ignored. Purpose ``target``: with
+    the change a plan also meets the request's limits.
+    """
 
     title: str
     changes: JsonObject
     estimate: Estimate
+    purpose: Purpose = "fit"
 
 
 class Searched(SparseSpec):
-    """How much was looked at, in how long."""
+    """The number of searched strategies, and the time taken."""
 
     strategies: NonNegativeInt
     seconds: float
 
 
 class PlanAnswer(SparseSpec):
-    """The ranked plans, the frontier, what was rejected and what would help.
+    """The ranked plans, the frontier, the rejections and the suggestions.
 
-    ``request`` repeats the question, so that an answer can be exported by itself.
+    ``request`` repeats the request, so that an answer can be exported by itself.
     """
 
     id: str | int | None = None

@@ -1,4 +1,4 @@
-"""What other tools call the choices of a request, read as the planner's own names."""
+"""Other tools' names for choices of a request, mapped to the planner's names."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -16,7 +16,7 @@ DTYPES: dict[str, str] = {
     "fp8_e5m2": "fp8",
     "float8_e4m3fn": "fp8",
     "float8_e5m2": "fp8",
-    "mxfp8": "fp8",  # beside the scales of its blocks: a thirty-second
+    "mxfp8": "fp8",  # plus block scales: 1/32
 }
 OPTIMIZERS: dict[str, str] = {
     **dict.fromkeys(
@@ -79,7 +79,7 @@ RECOMPUTATION: dict[str, str] = {
 
 
 def spelled(choices: Iterable[str], others: Mapping[str, str]) -> Callable[[object], object]:
-    """Return what reads another tool's spelling; what it does not know it leaves as it is.
+    """Return a parser for other tools' names; unknown names pass unchanged.
 
     >>> spelled(("bf16", "fp8"), DTYPES)("BFloat16")
     'bf16'
@@ -96,7 +96,7 @@ def spelled(choices: Iterable[str], others: Mapping[str, str]) -> Callable[[obje
 
 
 PLAIN = re.compile(r"(fp32|tf32|fp16|bf16|fp8|int8|int4|nf4|mxfp4|nvfp4|ternary)")
-# Dtypes that are names of a quantisation too, and stay one.
+# Dtypes that are also names of quantisations, and are read as quantisations.
 BOTH = frozenset({"nf4", "fp8", "nvfp4"})
 GGUF = re.compile(r"(?:gguf[ :_-]*)?(i?q\d_\w+)")
 BOTH_SIDES = re.compile(r"w\d+a\d+")
@@ -106,7 +106,7 @@ BETWEEN = re.compile(r"[^a-z0-9#.]+")
 GROUP = re.compile(r"gs?(\d+)")
 BITS = re.compile(r"(?:int|uint|w|fp|nf)?(\d+(?:\.\d+)?)(?:bits?|bpw)?")
 SAME = {"smoothquant": "w8a8", "llm.int8": "w8a16", "llm.int8()": "w8a16", "none": None}
-# The plugin's four bits whose scales are not quantised a second time, as they are with "-dq".
+# The plugin's 4-bit formats without double quantisation, which "-dq" adds.
 SAME |= {"bnb.nf4": "bnb.nf4", "bnb.fp4": "bnb.nf4"}
 METHODS = {
     "gptq": "gptq",
@@ -126,21 +126,21 @@ METHODS = {
     "hqq": "hqq",
     "higgs": "higgs",
 }
-# Words that change nothing of what the weights take.
+# Words that do not affect the size of the weights.
 MUTE = frozenset(
     {"act", "actorder", "order", "desc", "sym", "asym", "dq", "double", "quant", "marlin"}
     | {"bit", "bits", "bpw", "weight", "only", "g", "torchao", "quanto", "dynamic"}
 )
-# Methods whose weights hold a 16-bit scale and a zero point for each group.
+# Methods with a 16-bit scale and a zero point per group.
 GROUPED = frozenset({"gptq", "awq"})
 SCALE_BITS = 16.0
 DTYPE_BY_BITS = {"4": "int4", "8": "int8"}
 
 
 def read_quantization(text: str) -> JsonObject:
-    """Return the fields of a strategy that a name of a weight format stands for.
+    """Return the strategy fields that a weight-format name stands for.
 
-    What it cannot read whole it gives back as it is, to be refused by name.
+    A name that is not fully recognised is returned unchanged and rejected later by name.
 
     >>> read_quantization("gptq-int4 g128 act-order")
     {'quantization': 'gptq', 'weight_dtype': 'int4', 'group_size': 128}
@@ -160,30 +160,36 @@ def read_quantization(text: str) -> JsonObject:
     if PLAIN.fullmatch(name.removeprefix("kv-")) and name.startswith("kv-"):
         return {"kv_cache_dtype": name[3:]}
     words = BETWEEN.split(GROUP_SIZE.sub(r"g\1", name.replace("bnb.", "bnb ")))
-    return _of_words([word for word in words if word not in MUTE | {""}]) or {"quantization": text}
+    return _fields_from_words([word for word in words if word not in MUTE | {""}]) or {
+        "quantization": text
+    }
 
 
-def _of_words(words: list[str]) -> JsonObject:
-    """Return what the words of a name say together; empty where one of them is not known."""
+def _fields_from_words(words: list[str]) -> JsonObject:
+    """Return the fields for the words of a name; empty if a word is unknown."""
     methods = [METHODS[word] for word in words if word in METHODS]
-    groups = [found[1] for word in words if (found := GROUP.fullmatch(word))]
-    rest = [w for w in words if w not in METHODS and not GROUP.fullmatch(w)]
-    if len(rest) > 1 or len(methods) > 1 or len(groups) > 1:
+    groups = [match[1] for word in words if (match := GROUP.fullmatch(word))]
+    unmatched = [w for w in words if w not in METHODS and not GROUP.fullmatch(w)]
+    if len(unmatched) > 1 or len(methods) > 1 or len(groups) > 1:
         return {}
-    bits = BITS.fullmatch(rest[0]) if rest else None
-    if rest and bits is None:
+    bits = BITS.fullmatch(unmatched[0]) if unmatched else None
+    if unmatched and bits is None:
         return {}
     size: JsonObject = {"group_size": int(groups[0])} if groups else {}
     if methods:
-        return _of_method(methods[0], bits[1] if bits else None, size)
-    return {"weight_dtype": rest[0], **size} if rest and PLAIN.fullmatch(rest[0]) else {}
+        return _fields_from_method(methods[0], bits[1] if bits else None, size)
+    return (
+        {"weight_dtype": unmatched[0], **size}
+        if unmatched and PLAIN.fullmatch(unmatched[0])
+        else {}
+    )
 
 
-def _of_method(method: str, bits: str | None, size: JsonObject) -> JsonObject:
-    """Return the fields of a method with the bits and the group that its name gave."""
+def _fields_from_method(method: str, bits: str | None, size: JsonObject) -> JsonObject:
+    """Return the fields of a method with the bits and group size of its name."""
     if method == "bnb":
-        four = {"quantization": "nf4", "weight_dtype": "nf4"}
-        return {"weight_dtype": "int8"} if bits == "8" else four
+        nf4_fields = {"quantization": "nf4", "weight_dtype": "nf4"}
+        return {"weight_dtype": "int8"} if bits == "8" else nf4_fields
     if method not in GROUPED:
         return {"quantization": f"{method}:{bits}"} if bits else {}
     if bits is None or bits in DTYPE_BY_BITS:
@@ -193,7 +199,7 @@ def _of_method(method: str, bits: str | None, size: JsonObject) -> JsonObject:
 
 
 def grouped_format(method: str, bits: float, group: int | None) -> str:
-    """Return the name of a format of so many bits with the scale and zero point of each group.
+    """Return the name of a format including the scale and zero-point bits of each group.
 
     >>> grouped_format("gptq", 3, 128)
     'gptq:3.14844'
@@ -203,22 +209,24 @@ def grouped_format(method: str, bits: float, group: int | None) -> str:
 
 
 def read_formats(strategy: object) -> object:
-    """Return a strategy with the names of weight formats read; what is given outright wins."""
+    """Return a strategy with weight-format names resolved; explicit fields take precedence."""
     if not isinstance(strategy, dict):
         return strategy
-    told: JsonObject = {name: value for name, value in strategy.items() if value is not None}
-    stored = told.get("weight_dtype")
-    if isinstance(stored, str) and "quantization" not in told and _is_format(stored):
-        told["quantization"] = told.pop("weight_dtype")
-    named = told.pop("quantization", None)
-    read = read_quantization(named) if isinstance(named, str) else {"quantization": named}
-    return {**({} if read == {"quantization": None} else read), **told}
+    fields: JsonObject = {name: value for name, value in strategy.items() if value is not None}
+    weight_dtype = fields.get("weight_dtype")
+    if isinstance(weight_dtype, str) and "quantization" not in fields and _is_format(weight_dtype):
+        fields["quantization"] = fields.pop("weight_dtype")
+    named = fields.pop("quantization", None)
+    resolved = read_quantization(named) if isinstance(named, str) else {"quantization": named}
+    return {**({} if resolved == {"quantization": None} else resolved), **fields}
 
 
 def _is_format(name: str) -> bool:
-    """Return whether a dtype's field holds the name of a format that is no dtype."""
+    """Return whether a dtype field holds the name of a format that is not a dtype."""
     slug = re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
     if PLAIN.fullmatch(slug) or slug in DTYPES:
         return False
-    known = read_quantization(name) != {"quantization": name}
-    return known or ":" in name or name in METHODS or BOTH_SIDES.fullmatch(slug) is not None
+    is_recognised = read_quantization(name) != {"quantization": name}
+    return (
+        is_recognised or ":" in name or name in METHODS or BOTH_SIDES.fullmatch(slug) is not None
+    )

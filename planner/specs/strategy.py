@@ -1,4 +1,4 @@
-"""How the work is laid out on the hardware; what is left out takes the engine's default."""
+"""The layout of the work on the hardware; absent fields take the engine's default."""
 
 from typing import Annotated, Literal, get_args
 
@@ -37,10 +37,10 @@ AWAY_TITLES = {
 
 
 class OffloadSpec(SparseSpec):
-    """Which share of each tensor class lives off the device.
+    """The offloaded share of each tensor class.
 
-    ``weights_active_ratio`` is the share of the dense weights away that one token needs: fewer
-    than all where the activations are mostly zero, as behind a ReLU. It was measured, or guessed.
+    ``weights_active_ratio`` is the share of the offloaded dense weights that one token uses: below
+    1 if activations are mostly zero, as after a ReLU. It is measured or assumed.
     """
 
     weights_cpu: Ratio = 0.0
@@ -53,14 +53,14 @@ class OffloadSpec(SparseSpec):
 
     @property
     def places(self) -> tuple[str, ...]:
-        """Return what lives off the devices and where, in words."""
+        """Return the offloaded tensor classes and their places, as text."""
         states = () if self.optimizer == "none" else (f"optimiser states on {self.optimizer}",)
         shares = (title for name, title in AWAY_TITLES.items() if getattr(self, name) > 0)
         return (*states, *shares)
 
 
 class SpeculativeSpec(SparseSpec):
-    """A draft model proposes ``tokens`` tokens, the target accepts each with a probability."""
+    """Speculative decoding: the draft proposes ``tokens`` tokens per verification."""
 
     draft_model: str
     tokens: PositiveInt = 4
@@ -68,14 +68,14 @@ class SpeculativeSpec(SparseSpec):
 
 
 class DisaggregatedSpec(SparseSpec):
-    """Prefill and decode on different devices."""
+    """Prefill and decode on separate devices."""
 
     prefill_devices: PositiveInt
     decode_devices: PositiveInt
 
 
 class Strategy(SparseSpec):
-    """One way to lay the work out; an estimate returns it with every gap filled."""
+    """One layout of the work; an estimate returns it with all fields filled."""
 
     weight_dtype: NamedDtype | None = None
     activation_dtype: NamedDtype | None = None
@@ -107,7 +107,7 @@ class Strategy(SparseSpec):
     gradient_compression_ratio: Annotated[float, Field(ge=1.0)] | None = None
     synchronization_interval_steps: PositiveInt | None = None
     checkpoint_writing: Literal["background", "in_step"] | None = Field(
-        default=None, description="beside the steps, from a copy in host memory, or in them"
+        default=None, description="in the background, from a copy in host memory, or synchronously"
     )
     offload: OffloadSpec | None = None
     max_batch_tokens: NonNegativeInt | None = None
@@ -121,6 +121,6 @@ class Strategy(SparseSpec):
         return read_formats(data)
 
     @property
-    def away(self) -> tuple[str, ...]:
-        """Return what lives off the devices and where, in words."""
+    def offload_places(self) -> tuple[str, ...]:
+        """Return the offloaded tensor classes and their places, as text."""
         return self.offload.places if self.offload else ()

@@ -1,4 +1,4 @@
-"""What the hardware is asked to do: serve, generate offline, train or compress."""
+"""The work: serve, generate offline, train or compress."""
 
 from typing import Annotated, Literal, Self, get_args
 
@@ -40,9 +40,11 @@ CompressMethod = Literal[
 
 
 class ServeWorkload(SparseSpec):
-    """Answer requests as they come: a closed loop, an open loop, or as many as memory allows.
+    """Serve requests in a closed loop, an open loop, or at the concurrency that memory allows.
 
-    ``burst_requests`` come all at once and nobody after them.
+    ``burst_requests`` arrive all at once, without later arrivals. ``input_tokens`` and
+    ``output_tokens`` are those of a typical request. ``max_request_tokens`` is the longest request
+    that a server must accept, prompt and answer together.
     """
 
     kind: Literal["serve"] = "serve"
@@ -54,6 +56,17 @@ class ServeWorkload(SparseSpec):
     prefix_share_ratio: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
     ttft_slo_seconds: PositiveFloat | None = None
     tpot_slo_seconds: PositiveFloat | None = None
+    max_request_tokens: PositiveInt | None = None
+
+    @model_validator(mode="after")
+    def _longest_is_no_shorter_than_typical(self) -> Self:
+        typical = self.input_tokens + self.output_tokens
+        if self.max_request_tokens is not None and self.max_request_tokens < typical:
+            raise ValueError(
+                f"max_request_tokens is {self.max_request_tokens}, less than a typical request of "
+                f"{typical} tokens (input_tokens and output_tokens together)"
+            )
+        return self
 
     @model_validator(mode="after")
     def _one_kind_of_arrival(self) -> Self:
@@ -66,6 +79,11 @@ class ServeWorkload(SparseSpec):
             )
         return self
 
+    @property
+    def longest_tokens(self) -> int:
+        """Return the tokens of the longest sequence."""
+        return self.max_request_tokens or self.input_tokens + self.output_tokens
+
 
 class GenerateWorkload(SparseSpec):
     """Generate offline in one fixed batch."""
@@ -75,15 +93,19 @@ class GenerateWorkload(SparseSpec):
     input_tokens: PositiveInt
     output_tokens: PositiveInt
 
+    @property
+    def longest_tokens(self) -> int:
+        """Return the tokens of the longest sequence."""
+        return self.input_tokens + self.output_tokens
+
 
 class TrainWorkload(SparseSpec):
-    """Train for ``tokens`` tokens, or cost one step when ``tokens`` is left out.
+    """Train for ``tokens`` tokens, or cost one step if ``tokens`` is absent.
 
-    ``padding_ratio`` is the share of a padded batch that is no text. ``document_tokens`` is how
-    long the document is, on the average, that a token of a packed row is of: where attention goes
-    by blocks, those between documents are left out. ``length_schedule`` trains
-    shares of the tokens at shorter sequences first, in rows of as many tokens. With a
-    ``time_budget_seconds`` the time is given and the tokens are the answer.
+    ``padding_ratio`` is the padding share of a batch. ``document_tokens`` is the token-weighted
+    mean document length of a packed row: block-wise attention skips blocks between documents.
+    ``length_schedule`` trains shares of the tokens at shorter sequences first, in rows of as many
+    tokens. With ``time_budget_seconds`` the time is given and the tokens are the result.
     """
 
     kind: Literal["train"] = "train"
@@ -114,19 +136,29 @@ class TrainWorkload(SparseSpec):
         return self
 
     @property
+    def longest_tokens(self) -> int:
+        """Return the tokens of the longest sequence."""
+        return self.sequence_length
+
+    @property
     def text_ratio(self) -> float:
-        """Return the share of a padded batch that is text."""
+        """Return the non-padding share of a padded batch."""
         return 1.0 - (self.padding_ratio or 0.0)
 
 
 class CompressWorkload(SparseSpec):
-    """Make the weights smaller and write the result."""
+    """Compress the weights and write the result."""
 
     kind: Literal["compress"] = "compress"
     method: CompressMethod
     bits: Annotated[int, Field(ge=1, le=16)] | None = None
     group_size: PositiveInt | None = None
     calibration_tokens: NonNegativeInt | None = None
+
+    @property
+    def longest_tokens(self) -> int:
+        """Return 0: calibration text is truncated to the model's maximum length."""
+        return 0
 
 
 Workload = Annotated[

@@ -1,1 +1,1 @@
-"""Every technique that the planner plans: where it applies, what it does, who published it."""
+"""Registry of techniques: applicability, effect and source of each."""

@@ -1,4 +1,4 @@
-"""The request that a technique is held against."""
+"""The case that a technique's conditions are checked against."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ PHASES = {"train": "training", "compress": "compression"}
 
 @dataclass(frozen=True)
 class Case:
-    """A model, a cluster and a workload, with every name looked up."""
+    """A model, a cluster and a workload with resolved names."""
 
     model: ModelSpec
     device: DeviceSpec
@@ -20,5 +20,5 @@ class Case:
 
     @property
     def phase(self) -> str:
-        """Return the phase that the workload belongs to: inference, training or compression."""
+        """Return the phase of the workload: inference, training or compression."""
         return PHASES.get(self.workload.kind, "inference")

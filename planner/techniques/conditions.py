@@ -1,6 +1,6 @@
-"""When a technique applies; a condition that fails says why with the case's own numbers.
+"""Conditions of techniques; a failed condition gives a reason with the case's numbers.
 
-A reason is an empty string where the condition holds.
+The reason is an empty string if the condition holds.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ LEAST_LAYERS = 2
 
 @dataclass(frozen=True)
 class Condition:
-    """What must hold, in words, and the reason when it does not."""
+    """A condition in words, and the function that returns why a case fails it."""
 
     words: str
     reason_against: Callable[[Case], str]

@@ -1,4 +1,4 @@
-"""Worked examples, computed: each figure without and with a technique, held against its range."""
+"""Computed worked examples: each figure without and with a technique, and its published range."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ ROUNDING = 1e-6
 
 @dataclass(frozen=True)
 class Change:
-    """One figure without and with a technique, and whether it moved as published."""
+    """One figure without and with a technique, and whether it changed as published."""
 
     figure: str
     without: Any
@@ -39,12 +39,12 @@ class Change:
 
 
 def overlaid(base: Mapping[str, Any], over: Mapping[str, Any]) -> JsonObject:
-    """Return a document with another laid over it, object by object."""
+    """Return a document deep-merged with another one."""
     merged = dict(base)
     for key, value in over.items():
-        known = merged.get(key)
-        if isinstance(known, Mapping) and isinstance(value, Mapping):
-            merged[key] = overlaid(known, value)
+        current = merged.get(key)
+        if isinstance(current, Mapping) and isinstance(value, Mapping):
+            merged[key] = overlaid(current, value)
         else:
             merged[key] = value
     return merged
@@ -60,7 +60,7 @@ def both_estimates(example: Example) -> tuple[Estimate, Estimate]:
 
 
 def figure(estimate: Estimate, name: str) -> Any:  # noqa: ANN401 - a number or a verdict
-    """Return a figure by name: a tensor class, a field of the answer, or a term of the record.
+    """Return a figure by name: a tensor class, a field of the estimate, or a term.
 
     Raises:
         KeyError: the estimate has no figure of that name.
@@ -72,9 +72,9 @@ def figure(estimate: Estimate, name: str) -> Any:  # noqa: ANN401 - a number or 
     if name.startswith(TERM):
         key = name.removeprefix(TERM)
         return sum(term.value for term in estimate.terms if term.key == key)
-    for holder in (estimate, estimate.memory, estimate.performance):
-        if name in type(holder).model_fields:
-            return getattr(holder, name)
+    for section in (estimate, estimate.memory, estimate.performance):
+        if name in type(section).model_fields:
+            return getattr(section, name)
     raise KeyError(name)
 
 
@@ -87,31 +87,31 @@ def _ratio(without: Any, with_: Any) -> float | None:  # noqa: ANN401 - figures 
 
 
 def changes(technique: Technique) -> tuple[Change, ...]:
-    """Return how every figure of a technique's example moves, and every class that should stay."""
+    """Return the change of every figure of a technique's example, and of unlisted classes."""
     example = technique.example
     if example is None:
         return ()
     without, with_ = both_estimates(example)
-    found = []
+    checked = []
     for name, (low, high) in example.expect.items():
         pair = figure(without, name), figure(with_, name)
-        moved = _ratio(*pair)
-        holds = moved is not None and low * (1 - ROUNDING) <= moved <= high * (1 + ROUNDING)
-        found.append(Change(name, *pair, (low, high), holds))
+        ratio = _ratio(*pair)
+        holds = ratio is not None and low * (1 - ROUNDING) <= ratio <= high * (1 + ROUNDING)
+        checked.append(Change(name, *pair, (low, high), holds))
     for name, expected in example.values.items():
         pair = figure(without, name), figure(with_, name)
-        found.append(Change(name, *pair, expected, pair == expected))
-    moving = {*example.expect, *example.also}
+        checked.append(Change(name, *pair, expected, pair == expected))
+    listed = {*example.expect, *example.also}
     for name in CLASSES:
         pair = figure(without, name), figure(with_, name)
-        if name not in moving and any(pair):
-            same = abs(pair[1] - pair[0]) <= 1 + ROUNDING * pair[0]
-            found.append(Change(name, *pair, (1.0, 1.0), same))
-    return tuple(found)
+        if name not in listed and any(pair):
+            is_unchanged = abs(pair[1] - pair[0]) <= 1 + ROUNDING * pair[0]
+            checked.append(Change(name, *pair, (1.0, 1.0), is_unchanged))
+    return tuple(checked)
 
 
 def technique_row(technique: Technique) -> JsonObject:
-    """Return an entry of the registry as the command line prints it, its example computed."""
+    """Return a registry entry as the command line prints it, with its computed example."""
     row: JsonObject = technique.model_dump(mode="json", exclude={"used", "example", "needs"})
     row = {name: value for name, value in row.items() if value not in ("", {}, [], None)}
     row["phases"] = sorted(technique.phases)

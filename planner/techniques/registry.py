@@ -1,4 +1,4 @@
-"""All techniques by key; an unknown one is refused with its neighbours."""
+"""All techniques by key; an unknown key raises an error with the nearest keys."""
 
 from collections.abc import Iterator, Mapping
 from functools import cached_property
@@ -14,11 +14,11 @@ FILES = ("compression", "training", "parallel", "serving", "hardware")
 
 
 class Registry(Mapping[str, Technique]):
-    """The techniques by key, read on first use so that importing the planner stays cheap."""
+    """The techniques by key, read on first use."""
 
     @cached_property
     def entries(self) -> dict[str, Technique]:
-        """Return every entry of the data files, in their order."""
+        """Return every entry of the data files, in file order."""
         return {
             key: Technique.model_validate({"key": key, **entry})
             for name in FILES
@@ -39,7 +39,7 @@ TECHNIQUES: Mapping[str, Technique] = Registry()
 
 
 def get(key: str) -> Technique:
-    """Return the technique of a key.
+    """Return the technique with a key.
 
     Raises:
         UnknownTechniqueError: there is no such key; the message gives the nearest ones.
@@ -66,7 +66,7 @@ def used_by(strategy: Strategy, case: Case) -> tuple[str, ...]:
 
 
 def inapplicable(case: Case) -> dict[str, str]:
-    """Return why each technique of the case's own phase does not apply, by key."""
+    """Return the reasons against each inapplicable technique of the case's phase, by key."""
     return {
         technique.key: reason
         for technique in TECHNIQUES.values()

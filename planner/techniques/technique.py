@@ -1,4 +1,4 @@
-"""What a technique is: an entry of data, and the tests of whether it applies and is in use."""
+"""The technique model: a data entry, and tests for applicability and use."""
 
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -15,12 +15,12 @@ Accepted = list[Any] | dict[Literal["min"], float]
 
 
 class Example(Spec):
-    """One request without and with a technique, and how far published figures should move.
+    """One request without and with a technique, and the expected changes of figures.
 
-    ``request`` is what both have in common; ``off`` and ``on`` are laid over it.
-    ``expect`` holds, per figure, the range of its ratio with over without (1 = unchanged);
-    ``values`` holds both values themselves where a ratio says nothing. Bytes of a tensor class
-    that neither names, nor ``also`` lists, must stay. ``published`` is what the range is from.
+    ``request`` is common to both; ``off`` and ``on`` are merged over it. ``expect`` holds, per
+    figure, the range of the ratio of with over without (1 = unchanged); ``values`` holds both
+    values where a ratio is meaningless. Bytes of tensor classes that are neither in these nor in
+    ``also`` must not change. ``published`` is the source of the ranges.
     """
 
     request: JsonObject
@@ -35,12 +35,12 @@ class Example(Spec):
 class Technique(Spec):
     """One technique of the registry.
 
-    ``terms`` says, by figure of an estimate, with which formula it changes; ``needs`` names the
-    conditions under which it applies; ``used`` lists alternatives of fields and accepted values
-    by which a strategy is known to use it; ``settings`` are the strategy fields that turn it on.
-    ``headline`` is what the papers that the project came from say of it, ``reviewed`` is where:
-    the guide of Ersoy and Erşahin, the review of Rostam, Szénási and Kertész, Myneni's survey.
-    ``only_named`` is the reason why no estimate shows its effect.
+    ``terms`` maps a figure of an estimate to the formula by which the technique changes it.
+    ``needs`` names the conditions of applicability. ``used`` lists alternatives of field paths and
+    accepted values by which a strategy uses the technique; ``settings`` are the strategy fields
+    that enable it. ``headline`` is the claim of the project's reference papers, ``reviewed`` the
+    place: the guide of Ersoy and Erşahin, the review of Rostam, Szénási and Kertész, Myneni's
+    survey. ``only_named`` is the reason why no estimate shows its effect.
     """
 
     key: str
@@ -59,22 +59,22 @@ class Technique(Spec):
 
     @property
     def planned(self) -> Literal["costed", "applicability only"]:
-        """Return whether an estimate shows the technique's effect, or the planner names it."""
+        """Return whether estimates include the technique's effect, or only its applicability."""
         return "costed" if self.example else "applicability only"
 
     @property
     def applicability(self) -> tuple[str, ...]:
-        """Return in words what a request needs for the technique to apply."""
+        """Return the requirements of the technique, as text."""
         phases = f"the work is {' or '.join(sorted(self.phases))}"
         return (phases, *(CONDITIONS[name].words for name in self.needs))
 
     def why_not(self, case: Case) -> str:
-        """Return the first condition that a case of the right phase fails, or nothing."""
+        """Return the first failed condition for a case of the right phase, or an empty string."""
         reasons = (CONDITIONS[name].reason_against(case) for name in self.needs)
         return next((reason for reason in reasons if reason), "")
 
     def reason_against(self, case: Case) -> str:
-        """Return why the technique does not apply, by name, or an empty string when it does."""
+        """Return why the technique does not apply, or an empty string if it does."""
         if case.phase not in self.phases:
             return f"works on {' and '.join(sorted(self.phases))}: this is {case.phase}"
         return self.why_not(case)
@@ -88,12 +88,12 @@ class Technique(Spec):
 
 
 def _value(path: str, strategy: Strategy, case: Case) -> object:
-    """Return the value of a dotted path like ``strategy.zero_stage``; nothing when absent."""
+    """Return the value of a dotted path such as ``strategy.zero_stage``, None if absent."""
     root, *names = path.split(".")
-    found: object = strategy if root == "strategy" else getattr(case, root)
+    value: object = strategy if root == "strategy" else getattr(case, root)
     for name in names:
-        found = getattr(found, name, None)
-    return found
+        value = getattr(value, name, None)
+    return value
 
 
 def _is_accepted(value: Any, accepted: Accepted) -> bool:  # noqa: ANN401 - any field's value

@@ -1,1 +1,1 @@
-"""Composes costs into work: a prefill, a decode step, a training step, a compression."""
+"""Workload costs: prefill, decode steps, training steps and compression jobs."""

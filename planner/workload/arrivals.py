@@ -1,18 +1,19 @@
-"""Simulates requests that arrive at a continuously batching engine, event by event.
+"""Event simulation of requests that arrive at an engine with continuous batching.
 
-Requests wait in order, enter while a place is free, are prefilled within the step's token budget
-and then make one token a step. Between two events every step is alike, so that a run of decode
-steps is one event and thousands of requests take milliseconds. The only randomness is in the
-arrivals and in the lengths of answers, both from a seeded generator: equal inputs, equal answers.
+Requests queue in order, are admitted while a slot is free, are prefilled within the step's token
+budget and then generate one token per step. All steps between two events are identical, so a run
+of decode steps is one event and thousands of requests take milliseconds. Arrivals and output
+lengths come from a seeded generator: equal inputs give equal results.
 
 Source: Yu et al. 2022 (Orca), OSDI (batching by iteration); Agrawal et al. 2024
-(Sarathi-Serve), arXiv:2403.02310 (chunked prefill beside decode).
+(Sarathi-Serve), arXiv:2403.02310 (chunked prefill with decode).
 """
 
 import math
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from heapq import heappop, heappush
 
 import numpy as np
@@ -21,18 +22,20 @@ import numpy.typing as npt
 from planner.workload.step_costs import StepCosts
 
 Floats = npt.NDArray[np.float64]
+Places = npt.NDArray[np.intp]
+MAX_LOOPS = 64  # closed loops in the cache: up to 100 kB each
+NOTHING = StepCosts((0.0, 1.0), (0.0, 0.0), (0.0, 1.0), (0.0, 0.0), (0.0, 0.0))
 DUST_TOKENS = 1e-9
 LINEAR_GROWTH = 1e-9
-SPAN = 2**32  # more than there are requests
+SPAN = 2**32  # exceeds the number of requests
 
 
 @dataclass(frozen=True)
 class Batching:
-    """How the simulated engine schedules.
+    """The scheduling parameters of the simulated engine.
 
-    ``slots`` is how many requests hold a cache at once; ``budget_tokens`` how many tokens a step
-    takes in, decoding requests included; with ``prefill_first`` decoding pauses while prompts
-    wait.
+    ``slots`` is the maximum number of running requests; ``budget_tokens`` the tokens per step,
+    decode tokens included; with ``prefill_first`` decoding pauses while prompts are queued.
     """
 
     slots: int
@@ -42,9 +45,9 @@ class Batching:
 
 @dataclass(frozen=True)
 class Traffic:
-    """Who asks: the first calls, and how often each caller calls again once it is answered.
+    """The arriving requests: times of the first calls and the number of calls per caller.
 
-    ``length_spread`` is how far answers are longer or shorter than ``output_tokens``, as a ratio.
+    ``length_spread`` is the largest relative deviation of output lengths from ``output_tokens``.
     """
 
     prompt_tokens: float
@@ -57,7 +60,7 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Timeline:
-    """When each request was sent, got its first token and was done, and how long it was."""
+    """The send, first-token and end time and the output length of each request."""
 
     sent_s: Floats
     first_s: Floats
@@ -72,7 +75,7 @@ class Timeline:
 
     @property
     def tpot_s(self) -> Floats:
-        """Return the mean gap between the tokens of each request that has more than one."""
+        """Return the mean inter-token time of each request with more than one token."""
         gaps = self.output_tokens - 1
         return (self.done_s - self.first_s)[gaps > 0] / gaps[gaps > 0]
 
@@ -83,12 +86,12 @@ class Timeline:
 
     @property
     def requests_per_s(self) -> float:
-        """Return how many requests were done per second, from the first call to the last token."""
+        """Return the completed requests per second from the first call to the last token."""
         return len(self.done_s) / float(self.done_s.max() - self.sent_s.min())
 
 
 class _Requests:
-    """What is known of each request, a list a fact: calls to come are added as they are made."""
+    """The state of all requests, one list per attribute; repeated calls are appended."""
 
     def __init__(self, traffic: Traffic) -> None:
         most = len(traffic.calls_s) * traffic.calls_per_caller
@@ -99,14 +102,14 @@ class _Requests:
         self.done_s = [math.nan] * most
 
     def call_again(self, index: int, now_s: float) -> int:
-        """Return the next request of a caller that was just answered."""
+        """Add the next request of a caller whose request ended and return its index."""
         self.sent_s.append(now_s)
         self.calls_left.append(self.calls_left[index] - 1)
         return len(self.sent_s) - 1
 
 
 def _lengths(traffic: Traffic, count: int) -> list[int]:
-    """Return how many tokens the answer to each request has."""
+    """Return the output length of each request in tokens."""
     if not traffic.length_spread:
         return [max(1, traffic.output_tokens)] * count
     uneven = 2 * np.random.default_rng(traffic.seed).random(count) - 1
@@ -118,8 +121,8 @@ def _lengths(traffic: Traffic, count: int) -> list[int]:
 class _Engine:
     """The state of one replica.
 
-    ``finishing`` holds the step of a request's last token, times ``SPAN``, plus the request;
-    ``head_left`` is what the first of the queue still has to read.
+    ``finishing`` is a heap of (step of the last token) * ``SPAN`` + request index; ``head_left``
+    is the number of unread prompt tokens of the first request in the queue.
     """
 
     batching: Batching
@@ -140,11 +143,11 @@ class _Engine:
         self.slots, self.budget = self.batching.slots, self.batching.budget_tokens
         self.alone = self.batching.prefill_first
         sent = self.requests.sent_s
-        # The next first call is the last of this list.
+        # Sorted in reverse: the next call is the last item.
         self.calls = sorted(range(len(sent)), key=lambda index: (-sent[index], -index))
 
     def run(self) -> None:
-        """Take the next event until nobody calls, waits or decodes."""
+        """Process events until all requests are done."""
         while self.calls or self.called_again or self.waiting or self.finishing:
             self.events += 1
             self.admit()
@@ -156,7 +159,7 @@ class _Engine:
                 self.now_s = self.requests.sent_s[self.calls[-1]]
 
     def admit(self) -> None:
-        """Put who has called by now into the queue."""
+        """Queue the requests that have arrived by now."""
         calls, sent = self.calls, self.requests.sent_s
         while calls and sent[calls[-1]] <= self.now_s:
             self.waiting.append(calls.pop())
@@ -165,24 +168,24 @@ class _Engine:
             self.called_again = []
 
     def prefill(self) -> None:
-        """Take one step that reads prompts, beside a token of each decoding request."""
-        beside = 0 if self.alone else len(self.finishing)
-        left = self.budget - beside
-        taken, started = self.take_prompts(left if left > 1 else 1.0)
-        seconds = self.costs.prefill_seconds(taken)
-        if beside:
-            seconds += self.costs.decode_seconds(beside, self.context_tokens)
+        """Run a step that reads prompts and makes one token of each decoding request."""
+        decoding = 0 if self.alone else len(self.finishing)
+        budget = self.budget - decoding
+        tokens, started = self.take_prompts(budget if budget > 1 else 1.0)
+        seconds = self.costs.prefill_seconds(tokens)
+        if decoding:
+            seconds += self.costs.decode_seconds(decoding, self.context_tokens)
         self.now_s += seconds
-        if beside:
+        if decoding:
             self.advance(1)
         if started:
             self.start(started)
 
     def take_prompts(self, budget: float) -> tuple[float, list[int]]:
-        """Return the prompt tokens that this step reads, and which prompts it ends."""
+        """Return the prompt tokens read in this step and the requests with a completed prompt."""
         waiting, left = self.waiting, budget
         started: list[int] = []
-        if self.head_left < self.prompt:  # it was begun in a step before
+        if self.head_left < self.prompt:  # begun in an earlier step
             part = min(left, self.head_left)
             left, self.head_left = left - part, self.head_left - part
             if self.head_left > DUST_TOKENS:
@@ -200,7 +203,7 @@ class _Engine:
         return budget - left, started
 
     def start(self, started: list[int]) -> None:
-        """Give requests their first token."""
+        """Record the first token of requests and start decoding them."""
         requests, step, now_s = self.requests, self.step - 1, self.now_s
         for index in started:
             requests.first_s[index] = now_s
@@ -212,7 +215,7 @@ class _Engine:
             self.context_tokens += self.prompt + 1
 
     def decode(self) -> None:
-        """Take decode steps until a request ends or the next one calls."""
+        """Run decode steps until a request ends or the next one arrives."""
         steps = self.finishing[0] // SPAN - self.step
         first, growth = self.costs.decode_line(len(self.finishing), self.context_tokens)
         if self.calls:
@@ -222,7 +225,7 @@ class _Engine:
         self.advance(steps)
 
     def advance(self, steps: int) -> None:
-        """Give every decoding request so many tokens, and let go those that are done."""
+        """Add ``steps`` tokens to every decoding request and end those that are done."""
         self.step += steps
         self.context_tokens += steps * len(self.finishing)
         end, finishing = (self.step + 1) * SPAN, self.finishing
@@ -232,7 +235,7 @@ class _Engine:
             self.finish(index)
 
     def finish(self, index: int) -> None:
-        """End a request: its place is free, and its caller calls again."""
+        """End a request: free its slot and queue its caller's next request."""
         requests = self.requests
         requests.done_s[index] = self.now_s
         self.held -= 1
@@ -241,9 +244,9 @@ class _Engine:
 
 
 def steps_until(seconds: float, first_s: float, growth_s: float) -> int:
-    """Return how many steps begin before ``seconds`` have passed, at least one.
+    """Return the number of steps that begin within ``seconds``, at least one.
 
-    The first takes ``first_s`` and each next one ``growth_s`` more.
+    The first step takes ``first_s``, each further one ``growth_s`` more than the one before.
     """
     if seconds <= 0:
         return 1
@@ -254,20 +257,108 @@ def steps_until(seconds: float, first_s: float, growth_s: float) -> int:
 
 
 def poisson_calls(rate_per_s: float, count: int, seed: int = 0) -> list[float]:
-    """Return the times of ``count`` independent calls; a seed gives one pattern, stretched."""
+    """Return ``count`` Poisson arrival times; the rate only scales the pattern of a seed."""
     gaps = np.random.default_rng(seed).exponential(1.0, count)
     return list(np.cumsum(gaps) / rate_per_s)
 
 
+@dataclass(frozen=True)
+class _Steps:
+    """The steps of a closed loop, whose order does not depend on their costs.
+
+    ``read`` is the prompt tokens that a step reads, 0 for decode steps; ``count`` the number of
+    identical decode steps, 0 for a prefill step. ``sent``, ``first`` and ``done`` are the steps
+    after which each request was sent, got its first token and ended.
+    """
+
+    read: Floats
+    batch: Floats
+    context: Floats
+    count: Floats
+    sent: Places
+    first: Places
+    done: Places
+    output_tokens: Floats
+
+    def timeline(self, costs: StepCosts) -> Timeline:
+        """Return the times of the requests for given step costs."""
+        base, context_s = costs.decode_terms(self.batch)
+        decode_s = base + context_s * self.context
+        prefill_s = costs.prefill_terms(self.read)
+        mixed_decode_s = np.where(self.batch > 0, decode_s, 0.0)
+        growth = context_s * self.batch
+        run_s = self.count * decode_s + growth * self.count * (self.count - 1) / 2
+        step_s = np.where(self.count > 0, run_s, prefill_s + mixed_decode_s)
+        ends_s = np.concatenate([np.zeros(1), np.cumsum(step_s)])
+        return Timeline(
+            sent_s=ends_s[self.sent],
+            first_s=ends_s[self.first],
+            done_s=ends_s[self.done],
+            output_tokens=self.output_tokens,
+            events=len(step_s),
+        )
+
+
+class _Recorder(_Engine):
+    """Records the steps of a closed loop; its clock is the number of steps so far."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.record: list[tuple[float, int, float, int]] = []
+
+    def prefill(self) -> None:
+        """Record a step that reads prompts and makes one token of each decoding request."""
+        decoding, context = 0 if self.alone else len(self.finishing), self.context_tokens
+        budget = self.budget - decoding
+        tokens, started = self.take_prompts(budget if budget > 1 else 1.0)
+        self._write(tokens, decoding, context, 0)
+        if decoding:
+            self.advance(1)
+        if started:
+            self.start(started)
+
+    def decode(self) -> None:
+        """Record the decode steps until a request ends."""
+        steps = self.finishing[0] // SPAN - self.step
+        self._write(0.0, len(self.finishing), self.context_tokens, steps)
+        self.advance(steps)
+
+    def _write(self, read: float, batch: int, context: float, count: int) -> None:
+        self.record.append((read, batch, context, count))
+        self.now_s = len(self.record)
+
+
+@lru_cache(maxsize=MAX_LOOPS)
+def _closed_loop(batching: Batching, traffic: Traffic) -> _Steps:
+    """Return the steps of callers who start together and call again after each answer."""
+    engine = _Recorder(batching, traffic, NOTHING)
+    engine.run()
+    read, batch, context, count = np.array(engine.record, dtype=np.float64).T
+    requests = engine.requests
+    sent, first, done = (
+        np.array(each, dtype=np.intp)
+        for each in (requests.sent_s, requests.first_s, requests.done_s)
+    )
+    tokens = np.array(requests.output_tokens, dtype=np.float64)
+    return _Steps(read, batch, context, count, sent, first, done, tokens)
+
+
 def simulate(batching: Batching, traffic: Traffic, costs: StepCosts) -> Timeline:
-    """Return when every request was sent, first answered and done."""
+    """Return the send, first-token and end time of every request.
+
+    The order of a closed loop's steps does not depend on their costs, so it is cached.
+    """
+    if traffic.calls_s and not any(traffic.calls_s):
+        return _closed_loop(batching, replace(traffic, calls_s=tuple(traffic.calls_s))).timeline(
+            costs
+        )
     engine = _Engine(batching, traffic, costs)
     engine.run()
-    found = engine.requests
+    requests = engine.requests
     return Timeline(
-        sent_s=np.array(found.sent_s),
-        first_s=np.array(found.first_s),
-        done_s=np.array(found.done_s),
-        output_tokens=np.array(found.output_tokens, dtype=np.float64),
+        sent_s=np.array(requests.sent_s),
+        first_s=np.array(requests.first_s),
+        done_s=np.array(requests.done_s),
+        output_tokens=np.array(requests.output_tokens, dtype=np.float64),
         events=engine.events,
     )

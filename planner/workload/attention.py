@@ -1,4 +1,4 @@
-"""Attention in one pass: scores and weighted sums, and the reading of the KV cache."""
+"""Attention in one pass: scores, weighted sums and KV-cache reads."""
 
 from dataclasses import replace
 
@@ -7,13 +7,13 @@ from planner.cost.kv_cache import cache_bytes
 from planner.cost.roofline import memory_seconds
 from planner.workload.operators import Operation, Part
 
-# An eager cache is read and written anew when a token is appended, then read by attention.
+# Appending a token copies an eager cache (read and write); attention reads it again.
 EAGER_KV_PASSES = 3
 FLOPS_PER_WIDTH = 4  # of a pair and head: one multiply-add for the score, one for the sum
 
 
 def attention(run: Operation) -> Part:
-    """Cost scores and weighted sums, and the reading of the KV cache."""
+    """Cost scores, weighted sums and KV-cache reads."""
     setting, model, layout = run.setting, run.setting.model, run.setting.layout
     line = setting.line(run.work.group, "Attention: arithmetic", key="attention_flops")
     flops = attention_work(

@@ -1,4 +1,4 @@
-"""How many requests of a served workload memory holds at once."""
+"""The number of concurrent requests of a serving workload that fit in memory."""
 
 from collections.abc import Iterator
 from functools import reduce
@@ -10,21 +10,21 @@ from planner.workload.inference_memory import Load, stage_limits, usable_bytes
 from planner.workload.setting import Setting
 from planner.workload.speculate import held_memory
 
-# Launch scripts of published sweeps fill 0.95 of a device where weights alone take so much of it
+# Launch scripts of published sweeps fill 0.95 of a device if weights alone exceed TIGHT_RATIO
 # (InferenceX, benchmarks/single_node/fixed_seq_len/dsr1_fp8_b200.sh, 2026-08).
 TIGHT_RATIO, RAISED_RATIO = 0.8, 0.95
 
 
 def max_concurrency(setting: Setting, workload: ServeWorkload) -> float:
-    """Return how many full-length requests one replica's memory holds at once."""
+    """Return the number of full-length requests that fit in one replica's memory."""
     return held_at_once(setting, workload)[0]
 
 
 def held_at_once(setting: Setting, workload: ServeWorkload) -> tuple[float, float]:
-    """Return how many full-length requests memory holds, usually and where weights are tight.
+    """Return the full-length requests that fit, usually and with a raised memory limit.
 
-    Where weights leave little room, operators let an engine use more of the memory. A search
-    asks twice of each setting: whether anything fits, and then what it costs.
+    The limit is raised if weights leave little memory. The result is cached, because a search
+    needs it twice per setting: to check the fit and to cost it.
     """
     if workload is not setting.workload:
         return _held(setting, workload)
@@ -38,33 +38,33 @@ def _held(setting: Setting, workload: ServeWorkload) -> tuple[float, float]:
 
 
 def room_by_stage(setting: Setting, workload: ServeWorkload) -> Iterator[tuple[float, float]]:
-    """Yield how many full-length requests each stage has room for, usually and where tight."""
+    """Yield the full-length requests that fit on each stage, usually and with a raised limit."""
     empty = held_memory(setting, Unrecorded(), load_of(setting, workload, 0.0)).stages
     one = held_memory(setting, Unrecorded(), load_of(setting, workload, 1.0)).stages
-    alike = [(setting.device.memory_bytes, usable_bytes(setting))] * len(empty)
-    limits = stage_limits(setting) or alike
+    uniform = [(setting.device.memory_bytes, usable_bytes(setting))] * len(empty)
+    limits = stage_limits(setting) or uniform
     for without, with_one, (whole, usable) in zip(empty, one, limits, strict=True):
         filled = without.peak_bytes
-        each = with_one.peak_bytes - filled
+        request_bytes = with_one.peak_bytes - filled
         tight = where(filled > TIGHT_RATIO * whole, maximum(usable, RAISED_RATIO * whole), usable)
-        yield (usable - filled) / each, (tight - filled) / each
+        yield (usable - filled) / request_bytes, (tight - filled) / request_bytes
 
 
 def places(setting: Setting, workload: ServeWorkload, held: float) -> float:
-    """Return how many requests run at once where memory holds so many of full length.
+    """Return the concurrency where ``held`` full-length requests fit in memory.
 
-    An engine that takes memory as answers grow holds requests of half an answer in the mean, as
-    long as its callers wait for their answers before they call again.
+    In a closed loop, an engine that allocates KV cache as outputs grow holds half an output per
+    request on average.
     """
     if setting.engine.reserves_whole_requests:
         return held
     answer = workload.output_tokens
-    grown = workload.input_tokens + answer
-    return floor(held * grown / (grown - answer / 2))
+    full_tokens = workload.input_tokens + answer
+    return floor(held * full_tokens / (full_tokens - answer / 2))
 
 
 def load_of(setting: Setting, workload: ServeWorkload, sequences: float) -> Load:
-    """Return what a replica holds with so many full-length requests at once."""
+    """Return the memory load of a replica with ``sequences`` full-length requests."""
     prompt = workload.input_tokens
     budget = where(setting.layout.batch_tokens > 0, setting.layout.batch_tokens, prompt)
     sequences = sequences / setting.layout.attention_data

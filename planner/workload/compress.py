@@ -1,7 +1,7 @@
-"""Make the weights smaller: read, quantise or prune layer by layer, write the result.
+"""Compression of weights: read, quantise or prune layer by layer, write the result.
 
-Rounding methods only stream the weights. Methods that look at text hold one layer at a time on
-the device, the rest in host memory, and several devices can share their text.
+Rounding methods only stream the weights. Calibrated methods hold one layer at a time on the
+device and the rest in host memory; several devices can split the calibration text.
 """
 
 from collections.abc import Iterable
@@ -41,20 +41,20 @@ from planner.workload.rates import Rates
 from planner.workload.setting import Setting
 
 GROUP = "compress"
-# Entropy-coded ternary experts; attention stays as it was. Source: arXiv:2310.16795, section 4.
+# Entropy-coded ternary experts; attention is unchanged. Source: arXiv:2310.16795, section 4.
 QMOE_BYTES_PER_ELEMENT = 0.8 / 8
-# What a layer keeps of its batch to be tuned, over what is alive in a forward pass.
+# Saved activations of a tuned layer, as a multiple of those alive in a forward pass.
 KEPT_TO_TUNE = 4
-# Two and three bits keep the scales of four.
+# 2-bit and 3-bit weights have the scales of 4-bit ones.
 DTYPE_BY_BITS: dict[int, Dtype] = {2: "int4", 3: "int4", 4: "int4", 8: "int8", 16: "bf16"}
 NARROW_BITS = (2, 3)
 
 
 def target_dtype(workload: CompressWorkload) -> Dtype:
-    """Return the dtype that the linear weights get.
+    """Return the target dtype of the linear weights.
 
     Raises:
-        BadRequestError: no format has that many bits.
+        BadRequestError: no format has the requested number of bits.
     """
     if workload.bits is None:
         return RECIPES[workload.method].dtype
@@ -65,8 +65,8 @@ def target_dtype(workload: CompressWorkload) -> Dtype:
     return DTYPE_BY_BITS[workload.bits]
 
 
-def _untouched(setting: Setting, workload: CompressWorkload) -> float:
-    """Return the linear weights that a method leaves as they are: all but experts for QMoE."""
+def _unchanged_weights(setting: Setting, workload: CompressWorkload) -> float:
+    """Return the number of unchanged linear weights: all but experts for QMoE, else 0."""
     counts = setting.counts
     if workload.method != "qmoe":
         return 0.0
@@ -103,12 +103,12 @@ def _shapes(found: Iterable[tuple[int, int, int]]) -> _Shapes:
 
 
 def compress(setting: Setting, workload: CompressWorkload, ledger: Ledger) -> Outcome:
-    """Return what compressing the model costs: its time, its memory and its disk."""
+    """Return the cost of compressing the model: time, memory and disk."""
     return _Job(setting, workload, ledger).outcome()
 
 
 class _Job:
-    """One compression job on one device, or on several that share its calibration text."""
+    """One compression job, on one device or on several that split the calibration text."""
 
     def __init__(self, setting: Setting, workload: CompressWorkload, ledger: Ledger) -> None:
         self.setting, self.workload, self.ledger = setting, workload, ledger
@@ -116,7 +116,7 @@ class _Job:
         self.rates: Rates = setting.rates
         self.shapes = _shapes(matrices(setting.model))
         self.source = setting.counts.total * setting.plain_element_bytes
-        self.own_memory = setting.device.kind == "cpu"  # device and host are one
+        self.own_memory = setting.device.kind == "cpu"  # device memory is host memory
 
     @property
     def tokens(self) -> int:
@@ -126,7 +126,7 @@ class _Job:
         return self.workload.calibration_tokens or self.recipe.calibration_tokens
 
     def outcome(self) -> Outcome:
-        """Return the job's costs, with a warning where no published time speaks for it."""
+        """Return the cost of the job, with a warning if no published time was fitted."""
         target = self._written()
         seconds = self._times(self.source + target)
         memory = self._memory(target)
@@ -146,7 +146,7 @@ class _Job:
         return (f"{untried}: its duration is arithmetic alone, hence the wide interval",)
 
     def _line(self, name: str, kind: OperatorClass, key: str = "") -> Line:
-        """Return where a time goes, with the factor that published times give methods like it."""
+        """Return the ledger line of a term, with the factor fitted on published times."""
         line = self.setting.line(GROUP, name, kind, key)
         if self.setting.is_measured:
             return line
@@ -155,7 +155,7 @@ class _Job:
     def _written(self) -> float:
         setting, counts = self.setting, self.setting.counts
         plain = (counts.total - counts.layer_linear) * setting.plain_element_bytes
-        rest = _untouched(setting, self.workload)
+        rest = _unchanged_weights(setting, self.workload)
         group = self.workload.group_size or setting.strategy.group_size
         dtype = target_dtype(self.workload)
         each = weight_bytes_per_element(dtype, group)
@@ -170,7 +170,7 @@ class _Job:
         )
 
     def _times(self, moved: float) -> dict[str, float]:
-        """Return the seconds by class; what text asks for is shared between the devices."""
+        """Return the seconds by operator class; calibration is split over the devices."""
         setting, rates = self.setting, self.rates
         stream = self.ledger.term(
             memory_seconds,
@@ -196,12 +196,12 @@ class _Job:
         }
 
     def _forwards(self) -> float:
-        """Cost the passes over the text, and the steps of methods that tune."""
+        """Cost the calibration passes and the tuning steps."""
         recipe, rates = self.recipe, self.rates
         counts = self.setting.counts
         routed = counts.layer_linear - counts.experts + counts.experts_active
         work = 0.0
-        # All experts see the calibration text; what is tuned sees the text that is routed to it.
+        # Calibration runs all experts on all tokens; tuning only the routed ones.
         for name, parameters, tokens in (
             ("Passes over the text", counts.layer_linear, recipe.forwards * self.tokens),
             ("Tuning", routed, recipe.tuned_passes * recipe.tuned_tokens),
@@ -266,15 +266,17 @@ class _Job:
         )
 
     def _memory(self, target: float) -> MemoryUse:
-        """Return what the job holds: one layer on the device if it goes layer by layer."""
+        """Return the memory of the job; layer-by-layer methods hold one layer on the device."""
         setting, recipe = self.setting, self.recipe
         layers = setting.model.num_hidden_layers
         layer = setting.counts.layer_linear / layers
         trained = setting.counts.total * recipe.trained_bytes
         by_layers = recipe.is_calibrated and not self.own_memory and not trained
-        kept = 2 * self.tokens * setting.model.hidden_size * setting.activation_element_bytes
+        hidden_states = (
+            2 * self.tokens * setting.model.hidden_size * setting.activation_element_bytes
+        )
         tuned = recipe.tuned_bytes > 0
-        stays = kept if tuned or not by_layers else 0.0
+        on_device = hidden_states if tuned or not by_layers else 0.0
         hessians = 0.0
         if recipe.second_order:
             hessians = self.ledger.term(
@@ -284,24 +286,25 @@ class _Job:
                 widest=self.shapes.widest,
                 largest=self.shapes.largest,
             )
-        held = {
+        by_class = {
             "weights": layer * setting.plain_element_bytes if by_layers else self.source,
-            "activations": stays + self._working(tuned=tuned),
+            "activations": on_device + self._working(tuned=tuned),
             "buffers": hessians
             or trained
             or layer * (recipe.tuned_bytes or setting.plain_element_bytes),
             "runtime_overhead": setting.engine.runtime_overhead_bytes * setting.factor("memory"),
         }
         return MemoryUse(
-            stages=(StageMemory(held),),
+            stages=(StageMemory(by_class),),
             capacity_bytes=setting.device.memory_bytes,
             usable_bytes=usable_bytes(setting),
-            host_bytes=self.source + kept - stays if by_layers else 0.0,
+            host_bytes=self.source + hidden_states - on_device if by_layers else 0.0,
             disk_bytes=self.source + target,
+            checkpoint_bytes=target,
         )
 
     def _working(self, *, tuned: bool) -> float:
-        """Return what one layer's pass over one sample, or one batch to tune on, takes."""
+        """Return the working set of one layer for one sample or one tuning batch."""
         if not self.recipe.is_calibrated:
             return 0.0
         elements = inference_elements(self.setting.model, 1)

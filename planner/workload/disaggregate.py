@@ -1,7 +1,7 @@
-"""Serve with prefill and decode on different devices: two pools and the cache's way between them.
+"""Serving with prefill and decode on different devices: two pools and the KV transfer between.
 
-A request is read by one of the prefill replicas, its cache travels over the link, and one of the
-decode replicas makes the other tokens, which no prompt interrupts. The slower pool sets the rate.
+A prefill replica reads the prompt, the KV cache is sent over the link, and a decode replica
+generates the other tokens without interruption by prompts. The slower pool limits the rate.
 
 Source: Zhong et al. 2024 (DistServe), arXiv:2401.09670; Patel et al. 2023 (Splitwise),
 arXiv:2311.18677.
@@ -29,7 +29,7 @@ from planner.workload.speculate import Decoding, decoding, held_memory, prefilli
 GROUP = "serving"
 DISTSERVE = "Zhong et al. 2024 (DistServe), arXiv:2401.09670"
 BISECTIONS = 24
-UNEVEN = 2  # a pool this many times faster than the other is worth a word
+UNEVEN = 2  # warn if a pool is this many times faster than the other
 
 
 @equation(
@@ -39,7 +39,7 @@ UNEVEN = 2  # a pool this many times faster than the other is worth a word
     source=DISTSERVE,
 )
 def prefill_pool_rate(*, prefill_replicas: Quantity, slot_s: Quantity) -> Quantity:
-    """Return the requests per second that the prefill replicas read."""
+    """Return the requests per second of the prefill pool."""
     return prefill_replicas / slot_s
 
 
@@ -57,7 +57,7 @@ def prefill_pool_rate(*, prefill_replicas: Quantity, slot_s: Quantity) -> Quanti
 def decode_pool_rate(
     *, decode_replicas: Quantity, running: Quantity, output_tokens: Quantity, decode_s: Quantity
 ) -> Quantity:
-    """Return the requests per second that leave decode replicas with ``running`` at once."""
+    """Return the requests per second of the decode pool with ``running`` per replica."""
     return decode_replicas * running / ((output_tokens - 1) * decode_s)
 
 
@@ -81,13 +81,13 @@ def disaggregated_first_token(
     transfer_s: Quantity,
     wait_s: Quantity,
 ) -> Quantity:
-    """Return the mean seconds to the first token when another pool decodes."""
+    """Return the mean time to the first token of disaggregated serving."""
     return prefill_s + prompts_before * slot_s + transfer_s + wait_s
 
 
 @dataclass(frozen=True)
 class _Pools:
-    """The two pools, costed as far as no load is needed; ``most`` is per decode replica."""
+    """The load-independent costs of both pools; ``most`` is the limit per decode replica."""
 
     prefill_replicas: int
     decode_replicas: int
@@ -98,13 +98,13 @@ class _Pools:
 
     @property
     def prefill_rate(self) -> float:
-        """Return the most requests per second that are read."""
+        """Return the maximum requests per second of the prefill pool."""
         return self.prefill_replicas / self.slot_s
 
 
 @dataclass(frozen=True)
 class _Flow:
-    """Requests per second, requests at once on each decode replica, and their decode steps."""
+    """The request rate, the running requests per decode replica and their decode step."""
 
     rate: float
     running: float
@@ -112,11 +112,11 @@ class _Flow:
 
 
 def serve_disaggregated(setting: Setting, workload: ServeWorkload, ledger: Ledger) -> Outcome:
-    """Return what serving costs with a pool of devices for each phase.
+    """Return the cost of serving with separate prefill and decode pools.
 
     Raises:
-        NotPossibleError: a pool is no whole number of replicas.
-        BadRequestError: answers of one token leave the decode pool nothing to do.
+        NotPossibleError: a pool is not a multiple of the replica size.
+        BadRequestError: ``output_tokens`` is 1, so the decode pool is unused.
     """
     pools = _pools(setting, workload, ledger)
     flow = _flow(setting, workload, pools)
@@ -146,20 +146,20 @@ def _pools(setting: Setting, workload: ServeWorkload, ledger: Ledger) -> _Pools:
             "output_tokens is 1: a decode pool would have nothing to do; leave disaggregated out",
             "workload.output_tokens",
         )
-    each = layout.devices // layout.data
+    size = layout.devices // layout.data
     for name, devices in split:
-        if devices % each:
+        if devices % size:
             raise NotPossibleError(
-                f"{name} is {devices}: it must be a multiple of the {each} devices that one "
+                f"{name} is {devices}: it must be a multiple of the {size} devices that one "
                 "replica takes",
                 f"strategy.disaggregated.{name}",
             )
     cached = workload.input_tokens * workload.prefix_share_ratio
-    lanes = _lanes(setting, workload, split.prefill_devices // each)
+    lanes = _lanes(setting, workload, split.prefill_devices // size)
     prefill = prefilling(setting, ledger, lanes, workload.input_tokens - cached, cached)
     return _Pools(
-        prefill_replicas=split.prefill_devices // each,
-        decode_replicas=split.decode_devices // each,
+        prefill_replicas=split.prefill_devices // size,
+        decode_replicas=split.decode_devices // size,
         most=max_concurrency(setting, workload),
         prefill=prefill,
         slot_s=prefill.total_s / layout.pipeline / lanes,
@@ -168,14 +168,14 @@ def _pools(setting: Setting, workload: ServeWorkload, ledger: Ledger) -> _Pools:
 
 
 def _lanes(setting: Setting, workload: ServeWorkload, replicas: int) -> float:
-    """Return how many data-parallel attention ranks of a replica read a prompt at once."""
+    """Return the number of data-parallel attention ranks per replica that read prompts."""
     ranks = float(setting.layout.attention_data)
     callers = workload.concurrency or workload.burst_requests
     return ranks if callers is None else max(1.0, min(ranks, callers / replicas))
 
 
 def _transfer(setting: Setting, workload: ServeWorkload, ledger: Ledger) -> float:
-    """Return the seconds in which the cache of one prompt travels, each rank sending its part."""
+    """Return the transfer seconds of one prompt's KV cache; each rank sends its shard."""
     prompt = float(workload.input_tokens)
     with_prompt, without = (
         held_memory(setting, Unrecorded(), Load(n, prompt, 1.0, 1.0, paged=False)).fullest
@@ -183,13 +183,13 @@ def _transfer(setting: Setting, workload: ServeWorkload, ledger: Ledger) -> floa
     )
     payload = with_prompt.by_class["kv_cache"] - without.by_class["kv_cache"]
     rates = setting.rates
-    sent = ledger.term(
+    transfer_s = ledger.term(
         transfer_seconds,
         setting.line(GROUP, "Cache to the decode pool", "communication", "kv_transfer"),
         payload_bytes=payload,
         link_bytes_per_s=link_for(setting, rates, setting.layout.devices),
     )
-    return sent + rates.latency_s
+    return transfer_s + rates.latency_s
 
 
 def _decode(setting: Setting, workload: ServeWorkload, ledger: Ledger, running: float) -> Decoding:
@@ -198,7 +198,7 @@ def _decode(setting: Setting, workload: ServeWorkload, ledger: Ledger, running: 
 
 
 def _flow(setting: Setting, workload: ServeWorkload, pools: _Pools) -> _Flow:
-    """Return the steady flow: what is asked, or what the slower pool lets through."""
+    """Return the steady flow: the offered load or the limit of the slower pool."""
 
     def at(running: float) -> _Flow:
         decode = _decode(setting, workload, Unrecorded(), running)
@@ -208,14 +208,14 @@ def _flow(setting: Setting, workload: ServeWorkload, pools: _Pools) -> _Flow:
     def too_much(flow: _Flow) -> bool:
         if flow.rate > pools.prefill_rate:
             return True
-        asked = workload.request_rate_per_second
-        if asked is not None:
-            return flow.rate > asked
+        offered_rate = workload.request_rate_per_second
+        if offered_rate is not None:
+            return flow.rate > offered_rate
         callers = workload.concurrency or workload.burst_requests
         if callers is None:
             return False
-        apart = pools.prefill.total_s + pools.transfer_s
-        return flow.rate * apart + pools.decode_replicas * flow.running > callers
+        outside_decode_s = pools.prefill.total_s + pools.transfer_s
+        return flow.rate * outside_decode_s + pools.decode_replicas * flow.running > callers
 
     low, high = 0.0, max(1.0, pools.most)
     if not too_much(at(high)):
@@ -223,14 +223,14 @@ def _flow(setting: Setting, workload: ServeWorkload, pools: _Pools) -> _Flow:
     for _ in range(BISECTIONS):
         middle = (low + high) / 2
         low, high = (low, middle) if too_much(at(middle)) else (middle, high)
-    # Below one request at a time a decode replica idles between them.
+    # Below one running request, a decode replica is partly idle.
     return replace(at(max(1.0, low)), rate=at(low).rate)
 
 
 def _first_token(
     setting: Setting, workload: ServeWorkload, ledger: Ledger, pools: _Pools, flow: _Flow
 ) -> float:
-    """Return the mean TTFT: one's own prompt, those before it, the cache's way, and the rest."""
+    """Return the mean TTFT: queued prompts, own prompt, KV transfer and waiting time."""
     line = setting.line(GROUP, "Prompts before its own", key="prompts_before")
     wait, callers = 0.0, workload.concurrency
     if workload.request_rate_per_second is not None:
@@ -238,19 +238,19 @@ def _first_token(
         before = ledger.term(poisson_prompts_before, line, busy_ratio=busy)
     else:
         habits = arrival_habits(setting, workload)
-        asked = callers or workload.burst_requests or pools.prefill_replicas
+        in_flight = callers or workload.burst_requests or pools.prefill_replicas
         before = ledger.term(
             prompts_waited_for,
             line,
-            running=max(1.0, asked / pools.prefill_replicas),
+            running=max(1.0, in_flight / pools.prefill_replicas),
             burst_ratio=habits.burst_ratio,
             prompts_ahead=habits.prompts_ahead,
         )
-    known = pools.prefill.total_s + before * pools.slot_s + pools.transfer_s
+    busy_s = pools.prefill.total_s + before * pools.slot_s + pools.transfer_s
     if callers is not None:
-        # Little: who neither is read nor decodes waits, whatever the pool that is in the way.
+        # Little's law: requests in neither phase wait, whichever pool is the bottleneck.
         life = (workload.output_tokens - 1) * flow.decode.per_token.total_s
-        wait = max(0.0, callers / flow.rate - life - known)
+        wait = max(0.0, callers / flow.rate - life - busy_s)
     return ledger.term(
         disaggregated_first_token,
         setting.line(GROUP, "Time to first token", key="ttft"),
@@ -265,8 +265,8 @@ def _first_token(
 def _record_rates(
     setting: Setting, workload: ServeWorkload, ledger: Ledger, pools: _Pools
 ) -> tuple[float, float]:
-    """Return the most requests per second of each pool, both recorded."""
-    read = ledger.term(
+    """Return and record the maximum requests per second of each pool."""
+    prefill_rate = ledger.term(
         prefill_pool_rate,
         setting.line(GROUP, "Prefill pool", key="prefill_pool"),
         prefill_replicas=pools.prefill_replicas,
@@ -274,7 +274,7 @@ def _record_rates(
     )
     full = max(1.0, pools.most)
     decode = _decode(setting, workload, Unrecorded(), full)
-    left = ledger.term(
+    decode_rate = ledger.term(
         decode_pool_rate,
         setting.line(GROUP, "Decode pool", key="decode_pool"),
         decode_replicas=pools.decode_replicas,
@@ -282,13 +282,13 @@ def _record_rates(
         output_tokens=workload.output_tokens,
         decode_s=decode.per_token.total_s,
     )
-    return read, left
+    return prefill_rate, decode_rate
 
 
 def _memory(
     setting: Setting, workload: ServeWorkload, ledger: Ledger, running: float
 ) -> MemoryUse:
-    """Return what a device of each pool holds: prompts in work, and requests that decode."""
+    """Return the memory of a device of each pool: prompts in prefill and decoding requests."""
     decode = held_memory(setting, ledger, load_of(setting, workload, max(1.0, running)))
     budget = setting.strategy.max_batch_tokens or workload.input_tokens
     prompts = max(1.0, budget / workload.input_tokens)
@@ -304,19 +304,19 @@ def _performance(
     workload: ServeWorkload,
     pools: _Pools,
     flow: _Flow,
-    found: tuple[float, tuple[float, float]],
+    ttft_and_limits: tuple[float, tuple[float, float]],
 ) -> Performance:
-    ttft, limits = found
+    ttft, limits = ttft_and_limits
     gap = flow.decode.per_token
-    produced = flow.rate * workload.output_tokens
-    spent = pools.prefill.total_s + workload.output_tokens * gap.total_s
-    linked = pools.prefill.communication_s + workload.output_tokens * gap.communication_s
+    token_rate = flow.rate * workload.output_tokens
+    request_s = pools.prefill.total_s + workload.output_tokens * gap.total_s
+    communication_s = pools.prefill.communication_s + workload.output_tokens * gap.communication_s
     return Performance(
-        tokens_per_second=produced,
-        output_tokens_per_second=produced,
+        tokens_per_second=token_rate,
+        output_tokens_per_second=token_rate,
         prefill_tokens_per_second=pools.prefill_rate * workload.input_tokens,
         decode_tokens_per_second=pools.decode_replicas * flow.running / gap.total_s,
-        tokens_per_second_per_device=produced / setting.layout.devices,
+        tokens_per_second_per_device=token_rate / setting.layout.devices,
         requests_per_second=flow.rate,
         ttft_seconds=ttft,
         tpot_seconds=gap.total_s,
@@ -325,22 +325,22 @@ def _performance(
         prefill_seconds=pools.prefill.total_s,
         max_concurrency=int(pools.most) * pools.decode_replicas,
         max_requests_per_second=min(limits),
-        communication_ratio=linked / spent,
+        communication_ratio=communication_s / request_s,
     )
 
 
 def _warnings(
     workload: ServeWorkload, pools: _Pools, limits: tuple[float, float]
 ) -> tuple[str, ...]:
-    read, left = limits
-    rate, found = workload.request_rate_per_second, []
+    prefill, decode = limits
+    rate, warnings = workload.request_rate_per_second, []
     if max(limits) > UNEVEN * min(limits):
         uneven = (
-            f"uneven pools: prefill takes up to {read:.3g} requests a second on "
-            f"{pools.prefill_replicas} replicas, decode {left:.3g} on {pools.decode_replicas}"
+            f"uneven pools: prefill takes up to {prefill:.3g} requests a second on "
+            f"{pools.prefill_replicas} replicas, decode {decode:.3g} on {pools.decode_replicas}"
         )
-        found.append(uneven)
+        warnings.append(uneven)
     if rate is not None and rate >= min(limits):
         most = f"{rate:g} requests a second cannot be served: the most is {min(limits):.3g}"
-        found.append(most)
-    return tuple(found)
+        warnings.append(most)
+    return tuple(warnings)

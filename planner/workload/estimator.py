@@ -1,4 +1,4 @@
-"""From a request to an answer: resolve, cost, explain."""
+"""Estimate a request: resolve, cost and explain it."""
 
 from dataclasses import replace
 from functools import cached_property
@@ -26,10 +26,11 @@ from planner.specs.workload import (
 )
 from planner.workload.capacity import max_concurrency
 from planner.workload.compress import NARROW_BITS, compress, target_dtype
-from planner.workload.dealing import devices_of, mean_device
+from planner.workload.device_groups import devices_of, mean_device
 from planner.workload.disaggregate import serve_disaggregated
 from planner.workload.expense import expense
 from planner.workload.generate import generate
+from planner.workload.heterogeneous_serving import generate_unlike, serve_unlike
 from planner.workload.intervals import Confidence, confidence_of, intervals_of
 from planner.workload.outcome import Outcome
 from planner.workload.resolve import resolve
@@ -39,7 +40,6 @@ from planner.workload.train import held_memory
 from planner.workload.training_run import train_run
 from planner.workload.under_load import under_load
 from planner.workload.unlike_load import under_unlike_load
-from planner.workload.unlike_serving import generate_unlike, serve_unlike
 
 GIB = 1024**3
 BILLION = 1e9
@@ -48,9 +48,9 @@ BILLION = 1e9
 def estimate_request(
     request: EstimateRequest, *, explain: bool = True, simulate: bool | None = None
 ) -> Estimate:
-    """Return what the request costs; without ``explain`` the terms are left out.
+    """Return the estimate of a request; without ``explain``, it has no terms.
 
-    Percentiles come with the explanation, or where they are asked for by ``simulate``.
+    Percentiles are computed if ``simulate``, which defaults to ``explain``.
 
     Raises:
         PlannerError: a name is unknown, or the strategy is impossible or not covered.
@@ -59,7 +59,7 @@ def estimate_request(
 
 
 class Costing:
-    """The costs of one request: whoever asks again for more of them pays for the rest alone.
+    """The costs of one request, computed on demand and cached.
 
     Raises:
         PlannerError: a name is unknown, or the strategy is impossible or not covered.
@@ -80,17 +80,17 @@ class Costing:
         return _with_percentiles(self.setting, outcome, ledger), ledger
 
     def estimate(self, *, explain: bool = True, simulate: bool | None = None) -> Estimate:
-        """Return the estimate: with terms, with percentiles, with both or neither."""
+        """Return the estimate, with terms if ``explain`` and percentiles if ``simulate``."""
         setting = self.setting
-        asked = explain if simulate is None else simulate
-        outcome, before = self._simulated if asked else self._plain
-        ledger = before.copy()
-        short = _tier_warnings(setting, outcome)
-        if short:
+        with_percentiles = explain if simulate is None else simulate
+        outcome, recorded = self._simulated if with_percentiles else self._plain
+        ledger = recorded.copy()
+        tier_warnings = _tier_warnings(setting, outcome)
+        if tier_warnings:
             outcome = replace(outcome, fits=False)
-        spent = expense(paid_setting(setting), outcome, ledger, rented_devices(setting))
-        memory = _stage_by_stage(setting, outcome)
-        confidence = _least_sure(setting)
+        costs = expense(paid_setting(setting), outcome, ledger, rented_devices(setting))
+        memory = _memory_answer(setting, outcome)
+        confidence = _lowest_confidence(setting)
         return Estimate(
             id=self.id,
             fits=outcome.fits,
@@ -103,7 +103,7 @@ class Costing:
                     memory,
                     queued=isinstance(setting.workload, ServeWorkload),
                 ),
-                **spent.intervals,
+                **costs.intervals,
             },
             error_class=confidence.error_class,
             bound_by=outcome.bound_by,
@@ -114,10 +114,10 @@ class Costing:
             quality=quality_of(setting),
             strategy=setting.strategy,
             engine=setting.engine.key,
-            warnings=(*setting.warnings, *outcome.warnings, *short),
+            warnings=(*setting.warnings, *outcome.warnings, *tier_warnings),
             calibration=_calibration(setting),
             terms=ledger.terms() if explain else (),
-            **spent.figures,
+            **costs.figures,
         )
 
 
@@ -147,76 +147,76 @@ def run(setting: Setting, ledger: Ledger) -> Outcome:
             return compress(setting, workload, ledger)
 
 
-def _stage_by_stage(setting: Setting, outcome: Outcome) -> MemoryAnswer:
-    """Return what the devices hold; of a pipeline also how many layers each stage has."""
+def _memory_answer(setting: Setting, outcome: Outcome) -> MemoryAnswer:
+    """Return the memory per device, and for a pipeline the layers of each stage."""
     memory = outcome.memory.answer()
     layers = outcome.stage_layers or tuple(int(float(share.layers)) for share in setting.shares)
     if len(layers) <= 1 or len(layers) != len(memory.per_stage_peak_bytes):
         return memory
-    found = {"per_stage_layers": layers, "per_stage_devices": outcome.stage_devices or None}
-    return memory.model_copy(update=found)
+    stages = {"per_stage_layers": layers, "per_stage_devices": outcome.stage_devices or None}
+    return memory.model_copy(update=stages)
 
 
 def fits_of(setting: Setting) -> Flag:
-    """Return whether a setting fits by its memory alone; true where only ``run`` can tell."""
+    """Return whether a setting fits by memory; True where only ``run`` can decide."""
     workload = setting.workload
     if isinstance(workload, TrainWorkload) and workload.length_schedule is None:
         return held_memory(setting, workload, Unrecorded()).fits
-    alike = not setting.cluster.other_nodes and setting.strategy.disaggregated is None
-    if isinstance(workload, ServeWorkload) and alike:
+    is_uniform = not setting.cluster.other_nodes and setting.strategy.disaggregated is None
+    if isinstance(workload, ServeWorkload) and is_uniform:
         return cast("Flag", max_concurrency(setting, workload) >= 1)
     return True
 
 
 def _with_percentiles(setting: Setting, outcome: Outcome, ledger: Ledger) -> Outcome:
-    """Return a serving outcome with what a simulation says around its means."""
+    """Return a serving outcome with percentiles from a simulation."""
     workload = setting.workload
     if not isinstance(workload, ServeWorkload) or setting.strategy.disaggregated:
         return outcome
-    answer = under_unlike_load if setting.cluster.other_nodes else under_load
-    performance, warnings = answer(setting, workload, outcome.performance, ledger)
+    simulate = under_unlike_load if setting.cluster.other_nodes else under_load
+    performance, warnings = simulate(setting, workload, outcome.performance, ledger)
     return replace(outcome, performance=performance, warnings=(*outcome.warnings, *warnings))
 
 
 def _tier_warnings(setting: Setting, outcome: Outcome) -> tuple[str, ...]:
-    """Return a warning for each tier that does not hold what was offloaded to it."""
+    """Return a warning for each memory tier that is too small."""
     cluster, memory = setting.cluster, outcome.memory
     tiers = (
-        ("what lies off the devices", "host memory", memory.host_bytes, cluster.host_memory_bytes),
+        ("what is offloaded", "host memory", memory.host_bytes, cluster.host_memory_bytes),
         ("the job", "disk", memory.disk_bytes, cluster.disk_capacity_bytes),
     )
-    found = []
-    for what, name, needed, each in tiers:
-        available = (each or 0) * cluster.nodes
+    warnings = []
+    for content, name, needed, per_node in tiers:
+        available = (per_node or 0) * cluster.nodes
         if available and needed > available:
             need, have = needed / GIB, available / GIB
-            found.append(f"{what} needs {need:.1f} GiB of {name}, {have:.1f} GiB are there")
-    return tuple(found)
+            warnings.append(f"{content} needs {need:.1f} GiB of {name}, {have:.1f} GiB are there")
+    return tuple(warnings)
 
 
-def _least_sure(setting: Setting) -> Confidence:
-    """Return how sure an estimate is: of unlike devices that of the least known one."""
+def _lowest_confidence(setting: Setting) -> Confidence:
+    """Return the confidence of an estimate; of several devices, the lowest."""
     if not setting.cluster.other_nodes:
         return confidence_of(setting)
     kinds = {device.id: device for device in devices_of(setting)}.values()
-    found = [confidence_of(replace(setting, device=device)) for device in kinds]
-    return max(found, key=lambda confidence: confidence.time_spread)
+    confidences = [confidence_of(replace(setting, device=device)) for device in kinds]
+    return max(confidences, key=lambda confidence: confidence.time_spread)
 
 
 def paid_setting(setting: Setting) -> Setting:
-    """Return the setting with the device that each of its devices costs and draws like."""
+    """Return the setting with a device of mean price and power."""
     if not setting.cluster.other_nodes:
         return setting
     return replace(setting, device=mean_device(setting))
 
 
 def rented_devices(setting: Setting) -> int:
-    """Return the devices that are paid for: of an instance all, used or not."""
+    """Return the number of paid devices: all of an instance, or those in use."""
     return setting.cluster.num_devices if setting.cluster.instance else setting.layout.devices
 
 
 def quality_of(setting: Setting) -> Quality | None:
-    """Return the quality of what runs or comes out; training makes its own."""
+    """Return the quality of the running or compressed model; None for training."""
     workload, strategy = setting.workload, setting.strategy
     if isinstance(workload, TrainWorkload):
         return None
@@ -252,13 +252,13 @@ def quality_of(setting: Setting) -> Quality | None:
 
 
 def _published_method(setting: Setting) -> str | None:
-    """Return what the checkpoint was quantised by, where it runs as it is published."""
+    """Return the quantisation of the checkpoint if it runs as published."""
     as_published = setting.weight_dtype == setting.model.weight_dtype
     return setting.model.quantization if as_published else None
 
 
 def _stored_as(setting: Setting, dtype: Dtype) -> Dtype:
-    """Return the format behind a dtype's name: our own runner stores int4 as nf4."""
+    """Return the stored format of a dtype: Slipway's runner stores int4 as nf4."""
     return "nf4" if dtype == "int4" and setting.engine.role == "runner" else dtype
 
 

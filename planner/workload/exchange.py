@@ -1,4 +1,4 @@
-"""The links in one pass: tensor-parallel sums, expert exchange, pipeline, the host."""
+"""Communication in one pass: all-reduces, expert all-to-alls, pipeline, context ring."""
 
 from planner.cost.columns import any_of, where
 from planner.cost.communication import (
@@ -14,7 +14,7 @@ from planner.workload.setting import Setting
 
 
 def communication(run: Operation) -> float:
-    """Cost all-reduces of tensor parallelism, expert exchange and pipeline hand-over."""
+    """Cost tensor-parallel all-reduces, expert all-to-alls and pipeline sends."""
     setting, layout = run.setting, run.setting.layout
     token_bytes = setting.model.hidden_size * setting.activation_element_bytes
     payload = run.work.new_tokens * token_bytes
@@ -25,7 +25,7 @@ def communication(run: Operation) -> float:
         ranks=layout.tensor,
         link_bytes_per_s=link_for(setting, run.rates, layout.tensor),
         latency_s=latency_for(run.rates, layout.tensor),
-        count=_reduces(setting) * run.work.steps,
+        count=_num_all_reduces(setting) * run.work.steps,
     )
     if any_of(_exchanging_ranks(setting) > 1):
         seconds = seconds + _expert_exchange(run, token_bytes)
@@ -42,22 +42,22 @@ def communication(run: Operation) -> float:
 
 
 def _exchanging_ranks(setting: Setting) -> float:
-    """Return the ranks that hold different tokens and the same set of experts between them."""
+    """Return the ranks with different tokens that share one set of experts."""
     layout = setting.layout
     return layout.expert_group / layout.tensor if setting.model.is_moe else 1
 
 
-def _reduces(setting: Setting) -> float:
-    """Return the tensor-parallel sums of a pass: exchanged experts bring theirs back summed."""
+def _num_all_reduces(setting: Setting) -> float:
+    """Return the all-reduces of a pass; expert all-to-alls replace those of MoE layers."""
     model = setting.model
-    both = model.num_blocks
-    return where(_exchanging_ranks(setting) > 1, both - model.num_moe_layers, both)
+    blocks = model.num_blocks
+    return where(_exchanging_ranks(setting) > 1, blocks - model.num_moe_layers, blocks)
 
 
 def _expert_exchange(run: Operation, token_bytes: float) -> float:
-    """Cost bringing each token to the ranks of its experts, and their answers back.
+    """Cost dispatching tokens to the ranks of their experts and combining the outputs.
 
-    Ranks of one tensor-parallel group hold the same tokens: between them nothing is sent.
+    Ranks of one tensor-parallel group hold the same tokens and send nothing to each other.
     """
     setting, layout, model = run.setting, run.setting.layout, run.setting.model
     share = run.ledger.term(
@@ -68,7 +68,7 @@ def _expert_exchange(run: Operation, token_bytes: float) -> float:
     )
     return run.ledger.term(
         all_to_all_seconds,
-        run.line("Expert exchange", "expert_exchange", "communication"),
+        run.line("Expert all-to-all", "expert_exchange", "communication"),
         payload_bytes=run.work.routed_tokens / run.work.steps * share * token_bytes,
         ranks=_exchanging_ranks(setting),
         link_bytes_per_s=link_for(setting, run.rates, layout.expert_group),
@@ -78,7 +78,7 @@ def _expert_exchange(run: Operation, token_bytes: float) -> float:
 
 
 def context_exchange(run: Operation) -> float:
-    """Cost what ranks of one sequence send: keys and values of a prompt, queries of a token.
+    """Cost context-parallel communication: keys and values in prefill, queries in decode.
 
     Source: Yang et al. 2024, arXiv:2411.01783 (a ring passes keys and values in prefill and
     queries in decode).

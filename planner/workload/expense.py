@@ -1,4 +1,4 @@
-"""What the work takes from the socket and the purse: joules, dollars and grams, with intervals."""
+"""Energy, cost and carbon of a workload, with intervals."""
 
 from dataclasses import dataclass, field
 from typing import TypeGuard
@@ -25,14 +25,14 @@ LOW, EXPECTED, HIGH = range(3)
 
 @dataclass(frozen=True)
 class Expense:
-    """The figures of an answer by name, and the interval of those that have one."""
+    """Figures of an estimate by name, and their intervals."""
 
     figures: dict[str, float] = field(default_factory=dict)
     intervals: dict[str, Interval] = field(default_factory=dict)
 
 
 def active_ratio(outcome: Outcome, which: int = EXPECTED) -> float:
-    """Return the share of the power above idle that the outcome's classes of work draw."""
+    """Return the mean share of the dynamic power over the outcome's operator classes."""
     table: dict[str, list[float]] = data_toml("power.toml")["active"]
     seconds = {name: outcome.seconds_by_class.get(name, 0.0) for name in table}
     total = sum(seconds.values())
@@ -42,16 +42,16 @@ def active_ratio(outcome: Outcome, which: int = EXPECTED) -> float:
 
 
 def expense(setting: Setting, outcome: Outcome, ledger: Ledger, rented: float) -> Expense:
-    """Return what the work costs per token and, where it has an end, per run."""
+    """Return energy, cost and carbon per token and, if the run is finite, per run."""
     figures: dict[str, float] = {}
     energy = _energy(setting, outcome, ledger)
     figures |= energy.figures | _money(setting, outcome, ledger, rented)
-    figures |= _of_the_socket(setting, energy.figures, ledger)
+    figures |= _electricity(setting, energy.figures, ledger)
     return Expense(figures, energy.intervals)
 
 
-def _any(figure: float | None) -> TypeGuard[float]:
-    """Return whether there is a figure, and it is positive anywhere."""
+def _is_positive(figure: float | None) -> TypeGuard[float]:
+    """Return whether a figure exists and is positive for any element."""
     return figure is not None and any_of(figure > 0)
 
 
@@ -70,7 +70,7 @@ def _energy(setting: Setting, outcome: Outcome, ledger: Ledger) -> Expense:
     count, rate = setting.layout.devices, outcome.energy_tokens_per_second
     figures, intervals = {}, {}
     name = "energy_joules_per_token"
-    if _any(rate):
+    if _is_positive(rate):
         figures[name] = ledger.term(
             joules_per_token,
             Line(GROUP, "Energy per token", origin=Origin("published", device.source or "")),
@@ -91,7 +91,7 @@ def _energy(setting: Setting, outcome: Outcome, ledger: Ledger) -> Expense:
             for which in (LOW, HIGH)
         )
         intervals[name] = (figures[name] * low, figures[name] * high)
-    if _any(outcome.performance.duration_seconds):
+    if _is_positive(outcome.performance.duration_seconds):
         figures["run_energy_joules"] = ledger.term(
             run_joules,
             Line(GROUP, "Energy of the run"),
@@ -107,29 +107,29 @@ def _money(setting: Setting, outcome: Outcome, ledger: Ledger, rented: float) ->
     if not device.price_usd_per_hour:
         return {}
     origin = Origin("published", device.price_source or device.source or "")
-    found = {}
-    if _any(rate):
-        found["cost_usd_per_million_tokens"] = ledger.term(
+    figures = {}
+    if _is_positive(rate):
+        figures["cost_usd_per_million_tokens"] = ledger.term(
             usd_per_million_tokens,
             Line(GROUP, "Cost per million tokens", origin=origin),
             num_devices=rented,
             hourly_usd=device.price_usd_per_hour,
             tokens_per_s=rate,
         )
-    if _any(outcome.performance.duration_seconds):
-        found["run_cost_usd"] = ledger.term(
+    if _is_positive(outcome.performance.duration_seconds):
+        figures["run_cost_usd"] = ledger.term(
             run_usd,
             Line(GROUP, "Cost of the run", origin=origin),
             num_devices=rented,
             hourly_usd=device.price_usd_per_hour,
             duration_s=outcome.performance.duration_seconds,
         )
-    return found
+    return figures
 
 
-def _of_the_socket(setting: Setting, energy: dict[str, float], ledger: Ledger) -> dict[str, float]:
-    """Return grams and dollars of the electricity, where the cluster states its grid."""
-    cluster, found = setting.cluster, {}
+def _electricity(setting: Setting, energy: dict[str, float], ledger: Ledger) -> dict[str, float]:
+    """Return carbon and price of the electricity if the cluster has grid data."""
+    cluster, figures = setting.cluster, {}
     amounts = {
         "per_million_tokens": energy.get("energy_joules_per_token", 0.0) * MILLION,
         "of_the_run": energy.get("run_energy_joules", 0.0),
@@ -138,15 +138,15 @@ def _of_the_socket(setting: Setting, energy: dict[str, float], ledger: Ledger) -
         "carbon_grams": (cluster.grid_gco2_per_kwh, "Carbon of the electricity"),
         "electricity_usd": (cluster.electricity_usd_per_kwh, "Price of the electricity"),
     }
-    for figure, (per_kwh, title) in rates.items():
+    for quantity, (per_kwh, title) in rates.items():
         for span, joules in amounts.items():
-            if per_kwh is None or not _any(joules):
+            if per_kwh is None or not _is_positive(joules):
                 continue
-            name = f"{figure}_{span}" if span == "per_million_tokens" else f"run_{figure}"
-            found[name] = ledger.term(
+            name = f"{quantity}_{span}" if span == "per_million_tokens" else f"run_{quantity}"
+            figures[name] = ledger.term(
                 of_electricity,
                 Line(GROUP, f"{title}, {span.replace('_', ' ')}", key=name),
                 energy_joules=joules,
                 per_kwh=per_kwh,
             )
-    return found
+    return figures

@@ -1,4 +1,4 @@
-"""The formats that a strategy leaves open: as the checkpoint is published, else the engine's."""
+"""Default formats of a strategy: those of the published checkpoint, else of the engine."""
 
 from planner.catalog.engines import Engine
 from planner.catalog.packed import packed_format
@@ -13,7 +13,7 @@ EIGHT_BIT_FLOATS = {"fp8", "nvfp4"}
 
 
 def as_published(request: EstimateRequest, model: ModelSpec, *, training: bool) -> EstimateRequest:
-    """Return the request with the packed format of the checkpoint, unless it names another."""
+    """Return the request with the checkpoint's packed format if it names no format."""
     given, stored = request.strategy, model.quantization or ""
     if training or given.weight_dtype or given.quantization or ":" not in stored:
         return request
@@ -21,12 +21,12 @@ def as_published(request: EstimateRequest, model: ModelSpec, *, training: bool) 
     return request.model_copy(update={"strategy": strategy})
 
 
-# Methods that train over weights of fewer bits.
+# Training methods with quantised base weights.
 DTYPE_BY_TRAINING: dict[str, Dtype] = {"qlora": "nf4", "alphatuning": "int4", "qft": "int8"}
 
 
 def default_weight_dtype(request: EstimateRequest, model: ModelSpec, engine: Engine) -> Dtype:
-    """Return what the weights are stored in: by method, by name, or as published."""
+    """Return the default weight dtype: by method, by quantisation, or as published."""
     workload = request.workload
     if isinstance(workload, TrainWorkload):
         if workload.method in DTYPE_BY_TRAINING:
@@ -43,14 +43,14 @@ def default_weight_dtype(request: EstimateRequest, model: ModelSpec, engine: Eng
 
 
 def default_activation_dtype(weight: Dtype) -> Dtype:
-    """Return what flows between layers beside weights of a dtype."""
+    """Return the default activation dtype for a weight dtype."""
     if weight in EIGHT_BIT_FLOATS:
         return weight
     return unquantised_dtype(weight)
 
 
 def default_kv(weight: Dtype, activation: Dtype, engine: Engine) -> Dtype:
-    """Return what the cache is kept in beside weights and activations of such dtypes."""
+    """Return the default KV-cache dtype for weight and activation dtypes."""
     if weight in {"fp8", "nvfp4"} and engine.fp8_kv_cache_with_fp8_weights:
         return "fp8"
     return activation if activation in WIDE else "bf16"

@@ -1,8 +1,8 @@
 """One forward pass through the whole model: the operators of a prefill or of a decode step.
 
-Each operator class is costed by its roofline, then the links and the overheads are added. With a
-pipeline the pass visits the stages one after another, each with its own share of the weights;
-``planner.workload.staged`` does so where their devices are unlike.
+Each operator class is costed by its roofline, then communication and overheads are added. In a
+pipeline, the pass runs through the stages in sequence; ``planner.workload.staged`` covers stages
+with different devices.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from planner.workload.attention import attention
 from planner.workload.exchange import communication, context_exchange
 from planner.workload.linear import dequantise, linear, output_head
 from planner.workload.mixture import experts
-from planner.workload.offloading import PassTotals, lay_over, unpack
+from planner.workload.offloading import PassTotals, overlap_offload, unpack
 from planner.workload.operators import Operation, Part, Pass
 from planner.workload.setting import Setting
 
@@ -33,18 +33,18 @@ LAYER_OPERATORS = 12
 ROUTING_OPERATORS, SHARED_OPERATORS = 4, 3
 MIXER_OPERATORS = {"latent": 6, "index": 4, "recurrent": 4}
 LINEARS_PER_LAYER = 7  # query, key, value, output and three feed-forward matrices
-# Bytes that operators other than matrix products move, in elements per token and layer: eager
-# kernels write every intermediate result, fused ones only block boundaries.
+# Elements per token and layer that operators other than matrix products move: eager kernels write
+# every intermediate result, fused ones only block boundaries.
 EAGER_HIDDEN_PASSES, EAGER_FFN_PASSES = 24, 5
 FUSED_HIDDEN_PASSES, FUSED_FFN_PASSES = 8, 3
 
 
 @dataclass(frozen=True)
 class PassCost:
-    """The seconds of one forward pass by what bounds them.
+    """The seconds of one forward pass by operator class.
 
-    ``even_stages`` is how many stages as slow as the slowest would make the whole, where a
-    pipeline's stages are unlike.
+    ``even_stages`` is the total time divided by that of the slowest stage, for pipelines with
+    different stages.
     """
 
     compute_s: float
@@ -56,11 +56,11 @@ class PassCost:
     even_stages: float | None = None
 
     def turns(self, stages: float) -> float:
-        """Return on how many of such passes the stages of a pipeline work at once."""
+        """Return the number of passes that the pipeline stages process in parallel."""
         return stages if self.even_stages is None else self.even_stages
 
     def scaled(self, ratio: float) -> "PassCost":
-        """Return so much of the pass."""
+        """Return the pass multiplied by a ratio."""
         return PassCost(
             compute_s=self.compute_s * ratio,
             memory_s=self.memory_s * ratio,
@@ -72,7 +72,7 @@ class PassCost:
         )
 
     def plus(self, other: "PassCost") -> "PassCost":
-        """Return one pass after the other."""
+        """Return the sum of two passes."""
         return PassCost(
             compute_s=self.compute_s + other.compute_s,
             memory_s=self.memory_s + other.memory_s,
@@ -95,27 +95,27 @@ class PassCost:
 
 
 def whole_pass(setting: Setting, ledger: Ledger, work: Pass) -> PassCost:
-    """Return the seconds of one forward pass on devices of one kind, each class recorded."""
+    """Return the cost of one forward pass on identical devices, recorded by operator class."""
     run = Operation(setting, setting.rates, ledger, work)
     products = linear(run)
     routed = experts(run)
     head = output_head(run)
     scores = attention(run)
-    rest = elementwise(run)
-    ring = context_exchange(run)
+    others = elementwise(run)
+    context_s = context_exchange(run)
     if not work.absorbed:
-        # Attention works on one block of keys while the next one arrives.
-        ring = maximum(0.0, ring - scores.seconds)
-    links = communication(run) + ring
+        # Attention on one block of keys overlaps with the transfer of the next.
+        context_s = maximum(0.0, context_s - scores.seconds)
+    links = communication(run) + context_s
     issue, scheduling = overhead(run)
-    parts = [dequantise(run), unpack(run), products, routed, moving(run), head, scores, rest]
+    parts = [dequantise(run), unpack(run), products, routed, moving(run), head, scores, others]
     seconds = sum(part.seconds for part in parts)
     if setting.engine.ops_per_layer and setting.device.kind != "cpu":
-        # Kernels are issued ahead: only what the device cannot hide is waited for.
+        # Kernels are issued ahead: only the excess over the device time counts.
         issue = maximum(0.0, issue - seconds)
     compute = sum(where(part.is_compute, part.seconds, 0.0) for part in parts)
     device = PassTotals(compute, seconds - compute, links, issue + scheduling)
-    whole = lay_over(run, device)
+    whole = overlap_offload(run, device)
     return PassCost(
         compute_s=whole.compute_s,
         memory_s=whole.memory_s,
@@ -127,7 +127,7 @@ def whole_pass(setting: Setting, ledger: Ledger, work: Pass) -> PassCost:
 
 
 def elementwise(run: Operation) -> Part:
-    """Cost norms, rotary embeddings, activations and residuals: bytes without arithmetic."""
+    """Cost norms, rotary embeddings, activations and residuals, which are memory-bound."""
     name, part = "Norms, activations, residuals", "elementwise"
     seconds = run.ledger.term(
         memory_seconds,
@@ -140,7 +140,7 @@ def elementwise(run: Operation) -> Part:
 
 
 def moving(run: Operation) -> Part:
-    """Cost sorting tokens by expert and summing what comes back, where tables show it."""
+    """Cost sorting tokens by expert and summing the outputs, if fitted on published tables."""
     model, layout = run.setting.model, run.setting.layout
     passes = run.setting.routing_passes(run.work.group)
     if not passes or not model.is_moe:
@@ -158,19 +158,19 @@ def moving(run: Operation) -> Part:
 
 
 def overhead(run: Operation) -> tuple[float, float]:
-    """Cost the issuing of operators and the scheduling of the step."""
+    """Cost kernel launches and the scheduling of the step."""
     engine = run.setting.engine
     unpacking = engine.dequantise_ops.get(run.setting.weight_dtype, 0.0)
     issue = run.ledger.term(
         overhead_seconds,
-        run.line("Issuing operators", "issue", "overhead"),
+        run.line("Kernel launches", "issue", "overhead"),
         num_layers=run.setting.model.num_hidden_layers,
         ops_per_layer=engine.ops_per_layer + LINEARS_PER_LAYER * unpacking,
         op_overhead_s=run.rates.op_overhead_s,
         layer_overhead_s=engine.layer_overhead_s,
         passes=run.work.steps,
     )
-    issue += _further_operators(run)
+    issue += _extra_launches(run)
     if not engine.step_overhead_s and not engine.request_overhead_s:
         return issue, 0.0
     scheduling = run.ledger.term(
@@ -181,21 +181,21 @@ def overhead(run: Operation) -> tuple[float, float]:
     )
     return issue, scheduling + run.ledger.term(
         attending_seconds,
-        run.line("Attending to requests", "requests", "overhead"),
+        run.line("Per-request overhead", "requests", "overhead"),
         requests=run.work.sequences,
         request_overhead_s=engine.request_overhead_s,
     )
 
 
-def _further_operators(run: Operation) -> float:
-    """Cost issuing what some layers have beyond the operators of a plain dense one."""
+def _extra_launches(run: Operation) -> float:
+    """Cost the launches of operators beyond those of a dense layer."""
     engine = run.setting.engine
     further = further_operators(run.setting.model)
     if not further:
         return 0.0
     return run.ledger.term(
         overhead_seconds,
-        run.line("Issuing further operators", "further", "overhead"),
+        run.line("Further kernel launches", "further", "overhead"),
         num_layers=further / LAYER_OPERATORS,
         ops_per_layer=engine.ops_per_layer,
         op_overhead_s=run.rates.op_overhead_s,
@@ -205,7 +205,7 @@ def _further_operators(run: Operation) -> float:
 
 
 def further_operators(model: ModelSpec) -> int:
-    """Return how many operators all layers have beyond those of plain dense ones."""
+    """Return the number of operators of all layers beyond those of dense ones."""
     mixture = ROUTING_OPERATORS + (SHARED_OPERATORS if model.num_shared_experts else 0)
     mixers = sum(
         group.count * MIXER_OPERATORS.get(group.kind, 0) for group in model.layers_by_attention

@@ -8,13 +8,13 @@ from planner.cost.quantity import Quantity
 from planner.specs.workload import GenerateWorkload
 from planner.workload.forward import PassCost
 from planner.workload.inference_memory import Load, inference_memory
-from planner.workload.offloading import attends_on_host, cache_away
+from planner.workload.offloading import attends_on_host, offloaded_cache_share
 from planner.workload.operators import Pass
 from planner.workload.outcome import Outcome, performance_of
 from planner.workload.setting import Setting
 from planner.workload.staged import forward_pass
 
-ROUNDING = 1e-6  # a quotient of whole numbers may end a hair above one
+ROUNDING = 1e-6  # tolerance for quotients of whole numbers
 
 
 def prefill_pass(
@@ -22,34 +22,34 @@ def prefill_pass(
 ) -> PassCost:
     """Return the cost of reading ``tokens`` tokens of each of ``sequences`` new sequences.
 
-    ``cached`` tokens before them are kept already: they are attended to, not computed. The
-    ``sequences`` are those of one replica, spread over its data-parallel attention ranks.
+    ``cached`` earlier tokens are in the KV cache: they are attended to, not computed. The
+    ``sequences`` of one replica are split over its data-parallel attention ranks.
     """
     return forward_pass(setting, ledger, prefill_work(setting, sequences, tokens, cached))
 
 
 def prefill_work(setting: Setting, sequences: float, tokens: float, cached: float = 0.0) -> Pass:
-    """Return what reading prompts works on."""
+    """Return the work of a prefill pass."""
     model, ranks = setting.model, setting.layout.context
-    own = _per_rank(setting, sequences)
-    steps = _chunks(setting, own * tokens)
-    # The k-th of n chunks attends to what is cached and to k/n of the prompt.
-    seen = cached + tokens * (steps + 1) / (2 * steps)
+    per_rank = _per_rank(setting, sequences)
+    steps = _chunks(setting, per_rank * tokens)
+    # The k-th of n chunks attends to the cached tokens and to k/n of the prompt.
+    context = cached + tokens * (steps + 1) / (2 * steps)
     pairs = layer_pairs(model, cached + tokens)
     if cached:
         pairs = pairs + -1 * layer_pairs(model, cached)
     return Pass(
         group="prefill",
-        sequences=own,
-        new_tokens=own * tokens / ranks,
-        token_pairs=own / ranks * pairs,
-        read_layer_tokens=own * steps * layer_tokens(model, seen, paged=False),
-        sampled_tokens=own,
+        sequences=per_rank,
+        new_tokens=per_rank * tokens / ranks,
+        token_pairs=per_rank / ranks * pairs,
+        read_layer_tokens=per_rank * steps * layer_tokens(model, context, paged=False),
+        sampled_tokens=per_rank,
         routed_tokens=sequences * tokens,
         steps=steps,
         batches=_blocks(setting, sequences),
-        cached_layer_tokens=own * layer_tokens(model, tokens, paged=False),
-        stored_layer_tokens=own * layer_tokens(model, tokens, paged=False),
+        cached_layer_tokens=per_rank * layer_tokens(model, tokens, paged=False),
+        stored_layer_tokens=per_rank * layer_tokens(model, tokens, paged=False),
     )
 
 
@@ -60,52 +60,56 @@ def prefill_work(setting: Setting, sequences: float, tokens: float, cached: floa
     source="Huang et al. 2019 (GPipe), arXiv:1811.06965, section 2.3",
 )
 def pipeline_share(*, chunks: Quantity, stages: Quantity) -> Quantity:
-    """Return the share of one device's time that chunks take which stages work on in turn."""
+    """Return the time of pipelined chunks as a share of one device's time for all of them."""
     return (chunks + stages - 1) / (chunks * stages)
 
 
 def decode_pass(
     setting: Setting, ledger: Ledger, sequences: float, context: float, drafted: float = 0.0
 ) -> PassCost:
-    """Return the cost of one more token of each of ``sequences`` sequences at mean context.
+    """Return the cost of one decode step of ``sequences`` sequences at the mean context.
 
-    With ``drafted`` guesses of each sequence to check, the pass works on one token more than that.
+    To verify ``drafted`` tokens per sequence, the pass computes ``drafted`` + 1 tokens each.
     """
     return forward_pass(setting, ledger, decode_work(setting, sequences, context, drafted))
 
 
 def decode_work(setting: Setting, sequences: float, context: float, drafted: float = 0.0) -> Pass:
-    """Return what one decode step works on."""
-    checked = 1 + drafted
+    """Return the work of one decode step."""
+    tokens_each = 1 + drafted
     ranks = setting.layout.context
-    own = _per_rank(setting, sequences)
-    read = own / ranks * read_tokens(setting.model, context)
-    # The host attends to what it holds: the device is left with the rest.
-    kept = 1 - cache_away(setting) if attends_on_host(setting) else 1.0
-    tokens = checked * where(ranks > 1, maximum(1.0, own / ranks), own)
+    per_rank = _per_rank(setting, sequences)
+    read = per_rank / ranks * read_tokens(setting.model, context)
+    # Attention over the offloaded cache runs on the host, the rest on the device.
+    device_share = 1 - offloaded_cache_share(setting) if attends_on_host(setting) else 1.0
+    tokens = tokens_each * where(ranks > 1, maximum(1.0, per_rank / ranks), per_rank)
     return Pass(
         group="decode",
-        sequences=own,
+        sequences=per_rank,
         new_tokens=tokens,
-        token_pairs=checked * own / ranks * kept * read_pairs(setting.model, context),
-        read_layer_tokens=kept * read,
+        token_pairs=tokens_each
+        * per_rank
+        / ranks
+        * device_share
+        * read_pairs(setting.model, context),
+        read_layer_tokens=device_share * read,
         sampled_tokens=tokens,
-        routed_tokens=checked * sequences,
+        routed_tokens=tokens_each * sequences,
         absorbed=True,
         batches=_blocks(setting, sequences),
         cached_layer_tokens=read,
-        stored_layer_tokens=own * layer_tokens(setting.model, 1.0, paged=False),
+        stored_layer_tokens=per_rank * layer_tokens(setting.model, 1.0, paged=False),
     )
 
 
 def micro_batches(setting: Setting, batch: float) -> float:
-    """Return how many micro-batches a generated batch is split into: one, unless it is told."""
+    """Return the number of micro-batches of a batch, 1 unless configured."""
     micro = setting.strategy.micro_batch_size
     return 1.0 if micro is None else ceil(batch / micro)
 
 
 def _blocks(setting: Setting, sequences: float) -> float:
-    """Return how many micro-batches of this size one load of streamed weights serves."""
+    """Return the number of micro-batches per load of streamed weights."""
     workload = setting.workload
     if not isinstance(workload, GenerateWorkload) or setting.strategy.micro_batch_size is None:
         return 1.0
@@ -119,17 +123,17 @@ def _per_rank(setting: Setting, sequences: float) -> float:
 
 
 def _chunks(setting: Setting, tokens: float) -> float:
-    """Return in how many steps a rank takes prompts in: within the step's token budget."""
+    """Return the number of prefill steps of a rank, given the token budget per step."""
     layout, most = setting.layout, setting.engine.prompt_chunk_tokens
-    own = maximum(1.0, ceil(tokens / most)) if most else 1.0
+    engine_chunks = maximum(1.0, ceil(tokens / most)) if most else 1.0
     if not any_of(layout.chunked):
-        return own
-    cut = maximum(1.0, ceil(tokens / maximum(1.0, layout.batch_tokens)))
-    return where(layout.chunked, cut, own)
+        return engine_chunks
+    budget_chunks = maximum(1.0, ceil(tokens / maximum(1.0, layout.batch_tokens)))
+    return where(layout.chunked, budget_chunks, engine_chunks)
 
 
 def _prefill(setting: Setting, ledger: Ledger, batch: float, tokens: float) -> PassCost:
-    """Return the cost of the prompts: stages of a pipeline work on different chunks at once."""
+    """Return the cost of prefill; pipeline stages process different chunks in parallel."""
     whole = prefill_pass(setting, ledger, batch, tokens)
     chunks = _chunks(setting, _per_rank(setting, batch) * tokens)
     stages = setting.layout.pipeline
@@ -145,7 +149,7 @@ def _prefill(setting: Setting, ledger: Ledger, batch: float, tokens: float) -> P
 
 
 def generate(setting: Setting, workload: GenerateWorkload, ledger: Ledger) -> Outcome:
-    """Return what generating one batch costs."""
+    """Return the cost of generating one batch."""
     batch = workload.batch_size / setting.layout.data
     micro = batch / micro_batches(setting, batch)
     memory = inference_memory(setting, ledger, batch_load(setting, workload))
@@ -154,7 +158,7 @@ def generate(setting: Setting, workload: GenerateWorkload, ledger: Ledger) -> Ou
     decode = decode_pass(setting, ledger, micro, context)
     steps = workload.output_tokens - 1
     latency = prefill.total_s + steps * decode.total_s
-    produced = workload.batch_size * workload.output_tokens / latency
+    token_rate = workload.batch_size * workload.output_tokens / latency
     decodes = steps * decode.total_s > prefill.total_s
     return Outcome(
         memory=memory,
@@ -164,15 +168,15 @@ def generate(setting: Setting, workload: GenerateWorkload, ledger: Ledger) -> Ou
             for name, seconds in decode.by_class.items()
         },
         phases={"prefill": prefill.by_class, "decode": decode.by_class},
-        energy_tokens_per_second=produced,
+        energy_tokens_per_second=token_rate,
         performance=performance_of(
-            tokens_per_second=produced,
-            output_tokens_per_second=produced,
+            tokens_per_second=token_rate,
+            output_tokens_per_second=token_rate,
             prefill_tokens_per_second=workload.batch_size
             * workload.input_tokens
             / prefill.total_s,
             decode_tokens_per_second=workload.batch_size / decode.total_s if steps else None,
-            tokens_per_second_per_device=produced / setting.layout.devices,
+            tokens_per_second_per_device=token_rate / setting.layout.devices,
             requests_per_second=workload.batch_size / latency,
             ttft_seconds=prefill.total_s,
             tpot_seconds=decode.total_s if steps else None,
@@ -184,17 +188,17 @@ def generate(setting: Setting, workload: GenerateWorkload, ledger: Ledger) -> Ou
 
 
 def batch_load(setting: Setting, workload: GenerateWorkload) -> Load:
-    """Return what one replica holds of a batch, all of its sequences at once."""
+    """Return the memory load of one replica with all sequences of its batch."""
     batch = workload.batch_size / setting.layout.data
-    own = _per_rank(setting, batch)
-    working = own / micro_batches(setting, batch)
+    per_rank = _per_rank(setting, batch)
+    micro = per_rank / micro_batches(setting, batch)
     return Load(
-        own,
+        per_rank,
         workload.input_tokens + workload.output_tokens,
-        working * workload.input_tokens,
-        working,
+        micro * workload.input_tokens,
+        micro,
         paged=False,
-        waiting_tokens=(own - working) * workload.input_tokens,
+        waiting_tokens=(per_rank - micro) * workload.input_tokens,
         prompt_tokens=workload.input_tokens if setting.engine.grows_cache else None,
     )
 

@@ -1,4 +1,4 @@
-"""What inference holds on each device: weights, KV cache, working set and the runtime itself."""
+"""Inference memory per device: weights, KV cache, working set and runtime overhead."""
 
 from dataclasses import dataclass, replace
 from typing import cast
@@ -26,11 +26,11 @@ from planner.specs.workload import GenerateWorkload
 from planner.workload.offloaded_memory import (
     DISK,
     HOST,
-    away_bytes,
     double_buffer,
+    offloaded_bytes,
     waiting_bytes,
 )
-from planner.workload.offloading import cache_away, weights_away
+from planner.workload.offloading import offloaded_cache_share, offloaded_weight_share
 from planner.workload.setting import Setting
 
 GROUP = "memory"
@@ -38,11 +38,11 @@ GROUP = "memory"
 
 @dataclass(frozen=True)
 class Load:
-    """What one attention rank holds at once: sequences of a length, and its widest step's tokens.
+    """The load of one attention rank: its sequences, their length and its largest step.
 
-    Context parallelism splits the tokens of a sequence further. ``waiting_tokens`` belong to other
-    micro-batches: their residual streams wait for the layer. ``prompt_tokens`` of a sequence fill
-    a cache that grows; without it the whole cache is there from the start.
+    Context parallelism splits the tokens of a sequence further. ``waiting_tokens`` are those of
+    other micro-batches whose residual streams are in memory. ``prompt_tokens`` is the initial
+    length of a growing KV cache; if None, the whole cache is allocated at the start.
     """
 
     sequences: float
@@ -56,18 +56,18 @@ class Load:
 
     @property
     def prompt(self) -> "Load":
-        """Return what the rank holds while it reads the prompts."""
+        """Return the load during prefill."""
         read = self.tokens_per_sequence if self.prompt_tokens is None else self.prompt_tokens
         return replace(self, tokens_per_sequence=read)
 
     @property
     def last_step(self) -> "Load":
-        """Return what it holds when it generates the last token: every cache is full."""
+        """Return the load at the last decode step, when every cache is full."""
         return replace(self, step_tokens=self.sampled_tokens)
 
 
 def usable_bytes(setting: Setting) -> float:
-    """Return the part of a device's memory that the engine may fill."""
+    """Return the bytes of a device's memory that the engine may use."""
     engine, device = setting.engine, setting.device
     share = device.usable_memory_ratio
     if share is None:
@@ -76,45 +76,49 @@ def usable_bytes(setting: Setting) -> float:
 
 
 def stage_limits(setting: Setting) -> tuple[tuple[int, float], ...]:
-    """Return capacity and usable bytes of each stage; nothing where all devices are alike."""
-    own = (replace(setting, device=place.device) for place in setting.places)
-    return tuple((one.device.memory_bytes, usable_bytes(one) - _uncounted(one)) for one in own)
+    """Return the capacity and usable bytes of each stage; empty if all devices are equal."""
+    stages = (replace(setting, device=place.device) for place in setting.places)
+    return tuple(
+        (stage.device.memory_bytes, usable_bytes(stage) - _uncounted(stage)) for stage in stages
+    )
 
 
 def inference_memory(setting: Setting, ledger: Ledger, load: Load) -> MemoryUse:
-    """Return what every pipeline stage holds; the fullest stage is the one in the ledger.
+    """Return the memory of every pipeline stage; the ledger records the fullest one.
 
-    Without a record, stages that hold the same appear once.
+    Without a record, identical stages appear once.
     """
     shares = setting.shares
-    drafts = _drafts(setting, load, shares, every=ledger.records)
+    stages = _unrecorded_stages(setting, load, shares, every=ledger.records)
     limits = stage_limits(setting)
     if ledger.records:
-        room = [usable for _, usable in limits] or [1.0] * len(shares)
-        fullest = max(range(len(shares)), key=lambda at: drafts[at].peak_bytes / room[at])
-        drafts[fullest] = _stage(setting, ledger, load, shares[fullest])
+        usable_by_stage = [usable for _, usable in limits] or [1.0] * len(shares)
+        fullest = max(
+            range(len(shares)), key=lambda at: stages[at].peak_bytes / usable_by_stage[at]
+        )
+        stages[fullest] = _stage(setting, ledger, load, shares[fullest])
     return MemoryUse(
-        stages=tuple(drafts),
+        stages=tuple(stages),
         capacity_bytes=setting.device.memory_bytes,
         usable_bytes=usable_bytes(setting) - _uncounted(setting),
-        host_bytes=_away(setting, load, HOST),
-        disk_bytes=_away(setting, load, DISK),
+        host_bytes=_offloaded_bytes(setting, load, HOST),
+        disk_bytes=_offloaded_bytes(setting, load, DISK),
         limits=limits,
     )
 
 
-def _drafts(
+def _unrecorded_stages(
     setting: Setting, load: Load, shares: tuple[Share, ...], *, every: bool
 ) -> list[StageMemory]:
-    """Return what each stage holds, of stages that hold the same only one unless asked for."""
+    """Return the memory of each stage, or of each distinct stage unless ``every``."""
     if setting.places or is_column(setting.layout.pipeline):
         return [_stage(setting, Unrecorded(), load, share) for share in shares]
     costed = {share: _stage(setting, Unrecorded(), load, share) for share in dict.fromkeys(shares)}
     return [costed[share] for share in (shares if every else costed)]
 
 
-def _away(setting: Setting, load: Load, shares: tuple[str, ...]) -> float:
-    return away_bytes(
+def _offloaded_bytes(setting: Setting, load: Load, shares: tuple[str, ...]) -> float:
+    return offloaded_bytes(
         setting,
         shares,
         lambda stage: stage_weight_bytes(setting, Unrecorded(), stage),
@@ -129,7 +133,7 @@ def stage_weight_bytes(setting: Setting, ledger: Ledger, stage: Share) -> float:
     counts, layout, model = setting.counts, setting.layout, setting.model
     portion = cast("float", stage.layers / model.num_hidden_layers)
     main, *others = setting.weight_formats
-    held = ledger.term(
+    total = ledger.term(
         weight_bytes,
         setting.line(GROUP, "Weights", key="weights"),
         linear=_stage_linear(setting, ledger, main, portion),
@@ -141,17 +145,17 @@ def stage_weight_bytes(setting: Setting, ledger: Ledger, stage: Share) -> float:
         vocabulary_bytes_per_element=_vocabulary_bytes(setting),
     )
     for other in others:
-        held = held + ledger.term(
+        total = total + ledger.term(
             linear_bytes,
             setting.line(GROUP, f"Weights kept in {other.dtype}", key="weights"),
             linear=_stage_linear(setting, ledger, other, portion),
             weight_bytes_per_element=other.element_bytes,
         )
-    return held
+    return total
 
 
 def _vocabulary_bytes(setting: Setting) -> float:
-    """Return the bytes of a vocabulary weight; some keep the embedding, of two, in fp32."""
+    """Return the mean bytes of a vocabulary weight; some engines keep fp32 embeddings."""
     packed = setting.weight_dtype not in WIDE
     if packed and setting.engine.fp32_embeddings_beside_packed:
         return (setting.vocabulary_element_bytes + element_bytes("fp32")) / 2
@@ -179,13 +183,13 @@ def _stage_linear(setting: Setting, ledger: Ledger, stored: WeightFormat, portio
 def stage_kv_bytes(setting: Setting, ledger: Ledger, load: Load, stage: Share) -> float:
     """Return the bytes of the KV cache on one device of a pipeline stage."""
     model, layout = setting.model, setting.layout
-    own = load.tokens_per_sequence - load.shared_tokens
-    kept = load.sequences * layer_tokens(model, own, paged=load.paged)
+    unshared = load.tokens_per_sequence - load.shared_tokens
+    tokens = load.sequences * layer_tokens(model, unshared, paged=load.paged)
     if load.shared_tokens:
-        kept += layer_tokens(model, load.shared_tokens, paged=load.paged)
+        tokens += layer_tokens(model, load.shared_tokens, paged=load.paged)
     return cache_bytes(
         model,
-        kept / layout.context,
+        tokens / layout.context,
         layout.tensor,
         setting.kv_element_bytes,
         (ledger, setting.line(GROUP, "KV cache", key="kv_cache")),
@@ -194,11 +198,11 @@ def stage_kv_bytes(setting: Setting, ledger: Ledger, load: Load, stage: Share) -
 
 
 def _stage(setting: Setting, ledger: Ledger, load: Load, stage: Share) -> StageMemory:
-    """Return a stage at its fullest: reading the prompts, or with all caches full at the end."""
+    """Return the peak memory of a stage: during prefill or at the last decode step."""
     weights = stage_weight_bytes(setting, ledger, stage)
     factor = setting.factor("memory")
-    held = {
-        "weights": weights * (1 - weights_away(setting)),
+    by_class = {
+        "weights": weights * (1 - offloaded_weight_share(setting)),
         "buffers": double_buffer(setting, ledger, weights, stage)
         + _rotary_tables(setting, ledger, stage),
         "runtime_overhead": _overhead(setting) * factor,
@@ -217,9 +221,9 @@ def _stage(setting: Setting, ledger: Ledger, load: Load, stage: Share) -> StageM
         [
             StageMemory(
                 {
-                    **held,
+                    **by_class,
                     "kv_cache": stage_kv_bytes(setting, ledger, moment, stage)
-                    * (1 - cache_away(setting)),
+                    * (1 - offloaded_cache_share(setting)),
                     "activations": working * setting.engine.working_set_ratio * factor + waiting,
                 }
             )
@@ -229,7 +233,7 @@ def _stage(setting: Setting, ledger: Ledger, load: Load, stage: Share) -> StageM
 
 
 def _overhead(setting: Setting) -> float:
-    """Return what the runtime holds beside tensors: measured of the engine, or what is usual."""
+    """Return the runtime overhead: the engine's measured one for generation, else its default."""
     measured = setting.engine.generation_overhead_bytes
     if measured is None or not isinstance(setting.workload, GenerateWorkload):
         return setting.engine.runtime_overhead_bytes
@@ -237,12 +241,12 @@ def _overhead(setting: Setting) -> float:
 
 
 def _uncounted(setting: Setting) -> float:
-    """Return what a device holds of a runtime whose published peaks count tensors alone."""
+    """Return the runtime overhead missing from published peaks that count only tensors."""
     return max(0.0, setting.engine.runtime_overhead_bytes - _overhead(setting))
 
 
 def _rotary_tables(setting: Setting, ledger: Ledger, stage: Share) -> float:
-    """Return the rotary tables of an engine whose layers each keep their own."""
+    """Return the bytes of rotary tables of an engine that keeps them per layer."""
     model = setting.model
     if not setting.engine.rotary_tables_per_layer:
         return 0.0
@@ -257,7 +261,7 @@ def _rotary_tables(setting: Setting, ledger: Ledger, stage: Share) -> float:
 
 
 def _prompt_logits(setting: Setting, ledger: Ledger, load: Load, stage: Share) -> float:
-    """Return the logits of whole prompts, by engines that compute them for every token."""
+    """Return the bytes of prompt logits in engines that compute them for every token."""
     model, tensor = setting.model, setting.layout.tensor
     if not setting.engine.prompt_logits or not any_of(stage.is_last):
         return 0.0
@@ -274,7 +278,7 @@ def _prompt_logits(setting: Setting, ledger: Ledger, load: Load, stage: Share) -
 
 
 def _working_set(setting: Setting, ledger: Ledger, load: Load) -> float:
-    """Return the widest tensors of one step."""
+    """Return the bytes of the largest live tensors of one step."""
     model, tensor = setting.model, setting.layout.tensor
     activations = ledger.term(
         inference_activation_bytes,

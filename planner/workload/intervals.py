@@ -1,8 +1,8 @@
-"""How sure an estimate is: its error class, and an 80 % interval around each figure.
+"""Uncertainty of an estimate: its error class and an 80 % interval around each figure.
 
-The widths of the two uncalibrated classes are what comparable planners miss by on measured serving
-sweeps of models and devices that they were not fitted to; a calibrated host's width follows from
-what its own measurements leave unexplained.
+The widths of the two uncalibrated classes are the errors of comparable planners on measured
+serving sweeps of models and devices outside their fit; the width of a calibrated host follows from
+the residuals of its own measurements.
 """
 
 import math
@@ -18,9 +18,9 @@ from planner.workload.setting import Setting
 
 MIN_MEASUREMENTS = 3
 Z_80 = 1.2816  # the 90 % quantile of the normal distribution bounds 80 % from both sides
-# Log spread of a time or a rate, and of memory, by class. Unseen pairs of model and device are
-# missed by about 20 % in the mean per output token and by about 50 % to the first token, which
-# waits in a queue that no benchmark states; memory tools miss by about 10 %.
+# Log spread of a time or a rate, and of memory, by class. On unseen pairs of model and device, the
+# error is about 20 % for mean TPOT, about 50 % for TTFT, whose queue no benchmark states, and
+# about 10 % for memory.
 TIME_SPREAD: dict[ErrorClass, float] = {
     "datasheet only": 0.25,
     "same family": 0.22,
@@ -65,7 +65,7 @@ class Confidence:
 
 
 def confidence_of(setting: Setting) -> Confidence:
-    """Return how sure an estimate of this setting is."""
+    """Return the confidence of an estimate of this setting."""
     error_class = _error_class(setting)
     widening = GENERIC_WIDENING if setting.engine.is_generic else 1.0
     residual = _residual(setting.host_calibration, error_class)
@@ -80,45 +80,45 @@ def confidence_of(setting: Setting) -> Confidence:
 def _serving_spreads(
     setting: Setting, error_class: ErrorClass, widening: float
 ) -> dict[str, float]:
-    """Return what held-out serving sweeps left of both times; nothing on a measured host."""
+    """Return the held-out errors of TTFT and TPOT in sweeps; empty on a measured host."""
     engine = setting.engine
     if setting.is_measured or setting.host_calibration is not None:
         return {}
-    both = {"tpot_seconds": engine.tpot_spreads, "ttft_seconds": engine.ttft_spreads}
-    own = f"{error_class}, sparse" if setting.model.is_moe else error_class
+    spreads_by_time = {"tpot_seconds": engine.tpot_spreads, "ttft_seconds": engine.ttft_spreads}
+    key = f"{error_class}, sparse" if setting.model.is_moe else error_class
     return {
-        name: spreads.get(own, spreads[error_class]) * widening
-        for name, spreads in both.items()
+        name: spreads.get(key, spreads[error_class]) * widening
+        for name, spreads in spreads_by_time.items()
         if error_class in spreads
     }
 
 
 def _time_spread(setting: Setting, error_class: ErrorClass) -> float:
-    """Return the log spread of a time: what held-out runs of the engine left, if any."""
+    """Return the log spread of times: the engine's held-out error, or the class default."""
     workload = setting.workload
     training = isinstance(workload, TrainWorkload)
     if isinstance(workload, CompressWorkload) and not setting.is_measured:
         return spread_of(RECIPES[workload.method].alike)
     if training and setting.engine.step_spreads:
-        seen = setting.device.architecture in setting.engine.trained_on
-        return _left_out(setting.engine.step_spreads, seen=seen)
+        in_fit = setting.device.architecture in setting.engine.trained_on
+        return _held_out_spread(setting.engine.step_spreads, seen=in_fit)
     if not training and setting.engine.stream_spread is not None and not setting.is_measured:
         return setting.engine.stream_spread
     return TIME_SPREAD[error_class]
 
 
-def _left_out(spreads: Mapping[str, float], *, seen: bool) -> float:
-    """Return what was left of rows like this one: of a seen engine, else of an unseen source."""
+def _held_out_spread(spreads: Mapping[str, float], *, seen: bool) -> float:
+    """Return the held-out error for an architecture in the fit, or for one outside it."""
     unseen = spreads["datasheet only"]
     return spreads.get("same family", unseen) if seen else unseen
 
 
 def _memory_spread(setting: Setting, error_class: ErrorClass) -> float:
-    """Return the log spread of a peak: what held-out measurements of the engine left, if any."""
+    """Return the log spread of peak memory: held-out error, or the class default."""
     training = isinstance(setting.workload, TrainWorkload)
     fitted = setting.engine.memory_spreads if training else setting.engine.generation_spreads
     if fitted and (training or isinstance(setting.workload, GenerateWorkload)):
-        return _left_out(fitted, seen=True)
+        return _held_out_spread(fitted, seen=True)
     return MEMORY_SPREAD[error_class]
 
 
@@ -126,7 +126,9 @@ def _time_factors(calibration: HostCalibration | None) -> list[tuple[int, float]
     if calibration is None:
         return []
     return [
-        (found.n, found.spread) for name, found in calibration.factors.items() if name != "memory"
+        (factor.n, factor.spread)
+        for name, factor in calibration.factors.items()
+        if name != "memory"
     ]
 
 
@@ -161,20 +163,19 @@ def intervals_of(
 ) -> dict[str, Interval]:
     """Return the 80 % interval of every figure that has one.
 
-    ``queued`` says that requests wait for each other, so that the first token depends on how
-    they arrive.
+    If ``queued``, requests queue and the time to first token depends on the arrivals.
     """
-    found = {
+    intervals = {
         name: confidence.interval(value, _spread_of(name, confidence, queued=queued))
         for name in RATE_FIELDS
         if (value := getattr(performance, name)) is not None
     }
-    # Weights and caches are exact: only what an engine adds is uncertain, and it adds memory.
+    # Weights and caches are exact; only the engine's additional memory is uncertain.
     peak = memory.per_device_peak_bytes
     exact = sum(
         memory.breakdown_bytes.get(name, 0)
         for name in ("weights", "kv_cache", "gradients", "optimizer_states", "adapters")
     )
     low, high = confidence.interval(float(peak), confidence.memory_spread)
-    found["per_device_peak_bytes"] = (max(low, float(min(exact, peak))), high)
-    return found
+    intervals["per_device_peak_bytes"] = (max(low, float(min(exact, peak))), high)
+    return intervals

@@ -1,4 +1,4 @@
-"""The layout of a request: its groups of ranks, checked against the model and the cluster."""
+"""The parallel layout of a request, checked against the model and the cluster."""
 
 from dataclasses import replace
 
@@ -11,7 +11,7 @@ from planner.specs.workload import CompressWorkload, TrainWorkload
 from planner.workload.ranks import Layout
 from planner.workload.validity import check, rank_rules, serving_rules
 
-# What splits a layer or a model between ranks.
+# Parallel sizes that split a layer or a model between ranks.
 SPLITS = (
     "tensor_parallel_size",
     "pipeline_parallel_size",
@@ -22,31 +22,31 @@ SPLITS = (
 
 
 def layout_of(request: EstimateRequest, model: ModelSpec) -> Layout:
-    """Return the groups of ranks that a request asks for; data parallelism takes the rest.
+    """Return the requested parallel layout; data parallelism defaults to the remaining devices.
 
     Raises:
-        NotPossibleError: the ranks are more than the cluster has, or do not divide the model.
+        NotPossibleError: the layout needs too many devices or does not divide the model.
     """
     available = request.cluster.num_devices
     if isinstance(request.workload, CompressWorkload):
-        layout = _copies(request.strategy, request.workload)
+        layout = _compression_layout(request.strategy, request.workload)
         check(rank_rules(model, available, layout))
         return layout
-    layout = _as_asked(request.strategy, available)
+    layout = _requested_layout(request.strategy, available)
     if isinstance(request.workload, TrainWorkload):
         check(rank_rules(model, available, layout))
         return layout
-    layout = _joined_for_experts(_within_the_world(layout, available))
+    layout = _with_data_ranks_joined(_with_tensor_as_all_ranks(layout, available))
     check(rank_rules(model, available, layout))
     check(serving_rules(model, layout))
     return layout
 
 
-def _copies(strategy: Strategy, workload: CompressWorkload) -> Layout:
-    """Return the devices of a compression job: copies that share calibration text, or one alone.
+def _compression_layout(strategy: Strategy, workload: CompressWorkload) -> Layout:
+    """Return the layout of a compression job: copies share the calibration text.
 
     Raises:
-        NotPossibleError: the strategy asks for groups of ranks, or for copies without text.
+        NotPossibleError: the strategy splits the model, or copies a job without calibration.
     """
     for name in SPLITS:
         size = getattr(strategy, name) or 1
@@ -66,7 +66,7 @@ def _copies(strategy: Strategy, workload: CompressWorkload) -> Layout:
     return Layout(data=copies)
 
 
-def _as_asked(strategy: Strategy, available: int) -> Layout:
+def _requested_layout(strategy: Strategy, available: int) -> Layout:
     tensor = strategy.tensor_parallel_size or 1
     pipeline = strategy.pipeline_parallel_size or 1
     context = strategy.context_parallel_size or 1
@@ -84,10 +84,10 @@ def _as_asked(strategy: Strategy, available: int) -> Layout:
     )
 
 
-def _within_the_world(layout: Layout, available: int) -> Layout:
-    """Return the layout where the tensor size was meant as all ranks of a replica.
+def _with_tensor_as_all_ranks(layout: Layout, available: int) -> Layout:
+    """Return the layout if the tensor size counts all ranks of a replica, as in SGLang.
 
-    SGLang counts so: tensor parallel size 8 with 8 data-parallel attention ranks is 8 devices.
+    There, tensor parallel size 8 with 8 data-parallel attention ranks is 8 devices.
     """
     ranks = layout.attention_data
     if layout.devices <= available or layout.tensor % ranks:
@@ -96,10 +96,10 @@ def _within_the_world(layout: Layout, available: int) -> Layout:
     return inner if inner.devices <= available else layout
 
 
-def _joined_for_experts(layout: Layout) -> Layout:
-    """Return the layout with data ranks that share their experts as ranks of one replica.
+def _with_data_ranks_joined(layout: Layout) -> Layout:
+    """Return the layout with data ranks that share experts as one replica, as in vLLM.
 
-    vLLM counts so: data parallel size 8 with experts in 8 parts is data-parallel attention.
+    There, data parallel size 8 with expert parallel size 8 is data-parallel attention.
     """
     ranks = layout.tensor * layout.attention_data * layout.context
     joined = layout.expert // ranks

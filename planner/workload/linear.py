@@ -1,4 +1,4 @@
-"""The matrix products of one pass: layers, output head, and unpacking weights before them."""
+"""The matrix products of one pass: layers, output head and dequantisation."""
 
 from planner.cost.roofline import memory_seconds
 from planner.cost.weight_formats import WeightFormat
@@ -8,7 +8,7 @@ from planner.workload.setting import Setting
 
 
 def linear(run: Operation) -> Part:
-    """Cost the matrix products of all layers that every token visits."""
+    """Cost the matrix products of all layers, without routed experts."""
     setting, counts, layout = run.setting, run.setting.counts, run.setting.layout
     used = run.ledger.term(
         linear_parameters_per_rank,
@@ -26,12 +26,12 @@ def linear(run: Operation) -> Part:
 
 
 def _bytes_read(run: Operation, used: float) -> float:
-    """Return the bytes of the weights that every token visits, each part in its own format."""
+    """Return the bytes of the weights that every token uses, each part in its format."""
     setting, counts, layout = run.setting, run.setting.counts, run.setting.layout
     attention, dense = setting.format_of("attention"), setting.format_of("feed_forward")
     if attention == dense:
         return used * read_bytes_per_weight(setting, dense)
-    of_attention = run.ledger.term(
+    attention_weights = run.ledger.term(
         linear_parameters_per_rank,
         setting.line(run.work.group, "Attention weights that the pass reads", key="linear_read"),
         split=counts.query_output,
@@ -42,8 +42,8 @@ def _bytes_read(run: Operation, used: float) -> float:
         expert_ranks=layout.expert_group,
         replicated=counts.replicated,
     )
-    rest = (used - of_attention) * read_bytes_per_weight(setting, dense)
-    return rest + of_attention * read_bytes_per_weight(setting, attention)
+    rest = (used - attention_weights) * read_bytes_per_weight(setting, dense)
+    return rest + attention_weights * read_bytes_per_weight(setting, attention)
 
 
 def read_bytes_per_weight(setting: Setting, stored: WeightFormat) -> float:
@@ -70,7 +70,7 @@ def dequantise(run: Operation) -> Part:
 
 
 def output_head(run: Operation) -> Part:
-    """Cost the product with the vocabulary, for the tokens whose logits are needed."""
+    """Cost the output head for the tokens whose logits are needed."""
     model = run.setting.model
     parameters = model.vocab_size * model.hidden_size / run.setting.layout.tensor
     moved = parameters * run.setting.head_element_bytes

@@ -1,4 +1,4 @@
-"""The routed experts of one pass: what the busiest rank reads and computes."""
+"""The routed experts of one pass, costed on the busiest rank."""
 
 from planner.catalog.engines import routing_evenness
 from planner.cost.compute import matmul_flops
@@ -8,13 +8,15 @@ from planner.workload.operators import Operation, Part
 
 
 def experts(run: Operation) -> Part:
-    """Cost the products of the routed experts; the busiest rank decides in each layer."""
+    """Cost the products of the routed experts; the busiest rank limits each layer."""
     setting, model, layout = run.setting, run.setting.model, run.setting.layout
     if not model.is_moe:
         return Part(0.0)
     group, steps = run.work.group, run.work.steps
-    # A group of ranks that shares one set of whole experts cuts each by columns.
-    held = setting.counts.experts / model.num_experts * layout.expert / layout.expert_group
+    # Ranks that share one set of whole experts split each by columns.
+    expert_weights = (
+        setting.counts.experts / model.num_experts * layout.expert / layout.expert_group
+    )
     visits = run.ledger.term(
         expert_visits,
         setting.line(group, "Expert visits of the busiest rank", key="expert_visits"),
@@ -36,8 +38,13 @@ def experts(run: Operation) -> Part:
     flops = run.ledger.term(
         matmul_flops,
         setting.line(group, "Experts: arithmetic", key="expert_flops"),
-        parameters=held,
+        parameters=expert_weights,
         num_tokens=visits,
     )
-    moved = held * read * steps * read_bytes_per_weight(setting, setting.format_of("experts"))
+    moved = (
+        expert_weights
+        * read
+        * steps
+        * read_bytes_per_weight(setting, setting.format_of("experts"))
+    )
     return run.roofline(("Experts", "experts", "experts"), flops, moved)

@@ -1,4 +1,4 @@
-"""What a quantisation's name says: the formats it stores and computes in, and its groups."""
+"""Storage and compute formats and group sizes of named quantisations."""
 
 from planner.catalog.engines import Engine
 from planner.specs.base import Dtype
@@ -7,7 +7,7 @@ from planner.specs.strategy import Strategy
 
 RUNNER_INT4_GROUP = 64
 USUAL_GROUP = 128
-# What a named quantisation stores and computes in, where the dtypes are not given.
+# Default storage and compute dtypes by quantisation.
 FORMAT_BY_QUANTIZATION: dict[str, tuple[Dtype, Dtype]] = {
     "gptq": ("int4", "bf16"),
     "awq": ("int4", "bf16"),
@@ -24,12 +24,12 @@ FORMAT_BY_QUANTIZATION: dict[str, tuple[Dtype, Dtype]] = {
     "fp8": ("fp8", "fp8"),
     "nvfp4": ("nvfp4", "nvfp4"),
 }
-# Rounded with calibration: published checkpoints share a scale among 128, whatever runs them.
+# Published checkpoints of these methods have groups of 128 on every engine.
 GROUPS_OF_128 = frozenset({"gptq", "awq"})
 
 
 def default_group(given: Strategy, model: ModelSpec, weight: Dtype, engine: Engine) -> int | None:
-    """Return how many weights share a scale where the request does not say."""
+    """Return the default group size: the number of weights per scale."""
     if model.group_size and weight == model.weight_dtype:
         return model.group_size
     if given.quantization in GROUPS_OF_128 and weight in {"int4", "int8"}:

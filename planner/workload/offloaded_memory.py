@@ -1,21 +1,21 @@
-"""What host memory and disk hold of an inference strategy, and what streaming takes."""
+"""Host and disk memory of an inference strategy, and the buffers for streaming."""
 
 from collections.abc import Callable, Sequence
 
 from planner.cost.equation import Ledger
 from planner.cost.offload import double_buffer_bytes
 from planner.cost.stages import Share
-from planner.workload.offloading import weights_away
+from planner.workload.offloading import offloaded_weight_share
 from planner.workload.setting import Setting
 
 GROUP = "memory"
-# The shares of weights, cache and activations that each tier off the device holds.
+# The offload fields for weights, cache and activations of each tier.
 HOST = ("weights_cpu", "kv_cpu", "activations_cpu")
 DISK = ("weights_disk", "kv_disk", "")
 Bytes = Callable[[Share], float]
 
 
-def away_bytes(
+def offloaded_bytes(
     setting: Setting,
     shares: tuple[str, ...],
     weights: Bytes,
@@ -23,39 +23,41 @@ def away_bytes(
     stages: Sequence[Share],
     tokens: float,
 ) -> float:
-    """Return what one tier holds: weights once, caches and waiting tokens for every replica.
+    """Return the bytes in one tier: weights once, caches and activations per replica.
 
-    ``weights`` and ``cache`` give one device's bytes of a pipeline stage.
+    ``weights`` and ``cache`` return one device's bytes of a pipeline stage.
     """
     layout = setting.layout
-    of_weights, of_cache, of_tokens = (getattr(setting.offload, name, 0.0) for name in shares)
-    if not of_weights and not of_cache and not of_tokens:
+    weight_share, cache_share, activation_share = (
+        getattr(setting.offload, name, 0.0) for name in shares
+    )
+    if not weight_share and not cache_share and not activation_share:
         return 0.0
-    held = sum(of_weights * weights(stage) for stage in stages)
-    kept = sum(of_cache * cache(stage) for stage in stages) * layout.data
-    waiting = of_tokens * residual_bytes(setting, tokens) * layout.data
-    return layout.tensor * (held + kept) + waiting
+    weight_bytes = sum(weight_share * weights(stage) for stage in stages)
+    cache_bytes = sum(cache_share * cache(stage) for stage in stages) * layout.data
+    activation_bytes = activation_share * residual_bytes(setting, tokens) * layout.data
+    return layout.tensor * (weight_bytes + cache_bytes) + activation_bytes
 
 
 def residual_bytes(setting: Setting, tokens: float) -> float:
-    """Return the bytes of the residual streams of tokens that wait between two layers."""
+    """Return the bytes of the residual streams of tokens between two layers."""
     return tokens * setting.model.hidden_size * setting.activation_element_bytes
 
 
 def waiting_bytes(setting: Setting, tokens: float) -> float:
-    """Return the bytes of waiting residual streams that stay on the device."""
+    """Return the bytes of waiting micro-batches' residual streams on the device."""
     return residual_bytes(setting, tokens) * (1 - setting.offload.activations_cpu)
 
 
 def double_buffer(setting: Setting, ledger: Ledger, weights: float, stage: Share) -> float:
-    """Return the room for the layer that works and the one that is loaded meanwhile."""
-    away = weights_away(setting)
-    if not away or setting.engine.computes_on_host:
+    """Return the bytes of a double buffer: the current layer and the one being loaded."""
+    offloaded = offloaded_weight_share(setting)
+    if not offloaded or setting.engine.computes_on_host:
         return 0.0
     return ledger.term(
         double_buffer_bytes,
-        setting.line(GROUP, "Two layers on their way", key="buffers"),
+        setting.line(GROUP, "Two layers in transfer", key="buffers"),
         weight_bytes=weights,
         num_layers=stage.layers,
-        away_share=away,
+        away_share=offloaded,
     )

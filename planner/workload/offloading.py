@@ -1,4 +1,4 @@
-"""Lays what lives off the device over a pass: what is fetched, stored and done on the host."""
+"""Offload in a forward pass: fetches, stores and computation on the host."""
 
 from dataclasses import dataclass, replace
 from typing import cast
@@ -12,19 +12,19 @@ from planner.cost.experts import experts_read
 from planner.cost.kv_cache import cache_bytes
 from planner.cost.offload import (
     block_seconds,
-    dense_away_share,
     expert_hit_ratio,
     fetched_weight_bytes,
+    offloaded_dense_share,
     overlapped_seconds,
 )
 from planner.cost.roofline import compute_seconds, memory_seconds
 from planner.workload.operators import Operation, Part
 from planner.workload.setting import Setting
 
-# Visits of experts are uneven: an assumption, no source states it for all models.
+# Expert routing is uneven: an assumption without a source for all models.
 EXPERT_SKEW = 0.3
-# An attention kernel on the host reaches this share of its memory: FlexGen's own cost model puts
-# 12.3 GFLOP/s, hence as many bytes, on a host with about 100 GB/s.
+# An attention kernel on the host reaches this share of its memory: FlexGen's cost model has
+# 12.3 GFLOP/s, hence 12.3 GB/s, on a host with about 100 GB/s.
 HOST_ATTENTION_EFFICIENCY = 0.12
 # Experts on two sockets read 0.3 to 0.4 of their memory's bandwidth (ktransformers tutorial).
 HOST_WEIGHT_EFFICIENCY = 0.4
@@ -34,7 +34,7 @@ HOST_FLOPS_PER_S = 3.3e12
 
 @dataclass(frozen=True)
 class PassTotals:
-    """The seconds of a pass on the device by what bounds them, before anything is laid over."""
+    """The seconds of a pass on the device by operator class, without offload."""
 
     compute_s: float
     memory_s: float
@@ -47,7 +47,7 @@ class PassTotals:
         return self.compute_s + self.memory_s + self.communication_s + self.overhead_s
 
     def times(self, factor: float) -> "PassTotals":
-        """Return every part multiplied."""
+        """Return every part multiplied by a factor."""
         return PassTotals(
             self.compute_s * factor,
             self.memory_s * factor,
@@ -58,7 +58,7 @@ class PassTotals:
 
 @dataclass(frozen=True)
 class Tiers:
-    """Bytes of one pass between the tiers, on one device."""
+    """Bytes that one pass moves between memory tiers, per device."""
 
     weights: float
     kv_loaded: float
@@ -68,35 +68,39 @@ class Tiers:
 
 
 def attends_on_host(setting: Setting) -> bool:
-    """Return whether attention over the offloaded cache runs where the cache is.
+    """Return whether attention over the offloaded KV cache runs on the host.
 
-    A quantised cache is unpacked on the device instead.
+    A quantised cache is dequantised on the device instead.
     """
     return (setting.strategy.kv_cache_dtype or "bf16") in WIDE
 
 
-def weights_away(setting: Setting) -> float:
+def offloaded_weight_share(setting: Setting) -> float:
     """Return the share of the weights that is in host memory or on disk."""
     return setting.offload.weights_cpu + setting.offload.weights_disk
 
 
-def cache_away(setting: Setting) -> float:
+def offloaded_cache_share(setting: Setting) -> float:
     """Return the share of the KV cache that is in host memory or on disk."""
     return setting.offload.kv_cpu + setting.offload.kv_disk
 
 
 def is_offloaded(setting: Setting) -> bool:
-    """Return whether a pass has anything to fetch or store."""
-    away = weights_away(setting) + cache_away(setting) + setting.offload.activations_cpu
-    return away > 0
+    """Return whether any weights, KV cache or activations are offloaded."""
+    share = (
+        offloaded_weight_share(setting)
+        + offloaded_cache_share(setting)
+        + setting.offload.activations_cpu
+    )
+    return share > 0
 
 
-def lay_over(run: Operation, own: PassTotals) -> PassTotals:
-    """Return the pass with all its micro-batches, its fetching, storing and work on the host.
+def overlap_offload(run: Operation, own: PassTotals) -> PassTotals:
+    """Return the pass with all micro-batches, offload transfers and work on the host.
 
-    Loads, stores and disk work beside the device (FlexGen's zig-zag block schedule): what they
-    take beyond its own work is exposed, as communication. Attention on the host holds up the cores
-    that feed the link, as FlexGen's own programme has it.
+    Loads, stores and disk transfers overlap with computation (FlexGen's zig-zag block schedule);
+    the excess counts as communication. Attention on the host blocks the cores that feed the link,
+    as in FlexGen's code.
     """
     setting, batches = run.setting, run.work.batches
     if any_of(batches != 1):
@@ -118,7 +122,7 @@ def lay_over(run: Operation, own: PassTotals) -> PassTotals:
     load_s, store_s, disk_s = _links(run, tiers)
     total = run.ledger.term(
         overlapped_seconds,
-        _line(run, "Work beside loads and stores", "overlap"),
+        _line(run, "Computation during loads and stores", "overlap"),
         work_s=own.total_s + host_s + _on_demand(run, load_s),
         load_s=load_s + host_s,
         store_s=store_s,
@@ -133,26 +137,26 @@ def lay_over(run: Operation, own: PassTotals) -> PassTotals:
 
 
 def _on_demand(run: Operation, load_s: float) -> float:
-    """Return the loads that nothing hides: which experts to fetch, only their router says."""
-    return load_s if run.setting.model.is_moe and weights_away(run.setting) else 0.0
+    """Return the seconds of loads that cannot overlap: experts are known only after routing."""
+    return load_s if run.setting.model.is_moe and offloaded_weight_share(run.setting) else 0.0
 
 
 def unpack(run: Operation) -> Part:
-    """Cost unpacking quantised weights and cache with kernels that are not fused into products."""
-    setting, each = run.setting, run.setting.engine.unpack_bytes_per_element
-    if not each:
+    """Cost dequantising weights and cache with kernels not fused into matrix products."""
+    setting, bytes_each = run.setting, run.setting.engine.unpack_bytes_per_element
+    if not bytes_each:
         return Part(0.0)
     values = 0.0
     if setting.weight_dtype not in WIDE:
         values = setting.counts.layer_linear / setting.layout.tensor
     if not attends_on_host(setting):
         scratch = (run.ledger, _line(run, "Values of the cache", "kv_values"))
-        held, ranks = run.work.cached_layer_tokens, setting.layout.tensor
-        values = values + cache_bytes(setting.model, held, ranks, 1.0, scratch)
+        cached, ranks = run.work.cached_layer_tokens, setting.layout.tensor
+        values = values + cache_bytes(setting.model, cached, ranks, 1.0, scratch)
     seconds = run.ledger.term(
         memory_seconds,
         setting.line(run.work.group, "Unpacking weights and cache", "memory_bandwidth", "unpack"),
-        moved_bytes=values * each,
+        moved_bytes=values * bytes_each,
         memory_bytes_per_s=run.rates.memory_bytes_per_s,
         memory_efficiency=1.0,
     )
@@ -160,39 +164,39 @@ def unpack(run: Operation) -> Part:
 
 
 def tiers_of(run: Operation) -> Tiers:
-    """Return the bytes that a pass over a whole block moves between the tiers."""
+    """Return the bytes that a pass over a block of micro-batches moves between the tiers."""
     setting, model, work = run.setting, run.setting.model, run.work
     scratch = (run.ledger, _line(run, "KV cache of this pass", "offload_kv"))
     ranks, element = setting.layout.tensor, setting.kv_element_bytes
-    away, batches = cache_away(setting), work.batches
+    offloaded, batches = offloaded_cache_share(setting), work.batches
     read = written = 0.0
-    if away:
+    if offloaded:
         read = cache_bytes(model, work.cached_layer_tokens, ranks, element, scratch) * batches
         written = cache_bytes(model, work.stored_layer_tokens, ranks, element, scratch) * batches
     on_host = attends_on_host(setting) or work.group == "prefill"
     hidden = work.new_tokens * model.hidden_size * setting.activation_element_bytes * batches
     return Tiers(
         weights=_fetched_weights(run),
-        kv_loaded=0.0 if on_host else read * away,
-        kv_stored=written * away,
-        kv_on_host=read * away if on_host and work.group == "decode" else 0.0,
+        kv_loaded=0.0 if on_host else read * offloaded,
+        kv_stored=written * offloaded,
+        kv_on_host=read * offloaded if on_host and work.group == "decode" else 0.0,
         activations=hidden * setting.offload.activations_cpu * model.num_hidden_layers,
     )
 
 
 def _fetched_weights(run: Operation) -> float:
-    """Return the bytes of weights away that one pass visits; experts leave the device first."""
+    """Return the offloaded weight bytes that one pass fetches; experts are offloaded first."""
     setting, counts = run.setting, run.setting.counts
-    away, ranks = weights_away(setting), setting.layout.tensor
-    if not away:
+    offloaded, ranks = offloaded_weight_share(setting), setting.layout.tensor
+    if not offloaded:
         return 0.0
     element = setting.weight_element_bytes
     expert = counts.experts * element / ranks
     dense = (counts.layer_linear - counts.experts) * element / ranks
-    beyond = run.ledger.term(
-        dense_away_share,
-        _line(run, "Dense weights off the device", "dense_away"),
-        away_share=away,
+    dense_share = run.ledger.term(
+        offloaded_dense_share,
+        _line(run, "Offloaded dense weights", "dense_away"),
+        away_share=offloaded,
         dense_bytes=dense,
         expert_bytes=expert,
     )
@@ -200,7 +204,7 @@ def _fetched_weights(run: Operation) -> float:
     visited = expert * _visited_share(run) if moe else 0.0
     hits = 1.0
     if moe:
-        cached = maximum(0.0, 1 - away * (dense + expert) / expert)
+        cached = maximum(0.0, 1 - offloaded * (dense + expert) / expert)
         hits = run.ledger.term(
             expert_hit_ratio,
             _line(run, "Experts found on the device", "expert_hits"),
@@ -211,7 +215,7 @@ def _fetched_weights(run: Operation) -> float:
         fetched_weight_bytes,
         _line(run, "Weights fetched by a pass", "fetched_weights"),
         dense_bytes=dense * _active_share(run),
-        dense_share=beyond,
+        dense_share=dense_share,
         expert_bytes=visited,
         expert_share=1.0 if moe else 0.0,
         hit_ratio=hits,
@@ -219,9 +223,9 @@ def _fetched_weights(run: Operation) -> float:
 
 
 def _active_share(run: Operation) -> float:
-    """Return the share of the dense weights away that the tokens of a pass need between them.
+    """Return the share of the offloaded dense weights that any token of a pass needs.
 
-    Tokens choose for themselves: what none of them needs stays where it is.
+    Each token activates weights independently; weights that no token needs are not fetched.
     """
     active = run.setting.offload.weights_active_ratio
     if active is None:
@@ -231,7 +235,7 @@ def _active_share(run: Operation) -> float:
 
 
 def _visited_share(run: Operation) -> float:
-    """Return the share of all experts that the tokens of a pass visit."""
+    """Return the share of all experts that the tokens of a pass are routed to."""
     model = run.setting.model
     tokens = run.work.routed_tokens * run.work.batches
     read = experts_read(
@@ -245,7 +249,7 @@ def _visited_share(run: Operation) -> float:
 
 
 def _host_attention(run: Operation, tiers: Tiers) -> float:
-    """Cost attention over the cache in host memory, on the host's own cores."""
+    """Cost attention over the KV cache in host memory, on the host's cores."""
     if not any_of(tiers.kv_on_host > 0):
         return 0.0
     return run.ledger.term(
@@ -258,13 +262,19 @@ def _host_attention(run: Operation, tiers: Tiers) -> float:
 
 
 def _links(run: Operation, tiers: Tiers) -> tuple[float, float, float]:
-    """Cost the loads to the device, the stores to the host, and the disk."""
+    """Cost the loads to the device, the stores to the host and the disk transfers."""
     setting, offload = run.setting, run.setting.offload
-    disk_weights = offload.weights_disk / weights_away(setting) if weights_away(setting) else 0.0
-    disk_cache = offload.kv_disk / cache_away(setting) if cache_away(setting) else 0.0
+    disk_weights = (
+        offload.weights_disk / offloaded_weight_share(setting)
+        if offloaded_weight_share(setting)
+        else 0.0
+    )
+    disk_cache = (
+        offload.kv_disk / offloaded_cache_share(setting) if offloaded_cache_share(setting) else 0.0
+    )
     kv_moved = tiers.kv_loaded + tiers.kv_stored + tiers.kv_on_host
     from_disk = tiers.weights * disk_weights + kv_moved * disk_cache
-    found = []
+    seconds = []
     for name, key, moved, rate in (
         (
             "Loads from host memory",
@@ -288,43 +298,43 @@ def _links(run: Operation, tiers: Tiers) -> tuple[float, float, float]:
                 payload_bytes=moved,
                 link_bytes_per_s=rate,
             )
-        found.append(term)
-    return found[0], found[1], found[2]
+        seconds.append(term)
+    return seconds[0], seconds[1], seconds[2]
 
 
 def _on_host(run: Operation, own: PassTotals, tiers: Tiers) -> PassTotals:
     """Return a pass whose offloaded layers or experts run on the host's cores.
 
-    The device is spared what the host reads. Long prompts take the faster of the host's
-    arithmetic and streaming the weights to the device.
+    The device does not read these weights. Prefill takes the faster of computing on the host and
+    streaming the weights to the device.
     """
     setting, rates = run.setting, run.rates
     moved = tiers.weights + tiers.kv_loaded + tiers.kv_on_host
-    reading = run.ledger.term(
+    read_s = run.ledger.term(
         memory_seconds,
         _line(run, "Layers on the host: weights and cache", "host_read"),
         moved_bytes=moved,
         memory_bytes_per_s=setting.host_memory_bytes_per_s,
         memory_efficiency=HOST_WEIGHT_EFFICIENCY,
     )
-    share = min(1.0, weights_away(setting))
+    share = min(1.0, offloaded_weight_share(setting))
     used = setting.counts.active / setting.layout.tensor
-    working = run.ledger.term(
+    compute_s = run.ledger.term(
         compute_seconds,
         _line(run, "Layers on the host: arithmetic", "host_compute"),
         work_flops=2 * used * share * run.work.new_tokens * run.work.batches,
         peak_flops_per_s=HOST_FLOPS_PER_S,
         compute_efficiency=1.0,
     )
-    host_s = maximum(reading, working)
+    host_s = maximum(read_s, compute_s)
     if run.work.group == "prefill":
         load_s, _, disk_s = _links(run, tiers)
         host_s = minimum(host_s, maximum(load_s, disk_s))
-    spared = tiers.weights / (rates.memory_bytes_per_s * rates.weight_efficiency)
-    kept = max(0.0, 1 - share) if run.work.group == "prefill" else 1.0
+    device_read_s = tiers.weights / (rates.memory_bytes_per_s * rates.weight_efficiency)
+    device_share = max(0.0, 1 - share) if run.work.group == "prefill" else 1.0
     return PassTotals(
-        own.compute_s * kept,
-        maximum(0.0, own.memory_s - spared) + host_s,
+        own.compute_s * device_share,
+        maximum(0.0, own.memory_s - device_read_s) + host_s,
         own.communication_s,
         own.overhead_s,
     )

@@ -1,4 +1,4 @@
-"""What the operators of one forward pass have in common: the work, the rates, the record."""
+"""Common parts of the operators of one forward pass: work, rates and ledger."""
 
 from dataclasses import dataclass, replace
 
@@ -14,7 +14,7 @@ from planner.specs.base import OperatorClass
 from planner.workload.rates import Rates
 from planner.workload.setting import Setting
 
-# 16-bit products for each joule of a card's power limit before anything is fitted: 71 TFLOP/s of
+# 16-bit FLOP per joule of a GPU's power limit before fitting: 71 TFLOP/s of
 # an RTX 3090's 350 W to 174 of an H100 PCIe's (llama.cpp, 2024).
 FLOPS_PER_JOULE = 0.35e12
 ROUNDS_IN_A_NODE = 3  # eight ranks
@@ -27,10 +27,10 @@ NOTHING = PerGroup(())
 
 @dataclass(frozen=True)
 class Pass:
-    """What one forward pass processes on one device.
+    """The work of one forward pass on one device.
 
-    Data-parallel attention and context parallelism give each rank its share, while experts see
-    the ``routed_tokens`` of all ranks. A prompt in chunks passes the weights in several ``steps``.
+    Data-parallel attention and context parallelism split it over ranks; ``routed_tokens`` counts
+    all ranks. A chunked prompt reads the weights in several ``steps``.
     """
 
     group: str
@@ -41,12 +41,12 @@ class Pass:
     sampled_tokens: float
     routed_tokens: float
     steps: float = 1.0
-    # Micro-batches that one load of streamed weights serves, what the cache holds of one of them
-    # wherever it lives, and what this pass adds to it.
+    # Micro-batches per load of streamed weights, cached tokens of one of them on any tier, and the
+    # tokens that this pass stores.
     batches: float = 1.0
     cached_layer_tokens: PerGroup = NOTHING
     stored_layer_tokens: PerGroup = NOTHING
-    # Whether queries attend to latents as cached, instead of decompressing them first.
+    # Whether queries attend to cached latents without decompressing them.
     absorbed: bool = False
 
 
@@ -61,7 +61,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Operation:
-    """One pass under one setting: every operator is costed and recorded through it."""
+    """One pass of a setting, which costs and records its operators."""
 
     setting: Setting
     rates: Rates
@@ -69,7 +69,7 @@ class Operation:
     work: Pass
 
     def line(self, name: str, part: str, operator_class: OperatorClass, key: str = "") -> Line:
-        """Return where a term goes, with the factor that published serving gives its part."""
+        """Return the ledger line of a term, with its published serving factor."""
         return self.setting.part_line(self.work.group, name, part, operator_class, key)
 
     def matmul(
@@ -83,10 +83,10 @@ class Operation:
             num_tokens=tokens,
         )
         products = self.roofline((name, "linear", key), flops, moved_bytes)
-        return self._held_back(products, name, key)
+        return self._power_limited(products, name, key)
 
-    def _held_back(self, products: Part, name: str, key: str) -> Part:
-        """Return products as a card's power limit lets them run, where that was measured."""
+    def _power_limited(self, products: Part, name: str, key: str) -> Part:
+        """Return matrix products slowed by the GPU's power limit, if that was fitted."""
         seconds_ratio = self.setting.power_factor(self.work.group)
         watts = self.setting.device.tdp_watts
         if not seconds_ratio or not watts:
@@ -126,7 +126,7 @@ class Operation:
         return Part(seconds, is_compute, flops)
 
     def _bound_line(self, names: tuple[str, str, str], is_compute: Flag) -> Line:
-        """Return the line of an operator under the host's factor for what bounds it."""
+        """Return the ledger line of an operator, with the host's factor for its bound."""
         name, part, key = names
         if not is_column(is_compute):
             return self.line(name, part, "compute" if is_compute else "memory_bandwidth", key)
@@ -137,16 +137,16 @@ class Operation:
 
 
 def latency_for(rates: Rates, ranks: float) -> float:
-    """Return the latency of a collective: it takes as many rounds as ranks can be halved.
+    """Return the latency of a collective, proportional to log2 of the ranks.
 
     Source: Thakur et al. 2005, optimisation of collective communication in MPICH (recursive
-    doubling for short messages); the engine's figure is that of a node of eight.
+    doubling for short messages); the engine's latency is for a node of eight.
     """
     rounds: float = np.log2(maximum(ranks, 1))
     return rates.latency_s * rounds / ROUNDS_IN_A_NODE
 
 
 def link_for(setting: Setting, rates: Rates, ranks: float) -> float:
-    """Return the bandwidth between ``ranks`` neighbours: inside a node while they fit into it."""
+    """Return the link bandwidth of ``ranks`` neighbours, within a node if they fit into one."""
     inside = ranks <= setting.cluster.devices_per_node
     return where(inside, rates.link_bytes_per_s, rates.inter_node_bytes_per_s)

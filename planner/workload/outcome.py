@@ -1,4 +1,4 @@
-"""What a workload hands back before it becomes an answer."""
+"""The result of costing a workload, before it becomes an estimate."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ BOUND_NAMES = ("compute", "memory_bandwidth", "communication", "overhead")
 
 
 def performance_of(**figures: float | None) -> Performance:
-    """Return figures as a document; of columns it is a carrier that nothing has checked."""
+    """Return a Performance; columns are not validated."""
     if is_column(*figures.values()):
         return Performance.model_construct(**figures)  # type: ignore[arg-type]  # columns are no numbers
     return Performance.model_validate(figures)
@@ -19,11 +19,11 @@ def performance_of(**figures: float | None) -> Performance:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Memory, speed, and where the time goes.
+    """Memory, performance and time breakdown of a workload.
 
-    ``seconds_by_class`` is the main step's time by operator class; ``phases`` has the same for
-    each phase that a job can measure by itself; ``stage_layers`` and ``stage_devices``
-    say how an uneven pipeline is split.
+    ``seconds_by_class`` is the main step's time by operator class; ``phases`` the same for each
+    phase that a job can measure separately; ``stage_layers`` and ``stage_devices`` are the split
+    of an uneven pipeline.
     """
 
     memory: MemoryUse
@@ -38,7 +38,7 @@ class Outcome:
 
     @property
     def bound_by(self) -> str:
-        """Return the resource that takes the most time, or the memory that does not suffice."""
+        """Return the resource that takes the most time, or memory if it does not fit."""
         if not self.fits:
             return "memory_capacity"
         return max(BOUND_NAMES, key=lambda name: self.seconds_by_class.get(name, 0.0))

@@ -1,4 +1,4 @@
-"""The peak rates of devices: for a format that a device lacks, those of what runs instead."""
+"""Peak rates of devices, with fallbacks for formats that a device lacks."""
 
 from planner.errors import BadRequestError
 from planner.specs.base import Dtype
@@ -18,7 +18,7 @@ CONSUMER_FALLBACK: dict[Dtype, tuple[Dtype, ...]] = {
 
 
 def peak_of(device: DeviceSpec, dtype: Dtype) -> tuple[float, Dtype]:
-    """Return the device's dense peak for a dtype, or for the nearest wider one that it has.
+    """Return the device's dense peak for a dtype or the nearest wider one that it supports.
 
     Raises:
         BadRequestError: the device has no peak at all.
@@ -30,7 +30,9 @@ def peak_of(device: DeviceSpec, dtype: Dtype) -> tuple[float, Dtype]:
     for candidate in (dtype, *CONSUMER_FALLBACK.get(dtype, ("bf16", "fp16", "fp32"))):
         if candidate in device.peak_flops_per_second:
             wider = max(CONSUMER_FALLBACK.get(candidate, ()) or (candidate,), key=rate)
-            best = max(candidate, wider, key=rate)  # a crippled narrow unit is passed by
+            best = max(
+                candidate, wider, key=rate
+            )  # skip narrow units that are slower than wide ones
             return rate(best), best
     if device.peak_flops_per_second:
         widest = next(iter(device.peak_flops_per_second))

@@ -1,4 +1,4 @@
-"""How the work is laid out over devices: one layout, or columns of them."""
+"""Parallel layouts: one layout, or columns of them."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -9,14 +9,13 @@ from planner.specs.cluster import ClusterSpec, DeviceSpec
 
 @dataclass(frozen=True)
 class Layout:
-    """How the work is laid out: groups of ranks, micro-batches, what is split over whom.
+    """The parallel sizes, micro-batches and sharding of a strategy.
 
-    Every field may be a column with one value per strategy of a block, ``pipeline`` only of
-    inference; the sizes of data, tensor, pipeline, context and attention data multiply to the
-    number of devices in use. Inside a replica ``attention_data`` ranks hold attention whole for
-    requests of their own and share the experts; ``batch_tokens`` limits a serving step, and
-    prompts that are ``chunked`` are cut to it. ``cache_element_bytes`` is 0 where all strategies
-    keep their cache in the one format that the strategy says.
+    Every field may be a column with one value per strategy of a block, ``pipeline`` only for
+    inference. The product of data, tensor, pipeline, context and attention data sizes is the
+    number of devices in use. In a replica, ``attention_data`` ranks run attention for different
+    requests and share the experts. ``batch_tokens`` limits a serving step; ``chunked`` prompts are
+    split to it. ``cache_element_bytes`` is 0 if the KV cache has the format of the strategy.
     """
 
     data: int = 1
@@ -37,45 +36,45 @@ class Layout:
 
     @property
     def devices(self) -> int:
-        """Return how many devices the layout takes."""
+        """Return the number of devices of the layout."""
         return self.data * self.tensor * self.pipeline * self.context * self.attention_data
 
     @property
     def expert_group(self) -> float:
-        """Return the ranks that hold all experts once: by whole experts, the rest by columns."""
+        """Return the ranks that hold all experts once, split by expert and then by column."""
         return maximum(self.tensor * self.attention_data, self.expert)
 
     @property
     def expert_ranks(self) -> float:
-        """Return the ranks that split the experts of a layer in training, or their columns."""
+        """Return the ranks that split the experts of a layer in training."""
         return maximum(self.tensor, self.expert)
 
     @property
     def state_ranks(self) -> int:
-        """Return the ranks that hold the same weights: they can split the training states."""
+        """Return the ranks with the same weights, which can shard the training states."""
         return self.data * self.context * self.attention_data
 
     @cached_property
     def shard_ranks(self) -> float:
-        """Return the ranks that split one copy of the states: all of them unless told."""
+        """Return the ranks that shard one copy of the states, by default all state ranks."""
         return where(self.shard > 0, self.shard, self.state_ranks)
 
     @property
     def replicas(self) -> float:
-        """Return how many copies of sharded states there are (HSDP); one unless told."""
+        """Return the number of copies of the sharded states (HSDP), by default 1."""
         return self.state_ranks / self.shard_ranks
 
     @property
     def sequence_ranks(self) -> float:
-        """Return the ranks that split the residual stream between them."""
+        """Return the number of ranks that split the residual stream."""
         return where(self.sequence_parallel, self.tensor, 1)
 
 
 @dataclass(frozen=True)
 class StagePlace:
-    """Where a pipeline stage of unlike devices runs, and its link to the next stage.
+    """The device of one stage of a heterogeneous pipeline and its link to the next stage.
 
-    ``cluster`` is the stage's devices by themselves: its ranks share a node if they do there.
+    ``cluster`` contains only the stage's devices and states whether they share a node.
     """
 
     device: DeviceSpec

@@ -1,4 +1,4 @@
-"""How fast a device does each thing, for the formats that run on it."""
+"""Compute, memory and link rates of a device for a pair of formats."""
 
 from dataclasses import dataclass
 
@@ -14,11 +14,11 @@ DEFAULT_INTRA_NODE_BYTES_PER_S = 16e9  # PCIe 3.0 x16, where the catalog names n
 
 @dataclass(frozen=True)
 class Rates:
-    """How fast the device does each thing for one setting, and at what share of the peak."""
+    """Peak rates, efficiencies and latencies of the device in one setting."""
 
     peak_flops_per_s: float
     compute_efficiency: float
-    # The same for 16 bits, in which attention and the vocabulary run beside narrower products.
+    # The same for 16 bits, in which attention and the output head run.
     wide_peak_flops_per_s: float
     wide_efficiency: float
     memory_bytes_per_s: float
@@ -33,7 +33,7 @@ class Rates:
 
 
 def emulates_narrow_products(engine: Engine, device: DeviceSpec, computed: Dtype) -> bool:
-    """Return whether our trainer rounds operands to 8-bit floats and multiplies them in fp32."""
+    """Return whether Slipway's trainer emulates 8-bit float products in fp32."""
     has_units = "fp8" in device.peak_flops_per_second
     return computed == "fp8" and engine.counted_by_operator and not has_units
 
@@ -72,7 +72,7 @@ def rates_for(
     )
     inter = cluster.inter_node_bandwidth_bytes_per_second or DEFAULT_INTER_NODE_BYTES_PER_S
     overhead = device.op_overhead_seconds
-    # Measured links are what exchanges reached, not what a vendor promises.
+    # Measured links already include the efficiency of collectives.
     measured = cluster.collective_latency_seconds
     inside = 1.0 if measured is not None else engine.link_efficiency
     latency = engine.collective_latency_s if measured is None else measured

@@ -1,4 +1,4 @@
-"""From a request to a setting: look names up, fill defaults, refuse what contradicts itself."""
+"""Resolve a request to a setting: look up names, fill defaults, reject contradictions."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -33,12 +33,12 @@ from planner.workload.rates import emulates_narrow_products
 from planner.workload.setting import Setting, compute_dtype_of
 from planner.workload.validity import attention_rules, batch_rules, check, training_rules
 
-# What needs requests that come and go.
+# Strategy fields that only serving supports.
 REQUESTS_ONLY = {
     "speculative": "speculative decoding",
     "disaggregated": "prefill and decode on different devices",
 }
-# What only one kind of workload has a use for, and what it is there.
+# Strategy fields that only one kind of workload supports, with what they set.
 SERVING_ONLY = {
     "sparsity": "sparse weights, which inference and compression use",
     "attention_data_parallel_size": "data-parallel attention, which inference uses",
@@ -48,7 +48,7 @@ TRAINING_ONLY = {
     "zero_shard_size": "sharded states, which training uses",
     "checkpoint_writing": "checkpoints, which training writes",
 }
-# An engine's way of counting ranks may differ from ours: the answer repeats ours.
+# Engines count ranks differently: the resolved layout replaces the requested values.
 LAYOUT_FIELDS = ("data_parallel_size", "tensor_parallel_size", "attention_data_parallel_size")
 SOLVER_ROUNDING = 1e-9
 
@@ -58,7 +58,7 @@ TRAINING_OFFLOAD = {"optimizer": "none"}
 
 
 def resolve_model(model: str | ModelSpec | dict[str, Any]) -> ModelSpec:
-    """Return the model of a request: by catalog id, by explicit fields, or from a config.
+    """Return the model of a request, given by catalog id, explicit fields or config.
 
     Raises:
         UnknownModelError: the catalog has no such id.
@@ -72,23 +72,23 @@ def resolve_model(model: str | ModelSpec | dict[str, Any]) -> ModelSpec:
 
 
 def resolve_device(device: str | DeviceSpec) -> DeviceSpec:
-    """Return the device of a request: from the catalog, or as it was given."""
+    """Return the device of a request, looked up in the catalog if it is an id."""
     return get_device(device) if isinstance(device, str) else device
 
 
 def resolve_cluster(cluster: ClusterSpec) -> ClusterSpec:
-    """Return a cluster with its device looked up; an instance brings count, memory and price.
+    """Return a cluster with its device resolved; an instance sets count, memory and price.
 
     Raises:
         UnknownNameError: a catalog has no such device or instance.
-        BadRequestError: the instance's card is not in the device catalog.
+        BadRequestError: the instance's GPU is not in the device catalog.
     """
     if cluster.other_nodes:
         cluster = cluster.model_copy(update={"other_nodes": _resolved(cluster.other_nodes)})
     if cluster.instance is None:
         device = resolve_device(cluster.device)
-        known = device is cluster.device
-        return cluster if known else cluster.model_copy(update={"device": device})
+        is_resolved = device is cluster.device
+        return cluster if is_resolved else cluster.model_copy(update={"device": device})
     offer = get_instance(cluster.instance)
     if offer.device is None:
         raise BadRequestError(
@@ -98,25 +98,28 @@ def resolve_cluster(cluster: ClusterSpec) -> ClusterSpec:
         )
     hourly = {"price_usd_per_hour": offer.price_usd_per_device_hour}
     priced = {**hourly, "price_source": offer.price_source}
-    brought = {"devices_per_node": offer.devices, "host_memory_bytes": offer.host_memory_bytes}
+    instance_fields = {
+        "devices_per_node": offer.devices,
+        "host_memory_bytes": offer.host_memory_bytes,
+    }
     given = cluster.model_fields_set
     device = get_device(offer.device).model_copy(update=priced)
-    own = {name: value for name, value in brought.items() if name not in given}
-    return cluster.model_copy(update={"device": device, "instance": offer.id, **own})
+    missing = {name: value for name, value in instance_fields.items() if name not in given}
+    return cluster.model_copy(update={"device": device, "instance": offer.id, **missing})
 
 
 def _resolved(groups: tuple[NodeGroup, ...]) -> tuple[NodeGroup, ...]:
-    """Return groups of nodes with their devices looked up."""
+    """Return node groups with their devices resolved."""
     return tuple(
         group.model_copy(update={"device": resolve_device(group.device)}) for group in groups
     )
 
 
 def _refuse_encoder(model: ModelSpec, *, training: bool) -> None:
-    """Refuse to serve, generate with or compress a model that predicts no text.
+    """Reject serving, generation and compression of an encoder model.
 
     Raises:
-        BadRequestError: with the way out.
+        BadRequestError: the model is an encoder and the workload is not training.
     """
     if model.is_encoder and not training:
         raise BadRequestError(
@@ -128,7 +131,7 @@ def _refuse_encoder(model: ModelSpec, *, training: bool) -> None:
 
 
 def resolve(request: EstimateRequest) -> Setting:
-    """Return the request with every name looked up and every default filled in.
+    """Return the setting of a request: names resolved, defaults filled in.
 
     Raises:
         PlannerError: a name is unknown, or the strategy contradicts the model or the cluster.
@@ -143,7 +146,7 @@ def resolve(request: EstimateRequest) -> Setting:
     _refuse_encoder(model, training=training)
     request = as_published(request, model, training=training)
     refuse_uncovered(request.strategy, training=training)
-    _refuse_without_requests(request)
+    _refuse_serving_only(request)
     layout = layout_of(request, model)
     strategy = _filled(request, model, engine, layout)
     layout = _filled_layout(layout, strategy)
@@ -167,26 +170,26 @@ def resolve(request: EstimateRequest) -> Setting:
 
 
 def _in_engine(model: ModelSpec, engine: Engine) -> ModelSpec:
-    """Return the model as the engine holds it: some store a tied output head of its own."""
+    """Return the model as the engine stores it; some engines untie the output head."""
     if engine.unties_embeddings and model.tie_word_embeddings:
         return model.model_copy(update={"tie_word_embeddings": False})
     return model
 
 
 def on_device(engine: Engine, device: DeviceSpec, *, training: bool) -> Engine:
-    """Return the engine with what was measured on the device in place of its prior."""
+    """Return the engine with the device's measured overhead in place of the default."""
     if device.architecture in engine.fp8_kv_cache_architectures:
         engine = engine.model_copy(update={"fp8_kv_cache_with_fp8_weights": True})
-    measured = device.runtime_overhead_bytes
-    if measured is None or engine.role != "runner":
+    overhead_bytes = device.runtime_overhead_bytes
+    if overhead_bytes is None or engine.role != "runner":
         return engine
     if training:
-        measured += device.training_overhead_bytes or 0
-    return engine.model_copy(update={"runtime_overhead_bytes": measured})
+        overhead_bytes += device.training_overhead_bytes or 0
+    return engine.model_copy(update={"runtime_overhead_bytes": overhead_bytes})
 
 
 def check_shares(offload: OffloadSpec) -> None:
-    """Refuse shares of one tensor class that together are more than the whole.
+    """Reject offload shares of one tensor class that sum to more than 1.
 
     Raises:
         NotPossibleError: names the shares.
@@ -201,7 +204,7 @@ def check_shares(offload: OffloadSpec) -> None:
 
 
 def refuse_uncovered(strategy: Strategy, *, training: bool = False) -> None:
-    """Refuse by name what the planner has no formula for yet.
+    """Reject strategy fields that the planner has no formula for.
 
     Raises:
         NotCoveredError: names the field.
@@ -212,8 +215,8 @@ def refuse_uncovered(strategy: Strategy, *, training: bool = False) -> None:
                 f"{name} is {getattr(strategy, name)!r}: it sets {title}; leave it out",
                 f"strategy.{name}",
             )
-    named = {None, *FORMAT_BY_QUANTIZATION}
-    if strategy.quantization not in named and packed_format(strategy.quantization) is None:
+    supported = {None, *FORMAT_BY_QUANTIZATION}
+    if strategy.quantization not in supported and packed_format(strategy.quantization) is None:
         raise NotCoveredError(
             f"quantization {strategy.quantization!r} cannot be costed yet{_nearest(strategy)}: "
             f"choose among {', '.join(FORMAT_BY_QUANTIZATION)}, gguf:q4_k_m and its like, or give "
@@ -222,18 +225,18 @@ def refuse_uncovered(strategy: Strategy, *, training: bool = False) -> None:
         )
     if strategy.offload is not None:
         check_shares(strategy.offload)
-        _refuse_offload_of_the_other_kind(strategy.offload, training=training)
+        _refuse_other_offload(strategy.offload, training=training)
 
 
 def _nearest(strategy: Strategy) -> str:
-    found = nearest_names(strategy.quantization or "", FORMAT_BY_QUANTIZATION)
-    return f" (nearest: {found[0]})" if found else ""
+    names = nearest_names(strategy.quantization or "", FORMAT_BY_QUANTIZATION)
+    return f" (nearest: {names[0]})" if names else ""
 
 
-def _refuse_offload_of_the_other_kind(offload: OffloadSpec, *, training: bool) -> None:
-    """Refuse shares that would change nothing: training moves states, inference tensors."""
-    for name, nothing in (INFERENCE_OFFLOAD if training else TRAINING_OFFLOAD).items():
-        if getattr(offload, name) != nothing:
+def _refuse_other_offload(offload: OffloadSpec, *, training: bool) -> None:
+    """Reject offload fields without effect on this kind of workload."""
+    for name, default in (INFERENCE_OFFLOAD if training else TRAINING_OFFLOAD).items():
+        if getattr(offload, name) != default:
             where = "when training, which has no cache and reads all weights"
             where = where if training else "without training"
             raise NotCoveredError(
@@ -243,7 +246,7 @@ def _refuse_offload_of_the_other_kind(offload: OffloadSpec, *, training: bool) -
             )
 
 
-def _refuse_without_requests(request: EstimateRequest) -> None:
+def _refuse_serving_only(request: EstimateRequest) -> None:
     kind = request.workload.kind
     for name, title in REQUESTS_ONLY.items():
         if kind != "serve" and _is_set(request.strategy, name):
@@ -254,12 +257,12 @@ def _refuse_without_requests(request: EstimateRequest) -> None:
 
 
 def _is_set(strategy: Strategy, name: str) -> bool:
-    """Return whether a field asks for anything beyond doing nothing."""
+    """Return whether a field differs from its neutral values."""
     return getattr(strategy, name) not in (None, 1, 0.0)
 
 
 def _filled_layout(layout: Layout, strategy: Strategy) -> Layout:
-    """Return the layout with what the filled strategy says beyond the groups of ranks."""
+    """Return the layout with the batching and sharding fields of the filled strategy."""
     return replace(
         layout,
         micro_batch=strategy.micro_batch_size or 1,
@@ -279,8 +282,8 @@ def _filled(
     given = request.strategy
     training = isinstance(request.workload, TrainWorkload)
     weight = given.weight_dtype or default_weight_dtype(request, model, engine)
-    _, computed = FORMAT_BY_QUANTIZATION.get(given.quantization or "", (None, None))
-    activation = given.activation_dtype or computed or default_activation_dtype(weight)
+    _, quantized_activation = FORMAT_BY_QUANTIZATION.get(given.quantization or "", (None, None))
+    activation = given.activation_dtype or quantized_activation or default_activation_dtype(weight)
     fields: dict[str, object] = {
         "weight_dtype": weight,
         "activation_dtype": activation,
@@ -299,13 +302,13 @@ def _filled(
         fields["kv_cache_dtype"] = given.kv_cache_dtype or default_kv(weight, activation, engine)
         fields["max_batch_tokens"] = given.max_batch_tokens or engine.max_batch_tokens or None
         fields["attention"] = given.attention or "flash"
-    own = {name: value for name, value in given if value is not None}
-    own |= {name: size for name, size in fields.items() if name in LAYOUT_FIELDS}
-    return Strategy.model_validate({**fields, **own})
+    explicit = {name: value for name, value in given if value is not None}
+    explicit |= {name: size for name, size in fields.items() if name in LAYOUT_FIELDS}
+    return Strategy.model_validate({**fields, **explicit})
 
 
 def usual_stage(strategy: Strategy) -> int:
-    """Return the ZeRO stage of a strategy that names none: what it offloads must be sharded."""
+    """Return the default ZeRO stage: offloaded states must be sharded."""
     offload = strategy.offload or OffloadSpec()
     if offload.weights_cpu or offload.weights_disk:
         return 3
@@ -320,8 +323,8 @@ def _training_defaults(
         raise BadRequestError("training defaults are for workload.kind train", "workload.kind")
     per_rank = workload.global_batch_size // layout.data
     accumulation = given.gradient_accumulation_steps
-    whole = per_rank if engine.role == "runner" else 1
-    micro = given.micro_batch_size or (per_rank // accumulation if accumulation else whole)
+    default_micro = per_rank if engine.role == "runner" else 1
+    micro = given.micro_batch_size or (per_rank // accumulation if accumulation else default_micro)
     check(batch_rules(workload, layout.data, micro))
     steps = per_rank // micro
     if accumulation and accumulation != steps:
@@ -330,10 +333,10 @@ def _training_defaults(
             f"rank at micro_batch_size {micro} make {steps}",
             "strategy.gradient_accumulation_steps",
         )
-    plain = unquantised_dtype(weight)
+    plain_dtype = unquantised_dtype(weight)
     return {
         "compute_dtype": given.compute_dtype or ("bf16" if weight != "fp32" else "fp32"),
-        "activation_dtype": given.activation_dtype or given.compute_dtype or plain,
+        "activation_dtype": given.activation_dtype or given.compute_dtype or plain_dtype,
         "zero_stage": (usual_stage(given) or engine.zero_stage)
         if given.zero_stage is None
         else given.zero_stage,
@@ -346,12 +349,12 @@ def _training_defaults(
         "sequence_parallel": engine.sequence_parallel and layout.tensor > 1,
         "optimizer_dtype": given.optimizer_dtype or "fp32",
         "gradient_dtype": given.gradient_dtype
-        or ("int8" if workload.method == "qft" else engine.gradient_dtype or plain),
+        or ("int8" if workload.method == "qft" else engine.gradient_dtype or plain_dtype),
     }
 
 
-def _of_kernels(setting: Setting) -> Iterator[str]:
-    """Yield what is to be known of the kernels that a training would run with."""
+def _kernel_warnings(setting: Setting) -> Iterator[str]:
+    """Yield warnings about the kernels of a training job."""
     computed = compute_dtype_of(setting)
     if emulates_narrow_products(setting.engine, setting.device, computed):
         yield (
@@ -377,7 +380,7 @@ def _warn(setting: Setting, request: EstimateRequest) -> None:
     reason = reason_against(sparsity, setting.engine.key, setting.device) if sparsity else ""
     if reason:
         add(f"sparsity {sparsity:g} saves neither time nor memory here: {reason}")
-    setting.warnings.extend(_of_kernels(setting))
+    setting.warnings.extend(_kernel_warnings(setting))
     if setting.model.note:
         add(setting.model.note)
     unused = request.cluster.num_devices - setting.layout.devices
@@ -388,11 +391,9 @@ def _warn(setting: Setting, request: EstimateRequest) -> None:
             f"engine flags unknown: the defaults of {setting.engine.title} are assumed, "
             f"KV cache in {setting.strategy.kv_cache_dtype}"
         )
-    per_token = getattr(request.workload, "input_tokens", 0) + getattr(
-        request.workload, "output_tokens", 0
-    )
-    if per_token > setting.model.max_position_embeddings:
+    longest = request.workload.longest_tokens
+    if longest > setting.model.max_position_embeddings:
         add(
-            f"{per_token} tokens exceed the model's context of "
+            f"{longest} tokens exceed the model's context of "
             f"{setting.model.max_position_embeddings}"
         )

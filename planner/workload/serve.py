@@ -1,7 +1,7 @@
-"""Serve requests with continuous batching: how many run at once, how long each token takes.
+"""Serving with continuous batching: concurrency and time per token.
 
-A request's life is one prefill and a decode step per further token. While it decodes, the other
-requests of the batch are prefilled in between, which lengthens the gap between its tokens.
+A request is one prefill and one decode step per further token. Prefills of other requests between
+its decode steps lengthen its inter-token time.
 """
 
 from dataclasses import dataclass, replace
@@ -10,7 +10,7 @@ from planner.cost.columns import any_of, either, is_column, maximum, minimum, ne
 from planner.cost.equation import Ledger, Unrecorded
 from planner.cost.queueing import (
     ArrivalHabits,
-    chance_of_company,
+    chance_of_decode_overlap,
     mean_token_gap,
     poisson_prompts_before,
     prompt_slot,
@@ -24,7 +24,7 @@ from planner.specs.workload import ServeWorkload
 from planner.workload.capacity import held_at_once, load_of, places
 from planner.workload.forward import PassCost
 from planner.workload.outcome import Outcome, performance_of
-from planner.workload.saturated import burst_rate, saturation
+from planner.workload.saturation import burst_rate, saturation
 from planner.workload.setting import Setting
 from planner.workload.speculate import decoding, held_memory, prefilling
 from planner.workload.staged import paced
@@ -49,19 +49,19 @@ class _Steady:
 
 
 def serve(setting: Setting, workload: ServeWorkload, ledger: Ledger) -> Outcome:
-    """Return what serving the workload costs, with the requests that fit at once."""
+    """Return the cost of serving the workload at the concurrency that fits."""
     most, raised = held_at_once(setting, workload)
     closed = workload.concurrency is not None
     slots = places(setting, workload, raised) if closed else most
     offered = _offered(setting, workload, slots)
     running = maximum(1.0, minimum(offered, slots))
-    # The busiest rank holds a whole one.
-    held = maximum(minimum(running, maximum(1.0, most)), setting.layout.attention_data)
-    memory = held_memory(setting, ledger, load_of(setting, workload, held))
+    # The busiest rank holds at least one whole request.
+    full_requests = maximum(minimum(running, maximum(1.0, most)), setting.layout.attention_data)
+    memory = held_memory(setting, ledger, load_of(setting, workload, full_requests))
     prompt = _prompt(setting, workload, ledger, running)
     steady = _steady(setting, workload, ledger, (running, offered), prompt)
     if fills_places(setting, workload):
-        steady = _filled(setting, workload, ledger, steady)
+        steady = _saturated_state(setting, workload, ledger, steady)
     return Outcome(
         memory=memory,
         fits=most >= 1,
@@ -74,22 +74,24 @@ def serve(setting: Setting, workload: ServeWorkload, ledger: Ledger) -> Outcome:
 
 
 def fills_places(setting: Setting, workload: ServeWorkload) -> bool:
-    """Return whether requests never run out, so that steps read prompts and decode at once.
+    """Return whether the queue is never empty, so steps mix prefill and decode.
 
-    Guesses of a draft model and what lives off the device keep prefill and decode apart.
+    Speculative decoding and offload keep prefill and decode in separate steps.
     """
     open_end = workload.concurrency is None and workload.request_rate_per_second is None
     return open_end and not setting.strategy.speculative and not setting.strategy.offload
 
 
-def _filled(setting: Setting, workload: ServeWorkload, ledger: Ledger, steady: _Steady) -> _Steady:
-    """Return the steady state with every place taken, by steps that do both."""
+def _saturated_state(
+    setting: Setting, workload: ServeWorkload, ledger: Ledger, steady: _Steady
+) -> _Steady:
+    """Return the steady state with every slot taken and mixed prefill and decode steps."""
     most = setting.engine.max_batch_requests or MAX_SEARCHED_CONCURRENCY
-    places = minimum(steady.running, most * setting.layout.attention_data)
+    slots = minimum(steady.running, most * setting.layout.attention_data)
     if workload.burst_requests is not None:
-        rate = burst_rate(setting, workload, ledger, places)
+        rate = burst_rate(setting, workload, ledger, slots)
         return replace(steady, requests_per_s=rate)
-    full = saturation(setting, workload, ledger, places)
+    full = saturation(setting, workload, ledger, slots)
     latency = full.ttft_s + (workload.output_tokens - 1) * full.tpot_s
     return replace(
         steady,
@@ -102,64 +104,66 @@ def _filled(setting: Setting, workload: ServeWorkload, ledger: Ledger, steady: _
 
 
 def _offered(setting: Setting, workload: ServeWorkload, most: float) -> float:
-    """Return the requests that want to run at once on one replica.
+    """Return the offered concurrency of one replica.
 
-    An open loop settles where arrivals times latency equals the requests in flight (Little).
+    In an open loop, requests in flight are arrival rate times latency (Little's law).
     """
     replicas = setting.layout.data
-    loop = workload.concurrency
-    callers = workload.burst_requests if loop is None else loop
+    concurrency = workload.concurrency
+    callers = workload.burst_requests if concurrency is None else concurrency
     if callers is not None:
         return maximum(1.0, callers / replicas)
     if workload.request_rate_per_second is None:
         return minimum(maximum(most, 1.0), float(MAX_SEARCHED_CONCURRENCY))
     rate = workload.request_rate_per_second / replicas
-    return _in_flight(setting, workload, rate, maximum(1.0, most))
+    return _requests_in_flight(setting, workload, rate, maximum(1.0, most))
 
 
-def _in_flight(setting: Setting, workload: ServeWorkload, rate: float, most: float) -> float:
-    """Return the requests in flight at which they leave as fast as they arrive.
+def _requests_in_flight(
+    setting: Setting, workload: ServeWorkload, rate: float, most: float
+) -> float:
+    """Return the requests in flight at which throughput equals the arrival rate.
 
-    Beyond the ``most`` places it is what would have to run at once: more than can.
+    If that exceeds ``most`` slots, return the required concurrency, which is larger than ``most``.
     """
-    # A prompt costs the same however many decode, unless attention ranks read several at once.
+    # The prompt cost depends on concurrency only if attention ranks read several at once.
     alone = not any_of(setting.layout.attention_data > 1)
     prompt = _prompt(setting, workload, Unrecorded(), 1.0) if alone else None
 
     def excess(running: float) -> float:
-        own = prompt or _prompt(setting, workload, Unrecorded(), running)
-        steady = _steady(setting, workload, Unrecorded(), (running, running), own)
+        prompt_cost = prompt or _prompt(setting, workload, Unrecorded(), running)
+        steady = _steady(setting, workload, Unrecorded(), (running, running), prompt_cost)
         return rate * steady.latency_s - running
 
     above, below = excess(1.0), excess(most)
-    idle, crowded = above <= 0, below >= 0
-    crowd = most + below
-    outside = either(idle, crowded)
+    idle, overloaded = above <= 0, below >= 0
+    overload = most + below
+    outside = either(idle, overloaded)
     if not any_of(negate(outside)):
-        return where(idle, 1.0, crowd)
+        return where(idle, 1.0, overload)
     above, below = where(outside, 1.0, above), where(outside, -1.0, below)
     settled = falling_root(excess, (1.0, most), (above, below))
-    return where(idle, 1.0, where(crowded, crowd, settled))
+    return where(idle, 1.0, where(overloaded, overload, settled))
 
 
 @dataclass(frozen=True)
 class _Prompt:
-    """Reading the prompts of ``lanes`` requests at once, one per attention rank."""
+    """The prefill of ``lanes`` requests at once, one per attention rank."""
 
     cost: PassCost
     lanes: float
 
     def turns(self, setting: Setting) -> float:
-        """Return on how many prompts of a lane the stages of a pipeline work at once."""
+        """Return the number of prompts per lane that the pipeline stages process in parallel."""
         return self.cost.turns(setting.layout.pipeline)
 
 
 def _prompt(setting: Setting, workload: ServeWorkload, ledger: Ledger, running: float) -> _Prompt:
     cached = workload.input_tokens * workload.prefix_share_ratio
-    # Data-parallel attention ranks read a prompt each at the same time.
+    # Each data-parallel attention rank reads one prompt at a time.
     lanes = minimum(running, setting.layout.attention_data)
-    own = workload.input_tokens - cached
-    return _Prompt(prefilling(setting, ledger, lanes, own, cached), lanes)
+    uncached = workload.input_tokens - cached
+    return _Prompt(prefilling(setting, ledger, lanes, uncached, cached), lanes)
 
 
 def _steady(
@@ -169,12 +173,12 @@ def _steady(
     load: tuple[float, float],
     prompt: _Prompt,
 ) -> _Steady:
-    """Return the steady state of (running, offered) requests."""
+    """Return the steady state for ``load``, the (running, offered) requests."""
     running, offered = load
     stages, prefill = setting.layout.pipeline, prompt.cost
     context = workload.input_tokens + workload.output_tokens / 2
-    round_ = decoding(setting, ledger, maximum(1.0, running / stages), context)
-    decode = paced(setting, ledger, round_.per_token, "decode", minimum(running, stages))
+    step = decoding(setting, ledger, maximum(1.0, running / stages), context)
+    decode = paced(setting, ledger, step.per_token, "decode", minimum(running, stages))
     habits = arrival_habits(setting, workload)
     slot = _slot(setting, workload, ledger, prompt)
     tpot = ledger.term(
@@ -195,7 +199,7 @@ def _steady(
         prefill_s=prefill.total_s,
         prompts_before=before,
         slot_s=slot,
-        decode_s=round_.step_s * (decode.total_s / round_.per_token.total_s),
+        decode_s=step.step_s * (decode.total_s / step.per_token.total_s),
         decoding_ratio=_decoding_ratio(setting, workload, ledger, running, life),
         wait_s=wait,
         intake_s=intake_seconds(setting),
@@ -207,37 +211,37 @@ def _steady(
 
 
 def _slot(setting: Setting, workload: ServeWorkload, ledger: Ledger, prompt: _Prompt) -> float:
-    """Return by how much one prompt delays the others, who are spread over stages and lanes."""
+    """Return the delay that one prefill adds to the other requests."""
     habits = arrival_habits(setting, workload)
     alone, share = prompt.cost.total_s, prompt.turns(setting) * prompt.lanes
     cached = workload.input_tokens * workload.prefix_share_ratio
-    own = workload.input_tokens - cached
-    beside = alone
+    uncached = workload.input_tokens - cached
+    extra_s = alone
     if any_of(habits.company_ratio > 0):
-        more = prefilling(setting, Unrecorded(), 2 * prompt.lanes, own, cached)
-        beside = maximum(0.0, more.total_s - alone)
+        two_prompts = prefilling(setting, Unrecorded(), 2 * prompt.lanes, uncached, cached)
+        extra_s = maximum(0.0, two_prompts.total_s - alone)
     return ledger.term(
         prompt_slot,
         setting.line(GROUP, "What one prompt delays the others", key="slot"),
-        beside_s=beside / share,
+        beside_s=extra_s / share,
         alone_s=alone / share,
         company_ratio=habits.company_ratio,
-        prompts_per_pass=prompts_per_pass(setting, own),
+        prompts_per_pass=prompts_per_pass(setting, uncached),
     )
 
 
 def intake_seconds(setting: Setting) -> float:
-    """Return what taking a request in costs before the engine's first step."""
+    """Return the seconds to accept a request before the engine's first step."""
     return setting.engine.request_latency_s * setting.serving_factor("intake")
 
 
 def prompts_per_pass(setting: Setting, tokens: float) -> float:
-    """Return how many prompts of so many tokens the budget of one step has room for."""
+    """Return the number of prompts of ``tokens`` tokens within the budget of one step."""
     return maximum(1.0, setting.layout.batch_tokens / maximum(1.0, tokens))
 
 
 def arrival_habits(setting: Setting, workload: ServeWorkload) -> ArrivalHabits:
-    """Return how the callers fall together; independent in an open loop, all in a burst."""
+    """Return how arrivals coincide: independently in an open loop, together in a burst."""
     if workload.request_rate_per_second is not None:
         return ArrivalHabits()
     if workload.burst_requests is not None:
@@ -248,22 +252,22 @@ def arrival_habits(setting: Setting, workload: ServeWorkload) -> ArrivalHabits:
 def _decoding_ratio(
     setting: Setting, workload: ServeWorkload, ledger: Ledger, running: float, life: float
 ) -> float:
-    """Return how often a request finds others decoding.
+    """Return the probability that other requests decode when a request arrives.
 
-    Independent callers find n others in flight with Poisson's chances around the mean.
+    In an open loop, the number of others in flight is Poisson distributed.
     """
     rate = workload.request_rate_per_second
     if rate is None:
         return where(running > 1, 1.0, 0.0)
     in_flight = minimum(running, rate / setting.layout.data * life)
     line = setting.line(GROUP, "Chance to find others decoding", key="decoding_ratio")
-    return ledger.term(chance_of_company, line, in_flight=in_flight)
+    return ledger.term(chance_of_decode_overlap, line, in_flight=in_flight)
 
 
 def _prompts_before(
     setting: Setting, workload: ServeWorkload, ledger: Ledger, running: float, share: float
 ) -> float:
-    """Return the prefills that come before a request's own; one takes ``share`` of a life."""
+    """Return the prefills queued before a request; each takes ``share`` of a request's life."""
     line = setting.line(GROUP, "Prompts before its own", key="prompts_before")
     if workload.request_rate_per_second is not None:
         return ledger.term(poisson_prompts_before, line, busy_ratio=running * share)
@@ -285,7 +289,8 @@ def _slot_wait(
 ) -> float:
     offered, running, life = load
     if workload.burst_requests is not None:
-        offered = (offered + running) / 2  # nobody calls again: half of the rest is before one
+        # Without repeated calls, half of the queue is ahead on average.
+        offered = (offered + running) / 2
     withheld = arrival_habits(setting, workload).withheld_slots
     if not withheld and not any_of(offered > running):
         return 0.0
@@ -300,43 +305,43 @@ def _slot_wait(
 
 
 def saturation_rate(setting: Setting, workload: ServeWorkload, most: float) -> float:
-    """Return the requests per second of all replicas with every place taken, callers apart."""
+    """Return the maximum requests per second of all replicas with independent callers."""
     full = maximum(1.0, minimum(most, float(MAX_SEARCHED_CONCURRENCY)))
-    alone, prompt = _open_loop(workload), _prompt(setting, workload, Unrecorded(), full)
-    steady = _steady(setting, alone, Unrecorded(), (full, full), prompt)
+    open_loop, prompt = _open_loop(workload), _prompt(setting, workload, Unrecorded(), full)
+    steady = _steady(setting, open_loop, Unrecorded(), (full, full), prompt)
     return setting.layout.data * full / steady.life_s
 
 
 def _open_loop(workload: ServeWorkload) -> ServeWorkload:
-    """Return the workload with independent callers; their rate is not asked for."""
+    """Return the workload as an open loop with a placeholder request rate."""
     others: dict[str, int | float | None] = {"concurrency": None, "burst_requests": None}
     return workload.model_copy(update={**others, "request_rate_per_second": 1.0})
 
 
 def _rate(setting: Setting, workload: ServeWorkload, steady: _Steady) -> float:
-    """Return the requests per second of all replicas, never more than arrive."""
+    """Return the requests per second of all replicas, at most the arrival rate."""
     if steady.requests_per_s is not None:
         return setting.layout.data * steady.requests_per_s
     if workload.concurrency is not None:
         return workload.concurrency / steady.latency_s
-    places = setting.layout.data * steady.running
+    slots = setting.layout.data * steady.running
     if workload.request_rate_per_second is not None:
-        return minimum(places / steady.life_s, workload.request_rate_per_second)
-    return places / steady.latency_s
+        return minimum(slots / steady.life_s, workload.request_rate_per_second)
+    return slots / steady.latency_s
 
 
 def _performance(
     setting: Setting, workload: ServeWorkload, steady: _Steady, most: float
 ) -> Performance:
     rate = _rate(setting, workload, steady)
-    produced = rate * workload.output_tokens
-    share = _seconds_by_class(steady, workload)
+    token_rate = rate * workload.output_tokens
+    seconds = _seconds_by_class(steady, workload)
     return performance_of(
-        tokens_per_second=produced,
-        output_tokens_per_second=produced,
+        tokens_per_second=token_rate,
+        output_tokens_per_second=token_rate,
         prefill_tokens_per_second=workload.input_tokens / steady.prefill.total_s,
         decode_tokens_per_second=setting.layout.data * steady.running / steady.decode.total_s,
-        tokens_per_second_per_device=produced / setting.layout.devices,
+        tokens_per_second_per_device=token_rate / setting.layout.devices,
         requests_per_second=rate,
         ttft_seconds=steady.ttft_s,
         tpot_seconds=steady.tpot_s,
@@ -344,12 +349,12 @@ def _performance(
         queue_seconds=steady.queue_s,
         prefill_seconds=steady.prefill.total_s,
         max_concurrency=most * setting.layout.data,
-        communication_ratio=share["communication"] / sum(share.values()),
+        communication_ratio=seconds["communication"] / sum(seconds.values()),
     )
 
 
 def _seconds_by_class(steady: _Steady, workload: ServeWorkload) -> dict[str, float]:
-    """Return the seconds of one request's work by class, decode steps shared by the batch."""
+    """Return one request's seconds by operator class, with its share of decode steps."""
     steps = workload.output_tokens / steady.running
     decode, prefill = steady.decode.by_class, steady.prefill.by_class
     return {name: prefill[name] + steps * decode[name] for name in decode}
@@ -364,9 +369,9 @@ def _warnings(
     offered, most = load
     if is_column(steady.latency_s):
         return ()
-    found = []
+    warnings = []
     if 1 <= most < offered:
-        found.append(
+        warnings.append(
             f"memory holds {most * setting.layout.data:.0f} requests at once, "
             f"{round(offered * setting.layout.data)} are offered: the rest wait"
         )
@@ -375,5 +380,5 @@ def _warnings(
         ("tpot_seconds", steady.tpot_s, workload.tpot_slo_seconds),
     ):
         if limit is not None and value > limit:
-            found.append(f"{name} is {value:.3g} s, above the objective of {limit:g} s")
-    return tuple(found)
+            warnings.append(f"{name} is {value:.3g} s, above the objective of {limit:g} s")
+    return tuple(warnings)

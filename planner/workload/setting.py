@@ -1,4 +1,4 @@
-"""Everything that an estimate depends on, resolved: nothing is left to default after this."""
+"""The fully resolved input of an estimate, with every default filled in."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -30,17 +30,17 @@ from planner.specs.workload import ServeWorkload, TrainWorkload, Workload
 from planner.workload.peaks import peak_of
 from planner.workload.ranks import Layout, StagePlace
 from planner.workload.rates import Rates, rates_for
-from planner.workload.swept import SHOWN_BY, Swept
+from planner.workload.sweep_factors import SHOWN_BY, Swept
 
 T = TypeVar("T")
 LineName = tuple[str, str, OperatorClass | None, str]  # group, name, operator class, key
 
 MODELLED = Origin()
-# Parts whose kernels reach another share of the peak on narrow units.
+# Parts whose kernels reach a different share of the peak on 8-bit and 4-bit units.
 WEIGHT_PRODUCTS = frozenset({"linear", "experts"})
 UNIT_WIDTHS = {1.0: "8bit", 0.5: "4bit"}
 ANY_ARCHITECTURE = "any"
-NARROW_BYTES = 0.75  # between six and seven bits: what follows is costed as eight
+NARROW_BYTES = 0.75  # between 6 and 7 bits: wider weights are costed as 8-bit
 DEFAULT_DISK_BYTES_PER_S = 1e9
 DEFAULT_HOST_LINK_BYTES_PER_S = 16e9
 HOST_LINK_EFFICIENCY = 0.82  # FlexLLMGen cost_model.py: 12.9 of the 15.8 GB/s of a T4's link
@@ -48,7 +48,7 @@ DESKTOP_MEMORY_BYTES_PER_S = 80e9  # two channels of DDR5
 SERVER_MEMORY_BYTES_PER_S = 200e9  # eight channels of DDR4
 
 
-# A pass of a full batch that no table shows takes the factors of the pass that it is most like.
+# Full-batch passes without fitted factors use those of the most similar pass.
 LIKE = {"mixed": "prefill", "packed": "decode", "beside": "packed"}
 
 
@@ -56,8 +56,8 @@ LIKE = {"mixed": "prefill", "packed": "decode", "beside": "packed"}
 class Setting:
     """One strategy on one cluster, with every default filled in.
 
-    ``split`` says how many layers each pipeline stage holds where that is no even split, and
-    ``places`` on what each one runs where they are unlike.
+    ``split`` is the number of layers per pipeline stage if the split is uneven; ``places`` is the
+    device of each stage if the stages are heterogeneous.
     """
 
     model: ModelSpec
@@ -72,11 +72,11 @@ class Setting:
     split: tuple[Quantity, ...] = ()
     places: tuple[StagePlace, ...] = ()
     warnings: list[str] = field(default_factory=list)
-    # What was costed of this very setting and is asked for again: a changed copy starts empty.
+    # Cached costs of this setting; a changed copy starts empty.
     remembered: dict[str, object] = field(default_factory=dict, init=False, compare=False)
 
     def once(self, name: str, cost: Callable[[], T]) -> T:
-        """Return what something costs of this setting, costed when it is asked for first."""
+        """Return a named cost of this setting, computed once and cached."""
         if name not in self.remembered:
             self.remembered[name] = cost()
         return cast("T", self.remembered[name])
@@ -88,7 +88,7 @@ class Setting:
 
     @property
     def on_shared_processor(self) -> bool:
-        """Return whether our own runner's ranks share the cores of one processor."""
+        """Return whether Slipway's runner has several ranks on the cores of one processor."""
         return self.cluster.ranks_per_core is not None and self.engine.role == "runner"
 
     @property
@@ -98,29 +98,29 @@ class Setting:
 
     @property
     def activation_dtype(self) -> Dtype:
-        """Return the dtype of what flows between layers."""
+        """Return the dtype of the activations between layers."""
         return self.strategy.activation_dtype or "bf16"
 
     @cached_property
     def rates(self) -> Rates:
-        """Return the rates that the operators run at."""
+        """Return the compute, memory and link rates of the operators."""
         dtypes = (compute_dtype_of(self), self.weight_dtype)
         return rates_for(self.cluster, self.device, self.engine, dtypes)
 
     @cached_property
     def unit_width(self) -> str:
-        """Return how wide the numbers are that products take in: wide, 8bit or 4bit."""
+        """Return the operand width of matrix products: wide, 8bit or 4bit."""
         _, used = peak_of(self.device, compute_dtype_of(self))
         return UNIT_WIDTHS.get(element_bytes(used), "wide")
 
     @cached_property
     def shares(self) -> tuple[Share, ...]:
-        """Return what each pipeline stage holds of the model."""
+        """Return the share of the model on each pipeline stage."""
         return shares_of(self.model, self.layout.pipeline, self.split)
 
     @cached_property
     def packed(self) -> PackedFormat | None:
-        """Return the sizes of a format that is named by its file, such as gguf:q4_k_m."""
+        """Return the element sizes of a file format such as gguf:q4_k_m."""
         return packed_format(self.strategy.quantization)
 
     @cached_property
@@ -144,17 +144,17 @@ class Setting:
 
     @cached_property
     def weight_formats(self) -> tuple[WeightFormat, ...]:
-        """Return in which formats the parts of the layers are stored, the main one first.
+        """Return the storage formats of the parts of the layers, the main one first.
 
         A strategy that takes the checkpoint as published keeps its wider parts.
         """
         packed = self.packed is not None and self.strategy.quantization != self.model.quantization
-        own = packed or self.weight_dtype != self.model.weight_dtype
-        kept = {} if own else self.model.part_dtypes
-        return formats_of(self.weight_dtype, self.weight_element_bytes, kept)
+        overrides = packed or self.weight_dtype != self.model.weight_dtype
+        part_dtypes = {} if overrides else self.model.part_dtypes
+        return formats_of(self.weight_dtype, self.weight_element_bytes, part_dtypes)
 
     def format_of(self, part: WeightPart) -> WeightFormat:
-        """Return in which format a part of the layers is stored."""
+        """Return the storage format of a part of the layers."""
         return next(stored for stored in self.weight_formats if part in stored.parts)
 
     @cached_property
@@ -164,7 +164,7 @@ class Setting:
 
     @cached_property
     def vocabulary_element_bytes(self) -> float:
-        """Return the stored bytes of one embedding or output-head weight, both taken together."""
+        """Return the mean stored bytes of one embedding or output-head weight."""
         if self.has_integer_vocabulary:
             return self.weight_element_bytes
         if self.packed is None:
@@ -175,18 +175,18 @@ class Setting:
 
     @cached_property
     def has_integer_vocabulary(self) -> bool:
-        """Return whether a training keeps every matrix in 8 bits and fuses the update."""
+        """Return whether training stores every matrix in 8 bits with a fused update (QFT)."""
         is_qft = isinstance(self.workload, TrainWorkload) and self.workload.method == "qft"
         return is_qft and self.engine.trains_integers_fused
 
     @cached_property
     def head_element_bytes(self) -> float:
-        """Return the bytes that the product with the vocabulary reads per weight."""
+        """Return the bytes per weight that the output-head product reads."""
         return self.packed.head_bytes_per_element if self.packed else self.plain_element_bytes
 
     @cached_property
     def activation_element_bytes(self) -> float:
-        """Return the bytes of one residual element: at least the 16 bits between kernels."""
+        """Return the bytes of one residual element, at least those of 16 bits."""
         return max(element_bytes(self.activation_dtype), element_bytes("bf16"))
 
     @cached_property
@@ -198,14 +198,14 @@ class Setting:
 
     @property
     def host_link_bytes_per_s(self) -> float:
-        """Return the bandwidth between the device and its host."""
+        """Return the bandwidth between the device and its host in bytes per second."""
         published = self.device.host_to_device_bandwidth_bytes_per_second
-        reached = (published or DEFAULT_HOST_LINK_BYTES_PER_S) * HOST_LINK_EFFICIENCY
-        return self.cluster.host_to_device_bandwidth_bytes_per_second or reached
+        effective = (published or DEFAULT_HOST_LINK_BYTES_PER_S) * HOST_LINK_EFFICIENCY
+        return self.cluster.host_to_device_bandwidth_bytes_per_second or effective
 
     @property
     def host_memory_bytes_per_s(self) -> float:
-        """Return the bandwidth of the host's memory: a desktop's beside a desktop's card."""
+        """Return the host's memory bandwidth; hosts of desktop GPUs default to desktop memory."""
         desktop = self.device.halves_wide_sums or self.device.kind == "uma"
         usual = DESKTOP_MEMORY_BYTES_PER_S if desktop else SERVER_MEMORY_BYTES_PER_S
         return self.cluster.host_memory_bandwidth_bytes_per_second or usual
@@ -217,55 +217,55 @@ class Setting:
 
     @cached_property
     def offload(self) -> OffloadSpec:
-        """Return what lives off the device."""
+        """Return the offload settings."""
         return self.strategy.offload or OffloadSpec()
 
     def factor(self, operator_class: OperatorClass) -> float:
-        """Return what this host's measurements multiply an operator class with."""
+        """Return this host's calibration factor for an operator class."""
         if self.host_calibration is None:
             return 1.0
-        found = self.host_calibration.factors.get(operator_class)
-        return found.factor if found else 1.0
+        calibration = self.host_calibration.factors.get(operator_class)
+        return calibration.factor if calibration else 1.0
 
     def training_factor(self, part: str) -> float:
-        """Return what published training runs multiply a part of the step with."""
+        """Return the factor for a part of the step, fitted on published training runs."""
         fitted, device = self.engine.training_factors, self.device
         names = (device.id, device.architecture, ANY_ARCHITECTURE)
         return next((fitted[name] for name in names if name in fitted), {}).get(part, 1.0)
 
     @cached_property
     def swept(self) -> Swept:
-        """Return what published serving sweeps say of this place."""
+        """Return the factors of published serving sweeps for this model, chip and layout."""
         chip = f"{self.pair}/{self.device.id}/{self.weight_dtype}"
         return Swept(self.engine, self.pair, chip, self.layout, self.engine.release)
 
     def serving_factor(self, part: str) -> float:
-        """Return what published serving sweeps multiply a part of a pass with."""
-        phase, _, own = part.partition("_")
+        """Return the factor for a part of a pass, fitted on published serving sweeps."""
+        phase, _, operator = part.partition("_")
         if phase in LIKE:
-            return self._full_factor(phase, own)
+            return self._full_factor(phase, operator)
         return self.swept.factor(part) * self._stream_factor(part)
 
     @cached_property
     def _full(self) -> dict[str, float]:
-        """Return the factors of full batches on this chip, or of the engine on any."""
+        """Return the full-batch factors of this architecture, or the engine's general ones."""
         fitted = self.engine.full_factors
         return fitted.get(self.device.architecture) or fitted.get(ANY_ARCHITECTURE, {})
 
-    def _full_factor(self, phase: str, own: str) -> float:
-        """Return what published tables multiply a part of a full batch's steps with."""
-        shown = f"{phase}_{SHOWN_BY.get(own, own)}"
+    def _full_factor(self, phase: str, operator: str) -> float:
+        """Return the factor for a part of a full-batch step, fitted on published tables."""
+        shown = f"{phase}_{SHOWN_BY.get(operator, operator)}"
         if shown not in self._full:
-            return self.serving_factor(f"{LIKE[phase]}_{own}")
-        return self._full.get(f"{phase}_{own}", self._full[shown])
+            return self.serving_factor(f"{LIKE[phase]}_{operator}")
+        return self._full.get(f"{phase}_{operator}", self._full[shown])
 
     def routing_passes(self, group: str) -> float:
-        """Return how often tables of full batches show a routed token to be read or written."""
+        """Return how often a routed token is read or written, fitted on full-batch tables."""
         return self._full.get(f"{group}_routing", 0.0)
 
     @cached_property
     def _streams(self) -> dict[str, float]:
-        """Return the factors of single streams; whole batches of a generic engine have others."""
+        """Return single-stream factors; none if measured or if a generic engine serves."""
         engine, device = self.engine, self.device
         serves = engine.is_generic and isinstance(self.workload, ServeWorkload)
         if self.is_measured or serves:
@@ -275,18 +275,18 @@ class Setting:
         )
 
     def power_factor(self, group: str) -> float:
-        """Return what published streams multiply the seconds under the power limit with.
+        """Return the factor for seconds under the power limit, fitted on single streams.
 
-        Zero says that nobody measured such a pass; weights of few bits are unpacked on the way.
+        Zero if no such pass was measured. Narrow weights add the cost of unpacking.
         """
         family = self._streams
         narrow = family.get(f"{group}_linear_{width_of(self)}", 1.0)
         return family.get(f"{group}_power", 0.0) * narrow
 
     def _stream_factor(self, part: str) -> float:
-        """Return what published single streams multiply a part of a pass with.
+        """Return the factor for a part of a pass, fitted on published single streams.
 
-        Kernels for 8-bit and 4-bit weights reach another share of the bandwidth than plain ones.
+        Kernels for 8-bit and 4-bit weights reach a different share of the bandwidth.
         """
         family = self._streams
         part = part.replace("_experts", "_linear")  # the same kernels read both
@@ -295,37 +295,37 @@ class Setting:
 
     @cached_property
     def pair(self) -> str:
-        """Return the pair of model and chip family that published serving is told apart by."""
+        """Return the key of serving factors: model shape and chip architecture."""
         return f"{self.model.shape}/{self.device.architecture}"
 
     def line(
         self, group: str, name: str, operator_class: OperatorClass | None = None, key: str = ""
     ) -> Line:
-        """Return where a term goes, with the host's factor and the origin of its rates."""
-        asked = (group, name, operator_class, key)
-        found = self._lines.get(asked)
-        if found is None:
+        """Return the ledger line of a term, with the host's factor and the origin of its rates."""
+        where = (group, name, operator_class, key)
+        cached = self._lines.get(where)
+        if cached is None:
             factor = self.factor(operator_class) if operator_class else 1.0
-            found = self._lines[asked] = self._line(asked, factor)
-        return found
+            cached = self._lines[where] = self._line(where, factor)
+        return cached
 
     def part_line(
         self, group: str, name: str, part: str, operator_class: OperatorClass, key: str = ""
     ) -> Line:
-        """Return where a part of a pass goes, with the factor that published serving gives it.
+        """Return the ledger line of a part of a pass, with its published serving factor.
 
-        Kernels of matrix products reach another share of the peak on narrow units.
+        Matrix-product kernels reach a different share of the peak on 8-bit and 4-bit units.
         """
-        shown = f"{group}_{part}"
-        asked = (shown, name, operator_class, key)
-        found = self._lines.get(asked)
-        if found is None:
-            factor = self.factor(operator_class) * self.serving_factor(shown)
+        group_part = f"{group}_{part}"
+        where = (group_part, name, operator_class, key)
+        cached = self._lines.get(where)
+        if cached is None:
+            factor = self.factor(operator_class) * self.serving_factor(group_part)
             if part in WEIGHT_PRODUCTS:
                 factor *= self.swept.factor(f"{group}_{self.unit_width}")
-            found = self._line((group, name, operator_class, key), factor)
-            self._lines[asked] = found
-        return found
+            cached = self._line((group, name, operator_class, key), factor)
+            self._lines[where] = cached
+        return cached
 
     def _line(self, where: LineName, factor: float) -> Line:
         group, name, operator_class, key = where
@@ -334,13 +334,13 @@ class Setting:
 
     @cached_property
     def _lines(self) -> dict[LineName, Line]:
-        """Return the lines asked for so far: an estimate asks for each of them many times."""
+        """Return the cache of ledger lines; an estimate uses each line many times."""
         return {}
 
     @cached_property
     def _origins(self) -> dict[OperatorClass | None, Origin]:
-        """Return where the rates of each operator class come from."""
-        found: dict[OperatorClass | None, Origin] = {
+        """Return the origin of the rates of each operator class."""
+        origins: dict[OperatorClass | None, Origin] = {
             "compute": Origin("modelled", sources()["matmul"]),
             "memory_bandwidth": Origin("modelled", sources()["blis"]),
             "communication": Origin("modelled", sources()["nccl"]),
@@ -351,12 +351,12 @@ class Setting:
         if self.is_measured:
             when = f" on {self.device.as_of}" if self.device.as_of else ""
             measured = Origin("measured", f"rates measured on this host{when}")
-            found["compute"] = found["memory_bandwidth"] = measured
-        return found
+            origins["compute"] = origins["memory_bandwidth"] = measured
+        return origins
 
 
 def width_of(setting: Setting) -> str:
-    """Return how wide the stored weights are, as kernels tell them apart: wide, 8bit or 4bit."""
+    """Return the stored width of the weights: wide, 8bit or 4bit."""
     if setting.weight_dtype in WIDE:
         return "wide"
     return "8bit" if setting.weight_element_bytes > NARROW_BYTES else "4bit"
@@ -365,6 +365,6 @@ def width_of(setting: Setting) -> str:
 def compute_dtype_of(setting: Setting) -> Dtype:
     """Return the dtype in which matrix products run.
 
-    Weight-only quantisation dequantises first: the product runs at the activations' dtype.
+    With weight-only quantisation, weights are dequantised to the dtype of the activations.
     """
     return setting.strategy.compute_dtype or setting.activation_dtype

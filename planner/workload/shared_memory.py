@@ -1,7 +1,7 @@
-"""What our own runner's copies of a model exchange where they share one processor's cores.
+"""Communication of the runner's data-parallel copies that share one processor's cores.
 
-An exchange through that processor's memory takes the cores that would work beside it, so nothing
-of it is hidden, and each collective has to wait until every rank had its turn on a core.
+Collectives through shared memory use the cores of the computation, so they do not overlap with
+it, and each collective waits until every rank has run on a core.
 """
 
 from planner.cost.columns import maximum, where
@@ -11,25 +11,27 @@ from planner.workload.rates import Rates
 from planner.workload.setting import Setting
 
 SHARDED_GRADIENTS, FULL_SHARDING = 2, 3
-# What goes round the ring in a step: sums twice, what is gathered once. The gloo backend sums
-# whole gradients also where each rank keeps its shard alone.
-# Source: torch 2.13, ProcessGroupGloo; runners/jobs/train/layouts/states.py for what is exchanged.
+# Passes around the ring per step: 2 for all-reduce, 1 for all-gather. The gloo backend reduces
+# whole gradients even if each rank keeps only its shard.
+# Source: torch 2.13, ProcessGroupGloo; runners/jobs/train/layouts/states.py.
 SUM_PASSES, GATHER_PASSES = 2, 1
-BUCKET_BYTES = 32 * 2**20  # as our runner fills them; DistributedDataParallel's are of 25 MiB
+BUCKET_BYTES = 32 * 2**20  # of Slipway's runner; DistributedDataParallel's default is 25 MiB
 GATHERS = 2  # of sharded weights: forward and backward
 
 
 def copies_seconds(
     setting: Setting, rates: Rates, ledger: Ledger, line: Line, gradient_bytes: float
 ) -> float:
-    """Return the seconds that copies of a model take to sum gradients and share weights.
+    """Return the seconds to reduce gradients and gather weights between copies of a model.
 
     Assumes fp32 weights as wide as their gradients, and replicas of shards as one ring.
     """
     layout = setting.layout
     stage, micro_batches = layout.zero_stage, layout.micro_batches
     buckets = maximum(1.0, gradient_bytes / BUCKET_BYTES)
-    layers = setting.model.num_hidden_layers / layout.pipeline + 1  # and what no layer has
+    layers = (
+        setting.model.num_hidden_layers / layout.pipeline + 1
+    )  # plus weights outside the layers
     once = where(stage >= SHARDED_GRADIENTS, micro_batches, 1.0)
     gathered = where(stage >= FULL_SHARDING, GATHERS * micro_batches, where(stage > 0, 1.0, 0.0))
     groups = where(stage >= FULL_SHARDING, layers, buckets)

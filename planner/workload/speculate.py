@@ -1,8 +1,8 @@
-"""Decode with a draft model's guesses, or without: what one token costs, and what is held.
+"""Decoding with or without speculation by a draft model: time per token and memory.
 
-The draft runs on the devices of the target, one token after another; then the target reads its
-weights once for the guesses of all requests and one token more. Draft weights and the draft's own
-cache lie beside the target's.
+The draft model runs on the devices of the target, token by token; then one pass of the target
+verifies the drafted tokens of all requests and adds one token. Draft weights and KV cache are in
+device memory in addition to the target's.
 """
 
 from dataclasses import dataclass, replace
@@ -27,21 +27,21 @@ VOCABULARY_SLACK = 0.02  # padded vocabularies of one tokenizer differ by less
 
 @dataclass(frozen=True)
 class Decoding:
-    """What a token of each sequence costs, and the seconds of the whole step that makes it."""
+    """The cost of a token of each sequence and the seconds of the whole step."""
 
     per_token: PassCost
     step_s: float
 
 
 def decoding(setting: Setting, ledger: Ledger, sequences: float, context: float) -> Decoding:
-    """Return the cost of decoding: one pass a token, or rounds of drafting and verifying."""
+    """Return the cost of decoding: one pass per token, or draft and verify rounds."""
     guess = setting.strategy.speculative
     if guess is None:
         plain = decode_pass(setting, ledger, sequences, context)
         return Decoding(plain, plain.total_s)
     verify = decode_pass(setting, ledger, sequences, context, drafted=float(guess.tokens))
     draft = decode_pass(draft_of(setting, guess), Unrecorded(), sequences, context)
-    made = ledger.term(
+    round_tokens = ledger.term(
         tokens_per_round,
         setting.line(GROUP, "Tokens made in a round", key="round_tokens"),
         acceptance_ratio=guess.acceptance_ratio,
@@ -53,41 +53,43 @@ def decoding(setting: Setting, ledger: Ledger, sequences: float, context: float)
         drafted_tokens=guess.tokens,
         draft_s=draft.total_s,
         verify_s=verify.total_s,
-        round_tokens=made,
+        round_tokens=round_tokens,
     )
-    return Decoding(_sum(verify, draft, float(guess.tokens), 1 / made), gap * made)
+    return Decoding(
+        _combined_cost(verify, draft, float(guess.tokens), 1 / round_tokens), gap * round_tokens
+    )
 
 
 def prefilling(
     setting: Setting, ledger: Ledger, sequences: float, tokens: float, cached: float = 0.0
 ) -> PassCost:
-    """Return the cost of reading prompts; a draft model reads them too."""
+    """Return the cost of prefill, with that of the draft model."""
     target = prefill_pass(setting, ledger, sequences, tokens, cached)
     guess = setting.strategy.speculative
     if guess is None:
         return target
-    own = prefill_pass(draft_of(setting, guess), Unrecorded(), sequences, tokens, cached)
-    return _sum(target, own, 1.0, 1.0)
+    draft = prefill_pass(draft_of(setting, guess), Unrecorded(), sequences, tokens, cached)
+    return _combined_cost(target, draft, 1.0, 1.0)
 
 
 def held_memory(setting: Setting, ledger: Ledger, load: Load) -> MemoryUse:
-    """Return what a replica holds, the draft's weights and cache included."""
+    """Return the memory of a replica, with the draft's weights and KV cache."""
     target = inference_memory(setting, ledger, load)
     guess = setting.strategy.speculative
     if guess is None:
         return target
     draft = inference_memory(draft_of(setting, guess), Unrecorded(), load).stages[0].by_class
-    beside = {name: draft[name] for name in ("weights", "kv_cache")}
-    stages = tuple(_beside(stage, beside) for stage in target.stages)
+    draft_bytes = {name: draft[name] for name in ("weights", "kv_cache")}
+    stages = tuple(_with_draft(stage, draft_bytes) for stage in target.stages)
     return replace(target, stages=stages)
 
 
 def draft_of(setting: Setting, guess: SpeculativeSpec) -> Setting:
-    """Return the draft model on the target's devices, in 16-bit weights, split as the target is.
+    """Return the setting of the draft model: the target's devices and split, 16-bit weights.
 
     Raises:
         UnknownModelError: the catalog has no such draft model.
-        NotPossibleError: its vocabulary is another one, so that its guesses mean nothing.
+        NotPossibleError: its vocabulary differs from the target's.
         NotCoveredError: the target is split into pipeline stages.
     """
     model, target = get_model(guess.draft_model), setting.model
@@ -124,13 +126,13 @@ def draft_of(setting: Setting, guess: SpeculativeSpec) -> Setting:
     )
 
 
-def _beside(stage: StageMemory, more: dict[str, float]) -> StageMemory:
-    held = {name: size + more.get(name, 0.0) for name, size in stage.by_class.items()}
-    return StageMemory(held)
+def _with_draft(stage: StageMemory, draft_bytes: dict[str, float]) -> StageMemory:
+    by_class = {name: size + draft_bytes.get(name, 0.0) for name, size in stage.by_class.items()}
+    return StageMemory(by_class)
 
 
-def _sum(first: PassCost, second: PassCost, times: float, scale: float) -> PassCost:
-    """Return one pass and several of another as one cost, scaled."""
+def _combined_cost(first: PassCost, second: PassCost, times: float, scale: float) -> PassCost:
+    """Return ``first`` plus ``times`` passes of ``second``, multiplied by ``scale``."""
     return PassCost(
         compute_s=(first.compute_s + times * second.compute_s) * scale,
         memory_s=(first.memory_s + times * second.memory_s) * scale,

@@ -1,8 +1,8 @@
-"""One forward pass wherever it runs: on devices of one kind, or on stages of unlike ones.
+"""One forward pass on identical devices or on pipeline stages with different devices.
 
-A stage of a pipeline takes its share of the layers at the pace of its own devices, and hands over
-on the link between its node and the next. What a device would take for all layers is recorded for
-each kind, and from it what each stage takes.
+Each stage runs its share of the layers at the speed of its own devices and sends its output over
+the link to the next node. The ledger records the time of all layers per kind of device and the
+resulting time per stage.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,7 +26,7 @@ STAGE = Origin("modelled", "of one pass: the layers of a stage at its own device
 
 
 class Aside(Ledger):
-    """Writes into another ledger, every group with a word on where its terms belong."""
+    """A ledger that writes into another one, with a suffix on the group of every line."""
 
     def __init__(self, ledger: Ledger, where_to: str) -> None:
         super().__init__()
@@ -35,41 +35,41 @@ class Aside(Ledger):
     def term(
         self, formula: Equation[P], line: Line, /, *args: P.args, **kwargs: P.kwargs
     ) -> float:
-        """Return what the formula gives, recorded in the group of this place."""
-        apart = replace(line, group=f"{line.group} on {self.where_to}")
-        return super().term(formula, apart, *args, **kwargs)
+        """Return the result of a formula and record it under the suffixed group."""
+        suffixed = replace(line, group=f"{line.group} on {self.where_to}")
+        return super().term(formula, suffixed, *args, **kwargs)
 
 
 def aside(ledger: Ledger, where_to: str) -> Ledger:
-    """Return a ledger that writes beside what another one has, if that one writes at all."""
+    """Return a ledger with suffixed groups, or the same one if it does not record."""
     return Aside(ledger, where_to) if ledger.records else ledger
 
 
 @dataclass(frozen=True)
 class StagePass:
-    """A pass on one stage: all layers on its devices, what the last stage adds, the way on."""
+    """A pass on one stage: all layers on its devices, the output head and the send to the next."""
 
     layers: PassCost
     head: PassCost
     hop_s: float
 
     def of(self, held: Quantity, num_layers: int, *, is_last: bool) -> PassCost:
-        """Return the pass of a stage that holds so many of the layers."""
+        """Return the cost of the stage with ``held`` of ``num_layers`` layers."""
         own = self.layers.scaled(cast("float", held / num_layers))
-        return own.plus(self.head) if is_last else own.plus(_on_links(self.hop_s))
+        return own.plus(self.head) if is_last else own.plus(_link_cost(self.hop_s))
 
 
 def forward_pass(
     setting: Setting, ledger: Ledger, work: Pass, beside: Pass | None = None
 ) -> PassCost:
-    """Return the seconds of one forward pass, and of others' attention beside it."""
+    """Return the cost of one forward pass, plus the attention of a second one if given."""
     if not setting.places:
-        return _with_beside(setting, ledger, work, beside)
+        return _with_second_pass(setting, ledger, work, beside)
     passes = list(stage_passes(setting, ledger, work, beside))
     total, last = setting.model.num_hidden_layers, len(passes) - 1
     parts = [
-        found.of(held, total, is_last=stage == last)
-        for stage, (found, held) in enumerate(zip(passes, setting.split, strict=True))
+        stage_pass.of(layers, total, is_last=stage == last)
+        for stage, (stage_pass, layers) in enumerate(zip(passes, setting.split, strict=True))
     ]
     if ledger.records:
         _record_stages(setting, ledger, work, passes)
@@ -78,7 +78,7 @@ def forward_pass(
     even = whole.total_s / slowest
     ledger.term(
         pass_time,
-        setting.line(work.group, "All stages in turn", key="stages"),
+        setting.line(work.group, "All stages in sequence", key="stages"),
         slowest_s=slowest,
         even_stages=even,
     )
@@ -89,65 +89,71 @@ def _record_stages(
     setting: Setting, ledger: Ledger, work: Pass, passes: Sequence[StagePass]
 ) -> None:
     total, last = setting.model.num_hidden_layers, len(passes) - 1
-    for stage, (found, held) in enumerate(zip(passes, setting.split, strict=True)):
-        title = f"Stage {stage + 1}: {held} layers on {setting.places[stage].device.id}"
+    for stage, (stage_pass, layers) in enumerate(zip(passes, setting.split, strict=True)):
+        title = f"Stage {stage + 1}: {layers} layers on {setting.places[stage].device.id}"
         ledger.term(
             stage_time,
             replace(setting.line(work.group, title, key="stage"), origin=STAGE),
-            layers=held,
-            layer_s=found.layers.total_s / total,
-            rest_s=found.head.total_s if stage == last else found.hop_s,
+            layers=layers,
+            layer_s=stage_pass.layers.total_s / total,
+            rest_s=stage_pass.head.total_s if stage == last else stage_pass.hop_s,
         )
 
 
 def stage_passes(
     setting: Setting, ledger: Ledger, work: Pass, beside: Pass | None = None
 ) -> Iterator[StagePass]:
-    """Yield what each stage would take for all layers; stages that are alike are costed once."""
-    known: list[tuple[StagePlace, PassCost, PassCost]] = []
+    """Yield the pass of each stage for all layers; identical stages are costed once."""
+    costed: list[tuple[StagePlace, PassCost, PassCost]] = []
     for stage, place in enumerate(setting.places):
-        own = alone(setting, place)
-        found = next(((whole, head) for seen, whole, head in known if seen == place), None)
-        if found is None:
-            head = _head(own, work)
-            whole = _with_beside(own, aside(ledger, place.device.id), work, beside)
-            found = whole.plus(head.scaled(-1.0)), head
-            known.append((place, *found))
+        stage_setting = alone(setting, place)
+        cost = next(((whole, head) for other, whole, head in costed if other == place), None)
+        if cost is None:
+            head = _head(stage_setting, work)
+            whole = _with_second_pass(stage_setting, aside(ledger, place.device.id), work, beside)
+            cost = whole.plus(head.scaled(-1.0)), head
+            costed.append((place, *cost))
         is_last = stage == len(setting.places) - 1
-        yield StagePass(*found, 0.0 if is_last else _hop(own, ledger, work, place, stage))
+        yield StagePass(
+            *cost, 0.0 if is_last else _hop_seconds(stage_setting, ledger, work, place, stage)
+        )
 
 
 def alone(setting: Setting, place: StagePlace) -> Setting:
-    """Return the devices of a stage as if they ran all layers by themselves."""
+    """Return the setting of a stage's devices as if they ran all layers."""
     layout = replace(setting.layout, pipeline=1)
     own = replace(setting, device=place.device, cluster=place.cluster, layout=layout)
     return replace(own, places=(), split=())
 
 
-def _with_beside(setting: Setting, ledger: Ledger, work: Pass, beside: Pass | None) -> PassCost:
+def _with_second_pass(
+    setting: Setting, ledger: Ledger, work: Pass, beside: Pass | None
+) -> PassCost:
     whole = whole_pass(setting, ledger, work)
     if beside is None:
         return whole
     run = Operation(setting, setting.rates, ledger, beside)
-    return whole.plus(_of_part(attention(run)))
+    return whole.plus(_cost_of_part(attention(run)))
 
 
 def _head(setting: Setting, work: Pass) -> PassCost:
     """Return the product with the vocabulary, which only the last stage computes."""
-    return _of_part(output_head(Operation(setting, setting.rates, Unrecorded(), work)))
+    return _cost_of_part(output_head(Operation(setting, setting.rates, Unrecorded(), work)))
 
 
-def _of_part(part: Part) -> PassCost:
+def _cost_of_part(part: Part) -> PassCost:
     computing = where(part.is_compute, part.seconds, 0.0)
     return PassCost(computing, part.seconds - computing, 0.0, 0.0, part.seconds, part.flops)
 
 
-def _on_links(seconds: float) -> PassCost:
+def _link_cost(seconds: float) -> PassCost:
     return PassCost(0.0, 0.0, seconds, 0.0, seconds, 0.0)
 
 
-def _hop(setting: Setting, ledger: Ledger, work: Pass, place: StagePlace, stage: int) -> float:
-    """Return the seconds in which a stage's output reaches the next one."""
+def _hop_seconds(
+    setting: Setting, ledger: Ledger, work: Pass, place: StagePlace, stage: int
+) -> float:
+    """Return the seconds to send a stage's output to the next stage."""
     rates = setting.rates
     line = setting.line(work.group, f"Hand-over to stage {stage + 2}", "communication", "pipeline")
     return ledger.term(
@@ -167,7 +173,7 @@ def _hop(setting: Setting, ledger: Ledger, work: Pass, place: StagePlace, stage:
 def paced(
     setting: Setting, ledger: Ledger, cost: PassCost, group: str, in_flight: float
 ) -> PassCost:
-    """Return a pass with what it waits for the slowest stage, others of it in between."""
+    """Return a pass lengthened by waiting for the slowest stage of the pipeline."""
     if cost.even_stages is None:
         return cost
     seconds = ledger.term(

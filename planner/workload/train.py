@@ -1,4 +1,4 @@
-"""One training step: forward, backward, recomputation, bubble, exposed communication, update."""
+"""One training step: forward, backward, recomputation, bubble, communication, update."""
 
 from dataclasses import dataclass, replace
 
@@ -31,7 +31,7 @@ from planner.workload.training_methods import (
     state_bytes_each,
     trained_parameters,
 )
-from planner.workload.training_tiers import Traffic, TrainingTiers, anything_away
+from planner.workload.training_tiers import Traffic, TrainingTiers, is_offloading
 
 # An eager backward pass issues about twice the operators of the forward pass.
 ISSUE_PASSES = 3
@@ -48,7 +48,7 @@ class _MicroBatch:
     communication_s: float
     overhead_s: float
     model_flops: float
-    window_s: float  # of arithmetic before any factor: what an exchange can hide behind
+    window_s: float  # uncalibrated compute time that can overlap with communication
 
     @property
     def total_s(self) -> float:
@@ -56,14 +56,14 @@ class _MicroBatch:
 
 
 def train(setting: Setting, workload: TrainWorkload, ledger: Ledger) -> Outcome:
-    """Return what one training step costs, and the whole run when its length is given."""
+    """Return the cost of one training step, and of the run if its tokens are given."""
     return at_pace(setting, workload, ledger, held_memory(setting, workload, ledger))
 
 
 def held_memory(setting: Setting, workload: TrainWorkload, ledger: Ledger) -> MemoryUse:
-    """Return what every stage holds.
+    """Return the memory of every stage, cached for the setting's own workload.
 
-    A search asks twice of each setting: whether anything fits, and then what it costs.
+    A search needs it twice per setting: to check the fit and to cost it.
     """
     if ledger.records or workload is not setting.workload:
         return training_memory(setting, ledger, workload)
@@ -73,7 +73,7 @@ def held_memory(setting: Setting, workload: TrainWorkload, ledger: Ledger) -> Me
 def stage_seconds(setting: Setting, workload: TrainWorkload, pace: Pace) -> float:
     """Return the seconds of one micro-batch on a stage of the setting's device."""
     step = _Step(setting, workload, Unrecorded(), pace)
-    return step.beside_tiers(step.micro_batch()).total_s
+    return step.with_offload_time(step.micro_batch()).total_s
 
 
 def at_pace(
@@ -83,9 +83,9 @@ def at_pace(
     memory: MemoryUse,
     pace: Pace | None = None,
 ) -> Outcome:
-    """Return what one step costs at the pace of its slowest stage, with what the stages hold."""
+    """Return the cost of one step at the pace of its slowest stage, with the given memory."""
     step = _Step(setting, workload, ledger, pace)
-    micro = step.beside_tiers(step.micro_batch())
+    micro = step.with_offload_time(step.micro_batch())
     exposed, update = step.exchange(micro), step.update()
     layout = setting.layout
     count, chunks = layout.micro_batches, step.bubble_chunks
@@ -139,7 +139,7 @@ class _Step:
     ) -> None:
         self.setting, self.workload, self.ledger = setting, workload, ledger
         self.rates: Rates = setting.rates
-        # One device does its share of a replica's work: 1 / (tensor x pipeline).
+        # A device does 1 / share of a replica's work.
         self.share = setting.layout.tensor * setting.layout.pipeline
         self.kernels = Kernels(setting, workload, ledger, self.rates, pace)
         self.pace = self.kernels.pace
@@ -149,42 +149,48 @@ class _Step:
 
     @property
     def evenness(self) -> float:
-        """Return the mean stage's work as a share of the busiest one's."""
+        """Return the mean work of a stage divided by that of the busiest one."""
         work = self.pace.even_work or self.pace.even_stages
         return work / self.setting.layout.pipeline
 
     @property
-    def _crowd(self) -> float:
-        """Return how many ranks take turns on a core; a rank that waits leaves it to another."""
+    def _ranks_per_core(self) -> float:
+        """Return the number of ranks that share a core; waiting ranks yield it to others."""
         return self.setting.cluster.ranks_per_core or 1.0
 
     @property
     def waiting_stages(self) -> float:
-        """Return the stages that a pipeline fills and drains, at the pace of a micro-batch.
+        """Return the effective number of stages for pipeline fill and drain.
 
-        Of ranks that take turns, only as many as there are cores leave one idle, and those that
-        work meanwhile have a core each.
+        With ranks that share cores, only one stage per core leaves a core idle, and the working
+        stages have a core each.
         """
-        return 1 + maximum(0.0, self.pace.even_stages / self._crowd - 1) / self._crowd
+        return (
+            1
+            + maximum(0.0, self.pace.even_stages / self._ranks_per_core - 1) / self._ranks_per_core
+        )
 
     @property
     def idle_stages(self) -> float:
-        """Return how many stages' time the fill and drain leave idle, evenly split."""
-        return maximum(0.0, self.setting.layout.pipeline / self._crowd - 1) / self._crowd
+        """Return the idle time of fill and drain in units of evenly loaded stages."""
+        return (
+            maximum(0.0, self.setting.layout.pipeline / self._ranks_per_core - 1)
+            / self._ranks_per_core
+        )
 
     @property
-    def _unevenness_hidden(self) -> float:
-        """Return the share of the busiest stage's time that its ranks' core is taken for.
+    def _busy_core_share(self) -> float:
+        """Return the share of the busiest stage's time for which its core is busy.
 
-        Where ranks take turns, a busy stage works on while the others have nothing to do.
+        With ranks that share cores, a busy stage uses the core while other stages are idle.
         """
-        return maximum(self.evenness, 1 / self._crowd)
+        return maximum(self.evenness, 1 / self._ranks_per_core)
 
     @property
     def bubble_chunks(self) -> float:
-        """Return by what the schedule divides the pipeline's bubble."""
+        """Return the divisor of the pipeline bubble for the schedule."""
         if self.setting.on_shared_processor:
-            return 1.0  # what other schedules would fill a bubble with has the cores anyway
+            return 1.0  # other ranks already use the cores during the bubble
         if self.setting.strategy.pipeline_schedule != "zero_bubble":
             return self.setting.layout.chunks
         weight_passes = self.kernels.passes - ADAPTER_PASSES
@@ -198,7 +204,7 @@ class _Step:
         memory = memory + kernels.rounding()
         compute = products.seconds + attention.seconds
         if self.setting.on_shared_processor:
-            compute, memory = (each * self._unevenness_hidden for each in (compute, memory))
+            compute, memory = (each * self._busy_core_share for each in (compute, memory))
         return _MicroBatch(
             compute,
             memory,
@@ -208,10 +214,10 @@ class _Step:
             products.window_s + attention.window_s,
         )
 
-    def beside_tiers(self, micro: _MicroBatch) -> _MicroBatch:
-        """Return a micro-batch with what fetching and storing off the device add to it."""
+    def with_offload_time(self, micro: _MicroBatch) -> _MicroBatch:
+        """Return a micro-batch with the exposed time of offload transfers."""
         setting, layout = self.setting, self.setting.layout
-        if not anything_away(setting.offload):
+        if not is_offloading(setting.offload):
             return micro
         dtype = setting.strategy.gradient_dtype or "bf16"
         gathered = zero_shards(layout.zero_stage, FULL_SHARDING, layout.shard_ranks)
@@ -226,19 +232,19 @@ class _Step:
         return replace(micro, communication_s=micro.communication_s + added)
 
     @property
-    def _further(self) -> float:
-        """Return what is issued beyond plain dense layers, in layers."""
+    def _extra_layers(self) -> float:
+        """Return the extra operators beyond dense layers, in units of layers."""
         return further_operators(self.setting.model) / LAYER_OPERATORS
 
     def _overhead(self, work_s: float) -> float:
         engine = self.setting.engine
-        # Eager operators are issued one by one; training engines lose time between kernels.
+        # Eager engines issue single operators; training engines have gaps between kernels.
         part = "issue" if engine.ops_per_layer else "layer_overhead"
         unpacking = LINEARS_PER_LAYER * engine.dequantise_ops.get(self.setting.weight_dtype, 0.0)
         issue = self.ledger.term(
             overhead_seconds,
-            step_line(self.setting, "Issuing operators", part, "overhead"),
-            num_layers=self.pace.layers + self._further * self.kernels.layer_share,
+            step_line(self.setting, "Kernel launches", part, "overhead"),
+            num_layers=self.pace.layers + self._extra_layers * self.kernels.layer_share,
             ops_per_layer=engine.ops_per_layer + unpacking,
             op_overhead_s=self.rates.op_overhead_s,
             layer_overhead_s=engine.layer_overhead_s,
@@ -248,7 +254,7 @@ class _Step:
         return maximum(0.0, issue - work_s) if runs_ahead else issue
 
     def _trained(self) -> tuple[float, float]:
-        """Return how many trained parameters a device holds: of dense parts and of experts."""
+        """Return the trained parameters per device: dense and expert."""
         setting, counts = self.setting, self.setting.counts
         routed = 0.0 if self.workload.method in ADAPTER_METHODS else counts.experts / counts.total
         trained = trained_parameters(setting, self.workload)
@@ -256,12 +262,12 @@ class _Step:
         return trained * (1 - routed) / self.share, trained * routed / split
 
     def exchange(self, micro: _MicroBatch) -> float:
-        """Cost the exchange of gradients and shards that the backward pass does not hide."""
+        """Cost the exposed communication of gradients and shards."""
         setting, layout = self.setting, self.setting.layout
         dtype = setting.strategy.gradient_dtype or "bf16"
-        # Whole gradients are reduced once, beside the last micro-batch; shards after each.
+        # Whole gradients are reduced once, during the last micro-batch; shards in each.
         windows = where(layout.zero_stage >= SHARDED_GRADIENTS, layout.micro_batches, 1)
-        each = element_bytes(dtype) / self._rarer
+        each = element_bytes(dtype) / self._gradient_reduction
         dense, experts = self._trained()
         counts, width = setting.counts, setting.weight_element_bytes
         split = layout.pipeline * layout.expert_ranks
@@ -272,18 +278,18 @@ class _Step:
         )
 
     @property
-    def _rarer(self) -> float:
-        """Return how many times fewer bytes of gradients a compressor and an interval send."""
+    def _gradient_reduction(self) -> float:
+        """Return the reduction of gradient bytes by compression and synchronisation interval."""
         strategy = self.setting.strategy
         interval = strategy.synchronization_interval_steps or 1
         return interval * (strategy.gradient_compression_ratio or 1.0)
 
     def update(self) -> float:
-        """Cost the optimiser's reading and writing of weights, gradients and states."""
+        """Cost the memory traffic of the optimiser update."""
         setting, layout = self.setting, self.setting.layout
         shards = zero_shards(layout.zero_stage, 1, layout.shard_ranks)
         dense, experts = self._trained()
-        # Every copy of an expert is split over the ranks that hold it.
+        # Each expert's states are sharded over the ranks that hold a copy of it.
         copies = maximum(1.0, shards * self.share / (layout.pipeline * layout.expert_ranks))
         parameters = dense / shards + experts / copies
         gradient = element_bytes(setting.strategy.gradient_dtype or "bf16")

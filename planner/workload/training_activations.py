@@ -1,4 +1,4 @@
-"""What a stage of a training keeps of its micro-batches, what its layer at work adds, the loss."""
+"""Training activations of a pipeline stage: saved tensors, working set of a layer, loss."""
 
 from dataclasses import replace
 from functools import cached_property
@@ -7,7 +7,7 @@ from typing import cast
 from planner.cost.activations import (
     LOSS_FP32_COPIES,
     UNFUSED_LOSS_FP32_COPIES,
-    Kept,
+    SavedTensors,
     attention_width,
     eager_attention_width,
     feed_forward_width,
@@ -43,8 +43,8 @@ from planner.workload.training_methods import (
 )
 
 GROUP = "memory"
-BACKWARD_SCORES = 2.0  # scores and probabilities, and the gradients of both beside them
-# Methods whose operators were not counted: they learn from packed matrices by rules of their own.
+BACKWARD_SCORES = 2.0  # scores and probabilities, plus the gradients of both
+# Methods without a count by operator, because they train packed matrices with other rules.
 UNCOUNTED_METHODS = frozenset({"alphatuning", "qft"})
 
 
@@ -61,58 +61,60 @@ class StageActivations:
         self.tokens = rows * workload.sequence_length / layout.context
 
     def found(self) -> tuple[float, float, float]:
-        """Return what is kept for the backward pass, one layer's working set, and the loss.
+        """Return saved activations, the working set of one layer, and the loss in bytes.
 
-        The working set is what recomputation rebuilds of one layer at a time.
+        The working set is the recomputed tensors of one layer.
         """
         each, scores, loss = self._token_bytes(), self._scores(), self._loss()
         if self._is_counted:
             return (*self._counted(each, scores), loss)
-        how = self.setting.strategy.activation_recomputation
-        if how == "full":
-            kept_scores = 0.0 if self.setting.engine.recomputes_in_slack else scores
-            working = self.tokens * each + BACKWARD_SCORES * kept_scores
-            return self._kept(self._checkpoint), working, loss
-        kept = self._kept(each)
-        if how == "selective":
-            return kept, BACKWARD_SCORES * scores, loss
-        return kept + scores * self.layers * self._in_flight, scores, loss
+        recomputation = self.setting.strategy.activation_recomputation
+        if recomputation == "full":
+            saved_scores = 0.0 if self.setting.engine.recomputes_in_slack else scores
+            working = self.tokens * each + BACKWARD_SCORES * saved_scores
+            return self._saved_bytes(self._checkpoint), working, loss
+        saved = self._saved_bytes(each)
+        if recomputation == "selective":
+            return saved, BACKWARD_SCORES * scores, loss
+        return saved + scores * self.layers * self._in_flight, scores, loss
 
     @property
     def in_fp32(self) -> bool:
-        """Return whether an fp32 embedding beside packed weights makes all that follows fp32."""
+        """Return whether an fp32 embedding with packed weights makes all activations fp32."""
         packed = self.setting.weight_dtype not in WIDE
         return packed and self.setting.engine.fp32_embeddings_beside_packed
 
     @property
     def kept_bytes(self) -> float:
-        """Return the bytes of an element that products read and write."""
+        """Return the bytes of an operand element of matrix products."""
         dtype = self.setting.strategy.compute_dtype or "bf16"
         dtype = "fp32" if self.in_fp32 else dtype
         return element_bytes(dtype if dtype in WIDE else "bf16")
 
     def _counted(self, each: float, scores: float) -> tuple[float, float]:
-        """Return what is kept and the working set of layers that were counted by operator."""
-        how = self.setting.strategy.activation_recomputation
-        left = {"full": self._checkpoint, "selective": 0.0}.get(how or "none", each)
-        if how == "selective":
-            left = self._per_token(
+        """Return saved activations and working set of layers counted by operator."""
+        recomputation = self.setting.strategy.activation_recomputation
+        saved_each = {"full": self._checkpoint, "selective": 0.0}.get(
+            recomputation or "none", each
+        )
+        if recomputation == "selective":
+            saved_each = self._per_token(
                 "Kept of products alone", product_residuals(self._operators),
                 product_width(self.setting.model, self._operators),
             )  # fmt: skip
-        kept = self._kept(left)
-        if how not in {"full", "selective"}:
-            kept = kept + scores * self.layers * self._in_flight
-            return kept, self._at_work(0.0, 0.0, scores)
-        return kept, self._at_work(each - left, scores, scores)
+        saved = self._saved_bytes(saved_each)
+        if recomputation not in {"full", "selective"}:
+            saved = saved + scores * self.layers * self._in_flight
+            return saved, self._backward_working_set(0.0, 0.0, scores)
+        return saved, self._backward_working_set(each - saved_each, scores, scores)
 
-    def _at_work(self, again: float, rebuilt: float, scores: float) -> float:
+    def _backward_working_set(self, again: float, rebuilt: float, scores: float) -> float:
         model, tensor = self.setting.model, self.setting.layout.tensor
         inner = gradient_width(model) * self.kept_bytes / tensor
         score = score_element_bytes(self.kept_bytes)
         return self.ledger.term(
             layer_at_work_bytes,
-            self.setting.line(GROUP, "Layer that goes backward", key="layer_at_work"),
+            self.setting.line(GROUP, "Layer in the backward pass", key="layer_at_work"),
             num_tokens=self.tokens,
             rebuilt_bytes=again,
             scores=rebuilt,
@@ -160,13 +162,13 @@ class StageActivations:
 
     @property
     def _kept_ratio(self) -> float:
-        """Return what measurements of the engine multiply the activations with."""
+        """Return the engine's fitted factor for activations."""
         engine = self.setting.engine
         quantised = self.setting.weight_dtype not in WIDE
         return engine.activation_ratio * (engine.quantised_activation_ratio if quantised else 1.0)
 
     def _token_bytes(self) -> float:
-        """Return the bytes that one layer keeps per token."""
+        """Return the saved bytes per token and layer."""
         model, name = self.setting.model, "Kept per token and layer"
         if self._is_counted:
             operators = self._operators
@@ -175,9 +177,9 @@ class StageActivations:
             )
         eager = self.setting.engine.ops_per_layer > 0
         attention = eager_attention_width(model) if eager else attention_width(model)
-        kept = self._keeping
-        inner = attention + feed_forward_width(model, kept)
-        return self._per_token(name, hidden_tensors(model, kept), inner)
+        saved = self._saved_tensors
+        inner = attention + feed_forward_width(model, saved)
+        return self._per_token(name, hidden_tensors(model, saved), inner)
 
     def _per_token(self, name: str, residuals: float, inner_width: float) -> float:
         setting = self.setting
@@ -193,23 +195,25 @@ class StageActivations:
         )
 
     @property
-    def _keeping(self) -> Kept:
-        """Return which tensors the layers keep beside the operands of attention.
+    def _saved_tensors(self) -> SavedTensors:
+        """Return which tensors the layers save in addition to the operands of attention.
 
-        A frozen 16-bit matrix needs no input for its backward pass; a quantised one keeps it.
+        A frozen 16-bit matrix does not save its input; a quantised one does.
         """
         setting, workload = self.setting, self.workload
         adapters = workload.method in ADAPTER_METHODS
         frozen = adapters and not adapts_every_matrix(setting, workload)
         keeps = not frozen or (setting.weight_dtype not in WIDE and not self.in_fp32)
-        return Kept(wide_norms=not (setting.strategy.fused_norms or self.in_fp32), inputs=keeps)
+        return SavedTensors(
+            wide_norms=not (setting.strategy.fused_norms or self.in_fp32), inputs=keeps
+        )
 
     @property
     def _hidden_bytes(self) -> float:
-        """Return the bytes of a residual element: autocast leaves it as wide as the weights."""
+        """Return the bytes of a residual element, at least as wide as the weights in autocast."""
         return max(self.kept_bytes, self.setting.plain_element_bytes)
 
-    def _kept(self, token_bytes: float) -> float:
+    def _saved_bytes(self, token_bytes: float) -> float:
         return self.ledger.term(
             kept_activation_bytes,
             self.setting.line(GROUP, "Activations", key="activations"),
@@ -220,7 +224,7 @@ class StageActivations:
         )
 
     def _scores(self) -> float:
-        """Return the scores of one layer; flash attention keeps none."""
+        """Return the bytes of the attention scores of one layer; 0 with flash attention."""
         setting = self.setting
         if setting.strategy.attention != "eager":
             return 0.0

@@ -1,4 +1,4 @@
-"""What a training step sends over the links: within each micro-batch, and once per step."""
+"""Communication of a training step: within each micro-batch and once per step."""
 
 from dataclasses import dataclass, replace
 
@@ -26,33 +26,33 @@ OVERLAP = 0.8
 BACKWARD_SHARE = 2 / 3
 # Shards travel layer by layer, whole gradients in the buckets of the engine.
 LAYER_BYTES = 200e6
-# What one step of a ring takes beside its bytes, over NVLink and over a network.
+# Latency of one step of a ring over NVLink and over a network.
 # Source: NCCL 2.x src/graph/tuning.cc, hwLat of rings with the simple protocol.
 HOP_INSIDE_S, HOP_BETWEEN_S = 4e-6, 14e-6
-SHARDED_GRADIENTS = 2  # the ZeRO stage from which on every micro-batch reduces its gradients
-FULL_SHARDING = 3  # the ZeRO stage that also splits the weights
+SHARDED_GRADIENTS = 2  # from this ZeRO stage, every micro-batch reduces its gradients
+FULL_SHARDING = 3  # the ZeRO stage that also shards the weights
 # Dispatch and combine, once forward and once backward.
 EXPERT_EXCHANGES = 2
 # Sharded weights are gathered for the forward and again for the backward pass.
 GATHERS = 2
-# The ring passes keys and values on when going forward, and those and their gradients backward.
+# The ring sends keys and values forward, and these and their gradients backward.
 RING_PASSES = 3
-# The share of a hidden exchange that its kernels take from the work beside it.
+# The slowdown of computation that overlaps communication, as a share of the communication.
 PROCESSOR_TAX = 0.05
 
 
 def step_line(
     setting: Setting, name: str, part: str, operator_class: OperatorClass, key: str = ""
 ) -> Line:
-    """Return where a term goes, with the factor that published runs give its part."""
+    """Return the ledger line of a term, with the factor fitted on published runs."""
     line = setting.line(GROUP, name, operator_class, key)
     return replace(line, factor=line.factor * setting.training_factor(part))
 
 
 def ring_link(setting: Setting, rates: Rates, span: float, stride: float) -> float:
-    """Return the bandwidth of a ring over ``span`` devices that takes every ``stride``-th one.
+    """Return the bandwidth of a ring over every ``stride``-th of ``span`` devices.
 
-    A ring enters and leaves a node once: its members there share their ports for that.
+    A ring enters and leaves a node once, over the network ports of all its members there.
     """
     per_node = setting.cluster.devices_per_node
     members = maximum(1.0, per_node / stride)
@@ -62,14 +62,14 @@ def ring_link(setting: Setting, rates: Rates, span: float, stride: float) -> flo
 
 @dataclass(frozen=True)
 class Shards:
-    """What a group of ranks shares in a step: gradients that it sums, weights that it gathers."""
+    """Bytes per step of a group of ranks: gradients to reduce and weights to gather."""
 
     gradient_bytes: float
     weight_bytes: float
 
 
 class Exchange:
-    """The exchanges of one step on one device, each recorded as it is costed."""
+    """The communication of one step on one device, recorded in the ledger."""
 
     def __init__(
         self,
@@ -80,13 +80,13 @@ class Exchange:
         parts: float | None = None,
     ) -> None:
         self.setting, self.rates, self.ledger, self.tokens = setting, rates, ledger, tokens
-        # A stage computes one of so many parts of the layers: an even share unless told.
+        # The number of equal parts of the layers of which a stage has one.
         self.parts = setting.layout.pipeline if parts is None else parts
 
     def micro_batch(self, attention_s: float, recomputed: float) -> float:
-        """Cost what one micro-batch sends; the ring hides behind ``attention_s`` of arithmetic.
+        """Cost the communication of one micro-batch; the ring overlaps with ``attention_s``.
 
-        Layers that run forward again send again what their forward pass sends.
+        Recomputed layers repeat the communication of their forward pass.
         """
         setting, layout = self.setting, self.setting.layout
         payload = self.tokens * setting.model.hidden_size * setting.activation_element_bytes
@@ -112,11 +112,11 @@ class Exchange:
         )
 
     def _experts(self, payload_bytes: float, passes: float) -> float:
-        """Cost sending tokens to their experts and back, forward and backward."""
+        """Cost the expert all-to-alls, forward and backward."""
         setting, layout, model = self.setting, self.setting.layout, self.setting.model
         return self.ledger.term(
             all_to_all_seconds,
-            step_line(setting, "Expert exchange", "expert_exchange", "communication"),
+            step_line(setting, "Expert all-to-all", "expert_exchange", "communication"),
             payload_bytes=payload_bytes * model.num_experts_per_tok / layout.tensor,
             ranks=layout.expert,
             link_bytes_per_s=link_for(setting, self.rates, layout.expert),
@@ -125,7 +125,7 @@ class Exchange:
         )
 
     def _ring(self, attention_s: float) -> float:
-        """Cost passing keys and values around the context-parallel ranks beside attention."""
+        """Cost the context-parallel ring that does not overlap with attention."""
         setting, layout, model = self.setting, self.setting.layout, self.setting.model
         heads = maximum(model.num_key_value_heads / layout.tensor, 1.0)
         links = self.ledger.term(
@@ -139,14 +139,14 @@ class Exchange:
         )
         return self.ledger.term(
             exposed_seconds,
-            step_line(setting, "Ring that attention does not hide", "exchange", "communication"),
+            step_line(setting, "Exposed ring communication", "exchange", "communication"),
             links_s=links,
             window_s=attention_s,
             tax_ratio=PROCESSOR_TAX,
         )
 
     def _hand_over(self, payload_bytes: float) -> float:
-        """Cost handing activations and gradients on, once for each chunk of a stage."""
+        """Cost the pipeline sends of activations and gradients, once per chunk of a stage."""
         setting, layout = self.setting, self.setting.layout
         return self.ledger.term(
             point_to_point_seconds,
@@ -159,34 +159,36 @@ class Exchange:
         )
 
     def step(self, dense: Shards, experts: Shards, window_s: float) -> float:
-        """Cost the exchange of gradients and shards that ``window_s`` of work does not hide."""
+        """Cost the gradient and shard communication that does not overlap with ``window_s``."""
         layout = self.setting.layout
         if self.setting.on_shared_processor:
             line = step_line(self.setting, "Exchange between copies", "exchange", "communication")
             shared = dense.gradient_bytes + experts.gradient_bytes
             return copies_seconds(self.setting, self.rates, self.ledger, line, shared)
-        # Without replicas of shards the group spans all ranks, stage by stage.
+        # Without replicas of shards (HSDP), the group spans all ranks of a stage.
         span = where(layout.shard > 0, layout.tensor * layout.shard_ranks, layout.devices)
         stride = layout.tensor * layout.context
-        links = self._shared(dense, layout.shard_ranks, span, stride)
+        links = self._group_seconds(dense, layout.shard_ranks, span, stride)
         rounds = self._rounds(dense, layout.shard_ranks, span)
         if any_of(experts.weight_bytes > 0):
             ranks = maximum(1.0, layout.devices / layout.pipeline / layout.expert_ranks)
             strides = self.setting.layout.expert_ranks
-            links = links + self._shared(experts, ranks, layout.devices, strides)
+            links = links + self._group_seconds(experts, ranks, layout.devices, strides)
             rounds = rounds + self._rounds(experts, ranks, layout.devices)
         if not any_of(links > 0):
             return 0.0
-        # Shards that every micro-batch exchanges travel beside its work, layer by layer.
-        beside = layout.zero_stage >= SHARDED_GRADIENTS
-        links = links + where(beside, rounds, 0.0)
-        rounds = where(beside, 0.0, rounds)
-        # A pipeline sums whole gradients when its last micro-batch is through.
-        window_s = window_s if layout.pipeline == 1 else where(beside, window_s, 0.0)
-        return self._alone(rounds) + self._sticking_out(links, OVERLAP * BACKWARD_SHARE * window_s)
+        # Shards exchanged in every micro-batch overlap with its computation, layer by layer.
+        overlaps = layout.zero_stage >= SHARDED_GRADIENTS
+        links = links + where(overlaps, rounds, 0.0)
+        rounds = where(overlaps, 0.0, rounds)
+        # A pipeline reduces whole gradients after its last micro-batch.
+        window_s = window_s if layout.pipeline == 1 else where(overlaps, window_s, 0.0)
+        return self._ring_rounds(rounds) + self._exposed(
+            links, OVERLAP * BACKWARD_SHARE * window_s
+        )
 
-    def _shared(self, shards: Shards, ranks: float, span: float, stride: float) -> float:
-        """Cost reducing the gradients of a group of ranks and gathering its weights."""
+    def _group_seconds(self, shards: Shards, ranks: float, span: float, stride: float) -> float:
+        """Cost the gradient reduction and weight gathering of a group of ranks."""
         layout = self.setting.layout
         link = ring_link(self.setting, self.rates, span, stride)
         links = self._gradients(shards.gradient_bytes, ranks, link)
@@ -204,7 +206,7 @@ class Exchange:
         return links
 
     def _rounds(self, shards: Shards, ranks: float, span: float) -> float:
-        """Cost the rounds in which rings pass each bucket on, which no work hides.
+        """Return the latency seconds of the ring steps of all buckets.
 
         Whole gradients are reduced over trees, in few rounds.
         """
@@ -220,16 +222,16 @@ class Exchange:
         buckets = maximum(1.0, shards.gradient_bytes / bucket)
         return where(ranks > 1, hops, 0.0) * where(layout.zero_stage > 0, buckets, 1.0)
 
-    def _alone(self, rounds_s: float) -> float:
-        """Cost the rounds of whole gradients, which wait for the last micro-batch."""
+    def _ring_rounds(self, rounds_s: float) -> float:
+        """Cost the ring steps of whole gradients, after the last micro-batch."""
         return self.ledger.term(
             rounds_seconds,
             step_line(self.setting, "Rounds of rings", "rounds", "communication"),
             rounds_s=rounds_s,
         )
 
-    def _sticking_out(self, links_s: float, window_s: float) -> float:
-        """Cost what an exchange adds to the step: what does not fit beside work, and a tax."""
+    def _exposed(self, links_s: float, window_s: float) -> float:
+        """Cost the exposed part of an exchange and the slowdown of overlapping computation."""
         line = step_line(
             self.setting, "Exchange that work does not hide", "exchange", "communication"
         )
@@ -245,11 +247,11 @@ class Exchange:
         )
 
     def _gradients(self, gradient_bytes: float, ranks: float, link: float) -> float:
-        """Cost reducing the gradients within a group of shards, then between the replicas."""
+        """Cost the gradient reduction within a shard group, then between replicas."""
         setting, layout = self.setting, self.setting.layout
         seconds = self.ledger.term(
             all_reduce_seconds,
-            setting.line(GROUP, "Data-parallel exchange", "communication"),
+            setting.line(GROUP, "Data-parallel communication", "communication"),
             payload_bytes=gradient_bytes,
             ranks=ranks,
             link_bytes_per_s=link,

@@ -1,4 +1,4 @@
-"""The kernels of one micro-batch of training on one device: products, attention, and the rest."""
+"""The kernels of one training micro-batch on one device: matrix products, attention, others."""
 
 from dataclasses import dataclass
 
@@ -20,47 +20,47 @@ from planner.workload.setting import Setting, compute_dtype_of
 from planner.workload.training_exchange import GROUP, step_line
 from planner.workload.training_methods import ADAPTER_METHODS, adapts_every_matrix, filled_ratio
 
-# Forward is one pass over the weights; backward is one for the inputs and one for the weights,
-# of which frozen weights need only the first.
+# One forward pass and two backward passes, for input and weight gradients; frozen weights need
+# only the input gradients.
 FULL_PASSES, ADAPTER_PASSES = 3, 2
-# Softmax writes its result and reads it again; written out in single operators, it also masks,
-# widens to fp32 and narrows again.
+# Softmax writes its result and reads it again; as single operators it also masks, casts to fp32
+# and back.
 SCORE_TRIPS, SINGLE_SCORE_TRIPS = 2, 4
 # FlashAttention-2 trains about 1.7 times as fast as the first version on an A100.
 # Source: Dao 2023, arXiv:2307.08691, figure 4.
 FLASH_1_SLOWDOWN = 1.7
-# FlexAttention's mask has blocks of 128 queries and 128 keys, unless told otherwise.
+# FlexAttention's default mask has blocks of 128 queries and 128 keys.
 FLEX_BLOCK_TOKENS = 128
-# A norm in single fp32 operators copies, squares, averages, scales, casts and weighs, with 2 or
-# 4 bytes each way.
+# A norm in single fp32 operators copies, squares, averages, scales, casts and multiplies, with 2
+# or 4 bytes each way.
 WRITTEN_OUT_NORM_BYTES = 32
 # 16-bit tensor cores load 16 bytes at a time; without them products run at about an eighth.
 # Source: NVIDIA, matrix multiplication background user's guide, "tensor core requirements".
 TENSOR_CORE_ELEMENTS = 8
 MISALIGNED_SLOWDOWN = 8.0
-# A narrow product reads 16 bits, writes its own format and that transposed for the backward pass.
+# A narrow product reads 16 bits and writes its format, plain and transposed for the backward pass.
 CAST_BYTES = 4
-# Emulated, an operand goes through memory in nine operators: its magnitudes are written (2 + 2
-# bytes an element) and read (2), it is widened (2 + 4), scaled (8), clipped (8) and narrowed (5),
-# and for the product widened (5) and scaled back (8); the weights' four bytes come to the same.
-# A product's result is narrowed again, half an operand's each (6 / 2).
+# Bytes per element of an emulated operand in nine operators: magnitudes written (2 + 2) and read
+# (2), cast up (2 + 4), scaled (8), clipped (8), cast down (5), and for the product cast up (5) and
+# scaled back (8); the same for the weights' four bytes. A product's result is cast down again,
+# half of it per operand (6 / 2).
 # Source: torchao 0.18, float8_training_tensor.py, float8_utils.py, float8_ops.py.
 ROUNDING_BYTES = 49
 ROUNDINGS = 2
-# Widening e4m3 alone takes 1.7 of the 2.5 ns that the operators take an element on two cores that
-# stream 66 GB/s, where 49 bytes take 0.74. The demo's step then is planned at 2.3 times bf16's. On
-# two cores of an AMD EPYC it took 2.3 times as long, and 2.5 times with other work beside it.
+# On two cores with 66 GB/s, the operators take 2.5 ns per element, 1.7 of it for casting e4m3 up;
+# 49 bytes alone would take 0.74. The demo's step is predicted at 2.3 times that of bf16. On two
+# cores of an AMD EPYC it measured 2.3 times, and 2.5 times with other load on the host.
 ROUNDING_EFFICIENCY = 0.3
-# Sorting tokens by expert copies them there and back, and back again for the gradients.
+# Sorting tokens by expert copies them to the experts and back, in both directions.
 SORTING_TRIPS = 4
-# An adapter drops out its input, reads it, writes its result and adds it to the product's.
+# An adapter applies dropout, reads its input, writes its output and adds it to the product.
 ADAPTER_BYTES = 8
 ALL_PASSES = ": forward, backward, recomputation"
 
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """Seconds of arithmetic, those at the plain rate, and the FLOP without recomputation."""
+    """Calibrated seconds, uncalibrated seconds, and FLOP without recomputation."""
 
     seconds: float
     window_s: float
@@ -68,7 +68,7 @@ class Arithmetic:
 
 
 class Kernels:
-    """The kernels of one micro-batch on one device, forward and backward, each recorded."""
+    """The kernels of one micro-batch on one device, recorded in the ledger."""
 
     def __init__(
         self,
@@ -94,17 +94,17 @@ class Kernels:
 
     @property
     def passes(self) -> int:
-        """Return how often the products run per micro-batch, forward and backward."""
+        """Return the passes of matrix products per micro-batch, without recomputation."""
         return ADAPTER_PASSES if self.workload.method in ADAPTER_METHODS else FULL_PASSES
 
     @property
     def recomputed(self) -> int:
-        """Return how often the forward pass of the layers runs again."""
+        """Return the number of recomputed forward passes of the layers."""
         return 1 if self.setting.strategy.activation_recomputation == "full" else 0
 
     @property
-    def _moved_again(self) -> int:
-        """Return how often what lies between the products runs again."""
+    def _recomputed_elementwise(self) -> int:
+        """Return the number of recomputed passes of operators other than matrix products."""
         how = self.setting.strategy.activation_recomputation
         keeps_products = how == "selective" and self.setting.engine.counted_by_operator
         return 1 if keeps_products else self.recomputed
@@ -115,9 +115,9 @@ class Kernels:
         return compute_dtype_of(self.setting) not in WIDE
 
     def products(self) -> Arithmetic:
-        """Cost the matrix products: of the layers, of routed experts, with the vocabulary.
+        """Cost the matrix products of the layers, the routed experts and the output head.
 
-        Narrow formats are for the layers: the vocabulary keeps 16 bits.
+        Narrow formats apply to the layers; the output head keeps 16 bits.
         """
         rates, passes = self.rates, self.passes + self.recomputed
         experts = self.setting.counts.experts_active * self.layer_share
@@ -158,7 +158,7 @@ class Kernels:
         return Arithmetic(seconds, window_s, model_flops)
 
     def attention_flops(self) -> Arithmetic:
-        """Cost attention, which runs in 16 bits; unfused scores are computed for all pairs."""
+        """Cost attention in 16 bits; unfused attention computes non-causal pairs too."""
         setting, model, layout = self.setting, self.setting.model, self.setting.layout
         pairs = self.rows * self._row_pairs()
         pairs = pairs * self.layer_share / layout.context
@@ -175,9 +175,9 @@ class Kernels:
         return Arithmetic(seconds, flops * count / (rate[0] * rate[1]), flops * self.passes)
 
     def _row_pairs(self) -> PerGroup:
-        """Return the pairs of one row: all that are causal, or those in blocks that are needed.
+        """Return the token pairs of one row: all causal ones, or those in unmasked blocks.
 
-        A layer of a window sees no more than it, rounded up to a block on either side.
+        Sliding-window layers compute the window, rounded up to a block on either side.
         """
         setting, row = self.setting, self.workload.sequence_length
         plain = layer_pairs(setting.model, row)
@@ -192,13 +192,13 @@ class Kernels:
             block_tokens=FLEX_BLOCK_TOKENS,
         )
         groups = zip(setting.model.layers_by_attention, plain.values, strict=True)
-        return PerGroup(tuple(_in_blocks(group, seen, needed, row) for group, seen in groups))
+        return PerGroup(tuple(_in_blocks(group, pairs, needed, row) for group, pairs in groups))
 
     @property
     def _slowdown(self) -> float:
-        """Return how much slower attention is than the kernel that the engine takes today.
+        """Return the slowdown of attention relative to the engine's current kernel.
 
-        Tensor cores cannot load heads of odd sizes, which fused kernels pad.
+        Tensor cores need aligned head sizes; fused kernels pad them.
         """
         strategy = self.setting.strategy
         if strategy.attention_kernel == "flash_1":
@@ -233,10 +233,10 @@ class Kernels:
     def elementwise(self) -> float:
         """Cost norms, activations, residuals, the loss, adapters and sorting for experts."""
         setting, layout = self.setting, self.setting.layout
-        passes = FULL_PASSES + self._moved_again
+        passes = FULL_PASSES + self._recomputed_elementwise
         moved = elementwise_bytes(setting, self.tokens, layout.sequence_ranks)
-        moved = moved + self._written_out_norms() + self._adapted()
-        layers = (moved * self.layer_share + self._unpacked()) * passes
+        moved = moved + self._unfused_norm_bytes() + self._adapter_bytes()
+        layers = (moved * self.layer_share + self._dequantised_bytes()) * passes
         logits = self.tokens * setting.model.output_width * self.pace.heads / layout.tensor
         logits = logits * 2 * element_bytes("fp32") * FULL_PASSES
         seconds = self._memory(
@@ -245,10 +245,10 @@ class Kernels:
             layers + logits,
             setting.engine.training_elementwise_efficiency,
         )
-        return seconds + self._sorting()
+        return seconds + self._sorting_seconds()
 
-    def _written_out_norms(self) -> float:
-        """Return the bytes that norms in single fp32 operators move beyond a fused kernel."""
+    def _unfused_norm_bytes(self) -> float:
+        """Return the extra bytes that norms as single fp32 operators move per forward pass."""
         setting, model = self.setting, self.setting.model
         if setting.strategy.fused_norms or setting.engine.role != "training":
             return 0.0
@@ -256,8 +256,8 @@ class Kernels:
         norms = model.norms_per_layer * model.num_hidden_layers
         return WRITTEN_OUT_NORM_BYTES * norms * elements
 
-    def _adapted(self) -> float:
-        """Return the bytes that adapters beside the products move in one forward pass."""
+    def _adapter_bytes(self) -> float:
+        """Return the bytes that adapters move in one forward pass."""
         setting, model = self.setting, self.setting.model
         if self.workload.method not in {"lora", "qlora"}:
             return 0.0
@@ -265,8 +265,8 @@ class Kernels:
         layers = model.num_hidden_layers
         return ADAPTER_BYTES * self.tokens * widths * layers / setting.layout.tensor
 
-    def _sorting(self) -> float:
-        """Cost copying each token to its experts' places and back."""
+    def _sorting_seconds(self) -> float:
+        """Cost copying the tokens in expert order and back."""
         model, layout = self.setting.model, self.setting.layout
         if not model.is_moe:
             return 0.0
@@ -276,22 +276,22 @@ class Kernels:
         return self._memory("Sorting tokens by expert", "sorting", copied)
 
     def operands(self) -> float:
-        """Cost what products read and write beside computing: more, the narrower they are."""
+        """Cost the memory traffic of the operands of matrix products."""
         setting, model = self.setting, self.setting.model
         if setting.engine.role != "training":
             return 0.0
         tensor, passes = setting.layout.tensor, self.passes + self.recomputed
         widths = operand_width(model, tensor) * self.pace.layers
         head = (model.hidden_size + model.output_width / tensor) * self.pace.heads
-        held = self.dense * self.layer_share + self.head * self.pace.heads
+        dense_weights = self.dense * self.layer_share + self.head * self.pace.heads
         experts = setting.counts.experts * self.layer_share / setting.layout.expert_ranks
-        moved = held / tensor + experts + self.tokens * (widths + head)
+        moved = dense_weights / tensor + experts + self.tokens * (widths + head)
         return self._memory(
             "Operands of products", "operands", moved * element_bytes("bf16") * passes
         )
 
     def casts(self) -> float:
-        """Cost writing the operands of narrow products in their own format, both ways round."""
+        """Cost casting the operands of narrow products, plain and transposed."""
         if not self.is_narrow or self.setting.engine.role != "training":
             return 0.0
         widths = operand_width(self.setting.model, self.setting.layout.tensor) * self.pace.layers
@@ -299,10 +299,10 @@ class Kernels:
         return self._memory("Casting to narrow formats", "casts", moved)
 
     def rounding(self) -> float:
-        """Cost rounding the operands of products in 8-bit floats that no unit takes in.
+        """Cost rounding the operands of emulated 8-bit products.
 
-        Each matrix rounds its inputs, itself and its outputs' gradients, in two of its three
-        products each; what runs again rounds inputs and matrices once more.
+        Inputs, weights and output gradients are each rounded in two of the three products of a
+        matrix; recomputation rounds inputs and weights once more.
         """
         setting = self.setting
         computed = compute_dtype_of(setting)
@@ -315,7 +315,7 @@ class Kernels:
         return self._memory(name, "rounding", moved, ROUNDING_EFFICIENCY)
 
     def scores(self) -> float:
-        """Cost the scores and probabilities that unfused attention writes and reads again."""
+        """Cost the memory traffic of scores and probabilities in unfused attention."""
         setting = self.setting
         if setting.strategy.attention != "eager" or setting.engine.role != "training":
             return 0.0
@@ -331,10 +331,10 @@ class Kernels:
         trips = (SINGLE_SCORE_TRIPS if single else SCORE_TRIPS) * (FULL_PASSES + again)
         return self._memory("Scores through memory", "scores", trips * written * self.pace.layers)
 
-    def _unpacked(self) -> float:
-        """Return the bytes of reading weights and writing them as the products take them.
+    def _dequantised_bytes(self) -> float:
+        """Return the bytes to read weights and write them in the format of the products.
 
-        Quantised base weights are unpacked; quantisation-aware training rounds wide ones.
+        Quantised base weights are dequantised; quantisation-aware training rounds wide ones.
         """
         setting = self.setting
         if setting.weight_dtype in WIDE and setting.strategy.quantization != "qat":
@@ -344,8 +344,12 @@ class Kernels:
         return setting.counts.layer_linear / (layout.tensor * layout.pipeline) * each
 
 
-def _in_blocks(group: LayerGroup, seen: Quantity, needed: Quantity, row: Quantity) -> Quantity:
-    """Return the pairs of a group's layers in the blocks that its mask and its window leave."""
+def _in_blocks(
+    group: LayerGroup, pairs: Quantity, block_pairs_of_row: Quantity, row: Quantity
+) -> Quantity:
+    """Return the token pairs of a layer group in blocks within its mask and window."""
     if isinstance(group, RecurrentLayers):
-        return seen
-    return minimum(group.count * needed, seen + group.count * 2 * FLEX_BLOCK_TOKENS * row)
+        return pairs
+    return minimum(
+        group.count * block_pairs_of_row, pairs + group.count * 2 * FLEX_BLOCK_TOKENS * row
+    )

@@ -1,4 +1,4 @@
-"""What training holds on each device: weights, gradients, optimiser states, activations, loss."""
+"""Training memory per device: weights, gradients, optimiser states, activations, loss."""
 
 from collections.abc import Sequence
 from functools import cached_property
@@ -15,15 +15,15 @@ from planner.cost.training_states import (
 )
 from planner.cost.weights import alike_stages, stage_vocabulary
 from planner.specs.workload import TrainWorkload
-from planner.workload.checkpoint_copy import device_copy_bytes, host_copy_bytes
-from planner.workload.inference_memory import stage_weight_bytes, usable_bytes
-from planner.workload.setting import Setting
-from planner.workload.spare_blocks import (
+from planner.workload.allocator_cache import (
     given_back,
-    messages_look_bytes,
+    profiler_bytes,
     training_overhead,
     without_spare,
 )
+from planner.workload.checkpoint_copy import device_copy_bytes, host_copy_bytes
+from planner.workload.inference_memory import stage_weight_bytes, usable_bytes
+from planner.workload.setting import Setting
 from planner.workload.training_activations import StageActivations
 from planner.workload.training_methods import (
     ADAPTER_METHODS,
@@ -36,29 +36,29 @@ from planner.workload.training_methods import (
 from planner.workload.training_tiers import (
     StageBytes,
     activations_left,
-    anything_away,
     gradients_left,
+    is_offloading,
     tier_bytes,
     weights_share,
 )
 
 GROUP = "memory"
-GATHERED_LAYERS = 2  # ZeRO-3 holds the layer at work and the next one unsharded
+GATHERED_LAYERS = 2  # ZeRO-3 gathers the current and the next layer
 
 
 def training_memory(setting: Setting, ledger: Ledger, workload: TrainWorkload) -> MemoryUse:
-    """Return what every pipeline stage holds; the fullest stage is the one in the ledger.
+    """Return the memory of every pipeline stage; the ledger records the fullest one.
 
-    Of columns only the stages that can be the fullest are costed: of those that hold the same
+    Without a record, only stages that can be the fullest are costed: of the stages with equal
     layers, the first has the most micro-batches in flight.
     """
-    alike = alike_stages(setting.model.num_hidden_layers, setting.layout.pipeline)
-    costed = range(len(alike)) if ledger.records else sorted(set(alike))
+    first_equal = alike_stages(setting.model.num_hidden_layers, setting.layout.pipeline)
+    costed = range(len(first_equal)) if ledger.records else sorted(set(first_equal))
     stages = [_Stage(setting, Unrecorded(), workload, index).memory() for index in costed]
     if ledger.records:
         fullest = max(costed, key=lambda index: stages[index].peak_bytes)
         stages[fullest] = _Stage(setting, ledger, workload, fullest).memory()
-    host_bytes, disk_bytes = _bytes_away(setting, workload, alike)
+    host_bytes, disk_bytes = _offloaded_bytes(setting, workload, first_equal)
     host_bytes = host_bytes + host_copy_bytes(setting, ledger, workload)
     return MemoryUse(
         stages=tuple(stages),
@@ -69,33 +69,33 @@ def training_memory(setting: Setting, ledger: Ledger, workload: TrainWorkload) -
     )
 
 
-def _bytes_away(
-    setting: Setting, workload: TrainWorkload, alike: Sequence[int]
+def _offloaded_bytes(
+    setting: Setting, workload: TrainWorkload, first_equal: Sequence[int]
 ) -> tuple[float, float]:
-    """Return what host memory and disk hold of all stages and all ranks."""
-    if not anything_away(setting.offload):
+    """Return the offloaded bytes in host memory and on disk over all stages and ranks."""
+    if not is_offloading(setting.offload):
         return 0.0, 0.0
     ranks = setting.layout.tensor * setting.layout.state_ranks
     host = disk = 0.0
-    for index in sorted(set(alike)):
-        held = _Stage(setting, Unrecorded(), workload, index).away()
-        host = host + alike.count(index) * ranks * held[0]
-        disk = disk + alike.count(index) * ranks * held[1]
+    for index in sorted(set(first_equal)):
+        host_and_disk = _Stage(setting, Unrecorded(), workload, index).offloaded_bytes()
+        host = host + first_equal.count(index) * ranks * host_and_disk[0]
+        disk = disk + first_equal.count(index) * ranks * host_and_disk[1]
     return host, disk
 
 
 def micro_batch_bytes(setting: Setting, workload: TrainWorkload) -> float:
-    """Return the activations that one micro-batch keeps on a device of the first stage."""
+    """Return the activation bytes of one micro-batch on a device of the first stage."""
     layout = setting.layout
-    kept, _, _ = _Stage(setting, Unrecorded(), workload, 0).activations()
+    saved, _, _ = _Stage(setting, Unrecorded(), workload, 0).activations()
     schedule = setting.strategy.pipeline_schedule or "1f1b"
-    return kept / pipeline_in_flight(
+    return saved / pipeline_in_flight(
         schedule, 0, layout.pipeline, layout.micro_batches, layout.chunks
     )
 
 
 def stage_moments(setting: Setting, workload: TrainWorkload) -> tuple[StageMemory, ...]:
-    """Return every moment of every pipeline stage that may be the fullest."""
+    """Return the memory of every stage at every moment that can be its peak."""
     stages = range(setting.layout.pipeline)
     whole = (_Stage(setting, Unrecorded(), workload, index).full_moments() for index in stages)
     return tuple(moment for moments in whole for moment in moments)
@@ -104,7 +104,7 @@ def stage_moments(setting: Setting, workload: TrainWorkload) -> tuple[StageMemor
 def stage_memory(
     setting: Setting, ledger: Ledger, workload: TrainWorkload, index: int
 ) -> StageMemory:
-    """Return what one pipeline stage holds at its fullest moment."""
+    """Return the peak memory of one pipeline stage."""
     return _Stage(setting, ledger, workload, index).memory()
 
 
@@ -123,81 +123,83 @@ class _Stage:
         return fullest_of(self.moments())
 
     def moments(self) -> tuple[StageMemory, ...]:
-        """Return what the stage shows when it is fullest, spare blocks given back where needed."""
+        """Return the candidate peaks, with the allocator's spare blocks freed as needed."""
         if not self.setting.engine.returns_blocks:
             return self.full_moments()
-        alone = without_spare(self.setting)
-        bare = _Stage(alone, Unrecorded(), self.workload, self.index).full_moments()
+        bare_setting = without_spare(self.setting)
+        bare = _Stage(bare_setting, Unrecorded(), self.workload, self.index).full_moments()
         pairs = zip(self.full_moments(), bare, strict=True)
-        return tuple(given_back(self.setting, shown, least) for shown, least in pairs)
+        return tuple(given_back(self.setting, full, bare_moment) for full, bare_moment in pairs)
 
     def full_moments(self) -> tuple[StageMemory, ...]:
-        """Return what the stage holds when it is fullest: loss, backward pass, update, loading.
+        """Return the candidate peaks: loss, backward pass, optimiser update, loading.
 
-        Logits are freed before the first layer is computed again, and activations before the
-        optimiser runs, so that no moment holds all of them.
+        Logits are freed before recomputation and activations before the optimiser update, so they
+        never add up.
         """
         setting = self.setting
         factor = setting.factor("memory")
-        kept, layer, loss = self.activations()
-        kept = activations_left(setting, self.ledger, kept, self.layers)
+        saved, layer, loss = self.activations()
+        saved = activations_left(setting, self.ledger, saved, self.layers)
         weights, gradients = self.weights(), self.gradients()
         optimizer = self.optimizer_states()
-        held = {
+        by_class = {
             "weights": weights * (1 - weights_share(setting.offload)),
             "adapters": self.adapters(),
             "gradients": gradients_left(setting, self.ledger, gradients),
             "optimizer_states": 0.0 if setting.offload.optimizer != "none" else optimizer,
         }
-        states = sum(held.values()) - self._extra()
-        looked = 0.0 if self.index else messages_look_bytes(setting)
-        held["runtime_overhead"] = (training_overhead(setting.engine, states) + looked) * factor
+        states = sum(by_class.values()) - self._extra()
+        profiler = 0.0 if self.index else profiler_bytes(setting)
+        by_class["runtime_overhead"] = (
+            training_overhead(setting.engine, states) + profiler
+        ) * factor
         copies = self.autocast_copies()
         copies = copies + self._checkpoint_copy()
-        working = copies + self.gathered_weights(weights) + self._unexchanged(gradients)
+        buffers = copies + self.gathered_weights(weights) + self._unbucketed_gradients(gradients)
         moments = [
-            {"activations": (kept + loss) * factor, "buffers": working},
-            {"activations": (kept + layer) * factor, "buffers": working},
+            {"activations": (saved + loss) * factor, "buffers": buffers},
+            {"activations": (saved + layer) * factor, "buffers": buffers},
             {"activations": 0.0, "buffers": copies + self.update_buffers()},
         ]
-        found = [StageMemory({**held, **moment}) for moment in moments]
+        peaks = [StageMemory({**by_class, **moment}) for moment in moments]
         if setting.engine.loads_before_sharding:
-            found.append(self._loading(weights, held["runtime_overhead"], kept * factor))
-        return tuple(found)
+            peaks.append(self._loading(weights, by_class["runtime_overhead"], saved * factor))
+        return tuple(peaks)
 
-    def away(self) -> tuple[float, float]:
-        """Return what host memory and disk hold for this stage's device."""
-        kept, _, _ = self.activations()
-        held = StageBytes(self.weights(), self.gradients(), self.optimizer_states(), kept)
-        return tier_bytes(self.setting, held)
+    def offloaded_bytes(self) -> tuple[float, float]:
+        """Return the offloaded bytes in host memory and on disk of one device of the stage."""
+        saved, _, _ = self.activations()
+        stage_bytes = StageBytes(self.weights(), self.gradients(), self.optimizer_states(), saved)
+        return tier_bytes(self.setting, stage_bytes)
 
-    def _loading(self, weights: float, overhead: float, kept: float) -> StageMemory:
-        """Return what a device holds that has all weights beside its shards of them.
+    def _loading(self, weights: float, overhead: float, saved: float) -> StageMemory:
+        """Return the peak of a device that loads all weights before it shards them.
 
-        The vocabulary belongs to no layer: the outermost unit gathers it anew for a whole step.
+        The vocabulary is in the outermost FSDP unit, which stays gathered for the whole step.
         """
         shards, model, layout = self._shards(3), self.setting.model, self.setting.layout
         root = stage_vocabulary(model, self.index, layout.pipeline) / layout.tensor
         gathered = weights * shards + root * self.setting.vocabulary_element_bytes
-        whole = where(shards > 1, gathered, 0.0)
-        held = {"weights": weights, "buffers": whole, "runtime_overhead": overhead}
-        return StageMemory({**held, "activations": where(shards > 1, kept, 0.0)})
+        buffers = where(shards > 1, gathered, 0.0)
+        by_class = {"weights": weights, "buffers": buffers, "runtime_overhead": overhead}
+        return StageMemory({**by_class, "activations": where(shards > 1, saved, 0.0)})
 
     def update_buffers(self) -> float:
-        """Return the copies that the optimiser makes of what it updates, while it updates."""
+        """Return the temporary copies of the optimiser during its update."""
         each = self.setting.engine.update_copies * moment_bytes(self.setting)
         if not each or optimizer_of(self.workload) != "adamw":
             return 0.0
         return self._state("Copies while updating", "buffers", each, self._shards(1))
 
     def _checkpoint_copy(self) -> float:
-        """Return what is written beside the steps, on the first rank, which gathers it."""
+        """Return the copy of a background checkpoint, which the first rank gathers."""
         if self.index:
             return 0.0
         return device_copy_bytes(self.setting, self.ledger, self.workload)
 
     def _extra(self) -> float:
-        """Return what measurements add to the states: no allocator's block is behind it."""
+        """Return the fitted extra state bytes, which are not in allocator blocks."""
         if self.setting.offload.optimizer != "none":
             return 0.0
         return self._trained * self.setting.engine.extra_state_bytes / self._shards(1)
@@ -218,20 +220,20 @@ class _Stage:
         )
 
     def gathered_weights(self, sharded: float) -> float:
-        """Return what is held whole, of sharded or fetched weights, to compute.
+        """Return the unsharded or fetched weights needed for computation.
 
-        Sharded layers are gathered one ahead. What comes from the host is fetched by halves of a
-        layer, attention or feed-forward: one works while the other arrives.
+        Sharded layers are gathered one ahead. Offloaded layers are fetched in halves, attention
+        and feed-forward: one computes while the other is loaded.
         """
         shards, fetched = self._shards(3), weights_share(self.setting.offload)
         layer = sharded * shards / maximum(1, self.layers)
         return layer * where(shards > 1, 2.0 - fetched, fetched)
 
-    def _unexchanged(self, gradients: float) -> float:
-        """Return the gradients that gather beside the buckets of an exchange.
+    def _unbucketed_gradients(self, gradients: float) -> float:
+        """Return the accumulated gradients outside the DDP buckets.
 
-        Copies of a whole model add up several micro-batches before they exchange: until the
-        buckets have their order, in the third step, the sum lies beside them.
+        With gradient accumulation, gradients are separate from the buckets until these are
+        rebuilt in the third step.
         """
         layout = self.setting.layout
         if not self.setting.engine.counted_by_operator:
@@ -240,31 +242,30 @@ class _Stage:
         return where(whole & (layout.micro_batches > 1), gradients, 0.0)
 
     def autocast_copies(self) -> float:
-        """Return the narrow copies that autocast makes of what learns, for its products.
+        """Return the narrow copies that autocast makes of trained weights.
 
-        What is computed again makes its copies again, a layer's at a time. Layers that multiply in
-        8-bit floats round their weights as they go: in our trainer the output layer alone is
-        copied.
+        With recomputation, copies exist for one layer at a time. Layers with 8-bit products round
+        their weights on the fly: in Slipway's trainer only the output layer is copied.
         """
         setting, narrow = self.setting, self._activations.kept_bytes
         adapts = self.workload.method in ADAPTER_METHODS
-        own = element_bytes(setting.engine.adapter_dtype) if adapts else narrow
-        if narrow >= max(own, setting.plain_element_bytes):
+        stored_bytes = element_bytes(setting.engine.adapter_dtype) if adapts else narrow
+        if narrow >= max(stored_bytes, setting.plain_element_bytes):
             return 0.0
         again = setting.strategy.activation_recomputation in {"selective", "full"}
-        apart, copied = 1.0, self._trained
+        pieces, copied = 1.0, self._trained
         shards = self._shards(3)
         if again and setting.engine.counted_by_operator:
-            apart = maximum(1, self.layers)
+            pieces = maximum(1, self.layers)
         if setting.strategy.compute_dtype == "fp8" and setting.engine.counted_by_operator:
             head = setting.model.output_width * setting.model.hidden_size
-            apart, copied, shards = 1.0, head / setting.layout.tensor, 1.0
+            pieces, copied, shards = 1.0, head / setting.layout.tensor, 1.0
         return self.ledger.term(
             sharded_state_bytes,
             setting.line(GROUP, "Autocast copies of the weights", key="buffers"),
             parameters=copied,
             bytes_per_element=narrow,
-            shards=where(shards > 1, maximum(1, self.layers) / GATHERED_LAYERS, apart),
+            shards=where(shards > 1, maximum(1, self.layers) / GATHERED_LAYERS, pieces),
         )
 
     @cached_property
@@ -279,19 +280,19 @@ class _Stage:
         return stored / setting.weight_element_bytes
 
     def adapters(self) -> float:
-        """Return the adapters' own weights, in the engine's format for them."""
+        """Return the bytes of the adapter weights."""
         if self.workload.method not in ADAPTER_METHODS:
             return 0.0
         each = element_bytes(self.setting.engine.adapter_dtype)
         return self._state("Adapter weights", "adapters", each, self._shards(3))
 
     def gradients(self) -> float:
-        """Return the gradients; a fused optimiser holds one weight's at a time."""
+        """Return the bytes of gradients; a fused optimiser holds one weight's at a time."""
         each = gradient_bytes_each(self.setting, self.workload, self.layers)
         return self._state("Gradients", "gradients", each, self._shards(2))
 
     def optimizer_states(self) -> float:
-        """Return moments, and the fp32 master weights that mixed precision keeps beside them."""
+        """Return the bytes of moments and fp32 master weights."""
         each = state_bytes_each(self.setting, self.workload)
         return self._state("Optimiser states", "optimizer_states", each, self._shards(1))
 
@@ -305,7 +306,7 @@ class _Stage:
         )
 
     def activations(self) -> tuple[float, float, float]:
-        """Return what is kept for the backward pass, one layer's working set, and the loss."""
+        """Return saved activations, the working set of one layer, and the loss in bytes."""
         return self._activations.found()
 
     @cached_property

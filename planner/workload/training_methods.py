@@ -1,4 +1,4 @@
-"""What each method of training trains, with which optimiser, and the states that it keeps."""
+"""The trained parameters, optimiser and state sizes of each training method."""
 
 from planner.cost.dtypes import SIXTEEN_BIT, element_bytes
 from planner.cost.training_states import (
@@ -20,19 +20,19 @@ OWN_STATES = FUSED_METHODS | {"qft"}
 
 
 def optimizer_of(workload: TrainWorkload) -> str:
-    """Return the optimiser in use: the method's own, the one asked for, or AdamW."""
+    """Return the optimiser in use: the method's own, the requested one, or AdamW."""
     if workload.method in OWN_STATES:
         return workload.method
     return workload.optimizer or "adamw"
 
 
 def adapts_every_matrix(setting: Setting, workload: TrainWorkload) -> bool:
-    """Return whether adapters sit on every linear weight, not on queries and values alone."""
+    """Return whether all linear weights have adapters, not only queries and values."""
     return (workload.lora_targets or setting.engine.lora_targets) == "all"
 
 
 def trained_parameters(setting: Setting, workload: TrainWorkload) -> float:
-    """Return how many parameters the whole model trains: all, or the adapters alone."""
+    """Return the number of trained parameters: all, or those of the adapters."""
     if workload.method not in ADAPTER_METHODS:
         return float(setting.counts.total)
     if workload.method == "alphatuning":
@@ -48,22 +48,21 @@ def trained_parameters(setting: Setting, workload: TrainWorkload) -> float:
 
 
 def filled_ratio(setting: Setting, workload: TrainWorkload) -> float:
-    """Return the rows that a batch takes per padded row: packed ones hold no padding."""
+    """Return the rows of a batch per padded row; packed rows have no padding."""
     return workload.text_ratio if setting.strategy.packed else 1.0
 
 
 def gradient_bytes_each(setting: Setting, workload: TrainWorkload, layers: float) -> float:
-    """Return the bytes of gradients per trained parameter of a stage of so many layers.
+    """Return the gradient bytes per trained parameter of a stage with ``layers`` layers.
 
-    Fused optimisers hold those of one weight at a time, at most of the largest.
-
-    QFT as published keeps every gradient in 8 bits; some engines fuse its update too. Some keep
-    every 16-bit gradient beside the fp32 one that it is added to.
+    Fused optimisers hold the gradient of one weight at a time, at most the largest. QFT stores
+    all gradients in 8 bits; some engines fuse its update too. Some engines keep 16-bit gradients
+    in addition to the fp32 ones that accumulate them.
     """
     given = setting.strategy.gradient_dtype or "bf16"
     dtype = setting.engine.adapter_dtype if workload.method in ADAPTER_METHODS else given
-    beside = dtype == "fp32" and setting.engine.narrow_gradients_beside
-    each = element_bytes(dtype) + (element_bytes("bf16") if beside else 0.0)
+    keeps_narrow = dtype == "fp32" and setting.engine.narrow_gradients_beside
+    each = element_bytes(dtype) + (element_bytes("bf16") if keeps_narrow else 0.0)
     is_fused = workload.method in FUSED_METHODS or setting.has_integer_vocabulary
     if not is_fused:
         return each
@@ -72,7 +71,7 @@ def gradient_bytes_each(setting: Setting, workload: TrainWorkload, layers: float
 
 
 def moment_bytes(setting: Setting) -> float:
-    """Return the bytes of one moment of a trained parameter."""
+    """Return the bytes of one optimiser moment per trained parameter."""
     return element_bytes(setting.strategy.optimizer_dtype or "fp32")
 
 

@@ -1,34 +1,34 @@
-"""A whole training run: lengths that grow, and a time that is given instead of the tokens."""
+"""A whole training run: length schedules and time budgets."""
 
 from dataclasses import replace
 
 from planner.cost.equation import Ledger, Unrecorded
 from planner.specs.workload import TrainWorkload
+from planner.workload.heterogeneous import train_unlike
 from planner.workload.outcome import Outcome
 from planner.workload.setting import Setting
 from planner.workload.train import train
-from planner.workload.unlike import train_unlike
 
 
 def train_run(setting: Setting, workload: TrainWorkload, ledger: Ledger) -> Outcome:
-    """Return what a training run costs: its longest step, and the run as it is scheduled."""
+    """Return the cost of a training run: its longest step and the scheduled run."""
     outcome = _step(setting, workload, ledger)
     if not workload.length_schedule and not workload.time_budget_seconds:
         return outcome
     rate = _mean_rate(setting, workload, outcome)
     budget = workload.time_budget_seconds
-    found: dict[str, float] = {}
+    figures: dict[str, float] = {}
     if budget:
-        found = {"duration_seconds": budget, "trained_tokens": rate * budget}
+        figures = {"duration_seconds": budget, "trained_tokens": rate * budget}
     elif workload.tokens:
-        found = {"duration_seconds": workload.tokens / rate}
-    return replace(outcome, performance=outcome.performance.model_copy(update=found))
+        figures = {"duration_seconds": workload.tokens / rate}
+    return replace(outcome, performance=outcome.performance.model_copy(update=figures))
 
 
 def _step(setting: Setting, workload: TrainWorkload, ledger: Ledger) -> Outcome:
-    """Return what one step costs, its layers split unevenly where devices are unlike."""
-    unlike = bool(setting.cluster.other_nodes)
-    return (train_unlike if unlike else train)(setting, workload, ledger)
+    """Return the cost of one step; heterogeneous devices get an uneven layer split."""
+    is_mixed = bool(setting.cluster.other_nodes)
+    return (train_unlike if is_mixed else train)(setting, workload, ledger)
 
 
 def _mean_rate(setting: Setting, workload: TrainWorkload, outcome: Outcome) -> float:
@@ -43,12 +43,12 @@ def _mean_rate(setting: Setting, workload: TrainWorkload, outcome: Outcome) -> f
 
 
 def _rate_at(setting: Setting, workload: TrainWorkload, length: int) -> float:
-    """Return the tokens per second at a shorter length, in rows of as many tokens a step."""
-    more = workload.sequence_length / length
+    """Return the tokens per second at a shorter length with equal tokens per step."""
+    ratio = workload.sequence_length / length
     shorter = workload.model_copy(update={"sequence_length": length})
-    rows = replace(setting.layout, micro_batch=setting.layout.micro_batch * more)  # type: ignore[arg-type]  # a mean number of rows
-    found = _step(replace(setting, workload=shorter, layout=rows), shorter, Unrecorded())
-    return _rate_of(found) * more
+    rows = replace(setting.layout, micro_batch=setting.layout.micro_batch * ratio)  # type: ignore[arg-type]  # a mean number of rows
+    outcome = _step(replace(setting, workload=shorter, layout=rows), shorter, Unrecorded())
+    return _rate_of(outcome) * ratio
 
 
 def _rate_of(outcome: Outcome) -> float:

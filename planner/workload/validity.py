@@ -1,7 +1,7 @@
-"""What a layout must satisfy, once for one layout and for columns of them.
+"""Validity rules of parallel layouts, for one layout or for columns of them.
 
-The exact door raises at the first rule that does not hold; the search masks every layout that
-breaks one. Both read the same rules, so that neither can offer what the other refuses.
+An exact estimate raises on the first violated rule; the search masks all layouts that violate
+one. Both use the same rules.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -19,7 +19,7 @@ from planner.workload.ranks import Layout
 
 @dataclass(frozen=True)
 class Rule:
-    """A condition, the field to blame when it does not hold, and what to say then."""
+    """A condition, with the field and the message of its violation."""
 
     holds: Flag
     field: str
@@ -27,10 +27,10 @@ class Rule:
 
 
 def check(rules: Iterable[Rule]) -> None:
-    """Pass when every rule holds.
+    """Raise on the first violated rule.
 
     Raises:
-        NotPossibleError: names the field of the first rule that does not, with the numbers.
+        NotPossibleError: with the field and the numbers of the rule.
     """
     for rule in rules:
         if not rule.holds:
@@ -43,7 +43,7 @@ def mask(rules: Iterable[Rule]) -> Flag:
 
 
 def rank_rules(model: ModelSpec, available: int, layout: Layout) -> Iterator[Rule]:
-    """Yield what the groups of ranks must satisfy on ``available`` devices."""
+    """Yield the rules for parallel sizes on ``available`` devices."""
     data, tensor, pipeline, context = layout.data, layout.tensor, layout.pipeline, layout.context
     attention = layout.attention_data
     yield Rule(
@@ -70,7 +70,7 @@ def rank_rules(model: ModelSpec, available: int, layout: Layout) -> Iterator[Rul
 
 
 def _largest_degree(layout: Layout) -> str:
-    """Return the degree that takes most ranks: what to make smaller when they are too many.
+    """Return the largest parallel size: the one to reduce if there are too many ranks.
 
     >>> _largest_degree(Layout(data=16, tensor=2))
     'data'
@@ -125,7 +125,7 @@ def _expert_rules(model: ModelSpec, layout: Layout) -> Iterator[Rule]:
 
 
 def serving_rules(model: ModelSpec, layout: Layout) -> Iterator[Rule]:
-    """Yield what the ranks of one replica must satisfy to share the experts between them."""
+    """Yield the rules for expert parallelism within one replica."""
     if not model.is_moe:
         return
     ranks = layout.tensor * layout.attention_data * layout.context
@@ -141,7 +141,7 @@ def serving_rules(model: ModelSpec, layout: Layout) -> Iterator[Rule]:
 
 
 def batch_rules(workload: TrainWorkload, data: int, micro: float) -> Iterator[Rule]:
-    """Yield what the micro-batch must satisfy to share the global batch evenly."""
+    """Yield the rules for an even split of the global batch into micro-batches."""
     yield Rule(
         divides(data, workload.global_batch_size),
         "workload.global_batch_size",
@@ -164,7 +164,7 @@ def batch_rules(workload: TrainWorkload, data: int, micro: float) -> Iterator[Ru
 def training_rules(
     model: ModelSpec, workload: TrainWorkload, layout: Layout, schedule: str | None
 ) -> Iterator[Rule]:
-    """Yield what the rest of a training layout must satisfy."""
+    """Yield the other rules of a training layout."""
     yield Rule(
         divides(layout.context, workload.sequence_length),
         "strategy.context_parallel_size",
@@ -195,7 +195,7 @@ def training_rules(
 def attention_rules(
     attention: str | None, engine: Engine, device: DeviceSpec, layout: Layout, *, training: bool
 ) -> Iterator[Rule]:
-    """Yield what attention by blocks (FlexAttention) asks for: whole layers of ours on GPUs."""
+    """Yield the rules for FlexAttention: Slipway's runner, GPUs and unsplit layers."""
     if attention != "flex":
         return
     field, way_out = "strategy.attention", "choose flash"

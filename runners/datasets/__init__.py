@@ -1,1 +1,1 @@
-"""Files of training data: what their records may hold, and what is wrong with them."""
+"""Training data files: record formats and validation."""

@@ -1,4 +1,4 @@
-"""Looks through a file of training data before anything is trained on it."""
+"""Validates a training data file before training."""
 
 from collections.abc import Iterator
 from typing import BinaryIO, NamedTuple
@@ -21,14 +21,14 @@ EXCERPT_CHARACTERS = 300
 
 
 class Part(NamedTuple):
-    """A part of a sample as a person sees it: who says it, and how it begins."""
+    """A part of a sample for display: its role and the beginning of its text."""
 
     who: str
     text: str
 
 
 class Checked(NamedTuple):
-    """What a file holds; with an error nothing can be trained on it."""
+    """The content of a file; with errors it cannot be trained on."""
 
     format: Format | None
     num_records: int
@@ -38,16 +38,16 @@ class Checked(NamedTuple):
 
 
 def checked(file: BinaryIO, name: str, stated: Format | None = None) -> Checked:
-    """Return what is in a file, with the first errors of its lines; every line is read.
+    """Return a file's content summary and its first errors; every line is read.
 
     Raises:
-        DataError: files of this kind are not read.
+        DataError: the file type is not supported.
     """
     reader = Reader(name, stated)
     count, is_varied = 0, False
     samples: list[tuple[Part, ...]] = []
     errors: list[str] = []
-    before: bytes | None = None
+    previous_digest: bytes | None = None
     try:
         for sample in _samples(reader, file, errors):
             count += 1
@@ -56,7 +56,7 @@ def checked(file: BinaryIO, name: str, stated: Format | None = None) -> Checked:
                 break
             if not is_varied:
                 digest = digest_of(sample)
-                is_varied, before = before not in {None, digest}, digest
+                is_varied, previous_digest = previous_digest not in {None, digest}, digest
             if len(samples) < FIRST_SAMPLES:
                 samples.append(excerpt(sample))
     except DataError as error:
@@ -67,14 +67,16 @@ def checked(file: BinaryIO, name: str, stated: Format | None = None) -> Checked:
 
 
 def too_few(name: str, count: int) -> str:
-    """Return why a file with fewer than two different records teaches nothing."""
-    held = "no record" if not count else "only one record" if count == 1 else "one record, again"
-    return f"{name} holds {held}; give at least two that differ: one is kept to judge by"
+    """Return the error of a file with fewer than two different records."""
+    content = (
+        "no record" if not count else "only one record" if count == 1 else "one record, again"
+    )
+    return f"{name} holds {content}; give at least two that differ: one is held out for evaluation"
 
 
 def _samples(reader: Reader, file: BinaryIO, errors: list[str]) -> Iterator[Sample]:
-    """Yield what can be read; what cannot is noted, up to a handful."""
-    for line, raw in reader.pieces(file):
+    """Yield the readable samples; collect at most ``MOST_ERRORS`` errors."""
+    for line, raw in reader.raw_records(file):
         try:
             sample = reader.sample(line, raw)
         except DataError as error:
@@ -87,7 +89,7 @@ def _samples(reader: Reader, file: BinaryIO, errors: list[str]) -> Iterator[Samp
 
 
 def excerpt(sample: Sample) -> tuple[Part, ...]:
-    """Return a sample's parts, each cut to what a page has room for."""
+    """Return a sample's parts, each truncated for display."""
     if isinstance(sample, ChatSample):
         parts = [Part(turn.role, turn.content) for turn in sample.turns]
     elif isinstance(sample, CompletionSample):

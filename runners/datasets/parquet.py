@@ -1,10 +1,14 @@
-"""The rows of a Parquet file, each as the line of JSON that it would be (pyarrow reads it).
+"""Reads the rows of a Parquet file as JSON lines with pyarrow.
 
-Only the columns that some format has are read, a few rows at a time: what a file takes in memory
-is one row group's columns, which the file itself states and which are limited.
+Only the columns of known formats are read, a few rows at a time. Memory is bounded by one row
+group's columns, whose stated size is limited. As a program it reads the file at standard
+input; ``parquet_process`` starts it.
 """
 
 import json
+import os
+import resource
+import sys
 from collections.abc import Collection, Iterator
 from typing import Any, BinaryIO
 
@@ -12,22 +16,23 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 ROWS_AT_A_TIME = 256
-MAX_GROUP_BYTES = 512 * 1024**2  # of the columns that are read, as the file states them
-MAX_NAMES_BYTES = 16 * 1024**2  # of any one text of the file's own description
+MAX_NAMES_BYTES = 16 * 1024**2  # of one string in the file's metadata
 
 
 class ParquetError(ValueError):
-    """A file that is no Parquet, is damaged, or holds what no line of JSON can."""
+    """The file is not Parquet, is damaged, or has values that JSON cannot represent."""
 
 
-def rows_of(file: BinaryIO, fields: Collection[str]) -> Iterator[tuple[int, bytes]]:
-    """Yield each row with its number, counted from 1, as UTF-8 JSON of the given columns.
+def rows_of(
+    file: BinaryIO, fields: Collection[str], max_group_bytes: int
+) -> Iterator[tuple[int, bytes]]:
+    """Yield each row's number, counted from 1, and the given columns as UTF-8 JSON.
 
-    A file without any of them yields its rows with every column's name and no value, so that
-    whoever reads them can say which columns there are.
+    ``max_group_bytes`` limits the read columns of one row group. If the file has none of the
+    columns, each row has all column names with null values, so that the caller can list them.
 
     Raises:
-        ParquetError: it cannot be read, with the reason; or a row group is too large.
+        ParquetError: the file cannot be read, or a row group is too large.
     """
     try:
         table = pq.ParquetFile(
@@ -36,13 +41,13 @@ def rows_of(file: BinaryIO, fields: Collection[str]) -> Iterator[tuple[int, byte
             thrift_container_size_limit=MAX_NAMES_BYTES,
         )
         names = list(table.schema_arrow.names)
-        wanted = [name for name in names if name in fields]
-        _check_groups(table, wanted)
-        if not wanted:
+        selected = [name for name in names if name in fields]
+        _check_groups(table, selected, max_group_bytes)
+        if not selected:
             yield from _empty_rows(table.metadata.num_rows, names)
             return
         number = 0
-        for batch in table.iter_batches(batch_size=ROWS_AT_A_TIME, columns=wanted):
+        for batch in table.iter_batches(batch_size=ROWS_AT_A_TIME, columns=selected):
             for row in batch.to_pylist():
                 number += 1
                 yield number, _line(number, row)
@@ -51,20 +56,20 @@ def rows_of(file: BinaryIO, fields: Collection[str]) -> Iterator[tuple[int, byte
         raise ParquetError(f"it cannot be read as Parquet ({first[:200]})") from None
 
 
-def _check_groups(table: pq.ParquetFile, wanted: Collection[str]) -> None:
-    """Refuse row groups whose columns would not fit in memory."""
+def _check_groups(table: pq.ParquetFile, selected: Collection[str], most: int) -> None:
+    """Raise if a row group's columns exceed the limit."""
     for number in range(table.metadata.num_row_groups):
         group = table.metadata.row_group(number)
         columns = (group.column(each) for each in range(group.num_columns))
         size = sum(
             each.total_uncompressed_size
             for each in columns
-            if each.path_in_schema.partition(".")[0] in wanted
+            if each.path_in_schema.partition(".")[0] in selected
         )
-        if size > MAX_GROUP_BYTES:
+        if size > most:
             raise ParquetError(
                 f"row group {number + 1} holds {size // 1024**2:,} MiB; "
-                f"{MAX_GROUP_BYTES // 1024**2} MiB are read at once. Write it with smaller row "
+                f"{most // 1024**2} MiB are read at once. Write it with smaller row "
                 "groups"
             )
 
@@ -79,7 +84,32 @@ def _line(number: int, row: dict[str, Any]) -> bytes:
     try:
         return json.dumps(row, ensure_ascii=False).encode()
     except (TypeError, UnicodeEncodeError):
-        found = ", ".join(f"{name}: {type(value).__name__}" for name, value in row.items())
+        types = ", ".join(f"{name}: {type(value).__name__}" for name, value in row.items())
         raise ParquetError(
-            f"row {number} holds what is no text, number or list of them ({found[:200]})"
+            f"row {number} holds what is no text, number or list of them ({types[:200]})"
         ) from None
+
+
+def main(arguments: list[str]) -> int:
+    """Write the rows of the file at standard input as lines; an error line begins with ``!``.
+
+    Arguments: the byte limits of a row group and of the address space, then the columns.
+    """
+    max_group_bytes, max_bytes, *fields = arguments
+    resource.setrlimit(resource.RLIMIT_AS, (int(max_bytes), int(max_bytes)))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    out = sys.stdout.buffer
+    try:
+        with os.fdopen(0, "rb") as file:
+            for _, line in rows_of(file, fields, int(max_group_bytes)):
+                out.write(line + b"\n")
+    except (ParquetError, MemoryError) as error:
+        out.write(b"!" + (str(error) or "it takes too much memory").encode() + b"\n")
+    except BrokenPipeError:  # the reader closed the pipe
+        os._exit(0)
+    out.flush()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,7 +1,7 @@
-"""The records of a training file: text, labelled text, chats, instructions, completions.
+"""Reads the records of a training file: text, labelled text, chats, instructions, completions.
 
-One file holds one format, which its first record decides where none is stated. The server checks
-an upload with what the host reads it by.
+A file has one format, determined by its first record unless stated. The server validates
+uploads with the same reader that the host uses.
 """
 
 import hashlib
@@ -10,10 +10,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
 from typing import Any, BinaryIO, Literal, NamedTuple, get_args
 
+from runners.datasets.parquet_process import UnreadableTableError, rows_in_subprocess
+
 SUFFIXES = (".jsonl", ".parquet", ".txt")
 Format = Literal["text", "chat", "instruction", "completion", "classification"]
 FORMATS: tuple[Format, ...] = get_args(Format)
-FIELDS: Mapping[Format, tuple[str, ...]] = {  # in the order in which they are looked for
+FIELDS: Mapping[Format, tuple[str, ...]] = {  # in the order of detection
     "chat": ("messages",),
     "instruction": ("instruction", "output"),
     "completion": ("prompt", "completion"),
@@ -23,45 +25,45 @@ FIELDS: Mapping[Format, tuple[str, ...]] = {  # in the order in which they are l
 ROLES = ("system", "user", "assistant")
 MAX_LINE_BYTES = 4 * 1024**2
 MAX_RECORDS = 2_000_000
-MAX_DOCUMENT_CHARACTERS = 1024**2  # of a .txt file: a longer one goes on as another
-MIN_DOCUMENT_CHARACTERS = 2000  # paragraphs of a .txt file are gathered up to that
+MAX_DOCUMENT_CHARACTERS = 1024**2  # of a .txt file: a longer document is split
+MIN_DOCUMENT_CHARACTERS = 2000  # paragraphs of a .txt file are joined up to this size
 SHOWN_CHARACTERS = 80
 MAX_LABEL_CHARACTERS = 100
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class DataError(ValueError):
-    """A file, or a record of it, that nothing can be learnt from as it is."""
+    """A file or record is invalid; the text gives the reason."""
 
 
 class Turn(NamedTuple):
-    """What one side of a conversation says."""
+    """One message of a conversation."""
 
     role: str
     content: str
 
 
 class TextSample(NamedTuple):
-    """Text, all of which is learnt."""
+    """Text; every token is trained on."""
 
     text: str
 
 
 class CompletionSample(NamedTuple):
-    """A prompt, and what is learnt to follow it, word for word."""
+    """A prompt and a completion; only the completion is trained on."""
 
     prompt: str
     completion: str
 
 
 class ChatSample(NamedTuple):
-    """A conversation, of which the assistant's turns are learnt."""
+    """A conversation; only the assistant's turns are trained on."""
 
     turns: tuple[Turn, ...]
 
 
 class LabelledSample(NamedTuple):
-    """Text, and the class that it belongs to; what predicts text learns the text alone."""
+    """Text with its class label; next-token training uses the text alone."""
 
     text: str
     label: str
@@ -71,17 +73,17 @@ Sample = TextSample | CompletionSample | ChatSample | LabelledSample
 
 
 class Record(NamedTuple):
-    """One sample with the line that it begins in, counted from 1."""
+    """One sample with its first line number, counted from 1."""
 
     line: int
     sample: Sample
 
 
 def suffix_of(name: str) -> str:
-    """Return how a file of training data is read, by its name.
+    """Return the suffix of a training data file.
 
     Raises:
-        DataError: files of this kind are not read.
+        DataError: the file type is not supported.
     """
     suffix = PurePosixPath(name).suffix.lower()
     if suffix not in SUFFIXES:
@@ -93,25 +95,25 @@ def suffix_of(name: str) -> str:
 
 
 def digest_of(sample: Sample) -> bytes:
-    """Return the SHA-256 of what a sample says: equal records have equal ones."""
+    """Return the SHA-256 of a sample's content."""
     return hashlib.sha256(json.dumps(sample).encode()).digest()
 
 
 def num_characters(sample: Sample) -> int:
-    """Return how long a sample is."""
+    """Return the length of a sample in characters."""
     if isinstance(sample, ChatSample):
         return sum(len(turn.content) for turn in sample.turns)
     return sum(map(len, sample))
 
 
 class Reader:
-    """Reads the records of one file, one at a time."""
+    """Reads and validates the records of one file."""
 
     def __init__(self, name: str, stated: Format | None = None) -> None:
-        """Read a file called ``name``; its first record tells the format unless it is stated.
+        """Create a reader for a file name; the first record determines an unstated format.
 
         Raises:
-            DataError: files of this kind are not read.
+            DataError: the file type is not supported.
         """
         self.name = name
         self.suffix = suffix_of(name)
@@ -123,13 +125,13 @@ class Reader:
             )
 
     def records(self, file: BinaryIO) -> Iterator[Record]:
-        """Yield the records that say something; ``num_empty`` counts the others.
+        """Yield the non-empty records; ``num_empty`` counts the empty ones.
 
         Raises:
-            DataError: at the first that cannot be read, with its line and the reason.
+            DataError: a record is invalid, with its line and the reason.
         """
         count = 0
-        for number, raw in self.pieces(file):
+        for number, raw in self.raw_records(file):
             if (sample := self.sample(number, raw)) is None:
                 continue
             count += 1
@@ -137,11 +139,11 @@ class Reader:
                 raise DataError(f"{self.name} has more than {MAX_RECORDS:,} records; divide it")
             yield Record(number, sample)
 
-    def pieces(self, file: BinaryIO) -> Iterator[tuple[int, bytes]]:
-        """Yield what holds one record each, with its first line: lines, or parts of a text.
+    def raw_records(self, file: BinaryIO) -> Iterator[tuple[int, bytes]]:
+        """Yield each record's first line number and raw bytes: a line, row or document.
 
         Raises:
-            DataError: a line is too long to be read at once.
+            DataError: a line is too long.
         """
         if self.suffix == ".txt":
             yield from self._documents(file)
@@ -151,18 +153,18 @@ class Reader:
             yield from self._lines(file)
 
     def sample(self, line: int, raw: bytes) -> Sample | None:
-        """Return what a record says, None for one that says nothing.
+        """Return the sample of a record, or None for an empty one.
 
         Raises:
-            DataError: it cannot be read; with line, reason and the first characters.
+            DataError: the record is invalid, with its line, the reason and its first characters.
         """
         text = self._text(line, raw)
         if self.suffix == ".txt":
-            found: Sample | None = TextSample(text) if text.strip() else None
+            parsed: Sample | None = TextSample(text) if text.strip() else None
         else:
-            found = self._parsed(line, text.strip())
-        self.num_empty += found is None
-        return found
+            parsed = self._parsed(line, text.strip())
+        self.num_empty += parsed is None
+        return parsed
 
     # Lines
 
@@ -178,29 +180,27 @@ class Reader:
                 yield number, b""
 
     def _documents(self, file: BinaryIO) -> Iterator[tuple[int, bytes]]:
-        """Yield parts of a text: whole paragraphs, as many as make a document."""
-        held: list[bytes] = []
+        """Yield documents of a text: groups of whole paragraphs."""
+        lines: list[bytes] = []
         size = begin = 0
         for number, line in self._lines(file):
-            begin = number if not held else begin
-            held.append(line or b"\n")
+            begin = number if not lines else begin
+            lines.append(line or b"\n")
             size += len(line)
             is_enough = not line and size >= MIN_DOCUMENT_CHARACTERS
             if is_enough or size >= MAX_DOCUMENT_CHARACTERS:
-                yield begin, b"".join(held)
-                held, size = [], 0
+                yield begin, b"".join(lines)
+                lines, size = [], 0
         if size:
-            yield begin, b"".join(held)
+            yield begin, b"".join(lines)
 
     def _rows(self, file: BinaryIO) -> Iterator[tuple[int, bytes]]:
-        from runners.datasets.parquet import ParquetError, rows_of  # only such files need pyarrow
-
-        fields = {"input"}.union(*FIELDS.values())
+        fields = sorted({"input"}.union(*FIELDS.values()))
         try:
-            for number, line in rows_of(file, fields):
+            for number, line in rows_in_subprocess(file, fields, MAX_LINE_BYTES):
                 self._check_length(number, line)
                 yield number, line
-        except ParquetError as error:
+        except UnreadableTableError as error:
             raise DataError(f"{self.name}: {error}") from None
 
     def _check_length(self, number: int, line: bytes) -> None:
@@ -246,8 +246,8 @@ class Reader:
         for each, fields in FIELDS.items():
             if all(field in document for field in fields):
                 return each
-        found = ", ".join(sorted(map(str, document))[:8]) or "none"
-        raise self._error(line, f"{_wanted()}; its fields are {found[:200]}", text)
+        fields_present = ", ".join(sorted(map(str, document))[:8]) or "none"
+        raise self._error(line, f"{_wanted()}; its fields are {fields_present[:200]}", text)
 
     def _error(self, line: int, reason: str, raw: bytes | str) -> DataError:
         text = raw.decode("utf-8", "replace") if isinstance(raw, bytes) else raw
@@ -265,17 +265,17 @@ def _string(document: Mapping[str, Any], name: str, *, is_needed: bool = True) -
     if value is None and not is_needed:
         return ""
     if not isinstance(value, str):
-        found = "missing" if name not in document else f"no text but {type(value).__name__}"
+        problem = "missing" if name not in document else f"no text but {type(value).__name__}"
         listed = ", ".join(sorted(map(str, document))[:8]) or "none"
-        raise DataError(f"“{name}” is {found}; its fields are {listed[:200]}")
+        raise DataError(f"“{name}” is {problem}; its fields are {listed[:200]}")
     return storable(value, name)
 
 
 def storable(text: str, name: str) -> str:
-    """Return a text that every tokenizer takes.
+    """Return the text if every tokenizer accepts it.
 
     Raises:
-        DataError: it holds a null character or half of a pair, which JSON can write.
+        DataError: it has a null character or a lone surrogate.
     """
     if "\0" in text:
         raise DataError(f"“{name}” holds a null character, which no text has")
@@ -299,12 +299,12 @@ def _completion(document: Mapping[str, Any]) -> CompletionSample | None:
 
 
 def _instruction(document: Mapping[str, Any]) -> ChatSample | None:
-    asked = [_string(document, "instruction"), _string(document, "input", is_needed=False)]
+    parts = [_string(document, "instruction"), _string(document, "input", is_needed=False)]
     answer = _string(document, "output")
     if not answer.strip():
         return None
-    question = "\n\n".join(part for part in asked if part.strip())
-    return ChatSample((Turn("user", question), Turn("assistant", answer)))
+    prompt = "\n\n".join(part for part in parts if part.strip())
+    return ChatSample((Turn("user", prompt), Turn("assistant", answer)))
 
 
 def _chat(document: Mapping[str, Any]) -> ChatSample | None:
@@ -335,8 +335,8 @@ def _labelled(document: Mapping[str, Any]) -> LabelledSample | None:
     if isinstance(label, int) and not isinstance(label, bool):
         label = str(label)
     if not isinstance(label, str) or not label.strip():
-        found = "missing" if "label" not in document else json.dumps(label)[:40]
-        raise DataError(f"“label” is {found}; give the class as a word or a whole number")
+        problem = "missing" if "label" not in document else json.dumps(label)[:40]
+        raise DataError(f"“label” is {problem}; give the class as a word or a whole number")
     if len(label) > MAX_LABEL_CHARACTERS:
         raise DataError(
             f"“label” has {len(label)} characters, and the most is {MAX_LABEL_CHARACTERS}; name "

@@ -1,6 +1,6 @@
-"""Named environments of a host: interpreters with other packages than the agent's own.
+"""Named environments of a host: virtual environments with other packages than the agent's.
 
-``<name>.txt`` beside this file pins every package of one. It is built below the host's folder
-when it is first needed, whole or not at all; what runs in it is started with its interpreter,
-and nothing else ever imports from it.
+``<name>.txt`` next to this file pins every package of one. It is built atomically below the
+host's folder when first needed; jobs run in it with its interpreter, and nothing else imports
+from it.
 """

@@ -12,18 +12,18 @@ from runners.environments.store import Store
 TERMINATED = 143
 
 
-def say(step: Step) -> None:
-    """Print how far the build is."""
+def print_step(step: Step) -> None:
+    """Print a build step."""
     print(f"{step.done}/{step.total} {step.words}", flush=True)
 
 
 def main() -> int:
-    """Build it; a problem is one sentence on stderr and exit code 1."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))  # what is unfinished goes
+    """Build the environment; print an error on stderr and return exit code 1."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))  # deletes the unfinished build
     folder, name, *order = sys.argv[1:]
     store = Store(HostDir(Path(folder)))
     try:
-        ensure(store, store.pins(name), say, *order[:1])
+        ensure(store, store.pins(name), print_step, *order[:1])
     except (BuildError, PinsError) as error:
         print(error, file=sys.stderr)
         return 1

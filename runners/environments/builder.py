@@ -1,8 +1,8 @@
-"""Build a named environment: a virtual environment of its own with exactly its pinned packages.
+"""Builds a named environment: a virtual environment with exactly its pinned packages.
 
-It is made in a folder beside its place and renamed there once ``pip check`` and an import of
-its modules passed. Packages come as wheels, so that nothing of them runs while it is built;
-from where is for pip's own settings to say (PIP_INDEX_URL, PIP_FIND_LINKS, pip.conf).
+It is built in a temporary folder and renamed after ``pip check`` and a test import passed.
+Only wheels are installed, so that no package code runs during the build; the index is
+configured by pip's own settings (PIP_INDEX_URL, PIP_FIND_LINKS, pip.conf).
 """
 
 import os
@@ -19,14 +19,14 @@ from typing import NamedTuple
 
 from runners.environments.pins import Pins
 from runners.environments.store import BUILT, LAST, PROGRESS, EnvironmentBusyError, Store
-from runners.programs import heard
+from runners.programs import start_text_process
 from runners.supervision import record
 
 GIB = 2**30
-ROOM = 1.5  # of an environment's size: wheels lie beside what is unpacked of them
+ROOM = 1.5  # times an environment's size: wheels and unpacked files coexist
 WAIT_SECONDS = 0.5
 LAST_LINES = 12
-# Besides its packages: the folder, unpacking, the check of what they need, the import.
+# Besides one per package: folder, unpacking, pip check, import.
 MORE_STEPS = 4
 PASSED = ("HOME", "LANG", "LC_ALL", "PATH", "TMPDIR", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")
 PREFIXES = ("PIP_",)
@@ -49,11 +49,11 @@ _CAUSES = (
 
 
 class BuildError(Exception):
-    """It could not be built; the text says why and what to do."""
+    """The build failed; the text gives the reason and the remedy."""
 
 
 class Step(NamedTuple):
-    """How far a build is."""
+    """The progress of a build."""
 
     words: str
     done: int
@@ -64,7 +64,7 @@ Tell = Callable[[Step], None]
 
 
 def pip_variables() -> dict[str, str]:
-    """Return what pip is told of in this process's environment: index, mirror, proxy."""
+    """Return this process's environment variables for pip: index, mirror, proxy."""
     return {
         name: value
         for name, value in os.environ.items()
@@ -73,10 +73,10 @@ def pip_variables() -> dict[str, str]:
 
 
 def ensure(store: Store, pins: Pins, tell: Tell, order_id: str = "") -> None:
-    """Build an environment unless it is built; wait where somebody else builds it.
+    """Build an environment unless it is built; wait for a build by another process.
 
     Raises:
-        BuildError: it cannot be built.
+        BuildError: the build failed.
     """
     while True:
         try:
@@ -91,7 +91,7 @@ def ensure(store: Store, pins: Pins, tell: Tell, order_id: str = "") -> None:
 
 
 def _recording(home: Path, tell: Tell) -> Tell:
-    """Return a teller that also notes the step on disk, where the agent reads it."""
+    """Return a progress callback that also writes the step to disk for the agent."""
 
     def note(step: Step) -> None:
         record.write_json(home / PROGRESS, step._asdict())
@@ -121,7 +121,7 @@ def _build(store: Store, pins: Pins, place: Path, tell: Tell) -> None:
         venv.EnvBuilder(with_pip=False, symlinks=True).create(place)
         python = place / "bin" / "python"
         _install(pins, python, tell)
-        _see(pins, place)
+        _link_agent_packages(pins, place)
         tell(Step("Checking that its packages agree", total - 2, total))
         _check_packages(pins, python)
         tell(Step("Importing it", total - 1, total))
@@ -141,7 +141,7 @@ def _total(pins: Pins) -> int:
 
 
 def needed_bytes(pins: Pins) -> int:
-    """Return how much disk must be free to build it."""
+    """Return the free disk space that a build needs, in bytes."""
     return int(ROOM * pins.size_bytes)
 
 
@@ -160,44 +160,44 @@ def _install(pins: Pins, python: Path, tell: Tell) -> None:
         python, "install", "--no-deps", "--only-binary", ":all:", "--no-input",
         "--progress-bar", "off", "-r", str(pins.path),
     )  # fmt: skip
-    seen, total = 0, _total(pins)
+    num_fetched, total = 0, _total(pins)
     for line in _run(command, f"{pins.name} was not built"):
         if line.startswith(("Collecting ", "Processing ")):
-            seen = min(seen + 1, len(pins.packages))
-            tell(Step(f"Fetching {_package(line)}", seen, total))
+            num_fetched = min(num_fetched + 1, len(pins.packages))
+            tell(Step(f"Fetching {_package(line)}", num_fetched, total))
         elif line.startswith("Installing collected packages"):
             tell(Step(f"Unpacking {len(pins.packages)} packages", total - 3, total))
 
 
-def _see(pins: Pins, place: Path) -> None:
-    """Let it import the agent's packages too, behind its own.
+def _link_agent_packages(pins: Pins, place: Path) -> None:
+    """Make the agent's packages importable, after the environment's own.
 
-    After they were installed: pip sees none of the agent's, and so cannot think of replacing one.
+    Done after the installation, so that pip does not see them and cannot replace any.
     """
-    if pins.seen:
+    if pins.agent_package_folders:
         (packages,) = place.glob("lib/python*/site-packages")
-        (packages / "beside.pth").write_text("\n".join(pins.seen) + "\n")
+        (packages / "beside.pth").write_text("\n".join(pins.agent_package_folders) + "\n")
 
 
 def _check_packages(pins: Pins, python: Path) -> None:
-    """Ask pip whether its packages agree, but for those it does without.
+    """Run ``pip check``, ignoring dependencies that are deliberately not installed.
 
     Raises:
-        BuildError: they do not.
+        BuildError: packages are incompatible.
     """
     named = {line.partition("==")[0].lower().replace("_", "-") for line in pins.packages}
     env = _environment()
     command = pip_command(python, "check")
-    said = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
-    lines = said.stdout.splitlines()
-    ours = [line for line in lines if line.split(" ")[0].lower().replace("_", "-") in named]
-    if wrong := [line for line in ours if not _is_done_without(line, pins)]:
-        raise BuildError(f"its packages do not agree: {_cause(wrong)}")
-    if said.returncode and not lines:  # what the agent's packages lack is not this build's affair
-        raise BuildError(f"pip could not check its packages: {_cause([said.stderr.strip()])}")
+    result = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
+    lines = result.stdout.splitlines()
+    own_lines = [line for line in lines if line.split(" ")[0].lower().replace("_", "-") in named]
+    if conflicts := [line for line in own_lines if not _is_ignored_dependency(line, pins)]:
+        raise BuildError(f"its packages do not agree: {_cause(conflicts)}")
+    if result.returncode and not lines:  # problems of the agent's own packages are ignored
+        raise BuildError(f"pip could not check its packages: {_cause([result.stderr.strip()])}")
 
 
-def _is_done_without(line: str, pins: Pins) -> bool:
+def _is_ignored_dependency(line: str, pins: Pins) -> bool:
     lacking = re.search(r"requires (\S+), which is not installed", line)
     return lacking is not None and lacking[1] in pins.without
 
@@ -208,7 +208,7 @@ def _package(line: str) -> str:
 
 
 def pip_command(python: Path, *words: str) -> list[str]:
-    """Return pip's command for another interpreter: an environment needs no pip of its own."""
+    """Return a pip command for another interpreter, which needs no pip installed."""
     command, *rest = words
     start = [sys.executable, "-m", "pip", "--python", str(python), "--disable-pip-version-check"]
     return [*start, command, *rest]
@@ -220,12 +220,12 @@ def _run_to_end(command: Sequence[str], what: str) -> None:
 
 
 def _run(command: Sequence[str], what: str) -> Iterator[str]:
-    """Yield what a command writes, line by line.
+    """Yield a command's output lines.
 
     Raises:
-        BuildError: it failed; its last lines say why.
+        BuildError: the command failed; the text has its last lines.
     """
-    with heard(command, _environment(), stderr=subprocess.STDOUT) as process:
+    with start_text_process(command, _environment(), stderr=subprocess.STDOUT) as process:
         last: list[str] = []
         try:
             for line in process.stdout or ():
@@ -243,14 +243,14 @@ def _environment() -> dict[str, str]:
 
 
 def _cause(lines: Sequence[str]) -> str:
-    """Return pip's failure in one sentence, with what it said itself."""
+    """Return pip's failure in one sentence, with its last output line."""
     text = " ".join(lines)
-    said = next((line for line in reversed(lines) if line), "no word")[:300]
-    known = next((words for pattern, words in _CAUSES if re.search(pattern, text)), None)
-    return f"{known} ({said})" if known else said
+    last_line = next((line for line in reversed(lines) if line), "no word")[:300]
+    explanation = next((words for pattern, words in _CAUSES if re.search(pattern, text)), None)
+    return f"{explanation} ({last_line})" if explanation else last_line
 
 
 def size_of(folder: Path) -> int:
-    """Return the bytes of a folder's files."""
+    """Return the total size of a folder's files in bytes."""
     files = (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
     return sum(path.stat().st_size for path in files)

@@ -1,7 +1,7 @@
-"""Carries out what an operator wants done with this host's environments, one after the other.
+"""Carries out an operator's orders for this host's environments, one at a time.
 
-A build is a process of its own. It may outlive the agent; killed, it is begun anew as long as
-the server asks for it.
+A build is a separate process. It may outlive the agent; a killed build is restarted while the
+server repeats the order.
 """
 
 import logging
@@ -21,31 +21,35 @@ log = logging.getLogger(__name__)
 
 
 class Keeper:
-    """The environments of one host, as its agent sees them."""
+    """Manages the environments of one host."""
 
     def __init__(self, host_dir: HostDir) -> None:
         self.store = Store(host_dir)
         self._host_dir = host_dir
         self._child: subprocess.Popen[bytes] | None = None
-        self._saying: tuple[EnvironmentState, ...] = ()
-        self._told: tuple[EnvironmentState, ...] = ()
+        self._current_states: tuple[EnvironmentState, ...] = ()
+        self._reported_states: tuple[EnvironmentState, ...] = ()
 
     @property
     def is_building(self) -> bool:
-        """Return whether a build of ours is under way."""
+        """Return whether a build of this agent is running."""
         return self._child is not None and self._child.poll() is None
 
     def news(self, *, everything: bool) -> tuple[EnvironmentState, ...] | None:
-        """Return every environment as it is now; None where the server knows that already."""
-        self._saying = self.store.states()
-        return self._saying if everything or self._saying != self._told else None
+        """Return every environment's state, or None if unchanged since the last report."""
+        self._current_states = self.store.states()
+        return (
+            self._current_states
+            if everything or self._current_states != self._reported_states
+            else None
+        )
 
-    def told(self) -> None:
-        """Note that the server has what was said last."""
-        self._told = self._saying
+    def mark_reported(self) -> None:
+        """Record that the server received the last states."""
+        self._reported_states = self._current_states
 
     def obey(self, orders: Sequence[EnvironmentOrder]) -> None:
-        """Bring the environments closer to what is wanted."""
+        """Carry out the orders, unless a build is running."""
         if self.is_building:
             return
         self.store.sweep()
@@ -53,14 +57,14 @@ class Keeper:
         for order in (order for order in orders if order.name in known):
             state = self.store.state(order.name)
             if state.order_id == order.order_id or state.stage == "building":
-                continue  # done already, or a job builds it
+                continue  # already done, or a job builds it
             if order.action == "remove":
                 self._remove(order)
             elif not self.is_building:
                 self._build(order)
 
     def stop(self) -> None:
-        """End a build of ours; what is unfinished goes with it."""
+        """Terminate a running build; its unfinished files are deleted."""
         if self._child is not None and self.is_building:
             self._child.terminate()
             self._child.wait()

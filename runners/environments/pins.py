@@ -1,11 +1,11 @@
-"""The pinned packages of a named environment, read from its file.
+"""Reads the pinned packages of a named environment from its file.
 
-The first line is a comment that says what it is for, on which hardware, and how large. Lines
-``# probe:``, ``# size-bytes:`` and ``# tried:`` follow, then one ``name==version`` a line.
-Every package is listed, with all that it needs: pip adds none by itself. With ``# beside: main``
-it also sees the packages of the agent's own environment, which are then not listed; what a
-package asks for and does without is named in ``# without:``. One for GPUs has ``# cuda:``, that
-its packages are built with, and ``# compute-capability:``, the least of a GPU.
+The first line is a comment with purpose, hardware and size. Lines ``# probe:``,
+``# size-bytes:`` and ``# tried:`` follow, then one ``name==version`` per line. Every package is
+listed with its dependencies: pip adds none. With ``# beside: main`` the environment also
+imports the agent's packages, which are then not listed; ``# without:`` names declared
+dependencies that are not installed. A GPU environment has ``# cuda:``, the CUDA version of its
+packages, and ``# compute-capability:``, the minimum of a GPU.
 """
 
 import hashlib
@@ -30,34 +30,39 @@ Version = tuple[int, int]
 
 
 class PinsError(Exception):
-    """There is no such environment, or its file is not as it must be."""
+    """The environment does not exist, or its file is invalid."""
 
 
 class Pins(NamedTuple):
-    """One environment as its file says it is."""
+    """The content of an environment's file."""
 
     name: str
     path: Path
     purpose: str
-    probe: tuple[str, ...]  # modules that must import in it
-    size_bytes: int  # as measured where it was built, else as its packages' files are
+    probe: tuple[str, ...]  # modules whose import is tested
+    size_bytes: int  # measured after a build, otherwise the size of its packages
     is_tried: bool
     packages: tuple[str, ...]
-    is_beside_main: bool = False  # it sees the agent's own packages too, behind its own
-    without: frozenset[str] = frozenset()  # asked for by its packages, and never imported here
-    cuda: Version | None = None  # that its packages are built with; None: it needs no GPU
-    compute_capability: Version | None = None  # the least of a GPU
+    is_beside_main: bool = False  # it also imports the agent's packages, after its own
+    without: frozenset[str] = frozenset()  # declared dependencies that are not installed
+    cuda: Version | None = None  # of its packages; None: needs no GPU
+    compute_capability: Version | None = None  # minimum
 
     @property
-    def seen(self) -> list[str]:
-        """Return the folders of the agent's packages that it also imports from."""
-        found = [path for path in sys.path if Path(path).name in _PACKAGE_FOLDERS]
-        return found if self.is_beside_main else []
+    def agent_package_folders(self) -> list[str]:
+        """Return the agent's package folders that the environment also imports from."""
+        folders = [path for path in sys.path if Path(path).name in _PACKAGE_FOLDERS]
+        return folders if self.is_beside_main else []
 
     @property
     def digest(self) -> str:
-        """Return what two builds have in common: the pins and the Python they are for."""
-        named = [platform.python_version(), platform.machine(), *self.packages, *self.seen]
+        """Return a digest of the pins and the Python version, which identifies a build."""
+        named = [
+            platform.python_version(),
+            platform.machine(),
+            *self.packages,
+            *self.agent_package_folders,
+        ]
         return hashlib.sha256("\n".join(named).encode()).hexdigest()[:DIGEST_LENGTH]
 
 
@@ -65,7 +70,7 @@ def read_pins(path: Path) -> Pins:
     """Return the environment of a file.
 
     Raises:
-        PinsError: the file is missing, or a line is none of those it may hold.
+        PinsError: the file is missing or has an invalid line.
     """
     try:
         lines = [line.strip() for line in path.read_text("utf-8").splitlines() if line.strip()]
@@ -80,28 +85,28 @@ def read_pins(path: Path) -> Pins:
             raise PinsError(f"{path}: {line!r} is not name==version")
     if not packages:
         raise PinsError(f"{path} pins no package")
-    found = _facts(comments)
+    facts = _facts(comments)
     return Pins(
         path.stem,
         path,
         lines[0].removeprefix("# "),
-        *_probe_and_size(path, found),
-        is_tried=found.get("tried", "").startswith("yes"),
+        *_probe_and_size(path, facts),
+        is_tried=facts.get("tried", "").startswith("yes"),
         packages=packages,
-        is_beside_main=found.get("beside", "") == "main",
-        without=frozenset(found.get("without", "").split()),
-        cuda=_version(path, "cuda", found),
-        compute_capability=_version(path, "compute-capability", found),
+        is_beside_main=facts.get("beside", "") == "main",
+        without=frozenset(facts.get("without", "").split()),
+        cuda=_version(path, "cuda", facts),
+        compute_capability=_version(path, "compute-capability", facts),
     )
 
 
 def _version(path: Path, name: str, facts: Mapping[str, str]) -> Version | None:
     if (text := facts.get(name)) is None:
         return None
-    found = _VERSION.fullmatch(text)
-    if found is None:
+    match = _VERSION.fullmatch(text)
+    if match is None:
         raise PinsError(f"{path}: '# {name}: {text[:40]}' is no version like 13.0")
-    return int(found[1]), int(found[2])
+    return int(match[1]), int(match[2])
 
 
 def _facts(comments: list[str]) -> Mapping[str, str]:
@@ -113,9 +118,9 @@ def _facts(comments: list[str]) -> Mapping[str, str]:
     }
 
 
-def _probe_and_size(path: Path, found: Mapping[str, str]) -> tuple[tuple[str, ...], int]:
-    modules = tuple(found.get("probe", "").split())
-    size = found.get("size-bytes", "")
+def _probe_and_size(path: Path, facts: Mapping[str, str]) -> tuple[tuple[str, ...], int]:
+    modules = tuple(facts.get("probe", "").split())
+    size = facts.get("size-bytes", "")
     if not modules or not all(map(_MODULE.fullmatch, modules)) or not size.isdigit():
         raise PinsError(f"{path} needs '# probe: MODULE ...' and '# size-bytes: NUMBER'")
     return modules, int(size)

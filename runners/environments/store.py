@@ -1,8 +1,8 @@
-"""The environments of a host on its disk: where each lies, what state it is in, its removal.
+"""The environments on a host's disk: their paths, states and removal.
 
-A built one is a folder named by the digest of its pins. It comes there by one rename, so
-what stands there is whole. ``build.lock`` is held by whoever builds or removes, ``use.lock``
-is shared by the jobs that run in it: a dead process holds neither.
+A build is a folder named by the digest of its pins, moved there by an atomic rename.
+``build.lock`` is held while building or removing; ``use.lock`` is shared by the jobs that run
+in the environment. The kernel releases both when a process dies.
 """
 
 import contextlib
@@ -22,19 +22,19 @@ from runners.supervision import record
 BUILT = "environment.json"
 PROGRESS = "progress.json"
 LAST = "last.json"
-LOOK_SECONDS = 0.3  # whoever only asks whether a lock is free holds it shortly
+LOOK_SECONDS = 0.3  # a check whether a lock is free holds it briefly
 UNFINISHED = (".building-", ".gone-")
 
 
 class EnvironmentBusyError(Exception):
-    """Somebody builds it, or a job runs in it."""
+    """The environment is being built, or a job runs in it."""
 
 
 class Store:
-    """Every environment that this host knows.
+    """The environments of a host.
 
-    A file below ``environments/pins`` of the host's folder takes the place of the shipped one
-    of its name: the operator of the host knows which builds its devices need.
+    A file below ``environments/pins`` of the host's folder replaces the shipped one of the same
+    name: the host's operator may need other package builds for its devices.
     """
 
     def __init__(self, host_dir: HostDir, shipped: Path = SHIPPED) -> None:
@@ -42,35 +42,35 @@ class Store:
         self.min_free_bytes = host_dir.config().min_free_bytes
         self._shipped = shipped
 
-    # What there may be
+    # Definitions
 
     def names(self) -> list[str]:
         """Return the environments that can be built here."""
-        found = [*self._shipped.glob("*.txt"), *(self.path / "pins").glob("*.txt")]
-        return sorted({path.stem for path in found if NAME.fullmatch(path.stem)})
+        paths = [*self._shipped.glob("*.txt"), *(self.path / "pins").glob("*.txt")]
+        return sorted({path.stem for path in paths if NAME.fullmatch(path.stem)})
 
     def pins(self, name: str) -> Pins:
         """Return an environment by its name.
 
         Raises:
-            PinsError: this host knows none of that name, or its file is damaged.
+            PinsError: there is no such environment, or its file is damaged.
         """
         if not NAME.fullmatch(name) or name not in self.names():
             known = ", ".join([MAIN, *self.names()])
-            raise PinsError(f"this host knows the environments {known}, not {name[:40]!r}")
+            raise PinsError(f"this host has the environments {known}, not {name[:40]!r}")
         own = self.path / "pins" / f"{name}.txt"
         return read_pins(own if own.exists() else self._shipped / f"{name}.txt")
 
-    # Where it lies
+    # Paths
 
     def home(self, name: str) -> Path:
-        """Return the folder of an environment's builds, locks and words, made if it must be."""
+        """Return the folder of an environment's builds, locks and state; create it if missing."""
         path = self.path / name
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         return path
 
     def folder(self, pins: Pins) -> Path:
-        """Return where the build of these pins lies, or will."""
+        """Return the path of the build of these pins."""
         return self.path / pins.name / pins.digest
 
     def python(self, pins: Pins) -> Path:
@@ -78,13 +78,13 @@ class Store:
         return self.folder(pins) / "bin" / "python"
 
     def is_ready(self, pins: Pins) -> bool:
-        """Return whether it is built, and the Python that it stands on is still there."""
+        """Return whether the environment is built and its base interpreter still exists."""
         return (self.folder(pins) / BUILT).exists() and self.python(pins).exists()
 
-    # How it stands
+    # States
 
     def states(self) -> tuple[EnvironmentState, ...]:
-        """Return every environment as it is now, the agent's own first."""
+        """Return every environment's present state, the agent's own first."""
         words = f"Python at {sys.prefix}"
         own = EnvironmentState(
             name=MAIN, stage="ready", purpose="Runs the agent and most jobs.", words=words[:600]
@@ -92,14 +92,14 @@ class Store:
         return (own, *map(self.state, self.names()))
 
     def state(self, name: str) -> EnvironmentState:
-        """Return one environment as it is now."""
+        """Return one environment's present state."""
         try:
             pins = self.pins(name)
         except PinsError as error:
             return EnvironmentState(name=name, stage="failed", words=str(error)[:600])
         home = self.path / name
         last = record.read_json(home / LAST) or {}
-        said = EnvironmentState(
+        base_state = EnvironmentState(
             name=name,
             stage="absent",
             purpose=pins.purpose[:400],
@@ -108,13 +108,13 @@ class Store:
             is_tried=pins.is_tried,
             order_id=str(last.get("order_id", "")),
         )
-        return said.model_copy(update=self._standing(pins, last))
+        return base_state.model_copy(update=self._status(pins, last))
 
-    def _standing(self, pins: Pins, last: record.Record) -> dict[str, object]:
+    def _status(self, pins: Pins, last: record.Record) -> dict[str, object]:
         home, built = self.path / pins.name, self.folder(pins) / BUILT
-        doing = record.read_json(home / PROGRESS)
-        if doing is not None and record.is_locked(home / "build.lock"):
-            return {"stage": "building", **doing}
+        progress = record.read_json(home / PROGRESS)
+        if progress is not None and record.is_locked(home / "build.lock"):
+            return {"stage": "building", **progress}
         words = str(last.get("words", ""))[:600]
         if self.is_ready(pins):
             size = (record.read_json(built) or {}).get("size_bytes", 0)
@@ -127,14 +127,14 @@ class Store:
         home = self.path / name
         return [path.parent for path in home.glob(f"*/{BUILT}")] if home.is_dir() else []
 
-    # Who has it
+    # Locks and removal
 
     @contextlib.contextmanager
     def building(self, name: str) -> Iterator[Path]:
-        """Be the only one who builds or removes it; what a dead builder left goes first.
+        """Lock an environment for building or removal; delete remains of killed builds.
 
         Raises:
-            EnvironmentBusyError: somebody else does.
+            EnvironmentBusyError: another process holds the lock.
         """
         home = self.home(name)
         try:
@@ -148,7 +148,7 @@ class Store:
             raise EnvironmentBusyError(f"the environment {name} is being built") from None
 
     def hold(self, name: str) -> int:
-        """Return a descriptor that keeps it from being removed until its last holder ends."""
+        """Return a descriptor that prevents removal until every process holding it has ended."""
         handle = os.open(self.home(name) / "use.lock", os.O_RDWR | os.O_CREAT, 0o600)
         fcntl.flock(handle, fcntl.LOCK_SH)
         os.set_inheritable(handle, True)  # noqa: FBT003 - the library's own signature
@@ -165,19 +165,19 @@ class Store:
             (home / LAST).unlink(missing_ok=True)
 
     def sweep(self) -> None:
-        """Delete what killed builds left, and builds of other pins that nobody uses any more."""
-        for name in filter(self._has_rubbish, self.names()):
+        """Delete remains of killed builds, and unused builds of outdated pins."""
+        for name in filter(self._needs_sweep, self.names()):
             with contextlib.suppress(EnvironmentBusyError, PinsError), self.building(name) as home:
                 pins = self.pins(name)
                 if self.is_ready(pins):
-                    now = self.folder(pins)
-                    self._delete(home, [each for each in self._builds(name) if each != now])
+                    current = self.folder(pins)
+                    self._delete(home, [each for each in self._builds(name) if each != current])
 
-    def _has_rubbish(self, name: str) -> bool:
+    def _needs_sweep(self, name: str) -> bool:
         home = self.path / name
-        found = home.iterdir() if home.is_dir() else ()
+        paths = home.iterdir() if home.is_dir() else ()
         return len(self._builds(name)) > 1 or any(
-            path.name.startswith(UNFINISHED) for path in found
+            path.name.startswith(UNFINISHED) for path in paths
         )
 
     @staticmethod
@@ -186,8 +186,8 @@ class Store:
             return
         try:
             with record.locked(home / "use.lock"):
-                gone = [each.rename(home / f".gone-{secrets.token_hex(4)}") for each in folders]
+                renamed = [each.rename(home / f".gone-{secrets.token_hex(4)}") for each in folders]
         except record.LockedError:
             raise EnvironmentBusyError(f"a job runs in the environment {home.name}") from None
-        for each in gone:
+        for each in renamed:
             shutil.rmtree(each, ignore_errors=True)

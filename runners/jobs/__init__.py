@@ -21,7 +21,7 @@ OFFLINE_AND_QUIET = {
     "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
     "TOKENIZERS_PARALLELISM": "true",
     "KINETO_LOG_LEVEL": "6",  # its lines on each start and stop of a profile
-    "TQDM_DELAY": "86400",  # bars that ask to be shown: no job lasts until then
+    "TQDM_DELAY": "86400",  # delays progress bars beyond any job's duration
     # Threads that spin at barriers made evaluation 70 times slower on a busy 2-core host.
     "OMP_WAIT_POLICY": "PASSIVE",
 }

@@ -1,7 +1,7 @@
-"""What an adapter's folder in peft's format says of itself; without torch, for every engine.
+"""Validates an adapter's config in peft's format; without torch, for every engine.
 
-What no engine of ours applies is refused by its name in adapter_config.json, so that no adapter
-ever answers otherwise than in peft.
+Unsupported options of adapter_config.json are rejected by name, so that no adapter behaves
+differently than in peft.
 """
 
 import math
@@ -12,11 +12,11 @@ from runners.jobs.runtime import BadInputError
 
 WEIGHTS_NAME = "adapter_model.safetensors"
 CONFIG_NAME = "adapter_config.json"
-BASE_KEY = "base_sha256"  # in the file's own metadata, where peft leaves it alone
+BASE_KEY = "base_sha256"  # in the safetensors metadata, which peft ignores
 MAX_RANK = 1024
 PREFIX = "base_model.model."
 SIDES = {".lora_A.weight": 0, ".lora_B.weight": 1}
-# What changes an adapter's answer, and the values under which it does not.
+# Options that change an adapter's output, with the values that do not.
 NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "bias": ("none",),
     "use_dora": (None, False),
@@ -37,7 +37,7 @@ def scale_of(name: str, config: Mapping[str, Any]) -> float:
     """Return alpha over rank.
 
     Raises:
-        BadInputError: the config asks for what is not applied here.
+        BadInputError: the config has an unsupported option.
     """
     if config.get("peft_type") != "LORA":
         refuse(name, f"is of peft_type {str(config.get('peft_type'))[:40]!r}, not LORA")
@@ -55,19 +55,19 @@ def scale_of(name: str, config: Mapping[str, Any]) -> float:
 
 
 def place_of(name: str, key: str) -> tuple[str, int]:
-    """Return the layer and the side, 0 for down and 1 for up, of a tensor's name.
+    """Return the layer and the side (0 down, 1 up) of a tensor name.
 
     Raises:
-        BadInputError: it is no matrix of LoRA.
+        BadInputError: it is not a LoRA matrix.
     """
-    found = next((each for each in SIDES if key.endswith(each)), None)
-    if found is None or not key.startswith(PREFIX):
+    suffix = next((each for each in SIDES if key.endswith(each)), None)
+    if suffix is None or not key.startswith(PREFIX):
         refuse(name, f"holds {key[:120]}, which is no matrix of LoRA")
-    return key.removeprefix(PREFIX).removesuffix(found), SIDES[found]
+    return key.removeprefix(PREFIX).removesuffix(suffix), SIDES[suffix]
 
 
 def refuse(name: str, what: str) -> NoReturn:
-    """Refuse an adapter by its name.
+    """Reject an adapter, naming it.
 
     Raises:
         BadInputError: always.

@@ -1,6 +1,6 @@
-"""An adapter's folder in peft's format, read and held to the base that it is put on.
+"""Reads an adapter's folder in peft's format and checks it against its base model.
 
-Weights come from safetensors only.
+Weights are read from safetensors only.
 """
 
 # mypy: disable-error-code="no-untyped-call"
@@ -34,16 +34,16 @@ def opened_adapter(ref: FolderModel | ArtefactModel, host_dir: Path) -> Path:
     """Return a private folder of the opened files of an adapter.
 
     Raises:
-        MissingModelError: it lies outside the roots, is absent, or lacks a file.
-        BadInputError: a file is no plain one.
+        MissingModelError: it is outside the roots, absent, or incomplete.
+        BadInputError: a file is not a regular file.
     """
     return opened_model(ref, host_dir, (CONFIG_NAME, WEIGHTS_NAME))
 
 
 def base_digest(ref: ModelRef, host_dir: Path) -> str | None:
-    """Return the digest of a base's weights, None where they are not those that were trained on.
+    """Return the digest of a base's weights, or None if it cannot match an adapter's.
 
-    Random weights have none, and compressed ones are others than the adapter's file names.
+    Random and compressed weights are not those that an adapter was trained on.
     """
     if not isinstance(ref, FolderModel | ArtefactModel):
         return None
@@ -53,7 +53,7 @@ def base_digest(ref: ModelRef, host_dir: Path) -> str | None:
 
 @dataclass(frozen=True)
 class Pair:
-    """The two matrices beside one linear layer: W x + up (down x), the scale in ``up``."""
+    """The two matrices of one linear layer: W x + up (down x), with the scale in ``up``."""
 
     down: torch.Tensor  # [rank, inputs]
     up: torch.Tensor  # [outputs, rank]
@@ -61,17 +61,17 @@ class Pair:
 
 @dataclass(frozen=True)
 class Adapter:
-    """One adapter that fits its base: a pair for each linear layer that it changes."""
+    """One adapter that fits its base: a pair per adapted linear layer."""
 
     name: str
     pairs: Mapping[str, Pair]  # by the layer's name in the base
 
 
 def read_adapter(name: str, folder: Path, model: torch.nn.Module, digest: str | None) -> Adapter:
-    """Return the adapter of a folder; ``digest`` is the base's, None where it cannot be known.
+    """Return the adapter of a folder; ``digest`` is the base's, or None if unknown.
 
     Raises:
-        BadInputError: it is another kind of adapter, of another base or shape, or not whole.
+        BadInputError: it is another kind of adapter, of another base or shape, or incomplete.
     """
     scale = scale_of(name, read_config(folder / CONFIG_NAME))
     tensors, base = _tensors(name, folder / WEIGHTS_NAME)
@@ -94,7 +94,7 @@ def read_adapter(name: str, folder: Path, model: torch.nn.Module, digest: str | 
 
 
 def _tensors(name: str, path: Path) -> tuple[dict[str, torch.Tensor], str | None]:
-    """Return every tensor, and the digest of the base that the file names."""
+    """Return every tensor, and the base digest in the file."""
     try:
         with safe_open(path, framework="pt") as file:
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - no dict

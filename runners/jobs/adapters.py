@@ -1,7 +1,7 @@
-"""LoRA, QLoRA and DoRA adapters by peft: put into a model, saved in peft's own format, merged.
+"""LoRA, QLoRA and DoRA adapters with peft: injection, saving in peft's format, merging.
 
-The model is changed in place and stays what it is to its trainer: only the adapter's matrices
-ask for gradients. peft is imported where an adapter is made, so that other jobs start sooner.
+The model is changed in place; only the adapter's matrices require gradients. peft is imported
+when an adapter is created, so that other jobs start faster.
 
 Source: Hu et al. 2021, arXiv:2106.09685.
 """
@@ -25,11 +25,11 @@ from runners.jobs.runtime import BadInputError
 from runners.jobspec import ArtefactModel, FolderModel
 
 SAMPLE_BYTES = 4096
-SAMPLES = 64  # of each file: weights of another training differ everywhere
+SAMPLES = 64  # per file: weights of another training differ everywhere
 
 
 class Lora:
-    """A model that learns through an adapter alone."""
+    """A model of which only an adapter is trained."""
 
     def __init__(
         self,
@@ -37,13 +37,13 @@ class Lora:
         options: LoraOptions,
         original: Callable[[], PreTrainedModel] | None = None,
     ) -> None:
-        """Put fresh matrices into the model, which change nothing until they are trained.
+        """Add new matrices to the model, which change nothing until they are trained.
 
-        ``original`` loads the full-width weights that they are merged into, where the model's own
-        are quantised: merged there, they would be rounded once more.
+        ``original`` loads the full-width weights for merging if the model's own are quantised:
+        merging there would round once more.
 
         Raises:
-            BadInputError: peft knows no such layers in this architecture, or is not here.
+            BadInputError: peft is not installed, or does not find such layers.
         """
         try:
             from peft import LoraConfig, get_peft_model
@@ -71,16 +71,16 @@ class Lora:
 
     @property
     def num_parameters(self) -> int:
-        """Return how many numbers are trained."""
+        """Return the number of trained parameters."""
         return sum(each.numel() for each in self._trained())
 
     @property
     def bytes(self) -> int:
-        """Return what the adapter's matrices hold."""
+        """Return the size of the adapter's matrices in bytes."""
         return sum(tensor_bytes(each) for each in self._trained())
 
     def save(self, folder: Path, base: FolderModel | ArtefactModel, digest: str) -> None:
-        """Write the adapter as peft reads it; ``digest`` names the base's weights."""
+        """Write the adapter in peft's format; ``digest`` identifies the base's weights."""
         from peft import get_peft_model_state_dict
 
         config = self._tuned.peft_config["default"]
@@ -92,7 +92,7 @@ class Lora:
         save_file(tensors, folder / WEIGHTS_NAME, metadata={"format": "pt", BASE_KEY: digest})
 
     def merge(self) -> PreTrainedModel:
-        """Return the model with the adapter in its full-width weights, and no adapter any more."""
+        """Return the model with the adapter merged into its full-width weights."""
         if self._original is None:
             return cast("PreTrainedModel", self._tuned.merge_and_unload())
         from peft import get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
@@ -107,24 +107,24 @@ class Lora:
 
 
 def name_of_base(base: FolderModel | ArtefactModel) -> str:
-    """Return where a base lies, below the host's folders."""
+    """Return a base's path below the host's folders."""
     if isinstance(base, ArtefactModel):
         return f"attempts/{base.attempt_id}/output/{base.name}"
     return base.path
 
 
 def weights_digest(folder: Path) -> str:
-    """Return a digest by which a model's weights are known again.
+    """Return a digest that identifies a model's weights.
 
-    It reads samples spread over every safetensors file, so that it takes no longer for a large
-    model: enough to tell trainings apart, not to find one changed byte.
+    It reads samples spread over every safetensors file, so that large models take no longer. It
+    distinguishes trainings, but does not detect single changed bytes.
     """
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for path in sorted(folder.glob("*.safetensors")):
         size = path.stat().st_size
-        found.update(f"{path.name} {size}\n".encode())
+        digest.update(f"{path.name} {size}\n".encode())
         with path.open("rb") as file:
             for at in range(SAMPLES):
                 file.seek(size * at // SAMPLES)
-                found.update(file.read(SAMPLE_BYTES))
-    return found.hexdigest()
+                digest.update(file.read(SAMPLE_BYTES))
+    return digest.hexdigest()

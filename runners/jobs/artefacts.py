@@ -1,4 +1,4 @@
-"""Publish a folder of the attempt's output: written aside, hashed, renamed in, announced."""
+"""Publishes a folder of the attempt's output: written aside, hashed, renamed, announced."""
 
 import hashlib
 import json
@@ -31,7 +31,7 @@ def publish_model(
 
 
 def publish_report(job: Job, name: str, document: Mapping[str, Any]) -> ArtefactBody:
-    """Leave a document as a file to download, and as facts that the job's page reads."""
+    """Publish a document as a downloadable file and as facts for the job's page."""
 
     def write(building: Path) -> None:
         (building / f"{name}.json").write_text(json.dumps(document, indent=1))
@@ -46,7 +46,7 @@ def publish_folder(
     write: Callable[[Path], object],
     facts: Mapping[str, Any],
 ) -> ArtefactBody:
-    """Write a folder of the output aside, put it in its place whole, and announce it."""
+    """Write an output folder aside, move it into place atomically, and announce it."""
     final = job.output_dir(name)
     building = final.with_name(f".{name}-building")
     shutil.rmtree(building, ignore_errors=True)
@@ -76,13 +76,13 @@ def describe_folder(
 
 
 def weight_file_bytes(folder: Path) -> int:
-    """Return the bytes of the files of a model folder that hold its weights."""
+    """Return the size of a model folder's weight files in bytes."""
     files = (path for path in folder.iterdir() if path.suffix in WEIGHT_SUFFIXES)
     return sum(path.stat().st_size for path in files)
 
 
 def file_sha256(path: Path) -> str:
-    """Return the SHA-256 of a file, read in pieces."""
+    """Return the SHA-256 of a file, read in chunks."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -1,5 +1,6 @@
-"""Everything a result card says of one loaded model: perplexity, speed, memory, bytes."""
+"""Measures one loaded model: perplexity, speed, peak memory, weight bytes."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerFast
@@ -18,9 +19,9 @@ SPEED_SHARE = 0.5  # of an assessment's time; the rest goes to perplexity
 
 @dataclass(frozen=True)
 class Assessment:
-    """The figures of one model as it was loaded."""
+    """The measurements of one loaded model."""
 
-    perplexity: Perplexity | None  # None: random weights, whose text means nothing
+    perplexity: Perplexity | None  # None: random weights
     speed: Speed
     peak: Peak
     parameter_bytes: int
@@ -40,7 +41,7 @@ class Assessment:
         return {**named, **quality, **self.speed.measured(prefix)}
 
     def notes(self) -> dict[str, str]:
-        """Return in words how the figures were taken."""
+        """Return texts that describe how the figures were measured."""
         notes = {
             "peak_memory_bytes": self.peak.how,
             "runtime_memory_bytes": "held before the model was loaded: interpreter and libraries",
@@ -63,19 +64,21 @@ class Sampling:
     evaluation_tokens: int
 
 
-def repetition_speeds(workload: Workload, repetition: Repetition) -> dict[str, float]:
-    """Return one repetition's speeds as the live charts name them."""
+def repetition_speeds(
+    workload: Workload, repetition: Repetition, prefix: str = ""
+) -> dict[str, float]:
+    """Return one repetition's speeds under the names of the live charts."""
     prompt = workload.batch_size * workload.prompt_tokens
     values = {"prefill_tokens_per_second": prompt / repetition.prefill_seconds}
     if repetition.step_seconds:
         mean = repetition.mean_step_seconds
         values["decode_tokens_per_second"] = workload.batch_size / mean
         values["step_seconds"] = mean
-    return values
+    return {f"{prefix}{name}": value for name, value in values.items()}
 
 
 def held_out_ids(job: Job, loaded: LoadedModel, corpus: Corpus | None = None) -> TokenIds | None:
-    """Return the held-out text in the model's own tokens, None when it knows no text."""
+    """Return the held-out text in the model's tokens, or None without tokenizer."""
     return None if loaded.tokenizer is None else text_ids(job, loaded.tokenizer, corpus)
 
 
@@ -93,20 +96,29 @@ def assess(
     sampling: Sampling,
     meter: PeakMeter,
     stages: Stages,
+    prefix: str = "",
 ) -> Assessment:
-    """Measure speed, peak memory and, for a model that knows text, perplexity.
+    """Measure speed, peak memory and, for a model with tokenizer, perplexity.
 
-    The peak is read before perplexity, whose windows of logits are no part of serving.
+    ``prefix`` is prepended to metric names, so that two models of a job have separate charts.
+    The peak is read before perplexity, whose logits are not part of serving.
     """
 
+    def report_held(held: Mapping[str, int]) -> None:
+        terms = terms_held(held)
+        job.emitter.metric({f"{prefix}{name}": size for name, size in terms.items()})
+
     def chart(done: int, repetition: Repetition) -> None:
-        job.emitter.metric(repetition_speeds(sampling.workload, repetition), step=done)
+        speeds = repetition_speeds(sampling.workload, repetition, prefix)
+        memory = {f"{prefix}peak_memory_bytes": float(meter.read().bytes)}
+        job.emitter.metric(speeds | memory, step=done)
         stages.advance(SPEED_SHARE * done / sampling.repetitions)
 
-    held = {"weights": model_bytes(loaded.model), "runtime_overhead": meter.read().start_bytes}
-    job.emitter.metric(terms_held(held))
+    report_held(
+        {"weights": model_bytes(loaded.model), "runtime_overhead": meter.read().start_bytes}
+    )
     speed = measure_speed(loaded.model, sampling.workload, sampling.repetitions, chart)
-    job.emitter.metric(terms_held({"kv_cache": speed.kv_cache_bytes}))
+    report_held({"kv_cache": speed.kv_cache_bytes})
     peak = meter.read()
     perplexity = None
     if (ids := held_out_ids(job, loaded)) is not None:
@@ -116,7 +128,7 @@ def assess(
             sampling.evaluation_tokens,
             lambda fraction: stages.advance(SPEED_SHARE + (1.0 - SPEED_SHARE) * fraction),
         )
-        job.emitter.metric({"perplexity": perplexity.value})
+        job.emitter.metric({f"{prefix}perplexity": perplexity.value})
     matrices = quantised_matrices(loaded.model)
     return Assessment(
         perplexity,

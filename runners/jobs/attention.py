@@ -1,4 +1,4 @@
-"""Which of its registered ways a model attends in."""
+"""Switches a model's attention implementation."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 
 @contextmanager
 def attention(model: PreTrainedModel, name: str) -> Iterator[None]:
-    """Let the model attend in another way while the block runs."""
+    """Use another attention implementation while the block runs."""
     before = str(model.config._attn_implementation)  # noqa: SLF001 - there is no other reader
     model.set_attn_implementation(name)
     try:

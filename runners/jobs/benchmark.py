@@ -24,10 +24,10 @@ from runners.jobs.runtime import BadInputError, Job, num_threads, run_job
 from runners.jobs.stages import Stages
 from runners.jobs.telemetry import job_telemetry
 from runners.jobspec import ArtefactModel, BenchmarkSpec, FolderModel
+from runners.measured_window import MEASURING
 from runners.profile_report import ARTEFACT, ProfileReport
 
 LOADING = "Loading the model"
-MEASURING = "Measuring speed and perplexity"
 PROFILING = "Profiling the operators"
 ORIGINAL = "Evaluating the original"
 
@@ -80,12 +80,12 @@ def _assess(
     assessment = assess(job, loaded, sampling, meter, stages)
     if not spec.profile:
         return assessment, None
-    stages.begin(PROFILING)  # last: a profiled pass is slow, and its memory is the profiler's
+    stages.begin(PROFILING)  # last: a profiled pass is slow and uses additional memory
     return assessment, profile_model(loaded.model, workload)
 
 
 def _has_original(job: Job, spec: BenchmarkSpec) -> bool:
-    """Return whether the model is a folder of plain weights that this run quantises."""
+    """Return whether this run quantises a folder of plain weights."""
     if spec.weight_dtype not in QUANTISED_DTYPES or not isinstance(
         spec.model, FolderModel | ArtefactModel
     ):

@@ -1,4 +1,4 @@
-"""The compiler that torch.compile calls, and where its kernels are kept."""
+"""Checks the compiler for torch.compile and sets its kernel cache."""
 
 import os
 import shutil
@@ -10,9 +10,9 @@ COMPILER = "g++"
 
 
 def check_compiler(scratch: Path, asked: str) -> None:
-    """Let compiled kernels be kept in a folder of the job's own.
+    """Set the kernel cache to a folder of the job.
 
-    ``asked`` is the field that asks for them.
+    ``asked`` is the spec field that requests compiled kernels.
 
     Raises:
         BadInputError: this host has no compiler.

@@ -1,4 +1,4 @@
-"""Text in domains, drawn by weights that follow how far each domain's loss is behind.
+"""Samples text from domains with dynamic weights that follow each domain's excess loss.
 
 Source: Xia et al. 2023 (Sheared LLaMA), arXiv:2310.06694, section 2.2, algorithm 1.
 """
@@ -17,24 +17,24 @@ from runners.jobs.runtime import BadInputError
 from runners.jobs.tokenizer import TokenIds, tokenized
 
 CODE, PROSE = "code", "prose"
-VALIDATION_ONE_IN = 8  # of a domain's text, its end, which no step is drawn from
+VALIDATION_ONE_IN = 8  # the end of a domain's text, which is not trained on
 VALIDATION_SEQUENCES = 8
 Losses = Mapping[str, float]
 
 
 def domain_of(document: Document) -> str:
-    """Return a document's domain: Python files are code, licences and manuals prose."""
+    """Return a document's domain: code for Python files, prose for licences and manuals."""
     return CODE if document.name.startswith("python/") else PROSE
 
 
 class Domains:
-    """The host's text by domain, and the weights by which batches are drawn from it."""
+    """The host's text by domain, and the sampling weights."""
 
     def __init__(self, texts: Mapping[str, TokenIds], length: int, seed: int) -> None:
-        """Begin with weights in proportion to each domain's text.
+        """Start with weights in proportion to each domain's text.
 
         Raises:
-            BadInputError: a domain has too little text for one sequence to learn and one to judge.
+            BadInputError: a domain has too little text for a training and a validation sequence.
         """
         self._length = length
         self.random = np.random.default_rng(seed)
@@ -53,12 +53,12 @@ class Domains:
         )
 
     def batch(self, count: int) -> torch.Tensor:
-        """Return sequences [count, length], each of a domain drawn by its weight."""
+        """Return sequences [count, length], each from a domain sampled by weight."""
         names = list(self.weights)
         drawn = self.random.choice(len(names), size=count, p=list(self.weights.values()))
-        return torch.from_numpy(np.stack([self._piece(names[each]) for each in drawn]))
+        return torch.from_numpy(np.stack([self._sample(names[each]) for each in drawn]))
 
-    def _piece(self, name: str) -> npt.NDArray[np.int64]:
+    def _sample(self, name: str) -> npt.NDArray[np.int64]:
         ids = self._train[name]
         at = int(self.random.integers(0, len(ids) - self._length))
         piece: npt.NDArray[np.int64] = np.asarray(ids[at : at + self._length], dtype=np.int64)
@@ -66,30 +66,30 @@ class Domains:
 
     @torch.no_grad()
     def losses(self, model: PreTrainedModel) -> dict[str, float]:
-        """Return the model's loss, in nats a token, on each domain's validation text."""
-        found = {}
+        """Return the model's loss, in nats per token, on each domain's validation text."""
+        by_domain = {}
         for name, ids in self._validation.items():
             here = ids.to(model.device)
-            found[name] = float(model(here, labels=here, use_cache=False).loss)
-        return found
+            by_domain[name] = float(model(here, labels=here, use_cache=False).loss)
+        return by_domain
 
     def follow(self, losses: Losses, reference: Losses) -> None:
-        """Draw more of each domain whose loss is further above its reference."""
+        """Increase the weights of domains whose loss is further above its reference."""
         behind = [losses[name] - reference[name] for name in self.weights]
         grown = followed(list(self.weights.values()), behind)
         self.weights = dict(zip(self.weights, grown, strict=True))
 
 
 def followed(weights: Sequence[float], behind: Sequence[float]) -> list[float]:
-    """Return the weights that come next; they sum to 1.
+    """Return the updated weights, which sum to 1.
 
-    Each grows by the exponential of how far its loss is above its reference, ``behind`` in nats;
-    a loss below it lets the weight be. Without a finite loss nothing is known and nothing moves.
+    Each is multiplied by the exponential of its loss's excess over its reference, ``behind`` in
+    nats; a negative excess counts as 0. Without finite losses the weights do not change.
     """
     if not all(map(math.isfinite, behind)):
         return list(weights)
     above = [max(0.0, each) for each in behind]
-    most = max(above)  # of the exponents: no loss is too high for a number
+    most = max(above)  # subtracted from the exponents to avoid overflow
     grown = [weight * math.exp(each - most) for weight, each in zip(weights, above, strict=True)]
     total = sum(grown)
     return [each / total for each in grown]
@@ -102,7 +102,7 @@ def domains_of(
     length: int,
     seed: int,
 ) -> Domains:
-    """Return the host's training text by domain; what jobs are judged on is not among it."""
+    """Return the host's training text by domain, without the held-out text."""
     texts = {}
     for name in (CODE, PROSE):
         own = [each for each in corpus.train if domain_of(each) == name]
@@ -111,7 +111,7 @@ def domains_of(
 
 
 def _spread(ids: TokenIds, length: int) -> torch.Tensor:
-    """Return pieces [count, length] that lie evenly over a text."""
+    """Return sequences [count, length] spread evenly over a text."""
     count = min(VALIDATION_SEQUENCES, len(ids) // length)
     starts = np.linspace(0, len(ids) - length, count).astype(int)
     pieces = np.stack([np.asarray(ids[at : at + length], dtype=np.int64) for at in starts])

@@ -1,7 +1,7 @@
-"""Rehearse a job without a model: steps, figures and output, then the ending that was asked for.
+"""Simulates a job without a model: steps, figures and output, then the requested ending.
 
-An operator sees with it what a host and the pages do when jobs end badly, leave processes behind
-or will not stop. It imports no torch and is through in the time that its steps take.
+An operator can test how a host and the pages handle jobs that fail, leave processes running or
+ignore stop requests. It does not import torch.
 """
 
 import contextlib
@@ -17,10 +17,10 @@ from typing import NoReturn
 from runners.jobs.runtime import Job, MissingModelError, end_by_sigterm, run_job
 from runners.jobspec import DrillSpec
 
-# What PyTorch says when a GPU's memory does not suffice; the supervisor knows it by this.
+# PyTorch's message for GPU out of memory, by which the supervisor classifies it.
 OOM_TEXT = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
 PAGE_BYTES = 4096
-# A process that left its session, its parent and every wish to listen to SIGTERM.
+# A process that left its session and parent, and ignores SIGTERM.
 DAEMON = (
     "import os, signal, time\n"
     "if os.fork() == 0:\n"
@@ -33,17 +33,17 @@ DAEMON = (
 
 
 def main() -> None:
-    """Run the drill whose attempt folder argv names."""
+    """Run the drill of the attempt folder in argv."""
     run_job("drill", rehearse, prepare=lambda: None)
 
 
 def rehearse(job: Job) -> None:
-    """Do the steps, then end as asked."""
+    """Run the steps, then end as requested."""
     spec = job.spec_of(DrillSpec)
-    _obey_stop(job, spec)
+    _install_stop_handler(job, spec)
     for _ in range(spec.daemons):
         subprocess.run([sys.executable, "-S", "-c", DAEMON], check=True)
-    held = _hold(spec.memory_bytes)
+    memory = _hold(spec.memory_bytes)
     job.emitter.phase("Rehearsing")
     started = time.monotonic()
     for step in range(1, spec.steps + 1):
@@ -52,27 +52,27 @@ def rehearse(job: Job) -> None:
         if job.stop_requested.is_set():
             end_by_sigterm(job)
     _end(job, spec)
-    del held
+    del memory
 
 
 def _step(job: Job, spec: DrillSpec, step: int) -> None:
     job.emitter.metric({"loss": 1.0 / step}, step=step)
     job.emitter.progress(step, spec.steps, "steps", (spec.steps - step) * spec.step_seconds)
-    job.emitter.say(f"step {step} of {spec.steps}")
+    job.emitter.log(f"step {step} of {spec.steps}")
     line = b"x" * 127 + b"\n"
     sys.stdout.buffer.write(line * (spec.log_bytes_per_step // len(line)))
     sys.stdout.buffer.flush()
 
 
 def _hold(num_bytes: int) -> bytearray:
-    """Return memory that is really taken: a byte of each page is written."""
-    held = bytearray(num_bytes)
+    """Return allocated memory with one byte written per page."""
+    memory = bytearray(num_bytes)
     for offset in range(0, num_bytes, PAGE_BYTES):
-        held[offset] = 1
-    return held
+        memory[offset] = 1
+    return memory
 
 
-def _obey_stop(job: Job, spec: DrillSpec) -> None:
+def _install_stop_handler(job: Job, spec: DrillSpec) -> None:
     def stop(_number: int, _frame: FrameType | None) -> None:
         if spec.forks_per_second:
             _fork_until_killed(spec.forks_per_second)
@@ -83,9 +83,9 @@ def _obey_stop(job: Job, spec: DrillSpec) -> None:
 
 
 def _fork_until_killed(per_second: int) -> NoReturn:
-    """Start processes that leave parent and session, until the supervisor ends all of them."""
+    """Start processes that leave parent and session until the supervisor kills all of them."""
     while True:
-        with contextlib.suppress(OSError):  # the machine takes no more: that too is a drill
+        with contextlib.suppress(OSError):  # the process limit is reached
             if os.fork() == 0:
                 os.setsid()
                 if os.fork() == 0:
@@ -100,12 +100,12 @@ def _end(job: Job, spec: DrillSpec) -> None:
         return
     job.emitter.close()
     if spec.ending == "missing_model":
-        raise MissingModelError("the drill was asked to end as if its model were not here")
+        raise MissingModelError("the drill simulates a missing model")
     if spec.ending == "oom_gpu":
         sys.stderr.write(f"{OOM_TEXT}\n")
         sys.exit(1)
     if spec.ending == "signal":
-        with contextlib.suppress(OSError):  # KILL has no other meaning anyway
+        with contextlib.suppress(OSError):  # SIGKILL cannot be handled
             signal.signal(spec.signal_number, signal.SIG_DFL)
         os.kill(os.getpid(), spec.signal_number)
     sys.exit(spec.exit_code)

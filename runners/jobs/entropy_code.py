@@ -1,8 +1,8 @@
-"""Ternary codes in as few bits as their frequencies allow: an asymmetric numeral system (rANS).
+"""Entropy coding of ternary symbols with an asymmetric numeral system (rANS).
 
-Lanes of symbols are coded side by side, so that every step is one vector operation; all share one
-stream of 16-bit words. Source: Duda 2013, arXiv:1311.2540; order of words as interleaved coders
-have it.
+Lanes of symbols are coded in parallel, so that every step is one vector operation; all lanes
+share one stream of 16-bit words. Source: Duda 2013, arXiv:1311.2540; word order as in
+interleaved coders.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 Symbols = npt.NDArray[np.uint8]
 SYMBOLS = 3
-PRECISION_BITS = 12  # frequencies are whole parts of 4096
+PRECISION_BITS = 12  # frequencies are multiples of 1/4096
 TOTAL = 1 << PRECISION_BITS
 WORD_BITS = 16
 LOWEST = np.uint64(1 << WORD_BITS)  # of a state, which has 32 bits
@@ -20,12 +20,12 @@ SYMBOLS_A_LANE = 4096  # a lane's last state costs four bytes
 
 
 class CorruptCodeError(Exception):
-    """The words are not those of the symbols that they should hold."""
+    """The words do not decode to valid symbols."""
 
 
 @dataclass(frozen=True)
 class Coded:
-    """A stream of words, the last state of each lane, and the frequency of each symbol."""
+    """A stream of words, the final state of each lane, and the symbol frequencies."""
 
     words: npt.NDArray[np.uint16]
     states: npt.NDArray[np.uint32]
@@ -34,12 +34,12 @@ class Coded:
 
     @property
     def stored_bytes(self) -> int:
-        """Return the bytes of everything that decoding needs."""
+        """Return the bytes of everything needed for decoding."""
         return int(self.words.nbytes + self.states.nbytes + self.frequencies.nbytes)
 
 
 def entropy_bits(symbols: Symbols) -> float:
-    """Return the bits per symbol below which no code of single symbols can stay."""
+    """Return the entropy in bits per symbol, the lower bound of symbol codes."""
     shares = np.bincount(symbols.ravel(), minlength=SYMBOLS) / symbols.size
     return float(-(shares[shares > 0] * np.log2(shares[shares > 0])).sum())
 
@@ -68,7 +68,7 @@ def decode(coded: Coded) -> Symbols:
     """Return the symbols of a code.
 
     Raises:
-        CorruptCodeError: words are missing, left over, or changed.
+        CorruptCodeError: words are missing, surplus or changed.
     """
     if coded.frequencies.sum() != TOTAL or len(coded.frequencies) != SYMBOLS:
         raise CorruptCodeError("the frequencies of a ternary code do not add up")
@@ -92,15 +92,15 @@ def decode(coded: Coded) -> Symbols:
 
 
 def frequencies_of(symbols: Symbols) -> npt.NDArray[np.uint16]:
-    """Return each symbol's share of 4096; whatever occurs at all has at least one part."""
+    """Return each symbol's frequency in parts of 4096, at least 1 if it occurs."""
     counts = np.bincount(symbols.ravel(), minlength=SYMBOLS).astype(np.float64)
     parts = np.maximum(np.rint(counts / counts.sum() * TOTAL), counts > 0).astype(np.int64)
     parts[parts.argmax()] += TOTAL - parts.sum()
-    found: npt.NDArray[np.uint16] = parts.astype(np.uint16)
-    return found
+    frequencies: npt.NDArray[np.uint16] = parts.astype(np.uint16)
+    return frequencies
 
 
 def _starts(frequencies: npt.NDArray[np.uint16]) -> npt.NDArray[np.uint64]:
-    """Return where each symbol's parts begin."""
+    """Return the cumulative frequencies."""
     starts: npt.NDArray[np.uint64] = (np.cumsum(frequencies) - frequencies).astype(np.uint64)
     return starts

@@ -1,8 +1,7 @@
-"""Judge a model on held-out text: ``python -m runners.jobs.evaluate ATTEMPT_DIR``.
+"""Evaluate a model on held-out text: ``python -m runners.jobs.evaluate ATTEMPT_DIR``.
 
-Perplexity, how often the next token was the likeliest, and how far the model's distribution is
-from the original's, each with the 95 % interval over windows. Then tasks of
-lm-evaluation-harness, where some are asked for.
+Perplexity, next-token accuracy, and the divergence from the original model's distribution, each
+with the 95 % interval over windows. Then the requested tasks of lm-evaluation-harness.
 """
 
 import time
@@ -45,15 +44,15 @@ from runners.jobs.tasks.held_out import held_out_tasks
 from runners.jobs.tasks.scores import Score
 from runners.jobs.telemetry import job_telemetry
 from runners.jobspec import EvaluateSpec
+from runners.measured_window import JUDGING
 
 LOADING = "Loading the models"
-JUDGING = "Reading held-out text"
-ASKING = "Running tasks"
+RUNNING_TASKS = "Running tasks"
 
 
 @dataclass(frozen=True)
-class Judgement:
-    """Means of each window: of the model, and of its distance to the original where one is."""
+class TextScores:
+    """Window means: of the model, and of its divergence from the original if there is one."""
 
     nlls: Nlls
     correct: Nlls
@@ -65,16 +64,16 @@ class Judgement:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Everything that one attempt found."""
+    """The results of one attempt."""
 
-    judgement: Judgement
+    text_scores: TextScores
     windows: Windows
     peak: Peak
-    seconds: float  # of reading text
+    seconds: float  # of the held-out text evaluation
     tasks_seconds: float = 0.0
     scores: Sequence[Score] = ()
     original_scores: Sequence[Score] = ()
-    harness: str = ""  # what ran the tasks, in words
+    harness: str = ""  # description of the harness
 
 
 def work(job: Job) -> None:
@@ -83,30 +82,32 @@ def work(job: Job) -> None:
     preload_library(spec.weight_dtype)
     tasks = chosen_tasks(job, spec.tasks) if spec.tasks else []
     with job_telemetry(job):
-        shares = {LOADING: 1.0, JUDGING: 6.0} | ({ASKING: 6.0} if tasks else {})
+        shares = {LOADING: 1.0, JUDGING: 6.0} | ({RUNNING_TASKS: 6.0} if tasks else {})
         stages = Stages(job.emitter, shares)
-        found = run_isolated(job, partial(_evaluate, spec, tasks, stages))
-    measured = figures(found.judgement, found.windows) | {
-        "peak_memory_bytes": float(found.peak.bytes),
-        "duration_seconds": found.seconds,
+        evaluation = run_isolated(job, partial(_evaluate, spec, tasks, stages))
+    measured = figures(evaluation.text_scores, evaluation.windows) | {
+        "peak_memory_bytes": float(evaluation.peak.bytes),
+        "duration_seconds": evaluation.seconds,
     }
     if tasks:
-        measured["tasks_seconds"] = found.tasks_seconds
-    told = notes(found.judgement, found.windows, measured) | {
-        "peak_memory_bytes": found.peak.how,
+        measured["tasks_seconds"] = evaluation.tasks_seconds
+    all_notes = notes(evaluation.text_scores, evaluation.windows, measured) | {
+        "peak_memory_bytes": evaluation.peak.how,
         "duration_seconds": "reading held-out text, without starting, loading and tasks",
     }
-    asked = found.scores, found.original_scores
-    told |= {"tasks": found.harness} if found.harness else {}
-    job.emitter.result(measured | scores.figures(*asked), told | scores.notes(*asked))
+    score_pair = evaluation.scores, evaluation.original_scores
+    all_notes |= {"tasks": evaluation.harness} if evaluation.harness else {}
+    job.emitter.result(
+        measured | scores.figures(*score_pair), all_notes | scores.notes(*score_pair)
+    )
 
 
 def chosen_tasks(job: Job, tasks: EvaluationTasks) -> list[TaskFile]:
-    """Return the tasks that are asked for: of a folder below a model root, or made here.
+    """Return the requested tasks, from a folder below a model root or of held-out text.
 
     Raises:
-        MissingModelError: the folder or a data file is not there.
-        BadInputError: a task is not there, or cannot be read.
+        MissingModelError: the folder or a data file does not exist.
+        BadInputError: a task does not exist or cannot be read.
     """
     if tasks.folder is None:
         return read_tasks(
@@ -131,48 +132,54 @@ def _evaluate(
     windows = _windows(job, spec, loaded, original)
     stages.begin(JUDGING)
     began = time.monotonic()
-    judgement = _judge(job, stages, windows, loaded, original)
-    ended, peak = time.monotonic(), meter.read()  # without tasks, whose batches are the harness's
+    judgement = _evaluate_text(job, stages, meter, windows, loaded, original)
+    ended, peak = time.monotonic(), meter.read()  # without tasks, whose batches the harness sets
     if not tasks:
         return Evaluation(judgement, windows, peak, ended - began)
-    scored, originals, harness = _ask(spec, tasks, stages, loaded, original)
+    scored, originals, harness = _run_harness(spec, tasks, stages, loaded, original)
     seconds = ended - began, time.monotonic() - ended
     return Evaluation(judgement, windows, peak, *seconds, scored, originals, harness)
 
 
-def _judge(
-    job: Job, stages: Stages, windows: Windows, loaded: LoadedModel, original: LoadedModel | None
-) -> Judgement:
+def _evaluate_text(
+    job: Job,
+    stages: Stages,
+    meter: PeakMeter,
+    windows: Windows,
+    loaded: LoadedModel,
+    original: LoadedModel | None,
+) -> TextScores:
     reference = original.model if original else None
-    parts: list[Judgement] = []
+    parts: list[TextScores] = []
     for at, row in enumerate(windows.ids):
         batch = torch.from_numpy(row[None])
-        parts.append(judge(loaded.model, batch, windows.stride, reference))
+        parts.append(evaluate_windows(loaded.model, batch, windows.stride, reference))
         so_far = float(np.exp(np.mean([part.nlls for part in parts])))
-        job.emitter.metric({"perplexity": so_far}, step=at)
+        peak_bytes = float(meter.read().bytes)
+        job.emitter.metric({"perplexity": so_far, "peak_memory_bytes": peak_bytes}, step=at)
         stages.advance((at + 1) / len(windows.ids))
     return joined(parts)
 
 
-def _ask(
+def _run_harness(
     spec: EvaluateSpec,
     tasks: Sequence[TaskFile],
     stages: Stages,
     loaded: LoadedModel,
     original: LoadedModel | None,
 ) -> tuple[list[Score], list[Score], str]:
-    from runners.jobs.tasks.harness import how, run_tasks  # needs the environment of the harness
+    from runners.jobs.tasks.harness import how, run_tasks  # only in the harness's environment
 
-    stages.begin(ASKING)
+    stages.begin(RUNNING_TASKS)
     models = [each for each in (loaded, original) if each is not None]
     most = spec.tasks.documents if spec.tasks else None
     total = len(models) * len(tasks)
-    found: list[list[Score]] = [[], []]
+    results: list[list[Score]] = [[], []]
     for at, each in enumerate(models):
         tokenizer = require_tokenizer(each, "running tasks")
         tell = partial(_advance, stages, total, at * len(tasks))
-        found[at] = run_tasks(each.model, tokenizer, tasks, most, tell)
-    return found[0], found[1], how(loaded.model)
+        results[at] = run_tasks(each.model, tokenizer, tasks, most, tell)
+    return results[0], results[1], how(loaded.model)
 
 
 def _advance(stages: Stages, total: int, before: int, done: int) -> None:
@@ -186,7 +193,7 @@ def _windows(
 
     Raises:
         MissingModelError: the model has no tokenizer.
-        BadInputError: the two models do not read text alike, so that they cannot be compared.
+        BadInputError: the two models tokenise differently, so they cannot be compared.
     """
     ids = held_out_ids(job, loaded)
     if ids is None:
@@ -199,30 +206,30 @@ def _windows(
             or loaded.tokenizer is None
             or (theirs.get_vocab() != loaded.tokenizer.get_vocab())
         ):
-            msg = "the original has another vocabulary than the model; choose the one it came from"
+            msg = "the original's vocabulary differs from the model's; choose the model's original"
             raise BadInputError(msg)
     return windows_of(loaded.model.config, ids, spec.evaluation_tokens)
 
 
 @torch.inference_mode()
-def judge(
+def evaluate_windows(
     model: PreTrainedModel,
     batch: torch.Tensor,
     stride: int,
     original: PreTrainedModel | None = None,
-) -> Judgement:
-    """Return the figures of some windows [count, tokens], of which the last ``stride`` count."""
+) -> TextScores:
+    """Return the scores of windows [count, tokens], of which the last ``stride`` are scored."""
     logits = _logits(model, batch, stride)
     nlls, correct = _scores(logits, batch, stride)
     if original is None:
-        return Judgement(nlls, correct)
+        return TextScores(nlls, correct)
     theirs = _logits(original, batch, stride)
     original_nlls, original_correct = _scores(theirs, batch, stride)
     ours = torch.log_softmax(logits[:, :-1], dim=-1)
     reference = torch.log_softmax(theirs[:, :-1], dim=-1)
     divergence = (reference.exp() * (reference - ours)).sum(dim=-1)
     same = ours.argmax(dim=-1) == reference.argmax(dim=-1)
-    return Judgement(
+    return TextScores(
         nlls,
         correct,
         _means(divergence),
@@ -232,14 +239,14 @@ def judge(
     )
 
 
-def joined(parts: list[Judgement]) -> Judgement:
-    """Return one judgement of all windows."""
+def joined(parts: list[TextScores]) -> TextScores:
+    """Return the concatenated scores of all windows."""
 
     def of(name: str) -> Nlls | None:
         values = [getattr(part, name) for part in parts]
         return None if values[0] is None else np.concatenate(values)
 
-    return Judgement(
+    return TextScores(
         np.concatenate([part.nlls for part in parts]),
         np.concatenate([part.correct for part in parts]),
         of("divergence"),
@@ -249,7 +256,7 @@ def joined(parts: list[Judgement]) -> Judgement:
     )
 
 
-def figures(found: Judgement, windows: Windows) -> dict[str, float]:
+def figures(found: TextScores, windows: Windows) -> dict[str, float]:
     """Return the figures under the names of a job's result."""
     own = _perplexity(found.nlls, windows)
     measured = own.measured() | {"evaluation_tokens": float(own.tokens)}
@@ -271,21 +278,21 @@ def figures(found: Judgement, windows: Windows) -> dict[str, float]:
     return measured
 
 
-def notes(found: Judgement, windows: Windows, measured: dict[str, float]) -> dict[str, str]:
-    """Return in words how the figures were taken, and whether a difference is one."""
-    told = {
+def notes(found: TextScores, windows: Windows, measured: dict[str, float]) -> dict[str, str]:
+    """Return texts on how the figures were measured and whether a difference is significant."""
+    texts = {
         "perplexity": _perplexity(found.nlls, windows).note(),
         "device": str(pick_device()),
         "threads": str(num_threads()),
     }
     if "perplexity_ratio" in measured:
-        told["perplexity_ratio"] = significance(measured)
-        told["kl_divergence_nats"] = "KL(original ‖ model) per token; 0 where they are one"
-    return told
+        texts["perplexity_ratio"] = significance(measured)
+        texts["kl_divergence_nats"] = "KL(original ‖ model) per token; 0 where they are one"
+    return texts
 
 
 def significance(measured: dict[str, float]) -> str:
-    """Return whether the text suffices to tell the model from its original."""
+    """Return whether the difference from the original is significant, as a text."""
     low, high = measured["perplexity_ratio_low"], measured["perplexity_ratio_high"]
     paired = "same windows pair by pair, 95 % interval"
     if low > 1.0:

@@ -1,4 +1,4 @@
-"""Perplexity on held-out tokens by sliding windows, with the interval that the sample allows."""
+"""Perplexity on held-out tokens by sliding windows, with its confidence interval."""
 
 import math
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from runners.evaluate_options import window_of
 from runners.jobs.tokenizer import TokenIds
 
-LOGITS_BUDGET_BYTES = 16 * 2**20  # in fp32: the evaluation must not set a job's peak memory
+LOGITS_BUDGET_BYTES = 16 * 2**20  # in fp32: the evaluation must not determine a job's peak memory
 Z_95 = 1.96  # two-sided 95 % quantile of the normal distribution
 
 Nlls = npt.NDArray[np.float64]
@@ -33,7 +33,7 @@ class Perplexity:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Return the 95 % interval: segments are taken as independent, tokens are not."""
+        """Return the 95 % interval, with segments (not tokens) taken as independent."""
         mean, error = mean_and_error(self.segment_nlls)
         return math.exp(mean - Z_95 * error), math.exp(mean + Z_95 * error)
 
@@ -47,7 +47,7 @@ class Perplexity:
         }
 
     def note(self) -> str:
-        """Return in words how the figure was taken."""
+        """Return a text on how the figure was measured."""
         return (
             f"{self.tokens} held-out tokens of this host's text in {len(self.segment_nlls)} "
             f"windows of {self.window}; 95 % interval over windows"
@@ -55,9 +55,9 @@ class Perplexity:
 
 
 def perplexity_ratio(after: Perplexity, before: Perplexity) -> tuple[float, float, float]:
-    """Return after / before with its 95 % interval, from the same windows pair by pair.
+    """Return after / before with its 95 % interval, paired over the same windows.
 
-    Pairing cancels how hard each piece of text is, so the ratio is far surer than either.
+    Pairing cancels the difficulty of the text, so the ratio is more precise than either value.
     """
     mean, error = mean_and_error(after.segment_nlls - before.segment_nlls)
     return math.exp(mean), math.exp(mean - Z_95 * error), math.exp(mean + Z_95 * error)
@@ -71,8 +71,8 @@ def evaluate(
 ) -> Perplexity:
     """Return the model's perplexity on about ``num_tokens`` tokens spread evenly over ``ids``.
 
-    Every scored token has at least half a window before it. Asking for as many tokens as the
-    stream holds gives the ordinary sliding window with a stride of half its length.
+    Every scored token has at least half a window of context. For all tokens of the stream this is
+    the usual sliding window with a stride of half its length.
 
     Raises:
         ValueError: the stream is shorter than one window.
@@ -94,19 +94,19 @@ def evaluate(
 
 @dataclass(frozen=True)
 class Windows:
-    """Pieces of text [count, length], of which the last ``stride`` tokens each are scored."""
+    """Windows of text [count, length]; the last ``stride`` tokens of each are scored."""
 
     ids: npt.NDArray[np.int64]
     stride: int
 
     @property
     def length(self) -> int:
-        """Return the tokens of a piece."""
+        """Return the tokens per window."""
         return int(self.ids.shape[1])
 
 
 def windows_of(config: PretrainedConfig, ids: TokenIds, num_tokens: int) -> Windows:
-    """Return the windows in which a model is judged on about ``num_tokens`` tokens.
+    """Return the windows to evaluate a model on about ``num_tokens`` tokens.
 
     Raises:
         ValueError: the stream is shorter than one window.
@@ -117,7 +117,7 @@ def windows_of(config: PretrainedConfig, ids: TokenIds, num_tokens: int) -> Wind
 
 
 def segment_starts(length: int, window: int, stride: int, num_tokens: int) -> list[int]:
-    """Return where each window begins so that the scored halves never overlap."""
+    """Return the windows' start positions, with scored halves that do not overlap."""
     available = (length - window) // stride + 1
     if stride < 1 or available < 1:
         msg = f"{length} held-out tokens are fewer than one window of {window}"
@@ -147,7 +147,7 @@ def token_nlls(logits: torch.Tensor, batch: torch.Tensor, stride: int) -> torch.
 
 
 def mean_and_error(values: Nlls) -> tuple[float, float]:
-    """Return the mean of windows and its standard error, 0 for a single one."""
+    """Return the mean over windows and its standard error, 0 for a single window."""
     if len(values) == 1:
         return float(values[0]), 0.0
     return float(values.mean()), float(values.std(ddof=1) / math.sqrt(len(values)))

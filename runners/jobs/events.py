@@ -1,8 +1,8 @@
-"""Emit a job's events as JSON lines, without ever making the job wait for their reader.
+"""Emits a job's events as JSON lines without blocking the job.
 
-A line is ``{"kind": ..., "body": ...}``; the supervisor numbers and stamps it. The pipe may
-be full or its reader dead: a daemon thread writes, the queue is bounded, metrics are dropped
-first, and a closed pipe silences the emitter while the job goes on.
+A line is ``{"kind": ..., "body": ...}``; the supervisor adds number and time. If the pipe is
+full or its reader dead, the job continues: a daemon thread writes, the queue is bounded,
+metrics are dropped first, and a closed pipe disables the emitter.
 """
 
 import json
@@ -19,6 +19,7 @@ from pydantic import BaseModel
 
 from runners.jobs.energy import EnergyMeter, Work
 from runners.messages import (
+    MAX_POINT_VALUES,
     ArtefactBody,
     EndpointBody,
     EventKind,
@@ -31,7 +32,7 @@ from runners.messages import (
 EVENT_FD_VARIABLE = "SLIPWAY_EVENT_FD"
 STDOUT_FD = 1
 QUEUE_LINES = 10_000
-DROPPABLE_ABOVE = 8_000  # metrics and progress give way before the queue is full
+DROPPABLE_ABOVE = 8_000  # above it metrics and progress are dropped
 CLOSE_TIMEOUT_SECONDS = 10.0
 
 
@@ -45,30 +46,29 @@ class Emitter:
         self._writer = threading.Thread(target=self._write_lines, name="events", daemon=True)
         self._writer.start()
         self.dropped = 0
-        self.meter: EnergyMeter | None = None  # of what the job draws, while one looks
+        self.meter: EnergyMeter | None = None  # the job's energy meter, if active
 
     @classmethod
     def from_environment(cls) -> "Emitter":
         """Return an emitter on the supervisor's pipe, or on stdout when run by hand.
 
-        Of several ranks on one host the first speaks for all; torchrun, its parent, holds the
-        pipe.
+        Of several ranks on a host only the first emits; torchrun, its parent, has the pipe.
         """
         fd = int(os.environ.get(EVENT_FD_VARIABLE, STDOUT_FD))
         if "TORCHELASTIC_RUN_ID" not in os.environ or fd == STDOUT_FD:
             return cls(fd)
         is_first = os.environ.get("LOCAL_RANK") == "0"
-        held = f"/proc/{os.getppid()}/fd/{fd}" if is_first else os.devnull
-        return cls(os.open(held, os.O_WRONLY | os.O_CLOEXEC))
+        path = f"/proc/{os.getppid()}/fd/{fd}" if is_first else os.devnull
+        return cls(os.open(path, os.O_WRONLY | os.O_CLOEXEC))
 
-    def say(self, line: str) -> None:
-        """Write one line of log; run by hand, stdout belongs to the events."""
+    def log(self, line: str) -> None:
+        """Write one log line."""
         if self.fd != STDOUT_FD:
             sys.stdout.write(f"{line}\n")
             sys.stdout.flush()
 
     def phase(self, name: str) -> None:
-        """Say that a named part of the job begins."""
+        """Report the start of a named phase."""
         if self.meter is not None:
             self.meter.begin(name)
         self._send("phase", PhaseBody(name=name))
@@ -76,8 +76,9 @@ class Emitter:
     def progress(
         self, done: float, total: float, unit: str, eta_seconds: float | None = None
     ) -> None:
-        """Say how far the job is, and how many seconds it thinks are left."""
-        eta = None if eta_seconds is None else max(0.0, eta_seconds)
+        """Report the progress and the estimated remaining seconds."""
+        eta = None if eta_seconds is None or not math.isfinite(eta_seconds) else eta_seconds
+        eta = None if eta is None else max(0.0, eta)
         self._send(
             "progress",
             ProgressBody(done=min(done, total), total=total, unit=unit, eta_seconds=eta),
@@ -86,15 +87,16 @@ class Emitter:
     def metric(
         self, values: Mapping[str, float], *, step: int | None = None, source: str = "job"
     ) -> None:
-        """Send the finite values of one instant; NaN and infinity have no JSON."""
-        finite = {name: float(value) for name, value in values.items() if math.isfinite(value)}
-        if finite:
-            self._send("metric", MetricPoint(source=source, values=finite, step=step))
+        """Send the finite values of one instant; JSON has no NaN or infinity."""
+        finite = [(name, float(one)) for name, one in values.items() if math.isfinite(one)]
+        for first in range(0, len(finite), MAX_POINT_VALUES):
+            part = dict(finite[first : first + MAX_POINT_VALUES])
+            self._send("metric", MetricPoint(source=source, values=part, step=step))
 
     def result(
         self, measured: Mapping[str, float], notes: Mapping[str, str], work: Work | None = None
     ) -> None:
-        """Send the final figures with the joules they took; ValueError when one is not finite."""
+        """Send the final figures and the energy used; ValueError if one is not finite."""
         bad = [name for name, value in measured.items() if not math.isfinite(value)]
         if bad:
             msg = f"result figures are not finite: {', '.join(bad)}"
@@ -103,15 +105,15 @@ class Emitter:
         self._send("result", ResultBody(measured={**measured, **drawn}, notes={**notes, **how}))
 
     def artefact(self, body: ArtefactBody) -> None:
-        """Announce a folder that stands complete in the attempt's output."""
+        """Announce a complete folder of the attempt's output."""
         self._send("artefact", body)
 
     def endpoint(self, body: EndpointBody) -> None:
-        """Say where requests are answered from now on."""
+        """Announce the address of a ready endpoint."""
         self._send("endpoint", body)
 
     def close(self, timeout_seconds: float = CLOSE_TIMEOUT_SECONDS) -> None:
-        """Write what is queued; give up after ``timeout_seconds`` when nobody reads."""
+        """Write the queued events; give up after ``timeout_seconds``."""
         try:
             self._lines.put(None, timeout=timeout_seconds)
         except queue.Full:
@@ -136,12 +138,12 @@ class Emitter:
                 continue
             try:
                 _write_all(self.fd, line)
-            except OSError:  # the reader is gone: the job is worth more than its chart
+            except OSError:  # the reader has closed the pipe: the job continues
                 self._closed_pipe.set()
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:
-    """Return the events that a job run by hand wrote to a file."""
+    """Return the events in a file that a manually run job wrote."""
     return [json.loads(line) for line in path.read_text().splitlines() if line]
 
 

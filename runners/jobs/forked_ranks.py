@@ -1,4 +1,4 @@
-"""Ranks of this machine as forks of one process, which loads the libraries for all of them."""
+"""Runs ranks on this machine as forks of one process, which loads the libraries once."""
 
 import json
 import os
@@ -23,13 +23,13 @@ Work = Callable[[Ranks], Mapping[str, float]]
 
 
 def on_ranks(size: int, work: Work) -> list[dict[str, float]]:
-    """Return what each of ``size`` forked ranks finds; together they have this machine's cores.
+    """Return the results of ``size`` forked ranks, which share this machine's cores.
 
-    Nothing of it stays: groups, caches and memory end with the ranks. The caller must not have
-    made gradients, whose threads no fork inherits.
+    Process groups, caches and memory end with the ranks. The caller must not have computed
+    gradients, whose threads are not inherited by forks.
 
     Raises:
-        RuntimeError: a rank failed; its own words are on the error stream.
+        RuntimeError: a rank failed; its error is on stderr.
     """
     with tempfile.TemporaryDirectory() as folder:
         pids = [_forked(rank, size, Path(folder), work) for rank in range(size)]
@@ -40,8 +40,8 @@ def on_ranks(size: int, work: Work) -> list[dict[str, float]]:
 
 
 def load_what_training_loads(config: Mapping[str, Any]) -> None:
-    """Load, once for all ranks, what a first step loads; no gradients: forks could make none."""
-    torch.set_num_threads(1)  # a pool of threads would not outlive a fork
+    """Load the libraries of a first step once for all ranks, without computing gradients."""
+    torch.set_num_threads(1)  # a thread pool does not survive a fork
     model = fresh_model(dict(config), torch.float32)
     with torch.no_grad():
         model(input_ids=torch.zeros(1, 4, dtype=torch.long))
@@ -61,9 +61,9 @@ def _forked(rank: int, size: int, folder: Path, work: Work) -> int:
     code = 1
     try:
         torch.set_num_threads(max(1, num_threads() // size))
-        ranks = _met(rank, size, folder)
+        ranks = _join_group(rank, size, folder)
         _found(folder, rank).write_text(json.dumps(dict(work(ranks))))
-        ranks.total([0.0])  # nobody leaves while another still waits for an answer
+        ranks.total([0.0])  # a barrier: no rank exits while another waits for it
         code = 0
     except BaseException:  # noqa: BLE001 - a fork ends here, whatever happened
         traceback.print_exc()
@@ -72,7 +72,7 @@ def _forked(rank: int, size: int, folder: Path, work: Work) -> int:
         os._exit(code)
 
 
-def _met(rank: int, size: int, folder: Path) -> Ranks:
+def _join_group(rank: int, size: int, folder: Path) -> Ranks:
     if size == 1:
         return ALONE
     dist.init_process_group(

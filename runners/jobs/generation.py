@@ -1,4 +1,4 @@
-"""Speed of prefill and decode by an own greedy loop, so that each part is timed by itself."""
+"""Measures prefill and decode speed separately with a custom greedy loop."""
 
 import statistics
 import time
@@ -15,7 +15,7 @@ WARM_UP_TOKENS = 4
 
 @dataclass(frozen=True)
 class Workload:
-    """What one repetition generates."""
+    """The workload of one repetition."""
 
     batch_size: int
     prompt_tokens: int
@@ -32,7 +32,7 @@ class Repetition:
 
     @property
     def mean_step_seconds(self) -> float:
-        """Return the mean seconds between two output tokens, 0 when there is one token."""
+        """Return the mean seconds between two output tokens, 0 for a single token."""
         return statistics.fmean(self.step_seconds) if self.step_seconds else 0.0
 
 
@@ -46,7 +46,7 @@ class Speed:
 
     @property
     def ttft_seconds(self) -> float:
-        """Return the seconds to the first token: one prefill and its sample."""
+        """Return the seconds to the first token."""
         return statistics.median(each.prefill_seconds for each in self.repetitions)
 
     @property
@@ -68,7 +68,7 @@ class Speed:
         return {f"{prefix}{name}": value for name, value in figures.items()}
 
     def note(self) -> str:
-        """Return in words how the figures were taken."""
+        """Return a text on how the figures were measured."""
         load = self.workload
         return (
             f"median of {len(self.repetitions)} repetitions after a warm-up: batch "
@@ -83,7 +83,7 @@ def measure_speed(
     repetitions: int,
     on_repetition: Callable[[int, Repetition], None] | None = None,
 ) -> Speed:
-    """Return the speed of ``repetitions`` greedy generations after one unmeasured short one."""
+    """Return the speed of ``repetitions`` greedy generations after a short warm-up."""
     prompt = random_prompt(model, workload)
     _generate(model, prompt, min(WARM_UP_TOKENS, workload.output_tokens))
     speed = Speed(workload)
@@ -108,7 +108,7 @@ def random_prompt(model: PreTrainedModel, workload: Workload) -> torch.Tensor:
 def _generate(
     model: PreTrainedModel, prompt: torch.Tensor, output_tokens: int
 ) -> tuple[Repetition, Cache]:
-    """Generate ``output_tokens``, the first of which comes out of the prefill."""
+    """Generate ``output_tokens``; the first is the prefill's."""
     cache = DynamicCache(config=model.config)
     began = _now(prompt.device)
     token = next_token(model, prompt, cache)
@@ -123,7 +123,7 @@ def _generate(
 
 
 def next_token(model: PreTrainedModel, ids: torch.Tensor, cache: Cache) -> torch.Tensor:
-    """Return the likeliest token after ``ids``, whose keys and values go into the cache."""
+    """Return the likeliest token after ``ids`` and add their keys and values to the cache."""
     output = model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
     token: torch.Tensor = output.logits[:, -1:].argmax(dim=-1)
     return token
@@ -135,7 +135,7 @@ def _now(device: torch.device) -> float:
 
 
 def settled(device: torch.device) -> None:
-    """Wait until the device has done what it was given."""
+    """Synchronise with the device."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

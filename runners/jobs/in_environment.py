@@ -1,8 +1,7 @@
 """Start a job in a named environment; the arguments are its name, the job's module, its folder.
 
-Where the environment is not there yet it is built first, as a phase of the job that says how
-far it is. Then this process becomes the job: the same process for the supervisor, with the
-environment's interpreter.
+A missing environment is built first, as a phase of the job with progress. Then this process
+execs the job with the environment's interpreter and keeps its pid for the supervisor.
 """
 
 import os
@@ -22,31 +21,31 @@ TERMINATED = 143
 
 
 def prepared(store: Store, name: str) -> Path:
-    """Return the interpreter of an environment, built if it must be, and kept from removal.
+    """Return an environment's interpreter; build it if missing and protect it from removal.
 
     Raises:
         BuildError: it cannot be built.
-        PinsError: this host knows no such environment.
+        PinsError: there is no such environment on this host.
     """
-    store.hold(name)  # to the end of this process, whatever it becomes
+    store.hold(name)  # until this process ends, also after exec
     pins = store.pins(name)
     if not store.is_ready(pins):
         emitter = Emitter.from_environment()
         emitter.phase(f"Building the environment {name}")
 
-        def tell(step: Step) -> None:
-            emitter.say(f"environment {name}: {step.words}")
+        def report(step: Step) -> None:
+            emitter.log(f"environment {name}: {step.words}")
             emitter.progress(step.done, step.total, "steps")
 
         try:
-            ensure(store, pins, tell)
+            ensure(store, pins, report)
         finally:
             emitter.close()
     return store.python(pins)
 
 
 def main() -> None:
-    """Become the job; exit with 3 and the cause on stderr where the environment fails."""
+    """Exec the job; if the environment fails, exit with 3 and the cause on stderr."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
     name, module, folder = sys.argv[1:]
     host_dir = os.environ.get(HOST_DIR_VARIABLE) or str(Path(folder).parent.parent)
@@ -55,7 +54,7 @@ def main() -> None:
     except (BuildError, PinsError) as error:
         sys.stderr.write(f"{ENVIRONMENT_NOT_BUILT}: {error}\n")
         sys.exit(EXIT_BAD_INPUT)
-    for variable in pip_variables():  # an index's address may hold a password
+    for variable in pip_variables():  # an index URL may contain a password
         del os.environ[variable]
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.execv(python, [str(python), "-m", module, folder])  # noqa: S606 - no shell: a list

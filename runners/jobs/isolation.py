@@ -1,8 +1,8 @@
-"""Run one part of a job in a fork, so that its peak memory holds nothing of the parts before.
+"""Runs one part of a job in a fork, so that its peak memory excludes earlier parts.
 
-Measured one after the other in one process, a quantised model seemed to need more memory
-than its original: what the first left behind was counted for the second. With CUDA the
-allocator's peak is exact and a fork would break the driver, so nothing is forked there.
+When measured in one process, a quantised model seemed to need more memory than its original,
+because leftovers of the first were counted for the second. With CUDA the allocator's peak is
+exact and a fork would break the driver, so nothing is forked there.
 """
 
 import dataclasses
@@ -24,9 +24,9 @@ Result = TypeVar("Result")
 
 
 def run_isolated(job: Job, work: Callable[[Job], Result]) -> Result:
-    """Return ``work(job)`` out of a child process; die as the child died.
+    """Return ``work(job)`` from a child process; end as the child if it dies.
 
-    Assumes: this process has run no torch operation yet, so no thread pool is lost in the fork.
+    Assumes: this process has not run any torch operation, so the fork loses no thread pool.
     """
     if pick_device().type != "cpu":
         return work(job)
@@ -49,8 +49,8 @@ def _run_child(
     job: Job, work: Callable[[Job], Result], sender: "Connection[Result | BadInputError, None]"
 ) -> None:
     own = dataclasses.replace(job, emitter=Emitter(job.emitter.fd))  # threads are not forked
-    # Nor is torch's thread pool: whoever comes first makes it anew, and where two threads of a
-    # model's loader come at once, torch 2.13 gives up ("Invalid thread pool", 103 of 150 tries).
+    # Nor is torch's thread pool: its first user recreates it, and if two threads of a model's
+    # loader do so at once, torch 2.13 fails ("Invalid thread pool", 103 of 150 tries).
     torch.set_num_threads(torch.get_num_threads())
     try:
         sender.send(work(own))
@@ -70,12 +70,12 @@ def _receive(
 ) -> list[Result | BadInputError]:
     try:
         return [receiver.recv()]
-    except EOFError:  # the child ended without a word
+    except EOFError:  # the child ended without a result
         return []
 
 
 def die_as(exitcode: int | None) -> NoReturn:
-    """End this process by the child's signal or exit code: the supervisor judges that."""
+    """End this process with the child's signal or exit code, for the supervisor to classify."""
     if exitcode is not None and exitcode < 0:
         if -exitcode not in (signal.SIGKILL, signal.SIGSTOP):
             signal.signal(-exitcode, signal.SIG_DFL)

@@ -1,7 +1,7 @@
-"""A causal language model of which one decoder layer at a time has weights.
+"""A causal language model with the weights of one decoder layer at a time in memory.
 
-Everything around the layers stays in memory; a layer is read when its turn comes and dropped
-afterwards, so that the largest model needs one layer, its embeddings and the text's activations.
+Embeddings, last norm and output stay in memory; each layer is loaded and dropped in turn, so
+that memory is needed for one layer, the embeddings and the text's activations.
 """
 
 # mypy: disable-error-code="no-untyped-call"
@@ -21,17 +21,17 @@ from runners.jobs.weights import WeightReader
 
 SEQUENCES_AT_ONCE = 4
 Hidden = torch.Tensor
-Extra = Mapping[str, Any]  # what a layer is called with beside the hidden states
+Extra = Mapping[str, Any]  # a layer's arguments besides the hidden states
 
 
 class LayerwiseModel:
     """The skeleton of a model folder, the names of its layers' weights, and their reader."""
 
     def __init__(self, folder: Path, device: torch.device, dtype: torch.dtype) -> None:
-        """Read all that stands around the decoder layers.
+        """Load everything except the decoder layers.
 
         Raises:
-            BadInputError: the config describes no such model, or does not match the weights.
+            BadInputError: the architecture is not supported, or config and weights do not match.
         """
         self.config = AutoConfig.from_pretrained(str(folder), local_files_only=True)
         with init_empty_weights(include_buffers=False):
@@ -51,11 +51,11 @@ class LayerwiseModel:
             setattr(self.model.get_submodule(owner), last, buffer.to(device))
 
     def names_around(self) -> list[str]:
-        """Return the stored tensors that belong to no decoder layer."""
+        """Return the names of stored tensors outside of the decoder layers."""
         return [name for name in self.reader.names if not name.startswith(f"{self.prefix}.")]
 
     def name_of(self, index: int, name: str) -> str:
-        """Return the full name of something in a layer."""
+        """Return the full name of a layer's tensor or module."""
         return f"{self.prefix}.{index}.{name}"
 
     def load_layer(self, index: int) -> torch.nn.Module:
@@ -68,14 +68,14 @@ class LayerwiseModel:
         return layer
 
     def drop_layer(self, index: int) -> None:
-        """Let the layer's weights go."""
+        """Free the layer's weights."""
         torch.nn.Module.to(self.layers[index], "meta")
 
     @torch.no_grad()
     def embed(self, ids: torch.Tensor) -> tuple[Hidden, list[Extra]]:
-        """Return what reaches the first layer, and with what else each layer is called.
+        """Return the first layer's inputs, and the other arguments of each layer.
 
-        ``ids`` [sequences, tokens] are of one length: the first one's call stands for all.
+        ``ids`` [sequences, tokens] have one length, so the arguments of the first apply.
         """
         calls: list[tuple[Hidden, Extra]] = []
 
@@ -93,22 +93,22 @@ class LayerwiseModel:
 
     @torch.no_grad()
     def run(self, index: int, hidden: Hidden, extra: Extra) -> Hidden:
-        """Return what the loaded layer makes of all sequences."""
+        """Return the loaded layer's outputs for all sequences."""
         layer = self.layers[index]
         outputs = [layer(some, **extra) for some in hidden.split(SEQUENCES_AT_ONCE)]
         return torch.cat([each[0] if isinstance(each, tuple) else each for each in outputs])
 
     @torch.no_grad()
     def logits(self, hidden: Hidden, ids: torch.Tensor, keep: int) -> torch.Tensor:
-        """Return the logits of the last ``keep`` positions from what the last layer left."""
+        """Return the logits of the last ``keep`` positions from the last layer's outputs."""
         with self._layers_as(lambda _given, **_extra: hidden):
             output = self.model(ids.to(self.device), use_cache=False, logits_to_keep=keep)
-        found: torch.Tensor = output.logits
-        return found
+        values: torch.Tensor = output.logits
+        return values
 
     @torch.no_grad()
     def enter(self, **call: Any) -> tuple[Hidden, list[Extra]]:
-        """Return what reaches the first layer of a call, and with what else each is called."""
+        """Return the first layer's inputs in a model call, and the layers' other arguments."""
         calls: list[tuple[Hidden, Extra]] = []
 
         def pass_on(hidden: Hidden, **extra: Any) -> Hidden:

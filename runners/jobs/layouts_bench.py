@@ -1,8 +1,8 @@
-"""Step times of layouts, each on as many real ranks of this machine as it takes, in turns.
+"""Benchmarks the step times of layouts on real ranks of this machine, in alternating rounds.
 
-``python -m runners.jobs.layouts_bench`` reads one ``Asked`` from its input and prints a JSON line
-per layout and round, after one of the collectives. Every layout has forked processes of its own,
-so that none finds groups, caches or memory of another.
+``python -m runners.jobs.layouts_bench`` reads a ``LayoutBenchRequest`` from stdin and prints
+JSON lines: the collectives, then one per layout and round. Every layout has its own forked
+processes, so that none shares groups, caches or memory.
 """
 
 import json
@@ -25,14 +25,14 @@ from runners.jobs.ranks import Ranks
 from runners.jobs.ratios import ratio_of
 from runners.jobs.runtime import prepare_process
 from runners.jobs.train.quiet import quiet_trainer
-from runners.layouts_asked import Asked, Collective, CollectiveTime, StepTime
+from runners.layout_bench_messages import Collective, CollectiveTime, LayoutBenchRequest, StepTime
 from runners.ratios import Ratio
 
-TINY, LARGE = 2**10, 2**24  # bytes: what a collective costs by itself, and what its bytes do
+TINY, LARGE = 2**10, 2**24  # bytes: for a collective's latency, and for its bandwidth
 FP32_BYTES = 4
 REPETITIONS = 8
-FIRST_MARGIN = 0.5  # of the fastest one's time, after one round
-# How often what is exchanged travels round a ring, but for each rank's own part.
+FIRST_MARGIN = 0.5  # relative to the fastest, after one round
+# How often a collective's data passes round the ring, without each rank's own part.
 RING_PASSES: dict[Collective, int] = {
     "all_reduce": 2,
     "all_gather": 1,
@@ -41,11 +41,11 @@ RING_PASSES: dict[Collective, int] = {
 }
 
 
-def step_times(asked: Asked) -> Iterator[StepTime]:
-    """Yield layouts' step seconds, round by round; every other round goes backwards.
+def step_times(asked: LayoutBenchRequest) -> Iterator[StepTime]:
+    """Yield the layouts' step times per round; every other round runs in reverse order.
 
-    The more rounds, the nearer to the fastest a layout must be to be run again: half more than
-    its time after the first, a twentieth more after ten. What is ``always`` asked for stays.
+    Slow layouts are dropped: the limit above the fastest falls from one half after the first
+    round to a twentieth after ten. ``always`` layouts are kept.
     """
     order, taken = list(asked.layouts), defaultdict[str, list[float]](list)
     for number in range(asked.rounds):
@@ -57,27 +57,27 @@ def step_times(asked: Asked) -> Iterator[StepTime]:
         order = [each for each in order if each in asked.always or means[each] <= near]
 
 
-def final_times(asked: Asked, first: str, rival: str) -> Iterator[StepTime]:
-    """Yield step seconds of the first choice and its fastest rival, after the rounds of all.
+def final_times(asked: LayoutBenchRequest, first: str, rival: str) -> Iterator[StepTime]:
+    """Yield additional step times of the first choice and its fastest rival.
 
-    The rival was picked by the rounds before, so that the pair's ratio owes nothing to luck.
+    The rival was selected in earlier rounds, so these times have no selection bias.
     """
     for number in range(asked.rounds, asked.rounds + asked.final_rounds):
         yield from _round(asked, [first, rival], number)
 
 
-def _round(asked: Asked, order: Sequence[str], number: int) -> Iterator[StepTime]:
+def _round(request: LayoutBenchRequest, order: Sequence[str], number: int) -> Iterator[StepTime]:
     for name in order if number % 2 == 0 else reversed(order):
-        lead, *_ = on_ranks(asked.ranks_of(name), partial(_steps, asked, name))
+        lead, *_ = on_ranks(request.ranks_of(name), partial(_steps, request, name))
         yield StepTime(layout=name, round=number, seconds=lead["seconds"])
 
 
 def regret(first: str, times: Sequence[StepTime]) -> Ratio:
     """Return the fastest other layout's step time as a share of the first choice's.
 
-    Of those that ran in all rounds, or, where all were left out, of the one that stayed longest.
-    Where the same times pick the rival, the ratio is too small rather than too large. Its
-    interval is of the rounds' pairs.
+    Considers layouts that ran in all rounds or, if there are none, the one that ran longest. If
+    the same times select the rival, the ratio is biased low. The interval is over the rounds'
+    pairs.
     """
     taken = defaultdict[str, list[float]](list)
     for each in times:
@@ -90,7 +90,7 @@ def regret(first: str, times: Sequence[StepTime]) -> Ratio:
 
 
 def collective_times(size: int) -> Iterator[CollectiveTime]:
-    """Yield what each exchange takes among so many ranks of this machine, as its bytes grow."""
+    """Yield latency and bandwidth of each collective among ``size`` ranks of this machine."""
     lead, *_ = on_ranks(size, _exchanges)
     for name, passes in RING_PASSES.items():
         tiny, large = lead[f"{name} {TINY}"], lead[f"{name} {LARGE}"]
@@ -104,7 +104,7 @@ def collective_times(size: int) -> Iterator[CollectiveTime]:
 
 
 def _exchanges(ranks: Ranks) -> dict[str, float]:
-    found = {}
+    seconds = {}
     for name, num_bytes in product(RING_PASSES, (TINY, LARGE)):
         whole = torch.zeros(num_bytes // FP32_BYTES)
         part = torch.zeros(len(whole) // ranks.size)
@@ -114,12 +114,12 @@ def _exchanges(ranks: Ranks) -> dict[str, float]:
             began = time.monotonic()
             _exchange(name, whole, part, ranks)
             times.append(time.monotonic() - began)
-        found[f"{name} {num_bytes}"] = statistics.median(times)
-    return found
+        seconds[f"{name} {num_bytes}"] = statistics.median(times)
+    return seconds
 
 
 def _exchange(name: Collective, whole: torch.Tensor, part: torch.Tensor, ranks: Ranks) -> None:
-    """Make one exchange of ``whole``; a message goes to the next rank, as between stages."""
+    """Run one collective on ``whole``; ``send`` goes to the next rank, as between stages."""
     if name == "all_reduce":
         dist.all_reduce(whole)
     elif name == "all_gather":
@@ -133,47 +133,48 @@ def _exchange(name: Collective, whole: torch.Tensor, part: torch.Tensor, ranks: 
             sent.wait()
 
 
-def _steps(asked: Asked, name: str, ranks: Ranks) -> dict[str, float]:
-    """Return the median step's seconds of one layout, after the first ones."""
-    fields = {**asked.training, "layout": asked.layouts[name]}
+def _steps(request: LayoutBenchRequest, name: str, ranks: Ranks) -> dict[str, float]:
+    """Return one layout's median step time, after warm-up steps."""
+    fields = {**request.training, "layout": request.layouts[name]}
     times: list[float] = []
     with tempfile.TemporaryDirectory() as folder:
-        trainer = quiet_trainer(fields, asked.config, Path(folder), ranks)
+        trainer = quiet_trainer(fields, request.config, Path(folder), ranks)
         trainer.model.train()
         trainer.layout.begin()
         deadline = math.inf
-        while len(times) < asked.warm_up_steps + asked.steps:
+        while len(times) < request.warm_up_steps + request.steps:
             (late,) = ranks.total([float(time.monotonic() > deadline)])
-            if late and len(times) > asked.warm_up_steps:
+            if late and len(times) > request.warm_up_steps:
                 break
             began = time.monotonic()
             trainer.make_step()
             ranks.total([0.0])
             times.append(time.monotonic() - began)
-            if len(times) == asked.warm_up_steps:
-                deadline = time.monotonic() + asked.patience_seconds
-    return {"seconds": statistics.median(times[asked.warm_up_steps :])}
+            if len(times) == request.warm_up_steps:
+                deadline = time.monotonic() + request.patience_seconds
+    return {"seconds": statistics.median(times[request.warm_up_steps :])}
 
 
 def main() -> None:
-    """Answer what is asked on the input."""
+    """Run the request from stdin."""
     prepare_process()
-    asked = Asked.model_validate_json(sys.stdin.read())
-    load_what_training_loads(asked.config)
-    for exchange in collective_times(asked.ranks):
+    request = LayoutBenchRequest.model_validate_json(sys.stdin.read())
+    load_what_training_loads(request.config)
+    for exchange in collective_times(request.ranks):
         sys.stdout.write(exchange.model_dump_json() + "\n")
-    rounds = _said(step_times(asked))
-    if asked.first_choice:
-        found = regret(asked.first_choice, rounds)
-        if asked.final_rounds:
-            found = regret(
-                asked.first_choice, _said(final_times(asked, asked.first_choice, found.name))
+    rounds = _printed(step_times(request))
+    if request.first_choice:
+        ratio = regret(request.first_choice, rounds)
+        if request.final_rounds:
+            ratio = regret(
+                request.first_choice,
+                _printed(final_times(request, request.first_choice, ratio.name)),
             )
-        sys.stdout.write(json.dumps(found) + "\n")
+        sys.stdout.write(json.dumps(ratio) + "\n")
 
 
-def _said(times: Iterator[StepTime]) -> list[StepTime]:
-    """Return the times, each printed on a line as soon as it was taken."""
+def _printed(times: Iterator[StepTime]) -> list[StepTime]:
+    """Return the times, printing each as soon as it is measured."""
     taken = []
     for each in times:
         sys.stdout.write(each.model_dump_json() + "\n")

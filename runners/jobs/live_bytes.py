@@ -1,7 +1,7 @@
-"""Exact bytes of the tensors that are alive at once while a step runs, without an allocator's.
+"""Counts the exact bytes of live tensors during a step, independent of the allocator.
 
-Every operator's outputs are seen as they come, and each storage as it goes: the same figure on
-any machine, where a process's memory also has what malloc keeps and what libraries take.
+Tracks every operator's outputs and each storage's release: unlike process memory, the figure
+excludes malloc caches and libraries and is the same on any machine.
 """
 
 # mypy: disable-error-code="no-untyped-call"
@@ -19,19 +19,19 @@ from torch.utils._pytree import tree_leaves
 
 
 class LiveBytes(TorchDispatchMode):
-    """Counts the storages that operators make while it is entered; what was there before is not.
+    """Counts the storages that operators create while it is active, but no earlier ones.
 
-    ``now`` and ``peak`` are bytes. What the backward pass makes on a CPU counts as well: it runs
-    in the thread that asked for it.
+    ``now`` and ``peak`` are bytes. On a CPU the backward pass is counted too, since it runs in
+    the calling thread.
     """
 
     def __init__(
         self, before: Iterable[torch.Tensor] = (), *, follows_resizing: bool = False
     ) -> None:
-        """Take the tensors that are there ``before`` as known: writing to them makes nothing.
+        """Exclude the tensors in ``before``.
 
-        With ``follows_resizing`` storages are measured again after each operator: gathered
-        weights are emptied and filled in place.
+        With ``follows_resizing`` storages are measured again after each operator, because gathered
+        weights are resized in place.
         """
         super().__init__()
         self._follows_resizing = follows_resizing
@@ -48,7 +48,7 @@ class LiveBytes(TorchDispatchMode):
         args: Sequence[Any] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:  # noqa: ANN401 - torch's protocol
-        """Run the operator and note what it made."""
+        """Run the operator and count its outputs."""
         del types
         made = func(*args, **(kwargs or {}))
         for each in tree_leaves(made):
@@ -59,7 +59,7 @@ class LiveBytes(TorchDispatchMode):
         return made
 
     def leave_out(self, tensor: torch.Tensor) -> None:
-        """Count a tensor no more, though it lives on."""
+        """Stop counting a live tensor."""
         key = id(tensor.untyped_storage())
         if key in self._alive:
             self._forget(key)
@@ -92,15 +92,15 @@ class LiveBytes(TorchDispatchMode):
 def activations_counted(
     model: torch.nn.Module, *, follows_resizing: bool = False
 ) -> Iterator[LiveBytes]:
-    """Count what a forward and backward pass hold beside weights and their gradients."""
+    """Count the tensors of a forward and backward pass, without weights and gradients."""
     gradients = (each.grad for each in model.parameters() if each.grad is not None)
-    held = itertools.chain(model.parameters(), model.buffers(), gradients)
+    excluded = itertools.chain(model.parameters(), model.buffers(), gradients)
 
     def arrived(parameter: torch.Tensor) -> None:
         if parameter.grad is not None:
             live.leave_out(parameter.grad)
 
-    with LiveBytes(held, follows_resizing=follows_resizing) as live:
+    with LiveBytes(excluded, follows_resizing=follows_resizing) as live:
         hooks = [
             each.register_post_accumulate_grad_hook(arrived)
             for each in model.parameters()

@@ -1,6 +1,6 @@
-"""The one door through which every job gets a model: reference x weight dtype x device.
+"""Loads models for every job, by reference, weight dtype and device.
 
-Weights come from safetensors only, nothing is fetched, and no code from a model folder runs.
+Weights come from safetensors only, nothing is downloaded, and no code from a model folder runs.
 """
 
 # mypy: disable-error-code="no-untyped-call"
@@ -44,9 +44,9 @@ from runners.jobspec import (
 
 TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 CODE_FORMATS = ("pack-quantized", "int-quantized")
-PACKED_INT4_BITS = 4  # 3 and 2 bits count as int4: narrower ones have no name of their own
-BASE_DTYPE = torch.bfloat16  # what stays unquantised beside int8 and int4 matrices
-# Where an architecture reads a common field under a name of its own, or computes it.
+PACKED_INT4_BITS = 4  # 3 and 2 bits also count as int4
+BASE_DTYPE = torch.bfloat16  # of unquantised weights next to int8 and int4 matrices
+# Common fields that an architecture reads under another name, or computes.
 LIBRARY_NAMES = {
     "opt": {"ffn_dim": "intermediate_size", "word_embed_proj_dim": "hidden_size"},
     "falcon": {"num_kv_heads": "num_key_value_heads"},
@@ -64,7 +64,7 @@ HOW_QUANTISED = {
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model on its device, with its tokenizer when it knows text."""
+    """A model on its device, with its tokenizer if it has one."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerFast | None
@@ -72,7 +72,7 @@ class LoadedModel:
 
     @property
     def num_parameters(self) -> int:
-        """Return the parameters by shape, packed or not, from the shape of the architecture."""
+        """Return the number of parameters of the architecture, independent of packing."""
         return parameter_count(self.model.config)
 
 
@@ -84,13 +84,13 @@ def pick_device() -> torch.device:
 def load_model(
     job: Job, ref: ModelRef, dtype: WeightDtype | None, device: torch.device | None = None
 ) -> LoadedModel:
-    """Return the referenced model with its weights held as ``dtype``.
+    """Return the referenced model with weights in ``dtype``.
 
-    None takes a quantised folder as it is, and every other in bf16.
+    None loads a quantised folder as stored, and every other in bf16.
 
     Raises:
         MissingModelError: the folder is absent, incomplete or outside the model roots.
-        BadInputError: the folder is already quantised in another way.
+        BadInputError: the folder is already quantised with another dtype.
     """
     device = device or pick_device()
     if isinstance(ref, DemoModel):
@@ -113,7 +113,7 @@ def demo_config(ref: DemoModel) -> dict[str, object]:
 
 
 def preload_library(dtype: WeightDtype, *, is_layerwise: bool = False) -> None:
-    """Import what ``dtype`` needs before memory is metered: a library is no part of a model."""
+    """Import the libraries of ``dtype`` before memory is measured."""
     if is_layerwise:
         importlib.import_module("compressed_tensors")
     elif dtype == "int4":
@@ -125,7 +125,7 @@ def load_folder(
 ) -> PreTrainedModel:
     """Return the causal language model of a folder, in evaluation mode.
 
-    ``rounds_inputs`` is of int8 made here: a folder that is quantised says it itself.
+    ``rounds_inputs`` applies to int8 quantisation while loading; a quantised folder states it.
     """
     stored = stored_quantisation(folder)
     if stored is not None and stored != dtype:
@@ -144,7 +144,7 @@ def load_folder(
 
 
 def stored_quantisation(folder: Path) -> WeightDtype | None:
-    """Return how the folder's weights are quantised on disk, None for plain weights."""
+    """Return the quantised dtype of the folder's stored weights, or None for plain weights."""
     config = json.loads((folder / "config.json").read_text())
     quantisation = config.get("quantization_config")
     if quantisation is None:
@@ -168,7 +168,7 @@ def _packed_bits(quantisation: dict[str, Any]) -> int:
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast | None:
-    """Return the folder's fast tokenizer, or None when it holds none."""
+    """Return the folder's fast tokenizer, or None."""
     if not (folder / "tokenizer.json").is_file():
         return None
     tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(
@@ -190,9 +190,9 @@ def require_tokenizer(loaded: LoadedModel, what_for: str) -> PreTrainedTokenizer
 
 
 def end_ids(loaded: LoadedModel) -> frozenset[int]:
-    """Return the tokens that end an answer: the model's own, and its tokenizer's."""
-    found = getattr(loaded.model.generation_config, "eos_token_id", None)
-    ids = set(found if isinstance(found, list) else [found])
+    """Return the end-of-sequence tokens of model and tokenizer."""
+    token_ids = getattr(loaded.model.generation_config, "eos_token_id", None)
+    ids = set(token_ids if isinstance(token_ids, list) else [token_ids])
     if loaded.tokenizer is not None:
         ids.add(loaded.tokenizer.eos_token_id)
     return frozenset(each for each in ids if isinstance(each, int))
@@ -204,10 +204,10 @@ def ready(
     device: torch.device | None = None,
     dtype: torch.dtype | None = None,
 ) -> PreTrainedModel:
-    """Return the same model on the device, its weights in the dtype, in evaluation mode.
+    """Return the model on the device, with its weights in the dtype, in evaluation mode.
 
-    Buffers keep theirs, as they do when a folder is loaded: rotary frequencies cast to bf16
-    moved perplexity by 6e-5.
+    Buffers keep their dtype, as when a folder is loaded: rotary frequencies cast to bf16 changed
+    perplexity by 6e-5.
     """
     torch.nn.Module.to(model, device=device)
     if dtype is not None:
@@ -218,7 +218,7 @@ def ready(
 
 
 def quantised_matrices(model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """Return the matrices that int8 and int4 quantise: all of the linear layers but lm_head."""
+    """Return the matrices that int8 and int4 quantise: all linear layers except lm_head."""
     return {
         name: module.weight
         for name, module in model.named_modules()
@@ -232,7 +232,7 @@ def parameter_count(config: PretrainedConfig) -> int:
 
 
 def shape_only(config: PretrainedConfig) -> PreTrainedModel:
-    """Return a plain model of the architecture whose weights take no memory."""
+    """Return an unquantised model of the architecture on the meta device."""
     plain = config.__class__(**{**config.to_dict(), "quantization_config": None})
     with torch.device("meta"):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(plain)
@@ -240,10 +240,10 @@ def shape_only(config: PretrainedConfig) -> PreTrainedModel:
 
 
 def library_fields(model_type: str, config: dict[str, object]) -> dict[str, object]:
-    """Return a config's fields by the names under which the library reads them.
+    """Return a config's fields under the names that the library reads.
 
-    A field under a name that it does not read would silently leave its default: an OPT of
-    13 billion parameters was built with 6 of them.
+    The library silently ignores fields with other names: a 13-billion-parameter OPT was built
+    with 6 billion.
     """
     fields = {name: value for name, value in config.items() if name != "model_type"}
     for theirs, common in LIBRARY_NAMES.get(model_type, {}).items():
@@ -274,7 +274,7 @@ def fresh_model(config: dict[str, object], dtype: torch.dtype) -> PreTrainedMode
 def _load_random(
     job: Job, ref: RandomModel, dtype: WeightDtype, device: torch.device
 ) -> PreTrainedModel:
-    """Quantised random weights pass through a folder, so that they are packed the same way."""
+    """Return a random model; quantised weights are saved and reloaded to be packed as usual."""
     torch.manual_seed(getattr(job.spec, "seed", 0))
     base = TORCH_DTYPES.get(dtype, BASE_DTYPE)
     model = fresh_model(ref.config, base)
@@ -303,9 +303,9 @@ def _quantisation_config(
 
 
 def _check_quantisable(folder: Path, dtype: WeightDtype) -> None:
-    """Refuse matrices of other shapes than the config's, which no quantising loader tells.
+    """Reject weights with other shapes than the config's, which quantising loaders ignore.
 
-    And nf4 for rows that its blocks do not fill: the CPU kernel fails on them.
+    Also rejects nf4 for rows that are not a multiple of its block: the CPU kernel fails on them.
     """
     skeleton = shape_only(AutoConfig.from_pretrained(str(folder), local_files_only=True))
     check_shapes(folder, skeleton)

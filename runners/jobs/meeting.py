@@ -1,8 +1,8 @@
-"""torchrun where another host holds the meeting point: it starts once that is there.
+"""Starts torchrun when the rendezvous on another host is reachable.
 
 ``python -m runners.jobs.meeting ADDRESS PORT SECONDS OPTION...``, where the options are
-torchrun's. It would give up when the meeting point does not answer within one silence that a
-job allows (``read_timeout``); but the host that opens it may still load its libraries.
+torchrun's. torchrun alone would give up after the rank timeout (``read_timeout``), while the
+rendezvous host may still be loading its libraries.
 """
 
 import socket
@@ -12,11 +12,11 @@ import time
 from torch.distributed.run import main as torchrun
 
 PAUSE_SECONDS = 0.5
-ANSWER_SECONDS = 5.0  # a network that drops packets answers never
+ANSWER_SECONDS = 5.0  # connection timeout, for networks that drop packets
 
 
 def wait_until_open(address: str, port: int, seconds: float) -> bool:
-    """Wait until somebody listens there; return whether that was so in time."""
+    """Wait until a port accepts connections; return whether it did in time."""
     deadline = time.monotonic() + seconds
     while True:
         try:
@@ -30,7 +30,7 @@ def wait_until_open(address: str, port: int, seconds: float) -> bool:
 
 
 def main(arguments: list[str]) -> None:
-    """Wait for the meeting point and go on as torchrun."""
+    """Wait for the rendezvous and exec torchrun."""
     address, port, seconds, *options = arguments
     if not wait_until_open(address, int(port), float(seconds)):
         sys.exit(

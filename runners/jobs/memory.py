@@ -1,4 +1,4 @@
-"""Bytes: what a process peaked at, and what a model's and cache's tensors hold exactly."""
+"""Measures memory: a process's peak, and the exact bytes of a model's and cache's tensors."""
 
 import contextlib
 import ctypes
@@ -15,21 +15,22 @@ from runners.supervision.cgroup import memory_headroom
 PROC = Path("/proc/self")
 KIB = 1024
 M_MMAP_THRESHOLD = -3  # malloc.h
-LARGE_BLOCK_BYTES = 4 * 2**20  # smaller ones were mapped anew in every step, at 5 % of its time
+LARGE_BLOCK_BYTES = 4 * 2**20  # mapping smaller blocks in every step took 5 % of its time
 RESET_PEAK_RSS = "5"  # proc(5): writing 5 to clear_refs resets VmHWM
 
 
 def terms_held(held: Mapping[str, int]) -> dict[str, float]:
-    """Return measured bytes by the planner's tensor classes, as metrics name them.
+    """Return metric names and values of measured bytes per planner tensor class.
 
-    They are told as soon as they are held: should the rest not fit, it is known what was there.
+    They are reported as soon as they are allocated, so that they are known if the rest does not
+    fit.
     """
     return {f"held_{term}_bytes": float(size) for term, size in held.items()}
 
 
 @dataclass(frozen=True)
 class Peak:
-    """The highest memory since the meter began, and what was held at its start."""
+    """The peak memory since the meter's start, and the memory at its start."""
 
     bytes: int
     start_bytes: int
@@ -45,6 +46,7 @@ class PeakMeter:
         release_free_memory()
         self._is_reset = self._reset()
         self._start = self._held()
+        self._highest = 0  # per-core page counters: a reading may be some pages too low
 
     def read(self) -> Peak:
         """Return the peak so far in bytes."""
@@ -52,7 +54,8 @@ class PeakMeter:
             peak = int(torch.cuda.max_memory_allocated(self._device))
             return Peak(peak, self._start, "CUDA allocator's peak since the model began to load")
         since = "this part began" if self._is_reset else "the process began"
-        return Peak(status_bytes("VmHWM"), self._start, f"peak resident memory since {since}")
+        self._highest = max(self._highest, status_bytes("VmHWM"))
+        return Peak(self._highest, self._start, f"peak resident memory since {since}")
 
     def _reset(self) -> bool:
         if self._on_cuda:
@@ -60,7 +63,9 @@ class PeakMeter:
             return True
         try:
             (PROC / "clear_refs").write_text(RESET_PEAK_RSS)
-        except OSError:  # some containers forbid it: the peak is then the process's whole life
+        except (
+            OSError
+        ):  # forbidden in some containers: the peak then covers the process's lifetime
             return False
         return True
 
@@ -71,30 +76,30 @@ class PeakMeter:
 
 
 def resident_bytes() -> int:
-    """Return the bytes of physical memory that this process holds now."""
+    """Return this process's resident memory in bytes."""
     return status_bytes("VmRSS")
 
 
 def free_host_bytes() -> int | None:
-    """Return the bytes of host memory that may still be taken; None where nobody says."""
-    told = Path("/proc/meminfo").read_text().splitlines()
-    found = [int(each.split()[1]) * KIB for each in told if each.startswith("MemAvailable:")]
+    """Return the available host memory in bytes, or None if unknown."""
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    available = [int(each.split()[1]) * KIB for each in lines if each.startswith("MemAvailable:")]
     room = memory_headroom()
-    return min(found if room is None else [*found, room], default=None)
+    return min(available if room is None else [*available, room], default=None)
 
 
 def map_large_blocks() -> None:
-    """Have malloc map every large block by itself from now on, so that freed ones are given back.
+    """Make malloc map large blocks separately, so that freed ones are returned to the system.
 
-    Left alone, glibc raises the size from which it maps with each large block that is freed, up
-    to 32 MiB; later ones come from its heap, whose holes stay: 40 to 80 MiB of a small training.
+    By default glibc raises its mmap threshold with each large freed block, up to 32 MiB; later
+    blocks come from its heap, whose fragmentation cost 40 to 80 MiB in a small training.
     """
     with contextlib.suppress(OSError, AttributeError):  # not glibc
         ctypes.CDLL("libc.so.6").mallopt(M_MMAP_THRESHOLD, LARGE_BLOCK_BYTES)
 
 
 def release_free_memory() -> None:
-    """Give freed memory back to the system, so that the next peak is its own."""
+    """Return freed memory to the system, so that it does not count in the next peak."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
@@ -105,12 +110,12 @@ def release_free_memory() -> None:
 
 
 def tensor_bytes(tensor: torch.Tensor) -> int:
-    """Return the bytes that a tensor holds, with scales when it is quantised."""
+    """Return a tensor's bytes, including scales if it is quantised."""
     return sum(each.numel() * each.element_size() for each in parts_of(tensor))
 
 
 def parts_of(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Yield the plain tensors that a tensor is made of: itself, or codes and their scales."""
+    """Yield a tensor's plain parts: itself, or codes and scales."""
     inner = getattr(tensor, "__tensor_flatten__", None)
     if inner is not None:
         names, _context = inner()
@@ -123,7 +128,7 @@ def parts_of(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
 
 
 def gradient_bytes(model: PreTrainedModel) -> int:
-    """Return the bytes of the gradients that are held now."""
+    """Return the bytes of the present gradients."""
     return sum(tensor_bytes(each.grad) for each in model.parameters() if each.grad is not None)
 
 
@@ -140,7 +145,7 @@ def model_bytes(model: PreTrainedModel) -> int:
 
 
 def cache_bytes(cache: Cache) -> int:
-    """Return the bytes of keys and values that a generation cache holds."""
+    """Return the bytes of a generation cache's keys and values."""
     return sum(
         tensor_bytes(each)
         for layer in cache.layers
@@ -155,7 +160,7 @@ def _tensors(model: PreTrainedModel) -> Iterator[torch.Tensor]:
 
 
 def _quant_state_tensors(tensor: torch.Tensor) -> Iterable[torch.Tensor]:
-    """Yield bitsandbytes' scales and code books, which stand beside the packed weights."""
+    """Yield bitsandbytes' scales and code books of packed weights."""
     state = getattr(tensor, "quant_state", None)
     while state is not None:
         for name in ("absmax", "code", "offset"):
@@ -166,7 +171,7 @@ def _quant_state_tensors(tensor: torch.Tensor) -> Iterable[torch.Tensor]:
 
 
 def status_bytes(field: str) -> int:
-    """Return the bytes that a field of this process's /proc/self/status has; 0 without it."""
+    """Return a field of /proc/self/status in bytes, or 0 if missing."""
     for line in (PROC / "status").read_text().splitlines():
         name, _, value = line.partition(":")
         if name == field:

@@ -1,7 +1,7 @@
-"""What real ranks hold of each of the planner's terms: ``python -m runners.jobs.memory_bench``.
+"""Measures the planner's memory terms on real ranks: ``python -m runners.jobs.memory_bench``.
 
-Prints a JSON line per case, for ``manage.py bench memory``. Terms are exact bytes of tensors; the
-process's peak stands beside them, which also has libraries, stacks and what malloc keeps.
+Prints a JSON line per case, for ``manage.py bench memory``. Terms are exact tensor bytes; the
+process's peak also includes libraries, stacks and malloc caches.
 """
 
 import sys
@@ -32,14 +32,14 @@ STEPS_BEFORE = 2
 
 
 def held_by_ranks(cases: Sequence[Case] = CASES) -> Iterator[Held]:
-    """Yield what the fullest rank of each case holds in its third step.
+    """Yield the memory of each case's fullest rank in its third step.
 
-    By then all states are there, and the buckets of gradients are in the order that stays.
+    By then all optimiser states exist, and the gradient buckets have their final order.
     """
     load_what_training_loads(CONFIG)
     for case in cases:
-        found = on_ranks(case.ranks, partial(_held, case))
-        fullest = max(found, key=lambda each: sum(each[name] for name in Held.TERMS))
+        results = on_ranks(case.ranks, partial(_held, case))
+        fullest = max(results, key=lambda each: sum(each[name] for name in Held.TERMS))
         yield Held(case=case.name, **{name: round(size) for name, size in fullest.items()})
 
 
@@ -54,22 +54,22 @@ def _held(case: Case, ranks: Ranks) -> dict[str, float]:
         weights = model_bytes(trainer.model) if own == 0 else trainer.layout.weight_bytes()
         for _ in range(STEPS_BEFORE):
             trainer.make_step()
-        seen = _Watched(trainer)
+        watched = _Watched(trainer)
         trainer.make_step()
         peak = meter.read()
     return {
         "weights": weights - adapters,
         "adapters": adapters,
-        "gradients": seen.gradients,
+        "gradients": watched.gradients,
         "optimizer_states": optimizer_bytes(trainer.optimizer),
-        "activations": seen.activations,
+        "activations": watched.activations,
         "process_peak": peak.bytes,
         "process_start": peak.start_bytes,
     }
 
 
 def _model(case: Case, folder: Path) -> tuple[PreTrainedModel | None, int]:
-    """Return the case's own model and the bytes of its adapter; None: a fresh one learns."""
+    """Return the case's adapted model, or None for a new one, and its adapter's bytes."""
     if case.adapter is None:
         return None, 0
     torch.manual_seed(0)
@@ -80,7 +80,7 @@ def _model(case: Case, folder: Path) -> tuple[PreTrainedModel | None, int]:
 
 
 class _Watched:
-    """Counts what a trainer's next step holds while its gradients come."""
+    """Counts the tensors of a trainer's next step while gradients are computed."""
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer, self._compute = trainer, trainer.layout.gradients
@@ -92,16 +92,17 @@ class _Watched:
         stages = getattr(layout, "stages", None)
         counted = torch.nn.ModuleList(stages) if stages else self._trainer.model
         with activations_counted(counted, follows_resizing=True) as live:
-            found = self._compute(batches)
+            loss = self._compute(batches)
         self.activations = live.peak
         self.gradients = self._trainer.gradients_held()
-        return found
+        return loss
 
 
 def main() -> None:
-    """Print what each case's fullest rank holds."""
+    """Print the fullest rank's memory of each case, or of the named ones."""
     prepare_process()
-    for each in held_by_ranks():
+    named = set(sys.argv[1:])
+    for each in held_by_ranks([case for case in CASES if not named or case.name in named]):
         sys.stdout.write(each.model_dump_json() + "\n")
         sys.stdout.flush()
 

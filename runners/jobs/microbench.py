@@ -1,4 +1,4 @@
-"""Measure what this host achieves, for the planner: ``python -m runners.jobs.microbench``.
+"""Measure this host's achieved rates for the planner: ``python -m runners.jobs.microbench``.
 
 Prints one JSON line, a ``runners.messages.Microbench``. Rates are the median of repeated
 runs on buffers far larger than the caches, with the threads that jobs will use, and the
@@ -32,7 +32,7 @@ from runners.jobs.memory import (
     tensor_bytes,
 )
 from runners.jobs.runtime import prepare_process
-from runners.jobs.train.judge import VALIDATION_TOKENS
+from runners.jobs.train.evaluator import VALIDATION_TOKENS
 from runners.jobs.train.optimizers import build_optimizer
 from runners.jobspec import DemoModel
 
@@ -41,7 +41,7 @@ FLOPS_PER_MULTIPLY_ADD = 2
 TRIAD_STREAMS = 3  # two arrays read, one written
 TINY_OPERATIONS = 2000
 CPU_DEVICE = torch.device("cpu")
-TRAINING_STEPS = 4  # the allocator has taken what it keeps by then
+TRAINING_STEPS = 4  # by then the allocator's caches are stable
 TRAINING_SEQUENCES = 2
 FP32_STATES = 4  # weights, gradients and two moments
 SMALLEST = DemoModel(
@@ -59,7 +59,7 @@ TINY = DemoModel(hidden_size=64, intermediate_size=64, num_hidden_layers=1, voca
 
 @dataclass(frozen=True)
 class Effort:
-    """How large and how long each measurement is."""
+    """The size and duration of each measurement."""
 
     gemm_size: int
     triad_elements: int
@@ -78,7 +78,7 @@ SHORT = Effort(
 def measure(*, short: bool = False, folder: Path | None = None) -> Microbench:
     """Return the rates of the CPU, of every CUDA device, and of writing to ``folder``."""
     began = time.monotonic()
-    # First, while nothing else has been loaded.
+    # First, before anything else is loaded.
     memory = {
         "runtime_memory_bytes": runtime_memory_bytes(),
         "training_memory_bytes": training_memory_bytes(TINY if short else DemoModel()),
@@ -119,10 +119,10 @@ def measure_device(device: torch.device, effort: Effort) -> DeviceMeasurement:
 
 
 def runtime_memory_bytes() -> int:
-    """Return what a job's process holds beside its model's tensors: interpreter and libraries.
+    """Return a job process's memory without model tensors: interpreter and libraries.
 
-    A model of a few kilobytes goes forward and backward once, so that everything that loads
-    on first use is there.
+    Runs forward and backward of a tiny model once, so that everything loaded on first use is
+    included.
     """
     model = fresh_model(demo_config(SMALLEST), torch.float32)
     logits = model(input_ids=torch.zeros(1, 4, dtype=torch.int64), use_cache=False).logits
@@ -133,31 +133,30 @@ def runtime_memory_bytes() -> int:
 
 
 def training_memory_bytes(shape: DemoModel) -> int:
-    """Return what training takes beside its tensors: kernels' scratch, the allocator's slack.
+    """Return training's memory overhead: kernel scratch and allocator fragmentation.
 
-    A few real steps and a validation of a small model on the CPU; weights, gradients, moments,
-    the activations kept for the backward pass and the gradient of the logits are counted and
-    taken off the peak.
+    Runs a few real steps and a validation of a small model on the CPU, and subtracts weights,
+    gradients, moments, saved activations and the gradient of the logits from the peak.
     """
-    map_large_blocks()  # as a training does
+    map_large_blocks()  # as in training
     meter = PeakMeter(CPU_DEVICE)
     model = fresh_model(demo_config(shape), torch.float32)
     model.set_attn_implementation("eager")  # as the trainer does on a CPU
     optimizer = build_optimizer(model, 1e-4)
-    kept = logits_bytes = 0
+    activation_bytes = logits_bytes = 0
     for _ in range(TRAINING_STEPS):
         with _saved_tensors() as saved:
             logits_bytes = _train_step(model, shape)
         optimizer.step()
         optimizer.zero_grad()
-        kept = max(kept, sum(saved.values()) - model_bytes(model))
+        activation_bytes = max(activation_bytes, sum(saved.values()) - model_bytes(model))
     text = np.random.default_rng(0).integers(0, shape.vocab_size, VALIDATION_TOKENS)
     evaluate(model, text.astype(np.int32), VALIDATION_TOKENS)
     states = FP32_STATES * model_bytes(model)
     peak = meter.read()
     del model, optimizer
     release_free_memory()
-    return max(0, peak.bytes - peak.start_bytes - states - kept - logits_bytes)
+    return max(0, peak.bytes - peak.start_bytes - states - activation_bytes - logits_bytes)
 
 
 def _train_step(model: PreTrainedModel, shape: DemoModel) -> int:
@@ -174,7 +173,7 @@ def _train_step(model: PreTrainedModel, shape: DemoModel) -> int:
 
 @contextlib.contextmanager
 def _saved_tensors() -> Iterator[dict[int, int]]:
-    """Collect what autograd keeps: the bytes of each storage by its address."""
+    """Collect autograd's saved tensors: the bytes of each storage by its address."""
     saved: dict[int, int] = {}
 
     def note(tensor: torch.Tensor) -> torch.Tensor:
@@ -220,7 +219,7 @@ def triad_bandwidth(device: torch.device, effort: Effort) -> float:
 
 
 def copy_rate(source: torch.device, target: torch.device, effort: Effort) -> float:
-    """Return the bytes per second of copying one large buffer; the host's memory is pinned."""
+    """Return the bytes per second of copying one large buffer; host memory is pinned."""
     left, right = (_buffer(device, source, target, effort) for device in (source, target))
     waiting = source if source.type == "cuda" else target
     seconds = _median_seconds(lambda: right.copy_(left, non_blocking=True), waiting, effort)
@@ -235,7 +234,7 @@ def _buffer(
 
 
 def device_links(num_devices: int, effort: Effort) -> Iterator[LinkMeasurement]:
-    """Yield how fast each GPU copies to the next one, round the ring that collectives use."""
+    """Yield the bandwidth from each GPU to the next one, along the ring of collectives."""
     for index in range(num_devices if num_devices > 1 else 0):
         source = torch.device("cuda", index)
         target = torch.device("cuda", (index + 1) % num_devices)
@@ -274,7 +273,7 @@ def disk_write_rate(folder: Path, effort: Effort) -> float:
 def _median_seconds(
     operation: Callable[[], object], device: torch.device, effort: Effort
 ) -> float:
-    """Return the median time: a mean would count every other program that woke up."""
+    """Return the median time, which is robust against interference of other programs."""
     operation()
     _wait(device)
     times: list[float] = []

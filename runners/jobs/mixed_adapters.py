@@ -1,8 +1,8 @@
-"""Many adapters on one base in one batch: each token goes through its own adapter, or none.
+"""Applies many adapters in one batch: each token uses its own adapter, or none.
 
-The adapters' matrices of a layer stand side by side: one product of all tokens with all of them,
-the parts of other adapters set to zero, one product back. On the CPU two plain products of a few
-hundred columns cost less than one small product for each adapter. The base is read once for all.
+A layer's adapter matrices are concatenated: one product of all tokens with all of them, the
+columns of other adapters masked, one product back. On the CPU two products of a few hundred
+columns cost less than one small product per adapter. The base is computed once for all.
 
 Source: Zhou et al. 2022 (PetS), USENIX ATC, section 4.
 """
@@ -28,10 +28,10 @@ NONE = NO_ADAPTER  # the base alone
 
 
 class Stack:
-    """The matrices of all adapters beside one linear layer."""
+    """The concatenated adapter matrices of one linear layer."""
 
     def __init__(self, pairs: Sequence[Pair | None], like: torch.Tensor, widest: int) -> None:
-        """Put the pairs side by side, each as wide as the widest; None changes nothing."""
+        """Concatenate the pairs, each padded to the widest; None changes nothing."""
         down = like.new_zeros(len(pairs), widest, _first(pairs).down.shape[1])
         up = like.new_zeros(len(pairs), widest, _first(pairs).up.shape[0])
         for at, pair in enumerate(pairs):
@@ -44,7 +44,7 @@ class Stack:
     def change(
         self, inputs: torch.Tensor, present: Sequence[int], own: torch.Tensor
     ) -> torch.Tensor:
-        """Return what the adapters add to the layer's outputs.
+        """Return the adapters' contribution to the layer's outputs.
 
         ``own`` is 1 where a column belongs to the token's adapter, else 0.
         """
@@ -56,10 +56,10 @@ class Stack:
 
 
 class MixedAdapters:
-    """Adapters that hang on a model; within ``serving`` each token has its own."""
+    """Adapters attached to a model; within ``serving`` each token has its own."""
 
     def __init__(self, model: torch.nn.Module, adapters: Sequence[Adapter]) -> None:
-        """Hang the adapters on the linear layers that any of them changes."""
+        """Attach the adapters to the linear layers that any of them changes."""
         self.names = tuple(each.name for each in adapters)
         self._stacks: list[Stack] = []
         self._present: tuple[int, ...] = ()
@@ -69,20 +69,20 @@ class MixedAdapters:
         self._widest = max(ranks, default=0)
         for name in sorted({name for each in adapters for name in each.pairs}):
             pairs = [each.pairs.get(name) for each in adapters]
-            self._hang(model.get_submodule(name), Stack(pairs, like, self._widest))
+            self._attach(model.get_submodule(name), Stack(pairs, like, self._widest))
         self._like = like
 
     @property
     def bytes(self) -> int:
-        """Return what the matrices of all adapters hold."""
+        """Return the size of all adapters' matrices in bytes."""
         return sum(tensor_bytes(each.down) + tensor_bytes(each.up) for each in self._stacks)
 
     @contextmanager
     def serving(self, owners: torch.Tensor) -> Iterator[None]:
-        """Let each token have its adapter while the block runs.
+        """Select each token's adapter while the block runs.
 
-        ``owners`` has the shape of the model's inputs, or one that spreads to it: the number of
-        each token's adapter, ``NONE`` for the base alone.
+        ``owners`` has the shape of the model's inputs, or one that broadcasts to it: the index of
+        each token's adapter, ``NONE`` for the base only.
         """
         self._present = tuple(sorted(set(owners.flatten().tolist()) - {NONE}))
         places = torch.tensor(self._present, dtype=owners.dtype).repeat_interleave(self._widest)
@@ -93,7 +93,7 @@ class MixedAdapters:
         finally:
             self._own = None
 
-    def _hang(self, linear: torch.nn.Module, stack: Stack) -> None:
+    def _attach(self, linear: torch.nn.Module, stack: Stack) -> None:
         self._stacks.append(stack)
 
         def add(
@@ -110,11 +110,11 @@ class MixedAdapters:
 def hung_on(
     model: torch.nn.Module, base: ModelRef, asked: Sequence[NamedAdapter], host_dir: Path
 ) -> MixedAdapters | None:
-    """Return the adapters that a job asks for, hung on its model; None where it asks for none.
+    """Attach a job's adapters to its model and return them, or None if it has none.
 
     Raises:
-        BadInputError: one is not for this model, or not whole.
-        MissingModelError: one is not there.
+        BadInputError: an adapter is incomplete, or not for this model.
+        MissingModelError: an adapter does not exist.
     """
     if not asked:
         return None

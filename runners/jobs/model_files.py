@@ -1,9 +1,9 @@
-"""Opens a model's files so that nothing but them is read, whoever else writes in its folder.
+"""Opens a model's files safely, even if others can write to its folder.
 
-Each file is opened once, through its folder's own handle, without following a link; what the
-libraries are given is a private folder of names that lead to those handles. A file that is
-swapped for a link afterwards changes nothing. Only data files have a name there: weights as
-safetensors, JSON, vocabularies; no pickle and no code.
+Each file is opened once through its folder's handle without following links; libraries get a
+private folder of names that lead to those handles, so that replacing a file later has no
+effect. Only data files are included: safetensors weights, JSON, vocabularies; no pickle and
+no code.
 """
 
 import atexit
@@ -23,8 +23,8 @@ MAX_FILES = 4096
 MAX_CONFIG_BYTES = 1024**2
 MAX_DEPTH = 20
 MAX_ITEMS = 100_000
-MAX_SIZE = 2**31  # no size of a model is larger; 10 GB numbers are only meant to break a reader
-# A reader makes one object for each: these count how often a loop goes round.
+MAX_SIZE = 2**31  # larger values are only meant to break a reader
+# Fields that are loop counts: a reader creates one object for each.
 MAX_COUNTS = {
     "num_hidden_layers": 2048, "num_layers": 2048, "n_layer": 2048, "n_layers": 2048,
     "num_experts": 4096, "num_local_experts": 4096, "n_routed_experts": 4096,
@@ -35,14 +35,14 @@ _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def pinned(folder: Path, roots: Sequence[Path], owner: int | None = None) -> Path:
-    """Return a private folder whose names lead to the opened files of a model folder.
+    """Return a private folder with links to the opened files of a model folder.
 
-    They lead to the reader's own handles, so that forked ranks have them too; with ``owner``,
-    this process's number, also a child that inherits no handle can read them.
+    The links use the reader's own handles, so that forked ranks have them too; with ``owner``,
+    this process's pid, a child that inherits no handles can also read them.
 
     Raises:
-        MissingModelError: the folder, or a file that it links to, lies outside the roots.
-        BadInputError: a file is no plain file, has a second name, or the config is not sane.
+        MissingModelError: the folder, or a file that it links to, is outside the roots.
+        BadInputError: a file is not a regular file, has a hard link, or the config is invalid.
     """
     place = Path(tempfile.mkdtemp(prefix="slipway-model-"))
     atexit.register(shutil.rmtree, place, ignore_errors=True)
@@ -61,7 +61,7 @@ def pinned(folder: Path, roots: Sequence[Path], owner: int | None = None) -> Pat
 
 
 def _open_below(path: Path, roots: Sequence[Path]) -> int:
-    """Return a handle of a folder that was reached from a root without following any link."""
+    """Return a handle of a folder below a root, opened without following links."""
     root = next((root for root in roots if path.is_relative_to(root)), None)
     if root is None:
         raise MissingModelError(f"{path} lies outside of this host's model folders")
@@ -86,27 +86,27 @@ def _data_names(handle: int) -> Iterator[str]:
 
 
 def _open_file(folder: Path, handle: int, name: str, roots: Sequence[Path]) -> int:
-    """Return a handle of a plain file; a link is followed once, to a file below a root."""
+    """Return a handle of a regular file; a link is followed once, to a file below a root."""
     try:
         file = os.open(name, _FILE, dir_fd=handle)
     except OSError:
         file = _open_target(folder / name, roots)
-    found = os.fstat(file)
-    if not stat.S_ISREG(found.st_mode):
+    info = os.fstat(file)
+    if not stat.S_ISREG(info.st_mode):
         raise BadInputError(f"{folder / name} is no plain file; copy the model again")
-    if found.st_nlink > 1:
+    if info.st_nlink > 1:
         raise BadInputError(
-            f"{folder / name} has {found.st_nlink} names on this host, and one may lie outside of "
+            f"{folder / name} has {info.st_nlink} names on this host, and one may lie outside of "
             "its model folders; copy the file instead of linking it"
         )
     return file
 
 
 def open_file(path: Path, roots: Sequence[Path]) -> int:
-    """Return a handle of a plain file below a root, opened without following a link.
+    """Return a handle of a regular file below a root, opened without following links.
 
     Raises:
-        MissingModelError: it lies outside of the roots, is not there, or is no plain file.
+        MissingModelError: it is outside of the roots, missing, or not a regular file.
     """
     handle = _open_target(path, roots)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
@@ -126,14 +126,14 @@ def _open_target(link: Path, roots: Sequence[Path]) -> int:
         os.close(handle)
 
 
-# The config: read within limits, and held to what a model can be
+# Config parsing with limits
 
 
 def read_config(path: Path) -> dict[str, Any]:
     """Return the object in a config.json.
 
     Raises:
-        BadInputError: it is too long, too deep, or no JSON object.
+        BadInputError: it is too long, nested too deep, or not a JSON object.
     """
     with path.open("rb") as file:
         data = file.read(MAX_CONFIG_BYTES + 1)
@@ -150,7 +150,7 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def _check_depth(data: bytes) -> None:
-    """Refuse what is nested too deeply before any parser goes down there."""
+    """Reject deeply nested JSON before parsing it."""
     depth = deepest = 0
     is_text = is_escaped = False
     for byte in data:
@@ -169,10 +169,10 @@ def _check_depth(data: bytes) -> None:
 
 
 def check_config(config: Mapping[str, Any], where: str) -> None:
-    """Refuse sizes that no model has, before anything is built of them.
+    """Reject implausible sizes before a model is built from them.
 
     Raises:
-        BadInputError: with the field, its value and the limit.
+        BadInputError: names the field, its value and the limit.
     """
     for number, (name, value) in enumerate(_numbers(config)):
         if number > MAX_ITEMS:
@@ -184,7 +184,7 @@ def check_config(config: Mapping[str, Any], where: str) -> None:
 
 
 def _numbers(value: object, name: str = "") -> Iterator[tuple[str, object]]:
-    """Yield every value of a document with its dotted name; the depth is bounded by now."""
+    """Yield every value of a document with its dotted name; the depth is already bounded."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
             yield from _numbers(inner, f"{name}.{key}" if name else str(key))

@@ -1,6 +1,6 @@
-"""Where on this host the model or adapter lies that a spec names: below its roots, and whole.
+"""Resolves a spec's model or adapter to a complete folder below this host's roots.
 
-No torch: engines in environments of their own find their models here too.
+Without torch: engines in other environments use it too.
 """
 
 import os
@@ -18,10 +18,10 @@ MODEL_ROOTS_VARIABLE = "SLIPWAY_MODEL_ROOTS"
 def model_folder(
     ref: FolderModel | ArtefactModel, host_dir: Path, needed: Sequence[str] = MODEL_FILES
 ) -> Path:
-    """Return the folder of the ``needed`` files that a reference names, links resolved.
+    """Return a reference's folder with the ``needed`` files, links resolved.
 
     Raises:
-        MissingModelError: it lies outside the roots, is absent, or lacks a file.
+        MissingModelError: it is outside the roots, absent, or incomplete.
     """
     if isinstance(ref, ArtefactModel):
         root = (host_dir / "attempts").resolve()
@@ -41,20 +41,20 @@ def opened_model(
     needed: Sequence[str] = MODEL_FILES,
     owner: int | None = None,
 ) -> Path:
-    """Return a private folder of the opened files of the model that a reference names.
+    """Return a private folder of a reference's opened model files.
 
-    ``owner``: this process's number, where a child of it reads the folder.
+    ``owner``: this process's pid, if a child process reads the folder.
 
     Raises:
-        MissingModelError: it lies outside the roots, is absent, or lacks a file.
-        BadInputError: a file is no plain one, or the config is not sane.
+        MissingModelError: it is outside the roots, absent, or incomplete.
+        BadInputError: a file is not a regular file, or the config is invalid.
     """
     roots = [(host_dir / "attempts").resolve(), *model_roots(host_dir)]
     return pinned(model_folder(ref, host_dir, needed), roots, owner)
 
 
 def model_roots(host_dir: Path) -> list[Path]:
-    """Return the folders below which model folders may lie; the host's own comes first."""
+    """Return the root folders of models, the host's own first."""
     configured = os.environ.get(MODEL_ROOTS_VARIABLE, "")
     extra = [Path(part) for part in configured.split(os.pathsep) if part]
     return [path.resolve() for path in (host_dir / "models", host_dir / "attempts", *extra)]

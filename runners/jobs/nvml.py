@@ -18,7 +18,7 @@ FIGURES: dict[str, Callable[[object], float]] = {
 
 
 def visible_sample() -> Sample | None:
-    """Return a reader of the GPUs that this process is given, or None without NVML or GPU."""
+    """Return a sampler of this process's visible GPUs, or None without NVML or GPU."""
     try:
         pynvml.nvmlInit()
         handles = {
@@ -31,7 +31,7 @@ def visible_sample() -> Sample | None:
 
 
 class GpuPeak:
-    """Remembers the most memory in use on one GPU while its reader is asked."""
+    """Tracks the peak memory use of one GPU over the samples."""
 
     def __init__(self, read: Sample | None) -> None:
         self._read = read
@@ -45,13 +45,13 @@ class GpuPeak:
         return values
 
     def read(self) -> tuple[int, str] | None:
-        """Return the peak and how it was measured, or None where no GPU was read."""
+        """Return the peak and how it was measured, or None without GPU."""
         how = "most memory in use on one GPU, read through NVML once a second"
         return (self._bytes, how) if self._bytes else None
 
 
 def visible_indices(count: int) -> list[int]:
-    """Return the NVML indices that CUDA_VISIBLE_DEVICES leaves; names by UUID count as all."""
+    """Return the NVML indices in CUDA_VISIBLE_DEVICES; UUIDs select all."""
     configured = os.environ.get("CUDA_VISIBLE_DEVICES")
     if configured is None:
         return list(range(count))
@@ -64,7 +64,7 @@ def visible_indices(count: int) -> list[int]:
 def _read(handles: dict[int, object]) -> dict[str, float]:
     values: dict[str, float] = {}
     for index, handle in handles.items():
-        for name, figure in FIGURES.items():  # each by itself: a MIG slice has no utilisation
+        for name, figure in FIGURES.items():  # separately: a MIG slice has no utilisation
             with contextlib.suppress(pynvml.NVMLError):
                 values[f"gpu{index}_{name}"] = figure(handle)
     return values

@@ -1,9 +1,9 @@
-"""The planner's policy against accelerate's default map under one memory cap.
+"""Benchmarks the planner's offload policy against accelerate's device map under a memory cap.
 
 ``python -m runners.jobs.offload_bench`` prints the ratios as JSON lines, for `manage.py
-bench offload`. Each way runs in a process of its own whose control group has the cap: the kernel
-takes back what either reads beyond it, so that what lies on disk is read from there. The model
-has random weights, a copy for each way, since pages of a shared file would count for one of them.
+bench offload`. Each method runs in its own process in a cgroup with the cap: the kernel reclaims
+page cache beyond it, so that offloaded weights are really read from disk. The model has random
+weights, with one copy per method, because shared page cache would count for one of them.
 """
 
 import json
@@ -25,14 +25,14 @@ from planner.specs.estimate import EstimateRequest
 from planner.specs.plan import PlanRequest
 from planner.specs.strategy import OffloadSpec
 from runners.generate_options import PolicyOffload
+from runners.jobs.generate.offload_cases import CPU, DTYPE, Order
 from runners.jobs.generate.offload_process import (
     Answered,
-    Way,
-    WayEndedError,
+    BenchProcess,
+    BenchProcessError,
     capped,
     forget,
 )
-from runners.jobs.generate.offload_ways import CPU, DTYPE, Order
 from runners.jobs.loading import demo_config, fresh_model
 from runners.jobs.microbench import Effort as Probe
 from runners.jobs.microbench import gemm_rate, op_overhead, runtime_memory_bytes, triad_bandwidth
@@ -43,7 +43,7 @@ from runners.ratios import Ratio
 
 NAME = "accelerate's default map / the planner's policy, in one memory"
 READ_NAME = "accelerate's default map / the planner's policy, from one disk"
-SHAPE = DemoModel(  # 325 million parameters, as many key-value heads as heads: as OPT's
+SHAPE = DemoModel(  # 325 million parameters without grouped-query attention, like OPT
     hidden_size=1024,
     intermediate_size=2816,
     num_hidden_layers=24,
@@ -53,12 +53,16 @@ SHAPE = DemoModel(  # 325 million parameters, as many key-value heads as heads: 
     max_position_embeddings=512,
 )
 PROBE = Probe(gemm_size=1024, triad_elements=2**24, seconds_each=1.0, disk_bytes=0)
-BATCH_PARTS = (1, 2, 4, 8)  # accelerate's batches: the whole pile, or a part of it
-ROOM_SHARES = (1.0, 0.8, 0.6)  # of what a batch leaves its map: with more, pages may come and go
+BATCH_PARTS = (1, 2, 4, 8)  # accelerate's batch: all prompts, or a fraction of them
+ROOM_SHARES = (
+    1.0,
+    0.8,
+    0.6,
+)  # of the memory left for accelerate's map: more may cause page thrashing
 TRIAL_SECONDS = 30.0  # for one batch
-SLOWDOWN = 3.0  # of the pile beside its batches: what is slower, reads its own pages again
+SLOWDOWN = 3.0  # of all prompts relative to one batch: more indicates page thrashing
 CHUNK_BYTES = 2**22
-SAME = 0.9  # of the answers; batches of other sizes may round a near tie the other way
+SAME = 0.9  # minimum share of equal answers; batch size may change near ties
 WALL = "seconds"
 READ = "bytes read from disk"
 FLOAT = "bf16"
@@ -68,10 +72,10 @@ SHARES = ("weights_cpu", "weights_disk", "kv_cpu", "kv_disk", "activations_cpu")
 
 @dataclass(frozen=True)
 class Effort:
-    """How large the model, the pile and the cap are, and how many rounds are counted."""
+    """The sizes of model, prompt batch and cap, and the number of measured rounds."""
 
     shape: DemoModel = SHAPE
-    cap_bytes: int = 720_000_000  # of weights and the pile's cache a third, beside the process
+    cap_bytes: int = 720_000_000  # a third of weights and KV cache, plus the process
     num_prompts: int = 64
     input_tokens: int = 16
     output_tokens: int = 8
@@ -80,11 +84,11 @@ class Effort:
 
 
 def ratios(effort: Effort = Effort()) -> Iterator[Ratio]:
-    """Yield the ratios of the seconds and of the bytes read that the same pile takes both ways.
+    """Yield the ratios of seconds and bytes read between the methods for the same prompts.
 
     Raises:
-        NoMemoryCapError: nothing here could hold the cap.
-        RuntimeError: the planner has no policy, a way died, or the ways wrote different text.
+        NoMemoryCapError: no cgroup with a limit can be created.
+        RuntimeError: the planner has no policy, a method failed, or the texts differ.
     """
     runtime_bytes = runtime_memory_bytes()
     with tempfile.TemporaryDirectory(prefix="slipway-bench-") as place:
@@ -92,7 +96,7 @@ def ratios(effort: Effort = Effort()) -> Iterator[Ratio]:
         _write_models(effort.shape, folders)
         request = question(effort, _machine(folders[0], runtime_bytes, effort))
         policy = policy_of(request)
-        _tell(f"policy: {policy.model_dump_json(exclude_defaults=True)}")
+        _print(f"policy: {policy.model_dump_json(exclude_defaults=True)}")
         order = _order(effort, folders[0])
         size = best_batch(effort, request, order)
         theirs = order.model_copy(update=size)
@@ -103,14 +107,14 @@ def ratios(effort: Effort = Effort()) -> Iterator[Ratio]:
 
 
 def question(effort: Effort, device: JsonObject) -> EstimateRequest:
-    """Return the pile on this machine as the planner is asked: the cap is all the memory."""
+    """Return the planner request for the prompts on this machine, with the cap as its memory."""
     disk = device.pop("disk_bandwidth_bytes_per_second")
     return EstimateRequest.model_validate(
         {
             "model": demo_config(effort.shape),
             "cluster": {
                 "device": {"kind": "gpu", "memory_bytes": effort.cap_bytes, **device},
-                "host_memory_bytes": 1,  # there is no memory beside the cap
+                "host_memory_bytes": 1,  # no memory besides the cap
                 "host_memory_bandwidth_bytes_per_second": (
                     device["memory_bandwidth_bytes_per_second"]
                 ),
@@ -130,55 +134,55 @@ def question(effort: Effort, device: JsonObject) -> EstimateRequest:
 
 
 def policy_of(request: EstimateRequest) -> PolicyOffload:
-    """Return the shares and the micro-batch of the planner's linear programme.
+    """Return the shares and micro-batch of the planner's linear programme.
 
     Raises:
-        RuntimeError: nothing fits.
+        RuntimeError: no policy fits.
     """
-    asked = {name: getattr(request, name) for name in ("model", "cluster", "workload", "engine")}
-    answer = plan(PlanRequest(**asked, pins=FORMATS, objective="throughput"))
+    fields = {name: getattr(request, name) for name in ("model", "cluster", "workload", "engine")}
+    answer = plan(PlanRequest(**fields, pins=FORMATS, objective="throughput"))
     if not answer.plans:
         msg = "the planner has no policy for this cap; give it more"
         raise RuntimeError(msg)
     best = answer.plans[0].strategy
-    away = best.offload or OffloadSpec()
-    shares = {name: getattr(away, name) for name in SHARES}
+    offload = best.offload or OffloadSpec()
+    shares = {name: getattr(offload, name) for name in SHARES}
     return PolicyOffload(**shares, micro_batch_size=best.micro_batch_size)
 
 
 def rooms(effort: Effort, request: EstimateRequest) -> dict[int, int]:
-    """Return for each batch of accelerate's what the cap leaves its map for weights.
+    """Return for each batch size of accelerate the memory that the cap leaves for weights.
 
-    Cache, activations and the process beside the tensors are the planner's figures of that batch.
+    Cache, activations and process memory are the planner's estimates for that batch.
     """
-    found = {}
+    free_bytes = {}
     for parts in BATCH_PARTS:
         size = effort.num_prompts // parts
         workload = request.workload.model_copy(update={"batch_size": size})
-        asked = request.model_copy(update={"workload": workload})
-        held = estimate(asked).memory.breakdown_bytes
-        found[size] = int(effort.cap_bytes - sum(held.values()) + held["weights"])
-    return found
+        batch_request = request.model_copy(update={"workload": workload})
+        breakdown = estimate(batch_request).memory.breakdown_bytes
+        free_bytes[size] = int(effort.cap_bytes - sum(breakdown.values()) + breakdown["weights"])
+    return free_bytes
 
 
 def best_batch(effort: Effort, request: EstimateRequest, order: Order) -> dict[str, int]:
-    """Return the batch and the map with which accelerate answers the pile soonest.
+    """Return accelerate's fastest batch size and map memory.
 
-    Each is tried with one batch; the soonest that then also keeps its pace over the pile is taken.
+    Each is tried with one batch; the fastest that keeps its pace over all prompts is selected.
 
     Raises:
-        RuntimeError: under this cap the map answers no batch at all.
+        RuntimeError: under this cap no batch completes.
     """
     taken: dict[float, dict[str, int]] = {}
     for size, room in rooms(effort, request).items():
         for share in ROOM_SHARES:
-            found = {"batch_size": size, "memory_bytes": int(share * room)}
-            if found["memory_bytes"] < _smallest(effort.shape):
+            candidate = {"batch_size": size, "memory_bytes": int(share * room)}
+            if candidate["memory_bytes"] < _smallest(effort.shape):
                 break
-            tried = order.model_copy(update={**found, "num_prompts": size})
+            tried = order.model_copy(update={**candidate, "num_prompts": size})
             seconds = _tried(tried, effort, TRIAL_SECONDS)
             if seconds is not None:
-                taken[seconds * effort.num_prompts / size] = found
+                taken[seconds * effort.num_prompts / size] = candidate
     for seconds in sorted(taken):
         whole = order.model_copy(update=taken[seconds])
         if _tried(whole, effort, SLOWDOWN * seconds) is not None:
@@ -188,46 +192,48 @@ def best_batch(effort: Effort, request: EstimateRequest, order: Order) -> dict[s
 
 
 def _tried(order: Order, effort: Effort, patience_seconds: float) -> float | None:
-    """Return the seconds of an order's prompts; nothing where it is killed or takes too long.
+    """Return the seconds of an order's prompts, or None if it is killed or too slow.
 
-    The better of two runs: the first one also reads what stays.
+    The better of two runs: the first also loads the resident weights.
     """
-    told = f"{order.num_prompts} prompts, map of {order.memory_bytes}, {order.batch_size} a batch"
+    label = f"{order.num_prompts} prompts, map of {order.memory_bytes}, {order.batch_size} a batch"
     try:
         with capped(order, effort.cap_bytes) as way:
             seconds = min(way.run(patience_seconds)["seconds"] for _ in range(2))
-    except WayEndedError as error:
-        _tell(f"{told}: {error}")
+    except BenchProcessError as error:
+        _print(f"{label}: {error}")
         return None
-    _tell(f"{told}: {seconds:.1f} s")
+    _print(f"{label}: {seconds:.1f} s")
     return seconds
 
 
 def _smallest(shape: DemoModel) -> int:
-    """Return the bytes that a map needs at least: what stands around the layers, and two."""
+    """Return the minimum bytes of a map: two layers and everything outside of the layers."""
     around = 2 * shape.vocab_size * shape.hidden_size
     layer = shape.hidden_size * (4 * shape.hidden_size + 3 * shape.intermediate_size)
     return DTYPE.itemsize * (around + 2 * layer)
 
 
-def in_turns(ways: Sequence[Way], effort: Effort) -> Iterator[Ratio]:
-    """Yield the ratios of the ways' seconds and bytes, by rounds; a first one is not counted.
+def in_turns(ways: Sequence[BenchProcess], effort: Effort) -> Iterator[Ratio]:
+    """Yield the ratios of the methods' seconds and bytes per round, after a warm-up round.
 
     Raises:
-        RuntimeError: a way died, or the ways wrote different text.
+        RuntimeError: a method failed, or the texts differ.
     """
     taken: list[list[Answered]] = [[] for _ in ways]
     order = list(range(len(ways)))
     for number in range(effort.rounds + 1):
         for at in order if number % 2 else reversed(order):
-            found = ways[at].run()
-            taken[at].append(found)
-            _tell(f"round {number}, way {at}: {found['seconds']:.2f} s, {_told(found)}")
+            answered = ways[at].run()
+            taken[at].append(answered)
+            _print(
+                f"round {number}, way {at}: {answered['seconds']:.2f} s, {_figures_text(answered)}"
+            )
         _check_same([each[-1]["answers"] for each in taken], effort)
     seconds = [[each["seconds"] for each in way[1:]] for way in taken]
     yield ratio_of(NAME, seconds[0], seconds[1])._replace(of=WALL)
     read = [[after - before for before, after in pairwise(_read(way))] for way in taken]
-    if all(map(min, read)):  # a cap that holds everything has nothing read
+    if all(map(min, read)):  # nothing is read if everything fits below the cap
         yield ratio_of(READ_NAME, read[0], read[1])._replace(of=READ)
 
 
@@ -236,23 +242,23 @@ def _read(way: Sequence[Answered]) -> list[int]:
 
 
 def _check_same(texts: Sequence[Sequence[str]], effort: Effort) -> None:
-    """Raise a RuntimeError unless nearly all of the answers are those of the other way."""
+    """Raise a RuntimeError unless nearly all answers of both methods are equal."""
     same = sum(map(str.__eq__, *texts)) / effort.num_prompts
     if same < SAME:
         msg = f"only {same:.0%} of the answers are the same; nothing is compared"
         raise RuntimeError(msg)
 
 
-def _told(found: Answered) -> str:
-    figures = {name: round(value, 4) for name, value in found["figures"].items()}
-    used, read = found["processor_seconds"], found["read_bytes"] / 1e9
+def _figures_text(answered: Answered) -> str:
+    figures = {name: round(value, 4) for name, value in answered["figures"].items()}
+    used, read = answered["processor_seconds"], answered["read_bytes"] / 1e9
     return f"{used:.2f} processor seconds, {read:.2f} GB read so far {figures or ''}"
 
 
 def _machine(folder: Path, runtime_bytes: int, effort: Effort) -> JsonObject:
-    """Return what this machine was just measured to do, in the planner's words."""
+    """Return this machine's measured rates under the planner's field names."""
     bandwidth = triad_bandwidth(CPU, effort.probe)
-    found: JsonObject = {
+    rates: JsonObject = {
         "memory_bandwidth_bytes_per_second": bandwidth,
         "peak_flops_per_second": {FLOAT: gemm_rate(CPU, DTYPE, effort.probe)},
         "host_to_device_bandwidth_bytes_per_second": bandwidth / 2,  # a copy reads and writes
@@ -261,12 +267,12 @@ def _machine(folder: Path, runtime_bytes: int, effort: Effort) -> JsonObject:
         "provenance": "measured",
         "disk_bandwidth_bytes_per_second": _disk_rate(folder),
     }
-    _tell(f"machine: {json.dumps(found)}")
-    return found
+    _print(f"machine: {json.dumps(rates)}")
+    return rates
 
 
 def _disk_rate(folder: Path) -> float:
-    """Return the bytes per second of reading the model's file, none of it in memory before."""
+    """Return the bytes per second of reading the model's file with a cold page cache."""
     (path,) = folder.glob("*.safetensors")
     forget(folder)
     data = memoryview(bytearray(CHUNK_BYTES))
@@ -280,7 +286,7 @@ def _disk_rate(folder: Path) -> float:
 
 
 def _write_models(shape: DemoModel, folders: Sequence[Path]) -> None:
-    """Leave the same random model in every folder, on disk and not in memory."""
+    """Write the same random model to every folder and evict it from the page cache."""
     torch.manual_seed(17)
     first, *others = folders
     fresh_model(demo_config(shape), DTYPE).save_pretrained(str(first))
@@ -303,7 +309,7 @@ def _order(effort: Effort, folder: Path) -> Order:
     )
 
 
-def _tell(text: str) -> None:
+def _print(text: str) -> None:
     sys.stderr.write(f"{text}\n")
 
 

@@ -1,8 +1,8 @@
-"""The energy counters of the host's processors, as Linux shows them below /sys/class/powercap.
+"""Reads the energy counters of the host's processors from /sys/class/powercap.
 
 Source: Linux kernel, Documentation/power/powercap/powercap.rst: a zone's ``energy_uj`` counts
-microjoules and begins anew at ``max_energy_range_uj``. Of RAPL's zones the packages are counted,
-and the memory (dram) beside them; cores are part of a package, and psys is the whole platform.
+microjoules and wraps at ``max_energy_range_uj``. Of RAPL's zones, packages and memory (dram)
+are counted; cores are part of a package, and psys is the whole platform.
 """
 
 import os
@@ -10,26 +10,26 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-ROOT_VARIABLE = "SLIPWAY_POWERCAP_DIR"  # where a container sees the host's powercap tree
+ROOT_VARIABLE = "SLIPWAY_POWERCAP_DIR"  # path of the host's powercap tree in a container
 ROOT = Path("/sys/class/powercap")
-CONTROL = "intel-rapl"  # of AMD's processors, too
+CONTROL = "intel-rapl"  # also for AMD processors
 MEMORY = "dram"
 
 
 class Zone(NamedTuple):
-    """One counter: whose energy it counts, where it stands, and where it begins anew."""
+    """One energy counter: its device, file and wrap-around value."""
 
     device: str
     counter: Path
     range_microjoules: int
 
     def read(self) -> int | None:
-        """Return the microjoules that it stands at, or None where it gives none."""
+        """Return the counter in microjoules, or None if unreadable."""
         return _number(self.counter)
 
 
 class Zones(NamedTuple):
-    """The counters that can be read, and why there are none where there are not."""
+    """The readable counters, or the reason why there are none."""
 
     found: Sequence[Zone]
     why_none: str = ""
@@ -43,7 +43,7 @@ def zones() -> Zones:
     there = {path: device for path, device in counted.items() if device}
     if not there:
         return Zones((), f"no RAPL counter of a package below {root}")
-    found = [
+    readable = [
         Zone(device, path / "energy_uj", limit)
         for path, device in there.items()
         if _number(path / "energy_uj") is not None
@@ -53,11 +53,11 @@ def zones() -> Zones:
         f"RAPL's counters below {root} cannot be read by the agent's user; let it read each "
         "zone's energy_uj"
     )
-    return Zones(found, "" if found else closed)
+    return Zones(readable, "" if readable else closed)
 
 
 def _device(path: Path, names: dict[Path, str]) -> str:
-    """Return what a zone's counter is called in figures, nothing where it is not counted."""
+    """Return a zone's device name in figures, or "" if it is not counted."""
     name = names[path]
     if name.startswith("package"):
         return name.replace("-", "_")

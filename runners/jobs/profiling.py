@@ -1,8 +1,8 @@
-"""Which operators a prefill and a decode step spend their time in, by torch's own profiler.
+"""Profiles the operators of a prefill and a decode step with torch's profiler.
 
-An operator's class is judged by what its shapes say that it computes and moves, at the rates of
-a large product and a large copy measured in the same process: nearer to the one or the other, or
-to neither, and then it is the time of calling it.
+An operator is classified by the FLOPs and bytes of its shapes, at the rates of a large product
+and a large copy measured in the same process: bound by compute, by memory bandwidth, or, if far
+from both, by call overhead.
 """
 
 # mypy: disable-error-code="no-untyped-call"
@@ -25,9 +25,9 @@ PRODUCT_SIZE = 768
 COPY_BYTES = 64 * 1024**2
 PROBES = 5
 ATTENTION_DIMENSIONS = ("batch", "heads", "length", "size")
-OVERHEAD_SHARE = 0.1  # of its time: what works for less only costs its call
+OVERHEAD_SHARE = 0.1  # of its time: an operator with less useful work is overhead-bound
 SHAPES_LENGTH = 240
-# Operators that only look at memory in another way, or ask for it.
+# Operators that only create views of memory, or allocate it.
 BOOKKEEPING = (
     "view", "reshape", "transpose", "permute", "expand", "slice", "select", "as_strided",
     "aten::t",
@@ -37,7 +37,7 @@ BOOKKEEPING = (
 
 
 class Rates(NamedTuple):
-    """What the device does at its best, in the dtype of the model."""
+    """The device's best measured rates in the model's dtype."""
 
     flops_per_second: float
     bytes_per_second: float
@@ -45,14 +45,14 @@ class Rates(NamedTuple):
 
 @torch.inference_mode()
 def profile_model(model: PreTrainedModel, workload: Workload) -> ProfileReport:
-    """Return the operators of one prefill and some decode steps after an unmeasured pass."""
+    """Return the operators of one prefill and some decode steps, after a warm-up pass."""
     steps = max(1, min(DECODE_STEPS, workload.output_tokens - 1))
     prompt = random_prompt(model, workload)
     plain = _seconds(prompt.device, lambda: _passes(model, prompt, steps, _nothing))
     plain = min(plain, _seconds(prompt.device, lambda: _passes(model, prompt, steps, _nothing)))
     weights = next(each for each in model.parameters() if each.is_floating_point())
     rates = measured_rates(weights)
-    found: dict[Phase, Any] = {}
+    events: dict[Phase, Any] = {}
 
     def watched(phase: Phase, run: Callable[[], None]) -> None:
         with profile(
@@ -63,11 +63,11 @@ def profile_model(model: PreTrainedModel, workload: Workload) -> ProfileReport:
         ) as watch:
             run()
             settled(prompt.device)
-        found[phase] = watch.key_averages(group_by_input_shape=True)
+        events[phase] = watch.key_averages(group_by_input_shape=True)
 
     took = _seconds(prompt.device, lambda: _passes(model, prompt, steps, watched))
     size = weights.element_size()
-    rows = [row for phase in PHASES for row in rows_of(phase, found[phase], rates, size)]
+    rows = [row for phase in PHASES for row in rows_of(phase, events[phase], rates, size)]
     return ProfileReport(
         batch_size=workload.batch_size,
         prompt_tokens=workload.prompt_tokens,
@@ -87,7 +87,7 @@ def _nothing(_phase: Phase, run: Callable[[], None]) -> None:
 
 
 def _passes(model: PreTrainedModel, prompt: torch.Tensor, steps: int, watch: Watch) -> None:
-    """Read the prompt and decode ``steps`` tokens, each part through ``watch``."""
+    """Run the prefill and decode ``steps`` tokens, each phase through ``watch``."""
     cache, token = DynamicCache(config=model.config), prompt
 
     def step() -> None:
@@ -115,11 +115,11 @@ def _seconds(device: torch.device, work: Callable[[], None]) -> float:
     return time.perf_counter() - began
 
 
-# What the device does
+# Device rates
 
 
 def measured_rates(like: torch.Tensor) -> Rates:
-    """Return the rates of a large product and a large copy, the best of a few, in a dtype."""
+    """Return the best rates of a few large products and copies, in the dtype of ``like``."""
     left = torch.ones(PRODUCT_SIZE, PRODUCT_SIZE, dtype=like.dtype, device=like.device)
     source = torch.ones(COPY_BYTES // like.element_size(), dtype=like.dtype, device=like.device)
     target = torch.empty_like(source)
@@ -136,13 +136,13 @@ def _copy(source: torch.Tensor, target: torch.Tensor) -> None:
     target.copy_(source)
 
 
-# What the profiler saw
+# Profiler results
 
 
 def rows_of(
     phase: Phase, events: Sequence[Any], rates: Rates, element_bytes: int
 ) -> list[OperatorRow]:
-    """Return a phase's operators, the longest first; the many short ones as one row."""
+    """Return a phase's operators, longest first; the short ones are summed in one row."""
     rows = [
         _row(phase, each, rates, element_bytes)
         for each in events
@@ -165,7 +165,7 @@ def _rest(phase: Phase, rows: Sequence[OperatorRow]) -> OperatorRow:
 
 
 def _own_seconds(event: Any) -> float:  # noqa: ANN401 - torch gives its events no type
-    """Return an operator's own time: on its device where it works on one."""
+    """Return an operator's self time, on its device if it has device time."""
     own = event.self_device_time_total or event.self_cpu_time_total
     return float(own) / 1e6
 
@@ -189,7 +189,7 @@ def _row(phase: Phase, event: Any, rates: Rates, element_bytes: int) -> Operator
 def flops_of(
     name: str, shapes: Sequence[Sequence[int]], counted: float, calls: int
 ) -> float | None:
-    """Return all calls' operations: torch's own count, ours for fused attention, else None."""
+    """Return all calls' FLOPs: torch's count, ours for fused attention, else None."""
     is_attention = "scaled_dot_product" in name and len(shapes) > 1
     if is_attention and len(shapes[0]) == len(shapes[1]) == len(ATTENTION_DIMENSIONS):
         batch, heads, queries, size = shapes[0]
@@ -198,7 +198,7 @@ def flops_of(
 
 
 def bound_of(name: str, seconds: float, flops: float, moved: float, rates: Rates) -> Bound:
-    """Return which of the planner's classes an operator's time belongs to."""
+    """Return the planner's operator class of an operator."""
     if any(each in name for each in BOOKKEEPING):
         return "overhead"
     computing, moving = flops / rates.flops_per_second, moved / rates.bytes_per_second

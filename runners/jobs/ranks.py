@@ -1,7 +1,7 @@
-"""The ranks of a training on several devices or hosts: who leads, what they agree on.
+"""The ranks of a distributed job: lead rank, collectives and failure handling.
 
-torchrun says which rank this process is. The first rank of the first host leads: it alone
-reports, evaluates and saves. Alone, a process is its own lead and nothing is exchanged.
+torchrun assigns the rank. The first rank of the first host is the lead: only it reports,
+evaluates and saves. A single process is its own lead and communicates nothing.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from runners.jobs.runtime import Job
 from runners.jobspec import DataParallel
 from runners.parentage import die_with
 
-# How torch 2.13 says that another rank is gone or silent; gloo raises plain RuntimeErrors.
+# torch 2.13's messages of a lost or silent rank; gloo raises plain RuntimeErrors.
 LOST_WORDS = (
     "Connection closed by peer",
     "Connection reset by peer",
@@ -35,11 +35,11 @@ LOST_WORDS = (
     "failed to recv",
     "wait timeout after",
 )
-SOURCE_PLACE = re.compile(r"^\[[^\]]*\] ")  # where in gloo's sources the error arose
+SOURCE_PLACE = re.compile(r"^\[[^\]]*\] ")  # gloo's source location
 
 
-class RankLostError(Exception):
-    """Another rank is gone, or was silent for longer than the job allows."""
+class RankFailedError(Exception):
+    """Another rank ended, or exceeded the job's rank timeout."""
 
 
 @dataclass(frozen=True)
@@ -53,91 +53,91 @@ class Ranks:
 
     @property
     def is_lead(self) -> bool:
-        """Tell whether this rank reports, evaluates and saves for all."""
+        """Return whether this rank reports, evaluates and saves for all."""
         return self.rank == self.lead
 
     @property
     def is_alone(self) -> bool:
-        """Tell whether there is nobody to agree with."""
+        """Return whether this is the only rank."""
         return self.size == 1
 
     @property
     def name(self) -> str:
-        """Return how log lines call this rank; nothing where it is the only one."""
+        """Return this rank's name in log lines, or "" if it is the only one."""
         return "" if self.is_alone else f"[rank {self.rank}] "
 
     def share(self, count: int) -> range:
-        """Return which of ``count`` micro-batches of a step this rank computes."""
+        """Return this rank's indices of the ``count`` micro-batches of a step."""
         return range(self.rank, count, self.size)
 
     def total(self, values: Sequence[float]) -> list[float]:
-        """Return the sums of the ranks' values.
+        """Return the sums of the values over all ranks.
 
         Raises:
-            RankLostError: not every rank answered in time.
+            RankFailedError: not every rank answered in time.
         """
         if self.is_alone:
             return list(values)
         summed = torch.tensor(values, dtype=torch.float64)
-        with lost_rank_named(self):
+        with naming_rank_failures(self):
             dist.all_reduce(summed)
         return [float(value) for value in summed]
 
-    def told_by_lead(self, said: bytes) -> bytes:
-        """Return what the lead says, whatever the others do; all ranks ask.
+    def broadcast_from_lead(self, said: bytes) -> bytes:
+        """Return the lead's bytes; a collective call of all ranks.
 
         Raises:
-            RankLostError: not every rank answered in time.
+            RankFailedError: not every rank answered in time.
         """
-        told = [said]
+        objects = [said]
         if not self.is_alone:
-            with lost_rank_named(self):
-                dist.broadcast_object_list(told, src=self.lead, device=pick_device())
-        return told[0]
+            with naming_rank_failures(self):
+                dist.broadcast_object_list(objects, src=self.lead, device=pick_device())
+        return objects[0]
 
     def copy_from_lead(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Overwrite tensors with the lead's; all ranks pass the same shapes in the same order.
+        """Overwrite tensors with the lead's; all ranks pass equal shapes in the same order.
 
         Raises:
-            RankLostError: not every rank answered in time.
+            RankFailedError: not every rank answered in time.
         """
         if self.is_alone:
             return
-        with lost_rank_named(self), torch.no_grad():
+        with naming_rank_failures(self), torch.no_grad():
             for tensor in tensors:
                 sent = tensor.detach().to(pick_device()).contiguous()
                 dist.broadcast(sent, src=self.lead)
                 tensor.copy_(sent)
 
     def send(self, tensor: torch.Tensor, to: int, group: dist.ProcessGroup | None = None) -> None:
-        """Give a tensor to another rank, which receives one of the same shape in that group.
+        """Send a tensor to another rank, which receives one of the same shape in that group.
 
         Raises:
-            RankLostError: it did not take it in time.
+            RankFailedError: it was not received in time.
         """
-        with lost_rank_named(self):
+        with naming_rank_failures(self):
             dist.send(tensor.contiguous(), dst=to, group=group)
 
     def receive(
         self, tensor: torch.Tensor, sender: int, group: dist.ProcessGroup | None = None
     ) -> None:
-        """Fill a tensor with what another rank sends in that group.
+        """Receive a tensor from another rank in that group.
 
         Raises:
-            RankLostError: nothing came in time.
+            RankFailedError: nothing arrived in time.
         """
-        with lost_rank_named(self):
+        with naming_rank_failures(self):
             dist.recv(tensor, src=sender, group=group)
 
     def join(self, model: PreTrainedModel) -> PreTrainedModel | DistributedDataParallel:
-        """Return what to run forward: the model, with gradients averaged over the ranks.
+        """Return the model, wrapped in DDP if there are several ranks.
 
-        Gradients lie in the buckets in which they are exchanged, and have no copy beside them.
+        Gradients are views of the communication buckets, without a copy.
         """
         if self.is_alone:
             return model
         devices = [self.local_rank] if torch.cuda.is_available() else None
-        with lost_rank_named(self):
+        with naming_rank_failures(self):
             return DistributedDataParallel(
                 model,
                 device_ids=devices,
@@ -146,10 +146,10 @@ class Ranks:
             )
 
     def settle(self, parallel: DataParallel) -> None:
-        """End the start: from now on a rank counts as lost as soon as the job says."""
+        """Replace the start timeout by the job's rank timeout."""
         if self.is_alone:
             return
-        for group in list(_world.pg_map):  # the whole one, and those of a layout
+        for group in list(_world.pg_map):  # the default group, and those of a layout
             _set_pg_timeout(timedelta(seconds=parallel.rank_timeout_seconds), group)
 
 
@@ -158,12 +158,12 @@ ALONE = Ranks()
 
 @contextlib.contextmanager
 def joined_ranks(job: Job, parallel: DataParallel) -> Iterator[Ranks]:
-    """Meet the other ranks, and part from them when the block has ended well.
+    """Join the process group, and leave it after the block succeeds.
 
-    They have the time of a start until ``Ranks.settle``: each loads its libraries, text and model.
+    Until ``Ranks.settle`` the start timeout applies: ranks load libraries, text and model.
 
     Raises:
-        RankLostError: they were not there in time.
+        RankFailedError: the ranks did not join in time.
     """
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         yield ALONE
@@ -174,7 +174,7 @@ def joined_ranks(job: Job, parallel: DataParallel) -> Iterator[Ranks]:
     if has_gpu:
         torch.cuda.set_device(local_rank)
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    with lost_rank_named(Ranks(rank, size)):
+    with naming_rank_failures(Ranks(rank, size)):
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if has_gpu else "gloo",
             timeout=timedelta(seconds=parallel.start_timeout_seconds),
@@ -190,39 +190,39 @@ def joined_ranks(job: Job, parallel: DataParallel) -> Iterator[Ranks]:
 
 
 def _never_freed(groups: Iterable[dist.ProcessGroup]) -> None:
-    """Hold groups until the process ends, which it is about to.
+    """Keep references to groups until the process ends, which it is about to do.
 
-    Freeing one waits for its thread. Where the reducer of DDP held it last, that is done under
-    Python's lock (torch 2.13), for which the thread may wait to give back a tensor: for ever.
+    Freeing a group joins its thread. If DDP's reducer has the last reference, this happens under
+    the GIL (torch 2.13), which the thread may need to free a tensor: a deadlock.
     """
     for group in list(groups):
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
 
 @contextlib.contextmanager
-def lost_rank_named(ranks: Ranks) -> Iterator[None]:
-    """Turn what torch says of a lost connection into one error.
+def naming_rank_failures(ranks: Ranks) -> Iterator[None]:
+    """Convert torch's errors of lost connections.
 
     Raises:
-        RankLostError: that is what the error means.
+        RankFailedError: another rank was lost.
     """
     try:
         yield
     except RuntimeError as error:
-        lost = next(filter(_is_of_a_lost_rank, _causes(error)), None)
-        if ranks.is_alone or lost is None:
+        failure = next(filter(_is_rank_failure, _causes(error)), None)
+        if ranks.is_alone or failure is None:
             raise
-        said = SOURCE_PLACE.sub("", str(lost).strip().splitlines()[0]).partition(". ")[0]
-        raise RankLostError(f"rank {ranks.rank} of {ranks.size}: {said}") from error
+        message = SOURCE_PLACE.sub("", str(failure).strip().splitlines()[0]).partition(". ")[0]
+        raise RankFailedError(f"rank {ranks.rank} of {ranks.size}: {message}") from error
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error and what caused it: a pipeline's stage tells of its products' failures."""
+    """Yield an error and its causes: a pipeline stage wraps the original error."""
     at: BaseException | None = error
     while at is not None:
         yield at
         at = at.__cause__
 
 
-def _is_of_a_lost_rank(error: BaseException) -> bool:
+def _is_rank_failure(error: BaseException) -> bool:
     return isinstance(error, dist.DistError) or any(words in str(error) for words in LOST_WORDS)

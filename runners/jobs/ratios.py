@@ -1,7 +1,7 @@
-"""How a ratio of two runs is taken where other work moves the clock: in turns, round by round.
+"""Measures time ratios robustly on shared machines: alternating rounds of process CPU time.
 
-Seconds are the process's own, so that whoever else works on the machine hardly counts; what is
-left of it falls on both sides of a round alike.
+CPU time is hardly affected by other programs; the remaining effect is the same on both sides of
+a round.
 """
 
 import math
@@ -19,9 +19,9 @@ Way = Callable[[], object]
 
 
 def seconds_in_turns(ways: Sequence[Way], rounds: int) -> list[list[float]]:
-    """Return the processor seconds of each way in each round; a first round is not counted.
+    """Return each method's CPU seconds per round, after a warm-up round.
 
-    Every other round goes backwards: no way always runs in another's warm caches.
+    Every other round runs in reverse order, so that no method always has warm caches.
     """
     taken: list[list[float]] = [[] for _ in ways]
     order = list(range(len(ways)))
@@ -35,9 +35,9 @@ def seconds_in_turns(ways: Sequence[Way], rounds: int) -> list[list[float]]:
 
 
 def ratio_of(name: str, baseline: Sequence[float], technique: Sequence[float]) -> Ratio:
-    """Return the geometric mean of the rounds' ratios with its interval by Student's t.
+    """Return the geometric mean of the rounds' ratios with its Student's t interval.
 
-    One round alone has no interval: it bounds nothing.
+    A single round has no interval.
     """
     logs = np.log(np.asarray(baseline) / np.asarray(technique))
     count, mean = len(logs), float(logs.mean())

@@ -1,8 +1,8 @@
-"""Ranks that torchrun starts again after a loss, but for an end that would come again.
+"""Prevents torchrun restarts after permanent errors.
 
-torchrun starts every rank anew whatever ended the first one. Bad input, a diverged training or
-too little memory would only end it once more: the rank notes it, and the next one of the same
-attempt repeats the words instead of the work.
+torchrun restarts every rank after any failure. Bad input, a diverged training or insufficient
+memory would fail again: the rank records the error, and restarted ranks of the same attempt
+exit with it at once.
 """
 
 import os
@@ -16,27 +16,24 @@ NOTE = "ends-again.txt"
 
 
 class EndsAgainError(Exception):
-    """What would end the job at every try, whichever rank met it first."""
+    """A permanent error, which would recur after a restart."""
 
     prefix = ""
 
 
 def note_end(folder: Path, error: Exception) -> None:
-    """Leave what ended this rank for those that are started after it, if it would end them too.
-
-    Where torchrun started none, nobody comes after it, and nothing is left.
-    """
+    """Record a permanent error for restarted ranks; does nothing without torchrun."""
     if COUNT_VARIABLE not in os.environ:
         return
     named = getattr(error, "prefix", "") or f"{type(error).__module__}.{type(error).__qualname__}"
-    said = f"{named}: {error}"
-    has_no_memory = oom.GPU.search(said) or oom.HOST.search(said)
+    message = f"{named}: {error}"
+    has_no_memory = oom.GPU.search(message) or oom.HOST.search(message)
     if isinstance(error, EndsAgainError) or has_no_memory:
-        (folder / NOTE).write_text(said)
+        (folder / NOTE).write_text(message)
 
 
 def end_as_before(folder: Path, code: int) -> None:
-    """Exit with the words of an earlier rank of this attempt, where they hold for this one."""
+    """Exit with the recorded error of an earlier rank of this attempt, if there is one."""
     path = folder / NOTE
     if os.environ.get(COUNT_VARIABLE, "0") != "0" and path.exists():
         sys.stderr.write(f"{path.read_text()}\n")

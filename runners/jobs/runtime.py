@@ -1,4 +1,4 @@
-"""Start and end of every job process: its folders, threads, quiet libraries, exit codes."""
+"""Start and end of job processes: folders, threads, library warnings, exit codes."""
 
 import errno
 import os
@@ -22,12 +22,12 @@ from runners.messages import RunRequest
 HOST_DIR_VARIABLE = "SLIPWAY_HOST_DIR"
 EXIT_BAD_INPUT = 3
 NO_SPACE = os.strerror(errno.ENOSPC)
-PEERS_STOP_SECONDS = 30.0  # a stop reaches the hosts of a job one after the other
+PEERS_STOP_SECONDS = 30.0  # a stop reaches the hosts of a gang at different times
 Spec = TypeVar("Spec", bound=BaseModel)
 
 
 class BadInputError(EndsAgainError):
-    """The job cannot run as asked; the message names what, and the way out."""
+    """The job's input is invalid; the message names the problem and the remedy."""
 
     prefix = "BAD_INPUT"
 
@@ -46,7 +46,7 @@ class DiskFullError(BadInputError):
 
 @dataclass(frozen=True)
 class Job:
-    """One attempt as its process sees it."""
+    """One attempt within its job process."""
 
     attempt_dir: Path
     host_dir: Path
@@ -56,11 +56,11 @@ class Job:
 
     @property
     def spec(self) -> JobSpec:
-        """Return what the job was asked to do."""
+        """Return the job's spec."""
         return self.request.spec
 
     def spec_of(self, kind: type[Spec]) -> Spec:
-        """Return the spec as one of a kind; raise BadInputError when it is of another."""
+        """Return the spec if it has the given type; otherwise raise BadInputError."""
         spec = self.spec
         if not isinstance(spec, kind):
             msg = f"kind '{spec.kind}' is not '{kind.model_fields['kind'].default}'"
@@ -74,7 +74,7 @@ class Job:
 
     @property
     def cache_dir(self) -> Path:
-        """Return the host's folder of data that any job can rebuild."""
+        """Return the host's cache folder; any job can rebuild its content."""
         path = self.host_dir / "cache"
         path.mkdir(parents=True, exist_ok=True)
         return path
@@ -84,11 +84,11 @@ class Job:
         return self._folder("output") / name
 
     def scratch_dir(self) -> Path:
-        """Return a folder for files that do not outlive the job."""
+        """Return a folder for temporary files of the job."""
         return self._folder("scratch")
 
     def clear_unfinished(self) -> None:
-        """Delete what is only half written: scratch files, and folders that nobody renamed in."""
+        """Delete unfinished output: scratch files, and folders that were not published."""
         shutil.rmtree(self.attempt_dir / "scratch", ignore_errors=True)
         for path in self.attempt_dir.glob("*/.*-building"):
             shutil.rmtree(path, ignore_errors=True)
@@ -117,10 +117,10 @@ def run_job(
 
 
 def carry_out(job: Job, work: Callable[[Job], None]) -> None:
-    """Do a job's work; where it cannot be done as asked, nothing half written stays.
+    """Run a job's work; on bad input or a full disk delete unfinished output.
 
     Raises:
-        BadInputError: it cannot run as asked.
+        BadInputError: the input is invalid.
         DiskFullError: the disk became full.
     """
     try:
@@ -139,7 +139,7 @@ def carry_out(job: Job, work: Callable[[Job], None]) -> None:
 
 
 def disk_full(error: Exception, folder: Path) -> DiskFullError | None:
-    """Return a full disk's error where one was the cause, in whatever words a library told it."""
+    """Return a DiskFullError if a full disk caused the error, else None."""
     if NO_SPACE not in str(error):
         return None
     free = shutil.disk_usage(folder).free
@@ -150,7 +150,7 @@ def disk_full(error: Exception, folder: Path) -> DiskFullError | None:
 
 
 def prepare_process() -> None:
-    """Fix the number of threads before torch works, and silence warnings."""
+    """Set the number of threads before torch's first operation, and silence warnings."""
     os.environ.setdefault("RAYON_NUM_THREADS", str(num_threads()))
     warnings.filterwarnings("ignore")
     import torch
@@ -159,7 +159,7 @@ def prepare_process() -> None:
 
 
 def num_threads() -> int:
-    """Return the threads a job may use: ``OMP_NUM_THREADS``, else every core it may run on."""
+    """Return a job's number of threads: ``OMP_NUM_THREADS``, else all allowed cores."""
     configured = os.environ.get("OMP_NUM_THREADS", "")
     if configured.isdigit() and int(configured) > 0:
         return int(configured)
@@ -170,7 +170,7 @@ def open_job(attempt_dir: Path, kind: str) -> Job:
     """Return the job of an attempt folder.
 
     Raises:
-        BadInputError: no readable spec.json, or one of another kind.
+        BadInputError: spec.json is missing, unreadable or of another kind.
     """
     request = _read_request(attempt_dir / "spec.json")
     if request.spec.kind != kind:
@@ -183,14 +183,14 @@ def open_job(attempt_dir: Path, kind: str) -> Job:
 
 
 def checkpoint_on_sigterm(job: Job) -> None:
-    """Turn SIGTERM into ``job.stop_requested``, so that the loop can save first."""
+    """Set ``job.stop_requested`` on SIGTERM, so that the loop can save first."""
     signal.signal(signal.SIGTERM, lambda _signum, _frame: job.stop_requested.set())
 
 
 def end_by_sigterm(job: Job) -> None:
-    """Die by SIGTERM, so that whoever waits sees a stop and no success.
+    """Die by SIGTERM, so that the parent sees a stop and not a success.
 
-    Where another rank was told first, this one waits until its own supervisor says so too.
+    If another rank was stopped first, wait for this host's own stop signal.
     """
     job.stop_requested.wait(PEERS_STOP_SECONDS)
     job.emitter.close()

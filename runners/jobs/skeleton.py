@@ -1,7 +1,7 @@
-"""A model without weights, and its weights by the names that the library gives them.
+"""Models on the meta device, and readers of their weights under the library's names.
 
-Folders keep each expert of a sparse layer as tensors of its own, and Mixtral calls them by other
-words; the library stacks the experts of a layer into one tensor.
+Folders store each expert of a sparse layer as separate tensors, with other names for Mixtral;
+the library stacks a layer's experts into one tensor.
 """
 
 # mypy: disable-error-code="no-untyped-call"
@@ -39,20 +39,20 @@ Roles = dict[str, str]  # gate, up, down -> the stored tensor's name
 
 
 class Expert(NamedTuple):
-    """The weights of one expert: its gate over its up projection, and its down projection."""
+    """The weights of one expert: stacked gate and up projections, and down projection."""
 
     gate_up: torch.Tensor
     down: torch.Tensor
 
 
 class ModelTensors:
-    """A folder's tensors by the model's own names; experts one by one or stacked."""
+    """A folder's tensors by the model's names; experts individually or stacked."""
 
     def __init__(self, folder: Path, device: torch.device, dtype: torch.dtype) -> None:
         """Open the files.
 
         Raises:
-            BadInputError: a tensor is stored as something else than a float of 16 or 32 bits.
+            BadInputError: a tensor's dtype is not a float of 16 or 32 bits.
         """
         self._files = StoredTensors(folder)
         self._device, self._dtype = device, dtype
@@ -60,16 +60,16 @@ class ModelTensors:
         self.experts: dict[str, dict[int, Roles]] = defaultdict(dict)  # place -> expert -> roles
         for stored in self._files.names:
             name = stored.replace(".block_sparse_moe.", ".mlp.")
-            found = EXPERT_TENSOR.match(name)
-            if found and found["word"] in ROLES:
-                roles = self.experts[found["place"]].setdefault(int(found["expert"]), {})
-                roles[ROLES[found["word"]]] = stored
+            match = EXPERT_TENSOR.match(name)
+            if match and match["word"] in ROLES:
+                roles = self.experts[match["place"]].setdefault(int(match["expert"]), {})
+                roles[ROLES[match["word"]]] = stored
             else:
                 self._plain[name] = stored
 
     @property
     def names(self) -> list[str]:
-        """Return the names of all tensors, stacked experts among them."""
+        """Return the names of all tensors, including stacked experts."""
         stacks = [f"{place}.{stack}" for place in self.experts for stack in (GATE_UP, DOWN)]
         return [*self._plain, *stacks]
 
@@ -77,7 +77,7 @@ class ModelTensors:
         """Return one tensor on the device.
 
         Raises:
-            BadInputError: it holds NaN or infinity.
+            BadInputError: it has NaN or infinity.
         """
         if name in self._plain:
             tensor = self._read(self._plain[name])
@@ -89,7 +89,7 @@ class ModelTensors:
         return tensor
 
     def expert(self, place: str, index: int) -> Expert:
-        """Return one expert of the layer at ``place`` on the device."""
+        """Return one expert of the layer named ``place``, on the device."""
         roles = self.experts[place][index]
         gate, up, down = (self._read(roles[role]) for role in ("gate", "up", "down"))
         return Expert(torch.cat([gate, up]), down)
@@ -99,7 +99,7 @@ class ModelTensors:
 
 
 def skeleton(config: PretrainedConfig, dtype: torch.dtype, folder: Path | None) -> PreTrainedModel:
-    """Return a model of the config whose weights take no memory, to be run and not trained."""
+    """Return a model of the config on the meta device, for inference."""
     is_classifier = config.model_type in ENCODERS
     kind = AutoModelForSequenceClassification if is_classifier else AutoModelForCausalLM
     with init_empty_weights(include_buffers=False):
@@ -116,15 +116,15 @@ def fill(
     read: Callable[[str], torch.Tensor],
     device: torch.device,
 ) -> None:
-    """Give the model, or a part of one, its weights: ``read`` returns each by its name there.
+    """Load weights into a model or module; ``read`` returns each by its name there.
 
     Raises:
-        BadInputError: some are missing, or are not those of the config.
+        BadInputError: weights are missing or do not match the config.
     """
     tensors = {name: read(name) for name in names}
     try:
         unknown = model.load_state_dict(tensors, strict=False, assign=True).unexpected_keys
-    except RuntimeError as error:  # a shape that is not the config's
+    except RuntimeError as error:  # a shape differs from the config's
         raise _mismatch(str(error).strip().splitlines()[-1].strip()) from error
     if isinstance(model, PreTrainedModel):
         model.tie_weights()

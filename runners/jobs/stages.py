@@ -1,4 +1,4 @@
-"""One progress figure over the unequal parts of a job, so that its bar never runs backwards."""
+"""Combines the unequal phases of a job into one monotonic progress figure."""
 
 import copy
 import time
@@ -10,7 +10,7 @@ WHOLE = 100.0
 
 
 class Stages:
-    """Parts of a job by name and expected share of its time; shares need not sum to one."""
+    """Phases of a job by name and expected share of its time; shares need not sum to one."""
 
     def __init__(self, emitter: Emitter, shares: Mapping[str, float]) -> None:
         total = sum(shares.values())
@@ -21,13 +21,13 @@ class Stages:
         self._before = 0.0
 
     def via(self, emitter: Emitter) -> "Stages":
-        """Return a view of the same progress that a forked part sends by its own emitter."""
+        """Return a view of the same progress with a forked process's emitter."""
         view = copy.copy(self)
         view._emitter = emitter  # noqa: SLF001 - a copy of this very class
         return view
 
     def begin(self, name: str) -> None:
-        """Begin the named part; all parts before it count as done."""
+        """Begin the named phase; all earlier phases count as done."""
         names = list(self._shares)
         index = names.index(name)
         self._before = sum(self._shares[each] for each in names[:index])
@@ -36,7 +36,7 @@ class Stages:
         self._emit(self._before)
 
     def advance(self, fraction: float) -> None:
-        """Say what fraction of the current part is done."""
+        """Report the completed fraction of the current phase."""
         self._emit(self._before + self._shares[self._current] * min(1.0, fraction))
 
     def _emit(self, done: float) -> None:

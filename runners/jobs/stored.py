@@ -1,7 +1,6 @@
-"""Stored tensors read into memory that is given back, not mapped from their file.
+"""Reads stored tensors into freeable memory instead of mapping their file.
 
-A mapped file counts as the process's own memory as soon as it was read once, and no limit
-would hold.
+Mapped pages that were read count as the process's memory, which would break memory limits.
 """
 
 import json
@@ -22,9 +21,9 @@ Tensors = Mapping[str, torch.Tensor]
 
 
 def in_host(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor in host memory, from where a GPU can fetch it by itself."""
-    held = tensor.cpu()
-    return held.pin_memory() if tensor.is_cuda else held
+    """Return the tensor in host memory, pinned if it was on a GPU."""
+    host_tensor = tensor.cpu()
+    return host_tensor.pin_memory() if tensor.is_cuda else host_tensor
 
 
 def check_finite(tensors: Tensors, prefix: str) -> None:
@@ -36,14 +35,13 @@ def check_finite(tensors: Tensors, prefix: str) -> None:
 
 
 class StoredTensors:
-    """The tensors of a folder's safetensors files, each read into memory of its own."""
+    """The tensors of a folder's safetensors files, each read into separate memory."""
 
     def __init__(self, folder: Path, dtypes: Mapping[str, torch.dtype] = STORED_DTYPES) -> None:
-        """Open the files and read what is where.
+        """Open the files and read the tensors' positions.
 
         Raises:
-            BadInputError: a tensor is stored as something else than ``dtypes`` has, floats of
-                16 or 32 bits.
+            BadInputError: a tensor's dtype is not in ``dtypes`` (floats of 16 or 32 bits).
         """
         self._places: dict[str, _Place] = {}
         for path in sorted(folder.glob("*.safetensors")):
@@ -55,7 +53,7 @@ class StoredTensors:
         return list(self._places)
 
     def read(self, name: str, room: "Room | None" = None) -> torch.Tensor:
-        """Return one tensor, in the memory that ``room`` has for it where there is one."""
+        """Return one tensor, in a buffer of ``room`` if given."""
         place = self._places[name]
         data = room.of(name, place.num_bytes) if room else bytearray(place.num_bytes)
         view = memoryview(data)
@@ -70,18 +68,18 @@ class StoredTensors:
 
 
 class Room:
-    """Memory that is read into again and again: what was there before is gone then.
+    """Reusable read buffers; a read overwrites the previous content.
 
-    Fresh memory is cleared by the system page by page, which takes as long as reading into it.
+    New memory is zeroed by the system page by page, which takes as long as reading into it.
     """
 
     def __init__(self, key: Callable[[str], str]) -> None:
-        """``key`` gives names the same one where they may have the same memory in turn."""
+        """``key`` maps tensor names to buffers; names with equal keys share one in turn."""
         self._key = key
         self._held: dict[str, bytearray] = {}
 
     def of(self, name: str, num_bytes: int) -> bytearray:
-        """Return the memory of a tensor."""
+        """Return the buffer of a tensor."""
         key = self._key(name)
         if len(self._held.get(key, b"")) != num_bytes:
             self._held[key] = bytearray(num_bytes)
@@ -98,13 +96,13 @@ class _Place:
 
 
 def _places(path: Path, dtypes: Mapping[str, torch.dtype]) -> dict[str, _Place]:
-    """Return where a file's tensors are; its header was read by safetensors before."""
+    """Return the positions of a file's tensors; safetensors has already validated its header."""
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)  # whole tensors: reading on would be waste
+    os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)  # whole tensors are read: no readahead
     length = HEADER_BYTES.unpack(os.pread(file, HEADER_BYTES.size, 0))[0]
     header = json.loads(os.pread(file, length, HEADER_BYTES.size))
     start = HEADER_BYTES.size + length
-    found = {}
+    places = {}
     for name, entry in header.items():
         if name == "__metadata__":
             continue
@@ -114,5 +112,5 @@ def _places(path: Path, dtypes: Mapping[str, torch.dtype]) -> dict[str, _Place]:
             raise BadInputError(msg)
         begin, end = entry["data_offsets"]
         dtype, shape = dtypes[entry["dtype"]], tuple(entry["shape"])
-        found[name] = _Place(file, start + begin, end - begin, dtype, shape)
-    return found
+        places[name] = _Place(file, start + begin, end - begin, dtype, shape)
+    return places

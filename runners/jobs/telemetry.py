@@ -1,4 +1,4 @@
-"""What a job's process sees of its host's devices once a second: GPU figures, and joules."""
+"""Samples the host's devices once a second for a job: GPU figures and energy."""
 
 import contextlib
 import threading
@@ -12,28 +12,28 @@ INTERVAL_SECONDS = 1.0
 
 
 def nvml_sample() -> Sample | None:
-    """Return a reader of the visible GPUs, or None without torch CUDA or NVML."""
-    import torch  # here: an engine's door has GPUs to look at and no torch to load
+    """Return a sampler of the visible GPUs, or None without torch CUDA or NVML."""
+    import torch  # here: serving engines' environments have GPUs but no torch
 
-    from runners.jobs.nvml import visible_sample  # nor has every environment NVML
+    from runners.jobs.nvml import visible_sample  # not every environment has NVML
 
     return visible_sample() if torch.cuda.is_available() else None
 
 
 def no_gpus() -> None:
-    """Return no reader: the job computes on processors alone."""
+    """Return None: the job computes on the CPU only."""
 
 
 @contextlib.contextmanager
 def job_telemetry(job: Job, sample: Callable[[], Sample | None] = nvml_sample) -> Iterator[None]:
-    """Look at the devices while the block runs: metrics of source "gpu", joules in the result."""
+    """Sample the devices while the block runs: "gpu" metrics, and joules in the result."""
     gang = job.request.gang
     meter = EnergyMeter(sample(), zones(), hosts=gang.num_nodes if gang else 1)
     job.emitter.meter = meter
-    meter.look()
+    meter.read()
     ended = threading.Event()
     thread = threading.Thread(
-        target=_look_until, args=(ended, job, meter), name="telemetry", daemon=True
+        target=_read_until, args=(ended, job, meter), name="telemetry", daemon=True
     )
     thread.start()
     try:
@@ -43,6 +43,6 @@ def job_telemetry(job: Job, sample: Callable[[], Sample | None] = nvml_sample) -
         thread.join(2 * INTERVAL_SECONDS)
 
 
-def _look_until(ended: threading.Event, job: Job, meter: EnergyMeter) -> None:
+def _read_until(ended: threading.Event, job: Job, meter: EnergyMeter) -> None:
     while meter.has_sensor and not ended.wait(INTERVAL_SECONDS):
-        job.emitter.metric(meter.look(), source="gpu")
+        job.emitter.metric(meter.read(), source="gpu")

@@ -1,6 +1,6 @@
-"""A model folder whose experts are ternary and entropy coded, and everything else plain.
+"""Model folders with ternary, entropy-coded experts and otherwise plain tensors.
 
-Names are those of the model's own parameters: experts are stacks, as they are held in memory.
+Names are those of the model's parameters: experts are stacked, as in memory.
 """
 
 # mypy: disable-error-code="no-untyped-call"
@@ -27,7 +27,7 @@ Tensors = dict[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class Ternary:
-    """Matrices of one stack as symbols [..., out, in] and two levels [..., out, 2] of each row.
+    """Matrices of one stack: symbols [..., out, in] and two levels per row [..., out, 2].
 
     Symbol 0 is zero, 1 the row's lower level, 2 its upper one.
     """
@@ -36,17 +36,17 @@ class Ternary:
     levels: torch.Tensor
 
     def weight(self) -> torch.Tensor:
-        """Return the matrices that they stand for, in the levels' dtype."""
+        """Return the decoded matrices in the levels' dtype."""
         zero = torch.zeros_like(self.levels[..., :1])
         table = torch.cat([zero, self.levels], dim=-1)
         return torch.gather(table, -1, self.symbols.long())
 
 
 def tensors_of(name: str, stack: Ternary) -> tuple[Tensors, int]:
-    """Return what is stored of a stack, proven to decode to it, and its bytes.
+    """Return the stored tensors of a stack, verified by decoding, and their bytes.
 
     Raises:
-        CorruptCodeError: it does not.
+        CorruptCodeError: decoding yields other symbols.
     """
     symbols: Symbols = stack.symbols.to(torch.uint8).cpu().numpy()
     coded = encode(symbols)
@@ -65,7 +65,7 @@ def tensors_of(name: str, stack: Ternary) -> tuple[Tensors, int]:
 
 
 def save_ternary(folder: Path, model: PreTrainedModel, coded: Tensors) -> None:
-    """Write config and weights: the coded stacks, and every other tensor as it is."""
+    """Write config and weights: the coded stacks, and every other tensor unchanged."""
     done = {name.removesuffix(WORDS) for name in coded if name.endswith(WORDS)}
     tied = set(getattr(model, "all_tied_weights_keys", None) or {})
     plain = {
@@ -83,7 +83,7 @@ def save_ternary(folder: Path, model: PreTrainedModel, coded: Tensors) -> None:
 
 
 def is_ternary(folder: Path) -> bool:
-    """Return whether a folder is one that ``save_ternary`` wrote."""
+    """Return whether ``save_ternary`` wrote a folder."""
     config = json.loads((folder / "config.json").read_text())
     return bool((config.get("quantization_config") or {}).get("quant_method") == QUANT_METHOD)
 
@@ -92,7 +92,7 @@ def load_ternary(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
     """Return the folder's model with its experts decoded.
 
     Raises:
-        BadInputError: a code is damaged, or the tensors are not those of the config.
+        BadInputError: a code is damaged, or the tensors do not match the config.
     """
     stored = load_file(folder / FILE_NAME)
     stacks = [name.removesuffix(WORDS) for name in stored if name.endswith(WORDS)]

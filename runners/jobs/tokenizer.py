@@ -1,4 +1,4 @@
-"""The demo model's tokenizer and tokenised text, built once per host and kept by digest."""
+"""The demo model's tokenizer and tokenised text, built once per host and cached by digest."""
 
 # mypy: disable-error-code="no-untyped-call"
 # transformers ships types, but leaves some of its functions without.
@@ -19,13 +19,13 @@ from transformers import PreTrainedTokenizerFast
 from runners.jobs.corpus import Corpus, Document
 
 END_OF_TEXT = "<|endoftext|>"
-LAYOUT_VERSION = 1  # raise when what lies in the cache changes its meaning
+LAYOUT_VERSION = 1  # increase when the cache format changes
 
 TokenIds = npt.NDArray[np.int32]
 
 
 def demo_tokenizer(corpus: Corpus, vocab_size: int, cache_dir: Path) -> PreTrainedTokenizerFast:
-    """Return a byte-level BPE tokenizer of ``vocab_size`` entries learnt from the train text."""
+    """Return a byte-level BPE tokenizer of ``vocab_size`` entries, trained on the train text."""
     folder = cached_folder(
         cache_dir,
         f"tokenizer-{_digest(corpus.digest, vocab_size)}",
@@ -42,8 +42,8 @@ def tokenized(
 ) -> TokenIds:
     """Return the documents as one stream of token ids, each ended by end-of-text.
 
-    ``key`` names the text (for example the corpus digest and the split); the tokenizer's own
-    content is part of the cache's name.
+    ``key`` identifies the text (for example corpus digest and split); the cache name also
+    contains the tokenizer's digest.
     """
     name = f"tokens-{_digest(key, tokenizer_digest(tokenizer))}"
     folder = cached_folder(
@@ -54,14 +54,14 @@ def tokenized(
 
 
 def tokenizer_digest(tokenizer: PreTrainedTokenizerFast) -> str:
-    """Return a digest of everything that decides how the tokenizer splits text."""
+    """Return a digest of everything that determines how the tokenizer splits text."""
     return hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode()).hexdigest()
 
 
 def cached_folder(cache_dir: Path, name: str, build: Callable[[Path], object]) -> Path:
-    """Return the folder ``name`` of the cache, built aside and renamed in when absent.
+    """Return the cache folder ``name``; build it aside and rename it if absent.
 
-    Two jobs may build it at once: the first rename wins and the contents are equal.
+    Two jobs may build it concurrently: the first rename wins, and the contents are equal.
     """
     final = cache_dir / name
     if final.is_dir():

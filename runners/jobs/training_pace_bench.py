@@ -1,6 +1,6 @@
-"""What training's techniques bring or cost in time, on one core, in turns.
+"""Benchmarks the time of training techniques on one core, in alternating rounds.
 
-Seconds are the process's own; only the ratio of one round's runs means anything.
+Uses process CPU time; only ratios within a round are meaningful.
 """
 
 import math
@@ -38,7 +38,12 @@ CONFIG: dict[str, Any] = {
     "tie_word_embeddings": True,
 }
 LENGTH, ROWS = 512, 4
-GROWING = ((64, 0.25), (128, 0.25), (256, 0.25), (512, 0.25))  # from an eighth, as in the paper
+GROWING = (
+    (64, 0.25),
+    (128, 0.25),
+    (256, 0.25),
+    (512, 0.25),
+)  # starting at an eighth, as in the paper
 STEPS = 48
 LEARNING_RATE = 3e-3
 JUDGED_TOKENS = 8_192
@@ -47,14 +52,14 @@ STEPS_TIMED = 2
 
 
 class Run(NamedTuple):
-    """What one training took, and how well it read text that it had not seen."""
+    """One training's CPU seconds and held-out loss."""
 
     seconds: float
     loss: float
 
 
 def growing_ratios(rounds: int = ROUNDS, steps: int = STEPS) -> Iterator[Ratio]:
-    """Yield what lengths that grow spare at equal tokens; each round has weights of its own."""
+    """Yield the savings of growing lengths at equal tokens; each round has new weights."""
     corpus = load_corpus()
     learnt, held_out = (_bytes_of(corpus, is_held_out=each) for each in (False, True))
     whole: list[Run] = []
@@ -62,8 +67,8 @@ def growing_ratios(rounds: int = ROUNDS, steps: int = STEPS) -> Iterator[Ratio]:
     ways: tuple[dict[str, Any], ...] = ({}, {"length_schedule": GROWING})
     for seed in range(rounds):
         fields = {"seed": seed, "max_steps": steps, **_fields(LENGTH, ROWS)}
-        found = [_trained({**fields, **each}, learnt, held_out) for each in _turned(ways, seed)]
-        first, second = _turned(found, seed)
+        trained = [_trained({**fields, **each}, learnt, held_out) for each in _turned(ways, seed)]
+        first, second = _turned(trained, seed)
         whole.append(first)
         growing.append(second)
     names = ("whole / growing lengths, time", "whole / growing lengths, loss")
@@ -74,11 +79,11 @@ def growing_ratios(rounds: int = ROUNDS, steps: int = STEPS) -> Iterator[Ratio]:
 
 
 def recomputation_ratios(rounds: int = ROUNDS) -> Iterator[Ratio]:
-    """Yield what computing activations again costs in time, and spares in bytes times time."""
+    """Yield the time cost of recomputation, and its savings in bytes times time."""
     taken: dict[Recomputation, list[float]] = {each: [] for each in WAYS}
     with tempfile.TemporaryDirectory() as folder:
         trainers = {each: _recomputing(each, Path(folder)) for each in WAYS}
-        held = {each: _activations(trainer) for each, trainer in trainers.items()}
+        activation_bytes = {each: _activations(trainer) for each, trainer in trainers.items()}
         for number in range(rounds):
             for each in _turned(WAYS, number):
                 began = time.process_time()
@@ -88,7 +93,7 @@ def recomputation_ratios(rounds: int = ROUNDS) -> Iterator[Ratio]:
     for how in WAYS[1:]:
         ratio = ratio_of(f"kept / {how} recomputation's seconds", taken["none"], taken[how])
         yield ratio
-        spared = held["none"] / held[how]
+        spared = activation_bytes["none"] / activation_bytes[how]
         yield ratio._replace(
             name=f"kept / {how} recomputation's bytes times seconds",
             value=spared * ratio.value,
@@ -107,7 +112,7 @@ def _recomputing(how: Recomputation, folder: Path) -> Trainer:
 
 
 def _activations(trainer: Trainer) -> int:
-    """Return the most bytes of activations in a step; the trainer's own count is its first's."""
+    """Return the peak activation bytes of a step; the trainer counts only its first step."""
     trainer.make_step()
     with activations_counted(trainer.model) as live:
         trainer.make_step()
@@ -146,5 +151,5 @@ def _bytes_of(corpus: Corpus, *, is_held_out: bool) -> TokenIds:
 
 
 def _turned(those: Sequence[Each], number: int) -> list[Each]:
-    """Return them in order, every other time backwards: none always has the warm caches."""
+    """Return the items, in reverse order every other round to balance cache effects."""
     return list(those) if number % 2 == 0 else list(reversed(those))

@@ -1,7 +1,7 @@
-"""What makes training fit, and at what time: ``python -m runners.jobs.tuning_bench``.
+"""Benchmarks memory-saving training techniques: ``python -m runners.jobs.tuning_bench``.
 
-Prints ratios as JSON lines, for `manage.py bench tune`. Each model makes its steps, so that
-activations, gradients and states are really there and counted; what is timed is timed in turns.
+Prints ratios as JSON lines, for `manage.py bench tune`. Each model runs real steps, so that
+activations, gradients and states are allocated and counted; times come from alternating rounds.
 """
 
 import json
@@ -23,7 +23,7 @@ from runners.jobs.memory import gradient_bytes, model_bytes, optimizer_bytes
 from runners.jobs.runtime import prepare_process
 from runners.jobs.train.optimizers import build_optimizer
 from runners.jobs.train.recomputation import recompute
-from runners.jobs.train.swap import Swap, activations_away
+from runners.jobs.train.swap import Swap, offloaded_activations
 from runners.jobs.training_pace_bench import growing_ratios, recomputation_ratios
 from runners.jobspec import DemoModel
 from runners.jobspec.training_memory import Away, Optimizer, Recomputation
@@ -31,11 +31,11 @@ from runners.ratios import Ratio
 
 RANK = 8
 TOKENS = 32
-ROWS = 8  # of text in a step whose activations are counted
+ROWS = 8  # of text per step with counted activations
 
 
 class Held(NamedTuple):
-    """What one step of training held beside weights and activations."""
+    """The memory of one training step besides weights and activations."""
 
     trained_parameters: float
     gradients: float
@@ -43,7 +43,7 @@ class Held(NamedTuple):
 
 
 def ratios(shape: DemoModel | None = None, rank: int = RANK) -> Iterator[Ratio]:
-    """Yield each ratio of training every weight to training an adapter."""
+    """Yield the ratios of full fine-tuning to adapter training."""
     shape = shape or DemoModel()
     full, adapter = held(shape, None), held(shape, LoraOptions(rank=rank, alpha=2 * rank))
     yield Ratio.exact(
@@ -59,7 +59,7 @@ def ratios(shape: DemoModel | None = None, rank: int = RANK) -> Iterator[Ratio]:
 
 
 class Step(NamedTuple):
-    """The most bytes of tensors at once in two steps: of all together, and of activations."""
+    """Peak tensor bytes of two steps: in total, and of activations."""
 
     peak: float
     activations: float
@@ -67,7 +67,7 @@ class Step(NamedTuple):
 
 
 def fitting_ratios(shape: DemoModel | None = None, rows: int = ROWS) -> Iterator[Ratio]:
-    """Yield each ratio of plain training to one that holds less; the gradients are the same."""
+    """Yield the ratios of plain to memory-saving training with equal gradients."""
     shape = shape or DemoModel()
     plain = step_of(shape, rows)
     adamw, lomo = step_of(shape, 1, "adamw", "full"), step_of(shape, 1, "lomo", "full")
@@ -101,7 +101,7 @@ def step_of(
     how: Recomputation = "none",
     where: Away = "none",
 ) -> Step:
-    """Return what two steps over so many rows of text held."""
+    """Return the memory of two steps over ``rows`` rows of text."""
     torch.manual_seed(0)
     model = fresh_model(demo_config(shape), torch.float32).train()
     model.set_attn_implementation("eager")
@@ -110,7 +110,7 @@ def step_of(
     length = shape.max_position_embeddings
     ids = torch.arange(rows * length).reshape(rows, length) % shape.vocab_size
     with TemporaryDirectory() as folder, LiveBytes(model.parameters()) as live:
-        swap = activations_away(where, model, torch.device("cpu"), Path(folder))
+        swap = offloaded_activations(where, model, torch.device("cpu"), Path(folder))
         activations = [_step(model, optimizer, ids, swap) for _ in range(2)][-1]
     states = optimizer_bytes(optimizer)
     return Step(float(live.peak + model_bytes(model)), float(activations), float(states))
@@ -119,7 +119,7 @@ def step_of(
 def _step(
     model: PreTrainedModel, optimizer: torch.optim.Optimizer, ids: torch.Tensor, swap: Swap
 ) -> int:
-    """Make one step on the text, and return the most that its activations held."""
+    """Run one step on the text and return its peak activation bytes."""
     with activations_counted(model) as counted, swap.step():
         with torch.autocast("cpu", dtype=torch.bfloat16):
             logits = model(input_ids=ids, use_cache=False).logits
@@ -133,7 +133,7 @@ def _step(
 
 
 def held(shape: DemoModel, options: LoraOptions | None) -> Held:
-    """Return what is held after one step, with an adapter or without."""
+    """Return the memory after one step, with or without an adapter."""
     model = fresh_model(demo_config(shape), torch.float32)
     if options is not None:
         Lora(model, options)

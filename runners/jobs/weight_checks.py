@@ -1,7 +1,7 @@
-"""Whether a folder's weights are whole, of the model that its config describes, and numbers.
+"""Checks that a folder's weights are complete, finite and match its config.
 
-A library fills what lacks with random numbers and warns in a log that nobody reads; here each of
-these is an error that names what is wrong.
+The library initialises missing weights randomly and only logs a warning; here each of these
+problems is an error that names it.
 """
 
 # mypy: disable-error-code="no-untyped-call"
@@ -23,24 +23,24 @@ PLAIN_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def checked_model(folder: Path, options: dict[str, Any], *, is_plain: bool) -> PreTrainedModel:
-    """Return the library's model of a folder; ``is_plain``: its weights are not quantised there.
+    """Return the library's model of a folder; ``is_plain``: its weights are not quantised.
 
     Raises:
-        BadInputError: a file is cut off, a weight is no number, or the weights are not those of
-            the config.
+        BadInputError: a file is truncated, a weight is NaN or infinite, or the weights do not
+            match the config.
     """
     is_gguf = not any(folder.glob("*.safetensors"))
     if is_gguf:
         options["gguf_file"] = next((each.name for each in folder.glob("*.gguf")), None)
     check_files(folder)
     try:
-        found: Any = AutoModelForCausalLM.from_pretrained(
+        loaded_model: Any = AutoModelForCausalLM.from_pretrained(
             str(folder),
             use_safetensors=True,
             local_files_only=True,
             trust_remote_code=False,
             output_loading_info=True,
-            ignore_mismatched_sizes=True,  # told by name below
+            ignore_mismatched_sizes=True,  # reported by name below
             **options,
         )
     except torch.OutOfMemoryError:
@@ -48,68 +48,69 @@ def checked_model(folder: Path, options: dict[str, Any], *, is_plain: bool) -> P
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         msg = f"cannot load {folder} as a causal language model: {first_line(error)}"
         raise BadInputError(msg) from error
-    model: PreTrainedModel = found[0]
+    model: PreTrainedModel = loaded_model[0]
     if is_plain and not is_gguf:
-        check_loaded(folder, found[1])
+        check_loaded(folder, loaded_model[1])
     check_finite(model)
     return model
 
 
 def check_files(folder: Path) -> None:
-    """Refuse a safetensors file that is cut off, before memory is taken for it.
+    """Reject truncated safetensors files before allocating memory.
 
     Raises:
-        BadInputError: with the file's name.
+        BadInputError: names the file.
     """
     for path in sorted(folder.glob("*.safetensors")):
         open_weights(path)
 
 
 def check_shapes(folder: Path, skeleton: PreTrainedModel) -> None:
-    """Refuse stored tensors that have another shape than in the model, where both have them.
+    """Reject stored tensors whose shape differs from the model's.
 
     Raises:
-        BadInputError: with the first ones.
+        BadInputError: names the first ones.
     """
-    wanted = {name: list(tensor.shape) for name, tensor in skeleton.state_dict().items()}
-    odd: list[tuple[str, Any, Any]] = []
+    expected_shapes = {name: list(tensor.shape) for name, tensor in skeleton.state_dict().items()}
+    mismatches: list[tuple[str, Any, Any]] = []
     for path in sorted(folder.glob("*.safetensors")):
         file = open_weights(path)
         for name in file.keys():  # noqa: SIM118 - it is no dictionary
             stored = list(file.get_slice(name).get_shape())
-            if stored != wanted.get(name, stored):
-                odd.append((name, stored, wanted[name]))
-    check_loaded(folder, {"mismatched_keys": odd})
+            if stored != expected_shapes.get(name, stored):
+                mismatches.append((name, stored, expected_shapes[name]))
+    check_loaded(folder, {"mismatched_keys": mismatches})
 
 
 def check_loaded(folder: Path, info: Mapping[str, Any]) -> None:
-    """Refuse weights that are not those of the config, by what the loader found of them.
+    """Reject weights that do not match the config, according to the loader's report.
 
     Raises:
-        BadInputError: tensors lack, are too many, or have another shape.
+        BadInputError: tensors are missing, unexpected, or of another shape.
     """
-    odd = sorted(info.get("mismatched_keys") or ())
+    mismatches = sorted(info.get("mismatched_keys") or ())
     shapes = [
-        f"{name} as {list(stored)} instead of {list(wanted)}" for name, stored, wanted in odd
+        f"{name} as {list(stored)} instead of {list(expected)}"
+        for name, stored, expected in mismatches
     ]
-    told = [
-        *_told("lack", info.get("missing_keys") or ()),
-        *_told("also hold", info.get("unexpected_keys") or ()),
+    problems = [
+        *_listed("lack", info.get("missing_keys") or ()),
+        *_listed("also hold", info.get("unexpected_keys") or ()),
         *([f"hold {some(shapes)}"] if shapes else []),
     ]
-    if told:
+    if problems:
         msg = (
             f"the weights in {folder.name} do not match its config.json: they "
-            f"{' and '.join(told)}; give the config and the weights of one model"
+            f"{' and '.join(problems)}; give the config and the weights of one model"
         )
         raise BadInputError(msg)
 
 
 def check_finite(model: PreTrainedModel) -> None:
-    """Refuse a model with a weight, or a scale of packed weights, that is no number.
+    """Reject a model with NaN or infinity in weights or scales of packed weights.
 
     Raises:
-        BadInputError: with the first such tensor.
+        BadInputError: names the first such tensor.
     """
     for name, parameter in model.named_parameters():
         for tensor in _numbers(parameter):
@@ -124,11 +125,11 @@ def _numbers(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
             yield part
 
 
-def _told(word: str, names: Collection[str]) -> list[str]:
-    kept = sorted(name for name in names if not name.endswith(COMPUTED))
-    return [f"{word} {some(kept)}"] if kept else []
+def _listed(word: str, names: Collection[str]) -> list[str]:
+    listed = sorted(name for name in names if not name.endswith(COMPUTED))
+    return [f"{word} {some(listed)}"] if listed else []
 
 
 def first_line(error: Exception) -> str:
-    """Return the first line of what an error says, at most 300 characters."""
+    """Return the first line of an error's message, at most 300 characters."""
     return str(error).strip().split("\n", 1)[0][:300]

@@ -1,4 +1,4 @@
-"""A model folder's tensors, read one at a time and held to the shape that the config promises."""
+"""Reads a model folder's tensors individually and checks them against the config."""
 
 # mypy: disable-error-code="no-untyped-call"
 # safetensors has no types.
@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from runners.jobs.runtime import BadInputError
 
-COMPUTED = ("rotary_emb.inv_freq", "masked_bias", "attn.bias")  # stored by old versions, unread
+COMPUTED = ("rotary_emb.inv_freq", "masked_bias", "attn.bias")  # stored by old versions, ignored
 SHOWN = 3
 
 
@@ -22,7 +22,7 @@ class WeightReader:
         """Open the files and compare names and shapes with the model's.
 
         Raises:
-            BadInputError: a file is cut off, or the tensors are not those of the config.
+            BadInputError: a file is truncated, or the tensors do not match the config.
         """
         self._files: dict[str, safe_open] = {}
         for path in sorted(folder.glob("*.safetensors")):
@@ -42,7 +42,7 @@ class WeightReader:
         """Return one tensor.
 
         Raises:
-            BadInputError: it holds NaN or infinity.
+            BadInputError: it has NaN or infinity.
         """
         tensor: torch.Tensor = self._files[name].get_tensor(name)
         if not bool(tensor.isfinite().all()):
@@ -51,36 +51,36 @@ class WeightReader:
         return tensor
 
     def _compare(self, model: PreTrainedModel) -> None:
-        wanted = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
+        expected = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
         tied = set(getattr(model, "all_tied_weights_keys", None) or {})
-        missing = sorted(set(wanted) - set(self._files) - tied)
-        unknown = sorted(set(self._files) - set(wanted))
+        missing = sorted(set(expected) - set(self._files) - tied)
+        unknown = sorted(set(self._files) - set(expected))
         if missing or unknown:
-            told = [
+            problems = [
                 f"{word} {some(names)}"
                 for word, names in (("lack", missing), ("also hold", unknown))
                 if names
             ]
             msg = (
-                f"the weights do not match config.json: they {' and '.join(told)}; give the "
+                f"the weights do not match config.json: they {' and '.join(problems)}; give the "
                 "config and the weights of one model"
             )
             raise BadInputError(msg)
         for name, file in self._files.items():
-            found = list(file.get_slice(name).get_shape())
-            if found != wanted[name]:
+            shape = list(file.get_slice(name).get_shape())
+            if shape != expected[name]:
                 msg = (
-                    f"{name} is {found} in the weights and {wanted[name]} by config.json; give "
+                    f"{name} is {shape} in the weights and {expected[name]} by config.json; give "
                     "the config and the weights of one model"
                 )
                 raise BadInputError(msg)
 
 
 def open_weights(path: Path) -> safe_open:
-    """Return a safetensors file whose tensors can be read.
+    """Return an opened safetensors file.
 
     Raises:
-        BadInputError: it is cut off, or another kind of file.
+        BadInputError: it is truncated, or another kind of file.
     """
     try:
         return safe_open(path, framework="pt")
@@ -90,7 +90,7 @@ def open_weights(path: Path) -> safe_open:
 
 
 def some(names: list[str]) -> str:
-    """Return the first names, and how many more there are."""
+    """Return the first names and the number of the remaining ones."""
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return ", ".join(names[:SHOWN]) + more
 

@@ -1,7 +1,7 @@
-"""What a job is asked to do: one typed document per job kind, never a command string.
+"""Job specs: one typed document per job kind, never a command string.
 
-The web side fills it from the chosen plan; the host renders it to argv from its own
-allow-list (``runners/attempts.py``); the job process reads it from ``spec.json``.
+The web side fills a spec from the chosen plan; the host renders its argv from an allow-list
+(``runners/launch.py``); the job process reads it from ``spec.json``.
 """
 
 from typing import Annotated
@@ -101,7 +101,7 @@ __all__ = [
 
 
 def upgraded(document: object) -> object:
-    """Return a stored spec in today's words: the kind ``quantize`` is a ``compress`` now."""
+    """Return a stored spec in the present schema: kind ``quantize`` became ``compress``."""
     if not isinstance(document, dict) or document.get("kind") != "quantize":
         return document
     fields = {name: value for name, value in document.items() if name != "weight_dtype"}
@@ -117,5 +117,5 @@ _Any = Annotated[
     TrainSpec | CompressSpec | EvaluateSpec | BenchmarkSpec | GenerateSpec | ServeSpec | DrillSpec,
     Field(discriminator="kind"),
 ]
-ModelSpec = Annotated[_Model, BeforeValidator(upgraded)]  # what works on a model
+ModelSpec = Annotated[_Model, BeforeValidator(upgraded)]  # every kind with a model
 JobSpec = Annotated[_Any, BeforeValidator(upgraded)]

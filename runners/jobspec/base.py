@@ -1,4 +1,4 @@
-"""What the specs of all kinds of job are built of: documents, models by name, lost ranks."""
+"""Base types of the job specs: documents, model references, data parallel options."""
 
 from typing import Annotated, Literal
 
@@ -8,7 +8,7 @@ ComputeDtype = Literal["fp32", "bf16", "fp16", "fp8"]
 
 
 class JobDocument(BaseModel):
-    """The common ground of all job specs: frozen, and strict about unknown fields."""
+    """The base of all job specs: frozen; unknown fields are rejected."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -17,16 +17,16 @@ SecretName = Annotated[str, StringConstraints(pattern=r"^[A-Z][A-Z0-9_]{1,39}$")
 
 
 class RunDocument(JobDocument):
-    """What every kind of job may ask for; ``secrets`` are names: values come with the claim."""
+    """Fields of every job kind; ``secrets`` are names, the values arrive with the claim."""
 
     secrets: tuple[SecretName, ...] = Field(default=(), max_length=16)
 
 
 class DemoModel(JobDocument):
-    """The small Llama-shaped model that the project trains from scratch on the host's own text.
+    """The small Llama-shaped model that is trained from scratch on the host's own text.
 
-    The shape that read held-out text best after two minutes on two cores: 6.8 M parameters
-    saw too few tokens (perplexity 345 against 207 after one minute), 1.8 M had too little room.
+    The shape with the best perplexity after two minutes on two cores: 6.8 M parameters saw too
+    few tokens (perplexity 345 against 207 after one minute), 1.8 M had too little capacity.
     """
 
     source: Literal["demo"] = "demo"
@@ -66,26 +66,26 @@ ModelRef = Annotated[
 ]
 
 
-START_SECONDS = 600.0  # a slow shared disk hands out torch, and then a model, in minutes
+START_SECONDS = 600.0  # loading torch and a model from a slow shared disk takes minutes
 
 
 class DataParallel(JobDocument):
-    """What a training does when it runs on several devices or hosts and one falls silent.
+    """Failure policy of a training on several devices or hosts when a rank is lost.
 
-    ``stop``: the job ends. ``shrink``: it goes on from its last checkpoint with those left.
-    ``restart``: all ranks start again from the last checkpoint, ``max_restarts`` times at most; a
-    host that is out of reach is waited for as long as at the start.
-    ``rank_timeout_seconds`` is for ranks that train; starting may take each longer.
-    ``processes_per_host`` ranks share the processor of a host that has no GPU for each.
+    ``stop``: the job ends. ``shrink``: it resumes from its last checkpoint with the remaining
+    ranks. ``restart``: all ranks restart from the last checkpoint, at most ``max_restarts`` times;
+    an unreachable host has the start timeout to return.
+    ``rank_timeout_seconds`` applies to training ranks; starting may take longer.
+    ``processes_per_host`` ranks share the CPU of a host without a GPU for each.
     """
 
     on_lost_rank: Literal["stop", "restart", "shrink"] = "stop"
-    max_restarts: int = Field(default=3, ge=1, le=100)  # restart: after so many it ends
-    min_hosts: PositiveInt = 1  # shrink: with fewer it ends
+    max_restarts: int = Field(default=3, ge=1, le=100)  # for restart
+    min_hosts: PositiveInt = 1  # for shrink: with fewer the job ends
     processes_per_host: int = Field(default=1, ge=1, le=64)
     rank_timeout_seconds: float = Field(default=300.0, ge=5.0, le=7200.0)
 
     @property
     def start_timeout_seconds(self) -> float:
-        """Return how long ranks wait for each other until the first step is made."""
+        """Return the timeout of ranks for each other until the first step."""
         return max(START_SECONDS, self.rank_timeout_seconds)

@@ -1,4 +1,4 @@
-"""What a training reads: the host's own text, files of the host, uploads, or several of them."""
+"""Training data sources: the host's own text, files of the host, uploads, mixtures."""
 
 from typing import Annotated, Literal, Self
 
@@ -7,20 +7,20 @@ from pydantic import Field, PositiveFloat, PositiveInt, StringConstraints, model
 from runners.datasets.records import Format, suffix_of
 from runners.jobspec.base import JobDocument
 
-DATA_FOLDER = "data"  # of an attempt: where its host puts what it fetched from the server
+DATA_FOLDER = "data"  # the attempt's folder for files downloaded from the server
 MAX_UPLOAD_BYTES = 256 * 1024**2
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 DatasetId = Annotated[str, StringConstraints(pattern=r"^[0-9A-Za-z]{1,26}$")]
 
 
 class HostText(JobDocument):
-    """The text that every host has: Python's own files, licences, manuals."""
+    """The host's own text: Python's standard library, licences, manuals."""
 
     source: Literal["host"] = "host"
 
 
 class FileData(JobDocument):
-    """A .jsonl, .parquet or .txt file below the host's model folder; its first record says how."""
+    """A .jsonl, .parquet or .txt file below a model folder; ``format`` None is detected."""
 
     source: Literal["file"] = "file"
     path: str = Field(min_length=1, max_length=1000)
@@ -28,7 +28,7 @@ class FileData(JobDocument):
 
 
 class UploadedData(JobDocument):
-    """A file that was handed to the server, and that the host fetches before the job starts."""
+    """A file uploaded to the server, which the host downloads before the job starts."""
 
     source: Literal["upload"] = "upload"
     dataset_id: DatasetId
@@ -44,7 +44,7 @@ class UploadedData(JobDocument):
 
     @property
     def file_name(self) -> str:
-        """Return the name under which the file lies in the attempt's folder."""
+        """Return the file's name in the attempt's data folder."""
         return self.dataset_id + suffix_of(self.name)
 
 
@@ -52,10 +52,10 @@ OneSource = Annotated[HostText | FileData | UploadedData, Field(discriminator="s
 
 
 class WeightedData(JobDocument):
-    """One of several sources, and its share of the rows against the others' weights.
+    """One source of a mixture with its relative weight.
 
-    ``reference_loss``, in nats a token: what weights that move hold a source's loss against;
-    None: what the model has on it before the first step.
+    ``reference_loss``, in nats per token, is the target loss of dynamic weights; None: the model's
+    loss on the source before the first step.
     """
 
     data: OneSource
@@ -64,10 +64,10 @@ class WeightedData(JobDocument):
 
 
 class MixedData(JobDocument):
-    """Several sources, from which rows come in proportion to their weights.
+    """A mixture of sources, sampled in proportion to their weights.
 
-    With ``weights`` dynamic they move every ``update_every_steps`` steps, the first among them:
-    a source grows by how far its held-out loss is above its reference.
+    Dynamic ``weights`` are updated every ``update_every_steps`` steps, including the first: a
+    source's weight grows with the excess of its held-out loss over its reference.
 
     Source: Xia et al. 2023 (Sheared LLaMA), arXiv:2310.06694, section 2.2, algorithm 1.
     """
@@ -95,10 +95,10 @@ TrainData = Annotated[
 
 
 class SampleOptions(JobDocument):
-    """How samples become rows of a step.
+    """How samples become training rows.
 
-    ``packed``: short ones share a row, and none sees another. ``padded``: one a row. What is
-    longer than a row is ``cut`` - plain text into several pieces - or left out.
+    ``packed``: short samples share a row without attending to each other. ``padded``: one sample
+    per row. Longer samples are ``cut`` (plain text into several pieces) or left out.
     """
 
     rows: Literal["packed", "padded"] = "packed"
@@ -106,14 +106,14 @@ class SampleOptions(JobDocument):
 
 
 def sources_of(data: TrainData) -> tuple[HostText | FileData | UploadedData, ...]:
-    """Return what a training reads, one by one."""
+    """Return the individual sources."""
     if isinstance(data, MixedData):
         return tuple(part.data for part in data.parts)
     return (data,)
 
 
 def weights_of(data: TrainData) -> tuple[float, ...]:
-    """Return the share of the rows that each source gives; they sum to 1."""
+    """Return the sources' sampling shares, which sum to 1."""
     if not isinstance(data, MixedData):
         return (1.0,)
     total = sum(part.weight for part in data.parts)

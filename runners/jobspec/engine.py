@@ -1,4 +1,4 @@
-"""What an engine of its own on GPUs is told beside an endpoint's limits: vLLM, SGLang."""
+"""Options of the GPU serving engines vLLM and SGLang."""
 
 from typing import Annotated, Literal, Self
 
@@ -12,7 +12,7 @@ EngineCache = Literal["auto", "fp8"]
 
 
 class Draft(BaseModel):
-    """A smaller model on the host that guesses ahead, and how many tokens at a time."""
+    """A draft model for speculative decoding, and the number of draft tokens."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -21,9 +21,9 @@ class Draft(BaseModel):
 
 
 class PhaseSplit(BaseModel):
-    """How many engines read prompts and how many write answers, each on GPUs of its own.
+    """Numbers of prefill and decode engines in a disaggregated setup, each on its own GPUs.
 
-    The cache of a prompt travels from one to the other. Source: Zhong et al. 2024 (DistServe),
+    A prompt's KV cache is transferred between them. Source: Zhong et al. 2024 (DistServe),
     arXiv:2401.09670; Patel et al. 2023 (Splitwise), arXiv:2311.18677.
     """
 
@@ -34,16 +34,16 @@ class PhaseSplit(BaseModel):
 
     @property
     def num_engines(self) -> int:
-        """Return how many engines there are in all."""
+        """Return the total number of engines."""
         return self.prefill_engines + self.decode_engines
 
 
 class EngineOptions(BaseModel):
-    """How the model is divided over the host's GPUs, and what the plan decided besides.
+    """Parallel sizes and other engine options that the plan decided.
 
-    ``memory_ratio`` is of each GPU's memory: weights, activations and cache together; None
-    leaves it to the engine, as None does of the other fields. ``lookup_tokens`` are guessed at a
-    time from where the last words stood before. With ``split`` the sizes are of each engine.
+    ``memory_ratio`` is the share of each GPU's memory for weights, activations and cache. None
+    leaves an option to the engine. ``lookup_tokens`` is the number of draft tokens of prompt
+    lookup. With ``split`` the sizes apply to each engine.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -55,7 +55,7 @@ class EngineOptions(BaseModel):
     memory_ratio: Annotated[float, Field(ge=LEAST_MEMORY_RATIO, le=MOST_MEMORY_RATIO)] | None = (
         None
     )
-    kv_cache_dtype: EngineCache = "auto"  # auto: as the weights are computed in
+    kv_cache_dtype: EngineCache = "auto"  # auto: the compute dtype
     has_chunked_prefill: bool | None = None
     has_prefix_cache: bool | None = None
     draft: Draft | None = None
@@ -64,12 +64,12 @@ class EngineOptions(BaseModel):
 
     @property
     def devices_each(self) -> int:
-        """Return on how many GPUs one engine runs."""
+        """Return the number of GPUs per engine."""
         return self.tensor_parallel_size * self.pipeline_parallel_size * self.data_parallel_size
 
     @property
     def num_devices(self) -> int:
-        """Return on how many GPUs all of it runs."""
+        """Return the total number of GPUs."""
         return self.devices_each * (self.split.num_engines if self.split else 1)
 
     @model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""What an offline generation is asked to do: which prompts, answered how."""
+"""Spec of an offline generation: prompts, batching, offload and splits."""
 
 from typing import Annotated, Literal, Self
 
@@ -18,9 +18,10 @@ from runners.jobspec.serve import NamedAdapter, check_names
 
 
 class DemoPrompts(JobDocument):
-    """Beginnings of the host's own held-out text; random tokens for a model without tokenizer.
+    """Prefixes of the host's held-out text; random tokens for a model without tokenizer.
 
-    They are from ``shortest`` to ``input_tokens`` tokens long; without it, all as long.
+    Lengths are from ``shortest`` to ``input_tokens`` tokens; without ``shortest`` all are
+    ``input_tokens`` long.
     """
 
     source: Literal["demo"] = "demo"
@@ -39,7 +40,7 @@ class DemoPrompts(JobDocument):
 
 
 class InlinePrompts(JobDocument):
-    """A short list that travels with the job."""
+    """A short list of prompts in the spec."""
 
     source: Literal["inline"] = "inline"
     texts: tuple[Annotated[str, StringConstraints(min_length=1, max_length=20_000)], ...] = Field(
@@ -48,7 +49,7 @@ class InlinePrompts(JobDocument):
 
 
 class FilePrompts(JobDocument):
-    """A file below one of the host's model folders: JSON lines with "prompt", or plain lines."""
+    """A file below a model folder of the host: JSON lines with "prompt", or plain lines."""
 
     source: Literal["file"] = "file"
     path: Annotated[str, StringConstraints(min_length=1, max_length=1000)]
@@ -57,18 +58,18 @@ class FilePrompts(JobDocument):
 Prompts = Annotated[DemoPrompts | InlinePrompts | FilePrompts, Field(discriminator="source")]
 Batching = Literal["given", "sorted", "turbo", "packed", "continuous"]
 KvCache = Literal["plain", "fp8", "int4", "int2"]
-Attention = Literal["flash", "eager"]  # flash: the fused kernel that torch has for the device
+Attention = Literal["flash", "eager"]  # flash: torch's fused kernel for the device
 
 
 class PromptLookup(JobDocument):
-    """Guess the next tokens from where the last ones stood before in the same text."""
+    """Prompt-lookup decoding: draft tokens from an earlier match of the last tokens."""
 
     method: Literal["lookup"] = "lookup"
     tokens: PositiveInt = Field(default=5, le=64)
 
 
 class DraftGuess(JobDocument):
-    """Let a smaller model with the same tokenizer guess the next tokens."""
+    """Speculative decoding with a draft model that has the same tokenizer."""
 
     method: Literal["draft"] = "draft"
     model: Annotated[FolderModel | ArtefactModel, Field(discriminator="source")]
@@ -79,24 +80,24 @@ Speculation = Annotated[PromptLookup | DraftGuess, Field(discriminator="method")
 
 
 class GenerateSpec(RunDocument):
-    """Answer a pile of prompts greedily; what is done stays done through kills and stops.
+    """Generate greedy answers to a batch of prompts; finished answers survive kills and stops.
 
-    A prompt of a file may name one of ``adapters``. One that names none goes through the only
-    adapter, or through the base where there are several.
+    A prompt of a file may name one of ``adapters``. Otherwise it uses the only adapter, or the
+    base model if there are several.
     """
 
     kind: Literal["generate"] = "generate"
     model: ModelRef
     prompts: Prompts = DemoPrompts()
     weight_dtype: WeightDtype = "bf16"
-    batch_size: PositiveInt = Field(default=8, le=100_000)  # at most, worked on together
+    batch_size: PositiveInt = Field(default=8, le=100_000)  # maximum
     output_tokens: PositiveInt = Field(default=64, le=1_000_000)
-    stop_at_end: bool = True  # False: exactly output_tokens each, as a plan has it
+    stop_at_end: bool = True  # False: exactly output_tokens each, as in a plan
     batching: Batching = "given"
     kv_cache: KvCache = "plain"
     attention: Attention = "flash"
-    compiled_step: bool = False  # decode by kernels that are compiled when the job starts
-    speculation: Speculation | None = None  # then one prompt at a time
+    compiled_step: bool = False  # decode with kernels compiled at the job's start
+    speculation: Speculation | None = None  # processes one prompt at a time
     offload: Offload | None = None
     split: Split | None = None  # None: one process
     adapters: tuple[NamedAdapter, ...] = Field(default=(), max_length=64)
@@ -125,18 +126,18 @@ class GenerateSpec(RunDocument):
         return self
 
     def _check_policy(self, policy: PolicyOffload) -> None:
-        away = policy.kv_cpu + policy.kv_disk
-        wrong = {
+        offloaded_kv = policy.kv_cpu + policy.kv_disk
+        unsupported = {
             "weight_dtype": self.weight_dtype in ("int8", "fp8") and self.weight_dtype,
             "batching": self.batching not in ("given", "sorted") and self.batching,
             "speculation": self.speculation and self.speculation.method,
-            "kv_cache": self.kv_cache == "fp8" and away and self.kv_cache,
+            "kv_cache": self.kv_cache == "fp8" and offloaded_kv and self.kv_cache,
         }
-        if told := [f"{name} {value}" for name, value in wrong.items() if value]:
+        if conflicts := [f"{name} {value}" for name, value in unsupported.items() if value]:
             msg = (
                 "offload policy runs with fp32, bf16, fp16 or int4 weights in batches, given or "
                 "sorted, and a cache off the device is plain, int4 or int2; not with "
-                f"{', '.join(told)}"
+                f"{', '.join(conflicts)}"
             )
             raise ValueError(msg)
         micro = policy.micro_batch_size or 1
@@ -145,7 +146,7 @@ class GenerateSpec(RunDocument):
             raise ValueError(msg)
 
     def _check_together(self, *, is_quantised: bool) -> None:
-        odd = {
+        options = {
             "weight_dtype": is_quantised and self.weight_dtype,
             "batching": self.batching in ("packed", "continuous") and self.batching,
             "kv_cache": self.kv_cache != "plain" and self.kv_cache,
@@ -158,15 +159,19 @@ class GenerateSpec(RunDocument):
         plain = "runs with fp32, bf16 or fp16 weights {}in padded batches with a plain cache"
         rules = {
             "compiled_step": (self.compiled_step, plain.format("on one device "), {"attention"}),
-            f"split {odd['split']}": (self.split, plain.format(""), {"compiled_step"}),
+            f"split {options['split']}": (self.split, plain.format(""), {"compiled_step"}),
             "adapters": (
                 self.adapters,
                 "run in padded batches on one device",
                 {"weight_dtype", "kv_cache", "attention", "speculation"},
             ),
         }
-        for name, (is_asked, words, fine) in rules.items():
-            own = {*fine, name.partition(" ")[0]}
-            told = [f"{each} {value}" for each, value in odd.items() if value and each not in own]
-            if is_asked and told:
-                raise ValueError(f"{name} {words}, not with {', '.join(told)}")
+        for name, (is_requested, words, fine) in rules.items():
+            allowed = {*fine, name.partition(" ")[0]}
+            conflicts = [
+                f"{each} {value}"
+                for each, value in options.items()
+                if value and each not in allowed
+            ]
+            if is_requested and conflicts:
+                raise ValueError(f"{name} {words}, not with {', '.join(conflicts)}")

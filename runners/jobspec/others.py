@@ -1,4 +1,4 @@
-"""What the shorter kinds of job are asked to do: compress, evaluate, benchmark, drill."""
+"""Specs of the smaller job kinds: compress, evaluate, benchmark, drill."""
 
 from typing import Literal, Self
 
@@ -11,7 +11,7 @@ from runners.load_options import LoadOptions
 
 
 class CompressSpec(CompressOptions, RunDocument):
-    """Make a model's linear weights smaller; report size, perplexity and speed of both."""
+    """Compress a model's linear weights; report size, perplexity and speed before and after."""
 
     kind: Literal["compress"] = "compress"
     model: ModelRef
@@ -32,8 +32,8 @@ class BenchmarkSpec(RunDocument):
     repetitions: PositiveInt = 5
     evaluation_tokens: PositiveInt = 8192
     seed: int = 17
-    load: LoadOptions | None = None  # measured from outside, as an endpoint's clients see it
-    profile: bool = False  # which operators take the time
+    load: LoadOptions | None = None  # measured from the clients of an endpoint
+    profile: bool = False  # report the time per operator
 
     @model_validator(mode="after")
     def _profiles_no_endpoint(self) -> Self:
@@ -44,7 +44,7 @@ class BenchmarkSpec(RunDocument):
 
 
 class EvaluateSpec(RunDocument):
-    """Judge a model on held-out text and ``tasks``; with ``original`` how far it is from it."""
+    """Evaluate a model on held-out text and ``tasks``, optionally compared with ``original``."""
 
     kind: Literal["evaluate"] = "evaluate"
     model: ModelRef
@@ -56,19 +56,19 @@ class EvaluateSpec(RunDocument):
 
 
 class DrillSpec(RunDocument):
-    """Rehearse a job without a model: short steps, some figures, and an ending of one's choice.
+    """Simulate a job without a model: short steps, some figures, and a chosen ending.
 
-    A server runs drills only where its operator allowed them.
+    A server runs drills only if its operator allowed them.
     """
 
     kind: Literal["drill"] = "drill"
     steps: PositiveInt = Field(default=20, le=100_000)
     step_seconds: NonNegativeFloat = Field(default=0.1, le=60.0)
     log_bytes_per_step: NonNegativeInt = Field(default=0, le=64 * 1024**2)
-    memory_bytes: NonNegativeInt = Field(default=0, le=1024**4)  # taken before the first step
+    memory_bytes: NonNegativeInt = Field(default=0, le=1024**4)  # allocated before the first step
     ending: Literal["well", "exit_code", "signal", "oom_gpu", "missing_model"] = "well"
     exit_code: int = Field(default=7, ge=1, le=255)
     signal_number: int = Field(default=11, ge=1, le=31)
     ignores_stop: bool = False
-    daemons: NonNegativeInt = Field(default=0, le=64)  # left behind, deaf to SIGTERM
-    forks_per_second: NonNegativeInt = Field(default=0, le=1000)  # once it is told to stop
+    daemons: NonNegativeInt = Field(default=0, le=64)  # left running; they ignore SIGTERM
+    forks_per_second: NonNegativeInt = Field(default=0, le=1000)  # after a stop request

@@ -1,4 +1,4 @@
-"""What an endpoint is asked to do."""
+"""Spec of a serving job."""
 
 from typing import Annotated, Literal, Self
 
@@ -11,27 +11,27 @@ from runners.jobspec.engine import EngineOptions
 
 
 class NamedAdapter(JobDocument):
-    """An adapter in peft's format on the host, and the name by which clients ask for it."""
+    """An adapter in peft's format on the host, and its model name for clients."""
 
     name: ServedName
     adapter: Annotated[FolderModel | ArtefactModel, Field(discriminator="source")]
 
 
 def check_names(names: list[str]) -> None:
-    """Refuse a name that is given twice.
+    """Check that names are unique.
 
     Raises:
-        ValueError: with the name.
+        ValueError: a name is given twice.
     """
     if twice := next((each for each in names if names.count(each) > 1), None):
-        msg = f"adapters: the name {twice} is given twice; each name is asked for by itself"
+        msg = f"adapters: the name {twice} is given twice; each name must be unique"
         raise ValueError(msg)
 
 
 class ServeSpec(RunDocument, EndpointSettings):
-    """Answer requests over HTTP, in OpenAI's form, until it is stopped or nobody asks.
+    """Serve an OpenAI-compatible HTTP endpoint until it is stopped or idle.
 
-    Each request names the model or one of its ``adapters``; one batch holds all of them.
+    Each request names the model or one of its ``adapters``; one batch may mix them.
     """
 
     kind: Literal["serve"] = "serve"
@@ -39,7 +39,7 @@ class ServeSpec(RunDocument, EndpointSettings):
     weight_dtype: WeightDtype = "bf16"
     adapters: tuple[NamedAdapter, ...] = Field(default=(), max_length=64)
     seed: int = 17
-    engine_options: EngineOptions | None = None  # of an engine that has GPUs of its own
+    engine_options: EngineOptions | None = None  # for vllm and sglang
 
     @model_validator(mode="after")
     def _names_differ(self) -> Self:
@@ -55,8 +55,8 @@ class ServeSpec(RunDocument, EndpointSettings):
             )
             raise ValueError(msg)
         if self.engine_options is not None and self.engine != "vllm":
-            asked = self.engine_options.model_dump(include={"split", "lookup_tokens"})
-            if named := [name for name, value in asked.items() if value is not None]:
+            vllm_only = self.engine_options.model_dump(include={"split", "lookup_tokens"})
+            if named := [name for name, value in vllm_only.items() if value is not None]:
                 msg = (
                     f"engine_options.{named[0]} is vllm's, and engine is {self.engine}; leave it "
                     "out, or choose vllm"

@@ -1,4 +1,4 @@
-"""Continuations that a training writes on the way, so that a person reads how far it is."""
+"""Options of text samples that a training generates to show its progress."""
 
 from typing import Annotated
 
@@ -12,9 +12,9 @@ Prompt = Annotated[str, StringConstraints(min_length=1, max_length=LONGEST_PROMP
 
 
 class TextSamples(JobDocument):
-    """What is continued, how often and how far; without prompts the held-out text's first words.
+    """Prompts, interval and length of the samples; default prompt: the held-out text's beginning.
 
-    ``temperature`` 0 takes the likeliest token each time; above it tokens are drawn with ``seed``.
+    ``temperature`` 0 is greedy; otherwise tokens are sampled with ``seed``.
     """
 
     every_steps: PositiveInt = 100

@@ -1,4 +1,4 @@
-"""What a training is asked to do."""
+"""Spec of a training job."""
 
 from collections.abc import Iterator, Mapping
 from typing import Literal, Self
@@ -20,29 +20,28 @@ from runners.jobspec.training_memory import LengthSchedule, TrainingMemory, chec
 from runners.layout_options import LayoutOptions
 
 CheckpointWriting = Literal["auto", "background", "in_step"]
-TrainAttention = Literal["auto", "flash", "eager", "flex"]  # auto: as suits the device
+TrainAttention = Literal["auto", "flash", "eager", "flex"]  # auto: depends on the device
 
 
 class TrainSpec(TrainingMemory):
-    """Train or continue to train a model: on the host's own text, or on ``data``.
+    """Train or fine-tune a model on the host's own text or on ``data``.
 
-    One step takes ``gradient_accumulation_steps`` micro-batches, which the ranks share: however
-    many they are, the step is the same. With ``lora`` the weights stay and an adapter learns.
-    With ``quantized`` integers take part, and what is left lies on their grid.
+    A step has ``gradient_accumulation_steps`` micro-batches, divided among the ranks: the step is
+    the same for any number of ranks. With ``lora`` the weights are frozen and an adapter is
+    trained. With ``quantized`` the resulting weights lie on an integer grid.
     ``length_schedule`` trains shares of the steps at shorter lengths first, in more rows.
-    ``attention``: fused, as separate products, or flex: by the blocks that packed rows need, on
-    GPUs alone; ``compiled``: layers run as compiled kernels.
-    With ``compute_dtype`` fp8 the layers' products round their operands, and all else is bf16's.
-    ``layout``: how the ranks share the work; without one each holds a whole copy. A pipeline that
-    may shrink divides its layers anew among the ranks that are left. ``checkpoint_writing``:
-    beside the steps, from a copy in host memory, or in the step that waits for it; ``auto`` is
-    beside them where the states lie on a GPU, for on a processor the copy would lie in the memory
-    that was planned for them. The newest ``keep_checkpoints`` stay while it trains;
-    ``early_stop_validations`` in a row without a better loss end it, if given. With ``keep_best``
-    it leaves the weights of the step whose held-out loss was the lowest, where one was taken on
-    the way. ``text_samples`` has the weights continue prompts now and then. With the objective
-    ``classification`` an encoder learns the label of each text, which the data must have, one
-    text a row; the host's own are passages of code by the package that they are of.
+    ``attention``: fused, eager, or flex (block-sparse over packed rows, GPUs only); ``compiled``:
+    layers run as compiled kernels.
+    With ``compute_dtype`` fp8 the layers' matrix products round their operands; the rest is bf16.
+    ``layout``: the parallel layout; without one each rank holds a whole copy. A pipeline that may
+    shrink redistributes its layers over the remaining ranks. ``checkpoint_writing``:
+    in the background from a copy in host memory, or within the step; ``auto`` is background for
+    states on a GPU, since on a CPU the copy would need memory that is not planned for it.
+    The newest ``keep_checkpoints`` are kept; ``early_stop_validations`` in a row without a better
+    loss end the training. With ``keep_best`` the result has the weights with the lowest held-out
+    loss, if it was measured during training. ``text_samples`` generates samples periodically.
+    The objective ``classification`` trains an encoder on labelled texts, one per row; the host's
+    own are code passages labelled with their package.
     """
 
     kind: Literal["train"] = "train"
@@ -50,7 +49,7 @@ class TrainSpec(TrainingMemory):
     objective: Literal["next_token", "classification"] = "next_token"
     sequence_length: PositiveInt = 256
     length_schedule: LengthSchedule | None = Field(default=None, max_length=16)
-    micro_batch_size: PositiveInt = 2  # many small steps beat few large ones in so short a run
+    micro_batch_size: PositiveInt = 2  # in a short run many small steps beat few large ones
     gradient_accumulation_steps: PositiveInt = 1
     learning_rate: PositiveFloat = 3e-3
     max_steps: PositiveInt | None = None
@@ -61,7 +60,9 @@ class TrainSpec(TrainingMemory):
     lora: LoraOptions | None = None
     quantized: QuantizedTraining | None = None
     data: TrainData = HostText()
-    samples: SampleOptions = SampleOptions()  # of files: the host's own text comes in windows
+    samples: SampleOptions = (
+        SampleOptions()
+    )  # for files only: the host's own text is cut into windows
     seed: int = 17
     checkpoint_every_seconds: PositiveFloat = 30.0
     checkpoint_writing: CheckpointWriting = "auto"
@@ -72,10 +73,10 @@ class TrainSpec(TrainingMemory):
     parallel: DataParallel = DataParallel()
     layout: LayoutOptions | None = None
 
-    def writes_beside_steps(self, device_type: str) -> bool:
-        """Tell whether a ``cuda`` or ``cpu`` training copies its checkpoints first.
+    def writes_checkpoints_in_background(self, device_type: str) -> bool:
+        """Return whether checkpoints are written in the background on ``cuda`` or ``cpu``.
 
-        States that wait on disk have no room for a copy in memory.
+        States offloaded to disk have no memory for the copy.
         """
         on_gpu = "background" if device_type == "cuda" else "in_step"
         chosen = on_gpu if self.checkpoint_writing == "auto" else self.checkpoint_writing
@@ -156,7 +157,7 @@ class TrainSpec(TrainingMemory):
 
     @property
     def published_dtype(self) -> Literal["fp32", "bf16", "fp16"]:
-        """Return the format of the weights that it leaves: narrow products leave wide weights."""
+        """Return the dtype of the saved weights: fp8 training saves bf16."""
         return "bf16" if self.compute_dtype == "fp8" else self.compute_dtype
 
     @model_validator(mode="after")
@@ -170,7 +171,7 @@ class TrainSpec(TrainingMemory):
                 "stop, a pipeline of one stage a rank, or leave the layout out"
             )
             raise ValueError(msg)
-        self._check_away(layout)
+        self._check_offload(layout)
         if self.activation_offload != "none" and not layout.is_whole_copies:
             msg = (
                 f"activation_offload is {self.activation_offload}, which goes with whole copies "
@@ -188,15 +189,15 @@ class TrainSpec(TrainingMemory):
             raise ValueError(msg)
         return self
 
-    def _check_away(self, layout: LayoutOptions) -> None:
+    def _check_offload(self, layout: LayoutOptions) -> None:
         if layout.is_whole_copies:
             return
-        asked = {
+        constraints = {
             "optimizer": (self.optimizer, "adamw"),
             "optimizer_offload": (self.optimizer_offload, "none"),
             "quantized": (self.quantized and self.quantized.method, None),
         }
-        for name, (value, usual) in asked.items():
+        for name, (value, usual) in constraints.items():
             if value != usual:
                 raise ValueError(
                     f"{name} is {value}, which goes with whole copies of the model; leave it or "
@@ -226,21 +227,21 @@ class TrainSpec(TrainingMemory):
 
 
 def _refuse(hindrances: Mapping[str, bool], sentence: str, way_out: str) -> None:
-    """Refuse a choice beside which any of these is there."""
-    if found := [what for what, is_there in hindrances.items() if is_there]:
-        raise ValueError(f"{sentence} with {', '.join(found)}; {way_out}")
+    """Raise ValueError if any of the hindrances applies."""
+    if present := [what for what, is_there in hindrances.items() if is_there]:
+        raise ValueError(f"{sentence} with {', '.join(present)}; {way_out}")
 
 
-def _against_classification(asked: TrainSpec) -> Iterator[str]:
-    """Yield what does not go with a classification head."""
-    if isinstance(asked.model, DemoModel):
+def _against_classification(spec: TrainSpec) -> Iterator[str]:
+    """Yield the options that are incompatible with classification."""
+    if isinstance(spec.model, DemoModel):
         yield "and the demo model predicts text; name an encoder's folder, or its config"
     for name in ("lora", "quantized", "length_schedule", "text_samples"):
-        if getattr(asked, name) is not None:
+        if getattr(spec, name) is not None:
             yield f"and {name} is for models that predict text; leave it out"
-    if isinstance(asked.data, MixedData):
+    if isinstance(spec.data, MixedData):
         yield "and its classes come from one file; leave the other sources out"
-    layout = asked.layout
+    layout = spec.layout
     if layout and layout.world_size > layout.data_parallel_size:
         yield (
             f"whose ranks hold copies or ZeRO's shards, and the layout divides {layout.world_size}"

@@ -1,4 +1,4 @@
-"""What makes a training fit: what is computed again, what waits elsewhere, its optimiser."""
+"""Memory options of a training: recomputation, offload, optimiser."""
 
 from typing import Annotated, Literal, Self
 
@@ -15,8 +15,10 @@ Optimizer = Literal[
 Share = Annotated[float, Field(gt=0.0, le=1.0)]
 LengthSchedule = tuple[tuple[PositiveInt, Share], ...]
 SHARE_ROUNDING = 1e-6
-FUSED_OPTIMIZERS = frozenset({"lomo", "adalomo", "qft"})  # they update within the backward pass
-# Where a training begins that names none: found on the demo model; AdamW's is its spec's default.
+FUSED_OPTIMIZERS = frozenset(
+    {"lomo", "adalomo", "qft"}
+)  # they update weights within the backward pass
+# Default learning rates, tuned on the demo model; AdamW's is also the spec's default.
 USUAL_LEARNING_RATES: dict[str, float] = {
     "adamw": 3e-3,
     "adamw_8bit": 3e-3,
@@ -33,11 +35,11 @@ USUAL_LEARNING_RATES: dict[str, float] = {
 class TrainingMemory(RunDocument):
     """The fields of a training that trade memory for time.
 
-    ``activation_recomputation``: "selective" keeps what matrix products gave and computes the
-    rest of a layer again, "full" keeps a layer's input alone. ``activation_offload``: where what
-    is kept for the backward pass waits; ``optimizer_offload``: where the optimiser's moments do.
-    ``on_spike``: whether a step whose loss leaps above ``spike_loss_ratio`` times the recent
-    median, and above what knowing nothing costs, ends the training or is passed over.
+    ``activation_recomputation``: "selective" keeps the outputs of matrix products and recomputes
+    the rest of a layer, "full" keeps only a layer's input. ``activation_offload`` is where saved
+    activations are stored, ``optimizer_offload`` where the optimiser's moments are.
+    ``on_spike``: whether a step whose loss exceeds ``spike_loss_ratio`` times the recent median,
+    and the loss of a uniform prediction, ends the training or is skipped.
 
     Source: Korthikanti et al. 2022, arXiv:2205.05198, section 5; Chen et al. 2016,
     arXiv:1604.06174; Huang et al. 2020 (SwapAdvisor), ASPLOS.
@@ -71,7 +73,7 @@ class TrainingMemory(RunDocument):
         return self
 
     def check_fused(self, count: int, dtype: ComputeDtype) -> None:
-        """Refuse to add up, or to scale, gradients that are used, and let go, as they come.
+        """Reject gradient accumulation and scaling with fused optimisers, which keep no gradients.
 
         Raises:
             ValueError: the optimiser is fused, and a step has several micro-batches or is in fp16.
@@ -96,10 +98,10 @@ class TrainingMemory(RunDocument):
 def check_lengths(
     schedule: LengthSchedule, longest: int, tokens: int, max_steps: int | None
 ) -> None:
-    """Refuse lengths that do not grow to the longest in whole rows of a micro-batch.
+    """Check that lengths increase to the longest one and divide a micro-batch's tokens.
 
     Raises:
-        ValueError: with the stage that does not fit, and the way out.
+        ValueError: a stage is invalid; the text gives the remedy.
     """
     if max_steps is None:
         raise ValueError(

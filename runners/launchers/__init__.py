@@ -1,1 +1,1 @@
-"""How a claimed attempt becomes processes: on this machine, or through a cluster's scheduler."""
+"""Launchers of claimed attempts: local processes, or jobs of a cluster's scheduler."""

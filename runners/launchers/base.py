@@ -1,4 +1,4 @@
-"""What every way to launch answers: start it, say how it stands, stop it, say how it ended."""
+"""The launcher interface: start, inspect and stop attempts, and explain unrecorded ends."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -8,41 +8,41 @@ from runners.messages import RunRequest
 from runners.reasons import Reason
 
 
-class Lost(NamedTuple):
-    """Why an attempt is over that recorded no end of its own, with a sentence for a person."""
+class UnrecordedEnd(NamedTuple):
+    """The reason and a readable explanation of an end without an exit record."""
 
     reason: Reason
     explanation: str = ""
 
 
 class Launcher(Protocol):
-    """The one place that knows where the supervisors of this host run."""
+    """Starts, inspects and stops the supervisors of this host."""
 
-    def look(self, folders: Sequence[AttemptFolder]) -> None:
-        """Bring what is known of the attempts up to date; called before each round of verdicts."""
+    def refresh(self, folders: Sequence[AttemptFolder]) -> None:
+        """Refresh the launcher's state; called before each round of ``verdict_of``."""
 
-    def judge(self, folder: AttemptFolder) -> Verdict:
-        """Return how an attempt stands."""
+    def verdict_of(self, folder: AttemptFolder) -> Verdict:
+        """Return an attempt's state."""
 
     def adapt(self, document: Mapping[str, Any], request: RunRequest) -> dict[str, Any]:
-        """Return the supervisor's document as this way to launch wants it.
+        """Return the supervisor's launch document, adapted to this launcher.
 
         Raises:
-            LaunchRefusedError: such a job cannot be launched this way.
+            LaunchRefusedError: this launcher cannot run such a job.
         """
 
     def launch(self, folder: AttemptFolder) -> None:
-        """Start the supervisor of a folder whose documents are written; at most one ever runs.
+        """Start a folder's supervisor after its documents are written; idempotent.
 
         Raises:
-            LaunchRefusedError: it will never start.
+            LaunchRefusedError: the attempt cannot start.
         """
 
     def stop(self, folder: AttemptFolder) -> None:
-        """Have the supervisor obey the order to stop that lies in its folder."""
+        """Make the supervisor read the stop order in its folder now."""
 
-    def lost(self, folder: AttemptFolder, verdict: Verdict) -> Lost | None:
-        """Return why an attempt with this verdict ended, or None when it did not get lost."""
+    def unrecorded_end(self, folder: AttemptFolder, verdict: Verdict) -> UnrecordedEnd | None:
+        """Return why an attempt ended without a record, or None if it did not."""
 
     def waits_for(self, folder: AttemptFolder) -> str:
-        """Return what a claimed attempt waits for outside of this host; "" when for nothing."""
+        """Return what a claimed attempt waits for outside of this host, or ""."""

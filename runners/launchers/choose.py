@@ -1,4 +1,4 @@
-"""Which way of launching a host was configured for."""
+"""Selects the launcher from the host's configuration."""
 
 from runners.config import HostConfig
 from runners.launchers.base import Launcher

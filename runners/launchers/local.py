@@ -1,4 +1,4 @@
-"""Attempts on this machine: the supervisor is a process here, and its lock says that it lives."""
+"""Launches attempts as local processes; the supervisor's lock shows that it runs."""
 
 import signal
 from collections.abc import Mapping, Sequence
@@ -7,34 +7,34 @@ from typing import Any
 from runners import launch, supervisor
 from runners.attempts import LOST, AttemptFolder, Verdict
 from runners.launch import LaunchRefusedError
-from runners.launchers.base import Lost
+from runners.launchers.base import UnrecordedEnd
 from runners.messages import RunRequest
 from runners.reasons import Reason
 from runners.supervision import procfs, record
 
 
 class LocalLauncher:
-    """Starts supervisors as processes of this machine."""
+    """Starts supervisors as local processes."""
 
     def __init__(self, boot_id: str) -> None:
         self._boot_id = boot_id
 
-    def look(self, folders: Sequence[AttemptFolder]) -> None:
-        """Do nothing: locks and files are read when they are asked for."""
+    def refresh(self, folders: Sequence[AttemptFolder]) -> None:
+        """Do nothing: locks and files are read on demand."""
 
-    def judge(self, folder: AttemptFolder) -> Verdict:
-        """Return what lock and files mean on a machine in this boot."""
-        return folder.judge(self._boot_id)
+    def verdict_of(self, folder: AttemptFolder) -> Verdict:
+        """Return the attempt's state from its lock and files."""
+        return folder.verdict(self._boot_id)
 
     def adapt(self, document: Mapping[str, Any], request: RunRequest) -> dict[str, Any]:  # noqa: ARG002 - the interface
-        """Return the document as it is."""
+        """Return the document unchanged."""
         return dict(document)
 
     def launch(self, folder: AttemptFolder) -> None:
         """Start the supervisor, detached.
 
         Raises:
-            LaunchRefusedError: it failed at once.
+            LaunchRefusedError: the supervisor failed at once.
         """
         if launch.start_supervisor(folder.path) == supervisor.EXIT_INTERNAL:
             raise LaunchRefusedError(
@@ -42,16 +42,16 @@ class LocalLauncher:
             )
 
     def stop(self, folder: AttemptFolder) -> None:
-        """Wake the supervisor, so that it reads its order now."""
+        """Signal the supervisor to read its stop order now."""
         if identity := record.read_json(folder.path / record.SUPERVISOR):
             pid, ticks = int(identity["pid"]), int(identity["start_ticks"])
             procfs.send_signal(pid, ticks, signal.SIGTERM)
 
-    def lost(self, folder: AttemptFolder, verdict: Verdict) -> Lost | None:  # noqa: ARG002 - the interface
-        """Return the reason that the verdict stands for."""
+    def unrecorded_end(self, folder: AttemptFolder, verdict: Verdict) -> UnrecordedEnd | None:  # noqa: ARG002 - the interface
+        """Return the reason of a lost attempt."""
         reason = LOST.get(verdict)
-        return Lost(reason) if reason else None
+        return UnrecordedEnd(reason) if reason else None
 
     def waits_for(self, folder: AttemptFolder) -> str:  # noqa: ARG002 - the interface
-        """Return "": here an attempt starts at once."""
+        """Return "": local attempts start at once."""
         return ""

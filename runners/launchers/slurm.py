@@ -1,8 +1,8 @@
-"""Attempts as jobs of Slurm: the supervisor is the batch job, on a node that shares our folder.
+"""Launches attempts as Slurm jobs: the supervisor is the batch job on a node sharing our folder.
 
-The folder stays the truth about what an attempt did; Slurm is asked whether it still lives. Its
-silence decides nothing. The job's name carries the attempt's id, so that an agent which was
-killed between sending a job and noting its number finds it again, and never sends it twice.
+The folder remains the record of the attempt; Slurm is only queried whether the job still
+exists, and an unreachable Slurm changes no state. The job name contains the attempt id, so an
+agent killed between submitting and storing the job id finds the job and does not resubmit it.
 """
 
 import logging
@@ -17,8 +17,8 @@ from runners import supervisor
 from runners.attempts import LOST, AttemptFolder, Verdict
 from runners.launch import LaunchRefusedError
 from runners.launchers import slurm_commands
-from runners.launchers.base import Lost
-from runners.launchers.slurm_commands import Phase, SlurmAwayError, SlurmError, SlurmJob
+from runners.launchers.base import UnrecordedEnd
+from runners.launchers.slurm_commands import Phase, SlurmError, SlurmJob, SlurmUnreachableError
 from runners.messages import RunRequest
 from runners.reasons import Reason
 from runners.slurm_options import SlurmConfig
@@ -29,12 +29,12 @@ TICKET = "slurm.json"
 SCRIPT = "slurm.sh"
 LOOK_SECONDS = scaled(10.0, least=0.5)
 AWAY_SECONDS = scaled(30.0, least=0.5)
-# How long a shared folder may take to show what a node wrote last.
+# Maximum delay until a shared folder shows a node's last writes.
 SETTLE_SECONDS = scaled(30.0, least=2.0)
 KILL_MARGIN_SECONDS = scaled(30.0, least=2.0)
-END_MARGIN_SECONDS = 30.0  # the supervisor ends a job that long before Slurm would
+END_MARGIN_SECONDS = 30.0  # the supervisor ends a job this long before Slurm's limit
 LEAST_LIMIT_MINUTES = 2
-# What Slurm tells the batch job of its share of the node, and the job has to know.
+# Variables of the batch job that the job inherits: its share of the node.
 INHERIT = (
     "CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "OMP_NUM_THREADS", "ROCR_VISIBLE_DEVICES",
     "SLURM_JOB_ID", "SLURM_JOB_NODELIST", "TMPDIR",
@@ -54,7 +54,7 @@ log = logging.getLogger(__name__)
 
 
 class SlurmLauncher:
-    """Hands attempts to Slurm and follows them there."""
+    """Submits attempts to Slurm and tracks them."""
 
     def __init__(
         self, config: SlurmConfig, *, clock: Callable[[], float] = time.monotonic
@@ -62,47 +62,47 @@ class SlurmLauncher:
         self._config = config
         self._clock = clock
         self._next_look = 0.0
-        self._jobs: dict[str, SlurmJob] | None = None  # by name; None: Slurm was never heard
-        self._away = ""
+        self._jobs: dict[str, SlurmJob] | None = None  # by name; None: Slurm has not answered yet
+        self._unreachable_reason = ""
         self._gone_since: dict[str, float] = {}
         self._killed: set[str] = set()
 
-    # Looking
+    # Polling
 
-    def look(self, folders: Sequence[AttemptFolder]) -> None:
-        """Ask Slurm when it is time to, and do what was left to do."""
+    def refresh(self, folders: Sequence[AttemptFolder]) -> None:
+        """Query Slurm if due, and perform pending submissions and cancellations."""
         open_ones = [folder for folder in folders if _is_open(folder)]
-        if not open_ones or self._clock() < self._next_look or not self._ask():
+        if not open_ones or self._clock() < self._next_look or not self._query():
             return
         for folder in open_ones:
             try:
                 self._tend(folder)
             except LaunchRefusedError as refusal:
                 folder.settle(refusal.reason, str(refusal))
-            except SlurmAwayError as error:
-                self._note_away(error)
+            except SlurmUnreachableError as error:
+                self._record_unreachable(error)
                 return
 
-    def _ask(self) -> bool:
+    def _query(self) -> bool:
         try:
             jobs = slurm_commands.queue()
         except SlurmError as error:
-            self._note_away(error)
+            self._record_unreachable(error)
             return False
         self._jobs = {job.name: job for job in sorted(jobs, key=lambda job: int(job.job_id))
                       if job.job_id.isdigit()}  # fmt: skip
-        self._away = ""
+        self._unreachable_reason = ""
         self._next_look = self._clock() + LOOK_SECONDS
         return True
 
-    def _note_away(self, error: SlurmError) -> None:
-        if str(error) != self._away:
+    def _record_unreachable(self, error: SlurmError) -> None:
+        if str(error) != self._unreachable_reason:
             log.warning("Slurm does not answer: %s", error)
-        self._away = str(error)
+        self._unreachable_reason = str(error)
         self._next_look = self._clock() + AWAY_SECONDS
 
     def _tend(self, folder: AttemptFolder) -> None:
-        """Send, note or cancel a job, whichever its folder says is still to be done."""
+        """Submit, track or cancel a job, according to its folder."""
         if _ticket(folder) is None:
             self._send(folder)
         elif (job := self._job(folder)) is None or job.phase is Phase.ENDED:
@@ -113,13 +113,13 @@ class SlurmLauncher:
     def _job(self, folder: AttemptFolder) -> SlurmJob | None:
         return (self._jobs or {}).get(job_name(folder))
 
-    # Sending
+    # Submitting
 
     def adapt(self, document: Mapping[str, Any], request: RunRequest) -> dict[str, Any]:
-        """Return the document with an end before Slurm's own, and with what the node adds.
+        """Return the document with a time limit below Slurm's and the variables of the node.
 
         Raises:
-            LaunchRefusedError: it is one member of several.
+            LaunchRefusedError: the attempt is part of a gang.
         """
         if request.gang is not None:
             raise LaunchRefusedError(
@@ -127,9 +127,9 @@ class SlurmLauncher:
                 "a Slurm host runs each job as one process on one node; choose another host "
                 "for a job over several devices",
             )
-        ends = self._limit_minutes(document) * 60 - END_MARGIN_SECONDS
-        wanted = document.get("max_duration_seconds")
-        shortest = ends if wanted is None else min(float(wanted), ends)
+        latest_end = self._limit_minutes(document) * 60 - END_MARGIN_SECONDS
+        requested = document.get("max_duration_seconds")
+        shortest = latest_end if requested is None else min(float(requested), latest_end)
         return {
             **document,
             "max_duration_seconds": shortest,
@@ -137,32 +137,32 @@ class SlurmLauncher:
         }
 
     def _limit_minutes(self, document: Mapping[str, Any]) -> int:
-        """Return the time that Slurm is asked for: the job's own limit with a margin, or ours."""
-        wanted = document.get("max_duration_seconds")
-        if wanted is None:
+        """Return the Slurm time limit: the job's limit plus a margin, or the configured one."""
+        requested = document.get("max_duration_seconds")
+        if requested is None:
             return max(LEAST_LIMIT_MINUTES, self._config.time_limit_minutes)
-        minutes = math.ceil((float(wanted) + END_MARGIN_SECONDS) / 60) + 1
+        minutes = math.ceil((float(requested) + END_MARGIN_SECONDS) / 60) + 1
         return max(LEAST_LIMIT_MINUTES, min(minutes, self._config.time_limit_minutes))
 
     def launch(self, folder: AttemptFolder) -> None:
-        """Send the attempt to Slurm; while that does not answer, it is tried again.
+        """Submit the attempt to Slurm; retried while Slurm is unreachable.
 
         Raises:
-            LaunchRefusedError: Slurm refuses it.
+            LaunchRefusedError: Slurm rejects the job.
         """
         try:
             self._send(folder)
-        except SlurmAwayError as error:
-            self._note_away(error)
+        except SlurmUnreachableError as error:
+            self._record_unreachable(error)
 
     def _send(self, folder: AttemptFolder) -> None:
-        """Submit, unless a job of this name is there already: then it is ours, and is adopted."""
+        """Submit the job, or adopt the existing job of this name."""
         name = job_name(folder)
-        found = {job.name: job for job in slurm_commands.queue()}.get(name)
-        if found is None and (folder.path / record.STOP).exists():
+        existing = {job.name: job for job in slurm_commands.queue()}.get(name)
+        if existing is None and (folder.path / record.STOP).exists():
             self._gone_since.setdefault(folder.attempt_id, -math.inf)
             return
-        job_id = found.job_id if found else self._submit(folder)
+        job_id = existing.job_id if existing else self._submit(folder)
         record.write_json(folder.path / TICKET, {"job_id": job_id, "name": name})
         self._next_look = 0.0
 
@@ -177,14 +177,14 @@ class SlurmLauncher:
             "--output=slurm.out",
             "--open-mode=append",
             "--export=HOME,LANG,LOGNAME,PATH,USER",
-            "--no-requeue",  # an attempt runs once; another one is the server's to make
+            "--no-requeue",  # an attempt runs once; retries are the server's decision
             "--nodes=1",
             "--ntasks=1",
             f"--time={self._limit_minutes(document)}",
         ]
         try:
             return slurm_commands.submit(options, script)
-        except SlurmAwayError:
+        except SlurmUnreachableError:
             raise
         except SlurmError as refusal:
             raise LaunchRefusedError(
@@ -194,13 +194,13 @@ class SlurmLauncher:
 
     # Verdicts
 
-    def judge(self, folder: AttemptFolder) -> Verdict:
-        """Return how an attempt stands: by its files, and by Slurm where they leave it open.
+    def verdict_of(self, folder: AttemptFolder) -> Verdict:
+        """Return an attempt's state from its files and, if they do not decide, from Slurm.
 
-        This machine's boot means nothing for a job on another.
+        This machine's boot id does not apply: the job runs on another machine.
         """
         claim = folder.claim()
-        verdict = folder.judge(claim.boot_id if claim else "")
+        verdict = folder.verdict(claim.boot_id if claim else "")
         if verdict is Verdict.FINISHED and not folder.is_settled:
             return Verdict.RUNNING if self._is_active(folder) else verdict
         if verdict not in LOST or self._is_gone(folder):
@@ -213,7 +213,7 @@ class SlurmLauncher:
         return job is not None and job.phase is Phase.ACTIVE
 
     def _is_gone(self, folder: AttemptFolder) -> bool:
-        """Tell whether Slurm has not had the job for so long that no file of it is to come."""
+        """Return whether the job left Slurm so long ago that no more files will appear."""
         job = self._job(folder)
         if job is not None and job.phase is not Phase.ENDED:
             self._gone_since.pop(folder.attempt_id, None)
@@ -222,33 +222,38 @@ class SlurmLauncher:
         return since is not None and self._clock() - since >= SETTLE_SECONDS
 
     def waits_for(self, folder: AttemptFolder) -> str:
-        """Return why Slurm has not begun the job, in its own word."""
-        if self._away:
+        """Return Slurm's reason why the job is pending."""
+        if self._unreachable_reason:
             return "Slurm does not answer its host"
         ticket, job = _ticket(folder), self._job(folder)
         number = f" (job {ticket['job_id']})" if ticket else ""
-        return f"Slurm{number}: {job.detail or 'not looked at yet'}" if job else f"Slurm{number}"
+        return f"Slurm{number}: {job.detail or 'not checked yet'}" if job else f"Slurm{number}"
 
-    def lost(self, folder: AttemptFolder, verdict: Verdict) -> Lost | None:
-        """Return why an attempt ended that left no record, as Slurm tells it."""
+    def unrecorded_end(self, folder: AttemptFolder, verdict: Verdict) -> UnrecordedEnd | None:
+        """Return Slurm's reason for an end without an exit record."""
         if verdict not in LOST:
             return None
         order = record.read_json(folder.path / record.STOP) or {}
-        asked = Reason(order["reason"]) if order.get("reason") in set(Reason) else None
+        ordered_reason = Reason(order["reason"]) if order.get("reason") in set(Reason) else None
         ticket = _ticket(folder)
         if ticket is None:
-            return Lost(asked or LOST[verdict], "it was never sent to Slurm")
-        job = self._job(folder) or self._remembered(ticket["job_id"])
+            return UnrecordedEnd(ordered_reason or LOST[verdict], "it was never sent to Slurm")
+        job = self._job(folder) or self._ended_job(ticket["job_id"])
         if job is None:
-            return Lost(asked or LOST[verdict], f"Slurm knows nothing of job {ticket['job_id']}")
+            return UnrecordedEnd(
+                ordered_reason or LOST[verdict], f"Slurm has no record of job {ticket['job_id']}"
+            )
         where = f" on {job.nodes}" if job.nodes else ""
         sentence = f"Slurm job {job.job_id} ended{where} as {job.state}"
         reason = REASONS.get(job.state, LOST[verdict])
-        is_ours = asked is not None and reason in (Reason.KILLED_EXTERNALLY, LOST[verdict])
-        return Lost(asked if is_ours and asked else reason, sentence)
+        is_ours = ordered_reason is not None and reason in (
+            Reason.KILLED_EXTERNALLY,
+            LOST[verdict],
+        )
+        return UnrecordedEnd(ordered_reason if is_ours and ordered_reason else reason, sentence)
 
     @staticmethod
-    def _remembered(job_id: str) -> SlurmJob | None:
+    def _ended_job(job_id: str) -> SlurmJob | None:
         try:
             return slurm_commands.ended(job_id)
         except SlurmError:
@@ -257,9 +262,9 @@ class SlurmLauncher:
     # Stopping
 
     def stop(self, folder: AttemptFolder) -> None:
-        """Cancel a job that waits; have the supervisor of one that runs obey its order.
+        """Cancel a pending job, or signal a running job's supervisor to stop.
 
-        One that outlasts its grace by far is cancelled as a whole.
+        A job that exceeds its grace period by ``KILL_MARGIN_SECONDS`` is cancelled as a whole.
         """
         ticket, job = _ticket(folder), self._job(folder)
         if ticket is None:
@@ -270,9 +275,9 @@ class SlurmLauncher:
             if job is None or job.phase is Phase.ACTIVE:
                 self._end(folder, ticket["job_id"])
             self._next_look = min(self._next_look, self._clock() + LOOK_SECONDS / 10)
-        except SlurmAwayError as error:
-            self._note_away(error)
-        except SlurmError as refusal:  # it has ended meanwhile
+        except SlurmUnreachableError as error:
+            self._record_unreachable(error)
+        except SlurmError as refusal:  # the job has already ended
             log.info("job %s: %s", ticket["job_id"], refusal)
 
     def _end(self, folder: AttemptFolder, job_id: str) -> None:
@@ -288,12 +293,12 @@ class SlurmLauncher:
 
 
 def job_name(folder: AttemptFolder) -> str:
-    """Return the name under which an attempt is found in Slurm."""
+    """Return an attempt's Slurm job name."""
     return f"slipway-{folder.attempt_id}"
 
 
 def render_script(folder: AttemptFolder) -> str:
-    """Return the batch script: nothing in it comes from the job but the attempt's folder."""
+    """Return the batch script; its only job-specific part is the attempt's folder."""
     argv = [sys.executable, "-S", "-E", supervisor.__file__, str(folder.path), supervisor.STAY]
     return (
         "#!/bin/sh\n"
@@ -307,8 +312,8 @@ def _ticket(folder: AttemptFolder) -> dict[str, Any] | None:
 
 
 def _is_open(folder: AttemptFolder) -> bool:
-    """Tell whether an attempt was claimed and has not been told to its end."""
+    """Return whether an attempt was claimed and is not settled yet."""
     claim = folder.claim()
-    verdict = folder.judge(claim.boot_id) if claim else Verdict.DAMAGED
+    verdict = folder.verdict(claim.boot_id) if claim else Verdict.DAMAGED
     is_live = verdict in LOST or verdict is Verdict.RUNNING
     return is_live or (verdict is Verdict.FINISHED and not folder.is_settled)

@@ -1,4 +1,4 @@
-"""The arguments of ``python -m runners enroll`` that make a host hand its jobs to Slurm."""
+"""The Slurm arguments of ``python -m runners enroll``."""
 
 import argparse
 
@@ -10,11 +10,11 @@ OPTION = "--slurm-option"
 
 
 class SlurmArgumentError(Exception):
-    """An argument that is not valid; the text names it, its value and the way out."""
+    """An argument is invalid; the text names it, its value and the remedy."""
 
 
 def add(command: argparse.ArgumentParser) -> None:
-    """Add the arguments to a command."""
+    """Add the arguments to a parser."""
     group = command.add_argument_group("on a Slurm login node")
     group.add_argument("--slurm", action="store_true", help="hand jobs to Slurm with sbatch")
     for name, words in (
@@ -33,10 +33,10 @@ def add(command: argparse.ArgumentParser) -> None:
 
 
 def read(options: argparse.Namespace) -> SlurmConfig | None:
-    """Return what the arguments ask for, or None without ``--slurm``.
+    """Return the Slurm configuration of the arguments, or None without ``--slurm``.
 
     Raises:
-        SlurmArgumentError: they are not valid, or are given without ``--slurm``.
+        SlurmArgumentError: they are invalid, or given without ``--slurm``.
     """
     named = {name: getattr(options, name) for name in ("partition", "account", "qos", "gres")}
     chosen = {name: value for name, value in named.items() if value}

@@ -1,7 +1,7 @@
-"""Slurm's own programs, asked with a time limit; what they print becomes states and sentences.
+"""Runs Slurm's command-line programs with a timeout and parses their output.
 
-The text formats named here are the same in every version since 15.08. ``squeue --json`` is not
-used: its fields changed type between versions, and 22.05 answers with every job of the cluster.
+The text formats used here are the same in every version since 15.08. ``squeue --json`` is not
+used: its fields changed type between versions, and 22.05 returns every job of the cluster.
 """
 
 import getpass
@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 TIMEOUT_SECONDS = 20.0
-NUM_FIELDS = 5  # that squeue and sacct are asked for
+NUM_FIELDS = 5  # of squeue's and sacct's output
 PASSED = ("HOME", "LOGNAME", "PATH", "SLURM_CONF", "USER")
-# What the controller being away sounds like: ask again, nothing is decided.
+# Messages of an unreachable controller: the command is retried later.
 AWAY = (
     "unable to contact slurm", "socket timed out", "connection refused", "transport endpoint",
     "zero bytes were transmitted", "i/o error", "temporarily", "slurm backup controller",
@@ -24,15 +24,15 @@ AWAY = (
 
 
 class SlurmError(Exception):
-    """A Slurm program said no; the text is what it said."""
+    """A Slurm program failed; the text is its error message."""
 
 
-class SlurmAwayError(SlurmError):
-    """Slurm does not answer: nothing is known, and nothing may be concluded."""
+class SlurmUnreachableError(SlurmError):
+    """Slurm does not answer: the state of its jobs is unknown."""
 
 
 class Phase(StrEnum):
-    """Where a job is in its life, whatever Slurm calls it."""
+    """The phase of a job, independent of Slurm's state names."""
 
     WAITING = "waiting"
     ACTIVE = "active"
@@ -46,17 +46,17 @@ _ENDED = frozenset({"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED",
 
 
 class SlurmJob(NamedTuple):
-    """One job as Slurm tells it."""
+    """One job as reported by Slurm."""
 
     job_id: str
     state: str
-    detail: str = ""  # why it waits, or its exit code
+    detail: str = ""  # pending reason, or exit code
     name: str = ""
     nodes: str = ""
 
     @property
     def phase(self) -> Phase:
-        """Return where it is; a state that nobody knows yet counts as running."""
+        """Return the job's phase; an unknown state counts as active."""
         if self.state in _WAITING:
             return Phase.WAITING
         return Phase.ENDED if self.state in _ENDED else Phase.ACTIVE
@@ -75,11 +75,11 @@ class Partition(NamedTuple):
 
 
 def run(program: str, *arguments: str, cwd: Path | None = None) -> str:
-    """Run one of Slurm's programs and return what it printed.
+    """Run a Slurm program and return its output.
 
     Raises:
-        SlurmAwayError: Slurm does not answer.
-        SlurmError: it answered, with a refusal.
+        SlurmUnreachableError: Slurm does not answer.
+        SlurmError: Slurm rejected the command.
     """
     env = {name: os.environ[name] for name in PASSED if name in os.environ}
     try:
@@ -95,13 +95,15 @@ def run(program: str, *arguments: str, cwd: Path | None = None) -> str:
             check=False,
         )
     except FileNotFoundError:
-        raise SlurmAwayError(f"{program} is not installed here, or not on the PATH") from None
+        raise SlurmUnreachableError(
+            f"{program} is not installed here, or not on the PATH"
+        ) from None
     except subprocess.TimeoutExpired:
-        raise SlurmAwayError(f"{program} took over {TIMEOUT_SECONDS:.0f} s") from None
+        raise SlurmUnreachableError(f"{program} took over {TIMEOUT_SECONDS:.0f} s") from None
     if done.returncode:
-        said = (done.stderr or done.stdout).strip() or f"{program} ended with {done.returncode}"
-        is_away = any(words in said.lower() for words in AWAY)
-        raise (SlurmAwayError if is_away else SlurmError)(said[:500])
+        message = (done.stderr or done.stdout).strip() or f"{program} ended with {done.returncode}"
+        is_away = any(words in message.lower() for words in AWAY)
+        raise (SlurmUnreachableError if is_away else SlurmError)(message[:500])
     return done.stdout
 
 
@@ -109,16 +111,16 @@ def submit(options: Sequence[str], script: Path) -> str:
     """Queue a batch script and return the job's id.
 
     Raises:
-        SlurmError: it was refused.
+        SlurmError: it was rejected.
     """
     return read_job_id(run("sbatch", "--parsable", *options, str(script)))
 
 
 def read_job_id(text: str) -> str:
-    """Return the id from ``sbatch --parsable``: ``id`` or ``id;cluster``.
+    """Return the job id of ``sbatch --parsable`` output: ``id`` or ``id;cluster``.
 
     Raises:
-        SlurmError: it is not there.
+        SlurmError: the output has no job id.
     """
     lines = text.strip().splitlines()
     job_id = lines[-1].partition(";")[0].strip() if lines else ""
@@ -128,7 +130,7 @@ def read_job_id(text: str) -> str:
 
 
 def queue() -> list[SlurmJob]:
-    """Return this user's jobs, those included that ended a few minutes ago.
+    """Return this user's jobs, including those that ended a few minutes ago.
 
     Raises:
         SlurmError: there is no answer.
@@ -138,7 +140,7 @@ def queue() -> list[SlurmJob]:
 
 
 def read_queue(text: str) -> list[SlurmJob]:
-    """Return the jobs of squeue's lines; a line of another form is left out."""
+    """Return the jobs of squeue's output; malformed lines are skipped."""
     fields = [line.strip().split("|", NUM_FIELDS - 1) for line in text.splitlines()]
     return [
         SlurmJob(job_id, state, _plain(reason), name, nodes)
@@ -153,32 +155,32 @@ def _plain(text: str) -> str:
 
 
 def ended(job_id: str) -> SlurmJob | None:
-    """Return how a job ended that the queue no longer lists: from accounting, else control.
+    """Return an ended job that squeue no longer lists, from sacct or else scontrol.
 
     Raises:
-        SlurmAwayError: Slurm does not answer.
+        SlurmUnreachableError: Slurm does not answer.
     """
     try:
         text = run(
             "sacct", "--allocations", "--noheader", "--parsable2", f"--jobs={job_id}",
             "--format=JobID,State,ExitCode,NodeList,JobName",
         )  # fmt: skip
-        if found := read_accounting(text):
-            return found
-    except SlurmAwayError:
+        if job := read_accounting(text):
+            return job
+    except SlurmUnreachableError:
         raise
     except SlurmError:
-        pass  # accounting is switched off here
+        pass  # accounting is disabled here
     try:
         return read_control(run("scontrol", "show", "job", job_id, "--oneliner"))
-    except SlurmAwayError:
+    except SlurmUnreachableError:
         raise
     except SlurmError:
-        return None  # it ended longer ago than Slurm remembers
+        return None  # Slurm no longer has a record of the job
 
 
 def read_accounting(text: str) -> SlurmJob | None:
-    """Return the last job of sacct's lines: a job that was requeued has one for each run."""
+    """Return the last job of sacct's output: a requeued job has one line per run."""
     rows = [line.split("|", NUM_FIELDS - 1) for line in text.strip().splitlines()]
     rows = [row for row in rows if len(row) == NUM_FIELDS]
     if not rows:
@@ -188,7 +190,7 @@ def read_accounting(text: str) -> SlurmJob | None:
 
 
 def read_control(text: str) -> SlurmJob | None:
-    """Return the job of ``scontrol show job --oneliner``."""
+    """Return the job of ``scontrol show job --oneliner`` output, or None."""
     fields = dict(word.partition("=")[::2] for word in text.split() if "=" in word)
     if "JobId" not in fields or "JobState" not in fields:
         return None
@@ -202,7 +204,7 @@ def read_control(text: str) -> SlurmJob | None:
 
 
 def partitions() -> list[Partition]:
-    """Return what the cluster offers.
+    """Return the cluster's partitions.
 
     Raises:
         SlurmError: there is no answer.
@@ -211,7 +213,7 @@ def partitions() -> list[Partition]:
 
 
 def read_partitions(text: str) -> list[Partition]:
-    """Return the partitions of sinfo's lines, one for each kind of node in them."""
+    """Return the partitions of sinfo's output, one per node type."""
     rows = [[word.strip() for word in line.split("|")] for line in text.splitlines()]
     return [
         Partition(

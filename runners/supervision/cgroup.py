@@ -1,4 +1,4 @@
-"""How much memory this process's control group still allows. Standard library only."""
+"""Memory headroom of this process's control group. Standard library only."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -6,24 +6,26 @@ from pathlib import Path
 
 from runners.supervision.procfs import CGROUPS, PROC
 
-# Per version of control groups: limit, use, and the field of memory.stat that can be taken back.
+# Per cgroup version: limit, usage, and the reclaimable field of memory.stat.
 _V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 _V2 = ("memory.max", "memory.current", "inactive_file")
-_NO_LIMIT_BYTES = 2**60  # version 1 writes "none" as a number of nearly 2**63
+_NO_LIMIT_BYTES = 2**60  # version 1 writes "no limit" as a number near 2**63
 
 
 def memory_headroom(proc: Path = PROC, cgroups: Path = CGROUPS) -> int | None:
-    """Return the bytes that may still be taken, or None where no group sets a limit.
+    """Return the bytes that may still be allocated, or None if no group sets a limit.
 
-    A group is bound by those above it, so the tightest one counts. Cache of files that were not
-    read for long is given back under pressure and counts as free.
+    The tightest limit of the group and its ancestors counts. Inactive file cache is reclaimable
+    and counts as free.
     """
-    found = [room for folder, names in _groups(proc, cgroups) if (room := _room(folder, names))]
-    return min(found, default=None)
+    headrooms = [
+        room for folder, names in _groups(proc, cgroups) if (room := _headroom(folder, names))
+    ]
+    return min(headrooms, default=None)
 
 
 def own_group(proc: Path = PROC, cgroups: Path = CGROUPS) -> tuple[Path, str] | None:
-    """Return the folder of this process's memory group and its limit's file, None without."""
+    """Return the folder of this process's memory cgroup and its limit file, or None."""
     for folder, names in _groups(proc, cgroups):
         if (folder / "cgroup.procs").is_file():
             return folder, names[0]
@@ -31,7 +33,7 @@ def own_group(proc: Path = PROC, cgroups: Path = CGROUPS) -> tuple[Path, str] | 
 
 
 def _groups(proc: Path, cgroups: Path) -> Iterator[tuple[Path, tuple[str, str, str]]]:
-    """Yield the folders of this process's group and of those above it."""
+    """Yield the folders of this process's cgroup and its ancestors, with their file names."""
     with suppress(OSError):
         for line in (proc / "self/cgroup").read_text().splitlines():
             _, controllers, path = line.split(":", 2)
@@ -45,8 +47,8 @@ def _groups(proc: Path, cgroups: Path) -> Iterator[tuple[Path, tuple[str, str, s
                 yield folder, names
 
 
-def _room(folder: Path, names: tuple[str, str, str]) -> int | None:
-    limit, used = _number(folder / names[0]), _number(folder / names[1])
+def _headroom(folder: Path, names: tuple[str, str, str]) -> int | None:
+    limit, used = _read_int(folder / names[0]), _read_int(folder / names[1])
     if limit is None or used is None or limit >= _NO_LIMIT_BYTES:
         return None
     return max(1, limit - used + _reclaimable(folder / "memory.stat", names[2]))
@@ -61,8 +63,8 @@ def _reclaimable(path: Path, field: str) -> int:
     return 0
 
 
-def _number(path: Path) -> int | None:
+def _read_int(path: Path) -> int | None:
     try:
         return int(path.read_text())
-    except (OSError, ValueError):  # no such group from here, or "max"
+    except (OSError, ValueError):  # the group is not visible here, or "max"
         return None

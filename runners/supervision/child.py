@@ -1,4 +1,4 @@
-"""The job process of an attempt: started with pipes, a marker, and a death bound to ours.
+"""Starts an attempt's job process with pipes and a marker; it dies with this process.
 
 Standard library only.
 """
@@ -16,13 +16,13 @@ from runners.parentage import die_with
 from runners.supervision.procfs import MARKER
 
 EVENT_FD = "SLIPWAY_EVENT_FD"
-OOM_SCORE = 500  # the job goes before its supervisor when memory runs out
+OOM_SCORE = 500  # the OOM killer chooses the job before its supervisor
 _PR_SET_CHILD_SUBREAPER = 36
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Pipes(NamedTuple):
-    """The reading ends of a job's three pipes."""
+    """The read ends of a job's three pipes."""
 
     stdout: int
     stderr: int
@@ -37,7 +37,7 @@ class Child(NamedTuple):
 
 
 def become_subreaper() -> None:
-    """Make every orphan below this process its own child instead of init's."""
+    """Make this process, not init, the parent of its orphaned descendants."""
     if _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
 
@@ -49,10 +49,10 @@ def start(
     cwd: Path,
     memory_limit_bytes: int | None = None,
 ) -> Child:
-    """Start the job in a session of its own and return it with its pipes.
+    """Start the job in its own session and return it with its pipes.
 
-    ``memory_limit_bytes`` is what each of its processes may take for data: beyond it an
-    allocation fails there and then, and the rest of the machine does not notice.
+    ``memory_limit_bytes`` limits the data segment of each of its processes (RLIMIT_DATA):
+    allocations beyond it fail.
 
     Raises:
         OSError: the program cannot be executed.
@@ -92,7 +92,7 @@ def start(
 
 
 def wait_any() -> tuple[int, int, int] | None:
-    """Reap one ended child: its pid, wait status and peak memory in bytes; None when none."""
+    """Reap one ended child; return pid, wait status and peak memory in bytes, or None."""
     try:
         pid, status, usage = os.wait4(-1, os.WNOHANG)
     except ChildProcessError:
@@ -101,7 +101,7 @@ def wait_any() -> tuple[int, int, int] | None:
 
 
 def redirect_output(path: Path) -> None:
-    """Send this process's own output to a file and cut its input off."""
+    """Redirect this process's output to a file and its input to /dev/null."""
     null = os.open(os.devnull, os.O_RDONLY)
     log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(null, 0)

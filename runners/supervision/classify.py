@@ -1,4 +1,4 @@
-"""Why an attempt ended, from what its supervisor saw; the first rule that matches wins.
+"""Classifies the end of an attempt into a reason; the first matching rule wins.
 
 Standard library only.
 """
@@ -12,9 +12,9 @@ from runners.supervision import oom
 
 ENVIRONMENT_NOT_BUILT = "ENVIRONMENT_NOT_BUILT"
 _TEXTS = (
-    # Before anything of its cause: pip may say that the disk is full.
+    # Before its causes: pip may also report a full disk.
     (Reason.ENVIRONMENT_FAILED, re.compile(rf"^{ENVIRONMENT_NOT_BUILT}: ", re.MULTILINE)),
-    # What a job process writes to stderr itself when it lacks its input.
+    # Markers that a job process itself writes to stderr.
     (Reason.MODEL_OR_DATA_MISSING, re.compile(r"^MODEL_OR_DATA_MISSING: ", re.MULTILINE)),
     (Reason.DISK_FULL, re.compile(r"^DISK_FULL: ", re.MULTILINE)),
     (Reason.BAD_INPUT, re.compile(r"^BAD_INPUT: ", re.MULTILINE)),
@@ -24,27 +24,27 @@ _TEXTS = (
     (Reason.DISK_FULL, re.compile(r"No space left")),
     (Reason.GPU_FAULT, re.compile(r"CUDA error: .*(ECC|Xid|unspecified launch)")),
     (Reason.ENGINE_LOST, re.compile(r"^ENGINE_LOST: ", re.MULTILINE)),
-    # Last: a rank that lost the others says nothing of why they went.
+    # Last: a rank that lost its peers does not report the cause.
     (
         Reason.RANK_LOST,
         re.compile(r"^RANK_LOST: |Rendezvous\w*Error|DistNetworkError", re.MULTILINE),
     ),
 )
-# torchrun's report of a rank that was killed; the others only lost it.
+# torchrun's report of a killed rank, which caused the other ranks' errors.
 _KILLED_RANK = re.compile(
     r"^Root Cause \(first observed failure\):\n(?:.*\n){1,6}? +exitcode +: -9 ", re.MULTILINE
 )
 
 
 class Ending(NamedTuple):
-    """What is known when the last process of an attempt is gone."""
+    """The facts about an attempt after its last process has ended."""
 
     exit_code: int | None  # None: ended by a signal, or never executed
     signal_number: int | None
     last_text: str
-    stop_reason: Reason | None = None  # a stop was asked for, or the time was up
+    stop_reason: Reason | None = None  # a stop was requested, or the time limit was reached
     is_exec_failure: bool = False
-    has_oom_kill: bool = False  # the control group's counter rose meanwhile
+    has_oom_kill: bool = False  # the cgroup's OOM counter rose during the attempt
 
 
 def classify(ending: Ending) -> Reason:
@@ -55,10 +55,12 @@ def classify(ending: Ending) -> Reason:
         return Reason.ENGINE_START_FAILED
     if ending.exit_code == 0:
         return Reason.OK
-    told = next((reason for reason, text in _TEXTS if text.search(ending.last_text)), None)
-    if told in {None, Reason.RANK_LOST} and _KILLED_RANK.search(ending.last_text):
+    stated_reason = next(
+        (reason for reason, text in _TEXTS if text.search(ending.last_text)), None
+    )
+    if stated_reason in {None, Reason.RANK_LOST} and _KILLED_RANK.search(ending.last_text):
         return _from_kill(ending)
-    return told or _from_status(ending)
+    return stated_reason or _from_status(ending)
 
 
 def _from_kill(ending: Ending) -> Reason:

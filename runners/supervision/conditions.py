@@ -1,6 +1,6 @@
-"""How the machine was at the end of an attempt: memory, disk, load, heat, reports of the driver.
+"""Reads the host's condition at an attempt's end: memory, disk, load, temperature, GPU errors.
 
-Standard library only. What cannot be read is left out: a container may hide any of it.
+Standard library only. Unreadable values are left out: a container may hide any of them.
 """
 
 import os
@@ -24,8 +24,8 @@ _XID = re.compile(r"NVRM: Xid \(([^)]*)\): (\d+), (.*)")
 
 
 def read(folder: Path, since_monotonic_s: float) -> dict[str, Any]:
-    """Return the conditions now, with the driver's reports since an instant of this boot."""
-    found: dict[str, Any] = {
+    """Return the present conditions and the Xid errors since an instant of this boot."""
+    values: dict[str, Any] = {
         **_memory(PROC / "meminfo"),
         "load": os.getloadavg()[0],
         "temperature_celsius": _hottest(THERMAL),
@@ -33,25 +33,25 @@ def read(folder: Path, since_monotonic_s: float) -> dict[str, Any]:
     }
     with suppress(OSError):
         disk = os.statvfs(folder)
-        found["disk_free_bytes"] = disk.f_bavail * disk.f_frsize
+        values["disk_free_bytes"] = disk.f_bavail * disk.f_frsize
     if (room := memory_headroom()) is not None:
-        found["group_memory_available_bytes"] = room
-    return {name: value for name, value in found.items() if value is not None}
+        values["group_memory_available_bytes"] = room
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _memory(meminfo: Path) -> dict[str, int]:
     names = {"MemAvailable": "memory_available_bytes", "SwapFree": "swap_free_bytes"}
-    found = {}
+    values = {}
     with suppress(OSError, ValueError):
         for line in meminfo.read_text().splitlines():
             name, _, rest = line.partition(":")
             if name in names:
-                found[names[name]] = int(rest.split()[0]) * 1024
-    return found
+                values[names[name]] = int(rest.split()[0]) * 1024
+    return values
 
 
 def _hottest(thermal: Path) -> float | None:
-    """Return the highest temperature that the machine's own sensors tell."""
+    """Return the highest temperature of the machine's sensors, in degrees Celsius."""
     degrees = []
     for zone in thermal.glob("thermal_zone*/temp"):
         with suppress(OSError, ValueError):
@@ -60,17 +60,17 @@ def _hottest(thermal: Path) -> float | None:
 
 
 def xids(log: Path, since_monotonic_s: float) -> Iterator[str]:
-    """Yield what the GPU driver reported since an instant, where the kernel's log may be read."""
+    """Yield the GPU driver's Xid errors since an instant, if the kernel log is readable."""
     for record in _records(log):
         head, _, text = record.partition(";")
-        at = head.split(",")[2:3]  # level, number, microseconds since the boot
-        found = _XID.search(text)
-        if found and at and int(at[0]) / _MICRO >= since_monotonic_s:
-            yield f"Xid {found[2]} on {found[1]}: {found[3][:120]}"
+        at = head.split(",")[2:3]  # level, number, microseconds since boot
+        match = _XID.search(text)
+        if match and at and int(at[0]) / _MICRO >= since_monotonic_s:
+            yield f"Xid {match[2]} on {match[1]}: {match[3][:120]}"
 
 
 def _records(log: Path) -> Iterator[str]:
-    """Yield the kernel's records; a device gives one a read, and none when it is at its end."""
+    """Yield the kernel log's records; the device returns one per read until its end."""
     try:
         handle = os.open(log, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -79,7 +79,7 @@ def _records(log: Path) -> Iterator[str]:
         while True:
             try:
                 data = os.read(handle, _RECORD_BYTES)
-            except BrokenPipeError:  # this record was overwritten meanwhile: the next one follows
+            except BrokenPipeError:  # this record was overwritten: read the next one
                 continue
             except OSError:
                 return

@@ -1,8 +1,8 @@
-"""Checks the events that a job writes to its event pipe before they enter the spool.
+"""Validates the events of a job's event pipe before they enter the spool.
 
-What stands in the spool must be accepted by the server, or it would stop all that follows:
-unknown fields go, a value that is no finite number goes, and a line that is not an event
-of the protocol is refused with a sentence. Standard library only.
+The server must accept every event in the spool, because a rejected one would block all later
+ones: unknown fields and non-finite numbers are dropped, and a line that is not an event of
+the protocol is rejected with a message. Standard library only.
 """
 
 import ipaddress
@@ -22,14 +22,14 @@ Body = dict[str, Any]
 
 
 class EventRefusedError(ValueError):
-    """A line on the event pipe that is no event of the protocol; the text says why."""
+    """A line on the event pipe is not a valid event; the text gives the reason."""
 
 
 def parse_line(line: bytes) -> tuple[str, Body]:
-    """Return kind and body of one event of the job.
+    """Return kind and body of one job event.
 
     Raises:
-        EventRefusedError: the line is no event that a job may send.
+        EventRefusedError: the line is not an event that a job may send.
     """
     try:
         event = json.loads(line, parse_constant=lambda _: None, parse_float=_finite)
@@ -104,7 +104,7 @@ def _metric(body: Body) -> Body:
         raise EventRefusedError("a metric event holds no finite number")
     step = body.get("step")
     source = body.get("source")
-    source = source if source in JOB_SOURCES else "job"  # "host" is the supervisor's own
+    source = source if source in JOB_SOURCES else "job"  # "host" is reserved for the supervisor
     return {"source": source, "values": values, "step": step if _is_whole(step) else None}
 
 

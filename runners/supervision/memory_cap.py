@@ -1,6 +1,6 @@
-"""A control group of our own below this process's: whoever is in it has so much memory.
+"""Limits the memory of processes with a new child cgroup of this process's cgroup.
 
-The limit holds for everything: what a process allocates, and the pages of the files it reads.
+The limit covers allocations and the page cache of files that the processes read.
 Standard library only.
 """
 
@@ -13,7 +13,7 @@ from runners.supervision.procfs import CGROUPS, PROC
 
 
 class NoMemoryCapError(Exception):
-    """This process may make no control group."""
+    """This process cannot create or limit a cgroup."""
 
     def __init__(self, why: str) -> None:
         super().__init__(
@@ -23,13 +23,13 @@ class NoMemoryCapError(Exception):
 
 
 class Cap:
-    """The control group that was made."""
+    """A cgroup with a memory limit."""
 
     def __init__(self, group: Path, limit_name: str) -> None:
         self._group, self._limit_name = group, limit_name
 
     def limit(self, limit_bytes: int) -> None:
-        """Let whoever is in it have so many bytes together.
+        """Set the memory limit of all members together, in bytes.
 
         Raises:
             NoMemoryCapError: the kernel refuses the limit.
@@ -40,7 +40,7 @@ class Cap:
             raise NoMemoryCapError(str(error)) from error
 
     def take_in(self, pid: int) -> None:
-        """Let a process be in it: what it takes from now on counts."""
+        """Add a process; only its later allocations count."""
         (self._group / "cgroup.procs").write_text(str(pid))
 
 
@@ -48,17 +48,17 @@ class Cap:
 def memory_cap(
     name: str, limit_bytes: int, proc: Path = PROC, cgroups: Path = CGROUPS
 ) -> Iterator[Cap]:
-    """Yield a cap; the processes that it takes in have the limit.
+    """Yield a cap for processes to be added to.
 
-    They must have ended when the context does.
+    They must have ended before the context ends.
 
     Raises:
-        NoMemoryCapError: none can be made here.
+        NoMemoryCapError: no cgroup can be created here.
     """
-    found = own_group(proc, cgroups)
-    if found is None:
+    parent_group = own_group(proc, cgroups)
+    if parent_group is None:
         raise NoMemoryCapError("no memory controller is there")
-    parent, limit_name = found
+    parent, limit_name = parent_group
     group = parent / name
     try:
         group.mkdir()

@@ -1,7 +1,6 @@
-"""How programs say that memory ran out: on a device, or in the host. Standard library only.
+"""Patterns of out-of-memory messages, for GPU and host memory. Standard library only.
 
-The wordings are those of the libraries that jobs run on; ``tests/runners/test_oom.py`` holds a
-real message of each, with where it was taken from.
+``tests/runners/test_oom.py`` has a real message of each library, with its source.
 """
 
 import re
@@ -17,7 +16,7 @@ GPU = re.compile(
     r"|KV cache is needed, which is larger than the available KV cache memory"
     r"|RESOURCE_EXHAUSTED: Out of memory"
 )
-# torch's allocator of main memory, numpy, Python, the C++ and Rust libraries, the kernel.
+# torch's CPU allocator, numpy, Python, the C++ and Rust libraries, the kernel.
 HOST = re.compile(
     r"DefaultCPUAllocator: (can't allocate|not enough) memory"
     r"|^(\w+\.)*_?(Array)?MemoryError\b"

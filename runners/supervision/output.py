@@ -1,7 +1,7 @@
-"""What becomes of a job's standard output: capped files, rate-limited events, last lines.
+"""Handles a job's standard output: size-capped files, rate-limited events, last lines.
 
-A flood must cost the job nothing: the files keep a head and a tail, the events keep to a
-byte rate, and what was left out is counted and said. Standard library only.
+Heavy output must not slow the job: files keep a head and a tail, events have a byte rate
+limit, and omitted bytes are counted and reported. Standard library only.
 """
 
 import os
@@ -21,10 +21,10 @@ _PARTIAL_LINE_BYTES = 4 * 1024
 
 
 class CappedLog:
-    """A file that keeps the first bytes of a stream, and two that take turns with its last.
+    """A log with a size cap: one file for the first bytes, two rotating ones for the last.
 
     ``<name>.log`` is the head, ``<name>.tail.log`` the newest bytes and
-    ``<name>.tail.old.log`` those before them. A file that cannot be written drops and counts.
+    ``<name>.tail.old.log`` those before them. Unwritable bytes are dropped and counted.
     """
 
     def __init__(
@@ -40,10 +40,10 @@ class CappedLog:
         self._is_tail = False
 
     def write(self, data: bytes) -> None:
-        """Keep the bytes in whichever file is due."""
+        """Write the bytes to the current file, and rotate when it is full."""
         while data:
             if self._room <= 0:
-                self._turn()
+                self._rotate()
             piece, data = data[: self._room], data[self._room :]
             self._room -= len(piece)
             written = 0
@@ -52,7 +52,7 @@ class CappedLog:
             self.dropped_bytes += len(piece) - written
 
     def close(self) -> None:
-        """Close the file in use and, where bytes were lost, say how many at the head's end."""
+        """Close the current file; note the number of lost bytes at the end of the head file."""
         os.close(self._fd)
         if self._is_tail:
             note = (
@@ -61,7 +61,7 @@ class CappedLog:
             with suppress(OSError), self._head.open("ab") as head:
                 head.write(note.encode())
 
-    def _turn(self) -> None:
+    def _rotate(self) -> None:
         os.close(self._fd)
         if self._is_tail:
             with suppress(FileNotFoundError):
@@ -77,22 +77,22 @@ class CappedLog:
 
 
 class LogEvents:
-    """Cuts one stream into pieces of whole lines and says which of them may be sent.
+    """Splits one stream into log events of whole lines, with a rate limit.
 
-    A bucket of one second's bytes refills at the allowed rate. ``left_out`` counts what the
-    bucket refused; the next piece that fits is preceded by a line that says so.
+    A token bucket holds one second's bytes. ``left_out_bytes`` counts the bytes over the limit;
+    the next event is preceded by a line with their number.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.left_out_bytes = 0
-        self._unsaid_bytes = 0
+        self._unreported_bytes = 0
         self._partial = b""
         self._clock = clock
         self._filled_at = clock()
         self._bucket = float(EVENT_BYTES_PER_SECOND)
 
     def feed(self, data: bytes) -> Iterator[str]:
-        """Yield the pieces of text that are to be sent now."""
+        """Yield the texts to send now."""
         lines, newline, rest = (self._partial + data).rpartition(b"\n")
         if len(rest) > _PARTIAL_LINE_BYTES:
             lines, newline, rest = lines + newline + rest, b"", b""
@@ -100,7 +100,7 @@ class LogEvents:
         yield from self._allow(lines + newline)
 
     def flush(self) -> Iterator[str]:
-        """Yield what is left of an unfinished line."""
+        """Yield the rest of an unfinished line."""
         rest, self._partial = self._partial, b""
         yield from self._allow(rest)
 
@@ -113,24 +113,24 @@ class LogEvents:
             piece = data[start : start + EVENT_TEXT_BYTES]
             if len(piece) > self._bucket:
                 self.left_out_bytes += len(piece)
-                self._unsaid_bytes += len(piece)
+                self._unreported_bytes += len(piece)
                 continue
             self._bucket -= len(piece)
-            if self._unsaid_bytes:
-                yield f"[{self._unsaid_bytes} bytes of output were not sent]\n"
-                self._unsaid_bytes = 0
+            if self._unreported_bytes:
+                yield f"[{self._unreported_bytes} bytes of output were not sent]\n"
+                self._unreported_bytes = 0
             yield piece.decode(errors="replace").replace("\0", "\ufffd")
 
 
 class LastLines:
-    """The end of all output, kept for the exit record and for the search of its cause."""
+    """The last bytes of all output, for the exit record and the classification of the end."""
 
     def __init__(self) -> None:
         self._pieces: deque[bytes] = deque()
         self._total_bytes = 0
 
     def feed(self, data: bytes) -> None:
-        """Take in bytes and let go of those that are too old to matter."""
+        """Add bytes and discard the oldest ones."""
         self._pieces.append(data[-LAST_BYTES:])
         self._total_bytes += len(self._pieces[-1])
         while self._total_bytes - len(self._pieces[0]) >= LAST_BYTES:

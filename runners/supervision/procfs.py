@@ -1,7 +1,7 @@
-"""What /proc says about processes: identity, trees, markers, memory and processor time.
+"""Reads processes from /proc: identity, trees, markers, memory and CPU time.
 
-A process is named by its pid *and* its start time in clock ticks, so that a reused pid is
-never taken for the process that had it before. Standard library only.
+A process is identified by its pid *and* its start time in clock ticks, so that a reused pid
+is not mistaken for the earlier process. Standard library only.
 """
 
 import os
@@ -18,12 +18,12 @@ MARKER = "SLIPWAY_ATTEMPT"
 CLOCK_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
-# Where proc(5) puts the fields of /proc/<pid>/stat, counted after the ")" of the name.
+# Indices of the fields of /proc/<pid>/stat after the ")" of the name (proc(5)).
 _STATE, _PARENT, _USER_TICKS, _SYSTEM_TICKS, _START_TICKS, _RSS_PAGES = 0, 1, 11, 12, 19, 21
 
 
 class Process(NamedTuple):
-    """One line of the process table."""
+    """One process of the process table."""
 
     pid: int
     parent: int
@@ -34,12 +34,12 @@ class Process(NamedTuple):
 
     @property
     def is_alive(self) -> bool:
-        """Tell a running process from one that only waits to be reaped."""
+        """Return whether the process runs; False for a zombie or dead one."""
         return self.state not in "ZX"
 
 
 def read_process(pid: int) -> Process | None:
-    """Return the process with this pid, or None when there is none."""
+    """Return the process with this pid, or None."""
     try:
         text = (PROC / str(pid) / "stat").read_bytes().decode(errors="replace")
     except OSError:
@@ -56,34 +56,70 @@ def read_process(pid: int) -> Process | None:
 
 
 def all_processes() -> Iterator[Process]:
-    """Yield every process of the machine, zombies included."""
+    """Yield every process of the machine, including zombies."""
     for entry in PROC.iterdir():
         if entry.name.isdigit() and (process := read_process(int(entry.name))):
             yield process
 
 
 def descendants(root: int) -> list[Process]:
-    """Return the live processes below ``root``, parents before their children."""
+    """Return the live descendants of ``root``, parents before their children."""
     children: dict[int, list[Process]] = {}
     for process in all_processes():
         children.setdefault(process.parent, []).append(process)
-    found: list[Process] = []
+    processes: list[Process] = []
     queue = [root]
     while queue:
         below = children.pop(queue.pop(0), [])
-        found += below
+        processes += below
         queue += [process.pid for process in below]
-    return [process for process in found if process.is_alive]
+    return [process for process in processes if process.is_alive]
+
+
+def sampled_descendants(root: int) -> list[Process]:
+    """Return the live descendants of ``root`` without scanning all processes.
+
+    May miss a process that starts or ends concurrently: good enough for sampling, not for ending
+    a tree. Scans all processes if the kernel has no ``children`` files.
+    """
+    queue, processes = [root], []
+    while queue:
+        children = _children(queue.pop())
+        if children is None:
+            return descendants(root)
+        queue += children
+        processes += [process for pid in children if (process := read_process(pid))]
+    return [process for process in processes if process.is_alive]
+
+
+def _children(pid: int) -> list[int] | None:
+    """Return the child pids of a process, or None if the kernel does not list them."""
+    tasks = PROC / str(pid) / "task"
+    try:
+        threads = os.listdir(tasks)  # noqa: PTH208 - names alone, without an object for each
+    except OSError:
+        return []  # it has ended
+    pids: list[int] = []
+    for thread in threads:
+        try:
+            with open(f"{tasks}/{thread}/children", "rb") as children:  # noqa: PTH123 - once a thread, every second
+                pids += map(int, children.read().split())
+        except FileNotFoundError:
+            if not os.path.exists(f"{PROC}/self/task/{os.getpid()}/children"):  # noqa: PTH110 - as above
+                return None
+        except OSError:
+            continue
+    return pids
 
 
 def is_running(pid: int, start_ticks: int) -> bool:
-    """Tell whether exactly this process is alive, not one that got its pid later."""
+    """Return whether exactly this process is alive, not a later one with the same pid."""
     process = read_process(pid)
     return process is not None and process.is_alive and process.start_ticks == start_ticks
 
 
 def send_signal(pid: int, start_ticks: int, number: signal.Signals) -> bool:
-    """Signal exactly this process; False when it is gone, whoever has its pid now."""
+    """Signal exactly this process; return False when it has ended."""
     try:
         handle = os.pidfd_open(pid)
     except OSError:
@@ -102,17 +138,17 @@ def send_signal(pid: int, start_ticks: int, number: signal.Signals) -> bool:
 
 
 def marked(attempt_id: str) -> list[Process]:
-    """Return the live processes that carry the marker of an attempt in their environment."""
-    wanted = f"{MARKER}={attempt_id}".encode()
+    """Return the live processes with an attempt's marker in their environment."""
+    marker = f"{MARKER}={attempt_id}".encode()
     return [
         process
         for process in all_processes()
-        if process.is_alive and wanted in _environment(process.pid)
+        if process.is_alive and marker in _environment(process.pid)
     ]
 
 
 def is_marked(pid: int) -> bool:
-    """Tell whether a process belongs to any attempt."""
+    """Return whether a process belongs to any attempt."""
     return any(each.startswith(f"{MARKER}=".encode()) for each in _environment(pid))
 
 
@@ -124,30 +160,30 @@ def _environment(pid: int) -> list[bytes]:
 
 
 def sweep(attempt_id: str) -> int:
-    """Kill every process that carries an attempt's marker; return how many there were.
+    """Kill every process with an attempt's marker; return their number.
 
-    Scans until a scan comes back empty: one snapshot misses what forks meanwhile.
+    Repeats until a scan is empty: one scan misses concurrent forks.
     """
     killed = set()
-    while found := marked(attempt_id):
-        for process in found:
+    while processes := marked(attempt_id):
+        for process in processes:
             killed.add((process.pid, process.start_ticks))
             send_signal(process.pid, process.start_ticks, signal.SIGKILL)
-            with suppress(OSError):  # not our child, as a rule: its own parent reaps it
+            with suppress(OSError):  # usually not our child: its parent reaps it
                 os.waitpid(process.pid, os.WNOHANG)
     return len(killed)
 
 
 def boot_id(path: Path = BOOT_ID) -> str:
-    """Return the identity of the machine's present boot."""
+    """Return the machine's boot id."""
     return path.read_text().strip()
 
 
 def oom_kills(proc: Path = PROC, cgroups: Path = CGROUPS) -> int:
-    """Return how often the kernel killed for memory in this process's control group.
+    """Return the number of OOM kills in this process's cgroup.
 
-    Version 2 of control groups counts in ``memory.events``, version 1 in
-    ``memory.oom_control``; 0 where neither can be read.
+    Read from ``memory.events`` (version 2) or ``memory.oom_control`` (version 1); 0 if neither
+    is readable.
     """
     for line in _read_lines(proc / "self/cgroup"):
         _, controllers, path = line.split(":", 2)

@@ -1,7 +1,7 @@
-"""Small files of an attempt folder that must be whole or absent, and the exit record.
+"""Atomic JSON files, locks and the exit record of an attempt folder.
 
-The exit record has its space reserved when the attempt starts, so that it can be written
-on a full disk. Standard library only.
+Space for the exit record is reserved when the attempt starts, so that it can be written on a
+full disk. Standard library only.
 """
 
 import errno
@@ -29,7 +29,7 @@ Record = dict[str, Any]
 
 
 class LockedError(Exception):
-    """Another process holds the lock: it is alive and in charge."""
+    """Another live process holds the lock."""
 
 
 @contextmanager
@@ -42,7 +42,7 @@ def locked(path: Path, patience_s: float = 0.0) -> Iterator[None]:
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         deadline = time.monotonic() + patience_s
-        while not _take(handle):
+        while not _try_lock(handle):
             if time.monotonic() >= deadline:
                 raise LockedError(f"{path} is held by another process")
             time.sleep(0.01)
@@ -51,7 +51,7 @@ def locked(path: Path, patience_s: float = 0.0) -> Iterator[None]:
         os.close(handle)
 
 
-def _take(handle: int) -> bool:
+def _try_lock(handle: int) -> bool:
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -60,7 +60,7 @@ def _take(handle: int) -> bool:
 
 
 def is_locked(path: Path) -> bool:
-    """Tell whether a live process holds the lock file."""
+    """Return whether a live process holds the lock file."""
     try:
         with locked(path):
             return False
@@ -69,10 +69,10 @@ def is_locked(path: Path) -> bool:
 
 
 def write_json(path: Path, document: Mapping[str, Any]) -> None:
-    """Write a document so that a reader finds the old one or the new one, never a part.
+    """Write a document atomically: a reader sees the old or the new one, never a part.
 
     Raises:
-        OSError: the disk does not take it whole; the old one stays.
+        OSError: the document cannot be written; the old one stays.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     data = json.dumps(document).encode()
@@ -94,7 +94,7 @@ def _write_whole(handle: int, data: bytes) -> None:
 
 
 def read_json(path: Path) -> Record | None:
-    """Return the document, or None when there is none or it is damaged."""
+    """Return the document, or None when it is missing or damaged."""
     try:
         document = json.loads(path.read_bytes())
     except (OSError, ValueError):
@@ -103,13 +103,13 @@ def read_json(path: Path) -> Record | None:
 
 
 def remove_secrets(folder: Path) -> None:
-    """Delete the files of an attempt's secrets, whether or not there are any."""
+    """Delete the files of an attempt's secrets, if any."""
     shutil.rmtree(folder / SECRETS, ignore_errors=True)
 
 
 def reserve_exit_slot(folder: Path) -> None:
-    """Take the disk space that the exit record will need."""
-    with suppress(OSError):  # a disk that is full already: the plain write is tried later
+    """Reserve the disk space of the exit record."""
+    with suppress(OSError):  # the disk is already full: a plain write is tried later
         handle = os.open(folder / EXIT_SLOT, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             os.posix_fallocate(handle, 0, SLOT_BYTES)
@@ -118,9 +118,9 @@ def reserve_exit_slot(folder: Path) -> None:
 
 
 def write_exit_record(folder: Path, record: Record) -> Record:
-    """Write ``exit.json`` into its reserved space and return what it holds.
+    """Write ``exit.json`` into its reserved space and return its content.
 
-    The oldest of the last lines go until the record fits.
+    The oldest of the last lines are dropped until the record fits.
     """
     record = dict(record)
     while len(data := json.dumps(record).encode()) > SLOT_BYTES and record["last_lines"]:

@@ -1,4 +1,4 @@
-"""Memory and processor use of a process tree, from one look at /proc to the next.
+"""Memory and CPU use of a process tree between successive samples of /proc.
 
 Standard library only.
 """
@@ -21,7 +21,7 @@ class TreeSampler:
     def sample(self, tree: Iterable[Process]) -> dict[str, float]:
         """Return ``rss_bytes`` and ``cpu_utilization`` (cores busy) since the last call.
 
-        Memory is the sum over the processes, so pages that they share count once for each.
+        Memory is summed over the processes, so shared pages count once per process.
         """
         now, processes = self._clock(), list(tree)
         ticks = {(each.pid, each.start_ticks): each.cpu_ticks for each in processes}

@@ -37,6 +37,14 @@ document.addEventListener("click", (event) => {
   }
 });
 
+/* A page counts its changes, so that a request which a later one overtook writes nothing. */
+for (const kind of ["input", "change"]) {
+  document.addEventListener(kind, (event) => {
+    const turn = event.target.form?.querySelector("[data-turn]");
+    if (turn) turn.value = Number(turn.value) + 1;
+  }, true);
+}
+
 /** Copy the text of the element that `data-copy` names, and say so on the button. */
 async function copyText(button) {
   const source = document.querySelector(button.dataset.copy);

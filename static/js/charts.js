@@ -1,5 +1,6 @@
 /* Draws the figures that webapp/charts builds: resolves design tokens, follows the theme, takes
-   live points. A chart is drawn only while it is in view, and at most every two seconds. */
+   live points. A chart is drawn only while it is in view: with the page's other figures, else at
+   most every two seconds. */
 (() => {
   "use strict";
   const REDRAW_MS = 2000;
@@ -179,8 +180,15 @@
   });
 
   window.slipway = window.slipway || {};
+  /* Draw what an answer brought beside the rest of it; the instant is the server's. */
+  const show = (asOf) => charts.forEach((chart, element) => {
+    element.dataset.asOf = asOf;
+    if (chart.isVisible && chart.isDirty) chart.draw();
+  });
+
   window.slipway.charts = {
     mount,
+    show,
     append,
     expect,
     lastInstant: () => Math.max(0, ...timed().map((chart) => {

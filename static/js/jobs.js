@@ -1,6 +1,7 @@
-/* The job page and the job list while they are open: points into charts, lines into the log, and
-   the regions that the server draws. What a frame only announces is fetched at the page's own
-   address, so that one template says how it looks. */
+/* The job page and the job list while they are open: lines into the log, and the regions that the
+   server draws. What a frame announces is fetched at the page's own address, so that one template
+   says how it looks; one answer brings the state line, the cards, the captions and the points of
+   the charts, all of one instant, and they are shown together. */
 (() => {
   "use strict";
   const REGION_MS = 1500;
@@ -17,6 +18,7 @@
       const other = fresh.querySelector(`[data-region="${region.dataset.region}"]`);
       if (!other || other.innerHTML === region.innerHTML) continue;
       if (region.querySelector("details[open] form")) continue; /* somebody is about to press it */
+      const unfolded = [...region.querySelectorAll("details[open][id]")].map((one) => one.id);
       const ticked = [...region.querySelectorAll("input.pick:checked")].map((box) => box.value);
       if (region.contains(document.activeElement) && document.activeElement !== document.body) {
         const name = document.activeElement.id;
@@ -25,6 +27,7 @@
       } else {
         region.replaceChildren(...document.importNode(other, true).childNodes);
       }
+      for (const id of unfolded) document.getElementById(id)?.setAttribute("open", "");
       for (const box of region.querySelectorAll("input.pick")) box.checked = ticked.includes(box.value);
       if (window.htmx) window.htmx.process(region);
     }
@@ -35,9 +38,23 @@
     if (title.dataset.expectedMs) charts?.expect(Number(title.dataset.expectedMs));
   };
 
+  /* The charts take the points of the same answer, and say of which instant they are. */
+  const take = (fresh) => {
+    const asOf = fresh.querySelector("[data-page-as-of]")?.dataset.pageAsOf ?? fresh.querySelector("[data-job]")?.dataset.asOf;
+    const points = fresh.getElementById("fresh-points");
+    if (points && charts) {
+      for (const [metric, column] of Object.entries(JSON.parse(points.textContent))) charts.append(metric, column);
+    }
+    if (!asOf || !job) return;
+    job.dataset.asOf = asOf;
+    charts?.show(asOf);
+  };
+
   const load = async (isWhole) => {
     const headers = isWhole ? {} : { "HX-Request": "true" };
-    const answer = await fetch(location.href, { headers, cache: "no-store" });
+    const address = new URL(location.href);
+    if (job && !isWhole && charts?.has()) address.searchParams.set("since", charts.lastInstant());
+    const answer = await fetch(address, { headers, cache: "no-store" });
     if (!answer.ok) return null;
     return new DOMParser().parseFromString(await answer.text(), "text/html");
   };
@@ -47,8 +64,9 @@
     fetchedAt = Date.now();
     try {
       const fresh = await load(false);
-      if (fresh) { swap(fresh); live.heard(); }
+      if (fresh) { swap(fresh); take(fresh); live.heard(); }
     } catch { /* the next frame or poll tries again */ }
+    if (job && FINAL.has(document.querySelector("[data-state-now]")?.dataset.stateNow)) finish();
   };
 
   const refreshSoon = (isUrgent) => {
@@ -77,31 +95,26 @@
     return;
   }
 
-  /* Points and lines that a frame brings are drawn at once; after a gap the store is asked. */
+  /* Lines that a frame brings are written at once; after a gap the store is asked. */
   const log = document.querySelector("[data-log]");
   let lastSeq = Number(log?.dataset.lastSeq || 0);
-
-  const append = (points) => {
-    const columns = new Map();
-    for (const { t_ms: t, values } of points) {
-      for (const [name, value] of Object.entries(values)) {
-        if (!columns.has(name)) columns.set(name, []);
-        columns.get(name).push([t, value]);
-      }
-    }
-    for (const [name, column] of columns) charts?.append(name, column);
-  };
 
   /* What the supervisor noted stands between the lines of output. */
   const NOTES = {
     started: ({ pid }) => `process ${pid} started`,
     phase: ({ name }) => name,
-    artefact: ({ name, total_bytes: bytes }) => `left ${name}, ${(bytes / 2 ** 20).toFixed(1)} MiB`,
+    artefact: ({ name, total_bytes: bytes }) => `saved ${name}, ${(bytes / 2 ** 20).toFixed(1)} MiB`,
     exited: ({ signal, exit_code: code }) => (signal ? `ended by signal ${signal}` : `ended with exit code ${code}`),
   };
   const LOG_KINDS = ["log", ...Object.keys(NOTES)].join(",");
   const asLine = ({ seq, t_ms: t, kind, body }) => (
     NOTES[kind] ? { seq, t_ms: t, stream: "supervisor", text: NOTES[kind](body) } : { seq, t_ms: t, ...body }
+  );
+
+  const LINE_CHARACTERS = 2000; /* as of the lines that the server rendered */
+  const shortened = (line) => (
+    line.length <= LINE_CHARACTERS ? line
+      : `${line.slice(0, LINE_CHARACTERS)} … (a line of ${line.length.toLocaleString("en-US")} characters)`
   );
 
   const write = (lines) => {
@@ -115,30 +128,25 @@
         const time = document.createElement("span");
         time.className = "t";
         time.textContent = `${new Date(t).toLocaleTimeString("en-GB", { timeZone: log.dataset.zone || undefined })}  `;
-        row.append(time, line.slice(line.lastIndexOf("\r") + 1));
+        row.append(time, shortened(line.slice(line.lastIndexOf("\r") + 1)));
         row.className = `line ${stream}`;
         log.append(row);
       }
     }
     while (log.childElementCount > 2000) log.firstElementChild.remove();
-    document.querySelector("[data-log-empty]")?.remove();
+    if (log.querySelector(".line")) document.querySelector("[data-log-empty]")?.remove();
     if (isAtEnd) log.scrollTop = log.scrollHeight;
   };
 
   const catchUp = async () => {
     try {
-      if (charts?.has()) {
-        const query = new URLSearchParams({ metrics: job.dataset.metrics, since: charts.lastInstant() + 1, points: 500, host: job.dataset.host });
-        const answer = await fetch(`${job.dataset.seriesUrl}?${query}`);
-        if (answer.ok) {
-          for (const { metric, t_ms: times, value } of (await answer.json()).series) {
-            charts.append(metric, times.map((t, i) => [t, value[i]]).filter(([, v]) => v !== null));
-          }
-        }
-      }
       if (log) {
-        const answer = await fetch(`${job.dataset.eventsUrl}?${new URLSearchParams({ after: lastSeq, kind: LOG_KINDS, host: job.dataset.host })}`);
-        if (answer.ok) write((await answer.json()).events.map(asLine));
+        let before;
+        do { /* an answer holds some events only */
+          before = lastSeq;
+          const answer = await fetch(`${job.dataset.eventsUrl}?${new URLSearchParams({ after: lastSeq, kind: LOG_KINDS, host: job.dataset.host })}`);
+          if (answer.ok) write((await answer.json()).events.map(asLine));
+        } while (lastSeq > before);
       }
     } catch { /* the next poll tries again */ }
   };
@@ -154,6 +162,7 @@
         if (!fresh) continue;
         swap(fresh);
         charts?.adopt(fresh);
+        take(fresh);
         await catchUp();
       } catch { /* tried again */ }
     }
@@ -162,17 +171,13 @@
 
   document.addEventListener("live:frame", ({ detail: { event, data } }) => {
     const isShown = (data.host ?? 0) === Number(job.dataset.host); /* of several hosts one is shown */
-    if (event === "job.metric") { if (isShown) append(data.points); }
+    if (event === "job.metric") { if (isShown) refreshSoon(false); }
     else if (event === "job.log") { if (isShown) write(data.lines); }
     else refreshSoon(event === "job.state");
     if (event === "job.state" || data.phase) catchUp();
     if (event === "job.state" && FINAL.has(data.state)) finish();
   });
   document.addEventListener("live:resync", catchUp);
-  document.addEventListener("live:poll", () => {
-    catchUp();
-    const state = document.querySelector("[data-state-now]");
-    if (state && FINAL.has(state.dataset.stateNow)) finish();
-  });
+  document.addEventListener("live:poll", catchUp);
   if (log) log.scrollTop = log.scrollHeight;
 })();

@@ -1,16 +1,19 @@
 /* One stream per page, many topics on it. Reads server-sent events through fetch, because only
    then can a stream that this page closed itself be taken up again by Last-Event-ID.
 
-   An element with data-live-ticket and data-live-topics asks for the stream. Listeners get DOM
-   events on document: live:frame {topic, event, data}, live:resync, live:poll, live:status. */
+   An element with data-live-ticket and data-live-topics asks for the stream, from the event that
+   data-live-since names on. Listeners get DOM events on document: live:frame {topic, event, data},
+   live:resync, live:poll, live:status. Events are best effort: a page that nothing has renewed for
+   a while asks the server, even where its stream is open. */
 (() => {
   "use strict";
   const holder = document.querySelector("[data-live-topics]");
   if (!holder) return;
   const POLL_MS = 5000;
+  const QUIET_MS = 60000;
   const RETRY_MS = [500, 1000, 2000, 4000, 8000, 15000, 30000];
   const SILENCE_MS = 40000; // the server pings every 15 s
-  const state = { lastId: "", errors: 0, heardAt: 0, frameAt: Date.now(), status: "connecting", stop: null, timer: 0, restMs: 0, closed: false };
+  const state = { lastId: holder.dataset.liveSince || "", errors: 0, heardAt: 0, frameAt: Date.now(), status: "connecting", stop: null, timer: 0, restMs: 0, closed: false };
 
   const say = (name, detail) => document.dispatchEvent(new CustomEvent(`live:${name}`, { detail }));
   const clock = (ms) => new Date(ms).toLocaleTimeString("en-GB");
@@ -48,7 +51,6 @@
     if (event === "stale") { setStatus("stale"); return; }
     setStatus("live");
     if (!data) return;
-    state.frameAt = Date.now();
     let body;
     try { body = JSON.parse(data); } catch { return; }
     say("frame", { event: event || "message", topic: body.t, data: body.d ?? body });
@@ -104,8 +106,6 @@
       if (!answer.ok || !answer.body) throw new Error(`status ${answer.status}`);
       state.errors = 0;
       state.heardAt = Date.now();
-      if (state.wasOpen && !state.lastId) say("resync");
-      state.wasOpen = true;
       setStatus("live");
       watch = setInterval(() => { if (Date.now() - state.heardAt > SILENCE_MS) control.abort(); }, 5000);
       const feed = parser();
@@ -145,13 +145,14 @@
 
   setInterval(stamp, 1000);
   setInterval(() => {
-    if (!state.closed && !document.hidden && state.status !== "live") say("poll");
+    if (state.closed || document.hidden) return;
+    if (state.status !== "live" || Date.now() - state.frameAt > QUIET_MS) say("poll");
   }, POLL_MS);
 
   window.slipway = window.slipway || {};
   window.slipway.live = {
     close: () => { state.closed = true; disconnect(); setStatus("closed"); },
-    heard: () => { state.frameAt = Date.now(); stamp(); }, // a poll brought fresh data
+    heard: () => { state.frameAt = Date.now(); stamp(); }, // the page shows what the server knows
     drop: () => { const control = state.stop; if (control) control.abort(); }, // for tests: cut the line
     state,
   };

@@ -8,6 +8,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "templates" / "docs" / "threats.md").read_text("utf-8")
+FAULTS = (ROOT / "templates" / "docs" / "trust.md").read_text("utf-8")
 ROWS = [line for line in PAGE.splitlines() if line.startswith("| ") and "---" not in line]
 THREATS = [row for row in ROWS if not row.startswith("| Threat |")]
 NAMED = sorted(set(re.findall(r"`(tests/[^`]+\.py::\w+)`", PAGE)))
@@ -29,6 +30,13 @@ def test_every_named_test_exists(name):
 @pytest.mark.parametrize("row", THREATS, ids=lambda row: row.split("|")[1].strip()[:60])
 def test_every_threat_names_a_test_or_says_that_nothing_is_built(row):
     assert "::" in row or "*not built*" in row
+
+
+def test_every_file_of_tests_that_the_page_of_faults_names_exists():
+    named = set(re.findall(r"`(tests/[\w/]+\.py)`", FAULTS))
+
+    assert len(named) > 30
+    assert [path for path in sorted(named) if not (ROOT / path).exists()] == []
 
 
 def test_the_page_is_not_empty():

@@ -46,3 +46,14 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Write one file of tests."""
+    (tmp_path / "tests").mkdir()
+
+    def written(lines: str, name: str = "test_one.py") -> None:
+        (tmp_path / "tests" / name).write_text(lines)
+
+    return written

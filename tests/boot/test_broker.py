@@ -10,8 +10,8 @@ import pytest
 
 from tests.boot.conftest import eventually
 from webapp.boot import broker
+from webapp.boot.console import Problem
 from webapp.boot.processes import Child
-from webapp.boot.say import Problem
 
 
 @pytest.fixture
@@ -204,3 +204,23 @@ def ask(path: Path, command: str) -> bytes:
         assert door.recv(64) == b"+OK\r\n"
         door.sendall(f"{command}\r\n".encode())
         return door.recv(4096)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("lost", ["redis/users.acl", "redis", "redis.secret"])
+def test_a_killed_server_comes_back_without_the_files_that_it_started_with(data, crew, lost):
+    chosen = broker.choose(data, {"PATH": "/nowhere"})
+    child = Child("redis", chosen.command, prepare=chosen.prepare)
+    crew.start(child)
+    assert broker.wait_until_up(chosen.socket)
+
+    os.kill(child.process.pid, signal.SIGKILL)
+    path = data / lost
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    eventually(crew.tend)
+    eventually(lambda: crew.tend() or broker.answers(chosen.socket))
+
+    url = broker.choose(data, {"PATH": "/nowhere"}).url
+    assert url == chosen.url
+    assert ask(chosen.socket, "PING") == b"+PONG\r\n"
+    assert stat.S_IMODE((data / "redis" / "users.acl").stat().st_mode) == 0o600

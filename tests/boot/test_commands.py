@@ -9,7 +9,9 @@ import sys
 import pytest
 from django.core.management import CommandError, call_command
 
+from tests.stack import copy_migrated
 from webapp.boot import vendor
+from webapp.core.management.commands import bench
 
 
 def told(*arguments, **options) -> str:
@@ -57,7 +59,8 @@ def test_vendor_check_names_a_file_that_differs(monkeypatch):
         call_command("vendor", check=True)
 
 
-def test_bench_measures_the_import_of_the_planner():
+def test_bench_measures_the_import_of_the_planner(monkeypatch):
+    monkeypatch.setattr(bench, "ROUNDS", 3)
     figures = {row["name"]: row for row in json.loads(told("bench", "import", json=True))}
 
     assert figures["import planner"]["unit"] == "s"
@@ -91,7 +94,9 @@ def test_prepare_says_that_a_named_database_cannot_be_reached(tmp_path):
     assert "Traceback" not in done.stderr
 
 
-def test_prepare_makes_the_databases_and_an_admin_once(tmp_path):
+def test_prepare_makes_an_admin_and_its_password_once(tmp_path):
+    """``test_whole_up`` lets it begin without databases."""
+    copy_migrated(tmp_path)
     named = {"SLIPWAY_DATA_DIR": str(tmp_path)}
     command = [sys.executable, "manage.py", "prepare"]
 
@@ -109,4 +114,3 @@ def test_prepare_makes_the_databases_and_an_admin_once(tmp_path):
 
     assert "password: " in first.stdout
     assert second.stdout == ""
-    assert (tmp_path / "metrics.sqlite3").exists()

@@ -8,7 +8,7 @@ import pytest
 
 from tests.boot.wheels import make_wheel
 from webapp.boot import environment
-from webapp.boot.say import Problem
+from webapp.boot.console import Problem
 
 
 @pytest.fixture
@@ -139,7 +139,7 @@ def test_a_damaged_stamp_counts_as_none(tmp_path, monkeypatch):
 def test_a_second_start_waits_for_the_first_to_finish_the_environment(tmp_path):
     code = (
         "import sys; from webapp.boot import environment\n"
-        "with environment._alone(): print('mine', flush=True); sys.stdin.read()"
+        "with environment._locked(): print('mine', flush=True); sys.stdin.read()"
     )
     first = subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

@@ -11,8 +11,8 @@ import pytest
 
 from tests.boot.wheels import make_source, make_wheel
 from webapp.boot import environment, hashes, pins, pip
+from webapp.boot.console import Problem
 from webapp.boot.hashes import PackageFile, Platform
-from webapp.boot.say import Problem
 
 HERE = hashes.platform_of(Path(sys.executable))
 LISTED = hashes.read(hashes.LIST)

@@ -30,7 +30,13 @@ def start(tmp_path, *arguments: str, **environment: str) -> subprocess.Popen[str
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        preexec_fn=_restore_sigint,  # noqa: PLW1509 -- this process has no threads
     )  # fmt: skip
+
+
+def _restore_sigint() -> None:
+    """Undo what a shell does to commands that it starts in the background."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def run(tmp_path, *arguments: str, **environment: str) -> tuple[int, str]:
@@ -38,17 +44,6 @@ def run(tmp_path, *arguments: str, **environment: str) -> tuple[int, str]:
     process = start(tmp_path, *arguments, **environment)
     words, _ = process.communicate(timeout=300)
     return process.returncode, words
-
-
-@pytest.fixture
-def write(tmp_path):
-    """Write one file of tests."""
-    (tmp_path / "tests").mkdir()
-
-    def written(lines: str, name: str = "test_one.py") -> None:
-        (tmp_path / "tests" / name).write_text(lines)
-
-    return written
 
 
 def test_work_begins_where_it_left_the_upstream_branch(monkeypatch, tmp_path):
@@ -71,66 +66,97 @@ def test_work_begins_where_it_left_the_upstream_branch(monkeypatch, tmp_path):
     assert suite.changed_since() == first
 
 
-def test_workers_report_every_outcome_and_the_exit_status_is_pytests(tmp_path, write):
-    write("import pytest\n"
-          "def test_good(): pass\n"
-          "def test_bad(): assert 1 == 2\n"
-          "@pytest.mark.skip\n"
-          "def test_left_out(): pass\n"
-          "@pytest.fixture\n"
-          "def broken(): raise OSError('no such thing')\n"
-          "def test_stuck(broken): pass\n")  # fmt: skip
-    write("def test_other(): pass\n", "test_two.py")
+FILES = {
+    "test_one.py": """
+import pytest
+def test_good(): pass
+def test_bad(): assert 1 == 2
+@pytest.mark.skip
+def test_left_out(): pass
+@pytest.fixture
+def broken(): raise OSError('no such thing')
+def test_stuck(broken): pass
+""",
+    "test_deadly.py": """
+import os, signal
+def test_deadly(): os.kill(os.getpid(), signal.SIGKILL)
+""",
+    "test_shared.py": """
+import pytest
+@pytest.fixture(scope='session')
+def shared():
+    yield
+    raise OSError('still in use')
+def test_one(shared): pass
+""",
+    "test_first_time.py": """
+import pathlib, pytest
+@pytest.mark.faults
+def test_one():
+    runs = pathlib.Path({runs!r})
+    runs.write_text(runs.read_text() + 'x' if runs.exists() else 'x')
+    assert runs.read_text() == 'xx'
+""",
+    **{f"test_{number}.py": "def test_fine(): pass\n" for number in range(6)},
+}
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory):
+    """The status, the words and the folder of one run with every outcome that a test can have."""
+    folder = tmp_path_factory.mktemp("outcomes")
+    (folder / "tests").mkdir()
+    for name, lines in FILES.items():
+        text = lines.replace("{runs!r}", repr(str(folder / "runs.txt")))
+        (folder / "tests" / name).write_text(text)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("PYTEST_ADDOPTS", raising=False)
+        return *run(folder, "--lanes", "-q"), folder
+
+
+SNAPSHOTS = """
+def test_one(snapshot): assert 'one' == snapshot
+def test_two(snapshot): assert 'two' == snapshot
+"""
+
+
+def test_snapshots_that_workers_used_are_used_and_others_fail_the_run(tmp_path):
+    (tmp_path / "tests").mkdir()
+    test_file = tmp_path / "tests/test_kept.py"
+    test_file.write_text(SNAPSHOTS)
+    (tmp_path / "tests/test_other.py").write_text("def test_fine(): pass\n")
+    status, words = run(tmp_path, "-q", "--snapshot-update")
+    assert status == 0, words
 
     status, words = run(tmp_path, "--lanes", "-q")
+    assert (status, "2 snapshots passed" in words) == (0, True), words
+
+    test_file.write_text(SNAPSHOTS.partition("def test_two")[0])
+    status, words = run(tmp_path, "--lanes", "-q")
+    assert (status, "1 snapshot unused" in words) == (1, True), words
+
+
+def test_workers_report_every_outcome_and_the_exit_status_is_pytests(told):
+    status, words, _ = told
 
     assert status == 1
-    assert "1 failed, 2 passed, 1 skipped, 1 error" in words.splitlines()[-1]
+    for counted in ("3 failed, 8 passed, 1 skipped", "2 errors"):
+        assert counted in words.splitlines()[-1]
     assert "assert 1 == 2" in words
     assert "no such thing" in words
 
 
-def test_a_worker_that_dies_fails_the_test_that_it_ran_and_the_rest_runs(tmp_path, write):
-    write("import os, signal\n"
-          "def test_deadly(): os.kill(os.getpid(), signal.SIGKILL)\n")  # fmt: skip
-    for number in range(6):
-        write("def test_fine(): pass\n", f"test_{number}.py")
-
-    status, words = run(tmp_path, "--lanes", "-q")
-
-    assert status == 1
-    assert "test_one.py::test_deadly" in words
-    assert "ended with status -9" in words
-    assert "6 passed" in words.splitlines()[-1]
+def test_a_worker_that_dies_fails_the_test_that_it_ran_and_the_rest_runs(told):
+    assert "test_deadly.py::test_deadly" in told[1]
+    assert "ended with status -9" in told[1]
 
 
-def test_a_fixture_of_the_session_that_cannot_be_torn_down_is_an_error(tmp_path, write):
-    write("import pytest\n"
-          "@pytest.fixture(scope='session')\n"
-          "def shared():\n"
-          "    yield\n"
-          "    raise OSError('still in use')\n"
-          "def test_one(shared): pass\n")  # fmt: skip
-
-    status, words = run(tmp_path, "--lanes", "-q")
-
-    assert status == 1
-    assert "still in use" in words
+def test_a_fixture_of_the_session_that_cannot_be_torn_down_is_an_error(told):
+    assert "still in use" in told[1]
 
 
-def test_a_test_that_fails_has_no_second_chance(tmp_path, write):
-    runs = tmp_path / "runs.txt"
-    write(f"import pathlib, pytest\n"
-          f"@pytest.mark.faults\n"
-          f"def test_one():\n"
-          f"    runs = pathlib.Path({str(runs)!r})\n"
-          f"    runs.write_text(runs.read_text() + 'x' if runs.exists() else 'x')\n"
-          f"    assert runs.read_text() == 'xx'\n")  # fmt: skip
-
-    status, _ = run(tmp_path, "--lanes", "-q")
-
-    assert status == 1
-    assert runs.read_text() == "x"
+def test_a_test_that_fails_has_no_second_chance(told):
+    assert (told[2] / "runs.txt").read_text() == "x"
 
 
 LEAVES = """
@@ -187,22 +213,7 @@ def test_a_run_that_is_interrupted_leaves_nothing(tmp_path, write, sent):
     assert not suite.Path(folder).exists()
 
 
-def test_what_a_killed_run_leaves_is_cleaned_up_by_the_next(tmp_path, write):
-    told = tmp_path / "told"
-    write(LEAVES.format(told=str(told), seconds=600))
-    process = start(tmp_path, "--lanes", "-q")
-    pid, folder = left_by(told)
-    process.kill()
-    process.communicate(timeout=120)
-    assert is_running(pid)
-
-    run(tmp_path, "--collect-only", "-q")
-
-    eventually(lambda: not is_running(pid))
-    assert not suite.Path(folder).exists()
-
-
-def test_a_run_beside_another_leaves_it_alone(tmp_path, write):
+def test_a_run_leaves_another_alone_and_cleans_up_after_one_that_was_killed(tmp_path, write):
     told = tmp_path / "told"
     write(LEAVES.format(told=str(told), seconds=600))
     process = start(tmp_path, "--lanes", "-q")
@@ -212,8 +223,14 @@ def test_a_run_beside_another_leaves_it_alone(tmp_path, write):
 
     assert is_running(pid)
     assert suite.Path(folder).exists()
-    process.terminate()
-    process.communicate(timeout=120)
+    process.kill()
+    process.communicate()
+    assert is_running(pid)
+
+    run(tmp_path, "--collect-only", "-q")
+
+    eventually(lambda: not is_running(pid))
+    assert not suite.Path(folder).exists()
 
 
 def test_the_seconds_of_each_file_are_kept_where_asked(tmp_path, write):

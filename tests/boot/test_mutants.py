@@ -8,9 +8,6 @@ import pytest
 from tests.mutants import server, tool
 from webapp.boot import census
 
-# Once in a few runs on two workers these hang; asked for by name until the cause is found.
-pytestmark = pytest.mark.soak
-
 MUTANTS = tool.read_list(census.ROOT / tool.LIST)
 NUM_BY_AREA = {
     "cost": 12, "search": 10, "transitions": 8, "claims": 6, "ingest": 6, "signing": 6, "roles": 6,

@@ -3,8 +3,8 @@ import json
 import pytest
 
 from webapp.boot import cli, environment, hashes, pins
+from webapp.boot.console import Problem
 from webapp.boot.hashes import PackageFile
-from webapp.boot.say import Problem
 
 A, B = "a" * 64, "b" * 64
 ABOUT = {

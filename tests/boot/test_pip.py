@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from webapp.boot import pip
-from webapp.boot.say import Problem
+from webapp.boot.console import Problem
 
 LOG = Path("pip.log")
 

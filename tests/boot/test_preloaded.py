@@ -12,7 +12,6 @@ import pytest
 from tests.boot.conftest import eventually
 from tests.plugins import preloaded
 
-pytestmark = pytest.mark.soak  # hangs once in a few runs on two workers
 ROOT = preloaded.ROOT
 CODE = """
 import os, signal, sys, time
@@ -128,6 +127,7 @@ def test_two_draw_different_random_numbers(server, folder):
     [
         (["python3", "-m", "becomes"], {}),
         ([sys.executable, "-c", "pass"], {}),
+        ([sys.executable, "-m", "runners.jobs.drill"], {}),
         ([sys.executable, "-m", "becomes"], {"OMP_NUM_THREADS": "7"}),
         ([sys.executable, "-m", "becomes"], {"PYTHONPATH": "/elsewhere"}),
     ],

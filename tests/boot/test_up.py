@@ -11,7 +11,7 @@ from collections import namedtuple
 import pytest
 
 from webapp.boot import preflight, up
-from webapp.boot.say import Problem
+from webapp.boot.console import Problem
 
 
 @pytest.fixture
@@ -28,6 +28,12 @@ def test_a_taken_port_gets_a_sentence_with_another_port(taken_port):
 
     assert f"Port {taken_port} on 127.0.0.1 cannot be used" in problem.value.fact
     assert f"--port {taken_port + 1}" in problem.value.way_out
+
+
+@pytest.mark.parametrize("port", [-1, 0, 65536, 700000])
+def test_a_port_that_is_none_gets_a_sentence(port):
+    with pytest.raises(Problem, match="ports are 1 to 65535"):
+        preflight.check_port("127.0.0.1", port, running=None)
 
 
 def test_a_public_address_without_tls_gets_a_sentence():
@@ -218,3 +224,24 @@ def test_a_new_migration_needs_a_preparation(tmp_path, monkeypatch):
     (folder / "0002_more.py").write_text("operations = []")
 
     assert up.schema_state({}) != before
+
+
+@pytest.mark.parametrize(
+    ("variables", "is_believed"),
+    [
+        ({}, False),
+        ({"SLIPWAY_PUBLIC_URL": "https://slipway.example.org"}, True),
+        ({"FORWARDED_ALLOW_IPS": "10.0.0.7"}, True),
+    ],
+)
+def test_the_header_of_a_proxy_is_believed_only_where_there_is_one(
+    monkeypatch, tmp_path, variables, is_believed
+):
+    for name in ("SLIPWAY_PUBLIC_URL", "FORWARDED_ALLOW_IPS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+
+    command = up.Site("127.0.0.1", 9, tmp_path)._web_command()
+
+    assert ("--no-proxy-headers" not in command) == is_believed

@@ -10,10 +10,11 @@ from typing import Any
 
 from django.apps import apps
 from django.contrib.auth.models import User
-from django.db import models
+from django.db import models, transaction
 
 from tests.stack import PASSWORD
 from webapp.accounts.models import Membership, Team
+from webapp.accounts.passwords import link_path
 from webapp.accounts.secrets import secret_store
 from webapp.core.clock import now
 from webapp.datasets.models import Dataset
@@ -41,7 +42,7 @@ OWN = {
     *("session_key", "account", "address", "sealed", "claim_id", "idempotency_key", "digest"),
     *("metric", "source", "unit", "weight_dtype", "pool", "uuid", "detail", "state", "path"),
     *("reason", "stop_reason"),  # of a closed list, checked where a host reports it
-    *("artefact_name",),
+    *("artefact_name", "series"),
     *("token_hash", "credential_hash", "command_salt", "redis_secret_hash", "command_secret"),
 }
 FREE_KEYS = {
@@ -175,7 +176,11 @@ def arguments() -> dict[str, str]:
     assert attempt is not None
     team = job.team
     host = attempt.host
+    *_, uid, token, _end = link_path(User.objects.get(username="olga")).split("/")
     return {
+        "<slug:uid>": uid,
+        "<slug:token>": token,
+        "<slug:form>": "json",
         "<slug:job_id>": job.pk,
         "<job_id>": job.pk,
         "<str:plan_id>": Plan.objects.filter(team=team).latest("created_at").pk,
@@ -200,6 +205,7 @@ def team_token(team: Team) -> str:
     return str(model.objects.filter(team=team).latest("created_at").pk)
 
 
+@transaction.atomic
 def plant() -> None:
     """Plant everything, and print what was planted and where things lie, as JSON."""
     team = Team.objects.earliest("created_at")

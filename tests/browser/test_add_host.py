@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 @pytest.fixture
 def added(new_page, stack, tmp_path):
-    """The check page of a host whose command was run, and the process of its agent."""
+    """The check page of a host whose command was run; this machine has been measured before."""
     page = new_page("olga")
     page.goto(f"{stack.base_url}/hosts/add/")
     page.get_by_label("Name").fill("Second box")
@@ -23,6 +23,7 @@ def added(new_page, stack, tmp_path):
     token = re.search(r"--token (\S+)", command)[1]
     stack.run("-m", "runners", "enroll", "--server", stack.base_url, "--token", token,
               "--dir", str(tmp_path))  # fmt: skip
+    stack.take_measurement()
     agent = subprocess.Popen(
         [sys.executable, "-m", "runners", "work", "--dir", str(tmp_path)],
         cwd=ROOT, env=stack.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.driving import go_on, launch, log_in
+from tests.browser.driving import go_on, launch
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
-LONG_MS = 600_000
 EVERY = 2  # few: a busy machine makes few steps in the seconds of the demo
+MILLION_TOKENS = 0.02  # 39 steps
 
 
 def fill_mixture(page: Page) -> None:
@@ -24,19 +24,17 @@ def fill_mixture(page: Page) -> None:
     expect(page.get_by_label("Reference loss of source 2")).to_be_hidden()
     page.locator("input[name='mix_weights'][value='dynamic']").check()
     page.get_by_label("Steps between two moves").fill(str(EVERY))
+    page.locator("#id_million_tokens").fill(str(MILLION_TOKENS))
 
 
 @pytest.fixture(scope="module")
-def mixed(browser, stack):
+def mixed(visitors, stack):
     """Walk the demo's wizard with a wrong reference and a right one, launch, and watch."""
     folder = Path(stack.host_dir) / "models" / "mixture"
     folder.mkdir(parents=True)
     text = "".join(f"Number {n} is followed by {n + 1}.\n" * 80 + "\n" for n in range(40))
     (folder / "numbers.txt").write_text(text)
-    context = browser.new_context(viewport={"width": 1280, "height": 900})
-    context.set_default_timeout(LONG_MS)
-    page = context.new_page()
-    log_in(page, stack.base_url, "alice")
+    page = visitors.open()
     page.goto(f"{stack.base_url}/plans/new/?preset=demo")
     page.goto(re.sub("/edit/.*", "/edit/workload/", page.url))
     fill_mixture(page)
@@ -51,9 +49,9 @@ def mixed(browser, stack):
     seen["review"] = page.inner_text("main").replace("\N{NO-BREAK SPACE}", " ")
     seen["job_id"] = launch(page)
     page.wait_for_selector("[data-state-now='succeeded']")
-    page.get_by_role("heading", name="What it left, and what next").wait_for()
+    page.get_by_role("heading", name="Artefacts and next steps").wait_for()
     yield page, seen
-    context.close()
+    page.close()
 
 
 def test_a_wrong_reference_is_refused_by_its_field(mixed):

@@ -5,8 +5,6 @@ import re
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.driving import launch, walk_to_review
-
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 
@@ -15,15 +13,8 @@ def plain_page(new_page) -> Page:
     return new_page(java_script_enabled=False)
 
 
-def test_the_wizard_leads_to_a_running_job(plain_page, stack):
-    walk_to_review(plain_page, stack.base_url)
-    job_id = launch(plain_page)
-    client = stack.client("alice")
-    client.wait_for_state(job_id, "running")
-    plain_page.reload()
-    expect(plain_page.locator("[data-state-now='running']")).to_be_visible()
-    client.post(f"/jobs/{job_id}/stop/", {})
-    client.wait_for_state(job_id, "stopped")
+def test_the_wizard_leads_to_a_running_job(followed):
+    assert followed["state_without_javascript"] == "running"
 
 
 def test_a_finished_job_shows_its_charts_as_pictures_and_tables(plain_page, stack, finished_job):

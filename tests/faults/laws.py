@@ -35,7 +35,7 @@ SETTLE_SECONDS = 0.3
 SERVERS_REASONS = frozenset(
     {
         "start_timeout", "never_started", "supervisor_lost", "preflight_failed", "queue_timeout",
-        "superseded", "stopped_by_user", "stopped_by_operator", "lost_and_abandoned_by_user", "quota",
+        "superseded", "stopped_by_user", "stopped_by_operator", "site_stopped", "lost_and_abandoned_by_user", "quota",
     }
 )  # fmt: skip
 RING_WITHIN = timedelta(seconds=scaled(120, least=10))

@@ -27,11 +27,13 @@ BOUND = (sys.executable, "-S", "-c", BIND)
 class Desk:
     """A process that speaks with the product's services, one call a line (``desk.py``)."""
 
-    def __init__(self, environment: dict[str, str], log: Path) -> None:
+    def __init__(
+        self, environment: dict[str, str], log: Path, calls: str = "tests.faults.calls"
+    ) -> None:
         self._log = log.open("ab")
         self._lock = threading.Lock()  # one question and its answer at a time
         self._process = subprocess.Popen(
-            [*BOUND, sys.executable, "-m", "tests.faults.desk"], cwd=ROOT, env=environment,
+            [*BOUND, sys.executable, "-m", "tests.faults.desk", calls], cwd=ROOT, env=environment,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log,
             start_new_session=True, text=True, bufsize=1,
         )  # fmt: skip
@@ -149,12 +151,11 @@ class Parts:
                 os.kill(pid, signal.SIGSTOP)
                 self._frozen[pid] = process.start_ticks
 
-    def thaw(self) -> None:
-        """Let every frozen process go on."""
-        for pid, ticks in self._frozen.items():
-            if is_running(pid, ticks):
+    def thaw(self, *pids: int) -> None:
+        """Let the given frozen processes go on; all of them where none is given."""
+        for pid in pids or tuple(self._frozen):
+            if is_running(pid, self._frozen.pop(pid)):
                 os.kill(pid, signal.SIGCONT)
-        self._frozen.clear()
 
     def run(self, *arguments: str) -> str:
         """Run a Python program of the product to its end and return what it printed."""

@@ -30,6 +30,7 @@ from tests.stack import FINAL, SLOW_S, StackError, copy_migrated, wait_for
 
 SCALE = 1 / 30
 DEGRADED_SECONDS, UNREACHABLE_SECONDS = 30 * SCALE, 90 * SCALE
+ENDLESS = 100_000  # steps of a job that the case ends, however slow the machine is
 SERVER = ("redis", "web", "control", "ticker")
 CANARIES = {
     "the site's key": "canary-of-the-site-key-0123456789-abcdefghijklmnopqrstuvwxyz",
@@ -125,11 +126,19 @@ class Site(Parts):
         wait_for(lambda: self.view(job)["num_steps"], f"the first step of {job}", every_s=0.05)
         return job
 
+    def halted(self, host: str, **spec: Any) -> tuple[str, list[int]]:
+        """Launch a drill that stands still after its first figures, until its pids are thawed."""
+        job = self.running(host, **spec)
+        pids = [process.pid for process in procfs.marked(self.attempt(job)["id"])]
+        self.freeze(*pids)
+        return job, pids
+
     def view(self, job: str) -> View:
         return dict(self.desk.view(job=job))
 
     def attempt(self, job: str) -> View:
-        """Return the newest attempt of a job."""
+        """Return the newest attempt of a job, as soon as it has one."""
+        wait_for(lambda: self.view(job)["attempts"], f"an attempt of {job}", SLOW_S, 0.05)
         return dict(self.view(job)["attempts"][-1])
 
     def wait(self, job: str, *states: str, timeout_s: float = SLOW_S) -> View:

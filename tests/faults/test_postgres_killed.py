@@ -1,5 +1,6 @@
 """PostgreSQL is killed while jobs run on an installation that keeps everything in it."""
 
+import contextlib
 import os
 import pwd
 import shutil
@@ -68,13 +69,22 @@ class Postgres:
             (self.folder / "data" / "postmaster.pid").unlink(missing_ok=True)
 
 
-@pytest.fixture
-def postgres() -> Iterator[Postgres]:
+@contextlib.contextmanager
+def serving() -> Iterator[Postgres]:
+    """Have a server while a block runs."""
     made = Postgres()
     made.start()
-    yield made
-    made.kill()
-    shutil.rmtree(made.folder, ignore_errors=True)
+    try:
+        yield made
+    finally:
+        made.kill()
+        shutil.rmtree(made.folder, ignore_errors=True)
+
+
+@pytest.fixture
+def postgres() -> Iterator[Postgres]:
+    with serving() as made:
+        yield made
 
 
 @pytest.fixture
@@ -97,7 +107,7 @@ def is_answering(site: Site) -> bool:
 
 def test_jobs_outlive_two_kills_of_the_database(site, postgres):
     site.begin_case()
-    jobs = [site.running("ada", steps=80), site.submit("bea", steps=20)]
+    jobs = [site.running("ada", steps=60), site.submit("bea", steps=20)]
     for _ in range(2):
         postgres.kill()
         time.sleep(OFF)

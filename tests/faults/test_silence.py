@@ -4,11 +4,13 @@ import os
 import signal
 import subprocess
 from contextlib import contextmanager
+from itertools import pairwise
 
 import pytest
 
 from runners.supervision import procfs
-from tests.faults.site import Site, is_alive
+from tests.faults.site import ENDLESS, Site, is_alive
+from tests.plugins.extent import first
 from tests.stack import ROOT, wait_for
 
 pytestmark = [pytest.mark.faults, pytest.mark.slow]
@@ -27,83 +29,69 @@ def can_mount() -> bool:
 
 
 @contextmanager
-def silent(site: Site, host: str, until: str):
-    """Freeze a host's agent until the server calls its contact ``until``."""
-    site.freeze(*site.agents(host))
-    site.wait_for_contact(host, until)
+def silent(site: Site, until: str, *hosts: str):
+    """Freeze hosts' agents until the server calls their contact ``until``."""
+    site.freeze(*site.agents(*hosts))
+    for host in hosts:
+        site.wait_for_contact(host, until)
     yield
     site.thaw()
-    site.wait_for_contact(host, "live")
+    for host in hosts:
+        site.wait_for_contact(host, "live")
 
 
 def test_a_short_silence_changes_nothing_for_the_job(site):
-    job = site.running("ada", steps=60)
-    with silent(site, "ada", "degraded"):
+    job, _ = site.halted("ada", steps=60)
+    with silent(site, "degraded", "ada"):
         assert site.view(job)["state"] == "running"
 
     assert site.wait(job)["states"] == STRAIGHT
 
 
-def test_an_unreachable_host_keeps_its_job_while_the_server_restarts(site):
-    job = site.running("ada", steps=80)
-    with silent(site, "ada", "unreachable"):
+def test_unreachable_hosts_keep_their_jobs_while_the_server_restarts(site):
+    """One still runs when the silence is over; the other ended in it, which is told then."""
+    longer, _ = site.halted("ada", steps=80)
+    ended, pids = site.halted("bea", steps=20)
+    with silent(site, "unreachable", "ada", "bea"):
+        site.thaw(*pids)
+        record = site.attempt_folder(ended).exit_record
+        wait_for(record, "the end of the job on its host", every_s=0.05)
         site.restart("web", "control", "ticker")
-        assert site.view(job)["state"] == "running"
+        assert [site.view(job)["state"] for job in (longer, ended)] == ["running"] * 2
 
-    assert site.wait(job)["states"] == STRAIGHT
-
-
-def test_what_ended_in_the_silence_is_told_when_it_is_over(site):
-    job = site.running("ada", steps=20)
-    with silent(site, "ada", "unreachable"):
-        wait_for(
-            site.attempt_folder(job).exit_record, "the end of the job on its host", every_s=0.05
-        )
-        assert site.view(job)["state"] == "running"
-
-    assert site.wait(job)["states"] == STRAIGHT
+    assert [site.wait(job)["states"] for job in (longer, ended)] == [STRAIGHT] * 2
 
 
-def test_silence_and_return_are_announced_once_each(site):
+def test_silence_and_return_are_announced_once_each_and_jobs_wait_for_the_host(site):
+    """One was launched before the silence and not claimed; bea's own comes in the midst of it."""
     wait_for(lambda: site.desk.host(slug="bea")["announced"] == "live", "a known contact")
     before = len(site.desk.contacts_of(slug="bea"))
-    with silent(site, "bea", "unreachable"):
+    site.freeze(*site.agents("ada"))
+    unclaimed = site.submit("ada", steps=3)
+    with silent(site, "unreachable", "bea"):
         wait_for(
             lambda: site.desk.host(slug="bea")["announced"] == "unreachable", "the news of it"
         )
+        later = site.submit("bea", steps=2)
+        assert site.view(later)["state"] == "queued"
+        site.wait_for_contact("ada", "unreachable")
+        assert site.view(unclaimed)["state"] == "preflight"
     wait_for(lambda: site.desk.host(slug="bea")["announced"] == "live", "the news of its return")
 
     told = site.desk.contacts_of(slug="bea")[before:]
-    assert [each for each in told if each != "degraded"] == ["unreachable", "live"]
-
-
-def test_an_unclaimed_job_waits_for_its_silent_host(site):
-    site.freeze(*site.agents("ada"))
-    job = site.submit("ada", steps=3)
-    site.wait_for_contact("ada", "unreachable")
-    assert site.view(job)["state"] == "preflight"
-    site.thaw()
-
-    assert site.wait(job)["states"] == STRAIGHT
-
-
-def test_a_silent_host_gets_no_new_job_until_it_is_back(site):
-    with silent(site, "ada", "unreachable"):
-        job = site.submit("ada", steps=2)
-        assert site.view(job)["state"] == "queued"
-
-    assert site.wait(job)["states"] == STRAIGHT
+    assert all(one != other for one, other in pairwise(told))
+    assert [each for each in dict.fromkeys(told) if each != "degraded"] == ["unreachable", "live"]
+    assert [site.wait(job)["states"] for job in (unclaimed, later)] == [STRAIGHT] * 2
 
 
 def test_a_job_sent_elsewhere_by_a_person_ends_on_the_host_that_returns(site):
-    first = site.running("ada", steps=600)
-    with silent(site, "ada", "unreachable"):
+    first = site.running("ada", steps=ENDLESS)
+    with silent(site, "unreachable", "ada"):
         assert site.desk.abandon(job=first) == "stopped"
-        second = site.submit("bea", steps=20)
-        site.wait(second, "running")
+        second = site.wait(site.submit("bea", steps=20))
     wait_for(lambda: site.attempt(first)["num_exited"], "the exit of the first")
 
-    assert site.wait(second)["state"] == "succeeded"
+    assert second["state"] == "succeeded"
     assert site.view(first)["states"][-1] == "stopped"
     assert site.attempt(first)["exit"]["reason"] == "lost_and_abandoned_by_user"
 
@@ -115,7 +103,7 @@ def wait_for_ping(site: Site, host: str) -> None:
     wait_for(lambda: pings.exists() and pings.stat().st_mtime != at, "an accepted doorbell")
 
 
-@pytest.mark.parametrize("seconds", [600, -300])
+@pytest.mark.parametrize("seconds", first([600, -300]))
 def test_a_host_whose_clock_is_off_works_and_hears_its_doorbells(site, tmp_path, seconds):
     (tmp_path / "sitecustomize.py").write_text(SHIFTED.format(seconds=seconds))
     site.own["cleo"] = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
@@ -136,7 +124,7 @@ def test_a_host_whose_clock_is_off_works_and_hears_its_doorbells(site, tmp_path,
 
 @pytest.mark.skipif(not can_mount(), reason="needs a mount namespace for another boot_id")
 def test_after_a_reboot_the_job_is_over_and_the_host_takes_the_next(site, tmp_path):
-    job = site.running("bea", steps=600)
+    job = site.running("bea", steps=ENDLESS)
     plain = site.commands["bea"]
     site.kill_tree("bea")
     os.kill(site.identity(job)["pid"], signal.SIGKILL)  # nobody is left to write an end
@@ -153,11 +141,12 @@ def test_after_a_reboot_the_job_is_over_and_the_host_takes_the_next(site, tmp_pa
 
 
 def test_a_host_locked_out_goes_on_and_tells_all_when_it_is_let_in_again(site):
-    job = site.running("cleo", steps=120)
+    job, halted = site.halted("cleo", steps=80)
     pid = site.identity(job)["child_pid"]
     site.desk.revoke(slug="cleo")
     site.wait_for_contact("cleo", "unreachable")
     assert (is_alive(pid), site.view(job)["state"]) == (True, "running")
+    site.thaw(*halted)
     refused = site.call("cleo", "/hosts/beat", {})
 
     site.kill_tree("cleo")

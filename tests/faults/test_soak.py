@@ -10,7 +10,7 @@ import pytest
 from tests.faults.storm import KINDS, ON_JOBS, STRUCK, Storm, drills, strikes, told
 
 LONG_SECONDS, LONG_JOBS = 600.0, 500
-SHORT_SECONDS, SHORT_JOBS, SHORT_SEED = 20.0, 15, 5
+SHORT_SECONDS, SHORT_JOBS, SHORT_SEED = 10.0, 8, 36
 HOSTS = ["ada", "bea", "cleo"]
 
 

@@ -3,6 +3,9 @@
 Each runs as the product runs it: agent, supervisor, torchrun, two ranks. A killed rank starts
 again within the attempt; what else is killed costs the attempt, and the next one goes on from
 what it left on the host. The rate of learning says of each figure which step it is of.
+
+The suite tells one of the stories; ``test_killed_ranks`` goes through the layouts without the
+product around them.
 """
 
 import os
@@ -15,6 +18,7 @@ import pytest
 
 from runners.supervision import procfs
 from tests.faults.site import Site
+from tests.plugins.extent import first
 from tests.runners.jobs.harness import Host, tiny_training
 from tests.stack import SLOW_S, wait_for
 
@@ -98,7 +102,7 @@ def environment(pid: int) -> bytes:
         return b""
 
 
-@pytest.mark.parametrize("name", STORIES)
+@pytest.mark.parametrize("name", first(STORIES))
 def test_the_loss_goes_on_unbroken_from_the_last_checkpoint(site, alone, undisturbed, name):
     layout, victims = STORIES[name]
     cache = "cache"  # the tokens of the text take longer than the training

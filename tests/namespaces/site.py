@@ -14,6 +14,7 @@ from typing import Any
 
 from runners.jobspec import DataParallel, TrainSpec
 from runners.supervision.procfs import marked
+from tests.faults.parts import Desk
 from tests.namespaces.lab import SERVER_ADDRESS, Lab
 from tests.runners.jobs.harness import TINY
 from tests.stack import (
@@ -30,65 +31,18 @@ from tests.stack import (
 from webapp.boot import broker
 
 TIME_SCALE = 0.4  # beats every 4 s, a host out of contact after 36 s, a start given up after 48
-RANK_SECONDS = 60  # longer than that, and than a busy machine keeps a rank from its step
+RANK_SECONDS = 40  # more than a host needs to be out of contact, or a busy machine for a step
 ALL_SECONDS = 780.0  # one story, told within the 900 that its tests have
 WAIT_SECONDS = 420.0  # five programs beside it on two cores, and cold files: half of that
-MEASURED = {
-    "measured_at_ms": 1, "duration_seconds": 1.0, "torch_version": "2.13.0", "num_threads": 1,
-    "devices": [], "disk_write_bytes_per_second": 1e8,
-}  # fmt: skip
-READY = f"""
-from webapp.hosts.models import Host
-Host.objects.update(microbench={MEASURED!r}, state="ready")
-"""
-LAUNCH = """
-from django.contrib.auth.models import User
-from runners.jobspec import TrainSpec
-from webapp.hosts.models import Pool
-from webapp.jobs.services import job_create, job_submit
-alice = User.objects.get(username="alice")
-pool = Pool.objects.get()
-job = job_create(
-    team=pool.team, owner=alice, pool=pool, num_hosts={num_hosts}, name="Train together",
-    model_name="demo", spec=TrainSpec.model_validate_json({spec!r}),
-)
-print("JOB", job_submit(job=job, by="alice").pk)
-"""
-ASK = """
-import json
-from webapp.hosts.contact import contact_of
-from webapp.jobs.models import Allocation, Attempt, Event, Job
-job = Job.objects.get(pk={job!r})
-members = Attempt.objects.filter(job=job).order_by("number", "node_rank")
-print("SAID", json.dumps({{
-    "state": job.state, "reason": job.reason, "progress": job.progress_done, "result": job.result,
-    "attempts": max((each.number for each in members), default=0),
-    "members": {{each.host.name: each.exit_record.get("reason", "") for each in members}},
-    "contact": {{each.host.name: contact_of(each.host) for each in members}},
-    "held": Allocation.objects.filter(released_at=None).count(),
-    "ends": Event.objects.filter(subject=job.pk, kind="job.state", to_state__in=
-        ["succeeded", "failed", "error", "stopped"]).count(),
-    "events": [[each.kind, each.to_state, each.detail.get("sentence", "")] for each in
-        Event.objects.filter(subject=job.pk)],
-}}))
-"""
-STATES = """
-from webapp.hosts.models import Host
-from webapp.jobs.models import Attempt, Job
-jobs = list(Job.objects.values_list("pk", "state", "reason"))
-members = list(Attempt.objects.values_list("job", "host__name", "stop_reason", "exit_record"))
-hosts = list(Host.objects.values_list("name", "state", "last_seen_at"))
-print("SAID", jobs, members, [(name, state, str(seen)) for name, state, seen in hosts])
-"""
 
 
 def training(**changes: Any) -> TrainSpec:
-    """Return a training of two micro-batches or more a step, whose ranks are patient a minute."""
+    """Return a training of two micro-batches or more a step, whose ranks wait 40 s for another."""
     policy = {"rank_timeout_seconds": RANK_SECONDS, **changes.pop("parallel", {})}
     fields = {
         "model": TINY, "sequence_length": 64, "micro_batch_size": 4, "max_steps": None,
         "gradient_accumulation_steps": 6, "compute_dtype": "fp32",
-        "checkpoint_every_seconds": 2.0, "parallel": DataParallel(**policy),
+        "checkpoint_every_seconds": 0.5, "parallel": DataParallel(**policy),
     }  # fmt: skip
     return TrainSpec(**{**fields, **changes})
 
@@ -103,6 +57,7 @@ class Site(Stack):
         )
         self.lab = lab
         self.server_url = f"http://{SERVER_ADDRESS}:{self.port}"
+        self.desk: Desk | None = None
         self.agents: dict[str, subprocess.Popen[bytes]] = {}
         self.job = ""  # the newest
         self._until = time.monotonic() + ALL_SECONDS
@@ -117,11 +72,12 @@ class Site(Stack):
             self.restart("redis")
         copy_migrated(self.folder)
         self.run("manage.py", "shell", "-c", f"{PREPARE}{MAKE_PEOPLE}")
+        self.desk = Desk(self.environment, self.logs / "desk.log", "tests.namespaces.calls")
         for name in ("web", "control", "ticker"):
             self.restart(name)
         for name in self.lab.hosts:
             self._enrol(name)
-        self.run("manage.py", "shell", "-c", READY)
+        self.desk.all_measured()
         for name in self.lab.hosts:
             self._work(name)
 
@@ -131,7 +87,7 @@ class Site(Stack):
         return ["0.0.0.0" if part == "127.0.0.1" and name == "web" else part for part in command]
 
     def _enrol(self, name: str) -> None:
-        token = self.run("manage.py", "enrol_token", "--name", name).strip()
+        token = self.desk.token(name=name)
         command = self.lab.command(
             name, sys.executable, "-m", "runners", "enroll", "--server", self.server_url, "--token",
             token, "--dir", str(self.folder / name), "--address", self.lab.address(name),
@@ -160,18 +116,21 @@ class Site(Stack):
                 "-m", "runners", "stop-all", "--dir", str(self.folder / name), must_work=False
             )
         super().stop()
+        if self.desk is not None:
+            self.desk.close()
 
     # What a test asks
 
-    def launch(self, spec: TrainSpec) -> str:
-        """Queue one job over all hosts and return its id."""
-        code = LAUNCH.format(num_hosts=len(self.lab.hosts), spec=spec.model_dump_json())
-        self.job = self._said("JOB", code)
+    def launch(self, spec: TrainSpec, num_hosts: int | None = None) -> str:
+        """Queue one job over the first hosts, without a number over all, and return its id."""
+        self.job = self.desk.train_together(
+            spec=spec.model_dump(mode="json"), num_hosts=num_hosts or len(self.lab.hosts)
+        )
         return self.job
 
     def ask(self, job: str) -> dict[str, Any]:
         """Return what the server knows of a job."""
-        return json.loads(self._said("SAID", ASK.format(job=job)))
+        return dict(self.desk.told(job=job))
 
     def glance(self, job: str) -> dict[str, Any]:
         """Return a job's state and how many devices are held, read in place: it costs nothing."""
@@ -182,10 +141,6 @@ class Site(Stack):
             (state,) = rows.execute("select state from jobs_job where id = ?", [job]).fetchone()
             held = "select count(*) from jobs_allocation where released_at is null"
             return {"state": state, "held": rows.execute(held).fetchone()[0]}
-
-    def _said(self, word: str, code: str) -> str:
-        lines = self.run("manage.py", "shell", "-c", code).splitlines()
-        return next(line.removeprefix(f"{word} ") for line in lines if line.startswith(f"{word} "))
 
     def steps(self, name: str) -> int:
         """Return how many steps of the newest job a host's ranks have said, by its disk."""
@@ -247,7 +202,7 @@ class Site(Stack):
         """
         left_s = max(1.0, min(WAIT_SECONDS, self._until - time.monotonic()))
         try:
-            return wait_for(ask, what, left_s, every_s=0.5)
+            return wait_for(ask, what, left_s, every_s=0.2)
         except StackError as error:
             raise StackError(f"{what}: {error}\n{self.explain()}") from error
 
@@ -257,7 +212,7 @@ class Site(Stack):
         for name in self.lab.hosts:
             logs += sorted((self.folder / name / "attempts").glob("*/std*.log"))
         ends = [f"{log}:\n{log.read_text()[-4000:]}" for log in logs if log.exists()]
-        return "\n".join([*ends, self._said("SAID", STATES)])
+        return "\n".join([*ends, json.dumps(self.desk.everything())])
 
     def page(self, path: str) -> str:
         """Return a page as alice reads it, with plain spaces and apostrophes."""

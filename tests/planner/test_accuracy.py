@@ -4,11 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from planner.accuracy import accuracy_page, bits_example, lora_example, zero_example
-from planner.accuracy_sections import goals, layout_choices, megatron_points, pictures
 from planner.catalog.reading import data_json
-from planner.held_out import classes_of, coverage, summary
-from planner.left_out import kept_rows
+from planner.fitting.held_out import classes_of, coverage, summary
+from planner.fitting.left_out import kept_rows
+from planner.fitting.pages.accuracy import accuracy_page, bits_example, lora_example, zero_example
+from planner.fitting.pages.accuracy_sections import (
+    goals,
+    layout_choices,
+    megatron_points,
+    pictures,
+)
 
 PAGE = Path("templates/docs/accuracy.md")
 HELD_OUT = data_json("factors.json")["held_out"]
@@ -63,20 +68,19 @@ def test_a_summary_counts_absolute_errors():
     assert summary([-0.2, 0.1, 0.3]) == {"n": 3, "mean": 0.2, "median": 0.2, "p90": 0.28}
 
 
-@pytest.mark.parametrize("name", sorted(pictures()))
-def test_each_picture_is_what_the_rows_give_today(name):
-    assert (PAGE.parent / "pictures" / f"{name}.svg").read_text(encoding="utf-8") == (
-        pictures()[name]
-    )
+def test_each_picture_is_what_the_rows_give_today():
+    for name, drawn in pictures().items():
+        kept = (PAGE.parent / "pictures" / f"{name}.svg").read_text(encoding="utf-8")
+        assert kept == drawn, name
 
 
-@pytest.mark.parametrize("title", sorted(classes_of(kept_rows())))
-def test_four_of_five_rows_left_out_lie_inside_their_intervals(title):
-    found = HELD_OUT[title]["covered"]
+def test_four_of_five_rows_left_out_lie_inside_their_intervals():
+    for title, rows in classes_of(kept_rows()).items():
+        found = HELD_OUT[title]["covered"]
 
-    assert 0.72 <= found <= 0.85
-    if HELD_OUT[title]["n"] < 300:
-        assert found == coverage(classes_of(kept_rows())[title])
+        assert 0.72 <= found <= 0.85, title
+        if HELD_OUT[title]["n"] < 300:
+            assert found == coverage(rows), title
 
 
 def test_our_first_layout_is_within_three_per_cent_in_nearly_every_published_sweep():

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from planner.workload.arrivals import (
     Batching,
     Traffic,
+    _Engine,
     poisson_calls,
     simulate,
     steps_until,
@@ -19,6 +20,7 @@ from planner.workload.step_costs import StepCosts
 # 1 ms per prompt token; a decode step takes 10 ms and 1 ms per request, whatever is cached.
 COSTS = StepCosts([0.0, 10_000.0], [0.0, 10.0], [0.0, 1000.0], [0.010, 1.010], [0.0, 0.0])
 GROWING = StepCosts([0.0, 10_000.0], [0.0, 10.0], [0.0, 1000.0], [0.010, 1.010], [1e-6, 1e-6])
+UNEVEN = ([0.01, 0.013, 0.0307], [1.1e-6, 1.3e-6, 1.7e-6])
 OPEN = Batching(slots=1000, budget_tokens=8192)
 
 
@@ -179,3 +181,23 @@ def test_a_simulation_takes_milliseconds():
     simulate(Batching(256, 8192), traffic, GROWING)
 
     assert time.process_time() - started < 0.25
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.03])
+@pytest.mark.parametrize("is_prefill_first", [False, True])
+@pytest.mark.parametrize(("slots", "budget", "prompt"), [(4, 64, 100.0), (9, 512, 37.5)])
+def test_the_steps_of_a_closed_loop_are_timed_bit_by_bit_as_they_were_taken(
+    slots, budget, prompt, is_prefill_first, spread
+):
+    batching = Batching(slots, budget, is_prefill_first)
+    traffic = Traffic(prompt, 20, [0.0] * 7, 5, spread)
+    uneven = StepCosts([1.0, 32.0, 512.0], [0.011, 0.013, 0.07], [1.0, 4.0, 16.0], *UNEVEN)
+    engine = _Engine(batching, traffic, uneven)
+    engine.run()
+
+    timed = simulate(batching, traffic, uneven)
+
+    assert timed.events == engine.events
+    assert timed.sent_s.tolist() == engine.requests.sent_s
+    assert timed.first_s.tolist() == engine.requests.first_s
+    assert timed.done_s.tolist() == engine.requests.done_s

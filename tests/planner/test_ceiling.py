@@ -5,10 +5,10 @@ import pytest
 
 from planner.api import plan
 from planner.search import engine
-from planner.search.ceiling import ceiling_of, most_tokens_per_second, out_of_reach
+from planner.search.ceiling import ceiling_of, exceeds_peak, most_tokens_per_second
 from planner.search.engine import best_of, explore
 from planner.search.question import questions
-from planner.search.subject import RECENT
+from planner.search.subject import ESTIMATES
 from planner.specs.plan import Bound, PlanRequest
 from planner.workload import capacity
 from tests.planner.asking import LLAMA_8B, SERVE, document
@@ -71,7 +71,7 @@ def test_more_devices_raise_the_ceiling_in_proportion():
 def test_a_modest_target_is_searched(least):
     question = next(questions(asked(SERVE)))
 
-    assert not out_of_reach(question, {"tokens_per_second": Bound(min=least, max=9.0)})
+    assert not exceeds_peak(question, {"tokens_per_second": Bound(min=least, max=9.0)})
 
 
 def test_pruned_weights_are_not_held_against_the_datasheet():
@@ -81,7 +81,7 @@ def test_pruned_weights_are_not_held_against_the_datasheet():
 
 
 def test_a_target_out_of_reach_is_refused_without_scoring(monkeypatch):
-    RECENT.forget()
+    ESTIMATES.forget()
     monkeypatch.setattr(engine, "score", lambda *_: pytest.fail("a strategy was scored"))
 
     assert best_of(limited(1e12)) is None
@@ -96,7 +96,7 @@ def test_what_is_refused_unsearched_is_refused_by_searching():
 
 
 def test_memory_is_costed_once_for_fitting_and_for_the_score(monkeypatch):
-    RECENT.forget()
+    ESTIMATES.forget()
     held, asked_for = capacity._held, []
     monkeypatch.setattr(
         capacity, "_held", lambda *found: asked_for.append(found[0]) or held(*found)

@@ -12,7 +12,7 @@ from tests.planner.asking import CPU, SERVE, TINY, TRAIN, ask, document
 
 MODEL = "HuggingFaceTB/SmolLM2-135M"
 PARAMETERS = count_parameters(get_model(MODEL)).total
-TERM = "Copy of a checkpoint beside the steps"
+TERM = "Checkpoint copy in host memory"
 WIDE = {"weight_dtype": "fp32", "compute_dtype": "bf16"}
 BESIDE, IN_STEP = {"checkpoint_writing": "background"}, {"checkpoint_writing": "in_step"}
 
@@ -90,7 +90,7 @@ def test_a_host_too_small_for_the_copy_is_warned_of():
     asked["cluster"]["host_memory_bytes"] = 2**30
     found = estimate(EstimateRequest.model_validate(asked))
 
-    said = f"what lies off the devices needs {12 * PARAMETERS / 2**30:.1f} GiB of host memory"
+    said = f"what is offloaded needs {12 * PARAMETERS / 2**30:.1f} GiB of host memory"
     assert any(warning.startswith(said) for warning in found.warnings)
 
 

@@ -6,7 +6,6 @@ import sys
 
 import pytest
 
-from planner import __main__ as command
 from planner.__main__ import main
 from tests.planner.asking import LLAMA_70B, LLAMA_405B, TRAIN, document
 
@@ -203,16 +202,16 @@ def test_notes_of_a_format_without_comments_go_to_standard_error(monkeypatch, ca
 
 
 def test_accuracy_prints_the_page_of_the_docs(monkeypatch, capsys):
-    monkeypatch.setattr(command, "accuracy_page", lambda: "# Accuracy\n")
+    monkeypatch.setattr("planner.fitting.pages.accuracy.accuracy_page", lambda: "# Accuracy\n")
 
-    assert command.main(["accuracy"]) == 0
+    assert main(["accuracy"]) == 0
     assert capsys.readouterr().out == "# Accuracy\n"
 
 
 def test_calibrate_prints_the_factor_file(monkeypatch, capsys):
-    monkeypatch.setattr(command, "build_factors", lambda: {"version": "factors-1"})
+    monkeypatch.setattr("planner.fitting.factors.build_factors", lambda: {"version": "factors-1"})
 
-    assert command.main(["calibrate"]) == 0
+    assert main(["calibrate"]) == 0
     assert json.loads(capsys.readouterr().out) == {"version": "factors-1"}
 
 

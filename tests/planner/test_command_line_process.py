@@ -6,7 +6,9 @@ import sys
 
 import pytest
 
+from planner.__main__ import main
 from tests.planner.asking import LLAMA_405B, document
+from tests.plugins.extent import first
 
 ROOT_OPTIONS = [sys.executable, "-m", "planner"]
 
@@ -107,7 +109,7 @@ def test_nothing_asked_is_nothing_answered_and_no_error():
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-@pytest.mark.parametrize("given", ["", "[]"])
+@pytest.mark.parametrize("given", first(["", "[]"]))
 def test_a_plan_of_no_request_is_status_two_and_one_line_of_words(given):
     done = run("plan", given=given)
 
@@ -132,7 +134,7 @@ def test_exporting_what_does_not_fit_says_that_there_is_no_plan():
     assert done.stderr == "nothing fits this request: there is no plan to export\n"
 
 
-@pytest.mark.parametrize("rank", ["0", "1000"])
+@pytest.mark.parametrize("rank", first(["0", "1000"]))
 def test_a_rank_counts_from_one_to_the_number_of_plans(rank):
     given = [document(engine="vllm")]
 
@@ -154,7 +156,7 @@ def test_a_plan_goes_from_one_process_through_a_pipe_into_the_next():
     assert ("--tensor-parallel-size 2" in exported.stdout) == (tensor == 2)
 
 
-@pytest.mark.parametrize("arguments", [[], ["export", "--format", "word"]])
+@pytest.mark.parametrize("arguments", first([["export", "--format", "word"], []]))
 def test_a_command_that_does_not_exist_is_status_two_with_its_usage(arguments):
     done = run(*arguments)
 
@@ -162,18 +164,33 @@ def test_a_command_that_does_not_exist_is_status_two_with_its_usage(arguments):
     assert done.stderr.startswith("usage: python -m planner")
 
 
-def test_a_catalogs_lines_and_its_json_tell_of_the_same_entries():
-    listed, as_json = run("devices"), run("devices", "--json")
+def test_a_catalogs_lines_and_its_json_tell_of_the_same_entries(capsys):
+    assert main(["devices"]) == 0
+    ids = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert main(["devices", "--json"]) == 0
 
-    ids = [line.split()[0] for line in listed.stdout.splitlines()]
-
-    assert ids == [one["id"] for one in json.loads(as_json.stdout)]
+    assert ids == [one["id"] for one in json.loads(capsys.readouterr().out)]
     assert len(set(ids)) == len(ids)
 
 
-def test_an_entry_that_a_catalog_lacks_is_answered_with_its_nearest():
-    done = run("models", "meta-llama/Llama-3.1-8")
+def test_an_entry_that_a_catalog_lacks_is_answered_with_its_nearest(capsys):
+    assert main(["models", "meta-llama/Llama-3.1-8"]) == 2
 
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "nearest: meta-llama/llama-3.1-8b," in done.stderr.lower()
-    assert "its config.json" in done.stderr
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "nearest: meta-llama/llama-3.1-8b," in err.lower()
+    assert "its config.json" in err
+
+
+def test_a_command_that_fits_nothing_loads_no_laboratory():
+    slow = [
+        "scipy",
+        "planner.fitting.pages.accuracy",
+        "planner.fitting.factors",
+        "planner.fitting.robust_fit",
+    ]
+    code = f"import planner.__main__, sys; print(*sorted(set({slow}) & set(sys.modules)))"
+
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert told.stdout.strip() == ""

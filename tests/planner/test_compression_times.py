@@ -5,10 +5,10 @@ import math
 
 import pytest
 
-from planner.accuracy import accuracy_page
 from planner.catalog.compression import factor_of, published_times, spread_of
 from planner.catalog.reading import data_json
-from planner.compression_fitting import (
+from planner.cost.compression import RECIPES, column_seconds, tuning_seconds
+from planner.fitting.compression_fitting import (
     AT_MOST,
     build_compression,
     cases,
@@ -19,8 +19,8 @@ from planner.compression_fitting import (
     log_factor,
     weighted_median,
 )
-from planner.cost.compression import RECIPES, column_seconds, tuning_seconds
-from planner.evidence import number, table
+from planner.fitting.evidence import number, table
+from tests.planner.test_accuracy import PAGE
 
 ROWS = table("compression")
 
@@ -82,7 +82,7 @@ def test_bounds_take_no_part_in_the_fit_and_stand_on_the_page():
 
     assert bounds
     assert not {row["row_id"] for row in bounds} & {case.row["row_id"] for case in cases()}
-    assert compression_section() in accuracy_page()
+    assert compression_section() in PAGE.read_text(encoding="utf-8")
     assert "published as under 4.5 h" in compression_section()
 
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from planner.accuracy import accuracy_page
-from planner.contradictions import beyond_the_card, contradictions, section
-from planner.evidence import table, usable
+from planner.fitting.contradictions import contradictions, rows_over_device_memory, section
+from planner.fitting.evidence import table, usable
+from tests.planner.test_accuracy import PAGE
 
 
 def row(peak, micro="1", length="512", **fields):
@@ -44,7 +44,7 @@ def test_of_one_setting_measured_twice_the_higher_row_contradicts_the_lower():
 
 
 def test_a_peak_above_the_cards_memory_is_named():
-    found = list(beyond_the_card([row(90e9), row(80e9)]))
+    found = list(rows_over_device_memory([row(90e9), row(80e9)]))
 
     assert [(one["peak_memory_bytes"], has) for one, has in found] == [
         ("90000000000.0", 80 * 2**30)
@@ -60,4 +60,4 @@ def test_what_contradicts_itself_takes_part_in_the_fit():
 
 
 def test_the_page_names_them():
-    assert section() in accuracy_page()
+    assert section() in PAGE.read_text(encoding="utf-8")

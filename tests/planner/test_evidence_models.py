@@ -2,8 +2,8 @@
 
 import pytest
 
-from planner.evidence import model_of, table
-from planner.inference_evidence import model_named
+from planner.fitting.evidence import model_of, table
+from planner.fitting.inference_evidence import model_named
 from planner.workload.resolve import resolve_model
 
 # Pictures go through a tower of their own before these models' text is costed.

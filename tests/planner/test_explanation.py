@@ -1,9 +1,13 @@
 """The record of an estimate: every term with equation, values, result and origin."""
 
+import inspect
 import math
+import sys
+from collections.abc import Iterable, Iterator, Mapping
 
 import pytest
 
+from planner.cost.equation import Equation
 from tests.planner.asking import CPU, GENERATE, LLAMA_70B, SERVE, TINY, TRAIN, ask, held
 
 WORKLOADS = {
@@ -32,6 +36,36 @@ def test_every_input_has_a_symbol_and_a_value(explained):
         for entry in term.inputs:
             assert entry.symbol
             assert isinstance(entry.value, int | float | str)
+
+
+def _equations() -> Iterator[Equation]:
+    """Yield the equations that modules of the planner hold, also in their tables."""
+    modules = [module for name, module in sys.modules.items() if name.startswith("planner.")]
+    for value in [each for module in modules for each in vars(module).values()]:
+        inner = value.values() if isinstance(value, Mapping) else value
+        for one in inner if isinstance(inner, Iterable) else (value,):
+            if type(one) is Equation:
+                yield one
+
+
+def test_an_equation_lists_every_symbol_also_of_what_nobody_gives():
+    """Arguments with a default were left out: the number of all-reduces, the chunks of a stage."""
+    formulas = {id(one): one for one in _equations()}.values()
+    assert len(formulas) > 40
+    for formula in formulas:
+        needed = inspect.signature(formula.compute).parameters.values()
+        given = {one.name: 1.0 for one in needed if one.default is inspect.Parameter.empty}
+        listed = {one.symbol for one in formula.inputs(given)}
+
+        optional = {one.name for one in needed if one.default is None}
+        told = {symbol for name, symbol in formula.symbols.items() if name not in optional}
+        assert told <= listed, formula.key
+
+
+def test_a_calibrated_equation_lists_its_factor_by_the_symbol_that_it_has(explained):
+    for term in explained.terms:
+        if "= k · (" in term.equation:
+            assert "k" in {one.symbol for one in term.inputs}, term.key
 
 
 def test_every_modelled_rate_says_who_published_it(explained):

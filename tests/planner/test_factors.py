@@ -5,9 +5,9 @@ import pytest
 
 from planner.catalog.engines import calibration_name, fitted_factors, get_engine
 from planner.catalog.reading import data_json
-from planner.evidence import digest, model_of, number, table, training_request, usable
-from planner.factors import INPUTS, by_engine, memory_factors
-from planner.fitting import (
+from planner.fitting.evidence import digest, model_of, number, table, training_request, usable
+from planner.fitting.factors import INPUTS, by_engine, memory_factors
+from planner.fitting.robust_fit import (
     MEMORY_FACTORS,
     descend,
     factors_of,

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.decode_fitting import PARTS as STREAM_PARTS
-from planner.decode_fitting import StreamCase, fit_streams, fitted
-from planner.fitting import (
+from planner.fitting.decode_fitting import PARTS as STREAM_PARTS
+from planner.fitting.decode_fitting import StreamCase, fit_streams, fitted
+from planner.fitting.robust_fit import (
     GIB,
     MEMORY_FACTORS,
     MemoryCase,
@@ -15,8 +15,8 @@ from planner.fitting import (
     fit_memory,
     memory_regret,
 )
-from planner.step_fitting import CEILINGS, FLOORS, PARTS, StepCase, median_error
-from planner.step_levels import POOLED, TOGETHER, Levels, StepFactors, fit_levels
+from planner.fitting.step_fitting import CEILINGS, FLOORS, PARTS, StepCase, median_error
+from planner.fitting.step_levels import POOLED, TOGETHER, Levels, StepFactors, fit_levels
 
 PRIORS = np.array([prior for prior, _ in MEMORY_FACTORS.values()])
 ACTIVATIONS = list(MEMORY_FACTORS).index("activation_ratio")

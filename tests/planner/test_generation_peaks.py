@@ -5,7 +5,7 @@ import pytest
 from planner.catalog.models import get_model
 from planner.cost.dtypes import weight_bytes_per_element
 from planner.cost.parameters import count_parameters
-from planner.generation_peaks import (
+from planner.fitting.generation_peaks import (
     PRIOR_BYTES,
     PeakCase,
     alike,
@@ -17,7 +17,7 @@ from planner.generation_peaks import (
     model_of,
     peak_cases,
 )
-from planner.serving_factors import SEEN
+from planner.fitting.serving.factors import SEEN
 from tests.planner.asking import ask
 
 QWEN = "Qwen/Qwen2.5-0.5B"

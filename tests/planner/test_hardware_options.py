@@ -3,8 +3,8 @@
 import pytest
 
 from planner.api import inverse, plan
+from planner.search.changes import larger_sizes
 from planner.search.inverse import models_by_size
-from planner.search.suggest import larger_sizes
 from planner.specs.inverse import InverseRequest
 from planner.specs.plan import PlanRequest
 from tests.planner.asking import GENERATE, LLAMA_8B, LLAMA_70B, SERVE, TRAIN, document

@@ -9,11 +9,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.decode_factors import spread_of as spread_of_errors
-from planner.factors import rounded, spreads
-from planner.held_out import coverage, groups_of, rightness, summary, title_of
-from planner.left_out import PEAK, STEP, TPOT, TTFT, Z_80, LeftOut, alike, spread_of, written
-from planner.serving_factors import SEEN, UNSEEN, spread
+from planner.fitting.decode_factors import spread_of as spread_of_errors
+from planner.fitting.factors import rounded, spreads
+from planner.fitting.held_out import coverage, groups_of, rightness, summary, title_of
+from planner.fitting.left_out import (
+    PEAK,
+    STEP,
+    TPOT,
+    TTFT,
+    Z_80,
+    LeftOut,
+    alike,
+    spread_of,
+    written,
+)
+from planner.fitting.serving.factors import SEEN, UNSEEN, spread
 
 RATIOS = st.floats(0.05, 20.0)
 

@@ -2,16 +2,17 @@
 
 import math
 import xml.etree.ElementTree as ET
+from functools import cache
 
 import numpy as np
 import pytest
 
 from planner.__main__ import main
-from planner.evidence import table
-from planner.factors import by_engine, memory_cases, spreads, step_cases
-from planner.held_out import groups_of, report, title_of
-from planner.layout_choice import choices
-from planner.left_out import (
+from planner.fitting.evidence import table
+from planner.fitting.factors import by_engine, memory_cases, spreads, step_cases
+from planner.fitting.held_out import groups_of, report, title_of
+from planner.fitting.layout_choice import choices
+from planner.fitting.left_out import (
     PEAK,
     STEP,
     LeftOut,
@@ -25,8 +26,8 @@ from planner.left_out import (
     spread_of,
     written,
 )
-from planner.scatter import bounds, picture, ticks
-from planner.serving_factors import SEEN, UNSEEN
+from planner.fitting.pages.scatter import bounds, picture, ticks
+from planner.fitting.serving.factors import SEEN, UNSEEN
 from planner.specs.estimate import EstimateRequest
 from planner.workload.intervals import confidence_of
 from planner.workload.resolve import resolve
@@ -39,8 +40,11 @@ def row(predicted=1.0, measured=1.0, part="a", engine="megatron", figure=STEP, r
     return LeftOut(figure, SEEN, row_id, engine, "source", part, measured, predicted)
 
 
-def some_steps():
-    return [case for case in step_cases() if case.source in MEGATRON]
+@cache
+def left_out_megatron():
+    """Return the rows of three sources, each predicted from the others."""
+    cases = [case for case in step_cases() if case.source in MEGATRON]
+    return left_out_steps(cases, source_of, UNSEEN)
 
 
 def spread_in_estimate(engine, device="a100-sxm-80gb"):
@@ -50,7 +54,7 @@ def spread_in_estimate(engine, device="a100-sxm-80gb"):
 
 
 def test_every_source_is_predicted_from_the_others():
-    rows = left_out_steps(some_steps(), source_of, UNSEEN)
+    rows = left_out_megatron()
 
     assert {source: sum(r.source == source for r in rows) for source in MEGATRON} == {
         "korthikanti2022": 8,
@@ -60,7 +64,7 @@ def test_every_source_is_predicted_from_the_others():
 
 
 def test_a_source_left_out_leaves_other_factors_than_one_kept():
-    rows = left_out_steps(some_steps(), source_of, UNSEEN)
+    rows = left_out_megatron()
     kept = [r for r in kept_rows() if r.figure == STEP and r.error_class == UNSEEN]
 
     assert {r.row_id: r.predicted for r in rows} != {

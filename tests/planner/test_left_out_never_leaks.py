@@ -5,12 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from planner.decode_factors import left_out as left_out_streams
-from planner.decode_fitting import StreamCase
-from planner.evidence import table
-from planner.fitting import GIB, MEMORY_FACTORS, MemoryCase
-from planner.layout_choice import LAYOUT, SAME, choices
-from planner.left_out import (
+from planner.fitting.decode_factors import left_out as left_out_streams
+from planner.fitting.decode_fitting import StreamCase
+from planner.fitting.evidence import table
+from planner.fitting.layout_choice import LAYOUT, SAME, choices
+from planner.fitting.left_out import (
     STEP,
     Z_80,
     LeftOut,
@@ -21,11 +20,12 @@ from planner.left_out import (
     source_of,
     spread_of,
 )
-from planner.scatter import HEIGHT, WIDTH, picture, share
-from planner.serving_cases import PASS_PARTS, ServingCase
-from planner.serving_factors import SEEN, UNSEEN, fold_of, group_of, held_out
-from planner.step_fitting import PARTS, StepCase
-from planner.step_levels import pooled
+from planner.fitting.pages.scatter import HEIGHT, WIDTH, picture, share
+from planner.fitting.robust_fit import GIB, MEMORY_FACTORS, MemoryCase
+from planner.fitting.serving.cases import PASS_PARTS, ServingCase
+from planner.fitting.serving.factors import SEEN, UNSEEN, fold_of, group_of, held_out
+from planner.fitting.step_fitting import PARTS, StepCase
+from planner.fitting.step_levels import pooled
 
 NAMES = list(MEMORY_FACTORS)
 MATMUL, EXCHANGE = PARTS.index("matmul"), PARTS.index("exchange")

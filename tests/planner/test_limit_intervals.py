@@ -3,7 +3,7 @@
 import pytest
 
 from planner.api import estimate, inverse
-from planner.search.carried import limit_interval
+from planner.search.limit_interval import limit_interval
 from planner.specs.estimate import EstimateRequest
 from planner.specs.inverse import InverseRequest
 from tests.planner.asking import GENERATE, SERVE, TINY, TRAIN, ask, document

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from planner.catalog.engines import get_engine
-from planner.offload_examples import T4_HOST
+from planner.fitting.pages.offload_examples import T4_HOST
 from planner.search.offloaded import shares_of
 from planner.search.placement import (
     SHARES,

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from planner.api import plan
 from planner.search.constraints import (
     FAR_BEYOND,
-    broken,
     constraints_of,
-    hopeless,
+    first_violation,
     is_percentile,
     is_simulated,
+    mean_bound,
 )
 from planner.search.engine import explore
 from planner.search.rank import criteria, frontier, order_of
@@ -87,7 +87,7 @@ def answer(name):
 @cache
 def feasible(name):
     limits = constraints_of(asked(name))
-    kept = [one for one in everything(name) if one.fits and broken(one, limits) is None]
+    kept = [one for one in everything(name) if one.fits and first_violation(one, limits) is None]
     return sorted(kept, key=lambda one: order_of(one, asked(name).objective))
 
 
@@ -132,7 +132,7 @@ def test_a_row_passes_by_its_percentiles_alone_where_its_whole_estimate_does(nam
 @pytest.mark.parametrize("side", ["min", "max"])
 def test_a_limit_as_near_as_rounding_is_left_to_the_whole_estimate(side):
     found = explore(asked("open within p99"))
-    value = found.parts[0].percentiles(0)["ttft_p99_seconds"]
+    (value,) = found.parts[0].percentiles(0, {"ttft_p99_seconds"}).values()
     near = Table(found.parts, {"ttft_p99_seconds": Bound.model_validate({side: value})})
 
     assert near.passes(0)
@@ -162,7 +162,7 @@ def test_a_family_that_cannot_serve_the_rate_says_the_most_it_can():
 def test_what_is_taken_for_hopeless_really_is(name):
     """The mean that makes a simulation needless never belongs to a strategy within its limit."""
     for limit, bound in asked(name).constraints.items():
-        far = hopeless(limit, bound)
+        far = mean_bound(limit, bound)
         for estimate in everything(name) if far else []:
             mean = getattr(estimate.performance, far[0])
             value = getattr(estimate.performance, limit)
@@ -200,4 +200,4 @@ def test_some_figures_come_of_a_simulation_alone(name):
 
 
 def test_a_lower_limit_on_a_percentile_has_no_mean_that_decides_it():
-    assert hopeless("ttft_p99_seconds", Bound(min=0.5)) is None
+    assert mean_bound("ttft_p99_seconds", Bound(min=0.5)) is None

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.cost.queueing import (
-    chance_of_company,
+    chance_of_decode_overlap,
     mean_token_gap,
     poisson_prompts_before,
     prompts_waited_for,
@@ -96,8 +96,8 @@ def test_a_half_busy_server_has_half_a_prompt_before_a_random_arrival():
 
 
 def test_nobody_in_flight_is_no_company():
-    assert chance_of_company(in_flight=0.0) == 0.0
-    assert chance_of_company(in_flight=50.0) == pytest.approx(1.0)
+    assert chance_of_decode_overlap(in_flight=0.0) == 0.0
+    assert chance_of_decode_overlap(in_flight=50.0) == pytest.approx(1.0)
 
 
 def test_columns_give_what_single_numbers_give():

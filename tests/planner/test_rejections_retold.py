@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 
 from planner.errors import BadRequestError
-from planner.search.constraints import FIGURES, broken, figure, unit_of
+from planner.search.constraints import FIGURES, figure, first_violation, unit_of
 from planner.specs.plan import Bound
 from tests.planner.asking import (
     CPU,
@@ -188,7 +188,7 @@ def test_the_limit_that_is_named_is_the_one_that_was_missed(bound, found):
         update={"performance": estimate.performance.model_copy(update={"ttft_seconds": 50.0})}
     )
 
-    miss = broken(estimate, {"ttft_seconds": bound})
+    miss = first_violation(estimate, {"ttft_seconds": bound})
 
     assert miss == (None if found is None else ("ttft_seconds", 50.0, found))
 
@@ -197,13 +197,13 @@ def test_what_is_exactly_at_a_limit_keeps_it():
     found = ask(engine="vllm")
     exactly = found.performance.ttft_seconds
 
-    assert broken(found, {"ttft_seconds": Bound(min=exactly, max=exactly)}) is None
+    assert first_violation(found, {"ttft_seconds": Bound(min=exactly, max=exactly)}) is None
 
 
 def test_a_figure_that_a_workload_does_not_have_breaks_any_limit_on_it():
     found = ask(workload=GENERATE)
 
-    assert broken(found, {"mfu": Bound(min=0.0)}) == ("mfu", None, 0.0)
+    assert first_violation(found, {"mfu": Bound(min=0.0)}) == ("mfu", None, 0.0)
     assert search(workload=GENERATE, constraints={"mfu": {"min": 0.0}}).plans == ()
 
 

@@ -12,7 +12,7 @@ from planner.cost.queueing import (
 )
 from planner.specs.estimate import EstimateRequest
 from planner.workload.resolve import resolve
-from planner.workload.saturated import mixed_work, step_budget
+from planner.workload.saturation import mixed_work, step_budget
 from planner.workload.serve import fills_places, serve
 
 LLAMA = "meta-llama/Llama-3.1-8B"

@@ -103,7 +103,7 @@ def test_full_tuning_that_does_not_fit_is_told_about_adapters():
 def test_a_pin_that_prevents_the_plan_is_named_in_a_suggestion():
     answer = search(model=LLAMA_70B, engine="vllm", pins={"weight_dtype": "bf16"})
 
-    assert "weights in int8" in [suggestion.title for suggestion in answer.suggestions]
+    assert "weights in fp8" in [suggestion.title for suggestion in answer.suggestions]
 
 
 def test_pins_hold():

@@ -7,9 +7,9 @@ import pytest
 
 from planner.catalog.engines import COMMON_SERVING, get_engine
 from planner.catalog.reading import data_json
-from planner.evidence import serving_request, table
-from planner.serving_cases import LEAST_AT_PEAK, serving_case, told_apart
-from planner.serving_factors import (
+from planner.fitting.evidence import serving_request, table
+from planner.fitting.serving.cases import LEAST_AT_PEAK, consistent_groups, serving_case
+from planner.fitting.serving.factors import (
     ADVISED,
     DENSE,
     SEEN,
@@ -25,11 +25,11 @@ from planner.serving_factors import (
     spread,
     spread_name,
 )
-from planner.serving_fitting import fit_serving, serving_errors, strengths_without
-from planner.serving_model import HABITS, PARTS, packed, sweep_of
+from planner.fitting.serving.fitting import fit_serving, serving_errors, strengths_without
+from planner.fitting.serving.model import HABITS, PARTS, packed, sweep_of
 from planner.specs.estimate import EstimateRequest
 from planner.workload.estimator import estimate_request
-from planner.workload.swept import RELEASE, told
+from planner.workload.sweep_factors import RELEASE, release_key
 from tests.planner.asking import ask
 
 ENGINES = data_json("factors.json")["engines"]
@@ -45,7 +45,7 @@ def kept(engine):
 def values_of(case):
     """Return the values that the catalog keeps for a case, in the fit's own terms."""
     fields = ENGINES[case.engine]
-    own = told(case.layout, case.release)
+    own = release_key(case.layout, case.release)
     place = own if own in fields["serving_factors"] else case.layout
     return packed({**fields["serving_factors"][place], **fields["arrival_factors"][place]})
 
@@ -202,7 +202,7 @@ def test_a_group_that_was_measured_otherwise_is_left_out_as_a_whole():
     first = serving_cases()[0]
     others = [replace(first, group="other", tpot_s=first.tpot_s / scale) for scale in (1, 99)]
 
-    assert told_apart([first, *others]) == (first,)
+    assert consistent_groups([first, *others]) == (first,)
 
 
 def test_the_groups_left_out_are_those_of_one_benchmark_family():

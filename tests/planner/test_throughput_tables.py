@@ -7,8 +7,8 @@ import pytest
 
 from planner.api import estimate
 from planner.catalog.reading import data_json
-from planner.specs.estimate import EstimateRequest
-from planner.throughput_fitting import (
+from planner.fitting.pages.throughput_page import predicted
+from planner.fitting.serving.throughput_fitting import (
     LEAST,
     MOST,
     PARTS,
@@ -21,8 +21,7 @@ from planner.throughput_fitting import (
     model_of,
     named,
 )
-from planner.throughput_page import predicted
-from planner.throughput_rows import (
+from planner.fitting.serving.throughput_rows import (
     REQUESTS,
     kind_of,
     layouts_of,
@@ -30,6 +29,7 @@ from planner.throughput_rows import (
     throughput_request,
     throughput_rows,
 )
+from planner.specs.estimate import EstimateRequest
 
 
 def rows_of(source, kind=None):

@@ -54,12 +54,17 @@ def test_recomputing_more_never_keeps_a_strategy_from_fitting(case):
         assert (less <= more).all()
 
 
+@pytest.mark.parametrize(
+    ("engine", "schedules"), [("torchtitan", set(SCHEDULES)), ("megatron", {*SCHEDULES[:2]})]
+)
 @pytest.mark.parametrize("stages", [2, 4])
-def test_every_schedule_is_weighed_however_few_the_stages(stages):
-    shared = [block.shared for block in blocks("a node")]
+def test_every_schedule_of_the_engine_is_weighed_however_few_the_stages(stages, engine, schedules):
+    fields = {"model": LLAMA_8B, "engine": engine, "devices": 8, "workload": TRAIN}
+    request = PlanRequest.model_validate(document(**fields))
+    shared = [block.shared for block in blocks_of(next(questions(request)))]
     found = [one for one in shared if one["pipeline_parallel_size"] == stages]
 
-    assert {one.get("pipeline_schedule") for one in found} == set(SCHEDULES)
+    assert {one.get("pipeline_schedule") for one in found} == schedules
 
 
 @pytest.mark.parametrize("case", CASES)

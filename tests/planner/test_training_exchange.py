@@ -36,7 +36,7 @@ def test_context_parallelism_pays_for_passing_keys_and_values_around():
 
 def test_a_ring_costs_what_attention_does_not_hide():
     found = terms(run(tensor_parallel_size=4, context_parallel_size=2))
-    exposed = found["Ring that attention does not hide"]
+    exposed = found["Exposed ring communication"]
     links = found["Keys and values around the ring"].value
 
     assert 0 < exposed.value < links
@@ -86,7 +86,7 @@ def test_shards_within_a_node_leave_more_states_and_gather_over_faster_links():
 
 def test_replicas_of_shards_exchange_a_shard_each():
     found = terms(run(nodes=4, zero_stage=3, zero_shard_size=8))
-    within = values(found["Data-parallel exchange"])
+    within = values(found["Data-parallel communication"])
     between = values(found["Exchange between replicas"])
 
     assert between["payload bytes"] == within["payload bytes"] / 8

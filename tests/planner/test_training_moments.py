@@ -9,14 +9,14 @@ from planner.catalog.engines import get_engine
 from planner.catalog.models import get_model
 from planner.cost.activations import (
     UNFUSED_LOSS_FP32_COPIES,
-    Kept,
+    SavedTensors,
     feed_forward_width,
     hidden_tensors,
     loss_bytes,
 )
 from planner.cost.memory import StageMemory, fullest_of
 from planner.cost.training_states import lora_widths
-from planner.evidence import strategy_of, table, training_request, usable
+from planner.fitting.evidence import strategy_of, table, training_request, usable
 from planner.specs.estimate import EstimateRequest
 from planner.workload.resolve import resolve
 from planner.workload.training_memory import stage_moments
@@ -60,19 +60,19 @@ def test_no_moment_holds_the_logits_and_a_recomputed_layer():
 
 @pytest.mark.parametrize(("wide", "inputs", "tensors"), [(0, 1, 4), (1, 1, 8), (1, 0, 5)])
 def test_norms_and_linear_inputs_are_kept_as_the_kernels_need_them(wide, inputs, tensors):
-    assert hidden_tensors(LLAMA, Kept(bool(wide), bool(inputs))) == tensors
+    assert hidden_tensors(LLAMA, SavedTensors(bool(wide), bool(inputs))) == tensors
 
 
 def test_a_frozen_down_projection_keeps_no_input():
-    with_input = feed_forward_width(LLAMA, Kept(inputs=True))
+    with_input = feed_forward_width(LLAMA, SavedTensors(inputs=True))
 
-    assert feed_forward_width(LLAMA, Kept(inputs=False)) == with_input * 3 / 4
+    assert feed_forward_width(LLAMA, SavedTensors(inputs=False)) == with_input * 3 / 4
 
 
 def test_a_block_with_one_norm_keeps_half_of_what_two_keep():
     falcon = get_model("tiiuae/falcon-7b")
 
-    assert hidden_tensors(falcon, Kept()) * 2 == hidden_tensors(LLAMA, Kept())
+    assert hidden_tensors(falcon, SavedTensors()) * 2 == hidden_tensors(LLAMA, SavedTensors())
 
 
 def test_adapters_on_queries_and_values_keep_less_than_on_all_matrices():

@@ -8,7 +8,7 @@ from planner.cost.activations import operand_width
 from planner.cost.equation import Ledger
 from planner.cost.stages import pace_of
 from planner.cost.training_step import exposed_seconds, tax_seconds
-from planner.evidence import RELEASED, latest, table, training_request, unscored, usable
+from planner.fitting.evidence import RELEASED, latest, table, training_request, unscored, usable
 from planner.specs.estimate import EstimateRequest
 from planner.workload.resolve import resolve
 from planner.workload.train import train
@@ -282,7 +282,7 @@ def test_experts_on_more_ranks_leave_fewer_gradients_to_each():
     """Eight ranks with an expert each have no copies: only what all share is summed."""
     together, apart = (
         term(
-            "Data-parallel exchange",
+            "Data-parallel communication",
             model=MIXTRAL,
             devices=8,
             strategy={"expert_parallel_size": ranks, "zero_stage": 1},
@@ -372,7 +372,7 @@ def test_quantised_weights_of_an_eager_runner_take_operators_of_their_own():
         sum(
             t.value
             for t in ask(workload=tuned, engine=None, strategy=how).terms
-            if t.name == "Issuing operators"
+            if t.name == "Kernel launches"
         )
         for how in ({"weight_dtype": "nf4"}, {"weight_dtype": "bf16"})
     ]

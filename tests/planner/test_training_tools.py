@@ -7,9 +7,10 @@ import pytest
 
 from planner.catalog.engines import get_engine, harnessed
 from planner.cost.memory import StageMemory
-from planner.evidence import HARNESSES, strategy_of, table, usable
-from planner.factors import memory_cases
-from planner.fitting import (
+from planner.fitting.evidence import HARNESSES, strategy_of, table, usable
+from planner.fitting.factors import MEMORY_INPUTS
+from planner.fitting.left_out import PEAK, LeftOut, left_out_peaks, model_of, spread_of
+from planner.fitting.robust_fit import (
     GIB,
     NAMES,
     PRIORS,
@@ -24,12 +25,11 @@ from planner.fitting import (
     memory_case,
     stage_peaks,
 )
-from planner.left_out import PEAK, LeftOut, left_out_peaks, model_of, spread_of
-from planner.serving_factors import SEEN
+from planner.fitting.serving.factors import SEEN
 from planner.specs.estimate import EstimateRequest
+from planner.workload.allocator_cache import given_back, without_spare
 from planner.workload.inference_memory import usable_bytes
 from planner.workload.resolve import resolve
-from planner.workload.spare_blocks import given_back, without_spare
 from planner.workload.training_memory import stage_moments
 from tests.planner.asking import document
 
@@ -301,7 +301,9 @@ def test_a_part_of_seventy_rows_widens_an_interval_no_more_than_a_part_of_one():
 
 
 def test_half_of_litgpts_peaks_are_foreseen_within_a_twentieth():
-    own = [one for one in memory_cases() if one.engine == "litgpt"]
+    rows = [row for name in MEMORY_INPUTS for row in usable(table(name))]
+    engines = [HARNESSES.get(row["source_id"], row["engine"]) for row in rows]
+    own = [memory_case(row) for row, name in zip(rows, engines, strict=True) if name == "litgpt"]
 
     found, _ = left_out_peaks(own, model_of, SEEN)
     errors = sorted(abs(row.error) for row in found)

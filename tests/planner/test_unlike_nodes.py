@@ -15,13 +15,13 @@ from planner.search.rank import order_of
 from planner.search.unlike_space import MOST, unlike_strategies
 from planner.specs.estimate import EstimateRequest
 from planner.specs.plan import PlanRequest
-from planner.workload.dealing import devices_of
+from planner.workload.device_groups import devices_of
 from planner.workload.estimator import estimate_request
+from planner.workload.heterogeneous import stage_devices
 from planner.workload.inference_memory import usable_bytes
 from planner.workload.resolve import resolve
 from planner.workload.train import stage_seconds
 from planner.workload.training_memory import stage_memory
-from planner.workload.unlike import stage_devices
 
 FAST = {"device": "h100-sxm-80gb", "devices_per_node": 4}
 SLOW = {"device": "a100-sxm-80gb", "devices_per_node": 4}

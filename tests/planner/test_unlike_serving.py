@@ -11,11 +11,12 @@ from planner.errors import NotCoveredError
 from planner.specs.estimate import EstimateRequest
 from planner.workload.estimator import estimate_request
 from planner.workload.generate import generate
+from planner.workload.heterogeneous_serving import parts_of
 from planner.workload.inference_memory import stage_limits
 from planner.workload.resolve import resolve
 from planner.workload.serve import saturation_rate, serve
-from planner.workload.unlike_serving import parts_of
 from tests.planner.asking import GENERATE, LLAMA_8B, SERVE
+from tests.plugins import extent
 
 FAST = {"device": "h100-sxm-80gb", "devices_per_node": 2}
 SLOW = {"device": "a100-sxm-80gb", "devices_per_node": 2}
@@ -225,9 +226,12 @@ def every_split(setting, workload):
             yield outcome.performance
 
 
-@pytest.mark.parametrize("model", [LLAMA_8B, GEMMA])
-@pytest.mark.parametrize("load", LOADS)
-@pytest.mark.parametrize("cluster", [PAIR, {**SMALL, "other_nodes": [{"device": "rtx-4090"}]}])
+@pytest.mark.parametrize(
+    ("load", "cluster", "model"),
+    extent.combinations(
+        LOADS, [PAIR, {**SMALL, "other_nodes": [{"device": "rtx-4090"}]}], [LLAMA_8B, GEMMA]
+    ),
+)
 def test_the_split_of_a_pipeline_serves_as_much_as_the_best_of_all_splits(cluster, load, model):
     (part,), workload = parts(cluster, LOADS[load], model, pipeline_parallel_size=2)
     best = max((one.tokens_per_second for one in every_split(part.setting, workload)), default=0)

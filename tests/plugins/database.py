@@ -17,11 +17,16 @@ TEMPLATE = FOLDER / "database"
 def make_template(session: pytest.Session) -> None:
     """Migrate empty databases in a process of its own, and set their files aside.
 
-    PostgreSQL has no such files: there every worker migrates its own.
+    A run that a test of another run starts copies those. PostgreSQL has no such files: there
+    every worker migrates its own.
     """
     from django.conf import settings
 
     if any(_file_of(each) is None for each in settings.DATABASES.values()):
+        return
+    if made := os.environ.get(MIGRATED):
+        shutil.copytree(made, TEMPLATE)
+        os.environ[MIGRATED] = str(TEMPLATE)
         return
     if (pid := os.fork()) == 0:
         try:

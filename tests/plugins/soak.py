@@ -1,4 +1,4 @@
-"""The seed of the soak, and its place: it runs when it is asked for, and never by the way."""
+"""The seed of the soaks, and their place: they run when they are asked for."""
 
 import os
 import random
@@ -9,11 +9,14 @@ import pytest
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Take the seed of a run that is to be repeated."""
     parser.addoption("--soak-seed", type=int, help="repeat the soak that printed this seed")
+    parser.addoption("--hostile-seconds", type=float, default=600.0, help="of the hostile host")
+    parser.addoption("--hostile-messages", type=int, default=2000, help="of each wire shape")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave ten minutes of kills out unless `-m` names them or one test was chosen."""
-    if "soak" in config.option.markexpr or any("test_soak.py::" in one for one in config.args):
+    """Leave what takes minutes out unless `-m`, `--nightly` or a name asks for them."""
+    is_chosen = any("soak.py::" in one for one in config.args)
+    if is_chosen or "soak" in config.option.markexpr or config.getoption("nightly"):
         return
     left_out = [item for item in items if item.get_closest_marker("soak")]
     if left_out:
@@ -26,3 +29,10 @@ def soak_seed(request: pytest.FixtureRequest) -> int:
     """Return the seed to repeat, or a new one."""
     given = request.config.getoption("--soak-seed") or os.environ.get("SLIPWAY_SOAK_SEED")
     return int(given) if given else random.SystemRandom().randrange(10**6)
+
+
+@pytest.fixture
+def hostile_extent(request: pytest.FixtureRequest) -> tuple[float, int]:
+    """Return for how many seconds a hostile host sends, and how many messages of each shape."""
+    option = request.config.getoption
+    return float(option("--hostile-seconds")), int(option("--hostile-messages"))

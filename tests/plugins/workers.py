@@ -2,7 +2,7 @@
 
 Their memory is shared with the parent until they write to it, so six of them cost little more
 than two. The parent runs no test and starts no thread; it hands out units (lists of positions in
-``session.items``) and passes every report on to pytest's own hooks, as xdist does.
+``session.items``) and passes every report on to pytest's own hooks.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from typing import Any
 import pytest
 from _pytest.runner import CallInfo
 
-from tests.plugins import database, preloaded
+from tests.plugins import database, preloaded, snapshots
 from tests.plugins.run_folder import FOLDER
 
 _PR_SET_PDEATHSIG = 1
@@ -135,6 +135,8 @@ def _answer(session: pytest.Session, worker: Worker, sent: Sent, take: Take) -> 
         report = hook.pytest_report_from_serializable(config=session.config, data=rest[0])
         report.node = worker
         hook.pytest_runtest_logreport(report=report)
+    elif kind == "snapshots":
+        snapshots.add(session.config, rest[0])
     elif kind == "warning":
         message, when, nodeid, location = rest
         hook.pytest_warning_recorded.call_historic(
@@ -213,6 +215,16 @@ def _leave_parent(parent: int) -> None:
         os._exit(1)
     signal.signal(signal.SIGTERM, _end_worker)
     os.register_at_fork(after_in_child=_forget_handler)
+    _renew_thread_pool()
+
+
+def _renew_thread_pool() -> None:
+    """Make torch's thread pool anew, which no fork takes along.
+
+    Two threads of a model's loader that both come first find none: "Invalid thread pool".
+    """
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(torch.get_num_threads())
 
 
 def _end_worker(*_: object) -> None:
@@ -274,6 +286,7 @@ class _Loop:
     ) -> None:
         self.session = session
         self.pipe = pipe
+        self.name = name
         self.pause = _Pause.from_parent(session, name=f"pause of {name}")
         self.last: pytest.Item | None = None
         session.config.pluginmanager.register(self, "forked-worker")
@@ -289,6 +302,8 @@ class _Loop:
                     )
         finally:
             self._tear_down()
+        if used := snapshots.of_worker(self.session.config, self.name):
+            self.pipe.send(("snapshots", used))
         self.pipe.send(("end",))
 
     def _units(self) -> Iterator[list[int]]:

@@ -9,7 +9,7 @@ import pytest
 
 from runners.config import Credential, HostDir
 from tests.runners.acceptor import Acceptor
-from tests.runners.tools import Attempts, RedisServer
+from tests.runners.tools import Attempts, RedisServer, ids_of
 
 
 @pytest.fixture
@@ -39,8 +39,8 @@ def credential(acceptor: Acceptor) -> Credential:
 
 
 @pytest.fixture
-def attempts(host_dir: HostDir) -> Iterator[Attempts]:
-    made = Attempts(host_dir)
+def attempts(host_dir: HostDir, request: pytest.FixtureRequest) -> Iterator[Attempts]:
+    made = Attempts(host_dir, ids_of(request.module.__name__)[0])
     yield made
     made.clean_up()
 

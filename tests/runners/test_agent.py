@@ -15,7 +15,9 @@ from runners.messages import EpochShown
 from runners.supervision import procfs, record
 from runners.wake import wake_agent
 from tests.runners.programs import FOREVER, SAY
-from tests.runners.tools import A1, wait_for
+from tests.runners.tools import ids_of, wait_for
+
+A1, A2 = ids_of(__name__)
 
 MICROBENCH = Microbench(
     measured_at_ms=1,
@@ -56,16 +58,29 @@ def serve(host_dir, credential, attempts, monkeypatch) -> Callable:
     return served
 
 
-def test_a_wanted_attempt_is_claimed_run_and_told_to_its_end(acceptor, serve):
+def test_a_wanted_attempt_is_claimed_run_told_to_its_end_and_then_forgotten(
+    acceptor, serve, host_dir
+):
+    """Its artefacts are uploaded after the end."""
     stored = acceptor.want(A1)
+    code = SAY + (
+        "say('result', measured={'perplexity': 3.0})\n"
+        "os.mkdir('output/model'); open('output/model/w', 'w').write('weights')\n"
+        "say('artefact', name='model', kind='model', total_bytes=7, files={'w': 7}, sha256={'w': ''})"
+    )
 
-    with serve(SAY + "say('result', measured={'perplexity': 3.0})"):
-        wait_for(lambda: stored.has_exited)
+    with serve(code):
+        wait_for((acceptor.uploads / A1 / "artefacts/model/w").exists)
+        assert stored.has_exited
+        wait_for((host_dir.attempts / A1 / "forgotten").exists)
+        wait_for(lambda: acceptor.beats[-1].attempts == ())
 
     assert stored.kinds()[0] == "started"
     assert stored.of_kind("result")[0]["measured"] == {"perplexity": 3.0}
     assert stored.exit["reason"] == "ok"
     assert stored.num_duplicates == 0
+    assert (acceptor.uploads / A1 / "artefacts/model/w").read_text() == "weights"
+    assert not (host_dir.attempts / A1 / "spool").exists()
 
 
 def test_for_a_server_that_went_back_nothing_starts_until_it_is_further_on(acceptor, serve):
@@ -81,35 +96,32 @@ def test_for_a_server_that_went_back_nothing_starts_until_it_is_further_on(accep
         wait_for(lambda: stored.has_exited)
 
 
-def test_the_first_beat_brings_the_facts_and_says_that_the_agent_started(acceptor, serve):
+def test_the_first_beat_brings_the_facts_and_the_benchmark_is_sent_once(acceptor, serve):
     with serve():
-        wait_for(lambda: len(acceptor.beats) > 2)
+        wait_for(lambda: acceptor.microbench)
+        num_beats = len(acceptor.beats)
+        wait_for(lambda: len(acceptor.beats) > num_beats + 1)
 
     first, second, *_ = acceptor.beats
     assert first.facts.boot_id == procfs.boot_id()
     assert first.is_agent_start
     assert (second.facts, second.is_agent_start) == (None, False)
+    (sent,) = [beat.microbench for beat in acceptor.beats if beat.microbench]
+    assert sent.model_copy(update={"network": None}) == MICROBENCH
+    assert sent.network.round_trip_seconds > 0
 
 
-def test_a_beat_says_how_far_each_attempt_is(acceptor, serve):
-    acceptor.want(A1)
-
-    with serve(FOREVER):
-        wait_for(lambda: any(each.acked_seq for beat in acceptor.beats for each in beat.attempts))
-
-    status = acceptor.beats[-1].attempts[0]
-    assert (status.phase, status.fence) == ("running", acceptor.attempts[A1].fence)
-    assert status.last_seq >= status.acked_seq > 0
-
-
-def test_a_stop_order_ends_the_attempt_with_its_reason(acceptor, serve):
+def test_a_beat_says_how_far_an_attempt_is_and_a_stop_order_ends_it(acceptor, serve):
     stored = acceptor.want(A1)
 
     with serve(FOREVER):
-        wait_for(lambda: stored.events)
+        wait_for(lambda: any(each.acked_seq for beat in acceptor.beats for each in beat.attempts))
+        status = acceptor.beats[-1].attempts[0]
         acceptor.order_stop(A1)
         wait_for(lambda: stored.has_exited)
 
+    assert (status.phase, status.fence) == ("running", acceptor.attempts[A1].fence)
+    assert status.last_seq >= status.acked_seq > 0
     assert stored.exit["reason"] == "stopped_by_user"
 
 
@@ -148,16 +160,6 @@ def test_a_refused_claim_becomes_a_tombstone_and_no_process(acceptor, serve, hos
 
     assert acceptor.beats[-1].attempts == ()
     assert not (host_dir.attempts / A1 / "ran").exists()
-
-
-def test_an_attempt_that_the_server_holds_whole_is_forgotten(acceptor, serve, host_dir):
-    acceptor.want(A1)
-
-    with serve():
-        wait_for((host_dir.attempts / A1 / "forgotten").exists)
-        wait_for(lambda: acceptor.beats[-1].attempts == ())
-
-    assert not (host_dir.attempts / A1 / "spool").exists()
 
 
 def test_a_doorbell_brings_the_next_beat_at_once(acceptor, serve, host_dir):
@@ -225,81 +227,63 @@ def test_a_killed_supervisor_is_told_as_lost_and_leaves_no_process(acceptor, ser
 
 
 @pytest.mark.faults
-def test_a_stale_identity_does_not_kill_a_stranger(acceptor, serve, attempts):
-    folder = attempts.make()
-    stored = acceptor.want(A1)
-    stored.fence = "fence"
-    stored.claim_id = folder.claim().claim_id
+def test_a_stale_identity_kills_no_stranger_and_the_last_boots_attempt_is_told_as_rebooted(
+    acceptor, serve, attempts
+):
+    lost, rebooted = attempts.make(), attempts.make(A2)
     me = procfs.read_process(procfs.os.getpid())
     record.write_json(
-        folder.path / record.SUPERVISOR, {"pid": me.pid, "start_ticks": me.start_ticks - 1}
+        lost.path / record.SUPERVISOR, {"pid": me.pid, "start_ticks": me.start_ticks - 1}
     )
+    stored = [acceptor.want(each) for each in (A1, A2)]
+    for each, folder in zip(stored, (lost, rebooted), strict=True):
+        each.fence, each.claim_id = "fence", folder.claim().claim_id
+    attempts.reboot(rebooted)
     acceptor.order_stop(A1)
 
     with serve():
-        wait_for(lambda: stored.has_exited)
+        wait_for(lambda: all(each.has_exited for each in stored))
 
-    assert stored.exit["reason"] == "supervisor_lost"
-
-
-def test_an_attempt_of_the_last_boot_is_told_as_rebooted(acceptor, serve, attempts):
-    folder = attempts.make()
-    stored = acceptor.want(A1)
-    stored.fence, stored.claim_id = "fence", folder.claim().claim_id
-    attempts.reboot(folder)
-
-    with serve():
-        wait_for(lambda: stored.has_exited)
-
-    assert stored.exit["reason"] == "host_rebooted"
+    assert [each.exit["reason"] for each in stored] == ["supervisor_lost", "host_rebooted"]
 
 
-def test_a_damaged_folder_goes_aside_and_the_others_run(acceptor, serve, attempts, host_dir):
+def test_a_damaged_folder_or_a_spool_with_a_false_end_goes_aside_and_the_others_run(
+    acceptor, serve, attempts, host_dir
+):
     attempts.make("broken").spec.write_bytes(b"\0" * 100)
+    false = attempts.make("false")
+    false.spool.mkdir()
+    end = '{"seq":1,"t_ms":1,"kind":"exited","body":{"exit_code":"x"}}\n'
+    (false.spool / "000000000001.jsonl").write_text(end)
     stored = acceptor.want(A1)
 
     with serve():
         wait_for(lambda: stored.has_exited)
         wait_for(lambda: any(beat.problems for beat in acceptor.beats))
+        wait_for(lambda: len(list(host_dir.quarantine.iterdir())) == 2)
 
-    told = next(beat.problems for beat in acceptor.beats if beat.problems)
-    assert "the folder of attempt broken is damaged" in told[0]
-    assert list(host_dir.quarantine.iterdir())
-
-
-def test_a_spool_that_tells_a_false_end_goes_aside_and_the_others_run(
-    acceptor, serve, attempts, host_dir
-):
-    broken = attempts.make("broken")
-    broken.spool.mkdir()
-    end = '{"seq":1,"t_ms":1,"kind":"exited","body":{"exit_code":"x"}}\n'
-    (broken.spool / "000000000001.jsonl").write_text(end)
-    stored = acceptor.want(A1)
-
-    with serve():
-        wait_for(lambda: stored.has_exited)
-
-    assert [path.name[:6] for path in host_dir.quarantine.iterdir()] == ["broken"]
+    told = [problem for beat in acceptor.beats for problem in beat.problems]
+    assert any("the folder of attempt broken is damaged" in problem for problem in told)
+    assert {path.name[:5] for path in host_dir.quarantine.iterdir()} == {"broke", "false"}
 
 
-def test_a_model_outside_of_the_roots_is_refused_in_words(acceptor, serve):
-    stored = acceptor.want(A1, BenchmarkSpec(model=FolderModel(path="/etc")))
+def test_what_cannot_be_run_is_refused_in_words(acceptor, serve, host_dir):
+    """A model outside of the roots, an artefact that is gone, ids that would be paths."""
+    outside = acceptor.want(A1, BenchmarkSpec(model=FolderModel(path="/etc")))
+    missing = acceptor.want(A2, BenchmarkSpec(model=ArtefactModel(attempt_id="gone")))
+    acceptor.want("..")
+    acceptor.want("../x")
 
     with serve():
-        wait_for(lambda: stored.has_exited)
+        wait_for(lambda: outside.has_exited and missing.has_exited)
+        num_beats = len(acceptor.beats)
+        wait_for(lambda: len(acceptor.beats) > num_beats + 1)
 
-    assert stored.kinds() == ["exited"]
-    assert stored.exit["reason"] == "preflight_failed"
-    assert "outside of this host's model folders" in stored.exit["last_lines"][0]
-
-
-def test_a_missing_artefact_is_named(acceptor, serve):
-    stored = acceptor.want(A1, BenchmarkSpec(model=ArtefactModel(attempt_id="gone")))
-
-    with serve():
-        wait_for(lambda: stored.has_exited)
-
-    assert stored.exit["reason"] == "model_or_data_missing"
+    assert outside.kinds() == ["exited"]
+    assert outside.exit["reason"] == "preflight_failed"
+    assert "outside of this host's model folders" in outside.exit["last_lines"][0]
+    assert missing.exit["reason"] == "model_or_data_missing"
+    assert {path.name for path in host_dir.attempts.iterdir()} == {A1, A2}
 
 
 def test_a_full_disk_refuses_new_attempts_in_words(acceptor, serve, host_dir):
@@ -311,27 +295,6 @@ def test_a_full_disk_refuses_new_attempts_in_words(acceptor, serve, host_dir):
 
     assert stored.exit["reason"] == "disk_full"
     assert "are required" in stored.exit["last_lines"][0]
-
-
-def test_an_id_that_would_be_a_path_is_not_claimed(acceptor, serve, host_dir):
-    acceptor.want("..")
-    acceptor.want("../x")
-
-    with serve():
-        wait_for(lambda: len(acceptor.beats) > 2)
-
-    assert list(host_dir.attempts.iterdir()) == []
-
-
-def test_the_benchmark_is_run_when_asked_for_and_sent_once(acceptor, serve):
-    with serve():
-        wait_for(lambda: acceptor.microbench)
-        num_beats = len(acceptor.beats)
-        wait_for(lambda: len(acceptor.beats) > num_beats + 1)
-
-    (sent,) = [beat.microbench for beat in acceptor.beats if beat.microbench]
-    assert sent.model_copy(update={"network": None}) == MICROBENCH
-    assert sent.network.round_trip_seconds > 0
 
 
 def test_no_benchmark_runs_beside_a_job(acceptor, serve):
@@ -350,20 +313,6 @@ def test_a_failed_benchmark_is_a_problem_in_words(acceptor, serve):
         wait_for(lambda: acceptor.beats and acceptor.beats[-1].problems)
 
     assert acceptor.beats[-1].problems == ("the micro-benchmark failed: no torch here",)
-
-
-def test_artefacts_are_uploaded_after_the_end(acceptor, serve):
-    stored = acceptor.want(A1)
-    code = (
-        SAY + "os.mkdir('output/model'); open('output/model/w', 'w').write('weights')\n"
-        "say('artefact', name='model', kind='model', total_bytes=7, files={'w': 7}, sha256={'w': ''})"
-    )
-
-    with serve(code):
-        wait_for((acceptor.uploads / A1 / "artefacts/model/w").exists)
-
-    assert stored.has_exited
-    assert (acceptor.uploads / A1 / "artefacts/model/w").read_text() == "weights"
 
 
 def test_a_second_agent_on_the_same_folder_is_refused(serve, host_dir, credential):

@@ -9,7 +9,9 @@ from runners.reasons import Reason
 from runners.spool import SpoolWriter
 from runners.supervision import procfs, record
 from tests.runners.programs import DAEMON, FOREVER, SAY, is_ready
-from tests.runners.tools import A1, bodies, events_of, wait_for
+from tests.runners.tools import bodies, events_of, ids_of, wait_for
+
+A1, _ = ids_of(__name__)
 
 BOOT = procfs.boot_id()
 
@@ -21,43 +23,43 @@ def kill_supervisor(folder):
 
 
 def test_a_held_lock_means_running(attempts):
-    assert attempts.start(code=FOREVER).judge(BOOT) is Verdict.RUNNING
+    assert attempts.start(code=FOREVER).verdict(BOOT) is Verdict.RUNNING
 
 
 def test_an_exit_record_and_a_free_lock_mean_finished(attempts):
     folder = attempts.run()
 
-    assert folder.judge(BOOT) is Verdict.FINISHED
+    assert folder.verdict(BOOT) is Verdict.FINISHED
 
 
 def test_finished_stays_finished_after_a_reboot(attempts):
     folder = attempts.run()
 
-    assert folder.judge("another-boot") is Verdict.FINISHED
+    assert folder.verdict("another-boot") is Verdict.FINISHED
 
 
 def test_no_record_in_another_boot_means_rebooted(attempts):
     folder = attempts.make()
 
-    assert folder.judge("another-boot") is Verdict.HOST_REBOOTED
+    assert folder.verdict("another-boot") is Verdict.HOST_REBOOTED
 
 
 def test_a_supervisor_that_left_no_record_is_lost(attempts):
     folder = attempts.start(code=FOREVER)
     kill_supervisor(folder)
 
-    assert folder.judge(BOOT) is Verdict.SUPERVISOR_LOST
+    assert folder.verdict(BOOT) is Verdict.SUPERVISOR_LOST
 
 
 def test_a_spec_without_a_supervisor_never_started(attempts):
-    assert attempts.make().judge(BOOT) is Verdict.NEVER_STARTED
+    assert attempts.make().verdict(BOOT) is Verdict.NEVER_STARTED
 
 
 def test_a_claim_without_a_spec_is_still_claiming(attempts):
     folder = attempts.make()
     folder.spec.unlink()
 
-    assert folder.judge(BOOT) is Verdict.CLAIMING
+    assert folder.verdict(BOOT) is Verdict.CLAIMING
 
 
 @pytest.mark.parametrize("damage", [b"", b"\0" * 300, b'{"attempt_id": "a1"'])
@@ -65,28 +67,28 @@ def test_an_unreadable_spec_is_damage(attempts, damage):
     folder = attempts.make()
     folder.spec.write_bytes(damage)
 
-    assert folder.judge(BOOT) is Verdict.DAMAGED
+    assert folder.verdict(BOOT) is Verdict.DAMAGED
 
 
 def test_an_unreadable_claim_is_damage(attempts):
     folder = attempts.make()
     (folder.path / "claim.json").write_bytes(b"\0\0")
 
-    assert folder.judge(BOOT) is Verdict.DAMAGED
+    assert folder.verdict(BOOT) is Verdict.DAMAGED
 
 
 def test_a_damaged_exit_record_counts_as_none(attempts):
     folder = attempts.run()
     (folder.path / "exit.json").write_bytes(b"{")
 
-    assert folder.judge(BOOT) is Verdict.SUPERVISOR_LOST
+    assert folder.verdict(BOOT) is Verdict.SUPERVISOR_LOST
 
 
 def test_a_buried_claim_never_becomes_anything_else(attempts):
     folder = attempts.make()
-    folder.bury()
+    folder.mark_claim_rejected()
 
-    assert folder.judge(BOOT) is Verdict.TOMBSTONE
+    assert folder.verdict(BOOT) is Verdict.TOMBSTONE
 
 
 def test_a_forgotten_attempt_keeps_its_output_and_loses_its_spool(attempts):
@@ -94,7 +96,7 @@ def test_a_forgotten_attempt_keeps_its_output_and_loses_its_spool(attempts):
 
     folder.forget()
 
-    assert folder.judge(BOOT) is Verdict.FORGOTTEN
+    assert folder.verdict(BOOT) is Verdict.FORGOTTEN
     assert not folder.spool.exists()
     assert (folder.output / "model").exists()
 

@@ -10,7 +10,9 @@ from runners.fetching import Fetcher
 from runners.jobspec import BenchmarkSpec, DemoModel, TrainSpec, UploadedData
 from runners.launch import LaunchRefusedError
 from runners.reasons import Reason
-from tests.runners.tools import A1
+from tests.runners.tools import ids_of
+
+A1, _ = ids_of(__name__)
 
 CONTENT = b'{"text": "one"}\n' * 1000
 

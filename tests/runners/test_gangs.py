@@ -26,8 +26,10 @@ from runners.reasons import Reason
 from runners.reconcile import Reconciler
 from runners.supervision import procfs, record
 from tests.runners.programs import FOREVER
-from tests.runners.tools import A1
+from tests.runners.tools import ids_of
 from tests.stack import free_port
+
+A1, _ = ids_of(__name__)
 
 COMMAND = ["python", "-m", "runners.jobs.train", "/attempt"]
 
@@ -266,7 +268,7 @@ def test_a_host_that_waits_for_the_others_starts_nothing(acceptor, reconciler, a
     reconciler.claim(wanted(acceptor))
     reconciler.retry_claims()
 
-    assert AttemptFolder(host_dir.attempts / A1).judge(procfs.boot_id()) is Verdict.CLAIMING
+    assert AttemptFolder(host_dir.attempts / A1).verdict(procfs.boot_id()) is Verdict.CLAIMING
     assert len(asked) == 2
     assert asked[0].claim_id == asked[1].claim_id
 

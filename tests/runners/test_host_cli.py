@@ -10,11 +10,15 @@ import time
 
 import pytest
 
+from runners import __main__
 from runners.__main__ import main
 from runners.config import Credential, HostConfigError, HostDir
+from runners.reconcile import Reconciler
 from runners.supervision import procfs, record
 from tests.runners.programs import DAEMON, FOREVER, is_ready
-from tests.runners.tools import A1, A2, wait_for
+from tests.runners.tools import ids_of, wait_for
+
+A1, A2 = ids_of(__name__)
 
 
 def enroll(acceptor, host_dir: HostDir, token: str = "good-token", *more: str) -> int:  # noqa: S107 - a test token
@@ -70,21 +74,14 @@ def test_enrolling_again_rotates_the_credential_of_the_same_host(acceptor, host_
 
 def test_a_busy_server_is_asked_again_when_it_said(acceptor, host_dir, caplog):
     acceptor.busy_enrolments = 2
-    started = time.monotonic()
+    started, started_ms = time.monotonic(), time.time_ns() // 1_000_000
 
     assert enroll(acceptor, host_dir) == 0
 
     assert time.monotonic() - started >= 2
     assert caplog.text.count("too many at once. Trying again in") == 2
-
-
-def test_each_try_to_enrol_says_when_it_was_sent(acceptor, host_dir):
-    acceptor.busy_enrolments = 1
-    started_ms = time.time_ns() // 1_000_000
-
-    enroll(acceptor, host_dir)
-
-    assert acceptor.enrolments[0].sent_at_ms >= started_ms + 1000  # clock skew is read from it
+    # Each try says when it was sent: clock skew is read from it.
+    assert acceptor.enrolments[0].sent_at_ms >= started_ms + 2000
 
 
 def test_a_server_that_stays_busy_leaves_the_token_for_later(acceptor, host_dir, capsys):
@@ -182,7 +179,7 @@ def test_doctor_names_what_is_wrong_and_how_to_mend_it(acceptor, host_dir, crede
     assert main(["doctor", "--dir", str(host_dir.path)]) == 1
     words = capsys.readouterr().out
     assert "enrol this host again" in words
-    assert "work goes on over HTTP" in words
+    assert "work continues over HTTP" in words
 
 
 def work(host_dir: HostDir) -> subprocess.Popen:
@@ -211,7 +208,7 @@ def test_work_ends_on_sigterm_and_leaves_the_jobs(acceptor, enrolled, attempts):
 
 @pytest.mark.faults
 def test_work_killed_in_the_middle_is_continued_by_the_next(acceptor, enrolled, attempts):
-    folder = attempts.start(code="import time; time.sleep(4); print('end')")
+    folder = attempts.start(code="import time; time.sleep(3); print('end')")
     stored = acceptor.want(A1)
     stored.claim_id, stored.fence = folder.claim().claim_id, "fence"
     with work(enrolled) as process:
@@ -237,3 +234,44 @@ def test_the_credential_survives_its_file(host_dir, credential):
 
     assert host_dir.credential() == credential
     assert json.loads((host_dir.path / "credential.json").read_text())["host_id"] == "h1"
+
+
+def test_stop_all_with_the_site_says_so_in_each_record(attempts, host_dir, capsys):
+    folder = attempts.start(A1, FOREVER)
+
+    assert main(["stop-all", "--with-site", "--dir", str(host_dir.path)]) == 0
+    assert folder.exit_record().reason == "site_stopped"
+
+
+def test_stop_all_names_what_does_not_end(attempts, host_dir, capsys, monkeypatch):
+    attempts.start(A1, FOREVER)
+    monkeypatch.setattr(__main__, "STOP_ALL_SECONDS", 0.2)
+    monkeypatch.setattr(Reconciler, "stop", lambda *_: None)
+
+    assert main(["stop-all", "--dir", str(host_dir.path)]) == 1
+
+    assert capsys.readouterr().err == f"{A1} still runs: its supervisor did not end it\n"
+
+
+def test_stop_all_without_waiting_gives_the_orders(attempts, host_dir, capsys):
+    folder = attempts.start(A1, FOREVER)
+
+    assert main(["stop-all", "--no-wait", "--dir", str(host_dir.path)]) == 0
+
+    assert capsys.readouterr().out == "Told 1 to stop\n"
+    wait_for(folder.exit_record)
+
+
+def test_stop_all_on_a_full_disk_says_why_it_ended_nothing(
+    attempts, host_dir, capsys, monkeypatch
+):
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    attempts.start(A1, FOREVER)
+    monkeypatch.setattr(__main__, "STOP_ALL_SECONDS", 0.2)
+    monkeypatch.setattr(Reconciler, "stop", fail)
+
+    assert main(["stop-all", "--dir", str(host_dir.path)]) == 1
+
+    assert capsys.readouterr().err == f"{A1} still runs: No space left on device\n"

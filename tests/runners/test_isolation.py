@@ -19,7 +19,9 @@ from runners.config import HostDir
 from runners.jobspec import DrillSpec
 from runners.supervision import record
 from tests.runners.jobs.harness import PROJECT
-from tests.runners.tools import A1, wait_for
+from tests.runners.tools import ids_of, wait_for
+
+A1, _ = ids_of(__name__)
 
 PATIENCE_SECONDS = 120.0
 OURS, THEIRS = 20_001, 20_002  # users that need no name

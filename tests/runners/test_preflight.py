@@ -13,7 +13,7 @@ import pytest
 from runners import preflight, probe
 from runners.config import HostConfig
 from runners.jobspec import ArtefactModel, FolderModel
-from runners.preflight import GIB, Place, cuda_of_torch, look
+from runners.preflight import GIB, Place, cuda_of_torch, run_checks
 from runners.preflight_gpus import driver_check
 from runners.preflight_messages import Needs, PreflightCheck
 from runners.supervision import procfs
@@ -29,7 +29,7 @@ def place(host_dir) -> Place:
 
 
 def checked(needs: Needs, place: Place) -> dict[str, PreflightCheck]:
-    return {check.name: check for check in look(needs, place)}
+    return {check.name: check for check in run_checks(needs, place)}
 
 
 def test_this_machine_is_fit_for_a_small_job(place):
@@ -223,7 +223,7 @@ from runners import preflight
 from runners.config import HostConfig, HostDir
 from runners.preflight_messages import Needs
 host_dir = HostDir(Path(sys.argv[1]))
-preflight.look(Needs(kind="train"), preflight.Place(host_dir, HostConfig(), (host_dir.models,)))
+preflight.run_checks(Needs(kind="train"), preflight.Place(host_dir, HostConfig(), (host_dir.models,)))
 print("torch" in sys.modules)
 """
 
@@ -255,7 +255,7 @@ def test_an_environment_that_this_host_does_not_know_is_refused_by_name(place):
     check = checked(Needs(kind="serve", environment="elsewhere"), place)["environment"]
 
     assert not check.ok
-    assert "knows the environments main, llamacpp" in check.sentence
+    assert "has the environments main, llamacpp" in check.sentence
     assert "'elsewhere'" in check.sentence
 
 

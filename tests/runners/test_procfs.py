@@ -60,6 +60,35 @@ def test_descendants_include_grandchildren():
     assert {process.pid} < {each.pid for each in found}
 
 
+def test_sampled_descendants_are_the_tree(monkeypatch):
+    def pids() -> set[int]:
+        return {each.pid for each in procfs.sampled_descendants(process.pid)}
+
+    with subprocess.Popen([sys.executable, "-c", NEST], start_new_session=True) as process:
+        wait_for(lambda: procfs.descendants(process.pid))
+        whole = {each.pid for each in procfs.descendants(process.pid)}
+        sampled = pids()
+        monkeypatch.setattr(procfs, "_children", lambda _pid: None)
+        without_lists = pids()
+        os.killpg(process.pid, signal.SIGKILL)
+
+    assert sampled == without_lists == whole
+
+
+def test_a_kernel_without_lists_of_children_is_told_from_a_thread_that_ended(
+    tmp_path, monkeypatch
+):
+    (tmp_path / "7" / "task" / "7").mkdir(parents=True)
+    monkeypatch.setattr(procfs, "PROC", tmp_path)
+    own = tmp_path / "self" / "task" / str(os.getpid()) / "children"
+
+    assert procfs._children(7) is None
+    own.parent.mkdir(parents=True)
+    own.touch()
+    assert procfs._children(7) == []
+    assert procfs._children(8) == []  # it has ended
+
+
 def test_a_zombie_is_not_alive():
     process = subprocess.Popen([sys.executable, "-c", ""])
     wait_for(lambda: not procfs.read_process(process.pid).is_alive)

@@ -15,7 +15,9 @@ from runners.reasons import Reason
 from runners.reconcile import Reconciler
 from runners.supervision import procfs, record
 from tests.runners.programs import FOREVER, STUBBORN
-from tests.runners.tools import A1, A2, bodies, wait_for
+from tests.runners.tools import bodies, ids_of, wait_for
+
+A1, A2 = ids_of(__name__)
 
 
 @pytest.fixture
@@ -119,10 +121,10 @@ def test_an_absent_server_leaves_the_claim_to_be_repeated(acceptor, reconciler, 
 
     reconciler.claim(want)
 
-    assert folder.judge(procfs.boot_id()) is Verdict.CLAIMING
+    assert folder.verdict(procfs.boot_id()) is Verdict.CLAIMING
     acceptor.is_away = False
     reconciler.retry_claims()
-    assert folder.judge(procfs.boot_id()) is Verdict.RUNNING
+    assert folder.verdict(procfs.boot_id()) is Verdict.RUNNING
 
 
 def test_a_wrong_fence_is_buried(acceptor, reconciler, folder):
@@ -130,7 +132,7 @@ def test_a_wrong_fence_is_buried(acceptor, reconciler, folder):
 
     reconciler.claim(Wanted(attempt_id=A1, fence="old"))
 
-    assert folder.judge(procfs.boot_id()) is Verdict.TOMBSTONE
+    assert folder.verdict(procfs.boot_id()) is Verdict.TOMBSTONE
 
 
 def test_a_buried_attempt_is_not_asked_for_again(acceptor, reconciler, folder):
@@ -166,7 +168,7 @@ def test_a_running_attempt_is_not_forgotten(acceptor, reconciler, folder):
     reconciler.apply(reply(forget=(A1,)))
 
     assert folder.spool.is_dir()
-    assert folder.judge(procfs.boot_id()) is Verdict.RUNNING
+    assert folder.verdict(procfs.boot_id()) is Verdict.RUNNING
 
 
 def test_the_secrets_of_the_host_reach_no_job(acceptor, reconciler, folder, host_dir, credential):

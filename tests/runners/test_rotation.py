@@ -91,7 +91,7 @@ def test_two_rotations_at_once_do_not_mix(acceptor, host_dir, enrolled):
 def test_the_command_says_what_happens_to_a_running_agent(acceptor, host_dir, enrolled, capsys):
     assert main(["rotate", "--dir", str(host_dir.path)]) == 0
 
-    assert "takes them at its next beat" in capsys.readouterr().out
+    assert "uses them from its next heartbeat" in capsys.readouterr().out
 
 
 class Worker:
@@ -117,7 +117,7 @@ def agent(acceptor, host_dir, enrolled):
 
 def test_an_agent_rotates_when_an_operator_asks(acceptor, host_dir, agent):
     acceptor.wants_rotation = True
-    agent._beside = worker = Worker()
+    agent._companion = worker = Worker()
 
     agent.step()
 
@@ -131,12 +131,12 @@ def test_an_agent_rotates_when_an_operator_asks(acceptor, host_dir, agent):
 
 def test_an_agent_whose_redis_was_taken_away_goes_on_without_its_worker(acceptor, agent):
     acceptor.wants_rotation = True
-    agent._beside = worker = Worker()
+    agent._companion = worker = Worker()
 
     agent.step()
 
     assert worker.num_stops == 1
-    assert agent._beside is None
+    assert agent._companion is None
 
 
 def test_an_agent_takes_over_what_the_command_wrote_beside_it(acceptor, host_dir, agent):

@@ -14,7 +14,9 @@ from runners.messages import BeatReply, ClaimReply, Wanted
 from runners.reasons import Reason
 from runners.reconcile import Reconciler
 from runners.supervision import procfs, record
-from tests.runners.tools import A1, AttemptFolder, bodies, wait_for
+from tests.runners.tools import AttemptFolder, bodies, ids_of, wait_for
+
+A1, _ = ids_of(__name__)
 
 CANARY = "hf_canary_5Kx9mQ2v"
 SPEC = BenchmarkSpec(model=DemoModel(), secrets=("HF_TOKEN",))
@@ -85,7 +87,7 @@ def test_no_command_line_and_no_environment_holds_it(running):
 
 
 def test_no_other_file_of_the_host_holds_it_while_it_runs(running, host_dir):
-    wait_for(lambda: bodies(running, "phase"))
+    wait_for(lambda: bodies(running, "phase")[1:])
 
     assert holding(host_dir.path) == ["HF_TOKEN"]
 
@@ -96,7 +98,7 @@ def test_after_its_end_nothing_on_the_host_holds_it(running, host_dir, attempts)
 
     assert holding(host_dir.path) == []
     assert running.exit_record().last_lines[-1] == "bad token [secret]"
-    assert bodies(running, "phase") == [{"name": "with [secret]"}]
+    assert bodies(running, "phase")[1:] == [{"name": "with [secret]"}]
 
 
 def test_the_log_says_where_it_was(running, attempts):

@@ -9,7 +9,9 @@ from runners.shipper import AttemptShipper
 from runners.spool import SpoolWriter, segments
 from runners.supervision.record import LockedError
 from tests.runners.acceptor import Stored
-from tests.runners.tools import A1
+from tests.runners.tools import ids_of
+
+A1, _ = ids_of(__name__)
 
 
 class Clock:
@@ -113,6 +115,30 @@ def test_what_was_acknowledged_is_remembered_over_a_restart(folder, client, stor
 
     assert seqs(stored) == [1, 2, 3, 4]
     assert stored.num_duplicates == 0
+
+
+def test_acknowledgements_in_a_row_are_written_down_once(
+    folder, client, stored, spool, stream, clock
+):
+    ship = AttemptShipper(folder, client, stream, clock)
+    noted = []
+    for _ in range(4):
+        append(spool, 1)
+        ship.pump()
+        stream.consume()
+        ship.pump()
+        noted.append((ship.acked_seq, folder.acked_seq()))
+    clock.now += shipper.SAVE_SECONDS
+    ship.pump()
+    later = folder.acked_seq()
+    append(spool, 1)
+    ship.pump()
+    stream.consume()
+    ship.pump()
+    ship.close()
+
+    assert noted == [(1, 1), (2, 1), (3, 1), (4, 1)]
+    assert (later, folder.acked_seq()) == (4, 5)  # whoever ships next begins there
 
 
 def test_a_lost_note_of_the_acknowledgement_costs_only_duplicates(folder, client, stored, spool):

@@ -13,7 +13,9 @@ from runners.shipping import Loop, Shipping
 from runners.spool import SpoolWriter
 from runners.stream import CONSUMER_GROUP, ack_key, decode, events_key
 from tests.runners.acceptor import Acceptor
-from tests.runners.tools import A1, A2, RedisServer, wait_for
+from tests.runners.tools import RedisServer, ids_of, wait_for
+
+A1, A2 = ids_of(__name__)
 
 
 class Consumer(threading.Thread):
@@ -109,12 +111,12 @@ def test_a_redis_killed_again_and_again_loses_and_doubles_nothing(
     shipping, consumer, acceptor, attempts, redis_server
 ):
     writers = [
-        threading.Thread(target=write, args=(attempts, name, 600, 0.01)) for name in (A1, A2)
+        threading.Thread(target=write, args=(attempts, name, 300, 0.01)) for name in (A1, A2)
     ]
     for writer in writers:
         writer.start()
-    for _ in range(4):
-        time.sleep(0.8)
+    for _ in range(3):
+        time.sleep(0.5)
         redis_server.kill()
         time.sleep(0.3)
         redis_server.start()
@@ -122,7 +124,7 @@ def test_a_redis_killed_again_and_again_loses_and_doubles_nothing(
         writer.join()
 
     for name in (A1, A2):
-        wait_for(lambda name=name: is_whole(acceptor, name, 600), 30)
+        wait_for(lambda name=name: is_whole(acceptor, name, 300), 30)
 
 
 @pytest.mark.faults
@@ -145,3 +147,19 @@ def test_a_flushed_redis_gets_everything_again(
     write(attempts, A1, 0)
 
     wait_for(lambda: is_whole(acceptor, A1, 300))
+
+
+def test_news_end_a_loops_rest():
+    steps = []
+
+    def step() -> float:
+        steps.append(len(steps))
+        return 3600.0
+
+    loop = Loop("resting", step)
+    loop.start()
+    wait_for(lambda: len(steps) == 1)
+    loop.wake()
+    wait_for(lambda: len(steps) == 2)
+    loop.stop()
+    assert not loop.is_alive()

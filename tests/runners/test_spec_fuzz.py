@@ -31,7 +31,9 @@ from runners.messages import Wanted
 from runners.reconcile import Reconciler
 from runners.supervision import procfs
 from runners.supervision.child import EVENT_FD
-from tests.runners.tools import A1
+from tests.runners.tools import ids_of
+
+A1, _ = ids_of(__name__)
 
 SPEC: TypeAdapter[JobSpec] = TypeAdapter(JobSpec)
 NASTY = [

@@ -211,7 +211,7 @@ def test_whatever_is_cut_off_the_numbers_stay_whole(tmp_path, counts, cut, segme
 @pytest.mark.faults
 def test_a_full_disk_costs_metrics_but_no_state_and_no_number(small_disk):
     spool = SpoolWriter(small_disk / "spool")
-    spool._weigh = lambda: None  # the disk fills between two looks at it
+    spool._update_dropped_kinds = lambda: None  # the disk fills between two looks at it
     for _ in range(5_000):
         spool.append("metric", POINT)
 

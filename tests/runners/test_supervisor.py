@@ -6,69 +6,100 @@ import signal
 import stat
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from runners import launch, supervisor
+from runners.config import HostDir
 from runners.reasons import Reason
 from runners.supervision import procfs, record
 from tests.runners.programs import FOREVER, SAY, STUBBORN, is_ready, stop
-from tests.runners.tools import A1, bodies, events_of, wait_for
+from tests.runners.tools import Attempts, bodies, events_of, ids_of, wait_for
+
+A1, _ = ids_of(__name__)
 
 
-def test_a_job_that_ends_well_is_recorded_as_ok(attempts):
-    folder = attempts.run(code="print('done')")
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> Iterator[Attempts]:
+    """Attempts that several tests look at, without changing them."""
+    host_dir = HostDir(tmp_path_factory.mktemp("shared") / "host")
+    host_dir.make()
+    found = Attempts(host_dir, A1)
+    yield found
+    found.clean_up()
 
-    ended = folder.exit_record()
+
+@pytest.fixture(scope="module")
+def done(made):
+    """A job that said one word and ended."""
+    return made.run(f"done-{A1}", code="print('done')")
+
+
+@pytest.fixture(scope="module")
+def talked(made):
+    """A job that wrote on both streams and said events, good ones and a bad one."""
+    code = SAY + (
+        "import sys\nprint('out', flush=True)\nprint('err', file=sys.stderr, flush=True)\n"
+        "say('exited')\nsay('phase', name='evaluate')\n"
+        "for n in range(200): say('metric', values={'loss': n}, step=n)\n"
+        "say('result', measured={'perplexity': 12.5})\nos._exit(0)"
+    )
+    return made.run(f"talked-{A1}", code=code)
+
+
+@pytest.fixture(scope="module")
+def living(made):
+    """A job that does not end."""
+    return made.start(f"living-{A1}", code=FOREVER)
+
+
+def test_a_job_that_ends_well_is_recorded_as_ok(done):
+    ended = done.exit_record()
     assert (ended.exit_code, ended.reason, ended.by) == (0, Reason.OK, "supervisor")
     assert ended.last_lines == ("done",)
     assert ended.started_at_ms <= ended.ended_at_ms
 
 
-def test_the_events_begin_with_started_and_end_with_the_exit_record(attempts):
-    folder = attempts.run(code="print('done')")
-
-    events = events_of(folder)
+def test_the_events_begin_with_started_and_end_with_the_exit_record(done):
+    events = events_of(done)
     assert events[0]["kind"] == "started"
     assert events[-1]["kind"] == "exited"
-    assert events[-1]["body"] == json.loads((folder.path / "exit.json").read_text())
+    assert events[-1]["body"] == json.loads((done.path / "exit.json").read_text())
     assert [event["seq"] for event in events] == list(range(1, len(events) + 1))
 
 
-def test_what_a_job_says_is_numbered_in_its_order(attempts):
-    code = SAY + "for n in range(200): say('metric', values={'loss': n}, step=n)"
-
-    folder = attempts.run(code=code)
-
-    steps = [body["step"] for body in bodies(folder, "metric") if body["source"] == "job"]
+def test_what_a_job_says_is_numbered_in_its_order(talked):
+    steps = [body["step"] for body in bodies(talked, "metric") if body["source"] == "job"]
     assert steps == list(range(200))
 
 
-def test_what_a_job_says_with_its_last_breath_is_kept(attempts):
-    code = SAY + "say('result', measured={'perplexity': 12.5})\nos._exit(0)"
-
-    folder = attempts.run(code=code)
-
-    assert bodies(folder, "result") == [{"measured": {"perplexity": 12.5}, "notes": {}}]
+def test_what_a_job_says_with_its_last_breath_is_kept(talked):
+    assert bodies(talked, "result") == [{"measured": {"perplexity": 12.5}, "notes": {}}]
 
 
-def test_a_damaged_event_is_refused_in_the_log_and_the_next_one_taken(attempts):
-    code = SAY + "say('exited')\nsay('phase', name='evaluate')"
-
-    folder = attempts.run(code=code)
-
-    said = [body["text"] for body in bodies(folder, "log") if body["stream"] == "supervisor"]
-    assert "a job sends no 'exited' events" in said[0]
-    assert bodies(folder, "phase") == [{"name": "evaluate"}]
+def test_a_damaged_event_is_refused_in_the_log_and_the_next_one_taken(talked):
+    said = [body["text"] for body in bodies(talked, "log") if body["stream"] == "supervisor"]
+    assert "a job sends no 'exited' events" in said[1]
+    assert bodies(talked, "phase")[1:] == [{"name": "evaluate"}]
 
 
-def test_output_becomes_log_events_of_its_stream(attempts):
-    folder = attempts.run(code="import sys; print('out'); print('err', file=sys.stderr)")
+def test_before_a_job_says_anything_its_supervisor_says_what_it_does(talked):
+    kinds = [event["kind"] for event in events_of(talked)][:3]
+    first = bodies(talked, "log")[0]
 
-    said = {(body["stream"], body["text"]) for body in bodies(folder, "log")}
-    assert said == {("stdout", "out\n"), ("stderr", "err\n")}
-    assert (folder.path / "stderr.log").read_text() == "err\n"
+    assert kinds == ["started", "phase", "log"]
+    assert bodies(talked, "phase")[0] == {"name": supervisor.LOADING}
+    assert (first["stream"], "has started" in first["text"]) == ("supervisor", True)
+
+
+def test_output_becomes_log_events_of_its_stream(talked):
+    said = {(body["stream"], body["text"]) for body in bodies(talked, "log")}
+    assert {each for each in said if each[0] != "supervisor"} == {
+        ("stdout", "out\n"), ("stderr", "err\n"),
+    }  # fmt: skip
+    assert (talked.path / "stderr.log").read_text() == "err\n"
 
 
 def test_memory_and_processor_time_are_sampled_from_the_whole_tree(attempts):
@@ -108,61 +139,47 @@ def test_a_program_that_does_not_exist_still_leaves_a_record(attempts):
     assert folder.exit_record().last_lines == ("/no/such/python: No such file or directory",)
 
 
-def test_the_job_runs_with_the_marker_and_exactly_the_given_environment(attempts):
-    code = "import json, os; print(json.dumps(dict(os.environ)))"
+def test_a_job_gets_the_marker_the_given_environment_and_nothing_else_and_goes_first(attempts):
+    """No input, no other descriptor; the kernel takes it before its supervisor."""
+    code = (
+        "import json, os, sys\n"
+        "words, fds = sys.stdin.read(), len(os.listdir('/proc/self/fd'))\n"
+        "score = int(open('/proc/self/oom_score_adj').read())\n"
+        "print(json.dumps([dict(os.environ), words, fds, score]))"
+    )
 
     folder = attempts.run(code=code, env={"PATH": "/usr/bin", "OMP_NUM_THREADS": "2"})
 
-    seen = json.loads((folder.path / "stdout.log").read_text())
+    seen, words, fds, score = json.loads((folder.path / "stdout.log").read_text())
     event_fd = seen.pop("SLIPWAY_EVENT_FD")
     seen.pop("LC_CTYPE", None)  # Python itself adds it in the C locale
     assert seen == {"PATH": "/usr/bin", "OMP_NUM_THREADS": "2", "SLIPWAY_ATTEMPT": A1}
     assert int(event_fd) > 2
-
-
-def test_the_job_gets_no_input_and_no_other_descriptor(attempts):
-    code = "import os, sys; print(repr(sys.stdin.read()), len(os.listdir('/proc/self/fd')))"
-
-    folder = attempts.run(code=code)
-
     # stdin, stdout, stderr, the event pipe, and the listing itself
-    assert (folder.path / "stdout.log").read_text() == "'' 5\n"
+    assert (words, fds) == ("", 5)
+    assert score == 500
 
 
-def test_the_job_goes_before_its_supervisor_when_memory_runs_out(attempts):
-    folder = attempts.run(code="print(open('/proc/self/oom_score_adj').read())")
-
-    assert int((folder.path / "stdout.log").read_text()) == 500
-
-
-def test_the_files_of_an_attempt_are_closed_to_others(attempts):
-    folder = attempts.run(code="print('secret')")
-
+def test_the_files_of_an_attempt_are_closed_to_others(done):
     for name in ("stdout.log", "exit.json", "supervisor.json", "launch.json"):
-        assert stat.S_IMODE((folder.path / name).stat().st_mode) == 0o600
-    assert stat.S_IMODE(folder.path.stat().st_mode) == 0o700
+        assert stat.S_IMODE((done.path / name).stat().st_mode) == 0o600
+    assert stat.S_IMODE(done.path.stat().st_mode) == 0o700
 
 
-def test_the_supervisor_says_who_it_is(attempts):
-    folder = attempts.start(code=FOREVER)
-
-    identity = record.read_json(folder.path / record.SUPERVISOR)
+def test_the_supervisor_says_who_it_is(living):
+    identity = record.read_json(living.path / record.SUPERVISOR)
     assert procfs.is_running(identity["pid"], identity["start_ticks"])
     assert procfs.read_process(identity["child_pid"]).parent == identity["pid"]
     assert identity["boot_id"] == procfs.boot_id()
 
 
-def test_a_second_launch_is_refused_while_the_first_lives(attempts):
-    folder = attempts.start(code=FOREVER)
-
-    assert launch.start_supervisor(folder.path) == supervisor.EXIT_ALREADY_SUPERVISED
+def test_a_second_launch_is_refused_while_the_first_lives(living):
+    assert launch.start_supervisor(living.path) == supervisor.EXIT_ALREADY_SUPERVISED
 
 
-def test_a_launch_after_the_end_is_refused(attempts):
-    folder = attempts.run(code="print('once')")
-
-    assert launch.start_supervisor(folder.path) == supervisor.EXIT_ALREADY_ENDED
-    assert (folder.path / "stdout.log").read_text() == "once\n"
+def test_a_launch_after_the_end_is_refused(done):
+    assert launch.start_supervisor(done.path) == supervisor.EXIT_ALREADY_ENDED
+    assert (done.path / "stdout.log").read_text() == "done\n"
 
 
 def test_a_stop_ends_a_willing_job_at_once(attempts):
@@ -249,10 +266,10 @@ def test_a_supervisor_that_a_stranger_terminates_ends_its_job_and_says_so(attemp
     assert folder.exit_record().reason is Reason.KILLED_EXTERNALLY
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
-def test_a_closed_terminal_does_not_end_the_supervisor(attempts, number):
+def test_a_closed_terminal_does_not_end_the_supervisor(attempts):
     folder = attempts.start(code="import time; time.sleep(0.5)")
-    os.kill(record.read_json(folder.path / record.SUPERVISOR)["pid"], number)
+    for number in (signal.SIGINT, signal.SIGHUP):
+        os.kill(record.read_json(folder.path / record.SUPERVISOR)["pid"], number)
 
     attempts.wait(folder)
 
@@ -276,7 +293,7 @@ def test_an_event_without_end_is_refused_and_the_next_one_taken(attempts):
 
     folder = attempts.run(code=code)
 
-    assert bodies(folder, "phase") == [{"name": "after"}]
+    assert bodies(folder, "phase")[1:] == [{"name": "after"}]
 
 
 def test_a_flood_of_damaged_events_is_not_told_line_by_line(attempts):
@@ -287,7 +304,7 @@ def test_a_flood_of_damaged_events_is_not_told_line_by_line(attempts):
     folder = attempts.run(code=code)
 
     told = [body for body in bodies(folder, "log") if body["stream"] == "supervisor"]
-    assert len(told) == supervisor.MAX_REFUSALS_TOLD
+    assert len(told) == 1 + supervisor.MAX_REFUSALS_TOLD  # and that it has started
 
 
 def test_a_job_may_close_everything_and_still_be_supervised(attempts):
@@ -314,9 +331,8 @@ def test_the_supervisor_leaks_no_descriptor_and_keeps_no_zombie(attempts):
     ] == []
 
 
-def test_an_idle_supervisor_costs_next_to_nothing(attempts):
-    folder = attempts.start(code="import time; time.sleep(60)")
-    pid = record.read_json(folder.path / record.SUPERVISOR)["pid"]
+def test_an_idle_supervisor_costs_next_to_nothing(living):
+    pid = record.read_json(living.path / record.SUPERVISOR)["pid"]
     before = procfs.read_process(pid).cpu_ticks
 
     time.sleep(3)
@@ -325,9 +341,8 @@ def test_an_idle_supervisor_costs_next_to_nothing(attempts):
     assert spent / procfs.CLOCK_TICKS_PER_SECOND / 3 < 0.05
 
 
-def test_the_supervisor_is_small(attempts):
-    folder = attempts.start(code=FOREVER)
-    identity = record.read_json(folder.path / record.SUPERVISOR)
+def test_the_supervisor_is_small(living):
+    identity = record.read_json(living.path / record.SUPERVISOR)
 
     assert procfs.read_process(identity["pid"]).rss_bytes < 30 * 2**20
-    assert sys.executable in bodies(folder, "started")[0]["argv"]
+    assert sys.executable in bodies(living, "started")[0]["argv"]

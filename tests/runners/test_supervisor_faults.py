@@ -9,7 +9,9 @@ from runners import launch
 from runners.reasons import Reason
 from runners.supervision import procfs, record
 from tests.runners.programs import DAEMON, FOREVER, is_ready, stop
-from tests.runners.tools import A1, bodies, events_of, wait_for
+from tests.runners.tools import bodies, events_of, ids_of, wait_for
+
+A1, _ = ids_of(__name__)
 
 pytestmark = pytest.mark.faults
 
@@ -51,8 +53,10 @@ def test_a_loop_that_forks_during_the_stop_is_killed_whole(attempts):
     assert procfs.marked(A1) == []
 
 
-def test_five_launches_at_once_start_one_job(attempts):
-    folder = attempts.make(code="import time; print('ran', flush=True); time.sleep(1)")
+def test_five_launches_at_once_start_one_job(attempts, tmp_path):
+    all_launched = tmp_path / "all-launched"
+    waits = f"while not os.path.exists({str(all_launched)!r}): time.sleep(0.02)"
+    folder = attempts.make(code=f"import os, time\nprint('ran', flush=True)\n{waits}")
     pids = []
     for _ in range(5):
         pid = os.fork()
@@ -61,6 +65,7 @@ def test_five_launches_at_once_start_one_job(attempts):
         pids.append(pid)
 
     outcomes = sorted(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids)
+    all_launched.touch()
     attempts.wait(folder)
 
     assert outcomes == [0, 75, 75, 75, 75]

@@ -13,7 +13,9 @@ from runners.reconcile import Reconciler
 from runners.supervision import procfs, record
 from runners.takeover import take_over
 from tests.runners.programs import FOREVER
-from tests.runners.tools import A1, A2
+from tests.runners.tools import ids_of
+
+A1, A2 = ids_of(__name__)
 
 
 @pytest.fixture

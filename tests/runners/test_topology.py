@@ -40,4 +40,4 @@ def test_a_driver_that_does_not_tell_is_no_error():
 
 
 def test_a_binding_that_lacks_a_question_is_no_error():
-    assert topology.ask(workstation(), 0, "nvmlDeviceGetSomethingNew") is None
+    assert topology.query_nvml(workstation(), 0, "nvmlDeviceGetSomethingNew") is None

@@ -9,7 +9,9 @@ from runners.attempts import AttemptFolder
 from runners.client import RefusedError, ServerClient, UnreachableError
 from runners.supervision import record
 from runners.uploader import upload_artefacts
-from tests.runners.tools import A1
+from tests.runners.tools import ids_of
+
+A1, _ = ids_of(__name__)
 
 
 @pytest.fixture

@@ -20,17 +20,27 @@ from runners.messages import RunRequest
 from runners.spool import Event, SpoolReader
 from runners.supervision import procfs, record
 
-# Ids mark processes, and tests run in several processes at once: each has ids of its own.
-A1, A2 = f"a1-{os.getpid()}", f"a2-{os.getpid()}"
+RUN = os.getpid()  # of the process that imports this: all workers of a run share it
+
+
+def ids_of(module: str) -> tuple[str, str]:
+    """Return two ids of attempts that no other file of this run, and no other run, uses.
+
+    Ids mark processes, and files run in several processes at once, forked from one that had
+    imported them all.
+    """
+    name = module.rpartition(".")[2].removeprefix("test_").replace("_", "-")
+    return f"a1-{name}-{RUN}", f"a2-{name}-{RUN}"
 
 
 def wait_for(condition: Callable[[], object], seconds: float = 60.0) -> None:
     """Wait until something holds, and fail when it never does."""
-    deadline = time.monotonic() + seconds
+    started = time.monotonic()
     while not condition():
-        if time.monotonic() > deadline:
+        waited = time.monotonic() - started
+        if waited > seconds:
             pytest.fail(f"{condition} did not hold within {seconds} s")
-        time.sleep(0.02)
+        time.sleep(max(0.02, min(waited / 20, 0.2)))
 
 
 def events_of(folder: AttemptFolder) -> list[Event]:
@@ -44,13 +54,15 @@ def bodies(folder: AttemptFolder, kind: str) -> list[dict]:
 class Attempts:
     """Makes attempt folders whose job is a small Python program, and starts supervisors."""
 
-    def __init__(self, host_dir: HostDir) -> None:
+    def __init__(self, host_dir: HostDir, first_id: str) -> None:
         self.host_dir = host_dir
+        self.first_id = first_id
         self.made: list[AttemptFolder] = []
 
     def make(
-        self, attempt_id: str = A1, code: str = "", **launch_changes: object
+        self, attempt_id: str = "", code: str = "", **launch_changes: object
     ) -> AttemptFolder:
+        attempt_id = attempt_id or self.first_id
         folder = AttemptFolder(self.host_dir.attempts / attempt_id)
         folder.make_claim("fence", procfs.boot_id())
         request = RunRequest(
@@ -72,13 +84,13 @@ class Attempts:
         return folder
 
     def start(
-        self, attempt_id: str = A1, code: str = "", **launch_changes: object
+        self, attempt_id: str = "", code: str = "", **launch_changes: object
     ) -> AttemptFolder:
         folder = self.make(attempt_id, code, **launch_changes)
         assert launch.start_supervisor(folder.path) == 0
         return folder
 
-    def run(self, attempt_id: str = A1, code: str = "", **launch_changes: object) -> AttemptFolder:
+    def run(self, attempt_id: str = "", code: str = "", **launch_changes: object) -> AttemptFolder:
         folder = self.start(attempt_id, code, **launch_changes)
         self.wait(folder)
         return folder

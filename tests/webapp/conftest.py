@@ -15,14 +15,18 @@ from pathlib import Path
 import pytest
 import redis
 from django.contrib.auth.models import User
+from django.middleware.csrf import CSRF_SECRET_LENGTH, CSRF_SESSION_KEY
 from django.test import Client
+from django.utils.crypto import get_random_string
 
 from runners.facts import DeviceMeasurement, HostFacts, Microbench
 from runners.jobspec import TrainSpec
 from runners.messages import Beat, ClaimRequest, EnrollRequest, EventBatch, RunEvent
+from tests.webapp import answers
 from webapp.accounts.models import Membership, Role, Team
 from webapp.core.pace import calls
-from webapp.hosts.beats import host_beat
+from webapp.hosts import hourly
+from webapp.hosts.heartbeats import host_beat
 from webapp.hosts.models import Host
 from webapp.hosts.services import host_enroll, token_create
 from webapp.jobs.allocation import attempts_make
@@ -40,9 +44,17 @@ def _cheap_passwords(settings) -> None:
 
 
 @pytest.fixture(autouse=True)
+def _shared_answers() -> Iterator[None]:
+    """Let the planner answer each question once in a process."""
+    with answers.shared():
+        yield
+
+
+@pytest.fixture(autouse=True)
 def _no_calls_before() -> None:
     """Start every test with nobody having called."""
     calls.forget()
+    hourly.forget()
 
 
 @pytest.fixture
@@ -87,8 +99,12 @@ def vera(team) -> User:
 
 
 def client_of(user: User) -> Client:
+    """Return a browser in which somebody is logged in and has seen a page with a form."""
     client = Client()
     client.force_login(user)
+    session = client.session
+    session[CSRF_SESSION_KEY] = get_random_string(CSRF_SECRET_LENGTH)
+    session.save()
     return client
 
 
@@ -228,9 +244,10 @@ EXIT_OK = {
 
 
 def batch_of(attempt: Attempt, *events: tuple[str, dict], first: int = 1) -> EventBatch:
-    """Return consecutive events, numbered from ``first``."""
+    """Return consecutive events, numbered from ``first``, one a second by their numbers."""
+    begin = 1_700_000_000_000 + 1000 * (first - 1)
     numbered = tuple(
-        RunEvent(seq=first + index, t_ms=1_700_000_000_000 + 1000 * index, kind=kind, body=body)
+        RunEvent(seq=first + index, t_ms=begin + 1000 * index, kind=kind, body=body)
         for index, (kind, body) in enumerate(events)
     )
     return EventBatch(attempt_id=attempt.pk, fence=attempt.fence, events=numbered)

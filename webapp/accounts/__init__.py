@@ -1,1 +1,1 @@
-"""Who may see and do what: teams, roles, memberships."""
+"""Accounts and permissions: teams, roles, memberships, sessions, passwords, secrets."""

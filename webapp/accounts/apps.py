@@ -6,18 +6,18 @@ from django.db.models.signals import post_delete, pre_save
 
 
 class AccountsConfig(AppConfig):
-    """Who may see and do what: teams, roles, memberships."""
+    """Accounts and permissions: teams, roles, memberships."""
 
     name = "webapp.accounts"
     label = "accounts"
 
     def ready(self) -> None:
-        """Take note of every log-in, and keep the last administrator."""
-        # Its models are not there yet when this module is loaded.
+        """Connect the signals that record logins and protect the last administrator."""
+        # The models are not loaded yet when this module is imported.
         from django.contrib.auth.models import User
 
+        from webapp.accounts.administrators import last_administrator_keep, somebody_left
         from webapp.accounts.session_signals import session_note
-        from webapp.accounts.standing import last_administrator_keep, somebody_left
 
         user_logged_in.connect(session_note, dispatch_uid="session_note")
         pre_save.connect(last_administrator_keep, sender=User, dispatch_uid="last_admin_saved")

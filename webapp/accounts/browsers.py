@@ -1,8 +1,8 @@
-"""What a browser calls itself, as a person would."""
+"""Display names of browsers from their User-Agent."""
 
 import re
 
-# Browsers pretend to be older ones: the most special name comes first.
+# User-Agents contain the names of older browsers, so the most specific name comes first.
 NAMES = (
     ("Edge", r"Edg(?:e|A|iOS)?/(\d+)"),
     ("Opera", r"OPR/(\d+)"),
@@ -22,9 +22,9 @@ LONGEST = 40
 
 
 def browser_words(user_agent: str) -> str:
-    """Return a browser's name, version and system; of one that is not known, how it begins."""
+    """Return a browser's name, version and system; for an unknown one, the first characters."""
     for name, pattern in NAMES:
-        if found := re.search(pattern, user_agent):
+        if match := re.search(pattern, user_agent):
             system = next((words for words, mark in SYSTEMS if mark in user_agent), "")
-            return f"{name} {found[1]} on {system}" if system else f"{name} {found[1]}"
+            return f"{name} {match[1]} on {system}" if system else f"{name} {match[1]}"
     return user_agent[:LONGEST] or "unknown"

@@ -1,4 +1,4 @@
-"""Teams, roles and who holds which: every object belongs to a team."""
+"""Models of teams, roles, quotas, secrets and sessions; every object belongs to a team."""
 
 from typing import Self, TypeVar
 
@@ -11,7 +11,7 @@ from webapp.core.ids import UlidModel
 
 
 class Role(models.TextChoices):
-    """What a member may do; each role includes the ones before it."""
+    """Permissions of a member; each role includes the ones before it."""
 
     VIEWER = "viewer", "Viewer"
     PRACTITIONER = "practitioner", "Practitioner"
@@ -49,19 +49,27 @@ class Membership(models.Model):
 
 
 class Quota(models.Model):
-    """How much a team may have of the devices; what is null has no limit."""
+    """Limits on a team's use of devices; null means no limit."""
 
     team = models.OneToOneField(
         Team, primary_key=True, on_delete=models.CASCADE, related_name="quota"
     )
     max_devices = models.PositiveIntegerField(null=True, blank=True)  # held at the same time
     max_gpu_hours_per_month = models.FloatField(null=True, blank=True)
-    max_duration_seconds = models.FloatField(null=True, blank=True)  # of one job
+    max_duration_seconds = models.FloatField(null=True, blank=True)  # per job
     max_queued_per_user = models.PositiveIntegerField(default=100)
-    share = models.FloatField(default=1.0)  # of fair share, against the other teams'
+    share = models.FloatField(default=1.0)  # fair-share weight relative to other teams
 
     def __str__(self) -> str:
         return f"quota of {self.team_id}"
+
+
+def team_ids_of(user: AbstractBaseUser | AnonymousUser) -> list[str]:
+    """Return the ids of a user's teams; none for an anonymous user."""
+    if not user.is_authenticated:
+        return []
+    mine = Membership.objects.filter(user_id=user.pk).order_by("team_id")
+    return list(mine.values_list("team_id", flat=True))
 
 
 Owned_co = TypeVar("Owned_co", bound="TeamOwned", covariant=True)
@@ -71,14 +79,16 @@ class TeamQuerySet(models.QuerySet[Owned_co]):
     """Rows that belong to teams."""
 
     def visible_to(self, user: AbstractBaseUser | AnonymousUser) -> Self:
-        """Keep only rows of teams that ``user`` belongs to."""
-        if not user.is_authenticated:
-            return self.none()
-        return self.filter(team__memberships__user=user)
+        """Return the rows of teams that ``user`` belongs to.
+
+        The team ids are queried first: with literals instead of a join, an index that begins with
+        the team yields the rows in its order.
+        """
+        return self.filter(team__in=team_ids_of(user))
 
 
 class TeamOwned(UlidModel):
-    """A table whose rows belong to a team; every query for a view starts at ``visible_to``."""
+    """A model whose rows belong to a team; every query of a view starts with ``visible_to``."""
 
     team = models.ForeignKey(Team, on_delete=models.CASCADE, related_name="+")
 
@@ -89,7 +99,7 @@ class TeamOwned(UlidModel):
 
 
 class Secret(TeamOwned):
-    """A value that jobs of the team may be given: sealed, named, never shown again."""
+    """A named, encrypted value for jobs of the team; never shown again."""
 
     name = models.CharField(max_length=40)
     sealed = models.TextField()  # webapp.core.vault: team, name and value
@@ -108,9 +118,9 @@ class Secret(TeamOwned):
 
 
 class LoginTry(models.Model):
-    """A password that was tried and was wrong, or is being checked right now."""
+    """A failed login attempt, or one that is being checked now."""
 
-    account = models.CharField(max_length=64)  # SHA-256 hex of the name, which may be none
+    account = models.CharField(max_length=64)  # SHA-256 hex of the typed name
     address = models.CharField(max_length=64)
     at = models.DateTimeField()
 
@@ -125,7 +135,7 @@ class LoginTry(models.Model):
 
 
 class OpenSession(UlidModel):
-    """A browser in which somebody is logged in, as its owner sees it among the others."""
+    """A browser in which a user is logged in, for the list of the user's sessions."""
 
     user = models.ForeignKey(
         settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="open_sessions"
@@ -144,5 +154,5 @@ class OpenSession(UlidModel):
 
     @property
     def words(self) -> str:
-        """The browser as its user knows it."""
+        """The display name of the browser."""
         return browser_words(self.browser)

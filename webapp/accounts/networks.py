@@ -1,7 +1,8 @@
-"""From which networks the administration may be opened; no Django, the settings are made of it.
+"""Networks from which the administration is reachable.
 
-The address that counts is the one that the web server names. Behind a proxy that is the client's
-only where the server trusts the proxy: one on this machine, or those of FORWARDED_ALLOW_IPS.
+The settings import this module, so it does not import Django. The checked address is the one that
+the web server reports. Behind a proxy it is the client's only if the server trusts the proxy: one
+on this machine if SLIPWAY_PUBLIC_URL is set, or those of FORWARDED_ALLOW_IPS.
 """
 
 import ipaddress
@@ -11,14 +12,14 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 class NetworksError(ValueError):
-    """SLIPWAY_ADMIN_NETWORKS names something that is no network."""
+    """SLIPWAY_ADMIN_NETWORKS contains an invalid network."""
 
 
 def networks(text: str) -> tuple[Network, ...]:
-    """Return the networks of a comma-separated list; none: every network is let in.
+    """Return the networks of a comma-separated list; an empty list allows every network.
 
     Raises:
-        NetworksError: one of them is no network, or has bits beyond its length.
+        NetworksError: a network is invalid, or has bits beyond its prefix length.
     """
     try:
         return tuple(
@@ -32,12 +33,12 @@ def networks(text: str) -> tuple[Network, ...]:
 
 
 def lies_in(address: str, allowed: tuple[Network, ...]) -> bool:
-    """Return whether an address may come in; one that is none comes in only without a list."""
+    """Return whether an address is allowed; an invalid one only without a list."""
     if not allowed:
         return True
     try:
-        asked: Address = ipaddress.ip_address(address)
+        parsed: Address = ipaddress.ip_address(address)
     except ValueError:
         return False
-    inner = getattr(asked, "ipv4_mapped", None) or asked
+    inner = getattr(parsed, "ipv4_mapped", None) or parsed
     return any(inner in network for network in allowed)

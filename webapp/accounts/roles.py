@@ -1,6 +1,6 @@
-"""Who may do what: the current team, roles, and the two refusals.
+"""Authorisation: the current team, roles, and the two error responses.
 
-An object of another team does not exist (404). A role that is too low is told so (403).
+An object of another team yields 404. A role that is too low yields 403.
 """
 
 from collections.abc import Callable
@@ -38,10 +38,10 @@ def is_at_least(held: Role, wanted: Role) -> bool:
 
 
 def current_membership(request: HttpRequest) -> Membership:
-    """Return the membership that the session chose, else the user's first.
+    """Return the membership chosen in the session, else the user's first.
 
     Raises:
-        PermissionDenied: the user belongs to no team.
+        PermissionDenied: the user is anonymous or belongs to no team.
     """
     if not request.user.is_authenticated:
         raise PermissionDenied("Log in first.")
@@ -52,24 +52,24 @@ def current_membership(request: HttpRequest) -> Membership:
 
 
 def memberships_of(user: User | AnonymousUser) -> list[Membership]:
-    """Return what a user belongs to, the first joined first."""
+    """Return a user's memberships, oldest first."""
     if not user.is_authenticated:
         return []
     return list(Membership.objects.filter(user=user).select_related("team").order_by("pk"))
 
 
 def chosen_of(request: HttpRequest, memberships: list[Membership]) -> Membership | None:
-    """Return the one of a user's memberships that the session chose, else the first."""
+    """Return the membership chosen in the session, else the first, or None."""
     chosen = request.session.get(SESSION_KEY)
     first = next(iter(memberships), None)
-    return next((one for one in memberships if one.team_id == chosen), first)
+    return next((each for each in memberships if each.team_id == chosen), first)
 
 
 def choose_team(request: HttpRequest, team_id: str) -> Team:
-    """Work for another of the user's teams from now on, in this session.
+    """Switch this session to another of the user's teams.
 
     Raises:
-        Http404: the user is in no such team.
+        Http404: the user is not a member of that team.
     """
     for membership in memberships_of(request.user):
         if membership.team_id == team_id:
@@ -79,17 +79,17 @@ def choose_team(request: HttpRequest, team_id: str) -> Team:
 
 
 def current_team(request: HttpRequest) -> Team:
-    """Return the team that the request works for."""
+    """Return the current team of the request."""
     return current_membership(request).team
 
 
 def current_role(request: HttpRequest) -> Role:
-    """Return the user's role in the team that the request works for."""
+    """Return the user's role in the current team of the request."""
     return Role(current_membership(request).role)
 
 
 def require_role(role: Role) -> Callable[[View], View]:
-    """Decorate a view so that it answers 403 to whoever holds less than ``role``."""
+    """Return a decorator that makes a view answer 403 to users below ``role``."""
 
     def decorate(view: View) -> View:
         @wraps(view)
@@ -104,10 +104,10 @@ def require_role(role: Role) -> Callable[[View], View]:
 
 
 def check_role(held: Role, wanted: Role) -> None:
-    """Refuse whoever holds less than ``wanted``.
+    """Check that a role includes ``wanted``.
 
     Raises:
-        PermissionDenied: with the role that is held and the one that is needed.
+        PermissionDenied: it does not; the message names both roles.
     """
     if not is_at_least(held, wanted):
         raise PermissionDenied(
@@ -117,6 +117,6 @@ def check_role(held: Role, wanted: Role) -> None:
 
 
 def visible_or_404(model: type[Owned], user: User | AnonymousUser, **lookup: object) -> Owned:
-    """Return the object if it belongs to one of the user's teams, else answer 404."""
+    """Return the object if it belongs to one of the user's teams, else raise Http404."""
     rows = cast("TeamQuerySet[Owned]", model.objects)
-    return get_object_or_404(rows.visible_to(user), **lookup)
+    return get_object_or_404(rows.visible_to(user).select_related("team"), **lookup)

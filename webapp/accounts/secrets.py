@@ -1,12 +1,13 @@
-"""A team's secrets: written once, never shown again, given to jobs by their names.
+"""A team's secrets: written once, never shown again, passed to jobs by name.
 
-What is sealed holds team and name beside the value, so that a row that was copied over another
-one opens to nothing.
+The encrypted text contains team and name in addition to the value, so that a row copied over
+another one is detected.
 """
 
 import json
 import re
 from collections.abc import Iterable
+from datetime import datetime
 
 from django.contrib.auth.models import User
 from django.db import transaction
@@ -15,28 +16,52 @@ from django.views.decorators.debug import sensitive_variables
 from webapp.accounts.models import Secret, Team
 from webapp.core import vault
 from webapp.core.clock import now
-from webapp.core.problems import InvalidProblem
+from webapp.core.problems import ConflictProblem, InvalidProblem
+from webapp.core.stale import changed_words
 from webapp.core.vault import VaultError
 
 NAME = re.compile(r"[A-Z][A-Z0-9_]{1,39}")
-SHORTEST, LONGEST = 8, 16_384  # what is shorter could not be masked in a log without harm
+SHORTEST, LONGEST = 8, 16_384  # masking shorter values would damage logs
 
 
 @sensitive_variables("value")
-def secret_store(*, team: Team, name: str, value: str, by: User) -> Secret:
-    """Seal a value under a name of the team, in place of the one that it had.
+def secret_store(*, team: Team, name: str, value: str, by: User, seen: str = "") -> Secret:
+    """Encrypt and store a value under a name of the team, replacing an earlier one.
+
+    ``seen`` is the instant, as ISO text, at which the page was opened.
 
     Raises:
-        InvalidProblem: the name or the value is not fit to be one.
+        InvalidProblem: the name or the value is invalid.
+        ConflictProblem: somebody stored another value under the name since then.
     """
     _check(name, value)
     document = json.dumps({"team": team.pk, "name": name, "value": value})
-    secret: Secret = Secret.objects.update_or_create(
-        team=team,
-        name=name,
-        defaults={"sealed": vault.seal(document), "changed_by": by, "changed_at": now()},
-    )[0]
+    with transaction.atomic():
+        existing = Secret.objects.select_for_update(no_key=True).filter(team=team, name=name)
+        if (other := existing.select_related(None).first()) is not None:
+            _refuse_newer(other, seen, by)
+        secret: Secret = Secret.objects.update_or_create(
+            team=team,
+            name=name,
+            defaults={"sealed": vault.seal(document), "changed_by": by, "changed_at": now()},
+        )[0]
     return secret
+
+
+def _refuse_newer(secret: Secret, seen: str, by: User) -> None:
+    """Raise a conflict if the value was stored after the page was opened."""
+    try:
+        opened = datetime.fromisoformat(seen)
+    except ValueError:
+        return
+    if opened.tzinfo is None or secret.changed_at <= opened:
+        return
+    owner = secret.changed_by.get_username() if secret.changed_by else ""
+    reader = by.get_username()
+    sentence = changed_words(f"{secret.name} was", owner, secret.changed_at, reader=reader)
+    raise ConflictProblem(
+        "changed_meanwhile", f"{sentence} It stays as it is; do it again if you mean it."
+    )
 
 
 @sensitive_variables("value")
@@ -57,36 +82,44 @@ def _check(name: str, value: str) -> None:
         raise InvalidProblem("secret_value", "The value holds a null byte, which no file takes.")
 
 
-def secret_delete(*, secret: Secret) -> None:
-    """Forget a secret; jobs that name it are refused by their hosts from now on."""
-    secret.delete()
+def secret_delete(*, secret: Secret, by: User | None = None, seen: str = "") -> None:
+    """Delete a secret; hosts reject jobs that name it from now on.
+
+    Raises:
+        ConflictProblem: somebody stored another value since ``seen``.
+    """
+    with transaction.atomic():
+        current = Secret.objects.select_for_update(no_key=True).filter(pk=secret.pk).first()
+        if current is not None and by is not None:
+            _refuse_newer(current, seen, by)
+        secret.delete()
 
 
 def secret_names(team: Team) -> list[str]:
-    """Return what the team's jobs may be given."""
+    """Return the names of the team's secrets."""
     return list(Secret.objects.filter(team=team).order_by("name").values_list("name", flat=True))
 
 
 @sensitive_variables()
 def secrets_open(*, team_id: str, names: Iterable[str]) -> dict[str, str]:
-    """Return the values of a team's secrets by name; a name that is gone is left out.
+    """Return the values of a team's secrets by name; missing names are left out.
 
     Raises:
-        VaultError: a sealed text does not open, or it is another row's.
+        VaultError: an encrypted text cannot be decrypted, or belongs to another row.
     """
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     rows = Secret.objects.filter(team=team_id, name__in=set(names))
     for row in rows:
         document = json.loads(vault.unseal(row.sealed))
         if (document.get("team"), document.get("name")) != (team_id, row.name):
             raise VaultError(f"What is stored as {row.name} was sealed as something else.")
-        found[row.name] = str(document["value"])
+        values[row.name] = str(document["value"])
     rows.update(last_given_at=now())
-    return found
+    return values
 
 
 def secrets_reseal() -> int:
-    """Seal every secret anew with the newest key; return how many."""
+    """Encrypt every secret again with the newest key; return their number."""
     with transaction.atomic():
         rows = list(Secret.objects.select_for_update())
         for row in rows:

@@ -1,4 +1,4 @@
-"""How people and teams come to be."""
+"""Creation of teams, memberships and the first admin."""
 
 import secrets
 
@@ -12,17 +12,17 @@ ADMIN_NAME = "admin"
 
 
 def team_create(*, name: str) -> Team:
-    """Return the team of that name, made if there is none."""
+    """Return the team of that name, created if missing."""
     return Team.objects.get_or_create(name=name)[0]
 
 
 def member_add(*, team: Team, user: User, role: Role) -> Membership:
-    """Return the user's membership of the team, with ``role`` from now on."""
+    """Set the user's role in the team and return the membership."""
     return Membership.objects.update_or_create(team=team, user=user, defaults={"role": role})[0]
 
 
 def admin_ensure() -> str | None:
-    """Make the first admin with a home team; return the password, or None if there was one."""
+    """Create the first admin with a home team; return its password, or None if one exists."""
     with transaction.atomic():
         if User.objects.filter(is_superuser=True).exists():
             return None

@@ -1,4 +1,4 @@
-"""What is noted when somebody logs in."""
+"""Signal handler that records a login."""
 
 from typing import Any
 
@@ -13,11 +13,12 @@ LONGEST_BROWSER = 200
 
 
 def session_note(request: HttpRequest | None, user: User, **_others: Any) -> None:
-    """Write down in which browser a person is logged in, and when the password was shown."""
+    """Record the browser of a login and the time of its authentication."""
     if request is None:
         return
     instant = now()
     request.session[AUTHENTICATED_AT] = instant.timestamp()
+    request.session.set_expiry(None)  # the default instead of a visitor's expiry
     request.session.save()
     OpenSession.objects.update_or_create(
         session_key=request.session.session_key,
@@ -32,5 +33,5 @@ def session_note(request: HttpRequest | None, user: User, **_others: Any) -> Non
 
 
 def address_of(request: HttpRequest) -> str:
-    """Return the network address that a request came from."""
+    """Return the client address of a request."""
     return str(request.META.get("REMOTE_ADDR", ""))[:64]

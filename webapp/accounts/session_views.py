@@ -1,4 +1,4 @@
-"""The page on which a person sees where they are logged in, and logs those browsers out."""
+"""The page of a user's open sessions, with log-out of other browsers."""
 
 from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
@@ -13,7 +13,7 @@ EVERY_OTHER = "others"
 
 @require_GET
 def session_list(request: HttpRequest) -> HttpResponse:
-    """Show the browsers in which this person is logged in."""
+    """List the browsers in which the user is logged in."""
     open_here = list(sessions_of(signed_in(request)))
     context = {"open_sessions": open_here, "this_key": request.session.session_key}
     response = render(request, "accounts/sessions.html", context)
@@ -23,7 +23,7 @@ def session_list(request: HttpRequest) -> HttpResponse:
 
 @require_POST
 def session_end(request: HttpRequest) -> HttpResponse:
-    """Log one of the person's own browsers out, or all but this one."""
+    """Log out one of the user's browsers, or all but this one."""
     rows = sessions_of(signed_in(request))
     chosen = request.POST.get("session", "")
     if chosen == EVERY_OTHER:

@@ -1,9 +1,9 @@
-"""Says which site Django's admin uses; named in the settings, before any model is there."""
+"""App config that selects the admin site; the settings name it before models are loaded."""
 
 from django.contrib.admin.apps import AdminConfig
 
 
 class StaffConfig(AdminConfig):
-    """Puts ``StaffSite`` in the place of Django's own site."""
+    """Replaces Django's admin site by ``StaffSite``."""
 
     default_site = "webapp.accounts.staff_site.StaffSite"

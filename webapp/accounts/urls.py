@@ -1,9 +1,9 @@
-"""Addresses of accounts: log in, log out, theme."""
+"""URLs of accounts: login, logout, passwords, sessions, secrets, team, theme."""
 
 from django.contrib.auth.views import LogoutView
 from django.urls import path
 
-from webapp.accounts import secret_views, session_views, views
+from webapp.accounts import password_views, secret_views, session_views, views
 from webapp.accounts.login import GuardedLogin
 
 urlpatterns = [
@@ -19,5 +19,10 @@ urlpatterns = [
     ),
     path("settings/sessions/", session_views.session_list, name="sessions"),
     path("settings/sessions/end/", session_views.session_end, name="session-end"),
+    path("settings/password/", password_views.password_change, name="password"),
+    path("password/forgotten/", password_views.password_forgotten, name="password-forgotten"),
+    path(
+        "password/new/<slug:uid>/<slug:token>/", password_views.password_new, name="password-new"
+    ),
     path("theme/", views.theme_choose, name="theme"),
 ]

@@ -1,13 +1,12 @@
-"""The switches of the account menu, theme and team; logging in and out is Django's own."""
+"""Theme and team switches of the account menu."""
 
 from django.contrib import messages
 from django.contrib.auth.decorators import login_not_required
 from django.http import HttpRequest, HttpResponse
-from django.shortcuts import redirect
-from django.utils.http import url_has_allowed_host_and_scheme
 from django.views.decorators.http import require_POST
 
 from webapp.accounts.roles import choose_team
+from webapp.core.own_pages import redirect_to_own
 
 YEAR_SECONDS = 365 * 24 * 3600
 THEMES = ("light", "dark", "system")
@@ -16,7 +15,7 @@ THEMES = ("light", "dark", "system")
 @login_not_required
 @require_POST
 def theme_choose(request: HttpRequest) -> HttpResponse:
-    """Remember light, dark or system in a cookie and go back to the page."""
+    """Store the theme in a cookie and redirect to the previous page."""
     theme = request.POST.get("theme", "")
     response = _back(request)
     if theme in THEMES:
@@ -26,14 +25,12 @@ def theme_choose(request: HttpRequest) -> HttpResponse:
 
 @require_POST
 def team_choose(request: HttpRequest) -> HttpResponse:
-    """Work for another of the user's teams, and go back to the page."""
+    """Switch to another of the user's teams and redirect to the previous page."""
     team = choose_team(request, request.POST.get("team", ""))
     messages.success(request, f"You work for {team.name} now: what you make next belongs to it.")
     return _back(request)
 
 
 def _back(request: HttpRequest) -> HttpResponse:
-    """Return to the page that a form of the menu names, if it is ours."""
-    after = request.POST.get("next", "")
-    is_ours = url_has_allowed_host_and_scheme(after, allowed_hosts={request.get_host()})
-    return redirect(after if is_ours else "/")
+    """Redirect to the page named by the form, if it is a page of this site."""
+    return redirect_to_own(request, request.POST.get("next", ""), "/")

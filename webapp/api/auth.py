@@ -1,4 +1,4 @@
-"""Who calls the API: a host by its credential, a person by the session."""
+"""API authentication: hosts by bearer credential, people by session."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ class HostAuth(HttpBearer):
 
         Raises:
             UnauthorizedProblem: no host has this credential.
-            BusyProblem: it calls too often.
+            BusyProblem: the caller exceeds its rate limit.
         """
         host = host_by_credential(token)
         if host is None:
@@ -33,13 +33,13 @@ class HostAuth(HttpBearer):
 
 
 class PersonAuth(SessionAuth):
-    """Somebody who is logged in, and calls no more often than people and their scripts do."""
+    """A logged-in person, with a rate limit for people and their scripts."""
 
     def authenticate(self, request: HttpRequest, key: str | None) -> Any:  # noqa: ANN401 (ninja's)
-        """Return the person, or None.
+        """Return the user, or None.
 
         Raises:
-            BusyProblem: the person calls too often.
+            BusyProblem: the user exceeds the rate limit.
         """
         person = super().authenticate(request, key)
         if person is not None:
@@ -48,6 +48,6 @@ class PersonAuth(SessionAuth):
 
 
 def calling_host(request: HttpRequest) -> Host:
-    """Return the host that ``HostAuth`` let in."""
+    """Return the host that ``HostAuth`` authenticated."""
     host: Host = request.auth  # type: ignore[attr-defined]  # ninja sets it
     return host

@@ -1,4 +1,4 @@
-"""Is the web process alive, and can it work? Open to everyone, and saying little."""
+"""Liveness and readiness of the web process; public, without details."""
 
 from http import HTTPStatus
 
@@ -12,13 +12,13 @@ from webapp.core import broker
 
 @login_not_required
 def healthz(_request: HttpRequest) -> JsonResponse:
-    """Answer while the process lives."""
+    """Return 200 while the process is alive."""
     return JsonResponse({"status": "ok"})
 
 
 @login_not_required
 def readyz(_request: HttpRequest) -> JsonResponse:
-    """Answer 200 when the database works; a missing broker is told but stops only launches."""
+    """Return 200 if the database works; a missing broker is reported but is not an error."""
     checks = {"database": _database(), "broker": _broker()}
     is_ready = checks["database"]
     status = HTTPStatus.OK if is_ready else HTTPStatus.SERVICE_UNAVAILABLE

@@ -1,4 +1,4 @@
-"""What hosts call: enrol, beat."""
+"""Operations of hosts: enrol, send heartbeats, rotate secrets, measure the network."""
 
 import os
 from pathlib import Path
@@ -16,10 +16,11 @@ from runners.messages import (
 )
 from webapp.accounts.session_signals import address_of
 from webapp.api.auth import HostAuth, calling_host
-from webapp.api.problems import REFUSALS
+from webapp.api.problems import BYTES_TYPE, REFUSALS, bytes_in, bytes_out
 from webapp.core.pace import STRANGER, calls
 from webapp.core.problems import TooLargeProblem
-from webapp.hosts.beats import host_beat
+from webapp.hosts.heartbeats import host_beat
+from webapp.hosts.hourly import keep_heartbeat
 from webapp.hosts.services import host_enroll, host_rotate
 
 router = Router(tags=["hosts"])
@@ -29,35 +30,42 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 @router.post("/enroll", response={200: EnrollReply, **REFUSALS}, auth=None)
 def enroll(request: HttpRequest, body: EnrollRequest) -> EnrollReply:
-    """Exchange a one-time token for a credential of the host's own."""
+    """Enrol a host: exchange a one-time token for the host's own credential."""
     calls.keep(STRANGER, address_of(request))
     return host_enroll(body, is_same_machine=is_same_machine(request, body.facts.boot_id))
 
 
 @router.post("/beat", response={200: BeatReply, **REFUSALS}, auth=HostAuth())
 def beat(request: HttpRequest, body: Beat) -> BeatReply:
-    """Say how the host is; the reply is its desired state."""
-    return host_beat(host=calling_host(request), beat=body)
+    """Report the state of the host; the reply is its desired state."""
+    host = calling_host(request)
+    keep_heartbeat(host.credential_hash)
+    return host_beat(host=host, beat=body)
 
 
 @router.post("/rotate", response={200: RotateReply, **REFUSALS}, auth=HostAuth())
 def rotate(request: HttpRequest, body: RotateRequest) -> RotateReply:
-    """Replace the host's secrets; those it called with end at once."""
+    """Replace the host's secrets; the ones of this request become invalid at once."""
     host = calling_host(request)
     is_here = is_same_machine(request, host.boot_id)
     return host_rotate(host=host, request=body, is_same_machine=is_here)
 
 
-@router.post("/echo", response={200: None, **REFUSALS}, auth=HostAuth())
+@router.post(
+    "/echo",
+    response={200: None, **REFUSALS},
+    auth=HostAuth(),
+    openapi_extra=bytes_in() | bytes_out("The bytes"),
+)
 def echo(request: HttpRequest, num_bytes: int = 0) -> HttpResponse:
-    """Take any bytes and send some back: so a host measures its way to this server."""
+    """Receive any bytes and return some, so that a host can measure its network bandwidth."""
     if not 0 <= num_bytes <= MAX_ECHO_BYTES or len(request.body) > MAX_ECHO_BYTES:
         raise TooLargeProblem("too_large", f"At most {MAX_ECHO_BYTES} bytes each way.")
-    return HttpResponse(os.urandom(num_bytes), content_type="application/octet-stream")
+    return HttpResponse(os.urandom(num_bytes), content_type=BYTES_TYPE)
 
 
 def is_same_machine(request: HttpRequest, boot_id: str) -> bool:
-    """Return whether a caller runs on this machine, and can reach a Redis on its socket."""
+    """Return whether the caller runs on this machine, and can reach Redis on its loopback."""
     if request.META.get("REMOTE_ADDR") not in {"127.0.0.1", "::1"} or not BOOT_ID.exists():
         return False
     return BOOT_ID.read_text().strip() == boot_id.strip()

@@ -1,9 +1,14 @@
-"""What pages and scripts call about jobs: series, events, tickets for the live stream."""
+"""Operations of pages and scripts on jobs: series, figures, events, live-stream tickets."""
 
+import json
 import math
-from typing import Annotated, Any
+from collections.abc import Generator, Iterator
+from contextlib import closing
+from datetime import datetime
+from typing import Annotated, Any, Literal, cast
 
 import numpy as np
+from django.db.models import QuerySet
 from django.http import HttpRequest
 from ninja import Query, Router, Schema
 from numpy.typing import NDArray
@@ -11,16 +16,21 @@ from numpy.typing import NDArray
 from webapp.accounts.roles import visible_or_404
 from webapp.api.auth import PersonAuth
 from webapp.api.problems import REFUSALS
+from webapp.core.clock import now
 from webapp.core.problems import InvalidProblem
+from webapp.jobs.measured_figures import as_json, figures_of
 from webapp.jobs.models import AttemptEvent, Job
 from webapp.jobs.parts import part_at
+from webapp.jobs.targets import target_json, targets_of
 from webapp.live.tickets import ticket_for
 from webapp.metrics.read import FOREVER_MS, Range, Series, read_series
 
 router = Router(tags=["jobs"], auth=PersonAuth())
 Rank = Annotated[int, Query(ge=0, le=9999)]
 MAX_EVENTS = 1000
-MAX_TOPICS = 32  # of one ticket: a page follows two or three
+EVENTS_AT_ONCE = 100  # read from the database
+MAX_EVENT_BYTES = 256 * 1024  # a log event may have 64 KiB
+MAX_TOPICS = 32  # per ticket; a page subscribes to two or three
 
 
 class SeriesReply(Schema):
@@ -35,11 +45,49 @@ class SeriesReply(Schema):
 
 
 class JobSeries(Schema):
-    """The wanted metrics of a job's current attempt."""
+    """The requested metrics of a job's current attempt."""
 
     job: str
     attempt: str | None
     series: list[SeriesReply]
+
+
+class FigureReply(Schema):
+    """One figure in base units; ``state`` says whether it is measured, and final."""
+
+    name: str
+    label: str
+    unit: str
+    measured: float | None
+    predicted: float | None
+    predicted_low: float | None
+    predicted_high: float | None
+    ratio: float | None
+    state: Literal["measured", "so_far", "warm_up", "predicted"]
+    state_words: str
+    definition: str
+    how: str
+
+
+class TargetReply(Schema):
+    """One latency target of the plan, evaluated at a percentile of the requests."""
+
+    figure: str
+    limit_seconds: float
+    percentile: int
+    measured: float | None
+    state: Literal["met", "missed", "unjudged"]
+    chance: float | None
+
+
+class JobFiguresReply(Schema):
+    """Every figure of a job, as shown on its page."""
+
+    job: str
+    state: str
+    as_of: datetime
+    figures: list[FigureReply]
+    targets: list[TargetReply]
 
 
 class StoredEvent(Schema):
@@ -52,7 +100,7 @@ class StoredEvent(Schema):
 
 
 class JobEvents(Schema):
-    """Events after a number, in order; ``last_seq`` is where to go on."""
+    """Events after a sequence number, in order; continue after ``last_seq``."""
 
     attempt: str | None
     events: list[StoredEvent]
@@ -60,13 +108,13 @@ class JobEvents(Schema):
 
 
 class Ticket(Schema):
-    """What opens ``/live/`` for an hour, for these topics only."""
+    """A ticket that gives access to ``/live/`` for an hour, for its topics only."""
 
     ticket: str
 
 
 @router.get("/jobs/{job_id}/series", response={200: JobSeries, **REFUSALS})
-def series(  # noqa: PLR0913, PLR0917 (each is a parameter of the address)
+def series(  # noqa: PLR0913, PLR0917 (each is a query parameter)
     request: HttpRequest,
     job_id: str,
     metrics: str,
@@ -75,50 +123,72 @@ def series(  # noqa: PLR0913, PLR0917 (each is a parameter of the address)
     points: Annotated[int, Query(ge=10, le=5000)] = 600,
     host: Rank = 0,
 ) -> JobSeries:
-    """Return comma-separated ``metrics`` between two instants in ms, down-sampled.
+    """Return the comma-separated ``metrics`` between two instants in ms, down-sampled.
 
-    Of a job on several hosts they are those that the host number ``host`` reported.
+    For a job on several hosts, the series are those reported by host number ``host``.
     """
     job = visible_or_404(Job, request.user, pk=job_id, deleted_at=None)
     part = part_at(job, host)
     attempt = part.pk if part else None
-    wanted = [name.strip() for name in metrics.split(",") if name.strip()]
-    found = read_series(attempt, wanted, Range(since, until), points=points) if attempt else []
-    return JobSeries(job=job.pk, attempt=attempt, series=[_reply(item) for item in found])
+    names = [name.strip() for name in metrics.split(",") if name.strip()]
+    reports = read_series(attempt, names, Range(since, until), points=points) if attempt else []
+    return JobSeries(job=job.pk, attempt=attempt, series=[_reply(item) for item in reports])
+
+
+@router.get("/jobs/{job_id}/figures", response={200: JobFiguresReply, **REFUSALS})
+def figures(request: HttpRequest, job_id: str) -> JobFiguresReply:
+    """Return a job's predicted and measured figures, as shown on its page."""
+    job = visible_or_404(Job, request.user, pk=job_id, deleted_at=None)
+    measured = figures_of(job)
+    replies = [FigureReply(**as_json(each)) for each in measured.values()]
+    targets = [TargetReply(**target_json(each)) for each in targets_of(job, measured)]
+    return JobFiguresReply(
+        job=job.pk, state=job.state, as_of=now(), figures=replies, targets=targets
+    )
 
 
 @router.get("/jobs/{job_id}/events", response={200: JobEvents, **REFUSALS})
 def events(
     request: HttpRequest, job_id: str, after: int = 0, kind: str = "", host: Rank = 0
 ) -> JobEvents:
-    """Return at most a thousand events of the current attempt after a number.
+    """Return events of the current attempt after a sequence number, at most 1000 or 256 KiB.
 
-    Of a job on several hosts they are those that the host number ``host`` reported.
+    Request again after ``last_seq`` until the list is empty. For a job on several hosts, the
+    events are those reported by host number ``host``.
     """
     job = visible_or_404(Job, request.user, pk=job_id, deleted_at=None)
     part = part_at(job, host)
     rows = AttemptEvent.objects.filter(attempt=part, seq__gt=after)
     if kind:
         rows = rows.filter(kind__in=kind.split(","))
-    found = [
-        StoredEvent(seq=row.seq, t_ms=row.t_ms, kind=row.kind, body=row.body)
-        for row in rows[:MAX_EVENTS]
-    ]
-    last = found[-1].seq if found else after
-    return JobEvents(attempt=part.pk if part else None, events=found, last_seq=last)
+    listed = list(_bounded(rows[:MAX_EVENTS]))
+    last = listed[-1].seq if listed else after
+    return JobEvents(attempt=part.pk if part else None, events=listed, last_seq=last)
+
+
+def _bounded(rows: QuerySet[AttemptEvent]) -> Iterator[StoredEvent]:
+    """Yield events until their bodies reach ``MAX_EVENT_BYTES``."""
+    num_bytes = 0
+    read = cast("Generator[AttemptEvent, None, None]", rows.iterator(EVENTS_AT_ONCE))
+    with closing(read):
+        for row in read:
+            yield StoredEvent(seq=row.seq, t_ms=row.t_ms, kind=row.kind, body=row.body)
+            num_bytes += len(json.dumps(row.body))
+            if num_bytes >= MAX_EVENT_BYTES:
+                return
 
 
 @router.get("/tickets", response={200: Ticket, **REFUSALS})
 def ticket(request: HttpRequest, topics: str) -> Ticket:
-    """Return a fresh ticket for comma-separated topics, as far as the caller may see them."""
-    wanted = {topic.strip() for topic in topics.split(",")}
-    if len(wanted) > MAX_TOPICS:
+    """Return a new ticket for those of the comma-separated topics that the caller may see."""
+    names = {topic.strip() for topic in topics.split(",")}
+    if len(names) > MAX_TOPICS:
         raise InvalidProblem(
             "topics",
-            f"topics names {len(wanted)} topics; one ticket has at most {MAX_TOPICS}: ask for "
+            f"topics names {len(names)} topics; one ticket has at most {MAX_TOPICS}: ask for "
             "several, or follow the lists “jobs” and “hosts”.",
         )
-    return Ticket(ticket=ticket_for(request.user, wanted))
+    return Ticket(ticket=ticket_for(request.user, names))
 
 
 def _reply(item: Series) -> SeriesReply:

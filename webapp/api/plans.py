@@ -1,4 +1,4 @@
-"""What scripts ask about a plan: its exports for other tools, and how far one thing goes."""
+"""Operations of scripts on plans: exports for other tools, and limits such as context length."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ router = Router(tags=["plans"], auth=PersonAuth())
 
 
 class FormatReply(Schema):
-    """A format that can say the plan, and what it leaves open."""
+    """A format that can express the plan, with notes on what it leaves out."""
 
     key: str
     title: str
@@ -30,14 +30,14 @@ class FormatReply(Schema):
 
 
 class PlanFormats(Schema):
-    """The formats that can say a plan's first answer."""
+    """The formats that can express a plan's first proposal."""
 
     plan: str
     formats: list[FormatReply]
 
 
 class ExportReply(FormatReply):
-    """A plan in another tool's words, with the script that measures its claim."""
+    """A plan in another tool's format, with the script that measures its predictions."""
 
     text: str
     measure: str
@@ -54,9 +54,11 @@ def _answer(plan: Plan) -> PlanAnswer:
 def formats(request: HttpRequest, plan_id: str) -> PlanFormats:
     """Return the formats that a plan can be exported to."""
     plan = visible_or_404(Plan, request.user, pk=plan_id)
-    found = exports_of(plan, _answer(plan))
+    exports = exports_of(plan, _answer(plan))
     fields = FormatReply.model_fields
-    listed = [FormatReply(**{name: getattr(one, name) for name in fields}) for one in found]
+    listed = [
+        FormatReply(**{name: getattr(export, name) for name in fields}) for export in exports
+    ]
     return PlanFormats(plan=plan.pk, formats=listed)
 
 
@@ -65,15 +67,15 @@ def exported(request: HttpRequest, plan_id: str, key: str) -> ExportReply:
     """Return a plan in one format, with its notes and the script that measures it."""
     plan = visible_or_404(Plan, request.user, pk=plan_id)
     try:
-        found = export_plan(plan, _answer(plan), key)
+        export = export_plan(plan, _answer(plan), key)
     except PlannerError as error:
         raise NotFoundProblem("no_export", error.message) from error
-    return ExportReply(**{name: getattr(found, name) for name in ExportReply.model_fields})
+    return ExportReply(**{name: getattr(export, name) for name in ExportReply.model_fields})
 
 
 @router.get("/{plan_id}/limits/{question}", response={200: dict[str, Any], **REFUSALS})
 def limit(request: HttpRequest, plan_id: str, question: InverseQuestion) -> dict[str, Any]:
-    """Return how far one thing goes for a plan, such as ``longest_context`` or ``most_users``."""
+    """Return a limit of a plan, such as ``longest_context`` or ``most_users``."""
     plan = visible_or_404(Plan, request.user, pk=plan_id)
     try:
         return limit_of(plan, question).model_dump(mode="json")

@@ -1,4 +1,4 @@
-"""RFC 9457: every refusal of the API is a problem document with a sentence that helps."""
+"""RFC 9457: every error of the API is a problem document with an actionable sentence."""
 
 from typing import Any
 
@@ -7,6 +7,7 @@ from ninja import NinjaAPI, Schema
 from ninja.errors import AuthenticationError, AuthorizationError, HttpError, ValidationError
 from pydantic import ValidationError as PydanticError
 
+from webapp.core.asgi_messages import Headers, Send, send_answer
 from webapp.core.problems import (
     ForbiddenProblem,
     InvalidProblem,
@@ -16,10 +17,12 @@ from webapp.core.problems import (
 )
 
 MEDIA_TYPE = "application/problem+json"
+BYTES_TYPE = "application/octet-stream"
+MOST_FAULTS = 20  # listed per response
 
 
 class ProblemDocument(Schema):
-    """The body of every 4xx answer."""
+    """The body of every 4xx response and of a 503."""
 
     type: str
     title: str
@@ -28,11 +31,34 @@ class ProblemDocument(Schema):
     code: str
 
 
-REFUSALS = dict.fromkeys((400, 401, 403, 404, 409, 413, 422, 429), ProblemDocument)
+REFUSALS = dict.fromkeys((400, 401, 403, 404, 409, 413, 422, 429, 503), ProblemDocument)
+
+
+def bytes_in() -> dict[str, Any]:
+    """Return the OpenAPI description of a binary request body."""
+    return {"requestBody": {"content": _bytes(), "required": False}}
+
+
+def bytes_out(description: str) -> dict[str, Any]:
+    """Return the OpenAPI description of a binary response."""
+    return {"responses": {200: {"description": description, "content": _bytes()}}}
+
+
+def _bytes() -> dict[str, Any]:
+    return {BYTES_TYPE: {"schema": {"type": "string", "format": "binary"}}}
+
+
+def name_media_types(document: dict[str, Any]) -> None:
+    """Set the media type of problem responses in the OpenAPI document; ninja does not."""
+    operations = (each for path in document["paths"].values() for each in path.values())
+    for operation in operations:
+        for code in REFUSALS.keys() & operation["responses"].keys():
+            answer = operation["responses"][code]
+            answer["content"] = {MEDIA_TYPE: next(iter(answer["content"].values()))}
 
 
 def problem_response(problem: Problem) -> JsonResponse:
-    """Return the response that carries a problem."""
+    """Return the HTTP response of a problem."""
     body = {
         "type": f"urn:slipway:problem:{problem.code}",
         "title": problem.title,
@@ -47,34 +73,72 @@ def problem_response(problem: Problem) -> JsonResponse:
     return response
 
 
-def raw_problem(problem: Problem) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
-    """Return status, headers and body of a problem, for the branches without Django."""
+async def send_problem(send: Send, problem: Problem, more_headers: Headers = ()) -> None:
+    """Send a problem from an ASGI application without Django."""
     response = problem_response(problem)
     response["Cache-Control"] = "no-store"
     headers = [
         (name.lower().encode("latin-1"), value.encode("latin-1"))
         for name, value in response.items()
     ]
-    return response.status_code, headers, response.content
+    await send_answer(send, response.status_code, [*headers, *more_headers], response.content)
+
+
+def faults_of(error: PydanticError) -> list[dict[str, Any]]:
+    """Return the validation errors of a message, field by field, without the values."""
+    errors = error.errors(include_url=False, include_context=False, include_input=False)
+    return [dict(item) for item in errors]
 
 
 def invalid(errors: list[dict[str, Any]]) -> InvalidProblem:
-    """Return the problem that names the first wrong field, its value's fault, and the rest."""
-    named = [(".".join(map(str, error["loc"])), str(error["msg"])) for error in errors]
+    """Return the problem that names the first invalid field and lists up to ``MOST_FAULTS``.
+
+    A list of thousands of invalid values has as many faults, so the response is bounded.
+    """
+    named = [
+        (".".join(map(str, error["loc"])), str(error["msg"])) for error in errors[:MOST_FAULTS]
+    ]
     where, message = named[0]
     detail = f"The field {where or 'body'} is not valid: {message}."
+    if len(errors) > MOST_FAULTS:
+        detail += f" The first {MOST_FAULTS} of {len(errors):,} faults are listed."
     listed = [{"field": field, "message": message} for field, message in named]
     return InvalidProblem("invalid", detail, errors=listed)
 
 
+def release_frames(error: BaseException) -> None:
+    """Delete the tracebacks of a handled exception and of its causes and contexts.
+
+    A traceback references its frames, and one of them often references the exception: a cycle that
+    keeps the request and its body alive. A cycle through an error that a validator raised is never
+    collected, because pydantic's error does not support garbage collection.
+    """
+    pending, visited = [error], set()
+    while pending:
+        current = pending.pop()
+        if id(current) in visited:
+            continue
+        visited.add(id(current))
+        current.__traceback__ = None
+        pending += [each for each in (current.__context__, current.__cause__) if each is not None]
+        if isinstance(current, PydanticError):
+            pending += _raised_by_validators(current)
+
+
+def _raised_by_validators(error: PydanticError) -> list[BaseException]:
+    faults = error.errors(include_url=False, include_input=False)
+    raised = [fault.get("ctx", {}).get("error") for fault in faults]
+    return [each for each in raised if isinstance(each, BaseException)]
+
+
 def not_authenticated() -> UnauthorizedProblem:
-    """Return the problem of a caller that shows nothing of who it is."""
+    """Return the problem of a request without a session or credential."""
     sentence = "Log in, or send this host's credential as `Authorization: Bearer …`."
     return UnauthorizedProblem("not_authenticated", sentence)
 
 
 def install(api: NinjaAPI) -> None:
-    """Answer every expected exception of ``api`` with a problem document."""
+    """Register handlers that answer every expected exception with a problem document."""
 
     @api.exception_handler(Problem)
     def on_problem(_request: HttpRequest, problem: Problem) -> HttpResponse:
@@ -86,7 +150,7 @@ def install(api: NinjaAPI) -> None:
 
     @api.exception_handler(PydanticError)
     def on_invalid_inside(_request: HttpRequest, error: PydanticError) -> HttpResponse:
-        return problem_response(invalid([dict(item) for item in error.errors()]))
+        return problem_response(invalid(faults_of(error)))
 
     @api.exception_handler(AuthenticationError)
     def on_unknown(_request: HttpRequest, _error: AuthenticationError) -> HttpResponse:
@@ -102,6 +166,7 @@ def install(api: NinjaAPI) -> None:
 
     @api.exception_handler(HttpError)
     def on_http_error(_request: HttpRequest, error: HttpError) -> HttpResponse:
-        problem = InvalidProblem("bad_request", error.message)
+        cause = f": {error.__cause__}." if isinstance(error.__cause__, ValueError) else "."
+        problem = InvalidProblem("bad_request", f"{error.message.rstrip('.')}{cause}")
         problem.status = error.status_code
         return problem_response(problem)

@@ -1,15 +1,57 @@
-"""Addresses of the API and of the health checks."""
+"""URLs of the API and of the health checks."""
+
+from typing import Any, cast
 
 from django.contrib.auth.decorators import login_not_required
+from django.http import HttpRequest, HttpResponse
 from django.urls import URLPattern, URLResolver, path
 from ninja import NinjaAPI
+from ninja.errors import ValidationError, ValidationErrorContext
+from ninja.main import Exc
+from ninja.openapi.schema import OpenAPISchema
 
 from webapp.api import attempts, health, hosts, jobs, plans, problems
+from webapp.api.parsing import LimitedParser
 
-api = NinjaAPI(
+
+class DocumentedAPI(NinjaAPI):
+    """The API, with correct media types in its OpenAPI document.
+
+    Handled exceptions keep neither the rejected values nor the frames that held them.
+    """
+
+    def on_exception(self, request: HttpRequest, exc: Exc[Exception]) -> HttpResponse:
+        """Return the response to an expected exception, and delete its tracebacks."""
+        response = super().on_exception(request, exc)
+        problems.release_frames(cast("BaseException", exc))
+        return response
+
+    def validation_error_from_error_contexts(
+        self, error_contexts: list[ValidationErrorContext[Any]]
+    ) -> ValidationError:
+        """Return the location and the fault of each invalid field of a request."""
+        faults = []
+        for context in error_contexts:
+            error, model = context.pydantic_validation_error, context.model
+            names = model.__ninja_flatten_map_reverse__
+            for fault in problems.faults_of(error):
+                location = names.get(fault["loc"], fault["loc"])
+                faults.append({**fault, "loc": (model.__ninja_param_source__, *location)})
+            problems.release_frames(error)
+        return ValidationError(faults)
+
+    def get_openapi_schema(self, **options: Any) -> OpenAPISchema:
+        """Return the OpenAPI document with the media types of problems."""
+        document = super().get_openapi_schema(**options)
+        problems.name_media_types(document)
+        return document
+
+
+api = DocumentedAPI(
     title="Slipway",
     version="1",
     urls_namespace="api-v1",
+    parser=LimitedParser(),
     description="What hosts report to, and what pages and scripts read from.",
 )
 problems.install(api)
@@ -22,8 +64,8 @@ api.add_router("", jobs.router)
 NEEDS_LOGIN = frozenset({"openapi-json", "openapi-view", "api-root"})
 
 
-def _opened(patterns: list[URLPattern | URLResolver]) -> list[URLPattern | URLResolver]:
-    """Take the operations out of the login requirement: each has a check of its own."""
+def _login_exempt(patterns: list[URLPattern | URLResolver]) -> list[URLPattern | URLResolver]:
+    """Exempt the operations from Django's login requirement: each has its own auth."""
     for pattern in patterns:
         if isinstance(pattern, URLPattern) and pattern.name not in NEEDS_LOGIN:
             pattern.callback = login_not_required(pattern.callback)
@@ -32,7 +74,7 @@ def _opened(patterns: list[URLPattern | URLResolver]) -> list[URLPattern | URLRe
 
 _patterns, _app, _namespace = api.urls
 urlpatterns: list[URLPattern | URLResolver] = [
-    path("api/v1/", (_opened(_patterns), _app, _namespace)),
+    path("api/v1/", (_login_exempt(_patterns), _app, _namespace)),
     path("healthz", health.healthz, name="healthz"),
     path("readyz", health.readyz, name="readyz"),
 ]

@@ -1,1 +1,1 @@
-"""The history as proof: rows that cannot be changed unseen, and the page that shows them."""
+"""Tamper-evident event history: hash chain, database triggers, and the audit page."""

@@ -1,4 +1,4 @@
-"""The chain, to read."""
+"""Read-only admin of the chain."""
 
 from django.contrib import admin
 
@@ -8,13 +8,13 @@ from webapp.core.read_only import ReadOnlyAdmin
 
 @admin.register(Link)
 class LinkAdmin(ReadOnlyAdmin):
-    """Seals of events."""
+    """Links (hashes) of events."""
 
     list_display = ["position", "event_id", "digest"]
 
 
 @admin.register(Cut)
 class CutAdmin(ReadOnlyAdmin):
-    """Where old history was cut off."""
+    """Cuts of old history."""
 
     list_display = ["position", "num_events", "at", "digest"]

@@ -7,11 +7,11 @@ from webapp.audit.guard import guards_set
 
 
 class AuditConfig(AppConfig):
-    """The chain over the history."""
+    """Hash chain over the event history."""
 
     name = "webapp.audit"
     label = "audit"
 
     def ready(self) -> None:
-        """Set the database's guards after every migration: remade tables lose theirs."""
+        """Create the triggers after every migration, because rebuilt tables lose theirs."""
         post_migrate.connect(guards_set, sender=self, dispatch_uid="audit_guards")

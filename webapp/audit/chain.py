@@ -1,8 +1,8 @@
-"""Seals committed events in batches, apart from whoever writes them, and finds what was changed.
+"""Hash chain over committed events, built in batches, and its verification.
 
-Whoever writes an event never waits for the chain: the ticker seals what was committed, some
-seconds later. Until then, and against somebody who may take triggers away and compute the chain
-anew, only a head that is kept elsewhere helps: ``manage.py audit head`` prints it.
+Writers of events do not wait for the chain: the ticker seals committed events some seconds later.
+Unsealed events, and a chain that an attacker recomputed after dropping the triggers, can be
+detected only with a head that is stored elsewhere: ``manage.py audit head`` prints it.
 """
 
 import hashlib
@@ -17,13 +17,13 @@ from webapp.audit.models import Cut, Link
 from webapp.jobs.models import Event
 
 BATCH = 2000
-# Transactions commit out of the order of their ids: so far back a late one is looked for.
+# Event ids are not in commit order: search this far back for late commits.
 LOOK_BACK = 10_000
 BEGINNING = "0" * 64
 
 
 def digest_of(event: Event, before: str) -> str:
-    """Return the seal of an event after the link ``before``."""
+    """Return the digest of an event, chained to the digest ``before``."""
     row = [
         event.pk,
         event.at.astimezone(UTC).isoformat(timespec="microseconds"),
@@ -35,9 +35,9 @@ def digest_of(event: Event, before: str) -> str:
 
 
 def events_seal(most: int = BATCH) -> int:
-    """Seal committed events that are not sealed yet; return how many.
+    """Seal committed, unsealed events; return their number.
 
-    Two that seal at once want the same position: one of them fails and comes back.
+    Concurrent calls use the same position, so one of them fails and is retried later.
     """
     with transaction.atomic():
         last = Link.objects.order_by("-position").first()
@@ -60,28 +60,28 @@ def head() -> str:
 
 
 def findings(expected_head: str = "") -> Iterator[str]:
-    """Say what does not agree with the chain: a sentence each, nothing when all is well.
+    """Verify the chain and yield one sentence per inconsistency.
 
-    A row that was changed is told once; what follows is judged from the stored link on. After a
-    cut the chain begins with the link that the cut names.
+    A changed row is reported once; the following rows are verified from the stored link on. After
+    a cut, the chain starts with the link named by the cut.
     """
     for name in guards_missing():
         yield f"The database's guard {name} is gone: run `manage.py migrate` and ask who took it."
     cut = Cut.objects.order_by("-position").first()
     before, place = (cut.digest, cut.position) if cut else (BEGINNING, 0)
-    known = {"", f"0:{BEGINNING}", f"{place}:{before}"}
+    known_heads = {"", f"0:{BEGINNING}", f"{place}:{before}"}
     if cut is not None:
-        yield from _of_the_cut(cut, expected_head)
+        yield from _cut_findings(cut, expected_head)
     for links in _batches():
-        known |= {expected_head} & {str(link) for link in links}
-        yield from _of_links(links, before, place)
+        known_heads |= {expected_head} & {str(link) for link in links}
+        yield from _link_findings(links, before, place)
         before, place = links[-1].digest, links[-1].position
-    if expected_head not in known:
+    if expected_head not in known_heads:
         yield f"The head {expected_head} is not in the chain: its end was cut or made anew."
 
 
-def _of_links(links: list[Link], before: str, place: int) -> Iterator[str]:
-    """Say what does not agree in consecutive links after the one with this digest and place."""
+def _link_findings(links: list[Link], before: str, place: int) -> Iterator[str]:
+    """Yield inconsistencies of consecutive links after the given digest and position."""
     events = Event.objects.in_bulk([link.event_id for link in links])
     for link in links:
         place += 1
@@ -96,12 +96,12 @@ def _of_links(links: list[Link], before: str, place: int) -> Iterator[str]:
         before = link.digest
 
 
-def _of_the_cut(cut: Cut, expected_head: str) -> Iterator[str]:
-    """Say what does not agree with where the chain was cut."""
-    told = Event.objects.filter(pk=cut.event_id).first()
+def _cut_findings(cut: Cut, expected_head: str) -> Iterator[str]:
+    """Yield inconsistencies of the latest cut."""
+    event = Event.objects.filter(pk=cut.event_id).first()
     is_sealed = Link.objects.filter(event_id=cut.event_id, position__gt=cut.position).exists()
-    named = {"position": cut.position, "digest": cut.digest, "num_events": cut.num_events}
-    if told is None or not is_sealed or told.detail != named:
+    expected = {"position": cut.position, "digest": cut.digest, "num_events": cut.num_events}
+    if event is None or not is_sealed or event.detail != expected:
         yield f"The cut at link {cut.position} is not the one that the sealed history tells of."
     position = expected_head.partition(":")[0]
     if position.isdecimal() and 0 < int(position) < cut.position:
@@ -119,5 +119,5 @@ def _batches() -> Iterator[list[Link]]:
 
 
 def num_unsealed() -> int:
-    """Return how many events no link covers."""
+    """Return the number of events without a link."""
     return Event.objects.exclude(pk__in=Link.objects.values("event_id")).count()

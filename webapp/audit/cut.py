@@ -1,7 +1,7 @@
-"""Cuts what is too old off the history, so that the rest is still proved by its chain.
+"""Deletion of old history, such that the rest can still be verified by its chain.
 
-A cut is anchored first: an event that names the last link to go, its digest and how many go is
-sealed at the chain's end. Only what lies before an anchored cut does the database let go.
+A cut is anchored first: an event with the last link to be deleted, its digest and the number of
+events is sealed at the chain's end. The triggers allow deletion only before an anchored cut.
 """
 
 from datetime import datetime
@@ -21,56 +21,56 @@ SLICE = 2000
 
 
 class Old(NamedTuple):
-    """The part of the history that may go: up to which link, and how many events."""
+    """The part of the history to delete: its last link and its number of events."""
 
     link: Link
     num_events: int
 
 
 def old_history(before: datetime) -> Old | None:
-    """Return the run of sealed events from the chain's start that all happened before then."""
-    kept = Event.objects.filter(at__gte=before).values("pk")
-    first_kept = Link.objects.filter(event_id__in=kept).order_by("position").first()
-    going = Link.objects.order_by("position")
-    if first_kept is not None:
-        going = going.filter(position__lt=first_kept.position)
-    last = going.last()
-    return Old(last, going.count()) if last else None
+    """Return the longest prefix of the chain whose events all happened before ``before``."""
+    recent = Event.objects.filter(at__gte=before).values("pk")
+    first_recent = Link.objects.filter(event_id__in=recent).order_by("position").first()
+    deletable = Link.objects.order_by("position")
+    if first_recent is not None:
+        deletable = deletable.filter(position__lt=first_recent.position)
+    last = deletable.last()
+    return Old(last, deletable.count()) if last else None
 
 
 def history_cut(*, before: datetime, by: str) -> int:
-    """Delete the sealed events that happened before then, with their links; return how many.
+    """Delete sealed events before an instant with their links; return their number.
 
     Raises:
-        ConflictProblem: the chain does not hold; a cut would hide what was changed.
+        ConflictProblem: the chain is inconsistent; a cut would hide that.
     """
     while events_seal():
         pass
-    if found := next(findings(), ""):
-        raise ConflictProblem("chain_broken", f"Nothing was cut: {found}")
+    if finding := next(findings(), ""):
+        raise ConflictProblem("chain_broken", f"Nothing was cut: {finding}")
     with transaction.atomic():
         old = old_history(before)
         if old is None:
             return 0
         cut_anchor(old, by)
-        while keys := list(_going(old).values_list("event_id", flat=True)[:SLICE]):
+        while keys := list(_deletable_links(old).values_list("event_id", flat=True)[:SLICE]):
             Event.objects.filter(pk__in=keys).delete()
             Link.objects.filter(event_id__in=keys).delete()
     return old.num_events
 
 
-def _going(old: Old) -> QuerySet[Link]:
+def _deletable_links(old: Old) -> QuerySet[Link]:
     return Link.objects.filter(position__lte=old.link.position).order_by("position")
 
 
 def cut_anchor(old: Old, by: str) -> None:
-    """Write and seal the event that tells of a cut, then the cut itself."""
+    """Store and seal the event of a cut, then the cut itself."""
     instant = now()
     position, digest = old.link.position, old.link.digest
     detail = {"position": position, "digest": digest, "num_events": old.num_events}
-    told = Event.objects.create(at=instant, team_id="", kind=KIND, actor=by[:80], detail=detail)
+    event = Event.objects.create(at=instant, team_id="", kind=KIND, actor=by[:80], detail=detail)
     while events_seal():
         pass
-    cut = Cut(position=position, digest=digest, event_id=told.pk, at=instant)
+    cut = Cut(position=position, digest=digest, event_id=event.pk, at=instant)
     cut.num_events = old.num_events
     cut.save(force_insert=True)

@@ -1,4 +1,4 @@
-"""Triggers with which the database itself refuses to change a sealed row or its seal."""
+"""Database triggers that reject changes to sealed events and their links."""
 
 from typing import Any
 
@@ -15,8 +15,8 @@ _ANCHORED = (
     f"WHERE {EVENTS}.id = NEW.event_id AND {EVENTS}.kind = 'audit.cut' "
     f"AND {LINKS}.position > NEW.position)"
 )
-# When the database refuses what: sealed events and links stay but for what lies before a cut, and
-# a cut needs the sealed event that tells of it.
+# (table, operation) -> condition of rejection: sealed events and links can only be deleted before
+# a cut, and a cut needs its sealed event.
 RULES: dict[tuple[str, str], str] = {
     (EVENTS, "UPDATE"): _SEALED,
     (EVENTS, "DELETE"): _KEPT,
@@ -30,7 +30,7 @@ NAMES = [f"{table}_no_{doing.lower()}" for table, doing in RULES]
 
 
 def guards_set(using: str = "default", **_others: Any) -> None:
-    """Make the triggers anew as this version wants them; the signal of a migration calls this."""
+    """Create this version's triggers again; called by the post_migrate signal."""
     connection = connections[using]
     tables = connection.introspection.table_names()
     if not {EVENTS, LINKS, CUTS} <= set(tables):
@@ -47,9 +47,9 @@ def guards_set(using: str = "default", **_others: Any) -> None:
 
 def _postgres(table: str, doing: str, refused: str) -> tuple[str, str]:
     name = f"{table}_no_{doing.lower()}"
-    kept = "OLD" if doing == "DELETE" else "NEW"
+    returned = "OLD" if doing == "DELETE" else "NEW"
     raising = f"RAISE EXCEPTION '{REFUSAL}';"
-    body = f"IF {refused} THEN {raising} END IF; RETURN {kept};" if refused else raising
+    body = f"IF {refused} THEN {raising} END IF; RETURN {returned};" if refused else raising
     function = f"CREATE OR REPLACE FUNCTION {name}() RETURNS trigger LANGUAGE plpgsql AS"
     trigger = f"CREATE OR REPLACE TRIGGER {name} BEFORE {doing} ON {table}"
     return (
@@ -59,7 +59,7 @@ def _postgres(table: str, doing: str, refused: str) -> tuple[str, str]:
 
 
 def _no_truncation(table: str) -> str:
-    """Return what keeps a whole table, which PostgreSQL empties without asking for its rows."""
+    """Return the trigger against TRUNCATE, which runs no row triggers in PostgreSQL."""
     return (
         f"CREATE OR REPLACE TRIGGER {table}_no_truncate BEFORE TRUNCATE ON {table} "
         f"FOR EACH STATEMENT EXECUTE FUNCTION {LINKS}_no_update()"
@@ -75,13 +75,13 @@ def _sqlite(table: str, doing: str, refused: str) -> tuple[str, str]:
 
 
 def guards_missing(using: str = "default") -> list[str]:
-    """Return the names of triggers that somebody has taken away."""
+    """Return the names of missing triggers."""
     connection = connections[using]
-    known = {
+    queries = {
         "postgresql": "SELECT tgname FROM pg_trigger WHERE tgenabled <> 'D'",
         "sqlite": "SELECT name FROM sqlite_master WHERE type = 'trigger'",
     }
     with connection.cursor() as cursor:
-        cursor.execute(known[connection.vendor])
-        found = {row[0] for row in cursor.fetchall()}
-    return sorted(set(NAMES) - found)
+        cursor.execute(queries[connection.vendor])
+        present = {row[0] for row in cursor.fetchall()}
+    return sorted(set(NAMES) - present)

@@ -1,13 +1,13 @@
-"""The chain over the history."""
+"""Models of the hash chain over the event history."""
 
 from django.db import models
 
 
 class Link(models.Model):
-    """The seal of one event: SHA-256 over the link before it and the event's own content."""
+    """The seal of one event: SHA-256 over the previous link and the event's content."""
 
     position = models.PositiveBigIntegerField(primary_key=True)
-    event_id = models.BigIntegerField(unique=True)  # no foreign key: nothing may cascade here
+    event_id = models.BigIntegerField(unique=True)  # no foreign key, so that nothing cascades
     digest = models.CharField(max_length=64)
 
     class Meta:
@@ -18,14 +18,14 @@ class Link(models.Model):
 
 
 class Cut(models.Model):
-    """Where the chain was cut: what lies before went by retention, the rest goes on from here.
+    """A cut of the chain: earlier events were deleted by retention.
 
-    The event that says so is sealed in the part that stays, so that a cut is never silent.
+    The event of the cut is sealed in the remaining part, so that a cut is always visible.
     """
 
-    position = models.PositiveBigIntegerField(primary_key=True)  # of the last link that went
-    digest = models.CharField(max_length=64)  # of that link: the next one was made from it
-    event_id = models.BigIntegerField(unique=True)  # the sealed event that tells of the cut
+    position = models.PositiveBigIntegerField(primary_key=True)  # of the last deleted link
+    digest = models.CharField(max_length=64)  # of that link, to which the next one is chained
+    event_id = models.BigIntegerField(unique=True)  # the sealed event of the cut
     num_events = models.PositiveBigIntegerField()
     at = models.DateTimeField()
 

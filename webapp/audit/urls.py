@@ -1,4 +1,4 @@
-"""Addresses of the history."""
+"""URLs of the history."""
 
 from django.urls import path
 

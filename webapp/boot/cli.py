@@ -1,4 +1,4 @@
-"""Decide who answers a command: the set-up code, or Django inside the environment."""
+"""Dispatch of ``manage.py`` commands: to the boot code, or to Django in the environment."""
 
 import importlib
 import importlib.util
@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-from webapp.boot import environment, say
+from webapp.boot import console, environment
 
 ROOT = Path(__file__).resolve().parents[2]
 BOOT_COMMANDS = {
@@ -14,18 +14,23 @@ BOOT_COMMANDS = {
     "test": "webapp.boot.suite",
     "pins": "webapp.boot.pins",
 }
+# Commands that work without the database, or must work with one of a newer version.
+WITHOUT_SCHEMA = {
+    *("backup", "restore", "doctor", "help", "version", "check", "makemigrations", "house"),
+    *("showmigrations", "collectstatic", "vendor", "dbshell", "techniques", "bench", "test"),
+}
 
 
 def main(arguments: list[str]) -> int:
-    """Run one command and return its exit status; a problem becomes one sentence."""
+    """Run one command and return its exit status; print a problem as one sentence."""
     os.chdir(ROOT)
     try:
         if arguments and arguments[0] in BOOT_COMMANDS:
             module = importlib.import_module(BOOT_COMMANDS[arguments[0]])
             return int(module.main(arguments[1:]))
         return _django(arguments)
-    except say.Problem as problem:
-        sys.stderr.write(f"{problem.fact} {problem.way_out}\n")
+    except console.Problem as problem:
+        sys.stderr.write(f"{problem}\n")
         return 1
     except KeyboardInterrupt:
         sys.stderr.write("Stopped.\n")
@@ -36,16 +41,34 @@ def _django(arguments: list[str]) -> int:
     """Run a Django command, in the environment's Python if this one has no Django."""
     if importlib.util.find_spec("django") is None:
         if environment.users_own() is not None:
-            environment.ensure(arguments, with_tests=False)  # raises: it lacks at least Django
+            environment.ensure(arguments, with_tests=False)  # raises, as Django is missing
         if environment.PYTHON.exists():
             environment.enter(arguments)
-        raise say.Problem(
+        raise console.Problem(
             f"`{' '.join(['manage.py', *arguments])}` needs the environment, which does not "
             "exist yet.",
             "`python3 manage.py up` makes it and starts everything; "
             "`python3 manage.py test` makes it and runs the tests.",
         )
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "webapp.settings")
+    if arguments and arguments[0] not in WITHOUT_SCHEMA and not arguments[0].startswith("-"):
+        _check_schema()
     management = importlib.import_module("django.core.management")
     management.execute_from_command_line(["manage.py", *arguments])
     return 0
+
+
+def _check_schema() -> None:
+    """Raise a problem if a newer version has migrated the database.
+
+    An unavailable database is reported by the command itself.
+    """
+    importlib.import_module("django").setup()
+    schema = importlib.import_module("webapp.core.schema")
+    errors = importlib.import_module("django.db.utils")
+    try:
+        schema.check_schema()
+    except schema.SchemaTooNewError as error:
+        raise console.Problem(str(error), "") from error
+    except errors.DatabaseError:
+        return

@@ -1,7 +1,7 @@
-"""Make ``.venv`` with the pinned packages, or check the environment that the user brought.
+"""Create ``.venv`` with the pinned packages, or check the user's own environment.
 
-A warm start costs one digest: the stamp in ``.venv`` holds the digest of the wanted packages,
-and pip runs only when it differs.
+A warm start computes one digest: the stamp in ``.venv`` contains the digest of the required
+packages, and pip runs only if it differs.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from webapp.boot import say
+from webapp.boot import console
 from webapp.boot.hashes import install
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,26 +27,26 @@ PYTHON = VENV / "bin" / "python"
 STAMP = VENV / "slipway-stamp.json"
 CONSTRAINTS = ROOT / "constraints.txt"
 RUN_EXTRAS = ("web", "worker", "gpu", "broker")
-NEEDED_BYTES = 4_000_000_000  # CPU build of torch: 1.3 GB unpacked, as much again while it arrives
+NEEDED_BYTES = 4_000_000_000  # CPU build of torch: 1.3 GB, and as much again during installation
 
 
 def ensure(arguments: list[str], *, with_tests: bool) -> None:
-    """Return inside an environment that has the packages; restart in ``.venv`` if needed."""
+    """Ensure that this process has the packages; restart it in ``.venv`` if needed."""
     if os.name == "nt":
-        raise say.Problem(
+        raise console.Problem(
             "Slipway's processes need a POSIX system, and this is Windows.",
             "Run it inside WSL 2: https://learn.microsoft.com/windows/wsl/install.",
         )
-    wanted = requirements(with_tests=with_tests)
+    packages = requirements(with_tests=with_tests)
     own = users_own()
     if own is not None:
-        _check_users_own(own, wanted)
+        _check_users_own(own, packages)
         return
     kind = "test" if with_tests else "run"
-    if _stamp().get(kind) != digest(wanted):
-        with _alone():
-            if _stamp().get(kind) != digest(wanted):
-                _build(wanted, kind)
+    if _stamp().get(kind) != digest(packages):
+        with _locked():
+            if _stamp().get(kind) != digest(packages):
+                _build(packages, kind)
     if Path(sys.prefix).resolve() != VENV.resolve():
         enter(arguments)
 
@@ -54,9 +54,9 @@ def ensure(arguments: list[str], *, with_tests: bool) -> None:
 def enter(arguments: list[str]) -> None:
     """Replace this process by the same command under ``.venv``'s Python.
 
-    Bytecode is written there even where the user's environment forbids it (images of containers
-    often do): without it every process of a job compiles torch and transformers anew, which
-    takes 25 s of a core where the import takes 8.
+    Bytecode is written even if the user's environment disables it (as container images often do):
+    without it, every process of a job compiles torch and transformers again, which takes 25 s of
+    CPU time instead of 8 s.
     """
     sys.stdout.flush()
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -64,7 +64,7 @@ def enter(arguments: list[str]) -> None:
 
 
 def users_own() -> str | None:
-    """Return the path of an environment of the user's own making, if this Python is one."""
+    """Return the path of the user's own environment, if this Python belongs to one."""
     prefix = Path(sys.prefix).resolve()
     if prefix == VENV.resolve():
         return None
@@ -76,24 +76,24 @@ def users_own() -> str | None:
 
 
 def requirements(*, with_tests: bool) -> list[str]:
-    """Return the packages that ``up`` (and the tests) need, as pyproject.toml states them."""
+    """Return the packages that ``up`` (and the tests) need, from pyproject.toml."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
-    wanted = list(project["project"]["dependencies"])
+    packages = list(project["project"]["dependencies"])
     for extra in RUN_EXTRAS:
-        wanted += project["project"]["optional-dependencies"][extra]
+        packages += project["project"]["optional-dependencies"][extra]
     if with_tests:
-        wanted += project["dependency-groups"]["dev"]
-    return list(dict.fromkeys(wanted))
+        packages += project["dependency-groups"]["dev"]
+    return list(dict.fromkeys(packages))
 
 
 def digest(wanted: list[str]) -> str:
-    """Return what an environment with these packages is stamped with."""
+    """Return the stamp of an environment with these packages."""
     content = json.dumps([wanted, CONSTRAINTS.read_text("utf-8"), sys.version_info[:2]])
     return hashlib.sha256(content.encode()).hexdigest()
 
 
 def missing(wanted: list[str]) -> list[str]:
-    """Return the wanted packages that this Python does not have."""
+    """Return the required packages that this Python lacks."""
     return [
         need for need in wanted if not _is_installed(re.split(r"[^\w.-]", need, maxsplit=1)[0])
     ]
@@ -108,11 +108,11 @@ def _is_installed(name: str) -> bool:
 
 
 def _check_users_own(prefix: str, wanted: list[str]) -> None:
-    """Refuse an environment that lacks packages, with the line that installs them."""
+    """Raise a problem if packages are missing, with the command that installs them."""
     lacking = missing(wanted)
     if lacking:
         quoted = " ".join(f'"{need}"' for need in lacking)
-        raise say.Problem(
+        raise console.Problem(
             f"Your own environment {prefix} lacks {len(lacking)} packages.",
             f"Install them with: python -m pip install -c constraints.txt {quoted}\n"
             "Or leave that environment and start again: a .venv is then made for you.",
@@ -127,22 +127,22 @@ def _stamp() -> dict[str, str]:
 
 
 def _build(wanted: list[str], kind: str) -> None:
-    """Create ``.venv`` if it is not there, install into it, and stamp it."""
+    """Create ``.venv`` if missing, install the packages, and write its stamp."""
     _check_disk()
     if not PYTHON.exists():
-        with say.step("Making .venv"):
+        with console.step("Making .venv"):
             _create()
-    with say.step(f"Installing {len(wanted)} packages and what they need into .venv"):
+    with console.step(f"Installing {len(wanted)} packages and what they need into .venv"):
         install(PYTHON, wanted, CONSTRAINTS, log=VENV / "slipway-install.log")
     done = _stamp() | {kind: digest(wanted)}
-    if kind == "test":  # the test set holds everything that `up` needs
+    if kind == "test":  # the test set includes everything that `up` needs
         done["run"] = digest(requirements(with_tests=False))
     _packages_folder().joinpath("slipway.pth").write_text(f"{ROOT}\n", "utf-8")
     STAMP.write_text(json.dumps(done), "utf-8")
 
 
 def any_python() -> Path:
-    """Return the Python of the environment that is in use, after making ``.venv`` if none is."""
+    """Return the Python of the current environment; create ``.venv`` if there is none."""
     if users_own() is not None:
         return Path(sys.executable)
     if not PYTHON.exists():
@@ -151,14 +151,14 @@ def any_python() -> Path:
 
 
 def _packages_folder() -> Path:
-    """Return where ``.venv`` keeps its packages; a .pth there makes this folder importable."""
+    """Return the site-packages of ``.venv``; a .pth file there makes this folder importable."""
     return next(VENV.glob("lib/python*/site-packages"))
 
 
 def _check_disk() -> None:
     free = shutil.disk_usage(ROOT).free
     if free < NEEDED_BYTES:
-        raise say.Problem(
+        raise console.Problem(
             f"The environment needs about {NEEDED_BYTES / 1e9:.0f} GB, but {ROOT} has "
             f"{free / 1e9:.1f} GB free.",
             "Free some space, or move this folder to a larger disk.",
@@ -166,10 +166,10 @@ def _check_disk() -> None:
 
 
 def _create() -> None:
-    """Make an empty virtual environment with pip in it."""
+    """Create an empty virtual environment with pip."""
     if importlib.util.find_spec("ensurepip") is None or importlib.util.find_spec("venv") is None:
         version = f"{sys.version_info[0]}.{sys.version_info[1]}"
-        raise say.Problem(
+        raise console.Problem(
             f"This Python ({sys.executable}) cannot make virtual environments.",
             f"On Debian and Ubuntu: sudo apt install python{version}-venv.",
         )
@@ -177,20 +177,20 @@ def _create() -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         words = (done.stderr or done.stdout).strip().splitlines() or ["no message"]
-        raise say.Problem(
+        raise console.Problem(
             f"Python could not make {VENV}: {words[-1]}", "Check its owner and mode."
         )
 
 
 @contextmanager
-def _alone() -> Iterator[None]:
-    """Hold the environment's lock, so that two first starts do not install over each other."""
-    import fcntl  # absent on Windows, where the sentence above has to come first
+def _locked() -> Iterator[None]:
+    """Hold the environment's lock, so that concurrent first starts install one after another."""
+    import fcntl  # not on Windows, which ``ensure`` rejects before
 
-    with CONSTRAINTS.open("rb") as held:
+    with CONSTRAINTS.open("rb") as file:
         try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            with say.step("Waiting for another manage.py that is making the environment"):
-                fcntl.flock(held, fcntl.LOCK_EX)
+            with console.step("Waiting for another manage.py that is making the environment"):
+                fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -1,8 +1,8 @@
-"""Hold every package to a recorded SHA-256 before pip unpacks it.
+"""Verify every package against a recorded SHA-256 before pip unpacks it.
 
-``hashes.csv`` names the files of the pinned versions and the platforms that they were seen on. A
-file that has another digest there, or that stands where the list names another, is refused. What
-the list does not know is believed once, written down in the environment, and held to from then on.
+``hashes.csv`` lists the files of the pinned versions and the platforms on which they were seen. A
+file with another digest, or another file for a listed release, is rejected. An unlisted file is
+trusted on first use, recorded in the environment, and verified from then on.
 """
 
 import csv
@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from webapp.boot import pip, say
+from webapp.boot import console, pip
 
 LIST = Path(__file__).with_name("hashes.csv")
 STATE_NAME = "slipway-hashes.csv"
@@ -26,7 +26,7 @@ HEADING = (
     "# Made by `python3 manage.py pins --record` on each platform, and from the reports of\n"
     "# `pip install --dry-run --ignore-installed --report FILE` by `pins --record FILE`.\n"
 )
-# PyTorch's own index names its builds +cpu, +cu130 and so on; each is a version of its own.
+# PyTorch's index labels its builds +cpu, +cu130 and so on; each counts as a separate version.
 WITH_BUILDS = frozenset({"torch"})
 GLIBC_OF_OLD_TAGS = {"manylinux1": (2, 5), "manylinux2010": (2, 12), "manylinux2014": (2, 17)}
 PROBE = (
@@ -38,7 +38,7 @@ PROBE = (
 
 @dataclass(frozen=True)
 class PackageFile:
-    """One file of an index: its name, its SHA-256, and the platforms that it was seen on."""
+    """One package file: name, SHA-256, and the platforms on which it was seen."""
 
     file: str
     sha256: str
@@ -46,7 +46,7 @@ class PackageFile:
 
     @property
     def project(self) -> str:
-        """Return the package's name as the index normalises it."""
+        """Return the normalised package name."""
         return re.sub(r"[-_.]+", "-", self._parts()[0]).lower()
 
     @property
@@ -56,14 +56,14 @@ class PackageFile:
 
     @property
     def release(self) -> tuple[str, str]:
-        """Return name and version; a build label counts only where builds are published."""
+        """Return name and version; the build label counts only for ``WITH_BUILDS``."""
         version = self.version
-        kept = version if self.project in WITH_BUILDS else version.partition("+")[0]
-        return self.project, kept
+        compared = version if self.project in WITH_BUILDS else version.partition("+")[0]
+        return self.project, compared
 
     @property
     def is_wheel(self) -> bool:
-        """Return whether it is unpacked without running code of its own."""
+        """Return whether it is a wheel, which is unpacked without running its code."""
         return self.file.endswith(".whl")
 
     def _parts(self) -> tuple[str, str]:
@@ -82,12 +82,12 @@ class Platform(NamedTuple):
     glibc: tuple[int, ...]
 
     def takes(self, known: PackageFile) -> bool:
-        """Return whether a listed file was seen on this platform and runs on this glibc."""
+        """Return whether a listed file was seen on this platform and supports its glibc."""
         return self.key in known.platforms and glibc_of(known.file) <= self.glibc
 
 
 class Verdict(NamedTuple):
-    """What comparing files with the list gave."""
+    """Result of comparing files with the list."""
 
     right: list[PackageFile]
     unknown: list[PackageFile]
@@ -95,29 +95,28 @@ class Verdict(NamedTuple):
 
 
 def install(python: Path, wanted: list[str], constraints: Path, *, log: Path) -> None:
-    """Fetch the packages, hold them to their hashes, and install exactly those files.
+    """Download the packages, verify their hashes, and install exactly those files.
 
     Raises:
-        Problem: pip failed, or a file is another than the recorded one; then nothing of it was
-            unpacked.
+        Problem: pip failed, or a file differs from the recorded one and nothing was unpacked.
     """
     here, state = platform_of(python), log.with_name(STATE_NAME)
-    known = [*read(LIST), *read(state)]
+    listed = [*read(LIST), *read(state)]
     folder = log.with_name("slipway-wheels")
-    shutil.rmtree(folder, ignore_errors=True)  # of an installation that was killed
+    shutil.rmtree(folder, ignore_errors=True)  # left by a killed installation
     try:
-        found = fetch(python, wanted, constraints, folder, log=log, known=known)
-        verdict = compare(found, known, here)
+        files = fetch(python, wanted, constraints, folder, log=log, known=listed)
+        verdict = compare(files, listed, here)
         refuse(verdict)
         pinned = folder / "requirements.txt"
-        pinned.write_text("".join(requirement(file) for file in found), "utf-8")
-        pip.install(python, pinned, offline=all(file.is_wheel for file in found), log=log)
+        pinned.write_text("".join(requirement(file) for file in files), "utf-8")
+        pip.install(python, pinned, offline=all(file.is_wheel for file in files), log=log)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     if verdict.unknown:
         write(state, merged(read(state), verdict.unknown, here.key))
-        say.line(
-            f"      {len(verdict.unknown)} of {len(found)} packages have no recorded hash for "
+        console.line(
+            f"      {len(verdict.unknown)} of {len(files)} packages have no recorded hash for "
             f"this platform; recorded in {state} for the next time"
         )
 
@@ -131,10 +130,10 @@ def fetch(
     log: Path,
     known: Iterable[PackageFile] = (),
 ) -> list[PackageFile]:
-    """Let pip fetch the packages and what they need into a folder; return its files.
+    """Download the packages and their dependencies into a folder; return its files.
 
-    pip runs the code of a source archive to learn what it needs, so packages that have a listed
-    wheel for this platform are taken as wheels alone.
+    pip runs a source archive's code to get its dependencies, so packages with a listed wheel for
+    this platform are accepted only as wheels.
     """
     here = platform_of(python)
     wheels = sorted({file.project for file in known if file.is_wheel and here.takes(file)})
@@ -144,7 +143,7 @@ def fetch(
 
 
 def compare(found: Iterable[PackageFile], known: Sequence[PackageFile], here: Platform) -> Verdict:
-    """Sort files into those that the list names, those it knows nothing of, and the others."""
+    """Sort files into listed, unlisted and rejected ones."""
     verdict = Verdict([], [], [])
     for file in found:
         named = [row for row in known if row.file == file.file]
@@ -159,7 +158,7 @@ def compare(found: Iterable[PackageFile], known: Sequence[PackageFile], here: Pl
 
 
 def refuse(verdict: Verdict) -> None:
-    """Raise a problem that names the files which are not the recorded ones, if there are any."""
+    """Raise a problem that names the rejected files, if there are any."""
     if not verdict.refused:
         return
     words = [
@@ -167,7 +166,7 @@ def refuse(verdict: Verdict) -> None:
         + " or ".join(f"{row.file} with {row.sha256}" for row in rows)
         for got, rows in verdict.refused
     ]
-    raise say.Problem(
+    raise console.Problem(
         f"{len(words)} packages of the index are other files than the recorded ones, so nothing "
         "was installed.\n  " + "\n  ".join(words) + "\n",
         "Somebody may have swapped them, or a mirror builds its own: look where pip takes them "
@@ -177,14 +176,14 @@ def refuse(verdict: Verdict) -> None:
 
 
 def requirement(file: PackageFile) -> str:
-    """Return the line that binds pip to one version and one digest."""
+    """Return the requirements line with version and digest of a file."""
     return f"{file.project}=={file.version} --hash=sha256:{file.sha256}\n"
 
 
 def merged(
     rows: Iterable[PackageFile], fresh: Iterable[PackageFile], key: str
 ) -> list[PackageFile]:
-    """Return the rows with fresh ones added; a fresh digest replaces the older of its name."""
+    """Return the rows with fresh ones merged; a fresh digest replaces an older one."""
     by_name = {row.file: row for row in rows}
     for file in fresh:
         older = by_name.get(file.file, file)
@@ -193,7 +192,7 @@ def merged(
 
 
 def read(path: Path) -> list[PackageFile]:
-    """Return the rows of a list; a list that is not there has none."""
+    """Return the rows of a list; none if the file is missing."""
     if not path.exists():
         return []
     lines = [line for line in path.read_text("utf-8").splitlines() if not line.startswith("#")]
@@ -204,7 +203,7 @@ def read(path: Path) -> list[PackageFile]:
 
 
 def write(path: Path, rows: Iterable[PackageFile]) -> None:
-    """Write a list."""
+    """Write the rows as a list file."""
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     table.writerow(["file", "sha256", "platforms"])
@@ -213,7 +212,7 @@ def write(path: Path, rows: Iterable[PackageFile]) -> None:
 
 
 def platform_of(python: Path) -> Platform:
-    """Return the platform of a Python, asked of itself."""
+    """Return the platform that a Python reports."""
     done = subprocess.run([python, "-c", PROBE], capture_output=True, text=True, check=True)
     implementation, version, system, machine, (libc, libc_version) = json.loads(done.stdout)
     glibc = libc_version if libc == "glibc" else ""
@@ -224,12 +223,12 @@ def platform_of(python: Path) -> Platform:
 
 
 def key_of(implementation: str, version: str, system: str, machine: str) -> str:
-    """Return how the list calls a platform, such as ``cpython3.11-linux-x86_64``."""
+    """Return the platform's key in the list, such as ``cpython3.11-linux-x86_64``."""
     return f"{implementation}{version}-{system}-{machine}"
 
 
 def glibc_of(file: str) -> tuple[int, ...]:
-    """Return the oldest glibc that a wheel runs on, nothing if it does not say."""
+    """Return the oldest glibc that a wheel supports, or () if its name has none."""
     named = [(int(a), int(b)) for a, b in re.findall(r"manylinux_(\d+)_(\d+)", file)]
     old = [glibc for tag, glibc in GLIBC_OF_OLD_TAGS.items() if f"{tag}_" in file]
     return min([*named, *old], default=())

@@ -1,4 +1,4 @@
-"""``manage.py pins``: compare what the index gives with ``hashes.csv``, or record it there."""
+"""``manage.py pins``: compare the index's files with ``hashes.csv``, or record them."""
 
 import argparse
 import json
@@ -8,12 +8,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from urllib.parse import unquote
 
-from webapp.boot import environment, hashes, say
+from webapp.boot import console, environment, hashes
 from webapp.boot.hashes import PackageFile
 
 
 def main(arguments: list[str]) -> int:
-    """Return 0 if every file is the recorded one, or has been recorded."""
+    """Return 0 if every file matches the list or has been recorded."""
     options = _options(arguments)
     if options.reports:
         for report in options.reports:
@@ -21,16 +21,18 @@ def main(arguments: list[str]) -> int:
         return 0
     python = environment.any_python()
     with tempfile.TemporaryDirectory() as folder:
-        found = _fetch(python, Path(folder))
+        files = _fetch(python, Path(folder))
     here = hashes.platform_of(python)
     if options.record:
-        record(found, here.key)
+        record(files, here.key)
         return 0
-    verdict = hashes.compare(found, hashes.read(hashes.LIST), here)
+    verdict = hashes.compare(files, hashes.read(hashes.LIST), here)
     hashes.refuse(verdict)
-    say.line(f"  ✓ {len(verdict.right)} of {len(found)} packages for {here.key} are as recorded")
+    console.line(
+        f"  ✓ {len(verdict.right)} of {len(files)} packages for {here.key} are as recorded"
+    )
     for file in verdict.unknown:
-        say.line(f"    no recorded hash: {file.file}")
+        console.line(f"    no recorded hash: {file.file}")
     return 0
 
 
@@ -57,23 +59,23 @@ def _options(arguments: list[str]) -> argparse.Namespace:
 
 
 def _fetch(python: Path, folder: Path) -> list[PackageFile]:
-    wanted = environment.requirements(with_tests=True)
+    packages = environment.requirements(with_tests=True)
     log = Path(tempfile.gettempdir()) / "slipway-pins.log"
-    with say.step("Fetching the packages"):
-        return hashes.fetch(python, wanted, environment.CONSTRAINTS, folder / "files", log=log)
+    with console.step("Fetching the packages"):
+        return hashes.fetch(python, packages, environment.CONSTRAINTS, folder / "files", log=log)
 
 
 def record(found: Iterable[PackageFile], key: str) -> None:
-    """Write the files into the list, and leave out those of versions that are pinned no more."""
+    """Add the files to the list, and drop files of versions that are no longer pinned."""
     pins = pinned(environment.CONSTRAINTS.read_text("utf-8"))
-    kept = [
+    current = [
         row
         for row in hashes.read(hashes.LIST)
         if pins.get(row.project) in (None, row.version.partition("+")[0])
     ]
     fresh = list(found)
-    hashes.write(hashes.LIST, hashes.merged(kept, fresh, key))
-    say.line(
+    hashes.write(hashes.LIST, hashes.merged(current, fresh, key))
+    console.line(
         f"  ✓ {len(fresh)} packages for {key} recorded; read the difference before you keep it"
     )
 
@@ -86,10 +88,10 @@ def pinned(text: str) -> dict[str, str]:
 
 
 def from_report(path: Path) -> tuple[list[PackageFile], str]:
-    """Return the files of a report of pip, and the platform that it was made on.
+    """Return the files of a pip report, and the platform on which it was made.
 
     Raises:
-        Problem: it is no such report, or it has a file without a digest.
+        Problem: it is not such a report, or a file has no digest.
     """
     try:
         report = json.loads(path.read_text("utf-8"))
@@ -100,14 +102,14 @@ def from_report(path: Path) -> tuple[list[PackageFile], str]:
             about["sys_platform"],
             about["platform_machine"],
         )
-        return [_reported(row["download_info"]) for row in report["install"]], key
+        return [_package_file(row["download_info"]) for row in report["install"]], key
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise say.Problem(
+        raise console.Problem(
             f"{path} is no report of pip with digests ({type(error).__name__}: {error}).",
             "Make it with: pip install --dry-run --ignore-installed --report FILE.",
         ) from error
 
 
-def _reported(info: dict[str, dict[str, dict[str, str]]]) -> PackageFile:
+def _package_file(info: dict[str, dict[str, dict[str, str]]]) -> PackageFile:
     name = unquote(str(info["url"]).rsplit("/", 1)[-1])
     return PackageFile(name, info["archive_info"]["hashes"]["sha256"])

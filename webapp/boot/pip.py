@@ -1,4 +1,4 @@
-"""Run pip so that a person can follow it, and turn its failures into one sentence."""
+"""Run pip with progress output, and turn its failures into one sentence."""
 
 import os
 import re
@@ -8,13 +8,13 @@ import time
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from webapp.boot import say
+from webapp.boot import console
 
 REPORT_EVERY_S = 5.0
 
 
 class Cause(NamedTuple):
-    """Words of pip, what they mean, and what to do about it."""
+    """A pattern of pip's output, its meaning, and what to do."""
 
     pattern: str
     fact: str
@@ -64,7 +64,7 @@ def download(
     log: Path,
     only_binary: list[str],
 ) -> None:
-    """Fetch ``wanted`` and what it needs under the pins into a folder; unpack nothing."""
+    """Download ``wanted`` and its dependencies under the pins into a folder; unpack nothing."""
     command = ["download", "--prefer-binary", "--dest", str(folder), "-c", str(constraints)]
     if only_binary:
         command += ["--only-binary", ",".join(only_binary)]
@@ -73,16 +73,16 @@ def download(
 
 
 def install(python: Path, pinned: Path, *, offline: bool, log: Path) -> None:
-    """Install the files that lie beside ``pinned``, each with the digest that it names."""
+    """Install the files in the folder of ``pinned``, each with the digest stated there."""
     command = ["install", "--no-compile", "--no-deps", "--require-hashes"]
     command += ["--find-links", str(pinned.parent), "-r", str(pinned)]
-    if offline:  # a source archive needs the index for the tools that build it
+    if offline:  # not for source archives, which need the index for their build tools
         command.append("--no-index")
     _run(python, command, log, _Progress("comparing digests"))
 
 
 def _run(python: Path, arguments: list[str], log: Path, progress: "_Progress") -> None:
-    """Run pip, telling every few seconds how far it is; its output is added to the log."""
+    """Run pip, print progress every few seconds, and append its output to the log."""
     command = [str(python), "-m", "pip", "--disable-pip-version-check", "--no-input", *arguments]
     environment = os.environ | {"PYTHONUNBUFFERED": "1"}
     with (
@@ -102,7 +102,7 @@ def _run(python: Path, arguments: list[str], log: Path, progress: "_Progress") -
         reader.start()
         try:
             while not _ended(process):
-                say.line(f"      {progress}")
+                console.line(f"      {progress}")
         except BaseException:
             process.terminate()
             raise
@@ -111,18 +111,18 @@ def _run(python: Path, arguments: list[str], log: Path, progress: "_Progress") -
         raise explain(log.read_text("utf-8"), log)
 
 
-def explain(output: str, log: Path) -> say.Problem:
-    """Return the one sentence for a failed installation."""
+def explain(output: str, log: Path) -> console.Problem:
+    """Return the problem of a failed installation."""
     for cause in CAUSES:
         if re.search(cause.pattern, output):
-            return say.Problem(cause.fact, f"{cause.way_out} (pip's own words: {log})")
+            return console.Problem(cause.fact, f"{cause.way_out} (pip's own words: {log})")
     errors = [line for line in output.splitlines() if line.startswith("ERROR")]
     detail = errors[0] if errors else "pip failed."
-    return say.Problem(f"The packages could not be installed. {detail}", f"Read {log}.")
+    return console.Problem(f"The packages could not be installed. {detail}", f"Read {log}.")
 
 
 class _Progress:
-    """What pip is doing, read from its output."""
+    """Progress of pip, parsed from its output."""
 
     def __init__(self, doing: str = "asking the package index") -> None:
         self.started = time.monotonic()
@@ -130,14 +130,14 @@ class _Progress:
         self.doing = doing
 
     def read(self, line: str) -> None:
-        """Take one line of pip's output."""
+        """Parse one line of pip's output."""
         if line.startswith("Collecting "):
             self.num_found += 1
-        if found := re.match(
+        if match := re.match(
             r"\s*(?:Downloading|Using cached|Processing) (\S+)( \([\d.]+ .B\))?", line
         ):
-            name = found[1].rsplit("/", 1)[-1].split("-")[0]
-            self.doing = f"fetching {name}{found[2] or ''}"
+            name = match[1].rsplit("/", 1)[-1].split("-")[0]
+            self.doing = f"fetching {name}{match[2] or ''}"
         if line.startswith("Installing collected packages"):
             self.doing = f"unpacking {line.count(',') + 1} packages"
 

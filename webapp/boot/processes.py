@@ -1,9 +1,9 @@
-"""Keep a handful of processes alive, stop them in order, and leave none behind.
+"""Supervision of child processes: restart them, stop them in order, and leave none behind.
 
-Each child leads its own session, so a Ctrl-C in the terminal reaches only ``up``, which then
-stops them one after the other. A record on disk names every child with the instant it started;
-after a ``kill -9`` of ``up`` the next one finds them by it and never signals a stranger that
-got the same number.
+Each child has its own session, so that Ctrl-C in the terminal reaches only ``up``, which then
+stops the children in order. A record on disk lists every child with its start time; after a
+``kill -9`` of ``up``, the next one finds them by it and never signals an unrelated process with
+the same pid. A failed write (full disk, read-only folder) is reported once and retried.
 """
 
 import json
@@ -12,21 +12,23 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 30.0
-STEADY_AFTER_S = 30.0  # a child that lived this long starts again without a longer pause
+STEADY_AFTER_S = 30.0  # the restart pause is reset for a child that ran this long
 LOG_CAP_BYTES = 5_000_000
 POLL_S = 0.05
 
 
 @dataclass
 class Child:
-    """One process to keep alive; ``grace_s`` is what it gets between TERM and KILL.
+    """One supervised process; ``grace_s`` is the time between SIGTERM and SIGKILL.
 
-    Children of a higher ``stage`` are stopped before those of a lower one.
+    Children of a higher ``stage`` are stopped first; ``prepare`` runs before each start.
     """
 
     name: str
@@ -34,6 +36,7 @@ class Child:
     stage: int = 1
     grace_s: float = 10.0
     environment: dict[str, str] = field(default_factory=dict)
+    prepare: Callable[[], None] = lambda: None
     process: subprocess.Popen[bytes] | None = None
     started_at: float = 0.0
     start_again_at: float | None = None
@@ -41,37 +44,52 @@ class Child:
 
 
 class Crew:
-    """The children of one ``up``, in the order in which they were started."""
+    """The children of one ``up``, in start order."""
 
     def __init__(self, folder: Path, environment: dict[str, str]) -> None:
-        """Keep logs and the record below ``folder``."""
+        """Store logs and the record in ``folder``."""
         self.children: list[Child] = []
         self.record = folder / "processes.json"
         self.logs = folder / "logs"
         self.environment = environment
+        self._news: list[str] = []  # events to be returned by the next `tend`
+        self._is_recorded = True
+        self._without_log: set[str] = set()
         self.logs.mkdir(mode=0o700, exist_ok=True)
 
     def start(self, child: Child) -> None:
-        """Start a child and tend it from now on."""
+        """Start a child and supervise it."""
         self.children.append(child)
         self._launch(child)
 
     def tend(self) -> list[str]:
-        """Start again what died and cut long logs; return one line per event."""
-        events = []
+        """Restart dead children and cut long logs; return one line per event."""
         for child in self.children:
             if child.start_again_at is not None:
                 if time.monotonic() >= child.start_again_at:
                     self._launch(child)
             elif child.process is not None and child.process.poll() is not None:
-                events.append(self._note_death(child, child.process))
+                self._news.append(self._schedule_restart(child, child.process))
             cut(self.log_of(child))
+        if not self._is_recorded:
+            self._write_record()
+        events, self._news = self._news, []
         return events
 
-    def stop(self, *, hurry: Callable[[], bool] = lambda: False) -> None:
-        """Stop the children, stage by stage; kill at once when ``hurry`` says so."""
-        for stage in sorted({child.stage for child in self.children}, reverse=True):
-            members = [child for child in self.children if child.stage == stage]
+    def signal(self, name: str, number: signal.Signals) -> None:
+        """Send a signal to a child, if it is running."""
+        for child in self.children:
+            if child.name == name and child.process is not None and child.process.poll() is None:
+                child.process.send_signal(number)
+
+    def stop(self, *names: str, hurry: Callable[[], bool] = lambda: False) -> None:
+        """Stop the children, stage by stage; kill at once if ``hurry`` returns true.
+
+        With ``names``, stop only those children.
+        """
+        leaving = [child for child in self.children if not names or child.name in names]
+        for stage in sorted({child.stage for child in leaving}, reverse=True):
+            members = [child for child in leaving if child.stage == stage]
             for process in (child.process for child in members):
                 if process is not None and process.poll() is None:
                     _signal_group(process.pid, signal.SIGTERM)
@@ -79,34 +97,63 @@ class Crew:
                 if child.process is not None:
                     _end_group(child.process.pid, child.process.poll, child.grace_s, hurry)
                     child.process.wait()
-        self.children.clear()
-        self.record.unlink(missing_ok=True)
+        self.children = [child for child in self.children if child not in leaving]
+        if self.children:
+            return
+        with suppress(OSError):  # harmless if it stays: a pid counts only with its start time
+            self.record.unlink(missing_ok=True)
 
     def log_of(self, child: Child) -> Path:
-        """Return the file that takes what the child prints."""
+        """Return the log file of a child."""
         return self.logs / f"{child.name}.log"
 
     def tail(self, child: Child, num_lines: int = 12) -> str:
-        """Return the last lines that a child wrote."""
-        lines = self.log_of(child).read_text("utf-8", errors="replace").splitlines()
+        """Return the last lines of a child's log, or "" if it has none."""
+        try:
+            lines = self.log_of(child).read_text("utf-8", errors="replace").splitlines()
+        except OSError:
+            return ""
         return "\n".join(lines[-num_lines:])
 
     def _launch(self, child: Child) -> None:
-        with self.log_of(child).open("ab") as log:
-            child.process = subprocess.Popen(
-                child.command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=self.environment | child.environment,
-                start_new_session=True,
-            )
+        """Start a child, or schedule a retry if the system refuses."""
+        try:
+            child.prepare()
+            with ExitStack() as stack:
+                child.process = subprocess.Popen(
+                    child.command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=self._open_log(child, stack),
+                    stderr=subprocess.STDOUT,
+                    env=self.environment | child.environment,
+                    start_new_session=True,
+                )
+        except OSError as error:
+            child.process, child.start_again_at = None, time.monotonic() + child.pause_s
+            words = f"{child.name} could not be started ({error}); trying again in "
+            self._news.append(f"{words}{child.pause_s:.1f} s")
+            child.pause_s = min(2 * child.pause_s, LONGEST_PAUSE_S)
+            return
         child.started_at, child.start_again_at = time.monotonic(), None
         self._write_record()
 
-    def _note_death(self, child: Child, process: subprocess.Popen[bytes]) -> str:
-        """Plan the next start of a dead child; pauses double while it keeps dying early."""
-        _signal_group(process.pid, signal.SIGKILL)  # what it may have left in its group
+    def _open_log(self, child: Child, stack: ExitStack) -> IO[bytes] | int:
+        """Return the child's output file: its log, or DEVNULL if it cannot be written."""
+        log = self.log_of(child)
+        try:
+            opened = stack.enter_context(log.open("ab"))
+        except OSError as error:
+            if child.name not in self._without_log:
+                words = f"{log} cannot be written ({error.strerror}): {child.name} runs without it"
+                self._news.append(words)
+            self._without_log.add(child.name)
+            return subprocess.DEVNULL
+        self._without_log.discard(child.name)
+        return opened
+
+    def _schedule_restart(self, child: Child, process: subprocess.Popen[bytes]) -> str:
+        """Schedule the restart of a dead child; the pause doubles while it keeps dying early."""
+        _signal_group(process.pid, signal.SIGKILL)  # remaining processes of its group
         lived_s = time.monotonic() - child.started_at
         if lived_s >= STEADY_AFTER_S:
             child.pause_s = FIRST_PAUSE_S
@@ -120,12 +167,24 @@ class Crew:
         pids = [child.process.pid for child in self.children if child.process is not None]
         rows = [{"pid": pid, "started": started(pid)} for pid in pids]
         fresh = self.record.with_suffix(".new")
-        fresh.write_text(json.dumps(rows), "utf-8")
-        fresh.replace(self.record)
+        try:
+            fresh.write_text(json.dumps(rows), "utf-8")
+            fresh.replace(self.record)
+        except OSError as error:
+            if self._is_recorded:
+                self._news.append(
+                    f"{self.record} cannot be written ({error.strerror}): everything runs on, and "
+                    "it is tried again. Should `up` be killed before, end what it left by hand"
+                )
+            self._is_recorded = False
+            return
+        if not self._is_recorded:
+            self._news.append(f"{self.record} is written again")
+        self._is_recorded = True
 
 
 def end_leftovers(record: Path, grace_s: float = 10.0) -> int:
-    """End the children of an ``up`` that was killed; return how many were still there."""
+    """End the children of a killed ``up``; return the number that still ran."""
     try:
         rows = json.loads(record.read_text("utf-8"))
     except (OSError, ValueError):
@@ -136,13 +195,14 @@ def end_leftovers(record: Path, grace_s: float = 10.0) -> int:
         if birth is not None and started(pid) == birth:
             num_ended += 1
             _signal_group(pid, signal.SIGTERM)
-            _end_group(pid, _vanished(pid, birth), grace_s, lambda: False)
-    record.unlink(missing_ok=True)
+            _end_group(pid, _exit_poll(pid, birth), grace_s, lambda: False)
+    with suppress(OSError):
+        record.unlink(missing_ok=True)
     return num_ended
 
 
 def started(pid: int) -> str | None:
-    """Return what identifies the process with this number now, or None if it is gone."""
+    """Return the start time of the process with this pid, or None if it does not exist."""
     stat = Path(f"/proc/{pid}/stat")
     if Path("/proc/self/stat").exists():
         try:
@@ -157,26 +217,28 @@ def started(pid: int) -> str | None:
 
 
 def cut(log: Path, cap_bytes: int = LOG_CAP_BYTES) -> None:
-    """Keep a log below its cap: the younger half goes to ``<name>.1``, the file starts afresh."""
-    try:
-        size = log.stat().st_size
-    except FileNotFoundError:
-        return
-    if size > cap_bytes:
+    """Truncate a log over its cap; the newest half cap is moved to ``<name>.1``.
+
+    On a full disk that part is lost; otherwise a growing log would keep the disk full.
+    """
+    with suppress(OSError):
+        if log.stat().st_size <= cap_bytes or not log.is_file():
+            return
         with log.open("rb+") as file:
             file.seek(-cap_bytes // 2, os.SEEK_END)
-            log.with_name(f"{log.name}.1").write_bytes(file.read())
-            file.truncate(0)  # the child appends, so its next line is the first of the file
+            younger = file.read()
+            file.truncate(0)  # the child appends, so its next line starts the file
+            log.with_name(f"{log.name}.1").write_bytes(younger)
 
 
-def _vanished(pid: int, birth: str) -> Callable[[], int | None]:
+def _exit_poll(pid: int, birth: str) -> Callable[[], int | None]:
     return lambda: None if started(pid) == birth else 0
 
 
 def _end_group(
     pid: int, poll: Callable[[], int | None], grace_s: float, hurry: Callable[[], bool]
 ) -> None:
-    """Wait for a group that got TERM, and send KILL when its leader has not ended in time."""
+    """Wait for a group's leader after SIGTERM, at most ``grace_s``; then SIGKILL the group."""
     deadline = time.monotonic() + grace_s
     while poll() is None and time.monotonic() < deadline and not hurry():
         time.sleep(POLL_S)
@@ -186,7 +248,7 @@ def _end_group(
 def _signal_group(pid: int, number: signal.Signals) -> None:
     try:
         os.killpg(pid, number)
-    except (ProcessLookupError, PermissionError):  # macOS says EPERM for a group of zombies
+    except (ProcessLookupError, PermissionError):  # macOS raises EPERM for a group of zombies
         return
 
 

@@ -1,4 +1,4 @@
-"""The rule for commit subjects, for the hook and for the test that reads the history."""
+"""The rule for commit subjects, used by the hook and by the test of the history."""
 
 import re
 import sys
@@ -9,7 +9,7 @@ SHAPE = re.compile(r"(?P<area>[a-z][a-z0-9 ,/-]*): (?P<sentence>[A-Z].*\.)")
 
 
 def fault(subject: str) -> str | None:
-    """Return what is wrong with a subject, or None: ``area: Imperative sentence.``."""
+    """Return the fault of a subject, or None if it is ``area: Imperative sentence.``."""
     if subject.startswith(("Merge ", "Revert ")):
         return None
     if len(subject) > MAX_LENGTH:
@@ -20,12 +20,12 @@ def fault(subject: str) -> str | None:
 
 
 def main(path: Path) -> int:
-    """Check the message that git is about to commit."""
+    """Check a commit message file; return 0 if its subject is valid."""
     subject = path.read_text("utf-8").splitlines()[0]
-    found = fault(subject)
-    if found:
-        sys.stderr.write(f"Commit subject {subject!r}: {found}.\n")
-    return int(found is not None)
+    problem = fault(subject)
+    if problem:
+        sys.stderr.write(f"Commit subject {subject!r}: {problem}.\n")
+    return int(problem is not None)
 
 
 if __name__ == "__main__":

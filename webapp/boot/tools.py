@@ -1,4 +1,4 @@
-"""Find the programs of the system that the product or its tests can use."""
+"""Find system programs that the product or its tests can use."""
 
 import os
 import shutil
@@ -7,7 +7,7 @@ CHROMIUM_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrom
 
 
 def find_chromium() -> str | None:
-    """Return the path of a Chromium: the one that SLIPWAY_CHROMIUM names, or one on PATH."""
+    """Return the path of a Chromium: the one set in SLIPWAY_CHROMIUM, or one on PATH."""
     named = os.environ.get("SLIPWAY_CHROMIUM")
     if named:
         return shutil.which(named)

@@ -1,7 +1,7 @@
-"""``manage.py up``: from a fresh machine to a page that answers, and back to nothing.
+"""``manage.py up``: start the whole site on a fresh machine, and stop it again.
 
-The order is environment, data folder, lock, port, Redis, database, web, workers, this machine
-as the first host. Ctrl-C (or TERM) stops all of it in the opposite order.
+The order is environment, data folder, lock, port, Redis, database, web, workers, and this machine
+as the first host. Ctrl-C (or SIGTERM) stops everything in reverse order.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from runners.redis_address import bare
-from webapp.boot import broker, environment, preflight, processes, say
+from webapp.boot import broker, console, environment, preflight, processes, stopping
 
 ROOT = Path(__file__).resolve().parents[2]
 ANSWER_WAIT_S = 60.0
@@ -27,13 +27,13 @@ HOST_NAME = "This machine"
 
 
 def main(arguments: list[str]) -> int:
-    """Start everything, keep it alive, and return 0 after an orderly stop."""
+    """Start everything, supervise it, and return 0 after an orderly stop."""
     options = _parse(arguments)
     data = Path(os.environ.get("SLIPWAY_DATA_DIR") or ROOT / "var").resolve()
     preflight.check_public_url(os.environ.get("SLIPWAY_PUBLIC_URL", ""))
     preflight.check_port(options.host, options.port, running=preflight.running_elsewhere(data))
     environment.ensure(["up", *arguments], with_tests=False)
-    say.line("Starting Slipway")
+    console.line("Starting Slipway")
     preflight.make_data_folder(data)
     with (data / "up.lock").open("a+") as lock:
         preflight.take_lock(lock, data, preflight.address(options.host, options.port))
@@ -55,14 +55,14 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
 
 
 class Stopped(BaseException):
-    """A person or the system asked ``up`` to stop."""
+    """A signal requested the stop of ``up``."""
 
 
 class Site:
-    """One running Slipway: its broker, its web process, its workers and its first host."""
+    """One running site: broker, web process, workers and first host."""
 
     def __init__(self, host: str, port: int, data: Path) -> None:
-        """Name the parts; nothing starts before ``live``."""
+        """Set up the state; ``live`` starts the parts."""
         self.host, self.port, self.data = host, port, data
         self.url = preflight.address(host, port)
         self.environment = os.environ | {
@@ -72,88 +72,92 @@ class Site:
             "PYTHONUNBUFFERED": "1",
         }
         self.crew = processes.Crew(data, self.environment)
-        self.account = ""  # of the admin, between its making and its telling
+        self.account = ""  # the new admin's user and password, until printed
         self.num_signals = 0
         self.holds_signals = False
 
     def live(self) -> int:
-        """Start, tend until a signal comes, stop; nothing is left behind either way."""
+        """Start all parts, supervise them until a signal, and stop them in any case."""
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, self._on_signal)
+        is_requested = False
         try:
             self.start()
             while True:
                 with self._signals_held():
                     events = self.crew.tend()
                 for event in events:
-                    say.line(f"  ! {event}")
+                    console.line(f"  ! {event}")
                 time.sleep(ROUND_S)
         except Stopped:
+            is_requested = True
             return 0
         finally:
-            self.stop()
+            self.stop(ends_jobs=is_requested)
 
     def start(self) -> None:
-        """Bring the parts up in the order in which they need each other."""
+        """Start the parts in the order of their dependencies."""
         if num_ended := processes.end_leftovers(self.data / "processes.json"):
-            say.line(f"  ✓ Ended {num_ended} processes that an interrupted start had left")
+            console.line(f"  ✓ Ended {num_ended} processes that an interrupted start had left")
         self._start_broker()
         python = sys.executable
         web = processes.Child("web", self._web_command())
         state, stamp = schema_state(self.environment), self.data / "prepared"
         if stamp.exists() and stamp.read_text("utf-8") == state:
-            self._start(web)  # no migration is due: the two may load side by side
-        with say.step("Bringing the database up to date"):
+            self._start(web)  # no migration is due, so both may load in parallel
+        with console.step("Bringing the database up to date"):
             self.account = ", ".join(self._manage("prepare").strip().splitlines())
             stamp.write_text(state, "utf-8")
         if web.process is None:
             self._start(web)
-        with say.step("Starting the web process"):
+        with console.step("Starting the web process"):
             self._wait_for_web(web)
         self._start(processes.Child("control", [python, "manage.py", "control"]))
         self._start(processes.Child("ticker", [python, "manage.py", "ticker"]))
         self._start_host()
-        say.line()
-        say.line(f"  Slipway is ready: {self.url}")
-        self._tell_account()
-        say.line(f"  Ctrl-C stops everything. Data and logs are in {self.data}")
+        console.line()
+        console.line(f"  Slipway is ready: {self.url}")
+        self._print_account()
+        console.line(f"  Ctrl-C stops everything. Data and logs are in {self.data}")
 
-    def stop(self) -> None:
-        """Stop running jobs, then every part, the broker last; a second Ctrl-C hurries."""
+    def stop(self, *, ends_jobs: bool) -> None:
+        """Stop every part, the broker last; a second Ctrl-C skips the waiting.
+
+        This machine's jobs are ended on a requested stop, not after a failed start.
+        """
         self.holds_signals = True
-        self._tell_account()
+        self._print_account()
         if not self.crew.children:
             return
-        say.line("\n  Stopping (Ctrl-C again to hurry)")
-        if (self.data / "host").exists():
-            self._run("-m", "runners", "stop-all", "--dir", str(self.data / "host"))
-        self.crew.stop(hurry=lambda: self.num_signals > 1)
-        say.line("  Stopped; nothing is left running.")
+        console.line("\n  Stopping (Ctrl-C again to hurry)")
+        host, hurries = self.data / "host", lambda: self.num_signals > 1
+        stopping.Stopping(self.crew, host, self.environment, hurries).stop(ends_jobs=ends_jobs)
 
-    def _tell_account(self) -> None:
-        """Say the new account once, also when the start fails after it was made."""
+    def _print_account(self) -> None:
+        """Print the new account once, also if the start fails after its creation."""
         if self.account:
-            say.line(f"  Sign in with {self.account} (the password is shown only now)")
+            console.line(f"  Sign in with {self.account} (the password is shown only now)")
         self.account = ""
 
     def _start_broker(self) -> None:
-        with say.step("Starting Redis"):
+        with console.step("Starting Redis"):
             chosen = broker.choose(self.data, self.environment)
             self.environment["REDIS_URL"] = chosen.url
             if chosen.command and chosen.socket:
-                child = processes.Child("redis", chosen.command, stage=0)
+                child = processes.Child("redis", chosen.command, stage=0, prepare=chosen.prepare)
                 self._start(child)
                 if not broker.wait_until_up(chosen.socket):
-                    raise say.Problem("Redis did not start.", self.crew.tail(child))
-        say.line(f"    {chosen.words}")
+                    raise console.Problem("Redis did not start.", self.crew.tail(child))
+        console.line(f"    {chosen.words}")
 
     def _web_command(self) -> list[str]:
         command = [sys.executable, "-m", "uvicorn", "webapp.asgi:application", "--no-access-log"]
         command += ["--host", self.host, "--port", str(self.port)]
+        command += [] if is_behind_proxy(self.environment) else ["--no-proxy-headers"]
         return [*command, "--timeout-graceful-shutdown", "5"]
 
     def _wait_for_web(self, web: processes.Child) -> None:
-        """Return when the site answers; raise its last words when it cannot."""
+        """Wait until the site answers; raise a problem with the end of its log if it fails."""
         deadline = time.monotonic() + ANSWER_WAIT_S
         while (status := self.health()) != http.client.OK:
             fault = None
@@ -164,11 +168,11 @@ class Site:
             elif time.monotonic() > deadline:
                 fault = "does not answer"
             if fault:
-                raise say.Problem(f"The web process {fault}.", self.crew.tail(web))
+                raise console.Problem(f"The web process {fault}.", self.crew.tail(web))
             time.sleep(0.05)
 
     def health(self) -> int | None:
-        """Return the status with which the site's health page answers; None without an answer."""
+        """Return the HTTP status of the site's health page, or None without a response."""
         connection = http.client.HTTPConnection(self.url.removeprefix("http://"), timeout=5)
         try:
             connection.request("GET", "/healthz")
@@ -179,10 +183,10 @@ class Site:
             connection.close()
 
     def _start_host(self) -> None:
-        """Enrol this machine like any other host if it is not yet one, and start its worker."""
+        """Enrol this machine as a host if it is not one yet, and start its agent."""
         folder = self.data / "host"
         if not (folder / "credential.json").exists():
-            with say.step("Enrolling this machine as a host (measures its speed)"):
+            with console.step("Enrolling this machine as a host (measures its speed)"):
                 token = self._manage("enrol_token", "--name", HOST_NAME).strip()
                 options = {"--server": self.url, "--token": token, "--name": HOST_NAME}
                 words = [word for pair in options.items() for word in pair]
@@ -197,14 +201,14 @@ class Site:
         return self._checked("manage.py", *arguments)
 
     def _checked(self, *arguments: str) -> str:
-        """Run a Python program to its end; return its output or raise its last words."""
+        """Run a Python program; return its output, or raise a problem with its last line."""
         done = self._run(*arguments)
         if done.returncode != 0:
             words = (done.stderr or done.stdout).strip().splitlines() or ["no message"]
             log = self.crew.logs / "set-up.log"
             log.write_text(done.stdout + done.stderr, "utf-8")
             name = " ".join(arguments[:2]) if arguments[0] != "-m" else " ".join(arguments[1:3])
-            raise say.Problem(f"`{name}` failed: {words[-1]}", f"All its words: {log}")
+            raise console.Problem(f"`{name}` failed: {words[-1]}", f"All its words: {log}")
         return done.stdout
 
     def _run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -225,10 +229,12 @@ class Site:
 
     @contextmanager
     def _signals_held(self) -> Iterator[None]:
-        """Let no signal fall between the start of a child and the note that it exists."""
+        """Defer signals, so that none arrives between a child's start and its registration."""
         self.holds_signals = True
-        yield
-        self.holds_signals = False
+        try:
+            yield
+        finally:
+            self.holds_signals = False
         if self.num_signals:
             raise Stopped
 
@@ -239,13 +245,22 @@ class Site:
             raise Stopped
 
 
+def is_behind_proxy(variables: Mapping[str, str]) -> bool:
+    """Return whether to trust a proxy's ``X-Forwarded-For`` header.
+
+    Without a proxy, any program on this machine could send another address with every password
+    attempt. A site with a public URL has a proxy on this machine, because it has no TLS itself.
+    """
+    return bool(variables.get("SLIPWAY_PUBLIC_URL") or variables.get("FORWARDED_ALLOW_IPS"))
+
+
 def readdress(credential: Path, url: str, redis_url: str) -> None:
-    """Tell this machine's host where the site is now: its port or broker may have changed."""
-    told = json.loads(credential.read_text("utf-8"))
-    fresh = told | {"server": url}
-    if told.get("redis_url") is not None:
+    """Update the site's URL and Redis URL in this machine's host credential."""
+    stored = json.loads(credential.read_text("utf-8"))
+    fresh = stored | {"server": url}
+    if stored.get("redis_url") is not None:
         fresh["redis_url"] = bare(redis_url)
-    if fresh != told:
+    if fresh != stored:
         new = credential.with_suffix(".new")
         new.touch(mode=0o600)
         new.write_text(json.dumps(fresh, indent=2), "utf-8")
@@ -253,13 +268,13 @@ def readdress(credential: Path, url: str, redis_url: str) -> None:
 
 
 def lacks_redis_user(credential: Path) -> bool:
-    """Return whether this machine's host comes from a version whose Redis was open to all."""
-    told = json.loads(credential.read_text("utf-8"))
-    return told.get("redis_url") is not None and told.get("redis_secret") is None
+    """Return whether this machine's host was enrolled before hosts had Redis users."""
+    stored = json.loads(credential.read_text("utf-8"))
+    return stored.get("redis_url") is not None and stored.get("redis_secret") is None
 
 
 def schema_state(variables: Mapping[str, str]) -> str:
-    """Return a digest of the database's address and of every migration of this version."""
+    """Return a digest of the database URL and of every migration of this version."""
     content = hashlib.sha256(variables.get("DATABASE_URL", "").encode())
     for path in sorted((ROOT / "webapp").glob("*/migrations/*.py")):
         content.update(path.name.encode() + path.read_bytes())

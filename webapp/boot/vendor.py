@@ -1,7 +1,7 @@
-"""Third-party files that the pages serve: fetched from npm, held to a committed SHA-384.
+"""Third-party static files: fetched from npm and verified against a committed SHA-384.
 
-The files are committed, so nothing here runs in production: this is how they came in, and how
-a test shows that they are still the published bytes.
+The files are committed, so this code does not run in production. It fetches them, and a test
+uses it to verify that they are the published bytes.
 """
 
 import base64
@@ -13,7 +13,7 @@ import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from webapp.boot.say import Problem
+from webapp.boot.console import Problem
 
 ROOT = Path(__file__).resolve().parents[2]
 LOCK = ROOT / "static" / "vendor" / "vendor.lock"
@@ -21,7 +21,7 @@ LOCK = ROOT / "static" / "vendor" / "vendor.lock"
 
 @dataclass(frozen=True)
 class VendoredFile:
-    """One file of one pinned npm package and the digest that its bytes must have."""
+    """One file of a pinned npm package, and its required digest."""
 
     target: str  # path below the repository root
     package: str  # name@version
@@ -31,12 +31,12 @@ class VendoredFile:
 
 
 def locked_files(lock: Path = LOCK) -> list[VendoredFile]:
-    """Return the files that the lock names."""
+    """Return the files listed in the lock."""
     return [VendoredFile(**row) for row in json.loads(lock.read_text("utf-8"))["files"]]
 
 
 def sha384(data: bytes) -> str:
-    """Return the digest in the spelling of the ``integrity`` attribute."""
+    """Return the digest in the format of the ``integrity`` attribute."""
     return "sha384-" + base64.b64encode(hashlib.sha384(data).digest()).decode()
 
 
@@ -53,8 +53,8 @@ def changed_files(root: Path = ROOT, lock: Path = LOCK) -> list[str]:
 def fetch(*, renew: bool = False) -> list[str]:
     """Write every vendored file from its npm package; return the written paths.
 
-    With ``renew`` the lock takes the digests of what arrived: use it after a version change,
-    and read the difference before you commit it.
+    With ``renew``, the lock gets the digests of the fetched files: use it after a version change,
+    and review the difference before you commit it.
     """
     files, fresh, written = locked_files(), [], []
     with tempfile.TemporaryDirectory() as folder:

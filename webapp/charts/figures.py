@@ -1,18 +1,25 @@
-"""Plotly figures as plain dictionaries, all drawn through one template of design tokens.
+"""Plotly figures as plain dictionaries, with one template of design tokens.
 
-Colours are written as ``var(--token)``; the browser puts the theme's own value in, so that one
-figure serves light and dark. Time is milliseconds since the attempt began on a date axis,
-counted from ``ORIGIN_MS``: Plotly takes small numbers on such an axis for years.
+Colours are written as ``var(--token)``; the browser substitutes the theme's value, so that
+one figure serves light and dark. Time is milliseconds since the attempt began, on a date axis
+from ``ORIGIN_MS``: Plotly interprets small numbers on a date axis as years.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from webapp.charts.catalog import ChartSpec
 from webapp.core.display import quantity
-from webapp.core.units import percent
+from webapp.core.units import deviation_words, percent
 
 Figure = dict[str, Any]
+Side = Literal["", "inside", "below", "above"]  # of the 80 % interval
+SIDE_WORDS: dict[Side, str] = {
+    "": "",
+    "inside": ", inside the 80 % interval",
+    "below": ", below the 80 % interval",
+    "above": ", above the 80 % interval",
+}
 MAX_POINTS = 500
 ORIGIN_MS = 946_684_800_000  # midnight, 1 January 2000 UTC
 CLOCK = [
@@ -23,9 +30,9 @@ CLOCK = [
 
 @dataclass(frozen=True)
 class Series:
-    """The measured values of one metric: instants in ms since the epoch, values in base units.
+    """The measured values of one metric: times in ms since the epoch, values in base units.
 
-    None stands where nothing was measured: the line breaks there instead of bridging the gap.
+    None marks a gap: the line breaks there.
     """
 
     metric: str
@@ -34,21 +41,29 @@ class Series:
 
     @property
     def known(self) -> tuple[float, ...]:
-        """Return the values without the gaps."""
+        """Return the values without gaps."""
         return tuple(value for value in self.values if value is not None)
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What the plan says: the value and the ends of its 80 % interval, in base units."""
+    """A predicted value with the ends of its 80 % interval, in base units."""
 
     value: float
     low: float | None = None
     high: float | None = None
 
+    def side_of(self, value: float) -> Side:
+        """Return on which side of the interval a value lies; empty without an interval."""
+        if self.low is None or self.high is None:
+            return ""
+        if value < self.low:
+            return "below"
+        return "above" if value > self.high else "inside"
+
 
 def template() -> Figure:
-    """Return the layout that every chart shares: tokens for fonts, inks and the hairline grid."""
+    """Return the layout shared by all charts: fonts, colours and grid lines as tokens."""
     axis = {
         "gridcolor": "var(--line)",
         "zeroline": False,
@@ -83,7 +98,7 @@ def template() -> Figure:
 
 
 def _measured(chart: ChartSpec, series: Series, start_ms: int) -> Figure:
-    """Return the solid line of what was measured."""
+    """Return the solid line of measured values."""
     return {
         "type": "scatter",
         "mode": "lines",
@@ -137,7 +152,7 @@ def figure(
 ) -> Figure:
     """Return one chart as Plotly's ``data`` and ``layout``.
 
-    ``end_ms`` is where the time axis ends: the end of the job, or when it is expected.
+    ``end_ms`` is the end of the time axis: the job's end, actual or expected.
     """
     last = max((t - start_ms for t in series.t_ms), default=0)
     length = max(end_ms - start_ms, last, 1000)
@@ -153,41 +168,14 @@ def figure(
     return {"data": data, "layout": layout}
 
 
-def verdict(chart: ChartSpec, series: Series, prediction: Prediction | None) -> str:
-    """Return the chart in one sentence, for those who cannot see it and those in a hurry."""
-    values = series.known
-    if not values:
-        said = "" if prediction is None else f" Predicted {_say(prediction.value, chart)}."
-        return f"No points yet.{said}"
-    if prediction is None or prediction.value <= 0:
-        span = f"between {_say(min(values), chart)} and {_say(max(values), chart)} so far"
-        return f"{_say(values[-1], chart)} at the last point, {span}."
-    is_peak = chart.unit == "bytes"
-    value = max(values) if is_peak else sorted(values)[len(values) // 2]
-    return f"{'Peak' if is_peak else 'Median'} {against(chart, value, prediction)}."
-
-
 def against(chart: ChartSpec, value: float, prediction: Prediction) -> str:
-    """Return a measured value beside its prediction, in words without an end."""
-    said = f"the predicted {_say(prediction.value, chart)}"
-    beside = _beside(value / prediction.value)
-    return f"{_say(value, chart)}, {beside} {said}{_place(value, prediction)}"
+    """Return a measured value relative to its prediction as a phrase."""
+    predicted = f"the predicted {value_text(prediction.value, chart)}"
+    deviation = deviation_words(value / prediction.value)
+    side = SIDE_WORDS[prediction.side_of(value)]
+    return f"{value_text(value, chart)}, {deviation} {predicted}{side}"
 
 
-def _say(value: float, chart: ChartSpec) -> str:
+def value_text(value: float, chart: ChartSpec) -> str:
+    """Return a value of a chart with its unit, for display."""
     return percent(value) if chart.unit == "ratio" else str(quantity(value, chart.unit))
-
-
-def _beside(ratio: float) -> str:
-    """Return how far a measured figure lies from a predicted one, in whole percent."""
-    percent = round(abs(ratio - 1) * 100)
-    return f"{percent} % {'above' if ratio > 1 else 'below'}" if percent else "equal to"
-
-
-def _place(value: float, prediction: Prediction) -> str:
-    """Say on which side of the 80 % interval a value lies."""
-    if prediction.low is None or prediction.high is None:
-        return ""
-    if prediction.low <= value <= prediction.high:
-        return ", inside the 80 % interval"
-    return f", {'below' if value < prediction.low else 'above'} the 80 % interval"

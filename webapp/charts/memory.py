@@ -1,4 +1,4 @@
-"""A job's memory over time: measured before the stacked terms of its prediction."""
+"""A job's memory over time: the measured line over the stacked predicted terms."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from webapp.charts.figures import ORIGIN_MS, Figure, Series, template
 
 GIB = 2.0**30
-HEADROOM = 1.08  # the axis ends a little above whatever is highest
+HEADROOM = 1.08  # the axis ends slightly above the highest value
 
 
 @dataclass(frozen=True)
 class Layer:
-    """One predicted term: its name in the style sheet, its words, its bytes."""
+    """One predicted term: its CSS name, label and bytes."""
 
     term: str
     name: str
@@ -20,11 +20,11 @@ class Layer:
 
 @dataclass(frozen=True)
 class Backdrop:
-    """What a measured line is held against, in bytes."""
+    """The predicted layers and the capacity behind a measured line, in bytes."""
 
     layers: Sequence[Layer]
     capacity: float
-    wanted: float = 0.0  # the peak with the allocation that failed; nought where none did
+    wanted: float = 0.0  # peak including a failed allocation; 0 if none failed
 
 
 def memory_timeline(series: Series, backdrop: Backdrop, start_ms: int, end_ms: int) -> Figure:
@@ -44,7 +44,7 @@ def memory_timeline(series: Series, backdrop: Backdrop, start_ms: int, end_ms: i
 
 
 def _stack(layers: Sequence[Layer], end: int) -> list[Figure]:
-    """Return one band for each term, each on top of the one before."""
+    """Return one band per term, stacked."""
     bands, at = [], 0.0
     for layer in layers:
         low, high = at / GIB, (at + layer.size) / GIB
@@ -81,7 +81,7 @@ def _capacity(size: float, end: int) -> Figure:
 
 
 def _wanted(series: Series, wanted: float, start_ms: int) -> Figure:
-    """Return the step from the last point up to what the failed allocation would have made."""
+    """Return a vertical line from the last point to the level of the failed allocation."""
     last = max((t for t in series.t_ms), default=start_ms)
     value = series.known[-1] if series.known else 0.0
     at = ORIGIN_MS + last - start_ms

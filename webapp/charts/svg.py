@@ -1,4 +1,4 @@
-"""The same figures as small inline SVG: what a page shows before and without JavaScript."""
+"""Render the figures as small inline SVGs, shown before and without JavaScript."""
 
 from typing import Any, NamedTuple
 
@@ -6,11 +6,11 @@ from webapp.charts.figures import ORIGIN_MS, Figure
 from webapp.core.units import number
 
 WIDTH, HEIGHT = 462, 158
-LEFT, RIGHT, TOP, BOTTOM = 48, 10, 8, 26
+LEFT, RIGHT, TOP, BOTTOM = 58, 10, 8, 26
 
 
 class Frame(NamedTuple):
-    """The plot's own coordinates: where a point of the data lies on the picture."""
+    """The data range of a plot, mapped to picture coordinates."""
 
     x0: float
     x1: float
@@ -18,19 +18,19 @@ class Frame(NamedTuple):
     y1: float
 
     def x(self, value: float) -> float:
-        """Return the horizontal place of a value."""
+        """Return the x coordinate of a value."""
         inner = WIDTH - LEFT - RIGHT
         return LEFT + inner * (value - self.x0) / ((self.x1 - self.x0) or 1)
 
     def y(self, value: float) -> float:
-        """Return the vertical place of a value."""
+        """Return the y coordinate of a value."""
         inner = HEIGHT - TOP - BOTTOM
         return HEIGHT - BOTTOM - inner * (value - self.y0) / ((self.y1 - self.y0) or 1)
 
     def path(self, trace: dict[str, Any]) -> str:
-        """Return a trace as the ``d`` of a path; a missing value lifts the pen.
+        """Return a trace as the ``d`` of a path; a missing value interrupts the line.
 
-        A lone value is a line without length, which a round cap makes a dot.
+        A single value is a zero-length line, which a round cap draws as a dot.
         """
         parts, pen = [], "M"
         for x, y in zip(trace["x"], trace["y"], strict=True):
@@ -41,10 +41,10 @@ class Frame(NamedTuple):
 
 
 def frame(figure: Figure) -> Frame:
-    """Return the ranges of a figure, from its layout where it sets them."""
+    """Return the ranges of a figure, from its layout if set there."""
     x0, x1 = figure["layout"]["xaxis"]["range"]
-    if given := figure["layout"]["yaxis"].get("range"):
-        return Frame(x0, x1, given[0], given[1])
+    if y_range := figure["layout"]["yaxis"].get("range"):
+        return Frame(x0, x1, y_range[0], y_range[1])
     values = [y for trace in figure["data"] for y in trace["y"] if y is not None]
     values = values or [0.0, 1.0]
     pad = (max(values) - min(values)) * 0.06 or 0.5
@@ -59,7 +59,7 @@ def clock(ms: float) -> str:
 
 
 def drawing(figure: Figure) -> dict[str, Any]:
-    """Return what the template of a picture needs: paths with their class, ticks, sizes."""
+    """Return the context of the SVG template: paths with their class, ticks, sizes."""
     box = frame(figure)
     paths = [
         {"class": _class_of(trace), "d": box.path(trace)} for trace in figure["data"] if trace["x"]
@@ -86,7 +86,7 @@ def drawing(figure: Figure) -> dict[str, Any]:
 
 
 def _class_of(trace: dict[str, Any]) -> str:
-    """Return the class of a trace's path: its own, or that of its part in every chart."""
+    """Return the CSS class of a trace's path: its own, or the default for its name."""
     return str(trace.get("meta", {}).get("class") or _CLASSES[trace["name"]])
 
 

@@ -1,4 +1,4 @@
-"""A sweep of load: what was measured at each point, over what the plan said of every point."""
+"""Charts of a load sweep: measured points over the plan's curve."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,8 +12,8 @@ from webapp.core.display import quantity
 from webapp.core.units import number
 
 HEADROOM = 1.08
-DIGITS = 2  # more do not fit beside the picture
-WHISKER = 3.0  # half the width of a point's mark on the picture
+DIGITS = 2  # more do not fit next to the picture
+WHISKER = 3.0  # half the width of a point's mark in the SVG
 CHARTS = tuple(
     replace(chart, key=f"sweep-{chart.key}", metric=f"sweep_{chart.metric}", title=title)
     for chart, title in (
@@ -26,7 +26,7 @@ CHARTS = tuple(
 
 @dataclass(frozen=True)
 class At:
-    """A figure at one point of a sweep, with the ends of its 80 % interval where it has one."""
+    """A figure at one point of a sweep, with the ends of its 80 % interval if it has one."""
 
     point: float
     value: float
@@ -36,7 +36,7 @@ class At:
 
 @dataclass(frozen=True, kw_only=True)
 class SweepChart(Plotted):
-    """One figure over the points of a sweep, with its words and its table."""
+    """One figure over the points of a sweep, with its caption and its table."""
 
     measured: tuple[At, ...]
     words: str
@@ -44,13 +44,13 @@ class SweepChart(Plotted):
 
     @property
     def rows(self) -> list[tuple[str, str]]:
-        """Return (point, value), as the table under the chart has them."""
+        """Return (point, value) for the table under the chart."""
         unit = self.chart.unit
         return [(f"{each.point:g}", str(quantity(each.value, unit))) for each in self.measured]
 
     @property
     def picture(self) -> dict[str, Any]:
-        """Return the parts of the inline SVG, each measured point with its interval as a bar."""
+        """Return the parts of the inline SVG, with intervals of measured points as bars."""
         parts, box = super().picture, frame(self.figure)
         for level, share in zip(parts["levels"], (0, 1 / 3, 2 / 3, 1), strict=True):
             level["text"] = number(share * box.y1, DIGITS)
@@ -68,7 +68,7 @@ class SweepChart(Plotted):
 def sweep_chart(
     chart: ChartSpec, x_name: str, measured: Sequence[At], predicted: Sequence[At], main: float
 ) -> SweepChart:
-    """Return the chart of one figure; ``main`` is the point that its sentence speaks of."""
+    """Return the chart of one figure; ``main`` is the point in its caption."""
     return SweepChart(
         chart=chart,
         figure=_figure(chart, measured, predicted),
@@ -81,14 +81,15 @@ def sweep_chart(
 def _words(
     chart: ChartSpec, x_name: str, measured: Sequence[At], predicted: Sequence[At], main: float
 ) -> str:
-    at = next((each for each in measured if each.point == main), None)
-    if at is None:
+    point = next((each for each in measured if each.point == main), None)
+    if point is None:
         return "Nothing was measured."
-    said = next((each for each in predicted if each.point == main), None)
+    forecast = next((each for each in predicted if each.point == main), None)
     start = f"With {main:g} {x_name}: "
-    if said is None:
-        return f"{start}{quantity(at.value, chart.unit)}; the plan says nothing of it."
-    return f"{start}{against(chart, at.value, Prediction(said.value, said.low, said.high))}."
+    if forecast is None:
+        return f"{start}{quantity(point.value, chart.unit)}; the plan has no value for it."
+    prediction = Prediction(forecast.value, forecast.low, forecast.high)
+    return f"{start}{against(chart, point.value, prediction)}."
 
 
 # The figure

@@ -1,1 +1,1 @@
-"""Jobs beside each other: what was set, what was predicted, what was measured."""
+"""Comparison of jobs: settings, predictions and measurements."""

@@ -1,11 +1,11 @@
-"""The metrics of several jobs over each other, each in its own ink from its own start."""
+"""Overlay charts: one metric of several jobs, each in its own colour from its own start."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from webapp.charts.catalog import ChartSpec
 from webapp.charts.figures import ORIGIN_MS, Figure, Series, template
-from webapp.charts.plotted import Plotted, so_far
+from webapp.charts.plotted import Plotted
 from webapp.charts.svg import clock
 from webapp.compare.jobs import Side
 from webapp.core.display import quantity
@@ -13,7 +13,7 @@ from webapp.jobs.plots import Drawn
 
 TWIN_ROWS = 12
 HEADROOM = 1.08
-FEWEST_LINES = 2  # a metric that one job alone reported is compared with nothing
+FEWEST_LINES = 2  # a metric of a single job is not compared
 
 
 @dataclass(frozen=True)
@@ -25,13 +25,21 @@ class Line:
 
     @property
     def start_ms(self) -> int:
-        """Return where the job's own time begins."""
+        """Return the start of the job's time axis."""
         start: int = self.drawn.figure["layout"]["meta"]["start_ms"]
         return start
 
     @property
+    def words(self) -> str:
+        """Return the figure of the chart, else the last point, as text."""
+        figure = next((each for each in self.drawn.figures if each.shown), None)
+        if figure is not None:
+            return f"{figure.definition.label.lower()} {figure.shown}"
+        return f"last point {quantity(self.drawn.series.known[-1], self.drawn.chart.unit)}"
+
+    @property
     def series(self) -> Series:
-        """Return what was measured, earlier attempts in front."""
+        """Return the measured series, including earlier attempts."""
         return self.drawn.line
 
 
@@ -43,19 +51,12 @@ class Overlay(Plotted):
 
     @property
     def words(self) -> str:
-        """Return what each job reached, for those who cannot see the chart."""
-        unit = self.chart.unit
-        is_peak = unit == "bytes"
-        kind = "peak" if is_peak else "median"
-        reached = [so_far(line.drawn.series, is_peak=is_peak) for line in self.lines]
-        return " · ".join(
-            f"{line.side.letter}: {kind} {quantity(value, unit)}"
-            for line, value in zip(self.lines, reached, strict=True)
-        )
+        """Return each job's result as text, for people who cannot see the chart."""
+        return " · ".join(f"{line.side.letter}: {line.words}" for line in self.lines)
 
     @property
     def twin(self) -> list[tuple[str, list[str]]]:
-        """Return (time since start, value of each job): the same at a dozen moments."""
+        """Return the table equivalent: (time since start, value per job) at 12 moments."""
         length = self.figure["layout"]["xaxis"]["range"][1] - ORIGIN_MS
         moments = [length * (at + 1) / TWIN_ROWS for at in range(TWIN_ROWS)]
         return [
@@ -75,7 +76,7 @@ def _value_at(line: Line, moment_ms: float, unit: str) -> str:
 
 
 def overlays(sides: list[Side], drawn: list[list[Drawn]]) -> list[Overlay]:
-    """Return a chart of each metric that at least two of the jobs reported."""
+    """Return one chart per metric that at least two of the jobs reported."""
     specs: dict[str, ChartSpec] = {}
     lines: dict[str, list[Line]] = {}
     for side, charts in zip(sides, drawn, strict=True):
@@ -84,14 +85,16 @@ def overlays(sides: list[Side], drawn: list[list[Drawn]]) -> list[Overlay]:
                 specs.setdefault(each.chart.key, each.chart)
                 lines.setdefault(each.chart.key, []).append(Line(side, each))
     return [
-        Overlay(chart=specs[key], lines=tuple(found), figure=overlay(specs[key], found))
-        for key, found in lines.items()
-        if len(found) >= FEWEST_LINES
+        Overlay(
+            chart=specs[key], lines=tuple(metric_lines), figure=overlay(specs[key], metric_lines)
+        )
+        for key, metric_lines in lines.items()
+        if len(metric_lines) >= FEWEST_LINES
     ]
 
 
 def overlay(chart: ChartSpec, lines: Sequence[Line]) -> Figure:
-    """Return one chart as Plotly's ``data`` and ``layout``; time counts from each job's start."""
+    """Return a chart as Plotly ``data`` and ``layout``; time is relative to each job's start."""
     end = ORIGIN_MS + max(1000, *(line.series.t_ms[-1] - line.start_ms for line in lines))
     data = [trace for line in lines for trace in _predicted(chart, line, end)]
     data += [_measured(chart, line) for line in lines]
@@ -107,8 +110,8 @@ def overlay(chart: ChartSpec, lines: Sequence[Line]) -> Figure:
 
 
 def _predicted(chart: ChartSpec, line: Line, end: int) -> list[Figure]:
-    said = line.drawn.prediction
-    if said is None:
+    prediction = line.drawn.prediction
+    if prediction is None:
         return []
     number, name = line.side.number, f"{line.side.letter} predicted"
     return [
@@ -117,7 +120,7 @@ def _predicted(chart: ChartSpec, line: Line, end: int) -> list[Figure]:
             "mode": "lines",
             "name": name,
             "x": [ORIGIN_MS, end],
-            "y": [said.value * chart.scale] * 2,
+            "y": [prediction.value * chart.scale] * 2,
             "opacity": 0.75,
             "line": {"color": f"var(--series-{number})", "width": 1.25, "dash": "6px,4px"},
             "hovertemplate": f"%{{y:,.4~r}} {chart.axis}<extra>{name}</extra>",

@@ -1,4 +1,4 @@
-"""The settings of several jobs side by side, and which of them differ."""
+"""The settings of several jobs, and which of them differ."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ IGNORED = frozenset({"kind", "spec_version", "version"})
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting: its value in each job, in their order."""
+    """One setting with its value in each job."""
 
     group: str
     name: str
@@ -27,17 +27,17 @@ class Setting:
 
     @property
     def differs(self) -> bool:
-        """Tell whether not every job has the same."""
+        """Return whether the values differ between the jobs."""
         return len(set(self.values)) > 1
 
 
 def settings_of(jobs: list[Job], user: User | AnonymousUser) -> list[Setting]:
-    """Return every setting that at least one of the jobs has, in groups."""
+    """Return every setting of at least one of the jobs, sorted by group."""
     each = [dict(_flat_settings(job, user)) for job in jobs]
-    keys = dict.fromkeys(key for found in each for key in found)
+    keys = dict.fromkeys(key for settings in each for key in settings)
     order = [WHERE, WHAT, HOW, ON]
     rows = [
-        Setting(group, name, tuple(found.get((group, name), NOTHING) for found in each))
+        Setting(group, name, tuple(settings.get((group, name), NOTHING) for settings in each))
         for group, name in keys
     ]
     return sorted(rows, key=lambda row: order.index(row.group))
@@ -59,7 +59,7 @@ def _flat_settings(job: Job, user: User | AnonymousUser) -> Iterator[Entry]:
 
 
 def _layout(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a training's layout sets: a job without one has all of it as usual."""
+    """Return the layout options that differ from the defaults."""
     given = spec.get("layout") or {}
     return {name: value for name, value in given.items() if value != USUAL_LAYOUT.get(name)}
 
@@ -93,7 +93,7 @@ def _host(job: Job, user: User | AnonymousUser) -> Iterator[tuple[str, str]]:
 
 
 def flat(document: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield every value of a document with its dotted path; empty ones are left out."""
+    """Yield every non-empty value of a document with its dotted path."""
     for key, value in document.items():
         path = f"{before}.{key}" if before else str(key)
         if isinstance(value, Mapping):
@@ -103,12 +103,12 @@ def flat(document: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, A
 
 
 def words_of(path: str) -> str:
-    """Return a path as people read it: ``model.config.hidden_size`` as its last parts."""
+    """Return a dotted path as text: ``model.hidden_size`` becomes “Model · hidden size”."""
     return " · ".join(part.replace("_", " ") for part in path.split(".")).capitalize()
 
 
 def shown(value: object) -> str:
-    """Return a value for a cell, cut where it is long."""
+    """Return a value as cell text, truncated to ``LONGEST`` characters."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     text = ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)

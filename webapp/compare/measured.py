@@ -1,4 +1,4 @@
-"""What each of several jobs was predicted to measure and did, one row a figure."""
+"""Predicted and measured figures of several jobs, one row per figure."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -7,52 +7,35 @@ from webapp.compare.jobs import Side
 from webapp.core.display import quantity
 from webapp.core.units import Quantity, number, signed_percent
 from webapp.core.wording import listed
-from webapp.jobs import figures
-from webapp.jobs.energy import costs_of, device_labels
-from webapp.jobs.figures import FIGURES, MAIN_METRICS
+from webapp.figures.registry import MAIN_FIGURES, REGISTRY, definition_of
+from webapp.jobs.measured_figures import JobFigure, JobFigures
 from webapp.jobs.memory_terms import TermRow, story_of
-from webapp.jobs.models import Measurement
-from webapp.jobs.plots import Drawn, latest_values
-from webapp.jobs.task_figures import label_of, metrics_of
 
-NEARLY = 0.005  # a change smaller than this is said to be none
-BY_RATE = frozenset({"tokens_per_second", "prefill_tokens_per_second", "decode_tokens_per_second"})
+RUN_TIME = "run_seconds"
+NEARLY = 0.005  # smaller relative changes count as equal
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One figure of one job; None where it was not predicted or not measured."""
+    """One figure of one job; None for missing values."""
 
     unit: str
     predicted: float | None
     measured: float | None
-    low: float | None
-    high: float | None
-    against_first: str  # ``+12 %`` of the first job's, nothing for the first itself
-
-    @property
-    def ratio(self) -> float | None:
-        """Return measured over predicted."""
-        return self.measured / self.predicted if self.measured and self.predicted else None
+    ratio: float | None  # measured / predicted, once it can be evaluated
+    place: str  # position of the measured value relative to the 80 % interval
+    against_first: str  # change against the first job, such as "+12 %"; "" for the first
+    state_words: str = ""
 
     @property
     def shown(self) -> Quantity | None:
-        """Return what was measured, to read."""
+        """Return the measured value, formatted."""
         return None if self.measured is None else quantity(self.measured, self.unit)
 
     @property
     def predicted_words(self) -> str:
-        """Return what was predicted, to read."""
+        """Return the predicted value as text."""
         return "" if self.predicted is None else str(quantity(self.predicted, self.unit))
-
-    @property
-    def place(self) -> str:
-        """Return on which side of its 80 % interval the measured figure lies."""
-        if self.measured is None or self.low is None or self.high is None:
-            return ""
-        if self.low <= self.measured <= self.high:
-            return "inside the interval"
-        return "below the interval" if self.measured < self.low else "above the interval"
 
 
 @dataclass(frozen=True)
@@ -65,26 +48,43 @@ class Row:
 
     @property
     def is_complete(self) -> bool:
-        """Tell whether every job measured it."""
+        """Return whether every job measured it."""
         return all(cell.measured is not None for cell in self.cells)
 
 
-def rows_of(sides: list[Side], drawn: list[list[Drawn]]) -> list[Row]:
-    """Return every figure that one of the jobs was predicted to measure, or measured."""
-    values = [_values(side, charts) for side, charts in zip(sides, drawn, strict=True)]
+def rows_of(sides: list[Side], figures: list[JobFigures]) -> list[Row]:
+    """Return every figure that is predicted or measured for at least one job."""
+    names = [*REGISTRY, *(name for each_job in figures for name in each_job)]
     rows = []
-    named = {name: (label_of(name), "") for found in values for name in metrics_of(found)}
-    for found in values:
-        named |= device_labels(found)
-    for metric, (label, unit) in (FIGURES | named).items():
-        cells = _cells(metric, unit, sides, values)
-        if any(cell.measured is not None or cell.predicted is not None for cell in cells):
-            rows.append(Row(metric, label, cells))
+    for name in dict.fromkeys(names):
+        if name == RUN_TIME:
+            continue  # shown with the jobs themselves
+        cells = [each_job.get(name) for each_job in figures]
+        if any(cells):
+            definition = next(each.definition for each in cells if each)
+            rows.append(Row(name, definition.label, tuple(_cells(cells))))
     return rows + _rank_rows(sides)
 
 
+def _cells(figures: list[JobFigure | None]) -> Iterator[Cell]:
+    first = figures[0].measured if figures[0] else None
+    for at, each in enumerate(figures):
+        if each is None:
+            yield Cell("", None, None, None, "", "")
+            continue
+        yield Cell(
+            unit=each.unit,
+            predicted=each.predicted_value,
+            measured=each.measured,
+            ratio=each.ratio,
+            place=f"{each.place} the interval" if each.place else "",
+            against_first=_change(each.measured, first) if at else "",
+            state_words=each.state_words,
+        )
+
+
 def _rank_rows(sides: list[Side]) -> list[Row]:
-    """Return what a rank holds, term by term, where each job ran as several ranks."""
+    """Return the memory terms of a rank, if all jobs are training runs on several ranks."""
     if not all(side.job.is_shared_out and side.job.kind == "train" for side in sides):
         return []
     stories = [story_of(side.job) for side in sides]
@@ -92,9 +92,13 @@ def _rank_rows(sides: list[Side]) -> list[Row]:
         {row.term: row for row in story.rows if not row.is_rest} if story else {}
         for story in stories
     ]
-    names = {term: row.name for found in terms for term, row in found.items()}
+    names = {term: row.name for rank_terms in terms for term, row in rank_terms.items()}
     return [
-        Row(term, f"{name} on a rank", tuple(_rank_cells([found.get(term) for found in terms])))
+        Row(
+            term,
+            f"{name} on a rank",
+            tuple(_rank_cells([rank_terms.get(term) for rank_terms in terms])),
+        )
         for term, name in names.items()
     ]
 
@@ -104,39 +108,8 @@ def _rank_cells(rows: list[TermRow | None]) -> Iterator[Cell]:
     for at, row in enumerate(rows):
         measured = row.measured if row else None
         against = _change(measured, first) if at else ""
-        predicted = row.predicted if row else None
-        yield Cell("bytes", predicted, measured, None, None, against)
-
-
-def _values(side: Side, charts: list[Drawn]) -> dict[str, float]:
-    """Return what a job measured: its final figures, or its latest points while it runs."""
-    job = side.job
-    stored = Measurement.objects.filter(attempt=job.current_attempt_id)
-    final = dict(stored.values_list("metric", "measured"))
-    paid = {name: cost.usd for name, cost in costs_of(job).items()}
-    found = {**latest_values(job, charts), **(job.result.get("measured") or {}), **final, **paid}
-    return found | figures.utilisation_of(figures.predictions(job), found)
-
-
-def _cells(
-    metric: str, unit: str, sides: list[Side], values: list[dict[str, float]]
-) -> tuple[Cell, ...]:
-    first = values[0].get(metric)
-    cells = []
-    for side, found in zip(sides, values, strict=True):
-        said = figures.predictions(side.job).get(metric)
-        measured = found.get(metric)
-        cells.append(
-            Cell(
-                unit=unit,
-                predicted=said.value if said else None,
-                measured=measured,
-                low=said.low if said else None,
-                high=said.high if said else None,
-                against_first=_change(measured, first) if side.number > 1 else "",
-            )
-        )
-    return tuple(cells)
+        predicted, ratio = (row.predicted, row.ratio) if row else (None, None)
+        yield Cell("bytes", predicted, measured, ratio, "", against)
 
 
 def _change(value: float | None, first: float | None) -> str:
@@ -147,13 +120,13 @@ def _change(value: float | None, first: float | None) -> str:
 
 
 def answer(sides: list[Side], rows: list[Row]) -> str:
-    """Return in one sentence which job did best in the figure that stands for them all."""
+    """Return a sentence on the best job in the first main figure that all jobs measured."""
     by_metric = {row.metric: row for row in rows if row.is_complete}
-    row = next((by_metric[name] for name in MAIN_METRICS if name in by_metric), None)
+    row = next((by_metric[name] for name in MAIN_FIGURES if name in by_metric), None)
     if row is None:
         return "No figure was measured by all of them yet."
     values = [cell.measured or 0.0 for cell in row.cells]
-    is_rate = row.metric in BY_RATE
+    is_rate = definition_of(row.metric).better == "higher"
     best = values.index(max(values) if is_rate else min(values))
     worst = max(values) if not is_rate else min(values)
     unit = row.cells[best].unit

@@ -1,4 +1,4 @@
-"""Address of the comparison."""
+"""URL of the comparison."""
 
 from django.urls import path
 

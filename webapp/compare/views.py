@@ -1,4 +1,4 @@
-"""Two to four jobs side by side: settings that differ, predicted against measured, metrics."""
+"""The comparison page of two to four jobs: settings, predicted and measured figures, charts."""
 
 from typing import Any
 
@@ -8,9 +8,10 @@ from django.views.decorators.http import require_GET
 
 from webapp.compare.charts import overlays
 from webapp.compare.differences import settings_of
-from webapp.compare.jobs import FEWEST, MOST, Side, address_of, asked_jobs, offered, sides_of
+from webapp.compare.jobs import FEWEST, MOST, Side, address_of, offered, requested_jobs, sides_of
 from webapp.compare.measured import answer, rows_of
-from webapp.jobs.figures import KIND_WORDS, elapsed_seconds
+from webapp.jobs.figures import KIND_WORDS
+from webapp.jobs.measured_figures import figures_of
 from webapp.jobs.models import Job
 from webapp.jobs.plots import draw
 
@@ -19,8 +20,8 @@ UNPROCESSABLE = 422
 
 @require_GET
 def compare(request: HttpRequest) -> HttpResponse:
-    """Compare the jobs that the address names, or offer some to choose from."""
-    jobs = asked_jobs(request)
+    """Compare the jobs in the URL, or show a list to choose from."""
+    jobs = requested_jobs(request)
     if FEWEST <= len(jobs) <= MOST and "choose" not in request.GET:
         return render(request, "compare/compare.html", _comparison(request, jobs))
     context = {
@@ -36,29 +37,30 @@ def compare(request: HttpRequest) -> HttpResponse:
 
 def _comparison(request: HttpRequest, jobs: list[Job]) -> dict[str, Any]:
     sides = sides_of(jobs)
-    drawn = [draw(job) for job in jobs]
-    rows = rows_of(sides, drawn)
-    found = settings_of(jobs, request.user)
-    different = [setting for setting in found if setting.differs]
+    figures = [figures_of(job) for job in jobs]
+    drawn = [draw(job, each) for job, each in zip(jobs, figures, strict=True)]
+    rows = rows_of(sides, figures)
+    each = settings_of(jobs, request.user)
+    different = [setting for setting in each if setting.differs]
     shows_all = "all" in request.GET
     address = address_of([job.pk for job in jobs])
     return {
         "sides": sides,
         "rows": rows,
         "answer": answer(sides, rows),
-        "settings": found if shows_all else different,
-        "num_settings": len(found),
+        "settings": each if shows_all else different,
+        "num_settings": len(each),
         "num_different": len(different),
         "shows_all": shows_all,
         "address": address,
         "overlays": overlays(sides, drawn),
         "kinds": _kinds(sides),
-        "durations": [elapsed_seconds(job) for job in jobs],
+        "durations": [each.get("run_seconds") for each in figures],
         "can_add": len(jobs) < MOST,
     }
 
 
 def _kinds(sides: list[Side]) -> list[str]:
-    """Return the kinds of the jobs where they are of several."""
+    """Return the kinds of the jobs, if there are several."""
     kinds = list(dict.fromkeys(KIND_WORDS.get(side.job.kind, side.job.kind) for side in sides))
     return kinds if len(kinds) > 1 else []

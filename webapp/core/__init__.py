@@ -1,1 +1,1 @@
-"""What every app uses: the clock, identifiers, middleware, template tags."""
+"""Code shared by all apps: clock, identifiers, middleware, template tags, commands."""

@@ -4,7 +4,7 @@ from django.apps import AppConfig
 
 
 class CoreConfig(AppConfig):
-    """Clock, identifiers, template tags, commands."""
+    """App of the shared code: template tags and management commands."""
 
     name = "webapp.core"
     label = "core"

@@ -1,4 +1,4 @@
-"""The one clock of the web side; tests move it with time-machine."""
+"""The clock of the web side; tests set it with time-machine."""
 
 from datetime import datetime
 

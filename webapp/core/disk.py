@@ -1,4 +1,4 @@
-"""Ask senders for a pause before the disk is full: they keep what they have and come again."""
+"""Reject uploads before the disk is full; the senders keep their data and retry."""
 
 import shutil
 from pathlib import Path
@@ -10,7 +10,7 @@ PAUSE_SECONDS = 60
 
 
 def check_room(folder: Path, needed_bytes: int) -> None:
-    """Return if the disk of ``folder`` has room.
+    """Check that the disk of ``folder`` has enough free space.
 
     Raises:
         BusyProblem: less than ``needed_bytes`` are free.

@@ -1,4 +1,4 @@
-"""What the components on a page are made of: pure data, built by views, drawn by templates."""
+"""Data of page components: built by views, rendered by templates."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -8,13 +8,16 @@ from typing import NamedTuple
 from webapp.core import units
 from webapp.core.units import Quantity
 
-WHISKER_SPAN = 1.9  # the axis reaches from value / span to value * span, on a log scale
+WHISKER_SPAN = 1.9  # the axis spans value / 1.9 to value * 1.9 at least, on a log scale
+COUNTED = frozenset({"people", "devices", "sequences"})  # whole numbers
 UNIT_FORMATS = {
     "bytes": units.memory,
     "seconds": units.duration,
+    "elapsed_seconds": units.elapsed,
     "tokens_per_second": units.tokens_rate,
     "tokens": units.tokens,
     "usd": units.money,
+    "$/M tok": units.money_for_tokens,
     "joules": units.energy,
     "joules_per_token": units.energy_of_a_token,
     "bytes_per_second": units.bandwidth,
@@ -23,7 +26,7 @@ UNIT_FORMATS = {
     "share": units.share,
     "count": units.count,
 }
-# Every tensor class of the planner is drawn as one of six terms, always in this order.
+# Every tensor class of the planner is drawn as one of six terms, in this order.
 TERMS = (
     ("weights", "Weights", ("weights", "adapters")),
     ("kv-cache", "KV cache", ("kv_cache",)),
@@ -35,26 +38,29 @@ TERMS = (
 
 
 def quantity(value: float, unit: str) -> Quantity:
-    """Return ``value`` in base units ready to show; an unknown unit is shown as it is."""
+    """Return ``value`` in base units ready to show; an unknown unit is shown unchanged."""
     form = UNIT_FORMATS.get(unit)
-    return form(value) if form else Quantity(units.number(value), unit)
+    if form:
+        return form(value)
+    text = units.whole(value) if unit in COUNTED else units.number(value)
+    return Quantity(text, unit)
 
 
 class Span(NamedTuple):
-    """Where something begins and how wide it is, in per cent of its drawing."""
+    """Start and width of an element, in per cent of its drawing."""
 
     start: float
     width: float
 
     @property
     def end(self) -> float:
-        """Return where it ends, in per cent."""
+        """Return the end in per cent."""
         return self.start + self.width
 
 
 @dataclass(frozen=True)
 class Figure:
-    """One number with all that belongs to it: unit, 80 % interval, provenance, measured value."""
+    """One number with unit, 80 % interval, provenance and measured value."""
 
     label: str
     value: float
@@ -64,52 +70,53 @@ class Figure:
     provenance: str = "modelled"  # modelled, published or measured
     note: str = ""
     href: str = ""
-    evidence: str = ""  # where the error class of the figure is shown row by row
+    evidence: str = ""  # URL of the measurements behind the figure's error class
     measured: float | None = None
+    is_comparable: bool = True  # whether the measured value is drawn on the interval's axis
 
     @property
     def shown(self) -> Quantity:
-        """Return the measured value where there is one, else the predicted one."""
+        """Return the measured value if there is one, else the predicted value."""
         return quantity(self.value if self.measured is None else self.measured, self.unit)
 
     @property
     def interval_words(self) -> str:
-        """Return the interval as its two ends, or nothing."""
+        """Return the interval as its two ends, or ""."""
         if self.low is None or self.high is None:
             return ""
         low, high = quantity(self.low, self.unit), quantity(self.high, self.unit)
         start = low.value if low.unit == high.unit else str(low)
-        is_said_above = low.unit == high.unit == self.shown.unit
-        return f"{start}{units.DASH}{high.value if is_said_above else high}"
+        has_shown_unit = low.unit == high.unit == self.shown.unit
+        return f"{start}{units.DASH}{high.value if has_shown_unit else high}"
 
     @property
     def has_whisker(self) -> bool:
-        """Return whether there is an interval that can be drawn."""
+        """Return whether the interval can be drawn."""
         return bool(self.low and self.high and self.value > 0 and self.low > 0)
 
     def _at(self, value: float) -> float:
-        """Return where ``value`` stands on the axis, in per cent."""
+        """Return the position of ``value`` on the axis, in per cent."""
         marks = [self.value, self.low or self.value, self.high or self.value]
-        marks += [self.measured] if self.measured else []
+        marks += [self.measured] if self.measured and self.is_comparable else []
         reach = max(abs(math.log(mark / self.value)) for mark in marks) * 1.15
         span = max(reach, math.log(WHISKER_SPAN))
         return round(50 + 50 * math.log(value / self.value) / span, 1)
 
     @property
     def band(self) -> Span:
-        """Return the interval's place on the axis."""
+        """Return the interval's span on the axis."""
         low = self._at(self.low or self.value)
         return Span(low, round(self._at(self.high or self.value) - low, 1))
 
     @property
     def mid(self) -> float:
-        """Return the prediction's place on the axis."""
+        """Return the prediction's position on the axis."""
         return self._at(self.value)
 
     @property
     def dot(self) -> float | None:
-        """Return the measured value's place on the axis."""
-        return self._at(self.measured) if self.measured else None
+        """Return the measured value's position on the axis, or None."""
+        return self._at(self.measured) if self.measured and self.is_comparable else None
 
 
 class Segment(NamedTuple):
@@ -124,7 +131,7 @@ class Segment(NamedTuple):
 
 @dataclass(frozen=True)
 class MemoryRow:
-    """One device or pipeline stage: what fills it, and what it holds."""
+    """Memory bar of one device or pipeline stage: its terms and its capacity."""
 
     label: str
     segments: tuple[Segment, ...]
@@ -134,12 +141,12 @@ class MemoryRow:
 
     @property
     def capacity(self) -> float:
-        """Return where the capacity stands, in per cent; 100 while everything fits."""
+        """Return the capacity's position in per cent; 100 if everything fits."""
         return round(100 * min(1.0, self.capacity_bytes / max(self.total_bytes, 1.0)), 2)
 
     @property
     def is_over(self) -> bool:
-        """Return whether more is needed than there is."""
+        """Return whether the total exceeds the capacity."""
         return self.total_bytes > self.capacity_bytes
 
     @property
@@ -156,22 +163,24 @@ def memory_row(
     capacity_bytes: float,
     measured_bytes: float | None = None,
 ) -> MemoryRow:
-    """Return the bar of one device from bytes by tensor class."""
+    """Return the memory bar of one device from bytes per tensor class."""
     total = float(sum(breakdown.values()))
     full = max(total, capacity_bytes, 1.0)
-    segments, at = [], 0.0
+    segments, start = [], 0.0
     for term, name, classes in TERMS:
         size = sum(breakdown.get(part, 0.0) for part in classes)
         if size > 0:
             width = 100 * size / full
             words = f"{name} {units.memory(size)}"
-            segments.append(Segment(term, name, Span(round(at, 2), round(width, 2)), words, size))
-            at += width
+            segments.append(
+                Segment(term, name, Span(round(start, 2), round(width, 2)), words, size)
+            )
+            start += width
     needle = round(100 * measured_bytes / full, 2) if measured_bytes else None
     return MemoryRow(label, tuple(segments), total, capacity_bytes, needle)
 
 
 def legend(rows: Sequence[MemoryRow]) -> list[Segment]:
-    """Return one segment per term that any of ``rows`` shows, in their fixed order."""
-    seen = {segment.term: segment for row in rows for segment in row.segments}
-    return [seen[term] for term, _, _ in TERMS if term in seen]
+    """Return one segment per term that occurs in ``rows``, in fixed order."""
+    by_term = {segment.term: segment for row in rows for segment in row.segments}
+    return [by_term[term] for term, _, _ in TERMS if term in by_term]

@@ -1,4 +1,4 @@
-"""Identifiers: ULIDs, which sort by creation and read well in a URL."""
+"""Identifiers: ULIDs, which sort by creation time and fit into URLs."""
 
 from django.db import models
 from ulid import ULID
@@ -7,7 +7,7 @@ ULID_LENGTH = 26
 
 
 def new_ulid() -> str:
-    """Return a fresh ULID as 26 upper-case characters."""
+    """Return a new ULID as 26 upper-case characters."""
     return str(ULID())
 
 

@@ -1,4 +1,4 @@
-"""Run a piece of work again and again until a signal comes, whatever it raises."""
+"""Run a function periodically until a signal arrives, whatever it raises."""
 
 import signal
 import threading
@@ -10,23 +10,28 @@ from django.db import close_old_connections
 
 log = structlog.get_logger(__name__)
 FAILURE_REST_SECONDS = 1.0
-CONNECTION_SECONDS = 60.0  # a new one every round costs more than most rounds
+CONNECTION_SECONDS = 60.0  # a new connection per round costs more than most rounds
 
 
 class Stopper:
-    """Set by TERM and INT; loops look at it between two rounds and sleep on it."""
+    """Stop event set by SIGTERM and SIGINT; loops check it between rounds and sleep on it."""
 
     def __init__(self) -> None:
         self.event = threading.Event()
 
-    def listen(self) -> None:
-        """Stop at TERM and INT; only the main thread may call this."""
+    def listen(self, *others: "Stopper") -> None:
+        """Install signal handlers that stop this and others; main thread only."""
+
+        def stop(*_: object) -> None:
+            for each in (self, *others):
+                each.event.set()
+
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: self.event.set())
+            signal.signal(number, stop)
 
 
 def run_loop(name: str, step: Callable[[], object], every_seconds: float, stop: Stopper) -> None:
-    """Call ``step``, rest, and repeat; an exception is told once per kind and survived."""
+    """Call ``step`` periodically; a repeated exception is logged once."""
     last_failure = ""
     renewed_at = time.monotonic()
     while not stop.event.is_set():
@@ -39,7 +44,7 @@ def run_loop(name: str, step: Callable[[], object], every_seconds: float, stop: 
             if last_failure:
                 log.info("works again", loop=name)
             last_failure = ""
-        except Exception as error:  # a loop outlives whatever one round meets
+        except Exception as error:  # the loop survives any failure of a round
             rest = max(FAILURE_REST_SECONDS, every_seconds)
             if repr(error) != last_failure:
                 log.warning("round failed", loop=name, exc_info=True)

@@ -1,11 +1,11 @@
-"""What a service refuses, in words that a person or a host can act on.
+"""Expected errors of services, with messages that a person or a host can act on.
 
-The API turns these into RFC 9457 problem documents, pages into messages.
+The API turns them into RFC 9457 problem documents, pages into messages.
 """
 
 
 class Problem(Exception):  # noqa: N818 (RFC 9457 calls the document a problem)
-    """A refusal with a stable ``code`` and a sentence that says what to do."""
+    """An expected error with a stable ``code`` and a sentence that says what to do."""
 
     status = 400
     title = "The request cannot be carried out"
@@ -18,49 +18,56 @@ class Problem(Exception):  # noqa: N818 (RFC 9457 calls the document a problem)
 
 
 class InvalidProblem(Problem):
-    """What was sent does not hold together."""
+    """The request is invalid."""
 
     status = 422
     title = "The request is not valid"
 
 
 class UnauthorizedProblem(Problem):
-    """Whoever asks did not show who they are."""
+    """The caller is not authenticated."""
 
     status = 401
     title = "Who is asking is not known"
 
 
 class ForbiddenProblem(Problem):
-    """Whoever asks may not do this."""
+    """The caller is not allowed to do this."""
 
     status = 403
     title = "The role does not allow this"
 
 
 class NotFoundProblem(Problem):
-    """There is no such thing for whoever asks."""
+    """The object does not exist or is not visible to the caller."""
 
     status = 404
     title = "Nothing was found"
 
 
 class ConflictProblem(Problem):
-    """It was possible once, or will be, but not in the present state."""
+    """The current state does not allow the request."""
 
     status = 409
     title = "The present state does not allow this"
 
 
 class TooLargeProblem(Problem):
-    """The body exceeds what the server takes in one piece."""
+    """The body exceeds the size limit."""
 
     status = 413
     title = "The body is too large"
 
 
+class UnavailableProblem(Problem):
+    """The database or the disk has failed; ``retry_after_seconds`` says when to retry."""
+
+    status = 503
+    title = "The server cannot do this just now"
+
+
 class BusyProblem(Problem):
-    """The server cannot take more now; ``retry_after_seconds`` says when to come back."""
+    """The server accepts no more now; ``retry_after_seconds`` says when to retry."""
 
     status = 429
-    title = "The server asks for a pause"
+    title = "Too many requests"

@@ -1,7 +1,7 @@
-"""What has outlived its use, how much room it takes, and how it goes.
+"""Pruning of old data: what can be deleted, how much space it takes, and how to delete it.
 
-Nothing of a job that has not ended is ever old, nor a model that a team lists. Every heap says
-what it is before anything is deleted; the history goes by a cut that its chain tells of.
+Data of a job that has not ended and models that a team lists are never pruned. Every heap reports
+its size before anything is deleted; the history is cut with a record in the audit chain.
 """
 
 import shutil
@@ -14,7 +14,7 @@ from django.contrib.sessions.models import Session
 from django.db import models, transaction
 from django.db.models.functions import Cast, Length
 
-from webapp.accounts.guesses import WINDOW
+from webapp.accounts.login_rate_limit import WINDOW
 from webapp.accounts.models import LoginTry, OpenSession
 from webapp.audit.cut import history_cut, old_history
 from webapp.audit.models import Link
@@ -28,21 +28,21 @@ from webapp.metrics.upkeep import RAW_LIFETIME
 from webapp.modelhub.models import TeamModel
 
 SLICE = 2000
-ROW_BYTES = 100  # keys, instants and indexes of a row, beside its texts; a rough figure
+ROW_BYTES = 100  # rough size of a row's keys, timestamps and indexes, without its texts
 
 
 class Lifetimes(NamedTuple):
-    """After how many days each kind is old."""
+    """Retention of each kind of data, in days."""
 
     history: int = 730
     logs: int = 180
-    metrics: int = 365  # the roll-ups; raw points go after a month
-    artefacts: int = 30  # of jobs that somebody deleted
-    tokens: int = 30  # of enrolment, and doorbells that were heard
+    metrics: int = 365  # rolled-up points; raw points are kept for a month
+    artefacts: int = 30  # of deleted jobs
+    tokens: int = 30  # enrolment tokens, and acknowledged wake signals
 
 
-class Heap(NamedTuple):
-    """Things of one kind that may go."""
+class Prunable(NamedTuple):
+    """Data of one kind that can be deleted."""
 
     name: str
     num_things: int
@@ -50,8 +50,8 @@ class Heap(NamedTuple):
     remove: Callable[[], int]
 
 
-def heaps(lifetimes: Lifetimes) -> list[Heap]:
-    """Return every heap, also those with nothing in them."""
+def heaps(lifetimes: Lifetimes) -> list[Prunable]:
+    """Return every heap, including empty ones."""
     logs = AttemptEvent.objects.filter(
         attempt__in=_ended(before(lifetimes.logs)).values("pk"), kind="log"
     )
@@ -66,21 +66,21 @@ def heaps(lifetimes: Lifetimes) -> list[Heap]:
         _rows("browsers without a session", _closed_browsers(), "browser"),
         _rows("tried passwords", LoginTry.objects.filter(at__lt=instant - WINDOW), "account"),
         _rows("tokens", _tokens(before(lifetimes.tokens)), "name"),
-        _rows("doorbells", _doorbells(before(lifetimes.tokens)), "kind"),
+        _rows("doorbells", _wake_signals(before(lifetimes.tokens)), "kind"),
     ]
 
 
 def before(days: int) -> datetime:
-    """Return the instant before which things are so many days old."""
+    """Return the instant that is ``days`` days ago."""
     return now() - timedelta(days=days)
 
 
-def _rows(name: str, rows: models.QuerySet[Any], text: str) -> Heap:
-    """Return a heap of rows, weighed by its longest column."""
+def _rows(name: str, rows: models.QuerySet[Any], text: str) -> Prunable:
+    """Return a heap of rows, with its size estimated from its longest column."""
     weight = Length(text) if text == "body" and _is_binary(rows) else Length(_as_text(text))
-    found = rows.aggregate(count=models.Count("*"), bytes=models.Sum(weight))
-    num_bytes = (found["bytes"] or 0) + ROW_BYTES * found["count"]
-    return Heap(name, found["count"], num_bytes, lambda: _delete(rows))
+    totals = rows.aggregate(count=models.Count("*"), bytes=models.Sum(weight))
+    num_bytes = (totals["bytes"] or 0) + ROW_BYTES * totals["count"]
+    return Prunable(name, totals["count"], num_bytes, lambda: _delete(rows))
 
 
 def _is_binary(rows: models.QuerySet[Any]) -> bool:
@@ -92,7 +92,7 @@ def _as_text(column: str) -> Cast:
 
 
 def _delete(rows: models.QuerySet[Any]) -> int:
-    """Delete rows slice by slice, so that whoever else writes waits for one at most."""
+    """Delete rows in slices, so that other writers wait for one slice at most."""
     total = 0
     while keys := list(rows.order_by().values_list("pk", flat=True)[:SLICE]):
         total += rows.model._default_manager.filter(pk__in=keys).delete()[0]  # noqa: SLF001 (documented)
@@ -100,7 +100,7 @@ def _delete(rows: models.QuerySet[Any]) -> int:
 
 
 def _ended(instant: datetime) -> models.QuerySet[Attempt]:
-    """Return attempts that ended before then, of jobs that ended."""
+    """Return attempts that ended before ``instant``, as did their jobs."""
     return Attempt.objects.filter(ended_at__lt=instant, job__ended_at__lt=instant)
 
 
@@ -116,18 +116,18 @@ def _tokens(instant: datetime) -> models.QuerySet[EnrolmentToken]:
     return EnrolmentToken.objects.filter(expires_at__lt=instant)
 
 
-def _doorbells(instant: datetime) -> models.QuerySet[Command]:
+def _wake_signals(instant: datetime) -> models.QuerySet[Command]:
     return Command.objects.filter(created_at__lt=instant, state__in=("acked", "dead"))
 
 
-def _history(instant: datetime) -> Heap:
+def _history(instant: datetime) -> Prunable:
     old = old_history(instant)
     if old is None:
-        return Heap("events of the history", 0, 0, lambda: 0)
+        return Prunable("events of the history", 0, 0, lambda: 0)
     links = Link.objects.filter(position__lte=old.link.position).values("event_id")
-    found = Event.objects.filter(pk__in=links).aggregate(n=models.Sum(Length(_as_text("detail"))))
-    num_bytes = (found["n"] or 0) + 3 * ROW_BYTES * old.num_events
-    return Heap(
+    totals = Event.objects.filter(pk__in=links).aggregate(n=models.Sum(Length(_as_text("detail"))))
+    num_bytes = (totals["n"] or 0) + 3 * ROW_BYTES * old.num_events
+    return Prunable(
         "events of the history",
         old.num_events,
         num_bytes,
@@ -135,23 +135,25 @@ def _history(instant: datetime) -> Heap:
     )
 
 
-def _artefacts(instant: datetime) -> Heap:
-    """Return the files of jobs that were deleted, without those that a team lists as a model."""
+def _artefacts(instant: datetime) -> Prunable:
+    """Return the artefacts of deleted jobs, without those that a team lists as a model."""
     listed = TeamModel.objects.exclude(attempt_id="").values("attempt_id")
     rows = Artefact.objects.filter(attempt__job__deleted_at__lt=instant)
     rows = rows.exclude(attempt_id__in=listed).select_related("attempt")
     folders = [(row, folder_of(row)) for row in rows]
     num_bytes = sum(bytes_below(folder) for _, folder in folders)
-    return Heap("artefacts of deleted jobs", len(folders), num_bytes, lambda: _sweep(folders))
+    return Prunable(
+        "artefacts of deleted jobs", len(folders), num_bytes, lambda: _delete_artefacts(folders)
+    )
 
 
 def bytes_below(folder: Path) -> int:
-    """Return what the files below a folder take."""
+    """Return the total size of the files below a folder."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-def _sweep(folders: list[tuple[Artefact, Path]]) -> int:
-    """Delete the rows, then their files, which nobody can ask for any more."""
+def _delete_artefacts(folders: list[tuple[Artefact, Path]]) -> int:
+    """Delete the rows, then their files."""
     with transaction.atomic():
         Artefact.objects.filter(pk__in=[row.pk for row, _ in folders]).delete()
     for _, folder in folders:

@@ -1,31 +1,31 @@
-"""The settings of a site that people reach over TLS, from the one address that they type.
+"""Settings of a site behind TLS, derived from its public URL.
 
-A loopback installation has none of them: it has no certificate, and its browser would refuse
-cookies that are for TLS alone. No Django here: the settings are made of this.
+A loopback installation has none of them: it has no certificate, and browsers would reject secure
+cookies. The settings import this module, so it does not import Django.
 """
 
 from typing import Any
 from urllib.parse import urlsplit
 
 YEAR_SECONDS = 31_536_000
-# What this machine asks itself over loopback: its health, and its own host's calls.
+# Paths used over plain loopback: health checks and calls of the local host agent.
 PLAIN_PATHS = [r"^healthz$", r"^readyz$", r"^api/v1/(hosts|attempts)/"]
 
 
 class PublicUrlError(ValueError):
-    """SLIPWAY_PUBLIC_URL is not the address of a site."""
+    """SLIPWAY_PUBLIC_URL is not the URL of a site."""
 
 
 def public_hosts(url: str) -> list[str]:
-    """Return the names under which a site is asked for."""
+    """Return the host name of a site's public URL as a list."""
     return [name] if url and (name := urlsplit(url).hostname) else []
 
 
 def public_site(url: str) -> dict[str, Any]:
-    """Return the settings that go with a public address; none without one.
+    """Return the Django settings of a public URL; {} without one.
 
     Raises:
-        PublicUrlError: the address is no https address of a site's root.
+        PublicUrlError: the URL is not the https URL of a site's root.
     """
     if not url:
         return {}
@@ -37,8 +37,6 @@ def public_site(url: str) -> dict[str, Any]:
         )
     return {
         "CSRF_TRUSTED_ORIGINS": [f"https://{parts.netloc}"],
-        "CSRF_COOKIE_NAME": "__Host-csrftoken",
-        "CSRF_COOKIE_SECURE": True,
         "SESSION_COOKIE_NAME": "__Host-session",
         "SESSION_COOKIE_SECURE": True,
         "SECURE_SSL_REDIRECT": True,
@@ -46,6 +44,7 @@ def public_site(url: str) -> dict[str, Any]:
         "SECURE_REDIRECT_EXEMPT": PLAIN_PATHS,
         "SECURE_HSTS_SECONDS": YEAR_SECONDS,
         "SECURE_HSTS_INCLUDE_SUBDOMAINS": True,
-        # Preloading binds a whole domain for good: its owner's choice and not this product's.
-        "SILENCED_SYSTEM_CHECKS": ["security.W021"],
+        # W021: HSTS preloading is permanent for a whole domain, so it is the owner's choice.
+        # W003: a subclass of the CSRF middleware is installed.
+        "SILENCED_SYSTEM_CHECKS": ["security.W021", "security.W003"],
     }

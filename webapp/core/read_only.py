@@ -1,4 +1,4 @@
-"""Admin of tables that record what happened: everyone with access reads, nobody edits."""
+"""Read-only admin for tables of records."""
 
 from typing import Any
 
@@ -7,16 +7,16 @@ from django.http import HttpRequest
 
 
 class ReadOnlyAdmin(admin.ModelAdmin[Any]):
-    """Lists and shows rows; adds, changes and deletes none."""
+    """ModelAdmin that lists and shows rows, without add, change or delete."""
 
     def has_add_permission(self, _request: HttpRequest) -> bool:
-        """Refuse."""
+        """Return False."""
         return False
 
     def has_change_permission(self, _request: HttpRequest, _obj: object = None) -> bool:
-        """Refuse."""
+        """Return False."""
         return False
 
     def has_delete_permission(self, _request: HttpRequest, _obj: object = None) -> bool:
-        """Refuse."""
+        """Return False."""
         return False

@@ -1,4 +1,4 @@
-"""Updates of many rows, each with values of its own, at the price of one statement."""
+"""Bulk updates of rows with different values, through one statement."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -10,17 +10,17 @@ AnyField = models.Field[Any, Any]
 
 
 class RowChange(NamedTuple):
-    """A row, by its primary key, and the new values of some of its fields by their names."""
+    """The primary key of a row, and new values by field name."""
 
     pk: str
     values: Mapping[str, Any]
 
 
 def update_each(model: type[models.Model], changes: Iterable[RowChange]) -> None:
-    """Write every change; those of the same fields share one statement, in their order.
+    """Write every change; changes of the same fields share one statement.
 
-    The ORM builds and compiles an UPDATE for each row, and its ``bulk_update`` one with a CASE
-    of as many branches as rows: both take several times the processor time of this.
+    The ORM compiles one UPDATE per row, and ``bulk_update`` one CASE branch per row: both take
+    several times the CPU time of this function.
     """
     batches: dict[tuple[str, ...], list[RowChange]] = defaultdict(list)
     for change in changes:
@@ -33,8 +33,11 @@ def update_each(model: type[models.Model], changes: Iterable[RowChange]) -> None
             cursor.executemany(
                 _statement(model, fields, connection.ops.quote_name),
                 [
-                    [f.get_db_prep_save(v, connection) for f, v in zip(fields, one, strict=True)]
-                    for one in values
+                    [
+                        f.get_db_prep_save(v, connection)
+                        for f, v in zip(fields, row_values, strict=True)
+                    ]
+                    for row_values in values
                 ],
             )
 
@@ -49,7 +52,7 @@ def _field(model: type[models.Model], name: str) -> AnyField:
 def _statement(
     model: type[models.Model], fields: Sequence[AnyField], quote: Callable[[str], str]
 ) -> str:
-    """Return the UPDATE of all fields but the last, which tells the row; all of it is ours."""
+    """Return the UPDATE of all fields but the last, which is the key; no user input in it."""
     *names, key = [quote(str(field.column)) for field in fields]
     sets = ", ".join(f"{name} = %s" for name in names)
     return f"UPDATE {quote(model._meta.db_table)} SET {sets} WHERE {key} = %s"  # noqa: S608 - names of a model

@@ -1,52 +1,94 @@
-"""Hashed file names for every asset, so that a browser may keep them for ever.
+"""Storage of static files with hashed names and compressed variants, for immutable caching.
 
-Assets may be collected while a web process reads them: a start after a crash does both at once.
-So every file is replaced in one step and none is ever taken away; what a new release no longer
-has stays for pages that are still open.
+Files may be collected while a web process reads them, for example at a start after a crash. So
+every file is replaced atomically and none is deleted; files of older releases stay for pages that
+are still open.
+
+Each hashed file has compressed variants, ``.br`` and ``.gz``, which servestatic selects by the
+Accept-Encoding header. The content of a hashed name never changes, so a variant is written once.
+For all assets in a new folder, Brotli takes 0.6 s at quality 9 and 4 s at 11, which saves 8 %
+(357 kB against 329 kB for Plotly).
 """
 
+import gzip
 import os
 import tempfile
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import brotli
 from django.contrib.staticfiles.storage import ManifestStaticFilesStorage
 from django.core.files.base import File
 
 READABLE_BY_ALL = 0o644
+BROTLI_QUALITY = 9
+SMALLEST_BYTES = 500  # for smaller files, the headers outweigh the gain
+WORTH_IT = 0.95  # maximum ratio; fonts and pictures are compressed already
+ENCODERS: dict[str, Callable[[bytes], bytes]] = {
+    ".br": lambda data: brotli.compress(data, quality=BROTLI_QUALITY),
+    ".gz": lambda data: gzip.compress(data, mtime=0),
+}
 
 
 class HashedStaticFilesStorage(ManifestStaticFilesStorage):
-    """Manifest storage that falls back to plain names before the first collectstatic."""
+    """Manifest storage that falls back to unhashed names before the first collectstatic."""
 
     manifest_strict = False
 
     def stored_name(self, name: str) -> str:
-        """Return the hashed name, or the plain one where nothing was collected yet."""
+        """Return the hashed name, or the plain name before the first collection."""
         try:
             return super().stored_name(name)
         except ValueError:
             return name
 
     def delete(self, name: str) -> None:
-        """Leave the file: it is written anew in one step, and somebody may be reading it."""
+        """Keep the file: it is replaced atomically, and a process may be reading it."""
 
     def get_available_name(self, name: str, max_length: int | None = None) -> str:  # noqa: ARG002 -- as in Django
-        """Return the name itself: what has it is replaced."""
+        """Return the name itself: an existing file is replaced."""
         return name
 
+    def post_process(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        """Yield each file with its hashed name, after writing its compressed variants."""
+        for name, hashed, processed in super().post_process(*args, **kwargs):
+            if hashed and not isinstance(processed, Exception):
+                _compress(Path(self.path(hashed)), root=Path(self.location))
+            yield name, hashed, processed
+
     def _save(self, name: str, content: File[Any]) -> str:
-        """Write beside the folder, then put the whole file in its place at once."""
-        target, root = Path(self.path(name)), Path(self.location)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, fresh = tempfile.mkstemp(prefix=f"{root.name}-", dir=root.parent)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                for chunk in content.chunks():
-                    file.write(chunk.encode() if isinstance(chunk, str) else chunk)
-            Path(fresh).chmod(READABLE_BY_ALL)
-            Path(fresh).replace(target)
-        except BaseException:
-            Path(fresh).unlink(missing_ok=True)
-            raise
+        """Write the file atomically."""
+        pieces = (
+            piece.encode() if isinstance(piece, str) else piece for piece in content.chunks()
+        )
+        _replace(Path(self.path(name)), pieces, root=Path(self.location))
         return name
+
+
+def _compress(path: Path, *, root: Path) -> None:
+    """Write the missing compressed variants of a hashed file, if they are small enough."""
+    if path.stat().st_size < SMALLEST_BYTES:
+        return
+    for suffix, encode in ENCODERS.items():
+        variant = path.with_name(path.name + suffix)
+        if variant.exists():
+            continue
+        data = path.read_bytes()
+        encoded = encode(data)
+        if len(encoded) <= WORTH_IT * len(data):
+            _replace(variant, [encoded], root=root)
+
+
+def _replace(target: Path, pieces: Iterable[bytes], *, root: Path) -> None:
+    """Write a file atomically, through a temporary file next to the folder ``root``."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, fresh = tempfile.mkstemp(prefix=f"{root.name}-", dir=root.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.writelines(pieces)
+        Path(fresh).chmod(READABLE_BY_ALL)
+        Path(fresh).replace(target)
+    except BaseException:
+        Path(fresh).unlink(missing_ok=True)
+        raise

@@ -1,4 +1,8 @@
-"""The duties that time brings, each with its period."""
+"""Periodic tasks, in two groups that run in parallel.
+
+``PROMPT`` tasks are short and serve hosts and jobs. ``UPKEEP`` tasks process reported data; their
+duration depends on the hosts, so they must not delay the others.
+"""
 
 import time
 from collections.abc import Callable, Sequence
@@ -8,13 +12,13 @@ from datetime import timedelta
 import structlog
 
 from runners.timing import scaled
-from webapp.accounts.guesses import tries_forget_old
+from webapp.accounts.login_rate_limit import tries_forget_old
 from webapp.accounts.sessions import sessions_forget_ended
 from webapp.audit.chain import events_seal
 from webapp.hosts import redis_users
 from webapp.hosts.sweep import ContactSweep, expire_tokens
 from webapp.jobs.deadlines import StartDeadline, allocate_all
-from webapp.jobs.dispatch import bury_stuck
+from webapp.jobs.dispatch import expire_stuck_commands
 from webapp.jobs.gangs import settle_all
 from webapp.jobs.services import queue_expire
 from webapp.metrics.upkeep import prune_old, seal_due
@@ -23,37 +27,41 @@ log = structlog.get_logger(__name__)
 QUEUE_LIFETIME = timedelta(days=7)
 
 
+PROMPT, UPKEEP = "prompt", "upkeep"
+
+
 @dataclass
 class Duty:
-    """One thing to do every ``period_seconds``."""
+    """One task to run every ``period_seconds``."""
 
     name: str
     period_seconds: float
     work: Callable[[], object]
+    group: str = PROMPT
     due_at: float = field(default=0.0)
 
 
 def all_duties() -> list[Duty]:
-    """Return every duty of the product."""
+    """Return all periodic tasks."""
     return [
         Duty("contact", 5.0, ContactSweep().step),
         Duty("allocation", 2.0, allocate_all),
         Duty("start time-out", 5.0, StartDeadline().step),
         Duty("silent hosts of ending jobs", 5.0, settle_all),
         Duty("queue time-out", 60.0, lambda: queue_expire(older_than=QUEUE_LIFETIME)),
-        Duty("stuck commands", 30.0, bury_stuck),
-        Duty("metric chunks", 10.0, seal_due),
-        Duty("metric retention", 3600.0, prune_old),
+        Duty("stuck commands", 30.0, expire_stuck_commands),
+        Duty("metric chunks", 10.0, seal_due, UPKEEP),
+        Duty("metric retention", 3600.0, prune_old, UPKEEP),
         Duty("redis users", 30.0, redis_users.keep),
         Duty("tokens", 600.0, expire_tokens),
-        Duty("audit chain", 5.0, events_seal),
-        Duty("login tries", 600.0, tries_forget_old),
-        Duty("ended sessions", 3600.0, sessions_forget_ended),
+        Duty("audit chain", 5.0, events_seal, UPKEEP),
+        Duty("login tries", 600.0, tries_forget_old, UPKEEP),
+        Duty("ended sessions", 3600.0, sessions_forget_ended, UPKEEP),
     ]
 
 
 class Ticker:
-    """Does what is due; a duty that fails is told and tried again at its next turn."""
+    """Runs tasks that are due; a failed task is logged and retried in its next period."""
 
     def __init__(
         self, duties: Sequence[Duty] | None = None, clock: Callable[[], float] = time.monotonic
@@ -62,7 +70,7 @@ class Ticker:
         self._clock = clock
 
     def step(self) -> int:
-        """Do every duty whose time has come and return how many were done."""
+        """Run every due task and return the number that succeeded."""
         due = [duty for duty in self._duties if duty.due_at <= self._clock()]
         return sum(self._do(duty) for duty in due)
 
@@ -70,7 +78,7 @@ class Ticker:
         duty.due_at = self._clock() + scaled(duty.period_seconds, least=0.2)
         try:
             duty.work()
-        except Exception:  # one duty's trouble is not the others'
+        except Exception:  # a failed task must not stop the others
             log.warning("duty failed", duty=duty.name, exc_info=True)
             return False
         return True

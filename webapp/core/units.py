@@ -1,4 +1,4 @@
-"""Numbers as people read them: value and unit apart, never more digits than they are worth.
+"""Formatting of numbers for people: value and unit, with limited significant digits.
 
 Memory is in GiB (1024-based, as tools report it), bandwidth in GB/s (1000-based, as vendors do).
 """
@@ -12,11 +12,11 @@ MINUS = "\u2212"
 DASH = "\u2013"  # en dash, between the ends of a range
 TIMES = "\u00d7"
 NOTHING = "\u2014"  # where there is no number
-MAX_DECIMALS = 6  # what is smaller is written with an exponent
+MAX_DECIMALS = 6  # smaller numbers are written with an exponent
 WHOLE_DIGITS = 4  # significant digits of a whole number: more would be false precision
-TWO_DIGITS = 10  # what is less has one digit before its point
-A_FEW_SECONDS = 10  # a digit of fewer would be a lie
-NEARLY_A_MINUTE = 55  # seconds: from here on it is called one
+TWO_DIGITS = 10  # smaller numbers have one digit before the point
+A_FEW_SECONDS = 10  # below this, a number would be false precision
+NEARLY_A_MINUTE = 55  # seconds; from here on, shown as a minute
 MINUTE = 60.0
 HOUR = 3600.0
 DAY = 86400.0
@@ -32,9 +32,20 @@ class Quantity(NamedTuple):
         return f"{self.value}{NBSP}{self.unit}" if self.unit else self.value
 
 
+def _is_real(value: float) -> bool:
+    """Return whether a number is finite, also when multiplied by 1000.
+
+    A database may return a large float as an integer that exceeds the range of floats.
+    """
+    try:
+        return math.isfinite(float(value) * 1000)
+    except OverflowError:
+        return False
+
+
 def number(value: float, digits: int = 3) -> str:
-    """Return ``value`` with ``digits`` significant digits, whole numbers up to four, thinned."""
-    if value == 0 or not math.isfinite(value):
+    """Return ``value`` with ``digits`` significant digits; integers with up to four."""
+    if value == 0 or not _is_real(value):
         return "0" if value == 0 else NOTHING
     power = math.floor(math.log10(abs(value)))
     if power < -MAX_DECIMALS:
@@ -47,22 +58,22 @@ def number(value: float, digits: int = 3) -> str:
 
 
 def whole(value: float) -> str:
-    """Return an exact whole number with thin thousands."""
-    if not math.isfinite(value):
+    """Return an exact whole number with thin spaces between thousands."""
+    if not _is_real(value):
         return NOTHING
     return _typeset(f"{value:,.0f}")
 
 
 def _typeset(text: str) -> str:
-    """Return a formatted number with thin thousands and a true minus; no zero is below zero."""
+    """Return a formatted number with thin spaces and a real minus sign; never "-0"."""
     bare = text.lstrip("-")
     is_below = text.startswith("-") and any(digit in "123456789" for digit in bare)
     return (MINUS if is_below else "") + bare.replace(",", THIN)
 
 
 def _scaled(value: float, base: float, units: tuple[str, ...], digits: int = 3) -> Quantity:
-    """Return ``value`` in the largest unit in which it is at least one as it is shown."""
-    if not math.isfinite(value):
+    """Return ``value`` in the largest unit in which the shown number is at least one."""
+    if not _is_real(value):
         return Quantity(NOTHING, units[0])
     power = 0
     while round(abs(value)) >= base and power < len(units) - 1:
@@ -76,8 +87,8 @@ def memory(value: float) -> Quantity:
 
 
 def gib(value: float) -> str:
-    """Return bytes as a number of GiB with one or two decimals, for columns that line up."""
-    if not math.isfinite(value):
+    """Return bytes as a number of GiB with one or two decimals, for aligned columns."""
+    if not _is_real(value):
         return NOTHING
     in_gib = value / 1024**3
     return _typeset(f"{in_gib:,.1f}" if abs(in_gib) >= 1 else f"{in_gib:.2f}")
@@ -116,7 +127,7 @@ def parameters(value: float) -> Quantity:
 
 def share(value: float) -> Quantity:
     """Return a part of one as per cent."""
-    return Quantity(number(100 * value), "%")
+    return Quantity(number(100 * value) if _is_real(value) else NOTHING, "%")
 
 
 def money(value: float) -> Quantity:
@@ -124,8 +135,13 @@ def money(value: float) -> Quantity:
     return Quantity(number(value, 2 if value < 1 else 3), "$")
 
 
+def money_for_tokens(value: float) -> Quantity:
+    """Return US dollars per million tokens, with the digits of ``money``."""
+    return Quantity(money(value).value, "$/M tok")
+
+
 def energy(value: float) -> Quantity:
-    """Return joules as J, kJ, MJ or GJ; less than a joule with its digits."""
+    """Return joules as J, kJ, MJ or GJ; less than a joule as a decimal."""
     if abs(value) < 1:
         return Quantity(number(value), "J")
     return _scaled(value, 1000, ("J", "kJ", "MJ", "GJ"))
@@ -137,13 +153,13 @@ def energy_of_a_token(value: float) -> Quantity:
 
 
 def count(value: float) -> Quantity:
-    """Return how many there are, in whole numbers."""
+    """Return a count as a whole number."""
     return Quantity(whole(value), "")
 
 
 def duration(value: float) -> Quantity:
-    """Return seconds in the unit that people use: ms, s, min, h or days."""
-    if not math.isfinite(value):
+    """Return seconds in a suitable unit: ms, s, min, h or days."""
+    if not _is_real(value):
         return Quantity(NOTHING, "s")
     if round(value, 3) < 1:
         return Quantity(number(value * 1000, 2), "ms")
@@ -158,7 +174,7 @@ def duration(value: float) -> Quantity:
 
 def clock(value: float) -> str:
     """Return seconds as whole parts: ``2 min 5 s``, ``1 h 40 min``, ``3 days 2 h``."""
-    if not math.isfinite(value):
+    if not _is_real(value):
         return NOTHING
     if round(value) < 0:
         return f"{MINUS}{clock(-value)}"
@@ -176,14 +192,19 @@ def clock(value: float) -> str:
     return f"{seconds} s"
 
 
+def elapsed(value: float) -> Quantity:
+    """Return seconds formatted by ``clock``, which includes the units."""
+    return Quantity(clock(value), "")
+
+
 def coarse(value: float) -> str:
-    """Return seconds as their largest whole part alone: ``4 min``, ``3 d``."""
+    """Return seconds as their largest whole part only: ``4 min``, ``3 d``."""
     return " ".join(clock(value).split()[:2])
 
 
 def about(value: float) -> str:
-    """Return seconds as an honest estimate: ``about 13 min``, never false precision."""
-    if not math.isfinite(value):
+    """Return seconds as a rounded estimate: ``about 13 min``."""
+    if not _is_real(value):
         return NOTHING
     if value < A_FEW_SECONDS:
         return "a few seconds"
@@ -196,16 +217,26 @@ def about(value: float) -> str:
 
 def percent(value: float) -> str:
     """Return a ratio as per cent: ``5.8 %``, ``41 %``."""
-    if not math.isfinite(value):
+    if not _is_real(value):
         return NOTHING
     scaled = value * 100
     return f"{_typeset(f'{scaled:.{_decimals_of(scaled)}f}')}{NBSP}%"
 
 
 def signed_percent(value: float) -> str:
-    """Return a change in per cent with its sign, a real minus and two digits: ``+4.2 %``."""
+    """Return a change in per cent with sign, real minus and two digits: ``+4.2 %``."""
+    if not _is_real(value):
+        return NOTHING
     return f"{value:+.{_decimals_of(value)}f} %".replace("-", MINUS)
 
 
 def _decimals_of(percent: float) -> int:
     return 1 if abs(percent) < TWO_DIGITS else 0
+
+
+def deviation_words(ratio: float) -> str:
+    """Return the deviation of a measured from a predicted value, in whole per cent."""
+    if not _is_real(ratio):
+        return "far from"
+    whole = round(abs(ratio - 1) * 100)
+    return f"{whole} % {'above' if ratio > 1 else 'below'}" if whole else "equal to"

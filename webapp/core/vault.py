@@ -1,7 +1,7 @@
-"""Encryption at rest with keys that the database does not hold.
+"""Encryption at rest with keys that are not stored in the database.
 
-The keys are Fernet's, the newest first: new texts take the first, old ones open with any. They
-come from ``SLIPWAY_SECRETS_KEYS`` or from a file of the data folder that its owner alone reads.
+The keys are Fernet keys, newest first: encryption uses the first, decryption tries all. They come
+from ``SLIPWAY_SECRETS_KEYS`` or from a file of the data folder that only its owner can read.
 """
 
 import os
@@ -16,36 +16,46 @@ FILE_NAME = "secrets.keys"
 
 
 class VaultError(Exception):
-    """A stored text that no key opens, or keys that are none; the text says the way out."""
+    """No key decrypts a stored text, or the keys are invalid; the message says what to do."""
 
 
 def key_file() -> Path:
-    """Return where the keys lie when the environment does not hold them."""
+    """Return the path of the key file, used if the environment sets no keys."""
     return Path(settings.DATA_DIR) / FILE_NAME
 
 
 def keys() -> list[str]:
-    """Return the keys, the newest first; the first one is made when there is none."""
+    """Return the keys, newest first; a first key is created if there is none.
+
+    Raises:
+        VaultError: this user cannot read the key file.
+    """
     if given := os.environ.get(VARIABLE):
         return [key.strip() for key in given.split(",") if key.strip()]
     path = key_file()
-    if not path.exists():
-        _write(path, [Fernet.generate_key().decode()], is_new=True)
-    return path.read_text().split()
+    try:
+        if not path.exists():
+            _write(path, [Fernet.generate_key().decode()], is_new=True)
+        return path.read_text().split()
+    except PermissionError as error:
+        raise VaultError(
+            f"The keys in {path} cannot be read: {error.strerror}. Correct the file's owner and "
+            f"mode, or set {VARIABLE}."
+        ) from None
 
 
 def add_key() -> None:
-    """Put a new key before the others.
+    """Add a new key in front of the others.
 
     Raises:
-        VaultError: the keys are the environment's, where whoever sets it adds one.
+        VaultError: the keys are set in the environment and must be changed there.
     """
     _refuse_environment()
     _write(key_file(), [Fernet.generate_key().decode(), *keys()])
 
 
 def drop_old_keys() -> int:
-    """Keep the newest key alone; return how many went."""
+    """Delete all keys but the newest; return the number of deleted keys."""
     _refuse_environment()
     newest, *old = keys()
     _write(key_file(), [newest])
@@ -53,32 +63,32 @@ def drop_old_keys() -> int:
 
 
 def has_own_file() -> bool:
-    """Return whether the keys are the data folder's and not the environment's."""
+    """Return whether the keys are in the data folder, not in the environment."""
     return not os.environ.get(VARIABLE)
 
 
 def _refuse_environment() -> None:
     if not has_own_file():
-        raise VaultError(f"The keys stand in {VARIABLE}: put a new one first there, then rotate.")
+        raise VaultError(f"The keys are in {VARIABLE}: put a new one first there, then rotate.")
 
 
 def _write(path: Path, lines: list[str], *, is_new: bool = False) -> None:
-    """Write the keys whole, closed to everybody else; of two first writers one wins."""
+    """Write the keys atomically with mode 0600; with concurrent first writers, one wins."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(handle, "w") as file:
-        file.write("\n".join(lines) + "\n")
-        file.flush()
-        os.fsync(handle)
-    if not is_new:
-        temporary.replace(path)
-        return
     try:
-        os.link(temporary, path)
+        with os.fdopen(handle, "w") as file:
+            file.write("\n".join(lines) + "\n")
+            file.flush()
+            os.fsync(handle)
+        if is_new:
+            os.link(temporary, path)
+        else:
+            temporary.replace(path)
     except FileExistsError:
-        pass
+        return
     finally:
-        temporary.unlink()
+        temporary.unlink(missing_ok=True)
 
 
 def _fernet() -> MultiFernet:
@@ -97,24 +107,24 @@ def seal(text: str) -> str:
 
 
 def unseal(sealed: str) -> str:
-    """Return what was sealed.
+    """Return the decrypted text.
 
     Raises:
-        VaultError: none of the keys opens it, or it was changed.
+        VaultError: no key decrypts it, or it was modified.
     """
     try:
         return _fernet().decrypt(sealed.encode()).decode()
     except InvalidToken:
         raise VaultError(
             f"None of the keys opens this secret. Put the key back that it was sealed with "
-            f"({key_file()} or {VARIABLE}), or store the secret anew."
+            f"({key_file()} or {VARIABLE}), or store the secret again."
         ) from None
 
 
 def reseal(sealed: str) -> str:
-    """Return the same text under the newest key.
+    """Return the text encrypted again with the newest key.
 
     Raises:
-        VaultError: none of the keys opens it.
+        VaultError: no key decrypts it.
     """
     return seal(unseal(sealed))

@@ -1,15 +1,15 @@
-"""Sentences out of messages that begin in the middle of one."""
+"""Text helpers: capitalise messages, list names, format actors."""
 
 import re
 from collections.abc import Sequence
 
-# A name of the code, such as a field or a dtype: small letters with an underscore, a digit or a
-# dot inside.
+# An identifier, such as a field or a dtype: lower-case letters with an underscore, digit or dot
+# inside.
 NAME = re.compile(r"[a-z]+(?:[0-9_]|\.\w)[\w.]*(?=[\s:,]|$)")
 
 
 def capitalised(text: str) -> str:
-    """Return a text with a capital first letter; a name of the code stays as it is written.
+    """Return a text with a capital first letter; a leading identifier stays unchanged.
 
     >>> capitalised("needs 3 GiB"), capitalised("tpot_seconds is 0.2 s")
     ('Needs 3 GiB', 'tpot_seconds is 0.2 s')
@@ -17,8 +17,20 @@ def capitalised(text: str) -> str:
     return text if NAME.match(text) else f"{text[:1].upper()}{text[1:]}"
 
 
+def actor_words(actor: str) -> str:
+    """Return the display name of an actor: a person, a host, or a part of the product.
+
+    >>> actor_words("alice"), actor_words("host:node-a"), actor_words("system:allocator")
+    ('alice', 'host node-a', 'Slipway (allocator)')
+    """
+    kind, _, name = actor.partition(":")
+    if not name:
+        return actor
+    return {"host": f"host {name}", "system": f"Slipway ({name})"}.get(kind, actor)
+
+
 def listed(names: Sequence[str]) -> str:
-    """Return names in a row.
+    """Return names as an enumeration.
 
     >>> listed(["a"]), listed(["a", "b", "c"])
     ('a', 'a, b and c')
@@ -28,7 +40,7 @@ def listed(names: Sequence[str]) -> str:
 
 
 def sentence(text: str) -> str:
-    """Return a message as a sentence that stands alone.
+    """Return a message as a complete sentence.
 
     >>> sentence("the model is unknown")
     'The model is unknown.'

@@ -1,1 +1,1 @@
-"""Training data that people hand to the server, for jobs on any host of their team."""
+"""Training data uploaded to the server, for jobs on any host of the team."""

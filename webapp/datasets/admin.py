@@ -1,4 +1,4 @@
-"""Uploaded training data: read here; files come and go through the product."""
+"""Read-only admin of uploaded training data."""
 
 from django.contrib import admin
 
@@ -8,7 +8,7 @@ from webapp.datasets.models import Dataset
 
 @admin.register(Dataset)
 class DatasetAdmin(ReadOnlyAdmin):
-    """Every file that a team uploaded."""
+    """All uploaded files."""
 
     list_display = ["name", "team", "format", "num_records", "size_bytes", "created_at"]
     list_filter = ["format", "team"]

@@ -4,7 +4,7 @@ from django.apps import AppConfig
 
 
 class DatasetsConfig(AppConfig):
-    """Files of training data that teams uploaded."""
+    """Uploaded training data."""
 
     name = "webapp.datasets"
     label = "datasets"

@@ -1,4 +1,4 @@
-"""Uploaded training data: the row says what is in a file, the file lies in the data folder."""
+"""Uploaded training data: the row describes a file in the data folder."""
 
 from django.conf import settings
 from django.db import models
@@ -7,14 +7,14 @@ from webapp.accounts.models import TeamOwned
 
 
 class Dataset(TeamOwned):
-    """One file of training data of a team, looked through when it came."""
+    """One file of training data of a team, checked at upload."""
 
-    name = models.CharField(max_length=200)  # the file's, whose ending says how it is read
+    name = models.CharField(max_length=200)  # file name; its suffix determines the parser
     sha256 = models.CharField(max_length=64)
     size_bytes = models.BigIntegerField()
     num_records = models.PositiveIntegerField()
     format = models.CharField(max_length=16)  # runners.datasets.records.Format
-    samples = models.JSONField(default=list)  # the first few, each a list of [who, text]
+    samples = models.JSONField(default=list)  # the first few, each a list of [role, text]
     uploaded_by = models.ForeignKey(
         settings.AUTH_USER_MODEL, null=True, on_delete=models.SET_NULL, related_name="+"
     )

@@ -1,4 +1,4 @@
-"""Take a file of training data, look through it, keep it, and let it go again."""
+"""Upload, check, serve and delete files of training data."""
 
 import hashlib
 import os
@@ -36,31 +36,31 @@ PIECE_BYTES = 1024 * 1024
 
 
 class UnusableDataError(Exception):
-    """A file that nothing can be trained on, and what is in it all the same."""
+    """A file that cannot be used for training, with the result of its check."""
 
     def __init__(self, found: Checked) -> None:
         super().__init__(found.errors[0])
         self.found = found
 
 
-class _Kept(NamedTuple):
+class _StoredUpload(NamedTuple):
     path: Path
     sha256: str
     size_bytes: int
 
 
 def path_of(dataset: Dataset) -> Path:
-    """Return where a dataset's file lies."""
+    """Return the path of a dataset's file."""
     return Path(settings.DATASETS_DIR) / dataset.pk
 
 
 def dataset_store(*, team: Team, by: User, upload: UploadedFile[Any]) -> Dataset:
-    """Keep an uploaded file; the same one under the same name is kept once.
+    """Store an uploaded file; the same file under the same name is stored once.
 
     Raises:
-        UnusableDataError: one of its lines cannot be learnt from, or there are too few.
-        InvalidProblem: its name or its kind is none that is read.
-        TooLargeProblem: it, or the team's files together, exceed a limit.
+        UnusableDataError: a record is invalid, or there are too few records.
+        InvalidProblem: the file type is not supported.
+        TooLargeProblem: the file, or the team's files together, exceed a limit.
         BusyProblem: the disk is nearly full.
     """
     name = PurePosixPath(str(upload.name or "").replace("\\", "/")).name[:200]
@@ -68,11 +68,11 @@ def dataset_store(*, team: Team, by: User, upload: UploadedFile[Any]) -> Dataset
     folder = Path(settings.DATASETS_DIR)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     check_room(folder, MIN_FREE_BYTES + (upload.size or 0))
-    kept = _keep(folder, upload)
+    written = _write_upload(folder, upload)
     try:
-        return _store(team, by, name, kept, _checked(name, kept.path))
+        return _store(team, by, name, written, _checked(name, written.path))
     finally:
-        kept.path.unlink(missing_ok=True)
+        written.path.unlink(missing_ok=True)
 
 
 def _check_size(team: Team, name: str, size_bytes: int) -> None:
@@ -82,55 +82,59 @@ def _check_size(team: Team, name: str, size_bytes: int) -> None:
             f"{name} has {-(-size_bytes // MEBIBYTE):,} MiB; {MAX_UPLOAD_BYTES // MEBIBYTE} MiB "
             "are taken. Divide it, or copy it to the host and name its path.",
         )
-    held = list(Dataset.objects.filter(team=team).values_list("size_bytes", flat=True))
-    if len(held) >= MAX_TEAM_FILES or sum(held) + size_bytes > MAX_TEAM_BYTES:
+    used = list(Dataset.objects.filter(team=team).values_list("size_bytes", flat=True))
+    if len(used) >= MAX_TEAM_FILES or sum(used) + size_bytes > MAX_TEAM_BYTES:
         raise TooLargeProblem(
             "datasets_full",
-            f"The team keeps {len(held)} files of {sum(held) // MEBIBYTE:,} MiB; {MAX_TEAM_FILES} "
+            f"The team keeps {len(used)} files of {sum(used) // MEBIBYTE:,} MiB; {MAX_TEAM_FILES} "
             f"files and {MAX_TEAM_BYTES // MEBIBYTE:,} MiB are the limits. Delete some first.",
         )
 
 
-def _keep(folder: Path, upload: UploadedFile[Any]) -> _Kept:
-    """Write an upload aside, with its digest taken on the way."""
+def _write_upload(folder: Path, upload: UploadedFile[Any]) -> _StoredUpload:
+    """Write an upload to a temporary file and compute its digest."""
     path, digest, size = folder / f".{new_ulid()}.part", hashlib.sha256(), 0
-    with path.open("xb") as sink:
-        for piece in upload.chunks(PIECE_BYTES):
-            digest.update(piece)
-            size += len(piece)
-            sink.write(piece)
-        sink.flush()
-        os.fsync(sink.fileno())
-    return _Kept(path, digest.hexdigest(), size)
+    try:
+        with path.open("xb") as sink:
+            for piece in upload.chunks(PIECE_BYTES):
+                digest.update(piece)
+                size += len(piece)
+                sink.write(piece)
+            sink.flush()
+            os.fsync(sink.fileno())
+    except OSError:
+        path.unlink(missing_ok=True)  # a partial file would keep a full disk full
+        raise
+    return _StoredUpload(path, digest.hexdigest(), size)
 
 
 def _checked(name: str, path: Path) -> Checked:
     try:
         with path.open("rb") as file:
-            found = checked(file, name)
+            check = checked(file, name)
     except DataError as error:
         raise InvalidProblem("dataset_kind", f"{error}.") from None
-    if found.errors:
-        raise UnusableDataError(found)
-    return found
+    if check.errors:
+        raise UnusableDataError(check)
+    return check
 
 
 @transaction.atomic
-def _store(team: Team, by: User, name: str, kept: _Kept, found: Checked) -> Dataset:
-    known = Dataset.objects.filter(team=team, name=name, sha256=kept.sha256).first()
-    if known is not None:
-        return known
+def _store(team: Team, by: User, name: str, written: _StoredUpload, check: Checked) -> Dataset:
+    existing = Dataset.objects.filter(team=team, name=name, sha256=written.sha256).first()
+    if existing is not None:
+        return existing
     dataset: Dataset = Dataset.objects.create(
         team=team,
         name=name,
-        sha256=kept.sha256,
-        size_bytes=kept.size_bytes,
-        num_records=found.num_records,
-        format=found.format or "",
-        samples=[[list(part) for part in sample] for sample in found.samples],
+        sha256=written.sha256,
+        size_bytes=written.size_bytes,
+        num_records=check.num_records,
+        format=check.format or "",
+        samples=[[list(part) for part in sample] for sample in check.samples],
         uploaded_by=by,
     )
-    kept.path.replace(path_of(dataset))
+    written.path.replace(path_of(dataset))
     _record(dataset, "dataset.upload", by)
     return dataset
 
@@ -139,7 +143,7 @@ def dataset_delete(*, dataset: Dataset, by: User) -> None:
     """Delete a dataset and its file.
 
     Raises:
-        ConflictProblem: a job that has not ended needs it.
+        ConflictProblem: a job that has not ended uses it.
     """
     waiting = Job.objects.filter(team=dataset.team_id).exclude(state__in=FINAL_STATES)
     for job in waiting.filter(spec__kind="train"):
@@ -155,29 +159,29 @@ def dataset_delete(*, dataset: Dataset, by: User) -> None:
 
 
 def uploads_in(job: Job) -> tuple[UploadedData, ...]:
-    """Return the uploads that a job reads."""
+    """Return the uploaded datasets that a job reads."""
     if job.spec.get("kind") != "train":
         return ()
     return uploads_of(TrainSpec.model_validate(job.spec).data)
 
 
 def promised_dataset(attempt_id: str, host: Host, dataset_id: str) -> Dataset:
-    """Return a dataset that the job of a claimed attempt of this host names.
+    """Return a dataset named by the job of a claimed attempt of this host.
 
     Raises:
-        NotFoundProblem: it names no such one, or its team has none any more.
+        NotFoundProblem: the job does not name it, or it was deleted.
     """
-    own = Attempt.objects.filter(pk=attempt_id, host=host, ended_at=None).exclude(claim_id="")
-    attempt = own.select_related("job").first()
+    attempts = Attempt.objects.filter(pk=attempt_id, host=host, ended_at=None).exclude(claim_id="")
+    attempt = attempts.select_related("job").first()
     if attempt is not None and dataset_id in {each.dataset_id for each in uploads_in(attempt.job)}:
-        found = Dataset.objects.filter(team=attempt.job.team_id, pk=dataset_id).first()
-        if found is not None:
-            return found
+        dataset = Dataset.objects.filter(team=attempt.job.team_id, pk=dataset_id).first()
+        if dataset is not None:
+            return dataset
     raise NotFoundProblem("no_dataset", "The training data was deleted, or was never promised.")
 
 
-def pieces(path: Path) -> Iterator[bytes]:
-    """Yield a file piece by piece."""
+def file_chunks(path: Path) -> Iterator[bytes]:
+    """Yield the content of a file in chunks."""
     with path.open("rb") as file:
         while piece := file.read(PIECE_BYTES):
             yield piece

@@ -1,4 +1,4 @@
-"""Addresses of training data."""
+"""URLs of training data."""
 
 from django.urls import path
 

@@ -1,4 +1,4 @@
-"""The page of a team's training data: what is there, what is in it, and a form for more."""
+"""The page of a team's training data: list, contents, upload and deletion."""
 
 from django.contrib import messages
 from django.core.files.uploadedfile import UploadedFile
@@ -30,7 +30,7 @@ PAGE = "dataset-list"
 
 @require_GET
 def dataset_list(request: HttpRequest) -> HttpResponse:
-    """List the team's training data, with the form that takes more."""
+    """List the team's training data, with the upload form."""
     return render(request, "datasets/list.html", _context(request))
 
 
@@ -52,7 +52,7 @@ def _context(
 @require_POST
 @require_role(Role.PRACTITIONER)
 def dataset_upload(request: HttpRequest) -> HttpResponse:
-    """Take a file; one that nothing can be learnt from is shown with what is wrong in it."""
+    """Store an uploaded file; show the errors of an unusable one."""
     stored = taken(request, current_team(request))
     if isinstance(stored, HttpResponse):
         return stored
@@ -64,7 +64,7 @@ def dataset_upload(request: HttpRequest) -> HttpResponse:
 
 
 def taken(request: HttpRequest, team: Team) -> Dataset | HttpResponse | None:
-    """Return the uploaded file as a dataset, the page that says what is wrong, or nothing."""
+    """Return the stored dataset, an error page, or None after adding an error message."""
     upload = request.FILES.get("file")
     if not isinstance(upload, UploadedFile):
         messages.error(request, "No file was chosen: pick one, or drop it on the field.")
@@ -81,7 +81,7 @@ def taken(request: HttpRequest, team: Team) -> Dataset | HttpResponse | None:
 
 @require_POST
 def dataset_remove(request: HttpRequest, dataset_id: str) -> HttpResponse:
-    """Delete a file of the team."""
+    """Delete a dataset of the team."""
     dataset = visible_or_404(Dataset, request.user, pk=dataset_id)
     membership = membership_of(request.user, dataset.team)
     check_role(Role(membership.role) if membership else Role.VIEWER, Role.PRACTITIONER)

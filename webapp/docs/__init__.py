@@ -1,1 +1,1 @@
-"""The product's own documentation: Markdown files in templates/docs, served as pages."""
+"""The product's documentation: Markdown files in templates/docs, served as pages."""

@@ -1,4 +1,4 @@
-"""Find and render documentation pages: only Markdown files of our own, below templates/docs."""
+"""Find and render documentation pages: Markdown files in templates/docs."""
 
 import re
 from dataclasses import dataclass
@@ -9,18 +9,23 @@ import markdown
 from django.conf import settings
 from markdown.extensions.toc import slugify_unicode
 
+from webapp.figures.table import figure_table
 from webapp.modelhub.states import ratio_table, state_table
 
 DOCS_ROOT = Path(settings.BASE_DIR) / "templates" / "docs"
 PAGE_NAME = re.compile(r"[a-z0-9-]+(/[a-z0-9-]+)*")
 PICTURES = re.compile(r"<p>\[\[picture:([a-z-]+)\]\]</p>")
-TABLES = {"[[table:states]]": state_table, "[[table:ratios]]": ratio_table}
+TABLES = {
+    "[[table:states]]": state_table,
+    "[[table:ratios]]": ratio_table,
+    "[[table:figures]]": figure_table,
+}
 LINK = re.compile(r'href="(?!https?:|/|#|mailto:)([a-z0-9/.-]+?)\.md(#[\w-]+)?"')
 
 
 @dataclass(frozen=True)
 class Page:
-    """One page: its address below /docs/, its title, its text as HTML."""
+    """One page: path below /docs/, title, HTML text and table of contents."""
 
     path: str
     title: str
@@ -30,9 +35,9 @@ class Page:
 
 @cache
 def page_paths() -> tuple[str, ...]:
-    """Return every page's path, the index first, decisions last."""
-    found = (file.relative_to(DOCS_ROOT).with_suffix("") for file in DOCS_ROOT.rglob("*.md"))
-    return tuple(sorted((path.as_posix() for path in found), key=_order))
+    """Return every page's path: index first, subfolders (decisions) last."""
+    files = (file.relative_to(DOCS_ROOT).with_suffix("") for file in DOCS_ROOT.rglob("*.md"))
+    return tuple(sorted((path.as_posix() for path in files), key=_order))
 
 
 def _order(path: str) -> tuple[bool, bool, str]:
@@ -47,7 +52,7 @@ def page_title(path: str) -> str:
 
 
 def find_page(path: str) -> Page | None:
-    """Return the page at ``path``, or nothing; a name that is no plain page name finds nothing."""
+    """Return the page at ``path``, or None if there is none or the name is invalid."""
     name = path.strip("/") or "index"
     if not PAGE_NAME.fullmatch(name) or name not in page_paths():
         return None
@@ -56,7 +61,7 @@ def find_page(path: str) -> Page | None:
 
 @cache
 def _render(name: str) -> Page:
-    """Return the page as HTML; its text is ours, so its HTML may stay."""
+    """Return the rendered page; its Markdown is trusted and may contain HTML."""
     title, _, body = (DOCS_ROOT / f"{name}.md").read_text(encoding="utf-8").partition("\n")
     for place, table in TABLES.items():
         body = body.replace(place, table() if place in body else "")
@@ -72,7 +77,7 @@ def _render(name: str) -> Page:
 
 
 def _finish(html: str, name: str) -> str:
-    """Return the HTML with pictures in place and links to Markdown files made page addresses."""
+    """Return the HTML with pictures inlined and links to Markdown files as page URLs."""
     folder = Path(name).parent
 
     def address(match: re.Match[str]) -> str:
@@ -80,13 +85,13 @@ def _finish(html: str, name: str) -> str:
         return f'href="/docs/{target.as_posix()}{match[2] or ""}"'
 
     html = PICTURES.sub(lambda match: _picture(match[1]), html)
-    html = html.replace("<pre>", '<pre tabindex="0">')  # it scrolls: keys must reach it
+    html = html.replace("<pre>", '<pre tabindex="0">')  # scrollable, so it must be focusable
     html = html.replace("<table>", '<div class="table-wrap"><table>')
     html = html.replace("</table>", "</table></div>")
     return LINK.sub(address, html)
 
 
 def _picture(name: str) -> str:
-    """Return an inline SVG, which takes the page's colours."""
+    """Return a picture as inline SVG, so that it inherits the page's colours."""
     svg = (DOCS_ROOT / "pictures" / f"{name}.svg").read_text(encoding="utf-8")
     return f'<figure class="chart">{svg}</figure>'

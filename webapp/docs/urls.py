@@ -1,4 +1,4 @@
-"""Addresses of the documentation."""
+"""URLs of the documentation."""
 
 from django.urls import path
 

@@ -1,4 +1,4 @@
-"""Show a documentation page."""
+"""The view of documentation pages."""
 
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import render
@@ -10,7 +10,7 @@ from webapp.docs.pages import find_page, page_paths, page_title
 
 @require_GET
 def docs_page(request: HttpRequest, page: str) -> HttpResponse:
-    """Show one page of the documentation beside the list of all."""
+    """Show one page of the documentation with the list of all pages."""
     found = find_page(page)
     if found is None:
         raise Http404(page)

@@ -1,1 +1,1 @@
-"""The first page and the search: what needs a person, what runs, what to do next."""
+"""The home page and the search."""

@@ -1,15 +1,18 @@
-"""How good the predictions were: the median error of what jobs measured."""
+"""Prediction accuracy: the median error of measured against predicted figures."""
 
-from datetime import timedelta
+from collections.abc import Sequence
+from datetime import datetime, timedelta
 from statistics import median
 from typing import NamedTuple
 
 from django.contrib.auth.models import AnonymousUser, User
 
+from webapp.accounts.models import team_ids_of
 from webapp.core.clock import now
 from webapp.jobs.models import Job, Measurement
 
 WINDOW_DAYS = 30
+MOST_FIGURES = 2000  # the latest figures that are read
 KINDS = (
     ("memory", ("peak_memory_bytes",)),
     ("speed", ("tokens_per_second", "prefill_tokens_per_second", "decode_tokens_per_second")),
@@ -18,27 +21,46 @@ KINDS = (
 
 
 class Accuracy(NamedTuple):
-    """The median of |measured / predicted - 1|, over how many figures of how many jobs."""
+    """The median of |measured / predicted - 1|, with its numbers of figures and jobs."""
 
     error: float
     num_figures: int
     num_jobs: int
     by_kind: list[tuple[str, float]]
 
+    @property
+    def is_cut(self) -> bool:
+        """Return whether there may be more figures than were read."""
+        return self.num_figures == MOST_FIGURES
+
 
 def accuracy_for(user: User | AnonymousUser) -> Accuracy | None:
-    """Return how far predictions were off in the last days, or nothing before the first job."""
-    jobs = Job.objects.visible_to(user).filter(deleted_at=None)
-    rows = Measurement.objects.filter(
-        job__in=jobs, is_excluded=False, measured_at__gte=now() - timedelta(days=WINDOW_DAYS)
-    ).values_list("metric", "ratio", "job_id")
-    errors = [(metric, abs(ratio - 1)) for metric, ratio, _ in rows]
+    """Return the accuracy of the latest predictions in the window, or None without any."""
+    rows = _latest(team_ids_of(user))
+    errors = [(metric, abs(ratio - 1)) for _, metric, ratio, _ in rows]
     if not errors:
         return None
     by_kind = [
-        (name, median(found))
+        (name, median(kind_errors))
         for name, metrics in KINDS
-        if (found := [error for metric, error in errors if metric in metrics])
+        if (kind_errors := [error for metric, error in errors if metric in metrics])
     ]
     overall = median(error for _, error in errors)
-    return Accuracy(overall, len(errors), len({job for _, _, job in rows}), by_kind)
+    return Accuracy(overall, len(errors), len({job for *_, job in rows}), by_kind)
+
+
+def _latest(teams: Sequence[str]) -> list[tuple[datetime, str, float, str]]:
+    """Return (time, metric, ratio, job id) of the teams' latest measurements, latest first.
+
+    Each team's rows come in order from an index and are merged, as in ``webapp.core.paging``.
+    """
+    deleted = Job.objects.filter(team__in=teams, deleted_at__isnull=False).order_by()
+    valid = Measurement.objects.filter(
+        is_excluded=False, measured_at__gte=now() - timedelta(days=WINDOW_DAYS)
+    ).exclude(job__in=deleted.values("pk"))
+    if not teams:
+        return []
+    shown = valid.order_by().values_list("measured_at", "metric", "ratio", "job_id")
+    first, *others = (shown.filter(team=team) for team in teams)
+    merged = first.union(*others, all=True) if others else first
+    return list(merged.order_by("-measured_at")[:MOST_FIGURES])

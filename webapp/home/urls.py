@@ -1,4 +1,4 @@
-"""Addresses of the first page and the search."""
+"""URLs of the home page and the search."""
 
 from django.urls import path
 

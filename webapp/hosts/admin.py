@@ -1,4 +1,4 @@
-"""Hosts: registered here by making an enrolment token, never by typing a machine's facts."""
+"""Admin of hosts: adding one creates an enrolment token; machine facts are read-only."""
 
 from typing import Any
 
@@ -9,6 +9,7 @@ from django.http import HttpRequest, HttpResponseRedirect
 from django.urls import reverse
 from django.utils.html import format_html
 
+from webapp.core.fresh_admin import FreshAdmin
 from webapp.core.read_only import ReadOnlyAdmin
 from webapp.hosts.models import (
     Device,
@@ -18,6 +19,7 @@ from webapp.hosts.models import (
     Host,
     HostState,
     Pool,
+    RefusedMessage,
 )
 from webapp.hosts.services import host_set_state, token_create, token_revoke
 
@@ -26,21 +28,21 @@ CHANGEABLE = ["name", "pool", "labels", "state"]
 
 
 @admin.register(Host)
-class HostAdmin(admin.ModelAdmin[Host]):
-    """Machines as they described themselves; only names, pools and states are a person's."""
+class HostAdmin(FreshAdmin[Host]):
+    """Hosts as their agents reported them; only name, pool, labels and state can be edited."""
 
     list_display = ["name", "team", "state", "contact", "pool", "last_seen_at", "agent_version"]
     list_filter = ["state", "pool", "team"]
     search_fields = ["name", "slug"]
 
     def get_readonly_fields(self, _request: HttpRequest, _obj: Host | None = None) -> list[str]:
-        """Lock everything that the machine reports."""
+        """Return every field that the agent reports."""
         secret = set(SECRETS)
         names = [field.name for field in Host._meta.fields]
         return [name for name in names if name not in {*CHANGEABLE, *secret}]
 
     def get_exclude(self, _request: HttpRequest, _obj: Host | None = None) -> list[str]:
-        """Show no secret, not even as a digest."""
+        """Return the secret fields: not even their digests are shown."""
         return list(SECRETS)
 
     def save_model(
@@ -50,7 +52,7 @@ class HostAdmin(admin.ModelAdmin[Host]):
         form: ModelForm[Host],
         change: bool,  # noqa: FBT001 (Django's signature)
     ) -> None:
-        """Save names and pools; a new state goes through the service, which records it."""
+        """Save the host; change its state through the service, which records an event."""
         to = obj.state
         if change and "state" in form.changed_data:
             obj.state = Host.objects.values_list("state", flat=True).get(pk=obj.pk)
@@ -59,14 +61,14 @@ class HostAdmin(admin.ModelAdmin[Host]):
             host_set_state(host=obj, to=HostState(to), by=request.user.get_username())
 
     def add_view(self, request: HttpRequest, *_args: Any, **_kwargs: Any) -> HttpResponseRedirect:
-        """Lead to the page with the command and the check-list: a host adds itself."""
+        """Redirect to the enrolment page: a host adds itself."""
         messages.info(request, "A host adds itself: run the command, watch the check-list.")
         return HttpResponseRedirect(reverse("host-add"))
 
 
 @admin.register(Pool)
-class PoolAdmin(admin.ModelAdmin[Pool]):
-    """Hosts that take jobs from one queue, and the teams that may launch there."""
+class PoolAdmin(FreshAdmin[Pool]):
+    """Pools of hosts that share one job queue, and the teams that may launch there."""
 
     list_display = ["name", "slug", "team"]
     list_filter = ["team"]
@@ -75,7 +77,7 @@ class PoolAdmin(admin.ModelAdmin[Pool]):
 
 @admin.register(Device)
 class DeviceAdmin(ReadOnlyAdmin):
-    """What hosts say they compute on."""
+    """Compute devices that hosts reported."""
 
     list_display = ["host", "kind", "index", "name", "memory_bytes", "is_present", "cordoned_at"]
     list_filter = ["kind", "is_present"]
@@ -84,7 +86,7 @@ class DeviceAdmin(ReadOnlyAdmin):
 
 @admin.register(Distinction)
 class DistinctionAdmin(ReadOnlyAdmin):
-    """Hosts that look like one machine and are not, by an operator's word on their page."""
+    """Pairs of hosts that look like one machine and that an operator marked as different."""
 
     list_display = ["host", "other", "said_by", "said_at"]
     search_fields = ["host__name", "other__name"]
@@ -92,7 +94,7 @@ class DistinctionAdmin(ReadOnlyAdmin):
 
 @admin.register(EnrolmentToken)
 class EnrolmentTokenAdmin(admin.ModelAdmin[EnrolmentToken]):
-    """One-time tokens; the text is shown once, right after it was made."""
+    """One-time enrolment tokens; the text is shown once, right after creation."""
 
     list_display = ["name", "team", "pool", "created_by", "expires_at", "used_at", "revoked_at"]
     list_filter = ["team"]
@@ -102,7 +104,7 @@ class EnrolmentTokenAdmin(admin.ModelAdmin[EnrolmentToken]):
     def has_change_permission(
         self, _request: HttpRequest, _obj: EnrolmentToken | None = None
     ) -> bool:
-        """Refuse: a token is made, used or revoked."""
+        """Return False: a token is created, used or revoked, never edited."""
         return False
 
     def save_model(
@@ -112,7 +114,7 @@ class EnrolmentTokenAdmin(admin.ModelAdmin[EnrolmentToken]):
         _form: ModelForm[EnrolmentToken],
         _change: bool,  # noqa: FBT001 (Django's signature)
     ) -> None:
-        """Make the token through the service and show its text and the command."""
+        """Create the token through the service and show its text and the enrolment command."""
         by = request.user if isinstance(request.user, User) else None
         token, text = token_create(
             team=obj.team, by=by, name=obj.name, pool=obj.pool, labels=obj.labels
@@ -125,13 +127,22 @@ class EnrolmentTokenAdmin(admin.ModelAdmin[EnrolmentToken]):
 
     @admin.action(description="Revoke the chosen tokens")
     def revoke(self, request: HttpRequest, queryset: Any) -> None:  # noqa: ANN401 (Django's signature)
-        """Make unused tokens worthless."""
+        """Revoke unused tokens."""
         revoked = sum(token_revoke(token=token) for token in queryset)
         messages.success(request, f"{revoked} tokens revoked.")
 
 
 @admin.register(Epoch)
 class EpochAdmin(ReadOnlyAdmin):
-    """How far the site has come."""
+    """The site's credential epoch."""
 
     list_display = ["number", "highest_seen"]
+
+
+@admin.register(RefusedMessage)
+class RefusedMessageAdmin(ReadOnlyAdmin):
+    """Messages of hosts that the server rejected."""
+
+    list_display = ["last_at", "host", "kind", "reason", "count"]
+    list_filter = ["kind"]
+    search_fields = ["reason", "host__slug"]

@@ -1,4 +1,4 @@
-"""The check-list of a host that is being added: what is known, what is missing, how to mend it."""
+"""The check-list of a host that is being added: passed checks, failures, and their fixes."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +16,7 @@ WORK = "python -m runners work"
 
 @dataclass(frozen=True)
 class Check:
-    """One line: its name, how it stands, what was found, and how to mend it where it is bad."""
+    """One line of the check-list: name, status, finding, and the fix where it failed."""
 
     name: str
     look: str = WAITING
@@ -26,13 +26,13 @@ class Check:
 
     @property
     def status(self) -> str:
-        """Return the state whose chip is drawn."""
+        """Return the status name that selects the chip."""
         return {GOOD: "succeeded", BAD: "failed", RUNNING: "checking"}.get(self.look, "queued")
 
     @property
     def word(self) -> str:
-        """Return the state in a word, for those who do not see the shape."""
-        return {GOOD: "ok", BAD: "needs you", RUNNING: "running"}.get(self.look, "waiting")
+        """Return the status as one word, for people who cannot see the chip."""
+        return {GOOD: "ok", BAD: "action needed", RUNNING: "running"}.get(self.look, "waiting")
 
 
 NAMES = (
@@ -50,7 +50,7 @@ CONTACTED, IDENTITY, CLOCK, DRIVER, GPUS, TORCH, DISK, QUEUE, BENCH = NAMES
 
 
 def checklist(token: EnrolmentToken | None, host: Host | None) -> list[Check]:
-    """Return the check-list in its fixed order; before the first contact every line waits."""
+    """Return the check-list in fixed order; before the first contact every check is pending."""
     if host is None:
         return [
             Check(CONTACTED, RUNNING, "waiting for the host to call"),
@@ -71,19 +71,19 @@ def checklist(token: EnrolmentToken | None, host: Host | None) -> list[Check]:
 
 
 def open_checks(host: Host) -> list[Check]:
-    """Return what a person still has to mend on a host, for its own page."""
+    """Return the failed checks of a host, for its own page."""
     if host.kind not in RUNS_JOBS or host.state == HostState.RETIRED:
         return []
     return [check for check in checklist(None, host) if check.look == BAD]
 
 
 def is_ready(host: Host | None) -> bool:
-    """Return whether the host takes jobs."""
+    """Return whether the host accepts jobs."""
     return host is not None and host.state == HostState.READY
 
 
 def machine_words(facts: dict[str, Any]) -> str:
-    """Return a machine in one line: processor, cores, memory, GPUs."""
+    """Return a one-line description of a machine: processor, logical CPUs, memory, GPUs."""
     if not facts:
         return ""
     memory = units.memory(facts.get("memory_bytes", 0))
@@ -91,12 +91,20 @@ def machine_words(facts: dict[str, Any]) -> str:
 
 
 def processor_words(facts: dict[str, Any]) -> str:
-    """Return how many cores of which processor a machine has."""
-    return f"{facts.get('cpu_count', '?')} × {facts.get('cpu_model') or 'processor'}"  # noqa: RUF001 -- a multiplication sign
+    """Return a machine's processor model and the number of logical CPUs that jobs may use.
+
+    Logical CPUs are hardware threads: several may share one core.
+    """
+    return f"{facts.get('cpu_model') or 'Processor'}, {cpus_words(facts.get('cpu_count'))}"
+
+
+def cpus_words(count: int | None) -> str:
+    """Return the number of logical CPUs that a host's jobs may use, with its unit."""
+    return f"{'?' if count is None else count} logical CPU{'' if count == 1 else 's'}"
 
 
 def gpu_words(facts: dict[str, Any]) -> str:
-    """Return the GPUs of a host in one phrase."""
+    """Return the number, model and memory of a host's GPUs in one phrase."""
     gpus = facts.get("gpus") or []
     if not gpus:
         return "no GPU"
@@ -105,7 +113,7 @@ def gpu_words(facts: dict[str, Any]) -> str:
 
 
 def clock_words(offset_ms: int) -> str:
-    """Return how far a host's clock is off, in words."""
+    """Return the offset of a host's clock in words."""
     return f"{abs(offset_ms)} ms {'behind' if offset_ms < 0 else 'ahead of'} this server's"
 
 
@@ -116,7 +124,7 @@ def _contact(host: Host, facts: dict[str, Any]) -> Check:
         words = "enrolled; start the agent with the last part of the command"
         return Check(CONTACTED, RUNNING, words)
     if contact_of(host) is Contact.LIVE:
-        return Check(CONTACTED, GOOD, f"{who}, heard every 10 s")
+        return Check(CONTACTED, GOOD, f"{who}, every 10 s")
     fix = "The agent stopped reporting. Start it again on the host:"
     return Check(CONTACTED, BAD, f"silent for {units.clock(silent)}", fix, WORK)
 
@@ -142,7 +150,7 @@ def _clock(host: Host) -> Check:
 
 def _driver(facts: dict[str, Any]) -> Check:
     if problem := facts.get("driver_problem"):
-        fix = "An NVIDIA GPU is on the bus, but its driver does not answer. See what it says:"
+        fix = "The driver of an NVIDIA GPU does not answer. Run this to see its error:"
         return Check(DRIVER, BAD, str(problem), fix, "nvidia-smi; sudo dmesg | grep -i nvrm")
     version = facts.get("driver_version")
     if not version:
@@ -185,7 +193,7 @@ def _major(version: str) -> int:
 
 
 def _install(version: str, runs: str | None) -> str:
-    """Return the command that installs the same torch for the CUDA that a driver runs."""
+    """Return the pip command that installs this torch version for the driver's CUDA version."""
     bare = str(version).partition("+")[0]
     build = f"cu{runs.replace('.', '')}" if runs else "cu128"
     return (
@@ -204,17 +212,17 @@ def _disk(facts: dict[str, Any]) -> Check:
 
 
 def _queue(host: Host) -> Check:
-    """Judge the way through Redis; without one, work comes and goes with the beats."""
-    found = host.checks.get("queue") or {}
+    """Check the round trip through Redis; without Redis, jobs start with the heartbeats."""
+    result = host.checks.get("queue") or {}
     if refusal := host.checks.get("redis_refusal"):
         return Check(QUEUE, GOOD, f"not used: {refusal}")
     if not host.checks.get("has_redis"):
         return Check(QUEUE, GOOD, "not used: everything goes over HTTP, starts take up to 10 s")
-    if "seconds" in found:
-        return Check(QUEUE, GOOD, f"{found['seconds'] * 1000:.0f} ms, signed, there and back")
-    if "problem" in found:
-        fix = "Jobs start all the same, up to 10 s later. See what the host says of Redis:"
-        return Check(QUEUE, BAD, found["problem"], fix, "python -m runners doctor")
+    if "seconds" in result:
+        return Check(QUEUE, GOOD, f"{result['seconds'] * 1000:.0f} ms, signed, there and back")
+    if "problem" in result:
+        fix = "Jobs still start, up to 10 s later. Run this to see the host's view of Redis:"
+        return Check(QUEUE, BAD, result["problem"], fix, "python -m runners doctor")
     return Check(QUEUE, RUNNING if host.last_seen_at else WAITING, "a signed ping and its answer")
 
 
@@ -225,7 +233,7 @@ def _microbench(host: Host) -> Check:
     problems = host.last_beat.get("problems") or ()
     failed = next((each for each in problems if each.startswith(BENCH_FAILED)), None)
     if failed:
-        fix = "Run it by hand to see all that it says, then check again:"
+        fix = "Run it by hand to see its output, then check again:"
         words = failed.removeprefix(BENCH_FAILED)
         return Check(BENCH, BAD, words, fix, "python -m runners.jobs.microbench --short")
     look = RUNNING if host.last_seen_at else WAITING
@@ -234,7 +242,7 @@ def _microbench(host: Host) -> Check:
 
 
 def bench_words(device: dict[str, Any]) -> str:
-    """Return the two figures that matter most of a measured device."""
+    """Return a measured device's memory bandwidth and its highest matrix rate."""
     rates = device.get("flops_per_second") or {}
     best = max(rates.items(), key=lambda item: item[1], default=None)
     bandwidth = units.bandwidth(device.get("memory_bandwidth_bytes_per_second", 0))

@@ -1,4 +1,4 @@
-"""How long a host has been silent, by the server's clock, and what that is called."""
+"""Contact status of a host: seconds since its last heartbeat, by the server's clock."""
 
 from datetime import datetime
 from enum import StrEnum
@@ -13,23 +13,23 @@ UNREACHABLE_AFTER_SECONDS = scaled(90.0)
 
 
 class Contact(StrEnum):
-    """Silence never ends a job: it only decides what new work a host gets."""
+    """Contact status; it never ends a job, it only limits which new jobs a host gets."""
 
-    UNKNOWN = "unknown"  # it never spoke
+    UNKNOWN = "unknown"  # no heartbeat yet
     LIVE = "live"
     DEGRADED = "degraded"
     UNREACHABLE = "unreachable"
 
 
 def silent_seconds(host: Host, at: datetime | None = None) -> float | None:
-    """Return the seconds since the host was last heard, or None if it never was."""
+    """Return the seconds since the host's last heartbeat, or None before the first."""
     if host.last_seen_at is None:
         return None
     return max(0.0, ((at or now()) - host.last_seen_at).total_seconds())
 
 
 def contact_of(host: Host, at: datetime | None = None) -> Contact:
-    """Return how good the contact with a host is at an instant (default: now)."""
+    """Return the contact status of a host at an instant (default: now)."""
     silent = silent_seconds(host, at)
     if silent is None:
         return Contact.UNKNOWN

@@ -1,4 +1,4 @@
-"""What an operator does to a device, and to a host that is to be opened or to leave."""
+"""Operator actions: cordon and uncordon devices, maintenance and retirement of hosts."""
 
 from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
@@ -6,6 +6,7 @@ from django.shortcuts import get_object_or_404, redirect
 from django.views.decorators.http import require_POST
 
 from webapp.core.problems import Problem
+from webapp.core.stale import SEEN
 from webapp.hosts.cordons import device_cordon, device_uncordon, device_words, host_take_out
 from webapp.hosts.models import Device, HostState
 from webapp.hosts.views import host_for_operator
@@ -19,7 +20,7 @@ def _device(request: HttpRequest, slug: str, device_id: str) -> Device:
 
 @require_POST
 def device_cordon_view(request: HttpRequest, slug: str, device_id: str) -> HttpResponse:
-    """Keep a device from new jobs, with a reason."""
+    """Cordon a device, with a reason: it takes no new jobs."""
     device = _device(request, slug, device_id)
     by, reason = request.user.get_username(), str(request.POST.get("reason", ""))
     try:
@@ -33,11 +34,16 @@ def device_cordon_view(request: HttpRequest, slug: str, device_id: str) -> HttpR
 
 @require_POST
 def device_uncordon_view(request: HttpRequest, slug: str, device_id: str) -> HttpResponse:
-    """Let a device take jobs again."""
+    """Uncordon a device: it takes jobs again."""
     device = _device(request, slug, device_id)
-    device_uncordon(device=device, by=request.user.get_username())
-    messages.success(request, f"{device_words(device)} takes jobs again.")
-    allocate_pool(device.host.pool)
+    by, seen = request.user.get_username(), request.POST.get(SEEN, "")
+    try:
+        device_uncordon(device=device, by=by, seen=seen)
+    except Problem as problem:
+        messages.warning(request, problem.detail)
+    else:
+        messages.success(request, f"{device_words(device)} takes jobs again.")
+        allocate_pool(device.host.pool)
     return redirect("host-detail", slug)
 
 
@@ -54,11 +60,11 @@ def _take_out(request: HttpRequest, slug: str, to: HostState, words: str) -> Htt
 
 @require_POST
 def host_maintenance(request: HttpRequest, slug: str) -> HttpResponse:
-    """Say that a host is being worked on."""
+    """Put a host into maintenance."""
     return _take_out(request, slug, HostState.MAINTENANCE, "is in maintenance")
 
 
 @require_POST
 def host_retire(request: HttpRequest, slug: str) -> HttpResponse:
-    """Take a host out of its pool for good."""
-    return _take_out(request, slug, HostState.RETIRED, "is retired; enrol it anew to use it")
+    """Retire a host for good."""
+    return _take_out(request, slug, HostState.RETIRED, "is retired; enrol it again to use it")

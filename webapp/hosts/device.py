@@ -1,7 +1,7 @@
-"""A host as the planner sees it: its devices and how fast they were measured to be.
+"""Planner specs of a host: its devices with published or measured figures.
 
-A CPU is described by its host's micro-benchmark. A GPU that the catalog knows by name keeps
-its published figures, with the memory that the driver reports; any other needs a measurement.
+A CPU uses its host's micro-benchmark. A GPU in the catalog uses the published figures with the
+memory that the driver reports; any other GPU needs a measurement.
 """
 
 from datetime import UTC, datetime
@@ -15,7 +15,7 @@ from webapp.hosts.models import Host
 from webapp.hosts.prices import PER_KWH, price_of, priced
 from webapp.hosts.virtual import planned_cluster
 
-# Names under which the driver reports a board whose form factor it leaves out.
+# Driver names that omit or spell differently the form factor -> catalog id.
 DRIVER_NAMES = {
     "NVIDIA H100 80GB HBM3": "h100-sxm5-80gb",
     "NVIDIA H100 PCIe": "h100-pcie-80gb",
@@ -26,10 +26,10 @@ DRIVER_NAMES = {
 
 
 def cluster_for_host(host: Host) -> ClusterSpec:
-    """Return the host as one node of its devices.
+    """Return a host as a cluster of one node.
 
     Raises:
-        ConflictProblem: the host has not reported or not been measured yet.
+        ConflictProblem: the host has not reported or has not been measured yet.
     """
     if host.kind == "virtual":
         return planned_cluster(host)
@@ -45,10 +45,10 @@ def cluster_for_host(host: Host) -> ClusterSpec:
 
 
 def device_for_host(host: Host) -> DeviceSpec:
-    """Return the device that jobs on this host run on: its GPU where it has one, else its CPU.
+    """Return the device that jobs on this host use: its GPU if it has one, else its CPU.
 
     Raises:
-        ConflictProblem: nothing is known of its speed yet.
+        ConflictProblem: the host has not reported or has not been measured yet.
     """
     if host.kind == "virtual":
         return get_device(host.planned["device"])
@@ -61,7 +61,7 @@ def device_for_host(host: Host) -> DeviceSpec:
 def _facts(host: Host) -> HostFacts:
     if not host.facts:
         raise ConflictProblem(
-            "host_unknown", f"{host.name} has not reported yet; wait for its first beat."
+            "host_unknown", f"{host.name} has not reported yet; wait for its first heartbeat."
         )
     return HostFacts.model_validate(host.facts)
 
@@ -71,24 +71,24 @@ def _bench(host: Host) -> Microbench | None:
 
 
 def _same_gpus(facts: HostFacts) -> list[GpuFacts]:
-    """Return the GPUs of the first one's kind: a job uses one kind of device."""
+    """Return the GPUs of the same model as the first: a job uses one device model."""
     return [gpu for gpu in facts.gpus if gpu.name == facts.gpus[0].name]
 
 
 def _measured(host: Host, device: str) -> DeviceMeasurement:
     bench = _bench(host)
-    found = [item for item in bench.devices if item.device == device] if bench else []
-    if not found:
+    measurements = [item for item in bench.devices if item.device == device] if bench else []
+    if not measurements:
         raise ConflictProblem(
             "not_measured",
             f"The speed of {host.name} has not been measured yet; its agent does so at its first "
             "start, in about 15 seconds.",
         )
-    return found[0]
+    return measurements[0]
 
 
 def _cpu_device(host: Host, facts: HostFacts) -> DeviceSpec:
-    """Return the processor with its memory, or with what the host lets a job take of it."""
+    """Return the CPU with the memory that a job may use of it."""
     memory = min(facts.memory_bytes, facts.job_memory_bytes or facts.memory_bytes)
     return _from_measurement(
         host, _measured(host, "cpu"), kind="cpu", name=facts.cpu_model, memory=memory
@@ -96,15 +96,15 @@ def _cpu_device(host: Host, facts: HostFacts) -> DeviceSpec:
 
 
 def _gpu_device(host: Host, gpu: GpuFacts) -> DeviceSpec:
-    known = _published(gpu.name)
-    if known is not None:
-        return known.model_copy(update={"memory_bytes": gpu.memory_bytes})
+    published = _published(gpu.name)
+    if published is not None:
+        return published.model_copy(update={"memory_bytes": gpu.memory_bytes})
     measured = _measured(host, f"cuda:{gpu.index}")
     return _from_measurement(host, measured, kind="gpu", name=gpu.name, memory=gpu.memory_bytes)
 
 
 def _published(name: str) -> DeviceSpec | None:
-    """Return the catalog's device of a driver's name, with or without its maker."""
+    """Return the catalog device for a driver's device name, with or without the brand."""
     bare = name.removeprefix("NVIDIA ").removeprefix("GeForce ").removeprefix("Tesla ")
     for spelling in (DRIVER_NAMES.get(name, name), bare):
         try:
@@ -136,7 +136,7 @@ def _from_measurement(
 
 
 def measured_on(host: Host) -> str | None:
-    """Return the day of the host's micro-benchmark, as ISO date."""
+    """Return the date of the host's micro-benchmark, as ISO date."""
     bench = _bench(host)
     if bench is None:
         return None

@@ -1,4 +1,4 @@
-"""What an operator does to a host's environments."""
+"""Operator actions on a host's environments: build and remove."""
 
 from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
@@ -17,17 +17,17 @@ def _order(request: HttpRequest, slug: str, name: str, action: str, words: str) 
     except Problem as problem:
         messages.warning(request, problem.detail)
     else:
-        messages.success(request, f"{host.name} {words} {name} after its next beat.")
+        messages.success(request, f"{host.name} {words} {name} after its next heartbeat.")
     return redirect("host-detail", slug)
 
 
 @require_POST
 def environment_build(request: HttpRequest, slug: str, name: str) -> HttpResponse:
-    """Have a host build an environment before a job needs it."""
+    """Request that a host builds an environment before a job needs it."""
     return _order(request, slug, name, "build", "builds")
 
 
 @require_POST
 def environment_remove(request: HttpRequest, slug: str, name: str) -> HttpResponse:
-    """Have a host delete an environment that no job runs in."""
+    """Request that a host deletes an environment that no job runs in."""
     return _order(request, slug, name, "remove", "removes")

@@ -1,4 +1,4 @@
-"""The named environments of a host: what it says of them, and what an operator wants done."""
+"""The named environments of a host: their reported states and the operators' orders."""
 
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -17,40 +17,40 @@ from webapp.hosts.models import Host
 from webapp.jobs.models import Event
 from webapp.live.publish import publish_host_checks
 
-SAID, ORDERS = "environments", "environment_orders"  # names in Host.checks
+SAID, ORDERS = "environments", "environment_orders"  # keys of Host.checks
 ACTIONS = ("build", "remove")
 Findings = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class EnvironmentRow:
-    """One environment as the host's page shows it."""
+    """One environment on the host's page."""
 
     state: EnvironmentState
-    wanted: str  # an order that the host has not carried out: build or remove
+    wanted: str  # pending order: "build", "remove" or ""
 
     @property
     def is_own(self) -> bool:
-        """Return whether it is the agent's own, which stays."""
+        """Return whether it is the agent's own environment, which cannot be removed."""
         return self.state.name == MAIN
 
     @property
     def is_built(self) -> bool:
-        """Return whether something of it lies on the host's disk."""
+        """Return whether a build of it is on the host's disk."""
         return self.state.stage in {"ready", "outdated"}
 
     @property
     def share(self) -> float | None:
-        """Return how much of a build is done, or None while none is under way."""
+        """Return the completed fraction of a running build, or None if none runs."""
         is_building = self.state.stage == "building" and self.state.total
         return self.state.done / self.state.total if is_building else None
 
 
 def environments_of(host: Host) -> list[EnvironmentRow]:
-    """Return what a host said of its environments, the agent's own first.
+    """Return the environments that a host reported, the agent's own first.
 
-    What another version of this server wrote down may not be readable: it is passed over until
-    the host says it anew.
+    States that another version of this server stored may not parse: they are skipped until the
+    host reports them again.
     """
     orders = host.checks.get(ORDERS, {})
     states = []
@@ -61,7 +61,7 @@ def environments_of(host: Host) -> list[EnvironmentRow]:
 
 
 def orders_of(host: Host) -> tuple[EnvironmentOrder, ...]:
-    """Return what the host is asked to do with its environments."""
+    """Return the pending environment orders of a host."""
     orders: Mapping[str, Findings] = host.checks.get(ORDERS, {})
     return tuple(
         EnvironmentOrder(name=name, action=each["action"], order_id=each["order_id"])
@@ -70,23 +70,23 @@ def orders_of(host: Host) -> tuple[EnvironmentOrder, ...]:
 
 
 def findings_after(checks: Findings, said: Iterable[EnvironmentState]) -> Findings:
-    """Return a host's findings with what it says now; orders that it carried out are gone."""
+    """Return a host's checks with the reported environments and without completed orders."""
     states = list(said)
-    done, known = {each.order_id for each in states}, {each.name for each in states}
+    done, names = {each.order_id for each in states}, {each.name for each in states}
     orders = {
         name: order
         for name, order in checks.get(ORDERS, {}).items()
-        if name in known and order["order_id"] not in done
+        if name in names and order["order_id"] not in done
     }
     return {**checks, SAID: [each.model_dump(mode="json") for each in states], ORDERS: orders}
 
 
 def environment_order(*, host: Host, name: str, action: str, by: str) -> None:
-    """Have a host build or remove one of its environments; a later order replaces this one.
+    """Order a host to build or remove an environment; a later order replaces this one.
 
     Raises:
-        InvalidProblem: the agent's own is not to be built or removed.
-        NotFoundProblem: the host says that it knows none of that name.
+        InvalidProblem: the agent's own environment cannot be built or removed.
+        NotFoundProblem: the host reported no environment of that name.
     """
     if action not in ACTIONS or name == MAIN:
         raise InvalidProblem(

@@ -1,4 +1,4 @@
-"""What was found out about a host beside what it says: the JSON of ``Host.checks``."""
+"""Server-side findings about a host: the JSON of ``Host.checks``."""
 
 from typing import Any
 
@@ -13,17 +13,17 @@ WANTS_RECHECK = "wants_recheck"
 
 
 def checks_update(host_id: str, **changes: Any) -> dict[str, Any]:
-    """Change some of a host's findings and return all; None takes one out."""
+    """Update keys of ``Host.checks`` and return the whole; None deletes a key."""
     with transaction.atomic():
         host = Host.objects.select_for_update(no_key=True).only("checks").get(pk=host_id)
         merged = host.checks | changes
-        kept = {name: value for name, value in merged.items() if value is not None}
-        Host.objects.filter(pk=host_id).update(checks=kept)
-    return kept
+        checks = {name: value for name, value in merged.items() if value is not None}
+        Host.objects.filter(pk=host_id).update(checks=checks)
+    return checks
 
 
-def recheck_ask(*, host: Host, by: str) -> None:
-    """Have a host say anew what it is, and its queue be tried again."""
+def recheck_request(*, host: Host, by: str) -> None:
+    """Request new facts from a host at its next heartbeat and a new round trip of its queue."""
     with transaction.atomic():
         host.checks = checks_update(host.pk, **{WANTS_RECHECK: True, "queue": None})
         Event.objects.create(

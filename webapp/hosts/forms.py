@@ -1,4 +1,4 @@
-"""The forms of a host: the one that makes an enrolment token, and its labels."""
+"""Forms of hosts: the enrolment form and the labels form."""
 
 import re
 from collections.abc import Mapping
@@ -17,16 +17,16 @@ LABELS_HINT = (
 
 
 class LabelsField(forms.CharField):
-    """Labels as people write them, ``key=value`` with spaces between; cleaned to pairs."""
+    """Labels typed as ``key=value`` separated by spaces; cleaned to a dict."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(max_length=400, required=False, **options)
 
     def clean(self, value: object) -> Any:  # noqa: ANN401 -- pairs, where the base has text
-        """Return the labels as pairs.
+        """Return the labels as a dict.
 
         Raises:
-            ValidationError: too many, one that is no pair, or a price that is none.
+            ValidationError: too many labels, one without ``=``, or an invalid price.
         """
         words = str(super().clean(value)).replace(",", " ").split()
         if len(words) > MAX_LABELS:
@@ -41,18 +41,18 @@ class LabelsField(forms.CharField):
 
 
 def written(labels: Mapping[str, object]) -> str:
-    """Return labels as people write them."""
+    """Return labels as the text that people type."""
     return " ".join(f"{key}={value}" for key, value in labels.items())
 
 
 class LabelsForm(forms.Form):
-    """The labels of a host that is there already, its prices among them."""
+    """The labels of an existing host, including its prices."""
 
     labels = LabelsField(label="Labels", help_text=f"As key=value, {LABELS_HINT}")
 
 
 class AddHostForm(forms.Form):
-    """What the operator calls a host, and where it belongs."""
+    """Name, pool and labels of a host to enrol."""
 
     name = forms.CharField(
         max_length=80,
@@ -64,7 +64,7 @@ class AddHostForm(forms.Form):
     labels = LabelsField(help_text=f"Optional, as key=value, {LABELS_HINT}")
 
     def clean_pool(self) -> str:
-        """Refuse a pool that could not stand in an address."""
+        """Return the pool in lower case; reject one that cannot be part of a URL."""
         pool = str(self.cleaned_data["pool"]).strip().lower()
         if not POOL.fullmatch(pool):
             raise forms.ValidationError(

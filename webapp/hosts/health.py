@@ -1,6 +1,6 @@
-"""How well a host's hardware is: ok, warn or bad, each with its reasons.
+"""Hardware health of a host: ok, warn or bad, with its reasons.
 
-A person decides what to do about it: health moves no job and closes no host.
+Health is shown to people only: it moves no job and closes no host.
 """
 
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from webapp.core import units
 from webapp.hosts.models import Host
 
 OK, WARN, BAD = "ok", "warn", "bad"
-# Source: NVIDIA, XID Errors: those that say the board itself needs help.
+# Source: NVIDIA, XID Errors: the ones that indicate a hardware fault.
 FATAL_XIDS = {
     48: "a memory error that could not be corrected",
     61: "its microcontroller stopped",
@@ -29,7 +29,7 @@ MAX_CLOCK_OFFSET_MS = 5000
 
 
 class Reason(NamedTuple):
-    """One thing that is not as it should be."""
+    """One health problem: its level and its description."""
 
     level: str
     words: str
@@ -37,28 +37,28 @@ class Reason(NamedTuple):
 
 @dataclass(frozen=True)
 class Health:
-    """The worst level and every reason, the worst first."""
+    """The worst level and every reason, worst first."""
 
     level: str
     reasons: tuple[Reason, ...]
 
     @property
     def status(self) -> str:
-        """Return the state whose chip is drawn."""
+        """Return the status name that selects the chip."""
         return {OK: "ready", WARN: "stale", BAD: "failed"}[self.level]
 
     @property
     def words(self) -> str:
-        """Return the health in a word or two."""
-        return {OK: "Healthy", WARN: "Look at it", BAD: "Needs repair"}[self.level]
+        """Return the health in one to three words."""
+        return {OK: "Healthy", WARN: "Needs attention", BAD: "Needs repair"}[self.level]
 
 
 def health_of(host: Host) -> Health | None:
-    """Return how well a host is, or None before it said what it is."""
+    """Return the health of a host, or None before it reported its facts."""
     if not host.facts:
         return None
-    found = [*_gpu_reasons(host.facts), *_host_reasons(host)]
-    reasons = tuple(sorted(found, key=lambda reason: reason.level != BAD))
+    unsorted = [*_gpu_reasons(host.facts), *_host_reasons(host)]
+    reasons = tuple(sorted(unsorted, key=lambda reason: reason.level != BAD))
     return Health(reasons[0].level if reasons else OK, reasons)
 
 
@@ -93,7 +93,7 @@ def _xids(gpu: dict[str, Any]) -> Iterator[tuple[str, str]]:
 def _board(gpu: dict[str, Any]) -> Iterator[tuple[str, str]]:
     width, full = gpu.get("pcie_width"), gpu.get("pcie_max_width")
     if width and full and width < full:
-        yield WARN, f"{width} of {full} PCIe lanes are in use; look at slot and riser"
+        yield WARN, f"{width} of {full} PCIe lanes are in use; check slot and riser"
     if gpu.get("is_partitioned"):
         yield WARN, "it is partitioned (MIG); plans count it whole"
 

@@ -1,4 +1,4 @@
-"""GPU hosts in their pools, their devices, and the one-time tokens that enrol them."""
+"""Models of GPU hosts: pools, devices, enrolment tokens, the epoch, refused messages."""
 
 from django.conf import settings
 from django.db import models
@@ -6,13 +6,13 @@ from django.db import models
 from webapp.accounts.models import Team, TeamOwned
 from webapp.core.ids import UlidModel
 
-RUNS_JOBS = ("agent", "slurm")  # kinds of hosts
-# What is large and what loops over all hosts leave in the database.
+RUNS_JOBS = ("agent", "slurm")  # kinds of hosts that run jobs
+# Large JSON columns, deferred by queries over all hosts.
 DOCUMENTS = ("facts", "planned", "microbench", "calibration", "last_beat", "checks")
 
 
 class HostState(models.TextChoices):
-    """Where a host is in its life; contact is judged apart, from ``last_seen_at``."""
+    """Lifecycle state of a host; contact is derived separately, from ``last_seen_at``."""
 
     PENDING = "pending-enrolment", "Pending enrolment"
     CHECKING = "checking", "Checking"
@@ -23,7 +23,7 @@ class HostState(models.TextChoices):
 
 
 class Pool(TeamOwned):
-    """Hosts that take jobs from one queue."""
+    """A group of hosts that share one job queue."""
 
     name = models.CharField(max_length=40)
     slug = models.SlugField(max_length=40)
@@ -39,7 +39,7 @@ class Pool(TeamOwned):
 
 
 class Host(TeamOwned):
-    """A machine that runs jobs (``agent``), hands them to Slurm, or is only planned for."""
+    """A machine that runs jobs (``agent``), submits them to Slurm, or exists only in plans."""
 
     name = models.CharField(max_length=80)
     slug = models.SlugField(max_length=80, unique=True)
@@ -51,9 +51,9 @@ class Host(TeamOwned):
     state = models.CharField(max_length=20, choices=HostState, default=HostState.PENDING)
     pool = models.ForeignKey(Pool, on_delete=models.PROTECT, related_name="hosts")
     labels = models.JSONField(default=dict, blank=True)
-    address = models.CharField(max_length=45, blank=True)  # chosen of those it has; empty: first
+    address = models.CharField(max_length=45, blank=True)  # one of the host's; empty: the first
     facts = models.JSONField(default=dict, blank=True)  # runners.facts.HostFacts
-    planned = models.JSONField(default=dict, blank=True)  # of a virtual host: device, how many
+    planned = models.JSONField(default=dict, blank=True)  # virtual host: device, number, memory
     microbench = models.JSONField(default=dict, blank=True)  # runners.facts.Microbench
     calibration = models.JSONField(default=dict, blank=True)  # planner HostCalibration
     last_beat = models.JSONField(default=dict, blank=True)  # runners.messages.Beat
@@ -68,8 +68,8 @@ class Host(TeamOwned):
     clock_offset_ms = models.BigIntegerField(null=True, blank=True)
     enrolled_at = models.DateTimeField(null=True, blank=True)
     last_seen_at = models.DateTimeField(null=True, blank=True)
-    epoch_seen = models.PositiveBigIntegerField(default=0)  # the highest it showed with its proof
-    contact = models.CharField(max_length=16, default="unknown")  # as the last sweep announced it
+    epoch_seen = models.PositiveBigIntegerField(default=0)  # highest epoch with a valid proof
+    contact = models.CharField(max_length=16, default="unknown")  # as of the last contact sweep
     created_at = models.DateTimeField(auto_now_add=True)
 
     class Meta:
@@ -80,9 +80,9 @@ class Host(TeamOwned):
 
 
 class Device(UlidModel):
-    """What a job holds while it runs: a GPU, the processor of a host without one, or a slot.
+    """A unit that a job holds while it runs: a GPU, a GPU-less host's CPU, or a Slurm slot.
 
-    A slot is the right to have one job in the scheduler that a host hands its jobs to.
+    A slot is the right to have one job in the scheduler that a host submits to.
     """
 
     host = models.ForeignKey(Host, on_delete=models.CASCADE, related_name="devices")
@@ -90,13 +90,13 @@ class Device(UlidModel):
     kind = models.CharField(
         max_length=8, choices=[("gpu", "GPU"), ("cpu", "CPU"), ("slot", "Slot")]
     )
-    uuid = models.CharField(max_length=80)  # NVML's; a processor's is "cpu"
+    uuid = models.CharField(max_length=80)  # from NVML; "cpu" for a processor
     name = models.CharField(max_length=120)
     memory_bytes = models.PositiveBigIntegerField()
-    is_present = models.BooleanField(default=True)  # as the host's last facts say
-    # What it is, whichever host it is seen through: a GPU's uuid, a processor's machine.
+    is_present = models.BooleanField(default=True)  # in the host's last facts
+    # Hardware identity, the same from every host that sees it: GPU uuid, or CPU's machine id.
     hardware = models.CharField(max_length=80, blank=True, db_index=True)
-    unix_user = models.PositiveBigIntegerField(null=True, blank=True)  # whose agent sees it
+    unix_user = models.PositiveBigIntegerField(null=True, blank=True)  # user id of the agent
     cordoned_at = models.DateTimeField(null=True, blank=True)
     cordoned_by = models.CharField(max_length=80, blank=True)
     cordon_reason = models.CharField(max_length=200, blank=True)
@@ -110,7 +110,7 @@ class Device(UlidModel):
 
 
 class Distinction(models.Model):
-    """An operator's word that another host, which looks like the same machine, is another one."""
+    """An operator's statement that a host that looks like the same machine is another one."""
 
     host = models.ForeignKey(Host, on_delete=models.CASCADE, related_name="distinctions")
     other = models.ForeignKey(Host, on_delete=models.CASCADE, related_name="+")
@@ -131,7 +131,7 @@ class EnrolmentToken(TeamOwned):
     """A one-time right to become a host: hashed at rest, at most an hour old, revocable."""
 
     name = models.CharField(max_length=80)
-    pool = models.CharField(max_length=40, default="default")  # slug; made where there is none
+    pool = models.CharField(max_length=40, default="default")  # slug; created if missing
     labels = models.JSONField(default=dict, blank=True)
     token_hash = models.CharField(max_length=64, unique=True)
     created_by = models.ForeignKey(
@@ -148,10 +148,35 @@ class EnrolmentToken(TeamOwned):
 
 
 class Epoch(models.Model):
-    """How far this site has come, and the highest that its hosts were told by it; one row."""
+    """The site's epoch and the highest epoch that its hosts have seen; one row."""
 
     number = models.PositiveBigIntegerField(default=1)
-    highest_seen = models.PositiveBigIntegerField(default=0)  # above the number: a backup's
+    highest_seen = models.PositiveBigIntegerField(default=0)  # above number: restored backup
 
     def __str__(self) -> str:
         return f"epoch {self.number}"
+
+
+class RefusedMessage(models.Model):
+    """A message of a host that the server rejected, counted by reason, for operators."""
+
+    host = models.ForeignKey(Host, on_delete=models.CASCADE, related_name="refused_messages")
+    kind = models.CharField(
+        max_length=16,
+        choices=[("heartbeat", "Heartbeat"), ("event", "Event"), ("stream", "Stream entry")],
+    )
+    reason = models.CharField(max_length=300)
+    attempt_id = models.CharField(max_length=64, blank=True)  # of the last message
+    excerpt = models.CharField(max_length=500, blank=True)  # beginning of the last message
+    count = models.PositiveBigIntegerField(default=1)
+    first_at = models.DateTimeField()
+    last_at = models.DateTimeField()
+
+    class Meta:
+        ordering = ["-last_at", "-id"]
+        constraints = [
+            models.UniqueConstraint(fields=["host", "kind", "reason"], name="one_row_per_refusal")
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.kind} of {self.host_id}: {self.reason}"

@@ -1,4 +1,4 @@
-"""Pools of hosts, and the devices that their hosts say they have."""
+"""Pools of hosts, and the devices that their hosts report."""
 
 from django.db.models import Q
 
@@ -12,45 +12,45 @@ CPU_UUID = "cpu"
 
 
 def pool_ensure(*, team: Team, slug: str = DEFAULT) -> Pool:
-    """Return the team's pool of that name, made if there is none."""
+    """Return the team's pool of that name, created if missing."""
     return Pool.objects.get_or_create(team=team, slug=slug, defaults={"name": slug})[0]
 
 
 def teams_of(pool: Pool) -> set[str]:
-    """Return the teams whose jobs a pool takes: its own, and whom it is shared with."""
+    """Return the ids of the teams whose jobs a pool takes: its own and those it is shared with."""
     return {pool.team_id, *pool.shared_with.values_list("pk", flat=True)}
 
 
 def devices_sync(host: Host, facts: HostFacts) -> None:
-    """Make a host's devices what it says of itself; one that is gone stays, as not present.
+    """Update a host's devices from its facts; missing devices stay, marked as not present.
 
-    A host without a GPU computes on its processor, which is then its only device. One that hands
-    its jobs to a scheduler has a slot for each job that may be there at once.
+    A host without a GPU has its processor as its only device. A host that submits to a scheduler
+    has one slot per job that may be in the scheduler at once.
     """
-    said = _slots(facts.scheduler) if facts.scheduler else _described(facts)
-    for device in said:
+    reported = _slots(facts.scheduler) if facts.scheduler else _hardware(facts)
+    for device in reported:
         Device.objects.update_or_create(
             host=host, uuid=device.uuid, defaults=_facts_of(device) | {"is_present": True}
         )
-    gone = Device.objects.filter(~Q(uuid__in=[device.uuid for device in said]), host=host)
-    gone.update(is_present=False)
+    missing = Device.objects.filter(~Q(uuid__in=[device.uuid for device in reported]), host=host)
+    missing.update(is_present=False)
 
 
 def kind_of(facts: HostFacts) -> str:
-    """Return the kind of a host that says this of itself."""
+    """Return the kind of a host with these facts."""
     return facts.scheduler.kind if facts.scheduler else "agent"
 
 
 def _slots(scheduler: SchedulerFacts) -> list[Device]:
-    asked = [f"{name} {value}" for name, value in sorted(scheduler.options.items())]
-    name = ", ".join(["One job in Slurm", *asked])
+    options = [f"{name} {value}" for name, value in sorted(scheduler.options.items())]
+    name = ", ".join(["One job in Slurm", *options])
     return [
         Device(kind="slot", index=index, uuid=f"slot-{index}", name=name[:120], memory_bytes=0)
         for index in range(scheduler.max_jobs)
     ]
 
 
-def _described(facts: HostFacts) -> list[Device]:
+def _hardware(facts: HostFacts) -> list[Device]:
     gpus = [
         Device(
             kind="gpu",

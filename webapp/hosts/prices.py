@@ -1,4 +1,4 @@
-"""What a host costs, as its labels say: dollars for an hour of it, and for a kWh that it draws."""
+"""Prices from a host's labels: dollars per hour, and dollars per kWh of electricity."""
 
 import math
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ MOST_USD = 10_000.0
 
 
 def price_of(labels: Mapping[str, object], name: str) -> float | None:
-    """Return the dollars that a host's label states; None where it states none that is one."""
+    """Return the price in dollars of a label, or None if it is missing or invalid."""
     try:
         price = float(str(labels[name]))
     except (KeyError, ValueError):
@@ -19,7 +19,7 @@ def price_of(labels: Mapping[str, object], name: str) -> float | None:
 
 
 def wrong_price(labels: Mapping[str, str]) -> str:
-    """Return what is wrong with a price among the labels, nothing where all are right."""
+    """Return the error message of the first invalid price label, or an empty string."""
     for name in (HOURLY, PER_KWH):
         if name in labels and price_of(labels, name) is None:
             return (
@@ -30,7 +30,7 @@ def wrong_price(labels: Mapping[str, str]) -> str:
 
 
 def priced(device: DeviceSpec, labels: Mapping[str, object], host: str, count: int) -> DeviceSpec:
-    """Return a device with its share of what its host costs by the hour, where a label says it."""
+    """Return a device with its share of its host's hourly price, if a label states one."""
     price = price_of(labels, HOURLY)
     if price is None:
         return device

@@ -1,4 +1,4 @@
-"""By which of its addresses a host is reached by the others of a job: an operator's choice."""
+"""The operator's choice of the address at which a job's other hosts reach a host."""
 
 from django.contrib import messages
 from django.db import transaction
@@ -6,18 +6,23 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.views.decorators.http import require_POST
 
+from webapp.audit.changes import refuse_if_changed
 from webapp.core.clock import now
 from webapp.core.problems import InvalidProblem, Problem
+from webapp.core.stale import SEEN
 from webapp.hosts.models import Host
 from webapp.hosts.views import host_for_operator
 from webapp.jobs.models import Event
 
 
-def address_choose(*, host: Host, address: str, by: str) -> None:
-    """Have later jobs reach a host at one of the addresses that it says it has.
+def address_choose(*, host: Host, address: str, by: str, seen: str = "") -> None:
+    """Set the address at which later jobs reach a host, one of those it reported.
+
+    ``seen`` is the version mark of the choice that the page showed.
 
     Raises:
-        InvalidProblem: it has no such address.
+        InvalidProblem: the host has no such address.
+        ConflictProblem: another person changed the address since.
     """
     known = [str(each) for each in host.facts.get("addresses") or []]
     if address not in known:
@@ -27,6 +32,15 @@ def address_choose(*, host: Host, address: str, by: str) -> None:
             "one of those, or enrol it again with --address.",
         )
     with transaction.atomic():
+        chosen = Host.objects.select_for_update(no_key=True).get(pk=host.pk).address
+        refuse_if_changed(
+            seen=seen,
+            now_there=chosen,
+            what=f"The address of {host.name} was",
+            subject=host.pk,
+            kind="host.address",
+            reader=by,
+        )
         Host.objects.filter(pk=host.pk).update(address=address)
         Event.objects.create(
             at=now(),
@@ -40,11 +54,12 @@ def address_choose(*, host: Host, address: str, by: str) -> None:
 
 @require_POST
 def host_address(request: HttpRequest, slug: str) -> HttpResponse:
-    """Choose the address by which other hosts reach this one."""
+    """Set the address at which other hosts reach this one."""
     host = host_for_operator(request, slug)
     address = str(request.POST.get("address", "")).strip()
     try:
-        address_choose(host=host, address=address, by=request.user.get_username())
+        by, seen = request.user.get_username(), request.POST.get(SEEN, "")
+        address_choose(host=host, address=address, by=by, seen=seen)
     except Problem as problem:
         messages.warning(request, problem.detail)
     else:

@@ -1,8 +1,7 @@
-"""Users of Redis: two a host, limited to its own keys, and two of the control worker's.
+"""Redis ACL users: two per host, limited to its own keys, and two for the control worker.
 
-The database says who should exist and Redis is made to agree: at once when a host enrols,
-rotates or is locked out, and again by ``sync`` after whatever befell Redis. Only digests of
-secrets are kept here and there.
+The database is authoritative. Redis is updated when a host enrols, rotates its secrets or is
+locked out, and by ``sync`` after Redis lost or changed users. Both store digests of secrets only.
 """
 
 import contextlib
@@ -21,13 +20,13 @@ from webapp.core import broker
 from webapp.hosts.models import DOCUMENTS, RUNS_JOBS, Host
 
 log = structlog.get_logger(__name__)
-HOST_USER = re.compile(r"[hs]_[0-9A-Z]{26}")  # nobody else's users are touched
-SETINFO_SINCE = (7, 2)  # an older server refuses the whole rule that names it
+HOST_USER = re.compile(r"[hs]_[0-9A-Z]{26}")  # other users are never touched
+SETINFO_SINCE = (7, 2)  # older servers reject a rule that names "client|setinfo"
 NO_RIGHT = (
     "The user in REDIS_URL may not make users ({cause}), so hosts work over HTTPS alone. Give it "
     "+acl and +client|kill, or leave REDIS_URL out for Slipway's own Redis."
 )
-# Each set was found by running the real thing until Redis denied nothing (ACL LOG).
+# Each set was determined by running the client until ACL LOG showed no denial.
 SPEAK = ("-@all", "+ping", "+hello")
 QUEUE_WORKER = (
     *SPEAK, "+select", "+time", "+multi", "+exec", "+discard", "+watch", "+unwatch",
@@ -40,7 +39,7 @@ QUEUE_WORKER = (
 SHIPPER = (*SPEAK, "+multi", "+exec", "+xadd", "+xlen", "+hget")
 CONSUMER = (
     *SPEAK, "+multi", "+exec", "+xgroup|create", "+xreadgroup", "+xack", "+xdel", "+hset",
-    "+blpop",
+    "+blpop", "+llen", "+del", "+memory|usage",
 )  # fmt: skip
 DISPATCHER = (
     *SPEAK, "+select", "+multi", "+exec", "+discard", "+watch", "+unwatch",
@@ -49,7 +48,7 @@ DISPATCHER = (
 
 
 class User(NamedTuple):
-    """One Redis user: its name, the digest of its secret, its keys and what it may do there."""
+    """One Redis user: name, digest of its secret, key pattern and allowed commands."""
 
     name: str
     digest: str
@@ -58,14 +57,14 @@ class User(NamedTuple):
     channel: str = ""  # literal: a pattern would not match the worker's subscription
 
     def rule(self, extra: Iterable[str] = ()) -> list[str]:
-        """Return the words of ACL SETUSER, which replace every earlier rule."""
+        """Return the arguments of ACL SETUSER, which replace every earlier rule."""
         channels = [f"&{self.channel}"] if self.channel else []
         words = ["reset", "on", f"#{self.digest}", f"~{self.keys}", "resetchannels", *channels]
         return [*words, *self.commands, *extra]
 
 
 def users_of(host: Host) -> list[User]:
-    """Return the two users of a host; none while it has no credential or no secret."""
+    """Return the two users of a host; none if it has no credential or no Redis secret."""
     if not host.redis_secret_hash or not host.credential_hash:
         return []
     prefix = key_prefix(host.pk)
@@ -78,14 +77,14 @@ def users_of(host: Host) -> list[User]:
 
 
 def grant(host: Host) -> str:
-    """Have Redis know a host's present secret, and no earlier one; return why it cannot.
+    """Write a host's users with its current secret; return the error message or "".
 
-    A Redis that is away is no reason: ``sync`` brings it up to date when it is back.
+    An unavailable Redis is not an error: ``sync`` updates it when it is back.
     """
     try:
         admin = broker.connection()
         _write(admin, users_of(host))
-        _hang_up(admin, [user.name for user in users_of(host)])
+        _close_connections(admin, [user.name for user in users_of(host)])
         _save(admin)
     except redis.ResponseError as error:
         return NO_RIGHT.format(cause=error)
@@ -95,44 +94,44 @@ def grant(host: Host) -> str:
 
 
 def withdraw(host: Host) -> None:
-    """Have Redis forget a host and end its connections, now or as soon as Redis is back."""
+    """Delete a host's users and close their connections, now or once Redis is back."""
     names = [worker_user(host.pk), shipper_user(host.pk)]
     try:
         admin = broker.connection()
-        _ask(admin, "ACL", "DELUSER", *names)  # which ends their connections, too
+        _execute(admin, "ACL", "DELUSER", *names)  # also closes their connections
         _save(admin)
     except (redis.RedisError, OSError) as error:
         log.info("redis users wait to be dropped", host=host.slug, cause=str(error))
 
 
 def sync(*, rewrite: bool = False) -> int:
-    """Make Redis agree with the database and return how many users were changed.
+    """Synchronise the Redis users with the database; return the number of changed users.
 
-    ``rewrite`` writes every rule anew, for a version of Slipway that changed them.
+    ``rewrite`` writes every rule again, after an upgrade that changed them.
 
     Raises:
-        RedisError: Redis is away, or refuses.
+        RedisError: Redis is unavailable or rejects the command.
     """
     admin = broker.connection()
-    present = _present(admin)
+    present = _existing_users(admin)
     enrolled = (
         Host.objects.defer(*DOCUMENTS).filter(kind__in=RUNS_JOBS).exclude(redis_secret_hash="")
     )
-    wanted = {user.name: user for user in _all_users(enrolled)}
-    stale = [name for name in present if HOST_USER.fullmatch(name) and name not in wanted]
-    changed = [user for name, user in wanted.items() if present.get(name) != {user.digest}]
-    due = list(wanted.values()) if rewrite else changed
+    expected = {user.name: user for user in _all_users(enrolled)}
+    stale = [name for name in present if HOST_USER.fullmatch(name) and name not in expected]
+    changed = [user for name, user in expected.items() if present.get(name) != {user.digest}]
+    due = list(expected.values()) if rewrite else changed
     if stale:
-        _ask(admin, "ACL", "DELUSER", *stale)
+        _execute(admin, "ACL", "DELUSER", *stale)
     _write(admin, due)
-    _hang_up(admin, [user.name for user in changed if user.name in present])
+    _close_connections(admin, [user.name for user in changed if user.name in present])
     if stale or due:
         _save(admin)
     return len(stale) + len(due)
 
 
 def keep() -> int:
-    """Do as ``sync``; a Redis that is away or refuses is no news every half minute."""
+    """Run ``sync``; log an unavailable or refusing Redis at debug level only."""
     try:
         return sync()
     except (redis.RedisError, OSError) as error:
@@ -141,10 +140,10 @@ def keep() -> int:
 
 
 def provision() -> bool:
-    """Write every rule and have this process's roles use users of their own, if Redis allows.
+    """Write every rule and switch this process's roles to their own users, if Redis allows.
 
     Raises:
-        RedisError: Redis is away.
+        RedisError: Redis is unavailable.
     """
     try:
         sync(rewrite=True)
@@ -164,7 +163,7 @@ def _all_users(hosts: Iterable[Host]) -> Iterator[User]:
 
 
 def _role_secret(role: str) -> str:
-    """Return a secret that every process of this site can work out and nobody else."""
+    """Return a role's secret, derived from the site's secret key."""
     text = f"redis-user:{role}".encode()
     return hmac.new(settings.SECRET_KEY.encode(), text, hashlib.sha256).hexdigest()
 
@@ -173,43 +172,43 @@ def _digest(secret: str) -> str:
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
-def _present(admin: redis.Redis) -> Mapping[str, set[str]]:
-    """Return the users that Redis has, with the digests of their secrets."""
-    lines = [_text(line).split() for line in _ask(admin, "ACL", "LIST")]
+def _existing_users(admin: redis.Redis) -> Mapping[str, set[str]]:
+    """Return the users in Redis with the digests of their secrets."""
+    lines = [_text(line).split() for line in _execute(admin, "ACL", "LIST")]
     return {words[1]: {word[1:] for word in words if word.startswith("#")} for words in lines}
 
 
 def _write(admin: redis.Redis, users: Sequence[User]) -> None:
     if not users:
         return
-    extra = _extra(admin)
+    extra = _setinfo_rule(admin)
     pipe = admin.pipeline(transaction=False)
     for user in users:
-        _ask(pipe, "ACL", "SETUSER", user.name, *user.rule(extra))
+        _execute(pipe, "ACL", "SETUSER", user.name, *user.rule(extra))
     pipe.execute()
 
 
-def _extra(admin: redis.Redis) -> list[str]:
-    """Return what clients send for courtesy, where the server knows it."""
+def _setinfo_rule(admin: redis.Redis) -> list[str]:
+    """Return the rule for CLIENT SETINFO, if the server supports it."""
     version = str(admin.info("server").get("redis_version", "0"))
     numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdecimal())
     return ["+client|setinfo"] if numbers >= SETINFO_SINCE else []
 
 
-def _hang_up(admin: redis.Redis, names: Iterable[str]) -> None:
-    """End the connections of users: a new secret alone leaves those open that know the old."""
+def _close_connections(admin: redis.Redis, names: Iterable[str]) -> None:
+    """Close the connections of users: a new secret leaves open connections untouched."""
     for name in names:
-        _ask(admin, "CLIENT", "KILL", "USER", name)
+        _execute(admin, "CLIENT", "KILL", "USER", name)
 
 
-def _ask(admin: redis.Redis, *words: str) -> Any:  # noqa: ANN401 (a reply of any shape)
+def _execute(admin: redis.Redis, *words: str) -> Any:  # noqa: ANN401 (a reply of any shape)
     return admin.execute_command(*words)  # type: ignore[no-untyped-call]  # redis-py's own
 
 
 def _save(admin: redis.Redis) -> None:
-    """Keep the users over a restart; without an ACL file ``sync`` writes them again."""
+    """Save the users to the ACL file; without one, ``sync`` writes them after a restart."""
     with contextlib.suppress(redis.ResponseError):
-        _ask(admin, "ACL", "SAVE")
+        _execute(admin, "ACL", "SAVE")
 
 
 def _text(value: bytes | str) -> str:

@@ -1,7 +1,7 @@
-"""Try a host's queue: a signed ping through Redis to its worker and back, timed here.
+"""Test a host's queue: time a signed ping through Redis to its worker and back.
 
-The worker answers with the ping's own id into a list of the host's, so what is timed is the
-whole way: signature, Redis, Celery, the check on the host, Redis again.
+The worker pushes the ping's id to a Redis list of the host, so the time covers the signature,
+Redis, Celery, the verification on the host, and Redis again.
 """
 
 import time
@@ -14,6 +14,7 @@ import structlog
 from runners.messages import Doorbell
 from runners.redis_address import pong_key
 from runners.timing import scaled
+from webapp.core.broker import is_of_one_host
 from webapp.core.ids import new_ulid
 from webapp.hosts.contact import Contact, contact_of
 from webapp.hosts.findings import checks_update
@@ -23,15 +24,16 @@ from webapp.live.publish import publish_host_checks
 log = structlog.get_logger(__name__)
 WAIT_SECONDS = 3.0
 REST_SECONDS = scaled(10.0, least=0.5)
-LONGEST_REST_SECONDS = 600.0  # each try leaves a message where nobody listens
+LONGEST_REST_SECONDS = 600.0  # each failed ping leaves a message in the queue
 MAX_AT_ONCE = 50
 SILENT = "no answer within {seconds:.0f} s"
+NO_LIST = "the answer's key in Redis holds another kind of value; it was deleted"
 
 Ring = Callable[[Host, Doorbell], None]
 
 
 class RoundTrips:
-    """Tries the queues that nobody has tried yet; one that failed is tried again after a rest."""
+    """Tests queues without a result yet; retries a failed one with exponential back-off."""
 
     def __init__(
         self, client: redis.Redis, ring: Ring, clock: Callable[[], float] = time.monotonic
@@ -43,61 +45,78 @@ class RoundTrips:
         self._rests: dict[str, float] = {}
 
     def step(self) -> int:
-        """Try every queue that is due and return how many answered.
+        """Test every queue that is due and return how many answered.
 
         Raises:
-            RedisError: Redis is away.
+            RedisError: Redis is unavailable.
         """
-        hosts = [host for host in _untried() if self._clock() >= self._due_at(host)]
-        waiting = self._ring_all(hosts[:MAX_AT_ONCE])
+        hosts = [host for host in _untested_hosts() if self._clock() >= self._due_at(host)]
+        waiting = self._ping_all(hosts[:MAX_AT_ONCE])
         num_answered = 0
         deadline = self._clock() + WAIT_SECONDS
         while waiting and (left := deadline - self._clock()) > 0:
             num_answered += self._take_one(waiting, left)
         for host, _, _ in waiting.values():
-            self._rest(host)
-            _note(host, {"problem": SILENT.format(seconds=WAIT_SECONDS)})
+            self._back_off(host)
+            _store_result(host, {"problem": SILENT.format(seconds=WAIT_SECONDS)})
         return num_answered
 
     def _due_at(self, host: Host) -> float:
-        """Return when to try: at once where a person asked for it."""
+        """Return when to test a host: at once after a person requested it."""
         return self._not_before.get(host.pk, 0.0) if "queue" in host.checks else 0.0
 
-    def _rest(self, host: Host) -> None:
+    def _back_off(self, host: Host) -> None:
         rest = self._rests.get(host.pk, REST_SECONDS) if "queue" in host.checks else REST_SECONDS
         self._not_before[host.pk] = self._clock() + rest
         self._rests[host.pk] = min(2 * rest, LONGEST_REST_SECONDS)
 
-    def _ring_all(self, hosts: Sequence[Host]) -> dict[str, tuple[Host, str, float]]:
-        """Ring the hosts and return by the key of the answer whom, with which id, and when."""
-        rung = {}
+    def _ping_all(self, hosts: Sequence[Host]) -> dict[str, tuple[Host, str, float]]:
+        """Ping the hosts; return host, ping id and send time by the key of the answer."""
+        pings = {}
         for host in hosts:
             ping = Doorbell(command_id=new_ulid(), kind="ping", is_echoed=True)
             try:
                 self._ring(host, ping)
             except Exception as error:  # noqa: BLE001 (whatever a broker client raises)
-                self._rest(host)
-                _note(host, {"problem": f"the ping could not be sent: {error}"})
+                self._back_off(host)
+                _store_result(host, {"problem": f"the ping could not be sent: {error}"})
                 continue
-            rung[pong_key(host.pk)] = (host, ping.command_id, self._clock())
-        return rung
+            pings[pong_key(host.pk)] = (host, ping.command_id, self._clock())
+        return pings
 
     def _take_one(self, waiting: dict[str, tuple[Host, str, float]], left: float) -> int:
-        """Take one answer; one to an earlier ping counts for nothing."""
-        answer: Any = self._redis.blpop(list(waiting), timeout=min(left, 1.0))
+        """Take one answer and return 1 if it was expected; ignore answers to earlier pings."""
+        try:
+            answer: Any = self._redis.blpop(list(waiting), timeout=min(left, 1.0))
+        except redis.ResponseError as error:
+            if not is_of_one_host(error):
+                raise
+            self._drop_unreadable(waiting)
+            return 0
         if answer is None:
             return 0
         key, ping_id = (_text(part) for part in answer)
-        host, expected, rung_at = waiting[key]
+        host, expected, sent_at = waiting[key]
         if ping_id != expected:
             return 0
         del waiting[key]
-        _note(host, {"seconds": self._clock() - rung_at})
+        _store_result(host, {"seconds": self._clock() - sent_at})
         return 1
 
+    def _drop_unreadable(self, waiting: dict[str, tuple[Host, str, float]]) -> None:
+        """Drop hosts whose answer key is not a list, and delete that key."""
+        for key, (host, _, _) in list(waiting.items()):
+            try:
+                self._redis.llen(key)
+            except redis.ResponseError:
+                del waiting[key]
+                self._redis.delete(key)
+                self._back_off(host)
+                _store_result(host, {"problem": NO_LIST})
 
-def _untried() -> list[Host]:
-    """Return the hosts in contact whose queue has not answered yet."""
+
+def _untested_hosts() -> list[Host]:
+    """Return the hosts in contact whose queue has no measured round trip yet."""
     enrolled = Host.objects.filter(kind__in=RUNS_JOBS, checks__has_redis=True)
     rows = enrolled.exclude(credential_hash="").order_by("pk")
     return [
@@ -107,10 +126,10 @@ def _untried() -> list[Host]:
     ]
 
 
-def _note(host: Host, found: dict[str, Any]) -> None:
-    if host.checks.get("queue") == found:
+def _store_result(host: Host, result: dict[str, Any]) -> None:
+    if host.checks.get("queue") == result:
         return
-    host.checks = checks_update(host.pk, queue=found)
+    host.checks = checks_update(host.pk, queue=result)
     publish_host_checks(host)
 
 

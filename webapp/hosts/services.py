@@ -1,4 +1,4 @@
-"""How hosts come, speak and go: tokens, enrolment, beats, credentials."""
+"""Host lifecycle: enrolment tokens, enrolment, credentials, states."""
 
 import hashlib
 import hmac
@@ -41,7 +41,7 @@ UNKNOWN_CREDENTIAL = (
 
 
 def digest(secret: str) -> str:
-    """Return the SHA-256 of a secret in hexadecimal: all that is stored of it."""
+    """Return the SHA-256 of a secret in hexadecimal: only this is stored."""
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
@@ -68,16 +68,16 @@ def token_create(
 
 
 def token_revoke(*, token: EnrolmentToken) -> bool:
-    """Make an unused token worthless; return whether it was still good."""
+    """Revoke an unused token; return whether it was still usable."""
     rows = EnrolmentToken.objects.filter(pk=token.pk, used_at=None, revoked_at=None)
     return bool(rows.update(revoked_at=now()))
 
 
 def host_enroll(request: EnrollRequest, *, is_same_machine: bool = False) -> EnrollReply:
-    """Turn a one-time token into a host with its own credential; a known host's is rotated.
+    """Enrol a host with a one-time token; a known host gets a new credential.
 
     Raises:
-        InvalidProblem: the agent speaks another protocol version.
+        InvalidProblem: the agent has another protocol version.
         UnauthorizedProblem: the token is unknown, used, expired or revoked.
     """
     if request.protocol_version != PROTOCOL_VERSION:
@@ -93,7 +93,7 @@ def host_enroll(request: EnrollRequest, *, is_same_machine: bool = False) -> Enr
         _write_identity(host, request, digest(credential), digest(redis_secret))
         token.host = host
         token.save(update_fields=["host"])
-        _enrolled_event(host)
+        _record_enrolment(host)
         epoch_advance()  # a known host's credential was replaced
     redis_url = _grant_redis(host, is_same_machine=is_same_machine)
     return EnrollReply(
@@ -110,11 +110,11 @@ def host_enroll(request: EnrollRequest, *, is_same_machine: bool = False) -> Enr
 
 
 def _grant_redis(host: Host, *, is_same_machine: bool) -> str | None:
-    """Give a host its Redis users; return the address that it is told, None for HTTP alone."""
+    """Create a host's Redis users; return the Redis URL for it, or None for HTTP only."""
     url = settings.REDIS_URL if is_same_machine else settings.HOST_REDIS_URL
     refusal = redis_users.grant(host)
-    found = {"redis_refusal": refusal, "has_redis": bool(url) and not refusal, "queue": None}
-    host.checks = checks_update(host.pk, **found)
+    checks = {"redis_refusal": refusal, "has_redis": bool(url) and not refusal, "queue": None}
+    host.checks = checks_update(host.pk, **checks)
     publish_host_checks(host)
     return bare(url) if url and not refusal else None
 
@@ -126,7 +126,7 @@ def _redis_ca(redis_url: str | None) -> str | None:
 
 
 def _use_token(text: str) -> EnrolmentToken:
-    """Spend the token with one guarded UPDATE: of two racing hosts one finds it unused."""
+    """Mark the token as used with one conditional UPDATE, so that only one host can use it."""
     usable = EnrolmentToken.objects.filter(
         token_hash=digest(text), used_at=None, revoked_at=None, expires_at__gt=now()
     )
@@ -141,9 +141,9 @@ def _use_token(text: str) -> EnrolmentToken:
 
 def _host_of(token: EnrolmentToken, request: EnrollRequest) -> Host:
     if request.host_id:
-        known = Host.objects.filter(pk=request.host_id, team=token.team).first()
-        if known is not None:
-            return known
+        host = Host.objects.filter(pk=request.host_id, team=token.team).first()
+        if host is not None:
+            return host
     name = request.name or token.name or request.facts.hostname
     return Host(
         team=token.team,
@@ -155,7 +155,7 @@ def _host_of(token: EnrolmentToken, request: EnrollRequest) -> Host:
 
 
 def free_slug(name: str) -> str:
-    """Return a slug of a name that no host has yet."""
+    """Return a slug of the name that no host has yet."""
     base = slugify(name)[:70] or "host"
     taken = set(Host.objects.filter(slug__startswith=base).values_list("slug", flat=True))
     candidates = (base, *(f"{base}-{number}" for number in range(2, len(taken) + 3)))
@@ -182,7 +182,7 @@ def _write_identity(
     devices_sync(host, request.facts)
 
 
-def _enrolled_event(host: Host) -> None:
+def _record_enrolment(host: Host) -> None:
     Event.objects.create(
         at=now(),
         team_id=host.team_id,
@@ -194,20 +194,20 @@ def _enrolled_event(host: Host) -> None:
 
 
 def command_key(host: Host) -> str:
-    """Return the key that signs this host's doorbells; the database alone does not hold it."""
+    """Return the key that signs this host's wake signals; it needs the site's secret key."""
     text = f"doorbell:{host.pk}:{host.command_salt}".encode()
     return hmac.new(settings.SECRET_KEY.encode(), text, hashlib.sha256).hexdigest()
 
 
 def host_by_credential(credential: str) -> Host | None:
-    """Return the host whose credential this is."""
+    """Return the host that has this credential, or None."""
     if not credential:
         return None
     return Host.objects.filter(credential_hash=digest(credential)).first()
 
 
 def credential_revoke(*, host: Host, by: str) -> None:
-    """Lock a host out until it is enrolled again; what it runs goes on without reporting."""
+    """Revoke a host's credential until it is enrolled again; its running jobs continue."""
     with transaction.atomic():
         Host.objects.filter(pk=host.pk).update(
             credential_hash="", command_salt="", redis_secret_hash="", rotation_asked_at=None
@@ -217,11 +217,11 @@ def credential_revoke(*, host: Host, by: str) -> None:
     redis_users.withdraw(host)
 
 
-def rotation_ask(*, host: Host, by: str) -> None:
-    """Have a host make itself new secrets at its next beat.
+def rotation_request(*, host: Host, by: str) -> None:
+    """Request rotation of a host's secrets at its next heartbeat.
 
     Raises:
-        ConflictProblem: it is locked out.
+        ConflictProblem: the host's credential is revoked.
     """
     with transaction.atomic():
         rows = Host.objects.filter(pk=host.pk).exclude(credential_hash="")
@@ -233,12 +233,12 @@ def rotation_ask(*, host: Host, by: str) -> None:
 def host_rotate(
     *, host: Host, request: RotateRequest, is_same_machine: bool = False
 ) -> RotateReply:
-    """Replace a host's secrets by those whose digests it sends: the old ones end now.
+    """Replace a host's secrets by those whose digests it sends; the old ones end now.
 
-    The host made them itself, so a lost reply leaves it with one of two that it knows.
+    The host generated them, so after a lost reply one of the two pairs it has is valid.
 
     Raises:
-        ConflictProblem: the digest is another host's.
+        ConflictProblem: another host has this credential digest.
     """
     with transaction.atomic():
         others = Host.objects.filter(credential_hash=request.credential_hash).exclude(pk=host.pk)
@@ -276,7 +276,7 @@ def host_set_state(*, host: Host, to: HostState, by: str) -> None:
     """Move a host between ready, draining, maintenance and retired.
 
     Raises:
-        ConflictProblem: the host is to be ready but was never measured, or is retired.
+        ConflictProblem: the new state is ready, but the host is retired or was never measured.
     """
     with transaction.atomic():
         before = Host.objects.select_for_update(no_key=True).get(pk=host.pk).state

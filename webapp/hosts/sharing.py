@@ -1,7 +1,7 @@
-"""What people see of hosts that another team shares with theirs: enough to run jobs there.
+"""Visibility of hosts that another team shares: enough to run jobs there.
 
-The name stands wherever a job ran, so that one can be asked about; the host's page, its addresses
-and its disks are its own team's.
+The name is shown wherever a job ran; the host's page, addresses and disks are visible to its own
+team only.
 """
 
 from collections.abc import Mapping
@@ -40,7 +40,7 @@ def is_own(user: User | AnonymousUser, host: Host) -> bool:
 def facts_for(
     user: User | AnonymousUser, host: Host | None, facts: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return a host's facts as the user may see them: of a shared one, what results depend on."""
+    """Return the facts a user may see: of a shared host, those that affect results."""
     if host is None or is_own(user, host):
         return dict(facts)
     return {name: value for name, value in facts.items() if name in SHARED_FACTS}

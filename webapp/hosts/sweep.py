@@ -1,4 +1,4 @@
-"""Notice hosts that fall silent or come back: an event and a word to open pages, no more."""
+"""Detect hosts that lose or regain contact; record an event and notify open pages."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -20,9 +20,9 @@ KEEP_TOKENS = timedelta(days=30)
 
 
 class ContactSweep:
-    """Announces changes of contact; pauses after a start and after its own sleep.
+    """Announces changes of contact; pauses after a start and after a suspended server.
 
-    A server that slept has heard nobody: that is no news about the hosts.
+    A suspended server received no heartbeats, which says nothing about the hosts.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -53,18 +53,18 @@ def _enrolled() -> list[Host]:
 
 
 def _announce(changes: Sequence[tuple[Host, Contact]]) -> list[Host]:
-    """Write all changes in one transaction and return the hosts that nobody else announced."""
+    """Store all changes in one transaction; return the hosts not announced by another process."""
     if not changes:
         return []
     with transaction.atomic():
-        told = [(host, contact) for host, contact in changes if _is_first(host, contact)]
-        Event.objects.bulk_create(_event(host, contact) for host, contact in told)
-        transaction.on_commit(lambda: publish_host_states(told))
-    return [host for host, _ in told]
+        announced = [(host, contact) for host, contact in changes if _is_first(host, contact)]
+        Event.objects.bulk_create(_event(host, contact) for host, contact in announced)
+        transaction.on_commit(lambda: publish_host_states(announced))
+    return [host for host, _ in announced]
 
 
 def _is_first(host: Host, contact: Contact) -> bool:
-    """Return whether nobody announced the change meanwhile."""
+    """Return whether no other process announced the change meanwhile."""
     rows = Host.objects.filter(pk=host.pk, contact=host.contact)
     return bool(rows.update(contact=contact))
 
@@ -83,6 +83,6 @@ def _event(host: Host, contact: Contact) -> Event:
 
 
 def expire_tokens() -> int:
-    """Delete enrolment tokens that nobody can use any more and nobody asks about."""
+    """Delete enrolment tokens that expired more than ``KEEP_TOKENS`` ago."""
     rows, _ = EnrolmentToken.objects.filter(expires_at__lt=now() - KEEP_TOKENS).delete()
     return rows

@@ -1,4 +1,4 @@
-"""Addresses of the host pages; actions are POST."""
+"""URLs of the host pages; actions are POST."""
 
 from django.urls import URLPattern, URLResolver, path
 

@@ -7,7 +7,8 @@ from typing import Any
 
 from django.contrib import messages
 from django.core.exceptions import PermissionDenied
-from django.db.models import Count, Q, QuerySet
+from django.db.models import Q
+from django.db.models.fields.json import KeyTransform
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.views.decorators.http import require_GET, require_POST
@@ -15,45 +16,42 @@ from django.views.decorators.http import require_GET, require_POST
 from webapp.accounts.models import Role
 from webapp.accounts.roles import has_role, visible_or_404
 from webapp.core.units import clock
-from webapp.hosts.beside import hosts_beside
+from webapp.core.words import OPERATOR_WORDS
 from webapp.hosts.checks import clock_words, machine_words, open_checks
 from webapp.hosts.contact import Contact, contact_of, silent_seconds
 from webapp.hosts.cordons import devices_of
 from webapp.hosts.environments import environments_of
-from webapp.hosts.findings import recheck_ask
+from webapp.hosts.findings import recheck_request
 from webapp.hosts.forms import LabelsForm, written
 from webapp.hosts.health import health_of
 from webapp.hosts.models import EnrolmentToken, Host, HostState
-from webapp.hosts.services import credential_revoke, host_set_state, rotation_ask
+from webapp.hosts.services import credential_revoke, host_set_state, rotation_request
+from webapp.hosts.shared_machine import hosts_on_same_machine
 from webapp.hosts.virtual import planned_words
-from webapp.jobs.models import FINAL_STATES, Attempt, Event, Job, JobState, Measurement
+from webapp.jobs.calibration_effect import TaughtRow, rows_of
+from webapp.jobs.counts import JobCounts, counts_by_host, counts_of
+from webapp.jobs.listing import latest_at
+from webapp.jobs.models import Attempt, Event, Job, Measurement
 from webapp.live.page import live_context, page_or_regions
 
-IS_LIVE = ~Q(jobs__state__in=[*FINAL_STATES, "draft"]) & Q(jobs__deleted_at=None)
-IS_AWAITED = Q(requested_jobs__state=JobState.QUEUED, requested_jobs__deleted_at=None)
-NUM_JOBS, NUM_EVENTS, NUM_MEASUREMENTS = 10, 12, 200
-OPERATOR_WORDS = {
-    "compute": "Arithmetic",
-    "memory_bandwidth": "Memory traffic",
-    "communication": "Communication",
-    "overhead": "Overhead per step",
-    "memory": "Memory use",
-}
+NUM_JOBS, NUM_EVENTS, NUM_MEASUREMENTS, NUM_REFUSED, NUM_LEFT_OUT = 10, 12, 200, 20, 10
+BANDWIDTH = "memory_bandwidth_bytes_per_second"
+UNLISTED = ("labels", "microbench", "calibration", "last_beat", "checks")  # wide documents
 
 
 @dataclass(frozen=True)
 class Reach:
-    """How good the contact with a host is, as a chip: a state and its words."""
+    """The contact status of a host as a chip: its state and its text."""
 
     state: str
     words: str
 
 
 def reach_of(host: Host) -> Reach:
-    """Return the contact with a host in words; silence is said in seconds."""
+    """Return the contact status of a host with the duration of its silence."""
     contact, silent = contact_of(host), silent_seconds(host)
     if silent is None:
-        return Reach("never", "Not heard yet")
+        return Reach("never", "No heartbeat yet")
     if contact is Contact.LIVE:
         return Reach("live", "In contact")
     state = "lost" if contact is Contact.UNREACHABLE else "stale"
@@ -62,47 +60,47 @@ def reach_of(host: Host) -> Reach:
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the list."""
+    """One line of the host list."""
 
     host: Host
     reach: Reach
     machine: str
     bandwidth: float | None
-    num_live: int
+    counts: JobCounts
 
 
 @require_GET
 def host_list(request: HttpRequest) -> HttpResponse:
-    """List the hosts of the person's teams."""
+    """List the hosts of the user's teams."""
     visible = Host.objects.visible_to(request.user).exclude(state=HostState.RETIRED)
-    hosts: QuerySet[Host] = visible.select_related("pool").annotate(
-        num_live=Count("jobs", filter=IS_LIVE, distinct=True)
-        + Count("requested_jobs", filter=IS_AWAITED, distinct=True)
-    )
-    rows = [_row(host) for host in hosts]
+    measured = KeyTransform(BANDWIDTH, KeyTransform(0, KeyTransform("devices", "microbench")))
+    hosts = list(visible.defer(*UNLISTED).prefetch_related("pool"))
+    bandwidths = dict(visible.order_by().values_list("pk", measured))
+    counts = counts_by_host(hosts)
+    rows = [_row(host, bandwidths.get(host.pk), counts[host.pk]) for host in hosts]
+    jobs = Job.objects.visible_to(request.user)
     context = {
         "rows": rows,
         "num_reachable": sum(1 for row in rows if row.reach.state == "live"),
-        "num_live": sum(row.num_live for row in rows),
+        "counts": counts_of(jobs),
         "can_add": any_operator(request),
     }
     context |= live_context(request, ["hosts", "jobs"])
     return page_or_regions(request, "hosts/list.html", "hosts/_list.html", context)
 
 
-def _row(host: Host) -> Row:
-    devices = host.microbench.get("devices") or [{}]
+def _row(host: Host, bandwidth: float | None, counts: JobCounts) -> Row:
     return Row(
         host,
         reach_of(host),
         planned_words(host) if host.kind == "virtual" else machine_words(host.facts),
-        devices[0].get("memory_bandwidth_bytes_per_second"),
-        getattr(host, "num_live", 0),
+        bandwidth,
+        counts,
     )
 
 
 def any_operator(request: HttpRequest) -> bool:
-    """Return whether the person may add hosts in any of their teams."""
+    """Return whether the user may add hosts in any of their teams."""
     if not request.user.is_authenticated:
         return False
     roles = request.user.memberships.values_list("role", flat=True)
@@ -111,23 +109,21 @@ def any_operator(request: HttpRequest) -> bool:
 
 @require_GET
 def host_detail(request: HttpRequest, slug: str) -> HttpResponse:
-    """Show one host: what it is, what was measured on it, what runs there."""
+    """Show one host: its facts, measurements and jobs."""
     host = visible_or_404(Host, request.user, slug=slug)
     context = host_context(request, host)
     return page_or_regions(request, "hosts/detail.html", "hosts/_detail.html", context)
 
 
 def host_context(request: HttpRequest, host: Host) -> dict[str, Any]:
-    """Return what the page of a host shows."""
-    takes_part = Attempt.objects.filter(host=host, leader__isnull=False).values("job")
-    is_here = Q(host=host) | Q(host=None, requested_host=host) | Q(pk__in=takes_part)
-    jobs = Job.objects.visible_to(request.user).filter(is_here, deleted_at=None)
+    """Return the template context of a host's page."""
+    is_operator = has_role(request.user, host.team, Role.OPERATOR)
     context = {
         "host": host,
         "reach": reach_of(host),
         "machine": planned_words(host) if host.kind == "virtual" else machine_words(host.facts),
-        "jobs": jobs.select_related("owner", "host")[:NUM_JOBS],
-        "num_live": jobs.exclude(state__in=[*FINAL_STATES, "draft"]).count(),
+        "jobs": latest_at(request, host, NUM_JOBS),
+        "counts": counts_by_host([host])[host.pk],
         "events": [
             {"at": event.at, "actor": event.actor, "words": event_words(event)}
             for event in Event.objects.filter(subject=host.pk).order_by("-id")[:NUM_EVENTS]
@@ -135,27 +131,31 @@ def host_context(request: HttpRequest, host: Host) -> dict[str, Any]:
         "accuracy": accuracy_of(host),
         "factors": factors_of(host.calibration),
         "num_together": jobs_together(host),
+        "left_out": left_out_of(host),
         "bench": bench_of(host),
         "beat": host.last_beat,
         "health": health_of(host),
         "open_checks": open_checks(host),
         "clock_words": clock_words(host.clock_offset_ms or 0),
         "devices": devices_of(host, request.user),
-        "beside": hosts_beside(host, request.user),
+        "beside": hosts_on_same_machine(host, request.user),
         "environments": environments_of(host),
-        "is_operator": has_role(request.user, host.team, Role.OPERATOR),
+        "is_operator": is_operator,
+        "refused": host.refused_messages.all()[:NUM_REFUSED] if is_operator else (),
         "labels_form": LabelsForm(initial={"labels": written(host.labels)}),
     }
     return context | live_context(request, [f"host:{host.pk}", "jobs"])
 
 
 def event_words(event: Event) -> str:
-    """Return what happened to a host in a few words."""
+    """Return a host event in a few words."""
     state = event.to_state
     if event.kind == "host.state":
         return f"Now {dict(HostState.choices).get(state, state).lower()}"
     if event.kind == "host.contact":
-        return {"live": "Heard again", "degraded": "Fell silent"}.get(state, f"Contact {state}")
+        return {"live": "Back in contact", "degraded": "Fell silent"}.get(
+            state, f"Contact {state}"
+        )
     if event.kind.startswith("device."):
         what = {"device.cordoned": "cordoned", "device.uncordoned": "given free"}[event.kind]
         reason = f": {event.detail['reason']}" if event.detail.get("reason") else ""
@@ -167,7 +167,7 @@ def event_words(event: Event) -> str:
 
 
 def _words_of_detail(event: Event) -> str:
-    """Return what an event's detail alone says, nothing where its kind says it."""
+    """Return the words that come from an event's detail, or "" if its kind is enough."""
     if event.kind == "host.labels":
         return f"Labels: {written(event.detail['labels']) or 'none'}"
     if named := event.detail.get("environment"):
@@ -177,7 +177,7 @@ def _words_of_detail(event: Event) -> str:
 
 @dataclass(frozen=True)
 class Bench:
-    """One run of the micro-benchmark: when, with what, and what each device reached."""
+    """One micro-benchmark run: time, versions, and the results per device."""
 
     at: datetime
     torch_version: str
@@ -190,19 +190,19 @@ class Bench:
 
 
 def bench_of(host: Host) -> Bench | None:
-    """Return the host's micro-benchmark, or None before it ran."""
-    found = host.microbench
-    if not found:
+    """Return the host's micro-benchmark, or None before the first run."""
+    result = host.microbench
+    if not result:
         return None
     return Bench(
-        datetime.fromtimestamp(found["measured_at_ms"] / 1000, tz=UTC),
-        found["torch_version"],
-        found["num_threads"],
-        found["duration_seconds"],
-        found["disk_write_bytes_per_second"],
-        [_device(device) for device in found["devices"]],
-        found.get("links") or [],
-        found.get("network"),
+        datetime.fromtimestamp(result["measured_at_ms"] / 1000, tz=UTC),
+        result["torch_version"],
+        result["num_threads"],
+        result["duration_seconds"],
+        result["disk_write_bytes_per_second"],
+        [_device(device) for device in result["devices"]],
+        result.get("links") or [],
+        result.get("network"),
     )
 
 
@@ -213,7 +213,7 @@ def _device(measured: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Factor:
-    """What times of one kind of operator are multiplied with here, and from how many runs."""
+    """Calibration factor of one operator class on a host, and its number of runs."""
 
     name: str
     factor: float
@@ -222,7 +222,7 @@ class Factor:
 
 
 def factors_of(calibration: Mapping[str, Any]) -> list[Factor]:
-    """Return the calibration of a host, one line per kind of operator."""
+    """Return the calibration of a host, one line per operator class."""
     factors = calibration.get("factors") or {}
     return [
         Factor(OPERATOR_WORDS.get(name, name), each["factor"], each["n"], each["spread"])
@@ -232,7 +232,7 @@ def factors_of(calibration: Mapping[str, Any]) -> list[Factor]:
 
 @dataclass(frozen=True)
 class Accuracy:
-    """How well plans held on a host: the median distance, and how often the interval held."""
+    """Prediction accuracy on a host: median relative error, share inside the interval."""
 
     n: int
     median_error: float
@@ -240,7 +240,7 @@ class Accuracy:
 
 
 def accuracy_of(host: Host) -> Accuracy | None:
-    """Return how well the last predictions for this host held, or None before the first."""
+    """Return the accuracy of the last predictions for this host, or None without any."""
     rows = Measurement.objects.filter(host=host, job__num_hosts=1, is_excluded=False)
     rows = rows.order_by("-id")
     pairs = [
@@ -253,8 +253,15 @@ def accuracy_of(host: Host) -> Accuracy | None:
     return Accuracy(len(pairs), errors[len(errors) // 2], inside / len(pairs))
 
 
+def left_out_of(host: Host) -> list[TaughtRow]:
+    """Return the latest measurements that do not count for a host, each with its reason."""
+    is_out = Q(is_excluded=True) | ~Q(held_back="")
+    rows = Measurement.objects.filter(is_out, host=host, job__num_hosts=1, job__deleted_at=None)
+    return rows_of(rows.select_related("job").order_by("-id")[:NUM_LEFT_OUT])
+
+
 def jobs_together(host: Host) -> int:
-    """Return how many jobs that measured something ran here together with other hosts."""
+    """Return the number of measured jobs that ran here together with other hosts."""
     parts = Attempt.objects.filter(host=host, job__num_hosts__gt=1)
     return parts.filter(job__measurements__isnull=False).values("job").distinct().count()
 
@@ -264,14 +271,14 @@ def _is_inside(row: Measurement) -> bool:
     return low is not None and high is not None and low <= row.measured <= high
 
 
-# What an operator does to a host
+# Operator actions
 
 
 def host_for_operator(request: HttpRequest, slug: str) -> Host:
     """Return a host for one of its team's operators.
 
     Raises:
-        PermissionDenied: the person is none.
+        PermissionDenied: the user is not an operator.
     """
     host = visible_or_404(Host, request.user, slug=slug)
     if not has_role(request.user, host.team, Role.OPERATOR):
@@ -281,7 +288,7 @@ def host_for_operator(request: HttpRequest, slug: str) -> Host:
     return host
 
 
-def _act(
+def _run_action(
     request: HttpRequest, slug: str, act: Callable[[Host, str], None], words: str
 ) -> HttpResponse:
     host = host_for_operator(request, slug)
@@ -292,9 +299,9 @@ def _act(
 
 @require_POST
 def host_drain(request: HttpRequest, slug: str) -> HttpResponse:
-    """Let a host finish what it runs and take nothing new."""
+    """Drain a host: it finishes its jobs and takes no new ones."""
     words = "{host} finishes what it runs and takes no new job."
-    return _act(
+    return _run_action(
         request,
         slug,
         lambda host, by: host_set_state(host=host, to=HostState.DRAINING, by=by),
@@ -306,29 +313,29 @@ def host_drain(request: HttpRequest, slug: str) -> HttpResponse:
 def host_undrain(request: HttpRequest, slug: str) -> HttpResponse:
     """Let a host take jobs again."""
     words = "{host} takes jobs again."
-    return _act(
+    return _run_action(
         request, slug, lambda host, by: host_set_state(host=host, to=HostState.READY, by=by), words
     )
 
 
 @require_POST
 def host_recheck(request: HttpRequest, slug: str) -> HttpResponse:
-    """Have a host say anew what it is, after somebody mended something."""
+    """Request new facts and checks from a host, after a repair."""
     host = host_for_operator(request, slug)
-    recheck_ask(host=host, by=request.user.get_username())
+    recheck_request(host=host, by=request.user.get_username())
     token = EnrolmentToken.objects.filter(host=host, pk=request.POST.get("token", "")).first()
     return redirect("host-check", token.pk) if token else redirect("host-detail", slug)
 
 
 @require_POST
 def host_rotation(request: HttpRequest, slug: str) -> HttpResponse:
-    """Have a host replace its secrets."""
-    words = "{host} makes itself new secrets at its next beat; the old ones end then."
-    return _act(request, slug, lambda host, by: rotation_ask(host=host, by=by), words)
+    """Request rotation of a host's secrets."""
+    words = "{host} rotates its secrets at its next heartbeat; the old ones then end."
+    return _run_action(request, slug, lambda host, by: rotation_request(host=host, by=by), words)
 
 
 @require_POST
 def host_revoke(request: HttpRequest, slug: str) -> HttpResponse:
-    """Lock a host out until it is enrolled again."""
+    """Revoke a host's credential until it is enrolled again."""
     words = "{host} is locked out until it is enrolled again."
-    return _act(request, slug, lambda host, by: credential_revoke(host=host, by=by), words)
+    return _run_action(request, slug, lambda host, by: credential_revoke(host=host, by=by), words)

@@ -1,4 +1,4 @@
-"""Hosts that are only planned for: hardware of the catalog under a name of the team's own."""
+"""Virtual hosts: catalog hardware under a team's own name, for planning only."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ GIB = 1024**3
 def virtual_host_create(
     *, team: Team, name: str, device: str, num_devices: int, memory_bytes: int | None, by: str
 ) -> Host:
-    """Return a new host that plans can be made for and that runs nothing."""
+    """Return a new host that can be planned for and runs no jobs."""
     planned = {"device": device, "num_devices": num_devices, "memory_bytes": memory_bytes}
     with transaction.atomic():
         host = Host.objects.create(
@@ -50,7 +50,7 @@ def virtual_host_create(
 
 
 def planned_cluster(host: Host) -> ClusterSpec:
-    """Return the node that a planned host stands for."""
+    """Return the cluster of one node that a virtual host stands for."""
     planned: dict[str, Any] = host.planned
     return ClusterSpec(
         device=planned["device"],
@@ -60,7 +60,7 @@ def planned_cluster(host: Host) -> ClusterSpec:
 
 
 def planned_words(host: Host) -> str:
-    """Return a planned host in one line: “8 × H100, 80 GiB each”."""  # noqa: RUF002 -- a multiplication sign
+    """Return a virtual host in one line: “8 × H100, 80 GiB each”."""  # noqa: RUF002 -- a multiplication sign
     device = get_device(host.planned["device"])
     count, memory = host.planned["num_devices"], units.memory(device.memory_bytes)
     return f"{count} × {device.name or device.id}, {memory} each"  # noqa: RUF001 -- a multiplication sign
@@ -68,13 +68,13 @@ def planned_words(host: Host) -> str:
 
 def _devices() -> list[tuple[str, str]]:
     return sorted(
-        ((one.id, f"{one.name or one.id} · {units.gib(one.memory_bytes)} GiB"))
-        for one in list_devices()
+        ((device.id, f"{device.name or device.id} · {units.gib(device.memory_bytes)} GiB"))
+        for device in list_devices()
     )
 
 
 class VirtualHostForm(forms.Form):
-    """A machine that somebody thinks of buying or renting."""
+    """A machine that the team considers buying or renting."""
 
     name = forms.CharField(max_length=80, help_text="What your team calls it, such as next-rack.")
     device = forms.ChoiceField(choices=_devices)
@@ -93,7 +93,7 @@ class VirtualHostForm(forms.Form):
 @require_http_methods(["GET", "POST"])
 @require_role(Role.OPERATOR)
 def virtual_host_new(request: HttpRequest) -> HttpResponse:
-    """Ask what the machine would be, and make a host of it that is only planned for."""
+    """Show a form for the machine, and create a virtual host from it."""
     form = VirtualHostForm(request.POST or None)
     if request.method == "POST" and form.is_valid():
         values = form.cleaned_data

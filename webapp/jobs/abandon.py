@@ -1,4 +1,4 @@
-"""Giving up a job of which a host is silent: the page that asks, and what follows."""
+"""Page to abandon a job with a silent host, and to restart it elsewhere."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +17,7 @@ from webapp.jobs.actions import job_for
 from webapp.jobs.giving_up import devices_of, job_abandon, names_of, open_parts, silent_parts
 from webapp.jobs.models import FINAL_STATES, Attempt, Job
 from webapp.jobs.services import job_clone, job_submit
-from webapp.jobs.standing import standing_of
+from webapp.jobs.state_label import state_label_of
 from webapp.plans.access import signed_in
 
 UNPROCESSABLE = 422
@@ -26,20 +26,20 @@ ANYWHERE = "pool"
 
 @dataclass(frozen=True)
 class SilentPart:
-    """One silent host of the job: what is known of its part, and what would be freed."""
+    """A part of the job on a silent host, with the devices to be freed."""
 
     attempt: Attempt
     devices: list[Device]
 
     @property
     def silent_words(self) -> str:
-        """Return for how long nothing was heard."""
+        """Return how long the host has been silent."""
         seconds = silent_seconds(self.attempt.host)
         return clock(seconds) if seconds is not None else ""
 
     @property
     def device_words(self) -> str:
-        """Return what it holds: ``GPU 0, 1 and 2``."""
+        """Return the part's devices, for example ``GPU 0, 1 and 2``."""
         if not self.devices:
             return "nothing"
         if self.devices[0].kind == "cpu":
@@ -50,7 +50,7 @@ class SilentPart:
 
 @require_http_methods(["GET", "POST"])
 def job_abandon_view(request: HttpRequest, job_id: str) -> HttpResponse:
-    """Say what is known of a job with a silent host; a POST with its name gives the job up."""
+    """Show the state of a job with a silent host; a POST with the host's name abandons it."""
     job = job_for(request, job_id, "stop")
     if request.method == "GET":
         return _page(request, job)
@@ -79,7 +79,7 @@ def _page(request: HttpRequest, job: Job, typed: str = "", problem: str = "") ->
         "heard": [each for each in open_parts(job) if each.pk not in silent_ids],
         "names": names_of(silent),
         "named": listed(names_of(silent)),
-        "standing": standing_of(job),
+        "standing": state_label_of(job),
         "others": other_hosts(job),
         "is_enough": is_enough(job),
         "anywhere": ANYWHERE,
@@ -91,27 +91,27 @@ def _page(request: HttpRequest, job: Job, typed: str = "", problem: str = "") ->
 
 
 def live_hosts(job: Job) -> list[Host]:
-    """Return the hosts of the job's pool that may take it now."""
+    """Return the hosts of the job's pool that can run it now."""
     hosts = Host.objects.filter(pool=job.pool_id, state=HostState.READY)
     return [host for host in hosts if contact_of(host) is Contact.LIVE]
 
 
 def other_hosts(job: Job) -> list[Host]:
-    """Return the hosts that one job on a single host can be started on anew."""
+    """Return the other hosts on which a single-host job can be restarted."""
     return [] if job.num_hosts > 1 else [each for each in live_hosts(job) if each != job.host]
 
 
 def is_enough(job: Job) -> bool:
-    """Return whether a job on several hosts could start anew without the silent ones."""
+    """Return whether a job on several hosts could restart without the silent ones."""
     return job.num_hosts > 1 and len(live_hosts(job)) >= job.num_hosts
 
 
 def _start_elsewhere(request: HttpRequest, job: Job) -> HttpResponse:
-    """Queue a copy of an abandoned job on other hosts, where that was asked for."""
-    wanted = request.POST.get("elsewhere", "")
-    chosen = next((host for host in other_hosts(job) if host.pk == wanted), None)
-    if chosen is None and not (wanted == ANYWHERE and is_enough(job)):
-        if wanted:
+    """Queue a copy of an abandoned job on other hosts, if requested."""
+    requested = request.POST.get("elsewhere", "")
+    chosen = next((host for host in other_hosts(job) if host.pk == requested), None)
+    if chosen is None and not (requested == ANYWHERE and is_enough(job)):
+        if requested:
             messages.warning(request, "That host cannot take it now. Clone the job to start it.")
         return redirect("job-detail", job.pk)
     owner = signed_in(request)
@@ -120,5 +120,5 @@ def _start_elsewhere(request: HttpRequest, job: Job) -> HttpResponse:
     copy.save(update_fields=["requested_host"])
     job_submit(job=copy, by=owner.get_username())
     where = chosen.name if chosen else f"other hosts of pool {job.pool.name}"
-    messages.success(request, f"{job.name} starts anew on {where}.")
+    messages.success(request, f"{job.name} starts again on {where}.")
     return redirect("job-detail", copy.pk)

@@ -1,12 +1,13 @@
-"""What a person does to a job from its page or from the list: stop, clone, delete."""
+"""Views for actions on a job: stop, clone, run again, delete."""
 
+import json
 from dataclasses import dataclass
 
 from django.contrib import messages
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse
-from django.shortcuts import redirect
-from django.views.decorators.http import require_POST
+from django.shortcuts import redirect, render
+from django.views.decorators.http import require_http_methods, require_POST
 
 from runners.reasons import Reason
 from webapp.accounts.models import Membership, Role
@@ -15,25 +16,28 @@ from webapp.core.problems import Problem
 from webapp.jobs.lookup import load_job
 from webapp.jobs.models import FINAL_STATES, Job, JobState
 from webapp.jobs.services import job_clone, job_delete, job_stop, job_submit
+from webapp.plans.access import signed_in
+from webapp.plans.cloning import clone_begin
+from webapp.plans.errors import DraftProblem
 
 
 @dataclass(frozen=True)
 class Allowed:
-    """Which buttons a person gets for a job."""
+    """The actions that a person may take on a job."""
 
     stop: bool = False
     clone: bool = False
     delete: bool = False
-    abandon: bool = False  # where a host of it is silent
+    abandon: bool = False  # if one of its hosts is silent
 
     def __bool__(self) -> bool:
         return self.stop or self.clone or self.delete
 
 
 def allowed(membership: Membership | None, job: Job) -> Allowed:
-    """Return what a member may do to a job in its present state.
+    """Return the actions that a member may take on a job in its present state.
 
-    A practitioner acts on what is theirs, an operator on every job of the team.
+    Practitioners may act on their own jobs, operators on every job of the team.
     """
     if membership is None or not is_at_least(Role(membership.role), Role.PRACTITIONER):
         return Allowed()
@@ -50,7 +54,7 @@ def allowed(membership: Membership | None, job: Job) -> Allowed:
 
 
 def job_for(request: HttpRequest, job_id: str, action: str) -> Job:
-    """Return the job if the person may do ``action`` to it.
+    """Return the job if the person may take ``action`` on it.
 
     Raises:
         PermissionDenied: the role is too low, or the job is someone else's.
@@ -67,7 +71,7 @@ def job_for(request: HttpRequest, job_id: str, action: str) -> Job:
 
 @require_POST
 def job_stop_view(request: HttpRequest, job_id: str) -> HttpResponse:
-    """Stop a job; its supervisor lets it write what it has first."""
+    """Stop a job; its supervisor lets it save its results first."""
     job = job_for(request, job_id, "stop")
     is_own = job.owner_id == request.user.pk
     reason = Reason.STOPPED_BY_USER if is_own else Reason.STOPPED_BY_OPERATOR
@@ -80,11 +84,26 @@ def job_stop_view(request: HttpRequest, job_id: str) -> HttpResponse:
 
 @require_POST
 def job_clone_view(request: HttpRequest, job_id: str) -> HttpResponse:
-    """Queue the same job once more, as the person's own."""
+    """Open the wizard with the job's plan filled in; nothing is launched.
+
+    A job without a plan is shown on the rerun page instead.
+    """
     job = job_for(request, job_id, "clone")
-    user = request.user
-    if not user.is_authenticated:
-        raise PermissionDenied("Log in first.")
+    try:
+        plan = clone_begin(job=job, owner=signed_in(request))
+    except DraftProblem:
+        return redirect("job-rerun", job.pk)
+    return redirect("plan-step", plan.pk, "review")
+
+
+@require_http_methods(["GET", "POST"])
+def job_rerun(request: HttpRequest, job_id: str) -> HttpResponse:
+    """Show the spec of a rerun; a POST queues it, owned by this person."""
+    job = job_for(request, job_id, "clone")
+    user = signed_in(request)
+    if request.method == "GET":
+        context = {"job": job, "spec": json.dumps(job.spec, indent=2)}
+        return render(request, "jobs/rerun.html", context)
     try:
         copy = job_submit(job=job_clone(job=job, owner=user), by=user.get_username())
     except Problem as problem:
@@ -95,7 +114,7 @@ def job_clone_view(request: HttpRequest, job_id: str) -> HttpResponse:
 
 @require_POST
 def job_delete_view(request: HttpRequest, job_id: str) -> HttpResponse:
-    """Take a job out of the history; what it measured keeps calibrating its host."""
+    """Delete a job from the history; its measurements still calibrate its host."""
     job = job_for(request, job_id, "delete")
     try:
         job_delete(job=job)

@@ -1,4 +1,4 @@
-"""Jobs and all that they left: read here, changed only through the services."""
+"""Read-only admin pages of jobs and their data; changes go through the services."""
 
 from typing import ClassVar
 
@@ -10,6 +10,7 @@ from webapp.jobs.models import (
     Artefact,
     Attempt,
     AttemptEvent,
+    CalibrationChange,
     Command,
     Event,
     Job,
@@ -19,7 +20,7 @@ from webapp.jobs.models import (
 
 @admin.register(Job)
 class JobAdmin(ReadOnlyAdmin):
-    """Every job, deleted ones too."""
+    """Jobs, including deleted ones."""
 
     list_display = [
         "name",
@@ -38,7 +39,7 @@ class JobAdmin(ReadOnlyAdmin):
 
 @admin.register(Attempt)
 class AttemptAdmin(ReadOnlyAdmin):
-    """Every try of a job, with its counters."""
+    """Attempts, with their counters."""
 
     list_display = [
         "id",
@@ -56,7 +57,7 @@ class AttemptAdmin(ReadOnlyAdmin):
 
 @admin.register(Allocation)
 class AllocationAdmin(ReadOnlyAdmin):
-    """Which attempt held which device, from when to when."""
+    """Devices held by attempts, with times."""
 
     list_display = ["device", "attempt", "taken_at", "released_at"]
     list_select_related: ClassVar = ["device", "attempt"]
@@ -64,7 +65,7 @@ class AllocationAdmin(ReadOnlyAdmin):
 
 @admin.register(AttemptEvent)
 class AttemptEventAdmin(ReadOnlyAdmin):
-    """What hosts reported, number by number."""
+    """Stored events, by sequence number."""
 
     list_display = ["attempt", "seq", "kind", "received_at"]
     list_filter = ["kind"]
@@ -73,7 +74,7 @@ class AttemptEventAdmin(ReadOnlyAdmin):
 
 @admin.register(Event)
 class EventAdmin(ReadOnlyAdmin):
-    """Who did what, when and why: the audit."""
+    """The audit log: who did what, when and why."""
 
     list_display = ["at", "kind", "subject", "from_state", "to_state", "reason", "actor"]
     list_filter = ["kind", "to_state"]
@@ -82,7 +83,7 @@ class EventAdmin(ReadOnlyAdmin):
 
 @admin.register(Command)
 class CommandAdmin(ReadOnlyAdmin):
-    """Doorbells and how often they rang."""
+    """Wake-up commands, with their retries."""
 
     list_display = ["id", "host", "kind", "state", "tries", "next_at"]
     list_filter = ["state", "kind"]
@@ -90,7 +91,7 @@ class CommandAdmin(ReadOnlyAdmin):
 
 @admin.register(Artefact)
 class ArtefactAdmin(ReadOnlyAdmin):
-    """What attempts left behind."""
+    """Artefacts of attempts."""
 
     list_display = ["name", "kind", "attempt", "total_bytes", "is_complete"]
     list_filter = ["kind", "is_complete"]
@@ -98,7 +99,23 @@ class ArtefactAdmin(ReadOnlyAdmin):
 
 @admin.register(Measurement)
 class MeasurementAdmin(ReadOnlyAdmin):
-    """Measured beside predicted."""
+    """Measurements with their predictions."""
 
-    list_display = ["metric", "ratio", "predicted", "measured", "host", "job", "measured_at"]
-    list_filter = ["metric", "host"]
+    list_display = [
+        "metric",
+        "ratio",
+        "is_excluded",
+        "invalid_reason",
+        "host",
+        "job",
+        "measured_at",
+    ]
+    list_filter = ["metric", "is_excluded", "decision", "host"]
+
+
+@admin.register(CalibrationChange)
+class CalibrationChangeAdmin(ReadOnlyAdmin):
+    """Changes of calibration factors by runs and people."""
+
+    list_display = ["at", "cause", "host", "job", "actor", "why"]
+    list_filter = ["cause", "host"]

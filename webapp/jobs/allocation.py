@@ -1,10 +1,11 @@
-"""Carry out what the policy decides: attempts, devices that they hold, doorbells.
+"""Apply the decisions of the queue policy: create attempts, take devices, wake hosts.
 
-Runs at submit, at every end of a job, at every beat and from the ticker; being called once too
-often changes nothing.
+Runs at submit, at every end of a job, at every heartbeat and from the ticker; a surplus call
+changes nothing.
 """
 
 import secrets
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,40 +21,47 @@ from webapp.jobs.models import Attempt, Command, Job, JobState
 from webapp.jobs.places import meeting_address, places_reserve
 from webapp.jobs.preflight import Check, run_checks
 from webapp.jobs.transitions import transition
-from webapp.queue.picture import Picture, picture_of, waiting_jobs
+from webapp.queue.pool_state import PoolState, pool_state_of
 from webapp.queue.rules import Rules, failed_preflights
-from webapp.queue.sharing import held_elsewhere, pools_beside
+from webapp.queue.sharing import held_elsewhere, pools_sharing_devices
 from webapp.queue.snapshot import Grant
+from webapp.queue.waiting import waiting_jobs
 
 ACTOR = "system:allocator"
+paused = threading.Event()  # set at shutdown: this process allocates nothing more
 MAX_PREFLIGHTS = 3
 
 Gang = Sequence[tuple[Host, Sequence[Device]]]  # the leader first
 
 
 def allocate_pool(pool: Pool) -> list[Job]:
-    """Give the pool's free devices to its queued jobs; return the jobs that got some."""
+    """Allocate the pool's free devices to its queued jobs; return the jobs that received some."""
+    if paused.is_set():
+        return []
     with transaction.atomic():
         pool_lock(pool.pk)
         jobs = waiting_jobs(pool)
         if not jobs or is_restored():
             return []
         for team in sorted({job.team_id for job in jobs}):
-            pool_lock(team)  # its quota counts what it holds in every pool
+            pool_lock(team)  # the quota counts the team's devices in all pools
         rules = Rules(jobs)
-        picture = picture_of(pool, jobs, rules)
-        granted = [(picture.jobs[one.job], _gang(one, picture)) for one in picture.decide().grants]
+        picture = pool_state_of(pool, jobs, rules)
+        granted = [
+            (picture.jobs[grant.job], _gang_of(grant, picture))
+            for grant in picture.decide().grants
+        ]
         hardware_lock(device for _, gang in granted for device in _devices(gang))
         return [
             job
             for job, gang in granted
-            if is_free(gang) and may_take(rules, job, gang) and _take(job, gang)
+            if is_free(gang) and may_take(rules, job, gang) and _start_attempts(job, gang)
         ]
 
 
 def allocate_after(attempt: Attempt) -> None:
-    """Serve whoever waits for what an attempt held, those on other hosts of its machine first."""
-    for pool in [*pools_beside(attempt), attempt.job.pool]:
+    """Allocate devices freed by an attempt: pools of other hosts on the same machine first."""
+    for pool in [*pools_sharing_devices(attempt), attempt.job.pool]:
         allocate_pool(pool)
 
 
@@ -67,21 +75,21 @@ def _devices(gang: Gang) -> list[Device]:
 
 
 def may_take(rules: Rules, job: Job, gang: Gang) -> bool:
-    """Return whether the job still waits, now that nobody else can change it, and has quota."""
+    """Return whether the job, now locked, is still queued and within its quota."""
     locked = Job.objects.select_for_update().filter(pk=job.pk, state=JobState.QUEUED).first()
     return locked is not None and rules.may_take(job, sum(len(devices) for _, devices in gang))
 
 
-def _gang(grant: Grant, picture: Picture) -> Gang:
+def _gang_of(grant: Grant, picture: PoolState) -> Gang:
     return [
         (picture.hosts[host], [picture.devices[pk] for pk in devices])
         for host, devices in grant.places
     ]
 
 
-def _take(job: Job, gang: Gang) -> bool:
-    """Give the job its devices and ring their hosts, or send it back with the failed checks."""
-    # The order in which torchrun numbers the hosts: by the text of their addresses.
+def _start_attempts(job: Job, gang: Gang) -> bool:
+    """Allocate the devices and wake their hosts; if preflight checks fail, requeue the job."""
+    # torchrun's host order: addresses compared as text.
     gang = sorted(gang, key=lambda part: meeting_address(job, part[0]))
     checks = [check for host, devices in gang for check in run_checks(job, host, devices)]
     failed = [check for check in checks if not check.is_ok]
@@ -100,7 +108,7 @@ def _take(job: Job, gang: Gang) -> bool:
 
 
 def attempts_make(*, job: Job, gang: Gang) -> list[Attempt]:
-    """Make the job's next attempt, a row with a fence of its own for each host."""
+    """Create the job's next attempt: one row per host, each with its own fence."""
     last = job.attempts.aggregate(last=Max("number"))["last"] or 0
     members: list[Attempt] = []
     for rank, (host, _) in enumerate(gang):
@@ -125,9 +133,9 @@ def send_back(
     attempt: Attempt | None = None,
     actor: str = ACTOR,
 ) -> bool:
-    """Queue a job again whose hosts are not fit for it, or end it after the third time.
+    """Queue a job again after failed preflight checks, or end it after the third failure.
 
-    ``attempt`` is the leader of those that are given back, where they were made already.
+    ``attempt`` is the gang's leader, if attempts were already created.
     """
     is_last = len(failed_preflights([job])) + 1 >= MAX_PREFLIGHTS
     with transaction.atomic():
@@ -148,7 +156,7 @@ def send_back(
 
 
 def _withdraw(leader: Attempt) -> None:
-    """End a gang's attempts: none has started, for not every host has claimed its part."""
+    """End a gang's attempts; none has started, because not every host has claimed."""
     for attempt in Attempt.objects.filter(Q(pk=leader.pk) | Q(leader=leader)):
         Command.objects.filter(attempt=attempt).exclude(state="acked").update(state="dead")
         Attempt.objects.filter(pk=attempt.pk).update(ended_at=now())

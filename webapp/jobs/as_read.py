@@ -1,7 +1,7 @@
-"""A training's rows as they turned out, and what the plan says of such rows.
+"""A training's actual rows, and the plan's prediction for such rows.
 
-A plan takes every position of a row for text: how long samples are in tokens is not known before
-a job has read them. Rows of their own leave padding, and are as wide as the longest of a batch.
+A plan assumes that every position of a row is text: token lengths of samples are unknown
+before a job has read them. Separate samples leave padding, up to the longest of a batch.
 """
 
 from collections.abc import Mapping
@@ -21,30 +21,30 @@ from webapp.plans.planning import estimate_as_planned
 from webapp.plans.verdict import Value, figure_values
 
 log = structlog.get_logger(__name__)
-FULL = 0.98  # of a plan's positions: nobody sees the difference
+FULL = 0.98  # of a plan's positions: smaller differences are not reported
 SHOWN = {"step_seconds": ("seconds", "a step"), "tokens_per_second": ("tokens_per_second", "")}
 _SPEC: TypeAdapter[ModelSpec] = TypeAdapter(ModelSpec)
 
 
 class RowsRead(NamedTuple):
-    """The rows of a training's steps on the average: positions, and their share of padding."""
+    """The mean row of a training: length in positions, and share of padding."""
 
     length: int
     padding: float
 
     def instead_of(self, workload: TrainWorkload) -> TrainWorkload:
-        """Return a workload whose rows are like these."""
+        """Return a copy of a workload with these rows."""
         changes = {"sequence_length": self.length, "padding_ratio": self.padding or None}
         return workload.model_copy(update=changes)
 
 
 def reads_full_rows(spec: TrainSpec) -> bool:
-    """Return whether every row is a piece of one long text."""
+    """Return whether every row is a chunk of one long text."""
     return isinstance(spec.data, HostText) and spec.objective == "next_token"
 
 
 def rows_read(spec: TrainSpec, measured: Mapping[str, float]) -> RowsRead | None:
-    """Return what a job's rows were; None where they are the plan's, or the job does not say."""
+    """Return a job's actual rows; None if they match the plan or are not reported."""
     steps, tokens = measured.get("steps"), measured.get("tokens")
     padding = measured.get("padding_share")
     if reads_full_rows(spec) or spec.length_schedule or not steps or not tokens:
@@ -57,21 +57,21 @@ def rows_read(spec: TrainSpec, measured: Mapping[str, float]) -> RowsRead | None
 
 
 def as_read(job: Job) -> str:
-    """Return in words what the plan says of the rows that a job read, where they are others.
+    """Return the plan's prediction for the rows that a job read, as text, if they differ.
 
-    Nothing for a job that an older version wrote down in a form which is not read any more.
+    Empty for a job whose stored request has an outdated format.
     """
     measured = job.result.get("measured") or {}
     if job.kind != "train" or "padding_share" not in measured or not job.plan_request:
         return ""
     try:
-        return _said(job, measured)
+        return _row_length_note(job, measured)
     except ValidationError as error:
         log.warning("a job is not planned again", job=job.pk, why=str(error))
         return ""
 
 
-def _said(job: Job, measured: Mapping[str, float]) -> str:
+def _row_length_note(job: Job, measured: Mapping[str, float]) -> str:
     spec, request = _SPEC.validate_python(job.spec), PlanRequest.model_validate(job.plan_request)
     workload = request.workload
     if not isinstance(spec, TrainSpec) or not isinstance(workload, TrainWorkload):
@@ -81,13 +81,15 @@ def _said(job: Job, measured: Mapping[str, float]) -> str:
         return ""
     strategy = Strategy.model_validate((job.estimate or {}).get("strategy") or {})
     estimate = estimate_as_planned(request, rows.instead_of(workload), strategy)
-    said = [_words(figure_values(estimate, name), *SHOWN[name]) for name in SHOWN if estimate]
-    if not any(said):
+    predictions = [
+        _words(figure_values(estimate, name), *SHOWN[name]) for name in SHOWN if estimate
+    ]
+    if not any(predictions):
         return ""
     return (
         f"The plan takes every row for {workload.sequence_length:,} tokens of text; those of this "
         f"data had {rows.length:,} positions on the average, {percent(rows.padding)} of them "
-        f"padding. For such rows it says {' and '.join(filter(None, said))}."
+        f"padding. For such rows it says {' and '.join(filter(None, predictions))}."
     )
 
 
@@ -95,5 +97,5 @@ def _words(value: Value | None, unit: str, each: str) -> str:
     if value is None:
         return ""
     middle, low, high = value
-    said = f"{quantity(middle, unit)} {each}".rstrip()
-    return f"{said} ({quantity(low, unit)} to {quantity(high, unit)})" if low and high else said
+    text = f"{quantity(middle, unit)} {each}".rstrip()
+    return f"{text} ({quantity(low, unit)} to {quantity(high, unit)})" if low and high else text

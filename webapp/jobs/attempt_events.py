@@ -1,4 +1,4 @@
-"""What each kind of event does to its attempt and, while that is the current one, to the job."""
+"""Apply each kind of event to its attempt and, if that is current, to its job."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -25,14 +25,14 @@ from webapp.jobs.models import LIVE_STATES, Artefact, Attempt, Command, Job, Job
 from webapp.jobs.reasons import final_state
 from webapp.jobs.transitions import transition
 
-LONGEST_ETA_SECONDS = 10 * 365 * 86_400.0  # what is longer is no estimate but a division by little
+LONGEST_ETA_SECONDS = 10 * 365 * 86_400.0  # longer values are division artefacts, not estimates
 
 
 def apply_event(attempt: Attempt, event: RunEvent) -> None:
-    """Carry out one stored event; metric points are the metric store's.
+    """Apply one stored event; metric points are stored elsewhere.
 
     Raises:
-        ValidationError: the body is not what the event's kind says.
+        ValidationError: the body does not match the event's kind.
     """
     _HANDLERS[event.kind](attempt, event.body)
 
@@ -45,29 +45,45 @@ def _started(attempt: Attempt, body: dict[str, Any]) -> None:
         transition(attempt.job, JobState.RUNNING, actor=_actor(attempt), attempt=leader)
 
 
+def job_figures(kind: str, body: dict[str, Any]) -> dict[str, Any]:
+    """Return the job's fields that a phase or progress event sets; a log line sets none.
+
+    Raises:
+        ValidationError: the body does not match the event's kind.
+    """
+    if kind == "phase":
+        return {"phase": PhaseBody.model_validate(body).name[:80]}
+    if kind == "log":
+        LogBody.model_validate(body)
+        return {}
+    progress = ProgressBody.model_validate(body)
+    eta = progress.eta_seconds
+    return {
+        "progress_done": progress.done,
+        "progress_total": progress.total,
+        "progress_unit": progress.unit[:24],
+        "eta_seconds": eta if eta is not None and eta < LONGEST_ETA_SECONDS else None,
+    }
+
+
 def _phase(attempt: Attempt, body: dict[str, Any]) -> None:
-    _update_job(attempt, phase=PhaseBody.model_validate(body).name[:80])
+    _update_job(attempt, **job_figures("phase", body))
 
 
 def _progress(attempt: Attempt, body: dict[str, Any]) -> None:
-    progress = ProgressBody.model_validate(body)
-    eta = progress.eta_seconds
-    _update_job(
-        attempt,
-        progress_done=progress.done,
-        progress_total=progress.total,
-        progress_unit=progress.unit[:24],
-        eta_seconds=eta if eta is not None and eta < LONGEST_ETA_SECONDS else None,
-    )
+    _update_job(attempt, **job_figures("progress", body))
 
 
 def _log(_attempt: Attempt, body: dict[str, Any]) -> None:
-    LogBody.model_validate(body)
+    job_figures("log", body)
 
 
 def _result(attempt: Attempt, body: dict[str, Any]) -> None:
-    if isinstance(measured := body.get("measured"), dict):  # what was no number came as null
-        body = {**body, "measured": {k: one for k, one in measured.items() if one is not None}}
+    if isinstance(measured := body.get("measured"), dict):  # null stands for NaN
+        body = {
+            **body,
+            "measured": {k: value for k, value in measured.items() if value is not None},
+        }
     result = ResultBody.model_validate(body)
     _update_job(attempt, result=result.model_dump(mode="json"))
 
@@ -92,7 +108,7 @@ def _endpoint(_attempt: Attempt, body: dict[str, Any]) -> None:
 
 
 def _exited(attempt: Attempt, body: dict[str, Any]) -> None:
-    """Store the record; it ends the job only if the attempt is still the job's current one."""
+    """Store the exit record; end the job if the attempt is its current one."""
     record = ExitRecord.model_validate(body)
     Attempt.objects.filter(pk=attempt.pk).update(
         exit_record=record.model_dump(mode="json") | _gpus_at_end(attempt), ended_at=now()
@@ -115,13 +131,13 @@ def _exited(attempt: Attempt, body: dict[str, Any]) -> None:
 
 
 def _gpus_at_end(attempt: Attempt) -> dict[str, Any]:
-    """Return the GPUs as the host's last beat had them: a supervisor itself cannot ask them."""
+    """Return the GPU loads of the host's last heartbeat; a supervisor cannot query GPUs."""
     gpus = attempt.host.last_beat.get("gpus") or []
     return {"gpus": gpus} if gpus else {}
 
 
 def _update_job(attempt: Attempt, **changes: object) -> None:
-    """Change a job's figures while the attempt is its current one and it has not ended."""
+    """Update a job's figures if the attempt is its current one and it has not ended."""
     rows = Job.objects.filter(pk=attempt.job_id, current_attempt=attempt.pk, state__in=LIVE_STATES)
     rows.update(**changes)
 

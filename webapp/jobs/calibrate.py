@@ -1,16 +1,22 @@
-"""What a host's finished jobs say about it: the planner's factors for that host.
+"""Calibrate the planner's factors for a host from its finished jobs.
 
 Every figure is predicted again without the host's factors, so that factors never compound,
-and with today's planner, so that a better formula mends old measurements too.
+and with the current planner, so that formula changes apply to old measurements too.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import structlog
+from django.db import transaction
 from pydantic import TypeAdapter, ValidationError
 
-from planner.calibration import calibrate_host, measurements_of
+from planner.calibration import (
+    PHASE_BY_METRIC,
+    calibrate_host,
+    check_measurements,
+    measurements_of,
+)
 from planner.errors import PlannerError
 from planner.specs.calibration import HostCalibration
 from planner.specs.calibration import Measurement as PlannerMeasurement
@@ -26,9 +32,11 @@ from runners.jobspec import (
     ModelSpec,
     TrainSpec,
 )
+from webapp.core.clock import now
+from webapp.core.problems import ConflictProblem
 from webapp.hosts.models import Host
 from webapp.jobs.as_read import reads_full_rows, rows_read
-from webapp.jobs.models import Job, JobState, Measurement
+from webapp.jobs.models import CalibrationChange, Job, JobState, Measurement
 
 log = structlog.get_logger(__name__)
 MAX_JOBS = 50
@@ -39,40 +47,143 @@ PLANNER_NAMES = {
     "step_seconds": "step_seconds",
     "peak_memory_bytes": "per_device_peak_bytes",
 }
+OUR_NAMES = {theirs: ours for ours, theirs in PLANNER_NAMES.items()}
+TRIES = 5
 _SPEC: TypeAdapter[ModelSpec] = TypeAdapter(ModelSpec)
 
 
 class Question(NamedTuple):
-    """One thing that a job measured, as the planner would be asked about it."""
+    """A planner request that corresponds to one measured phase of a job."""
 
     request: EstimateRequest
     prefix: str = ""
     metrics: Collection[str] = tuple(PLANNER_NAMES)
 
 
-def recalibrate(host: Host) -> HostCalibration:
-    """Compute the host's factors from its latest jobs, store them and return them."""
-    calibration = calibrate_host(
-        [found for job in _latest_jobs(host) for found in _measurements(job, host)]
-    )
-    Host.objects.filter(pk=host.pk).update(calibration=calibration.model_dump(mode="json"))
-    return calibration
+class AttributedMeasurement(NamedTuple):
+    """A job's figure as a planner measurement, with the name of its row."""
+
+    job: Job
+    name: str
+    measurement: PlannerMeasurement
+
+
+def recalibrate(
+    host: Host, *, job: Job | None = None, cause: str = "", actor: str = "system:calibration"
+) -> HostCalibration:
+    """Compute the host's factors from its latest jobs, store them and return them.
+
+    If measurements change meanwhile, it starts again, so that the stored factors always match the
+    latest measurements. With ``cause`` it records the change caused by ``job``.
+    """
+    for _ in range(TRIES):
+        jobs = _latest_jobs(host)
+        inputs = _inputs(jobs)
+        learned = [each for past_job in jobs for each in attributed_measurements(past_job, host)]
+        checks = check_measurements([each.measurement for each in learned])
+        calibration = calibrate_host([each.measurement for each in learned])
+        with transaction.atomic():
+            locked = Host.objects.select_for_update(no_key=True).only("calibration")
+            before = locked.get(pk=host.pk).calibration.get("factors") or {}
+            if _inputs(_latest_jobs(host)) != inputs:
+                continue
+            after = calibration.model_dump(mode="json")
+            Host.objects.filter(pk=host.pk).update(calibration=after)
+            held_back = {
+                (each.job.pk, each.name): check.held_back
+                for each, check in zip(learned, checks, strict=True)
+                if check.held_back
+            }
+            _store_held_back(jobs, held_back)
+            if job is not None and cause:
+                reasons = [why for (pk, _), why in held_back.items() if pk == job.pk]
+                is_used = any(each.job.pk == job.pk for each in learned)
+                CalibrationChange.objects.create(
+                    host=host,
+                    job=job,
+                    at=now(),
+                    cause=cause,
+                    actor=actor,
+                    before=before,
+                    after=_with_phases(after["factors"], learned, job),
+                    why=why_unchanged(job, before, after["factors"], reasons, is_asked=is_used)[
+                        :400
+                    ],
+                )
+        return calibration
+    raise ConflictProblem("busy_calibration", "Measurements keep arriving. Try again.")
+
+
+def _with_phases(
+    factors: Mapping[str, dict[str, Any]], learned: Sequence[AttributedMeasurement], job: Job
+) -> dict[str, Any]:
+    """Return factors with the phases that a job's measurements contributed to each."""
+    phases: dict[str, set[str]] = {name: set() for name in factors}
+    for each in learned:
+        measurement = each.measurement
+        if each.job.pk == job.pk and measurement.operator_class in phases:
+            phases[measurement.operator_class].add(
+                PHASE_BY_METRIC.get(measurement.metric, "memory")
+            )
+    return {name: {**each, "phases": sorted(phases[name])} for name, each in factors.items()}
+
+
+def _inputs(jobs: list[Job]) -> list[tuple[object, ...]]:
+    """Return the identity of the measurements from which factors are computed."""
+    rows = Measurement.objects.filter(job__in=[each.pk for each in jobs]).order_by("pk")
+    return [*((each.pk,) for each in jobs), *rows.values_list("pk", "is_excluded")]
+
+
+def _store_held_back(jobs: list[Job], reason_by_row: Mapping[tuple[str, str], str]) -> None:
+    """Store the held-back reason on each row where it differs."""
+    rows = Measurement.objects.filter(job__in=[each.pk for each in jobs])
+    for pk, job_id, metric, stored in rows.values_list("pk", "job_id", "metric", "held_back"):
+        why = reason_by_row.get((job_id, metric), "")[:300]
+        if why != stored:
+            Measurement.objects.filter(pk=pk).update(held_back=why)
+
+
+def why_unchanged(
+    job: Job,
+    before: Mapping[str, Any],
+    after: Mapping[str, Any],
+    held: Sequence[str],
+    *,
+    is_asked: bool,
+) -> str:
+    """Return why a job changed no factor of its host; "" if one changed."""
+    if {name: each["factor"] for name, each in before.items()} != {
+        name: each["factor"] for name, each in after.items()
+    }:
+        return ""
+    rows = list(Measurement.objects.filter(job=job))
+    if rows and all(row.is_excluded for row in rows if not row.metric.endswith("bytes")):
+        invalid = next((row.invalid_reason for row in rows if row.is_excluded), "")
+        return invalid or "Its measurements are excluded."
+    if held:
+        return f"It is held back: {held[0]}."
+    if not is_asked:
+        return "It measured nothing that the planner foretells of one host by itself."
+    return "What it measured agrees with the factors as they were."
 
 
 def _latest_jobs(host: Host) -> list[Job]:
-    """Return what the host ran alone: several hosts together measure none of them."""
+    """Return the latest successful jobs that ran on this host alone."""
     jobs = Job.objects.filter(host=host, num_hosts=1, state=JobState.SUCCEEDED)
     jobs = jobs.exclude(plan_request={})
-    return list(jobs.order_by("-ended_at")[:MAX_JOBS])
+    return list(jobs.order_by("-ended_at", "pk")[:MAX_JOBS])
 
 
-def _measurements(job: Job, host: Host) -> list[PlannerMeasurement]:
+def attributed_measurements(job: Job, host: Host) -> list[AttributedMeasurement]:
+    """Return the included figures of a job, each attributed to one operator class."""
     measured = _included(job)
     try:
         return [
-            found
+            AttributedMeasurement(
+                job, question.prefix + OUR_NAMES[measurement.metric], measurement
+            )
             for question in questions_of(job)
-            for found in measurements_of(
+            for measurement in measurements_of(
                 question.request,
                 _by_planner_names(measured, question),
                 host=host.slug,
@@ -86,61 +197,76 @@ def _measurements(job: Job, host: Host) -> list[PlannerMeasurement]:
 
 
 def _included(job: Job) -> dict[str, float]:
-    """Return what the job measured, without figures that an operator excluded."""
-    excluded = set(
-        Measurement.objects.filter(job=job, is_excluded=True).values_list("metric", flat=True)
-    )
+    """Return the job's measurements without excluded figures.
+
+    A figure without a row (nothing was predicted for it) follows the job's other figures of its
+    kind: times with times, memory with memory.
+    """
+    rows = dict(Measurement.objects.filter(job=job).values_list("metric", "is_excluded"))
+    kinds = {_is_memory(metric) for metric, is_excluded in rows.items() if is_excluded}
     measured = job.result.get("measured") or {}
-    return {name: value for name, value in measured.items() if name not in excluded}
+    return {
+        name: value
+        for name, value in measured.items()
+        if not rows.get(name, _is_memory(name) in kinds)
+    }
+
+
+def _is_memory(metric: str) -> bool:
+    return metric.endswith("bytes")
 
 
 def _by_planner_names(measured: Mapping[str, float], question: Question) -> dict[str, float]:
     return {
-        PLANNER_NAMES[ours]: measured[question.prefix + ours]
-        for ours in question.metrics
-        if question.prefix + ours in measured
+        PLANNER_NAMES[name]: measured[question.prefix + name]
+        for name in question.metrics
+        if question.prefix + name in measured
     }
 
 
 def questions_of(job: Job) -> Iterator[Question]:
-    """Yield what the planner would be asked about each phase that the job measured."""
+    """Yield the planner request of each phase that the job measured."""
     request = PlanRequest.model_validate(job.plan_request)
     strategy = Strategy.model_validate((job.estimate or {}).get("strategy") or {})
     spec = _SPEC.validate_python(job.spec)
     if isinstance(spec, BenchmarkSpec):
-        if spec.load is None:  # else who asks decides the figures as much as the host
-            yield Question(_ask(request, _generation(spec, spec.batch_size), strategy))
-    elif isinstance(spec, TrainSpec | GenerateSpec) and not _holds_otherwise(spec):
+        if spec.load is None:  # under load, the clients determine the figures as much as the host
+            yield Question(
+                _estimate_request(request, _generation(spec, spec.batch_size), strategy)
+            )
+    elif isinstance(spec, TrainSpec | GenerateSpec) and not _is_unmodelled(spec):
         if is_as_planned(spec):
-            yield from _as_it_ran(job, spec, request, strategy)
+            yield from _ran_questions(job, spec, request, strategy)
     elif isinstance(spec, CompressSpec):
-        for prefix, dtype in spec.foreseen:
+        for prefix, dtype in spec.predictable_phases:
             stored = Strategy.model_validate({"weight_dtype": dtype})
-            yield Question(_ask(request, _generation(spec, 1), stored), prefix)
+            yield Question(_estimate_request(request, _generation(spec, 1), stored), prefix)
 
 
-def _as_it_ran(
+def _ran_questions(
     job: Job, spec: TrainSpec | GenerateSpec, request: PlanRequest, strategy: Strategy
 ) -> Iterator[Question]:
-    """Yield what the planner would be asked about a training's rows, or about a pile."""
+    """Yield the planner request for a training's actual rows, or for a batch of prompts."""
     workload = request.workload
     if not isinstance(spec, TrainSpec) or reads_full_rows(spec):
-        yield Question(_ask(request, workload, strategy))
+        yield Question(_estimate_request(request, workload, strategy))
         return
     rows = rows_read(spec, job.result.get("measured") or {})
     if rows is None or not isinstance(workload, TrainWorkload):
         return
-    # The longest row makes the peak of a training on rows of several lengths; nobody knows it.
+    # With rows of several lengths the longest row sets the peak; its length is unknown.
     is_even = spec.samples.rows == "packed"
     metrics = PLANNER_NAMES if is_even else PLANNER_NAMES.keys() - {"peak_memory_bytes"}
-    yield Question(_ask(request, rows.instead_of(workload), strategy), metrics=tuple(metrics))
+    yield Question(
+        _estimate_request(request, rows.instead_of(workload), strategy), metrics=tuple(metrics)
+    )
 
 
 def is_as_planned(spec: TrainSpec | GenerateSpec) -> bool:
-    """Return whether the job did what the plan costs, if need be of rows as they turned out.
+    """Return whether the job ran as planned, possibly with different row lengths.
 
-    A real pile's lengths differ. Of a training, the planner knows no activations on disk, no
-    classes of whole samples, and no ranks that share a processor.
+    Prompts of real batches differ in length. For training, the planner does not model activations
+    on disk, classification of whole samples, or several ranks per CPU host.
     """
     if isinstance(spec, TrainSpec):
         is_text = spec.objective == "next_token"
@@ -168,7 +294,9 @@ def _generation(spec: BenchmarkSpec | CompressSpec, batch_size: int) -> Generate
     )
 
 
-def _ask(request: PlanRequest, workload: Workload, strategy: Strategy) -> EstimateRequest:
+def _estimate_request(
+    request: PlanRequest, workload: Workload, strategy: Strategy
+) -> EstimateRequest:
     fields: dict[str, Any] = {
         "model": request.model,
         "cluster": request.cluster,
@@ -179,8 +307,8 @@ def _ask(request: PlanRequest, workload: Workload, strategy: Strategy) -> Estima
     return EstimateRequest(**fields)
 
 
-def _holds_otherwise(spec: TrainSpec | GenerateSpec) -> bool:
-    """Return whether a training keeps moments elsewhere without need, or rounds as it learns."""
+def _is_unmodelled(spec: TrainSpec | GenerateSpec) -> bool:
+    """Return whether a training offloads optimizer states to disk or uses QAT."""
     if isinstance(spec, GenerateSpec):
         return False
     is_rounded = spec.quantized is not None and spec.quantized.method == "qat"

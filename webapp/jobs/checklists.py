@@ -1,4 +1,4 @@
-"""The checks of a preflight as lists on a page, read from the job's events."""
+"""Preflight checklists for a page, from the job's events."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,13 +21,13 @@ class Checked:
 
     @property
     def status(self) -> str:
-        """Return the state whose shape ticks the line."""
+        """Return the status that selects the line's icon."""
         return "ready" if self.is_ok else "failed"
 
 
 @dataclass(frozen=True)
-class Look:
-    """One look at a host: whose it was, when, and every check of it."""
+class CheckRun:
+    """One run of the preflight checks: title, time, and every check."""
 
     title: str
     at: datetime
@@ -36,15 +36,15 @@ class Look:
 
 @dataclass(frozen=True)
 class Preflight:
-    """Where a job's preflight stands: a sentence, and the latest looks."""
+    """The state of a job's preflight: a sentence, and the latest check runs."""
 
     sentence: str
-    looks: tuple[Look, ...]
+    looks: tuple[CheckRun, ...]
 
 
 def checks_of(event: Event) -> tuple[Checked, ...]:
-    """Return the checks that stand in an event, those that failed first."""
-    found = [
+    """Return the checks of an event, failed ones first."""
+    checks = [
         Checked(
             capitalised(str(check.get("name", ""))),
             bool(check.get("ok")),
@@ -53,21 +53,24 @@ def checks_of(event: Event) -> tuple[Checked, ...]:
         )
         for check in event.detail.get("checks", ())
     ]
-    return tuple(sorted(found, key=lambda check: check.is_ok))
+    return tuple(sorted(checks, key=lambda check: check.is_ok))
 
 
 def preflight_of(job: Job, events: Sequence[Event]) -> Preflight | None:
-    """Return the preflight of a job that is in one or came back from one, else None."""
+    """Return the preflight of a job in preflight or returned from it, else None."""
     is_back = job.state == JobState.QUEUED or job.reason == Reason.PREFLIGHT_FAILED
-    looked = [event for event in events if event.kind == "job.state" and event.detail]
-    looked = [event for event in looked if event.detail.get("checks")]
-    if not looked or not (is_back or job.state == JobState.PREFLIGHT):
+    check_events = [event for event in events if event.kind == "job.state" and event.detail]
+    check_events = [event for event in check_events if event.detail.get("checks")]
+    if not check_events or not (is_back or job.state == JobState.PREFLIGHT):
         return None
-    last = looked[-1]
+    last = check_events[-1]
     if job.state == JobState.PREFLIGHT:
-        sentence = f"By its last beat {_host(job)} is fit. It looks itself now, then it starts."
-        return Preflight(sentence, (_look(last),))
-    return Preflight(_outcome(job, events), (_look(last),))
+        sentence = (
+            f"By its last heartbeat {_host(job)} passes. The host now runs its own checks, then "
+            "the job starts."
+        )
+        return Preflight(sentence, (_check_run(last),))
+    return Preflight(_outcome(job, events), (_check_run(last),))
 
 
 def _host(job: Job) -> str:
@@ -77,11 +80,11 @@ def _host(job: Job) -> str:
 def _outcome(job: Job, events: Sequence[Event]) -> str:
     failed = sum(1 for event in events if event.reason == Reason.PREFLIGHT_FAILED)
     if job.state == JobState.QUEUED:
-        return f"Try {failed} of {MAX_PREFLIGHTS} failed; the next one comes in half a minute."
+        return f"Try {failed} of {MAX_PREFLIGHTS} failed; the next attempt is in half a minute."
     return f"{failed} tries failed, so the job ended. Mend this and clone it."
 
 
-def _look(event: Event) -> Look:
+def _check_run(event: Event) -> CheckRun:
     by_host = event.actor.startswith("host:")
-    title = "What the host found itself" if by_host else "By the host's last beat"
-    return Look(title, event.at, checks_of(event))
+    title = "Checked by the host" if by_host else "By the host's last heartbeat"
+    return CheckRun(title, event.at, checks_of(event))

@@ -1,4 +1,4 @@
-"""A host takes an attempt: exactly one claim ever gets the spec."""
+"""Claims of attempts by hosts: exactly one claim receives the spec."""
 
 import structlog
 from django.db import transaction
@@ -22,26 +22,26 @@ log = structlog.get_logger(__name__)
 
 
 def attempt_claim(*, attempt_id: str, host: Host, request: ClaimRequest) -> ClaimReply:
-    """Return what the attempt runs, to the one claim that gets it, however often it asks.
+    """Return the run request of an attempt to the claim that owns it; repeated calls are safe.
 
-    A host whose preflight failed gives the attempt back with its claim; where only the port of
-    a gang is taken, another one is reserved. A gang may start once every host has claimed.
+    A host whose preflight failed returns the attempt with its claim; if only the gang's port is
+    in use, another port is reserved. A gang may start once every host has claimed.
 
     Raises:
-        ConflictProblem: another claim has it, it is not to be run any more, or it was given back.
+        ConflictProblem: another claim has it, it must not run any more, or it was returned.
         BusyProblem: the database is a restored backup.
     """
     if is_restored():
         raise BusyProblem("restored", RESTORED, retry_after_seconds=30)
-    if moved := _moved(attempt_id, host, request):
-        return ClaimReply(request=_run_request(moved.job, moved), may_start=False)
+    if leader := _leader_with_new_port(attempt_id, host, request):
+        return ClaimReply(request=_run_request(leader.job, leader), may_start=False)
     if give_back(attempt_id=attempt_id, host=host, request=request):
         raise ConflictProblem("preflight_failed", "The attempt was given back to the queue.")
     with transaction.atomic():
         job = Job.objects.select_for_update().filter(attempts=attempt_id, attempts__host=host)
         locked = job.first()
-        if locked is None or not _take(attempt_id, request):
-            return _reply(_repeat(attempt_id, host, request))
+        if locked is None or not _claim(attempt_id, request):
+            return _reply(_claimed_before(attempt_id, host, request))
         attempt = Attempt.objects.get(pk=attempt_id)
         attempt.facts = host.facts
         attempt.save(update_fields=["facts"])
@@ -54,14 +54,14 @@ def attempt_claim(*, attempt_id: str, host: Host, request: ClaimRequest) -> Clai
         return _reply(attempt)
 
 
-def _moved(attempt_id: str, host: Host, request: ClaimRequest) -> Attempt | None:
-    """Return the leader of a gang for which another port was reserved, the first being taken."""
+def _leader_with_new_port(attempt_id: str, host: Host, request: ClaimRequest) -> Attempt | None:
+    """Return a gang's leader after reserving another port, if the first one was in use."""
     if not only_port_is_taken(request):
         return None
     with transaction.atomic():
         Job.objects.select_for_update().filter(attempts=attempt_id).first()
-        own = Attempt.objects.filter(pk=attempt_id, host=host, fence=request.fence)
-        leader = own.filter(master_port__isnull=False, ended_at=None).first()
+        attempts = Attempt.objects.filter(pk=attempt_id, host=host, fence=request.fence)
+        leader = attempts.filter(master_port__isnull=False, ended_at=None).first()
         if leader is None or not place_move(leader=leader):
             return None
         leader.refresh_from_db()
@@ -73,8 +73,8 @@ def _reply(attempt: Attempt) -> ClaimReply:
     return ClaimReply(request=_run_request(attempt.job, attempt), may_start=may_start)
 
 
-def _take(attempt_id: str, request: ClaimRequest) -> bool:
-    """Claim with one guarded UPDATE: two claims can never both find an unclaimed row."""
+def _claim(attempt_id: str, request: ClaimRequest) -> bool:
+    """Claim with one guarded UPDATE, so that two claims cannot both succeed."""
     unclaimed = Attempt.objects.filter(
         pk=attempt_id,
         fence=request.fence,
@@ -88,8 +88,8 @@ def _take(attempt_id: str, request: ClaimRequest) -> bool:
     return bool(rows)
 
 
-def _repeat(attempt_id: str, host: Host, request: ClaimRequest) -> Attempt:
-    """Return the attempt to a claim whose reply was lost again, and refuse every other one."""
+def _claimed_before(attempt_id: str, host: Host, request: ClaimRequest) -> Attempt:
+    """Return the attempt to the same claim again (its reply was lost); refuse any other claim."""
     attempt = (
         Attempt.objects.filter(pk=attempt_id, host=host, fence=request.fence)
         .select_related("job")
@@ -115,8 +115,12 @@ def _run_request(job: Job, attempt: Attempt) -> RunRequest:
             "fence": attempt.fence,
             "spec": job.spec,
             "devices": [
-                {"kind": held.device.kind, "index": held.device.index, "uuid": held.device.uuid}
-                for held in attempt.allocations.select_related("device")
+                {
+                    "kind": allocation.device.kind,
+                    "index": allocation.device.index,
+                    "uuid": allocation.device.uuid,
+                }
+                for allocation in attempt.allocations.select_related("device")
             ],
             "max_duration_seconds": job.max_duration_seconds,
             "gang": gang_of(attempt),
@@ -125,9 +129,10 @@ def _run_request(job: Job, attempt: Attempt) -> RunRequest:
 
 
 def attempt_secrets(run: RunRequest) -> dict[str, SecretStr]:
-    """Return the values that a claimed attempt was promised, and note that they were given.
+    """Return the secrets of a claimed attempt, and record that they were handed out.
 
-    What does not open is left out: the host then refuses the attempt by the secret's name.
+    Secrets that cannot be decrypted are left out: the host then refuses the attempt and names
+    the missing secret.
     """
     if not run.spec.secrets:
         return {}
@@ -137,7 +142,7 @@ def attempt_secrets(run: RunRequest) -> dict[str, SecretStr]:
     except VaultError as error:
         log.warning("secrets do not open", job=job.pk, why=str(error))
         return {}
-    Event.objects.get_or_create(  # a claim whose reply was lost is answered again
+    Event.objects.get_or_create(  # idempotent: the claim is repeated if its reply was lost
         kind="job.secrets",
         subject=job.pk,
         attempt_id=run.attempt_id,

@@ -1,4 +1,4 @@
-"""What time does to jobs: a start that nobody took, and turns that came free."""
+"""Periodic work: end jobs that were not claimed in time, and allocate free devices."""
 
 import time
 from collections.abc import Callable, Collection
@@ -21,16 +21,16 @@ START_TIMEOUT = timedelta(seconds=scaled(120, least=8))
 
 
 def allocate_all() -> list[Job]:
-    """Serve every pool in which somebody waits; return the jobs that got devices."""
+    """Allocate in every pool with queued jobs; return the jobs that received devices."""
     waiting = Pool.objects.filter(jobs__state=JobState.QUEUED, jobs__deleted_at=None).distinct()
     return [job for pool in waiting for job in allocate_pool(pool)]
 
 
 class StartDeadline:
-    """Ends jobs that a host in contact left unclaimed; silence ends none.
+    """End jobs that hosts in contact left unclaimed; a silent host ends none.
 
-    Counts only hosts that this process has heard all the time that a claim may take: after a
-    host's silence, and after the server's own, every host gets the whole time anew.
+    Counts only hosts in contact for the whole timeout: after a gap of the host or of this
+    server, the timeout starts again.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -39,25 +39,25 @@ class StartDeadline:
         self._heard_since: dict[str, float] = {}
 
     def step(self) -> list[Job]:
-        """End what is overdue and return it."""
+        """End overdue jobs and return them."""
         instant = self._clock()
         if instant - self._looked_at > LONGEST_GAP_SECONDS:
             self._heard_since.clear()
         self._looked_at = instant
         hosts = Host.objects.filter(kind__in=RUNS_JOBS).only("last_seen_at")
-        heard = [host.pk for host in hosts if contact_of(host) is Contact.LIVE]
-        self._heard_since = {pk: self._heard_since.get(pk, instant) for pk in heard}
-        patience = START_TIMEOUT.total_seconds()
+        reachable = [host.pk for host in hosts if contact_of(host) is Contact.LIVE]
+        self._heard_since = {pk: self._heard_since.get(pk, instant) for pk in reachable}
+        timeout = START_TIMEOUT.total_seconds()
         return end_unclaimed(
-            [pk for pk, since in self._heard_since.items() if instant - since >= patience]
+            [pk for pk, since in self._heard_since.items() if instant - since >= timeout]
         )
 
 
 def end_unclaimed(hosts: Collection[str] | None = None) -> list[Job]:
-    """End jobs that their hosts did not all claim in time; a late claim is then refused.
+    """End jobs that their hosts did not all claim in time; later claims are refused.
 
-    With ``hosts``, only those of which one of these has a part. Of a job on several hosts none
-    has started while one is missing, so that a silent one holds up the others no longer.
+    With ``hosts``, only jobs with a part on one of them. A gang does not start while a claim is
+    missing, so that a silent host no longer blocks the others.
     """
     waiting = Job.objects.filter(state=JobState.PREFLIGHT).select_related("current_attempt")
     unclaimed = [job for job in waiting if hosts is None or _has_part(job, hosts)]

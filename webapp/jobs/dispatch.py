@@ -1,7 +1,7 @@
-"""Ring hosts: the outbox of commands becomes signed Celery messages.
+"""Wake hosts: send due commands from the outbox as signed Celery messages.
 
-A command is rung until the host shows that it heard. A doorbell only saves time: beats
-carry the same news.
+A command is repeated until the host acknowledges it. Messages only reduce latency: heartbeats
+carry the same commands.
 """
 
 import threading
@@ -38,9 +38,9 @@ LONGEST_REST_SECONDS = scaled(60, least=2)
 DEAD_AFTER = timedelta(hours=1)
 PING_SECONDS = scaled(60.0, least=2.0)
 TASK_PREFIX = "runners."
-ALL_HOSTS = "host:"  # what every queue's prefix begins with
-# Without a look at the connection before each doorbell: it would double what a ping costs, and
-# one that finds its connection dead is sent again over a new one.
+ALL_HOSTS = "host:"  # common prefix of all queues
+# No connection check before each message: it would double the cost of a ping, and a message
+# that meets a dead connection is sent again over a new one.
 TRANSPORT = {
     "global_keyprefix": ALL_HOSTS,
     "max_retries": 1,
@@ -55,7 +55,7 @@ Ring = Callable[[Host, Doorbell], None]
 
 @cache
 def celery_app(url: str) -> Celery:
-    """Return the app that publishes, and only publishes."""
+    """Return a Celery app that only publishes."""
     app = Celery("slipway-control")
     app.conf.update(
         celery_options(url, settings.REDIS_CA),
@@ -69,10 +69,10 @@ def celery_app(url: str) -> Celery:
 
 
 class Publisher:
-    """One connection for the queues of all hosts, for one thread at a time.
+    """One broker connection for the queues of all hosts, for one thread at a time.
 
-    The queues differ in the prefix of their keys alone. A connection for each host would cost a
-    socket, a handshake and a log-in each, and a thousand hosts are more than a process may open.
+    The queues differ only in their key prefix. A connection per host would cost a socket, a
+    handshake and a log-in each, and a thousand hosts exceed a process's file limit.
     """
 
     def __init__(self) -> None:
@@ -80,18 +80,18 @@ class Publisher:
         self._connections: dict[str, Connection] = {}
 
     def send(self, url: str, prefix: str, task: str, words: Sequence[str]) -> None:
-        """Put a task into the queue below ``prefix``; over a new connection when one was dead.
+        """Put a task into the queue below ``prefix``; retry once if a kept connection is dead.
 
         Raises:
-            OperationalError: the broker is away.
+            OperationalError: the broker is unreachable.
         """
         with self._lock:
-            is_fresh = url not in self._connections
+            is_new = url not in self._connections
             try:
                 self._send(url, prefix, task, words)
             except OperationalError:
                 self._drop(url)
-                if is_fresh:
+                if is_new:
                     raise
                 self._send(url, prefix, task, words)
 
@@ -102,7 +102,7 @@ class Publisher:
         connection = self._connections[url]
         channel: Any = connection.default_channel  # Redis's; its clients write below the prefix
         channel.Client = partial(PrefixedStrictRedis, global_keyprefix=prefix)
-        # kombu's own retry would meet a new channel, which knows nothing of the prefix.
+        # kombu's own retry would create a channel without the prefix.
         app.send_task(task, args=list(words), queue=QUEUE, connection=connection, retry=False)
 
     def _drop(self, url: str) -> None:
@@ -114,12 +114,12 @@ _publisher = Publisher()
 
 
 def ring(host: Host, doorbell: Doorbell) -> None:
-    """Put a signed doorbell into the host's queue.
+    """Put a signed message into the host's queue.
 
     Raises:
-        OperationalError: the broker is away.
+        OperationalError: the broker is unreachable.
     """
-    # By the host's clock, as its last beat told it: it refuses what seems old or not yet made.
+    # In the host's time, from its last heartbeat: it refuses messages too old or in the future.
     host_time = time.time() + (host.clock_offset_ms or 0) / 1000
     signed = sign(doorbell, host_id=host.pk, key=command_key(host), now=host_time)
     url = broker.url_for(broker.DISPATCHER)
@@ -127,22 +127,23 @@ def ring(host: Host, doorbell: Doorbell) -> None:
 
 
 def dispatch_due(ring_host: Ring = ring) -> int:
-    """Ring for every command that is due and return how many rang.
+    """Send every due command and return the number sent.
 
-    A command is never done by being sent: it is rung again, ever more rarely, until a claim,
-    an event or an exit proves it.
+    Sending does not complete a command: it is repeated with exponential backoff until a claim,
+    an event or an exit acknowledges it.
     """
     due = Command.objects.filter(state__in=["new", "sent"], next_at__lte=now())
     rung = 0
     for command in due.select_related("host", "attempt").order_by("pk")[:BATCH]:
-        if not _ring_one(command, ring_host):
-            break
-        rung += 1
+        failure = _send_command(command, ring_host)
+        if failure is not None and not broker.is_of_one_host(failure):
+            break  # the broker is unreachable: the other sends would fail too
+        rung += failure is None
     return rung
 
 
-def _ring_one(command: Command, ring_host: Ring) -> bool:
-    """Ring once; return False when the broker is away, so that nothing waits behind it."""
+def _send_command(command: Command, ring_host: Ring) -> Exception | None:
+    """Send one command and return the error, if any."""
     attempt = command.attempt
     doorbell = Doorbell.model_validate(
         {
@@ -152,42 +153,42 @@ def _ring_one(command: Command, ring_host: Ring) -> bool:
             "fence": attempt.fence if attempt else None,
         }
     )
-    is_sent = _try(ring_host, command.host, doorbell)
+    failure = _try_ring(ring_host, command.host, doorbell)
     seconds = scaled(2 ** min(command.tries, 10), least=0.25)
-    rest = timedelta(seconds=min(seconds, LONGEST_REST_SECONDS))
+    delay = timedelta(seconds=min(seconds, LONGEST_REST_SECONDS))
     Command.objects.filter(pk=command.pk, state__in=["new", "sent"]).update(
-        state="sent" if is_sent else command.state,
+        state=command.state if failure else "sent",
         tries=F("tries") + 1,
-        next_at=now() + rest,
+        next_at=now() + delay,
     )
-    return is_sent
+    return failure
 
 
-def _try(ring_host: Ring, host: Host, doorbell: Doorbell) -> bool:
+def _try_ring(ring_host: Ring, host: Host, doorbell: Doorbell) -> Exception | None:
     try:
         ring_host(host, doorbell)
     except Exception as error:  # noqa: BLE001 (whatever a broker client raises, beats carry on)
         log.info("doorbell waits", host=host.slug, kind=doorbell.kind, cause=str(error))
-        return False
-    return True
+        return error
+    return None
 
 
 def ping_hosts(ring_host: Ring = ring) -> int:
-    """Ring every host in contact, so that its worker notices when messages stop coming."""
+    """Ping every host in contact, so that its worker notices missing messages."""
     enrolled = Host.objects.defer(*DOCUMENTS).exclude(credential_hash="")
-    hosts = [host for host in enrolled if _is_heard(host)]
+    hosts = [host for host in enrolled if _is_reachable(host)]
     return sum(
-        _try(ring_host, host, Doorbell(command_id=f"ping-{host.pk}", kind="ping"))
+        _try_ring(ring_host, host, Doorbell(command_id=f"ping-{host.pk}", kind="ping")) is None
         for host in hosts
     )
 
 
-def _is_heard(host: Host) -> bool:
+def _is_reachable(host: Host) -> bool:
     return contact_of(host) in {Contact.LIVE, Contact.DEGRADED}
 
 
-def bury_stuck() -> int:
-    """Give up commands whose attempt is over or that nobody heard for an hour."""
+def expire_stuck_commands() -> int:
+    """Give up commands whose attempt has ended or that no host acknowledged for an hour."""
     open_commands = Command.objects.filter(state__in=["new", "sent"])
     over = open_commands.filter(attempt__ended_at__isnull=False).update(state="dead")
     stale = open_commands.filter(created_at__lt=now() - DEAD_AFTER).update(state="dead")
@@ -195,7 +196,7 @@ def bury_stuck() -> int:
 
 
 class Dispatcher:
-    """The loop's body: ring what is due, ping once a minute."""
+    """The dispatcher loop's body: send due commands, and ping hosts once a minute."""
 
     def __init__(
         self, ring_host: Ring = ring, clock: Callable[[], float] = time.monotonic
@@ -205,7 +206,7 @@ class Dispatcher:
         self._pinged_at = clock() - PING_SECONDS + 5.0
 
     def step(self) -> int:
-        """Do one round and return how many doorbells rang."""
+        """Run one round and return the number of messages sent."""
         rung = dispatch_due(self._ring)
         if self._clock() - self._pinged_at >= PING_SECONDS:
             self._pinged_at = self._clock()

@@ -1,4 +1,4 @@
-"""An artefact as one streamed .tar: nothing is copied, nothing is held in memory."""
+"""Download an artefact as a streamed .tar, without copies or buffering in memory."""
 
 import tarfile
 from collections.abc import AsyncIterator, Iterator
@@ -25,8 +25,8 @@ def job_download(request: HttpRequest, job_id: str, name: str) -> StreamingHttpR
     members = [(path, confined(folder_of(artefact), path)) for path in sorted(artefact.files)]
     if not all(file.is_file() for _, file in members):
         raise Http404("The files of this artefact are no longer on the server.")
-    root = f"{_file_name(job.name)}-{_file_name(artefact.name)}"
-    pieces = tar_pieces(root, members, int(artefact.created_at.timestamp()))
+    root = f"{file_name(job.name)}-{file_name(artefact.name)}"
+    pieces = tar_chunks(root, members, int(artefact.created_at.timestamp()))
     response = StreamingHttpResponse(in_threads(pieces), content_type="application/x-tar")
     response["Content-Disposition"] = f'attachment; filename="{root}.tar"'
     response["Content-Length"] = str(tar_bytes(root, members))
@@ -42,10 +42,10 @@ def _complete_artefact(job: Job, name: str) -> Artefact:
     return artefact
 
 
-def _file_name(name: str) -> str:
-    """Return a job's name as it may stand in a file name and in a header."""
-    kept = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "-" for c in name)
-    return kept.strip("-.") or "job"
+def file_name(name: str) -> str:
+    """Return a job's name, restricted to characters for file names and headers."""
+    cleaned = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "-" for c in name)
+    return cleaned.strip("-.") or "job"
 
 
 def _header(root: str, path: str, size: int, mtime: int) -> bytes:
@@ -59,14 +59,14 @@ def _padding(size: int) -> int:
 
 
 def tar_bytes(root: str, members: list[tuple[str, Path]]) -> int:
-    """Return how long the .tar will be, so that a browser can show its progress."""
+    """Return the size of the .tar in bytes, so that a browser can show progress."""
     sizes = [(path, file.stat().st_size) for path, file in members]
     body = sum(len(_header(root, path, n, 0)) + n + _padding(n) for path, n in sizes)
     return body + END_BLOCKS * tarfile.BLOCKSIZE
 
 
-def tar_pieces(root: str, members: list[tuple[str, Path]], mtime: int) -> Iterator[bytes]:
-    """Yield the .tar piece by piece, at most one piece of one file at a time."""
+def tar_chunks(root: str, members: list[tuple[str, Path]], mtime: int) -> Iterator[bytes]:
+    """Yield the .tar in chunks, at most one chunk of one file at a time."""
     for path, file in members:
         size = file.stat().st_size
         yield _header(root, path, size, mtime)
@@ -78,7 +78,7 @@ def tar_pieces(root: str, members: list[tuple[str, Path]], mtime: int) -> Iterat
 
 
 async def in_threads(pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
-    """Yield the pieces without blocking the event loop while the disk is read."""
+    """Yield the chunks, reading the disk in threads so that the event loop is not blocked."""
 
     def read() -> bytes | None:
         return next(pieces, None)

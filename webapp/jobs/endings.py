@@ -1,4 +1,4 @@
-"""How an attempt ended, in words: its exit code or signal, and how the host was then."""
+"""Text for an attempt's end: exit code or signal, and the host's condition at that time."""
 
 import signal
 from collections.abc import Iterator, Mapping
@@ -8,8 +8,8 @@ from webapp.core.units import clock, memory, number
 
 CODES = {
     1: "an error that the program did not handle",
-    2: "it was called in a way that it does not know",
-    3: "it could not run as asked",
+    2: "its command line was not valid",
+    3: "it could not run with this specification",
     126: "the file is no program that may be executed",
     127: "the program was not found",
 }
@@ -20,12 +20,12 @@ SIGNALS = {
     "SIGILL": "it used an instruction that this processor does not have",
     "SIGINT": "somebody interrupted it",
     "SIGKILL": "the system or a person killed it; a program cannot do so by itself",
-    "SIGPIPE": "nobody read what it wrote any more",
+    "SIGPIPE": "the reader of its output closed the pipe",
     "SIGSEGV": "it touched memory that is not its own",
-    "SIGTERM": "it was asked to end",
+    "SIGTERM": "it received a request to stop",
     "SIGXCPU": "its processor time was used up",
 }
-_SHELL_SIGNAL = 128  # a shell reports a signal as this and the signal's number
+_SHELL_SIGNAL = 128  # shells report a signal as 128 plus its number
 
 
 def ending_words(record: Mapping[str, Any]) -> str:
@@ -56,16 +56,16 @@ def _name(value: int) -> str:
 
 
 def limit_words(seconds: float, limit_seconds: float | None) -> str:
-    """Return how long a job ran against the longest that it was allowed."""
+    """Return a job's duration relative to its limit as a sentence."""
     allowed = clock(limit_seconds) if limit_seconds else "its limit"
     return f"It ran {clock(seconds)}; {allowed} was the longest that it was allowed."
 
 
-Row = tuple[str, str]  # what, and how it was
+Row = tuple[str, str]  # label, value
 
 
 def host_rows(record: Mapping[str, Any]) -> list[Row]:
-    """Return how the host was when the attempt ended, as far as it could tell."""
+    """Return the host's condition when the attempt ended, as far as it was recorded."""
     conditions = record.get("conditions") or {}
     return [*_machine(conditions), *_gpus(record.get("gpus") or ()), *_reports(conditions)]
 
@@ -87,13 +87,13 @@ def _machine(conditions: Mapping[str, Any]) -> Iterator[Row]:
 
 
 def _gpus(loads: Iterator[Any] | tuple[Any, ...]) -> Iterator[Row]:
-    for at, load in enumerate(loads):
+    for index, load in enumerate(loads):
         parts = [f"{memory(load.get('memory_used_bytes') or 0)} held"]
         if load.get("temperature_celsius") is not None:
             parts.append(f"{number(load['temperature_celsius'])} °C")
         if load.get("foreign_pids"):
             parts.append(f"also used by {', '.join(map(str, load['foreign_pids']))}")
-        yield f"GPU {at}", " · ".join(parts)
+        yield f"GPU {index}", " · ".join(parts)
 
 
 def _reports(conditions: Mapping[str, Any]) -> Iterator[Row]:

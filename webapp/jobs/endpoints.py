@@ -1,4 +1,4 @@
-"""Where a serving job answers, as its host told; its keys; whether this server may ask it."""
+"""The endpoint of a serving job: its address, its keys, and whether this server may call it."""
 
 import json
 import secrets
@@ -12,15 +12,16 @@ from pydantic import ValidationError
 
 from runners.endpoint_spec import LOOPBACK, key_hash
 from runners.messages import EndpointBody
+from webapp.accounts.session_secrets import session_secret_keep, session_secret_of
 from webapp.hosts.models import Host
 from webapp.jobs.models import AttemptEvent, Job, JobState
 
 SALT = "slipway.playground"
-SESSION_KEYS = "endpoint-keys"  # session key: job id -> its endpoint's key, until it was shown
+SESSION_KEYS = "endpoint-keys"  # session key: job id -> the endpoint's key, encrypted, until shown
 
 
 class Endpoint(NamedTuple):
-    """A running endpoint; ``is_local``: it listens on this very machine's own loopback."""
+    """A running endpoint; ``is_local``: it listens on this machine's own loopback."""
 
     host: str
     port: int
@@ -30,24 +31,24 @@ class Endpoint(NamedTuple):
 
     @property
     def url(self) -> str:
-        """Return the base address, as OpenAI's clients take it."""
+        """Return the base URL for OpenAI clients."""
         name = f"[{self.host}]" if ":" in self.host else self.host
         return f"http://{name}:{self.port}/v1"
 
     @property
     def is_loopback(self) -> bool:
-        """Return whether only programs of its own host reach it."""
+        """Return whether only programs on its own host can reach it."""
         return self.host == LOOPBACK
 
 
 def endpoint_of(job: Job) -> Endpoint | None:
-    """Return where a running job answers; None before it is ready and after its end."""
+    """Return a running job's endpoint; None before it is ready and after its end."""
     attempt = job.current_attempt
     if job.kind != "serve" or job.state != JobState.RUNNING or attempt is None:
         return None
-    told = AttemptEvent.objects.filter(attempt=attempt, kind="endpoint").order_by("-seq").first()
+    event = AttemptEvent.objects.filter(attempt=attempt, kind="endpoint").order_by("-seq").first()
     try:
-        body = EndpointBody.model_validate(told.body if told else {})
+        body = EndpointBody.model_validate(event.body if event else {})
     except ValidationError:
         return None
     is_local = body.host == LOOPBACK and is_this_machine(attempt.host)
@@ -55,43 +56,42 @@ def endpoint_of(job: Job) -> Endpoint | None:
 
 
 def is_this_machine(host: Host) -> bool:
-    """Return whether ``up`` enrolled the host here: what a host says of itself does not count."""
+    """Return whether ``up`` enrolled the host on this machine; the host's own claim is ignored."""
     try:
-        told = json.loads((Path(settings.DATA_DIR) / "host" / "credential.json").read_text())
+        credential = json.loads((Path(settings.DATA_DIR) / "host" / "credential.json").read_text())
     except (OSError, ValueError):
         return False
-    return isinstance(told, dict) and told.get("host_id") == host.pk
+    return isinstance(credential, dict) and credential.get("host_id") == host.pk
 
 
 # Keys
 
 
 def new_key() -> str:
-    """Return a key for one endpoint; only hashes of it are kept."""
+    """Return a key for one endpoint; only its hashes are stored."""
     return f"sk-slipway-{secrets.token_urlsafe(32)}"
 
 
 def keep_for_session(request: HttpRequest, job: Job, key: str) -> None:
-    """Keep a key until its job's page is opened, where the job is the one made with it."""
+    """Keep a key in the session until its job's page is opened, if the job was made with it."""
     if job.spec.get("key_hashes", [""])[:1] == [key_hash(key)]:
-        request.session[SESSION_KEYS] = {job.pk: key}
+        session_secret_keep(request, SESSION_KEYS, job.pk, key)
 
 
 def key_shown_once(request: HttpRequest, job: Job) -> str:
-    """Return the key that this session made for the job, and forget it."""
-    kept = request.session.get(SESSION_KEYS) or {}
-    if job.pk not in kept:
-        return ""
-    del request.session[SESSION_KEYS]
-    return str(kept[job.pk])
+    """Return the key that this session made for the job, and delete it."""
+    key = session_secret_of(request, SESSION_KEYS, job.pk)
+    if key:
+        del request.session[SESSION_KEYS]
+    return key
 
 
 def playground_key(first_hash: str) -> str:
-    """Return the key with which this server itself asks the endpoint of that first key."""
+    """Return this server's own key for an endpoint, derived from the owner key's hash."""
     return salted_hmac(SALT, first_hash, algorithm="sha256").hexdigest()
 
 
 def hashes_of(key: str) -> tuple[str, str]:
-    """Return what an endpoint keeps: the hash of its owner's key, and of this server's own."""
+    """Return the hashes that an endpoint stores: of its owner's key, and of this server's."""
     first = key_hash(key)
     return first, key_hash(playground_key(first))

@@ -1,10 +1,9 @@
-"""What a job drew and what that cost: measured joules and hours at the prices of its host.
+"""Energy and cost of a job: measured joules and hours at the prices of its host.
 
-Everything here reads a job that is already loaded with its host.
+All functions expect a job loaded with its host.
 """
 
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from planner.cost.energy import MILLION, of_electricity, run_usd, usd_per_million_tokens
@@ -12,32 +11,17 @@ from webapp.hosts.prices import HOURLY, PER_KWH, price_of
 from webapp.jobs.models import FINAL_STATES, Job
 
 TOTAL, PER_TOKEN = "energy_joules", "energy_joules_per_token"
-ENERGY: dict[str, tuple[str, str]] = {  # metric -> label, base unit
-    PER_TOKEN: ("Energy per token", "joules_per_token"),
-    TOTAL: ("Energy of the run", "joules"),
-    "run_electricity_usd": ("Electricity of the run", "usd"),
-    "electricity_usd_per_million_tokens": ("Electricity per million tokens", "usd"),
-    "run_cost_usd": ("The host for the run", "usd"),
-    "cost_usd_per_million_tokens": ("The host per million tokens", "usd"),
-}
-_OF_DEVICE = re.compile(rf"(gpu\d+|package_\w+)_{TOTAL}")
 
 
 class Cost(NamedTuple):
-    """Dollars, and what they were multiplied from."""
+    """An amount in dollars, and how it was computed."""
 
     usd: float
     how: str
 
 
-def device_labels(names: Iterable[str]) -> dict[str, tuple[str, str]]:
-    """Return label and unit of what each device drew, in order, as ``ENERGY`` has them."""
-    found = {name: match[1] for name in names if (match := _OF_DEVICE.fullmatch(name))}
-    return {name: (f"Energy of {found[name]}", "joules") for name in sorted(found)}
-
-
 def unmeasured(job: Job) -> str:
-    """Return why no energy was measured, nothing where it was, or where nobody looked yet."""
+    """Return why no energy was measured; empty if it was, or if no result exists yet."""
     result = job.result or {}
     if TOTAL in result.get("measured", {}):
         return ""
@@ -45,17 +29,17 @@ def unmeasured(job: Job) -> str:
 
 
 def costs_of(job: Job) -> dict[str, Cost]:
-    """Return what an ended job cost where its host's labels price that; not of several hosts."""
+    """Return the costs of an ended single-host job, if its host's labels have prices."""
     if job.host is None or job.num_hosts > 1 or job.state not in FINAL_STATES:
         return {}
     measured: Mapping[str, float] = (job.result or {}).get("measured", {})
     labels, host = job.host.labels, job.host.name
-    found: dict[str, Cost] = {}
+    costs: dict[str, Cost] = {}
     if (per_kwh := price_of(labels, PER_KWH)) is not None:
-        found |= _electricity(measured, per_kwh, f"${per_kwh:g} per kWh, label of {host}")
+        costs |= _electricity(measured, per_kwh, f"${per_kwh:g} per kWh, label of {host}")
     if (hourly := price_of(labels, HOURLY)) is not None:
-        found |= _hire(job, measured, hourly, f"${hourly:g} an hour, label of {host}")
-    return found
+        costs |= _hire(job, measured, hourly, f"${hourly:g} an hour, label of {host}")
+    return costs
 
 
 def _electricity(measured: Mapping[str, float], per_kwh: float, price: str) -> dict[str, Cost]:
@@ -74,12 +58,12 @@ def _electricity(measured: Mapping[str, float], per_kwh: float, price: str) -> d
 
 
 def _hire(job: Job, measured: Mapping[str, float], hourly: float, price: str) -> dict[str, Cost]:
-    found = {}
+    costs = {}
     if job.started_at and job.ended_at:
         seconds = (job.ended_at - job.started_at).total_seconds()
         usd = float(run_usd(num_devices=1, hourly_usd=hourly, duration_s=seconds))
-        found["run_cost_usd"] = Cost(usd, f"from start to end at {price}")
+        costs["run_cost_usd"] = Cost(usd, f"from start to end at {price}")
     if rate := measured.get("tokens_per_second"):
         usd = float(usd_per_million_tokens(num_devices=1, hourly_usd=hourly, tokens_per_s=rate))
-        found["cost_usd_per_million_tokens"] = Cost(usd, f"at the measured speed, {price}")
-    return found
+        costs["cost_usd_per_million_tokens"] = Cost(usd, f"at the measured speed, {price}")
+    return costs

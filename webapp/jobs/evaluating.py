@@ -1,4 +1,4 @@
-"""Judge a model that a job made against the one that it was made from, at a press of a button."""
+"""Evaluate a model made by a job against the job's original model."""
 
 import re
 from collections.abc import Mapping
@@ -27,19 +27,19 @@ from webapp.jobs.models import Job
 from webapp.jobs.services import job_create, job_submit
 from webapp.modelhub.models import TeamModel
 from webapp.plans.access import signed_in
-from webapp.plans.foreseeing import evaluation_prediction
+from webapp.plans.evaluation_prediction import evaluation_prediction
 
 _SPEC: TypeAdapter[ModelSpec] = TypeAdapter(ModelSpec)
 AGAINST = "Evaluate against the original"
 ALONE = "Evaluate it"
 NO_WEIGHTS = (
-    "{} was not made by a job, so nothing says which original it should be compared with. "
-    "Compress or train a model here and evaluate what that leaves."
+    "{} was not made by a job, so there is no original to compare it with. Compress or train "
+    "a model here and evaluate the result."
 )
-NO_HOST = "The host on which {} lies is gone, and its weights with it. Make the model again."
+NO_HOST = "The host that stored {} is gone, and so are the weights. Create the model again."
 ONE_FILE = (
     "{} is a GGUF file for llama.cpp, which a job does not load again. The compression that wrote "
-    "it has read it back and judged it: see its page."
+    "it has read it back and evaluated it: see its page."
 )
 
 TASK_LIMITS = {
@@ -52,14 +52,14 @@ TASK_LIMITS = {
 
 
 class LeftModel(NamedTuple):
-    """A model that a job left, and the words of its button; empty: it cannot be evaluated."""
+    """A model made by a job, with its button label; empty if it cannot be evaluated."""
 
     model: TeamModel
     evaluation: str
 
 
 def left_model(model: TeamModel) -> LeftModel:
-    """Return a model with what can be judged about it."""
+    """Return a model with the label of its evaluation button."""
     try:
         spec = evaluation_of(model)
     except InvalidProblem:
@@ -68,9 +68,9 @@ def left_model(model: TeamModel) -> LeftModel:
 
 
 def evaluation_of(model: TeamModel) -> EvaluateSpec:
-    """Return the evaluation of a model against the one that its job began with.
+    """Return the spec that evaluates a model against the model its job started from.
 
-    A model trained from nothing has no original and is judged alone.
+    A model trained from scratch has no original and is evaluated alone.
 
     Raises:
         InvalidProblem: no job made it, its host is gone, or no job can load it.
@@ -97,12 +97,12 @@ def evaluation_of(model: TeamModel) -> EvaluateSpec:
     )
 
 
-def _began_with(model: TeamModel) -> str | dict[str, Any]:
-    """Return the shape of the model that a job began with: the one that was planned with."""
+def _planned_shape(model: TeamModel) -> str | dict[str, Any]:
+    """Return the model shape that the maker's plan used."""
     maker = _maker_of(model)
     planned = maker.plan_request.get("model") if maker else None
-    own: dict[str, Any] = model.config
-    return planned if isinstance(planned, str | dict) else own
+    config: dict[str, Any] = model.config
+    return planned if isinstance(planned, str | dict) else config
 
 
 def _maker_of(model: TeamModel) -> Job | None:
@@ -110,10 +110,10 @@ def _maker_of(model: TeamModel) -> Job | None:
 
 
 def tasks_of(posted: Mapping[str, str]) -> EvaluationTasks | None:
-    """Return the tasks that a form asks for, None where it asks for none.
+    """Return the evaluation tasks of a form, None if it requests none.
 
     Raises:
-        InvalidProblem: a field holds what it cannot.
+        InvalidProblem: a field is invalid.
     """
     kind = posted.get("tasks", "")
     if not kind:
@@ -136,7 +136,7 @@ def tasks_of(posted: Mapping[str, str]) -> EvaluationTasks | None:
 
 
 def evaluation_submit(*, model: TeamModel, by: User, tasks: EvaluationTasks | None = None) -> Job:
-    """Queue the evaluation of a model on the host where it lies, and return its job.
+    """Queue the evaluation of a model on the host that stores it, and return its job.
 
     Raises:
         Problem: it cannot be evaluated, or the job service refuses.
@@ -149,7 +149,7 @@ def evaluation_submit(*, model: TeamModel, by: User, tasks: EvaluationTasks | No
         spec=spec,
         name=f"Evaluate {model.name}",
         model_name=model.name,
-        prediction=evaluation_prediction(spec, model, _began_with(model)),
+        prediction=evaluation_prediction(spec, model, _planned_shape(model)),
     )
     return job_submit(job=job, by=by.get_username())
 

@@ -1,4 +1,4 @@
-"""What a job leaves behind when it ends well: measurements, factors, models to go on with."""
+"""Results of a successful job: measurements, calibration and registered models."""
 
 from django.db import transaction
 
@@ -11,9 +11,9 @@ from webapp.jobs.outputs import register_models
 
 
 def job_finished(job: Job, attempt: Attempt) -> None:
-    """Record what an ended job measured and made; one that did not end well leaves nothing.
+    """Store the measurements and models of a successful job; other jobs store nothing.
 
-    What several hosts measured together is told of the job, but says nothing of one of them.
+    Measurements over several hosts are stored with the job, but calibrate none of the hosts.
     """
     if job.reason != Reason.OK:
         return
@@ -22,4 +22,4 @@ def job_finished(job: Job, attempt: Attempt) -> None:
     store_measurements(job, attempt, host)
     register_models(job, attempt)
     if job.num_hosts == 1:
-        transaction.on_commit(lambda: recalibrate(host), robust=True)
+        transaction.on_commit(lambda: recalibrate(host, job=job, cause="run"), robust=True)

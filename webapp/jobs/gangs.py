@@ -1,9 +1,9 @@
-"""A job on several hosts: claimed together, running together, ended by what its parts report.
+"""Gangs (jobs on several hosts): claim, start and end together.
 
-No host starts before every one has claimed. What a member's exit does is the job's policy: with
-``stop`` the others are stopped, with ``shrink`` they go on while enough are left. Silence does
-nothing by itself: a silent member keeps its devices and stays last known running, and the job
-ends by what the members report that are heard.
+No host starts before all have claimed. The job's policy decides what a member's exit does:
+``stop`` stops the others, ``shrink`` lets them continue while enough are left. A silent host
+changes nothing by itself: its member keeps its devices and its last known state, and the job
+ends by the reports of the other members.
 """
 
 from collections.abc import Sequence
@@ -23,20 +23,20 @@ from webapp.jobs.reasons import final_state
 from webapp.jobs.transitions import transition
 
 ACTOR = "system:gang"
-# What a rank reports that only lost the others: the cause is with one of those.
+# Reasons of ranks that only lost their peers: the cause is on another rank.
 CONSEQUENCES = frozenset({Reason.RANK_LOST, Reason.NCCL_TIMEOUT})
 _REPORTED = frozenset(ExitRecord.model_fields)
 
 
 class Ended(NamedTuple):
-    """A member that ended, and how."""
+    """A member that ended, with its exit record."""
 
     member: Attempt
     record: ExitRecord
 
 
 def members_of(leader: Attempt) -> list[Attempt]:
-    """Return every attempt of a gang, the leader first; alone, it is its own gang."""
+    """Return every attempt of a gang, the leader first; a single attempt is a gang of one."""
     rows = Attempt.objects.filter(Q(pk=leader.pk) | Q(leader=leader))
     return list(rows.select_related("host", "job").order_by("node_rank"))
 
@@ -55,7 +55,7 @@ def all_started(leader: Attempt) -> bool:
 
 
 def release_unstarted(leader: Attempt) -> None:
-    """End a gang of which nothing has started: none of its hosts was given the start signal."""
+    """End a gang that has not started: no host received the start signal."""
     for member in members_of(leader):
         Attempt.objects.filter(pk=member.pk).update(ended_at=now())
         Command.objects.filter(attempt=member).exclude(state="acked").update(state="dead")
@@ -63,7 +63,7 @@ def release_unstarted(leader: Attempt) -> None:
 
 
 def missing_words(leader: Attempt) -> str:
-    """Return which hosts did not claim their part in time."""
+    """Return the sentence that names the hosts which did not claim in time."""
     names = [member.host.name for member in members_of(leader) if member.claimed_at is None]
     verb = "did not take its part" if len(names) == 1 else "did not take their parts"
     return f"{' and '.join(names)} {verb} of the job in time; nothing was started."
@@ -73,7 +73,7 @@ def missing_words(leader: Attempt) -> str:
 
 
 def order_stop(members: Sequence[Attempt], reason: Reason) -> None:
-    """Have the hosts of those members that run stop them."""
+    """Request the hosts of running members to stop them."""
     for member in members:
         if member.ended_at is None and not member.stop_reason:
             Attempt.objects.filter(pk=member.pk).update(
@@ -83,17 +83,17 @@ def order_stop(members: Sequence[Attempt], reason: Reason) -> None:
 
 
 def member_ended(member: Attempt, record: ExitRecord) -> None:
-    """Do what the policy says of a member that has ended, and end the job once all have."""
+    """Apply the job's policy to a member's exit, and end the job once all members ended."""
     leader, job = member.head, member.job
     if job.current_attempt_id != leader.pk or job.state not in LIVE_STATES:
         return
     gang = members_of(leader)
     failed = record.reason is not Reason.OK and record.reason not in STOPPED
-    if failed and _goes_on(job, gang, member):
-        _note_lost(job, member, record)
+    if failed and _shrinks(job, gang, member):
+        _record_failed_rank(job, member, record)
         return
     if failed and not leader.stop_reason:
-        cause = _why(Ended(member, record), len(gang))
+        cause = _exit_detail(Ended(member, record), len(gang))
         detail = {"sentence": cause["sentence"]}
         transition(
             job,
@@ -107,19 +107,19 @@ def member_ended(member: Attempt, record: ExitRecord) -> None:
     settle(leader)
 
 
-def _goes_on(job: Job, gang: Sequence[Attempt], lost: Attempt) -> bool:
-    """Return whether the job is to shrink, and enough of it is left."""
+def _shrinks(job: Job, gang: Sequence[Attempt], failed: Attempt) -> bool:
+    """Return whether the job shrinks: the policy allows it and enough members are left."""
     policy = job.spec.get("parallel") or {}
-    left = [each for each in gang if each.ended_at is None and not each.stop_reason]
+    remaining = [each for each in gang if each.ended_at is None and not each.stop_reason]
     return (
         policy.get("on_lost_rank") == "shrink"
-        and lost.leader_id is not None
-        and any(each.leader_id is None for each in left)
-        and len(left) >= int(policy.get("min_hosts") or 1)
+        and failed.leader_id is not None
+        and any(each.leader_id is None for each in remaining)
+        and len(remaining) >= int(policy.get("min_hosts") or 1)
     )
 
 
-def _note_lost(job: Job, member: Attempt, record: ExitRecord) -> None:
+def _record_failed_rank(job: Job, member: Attempt, record: ExitRecord) -> None:
     Event.objects.create(
         at=now(),
         team_id=job.team_id,
@@ -133,10 +133,10 @@ def _note_lost(job: Job, member: Attempt, record: ExitRecord) -> None:
 
 
 def settle(leader: Attempt) -> bool:
-    """End the job once every member that is heard has ended; return whether it ended.
+    """End the job once every reachable member has ended; return whether it ended.
 
-    A member on a host out of contact is not waited for where another has reported the end; it
-    keeps its devices, and is told to stop as soon as its host is heard.
+    If a member has reported the job's end, members on unreachable hosts do not delay it; they
+    keep their devices, and are stopped when their hosts are back in contact.
     """
     gang = members_of(leader)
     leader, job = gang[0], gang[0].job
@@ -144,7 +144,7 @@ def settle(leader: Attempt) -> bool:
     if any(contact_of(each.host) is not Contact.UNREACHABLE for each in open_members):
         return False
     if leader in open_members and job.state != JobState.STOPPING:
-        return False  # it has shrunk, and its lead is only silent
+        return False  # a shrunk gang whose leader is only silent
     cause = _cause(leader, _ended(gang))
     if cause is None:
         return False
@@ -156,7 +156,7 @@ def settle(leader: Attempt) -> bool:
             actor=f"host:{cause.member.host.slug}",
             attempt=leader,
             reason=reason,
-            detail=_why(cause, len(gang)),
+            detail=_exit_detail(cause, len(gang)),
         )
         if moved:
             order_stop(open_members, Reason.PEER_ENDED)
@@ -173,9 +173,9 @@ def _ended(gang: Sequence[Attempt]) -> list[Ended]:
 
 
 def _record_of(member: Attempt) -> ExitRecord:
-    """Return what the host reported, without what was stored beside it."""
-    said = {key: value for key, value in member.exit_record.items() if key in _REPORTED}
-    return ExitRecord.model_validate(said)
+    """Return the fields of the host's report, without those stored in addition."""
+    reported = {key: value for key, value in member.exit_record.items() if key in _REPORTED}
+    return ExitRecord.model_validate(reported)
 
 
 def _was_stopped(leader: Attempt, cause: Ended) -> bool:
@@ -184,10 +184,10 @@ def _was_stopped(leader: Attempt, cause: Ended) -> bool:
 
 
 def _cause(leader: Attempt, ended: Sequence[Ended]) -> Ended | None:
-    """Return the end that decides the job's: the lead's success, else what failed first.
+    """Return the exit that decides the job's: the leader's success, else the first failure.
 
-    A rank that only lost the others comes after one that failed by itself, however early it
-    said so. None: what has ended so far decides nothing.
+    A rank that only lost its peers comes after one that failed by itself, even if it reported
+    earlier. Return None while the exits so far decide nothing.
     """
     lead = next((each for each in ended if each.member.pk == leader.pk), None)
     if lead is not None and lead.record.reason is Reason.OK:
@@ -202,13 +202,13 @@ def _cause(leader: Attempt, ended: Sequence[Ended]) -> Ended | None:
 
 
 def first_ended(leader: Attempt) -> Ended | None:
-    """Return the part whose end decided the job's, of those that have reported theirs."""
+    """Return the reported exit that decided the job's."""
     gang = members_of(leader)
     return _cause(gang[0], _ended(gang))
 
 
 def deciding_part(job: Job) -> Attempt | None:
-    """Return the part of a job's attempt whose end is the job's: its only one, mostly."""
+    """Return the attempt whose exit decided the job's: for a single process, its only one."""
     if job.current_attempt is None or not job.is_shared_out:
         return job.current_attempt
     first = first_ended(job.current_attempt)
@@ -221,12 +221,12 @@ def _order(each: Ended) -> tuple[bool, int]:
 
 
 def ended_at_ms(member: Attempt, record: ExitRecord) -> int:
-    """Return when a part ended in Unix milliseconds, by the server's clock."""
+    """Return when a member ended, in Unix milliseconds of the server's clock."""
     return record.ended_at_ms - (member.host.clock_offset_ms or 0)
 
 
-def _why(cause: Ended, num_hosts: int) -> dict[str, Any]:
-    """Return what the event of the end says: of which host, and what it reported."""
+def _exit_detail(cause: Ended, num_hosts: int) -> dict[str, Any]:
+    """Return the detail of the end's event: the host and its exit record."""
     record, member = cause.record, cause.member
     detail: dict[str, Any] = {
         "exit_code": record.exit_code,
@@ -244,7 +244,7 @@ def _why(cause: Ended, num_hosts: int) -> dict[str, Any]:
 
 
 def settle_all() -> list[Job]:
-    """End the jobs that only waited for hosts which have since fallen silent."""
+    """End jobs that wait only for hosts that have since become unreachable."""
     waiting = Job.objects.filter(
         Q(current_attempt__exit_record__reason__isnull=False)
         | Q(current_attempt__members__exit_record__reason__isnull=False),

@@ -1,7 +1,7 @@
-"""Giving a job up on the word of a person: what its silent hosts hold counts as free again.
+"""Abandon a job on a person's order: the devices of its silent hosts count as free again.
 
-Nothing else frees a silent host's devices: its part may still run there, and is told to stop as
-soon as the host is heard. Parts on hosts that are heard are stopped like any other.
+Nothing else frees a silent host's devices: its part may still run there, and is stopped when
+the host is back in contact. Parts on hosts in contact are stopped as usual.
 """
 
 from collections.abc import Sequence
@@ -24,36 +24,36 @@ GIVEN_UP = Reason.LOST_AND_ABANDONED_BY_USER
 
 
 def open_parts(job: Job) -> list[Attempt]:
-    """Return the parts of a job that have not ended and that nobody gave up yet."""
+    """Return the parts of a job that have not ended and were not abandoned."""
     rows = Attempt.objects.filter(job=job, ended_at=None).exclude(stop_reason=GIVEN_UP)
     return list(rows.select_related("host", "job").order_by("number", "node_rank"))
 
 
 def silent_parts(job: Job) -> list[Attempt]:
-    """Return the open parts on hosts out of contact; of a job that is over, those that hold."""
+    """Return open parts on unreachable hosts; for an ended job, those that hold devices."""
     parts = [each for each in open_parts(job) if contact_of(each.host) is Contact.UNREACHABLE]
     return parts if job.state in LIVE_STATES else [each for each in parts if devices_of(each)]
 
 
 def devices_of(part: Attempt) -> list[Device]:
     """Return the devices that a part holds."""
-    held = Device.objects.filter(allocations__attempt=part, allocations__released_at=None)
-    return list(held.order_by("index"))
+    devices = Device.objects.filter(allocations__attempt=part, allocations__released_at=None)
+    return list(devices.order_by("index"))
 
 
 def names_of(parts: Sequence[Attempt]) -> list[str]:
-    """Return the parts' hosts by name, each once."""
+    """Return the distinct host names of the parts."""
     return list(dict.fromkeys(each.host.name for each in parts))
 
 
 def job_abandon(*, job: Job, by: str, typed_host_name: str) -> Job:
-    """End a job of which a host is silent, on the word of a person who typed the host's name.
+    """Abandon a job with a silent host; the person confirms by typing the host's name.
 
-    Where several are silent their names are separated by commas. A job that has ended already
-    only frees what its silent hosts still hold.
+    Names of several silent hosts are separated by commas. For a job that has already ended, only
+    the devices of its silent hosts are freed.
 
     Raises:
-        ConflictProblem: no host of it is silent, or the job has ended.
+        ConflictProblem: none of its hosts is silent, or the job has ended.
         InvalidProblem: the typed name is not the host's.
     """
     silent = silent_parts(job)
@@ -64,7 +64,7 @@ def job_abandon(*, job: Job, by: str, typed_host_name: str) -> Job:
         if job.state in LIVE_STATES:
             _end(job, silent, by)
         else:
-            _note_freed(job, silent, by)
+            _record_freed(job, silent, by)
         for each in silent:
             Attempt.objects.filter(pk=each.pk).update(
                 stop_reason=GIVEN_UP, stop_requested_at=now()
@@ -86,19 +86,19 @@ def _check_typed(typed: str, names: Sequence[str]) -> None:
 def _end(job: Job, silent: Sequence[Attempt], by: str) -> None:
     leader = job.current_attempt
     has_not_started = job.state == JobState.PREFLIGHT
-    heard = [each for each in open_parts(job) if each not in silent]
+    reachable = [each for each in open_parts(job) if each not in silent]
     moved = transition(
         job, JobState.STOPPED, actor=by, attempt=leader, reason=GIVEN_UP, detail=_detail(silent)
     )
     if not moved:
         raise ConflictProblem("not_stoppable", "The job has already ended.")
     if has_not_started and leader is not None and len(members_of(leader)) > 1:
-        release_unstarted(leader)  # none of its hosts was given the start signal
+        release_unstarted(leader)  # no host received the start signal
     else:
-        order_stop(heard, Reason.PEER_ENDED)
+        order_stop(reachable, Reason.PEER_ENDED)
 
 
-def _note_freed(job: Job, silent: Sequence[Attempt], by: str) -> None:
+def _record_freed(job: Job, silent: Sequence[Attempt], by: str) -> None:
     Event.objects.create(
         at=now(),
         team_id=job.team_id,

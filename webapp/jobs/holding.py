@@ -1,7 +1,7 @@
-"""Who holds which devices: the whole gang or nothing, one writer per pool.
+"""Take and release devices: a whole gang or nothing, one writer per pool.
 
 On SQLite every transaction begins as a writer, so that there is one at a time. On PostgreSQL
-an advisory lock on the pool does the same around taking and releasing.
+an advisory lock on the pool serialises taking and releasing.
 """
 
 import zlib
@@ -13,13 +13,13 @@ from webapp.core.clock import now
 from webapp.hosts.models import Device
 from webapp.jobs.models import Allocation, Attempt
 
-NUM_HARDWARE_LOCKS = 16  # few, so that a round of thousands of devices fills no lock table
+NUM_HARDWARE_LOCKS = 16  # few, so that thousands of devices do not fill the lock table
 
 
 def pool_lock(pool_id: str) -> None:
-    """Wait until nobody else takes or releases devices of the pool, until the transaction ends.
+    """Lock a pool's devices until the transaction ends.
 
-    Any other id, such as a team's, is a lock of its own.
+    Any other id, such as a team's, is a separate lock.
     """
     if connection.vendor == "postgresql":
         with connection.cursor() as cursor:
@@ -27,9 +27,9 @@ def pool_lock(pool_id: str) -> None:
 
 
 def hardware_lock(devices: Iterable[Device]) -> None:
-    """Wait until nobody else gives out this hardware through another host, maybe of another pool.
+    """Lock hardware that other hosts, possibly of other pools, may allocate too.
 
-    The last locks that a transaction takes, always in the same order.
+    These are the last locks of a transaction, always taken in the same order.
     """
     names = {device.hardware for device in devices} - {""}
     for number in sorted({zlib.crc32(name.encode()) % NUM_HARDWARE_LOCKS for name in names}):
@@ -37,7 +37,7 @@ def hardware_lock(devices: Iterable[Device]) -> None:
 
 
 def devices_take(*, attempt: Attempt, devices: Iterable[Device]) -> None:
-    """Let an attempt hold devices of its host.
+    """Allocate devices of its host to an attempt.
 
     Raises:
         IntegrityError: another attempt holds one of them.
@@ -49,8 +49,8 @@ def devices_take(*, attempt: Attempt, devices: Iterable[Device]) -> None:
 
 
 def devices_release(attempt: Attempt) -> int:
-    """Free what an attempt that has ended holds; return how many devices that were."""
-    held = Allocation.objects.filter(attempt=attempt, released_at=None)
+    """Release the devices of an ended attempt; return their number."""
+    allocations = Allocation.objects.filter(attempt=attempt, released_at=None)
     with transaction.atomic():
         pool_lock(attempt.job.pool_id)
-        return held.update(released_at=now())
+        return allocations.update(released_at=now())

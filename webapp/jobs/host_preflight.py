@@ -1,4 +1,4 @@
-"""The host's own look before it claims: what it is asked to find, and what its answer does."""
+"""The host's preflight before a claim: the requested checks and the effect of their result."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,12 +19,12 @@ ON_DISK = frozenset({"folder", "artefact"})  # sources of models that must be on
 
 
 def needs_of(attempt: Attempt) -> Needs:
-    """Return what an attempt takes of its host."""
+    """Return what an attempt requires of its host."""
     spec: dict[str, Any] = attempt.job.spec
     peak = attempt.job.prediction.get("peak_memory_bytes") or {}
     model = spec.get("model") or {}
-    held = Allocation.objects.filter(attempt=attempt, device__kind="gpu", released_at=None)
-    gpus = tuple(held.order_by("device__index").values_list("device__uuid", flat=True))
+    allocations = Allocation.objects.filter(attempt=attempt, device__kind="gpu", released_at=None)
+    gpus = tuple(allocations.order_by("device__index").values_list("device__uuid", flat=True))
     return Needs.model_validate(
         {
             "kind": attempt.job.kind,
@@ -35,7 +35,7 @@ def needs_of(attempt: Attempt) -> Needs:
             "memory_bytes": int(peak.get("low") or peak.get("value") or 0),
             "model": model if model.get("source") in ON_DISK else None,
             "gpus": gpus,
-            **_divided(spec.get("engine_options") or {}),
+            **_disaggregation(spec.get("engine_options") or {}),
             "compiles": _compiles(spec),
             "ports": [port for port in (attempt.master_port, spec.get("port")) if port],
         }
@@ -43,13 +43,13 @@ def needs_of(attempt: Attempt) -> Needs:
 
 
 def _compiles(spec: dict[str, Any]) -> bool:
-    """Return whether a job builds kernels as it starts."""
-    is_asked = spec.get("compiled_step") or spec.get("compiled")
-    return bool(is_asked or spec.get("attention") == "flex")
+    """Return whether a job compiles kernels at its start."""
+    is_requested = spec.get("compiled_step") or spec.get("compiled")
+    return bool(is_requested or spec.get("attention") == "flex")
 
 
-def _divided(options: dict[str, Any]) -> dict[str, Any]:
-    """Return what engines take that divide the work: their GPUs, and a way between them."""
+def _disaggregation(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the requirements of disaggregated engines: GPUs and a transfer package."""
     if not options.get("split"):
         return {}
     return {"num_gpus": EngineOptions.model_validate(options).num_devices, "packages": ["nixl"]}
@@ -60,25 +60,25 @@ def _dtype(spec: dict[str, Any]) -> str:
 
 
 def details(checks: Sequence[PreflightCheck]) -> dict[str, Any]:
-    """Return the checks as they stand in an event; nothing where none were made."""
+    """Return the checks as the detail of an event; empty if there are none."""
     return {"checks": [check.model_dump(mode="json") for check in checks]} if checks else {}
 
 
 def only_port_is_taken(request: ClaimRequest) -> bool:
-    """Return whether a host is fit but for the port that was reserved on it."""
+    """Return whether the reserved port is the only failed check."""
     return {check.name for check in request.checks if not check.ok} == {"ports"}
 
 
 def give_back(*, attempt_id: str, host: Host, request: ClaimRequest) -> bool:
-    """Send a job back whose host found itself unfit, with every check; False where it is fit.
+    """Requeue a job whose host failed its preflight, with all checks; False if it passed.
 
-    The attempt ends: the folder on the host is buried, and the next try has one of its own.
+    The attempt ends: the host marks its folder as rejected, and the next attempt has a new one.
     """
     if all(check.ok for check in request.checks):
         return False
-    own = Attempt.objects.filter(pk=attempt_id, host=host, claimed_at__isnull=False)
-    if own.filter(Q(leader__isnull=False) | Q(master_port__isnull=False)).exists():
-        return False  # it has claimed its part and asks whether the others have too
+    claimed = Attempt.objects.filter(pk=attempt_id, host=host, claimed_at__isnull=False)
+    if claimed.filter(Q(leader__isnull=False) | Q(master_port__isnull=False)).exists():
+        return False  # already claimed; it polls whether the other hosts have too
     with transaction.atomic():
         attempt = (
             Attempt.objects.filter(

@@ -1,26 +1,27 @@
-"""Tell open pages about events that were just stored."""
+"""Publish stored events to open pages."""
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from runners.messages import RunEvent
-from webapp.jobs.models import Attempt
-from webapp.live.publish import jobs_topic, publish
+from webapp.jobs.models import Attempt, Job
+from webapp.live.publish import jobs_topic, publish_all
 
 LIST_SECONDS = 1.0
+Message = tuple[str, str, Mapping[str, Any]]  # topic, event, data
 
 
 class Pace:
-    """Lets one message a second through for each key: lists need no more to look alive."""
+    """Rate limit of one message per second and key, enough for lists."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._last: dict[str, float] = {}
 
     def may_go(self, key: str) -> bool:
-        """Return whether a second has passed since this last said yes."""
+        """Return whether a message may be sent: a second has passed since the last one."""
         instant = self._clock()
         if instant - self._last.get(key, -LIST_SECONDS) < LIST_SECONDS:
             return False
@@ -32,7 +33,13 @@ list_pace = Pace()
 
 
 def announce(attempt: Attempt, events: list[RunEvent]) -> None:
-    """Publish a committed batch: points and log lines together, of progress only the last."""
+    """Publish a committed batch of one attempt."""
+    teams = Job.objects.filter(pk=attempt.job_id).values_list("team_id", flat=True)
+    publish_all(messages_of(attempt, teams.get(), events))
+
+
+def messages_of(attempt: Attempt, team_id: str, events: list[RunEvent]) -> Iterator[Message]:
+    """Yield the messages of a batch: points and log lines together, the latest progress."""
     topic = f"job:{attempt.job_id}"
     common = {"job": attempt.job_id, "attempt": attempt.pk, "host": attempt.node_rank}
     by_kind: dict[str, list[RunEvent]] = {}
@@ -40,33 +47,34 @@ def announce(attempt: Attempt, events: list[RunEvent]) -> None:
         by_kind.setdefault(event.kind, []).append(event)
     if points := by_kind.get("metric"):
         data = [{"t_ms": event.t_ms, **_drawable(event.body)} for event in points]
-        publish(topic, "job.metric", {**common, "points": data})
+        yield topic, "job.metric", {**common, "points": data}
     if lines := by_kind.get("log"):
         data = [{"seq": event.seq, "t_ms": event.t_ms, **event.body} for event in lines]
-        publish(topic, "job.log", {**common, "lines": data})
+        yield topic, "job.log", {**common, "lines": data}
     if result := by_kind.get("result"):
-        publish(topic, "job.result", {**common, **result[-1].body})
-    _announce_progress(attempt, common, by_kind)
+        yield topic, "job.result", {**common, **result[-1].body}
+    if not attempt.node_rank:  # rank 0 reports for the whole job
+        yield from _progress(topic, team_id, common, by_kind)
 
 
-def _announce_progress(
-    attempt: Attempt, common: dict[str, Any], by_kind: dict[str, list[RunEvent]]
-) -> None:
+def _progress(
+    topic: str, team_id: str, common: dict[str, Any], by_kind: dict[str, list[RunEvent]]
+) -> Iterator[Message]:
     progress = by_kind.get("progress", [])
     phases = by_kind.get("phase", [])
-    if attempt.node_rank or (not progress and not phases):
-        return  # the first host speaks for the whole job
+    if not progress and not phases:
+        return
     data = {**common}
     if progress:
         data |= progress[-1].body
     if phases:
         data["phase"] = phases[-1].body.get("name")
-    publish(f"job:{attempt.job_id}", "job.progress", data)
-    if list_pace.may_go(attempt.job.team_id):
-        publish(jobs_topic(attempt.job.team_id), "job.progress", data)
+    yield topic, "job.progress", data
+    if list_pace.may_go(team_id):
+        yield jobs_topic(team_id), "job.progress", data
 
 
 def _drawable(point: dict[str, Any]) -> dict[str, Any]:
-    """Return a point without values that JSON cannot carry, such as a diverged loss."""
+    """Return a point without non-finite values, which JSON cannot carry."""
     values = {name: value for name, value in point["values"].items() if math.isfinite(value)}
     return {**point, "values": values}

@@ -1,21 +1,25 @@
-"""The log of an attempt: its output line by line, between what its supervisor noted of it."""
+"""An attempt's log: its output lines, interleaved with its supervisor's notes."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
-from typing import Any
+from typing import Any, cast
 
 from webapp.core.units import memory
 from webapp.jobs.models import Attempt, AttemptEvent
 
 SUPERVISOR = "supervisor"
+MOST_CHARACTERS = 256 * 1024  # of all lines read at once
+LINE_CHARACTERS = 2000  # per line; longer lines are shortened
+EVENTS_AT_ONCE = 100  # rows per database read: one may hold 64 KiB
 LEVELS = (("error", "bad"), ("traceback", "bad"), ("critical", "bad"), ("warn", "warn"))
 
 
 @dataclass(frozen=True)
 class Line:
-    """One line of output; ``seq`` is the number of the event that brought it."""
+    """One line of output; ``seq`` is the number of its event."""
 
     seq: int
     at: datetime
@@ -24,35 +28,71 @@ class Line:
 
     @property
     def level(self) -> str:
-        """Return ``bad``, ``warn`` or nothing, from the line's own words."""
+        """Return ``bad``, ``warn`` or nothing, by keywords in the line."""
         text = self.text.lower()
         return next((look for word, look in LEVELS if word in text), "")
 
 
 def log_lines(attempt: Attempt | None, *, limit: int, needle: str = "") -> list[Line]:
-    """Return the last ``limit`` lines of an attempt, or of its lines that hold ``needle``."""
+    """Return the last ``limit`` lines of an attempt, or of its lines that contain ``needle``.
+
+    Fewer if they exceed ``MOST_CHARACTERS`` in total.
+    """
     if attempt is None:
         return []
     events = AttemptEvent.objects.filter(attempt=attempt, kind__in=LOG_KINDS).order_by("-seq")
-    newest_first = (
-        line
-        for event in events.iterator(chunk_size=limit)
-        for line in reversed(list(lines_of(event)))
-        if needle.lower() in line.text.lower()
+    stored = cast(
+        "Generator[AttemptEvent, None, None]", events.iterator(chunk_size=EVENTS_AT_ONCE)
     )
-    return list(islice(newest_first, limit))[::-1]
+    with closing(stored) as rows:
+        newest_first = (
+            line
+            for event in rows
+            for line in reversed(list(lines_of(event)))
+            if needle.lower() in line.text.lower()
+        )
+        return list(_bounded(islice(newest_first, limit)))[::-1]
+
+
+def is_full(lines: Sequence[Line], limit: int) -> bool:
+    """Return whether ``log_lines`` may have omitted older lines."""
+    return len(lines) >= limit or sum(len(line.text) for line in lines) >= MOST_CHARACTERS
+
+
+def _bounded(lines: Iterable[Line]) -> Iterator[Line]:
+    """Yield lines up to the total character limit."""
+    num_characters = 0
+    for line in lines:
+        yield line
+        num_characters += len(line.text)
+        if num_characters >= MOST_CHARACTERS:
+            return
 
 
 def lines_of(event: AttemptEvent) -> Iterable[Line]:
-    """Return the lines of one event; of a progress bar's states only the last is kept."""
+    """Return the lines of one event; of progress-bar updates only the last state."""
     at = datetime.fromtimestamp(event.t_ms / 1000, tz=UTC)
-    if note := _NOTES.get(event.kind):
-        yield Line(event.seq, at, SUPERVISOR, note(event.body))
+    if event.kind in _NOTES:
+        yield Line(event.seq, at, SUPERVISOR, _note(event))
         return
     stream = str(event.body.get("stream", "stdout"))
     text = str(event.body.get("text", ""))
     for line in text.removesuffix("\n").split("\n") if text else ():
-        yield Line(event.seq, at, stream, line.rstrip("\r").rpartition("\r")[2])
+        yield Line(event.seq, at, stream, _shortened(line.rstrip("\r").rpartition("\r")[2]))
+
+
+def _shortened(line: str) -> str:
+    if len(line) <= LINE_CHARACTERS:
+        return line
+    return f"{line[:LINE_CHARACTERS]} … (a line of {len(line):,} characters)"
+
+
+def _note(event: AttemptEvent) -> str:
+    """Return the text of a supervisor event; invalid bodies are stored too."""
+    try:
+        return _NOTES[event.kind](event.body)
+    except (ArithmeticError, TypeError, ValueError):
+        return f"“{event.kind}”, with figures that make no sense"
 
 
 def _exit_words(body: Mapping[str, Any]) -> str:
@@ -64,7 +104,7 @@ def _exit_words(body: Mapping[str, Any]) -> str:
 _NOTES: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "started": lambda body: f"process {body.get('pid')} started",
     "phase": lambda body: str(body.get("name", "")),
-    "artefact": lambda body: f"left {body.get('name')}, {memory(body.get('total_bytes', 0))}",
+    "artefact": lambda body: f"saved {body.get('name')}, {memory(body.get('total_bytes', 0))}",
     "exited": _exit_words,
 }
 LOG_KINDS = ("log", *_NOTES)

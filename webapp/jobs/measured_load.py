@@ -1,4 +1,4 @@
-"""What a benchmark left of its load and of its operators, as the job's page shows it."""
+"""A benchmark's load sweep and operator profile for the job's page."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from webapp.core.display import quantity
 from webapp.core.units import Quantity, flops, number, percent
 from webapp.jobs.models import Artefact, Job
 
-CURVE = "under_load"  # where a job's prediction keeps the plan's curve
+CURVE = "under_load"  # key of the plan's load curve in a job's prediction
 CALLERS = {"closed": "clients", "open": "requests a second", "burst": "requests at once"}
 CALLER = {"closed": "client", "open": "request a second", "burst": "request"}
 KINDS = {
@@ -37,13 +37,13 @@ Report = TypeVar("Report", bound=BaseModel)
 
 
 def _report(job: Job, name: str, form: type[Report]) -> Report | None:
-    """Return a report that the current attempt left; None where it is no such thing."""
+    """Return a report of the current attempt; None if it is missing or invalid."""
     attempt = job.current_attempt
     if job.kind != "benchmark" or attempt is None:
         return None
-    found = Artefact.objects.filter(attempt=attempt, name=name, kind="report").first()
+    artefact = Artefact.objects.filter(attempt=attempt, name=name, kind="report").first()
     try:
-        return form.model_validate(found.facts) if found else None
+        return form.model_validate(artefact.facts) if artefact else None
     except ValidationError:
         return None
 
@@ -52,7 +52,7 @@ def _report(job: Job, name: str, form: type[Report]) -> Report | None:
 
 
 class LoadLine(NamedTuple):
-    """One point of a sweep in the table: each figure measured, and the plan's beside it."""
+    """One row of a sweep's table: measured figures, and the predicted rate."""
 
     point: str
     requests: int
@@ -67,7 +67,7 @@ class LoadLine(NamedTuple):
 
 @dataclass(frozen=True)
 class UnderLoad:
-    """A sweep with its charts and its table."""
+    """A load sweep with its charts and its table."""
 
     report: LoadReport
     charts: tuple[SweepChart, ...]
@@ -75,22 +75,22 @@ class UnderLoad:
 
     @property
     def callers(self) -> str:
-        """Return what the points count."""
+        """Return the unit of the sweep's points."""
         return CALLERS[self.report.arrivals]
 
     @property
     def notes(self) -> list[tuple[str, tuple[str, ...]]]:
-        """Return what to beware of at each point that has such, with the point in words."""
-        one = CALLER[self.report.arrivals]
+        """Return each point's label with its notes, for points that have notes."""
+        singular = CALLER[self.report.arrivals]
         return [
-            (f"{line.point} {one if line.point == '1' else self.callers}", line.notes)
+            (f"{line.point} {singular if line.point == '1' else self.callers}", line.notes)
             for line in self.lines
             if line.notes
         ]
 
     @property
     def kind(self) -> str:
-        """Return who asked when."""
+        """Return the arrival process as text."""
         return KINDS[self.report.arrivals]
 
     @property
@@ -100,30 +100,41 @@ class UnderLoad:
 
     @property
     def repetitions(self) -> int:
-        """Return how often each point was measured."""
+        """Return the number of repetitions per point."""
         return self.report.rows[0].repetitions
 
 
 def under_load(job: Job) -> UnderLoad | None:
-    """Return a job's sweep beside what the plan said of each point, where it left one."""
+    """Return a job's sweep with the plan's prediction of each point; None without a sweep."""
     report = _report(job, load_report.ARTEFACT, LoadReport)
     if report is None:
         return None
     curve = _curve(job)
     callers, main = CALLERS[report.arrivals], _main_point(job, report)
     charts = tuple(
-        sweep_chart(chart, callers, _measured(report, chart), _said(curve, chart), main)
+        sweep_chart(
+            chart, callers, _measured(report, chart), _predicted_points(curve, chart), main
+        )
         for chart in CHARTS
     )
-    rates = {each.point: each.value for each in _said(curve, CHARTS[0])}
+    rates = {each.point: each.value for each in _predicted_points(curve, CHARTS[0])}
     lines = tuple(_line(row, rates.get(row.point)) for row in report.rows)
     return UnderLoad(report, charts, lines)
 
 
 def _main_point(job: Job, report: LoadReport) -> float:
-    """Return the point that stands for the job."""
+    """Return the point that represents the job."""
     spec = BenchmarkSpec.model_validate(job.spec)
     return spec.load.main_point(spec.batch_size) if spec.load else report.rows[-1].point
+
+
+def main_row_of(job: Job) -> LoadRow | None:
+    """Return the row that represents a job under load; None without a report."""
+    report = _report(job, load_report.ARTEFACT, LoadReport) if job.spec.get("load") else None
+    if report is None:
+        return None
+    main = _main_point(job, report)
+    return next((row for row in report.rows if row.point == main), report.rows[-1])
 
 
 def _metric(chart: ChartSpec) -> str:
@@ -140,13 +151,13 @@ def _measured(report: LoadReport, chart: ChartSpec) -> list[At]:
 
 
 def _curve(job: Job) -> list[dict[str, Any]]:
-    """Return what the plan said when the job was launched."""
-    found = job.prediction.get(CURVE)
-    rows = found.get("rows") if isinstance(found, Mapping) else None
+    """Return the plan's load curve as stored at launch."""
+    curve = job.prediction.get(CURVE)
+    rows = curve.get("rows") if isinstance(curve, Mapping) else None
     return _CURVE.validate_python(rows or [])
 
 
-def _said(curve: list[dict[str, Any]], chart: ChartSpec) -> list[At]:
+def _predicted_points(curve: list[dict[str, Any]], chart: ChartSpec) -> list[At]:
     name = _metric(chart)
     return [At(row["point"], *row[name]) for row in curve if name in row]
 
@@ -154,8 +165,8 @@ def _said(curve: list[dict[str, Any]], chart: ChartSpec) -> list[At]:
 def _line(row: LoadRow, rate_said: float | None) -> LoadLine:
     def times(name: str) -> tuple[Quantity | None, ...]:
         names = [f"{name}_seconds", *(f"{name}_p{each}_seconds" for each in PERCENTILES)]
-        known = (row.measured.get(each) for each in names)
-        return tuple(None if each is None else quantity(each, "seconds") for each in known)
+        values = (row.measured.get(each) for each in names)
+        return tuple(None if each is None else quantity(each, "seconds") for each in values)
 
     return LoadLine(
         point=f"{row.point:g}",
@@ -174,7 +185,7 @@ def _line(row: LoadRow, rate_said: float | None) -> LoadLine:
 
 
 class Bar(NamedTuple):
-    """One bar of the operators' chart, in the units of its picture."""
+    """One bar of the operator chart, in drawing units."""
 
     label: str
     share: str
@@ -207,7 +218,7 @@ class ClassLine(NamedTuple):
 
 @dataclass(frozen=True)
 class PhaseProfile:
-    """One phase: its bars, its classes, its operators."""
+    """One phase: its bars, classes and operators."""
 
     name: str
     seconds: Quantity
@@ -217,13 +228,13 @@ class PhaseProfile:
 
     @property
     def height(self) -> int:
-        """Return the height of the picture."""
+        """Return the height of the drawing."""
         return BAR_HEIGHT * len(self.bars)
 
 
 @dataclass(frozen=True)
 class Operators:
-    """A profile as it is shown."""
+    """An operator profile for display."""
 
     report: ProfileReport
     phases: tuple[PhaseProfile, ...]
@@ -233,21 +244,23 @@ class Operators:
 
     @property
     def slowdown(self) -> str:
-        """Return how many times longer the profiled pass took."""
+        """Return the slowdown factor of the profiled pass."""
         return number(self.report.slowdown_ratio)
 
 
 def operators_of(job: Job) -> Operators | None:
-    """Return a job's operators beside the plan's classes, where it left a profile."""
+    """Return a job's operator profile next to the plan's classes; None without a profile."""
     report = _report(job, profile_report.ARTEFACT, ProfileReport)
     if report is None:
         return None
-    said = (job.estimate or {}).get("time_breakdown_seconds") or {}
-    phases = [_phase(report, each, said.get(each) or {}) for each in PHASES if report.of(each)]
+    breakdown = (job.estimate or {}).get("time_breakdown_seconds") or {}
+    phases = [
+        _phase(report, each, breakdown.get(each) or {}) for each in PHASES if report.of(each)
+    ]
     return Operators(report, tuple(phases))
 
 
-def _phase(report: ProfileReport, phase: Phase, said: Mapping[str, float]) -> PhaseProfile:
+def _phase(report: ProfileReport, phase: Phase, predicted: Mapping[str, float]) -> PhaseProfile:
     rows = report.of(phase)
     total = sum(row.seconds for row in rows) or 1.0
     passes = report.decode_steps if phase == "decode" else 1
@@ -255,15 +268,15 @@ def _phase(report: ProfileReport, phase: Phase, said: Mapping[str, float]) -> Ph
         name=PHASE_WORDS[phase],
         seconds=quantity(total / passes, "seconds"),
         bars=tuple(_bars(rows, total)),
-        classes=tuple(_classes(report.seconds_by_bound(phase), total, said)),
+        classes=tuple(_classes(report.seconds_by_bound(phase), total, predicted)),
         lines=tuple(_operator(row, total) for row in rows),
     )
 
 
 def _bars(rows: list[OperatorRow], total: float) -> list[Bar]:
-    """Return the largest operators, each over all its shapes, as bars."""
+    """Return the largest operators, summed over shapes, as bars."""
     sums: dict[str, float] = {}
-    bounds: dict[str, str] = {}  # of the longest of a name: rows come longest first
+    bounds: dict[str, str] = {}  # of a name's longest row: rows are sorted longest first
     for row in rows:
         sums[row.name] = sums.get(row.name, 0.0) + row.seconds
         bounds.setdefault(row.name, row.bound)
@@ -273,25 +286,25 @@ def _bars(rows: list[OperatorRow], total: float) -> list[Bar]:
         Bar(
             label=name.removeprefix("aten::")[:28],
             share=percent(seconds / total),
-            y=at * BAR_HEIGHT + 4.0,
-            text_y=at * BAR_HEIGHT + 14.0,
+            y=index * BAR_HEIGHT + 4.0,
+            text_y=index * BAR_HEIGHT + 14.0,
             width=round(max(1.0, room * seconds / longest), 1),
             bound=bounds[name].replace("_", "-"),
         )
-        for at, (name, seconds) in enumerate(largest)
+        for index, (name, seconds) in enumerate(largest)
     ]
 
 
 def _classes(
-    measured: Mapping[Any, float], total: float, said: Mapping[str, float]
+    measured: Mapping[Any, float], total: float, predicted: Mapping[str, float]
 ) -> list[ClassLine]:
-    whole = sum(said.values())
-    names = [*measured, *(name for name in said if name not in measured and said[name])]
+    whole = sum(predicted.values())
+    names = [*measured, *(name for name in predicted if name not in measured and predicted[name])]
     return [
         ClassLine(
             BOUND_WORDS.get(name, name),
             percent(measured.get(name, 0.0) / total),
-            percent(said.get(name, 0.0) / whole) if whole else "",
+            percent(predicted.get(name, 0.0) / whole) if whole else "",
             name.replace("_", "-"),
         )
         for name in names

@@ -1,7 +1,7 @@
-"""Which part of a job's memory outgrew its prediction, from what the job said that it held.
+"""Compare a job's memory with its prediction per tensor class.
 
-A job tells each tensor class once it holds it. What its peak has beyond them is what nobody can
-count apart: activations where the prediction has some, else overhead.
+A job reports the bytes that each tensor class holds. The rest of its peak cannot be split:
+it counts as activations if the prediction has some, else as overhead.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,24 +13,30 @@ from webapp.core.display import TERMS
 from webapp.core.units import memory, number
 from webapp.jobs.gangs import members_of
 from webapp.jobs.models import Attempt, Job
-from webapp.jobs.oom_text import Said, read_oom
+from webapp.jobs.oom_text import OutOfMemoryFigures, read_oom
+from webapp.jobs.points_taken import (
+    HOST_SERIES,
+    gpu_memories,
+    highest_host_sample,
+    highest_of,
+)
 from webapp.metrics.models import MetricSource
 from webapp.metrics.read import read_raw
 
-NOTABLE_RATIO = 1.05  # below it a measured term counts as what was predicted
-ROOM_SHARE = 0.9  # of the capacity: a job that was refused below it shared the device
+NOTABLE_RATIO = 1.05  # up to this ratio a term counts as predicted
+ROOM_SHARE = 0.9  # of the capacity: if an allocation failed below it, the device was shared
 OOM = frozenset({Reason.OOM_GPU, Reason.OOM_HOST})
 
 
 @dataclass(frozen=True)
 class TermRow:
-    """One tensor class: what was predicted, and what was measured where that is known."""
+    """One tensor class: predicted bytes, and measured bytes if known."""
 
     term: str
     name: str
     predicted: float
     measured: float | None
-    is_rest: bool = False  # what the peak holds beyond the counted terms
+    is_rest: bool = False  # the peak's remainder beyond the counted terms
 
     @property
     def ratio(self) -> float | None:
@@ -44,67 +50,67 @@ class TermRow:
 
 
 @dataclass(frozen=True)
-class MemoryStory:
-    """A job's memory against its prediction."""
+class MemoryComparison:
+    """A job's memory compared with its prediction."""
 
     rows: tuple[TermRow, ...]
     predicted_bytes: float
     capacity_bytes: float
     peak_bytes: float
-    said: Said
-    metric: tuple[str, str]  # source and name of the series that the peak is of
+    said: OutOfMemoryFigures
+    metric: tuple[str, str]  # source and name of the series with the peak
     is_oom: bool = False
 
     @property
     def needed_bytes(self) -> float:
-        """Return what would have been held had the last allocation been granted."""
+        """Return the peak plus the last failed allocation."""
         return self.peak_bytes + (self.said.asked or 0)
 
     @property
     def room_bytes(self) -> float:
-        """Return what there really was: a refused job got no further than its peak."""
+        """Return the available memory: for an out-of-memory job at most its peak."""
         return min(self.capacity_bytes, self.peak_bytes) if self.is_oom else self.capacity_bytes
 
     @property
     def ratio(self) -> float:
-        """Return how many times its prediction the job needed."""
+        """Return the needed over the predicted memory."""
         return self.needed_bytes / self.predicted_bytes if self.predicted_bytes else 0.0
 
     @property
     def culprit(self) -> TermRow | None:
-        """Return the term that outgrew its prediction by the most, if one did."""
+        """Return the term that exceeded its prediction the most, if notable."""
         worst = max(self.rows, key=lambda row: row.excess, default=None)
         is_notable = worst and worst.measured and worst.measured > NOTABLE_RATIO * worst.predicted
         return worst if is_notable else None
 
     @property
     def limit_bytes(self) -> float:
-        """Return the prediction that leaves as much to spare as this job turned out to need."""
+        """Return a limit for predictions that keeps the margin which this job needed."""
         return self.room_bytes / self.ratio if self.ratio else 0.0
 
 
-def story_of(job: Job) -> MemoryStory | None:
-    """Return the memory of a job that had a prediction and ran; None for any other.
+def story_of(job: Job) -> MemoryComparison | None:
+    """Return the memory comparison of a job with a prediction; else None.
 
-    Of a job on several hosts it is that of the host which needed most.
+    For a job on several hosts it is that of the host that needed the most.
     """
-    found = stories_of(job)
-    return found[0][1] if found else None
+    stories = stories_of(job)
+    return stories[0][1] if stories else None
 
 
-def stories_of(job: Job) -> list[tuple[Attempt, MemoryStory]]:
-    """Return each host's part with its memory, the one that needed most first."""
+def stories_of(job: Job) -> list[tuple[Attempt, MemoryComparison]]:
+    """Return each host's part with its memory comparison, the largest need first."""
     if job.current_attempt is None:
         return []
-    found = [
+    stories = [
         (member, story)
         for member in members_of(job.current_attempt)
         if (story := _story(job, member)) is not None
     ]
-    return sorted(found, key=lambda each: (not each[1].said.asked, -each[1].needed_bytes))
+    return sorted(stories, key=lambda each: (not each[1].said.asked, -each[1].needed_bytes))
 
 
-def _story(job: Job, attempt: Attempt) -> MemoryStory | None:
+def _story(job: Job, attempt: Attempt) -> MemoryComparison | None:
     answer = job.estimate.get("memory") if isinstance(job.estimate, Mapping) else None
     if not answer:
         return None
@@ -114,65 +120,64 @@ def _story(job: Job, attempt: Attempt) -> MemoryStory | None:
     if not peak:
         return None
     lines = attempt.exit_record.get("last_lines", [])
-    said = read_oom(lines) if reason in OOM else Said()
-    rows = _rows(answer["breakdown_bytes"], _held(attempt), peak + (said.asked or 0))
-    return MemoryStory(
+    oom = read_oom(lines) if reason in OOM else OutOfMemoryFigures()
+    rows = _rows(answer["breakdown_bytes"], _held(attempt), peak + (oom.asked or 0))
+    return MemoryComparison(
         rows=tuple(rows),
         predicted_bytes=float(answer["per_device_peak_bytes"]),
-        capacity_bytes=_capacity(answer, attempt, said),
+        capacity_bytes=_capacity(answer, attempt, oom),
         peak_bytes=peak,
-        said=said,
+        said=oom,
         metric=metric,
         is_oom=reason in OOM,
     )
 
 
 def _reason_of(job: Job, attempt: Attempt) -> str:
-    """Return why this part ended; on several hosts each has a reason of its own."""
-    own = str(attempt.exit_record.get("reason") or "")
-    return own or ("" if job.num_hosts > 1 else job.reason)
+    """Return why this part ended; each host of a gang has its own reason."""
+    reason = str(attempt.exit_record.get("reason") or "")
+    return reason or ("" if job.num_hosts > 1 else job.reason)
 
 
 def _metric(reason: str, attempt: Attempt) -> tuple[str, str]:
-    """Return the series whose peak the prediction is of: the fullest GPU's, or the processes'."""
-    stored = MetricSource.objects.filter(attempt_id=attempt.pk, source="gpu").first()
-    names = [name for name in (stored.metrics if stored else ()) if name.endswith("memory_bytes")]
+    """Return the series with the predicted peak: the fullest GPU's, or the processes' RSS."""
+    names = gpu_memories(attempt)
     if not names or reason == Reason.OOM_HOST:
-        return "host", "rss_bytes"
-    return "gpu", max(names, key=lambda name: _peak(attempt, ("gpu", name)))
+        return "host", HOST_SERIES
+    return "gpu", max(names, key=lambda name: highest_of(attempt, [name]))
 
 
 def _peak(attempt: Attempt, metric: tuple[str, str]) -> float:
-    values = read_raw(attempt.pk, *metric).value
-    seen = float(values.max()) if len(values) else 0.0
-    recorded = attempt.exit_record.get("peak_rss_bytes") or 0
-    return max(seen, float(recorded)) if metric[0] == "host" else seen
+    """Return the highest sample, the same as in the job's captions."""
+    if metric[0] == "host":
+        return highest_host_sample(attempt)
+    return highest_of(attempt, [metric[1]])
 
 
 def _held(attempt: Attempt) -> dict[str, float]:
-    """Return the most that the job said it held of each tensor class."""
+    """Return the peak bytes that the job reported per tensor class."""
     stored = MetricSource.objects.filter(attempt_id=attempt.pk, source="job").first()
-    held = {}
+    peaks = {}
     for name in stored.metrics if stored else ():
         if name.startswith("held_") and name.endswith("_bytes"):
             values = read_raw(attempt.pk, "job", name).value
-            held[name.removeprefix("held_").removesuffix("_bytes")] = float(values.max())
-    return held
+            peaks[name.removeprefix("held_").removesuffix("_bytes")] = float(values.max())
+    return peaks
 
 
-def _capacity(answer: Mapping[str, Any], attempt: Attempt, said: Said) -> float:
-    """Return what one device holds: what the allocator said, a host's own limit, the plan's."""
+def _capacity(answer: Mapping[str, Any], attempt: Attempt, oom: OutOfMemoryFigures) -> float:
+    """Return a device's capacity: from the allocator, else the host's limit, else planned."""
     limit = attempt.facts.get("job_memory_bytes")
-    return float(said.capacity or limit or answer["capacity_bytes"])
+    return float(oom.capacity or limit or answer["capacity_bytes"])
 
 
 def _rows(
-    predicted: Mapping[str, float], held: Mapping[str, float], needed: float
+    predicted: Mapping[str, float], reported: Mapping[str, float], needed: float
 ) -> list[TermRow]:
     counted = {
-        term: sum(held[part] for part in parts if part in held)
+        term: sum(reported[part] for part in parts if part in reported)
         for term, _, parts in TERMS
-        if any(part in held for part in parts)
+        if any(part in reported for part in parts)
     }
     expected = {term: sum(predicted.get(part, 0.0) for part in parts) for term, _, parts in TERMS}
     rest = "activations" if expected["activations"] else "overhead"
@@ -185,12 +190,12 @@ def _rows(
     return [row for row in rows if row.predicted or row.measured]
 
 
-def story_sentence(story: MemoryStory) -> str:
-    """Return what went wrong with a job's memory, with the figures that show it."""
+def story_sentence(story: MemoryComparison) -> str:
+    """Return a sentence on what went wrong with a job's memory, with its figures."""
     return f"{_need_words(story)}{_room_words(story)}"
 
 
-def _need_words(story: MemoryStory) -> str:
+def _need_words(story: MemoryComparison) -> str:
     needed, predicted = memory(story.needed_bytes), memory(story.predicted_bytes)
     if story.ratio <= NOTABLE_RATIO:
         return f"It needed no more than was predicted: {needed} against {predicted}."
@@ -202,8 +207,8 @@ def _need_words(story: MemoryStory) -> str:
     return f"It needed {needed}, {number(story.ratio)} times the predicted {predicted}."
 
 
-def _room_words(story: MemoryStory) -> str:
-    """Return that somebody else had the rest, where a job was refused long before the end."""
+def _room_words(story: MemoryComparison) -> str:
+    """Return a sentence about a shared device, if the job ran out of memory below its capacity."""
     if not story.is_oom or story.room_bytes >= ROOM_SHARE * story.capacity_bytes:
         return ""
     return (
@@ -212,14 +217,14 @@ def _room_words(story: MemoryStory) -> str:
     )
 
 
-def facts_of(said: Said) -> Sequence[tuple[str, str]]:
-    """Return the allocator's own figures, as label and value."""
-    labels = ("Last asked for", "The device holds", "Free then", "Held by this process")
-    found = [
+def facts_of(said: OutOfMemoryFigures) -> Sequence[tuple[str, str]]:
+    """Return the allocator's figures as (label, value)."""
+    labels = ("Last allocation request", "The device holds", "Free then", "Held by this process")
+    rows = [
         (label, str(memory(value)))
         for label, value in zip(labels, said, strict=False)
         if value is not None
     ]
     if said.unallocated:
-        found.append(("Reserved but unused", str(memory(said.unallocated))))
-    return found
+        rows.append(("Reserved but unused", str(memory(said.unallocated))))
+    return rows

@@ -1,4 +1,4 @@
-"""The sources that a training mixes: what each gives, as its page shows it."""
+"""The data sources that a training mixes, with their current figures."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ UNKNOWN = "\N{EM DASH}"
 
 @dataclass(frozen=True)
 class SourceRow:
-    """One source, each figure as it is shown; shares are of the rows, losses in nats a token."""
+    """One data source as displayed; shares are of rows, losses in nats per token."""
 
     number: int
     text: str
@@ -30,7 +30,7 @@ class SourceRow:
 
 @dataclass(frozen=True)
 class Mixture:
-    """The sources in their order; ``moves``: their shares follow their losses."""
+    """The sources in order; ``moves``: their shares follow their losses."""
 
     rows: Sequence[SourceRow]
     moves: bool
@@ -38,18 +38,18 @@ class Mixture:
 
 
 def mixture_of(job: Job) -> Mixture | None:
-    """Return what a job mixes, with the shares now in force; None where it has one source.
+    """Return a job's data mixture with its current shares; None for a single source.
 
-    After a restart the newest attempt whose weights moved speaks.
+    After a restart, the newest attempt with reported weights counts.
     """
     data = _mixed(job.spec)
     if data is None:
         return None
     moves = data.weights == "dynamic"
-    told = _newest(job, len(data.parts)) if moves else {}
+    latest = _newest(job, len(data.parts)) if moves else {}
     rows = [
-        _row(number, _text(part.data), begun, told)
-        for number, (part, begun) in enumerate(
+        _row(number, _text(part.data), initial, latest)
+        for number, (part, initial) in enumerate(
             zip(data.parts, weights_of(data), strict=True), start=1
         )
     ]
@@ -63,35 +63,35 @@ def _mixed(spec: Mapping[str, object]) -> MixedData | None:
         return None
     try:
         return MixedData.model_validate(data)
-    except ValidationError:  # of another version: its charts are there all the same
+    except ValidationError:  # of another version: its charts still work
         return None
 
 
-def _row(number: int, text: str, begun: float, told: Mapping[str, float]) -> SourceRow:
-    weight, loss, reference = (told.get(f"source{number}_{name}") for name in FIGURES)
+def _row(number: int, text: str, initial: float, latest: Mapping[str, float]) -> SourceRow:
+    weight, loss, reference = (latest.get(f"source{number}_{name}") for name in FIGURES)
     share = UNKNOWN if weight is None else percent(weight)
     losses = (UNKNOWN if each is None else f"{each:.3f}" for each in (loss, reference))
-    return SourceRow(number, text, percent(begun), share, *losses)
+    return SourceRow(number, text, percent(initial), share, *losses)
 
 
 def _newest(job: Job, count: int) -> dict[str, float]:
     """Return the last value of each figure of each source."""
     names = [f"source{number}_{name}" for number in range(1, count + 1) for name in FIGURES]
     for attempt in job.attempts.filter(node_rank=0).order_by("-number"):
-        if found := _last(attempt, names):
-            return found
+        if latest := _last(attempt, names):
+            return latest
     return {}
 
 
 def _last(attempt: Attempt, names: Sequence[str]) -> dict[str, float]:
-    found = {}
+    latest = {}
     for name in names:
         values = read_raw(attempt.pk, "job", name).value
-        known = values[np.isfinite(values)]
-        if not len(known):
+        finite = values[np.isfinite(values)]
+        if not len(finite):
             return {}
-        found[name] = float(known[-1])
-    return found
+        latest[name] = float(finite[-1])
+    return latest
 
 
 def _text(data: OneSource) -> str:

@@ -1,14 +1,17 @@
-"""Jobs, their numbered attempts, and everything that an attempt leaves behind.
+"""Database models of jobs, their attempts, and the data that attempts produce.
 
-States change only through ``webapp/jobs/transitions.py``; this module has no behaviour.
+State changes go through ``webapp/jobs/transitions.py``; this module has no behaviour.
 """
+
+from typing import Any
 
 from django.conf import settings
 from django.db import models
 
-from webapp.accounts.models import TeamOwned
+from webapp.accounts.models import Team, TeamOwned
 from webapp.core.ids import UlidModel
 from webapp.hosts.models import Device, Host, Pool
+from webapp.jobs.indexes import OF_ATTEMPTS, OF_JOBS
 from webapp.plans.models import Plan
 
 
@@ -37,16 +40,21 @@ LIVE_STATES = frozenset(
 
 
 class Priority(models.IntegerChoices):
-    """Which jobs of a pool get their turn first."""
+    """Scheduling priority of a job within its pool."""
 
     LOW = -1, "Low"
     NORMAL = 0, "Normal"
     HIGH = 1, "High"
 
 
-class Job(TeamOwned):
-    """One thing that a person asked a pool of hosts to run."""
+DOCUMENTS = ("spec", "plan_request", "estimate", "prediction", "result")  # not read by lists
 
+
+class Job(TeamOwned):
+    """A unit of work that a person submitted to a pool of hosts."""
+
+    # No index of its own: with both, SQLite may choose this one over the composite index.
+    team = models.ForeignKey(Team, on_delete=models.CASCADE, related_name="+", db_index=False)
     owner = models.ForeignKey(
         settings.AUTH_USER_MODEL, null=True, on_delete=models.SET_NULL, related_name="+"
     )
@@ -54,23 +62,28 @@ class Job(TeamOwned):
     kind = models.CharField(max_length=24)  # the spec's kind: train, compress, evaluate, benchmark
     model_name = models.CharField(max_length=120, blank=True)
     spec = models.JSONField()  # runners.jobspec.JobSpec
-    plan = models.ForeignKey(
-        Plan, null=True, blank=True, on_delete=models.SET_NULL, related_name="jobs"
+    plan = models.ForeignKey(  # its index is ``jobs_of_plan``
+        Plan,
+        null=True,
+        blank=True,
+        on_delete=models.SET_NULL,
+        related_name="jobs",
+        db_index=False,
     )
-    plan_request = models.JSONField(default=dict, blank=True)  # the plan's, as it was launched
-    estimate = models.JSONField(default=dict, blank=True)  # planner Estimate of this job
+    plan_request = models.JSONField(default=dict, blank=True)  # the plan's request at launch
+    estimate = models.JSONField(default=dict, blank=True)  # planner Estimate for this job
     prediction = models.JSONField(default=dict, blank=True)
     pool = models.ForeignKey(Pool, on_delete=models.PROTECT, related_name="jobs")
-    requested_host = models.ForeignKey(  # null: any host of the pool will do
+    requested_host = models.ForeignKey(  # null: any host of the pool
         Host, null=True, blank=True, on_delete=models.PROTECT, related_name="requested_jobs"
     )
-    host = models.ForeignKey(  # where it runs or ran, of a gang its leader; null: not yet given
+    host = models.ForeignKey(  # assigned host (a gang: its leader's); null: not assigned yet
         Host, null=True, blank=True, on_delete=models.PROTECT, related_name="jobs"
     )
     num_hosts = models.PositiveIntegerField(default=1)
     devices_per_host = models.PositiveIntegerField(null=True, blank=True)  # null: all of a host
     priority = models.SmallIntegerField(choices=Priority, default=Priority.NORMAL)
-    queue_rank = models.PositiveIntegerField(null=True, blank=True)  # set by hand; null comes last
+    queue_rank = models.PositiveIntegerField(null=True, blank=True)  # set by hand; null sorts last
     state = models.CharField(max_length=16, choices=JobState, default=JobState.DRAFT)
     reason = models.CharField(max_length=40, blank=True)
     current_attempt = models.ForeignKey(
@@ -78,7 +91,7 @@ class Job(TeamOwned):
     )
     idempotency_key = models.CharField(max_length=64, null=True, blank=True, unique=True)
     max_duration_seconds = models.FloatField(null=True, blank=True)
-    max_retries = models.PositiveSmallIntegerField(default=0)  # after its host failed it
+    max_retries = models.PositiveSmallIntegerField(default=0)  # after failures of the host
     num_retries = models.PositiveSmallIntegerField(default=0)
     progress_done = models.FloatField(null=True, blank=True)
     progress_total = models.FloatField(null=True, blank=True)
@@ -94,72 +107,70 @@ class Job(TeamOwned):
 
     class Meta:
         ordering = ["-created_at"]
-        indexes = [
-            models.Index(fields=["team", "-created_at"]),
-            models.Index(fields=["state", "host"]),
-            models.Index(fields=["pool", "state"], name="jobs_job_pool_state"),
-        ]
+        indexes = OF_JOBS
 
     def __str__(self) -> str:
         return self.name
 
     @property
     def is_shared_out(self) -> bool:
-        """Tell whether it runs as several ranks, on devices of one host or of several."""
+        """Return whether the job runs as several ranks, on one host or on several."""
         is_divided = self.kind in {"train", "generate"} and (self.devices_per_host or 1) > 1
         return self.num_hosts > 1 or is_divided or self.processes_per_host > 1
 
     @property
     def processes_per_host(self) -> int:
-        """Return how many ranks share the processor of each host; one that has GPUs has more."""
+        """Return the number of ranks per CPU host; jobs on GPUs run one rank per GPU."""
         return int((self.spec.get("parallel") or {}).get("processes_per_host") or 1)
 
     @property
     def shown_host(self) -> Host | None:
-        """Return where it runs or ran, else the one host that it waits for."""
+        """Return the host it runs or ran on, else the requested host."""
         return self.host or self.requested_host
 
     @property
     def place(self) -> str:
-        """Return the name of that host, else of the pool."""
+        """Return the name of ``shown_host``, else of the pool."""
         return self.shown_host.name if self.shown_host else f"pool {self.pool.name}"
 
 
 class Attempt(UlidModel):
-    """One try of a job on one host; ``fence`` is what a host must show to act for it.
+    """One try of a job on one host; a host must present ``fence`` to act for the attempt.
 
-    A job on several hosts has one row for each under one number: ``node_rank`` 0 leads.
+    A job on several hosts has one row per host under the same number; ``node_rank`` 0 is the
+    leader.
     """
 
     job = models.ForeignKey(Job, on_delete=models.CASCADE, related_name="attempts")
     number = models.PositiveIntegerField()
     node_rank = models.PositiveIntegerField(default=0)
-    leader = models.ForeignKey(  # null for the leader itself
+    leader = models.ForeignKey(  # null on the leader itself
         "self", null=True, blank=True, on_delete=models.CASCADE, related_name="members"
     )
     host = models.ForeignKey(Host, on_delete=models.PROTECT, related_name="attempts")
     fence = models.CharField(max_length=32)
-    address = models.CharField(max_length=45, blank=True)  # by which the gang's others reach it
-    master_port = models.PositiveIntegerField(null=True, blank=True)  # reserved on the leader's
-    taken_ports = models.JSONField(default=list, blank=True)  # reserved before, but not free there
+    address = models.CharField(max_length=45, blank=True)  # for the gang's other hosts
+    master_port = models.PositiveIntegerField(null=True, blank=True)  # reserved on the leader
+    taken_ports = models.JSONField(default=list, blank=True)  # reserved earlier, but in use
     claim_id = models.CharField(max_length=64, blank=True)
     claimed_at = models.DateTimeField(null=True, blank=True)
     boot_id = models.CharField(max_length=64, blank=True)
     acked_seq = models.PositiveBigIntegerField(default=0)
     dropped_duplicates = models.PositiveBigIntegerField(default=0)
     refused_gaps = models.PositiveBigIntegerField(default=0)
-    stale_transitions = models.PositiveIntegerField(default=0)  # reports that came too late
-    missed_beats = models.PositiveIntegerField(default=0)  # claimed, but its host knows it not
-    stop_reason = models.CharField(max_length=40, blank=True)  # set: the host is told to stop it
+    stale_transitions = models.PositiveIntegerField(default=0)  # reports that arrived too late
+    missed_beats = models.PositiveIntegerField(default=0)  # heartbeats without this attempt
+    stop_reason = models.CharField(max_length=40, blank=True)  # set: the host must stop it
     stop_requested_at = models.DateTimeField(null=True, blank=True)
     exit_record = models.JSONField(default=dict, blank=True)  # runners.messages.ExitRecord
-    facts = models.JSONField(default=dict, blank=True)  # the host as it was at the claim
+    facts = models.JSONField(default=dict, blank=True)  # the host's facts at the time of the claim
     created_at = models.DateTimeField(auto_now_add=True)
     started_at = models.DateTimeField(null=True, blank=True)
     ended_at = models.DateTimeField(null=True, blank=True)
 
     class Meta:
         ordering = ["number", "node_rank"]
+        indexes = OF_ATTEMPTS
         constraints = [
             models.UniqueConstraint(fields=["job", "number", "node_rank"], name="attempt_number"),
             models.UniqueConstraint(
@@ -174,12 +185,12 @@ class Attempt(UlidModel):
 
     @property
     def head(self) -> "Attempt":
-        """Return the attempt that leads this one's gang: itself where it is alone."""
+        """Return the leader of the attempt's gang: the attempt itself if it has no leader."""
         return self.leader or self
 
 
 class Allocation(models.Model):
-    """A device that an attempt holds from when it was chosen until it has ended."""
+    """A device held by an attempt from its selection until the attempt has ended."""
 
     device = models.ForeignKey(Device, on_delete=models.PROTECT, related_name="allocations")
     attempt = models.ForeignKey(Attempt, on_delete=models.CASCADE, related_name="allocations")
@@ -201,7 +212,7 @@ class Allocation(models.Model):
 
 
 class AttemptEvent(models.Model):
-    """One stored event of an attempt; metric points go to the metric store instead."""
+    """A stored event of an attempt; metric points are in the metric store instead."""
 
     attempt = models.ForeignKey(Attempt, on_delete=models.CASCADE, related_name="events")
     seq = models.PositiveBigIntegerField()
@@ -220,7 +231,7 @@ class AttemptEvent(models.Model):
 
 
 class Event(models.Model):
-    """What happened, who did it and why: the outbox that pages, audit and webhooks read."""
+    """An audit record of who did what and why: the outbox for pages, audit log and webhooks."""
 
     at = models.DateTimeField(db_index=True)
     team_id = models.CharField(max_length=26, db_index=True)
@@ -241,7 +252,7 @@ class Event(models.Model):
 
 
 class Command(UlidModel):
-    """A doorbell to ring at a host; rung again until a beat, claim or event proves it heard."""
+    """A wake-up sent to a host, repeated until a heartbeat, claim or event acknowledges it."""
 
     host = models.ForeignKey(Host, on_delete=models.CASCADE, related_name="commands")
     kind = models.CharField(max_length=16)  # start, stop, ping
@@ -263,7 +274,7 @@ class Command(UlidModel):
 
 
 class Artefact(UlidModel):
-    """A folder or file that an attempt made; complete when every byte arrived with its digest."""
+    """A folder or file made by an attempt; complete once all bytes arrived and digests match."""
 
     attempt = models.ForeignKey(Attempt, on_delete=models.CASCADE, related_name="artefacts")
     name = models.CharField(max_length=80)
@@ -283,8 +294,10 @@ class Artefact(UlidModel):
 
 
 class Measurement(models.Model):
-    """One measured figure beside its prediction: what calibrates the planner for a host."""
+    """A measured figure with its prediction; the input of a host's calibration."""
 
+    # The job's team, stored here so that the index measurements_latest needs no join with jobs.
+    team = models.ForeignKey(Team, on_delete=models.CASCADE, related_name="+", db_index=False)
     job = models.ForeignKey(Job, on_delete=models.CASCADE, related_name="measurements")
     attempt = models.ForeignKey(Attempt, on_delete=models.CASCADE, related_name="measurements")
     host = models.ForeignKey(Host, on_delete=models.CASCADE, related_name="measurements")
@@ -295,7 +308,19 @@ class Measurement(models.Model):
     predicted_high = models.FloatField(null=True)
     measured = models.FloatField()
     ratio = models.FloatField()  # measured / predicted
+    # Excluded from calibration and accuracy: by a person's decision, else if it is invalid.
     is_excluded = models.BooleanField(default=False)
+    validity = models.JSONField(default=dict, blank=True)  # webapp.jobs.validity.Evidence
+    invalid_reason = models.CharField(max_length=300, blank=True)  # "": no objection
+    held_back = models.CharField(max_length=300, blank=True)  # by the last calibration
+    decision = models.CharField(
+        max_length=8,
+        choices=[("", "None"), ("excluded", "Excluded"), ("included", "Included")],
+        blank=True,
+    )
+    decision_reason = models.CharField(max_length=200, blank=True)
+    decided_by = models.CharField(max_length=150, blank=True)
+    decided_at = models.DateTimeField(null=True, blank=True)
     measured_at = models.DateTimeField()
 
     class Meta:
@@ -303,6 +328,41 @@ class Measurement(models.Model):
         constraints = [
             models.UniqueConstraint(fields=["attempt", "metric"], name="one_measurement")
         ]
+        indexes = [
+            models.Index(
+                fields=["team", "-measured_at", "job", "metric", "ratio", "is_excluded"],
+                condition=models.Q(is_excluded=False),
+                name="measurements_latest",
+            )
+        ]
 
     def __str__(self) -> str:
         return f"{self.metric} {self.ratio:.2f}"
+
+    def save(self, *args: Any, **kwargs: Any) -> None:
+        """Store the row with the team of its job."""
+        self.team_id = self.job.team_id
+        super().save(*args, **kwargs)
+
+
+class CalibrationChange(models.Model):
+    """Change of a host's calibration factors by a run or by a person's decision."""
+
+    host = models.ForeignKey(Host, on_delete=models.CASCADE, related_name="calibration_changes")
+    job = models.ForeignKey(Job, on_delete=models.CASCADE, related_name="calibration_changes")
+    at = models.DateTimeField()
+    cause = models.CharField(
+        max_length=8,
+        choices=[("run", "Run"), ("excluded", "Excluded"), ("included", "Included")],
+    )
+    actor = models.CharField(max_length=150)
+    before = models.JSONField(default=dict, blank=True)  # operator class -> CalibrationFactor
+    after = models.JSONField(default=dict, blank=True)
+    why = models.CharField(max_length=400, blank=True)  # why nothing changed
+
+    class Meta:
+        ordering = ["id"]
+        indexes = [models.Index(fields=["job", "id"])]
+
+    def __str__(self) -> str:
+        return f"{self.cause} {self.job_id} on {self.host_id}"

@@ -1,4 +1,4 @@
-"""The figures in what an allocator wrote when memory ran out: what it wanted, what there was."""
+"""Parse allocator messages on exhausted memory: requested, total and free bytes."""
 
 import re
 from collections.abc import Sequence
@@ -18,8 +18,8 @@ _IN_USE = re.compile(rf"this process has {_SIZE} memory in use")
 _UNALLOCATED = re.compile(rf"{_SIZE} is reserved by PyTorch but unallocated")
 
 
-class Said(NamedTuple):
-    """What the last such message says, in bytes; what it leaves out is None."""
+class OutOfMemoryFigures(NamedTuple):
+    """The figures of the last such message, in bytes; None if not stated."""
 
     asked: int | None = None
     capacity: int | None = None
@@ -28,12 +28,12 @@ class Said(NamedTuple):
     unallocated: int | None = None
 
 
-def read_oom(lines: Sequence[str]) -> Said:
-    """Return the figures of an allocator's last message in a job's last lines."""
+def read_oom(lines: Sequence[str]) -> OutOfMemoryFigures:
+    """Return the figures of the last allocator message in a job's last lines."""
     text = "\n".join(lines)
-    asked = next((size for each in _ASKED if (size := _last(each, text)) is not None), None)
-    return Said(
-        asked,
+    requested = next((size for each in _ASKED if (size := _last(each, text)) is not None), None)
+    return OutOfMemoryFigures(
+        requested,
         _last(_CAPACITY, text),
         _last(_FREE, text),
         _last(_IN_USE, text),
@@ -42,8 +42,8 @@ def read_oom(lines: Sequence[str]) -> Said:
 
 
 def _last(pattern: re.Pattern[str], text: str) -> int | None:
-    found = pattern.findall(text)
-    if not found:
+    matches = pattern.findall(text)
+    if not matches:
         return None
-    number, unit = found[-1]
+    number, unit = matches[-1]
     return int(float(number) * _UNITS[unit])

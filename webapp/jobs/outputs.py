@@ -1,4 +1,4 @@
-"""Models that a job made, for the team to plan and run with."""
+"""Register the models that a job made with its team."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ _SPEC: TypeAdapter[ModelSpec] = TypeAdapter(ModelSpec)
 
 
 def register_models(job: Job, attempt: Attempt) -> list[TeamModel]:
-    """Register each model that the attempt left on its host, and return them."""
+    """Register each model that the attempt saved on its host, and return them."""
     models = Artefact.objects.filter(attempt=attempt, kind="model")
     return [_register(job, attempt, artefact) for artefact in models]
 
@@ -29,7 +29,7 @@ def _register(job: Job, attempt: Attempt, artefact: Artefact) -> TeamModel:
     spec = _SPEC.validate_python(job.spec)
     source = _source_model(job, spec)
     measured = job.result.get("measured") or {}
-    known = source.num_parameters if source else 0
+    source_parameters = source.num_parameters if source else 0
     model, _ = TeamModel.objects.update_or_create(
         attempt_id=attempt.pk,
         artefact_name=artefact.name,
@@ -38,7 +38,7 @@ def _register(job: Job, attempt: Attempt, artefact: Artefact) -> TeamModel:
             "name": _name(job, spec, source),
             "source": "job",
             "config": _config(job, spec, source),
-            "num_parameters": int(measured.get("parameters") or known),
+            "num_parameters": int(measured.get("parameters") or source_parameters),
             "host": attempt.host,
             "weight_dtype": _dtype(spec),
             "facts": {**artefact.facts, "measured": measured, "job": job.pk},
@@ -48,7 +48,7 @@ def _register(job: Job, attempt: Attempt, artefact: Artefact) -> TeamModel:
 
 
 def _source_model(job: Job, spec: ModelSpec) -> TeamModel | None:
-    """Return the team's model that the job began with, where it is one."""
+    """Return the team's model that the job started from, if any."""
     if not isinstance(spec.model, ArtefactModel):
         return None
     return TeamModel.objects.filter(
@@ -57,19 +57,19 @@ def _source_model(job: Job, spec: ModelSpec) -> TeamModel | None:
 
 
 def _config(job: Job, spec: ModelSpec, source: TeamModel | None) -> dict[str, Any]:
-    """Return the config of the new model: that of the model that the job began with."""
+    """Return the config of the new model: that of the job's source model."""
     if isinstance(spec.model, DemoModel):
         return _trained_demo(spec.model, spec)
     if isinstance(spec.model, RandomModel):
         return dict(spec.model.config)
     if source is not None:
         return dict(source.config)
-    asked = job.plan_request.get("model")
-    return asked if isinstance(asked, dict) else {}
+    planned = job.plan_request.get("model")
+    return planned if isinstance(planned, dict) else {}
 
 
 def _trained_demo(model: DemoModel, spec: ModelSpec) -> dict[str, Any]:
-    """Return the demo model's config; it knows no position beyond those that it was shown."""
+    """Return the demo model's config, limited to the positions it was trained on."""
     positions = model.max_position_embeddings
     if isinstance(spec, TrainSpec):
         positions = min(positions, spec.sequence_length)

@@ -1,4 +1,4 @@
-"""The parts of a job on several hosts, one a host: which of them a page shows."""
+"""The parts of a gang job, one per host, and the part that a page shows."""
 
 import re
 from dataclasses import dataclass
@@ -13,13 +13,13 @@ from webapp.hosts.contact import Contact, contact_of, silent_seconds
 from webapp.jobs.gangs import members_of
 from webapp.jobs.models import Attempt, Job
 
-PARAMETER = "host"  # of the address: the number of the host, from 0
+PARAMETER = "host"  # query parameter: rank of the host, from 0
 NUMBER = re.compile(r"[0-9]{1,4}")
 
 
 @dataclass(frozen=True)
 class Part:
-    """One host of a job as the page offers it."""
+    """One host of a job in the page's host selector."""
 
     attempt: Attempt
     url: str
@@ -27,7 +27,7 @@ class Part:
 
     @property
     def words(self) -> str:
-        """Return how this part stands, where that says more than the job's own state."""
+        """Return the part's state, where it adds to the job's own state."""
         reason = str(self.attempt.exit_record.get("reason") or "")
         if reason:
             return "ended well" if reason == "ok" else reason.replace("_", " ")
@@ -37,13 +37,13 @@ class Part:
 
     @property
     def is_silent(self) -> bool:
-        """Tell whether nobody hears the host while its part is open."""
+        """Return whether the host is unreachable while the part is open."""
         is_open = self.attempt.ended_at is None and bool(self.attempt.claimed_at)
         return is_open and contact_of(self.attempt.host) is Contact.UNREACHABLE
 
     @property
     def tone(self) -> str:
-        """Return the look of these words."""
+        """Return the CSS tone of the state."""
         reason = self.attempt.exit_record.get("reason")
         if self.is_silent:
             return "warn"
@@ -53,30 +53,30 @@ class Part:
 
 
 def part_at(job: Job, rank: int) -> Attempt | None:
-    """Return a job's current attempt on its host number ``rank``; None before it has one.
+    """Return the job's current attempt on host ``rank``; None if it has no attempt.
 
     Raises:
-        InvalidProblem: it does not run on so many hosts.
+        InvalidProblem: the job runs on fewer hosts.
     """
     leader = job.current_attempt
     if leader is None or rank == 0:
         return leader
-    found = leader.members.filter(node_rank=rank).select_related("host").first()
-    if found is None:
+    part = leader.members.filter(node_rank=rank).select_related("host").first()
+    if part is None:
         raise InvalidProblem(
             "no_such_host", f"{PARAMETER} is {rank}; the job runs on {job.num_hosts}, from 0 on."
         )
-    return found
+    return part
 
 
 def rank_of(request: HttpRequest) -> int:
-    """Return the number of the host that an address asks for; the first where that is none."""
-    asked = request.GET.get(PARAMETER, "0")
-    return int(asked) if NUMBER.fullmatch(asked) else 0
+    """Return the host rank in the query string; 0 if it is invalid."""
+    value = request.GET.get(PARAMETER, "0")
+    return int(value) if NUMBER.fullmatch(value) else 0
 
 
 def shown_part(request: HttpRequest, job: Job) -> Attempt | None:
-    """Return the part that a page is asked to show, the first where there is no such."""
+    """Return the requested part; the first if it does not exist."""
     try:
         return part_at(job, rank_of(request))
     except InvalidProblem:
@@ -84,7 +84,7 @@ def shown_part(request: HttpRequest, job: Job) -> Attempt | None:
 
 
 def parts_for(job: Job, shown: Attempt | None, page: str) -> list[Part]:
-    """Return the hosts to choose from; nothing where there is only one."""
+    """Return the selectable hosts; empty if there is only one."""
     if job.num_hosts == 1 or job.current_attempt is None or shown is None:
         return []
     address = reverse(page, args=[job.pk])

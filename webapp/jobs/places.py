@@ -1,4 +1,4 @@
-"""Where the hosts of one job meet: an address of each, and a port of the first that is theirs."""
+"""Rendezvous of a gang: an address per host and a reserved port on the leader's host."""
 
 import hmac
 from collections.abc import Sequence
@@ -8,33 +8,33 @@ from webapp.hosts.models import Host
 from webapp.jobs.models import Attempt, Job
 
 LOOPBACK = "127.0.0.1"  # where all ranks run on one host
-FIRST_PORT, LAST_PORT = 29400, 29499  # of a host that does not say which it keeps free
+FIRST_PORT, LAST_PORT = 29400, 29499  # for hosts that report no range
 
 
 def addresses_of(host: Host) -> list[str]:
-    """Return the addresses by which a host may be reached, the chosen one first."""
-    said = [str(address) for address in host.facts.get("addresses") or []]
-    return sorted(said, key=lambda address: address != host.address)
+    """Return the addresses of a host, the configured one first."""
+    addresses = [str(address) for address in host.facts.get("addresses") or []]
+    return sorted(addresses, key=lambda address: address != host.address)
 
 
 def meeting_address(job: Job, host: Host) -> str:
-    """Return the address that a job's other hosts use for this one; nothing where it has none."""
+    """Return the address at which a job's other hosts reach this one; empty if it has none."""
     if job.num_hosts == 1:
         return LOOPBACK
     return next(iter(addresses_of(host)), "")
 
 
 def free_port(host: Host, *, refused: Sequence[int] = ()) -> int | None:
-    """Return a port of the host's range that no live gang meets at, or None."""
+    """Return a port of the host's range that no live gang uses, or None."""
     reserved = Attempt.objects.filter(host=host, master_port__isnull=False, ended_at=None)
-    taken = {*reserved.values_list("master_port", flat=True), *refused}
+    unavailable = {*reserved.values_list("master_port", flat=True), *refused}
     first = int(host.facts.get("first_gang_port") or FIRST_PORT)
     last = int(host.facts.get("last_gang_port") or LAST_PORT)
-    return next((port for port in range(first, last + 1) if port not in taken), None)
+    return next((port for port in range(first, last + 1) if port not in unavailable), None)
 
 
 def places_reserve(*, job: Job, members: Sequence[Attempt]) -> None:
-    """Give every member of a gang its address, and the leader a port of its host."""
+    """Assign every gang member its address, and the leader a port of its host."""
     if not job.is_shared_out:
         return
     for member in members:
@@ -45,7 +45,7 @@ def places_reserve(*, job: Job, members: Sequence[Attempt]) -> None:
 
 
 def place_move(*, leader: Attempt) -> bool:
-    """Reserve another port for a gang that has not started; False where none is left."""
+    """Reserve another port for a gang that has not started; return False if none is left."""
     refused = [*leader.taken_ports, leader.master_port]
     port = free_port(leader.host, refused=refused)
     if port is None:
@@ -55,7 +55,7 @@ def place_move(*, leader: Attempt) -> bool:
 
 
 def gang_of(attempt: Attempt) -> Gang | None:
-    """Return an attempt's place among its job's hosts; None where it is one process."""
+    """Return an attempt's rank and rendezvous in its gang; None for a single process."""
     leader = attempt.head
     if leader.master_port is None:
         return None
@@ -74,5 +74,5 @@ def gang_of(attempt: Attempt) -> Gang | None:
 
 
 def _chain_key(leader: Attempt) -> str:
-    """Return what the hosts of one attempt know together; the leader's fence stays its own."""
+    """Return the shared key of a gang's hosts; the leader's fence stays secret."""
     return hmac.digest(leader.fence.encode(), b"stage chain", "sha256").hex()

@@ -1,7 +1,7 @@
-"""The playground of an endpoint: one prompt, one answer, asked by this server itself.
+"""The playground of an endpoint: this server sends one prompt and shows the answer.
 
-It asks only an endpoint on this machine's own loopback, at the port that the machine's own host
-reported for a running job of the person's team; no part of the address comes from the browser.
+It only calls an endpoint on this machine's own loopback, at the port that the machine's own
+host reported for a running job of the person's team; the browser supplies no part of the URL.
 """
 
 import json
@@ -35,7 +35,7 @@ NOT_NOW = "The endpoint does not answer at the moment. See the job's state and i
 
 
 class PlaygroundForm(forms.Form):
-    """What a person asks."""
+    """The prompt form."""
 
     prompt = forms.CharField(
         max_length=20_000,
@@ -71,7 +71,7 @@ class Call(NamedTuple):
 
 @require_GET
 def playground(request: HttpRequest, job_id: str) -> HttpResponse:
-    """Show the prompt box, or how the endpoint is reached where this server may not ask it."""
+    """Show the prompt form, or how to reach an endpoint that this server may not call."""
     job = _job_for(request, job_id)
     if job.kind != "serve":
         return redirect("job-detail", job.pk)
@@ -80,7 +80,7 @@ def playground(request: HttpRequest, job_id: str) -> HttpResponse:
 
 @require_POST
 def playground_answer(request: HttpRequest, job_id: str) -> HttpResponseBase:
-    """Answer a prompt: as a stream to the page's script, else as a whole page."""
+    """Answer a prompt: as a stream for the page's script, else as a full page."""
     job = _job_for(request, job_id)
     if job.kind != "serve":
         return redirect("job-detail", job.pk)
@@ -93,7 +93,7 @@ def playground_answer(request: HttpRequest, job_id: str) -> HttpResponseBase:
         return _page(request, job, form, status=422)
     call = call_of(job, endpoint, form.cleaned_data, stream=is_stream)
     if is_stream:
-        return StreamingHttpResponse(pieces_of(call), content_type="text/plain; charset=utf-8")
+        return StreamingHttpResponse(stream_text(call), content_type="text/plain; charset=utf-8")
     return _page(request, job, form, answer=whole_answer(call))
 
 
@@ -119,13 +119,15 @@ def _refusal(form: PlaygroundForm) -> str:
 
 
 def call_of(job: Job, endpoint: Endpoint, values: dict[str, Any], *, stream: bool) -> Call:
-    """Return the request that carries a person's prompt.
+    """Return the request that carries a prompt.
 
     Raises:
-        ConflictProblem: the endpoint is not one that this server may ask.
+        ConflictProblem: this server may not call the endpoint.
     """
     if not endpoint.is_local:
-        raise ConflictProblem("not_local", "This server asks only endpoints on its own machine.")
+        raise ConflictProblem(
+            "not_local", "This server reaches only endpoints on its own machine."
+        )
     hashes = job.spec.get("key_hashes") or [""]
     headers = {"Authorization": f"Bearer {playground_key(hashes[0])}"} if endpoint.has_keys else {}
     fields = {name: values[name] for name in ("temperature", "max_tokens")}
@@ -137,7 +139,7 @@ def call_of(job: Job, endpoint: Endpoint, values: dict[str, Any], *, stream: boo
 
 
 def whole_answer(call: Call) -> str:
-    """Return the text of an answer, or the endpoint's own words on why there is none."""
+    """Return the text of an answer, or the endpoint's error message."""
     try:
         with httpx.Client(trust_env=False, timeout=TIMEOUT) as client:
             answer = client.post(call.url, headers=call.headers, json=call.document)
@@ -146,8 +148,8 @@ def whole_answer(call: Call) -> str:
     return _text_of(answer.content) or "The answer is empty: the first token ended it."
 
 
-async def pieces_of(call: Call) -> AsyncIterator[str]:
-    """Yield the text as it is written; whoever stops reading stops the answer."""
+async def stream_text(call: Call) -> AsyncIterator[str]:
+    """Yield the text as it is generated; generation stops when the client disconnects."""
     try:
         async with (
             httpx.AsyncClient(trust_env=False, timeout=TIMEOUT) as client,
@@ -164,13 +166,13 @@ async def pieces_of(call: Call) -> AsyncIterator[str]:
 
 
 def _text_of(document: bytes) -> str:
-    """Return the text of a document, a chunk or an error of the endpoint."""
+    """Return the text of a response, chunk or error of the endpoint."""
     try:
-        found = json.loads(document)
-        if "error" in found:
-            return str(found["error"]["message"])
-        first = found["choices"][0]
-        said = first.get("message") or first.get("delta") or first
-        return str(said.get("content") or said.get("text") or "")
+        parsed = json.loads(document)
+        if "error" in parsed:
+            return str(parsed["error"]["message"])
+        first = parsed["choices"][0]
+        message = first.get("message") or first.get("delta") or first
+        return str(message.get("content") or message.get("text") or "")
     except (ValueError, LookupError, TypeError, AttributeError):
         return NOT_NOW

@@ -1,18 +1,20 @@
 """The charts of one job, filled from the metric store."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime
 
 from webapp.charts.catalog import LOSS, MEMORY, ChartSpec, charts_for
-from webapp.charts.figures import Prediction, Series, figure, verdict
-from webapp.charts.plotted import Plotted, so_far
+from webapp.charts.figures import Prediction, Series, figure
+from webapp.charts.plotted import Plotted
 from webapp.charts.svg import clock
 from webapp.core.clock import now_ms
 from webapp.core.display import quantity
-from webapp.jobs.figures import predictions
+from webapp.jobs.captions import caption
+from webapp.jobs.measured_figures import JobFigure, JobFigures, figures_of
 from webapp.jobs.models import Attempt, Job
 from webapp.jobs.points import Earlier, earlier_points, points_of
+from webapp.jobs.points_taken import of_one_model
 from webapp.metrics.models import MetricSource
 
 TABLE_ROWS = 24
@@ -20,19 +22,20 @@ TABLE_ROWS = 24
 
 @dataclass(frozen=True, kw_only=True)
 class Drawn(Plotted):
-    """One chart of a job, with its words and its table.
+    """One chart of a job, with its caption and its table.
 
-    ``series`` is what the attempt itself measured, ``line`` that with earlier attempts in front.
+    ``series`` is the attempt's own measurements, ``line`` includes those of earlier attempts.
     """
 
     series: Series
     line: Series
     prediction: Prediction | None
     words: str
+    figures: tuple[JobFigure, ...] = ()
 
     @property
     def rows(self) -> list[tuple[str, str]]:
-        """Return a readable share of the points as (time since start, value)."""
+        """Return a readable sample of the points as (time since start, value)."""
         start = self.figure["layout"]["meta"]["start_ms"]
         points = [
             (t, value)
@@ -46,11 +49,17 @@ class Drawn(Plotted):
         ]
 
 
-def draw(job: Job, *, is_complete: bool = False, part: Attempt | None = None) -> list[Drawn]:
-    """Return a job's charts, with ``is_complete`` one for every metric that it reported.
+def draw(
+    job: Job,
+    figures: JobFigures | None = None,
+    *,
+    is_complete: bool = False,
+    part: Attempt | None = None,
+) -> list[Drawn]:
+    """Return a job's charts; with ``is_complete`` one for every reported metric.
 
-    Of a job on several hosts they show one ``part``, by default the first, which speaks for all.
-    A job that waits for its next attempt shows what those before measured.
+    For a job on several hosts they show one ``part``, by default the first, which reports for
+    the whole job. A job waiting for its next attempt shows earlier attempts.
     """
     shown = part or job.current_attempt
     described = shown or job.attempts.filter(node_rank=0).last()
@@ -58,40 +67,51 @@ def draw(job: Job, *, is_complete: bool = False, part: Attempt | None = None) ->
         return []
     charts = _charts(job, described, is_complete=is_complete)
     metrics = [chart.metric for chart in charts]
-    own = points_of(shown, metrics) if shown else {}
-    earlier = earlier_points(job, shown, own, metrics)
-    span = span_ms(job, [earlier.before(own.get(name) or Series(name)) for name in metrics])
-    # What was predicted is of the whole; under load it is of one point among several.
-    said = {} if described.node_rank or job.spec.get("load") else predictions(job)
+    measured = of_one_model(job, points_of(shown, metrics)) if shown else {}
+    earlier = earlier_points(job, shown, measured, metrics)
+    span = span_ms(job, [earlier.before(measured.get(name) or Series(name)) for name in metrics])
+    # Figures and predictions cover the whole job; under load, one point among several.
+    is_whole = not described.node_rank and not job.spec.get("load")
+    shown_figures = (figures or figures_of(job)) if is_whole else None
     return [
-        _draw(chart, own.get(chart.metric) or Series(chart.metric), earlier, span, said)
+        _draw(
+            chart, measured.get(chart.metric) or Series(chart.metric), earlier, span, shown_figures
+        )
         for chart in charts
     ]
 
 
 def _charts(job: Job, attempt: Attempt, *, is_complete: bool) -> list[ChartSpec]:
-    """Return the charts that a job's kind and what an attempt reported ask for."""
+    """Return the charts for a job's kind and an attempt's metrics."""
     stored = MetricSource.objects.filter(attempt_id=attempt.pk).values_list("metrics", flat=True)
     names = {name for names in stored for name in names} | _gpu_metrics(attempt)
-    kind = "serve" if job.spec.get("load") else job.kind  # an endpoint's own, under load
-    return [_of(job, chart) for chart in charts_for(kind, names, is_complete=is_complete)]
+    kind = "serve" if job.spec.get("load") else job.kind  # the load test's own endpoint
+    return [
+        _adjusted(job, attempt, chart)
+        for chart in charts_for(kind, names, is_complete=is_complete)
+    ]
 
 
-def _of(job: Job, chart: ChartSpec) -> ChartSpec:
-    """Return a chart as this job has it.
+def _adjusted(job: Job, attempt: Attempt, chart: ChartSpec) -> ChartSpec:
+    """Return a chart adjusted to this job.
 
-    A classifier's loss is a text's, not a token's. The memory of several ranks is one curve, and
-    what is predicted is one rank's: it is not drawn beside their sum.
+    A classifier's loss is per text, not per token. The predicted peak is of one process on a
+    host without GPUs: it is not drawn with the sum of several processes, nor with the host memory
+    of a job whose model is on a GPU.
     """
     if chart is LOSS and job.spec.get("objective") == "classification":
         return replace(chart, unit="nats per text", axis="nats per text")
-    if chart is MEMORY and job.processes_per_host > 1:
-        return replace(chart, title="Memory of the job, all ranks", predicted="")
+    if chart is not MEMORY:
+        return chart
+    is_several = job.processes_per_host > 1
+    if is_several or attempt.host.facts.get("gpus"):
+        title = f"{chart.title}, all ranks" if is_several else chart.title
+        return replace(chart, title=title, predicted="", figures=("host_memory_bytes",))
     return chart
 
 
 def _gpu_metrics(attempt: Attempt) -> set[str]:
-    """Return what the host's GPUs will report, so that their charts are there before it."""
+    """Return the GPU metrics that the host will report, so that charts exist in advance."""
     gpus = [gpu["index"] for gpu in attempt.host.facts.get("gpus") or []]
     return {f"gpu{index}_{what}" for index in gpus for what in ("memory_bytes", "utilization")}
 
@@ -101,9 +121,10 @@ def _draw(
     series: Series,
     earlier: Earlier,
     span: tuple[int, int],
-    said: Mapping[str, Prediction],
+    figures: JobFigures | None,
 ) -> Drawn:
-    prediction = said.get(chart.predicted)
+    main = figures.get(chart.predicted) if figures else None
+    prediction = main.predicted if main else None
     line = earlier.before(series)
     return Drawn(
         chart=chart,
@@ -111,15 +132,16 @@ def _draw(
         series=series,
         line=line,
         prediction=prediction,
-        words=verdict(chart, series, prediction) + earlier.words_of(chart.metric),
+        words=caption(chart, series, figures) + earlier.words_of(chart.metric),
+        figures=tuple(figures[name] for name in chart.figures if figures and name in figures),
     )
 
 
 def span_ms(job: Job, series: Iterable[Series] = ()) -> tuple[int, int]:
-    """Return where a job's time axis begins and ends.
+    """Return the start and end of a job's time axis.
 
-    It begins with the first point, else with the start; it ends with the job, or where the
-    end is expected.
+    It begins with the first point, else with the start; it ends with the job, or at its
+    expected end.
     """
     began = job.started_at or job.queued_at or job.created_at
     start = min((each.t_ms[0] for each in series if each.t_ms), default=_ms(began))
@@ -130,20 +152,3 @@ def span_ms(job: Job, series: Iterable[Series] = ()) -> tuple[int, int]:
 
 def _ms(instant: datetime) -> int:
     return int(instant.timestamp() * 1000)
-
-
-def latest_values(job: Job, drawn: Iterable[Drawn]) -> dict[str, float]:
-    """Return what a running job measured so far, by the names of the prediction."""
-    if job.spec.get("load"):
-        return {}  # one point after the other, each with figures of its own
-    found = {
-        each.chart.predicted: so_far(each.series, is_peak=each.chart.unit == "bytes")
-        for each in drawn
-        if each.chart.predicted and each.series.known
-    }
-    rest = [name for name in predictions(job) if name not in found]
-    if job.current_attempt and rest:
-        rest_of = points_of(job.current_attempt, rest)
-        known = {name: series for name, series in rest_of.items() if series.known}
-        found |= {name: so_far(series, is_peak=False) for name, series in known.items()}
-    return found

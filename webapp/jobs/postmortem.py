@@ -1,4 +1,4 @@
-"""Why a job failed, on one page: its end, its memory, its last words, its host, the ways on."""
+"""Post-mortem of a failed job: its end, memory, last output, host conditions, next steps."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from webapp.core.units import memory
 from webapp.jobs.endings import ending_words, limit_words
 from webapp.jobs.figures import elapsed_seconds
 from webapp.jobs.memory_terms import (
-    MemoryStory,
+    MemoryComparison,
     TermRow,
     facts_of,
     stories_of,
@@ -29,16 +29,16 @@ FAULTS = frozenset({JobState.FAILED, JobState.ERROR})
 
 
 def has_postmortem(job: Job) -> bool:
-    """Return whether there is something to explain: a failure, or an end by a limit."""
+    """Return whether the job failed or ended by a limit."""
     return job.state in FAULTS or job.reason in {Reason.MAX_DURATION, Reason.QUOTA}
 
 
 @dataclass(frozen=True)
 class MemoryPart:
-    """The memory of one host's part: its sentence, its rows, its chart."""
+    """The memory of one host's part: sentence, rows, chart."""
 
     attempt: Attempt
-    story: MemoryStory
+    story: MemoryComparison
     sentence: str
     facts: Sequence[tuple[str, str]]
     figure: dict[str, Any]
@@ -47,41 +47,41 @@ class MemoryPart:
 
     @property
     def key(self) -> str:
-        """Return the name of its chart on the page."""
+        """Return the key of its chart on the page."""
         return f"memory-timeline-{self.attempt.node_rank}"
 
     @property
     def element_id(self) -> str:
-        """Return the id of the JSON element that carries its figure."""
+        """Return the id of the JSON element with its figure."""
         return f"figure-{self.key}"
 
     @property
     def rows(self) -> tuple[TermRow, ...]:
-        """Return predicted beside measured by tensor class."""
+        """Return predicted and measured bytes per tensor class."""
         return self.story.rows
 
 
 @dataclass(frozen=True)
 class PostMortem:
-    """Everything that the page shows."""
+    """The content of the post-mortem page."""
 
     sentence: str
     next_step: str
     ending: str
-    first: str  # which host's rank ended first; nothing where there is only one process
+    first: str  # which rank ended first; empty for a single process
     unheard: str  # which hosts never reported an end
-    memory: MemoryPart | None  # of the host that needed most
+    memory: MemoryPart | None  # of the host that needed the most
     other_memory: Sequence[MemoryPart]
     parts: Sequence[PartEnd]
 
     @property
     def is_gang(self) -> bool:
-        """Tell whether it ran on several hosts."""
+        """Return whether the job ran on several hosts."""
         return len(self.parts) > 1
 
 
 def postmortem_of(job: Job) -> PostMortem:
-    """Return the post-mortem of a job that has one."""
+    """Return the post-mortem of a failed job."""
     record: Mapping[str, Any] = job.current_attempt.exit_record if job.current_attempt else {}
     words = words_for(job.reason)
     parts = part_ends(job)
@@ -106,12 +106,12 @@ def _ending(job: Job, record: Mapping[str, Any], first: str) -> str:
 
 
 def memory_parts(job: Job) -> list[MemoryPart]:
-    """Return the memory of each host's part, the one that needed most first."""
+    """Return the memory of each host's part, the largest need first."""
     parts = [_memory(job, attempt, story) for attempt, story in stories_of(job)]
     return [part for part in parts if part is not None]
 
 
-def _memory(job: Job, attempt: Attempt, story: MemoryStory) -> MemoryPart | None:
+def _memory(job: Job, attempt: Attempt, story: MemoryComparison) -> MemoryPart | None:
     stored = [
         each
         for each in read_series(attempt.pk, [story.metric[1]], points=MAX_POINTS)
@@ -121,8 +121,8 @@ def _memory(job: Job, attempt: Attempt, story: MemoryStory) -> MemoryPart | None
         return None
     series = series_of(stored[0])
     layers = [Layer(row.term, row.name, row.predicted) for row in story.rows if row.predicted]
-    wanted = story.needed_bytes if story.said.asked else 0.0
-    backdrop = Backdrop(layers, story.capacity_bytes, wanted)
+    needed = story.needed_bytes if story.said.asked else 0.0
+    backdrop = Backdrop(layers, story.capacity_bytes, needed)
     figure = memory_timeline(series, backdrop, *span_ms(job, [series]))
     return MemoryPart(
         attempt=attempt,
@@ -135,8 +135,8 @@ def _memory(job: Job, attempt: Attempt, story: MemoryStory) -> MemoryPart | None
     )
 
 
-def replan_words(story: MemoryStory) -> str:
-    """Return what planning again would be held to."""
+def replan_words(story: MemoryComparison) -> str:
+    """Return the memory limit for planning again, as text."""
     return (
         f"The planner may then fill {memory(story.limit_bytes)} of the "
         f"{memory(story.room_bytes)} there were, as this job needed "

@@ -1,4 +1,4 @@
-"""The post-mortem tab, and what its buttons do."""
+"""The post-mortem tab and its actions."""
 
 from typing import Any
 
@@ -7,6 +7,7 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_GET, require_POST
 
+from webapp.core.problems import Problem
 from webapp.jobs.actions import job_for
 from webapp.jobs.lookup import load_job
 from webapp.jobs.memory_terms import story_of
@@ -26,21 +27,21 @@ TAB = "job-postmortem"
 
 @require_GET
 def job_postmortem(request: HttpRequest, job_id: str) -> HttpResponse:
-    """Explain why a job failed, with what it measured and what would have fitted."""
+    """Explain why a job failed, with its measurements and changes that would fit."""
     job = load_job(request, job_id)
-    context = job_context(request, job, TAB) | {"outcome": None}  # the tab itself says it
+    context = job_context(request, job, TAB) | {"outcome": None}  # the tab itself shows it
     if has_postmortem(job):
-        found = postmortem_of(job)
-        context["found"] = found
-        if found.memory and job.plan_id:
-            context["replan_words"] = replan_words(found.memory.story)
+        post_mortem = postmortem_of(job)
+        context["found"] = post_mortem
+        if post_mortem.memory and job.plan_id:
+            context["replan_words"] = replan_words(post_mortem.memory.story)
     context["changes"] = _changes(job) if "changes" in request.GET else None
     return page_or_regions(request, "jobs/postmortem.html", "jobs/_status.html", context)
 
 
 @require_GET
 def job_changes(request: HttpRequest, job_id: str) -> HttpResponse:
-    """Return the smallest changes that would have fitted: the part that takes a search."""
+    """Return the smallest changes that would fit; loaded separately because it searches."""
     job = load_job(request, job_id)
     context = {
         "job": job,
@@ -57,7 +58,7 @@ def _changes(job: Job) -> list[Any]:
 
 @require_POST
 def job_replan(request: HttpRequest, job_id: str) -> HttpResponse:
-    """Make a new plan out of a failed job's: to edit, with its need as a limit, or changed."""
+    """Create a plan from a failed job's: for editing, with its need as a limit, or changed."""
     job = job_for(request, job_id, "clone")
     how = request.POST.get("how", "")
     story = story_of(job) if how != "edit" else None
@@ -75,13 +76,13 @@ def job_replan(request: HttpRequest, job_id: str) -> HttpResponse:
 
 
 def _apply(request: HttpRequest, job: Job, plan: Plan) -> None:
-    """Change the draft as the pressed change says, and plan it."""
+    """Apply the chosen change to the draft and plan it."""
     chosen = change_at(_changes(job), request.POST.get("change", ""))
-    if chosen and (left := suggestion_apply(plan.draft, chosen.changes)):
+    if chosen and (ignored := suggestion_apply(plan.draft, chosen.changes)):
         messages.warning(
-            request, f"Not changed, as this draft has no such field: {', '.join(left)}."
+            request, f"Not changed, because this draft lacks the field: {', '.join(ignored)}."
         )
     try:
         plan_compute(plan)
-    except DraftProblem as problem:
-        messages.error(request, problem.sentence)
+    except (DraftProblem, Problem) as problem:
+        messages.error(request, str(problem))

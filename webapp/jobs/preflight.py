@@ -1,7 +1,7 @@
-"""Is the host fit for this job, by its last beat? Looked at when a queued job gets its turn.
+"""Server-side preflight: check a host by its last heartbeat before a queued job starts.
 
-This look costs nothing and spares the host a start that cannot be; the host itself looks again,
-at what is there at that moment, before it claims (``runners/preflight.py``).
+It is cheap and avoids starts that must fail; the host checks its current state again before
+it claims (``runners/preflight.py``).
 """
 
 from collections.abc import Sequence
@@ -17,41 +17,45 @@ GIB = 1024**3
 
 
 class Check(NamedTuple):
-    """One question about a host, with the figures it was answered by."""
+    """A preflight check of a host: result, sentence and remedy."""
 
     name: str
     is_ok: bool
     sentence: str
-    remedy: str = ""  # what to do where it is not ok
+    remedy: str = ""  # what to do if the check failed
 
     def as_detail(self) -> dict[str, Any]:
-        """Return the check as it stands in an event."""
+        """Return the check as the detail of an event."""
         remedy = "" if self.is_ok else self.remedy
         return {"name": self.name, "ok": self.is_ok, "sentence": self.sentence, "remedy": remedy}
 
 
 def run_checks(job: Job, host: Host, devices: Sequence[Device] = ()) -> list[Check]:
-    """Return every check of ``job`` on ``host`` and its devices, from the host's last beat.
+    """Return all checks of ``job`` on ``host`` and its devices, from the last heartbeat.
 
-    What a job on GPUs is predicted to need is asked of each of them, else of the host.
+    Predicted memory is checked on each GPU, or on the host if the job has none.
     """
     gpus = [device for device in devices if device.kind == "gpu"]
     memory = [_gpu_memory(job, host, gpu) for gpu in gpus] or [_memory(job, host)]
     checks = [_state(host), _contact(host), _disk(host), *memory]
-    return [*checks, *_meeting(job, host)] if job.is_shared_out else checks
+    return [*checks, *_rendezvous(job, host)] if job.is_shared_out else checks
 
 
-def _meeting(job: Job, host: Host) -> list[Check]:
-    """Return whether the job's other hosts can reach this one, and meet there."""
+def _rendezvous(job: Job, host: Host) -> list[Check]:
+    """Return whether the job's other hosts can reach this one and a port is free."""
     address = meeting_address(job, host)
-    spoken = f"Others reach the host at {address}." if address else "The host has no address."
+    address_words = (
+        f"Others reach the host at {address}." if address else "The host has no address."
+    )
     remedy = "Connect it to the others' network and restart its agent, or take it out of the pool."
     port = free_port(host)
-    found = f"Port {port} is free for meeting." if port else "Every port for meeting is in use."
-    widen = 'Widen "first_gang_port" to "last_gang_port" in its config.json, or wait.'
+    port_words = (
+        f"Port {port} is free for meeting." if port else "Every port for meeting is in use."
+    )
+    port_remedy = 'Widen "first_gang_port" to "last_gang_port" in its config.json, or wait.'
     return [
-        Check("address", bool(address), spoken, remedy),
-        Check("meeting port", port is not None, found, widen),
+        Check("address", bool(address), address_words, remedy),
+        Check("meeting port", port is not None, port_words, port_remedy),
     ]
 
 
@@ -79,25 +83,25 @@ def _disk(host: Host) -> Check:
 
 
 def gpu_load(host: Host, device: Device) -> dict[str, Any]:
-    """Return what the host's last beat says of a GPU; nothing where it says nothing."""
+    """Return the GPU's load from the host's last heartbeat; empty if it has none."""
     loads = host.last_beat.get("gpus") or ()
     return next((load for load in loads if load.get("uuid") == device.uuid), {})
 
 
 def _gpu_memory(job: Job, host: Host, gpu: Device) -> Check:
-    name, least = f"memory of GPU {gpu.index}", _least_bytes(job)
-    if least is None:
+    name, required = f"memory of GPU {gpu.index}", _required_bytes(job)
+    if required is None:
         return Check(name, is_ok=True, sentence="No peak memory was predicted for this job.")
     free = gpu.memory_bytes - int(gpu_load(host, gpu).get("memory_used_bytes") or 0)
     sentence = (
         f"{free / GIB:.2f} GiB of GPU {gpu.index} are free; "
-        f"the job is predicted to need at least {least / GIB:.2f} of it."
+        f"the job is predicted to need at least {required / GIB:.2f} of it."
     )
     remedy = "See on the host's page what else uses the GPU, or cordon it until that has ended."
-    return Check(name, free >= least, sentence, remedy)
+    return Check(name, free >= required, sentence, remedy)
 
 
-def _least_bytes(job: Job) -> float | None:
+def _required_bytes(job: Job) -> float | None:
     peak = job.prediction.get("peak_memory_bytes") or {}
     return peak.get("low") or peak.get("value")
 
@@ -106,12 +110,12 @@ def _memory(job: Job, host: Host) -> Check:
     if host.kind == "slurm":
         return Check("memory", is_ok=True, sentence="Slurm gives the job memory of its own node.")
     available = int(host.last_beat.get("memory_available_bytes") or 0)
-    least = _least_bytes(job)
-    if least is None:
+    required = _required_bytes(job)
+    if required is None:
         return Check("memory", is_ok=True, sentence="No peak memory was predicted for this job.")
     sentence = (
         f"{available / GIB:.2f} GiB of memory are available; "
-        f"the job is predicted to need at least {least / GIB:.2f}."
+        f"the job is predicted to need at least {required / GIB:.2f}."
     )
     remedy = "Free memory there, or plan again with a smaller batch or a narrower weight dtype."
-    return Check("memory", available >= least, sentence, remedy)
+    return Check("memory", available >= required, sentence, remedy)

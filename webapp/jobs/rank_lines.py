@@ -1,7 +1,7 @@
-"""The last words of a host's ranks, told apart, and what torchrun reported of its own.
+"""The last output lines of a host, split by rank, and torchrun's own report.
 
-A rank's lines carry its number, from the job itself or from torch. What torchrun writes once
-a rank has failed comes after them and says which rank that was.
+A rank's lines carry its number, added by the job or by torch. torchrun's report follows after
+a rank has failed, and names that rank.
 """
 
 import re
@@ -18,71 +18,71 @@ _EXIT_CODE = re.compile(r"^ +exitcode +: (-?[0-9]{1,4}) ")
 
 
 class Failure(NamedTuple):
-    """The rank that torchrun saw fail first on its host, and how it ended."""
+    """The rank that torchrun reported as first to fail on its host, and its exit code."""
 
     rank: int
     exit_code: int | None
 
     @property
     def record(self) -> dict[str, Any]:
-        """Return exit code and signal as an exit record has them."""
+        """Return exit code and signal in the format of an exit record."""
         code = self.exit_code
         if code is not None and code < 0:
             return {"exit_code": None, "signal": -code}
         return {"exit_code": code, "signal": None}
 
 
-class Said(NamedTuple):
-    """What a host's processes wrote last: by rank, then torchrun's report."""
+class RankOutput(NamedTuple):
+    """The last output of a host's processes: by rank, then torchrun's report."""
 
-    by_rank: dict[int | None, list[str]]  # None: lines without a number
+    by_rank: dict[int | None, list[str]]  # None: lines without a rank
     report: list[str]
 
 
-def told_apart(lines: Sequence[str], *, is_one: bool = False) -> Said:
-    """Return the last lines of each rank; a line without a number is kept under None.
+def split_by_rank(lines: Sequence[str], *, is_one: bool = False) -> RankOutput:
+    """Return the last lines of each rank; lines without a rank are under None.
 
-    With ``is_one`` the host runs a single rank, which then wrote those lines too.
+    With ``is_one`` the host runs a single rank, to which those lines belong too.
     """
     start = _report_start(lines)
-    numbers = {int(found[1]) for line in lines if (found := _LABEL.match(line))}
+    numbers = {int(label[1]) for line in lines if (label := _LABEL.match(line))}
     unnumbered = numbers.pop() if is_one and len(numbers) == 1 else None
     by_rank: dict[int | None, list[str]] = {}
     report = []
-    for at, line in enumerate(lines):
-        found = _LABEL.match(line)
-        if found:
-            by_rank.setdefault(int(found[1]), []).append(line[found.end() :])
-        elif at >= start:
+    for index, line in enumerate(lines):
+        label = _LABEL.match(line)
+        if label:
+            by_rank.setdefault(int(label[1]), []).append(line[label.end() :])
+        elif index >= start:
             report.append(line)
         elif not _BANNER.match(line):
             by_rank.setdefault(unnumbered, []).append(line)
     if not any(line.strip() for line in by_rank.get(None, ["x"])):
         del by_rank[None]
-    return Said(by_rank, report)
+    return RankOutput(by_rank, report)
 
 
 def _report_start(lines: Sequence[str]) -> int:
-    """Return where torchrun's own report begins; past the end where there is none."""
-    for at, line in enumerate(lines):
+    """Return the index where torchrun's report begins; ``len(lines)`` if there is none."""
+    for index, line in enumerate(lines):
         if _TORCHRUN.match(line):
-            return at
+            return index
         if _RUN_PY.search(line):
-            return max(0, at - 1)  # "Traceback (most recent call last):"
+            return max(0, index - 1)  # "Traceback (most recent call last):"
     return len(lines)
 
 
 def first_failure(lines: Sequence[str]) -> Failure | None:
-    """Return which rank of its host torchrun saw fail first; None where it did not say."""
+    """Return the rank that torchrun reported as first to fail; None if it reported none."""
     if _ROOT_CAUSE not in lines:
         return None
-    after = lines[max(at for at, line in enumerate(lines) if line == _ROOT_CAUSE) :]
-    rank = next((int(found[1]) for line in after if (found := _RANK.match(line))), None)
-    code = next((int(found[1]) for line in after if (found := _EXIT_CODE.match(line))), None)
+    after = lines[max(index for index, line in enumerate(lines) if line == _ROOT_CAUSE) :]
+    rank = next((int(match[1]) for line in after if (match := _RANK.match(line))), None)
+    code = next((int(match[1]) for line in after if (match := _EXIT_CODE.match(line))), None)
     return None if rank is None else Failure(rank, code)
 
 
-def only_rank(said: Said) -> int | None:
-    """Return the number of a host's one rank, as its own lines say it."""
+def only_rank(said: RankOutput) -> int | None:
+    """Return the rank number of a host that runs a single rank, from its output."""
     ranks = [rank for rank in said.by_rank if rank is not None]
     return ranks[0] if len(ranks) == 1 else None

@@ -1,4 +1,4 @@
-"""What each reason code means to a person: one sentence, and what to do next."""
+"""Sentence and next step for each reason code."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -8,14 +8,14 @@ from webapp.jobs.models import JobState
 
 
 class Words(NamedTuple):
-    """A reason in words."""
+    """The sentence and the next step of a reason."""
 
     sentence: str
     next_step: str
 
 
 WORDS: Mapping[Reason, Words] = {
-    Reason.OK: Words("The job ended well.", "Look at its figures, or plan the next one."),
+    Reason.OK: Words("The job ended well.", "See its figures, or plan the next job."),
     Reason.OOM_GPU: Words(
         "The GPU ran out of memory.",
         "Plan again with a smaller batch, a narrower weight dtype or more devices.",
@@ -25,7 +25,7 @@ WORDS: Mapping[Reason, Words] = {
         "Plan again with a smaller batch or a narrower weight dtype, or free memory there.",
     ),
     Reason.NCCL_TIMEOUT: Words(
-        "The devices stopped hearing each other.",
+        "The ranks lost their connection.",
         "Check the links between the devices on the host's page, then clone the job.",
     ),
     Reason.RANK_LOST: Words(
@@ -47,15 +47,15 @@ WORDS: Mapping[Reason, Words] = {
     ),
     Reason.MODEL_OR_DATA_MISSING: Words(
         "The model or the data was not found on the host.",
-        "Check that the folder is there and lies below one of the host's model roots.",
+        "Check that the folder is there and is below one of the host's model folders.",
     ),
     Reason.BAD_INPUT: Words(
         "The job cannot run with the model, the data or the choices that it was given.",
-        "The last line of its log names which one, and the way out; then plan or clone it again.",
+        "The last line of its log names it and the remedy; then plan or clone it again.",
     ),
     Reason.PREFLIGHT_FAILED: Words(
         "The host did not meet what the job needs.",
-        "The failed checks stand in the events; free what is short or choose another host.",
+        "The events list the failed checks; free the missing resource or choose another host.",
     ),
     Reason.ENGINE_START_FAILED: Words(
         "The engine did not start.",
@@ -76,23 +76,22 @@ WORDS: Mapping[Reason, Words] = {
     ),
     Reason.NEVER_STARTED: Words(
         "The host took the job but nothing of it ever ran there.",
-        "Look for problems on the host's page, then clone the job.",
+        "See the problems on the host's page, then clone the job.",
     ),
     Reason.SUPERVISOR_LOST: Words(
         "The process that watched the job on the host is gone, and its end was not seen.",
-        "Look at the host's own logs, then clone the job.",
+        "See the host's own logs, then clone the job.",
     ),
     Reason.HOST_REBOOTED: Words(
         "The host restarted while the job ran.",
-        "Clone the job, and let it try again by itself: a training then goes on from its last "
-        "checkpoint.",
+        "Clone the job with retries: a training then resumes from its last checkpoint.",
     ),
     Reason.DISK_FULL: Words(
         "The host's disk is full.", "Free disk space on the host, then clone the job."
     ),
     Reason.GPU_FAULT: Words(
         "A GPU reported a hardware fault.",
-        "Take the GPU out of use and look at the driver's log before you try again.",
+        "Cordon the GPU and check the driver's log before you try again.",
     ),
     Reason.KILLED_EXTERNALLY: Words(
         "Something outside this product ended the job.",
@@ -110,15 +109,18 @@ WORDS: Mapping[Reason, Words] = {
     Reason.STOPPED_BY_OPERATOR: Words(
         "An operator stopped the job.", "Ask the operator of the host before you clone it."
     ),
+    Reason.SITE_STOPPED: Words(
+        "It was ended because Slipway was stopped on the machine that ran it.",
+        "`manage.py up` was stopped there, which ends the jobs of its own machine. Clone the job "
+        "to run it again.",
+    ),
     Reason.QUOTA: Words(
         "The team's quota was used up.", "Wait for the next period or ask an admin for more."
     ),
-    Reason.SUPERSEDED: Words(
-        "A newer attempt took this one's place.", "Look at the newer attempt."
-    ),
+    Reason.SUPERSEDED: Words("A newer attempt took this one's place.", "See the newer attempt."),
     Reason.PEER_ENDED: Words(
         "It was stopped because the part of the job on another host had ended.",
-        "Look at the host that the job's reason names.",
+        "See the host that the job's reason names.",
     ),
     Reason.LOST_AND_ABANDONED_BY_USER: Words(
         "The host fell silent and a person gave the job up.",
@@ -132,12 +134,12 @@ WORDS: Mapping[Reason, Words] = {
 
 
 def words_for(reason: str) -> Words:
-    """Return the words of a reason code."""
+    """Return the sentence and next step of a reason code."""
     return WORDS[Reason(reason)]
 
 
 def final_state(reason: Reason) -> JobState:
-    """Return the state in which an attempt with this reason leaves its job."""
+    """Return the final state of a job whose attempt ended with this reason."""
     if reason is Reason.OK:
         return JobState.SUCCEEDED
     if reason in FAILED:

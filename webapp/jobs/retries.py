@@ -1,6 +1,6 @@
-"""Which ends are the host's fault alone: those a job may try again, as a new attempt.
+"""Which failures are the host's fault alone, so that the job may retry as a new attempt.
 
-What the job itself caused would happen again: one that ran out of memory is never retried.
+Failures caused by the job would recur: an out-of-memory job is never retried.
 """
 
 from typing import Any
@@ -27,12 +27,12 @@ ENDS = frozenset({JobState.ERROR, JobState.FAILED})
 
 
 def is_retried(to: JobState, reason: str, *, retries: int, most: int) -> bool:
-    """Return whether a job that would end so goes back to the queue instead."""
+    """Return whether a job that would end this way is queued again instead."""
     return to in ENDS and reason in RETRYABLE and retries < most
 
 
 def fresh_start() -> dict[str, Any]:
-    """Return what a job forgets of its last attempt when it goes back to the queue."""
+    """Return the updates that reset a job for its next attempt."""
     return {
         "num_retries": F("num_retries") + 1,
         "host": None,
@@ -46,7 +46,7 @@ def fresh_start() -> dict[str, Any]:
 
 
 def check_retries(retries: int) -> None:
-    """Refuse a number of retries that nobody should ask for.
+    """Refuse an invalid number of retries.
 
     Raises:
         InvalidProblem: it is negative or too large.

@@ -1,4 +1,4 @@
-"""What pages ask about jobs: above all why one is waiting."""
+"""Queries of pages about jobs, mainly why one is waiting."""
 
 from webapp.jobs.models import Job, JobState
 from webapp.queue.words import waiting_line
@@ -12,14 +12,15 @@ def waiting_sentence(job: Job) -> str | None:
     if line is None:
         return None
     retry = f"Retry {job.num_retries} of {job.max_retries}. " if job.num_retries else ""
-    turn = f" It is number {line.position} in the queue." if line.position > 1 else ""
+    is_first = line.position is None or line.position == 1
+    turn = "" if is_first else f" It is number {line.position} in the queue."
     return f"{retry}{line.sentence}{turn}"
 
 
 def scheduler_words(job: Job) -> str:
-    """Return what a job that its host has claimed waits for elsewhere: “Slurm: Resources”."""
+    """Return what a claimed job waits for in its host's scheduler: “Slurm: Resources”."""
     if job.state != JobState.STARTING or job.host is None:
         return ""
-    told = job.host.last_beat.get("attempts") or ()
-    mine = [each for each in told if each.get("attempt_id") == job.current_attempt_id]
-    return str(mine[0].get("waits_for") or "") if mine else ""
+    reported = job.host.last_beat.get("attempts") or ()
+    matching = [each for each in reported if each.get("attempt_id") == job.current_attempt_id]
+    return str(matching[0].get("waits_for") or "") if matching else ""

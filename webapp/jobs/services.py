@@ -1,4 +1,4 @@
-"""What people do to jobs: create, submit, stop, clone, delete; to give up: giving_up.py."""
+"""Services for jobs: create, submit, stop, clone and delete (abandoning: giving_up.py)."""
 
 from collections.abc import Mapping
 from datetime import timedelta
@@ -46,17 +46,17 @@ def job_create(  # noqa: PLR0913 (keyword-only: each is a column that the caller
     max_duration_seconds: float | None = None,
     max_retries: int = 0,
 ) -> Job:
-    """Return a new draft, or the job that an earlier call with the same key made.
+    """Return a new draft job, or the job created earlier with the same key.
 
-    It is to run on ``host``, or on any of ``pool``'s where no host is named.
+    It runs on ``host``, or on any host of ``pool`` if no host is given.
 
     Raises:
         InvalidProblem: neither is given; the host belongs to another team, is retired or only
             planned for; or it is a drill and this server allows none.
         ConflictProblem: another team used the key.
     """
-    if known := _known(team, idempotency_key):
-        return known
+    if existing := _job_with_key(team, idempotency_key):
+        return existing
     _check_kind(spec)
     _check_secrets(team, spec)
     check_retries(max_retries)
@@ -85,24 +85,24 @@ def job_create(  # noqa: PLR0913 (keyword-only: each is a column that the caller
         max_duration_seconds=max_duration_seconds,
         max_retries=max_retries,
     )
-    return _stored_once(job)
+    return _store_once(job)
 
 
-def _known(team: Team, key: str | None) -> Job | None:
-    """Return the team's job that was made with a key."""
+def _job_with_key(team: Team, key: str | None) -> Job | None:
+    """Return the team's job that was created with a key."""
     return Job.objects.filter(team=team, idempotency_key=key).first() if key else None
 
 
-def _stored_once(job: Job) -> Job:
-    """Store a new job; where its key was stored meanwhile, return the job that has it."""
+def _store_once(job: Job) -> Job:
+    """Store a new job; if its key exists by now, return the existing job."""
     try:
         with transaction.atomic():
             job.save(force_insert=True)
     except IntegrityError:
         if job.idempotency_key is None:
             raise
-        if known := _known(job.team, job.idempotency_key):
-            return known
+        if existing := _job_with_key(job.team, job.idempotency_key):
+            return existing
         raise ConflictProblem(
             "key_taken", "This launch was used before. Open the plan's review and launch again."
         ) from None
@@ -141,12 +141,12 @@ def _check_secrets(team: Team, spec: JobSpec) -> None:
 
 
 def job_submit(*, job: Job, by: str) -> Job:
-    """Queue a draft, and give it its devices at once if they are free.
+    """Queue a draft job, and start it at once if devices are free.
 
     Submitting twice changes nothing. ``by`` is the user's name.
 
     Raises:
-        Problem: its team's quota does not allow it.
+        Problem: the team's quota does not allow it.
     """
     with transaction.atomic():
         pool_lock(f"user {job.owner_id}")
@@ -162,7 +162,7 @@ def job_submit(*, job: Job, by: str) -> Job:
 
 
 def job_stop(*, job: Job, by: str, reason: Reason = Reason.STOPPED_BY_USER) -> Job:
-    """End a job: at once if no host took it yet, else through its supervisor.
+    """End a job: at once if no host claimed it yet, else through its supervisor.
 
     Raises:
         ConflictProblem: the job has already ended or was never submitted.
@@ -199,7 +199,7 @@ def _order_stop(job: Job, attempt: Attempt, by: str, reason: Reason) -> None:
 
 
 def job_clone(*, job: Job, owner: User) -> Job:
-    """Return a draft that asks for the same as ``job``, made by ``owner``."""
+    """Return a draft copy of ``job`` owned by ``owner``."""
     return Job.objects.create(
         team=job.team,
         owner=owner,
@@ -226,7 +226,7 @@ def _clone_name(name: str) -> str:
 
 
 def job_delete(*, job: Job) -> None:
-    """Hide a job from lists; its figures keep calibrating its host.
+    """Hide a job from lists; its measurements still calibrate its host.
 
     Raises:
         ConflictProblem: the job has not ended.
@@ -239,7 +239,7 @@ def job_delete(*, job: Job) -> None:
 
 
 def queue_expire(*, older_than: timedelta) -> int:
-    """End jobs that waited longer than ``older_than`` for a turn; return how many."""
+    """End jobs that were queued for longer than ``older_than``; return how many."""
     late = Job.objects.filter(state=JobState.QUEUED, queued_at__lt=now() - older_than)
     return sum(
         transition(

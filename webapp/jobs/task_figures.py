@@ -1,4 +1,4 @@
-"""What tasks of lm-evaluation-harness said of a model, beside its original, as a page shows it."""
+"""Results of lm-evaluation-harness tasks, next to the original model's."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ PLUS_MINUS = "\N{PLUS-MINUS SIGN}"
 
 @dataclass(frozen=True)
 class TaskRow:
-    """One metric of one task; words are empty where there is no original."""
+    """One metric of one task; strings are empty if there is no original."""
 
     task: str
     metric: str
@@ -28,7 +28,7 @@ class TaskRow:
 
 
 def metrics_of(measured: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the names ``task/metric`` of a result, without what only belongs to one of them."""
+    """Yield the ``task/metric`` names of a result, without derived values."""
     for name in measured:
         task, slash, metric = name.partition("/")
         is_before = name.startswith(BEFORE) and name.removeprefix(BEFORE) in measured
@@ -45,12 +45,6 @@ def task_rows(job: Job) -> list[TaskRow]:
     measured: Mapping[str, Any] = job.result.get("measured", {})
     notes: Mapping[str, str] = job.result.get("notes", {})
     return [_row(name, measured, notes) for name in metrics_of(measured)]
-
-
-def label_of(name: str) -> str:
-    """Return what a metric is called: ``acc of held_out_choice``."""
-    task, _, metric = name.partition("/")
-    return f"{metric} of {task}"
 
 
 def _row(name: str, measured: Mapping[str, Any], notes: Mapping[str, str]) -> TaskRow:

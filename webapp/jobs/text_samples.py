@@ -1,4 +1,4 @@
-"""Text that a training's weights wrote on the way, as its page shows it."""
+"""Text samples that a training generated, for its page."""
 
 import re
 from collections.abc import Mapping
@@ -8,20 +8,20 @@ from typing import Any, NamedTuple
 from webapp.jobs.models import Artefact, Job
 
 NAME = "samples"
-LONGEST = 2000  # characters of a text that are shown
+LONGEST = 2000  # characters shown per text
 MOST_ROWS = 60
-BLANK_LINES = re.compile(r"\n{4,}")  # what an untaught model may write and nothing else
+BLANK_LINES = re.compile(r"\n{4,}")  # untrained models may generate long runs of blank lines
 
 
 class Sample(NamedTuple):
-    """A prompt, and how the weights continued it."""
+    """A prompt and its continuation."""
 
     prompt: str
     continuation: str
 
 
 class SampledStep(NamedTuple):
-    """What the weights of a step wrote; ``is_final``: those that stay."""
+    """The samples of one step; ``is_final``: by the final weights."""
 
     step: int
     is_final: bool
@@ -29,24 +29,26 @@ class SampledStep(NamedTuple):
 
 
 class Samples(NamedTuple):
-    """The steps, newest first, and how their texts were written."""
+    """The sampled steps, newest first, and how they were generated."""
 
     steps: tuple[SampledStep, ...]
     how: str
 
 
 def samples_of(job: Job) -> Samples | None:
-    """Return what the job's current attempt wrote; None where it wrote nothing that is readable.
+    """Return the text samples of the job's current attempt; None if none is readable.
 
-    What a host says is taken for text alone, whatever it holds.
+    All values from a host are treated as plain text.
     """
-    found = Artefact.objects.filter(attempt=job.current_attempt, name=NAME, kind="report").first()
-    facts = found.facts if found and isinstance(found.facts, dict) else {}
-    said = facts.get("samples")
-    rows = [each for each in said if _is_sample(each)] if isinstance(said, list) else []
+    artefact = Artefact.objects.filter(
+        attempt=job.current_attempt, name=NAME, kind="report"
+    ).first()
+    facts = artefact.facts if artefact and isinstance(artefact.facts, dict) else {}
+    stored = facts.get("samples")
+    rows = [each for each in stored if _is_sample(each)] if isinstance(stored, list) else []
     steps = [
-        SampledStep(step, is_final, tuple(map(_sample, own)))
-        for (step, is_final), own in groupby(rows[-MOST_ROWS:], _written_by)
+        SampledStep(step, is_final, tuple(map(_sample, step_rows)))
+        for (step, is_final), step_rows in groupby(rows[-MOST_ROWS:], _written_by)
     ]
     how = facts.get("how")
     return (
@@ -69,6 +71,6 @@ def _is_sample(each: object) -> bool:
     return is_step and all(isinstance(each.get(key), str) for key in ("prompt", "continuation"))
 
 
-def _text(said: str) -> str:
-    said = BLANK_LINES.sub(lambda run: f"\n↵ \N{MULTIPLICATION SIGN} {len(run[0])}\n", said)
-    return said if len(said) <= LONGEST else f"{said[:LONGEST]}\N{HORIZONTAL ELLIPSIS}"
+def _text(text: str) -> str:
+    text = BLANK_LINES.sub(lambda run: f"\n↵ \N{MULTIPLICATION SIGN} {len(run[0])}\n", text)
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}\N{HORIZONTAL ELLIPSIS}"

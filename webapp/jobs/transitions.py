@@ -1,8 +1,8 @@
-"""The one place where a job changes state.
+"""State transitions of jobs; no other module changes a job's state.
 
 A transition is a guarded UPDATE: it takes effect only if the job is in a state that allows
-it and, where an attempt speaks, only if that attempt is still the job's current one and
-shows its fence. Nought rows mean a stale report: nothing changes and a counter rises.
+it and, when an attempt reports it, only if that attempt is still the job's current one and
+its fence matches. Zero updated rows mean a stale report: nothing changes except a counter.
 """
 
 from collections.abc import Mapping
@@ -51,7 +51,7 @@ ALLOWED: Mapping[JobState, frozenset[JobState]] = {
     ),
     JobState.STOPPING: frozenset(
         {
-            JobState.QUEUED,  # its other parts ended with one that failed: the next try
+            JobState.QUEUED,  # a failed part ended the other parts: retry
             JobState.SUCCEEDED,
             JobState.FAILED,
             JobState.ERROR,
@@ -77,12 +77,12 @@ def transition(  # noqa: PLR0913 (keyword-only: what an event records)
     reason: str = "",
     detail: Mapping[str, Any] | None = None,
 ) -> bool:
-    """Move a job to a state and return whether it moved; ``job`` is fresh afterwards.
+    """Move a job to a state and return whether it moved; ``job`` is refreshed afterwards.
 
-    ``attempt`` is given whenever the news comes from an attempt or concerns one: the job
-    then moves only if that attempt, with that fence, is its current one. ``source`` narrows
-    the states that it may come from to one. A job that its host failed and that has retries
-    left goes back to the queue instead of ending.
+    ``attempt`` is given when an attempt reports or causes the transition: the job then moves
+    only if that attempt, with that fence, is its current one. ``source`` restricts the previous
+    state to one. A job that failed because of its host and has retries left is queued again
+    instead of ending.
     """
     with transaction.atomic():
         row = Job.objects.select_for_update()
@@ -106,7 +106,7 @@ def transition(  # noqa: PLR0913 (keyword-only: what an event records)
 
 
 def _was_stopped(attempt: Attempt | None) -> bool:
-    """Return whether somebody ordered an attempt's end, and not only a part of it that failed."""
+    """Return whether an attempt was ordered to stop for more than a gang member's failure."""
     if attempt is None:
         return False
     orders = Attempt.objects.filter(pk=attempt.pk).values_list("stop_reason", flat=True)
@@ -130,7 +130,7 @@ def _guarded_update(
 def _times(to: JobState, before: str) -> dict[str, Any]:
     instant = now()
     if to == JobState.QUEUED and before == JobState.PREFLIGHT:
-        return {}  # it keeps its place
+        return {}  # keeps its queue position
     if to == JobState.QUEUED:
         return {"queued_at": instant}
     if to == JobState.RUNNING:

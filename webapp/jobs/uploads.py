@@ -1,4 +1,4 @@
-"""Files of artefacts, taken in parts: confined to one folder, whole only with their digest."""
+"""Upload artefact files in parts: confined to one folder, verified by digest."""
 
 import hashlib
 from pathlib import Path, PurePosixPath
@@ -22,17 +22,19 @@ MAX_PART_BYTES = 16 * 1024**2
 MIN_FREE_BYTES = 512 * 1024**2
 PIECE_BYTES = 1024**2
 PARTIAL_SUFFIX = ".part"
+MAX_NAME_BYTES = 255 - len(PARTIAL_SUFFIX)  # per name, the file systems' limit
+MAX_PATH_BYTES = 1000
 
 
 class Readable(Protocol):
-    """Anything that gives its bytes piece by piece."""
+    """A source of bytes that is read in chunks."""
 
     def read(self, size: int, /) -> bytes:
-        """Return at most ``size`` bytes; none at the end."""
+        """Return at most ``size`` bytes; empty at the end."""
 
 
 class UploadFile(NamedTuple):
-    """One file of an artefact: what was announced, and where it goes."""
+    """One announced file of an artefact, and its target path."""
 
     artefact: Artefact
     path: str
@@ -41,7 +43,7 @@ class UploadFile(NamedTuple):
 
     @property
     def partial(self) -> Path:
-        """Return where the file grows until it is whole."""
+        """Return the path of the incomplete file."""
         return self.target.with_name(self.target.name + PARTIAL_SUFFIX)
 
 
@@ -51,16 +53,22 @@ def folder_of(artefact: Artefact) -> Path:
 
 
 def confined(folder: Path, path: str) -> Path:
-    """Return where ``path`` lies in ``folder``.
+    """Return the path of ``path`` inside ``folder``.
 
     Raises:
-        InvalidProblem: the path is absolute, climbs out, or hides.
+        InvalidProblem: the path is absolute, leaves the folder, or is hidden.
     """
     parts = PurePosixPath(path).parts
     if not parts or any(part in {"/", "..", "."} or part.startswith(".") for part in parts):
         raise InvalidProblem("bad_path", f"The path {path!r} leaves the artefact's folder.")
     if "\x00" in path or "\\" in path:
         raise InvalidProblem("bad_path", f"The path {path!r} holds a character that no file has.")
+    if len(path.encode()) > MAX_PATH_BYTES or any(len(p.encode()) > MAX_NAME_BYTES for p in parts):
+        sentence = (
+            f"The path {path[:40]!r}… has {len(path.encode())} bytes. A path has {MAX_PATH_BYTES} "
+            f"at most, each name in it {MAX_NAME_BYTES}: shorten the file's name."
+        )
+        raise InvalidProblem("bad_path", sentence)
     return folder.joinpath(*parts)
 
 
@@ -84,10 +92,10 @@ def find(*, host: Host, attempt_id: str, name: str, path: str) -> UploadFile:
 
 
 def received_bytes(file: UploadFile) -> int:
-    """Return how much of the file is here; one that was cut off before its check is checked."""
+    """Return the received bytes; verify a complete file whose check was interrupted."""
     if file.target.is_file():
         if not file.artefact.is_complete:
-            _note_completeness(file.artefact)
+            _update_completeness(file.artefact)
         return file.target.stat().st_size
     have = file.partial.stat().st_size if file.partial.is_file() else 0
     if not have or have < file.size_bytes:
@@ -100,15 +108,15 @@ def received_bytes(file: UploadFile) -> int:
 
 
 def write_part(file: UploadFile, offset: int, body: Readable) -> int:
-    """Append a part that starts where the file ends; return how much is here afterwards.
+    """Append a part at the current end; return the received bytes afterwards.
 
-    A part that starts elsewhere changes nothing: the reply says where to go on. The whole
-    file is checked against its digest, and starts again from nothing if that differs.
+    A part with another offset changes nothing; the returned number is where to continue. The
+    complete file is verified by its digest, and starts again from 0 if that differs.
 
     Raises:
         TooLargeProblem: the part exceeds its limit or the announced size.
         BusyProblem: the disk is nearly full.
-        ConflictProblem: the whole file is not what was announced.
+        ConflictProblem: the complete file differs from its digest, or its path is taken.
     """
     have = received_bytes(file)
     is_new_empty = file.size_bytes == 0 and not file.target.exists()
@@ -122,7 +130,13 @@ def write_part(file: UploadFile, offset: int, body: Readable) -> int:
 
 
 def _check_disk(file: UploadFile) -> None:
-    file.target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        file.target.parent.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        sentence = f"{file.path} lies below what is itself a file; one of the two has no place."
+        raise ConflictProblem("path_taken", sentence) from None
+    if file.target.is_dir() or file.partial.is_dir():
+        raise ConflictProblem("path_taken", f"{file.path} is a folder of another file.")
     check_room(file.target.parent, MIN_FREE_BYTES + MAX_PART_BYTES)
 
 
@@ -141,18 +155,22 @@ def _append(file: UploadFile, offset: int, body: Readable) -> int:
 
 def _complete(file: UploadFile) -> None:
     expected = file.artefact.sha256.get(file.path)
-    with file.partial.open("rb") as source:
-        actual = hashlib.file_digest(source, "sha256").hexdigest()
+    try:
+        with file.partial.open("rb") as source:
+            actual = hashlib.file_digest(source, "sha256").hexdigest()
+    except FileNotFoundError:
+        sentence = f"Another call completed {file.path} meanwhile; ask how much of it is here."
+        raise ConflictProblem("completed_meanwhile", sentence) from None
     if actual != expected:
         file.partial.unlink()
         raise ConflictProblem(
             "digest_differs", f"{file.path} arrived with another digest; send it again from 0."
         )
     file.partial.replace(file.target)
-    _note_completeness(file.artefact)
+    _update_completeness(file.artefact)
 
 
-def _note_completeness(artefact: Artefact) -> None:
+def _update_completeness(artefact: Artefact) -> None:
     folder = folder_of(artefact)
     with transaction.atomic():
         row = Artefact.objects.select_for_update().get(pk=artefact.pk)

@@ -1,6 +1,7 @@
-"""One page per tab of a job; the list is in ``listing.py``, the buttons in ``actions.py``."""
+"""Views of a job's tabs; the list is in ``listing.py``, actions are in ``actions.py``."""
 
 import json
+import re
 from datetime import timedelta
 from typing import Any
 
@@ -10,43 +11,51 @@ from django.views.decorators.http import require_GET
 
 from runners.compress_options import QUANTISED_DTYPES
 from runners.reasons import Reason
-from webapp.accounts.models import Membership
-from webapp.accounts.roles import membership_of
-from webapp.core.clock import now
+from webapp.accounts.models import Membership, Role
+from webapp.accounts.roles import has_role, membership_of
+from webapp.core.clock import now, now_ms
+from webapp.core.compression import uncompressed
 from webapp.core.units import clock
 from webapp.hosts.sharing import facts_for
 from webapp.jobs import figures
 from webapp.jobs.actions import allowed
 from webapp.jobs.as_read import as_read
+from webapp.jobs.calibration_effect import calibration_effect_of
 from webapp.jobs.checklists import Checked, checks_of, preflight_of
+from webapp.jobs.compression import before_after, significance_note, won_words
 from webapp.jobs.endpoints import endpoint_of, key_shown_once
 from webapp.jobs.energy import unmeasured
 from webapp.jobs.evaluating import LeftModel, left_model
+from webapp.jobs.figure_rows import cards_of
 from webapp.jobs.gangs import deciding_part
 from webapp.jobs.giving_up import names_of, silent_parts
-from webapp.jobs.logs import Line, log_lines
+from webapp.jobs.logs import Line, is_full, log_lines
 from webapp.jobs.lookup import load_job
+from webapp.jobs.measured_figures import figures_of
 from webapp.jobs.measured_load import operators_of, under_load
 from webapp.jobs.mixture import mixture_of
 from webapp.jobs.models import (
     FINAL_STATES,
     Artefact,
+    Attempt,
     Event,
     Job,
     JobState,
-    Measurement,
 )
 from webapp.jobs.parts import parts_for, shown_part
-from webapp.jobs.plots import Drawn, draw, latest_values
+from webapp.jobs.plots import Drawn, draw
+from webapp.jobs.points_taken import points_since
 from webapp.jobs.postmortem import has_postmortem
 from webapp.jobs.reasons import words_for
 from webapp.jobs.selectors import scheduler_words, waiting_sentence
-from webapp.jobs.standing import leftover_of, silence_of
+from webapp.jobs.state_label import leftover_of, silence_of
+from webapp.jobs.targets import targets_of
 from webapp.jobs.task_figures import task_rows
 from webapp.jobs.text_samples import samples_of
 from webapp.live.page import live_context, page_or_regions
 from webapp.modelhub.models import TeamModel
 
+INSTANT = re.compile(r"[0-9]{1,15}")  # ms since the epoch
 ARRIVAL_TIME = timedelta(hours=1)
 TAIL_LINES = 200
 LOG_PAGE_LINES = 2000
@@ -64,13 +73,18 @@ TABS = (
 
 @require_GET
 def job_detail(request: HttpRequest, job_id: str) -> HttpResponse:
-    """Show a job as it runs, or what came of it."""
+    """Show a running job, or its results."""
     job = load_job(request, job_id)
-    context = job_context(request, job, "job-detail") | overview_context(job, draw(job))
+    context = job_context(request, job, "job-detail") | overview_context(job)
+    context["may_decide"] = job.host is not None and has_role(
+        request.user, job.host.team, Role.OPERATOR
+    )
+    context["points"] = fresh_points(request, job.current_attempt, context["charts"])
     context["preflight"] = preflight_of(job, context["events"])
     if "HX-Request" not in request.headers:
         context["endpoint_key"] = key_shown_once(request, job)
-    return page_or_regions(request, "jobs/overview.html", "jobs/_overview.html", context)
+    response = page_or_regions(request, "jobs/overview.html", "jobs/_overview.html", context)
+    return uncompressed(response) if context.get("endpoint_key") else response
 
 
 @require_GET
@@ -78,29 +92,30 @@ def job_metrics(request: HttpRequest, job_id: str) -> HttpResponse:
     """Show every metric of a job as a chart."""
     job = load_job(request, job_id)
     shown = shown_part(request, job)
-    drawn = draw(job, is_complete=True, part=shown)
     context = job_context(request, job, "job-metrics")
-    context |= {"charts": drawn, "chart_metrics": metrics_of(drawn)}
+    drawn = draw(job, is_complete=True, part=shown)
+    context |= {"charts": drawn, "points": fresh_points(request, shown, drawn)}
     context |= {"shown": shown, "parts": parts_for(job, shown, "job-metrics")}
-    return page_or_regions(request, "jobs/metrics.html", "jobs/_status.html", context)
+    return page_or_regions(request, "jobs/metrics.html", "jobs/_metrics_regions.html", context)
 
 
 @require_GET
 def job_logs(request: HttpRequest, job_id: str) -> HttpResponse:
-    """Show what the job wrote, optionally only the lines that hold ``?q=``."""
+    """Show the job's output, optionally only lines that contain ``?q=``."""
     job = load_job(request, job_id)
     needle = request.GET.get("q", "").strip()
     shown = shown_part(request, job)
     lines = log_lines(shown, limit=LOG_PAGE_LINES, needle=needle)
     context = job_context(request, job, "job-logs")
     context |= {"shown": shown, "parts": parts_for(job, shown, "job-logs")}
-    context |= {"needle": needle, "limit": LOG_PAGE_LINES, **log_context(lines)}
+    is_cut = is_full(lines, LOG_PAGE_LINES)
+    context |= {"needle": needle, "is_cut": is_cut, **log_context(lines)}
     return page_or_regions(request, "jobs/logs.html", "jobs/_status.html", context)
 
 
 @require_GET
 def job_events(request: HttpRequest, job_id: str) -> HttpResponse:
-    """Show who did what to the job, and when."""
+    """Show the job's events: who did what, and when."""
     job = load_job(request, job_id)
     context = job_context(request, job, "job-events")
     context["event_rows"] = [_event_row(event) for event in context["events"]]
@@ -108,14 +123,14 @@ def job_events(request: HttpRequest, job_id: str) -> HttpResponse:
 
 
 def _event_row(event: Event) -> tuple[Event, tuple[Checked, ...], int]:
-    """Return an event with its checks, and how many of them failed."""
+    """Return an event with its checks and the number of failed ones."""
     checks = checks_of(event)
     return event, checks, sum(not check.is_ok for check in checks)
 
 
 @require_GET
 def job_config(request: HttpRequest, job_id: str) -> HttpResponse:
-    """Show exactly what the host was asked to run, and what the host was."""
+    """Show the job's spec and its host's facts."""
     job = load_job(request, job_id)
     facts = job.current_attempt.facts if job.current_attempt else {}
     host_facts = job.shown_host.facts if job.shown_host else {}
@@ -127,7 +142,7 @@ def job_config(request: HttpRequest, job_id: str) -> HttpResponse:
 
 @require_GET
 def job_artefacts(request: HttpRequest, job_id: str) -> HttpResponse:
-    """List what the job left to download."""
+    """List the job's artefacts for download."""
     job = load_job(request, job_id)
     context = job_context(request, job, "job-artefacts")
     context |= {"listings": listings_of(job), **artefact_context(job)}
@@ -138,10 +153,11 @@ def job_artefacts(request: HttpRequest, job_id: str) -> HttpResponse:
 
 
 def job_context(request: HttpRequest, job: Job, tab: str) -> dict[str, Any]:
-    """Return what every tab of a job shows: head, buttons, status line, timeline, tabs."""
+    """Return the context shared by all tabs: head, buttons, status line, timeline, tabs."""
     events = list(Event.objects.filter(subject=job.pk))
     membership = membership_of(request.user, job.team)
     context = {
+        "as_of_ms": now_ms(),  # before any read: the shown data is at least this recent
         "job": job,
         "kind": figures.KIND_WORDS.get(job.kind, job.kind),
         "is_over": job.state in FINAL_STATES,
@@ -174,28 +190,28 @@ def _has_tab(job: Job, name: str) -> bool:
 
 
 def _abandon_url(job: Job, membership: Membership | None) -> str:
-    """Return where a member may give the job up, while a host of it is silent; else nothing."""
+    """Return the URL to abandon the job if a host of it is silent; else nothing."""
     may = allowed(membership, job).abandon and silent_parts(job)
     return reverse("job-abandon", args=[job.pk]) if may else ""
 
 
-def overview_context(job: Job, drawn: list[Drawn]) -> dict[str, Any]:
-    """Return what the first tab adds: figures, charts, the outcome and the end of the log."""
+def overview_context(job: Job) -> dict[str, Any]:
+    """Return the overview's context: figures, charts, the outcome and the end of the log."""
     attempt = job.current_attempt
-    measurements = list(Measurement.objects.filter(attempt=attempt)) if attempt else []
-    rows = figures.compared(job, measurements, latest_values(job, drawn))
+    job_figures = figures_of(job)
+    drawn = draw(job, job_figures)
     return {
         "charts": drawn,
-        "chart_metrics": metrics_of(drawn),
-        "compared": rows,
+        "figures": cards_of(job_figures),
+        "targets": targets_of(job, job_figures),
+        "won": won_words(job, job_figures),
         "endpoint": endpoint_of(job),
-        "answer": figures.answer(rows),
         "as_read": as_read(job),
         "no_energy": unmeasured(job),
-        "changes": figures.before_after(job),
+        "changes": before_after(job_figures),
         "load": under_load(job),
         "operators": operators_of(job),
-        "chance": figures.beyond_chance(job),
+        "chance": significance_note(job),
         "tasks": task_rows(job),
         "samples": samples_of(job),
         "mixture": mixture_of(job),
@@ -204,41 +220,51 @@ def overview_context(job: Job, drawn: list[Drawn]) -> dict[str, Any]:
         "narrow_dtypes": QUANTISED_DTYPES,
         **artefact_context(job),
         "models": models_of(job),
+        "taught": calibration_effect_of(job),
         **log_context(log_lines(attempt, limit=TAIL_LINES)),
     }
 
 
-def metrics_of(drawn: list[Drawn]) -> str:
-    """Return the metrics of the charts as the API's query takes them."""
-    return ",".join(each.chart.metric for each in drawn)
+def fresh_points(
+    request: HttpRequest, part: Attempt | None, drawn: list[Drawn]
+) -> dict[str, list[tuple[int, float]]] | None:
+    """Return the drawn metrics' points since the instant in ``?since=``, in ms.
+
+    A refresh returns them with its regions, so that charts and figures change together; None
+    if none are requested.
+    """
+    since = request.GET.get("since", "")
+    if part is None or not INSTANT.fullmatch(since):
+        return None
+    return points_since(part, [each.chart.metric for each in drawn], int(since))
 
 
 def log_context(lines: list[Line]) -> dict[str, Any]:
-    """Return the log's lines and the number after which the page asks for more."""
+    """Return the log's lines, and the sequence number for the next poll."""
     return {"lines": lines, "last_seq": lines[-1].seq if lines else 0}
 
 
 def expected_ms(job: Job) -> int | str:
-    """Return how long a running job is expected to take in all, where it says so itself."""
+    """Return the expected total duration of a running job in ms, if it reports an ETA."""
     if job.state != JobState.RUNNING or job.eta_seconds is None:
         return ""
     return int(1000 * (figures.elapsed_seconds(job) + job.eta_seconds))
 
 
 def silence_context(job: Job) -> dict[str, Any]:
-    """Return for how long which hosts of a live job have been silent; nothing while they talk."""
-    found = silence_of(job)
-    if found is None:
+    """Return the silent hosts of a live job and the silence's duration, if any."""
+    silence = silence_of(job)
+    if silence is None:
         return {"silent": None}
     return {
-        "silent": found.seconds,
-        "silent_words": clock(found.seconds),
-        "silent_names": found.names,
+        "silent": silence.seconds,
+        "silent_words": clock(silence.seconds),
+        "silent_names": silence.names,
     }
 
 
 def outcome_of(job: Job) -> dict[str, Any] | None:
-    """Return why a job ended as it did and what to do next; None where it ended well."""
+    """Return why a job ended and the next step; None if it ended well."""
     if job.state not in FINAL_STATES or job.reason in {"", Reason.OK}:
         return None
     part = deciding_part(job)
@@ -257,20 +283,20 @@ def outcome_of(job: Job) -> dict[str, Any] | None:
 
 
 def artefact_context(job: Job) -> dict[str, Any]:
-    """Return what the job left, and where the page looks again while some of it is on its way.
+    """Return the job's artefacts, and a URL to poll while some are incomplete.
 
-    An upload begins after the attempt's end; what has not arrived an hour later was too large
-    for the host's limit or refused, and stays there.
+    An upload begins after the attempt's end; artefacts missing an hour later were refused or too
+    large for the host's limit.
     """
-    found = artefacts_of(job)
-    is_missing = any(not artefact.is_complete for artefact in found)
+    artefacts = artefacts_of(job)
+    is_missing = any(not artefact.is_complete for artefact in artefacts)
     is_recent = job.ended_at is None or now() - job.ended_at < ARRIVAL_TIME
     url = reverse("job-artefacts", args=[job.pk]) if is_missing and is_recent else ""
-    return {"artefacts": found, "arriving_url": url}
+    return {"artefacts": artefacts, "arriving_url": url}
 
 
 def artefacts_of(job: Job) -> list[Artefact]:
-    """Return what the job's current attempt left."""
+    """Return the artefacts of the job's current attempt."""
     attempt = job.current_attempt
     return list(Artefact.objects.filter(attempt=attempt)) if attempt else []
 

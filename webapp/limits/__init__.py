@@ -1,1 +1,1 @@
-"""How far one thing goes: longest context, most people, largest model, fewest devices."""
+"""Limits of a setup: longest context, most users, largest model, fewest devices."""

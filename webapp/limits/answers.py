@@ -1,8 +1,8 @@
-"""An answer about a limit as the page says it: how far, what it is like there, what ends it."""
+"""Texts and figures of an answer about a limit: the limit, its figures, the first failure."""
 
 from dataclasses import dataclass
 
-from planner.specs.inverse import Beyond, InverseAnswer, Limit
+from planner.specs.inverse import FirstFailure, InverseAnswer, Limit
 from webapp.core.display import Figure, MemoryRow
 from webapp.core.units import DASH, NBSP, TIMES, duration, memory, money, parameters, whole
 from webapp.core.wording import capitalised
@@ -18,7 +18,7 @@ UNIT_WORDS = {"users": "people", "USD per hour": "$ an hour"}
 
 @dataclass(frozen=True)
 class Row:
-    """One of several limits: the largest model in one format of the weights."""
+    """One of several limits: the largest model for one weight dtype."""
 
     name: str
     value: str
@@ -28,7 +28,7 @@ class Row:
 
 @dataclass(frozen=True)
 class LimitAnswer:
-    """What the page shows below its form."""
+    """The answer below the form of the page."""
 
     question: Question
     verdict: Verdict
@@ -41,7 +41,7 @@ class LimitAnswer:
 
 
 def shown(answer: InverseAnswer, draft: Draft) -> LimitAnswer:
-    """Return an answer in words and figures."""
+    """Return an answer as texts and figures."""
     question = BY_KEY[answer.question]
     noun = "search" if answer.searches == 1 else "searches"
     searched = f"{whole(answer.searches)} {noun} in {duration(answer.seconds)}"
@@ -55,7 +55,7 @@ def shown(answer: InverseAnswer, draft: Draft) -> LimitAnswer:
         verdict=Verdict("good", "fits", _sentence(answer.question, best), _detail(best)),
         figures=_figures(best, draft),
         rows=memory_rows(best.estimate),
-        ends=_ends(best.beyond, best.unit, enough=answer.question in ENOUGH),
+        ends=_failure_sentence(best.beyond, best.unit, enough=answer.question in ENOUGH),
         others=tuple(_row(limit) for limit in several),
         searched=searched,
         calibration=answer.calibration,
@@ -76,13 +76,13 @@ def _nothing(answer: InverseAnswer) -> Verdict:
 
 
 def _unit_of(question: str) -> str:
-    """Return the unit of what a question looks for."""
+    """Return the unit of a question's answer."""
     units = {"most_users": "users", "largest_batch": "sequences", "fewest_devices": "devices"}
     return units.get(question, "tokens")
 
 
 def value_words(value: float | str, unit: str) -> str:
-    """Return a tried value as people say it; a name stands for itself."""
+    """Return a tried value as text with its unit; a name is returned unchanged."""
     if isinstance(value, str):
         return value
     if unit == "parameters":
@@ -112,23 +112,23 @@ def _sentence(question: str, limit: Limit) -> str:
         return sentences[question]
     name = device_words(device) if isinstance(device, str) else device.name or device.id
     count = limit.cluster.num_devices
-    is_said = question == "fewest_devices" or count == 1
-    return f"{sentences[question]} on {name if is_said else f'{count} {TIMES} {name}'}"
+    omits_count = question == "fewest_devices" or count == 1
+    return f"{sentences[question]} on {name if omits_count else f'{count} {TIMES} {name}'}"
 
 
 def _detail(limit: Limit) -> str:
-    """Return the strategy at the limit in one line."""
+    """Return the strategy at the limit as one line."""
     return f"{strategy_words(limit.estimate.strategy)}."
 
 
 def _figures(limit: Limit, draft: Draft) -> tuple[Figure, ...]:
-    """Return the limit and what it is like there: four figures in one row."""
+    """Return the limit and the figures at the limit: four in total."""
     others = estimate_figures(limit.estimate, draft)
     return (*_own_figure(limit), *others)[:FIGURES]
 
 
 def _own_figure(limit: Limit) -> tuple[Figure, ...]:
-    """Return the limit itself as a figure, where it is a number that grows with memory."""
+    """Return the limit itself as a figure, if it is a number of tokens, users or sequences."""
     if limit.unit not in {"tokens", "users", "sequences"}:
         return ()
     words = UNIT_WORDS.get(limit.unit, limit.unit)
@@ -137,27 +137,27 @@ def _own_figure(limit: Limit) -> tuple[Figure, ...]:
     return (Figure("The limit", value, words, low, high, note=note, evidence=evidence_url()),)
 
 
-def _ends(beyond: Beyond | None, unit: str, *, enough: bool) -> str:
-    """Return what happens one step beyond, in one sentence."""
-    if beyond is None:
+def _failure_sentence(failure: FirstFailure | None, unit: str, *, enough: bool) -> str:
+    """Return a sentence on the first failure beyond the limit."""
+    if failure is None:
         return "Nothing was found to be too little." if enough else "Nothing larger is known."
-    tried = value_words(beyond.value, unit)
+    tried = value_words(failure.value, unit)
     word = "is not enough" if enough else "is too much"
-    return f"{tried} {word}: {_reason(beyond)}."
+    return f"{tried} {word}: {_reason(failure)}."
 
 
-def _reason(beyond: Beyond) -> str:
-    """Return what ends the way, times in the words of the target."""
-    words = TARGET_WORDS.get(beyond.constraint)
-    if words and beyond.required and beyond.limit:
-        return f"{words} {exact(beyond.required)}, the target is {exact(beyond.limit)}"
-    if beyond.constraint == "max_concurrency" and beyond.required and beyond.limit:
-        return f"memory holds {whole(beyond.required)} at once, not {whole(beyond.limit)}"
-    return beyond.reason
+def _reason(failure: FirstFailure) -> str:
+    """Return the reason of the first failure; for targets, with both times."""
+    words = TARGET_WORDS.get(failure.constraint)
+    if words and failure.required and failure.limit:
+        return f"{words} {exact(failure.required)}, the target is {exact(failure.limit)}"
+    if failure.constraint == "max_concurrency" and failure.required and failure.limit:
+        return f"memory holds {whole(failure.required)} at once, not {whole(failure.limit)}"
+    return failure.reason
 
 
 def exact(seconds: float) -> str:
-    """Return a time that stands beside its limit with the digits that tell them apart."""
+    """Return a time with four digits, to be distinguishable from its limit."""
     value, unit = (seconds * 1000, "ms") if seconds < 1 else (seconds, "s")
     return f"{value:.4g}{NBSP}{unit}"
 
@@ -165,10 +165,10 @@ def exact(seconds: float) -> str:
 def _row(limit: Limit) -> Row:
     dtype = dtype_words(limit.estimate.strategy.weight_dtype)
     name = limit.name.rsplit(" in ", 1)[0]
-    held = limit.estimate.memory
+    usage = limit.estimate.memory
     return Row(
         name=name,
         value=f"{parameters(float(limit.value))} · {dtype}",
-        memory=f"{memory(held.per_device_peak_bytes)} of {memory(held.capacity_bytes)}",
+        memory=f"{memory(usage.per_device_peak_bytes)} of {memory(usage.capacity_bytes)}",
         beyond=f"{limit.beyond.value}: {_reason(limit.beyond)}" if limit.beyond else DASH,
     )

@@ -1,4 +1,4 @@
-"""The form of a question about limits: only what the question needs, each with a proposal."""
+"""The form of a question about limits: only the fields it needs, each with a default."""
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
@@ -17,7 +17,7 @@ from webapp.wizard.fields import StepForm, device_choices
 from webapp.wizard.forms import GoalForm, HardwareForm, ModelForm, PinsForm
 from webapp.wizard.workload_forms import WORKLOAD_FORMS
 
-# What says how long a run is, and details that a limit does not turn on.
+# Fields for the length of a run, and details that do not affect limits.
 UNASKED = {
     "time_budget_minutes",
     "million_tokens",
@@ -34,12 +34,12 @@ UNASKED = {
 PRICES = [("balanced", "The lowest price by the hour"), ("cost", "The lowest price by the token")]
 HOST = "host:"
 HARDWARE_FIELDS = ("devices_per_node", "nodes")
-# What the planner calls a field, where the form calls it something else.
+# Planner field -> form field, where the names differ.
 FORM_NAMES = {"choice": "hardware", "cluster": "hardware", "batch_size": "global_batch_size"}
 
 
 class LimitForm(StepForm):
-    """What is there: the work, the model, the hardware; the question decides what is asked."""
+    """Work, model and hardware of a limit question; the question decides which fields it has."""
 
     goal = forms.ChoiceField(label="Work")
     model = deepcopy(ModelForm.base_fields["catalog_id"])
@@ -49,7 +49,7 @@ class LimitForm(StepForm):
         self, data: Mapping[str, Any], question: Question, hosts: Sequence[Host] = ()
     ) -> None:
         goal = _goal(data, question)
-        super().__init__(_whole(data, goal, hosts))
+        super().__init__(_with_defaults(data, goal, hosts))
         self.question, self.chosen_goal = question, goal
         goals = [(each, GOAL_WORDS[each]) for each in question.goals]
         self.fields["goal"] = forms.ChoiceField(label="Work", choices=goals)
@@ -68,7 +68,7 @@ class LimitForm(StepForm):
             self.fields.pop(name, None)
 
     def clean_model(self) -> str:
-        """Return the catalog's own spelling of a model, or refuse it with the nearest names."""
+        """Return the catalog id of a model; reject an unknown one with similar names."""
         name = self.cleaned_data["model"]
         if not name:
             raise forms.ValidationError(f"Model is missing. Name one, such as {DEFAULT_MODEL}.")
@@ -79,7 +79,7 @@ class LimitForm(StepForm):
 
     @property
     def draft(self) -> Draft:
-        """Return what was asked as a draft, in which what is looked for has its proposal."""
+        """Return the form as a draft; the unknown of the question has its default."""
         values, draft = self.cleaned_data, serve_draft(None)
         goal = self.chosen_goal
         draft["goal"] |= {"goal": goal, "slo": values.get("slo", "none")}
@@ -98,20 +98,20 @@ class LimitForm(StepForm):
         return draft
 
     def refuse(self, problem: str, field: str) -> None:
-        """Show what the planner refuses beside the field that it is about, if there is one."""
+        """Add a planner error to its form field, or to the form if there is no such field."""
         last = field.rsplit(".", 1)[-1]
         name = FORM_NAMES.get(last, last)
         self.add_error(name if name in self.fields else None, problem)
 
 
 def _goal(data: Mapping[str, Any], question: Question) -> str:
-    """Return the kind of work that was chosen, else the question's first."""
+    """Return the chosen goal, else the question's first goal."""
     chosen = data.get("goal", "")
     return chosen if chosen in question.goals else question.goals[0]
 
 
-def _whole(data: Mapping[str, Any], goal: str, hosts: Sequence[Host]) -> dict[str, Any]:
-    """Return what was sent, with a proposal for every field that was not."""
+def _with_defaults(data: Mapping[str, Any], goal: str, hosts: Sequence[Host]) -> dict[str, Any]:
+    """Return the submitted values, with a default for every missing field."""
     proposed: dict[str, Any] = {
         "goal": goal,
         "model": DEFAULT_MODEL,
@@ -132,5 +132,5 @@ def _hardware_field(hosts: Sequence[Host]) -> forms.ChoiceField:
     return forms.ChoiceField(
         label="Hardware",
         choices=[*groups, *device_choices()],
-        help_text="A host has as many devices as it has." if own else "",
+        help_text="Of a host, all of its devices are used." if own else "",
     )

@@ -1,4 +1,4 @@
-"""The questions about limits in words: what each looks for, and for which kinds of work."""
+"""The questions about limits: their texts, unknowns and applicable goals."""
 
 from typing import NamedTuple
 
@@ -9,9 +9,9 @@ TRAINING = ("finetune", "pretrain")
 
 
 class Question(NamedTuple):
-    """One question: its name on a tab, the question itself, what it leaves out of the form.
+    """One question: tab name, title, hint, goals and unknowns.
 
-    ``sought`` is what is looked for and hence not asked, as names of form fields.
+    ``sought`` has the form fields of the unknown, which the form omits.
     """
 
     key: InverseQuestion
@@ -84,5 +84,5 @@ BY_KEY: dict[str, Question] = {question.key: question for question in QUESTIONS}
 
 
 def suited(goal: str) -> tuple[Question, ...]:
-    """Return the questions that a kind of work can be asked."""
+    """Return the questions that apply to a goal."""
     return tuple(question for question in QUESTIONS if goal in question.goals)

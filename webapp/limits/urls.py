@@ -1,4 +1,4 @@
-"""The address of limits; a plan's own tab of them is one of the plan's."""
+"""URL of the limits page; the limits tab of a plan is in ``webapp.plans``."""
 
 from django.urls import path
 

@@ -1,4 +1,4 @@
-"""The page of limits: a question, what is there, and how far it goes; a plan's own tab of it."""
+"""The limits page with its question form and answer, and the limits tab of a plan."""
 
 from typing import Any
 
@@ -21,20 +21,20 @@ from webapp.plans.planning import limit_of
 from webapp.wizard.fields import model_ids
 
 UNPROCESSABLE = 422
-# What a link to another question takes along.
+# Query parameters that links to other questions keep.
 KEPT = ("goal", "model", "hardware", "devices_per_node", "nodes", "slo", "weight_dtype")
 
 
 @require_GET
 def limits(request: HttpRequest) -> HttpResponse:
-    """Show the form of a question, and below it the answer once it has been asked."""
+    """Show the form of a question, and the answer after it was submitted."""
     question = BY_KEY.get(request.GET.get("question", ""), QUESTIONS[0])
     team = _team(request)
     form = LimitForm(request.GET.dict(), question, _hosts(team))
-    is_asked = "ask" in request.GET
-    answer = _answer(form, team) if is_asked and form.is_valid() else None
-    if not is_asked:
-        form = _unasked(form)
+    is_submitted = "ask" in request.GET
+    answer = _answer(form, team) if is_submitted and form.is_valid() else None
+    if not is_submitted:
+        form = _unbound(form)
     context: dict[str, Any] = {
         "question": question,
         "form": form,
@@ -43,18 +43,18 @@ def limits(request: HttpRequest) -> HttpResponse:
         "tabs": [_tab(each, question, request) for each in QUESTIONS],
     }
     part = "limits/region.html" if "HX-Request" in request.headers else "limits/page.html"
-    status = UNPROCESSABLE if is_asked and answer is None else 200
+    status = UNPROCESSABLE if is_submitted and answer is None else 200
     return render(request, part, context, status=200 if part != "limits/page.html" else status)
 
 
-def _unasked(form: LimitForm) -> LimitForm:
-    """Return a form that shows its proposals without a word about errors."""
+def _unbound(form: LimitForm) -> LimitForm:
+    """Return the form unbound, with its defaults and without errors."""
     form.is_bound, form.initial = False, dict(form.data)
     return form
 
 
 def _answer(form: LimitForm, team: Team | None) -> LimitAnswer | None:
-    """Return the answer, or nothing where the planner refuses: the form says why."""
+    """Return the answer, or None after adding the planner's error to the form."""
     draft = form.draft
     plan = Plan(team=team, draft=draft)
     try:
@@ -70,21 +70,21 @@ def _team(request: HttpRequest) -> Team | None:
 
 
 def _hosts(team: Team | None) -> list[Host]:
-    """Return the hosts that the team can plan for."""
+    """Return the team's ready hosts."""
     if team is None:
         return []
-    found = Host.objects.filter(team=team, kind__in=RUNS_JOBS, state=HostState.READY)
-    return list(found.order_by("created_at"))
+    ready = Host.objects.filter(team=team, kind__in=RUNS_JOBS, state=HostState.READY)
+    return list(ready.order_by("created_at"))
 
 
 def _tab(each: Question, current: Question, request: HttpRequest) -> dict[str, Any]:
-    kept = {name: request.GET[name] for name in KEPT if name in request.GET}
-    url = f"{reverse('limits')}?{urlencode({'question': each.key, **kept})}"
+    parameters = {name: request.GET[name] for name in KEPT if name in request.GET}
+    url = f"{reverse('limits')}?{urlencode({'question': each.key, **parameters})}"
     return {"url": url, "name": each.name, "is_current": each is current}
 
 
 def plan_panel(plan: Plan, asked: str) -> dict[str, Any]:
-    """Return what a plan's tab of limits shows: the questions that suit it, one answered."""
+    """Return the context of a plan's limits tab: applicable questions, and one answer."""
     if missing_step(plan.draft):
         return {"questions": (), "limit_problem": ""}
     questions = suited(plan.draft["goal"]["goal"])

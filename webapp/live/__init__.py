@@ -1,1 +1,1 @@
-"""The live relay: server-sent events outside Django."""
+"""Live updates: server-sent events outside Django."""

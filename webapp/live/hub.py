@@ -1,8 +1,9 @@
-"""One reader of the ``live`` stream per process, and everyone who listens to it.
+"""Fan-out of the Redis stream ``live`` to the viewers of one process.
 
-Frames are built once and shared by all viewers. The last minute of frames is kept, so that
-a viewer whose line broke gets what it missed; whoever was away longer is told to ask the
-store. No viewer can slow the reader: one that lags loses its queue and is told so.
+Each process has one reader. Frames are built once and shared by all viewers. The last minute of
+frames is kept, so that a reconnected viewer gets the missed ones; after a longer gap it gets a
+``resync`` event and reloads its data. A slow viewer cannot block the reader: its full queue is
+replaced by a ``resync`` event.
 """
 
 import asyncio
@@ -35,7 +36,7 @@ StreamId = tuple[int, int]
 
 
 class Frame(NamedTuple):
-    """One message as it goes to browsers, with where and when it came from."""
+    """One encoded server-sent event, with its stream id, topic and arrival time."""
 
     id: StreamId
     topic: str
@@ -44,7 +45,7 @@ class Frame(NamedTuple):
 
 
 def parse_id(text: str) -> StreamId | None:
-    """Return a stream id that orders as Redis orders it, or None if it is none."""
+    """Return a stream id as a tuple that sorts as in Redis, or None if it is invalid."""
     milliseconds, _, number = text.partition("-")
     if not (milliseconds.isdecimal() and number.isdecimal()):
         return None
@@ -52,12 +53,12 @@ def parse_id(text: str) -> StreamId | None:
 
 
 def frame_bytes(entry_id: str, event: str, data: str) -> bytes:
-    """Return a server-sent event."""
+    """Return an encoded server-sent event."""
     return f"id: {entry_id}\nevent: {event}\ndata: {data}\n\n".encode()
 
 
 class Viewer:
-    """One open stream: what waits for it, and whether it is to end."""
+    """One open stream: its queue of frames, and whether it is closing."""
 
     def __init__(self, user_id: int, topics: Iterable[str]) -> None:
         self.user_id = user_id
@@ -67,30 +68,30 @@ class Viewer:
         self._news = asyncio.Event()
 
     def put(self, data: bytes) -> None:
-        """Queue a frame; a queue that is full is emptied, and the viewer told to resync."""
+        """Queue a frame; replace a full queue by a resync event."""
         if len(self._waiting) >= MAX_WAITING:
             self._waiting = [RESYNC]
         self._waiting.append(data)
         self._news.set()
 
     def close(self) -> None:
-        """Let the stream end after what waits."""
+        """End the stream after the queued frames."""
         self.is_closing = True
         self._news.set()
 
     async def wait(self) -> None:
-        """Return when something waits or the stream is to end."""
+        """Wait for a frame or for the end of the stream."""
         await self._news.wait()
 
     def take(self) -> bytes:
-        """Return all that waits as one piece."""
+        """Return and clear all queued frames as one piece."""
         data, self._waiting = b"".join(self._waiting), []
         self._news.clear()
         return data
 
 
 class Hub:
-    """Reads the stream and hands every frame to the viewers of its topic."""
+    """Reads the stream and forwards every frame to the viewers of its topic."""
 
     def __init__(self, url: str, clock: Callable[[], float] = time.monotonic) -> None:
         self.viewers: set[Viewer] = set()
@@ -98,14 +99,14 @@ class Hub:
         self._clock = clock
         self._ring: deque[Frame] = deque()
         self._last: StreamId | None = None
-        self._floor: StreamId | None = None  # every frame after it lies in the ring
-        self.is_reading = asyncio.Event()  # it knows where the stream ends
+        self._floor: StreamId | None = None  # the ring has every frame after it
+        self.is_reading = asyncio.Event()  # set once the end of the stream is known
         self._is_stale = False
         self._is_closing = False
         self._reader: asyncio.Task[None] | None = None
 
     def join(self, viewer: Viewer, last_id: str = "") -> None:
-        """Let a viewer listen, from where its last stream ended if that is known here."""
+        """Add a viewer; replay the frames after ``last_id`` if they are in the ring."""
         if self._reader is None or self._reader.done():
             self._reader = asyncio.get_running_loop().create_task(self._read())
         self.viewers.add(viewer)
@@ -117,11 +118,11 @@ class Hub:
             viewer.close()
 
     def leave(self, viewer: Viewer) -> None:
-        """Forget a viewer."""
+        """Remove a viewer."""
         self.viewers.discard(viewer)
 
     def close(self) -> None:
-        """End every stream: the process is about to stop."""
+        """End every stream, before the process stops."""
         self._is_closing = True
         for viewer in self.viewers:
             viewer.close()
@@ -139,7 +140,7 @@ class Hub:
             viewer.put(data)
 
     async def _read(self) -> None:
-        """Read for ever; without Redis tell the viewers that they see old figures."""
+        """Read for ever; without Redis, send the viewers a stale event."""
         client = redis.asyncio.Redis.from_url(
             self._url,
             decode_responses=True,
@@ -152,7 +153,7 @@ class Hub:
                 try:
                     await self._read_once(client)
                 except (redis.RedisError, OSError) as error:
-                    self._go_stale(error)
+                    self._mark_stale(error)
                     await asyncio.sleep(RETRY_SECONDS)
         finally:
             await client.aclose()
@@ -166,10 +167,10 @@ class Hub:
         reply = await client.xread({STREAM: start}, count=COUNT, block=BLOCK_MS)
         self._is_stale = False
         for entry_id, fields in _entries(reply):
-            self._hand_out(entry_id, fields)
-        self._forget_old()
+            self._dispatch(entry_id, fields)
+        self._drop_old()
 
-    def _hand_out(self, entry_id: str, fields: dict[str, str]) -> None:
+    def _dispatch(self, entry_id: str, fields: dict[str, str]) -> None:
         number = parse_id(entry_id)
         topic = fields.get("t", "")
         if number is None:
@@ -189,11 +190,11 @@ class Hub:
             if str(viewer.user_id) == user_id:
                 viewer.close()
 
-    def _forget_old(self) -> None:
+    def _drop_old(self) -> None:
         while self._ring and self._clock() - self._ring[0].at > RING_SECONDS:
             self._floor = self._ring.popleft().id
 
-    def _go_stale(self, error: Exception) -> None:
+    def _mark_stale(self, error: Exception) -> None:
         if self._is_stale:
             return
         self._is_stale = True
@@ -203,7 +204,7 @@ class Hub:
 
 
 def _entries(reply: Any) -> list[tuple[str, dict[str, str]]]:  # noqa: ANN401 (RESP2 or RESP3)
-    """Return the entries of a reply about one stream."""
+    """Return the entries of a reply for one stream."""
     if isinstance(reply, dict):
         return [entry for parts in reply.values() for part in parts for entry in part]
     return [entry for _, entries in reply or [] for entry in entries]

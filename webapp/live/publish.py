@@ -1,7 +1,7 @@
-"""Tell open pages what changed: best effort, after the commit, never in the way.
+"""Publish changes to open pages: best effort, after the commit.
 
-Every message has a topic; ``jobs`` and ``hosts`` exist once per team, so that nobody sees
-another team's. Whoever misses a message asks the API: the database is the truth.
+Every message has a topic; ``jobs`` and ``hosts`` exist per team, so that no team gets another
+team's messages. Messages can be lost; pages then reload from the API.
 """
 
 import json
@@ -25,12 +25,12 @@ _breaker = Breaker()
 
 
 def publish(topic: str, event: str, data: Mapping[str, Any]) -> bool:
-    """Send one event to whoever follows ``topic``; return whether Redis took it."""
+    """Send one event to the viewers of ``topic``; return whether Redis accepted it."""
     return publish_all([(topic, event, data)])
 
 
 def publish_all(messages: Iterable[tuple[str, str, Mapping[str, Any]]]) -> bool:
-    """Send several events, each of a topic, in one round trip; return whether Redis took them."""
+    """Send several events in one round trip; return whether Redis accepted them."""
     if _breaker.is_open():
         return False
     try:
@@ -60,7 +60,7 @@ def hosts_topic(team_id: str) -> str:
 
 
 def publish_job_state(job: "Job") -> None:
-    """Announce a job's new state to its page and to its team's list."""
+    """Publish a job's new state to its page and its team's list."""
     data = {
         "job": job.pk,
         "attempt": job.current_attempt_id,
@@ -75,12 +75,12 @@ def publish_job_state(job: "Job") -> None:
 
 
 def publish_host_states(hosts: Iterable[tuple["Host", str]]) -> None:
-    """Announce hosts' states and contacts to their pages and to their teams' lists."""
+    """Publish hosts' states and contacts to their pages and their teams' lists."""
     publish_all(message for host, contact in hosts for message in _host_messages(host, contact))
 
 
 def publish_host_checks(host: "Host") -> None:
-    """Say that the check-list of a host may look otherwise now; pages ask how."""
+    """Publish that a host's check-list may have changed; pages reload it."""
     data = {"host": host.pk}
     topics = (f"host:{host.pk}", hosts_topic(host.team_id))
     publish_all((topic, "host.check", data) for topic in topics)

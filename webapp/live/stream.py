@@ -1,21 +1,21 @@
-"""The ASGI branch ``/live/``: server-sent events without a thread or a query per viewer.
+"""ASGI application of ``/live/``: server-sent events without a thread or a query per viewer.
 
-``GET /live/?ticket=…`` with an optional ``Last-Event-ID``. The ticket was signed when the
-page was rendered, with its permissions checked; here only the signature and its age count.
-Streams have a cap per person and per process; whoever finds none free polls until one is.
+``GET /live/?ticket=…`` with an optional ``Last-Event-ID``. The ticket was signed when the page was
+rendered, after a permission check; here only its signature and age are verified. The number of
+streams is limited per user and per process; a page over the limit polls until one is free.
 """
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
 from urllib.parse import parse_qs
 
 from django.conf import settings
 from django.core.signing import BadSignature
 
-from webapp.api.problems import raw_problem
-from webapp.core.problems import BusyProblem, Problem, UnauthorizedProblem
+from webapp.api.problems import send_problem
+from webapp.core.asgi_messages import Receive, Scope, Send
+from webapp.core.problems import BusyProblem, UnauthorizedProblem
 from webapp.live.hub import BYE, Hub, Viewer
 from webapp.live.tickets import LIFETIME_SECONDS, read_ticket
 
@@ -36,40 +36,37 @@ TICKET_REFUSED = (
     "The ticket is missing, changed or older than an hour. Load the page again.",
 )
 
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-
 _hubs: dict[asyncio.AbstractEventLoop, Hub] = {}
 
 
 def hub_of_this_loop() -> Hub:
-    """Return the running loop's hub, made on first use."""
+    """Return the running event loop's hub, created on first use."""
     loop = asyncio.get_running_loop()
-    for other in [known for known in _hubs if known.is_closed()]:
+    for other in [each for each in _hubs if each.is_closed()]:
         del _hubs[other]
     return _hubs.setdefault(loop, Hub(settings.REDIS_URL))
 
 
 def close_all() -> None:
-    """Let every open stream of this process end with a farewell; safe in a signal handler."""
+    """End every open stream of this process with a bye event; safe in a signal handler."""
     for loop, hub in list(_hubs.items()):
-        loop.call_soon_threadsafe(hub.close)
+        with contextlib.suppress(RuntimeError):  # a closed loop has no streams
+            loop.call_soon_threadsafe(hub.close)
 
 
 async def application(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer one request below ``/live/``."""
+    """Answer one request to ``/live/``."""
     query = parse_qs(scope.get("query_string", b"").decode("latin-1"))
     try:
         user_id, topics = read_ticket(query.get("ticket", [""])[0])
     except BadSignature:
-        await _refuse(send, UnauthorizedProblem(*TICKET_REFUSED))
+        await send_problem(send, UnauthorizedProblem(*TICKET_REFUSED))
         return
     hub = hub_of_this_loop()
     try:
         check_room(hub, user_id)
     except BusyProblem as problem:
-        await _refuse(send, problem)
+        await send_problem(send, problem)
         return
     viewer = Viewer(user_id, topics)
     hub.join(viewer, _last_event_id(scope))
@@ -80,10 +77,10 @@ async def application(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 def check_room(hub: Hub, user_id: int) -> None:
-    """Refuse one stream more than a person, or the process, may have open.
+    """Check the limits of open streams per user and per process.
 
     Raises:
-        BusyProblem: with the cap that is reached; the page polls and comes back.
+        BusyProblem: a limit is reached; the page polls and retries.
     """
     num_own = sum(viewer.user_id == user_id for viewer in hub.viewers)
     if num_own >= MOST_PER_PERSON:
@@ -92,7 +89,7 @@ def check_room(hub: Hub, user_id: int) -> None:
         code, cap = "streams_full", f"The server keeps {MOST_PER_PROCESS} live pages open"
     else:
         return
-    sentence = f"{cap}; this one asks for its figures every few seconds until another closes."
+    sentence = f"{cap}; this page polls its figures every few seconds until another closes."
     raise BusyProblem(code, sentence, retry_after_seconds=RETRY_AFTER_SECONDS)
 
 
@@ -103,23 +100,17 @@ def _last_event_id(scope: Scope) -> str:
     return ""
 
 
-async def _refuse(send: Send, problem: Problem) -> None:
-    status, headers, body = raw_problem(problem)
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
-
-
 async def _serve(viewer: Viewer, receive: Receive, send: Send) -> None:
-    """Pump until the viewer goes, the ticket's hour is over, or the process stops."""
+    """Send frames until the client disconnects, the ticket expires, or the process stops."""
     await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
     pump = asyncio.create_task(_pump(viewer, send))
-    gone = asyncio.create_task(_disconnect(receive))
+    disconnect = asyncio.create_task(_disconnect(receive))
     try:
-        await asyncio.wait({pump, gone}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({pump, disconnect}, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        for task in (pump, gone):
+        for task in (pump, disconnect):
             task.cancel()
-        await asyncio.gather(pump, gone, return_exceptions=True)
+        await asyncio.gather(pump, disconnect, return_exceptions=True)
 
 
 async def _pump(viewer: Viewer, send: Send) -> None:

@@ -1,4 +1,4 @@
-"""Tickets for the live stream: signed, for named topics, an hour long, checked without a table."""
+"""Tickets for the live stream: signed, for given topics, valid for an hour, not stored."""
 
 import re
 from collections.abc import Iterable
@@ -20,7 +20,7 @@ _PER_TEAM = {"jobs": jobs_topic, "hosts": hosts_topic}
 
 
 def ticket_for(user: User | AnonymousUser, topics: Iterable[str]) -> str:
-    """Return a ticket for those of ``topics`` that the user may follow.
+    """Return a ticket for those of ``topics`` that the user may see.
 
     Topics: ``job:<id>``, ``host:<id>``, ``plan:<id>``, and ``jobs`` and ``hosts`` for the
     lists of the user's teams.
@@ -46,7 +46,7 @@ def read_ticket(ticket: str) -> tuple[int, tuple[str, ...]]:
     """Return the user id and topics of a ticket.
 
     Raises:
-        BadSignature: it was not made here, was changed, or is older than an hour.
+        BadSignature: it was not signed here, was changed, or is older than an hour.
     """
     signer = signing.TimestampSigner(salt=SALT)
     body = signer.unsign_object(ticket, max_age=LIFETIME_SECONDS)

@@ -1,4 +1,4 @@
-"""The metric store's sources; points themselves are read through charts."""
+"""Admin page of the metric store's sources; points are shown in charts."""
 
 from django.contrib import admin
 
@@ -8,7 +8,7 @@ from webapp.metrics.models import MetricSource
 
 @admin.register(MetricSource)
 class MetricSourceAdmin(ReadOnlyAdmin):
-    """How far each source is stored and sealed."""
+    """Stored and sealed progress of each source."""
 
     list_display = ["attempt_id", "source", "sealed_through_seq", "last_received_at"]
     search_fields = ["attempt_id"]

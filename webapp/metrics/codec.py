@@ -1,9 +1,9 @@
-"""Pack columns of numbers into one small blob and back, bit for bit.
+"""Lossless codec for columns of numbers in one compressed blob.
 
 Integers: second differences, zig-zag, the smallest width that holds them, bytes shuffled.
-Floats: the same on ``value * 10**k`` where that is exact for k <= 3, else the XOR with the
-value before, as float32 where that loses nothing. All columns share one zstd frame; byte 0
-names the codec, so that another can stand beside it.
+Floats: the same on ``value * 10**k`` if that is exact for k <= 3, else the XOR with the
+previous value, as float32 if that is lossless. All columns share one zstd frame; byte 0
+names the codec, so that others can be added.
 """
 
 import struct
@@ -29,7 +29,7 @@ Column = NDArray[np.int64] | NDArray[np.float64]
 
 
 def encode(columns: Sequence[Column]) -> bytes:
-    """Return the blob of int64 and float64 columns of one length."""
+    """Return the blob of int64 and float64 columns of equal length."""
     rows = len(columns[0])
     if any(len(column) != rows for column in columns):
         lengths = [len(column) for column in columns]
@@ -43,7 +43,7 @@ def decode(blob: bytes) -> list[Column]:
     """Return the columns of a blob.
 
     Raises:
-        ValueError: byte 0 names a codec that this version does not know.
+        ValueError: byte 0 names an unknown codec.
     """
     if not blob or blob[0] != CODEC_ZSTD_COLUMNS:
         raise ValueError(f"unknown metric codec {blob[:1].hex() or 'of an empty blob'}")
@@ -74,7 +74,7 @@ def _encode_column(column: Column) -> bytes:
 
 
 def _as_decimals(floats: NDArray[np.float64], decimals: int) -> NDArray[np.int64] | None:
-    """Return ``floats * 10**decimals`` as integers, or None where that would lose a bit."""
+    """Return ``floats * 10**decimals`` as integers, or None if that is not exact."""
     factor = 10.0**decimals
     if not np.isfinite(floats).all() or (np.abs(floats) > _EXACT_INTEGER / factor).any():
         return None
@@ -93,7 +93,7 @@ def _as_single(floats: NDArray[np.float64]) -> NDArray[np.float32] | None:
 
 
 def _differences(integers: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """Return zig-zagged second differences; arithmetic wraps, and wraps back."""
+    """Return zig-zagged second differences; overflow wraps and is reversible."""
     steps = np.diff(integers, prepend=np.int64(0))
     steps = np.diff(steps, prepend=np.int64(0))
     return ((steps << 1) ^ (steps >> 63)).view(np.uint64)

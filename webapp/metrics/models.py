@@ -1,21 +1,21 @@
-"""The metric store: a journal of what hosts shipped, and sealed chunks with their roll-ups.
+"""The metric store: a journal of received points, and sealed chunks with their roll-ups.
 
-The tables live in their own SQLite file (database alias ``metrics``) so that the ingest
-writer never waits for a web transaction; on PostgreSQL they share the one database. There
-is therefore no foreign key to the attempt, only its id.
+The tables have their own SQLite file (database alias ``metrics``) so that the ingest writer
+never waits for a web transaction; on PostgreSQL they share the main database. Therefore
+they reference the attempt by id, without a foreign key.
 """
 
 from django.db import models
 
 
 class MetricSource(models.Model):
-    """How far one source of one attempt is stored and sealed."""
+    """Stored and sealed progress of one source of one attempt."""
 
     attempt_id = models.CharField(max_length=26)
     source = models.CharField(max_length=40)
-    metrics = models.JSONField(default=list)  # names seen, in order
+    metrics = models.JSONField(default=list)  # names reported, in order
     sealed_through_seq = models.PositiveBigIntegerField(default=0)
-    rolled_through_ms = models.BigIntegerField(default=0)  # roll-ups hold everything before it
+    rolled_through_ms = models.BigIntegerField(default=0)  # roll-ups hold all before it
     clock_offset_ms = models.BigIntegerField(default=0)
     last_received_at = models.DateTimeField(null=True)
 
@@ -27,7 +27,7 @@ class MetricSource(models.Model):
 
 
 class MetricBatch(models.Model):
-    """Journal row: exactly what a host shipped; a redelivered batch conflicts and is ignored."""
+    """Journal row: a received batch; a redelivered batch conflicts and is ignored."""
 
     pk = models.CompositePrimaryKey("attempt_id", "source", "seq")
     attempt_id = models.CharField(max_length=26)
@@ -52,7 +52,7 @@ class MetricChunk(models.Model):
     metric = models.CharField(max_length=60)
     step_ms = models.PositiveIntegerField()
     t0_ms = models.BigIntegerField()
-    gen = models.PositiveIntegerField(default=0)  # a late chunk over a range already sealed
+    gen = models.PositiveIntegerField(default=0)  # counts late chunks over an already sealed range
     t1_ms = models.BigIntegerField()
     n = models.PositiveIntegerField()
     body = models.BinaryField()

@@ -1,4 +1,4 @@
-"""Read a series for a chart: the coarsest level that still fills every pixel, gaps kept."""
+"""Read a series for a chart: the coarsest level with a bucket per pixel, gaps preserved."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -15,7 +15,7 @@ FOREVER_MS = 2**62
 
 
 class Series(NamedTuple):
-    """What a chart draws: a line with its band; NaN stands where nothing was measured."""
+    """A line with its min-max band for a chart; NaN marks gaps."""
 
     source: str
     metric: str
@@ -35,25 +35,25 @@ class Range(NamedTuple):
 def read_series(
     attempt_id: str, metrics: Iterable[str], span: Range | None = None, *, points: int = 600
 ) -> list[Series]:
-    """Return the wanted metrics of an attempt, at most about ``points`` buckets each."""
+    """Return the requested metrics of an attempt, at most about ``points`` buckets each."""
     span = span or Range()
-    wanted = set(metrics)
-    found = []
+    requested = set(metrics)
+    series = []
     for source in MetricSource.objects.filter(attempt_id=attempt_id).order_by("source"):
-        names = [name for name in source.metrics if name in wanted]
+        names = [name for name in source.metrics if name in requested]
         if names:
-            found += _read_source(source, names, span, points)
-    return found
+            series += _read_source(source, names, span, points)
+    return series
 
 
 def read_raw(attempt_id: str, source: str, metric: str, span: Range | None = None) -> RawSeries:
-    """Return every point of one metric in order of number: chunks and journal together."""
-    known = MetricSource.objects.filter(attempt_id=attempt_id, source=source).first()
-    if known is None:
+    """Return every point of one metric by sequence number: chunks and journal together."""
+    stored = MetricSource.objects.filter(attempt_id=attempt_id, source=source).first()
+    if stored is None:
         return _empty()
     span = span or Range()
-    journal = gather(_journal(known, span))
-    return _clip(_join(_chunks(known, metric, span), journal.get(metric)), span)
+    journal = gather(_journal(stored, span))
+    return _clip(_join(_chunks(stored, metric, span), journal.get(metric)), span)
 
 
 def _read_source(source: MetricSource, names: list[str], span: Range, points: int) -> list[Series]:
@@ -77,12 +77,12 @@ def _level(source: MetricSource, span: Range, points: int) -> int:
         first = raw[0]  # a roll-up begins with its window, hours before the first point
     length = min(span.until_ms, last) - max(span.since_ms, first)
     fitting = [step for step in STEPS_MS if length / step >= points]
-    finest = RAW_STEP_MS if raw is not None else STEPS_MS[0]  # raw points go after a month
+    finest = RAW_STEP_MS if raw is not None else STEPS_MS[0]  # raw points are pruned after a month
     return max(fitting, default=finest)
 
 
 def _ends(source: MetricSource, step_ms: int) -> tuple[int, int] | None:
-    """Return where the chunks of one level begin and end, or None where there are none."""
+    """Return the time range of one level's chunks, or None if there are none."""
     chunks = MetricChunk.objects.filter(
         attempt_id=source.attempt_id, source=source.source, step_ms=step_ms
     )
@@ -171,7 +171,7 @@ def _concatenate(bands: list[Band]) -> Band:
 
 
 def _reduce(band: Band, points: int) -> Band:
-    """Return the band with at most ``points`` buckets; extremes survive, means are weighted."""
+    """Return the band with at most ``points`` buckets; extremes kept, means weighted."""
     rows = len(band.t_ms)
     if rows <= points:
         return band
@@ -188,7 +188,7 @@ def _reduce(band: Band, points: int) -> Band:
 
 
 def _with_gaps(source: str, metric: str, band: Band) -> Series:
-    """Return the band with a NaN wherever points stayed away for three periods or more."""
+    """Return the band with a NaN in every gap of three periods or more."""
     steps = np.diff(band.t_ms)
     period = float(np.median(steps)) if len(steps) else 0.0
     after = np.flatnonzero(steps > GAP_PERIODS * period) + 1 if period else np.empty(0, np.int64)

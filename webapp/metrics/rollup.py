@@ -1,4 +1,4 @@
-"""Coarser levels of a series: minimum, maximum, mean and count per 15 s and per 5 min."""
+"""Roll-ups of a series: minimum, maximum, mean and count per 15 s and per 5 min."""
 
 from typing import NamedTuple
 
@@ -16,13 +16,13 @@ WINDOW_MS = 4 * 3600 * 1000
 
 
 class Band(NamedTuple):
-    """Buckets of a series: where each begins, and what its points were."""
+    """Buckets of a series: start times and statistics of their points."""
 
     t_ms: NDArray[np.int64]
     low: NDArray[np.float64]
     high: NDArray[np.float64]
     mean: NDArray[np.float64]
-    points: NDArray[np.int64]  # how many lie in each bucket
+    points: NDArray[np.int64]  # number of points per bucket
 
 
 def bucket(series: RawSeries, step_ms: int) -> Band:
@@ -34,9 +34,21 @@ def bucket(series: RawSeries, step_ms: int) -> Band:
         starts * step_ms,
         np.minimum.reduceat(value, first),
         np.maximum.reduceat(value, first),
-        np.add.reduceat(value, first) / count,
+        _means(value, first, count),
         count.astype(np.int64),
     )
+
+
+def _means(
+    value: NDArray[np.float64], first: NDArray[np.intp], count: NDArray[np.intp]
+) -> NDArray[np.float64]:
+    """Return the mean of each bucket, also if the sum of its values overflows."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        means = np.add.reduceat(value, first) / count
+    if not np.isfinite(means).all():
+        shares = np.add.reduceat(value / np.repeat(count, count), first)
+        means = np.where(np.isfinite(means), means, shares)
+    return means
 
 
 def decode_band(chunk: MetricChunk) -> Band:
@@ -52,9 +64,9 @@ def decode_band(chunk: MetricChunk) -> Band:
 
 
 def roll_up(source: MetricSource, *, is_ended: bool) -> int:
-    """Roll up every whole four-hour window that is sealed; at the end also the last part.
+    """Roll up every complete sealed four-hour window; at the end also the last partial one.
 
-    A window into which late points were sealed is made again. Returns the chunks written.
+    A window with late points is computed again. Returns the number of chunks written.
     """
     raw = _raw_chunks(source)
     if not raw:
@@ -78,7 +90,7 @@ def roll_up(source: MetricSource, *, is_ended: bool) -> int:
 
 
 def _raw_chunks(source: MetricSource) -> list[MetricChunk]:
-    """Return the raw chunks that reach into windows not yet rolled up."""
+    """Return the raw chunks that overlap windows not yet rolled up."""
     rows = MetricChunk.objects.filter(
         attempt_id=source.attempt_id,
         source=source.source,
@@ -94,7 +106,7 @@ def _by_metric(chunks: list[MetricChunk]) -> list[tuple[str, RawSeries]]:
 
 
 def merge(chunks: list[MetricChunk]) -> RawSeries:
-    """Return the points of raw chunks of one metric, each point once, in order of number."""
+    """Return the points of a metric's raw chunks, without duplicates, by sequence number."""
     columns = [codec.decode(bytes(chunk.body)) for chunk in chunks]
     seq, t_ms, value = (np.concatenate(parts) for parts in zip(*columns, strict=True))
     numbers, first = np.unique(seq.astype(np.int64), return_index=True)

@@ -1,11 +1,11 @@
-"""Which database a table lives in: metric tables in their own file, the rest in the main one."""
+"""Database router: metric tables in their own database, the rest in the default one."""
 
 from django.conf import settings
 from django.db.models import Model
 
 
 class MetricsRouter:
-    """Send the metric store to ``settings.METRICS_DATABASE``."""
+    """Route the metric store to ``settings.METRICS_DATABASE``."""
 
     def db_for_read(self, model: type[Model], **_hints: object) -> str | None:
         """Return the database that ``model`` is read from, or None for the default."""
@@ -17,5 +17,5 @@ class MetricsRouter:
 
     def allow_migrate(self, db: str, app_label: str, **_hints: object) -> bool:
         """Return whether ``app_label`` has tables in ``db``."""
-        wanted = settings.METRICS_DATABASE if app_label == "metrics" else "default"
-        return db == wanted
+        target = settings.METRICS_DATABASE if app_label == "metrics" else "default"
+        return db == target

@@ -1,20 +1,20 @@
-"""Write metric points: journal what hosts ship, seal it into chunks, forget old raw data.
+"""Write metric points: journal received batches, seal them into chunks, prune old raw data.
 
-A journal row is one shipped batch of one source, keyed by its first sequence number, so a
+A journal row is one batch of one source, keyed by its first sequence number, so that a
 redelivered batch conflicts and is ignored. Sealing turns a source's journal into one chunk
-per metric in one transaction. A point is known by its sequence number wherever it lies, so
-reading never counts one twice.
+per metric in one transaction. Points are identified by sequence number, so that reading
+never counts one twice.
 """
 
 import json
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
 import zstandard
 from django.conf import settings
-from django.db import transaction
+from django.db import connections, transaction
 from numpy.typing import NDArray
 
 from webapp.core.clock import now
@@ -24,6 +24,8 @@ from webapp.metrics.models import MetricBatch, MetricChunk, MetricSource
 RAW_STEP_MS = 0
 SEAL_POINTS = 600
 SEAL_AFTER_MS = 600_000
+MAX_SOURCES = 64  # per attempt
+MAX_METRICS = 500  # names per source; each becomes a row of chunks
 
 
 class Point(NamedTuple):
@@ -36,33 +38,118 @@ class Point(NamedTuple):
 
 
 class RawSeries(NamedTuple):
-    """One metric's points in the order of their numbers."""
+    """One metric's points by sequence number."""
 
     seq: NDArray[np.int64]
     t_ms: NDArray[np.int64]
     value: NDArray[np.float64]
 
 
-def append(attempt_id: str, points: Sequence[Point], *, acked_seq: int | None = None) -> None:
-    """Journal the points of one delivery; delivered again, it changes nothing.
+class Delivery(NamedTuple):
+    """Points of one attempt, and the last event number in the main database."""
 
-    ``acked_seq`` is what the main database holds: rows beyond it were left by a delivery that
-    did not commit there, will be delivered again, and are discarded first.
+    attempt_id: str
+    points: Sequence[Point]
+    acked_seq: int | None = None
+
+
+def append(attempt_id: str, points: Sequence[Point], *, acked_seq: int | None = None) -> list[str]:
+    """Journal the points of one delivery; a repeated delivery changes nothing.
+
+    ``acked_seq`` is the last number in the main database: rows beyond it come from a delivery
+    that was not committed there and will be repeated; they are discarded first.
+
+    Returns:
+        For each source or metric beyond the limits, why it was left out.
     """
-    if not points:
-        return
+    return append_all([Delivery(attempt_id, points, acked_seq)]).get(attempt_id, [])
+
+
+def append_all(deliveries: Iterable[Delivery]) -> dict[str, list[str]]:
+    """Journal deliveries of different attempts in one transaction, as ``append`` does for one.
+
+    Returns:
+        For each attempt with omissions, what was left out and why.
+    """
+    nonempty = [each for each in deliveries if each.points]
+    if not nonempty:
+        return {}
+    surplus: dict[str, list[str]] = defaultdict(list)
     with transaction.atomic(using=settings.METRICS_DATABASE):
-        if acked_seq is not None:
-            MetricBatch.objects.filter(attempt_id=attempt_id, seq__gt=acked_seq).delete()
-        by_source = sorted(points, key=lambda point: point.source)
-        for source, group in groupby(by_source, key=lambda point: point.source):
-            _append_source(attempt_id, source, list(group))
+        _discard(each for each in nonempty if each.acked_seq is not None)
+        by_source: dict[tuple[str, str], list[Point]] = defaultdict(list)
+        for each in nonempty:
+            for point in each.points:
+                by_source[each.attempt_id, point.source].append(point)
+        sources = _known_sources(by_source)
+        rows = []
+        for (attempt_id, name), points in sorted(by_source.items()):
+            source = sources.get((attempt_id, name)) or _new_source(attempt_id, name)
+            if source is None:
+                why = f"metric: source {name} is beyond the {MAX_SOURCES} of one attempt"
+            else:
+                accepted, why = _within_names(source, points)
+                rows.append(_journal_row(source, accepted))
+            surplus[attempt_id] += [why] if why else []
+        MetricBatch.objects.bulk_create(rows, ignore_conflicts=True)
+        MetricSource.objects.filter(pk__in=[each.pk for each in sources.values()]).update(
+            last_received_at=now()
+        )
+    return surplus
 
 
-def _append_source(attempt_id: str, source: str, points: list[Point]) -> None:
-    row = MetricBatch(
-        attempt_id=attempt_id,
-        source=source,
+def _discard(deliveries: Iterable[Delivery]) -> None:
+    """Delete journal rows beyond the numbers in the main database."""
+    with connections[settings.METRICS_DATABASE].cursor() as cursor:
+        cursor.executemany(
+            f"DELETE FROM {MetricBatch._meta.db_table} WHERE attempt_id = %s AND seq > %s",  # noqa: S608 - the name of a model's table
+            [(each.attempt_id, each.acked_seq) for each in deliveries],
+        )
+
+
+def _known_sources(keys: Iterable[tuple[str, str]]) -> dict[tuple[str, str], MetricSource]:
+    requested = set(keys)
+    rows = MetricSource.objects.filter(
+        attempt_id__in={attempt_id for attempt_id, _ in requested},
+        source__in={name for _, name in requested},
+    )
+    by_key = {(row.attempt_id, row.source): row for row in rows}
+    return {key: by_key[key] for key in requested if key in by_key}
+
+
+def _new_source(attempt_id: str, name: str) -> MetricSource | None:
+    """Return a new source's row, or None at the attempt's limit of sources."""
+    if MetricSource.objects.filter(attempt_id=attempt_id).count() >= MAX_SOURCES:
+        return None
+    source, _ = MetricSource.objects.get_or_create(
+        attempt_id=attempt_id, source=name, defaults={"last_received_at": now()}
+    )
+    return source
+
+
+def _within_names(source: MetricSource, points: list[Point]) -> tuple[list[Point], str]:
+    """Return the points without names beyond the source's limit, and a reason if any."""
+    names = dict.fromkeys(name for point in points for name in point.values)
+    new = [name for name in names if name not in source.metrics]
+    if not new:
+        return points, ""
+    room = max(0, MAX_METRICS - len(source.metrics))
+    source.metrics = [*source.metrics, *new[:room]]
+    source.save(update_fields=["metrics"])
+    if len(new) <= room:
+        return points, ""
+    extra = set(new[room:])
+    accepted = [
+        point._replace(values={k: v for k, v in point.values.items() if k not in extra})
+        for point in points
+    ]
+    return accepted, f"metric: source {source.source} has more than {MAX_METRICS} names"
+
+
+def _journal_row(source: MetricSource, points: list[Point]) -> MetricBatch:
+    return MetricBatch(
+        attempt_id=source.attempt_id,
+        source=source.source,
         seq=points[0].seq,
         t0_ms=min(point.t_ms for point in points),
         t1_ms=max(point.t_ms for point in points),
@@ -70,17 +157,6 @@ def _append_source(attempt_id: str, source: str, points: list[Point]) -> None:
         received_at=now(),
         body=_pack(points),
     )
-    MetricBatch.objects.bulk_create([row], ignore_conflicts=True)
-    _note_source(attempt_id, source, points)
-
-
-def _note_source(attempt_id: str, source: str, points: list[Point]) -> None:
-    known, _ = MetricSource.objects.get_or_create(attempt_id=attempt_id, source=source)
-    names = dict.fromkeys(name for point in points for name in point.values)
-    new = [name for name in names if name not in known.metrics]
-    known.metrics = [*known.metrics, *new]
-    known.last_received_at = now()
-    known.save(update_fields=["metrics", "last_received_at"])
 
 
 def _pack(points: list[Point]) -> bytes:
@@ -95,7 +171,7 @@ def unpack(batch: MetricBatch) -> list[Point]:
 
 
 def gather(points: Iterable[Point]) -> dict[str, RawSeries]:
-    """Return the points as one series per metric, each point once, in order of number."""
+    """Return one series per metric, without duplicates, by sequence number."""
     unique = {point.seq: point for point in points}
     rows: dict[str, list[tuple[int, int, float]]] = {}
     for _, point in sorted(unique.items()):
@@ -114,7 +190,7 @@ def _columns(triples: list[tuple[int, int, float]]) -> RawSeries:
 def seal(attempt_id: str, source: str, *, through_seq: int) -> int:
     """Move a source's journal up to ``through_seq`` into chunks; return the points moved.
 
-    ``through_seq`` is what the main database acknowledged: nothing beyond it is final.
+    ``through_seq`` is the number acknowledged by the main database; later rows are not final.
     """
     with transaction.atomic(using=settings.METRICS_DATABASE):
         lock = MetricSource.objects.select_for_update().get(attempt_id=attempt_id, source=source)
@@ -155,7 +231,7 @@ def _chunk(attempt_id: str, source: str, metric: str, series: RawSeries) -> Metr
 
 
 def needs_seal(attempt_id: str, source: str, *, is_ended: bool) -> bool:
-    """Return whether the journal of a source is long or old enough to be sealed."""
+    """Return whether a source's journal is long or old enough to be sealed."""
     rows = list(
         MetricBatch.objects.filter(attempt_id=attempt_id, source=source).values_list(
             "n", "t0_ms", "t1_ms"

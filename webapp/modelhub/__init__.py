@@ -1,1 +1,1 @@
-"""Models a team brought or made: configs, folders, artefacts of jobs."""
+"""Models of teams: configs, folders on hosts, artefacts of jobs."""

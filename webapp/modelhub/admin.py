@@ -1,13 +1,14 @@
-"""Models of teams."""
+"""Admin of team models."""
 
 from django.contrib import admin
 
+from webapp.core.fresh_admin import FreshAdmin
 from webapp.modelhub.models import TeamModel
 
 
 @admin.register(TeamModel)
-class TeamModelAdmin(admin.ModelAdmin[TeamModel]):
-    """Pasted configs, folders on hosts, outputs of jobs."""
+class TeamModelAdmin(FreshAdmin[TeamModel]):
+    """Team models: pasted configs, folders on hosts, outputs of jobs."""
 
     list_display = ["name", "team", "source", "weight_dtype", "host", "created_at"]
     list_filter = ["source", "team"]

@@ -4,7 +4,7 @@ from django.apps import AppConfig
 
 
 class ModelhubConfig(AppConfig):
-    """Models a team brought or made: configs, folders, artefacts of jobs."""
+    """Models of teams: configs, folders on hosts, artefacts of jobs."""
 
     name = "webapp.modelhub"
     label = "modelhub"

@@ -1,4 +1,4 @@
-"""The demo model's shape, as the planner reads it: the one that ``runners.jobspec`` describes."""
+"""The demo model of ``runners.jobspec`` as a Hugging Face config for the planner."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ DEMO_NAME = "Slipway demo"
 
 
 def demo_config(model: DemoModel | None = None) -> dict[str, Any]:
-    """Return the Hugging Face config of the demo model that a training job makes."""
+    """Return the Hugging Face config of the demo model that a training job creates."""
     return {
         "model_type": "llama",
         "tie_word_embeddings": False,

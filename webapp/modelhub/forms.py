@@ -1,4 +1,4 @@
-"""Register a model from its config.json."""
+"""The form that registers a model from its config.json."""
 
 from typing import Any
 
@@ -28,7 +28,7 @@ class ModelNewForm(forms.Form):
     )
 
     def clean(self) -> dict[str, Any]:
-        """Read the config and refuse one that describes no model, naming the missing field."""
+        """Parse the config; reject one that describes no model, with the missing field."""
         values = super().clean() or self.cleaned_data
         if "config" in self.errors:
             return values

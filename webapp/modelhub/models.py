@@ -1,4 +1,4 @@
-"""Models beside the planner's catalog: pasted configs, folders on hosts, outputs of jobs."""
+"""Team models in addition to the catalog: pasted configs, host folders, job outputs."""
 
 from django.db import models
 
@@ -7,7 +7,7 @@ from webapp.hosts.models import Host
 
 
 class TeamModel(TeamOwned):
-    """One model of a team; where ``host`` and ``path`` stand, its weights can be run there."""
+    """One model of a team; with ``host`` and ``path``, its weights can be run on that host."""
 
     name = models.CharField(max_length=120)
     source = models.CharField(

@@ -1,4 +1,4 @@
-"""Models as shapes: from the catalog, from a config, and what follows from a shape."""
+"""Model shapes from the catalog or a config, and figures derived from a shape."""
 
 from typing import Any, NamedTuple
 
@@ -24,7 +24,7 @@ PARTS = (
 
 
 class Part(NamedTuple):
-    """One kind of block and how many parameters it holds in all layers."""
+    """One kind of block and its number of parameters in all layers."""
 
     name: str
     parameters: int
@@ -32,7 +32,7 @@ class Part(NamedTuple):
 
 
 def catalog_shape(model_id: str) -> ModelSpec | None:
-    """Return a catalog model's shape, or nothing for a name that it does not know."""
+    """Return a catalog model's shape, or None for an unknown id."""
     try:
         return get_model(model_id)
     except PlannerError:
@@ -40,7 +40,7 @@ def catalog_shape(model_id: str) -> ModelSpec | None:
 
 
 def shape_of(config: dict[str, Any]) -> ModelSpec | None:
-    """Return the shape that a config describes, or nothing when it is not covered."""
+    """Return the shape of a config, or None if it is not supported."""
     try:
         return model_from_config(config)
     except PlannerError:
@@ -48,12 +48,12 @@ def shape_of(config: dict[str, Any]) -> ModelSpec | None:
 
 
 def num_parameters(shape: ModelSpec) -> int:
-    """Return how many parameters a model has."""
+    """Return the number of parameters of a model."""
     return count_parameters(shape).total
 
 
 def parameter_parts(shape: ModelSpec) -> list[Part]:
-    """Return the parameters by kind of block, empty kinds left out."""
+    """Return the parameters by kind of block, without empty kinds."""
     counts = count_parameters(shape)
     total = max(1, counts.total)
     sizes = ((name, int(getattr(counts, field))) for field, name in PARTS)
@@ -61,11 +61,13 @@ def parameter_parts(shape: ModelSpec) -> list[Part]:
 
 
 def kv_bytes_per_token(shape: ModelSpec) -> list[tuple[str, float]]:
-    """Return the bytes that one token of context takes in the KV cache, by dtype."""
+    """Return the KV-cache bytes of one token of context, by dtype."""
     return [(dtype, _kv_bytes(shape, size)) for dtype, size in KV_DTYPES]
 
 
 def _kv_bytes(shape: ModelSpec, element_bytes: float) -> float:
-    """Return the KV-cache bytes of one token while no layer's window is full."""
-    kept = layer_tokens(shape, 1.0, paged=False)
-    return cache_bytes(shape, kept, 1, element_bytes, (Unrecorded(), Line("memory", "KV cache")))
+    """Return the KV-cache bytes of one token, with no sliding window full."""
+    cached_tokens = layer_tokens(shape, 1.0, paged=False)
+    return cache_bytes(
+        shape, cached_tokens, 1, element_bytes, (Unrecorded(), Line("memory", "KV cache"))
+    )

@@ -1,4 +1,4 @@
-"""How far each technique has come, with what proves it: one list for command, page and screens."""
+"""The state of each technique with its proofs, for command, docs pages and UI."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,13 +12,13 @@ Row = dict[str, Any]
 
 
 def all_rows() -> list[Row]:
-    """Return what is said of every technique, in the registry's order."""
-    kept = stored()
-    return [row_of(key, kept) for key in TECHNIQUES]
+    """Return the row of every technique, in registry order."""
+    ratios = stored()
+    return [row_of(key, ratios) for key in TECHNIQUES]
 
 
 def row_of(key: str, kept: dict[str, KeptRatio]) -> Row:
-    """Return what is said of one technique."""
+    """Return the row of one technique: state, job, library and proofs."""
     ability, technique = ABILITIES.get(key), TECHNIQUES[key]
     return {
         "id": key,
@@ -33,27 +33,27 @@ def row_of(key: str, kept: dict[str, KeptRatio]) -> Row:
     }
 
 
-def _ratio(proof: Proof, kept: KeptRatio) -> Row:
+def _ratio(proof: Proof, ratio: KeptRatio) -> Row:
     return {
-        **kept.model_dump(mode="json"),
+        **ratio.model_dump(mode="json"),
         "shows": proof.shows,
         "floor": proof.floor,
-        "holds": holds(proof, kept),
+        "holds": holds(proof, ratio),
         "test": proof.test,
     }
 
 
 def state_table() -> str:
-    """Return every technique's state as a table in Markdown."""
+    """Return the states of all techniques as a Markdown table."""
     lines = map(_state, all_rows())
     return "\n".join((*_head(*STATE_COLUMNS), *lines))
 
 
 def ratio_table() -> str:
-    """Return what was measured of each technique, and below when, where and with what."""
+    """Return the measured ratios as a Markdown table, with dates, machines and versions."""
     rows = all_rows()
     lines = [_line(row["id"], each) for row in rows for each in row["ratios"]]
-    return "\n".join((*_head(*RATIO_COLUMNS), *lines, "", *_taken(rows)))
+    return "\n".join((*_head(*RATIO_COLUMNS), *lines, "", *_provenance_lines(rows)))
 
 
 STATE_COLUMNS = ("Name", "Technique", "State", "Job and library", "Published headline")
@@ -71,16 +71,16 @@ def _state(row: Row) -> str:
 
 def _line(key: str, ratio: Row) -> str:
     value = f"{ratio['value']:.3g} ({ratio['low']:.3g} to {ratio['high']:.3g})"
-    held = "yes" if ratio["holds"] else f"no: not clear of {ratio['floor']:g}"
+    verdict = "yes" if ratio["holds"] else f"no: not clear of {ratio['floor']:g}"
     name, kind = ratio["name"], ratio["of"]
-    return _cells(f"`{key}`", ratio["shows"], name, kind, value, ratio["n"], held)
+    return _cells(f"`{key}`", ratio["shows"], name, kind, value, ratio["n"], verdict)
 
 
 def _cells(*cells: object) -> str:
     return "| " + " | ".join(map(str, cells)) + " |"
 
 
-def _taken(rows: Sequence[Row]) -> list[str]:
+def _provenance_lines(rows: Sequence[Row]) -> list[str]:
     return sorted(
         {
             f"- `{each['command']}` on {each['date']}: {each['machine']}; "

@@ -1,4 +1,4 @@
-"""The techniques that the planner knows: what each does, where it applies, who says so."""
+"""Pages of the planner's techniques: effect, phases and source."""
 
 import json
 
@@ -20,18 +20,18 @@ PHASES = (
 
 @require_GET
 def technique_list(request: HttpRequest) -> HttpResponse:
-    """List every technique by the phase that it works on."""
+    """List every technique by phase."""
     query = request.GET.get("q", "").strip()
     words = query.lower().split()
-    found = [
+    techniques = [
         technique
         for technique in TECHNIQUES.values()
         if all(word in f"{technique.key} {technique.title}".lower() for word in words)
     ]
-    kept = stored()
-    rows = [(one, level_of(one.key, kept)) for one in found]
+    ratios = stored()
+    rows = [(each, level_of(each.key, ratios)) for each in techniques]
     groups = [(name, [row for row in rows if phase in row[0].phases]) for phase, name in PHASES]
-    context = {"groups": groups, "filter": query, "num": len(found)}
+    context = {"groups": groups, "filter": query, "num": len(techniques)}
     return render(request, "techniques/list.html", context)
 
 

@@ -1,4 +1,4 @@
-"""Addresses of models and techniques."""
+"""URLs of models and techniques."""
 
 from django.urls import path
 

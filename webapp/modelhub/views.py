@@ -1,4 +1,4 @@
-"""Models: the catalog, the team's own, and what each would need."""
+"""Pages of models: the catalog, the team's own, and their memory needs."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
@@ -17,10 +17,10 @@ from webapp.accounts.models import Role
 from webapp.accounts.roles import current_team, has_role, require_role
 from webapp.core.display import Figure
 from webapp.core.problems import Problem
+from webapp.figures.registry import REGISTRY
 from webapp.hosts.device import cluster_for_host
 from webapp.hosts.models import Host, HostState
 from webapp.jobs.evaluating import left_model
-from webapp.jobs.figures import FIGURES
 from webapp.modelhub.forms import ModelNewForm
 from webapp.modelhub.models import TeamModel
 from webapp.modelhub.shapes import (
@@ -37,7 +37,7 @@ UNPROCESSABLE = 422
 
 
 class Listed(NamedTuple):
-    """One catalog model in the list."""
+    """One catalog model in the list of models."""
 
     entry: ModelEntry
     shape: ModelSpec
@@ -53,7 +53,7 @@ class Fit(NamedTuple):
 
 @require_GET
 def model_list(request: HttpRequest) -> HttpResponse:
-    """List the team's models, then the catalog; ``q`` looks in their names."""
+    """List the team's models, then the catalog; ``q`` filters by name."""
     query = request.GET.get("q", "").strip()
     team = TeamModel.objects.visible_to(request.user).select_related("host")
     if query:
@@ -71,16 +71,16 @@ def model_list(request: HttpRequest) -> HttpResponse:
 
 @require_GET
 def model_detail(request: HttpRequest, model_id: str) -> HttpResponse:
-    """Show one model: its shape, where its parameters are, and on which hosts it fits."""
+    """Show one model: shape, parameters by kind of block, and the hosts on which it fits."""
     own = TeamModel.objects.visible_to(request.user).select_related("host")
     team_model = own.filter(pk=model_id).first()
     if team_model is not None:
         shape = shape_of(team_model.config)
-        asked: str | dict[str, Any] = team_model.config
+        planner_model: str | dict[str, Any] = team_model.config
         name, entry = team_model.name, None
     else:
         entry = _entry_or_404(model_id)
-        shape, asked, name = get_model(entry.id), entry.id, entry.id
+        shape, planner_model, name = get_model(entry.id), entry.id, entry.id
     context: dict[str, Any] = {
         "team_model": team_model,
         "evaluation": _evaluation(request, team_model),
@@ -97,26 +97,26 @@ def model_detail(request: HttpRequest, model_id: str) -> HttpResponse:
             "parts": parameter_parts(shape),
             "kv": kv_bytes_per_token(shape),
             "tokens": min(CONVERSATION_TOKENS, shape.max_position_embeddings),
-            "fits": _fits(asked, shape, hosts),
+            "fits": _fits(planner_model, shape, hosts),
             "dtypes": FIT_DTYPES,
         }
     return render(request, "modelhub/detail.html", context)
 
 
 def _evaluation(request: HttpRequest, model: TeamModel | None) -> str:
-    """Return the words of the button that evaluates a model, where the person may press it."""
+    """Return the label of the evaluate button, or "" if the user may not evaluate."""
     if model is None or not has_role(request.user, model.team, Role.PRACTITIONER):
         return ""
     return left_model(model).evaluation
 
 
 def figures_of(facts: Mapping[str, Any]) -> list[Figure]:
-    """Return what a model's job measured, by the labels that its own page shows."""
+    """Return the measured figures of a model's job."""
     values = {**facts, **facts.get("measured", {})}
     return [
-        Figure(label, float(values[metric]), unit, provenance="measured")
-        for metric, (label, unit) in FIGURES.items()
-        if isinstance(values.get(metric), int | float)
+        Figure(each.label, float(values[each.name]), each.unit, provenance="measured")
+        for each in REGISTRY.values()
+        if isinstance(values.get(each.name), int | float)
     ]
 
 
@@ -136,21 +136,21 @@ def _fits(model: str | dict[str, Any], shape: ModelSpec, hosts: Iterable[Host]) 
             cluster = cluster_for_host(host)
         except Problem:
             continue
-        found = [(dtype, fits_on(model, cluster, dtype, tokens)) for dtype in FIT_DTYPES]
-        rows.append(Fit(host, tuple(_cell(dtype, estimate) for dtype, estimate in found)))
+        estimates = [(dtype, fits_on(model, cluster, dtype, tokens)) for dtype in FIT_DTYPES]
+        rows.append(Fit(host, tuple(_cell(dtype, estimate) for dtype, estimate in estimates)))
     return rows
 
 
-def _cell(dtype: str, found: Estimate | None) -> tuple[str, bool | None, int]:
-    if found is None:
+def _cell(dtype: str, estimate: Estimate | None) -> tuple[str, bool | None, int]:
+    if estimate is None:
         return dtype, None, 0
-    return dtype, found.fits, found.memory.per_device_peak_bytes
+    return dtype, estimate.fits, estimate.memory.per_device_peak_bytes
 
 
 @require_http_methods(["GET", "POST"])
 @require_role(Role.PRACTITIONER)
 def model_new(request: HttpRequest) -> HttpResponse:
-    """Register a model by its config.json, or say which field is missing."""
+    """Register a model by its config.json, or show the form with its errors."""
     form = ModelNewForm(request.POST or None, request.FILES or None, label_suffix="")
     if request.method == "POST" and form.is_valid():
         model = TeamModel.objects.create(

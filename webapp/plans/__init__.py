@@ -1,1 +1,1 @@
-"""Saved plans and the wizard drafts they grow from."""
+"""Saved plans and their wizard drafts."""

@@ -1,4 +1,4 @@
-"""Who asks, and who may change a plan: members of its team, from practitioner on."""
+"""Access to plans: members of the plan's team can change it, from practitioner on."""
 
 from django.contrib.auth.models import User
 from django.core.exceptions import PermissionDenied
@@ -14,7 +14,7 @@ def changeable_plan(request: HttpRequest, plan_id: str) -> Plan:
 
     Raises:
         Http404: it belongs to a team that the user is not in.
-        PermissionDenied: the user's role in that team only reads.
+        PermissionDenied: the user's role in that team is read-only.
     """
     plan = visible_or_404(Plan, request.user, pk=plan_id)
     membership = membership_of(request.user, plan.team)

@@ -1,4 +1,4 @@
-"""Plans: computed, so read only."""
+"""Admin page of plans, read-only because plans are computed."""
 
 from django.contrib import admin
 
@@ -8,7 +8,7 @@ from webapp.plans.models import Plan
 
 @admin.register(Plan)
 class PlanAdmin(ReadOnlyAdmin):
-    """What was asked and what was answered."""
+    """Plans with their requests and answers."""
 
     list_display = ["name", "state", "team", "owner", "created_at", "computed_at"]
     list_filter = ["state", "team"]

@@ -1,33 +1,47 @@
-"""What else was possible: the runners-up, the frontier, and why the others lost."""
+"""Alternatives to the chosen plan: runners-up, Pareto frontier, rejection reasons."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from planner.specs.plan import APPLICABILITY, PlanAnswer, PlannedStrategy, Rejection
 from planner.techniques.registry import TECHNIQUES
 from webapp.core.display import quantity
 from webapp.core.units import DASH, memory, number, parameters
+from webapp.core.units import whole as whole_number
 from webapp.core.wording import capitalised
+from webapp.plans.targets import PERCENTILES, figure_name
 from webapp.plans.verdict import GOAL_FIGURES, figure_values
-from webapp.plans.words import strategy_words
+from webapp.plans.words import compression_words, strategy_words
 
 Draft = dict[str, Any]
 COLUMNS = 3
-CHART_WIDTH, CHART_HEIGHT = 514.0, 252.0
-LEFT, RIGHT, TOP, BOTTOM = 44.0, 506.0, 16.0, 218.0
+LEFT, RIGHT, TOP, BOTTOM = 54.0, 506.0, 16.0, 218.0
 TICKS = 4
 HEADROOM = 1.08
 KILO = 1000
 FEWEST_OF_A_CURVE = 3  # points
+LOOKED_FOR = {  # what an objective optimises in addition to the axes
+    "balanced": "a balance of speed, devices and quality",
+    "throughput": "the most tokens per second within its targets",
+    "latency": "the shortest wait",
+    "cost": "the lowest cost per token",
+    "memory": "the least memory over all devices",
+    "quality": "the best quality",
+    "energy": "the least energy per token",
+}
+SHARED = ("fits: ", "bound by ")  # reasons that every row has and that columns already show
+UNKNOWN_LOSS = 0.01  # quality loss without a published value; the search uses the same
 TARGET_WORDS = {
-    "ttft_seconds": "the first token takes",
-    "tpot_seconds": "each further token takes",
+    figure_name(figure, percentile): f"{words} takes" + (f" at {name}" if name != "mean" else "")
+    for figure, words in (("ttft", "the first token"), ("tpot", "each further token"))
+    for percentile, name in PERCENTILES.items()
 }
 
 
 class Column(NamedTuple):
-    """One figure by which strategies are compared."""
+    """A figure in the comparison of strategies."""
 
     name: str
     label: str
@@ -46,19 +60,23 @@ class Row:
 
 
 def columns_for(answer: PlanAnswer, draft: Draft) -> tuple[Column, ...]:
-    """Return the figures that a goal's strategies are compared by, those that any of them has."""
+    """Return the comparison figures of a goal that at least one strategy has."""
     columns = (Column(*entry) for entry in GOAL_FIGURES[draft["goal"]["goal"]])
-    known = (one for one in columns if any(figure_values(plan, one.name) for plan in answer.plans))
-    return tuple(known)[:COLUMNS]
+    available = (
+        column
+        for column in columns
+        if any(figure_values(plan, column.name) for plan in answer.plans)
+    )
+    return tuple(available)[:COLUMNS]
 
 
 def comparison(answer: PlanAnswer, draft: Draft) -> list[Row]:
-    """Return the ranked strategies, the chosen one first, each with what decided."""
+    """Return the ranked strategies, the chosen one first, each with its reason."""
     columns = columns_for(answer, draft)
     best = answer.plans[0] if answer.plans else None
     return [
         Row(
-            words=strategy_words(plan.strategy),
+            words=_row_words(plan, draft),
             cells=tuple(_cell(plan, column) for column in columns),
             memory=str(memory(plan.memory.per_device_peak_bytes)),
             why=_why(plan, best, columns[0]),
@@ -68,17 +86,26 @@ def comparison(answer: PlanAnswer, draft: Draft) -> list[Row]:
     ]
 
 
+def _row_words(plan: PlannedStrategy, draft: Draft) -> str:
+    """Return a strategy's description; a compression is described by its output."""
+    if draft["goal"]["goal"] != "compress":
+        return strategy_words(plan.strategy)
+    copies = plan.strategy.data_parallel_size or 1
+    shared = f" · text shared by {copies} devices" if copies > 1 else ""
+    return compression_words(draft) + shared
+
+
 def _cell(plan: PlannedStrategy, column: Column) -> str:
-    found = figure_values(plan, column.name)
-    return str(quantity(found[0], column.unit)) if found else DASH
+    values = figure_values(plan, column.name)
+    return str(quantity(values[0], column.unit)) if values else DASH
 
 
 def _why(plan: PlannedStrategy, best: PlannedStrategy | None, column: Column) -> str:
-    """Return the search's own reason, else how it compares to the chosen one."""
-    if plan.reasons:
-        return capitalised("; ".join(plan.reasons))
+    """Return the difference from the chosen strategy, by the search's reasons if available."""
     if best is None or plan is best:
         return "Best for this goal"
+    if differences := [reason for reason in plan.reasons if not reason.startswith(SHARED)]:
+        return capitalised("; ".join(differences)).replace("the first plan", "the chosen one")
     mine, theirs = figure_values(plan, column.name), figure_values(best, column.name)
     if not mine or not theirs or not theirs[0]:
         return "Ranked lower"
@@ -89,11 +116,11 @@ def _why(plan: PlannedStrategy, best: PlannedStrategy | None, column: Column) ->
     is_worse = ratio > 1 if is_time else ratio < 1
     change = f"{number(abs(ratio - 1) * 100, 2)} %"
     direction = "more" if ratio > 1 else "less"
-    return f"{column.label}: {change} {direction}" + ("" if is_worse else ", but costs elsewhere")
+    return f"{column.label}: {change} {direction}" + ("" if is_worse else ", ranked lower overall")
 
 
-class Lost(NamedTuple):
-    """A family of strategies that was ruled out, with the numbers that decided."""
+class RejectedFamily(NamedTuple):
+    """A rejected family of strategies, with the required value and the limit."""
 
     family: str
     constraint: str
@@ -104,43 +131,52 @@ class Lost(NamedTuple):
 
 
 class Inapplicable(NamedTuple):
-    """The techniques that do not apply for one and the same reason."""
+    """Techniques that do not apply for the same reason."""
 
     reason: str
     titles: str
 
 
-def rejections(answer: PlanAnswer) -> list[Lost]:
-    """Return the families that were ruled out, those nearest to their limit first."""
+def rejections(answer: PlanAnswer) -> list[RejectedFamily]:
+    """Return the rejected families, the closest to their limit first."""
     lost = [item for item in answer.rejected.items() if item[1].constraint != APPLICABILITY]
-    return [_lost(name, one) for name, one in sorted(lost, key=_miss)]
+    return [_rejected_family(name, rejection) for name, rejection in sorted(lost, key=_miss)]
 
 
 def inapplicable(answer: PlanAnswer) -> list[Inapplicable]:
-    """Return the techniques that do not apply here, gathered by the reason that they share."""
+    """Return the techniques that do not apply, grouped by reason."""
     titles: dict[str, list[str]] = {}
-    for key, one in answer.rejected.items():
-        if one.constraint == APPLICABILITY:
+    for key, rejection in answer.rejected.items():
+        if rejection.constraint == APPLICABILITY:
             technique = TECHNIQUES.get(key)
-            titles.setdefault(one.reason, []).append(technique.title if technique else key)
+            titles.setdefault(rejection.reason, []).append(technique.title if technique else key)
     return [Inapplicable(capitalised(why), " · ".join(each)) for why, each in titles.items()]
 
 
 def _miss(entry: tuple[str, Rejection]) -> float:
-    one = entry[1]
-    return one.required / one.limit if one.required and one.limit else float("inf")
+    rejection = entry[1]
+    return (
+        rejection.required / rejection.limit
+        if rejection.required and rejection.limit
+        else float("inf")
+    )
 
 
-def _lost(name: str, one: Rejection) -> Lost:
-    unit = {"B": "bytes", "s": "seconds"}.get(one.unit, one.unit)
-    required = str(quantity(one.required, unit)) if one.required is not None else DASH
-    limit = str(quantity(one.limit, unit)) if one.limit is not None else DASH
-    constraint = one.constraint.replace("_", " ")
-    reason = one.reason
-    if one.constraint in TARGET_WORDS:
-        reason = f"{TARGET_WORDS[one.constraint]} {required}, the target is {limit}"
-    return Lost(
-        one.family or name, constraint, required, limit, capitalised(reason), one.strategies
+def _rejected_family(name: str, rejection: Rejection) -> RejectedFamily:
+    unit = {"B": "bytes", "s": "seconds"}.get(rejection.unit, rejection.unit)
+    required = str(quantity(rejection.required, unit)) if rejection.required is not None else DASH
+    limit = str(quantity(rejection.limit, unit)) if rejection.limit is not None else DASH
+    constraint = rejection.constraint.replace("_", " ")
+    reason = rejection.reason
+    if rejection.constraint in TARGET_WORDS:
+        reason = f"{TARGET_WORDS[rejection.constraint]} {required}, the target is {limit}"
+    return RejectedFamily(
+        rejection.family or name,
+        constraint,
+        required,
+        limit,
+        capitalised(reason),
+        rejection.strategies,
     )
 
 
@@ -148,15 +184,16 @@ def _lost(name: str, one: Rejection) -> Lost:
 
 
 class Dot(NamedTuple):
-    """One strategy in the drawing."""
+    """A strategy in the drawing; good if its quality is at least the chosen one's."""
 
     x: float
     y: float
     words: str
+    is_good: bool = True
 
 
 class Tick(NamedTuple):
-    """One label on an axis."""
+    """A label on an axis."""
 
     at: float
     words: str
@@ -164,27 +201,34 @@ class Tick(NamedTuple):
 
 @dataclass(frozen=True)
 class Frontier:
-    """Strategies between two goods that exclude each other."""
+    """Strategies by speed against latency or memory.
+
+    ``dots`` are the Pareto-optimal strategies of the drawing, ``rest`` the others. Good ones
+    match the chosen one's quality; ``good_path`` is the front of these alone.
+    """
 
     dots: tuple[Dot, ...]
+    rest: tuple[Dot, ...]
     path: str
+    good_path: str
     chosen: Dot
     x_ticks: tuple[Tick, ...]
     y_ticks: tuple[Tick, ...]
     x_name: str
     y_name: str
     words: str
+    decided: str
 
     @property
     def is_right(self) -> bool:
-        """Return whether the chosen dot's label must stand on its left."""
+        """Return whether the label belongs on the left of the chosen dot."""
         return self.chosen.x > (LEFT + RIGHT) * 0.7
 
 
 Axis = tuple[str, str, float]
 AXES: dict[str, tuple[Axis, Axis]] = {  # across, up: figure name, words, divisor
     "serve": (
-        ("tokens_per_second_per_person", "tokens/s for each person", 1.0),
+        ("ttft_seconds", "seconds to the first token, mean", 1.0),
         ("output_tokens_per_second", "tokens/s for all", 1.0),
     ),
     "generate": (
@@ -199,41 +243,108 @@ AXES: dict[str, tuple[Axis, Axis]] = {  # across, up: figure name, words, diviso
 AXES["finetune"] = AXES["pretrain"]
 
 
+class Point(NamedTuple):
+    """A strategy in axis units; ``loss`` is its share of lost quality."""
+
+    x: float
+    y: float
+    words: str
+    loss: float
+
+
 def frontier_of(answer: PlanAnswer, draft: Draft) -> Frontier | None:
-    """Return the frontier's drawing, or nothing where there is no choice to draw."""
+    """Return the frontier's drawing, or None if there are too few strategies to draw."""
     axes = AXES.get(draft["goal"]["goal"])
     if axes is None or not answer.plans:
         return None
-    (x_key, x_name, x_scale), (y_key, y_name, y_scale) = axes
-    points: list[tuple[float, float, str]] = []
-    for plan in (answer.plans[0], *answer.pareto):
+    (x_key, x_name, x_scale), (y_key, y_name, y_scale) = axes  # lower is better on the x axis
+    points: list[Point] = []
+    for plan in (answer.plans[0], *answer.pareto, *answer.plans[1:]):
         x, y = figure_values(plan, x_key), figure_values(plan, y_key)
         if x and y:
-            points.append((x[0] / x_scale, y[0] / y_scale, strategy_words(plan.strategy)))
+            words = strategy_words(plan.strategy)
+            points.append(Point(x[0] / x_scale, y[0] / y_scale, words, _loss(plan)))
+    points = [*dict.fromkeys(points)]
     if len({point[:2] for point in points}) < FEWEST_OF_A_CURVE:
         return None
-    x_max = max(point[0] for point in points) * HEADROOM
-    y_max = max(point[1] for point in points) * HEADROOM
-    dots = [_dot(point, x_max, y_max) for point in points]
-    line = sorted(set(dots[1:]))
+    drawing = drawn(points, (x_name, y_name), answer.searched.strategies, less_is_more=True)
+    looked_for = LOOKED_FOR[draft["goal"]["objective"]]
+    return replace(drawing, decided=drawing.decided.format(looked_for=looked_for))
+
+
+def _loss(plan: PlannedStrategy) -> float:
+    loss = plan.quality.loss_ratio if plan.quality else 0.0
+    return UNKNOWN_LOSS if loss is None else round(loss, 4)
+
+
+def front(points: Sequence[Point], *, less_is_more: bool) -> list[Point]:
+    """Return the Pareto-optimal points, left to right.
+
+    Higher is better on the y axis; on the x axis too, unless ``less_is_more`` (as for memory).
+    """
+    sign = -1 if less_is_more else 1
+    best, optimal = -math.inf, []
+    for point in sorted(points, key=lambda each: (-sign * each.x, -each.y)):
+        if point.y > best:
+            best = point.y
+            optimal.append(point)
+    return sorted(optimal)
+
+
+def drawn(
+    points: list[Point], names: tuple[str, str], searched: int, *, less_is_more: bool
+) -> Frontier:
+    """Return the drawing of points, the chosen one first."""
+    chosen = points[0]
+    whole = front(points, less_is_more=less_is_more)
+    good = front([p for p in points if p.loss <= chosen.loss], less_is_more=less_is_more)
+    x_max = max(point.x for point in points) * HEADROOM
+    y_max = max(point.y for point in points) * HEADROOM
+
+    def dot(point: Point) -> Dot:
+        x, y = _x(point.x, x_max), _y(point.y, y_max)
+        return Dot(x, y, point.words, point.loss <= chosen.loss)
+
+    on_whole, on_good = chosen in whole, chosen in good
+    where = "on it" if on_whole else "on the front of its quality" if on_good else "below it"
+    counted = f"{len(points)} of {whole_number(searched)} strategies"
     return Frontier(
-        dots=tuple(line),
-        path=" ".join(f"{'L' if at else 'M'}{dot.x} {dot.y}" for at, dot in enumerate(line)),
-        chosen=dots[0],
+        dots=tuple(map(dot, whole)),
+        rest=tuple(dot(point) for point in points if point not in whole),
+        path=_path(map(dot, whole)),
+        good_path=_path(map(dot, good)) if good != whole else "",
+        chosen=dot(chosen),
         x_ticks=tuple(Tick(_x(value, x_max), _short(value)) for value in _steps(x_max)),
         y_ticks=tuple(Tick(_y(value, y_max), _short(value)) for value in _steps(y_max)),
-        x_name=x_name,
-        y_name=y_name,
-        words=f"{y_name} against {x_name}: {len(line)} strategies that nothing beats in both",
+        x_name=names[0],
+        y_name=names[1],
+        words=f"{names[1]} against {names[0]}: {counted} are drawn, nothing beats {len(whole)} of "
+        f"them in both, and the chosen one lies {where}",
+        decided=_decided(on_whole=on_whole, on_good=on_good),
     )
 
 
-def _dot(point: tuple[float, float, str], x_max: float, y_max: float) -> Dot:
-    return Dot(_x(point[0], x_max), _y(point[1], y_max), point[2])
+def _decided(*, on_whole: bool, on_good: bool) -> str:
+    """Return what else decided, if the chosen strategy is not on the drawn front.
+
+    ``{looked_for}`` is a placeholder for the plan's objective.
+    """
+    if on_whole:
+        return ""
+    if on_good:
+        return "The points above the chosen one give up quality."
+    return (
+        "The chosen one lies below the front: this plan looks for {looked_for}, which the axes do "
+        "not show."
+    )
+
+
+def _path(dots: Iterable[Dot]) -> str:
+    return " ".join(f"{'L' if index else 'M'}{dot.x} {dot.y}" for index, dot in enumerate(dots))
 
 
 def _short(value: float) -> str:
-    """Return a label that fits beside an axis: ``200k`` rather than six digits."""
+    """Return a short axis label: ``200k`` instead of six digits."""
     if value < 10 * KILO:
         return number(value, 2)
     scaled = parameters(value)
@@ -249,7 +360,7 @@ def _y(value: float, top: float) -> float:
 
 
 def _steps(top: float) -> list[float]:
-    """Return round values from zero up to ``top``, about four of them."""
+    """Return about four round values from zero up to ``top``."""
     raw = top / TICKS
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(factor * power for factor in (1, 2, 2.5, 5, 10, 20) if factor * power >= raw)

@@ -1,4 +1,4 @@
-"""Which part of a draft is missing: a plan may have been made by hand, or by an older release."""
+"""Check drafts for missing steps: they may come from the API or from older releases."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,7 +7,7 @@ from webapp.plans.errors import DraftProblem
 from webapp.plans.words import GOAL_WORDS
 
 Draft = dict[str, Any]
-# What each step of a draft has at the least.
+# Required fields of each step.
 NEEDED = {
     "goal": ("goal", "objective", "slo"),
     "model": ("source",),
@@ -17,7 +17,7 @@ NEEDED = {
 
 
 def missing_step(draft: Draft) -> str:
-    """Return the first step that a draft does not have in full, or nothing if it has them all."""
+    """Return the first incomplete step of a draft, or "" if all are complete."""
     for step, fields in NEEDED.items():
         values = draft.get(step)
         if not isinstance(values, Mapping) or any(name not in values for name in fields):
@@ -30,7 +30,7 @@ def missing_step(draft: Draft) -> str:
 
 
 def refuse_incomplete(draft: Draft) -> None:
-    """Refuse a draft that no question can be made of.
+    """Refuse an incomplete draft.
 
     Raises:
         DraftProblem: a step is missing; the sentence names it.
@@ -38,21 +38,21 @@ def refuse_incomplete(draft: Draft) -> None:
     step = missing_step(draft)
     if step:
         raise DraftProblem(
-            f"This plan says nothing about its {step} yet. Choose Edit: each step has a proposal.",
+            f"This plan has no value for its {step} yet. Choose Edit: each step has a proposal.",
             step,
         )
 
 
 def completed(draft: Draft, proposal: Draft) -> Draft:
-    """Return a draft with what it lacks taken from a proposal; what it has stays.
+    """Return a draft with missing values filled from a proposal.
 
-    A goal that there is no longer counts as missing.
+    An unknown goal counts as missing.
     """
     whole = {step: _filled(draft.get(step), value) for step, value in proposal.items()}
     if whole["goal"]["goal"] not in GOAL_WORDS:
         whole["goal"] = proposal["goal"]
-    own = draft.get("workload")
-    each = own if isinstance(own, Mapping) else {}
+    workloads = draft.get("workload")
+    each = workloads if isinstance(workloads, Mapping) else {}
     whole["workload"] = {
         goal: _filled(each.get(goal), values) for goal, values in proposal["workload"].items()
     }

@@ -1,4 +1,4 @@
-"""A drafted compression as a job: the planner's method, and the settings that it reads."""
+"""Convert a drafted compression to a job spec."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ Draft = dict[str, Any]
 USUAL_BITS = 4
 PATTERN = "2:4"
 USUAL_SPARSITY = "50"  # per cent
-# The planner's name of a method -> what a job runs, where one does.
+# The planner's method -> the job's method, if it can run.
 COMPRESS_METHODS: dict[str, CompressMethod] = {
     "int8_weight_only": "int8",
     "int8_dynamic": "int8_dynamic",
@@ -30,20 +30,20 @@ COMPRESS_METHODS: dict[str, CompressMethod] = {
     "sheared_llama": "sheared_llama",
     "qmoe": "qmoe",
 }
-# Those that round to as many bits as they are told.
+# Methods with a configurable number of bits.
 CODED_METHODS = ("gptq", "norm_tweaking", "quantease", "awq", "finequant", "fptq")
 GGUF_TYPES: dict[int, GgufType] = {4: "Q4_K_M", 8: "Q8_0"}
 GROUPED_METHODS = ("int4_weight_only", "nf4", *CODED_METHODS)  # weights share a scale
 STRUCTURAL_METHODS = ("llm_pruner", "sheared_llama")
-RECOVERED_METHODS = ("llm_pruner",)  # by as many steps as are chosen
+RECOVERED_METHODS = ("llm_pruner",)  # recovery training with a configurable number of steps
 PRUNING_METHODS = ("sparsegpt", *STRUCTURAL_METHODS)
 
 
 def compress_spec(draft: Draft, model: ModelRef) -> CompressSpec:
-    """Return the job of a drafted compression.
+    """Return the job spec of a drafted compression.
 
     Raises:
-        DraftProblem: no job runs the method, or it cannot do what was chosen.
+        DraftProblem: no job runs the method, or it does not support the options.
     """
     values = draft["workload"]["compress"]
     method = COMPRESS_METHODS.get(values["method"])
@@ -61,7 +61,7 @@ def compress_spec(draft: Draft, model: ModelRef) -> CompressSpec:
         fields["recovery_steps"] = int(values.get("recovery_steps") or 0)
     if method == "gguf":
         fields["gguf_type"] = _gguf_type(bits_of(values))
-    return CompressSpec.model_validate({"model": model, **fields, **_zeros(values)})
+    return CompressSpec.model_validate({"model": model, **fields, **_sparsity(values)})
 
 
 def _gguf_type(bits: int) -> GgufType:
@@ -75,12 +75,12 @@ def _gguf_type(bits: int) -> GgufType:
 
 
 def bits_of(values: dict[str, Any]) -> int:
-    """Return the bits of a code; drafts of before this was asked say nothing."""
+    """Return the bits of a code; older drafts have no value."""
     return int(values.get("bits") or USUAL_BITS)
 
 
-def _zeros(values: dict[str, Any]) -> dict[str, Any]:
-    """Return how many weights go, and in which pattern."""
+def _sparsity(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the sparsity of a pruning: a share, or a pattern."""
     chosen = values.get("sparsity") or USUAL_SPARSITY
     if chosen != PATTERN:
         return {"sparsity": int(chosen) / 100}

@@ -1,6 +1,6 @@
-"""What a launch may add to save work: a smaller model that guesses ahead, earlier prompts reused.
+"""Launch options that save work: speculative decoding and prefix caching.
 
-What an engine cannot be told is refused by its name, never left out.
+Options that an engine does not support are refused by name, never ignored.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,25 +25,25 @@ from webapp.hosts.models import Host, Pool
 from webapp.modelhub.models import TeamModel
 from webapp.plans.errors import DraftProblem
 
-Reuse = Literal["", "yes", "no"]  # of earlier prompts' keys and values; "" leaves it to the engine
+Reuse = Literal["", "yes", "no"]  # prefix caching; "" is the engine's default
 MOST_OFFERED = 50
-LOOKUP = "lookup"  # instead of a model: the prompt's own words
-LOOKUP_TOKENS = 4  # at a time, as with a guessing model
+LOOKUP = "lookup"  # prompt lookup instead of a draft model
+LOOKUP_TOKENS = 4  # per step, as with a draft model
 DRAFT_OR_SPLIT = (
-    "A guessing model does not go with prefill and decode on different GPUs: its own cache does "
+    "A draft model does not go with prefill and decode on different GPUs: its own cache does "
     "not travel. Choose none, or the prompt's own words."
 )
 OWN_WAYS: Mapping[EngineName, str] = {
-    "slipway": "Slipway's own engine reads every prompt anew",
+    "slipway": "Slipway's own engine has no prefix cache",
     "llamacpp": "llama.cpp reuses what a slot read last, always",
 }
 
 
 def team_model_ref(model: TeamModel, host: Host | None, pool: Pool | None) -> ModelRef:
-    """Return where a job finds a model of the team.
+    """Return a job's reference to a team model.
 
     Raises:
-        DraftProblem: its weights lie on another host.
+        DraftProblem: its weights are on another host.
     """
     if model.host_id and host and model.host_id != host.pk:
         raise DraftProblem(
@@ -59,24 +59,24 @@ def team_model_ref(model: TeamModel, host: Host | None, pool: Pool | None) -> Mo
 
 
 def drafts_for(host: Host, model: ModelRef, shape: ModelShape | None) -> list[TeamModel]:
-    """Return the team's other models on a host that read as many tokens as a job's model."""
+    """Return the team's other models on a host with the same vocabulary size."""
     if shape is None or isinstance(model, RandomModel):
         return []
-    known = TeamModel.objects.filter(team=host.team, host=host).exclude(source="config")
-    found = [
+    models = TeamModel.objects.filter(team=host.team, host=host).exclude(source="config")
+    candidates = [
         each
-        for each in known
+        for each in models
         if each.config.get("vocab_size") == shape.vocab_size
         and team_model_ref(each, host, None) != model
     ]
-    return found[:MOST_OFFERED]
+    return candidates[:MOST_OFFERED]
 
 
 def reuse_of(posted: Mapping[str, str], engine: EngineName) -> Reuse:
-    """Return whether an engine is told to reuse earlier prompts.
+    """Return the prefix-caching choice of a launch form.
 
     Raises:
-        InvalidProblem: there is no such choice, or the engine cannot be told.
+        InvalidProblem: the choice is unknown, or the engine has no such option.
     """
     for choice in ("", "yes", "no"):
         if posted.get("reuse", "") == choice:
@@ -93,10 +93,10 @@ def reuse_of(posted: Mapping[str, str], engine: EngineName) -> Reuse:
 
 
 def with_draft(spec: GenerateSpec, known: Sequence[TeamModel], chosen: str) -> GenerateSpec:
-    """Return a generation whose next tokens a smaller model guesses, "" for the spec as it is.
+    """Return a generation with a draft model; with "" the spec is unchanged.
 
     Raises:
-        DraftProblem: there is no such model here, or it does not go with the rest.
+        DraftProblem: there is no such model here, or it is incompatible with other options.
     """
     if not chosen:
         return spec
@@ -104,24 +104,24 @@ def with_draft(spec: GenerateSpec, known: Sequence[TeamModel], chosen: str) -> G
     try:
         return GenerateSpec.model_validate(spec.model_dump() | {"speculation": guess})
     except ValidationError as error:
-        said = error.errors()[0]["msg"].removeprefix("Value error, ")
+        message = error.errors()[0]["msg"].removeprefix("Value error, ")
         raise DraftProblem(
-            f"A guessing model does not go with the rest: {said}.", "draft"
+            f"A draft model does not go with the rest: {message}.", "draft"
         ) from error
 
 
 def with_engine_draft(
     spec: ServeSpec, known: Sequence[TeamModel], chosen: str, reuse: Reuse
 ) -> ServeSpec:
-    """Return an endpoint whose engine is told of a guessing model and of earlier prompts.
+    """Return an endpoint with speculative decoding and prefix caching as chosen.
 
     Raises:
-        DraftProblem: there is no such model here, or the engine takes none.
+        DraftProblem: there is no such model here, or the engine does not support it.
     """
     if chosen and spec.engine not in ON_GPUS:
         raise DraftProblem(
-            f"“Guess ahead with” is for {' and '.join(ON_GPUS)}, and the engine is {spec.engine}, "
-            "which takes no guessing model here. Choose none, or that engine.",
+            f"“Speculative decoding” is for {' and '.join(ON_GPUS)}, and the engine is "
+            f"{spec.engine}, which takes no draft model here. Choose none, or that engine.",
             "draft",
         )
     changes: dict[str, Any] = {}
@@ -142,8 +142,7 @@ def with_engine_draft(
 def _lookup_tokens(engine: EngineName) -> int:
     if engine != "vllm":
         raise DraftProblem(
-            f"Guesses from the prompt's own words are vLLM's here, and the engine is {engine}. "
-            "Choose vLLM, or no guesses.",
+            f"Prompt lookup is vLLM's here, and the engine is {engine}. Choose vLLM, or no draft.",
             "draft",
         )
     return LOOKUP_TOKENS
@@ -151,12 +150,12 @@ def _lookup_tokens(engine: EngineName) -> int:
 
 def _ref_of(known: Sequence[TeamModel], chosen: str) -> ArtefactModel | FolderModel:
     for each in known:
-        found = team_model_ref(each, each.host, None)
-        if str(each.pk) == chosen and isinstance(found, ArtefactModel | FolderModel):
-            return found
+        ref = team_model_ref(each, each.host, None)
+        if str(each.pk) == chosen and isinstance(ref, ArtefactModel | FolderModel):
+            return ref
     names = ", ".join(each.name for each in known) or "none"
     raise DraftProblem(
-        f"No such model of your team guesses for this one here; there is {names}. A guessing "
+        f"No such model of your team can draft for this one here; there is {names}. A draft "
         "model lies on the same host and reads the same tokens.",
         "draft",
     )

@@ -1,4 +1,4 @@
-"""Engines of their own on GPUs: on which hosts they are offered, and a plan in their settings."""
+"""GPU engines (such as vLLM): hosts that can run them, and their options for a plan."""
 
 from planner.specs.plan import PlannedStrategy
 from planner.specs.strategy import Strategy
@@ -25,7 +25,7 @@ DRAFT_BY_NAME = (
 
 
 def engines_for(host: Host) -> list[tuple[EngineName, Engine]]:
-    """Return the engines that a host can run: those on GPUs only where it reports some."""
+    """Return the engines that a host can run: GPU engines only if it reports GPUs."""
     has_gpus = bool(host.facts.get("gpus"))
     return [(name, each) for name, each in ENGINES.items() if has_gpus or name not in ON_GPUS]
 
@@ -34,7 +34,7 @@ def check_host(engine: EngineName, host: Host) -> None:
     """Refuse an engine that the host cannot run.
 
     Raises:
-        DraftProblem: with what the host lacks, and the way out.
+        DraftProblem: names the missing hardware and a remedy.
     """
     if engine not in dict(engines_for(host)):
         raise DraftProblem(
@@ -45,10 +45,10 @@ def check_host(engine: EngineName, host: Host) -> None:
 
 
 def spread_on(best: PlannedStrategy, engine: EngineName) -> Spread:
-    """Return on how many GPUs of one host an engine runs a plan.
+    """Return the number of GPUs on which an engine runs a plan, on one host.
 
     Raises:
-        DraftProblem: the plan needs more than one host has, or the engine does not divide it.
+        DraftProblem: the plan needs more than one host has, or the engine cannot split it.
     """
     check_split(engine, best.strategy)
     count, each = options_of(best).num_devices, best.cluster.devices_per_node
@@ -62,17 +62,17 @@ def spread_on(best: PlannedStrategy, engine: EngineName) -> Spread:
 
 
 def options_of(best: PlannedStrategy) -> EngineOptions:
-    """Return a plan's layout and limits as an engine is told them.
+    """Return a plan's layout and limits as engine options.
 
     Raises:
-        DraftProblem: the plan holds what an engine is not started with, by name.
+        DraftProblem: names an option of the plan that engines are not started with.
     """
     strategy = best.strategy
-    _refuse_what_is_left_out(strategy)
+    _refuse_unsupported(strategy)
     replicas = strategy.attention_data_parallel_size or 1
     tensor = strategy.tensor_parallel_size or 1
     pools = strategy.disaggregated
-    copies = 1 if pools else strategy.data_parallel_size or 1  # else each an engine of its own
+    copies = 1 if pools else strategy.data_parallel_size or 1  # else one engine per copy
     options = EngineOptions(
         tensor_parallel_size=max(1, tensor // replicas),
         pipeline_parallel_size=strategy.pipeline_parallel_size or 1,
@@ -92,24 +92,24 @@ def options_of(best: PlannedStrategy) -> EngineOptions:
 
 
 def check_split(engine: EngineName, strategy: Strategy) -> None:
-    """Refuse a plan whose phases are divided, for an engine that does not divide them.
+    """Refuse a plan with disaggregated prefill for engines that do not support it.
 
     Raises:
-        DraftProblem: with the way out.
+        DraftProblem: with a remedy.
     """
     if strategy.disaggregated is not None and engine != "vllm":
         raise DraftProblem(SPLIT_PHASES, "disaggregated")
 
 
-def _refuse_what_is_left_out(strategy: Strategy) -> None:
+def _refuse_unsupported(strategy: Strategy) -> None:
     if (strategy.context_parallel_size or 1) > 1:
         raise DraftProblem(SPLIT_CONTEXT, "context_parallel_size")
     if strategy.speculative is not None:
         raise DraftProblem(DRAFT_BY_NAME, "speculative")
-    if strategy.away:
+    if strategy.offload_places:
         raise DraftProblem(
-            f"This plan has {', '.join(strategy.away)}; endpoints keep everything on their GPUs. "
-            "Choose fewer bits, or more GPUs.",
+            f"This plan has {', '.join(strategy.offload_places)}; endpoints keep everything on "
+            "their GPUs. Choose fewer bits, or more GPUs.",
             "weight_dtype",
         )
     if strategy.kv_cache_dtype not in {None, "fp8", *WIDE}:
@@ -123,7 +123,7 @@ def _refuse_what_is_left_out(strategy: Strategy) -> None:
 def _memory_ratio(best: PlannedStrategy) -> float:
     """Return the plan's peak as a share of a GPU: weights, cache, activations, workspace.
 
-    With a tenth more: an engine that gets less than it needs does not start.
+    Includes a 10 % margin: an engine with too little memory does not start.
     """
     share = ROOM * best.memory.per_device_peak_bytes / best.memory.capacity_bytes
     return round(min(MOST_MEMORY_RATIO, max(LEAST_MEMORY_RATIO, share)), 3)

@@ -1,15 +1,15 @@
-"""What is wrong with a draft, in words and with the field that it is about."""
+"""Problems of a draft, as a sentence with the field."""
 
 from dataclasses import dataclass
 
 
-@dataclass(unsafe_hash=True)  # not frozen: who lets it pass sets its traceback
+@dataclass(unsafe_hash=True)  # not frozen: exception handling sets the traceback
 class DraftProblem(Exception):  # noqa: N818 -- shown to people, who have problems
-    """A draft that cannot be planned or launched: the sentence says the way out."""
+    """A draft that cannot be planned or launched; the sentence includes a remedy."""
 
     sentence: str
     field: str = ""
-    is_passing: bool = False  # it passes by itself: whoever waits may ask again
+    is_passing: bool = False  # temporary: callers may retry
 
     def __str__(self) -> str:
         return self.sentence

@@ -1,4 +1,4 @@
-"""Why the numbers are what they are: every term with its equation, values and origin."""
+"""Explanation of an estimate: every term with its equation, inputs and source."""
 
 from typing import NamedTuple
 
@@ -8,11 +8,12 @@ from webapp.core.display import quantity
 from webapp.core.units import number, whole
 
 UNITS = {"B": "bytes", "s": "seconds", "B/s": "bytes_per_second", "FLOP/s": "flops_per_second"}
-READABLE = 1e9  # what is larger is written with an exponent
+READABLE = 1e9  # larger values use an exponent
 GROUP_WORDS = {
     "memory": "Memory",
     "prefill": "Reading the prompt in",
     "decode": "Writing one token",
+    "serving": "Concurrent requests",
     "train_step": "One training step",
     "step": "One training step",
     "compress": "Compression",
@@ -23,7 +24,7 @@ GROUP_WORDS = {
 
 
 class Line(NamedTuple):
-    """One term as the page shows it."""
+    """One term as displayed."""
 
     name: str
     key: str
@@ -35,14 +36,14 @@ class Line(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Terms that belong together."""
+    """The terms of one group."""
 
     name: str
     lines: tuple[Line, ...]
 
 
 def explain(estimate: Estimate) -> list[Group]:
-    """Return the terms of an estimate by group, in the order in which they were computed."""
+    """Return the terms of an estimate by group, in order of computation."""
     groups: dict[str, list[Term]] = {}
     for term in estimate.terms:
         groups.setdefault(term.group, []).append(term)
@@ -58,19 +59,23 @@ def _line(term: Term) -> Line:
         key=term.key,
         equation=term.equation,
         value=with_unit(term.value, term.unit),
-        inputs=tuple(_input(one) for one in term.inputs),
+        inputs=tuple(_input(term_input) for term_input in term.inputs),
         provenance=term.provenance,
         source=term.source,
     )
 
 
-def _input(one: Input) -> str:
-    value = one.value if isinstance(one.value, str) else with_unit(float(one.value), one.unit)
-    return f"{one.symbol} = {value} ({one.name.replace('_', ' ')})"
+def _input(term_input: Input) -> str:
+    value = (
+        term_input.value
+        if isinstance(term_input.value, str)
+        else with_unit(float(term_input.value), term_input.unit)
+    )
+    return f"{term_input.symbol} = {value} ({term_input.name.replace('_', ' ')})"
 
 
 def with_unit(value: float, unit: str) -> str:
-    """Return a value of an equation as people read it."""
+    """Return a value of an equation for display."""
     if unit in {"FLOP", "parameters"}:
         scaled = units.flop(value) if unit == "FLOP" else units.parameters(value)
         return str(scaled)
@@ -79,17 +84,6 @@ def with_unit(value: float, unit: str) -> str:
     if float(value).is_integer() and abs(value) < READABLE:
         return f"{whole(value)} {unit}".strip()
     text = number(value, 4) if abs(value) < READABLE else f"{value:.3e}"
-    text = text.rstrip("0").rstrip(".") if "." in text else text
+    digits, e, exponent = text.partition("e")
+    text = (digits.rstrip("0").rstrip(".") if "." in digits else digits) + e + exponent
     return f"{text} {unit}".strip()
-
-
-SUMMED = ("step", "ttft", "tpot", "prefill_step", "decode_step")
-MOST = 3
-
-
-def main_lines(estimate: Estimate) -> list[Line]:
-    """Return the largest times of the resource that binds: what sets the pace."""
-    binding = [term for term in estimate.terms if term.operator_class == estimate.bound_by]
-    times = [term for term in binding if term.unit == "s" and term.key not in SUMMED]
-    largest = sorted(times, key=lambda term: term.value, reverse=True)[:MOST]
-    return [_line(term) for term in largest]

@@ -1,4 +1,4 @@
-"""A plan's first answer as files for other tools, and the script that measures what it claims."""
+"""Export a plan for other tools, with a script that measures its claims."""
 
 from planner.errors import PlannerError
 from planner.exports.export import Export
@@ -11,10 +11,10 @@ MEASURE_FILE = "measure.py"
 
 
 def export_plan(plan: Plan, answer: PlanAnswer, key: str) -> Export:
-    """Return the plan in another tool's words.
+    """Return the plan in another tool's format.
 
     Raises:
-        PlannerError: nothing fits, or the format cannot say this plan.
+        PlannerError: nothing fits, or the format cannot express this plan.
     """
     if not answer.plans:
         raise PlannerError("Nothing fits this question, so that there is nothing to export.")
@@ -23,21 +23,21 @@ def export_plan(plan: Plan, answer: PlanAnswer, key: str) -> Export:
 
 
 def exports_of(plan: Plan, answer: PlanAnswer) -> list[Export]:
-    """Return the plan in every format that can say it; the answer names them."""
-    found = []
+    """Return the plan in every format that can express it, as listed by the answer."""
+    exports = []
     for key in answer.plans[0].exports if answer.plans else ():
         try:
-            found.append(export_plan(plan, answer, key))
+            exports.append(export_plan(plan, answer, key))
         except PlannerError:
-            # An answer from before the catalogs changed may name what is gone.
+            # An answer older than the current catalogs may name removed entries.
             continue
-    return found
+    return exports
 
 
 def file_of(plan: Plan, answer: PlanAnswer, key: str) -> tuple[str, str] | None:
-    """Return the name and the text of one file to download, or nothing if there is none."""
-    found = {one.key: one for one in exports_of(plan, answer)}
-    if key == MEASURE and found:
-        text = next(iter(found.values())).measure
+    """Return the name and text of one file to download, or None if there is none."""
+    by_key = {exported.key: exported for exported in exports_of(plan, answer)}
+    if key == MEASURE and by_key:
+        text = next(iter(by_key.values())).measure
         return (MEASURE_FILE, text) if text else None
-    return (found[key].file_name, found[key].text) if key in found else None
+    return (by_key[key].file_name, by_key[key].text) if key in by_key else None

@@ -1,4 +1,4 @@
-"""The batch-generate goal as a job: which prompts, worked on in which batches."""
+"""Convert the batch-generate goal to a job spec: prompts, batches, offload, split."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -35,8 +35,8 @@ from webapp.plans.sharing import split_of
 Draft = dict[str, Any]
 Away = LayerStreaming | ExpertCache | PolicyOffload
 SHARES = ("weights_cpu", "weights_disk", "kv_cpu", "kv_disk", "activations_cpu")
-GROUP_SIZE = 64  # FlexGen's own
-ROUNDING = 1e-9  # a share of 0.25 of eight layers leaves six, whatever floats say
+GROUP_SIZE = 64  # FlexGen's value
+ROUNDING = 1e-9  # tolerance for products such as 8 layers * (1 - 0.25)
 
 
 def generate_spec(
@@ -46,12 +46,12 @@ def generate_spec(
     strategy: Strategy,
     offload: Away | None = None,
 ) -> GenerateSpec:
-    """Return the typed document that the host runs.
+    """Return the job spec of a batch generation.
 
     Raises:
-        DraftProblem: prompts of text for a model that has no weights on the host, layers to
-            be streamed that lie in no folder or are quantised, a model to be divided that lies
-            in no folder, or choices that do not run together.
+        DraftProblem: a prompts file for a model without weights on the host; streamed layers
+            without a folder or with quantised weights; a split model without a folder; or
+            incompatible options.
     """
     if offload is not None:
         _check_streamable(model, weight_dtype, offload)
@@ -86,13 +86,13 @@ def generate_spec(
 
 
 def _validated(fields: dict[str, Any]) -> GenerateSpec:
-    """Return the document; what does not run together is told as the plan's problem."""
+    """Return the validated spec; incompatible options raise a DraftProblem."""
     try:
         return GenerateSpec.model_validate(fields)
     except ValidationError as error:
-        said = error.errors()[0]["msg"].removeprefix("Value error, ")
+        message = error.errors()[0]["msg"].removeprefix("Value error, ")
         raise DraftProblem(
-            f"Not everything that was chosen runs together: {said}.", "batching"
+            f"Not everything that was chosen runs together: {message}.", "batching"
         ) from error
 
 
@@ -100,35 +100,35 @@ ALL_ADAPTERS = "all"
 
 
 def with_adapters(spec: GenerateSpec, known: Sequence[NamedAdapter], chosen: str) -> GenerateSpec:
-    """Return a job with the adapter that a person chose: one by name, all, or none for "".
+    """Return a job with the chosen adapter: one by name, all, or none for "".
 
     Raises:
-        DraftProblem: there is no such adapter of the model, or it does not go with the rest.
+        DraftProblem: there is no such adapter of the model, or it is incompatible.
     """
     if not chosen:
         return spec
-    found = [each for each in known if chosen in {ALL_ADAPTERS, each.name}]
-    if not found:
+    adapters = [each for each in known if chosen in {ALL_ADAPTERS, each.name}]
+    if not adapters:
         names = ", ".join(each.name for each in known) or "none"
         raise DraftProblem(
             f"No adapter {chosen[:120]} was trained on this model by your team; there is {names}.",
             "adapter",
         )
-    return _validated(spec.model_dump() | {"adapters": found})
+    return _validated(spec.model_dump() | {"adapters": adapters})
 
 
 def offload_of(strategy: Strategy, shape: ModelSpec) -> Away | None:
-    """Return how what a plan keeps elsewhere comes to the device, None for all there.
+    """Return the job's offload of a plan, None if everything stays on the device.
 
-    The planner's share is of the layers' bytes. Where weights alone leave, whole layers stay, so
-    that no more memory is taken; with cache, activations, micro-batches or 4-bit weights the job
-    follows the whole policy. Of a mixture of experts only experts leave, as the plan has it.
+    The planner's share is of the layers' bytes. For weights alone, whole layers stay resident, so
+    that no more memory is used than planned; with cache, activations, micro-batches or 4-bit
+    weights the job applies the full policy. For a mixture of experts only experts are offloaded.
 
     Raises:
-        DraftProblem: more of a mixture of experts is to leave than its experts.
+        DraftProblem: more of a mixture of experts is offloaded than its experts.
     """
     offload = strategy.offload
-    if offload is None or not strategy.away:
+    if offload is None or not strategy.offload_places:
         return None
     share = min(1.0, offload.weights_cpu + offload.weights_disk)
     place: Source = "disk" if offload.weights_disk > 0 else "host_memory"
@@ -154,11 +154,11 @@ def offload_of(strategy: Strategy, shape: ModelSpec) -> Away | None:
 
 
 def _expert_cache(shape: ModelSpec, share: float, place: Source) -> ExpertCache:
-    """Return the cache that takes no more than the plan: guesses have their room from it too."""
+    """Return an expert cache within the planned memory, including room for guessed experts."""
     counts = count_parameters(shape)
-    away = share * counts.layer_linear / counts.experts
+    offloaded = share * counts.layer_linear / counts.experts
     num_layers, visited = shape.num_moe_layers, shape.num_experts_per_tok
-    room = int(num_layers * shape.num_experts * (1.0 - away) + ROUNDING)
+    room = int(num_layers * shape.num_experts * (1.0 - offloaded) + ROUNDING)
     guesses = visited if room >= num_layers + visited else 0
     if room < num_layers:
         raise DraftProblem(
@@ -171,7 +171,7 @@ def _expert_cache(shape: ModelSpec, share: float, place: Source) -> ExpertCache:
 
 
 def kept_going(spec: GenerateSpec, policy: DataParallel) -> GenerateSpec:
-    """Return the document of a job that goes on without a lost host: its stages are a chain."""
+    """Return a job that survives a lost host by running its pipeline stages as a chain."""
     if policy.on_lost_rank != "shrink" or not isinstance(spec.split, PipelineSplit):
         return spec
     chain = StageChain(stages=spec.split.size)
@@ -179,7 +179,7 @@ def kept_going(spec: GenerateSpec, policy: DataParallel) -> GenerateSpec:
 
 
 def is_weights_only(strategy: Strategy) -> bool:
-    """Tell whether nothing but weights lives off the device."""
+    """Return whether only weights are offloaded."""
     offload = strategy.offload
     if offload is None:
         return True
@@ -214,7 +214,7 @@ def _check_divisible(model: ModelRef) -> None:
 
 
 def prompts_of(values: dict[str, Any], path: str) -> Prompts:
-    """Return the file that the step names, else one batch of the host's own text."""
+    """Return the prompts file of the workload step, else a batch of the host's own text."""
     if path:
         return FilePrompts(path=path)
     return DemoPrompts(count=values["batch_size"], input_tokens=values["input_tokens"])

@@ -1,26 +1,17 @@
-"""What became of a plan: the jobs launched from it, predicted beside measured."""
+"""History of a plan: its jobs, with predicted and measured figures."""
 
 from typing import NamedTuple
 
 from django.db.models import QuerySet
 
 from webapp.core.display import quantity
+from webapp.figures.registry import definition_of
 from webapp.jobs.models import Job, Measurement
 from webapp.plans.models import Plan
 
-METRIC_WORDS = {
-    "tokens_per_second": "Tokens per second",
-    "step_seconds": "Step time",
-    "peak_memory_bytes": "Peak memory",
-    "ttft_seconds": "First token",
-    "tpot_seconds": "Each further token",
-    "prefill_tokens_per_second": "Prefill speed",
-    "decode_tokens_per_second": "Decode speed",
-}
 
-
-class Met(NamedTuple):
-    """One figure of one job: what was said, what came."""
+class FigureComparison(NamedTuple):
+    """One figure of one job, predicted and measured."""
 
     job: Job
     metric: str
@@ -31,25 +22,28 @@ class Met(NamedTuple):
 
 
 def jobs_of(plan: Plan) -> QuerySet[Job]:
-    """Return the jobs that were launched from a plan, newest first."""
-    return plan.jobs.filter(deleted_at=None).select_related(
-        "host", "requested_host", "pool", "owner"
-    )
+    """Return the jobs launched from any version of a plan, newest first."""
+    jobs = Job.objects.filter(plan__series=plan.series, deleted_at=None)
+    jobs = jobs if plan.series else jobs.none()
+    return jobs.select_related("host", "requested_host", "pool", "owner", "plan")
 
 
-def measured_of(plan: Plan) -> list[Met]:
-    """Return every predicted figure that a job of the plan measured."""
-    rows = Measurement.objects.filter(job__plan=plan, job__deleted_at=None).select_related("job")
-    return [_met(row) for row in rows.order_by("-job__created_at", "id")]
+def measured_of(plan: Plan) -> list[FigureComparison]:
+    """Return every predicted figure that jobs of any version measured."""
+    if not plan.series:
+        return []
+    rows = Measurement.objects.filter(job__plan__series=plan.series, job__deleted_at=None)
+    rows = rows.select_related("job")
+    return [_comparison(row) for row in rows.order_by("-job__created_at", "id")]
 
 
-def _met(row: Measurement) -> Met:
-    low, high = row.predicted_low, row.predicted_high
-    return Met(
+def _comparison(row: Measurement) -> FigureComparison:
+    low, high, definition = row.predicted_low, row.predicted_high, definition_of(row.metric)
+    return FigureComparison(
         job=row.job,
-        metric=METRIC_WORDS.get(row.metric, row.metric.replace("_", " ")),
-        predicted=str(quantity(row.predicted, row.unit)),
-        measured=str(quantity(row.measured, row.unit)),
+        metric=definition.label,
+        predicted=str(quantity(row.predicted, definition.unit)),
+        measured=str(quantity(row.measured, definition.unit)),
         ratio=row.ratio,
         is_inside=low is not None and high is not None and low <= row.measured <= high,
     )

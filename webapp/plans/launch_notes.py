@@ -1,4 +1,4 @@
-"""What the review page says before anything is launched: what would happen, or why it cannot."""
+"""The review page's notes: what a launch would do, or why it is not possible."""
 
 from contextlib import suppress
 from typing import Any
@@ -10,17 +10,17 @@ from webapp.jobs.models import Job
 from webapp.plans.drafting import drafts_for
 from webapp.plans.engines import engines_for
 from webapp.plans.errors import DraftProblem
-from webapp.plans.launch_words import EXPLANATIONS, words_of
+from webapp.plans.launch_descriptions import EXPLANATIONS, words_of
+from webapp.plans.launch_options import quota_note
 from webapp.plans.launching import Launch, launch_of
 from webapp.plans.measuring import usual_points
 from webapp.plans.models import Plan
 from webapp.plans.questions import draft_shape
-from webapp.plans.serving import EndpointWish, adapters_of
-from webapp.plans.wishes import quota_note
+from webapp.plans.serving import EndpointOptions, adapters_of
 
 
 def launch_note(plan: Plan) -> dict[str, Any]:
-    """Return what launching would do, or why it cannot: ``can``, ``title`` and ``text``."""
+    """Return what launching would do, or why not: ``can``, ``title`` and ``text``."""
     try:
         launch = launch_of(plan)
     except DraftProblem as problem:
@@ -30,7 +30,7 @@ def launch_note(plan: Plan) -> dict[str, Any]:
         return note if again else note | _only_endpoint_note(plan)
     text = words_of(launch.spec)
     host = launch.place
-    told = {"can": "yes", "title": f"What happens on {host}", "text": text, "host": host}
+    note = {"can": "yes", "title": f"What happens on {host}", "text": text, "host": host}
     is_generation = isinstance(launch.spec, GenerateSpec)
     adapters = adapters_of(plan.team, launch.spec.model) if is_generation else ()
     job = Job(
@@ -46,35 +46,35 @@ def launch_note(plan: Plan) -> dict[str, Any]:
     names: dict[str, Any] = {"adapter_names": [each.name for each in adapters]}
     if is_generation:
         names |= {"drafts": drafts_for(launch.host, launch.spec.model, draft_shape(plan))}
-    return told | names | _endpoint_note(plan, launch) | quota_note(job)
+    return note | names | _endpoint_note(plan, launch) | quota_note(job)
 
 
 def _only_endpoint_note(plan: Plan) -> dict[str, Any]:
-    """Return the endpoint of a plan that only engines on GPUs can run, where one can."""
-    found: dict[EngineName, Launch] = {}
+    """Return the endpoint note of a plan that only GPU engines can run, if any can."""
+    launches: dict[EngineName, Launch] = {}
     for engine in ON_GPUS:
         with suppress(DraftProblem):
-            found[engine] = launch_of(plan, EndpointWish(engine=engine))
-    if not found:
+            launches[engine] = launch_of(plan, EndpointOptions(engine=engine))
+    if not launches:
         return {}
-    launch = next(iter(found.values()))
+    launch = next(iter(launches.values()))
     return {
         "endpoint": EXPLANATIONS["serve"],
         "can_serve": "yes",
         "host": launch.place,
-        "engines": [(engine, ENGINES[engine].words) for engine in found],
+        "engines": [(engine, ENGINES[engine].words) for engine in launches],
         "can_reuse": "yes",
         "drafts": drafts_for(launch.host, launch.spec.model, draft_shape(plan)),
     }
 
 
 def _endpoint_note(plan: Plan, launch: Launch) -> dict[str, Any]:
-    """Return what an endpoint of the plan would be, or why there can be none."""
+    """Return the endpoint note of a plan, or why it cannot run as an endpoint."""
     if not isinstance(launch.spec, BenchmarkSpec):
         return {}
     points: dict[str, Any] = {"measures": "yes", "points": usual_points(launch.spec.batch_size)}
     try:
-        launch_of(plan, EndpointWish())
+        launch_of(plan, EndpointOptions())
     except DraftProblem as problem:
         return points | {"endpoint": problem.sentence}
     count = len(adapters_of(plan.team, launch.spec.model))
@@ -83,5 +83,5 @@ def _endpoint_note(plan: Plan, launch: Launch) -> dict[str, Any]:
     if any(name in ON_GPUS for name, _words in engines):
         drafts = drafts_for(launch.host, launch.spec.model, draft_shape(plan))
         points |= {"drafts": drafts, "can_reuse": "yes"}
-    said = {"endpoint": EXPLANATIONS["serve"], "can_serve": "yes", "engines": engines}
-    return points | adapters | said
+    serving = {"endpoint": EXPLANATIONS["serve"], "can_serve": "yes", "engines": engines}
+    return points | adapters | serving

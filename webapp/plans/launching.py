@@ -1,6 +1,6 @@
-"""A plan as a job: which program runs, on which model, and what it is expected to measure.
+"""Launch a plan as a job: its program, model and predicted measurements.
 
-What this release cannot run is refused here with the way out, before anything is queued.
+Unsupported plans are refused here with a remedy, before anything is queued.
 """
 
 import json
@@ -20,6 +20,7 @@ from runners.jobspec import (
     DemoModel,
     FolderModel,
     GenerateSpec,
+    JobSpec,
     ModelRef,
     ModelSpec,
     RandomModel,
@@ -41,13 +42,15 @@ from webapp.plans.generating import (
     offload_of,
     with_adapters,
 )
+from webapp.plans.launch_options import NOTHING_MORE, LaunchOptions
 from webapp.plans.measuring import Measuring
 from webapp.plans.models import Plan
 from webapp.plans.options import check_serving
-from webapp.plans.planning import current_answer, plan_keep
+from webapp.plans.planning import plan_keep, verdict_answer
 from webapp.plans.predicting import prediction_of
 from webapp.plans.questions import Question, draft_shape, question_of
-from webapp.plans.serving import EndpointWish, adapters_of, serve_spec
+from webapp.plans.saving import is_unchanged
+from webapp.plans.serving import EndpointOptions, adapters_of, serve_spec
 from webapp.plans.sharing import (
     TRAININGS,
     Spread,
@@ -58,21 +61,20 @@ from webapp.plans.sharing import (
 )
 from webapp.plans.training import needs_weights, train_spec
 from webapp.plans.training_data import shared_out
-from webapp.plans.wishes import NOTHING_MORE, Wish
 from webapp.plans.words import model_words, plan_title
 
 Draft = dict[str, Any]
-STATES_AWAY = frozenset({"optimiser states on cpu", "optimiser states on nvme"})  # of trainings
+STATES_AWAY = frozenset({"optimiser states on cpu", "optimiser states on nvme"})  # in training
 RUNNABLE_DTYPES = ("fp32", "bf16", "fp16", "fp8", "int8", "int4")
 NOTHING_BESIDES = Measuring()
-TRAINING_SHARE = 3  # a run may take this much longer than its budget for what surrounds it
+TRAINING_SHARE = 3  # limit relative to the time budget: setup and saving need time too
 GRACE_SECONDS = 900.0
 
 
 class Launch(NamedTuple):
-    """Everything that a job is made of."""
+    """The parts of a job to be created."""
 
-    host: Host  # of a pool, one like the others there
+    host: Host  # of a pool: a representative host
     spec: ModelSpec
     model_name: str
     best: PlannedStrategy
@@ -80,34 +82,43 @@ class Launch(NamedTuple):
     max_duration_seconds: float | None
     spread: Spread = Spread()
     pool: Pool | None = None
-    is_pinned: bool = True  # to that host; of a pool only where the model's weights lie there
+    is_pinned: bool = True  # to the host; for a pool only if the weights exist on that host alone
 
     @property
     def place(self) -> str:
-        """Return where it runs, by name."""
+        """Return the name of the host, or of the pool with the number of hosts."""
         if self.pool is None:
             return self.host.name
         count = self.spread.num_hosts
         return f"{self.pool.name} ({f'{count} hosts' if count > 1 else 'one host'})"
 
 
-def plan_launch(
+def plan_launch(  # noqa: PLR0913 (keyword-only: each is a choice of the launch form)
     *,
     plan: Plan,
     by: User,
     name: str = "",
     idempotency_key: str | None = None,
     secrets: Sequence[str] = (),
-    wish: Wish = NOTHING_MORE,
+    wish: LaunchOptions = NOTHING_MORE,
+    is_named: bool = True,
+    as_new: bool = False,
 ) -> Job:
-    """Queue the job that the plan describes and return it; ``secrets`` are names.
+    """Queue the job described by the plan and return it; ``secrets`` are names.
+
+    A draft is saved first: as the next version of its original plan, or with ``as_new`` as a
+    separate plan. The job refers to that version. ``name`` names the job, and the plan too if a
+    person chose it (``is_named``).
 
     Raises:
         DraftProblem: there is nothing to launch, or this release cannot run it.
         Problem: the job service refuses.
     """
     launch = launch_of(plan, wish.endpoint, wish.measuring, wish.adapter, wish.draft)
-    plan_keep(plan, name or plan.name or plan_title(plan.draft, launch.model_name, launch.place))
+    if not plan.name and not name:
+        plan.name, plan.is_named = plan_title(plan.draft, launch.model_name, launch.place), False
+    plan_name = name if is_named and not is_unchanged(plan) else ""
+    saved = plan_keep(plan, plan_name, by=by.get_username(), as_new=as_new)
     job = job_create(
         team=plan.team,
         owner=by,
@@ -116,9 +127,9 @@ def plan_launch(
         num_hosts=launch.spread.num_hosts,
         devices_per_host=launch.spread.devices_per_host,
         spec=launch.spec.model_copy(update={"secrets": tuple(secrets)}),
-        name=plan.name,
+        name=name.strip() or saved.name,
         model_name=launch.model_name,
-        plan=plan,
+        plan=saved,
         estimate=launch.best.model_dump(mode="json"),
         prediction=launch.prediction,
         idempotency_key=idempotency_key,
@@ -131,18 +142,18 @@ def plan_launch(
 
 def launch_of(
     plan: Plan,
-    endpoint: EndpointWish | None = None,
+    endpoint: EndpointOptions | None = None,
     measuring: Measuring = NOTHING_BESIDES,
     adapter: str = "",
     draft: str = "",
 ) -> Launch:
-    """Return what would be launched; with ``endpoint`` a serve plan stays up.
+    """Return the launch of a plan; with ``endpoint`` a serve plan becomes an endpoint.
 
     Raises:
         DraftProblem: there is nothing to launch, or this release cannot run it.
     """
     question = question_of(plan)
-    answer = current_answer(plan)
+    answer = verdict_answer(plan)
     if question.host is None:
         raise DraftProblem(
             "This hardware is only thought of. Choose one of your hosts to launch.", "choice"
@@ -163,28 +174,28 @@ def launch_of(
     spread = spread_on(best, on_gpus) if on_gpus else spread_of(best, goal)
     model = _model_ref(plan.draft, question)
     processes = processes_of(best, plan.draft["hardware"])
-    # Ranks of a processor share the one device that it is.
+    # CPU ranks share the host's one CPU device.
     spread = Spread(spread.num_hosts, 1) if processes > 1 else spread
     check_model(model, spread)
     if endpoint is not None and goal == "serve":
         spec: ModelSpec = _endpoint_spec(plan, question, model, endpoint, best)
     else:
         spec = _spec(plan.draft, model, best, draft_shape(plan))
-        spec = _beside(spec, endpoint, measuring)
+        spec = _with_measuring(spec, endpoint, measuring)
     policy = policy_of(plan.draft["hardware"], spread, processes)
     if isinstance(spec, TrainSpec):
         spec = spec.model_copy(update=shared_out(spec, policy, processes, plan))
     if isinstance(spec, GenerateSpec):
-        known = adapters_of(plan.team, spec.model)
+        trained = adapters_of(plan.team, spec.model)
         drafts = drafts_for(question.host, model, draft_shape(plan))
-        spec = with_adapters(with_draft(kept_going(spec, policy), drafts, draft), known, adapter)
+        spec = with_adapters(with_draft(kept_going(spec, policy), drafts, draft), trained, adapter)
     return Launch(
         host=question.host,
         spec=spec,
         model_name=_model_name(plan.draft, question.team_model),
         best=best,
         prediction=prediction_of(spec, best, question),
-        max_duration_seconds=_max_duration(spec),
+        max_duration_seconds=max_duration_of(spec),
         spread=spread,
         pool=question.pool,
         is_pinned=question.pool is None or (spread.num_hosts == 1 and question.is_bound),
@@ -199,7 +210,7 @@ def _model_name(draft: Draft, team_model: TeamModel | None) -> str:
 
 
 def _model_ref(draft: Draft, question: Question) -> ModelRef:
-    """Return where the job finds the model."""
+    """Return the job's reference to the model."""
     chosen = draft["model"]
     if question.team_model is not None:
         return team_model_ref(question.team_model, question.host, question.pool)
@@ -220,22 +231,22 @@ def _model_ref(draft: Draft, question: Question) -> ModelRef:
 def _spec(
     draft: Draft, model: ModelRef, best: PlannedStrategy, shape: ModelShape | None
 ) -> ModelSpec:
-    """Return the typed document that the host runs."""
+    """Return the job spec for the plan's goal."""
     goal = draft["goal"]["goal"]
     if goal != "generate":
-        _refuse_away(best, may_wait=STATES_AWAY if goal in TRAININGS else frozenset())
+        _refuse_offloaded(best, allowed=STATES_AWAY if goal in TRAININGS else frozenset())
     if goal == "compress":
         return _compress_spec(draft, model)
     if goal == "serve":
-        return _served_here(draft, model, best)
+        return _serving_benchmark(draft, model, best)
     if goal == "generate":
         offload = offload_of(best.strategy, shape) if shape else None
         return generate_spec(draft, model, _runnable_dtype(best), best.strategy, offload)
     return train_spec(draft, model, best, shape)
 
 
-def _refuse_away(best: PlannedStrategy, may_wait: frozenset[str] = frozenset()) -> None:
-    if away := [each for each in best.strategy.away if each not in may_wait]:
+def _refuse_offloaded(best: PlannedStrategy, allowed: frozenset[str] = frozenset()) -> None:
+    if away := [each for each in best.strategy.offload_places if each not in allowed]:
         raise DraftProblem(
             f"This plan has {', '.join(away)}: it is planned, but only jobs that generate keep "
             "these off the device. Choose fewer bits, a smaller batch or a smaller model.",
@@ -243,29 +254,35 @@ def _refuse_away(best: PlannedStrategy, may_wait: frozenset[str] = frozenset()) 
         )
 
 
-def _served_here(draft: Draft, model: ModelRef, best: PlannedStrategy) -> BenchmarkSpec:
-    """Return the measurement of a serve plan that jobs themselves run."""
-    _refuse_away(best)
+def _serving_benchmark(draft: Draft, model: ModelRef, best: PlannedStrategy) -> BenchmarkSpec:
+    """Return the benchmark of a serve plan on the built-in engine."""
+    _refuse_offloaded(best)
     check_split("slipway", best.strategy)
     check_serving(best.strategy)
     return _benchmark_spec(draft, model, best)
 
 
-def _beside(spec: ModelSpec, endpoint: EndpointWish | None, measuring: Measuring) -> ModelSpec:
-    """Return a job with what was asked for beside the plan: how it is measured."""
+def _with_measuring(
+    spec: ModelSpec, endpoint: EndpointOptions | None, measuring: Measuring
+) -> ModelSpec:
+    """Return the spec with the requested measurement options."""
     if endpoint is not None:
         raise DraftProblem("Only a plan to serve can be started as an endpoint.", "goal")
     return _measured_spec(spec, measuring) if isinstance(spec, BenchmarkSpec) else spec
 
 
 def _endpoint_spec(
-    plan: Plan, question: Question, model: ModelRef, wish: EndpointWish, best: PlannedStrategy
+    plan: Plan,
+    question: Question,
+    model: ModelRef,
+    options: EndpointOptions,
+    best: PlannedStrategy,
 ) -> ServeSpec:
-    """Return a serve plan as an endpoint."""
-    if wish.engine in ON_GPUS:
+    """Return the endpoint spec of a serve plan."""
+    if options.engine in ON_GPUS:
         spec = _benchmark_spec(plan.draft, model, best)
     else:
-        spec = _served_here(plan.draft, model, best)
+        spec = _serving_benchmark(plan.draft, model, best)
     needs_weights(model, "An endpoint")
     shape = draft_shape(plan)
     fields = {
@@ -273,13 +290,13 @@ def _endpoint_spec(
         "weight_dtype": spec.weight_dtype,
         "positions": shape.max_position_embeddings if shape else None,
         "max_batch_tokens": best.strategy.max_batch_tokens,
-        "engine_options": options_of(best) if wish.engine in ON_GPUS else None,
+        "engine_options": options_of(best) if options.engine in ON_GPUS else None,
     }
-    found = serve_spec(plan.draft, model, fields, wish)
-    adapters = adapters_of(plan.team, model) if wish.has_adapters else ()
-    found = found.model_copy(update={"adapters": adapters})
+    endpoint = serve_spec(plan.draft, model, fields, options)
+    adapters = adapters_of(plan.team, model) if options.has_adapters else ()
+    endpoint = endpoint.model_copy(update={"adapters": adapters})
     drafts = drafts_for(question.host, model, shape) if question.host else []
-    return with_engine_draft(found, drafts, wish.draft, wish.reuse)
+    return with_engine_draft(endpoint, drafts, options.draft, options.reuse)
 
 
 def _measured_spec(spec: BenchmarkSpec, measuring: Measuring) -> BenchmarkSpec:
@@ -318,8 +335,8 @@ def _runnable_dtype(best: PlannedStrategy) -> str:
     return dtype
 
 
-def _max_duration(spec: ModelSpec) -> float | None:
-    """Return after how many seconds the job is ended, where its length is known."""
+def max_duration_of(spec: JobSpec) -> float | None:
+    """Return the job's time limit in seconds, if its length is known."""
     if isinstance(spec, TrainSpec) and spec.time_budget_seconds:
         return spec.time_budget_seconds * TRAINING_SHARE + GRACE_SECONDS
     return None

@@ -1,35 +1,97 @@
-"""Plans: a wizard draft that grew into a computed answer."""
+"""Database models of plans: wizard drafts and their saved versions.
+
+A saved version is immutable: ``webapp/plans/saving.py`` only writes drafts.
+"""
+
+from typing import Any
 
 from django.conf import settings
 from django.db import models
 
-from webapp.accounts.models import TeamOwned
+from webapp.accounts.models import Team, TeamOwned
 
 
 class PlanState(models.TextChoices):
-    """Infeasible is a verdict of a computed plan, not a state."""
+    """States of a plan; infeasible is a verdict of a computed plan, not a state."""
 
     DRAFT = "draft", "Draft"
     COMPUTED = "computed", "Computed"
 
 
-class Plan(TeamOwned):
-    """What was asked (``draft``, ``request``) and what the planner answered (``answer``)."""
+DOCUMENTS = ("draft", "request", "answer", "edits")  # large columns: not loaded in lists
 
+
+class Plan(TeamOwned):
+    """A draft, or one saved version of a plan; all versions of a plan share a ``series``.
+
+    ``draft`` and ``request`` are the question, ``answer`` is the planner's answer.
+    """
+
+    # No index of its own: with both, SQLite may choose this one over the composite index.
+    team = models.ForeignKey(Team, on_delete=models.CASCADE, related_name="+", db_index=False)
     owner = models.ForeignKey(
         settings.AUTH_USER_MODEL, null=True, on_delete=models.SET_NULL, related_name="+"
     )
     name = models.CharField(max_length=120, blank=True)
+    # False: the name is derived from the content; null: saved before this was recorded.
+    is_named = models.BooleanField(null=True, default=None)
     state = models.CharField(max_length=16, choices=PlanState, default=PlanState.DRAFT)
     draft = models.JSONField(default=dict, blank=True)  # wizard step -> cleaned form fields
     request = models.JSONField(default=dict, blank=True)  # planner PlanRequest
     answer = models.JSONField(default=dict, blank=True)  # planner PlanAnswer
+    # The answer contains only the best plan, without frontier, runners-up and suggestions.
+    is_brief = models.BooleanField(default=False)
+    # Verdict of a saved version for lists; "" if none was stored.
+    verdict = models.CharField(max_length=24, blank=True)
     created_at = models.DateTimeField(auto_now_add=True)
     saved_at = models.DateTimeField(auto_now=True)
     computed_at = models.DateTimeField(null=True, blank=True)
+    # Id of the first version, and this version's number; a draft has neither.
+    series = models.CharField(max_length=26, blank=True, db_index=True)
+    version = models.PositiveIntegerField(null=True, blank=True)
+    is_latest = models.BooleanField(default=True)
+    base = models.ForeignKey(  # the version that this version or draft was created from
+        "self", null=True, blank=True, on_delete=models.SET_NULL, related_name="changed_copies"
+    )
+    saved_by = models.CharField(max_length=150, blank=True)  # the person who saved the draft
+    revision = models.PositiveIntegerField(default=0)  # number of writes of a draft
+    edits = models.JSONField(default=dict, blank=True)  # wizard step -> its last writer
+    deleted_at = models.DateTimeField(null=True, blank=True)  # its jobs still show the plan
 
     class Meta:
         ordering = ["-created_at"]
+        indexes = [
+            models.Index(  # the list's filters, so that only shown rows are read
+                fields=[
+                    "team",
+                    "-saved_at",
+                    "-id",
+                    "state",
+                    "is_latest",
+                    "owner",
+                    "base",
+                    "revision",
+                    "name",
+                    "deleted_at",  # SQLite needs a condition's column too
+                ],
+                condition=models.Q(deleted_at=None),
+                name="plans_listed",
+            )
+        ]
+        constraints = [
+            models.UniqueConstraint(fields=["series", "version"], name="one_row_per_version")
+        ]
 
     def __str__(self) -> str:
         return self.name or f"plan {self.id}"
+
+    def save(self, *args: Any, **kwargs: Any) -> None:
+        """Store the row; a plan created as computed becomes version 1 of its own series."""
+        if self.state == PlanState.COMPUTED and not self.series:
+            self.series, self.version = self.pk, 1
+        super().save(*args, **kwargs)
+
+    @property
+    def is_draft(self) -> bool:
+        """Return whether the plan can still be changed."""
+        return self.state == PlanState.DRAFT

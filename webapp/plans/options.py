@@ -1,6 +1,6 @@
-"""What a strategy says beside formats of weights and places, as jobs have it, or why they do not.
+"""Convert a strategy's cache and attention options to those of jobs, or refuse them.
 
-A plan that a job would silently run otherwise is refused by name, with the way out.
+A plan that a job would silently run differently is refused by name, with a remedy.
 """
 
 from planner.specs.strategy import Strategy
@@ -13,49 +13,49 @@ WIDE = ("fp32", "bf16", "fp16")
 
 
 def cache_of(strategy: Strategy, chosen: str) -> KvCache:
-    """Return how keys and values are kept: as the workload step says, else as the plan has it.
+    """Return the KV-cache format: of the workload step if set, else of the plan.
 
     Raises:
-        DraftProblem: no job keeps them so, or the step and the plan disagree.
+        DraftProblem: jobs do not support the format, or step and plan disagree.
     """
-    planned, found = _planned_cache(strategy), CHOICES.get(chosen)
-    if found is None:
+    planned, cache = _planned_cache(strategy), CHOICES.get(chosen)
+    if cache is None:
         return planned
-    if planned in {"plain", found}:
-        return found
+    if planned in {"plain", cache}:
+        return cache
     raise DraftProblem(
-        f"The plan keeps keys and values in {planned}, the workload step in {found}. Pin the KV "
+        f"The plan keeps keys and values in {planned}, the workload step in {cache}. Pin the KV "
         "cache to the same, or leave one of them to the other.",
         "kv_cache",
     )
 
 
 def _planned_cache(strategy: Strategy) -> KvCache:
-    dtype, own = strategy.kv_cache_dtype, _computed(strategy)
-    if dtype is None or dtype == own:
+    dtype, compute_dtype = strategy.kv_cache_dtype, _compute_dtype(strategy)
+    if dtype is None or dtype == compute_dtype:
         return "plain"
     if dtype in CACHES:
         return CACHES[dtype]
     raise DraftProblem(
         f"Keys and values in {dtype} are planned but no job keeps them so: jobs keep them in "
-        f"{own}, or in {' or '.join(CACHES)}. Pin the KV cache to one of these.",
+        f"{compute_dtype}, or in {' or '.join(CACHES)}. Pin the KV cache to one of these.",
         "kv_cache_dtype",
     )
 
 
-def _computed(strategy: Strategy) -> str:
-    """Return what layers compute in: narrow activations are widened before they are kept."""
+def _compute_dtype(strategy: Strategy) -> str:
+    """Return the compute dtype of layers: narrow activations are widened before caching."""
     dtype = strategy.activation_dtype
     return dtype if dtype in WIDE else "bf16"
 
 
 def check_serving(strategy: Strategy) -> None:
-    """Refuse what neither an endpoint nor its measurement does.
+    """Refuse options that neither an endpoint nor its benchmark supports.
 
     Raises:
-        DraftProblem: with the strategy's own word for it, and the way out.
+        DraftProblem: names the option and a remedy.
     """
-    own = _computed(strategy)
+    own = _compute_dtype(strategy)
     if strategy.kv_cache_dtype not in {None, own}:
         raise DraftProblem(
             f"Endpoints keep keys and values in {own}; a cache in {strategy.kv_cache_dtype} is "
@@ -64,8 +64,8 @@ def check_serving(strategy: Strategy) -> None:
         )
     if strategy.speculative is not None:
         raise DraftProblem(
-            f"A draft by {strategy.speculative.draft_model} is planned only: endpoints do not "
-            "guess ahead yet. Leave it out, or generate in batches, which can.",
+            f"A draft by {strategy.speculative.draft_model} is planned only: endpoints have no "
+            "speculative decoding yet. Leave it out, or use batch generation.",
             "speculative",
         )
     if strategy.attention == "eager":

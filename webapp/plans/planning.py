@@ -1,6 +1,10 @@
-"""The sole caller of the planner: drafts go in, answers are stored on the plan."""
+"""Run the planner for plans and store its answers; no other module calls it for plans."""
 
+import contextlib
+import copy
 from typing import Any
+
+from django.contrib.auth.models import User
 
 from planner import api
 from planner.errors import PlannerError
@@ -9,51 +13,89 @@ from planner.specs.estimate import Estimate, EstimateRequest
 from planner.specs.inverse import InverseAnswer, InverseQuestion, InverseRequest
 from planner.specs.plan import PlanAnswer, PlanRequest
 from planner.specs.strategy import Strategy
-from planner.specs.workload import GenerateWorkload, ServeWorkload, Workload
+from planner.specs.workload import GenerateWorkload, Workload
 from webapp.core.clock import now
 from webapp.core.wording import sentence
-from webapp.plans.completeness import missing_step, refuse_incomplete
+from webapp.plans.completeness import refuse_incomplete
 from webapp.plans.errors import DraftProblem
-from webapp.plans.models import Plan, PlanState
+from webapp.plans.models import Plan
 from webapp.plans.questions import question_of
-from webapp.plans.words import hardware_words, model_words, plan_title
+from webapp.plans.saving import (
+    ANSWERED,
+    answer_write,
+    draft_begun_from,
+    draft_write,
+    version_save,
+)
 
-WISHES = {"ttft_seconds", "tpot_seconds"}
 
+def plan_compute(plan: Plan, *, brief: bool = False) -> PlanAnswer:
+    """Plan a draft, store draft, question and answer, and return the answer.
 
-def plan_compute(plan: Plan) -> PlanAnswer:
-    """Ask the planner about the draft, store question and answer, and return the answer.
+    For a saved plan only a missing answer is stored. With ``brief`` only the best plan is
+    computed, which is several times faster.
 
     Raises:
-        DraftProblem: the draft cannot be asked; the stored answer is emptied.
+        DraftProblem: the draft cannot be planned; the stored answer is cleared.
+        PlanChangedError: somebody wrote or saved the draft since it was read.
     """
+    try:
+        return _set_answer(plan, brief=brief)
+    finally:
+        if plan.is_draft:
+            draft_write(plan)
+        else:
+            answer_write(plan)
+
+
+def _set_answer(plan: Plan, *, brief: bool = False) -> PlanAnswer:
+    """Run the planner and set question and answer on the plan, without storing them."""
     plan.request, plan.answer, plan.computed_at = {}, {}, None
+    plan.is_brief = brief
     try:
         question = question_of(plan)
-        answer = _search(question.request)
+        answer = api.best_plan(question.request) if brief else _search(question.request)
     except PlannerError as error:
         raise DraftProblem(sentence(error.message), error.field or "") from error
-    else:
-        plan.request = question.request.model_dump(mode="json")
-        plan.answer = answer.model_dump(mode="json")
-        plan.computed_at = now()
-        return answer
-    finally:
-        plan.save()
+    plan.request = question.request.model_dump(mode="json")
+    plan.answer = answer.model_dump(mode="json")
+    plan.computed_at = now()
+    return answer
+
+
+def plan_again(plan: Plan, by: User) -> Plan:
+    """Plan with current measurements: a draft in place, a saved plan as a new version.
+
+    Raises:
+        DraftProblem: it cannot be planned any more; a saved plan is unchanged.
+    """
+    if plan.is_draft:
+        plan_compute(plan)
+        return plan
+    probe = copy.copy(plan)
+    _set_answer(probe)
+    answered = {name: getattr(probe, name) for name in ANSWERED}
+    draft = draft_begun_from(plan, by, **answered)
+    saved = version_save(draft, by=by.get_username())
+    if saved.pk != draft.pk:  # question and answer are unchanged
+        draft.delete()
+    return saved
 
 
 def _search(request: PlanRequest) -> PlanAnswer:
-    """Return the planner's answer; where only a wish for speed is missed, the best that there is.
+    """Return the planner's answer; if only a target is missed, the best plan that fits.
 
-    The suggestions stay those that would grant the wish.
+    The suggestions remain those that would meet the target.
     """
     answer = api.plan(request)
-    missed = {rejection.constraint for rejection in answer.rejected.values()}
-    if answer.plans or not missed & WISHES or not isinstance(request.workload, ServeWorkload):
+    bare = request.without_targets()
+    if (
+        answer.plans
+        or bare == request
+        or any(suggestion.purpose == "fit" for suggestion in answer.suggestions)
+    ):
         return answer
-    wishless = {"ttft_slo_seconds": None, "tpot_slo_seconds": None}
-    workload = request.workload.model_copy(update=wishless)
-    best = api.plan(request.model_copy(update={"workload": workload}))
+    best = api.plan(bare)
     if not best.plans:
         return answer
     rejected = {**best.rejected, **answer.rejected}
@@ -61,57 +103,82 @@ def _search(request: PlanRequest) -> PlanAnswer:
 
 
 def stored_answer(plan: Plan) -> PlanAnswer | None:
-    """Return the answer that is stored on the plan."""
+    """Return the stored answer of the plan."""
     return PlanAnswer.model_validate(plan.answer) if plan.answer else None
 
 
 def current_answer(plan: Plan) -> PlanAnswer:
-    """Return the stored answer while the draft is still the one it was computed for.
+    """Return the full answer of a plan, from storage if possible.
 
     Raises:
-        DraftProblem: the draft cannot be asked.
+        DraftProblem: the draft cannot be planned.
+    """
+    refuse_incomplete(plan.draft)
+    if plan.answer and not plan.is_brief:
+        return PlanAnswer.model_validate(plan.answer)
+    before = {name: getattr(plan, name) for name in ANSWERED}
+    try:
+        answer = _set_answer(plan)
+    except DraftProblem:
+        for name, value in before.items():  # keep the brief answer
+            setattr(plan, name, value)
+        raise
+    answer_write(plan)
+    return answer
+
+
+def verdict_answer(plan: Plan) -> PlanAnswer:
+    """Return the stored answer, full or brief, else compute a brief one, for a verdict.
+
+    Raises:
+        DraftProblem: the draft cannot be planned.
     """
     refuse_incomplete(plan.draft)
     if plan.answer:
         return PlanAnswer.model_validate(plan.answer)
-    return plan_compute(plan)
-
-
-def plan_keep(plan: Plan, name: str = "") -> Plan:
-    """Mark a draft as finished: it is a plan from now on."""
-    plan.name = name.strip()[:120] or plan.name or _own_name(plan)
-    plan.state = PlanState.COMPUTED
-    plan.save(update_fields=["name", "state", "saved_at"])
-    return plan
-
-
-def _own_name(plan: Plan) -> str:
-    """Return a name from what, which model and where, as far as they are still there."""
-    if missing_step(plan.draft):
-        return "Unfinished plan"
     try:
-        question = question_of(plan)
-    except DraftProblem:
-        return plan_title(plan.draft, model_words(plan.draft), hardware_words(plan.draft))
-    model = question.team_model.name if question.team_model else ""
-    host = question.host.name if question.host else ""
-    words = model_words(plan.draft, model), hardware_words(plan.draft, host)
-    return plan_title(plan.draft, *words)
+        return _set_answer(plan, brief=True)
+    finally:
+        answer_write(plan)
+
+
+def lacks_suggestions(plan: Plan) -> bool:
+    """Return whether a brief answer found no plan, or none within the targets.
+
+    A full answer then includes suggestions.
+    """
+    answer = plan.answer
+    return plan.is_brief and (not answer.get("plans") or answer.get("request") != plan.request)
+
+
+def plan_keep(plan: Plan, name: str = "", *, by: str = "", as_new: bool = False) -> Plan:
+    """Save a draft as a version and return it; ``name`` is a person's, "" keeps the current name.
+
+    The version gets its full answer if the draft can be planned. For an unchanged draft the
+    original plan is returned, and for a saved plan the plan itself.
+
+    Raises:
+        PlanChangedError: somebody wrote the draft since it was read.
+    """
+    if plan.is_brief:
+        with contextlib.suppress(DraftProblem):
+            current_answer(plan)
+    return version_save(plan, name=name.strip(), by=by, as_new=as_new)
 
 
 def is_outdated(plan: Plan) -> bool:
-    """Return whether the same draft would ask something else today: a host was measured anew."""
+    """Return whether the draft's question has changed, for example by new measurements."""
     try:
-        asked = question_of(plan).request.model_dump(mode="json")
+        current = question_of(plan).request.model_dump(mode="json")
     except DraftProblem:
         return True
-    return bool(plan.request) and asked != plan.request
+    return bool(plan.request) and current != plan.request
 
 
 def estimate_generation(
     request: PlanRequest, weight_dtype: str, prompt_tokens: int, output_tokens: int
 ) -> Estimate | None:
-    """Return the cost of generating one sequence with weights of a dtype, where it has one."""
+    """Return the estimate of generating one sequence with weights of a dtype, or None."""
     workload = GenerateWorkload(
         batch_size=1, input_tokens=prompt_tokens, output_tokens=output_tokens
     )
@@ -122,7 +189,7 @@ def estimate_generation(
 def estimate_as_planned(
     request: PlanRequest, workload: Workload, strategy: Strategy
 ) -> Estimate | None:
-    """Return the cost of a strategy for a plan's model and hardware, where it has one."""
+    """Return the estimate of a strategy for a plan's model and hardware, or None."""
     question = EstimateRequest(
         model=request.model,
         cluster=request.cluster,
@@ -140,7 +207,7 @@ def estimate_as_planned(
 def fits_on(
     model: str | dict[str, Any], cluster: ClusterSpec, weight_dtype: str, num_tokens: int
 ) -> Estimate | None:
-    """Return the cost of one conversation of ``num_tokens`` on a cluster, where it has one."""
+    """Return the estimate of one conversation of ``num_tokens`` on a cluster, or None."""
     answer = max(1, num_tokens // 8)
     workload = GenerateWorkload(
         batch_size=1, input_tokens=max(1, num_tokens - answer), output_tokens=answer
@@ -154,13 +221,13 @@ def fits_on(
 
 
 def limit_of(plan: Plan, question: InverseQuestion) -> InverseAnswer:
-    """Return how far one thing goes for a plan's question, such as its longest context.
+    """Return the limit of one quantity for a plan, such as its longest context.
 
     Raises:
-        DraftProblem: the draft cannot be asked, or the question does not suit its work.
+        DraftProblem: the draft cannot be planned, or the question does not suit its goal.
     """
-    asked = question_of(plan).request
-    fields = {name: getattr(asked, name) for name in PlanRequest.model_fields}
+    request = question_of(plan).request
+    fields = {name: getattr(request, name) for name in PlanRequest.model_fields}
     try:
         return api.inverse(InverseRequest(question=question, **fields))
     except PlannerError as error:

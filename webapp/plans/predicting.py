@@ -1,4 +1,4 @@
-"""What a job is expected to measure: the planner's figures under the names of its result."""
+"""Predictions of a job's measurements: the planner's figures by the job's metric names."""
 
 from typing import Any
 
@@ -19,14 +19,14 @@ from webapp.plans.planning import estimate_generation
 from webapp.plans.questions import Question
 from webapp.plans.verdict import figure_values
 
-BENCHMARK_METRICS = {  # what a job measures -> the planner's name of it
+BENCHMARK_METRICS = {  # measured metric -> planner's name
     "ttft_seconds": "prefill_seconds",
     "prefill_tokens_per_second": "prefill_tokens_per_second",
     "tpot_seconds": "tpot_seconds",
     "decode_tokens_per_second": "decode_tokens_per_second",
     "peak_memory_bytes": "peak_memory_bytes",
 }
-ENERGY_METRICS = {  # per token; of an endpoint they follow from who asks, as its speed does
+ENERGY_METRICS = {  # per token; not for endpoints, where they depend on the clients
     name: name
     for name in (
         "energy_joules_per_token",
@@ -39,13 +39,13 @@ GENERATE_METRICS = {
     "tokens_per_second": "tokens_per_second",
     **ENERGY_METRICS,
 }
-SERVE_METRICS = {  # not tokens per second: those follow from who asks
+SERVE_METRICS = {  # without tokens per second, which depends on the clients
     "ttft_seconds": "ttft_seconds",
     "tpot_seconds": "tpot_seconds",
     "peak_memory_bytes": "peak_memory_bytes",
 }
 PEAK_METRICS = {"peak_memory_bytes": "peak_memory_bytes"}
-LOAD_METRICS = {  # of the main point of a sweep
+LOAD_METRICS = {  # at the main point of a sweep
     "tokens_per_second": "tokens_per_second",
     "ttft_seconds": "ttft_seconds",
     "tpot_seconds": "tpot_seconds",
@@ -65,7 +65,7 @@ UNITS |= {"_joules_per_token": "joules_per_token", "_usd_per_million_tokens": "u
 def prediction_of(
     spec: ModelSpec, best: PlannedStrategy, question: Question
 ) -> dict[str, dict[str, Any]]:
-    """Return the figures that the job will measure, as the planner expects them."""
+    """Return the planner's predictions of the figures that the job will measure."""
     if isinstance(spec, TrainSpec):
         return _figures(best, TRAIN_METRICS, 1) | _communication(best)
     if isinstance(spec, GenerateSpec):
@@ -77,31 +77,31 @@ def prediction_of(
         return _measurement(spec, best, question)
     if isinstance(spec, EvaluateSpec):
         return {}
-    found: dict[str, dict[str, Any]] = {}
-    for prefix, dtype in spec.foreseen:
+    predictions: dict[str, dict[str, Any]] = {}
+    for prefix, dtype in spec.predictable_phases:
         tokens = (spec.prompt_tokens, spec.output_tokens)
         estimate = estimate_generation(question.request, dtype, *tokens)
         if estimate is not None:
             figures = _figures(estimate, BENCHMARK_METRICS, 1)
-            found |= {f"{prefix}{name}": figure for name, figure in figures.items()}
-    return found
+            predictions |= {f"{prefix}{name}": figure for name, figure in figures.items()}
+    return predictions
 
 
 def _communication(best: PlannedStrategy) -> dict[str, dict[str, Any]]:
-    """Return the share of a step that messages take by the plan; nothing where none pass.
+    """Return the predicted share of communication in a step; empty without any.
 
-    A plan counts what computing does not hide, and is held to that alone.
+    A plan predicts only the exposed part.
     """
     ratio = best.performance.communication_ratio
     return {"exposed_communication_ratio": _exactly(ratio, "share")} if ratio else {}
 
 
 def _placed(policy: PolicyOffload, best: PlannedStrategy) -> dict[str, dict[str, Any]]:
-    """Return the shares that the plan keeps off the device, and the bytes that come of them."""
-    found = {name: _exactly(getattr(policy, name), "share") for name in SHARES}
+    """Return the planned offload shares and the resulting bytes."""
+    shares = {name: _exactly(getattr(policy, name), "share") for name in SHARES}
     memory = best.memory
-    held = {"host_bytes": memory.host_bytes, "offloaded_disk_bytes": memory.disk_bytes}
-    return found | {name: _exactly(value or 0, "bytes") for name, value in held.items()}
+    sizes = {"host_bytes": memory.host_bytes, "offloaded_disk_bytes": memory.disk_bytes}
+    return shares | {name: _exactly(value or 0, "bytes") for name, value in sizes.items()}
 
 
 def _exactly(value: float, unit: str) -> dict[str, Any]:
@@ -111,34 +111,34 @@ def _exactly(value: float, unit: str) -> dict[str, Any]:
 def _measurement(
     spec: BenchmarkSpec, best: PlannedStrategy, question: Question
 ) -> dict[str, dict[str, Any]]:
-    """Return one batch's figures; under load the main point's, its fullest's peak, the curve."""
+    """Return a batch's figures; under load, the main point's, the largest peak and the curve."""
     options = spec.load
     if options is None:
         return _figures(best, BENCHMARK_METRICS, spec.batch_size)
     main, last = options.main_point(spec.batch_size), options.arrivals.points[-1]
-    found: dict[str, dict[str, Any]] = {CURVE: curve_of(question, best.strategy, options)}
+    predictions: dict[str, dict[str, Any]] = {CURVE: curve_of(question, best.strategy, options)}
     for point, metrics in ((main, LOAD_METRICS), (last, PEAK_METRICS)):
         if estimate := estimate_at(question, best.strategy, options, point):
-            found |= _figures(estimate, metrics, spec.batch_size)
-    return found
+            predictions |= _figures(estimate, metrics, spec.batch_size)
+    return predictions
 
 
 def _figures(estimate: Estimate, metrics: dict[str, str], batch: int) -> dict[str, dict[str, Any]]:
-    """Return value, low, high and unit of each metric that the estimate has."""
-    found = {}
+    """Return value, low, high and unit of each metric in the estimate."""
+    figures = {}
     for metric, name in metrics.items():
         figure = _decode_rate(estimate, batch) if name.startswith("decode_") else None
         figure = figure or figure_values(estimate, name)
         if figure is not None:
             value, low, high = figure
-            found[metric] = {"value": value, "low": low, "high": high, "unit": _unit(metric)}
-    return found
+            figures[metric] = {"value": value, "low": low, "high": high, "unit": _unit(metric)}
+    return figures
 
 
 def _decode_rate(
     estimate: Estimate, batch: int
 ) -> tuple[float, float | None, float | None] | None:
-    """Return the tokens per second of a batch that is only decoding."""
+    """Return the tokens per second of a decoding batch."""
     each = estimate.performance.tpot_seconds
     if not each:
         return None

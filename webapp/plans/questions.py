@@ -1,4 +1,4 @@
-"""A wizard draft as the planner's question: the only place where the two vocabularies meet."""
+"""Convert a wizard draft to the planner's request."""
 
 from typing import Any, NamedTuple
 
@@ -33,41 +33,41 @@ from webapp.plans.sharing import (
     pool_of,
     shared_processor,
 )
+from webapp.plans.targets import SLO_SECONDS, target_limits
 from webapp.plans.training import CLASSIFICATION, stages_of
 
 Draft = dict[str, Any]
 
-SLO_SECONDS = {"chat": (1.0, 0.05), "code": (0.5, 0.03)}  # first token, each further token
 GROUPED_BITS = 4
 BITS = {"int8_weight_only": 8, "int8_dynamic": 8} | dict.fromkeys(PRUNING_METHODS, 16)
-OWN_FORMATS = ("fp8", "qmoe")  # their bits are no whole number's
-# Hardware that is only thought of is planned with the engine that people run there.
-GENERATE_FIELDS = ("batch_size", "input_tokens", "output_tokens")  # what the planner asks
+OWN_FORMATS = ("fp8", "qmoe")  # formats with a fractional number of bits
+# Catalog hardware is planned with the engine commonly used there.
+GENERATE_FIELDS = ("batch_size", "input_tokens", "output_tokens")  # of the planner's workload
 CATALOG_ENGINES = {"serve": "vllm", "generate": "vllm"}
 ALTERNATIVES = 6
 GIB = 2**30
-SOURCE_DTYPE = "bf16"  # what a compression job loads the original in
+SOURCE_DTYPE = "bf16"  # dtype in which a compression job loads the original
 
 
 class Question(NamedTuple):
-    """What the planner is asked, and the rows that the draft refers to."""
+    """The planner's request, with the rows that the draft refers to."""
 
     request: PlanRequest
     host: Host | None
     team_model: TeamModel | None
-    pool: Pool | None = None  # ``host`` is then one like the others there
+    pool: Pool | None = None  # ``host`` is then representative of the pool
 
     @property
     def is_bound(self) -> bool:
-        """Tell whether the model's weights lie on the host, so that none of its like will do."""
+        """Return whether the model's weights exist only on this host of a pool."""
         return self.team_model is not None and self.team_model.host_id is not None
 
 
 def question_of(plan: Plan) -> Question:
-    """Return the planner's question for a draft.
+    """Return the planner's request for a draft.
 
     Raises:
-        DraftProblem: a step is missing, a host or model is gone, or a value is refused.
+        DraftProblem: a step is missing, a host or model is gone, or a value is invalid.
     """
     draft = plan.draft
     refuse_incomplete(draft)
@@ -76,7 +76,7 @@ def question_of(plan: Plan) -> Question:
     shared = pool_of(plan.team, choice) if choice.startswith("pool:") else None
     team_model = _team_model(plan)
     if shared is not None:
-        host = _one_of(shared[1], team_model)
+        host = _representative_host(shared[1], team_model)
     goal = draft["goal"]["goal"]
     try:
         request = PlanRequest(
@@ -85,7 +85,7 @@ def question_of(plan: Plan) -> Question:
             workload=_workload(goal, draft),
             engine=None if host and host.kind in RUNS_JOBS else CATALOG_ENGINES.get(goal),
             objective=draft["goal"]["objective"],
-            constraints=_constraints(draft["hardware"]),
+            constraints={**_constraints(draft["hardware"]), **target_limits(draft)},
             pins=_pins(draft, is_pool=shared is not None),
             top=ALTERNATIVES,
             host_calibration=_calibration(host, plan),
@@ -99,14 +99,14 @@ def question_of(plan: Plan) -> Question:
     return Question(request, host, team_model, shared[0] if shared else None)
 
 
-def _one_of(hosts: list[Host], model: TeamModel | None) -> Host:
-    """Return the host of a pool on which the model's weights lie, else the first."""
-    at = model.host_id if model else None
-    return next((host for host in hosts if host.pk == at), hosts[0])
+def _representative_host(hosts: list[Host], model: TeamModel | None) -> Host:
+    """Return the host of a pool with the model's weights, else the first."""
+    host_id = model.host_id if model else None
+    return next((host for host in hosts if host.pk == host_id), hosts[0])
 
 
 def draft_shape(plan: Plan) -> ModelSpec | None:
-    """Return the shape of the draft's model, or nothing where it has none."""
+    """Return the shape of the draft's model, or None if it has none."""
     try:
         model = _model(plan.draft["model"], _team_model(plan))
     except DraftProblem:
@@ -165,7 +165,7 @@ def _cluster(plan: Plan, host: Host | None, together: list[Host]) -> ClusterSpec
 
 
 def _constraints(hardware: dict[str, Any]) -> dict[str, Bound]:
-    """Return the limit that a person or a failed job set on what a device may hold."""
+    """Return the memory limit per device, set by a person or derived from a failed job."""
     limit = hardware.get("memory_limit_gib")
     return {"per_device_peak_bytes": Bound(max=limit * GIB)} if limit else {}
 
@@ -188,6 +188,7 @@ def _serve(values: dict[str, Any], slo: str) -> ServeWorkload:
         output_tokens=values["output_tokens"],
         concurrency=values["concurrency"],
         prefix_share_ratio=values["prefix_share_percent"] / 100,
+        max_request_tokens=values.get("max_request_tokens"),
         ttft_slo_seconds=ttft,
         tpot_slo_seconds=tpot,
     )
@@ -196,7 +197,7 @@ def _serve(values: dict[str, Any], slo: str) -> ServeWorkload:
 def _train(goal: str, values: dict[str, Any]) -> TrainWorkload:
     method = "pretrain" if goal == "pretrain" else values["method"]
     if method == CLASSIFICATION:
-        method = "full"  # the model's head says the rest
+        method = "full"  # the model's head implies classification
     million = values.get("million_tokens")
     return TrainWorkload(
         sequence_length=values["sequence_length"],
@@ -215,8 +216,8 @@ def _compress(values: dict[str, Any]) -> CompressWorkload:
         return CompressWorkload(method=method)
     if method in BITS:
         return CompressWorkload(method=method, bits=BITS[method])
-    is_asked = method in CODED_METHODS or method == "gguf"
-    bits = bits_of(values) if is_asked else GROUPED_BITS
+    is_configurable = method in CODED_METHODS or method == "gguf"
+    bits = bits_of(values) if is_configurable else GROUPED_BITS
     return CompressWorkload(method=method, bits=bits, group_size=values["group_size"])
 
 
@@ -224,7 +225,7 @@ def _pins(draft: Draft, *, is_pool: bool) -> Strategy:
     pins = {
         name: value
         for name, value in draft["pins"].items()
-        if value or (name == "zero_stage" and value == 0)  # stage 0 is an answer
+        if value or (name == "zero_stage" and value == 0)  # stage 0 is a valid choice
     }
     goal = draft["goal"]["goal"]
     if goal != "serve":
@@ -244,10 +245,10 @@ def _pins(draft: Draft, *, is_pool: bool) -> Strategy:
 
 
 def _calibration(host: Host | None, plan: Plan) -> HostCalibration | None:
-    """Return the host's factors; those of another team's do not say whose they are."""
+    """Return the host's calibration, with an anonymous name for another team's host."""
     if host is None or not host.calibration:
         return None
-    found = HostCalibration.model_validate(host.calibration)
+    calibration = HostCalibration.model_validate(host.calibration)
     if host.team_id == plan.team_id:
-        return found
-    return found.model_copy(update={"host": f"pool-{host.pool.slug}"})
+        return calibration
+    return calibration.model_copy(update={"host": f"pool-{host.pool.slug}"})

@@ -1,4 +1,4 @@
-"""A failed job's plan, thought over: with the memory that it really needed as a limit."""
+"""Replan a failed job with its measured memory need as a limit."""
 
 import copy
 from collections.abc import Sequence
@@ -13,53 +13,54 @@ from planner.specs.plan import Bound, PlanRequest, Suggestion
 from planner.specs.strategy import Strategy
 from webapp.core.units import memory
 from webapp.core.wording import capitalised
-from webapp.jobs.memory_terms import MemoryStory
+from webapp.jobs.memory_terms import MemoryComparison
 from webapp.jobs.models import Job
 from webapp.plans.errors import DraftProblem
 from webapp.plans.models import Plan
-from webapp.plans.verdict import suggestion_effect
+from webapp.plans.offers import suggestion_effect
+from webapp.plans.saving import draft_begun_from
 from webapp.plans.words import strategy_words
 
 PEAK = "per_device_peak_bytes"
 GIB = 2**30
 CACHE_SECONDS = 3600
-NO_LIMIT = "no limit on"  # what would lift the very limit that is asked for
+NO_LIMIT = "no limit on"  # suggestions that would lift the limit itself
 
 
 class Change(NamedTuple):
-    """One change that would have fitted, proven by a search; ``changes`` is for the draft."""
+    """A change that would fit, found by a search; ``changes`` apply to the draft."""
 
     title: str
     effect: str
     changes: dict[str, Any]
 
 
-def smallest_changes(job: Job, story: MemoryStory) -> list[Change]:
-    """Return what would have fitted: the planner's own choice first, then one change of a kind.
+def smallest_changes(job: Job, story: MemoryComparison) -> list[Change]:
+    """Return changes that would fit: the planner's choice, then one change per kind.
 
-    Each is asked of the planner with the measured need as its limit. Searches take seconds, so
-    the answer is kept for an hour.
+    Each is planned with the measured need as its limit. Searches take seconds, so the result is
+    cached for an hour.
     """
     key = f"smallest-changes:{job.pk}:{story.limit_bytes:.0f}"
-    found: list[Change] | None = cache.get(key)
-    if found is None:
-        found = _search(job, story.limit_bytes)
-        cache.set(key, found, CACHE_SECONDS)
-    return found
+    cached: list[Change] | None = cache.get(key)
+    if cached is None:
+        cached = _search(job, story.limit_bytes)
+        cache.set(key, cached, CACHE_SECONDS)
+    return cached
 
 
 def _search(job: Job, limit_bytes: float) -> list[Change]:
     if not job.plan_request or limit_bytes <= 0:
         return []
-    asked = PlanRequest.model_validate(job.plan_request)
-    limits = {**asked.constraints, PEAK: Bound(max=limit_bytes)}
-    bound = asked.model_copy(update={"constraints": limits})
+    request = PlanRequest.model_validate(job.plan_request)
+    limits = {**request.constraints, PEAK: Bound(max=limit_bytes)}
+    bound = request.model_copy(update={"constraints": limits})
     ran = Strategy.model_validate(job.estimate.get("strategy") or {})
     return [*_own_choice(bound), *_near(bound.model_copy(update={"pins": ran}))]
 
 
 def _own_choice(request: PlanRequest) -> list[Change]:
-    """Return the best plan within the limit, where the question leaves the planner a choice."""
+    """Return the best plan within the limit, if the request leaves a choice."""
     try:
         answer = api.plan(request)
     except PlannerError:
@@ -73,29 +74,35 @@ def _own_choice(request: PlanRequest) -> list[Change]:
 
 
 def _near(request: PlanRequest) -> list[Change]:
-    """Return the smallest change of each kind to what the job ran."""
+    """Return the smallest change of each kind to the job's strategy."""
     try:
         answer = api.plan(request)
     except PlannerError:
         return []
     return [
-        Change(capitalised(one.title), suggestion_effect(one), _for_draft(request, one))
-        for one in answer.suggestions
-        if not one.title.startswith(NO_LIMIT)
+        Change(
+            capitalised(suggestion.title),
+            suggestion_effect(suggestion),
+            _for_draft(request, suggestion),
+        )
+        for suggestion in answer.suggestions
+        if suggestion.purpose == "fit" and not suggestion.title.startswith(NO_LIMIT)
     ]
 
 
-def _for_draft(request: PlanRequest, one: Suggestion) -> dict[str, Any]:
-    """Return a suggestion's changes as a draft takes them: of the pins, those that it changes."""
-    if "pins" not in one.changes:
-        return dict(one.changes)
+def _for_draft(request: PlanRequest, suggestion: Suggestion) -> dict[str, Any]:
+    """Return a suggestion's changes for a draft; of the pins, only changed ones."""
+    if "pins" not in suggestion.changes:
+        return dict(suggestion.changes)
     ran = request.pins.model_dump(mode="json")
-    pins = {name: value for name, value in one.changes["pins"].items() if ran.get(name) != value}
-    return {**one.changes, "pins": pins}
+    pins = {
+        name: value for name, value in suggestion.changes["pins"].items() if ran.get(name) != value
+    }
+    return {**suggestion.changes, "pins": pins}
 
 
-def replan(*, job: Job, owner: User, story: MemoryStory | None) -> Plan:
-    """Return a new draft like the job's plan; with a story it keeps to what was measured.
+def replan(*, job: Job, owner: User, story: MemoryComparison | None) -> Plan:
+    """Return a draft of the version that a job ran, limited to the measured need.
 
     Raises:
         DraftProblem: the job was not launched from a plan.
@@ -108,12 +115,12 @@ def replan(*, job: Job, owner: User, story: MemoryStory | None) -> Plan:
     draft["is_touched"] = True
     if story is not None and story.limit_bytes > 0:
         draft["hardware"]["memory_limit_gib"] = round(story.limit_bytes / GIB, 3)
-    name = f"{(job.plan.name or job.name)[:108]}, replanned"
-    return Plan.objects.create(team=job.team, owner=owner, name=name, draft=draft)
+    cleared: dict[str, Any] = {"request": {}, "answer": {}, "computed_at": None}
+    return draft_begun_from(job.plan, owner, draft=draft, revision=1, **cleared)
 
 
-def limit_words(story: MemoryStory) -> str:
-    """Return why a replanned draft has a limit on its memory."""
+def limit_words(story: MemoryComparison) -> str:
+    """Return why a replanned draft has a memory limit."""
     return (
         f"Planned with at most {memory(story.limit_bytes)} of each device: the job needed "
         f"{story.ratio:.2f} times what was predicted for it."
@@ -121,5 +128,5 @@ def limit_words(story: MemoryStory) -> str:
 
 
 def change_at(changes: Sequence[Change], chosen: str) -> Change | None:
-    """Return the change that a button named, if it is still one of these."""
+    """Return the change that a button selected, if it still exists."""
     return changes[int(chosen)] if chosen.isdigit() and int(chosen) < len(changes) else None

@@ -1,4 +1,4 @@
-"""The serve goal as an endpoint that stays up: how many, how long, who may ask, until when."""
+"""Convert the serve goal to an endpoint spec: concurrency, lengths, keys, idle timeout."""
 
 import math
 import re
@@ -14,36 +14,36 @@ from webapp.jobs.models import Artefact, Attempt
 from webapp.plans.drafting import Reuse, reuse_of
 
 Draft = dict[str, Any]
-ROOM_TOKENS = 4096  # a request may be so long, even where the plan's are shorter
+ROOM_TOKENS = 4096  # maximum request length, if the planned one is shorter
 LEAST_MINUTES, MOST_MINUTES = 0.1, 10_080.0
 NAME_LENGTH = 100
 MOST_ADAPTERS = 64
 ADAPTER_ID_LENGTH = 6
 
 
-class EndpointWish(NamedTuple):
-    """What a person adds to an endpoint; the hashes are all that is kept of its keys."""
+class EndpointOptions(NamedTuple):
+    """Options of an endpoint; only hashes of its keys are stored."""
 
     key_hashes: tuple[str, ...] = ()
     idle_stop_seconds: float | None = None
-    has_adapters: bool = False  # those that the team's jobs trained on the model
+    has_adapters: bool = False  # adapters trained by the team's jobs on the model
     engine: EngineName = "slipway"
     reuse: Reuse = ""
-    draft: str = ""  # the id of the team's model that guesses ahead, or "lookup"
+    draft: str = ""  # id of the team's draft model, or "lookup"
 
 
-def endpoint_wish_of(posted: Mapping[str, str], key_hashes: tuple[str, ...]) -> EndpointWish:
-    """Return what the launch form says of an endpoint.
+def endpoint_options_of(posted: Mapping[str, str], key_hashes: tuple[str, ...]) -> EndpointOptions:
+    """Return the endpoint options of a launch form.
 
     Raises:
-        InvalidProblem: the minutes are no such number, there is no such engine, or it cannot be
-            told what is asked.
+        InvalidProblem: the minutes or the engine are invalid, or the engine does not support
+            an option.
     """
     engine = _engine_of(posted.get("engine", "slipway"))
     reuse, draft = reuse_of(posted, engine), posted.get("draft", "").strip()
     text, has_adapters = posted.get("idle", "").strip(), posted.get("adapters") == "yes"
     if not text:
-        return EndpointWish(key_hashes, None, has_adapters, engine, reuse, draft)
+        return EndpointOptions(key_hashes, None, has_adapters, engine, reuse, draft)
     try:
         minutes = float(text)
     except ValueError:
@@ -51,24 +51,26 @@ def endpoint_wish_of(posted: Mapping[str, str], key_hashes: tuple[str, ...]) -> 
     if not LEAST_MINUTES <= minutes <= MOST_MINUTES:
         raise InvalidProblem(
             "idle",
-            f"“Stop it when nobody asks for” is {text[:20]}; it can be {LEAST_MINUTES:g} to "
+            f"“Stop when idle” is {text[:20]}; it can be {LEAST_MINUTES:g} to "
             f"{MOST_MINUTES:g} minutes, or empty.",
         )
-    return EndpointWish(key_hashes, minutes * 60.0, has_adapters, engine, reuse, draft)
+    return EndpointOptions(key_hashes, minutes * 60.0, has_adapters, engine, reuse, draft)
 
 
 def adapters_of(team: Team, model: ModelRef) -> tuple[NamedAdapter, ...]:
-    """Return the adapters that the team's jobs trained on a model, the newest first.
+    """Return the adapters that the team's jobs trained on a model, newest first.
 
-    A GGUF file has those of the model that it was made of: llama.cpp puts them on it.
+    A GGUF file has the adapters of its source model: llama.cpp applies them to it.
     """
     base = _base_of(team, model)
     if base is None:
         return ()
-    found = Artefact.objects.filter(
+    adapters = Artefact.objects.filter(
         kind="adapter", attempt__job__team=team, facts__base__attempt_id=base.attempt_id
     ).order_by("-created_at")
-    fitting = [each for each in found.select_related("attempt__job") if _is_of(each, base)]
+    fitting = [
+        each for each in adapters.select_related("attempt__job") if _is_trained_on(each, base)
+    ]
     return tuple(
         NamedAdapter(
             name=_adapter_name(each),
@@ -79,23 +81,23 @@ def adapters_of(team: Team, model: ModelRef) -> tuple[NamedAdapter, ...]:
 
 
 def _base_of(team: Team, model: ModelRef) -> ArtefactModel | None:
-    """Return the model on which adapters were trained: of a GGUF file the one it came from."""
+    """Return the base model of adapters; for a GGUF file its source model."""
     if not isinstance(model, ArtefactModel):
         return None
-    made = Attempt.objects.filter(pk=model.attempt_id, job__team=team, job__kind="compress")
-    spec = made.values_list("job__spec", flat=True).first()
+    producers = Attempt.objects.filter(pk=model.attempt_id, job__team=team, job__kind="compress")
+    spec = producers.values_list("job__spec", flat=True).first()
     if spec is None or spec.get("method") != "gguf":
         return model
     source = spec["model"]
     return ArtefactModel.model_validate(source) if source["source"] == "artefact" else None
 
 
-def _is_of(adapter: Artefact, model: ArtefactModel) -> bool:
+def _is_trained_on(adapter: Artefact, model: ArtefactModel) -> bool:
     return bool(adapter.facts["base"] == model.model_dump())
 
 
 def _adapter_name(adapter: Artefact) -> str:
-    """Return its job's name, told from others of the same name by the attempt's last letters."""
+    """Return the name of an adapter: its job's, made unique by the end of the attempt id."""
     end = adapter.attempt_id[-ADAPTER_ID_LENGTH:].lower()
     return f"{served_name(adapter.attempt.job.name)}-{end}"
 
@@ -108,15 +110,14 @@ def _engine_of(text: str) -> EngineName:
 
 
 def serve_spec(
-    draft: Draft, model: ModelRef, fields: Mapping[str, Any], wish: EndpointWish
+    draft: Draft, model: ModelRef, fields: Mapping[str, Any], wish: EndpointOptions
 ) -> ServeSpec:
-    """Return the typed document that the host runs.
+    """Return the endpoint's spec.
 
-    ``fields``: ``name``, ``weight_dtype``, ``positions``, the model's longest sequence if it is
-    known, ``max_batch_tokens``, those of a step if the plan says so, and ``engine_options``.
-    Pages are reserved for what the plan has at once, at least for one request at its longest.
-    llama.cpp gives each request as much as the longest may take, so that there the longest is
-    the plan's.
+    ``fields``: ``name``, ``weight_dtype``, ``positions`` (the model's context length, if known),
+    ``max_batch_tokens`` (per step, if planned) and ``engine_options``. The KV cache is sized for
+    the planned concurrency, and at least for one request of maximum length. llama.cpp reserves
+    the maximum length for every request, so that there the maximum is the planned length.
     """
     values = draft["workload"]["serve"]
     planned = values["input_tokens"] + values["output_tokens"]
@@ -144,6 +145,6 @@ def serve_spec(
 
 
 def served_name(name: str) -> str:
-    """Return a model's name as clients write it."""
-    found = re.sub(r"[^A-Za-z0-9._:/-]+", "-", name).strip("-._:/")[:NAME_LENGTH]
-    return found.lower() or "model"
+    """Return a model's name in the form that clients use."""
+    cleaned = re.sub(r"[^A-Za-z0-9._:/-]+", "-", name).strip("-._:/")[:NAME_LENGTH]
+    return cleaned.lower() or "model"

@@ -1,11 +1,11 @@
-"""A plan over several devices or hosts: which pools can take one, and what of it really runs."""
+"""Plans over several devices or hosts: available pools, and supported splits."""
 
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from django.db.models import Q
+from django.db.models import Prefetch, Q
 
 from planner.specs.cluster import ClusterSpec, DeviceSpec
 from planner.specs.plan import PlannedStrategy
@@ -14,12 +14,12 @@ from runners.generate_options import ExpertSplit, PipelineSplit, TensorSplit
 from runners.jobspec import ArtefactModel, DataParallel, ModelRef
 from webapp.accounts.models import Team
 from webapp.hosts.device import cluster_for_host
-from webapp.hosts.models import Host, HostState, Pool
+from webapp.hosts.models import DOCUMENTS, Host, HostState, Pool
 from webapp.plans.errors import DraftProblem
-from webapp.plans.laying_out import layout_of
+from webapp.plans.training_layout import layout_of
 
 TRAININGS = frozenset({"pretrain", "finetune"})
-# What jobs over several hosts run: whole copies of the model, whose gradients are averaged.
+# Layout of multi-host jobs by default: full replicas with averaged gradients.
 WHOLE_COPIES = Strategy(tensor_parallel_size=1, pipeline_parallel_size=1, zero_stage=0)
 SPLITS = {
     "tensor_parallel_size": "tensor parallel",
@@ -32,7 +32,7 @@ SHARED_EXPERTS = {SPLITS["tensor_parallel_size"], SPLITS["expert_parallel_size"]
 
 
 def shared_processor(cluster: ClusterSpec, hardware: Mapping[str, Any]) -> ClusterSpec:
-    """Return a host's processor as several devices, where ranks are to share it evenly."""
+    """Return a CPU as several equal devices, if ranks share it."""
     ranks, device = int(hardware.get("ranks_per_host") or 1), cluster.device
     if ranks == 1 or not isinstance(device, DeviceSpec) or device.kind != "cpu":
         return cluster
@@ -48,30 +48,37 @@ def shared_processor(cluster: ClusterSpec, hardware: Mapping[str, Any]) -> Clust
 
 
 def processes_of(best: PlannedStrategy, hardware: Mapping[str, Any]) -> int:
-    """Return how many ranks share each host's processor in a plan."""
+    """Return the number of ranks per CPU host in a plan."""
     device = best.cluster.device
     is_shared = isinstance(device, DeviceSpec) and device.kind == "cpu"
     return int(hardware.get("ranks_per_host") or 1) if is_shared else 1
 
 
 class Spread(NamedTuple):
-    """How many hosts a job takes, and how many devices of each."""
+    """The number of hosts of a job, and of devices per host."""
 
     num_hosts: int = 1
     devices_per_host: int = 1
 
 
-def reachable_hosts(team: Team) -> list[Host]:
-    """Return the team's hosts and those of pools shared with it, planned ones last."""
-    found = Host.objects.filter(Q(team=team) | Q(pool__shared_with=team)).distinct()
-    return list(found.select_related("pool__team").order_by("kind", "created_at"))
+def reachable_hosts(team: Team, *, has_documents: bool = True) -> list[Host]:
+    """Return the team's hosts and those of pools shared with it, planned ones last.
+
+    Without documents only identifying fields are loaded; others are loaded on access.
+    """
+    shared = Pool.objects.filter(shared_with=team).values("pk")
+    hosts = Host.objects.filter(Q(team=team) | Q(pool__in=shared))
+    hosts = hosts if has_documents else hosts.defer(*DOCUMENTS)
+    # Pools repeat across hosts: prefetching reads each once.
+    pools = Prefetch("pool", queryset=Pool.objects.select_related("team"))
+    return list(hosts.order_by("kind", "created_at").prefetch_related(pools))
 
 
 def pools_among(hosts: Iterable[Host], team: Team) -> list[tuple[Pool, list[Host]]]:
-    """Return the pools to launch in, each with its hosts that take jobs.
+    """Return the pools to launch in, each with its ready hosts.
 
-    Of the team's own it takes two, as each of its hosts can be chosen too; of another team's,
-    which shares the pool and not its hosts, one is enough.
+    The team's own pools need two ready hosts, as each host can also be chosen directly; for
+    another team's shared pool one is enough.
     """
     together: dict[Pool, list[Host]] = defaultdict(list)
     for host in hosts:
@@ -85,7 +92,7 @@ def pools_among(hosts: Iterable[Host], team: Team) -> list[tuple[Pool, list[Host
 
 
 def pool_words(pool: Pool, team: Team) -> str:
-    """Return a pool's name, with its team's where that is another."""
+    """Return a pool's name, with its team's name if that is another team."""
     return pool.name if pool.team_id == team.pk else f"{pool.name} of {pool.team.name}"
 
 
@@ -108,23 +115,22 @@ def pool_of(team: Team, choice: str) -> tuple[Pool, list[Host]]:
 def cluster_for_pool(
     hosts: list[Host], goal: str, team: Team, pins: Mapping[str, Any]
 ) -> ClusterSpec:
-    """Return the pool's hosts as nodes like the first one; what is no training runs on one.
+    """Return the pool's hosts as nodes equal to the first; one node unless training.
 
-    A generation takes as many as it was pinned to divide the model over.
-
-    Of another team's host the devices and their speed are told, not which host it is.
+    A generation uses as many nodes as its pinned parallel sizes need. For another team's host,
+    devices and speed are included, but not its identity.
 
     Raises:
         ConflictProblem: the first host has not reported or not been measured yet.
     """
-    one = _unnamed(cluster_for_host(hosts[0]), hosts[0].pool, team)
+    cluster = _unnamed(cluster_for_host(hosts[0]), hosts[0].pool, team)
     if goal in TRAININGS:
-        return one.model_copy(update={"nodes": len(hosts)})
+        return cluster.model_copy(update={"nodes": len(hosts)})
     if goal != "generate":
-        return one
+        return cluster
     ranks = (pins.get("tensor_parallel_size") or 1) * (pins.get("pipeline_parallel_size") or 1)
-    nodes = math.ceil(ranks / one.devices_per_node)
-    return one.model_copy(update={"nodes": min(nodes, len(hosts))})
+    nodes = math.ceil(ranks / cluster.devices_per_node)
+    return cluster.model_copy(update={"nodes": min(nodes, len(hosts))})
 
 
 def _unnamed(cluster: ClusterSpec, pool: Pool, team: Team) -> ClusterSpec:
@@ -138,10 +144,10 @@ def _unnamed(cluster: ClusterSpec, pool: Pool, team: Team) -> ClusterSpec:
 
 
 def spread_of(best: PlannedStrategy, goal: str) -> Spread:
-    """Return on how many hosts and devices a strategy runs.
+    """Return the number of hosts and devices on which a strategy runs.
 
     Raises:
-        DraftProblem: it divides the model in a way that jobs do not run yet.
+        DraftProblem: it splits the model in a way that jobs do not support yet.
     """
     if goal in TRAININGS:
         return _training_spread(best)
@@ -197,14 +203,14 @@ def _splits(strategy: Strategy) -> list[str]:
 
 
 def split_of(strategy: Strategy) -> TensorSplit | ExpertSplit | PipelineSplit | None:
-    """Return how a plan divides the model among ranks; None where it does not, or in two ways.
+    """Return how a plan splits the model among ranks; None if not, or by two methods.
 
-    Experts that are whole stand beside shares of all else: that is one way, on the same ranks.
+    Expert parallelism with tensor parallelism of the same size counts as one method.
     """
-    experts, ways = strategy.expert_parallel_size, set(_splits(strategy))
-    if experts == strategy.tensor_parallel_size and ways == SHARED_EXPERTS:
+    experts, methods = strategy.expert_parallel_size, set(_splits(strategy))
+    if experts == strategy.tensor_parallel_size and methods == SHARED_EXPERTS:
         return ExpertSplit(size=experts or 1)
-    if len(ways) != 1:
+    if len(methods) != 1:
         return None
     if (size := strategy.tensor_parallel_size or 1) > 1:
         return TensorSplit(size=size)
@@ -214,10 +220,10 @@ def split_of(strategy: Strategy) -> TensorSplit | ExpertSplit | PipelineSplit | 
 
 
 def check_model(model: ModelRef, spread: Spread) -> None:
-    """Refuse a model whose weights lie on one host for a job on several.
+    """Refuse a model stored on one host for a job on several.
 
     Raises:
-        DraftProblem: it is what a job left on one host.
+        DraftProblem: the model is an artefact of a job on one host.
     """
     if spread.num_hosts > 1 and isinstance(model, ArtefactModel):
         raise DraftProblem(
@@ -228,9 +234,9 @@ def check_model(model: ModelRef, spread: Spread) -> None:
 
 
 def policy_of(hardware: Mapping[str, Any], spread: Spread, processes: int = 1) -> DataParallel:
-    """Return what the job does when a rank is lost; one that shrinks goes on down to one host."""
-    wanted, is_shared_out = hardware.get("on_lost_rank"), max(*spread, processes) > 1
-    if wanted == "restart" and is_shared_out:
+    """Return a job's policy on a lost rank; elastic jobs shrink down to one host."""
+    requested, is_shared_out = hardware.get("on_lost_rank"), max(*spread, processes) > 1
+    if requested == "restart" and is_shared_out:
         return DataParallel(on_lost_rank="restart")
-    is_elastic = wanted == "shrink" and spread.num_hosts > 1
+    is_elastic = requested == "shrink" and spread.num_hosts > 1
     return DataParallel(on_lost_rank="shrink" if is_elastic else "stop")

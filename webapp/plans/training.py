@@ -1,4 +1,4 @@
-"""The two training goals as a job: which method trains, in which batches, until when."""
+"""Convert the training goals to a job spec: method, batches, duration."""
 
 from typing import Any
 
@@ -11,13 +11,13 @@ from runners.jobspec import DemoModel, ModelRef, RandomModel, TrainSpec
 from runners.jobspec.text_samples import TextSamples
 from runners.jobspec.training_memory import USUAL_LEARNING_RATES
 from webapp.plans.errors import DraftProblem
-from webapp.plans.laying_out import layout_of
+from webapp.plans.training_layout import layout_of
 
 Draft = dict[str, Any]
 COMPUTE_DTYPES = ("fp32", "bf16", "fp16", "fp8")
 CLASSIFICATION = "classification"
 FRESH_ENCODER_RATE = 1e-3
-TRAINED_ENCODER_RATE = 5e-5  # the largest of those that BERT was fine-tuned with
+TRAINED_ENCODER_RATE = 5e-5  # the largest of BERT's fine-tuning rates
 TUNING_METHODS = ("full", "lora", "qlora", "lomo", "adalomo", "qft", "alphatuning", CLASSIFICATION)
 ADAPTER_BASES: dict[str, BaseDtype] = {"lora": "compute", "qlora": "nf4"}
 OPTIMIZER_METHODS = (
@@ -25,19 +25,19 @@ OPTIMIZER_METHODS = (
     "adalomo",
     "qft",
 )  # the planner has these as methods, the trainer as more
-STATE_PLACES = {"none": "none", "cpu": "cpu", "nvme": "disk"}  # the planner's words, the trainer's
-EARLY_STOPS = {"2": 2, "3": 3}  # the wizard's words -> validations without gain
-GROWTH_DIVISORS = (8, 4, 2, 1)  # as from 128 to 1024 tokens in the paper, in quarters
-ALPHA_PER_RANK = 2  # the scale of an adapter, as most recipes have it
+STATE_PLACES = {"none": "none", "cpu": "cpu", "nvme": "disk"}  # the planner's -> the trainer's
+EARLY_STOPS = {"2": 2, "3": 3}  # the wizard's values -> validations without improvement
+GROWTH_DIVISORS = (8, 4, 2, 1)  # four stages, as from 128 to 1024 tokens in the paper
+ALPHA_PER_RANK = 2  # scale of an adapter, as in most recipes
 
 
 def train_spec(
     draft: Draft, model: ModelRef, best: PlannedStrategy, shape: ModelSpec | None = None
 ) -> TrainSpec:
-    """Return the typed document of a training.
+    """Return the job spec of a training.
 
     Raises:
-        DraftProblem: the trainer does not run what was drafted.
+        DraftProblem: the trainer does not support the draft.
     """
     goal = draft["goal"]["goal"]
     values = draft["workload"][goal]
@@ -72,15 +72,15 @@ def train_spec(
 
 
 def check_encoder(shape: ModelSpec | None, *, is_classifier: bool) -> None:
-    """Refuse a head on a model that predicts text, and text of one that tells classes apart.
+    """Refuse classification with a text model, and text training with an encoder.
 
     Raises:
-        DraftProblem: with the way out.
+        DraftProblem: with a remedy.
     """
     is_encoder = shape is not None and shape.is_encoder
     if is_classifier and not is_encoder:
         raise DraftProblem(
-            "Classification stands on an encoder (DistilBERT), and this model predicts text. "
+            "Classification needs an encoder (DistilBERT); this model is a decoder. "
             "Choose an encoder, or another method.",
             "method",
         )
@@ -93,25 +93,25 @@ def check_encoder(shape: ModelSpec | None, *, is_classifier: bool) -> None:
 
 
 def classification_fields(model: ModelRef) -> dict[str, Any]:
-    """Return what a training of a head has for itself: its objective and learning rate."""
+    """Return the objective and learning rate of a classification training."""
     is_fresh = isinstance(model, RandomModel)
     rate = FRESH_ENCODER_RATE if is_fresh else TRAINED_ENCODER_RATE
     return {"objective": CLASSIFICATION, "learning_rate": rate}
 
 
 def _validated(fields: dict[str, Any]) -> TrainSpec:
-    """Return the document; what does not run together is told as the plan's problem."""
+    """Return the validated spec; incompatible options raise a DraftProblem."""
     try:
         return TrainSpec.model_validate(fields)
     except ValidationError as error:
         first = error.errors()[0]
-        said = first["msg"].removeprefix("Value error, ")
+        message = first["msg"].removeprefix("Value error, ")
         field = str(first["loc"][0]) if first["loc"] else "optimizer"
-        raise DraftProblem(f"The training cannot run as chosen: {said}.", field) from error
+        raise DraftProblem(f"The training cannot run as chosen: {message}.", field) from error
 
 
-def _integers(values: dict[str, Any]) -> QuantizedTraining | None:
-    """Return how integers take part: scales that are trained, or weights that are rounded."""
+def _quantized_training(values: dict[str, Any]) -> QuantizedTraining | None:
+    """Return the quantisation of a training: trained scales, or rounded weights."""
     if values.get("method") == "alphatuning":
         return QuantizedTraining(method="alphatuning")
     rounding = values.get("rounding")
@@ -121,7 +121,7 @@ def _integers(values: dict[str, Any]) -> QuantizedTraining | None:
 
 
 def stages_of(values: dict[str, Any]) -> tuple[tuple[int, float], ...] | None:
-    """Return the lengths of a training that grow, each with its share of the tokens."""
+    """Return the stages of growing lengths, each with its share of the tokens."""
     if values.get("lengths") != "grow":
         return None
     longest = values["sequence_length"]
@@ -130,15 +130,15 @@ def stages_of(values: dict[str, Any]) -> tuple[tuple[int, float], ...] | None:
 
 
 def _optimizer_fields(optimizer: str) -> dict[str, Any]:
-    rate = USUAL_LEARNING_RATES.get(optimizer)  # a draft's text may be no optimiser
+    rate = USUAL_LEARNING_RATES.get(optimizer)  # the draft may name an unknown optimiser
     return {"optimizer": optimizer} | ({"learning_rate": rate} if rate else {})
 
 
-def _states_away(values: dict[str, Any], best: PlannedStrategy) -> str:
-    """Return where the optimiser's moments wait: as it was asked, or as the plan has them."""
-    asked = str(values.get("optimizer_offload") or "none")
+def _optimizer_offload(values: dict[str, Any], best: PlannedStrategy) -> str:
+    """Return where optimiser states are offloaded: as requested, else as planned."""
+    requested = str(values.get("optimizer_offload") or "none")
     planned = best.strategy.offload.optimizer if best.strategy.offload else "none"
-    return asked if asked != "none" else STATE_PLACES[planned]
+    return requested if requested != "none" else STATE_PLACES[planned]
 
 
 def _train_fields(values: dict[str, Any], best: PlannedStrategy) -> dict[str, Any]:
@@ -156,10 +156,10 @@ def _train_fields(values: dict[str, Any], best: PlannedStrategy) -> dict[str, An
         "compute_dtype": compute if compute in COMPUTE_DTYPES else "bf16",
         "activation_recomputation": best.strategy.activation_recomputation or "none",
         "activation_offload": values.get("activation_offload") or "none",
-        "optimizer_offload": _states_away(values, best),
+        "optimizer_offload": _optimizer_offload(values, best),
         **_optimizer_fields(values["optimizer"]),
         "length_schedule": stages_of(values),
-        "quantized": _integers(values),
+        "quantized": _quantized_training(values),
         "on_spike": values.get("on_spike") or "stop",
         "early_stop_validations": EARLY_STOPS.get(str(values.get("early_stop"))),
         "text_samples": _text_samples(values),
@@ -171,7 +171,7 @@ def _train_fields(values: dict[str, Any], best: PlannedStrategy) -> dict[str, An
 
 
 def _text_samples(values: dict[str, Any]) -> TextSamples | None:
-    """Return which text the weights write on the way; None where they write none."""
+    """Return the text-sampling options of a training; None if it samples no text."""
     every = str(values.get("text_samples") or "")
     is_classifier = values.get("method") == CLASSIFICATION
     if not every.isdecimal() or not int(every) or is_classifier:
@@ -182,10 +182,10 @@ def _text_samples(values: dict[str, Any]) -> TextSamples | None:
 
 
 def needs_weights(model: ModelRef, verb: str) -> None:
-    """Refuse a model that has no trained weights on the host.
+    """Refuse a model without trained weights on the host.
 
     Raises:
-        DraftProblem: with the way out.
+        DraftProblem: with a remedy.
     """
     if isinstance(model, RandomModel | DemoModel):
         raise DraftProblem(

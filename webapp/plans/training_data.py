@@ -1,4 +1,4 @@
-"""What a training plan reads: the fields of its job that say so, and the words for it."""
+"""The data of a training plan: fields of its job spec, and their description."""
 
 from typing import Any
 
@@ -22,25 +22,25 @@ from webapp.plans.errors import DraftProblem
 from webapp.plans.models import Plan
 
 Draft = dict[str, Any]
-MIX_ROWS = range(1, 5)  # of several sources, as the wizard asks for them
+MIX_ROWS = range(1, 5)  # rows of a mixture in the wizard
 
 
 def shared_out(
     spec: TrainSpec, policy: DataParallel, processes: int, plan: Plan
 ) -> dict[str, Any]:
-    """Return what a training reads, and how its ranks stand by each other."""
+    """Return a training's data fields and its ranks' policy."""
     is_fixed = spec.layout is not None and not spec.layout.is_pipeline_alone
     if is_fixed and policy.on_lost_rank == "shrink":
-        policy = DataParallel()  # such a layout is for as many ranks as it has
+        policy = DataParallel()  # such a layout has a fixed number of ranks
     parallel = policy.model_copy(update={"processes_per_host": processes})
     return {"parallel": parallel, **data_fields(plan.draft, plan.team)}
 
 
 def data_fields(draft: Draft, team: Team) -> dict[str, Any]:
-    """Return ``data`` and ``samples`` of a training's document.
+    """Return ``data`` and ``samples`` of a training's spec.
 
     Raises:
-        DraftProblem: the file that was chosen is gone, or what was stated cannot be.
+        DraftProblem: the chosen file is gone, or the options are invalid.
     """
     values = draft["workload"][draft["goal"]["goal"]]
     try:
@@ -49,8 +49,10 @@ def data_fields(draft: Draft, team: Team) -> dict[str, Any]:
             {name: values[name] for name in ("rows", "too_long") if values.get(name)}
         )
     except ValidationError as error:
-        said = error.errors()[0]["msg"].removeprefix("Value error, ")
-        raise DraftProblem(f"The training data cannot be read: {said}.", "data_source") from error
+        message = error.errors()[0]["msg"].removeprefix("Value error, ")
+        raise DraftProblem(
+            f"The training data cannot be read: {message}.", "data_source"
+        ) from error
     return {"data": data, "samples": samples}
 
 
@@ -70,10 +72,10 @@ def _mixed(values: dict[str, Any], team: Team) -> MixedData:
         source = values.get(f"mix_source_{row}") or ""
         if not source:
             continue
-        one = {"data_source": source, "data_path": values.get(f"mix_path_{row}")}
+        fields = {"data_source": source, "data_path": values.get(f"mix_path_{row}")}
         if source not in {"host", "file"}:
-            one = {"data_source": "upload", "dataset": source}
-        part = {"data": _data(one, team), "weight": values.get(f"mix_weight_{row}")}
+            fields = {"data_source": "upload", "dataset": source}
+        part = {"data": _data(fields, team), "weight": values.get(f"mix_weight_{row}")}
         if is_dynamic:
             part["reference_loss"] = values.get(f"mix_reference_{row}")
         parts.append(part)
@@ -103,7 +105,7 @@ def _uploaded(dataset_id: str, team: Team) -> UploadedData:
 
 
 def text_words(data: TrainData) -> str:
-    """Return what a training reads, as a sentence names it."""
+    """Return a description of a training's data for a sentence."""
     if isinstance(data, UploadedData):
         return f"the uploaded {data.name}"
     if isinstance(data, FileData):
@@ -111,6 +113,6 @@ def text_words(data: TrainData) -> str:
     if isinstance(data, HostText):
         return "its own text"
     shares = zip(weights_of(data), data.parts, strict=True)
-    said = " and ".join(f"{percent(share)} {text_words(part.data)}" for share, part in shares)
+    mixture = " and ".join(f"{percent(share)} {text_words(part.data)}" for share, part in shares)
     moving = f" by weights that move every {data.update_every_steps:,} steps"
-    return said if data.weights == "fixed" else f"at first {said}{moving}"
+    return mixture if data.weights == "fixed" else f"at first {mixture}{moving}"

@@ -1,31 +1,37 @@
-"""An answer as the page says it: one sentence, the figures, the memory, what would help."""
+"""A plan's verdict: one sentence, figures, memory bars, targets and warnings."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.urls import reverse
+from pydantic import ValidationError
 
 from planner.specs.estimate import Estimate
-from planner.specs.plan import PlanAnswer, PlannedStrategy, Rejection, Suggestion
+from planner.specs.plan import PlanAnswer, PlannedStrategy, Rejection
 from webapp.core import units
-from webapp.core.display import Figure, MemoryRow, memory_row, quantity
-from webapp.core.units import memory, number
+from webapp.core.display import Figure, MemoryRow, memory_row
+from webapp.core.units import gib, memory
 from webapp.core.wording import capitalised
-from webapp.plans.words import BOUND_WORDS, METHOD_WORDS, dtype_words, strategy_words
+from webapp.plans.completeness import missing_step
+from webapp.plans.gains import planned_gains
+from webapp.plans.targets import Target, chance_below, odds_words, targets_of
+from webapp.plans.words import BOUND_WORDS, compression_words, dtype_words, strategy_words
 
 Draft = dict[str, Any]
-TIGHT_SHARE = 0.05  # of the capacity: less to spare than this is said to be tight
-MAX_BARS = 8  # devices that are drawn one by one
-MAX_ROWS = 16  # stages of a pipeline; longer ones are said in words
+TIGHT_SHARE = 0.05  # of the capacity: less spare memory is called tight
+MONTH, YEAR = 30 * units.DAY, 365 * units.DAY  # longer runs are mentioned, and warned of
+COMPRESSED = units.DAY  # longer compressions are mentioned
+MAX_BARS = 8  # devices drawn individually
+MAX_ROWS = 16  # pipeline stages drawn; further ones are described
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the right rail and the plan's first card show."""
+    """The verdict on a plan, as shown in the side panel and on its first card."""
 
     tone: str  # good, warn or bad
-    state: str  # fits, tight, slow, does-not-fit or incomplete
+    state: str  # a key of the status chip: fits, tight, slow, long …
     sentence: str
     detail: str = ""
     rows: tuple[MemoryRow, ...] = ()
@@ -33,28 +39,34 @@ class Verdict:
     memory_note: str = ""
     bound_by: str = ""
     searched: str = ""
-    suggestions: tuple[Suggestion, ...] = ()
+    targets: tuple[Target, ...] = ()
+    memory_range: str = ""
     warnings: tuple[str, ...] = ()
     brief: tuple[str, ...] = field(default=())
 
     @property
     def bound_words(self) -> str:
-        """Return what sets the pace, in one sentence."""
+        """Return a sentence on the limiting resource."""
         return f"The resource that sets the pace of this plan is {self.bound_by}."
 
     @property
     def fullest(self) -> MemoryRow | None:
-        """Return the bar of the device that holds the most."""
+        """Return the bar of the device with the most used memory."""
         return max(self.rows, key=lambda row: row.total_bytes, default=None)
 
     @property
     def icon(self) -> str:
-        """Return the shape that goes with the tone."""
+        """Return the icon of the tone."""
         return {"good": "check", "warn": "triangle", "bad": "cross"}.get(self.tone, "draft")
 
 
-def verdict_of(answer: PlanAnswer, draft: Draft, plan_url: str = "") -> Verdict:
-    """Return the verdict on the best plan, or on why there is none."""
+def verdict_of(
+    answer: PlanAnswer, draft: Draft, plan_url: str = "", *, speed: str = ""
+) -> Verdict:
+    """Return the verdict on the best plan, or on why there is none.
+
+    ``speed`` is a compression's change of speed as text.
+    """
     took = units.duration(answer.searched.seconds)
     count = answer.searched.strategies
     noun = "strategy" if count == 1 else "strategies"
@@ -63,29 +75,38 @@ def verdict_of(answer: PlanAnswer, draft: Draft, plan_url: str = "") -> Verdict:
         return _infeasible(answer, searched)
     best = answer.plans[0]
     figures = tuple(estimate_figures(best, draft, plan_url))
-    sentence, state = _sentence(best, draft)
+    concerns, targets = concerns_of(best, draft), targets_of(best, draft)
+    more = [f"{capitalised(concern.words)}." for concern in concerns[1:]]
     return Verdict(
-        tone="good" if state == "fits" else "warn",
-        state=state,
-        sentence=sentence,
-        detail=f"{_detail(best, draft)}.",
+        tone=concerns[0].tone if concerns else "good",
+        state=concerns[0].state if concerns else "fits",
+        sentence=_sentence(best, concerns, targets) + _gains(best, speed),
+        detail=" ".join([*more, f"{_detail(best, draft)}."]),
+        targets=targets,
+        memory_range=memory_interval_words(best),
         rows=memory_rows(best),
         memory_note=memory_words(best),
         figures=figures,
         bound_by=BOUND_WORDS.get(best.bound_by, best.bound_by),
         searched=searched,
-        suggestions=answer.suggestions,
-        warnings=best.warnings,
-        brief=tuple(str(figure.shown) for figure in figures[:3]),
+        warnings=tuple(
+            each for each in best.warnings if not any(each == c.words for c in concerns)
+        ),
+        brief=tuple(f"{figure.label} {figure.shown}" for figure in figures[:1]),
     )
 
 
 def _detail(best: PlannedStrategy, draft: Draft) -> str:
-    """Return the chosen strategy in one line; a compression is its method."""
+    """Return the chosen strategy in one line; for a compression, its method."""
     if draft["goal"]["goal"] != "compress":
         return strategy_words(best.strategy)
-    method = METHOD_WORDS[draft["workload"]["compress"]["method"]]
-    return f"{method}, from {dtype_words(best.strategy.weight_dtype)}"
+    source = dtype_words(best.strategy.weight_dtype)
+    return f"{compression_words(draft)}, from {source} weights"
+
+
+def _gains(best: Estimate, speed: str) -> str:
+    words = planned_gains(best, speed)
+    return f": {words}" if words else ""
 
 
 def problem_verdict(sentence: str) -> Verdict:
@@ -94,64 +115,131 @@ def problem_verdict(sentence: str) -> Verdict:
 
 
 def _infeasible(answer: PlanAnswer, searched: str) -> Verdict:
-    """Return the verdict of a search that found nothing: the closest miss and the ways out."""
+    """Return the verdict of a search without a result: the closest miss."""
     missed = closest_miss(answer.rejected)
     detail = f"{capitalised(missed.reason)}." if missed else "Every strategy was ruled out."
     sentence = "Nothing fits on this hardware"
     if missed and missed.required and missed.limit and missed.unit in {"bytes", "B"}:
         over = memory(missed.required - missed.limit)
         sentence = f"Does not fit: {over} over at best"
-    return Verdict(
-        "bad", "does-not-fit", sentence, detail, searched=searched, suggestions=answer.suggestions
-    )
+    return Verdict("bad", "does-not-fit", sentence, detail, searched=searched)
 
 
 def closest_miss(rejected: Mapping[str, Rejection]) -> Rejection | None:
-    """Return the rejected family that came nearest to its limit."""
-    numbered = [one for one in rejected.values() if one.required and one.limit]
-    numbered = [one for one in numbered if one.constraint == "memory"] or numbered
+    """Return the rejected family closest to its limit."""
+    numbered = [each for each in rejected.values() if each.required and each.limit]
+    numbered = [each for each in numbered if each.constraint == "memory"] or numbered
     if numbered:
-        return min(numbered, key=lambda one: (one.required or 0) / (one.limit or 1))
+        return min(numbered, key=lambda each: (each.required or 0) / (each.limit or 1))
     return next(iter(rejected.values()), None)
 
 
-def _sentence(best: PlannedStrategy, draft: Draft) -> tuple[str, str]:
-    """Return the answer in one sentence, and its state."""
-    spare = best.memory.capacity_bytes - best.memory.per_device_peak_bytes
+class Concern(NamedTuple):
+    """A weakness of a plan; the smallest ``rank`` is reported first.
+
+    With equal rank, the larger ratio comes first.
+    """
+
+    rank: int
+    ratio: float
+    state: str
+    tone: str
+    words: str
+
+
+def concerns_of(best: PlannedStrategy, draft: Draft) -> list[Concern]:
+    """Return the weaknesses of a plan that fits, the worst first."""
+    concerns = [*_length_concerns(best, draft), *_target_concerns(best, draft)]
+    return sorted([*concerns, *_memory_concerns(best)], key=lambda each: (each.rank, -each.ratio))
+
+
+def _length_concerns(best: PlannedStrategy, draft: Draft) -> list[Concern]:
+    """Return concerns about a long run, and about sequences beyond the model's context."""
+    concerns = [
+        Concern(1, 1.0, "over-context", "warn", warning)
+        for warning in best.warnings
+        if "exceed the model's context" in warning
+    ]
+    batch = draft["goal"]["goal"] == "generate"
+    seconds = best.performance.latency_seconds if batch else best.performance.duration_seconds
+    if seconds and seconds > YEAR:
+        concerns.append(Concern(0, 1.0, "too-long", "bad", f"it takes {units.duration(seconds)}"))
+    elif seconds and seconds > (COMPRESSED if draft["goal"]["goal"] == "compress" else MONTH):
+        concerns.append(Concern(3, 1.0, "long", "warn", f"it takes {units.duration(seconds)}"))
+    return concerns
+
+
+def _target_concerns(best: PlannedStrategy, draft: Draft) -> list[Concern]:
+    concerns = []
+    for target in targets_of(best, draft):
+        if not target.is_met:
+            concerns.append(Concern(2, target.ratio, "slow", "warn", target.missed_words))
+        elif target.is_narrow:
+            subject = {"ttft": "the first token", "tpot": "further tokens"}[target.figure]
+            words = f"its target for {subject} is met narrowly: {target.odds}"
+            concerns.append(Concern(3, target.ratio, "narrow", "warn", words))
+    return concerns
+
+
+def _memory_concerns(best: PlannedStrategy) -> list[Concern]:
+    """Return concerns about little spare memory, or likely runs without enough."""
+    peak, capacity = best.memory.per_device_peak_bytes, best.memory.capacity_bytes
+    low, high = best.interval.get("per_device_peak_bytes", (peak, peak))
+    words = f"only {memory(max(0, capacity - peak))} to spare{_on_each(best)}"
+    if high > capacity:
+        over = 1 - chance_below(peak, low, high, capacity)
+        words += f", and {odds_words(over)} would need more memory than there is"
+    elif capacity - peak >= TIGHT_SHARE * capacity:
+        return []
+    return [Concern(4, 1.0, "tight", "warn", words)]
+
+
+def _on_each(best: PlannedStrategy) -> str:
     devices = best.cluster.num_devices
-    where = "" if devices == 1 else f" on each of {devices} devices"
-    missed = _missed_target(best, draft)
-    if missed:
-        return f"Fits, but {missed}", "slow"
-    if spare < TIGHT_SHARE * best.memory.capacity_bytes:
-        return f"Fits, with only {memory(max(0, spare))} to spare{where}", "tight"
-    return f"Fits, {memory(spare)} to spare{where}", "fits"
+    return "" if devices == 1 else f" on each of {devices} devices"
 
 
-def _missed_target(best: Estimate, draft: Draft) -> str:
-    """Return which target of the goal is missed, with both numbers."""
-    targets = {"chat": (1.0, 0.05), "code": (0.5, 0.03)}
-    limits = targets.get(draft["goal"]["slo"])
-    if draft["goal"]["goal"] != "serve" or limits is None:
-        return ""
-    ttft, tpot = best.performance.ttft_seconds, best.performance.tpot_seconds
-    if ttft and ttft > limits[0]:
-        return f"the first token takes {units.duration(ttft)}; the target is {limits[0]:g} s"
-    if tpot and tpot > limits[1]:
-        return f"it writes {number(1 / tpot)} tokens a second; the target is {1 / limits[1]:.0f}"
-    return ""
+def stored_state(answer: dict[str, Any], draft: Draft) -> str:
+    """Return the verdict of a stored answer, without parsing its terms."""
+    if not answer.get("plans"):
+        return "does-not-fit"
+    if missing_step(draft):
+        return "computed"
+    try:
+        best = PlannedStrategy.model_validate({**answer["plans"][0], "terms": []})
+    except ValidationError:  # stored by a release with other fields
+        return "computed"
+    concerns = concerns_of(best, draft)
+    return concerns[0].state if concerns else "fits"
+
+
+def memory_interval_words(best: Estimate) -> str:
+    """Return one device's peak and capacity as text, with the 80 % interval."""
+    usage = best.memory
+    words = f"{gib(usage.per_device_peak_bytes)} of {gib(usage.capacity_bytes)} GiB"
+    bounds = best.interval.get("per_device_peak_bytes")
+    return f"{words}, likely {gib(bounds[0])}{units.DASH}{gib(bounds[1])}" if bounds else words
+
+
+def _sentence(best: PlannedStrategy, concerns: list[Concern], targets: tuple[Target, ...]) -> str:
+    """Return the verdict's sentence: the worst concern, or the spare memory."""
+    if concerns:
+        return f"Fits, but {concerns[0].words}"
+    spare = memory(best.memory.capacity_bytes - best.memory.per_device_peak_bytes)
+    met = {1: ", and meets its target", 2: ", and meets both targets"}.get(len(targets), "")
+    return f"Fits, {spare} to spare{_on_each(best)}{met}"
 
 
 def memory_rows(estimate: Estimate) -> tuple[MemoryRow, ...]:
-    """Return one bar per device, or per pipeline stage where there are many devices."""
+    """Return one bar per device, or per pipeline stage if there are many devices."""
     answer = estimate.memory
     peaks = answer.per_stage_peak_bytes or (answer.per_device_peak_bytes,)
     devices = estimate.cluster.num_devices if isinstance(estimate, PlannedStrategy) else 1
     if len(peaks) == 1 and devices <= MAX_BARS:
-        labels = [f"GPU {at}" for at in range(devices)] if devices > 1 else ["Memory"]
+        labels = [f"GPU {index}" for index in range(devices)] if devices > 1 else ["Memory"]
         peaks *= devices
     else:
-        labels = [f"Stage {at}" for at in range(len(peaks))] if len(peaks) > 1 else ["Each"]
+        labels = [f"Stage {index}" for index in range(len(peaks))] if len(peaks) > 1 else ["Each"]
     rows = []
     for label, peak in list(zip(labels, peaks, strict=True))[:MAX_ROWS]:
         share = peak / max(1, answer.per_device_peak_bytes)
@@ -161,21 +249,23 @@ def memory_rows(estimate: Estimate) -> tuple[MemoryRow, ...]:
 
 
 def memory_words(estimate: Estimate) -> str:
-    """Return what bars alone do not say: how many devices each is, how many stages are left."""
+    """Return a note on the bars: devices per bar, the fullest stage, stages not drawn."""
     peaks = estimate.memory.per_stage_peak_bytes
     devices = estimate.cluster.num_devices if isinstance(estimate, PlannedStrategy) else 1
     if len(peaks) <= 1:
         return f"The same on each of {devices} devices." if devices > MAX_BARS else ""
     each = f"{devices // len(peaks)} devices a stage. " if devices > len(peaks) else ""
     fullest = f"Stage {peaks.index(max(peaks))} is the fullest."
-    left = peaks[MAX_ROWS:]
-    more = f" {len(left)} further stages take at most {memory(max(left))}." if left else ""
+    undrawn = peaks[MAX_ROWS:]
+    more = (
+        f" {len(undrawn)} further stages take at most {memory(max(undrawn))}." if undrawn else ""
+    )
     return f"{each}{fullest}{more}"
 
 
 def estimate_figures(estimate: Estimate, draft: Draft, plan_url: str = "") -> list[Figure]:
-    """Return the figures that matter for the goal, best first, only those that apply."""
-    found = [
+    """Return the goal's figures that apply, the most important first."""
+    figures = [
         _figure(estimate, name, label, unit, plan_url)
         for name, label, unit in GOAL_FIGURES[draft["goal"]["goal"]]
     ]
@@ -188,7 +278,7 @@ def estimate_figures(estimate: Estimate, draft: Draft, plan_url: str = "") -> li
         label = f"In {units.clock(seconds)}"
         note = estimate.error_class
         low, high = ends[1:]
-        found.append(
+        figures.append(
             Figure(
                 label,
                 ends[0],
@@ -200,44 +290,47 @@ def estimate_figures(estimate: Estimate, draft: Draft, plan_url: str = "") -> li
                 evidence=evidence_url(),
             )
         )
-    return [figure for figure in found if figure is not None]
+    return [figure for figure in figures if figure is not None]
 
 
 GOAL_FIGURES: dict[str, tuple[tuple[str, str, str], ...]] = {
     "serve": (
         ("tokens_per_second_per_person", "Per person", "tokens_per_second"),
-        ("ttft_seconds", "First token", "seconds"),
+        ("ttft_seconds", "First token, mean", "seconds"),
         ("output_tokens_per_second", "All together", "tokens_per_second"),
-        ("cost_usd_per_million_tokens", "Cost", "$/M tok"),
+        ("cost_usd_per_million_tokens", "Cost, all GPUs", "$/M tok"),
     ),
     "generate": (
         ("output_tokens_per_second", "Written", "tokens_per_second"),
         ("ttft_seconds", "Prompts read in", "seconds"),
         ("latency_seconds", "One batch takes", "seconds"),
-        ("cost_usd_per_million_tokens", "Cost", "$/M tok"),
+        ("cost_usd_per_million_tokens", "Cost, all GPUs", "$/M tok"),
     ),
     "finetune": (
         ("tokens_per_second", "Speed", "tokens_per_second"),
         ("step_seconds", "One step", "seconds"),
         ("duration_seconds", "The whole run", "seconds"),
-        ("cost_usd_per_million_tokens", "Cost", "$/M tok"),
+        ("run_cost_usd", "Money for the run", "usd"),
+        ("mfu", "Model FLOP utilisation", "share"),
+        ("cost_usd_per_million_tokens", "Cost, all GPUs", "$/M tok"),
     ),
     "compress": (
-        ("duration_seconds", "Takes", "seconds"),
-        ("written_weights_bytes", "Weights afterwards", "bytes"),
-        ("peak_memory_bytes", "Peak memory", "bytes"),
-        ("perplexity_ratio", "Perplexity, times", ""),
+        ("duration_seconds", "Compressing takes", "seconds"),
+        ("written_weights_bytes", "Checkpoint afterwards", "bytes"),
+        ("scratch_bytes", "Scratch in host memory", "bytes"),
+        ("peak_memory_bytes", "Peak on the device", "bytes"),
+        ("perplexity_ratio", "Perplexity ratio", ""),
     ),
 }
 GOAL_FIGURES["pretrain"] = GOAL_FIGURES["finetune"]
 
 
 def _figure(estimate: Estimate, name: str, label: str, unit: str, url: str) -> Figure | None:
-    """Return one figure of an estimate with its interval, or nothing where it does not apply."""
-    found = figure_values(estimate, name)
-    if found is None:
+    """Return one figure of an estimate with its interval, or None if it does not apply."""
+    values = figure_values(estimate, name)
+    if values is None:
         return None
-    value, low, high = found
+    value, low, high = values
     if name == "perplexity_ratio":
         return Figure(label, value, unit, low, high, "published", "published", url)
     return Figure(
@@ -246,7 +339,7 @@ def _figure(estimate: Estimate, name: str, label: str, unit: str, url: str) -> F
 
 
 def evidence_url() -> str:
-    """Return the page that says how far such figures were off, with every row behind it."""
+    """Return the URL of the accuracy page, with the evidence of such figures."""
     return reverse("docs", args=["accuracy"])
 
 
@@ -254,7 +347,7 @@ Value = tuple[float, float | None, float | None]  # value, low, high
 
 
 def figure_values(estimate: Estimate, name: str) -> Value | None:
-    """Return value, low and high of a figure by name, or nothing where it does not apply."""
+    """Return value, low and high of a figure by name, or None if it does not apply."""
     if special := SPECIAL_FIGURES.get(name):
         return special(estimate)
     value = getattr(estimate.performance, name, None) or getattr(estimate, name, None)
@@ -277,11 +370,15 @@ def _peak_memory(estimate: Estimate) -> Value:
 
 
 def _written_weights(estimate: Estimate) -> Value | None:
-    """Return the size of the compressed weights: what is on disk without the source."""
-    if estimate.memory.disk_bytes is None:
-        return None
-    source = estimate.memory.breakdown_bytes.get("weights", 0)
-    return float(estimate.memory.disk_bytes - source), None, None
+    """Return the size of the compressed checkpoint, without the original."""
+    size = estimate.memory.checkpoint_bytes
+    return None if size is None else (float(size), None, None)
+
+
+def _scratch(estimate: Estimate) -> Value | None:
+    """Return a job's scratch space in host memory; None if it needs none."""
+    size = estimate.memory.host_bytes
+    return (float(size), None, None) if size and estimate.memory.checkpoint_bytes else None
 
 
 def _perplexity(estimate: Estimate) -> Value | None:
@@ -293,34 +390,10 @@ SPECIAL_FIGURES: dict[str, Callable[[Estimate], Value | None]] = {
     "tokens_per_second_per_person": _per_person,
     "peak_memory_bytes": _peak_memory,
     "written_weights_bytes": _written_weights,
+    "scratch_bytes": _scratch,
     "perplexity_ratio": _perplexity,
 }
 
 
 def _inverse(value: float | None) -> float | None:
     return 1 / value if value else None
-
-
-def suggestion_effect(suggestion: Suggestion) -> str:
-    """Return what a suggestion brings, in a few words."""
-    spare = suggestion.estimate.memory.capacity_bytes
-    spare -= suggestion.estimate.memory.per_device_peak_bytes
-    rate = suggestion.estimate.performance.tokens_per_second
-    speed = f", {quantity(rate, 'tokens_per_second')}" if rate else ""
-    return f"fits, {memory(max(0, spare))} to spare{speed}"
-
-
-def suggestion_chips(answer: PlanAnswer, draft: Draft) -> list[tuple[int, str, str]]:
-    """Return number, title and effect of each suggestion that the draft has a place for."""
-    return [
-        (at, capitalised(one.title), suggestion_effect(one))
-        for at, one in enumerate(answer.suggestions)
-        if _has_place(one, draft)
-    ]
-
-
-def _has_place(suggestion: Suggestion, draft: Draft) -> bool:
-    """Return whether the goal has the method that is suggested: pre-training has one only."""
-    method = suggestion.changes.get("workload", {}).get("method")
-    has_methods = "method" in draft["workload"][draft["goal"]["goal"]]
-    return has_methods or method in {None, "pretrain"}

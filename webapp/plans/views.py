@@ -1,11 +1,10 @@
-"""Plans: the list, a plan's page with its tabs, launching and deleting."""
+"""Views of plans: list, tabs, launch, clone and delete."""
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from django.contrib import messages
-from django.core.paginator import Paginator
-from django.db.models import Count, Q
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.urls import reverse
@@ -15,6 +14,7 @@ from planner.specs.plan import PlanAnswer
 from webapp.accounts.roles import visible_or_404
 from webapp.core.problems import Problem
 from webapp.jobs.endpoints import hashes_of, keep_for_session, new_key
+from webapp.jobs.models import Job
 from webapp.limits.views import plan_panel
 from webapp.plans.access import changeable_plan, signed_in
 from webapp.plans.alternatives import (
@@ -24,21 +24,28 @@ from webapp.plans.alternatives import (
     inapplicable,
     rejections,
 )
+from webapp.plans.binding import Phase, phases_of
 from webapp.plans.completeness import missing_step
+from webapp.plans.compressed_speed import planned_speed
 from webapp.plans.errors import DraftProblem
-from webapp.plans.explanation import explain, main_lines
+from webapp.plans.explanation import explain
 from webapp.plans.exporting import exports_of, file_of
 from webapp.plans.history import jobs_of, measured_of
+from webapp.plans.launch_options import launch_options_of
 from webapp.plans.launching import launch_of, plan_launch
+from webapp.plans.listing import num_jobs_of, page_of_plans
 from webapp.plans.measuring import measuring_of
-from webapp.plans.models import Plan, PlanState
-from webapp.plans.planning import current_answer, is_outdated, plan_compute, plan_keep
-from webapp.plans.serving import endpoint_wish_of
-from webapp.plans.verdict import problem_verdict, suggestion_chips, verdict_of
-from webapp.plans.wishes import wish_of
+from webapp.plans.models import Plan
+from webapp.plans.naming import is_named
+from webapp.plans.offers import offers_of
+from webapp.plans.planning import current_answer, is_outdated, plan_again, plan_keep
+from webapp.plans.prices import price_of
+from webapp.plans.saving import PlanChangedError, draft_begun_from, plan_remove
+from webapp.plans.serving import endpoint_options_of
+from webapp.plans.verdict import problem_verdict, verdict_of
+from webapp.plans.versions import chip_of, version_context, versions_of
 from webapp.plans.words import workload_words
 
-PAGE_SIZE = 50
 KEY_LENGTH = 64
 MAX_SECRETS = 16
 SHOWN_REJECTIONS = 8
@@ -54,28 +61,12 @@ TABS = {
 
 @require_GET
 def plan_list(request: HttpRequest) -> HttpResponse:
-    """List the team's plans, newest first; ``q`` looks in their names."""
+    """List the team's plans, newest first; ``q`` filters by name."""
     query = request.GET.get("q", "").strip()
-    plans = Plan.objects.visible_to(request.user).filter(
-        Q(state=PlanState.COMPUTED) | Q(owner=request.user.pk)
-    )
-    if query:
-        plans = plans.filter(name__icontains=query)
-    plans = plans.select_related("owner").annotate(
-        num_jobs=Count("jobs", filter=Q(jobs__deleted_at=None))
-    )
-    page = Paginator(plans.order_by("-saved_at"), PAGE_SIZE).get_page(request.GET.get("page"))
-    rows = [(plan, _row_verdict(plan)) for plan in page]
+    page = page_of_plans(request, query)
+    counts = num_jobs_of(page)
+    rows = [(plan, chip_of(plan), counts.get(plan.series, 0)) for plan in page]
     return render(request, "plans/list.html", {"page": page, "rows": rows, "filter": query})
-
-
-def _row_verdict(plan: Plan) -> str:
-    """Return a plan's verdict as a state of the chip."""
-    if plan.state == PlanState.DRAFT:
-        return "draft"
-    if not plan.answer:
-        return "incomplete"
-    return "fits" if plan.answer.get("plans") else "does-not-fit"
 
 
 @require_GET
@@ -90,6 +81,7 @@ def plan_detail(request: HttpRequest, plan_id: str, tab: str = "summary") -> Htt
         "tabs": [_tab(plan, slug, tab) for slug in TABS],
         "title": plan.name or "Draft plan",
         "work": "" if missing_step(plan.draft) else workload_words(plan.draft),
+        **version_context(plan, request.user),
     }
     try:
         answer = current_answer(plan)
@@ -100,8 +92,9 @@ def plan_detail(request: HttpRequest, plan_id: str, tab: str = "summary") -> Htt
     context |= {
         "answer": answer,
         "best": answer.plans[0] if answer.plans else None,
-        "verdict": verdict_of(answer, plan.draft, url),
-        "is_outdated": is_outdated(plan),
+        "verdict": verdict_of(answer, plan.draft, url, speed=planned_speed(plan)),
+        "is_on_host": plan.draft["hardware"]["choice"] != "catalog",
+        "is_outdated": plan.is_latest and is_outdated(plan),
         **(_limits(request, plan) if tab == "limits" else PANELS[tab](plan, answer)),
     }
     is_part = tab == "limits" and "HX-Request" in request.headers
@@ -119,11 +112,17 @@ def _summary(plan: Plan, answer: PlanAnswer) -> dict[str, Any]:
         "frontier": frontier_of(answer, plan.draft),
         "columns": columns_for(answer, plan.draft),
         "comparison": comparison(answer, plan.draft),
-        "main_lines": main_lines(answer.plans[0]) if answer.plans else [],
+        "price": price_of(answer.plans[0] if answer.plans else None),
+        "phases": _phases(plan, answer),
         **_ruled_out(answer),
-        "chips": suggestion_chips(answer, plan.draft),
+        "offers": offers_of(answer, plan.draft),
         "slug": "review",
     }
+
+
+def _phases(plan: Plan, answer: PlanAnswer) -> list[Phase]:
+    is_batch = plan.draft["goal"]["goal"] == "generate"
+    return phases_of(answer.plans[0], is_batch=is_batch) if answer.plans else []
 
 
 def _alternatives(plan: Plan, answer: PlanAnswer) -> dict[str, Any]:
@@ -135,10 +134,10 @@ def _alternatives(plan: Plan, answer: PlanAnswer) -> dict[str, Any]:
 
 
 def _ruled_out(answer: PlanAnswer) -> dict[str, Any]:
-    lost = rejections(answer)
+    rejected = rejections(answer)
     return {
-        "rejections": lost[:SHOWN_REJECTIONS],
-        "more_rejections": lost[SHOWN_REJECTIONS:],
+        "rejections": rejected[:SHOWN_REJECTIONS],
+        "more_rejections": rejected[SHOWN_REJECTIONS:],
         "inapplicable": inapplicable(answer),
     }
 
@@ -152,7 +151,7 @@ def _why(_plan: Plan, answer: PlanAnswer) -> dict[str, Any]:
 
 
 def _exports(plan: Plan, answer: PlanAnswer) -> dict[str, Any]:
-    """Return what can be copied: the plan for other tools, the question, the job's document."""
+    """Return the exports of a plan: other tools' formats, the question, the job spec."""
     texts = [("question", "The question", "Feed it to python -m planner plan", plan.request)]
     if answer.plans:
         strategy = answer.plans[0].strategy.model_dump(mode="json")
@@ -175,19 +174,20 @@ def plan_export(request: HttpRequest, plan_id: str, key: str) -> HttpResponse:
     """Send one export of a plan as a file."""
     plan = visible_or_404(Plan, request.user, pk=plan_id)
     try:
-        found = file_of(plan, current_answer(plan), key)
+        export_file = file_of(plan, current_answer(plan), key)
     except DraftProblem as problem:
         raise Http404(str(problem)) from problem
-    if found is None:
+    if export_file is None:
         raise Http404(key)
-    name, text = found
+    name, text = export_file
     response = HttpResponse(text, content_type="text/plain; charset=utf-8")
     response["Content-Disposition"] = f'attachment; filename="{name}"'
     return response
 
 
 def _history(plan: Plan, _answer: PlanAnswer) -> dict[str, Any]:
-    return {"jobs": jobs_of(plan), "measured": measured_of(plan)}
+    versions = versions_of(plan)
+    return {"jobs": jobs_of(plan), "measured": measured_of(plan), "versions": versions}
 
 
 PANELS = {
@@ -201,54 +201,96 @@ PANELS = {
 
 @require_POST
 def plan_launch_view(request: HttpRequest, plan_id: str) -> HttpResponse:
-    """Launch a plan's job and go to its page, or only keep the plan."""
+    """Launch a plan's job and go to its page, or only save the plan."""
     plan = changeable_plan(request, plan_id)
-    name = request.POST.get("name", "")
-    if request.POST.get("go") == "keep":
-        plan_keep(plan, name)
-        messages.success(request, "The plan is saved.")
-        return redirect("plan-detail", plan.pk)
-    endpoint_key = new_key() if request.POST.get("go") == "endpoint" else ""
+    posted = request.POST.dict()
     try:
-        wish = wish_of(request.POST.dict())
-        if endpoint_key:
-            asked = endpoint_wish_of(request.POST.dict(), hashes_of(endpoint_key))
-            wish = wish._replace(endpoint=asked)
-        is_load = request.POST.get("go") == "load"
-        wish = wish._replace(measuring=measuring_of(request.POST.dict(), is_load=is_load))
-        key = request.POST.get("key", "")[:KEY_LENGTH] or None
-        job = plan_launch(
-            plan=plan,
-            by=signed_in(request),
-            name=name,
-            idempotency_key=key,
-            secrets=request.POST.getlist("secret")[:MAX_SECRETS],
-            wish=wish,
-        )
+        _refuse_unreviewed(request, plan)
+        if posted.get("go") == "keep":
+            return _keep(request, plan)
+        job = _launch(request, plan)
     except (DraftProblem, Problem) as problem:
         messages.error(request, str(problem))
         return redirect("plan-step", plan.pk, "review")
+    return redirect("job-detail", job.pk)
+
+
+def _refuse_unreviewed(request: HttpRequest, plan: Plan) -> None:
+    """Refuse to save or launch a draft that changed since its review."""
+    reviewed = request.POST.get("revision", "")
+    if plan.is_draft and reviewed not in {"", str(plan.revision)}:
+        raise PlanChangedError(plan, request.user.get_username())
+
+
+def _chosen_name(posted: Mapping[str, str]) -> str:
+    """Return the name that a person entered; "" if it is the proposed one."""
+    name = posted.get("name", "").strip()
+    return "" if name == posted.get("proposed", "").strip() else name
+
+
+def _keep(request: HttpRequest, plan: Plan) -> HttpResponse:
+    posted = request.POST.dict()
+    base, as_new = plan.base, posted.get("save_as") == "new"
+    saved = plan_keep(plan, _chosen_name(posted), by=request.user.get_username(), as_new=as_new)
+    if base is not None and saved.pk == base.pk:
+        messages.info(request, f"Nothing differs from version {base.version}, so it stays so.")
+    elif saved.version and saved.version > 1:
+        messages.success(request, f"Version {saved.version} of the plan is saved.")
+    else:
+        messages.success(request, "The plan is saved.")
+    return redirect("plan-detail", saved.pk)
+
+
+def _launch(request: HttpRequest, plan: Plan) -> Job:
+    """Launch the plan with the review form's options and return the job."""
+    posted = request.POST.dict()
+    endpoint_key = new_key() if posted.get("go") == "endpoint" else ""
+    options = launch_options_of(posted)
+    if endpoint_key:
+        options = options._replace(endpoint=endpoint_options_of(posted, hashes_of(endpoint_key)))
+    is_load = posted.get("go") == "load"
+    options = options._replace(measuring=measuring_of(posted, is_load=is_load))
+    job = plan_launch(
+        plan=plan,
+        by=signed_in(request),
+        name=posted.get("name", ""),
+        idempotency_key=posted.get("key", "")[:KEY_LENGTH] or None,
+        secrets=request.POST.getlist("secret")[:MAX_SECRETS],
+        wish=options,
+        is_named=bool(_chosen_name(posted)),
+        as_new=posted.get("save_as") == "new",
+    )
     if endpoint_key:
         keep_for_session(request, job, endpoint_key)
-    return redirect("job-detail", job.pk)
+    return job
 
 
 @require_POST
 def plan_compute_view(request: HttpRequest, plan_id: str) -> HttpResponse:
-    """Ask the planner again, with today's measurements of the host."""
+    """Plan with current measurements of the host; a saved plan gets a new version."""
     plan = changeable_plan(request, plan_id)
     try:
-        plan_compute(plan)
+        plan = plan_again(plan, signed_in(request))
         messages.success(request, "Planned again with what is known today.")
-    except DraftProblem as problem:
+    except (DraftProblem, Problem) as problem:
         messages.error(request, str(problem))
     return redirect("plan-detail", plan.pk)
 
 
 @require_POST
+def plan_clone(request: HttpRequest, plan_id: str) -> HttpResponse:
+    """Open the wizard on a copy that will be saved as a separate plan."""
+    plan = changeable_plan(request, plan_id)
+    name = f"{plan.name[:110]} (copy)" if is_named(plan) else plan.name
+    copy = draft_begun_from(plan, signed_in(request), base=None, name=name, revision=1)
+    messages.info(request, f"A copy of {plan.name or 'the draft'}, with everything filled in.")
+    return redirect("plan-step", copy.pk, "review")
+
+
+@require_POST
 def plan_delete(request: HttpRequest, plan_id: str) -> HttpResponse:
-    """Delete a plan; jobs that were launched from it stay."""
+    """Delete a draft, or a plan with all its versions; its jobs remain."""
     plan = changeable_plan(request, plan_id)
     messages.success(request, f"{plan.name or 'The draft'} is deleted; its jobs stay.")
-    plan.delete()
+    plan_remove(plan)
     return redirect("plan-list")

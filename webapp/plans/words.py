@@ -1,4 +1,4 @@
-"""A draft and a strategy in words: names, summaries, one line per strategy."""
+"""Text for drafts and strategies: names, summaries, one line per strategy."""
 
 from typing import Any
 
@@ -40,6 +40,30 @@ METHOD_WORDS = {
     "autoround": "AutoRound",
     "sparsegpt": "SparseGPT",
 }
+FIELD_WORDS = {  # draft field -> label in the wizard
+    "objective": "What matters most",
+    "slo": "How quick it must feel",
+    "percentile": "Judged at",
+    "catalog_id": "Model",
+    "concurrency": "People at once",
+    "input_tokens": "Prompt length",
+    "output_tokens": "Answer length",
+    "max_request_tokens": "Longest request",
+    "prefix_share_percent": "Shared beginning",
+    "batch_size": "Batch size",
+    "sequence_length": "Sequence length",
+    "global_batch_size": "Batch size",
+    "optimizer": "Optimiser",
+    "time_budget_minutes": "Time budget",
+    "lora_rank": "Adapter rank",
+    "devices_per_node": "Devices in one machine",
+    "nodes": "Machines",
+    "memory_limit_gib": "Fill at most",
+    "weight_dtype": "Weights",
+    "kv_cache_dtype": "KV cache",
+    "tensor_parallel_size": "Tensor parallel",
+    "pipeline_parallel_size": "Pipeline parallel",
+}
 DTYPE_WORDS = {
     "fp32": "FP32",
     "bf16": "BF16",
@@ -69,15 +93,32 @@ OPTIMISER_WORDS: dict[str, tuple[str, ...]] = {
     "nvme": ("optimiser on disk",),
 }
 Draft = dict[str, Any]
+# Methods that imply their format, and methods that keep the weights' dtype.
+OWN_WIDTHS = ("int8_weight_only", "int8_dynamic", "fp8", "int4_weight_only", "nf4", "qmoe")
+UNPACKED = ("sparsegpt", "llm_pruner", "sheared_llama")
+USUAL_BITS = 4
 
 
 def dtype_words(dtype: str | None) -> str:
-    """Return a dtype as people say it."""
+    """Return the display name of a dtype."""
     return DTYPE_WORDS.get(dtype or "", (dtype or "").upper())
 
 
+def compression_words(draft: Draft) -> str:
+    """Return a compression's method with its output format."""
+    values = draft["workload"]["compress"]
+    method = values["method"]
+    if method in OWN_WIDTHS:  # the method implies the format
+        return METHOD_WORDS[method]
+    if method in UNPACKED:
+        return f"{METHOD_WORDS[method]}, weights in {dtype_words('bf16')}"
+    bits = values.get("bits") or USUAL_BITS
+    group = f" in groups of {values['group_size']}" if values.get("group_size") else ""
+    return f"{METHOD_WORDS[method]}, {bits}-bit weights{group}"
+
+
 def strategy_words(strategy: Strategy) -> str:
-    """Return a strategy in one line: what differs from one device with plain weights."""
+    """Return a strategy in one line: its differences from one device with plain weights."""
     parts = [f"{_weights(strategy)} weights"]
     parts += [
         f"{name} {TIMES} {getattr(strategy, field)}"
@@ -131,7 +172,7 @@ def model_words(draft: Draft, team_model_name: str = "") -> str:
 
 
 def hardware_words(draft: Draft, host_name: str = "", device_name: str = "") -> str:
-    """Return where it runs: a host's name, or how many of which device."""
+    """Return the hardware of a plan: a host's name, or a number of devices."""
     if host_name:
         return host_name
     hardware = draft["hardware"]
@@ -141,7 +182,7 @@ def hardware_words(draft: Draft, host_name: str = "", device_name: str = "") -> 
 
 
 def device_words(device: str) -> str:
-    """Return a catalog device's name without its maker's prefixes."""
+    """Return a catalog device's name without vendor prefixes."""
     try:
         name = get_device(device).name or device
     except PlannerError:
@@ -150,12 +191,12 @@ def device_words(device: str) -> str:
 
 
 def short_name(device_name: str) -> str:
-    """Return a device's name without its maker's prefixes."""
+    """Return a device's name without vendor prefixes."""
     return device_name.removeprefix("NVIDIA ").removeprefix("GeForce ")
 
 
 def workload_words(draft: Draft) -> str:
-    """Return the workload in a few words."""
+    """Return the workload in short."""
     goal = draft["goal"]["goal"]
     values = draft["workload"][goal]
     if goal == "serve":
@@ -168,9 +209,10 @@ def workload_words(draft: Draft) -> str:
         return METHOD_WORDS[values["method"]]
     end = values.get("time_budget_minutes")
     length = clock(end * 60) if end else str(tokens((values.get("million_tokens") or 0) * 1e6))
-    return f"{values['global_batch_size']} {TIMES} {values['sequence_length']} tokens · {length}"
+    rows, row = values["global_batch_size"], whole(values["sequence_length"])
+    return f"{rows} {TIMES} {row} tokens · {length}"
 
 
 def plan_title(draft: Draft, model: str, hardware: str) -> str:
-    """Return a plan's own name: what, which model, where."""
+    """Return a plan's derived title: goal, model, hardware."""
     return f"{GOAL_WORDS[draft['goal']['goal']]} {model} on {hardware}"[:120]

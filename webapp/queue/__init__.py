@@ -1,1 +1,1 @@
-"""The queue of each pool: who is next, who gets which devices, and why the others wait."""
+"""The queue of each pool: job order, device allocation, and reasons to wait."""

@@ -1,5 +1,6 @@
-"""How long jobs take and when they end: forecasts, each with a margin, never a promise."""
+"""Forecasts of job durations and ends, each with a margin."""
 
+from collections.abc import Callable
 from typing import Any
 
 from webapp.core.clock import now
@@ -11,9 +12,28 @@ STOP_SECONDS = 30.0
 NUM_EARLIER = 5
 
 
-def length_seconds(job: Job) -> float | None:
-    """Return how long a job takes at most, with margin, or None where nothing tells."""
-    expected = stated_seconds(job) or _earlier_seconds(job)
+Earlier = Callable[[Job], float | None]
+
+
+def remembered() -> Earlier:
+    """Return ``earlier_seconds`` with a cache per pool, kind and model."""
+    cached: dict[tuple[str, str, str], float | None] = {}
+
+    def ask(job: Job) -> float | None:
+        sort = (job.pool_id, job.kind, job.model_name)
+        if sort not in cached:
+            cached[sort] = earlier_seconds(job)
+        return cached[sort]
+
+    return ask
+
+
+def length_seconds(job: Job, earlier: Earlier | None = None) -> float | None:
+    """Return a job's maximum duration with margin, or None if unknown.
+
+    ``earlier`` replaces ``earlier_seconds``, for example with a cached version.
+    """
+    expected = stated_seconds(job) or (earlier or earlier_seconds)(job)
     bounds = [job.max_duration_seconds] if job.max_duration_seconds else []
     if expected is not None:
         bounds.append(expected * MARGIN + START_SECONDS)
@@ -21,7 +41,7 @@ def length_seconds(job: Job) -> float | None:
 
 
 def stated_seconds(job: Job) -> float | None:
-    """Return what the job's own document bounds: a budget, or steps of predicted length."""
+    """Return the duration stated by the job's spec: a budget, or steps of predicted length."""
     spec: dict[str, Any] = job.spec
     step = (job.prediction.get("step_seconds") or {}).get("high") or spec.get("step_seconds")
     steps = spec.get("max_steps") or spec.get("steps")
@@ -31,8 +51,8 @@ def stated_seconds(job: Job) -> float | None:
     return min(bounds, default=None)
 
 
-def _earlier_seconds(job: Job) -> float | None:
-    """Return the longest of the last jobs that did the same well in this pool."""
+def earlier_seconds(job: Job) -> float | None:
+    """Return the longest duration of the last successful similar jobs in this pool."""
     same = Job.objects.filter(
         pool=job.pool_id,
         kind=job.kind,
@@ -45,19 +65,19 @@ def _earlier_seconds(job: Job) -> float | None:
     return max(lengths, default=None)
 
 
-def left_seconds(attempt: Attempt) -> float | None:
-    """Return in how long an attempt that holds devices is forecast to let go of them.
+def left_seconds(attempt: Attempt, earlier: Earlier | None = None) -> float | None:
+    """Return the forecast time until an attempt releases its devices.
 
-    None where nothing tells, or where it has outlasted its forecast.
+    None if unknown, or if it exceeded its forecast.
     """
     job = attempt.job
     if job.state == JobState.STOPPING:
         return STOP_SECONDS
     elapsed = (now() - (attempt.started_at or attempt.created_at)).total_seconds()
-    left = [job.max_duration_seconds - elapsed] if job.max_duration_seconds else []
+    bounds = [job.max_duration_seconds - elapsed] if job.max_duration_seconds else []
     if job.state == JobState.RUNNING and job.eta_seconds is not None:
-        left.append(job.eta_seconds * MARGIN)
-    elif (length := length_seconds(job)) is not None and length > elapsed:
-        left.append(length - elapsed)
-    soonest = min(left, default=None)
+        bounds.append(job.eta_seconds * MARGIN)
+    elif (length := length_seconds(job, earlier)) is not None and length > elapsed:
+        bounds.append(length - elapsed)
+    soonest = min(bounds, default=None)
     return soonest if soonest is not None and soonest > 0 else None

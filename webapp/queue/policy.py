@@ -1,42 +1,56 @@
-"""Who gets which devices: a pure decision, the same for the same snapshot.
+"""Queue policy: assign devices to jobs as a pure function of a snapshot.
 
-Jobs are served in order: priority, the rank that a person gave, what the team has used against
-its share, then age. Each is granted everything that it asks for at once, or nothing. A job that
-has to wait reserves devices from the instant at which they are forecast to be free; a later job
-may use them before only if its own forecast end lies before that instant.
+Jobs are served in order: priority, manual rank, the team's usage relative to its share, then
+age. Each job is granted all devices that it requests at once, or none. A waiting job reserves
+devices from the instant at which they are forecast to be free; a later job may use them
+before that only if its own forecast end precedes that instant.
 """
 
 import math
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from heapq import nsmallest
 
 from webapp.queue.snapshot import (
     FOREVER,
     Decision,
     Demand,
     Grant,
-    Host,
     Place,
     Snapshot,
     Wait,
     Why,
 )
-from webapp.queue.table import Site, Table
+from webapp.queue.table import Ranking, Site, Table
 
-UNKNOWN_SECONDS = 3600.0  # what a job of unknown length counts as when teams are compared
+UNKNOWN_SECONDS = 3600.0  # assumed length of a job of unknown length when team usage is compared
 
 
-def decide(snapshot: Snapshot) -> Decision:
-    """Return who gets what now, and why the others wait."""
+Until = Callable[[int, str], bool]  # (turn number from 1, job id) -> whether to stop
+
+
+def nobody(_turn: int, _job: str) -> bool:
+    """Return False: decide every turn."""
+    return False
+
+
+def decide(snapshot: Snapshot, until: Until = nobody) -> Decision:
+    """Return the grants, and why the other jobs wait.
+
+    A turn affects only later turns, so the first jobs of a long queue can be decided alone:
+    ``until`` is called after each turn. After the first turn for which it returns True, only the
+    order is computed.
+    """
     table = Table(snapshot.hosts)
     grants: list[Grant] = []
     waits: list[Wait] = []
     order: list[str] = []
-    for demand in in_order(snapshot):
+    is_deciding = True
+    for turn, demand in enumerate(in_order(snapshot), 1):
         order.append(demand.job)
+        if not is_deciding:
+            continue
         outcome = _serve(demand, table)
+        is_deciding = not until(turn, demand.job)
         if isinstance(outcome, Grant):
             grants.append(outcome)
         else:
@@ -45,13 +59,13 @@ def decide(snapshot: Snapshot) -> Decision:
 
 
 def in_order(snapshot: Snapshot) -> Iterator[Demand]:
-    """Yield the demands in turn; each turn counts at once towards what its team has used."""
+    """Yield the demands in order; each counts immediately towards its team's usage."""
     used = dict(snapshot.used)
     queues: dict[str, list[Demand]] = {}
     for demand in sorted(snapshot.demands, key=_own_key, reverse=True):
         queues.setdefault(demand.team, []).append(demand)
     while queues:
-        team = min(queues, key=lambda one: _key(queues[one][-1], used.get(one, 0.0)))
+        team = min(queues, key=lambda name: _key(queues[name][-1], used.get(name, 0.0)))
         demand = queues[team].pop()
         if not queues[team]:
             del queues[team]
@@ -76,109 +90,85 @@ def _cost(demand: Demand) -> float:
     return devices * (UNKNOWN_SECONDS if demand.seconds is None else demand.seconds)
 
 
-# One job's turn
+# One turn
 
 
 def _serve(demand: Demand, table: Table) -> Grant | Wait:
-    """Grant all, or reserve all from the earliest instant on, or say why neither is possible."""
-    sites = table.sites(demand)
-    if not _is_possible(demand, sites):
-        return _wait(demand, Why.IMPOSSIBLE, sites, table)
+    """Grant all devices, else reserve all from the earliest start, else return the reason."""
+    ranking = table.ranking(demand)
+    if not any(num >= demand.num_hosts for num in ranking.num_by_model.values()):
+        return _wait(demand, Why.IMPOSSIBLE, ranking)  # even on an idle pool
     if demand.held_back:
-        return _wait(demand, Why.HELD_BACK, sites, table)
-    open_sites = [site for site in sites if _takes(site.host, demand)]
-    if places := _places_now(demand, open_sites, table):
+        return _wait(demand, Why.HELD_BACK, ranking)
+    if places := _places_now(demand, ranking, table):
         table.grant(demand, places)
         return Grant(demand.job, places)
-    best = _best_start(demand, open_sites, table)
+    best = _best_start(demand, ranking)
     if best is None:
-        return _wait(demand, Why.HOSTS, sites, table)
-    return _reserve(demand, open_sites, table, *best)
-
-
-def _takes(host: Host, demand: Demand) -> bool:
-    return host.takes_singles if demand.is_single else host.takes_gangs
-
-
-def _is_possible(demand: Demand, sites: Sequence[Site]) -> bool:
-    """Return whether enough hosts have it, whatever is free."""
-    return any(num >= demand.num_hosts for num in Counter(site.model for site in sites).values())
+        return _wait(demand, Why.HOSTS, ranking)
+    return _reserve(demand, ranking, table, *best)
 
 
 def _reserve(
-    demand: Demand, sites: Sequence[Site], table: Table, start: float, places: Sequence[Place]
+    demand: Demand, ranking: Ranking, table: Table, start: float, places: Sequence[Place]
 ) -> Wait:
-    """Keep the devices for the job from its forecast start on."""
+    """Reserve the devices for the job from its forecast start."""
     last = max((d for _, ids in places for d in ids), key=lambda d: (table.free_at[d], d))
-    kept = _kept_now(demand, sites, table)
+    blocker = _blocking_job(demand, ranking, table)
     wait = replace(
-        _wait(demand, Why.RESERVED if kept else Why.DEVICES, sites, table),
+        _wait(demand, Why.RESERVED if blocker else Why.DEVICES, ranking, is_open=True),
         start_seconds=None if math.isinf(start) else start,
         after=table.holder.get(last),
-        behind=kept,
+        behind=blocker,
     )
     table.keep(demand, places, start)
     return wait
 
 
-def _kept_now(demand: Demand, sites: Sequence[Site], table: Table) -> str | None:
-    """Return for whom the devices are kept that the job could else have now, if there are any."""
-    places = _places_now(demand, sites, table, past_kept=True)
-    kept = [table.kept_from[d] for _, ids in places for d in ids if d in table.kept_from]
-    return min(kept)[1] if kept else None
+def _blocking_job(demand: Demand, ranking: Ranking, table: Table) -> str | None:
+    """Return the job whose reservation blocks this one from starting now, if any."""
+    places = _places_now(demand, ranking, table, past_kept=True)
+    reservations = [table.kept_from[d] for _, ids in places for d in ids if d in table.kept_from]
+    return min(reservations)[1] if reservations else None
 
 
 def _places_now(
-    demand: Demand, sites: Sequence[Site], table: Table, *, past_kept: bool = False
+    demand: Demand, ranking: Ranking, table: Table, *, past_kept: bool = False
 ) -> tuple[Place, ...]:
-    """Return devices for the whole job that it may have now, or nothing.
+    """Return free devices for the whole job, or nothing.
 
-    Hosts on which the least stays free come first, so that whole hosts are left to gangs; on a
-    host, devices that nobody waits for come first. ``past_kept``: as if none were kept.
+    Hosts with the fewest devices left over come first, so that whole hosts remain for gangs; on
+    a host, unreserved devices come first. ``past_kept``: ignore reservations.
     """
     seconds = FOREVER if demand.seconds is None else demand.seconds
     seconds = 0.0 if past_kept else seconds
-    by_model: dict[str, list[tuple[int, str, tuple[str, ...]]]] = {}
-    for site in sites:
-        if table.state(site).num_free < site.num_needed:
-            continue
-        free = [device for device in site.devices if table.is_open(device, seconds)]
-        if len(free) >= site.num_needed:
-            free.sort(key=lambda d: (d.id in table.kept_from, d.index, d.id))
-            ids = tuple(device.id for device in free[: site.num_needed])
-            left = len(free) - site.num_needed
-            by_model.setdefault(site.model, []).append((left, site.host.id, ids))
-    for _, options in sorted(by_model.items()):
-        if len(options) >= demand.num_hosts:
-            chosen = sorted(options)[: demand.num_hosts]
-            return tuple((host, ids) for _, host, ids in chosen)
-    return ()
+    sites = ranking.with_room(demand.num_hosts, seconds)
+    return tuple((site.host.id, _open_devices(site, table, seconds)) for site in sites)
 
 
-def _best_start(
-    demand: Demand, sites: Sequence[Site], table: Table
-) -> tuple[float, tuple[Place, ...]] | None:
-    """Return the earliest instant at which the whole job could start, and on what."""
-    by_model: dict[str, list[tuple[float, str, tuple[str, ...]]]] = {}
-    for site in sites:
-        state = table.state(site)
-        by_model.setdefault(site.model, []).append((state.start, site.host.id, state.soonest))
-    gangs = [nsmallest(demand.num_hosts, options) for _, options in sorted(by_model.items())]
-    whole = [gang for gang in gangs if len(gang) == demand.num_hosts]
+def _open_devices(site: Site, table: Table, seconds: float) -> tuple[str, ...]:
+    """Return the devices that a job takes on a site, unreserved ones first."""
+    free = [device for device in site.devices if table.is_open(device, seconds)]
+    free.sort(key=lambda d: (d.id in table.kept_from, d.index, d.id))
+    return tuple(device.id for device in free[: site.num_needed])
+
+
+def _best_start(demand: Demand, ranking: Ranking) -> tuple[float, tuple[Place, ...]] | None:
+    """Return the earliest start of the whole job, and its devices."""
+    whole = [gang for gang in ranking.soonest(demand.num_hosts) if len(gang) == demand.num_hosts]
     if not whole:
         return None
-    gang = min(whole, key=lambda one: (one[-1][0], one[-1][1]))
+    gang = min(whole, key=lambda entries: (entries[-1][0], entries[-1][1]))
     return gang[-1][0], tuple((host, ids) for _, host, ids in gang)
 
 
-def _wait(demand: Demand, why: Why, sites: Sequence[Site], table: Table) -> Wait:
-    """Return the reason with the host that comes nearest to enough."""
-    free = [(table.state(site).num_free, site) for site in sites]
-    nearest = max(free, key=lambda one: (one[0] - one[1].num_needed, one[0]), default=None)
+def _wait(demand: Demand, why: Why, ranking: Ranking, *, is_open: bool = False) -> Wait:
+    """Return the wait with its reason and the host closest to having enough devices."""
+    nearest = ranking.nearest(is_open=is_open)
     return Wait(
         job=demand.job,
         why=why,
-        host=nearest[1].host.id if nearest else None,
-        num_free=nearest[0] if nearest else 0,
-        num_ready_hosts=len({s.host.id for n, s in free if n >= s.num_needed}),
+        host=nearest[0].host.id if nearest else None,
+        num_free=nearest[1] if nearest else 0,
+        num_ready_hosts=ranking.num_ready_hosts(is_open=is_open),
     )

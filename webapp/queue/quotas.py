@@ -1,7 +1,7 @@
-"""What a team may have: asked when a job is submitted, and again when its turn comes.
+"""Team quotas, checked when a job is submitted and again when it starts.
 
-Limits are counted where the devices are taken, under the same lock, so that two jobs at the
-same instant cannot both have what is left of them.
+Limits are checked under the lock that also takes the devices, so that two jobs at the same
+instant cannot both use the remainder.
 """
 
 from datetime import datetime, timedelta
@@ -21,49 +21,49 @@ HOUR = 3600.0
 
 
 def quota_of(team: Team) -> Quota:
-    """Return the team's quota; without one, all but the places in queues is unlimited."""
+    """Return the team's quota; the default limits only the queued jobs per user."""
     return Quota.objects.filter(team=team).first() or Quota(team=team)
 
 
 def month_start() -> datetime:
-    """Return when this month began, by the server's time zone."""
+    """Return the start of this month in the server's time zone."""
     return timezone.localtime(now()).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
 
 
 def held_devices(team: Team) -> int:
-    """Return how many devices the team's jobs hold now, in all pools."""
+    """Return the number of devices that the team's jobs hold now, in all pools."""
     return Allocation.objects.filter(attempt__job__team=team, released_at=None).count()
 
 
 def used_gpu_hours(team: Team) -> float:
-    """Return how many GPU-hours the team's jobs have held this month."""
+    """Return the GPU-hours that the team's jobs have used this month."""
     since = month_start()
     rows = Allocation.objects.filter(attempt__job__team=team, device__kind="gpu")
-    held = ExpressionWrapper(
+    held_time = ExpressionWrapper(
         Coalesce(F("released_at"), now()) - Greatest(F("taken_at"), since),
         output_field=DurationField(),
     )
-    used = rows.exclude(released_at__lt=since).aggregate(used=Sum(held))["used"]
+    used = rows.exclude(released_at__lt=since).aggregate(used=Sum(held_time))["used"]
     return used / timedelta(hours=1) if used else 0.0
 
 
 def queued_of(job: Job) -> int:
-    """Return how many other jobs of the job's owner wait."""
-    mine = Job.objects.filter(owner=job.owner_id, state=JobState.QUEUED, deleted_at=None)
-    return mine.exclude(pk=job.pk).count()
+    """Return the number of other queued jobs of the job's owner."""
+    owned = Job.objects.filter(owner=job.owner_id, state=JobState.QUEUED, deleted_at=None)
+    return owned.exclude(pk=job.pk).count()
 
 
 def num_devices(job: Job) -> int:
-    """Return how many devices a job asks for, one for each host where it asks for all."""
+    """Return the number of devices that a job requests, counting a whole host as one."""
     return job.num_hosts * (job.devices_per_host or 1)
 
 
 def check_submit(job: Job) -> None:
-    """Refuse a job that its team's quota can never let run, or not any more this month.
+    """Refuse a job that exceeds its team's quota, in general or for this month.
 
     Raises:
-        InvalidProblem: it asks for more than the team may ever have.
-        ConflictProblem: its owner or its team has used up what there is for now.
+        InvalidProblem: it requests more than the team may ever have.
+        ConflictProblem: the quota of its owner or team is currently used up.
     """
     quota = quota_of(job.team)
     _check_size(job, quota)
@@ -74,12 +74,12 @@ def check_submit(job: Job) -> None:
 
 
 def _check_size(job: Job, quota: Quota) -> None:
-    wanted, limit = num_devices(job), quota.max_devices
-    noun = "device" if wanted == 1 else "devices"
-    if limit is not None and wanted > limit:
+    requested, limit = num_devices(job), quota.max_devices
+    noun = "device" if requested == 1 else "devices"
+    if limit is not None and requested > limit:
         raise InvalidProblem(
             "max_devices",
-            f"{job.name} asks for {wanted} {noun} and your team may hold {limit} at once. Plan "
+            f"{job.name} asks for {requested} {noun} and your team may hold {limit} at once. Plan "
             "it for fewer devices, or ask an operator for more.",
         )
 
@@ -106,7 +106,7 @@ def _check_places(job: Job, quota: Quota) -> None:
 
 
 def hours_sentence(team: Team, quota: Quota) -> str:
-    """Return that the month's GPU-hours are used up, or nothing while there are some."""
+    """Return that the month's GPU-hours are used up; empty otherwise."""
     limit = quota.max_gpu_hours_per_month
     if limit is None or (used := used_gpu_hours(team)) < limit:
         return ""
@@ -118,32 +118,36 @@ def hours_sentence(team: Team, quota: Quota) -> str:
 
 
 def devices_sentence(job: Job, quota: Quota, held: int) -> str:
-    """Return that the job has to wait for its team's own jobs, or nothing where it has room."""
-    wanted, limit = num_devices(job), quota.max_devices
-    if limit is None or held + wanted <= limit:
+    """Return that the job must wait for devices of its team; empty if the quota has room."""
+    requested, limit = num_devices(job), quota.max_devices
+    if limit is None or held + requested <= limit:
         return ""
     return (
         f"Your team holds {held} of the {limit} devices that it may hold at once, and this job "
-        f"needs {wanted}; it starts when enough of them are released."
+        f"needs {requested}; it starts when enough of them are released."
     )
 
 
 def duration_within(job: Job, quota: Quota) -> float | None:
-    """Return for how long a job may run: what it asks for, within its team's limit."""
+    """Return a job's maximum duration: its own, within its team's limit."""
     limits = [job.max_duration_seconds, quota.max_duration_seconds]
-    return min((one for one in limits if one is not None), default=None)
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
-def told_limits(team: Team, owner_id: int | None) -> list[str]:
-    """Return what is left of the team's quota, one sentence a limit, for the launch form."""
-    quota, told = quota_of(team), []
+def limit_sentences(team: Team, owner_id: int | None) -> list[str]:
+    """Return the remaining quota, one sentence per limit, for the launch form."""
+    quota, sentences = quota_of(team), []
     if quota.max_devices is not None:
-        told.append(f"{held_devices(team)} of {quota.max_devices} devices held now")
+        sentences.append(f"{held_devices(team)} of {quota.max_devices} devices held now")
     if quota.max_gpu_hours_per_month is not None:
         used, limit = used_gpu_hours(team), quota.max_gpu_hours_per_month
-        told.append(f"{used:.1f} of {limit:g} GPU-hours used this month")
+        sentences.append(f"{used:.1f} of {limit:g} GPU-hours used this month")
     if quota.max_duration_seconds is not None:
-        told.append(f"a job ends after {units.clock(quota.max_duration_seconds)} at the latest")
-    mine = Job.objects.filter(owner=owner_id, state=JobState.QUEUED, deleted_at=None)
-    told.append(f"{mine.count()} of your {quota.max_queued_per_user} places in queues taken")
-    return told
+        sentences.append(
+            f"a job ends after {units.clock(quota.max_duration_seconds)} at the latest"
+        )
+    queued = Job.objects.filter(owner=owner_id, state=JobState.QUEUED, deleted_at=None)
+    sentences.append(
+        f"{queued.count()} of your {quota.max_queued_per_user} places in queues taken"
+    )
+    return sentences

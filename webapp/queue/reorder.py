@@ -1,27 +1,39 @@
-"""What an operator changes in a queue: the order of jobs, and their priority."""
+"""Changes of a queue by operators: the order of jobs and their priority."""
 
 import hashlib
 from collections.abc import Sequence
 
 from django.db import transaction
 
+from webapp.audit.changes import refuse_if_changed
 from webapp.core.clock import now
 from webapp.core.problems import ConflictProblem, InvalidProblem
 from webapp.hosts.models import Pool
 from webapp.jobs.holding import pool_lock
 from webapp.jobs.models import Event, Job, JobState, Priority
 from webapp.live.publish import jobs_topic, publish_all
-from webapp.queue.picture import picture_of, waiting_jobs
+from webapp.queue.policy import in_order
+from webapp.queue.pool_state import pool_state_of
 from webapp.queue.rules import Rules
+from webapp.queue.waiting import waiting_jobs
+
+LONGEST = 9  # digits
 
 
-def seal_of(order: Sequence[str]) -> str:
-    """Return a short mark of an order: another mark is another order."""
-    return hashlib.sha256(",".join(order).encode()).hexdigest()[:16]
+def order_digest(order: Sequence[str]) -> str:
+    """Return a digest of the first turns of a queue; a different order has another digest."""
+    return f"{len(order)}_{hashlib.sha256(','.join(order).encode()).hexdigest()[:16]}"
+
+
+def is_sealed(order: Sequence[str], seen: str) -> bool:
+    """Return whether an order begins with the turns that a page showed."""
+    number = seen.partition("_")[0]
+    is_number = number.isascii() and number.isdigit() and len(number) < LONGEST
+    return is_number and order_digest(order[: int(number)]) == seen
 
 
 def job_move(*, pool: Pool, job_id: str, is_up: bool, seen: str, by: str) -> Job:
-    """Let a job change places with its neighbour, as long as the order is the one ``seen``.
+    """Swap a job with its neighbour, if the order still matches the digest ``seen``.
 
     Raises:
         ConflictProblem: the queue changed meanwhile, the job left it, or its neighbour has
@@ -31,10 +43,11 @@ def job_move(*, pool: Pool, job_id: str, is_up: bool, seen: str, by: str) -> Job
         pool_lock(pool.pk)
         waiting = waiting_jobs(pool)
         jobs = {job.pk: job for job in waiting}
-        order = list(picture_of(pool, waiting, Rules(waiting)).decide().order)
-        if job_id not in jobs or seal_of(order) != seen:
+        snapshot = pool_state_of(pool, waiting, Rules(waiting)).snapshot
+        order = [demand.job for demand in in_order(snapshot)]
+        if job_id not in jobs or not is_sealed(order, seen):
             raise ConflictProblem(
-                "queue_changed", "The queue changed meanwhile, so nothing was moved. Look again."
+                "queue_changed", "The queue has changed, so nothing was moved. Try again."
             )
         job = jobs[job_id]
         group = [pk for pk in order if jobs[pk].priority == job.priority]
@@ -49,7 +62,7 @@ def job_move(*, pool: Pool, job_id: str, is_up: bool, seen: str, by: str) -> Job
         group[old], group[new] = group[new], group[old]
         _rank(group, upto=max(old, new, _last_ranked(group, jobs)))
         _record(job, "job.moved", by, {"from": old + 1, "to": new + 1})
-    _tell(pool)
+    _publish_change(pool)
     return job
 
 
@@ -58,30 +71,39 @@ def _last_ranked(group: Sequence[str], jobs: dict[str, Job]) -> int:
 
 
 def _rank(group: Sequence[str], *, upto: int) -> None:
-    """Fix the order of the first of a group by hand; those behind stay as fairness has it."""
+    """Set manual ranks for the first jobs of a group; later jobs remain in fair order."""
     for rank, pk in enumerate(group[: upto + 1], 1):
         Job.objects.filter(pk=pk).update(queue_rank=rank)
 
 
-def job_prioritise(*, pool: Pool, job_id: str, priority: str, by: str) -> Job:
-    """Give a waiting job another priority, and with it a place of its own choosing by fairness.
+def job_prioritise(*, pool: Pool, job_id: str, priority: str, by: str, seen: str = "") -> Job:
+    """Change the priority of a queued job and clear its manual rank.
 
     Raises:
         InvalidProblem: there is no such priority.
-        ConflictProblem: the job does not wait in this pool any more.
+        ConflictProblem: the job is not queued in this pool any more, or its priority changed
+            since the page that showed ``seen``.
     """
     if priority not in {str(value) for value in Priority.values}:
-        known = ", ".join(f"{value} ({label})" for value, label in Priority.choices)
-        raise InvalidProblem("priority", f"priority is {priority!r}; it can be {known}.")
+        choices = ", ".join(f"{value} ({label})" for value, label in Priority.choices)
+        raise InvalidProblem("priority", f"priority is {priority!r}; it can be {choices}.")
     with transaction.atomic():
         rows = Job.objects.filter(pk=job_id, pool=pool, state=JobState.QUEUED, deleted_at=None)
         job = rows.select_for_update().first()
         if job is None:
-            raise ConflictProblem("not_waiting", "The job left the queue meanwhile.")
+            raise ConflictProblem("not_waiting", "The job has left the queue.")
+        refuse_if_changed(
+            seen=seen,
+            now_there=job.priority,
+            what=f"The priority of {job.name} was",
+            subject=job.pk,
+            kind="job.priority",
+            reader=by,
+        )
         before, job.priority, job.queue_rank = job.priority, int(priority), None
         job.save(update_fields=["priority", "queue_rank"])
         _record(job, "job.priority", by, {"from": before, "to": job.priority})
-    _tell(pool)
+    _publish_change(pool)
     return job
 
 
@@ -98,7 +120,7 @@ def _record(job: Job, kind: str, by: str, detail: dict[str, int]) -> None:
     )
 
 
-def _tell(pool: Pool) -> None:
-    """Let open pages look again, those of every team that may launch here."""
+def _publish_change(pool: Pool) -> None:
+    """Refresh open pages of all teams that may launch in the pool."""
     teams = [pool.team_id, *pool.shared_with.values_list("pk", flat=True)]
     publish_all((jobs_topic(team), "queue.changed", {"pool": pool.pk}) for team in teams)

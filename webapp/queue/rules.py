@@ -1,4 +1,4 @@
-"""Rules of the house that hold a job back whatever is free, each with its sentence."""
+"""Rules that hold a job back regardless of free devices, each with its sentence."""
 
 from collections.abc import Sequence
 from datetime import timedelta
@@ -13,7 +13,7 @@ PREFLIGHT_RETRY = timedelta(seconds=scaled(30, least=1))
 
 
 class Rules:
-    """What holds the jobs of one queue back, asked once for all of them."""
+    """The rules for the jobs of one queue, loaded once for all of them."""
 
     def __init__(self, jobs: Sequence[Job]) -> None:
         self._failed = {event.subject: event for event in failed_preflights(jobs)}
@@ -29,16 +29,16 @@ class Rules:
         self._hours = {pk: hours_sentence(teams[pk], quota) for pk, quota in self._quotas.items()}
 
     def __call__(self, job: Job) -> str:
-        """Return why the job may not be tried now, or nothing."""
-        of_team = self._outside(job) or self._hours[job.team_id]
-        return of_team or self._resting(job) or self._devices(job)
+        """Return why the job may not start now; empty if it may."""
+        of_team = self._not_shared(job) or self._hours[job.team_id]
+        return of_team or self._retry_delay(job) or self._devices(job)
 
     def shares(self) -> dict[str, float]:
-        """Return what each team's use is measured against."""
+        """Return each team's share."""
         return {pk: max(quota.share, 0.01) for pk, quota in self._quotas.items()}
 
     def may_take(self, job: Job, devices: int) -> bool:
-        """Return whether the team may have so many devices more, and count them if so."""
+        """Return whether the team may hold this many more devices, and count them if so."""
         limit = self._quotas[job.team_id].max_devices
         held = self._held.get(job.team_id, 0)
         if limit is not None and held + devices > limit:
@@ -46,8 +46,8 @@ class Rules:
         self._held[job.team_id] = held + devices
         return True
 
-    def _outside(self, job: Job) -> str:
-        """Return what a job waits for whose pool is not shared with its team any more."""
+    def _not_shared(self, job: Job) -> str:
+        """Return why a job waits whose pool is no longer shared with its team."""
         if job.team_id in self._guests.get(job.pool_id, {job.team_id}):
             return ""
         return (
@@ -58,8 +58,8 @@ class Rules:
     def _devices(self, job: Job) -> str:
         return devices_sentence(job, self._quotas[job.team_id], self._held.get(job.team_id, 0))
 
-    def _resting(self, job: Job) -> str:
-        """Return what a job that came back from its preflight waits for."""
+    def _retry_delay(self, job: Job) -> str:
+        """Return why a job waits after a failed preflight."""
         failed = self._failed.get(job.pk)
         if failed is None or failed.at + PREFLIGHT_RETRY <= now():
             return ""
@@ -69,7 +69,7 @@ class Rules:
 
 
 def failed_preflights(jobs: Sequence[Job]) -> list[Event]:
-    """Return every preflight that sent one of the jobs back to the queue, the oldest first."""
+    """Return the preflight failures that requeued one of the jobs, the oldest first."""
     events = Event.objects.filter(
         kind="job.state",
         subject__in=[job.pk for job in jobs],

@@ -1,4 +1,4 @@
-"""What a pool's devices are used for through other hosts of the same machine."""
+"""Use of a pool's devices through other hosts of the same machine."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -14,8 +14,8 @@ RUNS_THERE = ("claimed", "running")
 
 
 @dataclass(frozen=True)
-class Elsewhere:
-    """Who holds a device, and through which other host."""
+class RemoteHolder:
+    """The attempt that holds a device, and the other host through which it does."""
 
     attempt: Attempt
     host: Host
@@ -23,38 +23,40 @@ class Elsewhere:
 
 @dataclass(frozen=True)
 class Shared:
-    """The devices of a pool that other hosts see too, by their ids."""
+    """The devices of a pool that other hosts also see, by id."""
 
-    held: Mapping[str, Elsewhere] = field(default_factory=dict)
-    freed_at: Mapping[str, datetime] = field(default_factory=dict)  # last, through another host
+    held: Mapping[str, RemoteHolder] = field(default_factory=dict)
+    freed_at: Mapping[str, datetime] = field(default_factory=dict)  # through another host
 
     def is_stale(self, device: Device, host: Host) -> bool:
-        """Return whether a host's last beat is older than what it says of the device's users.
+        """Return whether a host's last heartbeat predates the device's last release.
 
-        To a host, the processes of another user's job are foreign; they are gone once that job
-        has let go of the device, whatever the host saw before.
+        A host reports processes of another host's job as foreign; they are gone once that job has
+        released the device, whatever the last heartbeat reported.
         """
-        freed, heard = self.freed_at.get(device.pk), host.last_seen_at
-        return freed is not None and heard is not None and heard < freed
+        freed, last_seen = self.freed_at.get(device.pk), host.last_seen_at
+        return freed is not None and last_seen is not None and last_seen < freed
 
 
 def shared_in(pool: Pool, hosts: Mapping[str, Host]) -> Shared:
-    """Return what a pool shares; ``hosts`` are the pool's, by their ids."""
+    """Return the shared devices of a pool; ``hosts`` are the pool's, by id."""
     twins = twins_in(pool)
     owned = {pk: host for pk, host in _owners(twins).items() if host.pk in hosts}
     return Shared(_held(twins, owned), _freed(twins)) if twins else Shared()
 
 
-def held_elsewhere(devices: Collection[Device], hosts: Mapping[str, Host]) -> dict[str, Elsewhere]:
-    """Return who holds these devices now through other hosts; ``hosts`` are their own, by id."""
+def held_elsewhere(
+    devices: Collection[Device], hosts: Mapping[str, Host]
+) -> dict[str, RemoteHolder]:
+    """Return the holders of devices through other hosts; ``hosts`` are the devices' own, by id."""
     twins = twins_of(devices)
     return _held(twins, {device.pk: hosts[device.host_id] for device in devices}) if twins else {}
 
 
-def pools_beside(attempt: Attempt) -> list[Pool]:
-    """Return other pools in which somebody waits and a host sees a device that an attempt held.
+def pools_sharing_devices(attempt: Attempt) -> list[Pool]:
+    """Return other pools with queued jobs whose hosts see a device that an attempt held.
 
-    The one whose hosts have had it least lately comes first, so that each has its turn.
+    Pools are sorted by their last use of these devices, oldest first, so that they take turns.
     """
     devices = Device.objects.filter(allocations__attempt=attempt)
     twins = [other for each in twins_of(devices).values() for other in each]
@@ -68,26 +70,26 @@ def pools_beside(attempt: Attempt) -> list[Pool]:
 
 
 def _last_taken(pool: Pool, twins: Collection[Device]) -> float:
-    own = [device.pk for device in twins if device.host.pool_id == pool.pk]
-    last = Allocation.objects.filter(device__in=own).aggregate(at=Max("taken_at"))["at"]
+    device_ids = [device.pk for device in twins if device.host.pool_id == pool.pk]
+    last = Allocation.objects.filter(device__in=device_ids).aggregate(at=Max("taken_at"))["at"]
     return last.timestamp() if last else 0.0
 
 
 def _owners(twins: Twins) -> dict[str, Host]:
-    """Return the host of each device that is a twin of another."""
+    """Return the host of each device that another host also sees."""
     return {other.pk: other.host for others in twins.values() for other in others}
 
 
-def _held(twins: Twins, owners: Mapping[str, Host]) -> dict[str, Elsewhere]:
+def _held(twins: Twins, owners: Mapping[str, Host]) -> dict[str, RemoteHolder]:
     others = _owners(twins)
-    holders = {**still_there(others.values()), **_holders(others)}
-    found = {}
-    for pk, taker in owners.items():
+    holders = {**abandoned_but_running(others.values()), **_holders(others)}
+    elsewhere = {}
+    for pk, owner in owners.items():
         for other in twins.get(pk, ()):
             holder = holders.get(other.pk)
-            if holder is not None and not is_over(other.host, taker):
-                found[pk] = Elsewhere(holder, other.host)
-    return found
+            if holder is not None and not is_over(other.host, owner):
+                elsewhere[pk] = RemoteHolder(holder, other.host)
+    return elsewhere
 
 
 def _holders(devices: Collection[str]) -> dict[str, Attempt]:
@@ -106,17 +108,17 @@ def _freed(twins: Twins) -> dict[str, datetime]:
     }
 
 
-def still_there(hosts: Collection[Host]) -> dict[str, Attempt]:
-    """Return the devices of attempts that were given up and that their host still runs."""
-    seen = {
+def abandoned_but_running(hosts: Collection[Host]) -> dict[str, Attempt]:
+    """Return devices of abandoned attempts that their host still runs."""
+    running = {
         status["attempt_id"]
         for host in hosts
         for status in host.last_beat.get("attempts") or ()
         if status.get("phase") in RUNS_THERE
     }
-    if not seen:
+    if not running:
         return {}
     rows = Allocation.objects.filter(
-        attempt__in=seen, released_at__isnull=False, attempt__exit_record={}
+        attempt__in=running, released_at__isnull=False, attempt__exit_record={}
     )
     return {row.device_id: row.attempt for row in rows.select_related("attempt__job")}

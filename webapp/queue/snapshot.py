@@ -1,4 +1,4 @@
-"""What a decision about a pool is made of, and what it comes out as: plain values."""
+"""Input and output of a queue decision, as plain values."""
 
 import math
 from collections.abc import Mapping
@@ -10,9 +10,9 @@ FOREVER = math.inf
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One device: ``free_seconds`` is 0 when it is free, else when its holder is forecast to end.
+    """One device; ``free_seconds`` is 0 if free, else the forecast time until release.
 
-    A holder of unknown end, or one that has outlasted its forecast, is ``FOREVER``.
+    ``FOREVER`` if the holder's end is unknown or overdue.
     """
 
     id: str
@@ -28,7 +28,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """One host: what it may be given now depends on its state and on how well it is heard."""
+    """One host; its state and contact decide which jobs it accepts now."""
 
     id: str
     devices: tuple[Device, ...]
@@ -38,7 +38,7 @@ class Host:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What one queued job asks for; ``devices_per_host`` None is all devices of a host."""
+    """The request of one queued job; ``devices_per_host`` None means all devices of a host."""
 
     job: str
     team: str
@@ -48,19 +48,19 @@ class Demand:
     num_hosts: int = 1
     devices_per_host: int | None = 1
     min_memory_bytes: int = 0
-    host: str | None = None  # the only one that will do
-    seconds: float | None = None  # no longer than this, with margin; None: unknown
-    held_back: str = ""  # why it may not be tried now, whatever is free
+    host: str | None = None  # the only allowed host
+    seconds: float | None = None  # upper bound with margin; None: unknown
+    held_back: str = ""  # reason if a rule holds the job back
 
     @property
     def is_single(self) -> bool:
-        """Return whether it asks for no more than one device."""
+        """Return whether the job requests a single device."""
         return self.num_hosts == 1 and self.devices_per_host == 1
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A pool at one instant; ``used`` is each team's device-seconds over its share."""
+    """A pool at one instant; ``used`` is each team's device-seconds divided by its share."""
 
     hosts: tuple[Host, ...]
     demands: tuple[Demand, ...]
@@ -68,44 +68,44 @@ class Snapshot:
     shares: Mapping[str, float] = field(default_factory=dict)
 
 
-Place = tuple[str, tuple[str, ...]]  # a host and devices of it
+Place = tuple[str, tuple[str, ...]]  # a host and some of its devices
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """A job and everything that it asked for, the leading host first."""
+    """A job with all its devices, the leader's host first."""
 
     job: str
     places: tuple[Place, ...]
 
 
 class Why(StrEnum):
-    """What keeps a job waiting."""
+    """The reason why a job waits."""
 
     HELD_BACK = "held_back"  # a rule of the service, in ``Demand.held_back``
-    IMPOSSIBLE = "impossible"  # the pool has too little of it altogether
-    HOSTS = "hosts"  # hosts that have it take no such job now
+    IMPOSSIBLE = "impossible"  # the pool has too few such devices in total
+    HOSTS = "hosts"  # hosts that have them accept no such job now
     DEVICES = "devices"  # devices are held
-    RESERVED = "reserved"  # devices are free, but kept for an earlier job
+    RESERVED = "reserved"  # devices are free, but reserved for an earlier job
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Why a job waits, in figures: of ``host``, the nearest to enough, and of the forecast."""
+    """Why a job waits: figures of ``host``, the nearest to enough, and the forecast."""
 
     job: str
     why: Why
     host: str | None = None
     num_free: int = 0
-    num_ready_hosts: int = 0  # hosts with enough free devices, of those that a gang asks for
+    num_ready_hosts: int = 0  # hosts with enough free devices, for a gang
     start_seconds: float | None = None
-    after: str | None = None  # the job whose end makes room
-    behind: str | None = None  # the job for which free devices are kept
+    after: str | None = None  # the job whose end frees the devices
+    behind: str | None = None  # the job that reserves the free devices
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Everybody's turn: grants, waits, and the order in which jobs were considered."""
+    """The decision for a queue: grants, waits, and the order of the jobs."""
 
     grants: tuple[Grant, ...]
     waits: tuple[Wait, ...]

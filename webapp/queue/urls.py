@@ -1,4 +1,4 @@
-"""Addresses of the queue pages; actions are POST."""
+"""URLs of the queue pages; actions are POST."""
 
 from django.urls import path
 

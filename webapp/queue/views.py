@@ -1,4 +1,4 @@
-"""The queue of each pool: who is next, why the others wait, and who holds what meanwhile."""
+"""Queue pages of the pools: job order, reasons to wait, and device holders."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,18 +20,24 @@ from webapp.core.problems import Problem
 from webapp.hosts.contact import Contact, contact_of
 from webapp.hosts.models import Host, HostState, Pool
 from webapp.jobs.allocation import allocate_pool
-from webapp.jobs.models import Job, Priority
+from webapp.jobs.counts import JobCounts, counts_of
+from webapp.jobs.models import Job
 from webapp.live.page import live_context, page_or_regions
 from webapp.queue.forecast import left_seconds
-from webapp.queue.picture import Picture, foreign_pids, picture_of, waiting_jobs
-from webapp.queue.reorder import job_move, job_prioritise, seal_of
+from webapp.queue.pool_state import PoolState, foreign_pids, pool_state_of
+from webapp.queue.reorder import job_move, job_prioritise, order_digest
 from webapp.queue.rules import Rules
-from webapp.queue.words import Line, lines_in, when_words
+from webapp.queue.waiting import first_waiting
+from webapp.queue.words import FORESEEN_TURNS, Line, lines_in, waiting_line, when_words
+
+NUM_TURNS, MOST_TURNS = 25, FORESEEN_TURNS  # turns per page, and in total
+NUM_HOSTS = 20  # per pool, unless all are requested
+LONGEST = 6  # digits
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line as a member sees it: another team's job has no name and no address here."""
+    """One line as shown to a member; another team's job has no name and no link."""
 
     line: Line
     is_own: bool
@@ -39,8 +45,8 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Held:
-    """A device and who holds it until when."""
+class DeviceRow:
+    """A device with its holder and the expected release."""
 
     name: str
     job: Job | None
@@ -54,9 +60,14 @@ class HostRow:
 
     host: Host
     state: str
-    devices: Sequence[Held]
+    devices: Sequence[DeviceRow]
     num_free: int
     is_own: bool
+
+    @property
+    def is_idle(self) -> bool:
+        """Return whether every device of the host is free."""
+        return all(device.tone == "free" for device in self.devices)
 
 
 @dataclass(frozen=True)
@@ -65,26 +76,62 @@ class Section:
 
     pool: Pool
     rows: Sequence[Row]
-    hosts: Sequence[HostRow]
+    offset: int  # turns on earlier pages
+    num_waiting: int  # can exceed the number of ``rows``
+    hosts: Sequence[HostRow]  # the most informative first
+    num_hosts: int  # number shown
     seal: str
     is_operator: bool
+    counts: JobCounts
+
+    @property
+    def is_part(self) -> bool:
+        """Return whether the page shows only a part of the queue."""
+        return len(self.rows) < self.num_waiting
+
+    @property
+    def last(self) -> int:
+        """Return the last turn on the page."""
+        return self.offset + len(self.rows)
+
+    @property
+    def next_offset(self) -> int | None:
+        """Return the offset of the next page; None on the last page."""
+        return self.last if self.last < min(self.num_waiting, MOST_TURNS) else None
+
+    @property
+    def previous_offset(self) -> int | None:
+        """Return the offset of the previous page; None on the first page."""
+        return max(0, self.offset - NUM_TURNS) if self.offset else None
+
+    @property
+    def hosts_shown(self) -> Sequence[HostRow]:
+        """Return the hosts shown on the page."""
+        return self.hosts[: self.num_hosts]
 
     @property
     def num_devices(self) -> int:
-        """Return how many devices the pool's hosts have."""
+        """Return the number of devices of the pool's hosts."""
         return sum(len(row.devices) for row in self.hosts)
 
     @property
     def num_free(self) -> int:
-        """Return how many of them a job could have now."""
+        """Return the number of allocatable devices."""
         return sum(row.num_free for row in self.hosts)
+
+    @property
+    def free_of_others(self) -> str:
+        """Return the number of free devices on hosts not shown, and of how many."""
+        others = self.hosts[self.num_hosts :]
+        number = sum(len(row.devices) for row in others)
+        return f"{sum(row.num_free for row in others)} of {number}"
 
 
 def visible_pools(request: HttpRequest) -> QuerySet[Pool]:
     """Return the pools in which one of the person's teams may launch."""
     teams = Membership.objects.filter(user=request.user.pk).values("team")
-    mine = Q(team__in=teams) | Q(shared_with__in=teams)
-    return Pool.objects.filter(mine).select_related("team").distinct()
+    accessible = Q(team__in=teams) | Q(shared_with__in=teams)
+    return Pool.objects.filter(accessible).select_related("team").distinct()
 
 
 @require_GET
@@ -95,8 +142,20 @@ def queue_list(request: HttpRequest) -> HttpResponse:
 
 @require_GET
 def queue_detail(request: HttpRequest, pool_id: str) -> HttpResponse:
-    """Show the queue of one pool."""
-    return _page(request, [_pool(request, pool_id)], is_one=True)
+    """Show the queue of one pool; with ``job``, redirect to the page with its turn."""
+    pool = _pool(request, pool_id)
+    if job_id := request.GET.get("job"):
+        return redirect(_address_of(pool, job_id))
+    return _page(request, [pool], is_one=True)
+
+
+def _address_of(pool: Pool, job_id: str) -> str:
+    """Return the URL of a queued job in its pool's queue."""
+    job = Job.objects.filter(pool=pool, pk=job_id[:26]).first()
+    line = waiting_line(job) if job else None
+    offset = ((line.position or 1) - 1) // NUM_TURNS * NUM_TURNS if line else 0
+    address = reverse("queue-detail", args=[pool.pk])
+    return f"{address}{f'?offset={offset}' if offset else ''}{f'#job-{job.pk}' if job else ''}"
 
 
 def _page(request: HttpRequest, pools: Sequence[Pool], *, is_one: bool) -> HttpResponse:
@@ -104,22 +163,39 @@ def _page(request: HttpRequest, pools: Sequence[Pool], *, is_one: bool) -> HttpR
     context: dict[str, Any] = {
         "sections": [_section(request, pool, teams) for pool in pools],
         "is_one": is_one,
-        "priorities": Priority.choices,
     }
     context |= live_context(request, ["jobs", "hosts"])
     return page_or_regions(request, "queue/queue.html", "queue/_sections.html", context)
 
 
+def _offset(text: str) -> int:
+    """Return the offset from a query string, within bounds."""
+    number = int(text) if text.isascii() and text.isdigit() and len(text) < LONGEST else 0
+    return min(number, MOST_TURNS - NUM_TURNS)
+
+
 def _section(request: HttpRequest, pool: Pool, teams: set[str]) -> Section:
-    jobs = waiting_jobs(pool)
-    picture = picture_of(pool, jobs, Rules(jobs))
-    lines = lines_in(picture)
-    rows = [_row(line, teams) for line in lines]
+    offset = _offset(request.GET.get("offset", ""))
+    turns = offset + NUM_TURNS
+    jobs, num_waiting = first_waiting(pool, turns)
+    offset = min(offset, max(0, num_waiting - 1) // NUM_TURNS * NUM_TURNS)  # if it has shrunk
+    picture = pool_state_of(pool, jobs, Rules(jobs))
+    decision = picture.decide(lambda turn, _job: turn >= turns)
+    rows = [_row(line, teams) for line in lines_in(picture, decision, slice(offset, turns))]
+    devices = _by_host(picture)
+    hosts = [
+        _host_row(host, devices.get(host.pk, []), picture, teams)
+        for host in picture.hosts.values()
+    ]
     return Section(
         pool=pool,
+        counts=counts_of(Job.objects.filter(pool=pool), num_queued=num_waiting),
         rows=rows,
-        hosts=[_host_row(host, picture, teams) for host in picture.hosts.values()],
-        seal=seal_of([line.job.pk for line in lines]),
+        offset=offset,
+        num_waiting=num_waiting,
+        hosts=sorted(hosts, key=lambda row: row.is_idle),
+        num_hosts=len(hosts) if request.GET.get("hosts") == "all" else NUM_HOSTS,
+        seal=order_digest(decision.order[:turns]),
         is_operator=has_role(request.user, pool.team, Role.OPERATOR),
     )
 
@@ -131,14 +207,21 @@ def _row(line: Line, teams: set[str]) -> Row:
     return Row(line, line.job.team_id in teams, "now" if is_now else words)
 
 
-def _host_row(host: Host, picture: Picture, teams: set[str]) -> HostRow:
+def _by_host(picture: PoolState) -> dict[str, list[str]]:
+    """Return the present devices per host."""
+    by_host: dict[str, list[str]] = {}
+    for pk, device in picture.devices.items():
+        if device.is_present:
+            by_host.setdefault(device.host_id, []).append(pk)
+    return by_host
+
+
+def _host_row(
+    host: Host, device_ids: Sequence[str], picture: PoolState, teams: set[str]
+) -> HostRow:
     is_open = host.state == HostState.READY and contact_of(host) is not Contact.UNREACHABLE
-    devices = [
-        _held(pk, picture, teams)
-        for pk, device in picture.devices.items()
-        if device.host_id == host.pk and device.is_present
-    ]
-    free = [one for one in devices if one.tone == "free"]
+    devices = [_device_row(pk, picture, teams) for pk in device_ids]
+    free = [device for device in devices if device.tone == "free"]
     return HostRow(host, _state(host), devices, len(free) if is_open else 0, host.team_id in teams)
 
 
@@ -149,24 +232,26 @@ def _state(host: Host) -> str:
     return host.state
 
 
-def _held(device_id: str, picture: Picture, teams: set[str]) -> Held:
+def _device_row(device_id: str, picture: PoolState, teams: set[str]) -> DeviceRow:
     device = picture.devices[device_id]
     name = "Processor" if device.kind == "cpu" else f"{device.get_kind_display()} {device.index}"
     holder = picture.holders.get(device_id)
     if holder is None:
         if device.cordoned_at:
-            return Held(name, None, f"cordoned: {device.cordon_reason}", "shut")
+            return DeviceRow(name, None, f"cordoned: {device.cordon_reason}", "shut")
         if pids := foreign_pids(picture.hosts[device.host_id], device):
             listed = ", ".join(map(str, pids[:3]))
-            return Held(name, None, f"used by process {listed}, which is no job of ours", "shut")
-        return Held(name, None, "free", "free")
-    left = left_seconds(holder)
-    until = f"until ≈ {_clock(left)}" if left is not None else "end not forecast"
+            return DeviceRow(
+                name, None, f"used by process {listed}, which is no job of ours", "shut"
+            )
+        return DeviceRow(name, None, "free", "free")
+    remaining = left_seconds(holder)
+    until = f"until ≈ {_clock(remaining)}" if remaining is not None else "end not forecast"
     job = holder.job if holder.job.team_id in teams else None
     if through := picture.elsewhere.get(device_id):
         other = through.host.name if through.host.team_id in teams else "another team's host"
         until = f"as {other} on the same machine, {until}"
-    return Held(name, job, until, "held")
+    return DeviceRow(name, job, until, "held")
 
 
 def _clock(seconds: float) -> str:
@@ -174,17 +259,17 @@ def _clock(seconds: float) -> str:
     return when_words(at)
 
 
-# What an operator does
+# Operator actions
 
 
 def _pool(request: HttpRequest, pool_id: str) -> Pool:
     return get_object_or_404(visible_pools(request), pk=pool_id)
 
 
-def _act(
+def _operator_action(
     request: HttpRequest, pool_id: str, act: Callable[[Pool, Mapping[str, str], str], str]
 ) -> HttpResponse:
-    """Do something to a queue as an operator of the pool's team, and come back to the job."""
+    """Run an operator's action on a queue, allocate, and redirect to the job."""
     pool = _pool(request, pool_id)
     team: Team = pool.team
     if not has_role(request.user, team, Role.OPERATOR):
@@ -197,40 +282,41 @@ def _act(
         allocate_pool(pool)
     except Problem as problem:
         messages.warning(request, problem.detail)
-    return redirect(f"{reverse('queue-detail', args=[pool.pk])}#job-{posted['job'][:26]}")
+    return redirect(_address_of(pool, posted["job"]))
 
 
 @require_POST
 def queue_up(request: HttpRequest, pool_id: str) -> HttpResponse:
-    """Let a job go before the one in front of it."""
+    """Move a job before the previous one."""
 
     def act(pool: Pool, posted: Mapping[str, str], by: str) -> str:
         seen, job_id = posted["seen"], posted["job"]
         job = job_move(pool=pool, job_id=job_id, is_up=True, seen=seen, by=by)
         return f"{job.name} moved up."
 
-    return _act(request, pool_id, act)
+    return _operator_action(request, pool_id, act)
 
 
 @require_POST
 def queue_down(request: HttpRequest, pool_id: str) -> HttpResponse:
-    """Let a job go behind the one after it."""
+    """Move a job behind the next one."""
 
     def act(pool: Pool, posted: Mapping[str, str], by: str) -> str:
         seen, job_id = posted["seen"], posted["job"]
         job = job_move(pool=pool, job_id=job_id, is_up=False, seen=seen, by=by)
         return f"{job.name} moved down."
 
-    return _act(request, pool_id, act)
+    return _operator_action(request, pool_id, act)
 
 
 @require_POST
 def queue_priority(request: HttpRequest, pool_id: str) -> HttpResponse:
-    """Give a waiting job another priority."""
+    """Change the priority of a queued job."""
 
     def act(pool: Pool, posted: Mapping[str, str], by: str) -> str:
-        wanted, job_id = posted["priority"], posted["job"]
-        job = job_prioritise(pool=pool, job_id=job_id, priority=wanted, by=by)
+        priority, job_id = posted["priority"], posted["job"]
+        seen = posted["seen"]
+        job = job_prioritise(pool=pool, job_id=job_id, priority=priority, by=by, seen=seen)
         return f"{job.name} now has {job.get_priority_display().lower()} priority."
 
-    return _act(request, pool_id, act)
+    return _operator_action(request, pool_id, act)

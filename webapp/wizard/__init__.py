@@ -1,1 +1,1 @@
-"""The plan wizard: steps, drafts, the live verdict."""
+"""The plan wizard: steps, drafts and the live verdict."""

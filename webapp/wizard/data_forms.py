@@ -1,4 +1,4 @@
-"""What a training reads, as its step asks it."""
+"""The form fields of a training run's data."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -25,13 +25,13 @@ READ_AS = [
 
 
 class DataForm(MixtureForm):
-    """The fields of a training's data; the step shows them apart."""
+    """The fields of a training run's data; the step shows them in a section of their own."""
 
     data_names = (
         "data_source", "data_path", "data_format", "dataset", "rows", "too_long", *NAMES,
     )  # fmt: skip
 
-    data_source = forms.ChoiceField(label="Text to learn", choices=SOURCES, required=False)
+    data_source = forms.ChoiceField(label="Training text", choices=SOURCES, required=False)
     data_path = forms.CharField(
         label="File on the host",
         required=False,
@@ -53,7 +53,7 @@ class DataForm(MixtureForm):
     )
 
     def __init__(self, *args: Any, datasets: Sequence[Dataset] = (), **kwargs: Any) -> None:
-        """Offer the team's files."""
+        """Add the team's uploaded files to the choices."""
         super().__init__(*args, **kwargs)
         self.datasets = datasets
         listed = [(each.pk, f"{each.name} · {each.num_records:,} records") for each in datasets]
@@ -64,21 +64,21 @@ class DataForm(MixtureForm):
 
     @property
     def chosen(self) -> Dataset | None:
-        """Return the file that stands in the form."""
+        """Return the chosen uploaded file, or None."""
         value = self["dataset"].value()
         return next((each for each in self.datasets if each.pk == value), None)
 
     def clean_data_path(self) -> str:
-        """Refuse a path that climbs, and a kind of file that is not read."""
+        """Return the path; reject “..” and unsupported file types."""
         return checked_path(str(self.cleaned_data.get("data_path") or ""))
 
     def clean(self) -> dict[str, Any]:
-        """Ask for the file that was announced, or for what is to be mixed."""
+        """Require the file, upload or mixture that the chosen source needs."""
         values = super().clean() or self.cleaned_data
         needed = {"file": "data_path", "upload": "dataset"}.get(values.get("data_source") or "")
         if needed and not values.get(needed) and needed not in self.errors:
-            said = {"data_path": "Name the file.", "dataset": "Choose a file, or upload one."}
-            self.add_error(needed, said[needed])
+            sentences = {"data_path": "Name the file.", "dataset": "Choose a file, or upload one."}
+            self.add_error(needed, sentences[needed])
         if values.get("data_source") == "mixed":
             self.check_mixture(values)
         return values

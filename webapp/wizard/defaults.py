@@ -1,9 +1,12 @@
-"""What a new plan starts from: every step has a working answer before anyone touches it."""
+"""Default drafts: every step of a new plan has a valid value."""
 
 import os
 from typing import Any
 
+from planner.cost.parameters import count_parameters
+from planner.specs.model import ModelSpec
 from webapp.hosts.models import Host
+from webapp.modelhub.demo import demo_config
 from webapp.modelhub.models import TeamModel
 from webapp.plans.training_data import MIX_ROWS
 
@@ -12,7 +15,7 @@ Draft = dict[str, Any]
 DEFAULT_MODEL = "meta-llama/Llama-3.1-8B"
 DEFAULT_DEVICE = "rtx-4090"
 GOALS = ("serve", "generate", "finetune", "pretrain", "compress")
-# What a model's page offers -> the goal of the plan that does it.
+# Action on a model's page -> goal of the plan that it starts.
 MODEL_PRESETS = {
     "quantize": "compress",
     "endpoint": "serve",
@@ -20,8 +23,14 @@ MODEL_PRESETS = {
     "generate": "generate",
     "tune": "finetune",
 }
-# Where a preset opens, if not at the goal: at the review where nothing is left to ask.
+# Preset -> first step to show, if not the goal step.
 FIRST_STEPS = dict.fromkeys(("demo", *MODEL_PRESETS), "review") | {"tune": "workload"}
+
+READERS = ("serve", "generate", "finetune")  # goals limited by the model's context
+DEMO_SIZES = ("sequence_length", "global_batch_size", "million_tokens")
+TOKENS_PER_PARAMETER = 20
+MOST_TOKENS = 4096  # per sequence, as in the pre-training of the catalog's models
+LARGE, LARGE_BATCH, SMALL_BATCH = 10e9, 4_194_304, 524_288  # parameters; tokens per batch
 
 _NO_SOURCE = {"source": "", "path": "", "weight": None, "reference": None}
 _DATA = {
@@ -56,6 +65,7 @@ WORKLOADS: dict[str, dict[str, Any]] = {
     "serve": {
         "input_tokens": 1024,
         "output_tokens": 256,
+        "max_request_tokens": None,
         "concurrency": 16,
         "prefix_share_percent": 0,
     },
@@ -80,7 +90,7 @@ WORKLOADS: dict[str, dict[str, Any]] = {
     },
     "pretrain": {
         "sequence_length": 256,
-        "global_batch_size": 2,  # small steps learn most in the demo's two minutes
+        "global_batch_size": 2,  # small steps reduce the loss most in the demo's two minutes
         "time_budget_minutes": 2.0,
         "million_tokens": None,
         **_TRAINING,
@@ -104,7 +114,7 @@ def _draft(preset: str, goal: str, model: dict[str, Any], host: Host | None) -> 
     return {
         "preset": preset,
         "is_touched": False,
-        "goal": {"goal": goal, "objective": "balanced", "slo": "chat"},
+        "goal": {"goal": goal, "objective": "balanced", "slo": "chat", "percentile": "p95"},
         "model": {"catalog_id": DEFAULT_MODEL, **model},
         "workload": {kind: dict(values) for kind, values in WORKLOADS.items()},
         "hardware": _hardware(host),
@@ -113,44 +123,90 @@ def _draft(preset: str, goal: str, model: dict[str, Any], host: Host | None) -> 
 
 
 def demo_draft(host: Host | None) -> Draft:
-    """Return the newcomer's draft: train the demo model on this machine in two minutes."""
+    """Return the draft for new users: train the demo model on this machine in two minutes."""
     draft = _draft("demo", "pretrain", {"source": "demo"}, host)
     draft["workload"]["pretrain"]["time_budget_minutes"] = demo_minutes()
+    for goal in READERS:
+        _fit_context(draft["workload"][goal], _demo_context())
     return draft
 
 
 def demo_minutes() -> float:
-    """Return how long the demo trains: two minutes, or what SLIPWAY_DEMO_SECONDS says."""
+    """Return the demo's training time in minutes: SLIPWAY_DEMO_SECONDS, or two minutes."""
     return round(float(os.environ.get("SLIPWAY_DEMO_SECONDS", "120")) / 60, 2)
 
 
 def serve_draft(host: Host | None) -> Draft:
-    """Return the usual draft: serve an 8B model to sixteen people as a chat."""
+    """Return the default draft: serve an 8B model as a chat to 16 concurrent users."""
     return _draft("serve", "serve", {"source": "catalog"}, host)
 
 
 def finetune_draft(host: Host | None) -> Draft:
-    """Return a draft that fine-tunes; a template says which model, and on what."""
+    """Return a fine-tuning draft, whose model and data a template fills in."""
     return _draft("template", "finetune", {"source": "catalog"}, host)
 
 
 def model_draft(preset: str, model: TeamModel, host: Host | None) -> Draft:
-    """Return a draft that does with one of the team's models, where its weights lie, as asked."""
+    """Return a preset's draft for a team model, on the host that stores its weights."""
     goal, chosen = MODEL_PRESETS[preset], {"source": "team", "team_model": model.pk}
     draft = _draft(preset, goal, chosen, model.host or host)
     _fit_context(draft["workload"][goal], model.config.get("max_position_embeddings"))
     return draft
 
 
+def _demo_context() -> int:
+    return int(demo_config()["max_position_embeddings"])
+
+
+def adapt_requests(draft: Draft) -> None:
+    """Reset request lengths that still fit the demo model, if another model is chosen."""
+    if draft["model"]["source"] == "demo":
+        return
+    for goal in READERS:
+        demo_values = dict(WORKLOADS[goal])
+        _fit_context(demo_values, _demo_context())
+        shortened = {
+            name: value for name, value in demo_values.items() if value != WORKLOADS[goal][name]
+        }
+        values = draft["workload"][goal]
+        if all(values.get(name) == value for name, value in shortened.items()):
+            values |= {name: WORKLOADS[goal][name] for name in shortened}
+
+
+def adapt_pretraining(draft: Draft, shape: ModelSpec | None) -> None:
+    """Replace an unchanged demo pre-training workload by one that fits the chosen model.
+
+    The number of tokens is compute-optimal, the batch up to some millions of tokens.
+    Source: Hoffmann et al. 2022, arXiv:2203.15556 (20 tokens per parameter); batch sizes as in
+    Touvron et al. 2023, arXiv:2302.13971 (4 million tokens for the largest, 0.5 million for 1B).
+    """
+    values = draft["workload"]["pretrain"]
+    demo_values = {name: WORKLOADS["pretrain"][name] for name in DEMO_SIZES}
+    has_demo_sizes = all(values.get(name) == demo_values[name] for name in DEMO_SIZES)
+    minutes = {WORKLOADS["pretrain"]["time_budget_minutes"], demo_minutes()}
+    is_untouched = has_demo_sizes and values.get("time_budget_minutes") in minutes
+    if shape is None or draft["model"]["source"] == "demo" or not is_untouched:
+        return
+    parameters = count_parameters(shape).total
+    length = min(MOST_TOKENS, shape.max_position_embeddings)
+    batch = LARGE_BATCH if parameters > LARGE else SMALL_BATCH
+    values |= {
+        "sequence_length": length,
+        "global_batch_size": max(1, batch // length),
+        "time_budget_minutes": None,
+        "million_tokens": float(round(TOKENS_PER_PARAMETER * parameters / 1e6)) or 1.0,
+    }
+
+
 def _fit_context(values: dict[str, Any], context: object) -> None:
-    """Ask no more tokens of a model than it has positions for: a quarter is left for answers."""
-    asked = ("input_tokens", "output_tokens")
+    """Limit lengths to the model's context; reserve a quarter for the output if it is exceeded."""
+    names = ("input_tokens", "output_tokens")
     if not isinstance(context, int):
         return
     if "sequence_length" in values:
         values["sequence_length"] = min(values["sequence_length"], context)
-    if not all(name in values for name in asked):
+    if not all(name in values for name in names):
         return
-    if sum(values[name] for name in asked) > context:
+    if sum(values[name] for name in names) > context:
         values["output_tokens"] = max(1, context // 4)
         values["input_tokens"] = max(1, context - values["output_tokens"])

@@ -1,4 +1,4 @@
-"""How a draft begins and how a suggestion changes it."""
+"""Create drafts and apply suggestions to them."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ from webapp.wizard.defaults import (
 
 
 def first_host(team: Team) -> Host | None:
-    """Return the host that a new plan proposes: a ready one, first enrolled first."""
+    """Return the default host of a new plan: the first enrolled ready host, else the first."""
     hosts = Host.objects.filter(team=team, kind__in=RUNS_JOBS).exclude(
         state__in=[HostState.RETIRED, HostState.PENDING]
     )
@@ -33,7 +33,7 @@ def first_host(team: Team) -> Host | None:
 def draft_begin(
     *, team: Team, owner: User, preset: str = "", model: TeamModel | None = None
 ) -> Plan:
-    """Return a new plan with a complete draft, or the same owner's untouched one like it."""
+    """Return a new plan with a complete draft, or the owner's existing untouched equal one."""
     draft = _first_draft(team, preset, model)
     untouched = Plan.objects.filter(team=team, owner=owner, state=PlanState.DRAFT, draft=draft)
     return untouched.first() or Plan.objects.create(team=team, owner=owner, draft=draft)
@@ -45,31 +45,31 @@ def _first_draft(team: Team, preset: str, model: TeamModel | None) -> Draft:
         return model_draft(preset, model, host)
     if preset == "demo":
         return demo_draft(host)
-    has_seen_one = Job.objects.filter(team=team, state=JobState.SUCCEEDED).exists()
-    return serve_draft(host) if has_seen_one or preset == "serve" else demo_draft(host)
+    has_finished_job = Job.objects.filter(team=team, state=JobState.SUCCEEDED).exists()
+    return serve_draft(host) if has_finished_job or preset == "serve" else demo_draft(host)
 
 
 def proposals_fill(plan: Plan) -> Plan:
-    """Return a plan with a proposal in each step that it lacks; whoever goes on saves them."""
+    """Fill each missing step of a plan's draft with a default, without saving it."""
     if missing_step(plan.draft):
         plan.draft = completed(plan.draft, serve_draft(first_host(plan.team)))
     return plan
 
 
 def suggestion_apply(draft: Draft, changes: dict[str, Any]) -> list[str]:
-    """Change a draft as a suggestion says and return what the draft has no place for."""
+    """Apply a suggestion to a draft; return the changes that the draft has no field for."""
     appliers = {"workload": _apply_workload, "pins": _apply_pins, "cluster": _apply_cluster}
     appliers["constraints"] = _apply_constraints
-    left = []
+    unapplied = []
     for name, value in changes.items():
         apply = appliers.get(name)
-        left += apply(draft, value) if apply else [name]
+        unapplied += apply(draft, value) if apply else [name]
     draft["is_touched"] = True
-    return left
+    return unapplied
 
 
 def _apply_workload(draft: Draft, workload: dict[str, Any]) -> list[str]:
-    """Take over the fields that the goal's own form has."""
+    """Copy the fields that the goal's form has."""
     values = draft["workload"][draft["goal"]["goal"]]
     for name, value in workload.items():
         if name in values and value is not None:
@@ -84,23 +84,23 @@ def _apply_pins(draft: Draft, pins: dict[str, Any]) -> list[str]:
 
 
 def _apply_constraints(draft: Draft, constraints: dict[str, Any]) -> list[str]:
-    """Lift the limit on memory where it is no longer among the constraints."""
+    """Clear the memory limit if it is no longer among the constraints."""
     if "per_device_peak_bytes" not in constraints:
         draft["hardware"]["memory_limit_gib"] = None
     return []
 
 
 def _apply_cluster(draft: Draft, cluster: dict[str, Any]) -> list[str]:
-    """Choose catalog hardware; a host cannot be made larger, only thought of as larger."""
+    """Choose catalog hardware instead of a host, because a host cannot be enlarged."""
     device = cluster["device"]
     name = device if isinstance(device, str) else str(device.get("id"))
     try:
-        known = get_device(name).id
+        device_id = get_device(name).id
     except PlannerError:
         return [f"device {name}"]
     draft["hardware"] |= {
         "choice": "catalog",
-        "device": known,
+        "device": device_id,
         "devices_per_node": cluster.get("devices_per_node", 1),
         "nodes": cluster.get("nodes", 1),
     }

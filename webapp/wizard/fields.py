@@ -1,4 +1,4 @@
-"""The wizard's own form fields: numbers with limits in words, choices from the catalogs."""
+"""Form fields of the wizard: numbers whose errors state the limits, catalog choices."""
 
 import json
 import math
@@ -17,8 +17,8 @@ from webapp.core.units import gib
 from webapp.core.wording import listed
 
 MAX_CONFIG_BYTES = 256 * 1024
-MAX_DIGITS = 18  # of a whole number: what is longer counts nothing in a model
-UNSTORABLE = re.compile("\\\\u0000|[\ud800-\udfff]")  # databases refuse both
+MAX_DIGITS = 18  # of an integer; no model has a longer one
+UNSTORABLE = re.compile("\\\\u0000|[\ud800-\udfff]")  # databases reject both
 Choices = list[tuple[str, Any]]
 
 
@@ -43,9 +43,13 @@ class DecimalNumber(forms.FloatField):
         self.error_messages |= {"invalid": limits}
         _name_limits(self, label, limits)
 
+    def prepare_value(self, value: object) -> object:
+        """Return the value to show: a whole number without a decimal point."""
+        return int(value) if isinstance(value, float) and value.is_integer() else value
+
 
 class Option(forms.ChoiceField):
-    """A choice that may be left alone: what then holds stands first in its list."""
+    """An optional choice; its default is the first of its list."""
 
     def __init__(self, label: str, choices: Choices, hint: str = "") -> None:
         super().__init__(label=label, choices=choices, help_text=hint, required=False)
@@ -53,7 +57,7 @@ class Option(forms.ChoiceField):
 
 
 class OptionalText(forms.CharField):
-    """Lines of text that may be left out."""
+    """Optional lines of text."""
 
     usual = ""
 
@@ -62,20 +66,20 @@ class OptionalText(forms.CharField):
         super().__init__(label=label, help_text=hint, required=False, widget=area)
 
 
-def asked_for(field: forms.Field, methods: Iterable[str]) -> None:
-    """Show a field for these choices of the form's method only; without JavaScript always."""
+def show_only_for(field: forms.Field, methods: Iterable[str]) -> None:
+    """Show a field only for these choices of the form's method; always without JavaScript."""
     field.widget.attrs["data-asked-for"] = " ".join(methods)
 
 
 def _name_limits(field: forms.Field, label: str, limits: str) -> None:
-    """Make a field's refusals say which value of which field is out of which limits."""
+    """Make a field's errors state the field, the value and the limits."""
     for validator in field.validators:
         if isinstance(validator, BaseValidator):
             validator.message = f"{label} is %(show_value)s. {limits}"
 
 
 class ConfigJson(forms.CharField):
-    """The text of a Hugging Face ``config.json``; becomes the object that it describes."""
+    """The text of a Hugging Face ``config.json``, cleaned to a dict."""
 
     widget = forms.Textarea
 
@@ -84,20 +88,20 @@ class ConfigJson(forms.CharField):
         self.widget.attrs |= {"rows": 8, "spellcheck": "false"}
 
     def prepare_value(self, value: object) -> object:
-        """Return the text that the control shows for a stored object."""
+        """Return the text to show for a stored object."""
         return json.dumps(value, indent=2) if isinstance(value, dict) else value
 
     def to_python(self, value: object) -> Any:  # noqa: ANN401 -- no text, as Django has it
-        """Return the object, or refuse what is no JSON object with the place of the fault."""
+        """Return the object; reject invalid JSON with the position of the error."""
         text = super().to_python(value)
         return parse_config(text) if text else {}
 
 
 def parse_config(text: str) -> dict[str, Any]:
-    """Return the object in ``text``.
+    """Return the JSON object in ``text``.
 
     Raises:
-        ValidationError: it is too long, no JSON, or no object; the message says where.
+        ValidationError: the text is too long, invalid JSON, or not an object.
     """
     if len(text.encode(errors="surrogatepass")) > MAX_CONFIG_BYTES:
         raise _too_long(len(text.encode(errors="surrogatepass")))
@@ -122,7 +126,7 @@ def parse_config(text: str) -> dict[str, Any]:
 
 
 def _too_long(size_bytes: int) -> forms.ValidationError:
-    """Return the refusal of a text, with its size rounded up: it is over the limit."""
+    """Return the error for a text over the limit, with its size rounded up to KiB."""
     return forms.ValidationError(
         f"This is {-(-size_bytes // 1024):,} KiB long; a config.json has at most "
         f"{MAX_CONFIG_BYTES // 1024} KiB. Paste config.json, not the weights' index."
@@ -146,7 +150,7 @@ def _refuse_number(text: str) -> NoReturn:
 
 
 def read_upload(upload: UploadedFile[Any] | None) -> dict[str, Any]:
-    """Return the object in an uploaded ``config.json``, or nothing without an upload."""
+    """Return the object in an uploaded ``config.json``, or {} without an upload."""
     if upload is None:
         return {}
     if upload.size and upload.size > MAX_CONFIG_BYTES:
@@ -162,13 +166,13 @@ def read_upload(upload: UploadedFile[Any] | None) -> dict[str, Any]:
 
 @cache
 def device_choices() -> tuple[tuple[str, list[tuple[str, str]]], ...]:
-    """Return every catalog device with its memory, grouped by maker."""
+    """Return every catalog device with its memory, grouped by vendor."""
     groups: dict[str, list[tuple[str, str]]] = {}
     for device in list_devices():
         label = f"{device.name or device.id} · {gib(device.memory_bytes)} GiB"
         groups.setdefault(device.vendor or "Other", []).append((device.id, label))
     return tuple(
-        (maker, sorted(group, key=lambda pair: pair[1])) for maker, group in groups.items()
+        (vendor, sorted(group, key=lambda pair: pair[1])) for vendor, group in groups.items()
     )
 
 
@@ -182,18 +186,18 @@ FINER = (Option, OptionalText)
 
 
 class FinerGroup(NamedTuple):
-    """Finer choices that belong together; without a title where a step has no groups."""
+    """Related advanced options; the title is empty for the rest of a step's options."""
 
     title: str
     fields: list[forms.BoundField]
 
 
 class StepForm(forms.Form):
-    """A step of the wizard: no colon after labels, errors linked to their fields by Django."""
+    """Base form of a wizard step: labels without a colon, fields split into groups."""
 
     use_required_attribute = False
-    data_names: tuple[str, ...] = ()  # fields that the step shows apart from the others
-    finer_titles: ClassVar[Mapping[str, tuple[str, ...]]] = {}  # title -> finer choices below it
+    data_names: tuple[str, ...] = ()  # fields shown in the separate data section
+    finer_titles: ClassVar[Mapping[str, tuple[str, ...]]] = {}  # title -> its advanced options
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         kwargs.setdefault("label_suffix", "")
@@ -201,27 +205,27 @@ class StepForm(forms.Form):
 
     @property
     def plain_fields(self) -> list[forms.BoundField]:
-        """Return what every draft of the step is about."""
+        """Return the basic fields of the step."""
         return [each for each in self._own_fields() if not isinstance(each.field, FINER)]
 
     @property
     def finer_fields(self) -> list[forms.BoundField]:
-        """Return what most leave alone; the step shows it folded."""
+        """Return the advanced options, which the step shows collapsed."""
         return [each for group in self.finer_groups for each in group.fields]
 
     @property
     def finer_groups(self) -> list[FinerGroup]:
-        """Return the finer choices below their titles; those without one come last."""
-        left = {each.name: each for each in self._own_fields() if isinstance(each.field, FINER)}
+        """Return the advanced options by title; those without a title come last."""
+        rest = {each.name: each for each in self._own_fields() if isinstance(each.field, FINER)}
         titled = [
-            FinerGroup(title, [left.pop(name) for name in names])
+            FinerGroup(title, [rest.pop(name) for name in names])
             for title, names in self.finer_titles.items()
         ]
-        return [*titled, FinerGroup("", list(left.values()))] if left else titled
+        return [*titled, FinerGroup("", list(rest.values()))] if rest else titled
 
     @property
     def finer_words(self) -> str:
-        """Return which of the finer choices are not as they were, or wrong, by their labels."""
+        """Return the labels of the advanced options that are changed or invalid."""
         return listed([str(each.label) for each in self.finer_fields if _is_touched(each)])
 
     def _own_fields(self) -> list[forms.BoundField]:

@@ -1,4 +1,4 @@
-"""What it is for, which model, where it runs; the work has its own forms per goal."""
+"""Forms of the goal, model and hardware steps; see ``workload_forms`` for the workload."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,6 +11,7 @@ from planner.errors import PlannerError
 from webapp.core.wording import sentence
 from webapp.hosts.models import Host, Pool
 from webapp.modelhub.models import TeamModel
+from webapp.plans.targets import DEFAULT_PERCENTILE
 from webapp.wizard.fields import (
     ConfigJson,
     DecimalNumber,
@@ -22,8 +23,8 @@ from webapp.wizard.fields import (
 
 GOAL_CHOICES = [
     ("serve", "Serve it", "Answer people or programs as they come"),
-    ("generate", "Generate in batch", "Work through a pile of prompts, as fast as it goes"),
-    ("finetune", "Fine-tune it", "Teach a trained model your own text"),
+    ("generate", "Generate in batch", "Process a batch of prompts at the highest throughput"),
+    ("finetune", "Fine-tune it", "Train an existing model on your own text"),
     ("pretrain", "Pre-train it", "Train a model from nothing"),
     ("compress", "Compress it", "Make the weights smaller and see what it costs in quality"),
 ]
@@ -41,24 +42,40 @@ SLOS = [
     ("code", "Code completion: first token within 0.5 s, then 33 tokens a second"),
     ("none", "No target"),
 ]
+JUDGED_AT = [
+    ("p95", "p95: 95 of 100 requests"),
+    ("p99", "p99: 99 of 100 requests"),
+    ("p50", "The median: every second request"),
+    ("mean", "The mean of all requests"),
+]
 SOURCES = ("demo", "catalog", "team", "config", "folder")
 DTYPES = ["fp32", "bf16", "fp16", "fp8", "int8", "int4", "nf4"]
 
 
 class GoalForm(StepForm):
-    """What it is for."""
+    """The goal: what the plan is for, and its latency target."""
 
     goal = forms.ChoiceField(choices=[(key, name) for key, name, _ in GOAL_CHOICES])
     objective = forms.ChoiceField(label="What matters most", choices=OBJECTIVES)
     slo = forms.ChoiceField(
         label="How quick it must feel",
         choices=SLOS,
-        help_text="For serving. The verdict says whether the target is met.",
+        help_text="For serving. The verdict shows whether the target is met.",
     )
+    percentile = forms.ChoiceField(
+        label="Judged at",
+        choices=JUDGED_AT,
+        required=False,
+        help_text="The share of requests that must be as quick",
+    )
+
+    def clean_percentile(self) -> str:
+        """Return the percentile, or the default if it is missing."""
+        return str(self.cleaned_data.get("percentile") or DEFAULT_PERCENTILE)
 
 
 class ModelForm(StepForm):
-    """Which model: from the catalog, the demo, the team's own, a config or a folder."""
+    """The model: the demo, a catalog entry, a team model, a config or a folder."""
 
     source = forms.ChoiceField(choices=[(key, key) for key in SOURCES])
     catalog_id = forms.CharField(
@@ -92,7 +109,7 @@ class ModelForm(StepForm):
         )
 
     def clean(self) -> dict[str, Any]:
-        """Check what the chosen source needs, and nothing that it does not."""
+        """Check only the fields that the chosen source needs."""
         values = super().clean() or self.cleaned_data
         check = getattr(self, f"_check_{values.get('source')}", None)
         if check:
@@ -139,15 +156,15 @@ class ModelForm(StepForm):
 
 
 class HardwareForm(StepForm):
-    """Where it runs: one of the team's hosts, or hardware that is only thought of."""
+    """The hardware: one of the team's hosts or pools, or catalog hardware."""
 
     choice = forms.ChoiceField()
     on_lost_rank = forms.ChoiceField(
         label="If a rank or a host is lost",
         choices=[
             ("stop", "Stop the job"),
-            ("restart", "Start all of its ranks again"),
-            ("shrink", "Go on with the other hosts"),
+            ("restart", "Restart all ranks"),
+            ("shrink", "Continue on the remaining hosts"),
         ],
         required=False,
         help_text="A training starts again, three times at most, or goes on from its last "
@@ -182,7 +199,7 @@ POOLS = ("prefill_devices", "decode_devices")
 
 
 class PinsForm(StepForm):
-    """Parts of the strategy that the planner must keep."""
+    """Parts of the strategy that are fixed for the planner."""
 
     weight_dtype = forms.ChoiceField(label="Weights", choices=_auto(DTYPES), required=False)
     kv_cache_dtype = forms.ChoiceField(
@@ -195,20 +212,20 @@ class PinsForm(StepForm):
         label="Recompute activations", choices=_auto(["none", "selective", "full"]), required=False
     )
     prefill_devices = WholeNumber(
-        "Devices that read prompts", 1, 1024, "With the next: two pools", required=False
+        "Prefill devices", 1, 1024, "With the next: two pools", required=False
     )
     decode_devices = WholeNumber(
-        "Devices that write answers", 1, 1024, "Caches travel between them", required=False
+        "Decode devices", 1, 1024, "Caches travel between them", required=False
     )
 
     def __init__(self, *args: Any, is_serving: bool = True, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        if not is_serving:  # only requests have a prompt and an answer
+        if not is_serving:  # only serving can separate prefill and decode
             for name in POOLS:
                 del self.fields[name]
 
     def clean(self) -> dict[str, Any]:
-        """Return the pins, the two pools as the strategy has them: both or none."""
+        """Return the pins, with the two device pools as ``disaggregated``: both or none."""
         values = super().clean() or {}
         pools = {name: values.pop(name, None) for name in POOLS}
         missing = [name for name in POOLS if name in self.fields and not pools[name]]

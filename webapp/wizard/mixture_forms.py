@@ -1,4 +1,4 @@
-"""Several sources by weight, as the step of a training's data asks for them: a row each."""
+"""Form fields of a weighted data mixture, one row per source."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ WEIGHTS = [("fixed", "Stay as they are"), ("dynamic", "Follow each source's loss
 
 
 class Row(NamedTuple):
-    """The three controls of one source."""
+    """The three form fields of one source."""
 
     source: forms.BoundField
     path: forms.BoundField
@@ -29,10 +29,10 @@ class Row(NamedTuple):
 
 
 def checked_path(text: str) -> str:
-    """Return a file's path without blanks around it.
+    """Return a file's path without surrounding blanks.
 
     Raises:
-        ValidationError: it climbs, or is of a kind that is not read.
+        ValidationError: the path contains “..”, or the file type is not supported.
     """
     path = text.strip()
     if ".." in path.split("/") or "\x00" in path:
@@ -46,9 +46,9 @@ def checked_path(text: str) -> str:
 
 
 class MixtureForm(StepForm):
-    """A form with rows of sources and weights; they count where ``data_source`` is mixed.
+    """A form with rows of sources and weights, used if ``data_source`` is ``mixed``.
 
-    The interval and the references count where the weights are dynamic.
+    The interval and the reference losses are used if the weights are dynamic.
     """
 
     mix_weights = forms.ChoiceField(label="The weights", choices=WEIGHTS, required=False)
@@ -60,7 +60,7 @@ class MixtureForm(StepForm):
     )
 
     def offer_sources(self, listed: Sequence[tuple[str, str]]) -> None:
-        """Add the rows, each with the host's own text, a file there, and the team's uploads."""
+        """Add the rows; each offers the host's own text, a file on it, and the team's uploads."""
         own = [("", "None"), ("host", "The host's own text"), ("file", "A file on the host")]
         for row in MIX_ROWS:
             source = forms.ChoiceField(
@@ -75,18 +75,18 @@ class MixtureForm(StepForm):
 
     @property
     def mixture(self) -> Iterator[Row]:
-        """Yield the rows as the page shows them."""
+        """Yield the rows in order."""
         for row in MIX_ROWS:
             yield Row(*(self[f"mix_{name}_{row}"] for name in FIELDS))
 
     @property
     def references(self) -> Iterator[forms.BoundField]:
-        """Yield the references of the rows, which weights that move are held against."""
+        """Yield the reference loss fields of the rows, for dynamic weights."""
         for name in REFERENCES:
             yield self[name]
 
     def check_mixture(self, values: dict[str, Any]) -> None:
-        """Refuse fewer than two sources, one without a weight or a path, and one named twice."""
+        """Reject fewer than two sources, missing weights or paths, and duplicates."""
         seen = set()
         for row in MIX_ROWS:
             source, path, weight = (values.get(f"mix_{name}_{row}") for name in FIELDS)
@@ -96,12 +96,14 @@ class MixtureForm(StepForm):
                 path = self._check_path(row, str(path or ""))
             if weight is None and f"mix_weight_{row}" not in self.errors:
                 self.add_error(f"mix_weight_{row}", "Give it a weight, for example 1.")
-            if (named := (source, path if source == "file" else "")) in seen:
-                self.add_error(f"mix_source_{row}", "This source stands above already. Take one.")
-            seen.add(named)
+            if (key := (source, path if source == "file" else "")) in seen:
+                self.add_error(f"mix_source_{row}", "This source is already listed. Remove one.")
+            seen.add(key)
         if len(seen) < FEWEST_SOURCES:
-            said = f"{len(seen)} of these rows name a source. Choose at least {FEWEST_SOURCES}."
-            self.add_error("mix_source_1", said)
+            error_text = (
+                f"{len(seen)} of these rows name a source. Choose at least {FEWEST_SOURCES}."
+            )
+            self.add_error("mix_source_1", error_text)
         is_dynamic = values.get("mix_weights") == "dynamic"
         if is_dynamic and values.get("mix_every") is None and "mix_every" not in self.errors:
             self.add_error("mix_every", "Say after how many steps they move, for example 50.")

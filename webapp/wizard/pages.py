@@ -1,4 +1,4 @@
-"""What the wizard's pages show: the form, the stepper, the choices, the rail."""
+"""Template contexts of the wizard's pages: form, stepper, choices and right rail."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -6,9 +6,7 @@ from typing import Any, NamedTuple
 
 from django.urls import reverse
 
-from planner.catalog.devices import get_device
 from planner.catalog.hf_config import model_from_config
-from planner.errors import PlannerError
 from planner.specs.model import ModelSpec
 from runners.jobspec.data import MAX_UPLOAD_BYTES
 from webapp.accounts.models import Team
@@ -20,16 +18,21 @@ from webapp.hosts.models import Host, Pool
 from webapp.hosts.virtual import planned_words
 from webapp.modelhub.demo import demo_config
 from webapp.modelhub.shapes import catalog_shape, num_parameters
+from webapp.plans.compressed_speed import planned_speed
 from webapp.plans.errors import DraftProblem
 from webapp.plans.launch_notes import launch_note
 from webapp.plans.models import Plan
-from webapp.plans.planning import current_answer, plan_compute
+from webapp.plans.offers import Offers, offers_of
+from webapp.plans.planning import current_answer, lacks_suggestions, plan_compute, verdict_answer
+from webapp.plans.prices import price_of
 from webapp.plans.sharing import pool_words
-from webapp.plans.verdict import problem_verdict, suggestion_chips, verdict_of
+from webapp.plans.verdict import problem_verdict, verdict_of
+from webapp.plans.versions import saving_of
 from webapp.plans.words import plan_title, short_name
 from webapp.wizard.fields import StepForm, model_ids
 from webapp.wizard.forms import GOAL_CHOICES, PinsForm
 from webapp.wizard.side_by_side import Ready, ready_hosts
+from webapp.wizard.stale import form_marks
 from webapp.wizard.steps import (
     STEPS,
     Options,
@@ -45,7 +48,7 @@ Page = dict[str, Any]
 
 
 class HostChoice(NamedTuple):
-    """One host as the hardware step offers it."""
+    """One host in the list of the hardware step."""
 
     value: str
     host: Host
@@ -55,7 +58,7 @@ class HostChoice(NamedTuple):
 
 
 class PoolChoice(NamedTuple):
-    """Several hosts as the hardware step offers them."""
+    """One pool of hosts in the list of the hardware step."""
 
     value: str
     name: str
@@ -63,9 +66,9 @@ class PoolChoice(NamedTuple):
 
 
 def compute_quietly(plan: Plan) -> None:
-    """Plan anew; what is wrong with the draft shows in the rail, not as a failure."""
+    """Compute the plan; errors of the draft are shown in the rail, not raised."""
     try:
-        plan_compute(plan)
+        plan_compute(plan, brief=True)
     except DraftProblem:
         return
 
@@ -73,34 +76,34 @@ def compute_quietly(plan: Plan) -> None:
 def step_page(
     plan: Plan, slug: str, form: StepForm | None = None, pins: PinsForm | None = None
 ) -> Page:
-    """Return everything that a step's page shows; forms that were sent keep their errors."""
-    options = options_for(plan)
-    said = summaries(plan.draft, options)
+    """Return the context of a step's page; submitted forms keep their errors."""
+    options = options_for(plan, slug)
+    summary = summaries(plan.draft, options)
     before, after = neighbours(slug)
     return {
         "plan": plan,
         "step": next(step for step in STEPS if step.slug == slug),
-        "steps": stepper(plan, slug, said),
+        "steps": stepper(plan, slug, summary),
         "before": before,
         "after": after,
         "form": form or step_form(slug, plan.draft, options),
         "template": f"wizard/{slug}.html",
+        **form_marks(plan, slug),
         **_extras(plan, slug, options, pins),
         **rail(plan, slug),
     }
 
 
 def _extras(plan: Plan, slug: str, options: Options, pins: PinsForm | None) -> Page:
-    """Return what only one step needs."""
+    """Return the context that only this step needs."""
     draft = plan.draft
     if slug == "goal":
         ready = Ready(ready_hosts(plan.team))
         return {"goals": GOAL_CHOICES, "ready": ready, "launch_key": new_ulid()}
     if slug == "model":
-        chosen = catalog_shape(draft["model"]["catalog_id"])
         return {
             "models": model_ids(),
-            "shape_words": shape_words(chosen) if chosen else "",
+            "shape_words": _catalog_words(draft["model"]["catalog_id"]),
             "demo_parameters": num_parameters(model_from_config(demo_config())),
         }
     if slug == "hardware":
@@ -114,11 +117,15 @@ def _extras(plan: Plan, slug: str, options: Options, pins: PinsForm | None) -> P
             "has_ranks": bool(options.pools) or any(map(_has_several_gpus, options.hosts)),
         }
     if slug == "review":
-        said, note = summaries(draft, options), launch_note(plan)
+        summary, note = summaries(draft, options), launch_note(plan)
+        filled = draft.get("launch") or {}
+        named = plan.name if plan.is_named is not False else ""
         return {
-            "title": plan.name or plan_title(draft, said["model"], said["hardware"]),
+            "title": named or plan_title(draft, summary["model"], summary["hardware"]),
+            "filled": filled,
+            "saving": saving_of(plan),
             "team_secrets": secret_names(plan.team),
-            "review": [(step, said[step.slug]) for step in STEPS[:-1]],
+            "review": [(step, summary[step.slug]) for step in STEPS[:-1]],
             "note": note,
             "is_endpoint_first": "can_serve" in note and draft.get("preset") != "benchmark",
             "launch_key": new_ulid(),
@@ -158,14 +165,14 @@ def _has_several_gpus(host: Host) -> bool:
 
 
 def _slurm_words(host: Host) -> str:
-    """Return what a login node gives: its own processor says nothing of the nodes."""
-    told = host.facts.get("scheduler") or {}
-    options = [f"{name} {value}" for name, value in (told.get("options") or {}).items()]
-    return " · ".join([f"Slurm, {told.get('max_jobs', 1)} jobs at once", *options])
+    """Return the Slurm options of a login node; its own processor is not the job's."""
+    scheduler = host.facts.get("scheduler") or {}
+    options = [f"{name} {value}" for name, value in (scheduler.get("options") or {}).items()]
+    return " · ".join([f"Slurm, {scheduler.get('max_jobs', 1)} jobs at once", *options])
 
 
 def _pool_choice(pool: Pool, hosts: Sequence[Host], team: Team) -> PoolChoice:
-    """Return a pool as it is offered; of another team's hosts it says what they are, not which."""
+    """Return a pool's entry; for another team's pool, hosts are counted by kind, not named."""
     if pool.team_id == team.pk:
         names = ", ".join(host.name for host in hosts)
         more = f"{len(hosts)} hosts together: {names}"
@@ -185,37 +192,53 @@ def _devices_words(host: Host) -> str:
 
 
 def rail(plan: Plan, slug: str = "") -> Page:
-    """Return what the right rail shows: the verdict and the changes that would help."""
-    page: Page = {"plan": plan, "slug": slug, "price": _price(plan)}
+    """Return the context of the right rail: the verdict and the suggested changes.
+
+    Suggestions take longer to compute than a verdict: if they are missing, the rail loads them
+    in a second request.
+    """
+    page: Page = {"plan": plan, "slug": slug}
     try:
-        answer = current_answer(plan)
+        answer = verdict_answer(plan)
     except DraftProblem as problem:
-        return {**page, "verdict": problem_verdict(problem.sentence), "chips": []}
+        return {**page, "verdict": problem_verdict(problem.sentence), "offers": []}
     url = reverse("plan-tab", args=[plan.pk, "why"])
     return {
         **page,
-        "verdict": verdict_of(answer, plan.draft, url),
-        "chips": suggestion_chips(answer, plan.draft),
+        "verdict": verdict_of(answer, plan.draft, url, speed=planned_speed(plan)),
+        "offers": offers_of(answer, plan.draft),
+        "has_offers_to_come": lacks_suggestions(plan),
+        "price": price_of(answer.plans[0] if answer.plans else None),
     }
 
 
+def offers_found(plan: Plan) -> list[Offers]:
+    """Return the suggested changes; compute and store the full answer if needed."""
+    try:
+        return offers_of(current_answer(plan), plan.draft)
+    except DraftProblem:
+        return []
+
+
+def live(plan: Plan, slug: str) -> Page:
+    """Return the context of a partial update after a save: rail, stepper and model card."""
+    summary = summaries(plan.draft, options_for(plan))
+    page = {**rail(plan, slug), "steps": stepper(plan, slug, summary)}
+    if slug == "model":
+        page["shape_words"] = _catalog_words(plan.draft["model"]["catalog_id"])
+    return page
+
+
+def _catalog_words(model: str) -> str:
+    shape = catalog_shape(model)
+    return shape_words(shape) if shape else ""
+
+
 def problem_rail(plan: Plan, page: Page) -> Page:
-    """Return the rail for a form that is not valid: the first error, in words."""
+    """Return the context of the rail for an invalid form: its first error."""
     forms = [form for form in (page["form"], page.get("pins")) if form is not None]
     errors = [text for form in forms for texts in form.errors.values() for text in texts]
-    verdict = problem_verdict(errors[0] if errors else "Something on this page is not valid.")
-    return {"plan": plan, "verdict": verdict, "chips": [], "is_unsaved": True}
-
-
-def _price(plan: Plan) -> str:
-    """Return where the price of catalog hardware comes from, if it has one."""
-    hardware = plan.draft["hardware"]
-    if hardware["choice"] != "catalog":
-        return ""
-    try:
-        device = get_device(hardware["device"])
-    except PlannerError:
-        return ""
-    if device.price_usd_per_hour is None:
-        return ""
-    return f"${device.price_usd_per_hour:g} an hour · {device.price_source or 'catalog'}"
+    stale = page.get("stale", "")
+    sentence = stale or (errors[0] if errors else "Something on this page is not valid.")
+    rail = {"plan": plan, "verdict": problem_verdict(sentence), "offers": [], "is_unsaved": True}
+    return rail | {"stale": stale, "slug": page["step"].slug}

@@ -1,4 +1,4 @@
-"""A template of two jobs: one classifier on the same text and seed, under DDP and under ZeRO."""
+"""A template of two jobs: the same classifier, text and seed with DDP and with ZeRO."""
 
 from typing import Any, NamedTuple
 
@@ -28,9 +28,9 @@ RANKS = 2
 STAGES = (1, 2, 3)
 USUAL_STAGE = 2
 MILLION_TOKENS = 0.8  # about 200 steps
-BUDGET_DEMOS = 2  # as many times the demo's two minutes at most, on a slow host
+BUDGET_DEMOS = 2  # time budget on a slow host, in demo durations
 KEY_LENGTH = 40
-# Pinned in both, so that the layouts differ in ZeRO's stage alone.
+# Pinned in both jobs, so that only the ZeRO stage differs.
 PINS = {
     "data_parallel_size": RANKS,
     "tensor_parallel_size": 1,
@@ -41,7 +41,7 @@ PINS = {
 
 
 class Ready(NamedTuple):
-    """What the template asks: where both run, and which stage of ZeRO stands beside DDP."""
+    """The choices of the template: the host, and the ZeRO stage to compare with DDP."""
 
     hosts: tuple[Host, ...]
     stages: tuple[int, ...] = STAGES
@@ -50,12 +50,12 @@ class Ready(NamedTuple):
 
 
 def ready_hosts(team: Team) -> tuple[Host, ...]:
-    """Return the team's hosts that could take two ranks: processors, and pairs of like GPUs."""
+    """Return the team's hosts that can run two ranks: CPU hosts, and two GPUs of one model."""
     hosts = Host.objects.filter(team=team, kind="agent", state=HostState.READY)
-    return tuple(host for host in hosts.order_by("created_at") if _takes_two(host))
+    return tuple(host for host in hosts.order_by("created_at") if _can_run_two_ranks(host))
 
 
-def _takes_two(host: Host) -> bool:
+def _can_run_two_ranks(host: Host) -> bool:
     names = [gpu["name"] for gpu in host.facts.get("gpus") or []]
     return bool(host.facts) and (not names or names.count(names[0]) >= RANKS)
 
@@ -81,15 +81,15 @@ def template_draft(host: Host, zero_stage: int) -> dict[str, Any]:
 def launch_both(
     *, team: Team, by: User, host: Host, zero_stage: int, key: str = ""
 ) -> tuple[Job, Job]:
-    """Queue both jobs, or none; with the same ``key`` again those of the first time.
+    """Queue both jobs or none; a repeated ``key`` returns the jobs of the first call.
 
     Raises:
-        DraftProblem: one of them cannot run on this host.
-        Problem: the job service refuses.
+        DraftProblem: one of the jobs cannot run on this host.
+        Problem: the job service rejects a job.
     """
     plans = [_plan(team, by, host, stage) for stage in (0, zero_stage)]
     for plan in plans:
-        launch_of(plan)  # both can run before either is queued
+        launch_of(plan)  # raises before either job is queued
     jobs = [
         plan_launch(
             plan=plan,
@@ -111,7 +111,7 @@ def _plan(team: Team, by: User, host: Host, zero_stage: int) -> Plan:
 @require_POST
 @require_role(Role.PRACTITIONER)
 def template_launch(request: HttpRequest) -> HttpResponse:
-    """Launch the template's two jobs and show them side by side."""
+    """Launch the template's two jobs and redirect to their comparison."""
     team = current_team(request)
     hosts = {host.pk: host for host in ready_hosts(team)}
     host = hosts.get(request.POST.get("host", ""))

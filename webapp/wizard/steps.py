@@ -1,4 +1,4 @@
-"""The five steps: their order, their questions, their forms."""
+"""The five steps of the wizard: order, questions, forms and storage."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,6 +15,7 @@ from webapp.hosts.models import Host, HostState, Pool
 from webapp.modelhub.models import TeamModel
 from webapp.plans.models import Plan
 from webapp.plans.sharing import pool_words, pools_among, reachable_hosts
+from webapp.plans.targets import PERCENTILES, percentile_of
 from webapp.plans.words import (
     GOAL_WORDS,
     SLO_WORDS,
@@ -49,44 +50,69 @@ SLUGS = tuple(step.slug for step in STEPS)
 
 @dataclass(frozen=True)
 class Options:
-    """What a draft can choose from: read once per request, uploads when they are asked for."""
+    """The hosts, pools, models and datasets a draft can choose from, each loaded once on demand.
+
+    ``has_documents`` loads the hosts' JSON columns, which only the hardware step shows.
+    """
 
     team: Team
-    hosts: tuple[Host, ...]
-    team_models: tuple[TeamModel, ...]
-    pools: tuple[tuple[Pool, list[Host]], ...] = ()
+    has_documents: bool = False
+
+    @cached_property
+    def reachable(self) -> list[Host]:
+        """Return the hosts on which the team may run jobs, single or in a pool."""
+        return reachable_hosts(self.team, has_documents=self.has_documents)
+
+    @cached_property
+    def hosts(self) -> tuple[Host, ...]:
+        """Return the team's own hosts, neither pending nor retired; virtual ones last."""
+        unready = {HostState.RETIRED, HostState.PENDING}
+        own = [host for host in self.reachable if host.team_id == self.team.pk]
+        return tuple(host for host in own if host.state not in unready)
+
+    @cached_property
+    def pools(self) -> tuple[tuple[Pool, list[Host]], ...]:
+        """Return the pools that the team may use, with their hosts."""
+        return tuple(pools_among(self.reachable, self.team))
+
+    @cached_property
+    def team_models(self) -> tuple[TeamModel, ...]:
+        """Return the team's models."""
+        return tuple(TeamModel.objects.filter(team=self.team).select_related("host"))
 
     @cached_property
     def datasets(self) -> tuple[Dataset, ...]:
-        """Return the team's uploads, which only the step that offers them asks for."""
+        """Return the team's uploaded datasets."""
         return tuple(Dataset.objects.filter(team=self.team))
 
     def host_of(self, draft: Draft) -> Host | None:
-        """Return the host that the draft chose, if it is one of these."""
-        choice = draft["hardware"]["choice"]
+        """Return the chosen host of a draft, or None if it is not available."""
+        choice = draft["hardware"]["choice"] or ""
+        if not choice.startswith("host:"):
+            return None
         return next((host for host in self.hosts if f"host:{host.pk}" == choice), None)
 
     def place_of(self, draft: Draft) -> str:
-        """Return the name of the host or pool that the draft chose, if it is one of these."""
-        host, choice = self.host_of(draft), draft["hardware"]["choice"]
+        """Return the name of the chosen host or pool of a draft, or "" if not available."""
+        choice = draft["hardware"]["choice"] or ""
+        if host := self.host_of(draft):
+            return host.name
+        if not choice.startswith("pool:"):
+            return ""
         chosen = [pool for pool, _ in self.pools if f"pool:{pool.pk}" == choice]
-        named = [f"pool {pool_words(pool, self.team)}" for pool in chosen]
-        return host.name if host else " ".join(named)
+        return " ".join(f"pool {pool_words(pool, self.team)}" for pool in chosen)
 
     def team_model_of(self, draft: Draft) -> TeamModel | None:
-        """Return the team's model that the draft chose, if it is one of these."""
+        """Return the chosen team model of a draft, or None if it is not available."""
         chosen = draft["model"].get("team_model")
+        if not chosen:
+            return None
         return next((model for model in self.team_models if model.pk == chosen), None)
 
 
-def options_for(plan: Plan) -> Options:
-    """Return the team's hosts, those that are only planned for last, its pools and its models."""
-    found = reachable_hosts(plan.team)
-    unready = {HostState.RETIRED, HostState.PENDING}
-    hosts = [one for one in found if one.team_id == plan.team_id and one.state not in unready]
-    models = TeamModel.objects.filter(team=plan.team).select_related("host")
-    pools = tuple(pools_among(found, plan.team))
-    return Options(plan.team, tuple(hosts), tuple(models), pools)
+def options_for(plan: Plan, slug: str = "") -> Options:
+    """Return the options of a plan's team for a step."""
+    return Options(plan.team, has_documents=slug == "hardware")
 
 
 def step_form(
@@ -96,10 +122,11 @@ def step_form(
     data: QueryDict | None = None,
     files: MultiValueDict[str, Any] | None = None,
 ) -> StepForm | None:
-    """Return a step's form, filled from ``data`` or else from the draft; review has none."""
+    """Return a step's form, filled from ``data`` or else from the draft; None for review."""
     bound: dict[str, Any] = {"data": data, "files": files} if data is not None else {}
     if slug == "goal":
-        return GoalForm(initial=draft["goal"], **bound)
+        initial = {**draft["goal"], "percentile": percentile_of(draft)}
+        return GoalForm(initial=initial, **bound)
     if slug == "model":
         initial = draft["model"]
         return ModelForm(initial=initial, team_models=options.team_models, **bound)
@@ -118,7 +145,7 @@ def step_form(
 
 
 def pins_form(draft: Draft, data: QueryDict | None = None) -> PinsForm:
-    """Return the form of what the planner must keep; it stands on the hardware step."""
+    """Return the form of the strategy pins, part of the hardware step."""
     bound: dict[str, Any] = {"data": data} if data is not None else {}
     initial = {**draft["pins"], **(draft["pins"].get("disaggregated") or {})}
     is_serving = draft["goal"]["goal"] == "serve"
@@ -126,18 +153,18 @@ def pins_form(draft: Draft, data: QueryDict | None = None) -> PinsForm:
 
 
 def store(slug: str, draft: Draft, values: Mapping[str, Any]) -> None:
-    """Put a step's cleaned values into the draft; other goals' workloads stay as they are."""
+    """Store a step's cleaned values in the draft; other goals' workloads stay unchanged."""
     if slug == "workload":
         draft["workload"][draft["goal"]["goal"]].update(values)
     elif slug == "pins":
-        draft["pins"] = _kept_pins(draft["pins"], values)
+        draft["pins"] = _merged_pins(draft["pins"], values)
     else:
         draft[slug].update(values)
     draft["is_touched"] = True
 
 
 def fit_context(draft: Draft, context: int) -> bool:
-    """Shorten every workload that reads more than ``context`` tokens at once; say if any did."""
+    """Shorten every workload that exceeds ``context`` tokens; return whether any did."""
     is_shorter = False
     for values in draft["workload"].values():
         if "input_tokens" in values:
@@ -146,28 +173,33 @@ def fit_context(draft: Draft, context: int) -> bool:
                 values["output_tokens"] = max(1, min(values["output_tokens"], context // 4))
                 values["input_tokens"] = max(1, context - values["output_tokens"])
                 is_shorter = True
+            if (values.get("max_request_tokens") or 0) > context:
+                values["max_request_tokens"] = context
+                is_shorter = True
         elif values.get("sequence_length", 0) > context:
             values["sequence_length"] = context
             is_shorter = True
     return is_shorter
 
 
-def _kept_pins(old: Draft, new: Mapping[str, Any]) -> Draft:
-    """Return the pins of the form; what a suggestion pinned beside them stays with the weights."""
+def _merged_pins(old: Draft, new: Mapping[str, Any]) -> Draft:
+    """Merge the form's pins; a suggestion's other pins stay while the weight dtype is the same."""
     is_same = old.get("weight_dtype") == new.get("weight_dtype")
     return {**(old if is_same else {}), **new}
 
 
 def neighbours(slug: str) -> tuple[Step | None, Step | None]:
-    """Return the steps before and after one."""
+    """Return the previous and the next step of a step."""
     at = SLUGS.index(slug)
     return (STEPS[at - 1] if at else None, STEPS[at + 1] if at + 1 < len(STEPS) else None)
 
 
 def summaries(draft: Draft, options: Options) -> dict[str, str]:
-    """Return what each step holds now, in a few words."""
+    """Return a short summary of each step's values."""
     goal = draft["goal"]["goal"]
     slo = f" · {SLO_WORDS[draft['goal']['slo']]}" if goal == "serve" else ""
+    if goal == "serve" and draft["goal"]["slo"] != "none":
+        slo += f" at {PERCENTILES[percentile_of(draft)]}"
     team_model = options.team_model_of(draft)
     return {
         "goal": GOAL_WORDS[goal] + slo,
@@ -179,7 +211,7 @@ def summaries(draft: Draft, options: Options) -> dict[str, str]:
 
 
 def stepper(plan: Plan, current: str, said: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Return the steps as the stepper draws them: those before the current one are done."""
+    """Return the entries of the stepper; steps before the current one are done."""
     at = SLUGS.index(current)
     return [
         {

@@ -1,4 +1,4 @@
-"""Addresses of the wizard."""
+"""URLs of the wizard."""
 
 from django.urls import path
 
@@ -9,6 +9,7 @@ urlpatterns = [
     path("plans/template/classification/", side_by_side.template_launch, name="template-launch"),
     path("plans/<str:plan_id>/edit/<slug:step>/", views.plan_step, name="plan-step"),
     path("plans/<str:plan_id>/upload/", uploads.plan_upload, name="plan-upload"),
+    path("plans/<str:plan_id>/offers/", views.plan_offers, name="plan-offers"),
     path("plans/<str:plan_id>/verdict/", views.plan_verdict, name="plan-verdict"),
     path("plans/<str:plan_id>/suggestion/", views.plan_suggestion, name="plan-suggestion"),
 ]

@@ -1,8 +1,9 @@
-"""The wizard: each step a page that works as a plain form; htmx only refreshes the rail."""
+"""Views of the wizard: each step works as a plain form; htmx only refreshes the rail."""
 
 from django.contrib import messages
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
+from django.urls import reverse
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
 from webapp.accounts.models import Role
@@ -14,9 +15,11 @@ from webapp.plans.errors import DraftProblem
 from webapp.plans.models import Plan
 from webapp.plans.planning import plan_compute, stored_answer
 from webapp.plans.questions import draft_shape
+from webapp.plans.saving import TRIES, PlanChangedError, draft_of
 from webapp.wizard import pages
-from webapp.wizard.defaults import FIRST_STEPS, MODEL_PRESETS
+from webapp.wizard.defaults import FIRST_STEPS, MODEL_PRESETS, adapt_pretraining, adapt_requests
 from webapp.wizard.drafts import draft_begin, proposals_fill, suggestion_apply
+from webapp.wizard.stale import edit_note, form_marks, is_overtaken, stale_words
 from webapp.wizard.steps import (
     SLUGS,
     fit_context,
@@ -27,19 +30,24 @@ from webapp.wizard.steps import (
     store,
 )
 
-UNPROCESSABLE = 422
+NO_CONTENT, CONFLICT, UNPROCESSABLE = 204, 409, 422
+SAVED_MEANWHILE = (
+    "The plan was saved since you opened this page, and a saved plan stays as it is. Your change "
+    "is in this draft of it."
+)
 
 
 @require_GET
 @require_role(Role.PRACTITIONER)
 def plan_new(request: HttpRequest) -> HttpResponse:
-    """Begin a draft with working defaults; a preset that says everything opens at its review.
+    """Create a draft with defaults and redirect to its first open step.
 
-    One that is about a model, without a model, opens at the goal as an empty draft does.
+    A preset opens at its step in ``FIRST_STEPS``; one that needs a model and has none opens at the
+    goal step.
     """
     preset, model = request.GET.get("preset", ""), None
-    if wanted := request.GET.get("model"):
-        model = visible_or_404(TeamModel, request.user, pk=wanted)
+    if model_id := request.GET.get("model"):
+        model = visible_or_404(TeamModel, request.user, pk=model_id)
     team, owner = current_team(request), signed_in(request)
     plan = draft_begin(team=team, owner=owner, preset=preset, model=model)
     lacks_model = preset in MODEL_PRESETS and model is None
@@ -49,44 +57,76 @@ def plan_new(request: HttpRequest) -> HttpResponse:
 
 @require_http_methods(["GET", "POST"])
 def plan_step(request: HttpRequest, plan_id: str, step: str) -> HttpResponse:
-    """Show one step; a POST saves it and goes on, or shows what is wrong beside its field."""
+    """Show one step; a POST saves it and redirects, or shows the errors of its fields."""
     if step not in SLUGS:
         raise Http404(step)
-    plan = proposals_fill(changeable_plan(request, plan_id))
+    plan = changeable_plan(request, plan_id)
+    if not plan.is_draft and step != "review":
+        plan = draft_of(plan, signed_in(request))
+        if request.method == "GET":
+            return redirect("plan-step", plan.pk, step)
+        messages.info(request, SAVED_MEANWHILE)
+    plan = proposals_fill(plan)
     if request.method == "GET":
+        if "offers" in request.GET:  # requested by a browser without JavaScript
+            pages.offers_found(plan)
         return render(request, "wizard/step.html", pages.step_page(plan, step))
     if problem_page := _save(request, plan, step):
-        return render(request, "wizard/step.html", problem_page, status=UNPROCESSABLE)
-    return _go_on(request, plan, step)
+        status = CONFLICT if problem_page.get("stale") else UNPROCESSABLE
+        return render(request, "wizard/step.html", problem_page, status=status)
+    return _redirect_after_save(request, plan, step)
 
 
-def _go_on(request: HttpRequest, plan: Plan, step: str) -> HttpResponse:
-    """Redirect to where the pressed button leads."""
+def _redirect_after_save(request: HttpRequest, plan: Plan, step: str) -> HttpResponse:
+    """Redirect to the step of the pressed button."""
     before, after = neighbours(step)
     target = {"back": before, "stay": None}.get(request.POST.get("go", "next"), after)
     return redirect("plan-step", plan.pk, target.slug if target else step)
 
 
 def _save(request: HttpRequest, plan: Plan, step: str) -> dict[str, object] | None:
-    """Store a step and plan anew; return the page with its errors if it is not valid."""
-    options = options_for(plan)
-    form = step_form(step, plan.draft, options, request.POST, request.FILES)
+    """Store a step and compute the plan; return the page context with errors if invalid.
+
+    After a concurrent write, the step is stored again on the new draft.
+    """
+    for _ in range(TRIES):
+        try:
+            return _save_once(request, plan, step)
+        except PlanChangedError:
+            plan.refresh_from_db()
+            proposals_fill(plan)
+    raise PlanChangedError(plan, request.user.get_username())
+
+
+def _save_once(request: HttpRequest, plan: Plan, step: str) -> dict[str, object] | None:
+    posted = request.POST.dict()
+    form = step_form(step, plan.draft, options_for(plan), request.POST, request.FILES)
     if form is None:
         return None
     pins = pins_form(plan.draft, request.POST) if step == "hardware" else None
+    is_autosave = "HX-Request" in request.headers
+    if is_overtaken(plan, step, posted, is_autosave=is_autosave):
+        return None
+    if stale := stale_words(plan, step, posted, request.user.get_username()):
+        page = pages.step_page(plan, step, form, pins)
+        return page | {"stale": stale, **form_marks(plan, step, posted)}
     if not form.is_valid() or (pins and not pins.is_valid()):
-        return pages.step_page(plan, step, form, pins)
+        return pages.step_page(plan, step, form, pins) | form_marks(plan, step, posted)
     store(step, plan.draft, form.cleaned_data)
     if pins:
         store("pins", plan.draft, pins.cleaned_data)
-    if step == "model" and "HX-Request" not in request.headers:
+    if step in {"goal", "model"}:
+        adapt_pretraining(plan.draft, draft_shape(plan))
+        adapt_requests(plan.draft)
+    edit_note(plan, step, posted, request.user.get_username())
+    if step == "model" and not is_autosave:
         _fit_context(request, plan)
     pages.compute_quietly(plan)
     return None
 
 
 def _fit_context(request: HttpRequest, plan: Plan) -> None:
-    """Shorten the workloads to what the chosen model reads at once, and say so."""
+    """Shorten the workloads to the chosen model's context, and add a message."""
     shape = draft_shape(plan)
     if shape and fit_context(plan.draft, shape.max_position_embeddings):
         tokens = whole(shape.max_position_embeddings)
@@ -97,41 +137,71 @@ def _fit_context(request: HttpRequest, plan: Plan) -> None:
 
 @require_http_methods(["GET", "POST"])
 def plan_verdict(request: HttpRequest, plan_id: str) -> HttpResponse:
-    """Return the rail alone; a POST of a step's form saves it first."""
+    """Return the rail; a POST of a step's form saves it first."""
     step = request.GET.get("step", "")
-    if request.method == "POST":
-        plan = proposals_fill(changeable_plan(request, plan_id))
-        if step not in SLUGS:
-            raise Http404(step)
-        if problem_page := _save(request, plan, step):
-            return render(request, "wizard/rail.html", pages.problem_rail(plan, problem_page))
-    else:
+    if request.method == "GET":
         plan = proposals_fill(visible_or_404(Plan, request.user, pk=plan_id))
-    return render(request, "wizard/rail.html", pages.rail(plan, step))
+        return render(request, "wizard/rail.html", pages.rail(plan, step))
+    plan = changeable_plan(request, plan_id)
+    if step not in SLUGS:
+        raise Http404(step)
+    is_saved = not plan.is_draft
+    if is_saved:
+        plan = draft_of(plan, signed_in(request))
+    plan = proposals_fill(plan)
+    try:
+        problem_page = _save(request, plan, step)
+    except PlanChangedError as problem:
+        problem_page = pages.step_page(plan, step) | {"stale": problem.detail}
+    if problem_page:
+        return render(request, "wizard/live.html", pages.problem_rail(plan, problem_page))
+    if is_saved:  # the page's form belongs to the saved plan, not to the new draft
+        messages.info(request, SAVED_MEANWHILE)
+        answer = HttpResponse(status=NO_CONTENT)
+        answer["HX-Redirect"] = reverse("plan-step", args=[plan.pk, step])
+        return answer
+    return render(request, "wizard/live.html", pages.live(plan, step))
+
+
+@require_GET
+def plan_offers(request: HttpRequest, plan_id: str) -> HttpResponse:
+    """Return the suggested changes, which the rail loads after its verdict."""
+    plan = proposals_fill(visible_or_404(Plan, request.user, pk=plan_id))
+    context = {
+        "plan": plan,
+        "slug": request.GET.get("step", ""),
+        "offers": pages.offers_found(plan),
+    }
+    return render(request, "plans/offers.html", context)
 
 
 @require_POST
 def plan_suggestion(request: HttpRequest, plan_id: str) -> HttpResponse:
-    """Change the draft as the pressed chip says, plan anew, and go back to the step."""
-    plan = proposals_fill(changeable_plan(request, plan_id))
+    """Apply the chosen suggestion to the draft, compute the plan, and return to the step.
+
+    For a saved plan, a new draft of it is changed and shown.
+    """
+    plan = changeable_plan(request, plan_id)
     step = request.POST.get("step", "review")
-    answer = stored_answer(plan)
-    chosen = request.POST.get("suggestion", "")
-    if answer is None or chosen not in map(str, range(len(answer.suggestions))):
+    answer, chosen = stored_answer(plan), request.POST.get("suggestion", "")
+    is_old = request.POST.get("revision", "") not in {"", str(plan.revision)}
+    if is_old or answer is None or chosen not in map(str, range(len(answer.suggestions))):
         messages.error(
             request, "This suggestion belongs to an older verdict; here is the new one."
         )
-    else:
-        _apply(request, plan, answer.suggestions[int(chosen)].changes)
+        return redirect("plan-step", plan.pk, step if step in SLUGS else "review")
+    if not plan.is_draft:
+        plan = draft_of(plan, signed_in(request), is_untouched=True)
+    _apply(request, proposals_fill(plan), answer.suggestions[int(chosen)].changes)
     return redirect("plan-step", plan.pk, step if step in SLUGS else "review")
 
 
 def _apply(request: HttpRequest, plan: Plan, changes: dict[str, object]) -> None:
-    if left := suggestion_apply(plan.draft, changes):
+    if unapplied := suggestion_apply(plan.draft, changes):
         messages.warning(
-            request, f"Not changed, as this draft has no such field: {', '.join(left)}."
+            request, f"Not changed, because this draft lacks the field: {', '.join(unapplied)}."
         )
     try:
-        plan_compute(plan)
-    except DraftProblem as problem:
+        plan_compute(plan, brief=True)
+    except (DraftProblem, PlanChangedError) as problem:
         messages.error(request, str(problem))

@@ -1,4 +1,4 @@
-"""How much work it is: one form per goal; what they clean is what the draft stores."""
+"""Workload forms, one per goal; the draft stores their cleaned values."""
 
 from typing import Any, ClassVar
 
@@ -20,7 +20,7 @@ from webapp.wizard.fields import (
     OptionalText,
     StepForm,
     WholeNumber,
-    asked_for,
+    show_only_for,
 )
 
 TRAIN_METHODS = [
@@ -30,7 +30,7 @@ TRAIN_METHODS = [
     ("lomo", "LOMO: every weight, no optimiser states, one gradient at a time"),
     ("adalomo", "AdaLomo: as LOMO, each weight at its own rate"),
     ("qft", "QFT: every weight, with weights, gradients and momentum in 8 bits"),
-    ("classification", "Classification: an encoder learns the labels of texts"),
+    ("classification", "Classification: an encoder learns text labels"),
     ("alphatuning", "AlphaTuning: scales alone, over 4-bit weights"),
 ]
 ADAPTER_METHODS = ("lora", "qlora")
@@ -63,7 +63,7 @@ COMPRESSIONS = [
     ("fptq", "FPTQ: 8-bit activations as well"),
     ("sparsegpt", "SparseGPT: single weights to zero"),
     ("llm_pruner", "LLM-Pruner: whole heads and channels removed"),
-    ("sheared_llama", "Sheared LLaMA: a smaller shape by learnt masks, then trained on"),
+    ("sheared_llama", "Sheared LLaMA: a smaller shape by learned masks, then trained further"),
     ("qmoe", "QMoE: ternary experts in an entropy code, for sparse models"),
 ]
 FLEX = ("flex", "By blocks (FlexAttention), for GPUs")
@@ -88,7 +88,7 @@ BATCHINGS = [
     ("packed", "Without padding, all prompts of a batch in one row"),
     ("continuous", "Continuous: the next prompt as soon as one is done"),
 ]
-GUESSES = [("", "No guessing"), ("lookup", "Guess from the prompt's own words, one at a time")]
+GUESSES = [("", "None"), ("lookup", "Prompt lookup, one prompt at a time")]
 KV_CACHES = [
     ("plain", "As it is"),
     ("fp8", "8 bits (fp8)"),
@@ -98,18 +98,38 @@ KV_CACHES = [
 
 
 class ServeForm(StepForm):
-    """Requests as they come."""
+    """Serving workload: online requests."""
 
     input_tokens = WholeNumber("Prompt length", 1, 1_000_000, "Tokens in a typical request")
     output_tokens = WholeNumber("Answer length", 1, 1_000_000, "Tokens in a typical answer")
+    max_request_tokens = WholeNumber(
+        "Longest request",
+        1,
+        10_000_000,
+        "Prompt and answer together; empty takes four times the typical request",
+        required=False,
+    )
     concurrency = WholeNumber("People at once", 1, 100_000, "Requests in flight together")
     prefix_share_percent = WholeNumber(
         "Shared beginning", 0, 99, "Per cent of the prompt that all requests share"
     )
 
+    def clean(self) -> dict[str, Any]:
+        """Reject a longest request that is shorter than the typical one."""
+        values = super().clean() or self.cleaned_data
+        typical = (values.get("input_tokens") or 0) + (values.get("output_tokens") or 0)
+        longest = values.get("max_request_tokens")
+        if longest is not None and longest < typical:
+            self.add_error(
+                "max_request_tokens",
+                f"Longest request is {longest:,} tokens, and a typical one has {typical:,}. "
+                "Make it at least as long, or leave it empty.",
+            )
+        return values
+
 
 class GenerateForm(StepForm):
-    """One pile of prompts."""
+    """Offline generation workload: batches of prompts."""
 
     batch_size = WholeNumber("Batch size", 1, 100_000, "Sequences worked on together")
     input_tokens = WholeNumber("Prompt length", 1, 1_000_000, "Tokens")
@@ -124,9 +144,9 @@ class GenerateForm(StepForm):
     batching = Option("Batches", BATCHINGS)
     kv_cache = Option("Keys and values", KV_CACHES, "How they are kept while a batch is answered")
     guessing = Option(
-        "Guess ahead",
+        "Speculative decoding",
         GUESSES,
-        "The text stays the same; the job shows how many guesses were right",
+        "The output stays the same; the job shows the draft acceptance rate",
     )
     decode_step = Option(
         "Decode step",
@@ -135,14 +155,14 @@ class GenerateForm(StepForm):
     )
 
     def clean_prompts_path(self) -> str:
-        """Refuse a path that climbs."""
+        """Reject a path with “..”."""
         path = str(self.cleaned_data.get("prompts_path") or "").strip()
         if ".." in path.split("/") or "\x00" in path:
             raise forms.ValidationError("A file's path may not climb with “..”.")
         return path
 
     def clean(self) -> dict[str, Any]:
-        """Refuse what does not run together."""
+        """Reject options that cannot be combined."""
         values = super().clean() or self.cleaned_data
         is_narrow = values.get("kv_cache") not in {"", "plain"}
         if is_narrow and (values.get("guessing") or values.get("batching") == "continuous"):
@@ -151,7 +171,7 @@ class GenerateForm(StepForm):
 
 
 class PretrainForm(DataForm):
-    """A training run: how long the text pieces are, how many at once, for how long."""
+    """Training workload: sequence length, batch size, duration, and training options."""
 
     finer_titles: ClassVar = {
         "Memory": ("activation_offload", "optimizer_offload", "checkpoint_writing"),
@@ -198,7 +218,7 @@ class PretrainForm(DataForm):
     attention = Option(
         "Attention kernel",
         ATTENTIONS,
-        "A fused one keeps no scores; on a CPU it is slower for short sequences",
+        "The fused kernel does not store scores; on a CPU it is slower for short sequences",
     )
     products = Option(
         "Matrix products",
@@ -220,18 +240,18 @@ class PretrainForm(DataForm):
         "A run has eight validations",
     )
     exported_weights = Option(
-        "Weights that it leaves",
-        [("best", "Lowest held-out loss"), ("last", "The last step's")],
-        "Judged eight times in a run; the best ones lie on the host's disk meanwhile",
+        "Exported weights",
+        [("best", "Lowest held-out loss"), ("last", "Last step")],
+        "Evaluated eight times in a run; the best weights are kept on the host's disk",
     )
     checkpoint_writing = Option(
         "Checkpoints",
         [
-            ("auto", "Beside steps on GPUs"),
-            ("background", "Written beside the steps"),
-            ("in_step", "Written in a step"),
+            ("auto", "In the background on GPUs"),
+            ("background", "Written in the background"),
+            ("in_step", "Synchronous"),
         ],
-        "Beside the steps they need host memory for one more copy of the states",
+        "Background writing needs host memory for one more copy of the states",
     )
     text_samples = Option(
         "Text samples",
@@ -241,7 +261,7 @@ class PretrainForm(DataForm):
             ("100", "Every 100 steps"),
             ("500", "Every 500 steps"),
         ],
-        "The weights of the moment continue prompts; the job's page shows what they wrote",
+        "The current weights continue prompts; the job's page shows what they wrote",
     )
     sample_prompts = OptionalText(
         "Prompts of the samples",
@@ -249,18 +269,18 @@ class PretrainForm(DataForm):
     )
     on_spike = Option(
         "On a loss spike",
-        [("stop", "Stop; the last checkpoint stays"), ("skip", "Pass over the step")],
+        [("stop", "Stop; the last checkpoint stays"), ("skip", "Skip the step")],
     )
 
     def __init__(self, *args: Any, has_gpus: bool = True, **kwargs: Any) -> None:
-        """Offer attention by blocks where the host has GPUs, or a draft has it already."""
+        """Offer FlexAttention if the host has GPUs or the draft uses it already."""
         super().__init__(*args, **kwargs)
         field = self.fields["attention"]
         if isinstance(field, Option) and not has_gpus and self["attention"].value() != FLEX[0]:
             field.choices = [each for each in ATTENTIONS if each != FLEX]
 
     def clean_sample_prompts(self) -> str:
-        """Refuse more prompts, or longer ones, than a training continues."""
+        """Reject too many or too long sample prompts."""
         text = str(self.cleaned_data.get("sample_prompts") or "").replace("\r\n", "\n")
         lines = [each for each in text.split("\n") if each.strip()]
         if len(lines) > MOST_PROMPTS:
@@ -275,7 +295,7 @@ class PretrainForm(DataForm):
         return "\n".join(lines)
 
     def clean(self) -> dict[str, Any]:
-        """Refuse a run without an end."""
+        """Reject a run without a time budget or a number of tokens."""
         values = super().clean() or self.cleaned_data
         ends = ("time_budget_minutes", "million_tokens")
         if not any(values.get(name) or name in self.errors for name in ends):
@@ -286,7 +306,7 @@ class PretrainForm(DataForm):
 
 
 class FinetuneForm(PretrainForm):
-    """A training run that starts from trained weights."""
+    """Fine-tuning workload: a training run that starts from trained weights."""
 
     method = forms.ChoiceField(label="Method", choices=TRAIN_METHODS)
     lora_rank = WholeNumber("Adapter rank", 1, 1024, "For LoRA and QLoRA")
@@ -294,11 +314,11 @@ class FinetuneForm(PretrainForm):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        asked_for(self.fields["lora_rank"], ADAPTER_METHODS)
+        show_only_for(self.fields["lora_rank"], ADAPTER_METHODS)
 
 
 class CompressForm(StepForm):
-    """Smaller weights."""
+    """Compression workload: quantisation and pruning methods."""
 
     method = forms.ChoiceField(label="Method", choices=COMPRESSIONS)
     bits = forms.TypedChoiceField(
@@ -320,19 +340,19 @@ class CompressForm(StepForm):
         "Recovery steps",
         0,
         100_000,
-        "A LoRA learns so long after the cut and is merged; empty means none",
+        "Steps of LoRA training after pruning, then merged; empty means none",
         required=False,
     )
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        asked_for(self.fields["bits"], ("gguf", *CODED_METHODS))
-        asked_for(self.fields["group_size"], GROUPED_METHODS)
-        asked_for(self.fields["sparsity"], PRUNING_METHODS)
-        asked_for(self.fields["recovery_steps"], RECOVERED_METHODS)
+        show_only_for(self.fields["bits"], ("gguf", *CODED_METHODS))
+        show_only_for(self.fields["group_size"], GROUPED_METHODS)
+        show_only_for(self.fields["sparsity"], PRUNING_METHODS)
+        show_only_for(self.fields["recovery_steps"], RECOVERED_METHODS)
 
     def clean(self) -> dict[str, Any]:
-        """Refuse a pattern of single weights where whole channels go."""
+        """Reject an N:M sparsity pattern for methods that remove whole channels."""
         values = super().clean() or self.cleaned_data
         if values.get("method") in STRUCTURAL_METHODS and values.get("sparsity") == PATTERN:
             self.add_error("sparsity", "This method removes whole heads. Choose a share.")

@@ -1,1 +1,1 @@
-"""Scripts that measure what a plan claims: plain Python, exported as text with the claim."""
+"""Measuring scripts for a plan's claims: plain Python, exported as text with the claim."""

@@ -1,10 +1,10 @@
-"""Print what was predicted beside what was measured."""
+"""Print predicted and measured figures."""
 
 from typing import Any
 
 
 def report(claim: dict[str, Any], measured: dict[str, float]) -> int:
-    """Print predicted against measured; return 0 when all lie inside their intervals, else 1."""
+    """Print predicted and measured figures; return 0 if all are inside their intervals, else 1."""
     outside = 0
     print(f"{'figure':28} {'predicted':>11} {'80 % interval':>25} {'measured':>11}  verdict")
     for name, predicted in claim["figures"].items():

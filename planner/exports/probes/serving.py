@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Hold a running server against a plan: send its load, compare the figures with the prediction.
+"""Compare a running server with a plan: send the planned load and print both sets of figures.
 
-The server speaks OpenAI's completions API. Prompts are random token numbers, so that their length
-is exact and only what the plan shares is cached; every answer is drawn to its full length.
+The server must offer OpenAI's completions API. Prompts are random token ids, so that their length
+is exact and only the planned prefix is cached; every answer is generated to its full length.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from typing import Any
 
 from planner.exports.probes.report import report
 
-# What the plan predicts; the export puts it here.
+# The plan's prediction, inserted by the export.
 CLAIM: dict[str, Any] = {}
 WARM_UP = 2
 DONE = b"[DONE]"
@@ -25,7 +25,7 @@ DONE = b"[DONE]"
 
 @dataclass(frozen=True)
 class Sample:
-    """One request: when it was sent, when its first and its last token came, how many came."""
+    """One request: send time, times of the first and last token, and number of tokens."""
 
     sent: float
     first: float
@@ -67,12 +67,12 @@ def send(url: str, model: str, prompt: list[int], output_tokens: int) -> Sample:
 
 
 def words(draw: random.Random, load: dict[str, Any], count: int) -> list[int]:
-    """Return so many random tokens."""
+    """Return ``count`` random token ids."""
     return [draw.randrange(1, load["vocab_size"]) for _ in range(count)]
 
 
 def run(url: str, model: str, claim: dict[str, Any], num_requests: int) -> dict[str, float]:
-    """Send the load of a claim and return what was measured, by the claim's names."""
+    """Send the load of a claim and return the measured figures, by the claim's names."""
     load, samples, lock = claim["load"], [], threading.Lock()
     draw = random.Random(0)  # noqa: S311 - not for secrets
     shared = int(load["input_tokens"] * load.get("prefix_share_ratio", 0.0))
@@ -112,7 +112,7 @@ def figures(samples: list[Sample], seconds: float) -> dict[str, float]:
 
 
 def main() -> int:
-    """Measure a server that runs, and report."""
+    """Measure a running server, and print the report."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--base-url", default="http://localhost:8000")
     parser.add_argument("--model", default=CLAIM.get("model"))

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Hold a training run against a plan: read its log, compare the step time with the prediction.
+"""Compare a training run with a plan: read its log and compare the step time.
 
-Reads the logs of torchtitan, Megatron-LM, DeepSpeed, the Hugging Face trainer and any that has
-``step_seconds``; the first steps compile and warm up, and are left out.
+Reads the logs of torchtitan, Megatron-LM, DeepSpeed, the Hugging Face trainer and any log with
+``step_seconds``. The first steps compile and warm up, and are left out.
 """
 
 import argparse
@@ -14,10 +14,10 @@ from typing import Any
 
 from planner.exports.probes.report import report
 
-# What the plan predicts; the export puts it here.
+# The plan's prediction, inserted by the export.
 CLAIM: dict[str, Any] = {}
 NUMBER = r"([0-9][0-9,]*\.?[0-9]*(?:e[-+]?[0-9]+)?)"
-# How each log writes its speed, and what turns that into seconds a step.
+# Pattern of the speed in each log, by unit.
 PATTERNS = {
     "step_seconds": rf"step_seconds[\"']?\s*[:=]\s*{NUMBER}",
     "step_milliseconds": rf"elapsed time per iteration \(ms\):\s*{NUMBER}",
@@ -43,31 +43,31 @@ def step_seconds(name: str, value: float, load: dict[str, Any]) -> float:
 
 
 def read(text: str, load: dict[str, Any]) -> list[float]:
-    """Return the step times that a log tells, in the first way of writing them that it uses."""
+    """Return the step times in a log, from the first matching pattern."""
     plain = re.sub(r"\x1b\[[0-9;]*m", "", text)
     for name, pattern in PATTERNS.items():
-        found = [float(value.replace(",", "")) for value in re.findall(pattern, plain)]
-        if found:
-            return [step_seconds(name, value, load) for value in found]
+        values = [float(value.replace(",", "")) for value in re.findall(pattern, plain)]
+        if values:
+            return [step_seconds(name, value, load) for value in values]
     return []
 
 
 def measured(steps: list[float], load: dict[str, Any], warm_up: int) -> dict[str, float]:
-    """Return the median step, and the tokens per second that follow from it."""
+    """Return the median step time, and its tokens per second."""
     seconds = statistics.median(steps[warm_up:] or steps)
     tokens = load["global_batch_size"] * load["sequence_length"]
     return {"step_seconds": seconds, "tokens_per_second": tokens / seconds}
 
 
 def main() -> int:
-    """Read a log and report."""
+    """Read a log and print the report."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("log", type=Path, help="what the training run printed")
     parser.add_argument("--warm-up", type=int, default=3, help="steps to leave out")
     chosen = parser.parse_args()
     steps = read(chosen.log.read_text(errors="replace"), CLAIM["load"])
     if not steps:
-        print(f"{chosen.log} tells no step time in any form that this script knows")
+        print(f"{chosen.log} prints no step time in a known format")
         return 2
     print(f"{CLAIM['title']}: {len(steps)} logged steps", flush=True)
     return report(CLAIM, measured(steps, CLAIM["load"], chosen.warm_up))

@@ -1,4 +1,4 @@
-"""Round what reaches the linear layers to 8 bits, one scale a token, as a reader will."""
+"""Dynamic 8-bit quantisation of linear-layer inputs with one scale per token."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -11,7 +11,7 @@ LOWEST, HIGHEST = -128, 127
 
 @contextmanager
 def rounded_inputs(linears: Iterable[torch.nn.Linear]) -> Iterator[None]:
-    """Let the linear layers see rounded inputs."""
+    """Quantise the inputs of the linear layers inside the block."""
     with ExitStack() as hooks:
         for linear in linears:
             hooks.callback(linear.register_forward_pre_hook(_round_first).remove)
@@ -19,7 +19,7 @@ def rounded_inputs(linears: Iterable[torch.nn.Linear]) -> Iterator[None]:
 
 
 def rounded_by_token(inputs: torch.Tensor) -> torch.Tensor:
-    """Return inputs [..., in] as whole numbers of 8 bits times each token's scale."""
+    """Return inputs [..., in] quantised to 8-bit integers per token and dequantised."""
     largest = inputs.abs().amax(dim=-1, keepdim=True)
     scales = largest / ((HIGHEST - LOWEST) / 2)
     scales = torch.where(scales == 0, torch.finfo(scales.dtype).eps, scales)

@@ -1,7 +1,7 @@
-"""Apply a method to a whole model, layer by layer, and know its perplexity before it is saved.
+"""Apply a method to a whole model, layer by layer, and compute its perplexity in the same pass.
 
-Calibration text and held-out text go through the layers side by side: each layer sees both as
-the compressed layers before it left them.
+Calibration and held-out activations pass through the layers in parallel: each layer gets both as
+computed by the compressed layers before it.
 """
 
 import json
@@ -29,7 +29,7 @@ OnLayer = Callable[[int, int, Mapping[str, float]], None]
 
 @dataclass(frozen=True)
 class Compressed:
-    """What compressing a model found out beside its files."""
+    """Results of compressing a model, in addition to its files."""
 
     perplexity: Perplexity
     figures: dict[str, float]
@@ -37,7 +37,7 @@ class Compressed:
 
 @dataclass
 class _Streams:
-    """The activations of both texts on their way through the layers."""
+    """Activations of the calibration and held-out text at the current layer."""
 
     calibration: Hidden
     held_out: Hidden
@@ -49,14 +49,14 @@ class Engine:
     """One run of a method over a model folder."""
 
     def __init__(self, model: LayerwiseModel, spec: CompressSpec, store: LayerStore) -> None:
-        """Hold the parts."""
+        """Initialise a run without any compressed layer."""
         self.model = model
         self.spec = spec
         self.store = store
-        self.grids: dict[str, Grid] = {}  # of the matrices that became codes, by full name
+        self.grids: dict[str, Grid] = {}  # of the quantised matrices, by full name
 
     def run(self, calibration: torch.Tensor, windows: Windows, on_layer: OnLayer) -> Compressed:
-        """Compress every layer that is not done yet; return the perplexity on the windows."""
+        """Compress every unfinished layer; return the perplexity on the windows and totals."""
         held_out_ids = torch.from_numpy(windows.ids)
         inputs, extras = self.model.embed(calibration)
         held_out, held_out_extras = self.model.embed(held_out_ids)
@@ -64,7 +64,7 @@ class Engine:
         count = len(self.model.layers)
         totals: dict[str, float] = {}
         for index in range(count):
-            figures = self._layer(index, streams)
+            figures = self._process_layer(index, streams)
             totals = {name: totals.get(name, 0.0) + value for name, value in figures.items()}
             on_layer(index + 1, count, figures)
         around = {name: self.model.read(name) for name in self.model.names_around()}
@@ -73,11 +73,11 @@ class Engine:
 
     @property
     def keys(self) -> list[str]:
-        """Return the store's keys in the order of the model."""
+        """Return the store's keys in model order."""
         return [AROUND, *(_key(index) for index in range(len(self.model.layers)))]
 
     def config(self) -> dict[str, Any]:
-        """Return config.json of what was made."""
+        """Return config.json of the compressed model."""
         config: dict[str, Any] = self.model.config.to_dict()
         config["dtype"] = str(self.model.dtype).removeprefix("torch.")
         if self.spec.is_packed:
@@ -86,7 +86,7 @@ class Engine:
 
     # One layer
 
-    def _layer(self, index: int, streams: _Streams) -> dict[str, float]:
+    def _process_layer(self, index: int, streams: _Streams) -> dict[str, float]:
         self.model.load_layer(index)
         done = self.store.read(_key(index))
         if done is None:
@@ -94,8 +94,8 @@ class Engine:
             self.store.write(_key(index), tensors, figures)
         else:
             tensors, figures = done
-            self._take(index, tensors)
-        with self._as_read(index):
+            self._load_compressed(index, tensors)
+        with self._quantised_inputs(index):
             streams.calibration = self._run(index, streams.calibration, streams.extras)
             streams.held_out = self._run(index, streams.held_out, streams.held_out_extras)
         self.model.drop_layer(index)
@@ -104,8 +104,8 @@ class Engine:
     def _run(self, index: int, hidden: Hidden, extras: list[Extra]) -> Hidden:
         return self.model.run(index, hidden, extras[index])
 
-    def _as_read(self, index: int) -> AbstractContextManager[None]:
-        """Run the layer as a reader of the folder will."""
+    def _quantised_inputs(self, index: int) -> AbstractContextManager[None]:
+        """Return a context that quantises the layer's inputs if the spec requires it."""
         if not self.spec.rounds_inputs:
             return nullcontext()
         return rounded_inputs(self.model.linears(index).values())
@@ -113,38 +113,38 @@ class Engine:
     @torch.no_grad()
     def _compress(self, index: int, streams: _Streams) -> tuple[Tensors, dict[str, float]]:
         """Compress the loaded layer's matrices in place; return its tensors and figures."""
-        began = time.monotonic()
-        seen = self._statistics(index, streams)
+        started = time.monotonic()
+        statistics = self._statistics(index, streams)
         figures = {"weight_error": 0.0, "compressed_bytes": 0.0, "original_matrix_bytes": 0.0}
         tensors: Tensors = {}
-        passage = self._passage(index, streams)
+        passage = self._float_passage(index, streams)
         prepare = PREPARATIONS.get(self.spec.method)
         if prepare is not None:
-            prepare(self.model.layers[index], self.model.linears(index), seen, self.spec)
+            prepare(self.model.layers[index], self.model.linears(index), statistics, self.spec)
         for name, linear in self.model.linears(index).items():
             weight = linear.weight.data
-            matrix = METHODS[self.spec.method](weight, seen[name], self.spec)
-            made = matrix.weight().to(weight.dtype)
-            figures["weight_error"] += output_error(weight, made, seen[name].gram)
+            matrix = METHODS[self.spec.method](weight, statistics[name], self.spec)
+            dequantised = matrix.weight().to(weight.dtype)
+            figures["weight_error"] += output_error(weight, dequantised, statistics[name].gram)
             figures["compressed_bytes"] += matrix.stored_bytes
             figures["original_matrix_bytes"] += weight.numel() * weight.element_size()
-            linear.weight.data = made
+            linear.weight.data = dequantised
             if isinstance(matrix, Codes):
                 self.grids[self.model.name_of(index, name)] = matrix.grid
             own = tensors_of(matrix, self.spec)
             tensors |= {self.model.name_of(index, f"{name}.{key}"): t for key, t in own.items()}
         if passage is not None:
             figures |= self._tweak(index, passage)
-        tensors |= self._rest_of(index)
-        figures["layer_seconds"] = time.monotonic() - began
+        tensors |= self._uncompressed_tensors(index)
+        figures["layer_seconds"] = time.monotonic() - started
         return tensors, figures
 
-    def _passage(self, index: int, streams: _Streams) -> Passage | None:
-        """Return what the layer makes of the text as floats, where its norms are to follow."""
+    def _float_passage(self, index: int, streams: _Streams) -> Passage | None:
+        """Return the float layer's inputs and outputs for norm tweaking, else None."""
         if self.spec.method != "norm_tweaking":
             return None
-        wanted = self._run(index, streams.calibration, streams.extras)
-        return Passage(streams.calibration, streams.extras[index], wanted)
+        outputs = self._run(index, streams.calibration, streams.extras)
+        return Passage(streams.calibration, streams.extras[index], outputs)
 
     def _tweak(self, index: int, passage: Passage) -> dict[str, float]:
         return tweak_norms(
@@ -156,33 +156,33 @@ class Engine:
 
     def _statistics(self, index: int, streams: _Streams) -> dict[str, InputStatistics]:
         linears = self.model.linears(index)
-        seen = {name: InputStatistics(each.in_features) for name, each in linears.items()}
+        statistics = {name: InputStatistics(each.in_features) for name, each in linears.items()}
 
         def hook_of(name: str) -> Callable[..., None]:
-            return lambda _module, inputs: seen[name].add(inputs[0])
+            return lambda _module, inputs: statistics[name].add(inputs[0])
 
         with ExitStack() as hooks:
             for name, linear in linears.items():
                 hooks.callback(linear.register_forward_pre_hook(hook_of(name)).remove)
-            for some in torch.split(streams.calibration, SEQUENCES_AT_ONCE):
-                self.model.run(index, some, streams.extras[index])
-        return seen
+            for batch in torch.split(streams.calibration, SEQUENCES_AT_ONCE):
+                self.model.run(index, batch, streams.extras[index])
+        return statistics
 
-    def _rest_of(self, index: int) -> Tensors:
-        """Return the layer's tensors that are no matrices: norms and biases."""
-        rest = self._rest(index, self.model.layers[index].state_dict())
+    def _uncompressed_tensors(self, index: int) -> Tensors:
+        """Return the layer's norms and biases under their full names."""
+        rest = self._select_uncompressed(index, self.model.layers[index].state_dict())
         return {
             self.model.name_of(index, name): each.detach().cpu().contiguous()
             for name, each in rest.items()
         }
 
-    def _rest(self, index: int, tensors: Mapping[str, torch.Tensor]) -> Tensors:
+    def _select_uncompressed(self, index: int, tensors: Mapping[str, torch.Tensor]) -> Tensors:
         matrices = {f"{name}.weight" for name in self.model.linears(index)}
         known = set(self.model.layers[index].state_dict()) - matrices
         return {name: each for name, each in tensors.items() if name in known}
 
-    def _take(self, index: int, tensors: Tensors) -> None:
-        """Give the loaded layer the weights that an earlier run of this job made."""
+    def _load_compressed(self, index: int, tensors: Tensors) -> None:
+        """Load the weights that an earlier run of this job compressed into the layer."""
         prefix = self.model.name_of(index, "")
         own = {name.removeprefix(prefix): each for name, each in tensors.items()}
         for name, linear in self.model.linears(index).items():
@@ -194,11 +194,11 @@ class Engine:
             if self.spec.is_packed:
                 codes = decoded(parts, self.spec.code_bits)
                 self.grids[self.model.name_of(index, name)] = codes.grid
-                made = codes.weight()
+                dequantised = codes.weight()
             else:
-                made = parts["weight"]
-            linear.weight.data = made.to(linear.weight.device, linear.weight.dtype)
-        plain = self._rest(index, own)
+                dequantised = parts["weight"]
+            linear.weight.data = dequantised.to(linear.weight.device, linear.weight.dtype)
+        plain = self._select_uncompressed(index, own)
         self.model.layers[index].load_state_dict(plain, strict=False)
 
     def _perplexity(self, hidden: Hidden, windows: Windows) -> Perplexity:
@@ -220,5 +220,5 @@ def _key(index: int) -> str:
 
 
 def settings_of(spec: CompressSpec) -> str:
-    """Return what must be equal for a finished layer to count."""
+    """Return the settings that must match for reusing a finished layer."""
     return json.dumps(spec.model_dump(mode="json"), sort_keys=True)

@@ -1,6 +1,6 @@
-"""FineQuant: each matrix gets the coarsest groups that serve it, found by a threshold.
+"""FineQuant: choose the group size of each matrix by an error threshold.
 
-It begins with one scale a row and halves the groups while that takes enough of the error away.
+Start with one scale per row and halve the group size while that reduces the error enough.
 Source: Kim et al. 2023, arXiv:2308.09723, section 3.3; our threshold is on the squared error.
 """
 
@@ -12,9 +12,9 @@ from runners.jobs.compress.grid import Codes, Grid, round_to_nearest
 def finequant(
     weight: torch.Tensor, smallest: Grid, dtype: torch.dtype, least_gain: float
 ) -> Codes:
-    """Return the nearest codes in groups no smaller than those of ``smallest``.
+    """Return nearest codes with an adaptive group size, at least that of ``smallest``.
 
-    ``least_gain`` is the share of the error that halving the groups must take away.
+    ``least_gain`` is the share of the error that halving the group size must remove.
     """
     size = weight.shape[1]
     codes = round_to_nearest(weight, Grid(smallest.bits, size), dtype)

@@ -1,7 +1,7 @@
-"""Move the scales of a linear layer's inputs into what stands before it: the layer's output stays.
+"""Fold input scales of linear layers into the preceding module without changing the output.
 
-Each input is divided by its scale where it is made (a norm's weight, another linear layer's rows)
-and each column that reads it is multiplied, so that rounding sees other columns.
+Each input channel is divided by its scale in the module that computes it (a norm's weight, another
+linear layer's rows), and the weight columns that read it are multiplied by the scale.
 """
 
 from dataclasses import dataclass
@@ -12,8 +12,8 @@ from runners.jobs.compress.statistics import InputStatistics
 from runners.jobs.runtime import BadInputError
 
 Linears = dict[str, torch.nn.Linear]
-Seen = dict[str, InputStatistics]
-# Model types whose norms multiply by their weight and whose layers have the names below.
+LayerStatistics = dict[str, InputStatistics]
+# Model types whose norms multiply by their weight, with the layer names below.
 FOLDABLE = ("llama", "mistral", "qwen2", "qwen3")
 NORM_READERS = {
     "input_layernorm": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
@@ -25,14 +25,14 @@ LEAST_SCALE = 1e-4
 
 @dataclass(frozen=True)
 class Fold:
-    """What makes some inputs, and the linear layers that read them, by name."""
+    """A module that computes inputs, and the names of the linear layers that read them."""
 
     maker: torch.nn.Module
     readers: tuple[str, ...]
 
 
 def check_shape_known(model_type: str, what_is_done_to: str) -> None:
-    """Raise BadInputError for a model whose layers are built in another way."""
+    """Raise BadInputError for a model type whose layer structure is not supported."""
     if model_type not in FOLDABLE:
         msg = (
             f"{what_is_done_to} {', '.join(FOLDABLE)} layers, and this model is of type "
@@ -42,10 +42,9 @@ def check_shape_known(model_type: str, what_is_done_to: str) -> None:
 
 
 def folds_of(layer: torch.nn.Module, *, between_linears: bool) -> list[Fold]:
-    """Return a layer's folds; ``between_linears`` also those that no norm stands before.
+    """Return a layer's folds; with ``between_linears``, also those between two linear layers.
 
-    With fewer heads of keys than of queries an output of v_proj is read at several places: then
-    it stays as it is.
+    With grouped-query attention, v_proj is not folded: several query heads read each output.
     """
     names = NORM_READERS | (LINEAR_READERS if between_linears else {})
     folds = [Fold(layer.get_submodule(maker), readers) for maker, readers in names.items()]
@@ -56,7 +55,7 @@ def folds_of(layer: torch.nn.Module, *, between_linears: bool) -> list[Fold]:
     ]
 
 
-def fold_scales(fold: Fold, linears: Linears, seen: Seen, scales: torch.Tensor) -> None:
+def fold_scales(fold: Fold, linears: Linears, seen: LayerStatistics, scales: torch.Tensor) -> None:
     """Divide the fold's inputs by ``scales`` and multiply the columns that read them, in place."""
     _divide(fold.maker, scales)
     for name in fold.readers:
@@ -66,9 +65,9 @@ def fold_scales(fold: Fold, linears: Linears, seen: Seen, scales: torch.Tensor) 
 
 
 def _divide(maker: torch.nn.Module, scales: torch.Tensor) -> None:
-    for parameter in maker.parameters():  # a norm's weight, or a linear layer's weight and bias
-        by = scales[:, None] if parameter.dim() > 1 else scales
-        parameter.data = (parameter.data.float() / by).to(parameter.dtype)
+    for parameter in maker.parameters():  # of a norm: weight; of a linear layer: weight and bias
+        divisor = scales[:, None] if parameter.dim() > 1 else scales
+        parameter.data = (parameter.data.float() / divisor).to(parameter.dtype)
 
 
 def _shape(module: torch.nn.Module) -> torch.Size:

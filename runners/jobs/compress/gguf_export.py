@@ -1,4 +1,4 @@
-"""Export a model folder as GGUF, and judge what a reader of the file gets."""
+"""Export a model folder as GGUF and evaluate the weights read back from the file."""
 
 from pathlib import Path
 
@@ -24,10 +24,10 @@ FILE_NAME = "model.gguf"
 def export_gguf(
     source: Path, target: Path, spec: CompressSpec, stages: Stages, job: Job
 ) -> Compressed:
-    """Write the file, read it back, and return the perplexity of the weights that came back.
+    """Write the file, read it back, and return the perplexity of the weights read back.
 
     Raises:
-        ReadBackError: the file holds something else than was written.
+        ReadBackError: the file does not hold the weights that were written.
     """
     loaded = load_whole(source, "bf16")
     tokenizer = require_tokenizer(loaded, "a GGUF file")
@@ -40,15 +40,17 @@ def export_gguf(
     config.save_pretrained(str(target))
     tokenizer.save_pretrained(str(target))
     ids = held_out_of(job, loaded, source)
-    found = evaluate(loaded.model, ids, spec.evaluation_tokens, stages.via(job.emitter).advance)
-    return Compressed(found, {"gguf_bytes": float((target / FILE_NAME).stat().st_size)})
+    perplexity = evaluate(
+        loaded.model, ids, spec.evaluation_tokens, stages.via(job.emitter).advance
+    )
+    return Compressed(perplexity, {"gguf_bytes": float((target / FILE_NAME).stat().st_size)})
 
 
 def check_gguf(source: Path, _spec: CompressSpec, job: Job) -> None:
-    """Refuse what cannot be written before anything is measured.
+    """Check that the model can be exported as GGUF.
 
     Raises:
-        BadInputError: the model or its tokenizer is of another kind, or the disk is too small.
+        BadInputError: the model or tokenizer type is not supported, or the disk is too small.
     """
     check_disk(job.attempt_dir, weight_file_bytes(source))
     config = AutoConfig.from_pretrained(str(source), local_files_only=True)

@@ -1,7 +1,7 @@
 """Write a Llama-shaped model folder as one GGUF file, and read it back against the folder.
 
-F16, Q8_0 and Q4_0 are written by the gguf package, K-quants by ``k_quants``; both are read back by
-the package's own decoder.
+The gguf package encodes F16, Q8_0 and Q4_0, ``k_quants`` encodes K-quants; the package's decoder
+reads all of them back.
 """
 
 from collections.abc import Iterator, Mapping
@@ -32,11 +32,11 @@ Array = npt.NDArray[np.float32]
 
 
 class ReadBackError(Exception):
-    """What the file holds is not what was written."""
+    """The file does not hold the weights that were written."""
 
 
 def check_writable(config: PretrainedConfig) -> None:
-    """Raise BadInputError for a model that is no plain Llama."""
+    """Raise BadInputError unless the model is a plain Llama with default RoPE."""
     if config.model_type not in WRITABLE:
         msg = (
             f"gguf writes models of type {' and '.join(WRITABLE)}, and this one is "
@@ -59,17 +59,17 @@ def write_gguf(
     tokenizer: PreTrainedTokenizerFast,
     kind: GgufType,
 ) -> None:
-    """Write metadata, tokenizer and tensors; quantised ones wait in a temporary file."""
+    """Write metadata, tokenizer and tensors; buffer encoded tensors in a temporary file."""
     writer = GGUFWriter(path, ARCHITECTURE, use_temp_file=True)
     _write_shape(writer, config)
     writer.add_file_type(FILE_TYPES[kind])
     write_tokens(writer, tokenizer, int(config.vocab_size))
     names, layers = names_of(config, reader), int(config.num_hidden_layers)
     is_tied = OUTPUT not in names.values()
-    for name, theirs in names.items():
+    for name, gguf_name in names.items():
         array = rearranged(name, _array(reader.read(name)), config)
-        stored = type_of(theirs, array, kind, layers, is_tied=is_tied)
-        writer.add_tensor(theirs, encoded(array, stored), raw_dtype=stored)
+        stored = type_of(gguf_name, array, kind, layers, is_tied=is_tied)
+        writer.add_tensor(gguf_name, encoded(array, stored), raw_dtype=stored)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -79,39 +79,43 @@ def write_gguf(
 def read_back(
     path: Path, config: PretrainedConfig, reader: WeightReader
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield each weight by its name in the folder, as a reader of the file gets it.
+    """Yield each weight of the file, dequantised, under its name in the folder.
 
     Raises:
-        ReadBackError: a tensor is missing, or further off than its type allows.
+        ReadBackError: a tensor is missing, or its error exceeds the tolerance of its type.
     """
-    found = {each.name: each for each in GGUFReader(path).tensors}
-    for name, theirs in names_of(config, reader).items():
-        if theirs not in found:
-            raise ReadBackError(f"{theirs} is not in {path.name}")
-        stored = found[theirs]
+    tensors = {each.name: each for each in GGUFReader(path).tensors}
+    for name, gguf_name in names_of(config, reader).items():
+        if gguf_name not in tensors:
+            raise ReadBackError(f"{gguf_name} is not in {path.name}")
+        stored = tensors[gguf_name]
         array = rearranged(name, _array(reader.read(name)), config)
-        again = quants.dequantize(stored.data, stored.tensor_type).reshape(array.shape)
-        if not is_as_written(array, again, stored.tensor_type):
+        dequantised = quants.dequantize(stored.data, stored.tensor_type).reshape(array.shape)
+        if not is_as_written(array, dequantised, stored.tensor_type):
             kind = stored.tensor_type.name
-            raise ReadBackError(f"{theirs} reads back further off than {kind} allows")
-        yield name, torch.from_numpy(rearranged(name, again, config, back=True).copy())
+            raise ReadBackError(f"{gguf_name} reads back further off than {kind} allows")
+        yield name, torch.from_numpy(rearranged(name, dequantised, config, back=True).copy())
 
 
 def names_of(config: PretrainedConfig, reader: WeightReader) -> Mapping[str, str]:
-    """Return llama.cpp's name of each of the folder's tensors."""
+    """Return a mapping of the folder's tensor names to llama.cpp's.
+
+    Raises:
+        BadInputError: a tensor has no name in GGUF.
+    """
     table = get_tensor_name_map(MODEL_ARCH.LLAMA, int(config.num_hidden_layers))
-    found: dict[str, str] = {}
+    names: dict[str, str] = {}
     for name in reader.names:
-        theirs = table.get_name(name, try_suffixes=(".weight", ".bias"))
-        if theirs is None:
+        gguf_name = table.get_name(name, try_suffixes=(".weight", ".bias"))
+        if gguf_name is None:
             msg = f"{name} has no name in GGUF; convert it with llama.cpp's own script"
             raise BadInputError(msg)
-        found[name] = theirs
-    return found
+        names[name] = gguf_name
+    return names
 
 
 def rearranged(name: str, array: Array, config: PretrainedConfig, *, back: bool = False) -> Array:
-    """Return the rows of q_proj and k_proj as llama.cpp turns them: pairs side by side."""
+    """Permute the rows of q_proj and k_proj to llama.cpp's interleaved RoPE order, or ``back``."""
     if "q_proj" in name:
         heads = int(config.num_attention_heads)
     elif "k_proj" in name:
@@ -141,8 +145,8 @@ def _write_shape(writer: GGUFWriter, config: PretrainedConfig) -> None:
 
 
 def _rope(config: PretrainedConfig) -> dict[str, Any]:
-    found: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
-    return found
+    parameters: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
+    return parameters
 
 
 def _array(tensor: torch.Tensor) -> Array:

@@ -1,4 +1,4 @@
-"""A tokenizer as GGUF has it: entries by id, their kinds, merges, and how text is parted first."""
+"""GGUF tokenizer metadata: token list, token types, merges and pre-tokenizer name."""
 
 import json
 from collections.abc import Sequence
@@ -9,16 +9,20 @@ from transformers import PreTrainedTokenizerFast
 
 from runners.jobs.runtime import BadInputError
 
-_PARTED = (
+_SPLIT_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|"
     r"\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-# How text is parted before merges -> llama.cpp's name of it.
-PRE_TOKENIZERS = {"": "gpt-2", _PARTED % r"\p{N}{1,3}": "llama-bpe", _PARTED % r"\p{N}": "qwen2"}
+# Pre-tokenizer split pattern -> llama.cpp's name.
+PRE_TOKENIZERS = {
+    "": "gpt-2",
+    _SPLIT_PATTERN % r"\p{N}{1,3}": "llama-bpe",
+    _SPLIT_PATTERN % r"\p{N}": "qwen2",
+}
 
 
 class Tokens(NamedTuple):
-    """Entries by id, what each is, and the merges."""
+    """Token names and types by id, the merges, and the pre-tokenizer name."""
 
     names: Sequence[str]
     kinds: Sequence[TokenType]
@@ -27,13 +31,13 @@ class Tokens(NamedTuple):
 
 
 def tokens_of(tokenizer: PreTrainedTokenizerFast, vocab_size: int) -> Tokens:
-    """Return a byte-level BPE tokenizer's entries, filled up to the model's vocabulary.
+    """Return a byte-level BPE tokenizer's tokens, padded to the model's vocabulary size.
 
     Raises:
-        BadInputError: it is of another kind.
+        BadInputError: the tokenizer type or its pre-tokenizer is not supported.
     """
     document = json.loads(tokenizer.backend_tokenizer.to_str())
-    pre = _pre_name(document)
+    pre = _pre_tokenizer_name(document)
     names = [f"[PAD{number}]" for number in range(vocab_size)]
     kinds = [TokenType.UNUSED] * vocab_size
     for name, number in document["model"]["vocab"].items():
@@ -48,7 +52,7 @@ def tokens_of(tokenizer: PreTrainedTokenizerFast, vocab_size: int) -> Tokens:
 
 
 def write_tokens(writer: GGUFWriter, tokenizer: PreTrainedTokenizerFast, vocab_size: int) -> None:
-    """Write what a reader needs to split text as the tokenizer does."""
+    """Write the tokenizer metadata to a GGUF file."""
     tokens = tokens_of(tokenizer, vocab_size)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(tokens.pre)
@@ -68,7 +72,7 @@ def write_tokens(writer: GGUFWriter, tokenizer: PreTrainedTokenizerFast, vocab_s
     writer.add_add_bos_token(value=first == tokenizer.bos_token_id)
 
 
-def _pre_name(document: dict[str, Any]) -> str:
+def _pre_tokenizer_name(document: dict[str, Any]) -> str:
     kind = document["model"]["type"]
     parts = _flat(document.get("pre_tokenizer") or {})
     patterns = [each["pattern"].get("Regex", "?") for each in parts if each["type"] == "Split"]

@@ -1,7 +1,7 @@
-"""Compress a model and judge it: measure the original, compress, save, measure what was saved.
+"""Compression job: measure the original, compress and save it, measure the saved model.
 
-Only what a plain ``from_pretrained`` reads from the saved folder is measured, and it must read
-held-out text as the model in memory did.
+The measured model is loaded from the saved folder by a plain ``from_pretrained``; its perplexity
+on held-out text must equal that of the model in memory.
 """
 
 import math
@@ -36,18 +36,16 @@ from runners.jobs.runtime import BadInputError, Job, MissingModelError, num_thre
 from runners.jobs.stages import Stages
 from runners.jobs.telemetry import job_telemetry
 from runners.jobspec import ArtefactModel, CompressSpec, FolderModel
+from runners.measured_window import COMPRESSING, ORIGINAL, ORIGINAL_PREFIX, SAVED
 
-ORIGINAL = "Measuring the original"
-COMPRESSING = "Compressing and saving"
-SAVED = "Measuring the saved model"
 STAGE_SHARES = {ORIGINAL: 3.0, COMPRESSING: 2.0, SAVED: 4.0}
 REPETITIONS = 5
-RELOAD_TOLERANCE = 1e-3  # relative; the same bits through the same kernels repeat to ~1e-6
+RELOAD_TOLERANCE = 1e-3  # relative; equal weights through equal kernels agree to ~1e-6
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Both folders and what was measured of each."""
+    """The original and compressed folders and their measurements."""
 
     source: Path
     saved: Path
@@ -58,7 +56,7 @@ class Outcome:
     def measured(self) -> dict[str, float]:
         """Return the figures of the job's result."""
         return {
-            **self.original.measured("original_"),
+            **self.original.measured(ORIGINAL_PREFIX),
             **self.after.measured(),
             **_ratio(self.after, self.original),
             **self.compressed.figures,
@@ -69,7 +67,7 @@ class Outcome:
 
 Check = Callable[[Path, CompressSpec, Job], None]
 Compress = Callable[[Path, Path, CompressSpec, Stages, Job], Compressed]
-WAYS: Mapping[str, tuple[Check | None, Compress]] = {
+PROCEDURES: Mapping[str, tuple[Check | None, Compress]] = {
     "layerwise": (check_folder, compress_folder),
     "shear": (check_shearable, by_shearing),
     "structure": (check_structure, by_structure),
@@ -80,11 +78,11 @@ WAYS: Mapping[str, tuple[Check | None, Compress]] = {
 
 
 class ReloadError(Exception):
-    """What was saved is not what was compressed."""
+    """The saved model differs from the compressed model in memory."""
 
 
 def work(job: Job) -> None:
-    """Run one compression attempt from original to judged artefact."""
+    """Run one compression attempt: evaluate, compress, evaluate again and publish."""
     spec = job.spec_of(CompressSpec)
     source = source_folder(job, spec)
     preload_library(spec.weight_dtype, is_layerwise=spec.is_layerwise)
@@ -92,30 +90,30 @@ def work(job: Job) -> None:
     try:
         with job_telemetry(job):
             _run(job, spec, source, saved)
-    except BadInputError:  # a person has to act first: nothing half made stays on the host
+    except BadInputError:  # not retried without a person: leave no partial files on the host
         shutil.rmtree(job.scratch_dir(), ignore_errors=True)
         shutil.rmtree(job.checkpoint_dir, ignore_errors=True)
         raise
 
 
 def _run(job: Job, spec: CompressSpec, source: Path, saved: Path) -> None:
-    check, compress = WAYS[way_of(spec)]
+    check, compress = PROCEDURES[procedure_of(spec)]
     if check is not None:
         run_isolated(job, partial(check, source, spec))
     stages = Stages(job.emitter, STAGE_SHARES)
     stages.begin(ORIGINAL)
-    original = run_isolated(job, partial(assess_folder, source, "bf16", stages))
+    original = run_isolated(job, partial(assess_folder, source, "bf16", stages, ORIGINAL_PREFIX))
     stages.begin(COMPRESSING)
     shutil.rmtree(saved, ignore_errors=True)
     compressed = run_isolated(job, partial(compress, source, saved, spec, stages))
     stages.begin(SAVED)
-    after = run_isolated(job, partial(assess_folder, saved, spec.weight_dtype, stages))
+    after = run_isolated(job, partial(assess_folder, saved, spec.weight_dtype, stages, ""))
     check_reload(after.perplexity, compressed.perplexity)
     _publish(job, Outcome(source, saved, original, after, compressed))
 
 
-def way_of(spec: CompressSpec) -> str:
-    """Return how a method goes about a model, a name of ``WAYS``."""
+def procedure_of(spec: CompressSpec) -> str:
+    """Return the compression procedure of a method, a key of ``PROCEDURES``."""
     if spec.method == "sheared_llama":
         return "shear"
     if spec.is_structural:
@@ -128,11 +126,11 @@ def way_of(spec: CompressSpec) -> str:
 
 
 def source_folder(job: Job, spec: CompressSpec) -> Path:
-    """Return the folder of the original.
+    """Return the folder of the original model.
 
     Raises:
-        MissingModelError: the reference has no trained weights, or no folder on this host.
-        BadInputError: the folder is quantised already.
+        MissingModelError: the model has no trained weights, or no folder on this host.
+        BadInputError: the folder is already quantised.
     """
     if not isinstance(spec.model, FolderModel | ArtefactModel):
         msg = (
@@ -149,23 +147,25 @@ def source_folder(job: Job, spec: CompressSpec) -> Path:
 
 
 def check_reload(reloaded: Perplexity | None, in_memory: Perplexity) -> None:
-    """Raise ReloadError unless the saved model reads held-out text as the one in memory did."""
+    """Raise ReloadError unless saved and in-memory model have equal held-out perplexity."""
     if reloaded is None or not math.isclose(
         reloaded.value, in_memory.value, rel_tol=RELOAD_TOLERANCE
     ):
-        found = "none" if reloaded is None else f"{reloaded.value:.4f}"
-        msg = f"perplexity was {in_memory.value:.4f} before saving and is {found} after loading"
+        value = "none" if reloaded is None else f"{reloaded.value:.4f}"
+        msg = f"perplexity was {in_memory.value:.4f} before saving and is {value} after loading"
         raise ReloadError(msg)
 
 
-def assess_folder(folder: Path, dtype: WeightDtype, stages: Stages, job: Job) -> Assessment:
-    """Return the figures of the folder's model, held as ``dtype``."""
+def assess_folder(
+    folder: Path, dtype: WeightDtype, stages: Stages, prefix: str, job: Job
+) -> Assessment:
+    """Measure the folder's model as ``dtype``; metric names get the prefix."""
     spec = job.spec_of(CompressSpec)
     meter = PeakMeter(pick_device())
     loaded = load_whole(folder, dtype)
     workload = Workload(1, spec.prompt_tokens, spec.output_tokens, spec.seed)
     sampling = Sampling(workload, REPETITIONS, spec.evaluation_tokens)
-    return assess(job, loaded, sampling, meter, stages.via(job.emitter))
+    return assess(job, loaded, sampling, meter, stages.via(job.emitter), prefix)
 
 
 def _publish(job: Job, outcome: Outcome) -> None:
@@ -228,7 +228,7 @@ PLAIN = "; plain bf16 tensors: compressed_bytes says what codes, or mask and val
 
 
 def how(spec: CompressSpec) -> str:
-    """Return in words what was done to the weights and how they are stored."""
+    """Describe the compression method and the storage format of the weights."""
     if spec.is_layerwise:
         stored = PACKED.format(format_of(spec)) if spec.is_packed else PLAIN
         return HOW_LAYERWISE[spec.method] + stored
@@ -240,12 +240,12 @@ def how(spec: CompressSpec) -> str:
         return HOW_TERNARY
     if spec.is_exported:
         return HOW_GGUF.format(spec.gguf_type)
-    named = HOW_QUANTISED.get(spec.method) or HOW_QUANTISED.get(spec.weight_dtype)
-    return named or "plain bf16 weights"
+    description = HOW_QUANTISED.get(spec.method) or HOW_QUANTISED.get(spec.weight_dtype)
+    return description or "plain bf16 weights"
 
 
 def group_size_note(spec: CompressSpec) -> dict[str, str]:
-    """Return a note when nf4 was asked for in blocks that it does not have."""
+    """Return a note if a block size was requested that nf4 does not support."""
     if spec.method != "nf4" or spec.group_size == NF4_BLOCK:
         return {}
     return {"group_size": f"nf4 has blocks of {NF4_BLOCK} weights; {spec.group_size} was asked"}

@@ -1,7 +1,7 @@
-"""Round rows of weights to llama.cpp's K-quants: blocks of 256 whose scales are codes themselves.
+"""Encode weights as llama.cpp's K-quants: blocks of 256 weights with quantised scales.
 
-The gguf package reads these types and does not write them. Source: ggml's block layouts, as
-``gguf.quants`` decodes them.
+The gguf package decodes these types but does not encode them. Source: ggml's block layouts, as
+decoded by ``gguf.quants``.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,23 +13,23 @@ from gguf import GGMLQuantizationType as Type
 
 Floats = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
-BLOCK = 256  # weights that share the scale of their scales
-BLOCKS_AT_ONCE = 4096  # a million weights: what is rounded beside the model
+BLOCK = 256  # weights per super-block, which share the scale of their scales
+BLOCKS_AT_ONCE = 4096  # a million weights at once, to limit memory
 SUB_BLOCK, SIGNED_SUB_BLOCK = 32, 16
-SCALE_LEVELS = 63  # scales and offsets of Q4_K and Q5_K are codes of 6 bits
+SCALE_LEVELS = 63  # Q4_K and Q5_K store scales and offsets as 6-bit codes
 SIGNED_SCALE_LEVELS = 127
-TRIES = 11  # steps near the widest one that are tried for each sub-block
+TRIES = 11  # candidate steps per sub-block, near the widest one
 
 
 class Fit(NamedTuple):
-    """Of each sub-block: how far apart its values lie, and how far below zero they begin."""
+    """Scale (step) and offset (negated minimum, at least 0) of each sub-block."""
 
     scale: Floats
     offset: Floats
 
 
 def quantize(rows: Floats, kind: Type) -> Bytes:
-    """Return rows of multiples of 256 weights as bytes of ``kind``: Q4_K, Q5_K or Q6_K."""
+    """Encode rows as Q4_K, Q5_K or Q6_K; the row length must be a multiple of 256."""
     blocks = rows.reshape(-1, BLOCK)
     parts = [
         WRITERS[kind](blocks[at : at + BLOCKS_AT_ONCE])
@@ -39,7 +39,7 @@ def quantize(rows: Floats, kind: Type) -> Bytes:
 
 
 def _offset_codes(blocks: Floats, levels: int) -> tuple[Floats, Floats, Fit, Bytes]:
-    """Return both scales of a block, the codes of its sub-blocks' scales, and its weights'."""
+    """Return the block's scale and offset steps, the sub-blocks' codes, and the weights' codes."""
     values = blocks.reshape(len(blocks), -1, SUB_BLOCK)
     fit = best_fit(values, levels)
     step, low = (_half(each.max(axis=1) / SCALE_LEVELS) for each in fit)
@@ -51,9 +51,9 @@ def _offset_codes(blocks: Floats, levels: int) -> tuple[Floats, Floats, Fit, Byt
 
 
 def best_fit(values: Floats, levels: int) -> Fit:
-    """Return the scale and offset of each sub-block whose rounding errs least.
+    """Return the scale and offset of each sub-block with the least weighted rounding error.
 
-    Large weights count more; offsets are never below zero, so that zero stays in reach.
+    Large weights count more. Offsets are at least zero, so that zero is in range.
     """
     lowest = np.minimum(values.min(axis=-1), 0.0)
     width = values.max(axis=-1) - lowest
@@ -62,17 +62,19 @@ def best_fit(values: Floats, levels: int) -> Fit:
     for stretch in np.linspace(-1.0, 1.0, TRIES):
         steps = _divided(np.full_like(width, levels + stretch), width)[..., None]
         codes = np.rint(steps * (values - lowest[..., None])).clip(0, levels)
-        found = _least_squares(values, codes, importance)
-        error = (found.scale[..., None] * codes - found.offset[..., None] - values) ** 2
+        candidate = _least_squares(values, codes, importance)
+        error = (candidate.scale[..., None] * codes - candidate.offset[..., None] - values) ** 2
         total = (importance * error).sum(axis=-1)
         is_better = total < least
         least = np.where(is_better, total, least)
-        best = Fit(*(np.where(is_better, new, old) for new, old in zip(found, best, strict=True)))
+        best = Fit(
+            *(np.where(is_better, new, old) for new, old in zip(candidate, best, strict=True))
+        )
     return best
 
 
 def _least_squares(values: Floats, codes: Floats, importance: Floats) -> Fit:
-    """Return the scale and offset that bring given codes nearest to the values."""
+    """Return the weighted least-squares scale and offset for given codes."""
     total = importance.sum(axis=-1)
     of_codes, of_values = (importance * codes).sum(axis=-1), (importance * values).sum(axis=-1)
     squares = (importance * codes**2).sum(axis=-1)
@@ -80,7 +82,7 @@ def _least_squares(values: Floats, codes: Floats, importance: Floats) -> Fit:
     spread = total * squares - of_codes**2
     scale = _divided(total * products - of_codes * of_values, spread)
     offset = _divided(of_codes * products - squares * of_values, spread)
-    is_above = offset < 0.0  # all values above zero: only the scale is fitted
+    is_above = offset < 0.0  # all values are positive: only the scale is fitted
     scale = np.where(is_above, _divided(products, squares), scale)
     return Fit(np.maximum(scale, 0.0), np.where(is_above, 0.0, offset))
 
@@ -99,13 +101,13 @@ def _q5_k(blocks: Floats) -> Bytes:
 
 
 def _nibbles(weights: Bytes) -> Bytes:
-    """Return codes of 4 bits [blocks, 8, 32] in pairs of sub-blocks, the first one below."""
+    """Pack 4-bit codes [blocks, 8, 32] in pairs of sub-blocks, the first in the low nibble."""
     pairs = weights.reshape(len(weights), 4, 2, SUB_BLOCK)
     return (pairs[:, :, 0] | (pairs[:, :, 1] << np.uint8(4))).reshape(len(weights), -1)
 
 
 def _packed_scales(codes: Fit) -> Bytes:
-    """Return eight scales and eight offsets of 6 bits in 12 bytes."""
+    """Pack eight 6-bit scales and eight 6-bit offsets into 12 bytes."""
     scale, offset = (each.astype(np.uint8) for each in codes)
     return np.hstack(
         [
@@ -131,9 +133,9 @@ def _q6_k(blocks: Floats) -> Bytes:
 
 
 def signed_fit(values: Floats) -> Floats:
-    """Return the scale of each sub-block, of either sign, whose rounding errs least.
+    """Return the signed scale of each sub-block with the least weighted rounding error.
 
-    Codes go from -32 to 31: the largest weight is tried at either end and a little within.
+    Codes are -32 to 31; candidate scales map the weight of largest size to values near -32.
     """
     at = np.abs(values).argmax(axis=-1)[..., None]
     largest = np.take_along_axis(values, at, axis=-1)[..., 0]
@@ -154,14 +156,14 @@ def _coded(values: Floats, step: Floats) -> Floats:
     return np.rint(_divided(values, step[:, None])).clip(0, SCALE_LEVELS)
 
 
-def _divided(value: Floats, by: Floats) -> Floats:
-    """Return the quotient in FP32, zero where the divisor is."""
-    shape = np.broadcast_shapes(value.shape, by.shape)
-    return np.divide(value, by, out=np.zeros(shape, np.float32), where=by != 0)
+def _divided(value: Floats, divisor: Floats) -> Floats:
+    """Return the quotient in FP32, zero where the divisor is zero."""
+    shape = np.broadcast_shapes(value.shape, divisor.shape)
+    return np.divide(value, divisor, out=np.zeros(shape, np.float32), where=divisor != 0)
 
 
 def _half(values: Floats) -> Floats:
-    """Return what FP16, in which they are stored, makes of values."""
+    """Return values rounded to FP16, their storage dtype."""
     return values.astype(np.float16).astype(np.float32)
 
 

@@ -1,4 +1,4 @@
-"""Compress a model folder layer by layer into another one."""
+"""Compress a model folder layer by layer into a new folder."""
 
 import json
 import shutil
@@ -32,21 +32,21 @@ from runners.jobs.tokenizer import TokenIds, tokenized
 from runners.jobspec import CompressSpec
 
 COPIED = ("generation_config.json",)
-SPARE_SHARE = 0.1  # of the source's weights: what the disk should have beside them
+SPARE_SHARE = 0.1  # spare disk space, as a share of the source's weights
 
 
 def compress_folder(
     source: Path, target: Path, spec: CompressSpec, stages: Stages, job: Job
 ) -> Compressed:
-    """Write the compressed model to ``target``; return its figures and perplexity in memory.
+    """Write the compressed model to ``target``; return its in-memory perplexity and figures.
 
     Raises:
-        BadInputError: a weight is no number.
+        BadInputError: a weight is not a number.
     """
     stages = stages.via(job.emitter)
     device = pick_device()
     meter = PeakMeter(device)
-    began = time.monotonic()
+    started = time.monotonic()
     tokenizer = load_tokenizer(source)
     model = LayerwiseModel(source, device, BASE_DTYPE)
     loaded = LoadedModel(model.model, tokenizer, device)
@@ -58,7 +58,7 @@ def compress_folder(
         job.emitter.metric(figures, step=done)
         stages.advance(done / count)
 
-    found = engine.run(calibration, windows, on_layer)
+    result = engine.run(calibration, windows, on_layer)
     store.assemble(target, engine.keys)
     (target / "config.json").write_text(json.dumps(engine.config(), indent=2, sort_keys=True))
     if loaded.tokenizer is not None:
@@ -68,20 +68,20 @@ def compress_folder(
             shutil.copyfile(source / name, target / name)
     peak = meter.read()
     measured = {
-        "compress_seconds": time.monotonic() - began,
+        "compress_seconds": time.monotonic() - started,
         "compress_peak_memory_bytes": float(peak.bytes),
         "calibration_tokens": float(calibration.numel()),
     }
-    return Compressed(found.perplexity, {**found.figures, **measured})
+    return Compressed(result.perplexity, {**result.figures, **measured})
 
 
 def check_folder(source: Path, spec: CompressSpec, job: Job) -> None:
-    """Refuse what cannot be compressed before anything is measured.
+    """Check that the model folder can be compressed.
 
     Raises:
-        BadInputError: the folder's parts do not match, a group does not divide a row, or the
-            disk is too small.
-        MissingModelError: there is no tokenizer, which the calibration text needs.
+        BadInputError: the folder's files are inconsistent, the row length is not a multiple of
+            the group size, or the disk is too small.
+        MissingModelError: the folder has no tokenizer for the calibration text.
     """
     check_disk(job.attempt_dir, weight_file_bytes(source))
     model = LayerwiseModel(source, torch.device("cpu"), BASE_DTYPE)
@@ -89,19 +89,19 @@ def check_folder(source: Path, spec: CompressSpec, job: Job) -> None:
     require_tokenizer(loaded, "the calibration text")
     if spec.method in FOLDING_METHODS:
         check_shape_known(model.config.model_type, f"{spec.method} moves scales into the norms of")
-    needed = spec.row_divisor
+    divisor = spec.row_divisor
     for name, linear in model.linears(0).items():
-        if linear.in_features % needed:
+        if linear.in_features % divisor:
             msg = (
                 f"{model.name_of(0, name)} has rows of {linear.in_features} weights, which do "
-                f"not divide into groups of {needed}; choose another "
+                f"not divide into groups of {divisor}; choose another "
                 f"{'group_size' if spec.has_groups else 'pattern'}"
             )
             raise BadInputError(msg)
 
 
 def texts(job: Job, loaded: LoadedModel, spec: CompressSpec) -> tuple[Windows, torch.Tensor]:
-    """Return the held-out windows, and as long pieces of the training text to calibrate with."""
+    """Return the held-out windows and calibration samples of the same length."""
     corpus = load_corpus()
     tokenizer = require_tokenizer(loaded, "the calibration text")
     held_out = held_out_ids(job, loaded, corpus)
@@ -110,18 +110,18 @@ def texts(job: Job, loaded: LoadedModel, spec: CompressSpec) -> tuple[Windows, t
         raise MissingModelError(msg)
     windows = windows_of(loaded.model.config, held_out, spec.evaluation_tokens)
     ids = tokenized(tokenizer, corpus.train, f"{corpus.digest}/train", job.cache_dir)
-    return windows, pieces(ids, windows.length, spec.calibration_tokens, spec.seed)
+    return windows, calibration_samples(ids, windows.length, spec.calibration_tokens, spec.seed)
 
 
-def pieces(ids: TokenIds, length: int, num_tokens: int, seed: int) -> torch.Tensor:
-    """Return pieces [count, length] of the text at places that the seed chose."""
+def calibration_samples(ids: TokenIds, length: int, num_tokens: int, seed: int) -> torch.Tensor:
+    """Return samples [count, length] of the text at random positions."""
     count = max(1, num_tokens // length)
     starts = np.random.default_rng(seed).integers(0, len(ids) - length, size=count)
     return torch.from_numpy(np.stack([ids[at : at + length] for at in starts]).astype(np.int64))
 
 
 def check_disk(folder: Path, needed_bytes: int) -> None:
-    """Raise BadInputError where the folder's disk has no room for as many bytes and some spare."""
+    """Raise BadInputError if the folder's disk lacks ``needed_bytes`` plus ``SPARE_SHARE``."""
     free = shutil.disk_usage(folder).free
     needed = round(needed_bytes * (1 + SPARE_SHARE))
     if free < needed:

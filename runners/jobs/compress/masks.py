@@ -1,7 +1,7 @@
-"""Masks over layers, heads, hidden units and channels that learn which of them a shape can lose.
+"""Learnable pruning masks over layers, heads, hidden units and channels.
 
-Each mask is a hard concrete variable; Lagrange multipliers hold how many are expected to stay to
-the target, which is approached from the full shape. Sources: Louizos et al. 2017,
+Each mask is a hard concrete variable. Lagrange multipliers constrain the expected number of kept
+units to the target, which ramps from the full shape. Sources: Louizos et al. 2017,
 arXiv:1712.01312, section 2.2; Xia et al. 2023 (Sheared LLaMA), arXiv:2310.06694, section 2.1.
 """
 
@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from runners.shear_options import Shape
 
 TEMPERATURE, LOW, HIGH = 0.83, -0.1, 1.1
-FIRST_LOGIT = 2.5  # nearly everything stays at first
+FIRST_LOGIT = 2.5  # initially nearly everything is kept
 FIRST_NOISE = 0.01
 NEARLY_ONE = 1.0 - 1e-6
 DIMENSIONS = ("layers", "hidden", "heads", "channels")
@@ -24,10 +24,10 @@ Values = Mapping[str, torch.Tensor]
 
 
 class Masks(torch.nn.Module):
-    """A logit for each layer, each hidden unit, and each layer's heads of keys and channels."""
+    """Logits per layer, per hidden unit, and per key-value head and channel of each layer."""
 
     def __init__(self, full: Shape, seed: int) -> None:
-        """Begin with everything kept."""
+        """Initialise the logits so that nearly everything is kept."""
         super().__init__()
         self.full = full
         random = torch.Generator().manual_seed(seed)
@@ -47,31 +47,34 @@ class Masks(torch.nn.Module):
         self.quadratic = torch.nn.ParameterDict({name: torch.zeros(()) for name in sizes})
 
     def draw(self) -> Values:
-        """Return a value from 0 to 1 for everything, drawn anew at each call."""
-        found = {}
+        """Sample mask values in [0, 1] from the hard concrete distribution."""
+        values = {}
         for name, logit in self.logits.items():
             chance = torch.rand_like(logit).clamp(1 - NEARLY_ONE, NEARLY_ONE)
             noise = chance.log() - (1 - chance).log()
             stretched = torch.sigmoid((noise + logit) / TEMPERATURE) * (HIGH - LOW) + LOW
-            found[name] = stretched.clamp(0, 1)
-        return found
+            values[name] = stretched.clamp(0, 1)
+        return values
 
     def shares(self) -> Values:
-        """Return of each dimension the share expected to stay, of heads and channels by layer."""
+        """Return the expected kept share per dimension; for heads and channels, per layer."""
         shift = TEMPERATURE * math.log(-LOW / HIGH)
         return {name: torch.sigmoid(each - shift).mean(-1) for name, each in self.logits.items()}
 
     def penalty(self, target: Shape, ramp: float) -> torch.Tensor:
-        """Return how far the expected shape is from the target, of which ``ramp`` is asked now."""
+        """Return the Lagrangian penalty on the gap between expected and target shape.
+
+        ``ramp`` from 0 to 1 moves the target from the full shape to ``target``.
+        """
         total = torch.zeros(())
         for name, share in self.shares().items():
-            wanted = 1.0 - ramp * (1.0 - target.size(name) / self.full.size(name))
-            gap = share - wanted
+            target_share = 1.0 - ramp * (1.0 - target.size(name) / self.full.size(name))
+            gap = share - target_share
             total = total + (self.linear[name] * gap + self.quadratic[name] * gap**2).sum()
         return total
 
     def kept(self, target: Shape) -> dict[str, torch.Tensor]:
-        """Return the places that stay, in order: those of the highest logits."""
+        """Return the sorted indices of the highest logits per dimension: the units to keep."""
         return {
             name: self.logits[name].detach().topk(target.size(name)).indices.sort(-1).values
             for name in DIMENSIONS
@@ -80,7 +83,7 @@ class Masks(torch.nn.Module):
 
 @contextmanager
 def masked(model: PreTrainedModel, values: Values) -> Iterator[None]:
-    """Let a model compute as if what the masks hide were not there."""
+    """Apply mask values to a model's activations inside the block."""
     handles = [
         model.get_input_embeddings().register_forward_hook(_scaled_output(values["hidden"]))
     ]

@@ -1,4 +1,4 @@
-"""Which function compresses a matrix by each method, and which prepares a layer before it."""
+"""Registry of the functions that compress a matrix or prepare a layer, by method name."""
 
 from collections.abc import Callable, Mapping
 
@@ -6,7 +6,7 @@ import torch
 
 from runners.jobs.compress.awq import scale_for_rounding
 from runners.jobs.compress.finequant import finequant
-from runners.jobs.compress.folding import Linears, Seen
+from runners.jobs.compress.folding import LayerStatistics, Linears
 from runners.jobs.compress.gptq import gptq
 from runners.jobs.compress.grid import Grid, round_to_nearest
 from runners.jobs.compress.pruning import magnitude, wanda
@@ -17,27 +17,27 @@ from runners.jobs.compress.sparsegpt import sparsegpt
 from runners.jobs.compress.statistics import InputStatistics
 from runners.jobspec import CompressSpec
 
-Prepare = Callable[[torch.nn.Module, Linears, Seen, CompressSpec], None]
+Prepare = Callable[[torch.nn.Module, Linears, LayerStatistics, CompressSpec], None]
 Method = Callable[[torch.Tensor, InputStatistics, CompressSpec], Matrix]
 
 
 def grid_of(spec: CompressSpec) -> Grid:
-    """Return the grid that a spec asks for."""
+    """Return the quantisation grid of a spec."""
     return Grid(spec.code_bits, spec.group_size)
 
 
-def _by_row(weight: torch.Tensor, _seen: InputStatistics, spec: CompressSpec) -> Matrix:
+def _by_row(weight: torch.Tensor, _statistics: InputStatistics, spec: CompressSpec) -> Matrix:
     return round_to_nearest(weight, Grid(spec.code_bits, weight.shape[1]), weight.dtype)
 
 
-def _nearest(weight: torch.Tensor, _seen: InputStatistics, spec: CompressSpec) -> Matrix:
+def _nearest(weight: torch.Tensor, _statistics: InputStatistics, spec: CompressSpec) -> Matrix:
     return round_to_nearest(weight, grid_of(spec), weight.dtype)
 
 
-def _gptq(weight: torch.Tensor, seen: InputStatistics, spec: CompressSpec) -> Matrix:
+def _gptq(weight: torch.Tensor, statistics: InputStatistics, spec: CompressSpec) -> Matrix:
     return gptq(
         weight,
-        seen.gram,
+        statistics.gram,
         grid_of(spec),
         weight.dtype,
         is_act_ordered=spec.is_act_ordered,
@@ -45,40 +45,46 @@ def _gptq(weight: torch.Tensor, seen: InputStatistics, spec: CompressSpec) -> Ma
     )
 
 
-def _finequant(weight: torch.Tensor, _seen: InputStatistics, spec: CompressSpec) -> Matrix:
+def _finequant(weight: torch.Tensor, _statistics: InputStatistics, spec: CompressSpec) -> Matrix:
     return finequant(weight, grid_of(spec), weight.dtype, spec.least_gain)
 
 
-def _quantease(weight: torch.Tensor, seen: InputStatistics, spec: CompressSpec) -> Matrix:
+def _quantease(weight: torch.Tensor, statistics: InputStatistics, spec: CompressSpec) -> Matrix:
     grid, dtype = grid_of(spec), weight.dtype
     if spec.outlier_share:
         share = spec.outlier_share
-        return quantease_with_outliers(weight, seen.gram, grid, dtype, share=share)
-    return quantease(weight, seen.gram, grid, dtype)
+        return quantease_with_outliers(weight, statistics.gram, grid, dtype, share=share)
+    return quantease(weight, statistics.gram, grid, dtype)
 
 
-def _magnitude(weight: torch.Tensor, _seen: InputStatistics, spec: CompressSpec) -> Matrix:
+def _magnitude(weight: torch.Tensor, _statistics: InputStatistics, spec: CompressSpec) -> Matrix:
     return Pruned(magnitude(weight, spec.sparsity, spec.pattern))
 
 
-def _wanda(weight: torch.Tensor, seen: InputStatistics, spec: CompressSpec) -> Matrix:
-    return Pruned(wanda(weight, seen.norms, spec.sparsity, spec.pattern))
+def _wanda(weight: torch.Tensor, statistics: InputStatistics, spec: CompressSpec) -> Matrix:
+    return Pruned(wanda(weight, statistics.norms, spec.sparsity, spec.pattern))
 
 
-def _sparsegpt(weight: torch.Tensor, seen: InputStatistics, spec: CompressSpec) -> Matrix:
-    return Pruned(sparsegpt(weight, seen.gram, spec.sparsity, spec.pattern))
+def _sparsegpt(weight: torch.Tensor, statistics: InputStatistics, spec: CompressSpec) -> Matrix:
+    return Pruned(sparsegpt(weight, statistics.gram, spec.sparsity, spec.pattern))
 
 
-def _awq(layer: torch.nn.Module, linears: Linears, seen: Seen, spec: CompressSpec) -> None:
-    scale_for_rounding(layer, linears, seen, grid_of(spec))
+def _awq(
+    layer: torch.nn.Module, linears: Linears, statistics: LayerStatistics, spec: CompressSpec
+) -> None:
+    scale_for_rounding(layer, linears, statistics, grid_of(spec))
 
 
-def _smoothed(layer: torch.nn.Module, linears: Linears, seen: Seen, spec: CompressSpec) -> None:
-    smooth(layer, linears, seen, spec.smoothing)
+def _smoothed(
+    layer: torch.nn.Module, linears: Linears, statistics: LayerStatistics, spec: CompressSpec
+) -> None:
+    smooth(layer, linears, statistics, spec.smoothing)
 
 
-def _levelled(layer: torch.nn.Module, linears: Linears, seen: Seen, _spec: CompressSpec) -> None:
-    level_by_logarithm(layer, linears, seen)
+def _levelled(
+    layer: torch.nn.Module, linears: Linears, statistics: LayerStatistics, _spec: CompressSpec
+) -> None:
+    level_by_logarithm(layer, linears, statistics)
 
 
 METHODS: Mapping[str, Method] = {

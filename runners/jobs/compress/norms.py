@@ -1,7 +1,7 @@
-"""Norm tweaking: after its matrices were rounded, re-fit a layer's norms to the float layer.
+"""Norm tweaking: fit the norms of a quantised layer to the float layer's outputs.
 
-A few passes of Adam over the calibration text bring the mean and variance of each output channel
-back to those of the layer as it was, from the same inputs. Only norms move.
+A few passes of Adam over the calibration text match the mean and variance of each output channel
+to those of the float layer on the same inputs. Only norms are trained.
 Source: Li et al. 2023, arXiv:2309.02784, algorithm 1 and equation 3.
 """
 
@@ -16,14 +16,14 @@ Values = Mapping[str, torch.Tensor]
 
 
 class Passage(NamedTuple):
-    """What reaches a layer, what else it is called with, and what it made of that as floats."""
+    """Inputs of a layer, its other call arguments, and the float layer's outputs."""
 
     inputs: Hidden
     extra: Extra
     wanted: Hidden
 
     def batches(self) -> list[tuple[Hidden, Hidden]]:
-        """Return inputs and wanted outputs, a few sequences at once."""
+        """Return (inputs, float outputs) in batches of sequences."""
         parts = (torch.split(each, SEQUENCES_AT_ONCE) for each in (self.inputs, self.wanted))
         return list(zip(*parts, strict=True))
 
@@ -31,9 +31,9 @@ class Passage(NamedTuple):
 def tweak_norms(
     layer: torch.nn.Module, passage: Passage, *, passes: int, learning_rate: float
 ) -> dict[str, float]:
-    """Give the layer the norms of the pass with the least loss; return the loss before and after.
+    """Train the layer's norms, keep the pass of least loss; return the loss before and after.
 
-    Norms that no pass improved stay as they were.
+    If no pass improves the loss, the norms are unchanged.
     """
     dtypes = {name: each.dtype for name, each in norm_weights(layer).items()}
     values = {
@@ -46,16 +46,16 @@ def tweak_norms(
     for _ in range(passes):
         for inputs, wanted in passage.batches():
             _step(layer, values, dtypes, (inputs, passage.extra, wanted), optimiser)
-        found = _stored(values, dtypes)
-        loss = _loss(layer, found, passage)
+        candidate = _stored(values, dtypes)
+        loss = _loss(layer, candidate, passage)
         if loss < least:
-            best, least = found, loss
+            best, least = candidate, loss
     layer.load_state_dict(best, strict=False)
     return {"norm_loss_before": before, "norm_loss": least}
 
 
 def norm_weights(layer: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Return the parameters of the layer's norms by name."""
+    """Return the layer's norm parameters by name."""
     return {
         f"{name}.{own}": parameter
         for name, module in layer.named_modules()
@@ -65,7 +65,7 @@ def norm_weights(layer: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def channel_loss(found: Hidden, wanted: Hidden) -> torch.Tensor:
-    """Return the mean distance of the channels' means and variances over all tokens."""
+    """Return the mean absolute difference of the channels' means and variances over all tokens."""
     found, wanted = (each.float().flatten(0, -2) for each in (found, wanted))
     means = (found.mean(dim=0) - wanted.mean(dim=0)).abs()
     variances = (found.var(dim=0) - wanted.var(dim=0)).abs()
@@ -99,11 +99,11 @@ def _loss(layer: torch.nn.Module, values: Values, passage: Passage) -> float:
 
 
 def _forward(layer: torch.nn.Module, values: Values, inputs: Hidden, extra: Extra) -> Hidden:
-    made = torch.func.functional_call(layer, dict(values), (inputs,), dict(extra))
-    found: Hidden = made[0] if isinstance(made, tuple) else made
-    return found
+    result = torch.func.functional_call(layer, dict(values), (inputs,), dict(extra))
+    outputs: Hidden = result[0] if isinstance(result, tuple) else result
+    return outputs
 
 
 def _stored(values: Values, dtypes: Mapping[str, torch.dtype]) -> dict[str, torch.Tensor]:
-    """Return the values as they are stored."""
+    """Return the values cast to their storage dtypes."""
     return {name: each.detach().to(dtypes[name]).clone() for name, each in values.items()}

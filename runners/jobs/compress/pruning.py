@@ -1,4 +1,4 @@
-"""Which weights become zero: the smallest, or those that weigh least on the text (Wanda).
+"""Pruning of single weights: by magnitude, or by magnitude times input norm (Wanda).
 
 Source of Wanda: Sun et al. 2023, arXiv:2306.11695.
 """
@@ -15,7 +15,7 @@ KEPT = 2
 
 
 def magnitude(weight: torch.Tensor, sparsity: float, pattern: Pattern) -> torch.Tensor:
-    """Return the matrix without its smallest weights, judged over the whole matrix."""
+    """Set the smallest weights to zero, ranked over the whole matrix."""
     scores = weight.float().abs()
     if pattern == "2:4":
         return weight * two_of_four(scores)
@@ -29,7 +29,7 @@ def magnitude(weight: torch.Tensor, sparsity: float, pattern: Pattern) -> torch.
 def wanda(
     weight: torch.Tensor, norms: torch.Tensor, sparsity: float, pattern: Pattern
 ) -> torch.Tensor:
-    """Return the matrix without the weights whose size times input norm is smallest in a row."""
+    """Set the weights of smallest |weight| x input norm in each row to zero."""
     scores = weight.float().abs() * norms.float()[None, :]
     if pattern == "2:4":
         return weight * two_of_four(scores)
@@ -39,10 +39,10 @@ def wanda(
 
 
 def two_of_four(scores: torch.Tensor) -> torch.Tensor:
-    """Return a mask that keeps the two highest of each four scores of a row.
+    """Return a mask that keeps the two highest of every four consecutive scores of a row.
 
     Raises:
-        ValueError: the rows do not divide into fours.
+        ValueError: the row length is no multiple of 4.
     """
     rows, columns = scores.shape
     if columns % BLOCK:

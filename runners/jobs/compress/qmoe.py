@@ -1,8 +1,8 @@
-"""QMoE: the experts of a sparse model as ternary weights in an entropy code, all else untouched.
+"""QMoE: ternary, entropy-coded experts of a mixture-of-experts model; all else is unchanged.
 
-Each row has three values: its least, zero, and its largest. Columns are rounded in turn as GPTQ
-does, on the tokens that the router sends to that expert. Experts are rounded layer by layer, each
-on text that the rounded layers before have changed; the whole model is in memory.
+Each row has three values: its minimum, zero and its maximum. Columns are quantised in turn as in
+GPTQ, on the tokens that the router sends to the expert. Layers are quantised in order, on the
+activations of the already quantised layers before them; the whole model is in memory.
 Source: Frantar and Alistarh 2023, arXiv:2310.16795, sections 3.1 and 4.
 """
 
@@ -27,11 +27,11 @@ from runners.jobs.ternary_files import Ternary, save_ternary, tensors_of
 from runners.jobspec import CompressSpec
 
 GATE_UP, DOWN = "gate_up_proj", "down_proj"
-DAMPING = 0.1  # of the mean diagonal; an expert sees few tokens
+DAMPING = 0.1  # of the mean diagonal; few tokens reach an expert
 
 
 class Routed(NamedTuple):
-    """The tokens [count, width] that reached a layer's experts, and to which each one went."""
+    """Input tokens [count, width] of a layer's experts, and the experts chosen for each token."""
 
     hidden: torch.Tensor
     experts: torch.Tensor
@@ -40,32 +40,34 @@ class Routed(NamedTuple):
 def by_ternary(
     source: Path, target: Path, spec: CompressSpec, stages: Stages, job: Job
 ) -> Compressed:
-    """Round and code every expert, save the folder, and return the perplexity of the outcome."""
+    """Quantise and code every expert, save the folder, and return the resulting perplexity."""
     loaded = load_whole(source, "bf16")
     model, tokenizer = loaded.model, require_tokenizer(loaded, "the calibration text")
     ids = held_out_of(job, loaded, source)
     _windows, calibration = texts(job, loaded, spec)
     blocks, stages = expert_blocks(model), stages.via(job.emitter)
     coded: dict[str, torch.Tensor] = {}
-    tally = _Tally()
+    totals = _SizeTotals()
     for at, (name, experts) in enumerate(blocks.items()):
         routed = routed_of(model, experts, calibration.to(loaded.device))
-        for word, stack in rounded(experts, routed).items():
-            tensors, num_bytes = tensors_of(f"{name}.{word}", stack)
+        for matrix_name, stack in rounded(experts, routed).items():
+            tensors, num_bytes = tensors_of(f"{name}.{matrix_name}", stack)
             coded |= tensors
-            tally.add(stack, num_bytes)
+            totals.add(stack, num_bytes)
         stages.advance((at + 1) / (len(blocks) + 1))
     save_ternary(target, model, coded)
     tokenizer.save_pretrained(str(target))
-    found = evaluate(model, ids, spec.evaluation_tokens)
-    return Compressed(found, {**tally.figures(), "calibration_tokens": float(calibration.numel())})
+    perplexity = evaluate(model, ids, spec.evaluation_tokens)
+    return Compressed(
+        perplexity, {**totals.figures(), "calibration_tokens": float(calibration.numel())}
+    )
 
 
 def check_sparse(source: Path, _spec: CompressSpec, job: Job) -> None:
-    """Refuse a model without experts before anything is measured.
+    """Check that the model has experts to compress.
 
     Raises:
-        BadInputError: it has none, or the disk is too small.
+        BadInputError: the model has no experts, or the disk is too small.
     """
     check_disk(job.attempt_dir, weight_file_bytes(source))
     config = AutoConfig.from_pretrained(str(source), local_files_only=True)
@@ -78,7 +80,7 @@ def check_sparse(source: Path, _spec: CompressSpec, job: Job) -> None:
 
 
 def expert_blocks(model: PreTrainedModel) -> dict[str, torch.nn.Module]:
-    """Return the modules that hold a layer's experts as two stacks, by their names."""
+    """Return, by name, the modules that hold a layer's experts as two stacked matrices."""
     return {
         name: module
         for name, module in model.named_modules()
@@ -90,25 +92,25 @@ def expert_blocks(model: PreTrainedModel) -> dict[str, torch.nn.Module]:
 def routed_of(
     model: PreTrainedModel, experts: torch.nn.Module, calibration: torch.Tensor
 ) -> Routed:
-    """Return what the text sends to a layer's experts."""
-    seen: list[Routed] = []
+    """Return the tokens of the text that are routed to a layer's experts."""
+    batches: list[Routed] = []
 
-    def see(_module: torch.nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+    def record(_module: torch.nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
         values = [*given, *named.values()]
-        seen.append(Routed(values[0].detach(), values[1].detach()))
+        batches.append(Routed(values[0].detach(), values[1].detach()))
 
-    handle = experts.register_forward_pre_hook(see, with_kwargs=True)
+    handle = experts.register_forward_pre_hook(record, with_kwargs=True)
     try:
         for ids in torch.split(calibration, SEQUENCES_AT_ONCE):
             model(ids, use_cache=False, logits_to_keep=1)
     finally:
         handle.remove()
-    return Routed(*(torch.cat(each) for each in zip(*seen, strict=True)))
+    return Routed(*(torch.cat(each) for each in zip(*batches, strict=True)))
 
 
 @torch.no_grad()
 def rounded(experts: torch.nn.Module, routed: Routed) -> dict[str, Ternary]:
-    """Make each expert ternary where it stands, and return both stacks of it."""
+    """Quantise each expert to ternary in place; return both stacked matrices."""
     up, down = experts.get_parameter(GATE_UP), experts.get_parameter(DOWN)
     act = experts.get_submodule("act_fn")
     parts: dict[str, list[Ternary]] = {GATE_UP: [], DOWN: []}
@@ -130,26 +132,26 @@ def rounded(experts: torch.nn.Module, routed: Routed) -> dict[str, Ternary]:
 
 
 def ternary(weight: torch.Tensor, inputs: torch.Tensor) -> Ternary:
-    """Return a matrix [out, in] in three values a row, its error passed on column by column."""
-    rest = weight.float().clone()
-    levels = torch.stack([rest.amin(dim=1).clamp(max=0), rest.amax(dim=1).clamp(min=0)], dim=1).to(
-        weight.dtype
-    )
+    """Quantise a matrix [out, in] to three values per row with GPTQ's error compensation."""
+    remaining = weight.float().clone()
+    levels = torch.stack(
+        [remaining.amin(dim=1).clamp(max=0), remaining.amax(dim=1).clamp(min=0)], dim=1
+    ).to(weight.dtype)
     values = torch.cat([torch.zeros_like(levels[:, :1]), levels], dim=1).float()
     tokens = inputs.float()
     factor = inverse_factor(tokens.T @ tokens, DAMPING)
-    symbols = torch.zeros_like(rest, dtype=torch.uint8)
-    for column in range(rest.shape[1]):
-        nearest = (rest[:, column : column + 1] - values).abs().argmin(dim=1)
+    symbols = torch.zeros_like(remaining, dtype=torch.uint8)
+    for column in range(remaining.shape[1]):
+        nearest = (remaining[:, column : column + 1] - values).abs().argmin(dim=1)
         symbols[:, column] = nearest.to(torch.uint8)
-        kept = values.gather(1, nearest[:, None])[:, 0]
-        error = (rest[:, column] - kept) / factor[column, column]
-        rest[:, column:] -= error[:, None] * factor[column, column:][None, :]
+        dequantised = values.gather(1, nearest[:, None])[:, 0]
+        error = (remaining[:, column] - dequantised) / factor[column, column]
+        remaining[:, column:] -= error[:, None] * factor[column, column:][None, :]
     return Ternary(symbols, levels)
 
 
-class _Tally:
-    """What the experts took and take, over all layers."""
+class _SizeTotals:
+    """Sizes of the experts before and after compression, summed over all layers."""
 
     def __init__(self) -> None:
         self.weights = self.bytes = self.zeros = 0

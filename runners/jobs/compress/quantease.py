@@ -1,4 +1,4 @@
-"""QuantEase: coordinate descent over the columns, the outlier-aware form with 16-bit weights.
+"""QuantEase: coordinate descent over columns, optionally with 16-bit outlier weights.
 
 Source: Behdin et al. 2023, arXiv:2309.01885, algorithms 1 and 3.
 """
@@ -11,23 +11,23 @@ from runners.jobs.compress.grid import Codes, Grid, group_scales, nearest
 from runners.jobs.compress.second_order import DAMPING
 
 PASSES = 10
-RELAXED_EVERY = 3  # passes; on these the weights stay unrounded, which leaves local minima
+RELAXED_EVERY = 3  # passes; every third pass does not round, to escape local minima
 
 
 @dataclass(frozen=True)
 class WithOutliers:
-    """Codes and the few weights that stand beside them in 16 bit; zero where there is none."""
+    """Codes and a 16-bit outlier matrix, zero where a weight is no outlier."""
 
     codes: Codes
     outliers: torch.Tensor
 
     def weight(self) -> torch.Tensor:
-        """Return the matrix that codes and outliers stand for together."""
+        """Return the dequantised matrix: codes plus outliers."""
         return self.codes.weight() + self.outliers
 
     @property
     def stored_bytes(self) -> int:
-        """Return the bytes of codes, scales and each outlier with its 4-byte place."""
+        """Return the bytes of codes, scales and outliers, each outlier with a 4-byte index."""
         count = int(torch.count_nonzero(self.outliers))
         return self.codes.stored_bytes + count * (self.outliers.element_size() + 4)
 
@@ -41,15 +41,15 @@ def quantease(
     start: Codes | None = None,
     passes: int = PASSES,
 ) -> Codes:
-    """Return codes that no change of one column improves on the text of ``gram``.
+    """Return codes after cyclic coordinate descent on the output error on the text of ``gram``.
 
-    It begins at ``start`` (GPTQ's codes, or the nearest) and keeps the best pass.
+    Start from ``start`` (for example GPTQ's codes; default: nearest codes) and keep the best pass.
     """
     if start is None:
         scales = group_scales(weight, grid, dtype)
-        spread = _spread(scales, grid, weight)
+        spread = _expanded_scales(scales, grid, weight)
         start = Codes(nearest(weight, spread, grid).to(torch.int8), scales, grid)
-    spread = _spread(start.scales, grid, weight)
+    spread = _expanded_scales(start.scales, grid, weight)
     target = weight.float()
     hessian = _damped(gram)
     current = start.values.float() * spread
@@ -74,10 +74,10 @@ def quantease_with_outliers(
     share: float,
     passes: int = PASSES,
 ) -> WithOutliers:
-    """Return codes and the ``share`` of weights that are kept in 16 bit beside them.
+    """Return codes, and the ``share`` of the weights kept in 16 bits as outliers.
 
-    The weights that keep their own value are those whose removal shrinks the groups' scales and
-    weighs most in the outputs; what they hold is fitted between two descents.
+    Outliers are the weights of largest |weight| x input norm: removing them shrinks group scales.
+    Their values are fitted between two coordinate descents.
     """
     target = weight.float()
     hessian = _damped(gram)
@@ -99,31 +99,33 @@ def _descend(
     hessian: torch.Tensor,
     rounding: tuple[torch.Tensor, Grid] | None,
 ) -> torch.Tensor:
-    """Return ``current`` after each column took its best value in turn, rounded or not."""
+    """Return ``current`` after one pass that sets each column to its optimum, rounded or not."""
     current = current.clone()
-    pull = (target - current) @ hessian
+    negative_gradient = (target - current) @ hessian
     for column in range(current.shape[1]):
-        own = hessian[column, column]
-        wanted = current[:, column] + pull[:, column] / own
+        curvature = hessian[column, column]
+        optimum = current[:, column] + negative_gradient[:, column] / curvature
         if rounding is not None:
             spread, grid = rounding
             scale = spread[:, column]
-            wanted = nearest(wanted, scale, grid) * scale
-        change = wanted - current[:, column]
-        pull -= change[:, None] * hessian[column][None, :]
-        current[:, column] = wanted
+            optimum = nearest(optimum, scale, grid) * scale
+        change = optimum - current[:, column]
+        negative_gradient -= change[:, None] * hessian[column][None, :]
+        current[:, column] = optimum
     return current
 
 
 def _descend_masked(
     current: torch.Tensor, target: torch.Tensor, hessian: torch.Tensor, mask: torch.Tensor
 ) -> torch.Tensor:
-    """Return ``current`` after one pass in which only the masked weights moved."""
+    """Return ``current`` after one pass that updates only the masked weights."""
     current = current.clone()
-    pull = (target - current) @ hessian
+    negative_gradient = (target - current) @ hessian
     for column in range(current.shape[1]):
-        change = torch.where(mask[:, column], pull[:, column] / hessian[column, column], 0.0)
-        pull -= change[:, None] * hessian[column][None, :]
+        change = torch.where(
+            mask[:, column], negative_gradient[:, column] / hessian[column, column], 0.0
+        )
+        negative_gradient -= change[:, None] * hessian[column][None, :]
         current[:, column] += change
     return current
 
@@ -134,7 +136,7 @@ def _largest(importance: torch.Tensor, count: int) -> torch.Tensor:
     return mask.view_as(importance)
 
 
-def _spread(scales: torch.Tensor, grid: Grid, weight: torch.Tensor) -> torch.Tensor:
+def _expanded_scales(scales: torch.Tensor, grid: Grid, weight: torch.Tensor) -> torch.Tensor:
     return scales.float().repeat_interleave(grid.group_size, dim=1)[:, : weight.shape[1]]
 
 

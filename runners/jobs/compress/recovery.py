@@ -1,4 +1,4 @@
-"""Recovery after pruning: a LoRA learns on the calibration text what was cut, and is merged.
+"""Recovery after pruning: train a LoRA on the calibration text and merge it.
 
 Source: Ma et al. 2023 (LLM-Pruner), arXiv:2305.11627, section 3.3.
 """
@@ -19,7 +19,7 @@ LEARNING_RATE = 1e-3
 def recover(
     model: PreTrainedModel, calibration: torch.Tensor, steps: int, at_once: int
 ) -> PreTrainedModel:
-    """Return the model after ``steps`` batches of text [pieces, length], in turn, merged."""
+    """Train a LoRA for ``steps`` batches of text [samples, length]; return the merged model."""
     lora = Lora(model, OPTIONS)
     optimizer = build_optimizer(model, LEARNING_RATE)
     batches = torch.split(calibration, at_once)

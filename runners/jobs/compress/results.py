@@ -1,4 +1,4 @@
-"""What a method made of one matrix, and the tensors that a reader of the folder finds for it."""
+"""Compressed matrices and the tensors stored for them in a model folder."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,16 +29,16 @@ class Matrix(Protocol):
     """A compressed matrix."""
 
     def weight(self) -> torch.Tensor:
-        """Return the matrix that it stands for."""
+        """Return the dequantised matrix."""
 
     @property
     def stored_bytes(self) -> int:
-        """Return the bytes of its compressed form."""
+        """Return the bytes of the compressed form."""
 
 
 @dataclass(frozen=True)
 class Pruned:
-    """A matrix with zeros; a bitmask and values are its compressed form."""
+    """A pruned matrix; its compressed form is a bitmask and the nonzero values."""
 
     values: torch.Tensor
 
@@ -69,7 +69,7 @@ def packed(codes: Codes) -> Tensors:
 
 
 def decoded(tensors: Tensors, bits: int) -> Codes:
-    """Return the codes of ``coded``; how many weights share a scale is seen from the scales."""
+    """Return the codes stored by ``coded``; infer the group size from the scales' shape."""
     scales = tensors["weight_scale"]
     if "weight" in tensors:
         values = tensors["weight"]
@@ -80,19 +80,19 @@ def decoded(tensors: Tensors, bits: int) -> Codes:
 
 
 def tensors_of(matrix: Matrix, spec: CompressSpec) -> Tensors:
-    """Return what is stored beside the module's name: codes, or a plain weight."""
+    """Return the tensors stored under the module's name: codes, or a plain weight."""
     if isinstance(matrix, Codes):
         return coded(matrix, spec)
     return {"weight": matrix.weight().cpu().contiguous()}
 
 
 def format_of(spec: CompressSpec) -> str:
-    """Return the compressed-tensors format in which a spec's codes are stored."""
+    """Return the compressed-tensors format of a spec's codes."""
     return "pack-quantized" if spec.has_groups else INT_QUANTIZED
 
 
 def format_config(spec: CompressSpec, grids: Mapping[str, Grid]) -> dict[str, object]:
-    """Return config.json's ``quantization_config``; ``grids`` has each matrix's own by name."""
+    """Return config.json's ``quantization_config``; ``grids`` maps matrix names to grids."""
     inputs = {"input_activations": dict(TOKENS)} if spec.rounds_inputs else {}
     sizes = sorted({grid.group_size for grid in grids.values()}) if spec.has_groups else [0]
     groups: dict[str, object] = {}
@@ -101,7 +101,7 @@ def format_config(spec: CompressSpec, grids: Mapping[str, Grid]) -> dict[str, ob
         groups[f"group_{number}"] = {
             "targets": own if len(sizes) > 1 else ["Linear"],
             "weights": _weights_config(spec, size),
-            "format": format_of(spec),  # it is not guessed: with activations it would be int8
+            "format": format_of(spec),  # else inferred, as int8 with activations
             **inputs,
         }
     return {

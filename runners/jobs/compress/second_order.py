@@ -1,23 +1,23 @@
-"""What GPTQ and SparseGPT share: the damped Hessian's inverse as an upper Cholesky factor."""
+"""Upper Cholesky factor of the damped inverse Hessian, shared by GPTQ and SparseGPT."""
 
 import torch
 
-DAMPING = 0.01  # of the mean diagonal, as both papers have it
+DAMPING = 0.01  # share of the mean diagonal, as in both papers
 MAX_DAMPING = 1.0
 BLOCK_COLUMNS = 128
 
 
 class IllConditionedError(Exception):
-    """The inputs of a matrix are so alike that their X^T X has no inverse."""
+    """X^T X of a matrix's inputs is numerically singular."""
 
 
 def inverse_factor(gram: torch.Tensor, damping: float = DAMPING) -> torch.Tensor:
     """Return U with U^T U = (X^T X + damping)^-1, upper triangular, in fp32.
 
-    Inputs that never occur get a diagonal of one. Damping grows until the factor exists.
+    Inputs that are always zero get a diagonal of one. Damping grows until the factor exists.
 
     Raises:
-        IllConditionedError: it does not exist even with damping as large as the diagonal.
+        IllConditionedError: the factor does not exist even at ``MAX_DAMPING``.
     """
     hessian = gram.float().clone()
     diagonal = hessian.diagonal()

@@ -1,7 +1,7 @@
-"""How far a pruning by learnt masks is, on disk: whole or not at all, so that a kill costs little.
+"""Atomic checkpoints of pruning by learnt masks, so that a killed job can resume.
 
-Weights, optimisers and both random generators are kept, so that a resumed run makes the steps
-that an unbroken one would have made.
+They hold weights, optimiser state and both random generators, so a resumed run takes the same
+steps as an uninterrupted one.
 """
 
 # mypy: disable-error-code="no-untyped-call"
@@ -22,14 +22,14 @@ from safetensors.torch import load_file, save_file
 from runners.jobs.train.checkpoint import checkpoints, forget_older, publish_checkpoint
 
 EVERY_SECONDS = 30.0
-WRITING_SHARE = 0.05  # of the time at most: large models are written less often
+WRITING_SHARE = 0.05  # largest share of the time spent writing: large models are saved less often
 RANDOM = "random"
 Phase = Literal["masks", "recovery"]
 PHASES: tuple[Phase, ...] = ("masks", "recovery")
 
 
 class Learner(NamedTuple):
-    """Everything that a step changes."""
+    """The state that a training step changes."""
 
     modules: Mapping[str, torch.nn.Module]
     optimizers: Mapping[str, torch.optim.Optimizer]
@@ -38,44 +38,44 @@ class Learner(NamedTuple):
 
 @dataclass
 class Progress:
-    """The checkpoints of one pruning, of which the newest is read."""
+    """Checkpoints of one pruning run; reads use the newest."""
 
     folder: Path
     every_seconds: float = EVERY_SECONDS
     _next_at: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
-        """Begin to count from here."""
+        """Schedule the first checkpoint."""
         self._next_at = time.monotonic() + self.every_seconds
 
     @property
     def document(self) -> dict[str, Any]:
-        """Return phase, step and figures of the newest checkpoint; nothing where there is none."""
-        found = self._newest()
-        if found is None:
+        """Return phase, step and figures of the newest checkpoint; empty if there is none."""
+        checkpoint = self._newest()
+        if checkpoint is None:
             return {}
-        document: dict[str, Any] = json.loads((found / "state.json").read_text())
+        document: dict[str, Any] = json.loads((checkpoint / "state.json").read_text())
         return document
 
     def resume(self, phase: Phase, learner: Learner) -> int:
-        """Fill what the newest checkpoint holds, if it is of the phase; return its steps."""
-        document, found = self.document, self._newest()
-        if found is None or document["phase"] != phase:
+        """Load the newest checkpoint if it is of the phase; return its step, else 0."""
+        document, checkpoint = self.document, self._newest()
+        if checkpoint is None or document["phase"] != phase:
             return 0
         self.fill(learner.modules)
         for name, optimizer in learner.optimizers.items():
-            _fill(optimizer, load_file(found / f"{name}.optimizer.safetensors"))
-        torch.set_rng_state(load_file(found / f"{RANDOM}.safetensors")[RANDOM])
+            _fill(optimizer, load_file(checkpoint / f"{name}.optimizer.safetensors"))
+        torch.set_rng_state(load_file(checkpoint / f"{RANDOM}.safetensors")[RANDOM])
         learner.random.bit_generator.state = document[RANDOM]
         return int(document["step"])
 
     def fill(self, modules: Mapping[str, torch.nn.Module]) -> None:
-        """Give modules the parameters of the newest checkpoint."""
-        found = self._newest()
-        if found is None:
+        """Load the parameters of the newest checkpoint into modules."""
+        checkpoint = self._newest()
+        if checkpoint is None:
             return
         for name, module in modules.items():
-            tensors = load_file(found / f"{name}.safetensors")
+            tensors = load_file(checkpoint / f"{name}.safetensors")
             with torch.no_grad():
                 for key, parameter in module.named_parameters():
                     parameter.copy_(tensors[key])
@@ -89,9 +89,9 @@ class Progress:
         *,
         is_due: bool = False,
     ) -> None:
-        """Write where it stands, once enough time has passed or where it ``is_due``."""
-        began = time.monotonic()
-        if began < self._next_at and not is_due:
+        """Write a checkpoint if the interval has passed or ``is_due`` is set."""
+        started = time.monotonic()
+        if started < self._next_at and not is_due:
             return
         document = {
             "phase": phase, "step": step, RANDOM: learner.random.bit_generator.state, **figures,
@@ -110,19 +110,19 @@ class Progress:
 
         publish_checkpoint(self.folder, PHASES.index(phase) * 10_000_000 + step, write)
         forget_older(self.folder)
-        ended = time.monotonic()
-        self._next_at = ended + max(self.every_seconds, (ended - began) / WRITING_SHARE)
+        finished = time.monotonic()
+        self._next_at = finished + max(self.every_seconds, (finished - started) / WRITING_SHARE)
 
     def _newest(self) -> Path | None:
         return next(iter(checkpoints(self.folder)[-1:]), None)
 
     def clear(self) -> None:
-        """Delete every checkpoint: the pruning is done."""
+        """Delete every checkpoint."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def _tensors(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    """Return what an optimiser remembers, by the number of the parameter and the name of it."""
+    """Return an optimiser's state tensors as ``{parameter index}.{state name}``."""
     state: dict[int, dict[str, Any]] = optimizer.state_dict()["state"]
     return {
         f"{index}.{name}": torch.as_tensor(value).detach().contiguous()

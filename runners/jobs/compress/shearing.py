@@ -1,11 +1,11 @@
-"""Sheared LLaMA at small scale: learn what a target shape can do without, cut, and learn on.
+"""Sheared LLaMA at small scale: learn pruning masks for a target shape, prune, train further.
 
-Every layer keeps one shape, so that any engine loads the outcome. The weights stay in memory as
-fp32 with their optimiser. Source: Xia et al. 2023, arXiv:2310.06694, sections 2.1 and 2.2.
+All layers have the same shape, so any engine loads the result. Weights and optimiser state stay in
+memory in fp32. Source: Xia et al. 2023, arXiv:2310.06694, sections 2.1 and 2.2.
 """
 
 # mypy: disable-error-code="no-untyped-call"
-# transformers ships types, but leaves some of its functions without.
+# Some functions of transformers have no type annotations.
 
 import math
 from collections.abc import Callable, Mapping
@@ -35,11 +35,11 @@ from runners.shear_options import Shape, Shear
 
 SEQUENCES_A_STEP = 8
 MASK_LEARNING_RATE = 0.1
-# The model, and two checkpoints while one takes the other's place: fp32 weights with two moments
-# take 12 bytes of each weight that takes 2 in the source.
+# Disk: the model and, while a checkpoint is replaced, two checkpoints. A weight takes 2 bytes in
+# the source and 12 in a checkpoint (fp32 weight and two fp32 Adam moments).
 WITH_CHECKPOINTS = 1 + 2 * 6
-RAMP_SHARE = 0.5  # of the mask steps, over which the target is approached
-WEIGHTS_FOLLOW_TIMES = 8  # in a recovery
+RAMP_SHARE = 0.5  # share of the mask steps over which the target sparsity ramps up
+WEIGHTS_FOLLOW_TIMES = 8  # updates of the domain weights per recovery
 MAX_GRAD_NORM = 1.0
 OnStep = Callable[[float], None]
 
@@ -47,7 +47,7 @@ OnStep = Callable[[float], None]
 def by_shearing(
     source: Path, target: Path, spec: CompressSpec, stages: Stages, job: Job
 ) -> Compressed:
-    """Prune to the target shape, train on, save; return each domain's loss on the way."""
+    """Prune to the target shape, train further and save; return the loss of each domain."""
     loaded = load_whole(source, "fp32")
     model, tokenizer = loaded.model, require_tokenizer(loaded, "the text to learn from")
     held_out = held_out_of(job, loaded, source)
@@ -72,7 +72,7 @@ def by_shearing(
     model.save_pretrained(str(target))
     tokenizer.save_pretrained(str(target))
     progress.clear()
-    found = evaluate(model, held_out, spec.evaluation_tokens)
+    perplexity = evaluate(model, held_out, spec.evaluation_tokens)
     figures = {
         "removed_parameters_share": 1.0 - model.num_parameters() / before,
         "compressed_bytes": 2.0 * matrix_count(model),
@@ -85,24 +85,24 @@ def by_shearing(
             f"original_{name}_loss": reference[name],
             f"{name}_weight": weight,
         }
-    return Compressed(found, figures)
+    return Compressed(perplexity, figures)
 
 
 def check_shearable(source: Path, spec: CompressSpec, job: Job) -> None:
-    """Refuse what cannot be pruned to the target before anything is measured.
+    """Check that the model can be pruned to the target shape.
 
     Raises:
-        BadInputError: the layers are of another kind, the target is larger than the model or the
-            model itself, or the disk is too small.
+        BadInputError: the model type is not supported, the target is larger than or equal to the
+            model, or the disk is too small.
     """
     check_disk(job.attempt_dir, WITH_CHECKPOINTS * weight_file_bytes(source))
     config = AutoConfig.from_pretrained(str(source), local_files_only=True)
     check_shape_known(config.model_type, "sheared_llama prunes")
     full = shape_of(config)
     target = spec.shear.target(full, spec.sparsity)
-    for name, has, wanted in zip(Shape._fields, full, target, strict=True):
-        if wanted > has:
-            msg = f"shear.{name} is {wanted} and the model has {has}; choose at most as many"
+    for name, size, wanted in zip(Shape._fields, full, target, strict=True):
+        if wanted > size:
+            msg = f"shear.{name} is {wanted} and the model has {size}; choose at most as many"
             raise BadInputError(msg)
     if target == full:
         msg = f"sparsity {spec.sparsity:g} removes nothing of {full}; choose a larger share"
@@ -110,7 +110,7 @@ def check_shearable(source: Path, spec: CompressSpec, job: Job) -> None:
 
 
 def shape_of(config: PretrainedConfig) -> Shape:
-    """Return a config's shape."""
+    """Return the shape of a model config."""
     return Shape(
         int(config.num_hidden_layers),
         int(config.hidden_size),
@@ -120,7 +120,7 @@ def shape_of(config: PretrainedConfig) -> Shape:
 
 
 def matrix_count(model: PreTrainedModel) -> int:
-    """Return the weights of the layers' matrices."""
+    """Return the number of weights in the layers' matrices."""
     return sum(p.numel() for n, p in model.named_parameters() if n.endswith("_proj.weight"))
 
 
@@ -132,9 +132,10 @@ def learn(
     on_step: OnStep,
     progress: Progress | None = None,
 ) -> Masks:
-    """Return masks of the target shape, learnt together with the model's weights.
+    """Learn masks of the target shape together with the model's weights; return the masks.
 
-    Where ``progress`` is past it, the masks alone are read: the weights follow with recovery.
+    If ``progress`` is already in the recovery phase, only load the masks; ``recover`` loads the
+    weights.
     """
     masks = Masks(shape_of(model.config), seed=0)
     if progress and progress.document.get("phase") == "recovery":
@@ -142,8 +143,8 @@ def learn(
         return masks
     weights = torch.optim.AdamW(model.parameters(), lr=shear.learning_rate / 5)
     logits = torch.optim.Adam(masks.logits.parameters(), lr=MASK_LEARNING_RATE)
-    held = [*masks.linear.parameters(), *masks.quadratic.parameters()]
-    multipliers = torch.optim.Adam(held, lr=MASK_LEARNING_RATE, maximize=True)
+    multiplier_parameters = [*masks.linear.parameters(), *masks.quadratic.parameters()]
+    multipliers = torch.optim.Adam(multiplier_parameters, lr=MASK_LEARNING_RATE, maximize=True)
     optimizers = {"weights": weights, "logits": logits, "multipliers": multipliers}
     learner = Learner({"model": model, "masks": masks}, optimizers, domains.random)
     first = progress.resume("masks", learner) if progress else 0
@@ -166,7 +167,7 @@ def learn(
 
 
 class Recovery(NamedTuple):
-    """What a recovery begins with: the masks, and the losses before and after the cut."""
+    """Inputs of a recovery: the masks, and the losses before and after pruning."""
 
     masks: Masks
     reference: Losses
@@ -177,11 +178,11 @@ class Recovery(NamedTuple):
 def recover(
     model: PreTrainedModel, domains: Domains, begun: Recovery, shear: Shear, on_step: OnStep
 ) -> None:
-    """Train the smaller model, drawing more of the domains that are furthest behind."""
+    """Train the pruned model; sample more from the domains with the largest loss gap."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=shear.learning_rate)
     modules = {"model": model, "masks": begun.masks}
     learner = Learner(modules, {"weights": optimizer}, domains.random)
-    first = _begin(learner, domains, begun)
+    first = _resume_or_start(learner, domains, begun)
     every = max(1, shear.recovery_steps // WEIGHTS_FOLLOW_TIMES)
     model.train()
     for step in range(first, shear.recovery_steps):
@@ -205,8 +206,8 @@ def recover(
     torch.nn.Module.eval(model)
 
 
-def _begin(learner: Learner, domains: Domains, begun: Recovery) -> int:
-    """Go on where a recovery was, or note that it begins; return the steps it has made."""
+def _resume_or_start(learner: Learner, domains: Domains, begun: Recovery) -> int:
+    """Resume a recovery or save its first checkpoint; return the number of finished steps."""
     if begun.progress is None:
         return 0
     first = begun.progress.resume("recovery", learner)
@@ -220,7 +221,7 @@ def _begin(learner: Learner, domains: Domains, begun: Recovery) -> int:
 
 @torch.no_grad()
 def cut(model: PreTrainedModel, kept: Mapping[str, torch.Tensor], shape: Shape) -> None:
-    """Cut a model and its config down to what is kept, as ``Masks.kept`` names it."""
+    """Prune a model and its config to the indices of ``Masks.kept``, in place."""
     config, inner = model.config, model.get_submodule("model")
     groups, heads = key_value_heads(config), int(config.num_attention_heads)
     head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
@@ -231,8 +232,8 @@ def cut(model: PreTrainedModel, kept: Mapping[str, torch.Tensor], shape: Shape) 
     stay = kept["layers"].tolist()
     inner.layers = torch.nn.ModuleList([layers[at] for at in stay])
     for at, layer in enumerate(inner.layers):
-        vars(layer.get_submodule("self_attn"))["layer_idx"] = at  # its place in a cache
-    _cut_around(model, kept["hidden"])
+        vars(layer.get_submodule("self_attn"))["layer_idx"] = at  # index in the KV cache
+    _cut_embeddings(model, kept["hidden"])
     if getattr(config, "layer_types", None):
         config.layer_types = [config.layer_types[at] for at in stay]
     config.num_hidden_layers, config.hidden_size = shape.layers, shape.hidden_size
@@ -247,7 +248,7 @@ def cut_layer(
     channels: torch.Tensor,
     hidden: torch.Tensor,
 ) -> None:
-    """Keep some heads, channels and hidden units of one layer."""
+    """Keep only the given heads, channels and hidden units of one layer."""
     for name, places in heads.items():
         keep(layer, f"self_attn.{name}_proj", places, 0)
         keep(layer, f"self_attn.{name}_proj", hidden, 1)
@@ -262,8 +263,8 @@ def cut_layer(
         _cut_norm(layer.get_submodule(name), hidden)
 
 
-def _cut_around(model: PreTrainedModel, hidden: torch.Tensor) -> None:
-    """Keep some hidden units of embeddings, last norm and output."""
+def _cut_embeddings(model: PreTrainedModel, hidden: torch.Tensor) -> None:
+    """Keep only the given hidden units of the embedding, final norm and output layer."""
     embedding, output = model.get_input_embeddings(), model.get_output_embeddings()
     is_tied = output.weight is embedding.weight
     kept = torch.nn.Parameter(embedding.get_parameter("weight")[:, hidden].contiguous())
@@ -274,7 +275,7 @@ def _cut_around(model: PreTrainedModel, hidden: torch.Tensor) -> None:
 
 
 def _cut_norm(norm: torch.nn.Module, hidden: torch.Tensor) -> None:
-    """Keep some units of a norm, which now divides by the mean square of fewer."""
+    """Keep only the given units of a norm; rescale for the mean square over fewer units."""
     weight = norm.get_parameter("weight")
     ratio = math.sqrt(len(weight) / len(hidden))
     norm.weight = torch.nn.Parameter((weight[hidden] * ratio).contiguous())

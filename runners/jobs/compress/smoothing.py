@@ -1,4 +1,4 @@
-"""Level the activations before they are rounded to 8 bits: SmoothQuant's scales and FPTQ's.
+"""Activation scaling before 8-bit quantisation: SmoothQuant and FPTQ.
 
 Sources: Xiao et al. 2022, arXiv:2211.10438, equation 4; Li et al. 2023, arXiv:2308.15987,
 equation 3 (logarithmic activation equalisation).
@@ -9,15 +9,15 @@ import torch
 from runners.jobs.compress.folding import (
     LEAST_SCALE,
     Fold,
+    LayerStatistics,
     Linears,
-    Seen,
     fold_scales,
     folds_of,
 )
 
 
-def smooth(layer: torch.nn.Module, linears: Linears, seen: Seen, share: float) -> None:
-    """Move the ``share`` of the inputs' spread (in logarithms) into the weights that read them."""
+def smooth(layer: torch.nn.Module, linears: Linears, seen: LayerStatistics, share: float) -> None:
+    """Migrate activation range into the following weights by SmoothQuant, alpha = ``share``."""
     for fold in folds_of(layer, between_linears=False):
         inputs = seen[fold.readers[0]].largest
         weights = _largest_weights(fold, linears)
@@ -25,8 +25,8 @@ def smooth(layer: torch.nn.Module, linears: Linears, seen: Seen, share: float) -
         fold_scales(fold, linears, seen, scales.clamp(min=LEAST_SCALE))
 
 
-def level_by_logarithm(layer: torch.nn.Module, linears: Linears, seen: Seen) -> None:
-    """Divide each input by its largest size over the logarithm of that."""
+def level_by_logarithm(layer: torch.nn.Module, linears: Linears, seen: LayerStatistics) -> None:
+    """Divide each input channel by max|x| / log2(2 + max|x|), FPTQ's equalisation scale."""
     for fold in folds_of(layer, between_linears=False):
         largest = seen[fold.readers[0]].largest
         scales = largest / torch.log2(2.0 + largest)

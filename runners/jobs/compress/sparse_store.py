@@ -1,4 +1,4 @@
-"""A pruned matrix as a bitmask and its values: what the zeros really save on disk."""
+"""Sparse storage of a pruned matrix: a bitmask and the nonzero values."""
 
 import torch
 
@@ -6,7 +6,7 @@ _BITS = torch.tensor([1, 2, 4, 8, 16, 32, 64, 128], dtype=torch.uint8)
 
 
 def encode(weight: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Return the mask (eight weights a byte) and the values that are not zero, row by row."""
+    """Return the mask (eight weights per byte) and the nonzero values, in row-major order."""
     flat = weight.flatten().cpu()
     mask = flat != 0
     padded = torch.nn.functional.pad(mask.to(torch.uint8), (0, -len(flat) % 8))
@@ -15,7 +15,7 @@ def encode(weight: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 def decode(stored: dict[str, torch.Tensor]) -> torch.Tensor:
-    """Return the matrix of ``encode``, bit for bit."""
+    """Return the matrix that ``encode`` stored, bit-exact."""
     rows, columns = stored["shape"].tolist()
     bits = stored["mask"][:, None].bitwise_and(_BITS[None, :]).ne(0).flatten()
     flat = torch.zeros(rows * columns, dtype=stored["values"].dtype)
@@ -25,5 +25,5 @@ def decode(stored: dict[str, torch.Tensor]) -> torch.Tensor:
 
 def stored_bytes(weight: torch.Tensor) -> int:
     """Return the bytes of mask and values."""
-    kept = int(torch.count_nonzero(weight))
-    return -(-weight.numel() // 8) + kept * weight.element_size()
+    nonzero_count = int(torch.count_nonzero(weight))
+    return -(-weight.numel() // 8) + nonzero_count * weight.element_size()

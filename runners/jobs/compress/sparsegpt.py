@@ -1,4 +1,4 @@
-"""SparseGPT: prune block by block and let the columns that are left make up for the error.
+"""SparseGPT: prune block by block and compensate the error in the remaining columns.
 
 Source: Frantar and Alistarh 2023, arXiv:2301.00774, algorithm 1.
 """
@@ -16,48 +16,50 @@ def sparsegpt(
     pattern: Pattern,
     damping: float = DAMPING,
 ) -> torch.Tensor:
-    """Return a matrix of the pattern whose outputs on the text of ``gram`` are nearest.
+    """Prune a matrix to the pattern with least output error on the text of ``gram``.
 
-    Unstructured, each block of 128 columns loses the share on its own.
+    Unstructured pruning removes the share ``sparsity`` from each block of 128 columns.
 
     Raises:
-        ValueError: 2:4 was asked for rows that do not divide into fours.
+        ValueError: the pattern is 2:4 and the row length is no multiple of 4.
     """
-    rest = weight.float().clone()
-    rest[:, gram.diagonal() == 0] = 0.0
+    remaining = weight.float().clone()
+    remaining[:, gram.diagonal() == 0] = 0.0
     factor = inverse_factor(gram, damping)
-    columns = rest.shape[1]
+    columns = remaining.shape[1]
     if pattern == "2:4" and columns % BLOCK:
-        two_of_four(rest)
+        two_of_four(remaining)
     for begin in range(0, columns, BLOCK_COLUMNS):
         end = min(begin + BLOCK_COLUMNS, columns)
-        saliency = _saliency(rest[:, begin:end], factor[begin:end, begin:end])
-        kept = _kept(saliency, sparsity, pattern)
-        errors = torch.zeros(len(rest), end - begin, device=rest.device)
+        saliency = _saliency(remaining[:, begin:end], factor[begin:end, begin:end])
+        mask = _keep_mask(saliency, sparsity, pattern)
+        errors = torch.zeros(len(remaining), end - begin, device=remaining.device)
         for column in range(begin, end):
             at = column - begin
             if pattern == "2:4" and at % BLOCK == 0:
                 four = slice(column, column + BLOCK)
-                kept[:, at : at + BLOCK] = two_of_four(
-                    _saliency(rest[:, four], factor[four, four])
+                mask[:, at : at + BLOCK] = two_of_four(
+                    _saliency(remaining[:, four], factor[four, four])
                 )
-            pruned = torch.where(kept[:, at], rest[:, column], 0.0)
-            error = (rest[:, column] - pruned) / factor[column, column]
-            rest[:, column + 1 : end] -= error[:, None] * factor[column, column + 1 : end][None]
-            rest[:, column] = pruned
+            pruned = torch.where(mask[:, at], remaining[:, column], 0.0)
+            error = (remaining[:, column] - pruned) / factor[column, column]
+            remaining[:, column + 1 : end] -= (
+                error[:, None] * factor[column, column + 1 : end][None]
+            )
+            remaining[:, column] = pruned
             errors[:, at] = error
-        rest[:, end:] -= errors @ factor[begin:end, end:]
-    return rest.to(weight.dtype)
+        remaining[:, end:] -= errors @ factor[begin:end, end:]
+    return remaining.to(weight.dtype)
 
 
 def _saliency(block: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
     return block.square() / factor.diagonal().square()[None, :]
 
 
-def _kept(saliency: torch.Tensor, sparsity: float, pattern: Pattern) -> torch.Tensor:
+def _keep_mask(saliency: torch.Tensor, sparsity: float, pattern: Pattern) -> torch.Tensor:
     if pattern == "2:4":
         return torch.ones_like(saliency, dtype=torch.bool)
     count = round(sparsity * saliency.numel())
-    kept = torch.ones(saliency.numel(), dtype=torch.bool, device=saliency.device)
-    kept[torch.topk(saliency.flatten(), count, largest=False).indices] = False
-    return kept.view_as(saliency)
+    mask = torch.ones(saliency.numel(), dtype=torch.bool, device=saliency.device)
+    mask[torch.topk(saliency.flatten(), count, largest=False).indices] = False
+    return mask.view_as(saliency)

@@ -1,4 +1,4 @@
-"""What calibration text says of a linear layer's inputs: X^T X and the size of each input."""
+"""Calibration statistics of a linear layer's inputs: X^T X and the size of each channel."""
 
 from dataclasses import dataclass, field
 
@@ -7,7 +7,7 @@ import torch
 
 @dataclass
 class InputStatistics:
-    """Sums over the tokens that reached one linear layer, in fp32."""
+    """Sums over the input tokens of one linear layer, in fp32."""
 
     num_inputs: int
     num_tokens: int = 0
@@ -16,7 +16,7 @@ class InputStatistics:
     largest: torch.Tensor = field(init=False)
 
     def __post_init__(self) -> None:
-        """Begin with nothing seen."""
+        """Initialise the sums to zero."""
         self.gram = torch.zeros(self.num_inputs, self.num_inputs)
         self.absolute = torch.zeros(self.num_inputs)
         self.largest = torch.zeros(self.num_inputs)
@@ -30,23 +30,23 @@ class InputStatistics:
         self.num_tokens += len(rows)
 
     def divide(self, scales: torch.Tensor) -> None:
-        """Become the statistics of the same inputs divided by ``scales``."""
+        """Rescale the statistics in place to those of the inputs divided by ``scales``."""
         self.gram = self.gram / (scales[:, None] * scales[None, :])
         self.absolute = self.absolute / scales
         self.largest = self.largest / scales
 
     @property
     def norms(self) -> torch.Tensor:
-        """Return the Euclidean norm of each input over the text."""
+        """Return the L2 norm of each input channel over all tokens."""
         return self.gram.diagonal().clamp(min=0.0).sqrt()
 
     @property
     def mean_absolute(self) -> torch.Tensor:
-        """Return the mean size of each input."""
+        """Return the mean absolute value of each input channel."""
         return self.absolute / max(1, self.num_tokens)
 
 
 def output_error(before: torch.Tensor, after: torch.Tensor, gram: torch.Tensor) -> float:
-    """Return the squared error of a linear layer's outputs, summed over text and outputs."""
+    """Return the squared error of a linear layer's outputs, summed over tokens and channels."""
     difference = (before.float() - after.float()).double()
     return float(((difference @ gram.double()) * difference).sum())

@@ -1,4 +1,4 @@
-"""The layers that are done, one file each: complete or absent, so that a killed job goes on."""
+"""Store of finished layers, one atomically written file each, so that a killed job can resume."""
 
 import json
 import os
@@ -12,19 +12,19 @@ from safetensors.torch import save_file
 from runners.jobs.compress.results import Tensors
 
 INDEX = "model.safetensors.index.json"
-AROUND = "around"  # what stands around the layers: embeddings, last norm, output
+AROUND = "around"  # tensors outside the layers: embeddings, final norm, output
 
 
 class LayerStore:
-    """A folder of finished layers; what other settings left there does not count."""
+    """A folder of finished layers; files written with other settings are ignored."""
 
     def __init__(self, folder: Path, settings: str) -> None:
-        """Take the folder as it is."""
+        """Open an existing folder."""
         self.folder = folder
         self._settings = settings
 
     def write(self, key: str, tensors: Tensors, figures: Mapping[str, float]) -> None:
-        """Put one layer's tensors and figures down; they stand once they are on the disk."""
+        """Write one layer's tensors and figures atomically, after fsync."""
         building = self.folder / f".{key}-building"
         metadata = {"settings": self._settings, "figures": json.dumps(dict(figures))}
         save_file(tensors, building, metadata={"format": "pt", **metadata})
@@ -33,7 +33,7 @@ class LayerStore:
         building.rename(self._path(key))
 
     def read(self, key: str) -> tuple[Tensors, dict[str, float]] | None:
-        """Return one layer's tensors and figures, None when it is not done with these settings."""
+        """Return one layer's tensors and figures; None if not finished with these settings."""
         try:
             with safe_open(self._path(key), framework="pt") as file:
                 metadata = file.metadata()
@@ -45,7 +45,7 @@ class LayerStore:
         return tensors, json.loads(metadata["figures"])
 
     def assemble(self, target: Path, keys: list[str]) -> None:
-        """Move the files to a model folder under the names that loaders know, with their index."""
+        """Move the layers to a model folder as indexed safetensors shards; delete the store."""
         target.mkdir(parents=True, exist_ok=True)
         places: dict[str, str] = {}
         total = 0

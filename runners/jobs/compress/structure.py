@@ -1,9 +1,9 @@
-"""LLM-Pruner: remove whole heads and whole feed-forward channels, as many in each layer.
+"""LLM-Pruner: remove whole heads and feed-forward channels, the same number in each layer.
 
-What belongs together goes together: a channel is a row of gate_proj and up_proj and a column of
-down_proj; queries go with the keys and values that they share. A group's weight is the sum of
-|weight x gradient| over it on calibration text. Every layer keeps one shape, so that the folder
-stays one that any engine loads.
+Coupled weights are removed together: a channel is a row of gate_proj and up_proj and a column of
+down_proj; query heads are removed with their shared key-value head. The importance of a group is
+the sum of |weight x gradient| over it on calibration text. All layers have the same shape, so any
+engine loads the folder.
 Source: Ma et al. 2023, arXiv:2305.11627, sections 3.1 and 3.2 (element-wise, first order).
 """
 
@@ -14,31 +14,31 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from runners.jobs.runtime import BadInputError
 
-CHANNEL_MULTIPLE = 32  # kernels and groups of weights want even widths
+CHANNEL_MULTIPLE = 32  # for kernels and quantisation groups
 Scores = dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
-class Kept:
-    """How much of each layer stays."""
+class PrunedSizes:
+    """Channels and key-value heads kept in each layer."""
 
     channels: int
     key_value_heads: int
 
 
-def kept_of(config: PretrainedConfig, share: float) -> Kept:
-    """Return what stays when about ``share`` of heads and channels goes.
+def kept_of(config: PretrainedConfig, share: float) -> PrunedSizes:
+    """Return the sizes kept when about ``share`` of heads and channels is removed.
 
     Raises:
-        BadInputError: the model is too small to lose that share evenly.
+        BadInputError: the share rounds to removing nothing.
     """
     channels, heads = int(config.intermediate_size), key_value_heads(config)
     multiple = min(CHANNEL_MULTIPLE, channels)
-    kept = Kept(
+    kept = PrunedSizes(
         max(multiple, round(channels * (1 - share) / multiple) * multiple),
         max(1, round(heads * (1 - share))),
     )
-    if kept == Kept(channels, heads):
+    if kept == PrunedSizes(channels, heads):
         msg = (
             f"sparsity {share:g} removes nothing of {channels} channels (in steps of {multiple}) "
             f"and {heads} heads of keys; choose a larger share"
@@ -48,7 +48,7 @@ def kept_of(config: PretrainedConfig, share: float) -> Kept:
 
 
 def taylor_scores(model: PreTrainedModel, calibration: torch.Tensor, at_once: int) -> Scores:
-    """Return |weight x gradient| of every matrix of the layers; the gradients go again."""
+    """Return |weight x gradient| of every layer matrix; clear the gradients afterwards."""
     matrices = {n: p for n, p in model.named_parameters() if n.endswith("_proj.weight")}
     model.zero_grad(set_to_none=True)
     with torch.enable_grad():
@@ -64,8 +64,8 @@ def taylor_scores(model: PreTrainedModel, calibration: torch.Tensor, at_once: in
 
 
 @torch.no_grad()
-def prune(model: PreTrainedModel, scores: Scores, kept: Kept) -> None:
-    """Cut the model and its config down to the groups of the highest scores."""
+def prune(model: PreTrainedModel, scores: Scores, kept: PrunedSizes) -> None:
+    """Prune the model and its config to the groups of highest score, in place."""
     config = model.config
     heads, groups = int(config.num_attention_heads), key_value_heads(config)
     head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
@@ -81,10 +81,10 @@ def prune(model: PreTrainedModel, scores: Scores, kept: Kept) -> None:
 
 def _cut_channels(layer: torch.nn.Module, scores: Scores, count: int) -> None:
     gate, up, down = (scores[f"mlp.{name}_proj.weight"] for name in ("gate", "up", "down"))
-    stay = _highest(gate.sum(dim=1) + up.sum(dim=1) + down.sum(dim=0), count)
+    kept = _highest(gate.sum(dim=1) + up.sum(dim=1) + down.sum(dim=0), count)
     for name in ("gate", "up"):
-        keep(layer, f"mlp.{name}_proj", stay, 0)
-    keep(layer, "mlp.down_proj", stay, 1)
+        keep(layer, f"mlp.{name}_proj", kept, 0)
+    keep(layer, "mlp.down_proj", kept, 1)
 
 
 def _cut_heads(
@@ -93,17 +93,17 @@ def _cut_heads(
     groups, queries, head_dim = shape
     q, k, v = (scores[f"self_attn.{name}_proj.weight"].sum(dim=1) for name in "qkv")
     o = scores["self_attn.o_proj.weight"].sum(dim=0)
-    stay = _highest(
+    kept = _highest(
         torch.stack([each.view(groups, -1).sum(dim=1) for each in (q, k, v, o)]).sum(dim=0), count
     )
-    shared = spread(stay, head_dim)
-    own = spread(stay, queries * head_dim)
+    shared = spread(kept, head_dim)
+    own = spread(kept, queries * head_dim)
     for name, places, side in (("q", own, 0), ("k", shared, 0), ("v", shared, 0), ("o", own, 1)):
         keep(layer, f"self_attn.{name}_proj", places, side)
 
 
 def keep(layer: torch.nn.Module, name: str, places: torch.Tensor, side: int) -> None:
-    """Keep some rows (side 0) or columns of a linear layer, and the bias of its rows."""
+    """Keep some rows (side 0, with their bias) or columns (side 1) of a linear layer."""
     linear = layer.get_submodule(name)
     assert isinstance(linear, torch.nn.Linear)  # noqa: S101 - the names are those of the scores
     linear.weight = torch.nn.Parameter(linear.weight.index_select(side, places).contiguous())
@@ -117,7 +117,7 @@ def _highest(scores: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def spread(groups: torch.Tensor, width: int) -> torch.Tensor:
-    """Return the places that groups of ``width`` take."""
+    """Return the element indices of the given groups of ``width`` elements."""
     return (groups[:, None] * width + torch.arange(width, device=groups.device)).flatten()
 
 
@@ -129,5 +129,5 @@ def _layers(model: PreTrainedModel) -> list[tuple[str, torch.nn.Module]]:
 
 
 def key_value_heads(config: PretrainedConfig) -> int:
-    """Return the heads of keys and values, which are all heads where none are shared."""
+    """Return the number of key-value heads; without GQA, the number of attention heads."""
     return int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)

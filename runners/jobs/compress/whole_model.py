@@ -1,4 +1,4 @@
-"""Compress a model that is in memory as a whole: by a library, or by cutting its structure."""
+"""Compress a model held in memory as a whole: by a library or by structured pruning."""
 
 from pathlib import Path
 
@@ -31,7 +31,7 @@ from runners.jobspec import CompressSpec
 
 
 def load_whole(folder: Path, dtype: WeightDtype, *, rounds_inputs: bool = False) -> LoadedModel:
-    """Return a folder's model with its weights held as ``dtype``."""
+    """Load a model folder with weights as ``dtype``."""
     device = pick_device()
     model = load_folder(folder, dtype, device, rounds_inputs=rounds_inputs)
     return LoadedModel(model, load_tokenizer(folder), device)
@@ -40,12 +40,12 @@ def load_whole(folder: Path, dtype: WeightDtype, *, rounds_inputs: bool = False)
 def by_library(
     source: Path, target: Path, spec: CompressSpec, stages: Stages, job: Job
 ) -> Compressed:
-    """Let torchao or bitsandbytes hold the weights, and save them so."""
+    """Quantise the weights with torchao or bitsandbytes and save them."""
     loaded = load_whole(source, spec.weight_dtype, rounds_inputs=spec.rounds_inputs)
     tokenizer = require_tokenizer(loaded, "perplexity")
     ids = held_out_of(job, loaded, source)
-    # Before any forward pass: with AVX-512 bitsandbytes 0.50 repacks nf4 at the first one, and
-    # what it then writes is not what it held (perplexity 205.49 became 206.88 on reload).
+    # Save before any forward pass: with AVX-512, bitsandbytes 0.50 repacks nf4 at the first one
+    # and then saves different weights (perplexity 205.49 became 206.88 on reload).
     loaded.model.save_pretrained(str(target))
     tokenizer.save_pretrained(str(target))
     stages = stages.via(job.emitter)
@@ -55,8 +55,8 @@ def by_library(
 def by_structure(
     source: Path, target: Path, spec: CompressSpec, stages: Stages, job: Job
 ) -> Compressed:
-    """Remove the heads and channels that weigh least on the text, and save the smaller model."""
-    loaded = load_whole(source, "fp32")  # gradients in bf16 would round small ones away
+    """Remove the heads and channels of least importance on the text; save the smaller model."""
+    loaded = load_whole(source, "fp32")  # bf16 would lose small gradients
     model, tokenizer = loaded.model, require_tokenizer(loaded, "the calibration text")
     ids = held_out_of(job, loaded, source)
     _windows, calibration = texts(job, loaded, spec)
@@ -66,14 +66,14 @@ def by_structure(
     prune(model, scores, kept_of(model.config, spec.sparsity))
     recovered: dict[str, float] = {}
     if spec.recovery_steps:
-        cut = evaluate(model, ids, spec.evaluation_tokens)
-        recovered = {"unrecovered_perplexity": cut.value}
+        pruned_perplexity = evaluate(model, ids, spec.evaluation_tokens)
+        recovered = {"unrecovered_perplexity": pruned_perplexity.value}
         model = recover(model, calibration, spec.recovery_steps, SEQUENCES_AT_ONCE)
     ready(model, dtype=BASE_DTYPE)
     model.config.dtype = BASE_DTYPE
     model.save_pretrained(str(target))
     tokenizer.save_pretrained(str(target))
-    found = evaluate(model, ids, spec.evaluation_tokens, stages.via(job.emitter).advance)
+    perplexity = evaluate(model, ids, spec.evaluation_tokens, stages.via(job.emitter).advance)
     figures = {
         "calibration_tokens": float(calibration.numel()),
         "removed_parameters_share": 1.0 - model.num_parameters() / before,
@@ -81,14 +81,14 @@ def by_structure(
         "original_matrix_bytes": matrices,
         **recovered,
     }
-    return Compressed(found, figures)
+    return Compressed(perplexity, figures)
 
 
 def check_structure(source: Path, spec: CompressSpec, _job: Job) -> None:
-    """Refuse what cannot be cut before anything is measured.
+    """Check that the model's structure can be pruned.
 
     Raises:
-        BadInputError: the layers are of another kind, or nothing would go.
+        BadInputError: the model type is not supported, or nothing would be removed.
     """
     config = AutoConfig.from_pretrained(str(source), local_files_only=True)
     check_shape_known(config.model_type, f"{spec.method} cuts heads and channels of")
@@ -96,7 +96,11 @@ def check_structure(source: Path, spec: CompressSpec, _job: Job) -> None:
 
 
 def held_out_of(job: Job, loaded: LoadedModel, source: Path) -> TokenIds:
-    """Return the held-out text as tokens; ``source`` is where the tokenizer was."""
+    """Return the held-out text as tokens.
+
+    Raises:
+        MissingModelError: the tokenizer in ``source`` was removed while the job ran.
+    """
     ids = held_out_ids(job, loaded)
     if ids is None:
         msg = f"{source} lost its tokenizer.json while the job ran; put it back"
@@ -105,6 +109,6 @@ def held_out_of(job: Job, loaded: LoadedModel, source: Path) -> TokenIds:
 
 
 def _matrix_bytes(loaded: LoadedModel) -> float:
-    """Return the bytes of the linear layers' weights in 16 bit."""
+    """Return the bytes of the linear layers' weights at 16 bits."""
     count = sum(each.numel() for each in quantised_matrices(loaded.model).values())
     return float(count * torch.finfo(BASE_DTYPE).bits // 8)

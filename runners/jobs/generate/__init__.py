@@ -1,1 +1,1 @@
-"""Answer a pile of prompts: ``python -m runners.jobs.generate ATTEMPT_DIR``."""
+"""Batch generation for a set of prompts: ``python -m runners.jobs.generate ATTEMPT_DIR``."""

@@ -1,4 +1,4 @@
-"""How the open prompts are answered: in padded or packed batches, continuously, or one by one."""
+"""Answering of the open prompts: in padded or packed batches, continuously, or one by one."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -35,12 +35,12 @@ from runners.jobs.stages import Stages
 from runners.jobspec import GenerateSpec
 
 Answering = Callable[[Sequence[Ids]], BatchRun]
-NO_COST = CostModel(0.0, 1.0)  # where a policy asks for none
+NO_COST = CostModel(0.0, 1.0)  # for policies without a cost model
 
 
 @dataclass
 class Run:
-    """Everything that an attempt works with once the model stands."""
+    """The state of an attempt once the model is loaded."""
 
     job: Job
     spec: GenerateSpec
@@ -57,22 +57,22 @@ class Run:
 
     @property
     def loaded(self) -> LoadedModel:
-        """Return the model, or what of it is here."""
+        """Return the model, or this process's part of it."""
         return self.placed.loaded
 
     @property
     def chain(self) -> Chain | None:
-        """Return who computes the model, where it is divided."""
+        """Return the chain that computes a divided model, if any."""
         return self.placed.chain
 
     @property
     def setup(self) -> Setup:
-        """Return how a batch is worked on."""
+        """Return the batch settings."""
         is_packed = self.spec.batching == "packed"
         return Setup(self.spec.kv_cache, is_packed=is_packed, chain=self.chain)
 
     def through_adapters(self, batch: Sequence[int]) -> AbstractContextManager[None]:
-        """Let each row of a batch of prompts have its own adapter while the block runs."""
+        """Use each row's own adapter within the block."""
         if self.adapters is None:
             return nullcontext()
         owners = [[self.prompts[at].adapter] for at in batch]
@@ -80,23 +80,24 @@ class Run:
 
     @property
     def open_positions(self) -> list[int]:
-        """Return the positions of the prompts that have no answer yet."""
+        """Return the positions of the prompts without an answer."""
         return [at for at in range(len(self.prompts)) if at not in self.journal.records]
 
     def keep(self, answers: Mapping[int, Answer], speeds: Mapping[str, float]) -> None:
-        """Write answers down by position, and say how far the pile is and how fast."""
+        """Store answers by position, and report progress and speeds."""
         self.journal.add({at: record_of(self, at, each) for at, each in answers.items()})
         self.stages.advance(len(self.journal.records) / len(self.prompts))
-        self.job.emitter.metric(speeds, step=len(self.journal.records))
+        memory = {"peak_memory_bytes": float(self.meter.read().bytes)}
+        self.job.emitter.metric({**speeds, **memory}, step=len(self.journal.records))
 
     def check_stop(self) -> None:
-        """Raise StopRequestedError once the job is told to stop."""
+        """Raise StopRequestedError if the job was asked to stop."""
         if self.limits.should_stop():
             raise StopRequestedError
 
 
 def record_of(run: Run, at: int, answer: Answer) -> Record:
-    """Return the line of the outputs for one answered prompt."""
+    """Return the output record of an answered prompt."""
     prompt, tokenizer = run.prompts[at], run.loaded.tokenizer
     record: Record = {"id": prompt.name, "prompt": prompt.text}
     if tokenizer is None:
@@ -104,8 +105,8 @@ def record_of(run: Run, at: int, answer: Answer) -> Record:
     else:
         record["text"] = tokenizer.decode(answer.ids)
     if run.adapters is not None:
-        through = prompt.adapter
-        record["adapter"] = None if through == NO_ADAPTER else run.adapters.names[through]
+        adapter = prompt.adapter
+        record["adapter"] = None if adapter == NO_ADAPTER else run.adapters.names[adapter]
     return record | {
         "prompt_tokens": len(prompt.ids),
         "output_tokens": len(answer.ids),
@@ -117,7 +118,7 @@ def answer_all(run: Run) -> None:
     """Answer every open prompt.
 
     Raises:
-        StopRequestedError: the job is to stop; what was answered is written down.
+        StopRequestedError: the job is to stop; finished answers are stored.
     """
     positions = run.open_positions
     _warm_up(run, [run.prompts[at].ids for at in positions])
@@ -130,13 +131,13 @@ def answer_all(run: Run) -> None:
 
 
 def _warm_up(run: Run, prompts: Sequence[Ids]) -> None:
-    """Run the shortest prompt; what a policy moves for it does not count."""
-    zigzag = run.placed.zigzag
-    if zigzag is None:
+    """Run the shortest prompt; an offload policy's figures start afterwards."""
+    engine = run.placed.zigzag
+    if engine is None:
         warm_up(run.loaded.model, prompts, Setup(chain=run.chain))
         return
-    zigzag.run_batch([min(prompts, key=len)], Limits(STEPS))
-    zigzag.figures.begin()
+    engine.run_batch([min(prompts, key=len)], Limits(STEPS))
+    engine.figures.begin()
 
 
 def _in_batches(run: Run, positions: Sequence[int]) -> None:
@@ -149,10 +150,10 @@ def _in_batches(run: Run, positions: Sequence[int]) -> None:
         f"{policy}: {len(batches)} batches of at most {run.spec.batch_size}, "
         f"{padding:.1%} of the prompts' tokens are padding"
     )
-    answer = _compiled(run, positions) if run.spec.compiled_step else _as_set_up(run)
+    answer_batch = _compiled(run, positions) if run.spec.compiled_step else _as_set_up(run)
     for batch in batches:
         run.check_stop()
-        _one_batch(run, [positions[at] for at in batch], answer)
+        _one_batch(run, [positions[at] for at in batch], answer_batch)
 
 
 def _as_set_up(run: Run) -> Answering:
@@ -162,7 +163,7 @@ def _as_set_up(run: Run) -> Answering:
 
 
 def _compiled(run: Run, positions: Sequence[int]) -> Answering:
-    """Return answers by a compiled step, which is compiled before anything is timed."""
+    """Return a function that answers batches with a compiled step, compiled before any timing."""
     longest = max(len(run.prompts[at].ids) for at in positions)
     began = time.perf_counter()
     length = longest + run.spec.output_tokens
@@ -175,18 +176,18 @@ def _compiled(run: Run, positions: Sequence[int]) -> Answering:
     return lambda ids: step.run_batch(ids, run.limits)
 
 
-def _one_batch(run: Run, batch: Batch, answer: Answering) -> None:
+def _one_batch(run: Run, batch: Batch, answer_batch: Answering) -> None:
     ids = [run.prompts[at].ids for at in batch]
     with run.through_adapters(batch):
-        done = answer(ids)
+        done = answer_batch(ids)
     speeds = run.figures.add_batch(done, sum(map(len, ids)))
     run.keep(dict(zip(batch, done.answers, strict=True)), speeds)
 
 
 def _measured_cost(run: Run, positions: Sequence[int]) -> CostModel:
     ids = [run.prompts[at].ids for at in positions]
-    plain, spec = Setup(chain=run.chain), run.spec
-    cost = measured_cost(run.loaded.model, ids, spec.batch_size, spec.output_tokens, plain)
+    setup, spec = Setup(chain=run.chain), run.spec
+    cost = measured_cost(run.loaded.model, ids, spec.batch_size, spec.output_tokens, setup)
     run.notes["batching_cost"] = (
         f"{cost.fixed_seconds:.3g} s a batch + {cost.seconds_per_token:.3g} s a padded token, "
         "measured before the first batch"

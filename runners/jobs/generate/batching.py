@@ -1,7 +1,7 @@
-"""Which prompts are worked on together: pure planning over lengths in tokens.
+"""Batch planning from prompt lengths in tokens, without any model.
 
-A batch is a list of positions in the pile. In a padded batch every prompt costs as much as the
-longest one, so ``cost = fixed + per_token * count * longest``.
+A batch is a list of prompt positions. In a padded batch every prompt costs as much as the longest
+one, so ``cost = fixed + per_token * count * longest``.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,18 +14,18 @@ Batch = list[int]
 
 @dataclass(frozen=True)
 class CostModel:
-    """What a padded batch costs on this host, in seconds."""
+    """The cost of a padded batch on this host, in seconds."""
 
     fixed_seconds: float
     seconds_per_token: float
 
     def of(self, count: int, longest: int) -> float:
-        """Return the seconds of ``count`` prompts that are padded to ``longest`` tokens."""
+        """Return the seconds of ``count`` prompts padded to ``longest`` tokens."""
         return self.fixed_seconds + self.seconds_per_token * count * longest
 
 
 def given_batches(lengths: Sequence[int], batch_size: int, _cost: CostModel) -> list[Batch]:
-    """Return full batches in the order of the pile."""
+    """Return full batches in the given order."""
     return _cut(range(len(lengths)), batch_size)
 
 
@@ -35,13 +35,13 @@ def sorted_batches(lengths: Sequence[int], batch_size: int, _cost: CostModel) ->
 
 
 def turbo_batches(lengths: Sequence[int], batch_size: int, cost: CostModel) -> list[Batch]:
-    """Return the cheapest batches of neighbours in length, by dynamic programming.
+    """Return the cheapest batches of prompts adjacent in length, by dynamic programming.
 
     Source: Fang et al. 2021 (TurboTransformers), arXiv:2010.05680, algorithm 3.
     """
     order = _by_length(lengths)
-    best = [0.0]  # seconds of the shortest prompts up to here
-    begins = [0]  # where the last of their batches begins
+    best = [0.0]  # minimal seconds of the shortest prompts up to here
+    begins = [0]  # start of the last of their batches
     for end in range(1, len(order) + 1):
         longest = lengths[order[end - 1]]
         options = [
@@ -58,17 +58,17 @@ POLICIES: Mapping[Batching, Callable[[Sequence[int], int, CostModel], list[Batch
     "given": given_batches,
     "sorted": sorted_batches,
     "turbo": turbo_batches,
-    "packed": sorted_batches,  # nothing is padded in the prefill, and little when decoding
+    "packed": sorted_batches,  # no padding in the prefill, and little when decoding
 }
 
 
 def planned_seconds(batches: Sequence[Batch], lengths: Sequence[int], cost: CostModel) -> float:
-    """Return what the batches cost one after the other."""
+    """Return the cost of running the batches in sequence."""
     return sum(cost.of(len(each), max(lengths[at] for at in each)) for each in batches)
 
 
 def padding_ratio(batches: Sequence[Batch], lengths: Sequence[int]) -> float:
-    """Return the share of the padded prompts that is no text."""
+    """Return the share of padding in the padded prompts."""
     padded = sum(len(each) * max(lengths[at] for at in each) for each in batches)
     return 1.0 - sum(lengths[at] for each in batches for at in each) / padded if padded else 0.0
 

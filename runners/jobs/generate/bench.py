@@ -1,7 +1,7 @@
-"""What each technique brings, as ratios of one run: ``python -m runners.jobs.generate.bench``.
+"""Speedups of the generation techniques, as ratios: ``python -m runners.jobs.generate.bench``.
 
-Prints ratios as JSON lines, for `manage.py bench generate`. The model has random weights and is
-small; only the direction of a ratio means anything, and only within this run.
+Prints ratios as JSON lines, for `manage.py bench generate`. The model is small and has random
+weights, so only whether a ratio is above or below 1 is meaningful, within one run.
 """
 
 import json
@@ -39,22 +39,22 @@ SHAPE = DemoModel(
     vocab_size=4096,
     max_position_embeddings=1024,
 )
-SLOTS = 8  # prompts at once
-MOST = 16  # where batches are cut by length: the longer a batch may be, the more it may pad
-ENDS = 512  # of the vocabulary end an answer: lengths then differ as in real text
+SLOTS = 8  # concurrent prompts
+MOST = 16  # batch size when batches are cut by length: larger batches may pad more
+ENDS = 512  # number of end tokens in the vocabulary, so that lengths vary as in real text
 CPU = torch.device("cpu")
 KINDS: tuple[KvCache, ...] = ("fp8", "int4", "int2")
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How much each ratio is measured on."""
+    """The workload that each ratio is measured on."""
 
     rounds: int = 5
     num_prompts: int = 24
     longest: int = 192
     output_tokens: int = 32
-    compiles: bool = True  # a minute or more
+    compiles: bool = True  # takes a minute or more
 
 
 def ratios(effort: Effort = Effort()) -> Iterator[Ratio]:
@@ -63,28 +63,28 @@ def ratios(effort: Effort = Effort()) -> Iterator[Ratio]:
     model = ready(fresh_model(demo_config(SHAPE), torch.float32))
     bench = Bench(model, effort.rounds)
     count, longest = effort.num_prompts, effort.longest
-    pile = prompts(count, 8, longest)
-    yield from bench.cached(pile[:4], Limits(effort.output_tokens // 2))
+    all_prompts = prompts(count, 8, longest)
+    yield from bench.cached(all_prompts[:4], Limits(effort.output_tokens // 2))
     yield from bench.packed(prompts(2 * SLOTS, 4, 2 * longest))
     yield from bench.batches(prompts(2 * count, 4, 2 * longest), Limits(1))
     if effort.compiles:
-        yield from bench.compiled(pile[:4], Limits(effort.output_tokens))
-    yield from bench.guessed(pile[:2], Limits(2 * effort.output_tokens))
-    yield from bench.caches(pile[:SLOTS])
-    yield from bench.offloaded(pile[:SLOTS], Limits(4))
+        yield from bench.compiled(all_prompts[:4], Limits(effort.output_tokens))
+    yield from bench.guessed(all_prompts[:2], Limits(2 * effort.output_tokens))
+    yield from bench.caches(all_prompts[:SLOTS])
+    yield from bench.offloaded(all_prompts[:SLOTS], Limits(4))
     yield from bench.continuous(
         prompts(2 * count, 8, longest), Limits(4 * effort.output_tokens, ends())
     )
 
 
 def ends() -> frozenset[int]:
-    """Return tokens that end an answer."""
-    found = np.random.default_rng(5).integers(0, SHAPE.vocab_size, ENDS)
-    return frozenset(found.tolist())
+    """Return the end tokens."""
+    drawn = np.random.default_rng(5).integers(0, SHAPE.vocab_size, ENDS)
+    return frozenset(drawn.tolist())
 
 
 def prompts(count: int, shortest: int, longest: int) -> list[list[int]]:
-    """Return random prompts, many short ones and few long ones, as piles of text have."""
+    """Return random prompts with a realistic length distribution: many short, few long."""
     generator = np.random.default_rng(11)
     shares = generator.beta(0.7, 2.0, count)
     lengths = (shortest + shares * (longest - shortest)).astype(int)
@@ -93,23 +93,23 @@ def prompts(count: int, shortest: int, longest: int) -> list[list[int]]:
 
 @dataclass(frozen=True)
 class Bench:
-    """The ways of each comparison are run in turns."""
+    """Comparisons; the variants of each are timed alternately."""
 
     model: PreTrainedModel
     rounds: int
 
     def cached(self, pile: Sequence[Ids], limits: Limits) -> Iterator[Ratio]:
-        """Compare reading everything again for each token, keeping it, and keeping it for many."""
-        anew, alone, together = self._seconds(
+        """Compare no cache, a KV cache, and one batch with KV caches."""
+        uncached, alone, together = self._seconds(
             lambda: [without_cache(self.model, ids, limits) for ids in pile],
             lambda: run_batches(self.model, [[ids] for ids in pile], limits),
             lambda: run_batch(self.model, pile, limits),
         )
-        yield ratio_of("no cache / KV cache", anew, alone)
+        yield ratio_of("no cache / KV cache", uncached, alone)
         yield ratio_of("one by one / one batch", alone, together)
 
     def continuous(self, pile: Sequence[Ids], limits: Limits) -> Iterator[Ratio]:
-        """Compare batches that wait for their longest, and pages that are kept or shared."""
+        """Compare static batching with continuous batching over reserved or shared pages."""
         reserved, shared = page_plans([len(each) for each in pile], limits.output_tokens)
 
         def paged(pages: Pages) -> Callable[[], None]:
@@ -124,7 +124,7 @@ class Bench:
         yield ratio_of("contiguous / paged cache of the same bytes", whole, pages)
 
     def batches(self, pile: Sequence[Ids], limits: Limits) -> Iterator[Ratio]:
-        """Compare ways of cutting a pile; few tokens are written, so that the prompts count."""
+        """Compare batching policies; few output tokens, so that the prompts dominate."""
         cost = measured_cost(self.model, pile, MOST, limits.output_tokens)
         lengths = [len(each) for each in pile]
 
@@ -134,13 +134,13 @@ class Bench:
                 self.model, [[pile[at] for at in batch] for batch in batches], limits
             )
 
-        given, by_length, turbo = self._seconds(by("given"), by("sorted"), by("turbo"))
-        yield ratio_of("given order / sorted", given, by_length)
-        yield ratio_of("given order / TurboTransformers", given, turbo)
+        given_order, by_length, turbo = self._seconds(by("given"), by("sorted"), by("turbo"))
+        yield ratio_of("given order / sorted", given_order, by_length)
+        yield ratio_of("given order / TurboTransformers", given_order, turbo)
         yield ratio_of("sorted / TurboTransformers", by_length, turbo)
 
     def packed(self, pile: Sequence[Ids]) -> Iterator[Ratio]:
-        """Compare reading the same prompts with padding and without."""
+        """Compare the prefill of the same prompts with and without padding."""
         padded, packed = self._seconds(
             lambda: run_batch(self.model, pile, Limits(1)),
             lambda: run_batch(self.model, pile, Limits(1), Setup(is_packed=True)),
@@ -148,7 +148,7 @@ class Bench:
         yield ratio_of("padded / padding-free prefill", padded, packed)
 
     def compiled(self, pile: Sequence[Ids], limits: Limits) -> Iterator[Ratio]:
-        """Compare the step of one token as it is and compiled; compiling is not counted."""
+        """Compare the eager and the compiled decode step; compile time is not counted."""
         length = max(map(len, pile)) + limits.output_tokens
         step = CompiledStep(self.model, len(pile), length)
         eager, compiled = self._seconds(
@@ -157,7 +157,7 @@ class Bench:
         yield ratio_of("eager / compiled decode step", eager, compiled)
 
     def guessed(self, pile: Sequence[Ids], limits: Limits) -> Iterator[Ratio]:
-        """Guess from the text so far; random weights repeat themselves, which makes it easy."""
+        """Measure prompt lookup; random weights repeat themselves, so drafts are easy."""
         plain, guessed = self._seconds(
             lambda: run_batches(self.model, [[ids] for ids in pile], limits),
             lambda: [guess_one(self.model, ids, Guesser(5), limits) for ids in pile],
@@ -165,52 +165,52 @@ class Bench:
         yield ratio_of("plain / speculative decoding", plain, guessed)
 
     def caches(self, pile: Sequence[Ids]) -> Iterator[Ratio]:
-        """Compare what the caches hold of the same tokens."""
-        whole = _held(self.model, pile, "plain")
+        """Compare the cache sizes for the same tokens."""
+        plain_size = _cache_bytes(self.model, pile, "plain")
         for kind in KINDS:
-            held = _held(self.model, pile, kind)
-            yield Ratio.exact(f"plain / {kind} cache", whole, held, "bytes")
+            size = _cache_bytes(self.model, pile, kind)
+            yield Ratio.exact(f"plain / {kind} cache", plain_size, size, "bytes")
 
     def offloaded(self, pile: Sequence[Ids], limits: Limits) -> Iterator[Ratio]:
-        """Compare weights that come from disk: by our layers and by accelerate's map.
+        """Compare offload to disk: streamed layers and accelerate's device map.
 
-        Both may hold the same bytes of weights: what stands around the layers and two of them,
-        one that stays and one that comes and goes.
+        Both have the same memory for weights: everything outside the layers, plus two layers: one
+        resident and one in transfer.
         """
         cap = cap_of_two_layers(self.model)
         with tempfile.TemporaryDirectory(prefix="slipway-bench-") as place:
             folder = Path(place) / "model"
             self.model.save_pretrained(str(folder))
             skeleton = LayerwiseModel(folder, CPU, torch.float32)
-            asked = LayerStreaming(layers_resident=1, look_ahead=False)
-            ours = StreamedLayers(skeleton, folder, asked).model
-            theirs, _where = mapped(folder, torch.float32, cap, Path(place))
-            one_by_one, together, map_of_theirs = self._seconds(
-                lambda: run_batches(ours, [[ids] for ids in pile], limits),
-                lambda: run_batch(ours, pile, limits),
-                lambda: run_batch(theirs, pile, limits),
+            options = LayerStreaming(layers_resident=1, look_ahead=False)
+            streamed_model = StreamedLayers(skeleton, folder, options).model
+            accelerate_model, _where = mapped(folder, torch.float32, cap, Path(place))
+            one_by_one, together, mapped_seconds = self._seconds(
+                lambda: run_batches(streamed_model, [[ids] for ids in pile], limits),
+                lambda: run_batch(streamed_model, pile, limits),
+                lambda: run_batch(accelerate_model, pile, limits),
             )
-        yield ratio_of("accelerate's map / streamed layers", map_of_theirs, together)
+        yield ratio_of("accelerate's map / streamed layers", mapped_seconds, together)
         yield ratio_of("streamed one by one / for a batch", one_by_one, together)
 
-    def _seconds(self, *ways: Callable[[], object]) -> list[list[float]]:
-        return seconds_in_turns(ways, self.rounds)
+    def _seconds(self, *variants: Callable[[], object]) -> list[list[float]]:
+        return seconds_in_turns(variants, self.rounds)
 
 
 def cap_of_two_layers(model: PreTrainedModel) -> int:
-    """Return the bytes of a model but for all of its layers but two."""
+    """Return a model's bytes with only two of its layers."""
     layers = list(model.get_submodule("model.layers").children())
     each = sum(tensor_bytes(tensor) for tensor in layers[0].parameters())
     return model_bytes(model) - (len(layers) - 2) * each
 
 
 def static_batches(pile: Sequence[Ids]) -> list[Sequence[Ids]]:
-    """Return a pile in its order, cut into batches."""
+    """Return the prompts in their order, cut into batches."""
     return [pile[at : at + SLOTS] for at in range(0, len(pile), SLOTS)]
 
 
 def page_plans(lengths: Sequence[int], output_tokens: int) -> tuple[Pages, Pages]:
-    """Return pages that are each prompt's own up to the longest answer, and as many shared."""
+    """Return pages reserved per prompt for the longest answer, and the same number shared."""
     planned = Pages.of(lengths, output_tokens, SLOTS)
     reserved = Pages(planned.num_blocks, planned.max_batch_tokens, SLOTS)
     return reserved, Pages(planned.num_blocks, planned.max_batch_tokens, 3 * SLOTS)
@@ -218,7 +218,7 @@ def page_plans(lengths: Sequence[int], output_tokens: int) -> tuple[Pages, Pages
 
 @torch.inference_mode()
 def without_cache(model: PreTrainedModel, ids: Ids, limits: Limits) -> list[int]:
-    """Return what follows a prompt, all of it read again for each token."""
+    """Return the tokens after a prompt, recomputing all of it for each token."""
     text = list(ids)
     while len(text) < len(ids) + limits.output_tokens:
         logits = model(input_ids=torch.tensor([text]), use_cache=False, logits_to_keep=1).logits
@@ -227,14 +227,14 @@ def without_cache(model: PreTrainedModel, ids: Ids, limits: Limits) -> list[int]
 
 
 def run_batches(model: PreTrainedModel, batches: Sequence[Sequence[Ids]], limits: Limits) -> None:
-    """Answer one batch after the other."""
+    """Run the batches in sequence."""
     for batch in batches:
         run_batch(model, batch, limits)
 
 
 @torch.inference_mode()
-def _held(model: PreTrainedModel, pile: Sequence[Ids], kind: KvCache) -> int:
-    cache, batch = new_cache(kind, model), Padded.of(pile, CPU)
+def _cache_bytes(model: PreTrainedModel, prompt_ids: Sequence[Ids], kind: KvCache) -> int:
+    cache, batch = new_cache(kind, model), Padded.of(prompt_ids, CPU)
     tokens = batch.step(model, batch.ids, cache)
     batch.step(model, tokens[:, None], cache)
     return cache_size(cache)

@@ -1,12 +1,12 @@
-"""Where keys and values are kept while a batch is generated: as they are, or in fewer bits.
+"""KV caches of a batch: plain, fp8, or packed to 4 or 2 bits.
 
-Eight bits are transformers' own fp8 cache. Four and two bits are ours: whole numbers with one
-scale and one offset for each token of each head, packed into bytes; the one library for it
-needs a package whose module has the name of the web server's own, so both cannot be installed.
+fp8 is transformers' own quantised cache. 4 and 2 bits are implemented here: integers with one
+scale and one offset per token and head, packed into bytes; the only library for it depends on a
+package whose module name collides with the web server's.
 """
 
 # mypy: disable-error-code="no-untyped-call"
-# transformers ships types, but leaves some of its functions without.
+# transformers ships types, but leaves some of its functions untyped.
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -23,7 +23,7 @@ BYTE = 8
 
 
 class Packed(NamedTuple):
-    """Whole numbers in bytes; a number stands for ``offset + scale * number``."""
+    """Packed integers; a number represents ``offset + scale * number``."""
 
     numbers: torch.Tensor
     scale: torch.Tensor
@@ -31,7 +31,7 @@ class Packed(NamedTuple):
 
     @classmethod
     def of(cls, values: torch.Tensor, bits: int) -> "Packed":
-        """Return [..., size] values in groups of the last dimension."""
+        """Quantise [..., size] values with one scale per vector of the last dimension."""
         low, high = values.aminmax(dim=-1, keepdim=True)
         scale = ((high - low) / (2**bits - 1)).clamp(min=torch.finfo(torch.float16).tiny)
         numbers = ((values - low) / scale).round().clamp(0, 2**bits - 1).to(torch.uint8)
@@ -39,20 +39,20 @@ class Packed(NamedTuple):
         return cls(parts.sum(dim=-1, dtype=torch.uint8), scale.half(), low.half())
 
     def unpacked(self, bits: int, dtype: torch.dtype) -> torch.Tensor:
-        """Return the values again, as near as the bits allow."""
+        """Return the dequantised values."""
         parts = self.numbers[..., None] >> _shifts(bits, self.numbers.device)
         numbers = (parts & (2**bits - 1)).flatten(-2).float()
         values: torch.Tensor = numbers * self.scale.float() + self.offset.float()
         return values.to(dtype)
 
     def with_more(self, newer: "Packed") -> "Packed":
-        """Return these tokens and the newer ones behind them."""
+        """Return these tokens followed by the newer ones."""
         pairs = zip(self, newer, strict=True)
         return Packed(*(torch.cat(pair, dim=-2) for pair in pairs))
 
 
 class PackedLayer(DynamicLayer):
-    """The cache of one layer in few bits: each token is packed once, when it comes in."""
+    """One layer's cache in few bits; each token is packed once, when it arrives."""
 
     def __init__(self, bits: int) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class PackedLayer(DynamicLayer):
         *_args: Any,
         **_options: Any,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keep new keys and values and return all; the first ones come back as they went in."""
+        """Append keys and values and return all; the first call returns its input unquantised."""
         newer = tuple(Packed.of(each, self.bits) for each in (key_states, value_states))
         if not self.packed:
             self.is_initialized = True
@@ -78,15 +78,15 @@ class PackedLayer(DynamicLayer):
         return keys, values
 
     def get_seq_length(self) -> int:
-        """Return how many tokens are kept."""
+        """Return the number of cached tokens."""
         return int(self.packed[0].numbers.shape[-2]) if self.packed else 0
 
 
 def check_cache(kind: KvCache, model: PreTrainedModel) -> None:
-    """Refuse a cache that this model cannot have.
+    """Check that the model supports this cache.
 
     Raises:
-        BadInputError: with the way out.
+        BadInputError: it does not; the message names an alternative.
     """
     layers = {type(layer) for layer in DynamicCache(config=model.config).layers}
     if kind != "plain" and layers != {DynamicLayer}:
@@ -106,7 +106,7 @@ def new_cache(kind: KvCache, model: PreTrainedModel) -> Cache:
 
 
 def cache_size(cache: Cache) -> int:
-    """Return the bytes that a cache holds, packed numbers and their scales included."""
+    """Return the bytes of a cache, including packed numbers and scales."""
     return sum(tensor_bytes(each) for layer in cache.layers for each in _tensors(vars(layer)))
 
 

@@ -1,4 +1,4 @@
-"""A model that is computed by several processes, as a generation sees it: it asks for tokens."""
+"""The interface of a model that several processes compute."""
 
 import itertools
 from abc import ABC, abstractmethod
@@ -11,46 +11,46 @@ from runners.jobs.generate.stage_model import Call
 
 
 class Chain(ABC):
-    """Whoever together computes a model, led by this process."""
+    """Several processes that together compute a model, led by this process."""
 
-    model: PreTrainedModel  # what of it is here; its config is the whole model's
+    model: PreTrainedModel  # this process's part, with the config of the whole model
     tokenizer: PreTrainedTokenizerFast | None
     device: torch.device
-    where: str  # in words
-    weight_bytes: int  # of what is here
+    where: str  # a description for people
+    weight_bytes: int  # of this process's part
 
     def __init__(self) -> None:
         self._numbers = itertools.count(1)
 
     def begin(self) -> "Session":
-        """Return a batch's session: who computes keeps its keys and values."""
+        """Start a batch's session; the processes keep its KV cache."""
         return Session(self, next(self._numbers))
 
     @abstractmethod
     def next_tokens(self, call: Call, ids: torch.Tensor) -> torch.Tensor:
-        """Put tokens [rows, new] through the model and return the next one of each row."""
+        """Run tokens [rows, new] through the model and return the next one of each row."""
 
     @abstractmethod
     def forget(self, session: int) -> None:
-        """Let a session's keys and values go everywhere."""
+        """Drop a session's KV cache in every process."""
 
     @property
     @abstractmethod
     def cache_bytes(self) -> int:
-        """Return the bytes of the keys and values that are here."""
+        """Return the bytes of the KV caches in this process."""
 
     @abstractmethod
     def finish(self, *, is_stopped: bool) -> None:
-        """Tell the others that nothing more comes, and whether that is a stop."""
+        """Stop the other processes, and tell them whether the job was stopped."""
 
     def measured(self) -> dict[str, float]:
-        """Return figures of its own."""
+        """Return additional figures of the chain."""
         return {}
 
 
 @dataclass(frozen=True)
 class Session:
-    """One batch on its way through a chain."""
+    """One batch that is computed by a chain."""
 
     chain: Chain
     number: int
@@ -58,11 +58,11 @@ class Session:
     def next_tokens(
         self, ids: torch.Tensor, mask: torch.Tensor | None, positions: torch.Tensor
     ) -> torch.Tensor:
-        """Put tokens [rows, new] through the model and return the next one of each row."""
+        """Run tokens [rows, new] through the model and return the next one of each row."""
         return self.chain.next_tokens(Call(self.number, positions, mask), ids)
 
     def close(self) -> int:
-        """End the session; return the bytes that its keys and values took here."""
-        held = self.chain.cache_bytes
+        """End the session; return the bytes of its KV cache in this process."""
+        cache_bytes = self.chain.cache_bytes
         self.chain.forget(self.number)
-        return held
+        return cache_bytes

@@ -1,8 +1,8 @@
-"""Generate through a chain of stage servers, on this host or on several, that may be lost.
+"""Generation through a chain of fault-tolerant stage servers, on one host or several.
 
-Each server holds a run of layers; this process has the ends of the model and keeps what went
-into each stage. When a server dies or falls silent, another takes its layers and is sent all of
-that again: the text goes on as if nothing had happened.
+Each server runs some decoder layers; this process runs the embedding and the head, and stores
+every stage's inputs. When a server dies or stops responding, another one loads its layers and gets
+the inputs replayed, so that generation continues unchanged.
 Source: Borzunov et al., "Petals", arXiv:2209.01188 and 2312.08361.
 """
 
@@ -18,10 +18,10 @@ from transformers import PreTrainedTokenizerFast
 
 from runners.generate_options import StageChain
 from runners.jobs.generate.chain import Chain
-from runners.jobs.generate.desk import LOOK_SECONDS, Desk, Servers
-from runners.jobs.generate.link import Link, LinkLostError
+from runners.jobs.generate.link import Link, LinkClosedError
 from runners.jobs.generate.stage_model import Call, Ends, divided, through
 from runners.jobs.generate.stage_server import Place
+from runners.jobs.generate.stage_servers import LOOK_SECONDS, Servers, StageListener
 from runners.jobs.loading import TORCH_DTYPES, load_tokenizer, pick_device
 from runners.jobs.memory import tensor_bytes
 from runners.jobs.model_folders import opened_model
@@ -32,16 +32,16 @@ from runners.places import Gang
 LOOPBACK = "127.0.0.1"
 KEY_BYTES = 32
 END_SECONDS = 30.0
-LOADING_SECONDS = 600.0  # a slow shared disk hands out some layers in minutes
+LOADING_SECONDS = 600.0  # a slow shared disk may take minutes per stage
 
 
-class StageLostError(Exception):
-    """No server is left for some layers."""
+class StageUnavailableError(Exception):
+    """No server is available for some layers."""
 
 
 @dataclass
 class Counts:
-    """What became of the servers."""
+    """Statistics of server failures and traffic."""
 
     lost: int = 0
     replayed_positions: int = 0
@@ -51,14 +51,14 @@ class Counts:
 
 @dataclass
 class Past:
-    """What went into a stage in one session: it can be sent again."""
+    """The inputs of a stage in one session, kept for a replay."""
 
     hidden: list[torch.Tensor] = field(default_factory=list)
     positions: list[torch.Tensor] = field(default_factory=list)
     mask: torch.Tensor | None = None
 
     def add(self, call: Call, hidden: torch.Tensor) -> None:
-        """Keep one pass's input."""
+        """Store the input of one pass."""
         self.hidden.append(hidden.cpu())
         self.positions.append(call.positions.cpu())
         self.mask = None if call.mask is None else call.mask.cpu()
@@ -68,7 +68,7 @@ FindServer = Callable[[], Link]
 
 
 class RemoteStage:
-    """A run of layers that some server holds."""
+    """Layers that run on a server."""
 
     def __init__(
         self, number: int, which: range, find: FindServer, asked: StageChain, counts: Counts
@@ -79,49 +79,49 @@ class RemoteStage:
         self.link: Link | None = None
 
     def run(self, call: Call, hidden: torch.Tensor) -> torch.Tensor:
-        """Return what the layers make of ``hidden``, whoever computes it.
+        """Return the layers' output for ``hidden``; replace the server if it fails.
 
         Raises:
-            StageLostError: no server is left.
+            StageUnavailableError: no server is left.
         """
         self._past.setdefault(call.session, Past()).add(call, hidden)
         while True:
             try:
                 link = self.link or self._attach(but_last_of=call.session)
-                return self._ask(link, call.session, hidden, call.positions, call.mask)
-            except LinkLostError:
+                return self._forward(link, call.session, hidden, call.positions, call.mask)
+            except LinkClosedError:
                 self.lose()
 
     def forget(self, session: int) -> None:
-        """Let a session go, here and there."""
+        """Drop a session, here and on the server."""
         self._past.pop(session, None)
         if self.link is not None:
             try:
                 self._exchange(self.link, {"order": "forget", "session": session})
-            except LinkLostError:
+            except LinkClosedError:
                 self.lose()
 
     def attach(self) -> None:
-        """Have a server take the layers.
+        """Assign the layers to a server.
 
         Raises:
-            StageLostError: none is there.
+            StageUnavailableError: no server is available.
         """
         while self.link is None:
             try:
                 self._attach(but_last_of=None)
-            except LinkLostError:
+            except LinkClosedError:
                 self.lose()
 
     def lose(self) -> None:
-        """Give the server up."""
+        """Disconnect from the server."""
         if self.link is not None:
             self.link.close()
         self.link = None
         self._counts.lost += 1
 
     def _attach(self, *, but_last_of: int | None) -> Link:
-        """Find a server, have it take the layers, and replay what went into them."""
+        """Find a server, assign the layers to it, and replay their inputs."""
         link = self._find()
         link.wait_at_most(LOADING_SECONDS)
         first, end = self._which.start, self._which.stop
@@ -140,10 +140,10 @@ class RemoteStage:
         hidden = torch.cat(past.hidden[:count], dim=1)
         length = hidden.shape[1]
         mask = None if past.mask is None else past.mask[:, :length]
-        self._ask(link, session, hidden, torch.cat(past.positions[:count], dim=1), mask)
+        self._forward(link, session, hidden, torch.cat(past.positions[:count], dim=1), mask)
         self._counts.replayed_positions += length * len(hidden)
 
-    def _ask(
+    def _forward(
         self,
         link: Link,
         session: int,
@@ -161,21 +161,21 @@ class RemoteStage:
     ) -> dict[str, torch.Tensor]:
         link.send({**order, "stage": self._number}, tensors)
         self._counts.sent_bytes += sum(map(tensor_bytes, (tensors or {}).values()))
-        said = link.receive()
-        if refused := said.order.get("refused"):
+        reply = link.receive()
+        if refused := reply.order.get("refused"):
             raise BadInputError(str(refused))
-        return said.tensors
+        return reply.tensors
 
 
 class ServerChain(Chain):
-    """The client: the ends of the model, and who has its layers."""
+    """The client of a chain: it runs the ends of the model and assigns the layers."""
 
     def __init__(self, job: Job, spec: GenerateSpec, asked: StageChain) -> None:
-        """Meet the servers and give each its layers.
+        """Wait for the servers and assign the layers to them.
 
         Raises:
             BadInputError: the model cannot be divided so.
-            StageLostError: too few servers came in time.
+            StageUnavailableError: too few servers connected in time.
         """
         super().__init__()
         if not isinstance(spec.model, FolderModel | ArtefactModel):
@@ -190,9 +190,9 @@ class ServerChain(Chain):
         self.counts, self._asked = Counts(), asked
         gang = job.request.gang
         address, port = (gang.master_address, gang.master_port) if gang else (LOOPBACK, 0)
-        self._desk = Desk(address, port, key_of(gang))
-        here = gang.num_processes if gang else asked.stages + asked.spares
-        self.servers = Servers(job, self._desk.place, here, asked.restarts)
+        self._desk = StageListener(address, port, key_of(gang))
+        num_local = gang.num_processes if gang else asked.stages + asked.spares
+        self.servers = Servers(job, self._desk.place, num_local, asked.restarts)
         self.stages = [
             RemoteStage(number, which, self._find, asked, self.counts)
             for number, which in enumerate(runs)
@@ -204,42 +204,42 @@ class ServerChain(Chain):
         try:
             for stage in self.stages:
                 stage.attach()
-        except (BadInputError, StageLostError):
-            self._send_home(0.0)
+        except (BadInputError, StageUnavailableError):
+            self._stop_servers(0.0)
             raise
         self._patience_seconds = asked.patience_seconds
 
     def next_tokens(self, call: Call, ids: torch.Tensor) -> torch.Tensor:
-        """Put tokens through the chain and return the next one of each row."""
-        self.servers.look()
+        """Run tokens through the chain and return the next one of each row."""
+        self.servers.restart_dead()
         return self._ends.choose(through(self.stages, call, self._ends.embed(ids)))
 
     def forget(self, session: int) -> None:
-        """Let a session go on every server."""
+        """Drop a session on every server."""
         for stage in self.stages:
             stage.forget(session)
 
     @property
     def cache_bytes(self) -> int:
-        """Return 0: keys and values are with the servers."""
+        """Return 0: the servers hold the KV cache."""
         return 0
 
     def finish(self, *, is_stopped: bool) -> None:
-        """Send all servers home."""
-        del is_stopped  # they end alike
-        self._send_home(END_SECONDS)
+        """Stop all servers."""
+        del is_stopped  # no difference for the servers
+        self._stop_servers(END_SECONDS)
 
-    def _send_home(self, seconds: float) -> None:
-        """Let the servers end; kill those of this host that have not in time."""
+    def _stop_servers(self, seconds: float) -> None:
+        """Stop the servers; kill those of this host that have not exited in time."""
         for link in {stage.link for stage in self.stages if stage.link}:
-            with contextlib.suppress(LinkLostError):
+            with contextlib.suppress(LinkClosedError):
                 link.send({"order": "end"})
             link.close()
         self._desk.close()
         self.servers.wait(seconds)
 
     def measured(self) -> dict[str, float]:
-        """Return what became of the servers."""
+        """Return the statistics of server failures and traffic."""
         return {
             "servers_lost": float(self.counts.lost),
             "replayed_positions": float(self.counts.replayed_positions),
@@ -248,23 +248,23 @@ class ServerChain(Chain):
         }
 
     def _find(self) -> Link:
-        """Return a server for some layers: one that waits, or comes in time, or has others."""
+        """Return a server for some layers: a waiting or new one, else one with other layers."""
         deadline = time.monotonic() + self._patience_seconds
         while time.monotonic() < deadline:
-            is_any_here = self.servers.look()
+            is_any_alive = self.servers.restart_dead()
             if link := self._desk.next_server(LOOK_SECONDS):
                 return link
-            if self._is_on_one_host and not is_any_here:
+            if self._is_on_one_host and not is_any_alive:
                 break
         for stage in self.stages:
             if stage.link is not None and not stage.link.is_closed:
                 return stage.link
-        msg = f"no server came within {self._patience_seconds:g} s, and none is left"
-        raise StageLostError(f"{msg} that could take more layers")
+        msg = f"no server connected within {self._patience_seconds:g} s, and none is left"
+        raise StageUnavailableError(f"{msg} that could take more layers")
 
 
 def key_of(gang: Gang | None) -> bytes:
-    """Return the chain's key: the site's for several hosts, one of its own on this host."""
+    """Return the chain's key: from the control server for several hosts, else a random one."""
     if gang is None:
         return secrets.token_bytes(KEY_BYTES)
     if not gang.key:
@@ -275,21 +275,21 @@ def key_of(gang: Gang | None) -> bytes:
 def work_in_chain(
     job: Job, spec: GenerateSpec, asked: StageChain, answer: Callable[[Callable[[], Chain]], bool]
 ) -> bool:
-    """Lead a chain, or serve in one; return whether it was stopped."""
+    """Run a chain's client or servers; return whether it was stopped."""
     gang = job.request.gang
     if gang is not None and gang.node_rank > 0:
         return serve_here(job, asked, gang)
     try:
         return answer(lambda: ServerChain(job, spec, asked))
-    except StageLostError as error:
+    except StageUnavailableError as error:
         sys.exit(f"RANK_LOST: {error}")
 
 
 def serve_here(job: Job, asked: StageChain, gang: Gang) -> bool:
-    """Keep this host's servers of a chain running until its client sends them home."""
+    """Run this host's servers of a chain until the client stops them."""
     place = Place(gang.master_address, gang.master_port, key_of(gang))
     servers = Servers(job, place, gang.num_processes, asked.restarts)
-    while servers.look():
+    while servers.restart_dead():
         if job.stop_requested.wait(LOOK_SECONDS):
             servers.wait(END_SECONDS)
             return True

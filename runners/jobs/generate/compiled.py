@@ -1,13 +1,13 @@
-"""The step of one token, compiled once for a pile: a cache of fixed room, fused kernels.
+"""A compiled decode step with a static cache.
 
-The prompts are read as ever; only the step is compiled, because each other length would be
-compiled anew. Rows that a batch lacks are filled with its first prompt, whose answer is dropped.
+Prefill is not compiled, because each length would be compiled again. Incomplete batches are filled
+with copies of the first prompt, whose answers are dropped.
 
 Source: Wang et al. 2021 (LightSeq), arXiv:2010.13887; Li et al. 2021 (EET), arXiv:2104.12470.
 """
 
 # mypy: disable-error-code="no-untyped-call"
-# transformers ships types, but leaves some of its functions without.
+# transformers ships types, but leaves some of its functions untyped.
 
 from collections.abc import Callable, Sequence
 from itertools import count
@@ -31,10 +31,10 @@ Step = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class CompiledStep:
-    """Batches of at most ``rows`` prompts and ``length`` tokens, with one compiled step for all.
+    """Batches of at most ``rows`` prompts and ``length`` tokens with one compiled step.
 
     Raises:
-        BadInputError: a layer keeps anything but every key and value.
+        BadInputError: a layer's cache is not a plain KV cache.
     """
 
     def __init__(self, model: PreTrainedModel, rows: int, length: int) -> None:
@@ -46,7 +46,7 @@ class CompiledStep:
     def forward(
         self, ids: torch.Tensor, mask: torch.Tensor, positions: torch.Tensor
     ) -> torch.Tensor:
-        """Put tokens [rows, new] through the model and return the next one of each row."""
+        """Run tokens [rows, new] through the model and return the next one of each row."""
         output: Any = self.model(
             input_ids=ids,
             attention_mask=mask,
@@ -60,7 +60,7 @@ class CompiledStep:
 
     @torch.inference_mode()
     def run_batch(self, prompts: Sequence[Ids], limits: Limits) -> BatchRun:
-        """Answer the prompts together, as a padded batch would.
+        """Answer the prompts as one padded batch.
 
         Raises:
             StopRequestedError: the job is to stop; nothing of this batch is kept.
@@ -68,16 +68,16 @@ class CompiledStep:
         device = next(self.model.parameters()).device
         filled = [*prompts, *[prompts[0]] * (self.rows - len(prompts))]
         padded = Padded.of(filled, device)
-        self._empty()
+        self._reset_cache()
         began = now(device)
-        shown, at = self._shown(filled, device), padded.ids.shape[1]
-        tokens = self.forward(padded.ids, self._mask(shown, 0, at), padded.positions)
+        is_text, at = self._text_places(filled, device), padded.ids.shape[1]
+        tokens = self.forward(padded.ids, self._mask(is_text, 0, at), padded.positions)
         prefilled = now(device)
         places = count(at)
 
         def step(last: torch.Tensor) -> torch.Tensor:
             padded.advance()
-            mask = self._mask(shown, next(places), 1)
+            mask = self._mask(is_text, next(places), 1)
             return self._compiled(last, mask, padded.positions)
 
         answers, steps = write_out(tokens, len(prompts), limits, step)
@@ -85,24 +85,24 @@ class CompiledStep:
         size = cache_size(self.cache)
         return BatchRun(answers, prefilled - began, ended - prefilled, steps, size)
 
-    def _empty(self) -> None:
-        layers: list[Any] = list(self.cache.layers)  # all of them StaticLayer: it was checked
+    def _reset_cache(self) -> None:
+        layers: list[Any] = list(self.cache.layers)  # all of them StaticLayer, as checked
         for layer in layers:
             if layer.is_initialized:
                 layer.reset()
 
-    def _shown(self, prompts: Sequence[Ids], device: torch.device) -> torch.Tensor:
-        """Return which places of the cache [rows, length] hold text, once they are filled."""
+    def _text_places(self, prompts: Sequence[Ids], device: torch.device) -> torch.Tensor:
+        """Return which cache positions [rows, length] will hold text."""
         longest = max(map(len, prompts))
         begins = torch.tensor([[longest - len(each)] for each in prompts], device=device)
         return torch.arange(self.length, device=device)[None] >= begins
 
-    def _mask(self, shown: torch.Tensor, begin: int, count: int) -> torch.Tensor:
-        """Return what ``count`` new tokens see [rows, 1, count, length]: text up to themselves.
+    def _mask(self, is_text: torch.Tensor, begin: int, count: int) -> torch.Tensor:
+        """Return the mask of ``count`` new tokens [rows, 1, count, length]: causal, no padding.
 
-        Padding sees itself, which no text sees: softmax over nothing is no number.
+        Padding attends to itself, because a softmax over nothing is NaN.
         """
-        places = torch.arange(self.length, device=shown.device)
-        own = places[begin : begin + count, None]
-        so_far = (places[None] <= own)[None, None] & shown[:, None, None]
-        return so_far | (places[None] == own)[None, None]
+        places = torch.arange(self.length, device=is_text.device)
+        new_places = places[begin : begin + count, None]
+        causal = (places[None] <= new_places)[None, None] & is_text[:, None, None]
+        return causal | (places[None] == new_places)[None, None]

@@ -1,11 +1,11 @@
-"""Continuous batching over a paged cache, by transformers' own manager in this process.
+"""Continuous batching over a paged cache, with transformers' manager in this process.
 
-The manager would take its cache from the machine's total memory; here it always gets as many
-pages as the planned batch needs. Its results come from a thread that may die: that is asked.
+By default the manager sizes its cache by the machine's total memory; here it gets the pages that
+the planned batch needs. Its results come from a thread, so its liveness is checked.
 """
 
 # mypy: disable-error-code="no-untyped-call"
-# transformers ships types, but leaves some of its functions without.
+# transformers ships types, but leaves some of its functions untyped.
 
 import math
 from collections.abc import Callable, Sequence
@@ -18,18 +18,18 @@ from transformers.generation.continuous_batching.requests import GenerationOutpu
 from runners.jobs.generate.static import Answer, Ids, Limits, StopRequestedError
 
 PAGE_TOKENS = 16
-STEP_TOKENS = 512  # prompts are read in pieces of so many tokens, beside what is decoding
+STEP_TOKENS = 512  # token budget of a step: prefill chunks and decoding tokens together
 POLL_SECONDS = 0.2
 NO_END = -1
 
 
 class ManagerDiedError(Exception):
-    """The manager's thread ended while prompts were waiting for it."""
+    """The manager's thread ended before all prompts were answered."""
 
 
 @dataclass(frozen=True)
 class Pages:
-    """How large the paged cache is, and how much goes into one step."""
+    """The size of the paged cache and of a step."""
 
     num_blocks: int
     max_batch_tokens: int
@@ -37,12 +37,12 @@ class Pages:
 
     @classmethod
     def of(cls, lengths: Sequence[int], output_tokens: int, batch_size: int) -> "Pages":
-        """Return the pages of ``batch_size`` of the longest sequences at once."""
-        each = math.ceil((max(lengths) + output_tokens) / PAGE_TOKENS)
-        return cls(batch_size * each, max(STEP_TOKENS, batch_size), batch_size)
+        """Return the pages for ``batch_size`` of the longest sequences at once."""
+        pages_each = math.ceil((max(lengths) + output_tokens) / PAGE_TOKENS)
+        return cls(batch_size * pages_each, max(STEP_TOKENS, batch_size), batch_size)
 
     def bytes(self, model: PreTrainedModel) -> int:
-        """Return what the pages of keys and values hold."""
+        """Return the bytes of the pages of keys and values."""
         config = model.config.get_text_config()
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         size = getattr(config, "head_dim", None) or (
@@ -55,7 +55,7 @@ class Pages:
 
 @dataclass(frozen=True)
 class Finished:
-    """One answered prompt and how long it took, from its own first step."""
+    """One answered prompt and its timing, from its own first step."""
 
     at: int
     answer: Answer
@@ -70,11 +70,11 @@ def run_continuous(
     limits: Limits,
     on_finished: Callable[[Finished], None],
 ) -> None:
-    """Answer all prompts and hand each over as it is done.
+    """Answer all prompts, and call ``on_finished`` for each as it completes.
 
     Raises:
-        StopRequestedError: the job is to stop; answers that were not handed over are lost.
-        ManagerDiedError: the manager failed, with its own words.
+        StopRequestedError: the job is to stop; unfinished answers are lost.
+        ManagerDiedError: the manager failed; the message is its own.
     """
     ends = sorted(limits.end_ids) or [NO_END]
     generation = GenerationConfig(
@@ -86,18 +86,18 @@ def run_continuous(
     ) as manager:
         for at, ids in enumerate(prompts):
             manager.add_request(list(ids), str(at), limits.output_tokens, record_timestamps=True)
-        left = len(prompts)
-        while left:
+        num_open = len(prompts)
+        while num_open:
             if limits.should_stop():
                 manager.stop(hard_stop=True)
                 raise StopRequestedError
             result = manager.get_result(timeout=POLL_SECONDS)
             if result is not None:
                 on_finished(_finished(result, limits))
-                left -= 1
+                num_open -= 1
             elif not manager.is_running():
-                why = manager.background_thread_status.fatal_error
-                raise ManagerDiedError(f"continuous batching ended with {left} left: {why}")
+                error = manager.background_thread_status.fatal_error
+                raise ManagerDiedError(f"continuous batching ended with {num_open} left: {error}")
 
 
 def _config(pages: Pages) -> ContinuousBatchingConfig:

@@ -1,4 +1,4 @@
-"""What a generation measured, under the names that the planner predicts."""
+"""The metrics of a generation, under the names that the planner predicts."""
 
 import statistics
 from dataclasses import dataclass, field
@@ -9,14 +9,14 @@ from runners.jobs.memory import Peak
 
 @dataclass
 class Figures:
-    """Sums over what this process generated; what was done before it is not timed."""
+    """Sums over what this process generated; earlier attempts are not timed."""
 
     prompt_tokens: int = 0
     output_tokens: int = 0
     wall_seconds: float = 0.0
-    first_seconds: list[float] = field(default_factory=list)  # of each prompt
-    gap_seconds: list[float] = field(default_factory=list)  # mean between tokens, of each prompt
-    prefill_seconds: float = 0.0  # of whole batches, where they have a prefill of their own
+    first_seconds: list[float] = field(default_factory=list)  # per prompt
+    gap_seconds: list[float] = field(default_factory=list)  # mean time between tokens, per prompt
+    prefill_seconds: float = 0.0  # of whole batches, if they have a separate prefill
     decode_seconds: float = 0.0
     decoded_tokens: int = 0
     kv_cache_bytes: int = 0
@@ -24,7 +24,7 @@ class Figures:
     accepted_tokens: int = 0
 
     def add_one(self, prompt: int, output: int, first: float, later: float) -> None:
-        """Take one prompt: its tokens, the seconds to its first token and of those after it."""
+        """Add one prompt: its tokens, and the seconds to the first token and of the later ones."""
         self.prompt_tokens += prompt
         self.output_tokens += output
         self.first_seconds.append(first)
@@ -32,7 +32,7 @@ class Figures:
             self.gap_seconds.append(later / (output - 1))
 
     def add_batch(self, run: BatchRun, prompt_tokens: int) -> dict[str, float]:
-        """Take one batch and return its speeds as the live charts name them."""
+        """Add one batch and return the speeds so far, by result name."""
         outputs = sum(len(each.ids) for each in run.answers)
         decoded = max(0, outputs - len(run.answers))
         seconds = run.prefill_seconds + run.decode_seconds
@@ -44,23 +44,18 @@ class Figures:
         self.decode_seconds += run.decode_seconds
         self.decoded_tokens += decoded
         self.kv_cache_bytes = max(self.kv_cache_bytes, run.kv_cache_bytes)
-        speeds = {
-            "tokens_per_second": outputs / seconds,
-            "prefill_tokens_per_second": prompt_tokens / run.prefill_seconds,
-        }
         if run.num_steps:
             self.gap_seconds += [run.decode_seconds / run.num_steps] * len(run.answers)
-            speeds["decode_tokens_per_second"] = decoded / run.decode_seconds
-        return speeds
+        return {name: value for name, value in self._speeds().items() if "per_second" in name}
 
     @property
     def tokens_per_second(self) -> float:
-        """Return the written tokens per second so far."""
+        """Return the output tokens per second so far."""
         return self.output_tokens / self.wall_seconds if self.wall_seconds else 0.0
 
     def measured(self, peak: Peak, parameter_bytes: int) -> dict[str, float]:
         """Return the figures of the job's result."""
-        found = {
+        figures = {
             "peak_memory_bytes": float(peak.bytes),
             "runtime_memory_bytes": float(peak.start_bytes),
             "parameter_bytes": float(parameter_bytes),
@@ -68,23 +63,23 @@ class Figures:
             "output_tokens": float(self.output_tokens),
         }
         if self.kv_cache_bytes:
-            found["kv_cache_bytes"] = float(self.kv_cache_bytes)
-        return found | self._speeds() | self._guesses()
+            figures["kv_cache_bytes"] = float(self.kv_cache_bytes)
+        return figures | self._speeds() | self._guesses()
 
     def _speeds(self) -> dict[str, float]:
         if not self.first_seconds:
             return {}
-        found = {
+        speeds = {
             "tokens_per_second": self.tokens_per_second,
             "ttft_seconds": statistics.median(self.first_seconds),
         }
         if self.gap_seconds:
-            found["tpot_seconds"] = statistics.median(self.gap_seconds)
+            speeds["tpot_seconds"] = statistics.median(self.gap_seconds)
         if self.prefill_seconds:
-            found["prefill_tokens_per_second"] = self.prompt_tokens / self.prefill_seconds
+            speeds["prefill_tokens_per_second"] = self.prompt_tokens / self.prefill_seconds
         if self.decode_seconds and self.decoded_tokens:
-            found["decode_tokens_per_second"] = self.decoded_tokens / self.decode_seconds
-        return found
+            speeds["decode_tokens_per_second"] = self.decoded_tokens / self.decode_seconds
+        return speeds
 
     def _guesses(self) -> dict[str, float]:
         if not self.drafted_tokens:
@@ -97,7 +92,7 @@ class Figures:
 
 
 def notes_of(peak: Peak, num_before: int) -> dict[str, str]:
-    """Return in words how the figures were taken."""
+    """Return notes on how the figures were measured."""
     notes = {
         "peak_memory_bytes": peak.how,
         "runtime_memory_bytes": "held before the model was loaded: interpreter and libraries",

@@ -1,4 +1,4 @@
-"""One generation attempt: prompts in, a line of output for each, figures as planned."""
+"""The generation job: prompts in, one output record for each, and the planned figures."""
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
@@ -74,17 +74,17 @@ def work(job: Job) -> None:
 
 
 def _answer(job: Job, spec: GenerateSpec, opened: Callable[[], Chain] | None = None) -> bool:
-    """Answer the prompts, by a chain where one is opened; return whether the job was stopped."""
+    """Answer the prompts, by a chain if ``opened`` is given; return whether it was stopped."""
     if spec.compiled_step:
         check_compiler(job.scratch_dir(), "compiled_step")
     texts = read_texts(job, spec.prompts)
-    if not isinstance(spec.offload, PolicyOffload):  # which packs four bits by itself
+    if not isinstance(spec.offload, PolicyOffload):  # an offload policy quantises to 4 bits itself
         preload_library(spec.weight_dtype)
     with job_telemetry(job):
         run = _prepare(job, spec, texts, opened)
-        before = len(run.journal.records)
-        is_stopped = _stopped(run)
-        _publish(run, before)
+        num_before = len(run.journal.records)
+        is_stopped = _answer_open(run)
+        _publish(run, num_before)
     if run.chain:
         run.chain.finish(is_stopped=is_stopped)
     return is_stopped
@@ -106,11 +106,11 @@ def _prepare(
     if spec.batching == "packed":
         check_packable(loaded.model)
     guesser = _guesser(job, spec, loaded)
-    held = {"weights": placed.weight_bytes, "runtime_overhead": meter.read().start_bytes}
+    sizes = {"weights": placed.weight_bytes, "runtime_overhead": meter.read().start_bytes}
     adapters = hung_on(loaded.model, spec.model, spec.adapters, job.host_dir)
     if adapters is not None:
-        held["adapters"] = adapters.bytes
-    job.emitter.metric(terms_held(held))
+        sizes["adapters"] = adapters.bytes
+    job.emitter.metric(terms_held(sizes))
     names = adapters.names if adapters else ()
     prompts = tokenised(job, loaded, spec.prompts, texts, names)
     positions = getattr(loaded.model.config, "max_position_embeddings", None)
@@ -129,7 +129,7 @@ def _prepare(
 
 
 def _placed(job: Job, spec: GenerateSpec, opened: Callable[[], Chain] | None) -> Placed:
-    """Return the model where the job wants it: here, partly elsewhere, or divided."""
+    """Load the model as requested: on the device, partly offloaded, or divided."""
     if opened is not None:
         chain = opened()
         loaded = LoadedModel(chain.model, chain.tokenizer, chain.device)
@@ -139,8 +139,8 @@ def _placed(job: Job, spec: GenerateSpec, opened: Callable[[], Chain] | None) ->
     return Placed(load_model(job, spec.model, spec.weight_dtype), "")
 
 
-def _stopped(run: Run) -> bool:
-    """Answer what is open; return whether the job was told to stop before the end."""
+def _answer_open(run: Run) -> bool:
+    """Answer the open prompts; return whether the job was stopped before the end."""
     run.stages.begin(GENERATING)
     run.stages.advance(len(run.journal.records) / len(run.prompts))
     if not run.open_positions:
@@ -152,8 +152,8 @@ def _stopped(run: Run) -> bool:
     return False
 
 
-def _publish(run: Run, before: int) -> None:
-    """Leave the outputs; the figures only where the pile is done."""
+def _publish(run: Run, num_before: int) -> None:
+    """Publish the outputs, and the figures if every prompt is answered."""
     records: Mapping[int, Record] = run.journal.records
     facts = {
         "prompts": len(run.prompts),
@@ -168,38 +168,38 @@ def _publish(run: Run, before: int) -> None:
     measured = run.figures.measured(peak, run.placed.weight_bytes)
     run.job.emitter.result(
         {**measured, **run.placed.figures(), "prompts": float(len(records))},
-        {**notes_of(peak, before), **run.notes, **_context(run.spec)},
+        {**notes_of(peak, num_before), **run.notes, **_context(run.spec)},
         Work((GENERATING,), run.figures.output_tokens),
     )
 
 
 def _guesser(job: Job, spec: GenerateSpec, loaded: LoadedModel) -> Guesser | None:
-    """Return where guesses come from, None where nothing is guessed."""
-    asked = spec.speculation
-    if asked is None:
+    """Return the source of draft tokens; None without speculation."""
+    speculation = spec.speculation
+    if speculation is None:
         return None
-    if not isinstance(asked, DraftGuess):
-        return Guesser(asked.tokens)
-    draft = load_model(job, asked.model, spec.weight_dtype)
+    if not isinstance(speculation, DraftGuess):
+        return Guesser(speculation.tokens)
+    draft = load_model(job, speculation.model, spec.weight_dtype)
     check_draft(loaded.tokenizer, draft.tokenizer)
-    return Guesser(asked.tokens, draft.model)
+    return Guesser(speculation.tokens, draft.model)
 
 
-def _attention(model: PreTrainedModel, asked: Attention) -> str:
-    """Let the model attend as asked, and return how in the library's word.
+def _attention(model: PreTrainedModel, requested: Attention) -> str:
+    """Set the model's attention, and return its name in transformers.
 
-    A model that has no fused attention keeps what it has.
+    A model without fused attention keeps its own.
     """
-    if asked == "eager":
+    if requested == "eager":
         model.set_attn_implementation("eager")
-    return str(model.config._attn_implementation)  # noqa: SLF001 - there is no other reader
+    return str(model.config._attn_implementation)  # noqa: SLF001 - no public name
 
 
 def _digest(spec: GenerateSpec, prompts: Sequence[Prompt]) -> str:
-    """Return a digest of everything that decides what is written."""
+    """Return a digest of everything that determines the outputs."""
     decisive = {"model", "weight_dtype", "output_tokens", "stop_at_end", "kv_cache", "seed"}
-    through = {"adapters"} if spec.adapters else set()
-    settings = spec.model_dump_json(include=decisive | through)
+    adapter_fields = {"adapters"} if spec.adapters else set()
+    settings = spec.model_dump_json(include=decisive | adapter_fields)
     return hashlib.sha256(f"{settings}{pile_digest(prompts)}".encode()).hexdigest()
 
 

@@ -1,9 +1,9 @@
-"""Messages between a client and its stage servers: framed, signed, numbered; never pickled.
+"""Authenticated messages between a client and its stage servers; without pickle.
 
-A message is a JSON object and tensors in safetensors' form. Both ends know a key. From it and
-from what each end threw in they derive a key for each direction, with which every message is
-signed together with its number: a stranger's, a repeated or a changed message ends the
-connection. Nothing is encrypted: who can listen on the network can read hidden states.
+A message is a JSON object and tensors in safetensors' format. Both ends have a shared key. From it
+and both ends' nonces they derive one key per direction, which signs every message with its
+sequence number: a forged, repeated or changed message closes the connection. Nothing is encrypted:
+anyone on the network path can read the hidden states.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ MAX_HEADER_BYTES = 64 * 1024
 MAX_PAYLOAD_BYTES = 8 * 1024**3
 GREETING_SECONDS = 30.0
 PIECE_BYTES = 1024**2
-# A host that vanished without a word is noticed after about a minute, even while nothing is sent.
+# Keepalive detects a vanished host after about a minute, even without traffic.
 SOCKET_OPTIONS = (
     (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
@@ -39,11 +39,11 @@ SOCKET_OPTIONS = (
 )
 
 
-class LinkLostError(Exception):
-    """The other end is gone, silent for too long, or is not who it should be."""
+class LinkClosedError(Exception):
+    """The other end disconnected, did not respond in time, or failed authentication."""
 
 
-class Said(NamedTuple):
+class LinkMessage(NamedTuple):
     """One message."""
 
     order: dict[str, Any]
@@ -51,7 +51,7 @@ class Said(NamedTuple):
 
 
 class Link:
-    """A connection whose two ends have proven that they know the key."""
+    """A connection whose two ends have authenticated each other."""
 
     def __init__(self, connection: socket.socket, own: bytes, other: bytes) -> None:
         self._socket = connection
@@ -61,49 +61,49 @@ class Link:
 
     @classmethod
     def dialled(cls, address: str, port: int, key: bytes) -> Self:
-        """Return a link to whoever listens there.
+        """Connect to a listener and authenticate.
 
         Raises:
-            LinkLostError: nobody does, or it does not know the key.
+            LinkClosedError: nothing listens there, or the key is wrong.
         """
         try:
             connection = socket.create_connection((address, port), GREETING_SECONDS)
         except OSError as error:
-            raise LinkLostError(f"{address} port {port}: {error}") from error
-        return cls._met(connection, key, is_dialler=True)
+            raise LinkClosedError(f"{address} port {port}: {error}") from error
+        return cls._handshake(connection, key, is_dialler=True)
 
     @classmethod
     def answered(cls, connection: socket.socket, key: bytes) -> Self:
-        """Return a link to who has connected.
+        """Authenticate an accepted connection.
 
         Raises:
-            LinkLostError: it does not know the key.
+            LinkClosedError: the other end has a wrong key.
         """
-        return cls._met(connection, key, is_dialler=False)
+        return cls._handshake(connection, key, is_dialler=False)
 
     @classmethod
-    def _met(cls, connection: socket.socket, key: bytes, *, is_dialler: bool) -> Self:
-        """Exchange nonces, and prove with a first message that the key is known."""
+    def _handshake(cls, connection: socket.socket, key: bytes, *, is_dialler: bool) -> Self:
+        """Exchange nonces, and authenticate with a first message."""
         connection.settimeout(GREETING_SECONDS)
         for level, option, value in SOCKET_OPTIONS:
             connection.setsockopt(level, option, value)
-        mine = secrets.token_bytes(NONCE_BYTES)
+        own_nonce = secrets.token_bytes(NONCE_BYTES)
         link = cls(connection, b"", b"")
         try:
-            link._send_all(MAGIC + mine)
-            theirs = link._take_nonce()
-            nonces = mine + theirs if is_dialler else theirs + mine
+            link._send_all(MAGIC + own_nonce)
+            other_nonce = link._take_nonce()
+            nonces = own_nonce + other_nonce if is_dialler else other_nonce + own_nonce
             names = (b"dialler", b"listener") if is_dialler else (b"listener", b"dialler")
             link._own, link._other = (hmac.digest(key, name + nonces, "sha256") for name in names)
             link.send({"greeting": True})
-            link.receive(most_bytes=0)  # who has not proven anything fills no memory
-        except LinkLostError:
+            link.receive(most_bytes=0)  # an unauthenticated end cannot make us allocate memory
+        except LinkClosedError:
             link.close()
             raise
         return link
 
     def wait_at_most(self, seconds: float | None) -> None:
-        """Count the other end as lost when it is silent for longer; None: never."""
+        """Set the time after which a silent end counts as lost; None: never."""
         self._socket.settimeout(seconds)
 
     def send(
@@ -112,38 +112,42 @@ class Link:
         """Send one message.
 
         Raises:
-            LinkLostError: the other end is gone.
+            LinkClosedError: the other end has disconnected.
         """
         header = json.dumps(order).encode()
-        held = {name: each.detach().cpu().contiguous() for name, each in (tensors or {}).items()}
-        payload = save(held) if held else b""
+        contiguous = {
+            name: each.detach().cpu().contiguous() for name, each in (tensors or {}).items()
+        }
+        payload = save(contiguous) if contiguous else b""
         signature = _signature(self._own, self._sent, header, payload)
         self._sent += 1
         self._send_all(SIZES.pack(len(header), len(payload)) + header)
         self._send_all(payload)
         self._send_all(signature)
 
-    def receive(self, most_bytes: int = MAX_PAYLOAD_BYTES) -> Said:
-        """Return the next message, with tensors of so many bytes at most.
+    def receive(self, most_bytes: int = MAX_PAYLOAD_BYTES) -> LinkMessage:
+        """Return the next message, with at most ``most_bytes`` of tensors.
 
         Raises:
-            LinkLostError: none came, or not from the other end as it was sent.
+            LinkClosedError: none came, or it failed authentication.
         """
         header_bytes, payload_bytes = SIZES.unpack(self._take(SIZES.size))
         if header_bytes > MAX_HEADER_BYTES or payload_bytes > most_bytes:
-            raise LinkLostError(f"a message of {header_bytes} + {payload_bytes} bytes is too long")
+            raise LinkClosedError(
+                f"a message of {header_bytes} + {payload_bytes} bytes is too long"
+            )
         header, payload = self._take(header_bytes), self._take(payload_bytes)
-        wanted = _signature(self._other, self._received, header, payload)
-        if not hmac.compare_digest(self._take(MAC_BYTES), wanted):
-            raise LinkLostError("a message is not signed with the chain's key")
+        expected = _signature(self._other, self._received, header, payload)
+        if not hmac.compare_digest(self._take(MAC_BYTES), expected):
+            raise LinkClosedError("a message is not signed with the chain's key")
         self._received += 1
         try:
-            return Said(json.loads(header), load(payload) if payload else {})
+            return LinkMessage(json.loads(header), load(payload) if payload else {})
         except (ValueError, SafetensorError) as error:
-            raise LinkLostError(f"a message is no JSON with tensors: {error}") from error
+            raise LinkClosedError(f"a message is no JSON with tensors: {error}") from error
 
     def close(self) -> None:
-        """End the connection, whoever waits on it."""
+        """Close the connection, and interrupt any thread that waits on it."""
         self.is_closed = True
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
@@ -153,25 +157,25 @@ class Link:
         try:
             self._socket.sendall(data)
         except OSError as error:
-            raise LinkLostError(f"the other end is gone: {error}") from error
+            raise LinkClosedError(f"the other end is gone: {error}") from error
 
     def _take_nonce(self) -> bytes:
         greeting = self._take(len(MAGIC) + NONCE_BYTES)
         if not greeting.startswith(MAGIC):
-            raise LinkLostError("what answers there is no stage of this version")
+            raise LinkClosedError("what answers there is no stage of this version")
         return greeting[len(MAGIC) :]
 
     def _take(self, count: int) -> bytes:
-        found = bytearray()
-        while len(found) < count:
+        data = bytearray()
+        while len(data) < count:
             try:
-                piece = self._socket.recv(min(count - len(found), PIECE_BYTES))
+                piece = self._socket.recv(min(count - len(data), PIECE_BYTES))
             except OSError as error:
-                raise LinkLostError(f"nothing comes: {error}") from error
+                raise LinkClosedError(f"no data: {error}") from error
             if not piece:
-                raise LinkLostError("the other end has closed the connection")
-            found += piece
-        return bytes(found)
+                raise LinkClosedError("the other end has closed the connection")
+            data += piece
+        return bytes(data)
 
 
 def _signature(key: bytes, number: int, header: bytes, payload: bytes) -> bytes:

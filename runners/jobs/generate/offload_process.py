@@ -1,4 +1,4 @@
-"""A way of the bench as a process of its own under the cap, asked for one answer after another."""
+"""A case of the offload benchmark in a child process with a memory limit."""
 
 import json
 import os
@@ -10,12 +10,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TypedDict
 
-from runners.jobs.generate.offload_ways import Order
+from runners.jobs.generate.offload_cases import Order
 from runners.supervision.memory_cap import memory_cap
 
 
 class Answered(TypedDict):
-    """What answering the pile once measured; ``read_bytes`` since the process began."""
+    """The measurements of one run over the prompts; ``read_bytes`` since the process began."""
 
     seconds: float
     processor_seconds: float
@@ -24,67 +24,67 @@ class Answered(TypedDict):
     figures: dict[str, float]
 
 
-class WayEndedError(RuntimeError):
-    """The process of a way died."""
+class BenchProcessError(RuntimeError):
+    """The benchmark process died."""
 
     def __init__(self, returncode: int) -> None:
         reason = "-9: the cap is too small, or it took too long"
-        super().__init__(f"a way of the bench ended with {returncode} ({reason})")
+        super().__init__(f"a benchmark case ended with {returncode} ({reason})")
 
 
-class Way:
-    """A process that answers the pile when it is asked to."""
+class BenchProcess:
+    """A child process that answers the prompts on request."""
 
     def __init__(self, process: "subprocess.Popen[str]", out: IO[str], said: IO[str]) -> None:
         self._process, self._out, self._said = process, out, said
 
     def run(self, patience_seconds: float = threading.TIMEOUT_MAX) -> Answered:
-        """Return what answering the pile once measured.
+        """Answer the prompts once, and return the measurements.
 
         Raises:
-            WayEndedError: the process died, or was killed because it took longer.
+            BenchProcessError: the process died, or was killed after ``patience_seconds``.
         """
         guard = threading.Timer(patience_seconds, self._process.kill)
         guard.daemon = True
         guard.start()
         try:
-            self.tell("again")
-            found: Answered = json.loads(self.hear())
+            self.send("again")
+            measurements: Answered = json.loads(self.receive())
         finally:
             guard.cancel()
-        return found
+        return measurements
 
-    def tell(self, line: str) -> None:
+    def send(self, line: str) -> None:
         """Send a line.
 
         Raises:
-            WayEndedError: nobody reads it: the process died.
+            BenchProcessError: the process has died.
         """
         try:
             self._out.write(f"{line}\n")
             self._out.flush()
         except BrokenPipeError:
-            raise WayEndedError(self._process.wait()) from None
+            raise BenchProcessError(self._process.wait()) from None
 
-    def hear(self) -> str:
-        """Return its next line.
+    def receive(self) -> str:
+        """Return the process's next output line.
 
         Raises:
-            WayEndedError: there is none: the process died.
+            BenchProcessError: the process has died.
         """
         line = self._said.readline()
         if not line:
-            raise WayEndedError(self._process.wait())
+            raise BenchProcessError(self._process.wait())
         return line
 
     def end(self) -> None:
-        """Kill it, and let go of its pipes."""
+        """Kill the process and close its pipes."""
         self._process.kill()
         self._process.communicate()
 
 
 def forget(folder: Path) -> None:
-    """Let the system keep nothing of a folder's files in memory."""
+    """Drop a folder's files from the page cache."""
     for path in folder.iterdir():
         with path.open("rb") as file:
             os.fsync(file.fileno())
@@ -92,29 +92,29 @@ def forget(folder: Path) -> None:
 
 
 @contextmanager
-def capped(order: Order, cap_bytes: int) -> Iterator[Way]:
-    """Yield a way whose model stands; no page of its files was in memory before.
+def capped(order: Order, cap_bytes: int) -> Iterator[BenchProcess]:
+    """Start a case under a memory limit; yield it when its model is loaded.
 
     Raises:
-        NoMemoryCapError: nothing here could hold the cap.
-        WayEndedError: the process died.
+        NoMemoryCapError: this host cannot enforce the limit.
+        BenchProcessError: the process died.
     """
-    forget(Path(order.folder))  # else pages that others paid for would be free for this one
+    forget(Path(order.folder))  # pages cached by others would not count towards the limit
     name = "policy" if order.policy else "map"
-    module = [sys.executable, "-m", "runners.jobs.generate.offload_ways"]
+    module = [sys.executable, "-m", "runners.jobs.generate.offload_cases"]
     with memory_cap(f"slipway-bench-{os.getpid()}-{name}", cap_bytes) as cap:
         process = subprocess.Popen(
             module, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         if process.stdin is None or process.stdout is None:
-            raise RuntimeError("the pipes of a way were not opened")
-        way = Way(process, process.stdin, process.stdout)
+            raise RuntimeError("the pipes of a benchmark case were not opened")
+        bench_process = BenchProcess(process, process.stdin, process.stdout)
         try:
-            libraries = json.loads(way.hear())["file_bytes"]
-            cap.limit(cap_bytes - libraries)  # the kernel counts shared pages where they were read
-            cap.take_in(process.pid)  # it waits for its order: nothing is loaded yet
-            way.tell(order.model_dump_json())
-            way.hear()
-            yield way
+            libraries = json.loads(bench_process.receive())["file_bytes"]
+            cap.limit(cap_bytes - libraries)  # shared pages are charged to their first reader
+            cap.take_in(process.pid)  # the process waits for its order and has loaded nothing
+            bench_process.send(order.model_dump_json())
+            bench_process.receive()
+            yield bench_process
         finally:
-            way.end()
+            bench_process.end()

@@ -1,8 +1,8 @@
-"""What was written so far: a line on disk for each answered prompt, and the artefact of all.
+"""The journal of answered prompts, and the output artefact.
 
-A line is written whole and synced before its prompt counts as done. After a kill a last line
-that was cut off is dropped; a job that is tried again takes over what its earlier attempts on
-this host wrote for the same prompts and settings.
+A line is written and synced before its prompt counts as done. After a kill a partial last line is
+dropped; a retried job reuses what its earlier attempts on this host wrote for the same prompts and
+settings.
 """
 
 import json
@@ -20,48 +20,48 @@ Record = dict[str, Any]
 
 
 class Journal:
-    """Answers by their position in the pile; ``digest`` names the pile and the settings."""
+    """Answers by prompt position; ``digest`` identifies prompts and settings."""
 
     def __init__(self, path: Path, digest: str) -> None:
         self.path = path
         self.digest = digest
         self.records: dict[int, Record] = {}
-        if not self._take(path):
+        if not self._load(path):
             path.write_text(_line({"digest": digest}))
 
     def take_over(self, paths: Iterable[Path]) -> None:
-        """Write down what earlier attempts at the same pile had done."""
+        """Copy the answers of earlier attempts with the same digest."""
         for path in paths:
             earlier = read_records(path, self.digest) or {}
             self.add({at: each for at, each in earlier.items() if at not in self.records})
 
     def add(self, records: Mapping[int, Record]) -> None:
-        """Write the answers and sync them to the disk."""
+        """Append answers and sync them to disk."""
         with self.path.open("a") as file:
             file.writelines(_line({"at": at, **record}) for at, record in records.items())
             file.flush()
             os.fsync(file.fileno())
         self.records |= records
 
-    def _take(self, path: Path) -> bool:
-        found = read_records(path, self.digest)
-        if found is None:
+    def _load(self, path: Path) -> bool:
+        records = read_records(path, self.digest)
+        if records is None:
             return False
-        lines = [_line({"at": at, **record}) for at, record in found.items()]
-        path.write_text("".join([_line({"digest": self.digest}), *lines]))  # without a cut line
-        self.records = found
+        lines = [_line({"at": at, **record}) for at, record in records.items()]
+        path.write_text("".join([_line({"digest": self.digest}), *lines]))  # drops a partial line
+        self.records = records
         return True
 
 
 def read_records(path: Path, digest: str) -> dict[int, Record] | None:
-    """Return the whole lines of a journal, None when it is absent or of another pile."""
+    """Return the complete records of a journal; None if it is missing or has another digest."""
     try:
         head, *lines = path.read_bytes().split(b"\n")
         if json.loads(head) != {"digest": digest}:
             return None
     except (OSError, ValueError):
         return None
-    records = [json.loads(line) for line in lines[:-1]]  # what follows the last end was cut off
+    records = [json.loads(line) for line in lines[:-1]]  # the last one is empty or partial
     return {int(record.pop("at")): record for record in records}
 
 
@@ -76,7 +76,7 @@ def earlier_journals(job: Job) -> list[Path]:
 
 
 def publish_outputs(job: Job, records: Mapping[int, Record], facts: Mapping[str, Any]) -> None:
-    """Write the answers in the order of the pile to ``output/outputs`` and announce them."""
+    """Write the answers in prompt order to ``output/outputs``, and announce them."""
 
     def write(building: Path) -> None:
         with (building / JOURNAL).open("w") as file:

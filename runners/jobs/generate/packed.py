@@ -1,8 +1,7 @@
-"""Padding-free prefill: all prompts of a batch in one row, each attending to itself alone.
+"""Padding-free prefill: all prompts of a batch in one row, with attention per prompt.
 
-Nothing is computed for padding: the linear layers see real tokens only, and attention runs once
-for each prompt. The keys and values are then laid out as a padded batch, with which decoding
-goes on as ever.
+Nothing is computed for padding: linear layers get real tokens only, and attention runs once per
+prompt. Keys and values are then copied to a padded batch for decoding.
 
 Source: Zhai et al. 2022 (ByteTransformer), arXiv:2210.03052, section III-D.
 """
@@ -36,7 +35,7 @@ def varlen_attention(
     _mask: torch.Tensor | None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attend within each pair of neighbouring ``bounds``; tensors are [1, heads, tokens, size]."""
+    """Attend within each pair of consecutive ``bounds``; tensors are [1, heads, tokens, size]."""
     out = torch.empty_like(query)
     is_grouped = query.shape[1] != key.shape[1]
     for begin, end in itertools.pairwise(options["bounds"]):
@@ -56,10 +55,10 @@ AttentionMaskInterface.register(VARLEN, lambda *_args, **_options: None)
 
 
 def check_packable(model: PreTrainedModel) -> None:
-    """Refuse models whose layers keep anything but every key and value.
+    """Check that all layers have a plain KV cache.
 
     Raises:
-        BadInputError: with the kind of layer, and the way out.
+        BadInputError: some have not; the message names the layer type and an alternative.
     """
     layers = {type(layer) for layer in DynamicCache(config=model.config).layers}
     if other := layers - {DynamicLayer}:
@@ -71,31 +70,31 @@ def check_packable(model: PreTrainedModel) -> None:
 def packed_prefill(
     model: PreTrainedModel, prompts: Sequence[Sequence[int]], cache: Cache
 ) -> torch.Tensor:
-    """Fill the cache as a batch padded on the left, and return the next token of each prompt."""
+    """Fill the cache as a left-padded batch, and return the next token of each prompt."""
     device = next(model.parameters()).device
     bounds = [0, *itertools.accumulate(map(len, prompts))]
     ids = torch.tensor([[token for each in prompts for token in each]], device=device)
     positions = torch.cat([torch.arange(len(each), device=device) for each in prompts])
-    row = DynamicCache(config=model.config)
+    row_cache = DynamicCache(config=model.config)
     with attention(model, VARLEN):
         output = model(
             input_ids=ids,
             position_ids=positions[None],
-            past_key_values=row,
+            past_key_values=row_cache,
             use_cache=True,
             logits_to_keep=torch.tensor(bounds[1:], device=device) - 1,
             bounds=bounds,
         )
-    layers: list[Any] = list(row.layers)  # all of them DynamicLayer: it was checked
+    layers: list[Any] = list(row_cache.layers)  # all of them DynamicLayer, as checked
     for index, layer in enumerate(layers):
-        keys, values = (_unpacked(each, bounds) for each in (layer.keys, layer.values))
+        keys, values = (_padded(each, bounds) for each in (layer.keys, layer.values))
         cache.update(keys, values, index)
     tokens: torch.Tensor = output.logits[0].argmax(dim=-1)
     return tokens
 
 
-def _unpacked(row: torch.Tensor | None, bounds: Sequence[int]) -> torch.Tensor:
-    """Return [prompts, heads, longest, size] of a row [1, heads, tokens, size]."""
+def _padded(row: torch.Tensor | None, bounds: Sequence[int]) -> torch.Tensor:
+    """Return [prompts, heads, longest, size] from a row [1, heads, tokens, size]."""
     if row is None:
         raise ValueError("a layer kept no keys")
     lengths = [end - begin for begin, end in itertools.pairwise(bounds)]

@@ -1,7 +1,7 @@
-"""Weights that need not all be in memory: by layers, by experts, or mapped by accelerate."""
+"""Weight offload: by layers, by experts, by policy, or by accelerate's device map."""
 
 # mypy: disable-error-code="no-untyped-call"
-# transformers ships types, but leaves some of its functions without.
+# transformers ships types, but leaves some of its functions untyped.
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -38,59 +38,59 @@ from runners.jobspec import ArtefactModel, FolderModel, GenerateSpec
 
 @dataclass(frozen=True)
 class Placed:
-    """A model whose weights are partly elsewhere, and where they are, in words."""
+    """A model whose weights may be partly offloaded, with a note on where they are."""
 
     loaded: LoadedModel
     where: str
-    figures: Callable[[], Mapping[str, float]] = dict  # what the placing itself measured
-    chain: Chain | None = None  # who computes it, where it is divided
-    zigzag: ZigZag | None = None  # who answers blocks, where a policy places everything
+    figures: Callable[[], Mapping[str, float]] = dict  # measurements of the offload itself
+    chain: Chain | None = None  # set if several processes compute the model
+    zigzag: ZigZag | None = None  # set with an offload policy, which runs whole blocks
 
     @property
     def weight_bytes(self) -> int:
-        """Return the bytes of the weights that are in this process's memory now."""
+        """Return the bytes of the weights in this process's memory now."""
         if self.zigzag:
             return held_bytes(self.loaded.model) + self.zigzag.packed_bytes
         return self.chain.weight_bytes if self.chain else held_bytes(self.loaded.model)
 
 
 def place_model(job: Job, spec: GenerateSpec) -> Placed:
-    """Return the model of a job with its weights where the job wants them.
+    """Load a job's model with its weights offloaded as requested.
 
     Raises:
-        MissingModelError: the folder is absent, incomplete or outside the model roots.
-        BadInputError: the model has no folder, or its weights cannot be placed this way.
+        MissingModelError: the folder is missing, incomplete or outside the model roots.
+        BadInputError: the model has no folder, or does not support this offload.
     """
-    asked, ref = spec.offload, spec.model
+    offload, ref = spec.offload, spec.model
     if not isinstance(ref, FolderModel | ArtefactModel):
         msg = f"offload reads weights from a model folder; source {ref.source} has none"
         raise BadInputError(msg)
     folder, device = opened_model(ref, job.host_dir), pick_device()
     dtype = TORCH_DTYPES.get(spec.weight_dtype, BASE_DTYPE)
-    if isinstance(asked, PolicyOffload):
-        return _by_policy(job, spec, asked, LayerwiseModel(folder, device, dtype), folder)
-    if isinstance(asked, MappedWeights):
-        model, where = mapped(folder, dtype, asked.memory_bytes, job.scratch_dir())
-    elif isinstance(asked, LayerStreaming):
-        streamed = StreamedLayers(LayerwiseModel(folder, device, dtype), folder, asked)
+    if isinstance(offload, PolicyOffload):
+        return _by_policy(job, spec, offload, LayerwiseModel(folder, device, dtype), folder)
+    if isinstance(offload, MappedWeights):
+        model, where = mapped(folder, dtype, offload.memory_bytes, job.scratch_dir())
+    elif isinstance(offload, LayerStreaming):
+        streamed = StreamedLayers(LayerwiseModel(folder, device, dtype), folder, offload)
         model, where = streamed.model, streamed.where
-    elif isinstance(asked, ExpertCache):
-        cached = CachedExperts(folder, device, dtype, asked)
+    elif isinstance(offload, ExpertCache):
+        cached = CachedExperts(folder, device, dtype, offload)
         loaded = LoadedModel(cached.model, load_tokenizer(folder), device)
-        return Placed(loaded, cached.where, cached.shelf.figures.measured)
+        return Placed(loaded, cached.where, cached.cache.figures.measured)
     else:
-        msg = "the job asks for no offload"
+        msg = "the job requests no offload"
         raise BadInputError(msg)
     return Placed(LoadedModel(model, load_tokenizer(folder), device), where)
 
 
 def _by_policy(
-    job: Job, spec: GenerateSpec, asked: PolicyOffload, skeleton: LayerwiseModel, folder: Path
+    job: Job, spec: GenerateSpec, policy: PolicyOffload, skeleton: LayerwiseModel, folder: Path
 ) -> Placed:
     zigzag = ZigZag(
         skeleton,
         folder,
-        asked,
+        policy,
         job.scratch_dir(),
         kv_cache=spec.kv_cache,
         is_narrow=spec.weight_dtype == "int4",
@@ -100,35 +100,35 @@ def _by_policy(
 
 
 def held_bytes(model: PreTrainedModel) -> int:
-    """Return the bytes of the parameters and buffers that are in memory now."""
+    """Return the bytes of the parameters and buffers in memory now."""
     tensors = {id(each): each for each in (*model.parameters(), *model.buffers())}
     return sum(tensor_bytes(each) for each in tensors.values() if not each.is_meta)
 
 
 class StreamedLayers:
-    """Decoder layers of which the first stay; each other is read when its turn comes.
+    """Decoder layers of which the first are resident; others are loaded when they run.
 
-    With a look ahead a thread reads the next layer while this one computes, so that at most
-    two of them are in memory.
+    With ``look_ahead`` a thread loads the next layer while one computes, so that at most two of
+    them are in memory.
     """
 
     def __init__(self, skeleton: LayerwiseModel, folder: Path, asked: LayerStreaming) -> None:
-        """Load what stays and hook what comes and goes.
+        """Load the resident layers and hook the others.
 
         Raises:
-            BadInputError: more layers are to stay than there are, or a stored dtype is unknown.
+            BadInputError: the model has fewer layers, or a stored dtype is unsupported.
         """
         self._skeleton = skeleton
         count = len(skeleton.layers)
-        kept = asked.layers_resident + asked.layers_in_host
-        if kept > count:
+        num_kept = asked.layers_resident + asked.layers_in_host
+        if num_kept > count:
             named = (
                 "layers_resident and layers_in_host" if asked.layers_in_host else "layers_resident"
             )
-            raise BadInputError(f"{named} is {kept}; the model has {count} layers")
+            raise BadInputError(f"{named} is {num_kept}; the model has {count} layers")
         self._files = StoredTensors(folder)
         self._host: dict[int, Tensors] = {}
-        self._in_host = count if asked.layers_from == "host_memory" else kept
+        self._in_host = count if asked.layers_from == "host_memory" else num_kept
         for index in range(asked.layers_resident):
             skeleton.load_layer(index)
         self._first, self._count = asked.layers_resident, count
@@ -143,20 +143,20 @@ class StreamedLayers:
 
     @property
     def model(self) -> PreTrainedModel:
-        """Return the model that is called like any other."""
+        """Return the model; it is called like any other."""
         return self._skeleton.model
 
     @property
     def where(self) -> str:
-        """Say in words where the weights are."""
+        """Return a note on where the weights are."""
         counts = {
             "host memory": self._in_host - self._first,
             "disk": self._count - self._in_host,
         }
-        told = [f"{count} come from {place}" for place, count in counts.items() if count]
-        come = " and ".join(told) or "none comes"
-        ahead = ", the next one while one computes" if self._thread else ""
-        return f"{self._first} of {self._count} layers stay, {come} in every pass{ahead}"
+        parts = [f"{count} come from {place}" for place, count in counts.items() if count]
+        loading = " and ".join(parts) or "none comes"
+        prefetch = ", the next one while one computes" if self._thread else ""
+        return f"{self._first} of {self._count} layers stay, {loading} in every pass{prefetch}"
 
     def _hook(self, index: int) -> None:
         layer = self._skeleton.layers[index]
@@ -171,13 +171,13 @@ class StreamedLayers:
         layer.register_forward_hook(drop)
 
     def _take(self, index: int) -> Tensors:
-        """Return a layer's tensors, and let the next layer's be read."""
-        expected, ahead = self._ahead or (None, None)
-        found = ahead.result() if ahead and expected == index else self._read(index)
+        """Return a layer's tensors, and start loading the next layer's."""
+        expected, prefetched = self._ahead or (None, None)
+        tensors = prefetched.result() if prefetched and expected == index else self._read(index)
         if self._thread is not None:
             following = index + 1 if index + 1 < self._count else self._first
             self._ahead = (following, self._thread.submit(self._read, following))
-        return found
+        return tensors
 
     def _read(self, index: int) -> Tensors:
         if index in self._host:
@@ -186,19 +186,22 @@ class StreamedLayers:
                 name: each.to(device, non_blocking=True)
                 for name, each in self._host[index].items()
             }
-        own = f"{self._skeleton.prefix}.{index}."
-        names = [name for name in self._files.names if name.startswith(own)]
+        layer_prefix = f"{self._skeleton.prefix}.{index}."
+        names = [name for name in self._files.names if name.startswith(layer_prefix)]
         device, dtype = self._skeleton.device, self._skeleton.dtype
-        return {name.removeprefix(own): self._files.read(name).to(device, dtype) for name in names}
+        return {
+            name.removeprefix(layer_prefix): self._files.read(name).to(device, dtype)
+            for name in names
+        }
 
 
 def mapped(
     folder: Path, dtype: torch.dtype, memory_bytes: int, scratch: Path
 ) -> tuple[PreTrainedModel, str]:
-    """Return the model as accelerate places it below a limit, and in words where that is.
+    """Load the model with accelerate's device map under a memory limit; also return a note.
 
     Raises:
-        BadInputError: accelerate cannot place it there.
+        BadInputError: accelerate cannot place it.
     """
     key = 0 if torch.cuda.is_available() else "cpu"
     try:
@@ -217,7 +220,7 @@ def mapped(
         raise BadInputError(msg) from error
     torch.nn.Module.eval(model)
     places = list(getattr(model, "hf_device_map", {"": key}).values())
-    told = ", ".join(
+    parts = ", ".join(
         f"{places.count(place)} parts on {place}" for place in sorted(set(places), key=str)
     )
-    return model, f"accelerate's map for {memory_bytes} bytes: {told}"
+    return model, f"accelerate's map for {memory_bytes} bytes: {parts}"

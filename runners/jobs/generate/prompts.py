@@ -1,7 +1,7 @@
-"""The pile of prompts: from the job, from a file of the host, or from the host's own text."""
+"""The prompts of a generation: from the job, from a host file, or from the host's own text."""
 
 # mypy: disable-error-code="no-untyped-call"
-# transformers ships types, but leaves some of its functions without.
+# transformers ships types, but leaves some of its functions untyped.
 
 import hashlib
 import json
@@ -31,16 +31,16 @@ UNSAID = ""
 
 @dataclass(frozen=True)
 class Prompt:
-    """One prompt as it was given; ``text`` is None where a model knows no text."""
+    """A tokenised prompt; ``text`` is None if the model has no tokenizer."""
 
     name: str
     text: str | None
     ids: tuple[int, ...]
-    adapter: int = NO_ADAPTER  # its number
+    adapter: int = NO_ADAPTER  # index of the adapter
 
 
 class Given(NamedTuple):
-    """A prompt of the job or of a file; ``adapter`` is a name, None for the base, or unsaid."""
+    """A prompt of the job or a file; ``adapter``: a name, None for the base, or unspecified."""
 
     name: str
     text: str
@@ -48,11 +48,11 @@ class Given(NamedTuple):
 
 
 def read_texts(job: Job, asked: Prompts) -> list[Given]:
-    """Return each prompt that the job or a file gives; none of the demo's.
+    """Return the prompts of the job or a file; none for demo prompts.
 
     Raises:
-        MissingModelError: the file is not below the host's model folders.
-        BadInputError: the file is empty, or one of its lines cannot be a prompt.
+        MissingModelError: the file is not in the host's model folders.
+        BadInputError: the file is empty, or one of its lines is no valid prompt.
     """
     if isinstance(asked, InlinePrompts):
         return [Given(str(number), text) for number, text in enumerate(asked.texts, 1)]
@@ -68,15 +68,17 @@ def tokenised(
     texts: Sequence[Given],
     adapters: Sequence[str] = (),
 ) -> list[Prompt]:
-    """Return the prompts in the model's tokens, each with the number of its adapter.
+    """Return the tokenised prompts, each with its adapter's index.
 
     Raises:
-        MissingModelError: a text needs a tokenizer that the model does not have.
-        BadInputError: a text has no token, or names an adapter that the job does not have.
+        MissingModelError: the model has no tokenizer for texts.
+        BadInputError: a text has no token, or names an unknown adapter.
     """
     if isinstance(asked, DemoPrompts):
-        usual = _number_of(Given("", ""), adapters)
-        return [replace(each, adapter=usual) for each in _demo_prompts(job, loaded, asked)]
+        default_adapter = _adapter_index(Given("", ""), adapters)
+        return [
+            replace(each, adapter=default_adapter) for each in _demo_prompts(job, loaded, asked)
+        ]
     tokenizer = loaded.tokenizer
     if tokenizer is None:
         msg = (
@@ -84,39 +86,39 @@ def tokenised(
             "choose the demo prompts"
         )
         raise MissingModelError(msg)
-    found = [
+    prompts = [
         Prompt(
             each.name,
             each.text,
             tuple(tokenizer(each.text)["input_ids"]),
-            _number_of(each, adapters),
+            _adapter_index(each, adapters),
         )
         for each in texts
     ]
-    empty = next((each.name for each in found if not each.ids), None)
+    empty = next((each.name for each in prompts if not each.ids), None)
     if empty is not None:
         raise BadInputError(f"prompt {empty} has no token; give it some text, or leave it out")
-    return found
+    return prompts
 
 
-def _number_of(given: Given, adapters: Sequence[str]) -> int:
-    """Return which adapter a prompt goes through: its own, else the only one there is."""
-    if given.adapter == UNSAID:
+def _adapter_index(prompt: Given, adapters: Sequence[str]) -> int:
+    """Return the index of a prompt's adapter: its own, else the only one there is."""
+    if prompt.adapter == UNSAID:
         return 0 if len(adapters) == 1 else NO_ADAPTER
-    if given.adapter is None:
+    if prompt.adapter is None:
         return NO_ADAPTER
-    if given.adapter not in adapters:
-        known = f"has {', '.join(adapters)}" if adapters else "was given none"
-        msg = f"prompt {given.name} asks for adapter {given.adapter}, and the job {known}"
+    if prompt.adapter not in adapters:
+        available = f"has {', '.join(adapters)}" if adapters else "was given none"
+        msg = f"prompt {prompt.name} requests adapter {prompt.adapter}, and the job {available}"
         raise BadInputError(f"{msg}; name one of the job's, or launch it with this one")
-    return adapters.index(given.adapter)
+    return adapters.index(prompt.adapter)
 
 
 def check_lengths(prompts: Sequence[Prompt], output_tokens: int, positions: int | None) -> None:
-    """Refuse prompts that the model has no positions for.
+    """Check that prompts and answers fit the model's positions.
 
     Raises:
-        BadInputError: with the first such prompt and both numbers.
+        BadInputError: with the first prompt that does not, and both numbers.
     """
     for each in prompts:
         if positions is not None and len(each.ids) + output_tokens > positions:
@@ -132,12 +134,12 @@ def pile_digest(prompts: Sequence[Prompt]) -> str:
     """Return a digest of the prompts in their order."""
     digest = hashlib.sha256()
     for each in prompts:
-        through = [] if each.adapter == NO_ADAPTER else [each.adapter]
-        digest.update(json.dumps([each.name, each.ids, *through]).encode())
+        adapter = [] if each.adapter == NO_ADAPTER else [each.adapter]
+        digest.update(json.dumps([each.name, each.ids, *adapter]).encode())
     return digest.hexdigest()
 
 
-# A file
+# Prompts from a file
 
 
 def _file_texts(name: str, roots: Sequence[Path]) -> list[Given]:
@@ -148,14 +150,14 @@ def _file_texts(name: str, roots: Sequence[Path]) -> list[Given]:
         raise MissingModelError(f"prompts file {name}: {error}") from None
     with os.fdopen(handle, "rb") as file:
         lines = list(_lines(file.fileno(), name))
-    found = [_read_line(name, number, line, path.suffix) for number, line in lines]
-    if not found:
+    texts = [_read_line(name, number, line, path.suffix) for number, line in lines]
+    if not texts:
         raise BadInputError(f"prompts file {name} holds no prompt; give one a line")
-    return found
+    return texts
 
 
 def _lines(handle: int, name: str) -> Iterator[tuple[int, bytes]]:
-    """Yield the number and bytes of each line that is not blank, within limits."""
+    """Yield the number and bytes of each non-blank line, within limits."""
     count = 0
     with os.fdopen(os.dup(handle), "rb") as file:
         number = 0
@@ -197,14 +199,14 @@ def _read_line(name: str, number: int, line: bytes, suffix: str) -> Given:
     return Given(str(document.get("id", number))[:200], prompt, adapter and adapter[:200])
 
 
-# The host's own text
+# Prompts from the host's own text
 
 
-def _demo_prompts(job: Job, loaded: LoadedModel, asked: DemoPrompts) -> Iterator[Prompt]:
+def _demo_prompts(job: Job, loaded: LoadedModel, options: DemoPrompts) -> Iterator[Prompt]:
     seed = getattr(job.spec, "seed", 0)
     generator = np.random.default_rng(seed)
-    shortest = asked.shortest or asked.input_tokens
-    lengths = generator.integers(shortest, asked.input_tokens + 1, asked.count)
+    shortest = options.shortest or options.input_tokens
+    lengths = generator.integers(shortest, options.input_tokens + 1, options.count)
     stream = held_out_ids(job, loaded)
     for number, length in enumerate(lengths.tolist(), 1):
         if stream is None or loaded.tokenizer is None or len(stream) <= length:
@@ -213,6 +215,6 @@ def _demo_prompts(job: Job, loaded: LoadedModel, asked: DemoPrompts) -> Iterator
         else:
             begin = int(generator.integers(0, len(stream) - length))
             ids = stream[begin : begin + length]
-        found = tuple(int(each) for each in ids)
-        text = loaded.tokenizer.decode(list(found)) if loaded.tokenizer else None
-        yield Prompt(str(number), str(text) if text is not None else None, found)
+        token_ids = tuple(int(each) for each in ids)
+        text = loaded.tokenizer.decode(list(token_ids)) if loaded.tokenizer else None
+        yield Prompt(str(number), str(text) if text is not None else None, token_ids)

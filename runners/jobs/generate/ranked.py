@@ -1,11 +1,11 @@
-"""Generate over ranks: each has a share of every matrix, or a run of layers.
+"""Generation over ranks: tensor, expert or pipeline parallel.
 
-The lead does everything that a generation does; before each pass it tells the others what comes,
-and they compute their part of it until it says that nothing more comes.
+The lead runs the generation; before each pass it broadcasts a header, and the other ranks compute
+their part until it broadcasts the end.
 """
 
 # mypy: disable-error-code="no-untyped-call"
-# transformers ships types, but leaves some of its functions without.
+# transformers ships types, but leaves some of its functions untyped.
 
 import sys
 from collections.abc import Callable
@@ -30,54 +30,54 @@ from runners.jobs.generate.stage_model import Call, Ends, Layers, divided, divis
 from runners.jobs.loading import TORCH_DTYPES, load_tokenizer, pick_device
 from runners.jobs.memory import tensor_bytes
 from runners.jobs.model_folders import opened_model
-from runners.jobs.ranks import RankLostError, Ranks, joined_ranks, lost_rank_named
+from runners.jobs.ranks import RankFailedError, Ranks, joined_ranks, naming_rank_failures
 from runners.jobs.runtime import BadInputError, Job
 from runners.jobspec import ArtefactModel, DataParallel, FolderModel, GenerateSpec
 
 STEP, FORGET, END, STOP = range(4)
 HEADS = ("num_attention_heads", "num_key_value_heads")
 WIDTHS = ("intermediate_size", "moe_intermediate_size")
-Answer = Callable[[Callable[[], Chain]], bool]  # what the lead does; whether it was stopped
+Answer = Callable[[Callable[[], Chain]], bool]  # the lead's work; returns whether it was stopped
 
 
 class Part(Protocol):
-    """What one rank has of the model."""
+    """One rank's part of the model."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerFast | None
     weight_bytes: int
 
     def compute(self, call: Call, ids: torch.Tensor) -> torch.Tensor:
-        """Do this rank's part of a pass; the lead's returns each row's next token."""
+        """Compute this rank's part of a pass; the lead's returns each row's next token."""
 
     def forget(self, session: int) -> None:
-        """Let a session's keys and values go."""
+        """Drop a session's KV cache."""
 
     @property
     def cache_bytes(self) -> int:
-        """Return the bytes of the keys and values here."""
+        """Return the bytes of this rank's KV caches."""
 
 
 def work_on_ranks(job: Job, spec: GenerateSpec, answer: Answer) -> bool:
-    """Do this rank's part of a generation; return whether it was stopped.
+    """Run this rank's part of a generation; return whether it was stopped.
 
     Raises:
-        BadInputError: the model cannot be divided so, or on so many ranks.
+        BadInputError: the model cannot be divided so, or over this number of ranks.
     """
     try:
         with joined_ranks(job, spec.parallel) as ranks:
             if ranks.is_lead:
                 return answer(lambda: RankChain(ranks, part_of(job, spec, ranks), spec))
             return follow(ranks, part_of(job, spec, ranks), spec.parallel)
-    except RankLostError as error:
+    except RankFailedError as error:
         sys.exit(f"RANK_LOST: {error}")
 
 
 def part_of(job: Job, spec: GenerateSpec, ranks: Ranks) -> Part:
-    """Return what this rank has of the job's model."""
+    """Load this rank's part of the job's model."""
     split = spec.split
     if not isinstance(split, TensorSplit | ExpertSplit | PipelineSplit):
-        raise BadInputError("the job asks for no split over ranks")
+        raise BadInputError("the job requests no split over ranks")
     if split.size != ranks.size:
         msg = f"split {split.method} has size {split.size}, but {ranks.size} ranks were started"
         raise BadInputError(f"{msg}; launch it on as many devices as the size says")
@@ -91,7 +91,7 @@ def part_of(job: Job, spec: GenerateSpec, ranks: Ranks) -> Part:
 
 
 class RankChain(Chain):
-    """The lead's view of all ranks."""
+    """All ranks, as used by the lead."""
 
     def __init__(self, ranks: Ranks, part: Part, spec: GenerateSpec) -> None:
         super().__init__()
@@ -103,11 +103,11 @@ class RankChain(Chain):
         self._is_settled = False
 
     def next_tokens(self, call: Call, ids: torch.Tensor) -> torch.Tensor:
-        """Have every rank do its part of a pass; return the next token of each row."""
+        """Run a pass on every rank; return the next token of each row."""
         masks = [] if call.mask is None else [call.mask]
-        self._tell(STEP, call.session, *ids.shape, *(each.shape[1] for each in masks))
+        self._send(STEP, call.session, *ids.shape, *(each.shape[1] for each in masks))
         self._ranks.copy_from_lead([ids, call.positions, *masks])
-        with lost_rank_named(self._ranks):
+        with naming_rank_failures(self._ranks):
             tokens = self._part.compute(call, ids)
         if not self._is_settled:
             self._ranks.settle(self._parallel)
@@ -115,33 +115,33 @@ class RankChain(Chain):
         return tokens
 
     def forget(self, session: int) -> None:
-        """Let a session's keys and values go on every rank."""
-        self._tell(FORGET, session)
+        """Drop a session's KV cache on every rank."""
+        self._send(FORGET, session)
         self._part.forget(session)
 
     @property
     def cache_bytes(self) -> int:
-        """Return the bytes of the keys and values that the lead has."""
+        """Return the bytes of the lead's KV caches."""
         return self._part.cache_bytes
 
     def finish(self, *, is_stopped: bool) -> None:
-        """Let the other ranks end as this one does."""
-        self._tell(STOP if is_stopped else END)
+        """Stop the other ranks."""
+        self._send(STOP if is_stopped else END)
 
-    def _tell(self, *words: int) -> None:
-        told = [*words, 0, 0, 0, 0][:5]
-        self._ranks.copy_from_lead([torch.tensor(told)])
+    def _send(self, *words: int) -> None:
+        header = [*words, 0, 0, 0, 0][:5]
+        self._ranks.copy_from_lead([torch.tensor(header)])
 
 
 def follow(ranks: Ranks, part: Part, parallel: DataParallel) -> bool:
-    """Compute what the lead tells until nothing more comes; return whether that is a stop.
+    """Run the passes that the lead broadcasts; return whether it ended by a stop.
 
     Raises:
-        RankLostError: nothing was heard of the lead, or of another rank, for too long.
+        RankFailedError: the lead or another rank did not respond in time.
     """
     is_settled = False
     while True:
-        (header,) = _heard(ranks, (5,))
+        (header,) = _received(ranks, (5,))
         order, session, rows, new, width = header.tolist()
         if order in (END, STOP):
             return bool(order == STOP)
@@ -149,25 +149,25 @@ def follow(ranks: Ranks, part: Part, parallel: DataParallel) -> bool:
             part.forget(session)
             continue
         shapes = [(rows, new), (rows, new), *([(rows, width)] if width else [])]
-        ids, positions, *mask = _heard(ranks, *shapes)
-        with lost_rank_named(ranks):
+        ids, positions, *mask = _received(ranks, *shapes)
+        with naming_rank_failures(ranks):
             part.compute(Call(session, positions, mask[0] if mask else None), ids)
         if not is_settled:
             ranks.settle(parallel)
             is_settled = True
 
 
-def _heard(ranks: Ranks, *shapes: tuple[int, ...]) -> list[torch.Tensor]:
+def _received(ranks: Ranks, *shapes: tuple[int, ...]) -> list[torch.Tensor]:
     tensors = [torch.zeros(shape, dtype=torch.long) for shape in shapes]
     ranks.copy_from_lead(tensors)
     return tensors
 
 
 class PipelinePart:
-    """A run of layers; the lead has the first one, and the ends of the model."""
+    """Pipeline parallel: consecutive layers; the lead also has the embedding and the head."""
 
     def __init__(self, folder: Path, dtype: torch.dtype, ranks: Ranks) -> None:
-        """Read this rank's layers."""
+        """Load this rank's layers."""
         self._config = divisible_config(folder)
         device = pick_device()
         self._ranks, self._device, self._dtype = ranks, device, dtype
@@ -182,23 +182,23 @@ class PipelinePart:
             self.weight_bytes += sum(map(tensor_bytes, self._ends.model.parameters()))
 
     def compute(self, call: Call, ids: torch.Tensor) -> torch.Tensor:
-        """Take hidden states from the rank before, and give them to the next."""
+        """Receive hidden states from the previous rank, run the layers, and send on."""
         rows, new = ids.shape
-        before = (self._ranks.rank - 1) % self._ranks.size
-        after = (self._ranks.rank + 1) % self._ranks.size
-        hidden = self._ends.embed(ids) if self._ends else self._received(before, rows, new)
+        previous = (self._ranks.rank - 1) % self._ranks.size
+        following = (self._ranks.rank + 1) % self._ranks.size
+        hidden = self._ends.embed(ids) if self._ends else self._received(previous, rows, new)
         hidden = self._layers.run(call, hidden)
         is_last = self._place == self._ranks.size - 1
-        self._ranks.send(hidden[:, -1:] if is_last else hidden, after)
-        return self._ends.choose(self._received(before, rows, 1)) if self._ends else ids
+        self._ranks.send(hidden[:, -1:] if is_last else hidden, following)
+        return self._ends.choose(self._received(previous, rows, 1)) if self._ends else ids
 
     def forget(self, session: int) -> None:
-        """Let a session's keys and values go."""
+        """Drop a session's KV cache."""
         self._layers.forget(session)
 
     @property
     def cache_bytes(self) -> int:
-        """Return the bytes of the keys and values here."""
+        """Return the bytes of this rank's KV caches."""
         return self._layers.cache_bytes
 
     def _received(self, sender: int, rows: int, new: int) -> torch.Tensor:
@@ -209,18 +209,18 @@ class PipelinePart:
 
 
 class TensorPart:
-    """A share of every matrix, as transformers' own plan for the architecture divides them.
+    """Tensor parallel by transformers' plan for the architecture.
 
-    ``by_experts``: of the experts some, whole, and of every other matrix a share.
+    ``by_experts``: expert parallel; all other matrices are divided as before.
     """
 
     def __init__(
         self, folder: Path, dtype: torch.dtype, size: int, *, by_experts: bool = False
     ) -> None:
-        """Read this rank's shares.
+        """Load this rank's shards.
 
         Raises:
-            BadInputError: the ranks do not divide the model, or nobody has planned how.
+            BadInputError: the ranks do not divide the model, or it has no plan.
         """
         check_divides(divisible_config(folder), size, by_experts=by_experts)
         self.model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
@@ -238,7 +238,7 @@ class TensorPart:
 
     @torch.inference_mode()
     def compute(self, call: Call, ids: torch.Tensor) -> torch.Tensor:
-        """Run the model: its layers exchange what they need."""
+        """Run the model; its layers communicate with the other ranks."""
         cache = self._caches.setdefault(call.session, DynamicCache(config=self.model.config))
         device = pick_device()
         output = self.model(
@@ -253,20 +253,20 @@ class TensorPart:
         return tokens
 
     def forget(self, session: int) -> None:
-        """Let a session's keys and values go."""
+        """Drop a session's KV cache."""
         self._caches.pop(session, None)
 
     @property
     def cache_bytes(self) -> int:
-        """Return the bytes of the keys and values here."""
+        """Return the bytes of this rank's KV caches."""
         return sum(map(cache_size, self._caches.values()))
 
 
 def check_divides(config: PretrainedConfig, size: int, *, by_experts: bool = False) -> None:
-    """Refuse ranks that do not divide the heads or the experts: the first pass would fail.
+    """Check that the ranks divide the heads or the experts.
 
     Raises:
-        BadInputError: with the field.
+        BadInputError: they do not; the message names the field.
     """
     if by_experts and not getattr(config, "num_experts", None):
         msg = f"a '{config.model_type}' model has no experts to divide"

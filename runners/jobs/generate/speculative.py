@@ -1,8 +1,8 @@
-"""One prompt at a time with guessed tokens that the model checks, through transformers' generate.
+"""Speculative decoding of one prompt at a time, with transformers' generate.
 
-A guess comes from a smaller model with the same tokenizer, or from the prompt's own repetitions.
-The model's passes are watched: one that reads n + 1 tokens checks n guesses, and each pass
-writes one token of its own besides the guesses that it accepts.
+Drafts come from a smaller model with the same tokenizer, or by prompt lookup. A hook counts the
+model's passes: a pass over n + 1 tokens verifies n drafts, and each pass adds one token of its own
+to the accepted drafts.
 """
 
 from dataclasses import dataclass, field
@@ -20,23 +20,23 @@ NO_END = -1
 
 @dataclass
 class Passes:
-    """The passes of the checking model over one prompt."""
+    """The verifying model's passes over one prompt."""
 
-    read: list[int] = field(default_factory=list)  # tokens that each pass took in
+    read: list[int] = field(default_factory=list)  # tokens per pass
     first_seconds: float = 0.0
 
     def drafted(self, prompt_tokens: int) -> int:
-        """Return how many guesses were checked; the first pass reads the prompt besides."""
+        """Return the number of verified drafts; the first pass also reads the prompt."""
         return sum(self.read) - (prompt_tokens - 1) - len(self.read)
 
     def accepted(self, output_tokens: int) -> int:
-        """Return how many written tokens were guessed: each pass wrote one of its own."""
+        """Return the number of accepted drafts: each pass adds one token of its own."""
         return max(0, output_tokens - len(self.read))
 
 
 @dataclass(frozen=True)
 class Guessed:
-    """One answer with how it came about."""
+    """One answer with its draft statistics and timing."""
 
     answer: Answer
     drafted: int
@@ -47,13 +47,13 @@ class Guessed:
 
 @dataclass(frozen=True)
 class Guesser:
-    """Where guesses come from: a draft model, or without one the text so far."""
+    """The source of drafts: a draft model, or prompt lookup without one."""
 
-    tokens: int  # guessed at a time
+    tokens: int  # drafted per pass
     draft: PreTrainedModel | None = None
 
     def options(self) -> dict[str, Any]:
-        """Return what generate is told."""
+        """Return the options of ``generate``."""
         if self.draft is None:
             return {"prompt_lookup_num_tokens": self.tokens}
         config = self.draft.generation_config
@@ -66,10 +66,10 @@ class Guesser:
 def check_draft(
     target: PreTrainedTokenizerFast | None, draft: PreTrainedTokenizerFast | None
 ) -> None:
-    """Refuse a draft model that cuts text into other tokens.
+    """Check that the draft model has the model's tokenizer.
 
     Raises:
-        BadInputError: with the way out.
+        BadInputError: it has not; the message names an alternative.
     """
     if target is None or draft is None or tokenizer_digest(target) != tokenizer_digest(draft):
         msg = (
@@ -81,22 +81,22 @@ def check_draft(
 
 @torch.inference_mode()
 def guess_one(model: PreTrainedModel, ids: Ids, guesser: Guesser, limits: Limits) -> Guessed:
-    """Answer one prompt as plain greedy generation would, with fewer passes."""
+    """Answer one prompt with the same tokens as greedy generation, in fewer passes."""
     device = next(model.parameters()).device
     prompt = torch.tensor([list(ids)], device=device)
     passes = Passes()
-    writer: Any = model  # transformers types its methods as tensors
-    began = now(device)
+    generator: Any = model  # transformers types its methods as tensors
+    start = now(device)
 
     def watch(_module: object, args: tuple[Any, ...], options: dict[str, Any]) -> None:
         if len(passes.read) == 1:
-            passes.first_seconds = now(device) - began
-        given: torch.Tensor = options["input_ids"] if "input_ids" in options else args[0]
-        passes.read.append(int(given.shape[1]))
+            passes.first_seconds = now(device) - start
+        input_ids: torch.Tensor = options["input_ids"] if "input_ids" in options else args[0]
+        passes.read.append(int(input_ids.shape[1]))
 
     handle = model.register_forward_pre_hook(watch, with_kwargs=True)
     try:
-        found = writer.generate(
+        output = generator.generate(
             prompt,
             attention_mask=torch.ones_like(prompt),
             max_new_tokens=limits.output_tokens,
@@ -107,11 +107,11 @@ def guess_one(model: PreTrainedModel, ids: Ids, guesser: Guesser, limits: Limits
         )
     finally:
         handle.remove()
-    seconds = now(device) - began
+    seconds = now(device) - start
     first = passes.first_seconds or seconds
     answer = Answer()
-    written = found[0, len(ids) :].tolist()
-    for token in written:
+    output_ids = output[0, len(ids) :].tolist()
+    for token in output_ids:
         answer.take(int(token), limits)
-    drafted, accepted = passes.drafted(len(ids)), passes.accepted(len(written))
+    drafted, accepted = passes.drafted(len(ids)), passes.accepted(len(output_ids))
     return Guessed(answer, drafted, accepted, first, seconds - first)

@@ -1,12 +1,11 @@
-"""A run of a model's decoder layers, and what stands before and behind all of them.
+"""Consecutive decoder layers of a model, and its ends (embedding, norm and head).
 
-Used wherever a model is divided between processes: over ranks, or over servers of a chain.
-A stage keeps the keys and values of its layers for each session; what passes between stages is
-the hidden states alone.
+Used where a model is divided between processes: over ranks, or over servers of a chain. A stage
+keeps its layers' KV cache per session; stages exchange hidden states only.
 """
 
 # mypy: disable-error-code="no-untyped-call"
-# transformers ships types, but leaves some of its functions without.
+# transformers ships types, but leaves some of its functions untyped.
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -22,7 +21,7 @@ from runners.jobs.memory import tensor_bytes
 from runners.jobs.runtime import BadInputError
 from runners.jobs.skeleton import ModelTensors, fill, skeleton
 
-# Rotary embeddings, one norm at the end, nothing added to the hidden states in between.
+# Rotary embeddings, one final norm, nothing added to the hidden states in between.
 DIVISIBLE = (
     "llama", "mistral", "mixtral", "olmoe", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe",
 )  # fmt: skip
@@ -30,34 +29,34 @@ LAYERS = "model.layers."
 
 
 class Call(NamedTuple):
-    """What every stage is told of one pass: whose it is, the mask, the tokens' positions."""
+    """The arguments of one pass for every stage: session, token positions and mask."""
 
     session: int
     positions: torch.Tensor  # [rows, new]
-    mask: torch.Tensor | None  # [rows, all]; None: nothing is padded
+    mask: torch.Tensor | None  # [rows, all]; None: no padding
 
 
 class Stage(Protocol):
-    """Some layers, here or elsewhere."""
+    """Some layers, in this process or another."""
 
     def run(self, call: Call, hidden: torch.Tensor) -> torch.Tensor:
-        """Return what the layers make of ``hidden`` [rows, new, width]."""
+        """Return the layers' output for ``hidden`` [rows, new, width]."""
 
     def forget(self, session: int) -> None:
-        """Let a session's keys and values go."""
+        """Drop a session's KV cache."""
 
 
 def divided(num_layers: int, count: int) -> list[range]:
-    """Return ``count`` runs of layers, as even as they can be; the first ones are longer.
+    """Return ``count`` ranges of layers, as even as possible; the first ones are longer.
 
     Raises:
-        BadInputError: there are fewer layers than runs.
+        BadInputError: there are fewer layers than ranges.
     """
     if count > num_layers:
-        msg = f"{count} stages are asked for, and the model has {num_layers} layers"
+        msg = f"{count} stages are requested, and the model has {num_layers} layers"
         raise BadInputError(f"{msg}; ask for at most as many")
-    each, more = divmod(num_layers, count)
-    starts = [at * each + min(at, more) for at in range(count + 1)]
+    layers_each, num_longer = divmod(num_layers, count)
+    starts = [at * layers_each + min(at, num_longer) for at in range(count + 1)]
     return [range(*pair) for pair in pairwise(starts)]
 
 
@@ -65,7 +64,7 @@ def divisible_config(folder: Path) -> PretrainedConfig:
     """Return a folder's config.
 
     Raises:
-        BadInputError: the model is none of those that stages run.
+        BadInputError: stages do not support the model.
     """
     config: PretrainedConfig = AutoConfig.from_pretrained(str(folder), local_files_only=True)
     if config.model_type not in DIVISIBLE:
@@ -83,16 +82,16 @@ class Layers:
     def __init__(
         self, folder: Path, which: range, device: torch.device, dtype: torch.dtype
     ) -> None:
-        """Read these layers and no others.
+        """Load only these layers.
 
         Raises:
-            BadInputError: the model is not divisible, or its weights are not the config's.
+            BadInputError: the model is not divisible, or its weights do not match its config.
         """
         self.which, self.device = which, device
         self._config = _config_of(divisible_config(folder), which)
         self.model: PreTrainedModel = skeleton(self._config, dtype, folder)
         self._base: Any = self.model.base_model
-        self._base.norm = nn.Identity()  # the last stage's output goes to whoever has the ends
+        self._base.norm = nn.Identity()  # the process with the ends applies the norm
         tensors = ModelTensors(folder, device, dtype)
         ours = {f"{LAYERS}{at}.": f"{at - which.start}." for at in which}
         stored = {
@@ -108,7 +107,7 @@ class Layers:
 
     @torch.inference_mode()
     def run(self, call: Call, hidden: torch.Tensor) -> torch.Tensor:
-        """Return what the layers make of ``hidden`` [rows, new, width]."""
+        """Return the layers' output for ``hidden`` [rows, new, width]."""
         cache = self._caches.setdefault(call.session, DynamicCache(config=self._config))
         output = self._base(
             inputs_embeds=hidden.to(self.device),
@@ -117,11 +116,11 @@ class Layers:
             past_key_values=cache,
             use_cache=True,
         )
-        found: torch.Tensor = output.last_hidden_state
-        return found
+        output_hidden: torch.Tensor = output.last_hidden_state
+        return output_hidden
 
     def forget(self, session: int) -> None:
-        """Let a session's keys and values go."""
+        """Drop a session's KV cache."""
         self._caches.pop(session, None)
 
     @property
@@ -131,18 +130,18 @@ class Layers:
 
     @property
     def cache_bytes(self) -> int:
-        """Return the bytes of all sessions' keys and values."""
+        """Return the bytes of all sessions' KV caches."""
         return sum(map(cache_size, self._caches.values()))
 
 
 class Ends:
-    """What a model has before its first layer and behind its last one."""
+    """A model's embedding, final norm and head."""
 
     def __init__(self, folder: Path, device: torch.device, dtype: torch.dtype) -> None:
-        """Read the embeddings, the last norm and the head.
+        """Load the embedding, the final norm and the head.
 
         Raises:
-            BadInputError: the model is not divisible, or its weights are not the config's.
+            BadInputError: the model is not divisible, or its weights do not match its config.
         """
         self.model: PreTrainedModel = skeleton(divisible_config(folder), dtype, folder)
         self.device = device
@@ -156,27 +155,27 @@ class Ends:
 
     @torch.inference_mode()
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
-        """Return what reaches the first layer for tokens [rows, new]."""
-        found: torch.Tensor = self._embed(ids.to(self.device))
-        return found
+        """Return the first layer's input for tokens [rows, new]."""
+        hidden: torch.Tensor = self._embed(ids.to(self.device))
+        return hidden
 
     @torch.inference_mode()
     def choose(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return the likeliest next token of each row."""
+        """Return the most likely next token of each row."""
         logits = self._head(self._norm(hidden[:, -1:].to(self.device)))
         tokens: torch.Tensor = logits[:, -1].argmax(dim=-1)
         return tokens
 
 
 def through(stages: Sequence[Stage], call: Call, hidden: torch.Tensor) -> torch.Tensor:
-    """Return what all stages make of ``hidden``, one behind the other."""
+    """Return the output of all stages in sequence."""
     for stage in stages:
         hidden = stage.run(call, hidden)
     return hidden
 
 
 def _config_of(whole: PretrainedConfig, which: range) -> PretrainedConfig:
-    """Return the config of a model that has these layers and no others."""
+    """Return the config of a model with only these layers."""
     fields = whole.to_dict()
     kinds = fields.get("layer_types")
     cut: dict[str, Any] = {"num_hidden_layers": len(which)}

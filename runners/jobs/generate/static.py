@@ -1,4 +1,4 @@
-"""One padded batch from its prompts to its answers, greedily, each part timed by itself."""
+"""Greedy generation of one padded batch, with separate timing of prefill and decode."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -18,25 +18,25 @@ Ids = Sequence[int]
 
 
 class StopRequestedError(Exception):
-    """The job was told to stop between two tokens."""
+    """The job was asked to stop between two tokens."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """When an answer ends, and how the run is told that it must end."""
+    """The limits of an answer, and the job's stop flag."""
 
     output_tokens: int
-    end_ids: frozenset[int] = frozenset()  # empty: always output_tokens
+    end_ids: frozenset[int] = frozenset()  # empty: always generate output_tokens
     should_stop: Callable[[], bool] = lambda: False
 
 
 @dataclass(frozen=True)
 class Setup:
-    """How a batch is worked on."""
+    """The settings of a batch."""
 
     kv_cache: KvCache = "plain"
-    is_packed: bool = False  # the prompts in one row without padding
-    chain: Chain | None = None  # who computes instead of the model, where it is divided
+    is_packed: bool = False  # padding-free prefill
+    chain: Chain | None = None  # computes instead of the model, if set
 
 
 PLAIN = Setup()
@@ -44,13 +44,13 @@ PLAIN = Setup()
 
 @dataclass
 class Answer:
-    """The tokens that followed one prompt."""
+    """The generated tokens of one prompt."""
 
     ids: list[int] = field(default_factory=list)
     finish_reason: FinishReason = "length"
 
     def take(self, token: int, limits: Limits) -> bool:
-        """Take the next token and return whether the answer is complete."""
+        """Add the next token and return whether the answer is complete."""
         if token in limits.end_ids:
             self.finish_reason = "stop"
             return True
@@ -60,7 +60,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class BatchRun:
-    """The answers of one batch in its order, and how long its parts took."""
+    """The answers of one batch in order, and its timing."""
 
     answers: list[Answer]
     prefill_seconds: float
@@ -73,7 +73,7 @@ class BatchRun:
 def run_batch(
     model: PreTrainedModel, prompts: Sequence[Ids], limits: Limits, setup: Setup = PLAIN
 ) -> BatchRun:
-    """Answer the prompts together, padded to the longest on the left.
+    """Answer the prompts as one left-padded batch.
 
     Raises:
         StopRequestedError: the job is to stop; nothing of this batch is kept.
@@ -92,8 +92,8 @@ def run_batch(
         tokens, len(prompts), limits, lambda last: padded.step(model, last, cache)
     )
     ended = now(device)
-    held = cache.close() if isinstance(cache, Session) else cache_size(cache)
-    return BatchRun(answers, prefilled - began, ended - prefilled, steps, held)
+    cache_bytes = cache.close() if isinstance(cache, Session) else cache_size(cache)
+    return BatchRun(answers, prefilled - began, ended - prefilled, steps, cache_bytes)
 
 
 def write_out(
@@ -102,7 +102,7 @@ def write_out(
     limits: Limits,
     step: Callable[[torch.Tensor], torch.Tensor],
 ) -> tuple[list[Answer], int]:
-    """Return the answers that begin with ``tokens`` [rows], and how many steps they took.
+    """Return the answers that begin with ``tokens`` [rows], and the number of decode steps.
 
     ``step`` takes the last tokens [rows, 1] and returns the next ones [rows].
 
@@ -123,19 +123,19 @@ def write_out(
 
 @dataclass
 class Padded:
-    """A batch padded on the left, with the positions and the mask of what is text."""
+    """A left-padded batch, with its positions and attention mask."""
 
     ids: torch.Tensor
-    mask: torch.Tensor | None  # None: nothing is padded
-    positions: torch.Tensor  # of the tokens that go in next
+    mask: torch.Tensor | None  # None: no padding
+    positions: torch.Tensor  # of the next input tokens
 
     @classmethod
     def of(cls, prompts: Sequence[Ids], device: torch.device) -> "Padded":
-        """Return the prompts as one tensor."""
+        """Return the prompts as one padded tensor."""
         longest = max(map(len, prompts))
         rows = [[0] * (longest - len(each)) + list(each) for each in prompts]
-        shown = [[0] * (longest - len(each)) + [1] * len(each) for each in prompts]
-        mask = torch.tensor(shown, device=device)
+        is_text = [[0] * (longest - len(each)) + [1] * len(each) for each in prompts]
+        mask = torch.tensor(is_text, device=device)
         positions = (mask.cumsum(dim=1) - 1).clamp(min=0)
         is_even = all(len(each) == longest for each in prompts)
         return cls(torch.tensor(rows, device=device), None if is_even else mask, positions)
@@ -143,7 +143,7 @@ class Padded:
     def step(
         self, model: PreTrainedModel, ids: torch.Tensor, cache: Cache | Session
     ) -> torch.Tensor:
-        """Put tokens [rows, new] through the model and return the next one of each row."""
+        """Run tokens [rows, new] through the model and return the next one of each row."""
         if isinstance(cache, Session):
             tokens = cache.next_tokens(ids, self.mask, self.positions)
             self.advance()
@@ -157,18 +157,18 @@ class Padded:
             logits_to_keep=1,
         )
         self.advance()
-        found: torch.Tensor = output.logits[:, -1].argmax(dim=-1)
-        return found
+        next_tokens: torch.Tensor = output.logits[:, -1].argmax(dim=-1)
+        return next_tokens
 
     def advance(self) -> None:
-        """Let the mask and the positions follow the tokens that went in."""
+        """Advance the mask and positions past the tokens of the last step."""
         self.positions = self.positions[:, -1:] + 1
         if self.mask is not None:
             self.mask = torch.cat([self.mask, self.mask.new_ones(len(self.mask), 1)], dim=1)
 
 
 def now(device: torch.device) -> float:
-    """Return the time once the device has done what it was given."""
+    """Return the time after the device has finished its queued work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
@@ -177,6 +177,6 @@ def now(device: torch.device) -> float:
 def take_tokens(
     answers: Sequence[Answer], rows: Sequence[int], tokens: torch.Tensor, limits: Limits
 ) -> list[int]:
-    """Give each open row its token and return the rows that are still open."""
-    found = tokens.tolist()
-    return [row for row in rows if not answers[row].take(found[row], limits)]
+    """Append each open row's token and return the rows that are still open."""
+    token_ids = tokens.tolist()
+    return [row for row in rows if not answers[row].take(token_ids[row], limits)]

@@ -1,4 +1,4 @@
-"""What a padded batch costs on this host: its constants from short runs before the first batch."""
+"""Calibration of the batch cost model on this host, by short runs before the first batch."""
 
 from collections.abc import Sequence
 
@@ -8,11 +8,11 @@ from runners.jobs.generate.batching import CostModel
 from runners.jobs.generate.static import PLAIN, BatchRun, Ids, Limits, Setup, run_batch
 
 ROUNDS = 2
-STEPS = 3  # tokens of a short run: its prefill's and two decoded
+STEPS = 3  # tokens of a short run: one from the prefill, two decoded
 
 
 def warm_up(model: PreTrainedModel, prompts: Sequence[Ids], setup: Setup = PLAIN) -> None:
-    """Run the shortest prompt for some tokens, so that no later one pays for what loads late."""
+    """Generate a few tokens for the shortest prompt, to exclude lazy loading from the timing."""
     run_batch(model, [min(prompts, key=len)], Limits(STEPS), setup)
 
 
@@ -25,8 +25,8 @@ def measured_cost(
 ) -> CostModel:
     """Return the constants of ``cost = fixed + per_token * count * longest``.
 
-    The prefill is timed for one short prompt and for a full batch of the longest; what a batch
-    adds to every decode step, however many prompts are in it, is part of ``fixed``.
+    The prefill is timed for one short prompt and for a full batch of the longest; the part of a
+    decode step that does not depend on the batch size is in ``fixed``.
     """
     ordered = sorted(prompts, key=len)
     small, large = ordered[:1], ordered[-batch_size:]
@@ -41,7 +41,7 @@ def measured_cost(
 
 
 def line(first: tuple[float, float], second: tuple[float, float]) -> tuple[float, float]:
-    """Return intercept and slope through two points, neither below zero."""
+    """Return intercept and slope through two points, neither negative."""
     (x1, y1), (x2, y2) = first, second
     if x1 == x2:
         return 0.0, min(y1, y2) / x1

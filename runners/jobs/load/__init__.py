@@ -1,1 +1,1 @@
-"""An endpoint under load: it is started, asked by many at once, and what they saw is told."""
+"""Load benchmark: starts an endpoint, sends concurrent requests and reports measurements."""

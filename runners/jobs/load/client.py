@@ -1,7 +1,7 @@
-"""One request to an OpenAI-compatible endpoint, streamed, and when what of it came.
+"""Sends one streamed request to an OpenAI-compatible endpoint and records its timing.
 
-Instants are seconds of this process's monotonic clock. Time counts from the instant at which the
-request was due, so that a generator that is late hides nothing.
+Instants are seconds of this process's monotonic clock. Latencies count from the instant at which
+the request was due, so that a delayed generator does not hide waiting time.
 """
 
 import asyncio
@@ -16,14 +16,14 @@ import httpx
 STREAM_END = "data: [DONE]"
 NO_LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=None)
 ERROR_LENGTH = 160
-LONGEST_SECONDS = 3600.0  # of any silence; each request has a limit of its own
+LONGEST_SECONDS = 3600.0  # of silence; each request has its own limit
 
 
 @dataclass(frozen=True)
 class Target:
-    """Where the requests go, and how each is answered."""
+    """The endpoint and the parameters of the requests."""
 
-    url: str  # the base address, with /v1
+    url: str  # the base URL, with /v1
     model: str
     output_tokens: int
     timeout_seconds: float
@@ -31,40 +31,40 @@ class Target:
 
 
 @dataclass(frozen=True)
-class Answered:
-    """What one client saw; ``error`` is empty where the whole answer came."""
+class RequestOutcome:
+    """The timing of one request; ``error`` is empty for a complete answer."""
 
     due: float
     sent: float
     last: float
-    first: float | None = None  # None: no token came
+    first: float | None = None  # None: no token arrived
     output_tokens: int = 0
     error: str = ""
 
     @property
     def ttft_seconds(self) -> float | None:
-        """Return the seconds from when it was due to the first token."""
+        """Return the seconds from the due instant to the first token."""
         return None if self.first is None else self.first - self.due
 
     @property
     def tpot_seconds(self) -> float | None:
-        """Return the mean seconds between tokens after the first; None where there is no gap."""
+        """Return the mean seconds per token after the first, or None for fewer than two tokens."""
         if self.first is None or self.output_tokens <= 1:
             return None
         return (self.last - self.first) / (self.output_tokens - 1)
 
     @property
     def latency_seconds(self) -> float:
-        """Return the seconds from when it was due to the last token, or to the error."""
+        """Return the seconds from the due instant to the last token, or to the error."""
         return self.last - self.due
 
 
 class EndpointError(Exception):
-    """What the endpoint said instead of an answer."""
+    """The endpoint returned an error instead of an answer."""
 
 
 class Stream:
-    """A streamed answer as it is read."""
+    """The state of a streamed answer."""
 
     def __init__(self) -> None:
         self.first: float | None = None
@@ -73,11 +73,11 @@ class Stream:
         self.is_whole = False
 
     def take(self, line: str) -> None:
-        """Read one line.
+        """Parse one line.
 
         Raises:
-            EndpointError: the endpoint says that it failed.
-            ValueError: the line is no event of such a stream.
+            EndpointError: the endpoint reports an error.
+            ValueError: the line is not an event of such a stream.
         """
         if line == STREAM_END:
             self.is_whole = True
@@ -85,7 +85,7 @@ class Stream:
             return
         document = json.loads(line.removeprefix("data: "))
         if error := document.get("error"):
-            raise EndpointError(_words(error))
+            raise EndpointError(_error_text(error))
         if document.get("choices"):
             self.last = time.monotonic()
             self.first = self.first or self.last
@@ -93,10 +93,10 @@ class Stream:
             self.output_tokens = int(usage["completion_tokens"])
 
 
-async def ask(
+async def send_request(
     client: httpx.AsyncClient, target: Target, prompt: Sequence[int], due: float
-) -> Answered:
-    """Return what came of one request; never raise because of the endpoint."""
+) -> RequestOutcome:
+    """Return the outcome of one request; endpoint errors are recorded, not raised."""
     stream, sent = Stream(), time.monotonic()
     try:
         async with asyncio.timeout(target.timeout_seconds):
@@ -111,7 +111,7 @@ async def ask(
     except (ValueError, LookupError, TypeError, AttributeError):
         error = "not a stream in OpenAI's form"
     last = time.monotonic() if error else stream.last
-    return Answered(due, sent, last, stream.first, stream.output_tokens, error)
+    return RequestOutcome(due, sent, last, stream.first, stream.output_tokens, error)
 
 
 async def _read(
@@ -128,26 +128,26 @@ async def _read(
     }
     headers = {"Authorization": f"Bearer {target.key}"} if target.key else {}
     url = f"{target.url}/completions"
-    async with client.stream("POST", url, json=body, headers=headers) as answer:
-        if answer.status_code != HTTPStatus.OK:
-            raise EndpointError(f"{answer.status_code} {_refusal(await answer.aread())}")
-        async for line in answer.aiter_lines():
+    async with client.stream("POST", url, json=body, headers=headers) as response:
+        if response.status_code != HTTPStatus.OK:
+            raise EndpointError(f"{response.status_code} {_refusal_text(await response.aread())}")
+        async for line in response.aiter_lines():
             stream.take(line)
 
 
 def new_client() -> httpx.AsyncClient:
-    """Return a client for any number of requests at once, each of whom says how long it waits."""
+    """Return a client without connection limit; each request has its own timeout."""
     return httpx.AsyncClient(trust_env=False, timeout=LONGEST_SECONDS, limits=NO_LIMITS)
 
 
-def _refusal(body: bytes) -> str:
+def _refusal_text(body: bytes) -> str:
     try:
-        return _words(json.loads(body)["error"])
+        return _error_text(json.loads(body)["error"])
     except (ValueError, LookupError, TypeError):
         return "without words"
 
 
-def _words(error: object) -> str:
-    """Return what an error in OpenAI's form says, short."""
-    said = error.get("code") or error.get("message") if isinstance(error, dict) else error
-    return str(said)[:ERROR_LENGTH]
+def _error_text(error: object) -> str:
+    """Return the short message of an error in OpenAI's form."""
+    text = error.get("code") or error.get("message") if isinstance(error, dict) else error
+    return str(text)[:ERROR_LENGTH]

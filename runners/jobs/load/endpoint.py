@@ -1,4 +1,4 @@
-"""The endpoint under load: a serving job's own process on the loopback, a child of ours."""
+"""Runs the endpoint under load: a serving job as a child process on the loopback."""
 
 import contextlib
 import json
@@ -17,32 +17,32 @@ from runners.jobspec import START_SECONDS, ServeSpec
 from runners.messages import EndpointBody, MetricPoint
 
 STOP_SECONDS = 60.0
-LOST_SECONDS = 180.0  # an endpoint whose job is gone ends by itself
+LOST_SECONDS = 180.0  # an endpoint whose job has ended stops by itself
 
 
 class OwnEndpoint:
-    """One endpoint process, and what it told so far."""
+    """One endpoint process and its reported events."""
 
     def __init__(self, job: Job, spec: ServeSpec) -> None:
         self._job = job
         self.measured: dict[str, float] = {}
         self.address: EndpointBody | None = None
-        self._is_told = threading.Event()  # its address, or that it has nothing more to tell
-        self._process, pipe = _started(job, spec)
-        self._reader = threading.Thread(target=self._read, args=(pipe,), daemon=True)
+        self._has_reported = threading.Event()  # its address arrived, or its event stream ended
+        self._process, pipe = _start_process(job, spec)
+        self._reader = threading.Thread(target=self._read_events, args=(pipe,), daemon=True)
         self._reader.start()
 
     def is_alive(self) -> bool:
-        """Tell whether its process runs."""
+        """Return whether its process runs."""
         return self._process.poll() is None
 
     def wait_until_ready(self) -> EndpointBody:
-        """Return where it answers; end as it ended where it did not come up.
+        """Return its address; if it fails to start, end this process in the same way.
 
         Raises:
-            TimeoutError: it neither answers nor ends.
+            TimeoutError: the endpoint neither became ready nor ended.
         """
-        if not self._is_told.wait(START_SECONDS):
+        if not self._has_reported.wait(START_SECONDS):
             self.kill()
             raise TimeoutError(f"the endpoint did not come up within {START_SECONDS:g} s")
         if self.address is None:
@@ -50,7 +50,7 @@ class OwnEndpoint:
         return self.address
 
     def stop(self) -> None:
-        """Tell it to end, and wait until it has left its own figures."""
+        """Terminate it and wait for its result."""
         self._process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(STOP_SECONDS)
@@ -58,31 +58,31 @@ class OwnEndpoint:
         self._reader.join(STOP_SECONDS)
 
     def kill(self) -> None:
-        """End it now, if it still runs."""
+        """Kill it if it still runs."""
         if self.is_alive():
             self._process.kill()
         self._process.wait()
 
     def die_with_it(self, why: str) -> NoReturn:
-        """Say why, and end as it ended: by its signal, or with its exit code."""
-        code = self._process.wait(STOP_SECONDS)  # its pipe closes a moment before it is gone
+        """Print the reason and end this process with the endpoint's signal or exit code."""
+        code = self._process.wait(STOP_SECONDS)  # its pipe closes shortly before it ends
         how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
         sys.stderr.write(f"ENDPOINT_ENDED: {why}: it ended by {how}\n")
         self._job.emitter.close()
         die_as(code)
 
-    def _read(self, pipe: BinaryIO) -> None:
-        """Take what it tells until its end; its charts become the job's own."""
+    def _read_events(self, pipe: BinaryIO) -> None:
+        """Read its events until its end; its metrics become the job's."""
         with pipe:
             for line in pipe:
                 event = json.loads(line)
-                self._take(event["kind"], event["body"])
-        self._is_told.set()
+                self._handle_event(event["kind"], event["body"])
+        self._has_reported.set()
 
-    def _take(self, kind: str, body: dict[str, Any]) -> None:
+    def _handle_event(self, kind: str, body: dict[str, Any]) -> None:
         if kind == "endpoint":
             self.address = EndpointBody.model_validate(body)
-            self._is_told.set()
+            self._has_reported.set()
         elif kind == "metric":
             point = MetricPoint.model_validate(body)
             self._job.emitter.metric(point.values, source=point.source)
@@ -92,7 +92,7 @@ class OwnEndpoint:
 
 @contextlib.contextmanager
 def own_endpoint(job: Job, spec: ServeSpec) -> Iterator[OwnEndpoint]:
-    """Run an endpoint while the block runs; afterwards there is none."""
+    """Run an endpoint while the block runs, and kill it afterwards."""
     endpoint = OwnEndpoint(job, spec)
     try:
         yield endpoint
@@ -100,21 +100,21 @@ def own_endpoint(job: Job, spec: ServeSpec) -> Iterator[OwnEndpoint]:
         endpoint.kill()
 
 
-def _started(job: Job, spec: ServeSpec) -> tuple[subprocess.Popen[bytes], BinaryIO]:
+def _start_process(job: Job, spec: ServeSpec) -> tuple[subprocess.Popen[bytes], BinaryIO]:
     folder = job.scratch_dir() / "endpoint"
     folder.mkdir(exist_ok=True)
     spec = spec.model_copy(update={"idle_stop_seconds": LOST_SECONDS})
     request = job.request.model_copy(update={"spec": spec})
     (folder / "spec.json").write_text(request.model_dump_json())
-    reading, writing = os.pipe()
-    ours = {EVENT_FD_VARIABLE: str(writing), HOST_DIR_VARIABLE: str(job.host_dir)}
+    read_fd, write_fd = os.pipe()
+    variables = {EVENT_FD_VARIABLE: str(write_fd), HOST_DIR_VARIABLE: str(job.host_dir)}
     try:
         process = subprocess.Popen(
             [sys.executable, "-m", "runners.jobs.serve", str(folder)],
-            env=os.environ | ours,
-            pass_fds=[writing],
+            env=os.environ | variables,
+            pass_fds=[write_fd],
             stdin=subprocess.DEVNULL,
         )
     finally:
-        os.close(writing)
-    return process, os.fdopen(reading, "rb")
+        os.close(write_fd)
+    return process, os.fdopen(read_fd, "rb")

@@ -1,4 +1,4 @@
-"""From what clients saw to a row: means with intervals, percentiles, and what to beware of."""
+"""Computes a report row from client timings: means with intervals, percentiles, caveats."""
 
 import math
 import statistics
@@ -7,18 +7,18 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 
 from runners.jobs.load.arrivals import Repetition
-from runners.jobs.load.client import Answered
+from runners.jobs.load.client import RequestOutcome
 from runners.load_options import LoadOptions
 from runners.load_report import DISTRIBUTED, PERCENTILES, LoadRow
 
-# Student's t for an interval of 80 % with 1, 2 ... 10 degrees of freedom, and the normal's.
+# Quantiles for an 80 % interval: Student's t with 1, 2 ... 10 degrees of freedom, and the normal.
 STUDENT_80 = (3.078, 1.886, 1.638, 1.533, 1.476, 1.440, 1.415, 1.397, 1.383, 1.372)
 NORMAL_80 = 1.282
-BEYOND = 10  # values beyond a percentile, for it to be more than a few requests' luck
+BEYOND = 10  # minimum number of values beyond a percentile for it to be reliable
 LATE_SECONDS = 0.005
 LATE_SHARE = 0.1  # of the mean time to the first token
-KEPT_UP = 0.9  # of the requests that came each second
-WIDE = 0.2  # of the mean, on either side
+KEPT_UP = 0.9  # of the arrival rate
+WIDE = 0.2  # half-width relative to the mean
 WORDS = {
     "tokens_per_second": "tokens a second",
     "requests_per_second": "requests a second",
@@ -31,7 +31,7 @@ WORDS = {
 def row_of(
     options: LoadOptions, point: float, repetitions: Sequence[Repetition], output_tokens: int
 ) -> LoadRow:
-    """Return one point's row out of its repetitions."""
+    """Return one point's row from its repetitions."""
     answered = [each for one in repetitions for each in one.answered]
     means = [_means(each) for each in repetitions]
     names = [name for name in means[0] if all(name in each for each in means)]
@@ -39,6 +39,8 @@ def row_of(
     interval = {name: _interval([each[name] for each in means]) for name in names}
     measured |= _percentiles(answered)
     known = {name: ends for name, ends in interval.items() if ends is not None}
+    spread = {name: known[name] for name in known if name in WORDS}
+    known |= _percentile_intervals(repetitions)
     errors = Counter(each.error for each in answered if each.error)
     return LoadRow(
         point=point,
@@ -51,13 +53,13 @@ def row_of(
         errors=dict(errors),
         notes=tuple(
             chain(
-                _failures(answered),
-                _few(answered),
-                _spread(measured, known, len(repetitions)),
-                _lateness(repetitions, measured),
-                _shortness(answered, output_tokens),
-                _overrun(options, point, measured),
-                _edges(options, point),
+                _failure_warnings(answered),
+                _sample_size_warnings(answered),
+                _spread_warnings(measured, spread, len(repetitions)),
+                _generator_lag_warnings(repetitions, measured),
+                _short_answer_warnings(answered, output_tokens),
+                _overload_warnings(options, point, measured),
+                _edge_effect_warnings(options, point),
             )
         ),
     )
@@ -66,25 +68,25 @@ def row_of(
 # Figures
 
 
-def _means(one: Repetition) -> dict[str, float]:
-    """Return a repetition's figures by the planner's names; those that nobody saw are absent."""
-    whole = [each for each in one.answered if not each.error]
-    seconds = max(one.seconds, 1e-9)
-    found = {
-        "tokens_per_second": sum(each.output_tokens for each in whole) / seconds,
-        "requests_per_second": len(whole) / seconds,
+def _means(repetition: Repetition) -> dict[str, float]:
+    """Return a repetition's means under the planner's names, without unmeasured ones."""
+    complete = [each for each in repetition.answered if not each.error]
+    seconds = max(repetition.seconds, 1e-9)
+    figures = {
+        "tokens_per_second": sum(each.output_tokens for each in complete) / seconds,
+        "requests_per_second": len(complete) / seconds,
     }
-    means = {f"{name}_seconds": values_of(whole, name) for name in DISTRIBUTED}
-    return found | {name: statistics.fmean(values) for name, values in means.items() if values}
+    means = {f"{name}_seconds": values_of(complete, name) for name in DISTRIBUTED}
+    return figures | {name: statistics.fmean(values) for name, values in means.items() if values}
 
 
-def values_of(answered: Iterable[Answered], name: str) -> list[float]:
-    """Return every whole answer's ``ttft``, ``tpot`` or ``latency`` in seconds, rising."""
-    found = (getattr(each, f"{name}_seconds") for each in answered if not each.error)
-    return sorted(each for each in found if each is not None)
+def values_of(answered: Iterable[RequestOutcome], name: str) -> list[float]:
+    """Return the complete answers' ``ttft``, ``tpot`` or ``latency`` in seconds, sorted."""
+    values = (getattr(each, f"{name}_seconds") for each in answered if not each.error)
+    return sorted(each for each in values if each is not None)
 
 
-def _percentiles(answered: Sequence[Answered]) -> dict[str, float]:
+def _percentiles(answered: Sequence[RequestOutcome]) -> dict[str, float]:
     return {
         f"{name}_p{percent}_seconds": percentile(values, percent)
         for name in DISTRIBUTED
@@ -93,13 +95,27 @@ def _percentiles(answered: Sequence[Answered]) -> dict[str, float]:
     }
 
 
+def _percentile_intervals(repetitions: Sequence[Repetition]) -> dict[str, tuple[float, float]]:
+    """Return the 80 % interval of each percentile over the repetitions."""
+    by_repetition = [_percentiles(one.answered) for one in repetitions]
+    names = [
+        name
+        for name in by_repetition[0]
+        if all(name in percentiles for percentiles in by_repetition)
+    ]
+    ends = {
+        name: _interval([percentiles[name] for percentiles in by_repetition]) for name in names
+    }
+    return {name: interval for name, interval in ends.items() if interval is not None}
+
+
 def percentile(values: Sequence[float], percent: int) -> float:
-    """Return the smallest of rising values that ``percent`` of them do not exceed."""
+    """Return a percentile of sorted values (nearest rank)."""
     return values[max(0, math.ceil(percent * len(values) / 100) - 1)]
 
 
 def _interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """Return the 80 % interval of the mean of independent repetitions; None of a single one."""
+    """Return the 80 % interval of the mean over repetitions, or None for a single one."""
     freedom = len(values) - 1
     if freedom < 1:
         return None
@@ -109,18 +125,18 @@ def _interval(values: Sequence[float]) -> tuple[float, float] | None:
     return mean - half, mean + half
 
 
-# What to beware of
+# Caveats
 
 
-def _failures(answered: Sequence[Answered]) -> Iterable[str]:
+def _failure_warnings(answered: Sequence[RequestOutcome]) -> Iterable[str]:
     errors = Counter(each.error for each in answered if each.error)
     if errors:
-        told = ", ".join(f"{words} ({count})" for words, count in errors.most_common(3))
+        summary = ", ".join(f"{words} ({count})" for words, count in errors.most_common(3))
         share = f"{errors.total()} of {len(answered)} requests failed"
-        yield f"{share}, and no figure has them: {told}"
+        yield f"{share}, and no figure has them: {summary}"
 
 
-def _few(answered: Sequence[Answered]) -> Iterable[str]:
+def _sample_size_warnings(answered: Sequence[RequestOutcome]) -> Iterable[str]:
     count = sum(not each.error for each in answered)
     for percent in PERCENTILES:
         needed = round(BEYOND * 100 / (100 - percent))
@@ -129,7 +145,7 @@ def _few(answered: Sequence[Answered]) -> Iterable[str]:
             return
 
 
-def _spread(
+def _spread_warnings(
     measured: dict[str, float], interval: dict[str, tuple[float, float]], count: int
 ) -> Iterable[str]:
     if count == 1:
@@ -140,12 +156,14 @@ def _spread(
         if high - low > 2 * WIDE * abs(measured[name])
     ]
     if wide:
-        told = ", ".join(WORDS[name] for name in wide)
-        yield f"repetitions differ by more than {WIDE:.0%} in {told}"
+        summary = ", ".join(WORDS[name] for name in wide)
+        yield f"repetitions differ by more than {WIDE:.0%} in {summary}"
 
 
-def _lateness(repetitions: Sequence[Repetition], measured: dict[str, float]) -> Iterable[str]:
-    """Tell where the generator itself fell behind: its loop woke, or its requests went, late."""
+def _generator_lag_warnings(
+    repetitions: Sequence[Repetition], measured: dict[str, float]
+) -> Iterable[str]:
+    """Yield caveats if the generator was late: its event loop woke, or its requests went, late."""
     limit = max(LATE_SECONDS, LATE_SHARE * measured.get("ttft_seconds", 0.0))
     lags = sorted(chain.from_iterable(each.lags for each in repetitions))
     sent = sorted(each.sent - each.due for one in repetitions for each in one.answered)
@@ -154,13 +172,17 @@ def _lateness(repetitions: Sequence[Repetition], measured: dict[str, float]) -> 
             yield f"the generator itself fell behind: {words} up to {late:.3f} s late (p99)"
 
 
-def _shortness(answered: Sequence[Answered], output_tokens: int) -> Iterable[str]:
+def _short_answer_warnings(
+    answered: Sequence[RequestOutcome], output_tokens: int
+) -> Iterable[str]:
     short = sum(not each.error and each.output_tokens < output_tokens for each in answered)
     if short:
         yield f"{short} answers ended before their {output_tokens} tokens"
 
 
-def _overrun(options: LoadOptions, point: float, measured: dict[str, float]) -> Iterable[str]:
+def _overload_warnings(
+    options: LoadOptions, point: float, measured: dict[str, float]
+) -> Iterable[str]:
     done = measured["requests_per_second"]
     if options.arrivals.kind == "open" and done < KEPT_UP * point:
         yield (
@@ -169,6 +191,6 @@ def _overrun(options: LoadOptions, point: float, measured: dict[str, float]) -> 
         )
 
 
-def _edges(options: LoadOptions, point: float) -> Iterable[str]:
+def _edge_effect_warnings(options: LoadOptions, point: float) -> Iterable[str]:
     if options.arrivals.kind == "closed" and options.requests_at(point) < 2 * point:
         yield "fewer than two requests a client: the start and the end weigh in it"

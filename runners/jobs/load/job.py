@@ -1,4 +1,4 @@
-"""A benchmark under load, from its endpoint's start to the rows that it leaves."""
+"""Runs a load benchmark, from the endpoint's start to the report."""
 
 import asyncio
 import random
@@ -10,7 +10,7 @@ from runners.endpoint_spec import key_hash
 from runners.jobs.artefacts import publish_report
 from runners.jobs.assessment import text_ids
 from runners.jobs.load.arrivals import Prompt, Repetition, repetition
-from runners.jobs.load.client import Target, ask, new_client
+from runners.jobs.load.client import Target, new_client, send_request
 from runners.jobs.load.endpoint import OwnEndpoint, own_endpoint
 from runners.jobs.load.figures import row_of
 from runners.jobs.loading import load_tokenizer
@@ -25,7 +25,7 @@ from runners.load_report import ARTEFACT, MEANS, LoadReport, LoadRow
 LOADING = "Starting the endpoint"
 WARMING = "Warming up"
 SHARE_LOADING, SHARE_WARMING, SHARE_POINT = 2.0, 0.5, 2.0
-WORDS = {  # of several, of one
+WORDS = {  # plural, singular
     "closed": ("clients", "client"),
     "open": ("requests a second", "request a second"),
     "burst": ("requests at once", "request"),
@@ -33,7 +33,7 @@ WORDS = {  # of several, of one
 
 
 def measure_under_load(job: Job, spec: BenchmarkSpec, options: LoadOptions) -> None:
-    """Start an endpoint of the model, sweep over the points, and leave rows and the result."""
+    """Start an endpoint of the model, sweep over the points, and publish report and result."""
     sweep = Sweep(job, spec, options)
     with own_endpoint(job, serve_spec_of(spec, options, sweep.key)) as endpoint:
         report = asyncio.run(sweep.run(endpoint))
@@ -41,18 +41,17 @@ def measure_under_load(job: Job, spec: BenchmarkSpec, options: LoadOptions) -> N
     publish_report(job, ARTEFACT, report.model_dump(mode="json"))
     point = options.main_point(spec.batch_size)
     main = next(row for row in report.rows if row.point == point)
-    measured = {name: value for name, value in main.measured.items() if name in MEANS}
     own = {name: endpoint.measured[name] for name in OWN_FIGURES if name in endpoint.measured}
-    job.emitter.result(measured | own, _notes(report, main))
+    job.emitter.result(main.measured | own, _notes(report, main))
 
 
 OWN_FIGURES = ("peak_memory_bytes",)
 
 
 def serve_spec_of(spec: BenchmarkSpec, options: LoadOptions, key: str) -> ServeSpec:
-    """Return the endpoint that is measured: room for every request that may be there at once.
+    """Return the endpoint's spec, with capacity for the largest number of concurrent requests.
 
-    Its ``key`` lives in this process alone: nobody else on the machine gets into the figures.
+    Its ``key`` exists only in this process, so that no other client affects the figures.
     """
     places, longest = options.places(spec.batch_size), spec.prompt_tokens + spec.output_tokens
     return ServeSpec(
@@ -68,13 +67,13 @@ def serve_spec_of(spec: BenchmarkSpec, options: LoadOptions, key: str) -> ServeS
 
 
 class Sweep:
-    """Every point, one after the other, against one endpoint."""
+    """Measures every point in turn against one endpoint."""
 
     def __init__(self, job: Job, spec: BenchmarkSpec, options: LoadOptions) -> None:
         self.job = job
         self.spec = spec
         self.options = options
-        self.text = _text(job, spec)
+        self.text = _held_out_ids(job, spec)
         self.key = secrets.token_urlsafe(32)
         points = {self._name(point): SHARE_POINT for point in options.arrivals.points}
         shares = {LOADING: SHARE_LOADING, WARMING: SHARE_WARMING, **points}
@@ -85,7 +84,7 @@ class Sweep:
         return f"Under load: {point:g} {words}"
 
     async def run(self, endpoint: OwnEndpoint) -> LoadReport:
-        """Return the rows of all points; end as the endpoint ended where it did so."""
+        """Return the rows of all points; if the endpoint ends, end this process likewise."""
         self.stages.begin(LOADING)
         address = endpoint.wait_until_ready()
         target = Target(
@@ -110,22 +109,24 @@ class Sweep:
     async def _warm_up(self, endpoint: OwnEndpoint, target: Target) -> None:
         count = self.options.warm_up_requests
         if count:
-            few = ClosedLoop(concurrency=(min(count, self.spec.batch_size),))
-            warm = self.options.model_copy(update={"arrivals": few})
-            await self._repetition(endpoint, target, warm, few.points[0], count)
+            arrivals = ClosedLoop(concurrency=(min(count, self.spec.batch_size),))
+            options = self.options.model_copy(update={"arrivals": arrivals})
+            await self._repetition(endpoint, target, options, arrivals.points[0], count)
 
     async def _point(self, endpoint: OwnEndpoint, target: Target, point: float) -> LoadRow:
         self.stages.begin(self._name(point))
-        done: list[Repetition] = []
+        repetitions: list[Repetition] = []
         for at in range(1, self.options.repetitions + 1):
             count = self.options.requests_at(point)
             seed = f"{self.spec.seed}/{point:g}/{at}"
-            done.append(await self._repetition(endpoint, target, self.options, point, count, seed))
+            repetitions.append(
+                await self._repetition(endpoint, target, self.options, point, count, seed)
+            )
             self.stages.advance(at / self.options.repetitions)
-        row = row_of(self.options, point, done, self.spec.output_tokens)
+        row = row_of(self.options, point, repetitions, self.spec.output_tokens)
         rate, failed = row.measured["tokens_per_second"], row.failed
-        said = f"{row.requests} requests, {failed} failed, {rate:.1f} tokens/s"
-        self.job.emitter.say(f"{self._name(point)}: {said}")
+        summary = f"{row.requests} requests, {failed} failed, {rate:.1f} tokens/s"
+        self.job.emitter.log(f"{self._name(point)}: {summary}")
         return row
 
     async def _repetition(
@@ -139,23 +140,23 @@ class Sweep:
     ) -> Repetition:
         prompts = self._prompts(count, seed)
         async with new_client() as client:
-            found = await repetition(
+            result = await repetition(
                 options.arrivals,
                 point,
                 prompts,
-                partial(ask, client, target),
+                partial(send_request, client, target),
                 endpoint.is_alive,
                 seed,
             )
         if not endpoint.is_alive():
-            endpoint.die_with_it(_cut_off(found))
-        if all(each.error for each in found.answered):
-            first = found.answered[0].error
+            endpoint.die_with_it(_endpoint_ended_message(result))
+        if all(each.error for each in result.answered):
+            first = result.answered[0].error
             raise BadInputError(f"the endpoint answered none of {count} requests: {first}")
-        return found
+        return result
 
     def _prompts(self, count: int, seed: str) -> Sequence[Prompt]:
-        """Return beginnings of the held-out text, of one length each, drawn by the seed."""
+        """Return random excerpts of the held-out text, of equal length, drawn with the seed."""
         length = self.spec.prompt_tokens
         source = random.Random(seed)  # noqa: S311 - the same prompts again, no secret
         last = len(self.text) - length
@@ -163,11 +164,11 @@ class Sweep:
         return [self.text[begin : begin + length].tolist() for begin in begins]
 
 
-def _text(job: Job, spec: BenchmarkSpec) -> TokenIds:
-    """Return the held-out text in the model's tokens.
+def _held_out_ids(job: Job, spec: BenchmarkSpec) -> TokenIds:
+    """Return the held-out text as tokens of the model.
 
     Raises:
-        MissingModelError: the model reads no text.
+        MissingModelError: the model has no tokenizer.
         BadInputError: the text is shorter than one prompt.
     """
     model, tokenizer = spec.model, None
@@ -176,23 +177,23 @@ def _text(job: Job, spec: BenchmarkSpec) -> TokenIds:
     if tokenizer is None:
         msg = "the model has no tokenizer.json, which load on an endpoint needs; choose another"
         raise MissingModelError(msg)
-    found = text_ids(job, tokenizer)
-    if len(found) <= spec.prompt_tokens:
+    ids = text_ids(job, tokenizer)
+    if len(ids) <= spec.prompt_tokens:
         msg = (
             f"prompt_tokens is {spec.prompt_tokens}, but the host's own text has only "
-            f"{len(found)} tokens; ask with shorter prompts"
+            f"{len(ids)} tokens; ask with shorter prompts"
         )
         raise BadInputError(msg)
-    return found
+    return ids
 
 
-def _cut_off(found: Repetition) -> str:
-    """Say what each client heard when the endpoint ended under them."""
-    cut = [each for each in found.answered if each.error]
-    words = ", ".join(sorted({each.error for each in cut})) or "nobody asked"
+def _endpoint_ended_message(repetition_result: Repetition) -> str:
+    """Return a message with the clients' errors when the endpoint ended."""
+    cut = [each for each in repetition_result.answered if each.error]
+    words = ", ".join(sorted({each.error for each in cut})) or "no error reported"
     took = max((each.last for each in cut), default=0.0) - min((c.last for c in cut), default=0.0)
     return (
-        f"the endpoint went under load; each of {len(cut)} clients heard an error ({words}), the "
+        f"the endpoint ended under load; each of {len(cut)} clients got an error ({words}), the "
         f"last {took:.1f} s after the first"
     )
 

@@ -1,1 +1,1 @@
-"""An OpenAI-compatible endpoint: continuous batching over a paged cache, behind our own door."""
+"""An OpenAI-compatible endpoint: continuous batching, paged KV cache, own HTTP server."""

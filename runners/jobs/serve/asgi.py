@@ -1,10 +1,10 @@
-"""HTTP over ASGI in a few functions: bodies in; JSON, errors and server-sent events out."""
+"""Minimal HTTP over ASGI: read bodies; send JSON, errors and server-sent events."""
 
 import json
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any
 
-from runners.jobs.serve.protocol import AskedError
+from runners.jobs.serve.protocol import RequestError
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -16,15 +16,15 @@ JSON = b"application/json"
 
 
 class ClientGoneError(Exception):
-    """Nobody waits for the answer any more."""
+    """The client closed the connection before its answer was complete."""
 
 
 async def read_body(receive: Receive) -> bytes:
-    """Return the whole body.
+    """Return the whole request body.
 
     Raises:
-        AskedError: it is too large.
-        ClientGoneError: the client went while it sent.
+        RequestError: the body is too large.
+        ClientGoneError: the client disconnected while it sent the body.
     """
     parts, size = [], 0
     while True:
@@ -35,13 +35,13 @@ async def read_body(receive: Receive) -> bytes:
         size += len(parts[-1])
         if size > MAX_BODY_BYTES:
             limit = f"The body is larger than {MAX_BODY_BYTES} bytes."
-            raise AskedError(413, limit, code="body_too_large")
+            raise RequestError(413, limit, code="body_too_large")
         if not message.get("more_body"):
             return b"".join(parts)
 
 
 async def disconnected(receive: Receive) -> None:
-    """Wait until the client is gone."""
+    """Wait until the client disconnects."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
@@ -52,19 +52,19 @@ def event_of(document: Document) -> bytes:
 
 
 async def send_part(send: Send, body: bytes, *, more: bool = True) -> None:
-    """Send a part of a body."""
+    """Send a part of a response body."""
     await send({"type": "http.response.body", "body": body, "more_body": more})
 
 
-async def send_error(send: Send, error: AskedError) -> None:
-    """Send an error in OpenAI's form."""
+async def send_error(send: Send, error: RequestError) -> None:
+    """Send an error as an OpenAI error document."""
     wait = error.retry_after_seconds
     headers = [] if wait is None else [(b"retry-after", str(wait).encode())]
     await send_bytes(send, error.status, json.dumps(error.document).encode(), JSON, headers)
 
 
 async def send_json(send: Send, status: int, document: Document) -> None:
-    """Send a document."""
+    """Send a JSON response."""
     await send_bytes(send, status, json.dumps(document).encode(), JSON)
 
 
@@ -75,7 +75,7 @@ async def send_bytes(
     kind: bytes,
     more: Sequence[tuple[bytes, bytes]] = (),
 ) -> None:
-    """Send a whole answer."""
+    """Send a complete response."""
     headers = [(b"content-type", kind), (b"content-length", str(len(body)).encode()), *more]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send_part(send, body, more=False)

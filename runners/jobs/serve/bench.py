@@ -1,7 +1,7 @@
-"""What many adapters in one batch bring, as ratios: ``python -m runners.jobs.serve.bench``.
+"""Measure the speedup of batching many adapters: ``python -m runners.jobs.serve.bench``.
 
-Prints ratios as JSON lines, for `manage.py bench adapters`. Model and adapters are random; only
-the direction of a ratio means anything.
+Prints ratios as JSON lines, for `manage.py bench adapters`. Model and adapters are random, so
+only whether a ratio is above or below 1 is meaningful.
 """
 
 import json
@@ -36,7 +36,7 @@ Prompts = Sequence[Sequence[int]]
 
 @dataclass(frozen=True)
 class Effort:
-    """How much each ratio is measured on."""
+    """The workload that each ratio is measured on."""
 
     rounds: int = 5
     num_adapters: int = 16
@@ -49,22 +49,24 @@ def ratios(effort: Effort = Effort(), shape: DemoModel = SHAPE) -> Iterator[Rati
     torch.manual_seed(17)
     config = demo_config(shape)
     model = ready(fresh_model(config, torch.float32))
-    own = MixedAdapters(model, [_adapter(model, str(at)) for at in range(effort.num_adapters)])
-    pile = torch.randint(shape.vocab_size, (effort.num_adapters, effort.prompt_tokens))
+    adapters = MixedAdapters(
+        model, [_adapter(model, str(at)) for at in range(effort.num_adapters)]
+    )
+    prompts = torch.randint(shape.vocab_size, (effort.num_adapters, effort.prompt_tokens))
     peft, names = _by_peft(ready(fresh_model(config, torch.float32)), effort.num_adapters)
     in_turn, mixed = seconds_in_turns(
-        (lambda: _peft_pass(peft, pile, names), lambda: _own_pass(model, own, pile)),
+        (lambda: _peft_pass(peft, prompts, names), lambda: _own_pass(model, adapters, prompts)),
         effort.rounds,
     )
     yield ratio_of("adapters in turn within a batch / side by side", in_turn, mixed)
     tokens = max(effort.prompt_tokens + effort.output_tokens, CHECK_TOKENS)
     cache = PagedCache(effort.num_adapters * pages_for(tokens))
     check_paging(model, cache, shape.vocab_size)
-    engine = Paged(model, cache, own, effort.output_tokens)
+    engine = Paged(model, cache, adapters, effort.output_tokens)
     one_by_one, together = seconds_in_turns(
         (
-            lambda: [engine.write(pile[[at]].tolist(), [at]) for at in range(len(pile))],
-            lambda: engine.write(pile.tolist(), range(len(pile))),
+            lambda: [engine.write(prompts[[at]].tolist(), [at]) for at in range(len(prompts))],
+            lambda: engine.write(prompts.tolist(), range(len(prompts))),
         ),
         effort.rounds,
     )
@@ -73,7 +75,7 @@ def ratios(effort: Effort = Effort(), shape: DemoModel = SHAPE) -> Iterator[Rati
 
 @dataclass(frozen=True)
 class Paged:
-    """Greedy answers over pages, every prompt through its own adapter."""
+    """Greedy decoding over a paged KV cache, each prompt with its own adapter."""
 
     model: PreTrainedModel
     cache: PagedCache
@@ -81,15 +83,15 @@ class Paged:
     output_tokens: int
 
     def write(self, prompts: Prompts, owners: Sequence[int]) -> list[list[int]]:
-        """Return the answers of prompts that are worked on together."""
+        """Return the answers of prompts that are decoded as one batch."""
         longest = max(map(len, prompts)) + self.output_tokens
         pages = [self.cache.take(pages_for(longest)) or [] for _ in prompts]
         new, starts = [list(each) for each in prompts], [0] * len(prompts)
         written: list[list[int]] = [[] for _ in prompts]
         for _ in range(self.output_tokens):
             rows = [Row(*each) for each in zip(new, starts, pages, strict=True)]
-            whose = [at for at, row in zip(owners, rows, strict=True) for _ in row.tokens]
-            with self.adapters.serving(torch.tensor([whose])):
+            adapter_ids = [at for at, row in zip(owners, rows, strict=True) for _ in row.tokens]
+            with self.adapters.serving(torch.tensor([adapter_ids])):
                 tokens = forward(self.model, self.cache, rows).argmax(dim=-1).tolist()
             starts = [row.length for row in rows]
             new = [[token] for token in tokens]
@@ -118,14 +120,14 @@ def _by_peft(model: PreTrainedModel, count: int) -> tuple[PeftModel, list[str]]:
 
 
 @torch.inference_mode()
-def _peft_pass(model: PeftModel, pile: torch.Tensor, names: Sequence[str]) -> None:
-    model(input_ids=pile, use_cache=False, adapter_names=list(names))
+def _peft_pass(model: PeftModel, prompts: torch.Tensor, names: Sequence[str]) -> None:
+    model(input_ids=prompts, use_cache=False, adapter_names=list(names))
 
 
 @torch.inference_mode()
-def _own_pass(model: PreTrainedModel, adapters: MixedAdapters, pile: torch.Tensor) -> None:
-    with adapters.serving(torch.arange(len(pile))[:, None]):
-        model(input_ids=pile, use_cache=False)
+def _own_pass(model: PreTrainedModel, adapters: MixedAdapters, prompts: torch.Tensor) -> None:
+    with adapters.serving(torch.arange(len(prompts))[:, None]):
+        model(input_ids=prompts, use_cache=False)
 
 
 if __name__ == "__main__":

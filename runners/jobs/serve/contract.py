@@ -1,4 +1,4 @@
-"""What an endpoint's door and whatever writes its answers agree on; without torch."""
+"""The interface between the HTTP server and the engines that generate answers; without torch."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -8,43 +8,43 @@ from typing import Literal, NamedTuple, Protocol, runtime_checkable
 from runners.endpoint_spec import NO_ADAPTER
 from runners.jobs.serve.asgi import Receive, Send
 
-UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # a character whose last bytes are still to come
+UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # a character whose last bytes are still missing
 
 FinishReason = Literal["stop", "length", "error"]
 
 
 class QueueFullError(Exception):
-    """As many requests wait as may."""
+    """The request queue is full."""
 
 
 class EngineEndedError(Exception):
-    """The engine answers no more."""
+    """The engine has stopped and accepts no requests."""
 
 
-class EngineLostError(Exception):
-    """The engine is a process of its own, and it ended by itself or does not answer."""
+class EngineProcessError(Exception):
+    """An engine that runs in its own process has exited by itself or does not respond."""
 
 
 class TemplateRefusedError(Exception):
-    """The model's chat template refuses these messages; the text is its own."""
+    """The model's chat template rejects these messages; the text is the template's own."""
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How one answer is written, and what is told of it."""
+    """Sampling parameters of one answer, and which logprobs it reports."""
 
     max_tokens: int
     temperature: float = 1.0
     top_p: float = 1.0
     seed: int | None = None
     stops: tuple[str, ...] = ()
-    top_logprobs: int | None = None  # alternatives told beside each token; None: no logprobs
+    top_logprobs: int | None = None  # alternatives reported per token; None: no logprobs
     ignore_eos: bool = False
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A chosen token, its logarithmic probability before temperature, and the likeliest ones."""
+    """A sampled token, its log probability before temperature, and the most likely tokens."""
 
     token: int
     logprob: float | None = None
@@ -52,35 +52,35 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Told:
-    """One token of an answer as logprobs tell it; ``at`` is where its text begins."""
+class TokenLogprob:
+    """The logprobs of one answer token; ``at`` is the offset of its text in the answer."""
 
     choice: Choice
     at: int
 
 
 @dataclass(frozen=True)
-class Piece:
-    """What came of an answer since the last piece."""
+class StreamChunk:
+    """What an answer gained since the previous chunk."""
 
     text: str = ""
-    told: Sequence[Told] = ()
+    logprobs: Sequence[TokenLogprob] = ()
     finish_reason: FinishReason | None = None
-    output_tokens: int = 0  # in all
+    output_tokens: int = 0  # of the whole answer so far
 
 
-class Wish(NamedTuple):
-    """One answer that is asked for, and who takes its pieces."""
+class GenerationRequest(NamedTuple):
+    """One answer to generate, and the callback that receives its chunks."""
 
     prompt: Sequence[int]
     sampling: Sampling
-    deliver: Callable[[Piece], None]
-    adapter: int = NO_ADAPTER  # its number
+    deliver: Callable[[StreamChunk], None]
+    adapter: int = NO_ADAPTER  # index of the adapter
 
 
 @dataclass(eq=False)
 class Pending:
-    """One answer being written, whoever writes it."""
+    """One answer that is being generated, by any engine."""
 
     is_cancelled: bool = field(default=False, kw_only=True)
     asked_at: float = field(default_factory=time.perf_counter, kw_only=True)
@@ -89,107 +89,107 @@ class Pending:
 
 @dataclass(frozen=True)
 class Limits:
-    """How much the engine takes on."""
+    """Capacity limits of an engine."""
 
     max_concurrency: int
     queue_limit: int
     max_length: int
     end_ids: frozenset[int]
-    step_tokens: int = 512  # prompts are read in pieces of so many, beside what is decoding
+    step_tokens: int = 512  # token budget of a step: prefill chunks and decoding tokens together
 
 
-class Writer(Protocol):
-    """What writes answers: asked from the door's thread, running in another one."""
+class GenerationEngine(Protocol):
+    """Engine interface: ``run`` blocks its own thread, the HTTP thread calls the rest."""
 
     @property
     def limits(self) -> Limits:
-        """Return how much it takes on."""
+        """Return the engine's capacity limits."""
 
     @property
     def step_began_at(self) -> float | None:
-        """Return since when it computes without a word, or None while it computes nothing."""
+        """Return when the current step began, or None while no step runs."""
 
     @property
     def is_idle(self) -> bool:
-        """Return whether nobody is answered and nobody waits."""
+        """Return whether no request is running or queued."""
 
     def cancel(self, sequences: Sequence[Pending]) -> None:
-        """Let answers go that nobody waits for."""
+        """Cancel answers whose client has disconnected."""
 
     def wait_until_idle(self, timeout_seconds: float) -> bool:
-        """Wait until nobody is answered and nobody waits; return whether it came to that."""
+        """Wait until no request is running or queued; return whether that happened in time."""
 
     def close(self) -> None:
-        """Let it end; whoever is still being answered hears of it."""
+        """Stop the engine; unfinished answers end with an error."""
 
     def run(self) -> None:
-        """Answer until it is closed.
+        """Generate answers until the engine is closed.
 
         Raises:
-            EngineLostError: its process ended by itself; a new one may be started.
+            EngineProcessError: its process exited by itself; it may be restarted.
         """
 
 
 class Ready(Protocol):
-    """A model that can be asked: its tokens, and who writes."""
+    """A loaded model: its tokenizer and its engine."""
 
     @property
-    def engine(self) -> Writer:
-        """Return who writes."""
+    def engine(self) -> GenerationEngine:
+        """Return the engine."""
 
     async def prompt_ids(self, prompt: str | Sequence[int]) -> list[int]:
-        """Return a prompt's tokens, checked where the client sent tokens.
+        """Return a prompt's token ids; ids sent by the client are validated.
 
         Raises:
-            AskedError: the model has no such token.
+            RequestError: a token id is outside the vocabulary.
         """
 
     async def chat_ids(self, messages: Sequence[dict[str, str]]) -> list[int]:
-        """Return a conversation's tokens.
+        """Return the token ids of a conversation.
 
         Raises:
-            TemplateRefusedError: the template takes no such messages.
+            TemplateRefusedError: the chat template rejects these messages.
         """
 
     def token_text(self, token: int) -> str:
-        """Return the text of one token alone."""
+        """Return the text of a single token."""
 
-    def ask(self, wishes: Sequence[Wish]) -> Sequence[Pending]:
-        """Have the answers of one request written.
+    def submit(self, wishes: Sequence[GenerationRequest]) -> Sequence[Pending]:
+        """Queue all answers of one HTTP request.
 
         Raises:
-            QueueFullError: too many wait already.
-            EngineEndedError: it has ended, by a fault or because it was told to.
+            QueueFullError: the queue is full.
+            EngineEndedError: the engine has failed or was stopped.
         """
 
 
-class Handing(Protocol):
-    """A request that is handed on as the client wrote it."""
+class ForwardedRequest(Protocol):
+    """A request that is forwarded to the engine unchanged."""
 
     @property
     def model(self) -> str:
-        """Return the name that the client asks for."""
+        """Return the model name in the request."""
 
     async def run(self, receive: Receive, send: Send) -> None:
-        """Hand it on, and its answer back as it comes.
+        """Forward the request and stream the engine's response back.
 
         Raises:
-            AskedError: too many wait already, or the engine refuses it or is gone.
-            ClientGoneError: nobody waits any more.
+            RequestError: the queue is full, or the engine rejects the request or is down.
+            ClientGoneError: the client has disconnected.
         """
 
 
 @runtime_checkable
 class Relay(Protocol):
-    """A model whose engine speaks OpenAI's form itself: what is asked is handed on to it."""
+    """A model whose engine has an OpenAI API itself: requests are forwarded to it."""
 
     @property
-    def engine(self) -> Writer:
-        """Return who writes."""
+    def engine(self) -> GenerationEngine:
+        """Return the engine."""
 
-    def handing(self, path: str, body: bytes) -> Handing:
-        """Return the request of a body.
+    def handing(self, path: str, body: bytes) -> ForwardedRequest:
+        """Return the parsed request.
 
         Raises:
-            AskedError: what is wrong with which field.
+            RequestError: a field is invalid; the error names it.
         """

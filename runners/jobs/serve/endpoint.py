@@ -1,6 +1,6 @@
-"""One endpoint from its start to its end: told to stop, asked by nobody, or by a fault.
+"""The life of one endpoint, from start to end: stopped, idle for too long, or failed.
 
-Whatever writes the answers, the door, the keys, the figures and the idle stop are the same.
+HTTP server, keys, metrics and idle stop are the same for every engine.
 """
 
 import asyncio
@@ -21,9 +21,9 @@ from runners.jobs.runtime import (
     end_by_sigterm,
     num_threads,
 )
-from runners.jobs.serve.contract import EngineLostError, Ready, Relay
-from runners.jobs.serve.door import Door
+from runners.jobs.serve.contract import EngineProcessError, Ready, Relay
 from runners.jobs.serve.figures import Figures
+from runners.jobs.serve.openai_server import OpenAIServer
 from runners.jobs.serve.service import Service
 from runners.jobspec import ServeSpec
 from runners.messages import EndpointBody
@@ -32,67 +32,67 @@ from runners.timing import scaled
 LOADING = "Loading the model"
 RESTARTING = "Starting the engine again"
 SERVING = "Serving"
-DRAINING = "Finishing what was asked"
+DRAINING = "Finishing open requests"
 TICK_SECONDS = 0.1
 FIGURES_SECONDS = 1.0
-QUIET_FIGURES_SECONDS = 15.0  # while nobody asks
-DRAIN_SECONDS = scaled(8.0, least=0.3)  # within the grace of a stop
-LAST_WORDS_SECONDS = 2  # so long clients may take to hear of an error
-STALL_SECONDS = 600.0  # one pass takes no longer, or its device hangs
-MOST_RESTARTS = 3  # of an engine that is a process of its own, within
+QUIET_FIGURES_SECONDS = 15.0  # while no request arrives
+DRAIN_SECONDS = scaled(8.0, least=0.3)  # within the grace period of a stop
+LAST_WORDS_SECONDS = 2  # time for clients to receive an error
+STALL_SECONDS = 600.0  # a step that takes longer counts as a hung device
+MOST_RESTARTS = 3  # of an engine in its own process, within
 RESTART_WINDOW_SECONDS = 600.0
 
 Ending = Literal["stopped", "idle", "failed"]
 
 
 class EngineStalledError(Exception):
-    """One forward pass did not come back."""
+    """One forward pass did not return in time."""
 
 
-class LostError(BadInputError):
-    """The engine ended more often than it is started again."""
+class EngineRestartsError(BadInputError):
+    """The engine process exited more often than it is restarted."""
 
     prefix = "ENGINE_LOST"
 
 
-class Took(NamedTuple):
-    """What an endpoint took of its host."""
+class PeakUsage(NamedTuple):
+    """The peak memory of an endpoint and its device."""
 
     peak_memory_bytes: int
-    how: str  # it was measured
+    how: str  # how it was measured
     device: str
 
 
 class Backend(Protocol):
-    """One way to write answers."""
+    """An engine implementation that can serve a model."""
 
     def load(self, job: Job, spec: ServeSpec, figures: Figures) -> Ready | Relay:
-        """Return the model, ready to be asked.
+        """Load the model and return it ready for requests.
 
         Raises:
-            BadInputError: it cannot be served, or not as asked.
+            BadInputError: it cannot be served, or not with these settings.
         """
 
-    def took(self) -> Took:
-        """Return what it took of the host so far."""
+    def took(self) -> PeakUsage:
+        """Return the peak memory so far."""
 
     def notes(self, spec: ServeSpec) -> dict[str, str]:
-        """Return how the figures came about, beside what every endpoint says."""
+        """Return notes on how the figures were measured, beyond those of every endpoint."""
 
 
 def serve(job: Job, backend: Backend) -> None:
     """Run one endpoint attempt.
 
     Raises:
-        BadInputError: the model cannot be served as asked, or the engine was lost for good.
+        BadInputError: the settings cannot be served, or the engine failed for good.
     """
     checkpoint_on_sigterm(job)
     spec = job.spec_of(ServeSpec)
-    with listening(spec) as door:
-        endpoint = Endpoint(job, spec, door, backend)
+    with listening(spec) as listener:
+        endpoint = Endpoint(job, spec, listener, backend)
         ending = asyncio.run(endpoint.run())
-    if isinstance(endpoint.fault, EngineLostError):
-        raise LostError(str(endpoint.fault)) from endpoint.fault
+    if isinstance(endpoint.fault, EngineProcessError):
+        raise EngineRestartsError(str(endpoint.fault)) from endpoint.fault
     if endpoint.fault is not None:
         raise endpoint.fault
     endpoint.publish(ending)
@@ -101,44 +101,46 @@ def serve(job: Job, backend: Backend) -> None:
 
 
 def listening(spec: ServeSpec) -> socket.socket:
-    """Return a bound socket: what asks too early hears that the model is loading.
+    """Return a bound socket; requests that arrive while the model loads get a 503 response.
 
     Raises:
-        BadInputError: somebody else has the port, or the address is not ours.
+        BadInputError: the port is in use, or the address is not one of this host.
     """
     family = socket.AF_INET6 if ":" in spec.host else socket.AF_INET
-    # Named as TCP, for asyncio to send each token at once: else Nagle's rule keeps the first ones
-    # back until the client's delayed acknowledgement, 40 ms later.
-    found = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    # IPPROTO_TCP makes asyncio set TCP_NODELAY, so each token is sent at once; with Nagle's
+    # algorithm the first ones wait for the client's delayed acknowledgement, 40 ms.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        found.bind((spec.host, spec.port))
+        listener.bind((spec.host, spec.port))
     except OSError as error:
-        found.close()
+        listener.close()
         msg = (
             f"cannot listen on {spec.host} port {spec.port}: {error.strerror}; choose another "
             "port, or 0 for a free one"
         )
         raise BadInputError(msg) from error
-    return found
+    return listener
 
 
 class QuietServer(uvicorn.Server):
-    """uvicorn without handlers of its own: the job's own say when it ends."""
+    """uvicorn without signal handlers: the job installs its own."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        """Leave the signals to the job."""
+        """Leave signal handling to the job."""
         yield
 
 
 class Endpoint:
-    """The server in this thread, the engine in another, and what is told of both."""
+    """The HTTP server in this thread, the engine in another, and the reports on both."""
 
-    def __init__(self, job: Job, spec: ServeSpec, door: socket.socket, backend: Backend) -> None:
+    def __init__(
+        self, job: Job, spec: ServeSpec, listener: socket.socket, backend: Backend
+    ) -> None:
         self.job = job
         self.spec = spec
-        self.door = door
+        self.listener = listener
         self.service = Service(spec)
         self.fault: BaseException | None = None
         self.backend = backend
@@ -147,9 +149,9 @@ class Endpoint:
         self._figures_at = time.monotonic()
 
     async def run(self) -> Ending:
-        """Serve until there is a reason to end, and return it."""
+        """Serve until the endpoint has to end; return the reason."""
         config = uvicorn.Config(
-            Door(self.service),
+            OpenAIServer(self.service),
             lifespan="off",
             ws="none",
             log_config=None,
@@ -158,7 +160,7 @@ class Endpoint:
             timeout_graceful_shutdown=LAST_WORDS_SECONDS,
         )
         server = QuietServer(config)
-        serving = asyncio.ensure_future(server.serve(sockets=[self.door]))
+        serving = asyncio.ensure_future(server.serve(sockets=[self.listener]))
         self.job.emitter.phase(LOADING)
         self._engine.start()
         try:
@@ -171,34 +173,34 @@ class Endpoint:
         return ending
 
     def _work(self) -> None:
-        """Load the model and answer until the engine is closed; keep what went wrong."""
-        lost: list[float] = []
+        """Load the model and run the engine until it is closed; store an error in ``fault``."""
+        exit_times: list[float] = []
         try:
-            while not self._write(lost):
+            while not self._write(exit_times):
                 self.job.emitter.phase(RESTARTING)
         except BaseException as error:  # noqa: BLE001 - the main thread raises it
             self.fault = error
             self.service.state = "failed"
 
-    def _write(self, lost: list[float]) -> bool:
-        """Answer until the engine is closed; False when it got lost, but not too often.
+    def _write(self, exit_times: list[float]) -> bool:
+        """Run the engine until it is closed; return False if it exited and may be restarted.
 
         Raises:
-            EngineLostError: it got lost again and again.
+            EngineProcessError: it exited too often.
         """
         try:
             ready = self.backend.load(self.job, self.spec, self.service.figures)
             self.service.open(ready)
-            if lost:
+            if exit_times:
                 self.job.emitter.phase(SERVING)
             ready.engine.run()
-        except EngineLostError as error:
+        except EngineProcessError as error:
             self.service.lose()
             now = time.monotonic()
-            lost[:] = [at for at in lost if now - at < RESTART_WINDOW_SECONDS] + [now]
-            if len(lost) > MOST_RESTARTS or not self._is_announced:
+            exit_times[:] = [at for at in exit_times if now - at < RESTART_WINDOW_SECONDS] + [now]
+            if len(exit_times) > MOST_RESTARTS or not self._is_announced:
                 raise
-            self.job.emitter.say(f"{error}; it is started again")
+            self.job.emitter.log(f"{error}; it is started again")
             return False
         return True
 
@@ -210,25 +212,25 @@ class Endpoint:
             if self.job.stop_requested.is_set():
                 return "stopped"
             if self.service.ready is not None:
-                await self._look_after()
-                if self._is_forgotten():
+                await self._monitor()
+                if self._is_idle_too_long():
                     return "idle"
         self.fault = serving.exception() or RuntimeError("the HTTP server ended by itself")
         return "failed"
 
-    async def _look_after(self) -> None:
+    async def _monitor(self) -> None:
         if not self._is_announced:
             await self._announce()
-        self._tell_figures()
+        self._report_metrics()
         engine = self.service.loaded.engine if self.service.loaded else None
-        began = engine.step_began_at if engine else None
-        if began is not None and time.perf_counter() - began > STALL_SECONDS:
+        step_began = engine.step_began_at if engine else None
+        if step_began is not None and time.perf_counter() - step_began > STALL_SECONDS:
             self.service.state = "failed"
             self.fault = EngineStalledError(f"a pass did not come back in {STALL_SECONDS:g} s")
 
     async def _announce(self) -> None:
-        """Ask the endpoint itself over the network, and tell its address when it answers."""
-        host, port = self.door.getsockname()[:2]
+        """Check the endpoint over the network, then report its address."""
+        host, port = self.listener.getsockname()[:2]
         reader, writer = await asyncio.open_connection(host, port)
         writer.write(b"GET /health HTTP/1.0\r\n\r\n")
         status = await reader.readline()
@@ -240,21 +242,21 @@ class Endpoint:
         body = EndpointBody(host=host, port=port, model=self.spec.served_name, has_keys=has_keys)
         self.job.emitter.endpoint(body)
         self.job.emitter.phase(SERVING)
-        self.job.emitter.say(f"answering on http://{host}:{port}/v1 as {self.spec.served_name}")
+        self.job.emitter.log(f"answering on http://{host}:{port}/v1 as {self.spec.served_name}")
 
-    def _tell_figures(self) -> None:
-        since = time.monotonic() - self._figures_at
+    def _report_metrics(self) -> None:
+        elapsed = time.monotonic() - self._figures_at
         is_quiet = self.service.loaded is None or self.service.loaded.engine.is_idle
         is_recent = time.monotonic() - self.service.asked_at < 2 * FIGURES_SECONDS
-        due = QUIET_FIGURES_SECONDS if is_quiet and not is_recent else FIGURES_SECONDS
-        if since >= due:
-            self._tell_since(since)
+        interval = QUIET_FIGURES_SECONDS if is_quiet and not is_recent else FIGURES_SECONDS
+        if elapsed >= interval:
+            self._report_since(elapsed)
 
-    def _tell_since(self, seconds: float) -> None:
+    def _report_since(self, seconds: float) -> None:
         self._figures_at = time.monotonic()
         self.job.emitter.metric(self.service.figures.since_last(seconds))
 
-    def _is_forgotten(self) -> bool:
+    def _is_idle_too_long(self) -> bool:
         limit = self.spec.idle_stop_seconds
         loaded = self.service.loaded
         if limit is None or loaded is None:
@@ -264,7 +266,7 @@ class Endpoint:
         return time.monotonic() - self.service.asked_at >= limit
 
     async def _drain(self) -> None:
-        """Take nothing new, finish what was asked, and let the engine end."""
+        """Refuse new requests, finish the running ones, and stop the engine."""
         self.service.state = "draining"
         self.job.emitter.phase(DRAINING)
         loaded = self.service.loaded
@@ -275,14 +277,14 @@ class Endpoint:
         await asyncio.to_thread(self._engine.join, LAST_WORDS_SECONDS)
 
     def publish(self, ending: Ending) -> None:
-        """Leave the figures since they were told last, and those of the whole life."""
-        self._tell_since(time.monotonic() - self._figures_at)
+        """Report the figures since the last report, and those of the whole run."""
+        self._report_since(time.monotonic() - self._figures_at)
         took = self.backend.took()
-        why = {
-            "stopped": "it was told to stop",
-            "idle": f"idle: nobody asked for {self.spec.idle_stop_seconds or 0:g} s",
+        reasons = {
+            "stopped": "stopped by request",
+            "idle": f"idle for {self.spec.idle_stop_seconds or 0:g} s",
         }
-        notes = {"ended": why.get(ending, ending), "peak_memory_bytes": took.how}
+        notes = {"ended": reasons.get(ending, ending), "peak_memory_bytes": took.how}
         notes |= {"device": took.device, "threads": str(num_threads())}
         notes |= self.backend.notes(self.spec)
         measured = self.service.figures.measured()

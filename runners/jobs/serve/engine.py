@@ -1,7 +1,7 @@
-"""Continuous batching: after each forward pass sequences leave, and others take their place.
+"""Continuous batching: after each forward pass finished sequences leave and queued ones enter.
 
-Pages are given out as sequences grow. When none is free the youngest sequence gives its pages
-back and is read again later; its draws go on where they were, so its text does not change.
+Pages are allocated as sequences grow. When none is free, the youngest sequence is preempted and
+recomputed later; its random generator keeps its state, so its text does not change.
 """
 
 import threading
@@ -21,9 +21,9 @@ from runners.jobs.serve.contract import (
     FinishReason,
     Limits,
     Pending,
-    Piece,
     QueueFullError,
     Sampling,
+    StreamChunk,
 )
 from runners.jobs.serve.figures import Figures
 from runners.jobs.serve.paging import PagedCache, Row, forward, pages_for
@@ -35,33 +35,33 @@ WAIT_SECONDS = 0.5
 
 @dataclass(eq=False)
 class Reply(Pending):
-    """One answer being written."""
+    """One answer that is being generated."""
 
     prompt: Sequence[int]
     sampling: Sampling
     answer: Answer
-    deliver: Callable[[Piece], None]
-    adapter: int = NONE  # number of its adapter
+    deliver: Callable[[StreamChunk], None]
+    adapter: int = NONE  # index of its adapter
     pages: list[int] = field(default_factory=list)
-    computed: int = 0  # tokens whose keys and values are in the pages
+    computed: int = 0  # tokens whose keys and values are cached
 
     def __post_init__(self) -> None:
         self.generator = new_generator(self.sampling)
         self.tokens = list(self.prompt)
 
     @property
-    def wish(self) -> tuple[Sampling, torch.Generator]:
-        """Return how its next token is chosen."""
+    def next_token_sampling(self) -> tuple[Sampling, torch.Generator]:
+        """Return how the next token is sampled."""
         return self.sampling, self.generator
 
     @property
     def num_written(self) -> int:
-        """Return how many tokens of the answer there are."""
+        """Return the number of generated tokens."""
         return len(self.tokens) - len(self.prompt)
 
 
 class Engine:
-    """One model, its pages, who is being answered and who waits."""
+    """One model, its paged cache, the running sequences and the queue."""
 
     def __init__(
         self,
@@ -77,29 +77,29 @@ class Engine:
         self.limits = limits
         self.figures = figures
         self.running: list[Reply] = []
-        self.step_began_at: float | None = None  # None: no pass is under way
+        self.step_began_at: float | None = None  # None: no step is running
         self._waiting: deque[Reply] = deque()
         self._changed = threading.Condition()
         self._is_closed = False
 
-    # Asked from any thread
+    # Callable from any thread
 
     @property
     def num_waiting(self) -> int:
-        """Return how many requests wait."""
+        """Return the number of queued requests."""
         return len(self._waiting)
 
     @property
     def is_idle(self) -> bool:
-        """Return whether nobody is answered and nobody waits."""
+        """Return whether no request is running or queued."""
         return not self.running and not self._waiting
 
     def submit(self, sequences: Sequence[Reply]) -> None:
-        """Take on the answers of one request.
+        """Queue the answers of one request.
 
         Raises:
-            QueueFullError: too many wait already.
-            EngineEndedError: it has ended, by a fault or because it was told to.
+            QueueFullError: the queue is full.
+            EngineEndedError: the engine has failed or was stopped.
         """
         with self._changed:
             if self._is_closed:
@@ -111,40 +111,40 @@ class Engine:
             self._changed.notify_all()
 
     def cancel(self, sequences: Sequence[Pending]) -> None:
-        """Let answers go that nobody waits for; their pages are free after the current pass."""
+        """Cancel answers of disconnected clients; their pages are free after the current step."""
         with self._changed:
             for each in sequences:
                 each.is_cancelled = True
             self._changed.notify_all()
 
     def wait_until_idle(self, timeout_seconds: float) -> bool:
-        """Wait until nobody is answered and nobody waits; return whether it came to that."""
+        """Wait until no request is running or queued; return whether that happened in time."""
         with self._changed:
             return self._changed.wait_for(lambda: self.is_idle, timeout_seconds)
 
     def close(self) -> None:
-        """Let the loop end; whoever is still being answered hears of it."""
+        """Stop the loop; unfinished answers end with an error."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
 
-    # The loop
+    # The engine loop
 
     def run(self) -> None:
-        """Answer until it is closed; an error ends it, and every open answer with it."""
+        """Generate until the engine is closed; an error ends it and every unfinished answer."""
         try:
             while self._wait():
                 self._step()
         finally:
             self.close()
             for each in (*self.running, *self._waiting):
-                each.deliver(Piece(finish_reason="error"))
+                each.deliver(StreamChunk(finish_reason="error"))
 
     def _wait(self) -> bool:
-        """Wait for work; return whether there may be some."""
+        """Wait for work, at most ``WAIT_SECONDS``; return whether the engine is still open."""
         with self._changed:
             if self.is_idle and not self._is_closed:
-                self._gauges(0.0, 0)
+                self._record_step(0.0, 0)
                 self._changed.notify_all()
                 self._changed.wait(WAIT_SECONDS)
             return not self._is_closed
@@ -153,69 +153,71 @@ class Engine:
         with self._changed:
             self._drop_cancelled()
             self._admit()
-            chosen = self._chosen()
-        if not chosen:
+            scheduled = self._schedule()
+        if not scheduled:
             return
         began = self.step_began_at = time.perf_counter()
-        rows = [_row(each, count) for each, count in chosen]
-        with self._adapted(chosen):
+        rows = [_row(each, count) for each, count in scheduled]
+        with self._adapter_context(scheduled):
             logits = forward(self.model, self.cache, rows)
-        for each, count in chosen:
+        for each, count in scheduled:
             each.computed += count
-        due = [at for at, (each, _) in enumerate(chosen) if each.computed == len(each.tokens)]
-        self._hand_out([chosen[at][0] for at in due], logits[due])
+        due = [at for at, (each, _) in enumerate(scheduled) if each.computed == len(each.tokens)]
+        self._sample_tokens([scheduled[at][0] for at in due], logits[due])
         self.step_began_at = None
-        self._gauges(time.perf_counter() - began, len(due))
+        self._record_step(time.perf_counter() - began, len(due))
 
-    def _adapted(self, chosen: Sequence[tuple[Reply, int]]) -> AbstractContextManager[None]:
-        """Let every token of the pass go through the adapter of its answer."""
+    def _adapter_context(
+        self, scheduled: Sequence[tuple[Reply, int]]
+    ) -> AbstractContextManager[None]:
+        """Return a context in which every token of the step uses the adapter of its answer."""
         if self.adapters is None:
             return nullcontext()
-        owners = [each.adapter for each, count in chosen for _ in range(count)]
+        owners = [each.adapter for each, count in scheduled for _ in range(count)]
         return self.adapters.serving(torch.tensor([owners]))
 
-    def _hand_out(self, due: Sequence[Reply], logits: torch.Tensor) -> None:
+    def _sample_tokens(self, due: Sequence[Reply], logits: torch.Tensor) -> None:
         if not due:
             return
-        choices = choose(logits, [each.wish for each in due])
+        choices = choose(logits, [each.next_token_sampling for each in due])
         now = time.perf_counter()
         for each, choice in zip(due, choices, strict=True):
-            self._clock(each, now)
-            self._give(each, choice)
+            self._record_latency(each, now)
+            self._append_token(each, choice)
 
-    def _give(self, each: Reply, choice: Choice) -> None:
-        """Hand a token to its answer; an answer that is complete leaves."""
-        each.tokens.append(choice.token)
+    def _append_token(self, reply: Reply, choice: Choice) -> None:
+        """Append a token to its answer; release the answer when it is complete."""
+        reply.tokens.append(choice.token)
         reason: FinishReason | None = None
-        if choice.token in self.limits.end_ids and not each.sampling.ignore_eos:
-            reason, (text, told) = "stop", each.answer.finish()
+        if choice.token in self.limits.end_ids and not reply.sampling.ignore_eos:
+            reason, (text, logprobs) = "stop", reply.answer.finish()
         else:
-            text, told = each.answer.take(choice)
-            if each.answer.is_stopped:
+            text, logprobs = reply.answer.take(choice)
+            if reply.answer.is_stopped:
                 reason = "stop"
-            elif self._is_full(each):
-                more, more_told = each.answer.finish()
-                reason, text, told = "length", text + more, [*told, *more_told]
+            elif self._is_full(reply):
+                rest, rest_logprobs = reply.answer.finish()
+                reason, text, logprobs = "length", text + rest, [*logprobs, *rest_logprobs]
         if reason is not None:
-            self._release(each)
+            self._release(reply)
             self.figures.count("requests")
-        if text or told or reason:
-            each.deliver(Piece(text, told, reason, each.num_written))
+        if text or logprobs or reason:
+            reply.deliver(StreamChunk(text, logprobs, reason, reply.num_written))
 
-    def _is_full(self, each: Reply) -> bool:
+    def _is_full(self, reply: Reply) -> bool:
         return (
-            each.num_written >= each.sampling.max_tokens
-            or len(each.tokens) >= self.limits.max_length
+            reply.num_written >= reply.sampling.max_tokens
+            or len(reply.tokens) >= self.limits.max_length
         )
 
-    def _clock(self, each: Reply, now: float) -> None:
-        if each.num_written:
-            self.figures.later_token(now - each.last_at)
+    def _record_latency(self, reply: Reply, now: float) -> None:
+        if reply.num_written:
+            self.figures.later_token(now - reply.last_at)
         else:
-            self.figures.first_token(now - each.asked_at, len(each.prompt))
-        each.last_at = now
+            self.figures.first_token(now - reply.asked_at, len(reply.prompt))
+        reply.last_at = now
 
-    def _gauges(self, seconds: float, tokens: int) -> None:
+    def _record_step(self, seconds: float, tokens: int) -> None:
         gauges = {
             "running_requests": float(len(self.running)),
             "waiting_requests": float(len(self._waiting)),
@@ -223,7 +225,7 @@ class Engine:
         }
         self.figures.step(seconds, tokens, gauges)
 
-    # Who is in
+    # Scheduling
 
     def _drop_cancelled(self) -> None:
         for each in [each for each in self.running if each.is_cancelled]:
@@ -238,42 +240,42 @@ class Engine:
             pages = self.cache.take(pages_for(len(self._waiting[0].tokens) + 1))
             if pages is None:
                 return
-            each = self._waiting.popleft()
-            each.pages = pages
-            self.running.append(each)
+            reply = self._waiting.popleft()
+            reply.pages = pages
+            self.running.append(reply)
 
-    def _chosen(self) -> list[tuple[Reply, int]]:
-        """Return who is in the next pass with how many tokens: several first, then single ones."""
+    def _schedule(self) -> list[tuple[Reply, int]]:
+        """Return the sequences of the next step with their token counts: prefill chunks first."""
         for each in list(self.running):
             self._grow(each)
-        singles = [each for each in self.running if len(each.tokens) - each.computed == 1]
-        budget = max(1, self.limits.step_tokens - len(singles))
-        several: list[tuple[Reply, int]] = []
+        decoding = [each for each in self.running if len(each.tokens) - each.computed == 1]
+        budget = max(1, self.limits.step_tokens - len(decoding))
+        prefills: list[tuple[Reply, int]] = []
         for each in self.running:
             count = min(budget, len(each.tokens) - each.computed)
-            if each not in singles and count:
-                several.append((each, count))
+            if each not in decoding and count:
+                prefills.append((each, count))
                 budget -= count
-        several.sort(key=lambda pair: pair[1] == 1)  # the rest of the budget may be one token
-        return [*several, *((each, 1) for each in singles)]
+        prefills.sort(key=lambda pair: pair[1] == 1)  # the last chunk may be one token
+        return [*prefills, *((each, 1) for each in decoding)]
 
-    def _grow(self, each: Reply) -> None:
-        """Give a sequence the page of its next token; the youngest makes room if it must."""
-        while each in self.running and len(each.pages) < pages_for(len(each.tokens)):
-            more = self.cache.take(1)
-            if more is not None:
-                each.pages += more
+    def _grow(self, reply: Reply) -> None:
+        """Allocate the page of the next token; preempt the youngest sequence if none is free."""
+        while reply in self.running and len(reply.pages) < pages_for(len(reply.tokens)):
+            page = self.cache.take(1)
+            if page is not None:
+                reply.pages += page
                 continue
             youngest = self.running[-1]
             self._release(youngest)
             youngest.computed = 0
             self._waiting.appendleft(youngest)
 
-    def _release(self, each: Reply) -> None:
-        self.running.remove(each)
-        self.cache.give(each.pages)
-        each.pages = []
+    def _release(self, reply: Reply) -> None:
+        self.running.remove(reply)
+        self.cache.give(reply.pages)
+        reply.pages = []
 
 
-def _row(each: Reply, count: int) -> Row:
-    return Row(each.tokens[each.computed : each.computed + count], each.computed, each.pages)
+def _row(reply: Reply, count: int) -> Row:
+    return Row(reply.tokens[reply.computed : reply.computed + count], reply.computed, reply.pages)

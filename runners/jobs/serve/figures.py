@@ -1,4 +1,4 @@
-"""What an endpoint measures of itself: for Prometheus, for the job's charts, for its result."""
+"""An endpoint's own metrics: for Prometheus, for the job's charts and for its result."""
 
 import threading
 from bisect import bisect_left
@@ -6,13 +6,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from runners.load_report import PERCENTILES
+
 TTFT_BOUNDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)  # seconds
-TPOT_BOUNDS = (0.002, 0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.2, 2.5)  # seconds
+# The targets that a plan may have, 0.03 and 0.05 s, are bucket bounds, so they evaluate exactly.
+TPOT_BOUNDS = (
+    0.002, 0.005, 0.01, 0.02, 0.03, 0.04, 0.05, 0.08, 0.15, 0.3, 0.6, 1.2, 2.5,
+)  # fmt: skip
 
 
 @dataclass
 class Histogram:
-    """Counts of values up to each bound, and their sum, as Prometheus has them."""
+    """A Prometheus histogram: counts per bucket and the sum of the values."""
 
     bounds: tuple[float, ...]
     counts: list[int] = field(default_factory=list)
@@ -23,7 +28,7 @@ class Histogram:
 
     @property
     def count(self) -> int:
-        """Return how many values were seen."""
+        """Return the number of values."""
         return sum(self.counts)
 
     def add(self, value: float) -> None:
@@ -32,24 +37,37 @@ class Histogram:
         self.total += value
 
     def absorb(self, bounds: tuple[float, ...], counts: Sequence[int], total: float) -> None:
-        """Count values that somebody else put into buckets of their own."""
+        """Add values that were counted elsewhere, in buckets of their own."""
         if bounds != self.bounds:
             self.bounds, self.counts = bounds, [0] * (len(bounds) + 1)
         self.counts = [own + new for own, new in zip(self.counts, counts, strict=True)]
         self.total += total
 
+    def percentile(self, percent: int) -> float:
+        """Return the value that ``percent`` of 100 do not exceed, interpolated within its bucket.
+
+        Same as Prometheus's ``histogram_quantile``; beyond the last bound it returns that bound.
+        Assumes: there is at least one value.
+        """
+        rank, cumulative, low = percent * self.count / 100, 0, 0.0
+        for bound, count in zip(self.bounds, self.counts, strict=False):
+            if count and cumulative + count >= rank:
+                return low + (bound - low) * (rank - cumulative) / count
+            cumulative, low = cumulative + count, bound
+        return self.bounds[-1]
+
     def lines(self, name: str) -> Iterator[str]:
-        """Yield the exposition of the histogram."""
-        seen = 0
+        """Yield the histogram in the Prometheus text format."""
+        cumulative = 0
         for bound, count in zip((*self.bounds, "+Inf"), self.counts, strict=True):
-            seen += count
-            yield f'{name}_bucket{{le="{bound}"}} {seen}'
+            cumulative += count
+            yield f'{name}_bucket{{le="{bound}"}} {cumulative}'
         yield f"{name}_sum {self.total}"
-        yield f"{name}_count {seen}"
+        yield f"{name}_count {cumulative}"
 
 
 class Buckets(NamedTuple):
-    """Values by the bound that they stay below, the last beyond all of them, and their sum."""
+    """Counts per bucket bound, the last one for values beyond every bound, and the sum."""
 
     bounds: tuple[float, ...]
     counts: tuple[int, ...]
@@ -57,7 +75,7 @@ class Buckets(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """What an engine's own figures brought since the last look."""
+    """What an engine's own metrics gained since the last scrape."""
 
     prompt_tokens: int = 0
     ttft: Buckets | None = None
@@ -66,7 +84,7 @@ class Taken(NamedTuple):
 
 
 class Figures:
-    """Counters and histograms; the engine writes them, the door and the job read them."""
+    """Counters and histograms; the engine writes them, the HTTP server and the job read them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -77,29 +95,29 @@ class Figures:
         self.output_tokens = 0
         self.busy_seconds = 0.0
         self.gauges = {"running_requests": 0.0, "waiting_requests": 0.0, "kv_cache_used_ratio": 0}
-        self.engine_text = ""  # an engine's own exposition, under its own names
-        self._told: tuple[float, ...] = (0.0,) * 5
+        self.engine_text = ""  # the engine's own Prometheus text, with its own metric names
+        self._last_totals: tuple[float, ...] = (0.0,) * 5
 
     def first_token(self, seconds: float, prompt_tokens: int) -> None:
-        """Count the first token of an answer, and how long it took since the request."""
+        """Record the first token of an answer and the seconds since the request."""
         with self._lock:
             self.ttft.add(seconds)
             self.prompt_tokens += prompt_tokens
 
     def later_token(self, seconds: float) -> None:
-        """Count a further token and the time since the one before it."""
+        """Record a further token and the seconds since the previous one."""
         with self._lock:
             self.tpot.add(seconds)
 
     def step(self, seconds: float, tokens: int, gauges: Mapping[str, float]) -> None:
-        """Count one forward pass."""
+        """Record one forward pass."""
         with self._lock:
             self.busy_seconds += seconds
             self.output_tokens += tokens
             self.gauges.update(gauges)
 
     def absorb(self, taken: Taken) -> None:
-        """Add what an engine that counts for itself counted since it was asked last."""
+        """Add what an engine with its own counters counted since the last scrape."""
         with self._lock:
             if taken.ttft is not None:
                 self.ttft.absorb(*taken.ttft)
@@ -109,37 +127,53 @@ class Figures:
             self.engine_text = taken.text
 
     def count(self, name: str) -> None:
-        """Count a request that ended, or was refused, in the named way."""
+        """Count a request under the named outcome."""
         with self._lock:
             self.counters[name] += 1
 
     def since_last(self, seconds: float) -> dict[str, float]:
-        """Return what happened since this was last asked, under the names of the charts."""
+        """Return the figures since the last call, by chart name."""
         with self._lock:
-            now = (*_parts(self.ttft), *_parts(self.tpot), self.output_tokens)
+            now = (*_count_and_sum(self.ttft), *_count_and_sum(self.tpot), self.output_tokens)
             first, first_sum, later, later_sum, tokens = (
-                new - old for new, old in zip(now, self._told, strict=True)
+                new - old for new, old in zip(now, self._last_totals, strict=True)
             )
-            self._told = now
-            found = {**self.gauges, "tokens_per_second": tokens / seconds}
-        found |= {"ttft_seconds": first_sum / first} if first else {}
-        found |= {"tpot_seconds": later_sum / later} if later else {}
-        return found
+            self._last_totals = now
+            figures = {**self.gauges, "tokens_per_second": tokens / seconds}
+        figures |= {"ttft_seconds": first_sum / first} if first else {}
+        figures |= {"tpot_seconds": later_sum / later} if later else {}
+        return figures | self.so_far()
+
+    def so_far(self) -> dict[str, float]:
+        """Return the figures of the whole run so far, by chart name.
+
+        ``since_last`` covers the time since the last call; these become the job's result.
+        """
+        with self._lock:
+            figures = {"answered_requests": float(self.ttft.count)}
+            for name, histogram in (("ttft", self.ttft), ("tpot", self.tpot)):
+                if histogram.count:
+                    figures[f"{name}_mean_seconds"] = histogram.total / histogram.count
+                    figures |= _percentiles(name, histogram)
+            if self.busy_seconds:
+                figures["busy_tokens_per_second"] = self.output_tokens / self.busy_seconds
+        return figures
 
     def measured(self) -> dict[str, float]:
-        """Return the figures of the whole life, as a result has them."""
+        """Return the figures of the whole run, by result name."""
         with self._lock:
-            found = {name: float(count) for name, count in self.counters.items()}
-            found |= {"output_tokens": float(self.output_tokens)}
-            found |= {"prompt_tokens": float(self.prompt_tokens)}
+            figures = {name: float(count) for name, count in self.counters.items()}
+            figures |= {"output_tokens": float(self.output_tokens)}
+            figures |= {"prompt_tokens": float(self.prompt_tokens)}
             for name, histogram in (("ttft_seconds", self.ttft), ("tpot_seconds", self.tpot)):
-                found |= {name: histogram.total / histogram.count} if histogram.count else {}
+                figures |= {name: histogram.total / histogram.count} if histogram.count else {}
+                figures |= _percentiles(name.removesuffix("_seconds"), histogram)
             if self.busy_seconds:
-                found["tokens_per_second"] = self.output_tokens / self.busy_seconds
-        return found
+                figures["tokens_per_second"] = self.output_tokens / self.busy_seconds
+        return figures
 
     def prometheus(self) -> str:
-        """Return the text that Prometheus scrapes."""
+        """Return the Prometheus text."""
         with self._lock:
             return "\n".join([*self._exposition(), self.engine_text])
 
@@ -157,5 +191,11 @@ class Figures:
             yield from histogram.lines(f"slipway_{name}")
 
 
-def _parts(histogram: Histogram) -> tuple[int, float]:
+def _percentiles(name: str, histogram: Histogram) -> dict[str, float]:
+    if not histogram.count:
+        return {}
+    return {f"{name}_p{each}_seconds": histogram.percentile(each) for each in PERCENTILES}
+
+
+def _count_and_sum(histogram: Histogram) -> tuple[int, float]:
     return histogram.count, histogram.total

@@ -1,16 +1,16 @@
-"""How long a request may be, and how much room it needs; the same for every engine."""
+"""Limits on request length and cache size; the same for every engine."""
 
 from runners.jobs.runtime import BadInputError
 from runners.jobspec import ServeSpec
 
-USUAL_TOKENS = 2048  # of a request, where neither the model nor the spec says less
+USUAL_TOKENS = 2048  # of a request, if neither the model nor the spec has a limit
 
 
 def longest_request(known: int | None, spec: ServeSpec) -> int:
-    """Return the most tokens of prompt and answer together; ``known``: the model's positions.
+    """Return the longest request, prompt and answer; ``known``: the model's position count.
 
     Raises:
-        BadInputError: more are asked for than the model knows.
+        BadInputError: the spec's length exceeds the model's positions.
     """
     if spec.max_length is None:
         return int(known or USUAL_TOKENS)
@@ -21,10 +21,10 @@ def longest_request(known: int | None, spec: ServeSpec) -> int:
 
 
 def check_room(tokens: int, longest: int) -> None:
-    """Refuse a cache that does not hold one request at its longest.
+    """Check that the cache holds one request of maximum length.
 
     Raises:
-        BadInputError: it does not.
+        BadInputError: it is too small.
     """
     if tokens < longest:
         msg = (

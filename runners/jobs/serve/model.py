@@ -1,4 +1,4 @@
-"""The model of an endpoint: loaded, its cache reserved, read both ways once, then served."""
+"""Load an endpoint's model, reserve its cache, verify paged attention, and serve it."""
 
 import asyncio
 import threading
@@ -16,7 +16,7 @@ from runners.jobs.loading import (
 from runners.jobs.memory import model_bytes, terms_held
 from runners.jobs.mixed_adapters import hung_on
 from runners.jobs.runtime import Job
-from runners.jobs.serve.contract import Limits, Wish
+from runners.jobs.serve.contract import GenerationRequest, Limits
 from runners.jobs.serve.engine import Engine, Reply
 from runners.jobs.serve.figures import Figures
 from runners.jobs.serve.lengths import USUAL_TOKENS, check_room, longest_request
@@ -28,7 +28,7 @@ from runners.jobspec import ServeSpec
 
 @dataclass(frozen=True)
 class LoadedReady:
-    """A loaded model: its engine, and its tokenizer, which one thread uses at a time."""
+    """A loaded model: its engine and its tokenizer; the lock serialises tokenizer calls."""
 
     engine: Engine
     reader: Reader
@@ -36,20 +36,20 @@ class LoadedReady:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     async def prompt_ids(self, prompt: str | Sequence[int]) -> list[int]:
-        """Return a prompt's tokens, checked where the client sent tokens.
+        """Return a prompt's token ids; ids sent by the client are validated.
 
         Raises:
-            AskedError: the model has no such token.
+            RequestError: a token id is outside the vocabulary.
         """
         if isinstance(prompt, str):
             return await asyncio.to_thread(self._prompt_ids, prompt)
         return known_ids(prompt, self.vocabulary)
 
     async def chat_ids(self, messages: Sequence[dict[str, str]]) -> list[int]:
-        """Return a conversation's tokens.
+        """Return the token ids of a conversation.
 
         Raises:
-            TemplateRefusedError: the template takes no such messages.
+            TemplateRefusedError: the chat template rejects these messages.
         """
         return await asyncio.to_thread(self._chat_ids, messages)
 
@@ -62,15 +62,15 @@ class LoadedReady:
             return self.reader.chat_ids(messages)
 
     def token_text(self, token: int) -> str:
-        """Return the text of one token alone."""
+        """Return the text of a single token."""
         return self.reader.token_text(token)
 
-    def ask(self, wishes: Sequence[Wish]) -> Sequence[Reply]:
-        """Have the answers of one request written.
+    def submit(self, wishes: Sequence[GenerationRequest]) -> Sequence[Reply]:
+        """Queue all answers of one HTTP request.
 
         Raises:
-            QueueFullError: too many wait already.
-            EngineEndedError: it has ended, by a fault or because it was told to.
+            QueueFullError: the queue is full.
+            EngineEndedError: the engine has failed or was stopped.
         """
         replies = [
             Reply(prompt, sampling, self.reader.answer(sampling.stops), deliver, adapter)
@@ -84,8 +84,8 @@ def load_ready(job: Job, spec: ServeSpec, figures: Figures) -> LoadedReady:
     """Return the loaded model.
 
     Raises:
-        BadInputError: it cannot be served, or not as long as asked.
-        MissingModelError: it is not there, or reads no text.
+        BadInputError: it cannot be served, or not with the requested length.
+        MissingModelError: the model does not exist, or has no tokenizer.
     """
     preload_library(spec.weight_dtype)
     loaded = load_model(job, spec.model, spec.weight_dtype)
@@ -95,11 +95,11 @@ def load_ready(job: Job, spec: ServeSpec, figures: Figures) -> LoadedReady:
     cache = PagedCache(pages_for(_cache_tokens(spec, longest)))
     vocabulary = int(loaded.model.config.get_text_config().vocab_size)
     check_paging(loaded.model, cache, vocabulary)
-    held = {"weights": model_bytes(loaded.model), "kv_cache": cache.bytes}
+    sizes = {"weights": model_bytes(loaded.model), "kv_cache": cache.bytes}
     adapters = hung_on(loaded.model, spec.model, spec.adapters, job.host_dir)
     if adapters is not None:
-        held["adapters"] = adapters.bytes
-    job.emitter.metric(terms_held(held))
+        sizes["adapters"] = adapters.bytes
+    job.emitter.metric(terms_held(sizes))
     limits = Limits(
         spec.max_concurrency, spec.queue_limit, longest, end_ids(loaded), spec.max_batch_tokens
     )
@@ -108,14 +108,16 @@ def load_ready(job: Job, spec: ServeSpec, figures: Figures) -> LoadedReady:
 
 
 def _max_length(loaded: LoadedModel, spec: ServeSpec) -> int:
-    """Return the most tokens of prompt and answer together."""
-    known = getattr(loaded.model.config.get_text_config(), "max_position_embeddings", None)
-    return longest_request(known, spec)
+    """Return the longest request, prompt and answer together."""
+    model_positions = getattr(
+        loaded.model.config.get_text_config(), "max_position_embeddings", None
+    )
+    return longest_request(model_positions, spec)
 
 
 def _cache_tokens(spec: ServeSpec, longest: int) -> int:
-    """Return for how many tokens pages are reserved: at least one request at its longest."""
-    usual = spec.max_concurrency * min(longest, USUAL_TOKENS)
-    asked = spec.kv_cache_tokens or max(usual, longest)
-    check_room(asked, longest)
-    return max(asked, CHECK_TOKENS)
+    """Return the cache size in tokens: at least one request of maximum length."""
+    default = spec.max_concurrency * min(longest, USUAL_TOKENS)
+    requested = spec.kv_cache_tokens or max(default, longest)
+    check_room(requested, longest)
+    return max(requested, CHECK_TOKENS)

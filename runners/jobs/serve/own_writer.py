@@ -1,27 +1,27 @@
-"""A writer that is a process of its own, or several: how it is waited for and ended."""
+"""The base of engines that run in processes of their own: waiting, closing and failure."""
 
 import threading
 from typing import Protocol
 
-from runners.jobs.serve.contract import EngineLostError, Limits
+from runners.jobs.serve.contract import EngineProcessError, Limits
 
 
 class Life(Protocol):
-    """The process of an engine from its start to its end, or those of several."""
+    """The life of an engine process, or of several."""
 
     @property
     def title(self) -> str:
-        """Return what it is called, or which one of several ended."""
+        """Return the engine's title; of several, that of the one that exited."""
 
     def how(self) -> str:
-        """Return how it ended."""
+        """Return how it exited."""
 
     def kill(self) -> None:
-        """End it at once, with all that it started."""
+        """Kill it at once, with every process it started."""
 
 
 class OwnWriter:
-    """One life of an engine that is a process of its own."""
+    """One life of an engine in its own process."""
 
     def __init__(self, process: Life, limits: Limits) -> None:
         self.limits = limits
@@ -31,26 +31,26 @@ class OwnWriter:
 
     @property
     def is_idle(self) -> bool:
-        """Return whether nobody is answered and nobody waits."""
+        """Return whether no request is running or queued."""
         raise NotImplementedError
 
     def wait_until_idle(self, timeout_seconds: float) -> bool:
-        """Wait until nobody is answered and nobody waits; return whether it came to that."""
+        """Wait until no request is running or queued; return whether that happened in time."""
         with self.changed:
             return self.changed.wait_for(lambda: self.is_idle, timeout_seconds)
 
     def close(self) -> None:
-        """End the engine; whoever is still being answered hears of it."""
+        """Kill the engine; unfinished answers end with an error."""
         self.is_closed = True
         self._life.kill()
 
     def ended(self) -> None:
-        """Note that the process is gone.
+        """Clean up after the process exited.
 
         Raises:
-            EngineLostError: nobody told it to end.
+            EngineProcessError: it exited without having been closed.
         """
-        self._life.kill()  # what it started goes with it
+        self._life.kill()  # also kills the processes it started
         if not self.is_closed:
             self.is_closed = True
-            raise EngineLostError(f"{self._life.title} {self._life.how()}")
+            raise EngineProcessError(f"{self._life.title} {self._life.how()}")

@@ -1,7 +1,7 @@
-"""Keys and values in pages of a fixed pool, and attention that reads them from there.
+"""A paged KV cache, and attention that reads keys and values from its pages.
 
-One forward pass takes the new tokens of all sequences in one row: pieces of prompts and single
-decoded tokens alike. Nothing is padded but the pages of what is decoding.
+One forward pass takes the new tokens of all sequences in one row: prefill chunks and single
+decode tokens together. Only the pages of decoding sequences are padded.
 
 Source: Kwon et al. 2023 (PagedAttention, vLLM), arXiv:2309.06180, section 4.
 """
@@ -21,18 +21,18 @@ from runners.jobs.runtime import BadInputError
 PAGED = "slipway_paged"
 PAGE_TOKENS = 16
 CHECK_TOKENS = 40
-CHECK_PIECES = (23, 16, 1)  # of the prompt that checks the cache: a start, a rest, a decode
+CHECK_PIECES = (23, 16, 1)  # chunks of the check prompt: first, rest, one decode token
 TOLERANCE = 0.05  # of the largest logit: bf16 rounds at 0.4 %, a wrong mask is off by far more
 
 
 def pages_for(tokens: int) -> int:
-    """Return how many pages so many tokens take."""
+    """Return the number of pages that a token count needs."""
     return -(-tokens // PAGE_TOKENS)
 
 
 @dataclass(frozen=True)
 class Row:
-    """The new tokens of one sequence, and the pages of all that it has."""
+    """The new tokens of one sequence, and all of its pages."""
 
     tokens: Sequence[int]
     start: int  # position of the first new token
@@ -40,18 +40,18 @@ class Row:
 
     @property
     def length(self) -> int:
-        """Return how many tokens the sequence has after this pass."""
+        """Return the sequence's length after this step."""
         return self.start + len(self.tokens)
 
     def slots(self, begin: int) -> torch.Tensor:
-        """Return where the tokens from ``begin`` to the last stand in the pool."""
+        """Return the pool slots of the tokens from ``begin`` to the last."""
         positions = torch.arange(begin, self.length)
         table = torch.tensor(self.pages)
         return table[positions // PAGE_TOKENS] * PAGE_TOKENS + positions % PAGE_TOKENS
 
 
 class PagedCache:
-    """The pool: which pages are free, and each layer's keys and values in one tensor."""
+    """The page pool: the free pages, and one key and one value tensor per layer."""
 
     def __init__(self, num_pages: int) -> None:
         self.num_pages = num_pages
@@ -60,16 +60,16 @@ class PagedCache:
 
     @property
     def used_ratio(self) -> float:
-        """Return the share of pages that sequences hold."""
+        """Return the share of pages in use."""
         return 1.0 - len(self._free) / self.num_pages
 
     @property
     def bytes(self) -> int:
-        """Return what the keys and values of all layers hold; 0 before the first pass."""
+        """Return the bytes of the keys and values of all layers; 0 before the first pass."""
         return sum(tensor_bytes(each) for pair in self._layers.values() for each in pair)
 
     def take(self, count: int) -> list[int] | None:
-        """Return so many free pages, or None where there are not enough."""
+        """Allocate ``count`` pages; return None if there are not enough."""
         if count > len(self._free):
             return None
         split = len(self._free) - count
@@ -77,27 +77,27 @@ class PagedCache:
         return taken
 
     def give(self, pages: Sequence[int]) -> None:
-        """Take pages back."""
+        """Free pages."""
         self._free.extend(pages)
 
     def write(
         self, layer: int, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keep new keys and values [1, heads, tokens, size]; return the layer's whole pool."""
+        """Store new keys and values [1, heads, tokens, size]; return the layer's whole pool."""
         if layer not in self._layers:
-            self._layers[layer] = (self._room(key), self._room(value))
+            self._layers[layer] = (self._new_pool(key), self._new_pool(value))
         keys, values = self._layers[layer]
         keys.index_copy_(0, slots, key[0].transpose(0, 1))
         values.index_copy_(0, slots, value[0].transpose(0, 1))
         return keys, values
 
-    def _room(self, like: torch.Tensor) -> torch.Tensor:
+    def _new_pool(self, like: torch.Tensor) -> torch.Tensor:
         _, heads, _, size = like.shape
         return like.new_zeros(self.num_pages * PAGE_TOKENS, heads, size)
 
 
-class Piece:
-    """A row of several tokens: part of a prompt."""
+class PrefillChunk:
+    """A row of several tokens: a chunk of a prompt."""
 
     def __init__(self, row: Row, device: torch.device) -> None:
         self.context = row.slots(0).to(device)
@@ -108,7 +108,7 @@ class Piece:
 
 
 class Decoding:
-    """Rows of one token each: their contexts as one padded batch."""
+    """Rows of one token each, with their contexts as one padded batch."""
 
     def __init__(self, rows: Sequence[Row], device: torch.device) -> None:
         longest = max(pages_for(row.length) for row in rows)
@@ -117,18 +117,18 @@ class Decoding:
         table = torch.tensor(padded)[:, :, None] * PAGE_TOKENS + offsets
         self.contexts = table.flatten(1).to(device)
         lengths = torch.tensor([row.length for row in rows])
-        shown = torch.arange(longest * PAGE_TOKENS)[None] < lengths[:, None]
-        self.mask = shown[:, None, None].to(device)
+        is_valid = torch.arange(longest * PAGE_TOKENS)[None] < lengths[:, None]
+        self.mask = is_valid[:, None, None].to(device)
 
 
 class Step:
-    """One forward pass as attention sees it: rows of several tokens first, then single ones."""
+    """The attention inputs of one forward pass: prefill chunks first, then single tokens."""
 
     def __init__(self, rows: Sequence[Row], cache: PagedCache, device: torch.device) -> None:
         self.cache = cache
         self.slots = torch.cat([row.slots(row.start) for row in rows]).to(device)
         several = [row for row in rows if len(row.tokens) > 1]
-        self.pieces = [Piece(row, device) for row in several]
+        self.pieces = [PrefillChunk(row, device) for row in several]
         self.bounds = [0, *accumulate(len(row.tokens) for row in several)]
         single = rows[len(several) :]
         self.decoding = Decoding(single, device) if single else None
@@ -139,17 +139,17 @@ class Step:
         """Return [1, tokens, heads, size] of queries, keys and values [1, heads, tokens, size]."""
         query, key, value = qkv
         keys, values = self.cache.write(layer, self.slots, key, value)
-        found = []
-        for piece, (begin, end) in zip(self.pieces, pairwise(self.bounds), strict=True):
-            asked = query[:, :, begin:end]
-            held = (keys[piece.context][None], values[piece.context][None])
-            found.append(_attention(asked, *held, piece.mask, options).transpose(1, 2))
+        outputs = []
+        for chunk, (begin, end) in zip(self.pieces, pairwise(self.bounds), strict=True):
+            queries = query[:, :, begin:end]
+            context = (keys[chunk.context][None], values[chunk.context][None])
+            outputs.append(_attention(queries, *context, chunk.mask, options).transpose(1, 2))
         if self.decoding is not None:
-            asked = query[0, :, self.bounds[-1] :].transpose(0, 1)[:, :, None]
-            held = (keys[self.decoding.contexts], values[self.decoding.contexts])
-            out = _attention(asked, *held, self.decoding.mask, options)
-            found.append(out[:, :, 0][None])
-        return torch.cat(found, dim=1).contiguous()
+            queries = query[0, :, self.bounds[-1] :].transpose(0, 1)[:, :, None]
+            context = (keys[self.decoding.contexts], values[self.decoding.contexts])
+            out = _attention(queries, *context, self.decoding.mask, options)
+            outputs.append(out[:, :, 0][None])
+        return torch.cat(outputs, dim=1).contiguous()
 
 
 def _attention(
@@ -178,7 +178,7 @@ def paged_attention(
     _mask: torch.Tensor | None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attend within each sequence of ``step``, over everything that its pages hold."""
+    """Attend within each sequence of ``step``, over all keys and values in its pages."""
     step: Step = options["step"]
     layer = int(str(module.layer_idx))
     return step.attend(layer, (query, key, value), options), None
@@ -190,9 +190,9 @@ AttentionMaskInterface.register(PAGED, lambda *_args, **_options: None)
 
 @torch.inference_mode()
 def forward(model: PreTrainedModel, cache: PagedCache, rows: Sequence[Row]) -> torch.Tensor:
-    """Put the rows through the model; return the logits [rows, vocabulary] after each.
+    """Run the rows through the model; return the logits [rows, vocabulary] after each.
 
-    The model must attend by ``PAGED``; rows of several tokens stand before single ones.
+    The model's attention must be ``PAGED``; rows of several tokens come before single ones.
     """
     device = next(model.parameters()).device
     ids = torch.tensor([[token for row in rows for token in row.tokens]], device=device)
@@ -210,30 +210,30 @@ def forward(model: PreTrainedModel, cache: PagedCache, rows: Sequence[Row]) -> t
 
 
 def check_paging(model: PreTrainedModel, cache: PagedCache, vocabulary: int) -> None:
-    """Read one prompt both ways, whole and from pages, before anybody is answered.
+    """Compare paged with ordinary attention on one prompt, before serving begins.
 
-    It also gives every layer its room. The model attends by ``PAGED`` afterwards.
+    It also allocates each layer's pool. The model's attention is ``PAGED`` afterwards.
 
     Raises:
-        BadInputError: the logits differ: this architecture attends in a way of its own.
+        BadInputError: the logits differ: the architecture has a different attention.
     """
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(vocabulary, (CHECK_TOKENS,), generator=generator).tolist()
-    wanted = _plain_logits(model, tokens)
+    expected = _plain_logits(model, tokens)
     model.set_attn_implementation(PAGED)
     pages = cache.take(pages_for(len(tokens))) or []
     start = 0
-    found = wanted
+    paged = expected
     for count in CHECK_PIECES:
         row = Row(tokens[start : start + count], start, pages)
-        found = forward(model, cache, [row])[0]
+        paged = forward(model, cache, [row])[0]
         start += count
     cache.give(pages)
-    off = float((found - wanted).abs().max() / wanted.abs().max())
-    if not off <= TOLERANCE:
+    error = float((paged - expected).abs().max() / expected.abs().max())
+    if not error <= TOLERANCE:
         msg = (
             f"read from pages, {type(model).__name__} answers otherwise than whole (logits off "
-            f"by {off:.0%}), so it cannot be served by this engine; choose another model"
+            f"by {error:.0%}), so it cannot be served by this engine; choose another model"
         )
         raise BadInputError(msg)
 

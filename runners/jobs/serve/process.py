@@ -1,4 +1,4 @@
-"""One life of an engine that is a process of its own: its words, its memory, how it ended."""
+"""One life of an engine process: its output, its memory and how it exited."""
 
 import os
 import signal
@@ -11,8 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-from runners.jobs.serve.contract import EngineLostError
-from runners.programs import heard
+from runners.jobs.serve.contract import EngineProcessError
+from runners.programs import start_text_process
 
 LAST_LINES = 20
 KIB = 1024
@@ -21,9 +21,9 @@ _GROUP_AT = 2  # field of /proc/PID/stat, after the name in brackets and the sta
 
 
 class OwnProcess:
-    """A started engine; what it writes to stderr is passed on and its last lines are kept.
+    """A started engine process; its stderr is forwarded and the last lines are kept.
 
-    It is the first of a process group of its own, so that it ends with all that it started.
+    It leads its own process group, so killing it also kills the processes it started.
     """
 
     def __init__(
@@ -32,91 +32,91 @@ class OwnProcess:
         self.title = title
         self.last: deque[str] = deque(maxlen=LAST_LINES)
         self._peak_bytes = 0
-        self._process = heard(argv, env, stdin=subprocess.PIPE, has_own_group=True)
+        self._process = start_text_process(argv, env, stdin=subprocess.PIPE, has_own_group=True)
         self._pumps = [
             threading.Thread(target=pump, name=f"engine-{name}", daemon=True)
-            for name, pump in (("out", self._listen), ("log", self._pass_on))
+            for name, pump in (("out", self._read_stdout), ("log", self._read_stderr))
         ]
         for each in self._pumps:
             each.start()
 
     @property
     def pid(self) -> int:
-        """Return the process's number."""
+        """Return the process id."""
         return self._process.pid
 
     @property
     def has_ended(self) -> bool:
-        """Return whether it is gone."""
+        """Return whether the process has exited."""
         return self._process.poll() is not None
 
     @property
     def code(self) -> int | None:
-        """Return its exit status, below 0 for a signal, or None while it runs."""
+        """Return the exit status, negative for a signal, or None while it runs."""
         return self._process.returncode
 
     def wait(self, timeout_seconds: float | None = None) -> bool:
-        """Wait until it ends, at most so long; return whether it did."""
+        """Wait until the process exits, at most ``timeout_seconds``; return whether it did."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout_seconds)
         return self.has_ended
 
     def how(self) -> str:
-        """Return how it ended."""
+        """Return how the process exited."""
         code = self.code
         if code is not None and code < 0:
             return f"ended by {signal.Signals(-code).name}"
         return f"ended with code {code}; its last words: {' / '.join(self.last)[-300:]}"
 
     def last_words(self) -> list[str]:
-        """Return its last lines, once all of them came in."""
+        """Return the last output lines, after all output was read."""
         for pump in self._pumps:
             pump.join(1.0)
         return list(self.last)
 
     def peak_bytes(self) -> int:
-        """Return the most that each process of its group held, summed; last known, once gone."""
-        held = sum(_memory(pid) for pid in _group(self.pid))
-        self._peak_bytes = max(self._peak_bytes, held)
+        """Return the peak memory of each process of the group, summed; last known after exit."""
+        peak = sum(_memory(pid) for pid in _group(self.pid))
+        self._peak_bytes = max(self._peak_bytes, peak)
         return self._peak_bytes
 
     def kill(self) -> None:
-        """End it at once, with all that it started."""
+        """Kill the process at once, with every process it started."""
         self.peak_bytes()
         with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
 
-    def hear(self, line: str) -> None:
-        """Take a line that it writes to stdout."""
+    def handle_line(self, line: str) -> None:
+        """Handle a line of stdout."""
         self.take(line)
 
     def take(self, line: str) -> None:
-        """Keep a line, and pass it on to the job's log."""
+        """Keep a line and forward it to the job's log."""
         self.last.append(line.strip())
         sys.stderr.write(line)
 
     @property
     def stdin(self) -> IO[str]:
-        """Return where it reads.
+        """Return the process's stdin.
 
         Raises:
-            EngineLostError: it has no input.
+            EngineProcessError: it has no stdin.
         """
         if self._process.stdin is None:
-            raise EngineLostError(f"{self.title} has no input")
+            raise EngineProcessError(f"{self.title} has no input")
         return self._process.stdin
 
-    def _listen(self) -> None:
+    def _read_stdout(self) -> None:
         for line in self._process.stdout or ():
-            self.hear(line)
+            self.handle_line(line)
 
-    def _pass_on(self) -> None:
+    def _read_stderr(self) -> None:
         for line in self._process.stderr or ():
             self.take(line)
 
 
 def _group(leader: int) -> Iterator[int]:
-    """Yield the live processes of a group."""
+    """Yield the live processes of a process group."""
     for folder in PROC.iterdir():
         if folder.name.isdigit():
             with suppress(OSError):
@@ -126,7 +126,7 @@ def _group(leader: int) -> Iterator[int]:
 
 
 def _memory(pid: int) -> int:
-    """Return the most resident memory that a process had; 0 once it is gone."""
+    """Return a process's peak resident memory; 0 after it exited."""
     with suppress(OSError):
         lines = (PROC / str(pid) / "status").read_text().splitlines()
         peaks = [int(each.split()[1]) * KIB for each in lines if each.startswith("VmHWM:")]

@@ -1,4 +1,4 @@
-"""What clients may ask in OpenAI's form, field by field, and the errors they get."""
+"""The OpenAI request format: fields, validation and error documents."""
 
 import json
 from collections.abc import Callable, Collection, Sequence
@@ -11,8 +11,8 @@ MAX_CHOICES = 16
 MAX_STOPS = 4
 MAX_MESSAGES = 2000
 MAX_TOP_LOGPROBS = 20
-COMPLETION_TOKENS = 16  # OpenAI's own default of the older form
-# What a field may hold that this endpoint does not do: it changes nothing then.
+COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
+# Values of unsupported fields that are accepted because they have no effect.
 NEUTRAL: dict[str, tuple[object, ...]] = {
     "presence_penalty": (0,),
     "frequency_penalty": (0,),
@@ -28,7 +28,7 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
     "suffix": ("",),
     "best_of": (1,),
 }
-# What says who asks, or is meant for a service around a model: taken, and of no effect.
+# Fields about the caller or for a service around the model: accepted and ignored.
 IGNORED = (
     "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
     "reasoning_effort", "verbosity",
@@ -41,8 +41,8 @@ Each = TypeVar("Each")
 Several = Annotated[list[Each], Field(min_length=1, max_length=64)]
 
 
-class AskedError(Exception):
-    """A request that is not answered: its status, and OpenAI's document of the error."""
+class RequestError(Exception):
+    """A rejected request: HTTP status and OpenAI error document."""
 
     def __init__(
         self,
@@ -61,12 +61,12 @@ class AskedError(Exception):
 
     @property
     def is_ours(self) -> bool:
-        """Return whether the fault is the endpoint's."""
+        """Return whether the endpoint, not the client, is at fault."""
         return self.status == HTTPStatus.INTERNAL_SERVER_ERROR
 
     @property
     def document(self) -> dict[str, Any]:
-        """Return the body of the answer."""
+        """Return the response body."""
         return {
             "error": {
                 "message": str(self),
@@ -82,17 +82,17 @@ _TYPES = {401: "authentication_error", 429: "rate_limit_error", 500: "server_err
 
 
 class StreamOptions(BaseModel):
-    """What a stream tells besides its text."""
+    """What a stream contains besides text."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     include_usage: bool = False
-    continuous_usage_stats: bool = False  # as vLLM has it: each chunk counts what came so far
-    include_obfuscation: bool = False  # a service's padding against listeners; never done
+    continuous_usage_stats: bool = False  # as in vLLM: token counts in each chunk
+    include_obfuscation: bool = False  # padding against traffic analysis; never sent
 
 
-class Asked(BaseModel):
-    """What both forms have in common."""
+class RequestBody(BaseModel):
+    """The fields that both APIs share."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -103,13 +103,13 @@ class Asked(BaseModel):
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     stop: Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS)] | None = None
-    ignore_eos: bool = False  # as vLLM has it: the answer takes all its tokens
+    ignore_eos: bool = False  # as in vLLM: generate max_tokens tokens
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
     @property
     def num_choices(self) -> int:
-        """Return how many answers each prompt gets."""
+        """Return the number of answers per prompt."""
         return self.n or 1
 
     @property
@@ -126,11 +126,11 @@ class Asked(BaseModel):
 
     @property
     def counts_on(self) -> bool:
-        """Return whether each chunk of a stream has the token counts so far."""
+        """Return whether each chunk of a stream carries the token counts so far."""
         return self.stream_options is not None and self.stream_options.continuous_usage_stats
 
 
-class AskedCompletion(Asked):
+class CompletionRequest(RequestBody):
     """``POST /v1/completions``."""
 
     prompt: Text | Ids | Several[Text] | Several[Ids]
@@ -147,7 +147,7 @@ class AskedCompletion(Asked):
 
 
 class TextPart(BaseModel):
-    """One part of a message; other kinds than text are refused."""
+    """One part of a message; only text is supported."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -166,15 +166,15 @@ class Message(BaseModel):
 
     @property
     def plain(self) -> dict[str, str]:
-        """Return role and text, as templates take them."""
+        """Return role and text, as chat templates expect them."""
         role = "system" if self.role == "developer" else self.role
         if isinstance(self.content, str):
             return {"role": role, "content": self.content}
         return {"role": role, "content": "".join(part.text for part in self.content)}
 
 
-class ChatFields(Asked):
-    """``POST /v1/chat/completions``, beside the conversation itself."""
+class ChatFields(RequestBody):
+    """The fields of ``POST /v1/chat/completions`` except the conversation."""
 
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
@@ -182,62 +182,62 @@ class ChatFields(Asked):
 
     @classmethod
     def checked(cls, document: dict[str, Any]) -> Self:
-        """Return the request; ``top_logprobs`` needs ``logprobs``."""
-        found = cls.model_validate(document)
-        if found.top_logprobs and not found.logprobs:
+        """Return the validated request; ``top_logprobs`` needs ``logprobs``."""
+        request = cls.model_validate(document)
+        if request.top_logprobs and not request.logprobs:
             message = "top_logprobs is given without logprobs; set logprobs to true"
-            raise AskedError(400, message, param="top_logprobs")
-        return found
+            raise RequestError(400, message, param="top_logprobs")
+        return request
 
 
-class AskedChat(ChatFields):
-    """A conversation as our own engines read it: of text alone."""
+class ChatRequest(ChatFields):
+    """A chat request for Slipway's own engines: text only."""
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
 
 
 def known_ids(prompt: Sequence[int], vocabulary: int) -> list[int]:
-    """Return a prompt that came as tokens, for a model of so many.
+    """Return a prompt of token ids, checked against the vocabulary size.
 
     Raises:
-        AskedError: the model has no such token.
+        RequestError: a token id is outside the vocabulary.
     """
     if max(prompt, default=0) >= vocabulary:
         message = f"prompt holds token {max(prompt)}; the model has {vocabulary}"
-        raise AskedError(400, message, param="prompt")
+        raise RequestError(400, message, param="prompt")
     return list(prompt)
 
 
-OneAsked = TypeVar("OneAsked", bound=Asked)
+OneAsked = TypeVar("OneAsked", bound=RequestBody)
 
 
-def asked_completion(body: bytes) -> AskedCompletion:
-    """Return the request of a body.
-
-    Raises:
-        AskedError: what is wrong with which field.
-    """
-    return asked_by(AskedCompletion.model_validate, body)
-
-
-def asked_chat(body: bytes) -> AskedChat:
-    """Return the request of a body.
+def parse_completion(body: bytes) -> CompletionRequest:
+    """Return the parsed request.
 
     Raises:
-        AskedError: what is wrong with which field.
+        RequestError: a field is invalid; the error names it.
     """
-    return asked_by(AskedChat.checked, body)
+    return parse_body(CompletionRequest.model_validate, body)
 
 
-def asked_by(
+def parse_chat(body: bytes) -> ChatRequest:
+    """Return the parsed request.
+
+    Raises:
+        RequestError: a field is invalid; the error names it.
+    """
+    return parse_body(ChatRequest.checked, body)
+
+
+def parse_body(
     check: Callable[[dict[str, Any]], OneAsked],
     body: bytes,
     understood: Collection[str] = (),
 ) -> OneAsked:
-    """Return the request of a body; ``understood``: fields that are not held to be neutral.
+    """Return the parsed request; ``understood``: fields exempt from the ``NEUTRAL`` check.
 
     Raises:
-        AskedError: what is wrong with which field.
+        RequestError: a field is invalid; the error names it.
     """
     try:
         return check(_document(body, understood))
@@ -249,26 +249,26 @@ def _document(body: bytes, understood: Collection[str]) -> dict[str, Any]:
     try:
         document = json.loads(body)
     except (ValueError, RecursionError):
-        raise AskedError(400, "The body is not JSON.", code="invalid_json") from None
+        raise RequestError(400, "The body is not JSON.", code="invalid_json") from None
     if not isinstance(document, dict):
-        raise AskedError(400, "The body is no JSON object.", code="invalid_json")
-    strange = {name: values for name, values in NEUTRAL.items() if name not in understood}
-    for name, neutral in strange.items():
+        raise RequestError(400, "The body is no JSON object.", code="invalid_json")
+    unsupported = {name: values for name, values in NEUTRAL.items() if name not in understood}
+    for name, neutral in unsupported.items():
         if document.get(name) is not None and document[name] not in neutral:
             message = f"{name} is not supported by this endpoint; leave it out"
-            raise AskedError(400, message, param=name, code="unsupported_parameter")
-    dropped = {*strange, *IGNORED}
+            raise RequestError(400, message, param=name, code="unsupported_parameter")
+    dropped = {*unsupported, *IGNORED}
     return {name: value for name, value in document.items() if name not in dropped}
 
 
-def _field_error(error: ValidationError) -> AskedError:
-    """Return the first fault, by the name of the field that the client wrote."""
+def _field_error(error: ValidationError) -> RequestError:
+    """Return the first validation error, with the field name that the client sent."""
     first = error.errors()[0]
     place = [str(part) for part in first["loc"]]
     name = place[0] if place else ""
     where = ".".join([name, *(part for part in place[1:] if part.isdigit() or part.islower())])
     if first["type"] == "extra_forbidden":
-        return AskedError(400, f"Unrecognized request argument: {where}", param=name)
-    said = first["msg"][0].lower() + first["msg"][1:]
+        return RequestError(400, f"Unrecognized request argument: {where}", param=name)
+    reason = first["msg"][0].lower() + first["msg"][1:]
     value = "" if first["type"] == "missing" else f" (given: {str(first['input'])[:80]!r})"
-    return AskedError(400, f"{where}: {said}{value}", param=name)
+    return RequestError(400, f"{where}: {reason}{value}", param=name)

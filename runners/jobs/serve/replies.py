@@ -1,4 +1,4 @@
-"""Answers in OpenAI's form: whole documents, chunks of a stream, logprobs of both forms."""
+"""OpenAI response documents: whole answers, stream chunks and logprobs of both APIs."""
 
 import time
 import uuid
@@ -6,24 +6,24 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from runners.jobs.serve.contract import UNFINISHED, FinishReason, Piece, Told
+from runners.jobs.serve.contract import UNFINISHED, FinishReason, StreamChunk, TokenLogprob
 
 Document = dict[str, Any]
 
 
 @dataclass
 class Written:
-    """All of one answer."""
+    """The text, logprobs and token count of one answer so far."""
 
     text: str = ""
-    told: list[Told] = field(default_factory=list)
+    told: list[TokenLogprob] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     output_tokens: int = 0
 
-    def add(self, piece: Piece) -> None:
-        """Take in what came."""
+    def add(self, piece: StreamChunk) -> None:
+        """Append a chunk."""
         self.text += piece.text
-        self.told += piece.told
+        self.told += piece.logprobs
         self.finish_reason = piece.finish_reason
         self.output_tokens = max(self.output_tokens, piece.output_tokens)
 
@@ -38,7 +38,7 @@ def usage(prompt_tokens: int, output_tokens: int) -> Document:
 
 
 class Form:
-    """One of the two forms: how documents, chunks and logprobs look there."""
+    """The response format of one API: documents, chunks and logprobs."""
 
     prefix = ""
     whole = ""
@@ -54,20 +54,20 @@ class Form:
         self._created = int(time.time())
 
     def document(self, written: Sequence[Written], used: Document) -> Document:
-        """Return the whole answer."""
+        """Return the document of complete answers."""
         choices = [self._choice(index, each) for index, each in enumerate(written)]
         return {**self._head(self.whole), "choices": choices, "usage": used}
 
     def opening(self, _index: int) -> Document | None:
-        """Return the chunk before the first text, where the form has one."""
+        """Return the chunk before the first text, if the API has one."""
         return None
 
-    def part(self, index: int, piece: Piece) -> Document:
-        """Return the chunk of a piece."""
+    def part(self, index: int, piece: StreamChunk) -> Document:
+        """Return the document of a stream chunk."""
         return {**self._head(self.chunk), "choices": [self._part(index, piece)]}
 
     def closing(self, used: Document) -> Document:
-        """Return the chunk of the token counts."""
+        """Return the chunk with the token counts."""
         return {**self._head(self.chunk), "choices": [], "usage": used}
 
     def _head(self, kind: str) -> Document:
@@ -76,12 +76,12 @@ class Form:
     def _choice(self, index: int, written: Written) -> Document:
         raise NotImplementedError
 
-    def _part(self, index: int, piece: Piece) -> Document:
+    def _part(self, index: int, chunk: StreamChunk) -> Document:
         raise NotImplementedError
 
 
 class CompletionForm(Form):
-    """The older form: plain text after a prompt."""
+    """``/v1/completions``: plain text after a prompt."""
 
     prefix = "cmpl"
     whole = chunk = "text_completion"
@@ -94,37 +94,37 @@ class CompletionForm(Form):
             "finish_reason": written.finish_reason,
         }
 
-    def _part(self, index: int, piece: Piece) -> Document:
+    def _part(self, index: int, chunk: StreamChunk) -> Document:
         return {
             "index": index,
-            "text": piece.text,
-            "logprobs": self._logprobs(piece.told),
-            "finish_reason": piece.finish_reason,
+            "text": chunk.text,
+            "logprobs": self._logprobs(chunk.logprobs),
+            "finish_reason": chunk.finish_reason,
         }
 
-    def _logprobs(self, told: Sequence[Told]) -> Document | None:
+    def _logprobs(self, logprobs: Sequence[TokenLogprob]) -> Document | None:
         if not self.has_logprobs:
             return None
         return {
-            "tokens": [self.token_text(each.choice.token) for each in told],
-            "token_logprobs": [each.choice.logprob for each in told],
+            "tokens": [self.token_text(each.choice.token) for each in logprobs],
+            "token_logprobs": [each.choice.logprob for each in logprobs],
             "top_logprobs": [
                 {self.token_text(token): logprob for token, logprob in each.choice.top}
-                for each in told
+                for each in logprobs
             ],
-            "text_offset": [each.at for each in told],
+            "text_offset": [each.at for each in logprobs],
         }
 
 
 class ChatForm(Form):
-    """The form of conversations."""
+    """``/v1/chat/completions``."""
 
     prefix = "chatcmpl"
     whole = "chat.completion"
     chunk = "chat.completion.chunk"
 
     def opening(self, index: int) -> Document | None:
-        """Return the chunk that says whose turn it is."""
+        """Return the chunk that states the assistant's role."""
         delta = {"role": "assistant", "content": "", "refusal": None}
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
         return {**self._head(self.chunk), "choices": [choice]}
@@ -137,24 +137,27 @@ class ChatForm(Form):
             "finish_reason": written.finish_reason,
         }
 
-    def _part(self, index: int, piece: Piece) -> Document:
+    def _part(self, index: int, chunk: StreamChunk) -> Document:
         return {
             "index": index,
-            "delta": {"content": piece.text} if piece.text else {},
-            "logprobs": self._logprobs(piece.told),
-            "finish_reason": piece.finish_reason,
+            "delta": {"content": chunk.text} if chunk.text else {},
+            "logprobs": self._logprobs(chunk.logprobs),
+            "finish_reason": chunk.finish_reason,
         }
 
-    def _logprobs(self, told: Sequence[Told]) -> Document | None:
+    def _logprobs(self, logprobs: Sequence[TokenLogprob]) -> Document | None:
         if not self.has_logprobs:
             return None
-        return {"content": [self._token(each) for each in told], "refusal": None}
+        return {"content": [self._logprob_document(each) for each in logprobs], "refusal": None}
 
-    def _token(self, told: Told) -> Document:
-        top = [self._named(token, logprob) for token, logprob in told.choice.top]
-        return {**self._named(told.choice.token, told.choice.logprob), "top_logprobs": top}
+    def _logprob_document(self, entry: TokenLogprob) -> Document:
+        top = [self._token_document(token, logprob) for token, logprob in entry.choice.top]
+        return {
+            **self._token_document(entry.choice.token, entry.choice.logprob),
+            "top_logprobs": top,
+        }
 
-    def _named(self, token: int, logprob: float | None) -> Document:
+    def _token_document(self, token: int, logprob: float | None) -> Document:
         text = self.token_text(token)
-        known = None if UNFINISHED in text else list(text.encode())
-        return {"token": text, "logprob": logprob, "bytes": known}
+        utf8_bytes = None if UNFINISHED in text else list(text.encode())
+        return {"token": text, "logprob": logprob, "bytes": utf8_bytes}

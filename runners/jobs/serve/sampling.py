@@ -1,4 +1,4 @@
-"""The next token of each sequence: greedy, or drawn by temperature, top-p and its own seed."""
+"""Sampling of next tokens: greedy, or by temperature and top-p with a seed per answer."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ LOWEST_LOGPROB = -9999.0  # JSON has no minus infinity
 
 
 def new_generator(sampling: Sampling) -> torch.Generator:
-    """Return the source of one answer's draws."""
+    """Return the random generator of one answer."""
     generator = torch.Generator()
     if sampling.seed is None:
         generator.seed()
@@ -25,30 +25,30 @@ def choose(
     """Choose a token for each row of logits [rows, vocabulary]."""
     greedy = logits.argmax(dim=-1).tolist()
     return [
-        _told(row, _drawn(row, sampling, generator, best), sampling)
+        _choice(row, _sample(row, sampling, generator, best), sampling)
         for row, best, (sampling, generator) in zip(logits, greedy, wishes, strict=True)
     ]
 
 
-def _drawn(row: torch.Tensor, sampling: Sampling, generator: torch.Generator, best: int) -> int:
+def _sample(row: torch.Tensor, sampling: Sampling, generator: torch.Generator, best: int) -> int:
     if sampling.temperature == 0.0:
         return best
-    below = row.cpu() - row.max().cpu()  # a tiny temperature would overflow otherwise
-    shares = torch.softmax(below / sampling.temperature, dim=-1)
+    below = row.cpu() - row.max().cpu()  # avoids overflow at a small temperature
+    probabilities = torch.softmax(below / sampling.temperature, dim=-1)
     if sampling.top_p < 1.0:
-        shares = _nucleus(shares, sampling.top_p)
-    return int(torch.multinomial(shares, 1, generator=generator))
+        probabilities = _nucleus(probabilities, sampling.top_p)
+    return int(torch.multinomial(probabilities, 1, generator=generator))
 
 
-def _nucleus(shares: torch.Tensor, top_p: float) -> torch.Tensor:
-    """Keep the fewest likeliest tokens whose shares reach ``top_p``; at least one."""
-    ordered, order = shares.sort(descending=True)
-    before = ordered.cumsum(dim=-1) - ordered
-    kept = torch.where(before < top_p, ordered, 0.0)
-    return torch.zeros_like(shares).scatter(0, order, kept)
+def _nucleus(probabilities: torch.Tensor, top_p: float) -> torch.Tensor:
+    """Keep the fewest most likely tokens whose probabilities reach ``top_p``; at least one."""
+    values, order = probabilities.sort(descending=True)
+    preceding = values.cumsum(dim=-1) - values
+    nucleus = torch.where(preceding < top_p, values, 0.0)
+    return torch.zeros_like(probabilities).scatter(0, order, nucleus)
 
 
-def _told(row: torch.Tensor, token: int, sampling: Sampling) -> Choice:
+def _choice(row: torch.Tensor, token: int, sampling: Sampling) -> Choice:
     if sampling.top_logprobs is None:
         return Choice(token)
     logprobs = torch.log_softmax(row, dim=-1).clamp(min=LOWEST_LOGPROB)

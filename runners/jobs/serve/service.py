@@ -1,4 +1,4 @@
-"""What an endpoint is at this moment: loading, ready, draining or failed; and with which model."""
+"""The state of an endpoint: loading, ready, draining or failed; and the model it serves."""
 
 import time
 from typing import Any, Literal
@@ -11,7 +11,7 @@ State = Literal["loading", "ready", "draining", "failed"]
 
 
 class Service:
-    """The endpoint as its door sees it."""
+    """The endpoint's state as the HTTP server sees it."""
 
     def __init__(self, spec: ServeSpec) -> None:
         self.spec = spec
@@ -23,12 +23,12 @@ class Service:
 
     @property
     def ready(self) -> Ready | Relay | None:
-        """Return the model while requests are taken."""
+        """Return the model if requests are accepted."""
         return self.loaded if self.state == "ready" else None
 
     @property
     def names(self) -> list[str]:
-        """Return what clients may ask for: the model, then its adapters."""
+        """Return the names that clients may request: the model, then its adapters."""
         return [self.spec.served_name, *(each.name for each in self.spec.adapters)]
 
     def model_card(self, name: str) -> dict[str, Any]:
@@ -46,18 +46,18 @@ class Service:
         return card
 
     def open(self, loaded: Ready | Relay) -> None:
-        """Take requests from now on, unless it was told to stop meanwhile."""
+        """Accept requests from now on, unless the endpoint was stopped meanwhile."""
         self.loaded = loaded
         self.touch()
         if self.state == "loading":
             self.state = "ready"
 
     def lose(self) -> None:
-        """Take no requests until another engine is there, unless it ends anyway."""
+        """Refuse requests until another engine is loaded, unless the endpoint is ending."""
         self.loaded = None
         if self.state == "ready":
             self.state = "loading"
 
     def touch(self) -> None:
-        """Note that somebody asks."""
+        """Record that a request arrived."""
         self.asked_at = time.monotonic()

@@ -1,7 +1,7 @@
-"""Between text and tokens: prompts in, answers out as they come, cut at stop strings."""
+"""Tokenisation of prompts, and incremental detokenisation of answers with stop strings."""
 
 # mypy: disable-error-code="no-untyped-call"
-# transformers ships types, but leaves some of its functions without.
+# transformers ships types, but leaves some of its functions untyped.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -9,37 +9,37 @@ from dataclasses import dataclass, field
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerFast
 
-from runners.jobs.serve.contract import UNFINISHED, Choice, TemplateRefusedError, Told
+from runners.jobs.serve.contract import UNFINISHED, Choice, TemplateRefusedError, TokenLogprob
 
 
 @dataclass
 class Answer:
-    """The text of one answer as its tokens come in: whole characters, cut at a stop string."""
+    """Incremental text of one answer: whole characters, cut at a stop string."""
 
     tokenizer: PreTrainedTokenizerFast
     stops: Sequence[str] = ()
     ids: list[int] = field(default_factory=list)
     is_stopped: bool = False
-    _said: int = 0  # characters given out
-    _held: str = ""  # characters that may be the beginning of a stop string
-    _told: list[Told] = field(default_factory=list)
-    _before: int = 0  # tokens from here on are decoded together: their text depends on each other
+    _said: int = 0  # characters returned so far
+    _held: str = ""  # characters that may begin a stop string
+    _told: list[TokenLogprob] = field(default_factory=list)
+    _before: int = 0  # tokens from here on are decoded together: their texts depend on each other
     _read: int = 0
 
-    def take(self, choice: Choice) -> tuple[str, list[Told]]:
-        """Take a token; return the text and the tokens that are certain now."""
+    def take(self, choice: Choice) -> tuple[str, list[TokenLogprob]]:
+        """Add a token; return the text and the logprobs that are final now."""
         self.ids.append(choice.token)
-        self._told.append(Told(choice, self._said + len(self._held)))
+        self._told.append(TokenLogprob(choice, self._said + len(self._held)))
         self._held += self._new_text()
         cuts = [at for each in self.stops if (at := self._held.find(each)) >= 0]
         if cuts:
             self.is_stopped = True
             self._held = self._held[: min(cuts)]
             return self._release(len(self._held))
-        return self._release(len(self._held) - self._unsure())
+        return self._release(len(self._held) - self._possible_stop_length())
 
-    def finish(self) -> tuple[str, list[Told]]:
-        """Return what is left when the answer ends without a stop string."""
+    def finish(self) -> tuple[str, list[TokenLogprob]]:
+        """Return the remaining text and logprobs of an answer that ends without a stop string."""
         if self.is_stopped:
             return "", []
         self._held += self._decoded(self._before)[len(self._decoded(self._before, self._read)) :]
@@ -48,16 +48,16 @@ class Answer:
         return text, certain
 
     def _new_text(self) -> str:
-        known, whole = self._decoded(self._before, self._read), self._decoded(self._before)
-        if len(whole) <= len(known) or whole.endswith(UNFINISHED):
+        old, whole = self._decoded(self._before, self._read), self._decoded(self._before)
+        if len(whole) <= len(old) or whole.endswith(UNFINISHED):
             return ""
         self._before, self._read = self._read, len(self.ids)
-        return whole[len(known) :]
+        return whole[len(old) :]
 
     def _decoded(self, begin: int, end: int | None = None) -> str:
         return str(self.tokenizer.decode(self.ids[begin:end], skip_special_tokens=True))
 
-    def _unsure(self) -> int:
+    def _possible_stop_length(self) -> int:
         """Return how many of the last characters may begin a stop string."""
         lengths = [
             count
@@ -67,7 +67,7 @@ class Answer:
         ]
         return max(lengths, default=0)
 
-    def _release(self, count: int) -> tuple[str, list[Told]]:
+    def _release(self, count: int) -> tuple[str, list[TokenLogprob]]:
         text, self._held = self._held[:count], self._held[count:]
         self._said += count
         certain = [each for each in self._told if each.at < self._said]
@@ -77,19 +77,19 @@ class Answer:
 
 @dataclass(frozen=True)
 class Reader:
-    """The model's tokenizer as requests need it."""
+    """The model's tokenizer, with the calls that requests need."""
 
     tokenizer: PreTrainedTokenizerFast
 
     def prompt_ids(self, text: str) -> list[int]:
-        """Return the tokens of a plain prompt, with what the model expects at its beginning."""
+        """Return the tokens of a plain prompt, with the model's special tokens."""
         return [int(each) for each in self.tokenizer(text, verbose=False)["input_ids"]]
 
     def chat_ids(self, messages: Sequence[dict[str, str]]) -> list[int]:
-        """Return the tokens of a conversation, by the model's template or as plain lines.
+        """Return the tokens of a conversation, by the chat template or as plain lines.
 
         Raises:
-            TemplateRefusedError: the template takes no such messages.
+            TemplateRefusedError: the chat template rejects these messages.
         """
         if not self.tokenizer.chat_template:
             lines = [f"{each['role']}: {each['content']}\n" for each in messages]
@@ -103,7 +103,7 @@ class Reader:
         return list(self.tokenizer.encode(str(text), add_special_tokens=False))
 
     def token_text(self, token: int) -> str:
-        """Return the text of one token alone."""
+        """Return the text of a single token."""
         return str(self.tokenizer.decode([token]))
 
     def answer(self, stops: Sequence[str]) -> Answer:

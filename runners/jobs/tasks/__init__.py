@@ -1,1 +1,1 @@
-"""Tasks of lm-evaluation-harness: read from files, made of held-out text, run, compared."""
+"""Tasks of lm-evaluation-harness: read from files or built of held-out text, run, compared."""

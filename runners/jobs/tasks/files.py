@@ -1,7 +1,7 @@
-"""Task files of lm-evaluation-harness, read without running or fetching anything.
+"""Reads task files of lm-evaluation-harness without executing or downloading anything.
 
-A file may say only what is data: a ``!function`` and every field that is code is refused, and
-so is a data set that is no local JSON file. Templates are rendered in jinja's sandbox.
+A file may contain only data: ``!function`` and every field with code are rejected, and so are
+datasets that are not local JSON files. Templates are rendered in jinja's sandbox.
 """
 
 import difflib
@@ -35,32 +35,32 @@ Document = dict[str, Any]
 
 @dataclass(frozen=True)
 class TaskFile:
-    """One task in the harness's own words, with its documents by split."""
+    """One task: the harness's config and the documents by split."""
 
     name: str
     config: Mapping[str, Any]
     documents: Mapping[str, Sequence[Document]]
 
 
-class _Code:
-    """What a file would have had run."""
+class _CodeTag:
+    """Placeholder of a code tag in a file."""
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML in which code is only noted."""
+    """YAML loader that replaces every custom tag with a ``_CodeTag``."""
 
 
-_Loader.add_multi_constructor("!", lambda _loader, _suffix, _node: _Code())
+_Loader.add_multi_constructor("!", lambda _loader, _suffix, _node: _CodeTag())
 
 
 def read_tasks(folder: Path, names: Sequence[str], roots: Sequence[Path]) -> list[TaskFile]:
-    """Return the named tasks of a folder's YAML files, all of them where no name is given.
+    """Return the named tasks of a folder's YAML files; all tasks if no name is given.
 
     Raises:
-        BadInputError: a task is not there, or says what cannot be read here.
-        MissingModelError: a data file is not there, or lies outside of ``roots``.
+        BadInputError: a task does not exist, or has unsupported content.
+        MissingModelError: a data file is missing, or outside of ``roots``.
     """
-    known = dict(_known(folder, roots))
+    known = dict(_find_tasks(folder, roots))
     if not known:
         msg = f"{folder} has no task: give a folder of YAML files that each say 'task: NAME'"
         raise BadInputError(msg)
@@ -72,23 +72,25 @@ def read_tasks(folder: Path, names: Sequence[str], roots: Sequence[Path]) -> lis
     return [_task(name, *known[name], roots) for name in dict.fromkeys(names or sorted(known))]
 
 
-def _known(folder: Path, roots: Sequence[Path]) -> Iterator[tuple[str, tuple[Path, Document]]]:
+def _find_tasks(
+    folder: Path, roots: Sequence[Path]
+) -> Iterator[tuple[str, tuple[Path, Document]]]:
     paths = sorted(folder.rglob("*.yaml"))
     if len(paths) > MAX_FILES:
         raise BadInputError(f"{folder} has {len(paths)} YAML files; {MAX_FILES} are read")
     for path in paths:
         text = _read(path, roots, MAX_TASK_BYTES)
         try:
-            found = yaml.load(text, Loader=_Loader)  # noqa: S506 - it is a SafeLoader
+            document = yaml.load(text, Loader=_Loader)  # noqa: S506 - it is a SafeLoader
         except (yaml.YAMLError, RecursionError, ValueError) as error:
             reason = " ".join(str(error).split())[:200]
             raise BadInputError(f"{path} is no YAML: {reason}") from None
-        if isinstance(found, dict) and isinstance(found.get("task"), str):
-            yield found["task"], (path, found)
+        if isinstance(document, dict) and isinstance(document.get("task"), str):
+            yield document["task"], (path, document)
 
 
 def _task(name: str, path: Path, config: Document, roots: Sequence[Path]) -> TaskFile:
-    if any(isinstance(value, _Code) for value in _values(config)):
+    if any(isinstance(value, _CodeTag) for value in _values(config)):
         msg = f"task {name} has a !function: code from a folder never runs; say it as a template"
         raise BadInputError(msg)
     if unknown := sorted(set(map(str, config)) - FIELDS):
@@ -108,28 +110,28 @@ def _task(name: str, path: Path, config: Document, roots: Sequence[Path]) -> Tas
             raise BadInputError(f"task {name}: {field} is {split!r}; its data_files have {known}")
     if not (config.get("test_split") or config.get("validation_split")):
         raise BadInputError(f"task {name} names no test_split of its data_files; add it to {path}")
-    kept = {key: value for key, value in config.items() if key not in WHERE_DATA_IS}
-    return TaskFile(name, kept, documents)
+    harness_config = {key: value for key, value in config.items() if key not in WHERE_DATA_IS}
+    return TaskFile(name, harness_config, documents)
 
 
 def _values(value: object) -> Iterator[object]:
-    """Yield every value of a document; a file of aliases cannot make that endless."""
-    waiting, seen = [value], 0
-    while waiting:
-        each = waiting.pop()
-        seen += 1
-        if seen > MAX_VALUES:
+    """Yield every value of a document; bounded even for recursive YAML aliases."""
+    pending, count = [value], 0
+    while pending:
+        each = pending.pop()
+        count += 1
+        if count > MAX_VALUES:
             raise BadInputError(f"a task file has more than {MAX_VALUES} values")
         yield each
         if isinstance(each, dict):
-            waiting += [*each.keys(), *each.values()]
+            pending += [*each.keys(), *each.values()]
         elif isinstance(each, list):
-            waiting += each
+            pending += each
 
 
 def _data_files(name: str, path: Path, config: Document) -> dict[str, Path]:
-    more = config.get("dataset_kwargs") or {}
-    files = more.get("data_files") if isinstance(more, dict) and len(more) == 1 else None
+    kwargs = config.get("dataset_kwargs") or {}
+    files = kwargs.get("data_files") if isinstance(kwargs, dict) and len(kwargs) == 1 else None
     files = {"train": files} if isinstance(files, str) else files
     is_local = config.get("dataset_path") == "json" and isinstance(files, dict) and files != {}
     if not isinstance(files, dict) or not is_local or not all(map(_is_text, files.values())):
@@ -146,13 +148,13 @@ def _is_text(value: object) -> bool:
 
 
 def _documents(name: str, path: Path, roots: Sequence[Path]) -> list[Document]:
-    """Return the objects of a file: one a line, or one JSON list of them."""
+    """Return the objects of a file: JSON lines, or one JSON list."""
     if not path.is_file():
         msg = f"task {name}: its data file {path} is not on this host; copy it there"
         raise MissingModelError(msg)
     text = _read(path, roots, MAX_DATA_BYTES)
     is_list = text.lstrip().startswith("[")
-    found: list[Document] = []
+    objects: list[Document] = []
     for number, line in enumerate([text] if is_list else text.splitlines(), start=1):
         if not line.strip():
             continue
@@ -160,10 +162,10 @@ def _documents(name: str, path: Path, roots: Sequence[Path]) -> list[Document]:
             value = json.loads(line)
         except (ValueError, RecursionError) as error:
             raise BadInputError(f"task {name}: {path}, line {number}: {error}") from None
-        found += value if is_list else [value]
-    if not found or not all(isinstance(each, dict) for each in found):
+        objects += value if is_list else [value]
+    if not objects or not all(isinstance(each, dict) for each in objects):
         raise BadInputError(f"task {name}: {path} must hold JSON objects, one a line")
-    return found
+    return objects
 
 
 def _read(path: Path, roots: Sequence[Path], limit: int) -> str:

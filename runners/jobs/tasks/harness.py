@@ -1,7 +1,7 @@
-"""lm-evaluation-harness on a model that this job loaded; only its environment has the harness.
+"""Runs lm-evaluation-harness on a loaded model; only its environment has the harness.
 
-The harness asks the questions and counts the answers. The model is ours, in whatever form its
-weights are held, and the documents were read before: the harness opens no file and no socket.
+The harness builds the requests and scores the answers. The job loads the model, with any weight
+dtype, and the documents: the harness opens no file and no socket.
 """
 
 import importlib
@@ -23,13 +23,13 @@ from runners.jobs.tasks.scores import AGGREGATIONS, Score, Values
 
 BATCH_SIZE = 8
 REQUESTS = ("loglikelihood", "loglikelihood_rolling", "generate_until")
-_NONE = "none"  # the harness's name of no filter
+_NONE = "none"  # the harness's name for no filter
 PAIR = ("sum", "weight")
 _WRONG = (ValueError, KeyError, TypeError, AttributeError, IndexError, TemplateError)
 
 
-class _Built(Protocol):
-    """A task as the harness builds it, as far as it is used here."""
+class _HarnessTask(Protocol):
+    """The used part of the harness's task interface."""
 
     def get_config(self, key: str) -> object: ...
     def set_config(self, *, key: str, value: object) -> None: ...
@@ -44,36 +44,36 @@ def run_tasks(
     most: int | None,
     on_done: Callable[[int], None],
 ) -> list[Score]:
-    """Return every metric of every task; ``on_done`` hears how many tasks are.
+    """Return every metric of every task; ``on_done`` is called with the number of done tasks.
 
     Raises:
-        BadInputError: a task does not agree with its data, or asks for what is not here.
+        BadInputError: a task does not match its data, or needs something unavailable.
     """
-    logging.getLogger("lm_eval").setLevel(logging.ERROR)  # a line for each text that it cuts
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)  # it logs a line per truncated text
     _use_sandbox()
     evaluator = importlib.import_module("lm_eval.evaluator")
-    asked = _asked(model, tokenizer)
+    language_model = _language_model(model, tokenizer)
     scores: list[Score] = []
     for done, task in enumerate(tasks, start=1):
         try:
-            built = _task(task)
-            found = evaluator.evaluate(
-                lm=asked, task_dict={"tasks": {task.name: built}, "groups": {}},
+            harness_task = _task(task)
+            results = evaluator.evaluate(
+                lm=language_model, task_dict={"tasks": {task.name: harness_task}, "groups": {}},
                 limit=most, bootstrap_iters=0, log_samples=True,
             )  # fmt: skip
         except ImportError as error:
             msg = f"task {task.name} needs {error.name}, which the environment does not have; "
             raise BadInputError(f"{msg}choose a metric that the harness counts itself") from error
         except _WRONG as error:
-            told = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-            raise BadInputError(f"task {task.name} does not run: {told}") from error
-        scores += _scores(task.name, built, found)
+            reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            raise BadInputError(f"task {task.name} does not run: {reason}") from error
+        scores += _scores(task.name, harness_task, results)
         on_done(done)
     return scores
 
 
 def how(model: PreTrainedModel) -> str:
-    """Return in words what ran, and what it does with long texts."""
+    """Return a text on the harness version and its handling of long texts."""
     positions = int(model.config.max_position_embeddings)
     return (
         f"lm-evaluation-harness {version('lm_eval')}; texts longer than the model's {positions} "
@@ -82,7 +82,7 @@ def how(model: PreTrainedModel) -> str:
 
 
 def _use_sandbox() -> None:
-    """Have templates rendered in a sandbox: they come from a folder, and may say no code."""
+    """Make the harness render templates in a sandbox, since they are untrusted."""
     utils: Any = importlib.import_module("lm_eval.utils")
     filters = utils.env.filters
     utils.env = ImmutableSandboxedEnvironment(
@@ -91,9 +91,9 @@ def _use_sandbox() -> None:
     utils.env.filters |= filters
 
 
-def _asked(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> object:
+def _language_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> object:
     huggingface = importlib.import_module("lm_eval.models.huggingface")
-    found = huggingface.HFLM(
+    language_model = huggingface.HFLM(
         pretrained=model,
         tokenizer=tokenizer,
         backend="causal",
@@ -101,12 +101,12 @@ def _asked(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> object
         max_length=int(model.config.max_position_embeddings),
         softmax_dtype=torch.float32,
     )
-    for name in REQUESTS:  # a bar would fill the job's log
-        setattr(found, name, partial(getattr(found, name), disable_tqdm=True))
-    return found
+    for name in REQUESTS:  # progress bars would fill the job's log
+        setattr(language_model, name, partial(getattr(language_model, name), disable_tqdm=True))
+    return language_model
 
 
-def _task(task: TaskFile) -> _Built:
+def _task(task: TaskFile) -> _HarnessTask:
     datasets = importlib.import_module("datasets")
     api = importlib.import_module("lm_eval.api.task")
 
@@ -115,26 +115,28 @@ def _task(task: TaskFile) -> _Built:
             split: datasets.Dataset.from_list(list(rows)) for split, rows in task.documents.items()
         }
 
-    built: _Built = api.ConfigurableTask(config={**task.config, "custom_dataset": documents})
-    if built.get_config("num_fewshot") is None:
-        built.set_config(key="num_fewshot", value=0)
-    return built
+    harness_task: _HarnessTask = api.ConfigurableTask(
+        config={**task.config, "custom_dataset": documents}
+    )
+    if harness_task.get_config("num_fewshot") is None:
+        harness_task.set_config(key="num_fewshot", value=0)
+    return harness_task
 
 
-def _scores(name: str, built: _Built, found: Document) -> list[Score]:
-    higher, rules = built.higher_is_better(), built.aggregation()
-    samples = found["samples"][name]
+def _scores(name: str, harness_task: _HarnessTask, results: Document) -> list[Score]:
+    higher, rules = harness_task.higher_is_better(), harness_task.aggregation()
+    samples = results["samples"][name]
     scores = []
-    for key, value in found["results"][name].items():
-        metric, _, kept = key.partition(",")
+    for key, value in results["results"][name].items():
+        metric, _, filter_name = key.partition(",")
         if metric not in rules or not isinstance(value, int | float):
             continue
-        given = [each[metric] for each in samples if each["filter"] == kept]
-        sums, weights = _sums(given)
+        given = [each[metric] for each in samples if each["filter"] == filter_name]
+        sums, weights = _document_values(given)
         scores.append(
             Score(
                 task=name,
-                metric=metric if kept == _NONE else f"{metric}.{kept}",
+                metric=metric if filter_name == _NONE else f"{metric}.{filter_name}",
                 value=float(value),
                 aggregation=_aggregation(rules[metric]),
                 is_higher_better=bool(higher[metric]),
@@ -153,11 +155,11 @@ def _aggregation(rule: Callable[..., object]) -> str:
     )
 
 
-def _sums(given: Sequence[object]) -> tuple[Values | None, Values | None]:
-    """Return what each document gave: (sum, weight) pairs, or plain values of weight 1."""
-    if all(isinstance(each, tuple | list) and len(each) == len(PAIR) for each in given):
-        pairs = np.asarray(given, dtype=np.float64)
+def _document_values(values: Sequence[object]) -> tuple[Values | None, Values | None]:
+    """Return each document's (sum, weight) pairs; plain values have weight 1."""
+    if all(isinstance(each, tuple | list) and len(each) == len(PAIR) for each in values):
+        pairs = np.asarray(values, dtype=np.float64)
         return pairs[:, 0], pairs[:, 1]
-    if all(isinstance(each, int | float | np.number | np.bool_) for each in given):
-        return np.asarray(given, dtype=np.float64), np.ones(len(given))
+    if all(isinstance(each, int | float | np.number | np.bool_) for each in values):
+        return np.asarray(values, dtype=np.float64), np.ones(len(values))
     return None, None

@@ -1,7 +1,7 @@
-"""Two tasks made of the host's held-out text, as files that the harness reads like any other.
+"""Builds two task files from the host's held-out text.
 
-``held_out_choice`` asks which of four lines of a file comes next, ``held_out_text`` how likely
-whole pieces of text are. Both are the same on every run of the same Python.
+``held_out_choice`` is multiple choice of a file's next line out of four, ``held_out_text`` is
+the likelihood of text excerpts. Both are the same on every run of the same Python.
 """
 
 import json
@@ -18,10 +18,10 @@ VERSION = 1
 CHOICE, TEXT = "held_out_choice", "held_out_text"
 NUM_CHOICES = 4
 NUM_LINES_BEFORE = 5
-PER_DOCUMENT = 8  # questions of one file, so that long files do not make up the task
+PER_DOCUMENT = 8  # questions per file, so that long files do not dominate the task
 LINE_CHARACTERS = range(16, 81)
 PIECE_CHARACTERS = 1000
-MOST = 400  # documents of a task
+MOST = 400  # documents per task
 _COMMON = {"dataset_path": "json", "test_split": "test", "num_fewshot": 0}
 _CONFIGS = {
     CHOICE: {
@@ -51,14 +51,17 @@ _CONFIGS = {
 
 
 def held_out_tasks(corpus: Corpus, cache_dir: Path) -> Path:
-    """Return the folder of both tasks, made where it is not there."""
+    """Return the folder of both tasks; create it if missing."""
     name = f"tasks-{VERSION}-{corpus.digest[:24]}"
     return cached_folder(cache_dir, name, lambda target: _write(corpus.held_out, target))
 
 
 def _write(documents: Sequence[Document], target: Path) -> None:
-    made = {CHOICE: _most(_questions(documents)), TEXT: _most(_pieces(documents))}
-    for name, objects in made.items():
+    objects_by_task = {
+        CHOICE: _random_sample(_questions(documents)),
+        TEXT: _random_sample(_excerpts(documents)),
+    }
+    for name, objects in objects_by_task.items():
         lines = "".join(json.dumps(each) + "\n" for each in objects)
         (target / f"{name}.jsonl").write_text(lines)
         kwargs = {"data_files": {"test": f"{name}.jsonl"}}
@@ -66,31 +69,31 @@ def _write(documents: Sequence[Document], target: Path) -> None:
         (target / f"{name}.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
 
 
-def _most(objects: Iterator[dict[str, object]]) -> list[dict[str, object]]:
-    """Return at most ``MOST`` of them in an order in which the first few are any of them."""
-    found = list(objects)
-    random.Random(VERSION).shuffle(found)  # noqa: S311 - the same on every run, nothing secret
-    return found[:MOST]
+def _random_sample(objects: Iterator[dict[str, object]]) -> list[dict[str, object]]:
+    """Return at most ``MOST`` objects in random order, so that any prefix is a sample."""
+    sample = list(objects)
+    random.Random(VERSION).shuffle(sample)  # noqa: S311 - the same on every run, nothing secret
+    return sample[:MOST]
 
 
 def _questions(documents: Sequence[Document]) -> Iterator[dict[str, object]]:
     for document in documents:
-        chance = random.Random(document.digest)  # noqa: S311 - as above
+        source = random.Random(document.digest)  # noqa: S311 - as above
         lines = [line.rstrip() for line in document.text.splitlines() if line.strip()]
-        usual = [line for line in lines if len(line) in LINE_CHARACTERS]
+        candidates = [line for line in lines if len(line) in LINE_CHARACTERS]
         places = range(NUM_LINES_BEFORE, len(lines))
-        for at in sorted(chance.sample(places, min(PER_DOCUMENT, len(places)))):
+        for at in sorted(source.sample(places, min(PER_DOCUMENT, len(places)))):
             right = lines[at]
-            others = sorted(set(usual) - {right})
-            if right not in usual or len(others) < NUM_CHOICES:
+            others = sorted(set(candidates) - {right})
+            if right not in candidates or len(others) < NUM_CHOICES:
                 continue
-            choices = [right, *chance.sample(others, NUM_CHOICES - 1)]
-            chance.shuffle(choices)
+            choices = [right, *source.sample(others, NUM_CHOICES - 1)]
+            source.shuffle(choices)
             context = "\n".join(lines[at - NUM_LINES_BEFORE : at])
             yield {"context": context, "choices": choices, "answer": choices.index(right)}
 
 
-def _pieces(documents: Sequence[Document]) -> Iterator[dict[str, object]]:
+def _excerpts(documents: Sequence[Document]) -> Iterator[dict[str, object]]:
     for document in documents:
         text = document.text
         middle = max(0, len(text) // 2 - PIECE_CHARACTERS // 2)

@@ -1,4 +1,4 @@
-"""What a task's documents say of a model, and of two models document by document."""
+"""Task scores of a model, and paired comparison of two models over the same documents."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -16,22 +16,22 @@ Scale = Literal["difference", "ratio"]
 
 @dataclass(frozen=True)
 class Aggregation:
-    """How the harness makes one figure of documents: ``of`` their weighted mean.
+    """A figure as a function ``of`` the weighted mean over documents.
 
-    ``sign`` leads from a change of that mean to a change of the figure, or of its logarithm.
+    ``sign`` is the factor from a change of that mean to one of the figure, or of its logarithm.
     """
 
     of: Callable[[float], float]
-    slope: Callable[[float], float]  # of the figure at the mean, for its standard error
+    slope: Callable[[float], float]  # derivative at the mean, for the standard error
     scale: Scale = "difference"
     sign: float = 1.0
 
 
-def _likeliness(mean: float) -> float:
+def _exp_negative(mean: float) -> float:
     return math.exp(-mean)
 
 
-_PERPLEXITY = Aggregation(_likeliness, lambda mean: -_likeliness(mean), "ratio", -1.0)
+_PERPLEXITY = Aggregation(_exp_negative, lambda mean: -_exp_negative(mean), "ratio", -1.0)
 AGGREGATIONS: Mapping[str, Aggregation] = {
     "mean": Aggregation(lambda mean: mean, lambda _mean: 1.0),
     "perplexity": _PERPLEXITY,
@@ -44,7 +44,7 @@ AGGREGATIONS: Mapping[str, Aggregation] = {
 
 @dataclass(frozen=True)
 class Score:
-    """One metric of one task: the harness's figure, and what each document gave to it."""
+    """One metric of one task: the harness's figure and each document's contribution."""
 
     task: str
     metric: str
@@ -52,19 +52,19 @@ class Score:
     aggregation: str
     is_higher_better: bool
     documents: int
-    values: Values | None = field(default=None, compare=False)  # sums of each document
+    values: Values | None = field(default=None, compare=False)  # sums per document
     weights: Values | None = field(default=None, compare=False)
 
     @property
     def name(self) -> str:
-        """Return under which name it stands in a job's result."""
+        """Return its name in a job's result."""
         return f"{self.task}/{self.metric}"
 
     @property
     def stderr(self) -> float | None:
-        """Return its standard error over documents (delta method); None for other figures.
+        """Return its standard error over documents (delta method), or None if not defined.
 
-        For a mean it is the harness's own: sample deviation over the root of the number.
+        For a mean it is the harness's: sample standard deviation over the root of the number.
         """
         rule = AGGREGATIONS.get(self.aggregation)
         if rule is None or self.values is None or self.weights is None:
@@ -87,7 +87,7 @@ def weighted_mean(values: Values, weights: Values) -> tuple[float, float]:
 
 
 def figures(scores: Sequence[Score], originals: Sequence[Score]) -> dict[str, float]:
-    """Return the figures of a job's result, with those of the original and the change."""
+    """Return the scores of the model and the original model, and their changes, by name."""
     measured: dict[str, float] = {}
     for prefix, group in (("", scores), ("original_", originals)):
         for score in group:
@@ -95,17 +95,17 @@ def figures(scores: Sequence[Score], originals: Sequence[Score]) -> dict[str, fl
             if score.stderr is not None:
                 measured[f"{prefix}{score.name}_stderr"] = score.stderr
     for score, original in zip(scores, originals, strict=False):
-        if (found := change(score, original)) is not None:
-            scale, *values = found
+        if (compared := change(score, original)) is not None:
+            scale, *values = compared
             names = (f"{score.name}_{scale}{end}" for end in ("", "_low", "_high"))
             measured |= dict(zip(names, values, strict=True))
     return measured
 
 
 def change(score: Score, original: Score) -> tuple[Scale, float, float, float] | None:
-    """Return model - original, or model / original, with its 95 % interval, both as documents go.
+    """Return model - original, or model / original, with its 95 % interval over documents.
 
-    The same documents pair by pair: how hard each is cancels. None for other figures.
+    Paired over the same documents, which cancels their difficulty. None if not defined.
     """
     rule = AGGREGATIONS.get(score.aggregation)
     if rule is None or score.values is None or original.values is None or score.weights is None:
@@ -119,23 +119,23 @@ def change(score: Score, original: Score) -> tuple[Scale, float, float, float] |
 
 
 def notes(scores: Sequence[Score], originals: Sequence[Score]) -> dict[str, str]:
-    """Return in words what each figure is, and whether a change of it is one."""
-    told: dict[str, str] = {}
+    """Return texts on each figure, and on whether its change is significant."""
+    descriptions: dict[str, str] = {}
     for score in scores:
-        way = "higher" if score.is_higher_better else "lower"
+        direction = "higher" if score.is_higher_better else "lower"
         spread = "no standard error" if score.stderr is None else "standard error over documents"
-        told[score.name] = f"{score.documents} documents; {spread}; {way} is better"
+        descriptions[score.name] = f"{score.documents} documents; {spread}; {direction} is better"
     for score, original in zip(scores, originals, strict=False):
-        if (found := change(score, original)) is not None:
-            scale, _middle, low, high = found
-            told[f"{score.name}_{scale}"] = _verdict(score, scale, low, high)
-    return told
+        if (compared := change(score, original)) is not None:
+            scale, _middle, low, high = compared
+            descriptions[f"{score.name}_{scale}"] = _verdict(score, scale, low, high)
+    return descriptions
 
 
 def _verdict(score: Score, scale: Scale, low: float, high: float) -> str:
-    none = 1.0 if scale == "ratio" else 0.0
+    no_change = 1.0 if scale == "ratio" else 0.0
     spread = f"{low:.4g} to {high:.4g}; the same documents pair by pair, 95 % interval"
-    if low <= none <= high:
+    if low <= no_change <= high:
         return f"no difference that these {score.documents} documents can show: {spread}"
-    is_better = (low > none) == score.is_higher_better
+    is_better = (low > no_change) == score.is_higher_better
     return f"{'better' if is_better else 'worse'} than the original beyond chance: {spread}"

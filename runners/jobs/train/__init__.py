@@ -1,1 +1,1 @@
-"""Train a model: on one process or many, every weight or an adapter."""
+"""Train a model: in one process or many, full fine-tuning or LoRA."""

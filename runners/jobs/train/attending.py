@@ -1,9 +1,9 @@
-"""How a training attends: fused, in separate products, or by the blocks that its rows need.
+"""The attention kernel of a training: fused, separate products, or block-sparse.
 
-FlexAttention computes the blocks of 128 queries and 128 keys in which a query sees a key, and
-passes over the others: in rows of several documents most of them. A GPU alone trains with it, as
-torch has no backward pass of it on processors. What is judged in between attends by SDPA, as it
-will be loaded: other shapes would be compiled anew.
+FlexAttention computes only the blocks of 128 queries and 128 keys with visible pairs and skips the
+others: in rows of several documents, most of them. Only GPUs train with it, because torch has no
+CPU backward pass for it. Validation uses SDPA, as after loading: other shapes would be compiled
+again.
 
 Source: Dong et al. 2024 (FlexAttention), arXiv:2412.05496.
 """
@@ -22,28 +22,28 @@ from runners.jobspec.train import TrainAttention
 
 NAME = "slipway_flex_attention"
 JUDGED = "sdpa"
-LEAST_HEAD = 16  # elements of a head that its kernels take in at once
+LEAST_HEAD = 16  # smallest head dimension of its kernels
 
 
 class BlockAttention:
-    """FlexAttention in a model's layers, and how many blocks of its rows were computed."""
+    """FlexAttention in a model's layers, with a count of the computed blocks."""
 
     def __init__(self, model: PreTrainedModel) -> None:
-        """Have the model attend by blocks from now on, on whichever device it is called.
+        """Switch the model to FlexAttention.
 
         Raises:
-            BadInputError: the model's layers cannot, with the way out.
+            BadInputError: the model's layers do not support it; the message names an alternative.
         """
         _check_model(model)
         self._model = model
-        self._computed: torch.Tensor | int = 0  # on the device: no step waits for it
+        self._computed: torch.Tensor | int = 0  # on the device, so no step synchronises on it
         self._causal = 0
-        AttentionInterface.register(NAME, _attended)
+        AttentionInterface.register(NAME, _flex_attention)
         AttentionMaskInterface.register(NAME, self._mask)
         model.set_attn_implementation(NAME)
 
     def _mask(self, **asked: Any) -> BlockMask:
-        """Return the mask of a batch, its blocks counted."""
+        """Return the block mask of a batch, and count its blocks."""
         mask: BlockMask = flex_attention_mask(**asked)
         full = mask.full_kv_num_blocks
         self._computed = self._computed + mask.kv_num_blocks.sum()
@@ -55,17 +55,17 @@ class BlockAttention:
 
     @property
     def computed_ratio(self) -> float | None:
-        """Return the share that was computed of the blocks that rows of one document have."""
+        """Return the computed blocks as a share of those that single-document rows would have."""
         return int(self._computed) / self._causal if self._causal else None
 
     def note(self) -> str:
-        """Return in words how it attended, with what its masks left out."""
-        said = f"FlexAttention of torch {torch.__version__}, compiled"
+        """Return a note on the attention kernel and the skipped blocks."""
+        name = f"FlexAttention of torch {torch.__version__}, compiled"
         ratio = self.computed_ratio
         if ratio is None:
-            return said
+            return name
         return (
-            f"{said}; {ratio:.0%} of the blocks were computed that rows of one document have, as "
+            f"{name}; {ratio:.0%} of the blocks were computed that rows of one document have, as "
             "the masks counted them"
         )
 
@@ -73,10 +73,10 @@ class BlockAttention:
 def attend(
     model: PreTrainedModel, asked: TrainAttention, device: torch.device
 ) -> BlockAttention | None:
-    """Have the model attend as asked, or as suits the device; return what counts its blocks.
+    """Set the model's attention; return the block counter if it is block-sparse.
 
     Raises:
-        BadInputError: flex was asked of a processor, or of layers that cannot.
+        BadInputError: flex was requested on a CPU, or for layers that do not support it.
     """
     if asked == "flex":
         if device.type != "cuda":
@@ -95,7 +95,7 @@ def attend(
     return None
 
 
-def _attended(
+def _flex_attention(
     module: nn.Module,
     query: torch.Tensor,
     key: torch.Tensor,
@@ -103,25 +103,25 @@ def _attended(
     attention_mask: BlockMask,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Return what queries [rows, heads, length, width] see, as [rows, length, heads, width].
+    """Return the attention output of [rows, heads, length, width] as [rows, length, heads, width].
 
-    Rotated queries and keys are as wide as the weights, values as autocast has the products: the
-    kernel, which autocast does not know, wants all of them alike.
+    Rotated queries and keys have the weights' dtype, values the autocast dtype; the kernel ignores
+    autocast and needs one dtype.
     """
     query, key = query.to(value.dtype), key.to(value.dtype)
-    found, _ = flex_attention_forward(module, query, key, value, attention_mask, **others)
-    return found, None
+    output, _ = flex_attention_forward(module, query, key, value, attention_mask, **others)
+    return output, None
 
 
 def _check_model(model: PreTrainedModel) -> None:
     name, config = type(model).__name__, model.config
     head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    why = ""
+    reason = ""
     if not model._supports_flex_attn:  # noqa: SLF001 - there is no other reader
-        why = f"{name} has no layers for it"
+        reason = f"{name} has no layers for it"
     elif getattr(config, "attention_dropout", 0.0):
-        why = f"{name} drops out {config.attention_dropout:g} of its scores, which it cannot"
+        reason = f"{name} drops out {config.attention_dropout:g} of its scores, which it cannot"
     elif head < LEAST_HEAD:
-        why = f"{name} has heads of {head} elements, and it takes {LEAST_HEAD} or more"
-    if why:
-        raise BadInputError(f"attention is flex, and {why}; choose flash (SDPA)")
+        reason = f"{name} has heads of {head} elements, and it takes {LEAST_HEAD} or more"
+    if reason:
+        raise BadInputError(f"attention is flex, and {reason}; choose flash (SDPA)")

@@ -1,4 +1,4 @@
-"""The type of what torch hands to both halves of an autograd function."""
+"""The type of the context that torch passes to an autograd function."""
 
 from typing import Any, Protocol
 
@@ -6,17 +6,17 @@ import torch
 
 
 class Context(Protocol):
-    """What a function's forward half leaves for its backward half; torch has no class of it.
+    """The context of an autograd function's forward and backward; torch exports no class.
 
-    Tensors go through ``save_for_backward``, so that torch sees whether they were changed in
-    between; everything else is set as an attribute of any name.
+    Tensors go through ``save_for_backward``, so that torch detects in-place changes; everything
+    else is set as an attribute of any name.
     """
 
     saved_tensors: tuple[torch.Tensor, ...]
 
     def save_for_backward(self, *tensors: torch.Tensor) -> None:
-        """Keep tensors until the backward half asks ``saved_tensors`` for them."""
+        """Save tensors; the backward pass reads them from ``saved_tensors``."""
 
     def __setattr__(self, name: str, value: object) -> None: ...
 
-    def __getattr__(self, name: str) -> Any: ...  # noqa: ANN401 - whatever was set
+    def __getattr__(self, name: str) -> Any: ...  # noqa: ANN401 - any attribute

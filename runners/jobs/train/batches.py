@@ -1,6 +1,6 @@
-"""Which tokens a step learns from, by the step's number alone.
+"""The micro-batches of a step, determined by the step number alone.
 
-A resumed run then sees what an unbroken one would, however many ranks share a step.
+A resumed run therefore sees the same data as an uninterrupted one, on any number of ranks.
 """
 
 from typing import Any, NamedTuple, Protocol
@@ -11,15 +11,16 @@ import torch
 from runners.jobs.tokenizer import TokenIds
 from runners.jobspec import TrainSpec
 
-IGNORED = -100  # a label that no loss is taken of, as torch's cross entropy has it
+IGNORED = -100  # label without loss, as in torch's cross entropy
 
 
 class Batch(NamedTuple):
-    """One micro-batch: ``input_ids`` and what should follow each, ``labels`` [rows, length].
+    """One micro-batch: ``input_ids`` and the next tokens, ``labels``, both [rows, length].
 
-    ``position_ids`` [rows, length] begin at 0 with each document where several share a row: the
-    model then lets none see another. None: a row is one text. With an ``attention_mask`` [rows,
-    length], 0 where a row is padding, ``labels`` [rows] are the classes of whole rows.
+    ``position_ids`` [rows, length] restart at 0 for each document if several share a row, and the
+    model then masks attention between documents. None: a row is one text. With an
+    ``attention_mask`` [rows, length], 0 for padding, ``labels`` [rows] are the classes of whole
+    rows.
     """
 
     input_ids: torch.Tensor
@@ -29,13 +30,13 @@ class Batch(NamedTuple):
 
     def to(self, device: torch.device) -> "Batch":
         """Return the batch on a device."""
-        beside = (self.position_ids, self.attention_mask)
-        moved = (None if each is None else each.to(device) for each in beside)
+        optional = (self.position_ids, self.attention_mask)
+        moved = (None if each is None else each.to(device) for each in optional)
         return Batch(self.input_ids.to(device), self.labels.to(device), *moved)
 
     @property
     def inputs(self) -> dict[str, Any]:
-        """Return what a model is called with: a decoder, or with a mask an encoder."""
+        """Return the model's keyword arguments: for a decoder, or with a mask for an encoder."""
         if self.attention_mask is not None:
             return {"input_ids": self.input_ids, "attention_mask": self.attention_mask}
         places = {"position_ids": self.position_ids, "use_cache": False}
@@ -43,31 +44,31 @@ class Batch(NamedTuple):
 
     @property
     def num_labels(self) -> int:
-        """Return of how many tokens a loss is taken."""
+        """Return the number of tokens with a loss."""
         return int((self.labels != IGNORED).sum())
 
 
 class Batches(Protocol):
-    """Where a training's micro-batches come from."""
+    """The source of a training's micro-batches."""
 
     def micro_batch(self, step: int, micro_step: int) -> Batch:
-        """Return the same micro-batch whenever, and on whichever rank, it is asked for."""
+        """Return a micro-batch; it is the same at any time and on any rank."""
 
     def num_tokens(self, step: int, micro_step: int) -> int:
-        """Return how many of a micro-batch's positions are no padding."""
+        """Return the number of a micro-batch's positions without padding."""
 
 
 class TextBatches:
-    """Pieces of one long text, drawn anew for each step."""
+    """Random windows of one long text, drawn for each step."""
 
     def __init__(self, ids: TokenIds, spec: TrainSpec) -> None:
-        """Draw from ``ids`` as the spec has it: seed, rows and length."""
+        """Draw from ``ids`` with the spec's seed, rows and length."""
         self._ids = ids
         self._spec = spec
         self._length = min(spec.sequence_length, len(ids) - 1)
 
     def num_tokens(self, step: int, micro_step: int) -> int:  # noqa: ARG002 - each is alike
-        """Return how many tokens a micro-batch has."""
+        """Return the number of tokens of a micro-batch."""
         return self._spec.micro_batch_size * self._length
 
     def micro_batch(self, step: int, micro_step: int) -> Batch:

@@ -1,7 +1,7 @@
-"""The weights with the lowest held-out loss of a training, kept on disk until it ends.
+"""The weights of a training with the lowest held-out loss, kept on disk until it ends.
 
-They lie beside the checkpoints, so that a restart and the job's next attempt have them too.
-Source: Prechelt 1998, Early Stopping - But When?, LNCS 1524, for the model that is taken back.
+They are stored next to the checkpoints, so that a restart and the job's next attempt find them.
+Source: Prechelt 1998, Early Stopping - But When?, LNCS 1524.
 """
 
 import json
@@ -26,7 +26,7 @@ WEIGHTS, FACTS = "model.safetensors", "loss.json"
 
 
 @dataclass(frozen=True)
-class JudgedStep:
+class EvaluatedStep:
     """The held-out loss of a step's weights, in nats."""
 
     step: int
@@ -34,36 +34,36 @@ class JudgedStep:
 
 
 class BestWeights:
-    """What one training has found so far; the lead alone asks."""
+    """The best weights of one training so far; used by the lead only."""
 
     def __init__(self, folder: Path) -> None:
-        """Look for them below the folder of checkpoints."""
+        """Use a subfolder of the checkpoint folder."""
         self._folder = folder / FOLDER
-        self.exported: JudgedStep | None = (
-            None  # whose weights the training leaves, once it has ended
+        self.exported: EvaluatedStep | None = (
+            None  # the step whose weights the training exports; set at the end
         )
-        self.last: JudgedStep | None = None
-        self._lowest: JudgedStep | None = None  # of all that were taken, on disk or on the way
+        self.last: EvaluatedStep | None = None
+        self._lowest: EvaluatedStep | None = None  # of all steps, on disk or being written
 
-    def kept(self) -> JudgedStep | None:
-        """Return what is on disk; None before the first validation."""
-        return min(self._whole().values(), key=lambda each: each.loss, default=None)
+    def kept(self) -> EvaluatedStep | None:
+        """Return the step on disk; None before the first validation."""
+        return min(self._complete_folders().values(), key=lambda each: each.loss, default=None)
 
     def take(
-        self, model: torch.nn.Module, judged: JudgedStep, writer: CheckpointWriter | None = None
+        self, model: torch.nn.Module, judged: EvaluatedStep, writer: CheckpointWriter | None = None
     ) -> None:
-        """Keep a model's weights, if no loss before was as low.
+        """Keep a model's weights if their loss is the lowest so far.
 
-        With a writer they are copied, and written beside the next steps: until they are whole on
-        disk, those before stand.
+        With a writer they are copied and written in the background; the previous ones stay on disk
+        until the new ones are complete.
 
         Raises:
-            OSError: they could not be written, as on a full disk; those before stand. A writer
-                raises it when it is asked next.
+            OSError: the write failed, for example on a full disk; the previous weights remain.
+                A writer raises it at its next call.
         """
         self.last = judged
-        self._lowest = before = self._lowest or self.kept()
-        if not math.isfinite(judged.loss) or (before and before.loss <= judged.loss):
+        self._lowest = previous = self._lowest or self.kept()
+        if not math.isfinite(judged.loss) or (previous and previous.loss <= judged.loss):
             return
 
         def publish(parts: Mapping[str, Tensors]) -> None:
@@ -76,46 +76,48 @@ class BestWeights:
             writer.begin(staged)
         self._lowest = judged
 
-    def _publish(self, weights: Tensors, judged: JudgedStep) -> None:
+    def _publish(self, weights: Tensors, evaluated: EvaluatedStep) -> None:
         from safetensors.torch import save_file
 
         def write(building: Path) -> None:
             tensors = {name: each.contiguous() for name, each in weights.items()}
             save_file(tensors, building / WEIGHTS)
-            (building / FACTS).write_text(json.dumps(asdict(judged)))
+            (building / FACTS).write_text(json.dumps(asdict(evaluated)))
 
-        newest = publish_checkpoint(self._folder, judged.step, write)
+        newest = publish_checkpoint(self._folder, evaluated.step, write)
         for other in checkpoints(self._folder):
             if other != newest:
                 shutil.rmtree(other, ignore_errors=True)
 
-    def put_back(self, model: torch.nn.Module, last: JudgedStep) -> None:
-        """Give the model the weights with the lowest loss, those of the last step included."""
+    def put_back(self, model: torch.nn.Module, last: EvaluatedStep) -> None:
+        """Load the weights with the lowest loss, counting the last step, into the model."""
         from safetensors.torch import load_file
 
-        kept = self.kept()
+        lowest = self.kept()
         self.last = self.exported = last
-        if kept is None or (math.isfinite(last.loss) and last.loss <= kept.loss):
+        if lowest is None or (math.isfinite(last.loss) and last.loss <= lowest.loss):
             return
-        self.exported = kept
-        (folder,) = (each for each, judged in self._whole().items() if judged == kept)
+        self.exported = lowest
+        (folder,) = (
+            each for each, evaluated in self._complete_folders().items() if evaluated == lowest
+        )
         fill_weights(model, load_file(folder / WEIGHTS))
 
     def note(self) -> str:
-        """Return in words which step's weights the training leaves, and why."""
+        """Return a note on which step's weights are exported, and why."""
         if self.exported is None or self.last is None:
-            return "the last step's: nothing was judged on the way"
-        said = f"held-out loss {self.exported.loss:.4f} nats, the lowest of all that were judged"
+            return "the last step's: there was no evaluation before it"
+        text = f"held-out loss {self.exported.loss:.4f} nats, the lowest of all evaluations"
         if self.exported == self.last:
-            return f"the last step's: {said}"
+            return f"the last step's: {text}"
         return (
-            f"those of step {self.exported.step}: {said}; the last step's was {self.last.loss:.4f}"
+            f"those of step {self.exported.step}: {text}; the last step's was {self.last.loss:.4f}"
         )
 
-    def _whole(self) -> dict[Path, JudgedStep]:
-        """Return each step's folder; a removal that a kill cut short may have left less."""
+    def _complete_folders(self) -> dict[Path, EvaluatedStep]:
+        """Return each complete step folder; an interrupted removal may have left partial ones."""
         return {
-            folder: JudgedStep(**json.loads((folder / FACTS).read_text()))
+            folder: EvaluatedStep(**json.loads((folder / FACTS).read_text()))
             for folder in checkpoints(self._folder)
             if (folder / FACTS).exists() and (folder / WEIGHTS).exists()
         }

@@ -1,8 +1,8 @@
-"""Training checkpoints: complete or absent, never half written.
+"""Training checkpoints: complete or absent, never partially written.
 
-A checkpoint is a folder of safetensors and one JSON file, written aside, synced and renamed.
-After a kill the newest complete one is read; its predecessor goes only once it stands. Weights
-and states are whole and under their names, so that any layout of ranks goes on from it.
+A checkpoint is a folder of safetensors and one JSON file, written under a temporary name, synced
+and renamed. The previous one is removed only once the new one is complete. Weights and states are
+unsharded and named, so that any layout of ranks can resume from it.
 """
 
 import json
@@ -25,13 +25,13 @@ FILES = {"weights": "model.safetensors", "optimizer": "optimizer.safetensors"}
 
 @dataclass
 class TrainState:
-    """How far training is; the batches follow from this, so no data position is kept.
+    """Training progress; the data position follows from it and is not stored.
 
-    ``loss_scale`` is that of fp16 gradients, which ``scaled_steps`` have met without overflow; 0
-    without one. ``best_validation_loss`` is the least so far, 0 before there was one, and
-    ``validations_without_gain`` is how many came since. ``mixture`` is the history of weights
-    that moved, each since which of the run's rows it is in force, then one of each source;
-    ``mixture_reference`` are the losses, in nats, that they follow.
+    ``loss_scale`` is the scale of fp16 gradients, 0 without one, and ``scaled_steps`` the steps
+    without overflow since it changed. ``best_validation_loss`` is the lowest so far, 0 before the
+    first, and ``validations_without_gain`` counts the validations since. ``mixture`` is the
+    history of mixture weights: per entry the first row they apply to, then one weight per source.
+    ``mixture_reference`` holds the reference losses in nats.
     """
 
     step: int = 0
@@ -45,13 +45,13 @@ class TrainState:
     mixture_reference: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        """Take lists, as JSON has them, for tuples: a copy then shares nothing that changes."""
+        """Convert the lists of JSON to tuples, so that a copy shares nothing mutable."""
         self.mixture = tuple(tuple(each) for each in self.mixture)
         self.mixture_reference = tuple(self.mixture_reference)
 
 
 class Saved(NamedTuple):
-    """What a checkpoint holds: weights by name, the optimiser's states by name and state."""
+    """The content of a checkpoint: weights by name, optimizer states by name and state."""
 
     weights: dict[str, torch.Tensor]
     optimizer: dict[str, torch.Tensor]
@@ -68,17 +68,17 @@ def save_checkpoint(
 def tables_of(
     model: torch.nn.Module, optimizer: torch.optim.Optimizer
 ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """Return the trained weights and the optimiser's states by name, as they are now."""
+    """Return the trained weights and the optimizer states by name, as they are now."""
     return trained_weights(model), tensors_of(optimizer, _names(model, optimizer))
 
 
 def trained_weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Return what training changes of a model by name, as it is now."""
+    """Return a model's trained weights by name, as they are now."""
     return {name: value.detach() for name, value in _trained(model).items()}
 
 
 def fill_weights(model: torch.nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
-    """Give a model what training had changed."""
+    """Copy trained weights into a model."""
     with torch.no_grad():
         for name, parameter in _trained(model).items():
             parameter.copy_(weights[name])
@@ -98,14 +98,14 @@ def write_checkpoint(folder: Path, saved: Saved) -> Path:
 
 
 def publish_checkpoint(folder: Path, number: int, write: Callable[[Path], None]) -> Path:
-    """Put what ``write`` leaves in a folder in its place whole; those before may go then.
+    """Write a checkpoint folder atomically; older ones may be removed afterwards.
 
-    What could not be written whole, as on a full disk, is removed; the newest before it stands.
+    If ``write`` fails, for example on a full disk, the partial folder is removed.
     """
     final = folder / f"{PREFIX}{number:08d}"
     building = folder / f".{final.name}-building"
-    for cut_short in folder.glob(f".{PREFIX}*-building"):  # by a kill, at this step or another
-        shutil.rmtree(cut_short, ignore_errors=True)
+    for partial in folder.glob(f".{PREFIX}*-building"):  # killed writes, of this step or another
+        shutil.rmtree(partial, ignore_errors=True)
     building.mkdir(parents=True)
     try:
         write(building)
@@ -130,11 +130,11 @@ def read_latest(folder: Path) -> Saved | None:
     """Return the newest checkpoint, or None."""
     from safetensors.torch import load_file
 
-    found = checkpoints(folder)
-    if not found:
+    folders = checkpoints(folder)
+    if not folders:
         return None
-    weights, optimizer = (load_file(found[-1] / file) for file in FILES.values())
-    state = TrainState(**json.loads((found[-1] / "state.json").read_text()))
+    weights, optimizer = (load_file(folders[-1] / file) for file in FILES.values())
+    state = TrainState(**json.loads((folders[-1] / "state.json").read_text()))
     return Saved(weights, optimizer, state)
 
 
@@ -156,13 +156,13 @@ def checkpoints(folder: Path) -> list[Path]:
 
 
 def _trained(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
-    """Return what training changes; tied weights appear once, and frozen ones lie elsewhere."""
+    """Return the trained weights; tied ones appear once, frozen ones not at all."""
     matrices = integer_matrices(model).items()
     return learning(model) | {f"{name}.scale": each.scale for name, each in matrices}
 
 
 def _names(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[str]:
-    """Return the names of the optimiser's weights, in its order."""
+    """Return the names of the optimizer's weights, in its order."""
     names = {id(each): name for name, each in model.named_parameters()}
     return [names[id(each)] for group in optimizer.param_groups for each in group["params"]]
 
@@ -173,13 +173,13 @@ def share_progress(
     optimizer: torch.optim.Optimizer,
     state: TrainState | None,
 ) -> TrainState | None:
-    """Give every rank the lead's weights, and its optimizer and progress where it resumed."""
-    told = json.loads(ranks.told_by_lead(json.dumps(state and asdict(state)).encode()))
+    """Copy the lead's weights to every rank, and its optimizer and progress if it resumed."""
+    progress = json.loads(ranks.broadcast_from_lead(json.dumps(state and asdict(state)).encode()))
     ranks.copy_from_lead(list(model.parameters()))
-    if told is None:
+    if progress is None:
         return None
     share(ranks, optimizer, _names(model, optimizer))
-    return TrainState(**told)
+    return TrainState(**progress)
 
 
 def _sync(path: Path) -> None:

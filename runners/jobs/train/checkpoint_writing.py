@@ -1,9 +1,8 @@
-"""Checkpoints that are written beside the steps: a step waits for a copy in host memory alone.
+"""Asynchronous checkpoints: a step waits only for a copy to host memory.
 
-What is written is the state of the step at which it was copied, however far the steps have come
-by the time that it stands on disk. One is written at a time; on the way there it is gathered in
-a group of its own, so that its messages never mix with those of a step.
-Source: Mohan et al. 2021 (CheckFreq), FAST, for copying first and writing beside.
+The file holds the state at the time of the copy. One checkpoint is written at a time, and gathered
+in a process group of its own, so that its messages never mix with those of a step.
+Source: Mohan et al. 2021 (CheckFreq), FAST: snapshot first, then write in the background.
 """
 
 import threading
@@ -18,16 +17,16 @@ import torch
 from runners.jobs.memory import free_host_bytes
 from runners.jobs.train.checkpoint import Saved, forget_older, write_checkpoint
 
-SPARE = 1.25  # of the memory that a copy takes must be free, as the steps go on allocating
-Tensors = dict[Any, torch.Tensor]  # by name, or by the box of a whole tensor that a part is
+SPARE = 1.25  # times the copy's size has to be free, since the steps go on allocating
+Tensors = dict[Any, torch.Tensor]  # by name, or by the position of a shard in its tensor
 
 
 @dataclass(frozen=True)
 class Staged:
-    """One rank's part of a checkpoint: tables of tensors, and how the ranks make a whole of them.
+    """One rank's part of a checkpoint: tables of tensors, and how to assemble the whole.
 
-    ``collect`` is called once by every rank, and gives the whole to the lead alone; it gives
-    nothing where it has put the parts elsewhere itself, as the best weights are.
+    Every rank calls ``collect`` once; only the lead gets the whole. It returns None if it has
+    stored the parts elsewhere itself, as for the best weights.
     """
 
     parts: Mapping[str, Tensors]
@@ -39,14 +38,14 @@ class Staged:
         return sum(each.nbytes for table in self.parts.values() for each in table.values())
 
     def copied(self) -> "Staged":
-        """Return the same with tensors of its own in host memory, which no step changes."""
+        """Return a copy in host memory that no step changes."""
         parts = {name: _host_copies(table) for name, table in self.parts.items()}
         if torch.cuda.is_available():
-            torch.cuda.synchronize()  # the copies from the device go on by themselves till then
+            torch.cuda.synchronize()  # device copies are asynchronous
         return replace(self, parts=parts)
 
     def has_room(self) -> bool:
-        """Tell whether the host has memory for a copy; unknown counts as room."""
+        """Return whether the host has memory for a copy; True if unknown."""
         free = free_host_bytes()
         return free is None or self.nbytes * SPARE <= free
 
@@ -58,21 +57,21 @@ def _host_copies(table: Tensors) -> Tensors:
 def _host_copy(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.device.type == "cpu":
         return tensor.clone(memory_format=torch.contiguous_format)
-    found = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-    return found.copy_(tensor, non_blocking=True)
+    copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return copy.copy_(tensor, non_blocking=True)
 
 
 @dataclass
 class CheckpointWriter:
-    """Writes one rank's checkpoints, one at a time, in the step or beside it."""
+    """Writes one rank's checkpoints, one at a time, synchronously or in the background."""
 
     folder: Path
     keep: int  # newest ones
-    waited_seconds: float = 0.0  # by the steps, for copies and writes
-    written_seconds: float = 0.0  # until whole ones stood, whoever waited
-    copied_bytes: int = 0  # at most held beside the states
+    waited_seconds: float = 0.0  # time that steps waited for copies and writes
+    written_seconds: float = 0.0  # total write time, synchronous or not
+    copied_bytes: int = 0  # peak of the host copies
     num_written: int = 0
-    no_room: str = ""  # why one was written in its step, though asked for beside
+    no_room: str = ""  # why a background write was done synchronously
     _thread: threading.Thread | None = None
     _error: Exception | None = None
     _last_seconds: float = 0.0
@@ -80,15 +79,15 @@ class CheckpointWriter:
 
     @property
     def is_busy(self) -> bool:
-        """Tell whether one is being written."""
+        """Return whether a write is running."""
         return self._thread is not None and self._thread.is_alive()
 
     def write(self, staged: Staged) -> None:
-        """Write one, and return when it stands whole; one that is under way comes first.
+        """Write one synchronously, after any write that is running.
 
         Raises:
-            RankLostError: another rank did not send its part in time.
-            OSError: it could not be written; the one before stands.
+            RankFailedError: another rank did not send its part in time.
+            OSError: the write failed; the previous checkpoint remains.
         """
         began = time.monotonic()
         self._await()
@@ -97,10 +96,10 @@ class CheckpointWriter:
         self.check()
 
     def begin(self, staged: Staged) -> None:
-        """Copy one and have it written beside the next steps; without room for it, write it.
+        """Copy a checkpoint and write it in the background; without memory for it, write it now.
 
         Raises:
-            RankLostError, OSError: as ``write`` does, also of the one before.
+            RankFailedError, OSError: as in ``write``, also of the previous write.
         """
         self.check()
         if not staged.has_room():
@@ -120,20 +119,20 @@ class CheckpointWriter:
         self.waited_seconds += time.monotonic() - began
 
     def check(self) -> None:
-        """Raise what ended a write that nobody waited for.
+        """Raise the error of a background write, if any.
 
         Raises:
-            RankLostError, OSError: as ``write`` does.
+            RankFailedError, OSError: as in ``write``.
         """
         error, self._error = self._error, None
         if error is not None:
             raise error
 
     def finish(self) -> None:
-        """Wait until what is under way stands.
+        """Wait until the running write is complete.
 
         Raises:
-            RankLostError, OSError: as ``write`` does.
+            RankFailedError, OSError: as in ``write``.
         """
         began = time.monotonic()
         self._await()
@@ -141,19 +140,19 @@ class CheckpointWriter:
         self.check()
 
     def abandon(self, patience_seconds: float) -> None:
-        """Give what is under way so long to stand: the training has ended with an error."""
+        """Wait at most ``patience_seconds`` for the running write, after the training failed."""
         if self._thread is not None:
             self._thread.join(patience_seconds)
 
     def news(self) -> dict[str, float]:
-        """Return the seconds of the newest write as a metric, once."""
+        """Return the duration of the newest write as a metric, once."""
         if self.is_busy or self.num_written == self._num_told:
             return {}
         self._num_told = self.num_written
         return {"checkpoint_write_seconds": self._last_seconds}
 
     def figures(self) -> dict[str, float]:
-        """Return what all of them took, for the result; nothing where there was none."""
+        """Return the totals of all writes for the result; empty if there was none."""
         if not self.num_written:
             return {}
         return {
@@ -164,11 +163,11 @@ class CheckpointWriter:
         }
 
     def note(self) -> str:
-        """Return in words how they were written."""
+        """Return a note on how the checkpoints were written."""
         if self.no_room:
             return f"written in the step that they are of: {self.no_room}"
         if self.copied_bytes:
-            return "copied to host memory in the step, and written beside the steps after it"
+            return "copied to host memory in the step, and written in the background"
         return "written in the step that they are of"
 
     def _await(self) -> None:
@@ -186,5 +185,5 @@ class CheckpointWriter:
                 self.num_written += 1
                 self._last_seconds = time.monotonic() - began
                 self.written_seconds += self._last_seconds
-        except Exception as error:  # noqa: BLE001 - raised where the steps are: see check
+        except Exception as error:  # noqa: BLE001 - raised by check() in the training thread
             self._error = error

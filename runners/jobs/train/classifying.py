@@ -1,7 +1,7 @@
-"""Training a classification head: its labelled data, and the encoder that it stands on."""
+"""Training of a classification head: its labelled data and its encoder."""
 
 # mypy: disable-error-code="no-untyped-call"
-# transformers ships types, but leaves some of its functions without.
+# transformers ships types, but leaves some of its functions untyped.
 
 import contextlib
 from contextlib import AbstractContextManager
@@ -26,7 +26,7 @@ from runners.jobs.model_folders import opened_model
 from runners.jobs.runtime import BadInputError, Job
 from runners.jobs.train.labelled import (
     Classes,
-    JudgedLabels,
+    LabelEvaluator,
     LabelledBatches,
     LabelledRows,
     read_classes,
@@ -37,19 +37,19 @@ from runners.jobs.train.sources import Data, opened
 from runners.jobs.weight_checks import check_files, check_finite, check_loaded, first_line
 from runners.jobspec import DemoModel, FileData, HostText, RandomModel, TrainSpec, UploadedData
 
-HEAD = ("pre_classifier.", "classifier.")  # made here where a folder lacks them
-OTHER_HEADS = ("vocab_", "qa_outputs.")  # of what the folder's model was trained for
+HEAD = ("pre_classifier.", "classifier.")  # initialised if the folder lacks them
+OTHER_HEADS = ("vocab_", "qa_outputs.")  # heads of other tasks in the folder's model
 DROPOUTS = ("dropout", "attention_dropout", "seq_classif_dropout")
 
 
 def read_labelled(
     job: Job, spec: TrainSpec, tokenizer: PreTrainedTokenizerFast, corpus: Corpus
 ) -> Data:
-    """Return labelled data: a file's, or passages of the host's own text.
+    """Return labelled data: from a file, or passages of the host's own text.
 
     Raises:
-        MissingModelError: a file is not where the spec says.
-        BadInputError: a file, or a record of it, cannot be learnt from.
+        MissingModelError: a file does not exist.
+        BadInputError: a file, or one of its records, is invalid.
     """
     source = spec.data
     opening: AbstractContextManager[DataFile]
@@ -61,32 +61,32 @@ def read_labelled(
         raise BadInputError("classes come from one file; leave the other sources out")
     with opening as file:
         digest = file.digest()
-        found = read_classes(file, tokenizer, spec.sequence_length)
+        classes = read_classes(file, tokenizer, spec.sequence_length)
     padding = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
-    batches = LabelledBatches(LabelledRows(found.train), spec, int(padding))
+    batches = LabelledBatches(LabelledRows(classes.train), spec, int(padding))
     size = spec.micro_batch_size
-    judged = JudgedLabels(found.held_out, len(found.names), size, int(padding))
-    measured = _measured(found) | {"padding_share": batches.shares().padding}
+    evaluator = LabelEvaluator(classes.held_out, len(classes.names), size, int(padding))
+    measured = _measured(classes) | {"padding_share": batches.shares().padding}
     notes = {
         "data": f"{file.name} (classification, sha256 {digest[:12]})",
-        "classes": ", ".join(found.names),
+        "classes": ", ".join(classes.names),
         "samples": f"one a row; what is longer than {spec.sequence_length} tokens is cut",
         "padding_share": "over the first epoch, or its first thousand micro-batches",
         "accuracy": "on samples that were kept from training by their content; f1 is the mean "
         "over the classes",
     }
-    if found.num_empty:
-        notes["data_remarks"] = f"{found.num_empty} empty records are left out"
-    return Data(batches, judged, digest, measured, notes, found.names)
+    if classes.num_empty:
+        notes["data_remarks"] = f"{classes.num_empty} empty records are left out"
+    return Data(batches, evaluator, digest, measured, notes, classes.names)
 
 
-def _measured(found: Classes) -> dict[str, float]:
+def _measured(classes: Classes) -> dict[str, float]:
     return {
-        "data_documents": float(len(found.train)),
-        "data_held_out": float(len(found.held_out)),
-        "data_tokens": float(len(found.train.ids)),
-        "data_cut": float(found.num_cut),
-        "data_classes": float(len(found.names)),
+        "data_documents": float(len(classes.train)),
+        "data_held_out": float(len(classes.held_out)),
+        "data_tokens": float(len(classes.train.ids)),
+        "data_cut": float(classes.num_cut),
+        "data_classes": float(len(classes.names)),
     }
 
 
@@ -99,15 +99,15 @@ def classifier(
 ) -> PreTrainedModel:
     """Return an encoder with fp32 weights and a head for these classes, without dropout.
 
-    A folder's encoder keeps its weights; a head for other classes is made anew.
+    A folder's encoder keeps its weights; a head for other classes is initialised.
 
     Raises:
-        MissingModelError: the folder is not where the spec says.
-        BadInputError: the model is no encoder, or reads fewer tokens or words than are given.
+        MissingModelError: the folder does not exist.
+        BadInputError: the model is no encoder, or has too few positions.
     """
     if isinstance(spec.model, RandomModel):
         config = _random_config(spec.model.config, tokenizer)
-        _finish(config, classes, spec)
+        _configure(config, classes, spec)
         model = AutoModelForSequenceClassification.from_config(config, dtype=torch.float32)
         return ready(model, device=device)
     if isinstance(spec.model, DemoModel):
@@ -115,10 +115,10 @@ def classifier(
     folder = opened_model(spec.model, job.host_dir)
     config = AutoConfig.from_pretrained(str(folder), local_files_only=True)
     has_these = set(getattr(config, "label2id", {}) or {}) == set(classes)
-    _finish(config, classes, spec)
+    _configure(config, classes, spec)
     check_files(folder)
     try:
-        found: Any = AutoModelForSequenceClassification.from_pretrained(
+        loaded: Any = AutoModelForSequenceClassification.from_pretrained(
             str(folder), config=config, use_safetensors=True, local_files_only=True,
             trust_remote_code=False, output_loading_info=True, ignore_mismatched_sizes=True,
             dtype=torch.float32,
@@ -126,8 +126,8 @@ def classifier(
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         msg = f"cannot load {folder} as an encoder: {first_line(error)}"
         raise BadInputError(msg) from error
-    model, info = found
-    check_loaded(folder, _beside_heads(info))
+    model, info = loaded
+    check_loaded(folder, _without_heads(info))
     check_finite(model)
     if not has_these:
         for part in (model.pre_classifier, model.classifier):
@@ -143,19 +143,19 @@ def _random_config(
     model_type = str(config.get("model_type", ""))
     _check_encoder(model_type)
     ids = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("pad", "bos")}
-    known = {name: value for name, value in config.items() if name != "num_labels"}
+    fields = {name: value for name, value in config.items() if name != "num_labels"}
     try:
-        found: PretrainedConfig = AutoConfig.for_model(
-            model_type, **library_fields(model_type, known | ids)
+        built: PretrainedConfig = AutoConfig.for_model(
+            model_type, **library_fields(model_type, fields | ids)
         )
     except (StrictDataclassError, ValueError, KeyError, TypeError, AttributeError) as error:
         msg = f"config.json describes no model that can be built here: {first_line(error)}"
         raise BadInputError(msg) from error
-    return found
+    return built
 
 
-def _finish(config: PretrainedConfig, classes: tuple[str, ...], spec: TrainSpec) -> None:
-    """Give a config its classes, and take its dropout: a step is the same on all ranks."""
+def _configure(config: PretrainedConfig, classes: tuple[str, ...], spec: TrainSpec) -> None:
+    """Set a config's classes and disable its dropout, so that a step is the same on all ranks."""
     _check_encoder(config.model_type)
     if spec.sequence_length > config.max_position_embeddings:
         raise BadInputError(
@@ -176,13 +176,13 @@ def _check_encoder(model_type: str) -> None:
         )
 
 
-def _beside_heads(info: dict[str, Any]) -> dict[str, Any]:
-    """Return what loading found, without heads that are made anew or were for another task."""
-    odd = info.get("mismatched_keys") or ()
+def _without_heads(info: dict[str, Any]) -> dict[str, Any]:
+    """Return the loading report without heads that are initialised here or of other tasks."""
+    mismatched = info.get("mismatched_keys") or ()
     return {
         "missing_keys": [x for x in info.get("missing_keys") or () if not x.startswith(HEAD)],
         "unexpected_keys": [
             x for x in info.get("unexpected_keys") or () if not x.startswith(OTHER_HEADS)
         ],
-        "mismatched_keys": [each for each in odd if not each[0].startswith(HEAD)],
+        "mismatched_keys": [each for each in mismatched if not each[0].startswith(HEAD)],
     }

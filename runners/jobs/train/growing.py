@@ -1,4 +1,4 @@
-"""GrowLength: short pieces of text first, then longer ones, with as many tokens in each step.
+"""GrowLength: short sequences first, then longer ones, with the same tokens per step.
 
 Source: Jin et al. 2023 (GrowLength), arXiv:2310.00576, section 3.
 """
@@ -10,26 +10,26 @@ from runners.jobspec import TrainSpec
 
 
 class GrowingBatches:
-    """Micro-batches whose length follows from how many of the run's steps are made."""
+    """Micro-batches whose length depends on the step number."""
 
     def __init__(self, stages: list[tuple[int, Batches]]) -> None:
-        """Take each stage's batches until its step; the last stage has no end."""
+        """Use each stage's batches until its step; the last stage has no end."""
         self._stages = stages
 
     def micro_batch(self, step: int, micro_step: int) -> Batch:
-        """Return the micro-batch of the stage that the step lies in."""
-        return self._of(step).micro_batch(step, micro_step)
+        """Return the micro-batch of the step's stage."""
+        return self._stage_of(step).micro_batch(step, micro_step)
 
     def num_tokens(self, step: int, micro_step: int) -> int:
-        """Return how many tokens a micro-batch has: as many in each stage."""
-        return self._of(step).num_tokens(step, micro_step)
+        """Return the number of tokens of a micro-batch; it is the same in each stage."""
+        return self._stage_of(step).num_tokens(step, micro_step)
 
-    def _of(self, step: int) -> Batches:
+    def _stage_of(self, step: int) -> Batches:
         return next((each for until, each in self._stages if step < until), self._stages[-1][1])
 
 
 def with_growing_lengths(spec: TrainSpec, make: Callable[[TrainSpec], Batches]) -> Batches:
-    """Return what ``make`` makes of the spec, or of each stage's, if lengths are to grow."""
+    """Return ``make(spec)``, or one batch source per stage if the spec has a length schedule."""
     if not spec.length_schedule or spec.max_steps is None:
         return make(spec)
     stages, share_done = [], 0.0

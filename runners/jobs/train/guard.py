@@ -1,7 +1,7 @@
-"""What keeps a step from spoiling the weights: a loss that leaps, gradients that are no numbers.
+"""Checks that skip or end a training step with a loss spike or non-finite gradients.
 
-A leap is a loss above what knowing nothing costs, and well above the recent losses' median: at a
-learning rate that is too high both come at once, at a hard piece of text hardly ever.
+A spike is a loss above that of a uniform prediction and well above the median of recent losses.
+Both occur at once with a too high learning rate, and rarely with a hard batch.
 """
 
 import math
@@ -15,17 +15,17 @@ MAX_SKIPPED = 8  # in a row: more are no accident of one batch
 
 
 class DivergedError(EndsAgainError):
-    """Training no longer leads anywhere; the last checkpoint stands."""
+    """Training has diverged; the last checkpoint remains."""
 
 
 class SpikeGuard:
-    """Judges each step by its loss and its gradients' norm, before the weights change."""
+    """Checks the loss and gradient norm of each step before the weights change."""
 
     def __init__(
         self, vocab_size: int, ratio: float, learning_rate: float, *, skips: bool
     ) -> None:
-        """Take a loss for a leap from ``ratio`` times the median on; skip such steps, or end."""
-        self._nothing_known = math.log(vocab_size)
+        """Treat losses from ``ratio`` times the median on as spikes; skip such steps, or raise."""
+        self._uniform_loss = math.log(vocab_size)
         self._ratio = ratio
         self._rate = learning_rate
         self._skips = skips
@@ -35,15 +35,16 @@ class SpikeGuard:
 
     @property
     def limit(self) -> float:
-        """Return the highest loss that is none too many, in nats."""
-        usual = statistics.median(self._recent) if self._recent else self._nothing_known
-        return max(self._nothing_known, self._ratio * usual)
+        """Return the highest accepted loss, in nats."""
+        typical = statistics.median(self._recent) if self._recent else self._uniform_loss
+        return max(self._uniform_loss, self._ratio * typical)
 
     def allows(self, step: int, loss: float, norm: float) -> bool:
-        """Return whether the step is to change the weights.
+        """Return whether the step may change the weights.
 
         Raises:
-            DivergedError: it is not, and such steps are not skipped, or were too many in a row.
+            DivergedError: it may not, and skipping is off or too many steps were skipped in a
+                row.
         """
         fault = self._fault(loss, norm)
         if not fault:

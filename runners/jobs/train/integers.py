@@ -1,16 +1,16 @@
-"""A model whose matrices are 8-bit integers while they learn, with one scale for each row.
+"""Models whose matrices are 8-bit integers during training, with one scale per row.
 
-A matrix is widened for one product at a time. Its gradient is rounded to 8 bits as soon as the
-backward pass has it, and given to whoever learns from it; autograd keeps none. Rounding is
-stochastic, so that updates below the grid's step count on the average. Norms and biases, which
-are vectors, keep 32 bits.
+A matrix is dequantised for one product at a time. Its gradient is rounded to 8 bits in the
+backward pass and passed to the optimizer; autograd keeps none. Rounding is stochastic, so that
+updates smaller than the grid's step count on average. Norms and biases, which are vectors, keep 32
+bits.
 
 Source: Li et al. 2023 (QFT), arXiv:2310.07147, section 3; Gupta et al. 2015, arXiv:1502.02551
 (stochastic rounding).
 """
 
 # mypy: disable-error-code="no-untyped-call"
-# torch leaves its autograd functions without types.
+# torch leaves its autograd functions untyped.
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -21,7 +21,7 @@ from runners.jobs.train.autograd import Context
 
 HIGHEST_CODE = 127
 SMALLEST_SCALE = 1e-12
-ELEMENTS_AT_ONCE = 2**22  # what is wide at a time: 16 MiB of fp32
+ELEMENTS_AT_ONCE = 2**22  # dequantised at a time: 16 MiB of fp32
 
 
 class Integers(NamedTuple):
@@ -31,15 +31,15 @@ class Integers(NamedTuple):
     scale: torch.Tensor
 
     def values(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        """Return the numbers that the codes stand for."""
+        """Return the dequantised numbers."""
         return self.codes.to(dtype) * self.scale.to(dtype)
 
     def rows(self, part: slice) -> "Integers":
-        """Return some of the rows, which share their memory with these."""
+        """Return a view of some of the rows."""
         return Integers(self.codes[part], self.scale[part])
 
     def norm(self) -> float:
-        """Return the root of the summed squares of all numbers."""
+        """Return the L2 norm of all numbers."""
         parts = (self.rows(part).values().square().sum() for part in row_parts(self.codes))
         return float(sum(parts, torch.zeros((), device=self.codes.device)).sqrt())
 
@@ -50,9 +50,9 @@ class Integers(NamedTuple):
 
 
 def rounded(values: torch.Tensor, generator: torch.Generator | None = None) -> Integers:
-    """Return numbers [rows, columns] as integers: to the nearest, or by chance with a generator.
+    """Round [rows, columns] to integers: to nearest, or stochastically with a generator.
 
-    By chance a number goes up as often as it is near the upper code: the mean is the number.
+    Stochastic rounding is unbiased.
     """
     wide = values.float()
     scale = wide.abs().amax(-1, keepdim=True).div_(HIGHEST_CODE).clamp_min_(SMALLEST_SCALE)
@@ -66,23 +66,23 @@ def rounded(values: torch.Tensor, generator: torch.Generator | None = None) -> I
 
 
 def rounded_by_parts(values: torch.Tensor, generator: torch.Generator | None = None) -> Integers:
-    """Return the same as ``rounded``, of a matrix that is too large to be wide at once."""
+    """Return the same as ``rounded``, for matrices too large to convert at once."""
     parts = [rounded(values[part], generator) for part in row_parts(values)]
     return Integers(*(torch.cat(each) for each in zip(*parts, strict=True)))
 
 
 def row_parts(matrix: torch.Tensor) -> Iterator[slice]:
-    """Yield the rows of a matrix in runs of about ``ELEMENTS_AT_ONCE`` numbers."""
+    """Yield slices of rows with about ``ELEMENTS_AT_ONCE`` numbers each."""
     each = max(1, ELEMENTS_AT_ONCE // max(1, matrix.shape[1]))
     for start in range(0, len(matrix), each):
         yield slice(start, start + each)
 
 
 class IntegerMatrix(torch.nn.Module):
-    """A matrix as integers, and who is to learn from its gradient.
+    """A matrix as integers, and the callback for its gradient.
 
-    ``num_places``: how many layers use it; a tied matrix's gradient is whole when all have given
-    theirs. Parameters of integers have no gradient, so they count as frozen with torch.
+    ``num_places``: how many layers use it; a tied matrix's gradient is complete when all have
+    given theirs. Integer parameters have no gradient in torch, so they count as frozen.
     """
 
     def __init__(self, weight: torch.Tensor) -> None:
@@ -101,18 +101,18 @@ class IntegerMatrix(torch.nn.Module):
         return Integers(self.codes.data, self.scale.data)
 
     def take(self, gradient: torch.Tensor) -> None:
-        """Pass on what one layer's backward pass gave."""
+        """Pass on the gradient of one layer's backward pass."""
         if self.learn is not None:
             self.learn(gradient)
 
     def is_whole(self) -> bool:
-        """Count one layer's gradient; tell whether it was the step's last one."""
+        """Count one layer's gradient; return whether it was the step's last one."""
         self._num_given = (self._num_given + 1) % self.num_places
         return self._num_given == 0
 
 
 class IntegerLinear(torch.nn.Module):
-    """A linear layer over a matrix of integers."""
+    """A linear layer with an integer matrix."""
 
     bias: torch.nn.Parameter | None
 
@@ -127,28 +127,28 @@ class IntegerLinear(torch.nn.Module):
         kind = inputs.device.type
         if torch.is_autocast_enabled(kind):
             inputs = inputs.to(torch.get_autocast_dtype(kind))
-        made: torch.Tensor = _Product.apply(inputs, self.matrix)
-        return made if self.bias is None else made + self.bias.to(made.dtype)
+        output: torch.Tensor = _Product.apply(inputs, self.matrix)
+        return output if self.bias is None else output + self.bias.to(output.dtype)
 
 
 class IntegerEmbedding(torch.nn.Module):
-    """An embedding whose rows are integers; the tokens' rows alone are widened."""
+    """An embedding with integer rows; only the tokens' rows are dequantised."""
 
     def __init__(self, matrix: IntegerMatrix) -> None:
         super().__init__()
         self.matrix = matrix
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """Return the tokens' vectors, as narrow as the products that follow."""
+        """Return the tokens' vectors, in the autocast dtype."""
         anchor = torch.empty(0, requires_grad=True)  # token ids alone have no backward pass
-        made: torch.Tensor = _Lookup.apply(ids, anchor, self.matrix)
+        output: torch.Tensor = _Lookup.apply(ids, anchor, self.matrix)
         kind = ids.device.type
         dtype = torch.get_autocast_dtype(kind)
-        return made.to(dtype) if torch.is_autocast_enabled(kind) else made
+        return output.to(dtype) if torch.is_autocast_enabled(kind) else output
 
 
 def hold_as_integers(model: PreTrainedModel) -> None:
-    """Put integers in the place of the matrices of a model's linear layers and embedding."""
+    """Replace the matrices of a model's linear layers and embedding by integers."""
     matrices: dict[int, IntegerMatrix] = {}
     for name, layer in list(model.named_modules()):
         if isinstance(layer, torch.nn.Linear | torch.nn.Embedding):
@@ -165,7 +165,7 @@ def hold_as_integers(model: PreTrainedModel) -> None:
 
 
 def made_wide(model: PreTrainedModel) -> None:
-    """Put plain layers back, whose weights are those that the integers stand for."""
+    """Replace integer layers by plain ones with the dequantised weights."""
     wide: dict[int, torch.nn.Parameter] = {}
     for name, layer in list(model.named_modules()):
         if isinstance(layer, IntegerLinear | IntegerEmbedding):
@@ -177,13 +177,13 @@ def made_wide(model: PreTrainedModel) -> None:
 
 
 def integer_matrices(model: torch.nn.Module) -> dict[str, IntegerMatrix]:
-    """Return a model's matrices of integers by name, each once."""
-    found = model.named_modules()
-    return {name: each for name, each in found if isinstance(each, IntegerMatrix)}
+    """Return a model's integer matrices by name, each once."""
+    modules = model.named_modules()
+    return {name: each for name, each in modules if isinstance(each, IntegerMatrix)}
 
 
 def learning(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
-    """Return what training changes by name: parameters with a gradient, and codes."""
+    """Return the trained tensors by name: parameters with a gradient, and codes."""
     codes = {f"{name}.codes": each.codes for name, each in integer_matrices(model).items()}
     named = {name: each for name, each in model.named_parameters() if each.requires_grad}
     return named | codes
@@ -211,7 +211,7 @@ def _plain_layer(
 
 
 class _Product(torch.autograd.Function):
-    """A product that keeps its input alone; the matrix is widened anew when it is needed."""
+    """A product that saves only its input; the backward pass dequantises the matrix again."""
 
     @staticmethod
     def forward(ctx: Context, inputs: torch.Tensor, matrix: IntegerMatrix) -> torch.Tensor:
@@ -223,13 +223,14 @@ class _Product(torch.autograd.Function):
     def backward(ctx: Context, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         (inputs,) = ctx.saved_tensors
         matrix: IntegerMatrix = ctx.matrix
-        back = gradient @ matrix.integers.values(gradient.dtype)  # before the matrix is changed
+        # computed before ``take`` changes the matrix
+        input_gradient = gradient @ matrix.integers.values(gradient.dtype)
         matrix.take(gradient.flatten(0, -2).T @ inputs.flatten(0, -2))
-        return back, None
+        return input_gradient, None
 
 
 class _Lookup(torch.autograd.Function):
-    """Rows of a matrix of integers."""
+    """A row lookup in an integer matrix."""
 
     @staticmethod
     def forward(

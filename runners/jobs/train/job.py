@@ -1,4 +1,4 @@
-"""Train a model on the host's own text or on files, from tokens to what it leaves."""
+"""The training job, from tokens to the published model."""
 
 import hashlib
 import shutil
@@ -22,7 +22,7 @@ from runners.jobs.loading import (
 )
 from runners.jobs.memory import Peak, PeakMeter, map_large_blocks, model_bytes
 from runners.jobs.model_folders import opened_model
-from runners.jobs.ranks import RankLostError, Ranks, joined_ranks
+from runners.jobs.ranks import RankFailedError, Ranks, joined_ranks
 from runners.jobs.runtime import (
     BadInputError,
     Job,
@@ -34,21 +34,22 @@ from runners.jobs.telemetry import job_telemetry
 from runners.jobs.tokenizer import TokenIds, demo_tokenizer, tokenized
 from runners.jobs.train.attending import JUDGED, attend
 from runners.jobs.train.classifying import classifier, read_labelled
-from runners.jobs.train.judge import HeldOut
+from runners.jobs.train.evaluator import HeldOut
 from runners.jobs.train.mixture import mixture_of
-from runners.jobs.train.outcome import TRAINING, Prepared, finish
+from runners.jobs.train.outcome import Prepared, finish
 from runners.jobs.train.quantized import quantize_for_training
 from runners.jobs.train.sources import Data, OwnText, read_data
 from runners.jobs.train.text_samples import Sampler, prompts_of
 from runners.jobs.train.trainer import Trainer
 from runners.jobspec import ArtefactModel, DemoModel, FolderModel, RandomModel, TrainSpec
+from runners.measured_window import TRAINING
 
 LEAST_VOCABULARY = 257  # every byte, and the end of text
-BASE_DTYPES: dict[str, WeightDtype] = {"nf4": "int4"}  # an adapter's base -> as it is loaded
+BASE_DTYPES: dict[str, WeightDtype] = {"nf4": "int4"}  # an adapter's base_dtype -> load dtype
 
 
 def work(job: Job) -> None:
-    """Run one training attempt from text to published model."""
+    """Run one training attempt, from text to published model."""
     checkpoint_on_sigterm(job)
     map_large_blocks()
     spec = job.spec_of(TrainSpec)
@@ -56,19 +57,19 @@ def work(job: Job) -> None:
         try:
             with joined_ranks(job, spec.parallel) as ranks:
                 trained = _train(job, spec, ranks)
-        except RankLostError as error:
+        except RankFailedError as error:
             sys.exit(f"RANK_LOST: {error}")
         if trained is None:
             end_by_sigterm(job)
             return
         if ranks.is_lead:
             finish(*trained)
-    if ranks.local_rank == 0:  # the lead needs its host's until it has finished
+    if ranks.local_rank == 0:  # the lead reads its host's folder until it has finished
         shutil.rmtree(job.checkpoint_dir, ignore_errors=True)
 
 
 def _train(job: Job, spec: TrainSpec, ranks: Ranks) -> tuple[Prepared, Peak] | None:
-    """Return what training made, or None when it was stopped and a checkpoint stands."""
+    """Train; return the result, or None if it was stopped after a checkpoint."""
     prepared = _prepare(job, spec, ranks)
     trainer = prepared.trainer
     job.emitter.phase(TRAINING)
@@ -81,12 +82,12 @@ def _train(job: Job, spec: TrainSpec, ranks: Ranks) -> tuple[Prepared, Peak] | N
         if trainer.blocks is not None:
             whole.set_attn_implementation(JUDGED)
         trainer.model = _widened(whole) if spec.compute_dtype == "fp8" else whole
-        trainer.judge.finish(trainer.model, trainer.state)
+        trainer.evaluator.finish(trainer.model, trainer.state)
     return prepared, peak
 
 
 def _prepare(job: Job, spec: TrainSpec, ranks: Ranks) -> Prepared:
-    """Return what training needs, and a note of the text: the text itself is let go."""
+    """Build everything that training needs; the corpus itself is freed."""
     _check_share(ranks, spec)
     job.emitter.phase("Reading text")
     corpus = load_corpus()
@@ -109,18 +110,19 @@ def _prepare(job: Job, spec: TrainSpec, ranks: Ranks) -> Prepared:
         quantize_for_training(model, spec.quantized)
     weights = model_bytes(model)
     lora = _adapter(job, spec, model, device)
-    kept = HeldOut(held_out, data.judged)
-    trainer = Trainer(job, spec, model, data.batches, kept, device, ranks, blocks)
-    trainer.judge.mixture = mixture_of(data, spec)
+    held_out_rows = HeldOut(held_out, data.judged)
+    trainer = Trainer(job, spec, model, data.batches, held_out_rows, device, ranks, blocks)
+    trainer.meter = meter
+    trainer.evaluator.mixture = mixture_of(data, spec)
     if spec.text_samples is not None:
         prompts = prompts_of(spec.text_samples, tokenizer, data.judged, held_out)
         longest = spec.sequence_length
-        trainer.judge.sampler = Sampler(job, spec.text_samples, tokenizer, prompts, longest)
+        trainer.evaluator.sampler = Sampler(job, spec.text_samples, tokenizer, prompts, longest)
     trainer.resume()
     if lora is None:
         weights = trainer.layout.weight_bytes()
     adapters = {"adapters": lora.bytes} if lora else {}
-    trainer.tell_held(weights=weights, runtime_overhead=meter.read().start_bytes, **adapters)
+    trainer.report_held(weights=weights, runtime_overhead=meter.read().start_bytes, **adapters)
     return Prepared(trainer, tokenizer, text, data, meter, lora)
 
 
@@ -133,7 +135,7 @@ def _widened(model: PreTrainedModel) -> PreTrainedModel:
 def _data(
     job: Job, spec: TrainSpec, tokenizer: PreTrainedTokenizerFast, corpus: Corpus
 ) -> tuple[Data, TokenIds]:
-    """Return what is learnt, and the host's held-out text, which classes are not judged by."""
+    """Return the training data, and the host's held-out text; classification uses none."""
     if spec.objective == "classification":
         return read_labelled(job, spec, tokenizer, corpus), np.zeros(0, dtype=np.int32)
     train_ids = tokenized(tokenizer, corpus.train, f"{corpus.digest}/train", job.cache_dir)
@@ -144,7 +146,7 @@ def _data(
 def _adapter(
     job: Job, spec: TrainSpec, model: PreTrainedModel, device: torch.device
 ) -> Lora | None:
-    """Return the adapter that learns, if one is asked for; over 4 bits it knows the original."""
+    """Return the LoRA adapter, if requested; a 4-bit base also gets the original weights."""
     base = spec.model
     if spec.lora is None or not isinstance(base, FolderModel | ArtefactModel):
         return None
@@ -155,7 +157,7 @@ def _adapter(
 
 
 def _check_share(ranks: Ranks, spec: TrainSpec) -> None:
-    """Refuse more ranks than a step has micro-batches.
+    """Check that a step has at least one micro-batch per rank.
 
     Raises:
         BadInputError: some ranks would have nothing to do.
@@ -169,15 +171,15 @@ def _check_share(ranks: Ranks, spec: TrainSpec) -> None:
 
 
 def _check_same_text(ranks: Ranks, digest: str) -> None:
-    """Refuse to train on texts that differ from rank to rank: one step would be several.
+    """Check that all ranks have the same text.
 
     Raises:
-        BadInputError: the lead's text is another one.
+        BadInputError: the lead's text differs.
     """
     joined = hashlib.sha256(digest.encode()).hexdigest()
-    mine = float(int(joined[:12], 16))  # 48 bits: exact as a float
-    (lead,) = ranks.total([mine if ranks.is_lead else 0.0])
-    if mine != lead:
+    own_number = float(int(joined[:12], 16))  # 48 bits: exact as a float
+    (lead_number,) = ranks.total([own_number if ranks.is_lead else 0.0])
+    if own_number != lead_number:
         msg = (
             "this host's text is not the first host's: it comes with Python, so install the same "
             "Python version on every host of the pool; files of training data must be alike too"
@@ -210,14 +212,14 @@ def _tokenizer(job: Job, spec: TrainSpec, corpus: Corpus) -> PreTrainedTokenizer
 def _model(
     job: Job, spec: TrainSpec, tokenizer: PreTrainedTokenizerFast, device: torch.device
 ) -> PreTrainedModel:
-    """Return the model with fp32 weights, which AdamW updates; the products run as bf16.
+    """Return the model with fp32 weights for AdamW; products run in bf16.
 
-    Weights that stay as they are under an adapter are held as they will be used.
+    Frozen weights under an adapter are loaded in the dtype they are used in.
     """
     if isinstance(spec.model, DemoModel):
         positions = min(spec.model.max_position_embeddings, spec.sequence_length)
         config = demo_config(spec.model) | {
-            "max_position_embeddings": positions,  # beyond what it saw, it knows nothing
+            "max_position_embeddings": positions,  # longer positions would be untrained
             "bos_token_id": tokenizer.bos_token_id,
             "eos_token_id": tokenizer.eos_token_id,
         }
@@ -229,6 +231,6 @@ def _model(
     if stored_quantisation(folder) is not None:
         msg = f"{folder} holds quantised weights, which do not train; take its original"
         raise BadInputError(msg)
-    if spec.lora is None:  # what becomes 8-bit integers need not be wide before
+    if spec.lora is None:  # 8-bit integers need no fp32 weights first
         return load_folder(folder, "bf16" if spec.optimizer == "qft" else "fp32", device)
     return load_folder(folder, BASE_DTYPES.get(spec.lora.base_dtype, spec.compute_dtype), device)

@@ -1,7 +1,7 @@
-"""Labelled text as the rows of a step: one sample a row, padded, with the padding masked."""
+"""Labelled text as rows: one padded sample per row, with an attention mask."""
 
 # mypy: disable-error-code="no-untyped-call"
-# transformers ships types, but leaves some of its functions without.
+# transformers ships types, but leaves some of its functions untyped.
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -29,13 +29,13 @@ from runners.jobs.train.streams import DataBatches, Stream, padded_length, padde
 from runners.jobspec import SampleOptions, TrainSpec
 
 LEAST_CLASSES = 2
-JUDGED_SAMPLES = 256  # at most so many, taken evenly from those that were kept
+JUDGED_SAMPLES = 256  # at most, spread evenly over the held-out samples
 
 
 class Samples(NamedTuple):
-    """Samples in tokens, one after the other, each with its class.
+    """Tokenised samples, concatenated, each with its class.
 
-    ``ids`` [tokens]; ``offsets`` [samples + 1]: where each begins; ``labels`` [samples].
+    ``ids`` [tokens]; ``offsets`` [samples + 1]: start of each sample; ``labels`` [samples].
     """
 
     ids: TokenIds
@@ -48,7 +48,7 @@ class Samples(NamedTuple):
 
 
 class Classes(NamedTuple):
-    """A file of labelled text: its classes' names, and its samples in two parts."""
+    """A file of labelled text: its class names, and its training and held-out samples."""
 
     names: tuple[str, ...]
     train: Samples
@@ -58,10 +58,10 @@ class Classes(NamedTuple):
 
 
 class LabelledRows:
-    """One sample a row."""
+    """Rows of one sample each."""
 
     def __init__(self, samples: Samples) -> None:
-        """Have a row for each sample."""
+        """Use one row per sample."""
         self._samples = samples
         self.lengths: Numbers = np.diff(samples.offsets)
 
@@ -75,7 +75,7 @@ class LabelledRows:
         return int(self.lengths.max(initial=0))
 
     def fill(self, row: int, batch: Batch, at: int) -> None:
-        """Write a row's tokens, class and mask into the row ``at`` of a batch of padding."""
+        """Write a row's tokens, class and mask into row ``at`` of a blank batch."""
         begin, end = (int(each) for each in self._samples.offsets[row : row + 2])
         ids = np.asarray(self._samples.ids[begin:end], dtype=np.int64)
         batch.input_ids[at, : end - begin] = torch.from_numpy(ids)
@@ -85,7 +85,7 @@ class LabelledRows:
 
 
 def blank(rows: int, length: int, padding_id: int) -> Batch:
-    """Return a batch of padding alone: [rows, length] tokens and mask, [rows] classes."""
+    """Return a batch of padding: [rows, length] tokens and mask, [rows] classes."""
     return Batch(
         torch.full((rows, length), padding_id),
         torch.zeros(rows, dtype=torch.int64),
@@ -94,10 +94,10 @@ def blank(rows: int, length: int, padding_id: int) -> Batch:
 
 
 class LabelledBatches(DataBatches):
-    """Micro-batches of labelled rows, as long as the longest row in each."""
+    """Micro-batches of labelled rows, padded to the longest row in each."""
 
     def __init__(self, rows: LabelledRows, spec: TrainSpec, padding_id: int) -> None:
-        """Walk the rows in orders of the spec's seed; short ones are filled with a token."""
+        """Walk the rows in orders given by the spec's seed; pad with ``padding_id``."""
         padded = spec.model_copy(update={"samples": SampleOptions(rows="padded")})
         super().__init__([Stream(rows)], padded, padding_id)
 
@@ -106,55 +106,55 @@ class LabelledBatches(DataBatches):
 
 
 class Quality(NamedTuple):
-    """How well classes are told apart: mean loss a sample in nats, accuracy and macro F1."""
+    """Classification quality: mean loss per sample in nats, accuracy and macro F1."""
 
     loss: float
     accuracy: float
     f1: float
 
 
-class JudgedLabels:
-    """Samples that no step learns from, and how a model tells them apart."""
+class LabelEvaluator:
+    """Evaluates a model on held-out labelled samples."""
 
     def __init__(self, samples: Samples, num_classes: int, batch_size: int, padding: int) -> None:
-        """Judge by at most some hundreds, in batches."""
+        """Evaluate at most ``JUDGED_SAMPLES`` samples, in batches."""
         self._rows, self._num_classes = LabelledRows(samples), num_classes
         evenly = np.linspace(0, len(samples) - 1, JUDGED_SAMPLES)
-        self._chosen = np.unique(np.round(evenly).astype(np.int64))
+        self._row_numbers = np.unique(np.round(evenly).astype(np.int64))
         self._batch_size, self._padding = batch_size, padding
         self._lengths = padded_lengths(self._rows.width)
 
     def quality(self, model: torch.nn.Module) -> Quality:
-        """Return how the model tells the samples apart."""
-        logits, labels = self._judged(model)
+        """Return the model's quality on the samples."""
+        logits, labels = self._predictions(model)
         loss = torch.nn.functional.cross_entropy(logits, labels)
-        found, wanted = logits.argmax(dim=-1).numpy(), labels.numpy()
-        accuracy = float((found == wanted).mean())
-        return Quality(float(loss), accuracy, macro_f1(wanted, found, self._num_classes))
+        predicted, expected = logits.argmax(dim=-1).numpy(), labels.numpy()
+        accuracy = float((predicted == expected).mean())
+        return Quality(float(loss), accuracy, macro_f1(expected, predicted, self._num_classes))
 
     def loss(self, model: torch.nn.Module) -> float:
-        """Return the mean loss a sample, in nats."""
+        """Return the mean loss per sample, in nats."""
         return self.quality(model).loss
 
     def validation(self, model: torch.nn.Module) -> dict[str, float]:
-        """Return what is charted while it trains."""
-        found = self.quality(model)
-        return {"validation_loss": found.loss, "accuracy": found.accuracy, "f1": found.f1}
+        """Return the metrics charted during training."""
+        quality = self.quality(model)
+        return {"validation_loss": quality.loss, "accuracy": quality.accuracy, "f1": quality.f1}
 
     def result(self, model: torch.nn.Module) -> dict[str, float]:
-        """Return what is told at the end."""
-        found = self.quality(model)
-        return {"data_loss": found.loss, "accuracy": found.accuracy, "f1": found.f1}
+        """Return the metrics of the result."""
+        quality = self.quality(model)
+        return {"data_loss": quality.loss, "accuracy": quality.accuracy, "f1": quality.f1}
 
     @torch.no_grad()
-    def _judged(self, model: torch.nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
+    def _predictions(self, model: torch.nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
         """Return logits [samples, classes] and classes [samples], on the CPU in fp32."""
         was_training = model.training
         torch.nn.Module.eval(model)
         device = next(model.parameters()).device
         logits, labels = [], []
-        for first in range(0, len(self._chosen), self._batch_size):
-            rows = self._chosen[first : first + self._batch_size]
+        for first in range(0, len(self._row_numbers), self._batch_size):
+            rows = self._row_numbers[first : first + self._batch_size]
             longest = int(self._rows.lengths[rows].max())
             batch = blank(len(rows), padded_length(longest, self._lengths), self._padding)
             for at, row in enumerate(rows.tolist()):
@@ -167,16 +167,16 @@ class JudgedLabels:
 
 
 def macro_f1(wanted: Numbers, found: Numbers, num_classes: int) -> float:
-    """Return the mean over the classes of the harmonic mean of precision and recall.
+    """Return the unweighted mean of the classes' F1 scores.
 
-    A class that is neither wanted nor found anywhere is left out.
+    A class that occurs in neither labels nor predictions is left out.
     """
     scores = []
     for each in range(num_classes):
         hits = int(((wanted == each) & (found == each)).sum())
-        said = int((wanted == each).sum()) + int((found == each).sum())
-        if said:
-            scores.append(2 * hits / said)
+        total = int((wanted == each).sum()) + int((found == each).sum())
+        if total:
+            scores.append(2 * hits / total)
     return float(np.mean(scores)) if scores else 0.0
 
 
@@ -187,7 +187,7 @@ def read_classes(data: DataFile, tokenizer: PreTrainedTokenizerFast, longest: in
     """Return a file of labelled text in tokens, each sample of at most ``longest``.
 
     Raises:
-        BadInputError: the file, or a record of it, cannot be learnt from.
+        BadInputError: the file, or one of its records, is invalid.
     """
     try:
         return _read(data, tokenizer, longest)
@@ -205,7 +205,7 @@ def _read(data: DataFile, tokenizer: PreTrainedTokenizerFast, longest: int) -> C
     parts = {True: _Part(), False: _Part()}
     for handful in in_handfuls(data.records(Reader(data.name, "classification"))):
         samples = [each.sample for each in handful if isinstance(each.sample, LabelledSample)]
-        for sample, ids in zip(samples, _encoded(samples, tokenizer), strict=True):
+        for sample, ids in zip(samples, _token_ids(samples, tokenizer), strict=True):
             part = parts[split.is_held_out(digest_of(sample))]
             part.add(ids, number[sample.label], longest)
     num_cut = sum(part.num_cut for part in parts.values())
@@ -231,10 +231,10 @@ def _check_classes(name: str, names: Sequence[str]) -> None:
         )
 
 
-def _encoded(
+def _token_ids(
     samples: Sequence[LabelledSample], tokenizer: PreTrainedTokenizerFast
 ) -> list[list[int]]:
-    """Return each text in tokens: first the one whose place the head reads, as BERT's [CLS]."""
+    """Return each text in tokens, starting with the token that the head reads, as BERT's [CLS]."""
     ids: list[list[int]] = tokenizer([each.text for each in samples], verbose=False)["input_ids"]
     first = tokenizer.cls_token_id
     if first is None:
@@ -245,7 +245,7 @@ def _encoded(
 
 
 class _Part:
-    """One part of a file as it is read."""
+    """One part of a file while it is read."""
 
     def __init__(self) -> None:
         self.num_cut = 0
@@ -254,7 +254,7 @@ class _Part:
         self._labels: list[int] = []
 
     def add(self, ids: list[int], label: int, longest: int) -> None:
-        """Keep a sample's beginning, and its last token, which a tokenizer may end it by."""
+        """Add a sample's beginning and its last token, which may be the tokenizer's end token."""
         if len(ids) > longest:
             ids = [*ids[: longest - 1], ids[-1]] if longest > 1 else ids[:1]
             self.num_cut += 1

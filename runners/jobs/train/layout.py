@@ -1,4 +1,4 @@
-"""How a step is spread over the ranks: who computes what, and how their gradients meet."""
+"""The interface of parallel layouts, and plain data parallelism."""
 
 import contextlib
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel
 
 from runners.jobs.memory import gradient_bytes, model_bytes
-from runners.jobs.ranks import Ranks, lost_rank_named
+from runners.jobs.ranks import Ranks, naming_rank_failures
 from runners.jobs.train.batches import IGNORED, Batch
 from runners.jobs.train.checkpoint import (
     Saved,
@@ -25,83 +25,83 @@ from runners.jobs.train.checkpoint import (
 from runners.jobs.train.checkpoint_writing import Staged
 from runners.jobspec import ComputeDtype
 
-# Beside products in 8-bit floats, all else runs as with bf16.
+# With 8-bit float products, everything else runs in bf16.
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
-STEPS_TO_ORDER_BUCKETS = 2  # DDP makes new ones as its second step begins
+STEPS_TO_ORDER_BUCKETS = 2  # DDP rebuilds its buckets as the second step begins
 
 
 def summed_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Return the sum of the labels' losses in nats; the classes are the logits' last axis."""
+    """Return the summed cross entropy of the labels in nats; classes are the last axis."""
     return torch.nn.functional.cross_entropy(
         logits.float().flatten(0, -2), labels.flatten(), ignore_index=IGNORED, reduction="sum"
     )
 
 
 class StepLoss(NamedTuple):
-    """The mean loss a token, in nats: of the whole step, and of what this rank computed."""
+    """The mean loss per token in nats: of the whole step, and of this rank's part."""
 
     loss: float
     own_loss: float
 
 
 class Layout(Protocol):
-    """What a trainer asks of the way in which its ranks share the work."""
+    """How a trainer's ranks share the work of a step."""
 
     trained: torch.nn.Module
-    loss_scale: float  # what gradients are multiplied with until the trainer divides them
+    loss_scale: float  # factor of the gradients until the trainer divides by it
 
     @property
     def keeps_gradients(self) -> bool:
-        """Tell whether gradients are in buffers that stay: then they are zeroed, not let go."""
+        """Return whether gradients live in persistent buffers, to be zeroed instead of freed."""
 
     def begin(self) -> None:
-        """Meet the other ranks."""
+        """Connect to the other ranks."""
 
     def settled(self, patience_seconds: float) -> None:
-        """Take a rank that is silent for longer as lost: the first step is made."""
+        """Set the timeout for unresponsive ranks, after the first step."""
 
     def share(self, count: int) -> range:
         """Return which of a step's ``count`` micro-batches this rank computes."""
 
     def gradients(self, batches: Sequence[Batch]) -> StepLoss:
-        """Leave the step's gradients in ``trained``."""
+        """Compute the step's gradients into ``trained``."""
 
     def clip(self, max_norm: float) -> float:
-        """Scale the gradients to at most this norm, and return the norm that they had."""
+        """Clip the gradients to this norm, and return the norm before clipping."""
 
     def updated(self) -> None:
-        """Bring the updated weights to the ranks that use them."""
+        """Send the updated weights to the ranks that use them."""
 
     def synchronise(self) -> None:
-        """Make ranks that parted the same again."""
+        """Make diverged replicas equal again."""
 
     def figures(self) -> dict[str, float]:
-        """Return what shares of the last step went to what, where that is known."""
+        """Return time shares of the last step, where known."""
 
     def axes_of_groups(self) -> dict[str, str]:
-        """Return along which axis the messages of each group go, by the group's name."""
+        """Return the mesh axis of each process group, by the group's name."""
 
     def whole(self) -> PreTrainedModel | None:
         """Return the whole model on the lead; every rank calls it."""
 
     def weight_bytes(self) -> int:
-        """Return the bytes of the weights on this rank, between steps."""
+        """Return the bytes of this rank's weights between steps."""
 
     def gradient_bytes(self) -> int:
-        """Return the bytes of the gradients that are held now."""
+        """Return the bytes of the gradients in memory."""
 
     def staged(self, optimizer: torch.optim.Optimizer, state: TrainState) -> Staged:
-        """Return this rank's part of a checkpoint as it is now; every rank calls it."""
+        """Return this rank's part of a checkpoint of the current state; every rank calls it."""
 
     def resume(self, folder: Path, optimizer: torch.optim.Optimizer) -> TrainState | None:
-        """Go on from the lead's newest checkpoint; None where it has none."""
+        """Resume from the lead's newest checkpoint; return None if it has none."""
 
 
 class Replicas:
-    """Every rank holds the whole model and computes some of a step's micro-batches.
+    """Data parallelism: every rank has the whole model and some of a step's micro-batches.
 
-    The loss is a mean over the step's labels, wherever they stand: a micro-batch with few of
-    them counts for few, and a step is the same on any number of ranks.
+    The loss is a mean over all labels of the step: each micro-batch is weighted by its labels, so
+    a step is the same on any number of ranks.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class Replicas:
         device: torch.device,
         ranks: Ranks,
     ) -> None:
-        """Hold the model; nothing is exchanged before ``begin``."""
+        """Store the model; ranks communicate only after ``begin``."""
         self.model = model
         self.trained: torch.nn.Module = model
         self._dtype = AUTOCAST.get(compute_dtype)
@@ -123,58 +123,58 @@ class Replicas:
 
     @property
     def keeps_gradients(self) -> bool:
-        """Tell whether gradients are in the buckets of an exchange, whose order is settled."""
+        """Return whether gradients are in DDP's buckets, once their order is final."""
         is_joined = isinstance(self._replica, DistributedDataParallel)
         return is_joined and self._num_steps >= STEPS_TO_ORDER_BUCKETS
 
     def begin(self) -> None:
-        """Meet the other ranks, whose gradients are averaged from now on.
+        """Wrap the model in DDP, which averages the gradients.
 
         Raises:
-            RankLostError: not every rank came in time.
+            RankFailedError: not every rank connected in time.
         """
         self._replica = self._ranks.join(self.model)
 
     def settled(self, patience_seconds: float) -> None:
-        """Do nothing: copies meet in exchanges among all of them."""
+        """Do nothing: all replicas take part in every collective."""
 
     def share(self, count: int) -> range:
         """Return which of a step's ``count`` micro-batches this rank computes."""
         return self._ranks.share(count)
 
     def gradients(self, batches: Sequence[Batch]) -> StepLoss:
-        """Leave the step's gradients in the model, given this rank's micro-batches.
+        """Compute the step's gradients from this rank's micro-batches.
 
         Raises:
-            RankLostError: another rank was silent for too long.
+            RankFailedError: another rank did not respond in time.
         """
         self._num_steps += 1
         own_labels = sum(batch.num_labels for batch in batches)
         (labels,) = self._ranks.total([float(own_labels)])
         *others, last = batches
         with self._unsynced():
-            found = sum(self._backward(batch, labels) for batch in others)
-        with lost_rank_named(self._ranks):
-            found += self._backward(last, labels)
-        (total,) = self._ranks.total([found])
-        return StepLoss(total / labels, found / max(1, own_labels))
+            loss_sum = sum(self._backward(batch, labels) for batch in others)
+        with naming_rank_failures(self._ranks):
+            loss_sum += self._backward(last, labels)
+        (total,) = self._ranks.total([loss_sum])
+        return StepLoss(total / labels, loss_sum / max(1, own_labels))
 
     def clip(self, max_norm: float) -> float:
-        """Scale the gradients to at most this norm, and return the norm that they had."""
+        """Clip the gradients to this norm, and return the norm before clipping."""
         return float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), max_norm))
 
     def updated(self) -> None:
         """Do nothing: every rank has made the same update."""
 
     def synchronise(self) -> None:
-        """Do nothing: the ranks never part."""
+        """Do nothing: the replicas never diverge."""
 
     def figures(self) -> dict[str, float]:
-        """Return nothing: the exchange runs beside the backward pass."""
+        """Return nothing: the all-reduce overlaps with the backward pass."""
         return {}
 
     def axes_of_groups(self) -> dict[str, str]:
-        """Return that all messages are those of copies."""
+        """Return the data axis for the world group."""
         return {str(dist.group.WORLD.group_name): "data"} if dist.group.WORLD else {}
 
     def whole(self) -> PreTrainedModel | None:
@@ -186,23 +186,25 @@ class Replicas:
         return model_bytes(self.model)
 
     def gradient_bytes(self) -> int:
-        """Return the bytes of the gradients that are held now."""
+        """Return the bytes of the gradients in memory."""
         return gradient_bytes(self.model)
 
     def staged(self, optimizer: torch.optim.Optimizer, state: TrainState) -> Staged:
-        """Return the checkpoint as it is now, which is the lead's."""
+        """Return the checkpoint of the current state; only the lead has a part."""
         if not self._ranks.is_lead:
             return Staged({}, lambda _parts: None)
         weights, states = tables_of(self.model, optimizer)
-        then = replace(state)  # the trainer's own goes on
+        state_copy = replace(state)  # the trainer's own state goes on changing
         parts = {"weights": weights, "optimizer": states}
-        return Staged(parts, lambda kept: Saved(kept["weights"], kept["optimizer"], then))
+        return Staged(
+            parts, lambda tables: Saved(tables["weights"], tables["optimizer"], state_copy)
+        )
 
     def resume(self, folder: Path, optimizer: torch.optim.Optimizer) -> TrainState | None:
-        """Take the lead's weights, and where it has a checkpoint its states and progress.
+        """Load the lead's weights, and its states and progress if it has a checkpoint.
 
         Raises:
-            RankLostError: a rank did not answer in time.
+            RankFailedError: a rank did not respond in time.
         """
         state = None
         if self._ranks.is_lead:
@@ -217,11 +219,11 @@ class Replicas:
         return contextlib.nullcontext()
 
     def _backward(self, batch: Batch, labels: float) -> float:
-        """Add a micro-batch's gradients, and return the sum of its labels' losses."""
+        """Add a micro-batch's gradients, and return the summed loss of its labels."""
         batch = batch.to(self._device)
         with torch.autocast(self._device.type, dtype=self._dtype, enabled=self._dtype is not None):
             logits = self._replica(**batch.inputs).logits
         loss = summed_loss(logits, batch.labels)
-        # The ranks' gradients are averaged, so each counts for as many as there are.
+        # DDP averages over ranks, so multiply by their number.
         torch.autograd.backward(loss * (self.loss_scale * self._ranks.size / labels))
         return float(loss.detach())

@@ -1,6 +1,6 @@
-"""A loss that is scaled up before the backward pass, so that 16-bit gradients keep small numbers.
+"""Dynamic loss scaling for fp16 gradients.
 
-The scale grows while gradients stay finite and is halved when they do not; that step is skipped.
+The scale grows while gradients are finite and is halved on overflow; that step is skipped.
 
 Source: Micikevicius et al. 2017, arXiv:1710.03740, section 3.2.
 """
@@ -13,24 +13,24 @@ import torch
 from runners.jobs.ranks import ALONE, Ranks
 
 FIRST_SCALE = 2.0**16
-GROWTH_STEPS = 200  # without an overflow, until the scale is doubled
+GROWTH_STEPS = 200  # without overflow, until the scale is doubled
 SMALLEST_SCALE = 1.0
 
 
 class LossScale:
-    """The scale of one training's losses."""
+    """The loss scale of one training."""
 
     def __init__(self) -> None:
-        """Begin high: the first steps find the scale by halving it."""
+        """Start high: the first steps halve the scale until it fits."""
         self.value = FIRST_SCALE
         self.num_overflows = 0
-        self.good_steps = 0  # in a row, since the scale changed
+        self.good_steps = 0  # in a row, since the scale last changed
 
     def unscale(self, parameters: Iterable[torch.nn.Parameter], ranks: Ranks = ALONE) -> bool:
-        """Take the scale off the gradients; return whether those of all ranks are finite.
+        """Divide the gradients by the scale; return whether those of all ranks are finite.
 
         Raises:
-            RankLostError: not every rank said so in time.
+            RankFailedError: not every rank responded in time.
         """
         gradients = [each.grad for each in parameters if each.grad is not None]
         overflows = not all(math.isfinite(float(each.abs().max())) for each in gradients)

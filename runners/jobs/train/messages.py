@@ -1,9 +1,8 @@
-"""Messages between ranks in a profile of one step: their kind, their axis, and what hides them.
+"""Collectives in a step's profile: their kind, their mesh axis and their exposed time.
 
-torch's profiler records each exchange of every layout, in whatever thread it passes: sums of
-copies and of matrices (all_reduce), gathered pieces, shards, tokens on their way to experts, what
-stages and rings send. A kind is that of what really passes: gloo makes a reduce-scatter of an
-all-reduce.
+torch's profiler records the collectives of every layout: all-reduce of replicas and tensor slices,
+all-gathers, shards, all-to-all of experts, sends of pipeline stages and context rings. The kind is
+the one that actually runs: gloo implements reduce-scatter as all-reduce.
 """
 
 import bisect
@@ -30,11 +29,11 @@ AXES = {
     "pipeline": "stages",
     "context": "pieces of a sequence",
     "expert": "experts",
-    "agreement": "what all ranks agree on",
+    "agreement": "agreement among all ranks",
 }
-SENDERS = ("pipeline", "context")  # the axes along which one rank sends to another
-# A waiting thread goes on when a message is done, and may have begun to compute by the time that
-# the message's own thread has noted its end.
+SENDERS = ("pipeline", "context")  # the axes with point-to-point messages
+# A waiting thread may continue to compute before the communication thread has recorded the end of
+# the message.
 HANDOVER = 1000.0  # microseconds
 _GLOO = re.compile(r"^gloo:(\w+)")
 _NCCL = re.compile(r"^nccl(?:Dev)?Kernel_(AllReduce|AllGather|ReduceScatter|SendRecv|\w+)")
@@ -48,14 +47,14 @@ _WORDS = (
 
 
 class Span(NamedTuple):
-    """From when to when something was under way, in microseconds of one clock."""
+    """The start and end of an activity, in microseconds of one clock."""
 
     begin: float
     end: float
 
 
 class Message(NamedTuple):
-    """One exchange: its kind, when it was under way, and along which axis, where that is known."""
+    """One collective: its kind, its time span, and its mesh axis if known."""
 
     kind: str
     span: Span
@@ -63,21 +62,21 @@ class Message(NamedTuple):
 
 
 class Recorded(NamedTuple):
-    """An exchange as torch's flight recorder has it: its name, and its group's."""
+    """A collective in torch's flight recorder: its name and its process group."""
 
     name: str
     group: str
 
 
 class Timeline(NamedTuple):
-    """What one rank did in a step: its messages, and when it computed."""
+    """One rank's step: its messages, and when it computed."""
 
     messages: list[Message]
     computing: list[Span]
-    on_device: bool  # the messages are kernels beside others; else threads wait for them
+    on_device: bool  # messages are kernels next to others; otherwise threads wait for them
 
     def exposed(self, messages: Iterable[Message]) -> float:
-        """Return the microseconds of these messages that no computing of this rank hides."""
+        """Return the microseconds of these messages that no computation of this rank overlaps."""
         spans = [each.span for each in messages]
         if self.on_device:
             return covered([*spans, *self.computing]) - covered(self.computing)
@@ -85,38 +84,38 @@ class Timeline(NamedTuple):
 
 
 def kind_of(name: str) -> str | None:
-    """Return the kind of an exchange by its name in a profile; None where it is none."""
-    found = _GLOO.match(name) or _NCCL.match(name)
-    if found is None:
+    """Return the kind of a collective by its name in a profile; None for other events."""
+    match = _GLOO.match(name) or _NCCL.match(name)
+    if match is None:
         return None
-    said = found[1].lower()
-    return next((kind for kind, words in _WORDS if any(x in said for x in words)), "other")
+    operation = match[1].lower()
+    return next((kind for kind, words in _WORDS if any(x in operation for x in words)), "other")
 
 
 def merged(spans: Iterable[Span]) -> list[Span]:
-    """Return the same time as spans that are apart, in order."""
-    found: list[Span] = []
+    """Return the union of the spans as disjoint spans, in order."""
+    disjoint: list[Span] = []
     for each in sorted(spans):
-        if found and each.begin <= found[-1].end:
-            found[-1] = Span(found[-1].begin, max(found[-1].end, each.end))
+        if disjoint and each.begin <= disjoint[-1].end:
+            disjoint[-1] = Span(disjoint[-1].begin, max(disjoint[-1].end, each.end))
         else:
-            found.append(each)
-    return found
+            disjoint.append(each)
+    return disjoint
 
 
 def covered(spans: Iterable[Span]) -> float:
-    """Return the microseconds in which at least one of the spans was under way."""
+    """Return the microseconds that at least one span covers."""
     return sum(each.end - each.begin for each in merged(spans))
 
 
 def awaited(messages: Iterable[Span], computing: Sequence[Span]) -> list[Span]:
-    """Return how long each message kept its rank: the pause in computing in which it ended.
+    """Return how long each message blocked its rank: the compute pause in which it ended.
 
-    A thread that computes again before a message has ended did not wait for it. ``computing``:
-    spans that are apart, in order.
+    A thread that computes before a message has ended did not wait for it. ``computing``: disjoint
+    spans, in order.
     """
     begins = [each.begin for each in computing]
-    found = []
+    pauses = []
     for each in messages:
         at = bisect.bisect_right(begins, each.end) - 1
         if at >= 0 and each.end < computing[at].end and each.end - begins[at] < HANDOVER:
@@ -125,17 +124,17 @@ def awaited(messages: Iterable[Span], computing: Sequence[Span]) -> list[Span]:
         until = begins[at + 1] if at + 1 < len(begins) else each.end
         pause = Span(max(each.begin, since), min(each.end, until))
         if pause.begin < pause.end:
-            found.append(pause)
-    return found
+            pauses.append(pause)
+    return pauses
 
 
 def timeline_of(
     events: Iterable[FunctionEvent], axes: Mapping[str, str], recorded: Sequence[Recorded]
 ) -> Timeline:
-    """Return what a rank did by the events of its profile.
+    """Return a rank's messages and compute spans from its profile.
 
-    ``axes``: the axis of each group of ranks by the group's name. ``recorded``: the exchanges of
-    the same time in the order in which they were asked for.
+    ``axes``: the mesh axis of each process group, by the group's name. ``recorded``: the
+    collectives of the same time in call order.
     """
     every = list(events)
     kernels = [each for each in every if each.device_type.name != "CPU"]
@@ -155,41 +154,41 @@ def timeline_of(
 
 
 def recorded_exchanges(since_ns: int) -> list[Recorded]:
-    """Return what torch's flight recorder noted after an instant, in nanoseconds since 1970.
+    """Return torch's flight recorder entries after an instant, in nanoseconds since 1970.
 
-    It is on unless ``TORCH_FR_BUFFER_SIZE`` is 0; gloo notes no sends and receives there.
+    It is on unless ``TORCH_FR_BUFFER_SIZE`` is 0; gloo records no sends and receives.
     """
     dump = getattr(torch._C._distributed_c10d, "_dump_fr_trace_json", None)  # noqa: SLF001 - torch has no public name for it
     entries = json.loads(dump()).get("entries", []) if dump else []
-    found = sorted(
+    records = sorted(
         (each["time_created_ns"], each["profiling_name"], each["process_group"][0])
         for each in entries
         if each["time_created_ns"] >= since_ns
     )
-    return [Recorded(name, group) for _, name, group in found]
+    return [Recorded(name, group) for _, name, group in records]
 
 
 def _groups(exchanges: Sequence[FunctionEvent], recorded: Sequence[Recorded]) -> list[str]:
-    """Return the name of the group that each exchange was in; nothing where it is not told.
+    """Return the process group of each collective; empty where unknown.
 
-    NCCL's events carry it. gloo's do not: they are told by the order among those of one name,
-    and since each group has threads of its own, by what most messages of a thread are.
+    NCCL's events contain it. gloo's do not: they are matched by their order among those of one
+    name, and since each group has its own threads, by the majority of a thread's messages.
     """
     named: dict[str, list[str]] = defaultdict(list)
     for entry in recorded:
         named[entry.name].append(entry.group)
-    seen: dict[str, list[FunctionEvent]] = defaultdict(list)
+    events_by_name: dict[str, list[FunctionEvent]] = defaultdict(list)
     for each in sorted(exchanges, key=lambda each: each.time_range.start):
-        seen[each.name].append(each)
+        events_by_name[each.name].append(each)
     votes: dict[int, Counter[str]] = defaultdict(Counter)
-    for name, found in seen.items():
-        if len(found) == len(named[name]):
-            for each, group in zip(found, named[name], strict=True):
+    for name, same_name in events_by_name.items():
+        if len(same_name) == len(named[name]):
+            for each, group in zip(same_name, named[name], strict=True):
                 votes[each.thread][group] += 1
-    return [_told(each) or _most(votes[each.thread], each) for each in exchanges]
+    return [_process_group(each) or _most(votes[each.thread], each) for each in exchanges]
 
 
-def _told(event: FunctionEvent) -> str:
+def _process_group(event: FunctionEvent) -> str:
     metadata = event.event_metadata
     return (metadata.process_group_name or "") if metadata else ""
 
@@ -201,7 +200,7 @@ def _most(votes: Counter[str], event: FunctionEvent) -> str:
 
 
 def _computing(events: Iterable[FunctionEvent], exchanges: Iterable[FunctionEvent]) -> list[Span]:
-    """Return when a processor's threads computed: copies within a message are part of it."""
+    """Return when CPU threads computed; copies within a message belong to the message."""
     within: dict[int, list[Span]] = defaultdict(list)
     for each in exchanges:
         if kind_of(each.name) != "send_recv":

@@ -1,15 +1,15 @@
-"""Training whose layers multiply in 8-bit floats, by torchao: forward e4m3, gradients e5m2.
+"""FP8 training with torchao: e4m3 in the forward pass, e5m2 gradients.
 
-Each operand of a product is rounded as the product begins, with one scale for the whole tensor
-that follows its largest value. The weights that learn stay fp32, what is kept for the backward
-pass 16 bits; the output layer, and layers whose sides are no multiple of 16, multiply in bf16.
-Where the device has no such units, products of the rounded operands run in fp32 instead.
+Each operand of a product is quantised with one dynamic scale per tensor, given by its largest
+value. The master weights stay fp32, saved activations 16 bits; the output layer, and layers whose
+sizes are no multiple of 16, multiply in bf16. Devices without FP8 units multiply the quantised
+operands in fp32.
 
 Source: Micikevicius et al. 2022, arXiv:2209.05433; Peng et al. 2023 (FP8-LM), arXiv:2310.18313.
 """
 
 # mypy: disable-error-code="no-untyped-call"
-# torchao leaves its modules without types.
+# torchao leaves its modules untyped.
 
 import importlib.metadata
 
@@ -22,26 +22,26 @@ from runners.cuda import FP8_CAPABILITY
 from runners.jobs.runtime import BadInputError
 from runners.jobs.train.integers import put
 
-SIDE_MULTIPLE = 16  # what the units of GPUs take in at once, in elements
+SIDE_MULTIPLE = 16  # the GPU units work on multiples of this, in elements
 
 
 class NarrowLinear(Float8Linear):  # type: ignore[misc]  # torchao has no types
-    """A linear layer that multiplies in 8-bit floats while it learns, and as plain ones judged."""
+    """A linear layer that multiplies in FP8 while training, and plainly in evaluation mode."""
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Return the outputs [..., out_features], in bf16 while it learns."""
+        """Return the outputs [..., out_features], in bf16 while training."""
         if not self.training:
             return torch.nn.functional.linear(inputs, self.weight, self.bias)
         with torch.autocast(inputs.device.type, enabled=False):
-            found: torch.Tensor = super().forward(inputs.to(torch.bfloat16))
-        return found
+            output: torch.Tensor = super().forward(inputs.to(torch.bfloat16))
+        return output
 
 
 def narrow_products(model: PreTrainedModel, device: torch.device) -> None:
-    """Have the model's layers multiply in 8-bit floats while they learn.
+    """Replace the model's linear layers by FP8 ones.
 
     Raises:
-        BadInputError: the device is a GPU without units for them, or no layer can.
+        BadInputError: the GPU has no FP8 units, or no layer qualifies.
     """
     _check_device(device)
     config = Float8LinearConfig(emulate=device.type != "cuda", pad_inner_dim=True)
@@ -60,7 +60,7 @@ def narrow_products(model: PreTrainedModel, device: torch.device) -> None:
 
 
 def widened(model: PreTrainedModel) -> PreTrainedModel:
-    """Return the same model with plain linear layers, of the weights that were learnt."""
+    """Return the model with plain linear layers that have the trained weights."""
     for name, layer in list(model.named_modules()):
         if isinstance(layer, NarrowLinear):
             plain = torch.nn.Linear(1, 1, bias=False, device="meta")
@@ -71,13 +71,13 @@ def widened(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def products_note(device: torch.device) -> str:
-    """Return in words how the products ran."""
+    """Return a note on how the products were computed."""
     library = f"torchao {importlib.metadata.version('torchao')}"
-    said = f"the layers' products in 8-bit floats ({library}), one scale a tensor"
+    text = f"the layers' products in 8-bit floats ({library}), one scale a tensor"
     if device.type == "cuda":
-        return f"{said}; the output layer's in bf16"
+        return f"{text}; the output layer's in bf16"
     return (
-        f"{said}, emulated: this device has no units for them, so that operands are rounded and "
+        f"{text}, emulated: this device has no units for them, so that operands are rounded and "
         "multiplied in fp32, which takes longer than bf16; the output layer's in bf16"
     )
 
@@ -85,12 +85,12 @@ def products_note(device: torch.device) -> str:
 def _check_device(device: torch.device) -> None:
     if device.type != "cuda":
         return
-    found = torch.cuda.get_device_capability(device)
-    if found < FP8_CAPABILITY:
+    capability = torch.cuda.get_device_capability(device)
+    if capability < FP8_CAPABILITY:
         name = torch.cuda.get_device_name(device)
         msg = (
             f"compute_dtype fp8 needs a GPU of compute capability "
             f"{FP8_CAPABILITY[0]}.{FP8_CAPABILITY[1]} or newer, and {name} has "
-            f"{found[0]}.{found[1]}; choose bf16, or another GPU"
+            f"{capability[0]}.{capability[1]}; choose bf16, or another GPU"
         )
         raise BadInputError(msg)

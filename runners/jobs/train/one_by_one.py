@@ -1,4 +1,4 @@
-"""Optimisers that take one weight after the other."""
+"""Base class of optimizers that update one weight after the other."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,11 +7,11 @@ import torch
 
 
 class OneByOne(torch.optim.Optimizer):
-    """Moves every weight that has a gradient, alone."""
+    """Updates every weight that has a gradient, one at a time."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]  # torch's own has overloads
-        """Move the weights, and return what the closure does."""
+        """Update all weights, and return the closure's result."""
         loss = closure() if closure is not None else None
         for group in self.param_groups:
             for parameter in group["params"]:
@@ -20,5 +20,5 @@ class OneByOne(torch.optim.Optimizer):
         return loss
 
     def move(self, parameter: torch.Tensor, gradient: torch.Tensor, group: dict[str, Any]) -> None:
-        """Change a weight by its gradient, as its group says."""
+        """Update a weight with its gradient and its group's settings."""
         raise NotImplementedError

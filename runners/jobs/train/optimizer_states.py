@@ -1,7 +1,7 @@
-"""What an optimiser remembers, as named tensors: to be written, read again and shared.
+"""Optimizer states as named tensors, to be saved, loaded and shared between ranks.
 
-Whatever it keeps for a weight is taken as it is, so that any optimiser goes on to the bit: 8-bit
-moments with their scales, rows and columns, counts of steps, moments in a mapped file.
+All state of a weight is taken as it is, so that any optimizer resumes bit-exactly: 8-bit moments
+with their scales, factored moments, step counts, moments in a mapped file.
 """
 
 import json
@@ -11,39 +11,39 @@ from typing import Any
 import torch
 
 from runners.jobs.ranks import Ranks
-from runners.jobs.train.away_states import AwayAdamW
+from runners.jobs.train.offloaded_adamw import OffloadedAdamW
 
-NUMBERS = {"int": int, "float": float}  # what is kept as a plain number comes back as one
+NUMBERS = {"int": int, "float": float}  # plain numbers are restored as such
 
 
 def tensors_of(optimizer: torch.optim.Optimizer, names: Sequence[str]) -> dict[str, torch.Tensor]:
-    """Return the states as ``weight's name.state's name``; none shares memory with another.
+    """Return the states as ``<weight name>.<state name>``; none shares memory with another.
 
-    ``names`` are the weights' in the optimiser's order.
+    ``names`` are the weights' names, in the optimizer's order.
     """
-    found: dict[str, torch.Tensor] = {}
-    seen: set[int] = set()
+    tensors: dict[str, torch.Tensor] = {}
+    addresses: set[int] = set()
     for weight, parameter in zip(names, _weights(optimizer), strict=True):
         for name, value in optimizer.state.get(parameter, {}).items():
             if isinstance(value, torch.Tensor):
                 tensor = value.detach().contiguous()
                 address = tensor.data_ptr()
-                found[f"{weight}.{name}"] = tensor.clone() if address in seen else tensor
-                seen.add(address)
+                tensors[f"{weight}.{name}"] = tensor.clone() if address in addresses else tensor
+                addresses.add(address)
             elif value is not None:
                 kind = type(value).__name__
-                found[f"{weight}.{name}#{kind}"] = torch.tensor(NUMBERS[kind](value))
-    return found
+                tensors[f"{weight}.{name}#{kind}"] = torch.tensor(NUMBERS[kind](value))
+    return tensors
 
 
 def fill(
     optimizer: torch.optim.Optimizer, names: Sequence[str], tensors: dict[str, torch.Tensor]
 ) -> None:
-    """Give an optimiser of the same weights what another one kept."""
+    """Load states into an optimizer of the same weights."""
     weights = dict(zip(names, _weights(optimizer), strict=True))
     for key, value in tensors.items():
-        weight, _, kept = key.rpartition(".")
-        name, _, kind = kept.partition("#")
+        weight, _, state_key = key.rpartition(".")
+        name, _, kind = state_key.partition("#")
         state = _state(optimizer, weights[weight])
         if kind:
             state[name] = NUMBERS[kind](value.item())
@@ -54,10 +54,10 @@ def fill(
 
 
 def share(ranks: Ranks, optimizer: torch.optim.Optimizer, names: Sequence[str]) -> None:
-    """Give every rank's optimiser what the lead's keeps.
+    """Copy the lead's optimizer states to every rank.
 
     Raises:
-        RankLostError: not every rank answered in time.
+        RankFailedError: not every rank responded in time.
     """
     tensors = tensors_of(optimizer, names) if ranks.is_lead else {}
     described = {name: _described(each) for name, each in tensors.items()}
@@ -70,7 +70,7 @@ def share(ranks: Ranks, optimizer: torch.optim.Optimizer, names: Sequence[str]) 
 
 
 def _from_lead(ranks: Ranks, document: dict[str, Any]) -> dict[str, Any]:
-    """Return the lead's JSON document: first its length is told, then its bytes."""
+    """Broadcast the lead's JSON document: its length first, then its bytes."""
     text = bytearray(json.dumps(document).encode())
     length = torch.tensor([len(text)])
     ranks.copy_from_lead([length])
@@ -78,8 +78,8 @@ def _from_lead(ranks: Ranks, document: dict[str, Any]) -> dict[str, Any]:
     if ranks.is_lead:
         data = torch.frombuffer(text, dtype=torch.uint8)
     ranks.copy_from_lead([data])
-    found: dict[str, Any] = json.loads(bytes(data.tolist()))
-    return found
+    received: dict[str, Any] = json.loads(bytes(data.tolist()))
+    return received
 
 
 def _described(tensor: torch.Tensor) -> tuple[str, list[int]]:
@@ -95,7 +95,7 @@ def _weights(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 
 
 def _state(optimizer: torch.optim.Optimizer, weight: torch.Tensor) -> dict[str, Any]:
-    if isinstance(optimizer, AwayAdamW):
+    if isinstance(optimizer, OffloadedAdamW):
         return optimizer.state_of(weight)
     state: dict[str, Any] = optimizer.state[weight]
     return state

@@ -1,4 +1,4 @@
-"""What turns gradients into new weights."""
+"""Construction of the optimizers."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -7,11 +7,11 @@ from typing import Any
 import torch
 
 from runners.jobs.runtime import BadInputError
-from runners.jobs.train.away_states import AwayAdamW
 from runners.jobs.train.fused_updates import AdaLomo, Lomo
 from runners.jobs.train.integer_updates import Qft
 from runners.jobs.train.integers import integer_matrices, learning
 from runners.jobs.train.lion import Lion
+from runners.jobs.train.offloaded_adamw import OffloadedAdamW
 from runners.jobspec.training_memory import Away, Optimizer
 
 BETAS = (0.9, 0.95)
@@ -26,12 +26,12 @@ def build_optimizer(
     name: Optimizer = "adamw",
     states: tuple[Away, Path | None] = ("none", None),
 ) -> torch.optim.Optimizer:
-    """Return an optimiser that decays matrices and leaves norms, biases and frozen weights alone.
+    """Return an optimizer with weight decay for matrices only; frozen weights are left out.
 
-    ``states`` are where its moments wait, and the folder of their file.
+    ``states`` are the location of its moments, and the folder of their file.
 
     Raises:
-        BadInputError: the host's device or libraries cannot do this.
+        BadInputError: the host's device or libraries do not support it.
     """
     trained = list(learning(model).values())
     groups = [
@@ -40,15 +40,15 @@ def build_optimizer(
     ]
     where, folder = states
     if where != "none":
-        _check_away(where, trained)
-        return AwayAdamW(groups, learning_rate, BETAS, folder if where == "disk" else None)
-    filled = [each for each in groups if each["params"]]
+        _check_offload(where, trained)
+        return OffloadedAdamW(groups, learning_rate, BETAS, folder if where == "disk" else None)
+    nonempty = [each for each in groups if each["params"]]
     if name == "qft":
-        return Qft(filled, learning_rate, LION_BETAS, integer_matrices(model).values())
-    return BUILDERS[name](filled, learning_rate)
+        return Qft(nonempty, learning_rate, LION_BETAS, integer_matrices(model).values())
+    return BUILDERS[name](nonempty, learning_rate)
 
 
-def _check_away(where: Away, trained: list[torch.nn.Parameter]) -> None:
+def _check_offload(where: Away, trained: list[torch.nn.Parameter]) -> None:
     if where == "cpu" and all(each.device.type == "cpu" for each in trained):
         msg = (
             "optimizer_offload cpu: this host computes on its CPU, so the optimiser's states are "
@@ -58,7 +58,7 @@ def _check_away(where: Away, trained: list[torch.nn.Parameter]) -> None:
 
 
 def _eight_bit(name: str, **options: Any) -> Callable[[Groups, float], torch.optim.Optimizer]:
-    """Return what builds an optimiser of bitsandbytes; small tensors keep 32 bits there.
+    """Return a builder of a bitsandbytes optimizer; it keeps small tensors in 32 bits.
 
     Source: Dettmers et al. 2021, arXiv:2110.02861.
     """
@@ -69,8 +69,10 @@ def _eight_bit(name: str, **options: Any) -> Callable[[Groups, float], torch.opt
         except ImportError as error:
             msg = "8-bit states need bitsandbytes on this host: pip install 'slipway[gpu]'"
             raise BadInputError(msg) from error
-        found: torch.optim.Optimizer = getattr(optim, name)(groups, lr=learning_rate, **options)
-        return found
+        optimizer: torch.optim.Optimizer = getattr(optim, name)(
+            groups, lr=learning_rate, **options
+        )
+        return optimizer
 
     return build
 

@@ -1,4 +1,4 @@
-"""What a training leaves: the judged model or adapter, its card and its figures."""
+"""Final evaluation and publication of a training: model or adapter, card and figures."""
 
 import statistics
 from pathlib import Path
@@ -20,13 +20,13 @@ from runners.jobs.train.quantized import made_plain
 from runners.jobs.train.sources import Data
 from runners.jobs.train.trainer import Trainer, steady
 from runners.jobspec import ArtefactModel, FolderModel, TrainSpec
+from runners.measured_window import TRAINING
 
-TRAINING = "Training"
-FINAL_EVALUATION_TOKENS = 8192  # as the other jobs take by default: their figures then compare
+FINAL_EVALUATION_TOKENS = 8192  # the default of the other jobs, for comparable figures
 
 
 class Prepared(NamedTuple):
-    """What training needs; with an adapter the model's own weights stay as they are."""
+    """Everything that training needs; with ``lora`` the model's own weights are frozen."""
 
     trainer: Trainer
     tokenizer: PreTrainedTokenizerFast
@@ -37,7 +37,7 @@ class Prepared(NamedTuple):
 
 
 def finish(prepared: Prepared, peak: Peak) -> None:
-    """Judge what was trained, publish it and report the run's figures."""
+    """Evaluate the trained model, publish it and report the run's figures."""
     if prepared.data.classes:
         _finish_classifier(prepared, peak)
         return
@@ -53,8 +53,13 @@ def finish(prepared: Prepared, peak: Peak) -> None:
     model = ready(model, dtype=TORCH_DTYPES[spec.published_dtype])
     perplexity = evaluate(model, trainer.held_out.ids, FINAL_EVALUATION_TOKENS)
     parameters = float(sum(each.numel() for each in model.parameters()))
-    said = perplexity.measured()
-    measured = {**_measured(trainer, peak), **said, "parameters": parameters, **trained}
+    perplexity_figures = perplexity.measured()
+    measured = {
+        **_measured(trainer, peak),
+        **perplexity_figures,
+        "parameters": parameters,
+        **trained,
+    }
     notes = {"perplexity": perplexity.note(), **_notes(prepared, peak)}
     if spec.lora is None or spec.lora.is_merged:
         job.emitter.phase("Saving the model")
@@ -66,7 +71,7 @@ def finish(prepared: Prepared, peak: Peak) -> None:
 
 
 def _finish_classifier(prepared: Prepared, peak: Peak) -> None:
-    """Judge the classifier on the samples that were kept, publish it and report its figures."""
+    """Evaluate a classifier on the held-out samples, publish it and report its figures."""
     trainer, spec = prepared.trainer, prepared.trainer.spec
     job = trainer.job
     job.emitter.phase("Judging on held-out samples")
@@ -80,14 +85,14 @@ def _finish_classifier(prepared: Prepared, peak: Peak) -> None:
     notes = _notes(prepared, peak)
     job.emitter.phase("Saving the model")
     model = ready(trainer.model, dtype=TORCH_DTYPES[spec.published_dtype])
-    judged = {name: measured[name] for name in ("accuracy", "f1")}
-    _publish_model(prepared, model, _card(spec, measured, notes), judged)
+    quality = {name: measured[name] for name in ("accuracy", "f1")}
+    _publish_model(prepared, model, _card(spec, measured, notes), quality)
     measured["disk_bytes"] = float(weight_file_bytes(job.output_dir("model")))
     job.emitter.result(measured, notes, Work((TRAINING,), trainer.trained_tokens))
 
 
 def _trained_figures(trainer: Trainer) -> dict[str, float]:
-    """Return how much was trained, and what the optimiser held for it."""
+    """Return the number of trained parameters and the optimizer's bytes."""
     trained = sum(each.numel() for each in learning(trainer.model).values())
     return {
         "trainable_parameters": float(trained),
@@ -96,7 +101,7 @@ def _trained_figures(trainer: Trainer) -> dict[str, float]:
 
 
 def _data_figures(prepared: Prepared) -> dict[str, float]:
-    """Return what the data is made of, and the loss on what was kept back of it."""
+    """Return the data's figures, and the loss on its held-out part."""
     if prepared.data.judged is None:
         return prepared.data.measured
     return prepared.data.measured | prepared.data.judged.result(prepared.trainer.model)
@@ -113,7 +118,7 @@ def _publish_model(
 
 
 def _publish_adapter(prepared: Prepared, lora: Lora) -> dict[str, float]:
-    """Leave the adapter as peft reads it, and return its figures: it is judged unmerged."""
+    """Publish the adapter in peft's format; return its figures, evaluated unmerged."""
     trainer = prepared.trainer
     job, spec = trainer.job, trainer.spec
     base = spec.model
@@ -131,7 +136,7 @@ def _publish_adapter(prepared: Prepared, lora: Lora) -> dict[str, float]:
 
 def _measured(trainer: Trainer, peak: Peak) -> dict[str, float]:
     step_seconds = statistics.median(steady(trainer.step_seconds or [0.0]))
-    state, best = trainer.state, trainer.judge.best.exported
+    state, best = trainer.state, trainer.evaluator.best.exported
     tokens = state.tokens / max(1, state.step)
     return {
         "tokens_per_second": tokens / step_seconds if step_seconds else 0.0,
@@ -175,22 +180,22 @@ def _notes(prepared: Prepared, peak: Peak) -> dict[str, str]:
 
 
 def _course_notes(trainer: Trainer) -> dict[str, str]:
-    """Return how the training went: on which ranks, from where on, until when."""
+    """Return notes on the ranks, checkpoints, early stop and resumption."""
     notes = {}
     if not trainer.ranks.is_alone:
         notes["ranks"] = _ranks_note(trainer)
     if trainer.writer.num_written:
         notes["checkpoint_wait_seconds"] = trainer.writer.note()
-    notes |= trainer.watch.notes() | trainer.judge.notes(trainer.state)
+    notes |= trainer.watch.notes() | trainer.evaluator.notes(trainer.state)
     if trainer.resumed_at_step is not None:
         notes["resumed"] = f"from the checkpoint at step {trainer.resumed_at_step}"
     return notes
 
 
 def _kernel_notes(trainer: Trainer) -> dict[str, str]:
-    """Return which kernels were fused while it trained, and what compiling brought."""
-    ways = {"sdpa": "torch's fused attention (SDPA)", "eager": "scores as separate products"}
-    notes = {"attention": ways.get(trainer.attention, trainer.attention)}
+    """Return notes on the kernels that training used, and the speedup of compiling."""
+    kernels = {"sdpa": "torch's fused attention (SDPA)", "eager": "scores as separate products"}
+    notes = {"attention": kernels.get(trainer.attention, trainer.attention)}
     if trainer.blocks is not None:
         notes["attention"] = trainer.blocks.note()
     if isinstance(trainer.optimizer, torch.optim.AdamW):
@@ -209,14 +214,14 @@ def _products_note(trainer: Trainer) -> str:
 
 
 def _ranks_note(trainer: Trainer) -> str:
-    """Return in words how the ranks shared the work."""
+    """Return a note on how the ranks shared the work."""
     size, layout = trainer.ranks.size, trainer.spec.layout
     if layout is None:
         return f"{size}, each with its share of every step's micro-batches"
     if trainer.spec.parallel.on_lost_rank == "shrink":
-        layout = layout.restaged(size)  # as many as were left
-    asked = layout.model_dump(exclude_defaults=True)
-    return f"{size}, laid out as {', '.join(f'{name} {value}' for name, value in asked.items())}"
+        layout = layout.restaged(size)  # the size after ranks were lost
+    sizes = layout.model_dump(exclude_defaults=True)
+    return f"{size}, laid out as {', '.join(f'{name} {value}' for name, value in sizes.items())}"
 
 
 def _card(

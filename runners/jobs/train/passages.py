@@ -1,4 +1,4 @@
-"""Labelled text that every host has: passages of Python's library, by the package they are of."""
+"""Built-in labelled text: passages of Python's standard library, labelled by package."""
 
 import io
 import json
@@ -9,15 +9,15 @@ from runners.jobs.corpus import Corpus
 from runners.jobs.runtime import BadInputError
 from runners.jobs.train.samples import DataFile
 
-PASSAGE_LINES = 8  # about 80 tokens, none of which names its file
+PASSAGE_LINES = 8  # about 80 tokens, none of which contains the file's name
 NAME = "passages of Python's library.jsonl"
 
 
 def passages(corpus: Corpus) -> DataFile:
-    """Return the passages as a file of labelled text; the same Python gives the same.
+    """Return the passages as a labelled data file; the same Python gives the same file.
 
     Raises:
-        BadInputError: this Python came without one of the packages.
+        BadInputError: this Python lacks one of the packages.
     """
     lines = list(_lines(corpus))
     if missing := sorted(set(PACKAGES) - {label for _, label in lines}):
@@ -36,6 +36,6 @@ def _lines(corpus: Corpus) -> Iterator[tuple[str, str]]:
         package = rest.partition("/")[0]
         if root != "python" or package not in PACKAGES:
             continue
-        held = [line for line in document.text.splitlines(keepends=True) if line.strip()]
-        for at in range(0, len(held) - PASSAGE_LINES + 1, PASSAGE_LINES):
-            yield "".join(held[at : at + PASSAGE_LINES]), package
+        lines = [line for line in document.text.splitlines(keepends=True) if line.strip()]
+        for at in range(0, len(lines) - PASSAGE_LINES + 1, PASSAGE_LINES):
+            yield "".join(lines[at : at + PASSAGE_LINES]), package

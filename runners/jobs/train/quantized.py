@@ -1,16 +1,16 @@
-"""Training through integers: scales alone over fixed codes, or weights that round as they learn.
+"""Quantised training: trainable scales over fixed codes, or quantisation-aware weights.
 
-AlphaTuning keeps each linear layer's weights as codes, two to a byte with 4 bits, and trains one
-scale for each group of them. Quantisation-aware training keeps full-width weights, whose rounded
-values the products see; rounding lets gradients pass as if it were not there. Both leave plain
-weights that are exactly on the grid. The embedding and the output layer stay as they are.
+AlphaTuning keeps each linear layer's weights as integer codes, two per byte at 4 bits, and trains
+one scale per group. Quantisation-aware training keeps full-width weights and rounds them for each
+product; gradients pass straight through the rounding. Both end in plain weights that are exactly
+on the grid. The embedding and the output layer are not quantised.
 
 Source: Kwon et al. 2022 (AlphaTuning), arXiv:2210.03858, section 3; Jacob et al. 2017,
 arXiv:1712.05877, section 3; Bengio et al. 2013, arXiv:1308.3432 (straight-through).
 """
 
 # mypy: disable-error-code="no-untyped-call"
-# torch leaves its autograd functions without types.
+# torch leaves its autograd functions untyped.
 
 import torch
 from transformers import PreTrainedModel
@@ -21,14 +21,14 @@ from runners.jobs.train.autograd import Context
 from runners.jobs.train.integers import made_wide, put
 
 SMALLEST_SCALE = 1e-8
-NIBBLE_BITS = 4  # two codes to a byte
+NIBBLE_BITS = 4  # two codes per byte
 
 
 def quantize_for_training(model: PreTrainedModel, options: QuantizedTraining) -> None:
-    """Put layers of the method in the place of the model's linear layers.
+    """Replace the model's linear layers by those of the method.
 
     Raises:
-        BadInputError: a layer's rows are no whole number of groups.
+        BadInputError: a layer's rows are not a multiple of the group size.
     """
     kind = CodedLinear if options.method == "alphatuning" else RoundedLinear
     if options.method == "alphatuning":
@@ -45,7 +45,7 @@ def quantize_for_training(model: PreTrainedModel, options: QuantizedTraining) ->
 
 
 def made_plain(model: PreTrainedModel) -> PreTrainedModel:
-    """Return the same model with plain linear layers, whose weights are those that it computes."""
+    """Return the model with plain linear layers that have the effective weights."""
     for name, layer in list(model.named_modules()):
         if isinstance(layer, CodedLinear | RoundedLinear):
             plain = torch.nn.Linear(1, 1, bias=layer.bias is not None)
@@ -59,7 +59,7 @@ def made_plain(model: PreTrainedModel) -> PreTrainedModel:
 
 
 class CodedLinear(torch.nn.Module):
-    """A linear layer of fixed codes and trained scales, [outputs, groups]."""
+    """A linear layer of fixed codes and trained scales [outputs, groups]."""
 
     codes: torch.Tensor
     bias: torch.nn.Parameter | None
@@ -74,41 +74,41 @@ class CodedLinear(torch.nn.Module):
         self.scale = torch.nn.Parameter(scale)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Return the layer's outputs; the weights are there for a product at a time."""
+        """Return the layer's outputs; weights are dequantised per product."""
         dtype = torch.get_autocast_dtype(inputs.device.type)
         if torch.is_autocast_enabled(inputs.device.type):
             inputs = inputs.to(dtype)
-        made: torch.Tensor = _CodedProduct.apply(inputs, self.scale, self.codes, self.bits)
-        return made if self.bias is None else made + self.bias.to(made.dtype)
+        output: torch.Tensor = _CodedProduct.apply(inputs, self.scale, self.codes, self.bits)
+        return output if self.bias is None else output + self.bias.to(output.dtype)
 
     def values(self) -> torch.Tensor:
-        """Return the weights that the codes stand for, [outputs, inputs]."""
+        """Return the dequantised weights, [outputs, inputs]."""
         return _times(_unpacked(self.codes, self.bits), self.scale)
 
 
 class RoundedLinear(torch.nn.Linear):
-    """A linear layer whose products see its weights rounded."""
+    """A linear layer that rounds its weights in each product."""
 
     def __init__(self, layer: torch.nn.Linear, options: QuantizedTraining) -> None:
-        """Take the layer's own weights."""
+        """Use the layer's own weights."""
         super().__init__(1, 1, bias=False)
         self.in_features, self.out_features = layer.in_features, layer.out_features
         self.weight, self.bias = layer.weight, layer.bias
         self._options = options
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Return the outputs; gradients go to the weights as if they were not rounded."""
-        seen = self.weight + (self.values() - self.weight).detach()
-        return torch.nn.functional.linear(inputs, seen, self.bias)
+        """Return the outputs; gradients pass straight through the rounding."""
+        rounded = self.weight + (self.values() - self.weight).detach()
+        return torch.nn.functional.linear(inputs, rounded, self.bias)
 
     def values(self) -> torch.Tensor:
-        """Return the nearest weights on the grid, [outputs, inputs]."""
+        """Return the rounded weights, [outputs, inputs]."""
         codes, scale = _nearest(self.weight.detach(), self._options)
         return _times(codes, scale)
 
 
 class _CodedProduct(torch.autograd.Function):
-    """A product that keeps its input and the codes; the weights are made anew when needed."""
+    """A product that saves its input and the codes; weights are dequantised again when needed."""
 
     @staticmethod
     def forward(
@@ -126,10 +126,10 @@ class _CodedProduct(torch.autograd.Function):
     def backward(ctx: Context, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         inputs, scale, codes = ctx.saved_tensors
         plain = _unpacked(codes, ctx.bits)
-        back = gradient @ _times(plain, scale).to(gradient.dtype)
-        of_weights = gradient.flatten(0, -2).T.float() @ inputs.flatten(0, -2).float()
-        of_scale = (of_weights * plain).unflatten(1, (scale.shape[1], -1)).sum(-1)
-        return back, of_scale.to(scale.dtype), None, None
+        input_gradient = gradient @ _times(plain, scale).to(gradient.dtype)
+        weight_gradient = gradient.flatten(0, -2).T.float() @ inputs.flatten(0, -2).float()
+        scale_gradient = (weight_gradient * plain).unflatten(1, (scale.shape[1], -1)).sum(-1)
+        return input_gradient, scale_gradient.to(scale.dtype), None, None
 
 
 def _nearest(
@@ -149,13 +149,13 @@ def _times(codes: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
 
 
 def _packed(codes: torch.Tensor) -> torch.Tensor:
-    """Return two 4-bit codes in each byte."""
+    """Pack two 4-bit codes into each byte."""
     shifted = (codes + 8).to(torch.uint8)
     return shifted[:, ::2] | (shifted[:, 1::2] << 4)
 
 
 def _unpacked(codes: torch.Tensor, bits: int) -> torch.Tensor:
-    if bits != NIBBLE_BITS:  # a code to a byte
+    if bits != NIBBLE_BITS:  # one code per byte
         return codes
     halves = torch.stack([codes & 15, codes >> 4], dim=-1).flatten(1)
     return halves.to(torch.int8).sub_(8)

@@ -1,4 +1,4 @@
-"""The product's trainer on a fresh model, telling nobody: for benches and measurements."""
+"""The trainer on a fresh model without reporting: for benchmarks and measurements."""
 
 import os
 import threading
@@ -16,8 +16,8 @@ from runners.jobs.ranks import ALONE, Ranks
 from runners.jobs.runtime import Job
 from runners.jobs.tokenizer import TokenIds
 from runners.jobs.train.batches import TextBatches
+from runners.jobs.train.evaluator import HeldOut
 from runners.jobs.train.growing import with_growing_lengths
-from runners.jobs.train.judge import HeldOut
 from runners.jobs.train.trainer import Trainer
 from runners.jobspec import RandomModel, TrainSpec
 from runners.messages import RunRequest
@@ -33,9 +33,9 @@ def quiet_trainer(
     ids: TokenIds | None = None,
     model: PreTrainedModel | None = None,
 ) -> Trainer:
-    """Return a trainer of a training's ``fields`` that works in ``folder``, on random tokens.
+    """Return a trainer with these spec ``fields`` that works in ``folder``, on random tokens.
 
-    With ``ids`` it learns from those, with ``model`` it trains that one. The same seed gives the
+    ``ids`` and ``model`` replace the random tokens and the fresh model. The same seed gives the
     same weights on every rank.
     """
     spec = TrainSpec.model_validate({"model": RandomModel(config={}), **fields})
@@ -44,8 +44,8 @@ def quiet_trainer(
     model.set_attn_implementation("eager")  # as the job does on a CPU
     if ids is None:
         vocabulary = int(model.config.vocab_size)
-        drawn = np.random.default_rng(spec.seed).integers(0, vocabulary, RANDOM_TOKENS)
-        ids = drawn.astype(np.int32)
+        random_ids = np.random.default_rng(spec.seed).integers(0, vocabulary, RANDOM_TOKENS)
+        ids = random_ids.astype(np.int32)
     text = ids
     request = RunRequest(attempt_id="quiet", job_id="quiet", number=1, fence="quiet", spec=spec)
     emitter = Emitter(os.open(os.devnull, os.O_WRONLY))

@@ -1,7 +1,7 @@
-"""Activations that are computed again in the backward pass instead of being kept.
+"""Activation recomputation (gradient checkpointing).
 
-A layer at a time: with ``full`` only its input is kept, with ``selective`` also what its matrix
-products gave, so that norms, activation functions and the attention's scores alone run again.
+Per layer: ``full`` saves only its input, ``selective`` also the outputs of its matrix products, so
+that only norms, activation functions and attention scores are recomputed.
 
 Source: Chen et al. 2016, arXiv:1604.06174; Korthikanti et al. 2022, arXiv:2205.05198, section 5.
 """
@@ -29,10 +29,10 @@ KEPT_PRODUCTS = frozenset(
 
 
 def recompute(model: PreTrainedModel, how: Recomputation) -> None:
-    """Have the model's layers keep less for the backward pass from now on.
+    """Enable recomputation in the model's layers.
 
     Raises:
-        BadInputError: the architecture has no layers that can be computed again.
+        BadInputError: the architecture does not support it.
     """
     if how == "none":
         return
@@ -50,7 +50,7 @@ def recompute(model: PreTrainedModel, how: Recomputation) -> None:
 
 
 def _policy(_context: object, operator: object, *_args: object, **_kwargs: object) -> object:
-    """Keep what is dear to compute: one product costs more than everything between two."""
+    """Save what is expensive: one product costs more than everything between two."""
     if operator in KEPT_PRODUCTS:
         return CheckpointPolicy.MUST_SAVE
     return CheckpointPolicy.PREFER_RECOMPUTE

@@ -1,7 +1,7 @@
-"""Samples as the rows of a step: several short ones in each, or one; what is longer is cut.
+"""Samples as rows: packed or one per row; longer ones are cut.
 
-Which samples share a row follows from their lengths alone, and the order of the rows from the
-seed and their number, so that every rank and every resumed run reads the same.
+Packing depends on the lengths only, and the order of rows on the seed and their number, so that
+every rank and every resumed run reads the same.
 """
 
 from bisect import bisect_left, insort
@@ -19,10 +19,10 @@ from runners.jobspec import SampleOptions
 Numbers = npt.NDArray[np.int64]
 
 
-class Pieces(NamedTuple):
-    """What is learnt at one go: ``lengths`` inputs [pieces] from ``begins``, and one token more.
+class Segments(NamedTuple):
+    """Pieces of samples: ``lengths`` inputs [pieces] from ``begins``, plus one more token each.
 
-    ``num_cut`` samples were too long and ``num_left_out`` gave nothing to learn from.
+    ``num_cut`` samples were too long; ``num_left_out`` had no label.
     """
 
     begins: Numbers
@@ -31,13 +31,13 @@ class Pieces(NamedTuple):
     num_left_out: int = 0
 
 
-def pieces_of(
+def segments_of(
     documents: Documents, longest: int, options: SampleOptions, *, is_text: bool
-) -> Pieces:
+) -> Segments:
     """Return the pieces of samples, each of at most ``longest`` inputs.
 
-    Plain text is cut into several, so that nothing of it is lost; of others the beginning is kept.
-    A piece without a label teaches nothing and is left out.
+    Plain text is cut into several pieces, so that nothing is lost; of other samples the beginning
+    is kept. Pieces without a label are left out.
     """
     begins, lengths = documents.offsets[:-1], np.diff(documents.offsets) - 1
     is_long = lengths > longest
@@ -51,7 +51,7 @@ def pieces_of(
     has_labels = _num_labels(documents.learnt, begins, lengths) > 0
     is_cut = options.too_long == "cut"
     num_left_out = int((~has_labels).sum()) + (0 if is_cut else int(is_long.sum()))
-    return Pieces(
+    return Segments(
         begins[has_labels],
         lengths[has_labels],
         int(is_long.sum()) if is_cut else 0,
@@ -60,7 +60,7 @@ def pieces_of(
 
 
 def _cut(begins: Numbers, lengths: Numbers, longest: int) -> tuple[Numbers, Numbers]:
-    """Return pieces that follow each other: every token but a sample's first is a label once."""
+    """Return consecutive pieces: every token but a sample's first is a label once."""
     counts = np.maximum(1, -(-lengths // longest))
     owners = np.repeat(np.arange(len(lengths)), counts)
     nth = np.arange(len(owners)) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -69,32 +69,32 @@ def _cut(begins: Numbers, lengths: Numbers, longest: int) -> tuple[Numbers, Numb
 
 
 def _num_labels(learnt: Learnt, begins: Numbers, lengths: Numbers) -> Numbers:
-    """Return how many labels each piece has: what follows its inputs and is learnt."""
-    found = np.zeros(len(begins), dtype=np.int64)
+    """Return the number of labels of each piece."""
+    counts = np.zeros(len(begins), dtype=np.int64)
     for at, (begin, length) in enumerate(zip(begins.tolist(), lengths.tolist(), strict=True)):
         if length > 0:
-            found[at] = np.count_nonzero(learnt[begin + 1 : begin + 1 + length])
-    return found
+            counts[at] = np.count_nonzero(learnt[begin + 1 : begin + 1 + length])
+    return counts
 
 
-def windows_of(ids: TokenIds, length: int) -> tuple[Documents, Pieces]:
-    """Return one long text as windows that follow each other, each a piece of its own."""
+def windows_of(ids: TokenIds, length: int) -> tuple[Documents, Segments]:
+    """Return one long text as consecutive windows, each a piece."""
     length = min(length, len(ids) - 1)
     begins = np.arange(0, len(ids) - length, length, dtype=np.int64)
     learnt = np.ones(1, dtype=np.uint8)
-    everywhere = np.broadcast_to(learnt, (len(ids),))
-    documents = Documents(ids, everywhere, np.array([0, len(ids)], dtype=np.int64))
-    return documents, Pieces(begins, np.full(len(begins), length, dtype=np.int64))
+    all_learnt = np.broadcast_to(learnt, (len(ids),))
+    documents = Documents(ids, all_learnt, np.array([0, len(ids)], dtype=np.int64))
+    return documents, Segments(begins, np.full(len(begins), length, dtype=np.int64))
 
 
 # Rows
 
 
 class Rows:
-    """Rows of pieces: which stand in each, and what they read."""
+    """Rows of pieces: which pieces each row has, and their tokens."""
 
-    def __init__(self, documents: Documents, pieces: Pieces, packed: list[list[int]]) -> None:
-        """Have one row for each list of pieces."""
+    def __init__(self, documents: Documents, pieces: Segments, packed: list[list[int]]) -> None:
+        """Create one row for each list of pieces."""
         self._documents = documents
         self._pieces = pieces
         self._packed = packed
@@ -112,7 +112,7 @@ class Rows:
         return int(self.lengths.max(initial=0))
 
     def fill(self, row: int, batch: Batch, at: int) -> None:
-        """Write a row's inputs, labels and positions into the row ``at`` of a batch of padding."""
+        """Write a row's inputs, labels and positions into row ``at`` of a blank batch."""
         ids, learnt, _ = self._documents
         column = 0
         for piece in self._packed[row]:
@@ -129,8 +129,8 @@ class Rows:
             batch.position_ids[at, column:] = torch.arange(batch.input_ids.shape[1] - column)
 
 
-def rows_of(documents: Documents, pieces: Pieces, longest: int, options: SampleOptions) -> Rows:
-    """Return the pieces in rows of at most ``longest`` inputs, as the options have it."""
+def rows_of(documents: Documents, pieces: Segments, longest: int, options: SampleOptions) -> Rows:
+    """Return the pieces in rows of at most ``longest`` inputs, packed or not."""
     if options.rows == "packed":
         packed = best_fit(pieces.lengths.tolist(), longest)
     else:
@@ -139,13 +139,13 @@ def rows_of(documents: Documents, pieces: Pieces, longest: int, options: SampleO
 
 
 def best_fit(lengths: list[int], longest: int) -> list[list[int]]:
-    """Return rows of at most ``longest``: each piece, longest first, where it leaves least room.
+    """Pack pieces into rows of at most ``longest``: longest first, into the fullest row that fits.
 
     Source: Ding et al. 2024, arXiv:2404.10830, algorithm 1 (best-fit decreasing).
     """
     rows: list[list[int]] = []
     open_rows: dict[int, list[int]] = {}  # room left -> rows
-    rooms: list[int] = []  # those in the dictionary, least first
+    rooms: list[int] = []  # keys of open_rows, in ascending order
     for piece in sorted(range(len(lengths)), key=lambda each: -lengths[each]):
         length = lengths[piece]
         at = bisect_left(rooms, length)

@@ -1,11 +1,11 @@
-"""A file of training data in tokens: written once to the host's cache, read from there by map.
+"""Tokenised training files, cached on the host and read through memory maps.
 
-Two passes over the file: one names every record by its content and so decides what is kept to
-judge by, one tokenises. Neither holds more than a handful of records.
+Two passes over the file: the first hashes every record to choose the held-out ones, the second
+tokenises. Neither has more than a batch of records in memory.
 """
 
 # mypy: disable-error-code="no-untyped-call"
-# transformers ships types, but leaves some of its functions without.
+# transformers ships types, but leaves some of its functions untyped.
 
 import hashlib
 import json
@@ -34,7 +34,7 @@ from runners.jobs.runtime import BadInputError
 from runners.jobs.tokenizer import TokenIds, cached_folder, tokenizer_digest
 from runners.jobs.train.rendering import Rendered, Renderer, give_template
 
-LAYOUT_VERSION = 1  # raise when what lies in the cache changes its meaning
+LAYOUT_VERSION = 1  # raise when the meaning of the cached files changes
 BATCH_CHARACTERS = 2**20
 BATCH_RECORDS = 256
 READ_BYTES = 2**20
@@ -42,10 +42,10 @@ Learnt = npt.NDArray[np.uint8]
 
 
 class Documents(NamedTuple):
-    """Samples in tokens, one after the other.
+    """Tokenised samples, concatenated.
 
-    ``ids`` and ``learnt`` [tokens]: of which tokens a loss is taken; ``offsets`` [samples + 1]:
-    where each begins.
+    ``ids`` and ``learnt`` [tokens]: 1 where a token has a loss; ``offsets`` [samples + 1]: start
+    of each sample.
     """
 
     ids: TokenIds
@@ -58,7 +58,7 @@ class Documents(NamedTuple):
 
 
 class Tokenised(NamedTuple):
-    """A file's two parts, and how it was read."""
+    """The two parts of a file, and facts about reading it."""
 
     train: Documents
     held_out: Documents
@@ -67,7 +67,7 @@ class Tokenised(NamedTuple):
 
 @dataclass(frozen=True)
 class DataFile:
-    """An opened file and the name that people know it by; the handle stays open."""
+    """An opened file and its display name; the handle stays open."""
 
     name: str
     file: BinaryIO
@@ -90,10 +90,10 @@ class DataFile:
 def tokenised_file(
     data: DataFile, digest: str, tokenizer: PreTrainedTokenizerFast, cache_dir: Path
 ) -> Tokenised:
-    """Return a file in tokens: from the cache, or read and kept there.
+    """Return a tokenised file, from the cache if it is there.
 
     Raises:
-        BadInputError: the file, or a record of it, cannot be learnt from.
+        BadInputError: the file, or one of its records, is invalid.
     """
     try:
         reader = Reader(data.name, data.format)
@@ -120,17 +120,17 @@ def _read(folder: Path) -> Documents:
     )
 
 
-# The first pass: what is kept to judge by
+# The first pass: the held-out split
 
 
 class Split:
-    """Which samples are kept from training, by their content alone: equal ones stay together."""
+    """The held-out split, by content only: equal samples are on the same side."""
 
     def __init__(self, digests: Iterator[bytes], name: str) -> None:
-        """Look at every sample once, so that each side gets at least one.
+        """Read every sample once, so that each side gets at least one.
 
         Raises:
-            DataError: there are no two samples that differ.
+            DataError: there are no two different samples.
         """
         self._least, self._greatest = b"\xff" * 33, b""
         count, num_held_out = 0, 0
@@ -144,7 +144,7 @@ class Split:
         self._gives_greatest = num_held_out == count
 
     def is_held_out(self, digest: bytes) -> bool:
-        """Return whether the sample of this digest is kept from training."""
+        """Return whether the sample with this digest is held out."""
         if self._takes_least:
             return digest == self._least
         return _is_sixteenth(digest) and not (self._gives_greatest and digest == self._greatest)
@@ -174,7 +174,7 @@ class _Writer:
         self._offsets.write(np.int64(self._end).tobytes())
 
     def finish(self) -> None:
-        """End each file with one token more: a map of nothing cannot be made."""
+        """Append one token to each file: an empty file cannot be mapped."""
         self._ids.write(np.int32(0).tobytes())
         self._learnt.write(np.uint8(0).tobytes())
         for file in (self._ids, self._learnt, self._offsets):
@@ -183,7 +183,7 @@ class _Writer:
 
 
 class Encoder:
-    """Turns records into tokens, and says of which a loss is taken and who is judged by them."""
+    """Tokenises records, with loss masks and their side of the split."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, split: Split, name: str) -> None:
         """Encode the records of the file ``name``."""
@@ -195,27 +195,27 @@ class Encoder:
 
     @property
     def num_last_only(self) -> int:
-        """Return of how many chats the last answer alone is learnt."""
+        """Return the number of chats of which only the last answer has a loss."""
         return self._renderer.num_last_only
 
     def encoded(self, batch: list[Record]) -> Iterator[tuple[bool, list[int], Learnt]]:
-        """Yield of each record whether it is held out, its tokens, and which are learnt."""
+        """Yield per record: whether it is held out, its tokens, and its loss mask."""
         rendered = [
             self._renderer.rendered(each.sample, f"{self._name}: line {each.line}")
             for each in batch
         ]
         is_chat = rendered[0].is_chat  # one file holds one format
-        found = self._tokenizer(
+        encoding = self._tokenizer(
             [each.text for each in rendered],
             add_special_tokens=not is_chat,
             return_offsets_mapping=True,
             verbose=False,
         )
         for at, record in enumerate(batch):
-            ids = found["input_ids"][at]
-            learnt = _learnt(found["offset_mapping"][at], rendered[at])
+            ids = encoding["input_ids"][at]
+            learnt = _learnt(encoding["offset_mapping"][at], rendered[at])
             if not is_chat:
-                ids, learnt = _ended(ids, learnt, self._tokenizer.eos_token_id)
+                ids, learnt = _with_end_token(ids, learnt, self._tokenizer.eos_token_id)
             is_held_out = self._split.is_held_out(digest_of(record.sample))
             self.counts["num_held_out"] += is_held_out
             yield is_held_out, ids, learnt
@@ -245,16 +245,16 @@ def _write(data: DataFile, tokenizer: PreTrainedTokenizerFast, target: Path) -> 
 
 
 def _learnt(offsets: list[tuple[int, int]], rendered: Rendered) -> Learnt:
-    """Return of which tokens a loss is taken: those that begin within a learnt part."""
+    """Return the loss mask: tokens that begin within a span with a loss."""
     begins, ends = np.asarray(offsets, dtype=np.int64).reshape(-1, 2).T
-    found = np.zeros(len(begins), dtype=np.uint8)
+    mask = np.zeros(len(begins), dtype=np.uint8)
     for begin, end in rendered.spans:
-        found |= ((begins >= begin) & (begins < end) & (ends > begins)).astype(np.uint8)
-    return found
+        mask |= ((begins >= begin) & (begins < end) & (ends > begins)).astype(np.uint8)
+    return mask
 
 
-def _ended(ids: list[int], learnt: Learnt, end: int | None) -> tuple[list[int], Learnt]:
-    """Return a text's tokens with the end of text after them, which is learnt too."""
+def _with_end_token(ids: list[int], learnt: Learnt, end: int | None) -> tuple[list[int], Learnt]:
+    """Return a text's tokens with the end-of-text token, which has a loss too."""
     if end is None:
         return ids, learnt
     if ids and ids[-1] == end:
@@ -263,14 +263,14 @@ def _ended(ids: list[int], learnt: Learnt, end: int | None) -> tuple[list[int], 
 
 
 def in_handfuls(records: Iterator[Record]) -> Iterator[list[Record]]:
-    """Yield the records in handfuls that a tokenizer takes at once, none of them empty."""
-    held: list[Record] = []
+    """Yield non-empty batches of records of the size that a tokenizer takes at once."""
+    batch: list[Record] = []
     size = 0
     for record in records:
-        held.append(record)
+        batch.append(record)
         size += num_characters(record.sample)
-        if len(held) >= BATCH_RECORDS or size >= BATCH_CHARACTERS:
-            yield held
-            held, size = [], 0
-    if held:
-        yield held
+        if len(batch) >= BATCH_RECORDS or size >= BATCH_CHARACTERS:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch

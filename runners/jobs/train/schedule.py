@@ -1,4 +1,4 @@
-"""How far a run is and how fast it learns there: whichever limit comes first ends it."""
+"""Progress of a run and its learning rate schedule; the first limit reached ends it."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ FINAL_LEARNING_RATE_RATIO = 0.02
 def learning_rate_ratio(fraction: float) -> float:
     """Return the share of the peak learning rate at a fraction of the run.
 
-    Linear warm-up, then linear decay to a few percent: fitted to whatever ends the run.
+    Linear warm-up, then linear decay to 2 %, over whichever limit ends the run.
     """
     if fraction < WARMUP_FRACTION:
         return max(fraction, 0.01 * WARMUP_FRACTION) / WARMUP_FRACTION
@@ -21,7 +21,7 @@ def learning_rate_ratio(fraction: float) -> float:
 
 @dataclass
 class Pace:
-    """How far a run is, by whichever limit comes first."""
+    """The progress of a run, by the limit that is reached first."""
 
     max_steps: int | None
     budget_seconds: float | None
@@ -33,14 +33,14 @@ class Pace:
         return min(1.0, max(by_steps, by_time))
 
     def eta_seconds(self, state: TrainState) -> float | None:
-        """Return the seconds left, None before the first step tells."""
+        """Return the estimated seconds left; before the first step the budget, or None."""
         fraction = self.fraction(state)
         if fraction <= 0.0:
             return self.budget_seconds
         return state.elapsed_seconds * (1.0 - fraction) / fraction
 
     def progress(self, state: TrainState) -> tuple[float, float, str]:
-        """Return done, total and unit in the terms of the limit that rules."""
+        """Return done, total and unit of the limit in effect."""
         if self.budget_seconds is None:
             return float(state.step), float(self.max_steps or 0), "steps"
         return self.fraction(state) * self.budget_seconds, self.budget_seconds, "seconds"

@@ -1,4 +1,4 @@
-"""Where a training's data comes from, opened, tokenised and divided into rows."""
+"""The data sources of a training: opened, tokenised and divided into rows."""
 
 import math
 import os
@@ -19,42 +19,42 @@ from runners.jobs.runtime import BadInputError, Job, MissingModelError
 from runners.jobs.tokenizer import TokenIds
 from runners.jobs.train.batches import IGNORED, Batch, Batches, TextBatches
 from runners.jobs.train.growing import with_growing_lengths
-from runners.jobs.train.labelled import JudgedLabels
-from runners.jobs.train.rows import Pieces, Rows, pieces_of, rows_of, windows_of
+from runners.jobs.train.labelled import LabelEvaluator
+from runners.jobs.train.rows import Rows, Segments, rows_of, segments_of, windows_of
 from runners.jobs.train.samples import DataFile, Documents, Tokenised, tokenised_file
 from runners.jobs.train.streams import DataBatches, Stream
 from runners.jobspec import FileData, HostText, SampleOptions, TrainSpec, UploadedData
 from runners.jobspec.data import DATA_FOLDER, sources_of, weights_of
 
-HELD_OUT_ROWS = 64  # at most so many of each file judge what was learnt
+HELD_OUT_ROWS = 64  # at most, of each file
 ONE_A_ROW = SampleOptions(rows="padded")
 
 
 @dataclass
-class Judged:
-    """Rows that no step learns from, and the model's loss on their labels."""
+class HeldOutRows:
+    """Held-out rows, and a model's loss on their labels."""
 
     rows: list[Rows] = field(default_factory=list)
 
     @torch.no_grad()
     def loss(self, model: PreTrainedModel) -> float:
-        """Return the mean loss a label, in nats."""
+        """Return the mean loss per label, in nats."""
         was_training = model.training
         torch.nn.Module.eval(model)
         total = labels = 0.0
         for rows in self.rows:
             for row in range(len(rows)):
-                found, count = _loss(model, rows, row)
-                total, labels = total + found, labels + count
+                row_loss, count = _loss(model, rows, row)
+                total, labels = total + row_loss, labels + count
         torch.nn.Module.train(model, was_training)
         return total / labels
 
     def validation(self, model: PreTrainedModel) -> dict[str, float]:
-        """Return what is charted while it trains."""
+        """Return the metrics charted during training."""
         return {"validation_loss": self.loss(model)}
 
     def result(self, model: PreTrainedModel) -> dict[str, float]:
-        """Return what is told at the end."""
+        """Return the metrics of the result."""
         loss = self.loss(model)
         return {"data_loss": loss, "data_perplexity": perplexity_of(loss)}
 
@@ -73,19 +73,21 @@ def _loss(model: PreTrainedModel, rows: Rows, row: int) -> tuple[float, int]:
 
 @dataclass
 class Data:
-    """What a training reads, what judges it, and what a person is told of it."""
+    """A training's batches, its held-out data, and figures and notes about both."""
 
     batches: Batches
-    judged: Judged | JudgedLabels | None = None  # None: the host's own text judges alone
-    digest: str = ""  # of all files: every rank must have the same
+    judged: HeldOutRows | LabelEvaluator | None = None  # None: only the host's own text evaluates
+    digest: str = ""  # of all files; equal on all ranks
     measured: dict[str, float] = field(default_factory=dict)
     notes: dict[str, str] = field(default_factory=dict)
-    classes: tuple[str, ...] = ()  # of labelled text, in the order of the head's outputs
-    by_source: list[tuple[str, Judged]] = field(default_factory=list)  # a few rows judge each one
+    classes: tuple[str, ...] = ()  # class names, in the order of the head's outputs
+    by_source: list[tuple[str, HeldOutRows]] = field(
+        default_factory=list
+    )  # a few held-out rows of each source
 
 
 class OwnText(NamedTuple):
-    """The host's own text in tokens: what is learnt, and what judges it."""
+    """The host's own text in tokens: training and held-out part."""
 
     train: TokenIds
     held_out: TokenIds
@@ -95,38 +97,38 @@ def read_data(job: Job, spec: TrainSpec, tokenizer: PreTrainedTokenizerFast, own
     """Return a training's data.
 
     Raises:
-        MissingModelError: a file is not where the spec says.
-        BadInputError: a file, or a record of it, cannot be learnt from.
+        MissingModelError: a file does not exist.
+        BadInputError: a file, or one of its records, is invalid.
     """
     if isinstance(spec.data, HostText):
         return Data(with_growing_lengths(spec, lambda each: TextBatches(own.train, each)))
     streams: list[Stream] = []
-    found = _Found()
+    summary = _SourceSummary()
     for source, weight in zip(sources_of(spec.data), weights_of(spec.data), strict=True):
         if isinstance(source, HostText):
-            streams.append(Stream(found.take_own(own, spec), weight))
+            streams.append(Stream(summary.take_own(own, spec), weight))
             continue
         with opened(job, source) as file:
             digest = file.digest()
             tokenised = tokenised_file(file, digest, tokenizer, job.cache_dir)
-        streams.append(Stream(found.take(file.name, digest, tokenised, spec), weight))
+        streams.append(Stream(summary.take(file.name, digest, tokenised, spec), weight))
     padding = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
     batches = DataBatches(streams, spec, int(padding))
     shares = batches.shares()
-    found.measured |= {"padding_share": shares.padding, "label_share": shares.labels}
-    judged = found.judged if found.judged.rows else None
-    facts = found.digest, found.measured, found.notes(spec)
-    return Data(batches, judged, *facts, by_source=found.by_source)
+    summary.measured |= {"padding_share": shares.padding, "label_share": shares.labels}
+    held_out = summary.judged if summary.judged.rows else None
+    facts = summary.digest, summary.measured, summary.notes(spec)
+    return Data(batches, held_out, *facts, by_source=summary.by_source)
 
 
 @dataclass
-class _Found:
-    """What the files of one training amount to."""
+class _SourceSummary:
+    """Accumulates figures and held-out rows over a training's sources."""
 
-    judged: Judged = field(default_factory=Judged)
+    judged: HeldOutRows = field(default_factory=HeldOutRows)
     digest: str = ""
     names: list[str] = field(default_factory=list)
-    by_source: list[tuple[str, Judged]] = field(default_factory=list)
+    by_source: list[tuple[str, HeldOutRows]] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
     measured: dict[str, float] = field(
         default_factory=lambda: dict.fromkeys(
@@ -138,7 +140,7 @@ class _Found:
         """Add the host's own text, and return its rows."""
         name = "the host's own text"
         self.names.append(name)
-        self._judge(name, *windows_of(own.held_out, spec.sequence_length))
+        self._hold_out(name, *windows_of(own.held_out, spec.sequence_length))
         return rows_of(*windows_of(own.train, spec.sequence_length), 0, ONE_A_ROW)
 
     def take(self, name: str, digest: str, tokenised: Tokenised, spec: TrainSpec) -> Rows:
@@ -149,13 +151,13 @@ class _Found:
         """
         facts, longest = tokenised.facts, spec.sequence_length
         is_text = facts["format"] in {"text", "classification"}
-        pieces = pieces_of(tokenised.train, longest, spec.samples, is_text=is_text)
-        held_out = pieces_of(tokenised.held_out, longest, SampleOptions(), is_text=is_text)
+        pieces = segments_of(tokenised.train, longest, spec.samples, is_text=is_text)
+        held_out = segments_of(tokenised.held_out, longest, SampleOptions(), is_text=is_text)
         _check_left(name, pieces, spec)
         if len(held_out.lengths):
-            judging = rows_of(tokenised.held_out, _first(held_out), longest, ONE_A_ROW)
-            self.judged.rows.append(judging)
-        self._judge(name, tokenised.held_out, held_out)
+            held_out_rows = rows_of(tokenised.held_out, _first(held_out), longest, ONE_A_ROW)
+            self.judged.rows.append(held_out_rows)
+        self._hold_out(name, tokenised.held_out, held_out)
         self.digest += digest
         self.names.append(f"{name} ({facts['format']}, sha256 {digest[:12]})")
         self._remark(name, facts)
@@ -169,12 +171,12 @@ class _Found:
             self.measured[key] += value
         return rows_of(tokenised.train, pieces, longest, spec.samples)
 
-    def _judge(self, name: str, documents: Documents, pieces: Pieces) -> None:
-        """Have a few pieces that lie evenly over what was kept of a source judge it alone."""
+    def _hold_out(self, name: str, documents: Documents, pieces: Segments) -> None:
+        """Add evenly spread held-out pieces of a source as its own evaluation rows."""
         count = len(pieces.lengths)
         at = np.linspace(0, count - 1, min(VALIDATION_SEQUENCES, count)).astype(int)
         few = pieces._replace(begins=pieces.begins[at], lengths=pieces.lengths[at])
-        self.by_source.append((name, Judged([rows_of(documents, few, 0, ONE_A_ROW)])))
+        self.by_source.append((name, HeldOutRows([rows_of(documents, few, 0, ONE_A_ROW)])))
 
     def _remark(self, name: str, facts: dict[str, object]) -> None:
         if facts["is_template_ours"]:
@@ -193,21 +195,21 @@ class _Found:
     def notes(self, spec: TrainSpec) -> dict[str, str]:
         long = "cut" if spec.samples.too_long == "cut" else "left out"
         rows = "packed, none sees another" if spec.samples.rows == "packed" else "one a row"
-        said = {
+        texts = {
             "data": "; ".join(self.names),
             "samples": f"{rows}; what is longer than {spec.sequence_length} tokens is {long}",
             "padding_share": "over the first epoch, or its first thousand micro-batches",
         }
-        return said | ({"data_remarks": "; ".join(self.remarks)} if self.remarks else {})
+        return texts | ({"data_remarks": "; ".join(self.remarks)} if self.remarks else {})
 
 
-def _first(pieces: Pieces) -> Pieces:
+def _first(pieces: Segments) -> Segments:
     return pieces._replace(
         begins=pieces.begins[:HELD_OUT_ROWS], lengths=pieces.lengths[:HELD_OUT_ROWS]
     )
 
 
-def _check_left(name: str, pieces: Pieces, spec: TrainSpec) -> None:
+def _check_left(name: str, pieces: Segments, spec: TrainSpec) -> None:
     if len(pieces.lengths):
         return
     msg = (
@@ -219,7 +221,7 @@ def _check_left(name: str, pieces: Pieces, spec: TrainSpec) -> None:
 
 @contextmanager
 def opened(job: Job, source: FileData | UploadedData) -> Iterator[DataFile]:
-    """Open a source's file: below a model folder of the host, or fetched for the attempt."""
+    """Open a source's file: from a model folder of the host, or uploaded for the attempt."""
     if isinstance(source, UploadedData):
         folder = job.attempt_dir / DATA_FOLDER
         path, roots, name = folder / source.file_name, [folder], source.name
@@ -235,5 +237,5 @@ def opened(job: Job, source: FileData | UploadedData) -> Iterator[DataFile]:
 
 
 def perplexity_of(loss: float) -> float:
-    """Return exp of a loss, where it is small enough to say anything."""
+    """Return exp(loss), capped to avoid overflow."""
     return math.exp(min(loss, 50.0))

@@ -1,7 +1,7 @@
-"""Which rows a step learns from: every source walked in an order of its own, epoch by epoch.
+"""The rows of each step: every source is shuffled once per epoch.
 
-Of several sources each block of rows has its share, exactly. Any rank and any resumed run finds
-its rows by the step's number, and where weights move by the history of those before it.
+With several sources, each block of rows contains each source's exact quota. Any rank and any
+resumed run finds its rows from the step number, and with moving weights from their history.
 """
 
 from bisect import bisect_right
@@ -16,17 +16,17 @@ from runners.jobs.train.batches import IGNORED, Batch
 from runners.jobs.train.rows import Numbers
 from runners.jobspec import TrainSpec
 
-BLOCK_ROWS = 1024  # of several sources: in so many rows each has its share
-PADDED_LENGTHS = 8  # so many lengths of batches at most: kernels are made, and kept, for each
-COUNTED_BATCHES = 1024  # of a run's beginning, by which padding and labels are told
+BLOCK_ROWS = 1024  # with several sources: the rows over which quotas hold exactly
+PADDED_LENGTHS = 8  # distinct padded lengths at most: kernels are built and cached for each
+COUNTED_BATCHES = 1024  # from a run's start, to estimate padding and label shares
 
 
-Block = tuple[tuple[int, int], Numbers]  # an era's first row, which of its blocks; its sources
+Block = tuple[tuple[int, int], Numbers]  # (era's first row, block index), source of each row
 NO_BLOCK: Block = ((0, -1), np.zeros(0, dtype=np.int64))
 
 
 class Rows(Protocol):
-    """The rows of one source, and how many inputs each has."""
+    """The rows of one source, and the number of inputs of each."""
 
     lengths: Numbers
 
@@ -38,7 +38,7 @@ class Rows(Protocol):
         """Return the inputs of the longest row."""
 
     def fill(self, row: int, batch: Batch, at: int) -> None:
-        """Write a row into the row ``at`` of a batch of padding."""
+        """Write a row into row ``at`` of a blank batch."""
 
 
 class Stream(NamedTuple):
@@ -49,9 +49,9 @@ class Stream(NamedTuple):
 
 
 class Era(NamedTuple):
-    """Rows of the run, from ``first`` on, whose blocks have these quotas [sources].
+    """The run's rows from ``first`` on, whose blocks have these quotas [sources].
 
-    ``before`` [sources]: how many rows each source gave until then.
+    ``before`` [sources]: rows that each source gave before the era.
     """
 
     first: int
@@ -60,22 +60,22 @@ class Era(NamedTuple):
 
 
 class Shares(NamedTuple):
-    """What rows are made of, as shares of their positions."""
+    """Padding and label shares of rows, over their positions."""
 
     padding: float
-    labels: float  # of what is not padding
+    labels: float  # of the positions without padding
 
 
 class DataBatches:
     """Micro-batches of one source or several."""
 
     def __init__(self, streams: Sequence[Stream], spec: TrainSpec, padding_id: int) -> None:
-        """Walk the streams in orders of the spec's seed; short rows are filled with a token."""
+        """Shuffle the streams with the spec's seed; short rows are padded with ``padding_id``."""
         self._rows = [each.rows for each in streams]
         self._spec = spec
         self._padding_id = padding_id
-        none = np.zeros(len(streams), dtype=np.int64)
-        self._eras = [Era(0, _quotas([each.weight for each in streams]), none)]
+        no_rows = np.zeros(len(streams), dtype=np.int64)
+        self._eras = [Era(0, _quotas([each.weight for each in streams]), no_rows)]
         self._orders: dict[int, tuple[int, Numbers]] = {}
         self._block = NO_BLOCK
         is_packed = spec.samples.rows == "packed"
@@ -84,30 +84,30 @@ class DataBatches:
         self._lengths = padded_lengths(longest)
 
     def follow(self, history: Sequence[Sequence[float]]) -> None:
-        """Draw by weights that moved: each entry is as ``move`` takes it, the oldest first."""
+        """Restore moved weights: one entry per ``move`` call, the oldest first."""
         del self._eras[1:]
         for first, *weights in history:
             self.move(int(first), weights)
 
     def move(self, first: int, weights: Sequence[float]) -> None:
-        """Draw by these weights [sources] from the run's row ``first`` on, until others hold."""
+        """Draw with these weights [sources] from the run's row ``first`` on."""
         last = self._eras[-1]
         blocks, rest = divmod(first - last.first, BLOCK_ROWS)
-        begun = self._sources(last, blocks)[:rest]
-        given = blocks * last.quotas + np.bincount(begun, minlength=len(self._rows))
-        self._eras.append(Era(first, _moved_quotas(weights), last.before + given))
-        self._block = NO_BLOCK  # the one before may be of an era that begins with the same row
+        partial_block = self._sources(last, blocks)[:rest]
+        rows_given = blocks * last.quotas + np.bincount(partial_block, minlength=len(self._rows))
+        self._eras.append(Era(first, _moved_quotas(weights), last.before + rows_given))
+        self._block = NO_BLOCK  # the cached block may be of an era with the same first row
 
     def micro_batch(self, step: int, micro_step: int) -> Batch:
         """Return one micro-batch of at most [micro_batch_size, sequence_length]."""
-        chosen = self._chosen(step, micro_step)
+        chosen = self._row_indices(step, micro_step)
         batch = self._blank(len(chosen), self._width or self._longest(chosen))
         for at, (source, row) in enumerate(chosen):
             self._rows[source].fill(row, batch, at)
         return batch
 
     def _blank(self, rows: int, length: int) -> Batch:
-        """Return a batch of padding alone."""
+        """Return a batch of padding."""
         shape = (rows, length)
         return Batch(
             torch.full(shape, self._padding_id),
@@ -116,12 +116,12 @@ class DataBatches:
         )
 
     def num_tokens(self, step: int, micro_step: int) -> int:
-        """Return how many of a micro-batch's positions are no padding."""
-        chosen = self._chosen(step, micro_step)
+        """Return the number of a micro-batch's positions without padding."""
+        chosen = self._row_indices(step, micro_step)
         return sum(int(self._rows[source].lengths[row]) for source, row in chosen)
 
     def shares(self) -> Shares:
-        """Return what the first micro-batches are made of: of an epoch, or of very many."""
+        """Return the shares of the first micro-batches: one epoch, or ``COUNTED_BATCHES``."""
         size = self._spec.micro_batch_size
         num_rows = sum(map(len, self._rows))
         count = max(1, min(COUNTED_BATCHES, num_rows // size))
@@ -134,7 +134,7 @@ class DataBatches:
             labels += batch.num_labels
         return Shares(1.0 - tokens / positions, labels / tokens)
 
-    def _chosen(self, step: int, micro_step: int) -> list[tuple[int, int]]:
+    def _row_indices(self, step: int, micro_step: int) -> list[tuple[int, int]]:
         """Return source and row of each row of a micro-batch."""
         first = step * self._spec.gradient_accumulation_steps + micro_step
         first *= self._spec.micro_batch_size
@@ -145,27 +145,30 @@ class DataBatches:
         return padded_length(longest, self._lengths)
 
     def _row(self, number: int) -> tuple[int, int]:
-        """Return the source of the run's row of this number, and which of its rows it is."""
+        """Return the source and the source's row of the run's row with this number."""
         if len(self._rows) == 1:
-            return 0, self._walked(0, number)
+            return 0, self._shuffled_row(0, number)
         era = self._eras[bisect_right(self._eras, number, key=lambda each: each.first) - 1]
         block, at = divmod(number - era.first, BLOCK_ROWS)
         sources = self._sources(era, block)
         source = int(sources[at])
         before = era.before[source] + block * era.quotas[source]
         before += np.count_nonzero(sources[:at] == source)
-        return source, self._walked(source, int(before))
+        return source, self._shuffled_row(source, int(before))
 
     def _sources(self, era: Era, block: int) -> Numbers:
         """Return the source of each row of an era's block."""
         if self._block[0] != (era.first, block):
             seeds = (self._spec.seed, len(self._rows), block, era.first)
-            once = np.repeat(np.arange(len(self._rows)), era.quotas)
-            self._block = (era.first, block), np.random.default_rng(seeds).permutation(once)
+            block_sources = np.repeat(np.arange(len(self._rows)), era.quotas)
+            self._block = (
+                (era.first, block),
+                np.random.default_rng(seeds).permutation(block_sources),
+            )
         return self._block[1]
 
-    def _walked(self, source: int, number: int) -> int:
-        """Return which of a source's rows comes as its own row of this number."""
+    def _shuffled_row(self, source: int, number: int) -> int:
+        """Return the shuffled index of a source's row with this number."""
         epoch, at = divmod(number, len(self._rows[source]))
         if self._orders.get(source, (-1, None))[0] != epoch:
             generator = np.random.default_rng((self._spec.seed, source, epoch))
@@ -174,25 +177,25 @@ class DataBatches:
 
 
 def padded_lengths(longest: int) -> Numbers:
-    """Return the lengths to which batches are padded, in tokens: evenly up to the longest row.
+    """Return the padded batch lengths in tokens, evenly spaced up to the longest row.
 
-    A library that makes kernels for each shape keeps them: a hundred lengths took a hundred
-    megabytes, and the time to make them.
+    A library that builds kernels per shape caches them: a hundred lengths took 100 MB, and the
+    time to build them.
     """
     steps = np.arange(1, PADDED_LENGTHS + 1)
     return np.unique(-(-longest * steps // PADDED_LENGTHS))
 
 
 def padded_length(longest: int, lengths: Numbers) -> int:
-    """Return the least of the lengths that holds rows of at most ``longest`` tokens."""
+    """Return the smallest padded length that fits rows of ``longest`` tokens."""
     return int(lengths[np.searchsorted(lengths, longest)])
 
 
 def _quotas(weights: Sequence[float]) -> Numbers:
-    """Return how many of a block's rows each source gives, at least one.
+    """Return the rows of each source per block, at least one.
 
     Raises:
-        BadInputError: a source's weight is too small for one row of a block.
+        BadInputError: a source's weight is too small for one row per block.
     """
     if min(weights) * BLOCK_ROWS < 1.0:
         msg = (
@@ -204,12 +207,12 @@ def _quotas(weights: Sequence[float]) -> Numbers:
 
 
 def _moved_quotas(weights: Sequence[float]) -> Numbers:
-    """Return the quotas of weights that moved: one row stays to a source, however far it fell."""
-    found = _shared_out(weights)
-    for source in np.flatnonzero(found == 0):
-        found[np.argmax(found)] -= 1
-        found[source] = 1
-    return found
+    """Return the quotas of moved weights, at least one row per source."""
+    quotas = _shared_out(weights)
+    for source in np.flatnonzero(quotas == 0):
+        quotas[np.argmax(quotas)] -= 1
+        quotas[source] = 1
+    return quotas
 
 
 def _shared_out(weights: Sequence[float]) -> Numbers:

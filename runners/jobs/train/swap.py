@@ -1,6 +1,6 @@
-"""Activations that wait elsewhere from the forward pass until the backward pass asks for them.
+"""Activation offload between forward and backward pass.
 
-A GPU's go to the host's memory, a CPU's to a file; weights are no activations and stay.
+On a GPU activations go to host memory, on a CPU to a file; weights stay.
 
 Source: Huang et al. 2020 (SwapAdvisor), ASPLOS.
 """
@@ -19,11 +19,11 @@ import torch
 from runners.jobs.runtime import BadInputError
 from runners.jobspec.training_memory import Away
 
-SMALLEST_BYTES = 4096  # a smaller tensor is not worth a trip: a page of memory
+SMALLEST_BYTES = 4096  # smaller tensors stay: one page of memory
 
 
 class Place(NamedTuple):
-    """Where in the file a tensor lies, and what it is."""
+    """The location of a tensor in the file, and its metadata."""
 
     offset: int
     shape: torch.Size
@@ -33,10 +33,10 @@ class Place(NamedTuple):
 
 
 class DiskSwap:
-    """A file of one step's activations, which every step writes anew from its beginning."""
+    """A file of one step's activations; each step overwrites it."""
 
     def __init__(self, model: torch.nn.Module, folder: Path) -> None:
-        """Open a file without a name in the folder: it is gone with the process."""
+        """Open an unnamed file in the folder; it vanishes with the process."""
         self._model = model
         self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115 - for the job
         self._end = 0
@@ -46,7 +46,7 @@ class DiskSwap:
 
     @contextlib.contextmanager
     def swapped(self) -> Iterator[None]:
-        """Let what the block keeps for backward passes wait in the file; those run in it."""
+        """Save the block's activations to the file; the backward passes run in the block, too."""
         self._end = 0
         self._known.clear()
         self._kept = frozenset(
@@ -62,9 +62,9 @@ class DiskSwap:
             return tensor
         view = (tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
         key = (storage.data_ptr(), view, tensor._version)  # noqa: SLF001 - torch's own count
-        known = self._known.get(key)
-        if known is not None and known[0]() is storage:
-            return known[1]  # several operators keep one tensor: a norm's output, three products
+        saved = self._known.get(key)
+        if saved is not None and saved[0]() is storage:
+            return saved[1]  # several operators save one tensor: a norm's output, three products
         dense = _dense(tensor.detach().cpu())
         place = Place(self._end, tensor.shape, dense.stride(), tensor.dtype, tensor.device)
         data = _bytes_of(dense)
@@ -79,8 +79,8 @@ class DiskSwap:
     def _unpack(self, packed: torch.Tensor | Place) -> torch.Tensor:
         if isinstance(packed, torch.Tensor):
             return packed
-        found = torch.empty_strided(packed.shape, packed.strides, dtype=packed.dtype)
-        data, at = _bytes_of(found), packed.offset
+        tensor = torch.empty_strided(packed.shape, packed.strides, dtype=packed.dtype)
+        data, at = _bytes_of(tensor), packed.offset
         while data:
             done = os.preadv(self._file.fileno(), [data], at)
             if not done:
@@ -88,16 +88,16 @@ class DiskSwap:
                 raise OSError(msg)
             at += done
             data = data[done:]
-        return found.to(packed.device)
+        return tensor.to(packed.device)
 
 
-def activations_away(
+def offloaded_activations(
     where: Away, model: torch.nn.Module, device: torch.device, folder: Path
 ) -> "Swap":
-    """Return what opens, around each step, the place where its activations wait.
+    """Return the context factory that offloads each step's activations.
 
     Raises:
-        BadInputError: a CPU's activations are in the host's memory already.
+        BadInputError: a CPU's activations are in host memory already.
     """
     if where == "disk":
         return Swap(DiskSwap(model, folder))
@@ -111,7 +111,7 @@ def activations_away(
 
 
 class Swap:
-    """One step's activations, wherever they wait."""
+    """Offloads one step's activations to disk or host memory, or not at all."""
 
     def __init__(self, disk: DiskSwap | None = None, *, to_host: bool = False) -> None:
         self.disk = disk
@@ -127,9 +127,9 @@ class Swap:
 
 
 def _dense(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor without gaps in its memory, its strides kept where it has none.
+    """Return the tensor densely stored; keep its strides if it is dense already.
 
-    A product of a transposed matrix and of its contiguous copy may differ in the last bit.
+    The product of a transposed matrix and that of its contiguous copy may differ in the last bit.
     """
     strides = torch.empty_like(tensor, device="meta").stride()
     return tensor if tensor.stride() == strides else torch.empty_like(tensor).copy_(tensor)

@@ -1,4 +1,4 @@
-"""The training loop on one or many ranks, paced by a time budget, a step limit or both."""
+"""The training loop on one or many ranks, with a time budget, a step limit or both."""
 
 import contextlib
 import math
@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from runners.jobs.attention import attention
 from runners.jobs.live_bytes import activations_counted
-from runners.jobs.memory import optimizer_bytes, terms_held
+from runners.jobs.memory import PeakMeter, optimizer_bytes, terms_held
 from runners.jobs.ranks import ALONE, Ranks
 from runners.jobs.runtime import BadInputError, Job
 from runners.jobs.train.attending import JUDGED, BlockAttention
@@ -19,10 +19,10 @@ from runners.jobs.train.batches import Batch, Batches
 from runners.jobs.train.checkpoint import TrainState
 from runners.jobs.train.checkpoint_writing import CheckpointWriter
 from runners.jobs.train.compiled_layers import PLAIN_STEPS, CompiledLayers
+from runners.jobs.train.evaluator import Evaluator, HeldOut
 from runners.jobs.train.fused_updates import FusedUpdate
 from runners.jobs.train.guard import SpikeGuard
 from runners.jobs.train.integers import hold_as_integers
-from runners.jobs.train.judge import HeldOut, Judge
 from runners.jobs.train.layout import StepLoss
 from runners.jobs.train.layouts.choice import chosen_layout
 from runners.jobs.train.loss_scale import LossScale
@@ -30,18 +30,18 @@ from runners.jobs.train.messages_watch import MessagesWatch
 from runners.jobs.train.optimizers import build_optimizer
 from runners.jobs.train.recomputation import recompute
 from runners.jobs.train.schedule import Pace, learning_rate_ratio
-from runners.jobs.train.swap import activations_away
+from runners.jobs.train.swap import offloaded_activations
 from runners.jobspec import TrainSpec
+from runners.measured_window import FIRST_STEPS_SKIPPED
 
 MAX_GRAD_NORM = 1.0
-METRIC_INTERVAL_SECONDS = 0.25  # at most four points a second reach the charts
-SAY_INTERVAL_SECONDS = 2.0  # a person reads one line of log in two seconds
-FIRST_STEPS_SKIPPED = 2  # allocation and kernel selection, not the speed of training
+METRIC_INTERVAL_SECONDS = 0.25  # at most four chart points per second
+SAY_INTERVAL_SECONDS = 2.0  # one log line every two seconds
 
 
 @dataclass
 class Trainer:
-    """One run of training: model, data, optimizer and how far it is."""
+    """One training run: model, data, optimizer and progress."""
 
     job: Job
     spec: TrainSpec
@@ -50,12 +50,13 @@ class Trainer:
     held_out: HeldOut
     device: torch.device
     ranks: Ranks = ALONE
-    blocks: BlockAttention | None = None  # where it attends by blocks
+    blocks: BlockAttention | None = None  # set if the attention is block-sparse
     state: TrainState = field(default_factory=TrainState)
     step_seconds: list[float] = field(default_factory=list)
     last_loss: float = math.nan
     resumed_at_step: int | None = None
-    trained_tokens: int = 0  # by this process: those before a restart took joules of their own
+    meter: PeakMeter | None = None  # of the training, started before the model was built
+    trained_tokens: int = 0  # by this process alone, as its energy measurement
 
     def __post_init__(self) -> None:
         spec, scratch = self.spec, self.job.scratch_dir()
@@ -73,7 +74,9 @@ class Trainer:
         self.optimizer = build_optimizer(trained, spec.learning_rate, spec.optimizer, states)
         check_fused(self.optimizer, self.ranks)
         self.pace = Pace(spec.max_steps, spec.time_budget_seconds)
-        self._swap = activations_away(spec.activation_offload, self.model, self.device, scratch)
+        self._swap = offloaded_activations(
+            spec.activation_offload, self.model, self.device, scratch
+        )
         is_classifier = spec.objective == "classification"
         config = self.model.config
         self.guard = SpikeGuard(
@@ -85,8 +88,8 @@ class Trainer:
         self.scale = LossScale() if spec.compute_dtype == "fp16" else None
         self.watch = MessagesWatch(self.ranks, self.layout.axes_of_groups)
         self.writer = CheckpointWriter(self.job.checkpoint_dir, spec.keep_checkpoints)
-        self._writes_beside = spec.writes_beside_steps(self.device.type)
-        self.judge = Judge(
+        self._writes_beside = spec.writes_checkpoints_in_background(self.device.type)
+        self.evaluator = Evaluator(
             self.job, spec, self.layout, self.ranks, self.pace, self.held_out, self.aside,
             self.writer if self._writes_beside else None,
         )  # fmt: skip
@@ -96,21 +99,21 @@ class Trainer:
         self._last_checkpoint_at = time.monotonic()
 
     def resume(self) -> None:
-        """Continue from the lead's newest checkpoint, if it has one, with weights like its own."""
+        """Resume from the lead's newest checkpoint, if any, with equal weights on all ranks."""
         state = self.layout.resume(self.job.checkpoint_dir, self.optimizer)
         if state is not None:
             self.state = state
             self.resumed_at_step = state.step
             if self.scale is not None and state.loss_scale:
                 self.scale.value, self.scale.good_steps = state.loss_scale, state.scaled_steps
-            self.judge.resume(state)
+            self.evaluator.resume(state)
 
     def run(self) -> bool:
-        """Train to the end; return False when a stop was asked for and a checkpoint stands.
+        """Train to the end; return False if stopped after a checkpoint.
 
         Raises:
-            RankLostError: another rank was silent for longer than the job allows.
-            DivergedError: the loss leapt, or is no number any more.
+            RankFailedError: another rank did not respond within the job's timeout.
+            DivergedError: the loss spiked or is not finite.
         """
         try:
             return self._train()
@@ -120,15 +123,15 @@ class Trainer:
     def _train(self) -> bool:
         self.model.train()
         self.layout.begin()
-        self.judge.begin(self.state)
+        self.evaluator.begin(self.state)
         while True:
-            is_stopped, is_due = self._agree()
-            self._tell_written()
+            is_stopped, is_due = self._synchronise_flags()
+            self._report_checkpoint()
             if is_due and not is_stopped:
                 self.checkpoint(beside_steps=self._writes_beside)
-            is_over = self.judge.is_over
+            is_over = self.evaluator.is_over
             if is_over:
-                self.job.emitter.say(self.ranks.name + self.judge.patience.note(self.state))
+                self.job.emitter.log(self.ranks.name + self.evaluator.patience.note(self.state))
             if self.pace.fraction(self.state) >= 1.0 or is_over:
                 if self.compiled is not None:
                     self.compiled.end()
@@ -146,27 +149,27 @@ class Trainer:
                 self.layout.settled(self.spec.parallel.rank_timeout_seconds)
             self._after_step(values, began)
 
-    def _agree(self) -> tuple[bool, bool]:
-        """Take the lead's clock; return whether a stop was asked for, and a checkpoint is due."""
+    def _synchronise_flags(self) -> tuple[bool, bool]:
+        """Broadcast the lead's clock; return whether to stop, and whether a checkpoint is due."""
         counts = self.ranks.is_lead or self.spec.parallel.on_lost_rank != "shrink"
-        asks = counts and self.job.stop_requested.is_set()
+        stops = counts and self.job.stop_requested.is_set()
         elapsed = self.state.elapsed_seconds if self.ranks.is_lead else 0.0
-        since = time.monotonic() - self._last_checkpoint_at
-        is_due = since >= self.spec.checkpoint_every_seconds and not self.writer.is_busy
-        is_over = self.ranks.is_lead and self.judge.patience.is_over(self.state)
-        told = [float(asks), float(is_due and self.ranks.is_lead), float(is_over), elapsed]
-        num_asking, due, over, self.state.elapsed_seconds = self.ranks.total(told)
-        self.judge.is_over = over > 0
-        return num_asking > 0, due > 0
+        since_checkpoint = time.monotonic() - self._last_checkpoint_at
+        is_due = since_checkpoint >= self.spec.checkpoint_every_seconds and not self.writer.is_busy
+        is_over = self.ranks.is_lead and self.evaluator.patience.is_over(self.state)
+        flags = [float(stops), float(is_due and self.ranks.is_lead), float(is_over), elapsed]
+        num_stopping, due, over, self.state.elapsed_seconds = self.ranks.total(flags)
+        self.evaluator.is_over = over > 0
+        return num_stopping > 0, due > 0
 
     def checkpoint(self, *, beside_steps: bool = False) -> None:
-        """Save model, optimizer and progress, which the lead does for all.
+        """Save model, optimizer and progress; the lead writes for all ranks.
 
         Raises:
-            RankLostError: another rank was silent for longer than the job allows.
-            OSError: it could not be written, as on a full disk; the one before stands.
+            RankFailedError: another rank did not respond within the job's timeout.
+            OSError: the write failed, for example on a full disk; the previous checkpoint remains.
         """
-        waited = self.writer.waited_seconds
+        waited_before = self.writer.waited_seconds
         self.layout.synchronise()
         if self.scale is not None:
             scale = self.scale
@@ -177,46 +180,46 @@ class Trainer:
         else:
             self.writer.write(staged)
         self._last_checkpoint_at = time.monotonic()
-        seconds = self.writer.waited_seconds - waited
+        seconds = self.writer.waited_seconds - waited_before
         self.job.emitter.metric({"checkpoint_wait_seconds": seconds}, step=self.state.step)
 
-    def _tell_written(self) -> None:
-        """Say how long the newest checkpoint took beside the steps, or what kept it from disk.
+    def _report_checkpoint(self) -> None:
+        """Report how long the newest background checkpoint took, or raise its error.
 
         Raises:
-            RankLostError, OSError: as ``checkpoint`` does.
+            RankFailedError, OSError: as in ``checkpoint``.
         """
         self.writer.check()
         if news := self.writer.news():
             self.job.emitter.metric(news, step=self.state.step)
 
     def make_step(self) -> dict[str, float]:
-        """Make one step of the optimiser on its micro-batches, and return what is said of it."""
+        """Run one optimizer step on its micro-batches, and return its metrics."""
         if self.compiled is not None and len(self.step_seconds) == PLAIN_STEPS:
             self.compiled.begin()
         rate = self.spec.learning_rate * learning_rate_ratio(self.pace.fraction(self.state))
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        own = self.layout.share(self._micro_steps)
+        indices = self.layout.share(self._micro_steps)
         began = time.monotonic()
-        batches = [self.batches.micro_batch(self.state.step, index) for index in own]
+        batches = [self.batches.micro_batch(self.state.step, index) for index in indices]
         self._data_seconds = time.monotonic() - began
-        mine = self._gradients(batches)
-        self.last_loss = mine.loss
+        step_loss = self._gradients(batches)
+        self.last_loss = step_loss.loss
         norm = self._clipped_norm()
-        if norm is not None and self.guard.allows(self.state.step + 1, mine.loss, norm):
+        if norm is not None and self.guard.allows(self.state.step + 1, step_loss.loss, norm):
             self.optimizer.step()
         if not self.step_seconds:
-            self.tell_held(optimizer_states=optimizer_bytes(self.optimizer))
+            self.report_held(optimizer_states=optimizer_bytes(self.optimizer))
         self.optimizer.zero_grad(set_to_none=not self.layout.keeps_gradients)
         self.layout.updated()
-        loss = mine.loss if self.ranks.is_lead else mine.own_loss
+        loss = step_loss.loss if self.ranks.is_lead else step_loss.own_loss
         skipped = {} if norm is not None else {"loss_scale_overflow": 1.0}
         figures = {**skipped, **self.layout.figures()}
         return {"loss": loss, "grad_norm": norm or 0.0, "learning_rate": rate, **figures}
 
     def _clipped_norm(self) -> float | None:
-        """Clip the gradients; return the norm that they had, None where scaled ones overflowed."""
+        """Clip the gradients; return the norm before clipping, None if fp16 ones overflowed."""
         if isinstance(self.optimizer, FusedUpdate):
             return self.optimizer.norm()
         if self.scale is not None:
@@ -226,26 +229,26 @@ class Trainer:
         return self.layout.clip(MAX_GRAD_NORM)
 
     def _gradients(self, batches: list[Batch]) -> StepLoss:
-        """Leave the step's gradients in the model; in the first step, count what that takes."""
+        """Compute the step's gradients; in the first step, measure the activation memory."""
         is_counted = not self.step_seconds and self.ranks.is_alone
         counting = activations_counted(self.model) if is_counted else contextlib.nullcontext()
         if self.scale is not None:
             self.layout.loss_scale = self.scale.value
         with counting as live, self._swap.step():
-            mine = self.layout.gradients(batches)
-        if not self.step_seconds:  # told in this order: the next allocation may be one too many
+            step_loss = self.layout.gradients(batches)
+        if not self.step_seconds:  # report before the next allocation, which may fail
             activations = {} if live is None else {"activations": live.peak}
-            self.tell_held(gradients=self.gradients_held(), **activations)
-        return mine
+            self.report_held(gradients=self.gradients_held(), **activations)
+        return step_loss
 
     def gradients_held(self) -> int:
-        """Return the bytes of the gradients that are held, or were at most by a fused update."""
+        """Return the bytes of the gradients in memory; of a fused update, the peak."""
         if isinstance(self.optimizer, FusedUpdate):
             return self.optimizer.peak_gradient_bytes
         return self.layout.gradient_bytes()
 
-    def tell_held(self, **held: int) -> None:
-        """Say which bytes are held from the step on that comes next."""
+    def report_held(self, **held: int) -> None:
+        """Report which bytes are held from the next step on."""
         self.job.emitter.metric(terms_held(held), step=self.state.step + 1)
 
     @property
@@ -260,14 +263,14 @@ class Trainer:
         self.state.tokens += tokens
         self.trained_tokens += tokens
         self.step_seconds.append(seconds)
-        said = tokens if self.ranks.is_lead else own
+        reported_tokens = tokens if self.ranks.is_lead else own
         speed = {
-            "tokens_per_second": said / seconds,
+            "tokens_per_second": reported_tokens / seconds,
             "step_seconds": seconds,
             "data_wait_ratio": self._data_seconds / seconds,
         }
         self._emit({**values, **speed})
-        self.judge.after_step(self.state)
+        self.evaluator.after_step(self.state)
         self.state.elapsed_seconds += time.monotonic() - began
 
     def _num_tokens(self, micro_steps: range) -> int:
@@ -279,30 +282,33 @@ class Trainer:
         if now < self._next_metric_at and not is_last:
             return
         self._next_metric_at = now + METRIC_INTERVAL_SECONDS
-        self.job.emitter.metric(values, step=self.state.step)
+        memory = (
+            {} if self.meter is None else {"peak_memory_bytes": float(self.meter.read().bytes)}
+        )
+        self.job.emitter.metric({**values, **memory}, step=self.state.step)
         if now >= self._next_line_at or is_last:
             self._next_line_at = now + SAY_INTERVAL_SECONDS
-            self.job.emitter.say(self.ranks.name + step_line(self.state.step, values))
+            self.job.emitter.log(self.ranks.name + step_line(self.state.step, values))
         self.job.emitter.progress(
             *self.pace.progress(self.state), self.pace.eta_seconds(self.state)
         )
 
     @contextlib.contextmanager
     def aside(self, model: PreTrainedModel) -> Iterator[None]:
-        """Run the model as it will be loaded within the block: other shapes compile nothing."""
-        with contextlib.ExitStack() as ways:
+        """Run the model within the block as it will be loaded, without compilation."""
+        with contextlib.ExitStack() as contexts:
             if self.compiled is not None:
-                ways.enter_context(self.compiled.aside())
+                contexts.enter_context(self.compiled.aside())
             if self.blocks is not None:
-                ways.enter_context(attention(model, JUDGED))
+                contexts.enter_context(attention(model, JUDGED))
             yield
 
 
 def check_fused(optimizer: torch.optim.Optimizer, ranks: Ranks) -> None:
-    """Refuse to update weights before the ranks' gradients have met.
+    """Reject fused updates on several ranks: they run before gradients are reduced.
 
     Raises:
-        BadInputError: the optimiser is fused and there are several ranks.
+        BadInputError: the optimizer is fused and there are several ranks.
     """
     if isinstance(optimizer, FusedUpdate) and not ranks.is_alone:
         msg = (
@@ -313,7 +319,7 @@ def check_fused(optimizer: torch.optim.Optimizer, ranks: Ranks) -> None:
 
 
 def step_line(step: int, values: Mapping[str, float]) -> str:
-    """Return one line of log about a step."""
+    """Return the log line of a step."""
     return (
         f"step {step}  loss {values['loss']:.4f}  lr {values['learning_rate']:.2e}  "
         f"grad_norm {values['grad_norm']:.2f}  {values['tokens_per_second']:,.0f} tok/s"

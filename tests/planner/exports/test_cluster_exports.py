@@ -194,11 +194,15 @@ def test_compose_on_several_nodes_leaves_rank_and_meeting_point_to_whoever_start
     assert service["network_mode"] == "host"
 
 
-def test_a_training_container_knows_its_layout():
-    service = compose_document(trained(data_parallel_size=8, zero_stage=3))["services"]["train"]
+def test_a_training_container_has_its_script_with_the_layout():
+    document = compose_document(trained(data_parallel_size=8, zero_stage=3))
+    service = document["services"]["train"]
 
-    assert service["environment"]["ZERO_STAGE"] == "3"
+    [script] = [one["content"] for one in document["configs"].values()]
+    assert '"reshard_after_forward": true' in script
+    assert service["configs"][0]["target"] == f"/workspace/{service['command'][-1]}"
     assert "ports" not in service
+    assert "$" not in script  # Compose would fill it in
 
 
 @pytest.mark.parametrize(

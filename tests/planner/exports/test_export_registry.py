@@ -93,7 +93,7 @@ def test_an_export_to_a_cluster_manager_is_as_it_was(key, case, snapshot):
 @pytest.mark.parametrize("key", OPTIONS)
 def test_every_option_is_one_that_the_tools_own_source_or_manual_names(key):
     known = set(OPTIONS[key]["options"])
-    training = key in {"megatron", "torchtitan"}
+    training = key in {"megatron", "torchtitan", "torchrun"}
     cases = [case for case in RICH if served_by(case) is not training]
     texts = [FORMATS[key].body(case) for case in ([TRAINED] if key == "torchtitan" else cases)]
     pattern = r"config\.([a-z_.]+) =" if key == "torchtitan" else r"(?<=\s)--([a-z0-9_-]+)"
@@ -118,7 +118,8 @@ def test_a_serving_plan_is_offered_to_servers_and_managers():
 
 
 def test_a_training_plan_is_offered_to_trainers():
-    found = search(devices=8, workload=TRAIN).plans[0].exports
+    whole = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1, "context_parallel_size": 1}
+    found = search(devices=8, workload=TRAIN, pins=whole).plans[0].exports
 
     assert found[0] == "torchrun"
     assert {"deepspeed", "torchtitan", "megatron"} <= set(found)

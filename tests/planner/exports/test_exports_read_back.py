@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from planner.exports.registry import export
+from planner.exports.torchrun import torchrun_text
 from tests.planner.exports.making import GIB, SERVE, made, trained
 
 # Tensor, pipeline, data: layouts that fill one node of eight, or two of them.
@@ -95,18 +96,48 @@ def test_the_replicas_together_take_every_request(key, batch, requests, data, sh
         ("tensorrt_llm", "--max_seq_len"),
     ],
 )
-def test_a_request_may_be_as_long_as_its_prompt_and_its_answer(key, longest):
-    case = made({**SERVE, "input_tokens": 4095, "output_tokens": 1})
+def test_a_request_may_be_as_long_as_the_stated_maximum(key, longest):
+    work = {**SERVE, "input_tokens": 1000, "output_tokens": 24, "max_request_tokens": 4096}
 
-    assert options(export(key, case).text)[longest] == "4096"
+    assert options(export(key, made(work)).text)[longest] == "4096"
 
 
-def test_llama_cpps_slots_share_a_context_that_holds_all_of_them():
+@pytest.mark.parametrize(
+    ("tokens", "held", "longest"),
+    [(1024, {}, 4096), (60000, {}, 131072), (140000, {}, 140000), (1024, {"kv_cache": GIB}, 4096)],
+)
+def test_without_a_maximum_four_typical_requests_are_taken_in_one(tokens, held, longest):
+    memory = {"breakdown_bytes": {"weights": 15 * GIB, **held}}
+    case = made({**SERVE, "input_tokens": tokens - 24, "output_tokens": 24}, memory=memory)
+    made_one = export("vllm", case)
+
+    assert options(made_one.text)["--max-model-len"] == str(longest)
+    assert any(f"up to {longest} tokens are taken" in note for note in made_one.notes)
+
+
+def test_a_maximum_is_never_more_than_the_planned_cache_and_what_is_left_hold():
+    held = {"breakdown_bytes": {"kv_cache": 8 * GIB}, "per_device_peak_bytes": 71 * GIB}
+    case = made(
+        {**SERVE, "input_tokens": 1000, "output_tokens": 24, "concurrency": 2}, memory=held
+    )
+
+    tokens = int(options(export("vllm", case).text)["--max-model-len"])
+
+    assert tokens == int(2 * 1024 * (1 + (0.9 * 80 - 71) / 8))
+
+
+def test_a_maximum_below_the_typical_request_is_refused():
+    with pytest.raises(ValueError, match=r"max_request_tokens is 1000, less than .* 1200 tokens"):
+        made({**SERVE, "max_request_tokens": 1000})
+
+
+def test_llama_cpps_slots_share_a_pool_that_holds_all_of_them():
     case = made({**SERVE, "input_tokens": 500, "output_tokens": 12, "concurrency": 3})
 
     found = options(export("llama_cpp", case).text)
 
-    assert int(found["--ctx-size"]) // int(found["--parallel"]) == 512
+    assert int(found["--ctx-size"]) == max(3 * 512, 4 * 512)
+    assert "--kv-unified" in found
 
 
 @pytest.mark.parametrize(
@@ -186,7 +217,7 @@ def test_compose_reserves_every_device_of_the_plan(layout):
 def test_torchruns_ranks_are_the_plans_devices(layout):
     case = trained(**sized(layout))
 
-    found = options(export("torchrun", case).text.splitlines()[-1])
+    found = options(torchrun_text(case).splitlines()[-1])
 
     assert int(found["--nnodes"]) * int(found["--nproc-per-node"]) == case.devices
 

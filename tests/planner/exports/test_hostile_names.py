@@ -1,5 +1,6 @@
 """Names that a shell, YAML or DNS could misread reach the tool as they are, or become harmless."""
 
+import ast
 import json
 import math
 import os
@@ -66,15 +67,18 @@ def test_a_models_name_reaches_vllm_as_one_word(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_models_name_reaches_a_training_script_in_its_environment(tmp_path, name):
+def test_a_models_name_reaches_a_training_script_to_the_letter(tmp_path, name):
     text = export("torchrun", replace(trained(), model=name)).text
-    (tmp_path / "torchrun").write_text('#!/bin/sh\nprintf "%s" "$MODEL" > seen\n')
+    (tmp_path / "torchrun").write_text("#!/bin/sh\n")
     (tmp_path / "torchrun").chmod(0o700)
     path = f"{tmp_path}:{os.environ['PATH']}"
 
     subprocess.run(["bash", "-euc", text], env={"PATH": path}, cwd=tmp_path, check=True)
 
-    assert (tmp_path / "seen").read_text() == name
+    module = ast.parse((tmp_path / "train.py").read_text())
+    calls = [one for one in ast.walk(module) if isinstance(one, ast.Call)]
+    plan = next(one for one in calls if ast.unparse(one.func) == "json.loads")
+    assert json.loads(ast.literal_eval(plan.args[0]))["model"] == name
     assert not (tmp_path / "taken").exists()
 
 
@@ -106,7 +110,7 @@ def test_options_written_by_a_script_do_not_end_before_their_end(tmp_path, name)
     started(tmp_path, export("tensorrt_llm", case).text, "trtllm-serve")
 
     written = yaml.safe_load((tmp_path / "trtllm-options.yaml").read_text())
-    kept = written["speculative_config"]["speculative_model_dir"]
+    kept = written["speculative_config"]["speculative_model"]
     assert kept.rstrip("\n") == name
 
 

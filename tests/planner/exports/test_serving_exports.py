@@ -20,7 +20,7 @@ def test_one_device_needs_no_flag_for_its_layout():
     command = shlex.join(vllm_arguments(made(tensor_parallel_size=1)))
 
     assert command == (
-        f"vllm serve {LLAMA_8B} --dtype bfloat16 --max-model-len 1200 --max-num-seqs 64 "
+        f"vllm serve {LLAMA_8B} --dtype bfloat16 --max-model-len 4800 --max-num-seqs 64 "
         "--no-enable-prefix-caching"
     )
 
@@ -46,10 +46,10 @@ def test_sizes_become_each_engines_flags(arguments, flags):
 @pytest.mark.parametrize(
     ("arguments", "flags"),
     [
-        (vllm_arguments, "--max-model-len 1200 --max-num-seqs 32"),
-        (sglang_arguments, "--context-length 1200 --max-running-requests 32"),
-        (trtllm_arguments, "--max_batch_size 32 --max_seq_len 1200"),
-        (llama_cpp_arguments, "--ctx-size 38400 --parallel 32"),
+        (vllm_arguments, "--max-model-len 4800 --max-num-seqs 32"),
+        (sglang_arguments, "--context-length 4800 --max-running-requests 32"),
+        (trtllm_arguments, "--max_batch_size 32 --max_seq_len 4800"),
+        (llama_cpp_arguments, "--ctx-size 38400 --parallel 32 --kv-unified"),
     ],
 )
 def test_each_replica_takes_its_share_of_the_requests(arguments, flags):
@@ -68,7 +68,7 @@ def test_each_replica_takes_its_share_of_the_requests(arguments, flags):
         ({"chunked_prefill": False}, "--no-enable-chunked-prefill"),
         ({"offload": {"weights_cpu": 0.5}}, "--cpu-offload-gb 15.0"),
         (
-            {"tensor_parallel_size": 8, "attention_data_parallel_size": 4},
+            {"tensor_parallel_size": 2, "attention_data_parallel_size": 4},
             "--tensor-parallel-size 2 --data-parallel-size 4 --enable-expert-parallel",
         ),
     ],
@@ -84,7 +84,7 @@ def test_a_choice_becomes_vllms_flag(strategy, flags):
         ({"kv_cache_dtype": "fp8"}, "--kv-cache-dtype fp8_e4m3"),
         ({"max_batch_tokens": 4096}, "--chunked-prefill-size 4096"),
         ({"chunked_prefill": False, "max_batch_tokens": 4096}, "--chunked-prefill-size -1"),
-        ({"attention_data_parallel_size": 4}, "--attn-dp-size 4"),
+        ({"attention_data_parallel_size": 4}, "--tp-size 4 --attn-dp-size 4"),
         ({"offload": {"weights_cpu": 0.5}}, "--cpu-offload-gb 15"),
         ({"speculative": DRAFT}, "--speculative-draft-model-path org/tiny"),
     ],

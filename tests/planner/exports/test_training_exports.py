@@ -13,7 +13,7 @@ from torch.distributed.run import get_args_parser
 from planner.exports.accelerate import ACCELERATE, accelerate_text
 from planner.exports.deepspeed import DEEPSPEED, deepspeed_config
 from planner.exports.megatron import MEGATRON, megatron_arguments
-from planner.exports.torchrun import TORCHRUN, torchrun_arguments
+from planner.exports.torchrun import torchrun_arguments
 from planner.exports.torchtitan import TORCHTITAN, torchtitan_text
 from planner.exports.training import layout_notes
 from tests.planner.asking import MIXTRAL
@@ -37,14 +37,6 @@ def test_torchruns_own_parser_takes_the_command(nodes):
 
     assert (parsed.nnodes, parsed.nproc_per_node) == (str(nodes), "8")
     assert parsed.training_script == "train.py"
-
-
-def test_the_layout_is_in_the_environment_of_the_script():
-    text = TORCHRUN.text(trained(data_parallel_size=8, zero_stage=2))
-
-    assert "export MODEL=meta-llama/Llama-3.1-8B" in text
-    assert "export ZERO_STAGE=2" in text
-    assert "export MICRO_BATCH_SIZE=2" in text
 
 
 def load(tmp_path, case):
@@ -283,10 +275,10 @@ def test_a_pipeline_takes_the_whole_share_of_a_rank_and_cuts_it():
 
 
 @pytest.mark.parametrize("chosen", [DEEPSPEED, ACCELERATE])
-def test_adapters_are_left_to_the_script(chosen):
-    notes = chosen.notes(trained(workload={"method": "lora"}))
+def test_adapters_are_left_to_the_script_with_their_rank(chosen):
+    notes = chosen.notes(trained(workload={"method": "lora", "lora_rank": 64}))
 
-    assert any("lora" in note for note in notes)
+    assert any("lora, rank 64" in note for note in notes)
 
 
 def test_what_megatron_lacks_is_a_note():
@@ -327,5 +319,5 @@ def test_a_format_without_words_for_an_uneven_split_says_it_in_a_note():
     notes = layout_notes(case, frozenset({"pipeline"}), "torchtitan")
 
     assert notes == (
-        "the stages hold 12, 12, 5, 3 layers: torchtitan splits them evenly unless told",
+        "the stages hold 12, 12, 5, 3 layers: torchtitan splits them evenly by default",
     )

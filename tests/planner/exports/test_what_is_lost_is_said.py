@@ -76,7 +76,7 @@ def test_tensorrt_says_that_it_keeps_what_the_plan_puts_on_the_host():
 @pytest.mark.parametrize("key", ["vllm", "sglang", "tensorrt_llm", "llama_cpp"])
 @pytest.mark.parametrize("offload", [{"weights_disk": 0.3}, {"kv_cpu": 0.3}])
 def test_weights_on_disk_and_caches_on_the_host_are_said_to_be_unsaid(key, offload):
-    assert "not said here" in notes(key, made(offload=offload))
+    assert "not expressed here" in notes(key, made(offload=offload))
 
 
 @pytest.mark.parametrize(("stage", "is_said"), [(0, False), (1, True), (2, True), (3, False)])

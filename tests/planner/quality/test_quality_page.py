@@ -4,7 +4,7 @@ from pathlib import Path
 
 from planner.__main__ import main
 from planner.catalog.quality_fit import HELD_OUT
-from planner.quality_page import MODELS, SHOWN, quality_page
+from planner.fitting.pages.quality_page import MODELS, SHOWN, quality_page
 
 PAGE = Path("templates/docs/quality.md")
 

@@ -3,12 +3,14 @@
 import datetime as dt
 import io
 import json
+import subprocess
+import sys
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from runners.datasets import parquet
+from runners.datasets import parquet_process
 from runners.datasets.checking import checked
 from runners.datasets.records import MAX_LINE_BYTES, DataError, Reader
 
@@ -112,11 +114,95 @@ def test_bytes_where_text_should_be_are_named_with_their_column():
 
 
 def test_a_row_group_too_large_for_memory_is_refused_before_it_is_read(monkeypatch):
-    monkeypatch.setattr(parquet, "MAX_GROUP_BYTES", 1024)
+    monkeypatch.setattr(parquet_process, "MAX_GROUP_BYTES", 1024)
 
     with pytest.raises(DataError, match="smaller row groups"):
         read(table(ASKED))
     assert len(read(table(ASKED, row_group_size=10))) == 600
+
+
+CRASHING = """
+import os, signal
+os.kill(os.getpid(), signal.SIGSEGV)
+"""
+
+
+def test_a_library_that_crashes_ends_its_own_process_only(monkeypatch, tmp_path):
+    reader = tmp_path / "crashing.py"
+    reader.write_text(CRASHING)
+    monkeypatch.setattr(parquet_process, "READER", reader)
+
+    with pytest.raises(DataError, match=r"a\.parquet: its reader ended with status -11"):
+        read(table(ASKED))
+
+
+DYING = """
+import os
+os.write(1, b'{"text": "whole"}\\n{"text": "ha')
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_a_row_that_its_reader_did_not_finish_is_no_row(monkeypatch, tmp_path):
+    reader = tmp_path / "dying.py"
+    reader.write_text(DYING)
+    monkeypatch.setattr(parquet_process, "READER", reader)
+
+    with pytest.raises(DataError, match="its reader ended with status -9"):
+        read(table(ASKED))
+
+
+SPEAKING = """
+import json, os
+print(json.dumps({"text": " ".join(os.environ)}))
+"""
+
+
+def test_a_reader_is_given_no_secret_of_the_server(monkeypatch, tmp_path):
+    reader = tmp_path / "speaking.py"
+    reader.write_text(SPEAKING)
+    monkeypatch.setattr(parquet_process, "READER", reader)
+    monkeypatch.setenv("DATABASE_URL", "postgresql://me:secret@here/db")
+
+    [found] = read(table(ASKED))
+
+    assert "DATABASE_URL" not in found.sample.text
+
+
+def test_a_table_that_takes_too_much_memory_is_refused_in_words(monkeypatch):
+    monkeypatch.setattr(parquet_process, "MAX_BYTES", 512 * 1024**2)
+    rows = [{"text": "a" * 1024**2}] * 400
+
+    with pytest.raises(DataError, match=r"a\.parquet: "):
+        read(table(rows, use_dictionary=False, compression="zstd", row_group_size=400))
+
+
+def test_whoever_has_seen_enough_leaves_no_reader_behind(monkeypatch):
+    started = []
+    begin = subprocess.Popen
+    monkeypatch.setattr(
+        subprocess, "Popen", lambda *a, **k: started.append(begin(*a, **k)) or started[-1]
+    )
+    records = Reader("a.parquet").records(table(ASKED))
+    assert next(records).line == 1
+
+    records.close()
+
+    assert [one.poll() is not None for one in started] == [True]
+
+
+def test_a_server_that_checks_a_table_does_not_load_the_library(tmp_path):
+    path = tmp_path / "a.parquet"
+    path.write_bytes(table(ASKED).getvalue())
+    code = (
+        "import sys; from runners.datasets.checking import checked; "
+        f"found = checked(open({str(path)!r}, 'rb'), 'a.parquet'); "
+        "print(found.num_records, 'pyarrow' in sys.modules)"
+    )
+
+    told = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+
+    assert told.stdout.split() == ["600", "False"]
 
 
 def test_a_row_too_long_is_refused_as_a_line_is():

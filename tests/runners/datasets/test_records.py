@@ -164,5 +164,5 @@ def test_a_set_that_leaves_nothing_to_judge_by_is_refused(documents, said):
     found = checked(io.BytesIO(lines(*documents)), "a.jsonl")
 
     assert found.errors == (
-        f"a.jsonl holds {said}; give at least two that differ: one is kept to judge by",
+        f"a.jsonl holds {said}; give at least two that differ: one is held out for evaluation",
     )

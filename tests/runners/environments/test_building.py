@@ -177,7 +177,7 @@ def test_a_disk_that_is_too_small_is_named_before_anything_is_fetched(host_dir, 
 
 
 def test_a_name_that_nobody_pinned_is_refused_with_those_there_are(store):
-    with pytest.raises(PinsError, match=r"knows the environments main, llamacpp.* not 'nobody'"):
+    with pytest.raises(PinsError, match=r"has the environments main, llamacpp.* not 'nobody'"):
         store.pins("nobody")
     with pytest.raises(PinsError):
         store.pins("../tiny")

@@ -80,5 +80,5 @@ def test_what_cannot_be_built_ends_the_job_by_its_own_reason(start, host_dir, tm
 def test_an_environment_that_nobody_pinned_is_refused_by_name(start):
     ended = start("nobody")
 
-    assert "this host knows the environments main, llamacpp" in ended.stderr
+    assert "this host has the environments main, llamacpp" in ended.stderr
     assert classify(Ending(3, None, ended.stderr)) is Reason.ENVIRONMENT_FAILED

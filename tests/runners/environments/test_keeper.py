@@ -70,7 +70,7 @@ def test_an_environment_in_use_stays_and_the_order_says_why(host_dir, built):
 
 def test_what_the_server_knows_is_not_said_again(keeper, store):
     first = keeper.news(everything=False)
-    keeper.told()
+    keeper.mark_reported()
 
     assert first[0].name == "main"
     assert keeper.news(everything=False) is None

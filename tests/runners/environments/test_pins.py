@@ -68,6 +68,6 @@ def test_what_stands_beside_the_agents_packages_says_so_and_what_it_does_without
     pins = read_pins(path)
 
     assert (pins.is_beside_main, pins.without) == (True, {"three", "four"})
-    assert before.seen == []
-    assert any("site-packages" in folder for folder in pins.seen)
+    assert before.agent_package_folders == []
+    assert any("site-packages" in folder for folder in pins.agent_package_folders)
     assert pins.digest != before.digest

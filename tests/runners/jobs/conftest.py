@@ -11,7 +11,7 @@ from runners.jobs.events import Emitter
 from runners.jobs.runtime import Job
 from runners.jobspec import ArtefactModel, CompressSpec, JobSpec
 from runners.messages import RunRequest
-from tests.runners.jobs.harness import Finished, Host, tiny_training
+from tests.runners.jobs.harness import SHORT, Finished, Host, tiny_training
 
 torch.set_num_threads(1)
 os.environ["TOKENIZERS_PARALLELISM"] = "false"  # its threads would not survive our forks
@@ -36,7 +36,7 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Host:
 
 @pytest.fixture(scope="session")
 def trained(host: Host) -> Finished:
-    return host.run("trained", tiny_training())
+    return host.run_once("trained", tiny_training())
 
 
 @pytest.fixture(scope="session")
@@ -47,14 +47,14 @@ def trained_model(trained: Finished) -> ArtefactModel:
 
 @pytest.fixture(scope="session")
 def int8(host: Host, trained_model: ArtefactModel) -> Finished:
-    spec = CompressSpec(model=trained_model, method="int8", prompt_tokens=16)
-    return host.run("int8", spec)
+    spec = CompressSpec(model=trained_model, method="int8", **SHORT)
+    return host.run_once("int8", spec)
 
 
 @pytest.fixture(scope="session")
 def int4(host: Host, trained_model: ArtefactModel) -> Finished:
-    spec = CompressSpec(model=trained_model, method="nf4", prompt_tokens=16)
-    return host.run("int4", spec)
+    spec = CompressSpec(model=trained_model, method="nf4", **SHORT)
+    return host.run_once("int4", spec)
 
 
 @pytest.fixture

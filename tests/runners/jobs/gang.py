@@ -2,12 +2,14 @@
 
 import subprocess
 import sys
+from typing import Any
 
 from runners.gangs import gang_env, torchrun_argv
 from runners.jobs.events import read_events
 from runners.jobspec import GenerateSpec, TrainSpec
 from runners.messages import RunRequest
 from runners.places import Gang
+from tests.plugins.preloaded import Preloaded, can_be_preloaded
 from tests.runners.jobs.harness import Finished, Host
 from tests.stack import free_port
 
@@ -34,3 +36,11 @@ def run_on_ranks(
     stdout, stderr = process.communicate(timeout=900)
     (folder / "stdout.txt").write_text(stdout)
     return Finished(folder, process.returncode, read_events(folder / "events.jsonl"), stderr)
+
+
+def start(
+    argv: list[str], env: dict[str, str], more: dict[str, str], **options: Any
+) -> "subprocess.Popen[str]":
+    """Start a module, forked in a run in lanes; no library reads ``more`` as it is loaded."""
+    chosen = Preloaded if can_be_preloaded(argv, env) else subprocess.Popen
+    return chosen(argv, env=env | more, **options)

@@ -1,14 +1,22 @@
 """Run real job processes in attempt folders, as a supervisor would, and read their events."""
 
+import fcntl
+import json
 import os
+import shutil
 import signal
 import subprocess
+import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
+
+import pytest
 
 from runners.jobs.events import Emitter, read_events
 from runners.jobs.runtime import Job
@@ -32,6 +40,12 @@ TINY_CONFIG: dict[str, object] = {
     "tie_word_embeddings": False,
     **TINY.model_dump(exclude={"source"}),
 }
+SHORT = {
+    "prompt_tokens": 16,
+    "output_tokens": 2,
+    "evaluation_tokens": 1024,
+}
+SHARED = ("cache", "environments")  # tokens and packages: 8 s of a core and more for each host
 
 
 def tiny_training(**changes: Any) -> TrainSpec:
@@ -46,6 +60,20 @@ def tiny_training(**changes: Any) -> TrainSpec:
         "learning_rate": 1e-2,
     }
     return TrainSpec(**{**fields, **changes})
+
+
+def preload_starts(patch: pytest.MonkeyPatch, module: ModuleType) -> None:
+    """Have the processes of a module of the product start where their imports are loaded."""
+    patch.setattr(
+        module, "subprocess", SimpleNamespace(**{**vars(subprocess), "Popen": preloaded.start})
+    )
+
+
+def shared(name: str) -> Path:
+    """Return a folder that all hosts of a test run have in common."""
+    folder = Path(tempfile.gettempdir()) / "shared-by-hosts" / name  # the run's, as TMPDIR says
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 @dataclass
@@ -76,6 +104,8 @@ class Host:
         self.path = path
         (path / "attempts").mkdir(parents=True)
         (path / "models").mkdir()
+        for name in SHARED:
+            (path / name).symlink_to(shared(name))
 
     def attempt(self, name: str, spec: JobSpec, job_id: str = "") -> Path:
         folder = self.path / "attempts" / name
@@ -105,6 +135,21 @@ class Host:
         folder = self.attempt(name, spec)
         return self.finish(folder, self.start(folder))
 
+    def run_once(self, name: str, spec: JobSpec) -> Finished:
+        """Run an attempt in a process, or copy what it left on another host of this test run."""
+        kept, folder = shared("attempts") / name, self.path / "attempts" / name
+        with (shared("locks") / name).open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # another worker may be at it
+            if not kept.exists():
+                finished = self.run(name, spec)
+                how = {"returncode": finished.returncode, "stderr": finished.stderr}
+                (folder / "ended.json").write_text(json.dumps(how))
+                shutil.copytree(folder, kept)
+                return finished
+        shutil.copytree(kept, folder)
+        ended = json.loads((folder / "ended.json").read_text())
+        return Finished(folder, events=read_events(folder / "events.jsonl"), **ended)
+
     def run_here(self, name: str, spec: JobSpec, work: Callable[[Job], None]) -> Finished:
         """Run the job's work in this process: the same code without seconds of imports."""
         folder = self.attempt(name, spec)
@@ -118,6 +163,7 @@ class Host:
 
     def finish(self, folder: Path, process: subprocess.Popen[str]) -> Finished:
         _out, stderr = process.communicate(timeout=600)
+        sys.stderr.write(f"{folder.name} ended with {process.returncode}\n{stderr}")  # if it fails
         return Finished(folder, process.returncode, read_events(folder / "events.jsonl"), stderr)
 
 

@@ -124,6 +124,32 @@ def test_an_assessment_fills_its_part_of_the_progress(job, stages, random_model,
     assert done == pytest.approx([0.0, 25.0, 50.0])
 
 
+def test_the_points_of_an_original_have_names_of_their_own(job, stages, random_model, events_path):
+    assess(job, random_model, Sampling(LOAD, 2, 512), PeakMeter(CPU), stages, "original_")
+    job.emitter.close()
+
+    points = [each["body"] for each in read_events(events_path) if each["kind"] == "metric"]
+    names = {name for each in points for name in each["values"]}
+
+    assert {"original_peak_memory_bytes", "original_prefill_tokens_per_second"} <= names
+    assert all(name.startswith("original_") for name in names)
+
+
+def test_the_peak_is_told_while_it_is_measured_and_ends_as_the_results(
+    job, stages, random_model, events_path
+):
+    found = assess(job, random_model, Sampling(LOAD, 2, 512), PeakMeter(CPU), stages)
+    job.emitter.close()
+
+    points = [
+        each["body"]["values"] for each in read_events(events_path) if each["kind"] == "metric"
+    ]
+    told = [each["peak_memory_bytes"] for each in points if "peak_memory_bytes" in each]
+
+    assert len(told) == 2
+    assert told[-1] == pytest.approx(found.peak.bytes, rel=0.01)
+
+
 def test_a_model_without_a_tokenizer_has_no_held_out_ids(job, random_model):
     assert held_out_ids(job, random_model) is None
 

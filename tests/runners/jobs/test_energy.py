@@ -30,7 +30,7 @@ def metered(samples, seconds, phases=(), found=NO_ZONES, hosts=1):
     meter = EnergyMeter(lambda: next(answers), found, hosts, clock=lambda: next(instants))
     for at in seconds:
         name = dict(phases).get(at)
-        meter.begin(name) if name else meter.look()
+        meter.begin(name) if name else meter.read()
     return meter
 
 
@@ -97,10 +97,10 @@ def test_packages_and_their_memory_are_counted_and_no_part_of_them_twice(tree):
     ]
     instants = iter((0.0, 2.0, 2.0))
     meter = EnergyMeter(None, zones(), clock=lambda: next(instants))
-    meter.look()
+    meter.read()
     for counter, count in zip(counters, (4_000_000, 10**9, 7_000_000, 10**9), strict=True):
         counter.write_text(f"{count}\n")
-    meter.look()
+    meter.read()
 
     measured, notes = meter.figures()
 
@@ -118,7 +118,7 @@ def test_a_counter_that_may_have_begun_anew_twice_says_nothing_of_that_time(tree
     meter = EnergyMeter(None, zones(), clock=lambda: next(instants))
     for count in (0, 10_000_000, 20_000_000):
         counter.write_text(f"{count}\n")
-        meter.look()
+        meter.read()
 
     measured, notes = meter.figures()
 

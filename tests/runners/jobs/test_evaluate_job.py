@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from runners.jobs import evaluate
-from runners.jobs.evaluate import Judgement, figures, judge, significance
+from runners.jobs.evaluate import TextScores, evaluate_windows, figures, significance
 from runners.jobs.evaluation import Windows
 from runners.jobs.loading import load_folder
 from runners.jobs.runtime import BadInputError, MissingModelError
@@ -27,9 +27,7 @@ def compared(host, int4, trained_model):
         original=trained_model,
         evaluation_tokens=1024,
     )
-    finished = host.run("evaluate-int4", spec)
-    assert finished.returncode == 0, finished.stderr
-    return finished
+    return host.run_here("evaluate-int4", spec, evaluate.work)
 
 
 def test_the_result_has_every_figure_with_its_interval(compared):
@@ -84,7 +82,7 @@ def test_a_model_beside_itself_has_no_divergence(host, trained):
     model = load_folder(trained.folder / "output" / "model", "bf16", CPU)
     batch = torch.randint(0, 512, (2, 32), generator=torch.Generator().manual_seed(1))
 
-    found = judge(model, batch, 16, model)
+    found = evaluate_windows(model, batch, 16, model)
 
     assert found.divergence == pytest.approx([0.0, 0.0], abs=1e-6)
     assert list(found.agreement) == [1.0, 1.0]
@@ -99,7 +97,7 @@ def test_accuracy_and_divergence_are_those_of_the_formula(host, trained):
     with torch.inference_mode():
         ours, theirs = (each(batch).logits[0, 15:-1].float() for each in (model, other))
 
-    found = judge(model, batch, 16, other)
+    found = evaluate_windows(model, batch, 16, other)
 
     expected = torch.nn.functional.kl_div(
         ours.log_softmax(-1), theirs.log_softmax(-1), reduction="batchmean", log_target=True
@@ -109,7 +107,7 @@ def test_accuracy_and_divergence_are_those_of_the_formula(host, trained):
 
 
 def test_alone_it_reports_nothing_of_an_original():
-    measured = figures(Judgement(np.ones(3), np.array([0.0, 0.5, 1.0])), WINDOWS)
+    measured = figures(TextScores(np.ones(3), np.array([0.0, 0.5, 1.0])), WINDOWS)
 
     assert measured["perplexity"] == pytest.approx(math.e)
     assert measured["next_token_accuracy"] == 0.5
@@ -133,7 +131,7 @@ def test_a_difference_is_called_one_only_beyond_chance(low, high, words):
         (
             {"original": RandomModel(config=TINY_CONFIG)},
             BadInputError,
-            "the original has another vocabulary",
+            "the original's vocabulary differs",
         ),
     ],
 )

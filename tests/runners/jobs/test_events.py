@@ -54,6 +54,15 @@ def test_figures_that_json_cannot_hold_are_left_out(emitter, events_path):
     assert [each["body"]["values"] for each in read_events(events_path)] == [{"step_seconds": 0.5}]
 
 
+def test_more_values_than_one_point_takes_are_several_points(emitter, events_path):
+    emitter.metric({f"source{n}_weight": 1.0 for n in range(300)})
+    emitter.progress(1, 2, "steps", float("inf"))
+    emitter.close()
+
+    sizes = [len(each["body"].get("values", ())) for each in read_events(events_path)]
+    assert sizes == [256, 44, 0]
+
+
 def test_a_result_that_is_not_finite_is_refused_by_name(emitter):
     with pytest.raises(ValueError, match="perplexity"):
         emitter.result({"perplexity": float("inf"), "steps": 1.0}, {})
@@ -137,14 +146,14 @@ def test_without_a_supervisor_events_go_to_standard_output(monkeypatch):
 
 
 def test_run_by_hand_stdout_belongs_to_the_events(capfd):
-    Emitter(STDOUT_FD).say("a line of log")
+    Emitter(STDOUT_FD).log("a line of log")
 
     assert capfd.readouterr().out == ""
 
 
 def test_under_a_supervisor_a_line_goes_to_the_log(tmp_path, capfd):
     fd = os.open(tmp_path / "events", os.O_WRONLY | os.O_CREAT)
-    Emitter(fd).say("a line of log")
+    Emitter(fd).log("a line of log")
     os.close(fd)
 
     assert capfd.readouterr().out == "a line of log\n"

@@ -124,7 +124,7 @@ def test_a_card_shows_no_setting_that_the_method_does_not_read():
     ],
 )
 def test_a_planner_is_asked_about_no_model_of_another_shape(method, phases):
-    assert list(CompressSpec(model=MODEL, method=method).foreseen) == phases
+    assert list(CompressSpec(model=MODEL, method=method).predictable_phases) == phases
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ from statistics import geometric_mean
 import pytest
 
 from runners.jobs.layouts_bench import regret
+from runners.layout_bench_messages import LayoutBenchRequest, StepTime
 from runners.layout_options import LayoutOptions
-from runners.layouts_asked import Asked, StepTime
 from tests.runners.jobs.harness import PROJECT, TINY_CONFIG
 from tests.runners.jobs.layouts_bench_run import told
 
@@ -48,7 +48,7 @@ def test_where_all_were_left_out_the_one_that_stayed_longest_is_the_rival():
 
 def test_one_process_takes_one_rank_and_a_layout_its_own():
     layouts = {"alone": None, "pair": LayoutOptions(data_parallel_size=2)}
-    asked = Asked(config={}, training={}, layouts=layouts, first_choice="pair")
+    asked = LayoutBenchRequest(config={}, training={}, layouts=layouts, first_choice="pair")
 
     assert (asked.ranks_of("alone"), asked.ranks_of("pair")) == (1, 2)
     assert asked.always == {"pair"}
@@ -57,7 +57,7 @@ def test_one_process_takes_one_rank_and_a_layout_its_own():
 @pytest.mark.slow
 def test_real_ranks_are_timed_round_by_round_and_judged_by_a_final():
     layouts = {"alone": None, "pair": LayoutOptions(data_parallel_size=2, zero_stage=1)}
-    asked = Asked(
+    asked = LayoutBenchRequest(
         config=TINY_CONFIG, training=TRAINING, layouts=layouts, ranks=2, rounds=2, steps=1,
         final_rounds=3, first_choice="pair",
     )  # fmt: skip

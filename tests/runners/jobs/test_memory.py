@@ -10,6 +10,7 @@ from transformers import DynamicCache
 
 from runners.jobs.loading import fresh_model
 from runners.jobs.memory import PeakMeter, cache_bytes, model_bytes, tensor_bytes
+from tests.plugins import preloaded
 from tests.runners.jobs.harness import PROJECT, TINY_CONFIG
 
 
@@ -101,29 +102,12 @@ def test_on_a_gpu_the_peak_is_the_allocators():
     assert meter.read().bytes >= 4 * 2**20
 
 
-HELD_APART = """
-import sys, torch
-from runners.jobs.memory import map_large_blocks, resident_bytes
-
-if sys.argv[1] == "apart":
-    map_large_blocks()
-torch.ones(7 * 2**20)  # 28 MiB: freed, it raises the size from which malloc maps
-blocks, between, before = [], [], resident_bytes()
-for _ in range(16):
-    blocks.append(torch.ones(4 * 2**20))
-    between.append([bytearray(200_000)])  # what stays makes holes of what goes
-held = resident_bytes() - before
-blocks.clear()
-print(held, resident_bytes() - before)
-"""
-
-
 def test_large_blocks_that_are_freed_are_given_back_between_small_ones():
     left = {}
     for way in ("apart", "usual"):
-        command = [sys.executable, "-c", HELD_APART, way]
-        ended = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=True)
-        held, left[way] = map(int, ended.stdout.split())
+        command = [sys.executable, "-m", "tests.runners.jobs.held_apart", way]
+        process = preloaded.start(command, cwd=PROJECT, stdout=subprocess.PIPE, text=True)
+        held, left[way] = map(int, process.communicate(timeout=600)[0].split())
         assert held > 16 * 16 * 2**20
 
     assert left["apart"] < 32 * 2**20

@@ -9,6 +9,7 @@ import torch
 from runners.facts import Microbench
 from runners.jobs import microbench
 from runners.jobs.memory import Peak
+from tests.plugins import preloaded
 
 
 @pytest.fixture(scope="module")
@@ -17,16 +18,15 @@ def result(tmp_path_factory):
 
 
 def test_the_command_prints_one_valid_line():
-    done = subprocess.run(
+    started = preloaded.start(
         [sys.executable, "-m", "runners.jobs.microbench", "--short"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    stdout, stderr = started.communicate(timeout=600)
 
-    assert done.stdout.count("\n") == 1
-    assert done.stderr == ""
-    Microbench.model_validate_json(done.stdout)
+    assert (started.returncode, stderr) == (0, "")
+    assert stdout.count("\n") == 1
+    Microbench.model_validate_json(stdout)
 
 
 def test_every_dtype_is_measured_on_the_cpu(result):

@@ -9,16 +9,17 @@ import torch
 
 from runners.jobs.events import Emitter, read_events
 from runners.jobs.loading import fresh_model
-from runners.jobs.ranks import ALONE, RankLostError, Ranks, joined_ranks, lost_rank_named
+from runners.jobs.ranks import ALONE, RankFailedError, Ranks, joined_ranks, naming_rank_failures
 from runners.jobs.runtime import BadInputError
 from runners.jobs.train.checkpoint import share_progress
 from runners.jobs.train.job import _check_same_text, _check_share
 from runners.jobs.train.optimizers import build_optimizer
 from runners.jobspec import DataParallel
-from tests.runners.jobs.gang import run_on_ranks
+from tests.runners.jobs.gang import run_on_ranks, start
 from tests.runners.jobs.harness import TINY_CONFIG, Finished, Host, tiny_training
-from tests.stack import free_port
+from tests.stack import ROOT, free_port
 
+BY_ITSELF = "tests.runners.jobs.rank_by_itself"
 GLOO = "[/src/gloo/transport/tcp/pair.cc:537] Read error [10.0.0.1]:65: Connection reset by peer."
 
 
@@ -43,24 +44,27 @@ def test_every_micro_batch_of_a_step_is_computed_once(size, count):
 
 @pytest.mark.parametrize("words", [GLOO, "Timed out waiting 5000ms for recv operation"])
 def test_what_the_network_library_says_of_a_lost_rank_is_one_error(words):
-    with pytest.raises(RankLostError, match=r"^rank 1 of 2: "), lost_rank_named(Ranks(1, 2)):
+    with (
+        pytest.raises(RankFailedError, match=r"^rank 1 of 2: "),
+        naming_rank_failures(Ranks(1, 2)),
+    ):
         raise RuntimeError(words)
 
 
 def test_the_error_of_a_lost_rank_names_no_source_file_of_the_library():
-    with pytest.raises(RankLostError) as lost, lost_rank_named(Ranks(0, 2)):
+    with pytest.raises(RankFailedError) as lost, naming_rank_failures(Ranks(0, 2)):
         raise RuntimeError(f"{GLOO} This is typically caused by a hanging worker.")
 
     assert str(lost.value).endswith("Read error [10.0.0.1]:65: Connection reset by peer")
 
 
 def test_an_error_of_the_computation_stays_what_it_is():
-    with pytest.raises(RuntimeError, match="shape"), lost_rank_named(Ranks(0, 2)):
+    with pytest.raises(RuntimeError, match="shape"), naming_rank_failures(Ranks(0, 2)):
         raise RuntimeError("shape mismatch")
 
 
 def test_alone_no_error_is_blamed_on_another_rank():
-    with pytest.raises(RuntimeError, match="Connection reset"), lost_rank_named(ALONE):
+    with pytest.raises(RuntimeError, match="Connection reset"), naming_rank_failures(ALONE):
         raise RuntimeError(GLOO)
 
 
@@ -100,36 +104,21 @@ def test_the_first_rank_of_a_host_speaks_through_the_pipe_that_its_parent_holds(
     assert bool(read_events(path)) is is_heard
 
 
-LATE = """
-import os, sys, time
-from types import SimpleNamespace
-os.environ["RANK"] = os.environ["LOCAL_RANK"] = rank = sys.argv[1]
-time.sleep(4.0 * int(rank))
-from runners.jobs.ranks import joined_ranks
-from runners.jobspec import DataParallel
-job = SimpleNamespace(request=SimpleNamespace(gang=None))
-parallel = DataParallel.model_construct(rank_timeout_seconds=2.0)
-with joined_ranks(job, parallel) as ranks:
-    time.sleep(4.0 * int(rank))
-    print("started", ranks.total([1.0]), flush=True)
-    ranks.settle(parallel)
-    time.sleep(300.0 * int(rank))
-    ranks.total([1.0])
-"""
+def started_rank(part, rank, size, port):
+    command = [sys.executable, "-m", BY_ITSELF, part, str(rank)]
+    torchruns = {
+        "TORCHELASTIC_RUN_ID": "a1", "WORLD_SIZE": str(size), "RANK": str(rank),
+        "LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+    }  # fmt: skip
+    env = os.environ | {"OMP_NUM_THREADS": "1"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return start(command, env, torchruns, cwd=ROOT, **pipes)
 
 
 @pytest.mark.slow
 def test_a_rank_may_start_late_but_not_fall_silent_once_it_trains():
-    env = os.environ | {
-        "TORCHELASTIC_RUN_ID": "a1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1",
-    }  # fmt: skip
-    first, late = (
-        subprocess.Popen(
-            [sys.executable, "-c", LATE, rank], env=env, stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE, text=True,
-        ) for rank in "01"
-    )  # fmt: skip
+    port = free_port()
+    first, late = (started_rank("late", rank, 2, port) for rank in range(2))
     try:
         said, why = first.communicate(timeout=600)
     finally:
@@ -138,39 +127,16 @@ def test_a_rank_may_start_late_but_not_fall_silent_once_it_trains():
         heard = late.communicate()
 
     assert said == "started [2.0]\n", (why, heard)
-    assert "RankLostError: rank 0 of 2: Timed out waiting 2000ms" in why
-
-
-PARTED = """
-import gc
-from pathlib import Path
-from types import SimpleNamespace
-import torch
-from torch.nn.parallel import DistributedDataParallel
-from runners.jobs.ranks import joined_ranks
-from runners.jobspec import DataParallel
-with joined_ranks(SimpleNamespace(request=SimpleNamespace(gang=None)), DataParallel()):
-    model = DistributedDataParallel(torch.nn.Linear(4, 4))
-    model(torch.ones(1, 4)).sum().backward()
-del model
-gc.collect()
-print(sorted({each.read_text().strip() for each in Path("/proc/self/task").glob("*/comm")}))
-"""
+    assert "RankFailedError: rank 0 of 2: Timed out waiting 2000ms" in why
 
 
 def test_no_rank_waits_for_a_groups_thread_when_it_frees_its_model():
     """That thread may wait for the lock under which it is waited for: what stays, cannot hang."""
-    env = os.environ | {
-        "TORCHELASTIC_RUN_ID": "a1", "WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0",
-        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()),
-    }  # fmt: skip
-    ended = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", PARTED], env=env, capture_output=True, text=True,
-        timeout=600, check=False,
-    )  # fmt: skip
+    rank = started_rank("parted", 0, 1, free_port())
+    said, why = rank.communicate(timeout=600)
 
-    assert ended.returncode == 0, ended.stderr
-    assert "pt_gloo_runloop" in ended.stdout
+    assert rank.returncode == 0, why
+    assert "pt_gloo_runloop" in said
 
 
 def run_on_two_ranks(host: Host, name: str, steps: int) -> Finished:

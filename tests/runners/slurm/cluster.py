@@ -37,10 +37,11 @@ ReturnToService=2
 KillWait=5
 MinJobAge={remember_seconds}
 SlurmdParameters=config_overrides
-NodeName={host} NodeAddr=127.0.0.1 CPUs=2 RealMemory=4000 State=UNKNOWN
+NodeName={host} NodeAddr=127.0.0.1 CPUs={cpus} RealMemory=4000 State=UNKNOWN
 PartitionName=main Nodes={host} Default=YES MaxTime=INFINITE State=UP
 PartitionName=closed Nodes={host} MaxTime=60 State=DOWN
 """
+CPUS = 4  # whatever the machine has
 PATIENCE_SECONDS = 600.0
 
 
@@ -71,6 +72,7 @@ class Cluster:
                 controller_port=_free_port(),
                 node_port=_free_port(),
                 remember_seconds=600,
+                cpus=CPUS,
             )
         )
         self._start_munge()

@@ -36,9 +36,9 @@ def running_cluster() -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def attempt_ids() -> tuple[str, str]:
+def attempt_ids() -> list[str]:
     """Ids that no other test has: Slurm remembers the jobs of each."""
-    return secrets.token_hex(8), secrets.token_hex(8)
+    return [secrets.token_hex(8) for _ in range(4)]
 
 
 @pytest.fixture

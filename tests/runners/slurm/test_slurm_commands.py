@@ -5,9 +5,9 @@ import pytest
 from runners.launchers import slurm_commands
 from runners.launchers.slurm_commands import (
     Phase,
-    SlurmAwayError,
     SlurmError,
     SlurmJob,
+    SlurmUnreachableError,
     read_accounting,
     read_control,
     read_job_id,
@@ -114,7 +114,7 @@ def program(tmp_path, monkeypatch, said: str, code: int = 1) -> None:
 def test_a_controller_that_is_away_decides_nothing(tmp_path, monkeypatch, said):
     program(tmp_path, monkeypatch, said)
 
-    with pytest.raises(SlurmAwayError):
+    with pytest.raises(SlurmUnreachableError):
         slurm_commands.run("sbatch")
 
 
@@ -123,7 +123,7 @@ def test_a_refusal_is_told_in_slurms_words(tmp_path, monkeypatch):
 
     with pytest.raises(SlurmError, match="invalid partition") as caught:
         slurm_commands.run("sbatch")
-    assert not isinstance(caught.value, SlurmAwayError)
+    assert not isinstance(caught.value, SlurmUnreachableError)
 
 
 def test_a_program_that_hangs_is_given_up(tmp_path, monkeypatch):
@@ -131,12 +131,12 @@ def test_a_program_that_hangs_is_given_up(tmp_path, monkeypatch):
     (tmp_path / "sbatch").write_text("#!/bin/sh\nexec sleep 60\n")
     monkeypatch.setattr(slurm_commands, "TIMEOUT_SECONDS", 0.2)
 
-    with pytest.raises(SlurmAwayError, match="took over"):
+    with pytest.raises(SlurmUnreachableError, match="took over"):
         slurm_commands.run("sbatch")
 
 
 def test_a_machine_without_slurm_says_so(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
 
-    with pytest.raises(SlurmAwayError, match="sinfo is not installed here"):
+    with pytest.raises(SlurmUnreachableError, match="sinfo is not installed here"):
         slurm_commands.partitions()

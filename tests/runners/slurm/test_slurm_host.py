@@ -9,9 +9,15 @@ from runners.attempts import AttemptFolder
 from runners.jobspec import DrillSpec
 from runners.supervision import record
 from tests.runners.programs import FOREVER
+from tests.runners.slurm.cluster import CPUS
 from tests.runners.tools import wait_for
 
 pytestmark = pytest.mark.slow
+UNTIL_TOLD = """
+import os, time
+while not os.path.exists(os.path.join({folder!r}, os.environ["SLIPWAY_ATTEMPT"])):
+    time.sleep(0.1)
+"""
 SECONDS = 180.0  # Slurm's own rounds take seconds each, on a busy machine many
 
 
@@ -35,18 +41,31 @@ def test_a_drill_goes_through_slurm_and_is_told_to_its_end(acceptor, attempt_ids
     cluster.wait_for(lambda: cluster.states()[name(attempt_ids[0])] == "COMPLETED")
 
 
-def test_a_stop_lets_the_supervisor_end_the_job_inside_its_grace(
-    acceptor, attempt_ids, serve, cluster
+def has_exited(*stored) -> bool:
+    return all(each.has_exited for each in stored)
+
+
+@pytest.mark.faults
+def test_stops_cancellations_kills_and_the_longest_duration_are_told_as_such(
+    acceptor, attempt_ids, serve, cluster, host_dir
 ):
-    stored = acceptor.want(attempt_ids[0])
+    stopped, cancelled, lost = (acceptor.want(each) for each in attempt_ids[:3])
+    long = acceptor.want(attempt_ids[3], max_duration_seconds=1.0)
 
-    with serve(FOREVER):
-        wait_for(lambda: stored.events, SECONDS)
+    with serve(FOREVER, max_jobs=4):
+        wait_for(lambda: all(each.events for each in (stopped, cancelled, lost)), SECONDS)
         acceptor.order_stop(attempt_ids[0])
-        wait_for(lambda: stored.has_exited, SECONDS)
+        cluster.run("scancel", f"--name={name(attempt_ids[1])}")
+        identity = record.read_json(host_dir.attempts / attempt_ids[2] / record.SUPERVISOR)
+        os.kill(identity["pid"], signal.SIGKILL)
+        wait_for(lambda: has_exited(stopped, cancelled, lost, long), SECONDS)
 
-    assert (stored.exit["reason"], stored.exit["by"]) == ("stopped_by_user", "supervisor")
+    assert (stopped.exit["reason"], stopped.exit["by"]) == ("stopped_by_user", "supervisor")
     cluster.wait_for(lambda: cluster.states()[name(attempt_ids[0])] in {"COMPLETED", "COMPLETING"})
+    assert cancelled.exit["reason"] == "killed_externally"
+    assert (lost.exit["reason"], lost.exit["by"]) == ("supervisor_lost", "reaper")
+    assert "as FAILED" in lost.exit["last_lines"][0]
+    assert (long.exit["reason"], long.exit["by"]) == ("max_duration", "supervisor")
 
 
 def test_a_job_that_slurm_has_not_begun_says_why_and_can_be_stopped(
@@ -54,7 +73,7 @@ def test_a_job_that_slurm_has_not_begun_says_why_and_can_be_stopped(
 ):
     first, second = acceptor.want(attempt_ids[0]), acceptor.want(attempt_ids[1])
 
-    with serve(FOREVER, options={"cpus-per-task": "2"}, max_jobs=2):
+    with serve(FOREVER, options={"cpus-per-task": str(CPUS)}, max_jobs=2):
         wait_for(lambda: "Priority" in waits_for(acceptor, attempt_ids[1]) or "Resources" in waits_for(
             acceptor, attempt_ids[1]), SECONDS)  # fmt: skip
         acceptor.order_stop(attempt_ids[1])
@@ -67,84 +86,37 @@ def test_a_job_that_slurm_has_not_begun_says_why_and_can_be_stopped(
     assert "as CANCELLED" in second.exit["last_lines"][0]
 
 
-def test_a_job_ends_at_its_longest_duration(acceptor, attempt_ids, serve):
-    stored = acceptor.want(attempt_ids[0], max_duration_seconds=1.0)
-
-    with serve(FOREVER):
-        wait_for(lambda: stored.has_exited, SECONDS)
-
-    assert (stored.exit["reason"], stored.exit["by"]) == ("max_duration", "supervisor")
-
-
 @pytest.mark.faults
-def test_the_next_agent_adopts_a_job_that_runs_and_sends_it_only_once(
-    acceptor, attempt_ids, serve, cluster
+def test_the_next_agent_adopts_jobs_whether_or_not_their_numbers_were_noted(
+    acceptor, attempt_ids, serve, cluster, host_dir, tmp_path
 ):
-    stored = acceptor.want(attempt_ids[0])
-    with serve("import time; print('on', flush=True); time.sleep(6); print('end')"):
-        wait_for(lambda: stored.events, SECONDS)
+    first, second = (acceptor.want(each) for each in attempt_ids[:2])
+    with serve(UNTIL_TOLD.format(folder=str(tmp_path)), max_jobs=2):
+        wait_for(lambda: first.events and second.events, SECONDS)
+    (host_dir.attempts / attempt_ids[1] / "slurm.json").unlink()
 
-    with serve():
-        wait_for(lambda: stored.has_exited, SECONDS)
+    with serve(max_jobs=2):
+        (tmp_path / attempt_ids[0]).touch()
+        acceptor.order_stop(attempt_ids[1])
+        wait_for(lambda: has_exited(first, second), SECONDS)
 
-    assert stored.exit["reason"] == "ok"
-    assert stored.kinds().count("started") == 1
-    assert list(cluster.states()).count(name(attempt_ids[0])) == 1
-
-
-@pytest.mark.faults
-def test_an_agent_that_died_before_it_noted_the_number_finds_its_job(
-    acceptor, attempt_ids, serve, cluster, host_dir
-):
-    stored = acceptor.want(attempt_ids[0])
-    with serve(FOREVER):
-        wait_for(lambda: stored.events, SECONDS)
-    (host_dir.attempts / attempt_ids[0] / "slurm.json").unlink()
-
-    with serve():
-        acceptor.order_stop(attempt_ids[0])
-        wait_for(lambda: stored.has_exited, SECONDS)
-
-    assert stored.exit["reason"] == "stopped_by_user"
-    assert stored.kinds().count("started") == 1
+    assert (first.exit["reason"], second.exit["reason"]) == ("ok", "stopped_by_user")
+    for stored, attempt_id in zip((first, second), attempt_ids, strict=False):
+        assert stored.kinds().count("started") == 1
+        assert list(cluster.states()).count(name(attempt_id)) == 1
 
 
 @pytest.mark.faults
-def test_somebody_who_cancels_the_job_is_told_as_such(acceptor, attempt_ids, serve, cluster):
-    stored = acceptor.want(attempt_ids[0])
-
-    with serve(FOREVER):
-        wait_for(lambda: stored.events, SECONDS)
-        cluster.run("scancel", f"--name={name(attempt_ids[0])}")
-        wait_for(lambda: stored.has_exited, SECONDS)
-
-    assert stored.exit["reason"] == "killed_externally"
-
-
-@pytest.mark.faults
-def test_a_killed_supervisor_is_told_as_lost_in_slurms_words(
-    acceptor, attempt_ids, serve, host_dir
+def test_a_silent_controller_ends_nothing(
+    acceptor, attempt_ids, serve, cluster, host_dir, tmp_path
 ):
     stored = acceptor.want(attempt_ids[0])
 
-    with serve(FOREVER):
-        wait_for(lambda: stored.events, SECONDS)
-        identity = record.read_json(host_dir.attempts / attempt_ids[0] / record.SUPERVISOR)
-        os.kill(identity["pid"], signal.SIGKILL)
-        wait_for(lambda: stored.has_exited, SECONDS)
-
-    assert (stored.exit["reason"], stored.exit["by"]) == ("supervisor_lost", "reaper")
-    assert "as FAILED" in stored.exit["last_lines"][0]
-
-
-@pytest.mark.faults
-def test_a_silent_controller_ends_nothing(acceptor, attempt_ids, serve, cluster, host_dir):
-    stored = acceptor.want(attempt_ids[0])
-
-    with serve("import time; time.sleep(15)"):
+    with serve(UNTIL_TOLD.format(folder=str(tmp_path))):
         wait_for(lambda: stored.events, SECONDS)
         cluster.wait_for(lambda: cluster.has_saved(host_dir.attempts / attempt_ids[0]))
         cluster.kill_controller()
+        (tmp_path / attempt_ids[0]).touch()
         folder = AttemptFolder(host_dir.attempts / attempt_ids[0])
         wait_for(folder.exit_record, SECONDS)
         wait_for(lambda: stored.has_exited, SECONDS)

@@ -6,7 +6,7 @@ from runners.attempts import LOST, AttemptFolder, Verdict
 from runners.launch import LaunchRefusedError
 from runners.launchers import slurm, slurm_commands
 from runners.launchers.slurm import SlurmLauncher, render_script
-from runners.launchers.slurm_commands import SlurmAwayError, SlurmJob
+from runners.launchers.slurm_commands import SlurmJob, SlurmUnreachableError
 from runners.messages import RunRequest
 from runners.places import Gang
 from runners.reasons import Reason
@@ -27,7 +27,9 @@ class Told:
 
     def list(self) -> list[SlurmJob]:
         if self.queue is None:
-            raise SlurmAwayError("slurm_load_jobs error: Unable to contact slurm controller")
+            raise SlurmUnreachableError(
+                "slurm_load_jobs error: Unable to contact slurm controller"
+            )
         return self.queue
 
 
@@ -58,14 +60,14 @@ def job(folder: AttemptFolder, state: str, detail: str = "") -> SlurmJob:
 
 def look(launcher: SlurmLauncher, folder: AttemptFolder, told: Told, seconds: float = 0.0) -> None:
     told.seconds += seconds
-    launcher.look([folder])
+    launcher.refresh([folder])
 
 
 def lose(launcher: SlurmLauncher, folder: AttemptFolder, told: Told) -> Verdict:
     """Let Slurm tell of the job's end, and wait for as long as a shared folder may take."""
     look(launcher, folder, told)
     look(launcher, folder, told, slurm.SETTLE_SECONDS + 1)
-    return launcher.judge(folder)
+    return launcher.verdict_of(folder)
 
 
 def test_a_pending_job_waits_and_says_why(launcher, folder, told):
@@ -73,7 +75,7 @@ def test_a_pending_job_waits_and_says_why(launcher, folder, told):
 
     look(launcher, folder, told)
 
-    assert launcher.judge(folder) is Verdict.WAITING
+    assert launcher.verdict_of(folder) is Verdict.WAITING
     assert launcher.waits_for(folder) == "Slurm (job 17): Resources"
 
 
@@ -82,7 +84,7 @@ def test_a_job_that_slurm_runs_is_running_before_its_supervisor_says_so(launcher
 
     look(launcher, folder, told)
 
-    assert launcher.judge(folder) is Verdict.RUNNING
+    assert launcher.verdict_of(folder) is Verdict.RUNNING
 
 
 def test_silence_of_slurm_ends_nothing_however_long_it_lasts(launcher, folder, told):
@@ -91,7 +93,7 @@ def test_silence_of_slurm_ends_nothing_however_long_it_lasts(launcher, folder, t
     for _ in range(5):
         look(launcher, folder, told, 3600)
 
-    assert launcher.judge(folder) is Verdict.WAITING
+    assert launcher.verdict_of(folder) is Verdict.WAITING
     assert launcher.waits_for(folder) == "Slurm does not answer its host"
 
 
@@ -101,13 +103,13 @@ def test_the_login_nodes_reboot_means_nothing(launcher, folder, told, attempts):
 
     look(launcher, folder, told)
 
-    assert launcher.judge(folder) is Verdict.RUNNING
+    assert launcher.verdict_of(folder) is Verdict.RUNNING
 
 
 def test_an_end_without_a_record_is_believed_once_the_folder_had_time(launcher, folder, told):
     told.queue = [job(folder, "FAILED")]
     look(launcher, folder, told)
-    before = launcher.judge(folder)
+    before = launcher.verdict_of(folder)
 
     assert before is Verdict.WAITING
     assert lose(launcher, folder, told) is Verdict.NEVER_STARTED
@@ -128,7 +130,7 @@ def test_how_slurm_ended_a_job_becomes_a_reason(launcher, folder, told, state, r
     told.ended = job(folder, state)
     verdict = lose(launcher, folder, told)
 
-    lost = launcher.lost(folder, verdict)
+    lost = launcher.unrecorded_end(folder, verdict)
 
     assert lost == (reason, f"Slurm job 17 ended on n1 as {state}")
 
@@ -137,7 +139,7 @@ def test_a_job_that_we_cancelled_has_the_reason_of_the_order(launcher, folder, t
     record.write_json(folder.path / record.STOP, {"reason": "stopped_by_user"})
     told.ended = job(folder, "CANCELLED")
 
-    lost = launcher.lost(folder, lose(launcher, folder, told))
+    lost = launcher.unrecorded_end(folder, lose(launcher, folder, told))
 
     assert lost.reason is Reason.STOPPED_BY_USER
 
@@ -146,17 +148,17 @@ def test_memory_that_ran_out_while_it_was_stopped_stays_the_reason(launcher, fol
     record.write_json(folder.path / record.STOP, {"reason": "stopped_by_user"})
     told.ended = job(folder, "OUT_OF_MEMORY")
 
-    assert launcher.lost(folder, lose(launcher, folder, told)).reason is Reason.OOM_HOST
+    assert launcher.unrecorded_end(folder, lose(launcher, folder, told)).reason is Reason.OOM_HOST
 
 
 def test_a_job_that_slurm_has_forgotten_says_so(launcher, folder, told):
-    lost = launcher.lost(folder, lose(launcher, folder, told))
+    lost = launcher.unrecorded_end(folder, lose(launcher, folder, told))
 
-    assert lost == (Reason.NEVER_STARTED, "Slurm knows nothing of job 17")
+    assert lost == (Reason.NEVER_STARTED, "Slurm has no record of job 17")
 
 
 def test_a_job_with_a_verdict_that_is_no_loss_is_not_lost(launcher, folder):
-    found = [launcher.lost(folder, each) for each in Verdict if each not in LOST]
+    found = [launcher.unrecorded_end(folder, each) for each in Verdict if each not in LOST]
 
     assert set(found) == {None}
 

@@ -10,7 +10,7 @@ import pytest
 from django.contrib import admin
 from django.contrib.auth.models import User
 
-from tests.stack import wait_for
+from tests.stack import ROOT, copy_migrated, wait_for
 from tests.webapp.accounts.test_matrix import addresses
 from tests.webapp.accounts.test_writing_doors import filled
 from tests.webapp.conftest import client_of
@@ -40,12 +40,15 @@ def test_a_list_that_is_none_is_refused_with_an_example(text):
 
 
 @pytest.mark.django_db(databases="__all__")
-@pytest.mark.parametrize("route", sorted(set(addresses(admin.site.get_urls()))))
-def test_from_elsewhere_no_address_of_the_administration_is_there(route, settings):
+def test_from_elsewhere_no_address_of_the_administration_is_there(settings):
     settings.ADMIN_NETWORKS = OFFICE
     client = client_of(User.objects.create_superuser("root"))
-    for method in (client.get, client.post):
-        assert method(f"/admin{filled(route)}", REMOTE_ADDR="203.0.113.9").status_code == 404
+    routes = sorted(set(addresses(admin.site.get_urls())))
+    assert len(routes) > 100
+    for route in routes:
+        for method in (client.get, client.post):
+            answer = method(f"/admin{filled(route)}", REMOTE_ADDR="203.0.113.9")
+            assert answer.status_code == 404, route
 
 
 @pytest.mark.django_db(databases="__all__")
@@ -71,6 +74,9 @@ def serve(tmp_path):
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         own = {"SLIPWAY_DATA_DIR": str(tmp_path), "SLIPWAY_ADMIN_NETWORKS": "192.0.2.0/24"}
+        copy_migrated(tmp_path)  # the log-in page has a token, which lies in a session
+        migrate = [sys.executable, "manage.py", "migrate", "--verbosity", "0"]
+        subprocess.run(migrate, cwd=ROOT, env=os.environ | own, check=True)
         command = [sys.executable, "-m", "uvicorn", "webapp.asgi:application", "--port", str(port)]
         processes.append(subprocess.Popen(command, env=os.environ | own | environment))
 

@@ -267,3 +267,23 @@ def test_an_operator_forgets_one(secret, olga):
     client_of(olga).post(f"/settings/secrets/{secret.pk}/delete/")
 
     assert not Secret.objects.exists()
+
+
+def test_keys_that_cannot_be_read_are_told_on_the_page(olga, monkeypatch):
+    def fail():
+        raise VaultError("The keys cannot be read: Permission denied.")
+
+    monkeypatch.setattr(vault, "keys", fail)
+    body = {"name": "HF_TOKEN", "value": CANARY}
+    page = client_of(olga).post("/settings/secrets/save/", body, follow=True)
+
+    assert "The keys cannot be read: Permission denied." in page.content.decode()
+
+
+def test_a_file_of_keys_of_somebody_else_is_named(secret, monkeypatch):
+    def fail(*_):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "read_text", fail)
+    with pytest.raises(VaultError, match=r"secrets\.keys cannot be read: Permission denied"):
+        vault.keys()

@@ -71,3 +71,9 @@ def test_a_write_with_an_old_password_changes_nothing(root):
         client.post("/admin/accounts/team/add/", {"name": "New team"})
 
     assert not Team.objects.exists()
+
+
+def test_a_password_is_changed_on_the_products_own_page(root):
+    answer = client_of(root).get("/admin/password_change/")
+
+    assert answer.headers["Location"] == "/settings/password/"

@@ -7,8 +7,8 @@ from django.contrib.auth.models import Permission, User
 from django.db import connection, transaction
 
 from tests.webapp.conftest import client_of
+from webapp.accounts.administrators import administrators
 from webapp.accounts.models import Membership, Role
-from webapp.accounts.standing import administrators
 from webapp.core.problems import ConflictProblem
 
 pytestmark = pytest.mark.django_db(databases="__all__")
@@ -136,7 +136,7 @@ def clerks(clerk, team) -> Membership:
 
 def test_nobody_raises_the_role_they_hold(clerk, clerks):
     page = save(clerk, "accounts/membership", clerks.pk, role(clerks, Role.ADMIN))
-    assert "Nobody raises a role of their own" in page.content.decode()
+    assert "You cannot raise your own role" in page.content.decode()
     assert Membership.objects.get().role == Role.VIEWER
 
 
@@ -145,7 +145,7 @@ def test_nor_on_the_page_of_the_team(clerk, clerks, team):
     sent = {"name": team.name, "memberships-TOTAL_FORMS": 1, "memberships-INITIAL_FORMS": 1}
     sent |= {f"memberships-0-{name}": value for name, value in row.items()}
     page = save(clerk, "accounts/team", team.pk, sent)
-    assert "Nobody raises a role of their own" in page.content.decode()
+    assert "You cannot raise your own role" in page.content.decode()
     assert Membership.objects.get().role == Role.VIEWER
 
 

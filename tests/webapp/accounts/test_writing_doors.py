@@ -39,26 +39,31 @@ def test_a_new_address_without_a_rule_is_found():
     assert set(addresses(added)) - set(RULES) == {"jobs/<slug:job_id>/transfer/"}
 
 
-@pytest.mark.parametrize("route", [route for route in FOR_PEOPLE if route != BY_TOKEN])
-def test_no_address_takes_a_change_without_a_csrf_token(olga, route):
+def test_no_address_takes_a_change_without_a_csrf_token(olga):
     client = Client(enforce_csrf_checks=True)
     client.force_login(olga)
     before = Event.objects.count()
 
-    assert client.post(filled(route)).status_code in {403, 405}
-    assert Event.objects.count() == before
+    for route in FOR_PEOPLE:
+        if route != BY_TOKEN:
+            assert client.post(filled(route)).status_code in {403, 405}, route
+            assert Event.objects.count() == before, route
 
 
-@pytest.mark.parametrize("route", [route for route in POST_ONLY if route != BY_TOKEN])
-def test_no_change_is_made_by_following_a_link(olga, route):
-    assert client_of(olga).get(filled(route)).status_code == 405
+def test_no_change_is_made_by_following_a_link(olga):
+    client = client_of(olga)
+
+    for route in POST_ONLY:
+        if route != BY_TOKEN:
+            assert client.get(filled(route)).status_code == 405, route
 
 
-@pytest.mark.parametrize("route", sorted(set(addresses(admin.site.get_urls()))))
-def test_the_administration_opens_to_staff_alone(olga, route):
-    address = "/admin/" + re.sub(r"<[^>]+>|\(\?P.*", "1", route)
+def test_the_administration_opens_to_staff_alone(olga):
+    client = client_of(olga)
 
-    assert client_of(olga).get(address).status_code in {301, 302, 403, 404}
+    for route in sorted(set(addresses(admin.site.get_urls()))):
+        address = "/admin/" + re.sub(r"<[^>]+>|\(\?P.*", "1", route)
+        assert client.get(address).status_code in {301, 302, 403, 404}, route
 
 
 def foreign(other_team, charlie) -> dict[str, str]:
@@ -90,8 +95,8 @@ def test_a_new_token_takes_no_hidden_field(olga, team, other_team, charlie):
     assert token.token_hash != hidden["token_hash"]
 
 
-def test_a_clone_takes_no_hidden_field(bob, job, team, other_team, charlie):
-    client_of(bob).post(f"/jobs/{job.pk}/clone/", foreign(other_team, charlie))
+def test_a_job_that_runs_again_takes_no_hidden_field(bob, job, team, other_team, charlie):
+    client_of(bob).post(f"/jobs/{job.pk}/run-again/", foreign(other_team, charlie))
 
     cloned = Job.objects.exclude(pk=job.pk).get()
     assert (cloned.team, cloned.owner) == (team, bob)

@@ -4,6 +4,7 @@ import statistics
 import time
 
 import pytest
+from django.contrib.auth.hashers import make_password
 from django.contrib.auth.models import User
 from django.test import Client
 
@@ -13,11 +14,15 @@ LEAST_SECONDS = 0.02  # a hash that is worth its name takes longer; a missing on
 # Of the medians: what a request's own noise on a busy machine may be, and a left-out hash is not.
 MOST_APART = 1.5
 KINDS = ("known", "unknown", "closed", "without-a-password")
+HASHERS = [
+    "webapp.accounts.hashers.SmallArgon2PasswordHasher",
+    "django.contrib.auth.hashers.PBKDF2PasswordHasher",
+]
 
 
 @pytest.fixture(autouse=True)
 def _real_hasher(settings) -> None:
-    settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.PBKDF2PasswordHasher"]
+    settings.PASSWORD_HASHERS = HASHERS
 
 
 @pytest.fixture
@@ -38,10 +43,22 @@ def seconds_of(name: str, number: int) -> float:
 
 
 def test_a_refusal_takes_as_long_for_every_kind_of_name(people):
+    assert_even(KINDS)
+
+
+def test_it_does_while_an_account_has_the_hash_of_an_older_version(people):
+    old = make_password("a-right-password", hasher="pbkdf2_sha256")
+    User.objects.create(username="old", password=old)
+
+    assert_even((*KINDS, "old"))
+
+
+def assert_even(kinds: tuple[str, ...]) -> None:
+    """The refusals of these names take as long as each other."""
     seconds_of("known", 200)  # what is loaded on first use
-    taken: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    taken: dict[str, list[float]] = {kind: [] for kind in kinds}
     for number in range(ROUNDS):
-        for kind in KINDS:
+        for kind in kinds:
             taken[kind].append(seconds_of(kind, number))
     medians = {kind: statistics.median(times) for kind, times in taken.items()}
     assert min(medians.values()) > LEAST_SECONDS, medians

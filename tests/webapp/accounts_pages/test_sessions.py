@@ -5,6 +5,8 @@ from datetime import timedelta
 import pytest
 import time_machine
 from django.contrib.auth.models import User
+from django.contrib.sessions.models import Session
+from django.middleware.csrf import CSRF_SESSION_KEY
 from django.test import Client
 
 from tests.webapp.conftest import client_of
@@ -94,3 +96,38 @@ def test_what_is_over_is_forgotten(alice):
     with time_machine.travel(now() + timedelta(hours=13)):
         assert sessions_forget_ended() == 1
     assert not OpenSession.objects.exists()
+
+
+def test_a_visitor_has_no_session_and_a_form_token_of_this_host_alone(client):
+    page = client.get("/login/")
+
+    assert "csrfmiddlewaretoken" in page.content.decode()
+    assert list(client.cookies) == ["visitor"]
+    assert client.cookies["visitor"]["httponly"]
+    assert Session.objects.count() == 0
+
+
+def test_tokens_of_whoever_is_logged_in_are_in_the_session_and_in_no_cookie():
+    User.objects.create_user("dora", password="correct horse")
+    client = Client(enforce_csrf_checks=True)
+    client.get("/login/")
+    secret = client.cookies["visitor"].value
+    form = {"username": "dora", "password": "correct horse"}
+    client.post("/login/", form | {"csrfmiddlewaretoken": secret})
+
+    client.cookies["visitor"] = "x" * 32
+    page = client.get("/")
+
+    assert client.session.get_expiry_age() == 12 * 3600
+    assert client.session[CSRF_SESSION_KEY] != secret
+    assert page.status_code == 200
+    assert client.post("/logout/", {"csrfmiddlewaretoken": "x" * 32}).status_code == 403
+
+
+def test_a_log_in_without_the_visitors_token_is_refused():
+    User.objects.create_user("dora", password="correct horse")
+    client = Client(enforce_csrf_checks=True)
+
+    answer = client.post("/login/", {"username": "dora", "password": "correct horse"})
+
+    assert answer.status_code == 403

@@ -11,8 +11,8 @@ from runners.messages import BeatReply
 from tests.webapp.api.conftest import HostClient
 from tests.webapp.conftest import make_beat
 from webapp import asgi
-from webapp.api import beat_door
-from webapp.hosts import beat_desk
+from webapp.api import heartbeat_endpoint
+from webapp.hosts import heartbeat_batcher
 from webapp.hosts.models import Host
 
 pytestmark = pytest.mark.django_db(databases="__all__")
@@ -29,7 +29,12 @@ def knock(body: bytes, *headers: tuple[bytes, bytes], parts: int = 1) -> Answer:
     size = -(-len(body) // parts) or 1
     pieces = [body[start : start + size] for start in range(0, len(body), size)] or [b""]
     sent: list[dict] = []
-    scope = {"type": "http", "method": "POST", "path": beat_door.PATH, "headers": list(headers)}
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": heartbeat_endpoint.PATH,
+        "headers": list(headers),
+    }
 
     async def receive() -> dict:
         piece = pieces.pop(0)
@@ -111,17 +116,17 @@ def test_a_guessed_credential_is_unknown(credential):
 
 
 def test_a_body_without_end_is_cut_off(credential):
-    answer = knock(b" " * (beat_door.MAX_BODY_BYTES + 1), bearer(credential), parts=3)
+    answer = knock(b" " * (heartbeat_endpoint.MAX_BODY_BYTES + 1), bearer(credential), parts=3)
 
     assert (answer.status, answer.body["code"]) == (413, "too_large")
-    assert str(beat_door.MAX_BODY_BYTES) in answer.body["detail"]
+    assert str(heartbeat_endpoint.MAX_BODY_BYTES) in answer.body["detail"]
 
 
 def test_a_database_in_trouble_asks_the_host_to_come_back(credential, monkeypatch):
     def locked(_heard):
         raise DatabaseError("database is locked")
 
-    monkeypatch.setattr(beat_desk, "answers_to", locked)
+    monkeypatch.setattr(heartbeat_batcher, "answers_to", locked)
     answer = knock(said(), bearer(credential))
 
     assert (answer.status, answer.headers[b"retry-after"]) == (429, b"5")
@@ -129,4 +134,4 @@ def test_a_database_in_trouble_asks_the_host_to_come_back(credential, monkeypatc
 
 
 def test_another_method_is_the_apis_to_answer():
-    assert not beat_door.is_beat({"path": beat_door.PATH, "method": "GET"})
+    assert not heartbeat_endpoint.is_beat({"path": heartbeat_endpoint.PATH, "method": "GET"})

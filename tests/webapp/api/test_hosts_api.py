@@ -12,7 +12,7 @@ from webapp.hosts.services import (
     command_key,
     credential_revoke,
     digest,
-    rotation_ask,
+    rotation_request,
     token_create,
 )
 
@@ -140,7 +140,7 @@ def test_no_more_than_two_mebibytes_go_either_way(as_host, asked, sent):
 
 def test_an_operator_asks_once_and_the_beat_tells(as_host, enrolled):
     host, _ = enrolled
-    rotation_ask(host=host, by="olga")
+    rotation_request(host=host, by="olga")
     assert as_host.post("/hosts/beat", make_beat()).json()["rotate"]
 
     request = RotateRequest(credential_hash=digest("fresh"), redis_secret_hash=digest("redis"))
@@ -152,4 +152,4 @@ def test_an_operator_asks_once_and_the_beat_tells(as_host, enrolled):
 def test_a_host_that_is_locked_out_cannot_be_asked(enrolled):
     credential_revoke(host=enrolled[0], by="olga")
     with pytest.raises(ConflictProblem, match="enrol it again"):
-        rotation_ask(host=enrolled[0], by="olga")
+        rotation_request(host=enrolled[0], by="olga")

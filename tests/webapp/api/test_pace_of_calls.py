@@ -34,7 +34,7 @@ def test_a_person_is_told_the_limit_and_when_to_come_back(alice, narrow):
     assert statuses(lambda: client.get("/api/v1/tickets?topics=jobs"), 3) == [200] * 3
     refused = client.get("/api/v1/tickets?topics=jobs")
     assert (refused.status_code, refused.json()["code"]) == (429, "too_many_calls")
-    assert refused.headers["Retry-After"] == "100"
+    assert refused.headers["Retry-After"] in {"99", "100"}  # a second may pass meanwhile
     assert "One person may call 0.01 times a second" in refused.json()["detail"]
 
 
@@ -74,7 +74,7 @@ def test_tokens_are_not_tried_without_end(as_nobody, narrow):
 
 
 def test_beats_have_a_limit_of_their_own(credential, narrow):
-    narrow("beat_door", "BEAT")
+    narrow("heartbeat_endpoint", "BEAT")
     door = [knock(said(), bearer(credential)) for _ in range(4)]
     assert [answer.status for answer in door] == [200, 200, 200, 429]
     assert door[-1].headers[b"retry-after"] == b"100"

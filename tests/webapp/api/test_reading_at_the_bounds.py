@@ -112,7 +112,7 @@ def test_a_metric_asked_for_twice_comes_once(alice, reported):
     assert [one["metric"] for one in found] == ["loss"]
 
 
-@pytest.mark.parametrize("wish", ["", ",,", "%20", "LOSS", "lo", "%00"])
+@pytest.mark.parametrize("wish", ["", ",,", "%20", "LOSS", "lo"])
 def test_a_wish_that_names_no_metric_gives_none(alice, reported, wish):
     answer = ask(alice, reported, f"series?metrics={wish}")
 

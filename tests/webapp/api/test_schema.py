@@ -30,3 +30,18 @@ def test_every_operation_says_what_it_does(name, operation):
 def test_the_docs_page_loads_only_from_here(alice):
     text = client_of(alice).get("/api/v1/docs").content.decode()
     assert "https://cdn" not in text
+
+
+@pytest.mark.parametrize(
+    "path", ["attempts/a/artefacts/b/c%0Ad", "nothing", "attempts/a/artefacts//"]
+)
+def test_an_address_that_the_api_does_not_have_is_a_problem_and_no_page(path, client):
+    answer = client.put(f"/api/v1/{path}", b"")
+
+    assert answer.status_code == 404
+    assert answer.headers["Content-Type"] == "application/problem+json"
+    assert answer.json()["code"] == "no_such_address"
+
+
+def test_a_page_that_does_not_exist_stays_a_page(client):
+    assert client.get("/nothing/here/").headers["Content-Type"].startswith("text/html")

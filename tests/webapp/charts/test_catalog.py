@@ -1,7 +1,5 @@
 """Which charts a job has."""
 
-import pytest
-
 from webapp.charts.catalog import charts_for
 
 
@@ -13,9 +11,17 @@ def test_training_shows_loss_speed_memory_and_processor():
     assert keys("train") == ["loss", "tokens_per_second", "memory", "cpu"]
 
 
-@pytest.mark.parametrize("kind", ["benchmark", "compress"])
-def test_measuring_jobs_show_prefill_and_decode_speed(kind):
-    assert keys(kind)[:2] == ["prefill_tokens_per_second", "decode_tokens_per_second"]
+def test_a_benchmark_shows_prefill_and_decode_speed():
+    assert keys("benchmark")[:2] == ["prefill_tokens_per_second", "decode_tokens_per_second"]
+
+
+def test_a_compression_draws_the_original_and_the_compressed_model_apart():
+    assert keys("compress")[:4] == [
+        "original_prefill_tokens_per_second",
+        "original_decode_tokens_per_second",
+        "prefill_tokens_per_second",
+        "decode_tokens_per_second",
+    ]
 
 
 def test_an_unknown_kind_still_shows_memory_and_processor():
@@ -58,12 +64,12 @@ def test_messages_are_drawn_in_percent_and_the_plan_beside_what_nothing_hides():
         "communication_data_ratio": ("Communication in a step: data", ""),
         "communication_all_reduce_ratio": ("Communication in a step: all reduce", ""),
         "exposed_communication_ratio": (
-            "Communication that nothing hides",
+            "Exposed communication",
             "exposed_communication_ratio",
         ),
-        "exposed_communication_data_ratio": ("Communication that nothing hides: data", ""),
+        "exposed_communication_data_ratio": ("Exposed communication: data", ""),
         "exposed_communication_all_reduce_ratio": (
-            "Communication that nothing hides: all reduce",
+            "Exposed communication: all reduce",
             "",
         ),
     }

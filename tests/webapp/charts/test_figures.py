@@ -1,12 +1,9 @@
 """The figures that charts are drawn from."""
 
 import json
-import math
-
-import pytest
 
 from webapp.charts.catalog import charts_for
-from webapp.charts.figures import ORIGIN_MS, Prediction, Series, figure, template, verdict
+from webapp.charts.figures import ORIGIN_MS, Prediction, Series, figure, template
 
 TOKENS = charts_for("train")[1]
 LOSS = charts_for("train")[0]
@@ -94,41 +91,3 @@ def test_each_figure_gets_a_template_of_its_own():
     first = template()
     first["xaxis"]["range"] = [0, 1]
     assert "range" not in template()["xaxis"]
-
-
-@pytest.mark.parametrize(
-    ("values", "words"),
-    [
-        ((), "No points yet. Predicted 3 000 tok/s."),
-        ((3000.0,), "Median 3 000 tok/s, equal to the predicted 3 000 tok/s, inside"),
-        ((3300.0,), "10 % above the predicted 3 000 tok/s, inside the 80 % interval."),
-        ((2400.0,), "20 % below the predicted 3 000 tok/s, below the 80 % interval."),
-        ((9000.0,), "200 % above the predicted 3 000 tok/s, above the 80 % interval."),
-    ],
-)
-def test_the_verdict_compares_with_the_prediction(values, words):
-    said = " ".join(verdict(TOKENS, points(*values), SAID).split())
-    assert words in said
-
-
-def test_the_verdict_of_memory_is_about_its_peak():
-    said = verdict(MEMORY, points(1.0 * GIB, 2.0 * GIB, 1.5 * GIB), Prediction(2.0 * GIB))
-    assert " ".join(said.split()).startswith("Peak 2.00 GiB, equal to")
-
-
-def test_the_verdict_without_a_prediction_gives_the_span():
-    said = verdict(LOSS, points(3.0, 1.5, 2.0), None)
-    assert "between" in said
-    assert "1.50" in said
-
-
-def test_a_share_is_said_in_per_cent():
-    chart = next(c for c in charts_for("serve") if c.metric == "kv_cache_used_ratio")
-    said = " ".join(verdict(chart, points(0.0, 0.08, metric=chart.metric), None).split())
-    assert said == "8.0 % at the last point, between 0.0 % and 8.0 % so far."
-
-
-def test_gaps_do_not_count_in_the_verdict():
-    series = Series("loss", (1, 2, 3), (3.0, None, 2.0))
-    assert "nan" not in verdict(LOSS, series, None)
-    assert not any(math.isnan(value) for value in series.known)

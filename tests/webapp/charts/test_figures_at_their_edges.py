@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from webapp.charts.catalog import BY_KIND, charts_for
-from webapp.charts.figures import ORIGIN_MS, Prediction, Series, figure, verdict
+from webapp.charts.figures import ORIGIN_MS, Prediction, Series, figure
 from webapp.charts.svg import HEIGHT, WIDTH, clock, drawing
 
 LOSS, TOKENS, MEMORY, PROCESSOR = BY_KIND["train"]
@@ -62,28 +62,6 @@ def test_each_gap_lifts_the_pen_once(values):
     runs = re.findall("v+", "".join("-" if value is None else "v" for value in values))
 
     assert path["d"].count("M") == len(runs)
-
-
-@given(st.lists(st.floats(0.001, 1e9), min_size=1, max_size=30), st.floats(0.001, 1e9))
-def test_a_verdict_names_value_prediction_and_side(values, said):
-    words = verdict(TOKENS, series(values), Prediction(said, said * 0.9, said * 1.1))
-    median = sorted(values)[len(values) // 2]
-    side = "below" if median < said * 0.9 else "above" if median > said * 1.1 else "inside"
-
-    assert words.endswith(f"{side} the 80 % interval.")
-
-
-@pytest.mark.parametrize("prediction", [None, Prediction(0.0), Prediction(-1.0)])
-def test_without_a_prediction_that_divides_the_span_is_said(prediction):
-    assert "between" in verdict(TOKENS, series((1.0, 2.0)), prediction)
-
-
-@pytest.mark.parametrize(
-    ("value", "words"),
-    [(99.6, "equal to"), (100.4, "equal to"), (100.6, "1 % above"), (99.4, "1 % below")],
-)
-def test_a_verdict_rounds_to_whole_per_cent(value, words):
-    assert words in verdict(TOKENS, series((value,)), Prediction(100.0))
 
 
 @pytest.mark.parametrize(("start", "end"), [(0, 0), (0, 500), (5000, 0)])

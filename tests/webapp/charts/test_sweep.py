@@ -60,7 +60,7 @@ def test_without_javascript_the_picture_has_numbers_below_and_a_bar_for_each_poi
     ("predicted", "words"),
     [
         (SAID, "With 4 clients: 250 tok/s, 11 % below the predicted 280 tok/s, inside the 80 %"),
-        ([], "With 4 clients: 250 tok/s; the plan says nothing of it."),
+        ([], "With 4 clients: 250 tok/s; the plan has no value for it."),
     ],
 )
 def test_its_sentence_holds_the_main_point_against_the_plan(predicted, words):

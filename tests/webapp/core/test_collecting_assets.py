@@ -1,8 +1,11 @@
 """Assets that are collected while somebody reads them: none is missing or half written."""
 
+import gzip
 import json
+import os
 from pathlib import Path
 
+import brotli
 import pytest
 import servestatic.middleware
 from django.core.files.base import ContentFile
@@ -128,3 +131,33 @@ def test_saving_a_text_twice_replaces_it(tmp_path):
 
     assert names == ["a.txt", "a.txt"]
     assert (tmp_path / "static" / "a.txt").read_text() == "new"
+
+
+def test_a_hashed_file_lies_beside_its_compressed_variants(assets, settings):
+    text = "a { color: red; }\n" * 200
+    (assets / "long.css").write_text(text)
+    collect()
+
+    (name,) = settings.STATIC_ROOT.glob("long.*.css")
+    assert gzip.decompress(Path(f"{name}.gz").read_bytes()) == name.read_bytes()
+    assert brotli.decompress(Path(f"{name}.br").read_bytes()) == name.read_bytes()
+    assert Path(f"{name}.br").stat().st_mode & 0o777 == 0o644
+
+
+def test_a_file_that_is_small_or_compressed_already_gets_none(assets, settings):
+    (assets / "noise.woff2").write_bytes(os.urandom(5000))
+    collect()
+
+    assert list(settings.STATIC_ROOT.rglob("noise*.woff2"))
+    assert not [*settings.STATIC_ROOT.rglob("*.br"), *settings.STATIC_ROOT.rglob("*.gz")]
+
+
+def test_a_variant_is_made_once(assets, settings, monkeypatch):
+    (assets / "long.css").write_text("a { color: red; }\n" * 200)
+    collect()
+    made = []
+    monkeypatch.setattr(brotli, "compress", lambda data, **_options: made.append(data) or data)
+
+    collect()
+
+    assert made == []

@@ -24,7 +24,7 @@ def count(database, tmp_path):
 
 
 def test_what_was_committed_before_does_not_count(count):
-    count.look()
+    count.update()
     assert count.commits == 0
 
 
@@ -34,7 +34,7 @@ def test_each_transaction_counts_once_whatever_it_wrote(database, count):
         database.executemany("INSERT INTO t VALUES (?)", [("x" * 5000,)] * 50)
         database.execute("COMMIT")
 
-    count.look()
+    count.update()
 
     assert count.commits == 3
 
@@ -44,23 +44,23 @@ def test_what_was_rolled_back_does_not_count(database, count):
     database.execute("INSERT INTO t VALUES (1)")
     database.execute("ROLLBACK")
 
-    count.look()
+    count.update()
 
     assert count.commits == 0
 
 
 def test_reading_is_no_transaction(database, count):
     database.execute("SELECT * FROM t").fetchall()
-    count.look()
+    count.update()
     assert count.commits == 0
 
 
 def test_a_log_that_begins_anew_is_counted_on(database, count):
     database.execute("INSERT INTO t VALUES (1)")
-    count.look()
+    count.update()
     database.execute("PRAGMA wal_checkpoint(RESTART)")
     database.execute("INSERT INTO t VALUES (2)")
 
-    count.look()
+    count.update()
 
     assert count.commits == 2

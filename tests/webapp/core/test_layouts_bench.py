@@ -3,8 +3,8 @@
 import pytest
 
 from planner.specs.cluster import ClusterSpec, DeviceSpec
+from runners.layout_bench_messages import CollectiveTime
 from runners.layout_options import LayoutOptions
-from runners.layouts_asked import CollectiveTime
 from runners.ratios import Ratio
 from webapp.core.benches import layout_page
 from webapp.core.benches.layout_cases import ALONE, COPIES, MODELS, RANKS, cases
@@ -17,7 +17,7 @@ from webapp.core.benches.layouts import (
     machine_of,
     predicted_seconds,
 )
-from webapp.plans.laying_out import layout_of
+from webapp.plans.training_layout import layout_of
 
 DEVICE = DeviceSpec(
     id="host-x", kind="cpu", memory_bytes=2**34, memory_bandwidth_bytes_per_second=2e10,

@@ -52,7 +52,7 @@ def test_the_question_has_the_rates_of_its_card():
 
 
 def test_our_own_planner_answers_in_a_process_of_its_own():
-    found = bench.asked("slipway", Path(sys.executable))
+    found = bench.answer_of("slipway", Path(sys.executable))
 
     assert found.reason == ""
     assert set(found.figures) == set(UNITS)
@@ -79,7 +79,7 @@ def test_a_planner_that_does_not_install_is_said_by_name_with_the_reason(tmp_pat
 def test_a_planner_that_breaks_while_it_answers_says_its_last_line(tmp_path):
     run = ends(1, stderr="Traceback\nValueError: no such system")
 
-    found = bench.asked("GenZ", tmp_path / "python", run)
+    found = bench.answer_of("GenZ", tmp_path / "python", run)
 
     assert found == Answer("GenZ", reason="does not answer: ValueError: no such system")
 
@@ -88,7 +88,7 @@ def test_a_planner_that_hangs_is_left_after_its_time(tmp_path):
     def run(command, **options):
         raise subprocess.TimeoutExpired(command, options["timeout"])
 
-    assert "timed out after 300" in bench.asked("GenZ", tmp_path / "python", run).reason
+    assert "timed out after 300" in bench.answer_of("GenZ", tmp_path / "python", run).reason
 
 
 def test_an_environment_is_made_once(tmp_path):
@@ -113,7 +113,7 @@ def test_an_installation_that_broke_off_is_tried_again(tmp_path):
 def test_what_a_planner_prints_before_its_answer_is_passed_over(tmp_path):
     printed = "loading tables\n" + json.dumps({"version": "0.1", **FIGURES})
 
-    found = bench.asked("GenZ", tmp_path / "python", ends(stdout=printed))
+    found = bench.answer_of("GenZ", tmp_path / "python", ends(stdout=printed))
 
     assert found == Answer("GenZ", "0.1", FIGURES)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.stack import copy_migrated
 from webapp.core.loop import Stopper, run_loop
 from webapp.core.ticker import Duty, Ticker, all_duties
 
@@ -78,11 +79,19 @@ def caught_signals(pid: int) -> int:
     return int(re.search(r"SigCgt:\s*([0-9a-f]+)", status)[1], 16)
 
 
-@pytest.mark.parametrize("command", ["control", "ticker"])
-def test_a_worker_ends_on_term_without_a_broker(command, tmp_path):
-    environment = os.environ | {"SLIPWAY_DATA_DIR": str(tmp_path)}
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory) -> dict[str, str]:
+    """The environment of an installation that ``prepare`` has made, and that has no broker."""
+    folder = tmp_path_factory.mktemp("prepared")
+    copy_migrated(folder)
+    environment = os.environ | {"SLIPWAY_DATA_DIR": str(folder)}
     subprocess.run([sys.executable, "manage.py", "prepare"], env=environment, check=True)
-    worker = subprocess.Popen([sys.executable, "manage.py", command], env=environment)
+    return environment
+
+
+@pytest.mark.parametrize("command", ["control", "ticker"])
+def test_a_worker_ends_on_term_without_a_broker(command, prepared):
+    worker = subprocess.Popen([sys.executable, "manage.py", command], env=prepared)
     handles_term = 1 << (signal.SIGTERM - 1)
     while not caught_signals(worker.pid) & handles_term:
         assert worker.poll() is None

@@ -2,8 +2,10 @@
 
 import pytest
 from django.template import Context, Template
+from django.utils.safestring import mark_safe
 
-from webapp.core.templatetags.status import LOOKS, icon_path
+from webapp.core.fragments import fragment
+from webapp.core.templatetags.status import LOOKS, icon_path, status
 from webapp.hosts.contact import Contact
 from webapp.hosts.models import HostState
 from webapp.jobs.models import FINAL_STATES, JobState
@@ -40,9 +42,18 @@ def test_an_unknown_state_is_shown_as_it_is_and_escaped():
 def test_red_is_for_what_needs_a_person():
     bad = {state for state, look in LOOKS.items() if look.tone == "bad"}
 
-    assert bad == {"failed", "error", "unreachable", "does-not-fit"}
+    plans = {"does-not-fit", "too-long"}  # a target that is missed is amber
+    assert bad == {"failed", "error", "unreachable", *plans}
 
 
 @pytest.mark.parametrize("shape", sorted({look.shape for look in LOOKS.values()}))
 def test_every_shape_is_a_template(shape):
     assert "<svg" in Template(f'{{% include "{icon_path(shape)}" %}}').render(Context())
+
+
+def test_a_word_that_is_kept_as_html_lets_no_other_word_be_html():
+    fragment.cache_clear()
+    kept = status("ready", mark_safe("<i>x</i>"))
+
+    assert "<i>x</i>" in kept
+    assert "&lt;i&gt;x&lt;/i&gt;" in status("ready", "<i>x</i>")

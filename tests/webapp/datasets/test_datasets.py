@@ -217,3 +217,14 @@ def test_a_file_that_is_gone_from_the_disk_is_said(credential, reader, dataset):
 
     assert answer.status_code == 404
     assert "no longer here" in answer.json()["detail"]
+
+
+def test_a_full_disk_keeps_no_half_of_an_upload(team, alice, settings, monkeypatch):
+    def fail(_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("webapp.datasets.services.os.fsync", fail)
+    with pytest.raises(OSError, match="No space left"):
+        dataset_store(team=team, by=alice, upload=upload())
+
+    assert list(Path(settings.DATASETS_DIR).iterdir()) == []

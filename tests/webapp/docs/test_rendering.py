@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from tests.webapp.conftest import client_of
 from webapp.docs.pages import DOCS_ROOT, _finish, find_page, page_paths, page_title
+from webapp.figures.registry import REGISTRY
 
 PATHS = page_paths()
 
@@ -118,3 +119,15 @@ def test_the_list_of_pages_is_on_every_page(alice):
 @pytest.mark.django_db
 def test_the_documentation_asks_for_no_write(alice):
     assert client_of(alice).post("/docs/").status_code == 405
+
+
+def test_the_page_of_figures_lists_the_whole_registry():
+    html = find_page("figures").html
+
+    missing = [
+        name
+        for name, each in REGISTRY.items()
+        if f"<code>{name}</code>" not in html or f"{each.label}<br>" not in html
+    ]
+    assert missing == []
+    assert "without the first 2" in html

@@ -13,7 +13,7 @@ from tests.webapp.conftest import (
     make_microbench,
     new_attempt,
 )
-from webapp.hosts.beats import host_beat
+from webapp.hosts.heartbeats import host_beat
 from webapp.hosts.models import Host
 from webapp.jobs.ingest import events_accept
 from webapp.jobs.models import Job

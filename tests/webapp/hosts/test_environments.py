@@ -5,8 +5,8 @@ import pytest
 from runners.environment_messages import EnvironmentState
 from tests.webapp.conftest import client_of, make_beat
 from webapp.core.problems import InvalidProblem, NotFoundProblem
-from webapp.hosts.beats import host_beat
 from webapp.hosts.environments import environment_order, environments_of
+from webapp.hosts.heartbeats import host_beat
 from webapp.jobs.models import Event
 
 pytestmark = pytest.mark.django_db(databases="__all__")
@@ -100,7 +100,7 @@ def test_the_agents_own_environment_and_unknown_ones_are_refused_by_name(telling
 def test_an_operator_builds_from_the_page_and_the_event_stays(telling, olga):
     page = press(olga, telling, "build")
 
-    assert "builds tiny after its next beat" in page
+    assert "builds tiny after its next heartbeat" in page
     assert "Waits for the host to build it." in page
     assert "Environment tiny: build asked for" in page
     assert Event.objects.get(kind="host.environment_build").actor == "olga"
@@ -123,4 +123,4 @@ def test_only_operators_get_buttons_and_a_built_one_is_removed(telling, alice, o
 
     assert "14 packages" in seen
     assert "environments/tiny/remove" not in seen
-    assert "removes tiny after its next beat" in page
+    assert "removes tiny after its next heartbeat" in page

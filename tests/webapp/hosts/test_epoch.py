@@ -8,8 +8,8 @@ from runners.messages import BeatReply, EpochShown
 from tests.webapp.api.conftest import HostClient
 from tests.webapp.conftest import claim, client_of, enrol, make_beat, make_microbench
 from webapp.core.problems import BusyProblem
-from webapp.hosts.beats import host_beat
 from webapp.hosts.epoch import epoch, epoch_advance, epoch_raise, is_restored, shown
+from webapp.hosts.heartbeats import host_beat
 from webapp.hosts.models import EnrolmentToken, Epoch, Host
 from webapp.hosts.services import credential_revoke, token_create
 from webapp.jobs.models import Attempt, Event

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.webapp.conftest import GIB, make_beat, make_facts
-from webapp.hosts.beats import host_beat
+from webapp.hosts.heartbeats import host_beat
 from webapp.hosts.models import Device, Host, Pool
 from webapp.hosts.pools import devices_sync, pool_ensure
 

@@ -11,8 +11,8 @@ from tests.runners.tools import wait_for
 from tests.webapp.conftest import make_beat, make_facts
 from tests.webapp.hosts.test_closed_worker import host, host_dir  # noqa: F401 - fixtures
 from webapp.core import broker
-from webapp.hosts.beats import host_beat
 from webapp.hosts.findings import checks_update
+from webapp.hosts.heartbeats import host_beat
 from webapp.hosts.round_trips import RoundTrips
 from webapp.jobs import dispatch
 

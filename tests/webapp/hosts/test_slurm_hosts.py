@@ -4,8 +4,8 @@ import pytest
 
 from runners.scheduler_messages import PartitionFacts, SchedulerFacts
 from tests.webapp.conftest import claim, client_of, make_beat, make_facts, make_job
-from webapp.hosts.beats import host_beat
 from webapp.hosts.cordons import device_words
+from webapp.hosts.heartbeats import host_beat
 from webapp.hosts.models import Host
 from webapp.jobs.models import Job, JobState
 from webapp.jobs.preflight import run_checks

@@ -9,9 +9,9 @@ import pytest
 from runners.messages import EnrollRequest
 from tests.webapp.conftest import client_of, make_beat, make_facts, make_microbench
 from webapp.core.clock import now
-from webapp.hosts.beats import host_beat
 from webapp.hosts.checks import checklist
 from webapp.hosts.findings import checks_update
+from webapp.hosts.heartbeats import host_beat
 from webapp.hosts.models import EnrolmentToken, Host
 from webapp.hosts.services import host_enroll
 
@@ -152,7 +152,7 @@ def test_a_used_token_shows_no_command_any_more(as_olga, added):
 def test_an_expired_token_says_when_and_leads_to_a_new_one(as_olga, added):
     EnrolmentToken.objects.update(expires_at=now() - timedelta(minutes=1))
     page = as_olga.get(added[0]).content.decode()
-    assert "nobody used it" in page
+    assert "was not used" in page
     assert "Make a new one" in page
 
 

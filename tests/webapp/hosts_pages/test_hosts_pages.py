@@ -53,7 +53,7 @@ def measured(host, team, alice) -> Host:
 
 
 def test_the_list_answers_first(alice, host):
-    assert "1 host, 1 in contact, 0 jobs at work." in plain(client_of(alice).get("/hosts/"))
+    assert "1 host, 1 in contact, nothing is running." in plain(client_of(alice).get("/hosts/"))
 
 
 def test_the_list_shows_state_machine_and_measured_speed(alice, host):
@@ -64,7 +64,7 @@ def test_the_list_shows_state_machine_and_measured_speed(alice, host):
 
 
 def test_the_list_counts_jobs_at_work(alice, host, job):
-    assert "1 job at work" in plain(client_of(alice).get("/hosts/"))
+    assert "nothing is running, one is starting" in plain(client_of(alice).get("/hosts/"))
 
 
 def test_a_silent_host_says_for_how_long(alice, silent):
@@ -113,7 +113,7 @@ def test_live_updates_ask_only_for_the_rows(alice, host):
 
 def test_the_page_shows_the_inventory(alice, host):
     shown = page_of(alice, host)
-    assert "Test CPU, 2 cores, x86_64" in shown
+    assert "Test CPU, 2 logical CPUs, x86_64" in shown
     assert "16.0 GiB" in shown
     assert "none found" in shown
 

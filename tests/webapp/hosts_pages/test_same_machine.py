@@ -5,7 +5,7 @@ import pytest
 from tests.webapp.conftest import client_of, make_beat, make_job
 from tests.webapp.machines import GPU, host_of
 from webapp.accounts.models import Membership, Role
-from webapp.hosts.beats import host_beat
+from webapp.hosts.heartbeats import host_beat
 from webapp.hosts.models import Distinction, Host
 from webapp.jobs.models import Event, Job
 from webapp.jobs.services import job_submit
@@ -99,7 +99,7 @@ def test_the_word_is_taken_back_by_the_team_that_gave_it(olga, ours, theirs, oth
 
 def test_nothing_is_said_of_a_host_that_looks_like_another_machine(olga, ours, team):
     other = host_of(team, "elsewhere", machine_id="b" * 64)
-    assert "No such host looks like the machine of ours" in say(olga, ours, other)
+    assert "No such host matches the machine of ours" in say(olga, ours, other)
     assert Distinction.objects.count() == 0
 
 

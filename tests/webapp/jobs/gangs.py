@@ -9,7 +9,7 @@ from runners.messages import ExitRecord
 from tests.webapp.conftest import EXIT_OK, STARTED, batch_of, claim, enrol, make_beat, make_facts
 from webapp.accounts.models import Team
 from webapp.core.clock import now
-from webapp.hosts.beats import host_beat
+from webapp.hosts.heartbeats import host_beat
 from webapp.hosts.models import Host
 from webapp.jobs.gangs import members_of
 from webapp.jobs.ingest import events_accept

@@ -6,7 +6,7 @@ import pytest
 
 from tests.webapp.conftest import EXIT_OK, GIB, batch_of, enrol, make_beat, make_job
 from webapp.core.clock import now
-from webapp.hosts.beats import host_beat
+from webapp.hosts.heartbeats import host_beat
 from webapp.hosts.models import Host
 from webapp.jobs.allocation import allocate_pool
 from webapp.jobs.deadlines import allocate_all, end_unclaimed

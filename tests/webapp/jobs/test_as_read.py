@@ -8,7 +8,7 @@ from runners.jobspec import FileData, FolderModel, SampleOptions, TrainSpec
 from tests.webapp.conftest import client_of
 from tests.webapp.jobs.test_finish import finish, submitted
 from webapp.jobs.as_read import RowsRead, as_read, rows_read
-from webapp.jobs.calibrate import questions_of, recalibrate
+from webapp.jobs.calibrate import attributed_measurements, questions_of, recalibrate
 from webapp.jobs.models import Job, Measurement
 
 pytestmark = pytest.mark.django_db(databases="__all__")
@@ -34,6 +34,10 @@ def ended(team, alice, host, django_capture_on_commit_callbacks):
     return end
 
 
+def ratio_of(learned) -> float:
+    return learned.measurement.measured / learned.measurement.predicted
+
+
 def test_rows_are_what_the_steps_read_on_the_average():
     assert rows_read(PADDED, MEASURED) == RowsRead(64, 0.25)
     assert rows_read(PADDED, MEASURED | {"padding_share": 0.0}) == RowsRead(48, 0.0)
@@ -53,12 +57,13 @@ def test_a_training_on_padded_rows_calibrates_its_host_by_the_rows_it_read(ended
     assert question.request.workload.padding_ratio == 0.25
     assert "peak_memory_bytes" not in question.metrics  # the longest row's, and nobody knows it
 
-    (slow,) = recalibrate(host).factors.values()
-    Job.objects.update(result={"measured": {**MEASURED, "tokens": 10.0 * ROWS * 192}})
-    (less,) = recalibrate(host).factors.values()
+    (slow,) = attributed_measurements(job, host)
+    longer = MEASURED | {"tokens": 10.0 * ROWS * 192}
+    Job.objects.update(result={"measured": longer})
+    (less,) = attributed_measurements(Job.objects.get(pk=job.pk), host)
 
-    assert slow.factor > 1  # 2 s are long for rows of 64 positions
-    assert less.factor < slow.factor  # and less so for rows of 256
+    assert ratio_of(slow) > 1  # 2 s are long for rows of 64 positions
+    assert ratio_of(less) < ratio_of(slow)  # and less so for rows of 256
 
 
 def test_packed_rows_calibrate_memory_too(ended, host):

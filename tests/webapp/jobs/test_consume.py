@@ -11,6 +11,7 @@ from webapp.jobs.models import Attempt, AttemptEvent, Job
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 LINE = ("log", {"stream": "stdout", "text": "hello"})
+RESULT = ("result", {"measured": {"loss": 1.0}, "notes": {}})  # goes alone
 
 
 @pytest.fixture
@@ -147,3 +148,36 @@ def test_a_host_that_enrols_later_is_read_too(redis_client, consumer, attempt, t
 
 def test_no_hosts_no_work(redis_client, db):
     assert StreamConsumer(redis_client).step() == 0
+
+
+class Clock:
+    """Seconds that pass only while entries of one host are taken."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_host_that_takes_more_than_its_share_waits_as_long_as_it_took(
+    redis_client, attempt, monkeypatch
+):
+    clock = Clock()
+    consumer = StreamConsumer(redis_client, clock)
+    whole = consume.events_accept
+
+    def slowly(**given):
+        clock.now += 3.0
+        return whole(**given)
+
+    monkeypatch.setattr(consume, "BLOCK_MS", 20)
+    monkeypatch.setattr(consume, "events_accept", slowly)
+    ship(redis_client, attempt, RESULT)
+    assert consumer.step() == 1
+    ship(redis_client, attempt, RESULT, first=2)
+
+    assert consumer.step() == 0  # it waits for three seconds
+    clock.now += 3.1
+    assert consumer.step() == 1
+    assert acked(redis_client, attempt) == 2

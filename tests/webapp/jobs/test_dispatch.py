@@ -9,11 +9,11 @@ from runners.messages import Doorbell
 from runners.signing import SignedDoorbell, verify
 from tests.webapp.conftest import claim, make_beat
 from webapp.core.clock import now, now_ms
-from webapp.hosts.beats import host_beat
+from webapp.hosts.heartbeats import host_beat
 from webapp.hosts.models import Host
 from webapp.hosts.services import command_key
 from webapp.jobs import dispatch
-from webapp.jobs.dispatch import Dispatcher, bury_stuck, dispatch_due, ping_hosts
+from webapp.jobs.dispatch import Dispatcher, dispatch_due, expire_stuck_commands, ping_hosts
 from webapp.jobs.models import Command
 from webapp.jobs.services import job_stop
 
@@ -85,12 +85,12 @@ def test_commands_of_ended_attempts_are_buried(job):
     attempt = job.current_attempt
     attempt.ended_at = now()
     attempt.save()
-    assert bury_stuck() == 1
+    assert expire_stuck_commands() == 1
 
 
 def test_commands_that_nobody_heard_for_an_hour_are_buried(job):
     Command.objects.update(created_at=now() - timedelta(hours=2))
-    assert bury_stuck() == 1
+    assert expire_stuck_commands() == 1
 
 
 def test_hosts_in_contact_are_pinged(host):

@@ -101,7 +101,7 @@ def test_pressing_the_button_queues_the_job_where_the_weights_lie(bob, compresse
 def test_pressing_it_for_a_model_without_an_original_says_what_to_do(bob, make_model):
     page = press(bob, make_model(TrainSpec(), facts={})).content.decode()
 
-    assert "Compress or train a model here and evaluate what that leaves" in page
+    assert "Compress or train a model here and evaluate the result" in page
     assert not Job.objects.filter(kind="evaluate").exists()
 
 

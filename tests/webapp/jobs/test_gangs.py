@@ -7,11 +7,11 @@ from runners.reasons import Reason
 from tests.webapp.conftest import STARTED, claim, make_beat, make_job
 from tests.webapp.jobs.gangs import end, make_gang, make_hosts, members, silence, start, tell
 from webapp.core.clock import now
-from webapp.hosts.beats import host_beat
+from webapp.hosts.heartbeats import host_beat
 from webapp.hosts.models import Host
 from webapp.jobs.deadlines import START_TIMEOUT, end_unclaimed
 from webapp.jobs.gangs import settle_all
-from webapp.jobs.lost import GRACE_BEATS, end_unknown_attempts
+from webapp.jobs.lost_attempts import GRACE_BEATS, end_unknown_attempts
 from webapp.jobs.models import Allocation, Attempt, Event, Job
 from webapp.jobs.services import job_stop
 

@@ -13,7 +13,7 @@ from webapp.jobs.deadlines import end_unclaimed
 from webapp.jobs.giving_up import job_abandon
 from webapp.jobs.holding import devices_take
 from webapp.jobs.ingest import events_accept
-from webapp.jobs.lost import GRACE_BEATS, end_unknown_attempts
+from webapp.jobs.lost_attempts import GRACE_BEATS, end_unknown_attempts
 from webapp.jobs.models import Allocation, Event, Job
 from webapp.jobs.services import job_stop, job_submit
 

@@ -10,7 +10,7 @@ from runners.preflight_messages import PreflightCheck
 from tests.webapp.conftest import GIB, claim, make_beat, make_job
 from webapp.core.clock import now
 from webapp.core.problems import ConflictProblem
-from webapp.hosts.beats import host_beat
+from webapp.hosts.heartbeats import host_beat
 from webapp.jobs.allocation import allocate_pool
 from webapp.jobs.host_preflight import needs_of
 from webapp.jobs.models import Attempt, Command, Event, Job

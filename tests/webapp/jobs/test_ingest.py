@@ -10,7 +10,7 @@ from runners.reasons import Reason
 from tests.webapp.conftest import EXIT_OK, STARTED, batch_of, enrol, make_job, new_attempt
 from webapp.core.problems import ConflictProblem
 from webapp.jobs import ingest
-from webapp.jobs.ingest import events_accept, sift
+from webapp.jobs.ingest import events_accept, split_batch
 from webapp.jobs.models import Attempt, AttemptEvent, Job
 from webapp.jobs.services import job_stop
 from webapp.metrics.models import MetricBatch
@@ -70,7 +70,7 @@ def test_a_batch_beyond_a_gap_is_refused_and_counted(attempt):
 )
 def test_sifting_never_leaves_a_gap_and_loses_no_count(acked, numbers):
     events = [RunEvent(seq=n, t_ms=0, kind="log", body={}) for n in numbers]
-    sifted = sift(events, acked)
+    sifted = split_batch(events, acked)
     expected = list(range(acked + 1, acked + 1 + len(sifted.fresh)))
     assert [event.seq for event in sifted.fresh] == expected
     assert len(sifted.fresh) + sifted.duplicates + sifted.gaps == len(events)

@@ -7,10 +7,10 @@ import pytest
 from tests.webapp.conftest import claim, enrol, make_beat, make_job, make_microbench
 from webapp.core.clock import now
 from webapp.core.problems import ConflictProblem
-from webapp.hosts.beats import host_beat
+from webapp.hosts.heartbeats import host_beat
 from webapp.hosts.models import Host
 from webapp.jobs.deadlines import START_TIMEOUT, StartDeadline, allocate_all, end_unclaimed
-from webapp.jobs.lost import GRACE_BEATS, end_unknown_attempts
+from webapp.jobs.lost_attempts import GRACE_BEATS, end_unknown_attempts
 from webapp.jobs.models import Attempt, Command, Event, Job
 from webapp.jobs.selectors import waiting_sentence
 from webapp.jobs.services import job_submit

@@ -6,7 +6,7 @@ from tests.webapp.conftest import client_of, make_beat, make_microbench
 from tests.webapp.jobs.gangs import end, make_gang, make_hosts, members, start, tell
 from tests.webapp.jobs.test_finish import MEASURED, PREDICTION, finish, plan_request, submitted
 from webapp.home.accuracy import accuracy_for
-from webapp.hosts.beats import host_beat
+from webapp.hosts.heartbeats import host_beat
 from webapp.hosts.models import Host
 from webapp.hosts.views import accuracy_of, jobs_together
 from webapp.jobs.calibrate import recalibrate

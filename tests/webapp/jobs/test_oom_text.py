@@ -3,7 +3,7 @@
 import pytest
 
 from tests.runners.test_oom import DEVICE, MAIN
-from webapp.jobs.oom_text import Said, read_oom
+from webapp.jobs.oom_text import OutOfMemoryFigures, read_oom
 
 GIB, MIB = 2**30, 2**20
 
@@ -11,7 +11,7 @@ GIB, MIB = 2**30, 2**20
 def test_all_of_torchs_figures_are_read():
     said = read_oom([DEVICE["torch"]])
 
-    assert said == Said(
+    assert said == OutOfMemoryFigures(
         asked=int(22.78 * GIB),
         capacity=int(31.47 * GIB),
         free=int(12.73 * GIB),
@@ -47,4 +47,4 @@ def test_of_several_messages_the_last_one_counts():
 
 
 def test_lines_without_figures_say_nothing():
-    assert read_oom(["Traceback (most recent call last):"]) == Said()
+    assert read_oom(["Traceback (most recent call last):"]) == OutOfMemoryFigures()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from webapp.jobs.rank_lines import first_failure, only_rank, told_apart
+from webapp.jobs.rank_lines import first_failure, only_rank, split_by_rank
 
 STEPS = ["[rank 0] step 1", "[rank 1] step 1"]
 KILLED = """\
@@ -40,7 +40,7 @@ RAISED = [
 
 
 def test_lines_are_kept_by_the_rank_that_wrote_them():
-    said = told_apart([*STEPS, *RAISED, "no number"])
+    said = split_by_rank([*STEPS, *RAISED, "no number"])
 
     assert said.by_rank[0] == ["step 1"]
     assert said.by_rank[1][-1] == "ValueError: bad thing"
@@ -48,20 +48,20 @@ def test_lines_are_kept_by_the_rank_that_wrote_them():
 
 
 def test_a_host_with_one_rank_wrote_the_lines_without_a_number_too():
-    said = told_apart(["[rank 2] step 1", "RANK_LOST: closed", *KILLED], is_one=True)
+    said = split_by_rank(["[rank 2] step 1", "RANK_LOST: closed", *KILLED], is_one=True)
 
     assert (said.by_rank, said.report) == ({2: ["step 1", "RANK_LOST: closed"]}, KILLED)
 
 
 def test_torchruns_own_report_is_kept_apart():
-    said = told_apart([*STEPS, *KILLED])
+    said = split_by_rank([*STEPS, *KILLED])
 
     assert said.by_rank == {0: ["step 1"], 1: ["step 1"]}
     assert said.report == KILLED
 
 
 def test_a_report_whose_beginning_was_cut_off_is_still_one():
-    said = told_apart(KILLED[2:])
+    said = split_by_rank(KILLED[2:])
 
     assert (said.by_rank, said.report) == ({}, KILLED[2:])
 
@@ -87,8 +87,8 @@ def test_without_a_whole_report_nobody_is_blamed(lines):
 
 
 def test_a_host_with_one_rank_is_known_by_its_lines():
-    assert only_rank(told_apart(["[rank 3] step 1", *KILLED[:1]])) == 3
-    assert only_rank(told_apart(STEPS)) is None
+    assert only_rank(split_by_rank(["[rank 3] step 1", *KILLED[:1]])) == 3
+    assert only_rank(split_by_rank(STEPS)) is None
 
 
 def test_torchruns_banner_is_nobodys_last_word():
@@ -98,4 +98,4 @@ def test_torchruns_banner_is_nobodys_last_word():
         "Setting OMP_NUM_THREADS environment variable for each process to be 1",
     ]
 
-    assert told_apart(banner).by_rank == {}
+    assert split_by_rank(banner).by_rank == {}

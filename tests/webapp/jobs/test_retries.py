@@ -10,7 +10,7 @@ from tests.webapp.jobs.gangs import start as start_together
 from webapp.core.problems import InvalidProblem
 from webapp.jobs.allocation import allocate_pool
 from webapp.jobs.ingest import events_accept
-from webapp.jobs.lost import GRACE_BEATS, end_unknown_attempts
+from webapp.jobs.lost_attempts import GRACE_BEATS, end_unknown_attempts
 from webapp.jobs.models import Allocation, Attempt, Event, Job
 from webapp.jobs.retries import RETRYABLE
 from webapp.jobs.selectors import waiting_sentence

@@ -8,7 +8,7 @@ from tests.webapp.conftest import client_of
 from webapp.core.clock import now
 from webapp.hosts.models import Host
 from webapp.jobs.models import Job
-from webapp.jobs.standing import Standing, standing_of
+from webapp.jobs.state_label import StateLabel, state_label_of
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 
@@ -23,24 +23,24 @@ def after(attempt, seconds: float) -> Job:
 @pytest.mark.parametrize(
     ("seconds", "standing"),
     [
-        (3, Standing("running")),
-        (34, Standing("running", note="silent 34 s")),
-        (240, Standing("lost", "Last known: running", "host silent 4 min")),
+        (3, StateLabel("running")),
+        (34, StateLabel("running", note="silent 34 s")),
+        (240, StateLabel("lost", "Last known: running", "host silent 4 min")),
     ],
 )
 def test_a_running_job_stands_as_its_hosts_silence_says(attempt, seconds, standing):
-    assert standing_of(after(attempt, seconds)) == standing
+    assert state_label_of(after(attempt, seconds)) == standing
 
 
 def test_silence_says_nothing_about_a_job_that_is_over(attempt):
     job = after(attempt, 240)
     job.state = "succeeded"
 
-    assert standing_of(job) == Standing("succeeded")
+    assert state_label_of(job) == StateLabel("succeeded")
 
 
 def test_silence_says_nothing_about_a_job_without_a_host(draft):
-    assert standing_of(draft) == Standing("draft")
+    assert state_label_of(draft) == StateLabel("draft")
 
 
 @pytest.mark.parametrize("address", ["/jobs/", "/", "/hosts/box/", "/jobs/{job}/"])

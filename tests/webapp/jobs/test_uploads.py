@@ -248,3 +248,23 @@ def test_the_job_page_is_told_when_the_last_file_is_there(
             send(find(path), data)
 
     assert [(event, data["name"]) for _, event, data in told] == [("job.artefact", "model")]
+
+
+@pytest.mark.parametrize("path", ["x" * 252, "ä" * 126, "/".join(["x" * 99] * 11)])
+def test_a_path_that_no_file_system_takes_is_refused_with_its_limit(path, tmp_path):
+    with pytest.raises(InvalidProblem, match="shorten the file's name"):
+        uploads.confined(tmp_path, path)
+
+
+@pytest.mark.parametrize("order", [("a", "a/b"), ("a/b", "a")])
+def test_of_a_file_and_a_folder_of_one_name_the_later_is_refused(attempt, order):
+    bodies = dict.fromkeys(order, b"x")
+    events_accept(host=attempt.host, batch=batch_of(attempt, ("artefact", body_of(bodies=bodies))))
+    files = [
+        uploads.find(host=attempt.host, attempt_id=attempt.pk, name="model", path=path)
+        for path in order
+    ]
+    assert send(files[0], b"x") == 1
+    with pytest.raises(ConflictProblem) as refused:
+        send(files[1], b"x")
+    assert refused.value.code == "path_taken"

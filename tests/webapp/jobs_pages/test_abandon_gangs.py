@@ -6,11 +6,11 @@ from runners.messages import AttemptStatus
 from tests.webapp.conftest import client_of, make_beat
 from tests.webapp.jobs.gangs import end, make_gang, make_hosts, members, silence, start
 from webapp.core.problems import ConflictProblem, InvalidProblem
-from webapp.hosts.beats import host_beat
+from webapp.hosts.heartbeats import host_beat
 from webapp.jobs.gangs import settle_all
 from webapp.jobs.giving_up import job_abandon
 from webapp.jobs.models import Allocation, Event, Job
-from webapp.jobs.standing import standing_of
+from webapp.jobs.state_label import state_label_of
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 
@@ -73,12 +73,12 @@ def test_a_host_that_answers_is_said_to_be_stopped(half_lost, alice):
 def test_the_job_page_names_the_silent_hosts_and_leads_there(half_lost, alice):
     text = page(alice, half_lost, "")
 
-    assert "Nothing heard from Box 2 and Box 3 for 4 min" in text
+    assert "No heartbeat from Box 2 and Box 3 for 4 min" in text
     assert f"/jobs/{half_lost.pk}/abandon/" in text
 
 
 def test_a_job_whose_first_host_speaks_is_not_called_lost(half_lost):
-    standing = standing_of(half_lost)
+    standing = state_label_of(half_lost)
 
     assert (standing.state, standing.word) == ("running", "")
     assert standing.note == "2 hosts silent 4 min"
@@ -87,7 +87,7 @@ def test_a_job_whose_first_host_speaks_is_not_called_lost(half_lost):
 def test_a_job_whose_first_host_is_silent_is_last_known_running(gang, hosts):
     silence(hosts[0], minutes=4)
 
-    standing = standing_of(Job.objects.get(pk=gang.pk))
+    standing = state_label_of(Job.objects.get(pk=gang.pk))
 
     assert (standing.state, standing.word) == ("lost", "Last known: running")
 

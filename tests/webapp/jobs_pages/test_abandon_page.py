@@ -6,7 +6,7 @@ import pytest
 
 from tests.webapp.conftest import batch_of, claim, client_of, enrol, make_beat, make_microbench
 from webapp.core.clock import now
-from webapp.hosts.beats import host_beat
+from webapp.hosts.heartbeats import host_beat
 from webapp.hosts.models import Host
 from webapp.jobs.ingest import events_accept
 from webapp.jobs.models import Allocation, Job
@@ -82,7 +82,7 @@ def test_the_page_says_that_the_old_one_may_still_run(lost, alice):
 
     text = page(alice, lost)
     assert "Its attempt may still run there" in text
-    assert "told to stop the attempt as soon as it is heard" in text
+    assert "told to stop the attempt at its next heartbeat" in text
 
 
 def report(host: Host, attempt, phase: str):
@@ -98,7 +98,7 @@ def test_a_host_that_returns_is_told_to_stop_it(lost, attempt, alice):
     (order,) = report(attempt.host, attempt, "running")
 
     assert (order.attempt_id, order.reason) == (attempt.pk, "lost_and_abandoned_by_user")
-    assert "was told to stop it; it has not said yet that it did" in page(alice, lost)
+    assert "was told to stop it; it has not confirmed yet" in page(alice, lost)
 
 
 def test_once_the_end_is_reported_the_page_confirms_it(lost, attempt, alice):
@@ -119,7 +119,7 @@ def test_an_attempt_that_ended_well_meanwhile_changes_nothing_but_is_told(lost, 
 
     events_accept(host=attempt.host, batch=batch_of(attempt, ("exited", well), first=2))
 
-    assert "It had ended well before it could be stopped" in page(alice, lost)
+    assert "It had succeeded before it could be stopped" in page(alice, lost)
     assert Job.objects.get(pk=lost.pk).state == "stopped"
 
 
@@ -144,7 +144,7 @@ def test_a_host_that_cannot_take_it_is_not_offered(lost, alice, second):
     give_up(alice, lost, elsewhere=second.pk)
 
     assert Job.objects.count() == 1
-    assert "start it anew on" not in page(alice, lost, "abandon/")
+    assert "restart it on" not in page(alice, lost, "abandon/")
 
 
 def test_only_its_owner_or_an_operator_gives_a_job_up(lost, bob, olga):

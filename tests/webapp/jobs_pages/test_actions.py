@@ -31,8 +31,8 @@ def test_stopping_what_has_ended_is_said_and_changes_nothing(alice, finished):
     assert "is succeeded; nothing runs" in page
 
 
-def test_a_clone_is_queued_as_the_persons_own(bob, finished):
-    where = press(bob, finished, "clone")["Location"]
+def test_a_job_that_runs_again_is_queued_as_the_persons_own(bob, finished):
+    where = press(bob, finished, "run-again")["Location"]
     copy = Job.objects.exclude(pk=finished.pk).get()
     assert where == f"/jobs/{copy.pk}/"
     assert (copy.owner, copy.spec, copy.state) == (bob, finished.spec, JobState.PREFLIGHT)

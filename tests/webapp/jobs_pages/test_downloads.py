@@ -6,7 +6,7 @@ import tarfile
 import pytest
 from django.test import AsyncClient
 
-from webapp.jobs.downloads import tar_bytes, tar_pieces
+from webapp.jobs.downloads import tar_bytes, tar_chunks
 from webapp.jobs.models import Artefact
 from webapp.jobs.uploads import folder_of
 
@@ -70,6 +70,6 @@ async def test_an_incomplete_artefact_is_not_found(alice, finished, artefact):
 def test_a_file_larger_than_a_piece_is_sent_in_pieces(tmp_path):
     file = tmp_path / "big"
     file.write_bytes(b"x" * (2 * 1024 * 1024 + 5))
-    pieces = list(tar_pieces("root", [("big", file)], 0))
+    pieces = list(tar_chunks("root", [("big", file)], 0))
     assert max(map(len, pieces)) == 1024 * 1024
     assert sum(map(len, pieces)) == tar_bytes("root", [("big", file)])

@@ -6,12 +6,8 @@ import pytest
 from django.utils import timezone
 
 from webapp.core.clock import now
-from webapp.core.units import NBSP
 from webapp.jobs import figures
-from webapp.jobs.figures import Prediction
 from webapp.jobs.models import Event, Job, JobState, Measurement
-
-SAID = {"value": 3000.0, "low": 2700.0, "high": 3400.0, "unit": "tokens_per_second"}
 
 
 def job_of(state="running", **fields) -> Job:
@@ -171,126 +167,6 @@ def test_how_long_a_job_ran_is_between_its_start_and_its_end(started, ended, sec
     assert figures.elapsed_seconds(job_of(started_at=ago(started), ended_at=ago(ended))) == seconds
 
 
-# Predicted beside measured
-
-
-def test_a_measured_figure_keeps_its_prediction_in_words():
-    figure = figures.figure_of("tokens_per_second", 3150.0, Prediction(3000.0, 2700.0, 3400.0))
-
-    assert (figure.provenance, str(figure.shown)) == ("measured", f"3\u202f150{NBSP}tok/s")
-    assert figure.note == f"measured · predicted 3\u202f000{NBSP}tok/s"
-
-
-def test_a_figure_that_was_only_predicted_says_so():
-    figure = figures.figure_of("step_seconds", None, Prediction(0.5))
-
-    assert (figure.provenance, figure.note) == ("modelled", "predicted")
-
-
-def test_a_figure_that_was_only_measured_says_so():
-    figure = figures.figure_of("perplexity", 61.5, None)
-
-    assert (figure.provenance, figure.note) == ("measured", "measured here")
-
-
-def test_a_figure_of_nothing_is_none():
-    assert figures.figure_of("perplexity", None, None) is None
-
-
-def test_an_unknown_metric_is_called_by_its_name():
-    assert figures.figure_of("tokens_seen", 5.0, None).label == "Tokens seen"
-
-
-@pytest.mark.parametrize(
-    ("entry", "is_known"),
-    [
-        (SAID, True),
-        ({"value": 3}, True),
-        ({"value": "3"}, False),
-        ({"value": None}, False),
-        ({}, False),
-        (3.0, False),
-    ],
-)
-def test_a_prediction_without_a_number_is_none(entry, is_known):
-    job = job_of(prediction={"tokens_per_second": entry})
-
-    assert ("tokens_per_second" in figures.predictions(job)) == is_known
-
-
-@pytest.mark.parametrize(
-    ("latest", "result", "final", "measured"),
-    [
-        (1.0, None, None, 1.0),
-        (1.0, 2.0, None, 2.0),
-        (1.0, 2.0, 3.0, 3.0),
-        (None, None, None, None),
-    ],
-)
-def test_the_final_figure_counts_before_the_result_and_that_before_the_points(
-    latest, result, final, measured
-):
-    name = "tokens_per_second"
-    job = job_of(prediction={name: SAID}, result={"measured": {name: result}} if result else {})
-    rows = [row(name, 1.0, final)] if final else []
-
-    (shown,) = figures.compared(job, rows, {name: latest} if latest else {})
-
-    assert shown.measured == measured
-
-
-def test_a_plans_messages_are_held_to_those_that_nothing_hides():
-    planned = {"value": 0.1, "low": None, "high": None, "unit": "share"}
-    said = figures.predictions(job_of(prediction={"exposed_communication_ratio": planned}))
-    job = job_of(
-        prediction={"exposed_communication_ratio": planned},
-        result={
-            "measured": {"communication_ratio": 0.5, "exposed_communication_ratio": 0.2},
-            "notes": {"exposed_communication_ratio": "a thread waited, by torch's profiler"},
-        },
-    )
-
-    total, exposed = figures.compared(job, [], {})
-
-    assert said.keys() == {"exposed_communication_ratio"}
-    assert (total.measured, total.predicted, total.ratio) == (0.5, None, None)
-    assert (exposed.measured, exposed.predicted, exposed.ratio) == (0.2, 0.1, 2.0)
-    assert exposed.how == "a thread waited, by torch's profiler"
-    assert exposed.figure.note == f"measured · predicted 10.0{NBSP}%"
-
-
-def test_figures_stand_in_a_fixed_order():
-    job = job_of(
-        prediction={"peak_memory_bytes": SAID, "tokens_per_second": SAID},
-        result={"measured": {"perplexity": 40.0, "disk_bytes": 5.0}},
-    )
-
-    names = [shown.metric for shown in figures.compared(job, [], {})]
-
-    assert names == ["tokens_per_second", "peak_memory_bytes", "disk_bytes", "perplexity"]
-
-
-@pytest.mark.parametrize(
-    ("values", "words"),
-    [
-        ([3000.0], "Every measured figure lies inside its 80 % interval."),
-        ([3000.0, 9000.0], "1 of 2 measured figures lie inside their 80 % interval."),
-        ([1.0, 9000.0], "0 of 2 measured figures lie inside their 80 % interval."),
-        ([2700.0, 3400.0], "Every measured figure lies inside its 80 % interval."),
-        ([None], ""),
-        ([], ""),
-    ],
-)
-def test_the_answer_counts_what_lies_inside_its_interval(values, words):
-    said = Prediction(3000.0, 2700.0, 3400.0)
-    rows = [
-        figures.Compared("x", figures.figure_of("x", value, said), 1.0, value, None)
-        for value in values
-    ]
-
-    assert figures.answer(rows) == words
-
-
 @pytest.mark.parametrize(
     ("metrics", "ratio"),
     [
@@ -303,22 +179,6 @@ def test_the_answer_counts_what_lies_inside_its_interval(values, words):
 )
 def test_one_ratio_stands_for_the_whole_job(metrics, ratio):
     assert figures.main_ratio(row(name, value) for name, value in metrics.items()) == ratio
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "words"),
-    [
-        (100.0, 50.0, "\u221250 %"),
-        (100.0, 103.0, "+3.0 %"),
-        (100.0, 97.0, "\u22123.0 %"),
-        (100.0, 250.0, "+150 %"),
-        (100.0, 109.94, "+9.9 %"),
-    ],
-)
-def test_a_change_is_said_in_per_cent_with_a_real_minus(before, after, words):
-    job = job_of(result={"measured": {"original_disk_bytes": before, "disk_bytes": after}})
-
-    assert figures.before_after(job)[0].words == words
 
 
 @pytest.mark.parametrize("state", JobState.values)

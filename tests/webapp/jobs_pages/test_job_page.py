@@ -64,7 +64,7 @@ def test_a_chart_carries_its_figure_its_picture_its_sentence_and_its_table(as_al
     )
     assert figure["data"][-1]["y"] == [8.0, 7.0, 6.0, 5.0, 4.0]
     assert 'class="meas"' in page
-    assert "at the last point" in page
+    assert "Loss at the last step 4.00" in page
     assert '<tbody data-region="table-loss">' in page
 
 
@@ -75,9 +75,10 @@ def test_a_predicted_chart_shows_dashed_line_and_band(as_alice, running):
     assert 'class="band"' in chart
 
 
-def test_while_it_runs_the_latest_points_stand_beside_the_prediction(as_alice, running):
+def test_while_it_runs_the_figures_so_far_stand_beside_the_prediction(as_alice, running):
     shown = plain(text_of(as_alice, running)).replace(THIN, " ")
-    assert re.search(r"Tokens per second 3 ?002", shown)
+    assert re.search(r"Tokens per second 3 ?003", shown)
+    assert "not compared yet: warm-up, 5 of 20 steps" in shown
 
 
 def test_the_log_shows_output_with_time_and_escapes_it(as_alice, running):
@@ -124,7 +125,7 @@ def test_a_finished_training_offers_to_evaluate_what_it_left(as_alice, finished)
 
 def test_a_finished_training_offers_its_model_and_what_next(as_alice, finished):
     page = text_of(as_alice, finished)
-    assert "What it left, and what next" in page
+    assert "Artefacts and next steps" in page
     assert re.search(r"preset=quantize&amp;model=\w{26}", page)
 
 
@@ -203,7 +204,7 @@ def test_a_silent_host_is_said_to_be_silent_and_for_how_long(as_alice, running):
     host.last_seen_at = host.last_seen_at.replace(year=host.last_seen_at.year - 1)
     host.save()
     shown = plain(text_of(as_alice, running))
-    assert "Nothing heard from Box for" in shown
+    assert "No heartbeat from Box for" in shown
     assert "Last known: running host silent" in shown
 
 
@@ -224,7 +225,7 @@ def test_page_and_regions_are_told_apart_by_caches(as_alice, running):
 def test_events_name_who_did_what(as_alice, finished):
     shown = plain(text_of(as_alice, finished, "events/"))
     assert "Queued alice" in shown
-    assert "Succeeded host:box ok" in shown
+    assert "Succeeded host box" in shown
 
 
 def test_the_config_is_what_the_host_was_asked_to_run(as_alice, running):

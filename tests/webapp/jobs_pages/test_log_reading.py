@@ -3,7 +3,7 @@
 import pytest
 
 from tests.webapp.conftest import EXIT_OK, STARTED
-from webapp.jobs.logs import Line, lines_of, log_lines
+from webapp.jobs.logs import LINE_CHARACTERS, MOST_CHARACTERS, Line, lines_of, log_lines
 from webapp.jobs.models import AttemptEvent
 
 pytestmark = pytest.mark.django_db(databases="__all__")
@@ -63,7 +63,7 @@ def test_a_line_is_marked_by_its_own_words(text, level):
     [
         ("started", STARTED, "process 7 started"),
         ("phase", {"name": "Training"}, "Training"),
-        ("artefact", {"name": "model", "total_bytes": 3 * 1024**2}, "left model, 3.00\u00a0MiB"),
+        ("artefact", {"name": "model", "total_bytes": 3 * 1024**2}, "saved model, 3.00\u00a0MiB"),
         ("exited", EXIT_OK, "ended with exit code 0"),
         ("exited", EXIT_OK | {"exit_code": 137}, "ended with exit code 137"),
         ("exited", EXIT_OK | {"signal": 9, "exit_code": None}, "ended by signal 9"),
@@ -73,6 +73,14 @@ def test_what_the_supervisor_saw_is_a_line_of_its_own(kind, body, words):
     (line,) = lines_of(event(kind, **body))
 
     assert (line.stream, line.text) == ("supervisor", words)
+
+
+def test_of_a_line_that_nobody_can_read_the_beginning_is_shown():
+    whole, cut = "x" * LINE_CHARACTERS, "y" * 5000
+
+    assert texts(text=f"{whole}\n{cut}\n") == [
+        whole, f"{cut[:LINE_CHARACTERS]} … (a line of 5,000 characters)",
+    ]  # fmt: skip
 
 
 def test_a_line_knows_when_it_came():
@@ -157,7 +165,7 @@ def page(client, job, query="") -> str:
     return response.content.decode()
 
 
-@pytest.mark.parametrize("query", ["?q=%3Cscript%3E", "?q=%00", "?q=%25", "?q=" + "x" * 3000])
+@pytest.mark.parametrize("query", ["?q=%3Cscript%3E", "?q=%25", "?q=" + "x" * 3000])
 def test_a_strange_search_is_answered(as_alice, running, query):
     assert "<script>" not in page(as_alice, running, query).split("</head>")[1].replace(
         "<script src", ""
@@ -180,6 +188,23 @@ def test_a_long_log_shows_its_end(as_alice, running, wrote):
 
     assert "line 2199" in html
     assert "line 100\n" not in html
+
+
+def test_of_many_long_lines_the_newest_are_shown_and_the_page_says_so(as_alice, running):
+    attempt, long = running.attempts.get(), "x" * 1500
+    AttemptEvent.objects.bulk_create(
+        AttemptEvent(
+            attempt=attempt, seq=seq, t_ms=seq, kind="log", body={"text": f"{long} {seq}"}
+        )
+        for seq in range(1000, 1400)
+    )
+    num_shown = -(-MOST_CHARACTERS // 1505)
+
+    html = page(as_alice, running)
+
+    assert f"{long} 1399" in html
+    assert html.count(long) == num_shown
+    assert f"The newest {num_shown} lines" in html
 
 
 def test_the_page_asks_no_more_of_the_database_for_a_long_log(

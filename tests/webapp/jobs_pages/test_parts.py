@@ -111,7 +111,7 @@ def test_a_script_that_asks_for_a_host_too_many_is_told(gang, alice):
 
 def test_frames_say_which_host_speaks_and_only_the_first_moves_the_bar(gang, monkeypatch):
     sent = []
-    monkeypatch.setattr("webapp.jobs.live.publish", lambda *frame: sent.append(frame))
+    monkeypatch.setattr("webapp.jobs.live.publish_all", sent.extend)
     second = members(gang)[1]
     batch = batch_of(
         second, ("phase", {"name": "Training"}), ("log", {"stream": "stdout", "text": "x"})

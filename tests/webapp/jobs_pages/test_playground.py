@@ -17,7 +17,7 @@ from webapp.core.problems import ConflictProblem
 from webapp.jobs.endpoints import Endpoint, endpoint_of, hashes_of, new_key
 from webapp.jobs.ingest import events_accept
 from webapp.jobs.models import Job
-from webapp.jobs.playground import NOT_NOW, call_of, pieces_of, whole_answer
+from webapp.jobs.playground import NOT_NOW, call_of, stream_text, whole_answer
 
 pytestmark = [pytest.mark.django_db(databases="__all__"), pytest.mark.filterwarnings("ignore")]
 VALUES = {"prompt": "import", "form": "chat", "temperature": 0.0, "max_tokens": 5}
@@ -80,8 +80,8 @@ def test_before_it_answers_the_page_says_that_it_comes_up(told, alice, attempt):
     job = told()
     attempt.events.filter(kind="endpoint").delete()
 
-    assert "The endpoint is coming up" in page_of(alice, job)
-    assert "does not answer yet" in page_of(alice, job, "playground/")
+    assert "The endpoint is starting" in page_of(alice, job)
+    assert "is not ready yet" in page_of(alice, job, "playground/")
 
 
 def test_the_playground_has_a_form_on_this_machine(told, alice):
@@ -178,7 +178,7 @@ def test_a_prompt_is_answered_whole_and_as_a_stream_with_the_servers_own_key(
     call = call_of(job, endpoint_of(job), {**VALUES, "form": "text"}, stream=True)
 
     async def streamed() -> str:
-        return "".join([piece async for piece in pieces_of(call)])
+        return "".join([piece async for piece in stream_text(call)])
 
     text = asyncio.run(streamed())
     assert text

@@ -113,7 +113,7 @@ def test_the_changes_come_without_javascript_too(starved, alice):
 
 
 def test_a_job_that_did_not_fail_has_no_changes(job, alice):
-    assert "knows no smaller change" in page(alice, job, "post-mortem/changes/")
+    assert "found no smaller change" in page(alice, job, "post-mortem/changes/")
 
 
 def test_planning_again_keeps_to_what_was_measured(starved, bob):

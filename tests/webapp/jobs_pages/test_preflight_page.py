@@ -15,7 +15,7 @@ def page(user, job, tab: str = "") -> str:
 def test_a_job_in_preflight_shows_the_first_look(job, alice):
     text = page(alice, job)
 
-    assert "By its last beat Box is fit. It looks itself now" in text
+    assert "By its last heartbeat Box passes. The host now runs its own checks" in text
     assert "50.0 GiB of disk are free" in text
 
 
@@ -24,7 +24,7 @@ def test_a_job_that_was_given_back_shows_check_by_check_what_the_host_found(job,
 
     text = page(alice, job)
 
-    assert "Try 1 of 3 failed; the next one comes in half a minute." in text
+    assert "Try 1 of 3 failed; the next attempt is in half a minute." in text
     assert text.index(UNFIT.sentence) < text.index(UNFIT.remedy) < text.index(FIT.sentence)
 
 

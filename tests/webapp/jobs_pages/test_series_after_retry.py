@@ -8,8 +8,9 @@ from tests.webapp.conftest import EXIT_OK, STARTED, batch_of, claim, new_attempt
 from webapp.compare.charts import overlays
 from webapp.compare.jobs import sides_of
 from webapp.jobs.ingest import events_accept
+from webapp.jobs.measured_figures import figures_of
 from webapp.jobs.models import Job
-from webapp.jobs.plots import Drawn, draw, latest_values
+from webapp.jobs.plots import Drawn, draw
 from webapp.jobs.points import BREAK_MS
 
 pytestmark = pytest.mark.django_db(databases="__all__")
@@ -58,7 +59,7 @@ def test_a_job_that_waits_for_its_next_try_shows_what_the_last_one_measured(inte
     assert interrupted.current_attempt is None
     assert line_of(loss) == [8.0, 7.0, 6.0]
     assert loss.words == "No points yet. In front of it attempt 1, without the wait in between."
-    assert latest_values(interrupted, [loss]) == {}
+    assert figures_of(interrupted).get("final_loss") is None
 
 
 def test_the_curve_runs_on_after_a_retry_with_a_gap_and_without_the_hour_between(continued):
@@ -70,7 +71,7 @@ def test_the_curve_runs_on_after_a_retry_with_a_gap_and_without_the_hour_between
         1000, 1000, BREAK_MS // 2, BREAK_MS // 2, 1000
     ]  # fmt: skip
     assert loss.words.endswith("In front of it attempt 1, without the wait in between.")
-    assert loss.words.startswith("4.00\u00a0nats per token at the last point")
+    assert loss.words.startswith("Loss at the last step 4.00\u00a0nats per token")
     assert next(value for _, value in loss.rows).startswith("8")
 
 
@@ -128,4 +129,4 @@ def test_compared_jobs_are_drawn_with_their_earlier_attempts(continued):
 
     assert loss.chart.key == "loss"
     assert [trace["y"] for trace in loss.figure["data"]] == [[8.0, 7.0, 6.0, None, 5.0, 4.0]] * 2
-    assert "median 5.00\u00a0nats per token" in loss.words
+    assert "loss at the last step 4.00\u00a0nats per token" in loss.words

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from webapp.core.clock import now
+from webapp.jobs.measured_figures import figures_of
 from webapp.jobs.models import Job
-from webapp.jobs.plots import draw, latest_values, span_ms
+from webapp.jobs.plots import draw, span_ms
 from webapp.jobs.points import GAP_MS, series_of
 from webapp.metrics.read import Series as Stored
 
@@ -92,18 +93,21 @@ def test_the_latest_values_leave_out_what_is_no_number(attempt, report):
     report(("metric", {"source": "job", "values": {"step_seconds": NAN}, "step": 1}))
     job = Job.objects.get(pk=attempt.job_id)
 
-    assert latest_values(job, draw(job)) == {}
+    assert figures_of(job)["step_seconds"].measured is None
 
 
-def test_the_latest_speed_is_the_median_so_far(running):
-    assert latest_values(running, draw(running))["tokens_per_second"] == 3002.0
+def test_the_speed_so_far_is_the_median_without_the_first_two_steps(running):
+    assert figures_of(running)["tokens_per_second"].measured == 3003.0
 
 
-def test_the_latest_memory_is_the_peak_so_far(running, report):
+def test_the_peak_so_far_is_the_jobs_own_and_no_sum_of_processes(running, report):
+    report(("metric", {"source": "job", "values": {"peak_memory_bytes": 6e8}, "step": 6}))
     for size in (5e8, 9e8, 6e8):
-        report(("metric", {"source": "supervisor", "values": {"rss_bytes": size}}))
+        report(("metric", {"source": "host", "values": {"rss_bytes": size}}))
+    found = figures_of(running)
 
-    assert latest_values(running, draw(running))["peak_memory_bytes"] == 9e8
+    assert found["peak_memory_bytes"].measured == 6e8
+    assert found["host_memory_bytes"].measured == 9e8
 
 
 @pytest.fixture
@@ -118,20 +122,24 @@ def on_two_ranks(running, report) -> Job:
 def test_the_memory_of_several_ranks_has_no_prediction_of_one_beside_it(on_two_ranks):
     memory = next(one for one in draw(on_two_ranks) if one.chart.key == "memory")
 
-    assert memory.chart.title == "Memory of the job, all ranks"
+    assert memory.chart.title == "Host memory of the job, all ranks"
     assert memory.prediction is None
     assert [each["name"] for each in memory.figure["data"]] == ["measured"]
     assert "predicted" not in memory.words.lower()
-    assert "peak_memory_bytes" not in latest_values(on_two_ranks, draw(on_two_ranks))
+    assert figures_of(on_two_ranks)["peak_memory_bytes"].measured is None
 
 
 def test_the_memory_of_one_rank_stands_beside_its_prediction(running, report):
-    report(("metric", {"source": "supervisor", "values": {"rss_bytes": 8e8}}))
+    report(
+        ("metric", {"source": "job", "values": {"peak_memory_bytes": 8e8}, "step": 40}),
+        ("metric", {"source": "host", "values": {"rss_bytes": 9e8}}),
+    )
 
     memory = next(one for one in draw(running) if one.chart.key == "memory")
 
     assert memory.prediction.value == 800e6
-    assert memory.words.startswith("Peak 763\u00a0MiB, equal to the predicted")
+    assert memory.words.startswith("Peak memory 763\u00a0MiB so far, equal to the predicted")
+    assert "Host memory, highest sample 858\u00a0MiB so far." in memory.words
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from webapp.charts.figures import Prediction
-from webapp.jobs.figures import utilisation_of
+from webapp.jobs.measured_figures import utilisation_of
 from webapp.jobs.models import Job
 
 pytestmark = pytest.mark.django_db(databases="__all__")

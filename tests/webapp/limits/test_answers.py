@@ -3,10 +3,10 @@
 import pytest
 
 from planner.api import inverse
-from planner.specs.inverse import Beyond, InverseAnswer, InverseRequest
+from planner.specs.inverse import FirstFailure, InverseAnswer, InverseRequest
 from tests.planner.asking import LLAMA_70B, SERVE, document
 from webapp.core.units import NBSP, THIN, TIMES
-from webapp.limits.answers import _ends, _reason, shown, value_words
+from webapp.limits.answers import _failure_sentence, _reason, shown, value_words
 from webapp.wizard.defaults import serve_draft
 
 
@@ -16,7 +16,7 @@ def answered(question, **fields):
 
 
 def beyond(**fields):
-    return Beyond(value=2, reason="too much", constraint="memory", **fields)
+    return FirstFailure(value=2, reason="too much", constraint="memory", **fields)
 
 
 @pytest.mark.parametrize(
@@ -37,13 +37,17 @@ def test_a_value_is_said_as_people_say_it(value, unit, words):
 
 
 def test_a_promise_that_ends_the_way_is_said_with_both_numbers():
-    reason = Beyond(value=181, reason="x", constraint="tpot_seconds", required=0.05012, limit=0.05)
+    reason = FirstFailure(
+        value=181, reason="x", constraint="tpot_seconds", required=0.05012, limit=0.05
+    )
 
     assert _reason(reason) == (f"each further token takes 50.12{NBSP}ms, the target is 50{NBSP}ms")
 
 
 def test_users_that_memory_does_not_hold_are_said_as_such():
-    reason = Beyond(value=16, reason="x", constraint="max_concurrency", required=15, limit=16)
+    reason = FirstFailure(
+        value=16, reason="x", constraint="max_concurrency", required=15, limit=16
+    )
 
     assert _reason(reason) == "memory holds 15 at once, not 16"
 
@@ -54,12 +58,15 @@ def test_any_other_reason_is_the_planners_own():
 
 @pytest.mark.parametrize(("enough", "word"), [(True, "is not enough"), (False, "is too much")])
 def test_what_ends_the_way_is_one_sentence(enough, word):
-    assert _ends(beyond(), "devices", enough=enough) == f"2{NBSP}devices {word}: too much."
+    assert (
+        _failure_sentence(beyond(), "devices", enough=enough)
+        == f"2{NBSP}devices {word}: too much."
+    )
 
 
 def test_where_nothing_lies_beyond_it_says_so():
-    assert _ends(None, "parameters", enough=False) == "Nothing larger is known."
-    assert _ends(None, "devices", enough=True) == "Nothing was found to be too little."
+    assert _failure_sentence(None, "parameters", enough=False) == "Nothing larger is known."
+    assert _failure_sentence(None, "devices", enough=True) == "Nothing was found to be too little."
 
 
 def test_the_limit_is_the_first_of_four_figures_with_its_interval():

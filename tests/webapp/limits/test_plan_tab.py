@@ -63,7 +63,7 @@ def test_a_compression_has_no_limit_to_look_for(alice, plan):
     plan.draft["goal"]["goal"] = "compress"
     Plan.objects.filter(pk=plan.pk).update(draft=plan.draft)
 
-    assert "Nothing here has a limit to look for" in tab(alice, plan)
+    assert "A compression has no limit to search for" in tab(alice, plan)
 
 
 def test_another_team_finds_no_such_tab(charlie, plan):

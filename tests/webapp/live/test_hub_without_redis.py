@@ -40,7 +40,7 @@ def hub(clock) -> Hub:
 
 def say(hub: Hub, number: int, topic: str = "jobs:1") -> bytes:
     """Let the hub hand out one message; return the frame that it becomes."""
-    hub._hand_out(f"{number}-0", {"t": topic, "e": "job.state", "d": str(number)})
+    hub._dispatch(f"{number}-0", {"t": topic, "e": "job.state", "d": str(number)})
     return frame_bytes(f"{number}-0", "job.state", str(number))
 
 
@@ -83,10 +83,10 @@ def test_a_frame_is_kept_for_the_whole_of_its_minute(hub, clock):
     frame = say(hub, 1)
 
     clock.now = RING_SECONDS
-    hub._forget_old()
+    hub._drop_old()
     kept = resumed(hub, "0-0")
     clock.now = RING_SECONDS + 0.001
-    hub._forget_old()
+    hub._drop_old()
 
     assert (kept, resumed(hub, "0-0")) == (frame, RESYNC)
 
@@ -95,7 +95,7 @@ def test_who_saw_the_last_forgotten_frame_has_missed_nothing(hub, clock):
     say(hub, 1)
     clock.now = RING_SECONDS + 1
     later = say(hub, 2)
-    hub._forget_old()
+    hub._drop_old()
 
     assert resumed(hub, "1-0") == later
 
@@ -115,7 +115,7 @@ def test_a_revoked_user_is_known_by_the_whole_number(hub):
     one, eleven = Viewer(1, ("jobs:1",)), Viewer(11, ("jobs:1",))
     hub.viewers = {one, eleven}
 
-    hub._hand_out("1-0", {"t": "revoke:1"})
+    hub._dispatch("1-0", {"t": "revoke:1"})
 
     assert (one.is_closing, eleven.is_closing) == (True, False)
 
@@ -124,7 +124,7 @@ def test_a_revocation_is_told_to_no_page(hub):
     viewer = Viewer(2, ("revoke:1",))
     hub.viewers = {viewer}
 
-    hub._hand_out("1-0", {"t": "revoke:1"})
+    hub._dispatch("1-0", {"t": "revoke:1"})
 
     assert viewer.take() == b""
     assert resumed(hub, "0-0", "revoke:1") == b""
@@ -135,7 +135,7 @@ def test_an_entry_without_a_number_is_left_out(hub, entry_id):
     viewer = Viewer(1, ("jobs:1",))
     hub.viewers = {viewer}
 
-    hub._hand_out(entry_id, {"t": "jobs:1", "e": "job.state", "d": "{}"})
+    hub._dispatch(entry_id, {"t": "jobs:1", "e": "job.state", "d": "{}"})
 
     assert viewer.take() == b""
 

@@ -32,6 +32,16 @@ def test_a_bucket_holds_minimum_maximum_mean_and_count():
     assert (band.low[0], band.high[0], band.mean[0], band.points[0]) == (1.0, 9.0, 5.0, 3)
 
 
+def test_the_mean_of_values_near_the_largest_float_is_one_of_them():
+    values = {0: 1.7e308, 1: 1.7e308, 1000: 1.0, 2000: -1.7e308, 2001: -1.7e308}
+    series = store.gather(
+        store.Point(n, t_ms, "job", {"x": value}) for n, (t_ms, value) in enumerate(values.items())
+    )["x"]
+    band = bucket(series, 1000)
+
+    assert band.mean.tolist() == pytest.approx([1.7e308, 1.0, -1.7e308])
+
+
 def test_an_unfinished_window_waits():
     assert roll_up(sealed(1, 100), is_ended=False) == 0
 

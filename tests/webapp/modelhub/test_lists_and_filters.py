@@ -131,7 +131,7 @@ def test_a_filter_of_blanks_is_no_filter(alice):
     assert grouped(alice, " \t ") == grouped(alice)
 
 
-@pytest.mark.parametrize("key", ["%3Cscript%3E", "LORA", "..", "lora%20", "%00", "x" * 300])
+@pytest.mark.parametrize("key", ["%3Cscript%3E", "LORA", "..", "lora%20", "x" * 300])
 def test_a_key_that_is_none_has_no_page(alice, key):
     assert client_of(alice).get(f"/techniques/{key}/").status_code == 404
 

@@ -13,11 +13,11 @@ from webapp.modelhub.models import TeamModel
 from webapp.plans.drafting import drafts_for
 from webapp.plans.errors import DraftProblem
 from webapp.plans.launch_notes import launch_note
+from webapp.plans.launch_options import launch_options_of
 from webapp.plans.launching import launch_of, plan_launch
 from webapp.plans.planning import plan_compute
 from webapp.plans.questions import draft_shape
-from webapp.plans.serving import EndpointWish, endpoint_wish_of
-from webapp.plans.wishes import wish_of
+from webapp.plans.serving import EndpointOptions, endpoint_options_of
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 SMALL = ArtefactModel(attempt_id="01H" + "B" * 23)
@@ -62,7 +62,7 @@ def page_of(plan, who):
 def test_a_generation_is_guessed_by_the_model_that_was_chosen(generation, small, alice):
     page = page_of(generation, alice)
 
-    job = plan_launch(plan=generation, by=alice, wish=wish_of({"draft": str(small.pk)}))
+    job = plan_launch(plan=generation, by=alice, wish=launch_options_of({"draft": str(small.pk)}))
 
     assert f'<option value="{small.pk}">small one</option>' in page
     assert job.spec["speculation"] == DraftGuess(model=SMALL).model_dump(mode="json")
@@ -104,30 +104,30 @@ def test_what_runs_without_guesses_is_told_by_name(generation, small):
 def test_an_engine_on_gpus_is_told_of_both(serving, small, alice, engine, reuse, told):
     posted = {"engine": engine, "reuse": reuse, "draft": str(small.pk)}
 
-    options = launch_of(serving, endpoint_wish_of(posted, ())).spec.engine_options
+    options = launch_of(serving, endpoint_options_of(posted, ())).spec.engine_options
 
     assert (options.draft.model, options.has_prefix_cache) == (SMALL, told)
     assert 'name="reuse"' in page_of(serving, alice)
-    assert launch_of(serving, EndpointWish(engine=engine)).spec.engine_options.draft is None
+    assert launch_of(serving, EndpointOptions(engine=engine)).spec.engine_options.draft is None
 
 
 @pytest.mark.parametrize(
     ("engine", "words"),
-    [("slipway", "own engine reads every prompt anew"), ("llamacpp", "reuses what a slot read")],
+    [("slipway", "own engine has no prefix cache"), ("llamacpp", "reuses what a slot read")],
 )
 def test_an_engine_that_cannot_be_told_of_earlier_prompts_refuses_it(engine, words):
     with pytest.raises(InvalidProblem, match=words):
-        endpoint_wish_of({"engine": engine, "reuse": "no"}, ())
+        endpoint_options_of({"engine": engine, "reuse": "no"}, ())
 
 
 def test_another_word_than_yes_and_no_is_refused():
     with pytest.raises(InvalidProblem, match="is maybe; it can be yes, no or empty"):
-        endpoint_wish_of({"engine": "vllm", "reuse": "maybe"}, ())
+        endpoint_options_of({"engine": "vllm", "reuse": "maybe"}, ())
 
 
 @pytest.mark.parametrize("engine", ["slipway", "llamacpp"])
 def test_an_engine_that_takes_no_guessing_model_refuses_it_by_name(serving, small, engine):
-    wish = EndpointWish(engine=engine, draft=str(small.pk))
+    wish = EndpointOptions(engine=engine, draft=str(small.pk))
 
     with pytest.raises(DraftProblem, match=f"is for vllm and sglang, and the engine is {engine}"):
         launch_of(serving, wish)

@@ -5,11 +5,11 @@ import pytest
 from runners.jobspec import ArtefactModel, CompressSpec, EvaluateSpec, TrainSpec
 from tests.webapp.conftest import make_job
 from webapp.jobs.evaluating import evaluation_submit
-from webapp.jobs.figures import predictions
+from webapp.jobs.measured_figures import predictions
 from webapp.jobs.models import Job
 from webapp.modelhub.demo import demo_config
 from webapp.modelhub.models import TeamModel
-from webapp.plans.foreseeing import evaluation_prediction
+from webapp.plans.evaluation_prediction import evaluation_prediction
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 OURS, THEIRS = ArtefactModel(attempt_id="01OURS"), ArtefactModel(attempt_id="01THEIRS")

@@ -93,7 +93,7 @@ def test_a_file_for_a_model_without_weights_is_refused_with_the_way_out(pile_pla
 
 
 def test_the_review_says_that_answers_are_left_as_a_file(pile_plan):
-    assert "leaves the answers as a file" in launch_note(pile_plan)["text"]
+    assert "writes the answers to a file" in launch_note(pile_plan)["text"]
 
 
 def test_guessing_and_a_narrow_cache_reach_the_job(pile_plan):
@@ -234,7 +234,7 @@ def offloaded(monkeypatch):
         strategy = answer.plans[0].strategy.model_copy(update=update)
         best = answer.plans[0].model_copy(update={"strategy": strategy})
         moved = answer.model_copy(update={"plans": (best,)})
-        monkeypatch.setattr(launching, "current_answer", lambda _: moved)
+        monkeypatch.setattr(launching, "verdict_answer", lambda _: moved)
 
     return change
 

@@ -26,7 +26,7 @@ BROKEN = {
     "a list for a step": {**WHOLE, "hardware": ["rtx-4090"]},
     "no pins": {name: value for name, value in WHOLE.items() if name != "pins"},
 }
-PAGES = ["", "alternatives/", "why/", "exports/", "history/", "verdict/"]
+PAGES = ["", "alternatives/", "why/", "exports/", "history/", "offers/", "verdict/"]
 PAGES += [f"edit/{slug}/" for slug in SLUGS]
 
 
@@ -47,7 +47,7 @@ def test_its_page_says_what_is_missing_and_the_way_out(alice, broken):
     page = client_of(alice).get(f"/plans/{broken.pk}/").content.decode()
 
     assert "Not planned yet" in page
-    assert f"says nothing about its {missing_step(broken.draft)} yet" in page
+    assert f"has no value for its {missing_step(broken.draft)} yet" in page
 
 
 def test_its_page_says_so_even_where_an_older_answer_is_stored(alice, serve_plan):
@@ -56,7 +56,7 @@ def test_its_page_says_so_even_where_an_older_answer_is_stored(alice, serve_plan
 
     page = client_of(alice).get(f"/plans/{serve_plan.pk}/").content.decode()
 
-    assert "says nothing about its goal yet" in page
+    assert "has no value for its goal yet" in page
 
 
 def test_going_through_the_wizard_completes_it(alice, broken):
@@ -116,6 +116,7 @@ def test_what_a_draft_has_stays_when_it_is_completed():
 
     found = completed(own, WHOLE)
 
-    assert found["goal"] == {"goal": "generate", "objective": "balanced", "slo": "chat"}
+    shown = {"objective": "balanced", "slo": "chat", "percentile": "p95"}
+    assert found["goal"] == {"goal": "generate", **shown}
     assert found["workload"]["generate"]["batch_size"] == 7
     assert found["workload"]["generate"]["input_tokens"] == 1024

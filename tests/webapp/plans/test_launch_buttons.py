@@ -31,7 +31,7 @@ def test_who_is_not_signed_in_is_sent_to_sign_in(demo_plan, client, button):
     assert Plan.objects.exists()
 
 
-@pytest.mark.parametrize("key", ["", "x", "k" * 500, "\x00", "'; --"])
+@pytest.mark.parametrize("key", ["", "x", "k" * 500, "'; --"])
 def test_any_key_of_a_launch_is_taken(demo_plan, alice, key):
     client_of(alice).post(f"/plans/{demo_plan.pk}/launch/", {"go": "launch", "key": key})
 

@@ -240,7 +240,7 @@ def test_fine_tuning_by_lora_trains_an_adapter_of_the_asked_rank(demo_plan, trai
     lora = launch_of(plan).spec.lora
 
     assert (lora.rank, lora.alpha, lora.is_merged) == (24, 48, True)
-    assert "an adapter beside the model's weights" in launch_note(plan)["text"]
+    assert "an adapter on its own text" in launch_note(plan)["text"]
 
 
 def test_adapters_over_four_bits_reach_the_host(demo_plan, trained):

@@ -5,7 +5,7 @@ import pytest
 from planner.specs.strategy import Strategy
 from runners.layout_options import LayoutOptions
 from webapp.plans.errors import DraftProblem
-from webapp.plans.laying_out import layout_of
+from webapp.plans.training_layout import layout_of
 
 COPIES = {"data_parallel_size": 2}
 

@@ -47,7 +47,7 @@ def test_the_form_says_who_asks_and_how_often():
         ({"points": ""}, "“Points” are ; give"),
         ({"points": "1.5"}, "“Points” are 1.5"),
         ({"points": "0", "arrivals": "open"}, "requests a second above 0"),
-        ({"arrivals": "flood"}, "“Who asks” is flood"),
+        ({"arrivals": "flood"}, "“Arrivals” is flood"),
         ({"requests": "0"}, "“Requests” is 0; it can be 1 to 100000"),
         ({"repetitions": "99"}, "“Repetitions” is 99; it can be 1 to 20"),
     ],

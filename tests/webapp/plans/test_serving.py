@@ -3,6 +3,7 @@
 import re
 
 import pytest
+from django.contrib.sessions.models import Session
 from django.utils.html import escape
 from pydantic import ValidationError
 
@@ -22,15 +23,15 @@ from webapp.jobs.models import Artefact, Attempt, Job
 from webapp.plans.engines import check_split, options_of
 from webapp.plans.errors import DraftProblem
 from webapp.plans.launch_notes import launch_note
+from webapp.plans.launch_options import launch_options_of
 from webapp.plans.launching import launch_of, plan_launch
 from webapp.plans.options import check_serving
 from webapp.plans.planning import plan_compute
-from webapp.plans.serving import EndpointWish, adapters_of, endpoint_wish_of, served_name
+from webapp.plans.serving import EndpointOptions, adapters_of, endpoint_options_of, served_name
 from webapp.plans.sharing import Spread
-from webapp.plans.wishes import wish_of
 
 pytestmark = pytest.mark.django_db(databases="__all__")
-WISH = EndpointWish(("a" * 64,), 90.0)
+WISH = EndpointOptions(("a" * 64,), 90.0)
 TRAINED = ArtefactModel(attempt_id="01H" + "A" * 23)
 
 
@@ -116,7 +117,7 @@ def test_a_generation_takes_one_adapter_or_all_of_them(plan, adapter, alice, cho
     chosen = known.name if choice == "one" else choice
 
     page = client_of(alice).get(f"/plans/{plan.pk}/edit/review/").content.decode()
-    job = plan_launch(plan=plan, by=alice, wish=wish_of({"adapter": chosen}))
+    job = plan_launch(plan=plan, by=alice, wish=launch_options_of({"adapter": chosen}))
 
     assert f'<option value="{known.name}">' in page
     assert job.spec["adapters"] == [known.model_dump(mode="json")]
@@ -140,8 +141,8 @@ def test_adapters_of_another_team_or_base_are_never_offered(plan, adapter, train
 
 
 def test_the_launch_form_asks_for_adapters_by_a_tick():
-    assert endpoint_wish_of({"adapters": "yes"}, ()).has_adapters
-    assert not endpoint_wish_of({"idle": "5"}, ()).has_adapters
+    assert endpoint_options_of({"adapters": "yes"}, ()).has_adapters
+    assert not endpoint_options_of({"idle": "5"}, ()).has_adapters
 
 
 def test_only_a_serve_plan_becomes_an_endpoint(demo_plan):
@@ -169,6 +170,17 @@ def test_the_key_is_shown_once_and_only_hashes_of_it_are_kept(plan, alice):
     assert key not in str(Job.objects.values())
 
 
+def test_no_session_holds_the_key_in_clear(plan, alice):
+    client = client_of(alice)
+    client.post(f"/plans/{plan.pk}/launch/", {"go": "endpoint", "idle": "1", "key": "k1"})
+    job = Job.objects.get()
+
+    kept = str([row.get_decoded() for row in Session.objects.all()])
+    assert job.pk in kept
+    assert "sk-slipway-" not in kept
+    assert "sk-slipway-" in client.get(f"/jobs/{job.pk}/").content.decode()
+
+
 def test_the_same_press_twice_shows_no_key_that_opens_nothing(plan, alice):
     client = client_of(alice)
     posted = {"go": "endpoint", "idle": "", "key": "k2"}
@@ -183,7 +195,7 @@ def test_the_same_press_twice_shows_no_key_that_opens_nothing(plan, alice):
 @pytest.mark.parametrize("text", ["0", "-1", "nan", "soon", "1e9"])
 def test_minutes_that_are_none_are_refused_with_the_limits(text):
     with pytest.raises(InvalidProblem, match=r"0\.1 to 10080 minutes, or empty"):
-        endpoint_wish_of({"idle": text}, ())
+        endpoint_options_of({"idle": text}, ())
 
 
 @pytest.mark.parametrize(
@@ -224,21 +236,21 @@ def test_the_plans_tokens_of_a_step_reach_the_engine(plan, pins, tokens):
 
 
 def test_the_engine_that_was_chosen_stands_in_the_spec():
-    wish = endpoint_wish_of({"engine": "llamacpp"}, ())
+    wish = endpoint_options_of({"engine": "llamacpp"}, ())
 
     assert wish.engine == "llamacpp"
-    assert EndpointWish().engine == "slipway"
+    assert EndpointOptions().engine == "slipway"
 
 
 def test_llama_cpp_gets_a_place_of_the_plans_length_for_each_of_its_requests(plan):
-    spec = launch_of(plan, EndpointWish(engine="llamacpp")).spec
+    spec = launch_of(plan, EndpointOptions(engine="llamacpp")).spec
 
     assert (spec.engine, spec.max_length, spec.kv_cache_tokens) == ("llamacpp", 96, 4 * 96)
 
 
 def test_an_engine_that_there_is_not_is_refused_with_those_there_are():
     with pytest.raises(InvalidProblem, match="“Engine” is other; choose slipway or llamacpp or"):
-        endpoint_wish_of({"engine": "other"}, ())
+        endpoint_options_of({"engine": "other"}, ())
 
 
 def with_gpus(host: Host, count: int) -> Host:
@@ -275,12 +287,12 @@ def test_an_engine_on_gpus_is_offered_where_the_host_has_some(plan, host, alice)
 def test_an_engine_on_gpus_is_refused_by_name_on_a_host_without_one(plan, host, engine):
     words = f"{engine}, which runs on NVIDIA GPUs, and {host.name}"
     with pytest.raises(DraftProblem, match=words):
-        launch_of(plan, EndpointWish(engine=engine))
+        launch_of(plan, EndpointOptions(engine=engine))
 
 
 @pytest.mark.parametrize("engine", ON_GPUS)
 def test_an_engine_gets_the_plans_layout_limits_and_share_of_memory(gpu_plan, engine):
-    launch = launch_of(gpu_plan, EndpointWish(engine=engine))
+    launch = launch_of(gpu_plan, EndpointOptions(engine=engine))
 
     options, best = launch.spec.engine_options, launch.best
     assert launch.spread == Spread(1, options.num_devices)
@@ -296,7 +308,7 @@ def test_a_plan_divided_over_gpus_is_offered_as_an_endpoint_alone(gpu_plan, alic
     plan_compute(gpu_plan)
 
     page = client_of(alice).get(f"/plans/{gpu_plan.pk}/edit/review/").content.decode()
-    launch = launch_of(gpu_plan, EndpointWish(engine=engine))
+    launch = launch_of(gpu_plan, EndpointOptions(engine=engine))
 
     assert re.findall(r'<option value="(slipway|llamacpp|vllm|sglang)">', page) == [*ON_GPUS]
     assert "Measure it" not in page
@@ -313,7 +325,7 @@ def test_a_plan_divided_over_gpus_is_offered_as_an_endpoint_alone(gpu_plan, alic
     ],
 )
 def test_what_an_engine_is_not_started_with_is_refused_by_name(gpu_plan, strategy, words):
-    best = launch_of(gpu_plan, EndpointWish(engine="vllm")).best
+    best = launch_of(gpu_plan, EndpointOptions(engine="vllm")).best
     changed = best.model_copy(update={"strategy": Strategy.model_validate(strategy)})
 
     with pytest.raises(DraftProblem, match=words):
@@ -321,7 +333,7 @@ def test_what_an_engine_is_not_started_with_is_refused_by_name(gpu_plan, strateg
 
 
 def test_a_split_becomes_engines_that_read_and_others_that_write_on_vllm_alone(gpu_plan):
-    best = launch_of(gpu_plan, EndpointWish(engine="vllm")).best
+    best = launch_of(gpu_plan, EndpointOptions(engine="vllm")).best
     pools = {"prefill_devices": 2, "decode_devices": 4}
     strategy = {"disaggregated": pools, "tensor_parallel_size": 2, "data_parallel_size": 3}
     changed = best.model_copy(update={"strategy": Strategy.model_validate(strategy)})
@@ -365,7 +377,7 @@ def test_a_gguf_file_has_the_adapters_of_the_model_that_it_was_made_of(plan, ada
 
     assert found.adapter.attempt_id == adapter.attempt_id
     assert adapters_of(Team.objects.create(name="else"), gguf) == ()
-    wish = endpoint_wish_of({"engine": "llamacpp", "adapters": "yes"}, ())
+    wish = endpoint_options_of({"engine": "llamacpp", "adapters": "yes"}, ())
     assert (wish.engine, wish.has_adapters) == ("llamacpp", True)
 
 

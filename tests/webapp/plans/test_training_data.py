@@ -178,7 +178,7 @@ def test_weights_that_follow_the_losses_reach_the_job_and_its_words(plan, alice)
         ({"mix_path_3": "../a.txt"}, "mix_path_3", "may not climb"),
         ({"mix_path_3": "a.csv"}, "mix_path_3", "end in .jsonl, .parquet or .txt"),
         ({"mix_source_3": "gone"}, "mix_source_3", "not one of the available"),
-        ({"mix_source_2": "host", "mix_weight_2": "1"}, "mix_source_2", "stands above already"),
+        ({"mix_source_2": "host", "mix_weight_2": "1"}, "mix_source_2", "is already listed"),
     ],
 )
 def test_a_mixture_that_cannot_be_is_refused_by_its_field(plan, alice, changes, field, said):

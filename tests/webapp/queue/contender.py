@@ -1,11 +1,13 @@
-"""A process that submits gangs and stops them again: one of several that want the same devices.
+"""Processes that submit gangs and stop them again: all of them want the same devices.
 
-``python -m tests.webapp.queue.contender SEED ROUNDS`` prints a line for each gang.
+``python -m tests.webapp.queue.contender PROCESSES ROUNDS`` prints a line for each gang. The
+processes are forked from one that has imported the product and has no connection yet.
 """
 
 import os
 import random
 import sys
+import traceback
 
 import django
 
@@ -39,11 +41,30 @@ def contend(seed: int, rounds: int) -> None:
         )
         job = job_submit(job=job, by="alice")
         held = Allocation.objects.filter(attempt__job=job, released_at=None).count()
-        sys.stdout.write(f"gang {job.pk} wanted {num_wanted} held {held}\n")
-        sys.stdout.flush()
+        # One write, on a line of its own: logs of other processes go to the same pipe.
+        line = f"\ngang {job.pk} wanted {num_wanted} held {held}\n"
+        os.write(sys.stdout.fileno(), line.encode())
         job_stop(job=job, by="alice")
     connection.close()
 
 
+def fork(seed: int, rounds: int) -> int:
+    """Let a process of its own contend; return its id."""
+    if pid := os.fork():
+        return pid
+    try:
+        contend(seed, rounds)
+        os._exit(0)
+    except BaseException:
+        traceback.print_exc()
+    os._exit(1)
+
+
+def main(num_processes: int, rounds: int) -> int:
+    """Let all of them contend at the same time; return how many broke."""
+    pids = [fork(seed, rounds) for seed in range(num_processes)]
+    return sum(os.waitpid(pid, 0)[1] != 0 for pid in pids)
+
+
 if __name__ == "__main__":
-    contend(int(sys.argv[1]), int(sys.argv[2]))
+    sys.exit(main(int(sys.argv[1]), int(sys.argv[2])))

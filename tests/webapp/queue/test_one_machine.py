@@ -7,7 +7,7 @@ import pytest
 from tests.webapp.conftest import EXIT_OK, batch_of, claim, make_beat, make_job
 from tests.webapp.machines import GPU, host_of
 from webapp.core.clock import now
-from webapp.hosts.beats import host_beat
+from webapp.hosts.heartbeats import host_beat
 from webapp.hosts.models import Distinction, Host
 from webapp.jobs.allocation import allocate_pool
 from webapp.jobs.deadlines import allocate_all

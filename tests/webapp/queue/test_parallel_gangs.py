@@ -28,20 +28,18 @@ def database_url() -> str:
     return f"postgresql://{user}{parts['HOST']}:{parts['PORT'] or 5432}/{parts['NAME']}"
 
 
-def contenders() -> list[subprocess.Popen[str]]:
-    environment = os.environ | {"DATABASE_URL": database_url()}
-    command = [sys.executable, "-m", "tests.webapp.queue.contender"]
-    return [
-        subprocess.Popen(
-            [*command, str(seed), str(ROUNDS)],
-            cwd=ROOT,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for seed in range(PROCESSES)
-    ]
+def contend() -> subprocess.CompletedProcess[str]:
+    """Let all processes contend, and return what they wrote."""
+    command = [sys.executable, "-m", "tests.webapp.queue.contender", str(PROCESSES), str(ROUNDS)]
+    return subprocess.run(
+        command,
+        cwd=ROOT,
+        env=os.environ | {"DATABASE_URL": database_url()},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
 
 
 @pytest.fixture
@@ -51,10 +49,9 @@ def told(team, alice) -> list[str]:
         gpu_host(team, name, 16)
     Host.objects.update(last_seen_at=now() + timedelta(hours=1))  # nobody beats meanwhile
     assert Device.objects.filter(is_present=True).count() == 32
-    running = contenders()
-    outcomes = [process.communicate(timeout=240) for process in running]
-    assert [process.returncode for process in running] == [0] * PROCESSES, outcomes
-    lines = [line for out, _ in outcomes for line in out.splitlines()]
+    done = contend()
+    assert done.returncode == 0, done
+    lines = done.stdout.splitlines()
     return [line for line in lines if line.startswith("gang ")]
 
 

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from random import Random
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -77,26 +78,22 @@ def taken(decision: Decision) -> list[str]:
     return [d for grant in decision.grants for _, ids in grant.places for d in ids]
 
 
-@given(snapshots)
-def test_every_job_is_answered_once(snapshot):
-    found = decide(snapshot)
+def every_job_is_answered_once(snapshot: Snapshot, found: Decision) -> None:
     answered = [g.job for g in found.grants] + [w.job for w in found.waits]
     assert sorted(answered) == sorted(d.job for d in snapshot.demands) == sorted(found.order)
 
 
-@given(snapshots)
-def test_no_device_is_given_twice_or_while_it_is_held(snapshot):
-    found = taken(decide(snapshot))
+def no_device_is_given_twice_or_while_it_is_held(snapshot: Snapshot, found: Decision) -> None:
+    given_out = taken(found)
     held = {d.id for host in snapshot.hosts for d in host.devices if d.is_held}
-    assert len(found) == len(set(found))
-    assert not held & set(found)
+    assert len(given_out) == len(set(given_out))
+    assert not held & set(given_out)
 
 
-@given(snapshots)
-def test_a_grant_is_all_that_was_asked_for(snapshot):
+def a_grant_is_all_that_was_asked_for(snapshot: Snapshot, found: Decision) -> None:
     by_host = {host.id: host for host in snapshot.hosts}
     asked = {demand.job: demand for demand in snapshot.demands}
-    for grant in decide(snapshot).grants:
+    for grant in found.grants:
         demand = asked[grant.job]
         assert len({host for host, _ in grant.places}) == demand.num_hosts == len(grant.places)
         for host, ids in grant.places:
@@ -106,11 +103,10 @@ def test_a_grant_is_all_that_was_asked_for(snapshot):
             assert set(ids) <= {d.id for d in fit}
 
 
-@given(snapshots)
-def test_only_hosts_that_take_such_jobs_get_them(snapshot):
+def only_hosts_that_take_such_jobs_get_them(snapshot: Snapshot, found: Decision) -> None:
     by_host = {host.id: host for host in snapshot.hosts}
     asked = {demand.job: demand for demand in snapshot.demands}
-    for grant in decide(snapshot).grants:
+    for grant in found.grants:
         demand = asked[grant.job]
         for host, _ in grant.places:
             is_single = demand.is_single
@@ -118,18 +114,23 @@ def test_only_hosts_that_take_such_jobs_get_them(snapshot):
             assert demand.host in {None, host}
 
 
-@given(snapshots, st.randoms(use_true_random=False))
-def test_the_order_in_which_rows_are_read_decides_nothing(snapshot, shuffler):
-    hosts, demands = list(snapshot.hosts), list(snapshot.demands)
-    shuffler.shuffle(hosts)
-    shuffler.shuffle(demands)
-    again = replace(snapshot, hosts=tuple(hosts), demands=tuple(demands))
-    assert decide(again) == decide(snapshot)
+def priority_and_then_rank_decide_the_order(snapshot: Snapshot, found: Decision) -> None:
+    asked = {demand.job: demand for demand in snapshot.demands}
+    keys = [
+        (-asked[job].priority, math.inf if asked[job].rank is None else asked[job].rank)
+        for job in found.order
+    ]
+    assert keys == sorted(keys)
 
 
-@given(snapshots)
-def test_a_later_job_changes_nothing_for_an_earlier_one(snapshot):
-    whole = decide(snapshot)
+def the_first_who_can_start_is_never_refused_what_is_free(_: Snapshot, found: Decision) -> None:
+    """Nobody is before it, so nothing can be kept from it."""
+    waits = {wait.job: wait for wait in found.waits}
+    if found.order and found.order[0] in waits:
+        assert waits[found.order[0]].why is not Why.RESERVED
+
+
+def a_later_job_changes_nothing_for_an_earlier_one(snapshot: Snapshot, whole: Decision) -> None:
     if not whole.order:
         return
     last = whole.order[-1]
@@ -139,23 +140,27 @@ def test_a_later_job_changes_nothing_for_an_earlier_one(snapshot):
     assert without.waits == tuple(w for w in whole.waits if w.job != last)
 
 
-@given(snapshots)
-def test_priority_and_then_rank_decide_the_order(snapshot):
-    asked = {demand.job: demand for demand in snapshot.demands}
-    keys = [
-        (-asked[job].priority, math.inf if asked[job].rank is None else asked[job].rank)
-        for job in decide(snapshot).order
-    ]
-    assert keys == sorted(keys)
+def the_order_in_which_rows_are_read_decides_nothing(
+    snapshot: Snapshot, found: Decision, shuffler: Random
+) -> None:
+    hosts, demands = list(snapshot.hosts), list(snapshot.demands)
+    shuffler.shuffle(hosts)
+    shuffler.shuffle(demands)
+    assert decide(replace(snapshot, hosts=tuple(hosts), demands=tuple(demands))) == found
 
 
-@given(snapshots)
-def test_the_first_who_can_start_at_all_is_never_refused_what_is_free(snapshot):
-    """Nobody is before it, so nothing can be kept from it."""
-    waits = {wait.job: wait for wait in decide(snapshot).waits}
-    order = decide(snapshot).order
-    if order and order[0] in waits:
-        assert waits[order[0]].why is not Why.RESERVED
+@given(snapshots, st.randoms(use_true_random=False))
+def test_every_decision_keeps_every_law(snapshot, shuffler):
+    found = decide(snapshot)
+
+    every_job_is_answered_once(snapshot, found)
+    no_device_is_given_twice_or_while_it_is_held(snapshot, found)
+    a_grant_is_all_that_was_asked_for(snapshot, found)
+    only_hosts_that_take_such_jobs_get_them(snapshot, found)
+    priority_and_then_rank_decide_the_order(snapshot, found)
+    the_first_who_can_start_is_never_refused_what_is_free(snapshot, found)
+    a_later_job_changes_nothing_for_an_earlier_one(snapshot, found)
+    the_order_in_which_rows_are_read_decides_nothing(snapshot, found, shuffler)
 
 
 # No starvation: a gang among ever new small jobs
@@ -214,3 +219,14 @@ def test_a_gang_starts_when_it_was_first_forecast_whatever_comes_after_it(shuffl
         assert start <= promised + 1e-6
         pool = advance(hold(pool, found, lengths), 1.0)
     assert promised is None or step <= math.ceil(promised)
+
+
+@given(snapshots, st.integers(1, 9))
+def test_the_first_turns_are_decided_alone_as_among_all(snapshot, number):
+    whole = decide(snapshot)
+    part = decide(snapshot, lambda turn, _job: turn >= number)
+
+    first = set(whole.order[:number])
+    assert part.order == whole.order
+    assert part.grants == tuple(one for one in whole.grants if one.job in first)
+    assert part.waits == tuple(one for one in whole.waits if one.job in first)

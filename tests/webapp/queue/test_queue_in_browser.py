@@ -76,4 +76,4 @@ def test_the_page_follows_a_queue_that_changes(browser, live_server, alice, wait
     """Without a stream the page asks again by itself; with one it asks at once."""
     page = opened(browser, live_server, alice)
     Job.objects.filter(pk=waiting[0].pk).update(state="stopped")
-    page.get_by_text("2 waiting").wait_for(timeout=60_000)
+    page.get_by_text("2 queued").wait_for(timeout=60_000)

@@ -5,11 +5,13 @@ import re
 import pytest
 
 from tests.webapp.conftest import client_of, make_beat, make_job
+from tests.webapp.queue.conftest import gpu_host
 from webapp.core.clock import now
-from webapp.hosts.beats import host_beat
+from webapp.hosts.heartbeats import host_beat
 from webapp.hosts.models import Device
 from webapp.jobs.models import Job
 from webapp.jobs.services import job_submit
+from webapp.queue import views
 from webapp.queue.words import lines_of
 
 pytestmark = pytest.mark.django_db(databases="__all__")
@@ -33,7 +35,7 @@ def text(html: str) -> str:
 
 def test_the_page_says_who_is_next_why_and_when(alice, waiting):
     words = text(page(alice))
-    assert "2 waiting · 0 of 4 devices free" in words
+    assert "2 queued · 0 of 4 devices free" in words
     assert "Job a alice It needs 1 device on one host; node-a has 0 of 4 free" in words
     assert "≈" in words
 
@@ -48,7 +50,7 @@ def test_a_cordoned_device_is_shown_with_its_reason(alice, node_a):
 
 
 def test_an_empty_queue_says_so(alice, node_a):
-    assert "Nobody waits here." in page(alice)
+    assert "The queue is empty." in page(alice)
 
 
 def test_a_person_without_pools_is_led_to_the_first_host(charlie):
@@ -73,7 +75,8 @@ def press(user, pool, action: str, **sent):
 
 
 def seen(user, pool) -> str:
-    return re.search(r'name="seen" value="(\w+)"', page(user, f"/queue/{pool.pk}/"))[1]
+    moves = page(user, f"/queue/{pool.pk}/").partition('id="moves-')[2]
+    return re.search(r'name="seen" value="(\w+)"', moves)[1]
 
 
 def test_a_job_moves_by_a_button_and_the_page_comes_back_to_it(olga, waiting):
@@ -93,7 +96,7 @@ def test_a_job_moves_down_by_a_button(olga, waiting):
 def test_a_page_that_is_out_of_date_moves_nothing_and_says_so(olga, waiting):
     pool = waiting[0].pool
     answer = press(olga, pool, "up", job=waiting[1].pk, seen="0123456789abcdef")
-    assert "The queue changed meanwhile" in answer.content.decode()
+    assert "The queue has changed" in answer.content.decode()
     assert [line.job for line in lines_of(pool)] == waiting
 
 
@@ -121,8 +124,11 @@ def test_a_member_of_a_guest_team_moves_nothing_either(charlie, other_team, wait
 
 def test_the_job_page_leads_to_its_place_in_the_queue(alice, waiting):
     html = page(alice, f"/jobs/{waiting[1].pk}/")
-    assert f"/queue/{waiting[1].pool_id}/#job-{waiting[1].pk}" in html
     assert "It is number 2 in the queue." in html
+    link = f"/queue/{waiting[1].pool_id}/?job={waiting[1].pk}"
+    assert link in html
+    answer = client_of(alice).get(link)
+    assert answer.headers["Location"] == f"/queue/{waiting[1].pool_id}/#job-{waiting[1].pk}"
 
 
 def test_a_guests_job_waits_in_the_hosts_queue(charlie, other_team, node_a, waiting):
@@ -136,3 +142,41 @@ def test_a_stranger_on_a_device_is_named_by_its_process(alice, node_a):
     load = {"uuid": "node-a-2", "memory_used_bytes": 1, "utilization": 0.5}
     host_beat(host=node_a, beat=make_beat(gpus=[{**load, "foreign_pids": (4321,)}]))
     assert "GPU 2 used by process 4321, which is no job of ours" in text(page(alice))
+
+
+def test_a_long_queue_is_shown_in_pages(alice, waiting, monkeypatch):
+    monkeypatch.setattr(views, "NUM_TURNS", 1)
+    pool = waiting[0].pool
+    first, second = page(alice), page(alice, f"/queue/{pool.pk}/?offset=1")
+    assert "Turns 1 to 1 of 2." in text(first)
+    rows = [f'id="job-{job.pk}"' for job in waiting]
+    assert [row in first for row in rows] == [True, False]
+    assert f"/queue/{pool.pk}/?offset=1" in first
+    assert "Turns 2 to 2 of 2." in text(second)
+    assert [row in second for row in rows] == [False, True]
+    assert f"/queue/{pool.pk}/?offset=0" in second
+    answer = client_of(alice).get(f"/queue/{pool.pk}/?job={waiting[1].pk}")
+    assert answer.headers["Location"] == f"/queue/{pool.pk}/?offset=1#job-{waiting[1].pk}"
+
+
+@pytest.mark.parametrize("offset", ["-1", "x", "9" * 40, "٣", "1.5", "100"])
+def test_an_invalid_or_too_large_offset_shows_an_existing_page(alice, waiting, offset):
+    assert "Job b" in page(alice, f"/queue/?offset={offset}")
+
+
+@pytest.mark.parametrize("job", ["x", "9" * 300, ""])
+def test_a_link_to_a_job_that_is_not_queued_shows_the_first_page(alice, waiting, job):
+    answer = client_of(alice).get(f"/queue/{waiting[0].pool_id}/?job={job}", follow=True)
+    assert "Job b" in answer.content.decode()
+
+
+def test_of_many_hosts_those_with_something_taken_are_shown(alice, team, submit, monkeypatch):
+    gpu_host(team, "idle", 4)
+    host = gpu_host(team, "taken", 4)
+    submit(host, is_pinned=True, name="Long run")
+    monkeypatch.setattr(views, "NUM_HOSTS", 1)
+    html = page(alice)
+    assert "GPU 0 Long run until ≈" in text(html)
+    assert ">idle<" not in html
+    assert "1 of 2 hosts, those with something taken first; of the others 4 of 4" in text(html)
+    assert ">idle<" in page(alice, f"/queue/{host.pool_id}/?hosts=all")

@@ -3,19 +3,21 @@
 from datetime import timedelta
 
 import pytest
+import time_machine
 
 from tests.webapp.conftest import EXIT_OK, GIB, batch_of, claim, make_beat, make_job
 from tests.webapp.queue.conftest import gpu_host
 from webapp.core.clock import now
-from webapp.hosts.beats import host_beat
+from webapp.hosts.heartbeats import host_beat
 from webapp.hosts.models import Device, Host
 from webapp.jobs.allocation import allocate_pool, may_take
 from webapp.jobs.giving_up import job_abandon
 from webapp.jobs.ingest import events_accept
 from webapp.jobs.models import Allocation, Attempt, Command, Job
 from webapp.jobs.services import job_submit
-from webapp.queue.picture import used_by_team, waiting_jobs
+from webapp.queue.pool_state import used_by_team
 from webapp.queue.rules import Rules
+from webapp.queue.waiting import waiting_jobs
 from webapp.queue.words import lines_of, waiting_line
 
 pytestmark = pytest.mark.django_db(databases="__all__")
@@ -70,9 +72,10 @@ def test_a_degraded_host_takes_a_single_and_a_silent_one_nothing(submit, node_a,
 
 
 def test_a_degraded_host_takes_no_gang(submit, node_a):
-    Host.objects.update(last_seen_at=now() - timedelta(seconds=40))
-    job = submit(node_a, devices_per_host=2)
-    assert "node-a has been silent for 40 s" in waiting_line(job).sentence
+    with time_machine.travel(now(), tick=False):
+        Host.objects.update(last_seen_at=now() - timedelta(seconds=40))
+        job = submit(node_a, devices_per_host=2)
+        assert "node-a has been silent for 40 s" in waiting_line(job).sentence
 
 
 def test_a_job_goes_to_a_device_with_enough_memory(submit, team):
@@ -166,7 +169,7 @@ def test_a_gang_of_hosts_is_told_how_many_are_ready(submit, node_a, node_b):
 
 def test_what_no_host_has_is_said_to_be_impossible(submit, node_a):
     job = submit(node_a, devices_per_host=16)
-    assert "the pool default has too little of it" in waiting_line(job).sentence
+    assert "the pool default has too few of them" in waiting_line(job).sentence
 
 
 def test_another_teams_job_stays_unnamed(submit, node_a, other_team, charlie):

@@ -14,7 +14,7 @@ from webapp.hosts.models import Device
 from webapp.jobs.allocation import allocate_pool
 from webapp.jobs.models import Allocation, Event, Job
 from webapp.jobs.services import job_stop, job_submit
-from webapp.queue.quotas import month_start, told_limits, used_gpu_hours
+from webapp.queue.quotas import limit_sentences, month_start, used_gpu_hours
 from webapp.queue.words import lines_of, waiting_line
 from webapp.wizard.drafts import draft_begin
 
@@ -33,7 +33,7 @@ def use(hours: float) -> None:
 
 
 def test_without_a_quota_only_places_in_queues_are_limited(team, alice):
-    assert told_limits(team, alice.pk) == ["0 of your 100 places in queues taken"]
+    assert limit_sentences(team, alice.pk) == ["0 of your 100 places in queues taken"]
 
 
 def test_a_job_of_more_devices_than_ever_allowed_is_refused(submit, node_a, quota):

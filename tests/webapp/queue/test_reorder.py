@@ -4,7 +4,7 @@ import pytest
 
 from webapp.core.problems import ConflictProblem, InvalidProblem
 from webapp.jobs.models import Event, Job
-from webapp.queue.reorder import job_move, job_prioritise, seal_of
+from webapp.queue.reorder import job_move, job_prioritise, order_digest
 from webapp.queue.words import lines_of
 
 pytestmark = pytest.mark.django_db(databases="__all__")
@@ -15,7 +15,7 @@ def order(pool) -> list[str]:
 
 
 def seal(pool) -> str:
-    return seal_of([line.job.pk for line in lines_of(pool)])
+    return order_digest([line.job.pk for line in lines_of(pool)])
 
 
 @pytest.fixture
@@ -63,14 +63,14 @@ def test_the_edge_is_named(waiting, name, is_up, word):
 def test_a_queue_that_changed_meanwhile_is_left_as_it_is(waiting):
     seen = seal(waiting["a"].pool)
     move(waiting, "c", is_up=True)
-    with pytest.raises(ConflictProblem, match="changed meanwhile"):
+    with pytest.raises(ConflictProblem, match="has changed"):
         move(waiting, "d", is_up=True, seen=seen)
     assert order(waiting["a"].pool) == ["a", "c", "b", "d"]
 
 
 def test_a_job_that_got_its_turn_meanwhile_is_not_moved(waiting):
     Job.objects.filter(name="b").update(state="running")
-    with pytest.raises(ConflictProblem, match="changed meanwhile"):
+    with pytest.raises(ConflictProblem, match="has changed"):
         move(waiting, "b", is_up=True)
 
 

@@ -19,6 +19,7 @@ class Walker:
         location = client.get(f"/plans/new/{query}")["Location"]
         self.plan_id = re.findall(r"/plans/(\w+)/", location)[0]
         self.first_step = location.split("/")[-2]
+        self._shown: dict[str, dict] = {}  # forms whose steps were not left since
 
     @property
     def plan(self) -> Plan:
@@ -27,19 +28,26 @@ class Walker:
     def url(self, step: str) -> str:
         return f"/plans/{self.plan_id}/edit/{step}/"
 
-    def page(self, step: str):
-        return self.client.get(self.url(step))
+    def page(self, step: str, query: str = ""):
+        return self.client.get(self.url(step) + query)
 
     def shown(self, step: str) -> dict:
         """What a browser would send from the form as it is shown."""
-        context = self.page(step).context
+        return self._fields_of(self.page(step).context)
+
+    @staticmethod
+    def _fields_of(context) -> dict:
         fields = [*context["form"], *(context.get("pins") or [])]
         values = {field.html_name: field.value() for field in fields}
         texts = {"config", "folder_config", "config_file"}
         return {k: v for k, v in values.items() if v is not None and k not in texts}
 
     def press(self, step: str, go: str = "next", **changes):
-        return self.client.post(self.url(step), {**self.shown(step), **changes, "go": go})
+        """Send a step's form with changes; where it is refused, the draft is as it was shown."""
+        before = self._shown.pop(step, None) or self.shown(step)
+        answer = self.client.post(self.url(step), {**before, **changes, "go": go})
+        self._shown = {step: before} if answer.status_code == 422 else {}
+        return answer
 
     def to_review(self) -> None:
         for step in STEPS:

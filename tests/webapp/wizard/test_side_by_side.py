@@ -7,7 +7,7 @@ import pytest
 from runners.classification import DEMO_ENCODER
 from tests.webapp.conftest import client_of, enrol, make_beat, make_facts, make_microbench
 from webapp.accounts.models import Role
-from webapp.hosts.beats import host_beat
+from webapp.hosts.heartbeats import host_beat
 from webapp.jobs.models import Job
 from webapp.plans.launch_notes import launch_note
 from webapp.plans.launching import launch_of
@@ -138,7 +138,7 @@ def test_its_plan_says_in_words_what_happens(plan):
 @pytest.mark.parametrize(
     ("model", "method", "said"),
     [
-        ({"source": "demo"}, "classification", "stands on an encoder"),
+        ({"source": "demo"}, "classification", "needs an encoder"),
         ({"source": "config", "config": dict(DEMO_ENCODER)}, "lora", "predicts no text"),
     ],
 )

@@ -178,7 +178,7 @@ def test_no_step_asks_the_database_more_often_than_a_bound(
     walker = walk()
     walker.page(step)
 
-    with django_assert_max_num_queries(15):
+    with django_assert_max_num_queries(16):
         walker.page(step)
 
 
@@ -202,7 +202,7 @@ def test_finer_choices_are_folded_until_one_of_them_is_made(walk, goal):
     text = walker.page("workload").content.decode()
 
     assert OPENED in text
-    assert f"<summary>Finer choices: {said}</summary>" in text
+    assert f"<summary>Advanced options: {said}</summary>" in text
 
 
 @pytest.mark.parametrize(("goal", "field"), [("serve", "concurrency"), ("compress", "sparsity")])
@@ -212,7 +212,7 @@ def test_a_step_without_finer_choices_has_no_fold(walk, goal, field):
 
     text = walker.page("workload").content.decode()
 
-    assert "Finer choices" not in text
+    assert "Advanced options" not in text
     assert f'name="{field}"' in text
 
 
@@ -232,7 +232,7 @@ def test_prompts_that_are_too_many_or_too_long_are_refused_in_sight(walk, goal, 
     text = answer.content.decode() or walker.page("workload").content.decode()
 
     assert why in text
-    assert "Finer choices: Prompts of the samples" in text
+    assert "Advanced options: Prompts of the samples" in text
 
 
 def test_prompts_are_kept_one_a_line(walk):
@@ -245,7 +245,7 @@ def test_prompts_are_kept_one_a_line(walk):
 
     text = walker.page("workload").content.decode()
     assert "Once\n&lt;b&gt;Twice</textarea>" in text
-    assert "Finer choices: Text samples and Prompts of the samples" in text
+    assert "Advanced options: Text samples and Prompts of the samples" in text
 
 
 def test_a_finer_choice_that_is_refused_is_in_sight(walk):

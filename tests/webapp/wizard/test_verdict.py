@@ -2,7 +2,10 @@
 
 import pytest
 
+from planner import api
+from planner.errors import PlannerError
 from tests.webapp.conftest import client_of
+from webapp.plans.planning import current_answer
 
 pytestmark = pytest.mark.django_db
 
@@ -76,17 +79,87 @@ def test_what_does_not_fit_says_by_how_much(too_large):
 
 
 def test_every_suggestion_when_pressed_really_fits(too_large):
-    chips = too_large.page("review").context["chips"]
-    assert chips
+    offers = too_large.page("review", "?offers=1").context["offers"]
+    numbers = [(chip.at, group.heading) for group in offers for chip in group.chips]
+    assert len(numbers) >= 3
 
-    for index, _, _ in chips:
+    for index, heading in numbers:
         plan = too_large.plan
-        before = (plan.draft, plan.answer)
+        before = (plan.draft, plan.answer, plan.is_brief)
         data = {"suggestion": index, "step": "review"}
         too_large.client.post(f"/plans/{plan.pk}/suggestion/", data)
-        assert too_large.page("review").context["verdict"].state in {"fits", "tight"}
-        plan.draft, plan.answer = before
+        met = {"fits", "tight"} if "target" in heading else {"fits", "tight", "slow"}
+        assert too_large.page("review").context["verdict"].state in met
+        plan.draft, plan.answer, plan.is_brief = before
         plan.save()
+
+
+def test_a_verdict_comes_first_and_its_offers_when_they_are_asked_for(too_large):
+    first = too_large.page("review").content.decode()
+    url = f"/plans/{too_large.plan_id}/offers/?step=review"
+    assert too_large.plan.is_brief
+    assert f'hx-get="{url}"' in first
+    assert 'name="suggestion"' not in first
+
+    offers = too_large.client.get(url).content.decode()
+    later = too_large.page("review").content.decode()
+
+    assert not too_large.plan.is_brief
+    assert offers.count('name="suggestion"') >= 3
+    assert later.count('name="suggestion"') == offers.count('name="suggestion"')
+    assert f'name="revision" value="{too_large.plan.revision}"' in offers
+    assert url not in later
+
+
+def test_a_plan_that_meets_everything_asks_for_no_offers(walk):
+    walker = walk()
+    html = walker.page("review").content.decode()
+
+    assert walker.plan.is_brief
+    assert "/offers/" not in html
+
+
+def test_a_missed_target_has_offers_to_come_as_a_misfit_has(walk):
+    assert "/offers/" in walk("?preset=serve").page("review").content.decode()
+
+
+def test_another_team_finds_no_offers(walk, charlie):
+    assert client_of(charlie).get(f"/plans/{walk().plan_id}/offers/").status_code == 404
+
+
+def test_a_saved_plan_has_its_whole_answer(walk):
+    walker = walk()
+    walker.page("review")
+    assert walker.plan.is_brief
+
+    walker.client.post(f"/plans/{walker.plan_id}/launch/", {"go": "keep"})
+
+    assert (walker.plan.is_draft, walker.plan.is_brief) == (False, False)
+    assert len(walker.plan.answer["pareto"]) > 1
+
+
+def test_a_plan_whose_whole_answer_is_not_to_be_had_keeps_the_brief_one(walk, monkeypatch):
+    walker = walk()
+    walker.page("review")
+
+    def refuse(_request):
+        raise PlannerError("the catalog lost this device")
+
+    monkeypatch.setattr(api, "plan", refuse)
+    walker.client.post(f"/plans/{walker.plan_id}/launch/", {"go": "keep"})
+
+    assert (walker.plan.is_draft, walker.plan.is_brief) == (False, True)
+    assert len(walker.plan.answer["plans"]) == 1
+
+
+def test_a_whole_answer_that_came_too_late_overwrites_no_newer_draft(too_large):
+    late = too_large.plan
+    too_large.press("hardware", choice="catalog", device="rtx-4090", devices_per_node=8)
+    newer = too_large.plan.answer
+
+    current_answer(late)
+
+    assert too_large.plan.answer == newer
 
 
 def test_a_suggestion_of_an_older_verdict_is_refused(too_large):
@@ -101,5 +174,5 @@ def test_a_missed_wish_for_speed_does_not_hide_what_runs(walk):
     verdict = walk("?preset=serve").page("review").context["verdict"]
 
     assert verdict.tone == "warn"
-    assert "the target is 1 s" in verdict.sentence
+    assert "the target is 1.0" in verdict.sentence
     assert verdict.figures

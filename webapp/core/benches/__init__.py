@@ -1,1 +1,1 @@
-"""What ``manage.py bench`` sets up to measure the running product."""
+"""Benchmarks of ``manage.py bench``."""

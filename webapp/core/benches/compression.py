@@ -1,4 +1,4 @@
-"""What compressing the demo model gave on this machine, as rows, a table and a docs page."""
+"""Benchmark of compression methods on the demo model: stored rows, table and docs page."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -18,7 +18,7 @@ from runners.jobspec import TrainSpec
 RAW = Path(__file__).parent / "data" / "compression.jsonl"
 DOCS = Path(__file__).parents[3] / "templates" / "docs" / "compression.md"
 TRAIN_SECONDS = 300.0
-METRICS = (  # of a row, with their unit
+METRICS = (  # metrics of a row, with their units
     ("compressed_bytes", "bytes"),
     ("disk_bytes", "bytes"),
     ("compress_peak_memory_bytes", "bytes"),
@@ -30,27 +30,28 @@ METRICS = (  # of a row, with their unit
 
 
 class Claim(NamedTuple):
-    """An order that the literature has: the first should read text better than the second."""
+    """A ranking from the literature: the first method has a lower perplexity than the second."""
 
     better: str
     worse: str
     source: str
-    why_not: str = ""  # what was measured of the cause, where the order is not seen here
+    why_not: str = ""  # measured explanation if the ranking does not hold here
 
 
 UNMEASURED = "not measured yet"
 CONTRADICTED = "does not hold"
-LINE = 99  # letters of the page's own lines
+LINE = 99  # characters per line of the page
 WANDA_WHY = (
-    "Wanda reaches its own aim: over 32,768 tokens its down projections err by 0.08 to 0.37 "
-    "of what magnitude's do, and most other layers by less than magnitude's too. Perplexity "
-    "does not follow in so young a model. Looked at in another one, after 500 steps and on "
-    "8,192 tokens, where it reads 275.51 unpruned: half of the down projections' weights "
-    "gone, 275.94 against magnitude's 275.50; two of four gone, 276.33 against 277.61; "
-    "everywhere, 279.39 against 278.85 and 284.70 against 284.42. Our reading: most small "
-    "weights are still noise of the initialisation, and the outlying inputs on which Wanda "
-    "builds appear in models of billions of parameters (arXiv:2208.07339). A larger trained "
-    "model would settle it; none fits this bench."
+    "Wanda meets its own objective: over 32,768 tokens the output error of its down projections "
+    "is 0.08 to 0.37 of magnitude pruning's, and most other layers have a smaller error too. "
+    "Perplexity does not follow in a model trained so briefly. In another model, after 500 "
+    "steps and on 8,192 tokens, perplexity is 275.51 unpruned. With half of the down "
+    "projections' weights removed it is 275.94 against magnitude's 275.50; with two of four "
+    "removed, 276.33 against 277.61; with all layers pruned, 279.39 against 278.85 and 284.70 "
+    "against 284.42. Our interpretation: most small weights are still noise of the "
+    "initialisation, and the input outliers that Wanda relies on appear in models of billions "
+    "of parameters (arXiv:2208.07339). A larger trained model would settle it; none fits this "
+    "benchmark."
 )
 CLAIMS = (
     *(
@@ -74,30 +75,30 @@ CLAIMS = (
 
 
 def figures(folder: Path, *, is_kept: bool = False) -> Iterator[tuple[str, float, str]]:
-    """Measure every row anew and yield its figures with their units.
+    """Measure every row and yield its figures with their units.
 
-    With ``is_kept`` the rows and their page take the place of the kept ones, once all are there.
+    With ``is_kept``, the stored rows and the docs page are replaced after the last row.
     """
-    found: list[Row] = []
+    measured_rows: list[Row] = []
     for row in rows(folder, TrainSpec(time_budget_seconds=TRAIN_SECONDS)):
-        found.append(row)
+        measured_rows.append(row)
         for metric, unit in METRICS:
             if metric in row.measured:
                 yield f"{row.name}: {metric}", row.measured[metric], unit
 
     if is_kept:
-        RAW.write_text("".join(f"{json.dumps(row)}\n" for row in found))
+        RAW.write_text("".join(f"{json.dumps(row)}\n" for row in measured_rows))
         DOCS.write_text(page(stored()))
 
 
 def stored() -> dict[str, Mapping[str, float]]:
-    """Return the rows that were kept of a run, by name."""
+    """Return the stored rows by name."""
     lines = [json.loads(line) for line in RAW.read_text().splitlines()]
     return {Row(*line).name: Row(*line).measured for line in lines}
 
 
 def verdict(claim: Claim, measured: Mapping[str, Mapping[str, float]]) -> str:
-    """Return whether a claim's order holds in the rows, judged by their intervals."""
+    """Return whether a claim holds in the rows, according to their confidence intervals."""
     if claim.better not in measured or claim.worse not in measured:
         return UNMEASURED
     own, other = measured[claim.better], measured[claim.worse]
@@ -111,7 +112,7 @@ def verdict(claim: Claim, measured: Mapping[str, Mapping[str, float]]) -> str:
 
 
 def page(measured: Mapping[str, Mapping[str, float]]) -> str:
-    """Return the docs page of the rows."""
+    """Return the docs page with the rows."""
     table = "\n".join(_line(name, row) for name, row in measured.items())
     claims = "\n".join(
         f"| {claim.better} | {claim.worse} | {verdict(claim, measured)} | {claim.source} |"
@@ -131,7 +132,7 @@ def page(measured: Mapping[str, Mapping[str, float]]) -> str:
 
 
 def _reasons(measured: Mapping[str, Mapping[str, float]]) -> str:
-    """Return a paragraph for each cause of an order that does not hold, with what it explains."""
+    """Return one paragraph per explanation of claims that do not hold."""
     explained: dict[str, list[str]] = {}
     for claim in CLAIMS:
         if verdict(claim, measured) == CONTRADICTED:
@@ -167,59 +168,61 @@ def _size(num_bytes: float) -> str:
 PAGE = """\
 # Compressing the demo model
 
-Each row is a job that really ran: `manage.py bench compress` trains the demo model for
-{seconds:.0f} seconds and compresses it in each of these ways, {group_size} weights a
-scale, {calibration} calibration tokens. Every model was saved, loaded again by plain
-`from_pretrained`, and judged on the same {evaluation} held-out tokens; its original has a
-perplexity of {perplexity:.2f} and matrices of {original}. Bytes are exact; seconds and tokens
-per second are of a machine with two cores on which other work ran: they moved fivefold
-between rows that compute the same, so no method is faster than another by this table.
+This page compares the compression methods on the demo model. Each row is a real job:
+`manage.py bench compress` trains the demo model for {seconds:.0f} seconds and compresses it with
+each method, with {group_size} weights per scale and {calibration} calibration tokens. Every model
+was saved, loaded again by plain `from_pretrained`, and evaluated on the same {evaluation} held-out
+tokens; the original has a perplexity of {perplexity:.2f} and matrices of {original}. Bytes are
+exact. Seconds and tokens per second come from a machine with two cores and other load: they varied
+fivefold between rows that compute the same, so do not rank methods by speed from this table.
 
-| Method | Matrices | On disk | Peak memory | Seconds | Perplexity | Times original | Tokens/s |
+| Method | Matrices | On disk | Peak memory | Seconds | Perplexity | Perplexity ratio | Tokens/s |
 |---|---|---|---|---|---|---|---|
 {table}
 
-*Matrices* counts what the compressed linear layers take: codes and scales; for pruned ones a
-bitmask and the values that stay; beside codes each outlier with its place. *On disk* is the
-folder's safetensors with embedding and output layer, which stay in 16 bit. Packed codes are
-unpacked when a CPU uses them, so tokens per second are those of 16-bit weights; int8 and nf4
+*Matrices* is the size of the compressed linear layers: codes and scales, for pruned layers a
+bitmask and the remaining values, plus each outlier with its position. *On disk* is the size of the
+folder's safetensors including embedding and output layer, which stay in 16 bit. A CPU unpacks
+packed codes when it uses them, so tokens per second are those of 16-bit weights; int8 and nf4
 stay small in memory. Pruned weights and outliers are written as plain 16-bit tensors, because no
-loader reads a sparse store: their saving on disk is still to come.
+loader reads a sparse format: they save no disk space yet.
 
-## What each way does, and its limits
+## Methods and their limits
 
-- Round-to-nearest, GPTQ, QuantEase: whole numbers of 2, 3, 4 or 8 bits in groups that share a
-  scale, as compressed-tensors `pack-quantized`. QuantEase may keep outliers in 16 bit.
-- Norm tweaking: GPTQ, then a few passes of Adam over the calibration text bring each layer's
-  output channels back to the mean and variance that they had; only norms move.
-- AWQ, SmoothQuant, FPTQ: scales move from a layer's inputs into its norms before rounding. They
-  know the layers of Llama, Mistral, Qwen 2 and Qwen 3. SmoothQuant (8-bit weights) and FPTQ
-  (4-bit weights) round each token's activations to 8 bits too; a CPU emulates that, slower.
-- FineQuant: each matrix has groups as coarse as serve it. An engine that fuses queries, keys and
-  values may want one size for the three.
-- int8 dynamic: 8-bit weights, and each token's activations to 8 bits as they come (torchao).
-- fp8: one scale a row of e4m3 floats (torchao); products are in 16 bit on a CPU.
-- Magnitude, Wanda, SparseGPT: single weights to zero, a share of them or two of each four.
-- LLM-Pruner: whole heads with the keys they share and whole channels go, as many in each layer.
-  *Recovery steps* train a LoRA on the calibration text after the cut and merge it; without them
-  the model is not tuned afterwards.
-- Sheared LLaMA, at small scale: layers, heads, hidden units and channels by learnt masks, down to
-  one shape; then 160 steps of training with code and prose drawn by how far each is behind. It
-  keeps a checkpoint: after a kill it makes the steps that an unbroken run would have made.
-- QMoE: the experts of a sparse model as three values a row in an entropy code, everything else in
-  16 bit. The job says how many bits a weight takes and the least that its entropy allows; experts
-  are decoded when the model is loaded, so memory is that of 16 bit. The demo has no experts, hence
-  no row.
-- GGUF: F16, Q8_0, Q6_K, Q5_K_M, Q4_K_M or Q4_0 for llama.cpp, of Llama and Mistral models with
-  byte-level BPE, read back and compared tensor by tensor. K-quants have blocks of 256 weights: in
-  a model whose rows are no multiple of that, as the demo's, they give way to wider types of blocks
-  of 32, as in llama.cpp. Later jobs take the original, not the GGUF file.
+- Round-to-nearest, GPTQ, QuantEase: integers of 2, 3, 4 or 8 bits in groups that share a
+  scale, as compressed-tensors `pack-quantized`. QuantEase can keep outliers in 16 bit.
+- Norm tweaking: GPTQ, then a few passes of Adam over the calibration text restore the mean and
+  variance of each layer's output channels; only norms are trained.
+- AWQ, SmoothQuant, FPTQ: scales move from a layer's inputs into the preceding norms before
+  rounding. They support the layers of Llama, Mistral, Qwen 2 and Qwen 3. SmoothQuant (8-bit
+  weights) and FPTQ (4-bit weights) also round each token's activations to 8 bits, which a CPU
+  emulates more slowly.
+- FineQuant: each matrix gets the coarsest groups that preserve its accuracy. An engine that fuses
+  queries, keys and values may need one size for the three.
+- int8 dynamic: 8-bit weights, and each token's activations rounded to 8 bits at run
+  time (torchao).
+- fp8: e4m3 floats with one scale per row (torchao); products are in 16 bit on a CPU.
+- Magnitude, Wanda, SparseGPT: set single weights to zero, a share of them or two of each four.
+- LLM-Pruner: removes whole heads with the keys they share and whole channels, the same number in
+  each layer. *Recovery steps* train a LoRA on the calibration text after pruning and merge it;
+  without them the model is not tuned afterwards.
+- Sheared LLaMA, at small scale: learnt masks reduce layers, heads, hidden units and channels to
+  one target shape; then 160 training steps follow, with code and prose sampled by how far each is
+  behind. It writes checkpoints: after a kill it repeats the steps of an uninterrupted run.
+- QMoE: stores the experts of a sparse model as three values per row in an entropy code, everything
+  else in 16 bit. The job reports the bits per weight and the entropy bound. Experts are decoded
+  when the model is loaded, so memory is that of 16 bit. The demo has no experts and therefore no
+  row.
+- GGUF: F16, Q8_0, Q6_K, Q5_K_M, Q4_K_M or Q4_0 for llama.cpp, for Llama and Mistral models with
+  byte-level BPE, read back and compared tensor by tensor. K-quants have blocks of 256 weights. If
+  a model's rows are not a multiple of that, as in the demo, wider types with blocks of 32 are used
+  instead, as in llama.cpp. Later jobs use the original, not the GGUF file.
 
-## Does the literature's order hold?
+## Comparison with the literature
 
-The interval of each ratio is 95 % over windows, pair by pair with the original.
+The interval of each ratio is 95 % over windows, paired with the original.
 
-| Should read better | than | Here | Source |
+| Should have lower perplexity | than | Result here | Source |
 |---|---|---|---|
 {claims}
 {reasons}"""

@@ -1,7 +1,7 @@
-"""A crowd of simulated hosts at the real door: enrolled one by one, then heard every ten seconds.
+"""Load test with simulated hosts: they enrol, then send a heartbeat every ten seconds.
 
-The crowd speaks from a process of its own. What it costs is the processor time of the server's
-processes while it speaks, and the transactions that reach the database file.
+The hosts run in one separate process. The cost is the CPU time of the server's processes during
+the load, and the number of database transactions.
 """
 
 import asyncio
@@ -30,36 +30,36 @@ GPUS = 8
 GIB = 1024**3
 BEAT_SECONDS = 10.0
 MEASURED_SECONDS = 40.0
-SETTLE_SECONDS = 12.0  # the first round brings every host's measurement, once
+SETTLE_SECONDS = 12.0  # the first heartbeat of each host carries its micro-benchmark
 AT_ONCE = 16
 ANSWER_SECONDS = 15.0
 SERVER_PARTS = ("uvicorn", "control", "ticker")
 
 
 def figures(data: Path, hosts: int = HOSTS) -> Iterator[tuple[str, float, str]]:
-    """Yield what a crowd of hosts costs the server, each figure with its unit."""
+    """Yield the server's cost of many hosts, each figure with its unit."""
     with site.running(data) as up:
         tokens = up.manage("enrol_token", "--count", str(hosts)).split()
         started = time.perf_counter()
         credentials = asyncio.run(_enrol(up.url, tokens))
         yield "hosts enrolled", hosts / (time.perf_counter() - started), "1/s"
-        yield from _beats(up, credentials)
+        yield from _measured_load(up, credentials)
 
 
-def _beats(up: site.Site, credentials: list[str]) -> Iterator[tuple[str, float, str]]:
-    heard = multiprocessing.get_context("spawn").Queue()
+def _measured_load(up: site.Site, credentials: list[str]) -> Iterator[tuple[str, float, str]]:
+    results = multiprocessing.get_context("spawn").Queue()
     speaking = multiprocessing.get_context("spawn").Process(
-        target=speak, args=(up.url, credentials, SETTLE_SECONDS + MEASURED_SECONDS, heard)
+        target=speak, args=(up.url, credentials, SETTLE_SECONDS + MEASURED_SECONDS, results)
     )
     speaking.start()
     time.sleep(SETTLE_SECONDS)
     parts, log = _server_parts(up), CommitCount(up.data / "slipway.sqlite3-wal")
     before, started = _cpu_seconds(parts), time.perf_counter()
     while (seconds := time.perf_counter() - started) < MEASURED_SECONDS:
-        log.look()
+        log.update()
         time.sleep(0.2)
     used = _cpu_seconds(parts) - before
-    replies, failures, slowest = heard.get(timeout=60)
+    replies, failures, slowest = results.get(timeout=60)
     speaking.join()
     yield f"beats of {len(credentials)} hosts x {GPUS} GPUs", replies, "in all"
     yield "beats not answered", failures, "in all"
@@ -69,9 +69,9 @@ def _beats(up: site.Site, credentials: list[str]) -> Iterator[tuple[str, float, 
 
 
 def _server_parts(up: site.Site) -> list[psutil.Process]:
-    """Return the server's processes: what runs jobs on this machine is a host, not the server."""
+    """Return the server's processes, without the host agent and its jobs."""
     children = psutil.Process(up.process.pid).children(recursive=True)
-    return [one for one in children if any(part in one.cmdline() for part in SERVER_PARTS)]
+    return [child for child in children if any(part in child.cmdline() for part in SERVER_PARTS)]
 
 
 def _cpu_seconds(processes: list[psutil.Process]) -> float:
@@ -80,10 +80,10 @@ def _cpu_seconds(processes: list[psutil.Process]) -> float:
 
 
 class CommitCount:
-    """Counts transactions by the commit frames that SQLite appends to its write-ahead log.
+    """Counts transactions by the commit frames in SQLite's write-ahead log.
 
-    A frame's header holds the size of the database after a commit, else zero; the salts in
-    the log's header change whenever the log begins anew.
+    A frame header contains the database size after a commit, else zero; the salts in the log's
+    header change whenever the log restarts.
     """
 
     HEADER_BYTES, FRAME_BYTES = 32, 24
@@ -93,11 +93,11 @@ class CommitCount:
         self._salts = b""
         self._frames = 0
         self.commits = 0
-        self.look()
+        self.update()
         self.commits = 0
 
-    def look(self) -> None:
-        """Count what was committed since the last look."""
+    def update(self) -> None:
+        """Count the commits since the last update."""
         with self._path.open("rb") as log:
             header = log.read(self.HEADER_BYTES)
             if len(header) < self.HEADER_BYTES:
@@ -114,24 +114,24 @@ class CommitCount:
         return log.read(self.FRAME_BYTES)
 
     def _is_frame(self, frame: bytes) -> bool:
-        """Return whether a frame belongs to the log as it is now and not to what it was."""
+        """Return whether a frame belongs to the current log, not to an earlier one."""
         return len(frame) == self.FRAME_BYTES and frame[8:16] == self._salts
 
 
-# The crowd
+# Simulated hosts
 
 
 async def _enrol(url: str, tokens: list[str]) -> list[str]:
-    """Exchange every token for a credential, a few at a time."""
+    """Exchange every token for a credential, at most ``AT_ONCE`` at a time."""
     gate = asyncio.Semaphore(AT_ONCE)
     async with httpx.AsyncClient(base_url=url, timeout=60) as client:
 
         async def enrol_one(number: int, token: str) -> str:
             request = EnrollRequest(
-                token=token, name=f"node-{number:03}", facts=_facts(number), sent_at_ms=_now_ms()
+                token=token, name=f"node-{number:03}", facts=facts_of(number), sent_at_ms=_now_ms()
             )
             async with gate:
-                reply = await _knock(client, request)
+                reply = await _enroll(client, request)
             return str(reply.raise_for_status().json()["credential"])
 
         return await asyncio.gather(*itertools.starmap(enrol_one, enumerate(tokens)))
@@ -141,8 +141,8 @@ JSON = {"Content-Type": "application/json"}
 TOO_MANY = 429
 
 
-async def _knock(client: httpx.AsyncClient, request: EnrollRequest) -> httpx.Response:
-    """Enrol, and try again when the door says when: all of the crowd come from one address."""
+async def _enroll(client: httpx.AsyncClient, request: EnrollRequest) -> httpx.Response:
+    """Enrol; retry after a 429, because all hosts have one address and share its rate limit."""
     body = request.model_dump_json()
     while True:
         reply = await client.post("/api/v1/hosts/enroll", content=body, headers=JSON)
@@ -154,36 +154,40 @@ async def _knock(client: httpx.AsyncClient, request: EnrollRequest) -> httpx.Res
 def speak(
     url: str, credentials: list[str], seconds: float, heard: "Queue[tuple[int, int, float]]"
 ) -> None:
-    """Let every host beat in its turn, and report answers, failures and the slowest answer."""
-    heard.put(asyncio.run(_speak(url, credentials, seconds)))
+    """Send the heartbeats of all hosts; report replies, failures and the slowest reply."""
+    heard.put(asyncio.run(_send_all_heartbeats(url, credentials, seconds)))
 
 
-async def _speak(url: str, credentials: list[str], seconds: float) -> tuple[int, int, float]:
+async def _send_all_heartbeats(
+    url: str, credentials: list[str], seconds: float
+) -> tuple[int, int, float]:
     ends_at = time.monotonic() + seconds
 
     async def host(number: int, credential: str) -> list[float]:
         await asyncio.sleep(BEAT_SECONDS * number / len(credentials))
-        taken: list[float] = []
+        latencies: list[float] = []
         while (begins_at := time.monotonic()) < ends_at:
-            taken.append(await _beat(url, credential, number, is_first=not taken))
+            latencies.append(
+                await _send_heartbeat(url, credential, number, is_first=not latencies)
+            )
             await asyncio.sleep(BEAT_SECONDS - (time.monotonic() - begins_at))
-        return taken
+        return latencies
 
     rounds = await asyncio.gather(*itertools.starmap(host, enumerate(credentials)))
-    answers = [seconds for taken in rounds for seconds in taken]
+    answers = [seconds for latencies in rounds for seconds in latencies]
     answered = [seconds for seconds in answers if math.isfinite(seconds)]
     return len(answered), len(answers) - len(answered), max(answered, default=0.0)
 
 
-async def _beat(url: str, credential: str, number: int, *, is_first: bool) -> float:
-    """Return the seconds to the answer; infinity where there was none.
+async def _send_heartbeat(url: str, credential: str, number: int, *, is_first: bool) -> float:
+    """Return the seconds until the reply, or infinity without one.
 
-    Each beat has a connection of its own, as an agent's has: servers and clients let go of idle
-    ones sooner than a host speaks again. Five hundred clients of an HTTP library in one process
+    Each heartbeat uses a new connection, as an agent's does: idle connections are closed before
+    the next heartbeat. Raw sockets are used because 500 clients of an HTTP library in one process
     would be slower than the server.
     """
     address = urlsplit(url)
-    body = _say(number, with_microbench=is_first).model_dump_json()
+    body = beat_of(number, with_microbench=is_first).model_dump_json()
     head = (
         f"POST /api/v1/hosts/beat HTTP/1.1\r\nHost: {address.netloc}\r\nConnection: close\r\n"
         f"Authorization: Bearer {credential}\r\nContent-Type: application/json\r\n"
@@ -196,7 +200,7 @@ async def _beat(url: str, credential: str, number: int, *, is_first: bool) -> fl
             writer.write((head + body).encode())
             answer = await reader.read()
             writer.close()
-    except OSError:  # a time-out is one, too
+    except OSError:  # includes TimeoutError
         return math.inf
     is_success = answer.startswith(b"HTTP/1.1 200 ")
     return time.perf_counter() - started if is_success else math.inf
@@ -210,7 +214,8 @@ def _uuid(number: int, gpu: int) -> str:
     return f"GPU-{number:08x}-0000-0000-0000-{gpu:012x}"
 
 
-def _facts(number: int) -> HostFacts:
+def facts_of(number: int) -> HostFacts:
+    """Return the facts of the host with that number."""
     gpus = tuple(
         GpuFacts(
             index=gpu,
@@ -239,7 +244,8 @@ def _facts(number: int) -> HostFacts:
     )
 
 
-def _say(number: int, *, with_microbench: bool) -> Beat:
+def beat_of(number: int, *, with_microbench: bool) -> Beat:
+    """Return one heartbeat of the host with that number."""
     loads = tuple(
         GpuLoad(
             uuid=_uuid(number, gpu),
@@ -258,11 +264,12 @@ def _say(number: int, *, with_microbench: bool) -> Beat:
         memory_available_bytes=900 * GIB,
         disk_free_bytes=2048 * GIB,
         gpus=loads,
-        microbench=_microbench() if with_microbench else None,
+        microbench=microbench_of_host() if with_microbench else None,
     )
 
 
-def _microbench() -> Microbench:
+def microbench_of_host() -> Microbench:
+    """Return the micro-benchmark of every simulated host."""
     return Microbench(
         measured_at_ms=_now_ms(),
         duration_seconds=20.0,

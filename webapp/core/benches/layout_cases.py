@@ -1,4 +1,4 @@
-"""Two small trainings, and every way in which the trainer lays one out on four ranks."""
+"""Two small training runs, and every parallel layout of the trainer on four ranks."""
 
 from collections.abc import Iterator
 from itertools import product
@@ -11,8 +11,8 @@ from planner.specs.strategy import Strategy
 RANKS = 4
 ALONE, COPIES = "one process", "4 copies"
 Sizes = dict[str, Any]
-BATCH = 8  # sequences a step, each a micro-batch of its own
-CHUNKS = 2  # of a stage, where a schedule weaves them
+BATCH = 8  # sequences per step, each its own micro-batch
+CHUNKS = 2  # virtual pipeline chunks per stage, for the interleaved schedule
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
     "vocab_size": 1024,
@@ -22,7 +22,7 @@ LLAMA: dict[str, Any] = {
 
 
 class Case(NamedTuple):
-    """One model and the sequences that it learns from."""
+    """One model and its sequence length."""
 
     name: str
     words: str
@@ -31,7 +31,7 @@ class Case(NamedTuple):
 
     @property
     def training(self) -> dict[str, Any]:
-        """Return the fields of the job's document that no layout changes."""
+        """Return the job spec fields that are equal for all layouts."""
         return {
             "sequence_length": self.sequence_length,
             "micro_batch_size": 1,
@@ -42,7 +42,7 @@ class Case(NamedTuple):
         }
 
     def pinned(self, **sizes: object) -> Strategy:
-        """Return a strategy with what every layout here has in common."""
+        """Return a strategy with the fields that all layouts here share."""
         common = {
             "micro_batch_size": 1,
             "weight_dtype": "fp32",
@@ -55,7 +55,7 @@ class Case(NamedTuple):
     def request(
         self, cluster: ClusterSpec, strategy: Strategy, calibration: HostCalibration | None = None
     ) -> dict[str, Any]:
-        """Return what the planner is asked of this training."""
+        """Return the planner request for this training run."""
         return {
             "model": self.config,
             "cluster": cluster,
@@ -89,7 +89,7 @@ MODELS = (
 
 
 def cases(case: Case) -> dict[str, Strategy]:
-    """Return every layout of four ranks that runs, by its name: each alone, and the pairs."""
+    """Return every layout of four ranks that runs, by name: each dimension alone, and pairs."""
     layers = case.config["num_hidden_layers"]
     named = [*_copies(), *_tensor(), *_context(), *_pipelines(layers)]
     return {name: case.pinned(**sizes) for name, sizes in named}
@@ -117,8 +117,8 @@ def _tensor() -> Iterator[tuple[str, Sizes]]:
 
 def _context() -> Iterator[tuple[str, Sizes]]:
     context = {"context_parallel_size": 2}
-    for way in ("gathered", "ring"):
-        yield f"context 4, {way}", {"context_parallel_size": RANKS}
+    for method in ("gathered", "ring"):
+        yield f"context 4, {method}", {"context_parallel_size": RANKS}
     for name, sizes in _zero(2):
         yield f"{name} x context 2", {**sizes, **context}
     yield "tensor 2 x context 2", {"tensor_parallel_size": 2, **context}

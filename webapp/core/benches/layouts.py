@@ -1,7 +1,7 @@
-"""The planner's choice of layout against every other one, on four ranks of this machine.
+"""Benchmark of the planner's layout choice against all other layouts, on four local ranks.
 
-The planner knows of the machine what it would know of a host: the micro-benchmark, what exchanges
-among its ranks take, and two finished runs. Then all layouts run, and the choice is judged.
+The planner gets what it would have of a host: the micro-benchmark, the measured collectives, and
+two finished runs. Then all layouts run, and the choice is compared with the fastest.
 """
 
 import json
@@ -21,36 +21,36 @@ from planner.specs.estimate import EstimateRequest
 from planner.specs.plan import PlanRequest
 from planner.specs.strategy import Strategy
 from runners.facts import Microbench
+from runners.layout_bench_messages import CollectiveTime, LayoutBenchRequest, StepTime
 from runners.layout_options import LayoutOptions
-from runners.layouts_asked import Asked, CollectiveTime, StepTime
 from runners.probe import host_facts
 from runners.ratios import Ratio
 from webapp.core.benches import site
 from webapp.core.benches.layout_cases import ALONE, COPIES, MODELS, RANKS, Case, cases
 from webapp.hosts.device import cluster_for_host
 from webapp.hosts.models import Host
-from webapp.plans.laying_out import layout_of
+from webapp.plans.training_layout import layout_of
 
 ROUNDS = 12
-FINAL_ROUNDS = 80  # of the first choice and its fastest rival
+FINAL_ROUNDS = 80  # of the first choice and the fastest other layout
 CALIBRATION_ROUNDS = 2
 
 
 class Machine(NamedTuple):
-    """This machine as the planner knows a host, alone and as ranks that share its cores."""
+    """This machine as a planner cluster: one process, and ranks that share its cores."""
 
     alone: ClusterSpec
     ranks: ClusterSpec
 
 
 class Found(NamedTuple):
-    """One model's layouts: what was predicted of each, and what each took round by round."""
+    """Predicted and measured step times of one model's layouts."""
 
     model: str
     first: str
     predicted: Mapping[str, float]
     seconds: Mapping[str, list[float]]
-    regret: Ratio  # the fastest one's step time as a share of the first choice's
+    regret: Ratio  # step time of the fastest other layout / of the first choice
     factors: Mapping[str, float]
 
     def measured(self, name: str) -> float:
@@ -59,8 +59,8 @@ class Found(NamedTuple):
 
 
 def found(rounds: int = ROUNDS) -> Iterator[Found]:
-    """Yield what each model's layouts were predicted to take, and took."""
-    bench = Microbench.model_validate_json(_said("runners.jobs.microbench", "")[-1])
+    """Yield the predicted and measured step times of each model's layouts."""
+    bench = Microbench.model_validate_json(_output_of("runners.jobs.microbench", "")[-1])
     for case in MODELS:
         yield found_for(case, bench, cases(case), rounds)
 
@@ -68,9 +68,9 @@ def found(rounds: int = ROUNDS) -> Iterator[Found]:
 def found_for(
     case: Case, bench: Microbench, layouts: Mapping[str, Strategy], rounds: int
 ) -> Found:
-    """Return one model's; the planner answers before the layouts run."""
-    known = {ALONE: None, COPIES: layout_of(layouts[COPIES])}
-    lines = list(_runs(case, known, CALIBRATION_ROUNDS))
+    """Return the results of one model; the planner predicts before the layouts run."""
+    calibration_layouts = {ALONE: None, COPIES: layout_of(layouts[COPIES])}
+    lines = list(_runs(case, calibration_layouts, CALIBRATION_ROUNDS))
     machine = machine_of(bench, [each for each in lines if isinstance(each, CollectiveTime)])
     calibration = calibrated(case, machine, _by_layout(lines))
     chosen = first_choice(case, machine, calibration)
@@ -90,7 +90,7 @@ def found_for(
 
 
 def machine_of(bench: Microbench, exchanges: list[CollectiveTime]) -> Machine:
-    """Return this machine as a host of the product would tell it, with its exchanges."""
+    """Return this machine as a host would report it, with its measured collectives."""
     host = Host(
         name="this machine",
         slug="this-machine",
@@ -111,14 +111,14 @@ def machine_of(bench: Microbench, exchanges: list[CollectiveTime]) -> Machine:
 def calibrated(
     case: Case, machine: Machine, measured: Mapping[str, list[float]]
 ) -> HostCalibration:
-    """Return the host's factors after a run on one process and one of plain copies."""
-    asked = {
+    """Return the host's calibration after a run on one process and a run with plain DDP."""
+    requests = {
         ALONE: case.request(machine.alone, case.pinned(data_parallel_size=1)),
         COPIES: case.request(machine.ranks, case.pinned(data_parallel_size=RANKS)),
     }
     rows = [
         row
-        for name, request in asked.items()
+        for name, request in requests.items()
         for row in measurements_of(
             EstimateRequest.model_validate(request),
             {"step_seconds": statistics.median(measured[name])},
@@ -140,16 +140,16 @@ def first_choice(case: Case, machine: Machine, calibration: HostCalibration) -> 
 def predicted_seconds(
     case: Case, cluster: ClusterSpec, strategy: Strategy, calibration: HostCalibration
 ) -> float:
-    """Return the step seconds that the planner expects of a strategy."""
-    asked = EstimateRequest.model_validate(case.request(cluster, strategy, calibration))
-    seconds = estimate(asked).performance.step_seconds
+    """Return the step seconds that the planner predicts for a strategy."""
+    estimate_request = EstimateRequest.model_validate(case.request(cluster, strategy, calibration))
+    seconds = estimate(estimate_request).performance.step_seconds
     if seconds is None:
         raise ValueError(f"no step time of {strategy}")
     return seconds
 
 
 def _options(name: str, strategy: Strategy) -> LayoutOptions | None:
-    """Return a case's layout; the planner does not tell ways to exchange a sequence apart."""
+    """Return a layout's options; the planner has one strategy for both context methods."""
     options = layout_of(strategy)
     if options is not None and name.endswith("ring"):
         return options.model_copy(update={"context_method": "ring"})
@@ -159,8 +159,8 @@ def _options(name: str, strategy: Strategy) -> LayoutOptions | None:
 def _runs(
     case: Case, layouts: Mapping[str, LayoutOptions | None], rounds: int, first: str | None = None
 ) -> Iterator[CollectiveTime | StepTime | Ratio]:
-    """Yield what the bench of layouts says, in a process with torch."""
-    asked = Asked(
+    """Yield the output rows of the layout benchmark, run in a process with torch."""
+    request = LayoutBenchRequest(
         config=case.config,
         training=case.training,
         layouts=layouts,
@@ -169,19 +169,19 @@ def _runs(
         final_rounds=FINAL_ROUNDS if first else 0,
         first_choice=first,
     )
-    for line in _said("runners.jobs.layouts_bench", asked.model_dump_json()):
-        told: Any = json.loads(line)
-        if isinstance(told, list):
-            yield Ratio(*told)
+    for line in _output_of("runners.jobs.layouts_bench", request.model_dump_json()):
+        row: Any = json.loads(line)
+        if isinstance(row, list):
+            yield Ratio(*row)
         else:
-            kind = CollectiveTime if "collective" in told else StepTime
-            yield kind.model_validate(told)
+            kind = CollectiveTime if "collective" in row else StepTime
+            yield kind.model_validate(row)
 
 
-def _said(module: str, asked: str) -> list[str]:
+def _output_of(module: str, stdin: str) -> list[str]:
     command = [sys.executable, "-W", "ignore", "-m", module]
     ended = subprocess.run(
-        command, cwd=site.ROOT, input=asked, stdout=subprocess.PIPE, text=True, check=True
+        command, cwd=site.ROOT, input=stdin, stdout=subprocess.PIPE, text=True, check=True
     )
     return ended.stdout.splitlines()
 

@@ -1,4 +1,4 @@
-"""What real ranks hold of each of the planner's terms, beside what it counts."""
+"""Benchmark of memory on real ranks against the planner's prediction, term by term."""
 
 import datetime as dt
 import json
@@ -19,7 +19,7 @@ RAW = Path(__file__).parent / "data" / "memory.jsonl"
 DOCS = Path(__file__).parents[3] / "templates" / "docs" / "training-memory.md"
 METHODS = {"compute": "lora", "nf4": "qlora"}
 BY_OPTIMIZER = ("lomo", "adalomo")  # the planner has these as methods
-# The rates decide no byte.
+# The rates do not affect memory.
 DEVICE = DeviceSpec(
     id="any-processor",
     kind="cpu",
@@ -32,7 +32,7 @@ SHARDED = (("ZeRO-1", "optimizer_states"), ("ZeRO-2", "gradients"), ("ZeRO-3", "
 
 
 class Row(NamedTuple):
-    """One term of one case: the planner's bytes and those of the fullest rank."""
+    """One memory term of one case: predicted bytes and bytes of the fullest rank."""
 
     case: str
     term: str
@@ -41,23 +41,26 @@ class Row(NamedTuple):
 
     @property
     def error(self) -> float:
-        """Return by how much of what was held the planner errs; too much is positive."""
+        """Return the relative error of the prediction; positive if it is too high."""
         return (self.planned - self.held) / self.held if self.held else float(self.planned > 0)
 
 
-def held() -> Iterator[Held]:
-    """Yield what the fullest rank of each case holds, from a process with torch."""
-    command = [sys.executable, "-W", "ignore", "-m", "runners.jobs.memory_bench"]
+def held(*names: str) -> Iterator[Held]:
+    """Yield the measured memory of the fullest rank per named case; of all cases without names.
+
+    It is counted in a process with torch.
+    """
+    command = [sys.executable, "-W", "ignore", "-m", "runners.jobs.memory_bench", *names]
     ended = subprocess.run(command, cwd=site.ROOT, stdout=subprocess.PIPE, text=True, check=True)
     yield from map(Held.model_validate_json, ended.stdout.splitlines())
 
 
 def planned(case: Case) -> dict[str, float]:
-    """Return the planner's bytes of a case, in the terms that are measured."""
-    asked = EstimateRequest.model_validate(_request(case))
-    found = estimate(asked).memory.breakdown_bytes
-    working = found.get("activations", 0) + found.get("buffers", 0)
-    terms = {name: float(found.get(name, 0)) for name in Held.TERMS}
+    """Return the predicted bytes of a case, in the measured terms."""
+    request = EstimateRequest.model_validate(_request(case))
+    breakdown = estimate(request).memory.breakdown_bytes
+    working = breakdown.get("activations", 0) + breakdown.get("buffers", 0)
+    terms = {name: float(breakdown.get(name, 0)) for name in Held.TERMS}
     return {**terms, "activations": float(working)}
 
 
@@ -93,7 +96,7 @@ def _request(case: Case) -> dict[str, Any]:
 
 
 def rows_of(found: Held) -> list[Row]:
-    """Return a case's terms, those alone that somebody counts."""
+    """Return a case's terms that are predicted or measured as non-zero."""
     case = next(each for each in CASES if each.name == found.case)
     expected, real = planned(case), found.model_dump()
     rows = [Row(case.name, term, expected[term], real[term]) for term in Held.TERMS]
@@ -101,7 +104,7 @@ def rows_of(found: Held) -> list[Row]:
 
 
 def sharding_ratios(found: Mapping[str, Held]) -> Iterator[Ratio]:
-    """Yield how much less of what it shards each stage of ZeRO holds on four ranks."""
+    """Yield the ratio of DDP's to each ZeRO stage's bytes of the sharded term, on four ranks."""
     copies = found["DDP on 4 ranks"].model_dump()
     for name, term in SHARDED:
         own = found[f"{name} on 4 ranks"].model_dump()
@@ -111,7 +114,7 @@ def sharding_ratios(found: Mapping[str, Held]) -> Iterator[Ratio]:
 
 
 def keep(found: Iterable[Held], load: float) -> None:
-    """Put rows and page in the place of the kept ones; ``load`` was there before."""
+    """Replace the stored rows and the docs page; ``load`` is the load average before the run."""
     with_what = ", ".join(f"{name} {version}" for name, version in versions().items())
     taken = f"{dt.datetime.now(dt.UTC).date()}, {machine_class(load)}; {with_what}"
     lines = [json.dumps({"taken": taken, **each.model_dump()}) for each in found]
@@ -120,20 +123,20 @@ def keep(found: Iterable[Held], load: float) -> None:
 
 
 def stored() -> tuple[str, dict[str, Held]]:
-    """Return when, where and with what rows were kept, and they by case."""
+    """Return date, machine and versions of the stored rows, and the rows by case."""
     lines = [json.loads(line) for line in RAW.read_text().splitlines()]
     taken = {str(line.pop("taken")) for line in lines}
     return ", ".join(taken), {each.case: each for each in map(Held.model_validate, lines)}
 
 
 def page() -> str:
-    """Return the docs page of the kept rows."""
-    taken, found = stored()
-    rows = [row for each in found.values() for row in rows_of(each)]
+    """Return the docs page of the stored rows."""
+    taken, measured = stored()
+    rows = [row for each in measured.values() for row in rows_of(each)]
     return PAGE.format(
         taken=taken,
-        terms="\n".join(_training_line(each.case, rows_of(each)) for each in found.values()),
-        peaks="\n".join(map(_peak_line, found.values())),
+        terms="\n".join(_training_line(each.case, rows_of(each)) for each in measured.values()),
+        peaks="\n".join(map(_peak_line, measured.values())),
         titles=" | ".join(_words(term).capitalize() for term in Held.TERMS),
         rules="---|" * (len(Held.TERMS) + 1),
         within=sum(abs(row.error) <= WITHIN for row in rows),
@@ -144,7 +147,7 @@ def page() -> str:
 
 
 def _training_line(case: str, rows: list[Row]) -> str:
-    """Return a training's line: planned and held bytes of each term, and the largest error."""
+    """Return a case's table line: planned / held bytes per term, and the largest error."""
     by_term = {row.term: row for row in rows}
     cells = [
         f"{_megabytes(by_term[term].planned)} / {_megabytes(by_term[term].held)}"
@@ -153,8 +156,8 @@ def _training_line(case: str, rows: list[Row]) -> str:
         for term in Held.TERMS
     ]
     worst = max(rows, key=lambda row: abs(row.error))
-    said = f"{_words(worst.term)} {100 * worst.error:+.1f} %"
-    cells.append(said if abs(worst.error) <= WITHIN else f"**{said}**")
+    largest = f"{_words(worst.term)} {100 * worst.error:+.1f} %"
+    cells.append(largest if abs(worst.error) <= WITHIN else f"**{largest}**")
     return f"| {case} | {' | '.join(cells)} |"
 
 
@@ -162,12 +165,12 @@ def _words(term: str) -> str:
     return term.replace("_", " ").replace("optimizer", "optimiser")
 
 
-def _peak_line(found: Held) -> str:
-    real = found.model_dump()
+def _peak_line(measured: Held) -> str:
+    real = measured.model_dump()
     terms = sum(real[term] for term in Held.TERMS)
-    beside = found.process_peak - found.process_start - terms
-    cells = (terms, found.process_start, found.process_peak, beside)
-    return f"| {found.case} | {' | '.join(map(_megabytes, cells))} |"
+    unaccounted = measured.process_peak - measured.process_start - terms
+    cells = (terms, measured.process_start, measured.process_peak, unaccounted)
+    return f"| {measured.case} | {' | '.join(map(_megabytes, cells))} |"
 
 
 def _megabytes(size: float) -> str:
@@ -175,46 +178,45 @@ def _megabytes(size: float) -> str:
 
 
 PAGE = """\
-# Memory of a training, planned and held
+# Memory of a training, predicted and measured
 
-`manage.py bench memory` trains a small Llama (256 wide, 8 layers, {rows} sequences of {length}
-tokens a rank) on real ranks and counts in the third step the bytes of every tensor that is alive,
-by the planner's terms. Full trainings are in fp32, adapters stand beside bf16 or 4-bit weights.
-The fullest rank is shown, planned / held in MB (10^6 bytes). {within} of {count} terms are within
-10 %. Counted on {taken}.
+This page compares the planner's memory terms with measurements. `manage.py bench memory` trains a
+small Llama (256 wide, 8 layers, {rows} sequences of {length} tokens per rank) on real ranks and
+counts the bytes of every live tensor in the third step, by the planner's terms. Full trainings are
+in fp32, adapters are added to bf16 or 4-bit weights. The table shows the fullest rank, predicted /
+measured in MB (10^6 bytes). {within} of {count} terms are within 10 %. Measured on {taken}.
 
 | Training | {titles} | Largest error |
 |---|{rules}
 {terms}
 
-The planner counts what our own trainer keeps, operator by operator, where other engines have
-formulas of their own:
+For our own trainer, the planner counts saved tensors operator by operator; other engines have
+separate formulas:
 
-- **Copies (DDP)**: gradients lie in the buckets in which they are exchanged. A step of several
-  micro-batches a rank adds them up beside the buckets first, until these have their order (the
-  third step); the planner counts that as buffers.
-- **Selective recomputation**: ours keeps a layer's input and what its matrix products gave, and
-  computes norms, gates and scores again; Megatron's keeps everything but the scores.
-- **Adapters**: an adapter beside each matrix keeps a copy of that matrix's input of its own, while
+- **Data parallel copies (DDP)**: gradients are stored in the communication buckets. A step of
+  several micro-batches per rank first accumulates them outside the buckets, until the bucket order
+  is fixed (the third step); the planner counts that as buffers.
+- **Selective recomputation**: our trainer keeps a layer's input and the outputs of its matrix
+  products, and recomputes norms, gates and scores; Megatron keeps everything except the scores.
+- **Adapters**: the adapter of each matrix keeps its own copy of that matrix's input, while
   the frozen matrix and the frozen norm keep none.
-- **A layer at work**: what is rebuilt of it, and the gradients on their way through its
-  feed-forward block or, in long texts, through its scores.
+- **The active layer**: its recomputed tensors, and the gradients in its feed-forward block or, for
+  long texts, in its scores.
 
-## The process beside its tensors
+## Process memory in addition to tensors
 
-What a process takes beyond its tensors was there before it had a model (interpreter and libraries,
-shared by forks of one process), or is scratch of the kernels and what malloc keeps: the peak of
-all terms is not at one moment, and ZeRO-1 and 2 copy gradients into buckets when activations are
-gone.
+A process uses memory in addition to its tensors: the interpreter and libraries, which it had
+before the model (shared by forks of one process), scratch memory of kernels, and memory that
+malloc keeps. The terms do not all peak at the same moment, and ZeRO-1 and 2 copy gradients into
+buckets after the activations are freed.
 
-A plan has this as its runtime term, of which each host measures its own. Two things made it grow
-while a job trained, and are kept from it. A library that makes kernels for each shape kept those
-of every length that padded batches came in, so that they come in eight lengths at most. And malloc
-kept the holes that large tensors left, so that these are mapped one by one. The demo model's
-training and the template's classifier on two ranks then peak within 10 % of their plans, which a
-test holds.
+A plan counts this as its runtime term, which each host measures for itself. Two effects that made
+it grow during training are prevented. A library that creates kernels per shape cached those of
+every padded length, so batches have at most eight lengths. malloc kept the holes left by large
+tensors, so large tensors are mapped individually. The demo model's training and the template's
+classifier on two ranks now peak within 10 % of their plans, which a test checks.
 
-| Training | Terms | Process before | Process at its peak | Peak less both |
+| Training | Terms | Process before | Process at its peak | Peak minus both |
 |---|---|---|---|---|
 {peaks}
 """

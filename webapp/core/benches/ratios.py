@@ -1,7 +1,7 @@
-"""Which kept ratios prove which technique, and whether they still do.
+"""Stored benchmark ratios that prove techniques.
 
-A technique is proven when each of its ratios, of a baseline to the technique in one run, lies
-above its floor with the whole interval. What keeps ratios is `manage.py bench NAME --keep`.
+A technique is proven if the confidence interval of each of its ratios (baseline / technique, in
+one run) is above its floor. ``manage.py bench NAME --keep`` stores ratios.
 """
 
 from collections.abc import Iterable, Sequence
@@ -27,7 +27,7 @@ _FITTING = "tests/runners/jobs/test_tuning_bench.py::test_what_makes_training_fi
 
 
 class Proof(NamedTuple):
-    """One ratio that a technique is held to, and the test that shows its direction by counts."""
+    """A ratio required of a technique, and the test that proves its direction by counts."""
 
     ratio: str
     shows: str
@@ -284,14 +284,14 @@ PROOFS: dict[str, tuple[Proof, ...]] = {
 
 
 def stored(path: Path = RAW) -> dict[str, KeptRatio]:
-    """Return the ratios that were kept, by name."""
+    """Return the stored ratios by name."""
     lines = path.read_text().splitlines() if path.is_file() else []
-    found = [KeptRatio.model_validate_json(line) for line in lines]
-    return {each.name: each for each in found}
+    ratios = [KeptRatio.model_validate_json(line) for line in lines]
+    return {each.name: each for each in ratios}
 
 
 def keep(rows: Iterable[KeptRatio], path: Path = RAW) -> None:
-    """Put ratios in the place of those that the same commands gave before."""
+    """Store ratios in place of earlier ones of the same commands."""
     newer = list(rows)
     commands = {each.command for each in newer}
     older = [each for each in stored(path).values() if each.command not in commands]
@@ -300,12 +300,12 @@ def keep(rows: Iterable[KeptRatio], path: Path = RAW) -> None:
 
 
 def holds(proof: Proof, kept: KeptRatio | None) -> bool:
-    """Tell whether a ratio was kept and lies above its floor beyond all doubt."""
+    """Return whether a ratio is stored and its interval is above the floor."""
     return kept is not None and kept.low > proof.floor
 
 
 def level_of(key: str, rows: dict[str, KeptRatio]) -> Level:
-    """Return how far a technique has come: planned, runs, or proven by what was measured."""
+    """Return the level of a technique: planned, runs, or proven by measured ratios."""
     if key not in ABILITIES:
         return "planned"
     proofs = PROOFS.get(key, ())
@@ -314,5 +314,5 @@ def level_of(key: str, rows: dict[str, KeptRatio]) -> Level:
 
 
 def evidence(key: str, rows: dict[str, KeptRatio]) -> Sequence[tuple[Proof, KeptRatio]]:
-    """Return a technique's proofs with the ratios that were kept for them."""
+    """Return a technique's proofs with their stored ratios."""
     return [(each, rows[each.ratio]) for each in PROOFS.get(key, ()) if each.ratio in rows]

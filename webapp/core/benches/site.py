@@ -1,6 +1,7 @@
-"""Slipway as its users start it, in a data folder of its own, for as long as a bench needs it."""
+"""A running site in a separate data folder, for benchmarks."""
 
 import contextlib
+import json
 import os
 import socket
 import subprocess
@@ -9,9 +10,13 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
+import psutil
 from django.core.management.base import CommandError
+
+from webapp.boot import broker
 
 ROOT = Path(__file__).resolve().parents[3]
 START_LIMIT_S = 120.0
@@ -19,7 +24,7 @@ START_LIMIT_S = 120.0
 
 @dataclass(frozen=True)
 class Site:
-    """A running site: where it answers, whose process it is, how soon its first page came."""
+    """A running site: URL, data folder, process, and time to its first page."""
 
     url: str
     data: Path
@@ -27,7 +32,7 @@ class Site:
     seconds_to_first_page: float
 
     def manage(self, *arguments: str) -> str:
-        """Return what a management command of this site prints."""
+        """Return the output of a management command of this site."""
         done = subprocess.run(
             [sys.executable, "manage.py", *arguments],
             cwd=ROOT,
@@ -38,17 +43,38 @@ class Site:
         )
         return done.stdout
 
+    def call(self, call: str) -> dict[str, Any]:
+        """Return the JSON output of a function of ``webapp.core.benches.live_site``."""
+        code = f"from webapp.core.benches import live_site; live_site.{call}"
+        printed = self.manage("shell", "--no-imports", "-c", code)
+        answer: dict[str, Any] = json.loads(printed.splitlines()[-1])
+        return answer
+
+    @property
+    def redis_url(self) -> str:
+        """The URL of this site's Redis, with the default user."""
+        return broker.choose(self.data, dict(os.environ)).url
+
+    def part(self, name: str) -> psutil.Process:
+        """Return the process of a part: "control", "uvicorn", "ticker" or "redis"."""
+        for child in psutil.Process(self.process.pid).children(recursive=True):
+            if any(name in word for word in child.cmdline()[:4]):
+                return child
+        raise CommandError(f"the site has no process {name}")
+
 
 @contextlib.contextmanager
-def running(data: Path) -> Iterator[Site]:
-    """Start Slipway, yield it when it is ready, and stop it.
+def running(data: Path, **settings: str) -> Iterator[Site]:
+    """Start a site, yield it when it is ready, and stop it.
+
+    ``settings`` are additional environment variables.
 
     Raises:
-        CommandError: it did not become ready; its last words are in the message.
+        CommandError: the site did not become ready; the message has the end of its log.
     """
     port = _free_port()
     command = [sys.executable, "manage.py", "up", "--port", str(port)]
-    environment = os.environ | {"SLIPWAY_DATA_DIR": str(data)}
+    environment = os.environ | {"SLIPWAY_DATA_DIR": str(data)} | settings
     with (data / "up.log").open("ab") as log:
         up = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log)
     started = time.perf_counter()

@@ -1,1 +1,1 @@
-"""Other planners beside ours: their environments, one question to all, what each answers."""
+"""Comparison with other planners: their environments, the question, and their answers."""

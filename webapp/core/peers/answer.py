@@ -1,8 +1,8 @@
-"""Asks one planner one question; run by that planner's own Python, which knows nothing of ours.
+"""Script that runs one planner on one question, in that planner's own Python environment.
 
-Reads the question as JSON on standard input and writes the answer as JSON on the last line of
-standard output. Only the standard library is imported here, the planner by its name, so that the
-seconds of the first answer include loading it.
+It reads the question as JSON from standard input and writes the answer as JSON to the last line of
+standard output. Only the standard library is imported at the top; the planner is imported later,
+so that the time of the first answer includes loading it.
 """
 
 import json
@@ -21,7 +21,7 @@ Ask = Callable[[int, int], Figures]
 
 
 def slipway(question: Question) -> Ask:
-    """Return how our own planner is asked for a layout and a batch."""
+    """Return a function that runs our planner for a tensor parallel size and a batch."""
     api, specs = import_module("planner.api"), import_module("planner.specs.estimate")
 
     def ask(tensor: int, batch: int) -> Figures:
@@ -41,20 +41,21 @@ def slipway(question: Question) -> Ask:
             },
             "engine": question["engine"],
         }
-        found = api.estimate(specs.EstimateRequest.model_validate(document))
+        result = api.estimate(specs.EstimateRequest.model_validate(document))
         return {
-            "prefill_s": found.performance.ttft_seconds,
-            "decode_s": found.performance.tpot_seconds,
-            "device_bytes": float(found.memory.per_device_peak_bytes),
+            "prefill_s": result.performance.ttft_seconds,
+            "decode_s": result.performance.tpot_seconds,
+            "device_bytes": float(result.memory.per_device_peak_bytes),
         }
 
     return ask
 
 
 def llm_analysis(question: Question) -> Ask:
-    """Return how llm-analysis is asked; its release knows two matrices a layer, not three gated.
+    """Return a function that runs llm-analysis for a tensor parallel size and a batch.
 
-    The feed-forward width is given half as much again, so that the layer has its parameters.
+    Its release models two feed-forward matrices per layer instead of three gated ones, so the
+    width is multiplied by 1.5 to get the same number of parameters.
     """
     config = import_module("llm_analysis.config")
     analysis = import_module("llm_analysis.analysis").LLMAnalysis
@@ -72,7 +73,7 @@ def llm_analysis(question: Question) -> Ask:
     )
 
     def ask(tensor: int, batch: int) -> Figures:
-        found = analysis(
+        result = analysis(
             model,
             config.get_gpu_config_by_name(question["device"]),
             config.get_dtype_config_by_name("w16a16e16"),
@@ -84,23 +85,23 @@ def llm_analysis(question: Question) -> Ask:
             seq_len=question["input_tokens"],
             num_tokens_to_generate=question["output_tokens"],
         )
-        held = ("weight_memory_per_gpu", "kv_cache_memory_per_gpu")
-        widest = found["prefill_activation_memory_per_gpu"]
+        constant = ("weight_memory_per_gpu", "kv_cache_memory_per_gpu")
+        widest = result["prefill_activation_memory_per_gpu"]
         return {
-            "prefill_s": found["prefill_latency"],
-            "decode_s": found["decode_latency"],
-            "device_bytes": sum(found[name] for name in held) + widest,
+            "prefill_s": result["prefill_latency"],
+            "decode_s": result["decode_latency"],
+            "device_bytes": sum(result[name] for name in constant) + widest,
         }
 
     return ask
 
 
 def aiconfigurator(question: Question) -> Ask:
-    """Return how aiconfigurator is asked: a static batch, with its measured kernels."""
+    """Return a function that runs aiconfigurator on a static batch, with its measured kernels."""
     api = import_module("aiconfigurator.cli.api")
 
     def ask(tensor: int, batch: int) -> Figures:
-        found = api.cli_estimate(
+        result = api.cli_estimate(
             question["model"].replace("/Llama-3.1", "/Meta-Llama-3.1"),
             "h100_sxm",
             mode="static",
@@ -111,16 +112,16 @@ def aiconfigurator(question: Question) -> Ask:
             tp_size=tensor,
         )
         return {
-            "prefill_s": found.ttft / KILO,
-            "decode_s": found.tpot / KILO,
-            "device_bytes": found.raw["memory"] * GIBI,
+            "prefill_s": result.ttft / KILO,
+            "decode_s": result.tpot / KILO,
+            "device_bytes": result.raw["memory"] * GIBI,
         }
 
     return ask
 
 
 def genz(question: Question) -> Ask:
-    """Return how GenZ is asked; the mean step is the one in the middle of the answer."""
+    """Return a function that runs GenZ; the decode step is taken in the middle of the output."""
     planner = import_module("GenZ")
     system = question["system"]
     card = {
@@ -155,7 +156,7 @@ def genz(question: Question) -> Ask:
     return ask
 
 
-# How each planner is asked, and the distribution that has its version.
+# Planner -> its function, and the distribution name for its version.
 PLANNERS: dict[str, tuple[Callable[[Question], Ask], str]] = {
     "slipway": (slipway, "slipway"),
     "llm-analysis": (llm_analysis, "llm-analysis"),
@@ -165,10 +166,10 @@ PLANNERS: dict[str, tuple[Callable[[Question], Ask], str]] = {
 
 
 def measured(name: str, question: Question) -> dict[str, Any]:
-    """Return a planner's answer with the seconds of the first, of a later one, and the rate.
+    """Return a planner's answer, with the seconds of the first and of later runs, and the rate.
 
-    The rate counts answers for layouts and batches that differ from the question's; a strategy
-    that a planner refuses counts as answered.
+    The rate counts runs with other layouts and batches than the question's; a strategy that a
+    planner rejects counts as answered.
     """
     prepare, distribution = PLANNERS[name]
     started = time.perf_counter()
@@ -177,7 +178,7 @@ def measured(name: str, question: Question) -> dict[str, Any]:
     cold = time.perf_counter() - started
     again = [_seconds(lambda: ask(question["devices"], question["batch_size"])) for _ in range(3)]
     others = [(tensor, batch) for tensor in (2, 4, 8) for batch in (1, 2, 4, 8, 16)]
-    swept = _seconds(lambda: [_tolerant(ask, *other) for other in others])
+    swept = _seconds(lambda: [_ask_or_skip(ask, *other) for other in others])
     return {
         "version": _version(distribution),
         "cold_s": cold,
@@ -194,10 +195,10 @@ def _version(distribution: str) -> str:
         return "from source"
 
 
-def _tolerant(ask: Ask, tensor: int, batch: int) -> Figures:
+def _ask_or_skip(ask: Ask, tensor: int, batch: int) -> Figures:
     try:
         return ask(tensor, batch)
-    except Exception as error:  # noqa: BLE001 - any planner, any of its errors: a refusal
+    except Exception as error:  # noqa: BLE001 - any error of any planner is a refusal
         sys.stderr.write(f"refused tensor {tensor}, batch {batch}: {error}\n")
         return {}
 

@@ -1,6 +1,6 @@
-"""Sets our planner beside others: one question, a process each, what each answers and how fast.
+"""Comparison of our planner with others: one question, one process each, answers and speed.
 
-No other planner is a dependency: each is installed into an environment of its own, on request.
+No other planner is a dependency: each is installed into its own environment on request.
 """
 
 import json
@@ -15,8 +15,8 @@ ROOT = Path(__file__).resolve().parents[3]
 SCRIPT = Path(__file__).with_name("answer.py")
 INSTALL_LIMIT_S, ANSWER_LIMIT_S = 1200.0, 300.0
 REASON_LENGTH = 200
-# The question: a batch of Llama 3.1 70B on eight H100, tensor parallel, as numbers for those who
-# know neither the model nor the card.
+# The question: a batch of Llama 3.1 70B on eight H100 with tensor parallelism; ``shape`` and
+# ``system`` are for planners that know neither the model nor the GPU.
 QUESTION: dict[str, Any] = {
     "model": "meta-llama/Llama-3.1-70B",
     "device": "h100-sxm-80gb",
@@ -41,7 +41,7 @@ QUESTION: dict[str, Any] = {
         "link_bytes_per_s": 450e9,
     },
 }
-# What the package index calls each of the others.
+# Planner -> its name in the package index.
 OTHERS = {
     "llm-analysis": "llm-analysis",
     "aiconfigurator": "aiconfigurator",
@@ -59,7 +59,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 class Answer(NamedTuple):
-    """What one planner said, or why it said nothing."""
+    """The answer of one planner, or the reason for none."""
 
     name: str
     version: str = ""
@@ -68,16 +68,16 @@ class Answer(NamedTuple):
 
 
 def answers(folder: Path, run: Run = subprocess.run) -> Iterator[Answer]:
-    """Yield our answer, then that of each other planner, from environments below ``folder``."""
-    yield asked("slipway", Path(sys.executable), run)
+    """Yield our planner's answer, then the others', from environments below ``folder``."""
+    yield answer_of("slipway", Path(sys.executable), run)
     for name, package in OTHERS.items():
         python = folder / package / "bin" / "python"
         reason = install(package, python, run)
-        yield Answer(name, reason=reason) if reason else asked(name, python, run)
+        yield Answer(name, reason=reason) if reason else answer_of(name, python, run)
 
 
 def install(package: str, python: Path, run: Run = subprocess.run) -> str:
-    """Install a planner where it is not yet, and return why that failed, or nothing."""
+    """Install a planner if it is missing; return the error, or ""."""
     home = python.parent.parent
     installed = home / "installed"
     if installed.exists():
@@ -85,31 +85,31 @@ def install(package: str, python: Path, run: Run = subprocess.run) -> str:
     make = [sys.executable, "-m", "venv", str(home)]
     fetch = [str(python), "-m", "pip", "install", "--quiet", package]
     for command in (make, fetch):
-        failure = _finished(command, run, INSTALL_LIMIT_S)[1]
+        failure = _run_process(command, run, INSTALL_LIMIT_S)[1]
         if failure:
             return f"{package} does not install: {failure}"
     installed.touch()
     return ""
 
 
-def asked(name: str, python: Path, run: Run = subprocess.run) -> Answer:
-    """Return what a planner answers to the question in a process of its own Python."""
+def answer_of(name: str, python: Path, run: Run = subprocess.run) -> Answer:
+    """Return a planner's answer to the question, from a process of its own Python."""
     command = [str(python), str(SCRIPT), name]
     if name == "slipway":
         command = [str(python), "-m", "webapp.core.peers.answer", name]
-    output, failure = _finished(command, run, ANSWER_LIMIT_S, json.dumps(QUESTION))
+    output, failure = _run_process(command, run, ANSWER_LIMIT_S, json.dumps(QUESTION))
     if failure:
         return Answer(name, reason=f"does not answer: {failure}")
-    found = json.loads(output.splitlines()[-1])
-    return Answer(name, str(found["version"]), {key: float(found[key]) for key in UNITS})
+    answer = json.loads(output.splitlines()[-1])
+    return Answer(name, str(answer["version"]), {key: float(answer[key]) for key in UNITS})
 
 
-def _finished(command: list[str], run: Run, limit_s: float, said: str = "") -> tuple[str, str]:
-    """Return what a process printed, and why it failed, or nothing."""
+def _run_process(command: list[str], run: Run, limit_s: float, stdin: str = "") -> tuple[str, str]:
+    """Run a process; return its output and its error, or ""."""
     try:
         done = run(
             command,
-            input=said,
+            input=stdin,
             cwd=ROOT,
             capture_output=True,
             text=True,
@@ -125,7 +125,7 @@ def _finished(command: list[str], run: Run, limit_s: float, said: str = "") -> t
 
 
 def rows(found: Answer) -> Iterator[tuple[str, float, str]]:
-    """Yield one planner's figures as the bench prints them: name, value, unit."""
+    """Yield one planner's figures as rows of the benchmark: name, value, unit."""
     for key, value in found.figures.items():
         title, unit = UNITS[key]
         yield f"{found.name} {found.version}: {title}", value, unit

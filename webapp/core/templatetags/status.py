@@ -1,74 +1,90 @@
-"""One chip for every state: a shape, a word and a colour, the same everywhere."""
+"""Status chips: one shape, word and colour per state."""
 
 from typing import NamedTuple
 
 from django import template
+from django.utils.safestring import SafeString
+
+from webapp.core.fragments import fragment
 
 register = template.Library()
 
 
-class Look(NamedTuple):
-    """How a state is shown."""
+class StateStyle(NamedTuple):
+    """The appearance of a state."""
 
-    tone: str  # good, warn, bad, live or nothing
+    tone: str  # "good", "warn", "bad", "live" or ""
     shape: str  # a file in templates/components/icons
     word: str
 
 
 LOOKS = {
     # jobs
-    "draft": Look("", "draft", "Draft"),
-    "queued": Look("", "clock", "Queued"),
-    "preflight": Look("live", "turn", "Preflight"),
-    "starting": Look("live", "turn", "Starting"),
-    "running": Look("live", "turn", "Running"),
-    "stopping": Look("live", "turn", "Stopping"),
-    "succeeded": Look("good", "check", "Succeeded"),
-    "failed": Look("bad", "cross", "Failed"),
-    "error": Look("bad", "cross", "Error"),
-    "stopped": Look("", "square", "Stopped"),
-    "expired": Look("warn", "triangle", "Expired"),
+    "draft": StateStyle("", "draft", "Draft"),
+    "queued": StateStyle("", "clock", "Queued"),
+    "preflight": StateStyle("live", "turn", "Preflight"),
+    "starting": StateStyle("live", "turn", "Starting"),
+    "running": StateStyle("live", "turn", "Running"),
+    "stopping": StateStyle("live", "turn", "Stopping"),
+    "succeeded": StateStyle("good", "check", "Succeeded"),
+    "failed": StateStyle("bad", "cross", "Failed"),
+    "error": StateStyle("bad", "cross", "Error"),
+    "stopped": StateStyle("", "square", "Stopped"),
+    "expired": StateStyle("warn", "triangle", "Expired"),
+    # targets of a plan
+    "met": StateStyle("good", "check", "Met"),
+    "missed": StateStyle("warn", "triangle", "Missed"),
+    "unjudged": StateStyle("", "clock", "Not compared yet"),
     # hosts
-    "pending-enrolment": Look("", "clock", "Pending enrolment"),
-    "checking": Look("live", "turn", "Checking"),
-    "ready": Look("good", "check", "Ready"),
-    "draining": Look("warn", "triangle", "Draining"),
-    "maintenance": Look("warn", "square", "Maintenance"),
-    "retired": Look("", "square", "Retired"),
+    "pending-enrolment": StateStyle("", "clock", "Pending enrolment"),
+    "checking": StateStyle("live", "turn", "Checking"),
+    "ready": StateStyle("good", "check", "Ready"),
+    "draining": StateStyle("warn", "triangle", "Draining"),
+    "maintenance": StateStyle("warn", "square", "Maintenance"),
+    "retired": StateStyle("", "square", "Retired"),
     # contact with a host
-    "live": Look("good", "check", "In contact"),
-    "degraded": Look("warn", "triangle", "Silent"),
-    "unreachable": Look("bad", "cross", "Unreachable"),
-    "stale": Look("warn", "triangle", "Silent"),
-    "lost": Look("warn", "question", "Last known"),
-    "never": Look("", "clock", "Not heard yet"),
-    "unknown": Look("", "clock", "Not seen yet"),
+    "live": StateStyle("good", "check", "In contact"),
+    "degraded": StateStyle("warn", "triangle", "Silent"),
+    "unreachable": StateStyle("bad", "cross", "Unreachable"),
+    "stale": StateStyle("warn", "triangle", "Silent"),
+    "lost": StateStyle("warn", "question", "Last known"),
+    "never": StateStyle("", "clock", "No heartbeat yet"),
+    "unknown": StateStyle("", "clock", "Not seen yet"),
     # environments of a host
-    "absent": Look("", "draft", "Not built"),
-    "building": Look("live", "turn", "Building"),
-    "outdated": Look("warn", "triangle", "Of other versions"),
+    "absent": StateStyle("", "draft", "Not built"),
+    "building": StateStyle("live", "turn", "Building"),
+    "outdated": StateStyle("warn", "triangle", "Of other versions"),
     # techniques
-    "planned": Look("", "draft", "Planned"),
-    "runs": Look("good", "check", "Runs"),
-    "proven": Look("good", "check", "Runs, proven"),
+    "planned": StateStyle("", "draft", "Planned"),
+    "runs": StateStyle("good", "check", "Runs"),
+    "proven": StateStyle("good", "check", "Runs, proven"),
     # plans and verdicts
-    "computed": Look("good", "check", "Computed"),
-    "fits": Look("good", "check", "Fits"),
-    "tight": Look("warn", "triangle", "Fits, tight"),
-    "slow": Look("warn", "triangle", "Fits, but slow"),
-    "does-not-fit": Look("bad", "cross", "Does not fit"),
-    "incomplete": Look("", "draft", "Not planned yet"),
+    "computed": StateStyle("good", "check", "Computed"),
+    "fits": StateStyle("good", "check", "Fits"),
+    "tight": StateStyle("warn", "triangle", "Fits, tight"),
+    "slow": StateStyle("warn", "triangle", "Fits, but slow"),
+    "long": StateStyle("warn", "triangle", "Fits, but takes months"),
+    "too-long": StateStyle("bad", "cross", "Takes over a year"),
+    "over-context": StateStyle("warn", "triangle", "Longer than the context"),
+    "narrow": StateStyle("warn", "triangle", "Fits, target narrowly"),
+    "does-not-fit": StateStyle("bad", "cross", "Does not fit"),
+    "incomplete": StateStyle("", "draft", "Not planned yet"),
 }
 
 
-@register.inclusion_tag("components/status.html")
-def status(state: str, word: str = "") -> dict[str, str]:
-    """Draw the chip of ``state``; ``word`` replaces its usual word."""
-    look = LOOKS.get(str(state)) or Look("", "draft", str(state) or "Unknown")
-    return {"tone": look.tone, "icon": icon_path(look.shape), "word": word or look.word}
+@register.simple_tag
+def status(state: str, word: str = "") -> SafeString:
+    """Render the chip of ``state``; ``word`` replaces its default word."""
+    look = LOOKS.get(str(state)) or StateStyle("", "draft", str(state) or "Unknown")
+    return fragment(
+        "components/status.html",
+        tone=look.tone,
+        icon=icon_path(look.shape),
+        word=str(word or look.word),
+    )
 
 
 @register.simple_tag
 def icon_path(shape: str) -> str:
-    """Return the template of an icon."""
+    """Return the template path of an icon."""
     return f"components/icons/{shape}.svg"

@@ -1,4 +1,4 @@
-"""Filters that turn base units into what people read; see ``webapp/core/units.py``."""
+"""Filters that format values in base units; see ``webapp/core/units.py``."""
 
 from datetime import datetime
 
@@ -19,7 +19,7 @@ A_BREATH_SECONDS = 5
 
 
 def _html(shown: Quantity) -> SafeString:
-    """Return value and unit, the unit lighter."""
+    """Return value and unit as HTML, with the unit in a lighter style."""
     return format_html('{}<span class="unit">{}</span>', shown.value, shown.unit)
 
 
@@ -31,8 +31,14 @@ def quantity_html(value: Number, unit: str) -> SafeString | str:
 
 @register.filter
 def capitalised(text: str) -> str:
-    """Return a text with a capital first letter; a field's name stays as it is written."""
+    """Return a text with a capital first letter; a leading identifier stays unchanged."""
     return wording.capitalised(text)
+
+
+@register.filter
+def actor(name: str) -> str:
+    """Return the display name of an actor."""
+    return wording.actor_words(name)
 
 
 @register.filter
@@ -43,7 +49,7 @@ def memory(value: Number) -> str:
 
 @register.filter
 def gib(value: Number) -> str:
-    """Return bytes as a bare number of GiB, for columns."""
+    """Return bytes as a number of GiB without unit, for columns."""
     return NOTHING if value is None else units.gib(value)
 
 
@@ -67,7 +73,7 @@ def parameters(value: Number) -> str:
 
 @register.filter
 def count(value: Number) -> str:
-    """Return a whole number with thin separators."""
+    """Return a whole number with thin spaces between thousands."""
     return NOTHING if value is None else units.whole(value)
 
 
@@ -103,7 +109,7 @@ def percent(value: Number) -> str:
 
 @register.filter
 def ago(value: datetime | None) -> str:
-    """Return how long ago an instant was: ``3 min ago``."""
+    """Return the time since an instant: ``3 min ago``."""
     if value is None:
         return "never"
     seconds = (now() - value).total_seconds()

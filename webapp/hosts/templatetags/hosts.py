@@ -1,4 +1,4 @@
-"""A host's name, with the way to its page where there is one for whoever looks."""
+"""A host's name, linked to its page if the user may open it."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ register = template.Library()
 
 @register.simple_tag(takes_context=True)
 def host_name(context: dict[str, Any], host: Host) -> str:
-    """Return a host's name, as a link for its own team; another team's page does not exist."""
+    """Return a host's name: a link for its own team, plain text for other teams."""
     if not is_own(context["request"].user, host):
         return format_html("{} <span>of {}</span>", host.name, host.team.name)
     return format_html('<a href="{}">{}</a>', reverse("host-detail", args=[host.slug]), host.name)

@@ -1,1 +1,1 @@
-"""A generation whose weights, cache and activations lie where a plan's shares put them."""
+"""Offload policies (FlexGen): weights, cache and activations on device, host and disk."""

@@ -1,10 +1,10 @@
-"""Group-wise 4-bit weights: a scale and an offset for each group of a row's values.
+"""Group-wise 4-bit weight quantisation: a scale and an offset per group of a row's values.
 
 Source: Sheng et al. 2023 (FlexGen), arXiv:2303.06865, section 5: asymmetric, groups of 64.
 """
 
 # mypy: disable-error-code="no-untyped-call"
-# torch ships types, but leaves some of its functions without.
+# torch ships types, but leaves some of its functions untyped.
 
 import torch
 
@@ -17,28 +17,28 @@ PARTS = Packed._fields
 
 
 def packed(tensors: Tensors, group_size: int) -> dict[str, torch.Tensor]:
-    """Return a layer's tensors with each matrix of whole groups as its packed parts.
+    """Return a layer's tensors with each matrix of whole groups quantised to packed parts.
 
-    A part's name is the matrix's and its own; everything else stays as it is.
+    A part is named ``<matrix>.<part>``; other tensors are unchanged.
     """
-    found: dict[str, torch.Tensor] = {}
+    tensors_out: dict[str, torch.Tensor] = {}
     for name, tensor in tensors.items():
         if tensor.dim() != MATRIX or tensor.shape[-1] % group_size:
-            found[name] = tensor
+            tensors_out[name] = tensor
             continue
         groups = Packed.of(tensor.unflatten(-1, (-1, group_size)), BITS)
-        found |= {f"{name}.{part}": value for part, value in groups._asdict().items()}
-    return found
+        tensors_out |= {f"{name}.{part}": value for part, value in groups._asdict().items()}
+    return tensors_out
 
 
 def unpacked(tensors: Tensors, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """Return a layer's tensors with matrices whole again, as near as four bits allow."""
-    found: dict[str, torch.Tensor] = {}
+    """Return a layer's tensors with dequantised matrices."""
+    tensors_out: dict[str, torch.Tensor] = {}
     for name, tensor in tensors.items():
         matrix, _, part = name.rpartition(".")
         if part not in PARTS:
-            found[name] = tensor
+            tensors_out[name] = tensor
         elif part == PARTS[0]:
             parts = Packed(*(tensors[f"{matrix}.{each}"] for each in PARTS))
-            found[matrix] = parts.unpacked(BITS, dtype).flatten(-2)
-    return found
+            tensors_out[matrix] = parts.unpacked(BITS, dtype).flatten(-2)
+    return tensors_out

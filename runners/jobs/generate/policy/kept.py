@@ -1,10 +1,10 @@
-"""A layer's keys and values off the device: in host memory or a file, brought for its turn.
+"""An offloaded KV cache of one layer, in host memory or a file, prefetched for its turn.
 
-Tokens come first in what is kept, so that new ones go behind the others in one piece.
+Tokens are the first dimension, so that new ones are appended contiguously.
 """
 
 # mypy: disable-error-code="no-untyped-call"
-# transformers ships types, but leaves some of its functions without.
+# torch ships types, but leaves some of its functions untyped.
 
 import os
 import tempfile
@@ -24,53 +24,53 @@ Parts = tuple[torch.Tensor, ...]
 
 
 class Store(Protocol):
-    """Where the tokens of one layer and micro-batch are kept; parts are [tokens, ...]."""
+    """Storage for the tokens of one layer and micro-batch; parts are [tokens, ...]."""
 
     place: Place
 
     def add(self, newer: Parts) -> None:
-        """Keep more tokens behind the others."""
+        """Append tokens."""
 
     def come(self) -> None:
-        """Begin to bring what is kept: it is wanted soon."""
+        """Start to prefetch the stored tokens."""
 
     def all_with(self, newer: Parts) -> Parts:
-        """Keep more tokens, and return all of them on the device."""
+        """Append tokens, and return all of them on the device."""
 
 
 class HostStore:
-    """Tokens in host memory; without an accelerator that is the device's own, used in place."""
+    """Tokens in host memory; without an accelerator that is the device's memory, used in place."""
 
     place: Place = "host_memory"
 
     def __init__(self, capacity: int, figures: PolicyFigures) -> None:
-        """``capacity``: the tokens that will come at most."""
+        """``capacity``: the maximum number of tokens."""
         self._capacity, self._figures = capacity, figures
-        self._held: Parts = ()
+        self._tokens: Parts = ()
         self._count = 0
 
     def add(self, newer: Parts) -> None:
-        """Keep more tokens behind the others."""
-        if not self._held:
-            self._held = tuple(_host_room(each, self._capacity) for each in newer)
+        """Append tokens."""
+        if not self._tokens:
+            self._tokens = tuple(_host_room(each, self._capacity) for each in newer)
         count = len(newer[0])
-        for held, new in zip(self._held, newer, strict=True):
-            held[self._count : self._count + count].copy_(new)
+        for buffer, new in zip(self._tokens, newer, strict=True):
+            buffer[self._count : self._count + count].copy_(new)
         self._count += count
 
     def come(self) -> None:
-        """Nothing is begun: a copy from host memory is made when it is wanted."""
+        """Do nothing: copies from host memory are made on use."""
 
     def all_with(self, newer: Parts) -> Parts:
-        """Keep more tokens, and return all of them on the device."""
+        """Append tokens, and return all of them on the device."""
         self.add(newer)
-        found = tuple(each[: self._count].to(newer[0].device) for each in self._held)
-        self._figures.cache_bytes += sum(each.nbytes for each in found)
-        return found
+        tokens = tuple(each[: self._count].to(newer[0].device) for each in self._tokens)
+        self._figures.cache_bytes += sum(each.nbytes for each in tokens)
+        return tokens
 
 
 class DiskStore:
-    """Tokens in a file without a name; one thread reads and writes, in order."""
+    """Tokens in an unnamed file; one thread reads and writes, in order."""
 
     place: Place = "disk"
 
@@ -80,52 +80,52 @@ class DiskStore:
         self._capacity, self._thread, self._figures = capacity, thread, figures
         self._owner = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115 - lives on
         self.file = self._owner.fileno()
-        self._like: Parts = ()  # one token of each part, empty
+        self._templates: Parts = ()  # one token of each part, empty
         self._count = 0
-        self._coming: Future[Parts] | None = None
+        self._prefetch: Future[Parts] | None = None
         self._written: list[Future[None]] = []
 
     def add(self, newer: Parts) -> None:
-        """Keep more tokens behind the others; they are written meanwhile.
+        """Append tokens; the thread writes them.
 
         Raises:
-            OSError: the disk took an earlier piece not whole.
+            OSError: an earlier write failed.
         """
-        if not self._like:
-            self._like = tuple(torch.empty_like(each[:0], device="cpu") for each in newer)
+        if not self._templates:
+            self._templates = tuple(torch.empty_like(each[:0], device="cpu") for each in newer)
         for each in self._written:
             if each.done():
                 each.result()
-        held = tuple(each.cpu().contiguous() for each in newer)
+        buffer = tuple(each.cpu().contiguous() for each in newer)
         pending = [each for each in self._written if not each.done()]
-        self._written = [*pending, self._thread.submit(self._write, held, self._count)]
+        self._written = [*pending, self._thread.submit(self._write, buffer, self._count)]
         self._count += len(newer[0])
 
     def come(self) -> None:
-        """Begin to read what is kept: it is wanted soon."""
-        if self._count and self._coming is None:
-            self._coming = self._thread.submit(self._read, self._count)
+        """Start to read the stored tokens."""
+        if self._count and self._prefetch is None:
+            self._prefetch = self._thread.submit(self._read, self._count)
 
     def all_with(self, newer: Parts) -> Parts:
-        """Keep more tokens, and return all of them on the device."""
+        """Append tokens, and return all of them on the device."""
         self.come()
         old = self._count
-        found = self._coming.result() if self._coming else ()
-        self._coming = None
+        tokens = self._prefetch.result() if self._prefetch else ()
+        self._prefetch = None
         self.add(newer)
-        for whole, new in zip(found, newer, strict=True):
+        for whole, new in zip(tokens, newer, strict=True):
             whole[old : self._count].copy_(new)
-        self._figures.cache_bytes += sum(each[:old].nbytes for each in found)
+        self._figures.cache_bytes += sum(each[:old].nbytes for each in tokens)
         device = newer[0].device
-        return tuple(each[: self._count].to(device) for each in found)
+        return tuple(each[: self._count].to(device) for each in tokens)
 
     def _read(self, count: int) -> Parts:
-        found = []
-        for part, offset in zip(self._like, self._offsets(), strict=True):
-            whole = part.new_empty((count + 1, *part.shape[1:]))  # one more comes soon
+        parts = []
+        for part, offset in zip(self._templates, self._offsets(), strict=True):
+            whole = part.new_empty((count + 1, *part.shape[1:]))  # room for the next token
             _read_whole(self.file, _bytes_of(whole[:count]), offset)
-            found.append(whole)
-        return tuple(found)
+            parts.append(whole)
+        return tuple(parts)
 
     def _write(self, newer: Parts, at: int) -> None:
         for part, offset in zip(newer, self._offsets(), strict=True):
@@ -133,19 +133,19 @@ class DiskStore:
             _write_whole(self.file, _bytes_of(part), begin)
 
     def _offsets(self) -> list[int]:
-        sizes = [self._capacity * _token_bytes(each) for each in self._like]
+        sizes = [self._capacity * _token_bytes(each) for each in self._templates]
         return [sum(sizes[:at]) for at in range(len(sizes))]
 
 
 class KeptLayer(DynamicLayer):
-    """The cache of one layer and micro-batch in a place off the device, in few bits or as it is.
+    """The offloaded cache of one layer and micro-batch, plain or in few bits.
 
-    What a layer sees is what one on the device sees: the first keys and values as they went in,
-    later all of them as they were kept.
+    The layer gets the same as from a cache on the device: the first keys and values unquantised,
+    later all of them as stored.
     """
 
     def __init__(self, store: Store, bits: int | None) -> None:
-        """``bits``: 4 or 2, None as they are."""
+        """``bits``: 4 or 2; None: not quantised."""
         super().__init__()
         self.store, self._bits = store, bits
         self._length = 0
@@ -158,8 +158,8 @@ class KeptLayer(DynamicLayer):
         *_args: Any,
         **_options: Any,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keep new keys and values [rows, heads, tokens, width] and return all."""
-        newer = self._narrowed(key_states, value_states)
+        """Append keys and values [rows, heads, tokens, width] and return all."""
+        newer = self._stored_form(key_states, value_states)
         is_first = not self._length
         self._length += key_states.shape[-2]
         self.num_bytes += sum(each.nbytes for each in newer)
@@ -168,19 +168,19 @@ class KeptLayer(DynamicLayer):
             self.store.add(newer)
             return key_states, value_states
         whole = [each.permute(1, 2, 0, 3) for each in self.store.all_with(newer)]
-        return self._widened(whole, key_states.dtype)
+        return self._restored(whole, key_states.dtype)
 
     def get_seq_length(self) -> int:
-        """Return how many tokens are kept."""
+        """Return the number of cached tokens."""
         return self._length
 
-    def _narrowed(self, *states: torch.Tensor) -> Parts:
-        """Return what is kept of keys and values, tokens first."""
+    def _stored_form(self, *states: torch.Tensor) -> Parts:
+        """Return keys and values as they are stored, tokens first."""
         bits = self._bits
-        kept = [part for each in states for part in (Packed.of(each, bits) if bits else (each,))]
-        return tuple(each.permute(2, 0, 1, 3).contiguous() for each in kept)
+        stored = [part for each in states for part in (Packed.of(each, bits) if bits else (each,))]
+        return tuple(each.permute(2, 0, 1, 3).contiguous() for each in stored)
 
-    def _widened(
+    def _restored(
         self, parts: Sequence[torch.Tensor], dtype: torch.dtype
     ) -> tuple[torch.Tensor, torch.Tensor]:
         if not self._bits:
@@ -191,7 +191,7 @@ class KeptLayer(DynamicLayer):
 
 
 def _host_room(like: torch.Tensor, capacity: int) -> torch.Tensor:
-    """Return room for tokens in host memory, from where a GPU can fetch them by itself."""
+    """Allocate host memory for tokens, pinned if the source is on a GPU."""
     shape = (capacity, *like.shape[1:])
     return torch.empty(shape, dtype=like.dtype, pin_memory=like.is_cuda)
 

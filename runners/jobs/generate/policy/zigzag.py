@@ -1,7 +1,7 @@
-"""A block of prompts worked on layer by layer: each layer's weights come once for all of them.
+"""FlexGen's zig-zag block schedule: each layer's weights are loaded once for a block of prompts.
 
-The block is cut into micro-batches that go through a layer one after the other, row by row of
-the zig-zag block schedule; what waits, cache and hidden states, lies where the policy puts it.
+The block is cut into micro-batches that pass through a layer one after the other. Offloaded KV
+cache and hidden states are stored in the places that the policy assigns.
 
 Source: Sheng et al. 2023 (FlexGen), arXiv:2303.06865, section 4.1, algorithm 1.
 """
@@ -36,12 +36,12 @@ from runners.jobspec import KvCache
 
 @dataclass
 class MicroBatch:
-    """Some prompts of a block: what of them goes through a layer, and what follows them."""
+    """Some prompts of a block: their inputs, cache, hidden states and answers."""
 
     padded: Padded
     cache: Cache
     waits_in: Place
-    ids: torch.Tensor  # [rows, new] that go in next
+    ids: torch.Tensor  # [rows, new]: the next input
     answers: list[Answer]
     open_rows: list[int]
     hidden: torch.Tensor = field(default_factory=lambda: torch.empty(0))
@@ -49,7 +49,7 @@ class MicroBatch:
 
 
 class ZigZag:
-    """The model of a policy, and how it answers a block."""
+    """A model with an offload policy, run block by block."""
 
     def __init__(
         self,
@@ -61,10 +61,10 @@ class ZigZag:
         kv_cache: KvCache = "plain",
         is_narrow: bool = False,
     ) -> None:
-        """Deal the layers; ``scratch`` takes what lies on disk, ``is_narrow``: 4-bit weights.
+        """Divide the layers; ``scratch``: folder for disk offload, ``is_narrow``: 4-bit weights.
 
         Raises:
-            BadInputError: a layer's cache cannot leave the device, or the weights cannot be read.
+            BadInputError: a layer's cache cannot be offloaded, or the weights cannot be read.
         """
         self._skeleton, self._asked, self._scratch = skeleton, asked, scratch
         self._kv_cache: KvCache = kv_cache
@@ -83,69 +83,71 @@ class ZigZag:
 
     @property
     def where(self) -> str:
-        """Say in words where what was asked to lie lies."""
-        asked, count = self._asked, len(self.layers.places)
+        """Return a note on where weights, cache and activations are."""
+        policy, count = self._asked, len(self.layers.places)
         host, disk = (self.layers.places.count(place) for place in ("host_memory", "disk"))
-        told = [
+        notes = [
             f"{count - host - disk} of {count} layers stay",
             f"{host} come from host memory and {disk} from disk in every pass over a block",
-            f"cache {asked.kv_cpu:.0%} in host memory and {asked.kv_disk:.0%} on disk",
-            f"waiting activations {asked.activations_cpu:.0%} in host memory",
+            f"cache {policy.kv_cpu:.0%} in host memory and {policy.kv_disk:.0%} on disk",
+            f"waiting activations {policy.activations_cpu:.0%} in host memory",
         ]
         if self._is_narrow:
-            told.append(f"layers' matrices in 4 bits, groups of {asked.group_size}")
+            notes.append(f"layers' matrices in 4 bits, groups of {policy.group_size}")
         if self._skeleton.device.type == "cpu":
-            told.append("no accelerator: host memory is the device's own, used in place")
-        return "; ".join(told)
+            notes.append("no accelerator: host memory is the device's own, used in place")
+        return "; ".join(notes)
 
     @property
     def packed_bytes(self) -> int:
-        """Return the bytes of the layers that stay on the device in four bits."""
+        """Return the bytes of the layers that are resident on the device in 4 bits."""
         return self.layers.packed_bytes
 
     @torch.inference_mode()
     def run_batch(self, prompts: Sequence[Ids], limits: Limits) -> BatchRun:
-        """Answer a block of prompts, each micro-batch padded to its longest on the left.
+        """Answer a block of prompts, each micro-batch left-padded to its longest.
 
         Raises:
             StopRequestedError: the job is to stop; nothing of this block is kept.
         """
-        micros = self._cut(prompts, limits)
+        micro_batches = self._cut(prompts, limits)
         began = now(self._skeleton.device)
-        self._pass(micros, limits)
+        self._run_pass(micro_batches, limits)
         prefilled = now(self._skeleton.device)
         steps = 0
-        while any(each.open_rows for each in micros):
+        while any(each.open_rows for each in micro_batches):
             if limits.should_stop():
                 raise StopRequestedError
-            self._pass([each for each in micros if each.open_rows], limits)
+            self._run_pass([each for each in micro_batches if each.open_rows], limits)
             steps += 1
         ended = now(self._skeleton.device)
-        self._count_cache(micros)
-        here = sum(cache_size(each.cache) for each in micros)
-        answers = [answer for each in micros for answer in each.answers]
-        return BatchRun(answers, prefilled - began, ended - prefilled, steps, here)
+        self._count_cache(micro_batches)
+        device_bytes = sum(cache_size(each.cache) for each in micro_batches)
+        answers = [answer for each in micro_batches for answer in each.answers]
+        return BatchRun(answers, prefilled - began, ended - prefilled, steps, device_bytes)
 
     def _cut(self, prompts: Sequence[Ids], limits: Limits) -> list[MicroBatch]:
         size = self._asked.micro_batch_size or len(prompts)
         rows = [prompts[at : at + size] for at in range(0, len(prompts), size)]
         sizes = [len(each) * (max(map(len, each)) + limits.output_tokens) for each in rows]
-        of_layers = sizes * len(self._skeleton.layers)
-        places = dealt(of_layers, self._asked.kv_cpu, self._asked.kv_disk)
+        layer_sizes = sizes * len(self._skeleton.layers)
+        places = dealt(layer_sizes, self._asked.kv_cpu, self._asked.kv_disk)
         waits = dealt(sizes, self._asked.activations_cpu, 0.0)
-        found = []
-        for at, own in enumerate(rows):
-            padded = Padded.of(own, self._skeleton.device)
+        micro_batches = []
+        for at, batch_prompts in enumerate(rows):
+            padded = Padded.of(batch_prompts, self._skeleton.device)
             capacity = padded.ids.shape[1] + limits.output_tokens
             cache = self._cache(places[at :: len(rows)], capacity)
-            answers = [Answer() for _ in own]
-            found.append(
-                MicroBatch(padded, cache, waits[at], padded.ids, answers, list(range(len(own))))
+            answers = [Answer() for _ in batch_prompts]
+            micro_batches.append(
+                MicroBatch(
+                    padded, cache, waits[at], padded.ids, answers, list(range(len(batch_prompts)))
+                )
             )
-        return found
+        return micro_batches
 
     def _cache(self, places: Sequence[Place], capacity: int) -> Cache:
-        """Return an empty cache whose layers lie in places."""
+        """Return an empty cache with its layers in these places."""
         cache, bits = DynamicCache(config=self.model.config), BITS.get(self._kv_cache)
         for index, place in enumerate(places):
             if place == "host_memory":
@@ -157,21 +159,21 @@ class ZigZag:
                 cache.layers[index] = PackedLayer(bits)
         return cache
 
-    def _pass(self, micros: Sequence[MicroBatch], limits: Limits) -> None:
-        """Let every micro-batch go through every layer once, and take its next tokens."""
+    def _run_pass(self, micro_batches: Sequence[MicroBatch], limits: Limits) -> None:
+        """Run every micro-batch through every layer once, and append its next tokens."""
         self.figures.passes += 1
-        for each in micros:
+        for each in micro_batches:
             self._enter(each)
-        turns = [(at, each) for at in range(len(self._skeleton.layers)) for each in micros]
+        turns = [(at, each) for at in range(len(self._skeleton.layers)) for each in micro_batches]
         following = iter(turns)
-        _come(next(following, None))
+        _prefetch_cache(next(following, None))
         for index in range(len(self._skeleton.layers)):
             self.layers.take(index)
-            for each in micros:
-                _come(next(following, None))
-                self._through(index, each)
+            for each in micro_batches:
+                _prefetch_cache(next(following, None))
+                self._run_layer(index, each)
             self.layers.drop(index)
-        for each in micros:
+        for each in micro_batches:
             self._leave(each, limits)
 
     def _enter(self, micro: MicroBatch) -> None:
@@ -184,16 +186,16 @@ class ZigZag:
             use_cache=True,
         )
         padded.advance()
-        self._wait(micro, hidden)
+        self._store_hidden(micro, hidden)
 
-    def _through(self, index: int, micro: MicroBatch) -> None:
+    def _run_layer(self, index: int, micro: MicroBatch) -> None:
         hidden = micro.hidden.to(self._skeleton.device)
         self.figures.activations.add(micro.waits_in, -micro.hidden.nbytes)
-        found = self._skeleton.layers[index](hidden, **micro.extras[index])
-        self._wait(micro, found[0] if isinstance(found, tuple) else found)
+        output = self._skeleton.layers[index](hidden, **micro.extras[index])
+        self._store_hidden(micro, output[0] if isinstance(output, tuple) else output)
 
-    def _wait(self, micro: MicroBatch, hidden: torch.Tensor) -> None:
-        """Leave hidden states where they wait for the next layer."""
+    def _store_hidden(self, micro: MicroBatch, hidden: torch.Tensor) -> None:
+        """Store hidden states in their place until the next layer."""
         micro.hidden = hidden.cpu() if micro.waits_in == "host_memory" else hidden
         self.figures.activations.add(micro.waits_in, hidden.nbytes)
 
@@ -205,14 +207,14 @@ class ZigZag:
         micro.ids, micro.extras = tokens[:, None], []
         micro.open_rows = take_tokens(micro.answers, micro.open_rows, tokens, limits)
 
-    def _count_cache(self, micros: Sequence[MicroBatch]) -> None:
-        for place, size in (found for each in micros for found in _sizes(each.cache)):
+    def _count_cache(self, micro_batches: Sequence[MicroBatch]) -> None:
+        for place, size in (sizes for each in micro_batches for sizes in _sizes(each.cache)):
             self.figures.cache.add(place, size)
         self.figures.cache.now.clear()
 
 
-def _come(turn: tuple[int, MicroBatch] | None) -> None:
-    """Begin to bring the cache of a turn, where it does not stay."""
+def _prefetch_cache(turn: tuple[int, MicroBatch] | None) -> None:
+    """Start to prefetch the cache of a turn, if it is offloaded."""
     if turn is not None:
         layer = turn[1].cache.layers[turn[0]]
         if isinstance(layer, KeptLayer):
@@ -227,12 +229,12 @@ def _sizes(cache: Cache) -> Iterator[tuple[Place, int]]:
             yield "device", cache_size(Cache(layers=[layer]))
 
 
-def _check_cache(model: PreTrainedModel, asked: PolicyOffload, kind: KvCache) -> None:
-    if kind == "fp8" and asked.kv_cpu + asked.kv_disk:
+def _check_cache(model: PreTrainedModel, policy: PolicyOffload, kind: KvCache) -> None:
+    if kind == "fp8" and policy.kv_cpu + policy.kv_disk:
         msg = "kv_cache fp8 stays on the device; choose plain or int4, or no kv_cpu and kv_disk"
         raise BadInputError(msg)
     layers = {type(layer) for layer in DynamicCache(config=model.config).layers}
-    if asked.kv_cpu + asked.kv_disk and layers != {DynamicLayer}:
+    if policy.kv_cpu + policy.kv_disk and layers != {DynamicLayer}:
         names = ", ".join(sorted(each.__name__ for each in layers))
         msg = f"kv_cpu and kv_disk need full attention in every layer, here is {names}"
         raise BadInputError(f"{msg}; plan the cache on the device")

@@ -1,4 +1,4 @@
-"""An endpoint whose answers llama.cpp writes, in a process of its own behind our door.
+"""Endpoints served by llama.cpp, in a process of its own behind our HTTP server.
 
-It runs in the environment ``llamacpp``, which has no torch: what is imported here has none.
+It runs in the environment ``llamacpp``, which has no torch, so nothing here imports it.
 """

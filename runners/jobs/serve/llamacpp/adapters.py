@@ -1,8 +1,8 @@
-"""A LoRA adapter in peft's format as the GGUF file that llama.cpp puts on its model.
+"""Convert a LoRA adapter in peft's format to a GGUF file for llama.cpp.
 
-Standard library only: the engine's environment has neither torch nor numpy. A number stays in the
-width in which it is stored. peft's scale is written as the file's alpha, of which llama.cpp takes
-alpha / rank; rows of q_proj and k_proj are turned as those of the base are.
+Standard library only: the engine's environment has neither torch nor numpy. Numbers keep their
+stored width. peft's scale is written as the file's alpha, because llama.cpp computes alpha / rank;
+rows of q_proj and k_proj are permuted as in the base model.
 
 Sources: safetensors (the project's README: eight bytes of length, a JSON header, the data); GGUF
 (docs/gguf.md of ggml, version 3); llama.cpp, src/llama-adapter.cpp (names, alpha).
@@ -25,13 +25,13 @@ from runners.jobs.adapter_config import (
 from runners.jobs.model_files import read_config
 from runners.jobs.runtime import BadInputError
 
-MAX_HEADER_BYTES = 100_000_000  # as safetensors itself has it
-LENGTH_BYTES = 8  # the format begins with its header's length
+MAX_HEADER_BYTES = 100_000_000  # as in safetensors itself
+LENGTH_BYTES = 8  # the file begins with the length of its header
 ALIGNMENT = 32
-FLOAT_32, TEXT = 6, 8  # GGUF's numbers of its metadata's types
+FLOAT_32, TEXT = 6, 8  # GGUF's metadata type numbers
 VERSION = 3
 ARCHITECTURE = "llama"
-READ_AS_LLAMA = ("llama", "mistral")  # as our own writer has it
+READ_AS_LLAMA = ("llama", "mistral")  # as in our own GGUF writer
 NAMES = {  # a linear layer's name within its decoder layer -> llama.cpp's
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
@@ -47,15 +47,15 @@ Entry = Mapping[str, Any]  # of the header: dtype, shape, data_offsets
 
 
 class Width(NamedTuple):
-    """How numbers of a type are stored: GGUF's number, their bytes, the bits of an exponent."""
+    """A number format: GGUF's type number, its size, and its exponent bits."""
 
     kind: int
-    code: str  # of an unsigned integer as wide
+    code: str  # array code of an unsigned integer of the same width
     exponent: int
 
     @property
     def bytes(self) -> int:
-        """Return the bytes of a number."""
+        """Return the bytes per number."""
         return array(self.code).itemsize
 
 
@@ -67,7 +67,7 @@ WIDTHS = {
 
 
 class Matrix(NamedTuple):
-    """One matrix as it is stored, row after row."""
+    """One matrix in its stored, row-major form."""
 
     name: str
     width: Width
@@ -76,10 +76,10 @@ class Matrix(NamedTuple):
 
 
 def write_adapter(name: str, folder: Path, config: Mapping[str, Any], path: Path) -> None:
-    """Write the adapter of a folder for the model of a config.
+    """Write a folder's adapter for the model with this config.
 
     Raises:
-        BadInputError: it is another kind of adapter, damaged, or of another shape of model.
+        BadInputError: it is of another kind, damaged, or does not fit the model.
     """
     if (kind := config.get("model_type")) not in READ_AS_LLAMA:
         msg = (
@@ -87,43 +87,43 @@ def write_adapter(name: str, folder: Path, config: Mapping[str, Any], path: Path
             f"on {' and '.join(READ_AS_LLAMA)}; choose the engine slipway, or merge them"
         )
         raise BadInputError(msg)
-    stated = read_config(folder / CONFIG_NAME)
-    scale, rank = scale_of(name, stated), int(stated["r"])
-    found = list(_matrices(name, folder / WEIGHTS_NAME, config))
-    if not found:
+    adapter_config = read_config(folder / CONFIG_NAME)
+    scale, rank = scale_of(name, adapter_config), int(adapter_config["r"])
+    matrices = list(_matrices(name, folder / WEIGHTS_NAME, config))
+    if not matrices:
         refuse(name, "holds no matrix")
-    _check_pairs(name, rank, found)
+    _check_pairs(name, rank, matrices)
     with path.open("wb") as file:
-        _write(file, scale * rank, found)
+        _write(file, scale * rank, matrices)
 
 
 def _matrices(name: str, path: Path, config: Mapping[str, Any]) -> Iterator[Matrix]:
-    """Yield every matrix by llama.cpp's name of it."""
+    """Yield every matrix under its llama.cpp name."""
     with path.open("rb") as file:
         header, begin = _header(name, file, path.stat().st_size)
         for key, entry in sorted(header.items()):
             module, side = place_of(name, key)
-            theirs = _name_of(name, module)
+            gguf_name = _name_of(name, module)
             matrix = _read(name, key, file, begin, entry)
-            if side and (heads := HEADS.get(theirs.partition("blk.")[2].partition(".")[2])):
-                matrix = _turned(name, matrix, int(config.get(heads) or 0))
-            yield matrix._replace(name=f"{theirs}.weight.lora_{'ab'[side]}")
+            if side and (heads := HEADS.get(gguf_name.partition("blk.")[2].partition(".")[2])):
+                matrix = _permuted(name, matrix, int(config.get(heads) or 0))
+            yield matrix._replace(name=f"{gguf_name}.weight.lora_{'ab'[side]}")
 
 
 def _header(name: str, file: BinaryIO, size: int) -> tuple[dict[str, Any], int]:
-    """Return what a safetensors file holds, and where its data begins."""
+    """Return the header of a safetensors file, and the offset of its data."""
     start = file.read(LENGTH_BYTES)
     length = int.from_bytes(start, "little")
     if len(start) < LENGTH_BYTES or length > min(size - LENGTH_BYTES, MAX_HEADER_BYTES):
         refuse(name, "is cut off or no safetensors file (its header); copy it again")
     try:
-        found = json.loads(file.read(length))
+        header = json.loads(file.read(length))
     except ValueError:
         refuse(name, "is no safetensors file (its header is no JSON); copy it again")
-    if not isinstance(found, dict):
+    if not isinstance(header, dict):
         refuse(name, "is no safetensors file (its header is no object); copy it again")
-    found.pop("__metadata__", None)
-    return found, LENGTH_BYTES + length
+    header.pop("__metadata__", None)
+    return header, LENGTH_BYTES + length
 
 
 def _name_of(name: str, module: str) -> str:
@@ -134,7 +134,7 @@ def _name_of(name: str, module: str) -> str:
 
 
 def _read(name: str, key: str, file: BinaryIO, begin: int, entry: Entry) -> Matrix:
-    """Return a matrix whose header and numbers are sound."""
+    """Return a matrix after checking its header and values."""
     try:
         width = WIDTHS[entry["dtype"]]
         rows, columns = map(int, entry["shape"])
@@ -154,8 +154,8 @@ def _read(name: str, key: str, file: BinaryIO, begin: int, entry: Entry) -> Matr
     return Matrix(key, width, (rows, columns), data)
 
 
-def _turned(name: str, matrix: Matrix, heads: int) -> Matrix:
-    """Return rows as llama.cpp has them: the halves of each head's rows side by side."""
+def _permuted(name: str, matrix: Matrix, heads: int) -> Matrix:
+    """Return the rows in llama.cpp's order: the halves of each head interleaved."""
     rows, columns = matrix.shape
     if heads < 1 or rows % (2 * heads):
         refuse(name, f"has {rows} rows in {matrix.name[:120]}, for a base of {heads} heads")
@@ -170,10 +170,10 @@ def _turned(name: str, matrix: Matrix, heads: int) -> Matrix:
     return matrix._replace(data=data)
 
 
-def _check_pairs(name: str, rank: int, found: Sequence[Matrix]) -> None:
-    """Refuse a matrix without its other half, or of another rank than is stated."""
-    names = {each.name for each in found}
-    for each in found:
+def _check_pairs(name: str, rank: int, matrices: Sequence[Matrix]) -> None:
+    """Check that every matrix has its counterpart, and the stated rank."""
+    names = {each.name for each in matrices}
+    for each in matrices:
         stem, side = each.name[:-1], each.name[-1]
         if stem + "ba"[side == "b"] not in names:
             refuse(name, f"holds one of two matrices of {stem.removesuffix('.weight.lora_')}")
@@ -181,24 +181,24 @@ def _check_pairs(name: str, rank: int, found: Sequence[Matrix]) -> None:
             refuse(name, f"has r {rank}, and {each.name} is {list(each.shape)}")
 
 
-def _write(file: BinaryIO, alpha: float, found: Sequence[Matrix]) -> None:
-    """Write metadata, the table of matrices, and their numbers, each at a multiple of 32."""
+def _write(file: BinaryIO, alpha: float, matrices: Sequence[Matrix]) -> None:
+    """Write the metadata, the tensor table, and the data, each aligned to 32 bytes."""
     texts = {"general.type": "adapter", "general.architecture": ARCHITECTURE}
     texts["adapter.type"] = "lora"
-    file.write(b"GGUF" + struct.pack("<IQQ", VERSION, len(found), len(texts) + 1))
+    file.write(b"GGUF" + struct.pack("<IQQ", VERSION, len(matrices), len(texts) + 1))
     file.writelines(
         _text(key) + struct.pack("<I", TEXT) + _text(text) for key, text in texts.items()
     )
     file.write(_text("adapter.lora.alpha") + struct.pack("<If", FLOAT_32, alpha))
     offset = 0
-    for each in found:
+    for each in matrices:
         rows, columns = each.shape  # GGUF names the inner dimension first
         file.write(
             _text(each.name) + struct.pack("<IQQIQ", 2, columns, rows, each.width.kind, offset)
         )
         offset += len(each.data) + _padding(len(each.data))
     file.write(bytes(_padding(file.tell())))
-    for each in found:
+    for each in matrices:
         file.write(each.data + bytes(_padding(len(each.data))))
 
 

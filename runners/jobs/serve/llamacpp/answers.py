@@ -1,4 +1,4 @@
-"""What llama.cpp sends while it writes one answer, in the words of our door."""
+"""Convert llama.cpp's completion events to stream chunks."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -6,15 +6,23 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from runners.endpoint_spec import NO_ADAPTER
-from runners.jobs.serve.contract import Choice, FinishReason, Pending, Piece, Sampling, Told, Wish
+from runners.jobs.serve.contract import (
+    Choice,
+    FinishReason,
+    GenerationRequest,
+    Pending,
+    Sampling,
+    StreamChunk,
+    TokenLogprob,
+)
 
 Event = Mapping[str, Any]
 
 
-def asked_of(wish: Wish, *, has_adapters: bool) -> dict[str, Any]:
-    """Return the body for llama.cpp's ``/completion``: no sampler of its own beside ours.
+def completion_body(wish: GenerationRequest, *, has_adapters: bool) -> dict[str, Any]:
+    """Return the body for llama.cpp's ``/completion``, with its other samplers switched off.
 
-    An adapter that is not named has no effect; where there are some, something is to be named.
+    An adapter that is not named has no effect; with adapters loaded, one has to be named.
     """
     sampling = wish.sampling
     body: dict[str, Any] = {
@@ -30,7 +38,7 @@ def asked_of(wish: Wish, *, has_adapters: bool) -> dict[str, Any]:
         "top_k": 0,
         "min_p": 0.0,
         "repeat_penalty": 1.0,
-        "n_probs": _num_told(sampling),
+        "n_probs": _num_logprobs(sampling),
     }
     if has_adapters:
         is_base = wish.adapter == NO_ADAPTER
@@ -38,58 +46,62 @@ def asked_of(wish: Wish, *, has_adapters: bool) -> dict[str, Any]:
     return body if sampling.seed is None else {**body, "seed": sampling.seed % 2**32}
 
 
-def _num_told(sampling: Sampling) -> int:
+def _num_logprobs(sampling: Sampling) -> int:
     return 0 if sampling.top_logprobs is None else max(1, sampling.top_logprobs)
 
 
 @dataclass(eq=False)
 class Answer(Pending):
-    """One answer as it comes in."""
+    """One answer that is being received."""
 
-    wish: Wish
+    wish: GenerationRequest
     is_over: bool = False
     num_written: int = 0
-    texts: dict[int, str] = field(default_factory=dict)  # of tokens, as llama.cpp wrote them
-    _at: int = 0  # where the text of the next token begins
+    texts: dict[int, str] = field(default_factory=dict)  # token texts as llama.cpp reported them
+    _at: int = 0  # offset of the next token's text
 
     def take(self, event: Event) -> int:
-        """Deliver what an event brings and return how many tokens are new."""
+        """Deliver the chunk of an event and return the number of new tokens."""
         text = str(event.get("content", ""))
         before = self.num_written
         self.num_written = max(before, int(event.get("tokens_predicted", before)))
         reason = _reason(event) if event.get("stop") else None
-        told = self._told(event.get("completion_probabilities") or ())
+        logprobs = self._token_logprobs(event.get("completion_probabilities") or ())
         self.is_over = reason is not None
-        if text or told or reason:
-            self.wish.deliver(Piece(text, told, reason, self.num_written))
+        if text or logprobs or reason:
+            self.wish.deliver(StreamChunk(text, logprobs, reason, self.num_written))
         return self.num_written - before
 
     def fail(self) -> None:
-        """Tell that no more comes."""
+        """Deliver an error unless the answer is complete."""
         if not self.is_over:
             self.is_over = True
-            self.wish.deliver(Piece(finish_reason="error"))
+            self.wish.deliver(StreamChunk(finish_reason="error"))
 
     def touch(self) -> float:
-        """Return the seconds since its last token, and count from now."""
+        """Return the seconds since the last token, and reset the clock."""
         now = time.perf_counter()
-        since = now - (self.last_at or self.asked_at)
+        elapsed = now - (self.last_at or self.asked_at)
         self.last_at = now
-        return since
+        return elapsed
 
-    def _told(self, probabilities: Sequence[Event]) -> list[Told]:
+    def _token_logprobs(self, probabilities: Sequence[Event]) -> list[TokenLogprob]:
         if self.wish.sampling.top_logprobs is None:
             return []
-        found = []
+        logprobs = []
         for each in probabilities:
             top = each.get("top_logprobs") or ()
-            for known in (each, *top):
-                self.texts[int(known["id"])] = str(known["token"])
-            pairs = [(int(known["id"]), float(known["logprob"])) for known in top]
-            wanted = tuple(pairs[: self.wish.sampling.top_logprobs])
-            found.append(Told(Choice(int(each["id"]), float(each["logprob"]), wanted), self._at))
+            for alternative in (each, *top):
+                self.texts[int(alternative["id"])] = str(alternative["token"])
+            pairs = [
+                (int(alternative["id"]), float(alternative["logprob"])) for alternative in top
+            ]
+            reported = tuple(pairs[: self.wish.sampling.top_logprobs])
+            logprobs.append(
+                TokenLogprob(Choice(int(each["id"]), float(each["logprob"]), reported), self._at)
+            )
             self._at += len(str(each["token"]))
-        return found
+        return logprobs
 
 
 def _reason(event: Event) -> FinishReason:

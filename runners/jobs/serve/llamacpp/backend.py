@@ -1,4 +1,4 @@
-"""The model of an endpoint that llama.cpp serves: its GGUF file, its tokens, its limits."""
+"""The llama.cpp backend of an endpoint: its GGUF file, tokenisation and limits."""
 
 import json
 from collections.abc import Sequence
@@ -10,24 +10,24 @@ import httpx
 from runners.jobs.adapter_config import CONFIG_NAME, WEIGHTS_NAME
 from runners.jobs.model_folders import opened_model
 from runners.jobs.runtime import BadInputError, Job, MissingModelError
-from runners.jobs.serve.contract import Limits, TemplateRefusedError, Wish
-from runners.jobs.serve.endpoint import Took, serve
+from runners.jobs.serve.contract import GenerationRequest, Limits, TemplateRefusedError
+from runners.jobs.serve.endpoint import PeakUsage, serve
 from runners.jobs.serve.figures import Figures
 from runners.jobs.serve.lengths import check_room, longest_request
 from runners.jobs.serve.llamacpp.adapters import write_adapter
 from runners.jobs.serve.llamacpp.answers import Answer
 from runners.jobs.serve.llamacpp.process import EngineProcess, Shape
 from runners.jobs.serve.llamacpp.writer import LlamaWriter
-from runners.jobs.serve.protocol import AskedError, known_ids
+from runners.jobs.serve.protocol import RequestError, known_ids
 from runners.jobs.telemetry import job_telemetry, no_gpus
 from runners.jobspec import ArtefactModel, FolderModel, ModelRef, ServeSpec
 
-TOKENS_SECONDS = 60.0  # turning text into tokens takes no longer, or the engine hangs
+TOKENS_SECONDS = 60.0  # tokenisation that takes longer counts as a hung engine
 Document = dict[str, Any]
 
 
 def prepare() -> None:
-    """Do nothing: there is no torch here whose threads are to be set."""
+    """Do nothing: this environment has no torch threads to configure."""
 
 
 def work(job: Job) -> None:
@@ -37,7 +37,7 @@ def work(job: Job) -> None:
 
 
 class LlamaReady:
-    """A loaded GGUF file: llama.cpp writes, and turns text into tokens."""
+    """A loaded GGUF file; llama.cpp generates and tokenises."""
 
     def __init__(self, engine: LlamaWriter, vocabulary: int, *, has_template: bool) -> None:
         self.engine = engine
@@ -45,70 +45,72 @@ class LlamaReady:
         self._has_template = has_template
 
     async def prompt_ids(self, prompt: str | Sequence[int]) -> list[int]:
-        """Return a prompt's tokens, checked where the client sent tokens.
+        """Return a prompt's token ids; ids sent by the client are validated.
 
         Raises:
-            AskedError: the model has no such token, or the engine is gone.
+            RequestError: a token id is outside the vocabulary, or the engine is down.
         """
         if isinstance(prompt, str):
             return await self._tokens(prompt, is_plain=True)
         return known_ids(prompt, self._vocabulary)
 
     async def chat_ids(self, messages: Sequence[dict[str, str]]) -> list[int]:
-        """Return a conversation's tokens, by the model's template or as plain lines.
+        """Return the tokens of a conversation, by the chat template or as plain lines.
 
         Raises:
-            TemplateRefusedError: the template takes no such messages.
+            TemplateRefusedError: the chat template rejects these messages.
         """
         if not self._has_template:
             lines = [f"{each['role']}: {each['content']}\n" for each in messages]
             return await self._tokens("".join([*lines, "assistant:"]), is_plain=True)
-        found = await self._ask("/apply-template", {"messages": list(messages)})
-        if "prompt" not in found:
-            raise TemplateRefusedError(str(found.get("error", {}).get("message", found))[:300])
-        return await self._tokens(str(found["prompt"]), is_plain=False)
+        rendered = await self._post_json("/apply-template", {"messages": list(messages)})
+        if "prompt" not in rendered:
+            raise TemplateRefusedError(
+                str(rendered.get("error", {}).get("message", rendered))[:300]
+            )
+        return await self._tokens(str(rendered["prompt"]), is_plain=False)
 
     async def _tokens(self, text: str, *, is_plain: bool) -> list[int]:
         body = {"content": text, "add_special": is_plain, "parse_special": True}
-        return [int(each) for each in (await self._ask("/tokenize", body)).get("tokens", ())]
+        return [int(each) for each in (await self._post_json("/tokenize", body)).get("tokens", ())]
 
-    async def _ask(self, path: str, body: Document) -> Document:
+    async def _post_json(self, path: str, body: Document) -> Document:
         try:
-            found: Document = (await self._post(path, body)).json()
+            answer: Document = (await self._post(path, body)).json()
         except (httpx.HTTPError, ValueError):
             message = "The engine is not there at the moment; try again in a few seconds."
-            raise AskedError(503, message, code="loading", retry_after_seconds=5) from None
-        return found
+            raise RequestError(503, message, code="loading", retry_after_seconds=5) from None
+        return answer
 
     async def _post(self, path: str, body: Document) -> httpx.Response:
         return await self.engine.client.post(path, json=body, timeout=TOKENS_SECONDS)
 
     def token_text(self, token: int) -> str:
-        """Return the text of a token that was told with its probability."""
+        """Return the text of a token that was reported with its logprob."""
         return self.engine.texts.get(token, "")
 
-    def ask(self, wishes: Sequence[Wish]) -> list[Answer]:
-        """Have the answers of one request written.
+    def submit(self, wishes: Sequence[GenerationRequest]) -> list[Answer]:
+        """Queue all answers of one HTTP request.
 
         Raises:
-            QueueFullError: too many wait already.
-            EngineEndedError: it has ended, by a fault or because it was told to.
+            QueueFullError: the queue is full.
+            EngineEndedError: the engine has failed or was stopped.
         """
-        return self.engine.ask(wishes)
+        return self.engine.submit(wishes)
 
 
 class LlamaBackend:
-    """Starts llama.cpp for an endpoint, each time anew."""
+    """Starts and restarts llama.cpp for an endpoint."""
 
     def __init__(self) -> None:
         self._lives: list[EngineProcess] = []
 
     def load(self, job: Job, spec: ServeSpec, figures: Figures) -> LlamaReady:
-        """Return the model, ready to be asked.
+        """Start llama.cpp and return the model ready for requests.
 
         Raises:
-            BadInputError: it cannot be served, or not as asked, or an adapter does not fit.
-            MissingModelError: there is no such file.
+            BadInputError: the model or settings cannot be served, or an adapter does not fit.
+            MissingModelError: the file does not exist.
         """
         path = gguf_of(job, spec.model)
         longest = _longest(path.parent, spec)
@@ -117,23 +119,23 @@ class LlamaBackend:
         process = EngineProcess(Shape(path, slots, longest, adapters))
         process.start()
         self._lives.append(process)
-        held = {"held_weights_bytes": float(path.stat().st_size)}
+        sizes = {"held_weights_bytes": float(path.stat().st_size)}
         if adapters:
-            held["held_adapters_bytes"] = float(sum(each.stat().st_size for each in adapters))
-        job.emitter.metric(held)
-        said = _what_it_says(process)
-        found = min(longest, int(said["n_ctx"]) or longest)
-        limits = Limits(slots, spec.queue_limit, found, frozenset())
+            sizes["held_adapters_bytes"] = float(sum(each.stat().st_size for each in adapters))
+        job.emitter.metric(sizes)
+        meta = _model_meta(process)
+        max_length = min(longest, int(meta["n_ctx"]) or longest)
+        limits = Limits(slots, spec.queue_limit, max_length, frozenset())
         writer = LlamaWriter(process, limits, figures)
-        return LlamaReady(writer, int(said["n_vocab"]), has_template=_has_template(path.parent))
+        return LlamaReady(writer, int(meta["n_vocab"]), has_template=_has_template(path.parent))
 
-    def took(self) -> Took:
-        """Return the peak of the engine's process."""
+    def took(self) -> PeakUsage:
+        """Return the peak memory of the engine's process."""
         peak = max((life.peak_bytes() for life in self._lives), default=0)
-        return Took(peak, "peak resident memory of llama.cpp's process", "cpu")
+        return PeakUsage(peak, "peak resident memory of llama.cpp's process", "cpu")
 
     def notes(self, spec: ServeSpec) -> dict[str, str]:
-        """Return who wrote the answers."""
+        """Return the name of the engine."""
         return {"engine": spec.engine}
 
 
@@ -141,8 +143,8 @@ def gguf_of(job: Job, model: ModelRef) -> Path:
     """Return the one GGUF file of a model folder.
 
     Raises:
-        BadInputError: the model is no folder, or holds several files.
-        MissingModelError: the folder is not there, or holds none.
+        BadInputError: the model is no folder, or has several GGUF files.
+        MissingModelError: the folder is missing or has no GGUF file.
     """
     if isinstance(model, ArtefactModel):
         folder = job.host_dir / "attempts" / model.attempt_id / "output" / model.name
@@ -151,59 +153,59 @@ def gguf_of(job: Job, model: ModelRef) -> Path:
     else:
         msg = f"llama.cpp serves a GGUF file, and a {model.source} model has none; compress first"
         raise BadInputError(msg)
-    found = sorted(folder.glob("*.gguf")) if folder.is_dir() else []
-    if not found:
+    files = sorted(folder.glob("*.gguf")) if folder.is_dir() else []
+    if not files:
         msg = f"{folder} holds no .gguf file; compress the model with the method gguf first"
         raise MissingModelError(msg)
-    if len(found) > 1:
-        msg = f"{folder} holds {len(found)} .gguf files; keep one in it"
+    if len(files) > 1:
+        msg = f"{folder} holds {len(files)} .gguf files; keep one in it"
         raise BadInputError(msg)
-    if not found[0].resolve().is_relative_to(folder.resolve()):
-        msg = f"{found[0]} leads out of its folder; put the file itself there"
+    if not files[0].resolve().is_relative_to(folder.resolve()):
+        msg = f"{files[0]} leads out of its folder; put the file itself there"
         raise MissingModelError(msg)
-    return found[0]
+    return files[0]
 
 
 def adapters_of(job: Job, spec: ServeSpec, folder: Path) -> tuple[Path, ...]:
-    """Return an endpoint's adapters as files for llama.cpp, written anew for the model's folder.
+    """Convert an endpoint's adapters to GGUF files; return their paths.
 
     Raises:
-        BadInputError: one is damaged, of another kind, or of another shape of model.
-        MissingModelError: one is not there.
+        BadInputError: one is damaged, of another kind, or does not fit the model's shape.
+        MissingModelError: one does not exist.
     """
-    config, found = _document(folder / "config.json"), []
+    config, paths = _document(folder / "config.json"), []
     for number, each in enumerate(spec.adapters):
         source = opened_model(each.adapter, job.host_dir, (CONFIG_NAME, WEIGHTS_NAME))
-        found.append(job.scratch_dir() / f"adapter-{number}.gguf")
-        write_adapter(each.name, source, config, found[-1])
-    return tuple(found)
+        paths.append(job.scratch_dir() / f"adapter-{number}.gguf")
+        write_adapter(each.name, source, config, paths[-1])
+    return tuple(paths)
 
 
 def _longest(folder: Path, spec: ServeSpec) -> int:
-    """Return the most tokens of prompt and answer together."""
-    known = _document(folder / "config.json").get("max_position_embeddings")
-    return longest_request(known, spec)
+    """Return the longest request, prompt and answer together."""
+    model_positions = _document(folder / "config.json").get("max_position_embeddings")
+    return longest_request(model_positions, spec)
 
 
 def _slots(spec: ServeSpec, longest: int) -> int:
-    """Return how many are answered together: each has room for a request at its longest."""
+    """Return the number of parallel slots, each with room for a request of maximum length."""
     tokens = spec.kv_cache_tokens or spec.max_concurrency * longest
     check_room(tokens, longest)
     return min(spec.max_concurrency, tokens // longest)
 
 
-def _what_it_says(process: EngineProcess) -> Document:
-    """Return what llama.cpp found in the file: its vocabulary, and how long a request may be."""
+def _model_meta(process: EngineProcess) -> Document:
+    """Return the model metadata from llama.cpp: vocabulary and context size."""
     headers = {"Authorization": f"Bearer {process.key}"}
-    asked = httpx.get(
+    response = httpx.get(
         f"{process.address}/v1/models", headers=headers, timeout=60.0, trust_env=False
     )
-    found: Document = asked.json()["data"][0]["meta"]
-    return found
+    meta: Document = response.json()["data"][0]["meta"]
+    return meta
 
 
 def _has_template(folder: Path) -> bool:
-    """Return whether the model has a chat template, as far as the files beside it say."""
+    """Return whether the model has a chat template, according to the files next to it."""
     config = folder / "tokenizer_config.json"
     is_known = (folder / "chat_template.jinja").exists() or not config.exists()
     return is_known or bool(_document(config).get("chat_template"))
@@ -211,7 +213,7 @@ def _has_template(folder: Path) -> bool:
 
 def _document(path: Path) -> Document:
     try:
-        found = json.loads(path.read_bytes())
+        document = json.loads(path.read_bytes())
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return document if isinstance(document, dict) else {}

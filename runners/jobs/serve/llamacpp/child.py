@@ -1,6 +1,6 @@
-"""The engine's process: llama.cpp's own HTTP server on a loopback port, until its parent ends.
+"""The engine process: llama.cpp's HTTP server on a loopback port, until its parent ends.
 
-Its wish comes as one JSON line on stdin, so that its key is in no list of processes.
+Its settings are one JSON line on stdin, so that the key appears in no process list.
 """
 
 import importlib
@@ -13,21 +13,21 @@ from runners.parentage import die_with
 
 
 def main() -> None:
-    """Load the model, say where it listens, and serve."""
-    wish = json.loads(sys.stdin.readline())
-    die_with(wish["parent"])
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the door ends it when its clients are served
+    """Load the model, print the listening address, and serve."""
+    settings = json.loads(sys.stdin.readline())
+    die_with(settings["parent"])
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the parent ends it after its clients
     xllamacpp = importlib.import_module("xllamacpp")  # only this environment has it
     params = xllamacpp.CommonParams()
-    params.model.path = wish["path"]
+    params.model.path = settings["path"]
     params.hostnames = ["127.0.0.1"]
     params.port = 0
-    params.api_keys = [wish["key"]]
-    params.n_parallel = wish["slots"]
-    params.n_ctx = wish["context_tokens"]  # of all slots together
-    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = wish["threads"]
-    params.lora_adapters = [  # of no effect but where a request names one
-        xllamacpp.CommonAdapterLoraInfo(each, 0.0) for each in wish["adapters"]
+    params.api_keys = [settings["key"]]
+    params.n_parallel = settings["slots"]
+    params.n_ctx = settings["context_tokens"]  # of all slots together
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = settings["threads"]
+    params.lora_adapters = [  # without effect unless a request names one
+        xllamacpp.CommonAdapterLoraInfo(each, 0.0) for each in settings["adapters"]
     ]
     params.fit_params = False
     params.ui = False

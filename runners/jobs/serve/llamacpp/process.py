@@ -1,4 +1,4 @@
-"""Start llama.cpp's process and hear where it listens."""
+"""Start llama.cpp's process and read its listening address."""
 
 import json
 import os
@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from runners.jobs.runtime import BadInputError, num_threads
-from runners.jobs.serve.contract import EngineLostError
+from runners.jobs.serve.contract import EngineProcessError
 from runners.jobs.serve.process import OwnProcess
 
-LISTENING = "LISTENING "  # begins the line that says where
+LISTENING = "LISTENING "  # prefix of the line with the address
 START_SECONDS = 600.0  # a large file from a slow disk
 LOOK_SECONDS = 0.05
 _REFUSALS = (
@@ -23,16 +23,16 @@ _REFUSALS = (
 
 
 class Shape(NamedTuple):
-    """What the engine is started with."""
+    """The start settings of the engine."""
 
     path: Path
-    slots: int  # answered together
+    slots: int  # sequences in parallel
     tokens_per_slot: int
-    adapters: tuple[Path, ...] = ()  # GGUF files, by their number
+    adapters: tuple[Path, ...] = ()  # GGUF files, by index
 
 
 class EngineProcess(OwnProcess):
-    """One life of llama.cpp."""
+    """One life of the llama.cpp process."""
 
     def __init__(self, shape: Shape) -> None:
         self.key = secrets.token_urlsafe(24)
@@ -47,13 +47,13 @@ class EngineProcess(OwnProcess):
         return bool(self._shape.adapters)
 
     def start(self) -> None:
-        """Hand it its wish and wait until it listens.
+        """Send the settings to the process and wait until it listens.
 
         Raises:
-            BadInputError: it does not open the model.
-            EngineLostError: it ended, or did not come up in time.
+            BadInputError: it cannot load the model.
+            EngineProcessError: it exited, or did not listen in time.
         """
-        wish = {
+        settings = {
             "path": str(self._shape.path),
             "key": self.key,
             "slots": self._shape.slots,
@@ -62,28 +62,30 @@ class EngineProcess(OwnProcess):
             "threads": num_threads(),
             "parent": os.getpid(),
         }
-        with suppress(OSError):  # it is gone already: why is said below
-            self.stdin.write(json.dumps(wish) + "\n")
+        with suppress(OSError):  # it has exited already; the loop below raises
+            self.stdin.write(json.dumps(settings) + "\n")
             self.stdin.flush()
         deadline = time.monotonic() + START_SECONDS
         while not self.address:
             if self.has_ended:
-                self._refuse()
+                self._raise_start_error()
             if time.monotonic() > deadline:
                 self.kill()
-                raise EngineLostError(f"llama.cpp did not listen within {START_SECONDS:g} s")
+                raise EngineProcessError(f"llama.cpp did not listen within {START_SECONDS:g} s")
             time.sleep(LOOK_SECONDS)
 
-    def _refuse(self) -> None:
-        """Say why it did not come up."""
-        said = next((line for line in self.last_words() if any(w in line for w in _REFUSALS)), "")
-        if said:
-            words = said.partition(": ")[2] or said
-            msg = f"llama.cpp does not open {self._shape.path.name}: {words[:300]}"
+    def _raise_start_error(self) -> None:
+        """Raise the error that explains the failed start."""
+        error_line = next(
+            (line for line in self.last_words() if any(w in line for w in _REFUSALS)), ""
+        )
+        if error_line:
+            message = error_line.partition(": ")[2] or error_line
+            msg = f"llama.cpp does not open {self._shape.path.name}: {message[:300]}"
             raise BadInputError(msg)
-        raise EngineLostError(f"llama.cpp did not start: {self.how()}")
+        raise EngineProcessError(f"llama.cpp did not start: {self.how()}")
 
-    def hear(self, line: str) -> None:
-        """Take the line that says where it listens; it has no other to say."""
+    def handle_line(self, line: str) -> None:
+        """Read the listening address; the process prints no other line."""
         if line.startswith(LISTENING):
             self.address = line.removeprefix(LISTENING).strip()

@@ -1,6 +1,6 @@
-"""Has llama.cpp write answers: as many at once as it has slots, the others wait here.
+"""The llama.cpp engine: one running answer per slot, further answers are queued here.
 
-Everything but ``run`` and ``wait_until_idle`` happens in the door's own loop.
+Everything except ``run`` and ``wait_until_idle`` runs in the HTTP event loop.
 """
 
 import asyncio
@@ -12,34 +12,34 @@ import httpx
 
 from runners.jobs.serve.contract import (
     EngineEndedError,
+    GenerationRequest,
     Limits,
     Pending,
     QueueFullError,
-    Wish,
 )
 from runners.jobs.serve.figures import Figures
-from runners.jobs.serve.llamacpp.answers import Answer, Event, asked_of
+from runners.jobs.serve.llamacpp.answers import Answer, Event, completion_body
 from runners.jobs.serve.llamacpp.process import EngineProcess
 from runners.jobs.serve.own_writer import OwnWriter
 
 CONNECT_SECONDS = 10.0
-# A connection for each request: those that are kept alive were seen to be dropped in between.
+# One connection per request: kept-alive connections have been dropped between requests.
 CONNECTIONS = httpx.Limits(max_keepalive_connections=0)
 DATA = "data: "
 
 
 class LlamaWriter(OwnWriter):
-    """One life of the engine, who is being answered and who waits."""
+    """One life of the engine, its running answers and its queue."""
 
     def __init__(self, process: EngineProcess, limits: Limits, figures: Figures) -> None:
         super().__init__(process, limits)
         self.process = process
         self.texts: dict[int, str] = {}
         self._figures = figures
-        self._places = asyncio.Semaphore(limits.max_concurrency)
+        self._slots = asyncio.Semaphore(limits.max_concurrency)
         self._tasks: dict[Answer, asyncio.Task[None]] = {}
         self._running: set[Answer] = set()
-        self._signed_at = 0.0  # when a token came last, or somebody began
+        self._last_token_at = 0.0  # time of the last token, or of the first running answer
         self.client = httpx.AsyncClient(
             base_url=process.address,
             headers={"Authorization": f"Bearer {process.key}"},
@@ -50,44 +50,44 @@ class LlamaWriter(OwnWriter):
 
     @property
     def is_idle(self) -> bool:
-        """Return whether nobody is answered and nobody waits."""
+        """Return whether no request is running or queued."""
         return not self._tasks
 
     @property
     def step_began_at(self) -> float | None:
-        """Return since when no token came though somebody waits for one."""
-        return self._signed_at if self._running else None
+        """Return since when running answers have had no new token."""
+        return self._last_token_at if self._running else None
 
-    def ask(self, wishes: Sequence[Wish]) -> list[Answer]:
-        """Take on the answers of one request.
+    def submit(self, wishes: Sequence[GenerationRequest]) -> list[Answer]:
+        """Queue the answers of one request.
 
         Raises:
-            QueueFullError: too many wait already.
-            EngineEndedError: it has ended, by a fault or because it was told to.
+            QueueFullError: the queue is full.
+            EngineEndedError: the engine has failed or was stopped.
         """
         if self.is_closed:
             raise EngineEndedError
         most = self.limits.max_concurrency + self.limits.queue_limit
         if len(self._tasks) + len(wishes) > most:
             raise QueueFullError
-        answers = [Answer(wish, texts=self.texts) for wish in wishes]
+        answers = [Answer(request, texts=self.texts) for request in wishes]
         for answer in answers:
             self._tasks[answer] = asyncio.ensure_future(self._write(answer))
         self._count(0)
         return answers
 
     def cancel(self, sequences: Sequence[Pending]) -> None:
-        """Let answers go that nobody waits for: llama.cpp frees a slot whose connection ends."""
+        """Cancel answers of disconnected clients; llama.cpp frees the slot with the connection."""
         for answer, task in list(self._tasks.items()):
             if answer in sequences:
                 answer.is_cancelled = True
                 task.cancel()
 
     def run(self) -> None:
-        """Wait until the engine ends.
+        """Wait until the engine exits.
 
         Raises:
-            EngineLostError: nobody told it to.
+            EngineProcessError: it exited without having been closed.
         """
         self.process.wait()
         self.ended()
@@ -96,21 +96,21 @@ class LlamaWriter(OwnWriter):
 
     async def _write(self, answer: Answer) -> None:
         try:
-            async with self._places:
+            async with self._slots:
                 if not self._running:
-                    self._signed_at = time.perf_counter()
+                    self._last_token_at = time.perf_counter()
                 self._running.add(answer)
                 self._count(0)
                 async for event in self._events(answer.wish):
                     self._take(answer, event)
-        except (httpx.HTTPError, ValueError, KeyError):  # the engine is gone, or talks nonsense
+        except (httpx.HTTPError, ValueError, KeyError):  # the engine is down or sends garbage
             pass
         finally:
             answer.fail()
             self._leave(answer)
 
-    async def _events(self, wish: Wish) -> AsyncIterator[Event]:
-        body = asked_of(wish, has_adapters=self.process.has_adapters)
+    async def _events(self, request: GenerationRequest) -> AsyncIterator[Event]:
+        body = completion_body(request, has_adapters=self.process.has_adapters)
         async with self.client.stream("POST", "/completion", json=body) as response:
             response.raise_for_status()
             async for line in response.aiter_lines():
@@ -121,11 +121,11 @@ class LlamaWriter(OwnWriter):
         is_first = not answer.num_written
         tokens = answer.take(event)
         if tokens:
-            since = answer.touch()
+            elapsed = answer.touch()
             if is_first:
-                self._figures.first_token(since, len(answer.wish.prompt))
+                self._figures.first_token(elapsed, len(answer.wish.prompt))
             for _ in range(tokens - is_first):
-                self._figures.later_token(since / tokens)
+                self._figures.later_token(elapsed / tokens)
             self._count(tokens)
         if answer.is_over:
             self._figures.count("requests")
@@ -140,14 +140,15 @@ class LlamaWriter(OwnWriter):
         self._count(0)
 
     def _count(self, tokens: int) -> None:
-        """Tell the figures what came, and how full the engine is."""
+        """Update the token counters and gauges."""
         now = time.perf_counter()
-        held = sum(len(each.wish.prompt) + each.num_written for each in self._running)
+        cached_tokens = sum(len(each.wish.prompt) + each.num_written for each in self._running)
         gauges = {
             "running_requests": float(len(self._running)),
             "waiting_requests": float(len(self._tasks) - len(self._running)),
-            "kv_cache_used_ratio": held / (self.limits.max_concurrency * self.limits.max_length),
+            "kv_cache_used_ratio": cached_tokens
+            / (self.limits.max_concurrency * self.limits.max_length),
         }
-        self._figures.step(now - self._signed_at if tokens else 0.0, tokens, gauges)
+        self._figures.step(now - self._last_token_at if tokens else 0.0, tokens, gauges)
         if tokens:
-            self._signed_at = now
+            self._last_token_at = now

@@ -1,5 +1,5 @@
-"""Endpoints whose engine speaks OpenAI's form itself, as a child behind our door.
+"""Endpoints whose engine has an OpenAI API itself, as a child process behind our HTTP server.
 
-Keys, limits, errors, idle stop and figures stay ours; a request is held to what is written down
-in ``wishes`` and handed on, and its answer comes back as the engine wrote it.
+Keys, limits, errors, idle stop and metrics are the endpoint's own; a request is validated by
+``request_fields`` and forwarded, and the engine's response is returned unchanged.
 """

@@ -1,4 +1,4 @@
-"""The backend of an endpoint whose engine is a child that speaks OpenAI's form itself."""
+"""The backend of endpoints whose engine is a child process with its own OpenAI API."""
 
 import os
 from abc import ABC, abstractmethod
@@ -12,7 +12,7 @@ from runners.jobs.model_files import read_config
 from runners.jobs.model_folders import opened_model
 from runners.jobs.runtime import BadInputError, Job
 from runners.jobs.serve.contract import Limits
-from runners.jobs.serve.endpoint import Took
+from runners.jobs.serve.endpoint import PeakUsage
 from runners.jobs.serve.figures import Figures
 from runners.jobs.serve.lengths import USUAL_TOKENS, longest_request
 from runners.jobs.serve.relayed.engines import Engines
@@ -20,7 +20,7 @@ from runners.jobs.serve.relayed.parts import Part, parts_of
 from runners.jobs.serve.relayed.process import (
     MODELS,
     Command,
-    Door,
+    ListenAddress,
     ServerProcess,
     Starting,
     started,
@@ -35,59 +35,64 @@ ADAPTER_FILES = (CONFIG_NAME, WEIGHTS_NAME)
 
 
 class Placed(NamedTuple):
-    """What a spec names, where the engine finds it."""
+    """The paths of a spec's model, adapters and draft, as the engine finds them."""
 
     model: Path
     config: dict[str, Any]
-    adapters: dict[str, Path]  # by the name that clients ask for
+    adapters: dict[str, Path]  # by the name that clients request
     draft: Path | None = None
 
 
-class Speaker(ABC):
-    """An engine that speaks OpenAI's form itself."""
+class EngineAdapter(ABC):
+    """An engine with its own OpenAI API."""
 
     title: str
     names: MetricNames
 
     @abstractmethod
-    def command(self, spec: ServeSpec, placed: Placed, door: Door) -> Command:
-        """Return how it is started.
+    def command(self, spec: ServeSpec, placed: Placed, listen: ListenAddress) -> Command:
+        """Return the start command.
 
         Raises:
-            BadInputError: it does not serve this, by the field.
+            BadInputError: the engine does not support this; the error names the field.
         """
 
-    def part_command(self, spec: ServeSpec, placed: Placed, door: Door, part: Part) -> Command:  # noqa: ARG002 - for those that can
-        """Return how one of several engines is started, which divide the work by its phases.
+    def part_command(
+        self, spec: ServeSpec, placed: Placed, listen: ListenAddress, part: Part
+    ) -> Command:
+        """Return the start command of one engine of a prefill/decode split.
 
         Raises:
-            BadInputError: this one does not divide it, or does not serve this.
+            BadInputError: the engine does not support the split or these settings.
         """
+        del spec, placed, listen, part
         raise BadInputError(
             f"engine_options.split: {self.title} is not started as engines that read and others "
             "that write here; leave it out, or choose vllm"
         )
 
     def called(self, spec: ServeSpec, name: str) -> str:  # noqa: ARG002 - others have to know it
-        """Return what it calls the model or adapter that clients ask for by a name."""
+        """Return the engine's name for the model or adapter that clients request by ``name``."""
         return name
 
 
 class RelayBackend:
-    """Starts the engine for an endpoint, each time anew."""
+    """Starts and restarts the engine of an endpoint."""
 
-    def __init__(self, speaker: Speaker, gpu_peak: Callable[[], tuple[int, str] | None]) -> None:
+    def __init__(
+        self, speaker: EngineAdapter, gpu_peak: Callable[[], tuple[int, str] | None]
+    ) -> None:
         self._speaker = speaker
         self._gpu_peak = gpu_peak
         self._placed: Placed | None = None
         self._lives: list[Engines] = []
 
     def load(self, job: Job, spec: ServeSpec, figures: Figures) -> RelayReady:
-        """Return the model, ready to be asked.
+        """Start the engine and return the model ready for requests.
 
         Raises:
-            BadInputError: it cannot be served, or not as asked.
-            MissingModelError: a folder is not there, or not whole.
+            BadInputError: it cannot be served, or not with these settings.
+            MissingModelError: a folder is missing or incomplete.
         """
         speaker, placed = self._speaker, self._placed or placed_on(job, spec)
         self._placed = placed
@@ -96,7 +101,7 @@ class RelayBackend:
         self._lives.append(engines)
         length = _length(engines.decode[0]) or spec.max_length or USUAL_TOKENS
         limits = Limits(spec.max_concurrency, spec.queue_limit, length, frozenset())
-        # With a split no engine sees a request from its beginning to its first token.
+        # With a split no engine sees a request from its start to its first token.
         names = speaker.names._replace(ttft="") if engines.is_split else speaker.names
         scraper = Scraper(names, figures, (engines.page() or "") if engines.is_split else "")
         writer = RelayWriter(engines, limits, scraper, job.stop_requested.is_set)
@@ -105,39 +110,39 @@ class RelayBackend:
     def _started(self, spec: ServeSpec, placed: Placed) -> Engines:
         speaker, options = self._speaker, spec.engine_options
         if options is None or options.split is None:
-            whole = started(speaker.title, lambda door: speaker.command(spec, placed, door))
-            return Engines((whole,))
-        wanted: list[tuple[str, Starting]] = [
+            server = started(speaker.title, lambda listen: speaker.command(spec, placed, listen))
+            return Engines((server,))
+        starts: list[tuple[str, Starting]] = [
             (
                 f"{speaker.title}'s {part.phase} engine {part.number}",
                 partial(speaker.part_command, spec, placed, part=part),
             )
             for part in parts_of(options.split, options)
         ]
-        found, readers = started_together(wanted), options.split.prefill_engines
-        engines = Engines(found[readers:], found[:readers])
+        servers, readers = started_together(starts), options.split.prefill_engines
+        engines = Engines(servers[readers:], servers[:readers])
         hand_over_once(engines, speaker.called(spec, spec.served_name))
         return engines
 
-    def took(self) -> Took:
-        """Return the peak of the GPUs where there are some, else of the engine's processes."""
-        if found := self._gpu_peak():
-            return Took(*found, "cuda")
+    def took(self) -> PeakUsage:
+        """Return the peak of the GPUs if there are any, else of the engine's processes."""
+        if gpu_peak := self._gpu_peak():
+            return PeakUsage(*gpu_peak, "cuda")
         peak = max((life.peak_bytes() for life in self._lives), default=0)
         title = self._speaker.title
-        return Took(peak, f"peak resident memory of {title}'s processes, summed", "cpu")
+        return PeakUsage(peak, f"peak resident memory of {title}'s processes, summed", "cpu")
 
     def notes(self, spec: ServeSpec) -> dict[str, str]:
-        """Return who wrote the answers."""
+        """Return the name of the engine."""
         return {"engine": spec.engine}
 
 
 def placed_on(job: Job, spec: ServeSpec) -> Placed:
-    """Return what a spec names as private folders of opened files, which a child can read.
+    """Return a spec's files as private folders of opened files that a child process can read.
 
     Raises:
-        BadInputError: the model has no folder, or a file is no plain one.
-        MissingModelError: a folder is not there, or not whole.
+        BadInputError: the model has no folder, or a file is not a regular file.
+        MissingModelError: a folder is missing or incomplete.
     """
     if not isinstance(spec.model, FolderModel | ArtefactModel):
         msg = (
@@ -150,13 +155,13 @@ def placed_on(job: Job, spec: ServeSpec) -> Placed:
         each.name: opened_model(each.adapter, job.host_dir, ADAPTER_FILES, os.getpid())
         for each in spec.adapters
     }
-    asked = spec.engine_options.draft if spec.engine_options else None
-    draft = opened_model(asked.model, job.host_dir, owner=os.getpid()) if asked else None
+    draft_spec = spec.engine_options.draft if spec.engine_options else None
+    draft = opened_model(draft_spec.model, job.host_dir, owner=os.getpid()) if draft_spec else None
     return Placed(model, read_config(model / "config.json"), adapters, draft)
 
 
 def _length(process: ServerProcess) -> int | None:
-    """Return the longest request that the engine itself names."""
-    found = process.get(MODELS)
-    cards = found.json().get("data") if found is not None and found.is_success else None
+    """Return the longest request that the engine reports."""
+    response = process.get(MODELS)
+    cards = response.json().get("data") if response is not None and response.is_success else None
     return cards[0].get("max_model_len") if cards else None

@@ -1,4 +1,4 @@
-"""Become an engine that ends with the job: ``python -m … PARENT_PID COMMAND ARGUMENT…``."""
+"""Exec an engine that is killed with the job: ``python -m … PARENT_PID COMMAND ARGUMENT…``."""
 
 import os
 import sys
@@ -7,7 +7,7 @@ from runners.parentage import die_with
 
 
 def main() -> None:
-    """Tie this process to its parent and run the command in its place: the tie outlives that."""
+    """Set the parent-death signal and exec the command; the setting survives exec."""
     parent, *command = sys.argv[1:]
     die_with(int(parent))
     os.execv(command[0], command)  # noqa: S606 - no shell: a list that the job itself made

@@ -1,4 +1,4 @@
-"""The engines of one life of an endpoint: one that does all, or some for each phase."""
+"""The engines of one endpoint life: a single one, or several for prefill and for decode."""
 
 import time
 from collections import Counter
@@ -12,9 +12,9 @@ REAP_SECONDS = 1.5
 
 
 class Engines:
-    """They live and end together; without ``prefill`` those of ``decode`` read for themselves.
+    """Engines that live and end together; without ``prefill``, ``decode`` does both phases.
 
-    Only the door's own loop asks ``lent``; the counts are read from another thread.
+    ``lent`` is for the HTTP event loop only; the counts are read from another thread.
     """
 
     def __init__(
@@ -22,63 +22,63 @@ class Engines:
     ) -> None:
         self.prefill = tuple(prefill)
         self.decode = tuple(decode)
-        self.twice = Twice()  # what both phases counted of the same requests
-        self.handed_over = 0  # requests whose cache travelled
-        self.undivided = 0  # requests that one engine read and answered
-        self._lost: ServerProcess | None = None
-        self._asked: Counter[ServerProcess] = Counter()
+        self.twice = Twice()  # counts that both phases report for the same requests
+        self.handed_over = 0  # requests whose KV cache was transferred
+        self.undivided = 0  # requests that one engine served alone
+        self._first_exited: ServerProcess | None = None
+        self._open_requests: Counter[ServerProcess] = Counter()
 
     @property
     def is_split(self) -> bool:
-        """Return whether some read what others answer."""
+        """Return whether prefill and decode run in different engines."""
         return bool(self.prefill)
 
     @property
     def all(self) -> tuple[ServerProcess, ...]:
-        """Return every engine, those that read first."""
+        """Return every engine, prefill first."""
         return (*self.prefill, *self.decode)
 
     @property
     def title(self) -> str:
-        """Return what the one is called that ended first, else the first."""
-        return (self._lost or self.all[0]).title
+        """Return the title of the engine that exited first, else of the first engine."""
+        return (self._first_exited or self.all[0]).title
 
     def how(self) -> str:
-        """Return how the one ended that ended first."""
-        return (self._lost or self.all[0]).how()
+        """Return how the first exited engine ended."""
+        return (self._first_exited or self.all[0]).how()
 
     def wait(self, timeout_seconds: float) -> bool:
-        """Wait until one ends, at most so long; return whether one did."""
+        """Wait until an engine exits, at most ``timeout_seconds``; return whether one did."""
         if len(self.all) == 1:
             return self.all[0].wait(timeout_seconds)
         deadline = time.monotonic() + timeout_seconds
         while True:
             if ended := next((each for each in self.all if each.has_ended), None):
-                self._lost = self._lost or ended
+                self._first_exited = self._first_exited or ended
                 return True
             if (left := deadline - time.monotonic()) <= 0:
                 return False
             time.sleep(min(LOOK_SECONDS, left))
 
     def kill(self) -> None:
-        """End all of them at once, with all that they started."""
+        """Kill all engines at once, with every process they started."""
         for each in self.all:
             each.kill()
 
     def reap(self) -> None:
-        """Wait a moment until each is gone for good, once they were killed."""
+        """Wait briefly until each killed engine has exited."""
         for each in self.all:
             each.wait(REAP_SECONDS / len(self.all))
 
     def peak_bytes(self) -> int:
-        """Return the most that the processes of each held, summed."""
+        """Return the peak memory of all engines, summed."""
         return sum(each.peak_bytes() for each in self.all)
 
     def page(self) -> str | None:
-        """Return their own figures, each sample told apart by its engine; None where one fails."""
-        found = [each.get(METRICS) for each in self.all]
-        texts = [each.text for each in found if each is not None and each.is_success]
-        if len(texts) < len(found):
+        """Return their Prometheus text with an engine label per sample; None if a scrape fails."""
+        responses = [each.get(METRICS) for each in self.all]
+        texts = [each.text for each in responses if each is not None and each.is_success]
+        if len(texts) < len(responses):
             return None
         return merged(dict(zip(self._names, texts, strict=True))) if self.is_split else texts[0]
 
@@ -89,10 +89,10 @@ class Engines:
 
     @contextmanager
     def lent(self, among: Sequence[ServerProcess]) -> Iterator[ServerProcess]:
-        """Lend the engine that has the fewest of our requests while a block asks it."""
-        chosen = min(among, key=lambda each: self._asked[each])
-        self._asked[chosen] += 1
+        """Lend the engine with the fewest open requests for the duration of the block."""
+        chosen = min(among, key=lambda each: self._open_requests[each])
+        self._open_requests[chosen] += 1
         try:
             yield chosen
         finally:
-            self._asked[chosen] -= 1
+            self._open_requests[chosen] -= 1

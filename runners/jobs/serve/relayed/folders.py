@@ -1,4 +1,4 @@
-"""What engines on GPUs are told alike of a folder: its dtype, its stored format, its template."""
+"""Start flags that GPU engines share: dtype, quantization format and chat template."""
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -7,12 +7,12 @@ from runners.jobs.model_files import read_config
 from runners.jobs.runtime import BadInputError
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
-# Plain lines, as our own engine reads a conversation whose model has no template.
+# Plain lines, as Slipway's own engine formats a conversation without a chat template.
 PLAIN_LINES = str(Path(__file__).with_name("plain_lines.jinja"))
 
 
 def dtype_flags(weight_dtype: str) -> list[str]:
-    """Return in which width it computes."""
+    """Return the flags of the compute dtype."""
     return ["--dtype", DTYPES.get(weight_dtype, "bfloat16")]
 
 
@@ -23,10 +23,10 @@ def loaded_format(
     stored: Collection[str],
     loaded_as: Mapping[str, str],
 ) -> list[str]:
-    """Return into which format plain weights are made as they are loaded, none for stored ones.
+    """Return the flags that quantise plain weights at load; none for stored formats.
 
     Raises:
-        BadInputError: it does not read the folder's format, or makes no such one of plain weights.
+        BadInputError: the engine cannot read the stored format or quantise to this dtype.
     """
     if _stored_format(title, config, stored) is not None or weight_dtype in DTYPES:
         return []
@@ -46,11 +46,11 @@ _BITS = {"int4": 4, "int8": 8, "fp8": 8}
 def _stored_format(
     title: str, config: Mapping[str, object], stored: Collection[str]
 ) -> str | None:
-    """Return how a folder's weights are stored, None for plain ones."""
-    found = config.get("quantization_config")
-    if found is None:
+    """Return the quantization method of stored weights, None for plain ones."""
+    quantization = config.get("quantization_config")
+    if quantization is None:
         return None
-    method = str(found.get("quant_method")) if isinstance(found, dict) else "?"
+    method = str(quantization.get("quant_method")) if isinstance(quantization, dict) else "?"
     if method not in stored:
         msg = (
             f"config.json: quant_method is {method[:40]}, which {title} does not read; it reads "
@@ -61,7 +61,7 @@ def _stored_format(
 
 
 def template_flags(folder: Path) -> list[str]:
-    """Return how a conversation is written, where the model does not say it."""
+    """Return the chat template flag for a model without a template of its own."""
     config = folder / "tokenizer_config.json"
     has_own = config.exists() and bool(read_config(config).get("chat_template"))
     if has_own or (folder / "chat_template.jinja").exists():

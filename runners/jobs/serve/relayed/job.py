@@ -1,20 +1,20 @@
-"""One endpoint attempt of an engine that speaks OpenAI's form itself."""
+"""The endpoint job of an engine with its own OpenAI API."""
 
 from collections.abc import Callable
 
 from runners.jobs.nvml import GpuPeak, visible_sample
 from runners.jobs.runtime import Job
 from runners.jobs.serve.endpoint import serve
-from runners.jobs.serve.relayed.backend import RelayBackend, Speaker
+from runners.jobs.serve.relayed.backend import EngineAdapter, RelayBackend
 from runners.jobs.telemetry import job_telemetry
 
 
 def prepare() -> None:
-    """Do nothing: this process holds no model, its child does."""
+    """Do nothing: the model is in the child process, not in this one."""
 
 
-def work_of(speaker: Speaker) -> Callable[[Job], None]:
-    """Return the program of an endpoint that has this engine."""
+def work_of(speaker: EngineAdapter) -> Callable[[Job], None]:
+    """Return the job function of an endpoint with this engine."""
 
     def work(job: Job) -> None:
         peak = GpuPeak(visible_sample())

@@ -1,4 +1,4 @@
-"""Which of a job's GPUs each of several engines gets, and what it does."""
+"""The engines of a prefill/decode split, and the GPUs of each."""
 
 import os
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ Phase = Literal["prefill", "decode"]
 
 
 class Part(NamedTuple):
-    """One engine of several: what it does, its number from 1, and its GPUs by name."""
+    """One engine of several: its phase, its number from 1, and its GPU names."""
 
     phase: Phase
     number: int
@@ -22,10 +22,10 @@ class Part(NamedTuple):
 def parts_of(
     split: PhaseSplit, options: EngineOptions, env: Mapping[str, str] = os.environ
 ) -> list[Part]:
-    """Return the engines of a split, those that read first, each with GPUs of its own.
+    """Return the engines of a split, prefill first, each with its own GPUs.
 
     Raises:
-        BadInputError: the job was given fewer GPUs than they take.
+        BadInputError: the job has fewer GPUs than the engines need.
     """
     names, each = _devices(options.num_devices, env), options.devices_each
     phases: list[tuple[Phase, int]] = [
@@ -39,14 +39,14 @@ def parts_of(
 
 
 def _devices(count: int, env: Mapping[str, str]) -> list[str]:
-    """Return the names of the GPUs that the job was given; where it was given none, numbers."""
+    """Return the job's GPU names; indices if ``CUDA_VISIBLE_DEVICES`` is not set."""
     if VISIBLE not in env:
         return [str(index) for index in range(count)]
-    found = [name.strip() for name in env[VISIBLE].split(",") if name.strip()]
-    if len(found) < count:
+    names = [part.strip() for part in env[VISIBLE].split(",") if part.strip()]
+    if len(names) < count:
         msg = (
             f"engine_options.split: its engines take {count} GPUs, and the job was given "
-            f"{len(found)}; give it {count}, or fewer engines or smaller parallel sizes"
+            f"{len(names)}; give it {count}, or fewer engines or smaller parallel sizes"
         )
         raise BadInputError(msg)
-    return found
+    return names

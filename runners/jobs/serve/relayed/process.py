@@ -1,4 +1,4 @@
-"""Start an engine that serves HTTP on a loopback port, and wait until it says that it can."""
+"""Start an HTTP engine on a loopback port, and wait until it is healthy."""
 
 import os
 import re
@@ -14,140 +14,140 @@ import httpx
 
 from runners.endpoint_spec import LOOPBACK
 from runners.jobs.runtime import BadInputError
-from runners.jobs.serve.contract import EngineLostError
+from runners.jobs.serve.contract import EngineProcessError
 from runners.jobs.serve.process import OwnProcess
 
-START_SECONDS = 1800.0  # hundreds of GB from a slow disk, then kernels are compiled
+START_SECONDS = 1800.0  # hundreds of GB from a slow disk, then kernel compilation
 LOOK_SECONDS = 0.1
 ASK_SECONDS = 10.0
 PORT_TRIES = 50
-TRIES = 3  # of a port: somebody may take it between the choice and the start
+TRIES = 3  # with new ports: another process may take a port before the engine binds it
 HEALTH, METRICS, MODELS = "/health", "/metrics", "/v1/models"
 _TAKEN = "address already in use"
-# How Python and argparse say what is wrong, after whatever a logger puts before it.
+# Error lines of Python and argparse, after any logger prefix.
 _CAUSE = re.compile(r"(?:^|[\s:)\]])((?:[A-Za-z_.]*(?:Error|Exception)|error): .+)")
 
 
 class Command(NamedTuple):
-    """How an engine is started: its words, and what its environment has besides."""
+    """The start command of an engine: its argv, and additional environment variables."""
 
     argv: Sequence[str]
     env: Mapping[str, str]
 
 
-class Door(NamedTuple):
-    """Where an engine is to listen, and the key that it is to ask for."""
+class ListenAddress(NamedTuple):
+    """The port an engine listens on, and the API key it requires."""
 
     port: int
     key: str
 
 
 class ServerProcess(OwnProcess):
-    """One life of an engine that serves HTTP; nobody but this process knows its key."""
+    """One life of an HTTP engine; only this process has its key."""
 
-    def __init__(self, title: str, command: Command, door: Door) -> None:
-        self.key = door.key
-        self.address = f"http://{LOOPBACK}:{door.port}"
+    def __init__(self, title: str, command: Command, listen: ListenAddress) -> None:
+        self.key = listen.key
+        self.address = f"http://{LOOPBACK}:{listen.port}"
         module = ("-m", "runners.jobs.serve.relayed.child", str(os.getpid()))
         super().__init__(
             title, [sys.executable, *module, *command.argv], {**os.environ, **command.env}
         )
         self.stdin.close()
-        self._begun_at = time.monotonic()
+        self._started_at = time.monotonic()
 
     @property
     def headers(self) -> dict[str, str]:
-        """Return what a request to it carries."""
+        """Return the request headers with the key."""
         return {"Authorization": f"Bearer {self.key}"}
 
     def get(self, path: str) -> httpx.Response | None:
-        """Return its answer to a GET, or None where it gives none."""
+        """Return the response to a GET, or None if the request fails."""
         with suppress(httpx.HTTPError):
             address, headers = f"{self.address}{path}", self.headers
             return httpx.get(address, headers=headers, timeout=ASK_SECONDS, trust_env=False)
         return None
 
     def is_healthy(self) -> bool:
-        """Return whether it can be asked.
+        """Return whether the engine accepts requests.
 
         Raises:
-            BadInputError: it refuses the model or an argument, in its own words.
-            EngineLostError: it was killed, or did not come up in time.
+            BadInputError: it rejects the model or an argument; the message is its own.
+            EngineProcessError: it was killed, or was not healthy in time.
         """
         if not self.has_ended:
-            found = self.get(HEALTH)
-            if found is not None and found.is_success:
+            response = self.get(HEALTH)
+            if response is not None and response.is_success:
                 return True
-            if time.monotonic() - self._begun_at > START_SECONDS:
+            if time.monotonic() - self._started_at > START_SECONDS:
                 self.kill()
                 msg = f"{self.title} did not become healthy within {START_SECONDS:g} s"
-                raise EngineLostError(msg)
+                raise EngineProcessError(msg)
             return False
-        said = self.last_words()
-        self.kill()  # what it started may live on
+        last_lines = self.last_words()
+        self.kill()  # processes it started may still run
         if (self.code or 0) < 0:
-            raise EngineLostError(f"{self.title} did not start: {self.how()}")
-        raise BadInputError(f"{self.title} does not start with this model: {_cause(said)}")
+            raise EngineProcessError(f"{self.title} did not start: {self.how()}")
+        raise BadInputError(f"{self.title} does not start with this model: {_cause(last_lines)}")
 
     @property
-    def lost_its_port(self) -> bool:
-        """Return whether somebody else took the port first."""
+    def is_port_taken(self) -> bool:
+        """Return whether the engine failed because its port was taken."""
         return any(_TAKEN in line.lower() for line in self.last)
 
 
 def _cause(lines: Sequence[str]) -> str:
-    """Return the line that says why, without what a logger puts before it."""
-    found = [match[1] for line in lines if (match := _CAUSE.search(line))]
-    return (found[-1] if found else " / ".join(lines[-3:]) or "it said nothing")[:400]
+    """Return the line with the cause, without its logger prefix."""
+    causes = [match[1] for line in lines if (match := _CAUSE.search(line))]
+    return (causes[-1] if causes else " / ".join(lines[-3:]) or "no output")[:400]
 
 
-Starting = Callable[[Door], Command]
+Starting = Callable[[ListenAddress], Command]
 
 
 class _Start:
-    """An engine on its way up, tried again on another port where somebody took its own."""
+    """A starting engine; it is restarted on another port if its port was taken."""
 
     def __init__(self, title: str, command: Starting) -> None:
         self._title = title
         self._command = command
         self._tries = 0
         self._is_up = False
-        self.process = self._begun()
+        self.process = self._launch()
 
-    def _begun(self) -> ServerProcess:
+    def _launch(self) -> ServerProcess:
         self._tries += 1
-        door = Door(free_ports(1), secrets.token_urlsafe(24))
-        return ServerProcess(self._title, self._command(door), door)
+        listen = ListenAddress(free_ports(1), secrets.token_urlsafe(24))
+        return ServerProcess(self._title, self._command(listen), listen)
 
     def is_up(self) -> bool:
-        """Return whether it can be asked; see ``ServerProcess.is_healthy``."""
+        """Return whether the engine accepts requests; see ``ServerProcess.is_healthy``."""
         try:
             self._is_up = self._is_up or self.process.is_healthy()
         except BadInputError:
-            if self._tries == TRIES or not self.process.lost_its_port:
+            if self._tries == TRIES or not self.process.is_port_taken:
                 raise
-            self.process = self._begun()
+            self.process = self._launch()
         return self._is_up
 
 
 def started(title: str, command: Starting) -> ServerProcess:
-    """Return a healthy engine on a free port.
+    """Start an engine on a free port; return it when it is healthy.
 
     Raises:
-        BadInputError: it refuses the model or an argument.
-        EngineLostError: it was killed, or did not come up in time.
+        BadInputError: it rejects the model or an argument.
+        EngineProcessError: it was killed, or was not healthy in time.
     """
     return started_together([(title, command)])[0]
 
 
 def started_together(wanted: Sequence[tuple[str, Starting]]) -> list[ServerProcess]:
-    """Return several healthy engines, by title and command; where one fails, none is left.
+    """Start several engines, by title and command; if one fails, kill all of them.
 
-    All begin in this thread: an engine ends with the thread that began it.
+    All start in this thread: an engine is killed when the thread that started it ends.
 
     Raises:
-        BadInputError: one refuses the model or an argument.
-        EngineLostError: one was killed, or did not come up in time.
+        BadInputError: one rejects the model or an argument.
+        EngineProcessError: one was killed, or was not healthy in time.
     """
     begun: list[_Start] = []
     try:
@@ -162,22 +162,22 @@ def started_together(wanted: Sequence[tuple[str, Starting]]) -> list[ServerProce
 
 
 def free_ports(count: int, apart_from: int = 0) -> int:
-    """Return the first of so many free ports in a row, none of them ``apart_from``.
+    """Return the first of ``count`` consecutive free ports, none of them ``apart_from``.
 
     Raises:
-        EngineLostError: no such row was found.
+        EngineProcessError: no such ports were found.
     """
     for _ in range(PORT_TRIES):
-        with ExitStack() as held, suppress(OSError, OverflowError):
-            first = _bound(held, 0)
+        with ExitStack() as stack, suppress(OSError, OverflowError):
+            first = _bound(stack, 0)
             for port in range(first + 1, first + count):
-                _bound(held, port)
+                _bound(stack, port)
             if not first <= apart_from < first + count:
                 return first
-    raise EngineLostError(f"{count} free ports in a row were not found in {PORT_TRIES} tries")
+    raise EngineProcessError(f"{count} free ports in a row were not found in {PORT_TRIES} tries")
 
 
-def _bound(held: ExitStack, port: int) -> int:
-    asked = held.enter_context(socket.socket())
-    asked.bind((LOOPBACK, port))
-    return int(asked.getsockname()[1])
+def _bound(stack: ExitStack, port: int) -> int:
+    listener = stack.enter_context(socket.socket())
+    listener.bind((LOOPBACK, port))
+    return int(listener.getsockname()[1])

@@ -1,26 +1,28 @@
-"""What an engine refuses, in our form."""
+"""Conversion of engine errors to the endpoint's error format."""
 
 from http import HTTPStatus
 
 import httpx
 
-from runners.jobs.serve.protocol import AskedError
+from runners.jobs.serve.protocol import RequestError
 
-TOO_LONG = "maximum context length"  # as vLLM and OpenAI say it
+TOO_LONG = "maximum context length"  # as in vLLM's and OpenAI's messages
 
 
-def refusal(status: int, body: bytes) -> AskedError:
-    """Return an engine's error in our form: its words and field, no code of its own."""
+def refusal(status: int, body: bytes) -> RequestError:
+    """Return an engine error as a ``RequestError``: its message and field, without its code."""
     try:
-        said = httpx.Response(status, content=body).json()
-        said = said.get("error", said)
-        message = str(said["message"] if isinstance(said, dict) else said)[:1000]
+        document = httpx.Response(status, content=body).json()
+        document = document.get("error", document)
+        message = str(document["message"] if isinstance(document, dict) else document)[:1000]
     except (ValueError, KeyError, AttributeError):
-        said, message = {}, f"The engine answered with status {status}."
-    param = said.get("param") if isinstance(said, dict) else None
+        document, message = {}, f"The engine answered with status {status}."
+    param = document.get("param") if isinstance(document, dict) else None
     if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-        return AskedError(500, message, code="engine_error")
+        return RequestError(500, message, code="engine_error")
     if status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}:
-        return AskedError(500, "The engine does not take its own key.", code="engine_error")
+        return RequestError(500, "The engine does not take its own key.", code="engine_error")
     code = "context_length_exceeded" if TOO_LONG in message else None
-    return AskedError(status, message, param=param if isinstance(param, str) else None, code=code)
+    return RequestError(
+        status, message, param=param if isinstance(param, str) else None, code=code
+    )

@@ -1,6 +1,6 @@
-"""Hand requests on to an engine that speaks OpenAI's form, and their answers back as they come.
+"""Forward requests to an engine with its own OpenAI API, and stream the responses back.
 
-Everything but ``run`` and ``wait_until_idle`` happens in the door's own loop.
+Everything except ``run`` and ``wait_until_idle`` runs in the HTTP event loop.
 """
 
 import asyncio
@@ -23,20 +23,20 @@ from runners.jobs.serve.contract import Limits, Pending
 from runners.jobs.serve.conversation import DEAD, RETRY_SECONDS
 from runners.jobs.serve.figures import Figures
 from runners.jobs.serve.own_writer import OwnWriter
-from runners.jobs.serve.protocol import AskedError
+from runners.jobs.serve.protocol import RequestError
 from runners.jobs.serve.relayed.engines import Engines
 from runners.jobs.serve.relayed.handover import course_of
 from runners.jobs.serve.relayed.refusal import refusal
+from runners.jobs.serve.relayed.request_fields import Handed, document_of, handed, num_answers
 from runners.jobs.serve.relayed.scrape import Scraper
-from runners.jobs.serve.relayed.wishes import Handed, document_of, handed, num_answers
 
 CONNECT_SECONDS = 10.0
 SCRAPE_SECONDS = 1.0
-CONNECTIONS = httpx.Limits(max_keepalive_connections=0)  # kept ones may be dropped in between
+CONNECTIONS = httpx.Limits(max_keepalive_connections=0)  # idle connections may be dropped
 
 
 class RelayWriter(OwnWriter):
-    """One life of an engine: who is being answered, what it counts, how it ends."""
+    """One life of an engine: its open requests, its metrics and its exit."""
 
     def __init__(
         self,
@@ -47,61 +47,61 @@ class RelayWriter(OwnWriter):
     ) -> None:
         super().__init__(engines, limits)
         self.engines = engines
-        self.open: dict[asyncio.Task[None], int] = {}  # answers of each request under way
-        self.signed_at = 0.0  # when a token came last, or somebody began
+        self.open: dict[asyncio.Task[None], int] = {}  # number of answers per open request
+        self.signed_at = 0.0  # time of the last token, or of the first open request
         self._scraper = scraper
         self._is_ending = is_ending
 
     @property
     def is_idle(self) -> bool:
-        """Return whether nobody is answered and nobody waits."""
+        """Return whether no request is open."""
         return not self.open
 
     @property
     def step_began_at(self) -> float | None:
-        """Return since when no token came though somebody waits for one."""
+        """Return since when open requests have had no new token."""
         return self.signed_at if self.open else None
 
     def admit(self, answers: int) -> None:
-        """Refuse a request that the engine or its queue has no room for.
+        """Check that the engine or its queue has room for a request.
 
         Raises:
-            AskedError: too many wait already, or it is ending.
+            RequestError: the queue is full, or the endpoint is ending.
         """
         if self.is_closed:
-            raise AskedError(503, "The endpoint is ending.", code="draining")
+            raise RequestError(503, "The endpoint is ending.", code="draining")
         if (
             sum(self.open.values()) + answers
             > self.limits.max_concurrency + self.limits.queue_limit
         ):
             message, wait = "Too many requests wait already; try again shortly.", RETRY_SECONDS
-            raise AskedError(429, message, code="queue_full", retry_after_seconds=wait)
+            raise RequestError(429, message, code="queue_full", retry_after_seconds=wait)
 
     def enter(self, task: asyncio.Task[None], answers: int) -> None:
-        """Count a request from now on."""
+        """Register an open request."""
         if not self.open:
             self.signed_at = time.perf_counter()
         self.open[task] = answers
 
     def leave(self, task: asyncio.Task[None]) -> None:
-        """Count a request no more."""
+        """Remove a request that has ended."""
         with self.changed:
             self.open.pop(task, None)
             self.changed.notify_all()
 
     def cancel(self, sequences: Sequence[Pending]) -> None:
-        """Do nothing: a request whose client goes ends with its connection."""
+        """Do nothing: the engine cancels a request when its connection closes."""
 
     def run(self) -> None:
-        """Read the engine's figures until it ends.
+        """Scrape the engine's metrics until it exits.
 
         Raises:
-            EngineLostError: nobody told it to.
+            EngineProcessError: it exited without having been closed.
         """
         at = time.perf_counter()
         while not self.engines.wait(SCRAPE_SECONDS):
             page, now = self.engines.page(), time.perf_counter()
-            twice = self.engines.twice  # after the page: too much is never told, if a look later
+            twice = self.engines.twice  # read after the page, so tokens are never counted twice
             if page is not None and self._scraper.take(page, now - at, twice):
                 self.signed_at = now
             self.engines.peak_bytes()
@@ -114,26 +114,26 @@ class RelayWriter(OwnWriter):
 
 
 class RelayReady:
-    """A loaded model whose engine answers in OpenAI's form."""
+    """A loaded model whose engine has its own OpenAI API."""
 
     def __init__(
         self, engine: RelayWriter, figures: Figures, called: Callable[[str], str]
     ) -> None:
         self.engine = engine
         self.figures = figures
-        self.called = called  # what the engine calls what clients ask for by a name
+        self.called = called  # maps the name in a request to the engine's name
 
     def handing(self, path: str, body: bytes) -> "Handover":
-        """Return the request of a body.
+        """Return the parsed request.
 
         Raises:
-            AskedError: what is wrong with which field.
+            RequestError: a field is invalid; the error names it.
         """
         return Handover(self, path, handed(path, body))
 
 
 class Handover:
-    """One request on its way to the engine, and its answer on the way back."""
+    """One request that is forwarded to the engine, and its response."""
 
     def __init__(self, ready: RelayReady, path: str, asked: Handed) -> None:
         self.asked = asked
@@ -142,34 +142,34 @@ class Handover:
         self._began = 0.0
         self._engine = ready.engine
         self._figures = ready.figures
-        self._called = ready.called
+        self._engine_name = ready.called
 
     @property
     def model(self) -> str:
-        """Return the name that the client asks for."""
+        """Return the model name in the request."""
         return self.asked.model
 
     async def run(self, receive: Receive, send: Send) -> None:
-        """Hand it on, and its answer back as it comes.
+        """Forward the request and stream the engine's response back.
 
         Raises:
-            AskedError: too many wait already, or the engine refuses it or is gone.
-            ClientGoneError: nobody waits any more: the engine drops it with its connection.
+            RequestError: the queue is full, or the engine rejects the request or is down.
+            ClientGoneError: the client disconnected; the engine cancels with the connection.
         """
         self._engine.admit(self.answers)
         self._began = time.perf_counter()
         answering = asyncio.create_task(self._answer(send))
         self._engine.enter(answering, self.answers)
-        gone = asyncio.ensure_future(disconnected(receive))
+        disconnect = asyncio.ensure_future(disconnected(receive))
         try:
-            await asyncio.wait((answering, gone), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((answering, disconnect), return_when=asyncio.FIRST_COMPLETED)
             if not answering.done():
                 self._count("cancelled")
                 raise ClientGoneError
             answering.result()
             self._count("requests")
         finally:
-            gone.cancel()
+            disconnect.cancel()
             answering.cancel()
             await asyncio.wait((answering,))
             self._engine.leave(answering)
@@ -180,7 +180,7 @@ class Handover:
 
     async def _answer(self, send: Send) -> None:
         timeout = httpx.Timeout(None, connect=CONNECT_SECONDS)
-        document = document_of(self.asked) | {"model": self._called(self.model)}
+        document = document_of(self.asked) | {"model": self._engine_name(self.model)}
         engines, path = self._engine.engines, self._path
         try:
             async with (
@@ -200,13 +200,13 @@ class Handover:
                 else:
                     await send_bytes(send, answer.status_code, await answer.aread(), JSON)
         except httpx.HTTPError:
-            raise AskedError(500, DEAD, code="engine_ended") from None
+            raise RequestError(500, DEAD, code="engine_ended") from None
 
     async def _stream(self, answer: httpx.Response, send: Send) -> None:
-        """Pass events on as they come; one that breaks off ends with an error, as OpenAI's do."""
+        """Forward events as they arrive; an interrupted stream ends with an OpenAI error event."""
         headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        is_first = self._engine.engines.is_split  # no engine saw both the request and the token
+        is_first = self._engine.engines.is_split  # no single engine measures the TTFT
         try:
             async for part in answer.aiter_bytes():
                 self._engine.signed_at = now = time.perf_counter()
@@ -215,7 +215,7 @@ class Handover:
                     is_first = False
                 await send_part(send, part)
         except httpx.HTTPError:
-            error = AskedError(500, DEAD, code="engine_ended")
+            error = RequestError(500, DEAD, code="engine_ended")
             self._figures.count("failed")
             await send_part(send, event_of(error.document))
         await send_part(send, b"", more=False)

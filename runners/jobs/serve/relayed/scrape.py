@@ -1,4 +1,4 @@
-"""Read an engine's own Prometheus figures into ours."""
+"""Scrape an engine's Prometheus metrics into the endpoint's figures."""
 
 import re
 from collections import defaultdict
@@ -15,7 +15,7 @@ Samples = Mapping[str, float]
 
 
 class MetricNames(NamedTuple):
-    """What an engine calls the figures of our charts; empty: it has none of the kind."""
+    """An engine's names of the metrics in our charts; empty: the engine has no such metric."""
 
     running: str
     waiting: str
@@ -23,16 +23,16 @@ class MetricNames(NamedTuple):
     prompt_tokens: str
     output_tokens: str
     ttft: str = ""  # a histogram in seconds
-    tpot: str = ""  # likewise, a value a token
+    tpot: str = ""  # likewise, one value per token
 
     @classmethod
     def below(cls, prefix: str, *names: str) -> "MetricNames":
-        """Return the names, in this order, of an engine whose figures all begin alike."""
+        """Return the names, in this order, of an engine whose metrics share a prefix."""
         return cls(*(f"{prefix}:{name}" for name in names))
 
 
 class Exposition:
-    """One page of figures, the processes of a data-parallel engine taken together."""
+    """One Prometheus page; the processes of a data-parallel engine are summed."""
 
     def __init__(self, text: str) -> None:
         self.sums: dict[str, float] = defaultdict(float)
@@ -45,17 +45,17 @@ class Exposition:
                 self.buckets[name.removesuffix("_bucket")][float(bound[1])] += value
 
     def histogram(self, name: str) -> Buckets | None:
-        """Return a histogram's counts by bucket, not cumulated; None where there is none."""
-        found = sorted(self.buckets[name].items())
-        if not found:
+        """Return a histogram with non-cumulative counts, or None if the page has none."""
+        buckets = sorted(self.buckets[name].items())
+        if not buckets:
             return None
-        seen = [0, *(int(count) for _, count in found)]
-        counts = tuple(later - earlier for earlier, later in pairwise(seen))
-        return Buckets(tuple(bound for bound, _ in found[:-1]), counts, self.sums[f"{name}_sum"])
+        cumulative = [0, *(int(count) for _, count in buckets)]
+        counts = tuple(later - earlier for earlier, later in pairwise(cumulative))
+        return Buckets(tuple(bound for bound, _ in buckets[:-1]), counts, self.sums[f"{name}_sum"])
 
 
 class Twice(NamedTuple):
-    """Tokens that two engines counted, though one request has them once."""
+    """Tokens that two engines counted for the same request."""
 
     prompt: int = 0
     output: int = 0
@@ -65,26 +65,26 @@ NOTHING_TWICE = Twice()
 
 
 class Scraper:
-    """Adds what one life of an engine counts to an endpoint's figures.
+    """Adds the counts of one engine life to an endpoint's figures.
 
-    ``before`` is a page of what it counted before anybody asked, which is not added.
+    ``before`` is a page from before the first request; its counts are not added.
     """
 
     def __init__(self, names: MetricNames, figures: Figures, before: str = "") -> None:
         self._names = names
         self._figures = figures
         self._last = last = Exposition(before)
-        self._told = Twice(
+        self._totals = Twice(
             int(last.sums[names.prompt_tokens]), int(last.sums[names.output_tokens])
         )
 
     def take(self, text: str, seconds: float, twice: Twice = NOTHING_TWICE) -> bool:
-        """Take in a page, ``seconds`` after the one before; return whether tokens came.
+        """Add a page, ``seconds`` after the previous one; return whether there are new tokens.
 
-        ``twice`` has what the page counts double since its engines began.
+        ``twice`` holds the tokens that the engines counted twice since they started.
         """
         now, last, names = Exposition(text), self._last, self._names
-        prompt, output = self._since_told(now, twice)
+        prompt, output = self._new_tokens(now, twice)
         self._last = now
         gauges = {
             "running_requests": now.sums[names.running],
@@ -96,20 +96,20 @@ class Scraper:
         self._figures.absorb(Taken(prompt, ttft, tpot, text))
         return bool(prompt or output)
 
-    def _since_told(self, now: Exposition, twice: Twice) -> Twice:
-        """Return the tokens since the last page; what was told once is never taken back."""
-        names, told = self._names, self._told
-        self._told = Twice(
-            max(told.prompt, int(now.sums[names.prompt_tokens]) - twice.prompt),
-            max(told.output, int(now.sums[names.output_tokens]) - twice.output),
+    def _new_tokens(self, now: Exposition, twice: Twice) -> Twice:
+        """Return the tokens since the last page; totals never decrease."""
+        names, previous = self._names, self._totals
+        self._totals = Twice(
+            max(previous.prompt, int(now.sums[names.prompt_tokens]) - twice.prompt),
+            max(previous.output, int(now.sums[names.output_tokens]) - twice.output),
         )
-        return Twice(self._told.prompt - told.prompt, self._told.output - told.output)
+        return Twice(self._totals.prompt - previous.prompt, self._totals.output - previous.output)
 
 
 def merged(pages: Mapping[str, str]) -> str:
-    """Return the pages of several engines as one: each sample names its engine.
+    """Return the pages of several engines as one, with an engine label on each sample.
 
-    The samples of one figure stand together, as the format asks.
+    The samples of one metric are adjacent, as the format requires.
     """
     families: dict[str, list[str]] = defaultdict(list)
     for engine, text in pages.items():
@@ -119,23 +119,23 @@ def merged(pages: Mapping[str, str]) -> str:
                 family = line.split(" ")[2]
                 if line not in families[family]:
                     families[family].append(line)
-            elif found := _SAMPLE.match(line):
-                name, labels, value = found[1], found[2], found[3]
+            elif match := _SAMPLE.match(line):
+                name, labels, value = match[1], match[2], match[3]
                 family = family if family and name.startswith(family) else name
-                own = f'slipway_engine="{engine}"' + (f",{labels}" if labels else "")
-                families[family].append(f"{name}{{{own}}} {value}")
+                labelled = f'slipway_engine="{engine}"' + (f",{labels}" if labels else "")
+                families[family].append(f"{name}{{{labelled}}} {value}")
     return "\n".join(line for lines in families.values() for line in lines)
 
 
 def _since(now: Exposition, last: Exposition, name: str) -> Buckets | None:
-    found, before = now.histogram(name), last.histogram(name)
-    if found is None or before is None or before.bounds != found.bounds:
-        return found
-    counts = tuple(new - old for new, old in zip(found.counts, before.counts, strict=True))
-    return Buckets(found.bounds, counts, found.total - before.total)
+    current, previous = now.histogram(name), last.histogram(name)
+    if current is None or previous is None or previous.bounds != current.bounds:
+        return current
+    counts = tuple(new - old for new, old in zip(current.counts, previous.counts, strict=True))
+    return Buckets(current.bounds, counts, current.total - previous.total)
 
 
 def _samples(text: str) -> Iterator[tuple[str, str, float]]:
     for line in text.splitlines():
-        if not line.startswith("#") and (found := _SAMPLE.match(line)):
-            yield found[1], found[2] or "", float(found[3])
+        if not line.startswith("#") and (match := _SAMPLE.match(line)):
+            yield match[1], match[2] or "", float(match[3])

@@ -1,12 +1,12 @@
-"""Hand one small cache over between every two engines, before anybody else asks for one.
+"""Transfer one small KV cache between every pair of engines before serving begins.
 
-The first time takes the longest, because the two tell each other where their memory lies, and
-vLLM gives up on that after 5 s. A way that does not work at all is told before it is needed.
+The first transfer is the slowest, because the two engines exchange their memory addresses, and
+vLLM gives up on that after 5 s. A broken transfer is reported before a client needs it.
 """
 
 import httpx
 
-from runners.jobs.serve.contract import EngineLostError
+from runners.jobs.serve.contract import EngineProcessError
 from runners.jobs.serve.relayed.engines import Engines
 from runners.jobs.serve.relayed.handover import PARAMS, Document, reading_of
 from runners.jobs.serve.relayed.process import ServerProcess
@@ -14,41 +14,41 @@ from runners.jobs.serve.relayed.process import ServerProcess
 TRIES = 3
 TRIAL_SECONDS = 120.0  # kernels may be compiled for the first request
 PATH = "/v1/completions"
-TOKENS = [1, 2, 3]  # which every model has
+TOKENS = [1, 2, 3]  # token ids that every model has
 
 
 def hand_over_once(engines: Engines, model: str) -> None:
-    """Have each engine that writes fetch a prompt from each that reads.
+    """Make each decode engine fetch a prompt from each prefill engine.
 
     Raises:
-        EngineLostError: one does not, in its own words; none is left.
+        EngineProcessError: a transfer fails, with the engine's message; all are killed.
     """
     try:
         for reader in engines.prefill:
             for writer in engines.decode:
                 _try(reader, writer, {"model": model, "prompt": TOKENS, "max_tokens": 2})
-    except EngineLostError:
+    except EngineProcessError:
         engines.kill()
         raise
 
 
 def _try(reader: ServerProcess, writer: ServerProcess, document: Document) -> None:
-    said = ""
+    error_text = ""
     for _ in range(TRIES):
         try:
-            read = _asked(reader, reading_of(document))
-            found = _asked(writer, document | {PARAMS: read.json().get(PARAMS)})
+            prefill = _post(reader, reading_of(document))
+            answer = _post(writer, document | {PARAMS: prefill.json().get(PARAMS)})
         except (httpx.HTTPError, ValueError, AttributeError) as error:
-            said = repr(error)
+            error_text = repr(error)
             continue
-        if read.is_success and found.is_success:
+        if prefill.is_success and answer.is_success:
             return
-        said = (found if read.is_success else read).text
-    msg = f"{writer.title} does not fetch what {reader.title} read: {said[:300]}"
-    raise EngineLostError(msg)
+        error_text = (answer if prefill.is_success else prefill).text
+    msg = f"{writer.title} does not fetch what {reader.title} read: {error_text[:300]}"
+    raise EngineProcessError(msg)
 
 
-def _asked(engine: ServerProcess, document: Document) -> httpx.Response:
+def _post(engine: ServerProcess, document: Document) -> httpx.Response:
     return httpx.post(
         f"{engine.address}{PATH}",
         json=document,

@@ -1,5 +1,5 @@
-"""An endpoint whose answers SGLang writes: its own server as a child on a loopback port.
+"""Endpoints served by SGLang: its own server as a child process on a loopback port.
 
-It runs in the environment ``sglang``. Never run by us on a GPU: its arguments are held to
-its own parser, and the names of its figures to its source.
+It runs in the environment ``sglang``. We have never run it on a GPU: tests check its arguments
+against SGLang's parser, and its metric names against SGLang's source.
 """

@@ -1,7 +1,7 @@
-"""Become SGLang's server, its key in no list of processes: ``python -m … ARGUMENT…``.
+"""Run SGLang's server without its key in the process list: ``python -m … ARGUMENT…``.
 
-SGLang takes its key as an argument alone; the key is added to this process's own list of them,
-which the system does not show. Those that it starts are handed their settings by a pipe.
+SGLang takes its key only as an argument; the key is added to ``sys.argv`` in the process, which
+the system does not show. Its child processes receive their settings through a pipe.
 """
 
 import os
@@ -13,7 +13,7 @@ SERVER = "sglang.launch_server"
 
 
 def main() -> None:
-    """Run the server's module with the key that the environment has."""
+    """Run the server's module with the key from the environment."""
     sys.argv = [SERVER, *sys.argv[1:], "--api-key", os.environ.pop(KEY)]
     runpy.run_module(SERVER, run_name="__main__")
 

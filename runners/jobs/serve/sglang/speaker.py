@@ -1,36 +1,36 @@
-"""A spec in SGLang's words, and what it calls its figures.
+"""SGLang's command line and metric names.
 
 Sources: SGLang 0.5.23 (PyPI wheel): ``sglang/srt/arg_groups/fields`` for the arguments,
 ``sglang/srt/observability/metrics_collector.py`` for the figures, its HTTP server for
 ``/health`` (200 once it wrote a token, 503 before) and ``/v1/models``, and
-``sglang/srt/entrypoints/openai/serving_base.py`` for how an adapter is asked for.
+``sglang/srt/entrypoints/openai/serving_base.py`` for the adapter syntax in requests.
 """
 
 import json
 import sys
 
 from runners.endpoint_spec import LOOPBACK
-from runners.jobs.serve.relayed.backend import Placed, Speaker
+from runners.jobs.serve.relayed.backend import EngineAdapter, Placed
 from runners.jobs.serve.relayed.folders import dtype_flags, loaded_format, template_flags
-from runners.jobs.serve.relayed.process import Command, Door
+from runners.jobs.serve.relayed.process import Command, ListenAddress
 from runners.jobs.serve.relayed.scrape import MetricNames
 from runners.jobs.serve.sglang.server import KEY
 from runners.jobspec import ServeSpec
 from runners.jobspec.engine import EngineOptions
 
-LOADED_AS = {"fp8": "fp8"}  # it makes no other format of plain weights as it loads them
-# What config.json calls formats that it reads (QUANTIZATION_CHOICES that a folder can name).
+LOADED_AS = {"fp8": "fp8"}  # the only format it quantises plain weights to at load
+# quant_method values that it can load (QUANTIZATION_CHOICES that a folder can name).
 STORED = frozenset({
     "awq", "gptq", "fp8", "bitsandbytes", "compressed-tensors", "modelopt", "modelopt_fp4",
     "mxfp4", "quark", "auto-round", "w8a8_int8", "w8a8_fp8",
 })  # fmt: skip
-# Its share is of weights and cache alone; activations and captured graphs take the rest.
+# This share covers weights and cache only; activations and CUDA graphs need the rest.
 MOST_STATIC_RATIO = 0.88
-QUIET = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}  # nothing is fetched
+QUIET = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}  # no downloads
 
 
-class Sglang(Speaker):
-    """SGLang's own HTTP server."""
+class Sglang(EngineAdapter):
+    """SGLang's HTTP server."""
 
     title = "SGLang"
     names = MetricNames.below(
@@ -38,25 +38,25 @@ class Sglang(Speaker):
         "generation_tokens_total", "time_to_first_token_seconds", "inter_token_latency_seconds",
     )  # fmt: skip
 
-    def command(self, spec: ServeSpec, placed: Placed, door: Door) -> Command:
-        """Return how it is started: its key in the environment, where no list of processes has it.
+    def command(self, spec: ServeSpec, placed: Placed, listen: ListenAddress) -> Command:
+        """Return the start command; the key is in the environment, not in the process list.
 
         Raises:
-            BadInputError: it does not serve this, by the field.
+            BadInputError: SGLang does not support this; the error names the field.
         """
         argv = [sys.executable, "-m", "runners.jobs.serve.sglang.server"]
-        return Command([*argv, *arguments(spec, placed, door.port)], {**QUIET, KEY: door.key})
+        return Command([*argv, *arguments(spec, placed, listen.port)], {**QUIET, KEY: listen.key})
 
     def called(self, spec: ServeSpec, name: str) -> str:
-        """Return ``base:adapter`` for an adapter: a bare name would be answered by the base."""
+        """Return ``base:adapter`` for an adapter: a bare name selects the base model."""
         return name if name == spec.served_name else f"{spec.served_name}:{name}"
 
 
 def arguments(spec: ServeSpec, placed: Placed, port: int) -> list[str]:
-    """Return the words after ``sglang.launch_server``.
+    """Return the arguments of ``sglang.launch_server``.
 
     Raises:
-        BadInputError: it does not serve this, by the field.
+        BadInputError: SGLang does not support this; the error names the field.
     """
     options = spec.engine_options or EngineOptions()
     return [
@@ -88,7 +88,7 @@ def _limits(spec: ServeSpec, options: EngineOptions) -> list[str]:
 
 
 def _layout(options: EngineOptions) -> list[str]:
-    """Return the parallel sizes; whole experts of replicas share their tensor ranks."""
+    """Return the parallel size flags; with expert parallelism, experts span all ranks."""
     tensor, replicas = options.tensor_parallel_size, options.data_parallel_size
     sizes = {"--tp-size": tensor, "--dp-size": replicas}
     if options.has_expert_parallel:
@@ -101,12 +101,12 @@ def _layout(options: EngineOptions) -> list[str]:
 def _adapters(spec: ServeSpec, placed: Placed) -> list[str]:
     if not placed.adapters:
         return []
-    together = str(min(len(placed.adapters), spec.max_concurrency) + 1)  # and the base's own
+    max_loras = str(min(len(placed.adapters), spec.max_concurrency) + 1)  # + 1: the base model
     paths = [
         json.dumps({"lora_name": name, "lora_path": str(folder)})
         for name, folder in placed.adapters.items()
     ]
-    return ["--enable-lora", "--max-loras-per-batch", together, "--lora-paths", *paths]
+    return ["--enable-lora", "--max-loras-per-batch", max_loras, "--lora-paths", *paths]
 
 
 def _draft(options: EngineOptions, placed: Placed) -> list[str]:

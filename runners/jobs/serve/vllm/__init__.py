@@ -1,5 +1,5 @@
-"""An endpoint whose answers vLLM writes: ``vllm serve`` as a child on a loopback port.
+"""Endpoints served by vLLM: ``vllm serve`` as a child process on a loopback port.
 
-It runs in the environment ``vllm``. Never run by us on a GPU: its arguments are held to its own
-parser, and its figures to those of its build for processors.
+It runs in the environment ``vllm``. We have never run it on a GPU: tests check its arguments
+against vLLM's parser, and its metrics against its CPU build.
 """

@@ -1,11 +1,11 @@
-"""A spec in vLLM's words, and what it calls its figures.
+"""vLLM's command line and metric names.
 
 Sources: vLLM 0.33.0 (PyPI wheel): ``vllm/engine/arg_utils.py`` and
 ``vllm/entrypoints/common/cli_args.py`` for the arguments, ``vllm/v1/metrics/loggers.py`` for the
 figures, ``vllm/entrypoints/serve/instrumentator/health.py`` for ``/health`` (200, or 503 once its
 engine is dead), ``vllm/entrypoints/serve/middleware/`` for ``VLLM_API_KEY``. Of 0.32.0:
 ``vllm/config/kv_transfer.py`` and ``vllm/envs.py`` for the transfer between engines,
-``vllm/config/speculative.py`` for guesses from the prompt.
+``vllm/config/speculative.py`` for n-gram prompt lookup.
 """
 
 import json
@@ -16,26 +16,26 @@ from pathlib import Path
 from runners.endpoint_spec import LOOPBACK
 from runners.jobs.model_files import read_config
 from runners.jobs.runtime import BadInputError
-from runners.jobs.serve.relayed.backend import Placed, Speaker
+from runners.jobs.serve.relayed.backend import EngineAdapter, Placed
 from runners.jobs.serve.relayed.folders import dtype_flags, loaded_format, template_flags
 from runners.jobs.serve.relayed.parts import VISIBLE, Part, Phase
-from runners.jobs.serve.relayed.process import Command, Door, free_ports
+from runners.jobs.serve.relayed.process import Command, ListenAddress, free_ports
 from runners.jobs.serve.relayed.scrape import MetricNames
 from runners.jobspec import ServeSpec
 from runners.jobspec.engine import EngineOptions
 
-# Formats that it makes of plain weights as it loads them; our int4 is nf4, which it has not.
+# Formats it quantises plain weights to at load; our int4 is nf4, which vLLM does not have.
 LOADED_AS = {"fp8": "fp8", "int8": "int8_per_channel_weight_only"}
-# What config.json calls formats that it reads (QUANTIZATION_METHODS and their older names).
+# quant_method values that it can load (QUANTIZATION_METHODS and their older names).
 STORED = frozenset({
     "awq", "gptq", "fp8", "fbgemm_fp8", "compressed-tensors", "torchao", "modelopt",
     "modelopt_fp4", "mxfp4", "quark", "inc", "auto-round",
 })  # fmt: skip
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # vllm/config/lora.py, MaxLoRARanks
 COMMAND = (sys.executable, "-m", "vllm.entrypoints.cli.main")
-LOOKUP_MOST, LOOKUP_LEAST = 4, 2  # last tokens that a guess is looked up by
-DRAIN_SECONDS = 10  # for open answers once it is told to end; our own stop takes less
-# Nothing is fetched and nobody is told; what it compiled is kept below the user's cache.
+LOOKUP_MOST, LOOKUP_LEAST = 4, 2  # n-gram length of prompt lookup
+DRAIN_SECONDS = 10  # for running requests at shutdown; the job's own stop takes less
+# No downloads and no telemetry; compiled kernels are kept in the user's cache folder.
 QUIET = {
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
@@ -44,83 +44,93 @@ QUIET = {
 }
 
 
-class Vllm(Speaker):
-    """vLLM's own HTTP server."""
+class Vllm(EngineAdapter):
+    """vLLM's HTTP server."""
 
     title = "vLLM"
     names = MetricNames.below(
         "vllm", "num_requests_running", "num_requests_waiting", "kv_cache_usage_perc",
         "prompt_tokens_total", "generation_tokens_total", "time_to_first_token_seconds",
-        "inter_token_latency_seconds",  # a value a token, as our charts have it
+        "inter_token_latency_seconds",  # one value per token, as in our charts
     )  # fmt: skip
 
-    def command(self, spec: ServeSpec, placed: Placed, door: Door) -> Command:
-        """Return how it is started: its key in the environment, where no list of processes has it.
+    def command(self, spec: ServeSpec, placed: Placed, listen: ListenAddress) -> Command:
+        """Return the start command; the key is in the environment, not in the process list.
 
         Raises:
-            BadInputError: it does not serve this, by the field.
+            BadInputError: vLLM does not support this; the error names the field.
         """
-        argv = [*COMMAND, *arguments(spec, placed, door.port)]
-        return Command(argv, {**QUIET, "VLLM_API_KEY": door.key})
+        argv = [*COMMAND, *arguments(spec, placed, listen.port)]
+        return Command(argv, {**QUIET, "VLLM_API_KEY": listen.key})
 
-    def part_command(self, spec: ServeSpec, placed: Placed, door: Door, part: Part) -> Command:
-        """Return how one of several engines is started, on its own GPUs, with a way to the others.
+    def part_command(
+        self, spec: ServeSpec, placed: Placed, listen: ListenAddress, part: Part
+    ) -> Command:
+        """Return the start command of one engine of a split, with its GPUs and side channel.
 
-        Each of its data-parallel ranks takes one port more, counted from the first.
+        Each of its data-parallel ranks takes one more port, counted from the first.
 
         Raises:
-            BadInputError: it does not serve this, by the field.
+            BadInputError: vLLM does not support this; the error names the field.
         """
         options = spec.engine_options or EngineOptions()
-        side = free_ports(options.data_parallel_size, apart_from=door.port)
-        argv = [*COMMAND, *arguments(spec, placed, door.port, part.phase)]
-        way = {"VLLM_NIXL_SIDE_CHANNEL_HOST": LOOPBACK, "VLLM_NIXL_SIDE_CHANNEL_PORT": str(side)}
-        own = {VISIBLE: ",".join(part.devices), "VLLM_API_KEY": door.key}
-        return Command(argv, {**QUIET, **way, **own})
+        side = free_ports(options.data_parallel_size, apart_from=listen.port)
+        argv = [*COMMAND, *arguments(spec, placed, listen.port, part.phase)]
+        channel = {
+            "VLLM_NIXL_SIDE_CHANNEL_HOST": LOOPBACK,
+            "VLLM_NIXL_SIDE_CHANNEL_PORT": str(side),
+        }
+        own = {VISIBLE: ",".join(part.devices), "VLLM_API_KEY": listen.key}
+        return Command(argv, {**QUIET, **channel, **own})
 
 
 def arguments(spec: ServeSpec, placed: Placed, port: int, phase: Phase | None = None) -> list[str]:
-    """Return the words after ``vllm``; with a phase, of an engine that does no other.
+    """Return the arguments of ``vllm``; with a phase, those of a prefill or decode engine.
 
     Raises:
-        BadInputError: it does not serve this, by the field.
+        BadInputError: vLLM does not support this; the error names the field.
     """
     options = spec.engine_options or EngineOptions()
     return [
         *("serve", str(placed.model), "--host", LOOPBACK, "--port", str(port)),
         *("--served-model-name", spec.served_name, "--seed", str(spec.seed)),
-        *("--generation-config", "vllm"),  # OpenAI's defaults, as our own engine has them
+        *("--generation-config", "vllm"),  # OpenAI's sampling defaults, as in our own engine
         *("--shutdown-timeout", str(DRAIN_SECONDS), "--disable-uvicorn-access-log"),
         *_formats(spec, placed, options),
         *_limits(spec, options),
         *_layout(options),
         *_adapters(spec, placed),
-        *_guesses(options, placed.draft, phase),
+        *_speculation(options, placed.draft, phase),
         *_transfer(phase),
         *template_flags(placed.model),
     ]
 
 
 def _formats(spec: ServeSpec, placed: Placed, options: EngineOptions) -> list[str]:
-    made = loaded_format(Vllm.title, placed.config, spec.weight_dtype, STORED, LOADED_AS)
-    return [*dtype_flags(spec.weight_dtype), *made, "--kv-cache-dtype", options.kv_cache_dtype]
+    quantization = loaded_format(Vllm.title, placed.config, spec.weight_dtype, STORED, LOADED_AS)
+    return [
+        *dtype_flags(spec.weight_dtype),
+        *quantization,
+        "--kv-cache-dtype",
+        options.kv_cache_dtype,
+    ]
 
 
 def _limits(spec: ServeSpec, options: EngineOptions) -> list[str]:
-    step = max(spec.max_batch_tokens, spec.max_concurrency)  # it asks for one token of each
+    step = max(spec.max_batch_tokens, spec.max_concurrency)  # fits one token per sequence
     if options.has_chunked_prefill is False:
-        step = max(step, spec.max_length or 0)  # a prompt is read whole
+        step = max(step, spec.max_length or 0)  # prompts are not chunked
     flags = ["--max-num-seqs", str(spec.max_concurrency), "--max-num-batched-tokens", str(step)]
     if spec.max_length:
         flags += ["--max-model-len", str(spec.max_length)]
     if options.memory_ratio is not None:
         flags += ["--gpu-memory-utilization", f"{options.memory_ratio:g}"]
-    for name, wanted in (
+    for name, is_enabled in (
         ("enable-chunked-prefill", options.has_chunked_prefill),
         ("enable-prefix-caching", options.has_prefix_cache),
     ):
-        if wanted is not None:
-            flags.append(f"--{'' if wanted else 'no-'}{name}")
+        if is_enabled is not None:
+            flags.append(f"--{'' if is_enabled else 'no-'}{name}")
     return flags
 
 
@@ -138,27 +148,27 @@ def _adapters(spec: ServeSpec, placed: Placed) -> list[str]:
     if not placed.adapters:
         return []
     rank = max(_rank(name, folder) for name, folder in placed.adapters.items())
-    together = str(min(len(placed.adapters), spec.max_concurrency))
+    max_loras = str(min(len(placed.adapters), spec.max_concurrency))
     modules = [
         json.dumps({"name": name, "path": str(folder), "base_model_name": spec.served_name})
         for name, folder in placed.adapters.items()
     ]
-    flags = ["--enable-lora", "--max-loras", together, "--max-cpu-loras", str(len(modules))]
+    flags = ["--enable-lora", "--max-loras", max_loras, "--max-cpu-loras", str(len(modules))]
     return [*flags, "--max-lora-rank", str(rank), "--lora-modules", *modules]
 
 
 def _rank(name: str, folder: Path) -> int:
-    """Return the least of vLLM's ranks that an adapter fits into."""
-    found = read_config(folder / "adapter_config.json").get("r")
-    fitting = [each for each in LORA_RANKS if isinstance(found, int) and 0 < found <= each]
-    if not fitting:
-        msg = f"adapter {name}: its rank r is {str(found)[:40]}; vLLM takes 1 to {LORA_RANKS[-1]}"
+    """Return the smallest of vLLM's supported ranks that fits an adapter."""
+    rank = read_config(folder / "adapter_config.json").get("r")
+    ranks = [each for each in LORA_RANKS if isinstance(rank, int) and 0 < rank <= each]
+    if not ranks:
+        msg = f"adapter {name}: its rank r is {str(rank)[:40]}; vLLM takes 1 to {LORA_RANKS[-1]}"
         raise BadInputError(msg)
-    return fitting[0]
+    return ranks[0]
 
 
-def _guesses(options: EngineOptions, draft: Path | None, phase: Phase | None) -> list[str]:
-    """Return who guesses ahead; an engine that only reads has nothing to guess."""
+def _speculation(options: EngineOptions, draft: Path | None, phase: Phase | None) -> list[str]:
+    """Return the speculative decoding flags; a prefill engine has no n-gram lookup."""
     setting: dict[str, object]
     if options.draft is not None and draft is not None:
         tokens = options.draft.tokens
@@ -172,9 +182,9 @@ def _guesses(options: EngineOptions, draft: Path | None, phase: Phase | None) ->
 
 
 def _transfer(phase: Phase | None) -> list[str]:
-    """Return how the cache of a prompt travels from the engine that reads to the one that writes.
+    """Return the flags that transfer a prompt's KV cache from the prefill to the decode engine.
 
-    A cache that does not arrive fails its request: another reading would hold up the others.
+    A failed transfer fails the request: recomputing the prompt would delay other requests.
     """
     if phase is None:
         return []

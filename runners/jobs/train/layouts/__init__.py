@@ -1,1 +1,1 @@
-"""The layouts of a training over ranks: each a module, all on one mesh."""
+"""The parallel layouts of a training, one module each, on a common device mesh."""

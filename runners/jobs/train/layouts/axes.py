@@ -1,4 +1,4 @@
-"""Where a rank stands: which copy, share, stage and piece of the sequence are its own."""
+"""The device mesh of a layout, and each rank's coordinates on it."""
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
@@ -16,19 +16,19 @@ AXES = ("pipeline", "replicate", "shard", "tensor")
 
 @dataclass(frozen=True)
 class Place:
-    """A rank's coordinates. Those that share a sequence share their states too."""
+    """A rank's coordinates. Ranks that share a sequence also share sharded states."""
 
     pipeline: int
     replicate: int
     shard: int
     tensor: int
-    data: int  # which micro-batches are its own
-    context: int  # which piece of their sequences
+    data: int  # data-parallel index: which micro-batches it computes
+    context: int  # which piece of the sequences
     expert: int  # which experts
 
 
 def place_of(rank: int, options: LayoutOptions) -> Place:
-    """Return where a rank stands; neighbouring ranks differ in ``tensor`` first."""
+    """Return a rank's coordinates; neighbouring ranks differ in ``tensor`` first."""
     tensor, context = options.tensor_parallel_size, options.context_parallel_size
     shards = options.shard_copies * context
     replicates = options.data_parallel_size // options.shard_copies
@@ -44,10 +44,10 @@ def place_of(rank: int, options: LayoutOptions) -> Place:
 
 
 def check_world(options: LayoutOptions, ranks: Ranks) -> None:
-    """Refuse a layout that is not for as many ranks as there are.
+    """Check that the layout's size equals the number of ranks.
 
     Raises:
-        BadInputError: with both numbers.
+        BadInputError: they differ; the message has both numbers.
     """
     if options.world_size != ranks.size:
         msg = (
@@ -61,13 +61,13 @@ def check_world(options: LayoutOptions, ranks: Ranks) -> None:
 
 
 class Axes:
-    """The mesh that all parts of a layout share, and the groups along and across its axes."""
+    """The mesh of a layout, and the process groups along its axes."""
 
     def __init__(self, options: LayoutOptions, ranks: Ranks, device_type: str) -> None:
-        """Make the groups, which every rank does in the same order.
+        """Create the groups, in the same order on every rank.
 
         Raises:
-            BadInputError: the layout is not for as many ranks.
+            BadInputError: the layout has a different number of ranks.
         """
         check_world(options, ranks)
         self.options, self.ranks = options, ranks
@@ -81,7 +81,7 @@ class Axes:
             options.tensor_parallel_size,
         )
         self.mesh: DeviceMesh = init_device_mesh(device_type, shape, mesh_dim_names=AXES)
-        self.named = self._mesh_named()  # the axis of each group, by the group's name
+        self.named = self._mesh_named()  # the mesh axis of each process group, by the group's name
         self.copies = self._group("data", lambda at: (at.pipeline, at.tensor))
         self.context = self._group("context", lambda at: (at.pipeline, at.tensor, at.data))
         self.experts = self._group(
@@ -92,7 +92,7 @@ class Axes:
 
     @property
     def num_copies(self) -> int:
-        """Return over how many ranks the gradients of a weight are summed."""
+        """Return the number of ranks over which a weight's gradients are summed."""
         return self.num_replicates * self.num_shards
 
     def along(self, axis: str) -> dist.ProcessGroup:
@@ -100,10 +100,10 @@ class Axes:
         return self.mesh.get_group(axis)
 
     def anew(self, axis: str, patience_seconds: float) -> dist.ProcessGroup | None:
-        """Return a new group of this rank's stages or of its sequence; None where it is alone.
+        """Return a new group of this rank's stages or context pieces; None if it has one member.
 
-        A message between two ranks is awaited as long as was said when its group was made:
-        what torch lets one change later is of exchanges among all of a group.
+        The timeout of point-to-point messages is fixed when a group is created; the one that torch
+        can change later applies to collectives only.
         """
         keys: dict[str, Callable[[Place], Hashable]] = {
             "pipeline": lambda at: (at.replicate, at.shard, at.tensor),
@@ -112,30 +112,30 @@ class Axes:
         return self._group(axis, keys[axis], timedelta(seconds=patience_seconds))
 
     def _mesh_named(self) -> dict[str, str]:
-        """Return the axes of the mesh's groups; one of all ranks also carries what they agree on.
+        """Return the mesh axis per group name; a group of all ranks also carries agreements.
 
-        torch makes no second group of all ranks on processors.
+        On CPUs torch creates no second group of all ranks.
         """
-        everyone = dist.group.WORLD
-        found = {str(everyone.group_name): "agreement"} if everyone else {}
+        world = dist.group.WORLD
+        axes = {str(world.group_name): "agreement"} if world else {}
         words = {"replicate": "data", "shard": "data"}
         for axis, size in zip(AXES, self.mesh.shape, strict=True):
             if size > 1:
-                found[str(self.along(axis).group_name)] = words.get(axis, axis)
-        return found
+                axes[str(self.along(axis).group_name)] = words.get(axis, axis)
+        return axes
 
     def _group(
         self, axis: str, key: Callable[[Place], Hashable], timeout: timedelta | None = None
     ) -> dist.ProcessGroup | None:
-        """Return the group of the ranks that have this one's key; None where it is alone."""
+        """Return the group of the ranks with this rank's key; None if it is always alone."""
         groups: dict[Hashable, list[int]] = {}
         for rank in range(self.ranks.size):
             groups.setdefault(key(place_of(rank, self.options)), []).append(rank)
         if all(len(members) == 1 for members in groups.values()):
             return None
-        made: dict[Hashable, dist.ProcessGroup] = {
+        created: dict[Hashable, dist.ProcessGroup] = {
             each: dist.new_group(members, timeout=timeout) for each, members in groups.items()
         }
-        own = made[key(self.here)]
-        self.named[str(own.group_name)] = axis
-        return own
+        own_group = created[key(self.here)]
+        self.named[str(own_group.group_name)] = axis
+        return own_group

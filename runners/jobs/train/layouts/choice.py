@@ -1,4 +1,4 @@
-"""Which layout a training takes."""
+"""Selection of a training's layout."""
 
 import torch
 from transformers import PreTrainedModel
@@ -14,10 +14,10 @@ from runners.jobspec import TrainSpec
 def chosen_layout(
     model: PreTrainedModel, spec: TrainSpec, device: torch.device, ranks: Ranks
 ) -> Layout:
-    """Return how the ranks share a training: whole copies, or as its options say.
+    """Return the layout for the spec: replicas, or a sharded layout.
 
     Raises:
-        BadInputError: the layout is not for as many ranks, or does not divide this model.
+        BadInputError: the layout has a different number of ranks, or cannot divide this model.
     """
     options = spec.layout
     if options is not None and spec.parallel.on_lost_rank == "shrink":

@@ -1,8 +1,7 @@
-"""Context parallel: each rank has a piece of every sequence, and attention sees the others'.
+"""Context parallelism: each rank has a piece of every sequence; attention spans all pieces.
 
-Keys and values are either gathered whole or go round from rank to rank, a block at a time, and
-their softmax is joined as it comes. Pieces are taken from both ends of a sequence, so that
-causal attention gives every rank as much to do.
+Keys and values are all-gathered, or passed around a ring block by block with an online softmax.
+Each rank's piece comes from both ends of a sequence, to balance causal attention.
 Source: Liu et al. 2023 (Ring Attention), arXiv:2310.01889; Llama 3, arXiv:2407.21783, section
 3.3.2, for gathering and for the order of the pieces.
 """
@@ -22,11 +21,11 @@ from runners.jobs.train.autograd import Context
 from runners.layout_options import ContextMethod
 
 NAME = "slipway_context"
-LENGTH = 2  # the dimension of [rows, heads, length, width]
+LENGTH = 2  # dimension of the length in [rows, heads, length, width]
 
 
-def pieces_of(length: int, count: int) -> torch.Tensor:
-    """Return the tokens of each rank [count, length / count]: a piece of either end of the row.
+def rank_tokens(length: int, count: int) -> torch.Tensor:
+    """Return the tokens of each rank [count, length / count]: one piece from either end.
 
     Raises:
         BadInputError: the sequence cannot be divided so.
@@ -46,13 +45,13 @@ def pieces_of(length: int, count: int) -> torch.Tensor:
 def share_sequences(
     model: PreTrainedModel, method: ContextMethod, group: dist.ProcessGroup
 ) -> None:
-    """Have the model's attention see the keys and values of all ranks of the group."""
+    """Switch the model to attention over the keys and values of all ranks of the group."""
     route_attention(method, group)
     model.config._attn_implementation = NAME  # noqa: SLF001 - it has no public name
 
 
 def route_attention(method: ContextMethod, group: dist.ProcessGroup) -> None:
-    """Have models that share sequences exchange keys and values in this group from now on."""
+    """Register context-parallel attention over this group."""
     attend = ring_attention if method == "ring" else gathered_attention
 
     def attention(
@@ -79,12 +78,12 @@ def gathered_attention(
     groups: int,
     group: dist.ProcessGroup,
 ) -> torch.Tensor:
-    """Return what queries [rows, heads, length, width] see of everybody's keys and values."""
+    """Return the attention of [rows, heads, length, width] queries over all ranks' keys."""
     both: torch.Tensor = _Gathered.apply(torch.stack([key, value]), group)
     keys, values = (each.repeat_interleave(groups, dim=1) for each in both)
     scores = (query @ keys.transpose(2, 3)).float() + mask
-    seen: torch.Tensor = nn.functional.softmax(scores, dim=-1).to(values.dtype) @ values
-    return seen
+    output: torch.Tensor = nn.functional.softmax(scores, dim=-1).to(values.dtype) @ values
+    return output
 
 
 def ring_attention(
@@ -95,7 +94,7 @@ def ring_attention(
     groups: int,
     group: dist.ProcessGroup,
 ) -> torch.Tensor:
-    """Return the same with a block of keys and values at a time, which go round the ranks."""
+    """Return the same, with blocks of keys and values that are passed around the ranks."""
     index, count = dist.get_rank(group), dist.get_world_size(group)
     block = key.shape[LENGTH]
     both = torch.stack([key, value])
@@ -106,25 +105,25 @@ def ring_attention(
         keys, values = (each.repeat_interleave(groups, dim=1) for each in both)
         at = (index - hop) % count * block
         scores = (query @ keys.transpose(2, 3)).float() + mask[..., at : at + block]
-        above = torch.maximum(highest, scores.detach().amax(dim=-1, keepdim=True))
-        shrunk, weights = torch.exp(highest - above), torch.exp(scores - above)
-        total = total * shrunk + weights.sum(dim=-1, keepdim=True)
-        output = output * shrunk + weights @ values.float()
-        highest = above
+        new_highest = torch.maximum(highest, scores.detach().amax(dim=-1, keepdim=True))
+        rescale, weights = torch.exp(highest - new_highest), torch.exp(scores - new_highest)
+        total = total * rescale + weights.sum(dim=-1, keepdim=True)
+        output = output * rescale + weights @ values.float()
+        highest = new_highest
         if hop < count - 1:
             both = _Passed.apply(both, group)
     return (output / total).to(value.dtype)
 
 
 class _Gathered(torch.autograd.Function):
-    """All ranks' pieces [2, rows, heads, length, width], one after another in their length."""
+    """All-gather of the ranks' pieces [2, rows, heads, length, width] along the length."""
 
     @staticmethod
     def forward(ctx: Context, own: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
         ctx.group = group
-        found = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
-        dist.all_gather(found, own.contiguous(), group=group)
-        return torch.cat(found, dim=LENGTH + 1)
+        pieces = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
+        dist.all_gather(pieces, own.contiguous(), group=group)
+        return torch.cat(pieces, dim=LENGTH + 1)
 
     @staticmethod
     def backward(ctx: Context, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
@@ -135,7 +134,7 @@ class _Gathered(torch.autograd.Function):
 
 
 class _Passed(torch.autograd.Function):
-    """A block that goes to the next rank, while that of the rank before comes."""
+    """Send a block to the next rank, and receive the previous rank's block."""
 
     @staticmethod
     def forward(ctx: Context, block: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""A training whose model, sequences or states are divided over the ranks, one way or several."""
+"""Sharded layouts: tensor, pipeline, context, expert and ZeRO parallelism, alone or combined."""
 
 import copy
 import math
@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from transformers import PreTrainedModel
 
-from runners.jobs.ranks import Ranks, lost_rank_named
+from runners.jobs.ranks import Ranks, naming_rank_failures
 from runners.jobs.runtime import BadInputError
 from runners.jobs.skeleton import fill, skeleton
 from runners.jobs.train.batches import Batch
@@ -20,8 +20,7 @@ from runners.jobs.train.checkpoint import Saved, TrainState, read_latest
 from runners.jobs.train.checkpoint_writing import Staged, Tensors
 from runners.jobs.train.layout import AUTOCAST, StepLoss, summed_loss
 from runners.jobs.train.layouts.axes import Axes
-from runners.jobs.train.layouts.boxes import Box, Registry, Trained
-from runners.jobs.train.layouts.context import pieces_of, route_attention, share_sequences
+from runners.jobs.train.layouts.context import rank_tokens, route_attention, share_sequences
 from runners.jobs.train.layouts.encoder_stage import (
     EncoderStage,
     Marked,
@@ -44,17 +43,18 @@ from runners.jobs.train.layouts.states import (
     States,
     Weight,
 )
-from runners.jobs.train.layouts.tensor import divide_matrices, own_box
+from runners.jobs.train.layouts.tensor import divide_matrices, own_slice
+from runners.jobs.train.layouts.tensor_slices import Registry, TensorSlice, Trained
 from runners.jobspec import ComputeDtype
 from runners.layout_options import SHARDED_GRADIENTS, SHARDED_WEIGHTS, LayoutOptions
 
-WEIGHTS = "weights"  # the table of a checkpoint that is of no optimiser
+WEIGHTS = "weights"  # the checkpoint table of the weights; the others are optimizer states
 
 
 class Divided:
-    """One rank's part: its stages' weights, its share of the states, its piece of the data."""
+    """One rank's part: the weights of its stages, its shard of the states, its data."""
 
-    keeps_gradients = False  # let go as soon as the update is made
+    keeps_gradients = False  # freed after each update
 
     def __init__(
         self,
@@ -64,27 +64,27 @@ class Divided:
         device: torch.device,
         ranks: Ranks,
     ) -> None:
-        """Divide the model, which is empty afterwards but for what this rank has.
+        """Divide the model; afterwards it is empty except for this rank's part.
 
         Raises:
-            BadInputError: the layout is not for as many ranks, or does not divide this model.
+            BadInputError: the layout has a different number of ranks, or cannot divide this model.
         """
         check_model(model, options)
         _check_same_weights(model, ranks)
         self._options, self._device, self._ranks = options, device, ranks
         self._dtype = AUTOCAST.get(compute_dtype)
         self._axes = Axes(options, ranks, device.type)
-        self._aside = dist.new_group(backend="gloo")  # of checkpoints, beside the steps
+        self._checkpoint_group = dist.new_group(backend="gloo")  # for background checkpoints
         self._config = copy.deepcopy(model.config)
         self._generation = getattr(model, "generation_config", None)
         self.stages = self._own_stages(model)
         if (group := self._axes.context) is not None:
             share_sequences(model, options.context_method, group)
         boxes = self._divide()
-        self._states = self._made_states(boxes)
+        self._states = self._build_states(boxes)
         self._registry = Registry(ranks, self._states.held)
         self.trained: nn.Module = Trained(self._states.held)
-        self._pipeline = self._made_pipeline()
+        self._pipeline = self._build_pipeline()
         self.loss_scale = 1.0
         self._step_began = 0.0
         self._is_exchange_seen = (
@@ -92,29 +92,31 @@ class Divided:
         )
 
     def begin(self) -> None:
-        """Have the stages train: the ranks have met when the model was divided."""
+        """Switch the stages to training mode; the groups exist since the model was divided."""
         for stage in self.stages:
             stage.train()
 
     def settled(self, patience_seconds: float) -> None:
-        """Await messages between stages, and of a sequence's pieces, no longer than this.
+        """Set the timeout of messages between pipeline stages and between context pieces.
 
         Raises:
-            RankLostError: another rank was silent for too long.
+            RankFailedError: another rank did not respond in time.
         """
-        if dist.get_backend() != "gloo":  # NCCL awaits them as long as other exchanges
+        if dist.get_backend() != "gloo":  # NCCL has one timeout for all messages
             return
-        with lost_rank_named(self._ranks):
+        with naming_rank_failures(self._ranks):
             if self._pipeline and (stages := self._axes.anew("pipeline", patience_seconds)):
                 self._pipeline.move_to(stages)
-            if self._axes.context and (pieces := self._axes.anew("context", patience_seconds)):
-                route_attention(self._options.context_method, pieces)
+            if self._axes.context and (
+                context_group := self._axes.anew("context", patience_seconds)
+            ):
+                route_attention(self._options.context_method, context_group)
 
     def share(self, count: int) -> range:
         """Return which of a step's ``count`` micro-batches this rank computes.
 
         Raises:
-            BadInputError: the copies cannot have equally many.
+            BadInputError: the replicas would have unequal numbers.
         """
         copies = self._options.data_parallel_size
         if count % copies:
@@ -123,65 +125,65 @@ class Divided:
         return range(self._axes.here.data, count, copies)
 
     def gradients(self, batches: Sequence[Batch]) -> StepLoss:
-        """Leave the step's gradients in what is trained, given this rank's micro-batches.
+        """Compute the step's gradients from this rank's micro-batches.
 
         Raises:
-            RankLostError: another rank was silent for too long.
+            RankFailedError: another rank did not respond in time.
         """
         self._step_began = time.monotonic()
         self._states.exchange_seconds = 0.0
         own_labels = sum(batch.num_labels for batch in batches)
-        repeated = self._ranks.size // self._options.data_parallel_size
-        (labels,) = self._ranks.total([own_labels / repeated])
+        ranks_per_replica = self._ranks.size // self._options.data_parallel_size
+        (labels,) = self._ranks.total([own_labels / ranks_per_replica])
         scale = self.loss_scale * self._states.loss_scale / labels
-        placed = [self._placed(batch.to(self._device)) for batch in batches]
-        with lost_rank_named(self._ranks):
-            found = self._computed(placed, scale)
+        placed = [self._localised(batch.to(self._device)) for batch in batches]
+        with naming_rank_failures(self._ranks):
+            loss_sum = self._compute(placed, scale)
             self._states.collect()
         tensor = self._options.tensor_parallel_size
-        (total,) = self._ranks.total([found / tensor])
-        return StepLoss(total / labels, found / max(1, own_labels))
+        (total,) = self._ranks.total([loss_sum / tensor])
+        return StepLoss(total / labels, loss_sum / max(1, own_labels))
 
     def clip(self, max_norm: float) -> float:
-        """Scale the gradients to at most this norm, and return the norm of the whole gradient."""
-        held = self._states.held
-        norm = self._registry.norm({each.box: each.tensor.grad for each in held})
-        ratio = min(1.0, max_norm / (norm + 1e-6))  # as torch.nn.utils.clip_grad_norm_ has it
-        for each in held:
+        """Clip the gradients to this norm, and return the norm of the whole gradient."""
+        held_slices = self._states.held
+        norm = self._registry.norm({each.box: each.tensor.grad for each in held_slices})
+        ratio = min(1.0, max_norm / (norm + 1e-6))  # as in torch.nn.utils.clip_grad_norm_
+        for each in held_slices:
             if each.tensor.grad is not None:
                 each.tensor.grad.mul_(ratio)
         return norm
 
     def updated(self) -> None:
-        """Bring the updated weights to the ranks that use them; gradients are let go."""
-        with lost_rank_named(self._ranks):
+        """Send the updated weights to the ranks that use them, and free the gradients."""
+        with naming_rank_failures(self._ranks):
             self._states.spread()
 
     def figures(self) -> dict[str, float]:
-        """Return what shares of the last step went to what, where that is known.
+        """Return time shares of the last step, where known.
 
-        ``exchange_ratio``: gradients and weights on their way between copies, and waiting for
-        theirs. ``pipeline_idle_ratio``: no stage of this rank was at work while the micro-batches
-        passed, be it for want of one (the bubble) or while one was on its way.
+        ``exchange_ratio``: gradients and weights in transfer between replicas, and waiting for it.
+        ``pipeline_idle_ratio``: no stage of this rank computed while the micro-batches passed,
+        because of the bubble or a transfer.
         """
-        found = {}
+        ratios = {}
         if self._is_exchange_seen:
             seconds = max(1e-9, time.monotonic() - self._step_began)
-            found["exchange_ratio"] = min(1.0, self._states.exchange_seconds / seconds)
+            ratios["exchange_ratio"] = min(1.0, self._states.exchange_seconds / seconds)
         if self._pipeline is not None:
-            found["pipeline_idle_ratio"] = self._pipeline.idle_ratio
-        return found
+            ratios["pipeline_idle_ratio"] = self._pipeline.idle_ratio
+        return ratios
 
     def axes_of_groups(self) -> dict[str, str]:
-        """Return along which axis the messages of each group go, by the group's name."""
+        """Return the mesh axis of each process group, by the group's name."""
         return self._axes.named
 
     def weight_bytes(self) -> int:
-        """Return the bytes of the weights on this rank, between steps."""
+        """Return the bytes of this rank's weights between steps."""
         return self._states.weight_bytes()
 
     def gradient_bytes(self) -> int:
-        """Return the bytes of the gradients that are held now, with what they keep alive."""
+        """Return the bytes of the gradients in memory, including storage they keep alive."""
         gradients = (each.tensor.grad for each in self._states.held)
         storages = {
             each.untyped_storage().data_ptr(): each for each in gradients if each is not None
@@ -192,37 +194,42 @@ class Divided:
         """Return the whole model on the lead, gathered from all ranks; None on the others.
 
         Raises:
-            RankLostError: a rank did not send its part in time.
+            RankFailedError: a rank did not send its part in time.
         """
         tensors = self._registry.gather(self._weights())
         if not self._ranks.is_lead:
             return None
         config = copy.deepcopy(self._config)
-        found = skeleton(config, torch.float32, None)
-        fill(found, list(tensors), tensors.pop, self._device)
+        model = skeleton(config, torch.float32, None)
+        fill(model, list(tensors), tensors.pop, self._device)
         if self._generation is not None:
-            found.generation_config = self._generation
-        return found
+            model.generation_config = self._generation
+        return model
 
     def staged(self, optimizer: torch.optim.Optimizer, state: TrainState) -> Staged:
-        """Return what this rank gives of a checkpoint: its parts of the weights and moments."""
-        given, held = self._registry.given, self._states.held
-        parts: dict[str, Tensors] = {WEIGHTS: given(self._weights())}
+        """Return this rank's part of a checkpoint: its parts of the weights and moments."""
+        select_given, held_slices = self._registry.given, self._states.held
+        parts: dict[str, Tensors] = {WEIGHTS: select_given(self._weights())}
         for key in _moment_names(optimizer):
-            parts[key] = given({each.box: optimizer.state[each.tensor][key] for each in held})
+            parts[key] = select_given(
+                {each.box: optimizer.state[each.tensor][key] for each in held_slices}
+            )
         steps = [float(each["step"]) for each in optimizer.state.values() if "step" in each]
-        then = replace(state)  # the trainer's own goes on
-        return Staged(parts, lambda kept: self._collected(kept, then, steps))
+        state_copy = replace(state)  # the trainer's own state goes on changing
+        return Staged(parts, lambda tables: self._assembled(tables, state_copy, steps))
 
-    def _collected(
+    def _assembled(
         self, parts: Mapping[str, Tensors], state: TrainState, steps: Sequence[float]
     ) -> Saved | None:
-        """Return the whole checkpoint on the lead, from the parts of all ranks.
+        """Assemble the whole checkpoint on the lead, from the parts of all ranks.
 
         Raises:
-            RankLostError: a rank did not send its part in time.
+            RankFailedError: a rank did not send its part in time.
         """
-        whole = {key: self._registry.gather(table, self._aside) for key, table in parts.items()}
+        whole = {
+            key: self._registry.gather(table, self._checkpoint_group)
+            for key, table in parts.items()
+        }
         if not self._ranks.is_lead:
             return None
         weights = whole.pop(WEIGHTS)
@@ -235,22 +242,22 @@ class Divided:
         return Saved(weights, moments, state)
 
     def resume(self, folder: Path, optimizer: torch.optim.Optimizer) -> TrainState | None:
-        """Take this rank's part of the lead's newest checkpoint; None where it has none.
+        """Load this rank's part of the lead's newest checkpoint; return None if it has none.
 
         Raises:
-            RankLostError: the lead did not send it in time.
+            RankFailedError: the lead did not send it in time.
         """
         saved = read_latest(folder) if self._ranks.is_lead else None
-        told: list[tuple[TrainState, list[str], float] | None] = [saved and _told(saved)]
-        with lost_rank_named(self._ranks):
-            dist.broadcast_object_list(told, src=self._ranks.lead)
-        if told[0] is None:
+        shared: list[tuple[TrainState, list[str], float] | None] = [saved and _shared_state(saved)]
+        with naming_rank_failures(self._ranks):
+            dist.broadcast_object_list(shared, src=self._ranks.lead)
+        if shared[0] is None:
             return None
-        state, moments, step = told[0]
+        state, moments, step = shared[0]
         self._registry.scatter(saved.weights if saved else {}, self._weights())
         self._states.spread()
         whole = saved.optimizer if saved else {}
-        for each in self._states.held if moments else ():  # none before the first step
+        for each in self._states.held if moments else ():  # no moments before the first step
             optimizer.state[each.tensor]["step"] = torch.tensor(step)
         for name in moments:
             parts = {each.box: torch.zeros_like(each.tensor.data) for each in self._states.held}
@@ -262,26 +269,28 @@ class Divided:
         return state
 
     def synchronise(self) -> None:
-        """Do nothing: the ranks never part."""
+        """Do nothing: the ranks never diverge."""
 
     def _own_stages(self, model: PreTrainedModel) -> list[Stage | EncoderStage]:
         if is_encoder(model.config):
             return [EncoderStage(model)]
         layers = stage_layers(self._options, model.config.num_hidden_layers)
-        own = range(self._axes.here.pipeline, len(layers), self._options.pipeline_parallel_size)
-        stages: list[Stage | EncoderStage] = [Stage(model, layers[at]) for at in own]
-        model.model.layers = nn.ModuleList()  # what is another rank's is let go
+        stage_numbers = range(
+            self._axes.here.pipeline, len(layers), self._options.pipeline_parallel_size
+        )
+        stages: list[Stage | EncoderStage] = [Stage(model, layers[at]) for at in stage_numbers]
+        model.model.layers = nn.ModuleList()  # frees the other ranks' layers
         model.model.embed_tokens = model.model.norm = model.lm_head = None
         return stages
 
-    def _divide(self) -> list[Box]:
-        """Divide the stages' matrices and experts; return the boxes of what is left here."""
-        found: list[Box] = []
+    def _divide(self) -> list[TensorSlice]:
+        """Divide the stages' matrices and experts; return the slices that stay here."""
+        slices: list[TensorSlice] = []
         mesh, options = self._axes.mesh["tensor"], self._options
         for stage in self.stages:
-            boxes: dict[str, Box] = {}
+            boxes: dict[str, TensorSlice] = {}
             if isinstance(stage, EncoderStage):
-                found += [own_box(name, weight) for name, weight in stage.named_parameters()]
+                slices += [own_slice(name, weight) for name, weight in stage.named_parameters()]
                 continue
             if options.tensor_parallel_size > 1:
                 divide_matrices(stage, mesh, is_sequence_divided=options.sequence_parallel)
@@ -289,31 +298,35 @@ class Divided:
                 divide_experts(stage, self._axes.experts)
                 boxes = expert_boxes(stage, self._config.num_local_experts)
             named = stage.named_parameters()
-            found += [boxes.get(name) or own_box(name, weight) for name, weight in named]
-        return found
+            slices += [boxes.get(name) or own_slice(name, weight) for name, weight in named]
+        return slices
 
-    def _made_states(self, boxes: Sequence[Box]) -> States:
+    def _build_states(self, boxes: Sequence[TensorSlice]) -> States:
         stage = self._options.zero_stage
         if stage == SHARDED_WEIGHTS:
             return ShardedWeights(self.stages, boxes, self._axes)
-        named = {name: each for one in self.stages for name, each in one.named_parameters()}
+        named = {
+            name: each
+            for stage_module in self.stages
+            for name, each in stage_module.named_parameters()
+        }
         weights = [Weight(named[box.name], box, self._group_of(box)) for box in boxes]
         if stage == SHARDED_GRADIENTS:
             return ShardedGradients(weights, self._axes)
         return Copies(weights, self._axes, is_sharded=stage == 1)
 
-    def _group_of(self, box: Box) -> dist.ProcessGroup | None:
+    def _group_of(self, box: TensorSlice) -> dist.ProcessGroup | None:
         is_divided = self._options.expert_parallel_size > 1 and ".experts." in box.name
         return self._axes.expert_copies if is_divided else self._axes.copies
 
-    def _made_pipeline(self) -> Pipeline | None:
+    def _build_pipeline(self) -> Pipeline | None:
         if self._options.num_stages == 1:
             return None
         group = self._axes.along("pipeline")
         stages = [each for each in self.stages if isinstance(each, Stage)]
         return Pipeline(stages, self._options, group, self._device)
 
-    def _placed(self, batch: Batch) -> Sequences | Marked:
+    def _localised(self, batch: Batch) -> Sequences | Marked:
         if is_encoder(self._config):
             return marked(batch)
         length, options = batch.input_ids.shape[1], self._options
@@ -325,13 +338,13 @@ class Divided:
             raise BadInputError(f"{msg}; take a multiple, or leave sequence_parallel out")
         if options.context_parallel_size == 1:
             return sequences(batch)
-        pieces = pieces_of(length, options.context_parallel_size)
+        pieces = rank_tokens(length, options.context_parallel_size)
         return sequences(batch, pieces, self._axes.here.context)
 
-    def _computed(self, batches: Sequence[Sequences | Marked], scale: float) -> float:
-        """Add the micro-batches' gradients, and return the sum of their labels' losses."""
-        found = 0.0
-        # A cast that autocast remembers outlives the gathered weight that it was made of.
+    def _compute(self, batches: Sequence[Sequences | Marked], scale: float) -> float:
+        """Compute the micro-batches' gradients, and return their summed loss."""
+        loss_sum = 0.0
+        # Autocast's cached cast would outlive the gathered weight it was made from.
         with torch.autocast(
             self._device.type,
             dtype=self._dtype,
@@ -345,15 +358,15 @@ class Divided:
                 logits = self.stages[0](batch.input_ids, **batch.places)
                 loss = summed_loss(logits, batch.labels)
                 torch.autograd.backward(loss * scale)
-                found += float(loss.detach())
-        return found
+                loss_sum += float(loss.detach())
+        return loss_sum
 
-    def _weights(self) -> dict[Box, torch.Tensor]:
+    def _weights(self) -> dict[TensorSlice, torch.Tensor]:
         return {each.box: each.tensor.data for each in self._states.held}
 
 
 def _moment_names(optimizer: torch.optim.Optimizer) -> list[str]:
-    """Return which states have a value for each element of a weight, as Adam's moments."""
+    """Return the names of element-wise states, such as Adam's moments."""
     return sorted(
         {
             name
@@ -364,21 +377,21 @@ def _moment_names(optimizer: torch.optim.Optimizer) -> list[str]:
     )
 
 
-def _told(saved: Saved) -> tuple[TrainState, list[str], float]:
-    """Return what every rank must know of a checkpoint: progress, names of moments, updates."""
+def _shared_state(saved: Saved) -> tuple[TrainState, list[str], float]:
+    """Return what every rank needs of a checkpoint: progress, moment names, step count."""
     moments = {key.rpartition(".")[2] for key in saved.optimizer} - {"step"}
     updates = [float(each) for key, each in saved.optimizer.items() if key.endswith(".step")]
     return saved.state, sorted(moments), max(updates, default=0.0)
 
 
 def _check_same_weights(model: PreTrainedModel, ranks: Ranks) -> None:
-    """Refuse weights that differ from rank to rank: the parts would be of several models.
+    """Check that all ranks have the same weights.
 
     Raises:
-        BadInputError: the lead's model is another one.
+        BadInputError: the lead's weights differ.
     """
-    own = math.fsum(float(each.detach().double().sum()) for each in model.parameters())
-    (lead,) = ranks.total([own if ranks.is_lead else 0.0])
-    if own != lead:
+    own_sum = math.fsum(float(each.detach().double().sum()) for each in model.parameters())
+    (lead_sum,) = ranks.total([own_sum if ranks.is_lead else 0.0])
+    if own_sum != lead_sum:
         msg = "this rank's weights are not the first one's; copy one model folder to every host"
         raise BadInputError(msg)

@@ -1,4 +1,4 @@
-"""A whole encoder with its classification head as the one stage of ranks that share its states."""
+"""An encoder with its classification head as the only stage, for ZeRO and replicas."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -22,7 +22,7 @@ class Marked(NamedTuple):
 
     @property
     def places(self) -> dict[str, torch.Tensor]:
-        """Return what the stage is told beside its input."""
+        """Return the stage's arguments besides its input."""
         return {"attention_mask": self.attention_mask}
 
 
@@ -30,7 +30,7 @@ def marked(batch: Batch) -> Marked:
     """Return a micro-batch of labelled rows.
 
     Raises:
-        BadInputError: it has no mask, so that it is none.
+        BadInputError: it has no mask, so it is not labelled text.
     """
     if batch.attention_mask is None:
         raise BadInputError("an encoder reads rows with a mask; give labelled text")
@@ -38,15 +38,15 @@ def marked(batch: Batch) -> Marked:
 
 
 def is_encoder(config: Any) -> bool:  # noqa: ANN401 - a config's fields depend on its architecture
-    """Tell whether a classification head stands on a model of this config."""
+    """Return whether a model of this config is an encoder that takes a classification head."""
     return config.model_type in ENCODERS
 
 
 class EncoderStage(nn.Module):
-    """The whole model; its weights keep the names that they have in it."""
+    """The whole model; its weights keep their names."""
 
     def __init__(self, whole: PreTrainedModel) -> None:
-        """Take the parts out of the model; it shares their weights."""
+        """Use the model's parts and share their weights."""
         super().__init__()
         self.config = whole.config
         parts: Any = whole
@@ -56,7 +56,7 @@ class EncoderStage(nn.Module):
 
     @property
     def blocks(self) -> dict[str, nn.Module]:
-        """Return the layers by their number."""
+        """Return the layers by number."""
         inner: Any = self.distilbert
         return dict(inner.transformer.layer.named_children())
 
@@ -69,7 +69,7 @@ class EncoderStage(nn.Module):
 
 
 def undivided(options: LayoutOptions) -> Iterator[str]:
-    """Yield which parallel sizes an encoder is not divided by."""
+    """Yield an error message per parallel size that an encoder does not support."""
     for name in ("tensor", "pipeline", "context", "expert"):
         field = f"{name}_parallel_size"
         if (size := getattr(options, field)) > 1:

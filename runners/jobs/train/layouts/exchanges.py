@@ -1,4 +1,4 @@
-"""Whole copies that exchange less: compressed gradients, or weights now and then (local SGD)."""
+"""Replicas with reduced communication: gradient compression, or local SGD."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -9,25 +9,25 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel
 
-from runners.jobs.ranks import Ranks, lost_rank_named
+from runners.jobs.ranks import Ranks, naming_rank_failures
 from runners.jobs.train.batches import Batch
 from runners.jobs.train.layout import Replicas, StepLoss
 from runners.jobspec import ComputeDtype
 from runners.layout_options import LayoutOptions
 
 if TYPE_CHECKING:
-    GradBucket = Any  # torch's stubs leave it out, and DDP reads it from a hook's signature
+    GradBucket = Any  # torch's stubs leave it out, but DDP reads it from a hook's signature
 else:
     from torch.distributed import GradBucket
 
 NARROW = {"fp16": torch.float16, "bf16": torch.bfloat16}
 INT8_LEVELS = 127
-POWERSGD_START = 3  # steps that are exchanged whole: torch asks for at least 2
+POWERSGD_START = 3  # uncompressed steps first: torch requires at least 2
 Reduced = torch.futures.Future[torch.Tensor]
 
 
 class CompressedReplicas(Replicas):
-    """Copies whose gradients are exchanged in fewer bits, or as the product of two thin matrices.
+    """Replicas with gradients compressed to fewer bits, or to low rank by PowerSGD.
 
     Source: Vogels et al. 2019 (PowerSGD), arXiv:1905.13727; Dettmers 2015, arXiv:1511.04561.
     """
@@ -45,10 +45,10 @@ class CompressedReplicas(Replicas):
         self._sent_bytes = 0
 
     def begin(self) -> None:
-        """Meet the other ranks, whose gradients come compressed from now on.
+        """Wrap the model in DDP with a compression hook.
 
         Raises:
-            RankLostError: not every rank came in time.
+            RankFailedError: not every rank connected in time.
         """
         super().begin()
         if not isinstance(self._replica, DistributedDataParallel):
@@ -67,16 +67,16 @@ class CompressedReplicas(Replicas):
             self._replica.register_comm_hook(NARROW[self._method or "bf16"], self._narrowed)
 
     def gradients(self, batches: Sequence[Batch]) -> StepLoss:
-        """Leave the step's gradients in the model, given this rank's micro-batches.
+        """Compute the step's gradients from this rank's micro-batches.
 
         Raises:
-            RankLostError: another rank was silent for too long.
+            RankFailedError: another rank did not respond in time.
         """
         self._sent_bytes = 0
         return super().gradients(batches)
 
     def figures(self) -> dict[str, float]:
-        """Return the bytes of the gradients that this rank put in for the last step."""
+        """Return the gradient bytes that this rank sent in the last step."""
         return {"gradient_bytes_sent": float(self._sent_bytes)}
 
     def _narrowed(self, state: torch.dtype, bucket: GradBucket) -> Reduced:
@@ -91,19 +91,19 @@ class CompressedReplicas(Replicas):
         return _then(summing, widened)
 
     def _in_int8(self, state: None, bucket: GradBucket) -> Reduced:  # noqa: ARG002 - torch passes it by name
-        """Return the mean of what the ranks' gradients are in steps of a 127th of the largest."""
+        """Return the mean of the ranks' int8 gradients, each in units of 1/127 of its maximum."""
         gradient: torch.Tensor = bucket.buffer()
         scale = gradient.abs().amax().clamp_min(torch.finfo(gradient.dtype).tiny) / INT8_LEVELS
         codes = (gradient / scale).round().to(torch.int8)
         self._sent_bytes += codes.nbytes + scale.nbytes
         scales = [torch.empty_like(scale) for _ in range(self._ranks.size)]
         dist.all_gather(scales, scale)
-        theirs = [torch.empty_like(codes) for _ in range(self._ranks.size)]
-        gathering = dist.all_gather(theirs, codes, async_op=True)
+        all_codes = [torch.empty_like(codes) for _ in range(self._ranks.size)]
+        gathering = dist.all_gather(all_codes, codes, async_op=True)
 
         def mean(_done: object) -> torch.Tensor:
             gradient.zero_()
-            for each, its_scale in zip(theirs, scales, strict=True):
+            for each, its_scale in zip(all_codes, scales, strict=True):
                 gradient.add_(each * its_scale)
             return gradient.div_(self._ranks.size)
 
@@ -114,18 +114,18 @@ class CompressedReplicas(Replicas):
             _ratio, _before, sent = state.compression_stats()
             if state.iter < state.start_powerSGD_iter:
                 self._sent_bytes += bucket.buffer().nbytes
-            found = hook(state, bucket)
+            reduced = hook(state, bucket)
             added = state.compression_stats()[2] - sent
             self._sent_bytes += added * bucket.buffer().element_size()
-            return found
+            return reduced
 
         return counted
 
 
 class LocalReplicas(Replicas):
-    """Copies that each learn from their own data, and take the mean of their weights now and then.
+    """Local SGD: replicas train independently and average their weights periodically.
 
-    What is judged or saved is such a mean: an evaluation or a checkpoint is one meeting more.
+    Evaluations and checkpoints average the weights first, in addition.
     Source: Stich 2018, arXiv:1805.09767.
     """
 
@@ -139,40 +139,40 @@ class LocalReplicas(Replicas):
     ) -> None:
         super().__init__(model, compute_dtype, device, ranks)
         self._interval = options.synchronization_interval_steps
-        self._since = 0
+        self._steps_since_average = 0
         self._sent_bytes = 0
 
     def begin(self) -> None:
-        """Do nothing: each copy learns by itself."""
+        """Do nothing: each replica trains by itself."""
 
     def gradients(self, batches: Sequence[Batch]) -> StepLoss:
-        """Leave the gradients of this rank's own micro-batches in the model.
+        """Compute the gradients of this rank's own micro-batches.
 
         Raises:
-            RankLostError: another rank was silent for too long.
+            RankFailedError: another rank did not respond in time.
         """
         own_labels = sum(batch.num_labels for batch in batches)
-        found = sum(self._backward(batch, own_labels * self._ranks.size) for batch in batches)
-        total, labels = self._ranks.total([found, float(own_labels)])
+        loss_sum = sum(self._backward(batch, own_labels * self._ranks.size) for batch in batches)
+        total, labels = self._ranks.total([loss_sum, float(own_labels)])
         self._sent_bytes = 0
-        return StepLoss(total / labels, found / max(1, own_labels))
+        return StepLoss(total / labels, loss_sum / max(1, own_labels))
 
     def updated(self) -> None:
-        """Take the mean of the copies where it is time."""
-        self._since += 1
-        if self._since >= self._interval:
+        """Average the replicas' weights if the interval is over."""
+        self._steps_since_average += 1
+        if self._steps_since_average >= self._interval:
             self.synchronise()
 
     def synchronise(self) -> None:
-        """Take the mean of all copies' weights.
+        """Average the weights of all replicas.
 
         Raises:
-            RankLostError: another rank was silent for too long.
+            RankFailedError: another rank did not respond in time.
         """
-        if not self._since or self._ranks.is_alone:
+        if not self._steps_since_average or self._ranks.is_alone:
             return
-        self._since = 0
-        with lost_rank_named(self._ranks), torch.no_grad():
+        self._steps_since_average = 0
+        with naming_rank_failures(self._ranks), torch.no_grad():
             for each in self.trained.parameters():
                 if each.requires_grad:
                     dist.all_reduce(each)
@@ -180,10 +180,10 @@ class LocalReplicas(Replicas):
                     self._sent_bytes += each.nbytes
 
     def figures(self) -> dict[str, float]:
-        """Return the bytes of the weights that this rank put in after the last step."""
+        """Return the weight bytes that this rank sent after the last step."""
         return {"weight_bytes_sent": float(self._sent_bytes)}
 
 
-def _then(work: Any, made: Callable[[object], torch.Tensor]) -> Reduced:  # noqa: ANN401 - torch types no Work's future
-    found: Reduced = work.get_future().then(made)
-    return found
+def _then(work: Any, continuation: Callable[[object], torch.Tensor]) -> Reduced:  # noqa: ANN401 - torch types no Work's future
+    reduced: Reduced = work.get_future().then(continuation)
+    return reduced

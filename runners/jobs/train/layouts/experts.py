@@ -1,4 +1,4 @@
-"""Expert parallel: each rank has some experts whole, and tokens travel to the ones they chose.
+"""Expert parallelism: each rank has some whole experts; tokens are exchanged by all-to-all.
 
 Source: Lepikhin et al. 2020 (GShard), arXiv:2006.16668, section 3.
 """
@@ -14,14 +14,14 @@ import torch.distributed as dist
 from torch import nn
 
 from runners.jobs.train.autograd import Context
-from runners.jobs.train.layouts.boxes import Box
 from runners.jobs.train.layouts.stage import Stage
+from runners.jobs.train.layouts.tensor_slices import TensorSlice
 
 STACKS = ("gate_up_proj", "down_proj")
 
 
 class SharedExperts(nn.Module):
-    """Of a layer's experts those of this rank; the group has all of them."""
+    """This rank's experts of a layer; the group has all of them."""
 
     def __init__(self, whole: Any, group: dist.ProcessGroup) -> None:  # noqa: ANN401 - one class for each architecture
         super().__init__()
@@ -37,27 +37,27 @@ class SharedExperts(nn.Module):
     def forward(
         self, hidden: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor
     ) -> torch.Tensor:
-        """Return what the chosen experts make of ``hidden`` [tokens, width], weighted.
+        """Return the weighted outputs of the chosen experts for ``hidden`` [tokens, width].
 
-        ``chosen`` and ``weights`` [tokens, experts a token].
+        ``chosen`` and ``weights`` [tokens, experts per token].
         """
         order = chosen.flatten().argsort(stable=True)
         tokens = order // chosen.shape[1]
         counts = chosen.flatten().bincount(minlength=self._size * self.num_experts)
         sent = counts.view(self._size, self.num_experts)
-        coming = torch.empty_like(sent)
-        dist.all_to_all_single(coming, sent.contiguous(), group=self._group)
-        out, back = (each.sum(dim=1).tolist() for each in (sent, coming))
+        received = torch.empty_like(sent)
+        dist.all_to_all_single(received, sent.contiguous(), group=self._group)
+        out, back = (each.sum(dim=1).tolist() for each in (sent, received))
         arrived = _Travelled.apply(hidden[tokens], out, back, self._group)
-        made = self._make(arrived, coming)
-        returned = _Travelled.apply(made, back, out, self._group)
+        outputs = self._make(arrived, received)
+        returned = _Travelled.apply(outputs, back, out, self._group)
         returned = returned * weights.flatten()[order, None]
         return torch.zeros_like(hidden).index_add(0, tokens, returned.to(hidden.dtype))
 
-    def _make(self, arrived: torch.Tensor, coming: torch.Tensor) -> torch.Tensor:
-        """Return each token through its expert; they came in the order of senders and experts."""
-        own = torch.arange(self.num_experts, device=arrived.device).repeat(self._size)
-        expert_of = own.repeat_interleave(coming.flatten())
+    def _make(self, arrived: torch.Tensor, received: torch.Tensor) -> torch.Tensor:
+        """Return each token's expert output; tokens are ordered by sender and expert."""
+        expert_numbers = torch.arange(self.num_experts, device=arrived.device).repeat(self._size)
+        expert_of = expert_numbers.repeat_interleave(received.flatten())
         rows, parts = [], []
         for index in range(self.num_experts):
             rows.append((expert_of == index).nonzero().flatten())
@@ -68,7 +68,7 @@ class SharedExperts(nn.Module):
 
 
 class _Travelled(torch.autograd.Function):
-    """Rows that went to the ranks of a group, ``out`` of them to each, and ``back`` came."""
+    """All-to-all of rows: ``out`` rows to each rank of a group, ``back`` rows from each."""
 
     @staticmethod
     def forward(
@@ -95,20 +95,20 @@ def _exchanged(
 
 
 def divide_experts(stage: Stage, group: dist.ProcessGroup) -> None:
-    """Leave of every layer's experts this rank's, in a group that has them all."""
+    """Replace every layer's experts by those of this rank."""
     for block in stage.blocks.values():
         sparse: Any = block.mlp
         sparse.experts = SharedExperts(sparse.experts, group)
 
 
-def expert_boxes(stage: Stage, num_experts: int) -> dict[str, Box]:
-    """Return the boxes of this rank's experts by their names."""
-    found = {}
+def expert_boxes(stage: Stage, num_experts: int) -> dict[str, TensorSlice]:
+    """Return the slices of this rank's experts, by name."""
+    slices = {}
     for name, module in stage.named_modules():
         if isinstance(module, SharedExperts):
             for stack in STACKS:
                 inner = tuple(getattr(module, stack).shape[1:])
                 at = (module.first, *(0 for _ in inner))
                 key = f"{name}.{stack}"
-                found[key] = Box(key, at, (num_experts // module._size, *inner))  # noqa: SLF001 - of the same file
-    return found
+                slices[key] = TensorSlice(key, at, (num_experts // module._size, *inner))  # noqa: SLF001 - of the same file
+    return slices

@@ -1,4 +1,4 @@
-"""Pipeline parallel: stages on ranks, and micro-batches that pass through them by a schedule.
+"""Pipeline parallelism with torch's schedules.
 
 Sources: Huang et al. 2019 (GPipe), arXiv:1811.06965; Narayanan et al. 2021, arXiv:2104.04473
 (1F1B, interleaved); Qi et al. 2023, arXiv:2401.10241 (zero bubble).
@@ -36,7 +36,7 @@ WORK = (
 
 
 class Pipeline:
-    """This rank's stages, run by the schedule over a step's micro-batches."""
+    """This rank's stages and the schedule that runs them over a step's micro-batches."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class Pipeline:
     ) -> None:
         self._options = options
         self._stages = stages
-        self._place = (group, device)
+        self._group_and_device = (group, device)
         self._schedule: Any = None
         self._shape: tuple[int, ...] = ()
         self._scale = 1.0
@@ -55,19 +55,19 @@ class Pipeline:
         self.idle_ratio = 0.0  # of the last step
 
     def run(self, batches: Sequence[Sequences], scale: float) -> float:
-        """Leave the gradients of the losses times ``scale``; return the sum of the losses.
+        """Compute the gradients of the losses times ``scale``; return the sum of the losses.
 
-        It is that of the last stage, 0 elsewhere. Every rank is given the same micro-batches.
+        The sum is that of the last stage, 0 elsewhere. Every rank gets the same micro-batches.
 
         Raises:
-            BadInputError: the schedule does not take so many.
+            BadInputError: the schedule does not support this number of micro-batches.
         """
         shape = (len(batches), *batches[0].input_ids.shape)
         if any(each.input_ids.shape != shape[1:] for each in batches):
             msg = "a pipeline takes micro-batches of one shape, and this data's rows differ"
             raise BadInputError(f"{msg}; pack them, or take pipeline_parallel_size 1")
         if shape != self._shape:
-            self._schedule, self._shape = self._made(len(batches)), shape
+            self._schedule, self._shape = self._build_schedule(len(batches)), shape
         self._scale = scale
         joined = Sequences(*(torch.cat(parts) for parts in zip(*batches, strict=True)))
         is_first = hasattr(self._stages[0].model, "embed_tokens")
@@ -85,12 +85,12 @@ class Pipeline:
         return sum(float(each.detach()) for each in losses) / scale
 
     def move_to(self, group: dist.ProcessGroup) -> None:
-        """Exchange messages in another group of the same ranks from the next step on."""
-        self._place = (group, self._place[1])
+        """Use another process group of the same ranks from the next step on."""
+        self._group_and_device = (group, self._group_and_device[1])
         self._schedule, self._shape = None, ()
 
-    def _made(self, num_micro_batches: int) -> Any:  # noqa: ANN401 - torch's schedules share no public class
-        group, device = self._place
+    def _build_schedule(self, num_micro_batches: int) -> Any:  # noqa: ANN401 - torch's schedules share no public class
+        group, device = self._group_and_device
         own, size = dist.get_rank(group), self._options.pipeline_parallel_size
         stages = [
             PipelineStage(stage, own + at * size, self._options.num_stages, device, group=group)

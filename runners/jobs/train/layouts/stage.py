@@ -1,6 +1,6 @@
-"""A run of a model's layers as a module of its own, with the ends that belong to it.
+"""A pipeline stage: consecutive layers of a model, with the embedding or the output layer.
 
-Its weights keep the names that they have in the whole model.
+Weights keep the names that they have in the whole model.
 """
 
 from collections.abc import Iterator
@@ -21,10 +21,10 @@ LLAMA_SHAPED = ("llama", "mistral", "qwen2", "qwen3", "mixtral")
 
 
 class Sequences(NamedTuple):
-    """A micro-batch as the stages take it, one piece of each sequence where it is divided.
+    """A micro-batch as stages take it; with context parallelism, this rank's piece of it.
 
     ``input_ids``, ``labels``, ``position_ids`` [rows, length]; ``queries`` [rows, length, 2] and
-    ``keys`` [rows, whole length, 2]: the place in the row and the document of each token.
+    ``keys`` [rows, whole length, 2]: each token's index in the row, and its document.
     """
 
     input_ids: torch.Tensor
@@ -35,14 +35,14 @@ class Sequences(NamedTuple):
 
     @property
     def places(self) -> dict[str, torch.Tensor]:
-        """Return what every stage is told beside its input."""
+        """Return every stage's arguments besides its input."""
         return {"position_ids": self.position_ids, "queries": self.queries, "keys": self.keys}
 
 
 def sequences(batch: Batch, pieces: torch.Tensor | None = None, index: int = 0) -> Sequences:
-    """Return a micro-batch, of each row the tokens ``pieces[index]`` where it is divided.
+    """Return a micro-batch; with ``pieces``, only the tokens ``pieces[index]`` of each row.
 
-    ``pieces`` [ranks, length]: the tokens that each rank has, in its order.
+    ``pieces`` [ranks, length]: the tokens of each rank, in its order.
     """
     rows, length = batch.input_ids.shape
     row = torch.arange(length, device=batch.input_ids.device).expand(rows, length)
@@ -53,27 +53,31 @@ def sequences(batch: Batch, pieces: torch.Tensor | None = None, index: int = 0) 
     places = torch.stack([row, documents], dim=-1)
     if pieces is None:
         return Sequences(batch.input_ids, batch.labels, positions, places, places)
-    own = pieces[index].to(row.device)
+    own_tokens = pieces[index].to(row.device)
     keys = places[:, pieces.flatten().to(row.device)]
     return Sequences(
-        batch.input_ids[:, own], batch.labels[:, own], positions[:, own], places[:, own], keys
+        batch.input_ids[:, own_tokens],
+        batch.labels[:, own_tokens],
+        positions[:, own_tokens],
+        places[:, own_tokens],
+        keys,
     )
 
 
 def visible(queries: torch.Tensor, keys: torch.Tensor, window: int | None) -> torch.Tensor:
-    """Return which keys a query sees [rows, 1, queries, keys]: earlier ones of its document."""
-    ahead = queries[:, :, None, 0] - keys[:, None, :, 0]
-    seen = (ahead >= 0) & (queries[:, :, None, 1] == keys[:, None, :, 1])
+    """Return the mask [rows, 1, queries, keys]: causal, within documents, and the window."""
+    distance = queries[:, :, None, 0] - keys[:, None, :, 0]
+    mask = (distance >= 0) & (queries[:, :, None, 1] == keys[:, None, :, 1])
     if window is not None:
-        seen &= ahead < window
-    return seen[:, None]
+        mask &= distance < window
+    return mask[:, None]
 
 
 class Stage(nn.Module):
-    """Layers, and the embedding or the output where they are the first or the last."""
+    """Layers, with the embedding in the first stage and the output layer in the last."""
 
     def __init__(self, whole: PreTrainedModel, layers: range) -> None:
-        """Take the layers out of the model; it shares their weights."""
+        """Use the model's layers and share their weights."""
         super().__init__()
         inner: Any = whole.model
         self.config = whole.config
@@ -100,11 +104,11 @@ class Stage(nn.Module):
         queries: torch.Tensor,
         keys: torch.Tensor,
     ) -> torch.Tensor:
-        """Return logits or hidden states, given token ids or hidden states."""
+        """Return logits or hidden states for token ids or hidden states."""
         model: Any = self.model
         hidden = model.embed_tokens(given) if hasattr(model, "embed_tokens") else given
         mask: torch.Tensor = visible(queries, keys, self.window)
-        if self.config._attn_implementation != "sdpa":  # noqa: SLF001 - it has no public name
+        if self.config._attn_implementation != "sdpa":  # noqa: SLF001 - no public name
             lowest = torch.finfo(hidden.dtype).min
             mask = torch.zeros_like(mask, dtype=hidden.dtype).masked_fill_(~mask, lowest)
         rotary = model.rotary_emb(hidden, position_ids=position_ids)
@@ -123,7 +127,7 @@ def stage_layers(options: LayoutOptions, num_layers: int) -> list[range]:
     """Return the layers of each stage.
 
     Raises:
-        BadInputError: the model has fewer layers, or others than were named.
+        BadInputError: the number of layers does not match.
     """
     counts = options.pipeline_layers
     if counts is None:
@@ -136,22 +140,22 @@ def stage_layers(options: LayoutOptions, num_layers: int) -> list[range]:
 
 
 def check_model(model: PreTrainedModel, options: LayoutOptions) -> None:
-    """Refuse a model that the layout does not divide.
+    """Check that the layout can divide the model.
 
     Raises:
-        BadInputError: with the field.
+        BadInputError: it cannot; the message names the field.
     """
     config = model.config
     if is_encoder(config):
-        found = undivided(options)
+        faults = undivided(options)
     else:
-        found = chain(_unknown(config, options), _uneven(config, options))
-    for why in found:
-        raise BadInputError(why)
+        faults = chain(_unsupported(config, options), _indivisible(config, options))
+    for fault in faults:
+        raise BadInputError(fault)
 
 
-def _unknown(config: Any, options: LayoutOptions) -> Iterator[str]:  # noqa: ANN401 - a config's fields depend on its architecture
-    """Yield what the layout asks of this architecture in vain."""
+def _unsupported(config: Any, options: LayoutOptions) -> Iterator[str]:  # noqa: ANN401 - a config's fields depend on its architecture
+    """Yield an error per setting that this architecture does not support."""
     experts = getattr(config, "num_local_experts", 0) or 0
     if config.model_type not in LLAMA_SHAPED:
         yield (
@@ -176,14 +180,14 @@ def _unknown(config: Any, options: LayoutOptions) -> Iterator[str]:  # noqa: ANN
         )
 
 
-def _uneven(config: Any, options: LayoutOptions) -> Iterator[str]:  # noqa: ANN401 - as above
-    """Yield which of the model's sizes the ranks do not divide."""
+def _indivisible(config: Any, options: LayoutOptions) -> Iterator[str]:  # noqa: ANN401 - as above
+    """Yield an error per model size that the parallel sizes do not divide."""
     tensor = ("num_attention_heads", "num_key_value_heads", "intermediate_size", "vocab_size")
     fields = {
         **dict.fromkeys(tensor, "tensor_parallel_size"),
         "num_local_experts": "expert_parallel_size",
     }
-    for name, by in fields.items():
-        value, size = getattr(config, name, None) or 0, getattr(options, by)
+    for name, field in fields.items():
+        value, size = getattr(config, name, None) or 0, getattr(options, field)
         if value % size:
-            yield f"{name} is {value}, which {by} {size} does not divide; take one that does"
+            yield f"{name} is {value}, which {field} {size} does not divide; take one that does"

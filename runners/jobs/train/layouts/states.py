@@ -1,8 +1,8 @@
-"""Who keeps which gradients, optimiser states and weights: copies, or ZeRO's shards of them.
+"""ZeRO: sharding of optimizer states, gradients and weights, or none of it.
 
-Stage 1 shards the optimiser's states by rows, stage 2 the gradients too, as the backward pass
-makes them. Stage 3 shards the weights as well, which torch's ``fully_shard`` gathers by layer.
-With several shard groups, each holds everything once (hybrid sharding).
+Stage 1 shards the optimizer states by rows, stage 2 also the gradients, during the backward pass.
+Stage 3 also shards the weights, which torch's ``fully_shard`` gathers per layer. With several
+shard groups, each holds everything once (hybrid sharding).
 Source: Rajbhandari et al. 2020 (ZeRO), arXiv:1910.02054; Zhao et al. 2023, arXiv:2304.11277.
 """
 
@@ -18,41 +18,41 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 
 from runners.jobs.train.layouts.axes import Axes
-from runners.jobs.train.layouts.boxes import Box, Held, share_of
 from runners.jobs.train.layouts.encoder_stage import EncoderStage
 from runners.jobs.train.layouts.stage import Stage
 from runners.jobs.train.layouts.tensor import plain, plain_gradient
+from runners.jobs.train.layouts.tensor_slices import HeldSlice, TensorSlice, share_of
 
-BUCKET_ELEMENTS = 8 * 2**20  # what is exchanged at once: 32 MiB of fp32, as much as DDP's
+BUCKET_ELEMENTS = 8 * 2**20  # per collective: 32 MiB of fp32, similar to DDP
 
 
 class Weight(NamedTuple):
-    """A parameter of a stage, and the part of the whole weight that it is."""
+    """A parameter of a stage, and the slice of the whole weight that it is."""
 
     parameter: nn.Parameter
-    box: Box
-    group: dist.ProcessGroup | None  # the ranks that have the same part; None: nobody else
+    box: TensorSlice
+    group: dist.ProcessGroup | None  # the ranks with the same slice; None: only this one
 
 
 class States(Protocol):
-    """What a rank's optimiser works on, and how it is kept the same as the other ranks'."""
+    """The tensors that a rank's optimizer updates, and their synchronisation with other ranks."""
 
-    held: list[Held]
+    held: list[HeldSlice]
     loss_scale: float
     exchange_seconds: float
 
     def collect(self) -> None:
-        """Give what is held its gradients, summed over the ranks."""
+        """Set the gradients of the held tensors, summed over the ranks."""
 
     def spread(self) -> None:
-        """Bring new weights to where they are used, and let the gradients go."""
+        """Send the updated weights to where they are used, and free the gradients."""
 
     def weight_bytes(self) -> int:
         """Return the bytes of the weights here, between steps."""
 
 
 class Copies:
-    """Every rank updates all that it has; with ``shards`` only some rows of each weight."""
+    """Whole weights on every rank; ``is_sharded``: each rank updates some rows of each weight."""
 
     loss_scale = 1.0
 
@@ -62,7 +62,7 @@ class Copies:
         self._index = axes.here.shard if is_sharded else 0
         self._rows = [self._own_rows(each) for each in self._weights]
         self.held = [
-            Held(weight.box.rows(first, count), self._view(weight, first, count))
+            HeldSlice(weight.box.rows(first, count), self._view(weight, first, count))
             for weight, (first, count) in zip(self._weights, self._rows, strict=True)
             if count
         ]
@@ -70,17 +70,17 @@ class Copies:
         self.exchange_seconds = 0.0
 
     def collect(self) -> None:
-        """Give what is held its gradients, summed over the ranks."""
+        """Set the gradients of the held tensors, summed over the ranks."""
         began = time.monotonic()
         for group, bucket in _buckets(self._weights):
-            gradients = [self._taken(each) for each in bucket]
+            gradients = [self._take_gradient(each) for each in bucket]
             _sum_together(gradients, group)
             for weight, gradient in zip(bucket, gradients, strict=True):
-                self._give(weight, gradient)
+                self._set_gradient(weight, gradient)
         self.exchange_seconds += time.monotonic() - began
 
     def spread(self) -> None:
-        """Bring new weights to where they are used, and let the gradients go."""
+        """Send the updated weights to where they are used, and free the gradients."""
         for each in self.held:
             each.tensor.grad = None
         if self._count == 1:
@@ -94,14 +94,14 @@ class Copies:
         """Return the bytes of the weights here, between steps."""
         return sum(plain(each.parameter).nbytes for each in self._weights)
 
-    def _taken(self, weight: Weight) -> torch.Tensor:
+    def _take_gradient(self, weight: Weight) -> torch.Tensor:
         gradient = plain_gradient(weight.parameter)
         weight.parameter.grad = None
-        if gradient is None:  # no token met it
+        if gradient is None:  # unused in this step
             return torch.zeros_like(plain(weight.parameter.detach()))
         return gradient.contiguous()
 
-    def _give(self, weight: Weight, gradient: torch.Tensor) -> None:
+    def _set_gradient(self, weight: Weight, gradient: torch.Tensor) -> None:
         if weight.box.name in self._views:
             first, count = self._own_rows(weight)
             self._views[weight.box.name].grad = gradient.narrow(0, first, count)
@@ -119,36 +119,38 @@ class Copies:
         own = torch.cat(
             [_padded_rows(each, self._count)[self._index].flatten() for each in locals_]
         )
-        everybody = own.new_empty(self._count * len(own))
-        dist.all_gather_into_tensor(everybody, own, group=self._axes.along("shard"))
+        gathered = own.new_empty(self._count * len(own))
+        dist.all_gather_into_tensor(gathered, own, group=self._axes.along("shard"))
         at = 0
-        found = everybody.view(self._count, -1)
+        shares = gathered.view(self._count, -1)
         for local in locals_:
             size = _row_share(local, self._count)
-            rows = found[:, at : at + size].reshape(-1, *local.shape[1:])
+            rows = shares[:, at : at + size].reshape(-1, *local.shape[1:])
             local.copy_(rows[: len(local)])
             at += size
 
 
 class ShardedGradients(Copies):
-    """As copies that share their states, with each layer's gradients sharded as they come."""
+    """ZeRO stage 2: sharded ``Copies`` with gradients reduce-scattered in the backward pass."""
 
     def __init__(self, weights: Sequence[Weight], axes: Axes) -> None:
         super().__init__(weights, axes, is_sharded=True)
         self._buckets = [bucket for _, bucket in _buckets(self._weights)]
-        self._waiting: list[set[str]] = [{each.box.name for each in one} for one in self._buckets]
+        self._pending: list[set[str]] = [
+            {each.box.name for each in bucket} for bucket in self._buckets
+        ]
         for index, bucket in enumerate(self._buckets):
             for weight in bucket:
                 hook = self._arrived(index, weight.box.name)
-                parameter: Any = weight.parameter  # the hook's method is without types
+                parameter: Any = weight.parameter  # the hook's method is untyped
                 parameter.register_post_accumulate_grad_hook(hook)
 
     def collect(self) -> None:
-        """Do nothing more: every gradient was summed as it came."""
+        """Do nothing: every gradient was summed in the backward pass."""
 
     def _arrived(self, index: int, name: str) -> Callable[[torch.Tensor], None]:
         def note(_parameter: torch.Tensor) -> None:
-            waiting = self._waiting[index]
+            waiting = self._pending[index]
             waiting.discard(name)
             if not waiting:
                 self._shard(self._buckets[index])
@@ -159,7 +161,7 @@ class ShardedGradients(Copies):
     @torch.no_grad()
     def _shard(self, bucket: Sequence[Weight]) -> None:
         began = time.monotonic()
-        gradients = [self._taken(each) for each in bucket]
+        gradients = [self._take_gradient(each) for each in bucket]
         shares = [_padded_rows(each, self._count).view(self._count, -1) for each in gradients]
         sent = torch.cat(shares, dim=1)
         own = sent.new_empty(sent.shape[1])
@@ -168,10 +170,10 @@ class ShardedGradients(Copies):
             dist.all_reduce(own, group=self._axes.along("replicate"))
         parts = torch.split(own, [len(each[0]) for each in shares])
         for weight, part in zip(bucket, parts, strict=True):
-            self._add(weight, part)
+            self._add_gradient(weight, part)
         self.exchange_seconds += time.monotonic() - began
 
-    def _add(self, weight: Weight, part: torch.Tensor) -> None:
+    def _add_gradient(self, weight: Weight, part: torch.Tensor) -> None:
         _first, count = self._own_rows(weight)
         if not count:
             return
@@ -181,38 +183,38 @@ class ShardedGradients(Copies):
 
 
 class ShardedWeights:
-    """Weights, gradients and states in shards; a layer's weights are gathered while it works."""
+    """ZeRO stage 3: weights, gradients and states in shards; weights are gathered per layer."""
 
     def __init__(
-        self, stages: Sequence[Stage | EncoderStage], boxes: Sequence[Box], axes: Axes
+        self, stages: Sequence[Stage | EncoderStage], boxes: Sequence[TensorSlice], axes: Axes
     ) -> None:
-        """Shard the stages, whose weights have these boxes before."""
+        """Shard the stages, whose weights are these slices before."""
         mesh = axes.mesh["replicate", "shard"] if axes.num_replicates > 1 else axes.mesh["shard"]
         for stage in stages:
             for block in stage.blocks.values():
                 fully_shard(block, mesh=mesh)
             fully_shard(stage, mesh=mesh)
-        named = {name: each for one in stages for name, each in one.named_parameters()}
+        named = {name: each for stage in stages for name, each in stage.named_parameters()}
         self._parameters = list(named.values())
         self._pairs: list[tuple[nn.Parameter, nn.Parameter]] = []
-        self.held: list[Held] = []
+        self.held: list[HeldSlice] = []
         for box in boxes:
             parameter = named[box.name]
             first, count = share_of(box.size[0], axes.here.shard, axes.num_shards)
             if count:
                 own = nn.Parameter(plain(parameter.detach()))
-                self.held.append(Held(box.rows(first, count), own))
+                self.held.append(HeldSlice(box.rows(first, count), own))
                 self._pairs.append((parameter, own))
         self.loss_scale = float(axes.num_copies)  # torch averages over the ranks
         self.exchange_seconds = 0.0
 
     def collect(self) -> None:
-        """Give what is held its gradients, which the backward pass has summed."""
+        """Set the gradients of the held shards, which the backward pass has summed."""
         for parameter, own in self._pairs:
             own.grad = plain_gradient(parameter)
 
     def spread(self) -> None:
-        """Let the gradients go: weights are gathered when they are used."""
+        """Free the gradients; weights are gathered when they are used."""
         for parameter, own in self._pairs:
             parameter.grad = own.grad = None
 
@@ -222,7 +224,7 @@ class ShardedWeights:
 
 
 def _buckets(weights: Sequence[Weight]) -> Iterator[tuple[dist.ProcessGroup | None, list[Weight]]]:
-    """Yield runs of weights that the same ranks have, each of about as many elements."""
+    """Yield runs of weights with the same group, each of about ``BUCKET_ELEMENTS``."""
     for _, run in groupby(weights, lambda each: id(each.group)):
         bucket: list[Weight] = []
         size = 0
@@ -252,9 +254,9 @@ def _row_share(local: torch.Tensor, count: int) -> int:
 
 
 def _padded_rows(local: torch.Tensor, count: int) -> torch.Tensor:
-    """Return a tensor's rows in ``count`` equal shares, the last ones filled up with zeros."""
-    each = -(-len(local) // count)
-    missing = each * count - len(local)
-    if missing:
-        local = torch.cat([local, local.new_zeros(missing, *local.shape[1:])])
-    return local.reshape(count, each, *local.shape[1:])
+    """Return a tensor's rows in ``count`` equal shares, padded with zeros."""
+    share_rows = -(-len(local) // count)
+    padding = share_rows * count - len(local)
+    if padding:
+        local = torch.cat([local, local.new_zeros(padding, *local.shape[1:])])
+    return local.reshape(count, share_rows, *local.shape[1:])

@@ -1,7 +1,7 @@
-"""Tensor and sequence parallel: a share of every matrix on each rank, by torch's DTensor.
+"""Tensor and sequence parallelism with torch's DTensor.
 
 Source: Shoeybi et al. 2019 (Megatron-LM), arXiv:1909.08053; Korthikanti et al. 2022,
-arXiv:2205.05198, for the norms and residuals that sequence parallel divides too.
+arXiv:2205.05198, for sequence parallelism of norms and residuals.
 """
 
 import torch
@@ -16,14 +16,14 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from runners.jobs.train.layouts.boxes import Box, whole_box
 from runners.jobs.train.layouts.stage import Stage
+from runners.jobs.train.layouts.tensor_slices import TensorSlice, whole_slice
 
-SEQUENCE = 1  # the dimension of [rows, length, width]
+SEQUENCE = 1  # dimension of the length in [rows, length, width]
 
 
 def divide_matrices(stage: Stage, mesh: DeviceMesh, *, is_sequence_divided: bool) -> None:
-    """Leave of every matrix of a stage this rank's share; norms stay whole."""
+    """Shard every matrix of a stage; norms stay whole."""
     between: Placement = Shard(SEQUENCE) if is_sequence_divided else Replicate()
     ends: dict[str, ParallelStyle] = {}
     if hasattr(stage.model, "embed_tokens"):
@@ -63,9 +63,9 @@ def _block_plan(between: Placement) -> dict[str, ParallelStyle]:
     }
 
 
-def own_box(name: str, weight: torch.Tensor) -> Box:
-    """Return the part of a weight that this rank has on the tensor axis."""
-    box = whole_box(name, weight.shape)
+def own_slice(name: str, weight: torch.Tensor) -> TensorSlice:
+    """Return the slice of a weight that this rank has on the tensor axis."""
+    box = whole_slice(name, weight.shape)
     if not isinstance(weight, DTensor):
         return box
     index, count = weight.device_mesh.get_local_rank(), weight.device_mesh.size()
@@ -74,7 +74,7 @@ def own_box(name: str, weight: torch.Tensor) -> Box:
             at = placement.dim
             size = weight.shape[at] // count
             start = (*box.start[:at], index * size, *box.start[at + 1 :])
-            box = Box(name, start, (*box.size[:at], size, *box.size[at + 1 :]))
+            box = TensorSlice(name, start, (*box.size[:at], size, *box.size[at + 1 :]))
     return box
 
 
@@ -84,7 +84,7 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def plain_gradient(weight: torch.Tensor) -> torch.Tensor | None:
-    """Return a weight's gradient, laid out as the weight is."""
+    """Return a weight's gradient with the weight's placements, as a local tensor."""
     gradient = weight.grad
     if isinstance(gradient, DTensor) and isinstance(weight, DTensor):
         gradient = gradient.redistribute(placements=weight.placements)

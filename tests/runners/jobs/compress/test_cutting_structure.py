@@ -10,18 +10,18 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from runners.jobs.compress.job import work
 from runners.jobs.compress.recovery import recover
-from runners.jobs.compress.structure import Kept, kept_of, prune, taylor_scores
+from runners.jobs.compress.structure import PrunedSizes, kept_of, prune, taylor_scores
 from runners.jobs.loading import load_folder, load_tokenizer
 from runners.jobs.runtime import BadInputError
 from runners.jobspec import CompressSpec, RandomModel
-from tests.runners.jobs.harness import TINY_CONFIG
+from tests.runners.jobs.harness import SHORT, TINY_CONFIG
 
 CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
 def finished(host, trained_model):
-    fields = {"calibration_tokens": 2048, "evaluation_tokens": 2048, "prompt_tokens": 16}
+    fields = {"calibration_tokens": 2048, **SHORT}
     spec = CompressSpec(model=trained_model, method="llm_pruner", sparsity=0.5, **fields)
     return host.run_here("compress-llm-pruner", spec, work)
 
@@ -70,7 +70,7 @@ def test_recovery_brings_the_text_nearer_again_and_leaves_no_adapter(model, ids)
 
 
 def test_a_job_that_recovers_says_its_perplexity_before_and_after(host, trained_model):
-    fields = {"calibration_tokens": 2048, "evaluation_tokens": 2048, "prompt_tokens": 16}
+    fields = {"calibration_tokens": 2048, **SHORT}
     spec = CompressSpec(
         model=trained_model, method="llm_pruner", sparsity=0.5, recovery_steps=40, **fields
     )
@@ -95,7 +95,7 @@ def test_what_weighs_least_goes_and_the_rest_keeps_its_values(model, ids):
         scores[f"model.layers.0.mlp.{name}_proj.weight"][:96] = 0.0
     scores["model.layers.0.mlp.down_proj.weight"][:, :96] = 0.0
 
-    prune(model, scores, Kept(channels=32, key_value_heads=1))
+    prune(model, scores, PrunedSizes(channels=32, key_value_heads=1))
 
     assert torch.equal(model.model.layers[0].mlp.gate_proj.weight, before[96:])
     assert model(ids).logits.isfinite().all()
@@ -103,7 +103,7 @@ def test_what_weighs_least_goes_and_the_rest_keeps_its_values(model, ids):
 
 @torch.no_grad()
 def loss_without_half(model, ids, scores):
-    prune(model, scores, Kept(channels=64, key_value_heads=2))
+    prune(model, scores, PrunedSizes(channels=64, key_value_heads=2))
     return model(ids, labels=ids).loss.item()
 
 
@@ -124,7 +124,7 @@ def test_pruning_nothing_of_a_model_leaves_what_it_computes(model, ids):
         before = model(ids).logits
     scores = taylor_scores(model, ids, 2)
 
-    prune(model, scores, Kept(channels=128, key_value_heads=2))
+    prune(model, scores, PrunedSizes(channels=128, key_value_heads=2))
 
     assert torch.allclose(model(ids).logits, before)
 

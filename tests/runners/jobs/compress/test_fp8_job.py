@@ -9,13 +9,12 @@ from runners.jobs.compress.job import work
 from runners.jobs.loading import load_folder, stored_quantisation
 from runners.jobs.runtime import BadInputError
 from runners.jobspec import CompressSpec
+from tests.runners.jobs.harness import SHORT
 
 
 @pytest.fixture(scope="module")
 def finished(host, trained_model):
-    spec = CompressSpec(
-        model=trained_model, method="fp8", prompt_tokens=16, evaluation_tokens=2048
-    )
+    spec = CompressSpec(model=trained_model, method="fp8", **SHORT)
     return host.run_here("compress-fp8", spec, work)
 
 

@@ -17,6 +17,7 @@ from runners.jobs.loading import load_folder, load_tokenizer
 from runners.jobs.runtime import BadInputError
 from runners.jobs.weights import WeightReader
 from runners.jobspec import CompressSpec
+from tests.runners.jobs.harness import SHORT
 
 CPU = torch.device("cpu")
 BITS = {"F16": 16, "Q8_0": 8.5, "Q4_0": 4.5, "Q4_K_M": 6.45}  # rows of 64: Q5_0, some Q8_0
@@ -29,8 +30,7 @@ def finished_of(host, trained_model):
 
     def run(kind):
         if kind not in done:
-            fields = {"evaluation_tokens": 2048, "prompt_tokens": 16}
-            spec = CompressSpec(model=trained_model, method="gguf", gguf_type=kind, **fields)
+            spec = CompressSpec(model=trained_model, method="gguf", gguf_type=kind, **SHORT)
             done[kind] = host.run_here(f"gguf-{kind}", spec, work)
         return done[kind]
 

@@ -8,15 +8,14 @@ import torch
 from runners.jobs.compress.job import work
 from runners.jobs.loading import load_folder, stored_quantisation
 from runners.jobspec import CompressSpec
+from tests.runners.jobs.harness import SHORT
 
 CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
 def finished(host, trained_model):
-    spec = CompressSpec(
-        model=trained_model, method="int8_dynamic", prompt_tokens=16, evaluation_tokens=2048
-    )
+    spec = CompressSpec(model=trained_model, method="int8_dynamic", **SHORT)
     return host.run_here("compress-int8-dynamic", spec, work)
 
 

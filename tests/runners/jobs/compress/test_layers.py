@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from runners.jobs.compress.layerwise import pieces
+from runners.jobs.compress.layerwise import calibration_samples
 from runners.jobs.layers import LayerwiseModel
 from runners.jobs.loading import load_folder
 
@@ -60,7 +60,7 @@ def test_every_stored_tensor_belongs_to_a_layer_or_stands_around_them(folder):
 def test_calibration_pieces_depend_on_the_seed_alone():
     text = torch.arange(1000).numpy()
 
-    first, again, other = (pieces(text, 50, 500, seed) for seed in (1, 1, 2))
+    first, again, other = (calibration_samples(text, 50, 500, seed) for seed in (1, 1, 2))
 
     assert first.shape == (10, 50)
     assert torch.equal(first, again)

@@ -2,6 +2,7 @@
 
 import json
 
+import psutil
 import pytest
 import torch
 from safetensors import safe_open
@@ -17,7 +18,7 @@ from runners.jobs.runtime import BadInputError
 from runners.jobs.tokenizer import tokenized
 from runners.jobspec import BenchmarkSpec, CompressSpec
 from runners.messages import ArtefactBody, ResultBody
-from tests.runners.jobs.harness import wait_until
+from tests.runners.jobs.harness import SHORT, wait_until
 
 SETTINGS = {
     "rtn": {"bits": 4},
@@ -32,13 +33,7 @@ SETTINGS = {
     "norm_tweaking": {"bits": 2},
     "finequant": {"bits": 3, "group_size": 16, "least_gain": 0.14},
 }
-IN_THIS_PROCESS = (
-    "awq",
-    "smoothquant",
-    "fptq",
-    "norm_tweaking",
-    "finequant",
-)  # spares their imports
+IN_A_PROCESS = ("gptq", "sparsegpt")  # packed and plain; the others spare a process's imports
 
 
 @pytest.fixture(scope="module")
@@ -47,11 +42,11 @@ def finished_of(host, trained_model):
 
     def run(name):
         if name not in done:
-            fields = {"method": name, "group_size": 32, "prompt_tokens": 16} | SETTINGS[name]
-            fields |= {"calibration_tokens": 2048, "evaluation_tokens": 2048}
+            fields = {"method": name, "group_size": 32, "calibration_tokens": 2048, **SHORT}
+            fields |= SETTINGS[name]
             spec = CompressSpec(model=trained_model, **fields)
             attempt = f"compress-{name}"
-            is_alone = name not in IN_THIS_PROCESS
+            is_alone = name in IN_A_PROCESS
             done[name] = (
                 host.run(attempt, spec) if is_alone else host.run_here(attempt, spec, work)
             )
@@ -73,7 +68,7 @@ def test_plain_transformers_reads_the_folder_with_the_perplexity_of_the_result(f
     key = f"{corpus.digest}/held-out"
     ids = tokenized(load_tokenizer(folder), corpus.held_out, key, host.path / "cache")
 
-    again = evaluate(model, ids, 2048).value
+    again = evaluate(model, ids, SHORT["evaluation_tokens"]).value
 
     assert again == pytest.approx(finished.measured["perplexity"], rel=1e-4)
 
@@ -155,13 +150,17 @@ def test_a_killed_job_goes_on_at_the_layer_where_it_was(host, finished_of):
     folder = host.attempt("compress-killed", spec)
     process = host.start(folder)
     wait_until(folder / "checkpoint", "layer-00000.safetensors", process)
+    parts = psutil.Process(process.pid).children(recursive=True)
     process.kill()
+    for each in parts:  # a supervisor leaves none either
+        each.kill()
     process.wait()
+    psutil.wait_procs(parts)
     process.stderr.close()
     with safe_open(folder / "checkpoint" / "layer-00000.safetensors", framework="pt") as file:
         before = json.loads(file.metadata()["figures"])
 
-    again = host.run("compress-killed", spec)
+    again = host.run_here("compress-killed", spec, work)
 
     assert before["layer_seconds"] in again.metric("layer_seconds")  # read back, not done again
     assert again.measured["perplexity"] == pytest.approx(

@@ -12,7 +12,7 @@ from runners.jobs.loading import load_folder, load_tokenizer
 from runners.jobs.runtime import BadInputError, MissingModelError
 from runners.jobspec import ArtefactModel, CompressSpec, RandomModel
 from runners.messages import ArtefactBody, ResultBody
-from tests.runners.jobs.harness import TINY, TINY_CONFIG
+from tests.runners.jobs.harness import SHORT, TINY, TINY_CONFIG
 
 CPU = torch.device("cpu")
 BOTH = pytest.mark.parametrize("name", ["int8", "int4"])
@@ -41,7 +41,7 @@ def test_the_saved_model_loads_again_with_the_perplexity_of_the_result(finished,
     model = load_folder(finished.folder / "output" / "model", name, CPU)
     ids = _held_out(host, finished)
 
-    again = evaluate(model, ids, 8192).value
+    again = evaluate(model, ids, SHORT["evaluation_tokens"]).value
 
     assert again == pytest.approx(finished.measured["perplexity"], rel=1e-5)
 

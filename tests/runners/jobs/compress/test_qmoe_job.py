@@ -15,6 +15,7 @@ from runners.jobs.loading import load_folder, load_tokenizer, stored_quantisatio
 from runners.jobs.runtime import BadInputError
 from runners.jobs.ternary_files import Ternary
 from runners.jobspec import ArtefactModel, CompressSpec, EvaluateSpec, FolderModel
+from tests.runners.jobs.harness import SHORT
 
 CPU = torch.device("cpu")
 CONFIG = MixtralConfig(
@@ -53,7 +54,7 @@ def sparse(host, trained):
 
 @pytest.fixture(scope="module")
 def finished(host, sparse):
-    fields = {"calibration_tokens": 2048, "evaluation_tokens": 1024, "prompt_tokens": 16}
+    fields = {"calibration_tokens": 2048, **SHORT}
     spec = CompressSpec(model=sparse, method="qmoe", **fields)
     return host.run_here("compress-qmoe", spec, work)
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
+from runners.jobs import corpus
 from runners.jobs.compress.job import work
 from runners.jobs.compress.masks import Masks, masked
 from runners.jobs.compress.shear_progress import Progress
@@ -16,6 +17,7 @@ from runners.jobs.domains import Domains, domain_of
 from runners.jobs.runtime import BadInputError
 from runners.jobspec import CompressSpec
 from runners.shear_options import Shape, Shear
+from tests.runners.jobs.harness import SHORT
 
 TARGET = Shape(layers=1, hidden_size=48, key_value_heads=1, intermediate_size=64)
 SMALL = LlamaConfig(
@@ -36,9 +38,10 @@ REFERENCE = {"code": 3.0, "prose": 2.5}
 @pytest.fixture(scope="module")
 def finished(host, trained_model):
     shear = Shear(**TARGET._asdict(), mask_steps=10, recovery_steps=24)
-    fields = {"evaluation_tokens": 1024, "prompt_tokens": 16}
-    spec = CompressSpec(model=trained_model, method="sheared_llama", shear=shear, **fields)
-    return host.run_here("compress-sheared", spec, work)
+    spec = CompressSpec(model=trained_model, method="sheared_llama", shear=shear, **SHORT)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(corpus, "MAX_FILE_BYTES", 20_000)  # a quarter of the text to tokenise
+        return host.run_here("compress-sheared", spec, work)
 
 
 @pytest.fixture

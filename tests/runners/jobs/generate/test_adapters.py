@@ -21,7 +21,7 @@ from tests.runners.jobs.generate.reading import outputs
 pytestmark = pytest.mark.slow
 PROMPTS = ("import os", "def f(", "class A:")
 DEFAULTS = {"batch_size": 4, "output_tokens": 8}
-ADAPTERS = {"one": {}, "two": {"rank": 2, "targets": "query_value", "alpha": 64}}
+ADAPTERS = {"one": {"alpha": 128}, "two": {"rank": 2, "targets": "query_value", "alpha": 64}}
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +73,8 @@ def test_each_prompt_goes_through_the_adapter_that_its_line_names(
     assert [line["adapter"] for line in found] == [name for name, _ in asked]
     written = [line["text"].removesuffix("<|endoftext|>") for line in found]
     assert written == [alone(name, prompt) for name, prompt in asked]
-    assert len({alone(name, PROMPTS[0]) for name in ("one", "two", None)}) == 3
+    answers = {tuple(alone(name, each) for each in PROMPTS) for name in ("one", "two", None)}
+    assert len(answers) == 3
 
 
 @pytest.mark.equality
@@ -101,8 +102,8 @@ def test_without_adapters_the_outputs_say_nothing_of_them(generate):
 @pytest.mark.parametrize(
     ("adapters", "line", "message"),
     [
-        (("one",), {"adapter": "tow"}, "prompt 1 asks for adapter tow, and the job has one"),
-        ((), {"adapter": "one"}, "asks for adapter one, and the job was given none"),
+        (("one",), {"adapter": "tow"}, "prompt 1 requests adapter tow, and the job has one"),
+        ((), {"adapter": "one"}, "requests adapter one, and the job was given none"),
         (("one",), {"adapter": 3}, 'line 1 has no name in "adapter"'),
     ],
 )

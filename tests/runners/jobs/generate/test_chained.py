@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 import sys
 import threading
 
@@ -10,28 +9,29 @@ import pytest
 import torch
 
 from runners.generate_options import StageChain
-from runners.jobs.generate import desk
+from runners.jobs.generate import stage_servers
 from runners.jobs.generate.chained import (
     Counts,
     RemoteStage,
     ServerChain,
-    StageLostError,
+    StageUnavailableError,
     key_of,
     work_in_chain,
 )
-from runners.jobs.generate.desk import Desk
-from runners.jobs.generate.link import Link, LinkLostError
+from runners.jobs.generate.link import Link, LinkClosedError
 from runners.jobs.generate.stage_model import Ends, Layers, divided
 from runners.jobs.generate.stage_server import Server
+from runners.jobs.generate.stage_servers import StageListener
 from runners.jobs.generate.static import Limits, Setup, run_batch
 from runners.jobs.loading import fresh_model, load_folder
 from runners.jobs.runtime import BadInputError, Job
 from runners.jobspec import DataParallel, DemoModel, DemoPrompts, GenerateSpec
 from runners.messages import RunRequest
 from runners.places import Gang
+from tests.plugins import preloaded
 from tests.runners.jobs.generate.reading import outputs
 from tests.runners.jobs.generate.test_stage_model import written
-from tests.runners.jobs.harness import TINY_CONFIG
+from tests.runners.jobs.harness import TINY_CONFIG, preload_starts
 from tests.stack import free_port
 
 CPU = torch.device("cpu")
@@ -58,7 +58,7 @@ class Threads:
 
     def __init__(self, folder):
         self.folder, self.links, self.made = folder, [], []
-        self.desk = Desk("127.0.0.1", 0, bytes.fromhex(KEY))
+        self.desk = StageListener("127.0.0.1", 0, bytes.fromhex(KEY))
         self.counts = Counts()
 
     def start(self):
@@ -71,13 +71,13 @@ class Threads:
     def _serve(server, link):
         try:
             server.serve(link)
-        except LinkLostError:
+        except LinkClosedError:
             link.close()
 
     def find(self):
         if link := self.desk.next_server(60.0):
             return link
-        raise StageLostError("none")
+        raise StageUnavailableError("none")
 
     def stages(self, count):
         runs = enumerate(divided(5, count))
@@ -170,13 +170,19 @@ def test_what_a_server_refuses_is_told_and_not_tried_elsewhere(threads, tmp_path
         threads.stages(1)[0].attach()
 
 
+@pytest.fixture
+def soon(monkeypatch):
+    """Have the servers that this process starts begin without seconds of imports."""
+    preload_starts(monkeypatch, stage_servers)
+
+
 def test_without_a_server_that_comes_the_job_ends_by_name(
     host, trained_model, make_job, monkeypatch
 ):
-    monkeypatch.setattr(desk, "SERVER", "runners.jobs.no_such_server")
+    monkeypatch.setattr(stage_servers, "SERVER", "runners.jobs.no_such_server")
     spec = spec_of(trained_model, restarts=1)
 
-    with pytest.raises(SystemExit, match="RANK_LOST: no server came within"):
+    with pytest.raises(SystemExit, match="RANK_LOST: no server connected within"):
         work_in_chain(make_job(spec), spec, spec.split, lambda opened: bool(opened()))
 
 
@@ -197,6 +203,7 @@ def test_a_chain_over_hosts_without_a_key_is_refused():
 
 @pytest.mark.slow
 @pytest.mark.equality
+@pytest.mark.usefixtures("soon")
 def test_a_job_whose_stage_is_a_server_writes_the_same_and_says_what_became_of_it(
     generate, trained_model
 ):
@@ -246,6 +253,7 @@ def killing(at, kill):
 
 @pytest.mark.slow
 @pytest.mark.equality
+@pytest.mark.usefixtures("soon")
 def test_a_server_killed_in_the_middle_is_replaced_and_the_text_is_unbroken(host, trained_model):
     spec = spec_of(trained_model, restarts=1, patience_seconds=240.0)
     job = job_of(host, "chain-killed", spec)
@@ -265,6 +273,7 @@ def test_a_server_killed_in_the_middle_is_replaced_and_the_text_is_unbroken(host
 
 @pytest.mark.slow
 @pytest.mark.equality
+@pytest.mark.usefixtures("soon")
 def test_a_host_killed_in_the_middle_leaves_its_layers_to_the_other(host, trained_model):
     spec = spec_of(trained_model, restarts=0, patience_seconds=5.0).model_copy(
         update={"parallel": DataParallel(on_lost_rank="shrink")}
@@ -272,7 +281,7 @@ def test_a_host_killed_in_the_middle_leaves_its_layers_to_the_other(host, traine
     port = free_port()
     lead, member = (gang_of(rank, port=port) for rank in range(2))
     folder = job_of(host, "chain-member", spec, member).attempt_dir
-    other = subprocess.Popen(
+    other = preloaded.start(
         [sys.executable, "-m", "runners.jobs.generate", str(folder)], env=host.environment()
     )
     job = job_of(host, "chain-lead", spec, lead)

@@ -11,9 +11,9 @@ from runners.generate_options import LayerStreaming
 from runners.jobs.compiler import check_compiler
 from runners.jobs.generate.compiled import CompiledStep
 from runners.jobs.generate.static import Limits, StopRequestedError, run_batch
-from runners.jobs.loading import fresh_model, ready
+from runners.jobs.loading import fresh_model, load_tokenizer, ready
 from runners.jobs.runtime import BadInputError
-from runners.jobspec import DemoModel, DemoPrompts, GenerateSpec, PromptLookup
+from runners.jobspec import DemoModel, DemoPrompts, FolderModel, GenerateSpec, PromptLookup
 from tests.runners.jobs.generate.reading import outputs
 from tests.runners.jobs.harness import TINY_CONFIG
 
@@ -34,11 +34,16 @@ def step():
 @pytest.mark.slow
 @pytest.mark.equality
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs g++")
-def test_a_compiled_step_writes_the_same(generate):
-    plain = outputs(generate("plain", batch_size=2))
+def test_a_compiled_step_writes_the_same(host, trained, generate):
+    folder = host.path / "models" / "one-layer"  # g++ takes 9 s of a core for each of its layers
+    torch.manual_seed(3)
+    fresh_model({**TINY_CONFIG, "num_hidden_layers": 1}, torch.float32).save_pretrained(folder)
+    load_tokenizer(trained.folder / "output" / "model").save_pretrained(folder)
+    asked = {"model": FolderModel(path=folder.name), "batch_size": 2}
+    plain = outputs(generate("plain", **asked))
 
     with torch._inductor.config.patch(compile_threads=1):  # no pool of processes
-        run = generate("compiled", batch_size=2, compiled_step=True)
+        run = generate("compiled", **asked, compiled_step=True)
 
     assert outputs(run) == plain
     assert "compiled for 2 prompts of" in run.bodies("result")[0]["notes"]["compiled_step"]

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from runners.generate_options import ExpertCache
-from runners.jobs.generate.experts import CachedExperts, Shelf
+from runners.jobs.generate.experts import CachedExperts, DeviceExperts
 from runners.jobs.generate.placement import held_bytes
 from runners.jobs.generate.static import Limits, run_batch
 from runners.jobs.loading import fresh_model, load_folder
@@ -77,7 +77,7 @@ def test_more_room_hits_more_often_and_brings_less(mixtral):
     for resident in (2, 4, 8):
         one = cached(mixtral, experts_resident=resident, guessed_experts=0)
         run_batch(one.model, [[5, 7, 11]], Limits(20))
-        figures.append(one.shelf.figures.measured())
+        figures.append(one.cache.figures.measured())
 
     ratios = [each["expert_hit_ratio"] for each in figures]
     assert ratios == sorted(ratios)
@@ -90,7 +90,7 @@ def test_guesses_take_nothing_from_what_was_used_before(mixtral):
     for guesses in (0, 8):
         one = cached(mixtral, experts_resident=2, guessed_experts=guesses)
         run_batch(one.model, [[5, 7, 11]], Limits(20))
-        hits.append(one.shelf.figures.hits)
+        hits.append(one.cache.figures.hits)
 
     assert hits[0] == hits[1]
 
@@ -101,12 +101,12 @@ def test_no_expert_is_among_the_models_own_weights(mixtral):
     assert held_bytes(cached(mixtral).model) == whole - 3 * 8 * EXPERT_BYTES
 
 
-def shelf_of(resident: int, guesses: int, fetched: list) -> Shelf:
+def shelf_of(resident: int, guesses: int, fetched: list) -> DeviceExperts:
     def fetch(layer: int, expert: int) -> Expert:
         fetched.append((layer, expert))
         return Expert(torch.ones(1), torch.ones(1))
 
-    return Shelf(fetch, resident, guesses)
+    return DeviceExperts(fetch, resident, guesses)
 
 
 def test_the_expert_that_was_not_used_for_longest_goes():
@@ -138,7 +138,7 @@ def test_a_guess_that_was_never_begun_with_counts_as_not_brought():
         gate.wait(120)
         return Expert(torch.ones(1), torch.ones(1))
 
-    shelf = Shelf(fetch, 1, 3)
+    shelf = DeviceExperts(fetch, 1, 3)
     shelf.guess(1, [0, 1, 2])
     shelf.guess(2, [])
     gate.set()

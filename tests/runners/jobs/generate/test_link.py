@@ -15,7 +15,7 @@ from runners.jobs.generate.link import (
     NONCE_BYTES,
     SIZES,
     Link,
-    LinkLostError,
+    LinkClosedError,
     _signature,
 )
 
@@ -28,8 +28,8 @@ def pair(first, second, one: bytes = KEY, other: bytes = KEY):
 
     def greet(name, connection, key, is_dialler):
         try:
-            met[name] = Link._met(connection, key, is_dialler=is_dialler)
-        except LinkLostError as error:
+            met[name] = Link._handshake(connection, key, is_dialler=is_dialler)
+        except LinkClosedError as error:
             met[name] = error
 
     thread = threading.Thread(target=greet, args=("other", second, other, False))
@@ -68,8 +68,8 @@ def test_a_message_arrives_as_it_was_sent(ends, dtype):
 def test_whoever_does_not_know_the_key_gets_no_link(ends):
     one, other = ends(other=b"x" * 32)
 
-    assert isinstance(one, LinkLostError)
-    assert isinstance(other, LinkLostError)
+    assert isinstance(one, LinkClosedError)
+    assert isinstance(other, LinkClosedError)
     assert "not signed with the chain's key" in str(other)
 
 
@@ -77,15 +77,15 @@ def test_what_speaks_another_language_gets_no_link(sockets):
     first, second = sockets
     second.sendall(b"GET / HTTP/1.1\r\n" + b"x" * 64)
 
-    with pytest.raises(LinkLostError, match="no stage of this version"):
-        Link._met(first, KEY, is_dialler=False)
+    with pytest.raises(LinkClosedError, match="no stage of this version"):
+        Link._handshake(first, KEY, is_dialler=False)
 
 
 def test_a_stranger_cannot_fill_the_memory_before_it_proved_the_key(sockets):
     first, second = sockets
     first.sendall(MAGIC + b"n" * NONCE_BYTES + SIZES.pack(2, 1) + b"{}" + b"x")
 
-    with pytest.raises(LinkLostError, match=r"2 \+ 1 bytes is too long"):
+    with pytest.raises(LinkClosedError, match=r"2 \+ 1 bytes is too long"):
         Link.answered(second, KEY)
 
 
@@ -99,7 +99,7 @@ def test_a_message_that_was_changed_on_its_way_ends_the_link(ends):
     one, other = ends()
     one._send_all(SIZES.pack(2, 0) + b"{}" + bytes(MAC_BYTES))
 
-    with pytest.raises(LinkLostError, match="not signed"):
+    with pytest.raises(LinkClosedError, match="not signed"):
         other.receive()
 
 
@@ -109,7 +109,7 @@ def test_a_message_that_comes_again_ends_the_link(ends):
         forged(one, b"{}", b"", number=1)
 
     other.receive()
-    with pytest.raises(LinkLostError, match="not signed"):
+    with pytest.raises(LinkClosedError, match="not signed"):
         other.receive()
 
 
@@ -121,7 +121,7 @@ def test_a_pickle_is_never_opened(ends, tmp_path):
     one, other = ends()
     forged(one, b"{}", pickle.dumps(Opened()), number=1)
 
-    with pytest.raises(LinkLostError, match="no JSON with tensors"):
+    with pytest.raises(LinkClosedError, match="no JSON with tensors"):
         other.receive()
     assert not (tmp_path / "opened").exists()
 
@@ -130,7 +130,7 @@ def test_a_message_beyond_every_size_is_not_read(ends):
     one, other = ends()
     one._send_all(SIZES.pack(MAX_HEADER_BYTES + 1, 0))
 
-    with pytest.raises(LinkLostError, match="is too long"):
+    with pytest.raises(LinkClosedError, match="is too long"):
         other.receive()
 
 
@@ -138,7 +138,7 @@ def test_an_end_that_is_silent_for_too_long_counts_as_lost(ends):
     _one, other = ends()
     other.wait_at_most(0.05)
 
-    with pytest.raises(LinkLostError, match="nothing comes"):
+    with pytest.raises(LinkClosedError, match="no data"):
         other.receive()
 
 
@@ -147,7 +147,7 @@ def test_an_end_that_closes_is_noticed_at_once(ends):
 
     one.close()
 
-    with pytest.raises(LinkLostError, match="closed the connection"):
+    with pytest.raises(LinkClosedError, match="closed the connection"):
         other.receive()
 
 
@@ -155,5 +155,5 @@ def test_a_port_where_nobody_listens_is_told():
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
 
-    with pytest.raises(LinkLostError, match=f"127.0.0.1 port {port}"):
+    with pytest.raises(LinkClosedError, match=f"127.0.0.1 port {port}"):
         Link.dialled("127.0.0.1", port, KEY)

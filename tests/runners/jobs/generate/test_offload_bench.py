@@ -11,8 +11,8 @@ import pytest
 from planner.api import estimate
 from runners.generate_options import PolicyOffload
 from runners.jobs import offload_bench
-from runners.jobs.generate.offload_process import Way, WayEndedError
-from runners.jobs.generate.offload_ways import DTYPE, Order, answers_of, prompts_of
+from runners.jobs.generate.offload_cases import DTYPE, Order, answers_of, prompts_of
+from runners.jobs.generate.offload_process import BenchProcess, BenchProcessError
 from runners.jobs.loading import demo_config, fresh_model
 from runners.jobs.offload_bench import Effort, best_batch, in_turns, policy_of, question, rooms
 from runners.jobspec import DemoModel
@@ -121,7 +121,7 @@ def running():
                 stdout=subprocess.PIPE,
                 text=True,
             )
-            way = Way(process, process.stdin, process.stdout)
+            way = BenchProcess(process, process.stdin, process.stdout)
             ending.callback(way.end)
             return way
 
@@ -188,23 +188,23 @@ def test_ways_that_write_different_text_are_not_compared(way_of):
 
 
 def test_a_way_that_dies_is_told(way_of):
-    with pytest.raises(WayEndedError, match="a way of the bench ended with 0"):
+    with pytest.raises(BenchProcessError, match="a benchmark case ended with 0"):
         way_of().run()
 
 
 def test_a_way_that_died_before_it_was_asked_is_told(running):
     way = running("raise SystemExit(5)")
-    with pytest.raises(WayEndedError):
-        way.hear()
+    with pytest.raises(BenchProcessError):
+        way.receive()
 
-    with pytest.raises(WayEndedError, match="a way of the bench ended with 5"):
+    with pytest.raises(BenchProcessError, match="a benchmark case ended with 5"):
         way.run()
 
 
 def test_a_way_that_takes_longer_than_it_may_is_killed_and_told(running):
     way = running("import sys, time; sys.stdin.readline(); time.sleep(600)")
 
-    with pytest.raises(WayEndedError, match=r"ended with -9 .*or it took too long"):
+    with pytest.raises(BenchProcessError, match=r"ended with -9 .*or it took too long"):
         way.run(patience_seconds=0.2)
 
 

@@ -22,6 +22,7 @@ from runners.jobs.layers import LayerwiseModel
 from runners.jobs.loading import fresh_model, load_folder
 from runners.jobs.runtime import BadInputError
 from runners.jobspec import DemoModel, DemoPrompts, GenerateSpec
+from tests.plugins.extent import combinations
 from tests.runners.jobs.generate.reading import outputs
 from tests.runners.jobs.harness import TINY_CONFIG
 
@@ -31,6 +32,13 @@ LAYERS = 6
 PROMPTS = [[5, 7, 11, 13], [17, 19, 23], [1, 2, 3, 4, 5, 6], [9], [8, 10]]
 LIMITS = Limits(8)
 SPREAD = {"weights_cpu": 0.3, "weights_disk": 0.4, "kv_cpu": 0.25, "kv_disk": 0.5}
+SHARES = (
+    {"weights_disk": 1.0},
+    {"weights_cpu": 1.0, "activations_cpu": 1.0},
+    {"kv_cpu": 1.0},
+    {"kv_disk": 1.0},
+    {**SPREAD, "activations_cpu": 0.5},
+)
 DEFAULTS = {
     "prompts": DemoPrompts(count=6, input_tokens=24, shortest=4),
     "batch_size": 6,
@@ -63,19 +71,7 @@ def block(folder, tmp_path):
 
 
 @pytest.mark.equality
-@pytest.mark.parametrize("dtype", sorted(DTYPES))
-@pytest.mark.parametrize("size", [None, 2])
-@pytest.mark.parametrize(
-    "shares",
-    [
-        {"weights_disk": 1.0},
-        {"weights_cpu": 1.0, "activations_cpu": 1.0},
-        {"kv_cpu": 1.0},
-        {"kv_disk": 1.0},
-        {**SPREAD, "activations_cpu": 0.5},
-    ],
-    ids="-".join,
-)
+@pytest.mark.parametrize(("shares", "dtype", "size"), combinations(SHARES, DTYPES, (None, 2)))
 def test_wherever_a_block_lies_it_writes_what_the_device_alone_writes(
     folder, block, dtype, size, shares
 ):

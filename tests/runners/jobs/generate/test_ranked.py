@@ -12,6 +12,7 @@ from runners.jobs.ranks import Ranks
 from runners.jobs.runtime import BadInputError
 from runners.jobspec import DemoModel, DemoPrompts, FolderModel, GenerateSpec, PromptLookup
 from tests.runners.jobs.gang import run_on_ranks
+from tests.runners.jobs.generate.forks import run_on_forks
 from tests.runners.jobs.generate.reading import outputs
 from tests.runners.jobs.harness import TINY_CONFIG
 
@@ -55,7 +56,7 @@ def test_a_share_of_every_matrix_on_each_rank_writes_the_same(host, trained_mode
 def test_a_run_of_layers_on_each_rank_writes_the_same(host, trained_model, resident):
     split, batching = PipelineSplit(), "turbo"
 
-    run = run_on_ranks(
+    run = run_on_forks(
         host, "ranked-pipeline", spec_of(trained_model, split=split, batching=batching)
     )
 
@@ -74,7 +75,7 @@ def test_whole_experts_on_each_rank_write_the_same(host, generate):
     model = FolderModel(path=path.name)
     alone = generate("experts-alone", model=model)
 
-    run = run_on_ranks(host, "ranked-experts", spec_of(model, split=ExpertSplit()))
+    run = run_on_forks(host, "ranked-experts", spec_of(model, split=ExpertSplit()))
 
     assert run.returncode == 0, run.stderr
     assert outputs(run) == outputs(alone)

@@ -92,7 +92,7 @@ def test_layers_are_divided_evenly_and_each_is_in_one_run(count, sizes):
 
 
 def test_more_stages_than_layers_are_refused():
-    with pytest.raises(BadInputError, match="6 stages are asked for, and the model has 5 layers"):
+    with pytest.raises(BadInputError, match="6 stages are requested, and the model has 5 layers"):
         divided(5, 6)
 
 

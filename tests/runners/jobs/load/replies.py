@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
-from runners.jobs.load.client import Answered, Target, ask, new_client
+from runners.jobs.load.client import RequestOutcome, Target, new_client, send_request
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
 TOKEN = b'data: {"choices":[{"text":"a"}],"usage":null}\n\n'
@@ -34,18 +34,18 @@ async def answering(reply: bytes, *, hangs: bool = False) -> AsyncIterator[str]:
         server.close()
 
 
-async def asked(url: str, patience: float = 60.0) -> Answered:
+async def outcome_of(url: str, patience: float = 60.0) -> RequestOutcome:
     """Return what one client sees of one request that is due now."""
     target = Target(url, "model", 2, patience)
     async with new_client() as client:
-        return await ask(client, target, (1, 2), asyncio.get_running_loop().time())
+        return await send_request(client, target, (1, 2), asyncio.get_running_loop().time())
 
 
-def seen(reply: bytes, patience: float = 60.0, *, hangs: bool = False) -> Answered:
+def seen(reply: bytes, patience: float = 60.0, *, hangs: bool = False) -> RequestOutcome:
     """Return what one client sees of such a server."""
 
-    async def run() -> Answered:
+    async def run() -> RequestOutcome:
         async with answering(reply, hangs=hangs) as url:
-            return await asked(url, patience)
+            return await outcome_of(url, patience)
 
     return asyncio.run(run())

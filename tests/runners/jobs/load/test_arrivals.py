@@ -7,7 +7,7 @@ import time
 import pytest
 
 from runners.jobs.load.arrivals import repetition
-from runners.jobs.load.client import Answered
+from runners.jobs.load.client import RequestOutcome
 from runners.load_options import Burst, ClosedLoop, OpenLoop
 
 CLOSED = ClosedLoop(concurrency=(3,))
@@ -22,13 +22,13 @@ class Counted:
         self.dues: list[float] = []
         self.lives = lives
 
-    async def ask(self, _prompt, due: float) -> Answered:
+    async def ask(self, _prompt, due: float) -> RequestOutcome:
         self.now, self.asked = self.now + 1, self.asked + 1
         self.most = max(self.most, self.now)
         self.dues.append(due)
         await asyncio.sleep(0.001)
         self.now -= 1
-        return Answered(due, due, time.monotonic(), due, 2)
+        return RequestOutcome(due, due, time.monotonic(), due, 2)
 
     def alive(self) -> bool:
         return self.asked < self.lives

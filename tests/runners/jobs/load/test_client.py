@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from tests.runners.jobs.load.replies import END, HEAD, TOKEN, USAGE, WHOLE, asked, seen
+from tests.runners.jobs.load.replies import END, HEAD, TOKEN, USAGE, WHOLE, outcome_of, seen
 
 BUSY = json.dumps({"error": {"message": "Too many", "code": "queue_full"}}).encode()
 BROKEN = b'data: {"error": {"message": "The engine ended", "code": null}}\n\n'
@@ -56,7 +56,7 @@ def test_an_endpoint_that_falls_silent_is_given_up_after_the_timeout():
 
 
 def test_nobody_who_listens_is_an_error_at_once():
-    found = asyncio.run(asked("http://127.0.0.1:9/v1"))
+    found = asyncio.run(outcome_of("http://127.0.0.1:9/v1"))
 
     assert found.error == "ConnectError"
     assert found.first is None

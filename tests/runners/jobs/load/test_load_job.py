@@ -8,6 +8,7 @@ import pytest
 
 from runners.endpoint_spec import key_hash
 from runners.jobs import benchmark
+from runners.jobs.load import endpoint
 from runners.jobs.load.job import serve_spec_of
 from runners.jobs.runtime import BadInputError, MissingModelError
 from runners.jobspec import BenchmarkSpec, RandomModel
@@ -15,7 +16,7 @@ from runners.load_options import ClosedLoop, LoadOptions
 from runners.load_report import LoadReport
 from runners.reasons import Reason
 from runners.supervision.classify import Ending, classify
-from tests.runners.jobs.harness import TINY_CONFIG
+from tests.runners.jobs.harness import TINY_CONFIG, preload_starts
 from tests.runners.jobs.serve.serving import Endpoint, until
 
 SWEEP = LoadOptions(
@@ -33,7 +34,9 @@ def spec_of(model, load=SWEEP, **changes):
 
 @pytest.fixture(scope="module")
 def run(host, trained_model):
-    return host.run_here("load-closed", spec_of(trained_model), benchmark.work)
+    with pytest.MonkeyPatch.context() as patch:
+        preload_starts(patch, endpoint)
+        return host.run_here("load-closed", spec_of(trained_model), benchmark.work)
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +107,7 @@ def test_killed_under_load_each_client_hears_it_in_seconds_and_the_job_ends_by_n
 
     ended = job.end()
     assert ended.returncode == -signal.SIGKILL
-    assert "ENDPOINT_ENDED: the endpoint went under load; each of 1 clients" in ended.stderr
+    assert "ENDPOINT_ENDED: the endpoint ended under load; each of 1 clients" in ended.stderr
     assert classify(Ending(None, 9, ended.stderr)) == Reason.KILLED_EXTERNALLY
     assert not ended.bodies("result")
 
@@ -126,7 +129,10 @@ def test_what_cannot_be_asked_is_refused_before_an_endpoint_starts(
 
 
 @pytest.mark.slow
-def test_an_endpoint_that_does_not_come_up_ends_the_job_as_it_ended(host, trained_model, capfd):
+def test_an_endpoint_that_does_not_come_up_ends_the_job_as_it_ended(
+    host, trained_model, capfd, monkeypatch
+):
+    preload_starts(monkeypatch, endpoint)
     spec = spec_of(trained_model, prompt_tokens=60)
 
     with pytest.raises(SystemExit) as ended:

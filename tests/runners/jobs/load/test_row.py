@@ -3,7 +3,7 @@
 import pytest
 
 from runners.jobs.load.arrivals import Repetition
-from runners.jobs.load.client import Answered
+from runners.jobs.load.client import RequestOutcome
 from runners.jobs.load.figures import percentile, row_of
 from runners.load_options import ClosedLoop, LoadOptions, OpenLoop
 
@@ -11,10 +11,10 @@ CLOSED = LoadOptions(arrivals=ClosedLoop(concurrency=(2,)))
 OPEN = LoadOptions(arrivals=OpenLoop(request_rate_per_second=(40.0,)))
 
 
-def answer(at=0, ttft=0.1, tokens=11, late=0.0, error="") -> Answered:
+def answer(at=0, ttft=0.1, tokens=11, late=0.0, error="") -> RequestOutcome:
     """One that takes 10 ms a token after its first."""
     first = at + ttft
-    return Answered(at, at + late, first + 0.01 * (tokens - 1), first, tokens, error)
+    return RequestOutcome(at, at + late, first + 0.01 * (tokens - 1), first, tokens, error)
 
 
 def repeated(*lists, lags=(0.0,), seconds=2.0):
@@ -52,6 +52,15 @@ def test_percentiles_are_values_that_were_measured():
 
     assert [percentile(values, each) for each in (50, 90, 99)] == [0.5, 0.9, 0.99]
     assert percentile([7.0], 99) == 7.0
+
+
+def test_a_percentiles_interval_is_over_what_it_was_in_each_repetition():
+    found = row(*([answer(ttft=each)] * 20 for each in (0.1, 0.2, 0.3)))
+
+    low, high = found.interval["ttft_p95_seconds"]
+    half = 1.886 * 0.1 / 3**0.5
+    assert (low, high) == pytest.approx((0.2 - half, 0.2 + half))
+    assert "ttft_p95_seconds" not in row([answer()] * 20).interval
 
 
 def test_failures_count_and_stay_out_of_the_figures():

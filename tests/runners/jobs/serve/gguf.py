@@ -2,15 +2,12 @@
 
 from pathlib import Path
 
-import pytest
 import torch
 
-from runners.config import HostDir
-from runners.environments.builder import BuildError, ensure
-from runners.environments.store import Store
 from runners.jobs.compress.gguf_file import write_gguf
 from runners.jobs.loading import load_folder, load_tokenizer
 from runners.jobs.weights import WeightReader
+from tests.runners.jobs import environments
 
 
 def write_model(source: Path, folder: Path) -> None:
@@ -24,10 +21,4 @@ def write_model(source: Path, folder: Path) -> None:
 
 def build_environment(host: Path) -> None:
     """Build llama.cpp's environment on a host; skip where no package index is reached."""
-    store = Store(HostDir(host))
-    try:
-        ensure(store, store.pins("llamacpp"), print)
-    except BuildError as error:
-        if "cannot be reached" not in str(error):
-            raise
-        pytest.skip(f"the environment llamacpp needs a package index: {error}")
+    environments.build_environment(host, "llamacpp")

@@ -6,14 +6,14 @@ Only the argv and the names of the figures are llama.cpp's.
 import os
 
 from runners.jobs.runtime import run_job
-from runners.jobs.serve.relayed.backend import Placed, Speaker
+from runners.jobs.serve.relayed.backend import EngineAdapter, Placed
 from runners.jobs.serve.relayed.job import prepare, work_of
-from runners.jobs.serve.relayed.process import Command, Door
+from runners.jobs.serve.relayed.process import Command, ListenAddress
 from runners.jobs.serve.relayed.scrape import MetricNames
 from runners.jobspec import ServeSpec
 
 
-class Llama(Speaker):
+class Llama(EngineAdapter):
     """llama.cpp's own server; the GGUF file and the interpreter come with the environment."""
 
     title = "llama.cpp's server"
@@ -22,7 +22,7 @@ class Llama(Speaker):
         "prompt_tokens_total", "tokens_predicted_total",
     )  # fmt: skip
 
-    def command(self, spec: ServeSpec, placed: Placed, door: Door) -> Command:
+    def command(self, spec: ServeSpec, placed: Placed, door: ListenAddress) -> Command:
         """Return how it is started."""
         assert (placed.model / "config.json").read_bytes()
         argv = [os.environ["LLAMA_PYTHON"], "-m", "tests.runners.jobs.serve.llama_server"]

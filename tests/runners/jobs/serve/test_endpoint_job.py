@@ -11,9 +11,9 @@ import httpx
 import pytest
 
 from runners.jobs.runtime import BadInputError, MissingModelError
-from runners.jobs.serve.door import Door
 from runners.jobs.serve.endpoint import listening
 from runners.jobs.serve.job import work
+from runners.jobs.serve.openai_server import OpenAIServer
 from runners.jobs.serve.service import Service
 from runners.jobspec import RandomModel, ServeSpec
 from tests.runners.jobs.harness import TINY_CONFIG, Finished
@@ -103,7 +103,7 @@ def test_told_to_stop_it_finishes_what_was_asked_and_ends_by_the_signal(restarte
     assert run.returncode == -signal.SIGTERM
     assert run.measured["requests"] >= 8
     assert run.measured["tokens_per_second"] > 0
-    assert run.bodies("phase")[-1]["name"] == "Finishing what was asked"
+    assert run.bodies("phase")[-1]["name"] == "Finishing open requests"
 
 
 def ask_once(url: str, answers: list) -> None:
@@ -130,7 +130,7 @@ def test_left_alone_it_ends_well_and_its_charts_have_the_planners_names(host, tr
 
     client.join()
     assert answers[0]["usage"]["completion_tokens"] <= 9
-    assert run.bodies("result")[0]["notes"]["ended"] == "idle: nobody asked for 3 s"
+    assert run.bodies("result")[0]["notes"]["ended"] == "idle for 3 s"
     for name in ("ttft_seconds", "tpot_seconds", "tokens_per_second", "kv_cache_used_ratio"):
         assert run.metric(name), name
     assert run.metric("held_kv_cache_bytes")[0] > 0
@@ -142,7 +142,7 @@ def test_while_it_loads_or_ends_it_says_so_and_when_to_come_again(state):
     service.state = state
 
     async def ask() -> list[httpx.Response]:
-        transport = httpx.ASGITransport(Door(service))
+        transport = httpx.ASGITransport(OpenAIServer(service))
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
             body = {"model": "model", "prompt": "a"}
             return [await client.post("/v1/completions", json=body), await client.get("/health")]
@@ -161,7 +161,7 @@ def test_while_it_loads_or_ends_it_says_so_and_when_to_come_again(state):
 )
 def test_an_address_that_is_not_there_is_refused_in_openais_form(method, path, status):
     async def ask() -> httpx.Response:
-        transport = httpx.ASGITransport(Door(Service(ServeSpec(model=RANDOM))))
+        transport = httpx.ASGITransport(OpenAIServer(Service(ServeSpec(model=RANDOM))))
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
             return await client.request(method, path)
 
@@ -173,7 +173,7 @@ def test_an_address_that_is_not_there_is_refused_in_openais_form(method, path, s
 
 def test_a_body_that_is_too_large_is_refused_before_it_is_read_whole():
     async def ask() -> httpx.Response:
-        transport = httpx.ASGITransport(Door(Service(ServeSpec(model=RANDOM))))
+        transport = httpx.ASGITransport(OpenAIServer(Service(ServeSpec(model=RANDOM))))
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
             return await client.post("/v1/completions", content=b" " * (5 * 1024**2))
 

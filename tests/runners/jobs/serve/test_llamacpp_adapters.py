@@ -25,6 +25,8 @@ PREFIX = "base_model.model.model.layers.0."
 TOKENS = 12
 MADE = {"one": {}, "two": {"rank": 2, "alpha": 8, "targets": "query_value"}}
 PROMPTS = ["import os", "def f(", "class A:"]
+OTHER_PROMPTS = ["for i in", "    return", "with open(", "# The", "x = [", "if not", "try:", '"""']
+NEAR_TIE = 0.1  # of a logarithm; F16 weights may choose either token
 
 
 @pytest.fixture(scope="module")
@@ -150,15 +152,28 @@ def client(host, base, merged):
 
 @pytest.fixture(scope="module")
 def likeliest(base, merged):
-    """The first token's best logarithmic probability by each merged model alone."""
+    """The first token's best log-probability by each merged model alone, for three prompts.
+
+    llama.cpp reports no log-probability for a token that ends inside a character, so prompts
+    after which a model may choose such a token are left out.
+    """
     tokenizer = load_tokenizer(base)
 
     @torch.inference_mode()
-    def best(name: str, prompt: str) -> float:
+    def best(name: str, prompt: str) -> float | None:
         logits = merged[name](**tokenizer(prompt, return_tensors="pt")).logits[0, -1]
-        return float(torch.log_softmax(logits, dim=-1).max())
+        found = torch.log_softmax(logits, dim=-1)
+        near = (found > found.max() - NEAR_TIE).nonzero().flatten()
+        is_whole = all("\ufffd" not in tokenizer.decode([token]) for token in near)
+        return float(found.max()) if is_whole else None
 
-    return best
+    table = {
+        prompt: {name: best(name, prompt) for name in merged}
+        for prompt in (*PROMPTS, *OTHER_PROMPTS)
+    }
+    whole = {prompt: row for prompt, row in table.items() if None not in row.values()}
+    assert len(whole) >= 3, table
+    return dict(list(whole.items())[:3])
 
 
 @pytest.mark.slow
@@ -166,12 +181,12 @@ def test_the_official_client_chooses_among_adapters_by_the_models_name(client, l
     listed = {each.id: getattr(each, "parent", None) for each in client.models.list().data}
     assert listed == {"model": None, "one": "model", "two": "model"}
 
-    for prompt in PROMPTS:
+    for prompt, best in likeliest.items():
         for name in ("one", "model", "two", "model", "one"):  # one slot's cache serves all in turn
             found = complete(client, prompt, model=name, max_tokens=1, logprobs=1)
 
-            (told,) = found.choices[0].logprobs.token_logprobs
-            assert told == pytest.approx(likeliest(name, prompt), abs=0.05), (name, prompt)
+            (logprob,) = found.choices[0].logprobs.token_logprobs
+            assert logprob == pytest.approx(best[name], abs=0.05), (name, prompt)
             assert found.model == name
 
 

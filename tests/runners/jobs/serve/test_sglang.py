@@ -14,7 +14,7 @@ from runners.jobs.runtime import BadInputError
 from runners.jobs.serve.figures import Figures
 from runners.jobs.serve.relayed.backend import Placed
 from runners.jobs.serve.relayed.folders import PLAIN_LINES
-from runners.jobs.serve.relayed.process import Door
+from runners.jobs.serve.relayed.process import ListenAddress
 from runners.jobs.serve.relayed.scrape import Scraper
 from runners.jobs.serve.sglang.speaker import Sglang, arguments
 from runners.jobspec import FolderModel, NamedAdapter, ServeSpec
@@ -102,7 +102,7 @@ def test_its_own_parser_takes_the_arguments(placed):
 def test_an_adapter_is_asked_for_as_the_bases_and_the_key_is_no_argument(placed):
     spec, engine = spec_of("sglang"), Sglang()
 
-    command = engine.command(spec, placed, Door(8001, "secret"))
+    command = engine.command(spec, placed, ListenAddress(8001, "secret"))
 
     assert (engine.called(spec, "first"), engine.called(spec, "ours")) == ("ours:first", "ours")
     assert not any("secret" in word for word in command.argv)

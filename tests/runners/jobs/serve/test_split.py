@@ -16,9 +16,10 @@ from runners.endpoint_spec import key_hash
 from runners.jobs.runtime import BadInputError
 from runners.jobs.serve.relayed.handover import is_read_elsewhere, reading_of
 from runners.jobs.serve.relayed.parts import parts_of
-from runners.jobs.serve.relayed.wishes import handed
+from runners.jobs.serve.relayed.request_fields import handed
 from runners.jobspec import ServeSpec
 from runners.jobspec.engine import EngineOptions, PhaseSplit
+from tests.plugins.extent import first
 from tests.runners.jobs.harness import PROJECT
 from tests.runners.jobs.serve.serving import KEY, complete, kill_until_given_up, starter, until
 from tests.runners.jobs.serve.speaking import STANDIN, recorded_options
@@ -216,7 +217,7 @@ def outcome(client) -> str:
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize(("gpu", "name"), [("GPU-a", "prefill"), ("GPU-c", "decode")])
+@pytest.mark.parametrize(("gpu", "name"), first([("GPU-c", "decode"), ("GPU-a", "prefill")]))
 def test_an_engine_that_is_killed_under_load_ends_all_with_clean_errors_and_they_start_anew(
     start, spec, gpu, name
 ):
@@ -253,6 +254,7 @@ def test_a_client_that_goes_while_its_prompt_is_read_frees_its_place(start, spec
         assert complete(endpoint.client(), "and on", max_tokens=2).choices[0].text == "and on"
 
 
+@pytest.mark.soak  # test_relayed.py has the same of one engine
 @pytest.mark.faults
 def test_engines_that_end_again_and_again_end_the_job_by_name(start, spec):
     with start("split-lost", spec) as endpoint:
@@ -261,7 +263,7 @@ def test_engines_that_end_again_and_again_end_the_job_by_name(start, spec):
     assert "ENGINE_LOST: vLLM's" in ended.stderr
 
 
-@pytest.mark.parametrize("how", ["stop", "idle"])
+@pytest.mark.parametrize("how", first(["stop", "idle"]))
 def test_a_stop_ends_every_engine(start, spec, how):
     changed = spec.model_copy(update={"idle_stop_seconds": 1.0 if how == "idle" else None})
     with start(f"split-{how}", changed) as endpoint:

@@ -13,7 +13,7 @@ from runners.jobs.serve.figures import Figures
 from runners.jobs.serve.relayed.backend import Placed
 from runners.jobs.serve.relayed.folders import PLAIN_LINES
 from runners.jobs.serve.relayed.parts import Part
-from runners.jobs.serve.relayed.process import Door
+from runners.jobs.serve.relayed.process import ListenAddress
 from runners.jobs.serve.relayed.scrape import Exposition, Scraper, Twice, merged
 from runners.jobs.serve.vllm.speaker import Vllm, arguments
 from runners.jobspec import ServeSpec
@@ -78,7 +78,7 @@ def test_each_of_several_engines_has_its_gpus_its_key_and_free_ports_of_its_own(
     spec = spec_of("vllm", engine_options=options)
     part = Part("decode", 1, ("GPU-a", "GPU-b"))
 
-    command = Vllm().part_command(spec, placed, Door(8001, "secret"), part)
+    command = Vllm().part_command(spec, placed, ListenAddress(8001, "secret"), part)
 
     first = int(command.env["VLLM_NIXL_SIDE_CHANNEL_PORT"])
     assert command.env["CUDA_VISIBLE_DEVICES"] == "GPU-a,GPU-b"
@@ -111,7 +111,7 @@ def test_its_own_parser_takes_the_arguments(placed):
 
 
 def test_its_key_is_in_no_list_of_processes(placed):
-    command = Vllm().command(spec_of("vllm"), placed, Door(8001, "secret"))
+    command = Vllm().command(spec_of("vllm"), placed, ListenAddress(8001, "secret"))
 
     assert not any("secret" in word for word in command.argv)
     assert command.env["VLLM_API_KEY"] == "secret"

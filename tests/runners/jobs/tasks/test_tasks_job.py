@@ -6,11 +6,11 @@ import math
 import pytest
 import yaml
 
-from runners.config import HostDir
-from runners.environments.builder import BuildError, ensure
-from runners.environments.store import Store
 from runners.evaluate_options import EvaluationTasks
+from runners.jobs import evaluate
+from runners.jobs.runtime import BadInputError
 from runners.jobspec import ArtefactModel, EvaluateSpec, RandomModel
+from tests.runners.jobs.environments import build_environment
 from tests.runners.jobs.harness import TINY_CONFIG
 
 pytestmark = pytest.mark.slow
@@ -34,14 +34,7 @@ ROWS = [
 @pytest.fixture(scope="module")
 def environment(host):
     """Build the harness's environment once; skip where no package index is reached."""
-    store = Store(HostDir(host.path))
-    try:
-        ensure(store, store.pins("lm_eval"), print)
-    except BuildError as error:
-        if "cannot be reached" not in str(error):
-            raise
-        pytest.skip(f"the environment lm_eval needs a package index: {error}")
-    return store
+    build_environment(host.path, "lm_eval")
 
 
 @pytest.fixture(scope="module")
@@ -111,14 +104,13 @@ def test_an_operators_folder_runs_and_a_task_that_fails_is_named(
     assert "BAD_INPUT: task sly does not run: SecurityError" in sly.stderr
 
 
-def test_a_name_that_is_no_task_ends_before_a_model_is_loaded(host, environment, folder):
+def test_a_name_that_is_no_task_ends_before_a_model_is_loaded(host, folder):
     spec = EvaluateSpec(
         model=RandomModel(config=TINY_CONFIG),
         tasks=EvaluationTasks(names=("sumps",), folder="tasks"),
     )
 
-    finished = host.run("tasks-unknown", spec)
+    with pytest.raises(BadInputError, match=r"there is no task sumps.*near it are sums") as ended:
+        host.run_here("tasks-unknown", spec, evaluate.work)
 
-    assert finished.returncode == 3
-    assert "BAD_INPUT: there is no task sumps" in finished.stderr
-    assert "near it are sums" in finished.stderr
+    assert ended.value.prefix == "BAD_INPUT"

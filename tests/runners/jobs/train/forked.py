@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from runners.jobs.ranks import ALONE, RankLostError, Ranks
+from runners.jobs.ranks import ALONE, RankFailedError, Ranks
 from tests.plugins import preloaded
 from tests.stack import ROOT, free_port
 
@@ -35,7 +35,7 @@ def _end(rank: int, size: int, port: int, work: Callable[[Ranks], None]) -> None
         work(ranks)
         ranks.total([0.0])  # nobody leaves while another still waits; who was lost is named
         code = 0
-    except RankLostError as error:
+    except RankFailedError as error:
         sys.stderr.write(f"rank {rank}: {error}\n")
         code = EXIT_LOST
     except BaseException:

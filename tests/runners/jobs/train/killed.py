@@ -1,6 +1,7 @@
 """Trainings whose ranks are killed in the middle of a step, and what goes on from what they left.
 
-One process imports the libraries and forks the ranks of each part: undisturbed, killed, resumed.
+One process imports the libraries and forks the ranks: one that trains undisturbed, those of each
+case that is killed, and for each number of ranks those that go on with what all cases left.
 """
 
 import json
@@ -8,12 +9,13 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from runners.jobs.ranks import RankLostError, Ranks
+from runners.jobs.ranks import RankFailedError, Ranks
 from runners.jobspec import DataParallel
 from tests.runners.jobs.train.forked import forked
 from tests.runners.jobs.train.laid_out import (
@@ -28,7 +30,7 @@ from tests.runners.jobs.train.laid_out import (
     trainer_of,
 )
 
-KILLED_AT = 3  # steps are behind it, and as many checkpoints
+KILLED_AT = 2  # steps are behind it, and as many checkpoints
 EVERY_STEP = 1e-6  # seconds between checkpoints
 
 
@@ -67,12 +69,12 @@ KILLINGS = {
 }
 
 
-def train(name: str, options: dict[str, Any], ranks: Ranks, folder: Path, victim: int) -> Seen:
+def train(model: str, options: dict[str, Any], ranks: Ranks, folder: Path, victim: int) -> Seen:
     """Train to the end, or until the victim kills itself as its next step's products begin."""
     asked = {key: value for key, value in options.items() if key != "left"}
     policy = DataParallel(on_lost_rank="shrink" if "left" in options else "stop")
     trainer = trainer_of(
-        model_of(name),
+        model,
         asked or None,
         ranks,
         folder,
@@ -93,41 +95,62 @@ def train(name: str, options: dict[str, Any], ranks: Ranks, folder: Path, victim
     return trainer
 
 
-def _on_rank(name: str, options: dict[str, Any], ranks: Ranks, said: Path) -> None:
-    victim = KILLINGS[name].victim if said.name == "killed" else -1
-    folder = said.parent / ("alone" if said.name == "undisturbed" else "work")
-    try:
-        trainer = train(name, options, ranks, folder, victim)
-    except RankLostError as error:
-        (said / f"{ranks.rank}.lost").write_text(str(error))
-        raise
+def _say(trainer: Seen, ranks: Ranks, said: Path) -> None:
     found = {
         "losses": [each["loss"] for each in trainer.values],
         "resumed_at_step": trainer.resumed_at_step,
     }
+    said.mkdir(parents=True, exist_ok=True)
     (said / f"{ranks.rank}.json").write_text(json.dumps(found))
 
 
-def run(name: str, options: dict[str, Any], said: Path) -> list[int]:
-    """Run one part of a case on forked ranks; return how each ended, signals below 0."""
-    said.mkdir(parents=True, exist_ok=True)
-    return forked(size_of(options), lambda ranks: _on_rank(name, options, ranks, said))
+def _undisturbed(ranks: Ranks, folder: Path, models: set[str]) -> None:
+    """Train each model in one process, which is what every layout learns (test_equality)."""
+    for model in models:
+        said = folder / model / "undisturbed"
+        _say(train(model, {}, ranks, said / "work", -1), ranks, said)
+
+
+def _killed(name: str, ranks: Ranks, folder: Path) -> None:
+    case, said = KILLINGS[name], folder / name / "killed"
+    try:
+        train(model_of(name), case.options, ranks, folder / name / "work", case.victim)
+    except RankFailedError as error:
+        (said / f"{ranks.rank}.lost").write_text(str(error))
+        raise
+
+
+def _resumed(names: Sequence[str], ranks: Ranks, folder: Path) -> None:
+    """Train what each case left to its end, all cases on the same ranks."""
+    for name in names:
+        work = folder / name / "work"
+        trainer = train(model_of(name), KILLINGS[name].then, ranks, work, -1)
+        _say(trainer, ranks, folder / name / "resumed")
+
+
+def kill(name: str, folder: Path) -> None:
+    """Kill a rank of a case's layout; note how each rank ended, signals below 0."""
+    said, began = folder / name / "killed", time.monotonic()
+    said.mkdir(parents=True)
+    ends = forked(size_of(KILLINGS[name].options), lambda ranks: _killed(name, ranks, folder))
+    found = {"killed": ends, "seconds": time.monotonic() - began}
+    (folder / name / "ends.json").write_text(json.dumps(found))
 
 
 def main() -> None:
     """Run all cases, or those named, below the folder."""
     torch.set_num_threads(1)
     import_what_training_imports()
-    folder = Path(sys.argv[1])
-    for name, case in KILLINGS.items():
-        if sys.argv[2:] and name not in sys.argv[2:]:
-            continue
-        parts = {"undisturbed": case.options, "killed": case.options, "resumed": case.then}
-        ends, began = {}, time.monotonic()
-        for part, options in parts.items():
-            ends[part] = run(name, options, folder / name / part)
-        ends["seconds"] = time.monotonic() - began
-        (folder / name / "ends.json").write_text(json.dumps(ends))
+    folder, names = Path(sys.argv[1]), sys.argv[2:] or list(KILLINGS)
+    models = {model_of(name) for name in names}
+    ends = forked(1, lambda ranks: _undisturbed(ranks, folder, models))
+    for name in names:
+        kill(name, folder)
+    for size in {size_of(KILLINGS[name].then) for name in names}:
+        alike = [name for name in names if size_of(KILLINGS[name].then) == size]
+        ends += forked(size, lambda ranks, alike=alike: _resumed(alike, ranks, folder))
+    if any(ends):
+        sys.exit(f"ranks that nobody killed ended with {ends}")
 
 
 if __name__ == "__main__":

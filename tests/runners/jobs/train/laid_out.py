@@ -20,11 +20,12 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrai
 from runners.jobs.events import Emitter
 from runners.jobs.loading import fresh_model
 from runners.jobs.memory import optimizer_bytes
-from runners.jobs.ranks import Ranks
+from runners.jobs.ranks import ALONE, Ranks
 from runners.jobs.runtime import Job
 from runners.jobs.train.batches import TextBatches
-from runners.jobs.train.judge import HeldOut
+from runners.jobs.train.evaluator import HeldOut
 from runners.jobs.train.labelled import LabelledBatches, LabelledRows, Samples
+from runners.jobs.train.messages_watch import MessagesWatch
 from runners.jobs.train.optimizers import build_optimizer
 from runners.jobs.train.trainer import Trainer
 from runners.jobspec import RandomModel, TrainSpec
@@ -32,8 +33,8 @@ from runners.layout_options import LayoutOptions
 from runners.messages import RunRequest
 from tests.runners.jobs.train.forked import forked
 
-STEPS = 6
-BROKEN_OFF = (2, 4)  # after how many steps the chain below goes on with other ranks
+STEPS = 4
+BROKEN_OFF = (1, 2)  # after how many steps the chain below goes on with other ranks
 LLAMA: dict[str, object] = {
     "model_type": "llama", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4,
     "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 128,
@@ -134,7 +135,8 @@ NARROW: dict[str, dict[str, Any]] = {
     f"narrow, {name}": options for name, options in {"data parallel": DP, **ZERO}.items()
 }
 APART = {"encoder": ENCODER, "narrow": {2: NARROW}}  # run alone, when asked for by this name
-HIGH_SCALE = 2.0**22
+HIGH_SCALE = 2.0**20
+MICRO_BATCHES, FEWER = 4, 2  # of a step; fewer where DTensor takes 60 ms of a core for each
 AVERAGED = {"scaled, data parallel", "scaled, ZeRO-3"}  # each rank's gradients count twice before
 # One training that goes on from its checkpoint on 2 ranks, and then on 4.
 CHAIN: dict[int, dict[str, Any]] = {
@@ -151,11 +153,18 @@ def model_of(name: str) -> str:
     return "mixtral" if "expert" in name else "llama"
 
 
+def micro_batches_of(name: str, options: dict[str, Any]) -> int:
+    """Return how many micro-batches a case's step has: one for each copy and stage at least."""
+    copies, stages = (options.get(f"{axis}_parallel_size", 1) for axis in ("data", "pipeline"))
+    is_dear = "tensor_parallel_size" in options or name in SCALED
+    return FEWER if is_dear and copies * stages <= FEWER else MICRO_BATCHES
+
+
 def spec_of(options: dict[str, Any] | None, **changes: Any) -> TrainSpec:
     """Return the training that every layout does."""
     fields: dict[str, Any] = {
         "model": RandomModel(config={}), "sequence_length": 16, "micro_batch_size": 2,
-        "gradient_accumulation_steps": 4, "max_steps": STEPS, "time_budget_seconds": None,
+        "gradient_accumulation_steps": MICRO_BATCHES, "max_steps": STEPS, "time_budget_seconds": None,
         "compute_dtype": "fp32", "learning_rate": 1e-2, "checkpoint_every_seconds": 3600.0,
         "layout": LayoutOptions(**options) if options else None,
     }  # fmt: skip
@@ -171,9 +180,9 @@ class Seen(Trainer):
         self.values: list[dict[str, float]] = []
         self.held: dict[str, int] = {}
         super().__post_init__()
-        self.judge.next_validation = math.inf  # it is made once, at the end
+        self.evaluator.next_validation = math.inf  # it is made once, at the end
 
-    def tell_held(self, **held: int) -> None:
+    def report_held(self, **held: int) -> None:
         self.held |= held
 
     def _emit(self, values: Any) -> None:
@@ -231,15 +240,18 @@ def run_case(
     scale: float = HIGH_SCALE,
     *,
     narrow: bool = False,
+    micro_batches: int = MICRO_BATCHES,
 ) -> dict[str, Any]:
     """Train in a layout and return what this rank saw, on the lead with the whole outcome."""
     began = time.monotonic()
-    is_scaled = folder.name.startswith("scaled")
-    changes = {"compute_dtype": "fp16", "max_steps": 3 * STEPS} if is_scaled else {}
+    changes: dict[str, Any] = {"gradient_accumulation_steps": micro_batches}
+    if folder.name.startswith("scaled"):
+        changes |= {"compute_dtype": "fp16", "max_steps": 2 * STEPS}
     if narrow or folder.name in NARROW:
-        changes = {"compute_dtype": "fp8"}
+        changes |= {"compute_dtype": "fp8"}
     trainer = trainer_of(model, options, ranks, folder, **changes)
     trainer.stop_at = stop_at
+    trainer.watch = MessagesWatch(ALONE)  # a look takes longer than the steps
     if trainer.scale is not None:
         trainer.scale.value = scale
     weights = trainer.layout.weight_bytes()
@@ -288,7 +300,8 @@ def _on_rank(ranks: Ranks, folder: Path) -> None:
     for name, options in (apart[size] if apart else CASES[size] | beside).items():
         if sys.argv[2:] and not apart and name not in sys.argv[2:]:
             continue
-        found[name] = run_case(model_of(name), options, ranks, folder / name)
+        num = micro_batches_of(name, options)
+        found[name] = run_case(model_of(name), options, ranks, folder / name, micro_batches=num)
     if not apart:
         found["chain"] = run_chain(ranks, folder)
     (folder / f"{size}-{ranks.rank}.json").write_text(json.dumps(found))

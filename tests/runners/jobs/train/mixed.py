@@ -15,7 +15,7 @@ import torch
 from runners.jobs.ranks import Ranks
 from runners.jobs.train.mixture import Mixture, mixture_of
 from runners.jobs.train.rows import Rows, rows_of, windows_of
-from runners.jobs.train.sources import Data, Judged
+from runners.jobs.train.sources import Data, HeldOutRows
 from runners.jobs.train.streams import DataBatches, Stream
 from runners.jobspec import HostText, MixedData, SampleOptions, TrainSpec, WeightedData
 from runners.jobspec.data import FileData, weights_of
@@ -34,6 +34,7 @@ CASES: dict[str, dict[str, Any]] = {
     "copies": laid_out.DP, "ZeRO-3": laid_out.ZERO["ZeRO-3"], "tensor": laid_out.TP,
     "pipeline": PP,
 }  # fmt: skip
+STEPS = 5  # with two updates of the weights
 BROKEN_OFF = 3  # after how many steps the chain goes on with other ranks: between two updates
 
 
@@ -63,7 +64,7 @@ def sources() -> list[np.ndarray]:
 def mixture(spec: TrainSpec) -> tuple[Drawn, Mixture]:
     """Return the batches of the two sources, and what moves their weights."""
     learnt = [rows_between(ids, 0, 3000) for ids in sources()]
-    kept = [Judged([rows_between(ids, 3000, 3130)]) for ids in sources()]
+    kept = [HeldOutRows([rows_between(ids, 3000, 3130)]) for ids in sources()]
     weights = weights_of(spec.data)
     batches = Drawn([Stream(*each) for each in zip(learnt, weights, strict=True)], spec)
     data = Data(batches, by_source=list(zip(("even", "noise"), kept, strict=True)))
@@ -74,8 +75,10 @@ def mixture(spec: TrainSpec) -> tuple[Drawn, Mixture]:
 
 def mixed_trainer(options: dict[str, Any] | None, ranks: Ranks, folder: Path) -> Seen:
     """Return a trainer of the two sources in a layout."""
-    trainer = laid_out.trainer_of("llama", options, ranks, folder, data=MIXED, samples=PADDED)
-    trainer.batches, trainer.judge.mixture = mixture(trainer.spec)
+    trainer = laid_out.trainer_of(
+        "llama", options, ranks, folder, data=MIXED, samples=PADDED, max_steps=STEPS
+    )  # fmt: skip
+    trainer.batches, trainer.evaluator.mixture = mixture(trainer.spec)
     return trainer
 
 

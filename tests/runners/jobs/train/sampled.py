@@ -1,10 +1,12 @@
 """Trainings that write samples and are judged on the way, and the same ones that do neither.
 
-``python -m tests.runners.jobs.train.sampled FOLDER [CASE]``: each case on forked gloo ranks.
+``python -m tests.runners.jobs.train.sampled FOLDER [CASE]``: those of one number of forked gloo
+ranks one after the other.
 """
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,8 @@ from tokenizers.pre_tokenizers import Whitespace
 from transformers import PreTrainedTokenizerFast
 
 from runners.jobs.ranks import Ranks
-from runners.jobs.train.best import JudgedStep
-from runners.jobs.train.judge import VALIDATIONS_PER_RUN
+from runners.jobs.train.best import EvaluatedStep
+from runners.jobs.train.evaluator import VALIDATIONS_PER_RUN
 from runners.jobs.train.text_samples import Sampler, prompts_of
 from runners.jobspec.text_samples import TextSamples
 from tests.runners.jobs.train.forked import forked
@@ -32,7 +34,7 @@ from tests.runners.jobs.train.laid_out import (
     trainer_of,
 )
 
-STEPS, EVERY = 9, 2
+STEPS, EVERY = 4, 1  # no step is far enough to be looked at by a profiler
 LOCAL = "local"
 DROPS = "alone, with dropout"
 MODELS["dropping"] = {**LLAMA, "attention_dropout": 0.2}
@@ -61,23 +63,24 @@ def train(name: str, ranks: Ranks, folder: Path, *, looks: bool) -> dict[str, An
     model = "dropping" if name == DROPS else model_of(name)
     options = CASES[name] or None
     trainer: Seen = trainer_of(
-        model, options, ranks, folder, max_steps=STEPS, text_samples=asked if looks else None
-    )
+        model, options, ranks, folder, max_steps=STEPS, gradient_accumulation_steps=2,
+        text_samples=asked if looks else None,
+    )  # fmt: skip
     tokenizer = word_tokenizer()
     if looks:
         prompts = prompts_of(asked, tokenizer, None, trainer.held_out.ids)
-        trainer.judge.sampler = Sampler(trainer.job, asked, tokenizer, prompts, 16)
+        trainer.evaluator.sampler = Sampler(trainer.job, asked, tokenizer, prompts, 16)
     if looks and name != LOCAL:  # a validation of copies that part is one meeting more
-        trainer.judge.next_validation = 1.0 / VALIDATIONS_PER_RUN
+        trainer.evaluator.next_validation = 1.0 / VALIDATIONS_PER_RUN
     trainer.run()
     draw = float(torch.rand(()))
     found = {"losses": [each["loss"] for each in trainer.values], "draw": draw}
     whole = trainer.layout.whole()
-    if whole is not None and trainer.judge.sampler is not None:
+    if whole is not None and trainer.evaluator.sampler is not None:
         trainer.model = whole
         last = {key: each.detach().clone() for key, each in whole.named_parameters()}
-        judge = trainer.judge
-        judge.best.take(whole, judge.best.last or _judged(trainer))
+        judge = trainer.evaluator
+        judge.best.take(whole, judge.best.last or _evaluated(trainer))
         judge.finish(whole, trainer.state)
         found["samples"] = [vars(each) for each in judge.sampler.taken]
         found["best"] = vars(judge.best.exported) if judge.best.exported else None
@@ -87,9 +90,9 @@ def train(name: str, ranks: Ranks, folder: Path, *, looks: bool) -> dict[str, An
     return found
 
 
-def _judged(trainer: Seen) -> JudgedStep:
+def _evaluated(trainer: Seen) -> EvaluatedStep:
     found = trainer.held_out.validation(trainer.model)
-    return JudgedStep(trainer.state.step, found["validation_loss"])
+    return EvaluatedStep(trainer.state.step, found["validation_loss"])
 
 
 def _on_rank(name: str, ranks: Ranks, folder: Path) -> None:
@@ -100,19 +103,25 @@ def _on_rank(name: str, ranks: Ranks, folder: Path) -> None:
     (folder / f"{ranks.rank}.json").write_text(json.dumps(found))
 
 
-def run(name: str, folder: Path) -> list[int]:
-    """Run a case on forked ranks; return how each ended."""
-    folder.mkdir(parents=True)
-    return forked(size_of(CASES[name]), lambda ranks: _on_rank(name, ranks, folder))
+def run(names: Sequence[str], size: int, folder: Path) -> list[int]:
+    """Run cases on forked ranks, one after the other; return how each rank ended."""
+
+    def on_rank(ranks: Ranks) -> None:
+        for name in names:
+            _on_rank(name, ranks, folder / name)
+
+    return forked(size, on_rank)
 
 
 def main() -> None:
     """Run all cases, or those named, below the folder."""
     torch.set_num_threads(1)
     import_what_training_imports()
-    for name in sys.argv[2:] or CASES:
-        if any(ends := run(name, Path(sys.argv[1]) / name)):
-            sys.exit(f"{name}: its ranks ended with {ends}")
+    folder, names = Path(sys.argv[1]), sys.argv[2:] or list(CASES)
+    for size in sorted({size_of(CASES[name]) for name in names}):
+        alike = [name for name in names if size_of(CASES[name]) == size]
+        if any(ends := run(alike, size, folder)):
+            sys.exit(f"{size} ranks ended with {ends}")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """A training of two ranks of which one falls silent in the middle of a step, and never ends.
 
-``python -m tests.runners.jobs.train.silenced FOLDER LAYOUT`` says how long the other one waited.
+``python -m tests.runners.jobs.train.silenced FOLDER`` says of each layout how long the other one
+waited. All layouts wait side by side.
 """
 
-import contextlib
 import json
 import os
 import signal
@@ -17,9 +17,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from runners.jobs.ranks import RankLostError, Ranks
+from runners.jobs.ranks import RankFailedError, Ranks
 from runners.jobspec import DataParallel
-from tests.runners.jobs.train.laid_out import PP, TP, trainer_of
+from tests.runners.jobs.train.laid_out import PP, TP, import_what_training_imports, trainer_of
 from tests.stack import free_port
 
 START_SECONDS, PATIENCE_SECONDS = 120.0, 5.0
@@ -52,29 +52,37 @@ def on_rank(name: str, rank: int, port: int, folder: Path) -> None:
         stage.register_forward_pre_hook(fall_silent)
     try:
         trainer.run()
-    except RankLostError as error:
+    except RankFailedError as error:
         found = {"waited": time.monotonic() - began[0], "words": str(error)}
         (folder / f"{name}.json").write_text(json.dumps(found | {"step": trainer.state.step}))
 
 
-def main() -> None:
-    """Fork both ranks; the silent one is killed once the other one has ended."""
-    torch.set_num_threads(1)
-    folder, name = Path(sys.argv[1]), sys.argv[2]
+def start(name: str, folder: Path) -> list[int]:
+    """Fork both ranks of a layout."""
     port, pids = free_port(), []
     for rank in range(2):
         pid = os.fork()
         if not pid:
-            with contextlib.suppress(BaseException):
-                try:
-                    on_rank(name, rank, port, folder)
-                except BaseException:
-                    traceback.print_exc()
-            os._exit(0)
+            try:
+                on_rank(name, rank, port, folder)
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                sys.stderr.flush()
+                os._exit(0)
         pids.append(pid)
-    os.waitpid(pids[0], 0)
-    os.kill(pids[1], signal.SIGKILL)
-    os.waitpid(pids[1], 0)
+    return pids
+
+
+def main() -> None:
+    """Start every layout; a silent rank is killed once the other one has ended."""
+    torch.set_num_threads(1)
+    import_what_training_imports()
+    folder = Path(sys.argv[1])
+    for pids in [start(name, folder) for name in LAYOUTS]:
+        os.waitpid(pids[0], 0)
+        os.kill(pids[1], signal.SIGKILL)
+        os.waitpid(pids[1], 0)
 
 
 if __name__ == "__main__":

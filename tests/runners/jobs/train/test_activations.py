@@ -9,7 +9,7 @@ from runners.jobs.live_bytes import activations_counted
 from runners.jobs.loading import fresh_model
 from runners.jobs.runtime import BadInputError
 from runners.jobs.train.recomputation import recompute
-from runners.jobs.train.swap import activations_away
+from runners.jobs.train.swap import offloaded_activations
 from tests.runners.jobs.harness import TINY_CONFIG, tiny_training
 from tests.runners.jobs.train.training import tiny_trainer
 
@@ -30,7 +30,7 @@ def step(how, where, folder):
     model = fresh_model(TINY_CONFIG, torch.float32).train()
     model.set_attn_implementation("eager")
     recompute(model, how)
-    swap = activations_away(where, model, CPU, folder)
+    swap = offloaded_activations(where, model, CPU, folder)
     with activations_counted(model) as live, swap.step():
         with torch.autocast("cpu", dtype=torch.bfloat16):
             logits = model(input_ids=IDS, use_cache=False).logits
@@ -63,7 +63,7 @@ def test_on_disk_activations_take_little_memory(steps):
 
 def test_a_tensor_that_many_operators_keep_is_written_once(tmp_path):
     layer = torch.nn.Linear(64, 64)
-    swap = activations_away("disk", layer, CPU, tmp_path)
+    swap = offloaded_activations("disk", layer, CPU, tmp_path)
     inputs = torch.randn(64, 64, requires_grad=True) * 2
     twice = inputs.detach().requires_grad_()
 
@@ -78,14 +78,14 @@ def test_a_tensor_that_many_operators_keep_is_written_once(tmp_path):
 
 
 def test_the_file_of_activations_has_no_name(tmp_path):
-    activations_away("disk", torch.nn.Linear(4, 4), CPU, tmp_path)
+    offloaded_activations("disk", torch.nn.Linear(4, 4), CPU, tmp_path)
 
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_cpus_activations_cannot_wait_in_its_own_memory(tmp_path):
     with pytest.raises(BadInputError, match=r"activation_offload cpu: this host .* choose disk"):
-        activations_away("cpu", torch.nn.Linear(4, 4), CPU, tmp_path)
+        offloaded_activations("cpu", torch.nn.Linear(4, 4), CPU, tmp_path)
 
 
 def test_an_architecture_without_layers_to_compute_again_is_refused_by_name(monkeypatch):

@@ -14,7 +14,7 @@ from runners.jobs.loading import fresh_model, load_folder
 from runners.jobs.runtime import BadInputError
 from runners.jobs.train import job as train
 from runners.jobs.train.batches import TextBatches
-from runners.jobs.train.judge import HeldOut
+from runners.jobs.train.evaluator import HeldOut
 from runners.jobs.train.trainer import Trainer
 from runners.jobspec import ArtefactModel, FolderModel
 from runners.messages import ArtefactBody

@@ -8,13 +8,13 @@ from runners.jobs.loading import demo_config
 from runners.jobs.tuning_bench import step_of
 from runners.jobspec import DemoModel
 
-ROWS = 4
+ROWS = 2
 SHAPE = DemoModel(
     hidden_size=256,
     intermediate_size=768,
-    num_hidden_layers=4,
+    num_hidden_layers=3,
     vocab_size=1024,
-    max_position_embeddings=256,
+    max_position_embeddings=128,
 )
 
 

@@ -9,9 +9,9 @@ from runners.jobs.events import read_events
 from runners.jobs.loading import fresh_model
 from runners.jobs.train import job as train
 from runners.jobs.train.batches import TextBatches
-from runners.jobs.train.best import FOLDER, BestWeights, JudgedStep
+from runners.jobs.train.best import FOLDER, BestWeights, EvaluatedStep
 from runners.jobs.train.checkpoint import checkpoints, read_latest
-from runners.jobs.train.judge import HeldOut
+from runners.jobs.train.evaluator import HeldOut
 from runners.jobs.train.trainer import Trainer
 from tests.runners.jobs.harness import TINY_CONFIG, tiny_training
 from tests.runners.jobs.train.training import HELD_OUT, IDS, linear, stop_at
@@ -43,11 +43,11 @@ def test_only_a_lower_loss_takes_the_place(tmp_path):
     best, model = BestWeights(tmp_path), linear(9.0)
     assert best.kept() is None
     for step, loss in [(1, 3.0), (2, 2.0), (3, 2.0), (4, math.nan), (5, 2.5)]:
-        best.take(linear(float(step)), JudgedStep(step, loss))
+        best.take(linear(float(step)), EvaluatedStep(step, loss))
 
-    assert best.kept() == JudgedStep(2, 2.0)
+    assert best.kept() == EvaluatedStep(2, 2.0)
     assert [each.name for each in checkpoints(tmp_path / FOLDER)] == ["step-00000002"]
-    best.put_back(model, JudgedStep(6, 2.25))
+    best.put_back(model, EvaluatedStep(6, 2.25))
     assert model.weight.unique().tolist() == [2.0]
     assert best.note().startswith("those of step 2: held-out loss 2.0000 nats")
     assert best.note().endswith("the last step's was 2.2500")
@@ -55,19 +55,19 @@ def test_only_a_lower_loss_takes_the_place(tmp_path):
 
 def test_the_last_weights_stay_where_they_are_the_best(tmp_path):
     best, model = BestWeights(tmp_path), linear(9.0)
-    best.take(linear(1.0), JudgedStep(1, 3.0))
+    best.take(linear(1.0), EvaluatedStep(1, 3.0))
 
-    best.put_back(model, JudgedStep(7, 3.0))
+    best.put_back(model, EvaluatedStep(7, 3.0))
 
     assert model.bias.tolist() == [9.0, 9.0]
-    assert best.exported == JudgedStep(7, 3.0)
+    assert best.exported == EvaluatedStep(7, 3.0)
     assert best.note().startswith("the last step's: held-out loss 3.0000 nats")
 
 
 @pytest.mark.parametrize("left", [{"loss.json"}, {"model.safetensors"}, set()], ids=str)
 def test_a_kill_while_the_former_ones_go_loses_nothing(tmp_path, monkeypatch, left):
     best = BestWeights(tmp_path)
-    best.take(linear(1.0), JudgedStep(1, 3.0))
+    best.take(linear(1.0), EvaluatedStep(1, 3.0))
 
     def cut_short(folder, **_):
         for each in folder.glob("*"):
@@ -75,28 +75,28 @@ def test_a_kill_while_the_former_ones_go_loses_nothing(tmp_path, monkeypatch, le
                 each.unlink()
 
     monkeypatch.setattr("runners.jobs.train.best.shutil.rmtree", cut_short)
-    best.take(linear(2.0), JudgedStep(2, 2.0))
+    best.take(linear(2.0), EvaluatedStep(2, 2.0))
     monkeypatch.undo()
     again, model = BestWeights(tmp_path), linear(9.0)
 
     assert len(checkpoints(tmp_path / FOLDER)) == 2
-    assert again.kept() == JudgedStep(2, 2.0)
-    again.put_back(model, JudgedStep(3, 5.0))
+    assert again.kept() == EvaluatedStep(2, 2.0)
+    again.put_back(model, EvaluatedStep(3, 5.0))
     assert model.weight.unique().tolist() == [2.0]
-    again.take(linear(4.0), JudgedStep(4, 1.0))
+    again.take(linear(4.0), EvaluatedStep(4, 1.0))
     assert [each.name for each in checkpoints(tmp_path / FOLDER)] == ["step-00000004"]
 
 
 def test_a_full_disk_keeps_the_best_that_was_whole(small_disk):
     best = BestWeights(small_disk)
-    best.take(linear(1.0), JudgedStep(1, 3.0))
+    best.take(linear(1.0), EvaluatedStep(1, 3.0))
 
     with pytest.raises(Exception, match=r"No space left|File too large|I/O error"):
-        best.take(torch.nn.Linear(400, 300), JudgedStep(2, 1.0))
+        best.take(torch.nn.Linear(400, 300), EvaluatedStep(2, 1.0))
 
-    assert best.kept() == JudgedStep(1, 3.0)
+    assert best.kept() == EvaluatedStep(1, 3.0)
     found = linear(0.0)
-    best.put_back(found, JudgedStep(3, 5.0))
+    best.put_back(found, EvaluatedStep(3, 5.0))
     assert found.weight.unique().tolist() == [1.0]
 
 
@@ -104,13 +104,13 @@ def test_it_leaves_the_weights_of_the_step_that_did_best(overfitting, events_pat
     trainer = overfitting()
     assert trainer.run()
     last = trainer.model.lm_head.weight.clone()
-    trainer.judge.finish(trainer.model, trainer.state)
+    trainer.evaluator.finish(trainer.model, trainer.state)
     judged = judged_of(trainer, events_path)
 
     step = min(judged, key=judged.get)
     assert (len(judged), max(judged)) == (8, 40)  # seven on the way, and the last
     assert 0 < step < 40
-    assert trainer.judge.best.exported == JudgedStep(step, judged[step])
+    assert trainer.evaluator.best.exported == EvaluatedStep(step, judged[step])
     assert not torch.equal(trainer.model.lm_head.weight, last)
     every = {each.name: each for each in checkpoints(trainer.job.checkpoint_dir)}
     then = overfitting()
@@ -128,15 +128,15 @@ def test_a_restart_still_knows_the_best(overfitting):
     first = overfitting()
     stop_at(first, 22)
     assert not first.run()
-    before = first.judge.best.kept()
+    before = first.evaluator.best.kept()
     second = overfitting()
     second.resume()
     assert second.run()
-    second.judge.finish(second.model, second.state)
+    second.evaluator.finish(second.model, second.state)
 
     assert before is not None
     assert second.resumed_at_step == 22
-    assert second.judge.best.exported == before
+    assert second.evaluator.best.exported == before
     assert before.step < 22
 
 
@@ -144,12 +144,12 @@ def test_an_early_stop_leaves_the_best_weights(overfitting):
     trainer = overfitting(early_stop_validations=2)
 
     assert trainer.run()
-    trainer.judge.finish(trainer.model, trainer.state)
+    trainer.evaluator.finish(trainer.model, trainer.state)
 
-    assert trainer.judge.is_over
-    assert trainer.judge.best.exported is not None
-    assert trainer.judge.best.exported.step < trainer.state.step < 40
-    assert "the weights" not in trainer.judge.patience.note(trainer.state)
+    assert trainer.evaluator.is_over
+    assert trainer.evaluator.best.exported is not None
+    assert trainer.evaluator.best.exported.step < trainer.state.step < 40
+    assert "the weights" not in trainer.evaluator.patience.note(trainer.state)
 
 
 def test_without_the_option_it_leaves_the_last(overfitting):
@@ -157,10 +157,10 @@ def test_without_the_option_it_leaves_the_last(overfitting):
     assert trainer.run()
     last = trainer.model.lm_head.weight.clone()
 
-    trainer.judge.finish(trainer.model, trainer.state)
+    trainer.evaluator.finish(trainer.model, trainer.state)
 
     assert torch.equal(trainer.model.lm_head.weight, last)
-    assert trainer.judge.best.exported is None
+    assert trainer.evaluator.best.exported is None
     assert not (trainer.job.checkpoint_dir / FOLDER).exists()
 
 

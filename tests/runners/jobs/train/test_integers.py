@@ -152,7 +152,7 @@ def test_every_training_state_is_as_planned():
 def test_the_trainer_tells_one_matrixs_gradient_and_quarters_of_the_weights(make_job):
     told = {}
     trainer = tiny_trainer(make_job(tiny_training(optimizer="qft", max_steps=2)))
-    trainer.tell_held = lambda **held: told.update(held)
+    trainer.report_held = lambda **held: told.update(held)
     plain = model_bytes(fresh_model(TINY_CONFIG, torch.float32))
 
     trainer.run()

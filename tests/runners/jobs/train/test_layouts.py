@@ -10,8 +10,7 @@ from runners.jobs.ranks import ALONE, Ranks
 from runners.jobs.runtime import BadInputError
 from runners.jobs.train.batches import IGNORED, Batch
 from runners.jobs.train.layouts.axes import check_world, place_of
-from runners.jobs.train.layouts.boxes import share_of, whole_box
-from runners.jobs.train.layouts.context import pieces_of
+from runners.jobs.train.layouts.context import rank_tokens
 from runners.jobs.train.layouts.stage import (
     Stage,
     check_model,
@@ -19,6 +18,7 @@ from runners.jobs.train.layouts.stage import (
     stage_layers,
     visible,
 )
+from runners.jobs.train.layouts.tensor_slices import share_of, whole_slice
 from runners.layout_options import LayoutOptions
 from tests.runners.jobs.train.laid_out import LLAMA, MIXTRAL
 
@@ -76,13 +76,13 @@ def test_shares_of_rows_are_those_of_torch_chunk(length, count):
 def test_a_box_of_rows_is_that_part_of_the_whole():
     whole = torch.arange(12).view(4, 3)
 
-    part = whole_box("w", whole.shape).rows(1, 2).within(whole)
+    part = whole_slice("w", whole.shape).rows(1, 2).within(whole)
 
     assert torch.equal(part, whole[1:3])
 
 
 def test_every_rank_has_both_ends_of_a_sequence_and_all_have_all_of_it():
-    pieces = pieces_of(16, 2)
+    pieces = rank_tokens(16, 2)
 
     assert pieces[0].tolist() == [0, 1, 2, 3, 12, 13, 14, 15]
     assert sorted(pieces.flatten().tolist()) == list(range(16))
@@ -90,7 +90,7 @@ def test_every_rank_has_both_ends_of_a_sequence_and_all_have_all_of_it():
 
 def test_a_sequence_that_cannot_be_divided_is_refused_with_a_length_that_can():
     with pytest.raises(BadInputError, match=r"sequence_length is 18, .* a multiple of 4"):
-        pieces_of(18, 2)
+        rank_tokens(18, 2)
 
 
 def test_a_token_sees_its_document_before_it_and_no_farther_than_the_window():

@@ -14,13 +14,21 @@ from runners.jobs.train import job as train
 from runners.jobs.train.checkpoint import TrainState
 from runners.jobs.train.mixture import mixture_of
 from runners.jobs.train.rows import rows_of, windows_of
-from runners.jobs.train.sources import Data, Judged
+from runners.jobs.train.sources import Data, HeldOutRows
 from runners.jobs.train.streams import BLOCK_ROWS
 from runners.jobspec import FileData, HostText, MixedData, WeightedData
 from tests.runners.jobs.harness import tiny_training
 from tests.runners.jobs.train.forked import run_script
-from tests.runners.jobs.train.laid_out import STEPS, spec_of
-from tests.runners.jobs.train.mixed import BROKEN_OFF, CASES, MIXED, PADDED, mixture, run_case
+from tests.runners.jobs.train.laid_out import spec_of
+from tests.runners.jobs.train.mixed import (
+    BROKEN_OFF,
+    CASES,
+    MIXED,
+    PADDED,
+    STEPS,
+    mixture,
+    run_case,
+)
 
 ROWS_A_STEP = 8
 LOSS_TOLERANCE = 5e-6  # nats, as between other layouts
@@ -57,7 +65,9 @@ def drawn_of(batches, steps):
 
 
 def test_from_its_row_on_a_set_of_weights_holds_and_no_row_is_lost_or_told_twice():
-    spec = spec_of(None, data=MIXED, samples=PADDED, gradient_accumulation_steps=1)
+    spec = spec_of(
+        None, data=MIXED, samples=PADDED, max_steps=STEPS, gradient_accumulation_steps=1
+    )
     fixed, moved = mixture(spec)[0], mixture(spec)[0]
     even = {tuple(row) for row in np.lib.stride_tricks.sliding_window_view(
         np.tile(np.arange(24) * 5, 4), 16).tolist()}  # fmt: skip
@@ -77,7 +87,7 @@ def test_from_its_row_on_a_set_of_weights_holds_and_no_row_is_lost_or_told_twice
 
 
 def test_moves_begin_with_the_references_that_were_not_given():
-    spec = spec_of(None, data=MIXED, samples=PADDED)
+    spec = spec_of(None, data=MIXED, samples=PADDED, max_steps=STEPS)
     state, mixed = TrainState(), mixture(spec)[1]
 
     first = mixed.move(state, [5.0, 4.5])
@@ -188,10 +198,10 @@ def test_a_job_tells_what_each_source_weighs_and_why(host, trained_model):
 
 
 def test_a_source_that_nothing_judges_is_refused_by_name():
-    spec = spec_of(None, data=MIXED, samples=PADDED)
+    spec = spec_of(None, data=MIXED, samples=PADDED, max_steps=STEPS)
     documents, pieces = windows_of(np.arange(40, dtype=np.int32), 16)
     none = pieces._replace(begins=pieces.begins[:0], lengths=pieces.lengths[:0])
-    some, empty = (Judged([rows_of(documents, each, 16, PADDED)]) for each in (pieces, none))
+    some, empty = (HeldOutRows([rows_of(documents, each, 16, PADDED)]) for each in (pieces, none))
     data = Data(mixture(spec)[0], by_source=[("own", some), ("asked.jsonl", empty)])
 
     with pytest.raises(BadInputError, match=r"asked\.jsonl: .* sequence_length, which is 16"):

@@ -12,7 +12,7 @@ from runners.jobs.loading import demo_config, fresh_model
 from runners.jobs.memory import gradient_bytes, optimizer_bytes, resident_bytes
 from runners.jobs.runtime import BadInputError
 from runners.jobs.train.batches import TextBatches
-from runners.jobs.train.judge import HeldOut
+from runners.jobs.train.evaluator import HeldOut
 from runners.jobs.train.optimizers import build_optimizer
 from runners.jobs.train.recomputation import recompute
 from runners.jobs.train.trainer import Trainer
@@ -28,7 +28,7 @@ TIED = TINY_CONFIG | {"tie_word_embeddings": True}
 
 
 def spec_of(name, where="none", **changes):
-    fields = {"optimizer": name, "optimizer_offload": where, "max_steps": 8}
+    fields = {"optimizer": name, "optimizer_offload": where, "max_steps": 4}
     return tiny_training(**{**fields, "learning_rate": USUAL_LEARNING_RATES[name], **changes})
 
 
@@ -41,21 +41,21 @@ def test_a_resumed_run_equals_an_unbroken_one_to_the_bit(make_job, way):
     unbroken = tiny_trainer(make_job(spec_of(*way)))
     unbroken.run()
     stopped = tiny_trainer(make_job(spec_of(*way)))
-    stop_at(stopped, 4)
+    stop_at(stopped, 2)
     stopped.run()
     resumed = tiny_trainer(make_job(spec_of(*way)))
 
     resumed.resume()
     resumed.run()
 
-    assert resumed.resumed_at_step == 4
+    assert resumed.resumed_at_step == 2
     pairs = zip(unbroken.model.parameters(), resumed.model.parameters(), strict=True)
     assert all(torch.equal(*pair) for pair in pairs)
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_the_loss_falls_at_the_usual_rate(make_job, name):
-    trainer = tiny_trainer(make_job(spec_of(name, max_steps=30)))
+    trainer = tiny_trainer(make_job(spec_of(name, max_steps=15)))
     before = trainer.layout.gradients([trainer.batches.micro_batch(0, 0)]).loss
 
     trainer.run()
@@ -185,7 +185,7 @@ def test_a_trainer_without_a_state_tells_how_much_it_holds(make_job):
     job = make_job(spec)
     told = []
     trainer = Trainer(job, spec, model, TextBatches(ids, spec), HeldOut(ids), torch.device("cpu"))
-    trainer.tell_held = lambda **held: told.append(held)
+    trainer.report_held = lambda **held: told.append(held)
 
     trainer.run()
 

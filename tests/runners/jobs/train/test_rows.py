@@ -9,7 +9,7 @@ import torch
 from runners.jobs.loading import fresh_model
 from runners.jobs.runtime import BadInputError
 from runners.jobs.train.batches import IGNORED
-from runners.jobs.train.rows import Rows, best_fit, pieces_of, rows_of, windows_of
+from runners.jobs.train.rows import Rows, best_fit, rows_of, segments_of, windows_of
 from runners.jobs.train.samples import Documents
 from runners.jobs.train.streams import DataBatches, Stream
 from runners.jobspec import SampleOptions
@@ -31,7 +31,7 @@ def documents(*lengths, learnt_from=0):
 
 def batches(found, options=PACKED, longest=16, **changes):
     fields = {"sequence_length": longest, "micro_batch_size": 2, "samples": options, **changes}
-    pieces = pieces_of(found, longest, options, is_text=False)
+    pieces = segments_of(found, longest, options, is_text=False)
     rows = rows_of(found, pieces, longest, options)
     return DataBatches([Stream(rows)], tiny_training(**fields), 0)
 
@@ -39,7 +39,7 @@ def batches(found, options=PACKED, longest=16, **changes):
 def test_a_long_text_is_cut_so_that_each_token_is_one_label():
     found = documents(40, 5)
 
-    pieces = pieces_of(found, 16, PACKED, is_text=True)
+    pieces = segments_of(found, 16, PACKED, is_text=True)
 
     labels = [range(b + 1, b + 1 + n) for b, n in zip(*pieces[:2], strict=True)]
     assert [len(each) for each in labels] == [16, 16, 7, 4]
@@ -48,15 +48,15 @@ def test_a_long_text_is_cut_so_that_each_token_is_one_label():
 
 
 def test_of_a_long_answer_the_beginning_is_kept_and_one_without_labels_goes():
-    late = pieces_of(documents(40, 9, learnt_from=20), 16, PACKED, is_text=False)
-    early = pieces_of(documents(40, 9, learnt_from=5), 16, PACKED, is_text=False)
+    late = segments_of(documents(40, 9, learnt_from=20), 16, PACKED, is_text=False)
+    early = segments_of(documents(40, 9, learnt_from=5), 16, PACKED, is_text=False)
 
     assert (late.lengths.tolist(), late.num_cut, late.num_left_out) == ([], 1, 2)
     assert (early.lengths.tolist(), early.num_cut, early.num_left_out) == ([16, 8], 1, 0)
 
 
 def test_what_is_too_long_may_be_left_out():
-    pieces = pieces_of(documents(40, 17, 18), 16, LEFT_OUT, is_text=True)
+    pieces = segments_of(documents(40, 17, 18), 16, LEFT_OUT, is_text=True)
 
     assert (pieces.lengths.tolist(), pieces.num_left_out, pieces.num_cut) == ([16], 2, 0)
 
@@ -200,7 +200,7 @@ def test_padded_batches_come_in_few_lengths_that_hold_their_rows(longest):
     assert 1 < len(lengths) <= 8
     assert max(lengths) <= longest
     for step, batch in enumerate(made):
-        rows = [found._rows[at].lengths[row] for at, row in found._chosen(step, 0)]
+        rows = [found._rows[at].lengths[row] for at, row in found._row_indices(step, 0)]
         assert max(rows) <= batch.input_ids.shape[1] < max(rows) + max(1, longest / 8) + 1
         assert int((batch.labels == IGNORED).sum()) == 3 * batch.input_ids.shape[1] - (
             batch.num_labels

@@ -1,12 +1,10 @@
 """A rank that falls silent without ending: the others wait as long as the job says, not longer."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 
-from tests.runners.jobs.harness import PROJECT
+from tests.runners.jobs.train.forked import run_script
 from tests.runners.jobs.train.silenced import (
     LAYOUTS,
     PATIENCE_SECONDS,
@@ -17,17 +15,17 @@ from tests.runners.jobs.train.silenced import (
 pytestmark = [pytest.mark.equality, pytest.mark.slow]
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_the_other_rank_waits_as_long_as_the_job_says(name, tmp_path):
-    command = [sys.executable, "-W", "ignore", "-m", "tests.runners.jobs.train.silenced"]
-    ran = subprocess.run(
-        [*command, str(tmp_path), name],
-        cwd=PROJECT, capture_output=True, text=True, timeout=900, check=False,
-    )  # fmt: skip
-    assert ran.returncode == 0, ran.stderr[-4000:]
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    found = tmp_path_factory.mktemp("silenced")
+    run_script("silenced", found, seconds=900)
+    return found
 
-    said = tmp_path / f"{name}.json"
-    assert said.is_file(), ran.stderr[-4000:]
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_the_other_rank_waits_as_long_as_the_job_says(name, folder):
+    said = folder / f"{name}.json"
+    assert said.is_file()
     found = json.loads(said.read_text())
     assert found["step"] == SILENT_FROM
     assert found["words"].startswith("rank 0 of 2: ")

@@ -7,6 +7,7 @@ import torch
 
 from runners.jobs.events import read_events
 from runners.jobs.loading import fresh_model
+from runners.jobs.memory import PeakMeter
 from runners.jobs.ranks import Ranks
 from runners.jobs.train.batches import IGNORED, Batch, TextBatches
 from runners.jobs.train.checkpoint import TrainState
@@ -67,6 +68,20 @@ def test_what_training_holds_is_told_once_by_the_planners_terms(make_trainer, ev
     assert len(held) == 2
 
 
+def test_each_point_tells_the_peak_so_far(make_trainer, events_path):
+    trainer = make_trainer(max_steps=3)
+    trainer.meter = PeakMeter(torch.device("cpu"))
+    trainer.run()
+    trainer.job.emitter.close()
+
+    points = [each["body"] for each in read_events(events_path) if each["kind"] == "metric"]
+    told = [each["values"]["peak_memory_bytes"] for each in points if "loss" in each["values"]]
+
+    assert told
+    assert told == sorted(told)
+    assert told[-1] <= trainer.meter.read().bytes
+
+
 def test_the_held_out_loss_is_reported_on_the_way(make_trainer, events_path):
     trainer = make_trainer()
 
@@ -95,15 +110,15 @@ def test_it_ends_when_the_time_is_up(make_trainer):
 def test_validations_without_a_gain_end_it_and_a_restart_remembers_them(make_trainer, capfd):
     learns_nothing = {"learning_rate": 1e-12, "max_steps": 80}
     trainer = make_trainer(early_stop_validations=2, **learns_nothing)
-    trainer.judge.patience.take(trainer.state, 1.0)  # no loss of this model is as low
-    trainer.judge.patience.take(trainer.state, 2.0)
+    trainer.evaluator.patience.take(trainer.state, 1.0)  # no loss of this model is as low
+    trainer.evaluator.patience.take(trainer.state, 2.0)
     trainer.checkpoint()
     resumed = make_trainer(early_stop_validations=2, **learns_nothing)
     resumed.resume()
 
     assert resumed.run()
 
-    assert (resumed.state.step, resumed.judge.is_over) == (
+    assert (resumed.state.step, resumed.evaluator.is_over) == (
         10,
         True,
     )  # the first of eight validations
@@ -116,7 +131,7 @@ def test_a_training_that_learns_on_is_not_ended(make_trainer):
 
     assert trainer.run()
 
-    assert (trainer.state.step, trainer.judge.is_over) == (20, False)
+    assert (trainer.state.step, trainer.evaluator.is_over) == (20, False)
     assert trainer.state.validations_without_gain == 0
     assert trainer.state.best_validation_loss > 0
 

@@ -24,7 +24,7 @@ from tests.runners.jobs.train.laid_out import (
     trainer_of,
 )
 
-STEPS = 7
+STEPS = FIRST_LOOK + 1
 SLOW = "a slow peer"
 FOUR = "data and tensor, on 4 ranks"
 LATE_SECONDS = 0.5
@@ -56,9 +56,9 @@ CASES: dict[str, tuple[dict[str, Any], set[str], set[str]]] = {  # options, kind
 def beside(ranks: Ranks, *, computes: bool) -> dict[str, float]:
     """Return what the watch says of a late peer's message that is computed beside, or awaited."""
     watch, ones = MessagesWatch(ranks, lambda: {dist.group.WORLD.group_name: "data"}), CALM
-    for _step in range(FIRST_LOOK + 1):
+    for step in range(FIRST_LOOK + 1):
         with watch.step():
-            if not ranks.is_lead:
+            if not ranks.is_lead and step == FIRST_LOOK:
                 time.sleep(LATE_SECONDS)
             sending = dist.all_reduce(torch.ones(1000), async_op=True)
             while computes and ranks.is_lead and not sending.is_completed():
@@ -68,13 +68,16 @@ def beside(ranks: Ranks, *, computes: bool) -> dict[str, float]:
 
 
 def train(name: str, ranks: Ranks, folder: Path) -> dict[str, Any]:
-    """Train one case; the slow peer is late to every step."""
-    trainer = trainer_of(model_of(name), CASES[name][0], ranks, folder, max_steps=STEPS)
+    """Train one case; the slow peer is late to the step that is looked at."""
+    trainer = trainer_of(
+        model_of(name), CASES[name][0], ranks, folder,
+        max_steps=STEPS, gradient_accumulation_steps=2,
+    )  # fmt: skip
     if name == SLOW and ranks.rank == 1:
         make_step = trainer.make_step
 
         def late() -> dict[str, float]:
-            time.sleep(LATE_SECONDS)
+            time.sleep(LATE_SECONDS if trainer.state.step == FIRST_LOOK else 0.0)
             return make_step()
 
         trainer.make_step = late

@@ -8,12 +8,12 @@ from webapp.audit.chain import events_seal, findings, head, num_unsealed
 
 
 class Command(BaseCommand):
-    """Look whether the history is what it was."""
+    """Verify that the history is unchanged."""
 
     help = "Verify the chain over the history, or print its head to keep it elsewhere."
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Take what to do."""
+        """Add the action and the expected head."""
         parser.add_argument("what", choices=["verify", "head"])
         parser.add_argument("--expect", default="", help="a head that was printed earlier")
 
@@ -24,11 +24,11 @@ class Command(BaseCommand):
                 pass
             self.stdout.write(head())
             return
-        found = list(findings(options["expect"]))
-        for sentence in found:
+        sentences = list(findings(options["expect"]))
+        for sentence in sentences:
             self.stderr.write(sentence)
-        if found:
+        if sentences:
             raise CommandError(
-                f"The history does not agree with its chain: {len(found)} findings."
+                f"The history does not agree with its chain: {len(sentences)} findings."
             )
         self.stdout.write(f"The chain holds up to {head()}; {num_unsealed()} events wait for it.")

@@ -1,4 +1,4 @@
-"""Measure what the house promises about speed, as seconds and as ratios of one run."""
+"""``manage.py bench``: measure the product's speed, as seconds and as ratios of one run."""
 
 import json
 import os
@@ -22,7 +22,18 @@ from planner.specs.estimate import EstimateRequest
 from planner.specs.plan import PlanRequest
 from runners import weights_bench
 from runners.ratios import KeptRatio, Ratio
-from webapp.core.benches import compression, crowd, layout_page, layouts, memory, site
+from webapp.core.benches import (
+    compression,
+    crowd,
+    first_line,
+    layout_page,
+    layouts,
+    live_path,
+    memory,
+    pages,
+    site,
+    supervising,
+)
 from webapp.core.benches.ratios import keep
 from webapp.core.peers.bench import Answer, answers, rows
 
@@ -42,7 +53,7 @@ class Figure(NamedTuple):
     value: float
     unit: str
     goal: str = ""
-    ratio: Ratio | None = None  # with its interval, where it was taken as one
+    ratio: Ratio | None = None  # with its interval, if it was measured as a ratio
 
     @classmethod
     def of(cls, ratio: Ratio) -> "Figure":
@@ -51,35 +62,35 @@ class Figure(NamedTuple):
 
     @property
     def remark(self) -> str:
-        """Return what is said behind the number."""
+        """Return the text after the number: the goal, or the interval."""
         if self.ratio is None:
             return f"   goal: {self.goal}" if self.goal else ""
         return f"   {self.ratio.low:.4g} to {self.ratio.high:.4g}, n = {self.ratio.n}"
 
 
 def planner_import() -> Iterator[Figure]:
-    """Measure `import planner.api` against a Python that imports nothing, round by round.
+    """Measure `import planner.api` against a Python that imports nothing.
 
-    An installed planner has its bytecode beside it, as pip writes it. The first start after a
-    change has to compile it, which is told as well. A door loads what answers with its first
-    question: what a program waits for until it has one estimate, or one plan, is told too.
+    An installed planner has compiled bytecode, as pip writes it; the first import after a change,
+    which compiles it, is measured as well. The API functions import their implementation at the
+    first call, so the time to one estimate and to one plan is measured too.
     """
     named = {
         "empty": "pass",
         "planner": "import planner",
         "doors": "import planner.api",
-        "estimate": _first("estimate", "EstimateRequest", "estimate"),
-        "plan": _first("plan", "PlanRequest", "plan"),
+        "estimate": _first_call_program("estimate", "EstimateRequest", "estimate"),
+        "plan": _first_call_program("plan", "PlanRequest", "plan"),
     }
-    taken: dict[str, list[float]] = {name: [] for name in (*named, "compiling")}
-    with tempfile.TemporaryDirectory() as kept:
+    times: dict[str, list[float]] = {name: [] for name in (*named, "compiling")}
+    with tempfile.TemporaryDirectory() as cache:
         for code in named.values():
-            _python(code, bytecode=kept)
+            _python(code, bytecode=cache)
         for _ in range(ROUNDS):
             for name, code in named.items():
-                taken[name].append(_timed(partial(_python, code, bytecode=kept)))
-            taken["compiling"].append(_timed(lambda: _python(named["doors"])))
-    empty, planner, doors, estimated, planned, compiling = map(median, taken.values())
+                times[name].append(_timed(partial(_python, code, bytecode=cache)))
+            times["compiling"].append(_timed(lambda: _python(named["doors"])))
+    empty, planner, doors, estimated, planned, compiling = map(median, times.values())
     yield Figure("Python alone", empty, "s")
     yield Figure("import planner", planner - empty, "s", IMPORT_GOAL)
     yield Figure("import planner.api", doors - empty, "s", IMPORT_GOAL)
@@ -88,16 +99,16 @@ def planner_import() -> Iterator[Figure]:
     yield Figure("import planner.api and plan once", planned - empty, "s")
 
 
-def _first(door: str, document: str, module: str) -> str:
-    """Return a program that imports the doors and asks one of them one question."""
+def _first_call_program(function: str, document: str, module: str) -> str:
+    """Return a program that imports an API function and calls it once."""
     return (
-        f"from planner.api import {door}; from planner.specs.{module} import {document}; "
-        f"{door}({document}.model_validate({SERVE!r}))"
+        f"from planner.api import {function}; from planner.specs.{module} import {document}; "
+        f"{function}({document}.model_validate({SERVE!r}))"
     )
 
 
 def estimates() -> Iterator[Figure]:
-    """Measure how many fixed strategies are costed per second."""
+    """Measure how many fixed strategies are estimated per second."""
     request = EstimateRequest.model_validate(SERVE | {"strategy": {"tensor_parallel_size": 2}})
     estimate(request)
     seconds = median(_timed(lambda: estimate(request)) for _ in range(100))
@@ -106,17 +117,17 @@ def estimates() -> Iterator[Figure]:
 
 
 def replan() -> Iterator[Figure]:
-    """Measure what the wizard waits for after each change, against one estimate."""
+    """Measure the planning time after a change in the wizard, against one estimate."""
     request = PlanRequest.model_validate(SERVE)
     fixed = EstimateRequest.model_validate(SERVE | {"strategy": {"tensor_parallel_size": 2}})
     seconds = speed.planning_seconds(request, ROUNDS)
-    one = median(_timed(lambda: estimate(fixed)) for _ in range(ROUNDS))
+    one_estimate = median(_timed(lambda: estimate(fixed)) for _ in range(ROUNDS))
     yield Figure("re-plan", seconds, "s")
-    yield Figure("re-plan / one estimate", seconds / one, "ratio")
+    yield Figure("re-plan / one estimate", seconds / one_estimate, "ratio")
 
 
 def search() -> Iterator[Figure]:
-    """Measure how many strategies the search scores, and how long complete plans take."""
+    """Measure the strategies per second of the search, and the time of complete plans."""
     yield from (Figure(*row) for row in speed.figures())
     yield from planner_import()
 
@@ -131,76 +142,100 @@ def start() -> Iterator[Figure]:
 
 
 def beats() -> Iterator[Figure]:
-    """Measure what 500 hosts of 8 GPUs, each heard every ten seconds, cost the server."""
+    """Measure the server's cost of 500 hosts of 8 GPUs, with a heartbeat every ten seconds."""
     with tempfile.TemporaryDirectory(prefix="slipway-bench-") as data:
         yield from (Figure(*row) for row in crowd.figures(Path(data)))
 
 
+def page_times() -> Iterator[Figure]:
+    """Measure pages with 1,000, 10,000 and 100,000 jobs: some minutes, 8 GB of disk."""
+    with tempfile.TemporaryDirectory(prefix="slipway-bench-") as data:
+        yield from (Figure(*row) for row in pages.figures(Path(data)))
+
+
+def live() -> Iterator[Figure]:
+    """Measure the delivery of 200 jobs' events, once a second each, from hosts to browsers."""
+    with tempfile.TemporaryDirectory(prefix="slipway-bench-") as data:
+        yield from (Figure(*row) for row in live_path.figures(Path(data)))
+
+
+def supervisor() -> Iterator[Figure]:
+    """Measure a host's overhead for a job that writes 66 lines a second."""
+    with tempfile.TemporaryDirectory(prefix="slipway-bench-") as data:
+        yield from (Figure(*row) for row in supervising.figures(Path(data)))
+
+
+def first_lines() -> Iterator[Figure]:
+    """Measure the time from launch to the first log line of the demo."""
+    with tempfile.TemporaryDirectory(prefix="slipway-bench-") as data:
+        yield from (Figure(*row) for row in first_line.figures(Path(data)))
+
+
 def generation() -> Iterator[Figure]:
-    """Measure what each way of generating brings over the plain one, in a process with torch."""
-    yield from _of_module("runners.jobs.generate.bench")
+    """Measure each generation technique against the plain one, in a process with torch."""
+    yield from _module_figures("runners.jobs.generate.bench")
 
 
 def tuning() -> Iterator[Figure]:
-    """Measure what an adapter spares against training every weight."""
-    yield from _of_module("runners.jobs.tuning_bench")
+    """Measure the savings of an adapter against training every weight."""
+    yield from _module_figures("runners.jobs.tuning_bench")
 
 
 def adapters() -> Iterator[Figure]:
-    """Measure what many adapters in one batch bring over one by one."""
-    yield from _of_module("runners.jobs.serve.bench")
+    """Measure many adapters in one batch against one by one."""
+    yield from _module_figures("runners.jobs.serve.bench")
 
 
 def offload() -> Iterator[Figure]:
-    """Measure the planner's policy against accelerate's map under one cap of the kernel's."""
-    yield from _of_module("runners.jobs.offload_bench")
+    """Measure the planner's offload policy against accelerate's device map, at one memory cap."""
+    yield from _module_figures("runners.jobs.offload_bench")
 
 
-def _of_module(name: str) -> Iterator[Figure]:
-    """Yield the rows that a bench with torch prints, in a process of its own."""
+def _module_figures(name: str) -> Iterator[Figure]:
+    """Yield the rows that a benchmark module prints, in a separate process with torch."""
     module = [sys.executable, "-m", name]
-    found = subprocess.run(module, cwd=site.ROOT, check=False, stdout=subprocess.PIPE, text=True)
-    if found.returncode:
-        raise CommandError(f"python -m {name} ended with {found.returncode}: see above")
-    yield from (Figure.of(Ratio(*json.loads(line))) for line in found.stdout.splitlines())
+    process = subprocess.run(module, cwd=site.ROOT, check=False, stdout=subprocess.PIPE, text=True)
+    if process.returncode:
+        raise CommandError(f"python -m {name} ended with {process.returncode}: see above")
+    yield from (Figure.of(Ratio(*json.loads(line))) for line in process.stdout.splitlines())
 
 
 def weights() -> Iterator[Figure]:
-    """Train the demo model in fp32 and measure what fewer bits a weight bring and cost."""
+    """Train the demo model in fp32 and measure gain and cost of fewer bits per weight."""
     with tempfile.TemporaryDirectory(prefix="slipway-bench-") as folder:
-        found = weights_bench.ratios(Path(folder))
-        yield from map(Figure.of, found)
+        ratios = weights_bench.ratios(Path(folder))
+        yield from map(Figure.of, ratios)
 
 
 def compress(*, is_kept: bool = False) -> Iterator[Figure]:
-    """Train the demo model and compress it in every way that runs: half an hour."""
+    """Train the demo model and compress it with every method that runs: half an hour."""
     with tempfile.TemporaryDirectory(prefix="slipway-bench-") as folder:
-        found = compression.figures(Path(folder), is_kept=is_kept)
-        yield from (Figure(*row) for row in found)
+        results = compression.figures(Path(folder), is_kept=is_kept)
+        yield from (Figure(*row) for row in results)
 
 
 def layout_times(*, is_kept: bool = False, load: float = 0.0) -> Iterator[Figure]:
-    """Measure every layout's step on four ranks, and what the planner's choice loses: long."""
-    found = list(layouts.found())
-    for each in found:
+    """Measure every layout's step on four ranks, and the regret of the planner's choice: long."""
+    results = list(layouts.found())
+    for each in results:
         for name in each.seconds:
             yield Figure(f"{each.model}, {name}: predicted", each.predicted[name], "s")
             yield Figure(f"{each.model}, {name}: measured", each.measured(name), "s")
         yield Figure(f"{each.model}: planner's first is {each.first}", 1.0, "")
     if is_kept:
-        layout_page.keep(found, load)
-    yield from map(Figure.of, layout_page.regrets(found))
+        layout_page.keep(results, load)
+    yield from map(Figure.of, layout_page.regrets(results))
 
 
 def memory_terms(*, is_kept: bool = False, load: float = 0.0) -> Iterator[Figure]:
-    """Count what real ranks hold of each of the planner's terms."""
-    found = {each.case: each for each in memory.held()}
-    for each in found.values():
+    """Measure the memory of real ranks by the planner's terms."""
+    measured = {each.case: each for each in memory.held()}
+    for each in measured.values():
         for row in memory.rows_of(each):
             yield Figure(f"{row.case}, {row.term}: planned / held - 1", row.error, "ratio")
     if is_kept:
-        memory.keep(found.values(), load)
-    yield from map(Figure.of, memory.sharding_ratios(found))
+        memory.keep(measured.values(), load)
+    yield from map(Figure.of, memory.sharding_ratios(measured))
 
 
 BENCHES: dict[str, Callable[[], Iterator[Figure]]] = {
@@ -210,6 +245,10 @@ BENCHES: dict[str, Callable[[], Iterator[Figure]]] = {
     "planner": search,
     "start": start,
     "beats": beats,
+    "pages": page_times,
+    "live": live,
+    "supervisor": supervisor,
+    "first-line": first_lines,
     "generate": generation,
     "weights": weights,
     "tune": tuning,
@@ -219,7 +258,7 @@ BENCHES: dict[str, Callable[[], Iterator[Figure]]] = {
     "layouts": layout_times,
     "memory": memory_terms,
 }
-WITH_PAGES = {"layouts": layout_times, "memory": memory_terms}  # and ratios beside their rows
+WITH_PAGES = {"layouts": layout_times, "memory": memory_terms}  # these write a docs page
 
 
 class Command(BaseCommand):
@@ -229,7 +268,7 @@ class Command(BaseCommand):
     help = f"Measure speed: {', '.join(BENCHES)}. Without a name, all."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        """Offer the names and a machine-readable form."""
+        """Add the benchmark name and the output options."""
         parser.add_argument("name", nargs="?", choices=sorted(BENCHES))
         parser.add_argument("--json", action="store_true", help="one JSON document instead")
         parser.add_argument(
@@ -249,17 +288,17 @@ class Command(BaseCommand):
         )
 
     def handle(self, *_arguments: Any, **options: Any) -> None:
-        """Print the figures; run it on a quiet machine, and compare ratios rather than seconds."""
+        """Run the benchmarks and print the figures; prefer ratios, and use an idle machine."""
         if options["peers"] and options["name"] not in {None, "planner"}:
             raise CommandError(f"--peers belongs to `bench planner`, not to {options['name']}")
         names = [options["name"]] if options["name"] else list(BENCHES)
         load, *_ = os.getloadavg()
         figures = []
         for name in names:
-            found = list(_found(name, load, is_kept=options["keep"]))
+            found = list(_figures_of(name, load, is_kept=options["keep"]))
             figures += found
             if options["keep"]:
-                _keep(name, found, load)
+                _store_ratios(name, found, load)
         others = list(answers(options["peers"].resolve())) if options["peers"] else []
         figures += [Figure(*row) for answer in others for row in rows(answer)]
         silent = [answer for answer in others if answer.reason]
@@ -274,8 +313,8 @@ class Command(BaseCommand):
             self.stdout.write(f"{answer.name}: {answer.reason}")
 
 
-def _found(name: str, load: float, *, is_kept: bool) -> Iterator[Figure]:
-    """Yield a bench's figures; of those that have a page of their own, rows and page are kept."""
+def _figures_of(name: str, load: float, *, is_kept: bool) -> Iterator[Figure]:
+    """Yield a benchmark's figures; with ``is_kept``, also write its rows and docs page."""
     if is_kept and name == "compress":
         return compress(is_kept=True)
     if is_kept and name in WITH_PAGES:
@@ -283,21 +322,21 @@ def _found(name: str, load: float, *, is_kept: bool) -> Iterator[Figure]:
     return BENCHES[name]()
 
 
-def _keep(name: str, figures: list[Figure], load: float) -> None:
-    """Keep a bench's ratios in the place of its earlier ones; ``load`` was there before it."""
+def _store_ratios(name: str, figures: list[Figure], load: float) -> None:
+    """Store a benchmark's ratios; ``load`` is the load average before the run."""
     command = f"manage.py bench {name} --keep"
     keep(KeptRatio.taken_now(each.ratio, command, load) for each in figures if each.ratio)
 
 
 def _document(figures: list[Figure], silent: list[Answer]) -> list[dict[str, Any]]:
-    """Return every figure, and for each planner that gave none its name and the reason."""
+    """Return every figure, and name and reason of each planner without an answer."""
     absent = [{"name": answer.name, "reason": answer.reason} for answer in silent]
     return [*map(_row, figures), *absent]
 
 
 def _row(figure: Figure) -> dict[str, Any]:
-    taken = figure.ratio._asdict() if figure.ratio else None
-    return figure._asdict() | {"ratio": taken}
+    ratio = figure.ratio._asdict() if figure.ratio else None
+    return figure._asdict() | {"ratio": ratio}
 
 
 def _timed(run: Callable[[], object]) -> float:
@@ -307,7 +346,7 @@ def _timed(run: Callable[[], object]) -> float:
 
 
 def _python(code: str, bytecode: str | None = None) -> None:
-    """Run a Python of its own that keeps its bytecode in a folder, or writes and reads none."""
+    """Run a separate Python with bytecode in a folder, or without any bytecode."""
     with tempfile.TemporaryDirectory() as unwritten:
         environment = {**os.environ, "PYTHONPYCACHEPREFIX": bytecode or unwritten}
         environment["PYTHONDONTWRITEBYTECODE"] = "" if bytecode else "1"
@@ -315,6 +354,6 @@ def _python(code: str, bytecode: str | None = None) -> None:
 
 
 def _seconds_to_first_page(data: Path) -> float:
-    """Start Slipway, wait for its sign-in page, stop it, and return how long the page took."""
+    """Start a site, stop it, and return the seconds until its first page."""
     with site.running(data) as up:
         return up.seconds_to_first_page

@@ -1,5 +1,9 @@
-"""``manage.py control``: ring hosts, and take what they report from Redis."""
+"""``manage.py control``: send wake signals to hosts, and consume their event streams.
 
+SIGUSR1 stops only the sending: ``up`` sends it before it stops the jobs of its own machine.
+"""
+
+import signal
 import threading
 from collections.abc import Callable
 
@@ -11,6 +15,7 @@ from webapp.core import broker
 from webapp.core.loop import Stopper, run_loop
 from webapp.hosts.redis_users import provision
 from webapp.hosts.round_trips import RoundTrips
+from webapp.jobs import allocation
 from webapp.jobs.consume import StreamConsumer
 from webapp.jobs.dispatch import Dispatcher, ring
 
@@ -20,14 +25,16 @@ TRIP_SECONDS = scaled(1.0, least=0.1)
 
 
 class Command(BaseCommand):
-    """Three loops, one process: each may lose Redis and comes back by itself."""
+    """Run three loops in one process; each recovers by itself when Redis is back."""
 
+    requires_system_checks = ()  # they load every page, which is not needed here
     help = "Run the control worker: doorbells out, events in."
 
     def handle(self, *_args: object, **_options: object) -> None:
-        """Run until TERM or INT."""
-        stop = Stopper()
-        stop.listen()
+        """Run until SIGTERM or SIGINT."""
+        stop, dispatching = Stopper(), Stopper()
+        stop.listen(dispatching)
+        signal.signal(signal.SIGUSR1, lambda *_: _pause(dispatching))
         _take_roles(stop)
         consumer = StreamConsumer(broker.connection(broker.CONSUMER))
         consuming = threading.Thread(
@@ -41,13 +48,19 @@ class Command(BaseCommand):
         )
         for thread in (consuming, trying):
             thread.start()
-        run_loop("dispatcher", Dispatcher().step, DISPATCH_SECONDS, stop)
+        run_loop("dispatcher", Dispatcher().step, DISPATCH_SECONDS, dispatching)
         for thread in (consuming, trying):
-            thread.join()
+            thread.join()  # events are consumed until SIGTERM
+
+
+def _pause(dispatching: Stopper) -> None:
+    """Stop allocation and dispatch before a site stop; events are still consumed."""
+    allocation.paused.set()
+    dispatching.event.set()
 
 
 def _with_users(step: Callable[[], object]) -> Callable[[], object]:
-    """Have the step's users made anew when Redis came back without them."""
+    """Wrap a step so that the Redis users are created again if Redis lost them."""
 
     def kept() -> object:
         try:
@@ -60,7 +73,7 @@ def _with_users(step: Callable[[], object]) -> Callable[[], object]:
 
 
 def _take_roles(stop: Stopper) -> None:
-    """Have narrow users of Redis for both loops; wait for Redis, without which neither works."""
+    """Wait for Redis and create restricted users for the loops."""
     while not stop.event.is_set():
         try:
             provision()

@@ -1,4 +1,4 @@
-"""Say what this machine has of what Slipway can use, and what is missing."""
+"""``manage.py doctor``: report what Slipway can use on this machine, and what is missing."""
 
 import os
 import platform
@@ -18,16 +18,16 @@ from django.core.management.base import BaseCommand
 from runners.redis_access import connect
 from runners.redis_address import bare
 from webapp.boot import broker
+from webapp.boot.console import Problem
 from webapp.boot.environment import NEEDED_BYTES
-from webapp.boot.say import Problem
 from webapp.boot.tools import find_chromium
 
-# A bare `off` would lose what transactions wrote when Redis reads its file back.
+# `off` alone would make Redis skip transactions when it replays its append-only file.
 CLOSE_DEFAULT = "ACL SETUSER default off resetpass ~* &* +@all"
 
 
 class Finding(NamedTuple):
-    """One line of the doctor: what, whether all is well, and the words."""
+    """One line of the report: topic, whether it is fine, and the details."""
 
     topic: str
     is_well: bool
@@ -35,20 +35,20 @@ class Finding(NamedTuple):
 
 
 class Command(BaseCommand):
-    """Look, never change anything."""
+    """Report findings without changing anything."""
 
-    requires_system_checks = ()  # it has to speak when the system is not well
+    requires_system_checks = ()  # the report must work on a broken system
     help = "Say what this machine has: Python, Redis, database, disk, memory, GPU, browser."
 
     def handle(self, *_arguments: Any, **_options: Any) -> None:
         """Print one line per finding."""
-        for found in findings():
-            mark = "✓" if found.is_well else "✗"
-            self.stdout.write(f"{mark} {found.topic:12} {found.words}")
+        for finding in findings():
+            mark = "✓" if finding.is_well else "✗"
+            self.stdout.write(f"{mark} {finding.topic:12} {finding.words}")
 
 
 def findings() -> Iterator[Finding]:
-    """Return what there is to say, in the order in which `up` needs it."""
+    """Yield the findings in the order in which `up` needs them."""
     python = f"{platform.python_version()} at {sys.executable}"
     yield Finding("Python", sys.version_info >= (3, 11), python)
     yield Finding("torch", is_well=True, words=version("torch"))
@@ -69,22 +69,22 @@ def _disk(folder: Path) -> Finding:
 
 
 def _redis() -> Finding:
-    """Say which broker `up` would take, and that the embedded one is for this machine only."""
+    """Return which broker `up` would use; the embedded one is for this machine only."""
     if url := os.environ.get("REDIS_URL"):
         try:
             broker.check_reachable(url)
         except Problem as problem:
             return Finding("Redis", is_well=False, words=str(problem))
         return _outside_redis(url)
-    found = broker.find_server(os.environ.get("PATH", os.defpath))
-    if found is None:
+    server = broker.find_server(os.environ.get("PATH", os.defpath))
+    if server is None:
         return Finding("Redis", is_well=False, words="none: planning works, launching does not")
-    words = f"{found[0]} {'.'.join(map(str, found[1]))}, for this machine only: other hosts "
+    words = f"{server[0]} {'.'.join(map(str, server[1]))}, for this machine only: other hosts "
     return Finding("Redis", is_well=True, words=words + "speak HTTPS, or a rediss:// in REDIS_URL")
 
 
 def _outside_redis(url: str) -> Finding:
-    """Say whether a Redis that others run lets in whoever reaches it."""
+    """Return whether an external Redis accepts unauthenticated clients."""
     with connect(bare(url), settings.REDIS_CA, socket_timeout=5) as nobody:
         try:
             nobody.ping()
@@ -102,7 +102,7 @@ def _database() -> Finding:
 
 
 def _gpus() -> Finding:
-    """Ask NVML for the GPUs; no driver means no GPU that jobs could use."""
+    """Return the GPUs that NVML lists; without a driver, jobs cannot use a GPU."""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:

@@ -1,4 +1,4 @@
-"""``manage.py drill``: queue jobs that rehearse an ending, and print their ids."""
+"""``manage.py drill``: queue test jobs that end in a given way, and print their ids."""
 
 from typing import Any
 
@@ -14,12 +14,12 @@ from webapp.jobs.services import job_create, job_submit
 
 
 class Command(BaseCommand):
-    """Launch drills on one host; the server must allow them (``SLIPWAY_DRILLS=1``)."""
+    """Queue drills on one host; the server must allow them (``SLIPWAY_DRILLS=1``)."""
 
     help = "Queue drills on a host: short jobs without a model that end as asked."
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Take the host and the fields of a drill."""
+        """Add the host and the fields of a drill."""
         parser.add_argument("host", help="short name (slug) of the host")
         parser.add_argument("--count", type=int, default=1)
         for name, kind, words in (
@@ -42,7 +42,7 @@ class Command(BaseCommand):
         owner = _operator_of(host)
         given = {name: options[name] for name in DrillSpec.model_fields if name in options}
         try:
-            spec = DrillSpec(**{name: one for name, one in given.items() if one is not None})
+            spec = DrillSpec(**{name: value for name, value in given.items() if value is not None})
             for _ in range(options["count"]):
                 draft = job_create(
                     team=host.team, owner=owner, host=host, spec=spec, name="Drill", model_name=""
@@ -57,9 +57,9 @@ class Command(BaseCommand):
 
 def _operator_of(host: Host) -> User:
     roles = [Role.OPERATOR, Role.ADMIN]
-    found = Membership.objects.filter(team=host.team, role__in=roles).select_related("user")
-    first = found.order_by("pk").first()
+    operators = Membership.objects.filter(team=host.team, role__in=roles).select_related("user")
+    first = operators.order_by("pk").first()
     if first is None:
-        raise CommandError(f"{host.team} has no operator in whose name a drill could run.")
+        raise CommandError(f"{host.team} has no operator to run a drill for.")
     user: User = first.user
     return user

@@ -1,4 +1,4 @@
-"""``manage.py enrol_token``: make a one-time token with which a machine becomes a host."""
+"""``manage.py enrol_token``: create one-time tokens that enrol hosts."""
 
 from typing import Any
 
@@ -9,19 +9,20 @@ from webapp.hosts.services import token_create
 
 
 class Command(BaseCommand):
-    """Print enrolment tokens and nothing else, so that a script can pass them on."""
+    """Print enrolment tokens and nothing else, for scripts."""
 
+    requires_system_checks = ()  # they load every page, which is not needed here
     help = "Print one-time enrolment tokens, valid for an hour, a line each."
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Take the host's name, its pool and its team."""
+        """Add the host's name, pool and team, and the number of tokens."""
         parser.add_argument("--name", default="", help="what the host will be called")
         parser.add_argument("--pool", default="default")
         parser.add_argument("--team", default="", help="name of the team; default: the first")
         parser.add_argument("--count", type=int, default=1, help="how many; a rack's, at once")
 
     def handle(self, *_args: object, **options: Any) -> None:
-        """Write the tokens' texts."""
+        """Create the tokens and print their texts."""
         name = options["team"]
         teams = Team.objects.filter(name=name) if name else Team.objects.order_by("created_at")
         team = teams.first()

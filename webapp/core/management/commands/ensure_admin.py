@@ -1,4 +1,4 @@
-"""``manage.py ensure_admin``: make the first account, and say its password once."""
+"""``manage.py ensure_admin``: create the first account, and print its password once."""
 
 from django.core.management.base import BaseCommand
 
@@ -6,12 +6,13 @@ from webapp.accounts.services import ADMIN_NAME, admin_ensure
 
 
 class Command(BaseCommand):
-    """Create user ``admin`` of the home team; say nothing when there is an admin."""
+    """Create user ``admin`` of the home team; print nothing if an admin exists."""
 
+    requires_system_checks = ()  # they load every page, which is not needed here
     help = "Create the first admin account and print its password, once."
 
     def handle(self, *_args: object, **_options: object) -> None:
-        """Print the password of an account that was just made."""
+        """Create the account if needed, and print its name and password."""
         password = admin_ensure()
         if password is not None:
             self.stdout.write(f"user: {ADMIN_NAME}")

@@ -1,4 +1,4 @@
-"""Print the figures that the house rules set goals for."""
+"""``manage.py house``: print the figures that the code rules set goals for."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from webapp.boot import census
 class Command(BaseCommand):
     """Count tests, function and file lengths, and typed functions."""
 
-    requires_system_checks = ()  # it tells about the files, whatever state they are in
+    requires_system_checks = ()  # it must work in any state of the files
     help = "Print the figures of the house rules: tests, lengths, typed share, test/code ratio."
 
     def handle(self, *_arguments: Any, **_options: Any) -> None:

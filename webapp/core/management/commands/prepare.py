@@ -1,4 +1,4 @@
-"""Bring the databases to this version and see that somebody can sign in."""
+"""``manage.py prepare``: migrate the databases and create the first account."""
 
 from typing import Any
 
@@ -9,13 +9,13 @@ from django.db import OperationalError
 
 
 class Command(BaseCommand):
-    """Migrate every database, collect the assets, make the admin account if there is none."""
+    """Migrate every database, collect static files, create the admin account if missing."""
 
-    requires_system_checks = ()  # they load every page, and `up` waits for this command
+    requires_system_checks = ()  # they load every page, and this command delays the start
     help = "Migrate every database and create the admin account; safe to repeat."
 
     def handle(self, *_arguments: Any, **_options: Any) -> None:
-        """Do all in one process, because `up` waits for it before the first page."""
+        """Do all steps in one process, because `up` waits for it before the first page."""
         for alias in settings.DATABASES:
             try:
                 call_command("migrate", database=alias, interactive=False, verbosity=0)

@@ -1,4 +1,4 @@
-"""``manage.py prune``: say what has outlived its use and how much room it takes, and delete it."""
+"""``manage.py prune``: show the size of old data, and delete it."""
 
 from typing import Any
 
@@ -10,35 +10,35 @@ from webapp.core.pruning import Lifetimes, heaps
 
 
 class Command(BaseCommand):
-    """Delete what is old."""
+    """Show or delete old data."""
 
     help = "Show what is older than its lifetime with its bytes (--dry-run), or delete it (--yes)."
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Take what to do and after how many days each kind is old."""
-        doing = parser.add_mutually_exclusive_group(required=True)
-        doing.add_argument("--dry-run", action="store_true", help="only say what would go")
-        doing.add_argument("--yes", action="store_true", help="delete it")
+        """Add the action and the retention days of each kind of data."""
+        action = parser.add_mutually_exclusive_group(required=True)
+        action.add_argument("--dry-run", action="store_true", help="only say what would go")
+        action.add_argument("--yes", action="store_true", help="delete it")
         for name, days in Lifetimes()._asdict().items():
             words = f"days after which {name} are old (default: {days})"
             parser.add_argument(f"--{name}-days", type=int, default=days, help=words)
 
     def handle(self, *_args: object, **options: Any) -> None:
-        """Print a line per kind."""
+        """Print a line per kind of data; delete it with ``--yes``."""
         lifetimes = Lifetimes(**{name: options[f"{name}_days"] for name in Lifetimes._fields})
         for name, days in lifetimes._asdict().items():
             if days < 1:
                 raise CommandError(f"--{name}-days is {days}: at least a day is kept.")
-        found = heaps(lifetimes)
-        for heap in found:
+        old_heaps = heaps(lifetimes)
+        for heap in old_heaps:
             self.stdout.write(line(f"{heap.num_things:,}", heap.num_bytes, heap.name))
-        self.stdout.write(line("", sum(heap.num_bytes for heap in found), "about, in all"))
+        self.stdout.write(line("", sum(heap.num_bytes for heap in old_heaps), "about, in all"))
         if options["yes"]:
-            self._remove([heap for heap in found if heap.num_things])
+            self._remove([heap for heap in old_heaps if heap.num_things])
 
-    def _remove(self, found: list[Any]) -> None:
+    def _remove(self, old_heaps: list[Any]) -> None:
         try:
-            for heap in found:
+            for heap in old_heaps:
                 self.stdout.write(f"deleted {heap.remove():,} of {heap.name}")
         except Problem as problem:
             raise CommandError(problem.detail) from problem
@@ -46,5 +46,5 @@ class Command(BaseCommand):
 
 
 def line(count: str, num_bytes: int, words: str) -> str:
-    """Return a row of the table: how many, how much, what."""
+    """Return a row of the table: count, size, kind."""
     return f"{count:>12}  {units.memory(num_bytes)!s:>10}  {words}"

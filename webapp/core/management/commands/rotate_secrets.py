@@ -1,4 +1,4 @@
-"""Seal every secret anew with a new key and forget the old ones."""
+"""``manage.py rotate_secrets``: encrypt all secrets with a new key and delete the old keys."""
 
 from typing import Any
 
@@ -10,12 +10,12 @@ from webapp.core.vault import VaultError
 
 
 class Command(BaseCommand):
-    """``manage.py rotate_secrets``."""
+    """Rotate the encryption key of the teams' secrets."""
 
     help = "Seal the teams' secrets with a new key; the old keys go once that is done."
 
     def handle(self, *_args: Any, **_options: Any) -> None:
-        """Add a key where the keys are a file's, seal anew, drop the old ones."""
+        """Add a key if keys are in a file, encrypt the secrets again, delete the old keys."""
         try:
             if vault.has_own_file():
                 vault.add_key()

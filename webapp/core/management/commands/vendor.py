@@ -1,4 +1,4 @@
-"""Fetch the third-party files that the pages serve, or check the committed ones."""
+"""``manage.py vendor``: fetch the third-party static files, or verify the committed ones."""
 
 from argparse import ArgumentParser
 from typing import Any
@@ -6,22 +6,22 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError
 
 from webapp.boot import vendor
-from webapp.boot.say import Problem
+from webapp.boot.console import Problem
 
 
 class Command(BaseCommand):
-    """Fetch by `npm pack` and hold every byte to static/vendor/vendor.lock."""
+    """Fetch with `npm pack` and verify all files against static/vendor/vendor.lock."""
 
-    requires_system_checks = ()  # it tells about the files, whatever state they are in
+    requires_system_checks = ()  # it must work in any state of the files
     help = "Fetch the vendored files from npm and verify them against vendor.lock."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        """Offer a check without network and a renewal of the lock."""
+        """Add the offline check and the renewal of the lock."""
         parser.add_argument("--check", action="store_true", help="only compare with the lock")
         parser.add_argument("--renew", action="store_true", help="write new digests to the lock")
 
     def handle(self, *_arguments: Any, **options: Any) -> None:
-        """Print what was written, or what differs."""
+        """Print the written files, or fail with the differing ones."""
         if options["check"]:
             if changed := vendor.changed_files():
                 raise CommandError(f"Different from vendor.lock: {', '.join(changed)}.")

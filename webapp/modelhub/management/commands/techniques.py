@@ -1,4 +1,4 @@
-"""Say of every technique how far it has come: planned, run by which job and test, or proven."""
+"""``manage.py techniques``: print the state of every technique: planned, runs, or proven."""
 
 import json
 from argparse import ArgumentParser
@@ -10,17 +10,17 @@ from webapp.modelhub.states import all_rows
 
 
 class Command(BaseCommand):
-    """Print the techniques."""
+    """Print the techniques and their states."""
 
     requires_system_checks = ()
     help = "Print every technique: its state, job kind, library, test, and what proves it."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        """Offer a machine-readable form."""
+        """Add the JSON option."""
         parser.add_argument("--json", action="store_true", help="one JSON document instead")
 
     def handle(self, *_arguments: Any, **options: Any) -> None:
-        """Print one line, or one object, a technique."""
+        """Print one line, or one JSON object, per technique."""
         rows = all_rows()
         if options["json"]:
             self.stdout.write(json.dumps(rows, indent=2))

@@ -1,0 +1,314 @@
+"""Published measurements as requests: the rows of the validation tables."""
+
+import csv
+import hashlib
+import re
+from collections.abc import Iterable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from planner.specs.base import JsonObject
+
+FOLDER = Path(__file__).parents[1] / "validation"
+Row = dict[str, str]
+TRAINING_DEVICES = {"a800-sxm-80gb": "a100-sxm-80gb", "titan-rtx": "rtx-2080-ti"}
+NVLINK_A800_BYTES_PER_S = 200e9  # an A100 with 400 GB/s of NVLink, both directions together
+# Inter-node bandwidth of each source, in bytes per second per device and direction.
+INTER_NODE_BYTES_PER_S = {"dlperf-v100": 1.5e9, "bigscience-tr11": 6.25e9, "internevo": 6.25e9}
+# Unpublished models, replaced by the model that they derive from.
+SAME_SHAPE = {"OpenBuddy/openbuddy-zephyr-7b-v14.1": "mistralai/Mistral-7B-v0.1"}
+FUSED_NORMS = "RMS kernel"
+# Attention kernels older than the engines' present defaults.
+KERNELS = {"flash_attentionv1.0.8": "flash_1", "torch": "single_operators"}
+FP32_GRADIENTS = "fp32 gradient accumulation"
+SHARDED_INSIDE = "FSDP inside the node, data parallel across"
+ZERO_GROUP = re.compile(r"zero1=(\d+)")
+ATTENTION_ALONE = (
+    "LoRA on: query,value;",
+    "LoRA on q,v",
+    "c_attn",
+    "; DEFAULT;",
+    "attention targets",
+    "'v_proj'",
+)
+# Sources with one table per release: a later release's measurement of a model on a chip supersedes
+# the earlier one, for any layout. Mixtures of experts became up to twice as fast between releases.
+RELEASE = re.compile(r"release (\d\d\.\d\d(?:\.\d\d)?)")
+RELEASED = ("source_id", "model", "gpu", "precision", "method", "sequence_length")
+# The 2021 code, a tenth slower than the same project's later tables.
+SUPERSEDED = {"narayanan2021-t1", "narayanan2021-t2"}
+# Models covered since the last fit; their memory and serving rows join the next fit.
+COVERED_SINCE_THE_FIT = frozenset(
+    {
+        "DeepSeekV4 Flash",
+        "GPT3-20B",
+        "GPT3-5B",
+        "Mixtral 46.7B",
+        "Nemotron-22B",
+        "Nemotron-340B",
+        "Nemotron-8B",
+        "Nemotron_3_5_Lightning",
+        "Nemotron_3_Nano",
+        "Nemotron_3_Super",
+        "Nemotron_3_Ultra",
+        "OpenLlama-3B",
+        "Qwen/Qwen2-57B-A14B-Instruct",
+        "bigscience/bloomz-7b1",
+        "deepseek-ai/DeepSeek-R1",
+        "deepseek-ai/DeepSeek-R1-0528",
+        "deepseek-ai/DeepSeek-V3",
+        "meta-llama/Llama-4-Maverick-17B-128E",
+        "meta-llama/Llama-4-Scout-17B-16E",
+        "moonshotai/Kimi-K2-Base",
+        "moss-moon-16b",
+        "openai/gpt-oss-120b",
+        "openai/gpt-oss-20b",
+    }
+)
+# Training tools of rows that name only the underlying engine.
+HARNESSES = {
+    "ms-swift": "ms_swift",
+    "qwen-finetune": "qwen_scripts",
+    "peft-metamath": "peft",
+    "peft-readme": "peft",
+}
+# Parts that an allocator's own count omits, by the word in the row's definition: the device
+# context, and for "allocated" also unfilled blocks.
+NOT_COUNTED = {
+    "allocated": ("training_overhead_bytes", "unfilled_ratio"),
+    "reserved": ("training_overhead_bytes",),
+}
+BESIDE_EMBEDDINGS = "method 'LoRA (emb)'"
+SUPERSEDED_ROW = "a later release measured the same model on the same chip anew"
+NO_STEP = "FLOP/s alone, for a layout whose sizes do not multiply to its devices"
+NOT_ASKED = "adapters beside trained embeddings, which no request can name"
+A100_PORT_BYTES_PER_S = 25e9  # 200 Gbit/s a device
+NVLINK_DOMAIN = 64  # devices of a 72-device rack that layouts use
+ADAPTERS = {"lora", "qlora"}
+METHODS = {"pretrain", "full", "lora", "qlora"}
+COUNTS = {
+    "tp": "tensor_parallel_size",
+    "pp": "pipeline_parallel_size",
+    "cp": "context_parallel_size",
+    "ep": "expert_parallel_size",
+    "vpp": "virtual_pipeline_size",
+    "zero_stage": "zero_stage",
+    "micro_batch_size": "micro_batch_size",
+}
+HALVES = {"bf16", "fp16"}
+EIGHT_BIT = {"fp8": "fp8", "mxfp8": "fp8", "nvfp4": "nvfp4"}
+DTYPES = {"optimizer_dtype": "optimizer_dtype", "gradient_dtype": "gradient_dtype"}
+
+
+@cache
+def table(name: str) -> tuple[Row, ...]:
+    """Return the rows of a validation table; blank cells are empty strings."""
+    with (FOLDER / f"{name}.csv").open(encoding="utf-8", newline="") as file:
+        return tuple(csv.DictReader(file))
+
+
+def number(row: Row, name: str, default: float = 0.0) -> float:
+    """Return a cell as a number, or the default if it is blank."""
+    return float(row[name]) if row.get(name) else default
+
+
+def model_of(row: Row) -> str | JsonObject:
+    """Return the model of a row: a catalog id, or the dimensions given in the row."""
+    if not row["hidden_size"]:
+        return SAME_SHAPE.get(row["model"], row["model"])
+    gated = row["gated_mlp"] == "1"
+    heads, hidden = int(row["num_attention_heads"]), int(row["hidden_size"])
+    learned = not gated and row["engine"] != "internevo"
+    return {
+        "id": row["model"],
+        "model_type": "llama" if gated else "gpt2",
+        "hidden_size": hidden,
+        "intermediate_size": int(row["intermediate_size"]),
+        "num_hidden_layers": int(row["num_layers"]),
+        "num_attention_heads": heads,
+        "num_key_value_heads": int(row["num_key_value_heads"] or heads),
+        "head_dim": hidden // heads,
+        "vocab_size": int(row["vocab_size"]),
+        "max_position_embeddings": int(number(row, "sequence_length", 2048)),
+        "tie_word_embeddings": row["tied_embeddings"] == "1",
+        "gated_mlp": gated,
+        "norm": "rmsnorm" if gated else "layernorm",
+        "norm_bias": not gated,
+        "attention_bias": not gated,
+        "attention_output_bias": not gated,
+        "mlp_bias": not gated,
+        "learned_positions": int(number(row, "sequence_length")) if learned else 0,
+    }
+
+
+def cluster_of(row: Row) -> JsonObject:
+    """Return the hardware of a training row."""
+    gpu = row["gpu"].lower()
+    per_node = int(number(row, "gpus_per_node", 8))
+    devices = int(number(row, "num_gpus", 1))
+    if gpu.startswith("gb"):
+        per_node = NVLINK_DOMAIN
+    per_node = min(per_node, devices)
+    cluster: JsonObject = {
+        "device": TRAINING_DEVICES.get(gpu, gpu),
+        "devices_per_node": per_node,
+        "nodes": max(1, devices // per_node),
+    }
+    if gpu.startswith(("a100", "a800")):
+        cluster["inter_node_bandwidth_bytes_per_second"] = A100_PORT_BYTES_PER_S
+    if row["source_id"] in INTER_NODE_BYTES_PER_S:
+        cluster["inter_node_bandwidth_bytes_per_second"] = INTER_NODE_BYTES_PER_S[row["source_id"]]
+    if gpu == "a800-sxm-80gb":
+        cluster["intra_node_bandwidth_bytes_per_second"] = NVLINK_A800_BYTES_PER_S
+    return cluster
+
+
+def strategy_of(row: Row) -> JsonObject:
+    """Return the layout of a training row, without unstated fields."""
+    strategy: JsonObject = {
+        ours: int(float(row[theirs])) for theirs, ours in COUNTS.items() if row.get(theirs)
+    }
+    strategy |= {ours: row[theirs] for theirs, ours in DTYPES.items() if row.get(theirs)}
+    if row.get("precision", "") in EIGHT_BIT:
+        strategy["compute_dtype"] = EIGHT_BIT[row["precision"]]
+        strategy["weight_dtype"] = "bf16"
+    elif row.get("precision", "") in HALVES:
+        strategy["compute_dtype"] = row["precision"]
+    if row.get("dp"):
+        strategy["data_parallel_size"] = int(row["dp"])
+    if row.get("recompute"):
+        strategy["activation_recomputation"] = row["recompute"]
+    if row.get("attention"):
+        strategy["attention"] = "eager" if row["attention"] == "eager" else "flash"
+    if row.get("sequence_parallel"):
+        strategy["sequence_parallel"] = row["sequence_parallel"] in {"1", "true", "True"}
+    if row.get("quantization"):
+        strategy["quantization"] = row["quantization"]
+    return {**strategy, **_noted_fields(row)}
+
+
+def _noted_fields(row: Row) -> JsonObject:
+    """Return the strategy fields stated in a row's notes and kernel columns."""
+    fields: JsonObject = {}
+    if row.get("kernel"):
+        fields["fused_norms"] = FUSED_NORMS in row["kernel"]
+    if row.get("kernel") in KERNELS:
+        fields["attention_kernel"] = KERNELS[row["kernel"]]
+    if FP32_GRADIENTS in row["notes"]:
+        fields["gradient_dtype"] = "fp32"
+    if SHARDED_INSIDE in row["notes"]:
+        fields["zero_shard_size"] = min(int(row["gpus_per_node"]), int(row["num_gpus"]))
+    group = ZERO_GROUP.search(row["notes"])
+    if group and int(group.group(1)) < int(row["dp"] or 1):
+        fields["zero_shard_size"] = int(group.group(1))
+    return fields
+
+
+def training_request(row: Row) -> JsonObject:
+    """Return a row of a training or memory table as an estimate's request."""
+    workload: dict[str, Any] = {
+        "kind": "train",
+        "sequence_length": int(row["sequence_length"]),
+        "global_batch_size": int(row["global_batch_size"]),
+        "method": row["method"],
+    }
+    if row.get("lora_rank"):
+        workload["lora_rank"] = int(row["lora_rank"])
+    if row["method"] in ADAPTERS:
+        alone = any(targets in row["notes"] for targets in ATTENTION_ALONE)
+        workload["lora_targets"] = "query_value" if alone else "all"
+    return {
+        "id": row["row_id"],
+        "model": model_of(row),
+        "cluster": cluster_of(row),
+        "workload": workload,
+        "strategy": strategy_of(row),
+        "engine": row["engine"],
+    }
+
+
+def serving_request(row: Row) -> JsonObject:
+    """Return a row of the serving table as an estimate's request."""
+    layout = {"tensor_parallel_size": int(row["tp"])}
+    if number(row, "moe_ep") > 1:
+        layout["expert_parallel_size"] = int(row["moe_ep"])
+    if number(row, "attention_dp") > 1:
+        layout["attention_data_parallel_size"] = int(row["attention_dp"])
+    return {
+        "id": row["row_id"],
+        "model": row["model"],
+        "cluster": {"device": row["gpu_slug"], "devices_per_node": int(row["num_gpus"])},
+        "workload": {
+            "kind": "serve",
+            "input_tokens": int(row["input_len"]),
+            "output_tokens": int(row["output_len"]),
+            "concurrency": int(row["concurrency"]),
+        },
+        "strategy": {
+            "weight_dtype": row["weight_dtype"],
+            "activation_dtype": row["activation_dtype"],
+            **layout,
+        },
+        "engine": f"{row['engine']} {row['engine_version']}".strip(),
+    }
+
+
+def not_counted(row: Row) -> tuple[str, ...]:
+    """Return the engine fields that a row's measured peak does not include."""
+    definition = row.get("memory_definition", "")
+    return next((names for word, names in NOT_COUNTED.items() if word in definition), ())
+
+
+def latest(rows: Iterable[Row]) -> tuple[Row, ...]:
+    """Return the rows without those superseded by a later release of the same software."""
+    all_rows = tuple(rows)
+    newest: dict[tuple[str, ...], str] = {}
+    for row in all_rows:
+        measured_setting = tuple(row[name] for name in RELEASED)
+        newest[measured_setting] = max(newest.get(measured_setting, ""), _release(row))
+    return tuple(
+        row for row in all_rows if _release(row) == newest[tuple(row[name] for name in RELEASED)]
+    )
+
+
+def _release(row: Row) -> str:
+    match = RELEASE.match(row["notes"])
+    return match.group(1) if match else ""
+
+
+def usable(rows: tuple[Row, ...]) -> Iterator[Row]:
+    """Yield the training rows that are complete enough for a request.
+
+    Excluded are methods that no request can express, such as adapters with trained embeddings.
+    """
+    for row in rows:
+        is_complete = row["sequence_length"] and row["global_batch_size"]
+        is_in_fit = row.get("step_seconds") or row["model"] not in COVERED_SINCE_THE_FIT
+        if (
+            is_complete
+            and is_in_fit
+            and row["method"] in METHODS
+            and BESIDE_EMBEDDINGS not in row["notes"]
+        ):
+            yield row
+
+
+def unscored(rows: tuple[Row, ...]) -> dict[str, int]:
+    """Return the number of training rows without a comparison, by reason."""
+    newest = {row["row_id"] for row in latest(rows)}
+    usable_ids = {row["row_id"] for row in usable(rows)}
+    counts = dict.fromkeys((SUPERSEDED_ROW, NO_STEP, NOT_ASKED), 0)
+    for row in rows:
+        if row["row_id"] not in newest:
+            counts[SUPERSEDED_ROW] += 1
+        elif not row["step_seconds"]:
+            counts[NO_STEP] += 1
+        elif row["row_id"] not in usable_ids:
+            counts[NOT_ASKED] += 1
+    return counts
+
+
+def digest(name: str) -> str:
+    """Return the digest of a validation table, which identifies the inputs of a fit."""
+    return hashlib.sha256((FOLDER / f"{name}.csv").read_bytes()).hexdigest()[:12]

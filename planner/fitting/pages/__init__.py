@@ -1,0 +1,1 @@
+"""The generated documentation pages on accuracy and quality."""

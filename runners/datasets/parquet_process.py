@@ -1,0 +1,85 @@
+"""Reads a Parquet file in a subprocess.
+
+Uploads are parsed by a C++ library of 31 MB: a file that crashes it or exhausts memory ends
+the subprocess, not the server.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Collection, Iterator
+from contextlib import ExitStack
+from io import UnsupportedOperation
+from pathlib import Path
+from shutil import copyfileobj
+from typing import BinaryIO, cast
+
+READER = Path(__file__).with_name("parquet.py")
+KEPT = ("PATH", "LD_LIBRARY_PATH", "LANG", "TZDIR")  # of the environment
+MAX_GROUP_BYTES = 512 * 1024**2  # of the columns that are read, as the file states them
+MAX_BYTES = 8 * 1024**3  # of the process's address space; a row group's values are far smaller
+
+
+class UnreadableTableError(ValueError):
+    """The file is not Parquet, is damaged, or has values that JSON cannot represent."""
+
+
+def rows_in_subprocess(
+    file: BinaryIO, fields: Collection[str], max_line_bytes: int
+) -> Iterator[tuple[int, bytes]]:
+    """Yield each row's number, counted from 1, and the given columns as UTF-8 JSON.
+
+    Rows are truncated a little above ``max_line_bytes``.
+
+    Raises:
+        UnreadableTableError: the file cannot be read.
+    """
+    with ExitStack() as stack:
+        process = subprocess.Popen(
+            [sys.executable, "-P", str(READER), str(MAX_GROUP_BYTES), str(MAX_BYTES), *fields],
+            stdin=_with_descriptor(file, stack),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=_environment(),
+        )
+        rows = cast("BinaryIO", process.stdout)
+        stack.callback(_end, process, rows)
+        number = 0
+        while line := rows.readline(max_line_bytes + 2):
+            if not line.endswith(b"\n") and len(line) <= max_line_bytes:
+                break  # the process ended within a row
+            if line.startswith(b"!"):
+                raise UnreadableTableError(line[1:].decode(errors="replace").strip())
+            number += 1
+            yield number, line.removesuffix(b"\n")
+        if status := process.wait():
+            raise UnreadableTableError(
+                f"its reader ended with status {status}: the file is damaged, or needs more than "
+                f"{MAX_BYTES // 1024**3} GiB of memory"
+            )
+
+
+def _environment() -> dict[str, str]:
+    """Return the subprocess's environment, without the server's secrets."""
+    env = {name: os.environ[name] for name in KEPT if name in os.environ}
+    return {**env, "ARROW_DEFAULT_MEMORY_POOL": "system", "OMP_NUM_THREADS": "1"}
+
+
+def _with_descriptor(file: BinaryIO, stack: ExitStack) -> BinaryIO:
+    """Return a file with a descriptor: the same, or a temporary copy of an in-memory file."""
+    try:
+        file.fileno()
+    except UnsupportedOperation:
+        copy: BinaryIO = stack.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
+        copyfileobj(file, copy)
+        copy.flush()
+        file = copy
+    file.seek(0)
+    return file
+
+
+def _end(process: subprocess.Popen[bytes], rows: BinaryIO) -> None:
+    process.kill()
+    rows.close()
+    process.wait()

@@ -1,0 +1,236 @@
+"""What an export starts is accepted, or run to its end, by the tool that it is for."""
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+from planner.exports.megatron import dealt, megatron_arguments
+from planner.exports.registry import export, export_case
+from planner.exports.sglang import sglang_arguments
+from planner.exports.vllm import vllm_arguments
+from planner.specs.plan import PlanRequest
+from tests.planner.asking import LLAMA_405B, document, search
+from tests.planner.exports.making import made, trained
+from tests.plugins.extent import first
+
+ATTENTION = [(1, 1, 8), (2, 1, 4), (1, 2, 4), (2, 2, 2), (4, 1, 1), (1, 8, 1)]
+
+
+def told(command):
+    """Return the options of a command by name; those without a value are true."""
+    pairs = zip(command, [*command[1:], "--"], strict=True)
+    return {
+        word: True if value.startswith("--") else value
+        for word, value in pairs
+        if word.startswith("--")
+    }
+
+
+@pytest.mark.parametrize(("tensor", "data", "attention"), ATTENTION)
+def test_sglang_takes_attention_data_parallelism(tensor, data, attention):
+    """The rules of sglang 0.5.23, sglang/srt/arg_groups/parallel_hook.py."""
+    case = made(
+        tensor_parallel_size=tensor,
+        data_parallel_size=data,
+        attention_data_parallel_size=attention,
+    )
+    found = told(sglang_arguments(case))
+    world, replicas, ranks = (
+        int(found.get(flag, 1)) for flag in ("--tp-size", "--dp-size", "--attn-dp-size")
+    )
+
+    assert not (ranks > 1 and replicas > 1)
+    assert world % ranks == 0
+    servers = data if ranks > 1 else 1
+    assert servers * replicas * world == case.devices == tensor * data * attention
+    noted = any("replicas: start as many servers" in note for note in export("sglang", case).notes)
+    assert noted is (ranks > 1 and data > 1)
+
+
+@pytest.mark.parametrize(("tensor", "data", "attention"), ATTENTION)
+def test_vllm_counts_the_same_devices(tensor, data, attention):
+    case = made(
+        tensor_parallel_size=tensor,
+        data_parallel_size=data,
+        attention_data_parallel_size=attention,
+    )
+    found = told(vllm_arguments(case))
+
+    ranks = int(found.get("--data-parallel-size", 1))
+    assert ranks * int(found.get("--tensor-parallel-size", 1)) == case.devices
+    assert ranks * int(found["--max-num-seqs"]) >= 64
+
+
+def stages(layout):
+    """Unroll a layout as Megatron-LM's PipelineParallelLayerLayout.parse_str_to_list does."""
+    unrolled = re.sub(r"(.)\*(\d+)", lambda found: found[1] * int(found[2]), layout)
+    return unrolled.split("|")
+
+
+def accepts(command, layers):
+    """Check what megatron/training/arguments.py and the layout's own validation check."""
+    found = told(command)
+    pipeline = int(found.get("--pipeline-model-parallel-size", 1))
+    layout = found.get("--pipeline-model-parallel-layout")
+    chunks = found.get("--num-virtual-stages-per-pipeline-rank")
+    assert layout is None or chunks is None
+    if layout is None:
+        assert layers % (pipeline * int(chunks or 1)) == 0
+        return
+    parts = stages(layout)
+    flat = "".join(parts)
+    assert len(parts) % pipeline == 0
+    assert (flat[0], flat[-1]) == ("E", "L")
+    assert flat.count("t") == layers
+    assert (flat.count("E"), flat.count("L")) == (1, 1)
+
+
+@pytest.mark.parametrize("chunks", [None, 2, 3])
+@pytest.mark.parametrize("pipeline", [2, 4, 8, 9])
+@pytest.mark.parametrize("stated", [False, True])
+def test_megatron_takes_126_layers_on_any_number_of_stages(pipeline, chunks, stated):
+    held = list(dealt(126, pipeline)) if stated else None
+    case = trained(
+        model=LLAMA_405B,
+        pipeline_parallel_size=pipeline,
+        virtual_pipeline_size=chunks,
+        memory={"per_stage_layers": held},
+    )
+
+    accepts(megatron_arguments(case), 126)
+
+
+def test_megatron_takes_the_stages_as_the_plan_has_them():
+    held = [15, 16, 16, 16, 16, 16, 16, 15]
+    case = trained(model=LLAMA_405B, pipeline_parallel_size=8, memory={"per_stage_layers": held})
+
+    layout = told(megatron_arguments(case))["--pipeline-model-parallel-layout"]
+
+    assert [part.count("t") for part in stages(layout)] == held
+
+
+@pytest.fixture(scope="module")
+def zero_bubble():
+    """A plan of 405B whose pipeline has no bubble, and its request."""
+    fields = {
+        "model": LLAMA_405B,
+        "cluster": {"device": "h100-sxm5-80gb", "devices_per_node": 8, "nodes": 16},
+        "workload": {"kind": "train", "sequence_length": 8192, "global_batch_size": 512,
+                     "method": "pretrain"},
+        "pins": {"pipeline_parallel_size": 8, "pipeline_schedule": "zero_bubble"},
+    }  # fmt: skip
+    return PlanRequest.model_validate(document(**fields)), search(**fields).plans[0]
+
+
+@pytest.mark.parametrize("key", ["megatron", "slurm"])
+def test_megatrons_figures_are_for_a_schedule_that_it_runs(zero_bubble, key):
+    request, plan = zero_bubble
+    made_one = export(key, export_case(request, plan))
+
+    assert any("figures are for 1F1B" in note for note in made_one.notes)
+    seconds = float(re.search(r"step_seconds ([0-9.e+]+)", made_one.text)[1])
+    assert seconds > plan.performance.step_seconds * 1.001
+    command = shlex.split(made_one.text.replace("\\\n", ""), comments=True)
+    accepts(command, 126)
+
+
+def test_a_search_for_megatron_looks_at_no_schedule_that_it_has_not(zero_bubble):
+    request, _ = zero_bubble
+    free = request.pins.model_copy(update={"pipeline_schedule": None})
+    fields = {**dict(request), "pins": free, "engine": "megatron"}
+
+    plans = search(**{name: fields[name] for name in ("model", "cluster", "workload", "pins",
+                                                      "engine")}).plans  # fmt: skip
+
+    assert {plan.strategy.pipeline_schedule for plan in plans} <= {"1f1b", "interleaved"}
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    """A folder with a model of a few thousand weights, its tokenizer and a text."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import Whitespace
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    folder = tmp_path_factory.mktemp("tiny")
+    words = {word: at for at, word in enumerate([*"abcdefg", "[UNK]"])}
+    tokenizer = Tokenizer(WordLevel(words, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]").save_pretrained(folder)
+    config = LlamaConfig(
+        vocab_size=len(words), hidden_size=64, intermediate_size=64, num_hidden_layers=1,
+        num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=64,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(folder)
+    (folder / "data.txt").write_text("a b c d e f g " * 40)
+    return folder
+
+
+def run_script(tiny, folder, case):
+    """Run what the torchrun export writes and starts, on this machine's processor."""
+    text = export("torchrun", case).text
+    launcher = folder / "torchrun"
+    launcher.write_text(f'#!/bin/sh\nexec {sys.executable} -m torch.distributed.run "$@"\n')
+    launcher.chmod(0o700)
+    environment = {
+        **os.environ,
+        "PATH": f"{folder}:{os.environ['PATH']}",
+        "MODEL": str(tiny),
+        "DATA": str(tiny / "data.txt"),
+        "OMP_NUM_THREADS": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+    }
+    return subprocess.run(
+        ["bash", "-euc", text], cwd=folder, env=environment, capture_output=True, text=True,
+        check=False, timeout=240,
+    )  # fmt: skip
+
+
+METHODS = ("qlora", "full", "lora", "pretrain")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", first(METHODS, 1))
+def test_the_torchrun_script_trains_to_its_end(tiny, tmp_path, method):
+    pytest.importorskip("bitsandbytes" if method == "qlora" else "peft")
+    case = trained(
+        micro_batch_size=1,
+        gradient_accumulation_steps=2,
+        workload={"method": method, "lora_rank": 4, "sequence_length": 8, "global_batch_size": 2,
+                  "tokens": 48},
+    )  # fmt: skip
+
+    done = run_script(tiny, tmp_path, case)
+
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "train_samples_per_second" in done.stdout
+    kept = {path.name for path in (tmp_path / "trained").iterdir()}
+    if method in {"lora", "qlora"}:
+        config = json.loads((tmp_path / "trained" / "adapter_config.json").read_text())
+        assert config["r"] == 4
+        assert "adapter_model.safetensors" in kept
+    else:
+        assert "model.safetensors" in kept
+
+
+def test_the_torchrun_script_of_a_qlora_plan_carries_method_and_rank():
+    text = export("torchrun", trained(workload={"method": "qlora", "lora_rank": 64})).text
+
+    assert '"method": "qlora"' in text
+    assert '"r": 64' in text
+    assert "load_in_4bit=True" in text
+
+
+@pytest.mark.parametrize("method", ["qft", "alphatuning"])
+def test_a_method_that_no_public_trainer_has_is_offered_no_script(method):
+    work = {"kind": "train", "sequence_length": 256, "global_batch_size": 4, "method": method}
+
+    exports = search(device="h100-sxm5-80gb", workload=work).plans[0].exports
+
+    assert not {"torchrun", "slurm", "kubernetes", "compose"} & set(exports)

@@ -1,0 +1,60 @@
+"""The benches of the live path run, on a site that they fill themselves."""
+
+import json
+import re
+
+import pytest
+from django.db import connection
+
+from runners.stream import decode, encode
+from tests.webapp.conftest import EXIT_OK, STARTED, batch_of
+from webapp.core.benches import first_line, live_ends, live_path, live_site, site, supervising
+from webapp.jobs.ingest import events_accept
+from webapp.jobs.ingest_together import is_routine
+from webapp.jobs.models import Attempt, Job
+from webapp.live.tickets import read_ticket
+
+DATABASE = pytest.mark.django_db(databases="__all__")
+
+
+@DATABASE
+def test_the_site_has_running_jobs_that_somebody_watches(capsys):
+    live_site.fill(5, jobs_per_viewer=2)
+    live_site.fill(1, jobs_per_viewer=1)  # once more: it adds to what is there
+    made = json.loads(capsys.readouterr().out.splitlines()[0])
+
+    topics = [read_ticket(ticket)[1] for ticket in made["tickets"]]
+    assert [len(each) for each in topics] == [2, 2, 1]
+    assert Job.objects.filter(state="running", current_attempt__isnull=False).count() == 6
+    for host_id, attempt_id in made["attempts"]:
+        attempt = Attempt.objects.get(pk=attempt_id, host=host_id)
+        batch = decode(encode(live_ends.batch_of(attempt_id, 0)))
+        assert is_routine(batch)
+        assert events_accept(host=attempt.host, batch=batch).acked_seq == live_ends.EVENTS
+
+
+@DATABASE
+def test_every_milestone_of_the_demo_is_found(attempt):
+    events = [
+        ("started", STARTED), ("phase", {"name": "Loading libraries"}),
+        ("log", {"stream": "supervisor", "text": "it starts"}), ("phase", {"name": "Training"}),
+        ("exited", EXIT_OK),
+    ]  # fmt: skip
+    events_accept(host=attempt.host, batch=batch_of(attempt, *events))
+    with connection.cursor() as cursor:
+        for query in [*first_line.MILESTONES.values(), first_line.ENDED]:
+            cursor.execute(query.replace("?", "%s"), [attempt.job_id])
+            assert cursor.fetchone()[0]
+
+
+@pytest.mark.soak  # ten seconds of a crowd: on a busy machine its watcher did not answer in a minute
+@pytest.mark.slow
+def test_the_benches_give_their_figures_on_a_running_site(tmp_path):
+    with site.running(tmp_path, OMP_NUM_THREADS="1") as up:
+        live = {name: value for name, value, *_ in live_path.measured(up, 4, 7.0, 3.0)}
+        host = {name: value for name, value, *_ in supervising.measured(up, 7.0, 3.0)}
+
+    assert live["host to browser, median"] > 0
+    assert live["events with an instant that browsers saw"] > 0
+    assert all(value > 0 for name, value in live.items() if re.search("process", name))
+    assert all(value > 0 for value in host.values())

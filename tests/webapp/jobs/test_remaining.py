@@ -1,0 +1,137 @@
+"""What is told of jobs when the site stops."""
+
+import os
+import signal
+import threading
+import time
+from datetime import timedelta
+from io import StringIO
+
+import pytest
+from django.core.management import call_command
+
+from runners.reasons import Reason
+from tests.webapp.conftest import client_of, make_job
+from webapp.core.clock import now
+from webapp.core.management.commands import control
+from webapp.jobs import allocation
+from webapp.jobs.models import Attempt, Job, JobState
+from webapp.jobs.remaining import Remaining, remaining, sentences
+from webapp.jobs.services import job_submit
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def resumed():
+    """Let the process give out devices again, whatever the test did."""
+    yield
+    allocation.paused.clear()
+
+
+def test_a_job_on_another_host_runs_on_and_is_named_with_it(attempt, host):
+    found = remaining("somebody-else", now())
+
+    assert found.elsewhere == [f"{attempt.job.name} ({attempt.job_id}) on {host}"]
+    assert found.unreported == []
+
+
+def test_a_job_of_this_machine_without_a_stored_end_is_told_as_such(attempt, host):
+    found = remaining(host.pk, now())
+
+    assert found.unreported == [f"{attempt.job.name} ({attempt.job_id})"]
+    assert "when Slipway is back" in " ".join(sentences(found))
+
+
+def test_only_what_ended_with_this_stop_is_named(attempt):
+    Job.objects.update(
+        state=JobState.STOPPED, reason=Reason.SITE_STOPPED, ended_at=now() - timedelta(hours=1)
+    )
+    Attempt.objects.update(ended_at=now())
+
+    assert remaining("x", now() - timedelta(minutes=1)).ended == []
+    assert len(remaining("x", now() - timedelta(hours=2)).ended) == 1
+
+
+def test_a_job_that_is_given_to_a_host_and_not_claimed_waits(job):
+    assert remaining(job.shown_host.pk, now()).num_waiting == 1
+
+
+def test_nothing_left_is_said(db):
+    assert sentences(remaining("x", now())) == ["No job was running or waiting."]
+
+
+def test_of_many_jobs_the_first_are_named_and_the_rest_counted():
+    (told,) = sentences(Remaining([f"job {number}" for number in range(13)], [], [], 0))
+
+    assert "job 9 and 3 more" in told
+    assert "job 10" not in told
+
+
+def test_the_command_prints_a_sentence_a_line(attempt):
+    out = StringIO()
+    call_command("remaining", since=time.time(), stdout=out)
+
+    assert out.getvalue().startswith("Still running on other hosts")
+
+
+def test_a_paused_process_gives_nothing_out(team, alice, host, resumed):
+    allocation.paused.set()
+
+    waiting = job_submit(job=make_job(team, alice, host), by="alice")
+
+    assert waiting.state == JobState.QUEUED
+    assert not Attempt.objects.exists()
+
+
+def test_usr1_pauses_the_control_worker_and_it_goes_on_storing(monkeypatch, resumed):
+    rounds = []
+
+    class Consumer:
+        def __init__(self, _):
+            pass
+
+        def step(self):
+            rounds.append(allocation.paused.is_set())
+            time.sleep(0.02)
+
+    class Idle:
+        def __init__(self, *_):
+            pass
+
+        def step(self):
+            time.sleep(0.02)
+
+    monkeypatch.setattr(control, "StreamConsumer", Consumer)
+    monkeypatch.setattr(control, "RoundTrips", Idle)
+    monkeypatch.setattr(control, "Dispatcher", Idle)
+    monkeypatch.setattr(control, "provision", lambda: None)
+
+    def tell() -> None:
+        time.sleep(0.3)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    before = {
+        number: signal.getsignal(number)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+    }
+    telling = threading.Thread(target=tell)
+    telling.start()
+    call_command("control")
+    telling.join()
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+    assert rounds[0] is False
+    assert rounds[-1] is True
+
+
+@pytest.mark.django_db(databases=["default", "metrics"])
+def test_the_page_of_a_job_that_ended_with_the_site_says_so(alice, attempt):
+    Job.objects.update(state=JobState.STOPPED, reason=Reason.SITE_STOPPED, ended_at=now())
+
+    page = client_of(alice).get(f"/jobs/{attempt.job_id}/").content.decode()
+
+    assert "ended because Slipway was stopped on the machine that ran it" in page

@@ -1,0 +1,317 @@
+"""Runners-up, the frontier's drawing, who lost and why, and equations."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planner import api
+from planner.specs.plan import PlanAnswer, PlanRequest, Rejection
+from webapp.core.units import DASH, NBSP, THIN, TIMES
+from webapp.plans import alternatives
+from webapp.plans.alternatives import (
+    Point,
+    _steps,
+    columns_for,
+    comparison,
+    drawn,
+    front,
+    frontier_of,
+    inapplicable,
+    rejections,
+)
+from webapp.plans.explanation import explain, with_unit
+from webapp.wizard.defaults import serve_draft
+from webapp.wizard.forms import OBJECTIVES
+
+SERVE = {"kind": "serve", "input_tokens": 1024, "output_tokens": 256, "concurrency": 16}
+NODE = {"device": "h100-sxm5-80gb", "devices_per_node": 8}
+
+
+def spaced(words: str) -> str:
+    return words.replace("_", THIN).replace("~", NBSP).replace("*", TIMES)
+
+
+@pytest.fixture(scope="module")
+def answer():
+    """Sixteen people at an 8B model on eight cards, with targets that some strategies miss."""
+    work = SERVE | {"ttft_slo_seconds": 1.0, "tpot_slo_seconds": 0.05}
+    request = {"model": "meta-llama/Llama-3.1-70B", "cluster": NODE, "workload": work}
+    request["engine"] = "vllm"  # as the wizard asks about catalog hardware
+    return api.plan(PlanRequest.model_validate(request))
+
+
+@pytest.fixture
+def draft():
+    return serve_draft(None)
+
+
+def test_the_chosen_strategy_comes_first_and_is_the_only_one_chosen(answer, draft):
+    rows = comparison(answer, draft)
+
+    assert [row.is_chosen for row in rows] == [True] + [False] * (len(rows) - 1)
+
+
+def test_every_row_has_a_cell_for_each_column(answer, draft):
+    columns = columns_for(answer, draft)
+
+    assert 1 <= len(columns) <= 3
+    assert {len(row.cells) for row in comparison(answer, draft)} == {len(columns)}
+
+
+def test_every_row_says_how_it_differs_from_the_chosen_one(answer, draft):
+    [chosen, *others] = comparison(answer, draft)
+
+    assert chosen.why == "Best for this goal"
+    assert others
+    for row in others:
+        assert row.why[:1].isupper() or row.why[:1].isdigit()
+        assert "Fits: " not in row.why
+        assert "first plan" not in row.why
+
+
+def test_waiting_and_speed_are_not_the_same_axis_twice(answer, draft):
+    frontier = frontier_of(answer, draft)
+
+    assert frontier.x_name.startswith("seconds to the first token")
+    assert len(frontier.dots) > 1  # else nothing was to choose
+
+
+def without_reasons(answer, rate: float):
+    """Return the answer with one runner-up, so much as fast as the chosen one."""
+    best = answer.plans[0].model_copy(update={"reasons": ()})
+    tpot = best.performance.tpot_seconds / rate
+    speed = best.performance.model_copy(update={"tpot_seconds": tpot})
+    other = best.model_copy(update={"performance": speed})
+    return answer.model_copy(update={"plans": (best, other)})
+
+
+@pytest.mark.parametrize(
+    ("rate", "why"),
+    [
+        (1.0, "Per person: the same"),
+        (1.0002, "Per person: the same"),
+        (0.8, "Per person: 20 % less"),
+        (1.25, "Per person: 25 % more, ranked lower overall"),
+    ],
+)
+def test_without_a_reason_of_the_search_the_figures_are_compared(answer, draft, rate, why):
+    rows = comparison(without_reasons(answer, rate), draft)
+
+    assert [row.why for row in rows] == ["Best for this goal", why]
+
+
+def test_an_answer_without_plans_compares_nothing(answer, draft):
+    empty = answer.model_copy(update={"plans": (), "pareto": ()})
+
+    assert comparison(empty, draft) == []
+    assert frontier_of(empty, draft) is None
+
+
+# Who lost
+
+
+def lost(**fields) -> alternatives.RejectedFamily:
+    base = {"family": "some", "constraint": "memory", "reason": "needs more", "unit": "B"}
+    one = Rejection.model_validate({**base, **fields})
+    return alternatives._rejected_family("some family", one)
+
+
+@pytest.mark.parametrize(
+    ("constraint", "reason"),
+    [
+        ("ttft_seconds", "The first token takes 1.1~h, the target is 1.0~s"),
+        ("tpot_seconds", "Each further token takes 1.1~h, the target is 1.0~s"),
+        ("devices", "Needs more"),
+    ],
+)
+def test_a_missed_target_is_said_without_its_fields_name(constraint, reason):
+    found = lost(constraint=constraint, required=4072.0, limit=1.0, unit="s")
+
+    assert found.reason == spaced(reason)
+
+
+def test_no_reason_of_a_real_search_shows_the_name_of_a_field(answer):
+    assert [one.reason for one in rejections(answer) if "_seconds" in one.reason] == []
+
+
+def test_a_memory_miss_says_both_numbers():
+    found = lost(required=15.7487 * 1024**3, limit=14.4 * 1024**3)
+
+    assert (found.required, found.limit) == (f"15.7{NBSP}GiB", f"14.4{NBSP}GiB")
+
+
+def test_what_has_no_number_has_a_dash():
+    assert (lost().required, lost().limit) == (DASH, DASH)
+
+
+def test_the_nearest_misses_come_first(answer):
+    entries = sorted(answer.rejected.values(), key=lambda one: alternatives._miss(("", one)))
+    ratios = [one.required / one.limit for one in entries if one.required and one.limit]
+
+    assert ratios == sorted(ratios)
+
+
+def test_each_rejection_is_shown_once_as_a_number_or_as_a_reason(answer):
+    named = [title for each in inapplicable(answer) for title in each.titles.split(" · ")]
+
+    assert len(rejections(answer)) + len(named) == len(answer.rejected)
+
+
+def test_techniques_that_lack_the_same_thing_share_a_row():
+    needs = {"constraint": "applicability", "reason": "needs at least 2 devices"}
+    keys = ("tensor_parallelism", "zero_1", "unknown_to_all")
+    rejected = {key: Rejection.model_validate({"family": key, **needs}) for key in keys}
+    searched = {"strategies": 0, "seconds": 0.0}
+    empty = {"plans": (), "pareto": (), "suggestions": (), "searched": searched}
+    answer = PlanAnswer.model_validate({**empty, "rejected": rejected, "calibration": "none"})
+
+    (row,) = inapplicable(answer)
+
+    assert row.reason == "Needs at least 2 devices"
+    assert row.titles.endswith(" · unknown_to_all")
+    assert rejections(answer) == []
+
+
+XS, YS = (3, 1, 4, 1, 5, 9, 2, 6), (5, 3, 5, 8, 9, 7, 9, 3)
+
+
+# The frontier
+
+
+@given(st.floats(1e-6, 1e12))
+def test_any_axis_has_round_steps_from_zero_within_its_length(top):
+    steps = _steps(top)
+
+    assert steps[0] == 0
+    assert 2 <= len(steps) <= 5
+    assert steps[-1] <= top * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("top", [0.41, 0.4, 0.42, 4.1, 0.0405, 41, 1.0, 10.0, 99.9, 100, 0.1])
+def test_an_axis_near_a_power_of_ten_has_steps(top):
+    assert len(_steps(top)) >= 2
+
+
+def test_the_frontier_stays_within_its_drawing(answer, draft):
+    frontier = frontier_of(answer, draft)
+
+    for dot in (*frontier.dots, frontier.chosen):
+        assert alternatives.LEFT <= dot.x <= alternatives.RIGHT
+        assert alternatives.TOP <= dot.y <= alternatives.BOTTOM
+
+
+def test_the_frontiers_path_goes_through_its_dots_from_left_to_right(answer, draft):
+    frontier = frontier_of(answer, draft)
+
+    assert frontier.path.startswith("M")
+    assert frontier.path.count("L") == len(frontier.dots) - 1
+    assert [dot.x for dot in frontier.dots] == sorted(dot.x for dot in frontier.dots)
+
+
+def test_the_drawing_says_in_words_what_it_shows(answer, draft):
+    frontier = frontier_of(answer, draft)
+
+    drawn = len(frontier.dots) + len(frontier.rest)
+    assert f": {drawn} of " in frontier.words
+    assert f"nothing beats {len(frontier.dots)} of them in both" in frontier.words
+    assert frontier.x_name in frontier.words
+
+
+def test_nothing_that_is_drawn_lies_beyond_the_front(answer, draft):
+    frontier = frontier_of(answer, draft)
+
+    for dot in (*frontier.rest, *frontier.dots):
+        beaten = [
+            one for one in frontier.dots
+            if one.x <= dot.x and one.y <= dot.y and (one.x, one.y) != (dot.x, dot.y)
+        ]  # fmt: skip
+        assert bool(beaten) is (dot in frontier.rest) or (dot.x, dot.y) in {
+            (one.x, one.y) for one in frontier.dots
+        }
+
+
+@pytest.mark.parametrize("less_is_more", [False, True])
+def test_a_front_is_what_a_comparison_of_all_pairs_finds(less_is_more):
+    points = [Point(float(x), float(y), "", 0.0) for x, y in zip(XS, YS, strict=True)]
+    sign = -1 if less_is_more else 1
+
+    def beats(one, other):
+        ahead = (sign * one.x >= sign * other.x, one.y >= other.y)
+        return all(ahead) and one[:2] != other[:2]
+
+    expected = {one for one in points if not any(beats(other, one) for other in points)}
+
+    assert set(front(points, less_is_more=less_is_more)) == expected
+
+
+@pytest.mark.parametrize(
+    ("loss", "where", "decided"),
+    [
+        (0.0, "below it", "which the axes do not show."),
+        (0.05, "on the front of its quality", "give up quality."),
+    ],
+)
+def test_a_chosen_one_below_the_front_says_what_else_decided(loss, where, decided):
+    points = [Point(1.0, 1.0, "a", 0.0), Point(2.0, 2.0, "b", loss), Point(3.0, 1.5, "c", loss)]
+
+    frontier = drawn(points, ("x", "y"), 3, less_is_more=False)
+
+    assert frontier.words.endswith(f"the chosen one lies {where}")
+    assert frontier.decided.endswith(decided)
+    assert bool(frontier.good_path) is (loss > 0)
+
+
+@pytest.mark.parametrize("objective", [key for key, _ in OBJECTIVES])
+def test_every_objective_has_words_for_what_the_frontier_does_not_show(answer, draft, objective):
+    draft["goal"]["objective"] = objective
+
+    assert "{" not in frontier_of(answer, draft).decided
+    assert alternatives.LOOKED_FOR[objective]
+
+
+def test_two_points_are_no_frontier(answer, draft):
+    few = answer.model_copy(update={"plans": answer.plans[:1], "pareto": answer.pareto[:1]})
+
+    assert frontier_of(few, draft) is None
+
+
+def test_a_compression_has_no_frontier(answer, draft):
+    draft["goal"]["goal"] = "compress"
+
+    assert frontier_of(answer, draft) is None
+
+
+# Equations
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "words"),
+    [
+        (14.3e12, "FLOP", "14.3~TFLOP"),
+        (8.03e9, "parameters", "8.03~B"),
+        (13 * 1024**3, "B", "13.0~GiB"),
+        (0.826, "s", "826~ms"),
+        (12e9, "B/s", "12.0~GB/s"),
+        (32.0, "", "32"),
+        (131_072, "tokens", "131_072 tokens"),
+        (0.8, "", "0.8"),
+        (0.8033, "", "0.8033"),
+        (1.5, "bytes", "1.5 bytes"),
+        (3e9, "", "3e+09"),
+        (6.711e10, "", "6.711e+10"),
+        (5e20, "tokens", "5e+20 tokens"),
+        (-2.5e12, "", "-2.5e+12"),
+        (0.0, "", "0"),
+    ],
+)
+def test_a_value_of_an_equation_is_said_in_its_unit(value, unit, words):
+    assert with_unit(value, unit) == spaced(words)
+
+
+def test_every_term_of_an_estimate_is_explained_once(answer):
+    best = answer.plans[0]
+
+    lines = [line for group in explain(best) for line in group.lines]
+
+    assert len(lines) == len(best.terms)
+    assert all(line.provenance and line.value for line in lines)

@@ -1,0 +1,211 @@
+"""Restore a backup into a stopped site; replaced files are moved aside."""
+
+import fcntl
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from django.conf import settings
+from django.db import connections
+
+from webapp.backup import postgres, sqlite
+from webapp.backup.create import (
+    DATABASES,
+    FILES,
+    KEYS,
+    SPARE_BYTES,
+    check_databases,
+    database_file,
+    engine,
+)
+from webapp.backup.manifest import BackupError, Manifest, verify
+from webapp.core.schema import SchemaTooNewError, refuse_newer
+
+STAMP = "prepared"  # file of `up` that says that no migration is due
+LOCK = "up.lock"
+
+
+def check(folder: Path) -> Manifest:
+    """Return the manifest of a backup, if this version and these settings can restore it.
+
+    Raises:
+        BackupError: the backup is damaged, has a newer schema or another kind of database, or its
+            keys differ from those of the environment.
+    """
+    manifest = verify(folder)
+    try:
+        way_out = "Restore it with the version that made it, or a newer one."
+        refuse_newer(manifest.migrations, f"The backup (made by {manifest.version})", way_out)
+    except SchemaTooNewError as error:
+        raise BackupError(str(error)) from error
+    if manifest.engine != engine():
+        raise BackupError(
+            f"The backup is of {manifest.engine}, and DATABASE_URL names {engine()}. "
+            "Set DATABASE_URL to a database of the backup's kind (unset it for SQLite)."
+        )
+    _check_keys(manifest)
+    check_databases(folder, manifest)
+    return manifest
+
+
+def restore(folder: Path, manifest: Manifest, *, overwrite: bool = False) -> Path | None:
+    """Restore a checked backup; return the folder of the replaced files, if there were any.
+
+    Args:
+        folder: a backup.
+        manifest: what ``check`` returned for it.
+        overwrite: whether existing databases and keys may be replaced.
+
+    Raises:
+        BackupError: the backup cannot be restored here, the site runs, or something would be
+            replaced without ``overwrite``. Nothing was changed then.
+    """
+    connections.close_all()
+    _check_owner()
+    try:
+        with _site_stopped():
+            _refuse_users()
+            is_filled = _is_filled()
+            if is_filled and not overwrite:
+                raise BackupError(
+                    "The database is not empty. Restore into a new SLIPWAY_DATA_DIR (and "
+                    "DATABASE_URL), or say --overwrite to replace what is there."
+                )
+            return _replace_site(folder, manifest, keeps_old=is_filled)
+    except OSError as error:
+        raise BackupError(f"The backup could not be put in place: {error}.") from error
+
+
+def _check_keys(manifest: Manifest) -> None:
+    """Raise an error if the environment's keys differ from those of the backup."""
+    for name, variable in KEYS.items():
+        given, expected = os.environ.get(variable, ""), manifest.environment_keys.get(variable)
+        if expected is not None and not expected.matches(given):
+            state = "has another value" if given else "is not set"
+            raise BackupError(
+                f"{variable} {state}: the backup was made with a key in that variable, which is "
+                "not in the backup. Set it to that key."
+            )
+        if expected is None and given and f"{FILES}/{name}" in manifest.files:
+            raise BackupError(
+                f"{variable} is set, and the backup brings the key in the file {name}. Unset the "
+                "variable, or sessions and sealed secrets of the backup do not open."
+            )
+
+
+def _check_owner() -> None:
+    """Raise an error if this user does not own the data folder."""
+    owner = Path(settings.DATA_DIR).stat().st_uid
+    if owner != os.getuid():
+        raise BackupError(
+            f"{settings.DATA_DIR} belongs to user {owner}, and this is user {os.getuid()}. "
+            "Run the command as the user whom the folder belongs to."
+        )
+
+
+@contextmanager
+def _site_stopped() -> Iterator[None]:
+    """Hold the lock of ``up`` within the context.
+
+    Raises:
+        BackupError: a site runs in this data folder.
+    """
+    path = Path(settings.DATA_DIR) / LOCK
+    with path.open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BackupError(
+                f"A site runs in {settings.DATA_DIR}. Stop it first (Ctrl-C where "
+                "`manage.py up` runs), or restore into another SLIPWAY_DATA_DIR."
+            ) from None
+        yield
+
+
+def _refuse_users() -> None:
+    """Raise an error if any process uses the database."""
+    if engine() == "postgresql":
+        if sessions := postgres.other_sessions():
+            raise BackupError(
+                f"The database is in use: {'; '.join(sessions[:5])}. End these connections first."
+            )
+        return
+    for alias in settings.DATABASES:
+        if sqlite.is_in_use(database_file(alias)):
+            raise BackupError(
+                f"{database_file(alias)} is in use by another process. Stop the site first."
+            )
+
+
+def _is_filled() -> bool:
+    if engine() == "postgresql":
+        return postgres.has_tables()
+    return any(sqlite.has_tables(database_file(alias)) for alias in settings.DATABASES)
+
+
+def _replace_site(folder: Path, manifest: Manifest, *, keeps_old: bool) -> Path | None:
+    """Copy files next to their targets, then move them into place, the databases last."""
+    data = Path(settings.DATA_DIR)
+    targets = {folder / name: data / Path(name).relative_to(FILES)
+               for name in manifest.files if name.startswith(f"{FILES}/")}  # fmt: skip
+    databases = {}
+    if manifest.engine == "sqlite":
+        databases = {folder / DATABASES / f"{alias}.sqlite3": database_file(alias)
+                     for alias in manifest.rows}  # fmt: skip
+    _check_room(data, manifest)
+    staged = {_temporary_path(target): target for target in (targets | databases).values()}
+    try:
+        for source, target in (targets | databases).items():
+            _stage(source, _temporary_path(target))
+        (data / STAMP).unlink(missing_ok=True)
+        if manifest.engine == "postgresql":
+            dump, rows = folder / DATABASES / "default.dump", manifest.rows["default"]
+            postgres.load(dump, rows, replaces=keeps_old)
+        aside = data / f"before-restore-{time.strftime('%Y%m%d-%H%M%S')}"
+        for fresh, target in staged.items():
+            if keeps_old:  # else only the key file that this command created exists
+                _set_aside(target, aside, data)
+            fresh.replace(target)
+    finally:
+        for fresh in staged:
+            fresh.unlink(missing_ok=True)
+    return aside if aside.exists() else None
+
+
+def _temporary_path(target: Path) -> Path:
+    return target.with_name(f".{target.name}.restored")
+
+
+def _check_room(data: Path, manifest: Manifest) -> None:
+    free = shutil.disk_usage(data).free
+    if free < manifest.num_bytes + SPARE_BYTES:
+        raise BackupError(
+            f"The backup has {manifest.num_bytes / 1e6:,.0f} MB, and the disk of {data} has "
+            f"{free / 1e6:,.0f} MB free. Free some space."
+        )
+
+
+def _stage(source: Path, fresh: Path) -> None:
+    """Copy a file to the disk of its target, and sync it."""
+    fresh.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    shutil.copyfile(source, fresh)
+    fresh.chmod(0o600)
+    with fresh.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def _set_aside(target: Path, aside: Path, data: Path) -> None:
+    """Move an existing target aside; artefacts and datasets, which never change, stay."""
+    is_below = target.is_relative_to(data)
+    name = target.relative_to(data) if is_below else Path(target.name)
+    if name.parts[0] in ("artefacts", "datasets"):
+        return  # their names are unique and their contents never change
+    for ending in sqlite.BESIDE:
+        old = target.with_name(target.name + ending)
+        if old.exists():
+            moved = aside / name.with_name(old.name)
+            moved.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            shutil.move(old, moved)

@@ -1,0 +1,128 @@
+"""Failures of the database or disk: one sentence, and when to retry.
+
+All such failures are classified here. Pages and the API answer them with 503 through
+``server_error``, Django's handler of uncaught exceptions; the heartbeat endpoint uses
+``outage_of``. Programming errors remain 500.
+"""
+
+import errno
+import sys
+from http import HTTPStatus
+from typing import NamedTuple
+
+from django.db import DatabaseError, InterfaceError, InternalError, OperationalError
+from django.http import HttpRequest, HttpResponse
+from django.template.loader import render_to_string
+from django.views import defaults
+
+from webapp.core.problems import NotFoundProblem, UnavailableProblem
+
+API_PREFIX = "/api/"
+SOON_SECONDS, LATER_SECONDS = 5, 30
+
+
+class Outage(NamedTuple):
+    """One kind of failure: its code, its message, and the seconds until a retry."""
+
+    code: str
+    sentence: str
+    seconds: int
+
+
+FULL = Outage(
+    "disk_full",
+    "The server's disk is full. Nothing of this was stored, what was stored before is safe, and "
+    "jobs run on. An operator of the server has to free some space.",
+    LATER_SECONDS,
+)
+READ_ONLY = Outage(
+    "read_only",
+    "The server cannot write to its data folder or database. Nothing of this was stored. An "
+    "operator of the server has to check its disk and the owner of its files.",
+    LATER_SECONDS,
+)
+BUSY = Outage(
+    "database_busy",
+    "The database is held by something else just now. Nothing of this was stored. Try again in a "
+    "moment.",
+    SOON_SECONDS,
+)
+OLD_SCHEMA = Outage(
+    "schema_incomplete",
+    "The database lacks tables of this version. An operator of the server has to start Slipway "
+    "again, which makes them.",
+    LATER_SECONDS,
+)
+DAMAGED = Outage(
+    "database_damaged",
+    "The database is damaged. An operator of the server has to restore a backup with "
+    "python3 manage.py restore.",
+    LATER_SECONDS,
+)
+AWAY = Outage(
+    "database_away",
+    "The database does not answer. Jobs run on, and hosts keep what they have to report. Try "
+    "again in a moment.",
+    SOON_SECONDS,
+)
+# Parts of error messages of SQLite, PostgreSQL and their drivers; the first match counts.
+BY_WORDS = (
+    (FULL, ("is full", "no space left", "disk quota")),
+    (READ_ONLY, ("readonly", "read-only", "unable to open database file", "permission denied")),
+    (BUSY, ("locked", "deadlock", "lock timeout", "canceling statement")),
+    (OLD_SCHEMA, ("no such table", "no such column", "has no column")),
+    (DAMAGED, ("malformed", "not a database")),
+)
+BY_ERRNO = {
+    errno.ENOSPC: FULL,
+    errno.EDQUOT: FULL,
+    errno.EROFS: READ_ONLY,
+}
+
+
+def outage_of(error: BaseException | None) -> UnavailableProblem | None:
+    """Return the problem of a database or disk failure; None for any other error."""
+    if isinstance(error, OSError):
+        return _problem(BY_ERRNO.get(error.errno or 0))
+    if not isinstance(error, DatabaseError | InterfaceError):
+        return None
+    words = str(error).lower()
+    kind = next(
+        (kind for kind, phrases in BY_WORDS if any(phrase in words for phrase in phrases)), None
+    )
+    if isinstance(error, OperationalError | InterfaceError):
+        return _problem(kind or AWAY)
+    is_outage = kind is DAMAGED or (isinstance(error, InternalError) and kind is READ_ONLY)
+    return _problem(kind) if is_outage else None
+
+
+def _problem(kind: Outage | None) -> UnavailableProblem | None:
+    if kind is None:
+        return None
+    return UnavailableProblem(kind.code, kind.sentence, retry_after_seconds=kind.seconds)
+
+
+def server_error(request: HttpRequest) -> HttpResponse:
+    """Answer an uncaught exception: an outage with 503, anything else with Django's 500."""
+    problem = outage_of(sys.exception())
+    if problem is None:
+        return defaults.server_error(request)
+    if request.path.startswith(API_PREFIX):
+        from webapp.api.problems import problem_response  # here: avoids an import cycle
+
+        return problem_response(problem)
+    seconds = problem.facts["retry_after_seconds"]
+    html = render_to_string("503.html", {"detail": problem.detail, "seconds": seconds})
+    response = HttpResponse(html, status=HTTPStatus.SERVICE_UNAVAILABLE)
+    response["Retry-After"] = str(seconds)
+    response["Cache-Control"] = "no-store"
+    return response
+
+
+def not_found(request: HttpRequest, exception: Exception) -> HttpResponse:
+    """Answer an unknown URL: with a problem document for the API, else with the 404 page."""
+    if not request.path.startswith(API_PREFIX):
+        return defaults.page_not_found(request, exception)
+    from webapp.api.problems import problem_response  # as above
+
+    return problem_response(NotFoundProblem("no_such_address", "The API has no such address."))

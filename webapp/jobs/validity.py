@@ -1,0 +1,147 @@
+"""Validity of a run's measurements: evidence of disturbances, and the verdict.
+
+An invalid figure is shown with its reason and calibrates nothing, unless a person includes
+it. Only times are disturbed by other programs; memory figures are always valid.
+"""
+
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from typing import Any
+
+from django.db.models import Q
+
+from webapp.core.clock import now
+from webapp.core.units import clock, percent
+from webapp.jobs.models import Allocation, Attempt, Job
+
+# With a fifth of the cores taken, a run is up to a quarter slower: as much as predictions
+# deviate within a device family (planner.workload.intervals, 0.22).
+MOST_TAKEN = 0.2
+MOST_TAKEN_WITH_GPU = 0.8  # the processor only feeds the GPU there
+MOST_HEAT = 0.05  # of the time
+MOST_SECONDS_OFF = 1.0  # clock jump or suspension of the machine
+MOST_OVERLAP = 0.05  # of the time, with another job on the same device
+LEAST_STEPS = 5  # with fewer steps, one slow step decides the median
+LEAST_TOKENS = 8  # generated tokens, for the time per token
+STEPPED = frozenset({"train"})
+WRITING = frozenset({"benchmark", "generate"})
+Evidence = dict[str, Any]
+
+
+def evidence_of(job: Job, attempt: Attempt) -> Evidence:
+    """Return the recorded circumstances of an ended attempt's measurements.
+
+    ``usable_cores`` and ``taken_cores`` are means over the run; ``overlap_ratio`` is the largest
+    share of the run during which another job used one of its devices.
+    """
+    record: Mapping[str, Any] = attempt.exit_record or {}
+    conditions = record.get("conditions") or {}
+    names = (
+        *("usable_cores", "taken_cores", "heat_throttled_ratio"),
+        *("clock_jump_seconds", "suspended_seconds"),
+    )
+    evidence = {name: conditions[name] for name in names if conditions.get(name) is not None}
+    allocations = Allocation.objects.filter(attempt=attempt).select_related("device")
+    devices = [each.device for each in allocations]
+    evidence["has_gpus"] = any(device.kind == "gpu" for device in devices)
+    uuids = {device.uuid for device in devices}
+    gpus = [gpu for gpu in record.get("gpus") or () if gpu.get("uuid") in uuids]
+    evidence["foreign_pids"] = [pid for gpu in gpus for pid in gpu.get("foreign_pids") or ()]
+    evidence["slowed_by"] = sorted({why for gpu in gpus for why in gpu.get("slowed_by") or ()})
+    if job.kind in STEPPED and job.progress_unit == "steps" and job.progress_done is not None:
+        evidence["steps"] = int(job.progress_done)
+    if job.kind in WRITING and isinstance(tokens := job.spec.get("output_tokens"), int):
+        evidence["tokens"] = tokens
+    overlap, name = _overlap(job, attempt)
+    return evidence | {"overlap_ratio": overlap, "overlap_job": name}
+
+
+def _overlap(job: Job, attempt: Attempt) -> tuple[float, str]:
+    """Return the largest share of a run that another job used one of its devices, and its name.
+
+    The same device may be reported by two hosts: two agents on one machine.
+    """
+    start, end = attempt.started_at, attempt.ended_at or now()
+    if start is None or end <= start:
+        return 0.0, ""
+    allocations = Allocation.objects.filter(attempt=attempt)
+    hardware = [each for each in allocations.values_list("device__hardware", flat=True) if each]
+    same = Q(device__in=allocations.values("device")) | Q(device__hardware__in=hardware)
+    others = Allocation.objects.filter(same, taken_at__lt=end).exclude(attempt__job=job)
+    others = others.filter(Q(released_at=None) | Q(released_at__gt=start))
+    worst = max(
+        (
+            (_overlap_ratio(each.attempt, start, end), each.attempt.job.name)
+            for each in others_of(others)
+        ),
+        default=(0.0, ""),
+    )
+    return worst if worst[0] > 0 else (0.0, "")
+
+
+def others_of(rows: Any) -> Iterator[Allocation]:  # noqa: ANN401 -- a QuerySet of Allocation
+    """Yield allocations of attempts that started, with their jobs."""
+    yield from rows.filter(attempt__started_at__isnull=False).select_related("attempt__job")
+
+
+def _overlap_ratio(other: Attempt, start: datetime, end: datetime) -> float:
+    began, ended = max(other.started_at or end, start), min(other.ended_at or end, end)
+    return max(0.0, (ended - began) / (end - start))
+
+
+def invalid_reason(metric: str, evidence: Mapping[str, Any]) -> str:
+    """Return why a figure is invalid, as one sentence; "" if it is valid."""
+    if metric.endswith("bytes"):
+        return ""
+    return next(_reasons(metric, evidence), "")
+
+
+def _reasons(metric: str, evidence: Mapping[str, Any]) -> Iterator[str]:
+    yield from _load(evidence)
+    yield from _devices(evidence)
+    yield from _clocks(evidence)
+    yield from _too_few(metric, evidence)
+
+
+def _load(evidence: Mapping[str, Any]) -> Iterator[str]:
+    usable_cores, taken_cores = evidence.get("usable_cores"), evidence.get("taken_cores")
+    most = MOST_TAKEN_WITH_GPU if evidence.get("has_gpus") else MOST_TAKEN
+    if usable_cores and taken_cores is not None and taken_cores / usable_cores > most:
+        cores = f"{taken_cores:.1f} of the {usable_cores:g} cores"
+        yield f"Other programs took {cores} in the mean of the run; {percent(most)} may be taken."
+    overlap = evidence.get("overlap_ratio") or 0.0
+    if overlap > MOST_OVERLAP:
+        yield (
+            f"{evidence.get('overlap_job') or 'Another job'} ran on the same device for "
+            f"{percent(overlap)} of the time."
+        )
+
+
+def _devices(evidence: Mapping[str, Any]) -> Iterator[str]:
+    if pids := evidence.get("foreign_pids"):
+        named = ", ".join(map(str, pids[:3]))
+        yield f"Another program used its GPU when it ended (process {named})."
+    heat = evidence.get("heat_throttled_ratio") or 0.0
+    if heat > MOST_HEAT:
+        yield f"Heat slowed the processor for {percent(heat)} of the time."
+    if reasons := evidence.get("slowed_by"):
+        yield f"Its GPU was slowed when it ended: {', '.join(reasons)}."
+
+
+def _clocks(evidence: Mapping[str, Any]) -> Iterator[str]:
+    jump, slept = (
+        evidence.get("clock_jump_seconds") or 0.0,
+        evidence.get("suspended_seconds") or 0.0,
+    )
+    if jump > MOST_SECONDS_OFF:
+        yield f"The host's clock was set by {clock(jump)} during the run."
+    if slept > MOST_SECONDS_OFF:
+        yield f"The host slept for {clock(slept)} during the run."
+
+
+def _too_few(metric: str, evidence: Mapping[str, Any]) -> Iterator[str]:
+    steps, tokens = evidence.get("steps"), evidence.get("tokens")
+    if steps is not None and steps < LEAST_STEPS:
+        yield f"It saw {steps} step{'' if steps == 1 else 's'}; {LEAST_STEPS} are needed."
+    if tokens is not None and tokens < LEAST_TOKENS and not metric.endswith("ttft_seconds"):
+        yield f"It wrote {tokens} tokens to each prompt; {LEAST_TOKENS} are needed."

@@ -1,0 +1,213 @@
+"""Store plans: drafts are mutable, saved versions are not.
+
+Every write requires the revision that the writer read, and that the row is still a draft, so
+that two tabs or two people cannot overwrite each other.
+"""
+
+import copy
+from typing import Any
+
+from django.contrib.auth.models import User
+from django.db import IntegrityError, transaction
+from django.db.models import F, Max, Q
+
+from webapp.core.clock import now
+from webapp.core.problems import ConflictProblem
+from webapp.core.stale import changed_words
+from webapp.plans.models import Plan, PlanState
+from webapp.plans.naming import follow_content, is_named, title_of
+from webapp.plans.verdict import stored_state
+
+NAME_LENGTH = 120
+TRIES = 5
+# Draft keys outside the question: origin and launch form.
+BESIDES = frozenset({"is_touched", "preset", "launch"})
+ANSWERED = ("request", "answer", "is_brief", "computed_at")
+
+
+class PlanChangedError(ConflictProblem):
+    """Another write came first, or the plan is saved; the row is unchanged."""
+
+    def __init__(self, plan: Plan, reader: str = "") -> None:
+        current = Plan.objects.filter(pk=plan.pk).first()
+        super().__init__("plan_changed", _refusal(current, reader))
+
+
+def _refusal(current: Plan | None, reader: str) -> str:
+    if current is None:
+        return "This draft was deleted since you opened this page. Begin a new plan."
+    if not current.is_draft:
+        change = changed_words("This draft was saved as a plan; it was last", *_last(current))
+        return f"{change} A saved plan stays as it is: choose Edit for a draft of it."
+    change = changed_words("This draft was", *_last(current), reader=reader)
+    return f"{change} Your change was not saved. Review the new version."
+
+
+def _last(plan: Plan) -> tuple[str, Any]:
+    """Return the last writer of a plan, and the time."""
+    latest: dict[str, str] = max(
+        plan.edits.values(), key=lambda each: each.get("at", ""), default={}
+    )
+    return str(latest.get("by", "")), plan.saved_at
+
+
+def content_of(plan: Plan) -> dict[str, Any]:
+    """Return the content of a draft's question; of the workloads, only its goal's."""
+    content = {name: value for name, value in plan.draft.items() if name not in BESIDES}
+    goal = (content.get("goal") or {}).get("goal")
+    workload = content.get("workload")
+    if isinstance(workload, dict) and goal in workload:
+        content["workload"] = {goal: workload[goal]}
+    return content
+
+
+# Drafts
+
+
+def draft_write(plan: Plan) -> None:
+    """Store a draft with its name, question and answer as the next revision.
+
+    Raises:
+        PlanChangedError: somebody wrote it since it was read, or it is saved.
+    """
+    follow_content(plan)
+    fields = {"name": plan.name, "draft": plan.draft, "edits": plan.edits, "saved_at": now()}
+    fields |= {name: getattr(plan, name) for name in ANSWERED}
+    unchanged = Plan.objects.filter(
+        pk=plan.pk, state=PlanState.DRAFT, revision=plan.revision, deleted_at=None
+    )
+    if not unchanged.update(revision=F("revision") + 1, **fields):
+        raise PlanChangedError(plan)
+    plan.saved_at = fields["saved_at"]
+    plan.revision += 1
+
+
+def answer_write(plan: Plan) -> None:
+    """Store the answer of a plan that had none or only a brief one.
+
+    If the draft changed meanwhile, nothing is stored.
+    """
+    fields = {name: getattr(plan, name) for name in ANSWERED} | {"verdict": _listed_verdict(plan)}
+    lacking = Q(answer={}) | Q(is_brief=True)
+    Plan.objects.filter(lacking, pk=plan.pk, revision=plan.revision).update(**fields)
+
+
+def draft_of(plan: Plan, owner: User, *, is_untouched: bool = False) -> Plan:
+    """Return a person's open draft of a saved version, or a new one.
+
+    With ``is_untouched`` only an unmodified draft is reused.
+    """
+    drafts = Plan.objects.filter(base=plan, owner=owner, state=PlanState.DRAFT, deleted_at=None)
+    drafts = drafts.exclude(draft__has_key="launch")
+    if is_untouched:
+        drafts = drafts.filter(revision=0)
+    return drafts.order_by("-saved_at").first() or draft_begun_from(plan, owner)
+
+
+def draft_begun_from(plan: Plan, owner: User, **fields: Any) -> Plan:
+    """Return a new draft with the content of a version or draft."""
+    named = is_named(plan)
+    copied = {
+        "team": plan.team,
+        "owner": owner,
+        "base": None if plan.is_draft else plan,
+        "name": plan.name if named else title_of(plan),
+        "is_named": named,
+        "draft": copy.deepcopy(plan.draft),
+        "edits": copy.deepcopy(plan.edits),
+        **{name: copy.deepcopy(getattr(plan, name)) for name in ANSWERED},
+    }
+    return Plan.objects.create(**{**copied, **fields})
+
+
+# Versions
+
+
+def is_unchanged(plan: Plan) -> bool:
+    """Return whether a draft has the same question as its base version."""
+    base = plan.base
+    if base is None or base.deleted_at is not None:
+        return False
+    is_same = content_of(plan) == content_of(base)
+    return is_same and (not plan.request or _answered(plan) == _answered(base))
+
+
+def _answered(plan: Plan) -> tuple[Any, Any]:
+    """Return the question and the best plan: brief answers contain no more."""
+    return plan.request, (plan.answer.get("plans") or [])[:1]
+
+
+def version_save(plan: Plan, *, name: str = "", by: str = "", as_new: bool = False) -> Plan:
+    """Save a draft as the next version of its base plan, or as a separate plan.
+
+    A draft with the same question as its base is not saved: the base is returned. A saved plan is
+    returned unchanged. ``name`` is a person's, "" keeps the current name.
+
+    Raises:
+        PlanChangedError: somebody wrote the draft since it was read.
+    """
+    if not plan.is_draft:
+        return plan
+    if name:
+        plan.name, plan.is_named = name[:NAME_LENGTH], True
+    elif not plan.name:
+        plan.name, plan.is_named = title_of(plan), False
+    else:
+        follow_content(plan)
+    base = None if as_new else plan.base
+    if base is not None and is_unchanged(plan) and plan.name == base.name:
+        return base
+    plan.draft = {key: value for key, value in plan.draft.items() if key != "launch"}
+    for _ in range(TRIES):
+        try:
+            return _save_next(plan, base, by)
+        except IntegrityError:  # another draft took that version number meanwhile
+            continue
+    raise PlanChangedError(plan)
+
+
+def _save_next(plan: Plan, base: Plan | None, by: str) -> Plan:
+    with transaction.atomic():
+        series, version = plan.pk, 1
+        if base is not None and base.series and base.deleted_at is None:
+            series = base.series
+            others = Plan.objects.filter(series=series)
+            version = (others.aggregate(last=Max("version"))["last"] or 0) + 1
+            others.update(is_latest=False)
+        unsaved = Plan.objects.filter(pk=plan.pk, state=PlanState.DRAFT, revision=plan.revision)
+        fields: dict[str, Any] = {
+            "name": plan.name,
+            "is_named": plan.is_named,
+            "draft": plan.draft,
+            "state": PlanState.COMPUTED,
+            "verdict": _listed_verdict(plan, is_saved=True),
+            "series": series,
+            "version": version,
+            "is_latest": True,
+            "saved_by": by,
+            "saved_at": now(),
+        }
+        if not unsaved.update(**fields):
+            raise PlanChangedError(plan)
+    for field, value in fields.items():
+        setattr(plan, field, value)
+    return plan
+
+
+def _listed_verdict(plan: Plan, *, is_saved: bool = False) -> str:
+    """Return the verdict of a saved version for lists; "" for drafts, whose verdict changes."""
+    if plan.is_draft and not is_saved:
+        return ""
+    return stored_state(plan.answer, plan.draft) if plan.answer else "incomplete"
+
+
+def plan_remove(plan: Plan) -> None:
+    """Delete a draft, or all versions of a plan; versions with jobs are only hidden."""
+    if plan.is_draft:
+        plan.delete()
+        return
+    versions = Plan.objects.filter(series=plan.series)
+    used = list(versions.filter(jobs__isnull=False).values_list("pk", flat=True).distinct())
+    with transaction.atomic():
+        versions.filter(pk__in=used).update(deleted_at=now())
+        versions.exclude(pk__in=used).delete()
