@@ -9,12 +9,13 @@ from typing import Literal, NamedTuple
 
 Level = Literal["planned", "runs", "proven"]
 OWN = "own code"
-_COMPRESS = "tests/runners/jobs/compress"
-_GENERATE = "tests/runners/jobs/generate"
+_COMPRESS = "tests/system/jobs/compress"
+_UNIT_TESTS = "tests/runners/jobs"
+_GENERATE = "tests/system/jobs/generate"
 _TECHNIQUES = f"{_GENERATE}/test_techniques.py"
-_TRAIN = "tests/runners/jobs/train"
-_SERVE = "tests/runners/jobs/serve"
-_EQUALITY = "tests/runners/jobs/train/test_equality.py"
+_TRAIN = "tests/system/jobs/train"
+_SERVE = "tests/system/jobs/serve"
+_EQUALITY = "tests/system/jobs/train/test_equality.py"
 _LEARNS_THE_SAME = f"{_EQUALITY}::test_a_layout_learns_what_one_process_learns"
 _RELOADS = (
     f"{_COMPRESS}/test_layerwise_job.py::"
@@ -64,7 +65,7 @@ ABILITIES: dict[str, Ability] = {
     "elastic_training": Ability(
         "train",
         "torch",
-        "tests/namespaces/test_three_hosts.py::test_the_others_go_on_from_the_last_checkpoint",
+        "tests/system/namespaces/test_three_hosts.py::test_the_others_go_on_from_the_last_checkpoint",
     ),
     **dict.fromkeys(
         ("expert_parallel", "colossal_ai", "collie"), Ability("train", OWN, _LEARNS_THE_SAME)
@@ -107,7 +108,7 @@ ABILITIES: dict[str, Ability] = {
     "fp16_bf16": Ability(
         "train",
         "torch",
-        "tests/runners/jobs/train/test_train_job.py::"
+        "tests/system/jobs/train/test_train_job.py::"
         "test_the_published_model_reads_text_as_the_result_says",
     ),
     "int8_weight_only": Ability(
@@ -133,7 +134,7 @@ ABILITIES: dict[str, Ability] = {
     "norm_tweaking": Ability(
         "compress",
         OWN,
-        f"{_COMPRESS}/test_tweaking_norms.py::"
+        f"{_UNIT_TESTS}/compress/test_tweaking_norms.py::"
         "test_norms_bring_the_outputs_distribution_nearer_to_that_before",
     ),
     "finequant": Ability("compress", OWN, _RELOADS),
@@ -249,13 +250,13 @@ ABILITIES: dict[str, Ability] = {
     "energy_cost": Ability(
         "generate",
         OWN,
-        "tests/runners/jobs/test_energy.py::"
+        "tests/system/jobs/test_energy.py::"
         "test_a_job_says_how_many_joules_its_tokens_took_by_the_hosts_counter",
     ),
     "nlp_fast": Ability(
         "benchmark",
         "torch",
-        "tests/runners/jobs/test_profiling.py::"
+        "tests/system/jobs/test_profiling.py::"
         "test_a_benchmark_leaves_the_operators_of_both_phases",
     ),
     "pets": Ability(
@@ -267,7 +268,7 @@ ABILITIES: dict[str, Ability] = {
     "lora": Ability(
         "train",
         "peft",
-        "tests/runners/jobs/train/test_adapter_training.py::"
+        "tests/system/jobs/train/test_adapter_training.py::"
         "test_peft_opens_the_adapter_and_answers_as_the_merged_model",
     ),
     **dict.fromkeys(
@@ -286,11 +287,13 @@ ABILITIES: dict[str, Ability] = {
     "gradient_checkpointing": Ability(
         "train",
         "torch",
-        f"{_TRAIN}/test_activations.py::"
+        f"{_UNIT_TESTS}/train/test_activations.py::"
         "test_whatever_is_kept_the_gradients_are_the_same_to_the_bit",
     ),
     "swapadvisor": Ability(
-        "train", OWN, f"{_TRAIN}/test_activations.py::test_on_disk_activations_take_little_memory"
+        "train",
+        OWN,
+        f"{_UNIT_TESTS}/train/test_activations.py::test_on_disk_activations_take_little_memory",
     ),
     **{
         key: Ability("train", library, f"{_TRAIN}/test_optimizers.py::{test}")
@@ -317,10 +320,13 @@ ABILITIES: dict[str, Ability] = {
     "alphatuning": Ability(
         "train",
         OWN,
-        f"{_TRAIN}/test_quantized.py::test_alphatuning_trains_a_scale_for_each_group_alone",
+        f"{_UNIT_TESTS}/train/test_quantized.py::"
+        "test_alphatuning_trains_a_scale_for_each_group_alone",
     ),
     "quantization_aware_training": Ability(
-        "train", OWN, f"{_TRAIN}/test_quantized.py::test_the_plain_weights_lie_on_the_grid"
+        "train",
+        OWN,
+        f"{_UNIT_TESTS}/train/test_quantized.py::test_the_plain_weights_lie_on_the_grid",
     ),
     "lightseq2": Ability(
         "train",
@@ -330,12 +336,12 @@ ABILITIES: dict[str, Ability] = {
     "growlength": Ability(
         "train",
         OWN,
-        f"{_TRAIN}/test_growing.py::test_each_step_has_as_many_tokens_in_longer_and_longer_rows",
+        f"{_UNIT_TESTS}/train/test_growing.py::test_each_step_has_as_many_tokens_in_longer_and_longer_rows",
     ),
     "mixed_precision": Ability(
         "train",
         "torch",
-        f"{_TRAIN}/test_guard.py::test_a_training_in_fp16_learns_and_ends_with_unscaled_gradients",
+        f"{_UNIT_TESTS}/train/test_guard.py::test_a_training_in_fp16_learns_and_ends_with_unscaled_gradients",
     ),
     "cramming": Ability(
         "train", OWN, "tests/runners/jobs/train/test_trainer.py::test_it_ends_when_the_time_is_up"

@@ -13,10 +13,9 @@ settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fresh"))
 
 pytest_plugins = [
-    "tests.plugins.changed",
-    "tests.plugins.chromium",
     "tests.plugins.extent",
-    "tests.plugins.lanes",
-    "tests.plugins.measure",
+    "tests.plugins.order",
+    "tests.plugins.packages",
     "tests.plugins.soak",
+    "tests.plugins.unstable",
 ]

@@ -6,6 +6,7 @@ worker, the ticker and the host's agent are the ones that a user runs.
 """
 
 import contextlib
+import fcntl
 import http.client
 import json
 import os
@@ -16,6 +17,7 @@ import socket
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.parse
 from collections.abc import Callable
@@ -58,21 +60,34 @@ MAKE_TOKEN = """
 from webapp.hosts.services import token_create
 print(token_create(team=team, by=None, name="This machine", pool="default")[1])
 """
-MIGRATED = "SLIPWAY_TEST_MIGRATED"  # names the folder of databases that the test run has migrated
+MIGRATE = """
+from django.conf import settings
+from django.core.management import call_command
+for alias in settings.DATABASES:
+    call_command("migrate", database=alias, verbosity=0)
+"""
+
+
+def of_run(name: str) -> Path:
+    """Return a path in the run's temporary folder, the same for all its processes."""
+    return Path(tempfile.gettempdir()) / name
 
 
 def copy_migrated(folder: Path) -> None:
-    """Let a product begin with migrated databases, so that `prepare` has little to do."""
-    if made := os.environ.get(MIGRATED):
-        folder.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(Path(made) / "default", folder / "slipway.sqlite3")
-        shutil.copyfile(Path(made) / "metrics", folder / "metrics.sqlite3")
-
-
-def measured_before() -> Path | None:
-    """Return where a test run keeps what its first product measured of this machine."""
-    made = os.environ.get(MIGRATED)
-    return Path(made).parent / "measured.json" if made else None
+    """Let a product begin with databases that this run has migrated once."""
+    made = of_run("migrated")
+    with of_run("migrated.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not made.exists():
+            unfinished = of_run("migrating")
+            variables = os.environ | {"SLIPWAY_DATA_DIR": str(unfinished)}
+            variables.pop("DATABASE_URL", None)
+            command = [sys.executable, "manage.py", "shell", "-c", MIGRATE]
+            subprocess.run(command, cwd=ROOT, env=variables, check=True, capture_output=True)
+            unfinished.rename(made)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ("slipway.sqlite3", "metrics.sqlite3"):
+        shutil.copyfile(made / name, folder / name)
 
 
 class StackError(Exception):
@@ -165,8 +180,8 @@ class Stack:
 
     def take_measurement(self) -> None:
         """Spare new hosts their micro-benchmark where a product of the run has made it."""
-        kept = measured_before()
-        if kept and kept.exists():
+        kept = of_run("measured.json")
+        if kept.exists():
             with contextlib.closing(self._database()) as rows, rows:
                 rows.execute(
                     "update hosts_host set microbench = ? where microbench = '{}'",
@@ -174,8 +189,8 @@ class Stack:
                 )
 
     def _keep_measurement(self) -> None:
-        kept = measured_before()
-        if kept and not kept.exists():
+        kept = of_run("measured.json")
+        if not kept.exists():
             with contextlib.closing(self._database()) as rows:
                 (found,) = rows.execute("select microbench from hosts_host").fetchone()
             unfinished = kept.with_suffix(f".{os.getpid()}")
@@ -273,13 +288,13 @@ class Stack:
 class ApiClient:
     """What a script does with the product: log in, read pages and JSON, press buttons."""
 
-    def __init__(self, port: int, name: str) -> None:
+    def __init__(self, port: int, name: str, password: str = PASSWORD) -> None:
         """Log in as ``name``."""
         self.port = port
         self.cookies: dict[str, str] = {}
         self.csrf_token = ""  # of the last page with a form
         self.get("/login/")
-        status, _ = self.post("/login/", {"username": name, "password": PASSWORD})
+        status, _ = self.post("/login/", {"username": name, "password": password})
         if status not in {302, 303}:
             raise StackError(f"{name} could not log in: status {status}")
         self.get("/settings/sessions/")  # logging in made a new token

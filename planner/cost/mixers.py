@@ -60,7 +60,7 @@ def key_value_parameters(
     },
     source="DeepSeek-V2, arXiv:2405.04434, section 2.1 and appendix C",
 )
-def latent_parameters(  # noqa: PLR0913 - one argument per symbol of the equation
+def latent_parameters(
     *,
     hidden_size: Quantity,
     query_rank: Quantity,

@@ -111,7 +111,7 @@ def prompts_waited_for(
     },
     source=f"{BATCHING}; s = 3/2: half a running step passes, the own prefill shares its step",
 )
-def time_to_first_token(  # noqa: PLR0913 - one argument per symbol of the equation
+def time_to_first_token(
     *,
     prefill_s: Quantity,
     prompts_before: Quantity,

@@ -28,7 +28,7 @@ from planner.specs.model import ModelSpec
     },
     source="Megatron-LM, Shoeybi et al. 2019, arXiv:1909.08053",
 )
-def linear_parameters_per_rank(  # noqa: PLR0913 - one argument per symbol of the equation
+def linear_parameters_per_rank(
     *,
     split: Quantity,
     key_value: Quantity,
@@ -60,7 +60,7 @@ def linear_parameters_per_rank(  # noqa: PLR0913 - one argument per symbol of th
         "vocabulary_bytes_per_element": "B_v",
     },
 )
-def weight_bytes(  # noqa: PLR0913 - one argument per symbol of the equation
+def weight_bytes(
     *,
     linear: Quantity,
     small: Quantity,

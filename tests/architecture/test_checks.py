@@ -4,8 +4,7 @@ import subprocess
 
 import pytest
 
-from webapp.boot import census
-from webapp.boot.suite import quiet_environment
+from webapp.boot.suite import ROOT, quiet_environment
 
 CODE = ["manage.py", "planner", "runners", "webapp", "tests"]
 CHECKS = {
@@ -22,7 +21,7 @@ CHECKS = {
 def test_a_check_is_clean(name):
     done = subprocess.run(
         CHECKS[name],
-        cwd=census.ROOT,
+        cwd=ROOT,
         env=quiet_environment(),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

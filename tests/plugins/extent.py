@@ -20,7 +20,7 @@ _nightly: list[bool] = []  # filled before test modules are imported
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Take the option."""
-    parser.getgroup("lanes").addoption(
+    parser.addoption(
         "--nightly", action="store_true", help="run every combination, and 500 examples"
     )
 

@@ -18,8 +18,8 @@ from runners.__main__ import main
 from runners.config import HostDir
 from runners.jobspec import DrillSpec
 from runners.supervision import record
-from tests.runners.jobs.harness import PROJECT
 from tests.runners.tools import ids_of, wait_for
+from tests.system.jobs.harness import PROJECT
 
 A1, _ = ids_of(__name__)
 

@@ -10,7 +10,7 @@ from runners.jobs.evaluation import evaluate, perplexity_ratio
 from runners.jobs.loading import fresh_model, ready
 from runners.jobs.memory import tensor_bytes
 from runners.weights_bench import BETTER, NAMES, of_perplexity, of_rows
-from tests.runners.jobs.harness import TINY_CONFIG
+from tests.runners.jobs.tiny import TINY_CONFIG
 
 
 @pytest.fixture

@@ -114,7 +114,7 @@ class Ticket(Schema):
 
 
 @router.get("/jobs/{job_id}/series", response={200: JobSeries, **REFUSALS})
-def series(  # noqa: PLR0913, PLR0917 (each is a query parameter)
+def series(
     request: HttpRequest,
     job_id: str,
     metrics: str,

@@ -16,7 +16,7 @@ BOOT_COMMANDS = {
 }
 # Commands that work without the database, or must work with one of a newer version.
 WITHOUT_SCHEMA = {
-    *("backup", "restore", "doctor", "help", "version", "check", "makemigrations", "house"),
+    *("backup", "restore", "doctor", "help", "version", "check", "makemigrations"),
     *("showmigrations", "collectstatic", "vendor", "dbshell", "techniques", "bench", "test"),
 }
 

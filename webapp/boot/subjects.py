@@ -1,4 +1,4 @@
-"""The rule for commit subjects, used by the hook and by the test of the history."""
+"""The rule for commit subjects, used by the commit-msg hook."""
 
 import re
 import sys

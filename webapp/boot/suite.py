@@ -1,8 +1,10 @@
-"""``manage.py test``: run the test suite, which includes the code checks.
+"""``manage.py test``: the gate, one part of the tests, or all of them.
 
-Without arguments, all tests run in lanes (``tests/plugins/lanes.py``). ``--nightly``,
-``--changed [COMMIT]`` and ``--mutants`` must come first; all other arguments are passed to pytest
-unchanged. Failed tests are not retried.
+Without arguments it runs the gate: the checks (``tests/architecture/test_checks.py``), every test
+outside ``tests/system``, and the journey of a new user through the real product. ``--all`` adds
+the rest of ``tests/system``, ``--nightly`` also every combination and the soaks. ``--mutants``
+must come first too; all other arguments are passed to pytest unchanged. Failed tests are not
+retried.
 """
 
 import os
@@ -13,37 +15,26 @@ from pathlib import Path
 from webapp.boot import environment
 
 ROOT = Path(__file__).resolve().parents[2]
-WHOLE_SUITE = ("--lanes", "-q")
+JOURNEY = "tests/system/test_journey.py"
+GATE = ("tests/architecture", "tests/planner", "tests/runners", "tests/webapp", JOURNEY)
+TWO_WORKERS = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
+OPTIONS = (*TWO_WORKERS, "-q", "--durations=10")
 
 
 def main(arguments: list[str]) -> int:
     """Run the tests; return 0 if all passed."""
     environment.ensure(["test", *arguments], with_tests=True)
-    if arguments[:1] == ["--mutants"]:
-        return run_module("tests.mutants.tool", *arguments[1:])
-    if arguments[:1] == ["--nightly"]:
-        arguments = [*arguments, *WHOLE_SUITE]
-    if arguments[:1] == ["--changed"]:
-        since, *more = arguments[1:] or [changed_since()]
-        arguments = ["--changed-since", since, *WHOLE_SUITE, *more]
-    return run_module("pytest", *(arguments or WHOLE_SUITE))
-
-
-def changed_since() -> str:
-    """Return the commit from which the current work began.
-
-    That is the merge base with the upstream branch; without one, HEAD if files have changed since,
-    else HEAD~1.
-    """
-    if upstream := _git("merge-base", "HEAD", "@{upstream}"):
-        return upstream
-    return "HEAD" if _git("status", "--porcelain") else "HEAD~1"
-
-
-def _git(*words: str) -> str:
-    """Return the output of git, or "" if it fails."""
-    done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False)
-    return done.stdout.strip() if done.returncode == 0 else ""
+    match arguments:
+        case []:
+            return run_module("pytest", *OPTIONS, "--gate", *GATE)
+        case ["--all", *more]:
+            return run_module("pytest", *OPTIONS, *more)
+        case ["--nightly", *more]:
+            return run_module("pytest", *OPTIONS, "--nightly", *more)
+        case ["--mutants", *more]:
+            return run_module("tests.mutants.tool", *more)
+        case _:
+            return run_module("pytest", *arguments)
 
 
 def run_module(name: str, *arguments: str) -> int:

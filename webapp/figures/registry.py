@@ -52,7 +52,7 @@ class FigureDefinition:
         return self.takings.get(kind, self.default)
 
 
-def _figure(  # noqa: PLR0913 (each is a field of the definition)
+def _figure(
     name: str,
     label: str,
     unit: str,

@@ -67,7 +67,7 @@ def sources_of(to: JobState) -> frozenset[JobState]:
     return frozenset(source for source, targets in ALLOWED.items() if to in targets)
 
 
-def transition(  # noqa: PLR0913 (keyword-only: what an event records)
+def transition(
     job: Job,
     to: JobState,
     *,

@@ -93,7 +93,7 @@ class Launch(NamedTuple):
         return f"{self.pool.name} ({f'{count} hosts' if count > 1 else 'one host'})"
 
 
-def plan_launch(  # noqa: PLR0913 (keyword-only: each is a choice of the launch form)
+def plan_launch(
     *,
     plan: Plan,
     by: User,

@@ -1,4 +1,4 @@
-"""One host and one tiny trained model for all job tests; torch gets a single thread."""
+"""A host folder and the parts of a job, for tests that start no job process."""
 
 import os
 import threading
@@ -9,9 +9,9 @@ import torch
 
 from runners.jobs.events import Emitter
 from runners.jobs.runtime import Job
-from runners.jobspec import ArtefactModel, CompressSpec, JobSpec
+from runners.jobspec import JobSpec
 from runners.messages import RunRequest
-from tests.runners.jobs.harness import SHORT, Finished, Host, tiny_training
+from tests.system.jobs.harness import Host
 
 torch.set_num_threads(1)
 os.environ["TOKENIZERS_PARALLELISM"] = "false"  # its threads would not survive our forks
@@ -32,29 +32,6 @@ def drawn_alike() -> None:
 @pytest.fixture(scope="session")
 def host(tmp_path_factory: pytest.TempPathFactory) -> Host:
     return Host(tmp_path_factory.mktemp("jobs") / "host")
-
-
-@pytest.fixture(scope="session")
-def trained(host: Host) -> Finished:
-    return host.run_once("trained", tiny_training())
-
-
-@pytest.fixture(scope="session")
-def trained_model(trained: Finished) -> ArtefactModel:
-    assert trained.returncode == 0, trained.stderr
-    return ArtefactModel(attempt_id="trained")
-
-
-@pytest.fixture(scope="session")
-def int8(host: Host, trained_model: ArtefactModel) -> Finished:
-    spec = CompressSpec(model=trained_model, method="int8", **SHORT)
-    return host.run_once("int8", spec)
-
-
-@pytest.fixture(scope="session")
-def int4(host: Host, trained_model: ArtefactModel) -> Finished:
-    spec = CompressSpec(model=trained_model, method="nf4", **SHORT)
-    return host.run_once("int4", spec)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from runners.jobs.loading import fresh_model, load_folder
 from runners.jobs.runtime import BadInputError, MissingModelError
 from runners.jobspec import DemoModel, FolderModel
 from tests.runners.jobs.adapter_making import CPU, make_adapter
-from tests.runners.jobs.harness import TINY_CONFIG
+from tests.runners.jobs.tiny import TINY_CONFIG
 
 WEIGHTS = "adapter_model.safetensors"
 CONFIG = "adapter_config.json"

@@ -6,7 +6,7 @@ import pytest
 
 from runners.jobs.artefacts import card_text, describe_folder, publish_model, weight_file_bytes
 from runners.jobs.events import read_events
-from tests.runners.jobs.harness import tiny_training
+from tests.runners.jobs.tiny import tiny_training
 
 
 @pytest.fixture

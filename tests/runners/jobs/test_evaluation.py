@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from runners.jobs.evaluation import Perplexity, evaluate, perplexity_ratio, segment_starts
 from runners.jobs.loading import fresh_model
-from tests.runners.jobs.harness import TINY_CONFIG
+from tests.runners.jobs.tiny import TINY_CONFIG
 
 
 @pytest.fixture

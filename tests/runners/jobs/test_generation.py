@@ -5,7 +5,7 @@ import torch
 
 from runners.jobs.generation import Repetition, Speed, Workload, measure_speed, random_prompt
 from runners.jobs.loading import fresh_model
-from tests.runners.jobs.harness import TINY_CONFIG
+from tests.runners.jobs.tiny import TINY_CONFIG
 
 LOAD = Workload(batch_size=2, prompt_tokens=8, output_tokens=5, seed=1)
 

@@ -6,7 +6,7 @@ import torch
 from runners.jobs import restarts
 from runners.jobs.runtime import BadInputError, MissingModelError, run_job
 from runners.jobs.train.guard import DivergedError
-from tests.runners.jobs.harness import tiny_training
+from tests.runners.jobs.tiny import tiny_training
 
 
 @pytest.mark.parametrize(

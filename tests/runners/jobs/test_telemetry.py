@@ -7,7 +7,7 @@ import torch
 
 from runners.jobs import nvml, telemetry
 from runners.jobs.events import read_events
-from tests.runners.jobs.harness import tiny_training
+from tests.runners.jobs.tiny import tiny_training
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import pytest
 
 from runners.adapter_options import LoraOptions
 from runners.jobs.tuning_bench import fitting_ratios, held, ratios
-from tests.runners.jobs.harness import TINY
+from tests.runners.jobs.tiny import TINY
 
 
 def test_an_adapter_trains_and_holds_far_less_than_the_whole_model():

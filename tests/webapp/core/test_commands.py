@@ -8,7 +8,6 @@ from django.contrib.auth.models import User
 from django.core.management import CommandError, call_command
 
 from webapp.accounts.models import Team
-from webapp.boot.census import take
 from webapp.core.management.commands import doctor
 from webapp.core.management.commands.bench import BENCHES
 from webapp.hosts.models import EnrolmentToken
@@ -142,8 +141,3 @@ def test_a_bench_that_is_none_is_refused_with_the_names():
 
 def test_the_vendored_files_are_those_of_the_lock():
     assert "Every vendored file" in said("vendor", "--check")
-
-
-def test_the_house_counts_every_file():
-    assert said("house").count("\n") >= 5
-    assert take()

@@ -1,7 +1,7 @@
 """No address, query or form is a fault of the server: on every address, with every field it reads.
 
 The addresses come from the URL configuration (``RULES`` is held equal to it); the fields that a
-page knows are those that it asks its query or form for. ``tests/faults`` runs this file on
+page knows are those that it asks its query or form for. ``tests/system/faults`` runs this file on
 PostgreSQL, which keeps less than SQLite does.
 """
 

@@ -1,5 +1,5 @@
 """Which index answers which page's question: in its order and without a wide row, on SQLite and
-on PostgreSQL (``tests/faults/test_history_on_postgres.py`` runs this there).
+on PostgreSQL (``tests/system/faults/test_history_on_postgres.py`` runs this there).
 """
 
 from datetime import timedelta

@@ -8,8 +8,8 @@ from runners.doorbell import DoorbellChild
 from runners.messages import Doorbell
 from runners.redis_address import pong_key
 from tests.runners.tools import wait_for
+from tests.system.webapp.test_closed_worker import host, host_dir  # noqa: F401 - fixtures
 from tests.webapp.conftest import make_beat, make_facts
-from tests.webapp.hosts.test_closed_worker import host, host_dir  # noqa: F401 - fixtures
 from webapp.core import broker
 from webapp.hosts.findings import checks_update
 from webapp.hosts.heartbeats import host_beat

@@ -12,15 +12,16 @@ from runners.abilities import ABILITIES, Level
 from runners.ratios import KeptRatio
 
 RAW = Path(__file__).parent / "data" / "ratios.jsonl"
-_DIRECTIONS = "tests/runners/jobs/generate/test_directions.py"
-_COMPRESS = "tests/runners/jobs/compress"
+_DIRECTIONS = "tests/system/jobs/generate/test_directions.py"
+_COMPRESS = "tests/system/jobs/compress"
+_UNIT_TESTS = "tests/runners/jobs"
 _ADAPTER = (
     "tests/runners/jobs/test_tuning_bench.py::"
     "test_an_adapter_trains_and_holds_far_less_than_the_whole_model"
 )
-_PACE = "tests/runners/jobs/test_training_pace_bench.py"
+_PACE = "tests/system/jobs/test_training_pace_bench.py"
 _POLICY = (
-    "tests/runners/jobs/generate/test_policy.py::"
+    "tests/system/jobs/generate/test_policy.py::"
     "test_each_layer_comes_once_a_pass_however_many_micro_batches_it_serves"
 )
 _FITTING = "tests/runners/jobs/test_tuning_bench.py::test_what_makes_training_fit_holds_less"
@@ -98,20 +99,20 @@ PROOFS: dict[str, tuple[Proof, ...]] = {
         Proof(
             "round-to-nearest / GPTQ perplexity, 2 bit",
             "reads text better than rounding to nearest",
-            f"{_COMPRESS}/test_quantising_a_matrix.py::test_gptq_errs_less_than_the_nearest_codes",
+            f"{_UNIT_TESTS}/compress/test_quantising_a_matrix.py::test_gptq_errs_less_than_the_nearest_codes",
         ),
     ),
     "sparsegpt": (
         Proof(
             "bf16 / SparseGPT matrices",
             "half of the weights gone: the values left and a bit for each take less",
-            f"{_COMPRESS}/test_pruning_a_matrix.py::"
+            f"{_UNIT_TESTS}/compress/test_pruning_a_matrix.py::"
             "test_the_sparse_store_takes_a_bit_a_weight_and_the_values",
         ),
         Proof(
             "magnitude / SparseGPT perplexity, half of the weights",
             "reads text better than pruning by magnitude",
-            f"{_COMPRESS}/test_pruning_a_matrix.py::"
+            f"{_UNIT_TESTS}/compress/test_pruning_a_matrix.py::"
             "test_errors_fall_from_magnitude_over_wanda_to_sparsegpt",
         ),
     ),
@@ -226,7 +227,7 @@ PROOFS: dict[str, tuple[Proof, ...]] = {
             Proof(
                 f"copies / {name} {term}, 4 ranks",
                 f"{term} are divided among the ranks",
-                "tests/runners/jobs/train/test_equality.py::"
+                "tests/system/jobs/train/test_equality.py::"
                 "test_each_rank_holds_the_bytes_that_the_planner_counts_for_zero",
             ),
         )
@@ -240,7 +241,7 @@ PROOFS: dict[str, tuple[Proof, ...]] = {
         Proof(
             f"fastest other layout / planner's first choice, {model} model",
             "the searched plan takes at most 5 % longer than the fastest of all others",
-            "tests/runners/jobs/test_layouts_bench.py::"
+            "tests/system/jobs/test_layouts_bench.py::"
             "test_the_regret_is_against_the_fastest_other_of_all_rounds",
             floor=0.95,
         )

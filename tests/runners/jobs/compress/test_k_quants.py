@@ -2,16 +2,11 @@
 
 import numpy as np
 import pytest
-import torch
 from gguf import GGMLQuantizationType as Type
-from gguf import GGUFReader, quants
-from transformers import LlamaConfig, LlamaForCausalLM
+from gguf import quants
 
-from runners.jobs.compress.gguf_file import read_back, write_gguf
 from runners.jobs.compress.gguf_types import is_as_written, type_of
 from runners.jobs.compress.k_quants import quantize
-from runners.jobs.loading import load_tokenizer
-from runners.jobs.weights import WeightReader
 
 EACH = pytest.mark.parametrize(
     ("kind", "bits", "plain"),
@@ -88,29 +83,3 @@ def test_the_mixture_is_that_of_llama_cpp(name, array, expected):
 
 def test_an_embedding_that_is_the_output_too_gets_its_bits():
     assert type_of("token_embd.weight", MATRIX, "Q4_K_M", 8, is_tied=True) == Type.Q6_K
-
-
-@pytest.mark.parametrize("kind", ["Q4_K_M", "Q5_K_M", "Q6_K"])
-def test_a_whole_model_is_written_and_read_back(kind, trained, tmp_path):
-    tokenizer = load_tokenizer(trained.folder / "output" / "model")
-    torch.manual_seed(3)
-    config = LlamaConfig(
-        vocab_size=512,
-        hidden_size=256,
-        intermediate_size=256,
-        num_hidden_layers=1,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-    )
-    model = LlamaForCausalLM(config)
-    model.save_pretrained(tmp_path)
-    reader, path = WeightReader(tmp_path, model), tmp_path / "model.gguf"
-
-    write_gguf(path, config, reader, tokenizer, kind)
-
-    assert set(dict(read_back(path, config, reader))) == set(reader.names)
-    stored = {each.name: each.tensor_type for each in GGUFReader(path).tensors}
-    assert stored["output.weight"] == Type.Q6_K
-    assert stored["blk.0.attn_q.weight"] == {"Q4_K_M": Type.Q4_K, "Q5_K_M": Type.Q5_K}.get(
-        kind, Type.Q6_K
-    )

@@ -4,7 +4,7 @@ import pytest
 
 from runners.jobs.generate.outputs import Journal, earlier_journals, read_records
 from runners.jobspec import GenerateSpec
-from tests.runners.jobs.harness import TINY
+from tests.runners.jobs.tiny import TINY
 
 RECORD = {"id": "1", "text": "ä\u2028b", "output_tokens": 2}
 

@@ -10,7 +10,7 @@ from runners.jobs.generate import prompts
 from runners.jobs.generate.prompts import Prompt, check_lengths, read_texts
 from runners.jobs.runtime import BadInputError, MissingModelError
 from runners.jobspec import DemoPrompts, FilePrompts, GenerateSpec, InlinePrompts
-from tests.runners.jobs.harness import TINY
+from tests.runners.jobs.tiny import TINY
 
 
 @pytest.fixture

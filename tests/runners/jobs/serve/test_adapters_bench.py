@@ -7,7 +7,7 @@ from runners.jobs.loading import demo_config, fresh_model, ready
 from runners.jobs.mixed_adapters import MixedAdapters
 from runners.jobs.serve import bench
 from runners.jobs.serve.paging import PagedCache, check_paging
-from tests.runners.jobs.harness import TINY
+from tests.runners.jobs.tiny import TINY
 
 PROMPTS = [[1, 2, 3], [1, 2, 3], [4, 5, 6]]
 

@@ -10,7 +10,7 @@ from runners.jobs.loading import fresh_model
 from runners.jobs.runtime import BadInputError
 from runners.jobs.train.recomputation import recompute
 from runners.jobs.train.swap import offloaded_activations
-from tests.runners.jobs.harness import TINY_CONFIG, tiny_training
+from tests.runners.jobs.tiny import TINY_CONFIG, tiny_training
 from tests.runners.jobs.train.training import tiny_trainer
 
 CPU = torch.device("cpu")

@@ -7,7 +7,7 @@ from pydantic import ValidationError
 from runners.jobs.train.batches import TextBatches
 from runners.jobs.train.growing import with_growing_lengths
 from runners.jobspec.data import FileData
-from tests.runners.jobs.harness import tiny_training
+from tests.runners.jobs.tiny import tiny_training
 
 IDS = np.tile(np.arange(64, dtype=np.int32), 40)
 QUARTERS = ((8, 0.25), (16, 0.25), (32, 0.25), (64, 0.25))

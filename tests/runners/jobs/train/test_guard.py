@@ -10,7 +10,7 @@ from runners.jobs.train.checkpoint import checkpoints
 from runners.jobs.train.guard import MAX_SKIPPED, DivergedError, SpikeGuard
 from runners.jobs.train.loss_scale import FIRST_SCALE, GROWTH_STEPS, LossScale
 from runners.jobs.train.schedule import Pace
-from tests.runners.jobs.harness import tiny_training
+from tests.runners.jobs.tiny import tiny_training
 from tests.runners.jobs.train.training import tiny_trainer
 
 NOTHING_KNOWN = math.log(512)

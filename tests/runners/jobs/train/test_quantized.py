@@ -10,7 +10,7 @@ from runners.jobs.memory import gradient_bytes, model_bytes
 from runners.jobs.runtime import BadInputError
 from runners.jobs.train.quantized import CodedLinear, made_plain, quantize_for_training
 from runners.jobspec import ArtefactModel
-from tests.runners.jobs.harness import TINY_CONFIG, tiny_training
+from tests.runners.jobs.tiny import TINY_CONFIG, tiny_training
 from tests.runners.jobs.train.training import tiny_trainer
 
 IDS = torch.arange(2 * 32).reshape(2, 32)

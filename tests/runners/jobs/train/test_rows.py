@@ -13,7 +13,7 @@ from runners.jobs.train.rows import Rows, best_fit, rows_of, segments_of, window
 from runners.jobs.train.samples import Documents
 from runners.jobs.train.streams import DataBatches, Stream
 from runners.jobspec import SampleOptions
-from tests.runners.jobs.harness import TINY_CONFIG, tiny_training
+from tests.runners.jobs.tiny import TINY_CONFIG, tiny_training
 
 PADDED, PACKED = SampleOptions(rows="padded"), SampleOptions()
 LEFT_OUT = SampleOptions(too_long="leave_out")

@@ -15,7 +15,7 @@ from runners.jobs.train.guard import DivergedError
 from runners.jobs.train.optimizers import build_optimizer
 from runners.jobs.train.schedule import FINAL_LEARNING_RATE_RATIO, Pace, learning_rate_ratio
 from runners.jobs.train.trainer import steady, step_line
-from tests.runners.jobs.harness import TINY_CONFIG, tiny_training
+from tests.runners.jobs.tiny import TINY_CONFIG, tiny_training
 from tests.runners.jobs.train.training import IDS, stop_at, tiny_trainer
 
 

@@ -11,7 +11,7 @@ from runners.jobs.train.batches import TextBatches
 from runners.jobs.train.evaluator import HeldOut
 from runners.jobs.train.trainer import Trainer
 from runners.jobspec import TrainSpec
-from tests.runners.jobs.harness import TINY_CONFIG
+from tests.runners.jobs.tiny import TINY_CONFIG
 
 IDS = np.tile(np.arange(64, dtype=np.int32), 40)
 # What is learnt says nothing of what is judged: every step makes the held-out loss worse.

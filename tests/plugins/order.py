@@ -1,0 +1,24 @@
+"""The order of a run: what takes a minute first, all else random, with the seed at the end.
+
+pytest-randomly shuffles files and tests. xdist hands out files in that order, so a file of a
+minute that came last would leave the other worker idle.
+"""
+
+import pytest
+
+FIRST = ("tests/system/test_journey.py", "tests/architecture/test_checks.py")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Move the long files of the gate to the front."""
+    items.sort(key=lambda item: not item.nodeid.startswith(FIRST))
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    """Print the seed, which pytest-randomly's own line hides under ``-q``."""
+    seed = getattr(config.option, "randomly_seed", None)
+    if isinstance(seed, int) and config.option.verbose < 0:
+        terminalreporter.write_line(f"Random seed: repeat with --randomly-seed={seed}")

@@ -1,0 +1,138 @@
+"""Ranks that share a model write what one process writes."""
+
+import pytest
+import torch
+from pydantic import ValidationError
+from transformers import AutoConfig
+
+from runners.generate_options import ExpertCache, ExpertSplit, PipelineSplit, TensorSplit
+from runners.jobs.generate.ranked import check_divides, part_of
+from runners.jobs.loading import fresh_model
+from runners.jobs.ranks import Ranks
+from runners.jobs.runtime import BadInputError
+from runners.jobspec import DemoModel, DemoPrompts, FolderModel, GenerateSpec, PromptLookup
+from tests.runners.jobs.tiny import TINY_CONFIG
+from tests.system.jobs.gang import run_on_ranks
+from tests.system.jobs.generate.forks import run_on_forks
+from tests.system.jobs.generate.reading import outputs
+
+MIXTRAL = {
+    **TINY_CONFIG,
+    "model_type": "mixtral",
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+}
+DEFAULTS = {
+    "prompts": DemoPrompts(count=5, input_tokens=24, shortest=4),
+    "batch_size": 4,
+    "output_tokens": 12,
+}
+
+
+@pytest.fixture(scope="module")
+def resident(generate):
+    return generate("one-process")
+
+
+def spec_of(model, **fields) -> GenerateSpec:
+    return GenerateSpec(model=model, weight_dtype="fp32", **DEFAULTS, **fields)
+
+
+@pytest.mark.slow
+@pytest.mark.equality
+def test_a_share_of_every_matrix_on_each_rank_writes_the_same(host, trained_model, resident):
+    run = run_on_ranks(host, "ranked-tensor", spec_of(trained_model, split=TensorSplit()))
+
+    assert run.returncode == 0, run.stderr
+    assert outputs(run) == outputs(resident)
+    assert len(run.bodies("result")) == 1
+    assert "tensor parallel over 2 ranks" in run.bodies("result")[0]["notes"]["split"]
+    assert run.measured["parameter_bytes"] < 0.8 * resident.measured["parameter_bytes"]
+    assert run.measured["kv_cache_bytes"] == resident.measured["kv_cache_bytes"] / 2
+
+
+@pytest.mark.slow
+@pytest.mark.equality
+def test_a_run_of_layers_on_each_rank_writes_the_same(host, trained_model, resident):
+    split, batching = PipelineSplit(), "turbo"
+
+    run = run_on_forks(
+        host, "ranked-pipeline", spec_of(trained_model, split=split, batching=batching)
+    )
+
+    assert run.returncode == 0, run.stderr
+    assert outputs(run) == outputs(resident)
+    assert "pipeline parallel over 2 ranks" in run.bodies("result")[0]["notes"]["split"]
+    assert run.measured["parameter_bytes"] < resident.measured["parameter_bytes"]
+
+
+@pytest.mark.slow
+@pytest.mark.equality
+def test_whole_experts_on_each_rank_write_the_same(host, generate):
+    torch.manual_seed(5)
+    path = host.path / "models" / "ranked-mixtral"
+    fresh_model(MIXTRAL, torch.float32).save_pretrained(str(path))
+    model = FolderModel(path=path.name)
+    alone = generate("experts-alone", model=model)
+
+    run = run_on_forks(host, "ranked-experts", spec_of(model, split=ExpertSplit()))
+
+    assert run.returncode == 0, run.stderr
+    assert outputs(run) == outputs(alone)
+    assert "expert parallel over 2 ranks" in run.bodies("result")[0]["notes"]["split"]
+    assert run.measured["parameter_bytes"] < 0.8 * alone.measured["parameter_bytes"]
+
+
+def test_another_number_of_ranks_than_the_plan_has_is_refused(make_job, trained_model):
+    job = make_job(spec_of(trained_model, split=PipelineSplit(size=3)))
+
+    with pytest.raises(BadInputError, match="pipeline has size 3, but 2 ranks were started"):
+        part_of(job, job.spec, Ranks(0, 2))
+
+
+def test_ranks_need_a_folder_to_read_their_part_from(make_job):
+    job = make_job(spec_of(DemoModel(), split=TensorSplit()))
+
+    with pytest.raises(BadInputError, match="from a model folder; source demo has none"):
+        part_of(job, job.spec, Ranks(0, 2))
+
+
+@pytest.mark.parametrize(("size", "field"), [(3, "num_attention_heads"), (4, "num_key_value")])
+def test_ranks_that_do_not_divide_the_heads_are_refused_by_name(size, field):
+    config = AutoConfig.for_model("llama", num_attention_heads=4, num_key_value_heads=2)
+
+    with pytest.raises(BadInputError, match=f"{field}.*which {size} ranks do not divide"):
+        check_divides(config, size)
+
+
+def test_ranks_that_do_not_divide_the_experts_are_refused_by_name():
+    config = AutoConfig.for_model("mixtral", num_local_experts=6)
+
+    with pytest.raises(BadInputError, match="num_experts is 6, which 4 ranks do not divide"):
+        check_divides(config, 4, by_experts=True)
+
+
+def test_a_model_without_experts_is_not_divided_by_them():
+    config = AutoConfig.for_model("llama")
+
+    with pytest.raises(BadInputError, match="a 'llama' model has no experts to divide"):
+        check_divides(config, 2, by_experts=True)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"batching": "continuous"},
+        {"batching": "packed"},
+        {"kv_cache": "int4"},
+        {"weight_dtype": "int8"},
+        {"speculation": PromptLookup()},
+        {"offload": ExpertCache()},
+    ],
+)
+def test_what_no_split_runs_is_refused_by_name(changes):
+    fields = {"model": DemoModel(), "weight_dtype": "fp32", "split": TensorSplit(), **changes}
+    (name,) = changes
+
+    with pytest.raises(ValidationError, match=f"split tensor runs with .*not with {name} "):
+        GenerateSpec.model_validate(fields)

@@ -1,0 +1,80 @@
+"""The bench of layouts: real ranks that are forked, timed in turns, and judged."""
+
+from statistics import geometric_mean
+
+import pytest
+
+from runners.jobs.layouts_bench import regret
+from runners.layout_bench_messages import LayoutBenchRequest, StepTime
+from runners.layout_options import LayoutOptions
+from tests.runners.jobs.tiny import TINY_CONFIG
+from tests.system.jobs.harness import PROJECT
+from tests.system.jobs.layouts_bench_run import told
+
+TRAINING = {
+    "sequence_length": 16, "micro_batch_size": 1, "gradient_accumulation_steps": 2,
+    "max_steps": 9, "time_budget_seconds": None, "compute_dtype": "fp32",
+}  # fmt: skip
+
+
+def times(**seconds):
+    return [
+        StepTime(layout=name, round=at, seconds=each)
+        for name, own in seconds.items()
+        for at, each in enumerate(own)
+    ]
+
+
+def test_the_regret_is_against_the_fastest_other_of_all_rounds():
+    found = regret("chosen", times(chosen=[1.1, 1.1], other=[1.0, 1.0], slow=[2.0, 2.0]))
+
+    assert found.name == "other"
+    assert found.value == pytest.approx(1 / 1.1)
+    assert (found.n, found.of) == (2, "step seconds")
+
+
+def test_a_layout_that_was_left_out_early_is_no_rival():
+    found = regret("chosen", times(chosen=[1.0, 1.0], lucky=[0.9], other=[1.2, 1.3]))
+
+    assert found.name == "other"
+    assert found.low < found.value < found.high
+    assert found.value == pytest.approx((1.2 * 1.3) ** 0.5)
+
+
+def test_where_all_were_left_out_the_one_that_stayed_longest_is_the_rival():
+    found = regret("chosen", times(chosen=[1.0, 1.0, 1.0], early=[2.0], late=[1.5, 1.6]))
+
+    assert (found.name, found.n) == ("late", 2)
+
+
+def test_one_process_takes_one_rank_and_a_layout_its_own():
+    layouts = {"alone": None, "pair": LayoutOptions(data_parallel_size=2)}
+    asked = LayoutBenchRequest(config={}, training={}, layouts=layouts, first_choice="pair")
+
+    assert (asked.ranks_of("alone"), asked.ranks_of("pair")) == (1, 2)
+    assert asked.always == {"pair"}
+
+
+@pytest.mark.slow
+def test_real_ranks_are_timed_round_by_round_and_judged_by_a_final():
+    layouts = {"alone": None, "pair": LayoutOptions(data_parallel_size=2, zero_stage=1)}
+    asked = LayoutBenchRequest(
+        config=TINY_CONFIG, training=TRAINING, layouts=layouts, ranks=2, rounds=2, steps=1,
+        final_rounds=3, first_choice="pair",
+    )  # fmt: skip
+    exchanges, steps, judged = told(asked, PROJECT)
+
+    assert {each["collective"] for each in exchanges} == {
+        "all_reduce", "all_gather", "reduce_scatter", "send",
+    }  # fmt: skip
+    assert all(each["latency_seconds"] > 0 < each["bytes_per_second"] for each in exchanges)
+    taken = {
+        name: {each["round"]: each["seconds"] for each in steps if each["layout"] == name}
+        for name in layouts
+    }
+    assert taken["pair"].keys() == {0, 1, 2, 3, 4}
+    assert taken["alone"].keys() >= {0, 2, 3, 4}
+    pairs = [taken["alone"][number] / taken["pair"][number] for number in (2, 3, 4)]
+    assert judged[0] == "alone"
+    assert judged[4] == 3
+    assert judged[1] == pytest.approx(geometric_mean(pairs))
