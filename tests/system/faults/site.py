@@ -136,6 +136,24 @@ class Site(Parts):
     def view(self, job: str) -> View:
         return dict(self.desk.view(job=job))
 
+    def attempt_of_silent(self, host: str, job: str) -> View:
+        """Return the newest attempt of a job whose host's agent is frozen, as soon as it has one.
+
+        Heartbeats are sent in the agent's place: the server gives an unreachable host nothing.
+        """
+        heartbeat = {
+            "boot_id": "b", "agent_version": "0.1", "cpu_utilization": 0.1,
+            "memory_available_bytes": 2**33, "disk_free_bytes": 2**36,
+        }  # fmt: skip
+
+        def ask() -> bool:
+            sent = heartbeat | {"sent_at_ms": time.time_ns() // 10**6}
+            self.call(host, "/hosts/beat", sent).raise_for_status()
+            return bool(self.view(job)["attempts"])
+
+        wait_for(ask, f"an attempt of {job} on {host}", every_s=0.2)
+        return dict(self.view(job)["attempts"][-1])
+
     def attempt(self, job: str) -> View:
         """Return the newest attempt of a job, as soon as it has one."""
         wait_for(lambda: self.view(job)["attempts"], f"an attempt of {job}", SLOW_S, 0.05)

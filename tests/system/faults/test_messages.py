@@ -80,7 +80,7 @@ def test_a_start_that_comes_after_the_stop_starts_nothing(site):
 def test_a_claim_that_comes_too_late_or_from_another_host_is_refused(site):
     site.freeze(*site.agents("ada", "cleo"))
     stopped, given = site.submit("cleo", steps=5), site.submit("ada", steps=2)
-    attempts = [site.attempt(job) for job in (stopped, given)]
+    attempts = [site.attempt_of_silent("cleo", stopped), site.attempt_of_silent("ada", given)]
     site.desk.stop(job=stopped)
 
     answers = [

@@ -16,11 +16,14 @@ from runners.shipper import RedisStream
 from runners.wake import WakeListener
 from tests.plugins.extent import first
 from tests.runners.tools import wait_for
-from tests.webapp.conftest import make_facts
+from tests.webapp.conftest import make_beat, make_facts
 from tests.webapp.hosts.conftest import programs
+from tests.webapp.hosts.test_round_trips import queue_of
 from webapp.core import broker
 from webapp.hosts import redis_users
+from webapp.hosts.heartbeats import host_beat
 from webapp.hosts.models import Host
+from webapp.hosts.round_trips import RoundTrips
 from webapp.hosts.services import host_enroll, token_create
 from webapp.jobs import dispatch
 from webapp.jobs.consume import StreamConsumer
@@ -113,3 +116,17 @@ def test_a_denial_would_be_seen(closed_redis, host_dir, host):
 
 def _worker_of(credential: Credential) -> tuple[str, str]:
     return f"h_{credential.host_id}", credential.redis_secret or ""
+
+
+def test_the_real_worker_answers_under_its_own_user_without_a_denial(closed_redis, host_dir, host):
+    child = DoorbellChild(host_dir)
+    child.tend()
+    wait_for(host_dir.pings.exists, 60)
+    host_beat(host=host, beat=make_beat(facts=make_facts()))
+    trips = RoundTrips(broker.connection(broker.CONSUMER), dispatch.ring)
+
+    wait_for(trips.step, 60)
+    child.stop()
+
+    assert queue_of(host)["seconds"] < 3
+    assert closed_redis.denials() == []

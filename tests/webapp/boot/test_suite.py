@@ -116,7 +116,7 @@ def test_an_unstable_test_is_left_out_of_the_gate_and_told_apart(tmp_path, words
     )
 
     status, printed = run_pytest(
-        "-q", "-p", "plugin", "-p", "tests.plugins.unstable", *words, str(tmp_path),
+        "-q", "-p", "plugin", "-p", "tests.plugins.unstable", *words, f"--rootdir={tmp_path}", str(tmp_path),
         PYTHONPATH=str(tmp_path),
     )  # fmt: skip
 

@@ -1,20 +1,15 @@
-"""A signed ping through Redis to the real worker and back, timed; and what happens without one."""
+"""A signed ping through Redis to a host's worker and back, timed; and what happens without one."""
 
 import time
 
 import pytest
 
-from runners.doorbell import DoorbellChild
 from runners.messages import Doorbell
 from runners.redis_address import pong_key
-from tests.runners.tools import wait_for
-from tests.system.webapp.test_closed_worker import host, host_dir  # noqa: F401 - fixtures
 from tests.webapp.conftest import make_beat, make_facts
-from webapp.core import broker
 from webapp.hosts.findings import checks_update
 from webapp.hosts.heartbeats import host_beat
 from webapp.hosts.round_trips import RoundTrips
-from webapp.jobs import dispatch
 
 pytestmark = pytest.mark.django_db
 
@@ -27,7 +22,7 @@ class Bell:
         self.answers = list(answers)
         self.rung: list[Doorbell] = []
 
-    def __call__(self, host, doorbell: Doorbell) -> None:  # noqa: F811 - a fixture's name
+    def __call__(self, host, doorbell: Doorbell) -> None:
         self.rung.append(doorbell)
         for answer in self.answers:
             words = doorbell.command_id if answer == "right" else answer
@@ -64,7 +59,7 @@ def test_an_answer_is_timed(live, redis_client, at):
 
 
 def test_a_queue_that_answered_is_not_tried_again(live, redis_client, at):
-    bell = Bell(redis_client, "right")
+    assert queue_of(live)["seconds"] >= 0
     trips = RoundTrips(redis_client, bell)
     trips.step()
 
@@ -123,20 +118,3 @@ def test_hosts_without_a_queue_are_not_tried(live, redis_client, at, why):
     RoundTrips(redis_client, bell).step()
 
     assert bell.rung == []
-
-
-@pytest.mark.faults
-def test_the_real_worker_answers_under_its_own_user_without_a_denial(
-    closed_redis, host_dir, host  # noqa: F811 - fixtures
-):  # fmt: skip
-    child = DoorbellChild(host_dir)
-    child.tend()
-    wait_for(host_dir.pings.exists, 60)
-    host_beat(host=host, beat=make_beat(facts=make_facts()))
-    trips = RoundTrips(broker.connection(broker.CONSUMER), dispatch.ring)
-
-    wait_for(trips.step, 60)
-    child.stop()
-
-    assert queue_of(host)["seconds"] < 3
-    assert closed_redis.denials() == []
