@@ -1,7 +1,5 @@
 """The simulated engine: laws of queues that hold whatever the steps cost."""
 
-import time
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -173,14 +171,6 @@ def test_poisson_calls_come_at_their_rate():
 
     assert calls == sorted(calls)
     assert len(calls) / calls[-1] == pytest.approx(4.0, rel=0.05)
-
-
-def test_a_simulation_takes_milliseconds():
-    traffic = Traffic(1024.0, 1024, [0.0] * 256, 8, 0.05)
-    started = time.process_time()
-    simulate(Batching(256, 8192), traffic, GROWING)
-
-    assert time.process_time() - started < 0.25
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.03])

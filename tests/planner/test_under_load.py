@@ -1,8 +1,5 @@
 """Serving under load: percentiles around the calibrated means, objectives, and limits."""
 
-import time
-
-import numpy as np
 import pytest
 
 from planner.cost.equation import Ledger
@@ -250,16 +247,3 @@ def test_interpolated_steps_cost_what_the_passes_cost():
 
     assert costs.decode_seconds(48, 48 * 2300.0) == pytest.approx(decode, rel=0.05)
     assert costs.prefill_seconds(3 * 2048.0) == pytest.approx(prefill, rel=0.05)
-
-
-@pytest.mark.parametrize("load", LOADS)
-def test_a_simulation_of_an_estimate_takes_less_than_fifty_milliseconds(load):
-    setting = setting_of(**load)
-    most = max_concurrency(setting, setting.workload)
-    taken = []
-    for _ in range(5):
-        started = time.process_time()
-        simulated_requests(setting, setting.workload, most, 10.0)
-        taken.append(time.process_time() - started)
-
-    assert np.min(taken) < 0.05

@@ -3,7 +3,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from functools import partial
 
 import pytest
@@ -186,18 +185,25 @@ def test_the_tail_shows_a_child_s_last_words(crew):
     assert crew.tail(child, num_lines=1) == "last words"
 
 
-def test_children_of_one_stage_stop_side_by_side(crew):
+def test_children_of_one_stage_stop_side_by_side(crew, tmp_path):
+    """Each ends only when all four were asked to; stopped in turn, they would be killed."""
     code = (
-        "import signal, sys, time\n"
-        "signal.signal(signal.SIGTERM, lambda *_: (time.sleep(0.5), sys.exit()))\n"
+        "import os, signal, sys, time\n"
+        "from pathlib import Path\n"
+        f"place = Path({str(tmp_path)!r})\n"
+        "def end(*_):\n"
+        "    (place / f'asked-{os.getpid()}').touch()\n"
+        "    while len(list(place.glob('asked-*'))) < 4: time.sleep(0.01)\n"
+        "    (place / f'ended-{os.getpid()}').touch()\n"
+        "    sys.exit()\n"
+        "signal.signal(signal.SIGTERM, end)\n"
         "print('ready', flush=True)\ntime.sleep(60)"
     )
     for name in ("web", "control", "ticker", "more"):
         child = python_child(name, code)
         crew.start(child)
         eventually(partial(wrote, crew.log_of(child), "ready"))
-    began = time.monotonic()
 
     crew.stop()
 
-    assert time.monotonic() - began < 4 * 0.5
+    assert len(list(tmp_path.glob("ended-*"))) == 4
