@@ -1,8 +1,11 @@
 """The order of a run: what takes a minute first, all else random, with the seed at the end.
 
 pytest-randomly shuffles files and tests. xdist hands out files in that order, so a file of a
-minute that came last would leave the other worker idle.
+minute that came last would leave the other worker idle. The files of one folder of
+``tests/system`` stay together, because they share a product, an endpoint or a cluster.
 """
+
+from pathlib import Path
 
 import pytest
 
@@ -11,8 +14,14 @@ FIRST = ("tests/system/test_journey.py", "tests/architecture/test_checks.py")
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Move the long files of the gate to the front."""
-    items.sort(key=lambda item: not item.nodeid.startswith(FIRST))
+    """Move the long files of the gate to the front, and keep folders of system tests together."""
+    places: dict[Path | None, int] = {}
+
+    def place(item: pytest.Item) -> tuple[bool, int]:
+        folder = item.path.parent if item.nodeid.startswith("tests/system/") else None
+        return not item.nodeid.startswith(FIRST), places.setdefault(folder, len(places))
+
+    items.sort(key=place)
 
 
 def pytest_terminal_summary(

@@ -96,7 +96,7 @@ def test_every_answer_is_one_that_the_document_names(
     name,
     caller,
     callers,
-    things,  # noqa: F811 (the fixture)
+    things,
     body_known,
     data,
 ):

@@ -75,10 +75,8 @@ def serve(tmp_path):
             port = probe.getsockname()[1]
         own = {"SLIPWAY_DATA_DIR": str(tmp_path), "SLIPWAY_ADMIN_NETWORKS": "192.0.2.0/24"}
         copy_migrated(tmp_path)  # the log-in page has a token, which lies in a session
-        migrate = [sys.executable, "manage.py", "migrate", "--verbosity", "0"]
-        subprocess.run(migrate, cwd=ROOT, env=os.environ | own, check=True)
         command = [sys.executable, "-m", "uvicorn", "webapp.asgi:application", "--port", str(port)]
-        processes.append(subprocess.Popen(command, env=os.environ | own | environment))
+        processes.append(subprocess.Popen(command, cwd=ROOT, env=os.environ | own | environment))
 
         def ask(**headers: str) -> int:
             connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
