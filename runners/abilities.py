@@ -203,7 +203,7 @@ ABILITIES: dict[str, Ability] = {
     "flexgen": Ability(
         "generate",
         OWN,
-        f"{_GENERATE}/test_policy.py::"
+        f"{_UNIT_TESTS}/generate/test_policy.py::"
         "test_wherever_a_block_lies_it_writes_what_the_device_alone_writes",
     ),
     "moe_offload": Ability(
@@ -296,7 +296,7 @@ ABILITIES: dict[str, Ability] = {
         f"{_UNIT_TESTS}/train/test_activations.py::test_on_disk_activations_take_little_memory",
     ),
     **{
-        key: Ability("train", library, f"{_TRAIN}/test_optimizers.py::{test}")
+        key: Ability("train", library, f"{_UNIT_TESTS}/train/test_optimizers.py::{test}")
         for key, library, test in (
             ("lomo", OWN, "test_lomo_takes_the_step_of_gradient_descent"),
             ("adalomo", OWN, "test_lomo_has_no_state_and_adalomo_a_row_and_a_column"),
@@ -310,7 +310,9 @@ ABILITIES: dict[str, Ability] = {
         )
     },
     "qft": Ability(
-        "train", OWN, f"{_TRAIN}/test_integers.py::test_every_training_state_is_as_planned"
+        "train",
+        OWN,
+        f"{_UNIT_TESTS}/train/test_integers.py::test_every_training_state_is_as_planned",
     ),
     "qlora": Ability(
         "train",

@@ -21,7 +21,7 @@ _ADAPTER = (
 )
 _PACE = "tests/system/jobs/test_training_pace_bench.py"
 _POLICY = (
-    "tests/system/jobs/generate/test_policy.py::"
+    "tests/runners/jobs/generate/test_policy.py::"
     "test_each_layer_comes_once_a_pass_however_many_micro_batches_it_serves"
 )
 _FITTING = "tests/runners/jobs/test_tuning_bench.py::test_what_makes_training_fit_holds_less"
@@ -241,7 +241,7 @@ PROOFS: dict[str, tuple[Proof, ...]] = {
         Proof(
             f"fastest other layout / planner's first choice, {model} model",
             "the searched plan takes at most 5 % longer than the fastest of all others",
-            "tests/system/jobs/test_layouts_bench.py::"
+            "tests/runners/jobs/test_layouts_bench.py::"
             "test_the_regret_is_against_the_fastest_other_of_all_rounds",
             floor=0.95,
         )

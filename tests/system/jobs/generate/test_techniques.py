@@ -1,15 +1,9 @@
 """Techniques write what plain greedy generation writes, and say what they did."""
 
 import pytest
-from pydantic import ValidationError
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from transformers import PreTrainedTokenizerFast
 
-from runners.jobs.generate.continuous import PAGE_TOKENS, Pages
-from runners.jobs.generate.speculative import check_draft
-from runners.jobs.runtime import BadInputError
-from runners.jobspec import DemoModel, DemoPrompts, DraftGuess, GenerateSpec, PromptLookup
+from runners.jobs.generate.continuous import PAGE_TOKENS
+from runners.jobspec import DemoPrompts, DraftGuess, PromptLookup
 from tests.system.jobs.generate.reading import outputs
 
 PILE = DemoPrompts(count=9, input_tokens=30, shortest=2)
@@ -56,12 +50,6 @@ def test_either_attention_writes_the_same_and_is_named(generate, plain, asked, t
     assert run.bodies("result")[0]["notes"]["attention"] == told
 
 
-@pytest.mark.parametrize("batching", ["packed", "continuous"])
-def test_eager_attention_is_refused_where_batches_have_their_own(batching):
-    with pytest.raises(ValidationError, match=f"batching {batching} attends with kernels"):
-        GenerateSpec(model=DemoModel(), batching=batching, attention="eager")
-
-
 @pytest.mark.equality
 def test_a_draft_of_its_own_weights_is_always_right(generate, plain, trained_model):
     guess = DraftGuess(model=trained_model, tokens=3)
@@ -70,27 +58,6 @@ def test_a_draft_of_its_own_weights_is_always_right(generate, plain, trained_mod
 
     assert outputs(run) == plain
     assert run.measured["acceptance_ratio"] > 0.9
-
-
-def tokenizer_of(*words: str) -> PreTrainedTokenizerFast:
-    vocabulary = {word: at for at, word in enumerate(words)}
-    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel(vocabulary, words[0])))
-
-
-def test_a_draft_with_the_same_tokenizer_may_guess():
-    check_draft(tokenizer_of("a", "b"), tokenizer_of("a", "b"))
-
-
-@pytest.mark.parametrize("draft", [None, tokenizer_of("b", "a")])
-def test_a_draft_with_another_tokenizer_is_refused_with_the_way_out(draft):
-    with pytest.raises(BadInputError, match=r"another tokenizer.*or prompt lookup"):
-        check_draft(tokenizer_of("a", "b"), draft)
-
-
-@pytest.mark.parametrize("changes", [{"batching": "continuous"}, {"speculation": PromptLookup()}])
-def test_a_narrow_cache_is_refused_where_it_does_not_run(changes):
-    with pytest.raises(ValidationError, match="kv_cache fp8 runs in padded or packed batches"):
-        GenerateSpec.model_validate({"model": DemoModel(), "kv_cache": "fp8", **changes})
 
 
 LONGER = {
@@ -124,10 +91,3 @@ def test_the_paged_cache_is_sized_by_the_planned_batch_and_not_by_the_machine(ge
     assert run.measured["kv_cache_bytes"] == (
         2 * layers * kv_heads * head_dim * width * PAGE_TOKENS * pages
     )
-
-
-@pytest.mark.parametrize(("longest", "blocks"), [(15, 2), (16, 4), (1, 2)])
-def test_a_sequence_takes_whole_pages(longest, blocks):
-    pages = Pages.of([1, longest], output_tokens=1, batch_size=2)
-
-    assert pages.num_blocks == blocks

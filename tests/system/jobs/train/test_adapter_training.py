@@ -4,31 +4,24 @@ import numpy as np
 import pytest
 import torch
 from peft import PeftModel
-from pydantic import ValidationError
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from runners.adapter_options import LoraOptions
 from runners.jobs.adapters import Lora, weights_digest
 from runners.jobs.loading import fresh_model, load_folder
-from runners.jobs.runtime import BadInputError
 from runners.jobs.train import job as train
 from runners.jobs.train.batches import TextBatches
 from runners.jobs.train.evaluator import HeldOut
 from runners.jobs.train.trainer import Trainer
-from runners.jobspec import ArtefactModel, FolderModel
 from runners.messages import ArtefactBody
-from tests.runners.jobs.tiny import TINY, TINY_CONFIG, tiny_training
+from tests.runners.jobs.tiny import TINY_CONFIG, tiny_training
+from tests.runners.jobs.train.test_adapter_training import (  # noqa: F401 -- some are fixtures
+    LORA,
+    TOKENS,
+    logits,
+    tuning,
+)
 from tests.system.jobs.harness import wait_until
-
-LORA = LoraOptions(rank=4, alpha=8)
-TOKENS = torch.arange(40)[None]
-
-
-def tuning(model, **changes):
-    """Return a short LoRA fine-tune of a model."""
-    fields = {"model": model, "lora": LORA, "learning_rate": 1e-2, "max_steps": 40}
-    return tiny_training(**{**fields, **changes})
 
 
 @pytest.fixture(scope="module")
@@ -39,11 +32,6 @@ def tuned(host, trained_model):
 @pytest.fixture
 def base(trained, tuned):
     return load_folder(trained.folder / "output" / "model", "fp32", torch.device("cpu"))
-
-
-@torch.inference_mode()
-def logits(model):
-    return model(input_ids=TOKENS).logits
 
 
 def test_it_leaves_an_adapter_and_a_model(tuned):
@@ -178,40 +166,3 @@ def test_an_adapter_may_be_all_that_is_left(host, trained_model):
     assert done.measured["disk_bytes"] == done.measured["adapter_disk_bytes"]
     tensors = load_file(done.folder / "output" / "adapter" / "adapter_model.safetensors")
     assert all("q_proj" in name or "v_proj" in name for name in tensors)
-
-
-def test_a_fresh_adapter_changes_nothing():
-    model = fresh_model(TINY_CONFIG, torch.float32).eval()
-    before = logits(model)
-
-    Lora(model, LORA)
-
-    assert torch.equal(logits(model), before)
-
-
-def test_an_architecture_without_the_papers_layers_is_refused_by_name(monkeypatch):
-    model = fresh_model(TINY_CONFIG, torch.float32)
-    monkeypatch.setattr(type(model.config), "model_type", "unheard-of")
-
-    with pytest.raises(BadInputError, match=r"lora\.targets query_value names no layers of Llama"):
-        Lora(model, LoraOptions(targets="query_value"))
-
-
-def test_a_model_without_trained_weights_takes_no_adapter():
-    with pytest.raises(ValidationError, match="lora adapts trained weights, and a 'demo' model"):
-        tuning(TINY)
-
-
-@pytest.mark.parametrize("model", [FolderModel(path="m"), ArtefactModel(attempt_id="a")])
-def test_trained_weights_take_an_adapter(model):
-    assert tuning(model).lora == LORA
-
-
-def test_weights_of_another_training_have_another_digest(tmp_path):
-    for name, fill in (("a", b"1"), ("b", b"2"), ("c", b"1")):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "model.safetensors").write_bytes(fill * 100_000)
-
-    digests = [weights_digest(tmp_path / name) for name in "abc"]
-
-    assert digests[0] == digests[2] != digests[1]

@@ -5,26 +5,18 @@ import json
 import numpy as np
 import pytest
 import torch
-from pydantic import ValidationError
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torchao.float8.float8_linear import Float8Linear
-from torchao.float8.float8_training_tensor import Float8TrainingTensor
 
-from planner.workload.training_kernels import ROUNDING_BYTES, ROUNDINGS
-from runners.jobs.loading import demo_config, fresh_model
+from runners.jobs.loading import demo_config
 from runners.jobs.ranks import ALONE
-from runners.jobs.runtime import BadInputError
 from runners.jobs.train import job as train
-from runners.jobs.train.narrow_products import narrow_products, widened
 from runners.jobs.train.quiet import quiet_trainer
 from runners.jobspec import DemoModel
-from tests.runners.jobs.tiny import TINY_CONFIG, tiny_training
+from tests.runners.jobs.tiny import tiny_training
 from tests.runners.jobs.train.training import losses_of, tiny_trainer
 from tests.system.jobs.train.forked import run_script
 from tests.system.jobs.train.laid_out import NARROW, run_case
 
-CPU = torch.device("cpu")
 # Forward a number is wrong by up to 1/16, backward by 1/8, where bf16's is by 1/256; over the
 # hundreds of terms of a product errors mostly cancel: 0.3 % were seen over twenty steps.
 NEAR_BF16 = 0.01  # of the loss, in every step
@@ -75,67 +67,6 @@ def test_what_is_computed_again_is_the_same(make_job, how):
     assert again == pytest.approx(kept, abs=1e-6)
 
 
-def test_products_round_their_operands_and_are_judged_unrounded():
-    model = fresh_model(TINY_CONFIG, torch.float32).eval()
-    ids = torch.arange(24).reshape(2, 12)
-    with torch.no_grad():
-        plain = model(input_ids=ids).logits
-        narrow_products(model, CPU)
-        judged = model(input_ids=ids).logits
-        rounded = model.train()(input_ids=ids).logits
-        left = widened(model).train()(input_ids=ids).logits
-
-    assert torch.equal(judged, plain)
-    assert torch.equal(left, plain)
-    far = (rounded - plain).norm() / plain.norm()
-    assert 0.005 < far < 0.1
-    assert not any(isinstance(each, Float8Linear) for each in model.modules())
-
-
-class Traffic(TorchDispatchMode):
-    """Counts the bytes that operators but products read and write, those of 8-bit tensors too."""
-
-    moved = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if any(isinstance(each, Float8TrainingTensor) for each in tree_leaves((args, kwargs))):
-            with self:
-                return Float8TrainingTensor.__torch_dispatch__(func, types, args, kwargs or {})
-        found = func(*args, **(kwargs or {}))
-        given, made = (
-            {
-                each.untyped_storage().data_ptr(): each
-                for each in tree_leaves(what)
-                if is_large(each)
-            }
-            for what in (args, found)
-        )
-        if func is not torch.ops.aten.mm.default and not given.keys() & made.keys():
-            self.moved += sum(each.nbytes for each in (*given.values(), *made.values()))
-        return found
-
-
-def is_large(each):
-    return isinstance(each, torch.Tensor) and each.numel() > 1
-
-
-def test_the_planner_counts_the_bytes_that_rounding_moves():
-    """Forward and backward, an operand of a product goes through memory so often."""
-    tokens, width, out = 512, 256, 384
-    model = torch.nn.Module()
-    model.layer = torch.nn.Linear(width, out, bias=False)
-    model.get_output_embeddings = lambda: None
-    narrow_products(model, CPU)
-    inputs = torch.randn(tokens, width, dtype=torch.bfloat16, requires_grad=True)
-
-    with Traffic() as traffic:
-        model.train()
-        model.layer(inputs).backward(torch.randn(tokens, out, dtype=torch.bfloat16))
-
-    operands = tokens * (width + out) + width * out
-    assert traffic.moved == pytest.approx(ROUNDING_BYTES * ROUNDINGS * operands, rel=0.1)
-
-
 @pytest.mark.slow
 def test_copies_and_shards_learn_what_one_process_learns(tmp_path):
     alone = run_case("llama", None, ALONE, tmp_path / "alone", narrow=True)
@@ -174,32 +105,3 @@ def test_a_checkpoint_goes_on_as_if_it_had_not_been_broken_off(make_job):
 
     assert second.resumed_at_step == 4
     assert second.last_loss == pytest.approx(losses[-1], abs=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"optimizer": "qft"}, "fp8 does not go with optimizer qft; choose bf16"),
-        ({"quantized": {"method": "qat", "bits": 8}}, "quantized"),
-        ({"layout": {"tensor_parallel_size": 2}}, "a layout that divides layers"),
-        ({"layout": {"pipeline_parallel_size": 2}}, "a layout that divides layers"),
-    ],
-)
-def test_what_does_not_go_with_narrow_products_is_refused_by_name(changes, words):
-    with pytest.raises(ValidationError, match=words):
-        tiny_training(compute_dtype="fp8", **changes)
-
-
-def test_a_gpu_without_such_units_and_a_model_of_odd_sides_are_told_by_name(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: (8, 0))
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _device: "NVIDIA A100")
-    model = fresh_model(TINY_CONFIG, torch.float32)
-
-    with pytest.raises(BadInputError, match=r"capability 8\.9 or newer, and NVIDIA A100 has 8\.0"):
-        narrow_products(model, torch.device("cuda"))
-
-    odd = {"hidden_size": 40, "num_attention_heads": 4, "num_key_value_heads": 2}
-    with pytest.raises(BadInputError, match="no linear layer whose sides are multiples of 16"):
-        narrow_products(
-            fresh_model({**TINY_CONFIG, **odd, "intermediate_size": 72}, torch.float32), CPU
-        )

@@ -1,0 +1,196 @@
+"""Training through 8-bit integers alone (QFT): what it holds, how it rounds, what it leaves."""
+
+import copy
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from runners.jobs.loading import demo_config, fresh_model
+from runners.jobs.memory import model_bytes, optimizer_bytes
+from runners.jobs.train import integers
+from runners.jobs.train.checkpoint import checkpoints
+from runners.jobs.train.integer_updates import Qft
+from runners.jobs.train.integers import (
+    hold_as_integers,
+    integer_matrices,
+    learning,
+    made_wide,
+    rounded,
+    rounded_by_parts,
+)
+from runners.jobs.train.optimizers import LION_BETAS, build_optimizer
+from runners.jobs.train.trainer import Trainer
+from runners.jobs.tuning_bench import step_of
+from tests.runners.jobs.tiny import TINY_CONFIG, tiny_training
+from tests.runners.jobs.train.test_against_the_plan import ROWS, SHAPE, planned
+from tests.runners.jobs.train.training import tiny_trainer
+
+IDS = torch.arange(4 * 64).reshape(4, 64) % 512
+TIED = TINY_CONFIG | {"tie_word_embeddings": True}
+
+
+def model_of(config=TINY_CONFIG):
+    torch.manual_seed(0)
+    return fresh_model(config, torch.float32).train()
+
+
+def backward(model):
+    loss = model(input_ids=IDS, labels=IDS, use_cache=False).loss
+    torch.autograd.backward(loss)
+    return float(loss.detach())
+
+
+def gradients_taken(model):
+    """Return what a backward pass gives each matrix of integers, summed over its places."""
+    found = {}
+    for name, matrix in integer_matrices(model).items():
+        matrix.learn = lambda given, name=name: found.update({name: found.get(name, 0.0) + given})
+    backward(model)
+    return found
+
+
+def test_a_code_is_within_half_a_step_and_chance_is_right_on_the_average():
+    values = torch.randn(3, 50)
+    nearest, chance = rounded(values), torch.Generator().manual_seed(1)
+    mean = torch.stack([rounded(values, chance).values() for _ in range(600)]).mean(0)
+
+    step = nearest.scale
+    assert ((nearest.values() - values).abs() <= 0.5001 * step).all()
+    assert ((mean - values).abs() < 0.12 * step).all()
+    assert nearest.codes.dtype == torch.int8
+
+
+def test_a_matrix_in_parts_is_rounded_to_the_same(monkeypatch):
+    values = torch.randn(7, 10)
+    whole = rounded(values)
+    monkeypatch.setattr(integers, "ELEMENTS_AT_ONCE", 25)
+
+    parts = rounded_by_parts(values)
+
+    assert torch.equal(parts.codes, whole.codes)
+    assert torch.equal(parts.scale, whole.scale)
+    assert parts.norm() == pytest.approx(float(whole.values().norm()))
+
+
+@pytest.mark.parametrize("config", [TINY_CONFIG, TIED], ids=["untied", "tied"])
+def test_integers_compute_and_give_gradients_as_the_plain_layers_of_their_values(config):
+    held = model_of(config)
+    hold_as_integers(held)
+    plain = copy.deepcopy(held)
+    made_wide(plain)
+
+    taken = gradients_taken(copy.deepcopy(held))
+
+    assert backward(held) == pytest.approx(backward(plain), abs=1e-5)
+    for name, gradient in taken.items():
+        weight = plain.get_parameter(name.replace(".matrix", ".weight"))
+        assert torch.allclose(gradient, weight.grad, atol=1e-6)
+
+
+def test_the_first_step_goes_against_the_gradient_by_the_rate():
+    model = model_of()
+    hold_as_integers(model)
+    before = {name: each.integers.values() for name, each in integer_matrices(model).items()}
+    taken = gradients_taken(copy.deepcopy(model))
+    build_optimizer(model, 0.01, "qft")
+
+    backward(model)
+
+    for name in ("lm_head.matrix", "model.layers.0.mlp.down_proj.matrix"):
+        large = taken[name].abs() > 1e-3
+        moved = integer_matrices(model)[name].integers.values() - before[name]
+        down = -(moved * taken[name].sign())[large]
+        assert float(down.mean()) == pytest.approx(0.01, rel=0.05)
+
+
+def test_a_tied_matrix_learns_once_a_step_from_both_its_layers():
+    model = model_of(TIED)
+    hold_as_integers(model)
+    optimizer = build_optimizer(model, 1e-3, "qft")
+
+    for _ in range(3):
+        backward(model)
+
+    steps = {optimizer.state[each]["step"] for each in learning(model).values()}
+    assert steps == {3}
+    assert max(each.num_places for each in integer_matrices(model).values()) == 2
+
+
+def test_no_state_and_no_matrix_is_wider_than_eight_bits():
+    model = model_of()
+    hold_as_integers(model)
+    optimizer = build_optimizer(model, 1e-3, "qft")
+    backward(model)
+
+    tensors = [each["exp_avg"] for each in optimizer.state.values()]
+    assert {each.dtype for each in tensors} == {torch.int8}
+    assert {each.dtype for each in learning(model).values() if each.ndim > 1} == {torch.int8}
+    assert optimizer.peak_gradient_bytes == 512 * (64 + 4)  # the largest matrix and its scales
+
+
+def test_every_training_state_is_as_planned():
+    model, expected = fresh_model(demo_config(SHAPE), torch.float32), planned(method="qft")
+    hold_as_integers(model)
+    held, adamw = step_of(SHAPE, ROWS, "qft"), step_of(SHAPE, ROWS, "adamw")
+
+    assert model_bytes(model) == pytest.approx(expected["weights"], rel=0.05)
+    assert held.optimizer_states == pytest.approx(expected["optimizer_states"], rel=0.05)
+    assert (
+        max(each.codes.nbytes for each in integer_matrices(model).values()) < expected["gradients"]
+    )
+    assert held.optimizer_states < adamw.optimizer_states / 7.5
+    assert held.peak < adamw.peak
+    plain = planned()
+    states = ("weights", "gradients", "optimizer_states")
+    assert sum(expected[each] for each in states) < 0.21 * sum(plain[each] for each in states)
+
+
+def test_the_trainer_tells_one_matrixs_gradient_and_quarters_of_the_weights(make_job):
+    told = {}
+    trainer = tiny_trainer(make_job(tiny_training(optimizer="qft", max_steps=2)))
+    trainer.report_held = lambda **held: told.update(held)
+    plain = model_bytes(fresh_model(TINY_CONFIG, torch.float32))
+
+    trainer.run()
+
+    assert told["gradients"] == 512 * (64 + 4)
+    assert trainer.layout.weight_bytes() < 0.3 * plain
+    assert told["optimizer_states"] == optimizer_bytes(trainer.optimizer) < 0.3 * plain
+
+
+def test_a_gradient_that_is_no_number_leaves_the_weights_alone():
+    weight = torch.nn.Parameter(torch.ones(3))
+    groups = [{"params": [weight], "weight_decay": 0.0}]
+    optimizer = Qft(groups, 0.1, LION_BETAS, [])
+
+    torch.autograd.backward((weight * torch.tensor([1.0, float("nan"), 1.0])).sum())
+
+    assert torch.equal(weight.detach(), torch.ones(3))
+    assert optimizer.norm() != optimizer.norm()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"quantized": {"method": "qat"}}, "optimizer qft .* quantized has layers of its own"),
+        ({"gradient_accumulation_steps": 2}, "qft updates each weight as its gradient comes"),
+        ({"compute_dtype": "fp16"}, "qft uses each gradient as it comes"),
+        ({"layout": {"tensor_parallel_size": 2}}, "optimizer is qft, .* whole copies"),
+    ],
+)
+def test_what_does_not_go_with_integers_is_refused_by_name(changes, words):
+    with pytest.raises(ValidationError, match=words):
+        tiny_training(optimizer="qft", **changes)
+
+
+def test_a_checkpoint_of_integers_is_as_small_as_they_are(make_job):
+    trainer = tiny_trainer(make_job(tiny_training(optimizer="qft", max_steps=2)))
+    assert isinstance(trainer, Trainer)
+    trainer.run()
+
+    trainer.checkpoint()
+
+    (folder,) = checkpoints(trainer.job.checkpoint_dir)
+    plain = model_bytes(fresh_model(TINY_CONFIG, torch.float32))
+    assert (folder / "model.safetensors").stat().st_size < 0.32 * plain

@@ -1,0 +1,165 @@
+"""Weights that move: by the published rule, alike on any ranks, and exact after a stop."""
+
+import math
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from runners.jobs.domains import followed
+from runners.jobs.ranks import ALONE
+from runners.jobs.runtime import BadInputError
+from runners.jobs.train.checkpoint import TrainState
+from runners.jobs.train.mixture import mixture_of
+from runners.jobs.train.rows import rows_of, windows_of
+from runners.jobs.train.sources import Data, HeldOutRows
+from runners.jobs.train.streams import BLOCK_ROWS
+from runners.jobspec import FileData, HostText, MixedData, WeightedData
+from tests.system.jobs.train.laid_out import spec_of
+from tests.system.jobs.train.mixed import (
+    MIXED,
+    PADDED,
+    STEPS,
+    mixture,
+    run_case,
+)
+
+ROWS_A_STEP = 8
+
+
+def test_weights_follow_the_published_rule_and_what_is_ahead_is_let_be():
+    behind = [0.5, -1.0, 0.25]
+
+    found = followed([0.2, 0.3, 0.5], behind)
+
+    grown = [0.2 * math.exp(0.5), 0.3, 0.5 * math.exp(0.25)]
+    assert found == pytest.approx([each / sum(grown) for each in grown])
+    assert followed([0.2, 0.3, 0.5], [-1.0, 0.0, -2.0]) == pytest.approx([0.2, 0.3, 0.5])
+
+
+@pytest.mark.parametrize("behind", [[2000.0, 0.0], [math.inf, 0.0], [0.0, math.nan]])
+def test_no_loss_is_too_high_for_the_rule(behind):
+    found = followed([0.25, 0.75], behind)
+
+    assert sum(found) == pytest.approx(1.0)
+    assert found == ([1.0, 0.0] if behind[0] == 2000.0 else [0.25, 0.75])
+
+
+def drawn_of(batches, steps):
+    """Return the first numbers of the rows of each source; the second source's are above 999."""
+    rows = [row for step in steps for row in batches.micro_batch(step, 0).input_ids.tolist()]
+    return [tuple(row) for row in rows]
+
+
+def test_from_its_row_on_a_set_of_weights_holds_and_no_row_is_lost_or_told_twice():
+    spec = spec_of(
+        None, data=MIXED, samples=PADDED, max_steps=STEPS, gradient_accumulation_steps=1
+    )
+    fixed, moved = mixture(spec)[0], mixture(spec)[0]
+    even = {tuple(row) for row in np.lib.stride_tricks.sliding_window_view(
+        np.tile(np.arange(24) * 5, 4), 16).tolist()}  # fmt: skip
+
+    moved.follow([(20.0, 0.25, 0.75), (60.0, 1.0, 0.0)])
+    before, after = (drawn_of(each, range(600)) for each in (fixed, moved))
+
+    assert after[:20] == before[:20]
+    noise = [[row for row in rows if row not in even] for rows in (before, after)]
+    fewer = min(map(len, noise))
+    assert noise[0][:fewer] == noise[1][:fewer]  # in the source's own order, whoever draws
+    assert len([row for row in after[20:60] if row not in even]) > 20
+    last = [row for row in after[60 : 60 + BLOCK_ROWS] if row not in even]
+    assert len(last) == 1  # one row of a block stays to each
+    moved.follow([(0.0, 0.0, 1.0)])  # and those that hold from the first row on hold at once
+    assert len([row for row in drawn_of(moved, range(100)) if row in even]) <= 1
+
+
+def test_moves_begin_with_the_references_that_were_not_given():
+    spec = spec_of(None, data=MIXED, samples=PADDED, max_steps=STEPS)
+    state, mixed = TrainState(), mixture(spec)[1]
+
+    first = mixed.move(state, [5.0, 4.5])
+    state.step = 2
+    mixed.move(state, [6.0, 4.0])
+
+    assert state.mixture_reference == (5.0, 4.0)
+    weight = 0.25 * math.exp(0.5) / (0.75 + 0.25 * math.exp(0.5))
+    assert first["source2_weight"] == pytest.approx(weight)
+    assert (first["source1_reference"], first["source2_loss"]) == (5.0, 4.5)
+    assert [each[0] for each in state.mixture] == [0.0, 2.0 * ROWS_A_STEP]
+    back = (1 - weight) * math.e
+    assert state.mixture[1][1] == pytest.approx(back / (back + weight))
+    assert not mixed.is_due(state)  # this step's are in force already
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("mixture")
+
+
+@pytest.fixture(scope="module")
+def unbroken(folder):
+    return run_case(None, ALONE, folder / "alone")
+
+
+def test_more_is_drawn_of_what_is_behind_and_the_rest_is_learnt(unbroken):
+    first, *_, last = unbroken["history"]
+
+    assert [each[0] for each in unbroken["history"]] == [0.0, 16.0, 32.0]
+    assert 0.25 < first[2] < last[2]
+    assert last[1] + last[2] == pytest.approx(1.0)
+    assert len(unbroken["losses"]) == STEPS
+
+
+@pytest.mark.parametrize("stop_at", range(1, STEPS))
+def test_a_training_that_was_stopped_goes_on_bit_by_bit(folder, unbroken, stop_at):
+    broken_off = run_case(None, ALONE, folder / f"stop {stop_at}", stop_at)
+    resumed = run_case(None, ALONE, folder / f"stop {stop_at}")
+
+    assert [*broken_off["losses"], *resumed["losses"]] == unbroken["losses"]
+    assert resumed["history"] == unbroken["history"]
+    assert resumed["reference"] == unbroken["reference"]
+    assert broken_off["rows"] | resumed["rows"] == unbroken["rows"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def files(host):
+    folder = host.path / "models" / "mixture"
+    folder.mkdir()
+    text = "".join(f"Number {n} is followed by {n + 1}.\n" * 80 + "\n" for n in range(40))
+    (folder / "numbers.txt").write_text(text)
+
+
+def two_sources(name, **changes):
+    parts = (HostText(), FileData(path=f"mixture/{name}"))
+    fields = {"weights": "dynamic", "update_every_steps": 10, **changes}
+    references = fields.pop("references", (None, 2.0))
+    weighted = (
+        WeightedData(data=each, weight=1.0, reference_loss=reference)
+        for each, reference in zip(parts, references, strict=True)
+    )
+    return MixedData(parts=tuple(weighted), **fields)
+
+
+def test_a_source_that_nothing_judges_is_refused_by_name():
+    spec = spec_of(None, data=MIXED, samples=PADDED, max_steps=STEPS)
+    documents, pieces = windows_of(np.arange(40, dtype=np.int32), 16)
+    none = pieces._replace(begins=pieces.begins[:0], lengths=pieces.lengths[:0])
+    some, empty = (HeldOutRows([rows_of(documents, each, 16, PADDED)]) for each in (pieces, none))
+    data = Data(mixture(spec)[0], by_source=[("own", some), ("asked.jsonl", empty)])
+
+    with pytest.raises(BadInputError, match=r"asked\.jsonl: .* sequence_length, which is 16"):
+        mixture_of(data, spec)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"weights": "fixed"}, "parts.1.reference_loss is 2 and weights are fixed"),
+        ({"update_every_steps": 0}, "update_every_steps\n.*greater than 0"),
+        ({"references": (None, -1.0)}, "reference_loss\n.*greater than or equal to 0"),
+        ({"references": (None, 30.0)}, "reference_loss\n.*less than or equal to 20"),
+    ],
+)
+def test_what_cannot_be_followed_is_refused_by_its_field(changes, said):
+    with pytest.raises(ValidationError, match=said):
+        two_sources("numbers.txt", **changes)
