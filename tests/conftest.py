@@ -1,7 +1,7 @@
 """What every test shares; fixtures of one area live in that area's own conftest.
 
-Property tests draw new examples in every run; a failing one is printed with a line that repeats
-it. ``HYPOTHESIS_PROFILE=repeatable`` draws the same ones each time.
+Property tests draw new examples in every run but the gate; a failing one is printed with a line
+that repeats it. ``HYPOTHESIS_PROFILE=repeatable`` draws the same ones each time.
 """
 
 import os

@@ -1,6 +1,7 @@
 """How ``manage.py test`` chooses tests, and what a run prints beside their results."""
 
 import datetime as dt
+import os
 import sys
 
 import pytest
@@ -32,6 +33,8 @@ def test_a_level_is_chosen_by_the_first_argument(monkeypatch, arguments, module,
     started = []
     monkeypatch.setattr(suite.environment, "ensure", lambda *_, **__: None)
     monkeypatch.setattr(suite, "run_module", lambda *words: started.append(words) or 0)
+    monkeypatch.setenv("HYPOTHESIS_PROFILE", "")
+    monkeypatch.delenv("HYPOTHESIS_PROFILE")
 
     assert suite.main(arguments) == 0
 
@@ -39,6 +42,7 @@ def test_a_level_is_chosen_by_the_first_argument(monkeypatch, arguments, module,
     assert name == module
     assert set(contains) <= set(words)
     assert not set(lacks) & set(words)
+    assert (os.environ.get("HYPOTHESIS_PROFILE") == "repeatable") == (not arguments)
 
 
 def test_every_test_file_belongs_to_the_gate_or_to_the_system_tests():
