@@ -18,9 +18,9 @@ def client(acceptor):
 def test_the_way_to_the_server_is_measured_in_both_directions(client):
     found = network.measure(client)
 
-    assert 0 < found.round_trip_seconds < 1
-    assert found.upload_bytes_per_second > 1e5
-    assert found.download_bytes_per_second > 1e5
+    assert found.round_trip_seconds > 0
+    assert found.upload_bytes_per_second > 0
+    assert found.download_bytes_per_second > 0
 
 
 def test_no_piece_is_larger_than_the_server_takes(acceptor, client):

