@@ -6,6 +6,8 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 
 from runners.wire import Message
 
+MAX_JOBS = 256  # in the scheduler at once; the server stores one device per job
+
 
 class PartitionFacts(Message):
     """One partition of a cluster, or one node type in it."""
@@ -26,6 +28,6 @@ class SchedulerFacts(Message):
     version: str = ""
     options: dict[str, str] = Field(default_factory=dict)  # of every job
     time_limit_minutes: PositiveInt
-    max_jobs: PositiveInt
+    max_jobs: PositiveInt = Field(le=MAX_JOBS)
     partitions: tuple[PartitionFacts, ...] = Field(default=(), max_length=256)
     problem: str = ""  # why it did not answer

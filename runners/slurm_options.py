@@ -5,6 +5,8 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveInt
 
+from runners.scheduler_messages import MAX_JOBS
+
 # Options of sbatch and srun for placement, accounting and resources. None of them names a
 # program, a file or an environment, which only the agent sets.
 ALLOWED = (
@@ -38,7 +40,7 @@ class SlurmConfig(BaseModel):
 
     options: Options = Field(default_factory=dict)
     time_limit_minutes: PositiveInt = 24 * 60
-    max_jobs: int = Field(default=1, ge=1, le=256)  # how many may be in Slurm at once
+    max_jobs: int = Field(default=1, ge=1, le=MAX_JOBS)  # how many may be in Slurm at once
 
     def argv(self) -> list[str]:
         """Return the options as arguments."""

@@ -9,6 +9,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from runners import messages
 from runners.facts import HostFacts, Microbench
 from runners.received_events import ReceivedBatch
+from runners.scheduler_messages import SchedulerFacts
 from webapp.core import units
 
 # Values of a run's own metrics may be any that are finite: a loss may well explode.
@@ -75,3 +76,9 @@ def test_any_number_is_shown_without_a_fault(shown, value):
 def test_a_share_beyond_all_is_refused_by_its_field():
     with pytest.raises(ValidationError, match="less than or equal to 1000"):
         TypeAdapter(messages.Beat).validate_python({"cpu_utilization": 1.7e308})
+
+
+def test_a_host_cannot_claim_more_scheduler_jobs_than_the_server_stores_devices_for():
+    """82,000 of them were 82,000 rows, written one by one within one request."""
+    with pytest.raises(ValidationError, match="less than or equal to 256"):
+        SchedulerFacts(time_limit_minutes=60, max_jobs=81_814)
