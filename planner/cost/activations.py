@@ -7,6 +7,7 @@ heads and any degree of tensor and sequence parallelism share one formula.
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from planner.cost.columns import maximum
 from planner.cost.equation import equation
 from planner.cost.quantity import Quantity
 from planner.specs.layers import (
@@ -152,28 +153,31 @@ def loss_bytes(
 
 
 @equation(
-    "A = T · e · B + b · V/t · (B + 4)",
+    "A = max(T · e · B, 4 · T · h · B + b · V/t · (B + 4))",
     unit="B",
     symbols={
         "num_tokens": "T",
         "elements": "e",
+        "hidden_size": "h",
         "bytes_per_element": "B",
         "sampled_tokens": "b",
         "vocab_per_rank": "V/t",
     },
-    source="one layer at a time: residual streams, projections, feed-forward, sampled logits",
+    source="one layer at a time, then the output head: the tensors of a layer are free by then",
 )
 def inference_activation_bytes(
     *,
     num_tokens: Quantity,
     elements: Quantity,
+    hidden_size: Quantity,
     bytes_per_element: Quantity,
     sampled_tokens: Quantity,
     vocab_per_rank: Quantity,
 ) -> Quantity:
     """Return the peak activation bytes of one inference step of ``num_tokens`` tokens."""
     logits = sampled_tokens * vocab_per_rank * (bytes_per_element + FP32_BYTES)
-    return num_tokens * elements * bytes_per_element + logits
+    streams = INFERENCE_HIDDEN_TENSORS * num_tokens * hidden_size * bytes_per_element
+    return maximum(num_tokens * elements * bytes_per_element, streams + logits)
 
 
 @equation(

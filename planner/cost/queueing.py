@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from planner.cost.columns import minimum
+from planner.cost.columns import maximum, minimum
 from planner.cost.equation import equation
 from planner.cost.quantity import Quantity
 
@@ -147,6 +147,17 @@ def slot_wait(
     """Return the mean seconds that a request waits for a slot."""
     withheld = minimum(withheld_slots, running - 1)  # the last slot is never withheld
     return (offered - running + withheld) / running * life_s
+
+
+@equation(
+    "wait = max(0, c · t_service - T)",
+    unit="s",
+    symbols={"callers": "c", "service_s": "t_service", "latency_s": "T"},
+    source="Little 1961: c callers get one answer per t_service seconds at best",
+)
+def device_wait(*, callers: Quantity, service_s: Quantity, latency_s: Quantity) -> Quantity:
+    """Return the seconds missing from a latency that the devices could not reach."""
+    return maximum(0.0, callers * service_s - latency_s)
 
 
 @equation(

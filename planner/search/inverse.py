@@ -136,7 +136,9 @@ def _changed(request: PlanRequest, **fields: object) -> PlanRequest:
 def _concurrent_request(request: PlanRequest, users: int) -> PlanRequest:
     """Return a serving request in which no user waits for memory."""
     bound = {**request.constraints, "max_concurrency": Bound(min=users)}
-    changed = _changed(request, concurrency=users, request_rate_per_second=None)
+    changed = _changed(
+        request, concurrency=users, request_rate_per_second=None, burst_requests=None
+    )
     return changed.model_copy(update={"constraints": bound})
 
 

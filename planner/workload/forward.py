@@ -5,16 +5,19 @@ pipeline, the pass runs through the stages in sequence; ``planner.workload.stage
 with different devices.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from planner.cost.columns import maximum, where
+from planner.cost.columns import any_of, maximum, where
 from planner.cost.equation import Ledger
 from planner.cost.roofline import (
     attending_seconds,
     memory_seconds,
     overhead_seconds,
+    roofline_seconds,
     scheduling_seconds,
 )
+from planner.cost.sparsity import GEMM_SPEEDUP
 from planner.specs.model import ModelSpec
 from planner.workload.attention import attention
 from planner.workload.exchange import communication, context_exchange
@@ -110,10 +113,13 @@ def whole_pass(setting: Setting, ledger: Ledger, work: Pass) -> PassCost:
     issue, scheduling = overhead(run)
     parts = [dequantise(run), unpack(run), products, routed, moving(run), head, scores, others]
     seconds = sum(part.seconds for part in parts)
+    beyond = beyond_peaks(run, parts, seconds)
+    seconds = seconds + beyond
     if setting.engine.ops_per_layer and setting.device.kind != "cpu":
         # Kernels are issued ahead: only the excess over the device time counts.
         issue = maximum(0.0, issue - seconds)
     compute = sum(where(part.is_compute, part.seconds, 0.0) for part in parts)
+    compute = compute + where(compute > seconds / 2, beyond, 0.0)
     device = PassTotals(compute, seconds - compute, links, issue + scheduling)
     whole = overlap_offload(run, device)
     return PassCost(
@@ -124,6 +130,35 @@ def whole_pass(setting: Setting, ledger: Ledger, work: Pass) -> PassCost:
         total_s=seconds + links + (issue + scheduling) if whole is device else whole.total_s,
         flops=work.batches * sum(part.flops for part in parts),
     )
+
+
+def beyond_peaks(run: Operation, parts: Sequence[Part], seconds: float) -> float:
+    """Return the seconds missing from a pass that would exceed the device's published peaks.
+
+    Factors that were fitted on one device may do so on another.
+    """
+    setting, rates = run.setting, run.rates
+    if setting.is_measured:
+        return 0.0
+    # GeForce cards double the peak of products that are summed up in 16 bits.
+    doubled = setting.device.halves_wide_sums and not setting.engine.sums_in_16_bits
+    peak = rates.peak_flops_per_s * (2 if doubled else 1)
+    if setting.skips_zeros:
+        peak *= GEMM_SPEEDUP
+    flops, moved = sum(part.flops for part in parts), sum(part.moved_bytes for part in parts)
+    if not any_of(maximum(flops / peak, moved / rates.memory_bytes_per_s) > seconds):
+        return 0.0
+    least = run.ledger.term(
+        roofline_seconds,
+        setting.line(run.work.group, "The whole pass at the device's peaks", key="peaks"),
+        work_flops=flops,
+        peak_flops_per_s=peak,
+        compute_efficiency=1.0,
+        moved_bytes=moved,
+        memory_bytes_per_s=rates.memory_bytes_per_s,
+        memory_efficiency=1.0,
+    )
+    return maximum(0.0, least - seconds)
 
 
 def elementwise(run: Operation) -> Part:

@@ -1,6 +1,6 @@
 """Generate offline in one fixed batch: one prefill, then a decode step per further token."""
 
-from planner.cost.columns import any_of, both, ceil, maximum, where
+from planner.cost.columns import any_of, both, ceil, maximum, minimum, where
 from planner.cost.compute import layer_pairs, read_pairs
 from planner.cost.equation import Ledger, equation
 from planner.cost.kv_cache import layer_tokens, read_tokens
@@ -113,7 +113,7 @@ def _blocks(setting: Setting, sequences: float) -> float:
     workload = setting.workload
     if not isinstance(workload, GenerateWorkload) or setting.strategy.micro_batch_size is None:
         return 1.0
-    return ceil(workload.batch_size / setting.layout.data / sequences - ROUNDING)
+    return ceil(replica_batch(setting, workload) / sequences - ROUNDING)
 
 
 def _per_rank(setting: Setting, sequences: float) -> float:
@@ -150,7 +150,7 @@ def _prefill(setting: Setting, ledger: Ledger, batch: float, tokens: float) -> P
 
 def generate(setting: Setting, workload: GenerateWorkload, ledger: Ledger) -> Outcome:
     """Return the cost of generating one batch."""
-    batch = workload.batch_size / setting.layout.data
+    batch = replica_batch(setting, workload)
     micro = batch / micro_batches(setting, batch)
     memory = inference_memory(setting, ledger, batch_load(setting, workload))
     prefill = _prefill(setting, ledger, micro, workload.input_tokens)
@@ -187,15 +187,32 @@ def generate(setting: Setting, workload: GenerateWorkload, ledger: Ledger) -> Ou
     )
 
 
+def replica_batch(setting: Setting, workload: GenerateWorkload) -> float:
+    """Return the sequences of the busiest replica; each of its attention ranks has whole ones.
+
+    The share of unlike replicas is a fraction of the batch, which stays as it is.
+    """
+    size: float = workload.batch_size
+    batch = size / setting.layout.data
+    if not isinstance(size, int):
+        return batch
+    ranks = setting.layout.attention_data
+    return ranks * ceil(batch / ranks - ROUNDING)
+
+
 def batch_load(setting: Setting, workload: GenerateWorkload) -> Load:
-    """Return the memory load of one replica with all sequences of its batch."""
-    batch = workload.batch_size / setting.layout.data
+    """Return the memory load of one replica with all sequences of its batch.
+
+    A step holds at most the token budget of an engine that computes prompts in chunks.
+    """
+    batch = replica_batch(setting, workload)
     per_rank = _per_rank(setting, batch)
     micro = per_rank / micro_batches(setting, batch)
+    prompts, budget = micro * workload.input_tokens, setting.layout.batch_tokens
     return Load(
         per_rank,
         workload.input_tokens + workload.output_tokens,
-        micro * workload.input_tokens,
+        where(budget > 0, maximum(micro, minimum(prompts, budget)), prompts),
         micro,
         paged=False,
         waiting_tokens=(per_rank - micro) * workload.input_tokens,

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 from planner.catalog.engines import routing_evenness
-from planner.cost.columns import any_of, maximum, minimum
+from planner.cost.columns import any_of, maximum, minimum, where
 from planner.cost.communication import transfer_seconds
 from planner.cost.dtypes import WIDE
 from planner.cost.equation import Line
@@ -117,7 +117,8 @@ def overlap_offload(run: Operation, own: PassTotals) -> PassTotals:
         return own
     tiers = tiers_of(run)
     if setting.engine.computes_on_host:
-        return _on_host(run, own, tiers)
+        on_host = _read_on_host if run.work.group == "prefill" else _decode_on_host
+        return on_host(run, own, tiers)
     host_s = _host_attention(run, tiers)
     load_s, store_s, disk_s = _links(run, tiers)
     total = run.ledger.term(
@@ -302,42 +303,65 @@ def _links(run: Operation, tiers: Tiers) -> tuple[float, float, float]:
     return seconds[0], seconds[1], seconds[2]
 
 
-def _on_host(run: Operation, own: PassTotals, tiers: Tiers) -> PassTotals:
-    """Return a pass whose offloaded layers or experts run on the host's cores.
+def _read_on_host(run: Operation, own: PassTotals, tiers: Tiers) -> PassTotals:
+    """Return a prefill pass with layers or experts in host memory or on disk.
 
-    The device does not read these weights. Prefill takes the faster of computing on the host and
-    streaming the weights to the device.
+    Either their weights are streamed to the device for every step, or the host's cores compute
+    them while the device computes the rest. The faster way is taken, and neither is faster than
+    with all weights on the device.
     """
-    setting, rates = run.setting, run.rates
-    moved = tiers.weights + tiers.kv_loaded + tiers.kv_on_host
+    read_s, compute_s = _host_seconds(run, tiers)
+    load_s, _, disk_s = _links(run, tiers)
+    streamed_s = maximum(own.total_s, run.work.steps * maximum(load_s, disk_s))
+    device_share = 1 - _host_work_share(run)
+    computed_s = device_share * own.total_s + maximum(maximum(read_s, compute_s), disk_s)
+    extra_s = maximum(0.0, minimum(streamed_s, computed_s) - own.total_s)
+    streams = streamed_s <= computed_s
+    return replace(
+        own,
+        memory_s=own.memory_s + where(streams, 0.0, extra_s),
+        communication_s=own.communication_s + where(streams, extra_s, 0.0),
+    )
+
+
+def _decode_on_host(run: Operation, own: PassTotals, tiers: Tiers) -> PassTotals:
+    """Return a decode pass whose offloaded layers or experts run on the host's cores.
+
+    The host reads their weights and cache instead of the device, and is not faster than it.
+    """
+    rates = run.rates
+    read_s, compute_s = _host_seconds(run, tiers)
+    _, _, disk_s = _links(run, tiers)
+    weights_s = tiers.weights / (rates.memory_bytes_per_s * rates.weight_efficiency)
+    cache_s = tiers.kv_on_host / (rates.memory_bytes_per_s * rates.kv_efficiency)
+    host_s = maximum(maximum(read_s, compute_s), maximum(disk_s, weights_s + cache_s))
+    return replace(own, memory_s=maximum(0.0, own.memory_s - weights_s) + host_s)
+
+
+def _host_seconds(run: Operation, tiers: Tiers) -> tuple[float, float]:
+    """Cost what the host reads and computes of the offloaded layers or experts."""
+    setting, work = run.setting, run.work
     read_s = run.ledger.term(
         memory_seconds,
         _line(run, "Layers on the host: weights and cache", "host_read"),
-        moved_bytes=moved,
+        moved_bytes=tiers.weights + tiers.kv_loaded + tiers.kv_on_host,
         memory_bytes_per_s=setting.host_memory_bytes_per_s,
         memory_efficiency=HOST_WEIGHT_EFFICIENCY,
     )
-    share = min(1.0, offloaded_weight_share(setting))
     used = setting.counts.active / setting.layout.tensor
     compute_s = run.ledger.term(
         compute_seconds,
         _line(run, "Layers on the host: arithmetic", "host_compute"),
-        work_flops=2 * used * share * run.work.new_tokens * run.work.batches,
+        work_flops=2 * used * _host_work_share(run) * work.new_tokens * work.batches,
         peak_flops_per_s=HOST_FLOPS_PER_S,
         compute_efficiency=1.0,
     )
-    host_s = maximum(read_s, compute_s)
-    if run.work.group == "prefill":
-        load_s, _, disk_s = _links(run, tiers)
-        host_s = minimum(host_s, maximum(load_s, disk_s))
-    device_read_s = tiers.weights / (rates.memory_bytes_per_s * rates.weight_efficiency)
-    device_share = max(0.0, 1 - share) if run.work.group == "prefill" else 1.0
-    return PassTotals(
-        own.compute_s * device_share,
-        maximum(0.0, own.memory_s - device_read_s) + host_s,
-        own.communication_s,
-        own.overhead_s,
-    )
+    return read_s, compute_s
+
+
+def _host_work_share(run: Operation) -> float:
+    """Return the share of a token's products whose weights are offloaded."""
+    return minimum(1.0, offloaded_weight_share(run.setting))
 
 
 def _line(run: Operation, name: str, key: str) -> Line:

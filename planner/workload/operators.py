@@ -52,11 +52,12 @@ class Pass:
 
 @dataclass(frozen=True)
 class Part:
-    """The seconds of one operator class, and whether arithmetic bounds it."""
+    """The seconds of one operator class, whether arithmetic bounds it, and its work."""
 
     seconds: float
     is_compute: Flag = False
     flops: float = 0.0
+    moved_bytes: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,7 @@ class Operation:
             memory_bytes_per_s=rates.memory_bytes_per_s,
             memory_efficiency=efficiency,
         )
-        return Part(seconds, is_compute, flops)
+        return Part(seconds, is_compute, flops, moved_bytes)
 
     def _bound_line(self, names: tuple[str, str, str], is_compute: Flag) -> Line:
         """Return the ledger line of an operator, with the host's factor for its bound."""

@@ -381,6 +381,12 @@ def _warn(setting: Setting, request: EstimateRequest) -> None:
     if reason:
         add(f"sparsity {sparsity:g} saves neither time nor memory here: {reason}")
     setting.warnings.extend(_kernel_warnings(setting))
+    offload = request.strategy.offload
+    if offload is not None and setting.offload != offload:
+        add(
+            f"{setting.device.name or setting.device.id} has the host's own memory: nothing moves "
+            "by offloading to it; offload to disk, or leave it out"
+        )
     if setting.model.note:
         add(setting.model.note)
     unused = request.cluster.num_devices - setting.layout.devices

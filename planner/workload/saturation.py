@@ -156,5 +156,6 @@ def mixed_work(setting: Setting, workload: ServeWorkload, own: float, chunk: flo
         read_layer_tokens=prompts * chunks * layer_tokens(model, context, paged=False),
         sampled_tokens=own + prompts,
         routed_tokens=(own + chunk) * layout.attention_data,
+        cached_layer_tokens=prompts * layer_tokens(model, prompt, paged=False),
         stored_layer_tokens=prompts * layer_tokens(model, prompt, paged=False),
     )

@@ -11,6 +11,7 @@ from planner.cost.equation import Ledger, Unrecorded
 from planner.cost.queueing import (
     ArrivalHabits,
     chance_of_decode_overlap,
+    device_wait,
     mean_token_gap,
     poisson_prompts_before,
     prompt_slot,
@@ -21,7 +22,14 @@ from planner.cost.queueing import (
 from planner.cost.root import falling_root
 from planner.specs.estimate import Performance
 from planner.specs.workload import ServeWorkload
-from planner.workload.capacity import held_at_once, load_of, places
+from planner.workload.capacity import (
+    MAX_SEARCHED_CONCURRENCY,
+    held_at_once,
+    load_of,
+    on_every_rank,
+    places,
+    step_requests,
+)
 from planner.workload.forward import PassCost
 from planner.workload.outcome import Outcome, performance_of
 from planner.workload.saturation import burst_rate, saturation
@@ -30,7 +38,6 @@ from planner.workload.speculate import decoding, held_memory, prefilling
 from planner.workload.staged import paced
 
 GROUP = "serving"
-MAX_SEARCHED_CONCURRENCY = 4096
 
 
 @dataclass(frozen=True)
@@ -45,18 +52,19 @@ class _Steady:
     latency_s: float
     queue_s: float
     life_s: float
+    service_s: float
     requests_per_s: float | None = None
 
 
 def serve(setting: Setting, workload: ServeWorkload, ledger: Ledger) -> Outcome:
     """Return the cost of serving the workload at the concurrency that fits."""
-    most, raised = held_at_once(setting, workload)
-    closed = workload.concurrency is not None
-    slots = places(setting, workload, raised) if closed else most
+    held = held_at_once(setting, workload)
+    most, closed = held.whole, workload.concurrency is not None
+    slots = places(setting, workload, held.raised) if closed else held.usual
     offered = _offered(setting, workload, slots)
     running = maximum(1.0, minimum(offered, slots))
-    # The busiest rank holds at least one whole request.
-    full_requests = maximum(minimum(running, maximum(1.0, most)), setting.layout.attention_data)
+    # The busiest rank holds whole requests, at least one.
+    full_requests = on_every_rank(setting, minimum(running, maximum(1.0, most)))
     memory = held_memory(setting, ledger, load_of(setting, workload, full_requests))
     prompt = _prompt(setting, workload, ledger, running)
     steady = _steady(setting, workload, ledger, (running, offered), prompt)
@@ -86,8 +94,7 @@ def _saturated_state(
     setting: Setting, workload: ServeWorkload, ledger: Ledger, steady: _Steady
 ) -> _Steady:
     """Return the steady state with every slot taken and mixed prefill and decode steps."""
-    most = setting.engine.max_batch_requests or MAX_SEARCHED_CONCURRENCY
-    slots = minimum(steady.running, most * setting.layout.attention_data)
+    slots = minimum(steady.running, step_requests(setting) * setting.layout.attention_data)
     if workload.burst_requests is not None:
         rate = burst_rate(setting, workload, ledger, slots)
         return replace(steady, requests_per_s=rate)
@@ -206,8 +213,44 @@ def _steady(
         steps_awaited=habits.steps_awaited,
     )
     latency = ttft + (workload.output_tokens - 1) * tpot
-    queue = before * slot + wait
-    return _Steady(running, prefill, decode, tpot, ttft, latency, queue, life)
+    service = _service_seconds(setting, workload, prompt, (decode, running))
+    busy = 0.0
+    if workload.request_rate_per_second is None:
+        callers = running if workload.concurrency is None else maximum(offered, running)
+        busy = _device_wait(setting, ledger, callers, service, latency)
+    queue = before * slot + wait + busy
+    return _Steady(
+        running, prefill, decode, tpot, ttft + busy, latency + busy, queue, life, service
+    )
+
+
+def _service_seconds(
+    setting: Setting, workload: ServeWorkload, prompt: _Prompt, step: tuple[PassCost, float]
+) -> float:
+    """Return the least seconds of a replica's devices per request: its arithmetic and its steps.
+
+    ``step`` is the cost of a decode step and the requests that share it.
+    """
+    decode, running = step
+    peak = setting.rates.peak_flops_per_s
+    reading = maximum(prompt.cost.compute_s, prompt.cost.flops / peak)
+    share = prompt.turns(setting) * prompt.lanes
+    return reading / share + (workload.output_tokens - 1) * decode.total_s / running
+
+
+def _device_wait(
+    setting: Setting, ledger: Ledger, callers: float, service: float, latency: float
+) -> float:
+    """Return the seconds that callers wait because the devices are busy with the others."""
+    if not any_of(callers * service > latency):
+        return 0.0
+    return ledger.term(
+        device_wait,
+        setting.line(GROUP, "Waiting for the devices", key="device_wait"),
+        callers=callers,
+        service_s=service,
+        latency_s=latency,
+    )
 
 
 def _slot(setting: Setting, workload: ServeWorkload, ledger: Ledger, prompt: _Prompt) -> float:
@@ -309,7 +352,7 @@ def saturation_rate(setting: Setting, workload: ServeWorkload, most: float) -> f
     full = maximum(1.0, minimum(most, float(MAX_SEARCHED_CONCURRENCY)))
     open_loop, prompt = _open_loop(workload), _prompt(setting, workload, Unrecorded(), full)
     steady = _steady(setting, open_loop, Unrecorded(), (full, full), prompt)
-    return setting.layout.data * full / steady.life_s
+    return setting.layout.data * minimum(full / steady.life_s, 1 / steady.service_s)
 
 
 def _open_loop(workload: ServeWorkload) -> ServeWorkload:
@@ -326,7 +369,8 @@ def _rate(setting: Setting, workload: ServeWorkload, steady: _Steady) -> float:
         return workload.concurrency / steady.latency_s
     slots = setting.layout.data * steady.running
     if workload.request_rate_per_second is not None:
-        return minimum(slots / steady.life_s, workload.request_rate_per_second)
+        most = minimum(slots / steady.life_s, setting.layout.data / steady.service_s)
+        return minimum(most, workload.request_rate_per_second)
     return slots / steady.latency_s
 
 

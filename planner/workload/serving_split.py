@@ -18,7 +18,7 @@ from planner.cost.partition import split_in_flight
 from planner.cost.quantity import Quantity
 from planner.cost.weights import stage_layers
 from planner.specs.workload import GenerateWorkload, ServeWorkload
-from planner.workload.capacity import room_by_stage
+from planner.workload.capacity import MAX_SEARCHED_CONCURRENCY, room_by_stage
 from planner.workload.generate import (
     batch_load,
     decode_work,
@@ -29,7 +29,7 @@ from planner.workload.generate import (
 from planner.workload.inference_memory import inference_memory, stage_limits
 from planner.workload.operators import Pass
 from planner.workload.outcome import Outcome
-from planner.workload.serve import MAX_SEARCHED_CONCURRENCY, serve
+from planner.workload.serve import serve
 from planner.workload.setting import Setting
 from planner.workload.staged import stage_passes
 

@@ -48,6 +48,7 @@ DESKTOP_MEMORY_BYTES_PER_S = 80e9  # two channels of DDR5
 SERVER_MEMORY_BYTES_PER_S = 200e9  # eight channels of DDR4
 
 
+HOST_SHARES = ("weights_cpu", "kv_cpu", "activations_cpu")
 # Full-batch passes without fitted factors use those of the most similar pass.
 LIKE = {"mixed": "prefill", "packed": "decode", "beside": "packed"}
 
@@ -215,10 +216,18 @@ class Setting:
         """Return the bandwidth of the host's disk."""
         return self.cluster.disk_bandwidth_bytes_per_second or DEFAULT_DISK_BYTES_PER_S
 
+    @property
+    def shares_host_memory(self) -> bool:
+        """Return whether the device's memory is the host's: on a CPU, or unified memory."""
+        return self.device.kind in {"cpu", "uma"}
+
     @cached_property
     def offload(self) -> OffloadSpec:
-        """Return the offload settings."""
-        return self.strategy.offload or OffloadSpec()
+        """Return the offload settings; nothing moves to the host where it has the same memory."""
+        offload = self.strategy.offload or OffloadSpec()
+        if not self.shares_host_memory or isinstance(self.workload, TrainWorkload):
+            return offload
+        return offload.model_copy(update=dict.fromkeys(HOST_SHARES, 0.0))
 
     def factor(self, operator_class: OperatorClass) -> float:
         """Return this host's calibration factor for an operator class."""

@@ -13,7 +13,7 @@ from functools import partial
 
 import numpy as np
 
-from planner.cost.columns import Flag, both
+from planner.cost.columns import Flag, both, maximum
 from planner.cost.equation import Ledger, Line, Unrecorded, equation
 from planner.cost.quantity import Quantity
 from planner.cost.queueing import ArrivalHabits
@@ -60,7 +60,7 @@ Means = Callable[[ServeWorkload], Performance]
 
 
 @equation(
-    "T_p = t_0 + (T - t_0) · s_p / s_mean",
+    "T_p = t_0 + max(0, T - t_0) · s_p / s_mean",
     unit="s",
     symbols={
         "mean_s": "T",
@@ -81,7 +81,7 @@ def percentile_seconds(
 
     ``intake_s`` is the constant time to accept a request before the engine's first step.
     """
-    return intake_s + (mean_s - intake_s) * simulated_s / simulated_mean_s
+    return intake_s + maximum(0.0, mean_s - intake_s) * simulated_s / simulated_mean_s
 
 
 LINES = {

@@ -57,7 +57,7 @@ def test_a_long_answer_peaks_at_its_last_token():
 
 
 def test_a_cache_that_is_laid_out_at_the_start_stands_beside_the_prompts_widest_step():
-    grown, laid_out = (held(engine) for engine in ("transformers", "exllamav2"))
+    grown, laid_out = (held(engine) for engine in ("transformers", "gpt_fast"))
 
     assert laid_out - grown == pytest.approx(2048 * 24 * 2 * 2 * 64 * 2, rel=1e-6)
 

@@ -85,7 +85,8 @@ def test_the_parts_of_a_row_add_up_to_the_planners_answer(row):
     tpot, ttft = sweep_of([case]).predict(values_of(case)[None, :])
     found = answer(row).performance
 
-    assert tpot[0] == pytest.approx(found.tpot_seconds, rel=5e-3)
+    # A factor of 0.70 is costed as 0.71, at which the weights are read at the full bandwidth.
+    assert tpot[0] == pytest.approx(found.tpot_seconds, rel=0.01)
     assert ttft[0] == pytest.approx(found.ttft_seconds, rel=0.02)
 
 

@@ -134,7 +134,7 @@ def test_a_batch_is_shared_so_that_both_kinds_end_together():
 
 def test_a_fast_kind_with_little_memory_leaves_the_rest_of_a_batch_to_the_other():
     cluster = {"device": "rtx-5090", "other_nodes": [{"device": "rtx-a6000"}]}
-    batch = {"kind": "generate", "batch_size": 28, "input_tokens": 4096, "output_tokens": 512}
+    batch = {"kind": "generate", "batch_size": 32, "input_tokens": 4096, "output_tokens": 512}
     found = served(cluster, batch)
     room = [
         peak / capacity

@@ -1,0 +1,71 @@
+"""Ask random questions and count violations: ``python -m tests.planner.laws SEED COUNT``."""
+
+import json
+import sys
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+from tests.planner.laws import judges
+from tests.planner.laws.questions import Questions
+
+SHOWN = 3  # violations of a law that are printed
+
+
+class Tally:
+    """The violations found so far, by law; a crash of the planner is one too."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self.asked = 0
+
+    def add(self, law: str, documents: object, words: Iterable[str]) -> None:
+        for text in words:
+            self.counts[law] += 1
+            if self.counts[law] <= SHOWN:
+                print(f"{law}: {text}\n  {json.dumps(documents)}")
+
+    def guarded(self, document: dict, ask: Callable[[dict], object]) -> object:
+        self.asked += 1
+        try:
+            return ask(document)
+        except Exception as error:
+            last = traceback.extract_tb(error.__traceback__)[-1]
+            self.add("crash", document, [f"{error!r} in {last.filename}:{last.lineno}"])
+            return None
+
+    def judged(self, documents: list[dict]) -> list:
+        answers = [self.guarded(document, judges.answered) for document in documents]
+        for document, answer in zip(documents, answers, strict=True):
+            for judge in judges.OF_ONE_ANSWER if answer else ():
+                self.add(judge.__name__, document, judge(document, answer))
+        return answers
+
+
+def main(seed: int, count: int) -> int:
+    """Ask ``count`` estimates, and a tenth of that of each pair; return 1 on a violation."""
+    questions, tally = Questions(seed), Tally()
+    for _ in range(count):
+        tally.judged([questions.estimate()])
+    for draw, law in (
+        (questions.offloads, judges.offload_is_no_faster),
+        (questions.one_caller, judges.one_memory),
+        (questions.batches, judges.whole_sequences),
+    ):
+        for _ in range(count // 10):
+            documents = draw()
+            tally.add(law.__name__, documents, law(documents, tally.judged(documents)))
+    for draw, law, share in (
+        (questions.inverse, judges.limit_is_the_limit, 50),
+        (questions.plan, judges.exports_start_the_plan, 25),
+    ):
+        for _ in range(count // share):
+            document = draw()
+            words = tally.guarded(document, lambda one, law=law: list(law(one)))
+            tally.add(law.__name__, document, words or ())
+    print(f"seed {seed}: {tally.asked} questions, violations: {dict(tally.counts) or 'none'}")
+    return 1 if tally.counts else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*map(int, sys.argv[1:])))

@@ -1,0 +1,306 @@
+"""Laws that every answer of the planner keeps; a judge yields the violations it finds."""
+
+import math
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+from planner.api import estimate, inverse, plan
+from planner.errors import PlannerError
+from planner.exports.registry import export, export_case
+from planner.specs.estimate import Estimate, EstimateRequest
+from planner.specs.inverse import InverseRequest
+from planner.specs.plan import PlannedStrategy, PlanRequest
+from planner.workload.inference_memory import usable_bytes
+from planner.workload.resolve import resolve
+from tests.planner.laws.questions import device_of
+
+GIB = 1024**3
+ROUNDING = 1.001
+# Full launch scripts raise the limit of a device that weights nearly fill to 0.95.
+RAISED = 0.95
+HOST_FLOPS = 2e13  # more than the cores of any host compute beside the device
+RATES = ("prefill_tokens_per_second", "decode_tokens_per_second")
+PERCENTILES = ("p50", "p90", "p95", "p99")
+Answers = Sequence[Estimate | None]
+
+
+def answered(document: dict) -> Estimate | None:
+    """Return the estimate of a question, None if it is refused in words."""
+    try:
+        return estimate(EstimateRequest.model_validate(document))
+    except PlannerError:
+        return None
+
+
+def fits_within_memory(document: dict, answer: Estimate) -> Iterator[str]:
+    """What fits stays within the usable memory, with a whole request on every rank."""
+    if not answer.fits:
+        return
+    strategy = answer.strategy
+    setting = resolve(
+        EstimateRequest.model_validate(
+            {**document, "strategy": strategy.model_dump(exclude_none=True)}
+        )
+    )
+    memory, serving = answer.memory, document["workload"]["kind"] == "serve"
+    usable = usable_bytes(setting)
+    if serving:
+        usable = max(usable, RAISED * setting.device.memory_bytes if _tight(answer) else 0.0)
+    if memory.per_device_peak_bytes > usable * ROUNDING:
+        yield (
+            f"fits with {memory.per_device_peak_bytes / GIB:.2f} of {usable / GIB:.2f} usable GiB"
+        )
+    most = answer.performance.max_concurrency
+    ranks = (strategy.data_parallel_size or 1) * (strategy.attention_data_parallel_size or 1)
+    if serving and most is not None and most < ranks:
+        yield f"fits with {most} requests on {ranks} ranks that hold requests of their own"
+
+
+def _tight(answer: Estimate) -> bool:
+    memory = answer.memory
+    fixed = sum(
+        size
+        for name, size in memory.breakdown_bytes.items()
+        if name in {"weights", "runtime_overhead", "activations", "buffers"}
+    )
+    return fixed > 0.8 * memory.capacity_bytes
+
+
+def finite_and_ordered(document: dict, answer: Estimate) -> Iterator[str]:
+    """Every figure is finite and not negative; intervals and percentiles are in order."""
+    figures = {k: v for k, v in answer.performance if isinstance(v, int | float)}
+    for name, value in figures.items():
+        if not math.isfinite(value) or value < 0:
+            yield f"{name} is {value}"
+    for name, (low, high) in answer.interval.items():
+        if not low <= high:
+            yield f"the interval of {name} is [{low}, {high}]"
+        if name in figures and not low / ROUNDING <= figures[name] <= high * ROUNDING:
+            yield f"{name} {figures[name]} is outside [{low}, {high}]"
+    for name in ("ttft", "tpot", "latency"):
+        values = [figures.get(f"{name}_{part}_seconds") for part in PERCENTILES]
+        known = [value for value in values if value is not None]
+        if any(left > right * ROUNDING for left, right in pairwise(known)):
+            yield f"percentiles of {name} are {known}"
+
+
+def within_physics(document: dict, answer: Estimate) -> Iterator[str]:
+    """No rate needs more arithmetic than the peak of what computes it."""
+    workload, device = document["workload"], device_of(document)
+    if workload["kind"] == "train" or not device.peak_flops_per_second:
+        return
+    setting = resolve(EstimateRequest.model_validate(document))
+    counts, strategy = setting.counts, answer.strategy
+    # Routers, norms and the vocabulary come on top: this is what each prompt token takes at least.
+    per_token = 2 * (counts.layer_linear - counts.experts + counts.experts_active)
+    peak = max(device.peak_flops_per_second.values())
+    if device.halves_wide_sums:
+        peak *= 2
+    total = peak * setting.layout.devices
+    if setting.engine.computes_on_host and answer.strategy.offload:
+        total += HOST_FLOPS
+    if strategy.sparsity:
+        total *= 2
+    figures = answer.performance
+    reads = workload["input_tokens"] * (1 - workload.get("prefix_share_ratio", 0))
+    for name, tokens in (
+        ("prefill_tokens_per_second", 1 - workload.get("prefix_share_ratio", 0)),
+        ("requests_per_second", reads + workload["output_tokens"] - 1),
+    ):
+        rate = getattr(figures, name)
+        if rate and rate * tokens * per_token > total * ROUNDING:
+            yield f"{name} {rate:.4g} needs {rate * tokens * per_token:.3g} FLOP/s of {total:.3g}"
+    rate = figures.decode_tokens_per_second
+    if rate and rate * per_token > total * ROUNDING and not strategy.speculative:
+        yield f"decode_tokens_per_second {rate:.4g} is above the peak"
+
+
+def offload_is_no_faster(documents: Sequence[dict], answers: Answers) -> Iterator[str]:
+    """The more is offloaded, the slower prefill and decode."""
+    known = [
+        (document["strategy"].get("offload"), answer)
+        for document, answer in zip(documents, answers, strict=True)
+        if answer is not None
+    ]
+    for (less, before), (more, after) in pairwise(known):
+        for name in RATES:
+            old, new = getattr(before.performance, name), getattr(after.performance, name)
+            if name.startswith("decode") and _runs_more(documents[0], before, after):
+                continue
+            if old and new and new > old * ROUNDING:
+                yield f"{name} {old:.4g} with {less}, {new:.4g} with {more}"
+
+
+def _runs_more(document: dict, before: Estimate, after: Estimate) -> bool:
+    """Return whether more requests may run at once, which decode faster together."""
+    workload = document["workload"]
+    if workload["kind"] == "generate":
+        return False
+    room = [answer.performance.max_concurrency or 0 for answer in (before, after)]
+    return room[0] != room[1] and room[0] < workload.get("concurrency", math.inf)
+
+
+def one_memory(documents: Sequence[dict], answers: Answers) -> Iterator[str]:
+    """A batch of one sequence takes the memory of one caller, within 10 %."""
+    if None in answers:
+        return
+    generating, serving = (answer.memory.per_device_peak_bytes for answer in answers)
+    if not 0.9 <= generating / serving <= 1.1:
+        yield f"{generating / GIB:.2f} GiB generating, {serving / GIB:.2f} GiB serving one caller"
+
+
+def whole_sequences(documents: Sequence[dict], answers: Answers) -> Iterator[str]:
+    """A batch that ranks share unevenly takes what the busiest rank's sequences take."""
+    if None in answers:
+        return
+    uneven, whole = (answer.memory.per_device_peak_bytes for answer in answers)
+    if uneven < whole / ROUNDING:
+        sizes = [document["workload"]["batch_size"] for document in documents]
+        yield f"{uneven / GIB:.2f} GiB for {sizes[0]} sequences, {whole / GIB:.2f} for {sizes[1]}"
+
+
+def exports_start_the_plan(document: dict) -> Iterator[str]:
+    """Every export names the plan's devices, and its degrees multiply to them."""
+    request = PlanRequest.model_validate(document)
+    try:
+        answer = plan(request)
+    except PlannerError:
+        return
+    for chosen in answer.plans:
+        fields = {name: document[name] for name in ("model", "cluster", "workload", "engine")}
+        yield from fits_within_memory(fields, chosen)
+        case = export_case(request, chosen)
+        for name in chosen.exports:
+            text = export(name, case).text
+            count = devices_of(chosen)
+            for what, started in started_devices(name, text).items():
+                if started != count:
+                    yield f"{name} {what} {started} of {count} devices: {degrees_of(chosen)}"
+
+
+def limit_is_the_limit(document: dict) -> Iterator[str]:
+    """The answer of an inverse question fits, and a fifth more does not."""
+    try:
+        answer = inverse(InverseRequest.model_validate(document))
+    except PlannerError:
+        return
+    for limit in answer.limits:
+        if not limit.estimate.fits:
+            yield f"{answer.question} {limit.value} does not fit"
+        if limit.beyond is None or limit.beyond.constraint == "max_position_embeddings":
+            continue
+        largest = max(int(1.2 * float(limit.value)), int(float(limit.beyond.value)))
+        if _works(document, answer.question, largest):
+            yield f"{answer.question} {limit.value}, but {largest} works"
+
+
+def _works(document: dict, question: str, value: int) -> bool:
+    """Return whether a value of the inverse question's quantity has a plan."""
+    fields = {name: value for name, value in document.items() if name != "question"}
+    workload = dict(document["workload"])
+    for name in ("request_rate_per_second", "burst_requests"):
+        workload.pop(name, None)
+    callers = workload.get("concurrency", 1)
+    if question == "longest_context":
+        output = min(workload["output_tokens"], value - 1)
+        workload |= {"input_tokens": value - output, "output_tokens": output}
+    elif question == "most_users":
+        callers = value
+    else:
+        workload["batch_size"] = value
+    if workload["kind"] == "serve":
+        workload["concurrency"] = callers
+        fields["constraints"] = {"max_concurrency": {"min": callers}}
+    return bool(plan(PlanRequest.model_validate({**fields, "workload": workload})).plans)
+
+
+def degrees_of(chosen: PlannedStrategy) -> str:
+    sizes = {
+        name.removesuffix("_parallel_size"): value
+        for name, value in chosen.strategy
+        if name.endswith("_parallel_size") and value and value > 1
+    }
+    return " x ".join(f"{size} {name}" for name, size in sizes.items()) or "one device"
+
+
+def devices_of(chosen: PlannedStrategy) -> int:
+    strategy = chosen.strategy
+    axes = ("data", "tensor", "pipeline", "context", "attention_data")
+    return math.prod(getattr(strategy, f"{axis}_parallel_size") or 1 for axis in axes)
+
+
+def started_devices(name: str, text: str) -> dict[str, int]:
+    """Return the devices that an export starts, by the place that says it."""
+    head = [line for line in text.splitlines() if line.lstrip().startswith("#")]
+    body = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
+    found: dict[str, int] = {}
+    stated = re.search(r"on (\d+) x ", head[1] if head and head[0][:2] == "#!" else "".join(head))
+    if stated:
+        found["head"] = int(stated[1])
+    for tool, count in commands(body).items():
+        found[f"command {tool}"] = count
+    if name == "kubernetes":
+        found["requests"] = _kubernetes_devices(body)
+    if name == "compose":
+        found["reserves"] = sum(map(int, re.findall(r"count: (\d+)", body)))
+    if name == "slurm":
+        nodes = re.search(r"--nodes=(\d+)", body) or re.search(r"--nodes=(\d+)", text)
+        each = re.search(r"--gpus-per-node=(\d+)", text)
+        if each:
+            found["reserves"] = int(each[1]) * (int(nodes[1]) if nodes else 1)
+    return found
+
+
+def _kubernetes_devices(body: str) -> int:
+    each = max(
+        map(int, re.findall(r"(?:gpu|tpu|neuron|device)[\w./-]*\"?: \"?(\d+)", body)), default=0
+    )
+    pods = [int(n) for n in re.findall(r"(?:completions|size|replicas): (\d+)", body)]
+    return each * math.prod(pods[:1] or [1]) if each else 0
+
+
+def commands(body: str) -> dict[str, int]:
+    """Return the devices of each server's command by the tool's own counting.
+
+    vLLM: tensor x pipeline x data (x prefill context). SGLang: tensor (with its attention ranks)
+    x pipeline x data, where data ranks outside attention are replicas. TensorRT-LLM: tensor x
+    pipeline x context, attention ranks inside the tensor size.
+    """
+    counted: dict[str, int] = {}
+    joined = re.sub(r"\\\n\s*", " ", body)
+    for line in joined.splitlines():
+        try:
+            words = shlex.split(line)
+        except ValueError:
+            continue
+        flags = _flags(words)
+        if "vllm" in words and "serve" in words:
+            counted["vllm"] = _product(
+                flags, "tensor", "pipeline", "data", form="--{}-parallel-size"
+            )
+        elif "sglang.launch_server" in words:
+            data = 1 if "--enable-dp-attention" in flags else flags.get("--dp-size", 1)
+            counted["sglang"] = int(data) * _product(flags, "tp", "pp", form="--{}-size")
+        elif "trtllm-serve" in words:
+            counted["tensorrt_llm"] = _product(flags, "tp", "pp", "cp", form="--{}_size")
+    return counted
+
+
+def _flags(words: list[str]) -> dict[str, Any]:
+    flags: dict[str, Any] = {}
+    for index, word in enumerate(words):
+        if word.startswith("--"):
+            name, equals, value = word.partition("=")
+            after = words[index + 1] if index + 1 < len(words) else ""
+            flags[name] = value if equals else after
+    return flags
+
+
+def _product(flags: dict[str, Any], *names: str, form: str) -> int:
+    return math.prod(int(flags.get(form.format(name), 1)) for name in names)
+
+
+OF_ONE_ANSWER = (fits_within_memory, finite_and_ordered, within_physics)
