@@ -61,6 +61,8 @@ class Engine(Spec):
     adapter_dtype: Dtype = "bf16"
     fp8_kv_cache_with_fp8_weights: bool = False
     fp8_kv_cache_architectures: tuple[str, ...] = ()
+    # The file type that stands for a dtype in an engine that loads only such files.
+    file_formats: dict[Dtype, str] = Field(default_factory=dict)
     reserves_whole_requests: bool = False
     gathered_logits: bool = False
     lora_targets: Literal["all", "query_value"] = "all"

@@ -1,18 +1,21 @@
 """Packed weight formats: GGUF mixes, and formats given by their mean bits.
 
-``gguf:q4_k_m`` has its sizes in the catalog, ``gguf:3.9`` is a mix of 3.9 bits on average.
+``gguf:q4_k_m`` has its usual sizes in the catalog and those of a model from its row widths
+(planner/catalog/gguf.py), ``gguf:3.9`` is a mix of 3.9 bits on average.
 ``exl2:4.25`` (or any other method with a number) stores 4.25 bits per linear weight, and 16 bits
 per weight of embedding and head.
 """
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 
+from planner.catalog.gguf import file_sizes, supports
 from planner.catalog.nearest import nearest_names
 from planner.catalog.reading import data_toml
 from planner.cost.dtypes import BITS_PER_BYTE
 from planner.errors import UnknownNameError
 from planner.specs.base import Dtype
+from planner.specs.model import ModelSpec
 
 PLAIN_BITS = 16.0
 MIXED_HEAD_BITS = 6.5625  # bits of the output head in GGUF mixes
@@ -23,11 +26,18 @@ NOMINAL: tuple[tuple[float, Dtype], ...] = ((2.0, "ternary"), (6.0, "int4"), (9.
 
 @dataclass(frozen=True)
 class PackedFormat:
-    """The mean bits per weight, by part of the model."""
+    """The mean bits per weight, by part of the model.
+
+    ``dense_bits`` and ``expert_bits`` divide the linear weights where a file's sizes are known;
+    ``small_bits`` are those of norms, biases and routers.
+    """
 
     linear_bits: float
     embedding_bits: float
     head_bits: float
+    small_bits: float = PLAIN_BITS
+    dense_bits: float | None = None
+    expert_bits: float | None = None
 
     @property
     def linear_bytes_per_element(self) -> float:
@@ -54,13 +64,37 @@ class PackedFormat:
         return next((dtype for most, dtype in NOMINAL if self.linear_bits < most), "fp16")
 
 
-@cache
-def packed_format(quantization: str | None) -> PackedFormat | None:
+def packed_format(quantization: str | None, model: ModelSpec | None = None) -> PackedFormat | None:
     """Return the sizes of a packed format, or None for names without a colon.
+
+    With a model, GGUF sizes are those of its own file: types depend on the width of its rows.
 
     Raises:
         UnknownNameError: the catalog has no such GGUF type, or the bits are out of range.
     """
+    usual = _usual_format(quantization)
+    method, _, kind = (quantization or "").lower().partition(":")
+    if usual is None or model is None or method != "gguf" or not supports(kind):
+        return usual
+    return _format_of_file(kind, model.model_copy(update={"part_dtypes": ()}))
+
+
+@lru_cache(maxsize=1024)
+def _format_of_file(kind: str, model: ModelSpec) -> PackedFormat:
+    """Return the sizes of a model's GGUF file; a dict in the model could not be hashed."""
+    sizes = file_sizes(kind, model)
+    return PackedFormat(
+        sizes.linear_bits,
+        sizes.embedding_bits,
+        sizes.head_bits,
+        sizes.small_bits,
+        sizes.dense_bits,
+        sizes.expert_bits,
+    )
+
+
+@cache
+def _usual_format(quantization: str | None) -> PackedFormat | None:
     method, colon, kind = (quantization or "").lower().partition(":")
     if not colon:
         return None

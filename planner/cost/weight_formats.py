@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from planner.cost.dtypes import weight_bytes_per_element
+from planner.cost.dtypes import BITS_PER_BYTE, weight_bytes_per_element
 from planner.specs.base import Dtype
 from planner.specs.model import WeightPart
 
@@ -36,3 +36,20 @@ def formats_of(
         parts = tuple(part for part in WEIGHT_PARTS if exceptions.get(part) == other)
         formats.append(WeightFormat(other, weight_bytes_per_element(other), parts))
     return tuple(formats)
+
+
+def packed_formats(
+    dtype: Dtype, dense_bits: float, expert_bits: float
+) -> tuple[WeightFormat, ...]:
+    """Return the formats of a packed file, whose experts have a mean of their own.
+
+    >>> [f.parts for f in packed_formats("int4", 4.8, 4.8)]
+    [('attention', 'feed_forward', 'experts')]
+    """
+    dense = dense_bits / BITS_PER_BYTE
+    if dense_bits == expert_bits:
+        return (WeightFormat(dtype, dense, WEIGHT_PARTS),)
+    return (
+        WeightFormat(dtype, dense, ("attention", "feed_forward")),
+        WeightFormat(dtype, expert_bits / BITS_PER_BYTE, ("experts",)),
+    )

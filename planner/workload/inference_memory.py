@@ -140,14 +140,15 @@ def stage_weight_bytes(setting: Setting, ledger: Ledger, stage: Share) -> float:
         small=counts.small * portion,
         vocabulary=stage.vocabulary,
         tensor_parallel_size=layout.tensor,
-        weight_bytes_per_element=setting.weight_element_bytes,
-        plain_bytes_per_element=setting.plain_element_bytes,
+        weight_bytes_per_element=main.element_bytes,
+        plain_bytes_per_element=setting.small_element_bytes,
         vocabulary_bytes_per_element=_vocabulary_bytes(setting),
     )
     for other in others:
+        kept = other.dtype if other.dtype != main.dtype else "another mix: experts"
         total = total + ledger.term(
             linear_bytes,
-            setting.line(GROUP, f"Weights kept in {other.dtype}", key="weights"),
+            setting.line(GROUP, f"Weights kept in {kept}", key="weights"),
             linear=_stage_linear(setting, ledger, other, portion),
             weight_bytes_per_element=other.element_bytes,
         )

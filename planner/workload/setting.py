@@ -20,7 +20,11 @@ from planner.cost.parameters import ParameterCounts
 from planner.cost.quantity import Quantity
 from planner.cost.sparsity import runs_sparse, stored_bits
 from planner.cost.stages import Share, shares_of
-from planner.cost.weight_formats import WeightFormat, formats_of
+from planner.cost.weight_formats import (
+    WeightFormat,
+    formats_of,
+    packed_formats,
+)
 from planner.specs.base import Dtype, OperatorClass
 from planner.specs.calibration import HostCalibration
 from planner.specs.cluster import ClusterSpec, DeviceSpec
@@ -122,7 +126,10 @@ class Setting:
     @cached_property
     def packed(self) -> PackedFormat | None:
         """Return the element sizes of a file format such as gguf:q4_k_m."""
-        return packed_format(self.strategy.quantization)
+        named = self.strategy.quantization
+        if ":" not in (named or ""):
+            named = self.engine.file_formats.get(self.weight_dtype, named)
+        return packed_format(named, self.model)
 
     @cached_property
     def weight_element_bytes(self) -> float:
@@ -149,7 +156,10 @@ class Setting:
 
         A strategy that takes the checkpoint as published keeps its wider parts.
         """
-        packed = self.packed is not None and self.strategy.quantization != self.model.quantization
+        file = self.packed
+        if file is not None and file.dense_bits is not None and file.expert_bits is not None:
+            return packed_formats(self.weight_dtype, file.dense_bits, file.expert_bits)
+        packed = file is not None and self.strategy.quantization != self.model.quantization
         overrides = packed or self.weight_dtype != self.model.weight_dtype
         part_dtypes = {} if overrides else self.model.part_dtypes
         return formats_of(self.weight_dtype, self.weight_element_bytes, part_dtypes)
@@ -162,6 +172,11 @@ class Setting:
     def plain_element_bytes(self) -> float:
         """Return the bytes of one embedding, norm or output-head weight."""
         return element_bytes(unquantised_dtype(self.weight_dtype))
+
+    @cached_property
+    def small_element_bytes(self) -> float:
+        """Return the stored bytes of one norm, bias or router weight."""
+        return self.packed.small_bits / BITS_PER_BYTE if self.packed else self.plain_element_bytes
 
     @cached_property
     def vocabulary_element_bytes(self) -> float:

@@ -45,7 +45,9 @@ def test_the_answer_names_the_nearest_dtype():
 
 
 def test_sixteen_bits_in_a_file_are_sixteen_bits():
-    assert held(asked("gguf:f16"), "weights") == held(asked(None), "weights")
+    norms = 65 * 4096  # a file keeps them in 32 bits
+
+    assert held(asked("gguf:f16"), "weights") == held(asked(None), "weights") + 2 * norms
 
 
 def test_any_method_can_give_its_mean_bits():

@@ -3,6 +3,8 @@
 from collections import defaultdict
 from collections.abc import Iterable
 
+from planner.catalog.gguf import file_bytes
+from planner.catalog.models import get_model
 from planner.catalog.reading import data_json
 from planner.cost.dtypes import element_bytes
 from planner.cost.training_states import lora_parameters, sharded_state_bytes
@@ -166,6 +168,15 @@ def _generation_errors() -> dict[str, list[float]]:
     return errors_by_source
 
 
+def _file_errors() -> dict[str, list[float]]:
+    """Return the relative errors of GGUF files, by whether their sizes shaped the rules."""
+    errors_by_use: dict[str, list[float]] = defaultdict(list)
+    for row in table("gguf_sizes"):
+        predicted = file_bytes(row["kind"], get_model(row["model"]))
+        errors_by_use[row["use"]].append(predicted / float(row["published_bytes"]) - 1)
+    return errors_by_use
+
+
 def _table(title: str, errors_by_name: dict[str, list[float]]) -> str:
     lines = [f"## {title}\n", "| Rows of | n | Mean | Median | 90th percentile |"]
     lines.append("|---|---|---|---|---|")
@@ -279,6 +290,7 @@ def accuracy_page() -> str:
         _unscored(),
         _table("Training peak memory, fitted", _errors(table("memory"), "peak_memory_bytes")),
         _table("Generation peak memory, fitted", _generation_errors()),
+        _table("GGUF file sizes, by the rules of llama.cpp", _file_errors()),
         contradictions.section(),
         _verdicts(),
         _table("Serving, fitted", _serving_errors()),
