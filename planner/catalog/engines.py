@@ -63,6 +63,8 @@ class Engine(Spec):
     fp8_kv_cache_architectures: tuple[str, ...] = ()
     # The file type that stands for a dtype in an engine that loads only such files.
     file_formats: dict[Dtype, str] = Field(default_factory=dict)
+    # Widths to which kernels round MXFP4 experts up, by architecture: intermediate, hidden.
+    mxfp4_expert_multiples: dict[str, tuple[int, int]] = Field(default_factory=dict)
     reserves_whole_requests: bool = False
     gathered_logits: bool = False
     lora_targets: Literal["all", "query_value"] = "all"

@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass
 
+from planner.cost.columns import ceil
 from planner.cost.dtypes import BITS_PER_BYTE, weight_bytes_per_element
+from planner.cost.quantity import Quantity
 from planner.specs.base import Dtype
 from planner.specs.model import WeightPart
 
@@ -53,3 +55,18 @@ def packed_formats(
         WeightFormat(dtype, dense, ("attention", "feed_forward")),
         WeightFormat(dtype, expert_bits / BITS_PER_BYTE, ("experts",)),
     )
+
+
+def padded_expert_ratio(
+    hidden: int, intermediate: int, column_ranks: Quantity, multiples: tuple[int, int]
+) -> Quantity:
+    """Return loaded over published weights of experts whose widths a kernel rounds up.
+
+    Each rank's share of the intermediate width and the hidden width become whole ``multiples``.
+
+    >>> round(padded_expert_ratio(2880, 2880, 1, (128, 256)), 4)
+    1.0904
+    """
+    inner, outer = multiples
+    share = ceil(intermediate / column_ranks / inner) * inner * column_ranks
+    return share / intermediate * (ceil(hidden / outer) * outer / hidden)

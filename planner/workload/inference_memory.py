@@ -173,7 +173,7 @@ def _stage_linear(setting: Setting, ledger: Ledger, stored: WeightFormat, portio
         setting.line(GROUP, "Linear weights per device"),
         split=split * portion,
         key_value=attention * counts.key_value * portion,
-        experts=stored.share("experts") * counts.experts * portion,
+        experts=stored.share("experts") * counts.experts * setting.expert_padding * portion,
         tensor_parallel_size=layout.tensor,
         kv_share=key_value_share(setting.model, layout.tensor),
         expert_ranks=layout.expert_group,

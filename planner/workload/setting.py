@@ -24,6 +24,7 @@ from planner.cost.weight_formats import (
     WeightFormat,
     formats_of,
     packed_formats,
+    padded_expert_ratio,
 )
 from planner.specs.base import Dtype, OperatorClass
 from planner.specs.calibration import HostCalibration
@@ -167,6 +168,18 @@ class Setting:
     def format_of(self, part: WeightPart) -> WeightFormat:
         """Return the storage format of a part of the layers."""
         return next(stored for stored in self.weight_formats if part in stored.parts)
+
+    @cached_property
+    def expert_padding(self) -> Quantity:
+        """Return loaded over published weights of experts; some kernels pad MXFP4 experts."""
+        known, device, model = self.engine.mxfp4_expert_multiples, self.device, self.model
+        multiples = known.get(device.architecture) or known.get(ANY_ARCHITECTURE)
+        padded = self.format_of("experts").dtype == "mxfp4" and model.is_moe
+        if multiples is None or not padded or device.vendor != "NVIDIA":
+            return 1.0
+        hidden = model.expert_hidden_size or model.hidden_size
+        column_ranks = self.layout.expert_group / self.layout.expert
+        return padded_expert_ratio(hidden, model.moe_intermediate_size, column_ranks, multiples)
 
     @cached_property
     def plain_element_bytes(self) -> float:

@@ -105,7 +105,7 @@ def test_every_second_layer_of_maverick_is_dense_and_none_of_scout():
     ("model_id", "published_gib"), [("openai/gpt-oss-120b", 60.8), ("openai/gpt-oss-20b", 12.8)]
 )
 def test_weights_of_gpt_oss_take_what_its_model_card_says(model_id, published_gib):
-    found = ask(model=model_id, engine="vllm")
+    found = ask(model=model_id, engine="tensorrt_llm")
 
     assert held(found, "weights") / 1024**3 == pytest.approx(published_gib, rel=0.005)
 

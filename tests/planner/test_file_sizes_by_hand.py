@@ -143,7 +143,7 @@ def test_gpt_oss_is_as_large_as_its_model_card_says(name, total, active, gib):
     """OpenAI 2025, arXiv:2508.10925, table 1; active parameters leave the embedding out."""
     counts = count_parameters(get_model(name))
 
-    found = ask(model=name, device="h100-sxm5-80gb", engine="vllm")
+    found = ask(model=name, device="h100-sxm5-80gb", engine="tensorrt_llm")
 
     assert counts.total / 1e9 == pytest.approx(total, abs=0.01)
     assert (counts.active - counts.embedding) / 1e9 == pytest.approx(active, rel=0.01)

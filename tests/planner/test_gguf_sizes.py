@@ -6,6 +6,7 @@ from planner.catalog.gguf import file_bytes, file_sizes
 from planner.catalog.models import get_model, list_models
 from planner.catalog.packed import packed_format
 from planner.cost.parameters import count_parameters
+from planner.cost.weight_formats import padded_expert_ratio
 from planner.fitting.evidence import table
 from planner.specs.model import ModelSpec
 from tests.planner.asking import ask, held
@@ -99,3 +100,29 @@ def test_llama_cpp_stores_all_but_mxfp4_experts_in_8_bits(model, gib):
     """llama-bench of ggml-org's files, as in ggml-org/llama.cpp PR#16991."""
     assert weights(model) / GIB == pytest.approx(gib, rel=0.005)
     assert weights(model, quantization="gguf:mxfp4_moe") == weights(model)
+
+
+@pytest.mark.parametrize(
+    ("model", "device", "gib"),
+    [
+        ("openai/gpt-oss-120b", "h100-sxm5-80gb", 65.97),  # vllm-project/vllm#23278
+        ("openai/gpt-oss-20b", "a100-sxm4-40gb", 13.72),  # "Model loading took 13.72 GiB"
+    ],
+)
+def test_vllm_loads_mxfp4_experts_in_padded_widths(model, device, gib):
+    assert weights(model, device, "vllm") / GIB == pytest.approx(gib, rel=0.005)
+    assert weights(model, device, "tensorrt_llm") / GIB < 0.95 * gib
+
+
+@pytest.mark.parametrize(
+    ("ranks", "multiples", "widths"),
+    [
+        (1, (128, 256), (2944, 3072)),
+        (8, (128, 256), (8 * 384, 3072)),
+        (1, (256, 256), (3072, 3072)),
+    ],
+)
+def test_each_rank_rounds_its_own_columns_up(ranks, multiples, widths):
+    found = padded_expert_ratio(2880, 2880, ranks, multiples)
+
+    assert found == pytest.approx(widths[0] * widths[1] / 2880**2)
