@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from planner.catalog.config_reader import ConfigReader
+from planner.catalog.config_reader import LARGEST, ConfigReader, Fields
 from planner.catalog.experts import read_experts
 from planner.catalog.families import FAMILIES, NOT_COVERED, Family
 from planner.catalog.layer_groups import layer_types, read_layer_groups
@@ -14,6 +14,18 @@ from planner.errors import BadConfigError, NotCoveredError
 from planner.specs.model import ModelSpec
 
 DEFAULT_CONTEXT = 2048
+# Fields with a length in tokens; the smallest applies.
+LENGTHS = (
+    "max_position_embeddings",
+    "n_positions",
+    "max_seq_len",
+    "seq_length",
+    "max_sequence_length",
+    "max_seq_length",
+    "seq_len",
+)
+# Kinds of rotary scaling that do not extend max_position_embeddings.
+NOT_EXTENDING = frozenset({"su", "longrope", "llama3", "mrope", "default"})
 # An unknown family with all PLAIN_DECODER fields and no NOT_PLAIN field is read as a gated dense
 # decoder.
 PLAIN_DECODER = (
@@ -139,10 +151,49 @@ def _shape(reader: ConfigReader, family: Family) -> dict[str, Any]:
         "num_key_value_heads": _key_value_heads(reader, heads),
         "head_dim": _head_dim(reader, hidden // heads),
         "vocab_size": reader.integer("vocab_size"),
-        "max_position_embeddings": reader.positive("max_position_embeddings", DEFAULT_CONTEXT),
+        "max_position_embeddings": context_tokens(reader),
         "attention_layers": groups,
         "num_layers_without_feed_forward": _layers_without_feed_forward(reader),
     }
+
+
+def context_tokens(reader: ConfigReader) -> int:
+    """Return the longest request in tokens that the engines derive from a config.
+
+    YaRN extends ``original_max_position_embeddings`` by its factor, the linear and dynamic kinds
+    extend the smallest length field; ``model_max_length`` replaces the length fields. A window
+    does not limit the context, because engines slide it.
+
+    Source: vLLM, ``ModelConfig._get_and_verify_max_len`` and ``derive_max_model_len_and_key``.
+    SGLang's ``get_context_length`` ignores the factor if the original length is stated, so that it
+    needs ``--context-length`` for some YaRN configs; transformers has no limit.
+    """
+    lengths = [reader.positive(name) for name in LENGTHS if reader.get(name) is not None]
+    length = reader.optional("model_max_length") or min(lengths, default=DEFAULT_CONTEXT)
+    # The length of Gemma 3 is the extended one.
+    scalings = () if "gemma3" in reader.model_type else _rotary_scalings(reader)
+    extended = max((_extended(length, scaling) for scaling in scalings), default=length)
+    if extended > LARGEST:
+        raise reader.refusal("max_position_embeddings", extended, f"at most {LARGEST:,}")
+    return extended
+
+
+def _rotary_scalings(reader: ConfigReader) -> tuple[Fields, ...]:
+    """Return the scaling of rotary positions, or one per kind of layer (transformers 5)."""
+    scaling = reader.inside("rope_parameters" if reader.has("rope_parameters") else "rope_scaling")
+    nested = [name for name, value in scaling.config.items() if isinstance(value, dict)]
+    if nested and len(nested) == len(scaling.config):
+        return tuple(scaling.inside(name) for name in nested)
+    return (scaling,) if scaling.config else ()
+
+
+def _extended(length: int, scaling: Fields) -> int:
+    """Return a length extended by one rotary scaling."""
+    kind = str(scaling.get("rope_type") or scaling.get("type") or "default")
+    if kind in NOT_EXTENDING or scaling.get("factor") is None:
+        return length
+    original = scaling.optional("original_max_position_embeddings") if kind == "yarn" else None
+    return int((original or length) * scaling.number("factor"))
 
 
 def _intermediate_size(reader: ConfigReader, family: Family) -> int:

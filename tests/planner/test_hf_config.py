@@ -189,3 +189,124 @@ def test_a_size_that_every_layer_repeats_is_read_as_one():
     config = {**TINY, "model_type": "hunyuan_v1_moe", "num_experts": 4, "moe_topk": [2] * 6}
 
     assert model_from_config(config).num_experts_per_tok == 2
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+
+
+@pytest.mark.parametrize(
+    ("fields", "tokens"),
+    [
+        ({"max_position_embeddings": 32768, "rope_scaling": YARN}, 131072),
+        ({"max_position_embeddings": 32768, "rope_scaling": {"type": "yarn", "factor": 2}}, 65536),
+        ({"max_position_embeddings": 131072, "rope_scaling": YARN}, 131072),
+        ({"max_position_embeddings": 4096, "rope_scaling": None}, 4096),
+        ({"max_position_embeddings": 4096, "sliding_window": 2047}, 4096),
+        # Llama 3.1
+        (
+            {
+                "max_position_embeddings": 131072,
+                "rope_scaling": {
+                    "rope_type": "llama3",
+                    "factor": 8.0,
+                    "original_max_position_embeddings": 8192,
+                },
+            },
+            131072,
+        ),
+        # Phi-3 128k
+        (
+            {
+                "max_position_embeddings": 131072,
+                "original_max_position_embeddings": 4096,
+                "rope_scaling": {"type": "longrope", "short_factor": [1], "long_factor": [1]},
+            },
+            131072,
+        ),
+        # gpt-oss, DeepSeek-V3
+        (
+            {
+                "max_position_embeddings": 131072,
+                "rope_scaling": {
+                    "rope_type": "yarn",
+                    "factor": 32.0,
+                    "original_max_position_embeddings": 4096,
+                },
+            },
+            131072,
+        ),
+        (
+            {
+                "max_position_embeddings": 163840,
+                "rope_scaling": {
+                    "type": "yarn",
+                    "factor": 40,
+                    "original_max_position_embeddings": 4096,
+                },
+            },
+            163840,
+        ),
+        # deepseek-coder, InternLM 2, Qwen2-VL
+        (
+            {
+                "max_position_embeddings": 16384,
+                "rope_scaling": {"type": "linear", "factor": 4.0},
+            },
+            65536,
+        ),
+        (
+            {
+                "max_position_embeddings": 32768,
+                "rope_scaling": {"type": "dynamic", "factor": 2.0},
+            },
+            65536,
+        ),
+        (
+            {
+                "max_position_embeddings": 32768,
+                "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
+            },
+            32768,
+        ),
+        # The per-layer form of transformers 5, and Gemma 3, whose length is the extended one.
+        (
+            {
+                "max_position_embeddings": 32768,
+                "rope_parameters": {
+                    "full_attention": {**YARN, "rope_theta": 1e6},
+                    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+                },
+            },
+            131072,
+        ),
+        (
+            {
+                "model_type": "gemma3_text",
+                "max_position_embeddings": 131072,
+                "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+            },
+            131072,
+        ),
+        # Command-R; Qwen
+        ({"max_position_embeddings": 8192, "model_max_length": 131072}, 131072),
+        ({"max_position_embeddings": 32768, "seq_length": 8192}, 8192),
+    ],
+)
+def test_the_context_is_what_engines_derive_from_the_config(fields, tokens):
+    assert model_from_config({**TINY, **fields}).max_position_embeddings == tokens
+
+
+def test_a_table_of_learned_positions_keeps_its_own_size():
+    config = {"model_type": "opt", "hidden_size": 64, "ffn_dim": 96, "num_hidden_layers": 2}
+    config |= {"num_attention_heads": 4, "vocab_size": 320, "max_position_embeddings": 128}
+    model = model_from_config({**config, "rope_scaling": {"type": "linear", "factor": 2.0}})
+
+    assert (model.learned_positions, model.max_position_embeddings) == (130, 256)
+
+
+@pytest.mark.parametrize("wrong", ["yarn", [1], {"type": "linear", "factor": "4"}])
+def test_a_rotary_scaling_of_another_type_is_refused_by_name(wrong):
+    with pytest.raises(BadConfigError) as caught:
+        model_from_config({**TINY, "rope_scaling": wrong})
+
+    assert caught.value.field.startswith("model.rope_scaling")
