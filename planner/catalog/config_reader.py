@@ -40,6 +40,8 @@ SPELLINGS: dict[str, tuple[str, ...]] = {
     "index_block_size": ("sparse_block_size",),
     "attention_output_bias": ("attention_out_bias",),
 }
+# Model types of architectures whose configs state another family's; Grok 2 states "git".
+MODEL_TYPES = {"Grok1ForCausalLM": "grok-1", "Grok1ModelForCausalLM": "grok-1"}
 # Larger numbers are treated as errors.
 LARGEST = 10**9
 LARGEST_OF = {"num_hidden_layers": 10_000, "num_experts": 1_000_000}
@@ -201,7 +203,9 @@ class ConfigReader(Fields):
         self.title = f"config.json of model_type {self.model_type}"
 
     def _model_type(self) -> str:
-        model_type = self.config.get("model_type")
+        architectures = self.config.get("architectures")
+        first = architectures[0] if isinstance(architectures, list) and architectures else None
+        model_type = MODEL_TYPES.get(str(first)) or self.config.get("model_type")
         if not isinstance(model_type, str):
             raise BadConfigError(
                 "config.json has no model_type: give the file as Hugging Face writes it, "

@@ -5,6 +5,15 @@ from typing import Any
 
 from planner.catalog.config_reader import ConfigReader
 from planner.catalog.family import Family
+from planner.catalog.recurrent import mamba2, short_convolution
+from planner.catalog.special_layers import (
+    lfm2_width,
+    mamba_heads,
+    openelm_extras,
+    openelm_layers,
+    openelm_shape,
+    plamo2_layers,
+)
 
 GPT2_NAMES = {
     "hidden_size": "n_embd",
@@ -45,6 +54,25 @@ GPTJ = replace(
     lm_head_bias=True,
     default_ffn_multiple=4,
     names=GPT2_NAMES,
+)
+# Names of state-space fields in Bamba and Granite.
+MAMBA_NAMES = {
+    "mamba_num_heads": "mamba_n_heads",
+    "mamba_head_dim": "mamba_d_head",
+    "ssm_state_size": "mamba_d_state",
+    "n_groups": "mamba_n_groups",
+    "conv_kernel": "mamba_d_conv",
+    "use_conv_bias": "mamba_conv_bias",
+    "use_bias": "mamba_proj_bias",
+}
+DECOMPRESSED = (
+    "the cache is counted as latents, as transformers and SGLang store them; vLLM stores the keys "
+    "and values of every head of MiniCPM3, which take many times as much"
+)
+# Latent attention without experts.
+DENSE_LATENT = Family(
+    tied_by_default=True,
+    unconfirmed=("kv_lora_rank", DECOMPRESSED),
 )
 
 DENSE: dict[str, Family] = {
@@ -163,6 +191,10 @@ DENSE: dict[str, Family] = {
         output_bias_follows=True,
         names={"attention_bias": "use_bias", "mlp_bias": "use_bias"},
     ),
+    "bamba": Family(
+        output_bias_follows=True, recurrent=mamba2, names=MAMBA_NAMES, derives=mamba_heads
+    ),
+    "exaone": Family(),
     "exaone4": Family(qk_norm=True, full_every=4),
     "gemma3_text": Family(
         tied_by_default=True,
@@ -187,13 +219,44 @@ DENSE: dict[str, Family] = {
     ),
     "internlm2": Family(output_bias_follows=True, names={"attention_bias": "bias"}),
     "internlm3": Family(names={"attention_bias": "qkv_bias"}),
+    "lfm2": Family(
+        qk_norm=True,
+        tied_by_default=True,
+        recurrent=short_convolution,
+        derives=lfm2_width,
+        names={"tie_word_embeddings": "tie_embedding"},
+    ),
+    "minicpm3": replace(DENSE_LATENT, defaults={"v_head_dim": 64}),
     "ministral": Family(),
     "ministral3": Family(),
     "mistral3": Family(),
     "olmo": Family(norms_per_layer=0, output_bias_follows=True),
     "olmo2": Family(qk_norm=True, qk_norm_width="full", output_bias_follows=True),
     "olmo3": Family(qk_norm=True, qk_norm_width="full", output_bias_follows=True, full_every=4),
+    "openelm": Family(
+        qk_norm_switch="normalize_qk_projections",
+        tied_by_default=True,
+        derives=openelm_shape,
+        layers=openelm_layers,
+        extras=openelm_extras,
+        names={
+            "hidden_size": "model_dim",
+            "num_hidden_layers": "num_transformer_layers",
+            "max_position_embeddings": "max_context_length",
+            "tie_word_embeddings": "share_input_output_layers",
+        },
+    ),
+    "plamo2": Family(
+        norms_per_layer=4,
+        qk_norm=True,
+        qk_norm_width="full",
+        tied_by_default=True,
+        layers=plamo2_layers,
+        names={"head_dim": "hidden_size_per_head"},
+    ),
     "seed_oss": Family(attention_bias=True),
     "nanochat": Family(gated_mlp=False, norms_per_layer=0),
     "smollm3": Family(tied_by_default=True, output_bias_follows=True),
+    "youtu": DENSE_LATENT,
+    "youtu_llm": DENSE_LATENT,
 }

@@ -28,10 +28,17 @@ def read_experts(reader: ConfigReader, family: Family) -> dict[str, Any]:
         "shared_expert_intermediate_size": _shared_width(reader, shared),
         "shared_expert_gate": family.shared_expert_gate and shared > 0,
         "expert_hidden_size": reader.integer("expert_hidden_size", 0),
-        "router_bias": family.router_bias,
+        "router_bias": _router_bias(reader, family),
         "expert_bias": family.expert_bias,
         "num_dense_layers": dense_layers(reader),
     }
+
+
+def _router_bias(reader: ConfigReader, family: Family) -> bool:
+    switch = family.router_bias_switch
+    return (
+        family.router_bias if switch is None else reader.flag(switch, default=family.router_bias)
+    )
 
 
 def _shared_width(reader: ConfigReader, shared: int) -> int:

@@ -15,12 +15,15 @@ FAMILIES: dict[str, Family] = {**DENSE, **SPARSE}
 
 # Known families without formulas: requests for them are rejected with this reason.
 NOT_COVERED: dict[str, str] = {
-    "bamba": "state-space layers beside attention, whose config names them in its own way",
+    "bailing_hybrid": "linear attention with group norms beside latent attention",
+    "bailing_moe_linear": "linear attention with group norms beside attention",
     "blt": "patches of bytes instead of tokens",
     "emu3": "a vision tokeniser inside the language model",
     "falcon_h1": "state-space and attention heads side by side in one layer",
     "falcon_mamba": "state-space layers of the first generation",
     "gemma3n_text": "alternating updates of parallel streams",
+    "jetmoe": "experts of query and output projections, of which each token uses some",
+    "longcat_flash_ngram": "embeddings of groups of tokens",
     "jamba": "state-space layers of the first generation",
     "mamba": "state-space layers of the first generation",
     "phi4_multimodal": "adapters for images and speech in every layer",

@@ -30,6 +30,8 @@ class Family:
     shared_experts: int = 0
     shared_expert_gate: bool = False
     router_bias: bool = False
+    # The config's flag for biases of the router, if it has one.
+    router_bias_switch: str | None = None
     expert_bias: bool = False
     output_bias_follows: bool = False
     # The config's flag for norms of queries and keys, if only some models have them.
@@ -46,6 +48,8 @@ class Family:
     rest_kind: Literal["sliding", "chunked", "recurrent"] = "sliding"
     recurrent: Callable[[ConfigReader, int], RecurrentLayers] | None = None
     fused_gate_width: bool = False
+    # Reader of fields that the family's configs state in another form, by common name.
+    derives: Callable[[ConfigReader], dict[str, Any]] | None = None
     # Readers for families with their own description of layers or fields.
     layers: Callable[[ConfigReader], tuple[LayerGroup, ...]] | None = None
     extras: Callable[[ConfigReader], dict[str, Any]] | None = None

@@ -90,6 +90,8 @@ def model_from_config(config: dict[str, Any], model_id: str = "custom") -> Model
     }
     inner = [reader.inside(name).config for name in family.nested]
     reader.config = {**family.defaults, **dict(ChainMap(*inner)), **explicit}
+    if family.derives is not None:
+        reader.config |= family.derives(reader)
     if reader.get("num_hidden_layers") is None and reader.has("layers_block_type"):
         reader.config["num_hidden_layers"] = len(reader.items("layers_block_type"))
     missing = [reader.spelling(name) for name in REQUIRED if reader.get(name) is None]

@@ -38,6 +38,8 @@ KINDS = {
     "mlp": "none",
     "moe": "none",
 }
+# Fields with the indices of the attention layers, and the kind of the other layers.
+ATTENTION_INDICES = {"full_attn_idxs": "conv", "attn_layer_indices": "mamba"}
 WINDOW_FIELD = {"sliding": "sliding_window", "chunked": "attention_chunk_size"}
 # Letters of a repeating pattern of local and global layers.
 WINDOW_LETTERS = frozenset("lgsf")
@@ -56,6 +58,11 @@ def layer_types(reader: ConfigReader) -> tuple[str, ...]:
     named = reader.listed("layer_types")
     if named:
         return tuple(str(name) for name in named)
+    for field, other in ATTENTION_INDICES.items():
+        indices = reader.items(field)
+        if indices:
+            layers = range(reader.integer("num_hidden_layers"))
+            return tuple("attention" if layer in indices else other for layer in layers)
     windows = reader.listed("hybrid_layer_pattern")
     return tuple("sliding" if slides else "full" for slides in windows)
 

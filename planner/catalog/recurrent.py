@@ -101,3 +101,43 @@ def kimi_delta(reader: ConfigReader, count: int) -> RecurrentLayers:
         linear_parameters=4 * hidden * width + low_rank + gate + hidden * heads,
         small_parameters=3 * width * kernel + width + heads + dim,
     )
+
+
+def short_convolution(reader: ConfigReader, count: int) -> RecurrentLayers:
+    """Return gated short convolutions, which only keep their last inputs.
+
+    Source: LFM2, arXiv:2511.23404, section 2.
+    """
+    hidden, kernel = reader.integer("hidden_size"), reader.positive("conv_L_cache", 3)
+    has_bias = reader.flag("conv_bias", default=False)
+    return RecurrentLayers(
+        count=count,
+        num_heads=1,
+        key_dim=0,
+        value_dim=0,
+        conv_channels=hidden,
+        conv_kernel=kernel,
+        linear_parameters=4 * hidden * hidden,
+        small_parameters=hidden * (kernel + 5 * has_bias),
+    )
+
+
+def plamo2_mamba(reader: ConfigReader, count: int) -> RecurrentLayers:
+    """Return Mamba-2 layers that compute steps and states from their convolved inputs.
+
+    Source: the family's implementation in vLLM, ``Plamo2MambaMixer``.
+    """
+    hidden, kernel = reader.integer("hidden_size"), reader.positive("mamba_d_conv")
+    heads, head_dim = reader.positive("mamba_num_heads"), reader.positive("hidden_size_per_head")
+    state, inner = reader.positive("mamba_d_state"), heads * head_dim
+    rank = max(64, hidden // 16)
+    return RecurrentLayers(
+        count=count,
+        num_heads=heads,
+        key_dim=state,
+        value_dim=head_dim,
+        conv_channels=inner,
+        conv_kernel=kernel,
+        linear_parameters=3 * hidden * inner + inner * (rank + 2 * state) + rank * heads,
+        small_parameters=inner * kernel + 3 * heads + rank + 2 * state,
+    )

@@ -2,17 +2,30 @@
 
 from dataclasses import replace
 
+from planner.catalog.dense_families import MAMBA_NAMES
 from planner.catalog.family import Family
-from planner.catalog.recurrent import gated_delta_net, lightning_attention, mamba2
+from planner.catalog.recurrent import (
+    gated_delta_net,
+    lightning_attention,
+    mamba2,
+    short_convolution,
+)
 from planner.catalog.special_layers import (
+    arctic_residual,
     deepseek_v4,
     deepseek_v4_extras,
     gemma4,
     gemma4_extras,
+    granite_hybrid,
+    grok_experts,
     kimi_linear,
+    longcat_experts,
+    longcat_sublayers,
     minimax_m3,
     nemotron_nas,
     nemotron_nas_extras,
+    step3_experts,
+    step3_layers,
 )
 
 LATENT = Family(sparse=True)
@@ -25,9 +38,21 @@ HYBRID_QWEN = Family(
     rest_kind="recurrent",
 )
 ROUTED = Family(sparse=True, qk_norm=True, router_bias=True)
-
+BAILING = Family(
+    sparse=True,
+    output_bias_follows=True,
+    qk_norm_switch="use_qk_norm",
+    router_bias_switch="moe_router_enable_expert_bias",
+    names={"attention_output_bias": "use_bias", "mlp_bias": "use_bias"},
+)
 
 SPARSE: dict[str, Family] = {
+    "arctic": Family(
+        sparse=True,
+        extras=arctic_residual,
+        names={"decoder_sparse_step": "moe_layer_frequency"},
+    ),
+    "bailing_moe": replace(BAILING, names={**BAILING.names, "attention_bias": "use_qkv_bias"}),
     "mixtral": Family(sparse=True, names={"num_experts": "num_local_experts"}),
     "qwen3_moe": Family(qk_norm=True, sparse=True, output_bias_follows=True),
     "qwen3_vl_moe_text": Family(qk_norm=True, sparse=True),
@@ -86,6 +111,15 @@ SPARSE: dict[str, Family] = {
     "olmoe": Family(sparse=True, qk_norm=True, qk_norm_width="full", output_bias_follows=True),
     "flex_olmo": Family(sparse=True, qk_norm=True, qk_norm_width="full", output_bias_follows=True),
     "granitemoe": Family(sparse=True, output_bias_follows=True),
+    "granitemoehybrid": Family(
+        sparse=True,
+        may_be_dense=True,
+        shared_experts=1,
+        output_bias_follows=True,
+        recurrent=mamba2,
+        derives=granite_hybrid,
+        names=MAMBA_NAMES,
+    ),
     "granitemoeshared": Family(sparse=True, shared_experts=1, output_bias_follows=True),
     "phimoe": Family(sparse=True, norm="layernorm", norm_bias=True, output_bias_follows=True),
     "dots1": ROUTED,
@@ -97,10 +131,35 @@ SPARSE: dict[str, Family] = {
         output_bias_follows=True,
         names={"attention_bias": "use_bias", "mlp_bias": "use_bias"},
     ),
+    "grok-1": Family(
+        sparse=True,
+        norms_per_layer=4,
+        extras=grok_experts,
+        ignores=("sliding_window_size", "global_attn_every_n_layers"),
+    ),
     "hunyuan_v1_moe": Family(
         sparse=True, qk_norm=True, shared_experts=1, output_bias_follows=True
     ),
     "exaone_moe": replace(ROUTED, full_every=4),
+    "lfm2_moe": Family(
+        sparse=True,
+        qk_norm=True,
+        tied_by_default=True,
+        router_bias=True,
+        router_bias_switch="use_expert_bias",
+        recurrent=short_convolution,
+        names={"tie_word_embeddings": "tie_embedding"},
+    ),
+    "longcat_flash": replace(
+        LATENT,
+        router_bias=True,
+        derives=longcat_sublayers,
+        extras=longcat_experts,
+        names={
+            "intermediate_size": "ffn_hidden_size",
+            "moe_intermediate_size": "expert_ffn_hidden_size",
+        },
+    ),
     "minimax_m2": replace(ROUTED, qk_norm_width="full"),
     "minimax": Family(
         sparse=True, recurrent=lightning_attention, full_every=2, rest_kind="recurrent"
@@ -140,6 +199,17 @@ SPARSE: dict[str, Family] = {
     "nemotron-nas": Family(
         layers=nemotron_nas, extras=nemotron_nas_extras, defaults={"intermediate_size": 0}
     ),
+    "step3_text": Family(
+        sparse=True,
+        shared_experts=1,
+        derives=step3_experts,
+        layers=step3_layers,
+        names={
+            "num_key_value_heads": "num_attention_groups",
+            "num_experts_per_tok": "moe_top_k",
+            "max_position_embeddings": "max_position_embedding",
+        },
+    ),
     "step3p7": replace(
         ROUTED,
         output_gate="head",
@@ -158,4 +228,9 @@ SPARSE: dict[str, Family] = {
     ),
 }
 SPARSE["minimax_m3_vl"] = SPARSE["minimax_m3_vl_text"] = SPARSE["minimax_m3"]
+SPARSE["bailing_moe_v2"] = replace(
+    SPARSE["bailing_moe"],
+    router_bias=True,
+    defaults={"use_qk_norm": True},
+)
 SPARSE["deepseek_ref"] = SPARSE["deepseek_v4"]

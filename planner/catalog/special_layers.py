@@ -3,8 +3,8 @@
 from collections import Counter
 from typing import Any
 
-from planner.catalog.config_reader import ConfigReader, Fields
-from planner.catalog.recurrent import kimi_delta
+from planner.catalog.config_reader import LARGEST, ConfigReader, Fields
+from planner.catalog.recurrent import kimi_delta, plamo2_mamba
 from planner.errors import BadConfigError
 from planner.specs.layers import (
     AttentionLayers,
@@ -17,6 +17,9 @@ from planner.specs.layers import (
 
 # Rounding step of a block's feed-forward width.
 NAS_STEP = 256
+MAMBA_EXPANSION = 2
+LFM2_WIDTH = 12288
+OPENELM_HEADS = ("num_query_heads", "num_kv_heads")
 # Compression ratio of the entries that an index selects from.
 INDEXED_RATIO = 4
 
@@ -253,3 +256,169 @@ def _nas_width(hidden: int, block: Fields) -> int:
         return 0
     width = int(2 * block.number("ffn_mult") * hidden / 3)
     return -(-width // NAS_STEP) * NAS_STEP
+
+
+def lfm2_width(reader: ConfigReader) -> dict[str, Any]:
+    """Return the feed-forward width, which the config states before its adjustment."""
+    width = reader.optional("block_ff_dim") or reader.positive("intermediate_size", LFM2_WIDTH)
+    if not reader.flag("block_auto_adjust_ff_dim", default=True):
+        return {"intermediate_size": width}
+    width = 2 * width // 3
+    if reader.config.get("block_ffn_dim_multiplier", 1.0) is not None:
+        width = int(reader.number("block_ffn_dim_multiplier", 1.0) * width)
+        width = _rounded_up(width, reader.positive("block_multiple_of", NAS_STEP))
+    return {"intermediate_size": width}
+
+
+def _rounded_up(width: int, step: int) -> int:
+    return -(-width // step) * step
+
+
+def mamba_heads(reader: ConfigReader) -> dict[str, Any]:
+    """Return the width of a state-space head, which may be stated as automatic."""
+    if reader.get("mamba_d_head") != "auto":
+        return {}
+    inner = reader.positive("mamba_expand", MAMBA_EXPANSION) * reader.positive("hidden_size")
+    return {"mamba_d_head": inner // reader.positive("mamba_n_heads")}
+
+
+def granite_hybrid(reader: ConfigReader) -> dict[str, Any]:
+    """Return the width of state-space heads, and of the dense block of models without experts."""
+    if reader.has("num_experts"):
+        return mamba_heads(reader)
+    return {
+        **mamba_heads(reader),
+        "intermediate_size": reader.positive("shared_expert_intermediate_size"),
+    }
+
+
+def longcat_sublayers(reader: ConfigReader) -> dict[str, Any]:
+    """Return two layers per layer of the config: each has two attentions and two dense blocks."""
+    return {"num_hidden_layers": 2 * reader.positive("num_layers")}
+
+
+def longcat_experts(reader: ConfigReader) -> dict[str, Any]:
+    """Return the experts of every second layer, beside that layer's dense block.
+
+    Zero-computation experts have no weights but outputs of the router, and take their share of the
+    routed tokens: 12 of 768 experts are 8 of the 512 with weights, as the router is trained to.
+
+    Source: LongCat-Flash, arXiv:2509.01322, sections 2.1 and 2.2.
+    """
+    experts, zero = reader.positive("num_experts"), reader.integer("zero_expert_num", 0)
+    sparse = reader.integer("num_hidden_layers") // 2
+    routed = reader.integer("num_experts_per_tok") * experts / (experts + zero)
+    return {
+        "num_dense_layers": sparse,
+        "num_shared_experts": 1,
+        "shared_expert_intermediate_size": reader.integer("intermediate_size"),
+        "num_experts_per_tok": min(experts, max(1, round(routed))),
+        "extra_parameters": sparse * zero * (reader.integer("hidden_size") + 1),
+    }
+
+
+def arctic_residual(reader: ConfigReader) -> dict[str, Any]:
+    """Return the dense block of the hidden width, with a norm, beside each layer's experts.
+
+    Source: the family's implementation in vLLM, ``ArcticDecoderLayer``.
+    """
+    if not reader.flag("parallel_attn_mlp_res", default=False):
+        return {}
+    hidden, layers = reader.integer("hidden_size"), reader.integer("num_hidden_layers")
+    return {
+        "num_shared_experts": 1,
+        "shared_expert_intermediate_size": hidden,
+        "extra_parameters": layers // reader.positive("decoder_sparse_step", 1) * hidden,
+    }
+
+
+def grok_experts(reader: ConfigReader) -> dict[str, Any]:
+    """Return the dense block that Grok 2 has beside its experts."""
+    if not reader.flag("residual_moe", default=False):
+        return {"num_shared_experts": 0}
+    width = reader.positive("intermediate_size")
+    return {"num_shared_experts": 1, "shared_expert_intermediate_size": width}
+
+
+def step3_experts(reader: ConfigReader) -> dict[str, Any]:
+    """Return the indices of the layers with experts, which the config lists as text."""
+    listed = reader.get("moe_layers_enum")
+    if listed is None:
+        return {"moe_layers": list(range(1, reader.positive("num_hidden_layers")))}
+    numbers = str(listed).split(",")
+    if not all(number.strip().isdigit() for number in numbers):
+        raise reader.refusal("moe_layers_enum", listed, "layer numbers separated by commas")
+    return {"moe_layers": [int(number) for number in numbers]}
+
+
+def step3_layers(reader: ConfigReader) -> tuple[LayerGroup, ...]:
+    """Return layers whose queries share a low-rank projection (multi-matrix factorisation).
+
+    Source: Step-3, arXiv:2507.19427, section 3.
+    """
+    return (
+        AttentionLayers(
+            count=reader.integer("num_hidden_layers"), q_lora_rank=reader.positive("share_q_dim")
+        ),
+    )
+
+
+def plamo2_layers(reader: ConfigReader) -> tuple[LayerGroup, ...]:
+    """Return state-space layers with one attention layer in every ``mamba_step``."""
+    layers, step = reader.integer("num_hidden_layers"), reader.positive("mamba_step", 2)
+    attention = sum(layer % step == step // 2 for layer in range(layers))
+    if layers <= step // 2:
+        attention = 1
+    groups: list[LayerGroup] = [AttentionLayers(count=attention)] if attention else []
+    if layers > attention:
+        groups.append(plamo2_mamba(reader, layers - attention))
+    return tuple(groups)
+
+
+def openelm_shape(reader: ConfigReader) -> dict[str, Any]:
+    """Return the first layer's heads, and the mean width of the feed-forward blocks."""
+    heads, kv_heads = (_of_each_layer(reader, name) for name in OPENELM_HEADS)
+    widths = _openelm_widths(reader)
+    return {
+        "num_attention_heads": heads[0],
+        "num_key_value_heads": kv_heads[0],
+        "intermediate_size": sum(widths) // len(widths),
+    }
+
+
+def _of_each_layer(reader: ConfigReader, name: str) -> tuple[int, ...]:
+    """Return one whole number per layer."""
+    listed = reader.listed(name)
+    if not listed or not all(type(each) is int and 0 < each <= LARGEST for each in listed):
+        raise reader.refusal(name, reader.get(name), "a whole number for each layer")
+    return listed
+
+
+def _openelm_widths(reader: ConfigReader) -> list[int]:
+    """Return each layer's feed-forward width: a multiple of the divisor near its multiplier."""
+    hidden, step = reader.positive("hidden_size"), reader.positive("ffn_dim_divisor", NAS_STEP)
+    multipliers = reader.listed("ffn_multipliers")
+    if not multipliers or not all(
+        isinstance(each, int | float) and 0 < each < LARGEST for each in multipliers
+    ):
+        raise reader.refusal("ffn_multipliers", list(multipliers), "a number for each layer")
+    wanted = [each * hidden for each in multipliers]
+    nearest = [max(step, int(width + step / 2) // step * step) for width in wanted]
+    return [
+        width + step * (width < 0.9 * exact) for width, exact in zip(nearest, wanted, strict=True)
+    ]
+
+
+def openelm_layers(reader: ConfigReader) -> tuple[LayerGroup, ...]:
+    """Return the layers by their numbers of heads."""
+    pairs = zip(*(_of_each_layer(reader, name) for name in OPENELM_HEADS), strict=True)
+    return tuple(
+        AttentionLayers(count=count, num_attention_heads=heads, num_key_value_heads=kv_heads)
+        for (heads, kv_heads), count in Counter(pairs).items()
+    )
+
+
+def openelm_extras(reader: ConfigReader) -> dict[str, Any]:
+    """Return the parameters lost to the rounding of the mean feed-forward width."""
+    widths = _openelm_widths(reader)
+    return {"extra_parameters": 3 * reader.integer("hidden_size") * (sum(widths) % len(widths))}

@@ -132,9 +132,12 @@ def count_mixer(model: ModelSpec, group: LayerGroup) -> MixerCounts:
 
 def _attention(model: ModelSpec, group: AttentionLayers) -> MixerCounts:
     hidden, heads, kv_heads = model.hidden_size, group.heads, group.kv_heads
+    rank = group.q_lora_rank
     query_output = query_output_parameters(
         hidden_size=hidden, num_heads=heads, head_dim=mean_dim(group)
     )
+    if rank:
+        query_output = query_output - (hidden - rank) * heads * group.key_dim
     gate = _gate_columns(group.output_gate, heads, group.value_dim)
     values = 0 if group.value_is_key else group.value_dim
     key_value = key_value_parameters(
@@ -143,6 +146,7 @@ def _attention(model: ModelSpec, group: AttentionLayers) -> MixerCounts:
     return MixerCounts(
         split=int(query_output) + hidden * gate,
         key_value=0 if group.reuses_cache else int(key_value),
+        replicated=hidden * (rank or 0),
         small=_small_of_attention(model, group, gate, values),
     )
 
@@ -150,7 +154,7 @@ def _attention(model: ModelSpec, group: AttentionLayers) -> MixerCounts:
 def _small_of_attention(model: ModelSpec, group: AttentionLayers, gate: int, values: int) -> int:
     """Return the norms, biases and sinks of one layer's attention."""
     key_heads = 0 if group.reuses_cache else group.kv_heads
-    small = group.heads if group.sinks else 0
+    small = (group.heads if group.sinks else 0) + (group.q_lora_rank or 0)
     if model.qk_norm and model.qk_norm_width == "full":
         small += (group.heads + key_heads) * group.key_dim
     elif model.qk_norm:

@@ -19,7 +19,8 @@ class AttentionLayers(SparseSpec):
 
     ``v_head_dim`` is the width of a value if it differs from that of a key. An ``output_gate``
     scales the attention output per head or per element. ``value_is_key`` layers project no values;
-    ``reuses_cache`` layers attend to the cache of an earlier layer.
+    ``reuses_cache`` layers attend to the cache of an earlier layer; ``q_lora_rank`` is the width
+    of queries that all heads share before their own projection.
     """
 
     kind: AttentionKind = "full"
@@ -32,6 +33,7 @@ class AttentionLayers(SparseSpec):
     output_gate: OutputGate = "none"
     sinks: bool = False
     top_k: PositiveInt | None = None
+    q_lora_rank: PositiveInt | None = None
     value_is_key: bool = False
     reuses_cache: bool = False
 
@@ -139,16 +141,16 @@ class RecurrentLayers(SparseSpec):
     """Layers with a state of constant size: state-space and linear-attention layers.
 
     The state holds ``num_heads`` matrices of ``key_dim`` by ``value_dim`` in 32 bits, and the last
-    ``conv_kernel - 1`` inputs of a short convolution over ``conv_channels``. ``linear_parameters``
-    counts one layer's projections, ``small_parameters`` its norms, convolutions, decays and
-    biases.
+    ``conv_kernel - 1`` inputs of a short convolution over ``conv_channels``; a layer that is only
+    a convolution has matrices of width 0. ``linear_parameters`` counts one layer's projections,
+    ``small_parameters`` its norms, convolutions, decays and biases.
     """
 
     kind: Literal["recurrent"] = "recurrent"
     count: PositiveInt
     num_heads: PositiveInt
-    key_dim: PositiveInt
-    value_dim: PositiveInt
+    key_dim: NonNegativeInt
+    value_dim: NonNegativeInt
     conv_channels: NonNegativeInt = 0
     conv_kernel: PositiveInt = 1
     linear_parameters: PositiveInt

@@ -32,6 +32,21 @@ LATENT = {
     "n_group": 1,
     "topk_group": 1,
 }
+DENSE_LATENT = {
+    name: value
+    for name, value in LATENT.items()
+    if "expert" not in name
+    and "group" not in name
+    and name not in {"moe_intermediate_size", "first_k_dense_replace", "head_dim"}
+}
+MAMBA = {
+    "mamba_n_heads": 8,
+    "mamba_d_head": "auto",
+    "mamba_d_state": 8,
+    "mamba_n_groups": 2,
+    "mamba_d_conv": 4,
+    "mamba_expand": 2,
+}
 INDEXED = {**LATENT, "index_n_heads": 2, "index_head_dim": 16, "index_topk": 4}
 DELTA_NET = {
     **SMALL,
@@ -190,5 +205,40 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "num_local_experts": 4,
         "interleave_moe_layer_step": 2,
         "attention_chunk_size": 32,
+    },
+    "lfm2": {
+        **SMALL,
+        "num_hidden_layers": 5,
+        "full_attn_idxs": [1, 4],
+        "block_multiple_of": 16,
+        "block_ffn_dim_multiplier": 1.5,
+        "conv_bias": True,
+    },
+    "lfm2_moe": {
+        **SMALL,
+        **EXPERTS,
+        "num_dense_layers": 1,
+        "layer_types": ["conv", "full_attention", "conv", "conv"],
+    },
+    "granitemoehybrid": {
+        **SMALL,
+        **MAMBA,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "shared_intermediate_size": 40,
+        "layer_types": ["linear_attention", "full_attention"] * 2,
+    },
+    "bamba": {**SMALL, **MAMBA, "attn_layer_indices": [1]},
+    "minicpm3": DENSE_LATENT,
+    "youtu": DENSE_LATENT,
+    # The implementation holds unused weights for zero-computation experts.
+    "longcat_flash": {
+        **DENSE_LATENT,
+        "num_layers": 3,
+        "ffn_hidden_size": 96,
+        "expert_ffn_hidden_size": 32,
+        "n_routed_experts": 8,
+        "moe_topk": 3,
+        "zero_expert_num": 0,
     },
 }

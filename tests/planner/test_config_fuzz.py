@@ -16,9 +16,11 @@ from planner.cost.parameters import count_parameters
 from planner.errors import BadConfigError, NotCoveredError, PlannerError, UnknownNameError
 from planner.specs.model import ModelSpec
 from tests.planner.asking import TINY
+from tests.planner.published_configs import PUBLISHED
 
 FOLDER = Path("planner/catalog/data/configs")
 CONFIGS = {path.stem: json.loads(path.read_text()) for path in sorted(FOLDER.glob("*.json"))}
+CONFIGS |= {name: config for name, (config, *_) in PUBLISHED.items()}
 MISSING = object()
 WORDS = ("big", "two", "", "false", "MXM*-M", "re:(", "128")
 NUMBERS = (-1, 0, 3, 1.5, 1e308, 10**18, True, False)
@@ -133,7 +135,7 @@ def test_a_contradiction_between_fields_is_told_without_the_whole_model():
 
 
 @pytest.mark.parametrize(
-    "model_type", ["mamba", "falcon_h1", "bamba", "phi4_multimodal", "rwkv", "jamba"]
+    "model_type", ["mamba", "falcon_h1", "jetmoe", "phi4_multimodal", "rwkv", "jamba"]
 )
 def test_a_family_with_other_layers_is_refused_by_what_they_are(model_type):
     with pytest.raises(NotCoveredError, match=model_type) as caught:

@@ -6,6 +6,7 @@ from planner.catalog.models import model_from_config
 from planner.cost.parameters import count_parameters
 from planner.errors import BadConfigError
 from tests.planner.asking import TINY
+from tests.planner.published_configs import PUBLISHED
 
 SLIDE, FULL = "sliding_attention", "full_attention"
 GEMMA_4 = {
@@ -305,3 +306,51 @@ def test_qwen_2_moe_weighs_its_shared_expert_by_one_gate():
 
     assert more == 6 * (3 * 256 * 128 + 256)
     assert (shared.num_shared_experts, alone.num_shared_experts) == (1, 0)
+
+
+def test_lfm2_caches_in_its_attention_layers_and_keeps_the_last_inputs_in_the_others():
+    model = model_from_config(PUBLISHED["LiquidAI/LFM2-1.2B"][0])
+    convolution, attention = model.layers_by_attention
+
+    assert (attention.count, attention.kv_heads, attention.key_dim) == (6, 8, 64)
+    assert (convolution.count, convolution.state_elements) == (10, 0)
+    assert convolution.conv_elements == 2048 * 2
+    assert model.intermediate_size == 8192
+
+
+def test_a_layer_of_longcat_is_two_layers_of_which_one_has_experts():
+    model = model_from_config(PUBLISHED["meituan-longcat/LongCat-Flash-Chat"][0])
+
+    assert (model.num_hidden_layers, model.num_dense_layers, model.num_moe_layers) == (56, 28, 28)
+    # Of 12 experts that a token selects of 768, 8 are among the 512 with weights.
+    assert (model.num_experts, model.num_experts_per_tok) == (512, 8)
+
+
+def test_a_hybrid_of_granite_without_experts_has_its_shared_block_alone():
+    fields = {"num_local_experts": 0, "layer_types": ["attention"] * 6}
+    config = {**TINY, "model_type": "granitemoehybrid", "shared_intermediate_size": 96, **fields}
+
+    assert model_from_config(config).intermediate_size == 96
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"model_type": "openelm"}, "model.num_query_heads"),
+        (
+            {
+                "model_type": "step3_text",
+                "moe_num_experts": 4,
+                "moe_top_k": 2,
+                "moe_layers_enum": "4,five",
+            },
+            "model.moe_layers_enum",
+        ),
+        ({"model_type": "lfm2", "block_multiple_of": 0}, "model.block_multiple_of"),
+    ],
+)
+def test_a_derived_shape_names_the_field_that_it_cannot_read(fields, named):
+    with pytest.raises(BadConfigError) as caught:
+        model_from_config({**TINY, **fields})
+
+    assert caught.value.field == named
