@@ -1,6 +1,7 @@
 """Access to a ``config.json`` by common field names, independent of its family's names."""
 
 import math
+from collections import ChainMap
 from typing import Any
 
 from planner.errors import BadConfigError
@@ -42,6 +43,8 @@ SPELLINGS: dict[str, tuple[str, ...]] = {
 }
 # Model types of architectures whose configs state another family's; Grok 2 states "git".
 MODEL_TYPES = {"Grok1ForCausalLM": "grok-1", "Grok1ModelForCausalLM": "grok-1"}
+# Objects of a composite config that describe its language model.
+TEXT_PARTS = ("text_config", "llm_config", "language_config")
 # Larger numbers are treated as errors.
 LARGEST = 10**9
 LARGEST_OF = {"num_hidden_layers": 10_000, "num_experts": 1_000_000}
@@ -196,8 +199,13 @@ class ConfigReader(Fields):
                 "Hugging Face writes it",
                 "model",
             )
-        text = config.get("text_config")
-        super().__init__({**config, **(text if isinstance(text, dict) else {})})
+        thinker = config.get("thinker_config")
+        # The objects that may describe encoders beside the language model.
+        self.composites = tuple(part for part in (config, thinker) if isinstance(part, dict))
+        nested = [part.get(name) for part in self.composites for name in TEXT_PARTS]
+        texts = [text for text in nested if isinstance(text, dict)]
+        super().__init__(dict(ChainMap(*texts[-1:], *reversed(self.composites))))
+        self.is_nested = bool(texts)
         self.outer = config
         self.model_type = self._model_type()
         self.title = f"config.json of model_type {self.model_type}"

@@ -7,9 +7,11 @@ from pydantic import ValidationError
 
 from planner.catalog.config_reader import LARGEST, ConfigReader, Fields
 from planner.catalog.experts import read_experts
-from planner.catalog.families import FAMILIES, NOT_COVERED, Family
+from planner.catalog.families import FAMILIES, NESTED_DEFAULTS, NOT_COVERED, Family
 from planner.catalog.layer_groups import layer_types, read_layer_groups
+from planner.catalog.nearest import nearest_names
 from planner.catalog.published_weights import read_published_weights
+from planner.catalog.towers import read_towers
 from planner.errors import BadConfigError, NotCoveredError
 from planner.specs.model import ModelSpec
 
@@ -36,7 +38,14 @@ PLAIN_DECODER = (
     "vocab_size",
     "hidden_act",
 )
-NOT_PLAIN = ("num_experts", "kv_lora_rank", "layers_block_type", "is_encoder")
+NOT_PLAIN = (
+    "num_experts",
+    "kv_lora_rank",
+    "layers_block_type",
+    "is_encoder",
+    "is_encoder_decoder",
+    "type_vocab_size",
+)
 # Name parts of fields that no plain decoder has: states, convolutions and recurrences.
 OTHER_LAYERS = ("mamba", "ssm", "state_size", "conv", "lru", "rwkv", "xlstm", "linear_attn")
 UNKNOWN_FAMILY = Family(output_bias_follows=True)
@@ -51,21 +60,22 @@ def _family_of(reader: ConfigReader) -> Family:
         BadConfigError: an unknown family lacks the fields of a plain decoder.
     """
     model_type = reader.model_type
+    for named in (str(reader.outer.get("model_type")), model_type):
+        if named in NOT_COVERED:
+            raise NotCoveredError(
+                f"model_type {named} is not covered yet: it has {NOT_COVERED[named]}",
+                "model.model_type",
+            )
     if model_type in FAMILIES:
         return FAMILIES[model_type]
-    if model_type in NOT_COVERED:
-        raise NotCoveredError(
-            f"model_type {model_type} is not covered yet: it has {NOT_COVERED[model_type]}",
-            "model.model_type",
-        )
     missing = [name for name in PLAIN_DECODER if reader.get(name) is None]
     other = [name for name in reader.config if any(part in name for part in OTHER_LAYERS)]
     if missing or other or any(reader.has(name) for name in NOT_PLAIN):
-        known = ", ".join(sorted(FAMILIES))
+        nearest = ", ".join(nearest_names(model_type, FAMILIES)) or "none"
         raise BadConfigError(
-            f"model_type {model_type!r} is not known: covered are {known}; a dense decoder of "
-            f"another name needs at least {', '.join(PLAIN_DECODER)}, or the explicit fields of "
-            "a ModelSpec",
+            f"model_type {model_type[:80]!r} is not known; nearest of the {len(FAMILIES)} that "
+            f"are: {nearest}; a dense decoder of another name needs at least "
+            f"{', '.join(PLAIN_DECODER)}, or the explicit fields of a ModelSpec",
             "model.model_type",
         )
     return UNKNOWN_FAMILY
@@ -74,7 +84,8 @@ def _family_of(reader: ConfigReader) -> Family:
 def model_from_config(config: dict[str, Any], model_id: str = "custom") -> ModelSpec:
     """Return the model shape that a Hugging Face ``config.json`` describes.
 
-    Of a multimodal config only the language model is read (``text_config``).
+    Of a multimodal config the language model is read (``text_config``), and its encoders are
+    counted.
 
     Raises:
         BadConfigError: a field is missing or out of range; the message names it.
@@ -89,7 +100,10 @@ def model_from_config(config: dict[str, Any], model_id: str = "custom") -> Model
         if name not in family.ignores and (value is not None or name not in family.defaults)
     }
     inner = [reader.inside(name).config for name in family.nested]
-    reader.config = {**family.defaults, **dict(ChainMap(*inner)), **explicit}
+    defaults = family.defaults
+    if reader.is_nested:
+        defaults = {**NESTED_DEFAULTS.get(reader.model_type, {}), **defaults}
+    reader.config = {**defaults, **dict(ChainMap(*inner)), **explicit}
     if family.derives is not None:
         reader.config |= family.derives(reader)
     if reader.get("num_hidden_layers") is None and reader.has("layers_block_type"):
@@ -103,12 +117,14 @@ def model_from_config(config: dict[str, Any], model_id: str = "custom") -> Model
     for name in REQUIRED:
         reader.positive(name)
     try:
+        towers = read_towers(reader)
         fields = {
             **_shape(reader, family),
             **_structure(reader, family),
             **read_experts(reader, family),
             **read_published_weights(reader),
-            "note": _note(reader, family),
+            **towers,
+            "note": _note(reader, family, towers["uncounted"]),
             **(family.extras(reader) if family.extras else {}),
         }
         return ModelSpec(id=model_id, model_type=reader.model_type, **fields)
@@ -127,16 +143,19 @@ def _refusal(reader: ConfigReader, error: ValidationError) -> BadConfigError:
     return BadConfigError(f"{name} is {first['input']!r}: {message.lower()}", f"model.{name}")
 
 
-def _note(reader: ConfigReader, family: Family) -> str | None:
+def _note(reader: ConfigReader, family: Family, uncounted: tuple[str, ...]) -> str | None:
+    """Return what is assumed of a family, and the parts of its checkpoint without a count."""
     field, doubt = family.unconfirmed
-    if field and reader.has(field):
-        return f"model_type {reader.model_type}: {doubt}"
-    if family is not UNKNOWN_FAMILY:
-        return None
-    return (
-        f"model_type {reader.model_type} is not known: it is read as a dense decoder with gated "
-        "feed-forward blocks, two norms a layer and no biases but those that its config names"
-    )
+    notes = [f"model_type {reader.model_type}: {doubt}"] if field and reader.has(field) else []
+    if family is UNKNOWN_FAMILY:
+        notes.append(
+            f"model_type {reader.model_type} is not known: it is read as a dense decoder with "
+            "gated feed-forward blocks, two norms a layer and no biases but those that its config "
+            "names"
+        )
+    if uncounted:
+        notes.append(f"the weights of {', '.join(uncounted)} are not counted")
+    return "; ".join(notes) or None
 
 
 def _shape(reader: ConfigReader, family: Family) -> dict[str, Any]:

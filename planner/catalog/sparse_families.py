@@ -14,6 +14,8 @@ from planner.catalog.special_layers import (
     arctic_residual,
     deepseek_v4,
     deepseek_v4_extras,
+    ernie_text_experts,
+    ernie_vision_experts,
     gemma4,
     gemma4_extras,
     granite_hybrid,
@@ -56,6 +58,7 @@ SPARSE: dict[str, Family] = {
     "mixtral": Family(sparse=True, names={"num_experts": "num_local_experts"}),
     "qwen3_moe": Family(qk_norm=True, sparse=True, output_bias_follows=True),
     "qwen3_vl_moe_text": Family(qk_norm=True, sparse=True),
+    "qwen3_omni_moe_text": Family(qk_norm=True, sparse=True),
     "deepseek_v2": LATENT,
     "deepseek_v3": replace(LATENT, router_bias=True),
     "kimi_k2": replace(LATENT, router_bias=True),
@@ -123,6 +126,7 @@ SPARSE: dict[str, Family] = {
     "granitemoeshared": Family(sparse=True, shared_experts=1, output_bias_follows=True),
     "phimoe": Family(sparse=True, norm="layernorm", norm_bias=True, output_bias_follows=True),
     "dots1": ROUTED,
+    "glm4v_moe_text": replace(ROUTED, qk_norm=False, attention_bias=True),
     "glm4_moe": replace(ROUTED, qk_norm=False, qk_norm_switch="use_qk_norm"),
     "ernie4_5_moe": Family(
         sparse=True,
@@ -228,6 +232,15 @@ SPARSE: dict[str, Family] = {
     ),
 }
 SPARSE["minimax_m3_vl"] = SPARSE["minimax_m3_vl_text"] = SPARSE["minimax_m3"]
+SPARSE["ernie4_5_moe_vl"] = SPARSE["ernie4_5_vl_moe_text"] = replace(
+    SPARSE["ernie4_5_moe"],
+    derives=ernie_text_experts,
+    extras=ernie_vision_experts,
+    unconfirmed=(
+        "vision_expert_width",
+        "the experts of images are counted whole on each device",
+    ),
+)
 SPARSE["bailing_moe_v2"] = replace(
     SPARSE["bailing_moe"],
     router_bias=True,

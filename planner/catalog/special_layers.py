@@ -4,7 +4,9 @@ from collections import Counter
 from typing import Any
 
 from planner.catalog.config_reader import LARGEST, ConfigReader, Fields
+from planner.catalog.experts import dense_layers
 from planner.catalog.recurrent import kimi_delta, plamo2_mamba
+from planner.catalog.towers import read_towers
 from planner.errors import BadConfigError
 from planner.specs.layers import (
     AttentionLayers,
@@ -422,3 +424,25 @@ def openelm_extras(reader: ConfigReader) -> dict[str, Any]:
     """Return the parameters lost to the rounding of the mean feed-forward width."""
     widths = _openelm_widths(reader)
     return {"extra_parameters": 3 * reader.integer("hidden_size") * (sum(widths) % len(widths))}
+
+
+def ernie_text_experts(reader: ConfigReader) -> dict[str, Any]:
+    """Return the sizes of the experts of text, which the config lists before those of images."""
+    names = ("moe_intermediate_size", "moe_layer_start_index", "moe_layer_end_index")
+    listed = {name: reader.get(name) for name in names if isinstance(reader.get(name), list)}
+    derived = {name: value[0] for name, value in listed.items() if value}
+    widths = listed.get("moe_intermediate_size", [])
+    return {**derived, "vision_expert_width": widths[-1] if widths else 0}
+
+
+def ernie_vision_experts(reader: ConfigReader) -> dict[str, Any]:
+    """Return the encoders and the experts that only tokens of images visit.
+
+    Source: the family's implementation in transformers, ``Ernie4_5_VLMoeMoeBlock``.
+    """
+    towers, width = read_towers(reader), reader.integer("vision_expert_width")
+    hidden, experts = reader.integer("hidden_size"), reader.integer("num_experts")
+    sparse = reader.integer("num_hidden_layers") - dense_layers(reader)
+    each = 3 * hidden * width + hidden + 1 if width else 0
+    towers["tower_parameters"] += sparse * experts * each
+    return towers

@@ -1,8 +1,9 @@
 """Parameter counts of a model, by how the parts are split and quantised.
 
-Counts are exact: they equal the number of elements in the published checkpoint. Tied embeddings
-count once, routers and biases count, rotary tables do not. Layers for multi-token prediction are
-left out: engines load them only for speculation.
+Counts are exact: they equal the number of elements in the published checkpoint; encoders of images
+and sounds are within about 1 %. Tied embeddings count once, routers and biases count, rotary
+tables do not. Layers for multi-token prediction are left out: engines load them only for
+speculation.
 """
 
 from dataclasses import dataclass
@@ -34,9 +35,10 @@ class ParameterCounts:
 
     ``query_output``, ``key_value``, ``replicated``, ``feed_forward``, ``experts`` are the linear
     weights of all layers; ``replicated`` ones are whole on every tensor-parallel rank and
-    ``feed_forward`` includes shared experts. ``small`` are the norms, biases and routers;
-    ``embedding`` and ``head`` are outside the layers. ``skipped_biases`` are the biases of
-    inactive experts, included in ``small``.
+    ``feed_forward`` includes shared experts. ``small`` are the norms, biases and routers, and the
+    encoders of images and sounds, which are stored in the same dtype; ``embedding`` and ``head``
+    are outside the layers. ``inactive_small`` are the biases of inactive experts and the encoders,
+    included in ``small``.
     """
 
     query_output: int
@@ -48,7 +50,7 @@ class ParameterCounts:
     embedding: int
     head: int
     replicated: int = 0
-    skipped_biases: int = 0
+    inactive_small: int = 0
 
     @property
     def attention(self) -> int:
@@ -68,7 +70,7 @@ class ParameterCounts:
     @property
     def active(self) -> int:
         """Return the active parameters per token: all but inactive experts."""
-        return self.total - self.experts + self.experts_active - self.skipped_biases
+        return self.total - self.experts + self.experts_active - self.inactive_small
 
 
 def feed_forward_matrices(model: ModelSpec) -> int:
@@ -98,9 +100,8 @@ def count_parameters(model: ModelSpec) -> ParameterCounts:
         small=_small_parameters(model, mixers),
         embedding=(model.vocab_size + model.learned_positions) * hidden,
         head=0 if model.tie_word_embeddings else model.vocab_size * hidden,
-        skipped_biases=moe_layers
-        * (model.num_experts - model.num_experts_per_tok)
-        * _expert_bias(model),
+        inactive_small=model.tower_parameters
+        + moe_layers * (model.num_experts - model.num_experts_per_tok) * _expert_bias(model),
     )
 
 
@@ -122,7 +123,8 @@ def _small_parameters(model: ModelSpec, mixers: MixerCounts) -> int:
     layers = model.num_hidden_layers * model.norms_per_layer * norm + mixers.small
     dense = model.num_feed_forward_layers * _block_bias(model, model.intermediate_size)
     sparse = model.num_moe_layers * _small_of_experts(model)
-    return layers + dense + sparse + norm + head_bias + model.extra_parameters
+    extra = model.extra_parameters + model.tower_parameters
+    return layers + dense + sparse + norm + head_bias + extra
 
 
 def _block_bias(model: ModelSpec, intermediate: int) -> int:

@@ -87,6 +87,12 @@ class ModelSpec(SparseSpec):
     extra_parameters: NonNegativeInt = Field(
         default=0, description="small parameters that no other field accounts for"
     )
+    tower_parameters: NonNegativeInt = Field(
+        default=0, description="of the encoders of images and sounds, which no text token uses"
+    )
+    uncounted: tuple[str, ...] = Field(
+        default=(), description="parts of the checkpoint whose parameters no field counts"
+    )
     weight_dtype: Dtype | None = Field(default=None, description="as published")
     group_size: PositiveInt | None = Field(default=None, description="of the published weights")
     part_dtypes: dict[WeightPart, Dtype] = Field(

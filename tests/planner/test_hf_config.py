@@ -47,9 +47,9 @@ def test_a_config_without_model_type_says_what_to_give():
         model_from_config({"hidden_size": 5})
 
 
-def test_an_unknown_family_lists_the_known_ones():
-    with pytest.raises(BadConfigError, match="llama"):
-        model_from_config({**TINY, "model_type": "mamba9"})
+def test_an_unknown_family_names_the_nearest_known_ones():
+    with pytest.raises(BadConfigError, match=r"nearest of the .* are: llama4_text"):
+        model_from_config({**TINY, "model_type": "llama9_text"})
 
 
 def test_an_unknown_family_that_spells_a_plain_decoder_out_is_read_as_one():
