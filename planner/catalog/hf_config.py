@@ -11,7 +11,7 @@ from planner.catalog.families import FAMILIES, NESTED_DEFAULTS, NOT_COVERED, Fam
 from planner.catalog.layer_groups import layer_types, read_layer_groups
 from planner.catalog.nearest import nearest_names
 from planner.catalog.published_weights import read_published_weights
-from planner.catalog.towers import read_towers
+from planner.catalog.towers import read_towers, unknown_encoders
 from planner.errors import BadConfigError, NotCoveredError
 from planner.specs.model import ModelSpec
 
@@ -153,6 +153,9 @@ def _note(reader: ConfigReader, family: Family, uncounted: tuple[str, ...]) -> s
             "gated feed-forward blocks, two norms a layer and no biases but those that its config "
             "names"
         )
+    unknown = [name for name in unknown_encoders(reader) if name not in uncounted]
+    if unknown:
+        notes.append(f"{', '.join(unknown)} is counted as a plain vision transformer")
     if uncounted:
         notes.append(f"the weights of {', '.join(uncounted)} are not counted")
     return "; ".join(notes) or None

@@ -232,6 +232,7 @@ SPARSE: dict[str, Family] = {
     ),
 }
 SPARSE["minimax_m3_vl"] = SPARSE["minimax_m3_vl_text"] = SPARSE["minimax_m3"]
+SPARSE["step3"] = SPARSE["step3_vl"] = SPARSE["step3_text"]
 SPARSE["ernie4_5_moe_vl"] = SPARSE["ernie4_5_vl_moe_text"] = replace(
     SPARSE["ernie4_5_moe"],
     derives=ernie_text_experts,

@@ -47,11 +47,16 @@ class Kind:
 
     gated: bool = False
     learned_positions: bool = True
-    projector: Literal["merger", "mlp", "linear", "mistral3", "ernie", "glm4v", "llama4"] = "mlp"
+    projector: Literal[
+        "merger", "mlp", "linear", "mistral3", "ernie", "glm4v", "llama4", "step3"
+    ] = "mlp"
     defaults: dict[str, Any] = field(default_factory=dict)
 
 
 MERGING = {"spatial_merge_size": 2, "temporal_patch_size": 2, "patch_size": 14}
+QWEN2_5 = Kind(
+    gated=True, learned_positions=False, projector="merger", defaults={"depth": 32, **MERGING}
+)
 QWEN3 = Kind(
     projector="merger",
     defaults={**MERGING, "patch_size": 16, "num_position_embeddings": 2304},
@@ -75,9 +80,8 @@ KINDS: dict[str, Kind] = {
         projector="merger",
         defaults={"depth": 32, "embed_dim": 1280, "mlp_ratio": 4, **MERGING},
     ),
-    "qwen2_5_vl": Kind(
-        gated=True, learned_positions=False, projector="merger", defaults={"depth": 32, **MERGING}
-    ),
+    "qwen2_5_omni": QWEN2_5,
+    "qwen2_5_vl": QWEN2_5,
     "qwen3_vl": QWEN3,
     "qwen3_vl_moe": QWEN3,
     "qwen3_5": QWEN3,
@@ -88,9 +92,10 @@ KINDS: dict[str, Kind] = {
     "ernie4_5_vl_moe": ERNIE,
     "ernie4_5_moe_vl": ERNIE,
     "llama4": Kind(projector="llama4"),
+    "step3_vl": Kind(projector="step3"),
 }
 # Kinds whose encoder's own model type is of another projector.
-BY_WHOLE = ("gemma3", "paligemma", "idefics3", "smolvlm", "mistral3")
+BY_WHOLE = ("step3_vl", "gemma3", "paligemma", "idefics3", "smolvlm", "mistral3")
 SUFFIXES = ("_vision_encoder", "_vision_model", "_vision")
 
 
@@ -113,17 +118,25 @@ def read_towers(reader: ConfigReader) -> dict[str, Any]:
     return {"tower_parameters": parameters, "uncounted": tuple(dict.fromkeys(uncounted))}
 
 
-def _kind(encoder: Fields, reader: ConfigReader) -> Kind:
-    """Return an encoder's structure by its own model type or that of the whole model."""
-    whole = str(reader.outer.get("model_type"))
+def unknown_encoders(reader: ConfigReader) -> tuple[str, ...]:
+    """Return the encoders of unknown structure, which are counted as vision transformers."""
+    return tuple(
+        name
+        for config in reader.composites
+        for name in ENCODERS
+        if isinstance(config.get(name), dict)
+        and _kind_name(Fields(config[name]), reader) not in KINDS
+    )
+
+
+def _kind_name(encoder: Fields, reader: ConfigReader) -> str:
+    """Return an encoder's own model type without its suffix, or that of the whole model."""
+    whole = str(reader.outer.get("model_type")).removesuffix("_text")
     own = str(encoder.get("model_type") or whole)
     if whole in BY_WHOLE:
-        return KINDS[whole]
-    for suffix in SUFFIXES:
-        short = own.removesuffix(suffix)
-        if own not in KINDS and short in KINDS:
-            return KINDS[short]
-    return KINDS.get(own, Kind())
+        return whole
+    shorter = [own.removesuffix(suffix) for suffix in SUFFIXES]
+    return next((name for name in (own, *shorter) if name in KINDS), own)
 
 
 def _value(encoder: Fields, kind: Kind, name: str, default: int | None = None) -> int | None:
@@ -139,7 +152,7 @@ def _value(encoder: Fields, kind: Kind, name: str, default: int | None = None) -
 
 def _count(encoder: Fields, reader: ConfigReader) -> int:
     """Return the parameters of an encoder with its projector; 0 if a size is missing."""
-    kind = _kind(encoder, reader)
+    kind = KINDS.get(_kind_name(encoder, reader), Kind())
     width, layers = _value(encoder, kind, "width"), _value(encoder, kind, "layers")
     inner = _value(encoder, kind, "feed_forward")
     ratio = encoder.number("mlp_ratio", kind.defaults.get("mlp_ratio", 0.0))
@@ -180,6 +193,7 @@ def _projector(encoder: Fields, kind: Kind, sizes: tuple[int, int, int, int]) ->
     to_text = text if "embed_dim" in kind.defaults else out
     levels = 1 + len(encoder.items("deepstack_visual_indexes"))
     middle = _value(encoder, kind, "projector_input_dim") or inner
+    outputs = _value(encoder, kind, "output_hidden_size") or text
     joined = _value(encoder, kind, "vision_output_dim") or middle
     return {
         "merger": levels * merged * (merged + to_text),
@@ -187,6 +201,8 @@ def _projector(encoder: Fields, kind: Kind, sizes: tuple[int, int, int, int]) ->
         "glm4v": out * (out + 3 * inner + merged),
         "llama4": middle * (inner + middle) + joined * text,
         "linear": width * text,
+        # Two convolutions, of 2 by 2 and 3 by 3, before the projection.
+        "step3": outputs * (4 * width + 18 * outputs + 2 * text),
         "mistral3": 4 * width * width + text * (width + text),
         "mlp": text * (merged + text),
     }[kind.projector]

@@ -1,5 +1,11 @@
-"""One small config for each family, in its own spelling, with every part that it can have."""
+"""One small config for each family, in its own spelling, with every part that it can have.
 
+``PUBLISHED`` are published configs, trimmed, of models that the catalog does not have. Their
+billions of parameters, in all and per token, are those of model cards, papers or checkpoints.
+"""
+
+import json
+from pathlib import Path
 from typing import Any
 
 TOKENS = {"vocab_size": 320, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
@@ -242,3 +248,6 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "zero_expert_num": 0,
     },
 }
+PUBLISHED: dict[str, dict[str, Any]] = json.loads(
+    Path(__file__).with_name("published_configs.json").read_text()
+)

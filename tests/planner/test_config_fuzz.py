@@ -16,11 +16,11 @@ from planner.cost.parameters import count_parameters
 from planner.errors import BadConfigError, NotCoveredError, PlannerError, UnknownNameError
 from planner.specs.model import ModelSpec
 from tests.planner.asking import TINY
-from tests.planner.published_configs import PUBLISHED
+from tests.planner.family_configs import PUBLISHED
 
 FOLDER = Path("planner/catalog/data/configs")
 CONFIGS = {path.stem: json.loads(path.read_text()) for path in sorted(FOLDER.glob("*.json"))}
-CONFIGS |= {name: config for name, (config, *_) in PUBLISHED.items()}
+CONFIGS |= {name: published["config"] for name, published in PUBLISHED.items()}
 MISSING = object()
 WORDS = ("big", "two", "", "false", "MXM*-M", "re:(", "128")
 NUMBERS = (-1, 0, 3, 1.5, 1e308, 10**18, True, False)

@@ -6,7 +6,7 @@ from planner.catalog.models import model_from_config
 from planner.cost.parameters import count_parameters
 from planner.errors import BadConfigError
 from tests.planner.asking import TINY
-from tests.planner.published_configs import PUBLISHED
+from tests.planner.family_configs import PUBLISHED
 
 SLIDE, FULL = "sliding_attention", "full_attention"
 GEMMA_4 = {
@@ -309,7 +309,7 @@ def test_qwen_2_moe_weighs_its_shared_expert_by_one_gate():
 
 
 def test_lfm2_caches_in_its_attention_layers_and_keeps_the_last_inputs_in_the_others():
-    model = model_from_config(PUBLISHED["LiquidAI/LFM2-1.2B"][0])
+    model = model_from_config(PUBLISHED["LiquidAI/LFM2-1.2B"]["config"])
     convolution, attention = model.layers_by_attention
 
     assert (attention.count, attention.kv_heads, attention.key_dim) == (6, 8, 64)
@@ -319,7 +319,7 @@ def test_lfm2_caches_in_its_attention_layers_and_keeps_the_last_inputs_in_the_ot
 
 
 def test_a_layer_of_longcat_is_two_layers_of_which_one_has_experts():
-    model = model_from_config(PUBLISHED["meituan-longcat/LongCat-Flash-Chat"][0])
+    model = model_from_config(PUBLISHED["meituan-longcat/LongCat-Flash-Chat"]["config"])
 
     assert (model.num_hidden_layers, model.num_dense_layers, model.num_moe_layers) == (56, 28, 28)
     # Of 12 experts that a token selects of 768, 8 are among the 512 with weights.

@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from planner.catalog.models import model_from_config
+from planner.catalog.models import get_model, model_from_config
 from planner.cost.parameters import count_parameters
 from planner.errors import BadConfigError, NotCoveredError
 from tests.planner.asking import TINY, ask
-from tests.planner.published_configs import PUBLISHED
+from tests.planner.family_configs import PUBLISHED
 
 TEXT = {
     "hidden_size": 256,
@@ -98,8 +98,23 @@ def test_a_composite_models_count_is_near_its_own_implementation(model_type):
     assert model.tower_parameters > 0.7 * held
 
 
+@pytest.mark.parametrize(
+    ("model_id", "published"),
+    [
+        ("Qwen/Qwen3-VL-2B-Instruct", 2_127_532_032),
+        ("Qwen/Qwen3-VL-30B-A3B-Instruct", 31_070_754_032),
+        ("google/gemma-3-27b-it", 27_432_406_640),
+        ("mistralai/Mistral-Small-3.1-24B-Instruct-2503", 24_011_361_280),
+    ],
+)
+def test_a_composite_model_of_the_catalog_holds_its_whole_checkpoint(model_id, published):
+    total = count_parameters(get_model(model_id)).total
+
+    assert total == pytest.approx(published, rel=0.0005)
+
+
 def test_no_token_of_text_uses_the_encoders():
-    config = PUBLISHED["Qwen/Qwen2.5-VL-72B-Instruct"][0]
+    config = PUBLISHED["Qwen/Qwen2.5-VL-72B-Instruct"]["config"]
     counts, model = count_parameters(model_from_config(config)), model_from_config(config)
 
     assert model.tower_parameters == pytest.approx(0.7046e9, rel=0.001)
@@ -107,7 +122,7 @@ def test_no_token_of_text_uses_the_encoders():
 
 
 def test_an_estimate_holds_the_weights_of_the_encoders():
-    config = PUBLISHED["Qwen/Qwen2.5-VL-3B-Instruct"][0]
+    config = PUBLISHED["Qwen/Qwen2.5-VL-3B-Instruct"]["config"]
     text = {name: value for name, value in config.items() if name != "vision_config"}
 
     weights = [ask(model=one).memory.breakdown_bytes["weights"] for one in (config, text)]
@@ -125,8 +140,17 @@ def test_parts_without_sizes_are_named_in_a_warning():
     )
 
 
+def test_an_encoder_of_unknown_structure_is_counted_as_a_vision_transformer():
+    sizes = {"width": 64, "layers": 2, "mlp_ratio": 4.0, "patch_size": 14}
+    model = model_from_config({**TINY, "vision_config": {"model_type": "new", **sizes}})
+
+    blocks, patches, projector = 2 * 12 * 64 * 64, 3 * 14 * 14 * 64, 256 * (64 + 256)
+    assert model.tower_parameters == pytest.approx(blocks + patches + projector, rel=0.02)
+    assert model.note == "vision_config is counted as a plain vision transformer"
+
+
 def test_an_omni_model_is_read_through_its_thinker():
-    model = model_from_config(PUBLISHED["Qwen/Qwen3-Omni-30B-A3B-Thinking"][0])
+    model = model_from_config(PUBLISHED["Qwen/Qwen3-Omni-30B-A3B-Thinking"]["config"])
 
     assert (model.model_type, model.num_experts) == ("qwen3_omni_moe_text", 128)
     assert model.uncounted == ("talker_config", "code2wav_config")
