@@ -39,6 +39,7 @@ class DiskSwap:
         """Open an unnamed file in the folder; it vanishes with the process."""
         self._model = model
         self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115 - for the job
+        weakref.finalize(self, self._file.close)
         self._end = 0
         self.written_bytes = 0
         self._known: dict[tuple[object, ...], tuple[weakref.ref[object], Place]] = {}

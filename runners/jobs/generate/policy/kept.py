@@ -8,6 +8,7 @@ Tokens are the first dimension, so that new ones are appended contiguously.
 
 import os
 import tempfile
+import weakref
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from math import prod
@@ -79,6 +80,7 @@ class DiskStore:
     ) -> None:
         self._capacity, self._thread, self._figures = capacity, thread, figures
         self._owner = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115 - lives on
+        weakref.finalize(self, self._owner.close)
         self.file = self._owner.fileno()
         self._templates: Parts = ()  # one token of each part, empty
         self._count = 0
