@@ -166,7 +166,11 @@ def file_sizes(kind: str, model: ModelSpec) -> FileSizes:
 
 
 def file_bytes(kind: str, model: ModelSpec) -> float:
-    """Return the bytes of all weights in a model's file; the tokenizer is not among them."""
+    """Return the bytes of all weights in a language model's file, without its tokenizer.
+
+    Encoders of images and sounds are in a file of their own.
+    """
+    model = model.model_copy(update={"tower_parameters": 0})
     counts, sizes = count_parameters(model), file_sizes(kind, model)
     layers = counts.layer_linear * sizes.linear_bits + counts.small * sizes.small_bits
     vocabulary = counts.head * sizes.head_bits + counts.embedding * sizes.embedding_bits

@@ -50,6 +50,7 @@ TRAINING_ONLY = {
 }
 # Engines count ranks differently: the resolved layout replaces the requested values.
 LAYOUT_FIELDS = ("data_parallel_size", "tensor_parallel_size", "attention_data_parallel_size")
+GGUF_ENGINES = frozenset({"llama_cpp", "ik_llama_cpp"})
 SOLVER_ROUNDING = 1e-9
 
 
@@ -170,7 +171,14 @@ def resolve(request: EstimateRequest) -> Setting:
 
 
 def _in_engine(model: ModelSpec, engine: Engine) -> ModelSpec:
-    """Return the model as the engine stores it; some engines untie the output head."""
+    """Return the model as the engine stores it; some engines untie the output head.
+
+    GGUF files hold the language model: the encoders are a file of their own (mmproj).
+    """
+    if engine.key in GGUF_ENGINES and model.tower_parameters:
+        note = "the GGUF file of its encoders (mmproj) is not counted"
+        note = f"{model.note}; {note}" if model.note else note
+        return model.model_copy(update={"tower_parameters": 0, "note": note})
     if engine.unties_embeddings and model.tie_word_embeddings:
         return model.model_copy(update={"tie_word_embeddings": False})
     return model
