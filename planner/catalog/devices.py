@@ -51,6 +51,14 @@ def _rates(row: dict[str, str], columns: dict[str, Dtype]) -> dict[Dtype, float]
     return {dtype: float(row[column]) for column, dtype in columns.items() if row[column]}
 
 
+def _peaks(row: dict[str, str]) -> dict[Dtype, float]:
+    """Return the dense peaks; the 4-bit floats of AMD are MXFP4, those of NVIDIA NVFP4."""
+    peaks = _rates(row, DTYPE_BY_COLUMN)
+    if row["vendor"] == "AMD" and "nvfp4" in peaks:
+        peaks["mxfp4"] = peaks.pop("nvfp4")
+    return peaks
+
+
 def _device(row: dict[str, str]) -> DeviceSpec:
     fields: dict[str, object] = {name: row[name] or None for name in TEXTS}
     fields.update({name: float(row[name]) for name in NUMBERS if row[name]})
@@ -58,7 +66,7 @@ def _device(row: dict[str, str]) -> DeviceSpec:
         {
             **fields,
             "memory_bytes": int(row["memory_bytes"]),
-            "peak_flops_per_second": _rates(row, DTYPE_BY_COLUMN),
+            "peak_flops_per_second": _peaks(row),
             "achieved_flops_per_second": _rates(row, ACHIEVED_BY_COLUMN),
             "aliases": tuple(a for a in row["aliases"].split(";") if a),
             "as_of": AS_OF,

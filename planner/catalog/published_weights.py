@@ -43,6 +43,7 @@ SKIPPED = (
     "exclude",
 )
 # Fields that name the method; the algorithm takes precedence over the tool.
+PAIR = 2  # rows and columns
 NAMES = ("quant_algo", "quant_method")
 
 
@@ -67,11 +68,30 @@ def read_published_weights(reader: ConfigReader) -> dict[str, Any]:
     return {
         "weight_dtype": dtype,
         "group_size": stored.group_size,
+        "weight_block_size": _block_size(quant),
         "part_dtypes": {
             part: part_dtype for part, part_dtype in others.items() if part_dtype != dtype
         },
         "quantization": stored.packed or _method(quant) or None,
     }
+
+
+def _block_size(quant: Described) -> int | None:
+    """Return the width of the blocks that share a scale, None if the checkpoint has none.
+
+    Raises:
+        BadConfigError: the field is not a pair of whole numbers.
+    """
+    given = quant.get("weight_block_size")
+    if given is None:
+        return None
+    is_pair = isinstance(given, list) and len(given) == PAIR
+    if not is_pair or not all(type(size) is int and size > 0 for size in given):
+        raise BadConfigError(
+            f"weight_block_size is {given!r}: it must be two whole numbers, as in [128, 128]",
+            f"{FIELD}.weight_block_size",
+        )
+    return int(max(given))
 
 
 def _description(reader: ConfigReader) -> Described:

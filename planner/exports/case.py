@@ -1,14 +1,19 @@
 """Input of an export: the model by name and shape, the plan, the workload, the device."""
 
+from collections.abc import Container
 from dataclasses import dataclass
 
+from planner.catalog.engine_limits import sixteen_bit_dtype
 from planner.catalog.engines import EngineRole, get_engine
+from planner.cost.dtypes import WIDE
+from planner.specs.base import Dtype
 from planner.specs.cluster import DeviceSpec
 from planner.specs.model import ModelSpec
 from planner.specs.plan import PlannedStrategy
 from planner.specs.strategy import OffloadSpec, Strategy
 from planner.specs.workload import GenerateWorkload, ServeWorkload, TrainWorkload, Workload
 from planner.workload.device_groups import groups_of
+from planner.workload.formats import is_stored_as
 from planner.workload.resolve import resolve_cluster, resolve_device
 
 GIB = 1024**3
@@ -16,6 +21,8 @@ GIB = 1024**3
 MASTER, PORT, RANK = "$MASTER_ADDR", 29500, "$NODE_RANK"
 # Port of a started server, also used by its measurement.
 SERVING_PORT = 8000
+# How published checkpoints of a format are usually named.
+CHECKPOINT_LABELS = {"int4": "AWQ", "int8": "W8A8", "fp8": "FP8", "nvfp4": "NVFP4"}
 LONGER = 4  # default longest request, as a multiple of the typical one
 SERVED_SHARE = 0.9  # share of device memory that servers use by default
 
@@ -78,6 +85,35 @@ class ExportCase:
         return getattr(self.strategy, f"{axis}_parallel_size") or 1
 
     @property
+    def is_stored(self) -> bool:
+        """Return whether the plan runs the checkpoint in the format of its files."""
+        named = self.strategy.quantization
+        known = (
+            not named or named == self.shape.quantization or self.shape.weight_dtype not in WIDE
+        )
+        return known and is_stored_as(self.shape, self.strategy.weight_dtype or "bf16")
+
+    def checkpoint(self, at_load: Container[str]) -> str:
+        """Return the model to start: as named, or the path of a checkpoint in another format.
+
+        ``at_load`` are the weight formats that the engine makes while it loads the model.
+        """
+        weight = self.strategy.weight_dtype or "bf16"
+        if self.is_stored or (weight in at_load and self.shape.weight_dtype in {None, *WIDE}):
+            return self.model
+        name = self.model.rstrip("/").rsplit("/", 1)[-1]
+        label = (self.strategy.quantization or CHECKPOINT_LABELS.get(weight, weight)).upper()
+        return f"./{name}-{label.replace(':', '-')}"
+
+    @property
+    def half(self) -> Dtype:
+        """Return the dtype of what is not quantised."""
+        for dtype in (self.strategy.weight_dtype, self.strategy.activation_dtype):
+            if dtype in WIDE and dtype is not None:
+                return dtype
+        return sixteen_bit_dtype(self.device)
+
+    @property
     def attention_ranks(self) -> int:
         """Return the attention data-parallel ranks of a replica."""
         return self.strategy.attention_data_parallel_size or 1
@@ -101,8 +137,15 @@ class ExportCase:
             return typical
         if self.workload.max_request_tokens:
             return self.workload.max_request_tokens
-        longest = min(LONGER * typical, self.shape.max_position_embeddings)
+        context = self.shape.max_position_embeddings
+        longest = min(LONGER * typical, context)
         return max(typical, min(longest, self._cache_capacity_tokens or longest))
+
+    @property
+    def accepted_tokens(self) -> int | None:
+        """Return the maximum tokens of one request, at most the context of the model's config."""
+        tokens = self.context_tokens
+        return None if tokens is None else min(tokens, self.shape.max_position_embeddings)
 
     @property
     def _cache_capacity_tokens(self) -> int | None:

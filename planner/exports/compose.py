@@ -10,8 +10,10 @@ from planner.exports.launch import (
     launch_files,
     launch_notes,
     launch_script,
+    separate_servers,
     vendor_of,
 )
+from planner.exports.replicas import servers_per_node
 from planner.exports.yaml_text import yaml_text
 from planner.specs.base import JsonObject
 
@@ -39,7 +41,9 @@ def compose_document(case: ExportCase) -> JsonObject:
         rendezvous = {name: f"${{{name}}}" for name in ("MASTER_ADDR", "NODE_RANK")}
         service |= {"environment": {**rendezvous, **environment}, "network_mode": "host"}
     elif not is_training(case):
-        service["ports"] = [f"{SERVING_PORT}:{SERVING_PORT}"]
+        last = SERVING_PORT + servers_per_node(case, separate_servers(case)) - 1
+        ports = str(SERVING_PORT) if last == SERVING_PORT else f"{SERVING_PORT}-{last}"
+        service["ports"] = [f"{ports}:{ports}"]
     document: JsonObject = {"services": {case.workload.kind: service}}
     files = launch_files(case)
     if files:

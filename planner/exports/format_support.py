@@ -6,17 +6,23 @@ The search uses this for every plan; the formats are loaded only for an export.
 from collections.abc import Callable
 from dataclasses import replace
 
+from planner.catalog.engine_limits import refusal
+from planner.catalog.engines import engine_name, get_engine
 from planner.errors import PlannerError
-from planner.specs.cluster import ClusterSpec
+from planner.specs.cluster import ClusterSpec, DeviceSpec
 from planner.specs.estimate import EstimateRequest
 from planner.specs.model import ModelSpec
 from planner.specs.strategy import Strategy
 from planner.specs.workload import GenerateWorkload, ServeWorkload, TrainWorkload, Workload
 from planner.techniques.case import Case
 from planner.workload.device_groups import group_replicas, groups_of
+from planner.workload.layouts import has_separate_replicas
+from planner.workload.ranks import Layout
 from planner.workload.resolve import resolve
 from planner.workload.setting import Setting
+from planner.workload.validity import degree_rules, weight_blocks, width_rules
 
+SERVER_NAMES = ("vllm", "sglang", "tensorrt_llm", "llama_cpp")
 STAGED = "vllm"  # the only server that supports an uneven split of the layers
 WHOLE_WEIGHTS = frozenset({"pretrain", "full"})
 # Methods without a public trainer: only the product's jobs run them.
@@ -38,17 +44,53 @@ CONFIGURATIONS = {
 }
 
 
-def formats_for(case: Case, strategy: Strategy) -> tuple[str, ...]:
+def formats_for(case: Case, strategy: Strategy, engine: str | None = None) -> tuple[str, ...]:
     """Return the formats that can express a strategy and run on its device."""
     if case.workload.kind == "compress":
         return ()
     if is_unlike(case.cluster, case.workload):
         return unlike_servers(case, strategy, _servers)
     training = isinstance(case.workload, TrainWorkload)
-    named = _trainers(case, strategy) if training else _servers(case)
+    named = _trainers(case, strategy) if training else accepting_servers(case, strategy)
     managers = ["slurm", "kubernetes", *(["compose"] if case.cluster.nodes == 1 else [])]
-    runs = not training or "torchrun" in named or "megatron" in named
-    return (*named, *(managers if runs else ()))
+    started = {"torchrun", "megatron"} if training else {server_of(engine, case.device)}
+    return (*named, *(managers if started & set(named) else ()))
+
+
+def server_of(engine: str | None, device: DeviceSpec) -> str:
+    """Return the serving engine that a cluster manager starts: the plan's, or the usual one."""
+    name = engine_name(engine)
+    if name in SERVER_NAMES:
+        return name
+    return "llama_cpp" if device.kind in {"cpu", "uma"} else "vllm"
+
+
+def accepting_servers(case: Case, strategy: Strategy) -> list[str]:
+    """Return the servers that accept a strategy on the devices of a case."""
+    return [name for name in _servers(case) if _accepts(name, case, strategy)]
+
+
+def _accepts(name: str, case: Case, strategy: Strategy) -> bool:
+    engine = get_engine(name, case.device.kind)
+    dtype = strategy.weight_dtype or "bf16"
+    activation = strategy.activation_dtype or "bf16"
+    if refusal(engine, case.device, case.model, (dtype, activation, strategy.kv_cache_dtype)):
+        return False
+    layout = Layout(
+        data=strategy.data_parallel_size or 1,
+        tensor=strategy.tensor_parallel_size or 1,
+        pipeline=strategy.pipeline_parallel_size or 1,
+        expert=strategy.expert_parallel_size or 1,
+        context=strategy.context_parallel_size or 1,
+        attention_data=strategy.attention_data_parallel_size or 1,
+    )
+    separate = has_separate_replicas(strategy, case.cluster)
+    blocks = weight_blocks(case.model, strategy)
+    rules = (
+        *degree_rules(case.model, engine, layout, separate=separate),
+        *width_rules(case.model, engine, layout, blocks, case.device),
+    )
+    return all(rule.holds for rule in rules)
 
 
 def _servers(case: Case) -> list[str]:

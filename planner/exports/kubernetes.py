@@ -13,8 +13,10 @@ from planner.exports.launch import (
     launch_files,
     launch_notes,
     launch_script,
+    separate_servers,
     vendor_of,
 )
+from planner.exports.replicas import BALANCER
 from planner.exports.yaml_text import yaml_text
 from planner.specs.base import JsonObject
 
@@ -45,9 +47,21 @@ def kubernetes_objects(case: ExportCase) -> list[JsonObject]:
     if is_training(case):
         rendezvous = [_service(case, headless=True)] if case.nodes > 1 else []
         return [*files, *rendezvous, _job(case)]
-    if case.nodes > 1:
+    if _spans_nodes(case):
         return [*files, _service(case, headless=True), _stateful_set(case)]
     return [*files, _service(case, headless=False), _deployment(case)]
+
+
+def _spans_nodes(case: ExportCase) -> bool:
+    """Return whether the pods of the plan are ranks of one server or job."""
+    return case.nodes > 1 and (is_training(case) or separate_servers(case) < case.nodes)
+
+
+def _pods(case: ExportCase) -> int:
+    """Return the number of pods: the nodes of one server or job, or one per server."""
+    if is_training(case) or _spans_nodes(case):
+        return case.nodes
+    return separate_servers(case)
 
 
 def _metadata(case: ExportCase) -> JsonObject:
@@ -73,7 +87,7 @@ def _config_map(case: ExportCase) -> JsonObject:
 
 def _deployment(case: ExportCase) -> JsonObject:
     spec = {
-        "replicas": 1,
+        "replicas": separate_servers(case),
         "strategy": {"type": "Recreate"},
         "selector": {"matchLabels": _labels(case)},
         "template": _pod(case, kind="Deployment"),
@@ -129,7 +143,8 @@ def _container(case: ExportCase, kind: str) -> JsonObject:
     }
     resource = RESOURCES.get(vendor_of(case))
     if resource:
-        container["resources"] = {"limits": {resource: case.devices_per_node}}
+        own = case.devices // _pods(case)
+        container["resources"] = {"limits": {resource: own}}
     if not is_training(case):
         container["ports"] = [{"containerPort": SERVING_PORT}]
         probe = {"httpGet": {"path": "/health", "port": SERVING_PORT}}
@@ -138,7 +153,8 @@ def _container(case: ExportCase, kind: str) -> JsonObject:
 
 
 def _command(case: ExportCase) -> list[str]:
-    script = launch_script(case, contained=True)
+    alone = not is_training(case) and not _spans_nodes(case)
+    script = None if alone else launch_script(case, contained=True)
     if script is not None:
         return ["bash", "-c", script]
     return [_with_variables(word) for word in launch_arguments(case, contained=True)]
@@ -156,7 +172,7 @@ def _environment(case: ExportCase, kind: str) -> list[JsonObject]:
     ]
     if is_training(case) and launch_files(case):  # the folder of the script is read-only
         entries += [{"name": "DATA", "value": TEXT}, {"name": "OUTPUT", "value": OUTPUT}]
-    if case.nodes == 1:
+    if not _spans_nodes(case):
         return entries
     first = f"{object_name(case)}-0.{object_name(case)}"
     field = f"metadata.labels['{INDEX_LABELS[kind]}']"
@@ -174,7 +190,8 @@ def kubernetes_notes(case: ExportCase) -> Notes:
     if is_training(case):
         where = f"the text as {TEXT} and a volume for the result as {OUTPUT}"
         notes.append(f"mount {where}" if launch_files(case) else "mount the data and the result")
-    return (*notes, *launch_notes(case))
+    # The service balances between the pods.
+    return (*notes, *(note for note in launch_notes(case) if not note.endswith(BALANCER)))
 
 
 def kubernetes_text(case: ExportCase) -> str:

@@ -3,15 +3,17 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from planner.exports.case import RANK, ExportCase
+from planner.exports.case import RANK, SERVING_PORT, ExportCase
 from planner.exports.export import Notes, shell_lines
+from planner.exports.format_support import server_of
 from planner.exports.llama_cpp import llama_cpp_arguments, llama_cpp_notes
 from planner.exports.megatron import (
     megatron_arguments,
     megatron_environment,
     megatron_notes,
 )
-from planner.exports.sglang import sglang_arguments, sglang_notes
+from planner.exports.replicas import servers_per_node, servers_text
+from planner.exports.sglang import servers, sglang_arguments, sglang_notes
 from planner.exports.tensorrt_llm import (
     OPTIONS_FILE,
     trtllm_arguments,
@@ -30,7 +32,7 @@ class Server:
 
     ``host`` are the arguments to accept connections from other machines, for servers that listen
     on loopback by default. ``program`` is the executable's path in the images, if it is not on
-    PATH.
+    PATH. ``servers`` is the number of servers of a plan, where its replicas are separate ones.
     """
 
     arguments: Callable[[ExportCase], list[str]]
@@ -38,6 +40,12 @@ class Server:
     images: dict[str, str]
     host: tuple[str, ...] = ()
     program: str | None = None
+    servers: Callable[[ExportCase], int] = lambda _: 1
+
+
+def replicas(case: ExportCase) -> int:
+    """Return the data-parallel replicas of a plan."""
+    return case.size("data")
 
 
 # SGLang 0.5.23, TensorRT-LLM 00209af and llama.cpp b11434 listen on loopback by default.
@@ -53,12 +61,14 @@ SERVERS = {
         sglang_notes,
         {"nvidia": "lmsysorg/sglang", "amd": "lmsysorg/sglang"},
         ANY_HOST,
+        servers=servers,
     ),
     "tensorrt_llm": Server(
         trtllm_arguments,
         trtllm_notes,
         {"nvidia": "nvcr.io/nvidia/tensorrt-llm/release"},
         ANY_HOST,
+        servers=replicas,
     ),
     "llama_cpp": Server(
         llama_cpp_arguments,
@@ -71,6 +81,7 @@ SERVERS = {
         },
         ANY_HOST,
         "/app/llama-server",  # llama.cpp 1cad66d, .devops/cpu.Dockerfile and its siblings
+        servers=replicas,
     ),
 }
 TRAINING_IMAGES = {"nvidia": "pytorch/pytorch", "amd": "rocm/pytorch", "cpu": "pytorch/pytorch"}
@@ -83,9 +94,7 @@ def is_training(case: ExportCase) -> bool:
 
 def server_name(case: ExportCase) -> str:
     """Return the serving engine to start: the plan's, or the default for the device."""
-    if case.plan.engine in SERVERS:
-        return case.plan.engine
-    return "llama_cpp" if case.device.kind in {"cpu", "uma"} else "vllm"
+    return server_of(case.plan.engine, case.device)
 
 
 def launch_arguments(case: ExportCase, *, contained: bool = False) -> list[str]:
@@ -94,6 +103,11 @@ def launch_arguments(case: ExportCase, *, contained: bool = False) -> list[str]:
         return megatron_arguments(case)
     if is_training(case):
         return torchrun_arguments(case.nodes, case.devices_per_node, FILE)
+    command = _server_command(case, contained=contained)
+    return command if server_name(case) == "vllm" else [*command, "--port", str(SERVING_PORT)]
+
+
+def _server_command(case: ExportCase, *, contained: bool) -> list[str]:
     server = SERVERS[server_name(case)]
     program, *options = server.arguments(case)
     if not contained:
@@ -102,13 +116,21 @@ def launch_arguments(case: ExportCase, *, contained: bool = False) -> list[str]:
 
 
 def launch_script(case: ExportCase, *, contained: bool = False) -> str | None:
-    """Return the command as shell if it needs the node's rank, otherwise None."""
-    if is_training(case) or case.nodes == 1:
+    """Return the command as shell if it needs the node's rank or starts several servers."""
+    if is_training(case):
         return None
     if server_name(case) == "vllm":
-        return vllm_text(case)
+        return vllm_text(case) if case.nodes > 1 else None
+    separate = separate_servers(case)
+    if servers_per_node(case, separate) > 1:
+        return servers_text(case, _server_command(case, contained=contained), separate)
     command = launch_arguments(case, contained=contained)
     return shell_lines(command) if RANK in command else None
+
+
+def separate_servers(case: ExportCase) -> int:
+    """Return the servers that the plan's replicas are; 1 for training."""
+    return 1 if is_training(case) else SERVERS[server_name(case)].servers(case)
 
 
 def runs_megatron(case: ExportCase) -> bool:

@@ -1,7 +1,8 @@
 """Export a serving plan as the command line of llama.cpp's server, with its GGUF file."""
 
-from planner.exports.case import SERVING_PORT, ExportCase
-from planner.exports.export import Format, Notes, shell_lines
+from planner.exports.case import ExportCase
+from planner.exports.export import Format, Notes
+from planner.exports.replicas import servers_notes, servers_text
 from planner.exports.vllm import serving_notes
 
 # The GGUF type of each weight format, and whether it is exact or only the closest one.
@@ -40,7 +41,7 @@ def gguf_file(case: ExportCase) -> str:
 
 def llama_cpp_arguments(case: ExportCase) -> list[str]:
     """Return ``llama-server`` with only the flags that the plan decides."""
-    command = ["llama-server", "--model", gguf_file(case), "--port", str(SERVING_PORT)]
+    command = ["llama-server", "--model", gguf_file(case)]
     if case.context_tokens and case.typical_tokens:
         # One cache pool for all slots: a request may use any part of it.
         slots = min(case.sequences_per_replica or 1, MOST_SLOTS)
@@ -96,16 +97,15 @@ def llama_cpp_notes(case: ExportCase) -> Notes:
         notes.append(
             f"llama.cpp answers {MOST_SLOTS} requests at once, the plan {requests}: {queued}"
         )
-    if case.size("data") > 1:
-        notes.append(f"{case.size('data')} replicas: start as many servers behind a balancer")
-    if case.nodes > 1:
+    notes += servers_notes(case, case.size("data"))
+    if case.nodes > 1 and case.size("data") < case.nodes:
         notes.append("several nodes: start rpc-server on the others and add --rpc with them")
     return tuple(notes)
 
 
 def llama_cpp_text(case: ExportCase) -> str:
     """Return the command, one option per line."""
-    return shell_lines(llama_cpp_arguments(case))
+    return servers_text(case, llama_cpp_arguments(case), case.size("data"))
 
 
 LLAMA_CPP = Format("llama_cpp", "llama.cpp", "serve-llama-cpp.sh", llama_cpp_text, llama_cpp_notes)

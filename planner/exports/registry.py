@@ -62,7 +62,9 @@ def export(format_name: str, case: ExportCase) -> Export:
         )
     chosen = FORMATS[format_name]
     possible = formats_for(
-        Case(case.shape, case.device, case.plan.cluster, case.workload), case.strategy
+        Case(case.shape, case.device, case.plan.cluster, case.workload),
+        case.strategy,
+        case.plan.engine,
     )
     if format_name not in (*possible, *_lossy_formats(case)):
         raise BadRequestError(

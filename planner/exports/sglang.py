@@ -1,32 +1,25 @@
 """Export a serving plan as the command line of SGLang's server."""
 
-from planner.exports.case import GIB, MASTER, PORT, RANK, SERVING_PORT, ExportCase
-from planner.exports.export import Format, Notes, shell_lines
+from planner.exports.case import GIB, MASTER, PORT, RANK, ExportCase
+from planner.exports.export import Format, Notes
+from planner.exports.replicas import servers_notes, servers_text
 from planner.exports.vllm import (
     DTYPES,
-    LOADS_ANY_CHECKPOINT,
     cache_notes,
-    needs_checkpoint,
+    checkpoint_notes,
     serving_notes,
 )
 from planner.specs.workload import ServeWorkload
 
-QUANTIZATION = {
-    "fp8": "fp8",
-    "int8": "w8a8_int8",
-    "int4": "awq_marlin",
-    "nf4": "bitsandbytes",
-    "nvfp4": "modelopt_fp4",
-    "mxfp4": "mxfp4",
-}
+# Formats that SGLang makes of a 16-bit checkpoint while loading.
+AT_LOAD = {"fp8": "fp8", "nf4": "bitsandbytes"}
 CACHES = {"fp8": "fp8_e4m3"}
-NAMED = {"awq": "awq_marlin", "gptq": "gptq_marlin"}
 
 
 def sglang_arguments(case: ExportCase) -> list[str]:
     """Return SGLang's server with only the flags that the plan decides."""
-    command = ["python", "-m", "sglang.launch_server", "--model-path", case.model]
-    command += ["--port", str(SERVING_PORT)]
+    command = ["python", "-m", "sglang.launch_server", "--model-path"]
+    command.append(case.checkpoint(AT_LOAD))
     return [*command, *_layout(case), *_formats(case), *_limits(case), *_extras(case)]
 
 
@@ -85,17 +78,15 @@ def drafts(case: ExportCase) -> bool:
 
 def _formats(case: ExportCase) -> list[str]:
     weight = case.strategy.weight_dtype or "bf16"
-    computed = case.strategy.activation_dtype or "bf16"
-    flags = ["--dtype", DTYPES.get(weight, DTYPES.get(computed, "bfloat16"))]
-    if weight in QUANTIZATION:
-        named = NAMED.get(case.strategy.quantization or "", QUANTIZATION[weight])
-        flags += ["--quantization", named]
+    flags = ["--dtype", DTYPES.get(case.half, "bfloat16")]
+    if not case.is_stored and case.checkpoint(AT_LOAD) == case.model and weight in AT_LOAD:
+        flags += ["--quantization", AT_LOAD[weight]]
     stored = CACHES.get(case.strategy.kv_cache_dtype or "")
     return [*flags, *(["--kv-cache-dtype", stored] if stored else [])]
 
 
 def _limits(case: ExportCase) -> list[str]:
-    flags = ["--context-length", str(case.context_tokens)] if case.context_tokens else []
+    flags = ["--context-length", str(case.accepted_tokens)] if case.accepted_tokens else []
     if case.sequences_per_replica:
         flags += ["--max-running-requests", str(case.sequences_per_replica)]
     tokens = case.strategy.max_batch_tokens
@@ -125,17 +116,10 @@ def _extras(case: ExportCase) -> list[str]:
 def sglang_notes(case: ExportCase) -> Notes:
     """Return what the command leaves open."""
     notes = [*serving_notes(case, "sglang", "SGLang"), *cache_notes(case, CACHES, "SGLang")]
-    weight = case.strategy.weight_dtype or "bf16"
-    if needs_checkpoint(case) and weight not in LOADS_ANY_CHECKPOINT:
-        notes.append(f"the model must name a checkpoint that is stored in {weight}")
+    notes += checkpoint_notes(case, AT_LOAD)
     if case.attention_ranks > 1:
         notes.append("releases before 0.5.2x write it --dp-size N --enable-dp-attention")
-    if servers(case) > 1:
-        replicas = case.size("data") // servers(case)
-        servers_text = (
-            f"{servers(case)} servers of {replicas} each" if replicas > 1 else "as many servers"
-        )
-        notes.append(f"{case.size('data')} replicas: start {servers_text} behind a balancer")
+    notes += servers_notes(case, servers(case))
     if case.strategy.speculative and not drafts(case):
         notes.append(
             "SGLang drafts with a model of its own neither over stages nor with attention "
@@ -150,7 +134,7 @@ def sglang_notes(case: ExportCase) -> Notes:
 
 def sglang_text(case: ExportCase) -> str:
     """Return the command, one option per line."""
-    return shell_lines(sglang_arguments(case))
+    return servers_text(case, sglang_arguments(case), servers(case))
 
 
 SGLANG = Format("sglang", "SGLang", "serve-sglang.sh", sglang_text, sglang_notes)

@@ -1,8 +1,9 @@
 """Export a serving plan as ``trtllm-serve`` with its file of extra options."""
 
 from planner.exports.case import ExportCase
-from planner.exports.export import Format, Notes, shell_lines
-from planner.exports.vllm import cache_notes, needs_checkpoint, serving_notes
+from planner.exports.export import Format, Notes
+from planner.exports.replicas import servers_notes, servers_text
+from planner.exports.vllm import cache_notes, checkpoint_notes, serving_notes
 from planner.exports.yaml_text import yaml_text
 from planner.specs.base import JsonObject
 from planner.specs.workload import ServeWorkload
@@ -13,7 +14,7 @@ OPTIONS_FILE = "trtllm-options.yaml"
 
 def trtllm_arguments(case: ExportCase) -> list[str]:
     """Return ``trtllm-serve`` with only the flags that the plan decides."""
-    command = ["trtllm-serve", case.model, "--backend", "pytorch"]
+    command = ["trtllm-serve", case.checkpoint(()), "--backend", "pytorch"]
     for flag, size in (
         ("--tp_size", case.size("tensor") * case.attention_ranks),
         ("--pp_size", case.size("pipeline")),
@@ -25,7 +26,7 @@ def trtllm_arguments(case: ExportCase) -> list[str]:
     for flag, count in (
         ("--max_batch_size", _batch(case)),
         ("--max_num_tokens", case.strategy.max_batch_tokens),
-        ("--max_seq_len", case.context_tokens),
+        ("--max_seq_len", case.accepted_tokens),
     ):
         if count:
             command += [flag, str(count)]
@@ -66,7 +67,7 @@ def trtllm_options(case: ExportCase) -> JsonObject:
 
 def trtllm_text(case: ExportCase) -> str:
     """Return a script that writes the options and starts the server."""
-    command = shell_lines(trtllm_arguments(case))
+    command = servers_text(case, trtllm_arguments(case), case.size("data"))
     options = trtllm_options(case)
     if not options:
         return command
@@ -77,9 +78,7 @@ def trtllm_notes(case: ExportCase) -> Notes:
     """Return what the command leaves open."""
     notes = list(serving_notes(case, "tensorrt_llm", "TensorRT-LLM"))
     notes += cache_notes(case, CACHES, "TensorRT-LLM")
-    weight = case.strategy.weight_dtype or "bf16"
-    if needs_checkpoint(case):
-        notes.append(f"the model must name a checkpoint that is stored in {weight}")
+    notes += checkpoint_notes(case, ())
     if case.attention_ranks > 1 and case.size("tensor") > 1:
         notes.append(
             "TensorRT-LLM holds attention whole on every rank: the plan splits it over "
@@ -87,9 +86,8 @@ def trtllm_notes(case: ExportCase) -> Notes:
         )
     if case.offload.weights_cpu:
         notes.append("TensorRT-LLM keeps all weights on the device: the plan's offload is lost")
-    if case.size("data") > 1:
-        notes.append(f"{case.size('data')} replicas: start as many servers behind a balancer")
-    if case.nodes > 1:
+    notes += servers_notes(case, case.size("data"))
+    if case.nodes > 1 and case.size("data") < case.nodes:
         notes.append("several nodes: start it under trtllm-llmapi-launch, a task per device")
     return tuple(notes)
 

@@ -7,17 +7,10 @@ from planner.exports.case import GIB, MASTER, PORT, RANK, ExportCase
 from planner.exports.export import Format, Notes, shell_lines
 from planner.specs.workload import ServeWorkload
 
-# vLLM's names of formats that it quantises at load time; other formats name a checkpoint.
-QUANTIZATION = {
-    "fp8": "fp8",
-    "int4": "awq_marlin",
-    "nf4": "bitsandbytes",
-    "int8": "compressed-tensors",
-    "nvfp4": "modelopt_fp4",
-    "mxfp4": "mxfp4",
-}
-NAMED = {"awq": "awq_marlin", "gptq": "gptq_marlin", "nvfp4": "modelopt_fp4"}
-LOADS_ANY_CHECKPOINT = frozenset({"fp8", "nf4"})
+# vLLM's names of formats that it makes of a 16-bit checkpoint while loading. A quantised
+# checkpoint names its format itself, and another flag is refused.
+# Source: vllm/config/model.py _verify_quantization, config/quantization.py (0.20.0 to 0.33.0).
+AT_LOAD = {"fp8": "fp8_per_tensor", "nf4": "bitsandbytes"}
 # vLLM dropped bitsandbytes in 0.28: vllm-project/vllm, pull request 43529, merged before 2026-08.
 OWN_NF4 = (
     "nf4 through bitsandbytes is vLLM's own up to 0.27; from 0.28 on install the package "
@@ -32,7 +25,7 @@ DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 def vllm_arguments(case: ExportCase) -> list[str]:
     """Return ``vllm serve`` with only the flags that the plan decides."""
     return [
-        *("vllm", "serve", case.model),
+        *("vllm", "serve", case.checkpoint(AT_LOAD)),
         *_layout(case),
         *_formats(case),
         *_limits(case),
@@ -76,17 +69,15 @@ def _rendezvous_flags(case: ExportCase) -> list[str]:
 
 def _formats(case: ExportCase) -> list[str]:
     weight = case.strategy.weight_dtype or "bf16"
-    computed = case.strategy.activation_dtype or "bf16"
-    flags = ["--dtype", DTYPES.get(weight, DTYPES.get(computed, "bfloat16"))]
-    named = case.strategy.quantization
-    if weight in QUANTIZATION:
-        flags += ["--quantization", NAMED.get(named or "", QUANTIZATION[weight])]
+    flags = ["--dtype", DTYPES.get(case.half, "bfloat16")]
+    if not case.is_stored and case.checkpoint(AT_LOAD) == case.model and weight in AT_LOAD:
+        flags += ["--quantization", AT_LOAD[weight]]
     stored = CACHES.get(case.strategy.kv_cache_dtype or "")
     return [*flags, *(["--kv-cache-dtype", stored] if stored else [])]
 
 
 def _limits(case: ExportCase) -> list[str]:
-    flags = ["--max-model-len", str(case.context_tokens)] if case.context_tokens else []
+    flags = ["--max-model-len", str(case.accepted_tokens)] if case.accepted_tokens else []
     if case.sequences_per_replica:
         ranks = case.attention_ranks  # each rank has its own requests
         flags += ["--max-num-seqs", str(-(-case.sequences_per_replica // ranks))]
@@ -140,27 +131,37 @@ def cache_notes(case: ExportCase, formats: Container[str], title: str) -> Notes:
 
 def _length_notes(case: ExportCase) -> list[str]:
     """Return a note on the assumed maximum request length, if none is stated."""
+    context = case.shape.max_position_embeddings
+    if (case.typical_tokens or 0) > context:
+        return [f"the model's context is {context} tokens: longer requests are refused"]
     if not isinstance(case.workload, ServeWorkload) or case.workload.max_request_tokens:
         return []
     together = f"prompt and answer together ({case.typical_tokens} is typical)"
-    limit_text = f"requests up to {case.context_tokens} tokens are taken, {together}"
+    limit_text = f"requests up to {case.accepted_tokens} tokens are taken, {together}"
     return [f"{limit_text}: state another maximum in max_request_tokens"]
 
 
-def needs_checkpoint(case: ExportCase) -> bool:
-    """Return whether the weight format differs from the published one."""
+def checkpoint_notes(case: ExportCase, at_load: Container[str]) -> Notes:
+    """Return which checkpoint to name if the plan needs another one than the model's."""
+    path = case.checkpoint(at_load)
+    if path == case.model:
+        return ()
     weight = case.strategy.weight_dtype or "bf16"
-    return weight in QUANTIZATION and weight != case.shape.weight_dtype
+    note = (
+        f"{path} is a checkpoint of {case.model} in {weight}: take a published one, or make it "
+        "with llm-compressor; the server reads its format from its config.json"
+    )
+    return (note,)
 
 
 def vllm_notes(case: ExportCase) -> Notes:
     """Return what the command leaves open."""
     notes = [*serving_notes(case, "vllm", "vLLM"), *cache_notes(case, CACHES, "vLLM")]
-    weight = case.strategy.weight_dtype or "bf16"
-    if needs_checkpoint(case) and weight not in LOADS_ANY_CHECKPOINT:
-        notes.append(f"the model must name a checkpoint that is stored in {weight}")
-    if QUANTIZATION.get(weight) == "bitsandbytes":
+    notes += checkpoint_notes(case, AT_LOAD)
+    if case.strategy.weight_dtype == "nf4":
         notes.append(OWN_NF4)
+    if case.strategy.weight_dtype == "fp8" and not case.is_stored:
+        notes.append("vLLM before 0.20 writes --quantization fp8")
     if case.nodes > 1:
         notes.append("run it on every node, NODE_RANK counting from 0; MASTER_ADDR is the first")
         if case.size("data") * case.attention_ranks > 1 and not replicas_per_node(case):

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import cast
 
-from planner.catalog.engines import calibration_name
+from planner.catalog.engines import calibration_name, get_engine
 from planner.cost.compression import RECIPES
 from planner.errors import NotCoveredError, NotPossibleError, PlannerError
 from planner.search.block import Block
@@ -19,8 +19,8 @@ from planner.search.rank import frontier, order_of
 from planner.search.rejection import MAX_FAMILIES, Rejections, family_of
 from planner.search.scoring import Fitting, Scores, score, score_exactly
 from planner.search.select import Table, best_rows, frontier_rows, infeasible_families, promises
-from planner.search.serving_space import serving_blocks
-from planner.search.space import FRUGAL
+from planner.search.serving_space import refused_layouts, serving_blocks
+from planner.search.space import CHECKPOINT_ENGINES, FRUGAL, refused_formats
 from planner.search.split_space import split_strategies
 from planner.search.subject import ESTIMATES, Subject
 from planner.search.suggest import Best, Works, suggestions
@@ -45,6 +45,7 @@ from planner.specs.workload import (
     TrainWorkload,
 )
 from planner.techniques.registry import inapplicable
+from planner.workload.formats import is_stored_as
 from planner.workload.resolve import refuse_uncovered
 
 MAX_FRONTIER = 24
@@ -219,7 +220,7 @@ def explore(
     for question in questions(request):
         if only_fitting and exceeds_peak(question, exploration.limits):
             continue
-        for key, reason in inapplicable(question.case).items():
+        for key, reason in (*inapplicable(question.case).items(), *_refusals(question)):
             exploration.rejections.technique(key, reason)
         parts, refused = scored(question, only_fitting=only_fitting, enough=enough)
         exploration.parts += parts
@@ -229,6 +230,16 @@ def explore(
     if not exploration.parts and exploration.refused:
         raise exploration.refused
     return exploration
+
+
+def _refusals(question: Question) -> Iterator[tuple[str, str]]:
+    """Yield the formats and layouts that the engine refuses on these devices, with the reason."""
+    workload = question.request.workload
+    if not isinstance(workload, ServeWorkload | GenerateWorkload):
+        return
+    for dtype, reason in refused_formats(question).items():
+        yield f"{dtype} weights", reason
+    yield from refused_layouts(question, workload)
 
 
 def scored(
@@ -338,7 +349,37 @@ def _listed_strategies(question: Question) -> tuple[Strategy, ...]:
 
 
 def _best_choices(request: PlanRequest, table: Table, top: int) -> list[Choice]:
-    """Return the best strategy of each family by exact estimates, at most ``top`` of them."""
+    """Return the best strategy of each family by exact estimates, at most ``top`` of them.
+
+    The first one starts the checkpoint as it is stored, unless the objective is to save: the
+    others may need another checkpoint.
+    """
+    stored = [part for part in table.parts if _starts_as_stored(part)]
+    others = [part for part in table.parts if part not in stored]
+    if not stored or not others or request.objective in FRUGAL:
+        return _best_of_table(request, table, top)
+    own = _best_of_table(request, Table(stored, table.limits), top)
+    converted = _best_of_table(request, Table(others, table.limits), top)
+    rest = sorted(
+        (*own[1:], *converted), key=lambda choice: order_of(choice[0], request.objective)
+    )
+    return [*own[:1], *rest][:top]
+
+
+def _starts_as_stored(part: Scores) -> bool:
+    """Return whether a part's strategies start the checkpoint in the format of its files.
+
+    Engines that quantise or convert on their own start any, and so does who pins a format.
+    """
+    question = part.question
+    engine = get_engine(question.request.engine, question.device.kind)
+    pinned = {"weight_dtype", "quantization"} & question.pinned.keys()
+    if engine.key not in CHECKPOINT_ENGINES or pinned:
+        return True
+    return is_stored_as(question.model, part.strategy(0).weight_dtype)
+
+
+def _best_of_table(request: PlanRequest, table: Table, top: int) -> list[Choice]:
     rows = best_rows(table, request.objective, top)
     choices = [(table.exact(row), table.part_of(row)[0]) for row in rows]
     choices.sort(key=lambda choice: order_of(choice[0], request.objective))

@@ -35,7 +35,7 @@ def offered(
         cluster=question.shown,
         reasons=(*reasons(estimate, first), *_other_node_reasons(estimate, question, apart or {})),
         techniques=used_by(estimate.strategy, question.case),
-        exports=formats_for(question.case, estimate.strategy),
+        exports=formats_for(question.case, estimate.strategy, estimate.engine),
         tier=tier_of(question),
         advice=advice_for(question, estimate),
     )

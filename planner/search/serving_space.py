@@ -20,9 +20,20 @@ from planner.specs.base import Dtype, JsonObject
 from planner.specs.strategy import Strategy
 from planner.specs.workload import GenerateWorkload, ServeWorkload
 from planner.techniques.registry import get
+from planner.workload.layouts import has_separate_replicas
+from planner.workload.named_formats import default_group
 from planner.workload.ranks import Layout
 from planner.workload.resolve import resolve
-from planner.workload.validity import mask, rank_rules, serving_rules
+from planner.workload.setting import Setting
+from planner.workload.validity import (
+    Rule,
+    degree_rules,
+    mask,
+    rank_rules,
+    serving_rules,
+    weight_blocks,
+    width_rules,
+)
 
 MAX_CONTEXT_RANKS = 16
 MAX_ATTENTION_RANKS = 64
@@ -57,6 +68,24 @@ def serving_blocks(
     if not question.cluster.other_nodes:
         return blocks
     return tuple(part for block in blocks for part in by_layout(block))
+
+
+def refused_layouts(
+    question: Question, workload: ServeWorkload | GenerateWorkload
+) -> Iterator[tuple[str, str]]:
+    """Yield the families of layouts whose widths the engine cannot cut, with the reason."""
+    space = ServingSpace(question, workload)
+    engine = get_engine(question.request.engine, question.device.kind)
+    for weight, activation in formats(question):
+        strategy = Strategy(weight_dtype=weight, activation_dtype=activation)
+        group = default_group(strategy, question.model, weight, engine)
+        blocks = weight_blocks(question.model, strategy.model_copy(update={"group_size": group}))
+        for size in space.tensor_sizes:
+            layout = Layout(tensor=size)
+            rules = width_rules(question.model, engine, layout, blocks, question.device)
+            broken = next((rule for rule in rules if not rule.holds), None)
+            if broken is not None:
+                yield f"{weight} weights, tensor parallel {size}", broken.message()
 
 
 @dataclass(frozen=True)
@@ -159,10 +188,7 @@ class ServingSpace:
             layout = replace(layout, cache_element_bytes=cast("float", cache_element_bytes))
         shape = np.broadcast_shapes(*(values.shape for values in sizes.values()))
         available = question.cluster.num_devices
-        keep = both(
-            both(mask(rank_rules(question.model, available, layout)), self._is_distinct(layout)),
-            mask(serving_rules(question.model, layout)) if question.model.is_moe else True,
-        )
+        keep = both(mask(self._rules(layout, setting)), self._is_distinct(layout))
         if not idle:
             keep = both(keep, layout.devices == available)
         block = Block(
@@ -175,6 +201,17 @@ class ServingSpace:
         )
         return block.compact if block.keep.mean() < SPARSE else block
 
+    def _rules(self, layout: Layout, setting: Setting) -> Iterator[Rule]:
+        """Yield the rules that an exact estimate checks, for columns of layouts."""
+        model, cluster, engine = self.question.model, self.question.cluster, setting.engine
+        separate = has_separate_replicas(setting.strategy, cluster)
+        yield from rank_rules(model, cluster.num_devices, layout)
+        yield from serving_rules(model, layout)
+        yield from degree_rules(model, engine, layout, separate=separate)
+        for device in self.question.devices:
+            blocks = weight_blocks(setting.model, setting.strategy)
+            yield from width_rules(model, engine, layout, blocks, device)
+
     def _is_distinct(self, layout: Layout) -> Flags:
         """Return which layouts are integral and not equivalent to another one."""
         is_integral = both(divides(1, layout.data), layout.data >= 1)
@@ -186,7 +223,7 @@ class ServingSpace:
         model = self.question.model
         choices: dict[str, Sequence[int]] = {
             "used": self._device_counts,
-            "tensor_parallel_size": self._tensor_sizes,
+            "tensor_parallel_size": self.tensor_sizes,
             "context_parallel_size": self._context_sizes,
             "max_batch_tokens": [size for _, size in self._budgets],
         }
@@ -246,7 +283,8 @@ class ServingSpace:
         return sorted({*powers, available})
 
     @cached_property
-    def _tensor_sizes(self) -> list[int]:
+    def tensor_sizes(self) -> list[int]:
+        """Return the tensor parallel sizes to try."""
         question = self.question
         if get("tensor_parallel").reason_against(question.case):
             return [1]

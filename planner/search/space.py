@@ -1,8 +1,11 @@
 """The formats of weights and activations that an engine runs on a device."""
 
+from planner.catalog.engine_limits import refusal, sixteen_bit_dtype
 from planner.catalog.engines import get_engine
+from planner.cost.dtypes import SIXTEEN_BIT, WIDE
 from planner.search.question import Question
 from planner.specs.base import Dtype
+from planner.workload.formats import default_activation_dtype
 
 MAX_TENSOR_RANKS = 16
 FRUGAL = frozenset({"cost", "energy", "memory"})
@@ -20,23 +23,63 @@ SERVING_FORMATS: tuple[tuple[Dtype, Dtype], ...] = (
     ("nvfp4", "nvfp4"),
 )
 FULL_PRECISION_CPU: tuple[tuple[Dtype, Dtype], ...] = (("fp32", "fp32"),)
+# Engines that start a quantised checkpoint in the format in which it is stored.
+CHECKPOINT_ENGINES = frozenset({"vllm", "sglang", "tensorrt_llm"})
+# Formats that need units of their own, without which nobody converts a checkpoint to them.
 NEEDS_PEAK: frozenset[Dtype] = frozenset({"fp8", "nvfp4"})
 
 
 def formats(question: Question) -> tuple[tuple[Dtype, Dtype], ...]:
-    """Return the (weight, activation) formats that the engine and the device support."""
-    device = question.device
-    role = get_engine(question.request.engine, device.kind).role
-    offered = RUNNER_FORMATS if role == "runner" else SERVING_FORMATS
-    if role == "runner" and device.kind == "cpu":
-        offered = (*FULL_PRECISION_CPU, *offered)
-    published = question.model.weight_dtype
-    runnable = tuple(
-        (weight, activation)
+    """Return the (weight, activation) formats that the engine and the devices support."""
+    return tuple(pair for pair in candidate_formats(question) if not refused(question, pair))
+
+
+def refused_formats(question: Question) -> dict[Dtype, str]:
+    """Return why the engine refuses formats on these devices, by weight dtype."""
+    return {
+        pair[0]: reason
+        for pair in candidate_formats(question)
+        if (reason := refused(question, pair))
+    }
+
+
+def refused(question: Question, pair: tuple[Dtype, Dtype]) -> str | None:
+    """Return why the engine refuses a pair of formats on one of the devices, None if it runs."""
+    for device in question.devices:
+        engine = get_engine(question.request.engine, device.kind)
+        found = refusal(engine, device, question.model, (*pair, None))
+        if found:
+            return found[1]
+    return None
+
+
+def candidate_formats(question: Question) -> tuple[tuple[Dtype, Dtype], ...]:
+    """Return the formats that an engine of this kind may run, before the devices are asked."""
+    device, model = question.device, question.model
+    engine = get_engine(question.request.engine, device.kind)
+    published = model.weight_dtype
+    if engine.key in CHECKPOINT_ENGINES and published is not None and published not in WIDE:
+        return ((published, _activation(published, question)),)
+    offered = RUNNER_FORMATS if engine.role == "runner" else SERVING_FORMATS
+    half = sixteen_bit_dtype(device, published)
+    pairs = [
+        (
+            half if weight in SIXTEEN_BIT else weight,
+            half if activation in SIXTEEN_BIT else activation,
+        )
         for weight, activation in offered
         if weight not in NEEDS_PEAK
         or all(weight in each.peak_flops_per_second for each in question.devices)
-    )
-    if published in NEEDS_PEAK and any(weight == published for weight, _ in runnable):
-        runnable = tuple(pair for pair in runnable if pair[0] == published)
-    return runnable
+    ]
+    if engine.role == "runner" and device.kind == "cpu":
+        pairs = [*FULL_PRECISION_CPU, *pairs]
+    if published in NEEDS_PEAK and any(weight == published for weight, _ in pairs):
+        return tuple(pair for pair in pairs if pair[0] == published)
+    return tuple(pairs)
+
+
+def _activation(weight: Dtype, question: Question) -> Dtype:
+    """Return the activations of a stored format; those of the weakest device."""
+    computed: Dtype | None = "int8" if weight == "int8" else None
+    wanted = [default_activation_dtype(weight, device, computed) for device in question.devices]
+    return next((dtype for dtype in wanted if dtype in WIDE), wanted[0])

@@ -8,6 +8,7 @@ from typing import cast
 
 import numpy as np
 
+from planner.catalog.engine_limits import sixteen_bit_dtype
 from planner.catalog.engines import engine_name, get_engine
 from planner.cost.columns import both, divides, either
 from planner.search.block import Block, Flags, Numbers, axes, scalars
@@ -129,7 +130,7 @@ class TrainingSpace:
         if pinned:
             return (cast("Dtype", pinned),)
         if device.kind != "cpu":
-            return ("bf16",)
+            return (sixteen_bit_dtype(device),)
         return ("fp32", "bf16") if "bf16" in device.peak_flops_per_second else ("fp32",)
 
     @cached_property

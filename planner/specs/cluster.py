@@ -35,6 +35,29 @@ FAMILIES = (
     ("arc", ("arc",)),
     ("apple", ("apple",)),
 )
+# CUDA compute capability by family, else by chip; source: developer.nvidia.com/cuda-gpus.
+CAPABILITIES = {
+    "pascal": 6.1,
+    "volta": 7.0,
+    "turing": 7.5,
+    "quadro": 7.5,
+    "ampere": 8.0,
+    "a30": 8.0,
+    "ampere-graphics": 8.6,
+    "jetson": 8.7,
+    "ada": 8.9,
+    "hopper": 9.0,
+    "h20": 9.0,
+    "blackwell": 10.0,
+    "blackwell-graphics": 12.0,
+    "gb10": 12.1,
+}
+# Of a device that is not in the catalog: the newest units that its peaks name.
+CAPABILITY_OF_PEAKS: tuple[tuple[Dtype, float], ...] = (
+    ("nvfp4", 10.0),
+    ("fp8", 8.9),
+    ("bf16", 8.0),
+)
 GEFORCE = ("rtx-20", "rtx-30", "rtx-40", "rtx-50")
 DeviceKind = Literal["gpu", "cpu", "uma", "accelerator"]
 
@@ -99,6 +122,21 @@ class DeviceSpec(SparseSpec):
         slug = f"{self.id}-"
         named = next((name for name, starts in FAMILIES if slug.startswith(starts)), None)
         return named or (self.kind if self.kind == "cpu" else self.architecture)
+
+    @property
+    def compute_capability(self) -> float | None:
+        """Return the CUDA compute capability of an NVIDIA device, None for others or if unknown.
+
+        >>> DeviceSpec(id="t4", vendor="NVIDIA", memory_bytes=1,
+        ...            memory_bandwidth_bytes_per_second=1).compute_capability
+        7.5
+        """
+        if (self.vendor or "").upper() != "NVIDIA" or self.kind == "cpu":
+            return None
+        if self.family in CAPABILITIES:
+            return CAPABILITIES[self.family]
+        peaks = self.peak_flops_per_second
+        return next((value for dtype, value in CAPABILITY_OF_PEAKS if dtype in peaks), None)
 
     @property
     def runs_cuda(self) -> bool:

@@ -95,6 +95,9 @@ class ModelSpec(SparseSpec):
     )
     weight_dtype: Dtype | None = Field(default=None, description="as published")
     group_size: PositiveInt | None = Field(default=None, description="of the published weights")
+    weight_block_size: PositiveInt | None = Field(
+        default=None, description="rows and columns that share a scale, of FP8 checkpoints"
+    )
     part_dtypes: dict[WeightPart, Dtype] = Field(
         default={}, description="parts that the checkpoint stores in another dtype"
     )

@@ -1,15 +1,18 @@
 """The parallel layout of a request, checked against the model and the cluster."""
 
+import math
 from dataclasses import replace
 
+from planner.catalog.engines import Engine
 from planner.cost.compression import RECIPES
 from planner.errors import NotPossibleError
+from planner.specs.cluster import ClusterSpec
 from planner.specs.estimate import EstimateRequest
 from planner.specs.model import ModelSpec
 from planner.specs.strategy import Strategy
 from planner.specs.workload import CompressWorkload, TrainWorkload
 from planner.workload.ranks import Layout
-from planner.workload.validity import check, rank_rules, serving_rules
+from planner.workload.validity import check, degree_rules, rank_rules, serving_rules
 
 # Parallel sizes that split a layer or a model between ranks.
 SPLITS = (
@@ -21,7 +24,7 @@ SPLITS = (
 )
 
 
-def layout_of(request: EstimateRequest, model: ModelSpec) -> Layout:
+def layout_of(request: EstimateRequest, model: ModelSpec, engine: Engine) -> Layout:
     """Return the requested parallel layout; data parallelism defaults to the remaining devices.
 
     Raises:
@@ -36,10 +39,20 @@ def layout_of(request: EstimateRequest, model: ModelSpec) -> Layout:
     if isinstance(request.workload, TrainWorkload):
         check(rank_rules(model, available, layout))
         return layout
-    layout = _with_data_ranks_joined(_with_tensor_as_all_ranks(layout, available))
+    layout = _with_tensor_as_all_ranks(layout, available)
+    separate = has_separate_replicas(request.strategy, request.cluster)
+    if engine.key == "vllm" and model.is_moe and not separate:
+        layout = _with_all_data_ranks_joined(layout, request.strategy, model.num_experts)
+    layout = _with_data_ranks_joined(layout)
     check(rank_rules(model, available, layout))
     check(serving_rules(model, layout))
+    check(degree_rules(model, engine, layout, separate=separate))
     return layout
+
+
+def has_separate_replicas(strategy: Strategy, cluster: ClusterSpec) -> bool:
+    """Return whether replicas are servers of their own: in pools, or on unlike nodes."""
+    return strategy.disaggregated is not None or bool(cluster.other_nodes)
 
 
 def _compression_layout(strategy: Strategy, workload: CompressWorkload) -> Layout:
@@ -94,6 +107,22 @@ def _with_tensor_as_all_ranks(layout: Layout, available: int) -> Layout:
         return layout
     inner = replace(layout, tensor=layout.tensor // ranks)
     return inner if inner.devices <= available else layout
+
+
+def _with_all_data_ranks_joined(layout: Layout, strategy: Strategy, experts: int) -> Layout:
+    """Return the layout with the data ranks of a sparse model as attention ranks, as in vLLM.
+
+    There, data-parallel ranks always share the experts: whole ones with expert parallelism, else
+    all of them cut by columns. A layout that states neither size spreads the experts over as many
+    ranks as divide them.
+    """
+    ranks = layout.attention_data * layout.data
+    if strategy.data_parallel_size or strategy.expert_parallel_size or layout.data == 1:
+        return replace(layout, data=1, attention_data=ranks)
+    spread = math.gcd(layout.tensor * ranks, experts)
+    if spread % layout.tensor:
+        return replace(layout, data=1)
+    return replace(layout, data=1, attention_data=spread // layout.tensor, expert=spread)
 
 
 def _with_data_ranks_joined(layout: Layout) -> Layout:

@@ -5,12 +5,13 @@ from dataclasses import replace
 from typing import Any
 
 from planner.catalog.devices import get_device
+from planner.catalog.engine_limits import refusal, sixteen_bit_dtype
 from planner.catalog.engines import Engine, get_engine
 from planner.catalog.instances import get_instance
 from planner.catalog.models import get_model, model_from_config
 from planner.catalog.nearest import nearest_names
 from planner.catalog.packed import packed_format
-from planner.cost.dtypes import unquantised_dtype
+from planner.cost.dtypes import WIDE
 from planner.cost.parameters import count_parameters
 from planner.cost.sparsity import reason_against
 from planner.errors import BadRequestError, NotCoveredError, NotPossibleError
@@ -31,7 +32,14 @@ from planner.workload.named_formats import FORMAT_BY_QUANTIZATION, default_group
 from planner.workload.ranks import Layout
 from planner.workload.rates import emulates_narrow_products
 from planner.workload.setting import Setting, compute_dtype_of
-from planner.workload.validity import attention_rules, batch_rules, check, training_rules
+from planner.workload.validity import (
+    attention_rules,
+    batch_rules,
+    check,
+    training_rules,
+    weight_blocks,
+    width_rules,
+)
 
 # Strategy fields that only serving supports.
 REQUESTS_ONLY = {
@@ -50,7 +58,11 @@ TRAINING_ONLY = {
 }
 # Engines count ranks differently: the resolved layout replaces the requested values.
 LAYOUT_FIELDS = ("data_parallel_size", "tensor_parallel_size", "attention_data_parallel_size")
+BF16_FROM = 8.0  # CUDA compute capability
 GGUF_ENGINES = frozenset({"llama_cpp", "ik_llama_cpp"})
+# Engines that refuse a longer context than the config's: vllm/config/model.py
+# _get_and_verify_max_len, sglang/srt/configs/model_config.py, TensorRT-LLM max_seq_len.
+BOUND_TO_CONTEXT = frozenset({"vllm", "sglang", "tensorrt_llm"})
 SOLVER_ROUNDING = 1e-9
 
 
@@ -148,8 +160,13 @@ def resolve(request: EstimateRequest) -> Setting:
     request = as_published(request, model, training=training)
     refuse_uncovered(request.strategy, training=training)
     _refuse_serving_only(request)
-    layout = layout_of(request, model)
+    layout = layout_of(request, model, engine)
     strategy = _filled(request, model, engine, layout)
+    refuse_unsupported(engine, model, cluster, strategy, training=training)
+    if not training:
+        blocks = weight_blocks(model, strategy)
+        check(width_rules(model, engine, layout, blocks, device))
+    refuse_longer(request, model, engine)
     layout = _filled_layout(layout, strategy)
     if isinstance(request.workload, TrainWorkload):
         schedule = strategy.pipeline_schedule
@@ -289,9 +306,10 @@ def _filled(
 ) -> Strategy:
     given = request.strategy
     training = isinstance(request.workload, TrainWorkload)
-    weight = given.weight_dtype or default_weight_dtype(request, model, engine)
-    _, quantized_activation = FORMAT_BY_QUANTIZATION.get(given.quantization or "", (None, None))
-    activation = given.activation_dtype or quantized_activation or default_activation_dtype(weight)
+    device = resolve_device(request.cluster.device)
+    weight = given.weight_dtype or default_weight_dtype(request, model, engine, device)
+    _, computed = FORMAT_BY_QUANTIZATION.get(given.quantization or "", (None, None))
+    activation = given.activation_dtype or default_activation_dtype(weight, device, computed)
     fields: dict[str, object] = {
         "weight_dtype": weight,
         "activation_dtype": activation,
@@ -307,12 +325,55 @@ def _filled(
     if training:
         fields |= _training_defaults(request, engine, layout, weight)
     elif not isinstance(request.workload, CompressWorkload):
-        fields["kv_cache_dtype"] = given.kv_cache_dtype or default_kv(weight, activation, engine)
+        fields["kv_cache_dtype"] = given.kv_cache_dtype or default_kv(
+            weight, activation, engine, device
+        )
         fields["max_batch_tokens"] = given.max_batch_tokens or engine.max_batch_tokens or None
         fields["attention"] = given.attention or "flash"
     explicit = {name: value for name, value in given if value is not None}
     explicit |= {name: size for name, size in fields.items() if name in LAYOUT_FIELDS}
     return Strategy.model_validate({**fields, **explicit})
+
+
+def refuse_unsupported(
+    engine: Engine,
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    strategy: Strategy,
+    *,
+    training: bool = False,
+) -> None:
+    """Reject formats that the engine refuses on any device of the cluster.
+
+    Raises:
+        NotPossibleError: names the field, its value, the engine, the device and a way out.
+    """
+    activation = strategy.compute_dtype if training else strategy.activation_dtype
+    formats = (strategy.weight_dtype or "bf16", activation or "bf16", strategy.kv_cache_dtype)
+    groups = (cluster.device, *(group.device for group in cluster.other_nodes))
+    for device in groups:
+        refused = refusal(engine, resolve_device(device), model, formats)
+        if refused:
+            field, message = refused
+            raise NotPossibleError(message, field)
+
+
+def refuse_longer(request: EstimateRequest, model: ModelSpec, engine: Engine) -> None:
+    """Reject requests beyond the model's context if the engine refuses to start with them.
+
+    Raises:
+        NotPossibleError: names the tokens, the context and a way out.
+    """
+    longest, context = request.workload.longest_tokens, model.max_position_embeddings
+    is_training = isinstance(request.workload, TrainWorkload)
+    if is_training or longest <= context or engine.key not in BOUND_TO_CONTEXT:
+        return
+    raise NotPossibleError(
+        f"{longest} tokens of one request exceed the context of {context} that the config of "
+        f"{model.id} gives, and {engine.title} refuses to start with more: shorten the request, "
+        "or take a config with rope_scaling for this length",
+        "workload.input_tokens",
+    )
 
 
 def usual_stage(strategy: Strategy) -> int:
@@ -341,9 +402,10 @@ def _training_defaults(
             f"rank at micro_batch_size {micro} make {steps}",
             "strategy.gradient_accumulation_steps",
         )
-    plain_dtype = unquantised_dtype(weight)
+    half = sixteen_bit_dtype(resolve_device(request.cluster.device))
+    plain_dtype = weight if weight in WIDE else half
     return {
-        "compute_dtype": given.compute_dtype or ("bf16" if weight != "fp32" else "fp32"),
+        "compute_dtype": given.compute_dtype or (half if weight != "fp32" else "fp32"),
         "activation_dtype": given.activation_dtype or given.compute_dtype or plain_dtype,
         "zero_stage": (usual_stage(given) or engine.zero_stage)
         if given.zero_stage is None
@@ -369,6 +431,12 @@ def _kernel_warnings(setting: Setting) -> Iterator[str]:
             f"products in {computed} are emulated: {setting.device.name or setting.device.id} has "
             "no units for them, so that operands are rounded and multiplied in fp32, which is "
             "slower than bf16"
+        )
+    capability = setting.device.compute_capability
+    if computed == "bf16" and capability is not None and capability < BF16_FROM:
+        yield (
+            f"products in bf16 are emulated: {setting.device.name or setting.device.id} has no "
+            "units for them; set compute_dtype to fp16 or fp32, which its units compute"
         )
     if setting.strategy.attention == "flex":
         yield (

@@ -12,9 +12,49 @@ from planner.catalog.engines import Engine
 from planner.cost.columns import Flag, both, divides, either, is_column, maximum, minimum, negate
 from planner.errors import NotPossibleError
 from planner.specs.cluster import DeviceSpec
+from planner.specs.layers import AttentionLayers, LatentLayers
 from planner.specs.model import ModelSpec
+from planner.specs.strategy import Strategy
 from planner.specs.workload import TrainWorkload
 from planner.workload.ranks import Layout
+
+# Engines with context parallelism, and with data-parallel attention and expert parallelism.
+CONTEXT_PARALLEL = frozenset({"tensorrt_llm"})
+ATTENTION_DATA_PARALLEL = frozenset({"vllm", "sglang", "tensorrt_llm"})
+REFINED_BLOCK, ADA, NVFP4_GROUP = 32, 8.9, 16
+
+
+@dataclass(frozen=True)
+class WeightBlocks:
+    """The weights per scale along a row of each part of the layers; 1 without blocks."""
+
+    title: str
+    size: int
+    exempt: frozenset[str] = frozenset()
+    is_fp8: bool = False
+    most_of_experts: int = 1 << 16
+
+    def block(self, part: str) -> int:
+        """Return the block of a part; parts that the checkpoint keeps wide have none."""
+        if part in self.exempt:
+            return 1
+        return min(self.size, self.most_of_experts) if part == "experts" else self.size
+
+
+def weight_blocks(model: ModelSpec, strategy: Strategy) -> WeightBlocks:
+    """Return the blocks of the weights as a strategy stores them."""
+    dtype, published = strategy.weight_dtype, strategy.weight_dtype == model.weight_dtype
+    exempt = frozenset(model.part_dtypes) if published else frozenset[str]()
+    if dtype == "fp8" and published and model.weight_block_size:
+        return WeightBlocks("FP8 block", model.weight_block_size, exempt, is_fp8=True)
+    if dtype == "int4" and strategy.group_size and ":" not in (strategy.quantization or ""):
+        # Kernels for experts halve the groups down to 32.
+        return WeightBlocks(
+            "group of int4 weights", strategy.group_size, exempt, most_of_experts=32
+        )
+    if dtype == "nvfp4":
+        return WeightBlocks("NVFP4 group", NVFP4_GROUP, exempt)
+    return WeightBlocks("", 1)
 
 
 @dataclass(frozen=True)
@@ -138,6 +178,150 @@ def serving_rules(model: ModelSpec, layout: Layout) -> Iterator[Rule]:
             "that divides the data ranks"
         ),
     )
+
+
+def degree_rules(
+    model: ModelSpec, engine: Engine, layout: Layout, *, separate: bool
+) -> Iterator[Rule]:
+    """Yield the rules for parallel sizes that a serving engine can be told.
+
+    With ``separate`` replicas are servers of their own: in pools, or on unlike nodes.
+    """
+    if engine.role != "serving" or engine.is_generic:
+        return
+    title, key = engine.title, engine.key
+    field = "strategy.{}_parallel_size".format
+    yield Rule(
+        either(layout.context <= 1, key in CONTEXT_PARALLEL),
+        field("context"),
+        lambda: (
+            f"context_parallel_size is {layout.context}, which {title} cannot be told: it splits "
+            "a context inside the tensor ranks only; leave it out, or choose tensorrt_llm"
+        ),
+    )
+    yield Rule(
+        either(layout.attention_data <= 1, key in ATTENTION_DATA_PARALLEL),
+        field("attention_data"),
+        lambda: (
+            f"attention_data_parallel_size is {layout.attention_data}, which {title} does not "
+            "have; leave it out, or choose vllm or sglang"
+        ),
+    )
+    yield Rule(
+        either(layout.expert <= 1, key in ATTENTION_DATA_PARALLEL),
+        field("expert"),
+        lambda: (
+            f"expert_parallel_size is {layout.expert}, which {title} does not have; leave it out, "
+            "or choose vllm or sglang"
+        ),
+    )
+    if key not in ATTENTION_DATA_PARALLEL or not model.is_moe:
+        return
+    ranks = layout.tensor * layout.attention_data
+    if key == "vllm":
+        yield Rule(
+            either(layout.expert <= 1, layout.expert == ranks),
+            field("expert"),
+            lambda: (
+                f"expert_parallel_size is {layout.expert}: vLLM can be told no degree, "
+                f"--enable-expert-parallel spreads the experts over all {ranks} ranks (tensor x "
+                f"data); set it to 1 or {ranks}"
+            ),
+        )
+    if key == "tensorrt_llm":
+        yield Rule(
+            either(layout.attention_data <= 1, layout.tensor <= 1),
+            field("tensor"),
+            lambda: (
+                f"tensor_parallel_size is {layout.tensor} beside attention_data_parallel_size "
+                f"{layout.attention_data}: TensorRT-LLM's attention data parallelism takes all "
+                "ranks; set one of them to 1"
+            ),
+        )
+    joined = layout.data > 1 if key == "vllm" else both(layout.data > 1, layout.attention_data > 1)
+    yield Rule(
+        either(separate, negate(joined)),
+        field("data"),
+        lambda: (
+            f"data_parallel_size is {layout.data}, but the data ranks of {title} share the "
+            "experts of a sparse model: use attention_data_parallel_size, or a cluster for each "
+            "replica"
+        ),
+    )
+
+
+def width_rules(
+    model: ModelSpec, engine: Engine, layout: Layout, stored: WeightBlocks, device: DeviceSpec
+) -> Iterator[Rule]:
+    """Yield the rules for widths that tensor parallelism cuts, by whole blocks of the weights.
+
+    Sources: vllm/model_executor/layers/quantization/utils/fp8_utils.py
+    validate_fp8_block_shape, awq.py and gptq.py create_weights, layers/linear.py divide; sglang
+    0.5.23 has the same checks (issues vllm 17569, 13640; sglang 3571, 26107).
+    """
+    if engine.key not in ATTENTION_DATA_PARALLEL:
+        return
+    for part, name, width in _cut_widths(model):
+        ranks: float = layout.tensor
+        if part == "experts":
+            ranks = layout.expert_group / maximum(layout.expert, 1)
+        block = stored.block(part)
+        if part == "experts" and _refines_blocks(engine, device, stored):
+            block = min(block, REFINED_BLOCK)
+        whole = divides(ranks * block, width) if part != "attention" or block > 1 else True
+        yield Rule(
+            either(ranks <= 1, whole),
+            "strategy.tensor_parallel_size",
+            lambda name=name, width=width, ranks=ranks, block=block: (  # type: ignore[misc]
+                f"tensor_parallel_size is {layout.tensor}: it cuts the {name} of {width} into "
+                f"{width / ranks:g} per rank, "
+                + (
+                    f"no multiple of the {block}-wide {stored.title}, which {engine.title} refuses"
+                    if block > 1
+                    else f"which {engine.title} refuses"
+                )
+                + _way_out(model, layout, width, block, name)
+            ),
+        )
+
+
+def _cut_widths(model: ModelSpec) -> Iterator[tuple[str, str, int]]:
+    """Yield the widths that tensor parallelism cuts, with their part of the layers and name."""
+    outputs = {
+        group.heads * group.value_dim
+        for group in model.layers_by_attention
+        if isinstance(group, AttentionLayers | LatentLayers)
+    }
+    for width in sorted(outputs):
+        yield "attention", "attention output", width
+    if model.num_feed_forward_layers:
+        yield "feed_forward", "feed-forward width", model.intermediate_size
+    if model.shared_intermediate_size:
+        yield "feed_forward", "shared experts' width", model.shared_intermediate_size
+    if model.is_moe:
+        yield "experts", "expert width", model.moe_intermediate_size
+
+
+def _way_out(model: ModelSpec, layout: Layout, width: int, block: int, name: str) -> str:
+    """Return the nearest tensor size that works, or expert parallelism for experts."""
+    works = [
+        tensor
+        for tensor in range(1, layout.tensor)
+        if width % (tensor * block) == 0 and mask(_division_rules(model, tensor, 1))
+    ]
+    fewer = f"; the nearest that works is {max(works)}" if works else ""
+    if model.is_moe and name.startswith("expert"):
+        ranks = layout.tensor * layout.attention_data
+        return f"{fewer}, or set expert_parallel_size to {ranks} to keep experts whole"
+    return fewer
+
+
+def _refines_blocks(engine: Engine, device: DeviceSpec, stored: WeightBlocks) -> bool:
+    """Return whether the release refines block scales of experts: vLLM from 0.29 on, with FP8."""
+    parts = [int(part) for part in engine.release.split(".")[:2] if part.isdigit()]
+    capability = device.compute_capability or 0.0
+    has_units = capability >= ADA if capability else "fp8" in device.peak_flops_per_second
+    return engine.key == "vllm" and stored.is_fp8 and parts >= [0, 29] and has_units
 
 
 def batch_rules(workload: TrainWorkload, data: int, micro: float) -> Iterator[Rule]:

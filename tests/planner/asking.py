@@ -1,6 +1,7 @@
 """Short ways to ask the planner, so that each test shows only what it is about."""
 
 from planner.api import estimate, plan
+from planner.search.space import CHECKPOINT_ENGINES, FRUGAL
 from planner.specs.estimate import Estimate, EstimateRequest
 from planner.specs.plan import PlanAnswer, PlanRequest
 
@@ -19,7 +20,7 @@ TINY = {
     "num_attention_heads": 8,
     "num_key_value_heads": 4,
     "vocab_size": 4096,
-    "max_position_embeddings": 1024,
+    "max_position_embeddings": 4096,
 }
 # A device of round figures, for what is computed by hand.
 CARD = {
@@ -61,6 +62,14 @@ def ask(**fields) -> Estimate:
 
 def search(**fields) -> PlanAnswer:
     return plan(PlanRequest.model_validate(document(**fields)))
+
+
+def stored_first(estimates, objective, *, dtype="bf16", engine="vllm"):
+    """Return sorted estimates, the best that starts the checkpoint as stored in front."""
+    if objective in FRUGAL or engine not in CHECKPOINT_ENGINES:
+        return list(estimates)
+    own = next((one for one in estimates if one.strategy.weight_dtype == dtype), None)
+    return [own, *(one for one in estimates if one is not own)] if own else list(estimates)
 
 
 def held(estimate_: Estimate, name: str) -> int:

@@ -111,7 +111,7 @@ def test_llama_cpp_stores_all_but_mxfp4_experts_in_8_bits(model, gib):
 )
 def test_vllm_loads_mxfp4_experts_in_padded_widths(model, device, gib):
     assert weights(model, device, "vllm") / GIB == pytest.approx(gib, rel=0.005)
-    assert weights(model, device, "tensorrt_llm") / GIB < 0.95 * gib
+    assert weights(model, device, "sglang") / GIB < 0.95 * gib
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,12 @@ from planner.specs.inverse import InverseRequest
 from planner.specs.plan import PlanRequest
 from tests.planner.asking import GENERATE, LLAMA_8B, LLAMA_70B, SERVE, TRAIN, document
 
-SMALL, LARGER = {"device": "t4"}, {"device": "rtx-4090"}
+SMALL, LARGER = {"device": "a2"}, {"device": "rtx-4090"}
 WIDE = {"weight_dtype": "bf16"}
 
 
 def asked(*options, **fields):
-    base = {"model": LLAMA_70B, "engine": "vllm", "pins": WIDE, "device": "t4", **fields}
+    base = {"model": LLAMA_70B, "engine": "vllm", "pins": WIDE, "device": "a2", **fields}
     return PlanRequest.model_validate({**document(**base), "hardware_options": list(options)})
 
 

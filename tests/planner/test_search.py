@@ -50,7 +50,10 @@ def test_the_first_plan_is_the_best_of_all_by_its_objective(objective, figure):
     best = search(**request, objective=objective).plans
     others = search(**request, objective="quality").plans
 
-    assert figure(best[0]) <= min(figure(plan) for plan in others)
+    # Unless the objective is to save, the first plan starts the checkpoint as it is stored.
+    own = [plan for plan in others if plan.strategy.weight_dtype == "bf16"]
+    assert figure(best[0]) <= min(figure(plan) for plan in own)
+    assert min(map(figure, best)) <= min(map(figure, others))
 
 
 def _devices(plan):

@@ -2,6 +2,7 @@
 
 import pytest
 
+from planner.errors import NotPossibleError
 from tests.planner.asking import LLAMA_70B, MIXTRAL, SERVE, ask
 
 
@@ -112,10 +113,14 @@ def test_a_missed_objective_is_a_warning_with_both_figures():
     assert any("ttft_seconds" in warning and "0.001" in warning for warning in found.warnings)
 
 
-def test_what_is_too_long_for_the_model_is_warned_about():
-    found = serving(input_tokens=200_000, concurrency=1)
+def test_what_is_too_long_for_the_model_is_refused_or_warned_about():
+    """vLLM does not start with a longer context (issue 16757), llama.cpp warns."""
+    workload = {**SERVE, "input_tokens": 200_000, "concurrency": 1}
+    found = ask(workload=workload, engine="llama_cpp")
 
     assert any("context of 131072" in warning for warning in found.warnings)
+    with pytest.raises(NotPossibleError, match=r"200128 tokens .* context of 131072"):
+        ask(workload=workload, engine="vllm")
 
 
 def test_an_engine_without_figures_falls_back_with_a_warning_and_wider_intervals():

@@ -105,13 +105,13 @@ def test_attention_data_ranks_count_as_devices():
 
 def test_a_long_prompt_is_read_faster_by_more_context_ranks():
     layout = {"tensor_parallel_size": 4}
-    one = ask(model=LLAMA_70B, devices=4, workload=LONG, strategy=layout, engine="vllm")
+    one = ask(model=LLAMA_70B, devices=4, workload=LONG, strategy=layout, engine="tensorrt_llm")
     two = ask(
         model=LLAMA_70B,
         devices=8,
         workload=LONG,
         strategy={**layout, "context_parallel_size": 2},
-        engine="vllm",
+        engine="tensorrt_llm",
     )
 
     assert 0.45 < two.performance.prefill_seconds / one.performance.prefill_seconds < 0.75
@@ -121,9 +121,19 @@ def test_a_long_prompt_is_read_faster_by_more_context_ranks():
 
 def test_context_ranks_exchange_queries_when_they_decode():
     strategy = {"tensor_parallel_size": 1, "context_parallel_size": 4}
-    found = ask(devices=4, workload=LONG, strategy=strategy, engine="vllm")
+    found = ask(devices=4, workload=LONG, strategy=strategy, engine="tensorrt_llm")
 
     assert terms(found, "Context-parallel exchange")[0] > 0
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "llama_cpp"])
+def test_a_context_split_that_the_engine_cannot_be_told_is_refused(engine):
+    strategy = {"tensor_parallel_size": 1, "context_parallel_size": 4}
+
+    with pytest.raises(NotPossibleError, match="context_parallel_size is 4") as refused:
+        ask(devices=4, workload=LONG, strategy=strategy, engine=engine)
+
+    assert refused.value.field == "strategy.context_parallel_size"
 
 
 def test_data_parallel_attention_is_for_inference():

@@ -71,7 +71,9 @@ def test_a_sparse_model_may_split_experts_and_attention_in_every_way():
         if s.data_parallel_size == 1
     }
 
-    assert {(4, 1, 1), (4, 1, 4), (2, 2, 4), (1, 4, 4), (4, 1, 2)} <= found
+    # vLLM spreads the experts over all ranks, or cuts all of them.
+    assert {(4, 1, 1), (4, 1, 4), (2, 2, 4), (1, 4, 4)} <= found
+    assert all(experts in {1, tensor * ranks} for tensor, ranks, experts in found)
 
 
 def test_a_dense_model_has_neither_expert_nor_attention_ranks():
@@ -83,7 +85,7 @@ def test_a_dense_model_has_neither_expert_nor_attention_ranks():
 def test_a_very_long_prompt_may_be_split_over_ranks_and_cut_into_chunks():
     found = strategies("long")
 
-    assert {s.context_parallel_size for s in found} == {None, 2, 4}
+    assert {s.context_parallel_size for s in found} == {None}  # vLLM has no flag for more
     assert {s.max_batch_tokens for s in found if s.chunked_prefill} >= {2048, 8192}
 
 

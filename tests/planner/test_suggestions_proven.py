@@ -1,5 +1,6 @@
 """Suggestions: each is taken at its word, asked again, and is the smallest of its kind."""
 
+import contextlib
 import json
 from math import inf
 
@@ -7,6 +8,7 @@ import pytest
 
 from planner.api import estimate, plan
 from planner.catalog.devices import get_device, list_devices
+from planner.errors import NotPossibleError
 from planner.specs.estimate import EstimateRequest
 from planner.specs.plan import PlanRequest
 from tests.planner.asking import CPU, GENERATE, LLAMA_8B, LLAMA_70B, TRAIN, document
@@ -94,7 +96,8 @@ def test_another_device_is_the_cheapest_that_helps():
     }
     assert cheaper
     for device in cheaper:
-        assert not plan(asked(**fields, device=device)).plans, device
+        with contextlib.suppress(NotPossibleError):  # the engine has no bf16 there
+            assert not plan(asked(**fields, device=device)).plans, device
 
 
 def test_more_devices_are_the_fewest_doublings_that_help():

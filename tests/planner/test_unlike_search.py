@@ -12,7 +12,8 @@ from planner.search.question import questions
 from planner.search.rank import criteria, order_of
 from planner.search.select import frontier_rows
 from planner.specs.plan import PlanRequest
-from tests.planner.asking import GENERATE, LLAMA_8B, LLAMA_70B, MIXTRAL, SERVE
+from planner.specs.strategy import Strategy
+from tests.planner.asking import GENERATE, LLAMA_8B, LLAMA_70B, MIXTRAL, SERVE, stored_first
 from tests.plugins.extent import first
 
 PAIR = {"device": "h100-sxm-80gb", "other_nodes": [{"device": "a100-sxm4-40gb"}]}
@@ -96,10 +97,12 @@ def test_columns_and_the_exact_door_agree_on_what_fits(space):
 @pytest.mark.parametrize("space", SOME)
 def test_the_first_plan_is_the_best_of_all_strategies_on_both_kinds_and_on_each_alone(space):
     request = asked(space)
-    order = [order_of(one, request.objective) for _, _, one in costed(space) if one.fits]
+    fitting = [one for _, _, one in costed(space) if one.fits]
+    fitting.sort(key=lambda one: order_of(one, request.objective))
     first = plan(request).plans[0]
 
-    assert order_of(first, request.objective)[:3] == min(order)[:3]
+    best = stored_first(fitting, request.objective)[0]
+    assert order_of(first, request.objective)[:3] == order_of(best, request.objective)[:3]
 
 
 @pytest.mark.parametrize("space", ["pair closed", "pair batch", "trio closed"])
@@ -147,7 +150,8 @@ def test_a_layout_that_spans_both_kinds_is_among_the_candidates():
 
 
 def test_a_plan_says_what_the_nodes_of_each_kind_would_do_alone():
-    first = plan(asked("pair closed")).plans[0]
+    pins = Strategy(weight_dtype="int4")
+    first = plan(asked("pair closed").model_copy(update={"pins": pins})).plans[0]
     alone = [one for one in first.reasons if " alone: " in one]
 
     assert first.cluster.other_nodes
@@ -161,7 +165,7 @@ def test_a_plan_on_one_kind_says_what_both_would_do_together():
     best = min(
         one.performance.latency_seconds
         for part, _, one in costed("pair alone")
-        if one.fits and part.question.cluster.other_nodes
+        if one.fits and part.question.cluster.other_nodes and one.strategy.weight_dtype == "bf16"
     )
 
     assert f"{best:.3g} s each" in told

@@ -174,7 +174,7 @@ def test_each_node_has_a_server_of_sglang_with_the_replicas_that_stand_there():
 
     assert "--dp-size 4" in made_one.text
     assert "--nnodes" not in made_one.text
-    assert any("start 4 servers of 4 each" in note for note in made_one.notes)
+    assert any("4 servers, on port 8000 of each of 4 nodes" in note for note in made_one.notes)
 
 
 @pytest.mark.parametrize("layout", [{"pipeline_parallel_size": 2},

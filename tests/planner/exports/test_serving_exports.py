@@ -59,9 +59,9 @@ def test_each_replica_takes_its_share_of_the_requests(arguments, flags):
 @pytest.mark.parametrize(
     ("strategy", "flags"),
     [
-        ({"weight_dtype": "fp8"}, "--quantization fp8"),
-        ({"weight_dtype": "int4", "quantization": "gptq"}, "--quantization gptq_marlin"),
-        ({"weight_dtype": "nvfp4"}, "--quantization modelopt_fp4"),
+        ({"weight_dtype": "fp8"}, "--quantization fp8_per_tensor"),
+        ({"weight_dtype": "int4", "quantization": "gptq"}, "serve ./Llama-3.1-8B-GPTQ --dtype"),
+        ({"weight_dtype": "nvfp4"}, "serve ./Llama-3.1-8B-NVFP4 --dtype bfloat16 --max"),
         ({"kv_cache_dtype": "fp8"}, "--kv-cache-dtype fp8"),
         ({"max_batch_tokens": 8192}, "--max-num-batched-tokens 8192"),
         ({"expert_parallel_size": 4}, "--enable-expert-parallel"),
@@ -80,7 +80,7 @@ def test_a_choice_becomes_vllms_flag(strategy, flags):
 @pytest.mark.parametrize(
     ("strategy", "flags"),
     [
-        ({"weight_dtype": "int8"}, "--quantization w8a8_int8"),
+        ({"weight_dtype": "int8"}, "--model-path ./Llama-3.1-8B-W8A8 --dtype bfloat16 --context"),
         ({"kv_cache_dtype": "fp8"}, "--kv-cache-dtype fp8_e4m3"),
         ({"max_batch_tokens": 4096}, "--chunked-prefill-size 4096"),
         ({"chunked_prefill": False, "max_batch_tokens": 4096}, "--chunked-prefill-size -1"),

@@ -202,7 +202,7 @@ def test_a_sparse_model_is_held_whole(config):
 def test_expert_ranks_together_hold_every_expert(experts):
     """Megatron's calculator leaves the domain of expert-parallel replicas out (Bridge 3744)."""
     strategy = {"tensor_parallel_size": 8, "expert_parallel_size": experts}
-    found = ask(model=MIXTRAL, devices=8, strategy=strategy, engine="vllm")
+    found = ask(model=MIXTRAL, devices=8, strategy=strategy, engine="sglang")
 
     assert held(found, "weights") * 8 >= 2 * count_parameters(get_model(MIXTRAL)).total - 8
 

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
+import yaml
+
 from planner.api import estimate, inverse, plan
 from planner.errors import PlannerError
 from planner.exports.registry import export, export_case
@@ -176,7 +178,7 @@ def exports_start_the_plan(document: dict) -> Iterator[str]:
         for name in chosen.exports:
             text = export(name, case).text
             count = devices_of(chosen)
-            for what, started in started_devices(name, text).items():
+            for what, started in started_devices(name, text, case.nodes).items():
                 if started != count:
                     yield f"{name} {what} {started} of {count} devices: {degrees_of(chosen)}"
 
@@ -232,60 +234,71 @@ def devices_of(chosen: PlannedStrategy) -> int:
     return math.prod(getattr(strategy, f"{axis}_parallel_size") or 1 for axis in axes)
 
 
-def started_devices(name: str, text: str) -> dict[str, int]:
-    """Return the devices that an export starts, by the place that says it."""
-    head = [line for line in text.splitlines() if line.lstrip().startswith("#")]
-    body = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
+def started_devices(name: str, text: str, nodes: int) -> dict[str, int]:
+    """Return the devices that an export starts, by the place that says it.
+
+    A command without the ranks of several nodes is one node's.
+    """
+    lines = text.splitlines()
+    head = " ".join(line for line in lines if line.lstrip().startswith("# "))
+    body = "\n".join(line for line in lines if not line.lstrip().startswith("# "))
     found: dict[str, int] = {}
-    stated = re.search(r"on (\d+) x ", head[1] if head and head[0][:2] == "#!" else "".join(head))
+    stated = re.search(r" on (\d+) x ", head)
     if stated:
         found["head"] = int(stated[1])
-    for tool, count in commands(body).items():
-        found[f"command {tool}"] = count
-    if name == "kubernetes":
+    if name == "kubernetes" and ".com/" in body:
         found["requests"] = _kubernetes_devices(body)
-    if name == "compose":
+        return found
+    for tool, count in commands(_compose_command(body) if name == "compose" else body).items():
+        on_each = "NODE_RANK" not in body and (tool != "tensorrt_llm" or "of each of" in head)
+        found[f"command {tool}"] = count * (nodes if on_each else 1)
+    if name == "compose" and "count: " in body:
         found["reserves"] = sum(map(int, re.findall(r"count: (\d+)", body)))
-    if name == "slurm":
-        nodes = re.search(r"--nodes=(\d+)", body) or re.search(r"--nodes=(\d+)", text)
-        each = re.search(r"--gpus-per-node=(\d+)", text)
-        if each:
-            found["reserves"] = int(each[1]) * (int(nodes[1]) if nodes else 1)
+    if name == "slurm" and "--gpus-per-node" in text:
+        each = re.findall(r"--(?:nodes|gpus-per-node)=(\d+)", text)
+        found["reserves"] = math.prod(map(int, each))
     return found
 
 
+def _compose_command(body: str) -> str:
+    """Return the command of a compose file as one line, or the script that it runs."""
+    service = next(iter(yaml.safe_load(body)["services"].values()))
+    words = service["command"]
+    return words[-1] if words[:2] == ["bash", "-c"] else " ".join(words)
+
+
 def _kubernetes_devices(body: str) -> int:
-    each = max(
-        map(int, re.findall(r"(?:gpu|tpu|neuron|device)[\w./-]*\"?: \"?(\d+)", body)), default=0
-    )
-    pods = [int(n) for n in re.findall(r"(?:completions|size|replicas): (\d+)", body)]
-    return each * math.prod(pods[:1] or [1]) if each else 0
+    found = re.findall(r"(?:nvidia|amd|intel|google)\.com/\w+: (\d+)", body)
+    pods = re.findall(r"(?:completions|replicas): (\d+)", body)
+    return int(found[0]) * int(pods[0] if pods else 1)
 
 
 def commands(body: str) -> dict[str, int]:
     """Return the devices of each server's command by the tool's own counting.
 
-    vLLM: tensor x pipeline x data (x prefill context). SGLang: tensor (with its attention ranks)
-    x pipeline x data, where data ranks outside attention are replicas. TensorRT-LLM: tensor x
-    pipeline x context, attention ranks inside the tensor size.
+    vLLM: tensor x pipeline x data. SGLang: tensor (with its attention ranks) x pipeline x data,
+    where data ranks outside attention are replicas. TensorRT-LLM: tensor x pipeline x context,
+    with the attention ranks inside the tensor size. A loop starts a command several times.
     """
     counted: dict[str, int] = {}
-    joined = re.sub(r"\\\n\s*", " ", body)
+    times, joined = 1, re.sub(r"\\\n\s*", " ", body)
     for line in joined.splitlines():
+        loop = re.search(r"for server in ([\d ]+); do", line)
+        times = len(loop[1].split()) if loop else 1 if line.strip() == "done" else times
         try:
             words = shlex.split(line)
         except ValueError:
             continue
         flags = _flags(words)
         if "vllm" in words and "serve" in words:
-            counted["vllm"] = _product(
-                flags, "tensor", "pipeline", "data", form="--{}-parallel-size"
-            )
+            form = "--{}-parallel-size"
+            counted["vllm"] = times * _product(flags, "tensor", "pipeline", "data", form=form)
         elif "sglang.launch_server" in words:
-            data = 1 if "--enable-dp-attention" in flags else flags.get("--dp-size", 1)
-            counted["sglang"] = int(data) * _product(flags, "tp", "pp", form="--{}-size")
+            size = _product(flags, "tp", "pp", "dp", form="--{}-size")
+            counted["sglang"] = times * size
         elif "trtllm-serve" in words:
-            counted["tensorrt_llm"] = _product(flags, "tp", "pp", "cp", form="--{}_size")
+            size = _product(flags, "tp", "pp", "cp", form="--{}_size")
+            counted["tensorrt_llm"] = times * size
     return counted
 
 

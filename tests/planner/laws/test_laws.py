@@ -50,3 +50,12 @@ def test_the_busiest_rank_holds_whole_sequences(seed):
 @given(seed=SEEDS)
 def test_a_limit_fits_and_one_step_beyond_does_not(seed):
     assert list(judges.limit_is_the_limit(Questions(seed).inverse())) == []
+
+
+@fewer
+@given(seed=SEEDS)
+def test_every_export_starts_the_devices_of_the_plan(seed):
+    questions = Questions(seed)
+
+    assert list(judges.exports_start_the_plan(questions.plan())) == []
+    assert list(judges.exports_start_the_plan(questions.plan(training=True))) == []

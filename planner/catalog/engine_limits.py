@@ -1,0 +1,121 @@
+"""What an engine refuses on a device: formats of weights, activations and caches, by release."""
+
+import re
+from functools import cache
+from typing import Any
+
+from pydantic import Field
+
+from planner.catalog.engines import Engine
+from planner.catalog.reading import data_toml
+from planner.cost.dtypes import WIDE
+from planner.specs.base import Dtype, Spec
+from planner.specs.cluster import DeviceSpec
+from planner.specs.model import ModelSpec
+
+Release = tuple[int, ...]
+
+
+class EngineLimit(Spec):
+    """One row of ``engine_limits.toml``, as its head describes."""
+
+    engines: frozenset[str]
+    weights: frozenset[Dtype] = frozenset()
+    activations: frozenset[Dtype] = frozenset()
+    caches: frozenset[Dtype] = frozenset()
+    model_types: frozenset[str] = frozenset()
+    vendors: frozenset[str] = frozenset()
+    not_vendors: frozenset[str] = frozenset()
+    below: float | None = None
+    at_least: float | None = Field(default=None, alias="from")
+    without_peak: Dtype | None = None
+    since: str = ""
+    until: str = ""
+    reason: str
+    instead: str
+    source: str
+
+    def is_for(self, engine: Engine, device: DeviceSpec, model: ModelSpec) -> bool:
+        """Return whether the row is about this engine's release, device and model."""
+        vendor, capability = (device.vendor or "").lower(), device.compute_capability
+        conditions = (
+            engine.key in self.engines,
+            not self.model_types or model.model_type in self.model_types,
+            not self.vendors or vendor in self.vendors,
+            not self.not_vendors or (bool(vendor) and vendor not in self.not_vendors),
+            not self.without_peak or self.without_peak not in device.peak_flops_per_second,
+            self.below is None or (capability is not None and capability < self.below),
+            self.at_least is None or (capability is not None and capability >= self.at_least),
+            _in_span(engine.release, self.since, self.until),
+        )
+        return all(conditions)
+
+    def refuses(self, weight: Dtype, activation: Dtype, kv_cache: Dtype | None) -> str | None:
+        """Return the strategy field that the row refuses, None if it allows the formats.
+
+        A row that names no format refuses the engine as a whole.
+        """
+        if self.weights and weight not in self.weights:
+            return None
+        if self.activations and activation not in self.activations:
+            return None
+        if self.caches:
+            return "strategy.kv_cache_dtype" if kv_cache in self.caches else None
+        if self.activations:
+            return "strategy.activation_dtype"
+        return "strategy.weight_dtype" if self.weights else "engine"
+
+
+@cache
+def _limits() -> tuple[EngineLimit, ...]:
+    rows: list[dict[str, Any]] = data_toml("engine_limits.toml")["limit"]
+    return tuple(EngineLimit.model_validate(row) for row in rows)
+
+
+def _release(text: str) -> Release:
+    return tuple(int(part) for part in re.findall(r"\d+", text)[:2])
+
+
+def _in_span(release: str, since: str, until: str) -> bool:
+    """Return whether a release lies in a span; one that is not stated lies in every span.
+
+    >>> _in_span("0.13.0", "", "0.13"), _in_span("0.14.1", "", "0.13"), _in_span("", "0.31", "")
+    (True, False, True)
+    """
+    if not release:
+        return True
+    known = _release(release)
+    after = not since or known >= _release(since)
+    return after and (not until or known <= _release(until))
+
+
+def refusal(
+    engine: Engine,
+    device: DeviceSpec,
+    model: ModelSpec,
+    formats: tuple[Dtype, Dtype, Dtype | None],
+) -> tuple[str, str] | None:
+    """Return the field and the reason if the engine refuses the formats on a device.
+
+    ``formats`` are those of the weights, the activations and the KV cache, None if undecided.
+    """
+    for limit in _limits():
+        if limit.is_for(engine, device, model) and (field := limit.refuses(*formats)):
+            name = field.rpartition(".")[2]
+            value = dict(
+                zip(("weight_dtype", "activation_dtype", "kv_cache_dtype"), formats, strict=True)
+            ).get(name, engine.key)
+            title = engine.title if not engine.release else f"{engine.title} {engine.release}"
+            return field, (
+                f"{name} is {value}, which {title} refuses on {device.name or device.id}: "
+                f"{limit.reason}; {limit.instead}"
+            )
+    return None
+
+
+def sixteen_bit_dtype(device: DeviceSpec, published: Dtype | None = None) -> Dtype:
+    """Return the 16-bit dtype that engines take on a device: fp16 below compute capability 8.0."""
+    capability = device.compute_capability
+    if capability is not None and capability < 8.0:  # noqa: PLR2004 - Ampere
+        return "fp16"
+    return published if published in WIDE and published is not None else "bf16"

@@ -1,0 +1,148 @@
+"""What engines refuse is refused by name and never ranked: public reports and published rules."""
+
+import pytest
+
+from planner.catalog.engine_limits import EngineLimit
+from planner.catalog.reading import data_toml
+from planner.errors import NotPossibleError
+from planner.exports.registry import export, export_case
+from planner.specs.plan import PlanRequest
+from tests.planner.asking import LLAMA_8B, SERVE, ask, document, search
+
+QWEN_72B = "Qwen/Qwen2.5-72B-Instruct"
+SPARSE_FP8 = "Qwen/Qwen3-235B-A22B-FP8"
+# (what is asked, the field, words of the reason, source)
+REFUSED = [
+    # Experts of 1536 cut into 192, no multiple of the blocks of 128: vllm 17569.
+    (
+        {"model": SPARSE_FP8, "devices": 8, "strategy": {"tensor_parallel_size": 8}},
+        "tensor_parallel_size",
+        "128-wide FP8 block.* expert_parallel_size to 8",
+    ),
+    (
+        {"model": SPARSE_FP8, "devices": 8, "strategy": {"tensor_parallel_size": 8}}
+        | {"engine": "sglang"},
+        "tensor_parallel_size",
+        "128-wide FP8 block",
+    ),
+    # The shared expert of 1280 cut into 320, even with whole experts: sglang 26107.
+    (
+        {"model": "stepfun-ai/Step-3.7-Flash-FP8", "devices": 4, "engine": "sglang"}
+        | {"strategy": {"tensor_parallel_size": 4, "expert_parallel_size": 4}},
+        "tensor_parallel_size",
+        "shared experts' width of 1280",
+    ),
+    # Groups of 128 in a width of 29568: vllm 13640, sglang 3571.
+    (
+        {"model": QWEN_72B, "device": "a100-sxm4-40gb", "devices": 4}
+        | {"strategy": {"tensor_parallel_size": 4, "quantization": "awq", "group_size": 128}},
+        "tensor_parallel_size",
+        "128-wide group of int4 weights.* nearest that works is 1",
+    ),
+    # bf16, FP8 caches and MXFP4 on Turing: vllm 1157, 47549, 22288.
+    (
+        {"device": "t4", "strategy": {"weight_dtype": "bf16", "activation_dtype": "bf16"}},
+        "activation_dtype",
+        "bf16 needs compute capability 8.0.* fp16",
+    ),
+    ({"device": "t4", "strategy": {"kv_cache_dtype": "fp8"}}, "kv_cache_dtype", "FP8 cache"),
+    ({"device": "t4", "model": "openai/gpt-oss-20b"}, "weight_dtype", "MXFP4 needs"),
+    (
+        {"device": "rtx-3090", "strategy": {"weight_dtype": "fp8", "activation_dtype": "fp8"}},
+        "activation_dtype",
+        "8.9 .Ada.*16-bit activations",
+    ),
+    # NVFP4 runs on NVIDIA alone: vllm/platforms/rocm.py up to 0.19.1.
+    (
+        {"device": "mi300x", "model": "nvidia/Kimi-K2.5-NVFP4", "devices": 8},
+        "weight_dtype",
+        "NVFP4",
+    ),
+    ({"device": "rx-7900-xtx", "engine": "tensorrt_llm"}, "engine", "NVIDIA GPUs only"),
+    ({"device": "m4-max"}, "engine", "no kernels for Apple"),
+    # A longer context than the config's: vllm 16757.
+    (
+        {"model": "microsoft/Phi-3-mini-4k-instruct"}
+        | {"workload": {**SERVE, "input_tokens": 16_000, "output_tokens": 256}},
+        "input_tokens",
+        "16256 tokens.* context of 4096",
+    ),
+    # Degrees that the engine cannot be told.
+    (
+        {"model": SPARSE_FP8, "devices": 8}
+        | {"strategy": {"tensor_parallel_size": 4, "expert_parallel_size": 2}},
+        "expert_parallel_size",
+        "--enable-expert-parallel spreads the experts over all 8 ranks",
+    ),
+]
+ACCEPTED = [
+    {"model": SPARSE_FP8, "devices": 4, "strategy": {"tensor_parallel_size": 4}},
+    {"model": SPARSE_FP8, "devices": 8}
+    | {"strategy": {"tensor_parallel_size": 8, "expert_parallel_size": 8}},
+    # From 0.29 on vLLM refines the blocks of experts where the device has FP8 units.
+    {"model": SPARSE_FP8, "devices": 8, "strategy": {"tensor_parallel_size": 8}}
+    | {"engine": "vllm 0.33"},
+    {"model": QWEN_72B, "strategy": {"tensor_parallel_size": 1, "quantization": "awq"}},
+    {"device": "t4", "model": "Qwen/Qwen2.5-3B"},
+    {"device": "rtx-3090", "strategy": {"weight_dtype": "fp8"}},
+    {"device": "t4", "model": "openai/gpt-oss-20b", "engine": "llama_cpp"},
+    {"device": "mi300x", "model": "openai/gpt-oss-20b"},
+]
+
+
+@pytest.mark.parametrize(("fields", "field", "words"), REFUSED)
+def test_what_the_engine_refuses_is_refused_by_name(fields, field, words):
+    with pytest.raises(NotPossibleError, match=words) as refused:
+        ask(**{"engine": "vllm", **fields})
+
+    assert refused.value.field.endswith(field)
+
+
+@pytest.mark.parametrize("fields", ACCEPTED)
+def test_what_the_engine_takes_is_costed(fields):
+    assert ask(**{"engine": "vllm", **fields}).performance.tokens_per_second > 0
+
+
+def exported(engine="vllm", **fields):
+    request = PlanRequest.model_validate(document(engine=engine, **fields))
+    plan = search(engine=engine, **fields).plans[0]
+    return plan.strategy, export(engine, export_case(request, plan)).text
+
+
+@pytest.mark.parametrize(
+    ("fields", "dtype", "flags"),
+    [
+        # A checkpoint is started in the format in which it is stored, and names it itself.
+        ({"model": "openai/gpt-oss-120b", "device": "h200"}, "mxfp4", ["--dtype bfloat16"]),
+        ({"model": "moonshotai/Kimi-K2.5", "device": "h200", "devices": 8}, "int4", []),
+        ({"model": SPARSE_FP8, "device": "h200", "devices": 8}, "fp8", []),
+        ({"model": LLAMA_8B}, "bf16", ["--dtype bfloat16"]),
+        ({"model": "Qwen/Qwen2.5-3B", "device": "t4"}, "fp16", ["--dtype float16"]),
+    ],
+)
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_the_first_plan_starts_the_checkpoint_as_it_is_stored(engine, fields, dtype, flags):
+    strategy, text = exported(engine, objective="throughput", **fields)
+
+    assert strategy.weight_dtype == dtype
+    assert "--quantization" not in text
+    assert all(flag in text for flag in flags)
+
+
+def test_no_plan_takes_what_is_refused_and_the_answer_says_why():
+    answer = search(model="Qwen/Qwen3-30B-A3B-FP8", device="l40s", devices=4, engine="vllm")
+
+    cut = [p.strategy for p in answer.plans if p.strategy.expert_parallel_size == 1]
+    assert all(strategy.tensor_parallel_size in {1, 2} for strategy in cut)
+    assert "128-wide FP8 block" in answer.rejected["fp8 weights, tensor parallel 4"].reason
+    on_amd = search(
+        model="Qwen/Qwen3-235B-A22B", device="mi355x", devices=8, engine="vllm", top=20
+    )
+    assert all(plan.strategy.weight_dtype != "nvfp4" for plan in on_amd.plans)
+
+
+def test_every_row_names_its_source_and_a_way_out():
+    rows = [EngineLimit.model_validate(row) for row in data_toml("engine_limits.toml")["limit"]]
+
+    assert len(rows) > 20
+    assert all(row.source and row.instead and row.engines for row in rows)
