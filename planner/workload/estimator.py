@@ -13,6 +13,7 @@ from planner.catalog.quality import (
     scheme_quality,
     weight_quality,
 )
+from planner.catalog.unified_memory import unified_memory
 from planner.cost.columns import Flag
 from planner.cost.equation import Ledger, Unrecorded
 from planner.errors import NotCoveredError
@@ -34,7 +35,7 @@ from planner.workload.heterogeneous_serving import generate_unlike, serve_unlike
 from planner.workload.intervals import Confidence, confidence_of, intervals_of
 from planner.workload.outcome import Outcome
 from planner.workload.resolve import resolve
-from planner.workload.serve import serve
+from planner.workload.serve import fills_places, serve
 from planner.workload.setting import Setting
 from planner.workload.train import held_memory
 from planner.workload.training_run import train_run
@@ -43,6 +44,7 @@ from planner.workload.unlike_load import under_unlike_load
 
 GIB = 1024**3
 BILLION = 1e9
+UNIFIED_MARGIN = 0.05  # less is paged out: osaurus-ai/osaurus PR 1958, 34.2 of 37.4 GiB
 
 
 def estimate_request(
@@ -114,7 +116,12 @@ class Costing:
             quality=quality_of(setting),
             strategy=setting.strategy,
             engine=setting.engine.key,
-            warnings=(*setting.warnings, *outcome.warnings, *tier_warnings),
+            warnings=(
+                *setting.warnings,
+                *outcome.warnings,
+                *tier_warnings,
+                *_unified_warnings(setting, outcome),
+            ),
             calibration=_calibration(setting),
             terms=ledger.terms() if explain else (),
             **costs.figures,
@@ -191,6 +198,32 @@ def _tier_warnings(setting: Setting, outcome: Outcome) -> tuple[str, ...]:
         if available and needed > available:
             need, have = needed / GIB, available / GIB
             warnings.append(f"{content} needs {need:.1f} GiB of {name}, {have:.1f} GiB are there")
+    return tuple(warnings)
+
+
+def _unified_warnings(setting: Setting, outcome: Outcome) -> tuple[str, ...]:
+    """Return what a peak close to the limit of a unified memory, or to its default, risks."""
+    device, memory = setting.device, outcome.memory
+    limits = None if setting.cluster.other_nodes else unified_memory(device)
+    if limits is None or not outcome.fits or device.usable_memory_ratio is not None:
+        return ()
+    peak, name = memory.peak_bytes, device.name or device.id
+    warnings = []
+    if peak > limits.assured_bytes:
+        warnings.append(
+            f"{name} gives the GPU {limits.assured_bytes / GIB:.1f} GiB {limits.otherwise}: "
+            f"{peak / GIB:.1f} GiB need {limits.advice}"
+        )
+    room = outcome.performance.max_concurrency
+    serves = isinstance(setting.workload, ServeWorkload) and fills_places(
+        setting, setting.workload
+    )
+    takes_what_is_free = serves and room is not None and room > 1
+    if not takes_what_is_free and memory.filled_ratio > 1 - UNIFIED_MARGIN:
+        warnings.append(
+            f"{name} is filled to {memory.filled_ratio:.0%} of the {memory.usable_bytes / GIB:.1f}"
+            " GiB that the GPU may use: other programs share this memory, which may be paged out"
+        )
     return tuple(warnings)
 
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import cast
 
+from planner.catalog.unified_memory import unified_memory
 from planner.cost.activations import (
     inference_activation_bytes,
     inference_elements,
@@ -69,7 +70,9 @@ class Load:
 def usable_bytes(setting: Setting) -> float:
     """Return the bytes of a device's memory that the engine may use."""
     engine, device = setting.engine, setting.device
-    share = device.usable_memory_ratio
+    share, unified = device.usable_memory_ratio, unified_memory(device)
+    if share is None and unified is not None:
+        return min(unified.usable_bytes, unified.visible_bytes * engine.memory_utilisation)
     if share is None:
         share = engine.usable_memory_ratio
     return device.memory_bytes * min(share, engine.memory_utilisation)
