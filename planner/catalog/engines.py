@@ -19,6 +19,10 @@ COMMON_TRAINING, COMMON_SERVING = "common_training", "common_serving"
 COMMON = {"training": COMMON_TRAINING, "serving": COMMON_SERVING}
 STREAM = ("stream_factors", "stream_spread")
 EngineRole = Literal["runner", "serving", "training"]
+# What an engine's share of memory limits: everything on the device, weights and KV cache without
+# activations, or the KV cache as a share of what is free after loading.
+MemoryShare = Literal["device", "weights_and_cache", "free"]
+NUMBER = re.compile(r"\d+")
 
 
 class Engine(Spec):
@@ -46,6 +50,7 @@ class Engine(Spec):
     request_latency_s: float = 0.0
     usable_memory_ratio: float
     memory_utilisation: float = 1.0
+    memory_share_of: MemoryShare = "device"
     runtime_overhead_bytes: int
     max_batch_tokens: int = 0
     max_batch_requests: int = 0
@@ -167,6 +172,27 @@ def release_of(key: str | None) -> str:
     return key.removeprefix(_without_release(key)).strip() if key else ""
 
 
+def release_number(release: str) -> tuple[int, ...]:
+    """Return the numbers of a release, for comparisons.
+
+    >>> release_number("v0.11.2") > release_number("0.9"), release_number("main")
+    (True, ())
+    """
+    return tuple(int(number) for number in NUMBER.findall(release)[:3])
+
+
+def _at_release(table: dict[str, Any], release: str) -> dict[str, Any]:
+    """Return an engine's table with the changes up to a release; none if it is not known."""
+    fields = {name: value for name, value in table.items() if name != "since"}
+    changes = table.get("since", {})
+    if not release_number(release):
+        return fields
+    for since in sorted(changes, key=release_number):
+        if release_number(since) <= release_number(release):
+            fields |= changes[since]
+    return fields
+
+
 def _without_release(key: str) -> str:
     """Return an engine's name without the release after a known name."""
     name, _, release = key.strip().rpartition(" ")
@@ -202,7 +228,7 @@ def get_engine(key: str | None, kind: DeviceKind, *, training: bool = False) -> 
     """
     tables = data_toml("engines.toml")
     name = engine_name(key)
-    own = _table_of(name)
+    own = _at_release(_table_of(name) or {}, release_of(key)) or None
     if training and own and own["role"] == "serving":
         own = None
     generic_role = generic_engines().get(name, "serving")

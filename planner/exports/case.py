@@ -84,6 +84,10 @@ class ExportCase:
         """Return a parallel size by axis (``tensor``, ``data`` …), at least 1."""
         return getattr(self.strategy, f"{axis}_parallel_size") or 1
 
+    def memory_share(self, engine: str) -> float | None:
+        """Return the share of memory that the plan sets, if its figures are for this engine."""
+        return self.strategy.gpu_memory_utilization if self.plan.engine == engine else None
+
     @property
     def is_stored(self) -> bool:
         """Return whether the plan runs the checkpoint in the format of its files."""
@@ -156,7 +160,8 @@ class ExportCase:
             return None
         planned_tokens = -(-requests // self.attention_ranks) * self.typical_tokens
         memory = self.plan.memory
-        spare = memory.capacity_bytes * SERVED_SHARE - memory.per_device_peak_bytes
+        served = self.strategy.gpu_memory_utilization or SERVED_SHARE
+        spare = memory.capacity_bytes * served - memory.per_device_peak_bytes
         return int(planned_tokens * (1 + max(0.0, spare) / cached))
 
     @property

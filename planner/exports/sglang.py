@@ -95,7 +95,8 @@ def _limits(case: ExportCase) -> list[str]:
     elif tokens:
         # SGLang divides this size by the attention data-parallel ranks.
         flags += ["--chunked-prefill-size", str(tokens * case.attention_ranks)]
-    return flags
+    share = case.memory_share("sglang")
+    return [*flags, *(["--mem-fraction-static", f"{share:g}"] if share else [])]
 
 
 def _extras(case: ExportCase) -> list[str]:

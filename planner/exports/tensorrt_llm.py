@@ -53,6 +53,9 @@ def trtllm_options(case: ExportCase) -> JsonObject:
         cache["dtype"] = case.strategy.kv_cache_dtype
     if isinstance(case.workload, ServeWorkload):
         cache["enable_block_reuse"] = case.workload.prefix_share_ratio > 0
+    share = case.memory_share("tensorrt_llm")
+    if share:
+        cache["free_gpu_memory_fraction"] = share
     if cache:
         options["kv_cache_config"] = cache
     draft = case.strategy.speculative

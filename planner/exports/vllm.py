@@ -83,7 +83,8 @@ def _limits(case: ExportCase) -> list[str]:
         flags += ["--max-num-seqs", str(-(-case.sequences_per_replica // ranks))]
     if case.strategy.max_batch_tokens:
         flags += ["--max-num-batched-tokens", str(case.strategy.max_batch_tokens)]
-    return flags
+    share = case.memory_share("vllm")
+    return [*flags, *(["--gpu-memory-utilization", f"{share:g}"] if share else [])]
 
 
 def _extras(case: ExportCase) -> list[str]:
@@ -107,6 +108,12 @@ def serving_notes(case: ExportCase, engine: str, title: str) -> Notes:
     notes = []
     if case.plan.engine != engine:
         notes.append(f"the figures are for {case.plan.engine}; {title} has speeds of its own")
+        share = case.strategy.gpu_memory_utilization
+        if share:
+            notes.append(
+                f"gpu_memory_utilization {share:g} is in the meaning of {case.plan.engine}: "
+                f"{title} starts with its own default"
+            )
     notes += _length_notes(case)
     split = case.strategy.disaggregated
     if split:

@@ -72,10 +72,10 @@ class SearchState:
     def rejected(self) -> dict[str, Rejection]:
         """Return why each family was rejected, with the figures of its closest member."""
         for row, strategies in infeasible_families(self.table, MAX_FAMILIES):
-            estimate, part = self.table.exact(row), self.table.part_of(row)[0]
+            estimate, (part, own) = self.table.exact(row), self.table.part_of(row)
             miss = first_violation(estimate, self.limits)
             if not estimate.fits:
-                self.rejections.memory(estimate, part.usable_bytes, strategies)
+                self.rejections.memory(estimate, float(part.usable_bytes[own]), strategies)
             elif miss is not None:
                 self.rejections.constraint(estimate, miss, strategies)
         return self.rejections.result()

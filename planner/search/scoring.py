@@ -51,7 +51,7 @@ class Scores:
     question: Question
     strategy: Callable[[int], Strategy]
     fits: Flags
-    usable_bytes: float
+    usable_bytes: Numbers
     merit: Merit
     figures: Read
     families: Numbers
@@ -114,7 +114,7 @@ def score(block: Block, subject: Subject | None = None) -> Scores:
         question=block.question,
         strategy=block.strategy,
         fits=block.column(outcome.fits) > 0,
-        usable_bytes=outcome.memory.usable_bytes,
+        usable_bytes=block.column(outcome.memory.usable_bytes),
         merit=_broadcast_merit(
             merit_from(
                 cast("Callable[[str], float | None]", read),
@@ -229,7 +229,7 @@ def _scores_of_list(
         question=question,
         strategy=strategies.__getitem__,
         fits=np.array([estimate.fits for estimate in estimates]),
-        usable_bytes=usable_bytes(settings[0]),
+        usable_bytes=np.array([usable_bytes(each) for each in settings]),
         merit=Merit(**cast("dict[str, float]", columns)),
         figures=read,
         families=np.array([family_numbers(each.strategy, each.layout) for each in settings]),

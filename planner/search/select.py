@@ -85,7 +85,7 @@ class Table:
 
         For limits that need a simulation, these are the misses known so far.
         """
-        usable = np.repeat([part.usable_bytes for part in self.parts], np.diff(self.starts))
+        usable = np.concatenate([part.usable_bytes for part in self.parts])
         memory_miss = np.abs(np.asarray(self.merit.peak_bytes) / usable - 1)
         missed = np.where(self.fits, -1.0, memory_miss)
         for name, bound in self._column_limits:

@@ -78,6 +78,33 @@ RECOMPUTATION: dict[str, str] = {
 }
 
 
+# Flags of serving engines for their share of the device's memory; each keeps its own meaning.
+MEMORY_SHARES = (
+    "gpu_memory_utilisation",
+    "mem_fraction_static",
+    "free_gpu_memory_fraction",
+    "kv_cache_free_gpu_memory_fraction",
+    "kv_cache_free_gpu_mem_fraction",
+    "cache_max_entry_count",
+)
+
+
+def read_memory_share(strategy: object) -> object:
+    """Return a strategy with an engine's flag for its share of memory under the common name.
+
+    >>> read_memory_share({"mem-fraction-static": 0.85})
+    {'gpu_memory_utilization': 0.85}
+    """
+    if not isinstance(strategy, dict):
+        return strategy
+    slugs = {name: str(name).lstrip("-").replace("-", "_").lower() for name in strategy}
+    own = "gpu_memory_utilization"
+    found = [name for name, slug in slugs.items() if slug == own or slug in MEMORY_SHARES]
+    if len(found) != 1:
+        return strategy
+    return {own if name == found[0] else name: value for name, value in strategy.items()}
+
+
 def spelled(choices: Iterable[str], others: Mapping[str, str]) -> Callable[[object], object]:
     """Return a parser for other tools' names; unknown names pass unchanged.
 

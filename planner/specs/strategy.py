@@ -11,6 +11,7 @@ from planner.specs.spellings import (
     RECOMPUTATION,
     SCHEDULES,
     read_formats,
+    read_memory_share,
     spelled,
 )
 
@@ -111,6 +112,9 @@ class Strategy(SparseSpec):
     )
     offload: OffloadSpec | None = None
     max_batch_tokens: NonNegativeInt | None = None
+    gpu_memory_utilization: Annotated[float, Field(gt=0.0, le=1.0)] | None = Field(
+        default=None, description="the serving engine's share of memory, in its own meaning"
+    )
     chunked_prefill: bool | None = None
     speculative: SpeculativeSpec | None = None
     disaggregated: DisaggregatedSpec | None = None
@@ -118,7 +122,7 @@ class Strategy(SparseSpec):
     @model_validator(mode="before")
     @classmethod
     def _read_the_names_of_formats(cls, data: object) -> object:
-        return read_formats(data)
+        return read_formats(read_memory_share(data))
 
     @property
     def offload_places(self) -> tuple[str, ...]:

@@ -86,6 +86,8 @@ def room_by_stage(setting: Setting, workload: ServeWorkload) -> Iterator[tuple[f
         each = two.peak_bytes - first
         filled = first - each
         tight = where(filled > TIGHT_RATIO * whole, maximum(usable, RAISED_RATIO * whole), usable)
+        if setting.strategy.gpu_memory_utilization is not None:
+            tight = usable
         usual, raised = (
             minimum(offloaded, ranks * _requests(setting, workload, at, (limit, first, each)))
             for limit in (usable, tight)

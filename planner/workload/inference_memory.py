@@ -10,7 +10,7 @@ from planner.cost.activations import (
     rotary_table_bytes,
     score_bytes,
 )
-from planner.cost.columns import any_of, is_column, where
+from planner.cost.columns import any_of, is_column, maximum, minimum, where
 from planner.cost.dtypes import WIDE, element_bytes
 from planner.cost.equation import Ledger, Unrecorded
 from planner.cost.kv_cache import cache_bytes, layer_tokens
@@ -69,13 +69,39 @@ class Load:
 
 def usable_bytes(setting: Setting) -> float:
     """Return the bytes of a device's memory that the engine may use."""
-    engine, device = setting.engine, setting.device
-    share, unified = device.usable_memory_ratio, unified_memory(device)
+    engine, given = setting.engine, setting.strategy.gpu_memory_utilization
+    visible, most = _limits(setting)
+    if given is None:
+        return min(most, visible * engine.memory_utilisation)
+    if engine.memory_share_of == "device":
+        return min(most, visible * given)
+    weights, working = _without_cache(setting)
+    if engine.memory_share_of == "weights_and_cache":
+        return minimum(most, visible * given + working)
+    loaded = weights + working
+    return minimum(most, loaded + given * maximum(0.0, visible - loaded))
+
+
+def _limits(setting: Setting) -> tuple[float, float]:
+    """Return the bytes that an engine sees of the device's memory, and the most usable."""
+    device, share = setting.device, setting.device.usable_memory_ratio
+    unified = unified_memory(device)
     if share is None and unified is not None:
-        return min(unified.usable_bytes, unified.visible_bytes * engine.memory_utilisation)
+        return unified.visible_bytes, unified.usable_bytes
     if share is None:
-        share = engine.usable_memory_ratio
-    return device.memory_bytes * min(share, engine.memory_utilisation)
+        share = setting.engine.usable_memory_ratio
+    return device.memory_bytes, device.memory_bytes * share
+
+
+def _without_cache(setting: Setting) -> tuple[float, float]:
+    """Return the weights, and the other bytes without a cache, of the fullest stage."""
+    workload, budget = setting.workload, setting.layout.batch_tokens
+    prompt = float(getattr(workload, "input_tokens", 1))
+    load = Load(0.0, 0.0, where(budget > 0, budget, prompt), 1.0, paged=True)
+    stages = [_stage(setting, Unrecorded(), load, share) for share in setting.shares]
+    fullest = fullest_of(stages)
+    weights = fullest.by_class["weights"]
+    return weights, fullest.peak_bytes - weights
 
 
 def stage_limits(setting: Setting) -> tuple[tuple[int, float], ...]:

@@ -28,6 +28,7 @@ from planner.workload.formats import (
     default_weight_dtype,
 )
 from planner.workload.layouts import layout_of
+from planner.workload.memory_share import refuse_memory_share
 from planner.workload.named_formats import FORMAT_BY_QUANTIZATION, default_group
 from planner.workload.ranks import Layout
 from planner.workload.rates import emulates_narrow_products
@@ -50,6 +51,7 @@ REQUESTS_ONLY = {
 SERVING_ONLY = {
     "sparsity": "sparse weights, which inference and compression use",
     "attention_data_parallel_size": "data-parallel attention, which inference uses",
+    "gpu_memory_utilization": "the memory of a serving engine",
 }
 TRAINING_ONLY = {
     "virtual_pipeline_size": "interleaved pipelines, which training uses",
@@ -160,6 +162,7 @@ def resolve(request: EstimateRequest) -> Setting:
     request = as_published(request, model, training=training)
     refuse_uncovered(request.strategy, training=training)
     _refuse_serving_only(request)
+    refuse_memory_share(request.strategy, engine)
     layout = layout_of(request, model, engine)
     strategy = _filled(request, model, engine, layout)
     refuse_unsupported(engine, model, cluster, strategy, training=training)
