@@ -54,6 +54,11 @@ class Engine(Spec):
     runtime_overhead_bytes: int
     max_batch_tokens: int = 0
     max_batch_requests: int = 0
+    # Memory of the largest step is set aside at the start, whether or not requests fill it: of
+    # all tokens of a step, and of as many requests as the engine takes on a device.
+    reserves_largest_step: bool = False
+    reserved_requests: tuple[int, int] = (0, 0)
+    bytes_per_logit: float | None = None
     prompt_chunk_tokens: int = 0
     master_weights: bool = True
     keeps_gradients: bool = False

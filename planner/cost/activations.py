@@ -153,7 +153,7 @@ def loss_bytes(
 
 
 @equation(
-    "A = max(T · e · B, 4 · T · h · B + b · V/t · (B + 4))",
+    "A = max(T · e · B, 4 · T · h · B + b · V/t · l)",
     unit="B",
     symbols={
         "num_tokens": "T",
@@ -162,6 +162,7 @@ def loss_bytes(
         "bytes_per_element": "B",
         "sampled_tokens": "b",
         "vocab_per_rank": "V/t",
+        "bytes_per_logit": "l",
     },
     source="one layer at a time, then the output head: the tensors of a layer are free by then",
 )
@@ -173,9 +174,10 @@ def inference_activation_bytes(
     bytes_per_element: Quantity,
     sampled_tokens: Quantity,
     vocab_per_rank: Quantity,
+    bytes_per_logit: Quantity,
 ) -> Quantity:
     """Return the peak activation bytes of one inference step of ``num_tokens`` tokens."""
-    logits = sampled_tokens * vocab_per_rank * (bytes_per_element + FP32_BYTES)
+    logits = sampled_tokens * vocab_per_rank * bytes_per_logit
     streams = INFERENCE_HIDDEN_TENSORS * num_tokens * hidden_size * bytes_per_element
     return maximum(num_tokens * elements * bytes_per_element, streams + logits)
 
@@ -281,6 +283,20 @@ def inference_elements(model: ModelSpec, tensor_parallel_size: float) -> float:
     tensors = INFERENCE_FFN_TENSORS if model.gated_mlp else PLAIN_FFN_TENSORS
     wide = max(widest, tensors * widest_feed_forward(model))
     return INFERENCE_HIDDEN_TENSORS * model.hidden_size + wide / tensor_parallel_size
+
+
+def fused_experts_elements(model: ModelSpec, column_ranks: float) -> float:
+    """Return the elements per token that a fused kernel of routed experts allocates.
+
+    One buffer has the gates and values of all chosen experts, then their outputs, and another the
+    activated values. Source: vLLM, fused_moe/fused_marlin_moe.py (intermediate_cache13 and 2).
+    """
+    if not model.is_moe:
+        return 0.0
+    width = model.moe_intermediate_size / column_ranks
+    hidden = model.expert_hidden_size or model.hidden_size
+    experts = model.num_experts_per_tok * (maximum(2 * width, hidden) + width)
+    return INFERENCE_HIDDEN_TENSORS * model.hidden_size + experts
 
 
 def widest_feed_forward(model: ModelSpec) -> int:

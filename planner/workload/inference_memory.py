@@ -5,6 +5,7 @@ from typing import cast
 
 from planner.catalog.unified_memory import unified_memory
 from planner.cost.activations import (
+    FP32_BYTES,
     inference_activation_bytes,
     inference_elements,
     rotary_table_bytes,
@@ -24,6 +25,7 @@ from planner.cost.weights import (
     weight_bytes,
 )
 from planner.specs.workload import GenerateWorkload
+from planner.workload.largest_step import largest_step
 from planner.workload.offloaded_memory import (
     DISK,
     HOST,
@@ -304,6 +306,7 @@ def _prompt_logits(setting: Setting, ledger: Ledger, load: Load, stage: Share) -
         bytes_per_element=setting.activation_element_bytes,
         sampled_tokens=load.step_tokens,
         vocab_per_rank=model.vocab_size / tensor,
+        bytes_per_logit=setting.activation_element_bytes + FP32_BYTES,
     )
     return where(stage.is_last, logits, 0.0)
 
@@ -311,15 +314,17 @@ def _prompt_logits(setting: Setting, ledger: Ledger, load: Load, stage: Share) -
 def _working_set(setting: Setting, ledger: Ledger, load: Load) -> float:
     """Return the bytes of the largest live tensors of one step."""
     model, tensor = setting.model, setting.layout.tensor
+    step = largest_step(setting, load.step_tokens, load.sampled_tokens)
     activations = ledger.term(
         inference_activation_bytes,
         setting.line(GROUP, "Working set of one step", key="activations"),
-        num_tokens=load.step_tokens / setting.layout.context,
-        elements=inference_elements(model, tensor),
+        num_tokens=step.tokens / setting.layout.context,
+        elements=maximum(inference_elements(model, tensor), step.experts_elements),
         hidden_size=model.hidden_size,
         bytes_per_element=setting.activation_element_bytes,
-        sampled_tokens=load.sampled_tokens,
-        vocab_per_rank=model.vocab_size / tensor,
+        sampled_tokens=step.sampled,
+        vocab_per_rank=step.vocabulary,
+        bytes_per_logit=step.bytes_per_logit,
     )
     if setting.strategy.attention == "eager":
         activations += ledger.term(

@@ -38,10 +38,10 @@ def test_more_memory_holds_more_requests(engine):
     ],
 )
 def test_the_default_of_a_release_is_the_share_it_documents(engine, share):
-    name = engine.split()[0]
-    told = requests_at(share, engine=name) if share else requests_at(engine=name)
+    explicit = {} if share is None else {"gpu_memory_utilization": share}
+    found = ask(workload=SATURATED, engine=engine, strategy=explicit)
 
-    assert requests_at(engine=engine) == told
+    assert requests_at(engine=engine) == found.performance.max_concurrency
 
 
 def test_vllm_counts_everything_sglang_not_the_activations_tensorrt_only_what_is_free():
