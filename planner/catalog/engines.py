@@ -91,6 +91,11 @@ class Engine(Spec):
     extra_state_bytes: float = 0.0
     update_copies: float = 0.0
     unfilled_ratio: float = 0.0
+    # Bytes per trained parameter in host memory beside offloaded optimiser states, by ZeRO stage:
+    # gradients, their fp32 copies and staging buffers.
+    host_gradient_bytes: dict[str, float] = Field(default_factory=dict)
+    # Host memory of offloaded serving weights over their size: pinned allocations and copies.
+    host_copy_ratio: float = Field(default=1.0, ge=1)
     narrow_gradients_beside: bool = False
     trains_integers_fused: bool = False
     recomputes_in_slack: bool = False

@@ -183,4 +183,5 @@ class ExportCase:
         on_device = self.plan.memory.breakdown_bytes.get("weights", 0)
         if share < 1:
             return on_device * share / (1 - share)
-        return (self.plan.memory.host_bytes or 0) / self.devices
+        copies = get_engine(self.plan.engine, self.device.kind).host_copy_ratio
+        return (self.plan.memory.host_bytes or 0) / self.devices / copies

@@ -9,7 +9,7 @@ from planner.workload.setting import Setting
 
 GIB = 1024**3
 # vLLM, vllm/engine/arg_utils.py (get_batch_defaults).
-LARGE_MEMORY_BYTES, SMALL_STEP_CHIPS = 70 * GIB, frozenset({"a100", "a800"})
+LARGE_MEMORY_BYTES, SMALL_STEP_CHIPS = 70 * GIB, frozenset({"a100"})
 
 
 class Step(NamedTuple):

@@ -33,7 +33,8 @@ def offloaded_bytes(
     )
     if not weight_share and not cache_share and not activation_share:
         return 0.0
-    weight_bytes = sum(weight_share * weights(stage) for stage in stages)
+    copies = setting.engine.host_copy_ratio if shares == HOST else 1.0
+    weight_bytes = copies * sum(weight_share * weights(stage) for stage in stages)
     cache_bytes = sum(cache_share * cache(stage) for stage in stages) * layout.data
     activation_bytes = activation_share * residual_bytes(setting, tokens) * layout.data
     return layout.tensor * (weight_bytes + cache_bytes) + activation_bytes

@@ -34,6 +34,7 @@ from planner.workload.training_methods import (
     trained_parameters,
 )
 from planner.workload.training_tiers import (
+    FULL_SHARDING,
     StageBytes,
     activations_left,
     gradients_left,
@@ -72,15 +73,24 @@ def training_memory(setting: Setting, ledger: Ledger, workload: TrainWorkload) -
 def _offloaded_bytes(
     setting: Setting, workload: TrainWorkload, first_equal: Sequence[int]
 ) -> tuple[float, float]:
-    """Return the offloaded bytes in host memory and on disk over all stages and ranks."""
+    """Return the offloaded bytes in host memory and on disk over all stages and ranks.
+
+    DeepSpeed's ranks load the whole checkpoint before ZeRO-1 and 2 move it to the devices; for
+    ZeRO-3 they load their shards (``zero.Init``).
+    """
     if not is_offloading(setting.offload):
         return 0.0, 0.0
     ranks = setting.layout.tensor * setting.layout.state_ranks
-    host = disk = 0.0
+    host = disk = loaded = 0.0
     for index in sorted(set(first_equal)):
-        host_and_disk = _Stage(setting, Unrecorded(), workload, index).offloaded_bytes()
-        host = host + first_equal.count(index) * ranks * host_and_disk[0]
-        disk = disk + first_equal.count(index) * ranks * host_and_disk[1]
+        stage = _Stage(setting, Unrecorded(), workload, index)
+        host_and_disk, equal = stage.offloaded_bytes(), first_equal.count(index)
+        host = host + equal * ranks * host_and_disk[0]
+        disk = disk + equal * ranks * host_and_disk[1]
+        loaded = loaded + equal * ranks * stage.weights()
+    if setting.engine.host_gradient_bytes and setting.offload.optimizer == "cpu":
+        whole = setting.layout.zero_stage < FULL_SHARDING
+        host = maximum(host, where(whole, loaded, 0.0))
     return host, disk
 
 
@@ -170,7 +180,13 @@ class _Stage:
     def offloaded_bytes(self) -> tuple[float, float]:
         """Return the offloaded bytes in host memory and on disk of one device of the stage."""
         saved, _, _ = self.activations()
-        stage_bytes = StageBytes(self.weights(), self.gradients(), self.optimizer_states(), saved)
+        stage_bytes = StageBytes(
+            self.weights(),
+            self.gradients(),
+            self.optimizer_states(),
+            saved,
+            self._trained / self._shards(1),
+        )
         return tier_bytes(self.setting, stage_bytes)
 
     def _loading(self, weights: float, overhead: float, saved: float) -> StageMemory:

@@ -10,7 +10,7 @@ arXiv:2104.07857.
 
 from dataclasses import dataclass
 
-from planner.cost.columns import any_of, maximum, minimum
+from planner.cost.columns import any_of, maximum, minimum, where
 from planner.cost.communication import transfer_seconds
 from planner.cost.dtypes import element_bytes
 from planner.cost.equation import Ledger, Line
@@ -35,6 +35,7 @@ HOST_UPDATE_EFFICIENCY = 0.55
 # A step reads and writes each state once.
 READS_AND_WRITES = 2
 NOWHERE = "none"
+FULL_SHARDING = 3
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class StageBytes:
     gradients: float
     optimizer_states: float
     activations: float
+    updated: float  # parameters that one rank updates
 
 
 @dataclass(frozen=True)
@@ -101,11 +103,22 @@ def activations_left(setting: Setting, ledger: Ledger, kept: float, layers: floa
 def tier_bytes(setting: Setting, stage: StageBytes) -> tuple[float, float]:
     """Return the bytes in host memory and on disk for one device of a stage."""
     offload = setting.offload
-    states = stage.optimizer_states + (stage.gradients if gradients_leave(setting) else 0.0)
+    gradients = stage.gradients if gradients_leave(setting) else 0.0
     host = stage.weights * offload.weights_cpu + stage.activations * offload.activations_cpu
     disk = stage.weights * offload.weights_disk
-    host = host + (states if offload.optimizer == "cpu" else 0.0)
-    return host, disk + (states if offload.optimizer == "nvme" else 0.0)
+    if offload.optimizer == "cpu":
+        host = host + stage.optimizer_states + _host_gradients(setting, gradients, stage.updated)
+    if offload.optimizer == "nvme":
+        disk = disk + stage.optimizer_states + gradients
+    return host, disk
+
+
+def _host_gradients(setting: Setting, gradients: float, updated: float) -> float:
+    """Return the bytes of gradients, their copies and buffers beside states in host memory."""
+    each = setting.engine.host_gradient_bytes
+    if not each:
+        return gradients
+    return updated * where(setting.layout.zero_stage >= FULL_SHARDING, each["3"], each["2"])
 
 
 class TrainingTiers:

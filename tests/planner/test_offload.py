@@ -17,15 +17,28 @@ def test_half_the_weights_leave_half_the_weights_on_the_device():
     assert held(half_away(), "weights") == pytest.approx(held(ask(**NEAR), "weights") / 2, abs=1)
 
 
-def test_what_left_is_on_the_host():
-    assert half_away().memory.host_bytes == pytest.approx(held(ask(**NEAR), "weights") / 2, abs=1)
+@pytest.mark.parametrize(("engine", "copies"), [("vllm", 1.65), ("sglang", 1.0)])
+def test_what_left_is_on_the_host(engine, copies):
+    whole = held(ask(**{**NEAR, "engine": engine}), "weights")
+
+    found = half_away(engine=engine).memory.host_bytes
+    assert found == pytest.approx(copies * whole / 2, abs=2)
+
+
+@pytest.mark.parametrize(("offloaded", "used"), [(305, 504), (12, 23)])
+def test_vllm_pins_more_than_it_offloads(offloaded, used):
+    """vllm-project/vllm issues 58178 (GiB on a Grace host) and 56410 (1.9 times 12 GiB)."""
+    found = ask(**NEAR, strategy={"offload": {"weights_cpu": 1.0}})
+    ratio = found.memory.host_bytes / held(ask(**NEAR), "weights")
+
+    assert offloaded * ratio == pytest.approx(used, rel=0.15)
 
 
 def test_all_the_weights_can_leave():
     found = ask(**NEAR, strategy={"offload": {"weights_cpu": 1.0}})
 
     assert held(found, "weights") == 0
-    assert found.memory.host_bytes == held(ask(**NEAR), "weights")
+    assert found.memory.host_bytes == pytest.approx(1.65 * held(ask(**NEAR), "weights"), abs=1)
 
 
 def test_streamed_weights_dominate_the_decode_step():
