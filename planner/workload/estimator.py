@@ -33,6 +33,7 @@ from planner.workload.expense import expense
 from planner.workload.generate import generate
 from planner.workload.heterogeneous_serving import generate_unlike, serve_unlike
 from planner.workload.intervals import Confidence, confidence_of, intervals_of
+from planner.workload.largest_step import default_requests
 from planner.workload.outcome import Outcome
 from planner.workload.resolve import resolve
 from planner.workload.serve import fills_places, serve
@@ -121,6 +122,7 @@ class Costing:
                 *outcome.warnings,
                 *tier_warnings,
                 *_unified_warnings(setting, outcome),
+                *_reservation_warnings(setting, outcome),
             ),
             calibration=_calibration(setting),
             terms=ledger.terms() if explain else (),
@@ -225,6 +227,27 @@ def _unified_warnings(setting: Setting, outcome: Outcome) -> tuple[str, ...]:
             " GiB that the GPU may use: other programs share this memory, which may be paged out"
         )
     return tuple(warnings)
+
+
+def _reservation_warnings(setting: Setting, outcome: Outcome) -> tuple[str, ...]:
+    """Return a warning if the engine starts only with the stated number of requests."""
+    workload, engine = setting.workload, setting.engine
+    stated = workload.concurrency if isinstance(workload, ServeWorkload) else None
+    uniform = not setting.cluster.other_nodes and setting.strategy.disaggregated is None
+    if stated is None or not (engine.reserves_largest_step and uniform and outcome.fits):
+        return ()
+    default = default_requests(setting)
+    logits = default * setting.model.vocab_size * (engine.bytes_per_logit or 0.0)
+    if stated >= default or outcome.memory.peak_bytes + logits <= outcome.memory.usable_bytes:
+        return ()
+    unstated = workload.model_copy(update={"concurrency": None})
+    if max_concurrency(replace(setting, workload=unstated), cast("ServeWorkload", unstated)) >= 1:
+        return ()
+    warning = (
+        f"{engine.title} starts only with its requests limited to the {stated} stated: for its "
+        f"default of {default} at once it sets aside more than is left for the cache"
+    )
+    return (warning,)
 
 
 def _lowest_confidence(setting: Setting) -> Confidence:

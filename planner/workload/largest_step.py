@@ -42,12 +42,18 @@ def largest_step(setting: Setting, tokens: float, sampled: float) -> Step:
     )
 
 
-def _reserved_requests(setting: Setting) -> float:
-    """Return the most requests of a rank: as many as are stated, else the engine's default."""
-    workload, layout, device = setting.workload, setting.layout, setting.device
+def default_requests(setting: Setting) -> int:
+    """Return the most requests of a rank that the engine takes unless told otherwise."""
+    device = setting.device
     is_large = device.memory_bytes >= LARGE_MEMORY_BYTES
     is_large = is_large and device.id.split("-")[0] not in SMALL_STEP_CHIPS
-    default = float(setting.engine.reserved_requests[is_large])
+    return setting.engine.reserved_requests[is_large]
+
+
+def _reserved_requests(setting: Setting) -> float:
+    """Return the most requests of a rank: as many as are stated, else the engine's default."""
+    workload, layout = setting.workload, setting.layout
+    default = float(default_requests(setting))
     if isinstance(workload, ServeWorkload):
         stated = workload.concurrency
     else:

@@ -178,6 +178,18 @@ def test_stated_requests_take_logits_of_as_many():
     assert many.memory.breakdown_bytes["activations"] > 800 * whole
 
 
+@pytest.mark.parametrize(
+    ("engine", "requests", "warned"),
+    [("vllm 0.11", 16, True), ("vllm 0.27", 16, False), ("sglang", 16, False)],
+)
+def test_a_start_that_needs_fewer_requests_is_told(engine, requests, warned):
+    """gpt-oss-120b on one H100 starts with 0.11 if --max-num-seqs is small: issue 23278."""
+    found = ask(model=GPT_OSS, engine=engine, workload={**SERVE, "concurrency": requests})
+
+    assert found.fits
+    assert any("default of 1024" in warning for warning in found.warnings) is warned
+
+
 def test_fused_experts_hold_all_chosen_experts_of_a_token():
     """Qwen3-30B-A3B: 8 of 2048 outputs and 768 activated values beside 4 residual streams."""
     model = get_model("Qwen/Qwen3-30B-A3B")
