@@ -62,7 +62,7 @@ def test_the_longest_context_fits_and_a_block_more_does_not():
 def test_a_context_that_memory_does_not_end_is_ended_by_the_model():
     (limit,) = ask("longest_context", model=TINY, workload=GENERATE).limits
 
-    assert limit.value == 1024
+    assert limit.value == 4096
     assert limit.beyond.constraint == "max_position_embeddings"
 
 

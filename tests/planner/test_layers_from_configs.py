@@ -258,7 +258,7 @@ def test_a_parallel_stablelm_has_one_norm_a_layer():
 def test_opt_learns_two_more_positions_than_its_context():
     model = model_from_config({**TINY, "model_type": "opt", "ffn_dim": 1024})
 
-    assert model.learned_positions == 1024 + 2
+    assert model.learned_positions == 4096 + 2
     assert model.tie_word_embeddings
 
 

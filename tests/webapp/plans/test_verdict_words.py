@@ -184,7 +184,7 @@ def test_a_run_of_months_is_amber_and_one_of_years_is_red(days, state, tone):
 
 def test_a_request_longer_than_the_models_context_is_amber_before_its_speed():
     long = {**SERVE, "input_tokens": 8000}
-    answer = answer_of("meta-llama/Llama-2-7b-hf", NODE, long, engine="vllm")
+    answer = answer_of("meta-llama/Llama-2-7b-hf", NODE, long, engine="llama_cpp")
     late = answer.plans[0].model_copy(
         update={"performance": answer.plans[0].performance.model_copy(update=SLOW)}
     )
