@@ -29,6 +29,7 @@ class EngineLimit(Spec):
     below: float | None = None
     at_least: float | None = Field(default=None, alias="from")
     without_peak: Dtype | None = None
+    in_blocks: bool = False
     since: str = ""
     until: str = ""
     reason: str
@@ -41,6 +42,7 @@ class EngineLimit(Spec):
         conditions = (
             engine.key in self.engines,
             not self.model_types or model.model_type in self.model_types,
+            not self.in_blocks or model.weight_block_size is not None,
             not self.vendors or vendor in self.vendors,
             not self.not_vendors or (bool(vendor) and vendor not in self.not_vendors),
             not self.without_peak or self.without_peak not in device.peak_flops_per_second,

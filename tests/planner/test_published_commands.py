@@ -1,0 +1,116 @@
+"""Published deployments of three engines: the planner takes what runs and refuses what does not.
+
+``published/commands.csv`` holds facts alone (model, GPU, degrees, formats, verdict, source), from
+vllm-project/recipes, SGLang's cookbook and TensorRT-LLM's documentation in November 2026. Rows of
+models that the catalog does not hold are counted, not judged.
+"""
+
+import csv
+from collections import defaultdict
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from planner.api import estimate
+from planner.catalog.models import get_model
+from planner.errors import PlannerError, UnknownModelError
+from planner.specs.estimate import EstimateRequest
+
+ROWS = Path(__file__).parent / "published" / "commands.csv"
+STORED = {"awq": "int4", "gptq": "int4"}
+LIKE = {"bf16": "16", "fp16": "16"}
+# Rows whose reason the planner cannot know from model, GPU and degrees.
+BEYOND = (
+    "--kv-cache-dtype",  # a value that the engine's own parser refuses
+    "below the stated minimum",  # of a table, not of memory
+    "in that snapshot",  # a format that came later
+    "defaults OOM",  # the default number of requests; with the stated one it starts
+)
+# What runs although the planner's memory says no: the size is a marketing figure of a new model.
+TOO_LARGE = {("moonshotai/Kimi-K3", "b300-sxm")}
+
+
+def asked(row):
+    """Return the question of a row: one caller, with the published degrees and formats."""
+    spec, number = get_model(row["model"]), {}
+    for name in ("gpus", "nodes", "tensor", "pipeline", "data", "attention_data", "expert"):
+        number[name] = int(row[name] or 1)
+    strategy = {f"{name}_parallel_size": number[name] for name in ("tensor", "pipeline", "data")}
+    if spec.is_moe:
+        strategy["expert_parallel_size"] = number["expert"]
+    if number["attention_data"] > 1:
+        strategy["attention_data_parallel_size"] = number["attention_data"]
+    if "fp8" in row["kv_cache_dtype"]:
+        strategy["kv_cache_dtype"] = "fp8"
+    stored = STORED.get(row["checkpoint"], row["checkpoint"])
+    own = spec.weight_dtype or "bf16"
+    if stored and LIKE.get(stored, stored) != LIKE.get(own, own):
+        strategy["weight_dtype"] = stored
+    longest = min(int(row["max_model_len"] or 2304), spec.max_position_embeddings, 2304)
+    answer = min(256, longest // 2)
+    return EstimateRequest.model_validate(
+        {
+            "model": row["model"],
+            "engine": f"{row['engine']} {row['release']}".strip(),
+            "cluster": {
+                "device": row["gpu"],
+                "devices_per_node": number["gpus"] // number["nodes"],
+                "nodes": number["nodes"],
+            },
+            "workload": {
+                "kind": "serve",
+                "input_tokens": longest - answer,
+                "output_tokens": answer,
+                "concurrency": 1,
+            },
+            "strategy": strategy,
+        }
+    )
+
+
+def verdict(row):
+    """Return what the planner says of a row: unread, refused, too large or fits."""
+    try:
+        return "fits" if estimate(asked(row)).fits else "too large"
+    except UnknownModelError:
+        return "unread"
+    except PlannerError as error:
+        return f"refused: {error}"
+
+
+@cache
+def judged(engine):
+    with ROWS.open(encoding="utf-8", newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["engine"] == engine]
+    found = defaultdict(list)
+    for row in rows:
+        found[row["verdict"]].append((row, verdict(row)))
+    return found
+
+
+ENGINES = ("vllm", "sglang", "tensorrt_llm")
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_every_published_deployment_of_a_known_model_fits_and_is_accepted(engine):
+    read = [(row, said) for row, said in judged(engine)["verified"] if said != "unread"]
+    wrong = [
+        (row["source"], row["model"], row["gpu"], said)
+        for row, said in read
+        if said != "fits" and (row["model"], row["gpu"]) not in TOO_LARGE
+    ]
+
+    assert len(read) >= 40
+    assert wrong == []
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_stated_impossibilities_are_refused_or_do_not_fit(engine):
+    wrong = [
+        (row["source"], row["model"], row["gpu"], row["reason"])
+        for row, said in judged(engine)["impossible"]
+        if said == "fits" and not any(words in row["reason"] for words in BEYOND)
+    ]
+
+    assert wrong == []
