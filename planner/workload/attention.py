@@ -5,10 +5,9 @@ from dataclasses import replace
 from planner.cost.compute import attention_work
 from planner.cost.kv_cache import cache_bytes
 from planner.cost.roofline import memory_seconds
+from planner.workload.offloading import EAGER_KV_PASSES
 from planner.workload.operators import Operation, Part
 
-# Appending a token copies an eager cache (read and write); attention reads it again.
-EAGER_KV_PASSES = 3
 FLOPS_PER_WIDTH = 4  # of a pair and head: one multiply-add for the score, one for the sum
 
 

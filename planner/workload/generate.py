@@ -95,6 +95,11 @@ def decode_work(setting: Setting, sequences: float, context: float, drafted: flo
         read_layer_tokens=device_share * read,
         sampled_tokens=tokens,
         routed_tokens=tokens_each * sequences,
+        host_token_pairs=tokens_each
+        * per_rank
+        / ranks
+        * (1 - device_share)
+        * read_pairs(setting.model, context),
         absorbed=True,
         batches=_blocks(setting, sequences),
         cached_layer_tokens=read,

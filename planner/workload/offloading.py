@@ -6,6 +6,7 @@ from typing import cast
 from planner.catalog.engines import routing_evenness
 from planner.cost.columns import any_of, maximum, minimum, where
 from planner.cost.communication import transfer_seconds
+from planner.cost.compute import attention_work
 from planner.cost.dtypes import WIDE
 from planner.cost.equation import Line
 from planner.cost.experts import experts_read
@@ -30,6 +31,8 @@ HOST_ATTENTION_EFFICIENCY = 0.12
 HOST_WEIGHT_EFFICIENCY = 0.4
 # The same tutorial: 83 prompt tokens a second through 20 billion active expert weights.
 HOST_FLOPS_PER_S = 3.3e12
+# Appending a token copies an eager cache (read and write); attention reads it again.
+EAGER_KV_PASSES = 3
 
 
 @dataclass(frozen=True)
@@ -253,13 +256,36 @@ def _host_attention(run: Operation, tiers: Tiers) -> float:
     """Cost attention over the KV cache in host memory, on the host's cores."""
     if not any_of(tiers.kv_on_host > 0):
         return 0.0
-    return run.ledger.term(
+    host_s = run.ledger.term(
         memory_seconds,
         _line(run, "Attention on the host", "host_attention"),
         moved_bytes=tiers.kv_on_host,
         memory_bytes_per_s=run.setting.host_memory_bytes_per_s,
         memory_efficiency=HOST_ATTENTION_EFFICIENCY,
     )
+    return maximum(host_s, _at_the_devices_pace(run, tiers))
+
+
+def _at_the_devices_pace(run: Operation, tiers: Tiers) -> float:
+    """Return the seconds of the device for the attention that the host takes over.
+
+    The host is not costed as faster than the device.
+    """
+    if not any_of(tiers.kv_on_host > 0):
+        return 0.0
+    name = "Attention of the host's share at the device's pace"
+    scratch = (run.ledger, _line(run, f"{name}: arithmetic", "host_pace_flops"))
+    setting, pairs = run.setting, run.work.host_token_pairs
+    flops = attention_work(
+        setting.model, pairs, setting.layout.tensor, scratch, absorbed=run.work.absorbed
+    )
+    passes = EAGER_KV_PASSES if setting.engine.ops_per_layer else 1
+    part = run.roofline(
+        (name, "attention", "host_pace"),
+        flops * run.work.batches,
+        passes * tiers.kv_on_host,
+    )
+    return part.seconds
 
 
 def _links(run: Operation, tiers: Tiers) -> tuple[float, float, float]:
@@ -333,7 +359,7 @@ def _decode_on_host(run: Operation, own: PassTotals, tiers: Tiers) -> PassTotals
     read_s, compute_s = _host_seconds(run, tiers)
     _, _, disk_s = _links(run, tiers)
     weights_s = tiers.weights / (rates.memory_bytes_per_s * rates.weight_efficiency)
-    cache_s = tiers.kv_on_host / (rates.memory_bytes_per_s * rates.kv_efficiency)
+    cache_s = _at_the_devices_pace(run, tiers)
     host_s = maximum(maximum(read_s, compute_s), maximum(disk_s, weights_s + cache_s))
     return replace(own, memory_s=maximum(0.0, own.memory_s - weights_s) + host_s)
 

@@ -46,6 +46,8 @@ class Pass:
     batches: float = 1.0
     cached_layer_tokens: PerGroup = NOTHING
     stored_layer_tokens: PerGroup = NOTHING
+    # Pairs of query and cached token that the host attends to instead of the device.
+    host_token_pairs: PerGroup = NOTHING
     # Whether queries attend to cached latents without decompressing them.
     absorbed: bool = False
 

@@ -141,6 +141,8 @@ def _runs_more(document: dict, before: Estimate, after: Estimate) -> bool:
     workload = document["workload"]
     if workload["kind"] == "generate":
         return False
+    if "request_rate_per_second" in workload:
+        return True  # slower requests overlap more
     room = [answer.performance.max_concurrency or 0 for answer in (before, after)]
     return room[0] != room[1] and room[0] < workload.get("concurrency", math.inf)
 
