@@ -1,19 +1,18 @@
 """What an engine refuses on a device: formats of weights, activations and caches, by release."""
 
-import re
 from functools import cache
 from typing import Any
 
 from pydantic import Field
 
-from planner.catalog.engines import Engine
+from planner.catalog.engines import Engine, release_number
 from planner.catalog.reading import data_toml
 from planner.cost.dtypes import WIDE
 from planner.specs.base import Dtype, Spec
 from planner.specs.cluster import DeviceSpec
 from planner.specs.model import ModelSpec
 
-Release = tuple[int, ...]
+MINOR = 2  # numbers of a release that spans are given in
 
 
 class EngineLimit(Spec):
@@ -74,21 +73,17 @@ def _limits() -> tuple[EngineLimit, ...]:
     return tuple(EngineLimit.model_validate(row) for row in rows)
 
 
-def _release(text: str) -> Release:
-    return tuple(int(part) for part in re.findall(r"\d+", text)[:2])
-
-
 def _in_span(release: str, since: str, until: str) -> bool:
-    """Return whether a release lies in a span; one that is not stated lies in every span.
+    """Return whether a release lies in a span; one without a number lies in every span.
 
     >>> _in_span("0.13.0", "", "0.13"), _in_span("0.14.1", "", "0.13"), _in_span("", "0.31", "")
     (True, False, True)
     """
-    if not release:
+    known = release_number(release)[:MINOR]
+    if not known:
         return True
-    known = _release(release)
-    after = not since or known >= _release(since)
-    return after and (not until or known <= _release(until))
+    after = not since or known >= release_number(since)
+    return after and (not until or known <= release_number(until))
 
 
 def refusal(

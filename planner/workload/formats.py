@@ -72,12 +72,12 @@ def default_activation_dtype(
     if plain in SIXTEEN_BIT and weight not in WIDE:
         plain = sixteen_bit_dtype(device)
     dtype = computed or (weight if weight in EIGHT_BIT_FLOATS else plain)
-    if dtype in EIGHT_BIT_FLOATS and not _has_units(dtype, device):
+    if dtype in EIGHT_BIT_FLOATS and not has_units(dtype, device):
         return plain
     return plain if dtype in SIXTEEN_BIT else dtype
 
 
-def _has_units(dtype: Dtype, device: DeviceSpec) -> bool:
+def has_units(dtype: Dtype, device: DeviceSpec) -> bool:
     """Return whether a device multiplies a float dtype; True if its units are not known."""
     capability = device.compute_capability
     if capability is None:

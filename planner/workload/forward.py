@@ -113,7 +113,7 @@ def whole_pass(setting: Setting, ledger: Ledger, work: Pass) -> PassCost:
     issue, scheduling = overhead(run)
     parts = [dequantise(run), unpack(run), products, routed, moving(run), head, scores, others]
     seconds = sum(part.seconds for part in parts)
-    beyond = beyond_peaks(run, parts, seconds)
+    beyond = excess_over_peaks(run, parts, seconds)
     seconds = seconds + beyond
     if setting.engine.ops_per_layer and setting.device.kind != "cpu":
         # Kernels are issued ahead: only the excess over the device time counts.
@@ -132,7 +132,7 @@ def whole_pass(setting: Setting, ledger: Ledger, work: Pass) -> PassCost:
     )
 
 
-def beyond_peaks(run: Operation, parts: Sequence[Part], seconds: float) -> float:
+def excess_over_peaks(run: Operation, parts: Sequence[Part], seconds: float) -> float:
     """Return the seconds missing from a pass that would exceed the device's published peaks.
 
     Factors that were fitted on one device may do so on another.

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import reduce
 
-from planner.catalog.engines import Engine
+from planner.catalog.engines import Engine, release_number
 from planner.cost.columns import Flag, both, divides, either, is_column, maximum, minimum, negate
 from planner.errors import NotPossibleError
 from planner.specs.cluster import DeviceSpec
@@ -16,12 +16,13 @@ from planner.specs.layers import AttentionLayers, LatentLayers
 from planner.specs.model import ModelSpec
 from planner.specs.strategy import Strategy
 from planner.specs.workload import TrainWorkload
+from planner.workload.formats import has_units
 from planner.workload.ranks import Layout
 
 # Engines with context parallelism, and with data-parallel attention and expert parallelism.
 CONTEXT_PARALLEL = frozenset({"tensorrt_llm"})
 ATTENTION_DATA_PARALLEL = frozenset({"vllm", "sglang", "tensorrt_llm"})
-REFINED_BLOCK, ADA, NVFP4_GROUP = 32, 8.9, 16
+REFINED_BLOCK, REFINED_SINCE, NVFP4_GROUP = 32, (0, 29), 16
 
 
 @dataclass(frozen=True)
@@ -280,7 +281,7 @@ def width_rules(
                     if block > 1
                     else f"which {engine.title} refuses"
                 )
-                + _way_out(model, layout, width, block, name)
+                + _nearest_size(model, layout, width, block, name)
             ),
         )
 
@@ -302,7 +303,7 @@ def _cut_widths(model: ModelSpec) -> Iterator[tuple[str, str, int]]:
         yield "experts", "expert width", model.moe_intermediate_size
 
 
-def _way_out(model: ModelSpec, layout: Layout, width: int, block: int, name: str) -> str:
+def _nearest_size(model: ModelSpec, layout: Layout, width: int, block: int, name: str) -> str:
     """Return the nearest tensor size that works, or expert parallelism for experts."""
     works = [
         tensor
@@ -318,10 +319,9 @@ def _way_out(model: ModelSpec, layout: Layout, width: int, block: int, name: str
 
 def _refines_blocks(engine: Engine, device: DeviceSpec, stored: WeightBlocks) -> bool:
     """Return whether the release refines block scales of experts: vLLM from 0.29 on, with FP8."""
-    parts = [int(part) for part in engine.release.split(".")[:2] if part.isdigit()]
-    capability = device.compute_capability or 0.0
-    has_units = capability >= ADA if capability else "fp8" in device.peak_flops_per_second
-    return engine.key == "vllm" and stored.is_fp8 and parts >= [0, 29] and has_units
+    if engine.key != "vllm" or not stored.is_fp8 or not engine.release:
+        return False
+    return release_number(engine.release) >= REFINED_SINCE and has_units("fp8", device)
 
 
 def batch_rules(workload: TrainWorkload, data: int, micro: float) -> Iterator[Rule]:
