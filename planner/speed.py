@@ -45,10 +45,10 @@ SERVING = PlanRequest.model_validate(
 )
 MIXTURE = PlanRequest.model_validate(
     {
-        "model": "deepseek-ai/DeepSeek-V3",
+        "model": "Qwen/Qwen3-235B-A22B",
         "cluster": {"device": "h200-sxm-141gb", "devices_per_node": 8, "nodes": 128},
         "workload": dict(SERVING.workload),
-        "engine": "vllm",
+        "engine": "sglang",
         "objective": "cost",
     }
 )

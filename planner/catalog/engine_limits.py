@@ -1,7 +1,7 @@
 """What an engine refuses on a device: formats of weights, activations and caches, by release."""
 
-from functools import cache
-from typing import Any
+from functools import cache, lru_cache
+from typing import Any, NamedTuple
 
 from pydantic import Field
 
@@ -35,21 +35,20 @@ class EngineLimit(Spec):
     instead: str
     source: str
 
-    def is_for(self, engine: Engine, device: DeviceSpec, model: ModelSpec) -> bool:
+    def is_for(self, subject: "Subject") -> bool:
         """Return whether the row is about this engine's release, device and model."""
-        vendor, capability = (device.vendor or "").lower(), device.compute_capability
-        conditions = (
-            engine.key in self.engines,
-            not self.model_types or model.model_type in self.model_types,
-            not self.in_blocks or model.weight_block_size is not None,
-            not self.vendors or vendor in self.vendors,
-            not self.not_vendors or (bool(vendor) and vendor not in self.not_vendors),
-            not self.without_peak or self.without_peak not in device.peak_flops_per_second,
-            self.below is None or (capability is not None and capability < self.below),
-            self.at_least is None or (capability is not None and capability >= self.at_least),
-            _in_span(engine.release, self.since, self.until),
+        vendor, capability = subject.vendor, subject.compute_capability
+        return (
+            subject.engine in self.engines
+            and (not self.model_types or subject.model_type in self.model_types)
+            and (not self.in_blocks or subject.in_blocks)
+            and (not self.vendors or vendor in self.vendors)
+            and (not self.not_vendors or (bool(vendor) and vendor not in self.not_vendors))
+            and (not self.without_peak or self.without_peak not in subject.peaks)
+            and (self.below is None or (capability is not None and capability < self.below))
+            and (self.at_least is None or (capability is not None and capability >= self.at_least))
+            and _in_span(subject.release, self.since, self.until)
         )
-        return all(conditions)
 
     def refuses(self, weight: Dtype, activation: Dtype, kv_cache: Dtype | None) -> str | None:
         """Return the strategy field that the row refuses, None if it allows the formats.
@@ -67,10 +66,28 @@ class EngineLimit(Spec):
         return "strategy.weight_dtype" if self.weights else "engine"
 
 
+class Subject(NamedTuple):
+    """What decides which rows are about an engine on a device with a model."""
+
+    engine: str
+    release: str
+    vendor: str
+    compute_capability: float | None
+    peaks: frozenset[Dtype]
+    model_type: str
+    in_blocks: bool
+
+
 @cache
 def _limits() -> tuple[EngineLimit, ...]:
     rows: list[dict[str, Any]] = data_toml("engine_limits.toml")["limit"]
     return tuple(EngineLimit.model_validate(row) for row in rows)
+
+
+@lru_cache(maxsize=4096)
+def _limits_of(subject: Subject) -> tuple[EngineLimit, ...]:
+    """Return the rows about a subject; a search asks for the same ones many times."""
+    return tuple(limit for limit in _limits() if limit.is_for(subject))
 
 
 def _in_span(release: str, since: str, until: str) -> bool:
@@ -96,8 +113,17 @@ def refusal(
 
     ``formats`` are those of the weights, the activations and the KV cache, None if undecided.
     """
-    for limit in _limits():
-        if limit.is_for(engine, device, model) and (field := limit.refuses(*formats)):
+    subject = Subject(
+        engine.key,
+        engine.release,
+        (device.vendor or "").lower(),
+        device.compute_capability,
+        frozenset(device.peak_flops_per_second),
+        model.model_type,
+        model.weight_block_size is not None,
+    )
+    for limit in _limits_of(subject):
+        if field := limit.refuses(*formats):
             name = field.rpartition(".")[2]
             value = dict(
                 zip(("weight_dtype", "activation_dtype", "kv_cache_dtype"), formats, strict=True)

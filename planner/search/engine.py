@@ -60,7 +60,7 @@ class SearchState:
 
     limits: dict[str, Bound]
     parts: list[Scores] = field(default_factory=list)
-    rejections: Rejections = field(default_factory=Rejections)
+    questions: list[Question] = field(default_factory=list)
     refused: PlannerError | None = None
 
     @cached_property
@@ -70,15 +70,22 @@ class SearchState:
 
     @cached_property
     def rejected(self) -> dict[str, Rejection]:
-        """Return why each family was rejected, with the figures of its closest member."""
+        """Return why each family was rejected, with the figures of its closest member.
+
+        Techniques that do not apply, and what the engine refuses, come first.
+        """
+        rejections = Rejections()
+        for question in self.questions:
+            for key, reason in (*inapplicable(question.case).items(), *_refusals(question)):
+                rejections.technique(key, reason)
         for row, strategies in infeasible_families(self.table, MAX_FAMILIES):
             estimate, (part, own) = self.table.exact(row), self.table.part_of(row)
             miss = first_violation(estimate, self.limits)
             if not estimate.fits:
-                self.rejections.memory(estimate, float(part.usable_bytes[own]), strategies)
+                rejections.memory(estimate, float(part.usable_bytes[own]), strategies)
             elif miss is not None:
-                self.rejections.constraint(estimate, miss, strategies)
-        return self.rejections.result()
+                rejections.constraint(estimate, miss, strategies)
+        return rejections.result()
 
 
 def search(request: PlanRequest) -> PlanAnswer:
@@ -207,7 +214,7 @@ def best_with_cluster(
 def explore(
     request: PlanRequest, *, only_fitting: bool = False, enough: Enough | None = None
 ) -> SearchState:
-    """Return every scored strategy of every cluster, and the techniques that do not apply.
+    """Return every scored strategy of every cluster.
 
     With ``only_fitting``, skip blocks in which no strategy fits into memory, and clusters whose
     peak arithmetic is below a target. Scoring stops after a part for which ``enough`` is true.
@@ -220,8 +227,7 @@ def explore(
     for question in questions(request):
         if only_fitting and exceeds_peak(question, exploration.limits):
             continue
-        for key, reason in (*inapplicable(question.case).items(), *_refusals(question)):
-            exploration.rejections.technique(key, reason)
+        exploration.questions.append(question)
         parts, refused = scored(question, only_fitting=only_fitting, enough=enough)
         exploration.parts += parts
         exploration.refused = refused or exploration.refused

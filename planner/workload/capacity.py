@@ -2,12 +2,19 @@
 
 from collections.abc import Iterator
 from functools import reduce
+from itertools import cycle
 from typing import NamedTuple
 
 from planner.cost.columns import Flag, any_of, both, ceil, floor, maximum, minimum, negate, where
 from planner.cost.equation import Unrecorded
+from planner.cost.memory import MemoryUse
 from planner.specs.workload import ServeWorkload
-from planner.workload.inference_memory import Load, stage_limits, usable_bytes
+from planner.workload.inference_memory import (
+    Load,
+    stage_limits,
+    step_activation_bytes,
+    usable_bytes,
+)
 from planner.workload.setting import Setting
 from planner.workload.speculate import held_memory
 
@@ -16,6 +23,7 @@ from planner.workload.speculate import held_memory
 TIGHT_RATIO, RAISED_RATIO = 0.8, 0.95
 MAX_SEARCHED_CONCURRENCY = 4096
 UNLIMITED = 1e9  # requests, where each takes no memory of a tier
+LAST_SEGMENT = 3  # of a step's bytes by requests
 CHORDS = 4  # steps to the limit of a convex peak
 ROUNDING = 1e-9  # tolerance for quotients of whole numbers
 
@@ -36,6 +44,19 @@ class HeldRequests(NamedTuple):
 def max_concurrency(setting: Setting, workload: ServeWorkload) -> float:
     """Return the number of full-length requests that fit in one replica's memory."""
     return held_at_once(setting, workload).whole
+
+
+def holds_a_request(setting: Setting, workload: ServeWorkload) -> Flag:
+    """Return whether ``max_concurrency`` is at least 1, at a fraction of its cost."""
+    one = _use(setting, workload, 1.0)
+    fits: Flag = True
+    limits = [usable for _, usable in stage_limits(setting)] or [usable_bytes(setting)]
+    for stage, usable in zip(one.stages, cycle(limits), strict=False):
+        fits = both(fits, stage.peak_bytes <= usable)
+    if any_of(one.host_bytes > 0) or any_of(one.disk_bytes > 0):
+        uses = [one, _use(setting, workload, 2.0)]
+        fits = both(fits, _room_beside_devices(setting, uses) >= 1)
+    return fits
 
 
 def held_at_once(setting: Setting, workload: ServeWorkload) -> HeldRequests:
@@ -67,78 +88,150 @@ def room_by_stage(setting: Setting, workload: ServeWorkload) -> Iterator[tuple[f
     one more sampled token. Steps grow too once more requests run than a prompt has tokens.
     """
     ranks = setting.layout.attention_data
-    uses = [
-        held_memory(setting, Unrecorded(), load_of(setting, workload, requests * ranks))
-        for requests in (1.0, 2.0)
-    ]
+    uses = [_use(setting, workload, requests) for requests in (1.0, 2.0)]
+    steps = Steps(setting, workload)
+    offloaded = ranks * _room_beside_devices(setting, uses)
+    stages = zip(uses[0].stages, uses[1].stages, strict=True)
+    uniform = [(setting.device.memory_bytes, usable_bytes(setting))] * len(uses[0].stages)
+    limits = stage_limits(setting) or uniform
+    for (one, two), (whole, usable) in zip(stages, limits, strict=True):
+        first = one.peak_bytes
+        each = two.peak_bytes - first
+        cache = each - steps.segment(0).each
+        peaks = Peaks(first - steps.segment(0).bytes_at_start - cache, cache, steps)
+        filled = first - each
+        usual = minimum(offloaded, ranks * _requests(usable, peaks))
+        is_tight: Flag = filled > TIGHT_RATIO * whole
+        if setting.strategy.gpu_memory_utilization is not None or not any_of(is_tight):
+            yield usual, usual
+            continue
+        tight = where(is_tight, maximum(usable, RAISED_RATIO * whole), usable)
+        yield usual, minimum(offloaded, ranks * _requests(tight, peaks))
+
+
+class Segment(NamedTuple):
+    """Requests of one rank between which the tokens of a step grow alike, or not at all.
+
+    ``bytes_at_start`` are those of a step's activations, ``each`` those of one more request.
+    """
+
+    start: float
+    end: float
+    bytes_at_start: float
+    each: float
+    is_linear: bool
+
+
+class Steps:
+    """The bytes of a step's activations by the requests of one rank; the same on every stage."""
+
+    def __init__(self, setting: Setting, workload: ServeWorkload) -> None:
+        self._setting, self._workload = setting, workload
+        most, prompt = float(step_requests(setting)), float(workload.input_tokens)
+        # Beyond its prompt's tokens a step of requests has a token of each, up to its budget.
+        grown = minimum(most, maximum(prompt, setting.layout.batch_tokens))
+        self._ends = (1.0, maximum(1.0, minimum(prompt, most)), grown, most, UNLIMITED)
+        self._segments: dict[int, Segment] = {}
+
+    def of(self, requests: float) -> float:
+        """Return the bytes with this many requests on each rank."""
+        load = load_of(
+            self._setting, self._workload, requests * self._setting.layout.attention_data
+        )
+        return step_activation_bytes(self._setting, load)
+
+    def segment(self, at: int) -> Segment:
+        """Return the segment of this number, computed once; the last has no end."""
+        if at not in self._segments:
+            start, end = self._ends[at], self._ends[at + 1]
+            first = self.of(start)
+            each = self.of(start + 1.0) - first
+            straight = first + each * (end - start)
+            bend = self.of(end) - straight if at + 1 < LAST_SEGMENT else 0.0
+            is_linear = not any_of(abs(bend) > ROUNDING * straight)
+            self._segments[at] = Segment(start, end, first, each, is_linear)
+        return self._segments[at]
+
+
+class Peaks(NamedTuple):
+    """The peak bytes of a stage by the requests of one rank.
+
+    ``empty`` are the bytes beside cache and activations, ``cache`` those of one request's cache.
+    """
+
+    empty: float
+    cache: float
+    steps: Steps
+
+
+def _use(setting: Setting, workload: ServeWorkload, requests: float) -> MemoryUse:
+    """Return the memory with this many requests on each rank."""
+    load = load_of(setting, workload, requests * setting.layout.attention_data)
+    return held_memory(setting, Unrecorded(), load)
+
+
+def _room_beside_devices(setting: Setting, uses: list[MemoryUse]) -> float:
+    """Return the requests per rank whose offloaded cache host memory and disks hold."""
     cluster = setting.cluster
-    offloaded = ranks * minimum(
+    return minimum(
         _room_in_tier(cluster.host_memory_bytes, cluster.nodes, [use.host_bytes for use in uses]),
         _room_in_tier(
             cluster.disk_capacity_bytes, cluster.nodes, [use.disk_bytes for use in uses]
         ),
     )
-    stages = zip(uses[0].stages, uses[1].stages, strict=True)
-    uniform = [(setting.device.memory_bytes, usable_bytes(setting))] * len(uses[0].stages)
-    limits = stage_limits(setting) or uniform
-    for at, ((one, two), (whole, usable)) in enumerate(zip(stages, limits, strict=True)):
-        first = one.peak_bytes
-        each = two.peak_bytes - first
-        filled = first - each
-        tight = where(filled > TIGHT_RATIO * whole, maximum(usable, RAISED_RATIO * whole), usable)
-        if setting.strategy.gpu_memory_utilization is not None:
-            tight = usable
-        usual, raised = (
-            minimum(offloaded, ranks * _requests(setting, workload, at, (limit, first, each)))
-            for limit in (usable, tight)
-        )
-        yield usual, raised
 
 
-def _requests(
-    setting: Setting, workload: ServeWorkload, stage: int, sizes: tuple[float, float, float]
-) -> float:
+def _requests(limit: float, peaks: Peaks) -> float:
     """Return the requests of one rank that fit into a stage's limit, 0 if not even one does.
 
-    ``sizes`` are the limit, the peak with one request and the bytes of the second. Between the
-    counts at which the tokens of a step begin or stop to grow, the peak is convex in the requests,
-    because its fullest moment changes: a chord never holds too many.
+    Within a segment the peak is convex in the requests, because the fullest moment of a step
+    changes: a chord never holds too many.
     """
-    limit, peak, each = sizes
-    most, prompt = float(step_requests(setting)), float(workload.input_tokens)
-    # Beyond its prompt's tokens a step of requests has a token of each, up to its budget.
-    grown = minimum(most, maximum(prompt, setting.layout.batch_tokens))
-    fits: Flag = peak <= limit
-    known = 1.0
-    held = where(fits, 1.0, 0.0)
-    for knee in (minimum(prompt, most), grown, most, UNLIMITED):
-        tried = minimum(maximum(known, knee), known + _quotient(limit - peak, each))
-        for _ in range(CHORDS):
-            at_tried = _peak(setting, workload, stage, maximum(1.0, tried))
-            inside = both(fits, at_tried <= limit * (1 + ROUNDING))
-            held = where(inside, maximum(held, tried), held)
-            if not any_of(both(fits, negate(inside))):
-                break
-            chord = known + _quotient((limit - peak) * (tried - known), at_tried - peak)
-            tried = where(inside, tried, chord)
-        fits = both(fits, held >= knee)
+    fits: Flag = True
+    held = 0.0
+    for at in range(LAST_SEGMENT + 1):
+        start, end, step, step_each, is_linear = peaks.steps.segment(at)
+        peak, each = peaks.empty + start * peaks.cache + step, peaks.cache + step_each
+        if at == 0:
+            fits = peak <= limit
+            held = where(fits, 1.0, 0.0)
+        tried = minimum(end, start + _quotient(limit - peak, each))
+        if is_linear:
+            held = where(fits, maximum(held, tried), held)
+        else:
+            held = _along_chords(limit, peaks, (start, peak), (tried, fits, held))
+        fits = both(fits, held >= end)
         if not any_of(fits):
-            return held
-        known = maximum(known, knee)
-        peak, after = (_peak(setting, workload, stage, known + more) for more in (0.0, 1.0))
-        each = after - peak
+            break
+    return held
+
+
+def _along_chords(
+    limit: float,
+    peaks: Peaks,
+    known: tuple[float, float],
+    found: tuple[float, Flag, float],
+) -> float:
+    """Return the requests that fit on a convex segment, from a count and its peak that do.
+
+    ``found`` are the requests to try first, where they may be tried, and those held already.
+    """
+    start, peak = known
+    tried, fits, held = found
+    for _ in range(CHORDS):
+        at_tried = peaks.empty + tried * peaks.cache + peaks.steps.of(tried)
+        inside = both(fits, at_tried <= limit * (1 + ROUNDING))
+        held = where(inside, maximum(held, tried), held)
+        if not any_of(both(fits, negate(inside))):
+            break
+        chord = start + _quotient((limit - peak) * (tried - start), at_tried - peak)
+        tried = where(inside, tried, chord)
     return held
 
 
 def _quotient(room: float, each: float) -> float:
     """Return how many times ``each`` byte count fits, ``UNLIMITED`` if it is 0."""
     return where(each > 0, room / where(each > 0, each, 1.0), UNLIMITED)
-
-
-def _peak(setting: Setting, workload: ServeWorkload, stage: int, requests: float) -> float:
-    """Return the peak of a stage with this many requests on each rank."""
-    load = load_of(setting, workload, requests * setting.layout.attention_data)
-    return held_memory(setting, Unrecorded(), load).stages[stage].peak_bytes
 
 
 def _room_in_tier(per_node: int | None, nodes: int, needed: list[float]) -> float:

@@ -25,7 +25,7 @@ from planner.specs.workload import (
     ServeWorkload,
     TrainWorkload,
 )
-from planner.workload.capacity import max_concurrency
+from planner.workload.capacity import holds_a_request, max_concurrency
 from planner.workload.compress import NARROW_BITS, compress, target_dtype
 from planner.workload.device_groups import devices_of, mean_device
 from planner.workload.disaggregate import serve_disaggregated
@@ -173,7 +173,7 @@ def fits_of(setting: Setting) -> Flag:
         return held_memory(setting, workload, Unrecorded()).fits
     is_uniform = not setting.cluster.other_nodes and setting.strategy.disaggregated is None
     if isinstance(workload, ServeWorkload) and is_uniform:
-        return cast("Flag", max_concurrency(setting, workload) >= 1)
+        return holds_a_request(setting, workload)
     return True
 
 

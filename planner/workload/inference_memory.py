@@ -248,7 +248,6 @@ def _stage(setting: Setting, ledger: Ledger, load: Load, stage: Share) -> StageM
             (load.prompt, _prompt_logits(setting, ledger, load, stage)),
             (end, _working_set(setting, Unrecorded(), end)),
         ]
-    waiting = waiting_bytes(setting, load.waiting_tokens)
     return fullest_of(
         [
             StageMemory(
@@ -256,12 +255,23 @@ def _stage(setting: Setting, ledger: Ledger, load: Load, stage: Share) -> StageM
                     **by_class,
                     "kv_cache": stage_kv_bytes(setting, ledger, moment, stage)
                     * (1 - offloaded_cache_share(setting)),
-                    "activations": working * setting.engine.working_set_ratio * factor + waiting,
+                    "activations": _activation_bytes(setting, load, working),
                 }
             )
             for moment, working in moments
         ]
     )
+
+
+def step_activation_bytes(setting: Setting, load: Load) -> float:
+    """Return the bytes of activations of a step, which are the same on every stage."""
+    return _activation_bytes(setting, load, _working_set(setting, Unrecorded(), load))
+
+
+def _activation_bytes(setting: Setting, load: Load, working_set: float) -> float:
+    """Return the bytes of a working set as the engine allocates it, and of what waits."""
+    allocated = working_set * setting.engine.working_set_ratio * setting.factor("memory")
+    return allocated + waiting_bytes(setting, load.waiting_tokens)
 
 
 def _overhead(setting: Setting) -> float:
