@@ -49,7 +49,9 @@ def offers_of(answer: PlanAnswer, draft: Draft) -> list[Offers]:
 
 
 def _has_place(suggestion: Suggestion, draft: Draft) -> bool:
-    """Return whether the draft's goal supports the suggested method."""
+    """Return whether the draft has the suggested method, and the plan would meet its targets."""
+    if suggestion.purpose == "target" and "constraints" in suggestion.changes:
+        return False  # to lift a target is no way to meet it
     method = suggestion.changes.get("workload", {}).get("method")
     has_methods = "method" in draft["workload"][draft["goal"]["goal"]]
     return has_methods or method in {None, "pretrain"}

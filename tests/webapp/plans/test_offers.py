@@ -55,6 +55,16 @@ def test_headings_say_whether_a_change_is_for_the_fit_or_for_the_target():
     assert all(chip.effect.startswith("meets it, ") for chip in meets.chips)
 
 
+def test_lifting_a_target_is_not_offered_as_a_way_to_meet_it():
+    target = SERVE | {"ttft_slo_seconds": 1.0}
+    card, bounds = {"device": "a100-sxm4-80gb"}, {"ttft_p95_seconds": {"max": 1.0}}
+    answer = answer_of("Qwen/Qwen3-32B", card, target, engine="vllm", constraints=bounds)
+    lifted = [at for at, one in enumerate(answer.suggestions) if "constraints" in one.changes]
+    assert lifted
+
+    assert not {chip.at for chip in chips_of(answer, draft_of())} & set(lifted)
+
+
 def test_a_change_of_hardware_says_what_all_of_it_costs_an_hour():
     answer = answer_of("meta-llama/Llama-3.1-70B", engine="vllm", pins={"weight_dtype": "bf16"})
 
