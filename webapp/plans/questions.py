@@ -4,6 +4,10 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
+from planner.catalog.devices import get_device
+from planner.catalog.engine_limits import refusal, sixteen_bit_dtype
+from planner.catalog.engines import get_engine
+from planner.errors import PlannerError
 from planner.specs.calibration import HostCalibration
 from planner.specs.cluster import ClusterSpec
 from planner.specs.model import ModelSpec
@@ -41,9 +45,11 @@ Draft = dict[str, Any]
 GROUPED_BITS = 4
 BITS = {"int8_weight_only": 8, "int8_dynamic": 8} | dict.fromkeys(PRUNING_METHODS, 16)
 OWN_FORMATS = ("fp8", "qmoe")  # formats with a fractional number of bits
-# Catalog hardware is planned with the engine commonly used there.
 GENERATE_FIELDS = ("batch_size", "input_tokens", "output_tokens")  # of the planner's workload
+# Catalog hardware is planned with the engine commonly used there, and with llama.cpp where that
+# one does not run.
 CATALOG_ENGINES = {"serve": "vllm", "generate": "vllm"}
+OTHER_ENGINE = "llama_cpp"
 ALTERNATIVES = 6
 GIB = 2**30
 SOURCE_DTYPE = "bf16"  # dtype in which a compression job loads the original
@@ -79,11 +85,14 @@ def question_of(plan: Plan) -> Question:
         host = _representative_host(shared[1], team_model)
     goal = draft["goal"]["goal"]
     try:
+        model = _model(draft["model"], team_model)
+        cluster = _cluster(plan, host, shared[1] if shared else [])
+        runs_jobs = host is not None and host.kind in RUNS_JOBS
         request = PlanRequest(
-            model=_model(draft["model"], team_model),
-            cluster=_cluster(plan, host, shared[1] if shared else []),
+            model=model,
+            cluster=cluster,
             workload=_workload(goal, draft),
-            engine=None if host and host.kind in RUNS_JOBS else CATALOG_ENGINES.get(goal),
+            engine=None if runs_jobs else _catalog_engine(goal, cluster, model),
             objective=draft["goal"]["objective"],
             constraints={**_constraints(draft["hardware"]), **target_limits(draft)},
             pins=_pins(draft, is_pool=shared is not None),
@@ -97,6 +106,21 @@ def question_of(plan: Plan) -> Question:
             f"{field}: {first['msg']} (it is {first['input']!r}).", field
         ) from error
     return Question(request, host, team_model, shared[0] if shared else None)
+
+
+def _catalog_engine(goal: str, cluster: ClusterSpec, model: str | dict[str, Any]) -> str | None:
+    """Return the usual engine of a goal, or llama.cpp on devices that it refuses as a whole."""
+    usual = CATALOG_ENGINES.get(goal)
+    shape = catalog_shape(model) if isinstance(model, str) else shape_of(model)
+    if usual is None or shape is None:
+        return usual
+    try:
+        device = get_device(cluster.device) if isinstance(cluster.device, str) else cluster.device
+    except PlannerError:  # the plan is refused by the same error
+        return usual
+    half = sixteen_bit_dtype(device)
+    refused = refusal(get_engine(usual, device.kind), device, shape, (half, half, None))
+    return OTHER_ENGINE if refused and refused[0] == "engine" else usual
 
 
 def _representative_host(hosts: list[Host], model: TeamModel | None) -> Host:

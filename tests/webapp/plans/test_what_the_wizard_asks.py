@@ -201,6 +201,12 @@ def test_thought_of_hardware_answers_with_the_engine_that_people_run(plan, goal,
     assert asked(on_catalog(plan), goal).engine == engine
 
 
+@pytest.mark.parametrize("device", ["apple-m3-max", "p40"])
+@pytest.mark.parametrize("goal", ["serve", "generate"])
+def test_hardware_that_vllm_refuses_answers_with_llama_cpp(plan, goal, device):
+    assert asked(on_catalog(plan, device=device), goal).engine == "llama_cpp"
+
+
 @pytest.mark.parametrize("goal", ["serve", "generate"])
 def test_a_host_answers_with_what_runs_there(plan, goal):
     assert asked(plan, goal).engine is None
