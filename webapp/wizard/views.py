@@ -73,7 +73,8 @@ def plan_step(request: HttpRequest, plan_id: str, step: str) -> HttpResponse:
         return render(request, "wizard/step.html", pages.step_page(plan, step))
     if problem_page := _save(request, plan, step):
         status = CONFLICT if problem_page.get("stale") else UNPROCESSABLE
-        return render(request, "wizard/step.html", problem_page, status=status)
+        page = problem_page | pages.problem_rail(plan, problem_page)
+        return render(request, "wizard/step.html", page, status=status)
     return _redirect_after_save(request, plan, step)
 
 

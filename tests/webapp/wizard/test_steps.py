@@ -316,3 +316,14 @@ def test_more_pools_than_devices_is_refused_in_words(server_of_four):
     verdict = server_of_four.page("hardware").context["verdict"]
     assert verdict.state not in {"fits", "tight"}
     assert "16" in verdict.detail
+
+
+def test_a_refused_step_shows_no_verdict_on_the_values_before(walk):
+    walker = walk()
+
+    page = walker.press("model", source="catalog", catalog_id="nobody/nothing")
+
+    assert page.status_code == 422
+    assert page.context["verdict"].state == "incomplete"
+    assert "nobody/nothing" in page.context["verdict"].detail
+    assert "Not saved: correct the form first" in page.content.decode()
