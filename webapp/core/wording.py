@@ -4,8 +4,8 @@ import re
 from collections.abc import Sequence
 
 # An identifier, such as a field or a dtype: lower-case letters with an underscore, digit or dot
-# inside.
-NAME = re.compile(r"[a-z]+(?:[0-9_]|\.\w)[\w.]*(?=[\s:,]|$)")
+# inside; or a product's name with a capital inside, such as vLLM.
+NAME = re.compile(r"[a-z]+(?:[0-9_A-Z]|\.\w)[\w.]*(?=[\s:,]|$)")
 
 
 def capitalised(text: str) -> str:

@@ -29,6 +29,8 @@ def test_a_sentence_begins_with_a_capital(text, shown):
         "pins.weight_dtype: no such format",
         "bf16 weights need more",
         "max_concurrency",
+        "vLLM before 0.20 takes another flag",
+        "llama.cpp is needed",
     ],
 )
 def test_a_name_of_the_code_keeps_its_small_letter(text):

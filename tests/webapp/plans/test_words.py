@@ -150,7 +150,7 @@ def test_a_dtype_is_said_as_people_say_it(dtype, words):
 
 
 def test_only_the_first_letter_becomes_a_capital():
-    assert capitalised("vLLM is needed") == "VLLM is needed"
+    assert capitalised("needs vLLM") == "Needs vLLM"
     assert capitalised("") == ""
 
 
