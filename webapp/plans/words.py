@@ -69,8 +69,8 @@ DTYPE_WORDS = {
     "bf16": "BF16",
     "fp16": "FP16",
     "fp8": "FP8",
-    "int8": "8-bit",
-    "int4": "4-bit",
+    "int8": "INT8",
+    "int4": "INT4",
     "nf4": "NF4",
 }
 BOUND_WORDS = {

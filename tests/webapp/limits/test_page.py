@@ -67,7 +67,7 @@ def test_the_largest_model_is_listed_for_each_format(alice):
     page = ask(alice, "largest_model")
 
     assert "In each format of the weights" in page
-    assert {"4-bit", "FP8", "8-bit", "BF16"} <= set(re.findall(r"· ([\w-]+)</td>", page))
+    assert {"INT4", "FP8", "INT8", "BF16"} <= set(re.findall(r"· ([\w-]+)</td>", page))
 
 
 def test_what_does_not_begin_says_why(alice):

@@ -33,8 +33,8 @@ def draft():
     ("fields", "words"),
     [
         ({"weight_dtype": "bf16"}, "BF16 weights"),
-        ({"weight_dtype": "int4"}, "4-bit weights"),
-        ({"weight_dtype": "int8", "kv_cache_dtype": "fp8"}, "8-bit weights · FP8 KV cache"),
+        ({"weight_dtype": "int4"}, "INT4 weights"),
+        ({"weight_dtype": "int8", "kv_cache_dtype": "fp8"}, "INT8 weights · FP8 KV cache"),
         (
             {"weight_dtype": "bf16", "kv_cache_dtype": "bf16", "activation_dtype": "bf16"},
             "BF16 weights",
@@ -65,7 +65,7 @@ def draft():
         ),
         (
             {"weight_dtype": "int4", "offload": {"kv_disk": 0.25, "weights_cpu": 1.0}},
-            "4-bit weights · 100% of weights in host memory · 25% of KV cache on disk",
+            "INT4 weights · 100% of weights in host memory · 25% of KV cache on disk",
         ),
     ],
 )
@@ -143,7 +143,7 @@ def test_a_plans_own_name_fits_its_column(draft, goal):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "words"), [("bf16", "BF16"), ("int4", "4-bit"), ("mxfp4", "MXFP4"), (None, "")]
+    ("dtype", "words"), [("bf16", "BF16"), ("int4", "INT4"), ("mxfp4", "MXFP4"), (None, "")]
 )
 def test_a_dtype_is_said_as_people_say_it(dtype, words):
     assert dtype_words(dtype) == words
