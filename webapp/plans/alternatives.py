@@ -11,6 +11,7 @@ from webapp.core.display import quantity
 from webapp.core.units import DASH, memory, number, parameters
 from webapp.core.units import whole as whole_number
 from webapp.core.wording import capitalised
+from webapp.plans.checkpoints import Start, start_of
 from webapp.plans.targets import PERCENTILES, figure_name
 from webapp.plans.verdict import GOAL_FIGURES, figure_values
 from webapp.plans.words import compression_words, strategy_words
@@ -73,17 +74,31 @@ def columns_for(answer: PlanAnswer, draft: Draft) -> tuple[Column, ...]:
 def comparison(answer: PlanAnswer, draft: Draft) -> list[Row]:
     """Return the ranked strategies, the chosen one first, each with its reason."""
     columns = columns_for(answer, draft)
-    best = answer.plans[0] if answer.plans else None
+    starts = [start_of(answer, plan) for plan in answer.plans]
+    first = _first_words(starts)
     return [
         Row(
             words=_row_words(plan, draft),
             cells=tuple(_cell(plan, column) for column in columns),
             memory=str(memory(plan.memory.per_device_peak_bytes)),
-            why=_why(plan, best, columns[0]),
-            is_chosen=plan is best,
+            why=_with_need(_why(plan, answer.plans[0], columns[0]) if rank else first, start),
+            is_chosen=rank == 0,
         )
-        for plan in answer.plans
+        for rank, (plan, start) in enumerate(zip(answer.plans, starts, strict=True))
     ]
+
+
+def _first_words(starts: Sequence[Start | None]) -> str:
+    """Return why the first plan is the first; the stored checkpoint precedes conversions."""
+    is_stored = bool(starts) and starts[0] is not None and not starts[0].need
+    if is_stored and any(start.need for start in starts if start):
+        return "Best of those that start the checkpoint as it is stored"
+    return "Best for this goal"
+
+
+def _with_need(why: str, start: Start | None) -> str:
+    """Return a reason with what its plan needs besides the checkpoint as it is stored."""
+    return f"{why}; {start.need}" if start and start.need else why
 
 
 def _row_words(plan: PlannedStrategy, draft: Draft) -> str:
@@ -100,10 +115,8 @@ def _cell(plan: PlannedStrategy, column: Column) -> str:
     return str(quantity(values[0], column.unit)) if values else DASH
 
 
-def _why(plan: PlannedStrategy, best: PlannedStrategy | None, column: Column) -> str:
+def _why(plan: PlannedStrategy, best: PlannedStrategy, column: Column) -> str:
     """Return the difference from the chosen strategy, by the search's reasons if available."""
-    if best is None or plan is best:
-        return "Best for this goal"
     if differences := [reason for reason in plan.reasons if not reason.startswith(SHARED)]:
         return capitalised("; ".join(differences)).replace("the first plan", "the chosen one")
     mine, theirs = figure_values(plan, column.name), figure_values(best, column.name)

@@ -13,6 +13,7 @@ from webapp.core import units
 from webapp.core.display import Figure, MemoryRow, memory_row
 from webapp.core.units import gib, memory
 from webapp.core.wording import capitalised
+from webapp.plans.checkpoints import start_words
 from webapp.plans.completeness import missing_step
 from webapp.plans.gains import planned_gains
 from webapp.plans.targets import Target, chance_below, odds_words, targets_of
@@ -41,6 +42,7 @@ class Verdict:
     searched: str = ""
     targets: tuple[Target, ...] = ()
     memory_range: str = ""
+    start: str = ""
     warnings: tuple[str, ...] = ()
     brief: tuple[str, ...] = field(default=())
 
@@ -84,6 +86,7 @@ def verdict_of(
         detail=" ".join([*more, f"{_detail(best, draft)}."]),
         targets=targets,
         memory_range=memory_interval_words(best),
+        start=start_words(answer),
         rows=memory_rows(best),
         memory_note=memory_words(best),
         figures=figures,

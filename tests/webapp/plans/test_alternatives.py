@@ -61,7 +61,7 @@ def test_every_row_has_a_cell_for_each_column(answer, draft):
 def test_every_row_says_how_it_differs_from_the_chosen_one(answer, draft):
     [chosen, *others] = comparison(answer, draft)
 
-    assert chosen.why == "Best for this goal"
+    assert chosen.why == "Best of those that start the checkpoint as it is stored"
     assert others
     for row in others:
         assert row.why[:1].isupper() or row.why[:1].isdigit()
