@@ -80,30 +80,34 @@ def step_page(
     options = options_for(plan, slug)
     summary = summaries(plan.draft, options)
     before, after = neighbours(slug)
+    form = form or step_form(slug, plan.draft, options)
     return {
         "plan": plan,
         "step": next(step for step in STEPS if step.slug == slug),
         "steps": stepper(plan, slug, summary),
         "before": before,
         "after": after,
-        "form": form or step_form(slug, plan.draft, options),
+        "form": form,
         "template": f"wizard/{slug}.html",
         **form_marks(plan, slug),
-        **_extras(plan, slug, options, pins),
+        **_extras(plan, slug, options, form, pins),
         **rail(plan, slug),
     }
 
 
-def _extras(plan: Plan, slug: str, options: Options, pins: PinsForm | None) -> Page:
+def _extras(
+    plan: Plan, slug: str, options: Options, form: StepForm | None, pins: PinsForm | None
+) -> Page:
     """Return the context that only this step needs."""
     draft = plan.draft
     if slug == "goal":
         ready = Ready(ready_hosts(plan.team))
         return {"goals": GOAL_CHOICES, "ready": ready, "launch_key": new_ulid()}
     if slug == "model":
+        named = form["catalog_id"].value() if form else ""
         return {
             "models": model_ids(),
-            "shape_words": _catalog_words(draft["model"]["catalog_id"]),
+            "shape_words": _catalog_words(named or ""),
             "demo_parameters": num_parameters(model_from_config(demo_config())),
         }
     if slug == "hardware":

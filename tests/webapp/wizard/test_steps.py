@@ -326,4 +326,5 @@ def test_a_refused_step_shows_no_verdict_on_the_values_before(walk):
     assert page.status_code == 422
     assert page.context["verdict"].state == "incomplete"
     assert "nobody/nothing" in page.context["verdict"].detail
+    assert page.context["shape_words"] == ""
     assert "Not saved: correct the form first" in page.content.decode()
