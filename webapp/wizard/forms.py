@@ -49,7 +49,7 @@ JUDGED_AT = [
     ("mean", "The mean of all requests"),
 ]
 SOURCES = ("demo", "catalog", "team", "config", "folder")
-DTYPES = ["fp32", "bf16", "fp16", "fp8", "int8", "int4", "nf4"]
+DTYPES = ["fp32", "bf16", "fp16", "fp8", "int8", "int4", "nf4", "nvfp4"]
 
 
 class GoalForm(StepForm):

@@ -176,3 +176,20 @@ def test_a_missed_wish_for_speed_does_not_hide_what_runs(walk):
     assert verdict.tone == "warn"
     assert "the target is 1.0" in verdict.sentence
     assert verdict.figures
+
+
+@pytest.mark.parametrize(
+    ("device", "words"),
+    [
+        ("b200-sxm", "NVFP4 weights"),
+        ("t4", "NVFP4 weights need compute capability 8.0"),
+    ],
+)
+def test_nvfp4_can_be_pinned_and_is_refused_where_the_engine_does(walk, device, words):
+    walker = walk()
+    walker.press("goal", goal="serve")
+    walker.press("model", source="catalog", catalog_id="Qwen/Qwen3-32B")
+    changes = {"choice": "catalog", "device": device, "devices_per_node": 1}
+    walker.press("hardware", **changes, **{"pin-weight_dtype": "nvfp4"})
+
+    assert words in walker.page("review").context["verdict"].detail
