@@ -10,6 +10,7 @@ class DraftProblem(Exception):  # noqa: N818 -- shown to people, who have proble
     sentence: str
     field: str = ""
     is_passing: bool = False  # temporary: callers may retry
+    is_refused: bool = False  # complete, but the planner or the engine refuses it
 
     def __str__(self) -> str:
         return self.sentence

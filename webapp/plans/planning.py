@@ -56,7 +56,7 @@ def _set_answer(plan: Plan, *, brief: bool = False) -> PlanAnswer:
         question = question_of(plan)
         answer = api.best_plan(question.request) if brief else _search(question.request)
     except PlannerError as error:
-        raise DraftProblem(sentence(error.message), error.field or "") from error
+        raise DraftProblem(sentence(error.message), error.field or "", is_refused=True) from error
     plan.request = question.request.model_dump(mode="json")
     plan.answer = answer.model_dump(mode="json")
     plan.computed_at = now()

@@ -112,8 +112,10 @@ def _gains(best: Estimate, speed: str) -> str:
     return f": {words}" if words else ""
 
 
-def problem_verdict(sentence: str) -> Verdict:
-    """Return the verdict on a draft that cannot be planned yet."""
+def problem_verdict(sentence: str, *, is_refused: bool = False) -> Verdict:
+    """Return the verdict on a draft that is refused, or cannot be planned yet."""
+    if is_refused:
+        return Verdict("bad", "refused", "Cannot be planned like this", sentence)
     return Verdict("none", "incomplete", "Not planned yet", sentence)
 
 

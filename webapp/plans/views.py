@@ -86,7 +86,7 @@ def plan_detail(request: HttpRequest, plan_id: str, tab: str = "summary") -> Htt
     try:
         answer = current_answer(plan)
     except DraftProblem as problem:
-        context["verdict"] = problem_verdict(problem.sentence)
+        context["verdict"] = problem_verdict(problem.sentence, is_refused=problem.is_refused)
         return render(request, "plans/detail.html", context)
     url = reverse("plan-tab", args=[plan.pk, "why"])
     context |= {

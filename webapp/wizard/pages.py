@@ -205,7 +205,8 @@ def rail(plan: Plan, slug: str = "") -> Page:
     try:
         answer = verdict_answer(plan)
     except DraftProblem as problem:
-        return {**page, "verdict": problem_verdict(problem.sentence), "offers": []}
+        verdict = problem_verdict(problem.sentence, is_refused=problem.is_refused)
+        return {**page, "verdict": verdict, "offers": []}
     url = reverse("plan-tab", args=[plan.pk, "why"])
     return {
         **page,

@@ -42,7 +42,7 @@ def test_an_unknown_state_is_shown_as_it_is_and_escaped():
 def test_red_is_for_what_needs_a_person():
     bad = {state for state, look in LOOKS.items() if look.tone == "bad"}
 
-    plans = {"does-not-fit", "too-long"}  # a target that is missed is amber
+    plans = {"does-not-fit", "refused", "too-long"}  # a target that is missed is amber
     assert bad == {"failed", "error", "unreachable", *plans}
 
 

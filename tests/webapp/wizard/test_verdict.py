@@ -192,4 +192,6 @@ def test_nvfp4_can_be_pinned_and_is_refused_where_the_engine_does(walk, device, 
     changes = {"choice": "catalog", "device": device, "devices_per_node": 1}
     walker.press("hardware", **changes, **{"pin-weight_dtype": "nvfp4"})
 
-    assert words in walker.page("review").context["verdict"].detail
+    verdict = walker.page("review").context["verdict"]
+    assert words in verdict.detail
+    assert (verdict.state == "refused") is (device == "t4")

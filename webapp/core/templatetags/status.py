@@ -69,6 +69,7 @@ LOOKS = {
     "narrow": StateStyle("warn", "triangle", "Fits, target narrowly"),
     "does-not-fit": StateStyle("bad", "cross", "Does not fit"),
     "incomplete": StateStyle("", "draft", "Not planned yet"),
+    "refused": StateStyle("bad", "cross", "Cannot be planned"),
 }
 
 
