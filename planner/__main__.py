@@ -187,11 +187,10 @@ def _json_object(text: str) -> JsonObject:
 
 def model_row(model_id: str) -> JsonObject:
     """Return a catalog model with its parameter count and source."""
-    entry = get_entry(model_id)
-    spec = get_model(entry.id)
+    spec, entry = get_model(model_id), get_entry(model_id)
+    aliases = list(entry.aliases) if spec.id == entry.id else []
     shape = spec.model_dump(mode="json", exclude={"id"})
-    counted = {"parameters": count_parameters(spec).total, "aliases": list(entry.aliases)}
-    return {"id": entry.id, **counted, **shape}
+    return {"id": spec.id, "parameters": count_parameters(spec).total, "aliases": aliases, **shape}
 
 
 def device_row(device: DeviceSpec) -> JsonObject:

@@ -82,14 +82,17 @@ def _block_size(quant: Described) -> int | None:
     Raises:
         BadConfigError: the field is not a pair of whole numbers.
     """
-    given = quant.get("weight_block_size")
+    name, given = "weight_block_size", quant.get("weight_block_size")
+    if given is None:  # compressed-tensors
+        blocks = (weights for weights in groups_of(quant) if weights.get("strategy") == "block")
+        name, given = "block_structure", next(blocks, {}).get("block_structure")
     if given is None:
         return None
     is_pair = isinstance(given, list) and len(given) == PAIR
     if not is_pair or not all(type(size) is int and size > 0 for size in given):
         raise BadConfigError(
-            f"weight_block_size is {given!r}: it must be two whole numbers, as in [128, 128]",
-            f"{FIELD}.weight_block_size",
+            f"{name} is {given!r}: it must be two whole numbers, as in [128, 128]",
+            f"{FIELD}.{name}",
         )
     return int(max(given))
 

@@ -19,6 +19,7 @@ from planner.specs.estimate import EstimateRequest
 
 ROWS = Path(__file__).parent / "published" / "commands.csv"
 STORED = {"awq": "int4", "gptq": "int4"}
+SHORT = 2304  # tokens of a request, prompt and answer together
 LIKE = {"bf16": "16", "fp16": "16"}
 # Rows whose reason the planner cannot know from model, GPU and degrees.
 BEYOND = (
@@ -26,6 +27,7 @@ BEYOND = (
     "below the stated minimum",  # of a table, not of memory
     "in that snapshot",  # a format that came later
     "defaults OOM",  # the default number of requests; with the stated one it starts
+    "engine itself falls back",  # the recipe refuses it, the engine runs weights alone
 )
 # What runs although the planner's memory says no: the size is a marketing figure of a new model.
 TOO_LARGE = {("moonshotai/Kimi-K3", "b300-sxm")}
@@ -47,7 +49,9 @@ def asked(row):
     own = spec.weight_dtype or "bf16"
     if stored and LIKE.get(stored, stored) != LIKE.get(own, own):
         strategy["weight_dtype"] = stored
-    longest = min(int(row["max_model_len"] or 2304), spec.max_position_embeddings, 2304)
+    # What is impossible may be so for its longest request alone.
+    most = spec.max_position_embeddings if row["verdict"] == "impossible" else SHORT
+    longest = min(int(row["max_model_len"] or SHORT), spec.max_position_embeddings, most)
     answer = min(256, longest // 2)
     return EstimateRequest.model_validate(
         {

@@ -180,7 +180,7 @@ def test_a_copy_of_a_model_has_the_shape_of_the_model(named, known):
 @pytest.mark.parametrize(
     "named",
     [
-        "TheBloke/Llama-2-7B-GPTQ",
+        "TheBloke/Llama-2-7B-32g-GPTQ",
         "Mistral 7B",
         "qwen25-7b",
         "llama",

@@ -6,7 +6,7 @@ from typing import Any
 
 from django import forms
 
-from planner.catalog.models import get_entry
+from planner.catalog.models import checkpoint_name
 from planner.errors import PlannerError
 from webapp.core.wording import sentence
 from webapp.hosts.models import Host
@@ -68,12 +68,12 @@ class LimitForm(StepForm):
             self.fields.pop(name, None)
 
     def clean_model(self) -> str:
-        """Return the catalog id of a model; reject an unknown one with similar names."""
+        """Return the name of a model; reject an unknown one with similar names."""
         name = self.cleaned_data["model"]
         if not name:
             raise forms.ValidationError(f"Model is missing. Name one, such as {DEFAULT_MODEL}.")
         try:
-            return get_entry(name).id
+            return checkpoint_name(name)
         except PlannerError as error:
             raise forms.ValidationError(sentence(error.message)) from error
 

@@ -8,7 +8,7 @@ from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_GET, require_http_methods
 
-from planner.catalog.models import ModelEntry, get_entry, get_model, list_models
+from planner.catalog.models import ModelEntry, checkpoint_name, get_entry, get_model, list_models
 from planner.errors import PlannerError
 from planner.specs.estimate import Estimate
 from planner.specs.model import ModelSpec
@@ -80,7 +80,8 @@ def model_detail(request: HttpRequest, model_id: str) -> HttpResponse:
         name, entry = team_model.name, None
     else:
         entry = _entry_or_404(model_id)
-        shape, planner_model, name = get_model(entry.id), entry.id, entry.id
+        shape = get_model(model_id)
+        planner_model = name = checkpoint_name(model_id)
     context: dict[str, Any] = {
         "team_model": team_model,
         "evaluation": _evaluation(request, team_model),

@@ -6,7 +6,7 @@ from typing import Any
 from django import forms
 
 from planner.catalog.hf_config import model_from_config
-from planner.catalog.models import get_entry
+from planner.catalog.models import checkpoint_name
 from planner.errors import PlannerError
 from webapp.core.wording import sentence
 from webapp.hosts.models import Host, Pool
@@ -81,7 +81,8 @@ class ModelForm(StepForm):
     catalog_id = forms.CharField(
         label="Model",
         required=False,
-        help_text="Type part of a name; every entry is a published configuration.",
+        help_text="Type part of a name; every entry is a published configuration. A quantised "
+        "checkpoint of one may be named too, such as Qwen/Qwen3-8B-FP8.",
         widget=forms.TextInput(attrs={"list": "catalog-models", "autocomplete": "off"}),
     )
     team_model = forms.ChoiceField(label="Model of your team", required=False)
@@ -119,7 +120,7 @@ class ModelForm(StepForm):
 
     def _check_catalog(self, values: dict[str, Any]) -> None:
         try:
-            values["catalog_id"] = get_entry(values.get("catalog_id") or "").id
+            values["catalog_id"] = checkpoint_name(values.get("catalog_id") or "")
         except PlannerError as error:
             self.add_error("catalog_id", sentence(error.message))
 

@@ -65,6 +65,13 @@ def test_a_model_says_on_which_hosts_it_fits(alice, host):
     assert "Does not fit" in html or "Fits" in html
 
 
+def test_a_quantised_checkpoint_of_a_catalog_model_has_a_page_of_its_own(alice):
+    page = client_of(alice).get("/models/Qwen/Qwen3-8B-FP8/").content.decode()
+
+    assert '<h1 class="break">Qwen/Qwen3-8B-FP8</h1>' in page
+    assert "block of 128 x 128" in page
+
+
 def test_a_model_that_the_catalog_does_not_know_is_not_found(alice):
     assert client_of(alice).get("/models/nobody/nothing/").status_code == 404
 

@@ -25,6 +25,15 @@ def test_a_catalog_model_is_found_without_regard_to_case(walk):
     assert walker.plan.draft["model"]["catalog_id"] == "meta-llama/Llama-3.2-1B"
 
 
+def test_a_quantised_checkpoint_of_a_catalog_model_is_kept_as_named(walk):
+    walker = walk()
+
+    walker.press("model", source="catalog", catalog_id="Qwen/Qwen3-8B-FP8")
+
+    assert walker.plan.draft["model"]["catalog_id"] == "Qwen/Qwen3-8B-FP8"
+    assert walker.plan.request["model"] == "Qwen/Qwen3-8B-FP8"
+
+
 def test_an_unknown_model_is_refused_with_its_neighbours(walk):
     page = walk().press("model", source="catalog", catalog_id="meta-llama/Llama-9")
 
