@@ -14,6 +14,7 @@ from planner.catalog.special_layers import (
     arctic_residual,
     deepseek_v4,
     deepseek_v4_extras,
+    diffusion_gemma_extras,
     ernie_text_experts,
     ernie_vision_experts,
     gemma4,
@@ -61,6 +62,7 @@ SPARSE: dict[str, Family] = {
     "qwen3_omni_moe_text": Family(qk_norm=True, sparse=True),
     "deepseek_v2": LATENT,
     "deepseek_v3": replace(LATENT, router_bias=True),
+    "mistral4": LATENT,
     "kimi_k2": replace(LATENT, router_bias=True),
     "glm4_moe_lite": replace(LATENT, router_bias=True),
     "deepseek_v32": replace(LATENT, router_bias=True, indexed=True),
@@ -248,3 +250,12 @@ SPARSE["bailing_moe_v2"] = replace(
     defaults={"use_qk_norm": True},
 )
 SPARSE["deepseek_ref"] = SPARSE["deepseek_v4"]
+SPARSE["gemma4_unified_text"] = SPARSE["gemma4_text"]
+SPARSE["diffusion_gemma_text"] = replace(
+    SPARSE["gemma4_text"],
+    extras=diffusion_gemma_extras,
+    unconfirmed=(
+        "layer_types",
+        "it writes a block of tokens in several passes; times are those of one token in each pass",
+    ),
+)

