@@ -40,6 +40,7 @@ COMPOSITES = {
     ),
     "qwen3_vl": (TEXT, {"out_hidden_size": 256}),
     "qwen3_vl_moe": ({**TEXT, **EXPERTS}, {"out_hidden_size": 256}),
+    "qwen3_5": (TEXT, {"out_hidden_size": 256}),
     "gemma3": (TEXT, SIGLIP),
     "gemma4": ({**TEXT, "hidden_size_per_layer_input": 0, "global_head_dim": 128}, {}),
     "paligemma": ({**TEXT, "model_type": "gemma"}, SIGLIP),
