@@ -194,6 +194,20 @@ def test_the_points_of_a_pair_together_count_as_some():
     assert weights[40] == 1.0
 
 
+def test_one_mixture_does_not_speak_for_its_engine():
+    """vLLM is measured with one mixture; its slow experts are not those of every other model."""
+    cases = [case for case in serving_cases() if case.is_sparse][::4]
+    slow = [case for case in cases if case.engine == "vllm"]
+    made = made_with({"decode_further": 2.0}, [case for case in cases if case not in slow])
+    made += made_with({"decode_further": 20.0}, slow)
+    fit = fit_serving(made, STRENGTHS, {slow[0].pair})
+    of_engine_ = natural(fit.engine_values("vllm"))["decode_further"]
+    of_pair = natural(fit.place_values(*slow[0].pair))["decode_further"]
+
+    assert of_engine_ < 5
+    assert of_pair > 10
+
+
 def test_engines_differ_less_in_what_is_alike():
     of_engine_, own = engine_spreads(STRENGTHS), spreads(STRENGTHS)
     share = dict(zip(NAMES, of_engine_ / own, strict=True))

@@ -47,7 +47,12 @@ SCALES[PREFILL, 1] = 1.0
 DECODE_SCALE = SCALES[:, :1]
 OWN_HABITS = np.eye(len(NAMES))[:, FREE]
 OF_DECODING = np.eye(len(NAMES))[:, DECODE]  # parts that a chip family's kernels determine
-PAIR_BASIS = np.hstack([SCALES, OWN_HABITS])
+# What a decode step of a mixture takes beyond a dense one's, which a pair may have alone: kernels
+# of one format and width, tuned or not.
+OWN_EXPERTS = np.eye(len(NAMES))[:, [NAMES.index(f"decode_{part}") for part in sorted(OF_EXPERTS)]]
+WITHOUT_EXPERTS = np.eye(len(NAMES)) - OWN_EXPERTS @ OWN_EXPERTS.T
+PRIOR_EXPERTS = OWN_EXPERTS @ OWN_EXPERTS.T @ packed({})
+PAIR_BASIS = np.hstack([SCALES, OWN_HABITS, OWN_EXPERTS])
 PAIR_SCALE_SPREAD = 0.3
 
 
@@ -157,6 +162,12 @@ def engine_spreads(strengths: Strengths) -> Columns:
     return scaled
 
 
+def expert_spreads(strengths: Strengths) -> Columns:
+    """Return the prior spreads of a pair's expert parts about those of its engine."""
+    own: Columns = spreads(strengths) @ OWN_EXPERTS * strengths["pair_experts"]
+    return own
+
+
 def weights_of(cases: Sequence[ServingCase], most: float) -> Columns:
     """Return the weight of each case; a pair's total weight is at most ``most``."""
     points = Counter(case.pair for case in cases)
@@ -220,7 +231,62 @@ def fit_engines(
         {engine: added[engine] for engine in engines},
         {family: OF_DECODING @ added[family] for family in families},
     )
-    return fit, habits
+    return _experts_apart(cases, strengths, fit, habits), habits
+
+
+def _experts_apart(
+    cases: Sequence[ServingCase],
+    strengths: Strengths,
+    fit: ServingFit,
+    habits: Mapping[Pair, Columns],
+) -> ServingFit:
+    """Return a fit whose expert parts are those that pairs do not have alone.
+
+    An engine measured with one mixture would give the kernels of that mixture to all others: with
+    a level of pairs below the engines, what one pair shows moves its engine by the share of their
+    variances. All other parts keep their values, which dense models determine.
+    """
+    sparse = [case for case in cases if case.is_sparse]
+    if not sparse:
+        return fit
+    engines = sorted({case.engine for case in sparse})
+    base_values = {
+        pair: PRIOR_EXPERTS + WITHOUT_EXPERTS @ fit.engine_values(pair[0], family_of(pair[1]))
+        for pair in {case.pair for case in sparse}
+    }
+    pairs = sorted(base_values)
+    groups = [("", spreads(strengths) * strengths["shared"])]
+    groups += [(engine, engine_spreads(strengths)) for engine in engines]
+    levels = [
+        Level(
+            where_true(engine in {"", case.engine} for case in sparse),
+            OWN_EXPERTS,
+            group_spreads @ OWN_EXPERTS,
+        )
+        for engine, group_spreads in groups
+    ]
+    for pair in pairs:
+        members = where_true(case.pair == pair for case in sparse)
+        levels.append(Level(members, OWN_EXPERTS, expert_spreads(strengths)))
+    base = np.array(
+        [
+            base_values[case.pair]
+            + OWN_HABITS @ habits[case.pair]
+            + OWN_EXPERTS @ OWN_EXPERTS.T @ fit.families[family_of(case.group)]
+            for case in sparse
+        ]
+    )
+    weights = weights_of(sparse, strengths["points"])
+    shared, *additions = descend(sweep_of(sparse), weights, base, levels, PAIRS_APART)
+    own = dict(zip(engines, additions, strict=False))
+    return replace(
+        fit,
+        shared=WITHOUT_EXPERTS @ fit.shared + PRIOR_EXPERTS + OWN_EXPERTS @ shared,
+        engines={
+            engine: WITHOUT_EXPERTS @ added + OWN_EXPERTS @ own.get(engine, np.zeros(len(shared)))
+            for engine, added in fit.engines.items()
+        },
+    )
 
 
 def fit_pair(
@@ -274,7 +340,9 @@ def pair_levels(cases: Sequence[ServingCase], strengths: Strengths) -> list[Leve
     """Return the levels of one pair: one for all its cases, then one per layout."""
     own = spreads(strengths)
     own[FREE] *= strengths["habits"]
-    pair_spreads = np.concatenate([np.full(2, PAIR_SCALE_SPREAD), own[FREE]])
+    pair_spreads = np.concatenate(
+        [np.full(2, PAIR_SCALE_SPREAD), own[FREE], expert_spreads(strengths)]
+    )
     levels = [Level(np.ones(len(cases)), PAIR_BASIS, pair_spreads)]
     for layout in layouts_of(cases):
         members = where_true(case.layout == layout for case in cases)

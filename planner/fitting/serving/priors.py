@@ -44,6 +44,7 @@ GRID: dict[str, tuple[float, ...]] = {
     "family": (0.5, 0.25, 1.0),
     "habits": (0.6, 1.0),
     "points": (10.0, 5.0, 20.0),
+    "pair_experts": (1.0, 0.5, 2.0, 4.0),
 }
 # Freedom of a layout's parts relative to its pair, in spreads of the parts.
 LAYOUT_GRID: dict[str, tuple[float, ...]] = {"layout": (1.0, 0.5, 2.0)}
