@@ -7,6 +7,7 @@ own implementation.
 
 from planner.catalog.dense_families import DENSE
 from planner.catalog.family import Family
+from planner.catalog.hybrid_families import HYBRID
 from planner.catalog.sparse_families import SPARSE
 
 __all__ = ["FAMILIES", "NESTED_DEFAULTS", "NOT_COVERED", "Family"]
@@ -20,7 +21,7 @@ NESTED_FIELDS = (
     "vocab_size",
     "max_position_embeddings",
 )
-FAMILIES: dict[str, Family] = {**DENSE, **SPARSE}
+FAMILIES: dict[str, Family] = {**DENSE, **SPARSE, **HYBRID}
 
 # Fields that composite configs leave out of their language model where they equal the defaults of
 # its implementation in transformers.
@@ -44,7 +45,6 @@ ENCODER = "an encoder alone, which generates no text"
 ENCODER_DECODER = "an encoder, and attention of the decoder to its outputs"
 # Known families without formulas: requests for them are rejected with this reason.
 NOT_COVERED: dict[str, str] = {
-    "bailing_hybrid": "linear attention with group norms beside latent attention",
     "bailing_moe_linear": "linear attention with group norms beside attention",
     "blt": "patches of bytes instead of tokens",
     "emu3": "a vision tokeniser inside the language model",

@@ -141,3 +141,33 @@ def plamo2_mamba(reader: ConfigReader, count: int) -> RecurrentLayers:
         linear_parameters=3 * hidden * inner + inner * (rank + 2 * state) + rank * heads,
         small_parameters=inner * kernel + 3 * heads + rank + 2 * state,
     )
+
+
+def bailing_delta(reader: ConfigReader, count: int) -> RecurrentLayers:
+    """Return delta-attention layers whose decays and gates have matrices of full rank.
+
+    Source: the family's implementation in transformers, ``BailingHybridDeltaAttention``.
+    """
+    hidden, heads = reader.integer("hidden_size"), reader.integer("num_attention_heads")
+    dim = reader.optional("linear_head_dim") or reader.positive("head_dim")
+    width, kernel = heads * dim, reader.positive("short_conv_kernel_size", 4)
+    return RecurrentLayers(
+        count=count,
+        num_heads=heads,
+        key_dim=dim,
+        value_dim=dim,
+        conv_channels=3 * width,
+        conv_kernel=kernel,
+        linear_parameters=6 * hidden * width + hidden * heads,
+        small_parameters=3 * width * kernel + width + heads + dim,
+    )
+
+
+def bailing_lightning(reader: ConfigReader, count: int) -> RecurrentLayers:
+    """Return linear-attention layers with a fixed decay per head and norms of queries and keys.
+
+    Source: Ring-V2.5, ``BailingMoeV2_5LinearAttention``.
+    """
+    layers = lightning_attention(reader, count)
+    norms = 2 * layers.key_dim if reader.flag("use_qk_norm", default=True) else 0
+    return layers.model_copy(update={"small_parameters": layers.small_parameters + norms})

@@ -216,14 +216,6 @@ SPARSE: dict[str, Family] = {
             "max_position_embeddings": "max_position_embedding",
         },
     ),
-    "step3p7": replace(
-        ROUTED,
-        output_gate="head",
-        unconfirmed=(
-            "layer_types",
-            "no published count confirms that sliding and full layers have the same heads",
-        ),
-    ),
     "nemotron_h": Family(
         sparse=True,
         may_be_dense=True,
@@ -239,10 +231,6 @@ SPARSE["ernie4_5_moe_vl"] = SPARSE["ernie4_5_vl_moe_text"] = replace(
     SPARSE["ernie4_5_moe"],
     derives=ernie_text_experts,
     extras=ernie_vision_experts,
-    unconfirmed=(
-        "vision_expert_width",
-        "the experts of images are counted whole on each device",
-    ),
 )
 SPARSE["bailing_moe_v2"] = replace(
     SPARSE["bailing_moe"],

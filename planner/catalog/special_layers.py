@@ -443,13 +443,14 @@ def ernie_text_experts(reader: ConfigReader) -> dict[str, Any]:
 
 
 def ernie_vision_experts(reader: ConfigReader) -> dict[str, Any]:
-    """Return the encoders and the experts that only tokens of images visit.
+    """Return the encoders, and the experts and routers that only tokens of images visit.
 
     Source: the family's implementation in transformers, ``Ernie4_5_VLMoeMoeBlock``.
     """
     towers, width = read_towers(reader), reader.integer("vision_expert_width")
     hidden, experts = reader.integer("hidden_size"), reader.integer("num_experts")
     sparse = reader.integer("num_hidden_layers") - dense_layers(reader)
-    each = 3 * hidden * width + hidden + 1 if width else 0
-    towers["tower_parameters"] += sparse * experts * each
+    if width:
+        towers["tower_parameters"] += sparse * experts * (hidden + 1)
+        towers["image_expert_parameters"] = 3 * sparse * experts * hidden * width
     return towers

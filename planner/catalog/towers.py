@@ -42,13 +42,14 @@ class Kind:
     """The structure of an encoder that its config does not state.
 
     ``projector`` is what maps its outputs to the language model: two matrices over merged patches
-    ("merger"), two or one over single outputs ("mlp", "linear"), or a family's own.
+    ("merger"), two or one over single outputs ("mlp", "linear"), two over a width of its own
+    ("wide"), or a family's own.
     """
 
     gated: bool = False
     learned_positions: bool = True
     projector: Literal[
-        "merger", "mlp", "linear", "mistral3", "ernie", "glm4v", "llama4", "step3"
+        "merger", "mlp", "linear", "wide", "muse", "mistral3", "ernie", "glm4v", "llama4", "step3"
     ] = "mlp"
     defaults: dict[str, Any] = field(default_factory=dict)
 
@@ -99,9 +100,29 @@ KINDS: dict[str, Kind] = {
     "ernie4_5_moe_vl": ERNIE,
     "llama4": Kind(projector="llama4"),
     "step3_vl": Kind(projector="step3"),
+    "interns1": Kind(defaults={"merge": 2}),
+    "lfm2_vl": Kind(
+        projector="wide",
+        defaults={"merge": 2, "num_position_embeddings": 256, "projector_input_dim": 2560},
+    ),
+    "mimo_v2": Kind(gated=True, learned_positions=False, projector="merger", defaults=MERGING),
+    "muse_glimmer": Kind(
+        projector="muse",
+        defaults={
+            "merge": 2,
+            "temporal_patch_size": 2,
+            "num_position_embeddings": 1024,
+            "projector_input_dim": 4096,
+        },
+    ),
+    "NemotronH_Nano_VL_V2": Kind(
+        projector="wide", defaults={"merge": 2, "projector_input_dim": 20480}
+    ),
+    "dots3_note": Kind(gated=True, learned_positions=False, projector="merger"),
+    "dots3_note_audio_encoder": Kind(gated=True, learned_positions=False),
 }
 # Kinds whose encoder's own model type is of another projector.
-BY_WHOLE = ("step3_vl", "gemma3", "paligemma", "idefics3", "smolvlm", "mistral3")
+BY_WHOLE = ("step3_vl", "gemma3", "paligemma", "idefics3", "smolvlm", "mistral3", "lfm2_vl")
 SUFFIXES = ("_vision_encoder", "_vision_model", "_vision")
 
 
@@ -207,6 +228,8 @@ def _projector(encoder: Fields, kind: Kind, sizes: tuple[int, int, int, int]) ->
         "glm4v": out * (out + 3 * inner + merged),
         "llama4": middle * (inner + middle) + joined * text,
         "linear": width * text,
+        "wide": 2 * merged + middle * (merged + text),
+        "muse": middle * (merged + middle + text),
         # Two convolutions, of 2 by 2 and 3 by 3, before the projection.
         "step3": outputs * (4 * width + 18 * outputs + 2 * text),
         "mistral3": 4 * width * width + text * (width + text),

@@ -38,7 +38,7 @@ class ParameterCounts:
     ``feed_forward`` includes shared experts. ``small`` are the norms, biases and routers, and the
     encoders of images and sounds, which are stored in the same dtype; ``embedding`` and ``head``
     are outside the layers. ``inactive_small`` are the biases of inactive experts and the encoders,
-    included in ``small``.
+    included in ``small``; ``experts_of_images``, included in ``experts``, no text token visits.
     """
 
     query_output: int
@@ -51,6 +51,7 @@ class ParameterCounts:
     head: int
     replicated: int = 0
     inactive_small: int = 0
+    experts_of_images: int = 0
 
     @property
     def attention(self) -> int:
@@ -95,13 +96,14 @@ def count_parameters(model: ModelSpec) -> ParameterCounts:
         key_value=mixers.key_value,
         replicated=mixers.replicated + moe_layers * 2 * hidden * model.expert_hidden_size,
         feed_forward=dense + shared,
-        experts=moe_layers * model.num_experts * expert,
+        experts=moe_layers * model.num_experts * expert + model.image_expert_parameters,
         experts_active=moe_layers * model.num_experts_per_tok * expert,
         small=_small_parameters(model, mixers),
         embedding=(model.vocab_size + model.learned_positions) * hidden,
         head=0 if model.tie_word_embeddings else model.vocab_size * hidden,
         inactive_small=model.tower_parameters
         + moe_layers * (model.num_experts - model.num_experts_per_tok) * _expert_bias(model),
+        experts_of_images=model.image_expert_parameters,
     )
 
 

@@ -90,6 +90,9 @@ class ModelSpec(SparseSpec):
     tower_parameters: NonNegativeInt = Field(
         default=0, description="of the encoders of images and sounds, which no text token uses"
     )
+    image_expert_parameters: NonNegativeInt = Field(
+        default=0, description="of routed experts that only tokens of images visit"
+    )
     uncounted: tuple[str, ...] = Field(
         default=(), description="parts of the checkpoint whose parameters no field counts"
     )

@@ -16,9 +16,8 @@ def experts(run: Operation) -> Part:
         return Part(0.0)
     group, steps = run.work.group, run.work.steps
     # Ranks that share one set of whole experts split each by columns.
-    expert_weights = (
-        setting.counts.experts / model.num_experts * layout.expert / layout.expert_group
-    )
+    visited = setting.counts.experts - setting.counts.experts_of_images
+    expert_weights = visited / model.num_experts * layout.expert / layout.expert_group
     visits = run.ledger.term(
         expert_visits,
         setting.line(group, "Expert visits of the busiest rank", key="expert_visits"),

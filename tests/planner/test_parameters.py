@@ -100,6 +100,9 @@ ELSEWHERE = {
     "minimax_m3_vl",
     "nemotron-nas",
     "step3p7",
+    "mimo_v2",
+    "muse_glimmer_text",
+    "step3p5",
 }
 # Corrections of the router that checkpoints hold but no optimiser trains.
 ROUTER_BIASES = ("e_score_correction_bias", "feed_forward.expert_bias")

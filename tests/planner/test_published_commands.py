@@ -29,9 +29,13 @@ BEYOND = (
     "in that snapshot",  # a format that came later
     "defaults OOM",  # the default number of requests; with the stated one it starts
     "engine itself falls back",  # the recipe refuses it, the engine runs weights alone
+    "weights plus KV cache",  # of the default context; one short request fits
+    "mismatch",  # of a checkpoint whose fused projections are stored for four ranks
 )
 # What runs although the planner's memory says no: the size is a marketing figure of a new model.
 TOO_LARGE = {("moonshotai/Kimi-K3", "b300-sxm")}
+# What a generated table lists although 1 TB of weights exceeds the memory of its four devices.
+TOO_LARGE |= {("inclusionAI/Ring-2.5-1T", "gb200-nvl72")}
 
 
 def asked(row):

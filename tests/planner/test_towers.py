@@ -135,6 +135,24 @@ def test_an_estimate_holds_the_weights_of_the_encoders():
     assert weights[0] - weights[1] == pytest.approx(2 * 0.6686e9, rel=0.001)
 
 
+def test_the_experts_of_images_are_split_like_those_of_text():
+    """The whole of the checkpoint is what transformers' own class counts on the meta device."""
+    counts = count_parameters(get_model("baidu/ERNIE-4.5-VL-28B-A3B-PT"))
+    weights = [
+        ask(
+            model="baidu/ERNIE-4.5-VL-28B-A3B-PT",
+            devices=ranks,
+            strategy={"tensor_parallel_size": ranks},
+        ).memory.breakdown_bytes["weights"]
+        for ranks in (1, 4)
+    ]
+
+    assert counts.total == pytest.approx(29_399_294_336, rel=0.0001)
+    assert counts.experts_of_images == 27 * 64 * 3 * 2560 * 512
+    assert counts.active == pytest.approx(3.0e9, rel=0.15)
+    assert weights[1] < 0.3 * weights[0]
+
+
 def test_parts_without_sizes_are_named_in_a_warning():
     parts = {"vision_config": {"model_type": "new"}, "qformer_config": {"hidden_size": 64}}
     model = model_from_config({**TINY, **parts})

@@ -1,0 +1,258 @@
+"""Read the layers of families that mix kinds of layers of different widths."""
+
+from collections import Counter
+from typing import Any
+
+from planner.catalog.config_reader import ConfigReader, Fields
+from planner.catalog.experts import dense_layers
+from planner.catalog.recurrent import bailing_delta, bailing_lightning
+from planner.catalog.towers import read_towers
+from planner.specs.layers import (
+    AttentionLayers,
+    IndexLayers,
+    LatentLayers,
+    LayerGroup,
+    OutputGate,
+)
+
+# Fields of Ling 3.0 that no config of Ling 2.5 and 2.6 has.
+DELTA_FIELDS = ("short_conv_kernel_size", "no_kda_lora", "kda_safe_gate")
+PER_HEAD = (True, "per-head", "per_head")
+# Widths of the windowed layers of Dots 3 where its config leaves them out.
+DOTS3_WINDOWED = {
+    "num_attention_heads": 64,
+    "q_lora_rank": 1024,
+    "kv_lora_rank": 1024,
+    "qk_nope_head_dim": 192,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+}
+# Every sixth layer of Inkling has full attention.
+INKLING_STEP = 6
+
+
+def _grouped(
+    reader: ConfigReader, kinds: tuple[str, ...], heads: tuple[Any, ...], gate: OutputGate
+) -> tuple[LayerGroup, ...]:
+    """Return attention layers grouped by their kind and number of query heads."""
+    groups = Counter(zip(kinds, heads, strict=True))
+    return tuple(
+        AttentionLayers.model_validate(
+            {
+                "kind": kind,
+                "count": count,
+                "window": reader.positive("sliding_window") if kind == "sliding" else None,
+                "num_attention_heads": query_heads,
+                "output_gate": gate,
+            }
+        )
+        for (kind, query_heads), count in groups.items()
+    )
+
+
+def _kinds(reader: ConfigReader) -> tuple[str, ...]:
+    """Return whether each layer slides; all are full if the config does not say."""
+    named = reader.listed("layer_types")
+    if not named:
+        return ("full",) * reader.integer("num_hidden_layers")
+    return tuple("sliding" if "sliding" in str(name) else "full" for name in named)
+
+
+def laguna(reader: ConfigReader) -> tuple[LayerGroup, ...]:
+    """Return layers with their own number of query heads, gated by head or by element.
+
+    Source: the family's implementation in transformers, ``LagunaAttention``.
+    """
+    kinds, own = _kinds(reader), reader.listed("num_attention_heads_per_layer")
+    gate: OutputGate = "head" if reader.config.get("gating", True) in PER_HEAD else "element"
+    return _grouped(
+        reader, kinds, own or (reader.integer("num_attention_heads"),) * len(kinds), gate
+    )
+
+
+def step3p5(reader: ConfigReader) -> tuple[LayerGroup, ...]:
+    """Return full and sliding layers, of which the latter may have more query heads.
+
+    Source: the family's implementation in transformers, ``Step3p7TextConfig``.
+    """
+    heads = reader.integer("num_attention_heads")
+    sliding = reader.inside("attention_other_setting").integer("num_attention_heads", heads)
+    sliding = reader.integer("num_sliding_attention_heads", sliding)
+    kinds = _kinds(reader)
+    own = tuple(sliding if kind == "sliding" else heads for kind in kinds)
+    return _grouped(reader, kinds, own, "head")
+
+
+def step3p5_experts(reader: ConfigReader) -> dict[str, Any]:
+    """Return the indices of the layers with experts, which the config lists as text."""
+    listed = reader.get("moe_layers_enum")
+    if listed is None:
+        return {}
+    numbers = str(listed).split(",")
+    if not all(number.strip().isdigit() for number in numbers):
+        raise reader.refusal("moe_layers_enum", listed, "layer numbers separated by commas")
+    return {"moe_layers": [int(number) for number in numbers]}
+
+
+def bailing_hybrid(reader: ConfigReader) -> tuple[LayerGroup, ...]:
+    """Return linear attention with a latent layer in every group: Ling 2.5, 2.6 and 3.0.
+
+    Layers after the last whole group are latent too. Sources: Ring-V2.5,
+    ``BailingMoeV2_5DecoderLayer``; transformers, ``BailingHybridDecoderLayer``.
+    """
+    layers = reader.integer("num_hidden_layers")
+    named, step = reader.listed("layer_types"), reader.positive("layer_group_size", 1)
+    latent = (
+        sum(name != "linear_attention" for name in named)
+        if named
+        else layers // step + layers % step
+    )
+    delta = any(reader.has(name) for name in DELTA_FIELDS)
+    groups: list[LayerGroup] = []
+    if latent < layers:
+        count = layers - latent
+        groups.append(bailing_delta(reader, count) if delta else bailing_lightning(reader, count))
+    if latent:
+        groups.append(_latent(reader, latent, "head" if delta else "none"))
+    return tuple(groups)
+
+
+def _latent(
+    reader: Fields, count: int, gate: OutputGate, top_k: int | None = None
+) -> LatentLayers:
+    return LatentLayers(
+        count=count,
+        num_attention_heads=reader.optional("num_attention_heads"),
+        q_lora_rank=reader.optional("q_lora_rank"),
+        kv_lora_rank=reader.positive("kv_lora_rank"),
+        qk_nope_head_dim=reader.positive("qk_nope_head_dim"),
+        qk_rope_head_dim=reader.integer("qk_rope_head_dim"),
+        v_head_dim=reader.positive("v_head_dim"),
+        top_k=top_k,
+        output_gate=gate,
+    )
+
+
+def dots3_note(reader: ConfigReader) -> tuple[LayerGroup, ...]:
+    """Return latent layers that see a window, and others that see what an index selects.
+
+    Source: the family's implementation in transformers, ``Dots3NoteTextAttention``.
+    """
+    kinds = Counter(_kinds(reader))
+    groups: list[LayerGroup] = []
+    if kinds["sliding"]:
+        window, own = reader.positive("sliding_window"), _dots3_windowed(reader)
+        groups.append(_latent(own, kinds["sliding"], "head", window))
+    if kinds["full"]:
+        hidden, dim = reader.integer("hidden_size"), reader.positive("index_head_dim")
+        heads, rank = reader.positive("index_n_heads"), reader.positive("q_lora_rank")
+        groups.append(_latent(reader, kinds["full"], "head", reader.positive("index_topk")))
+        groups.append(
+            IndexLayers(
+                count=kinds["full"],
+                num_heads=heads,
+                head_dim=dim,
+                linear_parameters=rank * heads * dim + hidden * (dim + heads),
+                small_parameters=2 * dim,
+            )
+        )
+    return tuple(groups)
+
+
+def _dots3_windowed(reader: ConfigReader) -> Fields:
+    """Return the widths of the windowed layers, from either config form."""
+    each = reader.inside("per_layer_config")
+    first = each.inside(next(iter(each.config), "")).config
+    stated = {name: reader.config.get(f"swa_{name}", first.get(name)) for name in DOTS3_WINDOWED}
+    given = {name: value for name, value in stated.items() if value is not None}
+    return Fields({**DOTS3_WINDOWED, **given}, path=reader.path, title=reader.title)
+
+
+def dots3_note_extras(reader: ConfigReader) -> dict[str, Any]:
+    """Return the norms of the rotary keys, and the experts of the encoder of images."""
+    fields = read_towers(reader)
+    for part in reader.composites:
+        vision = part.get("vision_config")
+        if isinstance(vision, dict):
+            fields["tower_parameters"] += _vision_experts(Fields(vision, path="vision_config"))
+    latents = [group for group in dots3_note(reader) if isinstance(group, LatentLayers)]
+    norms = sum(group.count * group.qk_rope_head_dim for group in latents)
+    return {**fields, "extra_parameters": norms}
+
+
+def _vision_experts(vision: Fields) -> int:
+    """Return what the experts of an encoder add to its dense blocks."""
+    routed = vision.items("pyramid_num_routed")
+    each, usual = vision.inside("per_layer_config"), vision.integer("num_local_experts", 0)
+    for layer, kind in enumerate([] if routed else vision.items("mlp_layer_types")):
+        own_count = each.inside(str(layer)).integer("num_local_experts", usual)
+        routed.append(own_count if kind == "sparse" else 0)
+    experts = [count for count in routed if count > 0]
+    width, dense = vision.positive("hidden_size"), vision.positive("intermediate_size")
+    own = vision.positive("moe_intermediate_size", dense)
+    return sum(width * (count * (3 * own + 1) - 3 * dense) for count in experts)
+
+
+def inkling_widths(reader: ConfigReader) -> dict[str, Any]:
+    """Return the widths of experts and dense blocks as transformers names them."""
+    derived: dict[str, Any] = {}
+    dense = reader.config.get("dense_intermediate_size")
+    if dense is not None:
+        derived = {
+            "moe_intermediate_size": reader.config.get("intermediate_size"),
+            "intermediate_size": dense,
+        }
+    first = reader.config.get("dense_mlp_idx")
+    return derived if first is None else {**derived, "first_k_dense_replace": first}
+
+
+def inkling(reader: ConfigReader) -> tuple[LayerGroup, ...]:
+    """Return full layers, and sliding layers with heads of their own.
+
+    Source: the family's implementation in transformers, ``InklingAttention``.
+    """
+    kinds = Counter(_inkling_kinds(reader))
+    groups: list[LayerGroup] = []
+    if kinds["sliding"]:
+        heads = reader.integer("num_attention_heads")
+        groups.append(
+            AttentionLayers(
+                kind="sliding",
+                count=kinds["sliding"],
+                window=reader.positive("sliding_window"),
+                num_attention_heads=reader.positive("swa_num_attention_heads", heads),
+                num_key_value_heads=reader.positive(
+                    "swa_num_key_value_heads", reader.positive("num_key_value_heads", heads)
+                ),
+                head_dim=reader.positive("swa_head_dim", reader.positive("head_dim")),
+            )
+        )
+    if kinds["full"]:
+        groups.append(AttentionLayers(count=kinds["full"]))
+    return tuple(groups)
+
+
+def _inkling_kinds(reader: ConfigReader) -> tuple[str, ...]:
+    if reader.listed("layer_types"):
+        return _kinds(reader)
+    layers, local = reader.integer("num_hidden_layers"), reader.items("local_layer_ids")
+    slides = local or [layer for layer in range(layers) if (layer + 1) % INKLING_STEP]
+    return tuple("sliding" if layer in slides else "full" for layer in range(layers))
+
+
+def inkling_extras(reader: ConfigReader) -> dict[str, Any]:
+    """Return the relative positions, short convolutions, scales and routes to shared experts."""
+    hidden, kernel = reader.integer("hidden_size"), reader.positive("conv_kernel_size", 4)
+    rank, total = reader.positive("d_rel"), 0
+    for group in inkling(reader):
+        if not isinstance(group, AttentionLayers):
+            continue
+        heads = group.num_attention_heads or reader.integer("num_attention_heads")
+        keys = group.num_key_value_heads or reader.positive("num_key_value_heads", heads)
+        channels = 2 * keys * (group.head_dim or reader.positive("head_dim")) + 2 * hidden
+        extent = group.window or reader.positive("rel_extent")
+        total += group.count * (hidden * heads * rank + rank * extent + kernel * channels)
+    layers = reader.integer("num_hidden_layers")
+    sparse = layers - dense_layers(reader)
+    total += layers + sparse * hidden * reader.integer("num_shared_experts") + hidden
+    return {"extra_parameters": total}
