@@ -23,6 +23,9 @@ from planner.workload.ranks import Layout
 CONTEXT_PARALLEL = frozenset({"tensorrt_llm"})
 ATTENTION_DATA_PARALLEL = frozenset({"vllm", "sglang", "tensorrt_llm"})
 REFINED_BLOCK, REFINED_SINCE, NVFP4_GROUP = 32, (0, 29), 16
+# Engines pad the dense and shared blocks of these to whole blocks of FP8: vLLM in its models
+# dots3_note and bailing_moe_v3 (pull request 51265), SGLang as its pull request 38527 states.
+PADDED = frozenset({"bailing_hybrid", "dots3_note_text"})
 
 
 @dataclass(frozen=True)
@@ -295,9 +298,9 @@ def _cut_widths(model: ModelSpec) -> Iterator[tuple[str, str, int]]:
     }
     for width in sorted(outputs):
         yield "attention", "attention output", width
-    if model.num_feed_forward_layers:
+    if model.num_feed_forward_layers and model.model_type not in PADDED:
         yield "feed_forward", "feed-forward width", model.intermediate_size
-    if model.shared_intermediate_size:
+    if model.shared_intermediate_size and model.model_type not in PADDED:
         yield "feed_forward", "shared experts' width", model.shared_intermediate_size
     if model.is_moe:
         yield "experts", "expert width", model.moe_intermediate_size

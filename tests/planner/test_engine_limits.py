@@ -146,3 +146,14 @@ def test_every_row_names_its_source_and_a_way_out():
 
     assert len(rows) > 20
     assert all(row.source and row.instead and row.engines for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("model", "ranks"),
+    [("inclusionAI/Ling-3.0-flash-fp8", 4), ("dots-studio/dots3-note-prev-fp8", 8)],
+)
+def test_widths_that_engines_pad_are_no_reason_to_refuse(model, ranks):
+    """The recipes of both name these degrees, although 768 / 4 and 13824 / 8 cut FP8 blocks."""
+    strategy = {"tensor_parallel_size": ranks, "expert_parallel_size": ranks}
+
+    assert ask(model=model, devices=ranks, strategy=strategy).fits

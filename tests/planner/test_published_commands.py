@@ -29,6 +29,7 @@ BEYOND = (
     "in that snapshot",  # a format that came later
     "defaults OOM",  # the default number of requests; with the stated one it starts
     "engine itself falls back",  # the recipe refuses it, the engine runs weights alone
+    "engine itself would run",  # the recipe refuses it, the engine runs weights alone
     "weights plus KV cache",  # of the default context; one short request fits
     "mismatch",  # of a checkpoint whose fused projections are stored for four ranks
 )
@@ -36,6 +37,8 @@ BEYOND = (
 TOO_LARGE = {("moonshotai/Kimi-K3", "b300-sxm")}
 # What a generated table lists although 1 TB of weights exceeds the memory of its four devices.
 TOO_LARGE |= {("inclusionAI/Ring-2.5-1T", "gb200-nvl72")}
+# What a recipe lists although vLLM refuses experts cut into 192 columns (pull request 48173).
+TOO_LARGE |= {("internlm/Intern-S1-FP8", "mi300x"), ("internlm/Intern-S1-FP8", "mi355x")}
 
 
 def asked(row):

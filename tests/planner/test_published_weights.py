@@ -116,3 +116,22 @@ def test_a_checkpoint_without_quantisation_keeps_its_plain_dtype():
     model = model_from_config({**TINY, "torch_dtype": "float16"})
 
     assert (model.weight_dtype, model.quantization) == ("fp16", None)
+
+
+@pytest.mark.parametrize(
+    ("model_id", "ranks", "loaded_gib"),
+    [
+        # kaitakuai/experiments, 2026-08/hy3-fp8-8xh100: vLLM's weights in memory, of all ranks.
+        ("tencent/Hy3-FP8", 8, 276),
+        # Model Optimizer's comparison of checkpoints; vLLM pads the experts' width of 1856.
+        ("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-FP8", 1, 31.4),
+    ],
+)
+def test_checkpoints_load_as_many_bytes_as_measured(model_id, ranks, loaded_gib):
+    held = ask(
+        model=model_id,
+        devices=ranks,
+        strategy={"tensor_parallel_size": ranks, "expert_parallel_size": ranks},
+    ).memory.breakdown_bytes["weights"]
+
+    assert ranks * held == pytest.approx(loaded_gib * 2**30, rel=0.05)
