@@ -174,7 +174,8 @@ def dots3_note_extras(reader: ConfigReader) -> dict[str, Any]:
     for part in reader.composites:
         vision = part.get("vision_config")
         if isinstance(vision, dict):
-            fields["tower_parameters"] += _vision_experts(Fields(vision, path="vision_config"))
+            encoder = Fields(vision, path="model.vision_config")
+            fields["tower_parameters"] += _vision_experts(encoder)
     latents = [group for group in dots3_note(reader) if isinstance(group, LatentLayers)]
     norms = sum(group.count * group.qk_rope_head_dim for group in latents)
     return {**fields, "extra_parameters": norms}
@@ -183,6 +184,8 @@ def dots3_note_extras(reader: ConfigReader) -> dict[str, Any]:
 def _vision_experts(vision: Fields) -> int:
     """Return what the experts of an encoder add to its dense blocks."""
     routed = vision.items("pyramid_num_routed")
+    if not all(type(count) is int for count in routed):
+        raise vision.refusal("pyramid_num_routed", routed, "a list of whole numbers")
     each, usual = vision.inside("per_layer_config"), vision.integer("num_local_experts", 0)
     for layer, kind in enumerate([] if routed else vision.items("mlp_layer_types")):
         own_count = each.inside(str(layer)).integer("num_local_experts", usual)
