@@ -2,7 +2,7 @@
 
 ``published/commands.csv`` holds facts alone (model, GPU, degrees, formats, verdict, source), from
 vllm-project/recipes, SGLang's cookbook and TensorRT-LLM's documentation in November 2026. Rows of
-models that the catalog does not hold are counted, not judged.
+models that the catalog does not hold are counted, not judged; nineteen of twenty are held.
 """
 
 import csv
@@ -28,17 +28,18 @@ BEYOND = (
     "marks this hardware unsupported",  # by kernels that a release lacks
     "in that snapshot",  # a format that came later
     "defaults OOM",  # the default number of requests; with the stated one it starts
-    "engine itself falls back",  # the recipe refuses it, the engine runs weights alone
-    "engine itself would run",  # the recipe refuses it, the engine runs weights alone
+    "engine itself",  # falls back on weight-only kernels where the recipe refuses
     "weights plus KV cache",  # of the default context; one short request fits
     "mismatch",  # of a checkpoint whose fused projections are stored for four ranks
 )
-# What runs although the planner's memory says no: the size is a marketing figure of a new model.
-TOO_LARGE = {("moonshotai/Kimi-K3", "b300-sxm")}
-# What a generated table lists although 1 TB of weights exceeds the memory of its four devices.
-TOO_LARGE |= {("inclusionAI/Ring-2.5-1T", "gb200-nvl72")}
-# What a recipe lists although vLLM refuses experts cut into 192 columns (pull request 48173).
-TOO_LARGE |= {("internlm/Intern-S1-FP8", "mi300x"), ("internlm/Intern-S1-FP8", "mi355x")}
+# What is stated to run, by model and GPU, and why the planner says no.
+UNEXPLAINED = {
+    ("moonshotai/Kimi-K3", "b300-sxm"): "the size of a model that is announced, not published",
+    ("inclusionAI/Ring-2.5-1T", "gb200-nvl72"): "1 TB of weights on four devices of a made table",
+    ("internlm/Intern-S1-FP8", "mi300x"): "experts cut into 192 columns (vllm pull request 48173)",
+    ("internlm/Intern-S1-FP8", "mi355x"): "experts cut into 192 columns (vllm pull request 48173)",
+    ("Inferact/Qwen3.8-27B-NVFP4", "rtx-5090"): "which parts stay in 16 bits is not published",
+}
 
 
 def asked(row):
@@ -112,10 +113,11 @@ def test_every_published_deployment_of_a_known_model_fits_and_is_accepted(engine
     wrong = [
         (row["source"], row["model"], row["gpu"], said)
         for row, said in read
-        if said != "fits" and (row["model"], row["gpu"]) not in TOO_LARGE
+        if said != "fits" and (row["model"], row["gpu"]) not in UNEXPLAINED
     ]
 
     assert len(read) >= 40
+    assert len(read) >= 0.95 * len(judged(engine)["verified"])
     assert wrong == []
 
 
