@@ -68,6 +68,7 @@ def read_published_weights(reader: ConfigReader) -> dict[str, Any]:
     return {
         "weight_dtype": dtype,
         "group_size": stored.group_size,
+        "group_metadata_bits": stored.group_bits if dtype == stored.dtype else None,
         "weight_block_size": _block_size(quant),
         "part_dtypes": {
             part: part_dtype for part, part_dtype in others.items() if part_dtype != dtype

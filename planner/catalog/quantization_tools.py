@@ -41,6 +41,20 @@ def _integers(method: str, group: int | None = None) -> Callable[[Described], St
     return read
 
 
+def _packed_zeros(method: str) -> Callable[[Described], StoredFormat]:
+    """Return a reader for methods that store ``qzeros`` in the width of the weights.
+
+    GPTQ and AWQ allocate them whether or not the groups are symmetric (AutoGPTQ,
+    nn_modules/qlinear/qlinear_cuda.py; AutoAWQ, awq/modules/linear/gemm.py).
+    """
+
+    def read(quant: Described) -> StoredFormat:
+        bits = bits_of(quant)
+        return integers(method, bits, group_of(quant, default=128), bits)
+
+    return read
+
+
 def _bitsandbytes(quant: Described) -> StoredFormat:
     """Return NF4 or FP4 in blocks of 64, optionally double-quantised, or 8 bits."""
     if quant.get("load_in_4bit") or quant.get("_load_in_4bit"):
@@ -181,7 +195,7 @@ def _auto_round(quant: Described) -> StoredFormat:
     kind, group = str(quant.get("data_type", "int")).lower(), group_of(quant, default=128)
     bits = bits_of(quant)
     if kind.startswith("int"):
-        return integers("auto_round", bits, group)
+        return integers("auto_round", bits, group, bits)
     if bits == DEFAULT_BITS:
         return StoredFormat("mxfp4" if kind.startswith("mx") else "nvfp4")
     return spelt("auto_round", f"fp{bits:g}", group)
@@ -189,10 +203,10 @@ def _auto_round(quant: Described) -> StoredFormat:
 
 # The reader of each method's fields.
 READERS: dict[str, Callable[[Described], StoredFormat]] = {
-    **{name: _integers(name, 128) for name in ("gptq", "awq", "intel/auto-round", "moe_wna16")},
-    **{name: _integers(name.partition("_")[0], 128) for name in ("gptq_marlin", "awq_marlin")},
+    **{name: _packed_zeros(name) for name in ("gptq", "awq", "intel/auto-round", "moe_wna16")},
+    **{name: _packed_zeros(name.partition("_")[0]) for name in ("gptq_marlin", "awq_marlin")},
     **{name: _integers(name, 64) for name in ("metal", "mlx", "sinq", "gemma", "bitblas")},
-    "marlin": _integers("gptq", 128),
+    "marlin": _packed_zeros("gptq"),
     "auto-round": _auto_round,
     "auto_round": _auto_round,
     "bitsandbytes": _bitsandbytes,
@@ -248,13 +262,17 @@ def groups_of(quant: Described) -> list[Described]:
 def of_group(weights: Described, packing: str) -> StoredFormat:
     """Return the format of one configuration group.
 
+    compressed-tensors stores no zero point of symmetric groups, which are its default
+    (compressed_tensors/quantization/quant_args.py, compressors/quantized_compressors/
+    pack_quantized.py: ``weight_zero_point`` is packed like the weights).
+
     Raises:
         NotCoveredError: its number type is unknown.
     """
     group, kind = group_of(weights), str(weights.get("type", "int")).lower()
     bits = bits_of(weights, default=8)
     if kind == "int":
-        return integers("compressed", bits, group)
+        return integers("compressed", bits, group, 0.0 if weights.get("symmetric", True) else bits)
     if kind != "float" or bits not in FLOATS_BY_BITS:
         raise not_read(f"compressed-tensors {kind} of {bits:g} bits")
     dtype = FLOATS_BY_BITS[bits]

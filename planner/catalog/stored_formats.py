@@ -8,7 +8,7 @@ from typing import Any
 from planner.catalog.packed import MOST_BITS, PLAIN_BITS, PackedFormat
 from planner.errors import BadConfigError
 from planner.specs.base import Dtype
-from planner.specs.spellings import grouped_format
+from planner.specs.spellings import SCALE_BITS, grouped_format
 
 FIELD = "model.quantization_config"
 Described = dict[str, Any]
@@ -18,12 +18,14 @@ Described = dict[str, Any]
 class StoredFormat:
     """The format of most stored weights; None if they are unquantised.
 
-    ``packed`` names formats without a dtype by method and mean bits.
+    ``packed`` names formats without a dtype by method and mean bits. ``group_bits`` are those of a
+    group's scale and zero point, None for the dtype's usual ones.
     """
 
     dtype: Dtype | None = None
     group_size: int | None = None
     packed: str | None = None
+    group_bits: float | None = None
 
 
 FLOATS: dict[str, Dtype] = {
@@ -135,14 +137,20 @@ def bits_of(*descriptions: object, default: float = DEFAULT_BITS) -> float:
     return bits
 
 
-def integers(method: str, bits: float, group: int | None) -> StoredFormat:
-    """Return an integer format with a scale and a zero point per group."""
+def integers(
+    method: str, bits: float, group: int | None, zero_bits: float | None = None
+) -> StoredFormat:
+    """Return an integer format with a 16-bit scale and a zero point per group.
+
+    ``zero_bits`` are those of the zero point, None for the usual ones of the dtype.
+    """
     if bits >= PLAIN_BITS:
         return StoredFormat()
     dtype = INTEGERS.get(bits)
     if dtype == "int8" or (dtype and group):
-        return StoredFormat(dtype, group)
-    return packed(grouped_format(method, bits, group), bits)
+        metadata = None if zero_bits is None or not group else SCALE_BITS + zero_bits
+        return StoredFormat(dtype, group, group_bits=metadata)
+    return packed(grouped_format(method, bits, group, zero_bits), bits)
 
 
 def packed(name: str, bits: float) -> StoredFormat:

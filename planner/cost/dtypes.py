@@ -47,17 +47,23 @@ def group_size_of(dtype: Dtype, group_size: int | None) -> int:
 
 
 def weight_bytes_per_element(
-    dtype: Dtype, group_size: int | None = None, *, whole_scales: bool = False
+    dtype: Dtype,
+    group_size: int | None = None,
+    *,
+    whole_scales: bool = False,
+    group_bits: float | None = None,
 ) -> float:
     """Return the bytes of one stored weight, with its share of the group's metadata.
 
-    ``whole_scales`` stay in fp32; otherwise NF4 uses double quantisation.
+    ``whole_scales`` stay in fp32; otherwise NF4 uses double quantisation. ``group_bits`` are those
+    of a group's scale and zero point where a checkpoint says them.
 
-    >>> weight_bytes_per_element("int4", 128)
-    0.53125
+    >>> weight_bytes_per_element("int4", 128), weight_bytes_per_element("int4", 32, group_bits=16)
+    (0.53125, 0.5625)
     """
     group = group_size_of(dtype, group_size)
-    each = ELEMENT_BITS["fp32"] if whole_scales else GROUP_METADATA_BITS.get(dtype, 0.0)
+    usual = GROUP_METADATA_BITS.get(dtype, 0.0) if group_bits is None else group_bits
+    each = ELEMENT_BITS["fp32"] if whole_scales else usual
     metadata = each / group if group else 0.0
     return (ELEMENT_BITS[dtype] + metadata) / BITS_PER_BYTE
 

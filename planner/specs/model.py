@@ -3,7 +3,7 @@
 from functools import cached_property
 from typing import Literal
 
-from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, model_validator
 
 from planner.specs.base import Dtype, SparseSpec
 from planner.specs.layers import (
@@ -98,6 +98,9 @@ class ModelSpec(SparseSpec):
     )
     weight_dtype: Dtype | None = Field(default=None, description="as published")
     group_size: PositiveInt | None = Field(default=None, description="of the published weights")
+    group_metadata_bits: NonNegativeFloat | None = Field(
+        default=None, description="of a group's scale and zero point, of the published weights"
+    )
     weight_block_size: PositiveInt | None = Field(
         default=None, description="rows and columns that share a scale, of FP8 checkpoints"
     )

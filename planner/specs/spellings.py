@@ -225,13 +225,18 @@ def _fields_from_method(method: str, bits: str | None, size: JsonObject) -> Json
     return {"quantization": grouped_format(method, float(bits), size.get("group_size"))}
 
 
-def grouped_format(method: str, bits: float, group: int | None) -> str:
+def grouped_format(
+    method: str, bits: float, group: int | None, zero_bits: float | None = None
+) -> str:
     """Return the name of a format including the scale and zero-point bits of each group.
+
+    A zero point has as many bits as a weight unless ``zero_bits`` says otherwise.
 
     >>> grouped_format("gptq", 3, 128)
     'gptq:3.14844'
     """
-    metadata = (SCALE_BITS + bits) / group if group and group > 0 else 0.0
+    zero_bits = bits if zero_bits is None else zero_bits
+    metadata = (SCALE_BITS + zero_bits) / group if group and group > 0 else 0.0
     return f"{method}:{bits + metadata:g}"
 
 

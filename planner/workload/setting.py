@@ -138,8 +138,13 @@ class Setting:
         if self.packed is not None:
             return self.packed.linear_bytes_per_element
         whole = self.strategy.quantization == "bnb.nf4"
+        group, model = self.strategy.group_size, self.model
+        published = (model.weight_dtype, model.group_size) == (self.weight_dtype, group)
         dense = weight_bytes_per_element(
-            self.weight_dtype, self.strategy.group_size, whole_scales=whole
+            self.weight_dtype,
+            group,
+            whole_scales=whole,
+            group_bits=model.group_metadata_bits if published else None,
         )
         if not self.skips_zeros:
             return dense

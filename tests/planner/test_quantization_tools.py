@@ -27,6 +27,11 @@ def bits_of(quantization):
     return 8 * (held(ask(model=config, engine="vllm"), "weights") - whole) / counts.layer_linear
 
 
+def compressed(**weights):
+    group = {"weights": {"num_bits": 4, "type": "int", "group_size": 32, **weights}}
+    return {"quant_method": "compressed-tensors", "config_groups": {"group_0": group}}
+
+
 HQQ = {"weight_quant_params": {"nbits": 4, "group_size": 64}}
 VPTQ = {
     "model.layers.0.mlp.up_proj": {
@@ -54,12 +59,15 @@ TORCHAO = {"default": {"_type": "Int4WeightOnlyConfig", "_data": {"group_size": 
         ({"quant_method": "bitsandbytes"}, 16),
         ({"quant_method": "hqq", "quant_config": HQQ}, 4 + 32 / 64),
         ({"quant_method": "bitnet"}, 2),
-        ({"quant_method": "gptq", "bits": 4, "group_size": "128"}, 4 + 32 / 128),
+        ({"quant_method": "gptq", "bits": 4, "group_size": "128"}, 4 + 20 / 128),
         ({"quant_method": "gptq", "bits": 4, "group_size": -1}, 4),
         ({"quant_method": "gptq", "bits": 3, "group_size": 128}, 3 + 19 / 128),
         ({"quant_method": "gptq", "bits": 8, "group_size": -1}, 8),
         ({"quant_method": "gptq", "bits": 8, "group_size": 128}, 8 * element("int8", 128)),
-        ({"quant_method": "awq", "bits": 4, "group_size": 64}, 4 + 32 / 64),
+        ({"quant_method": "awq", "bits": 4, "group_size": 64}, 4 + 20 / 64),
+        (compressed(symmetric=True), 4 + 16 / 32),
+        (compressed(), 4 + 16 / 32),
+        (compressed(symmetric=False), 4 + 20 / 32),
         ({"quant_method": "auto-round", "bits": 2, "group_size": 128}, 2 + 18 / 128),
         ({"quant_method": "auto-round", "bits": 4, "data_type": "mx_fp"}, 4 + 8 / 32),
         ({"quant_method": "aqlm", "num_codebooks": 1, "nbits_per_codebook": 16}, 2),
