@@ -59,6 +59,8 @@ class Engine(Spec):
     reserves_largest_step: bool = False
     reserved_requests: tuple[int, int] = (0, 0)
     bytes_per_logit: float | None = None
+    # Windowed layers hold the tokens of a step beside their windows, in blocks of one size.
+    pools_blocks: bool = False
     prompt_chunk_tokens: int = 0
     master_weights: bool = True
     keeps_gradients: bool = False

@@ -15,7 +15,14 @@ from planner.cost.columns import any_of, is_column, maximum, minimum, where
 from planner.cost.dtypes import WIDE, element_bytes
 from planner.cost.equation import Ledger, Unrecorded
 from planner.cost.kv_cache import cache_bytes, layer_tokens
+from planner.cost.layers import PerGroup
 from planner.cost.memory import MemoryUse, StageMemory, fullest_of
+from planner.cost.page_pools import (
+    block_bytes,
+    page_pool,
+    pooled_cache_bytes,
+    step_tokens_beside,
+)
 from planner.cost.stages import Share
 from planner.cost.weight_formats import WeightFormat
 from planner.cost.weights import (
@@ -216,9 +223,26 @@ def stage_kv_bytes(setting: Setting, ledger: Ledger, load: Load, stage: Share) -
     """Return the bytes of the KV cache on one device of a pipeline stage."""
     model, layout = setting.model, setting.layout
     unshared = load.tokens_per_sequence - load.shared_tokens
+    pooled = setting.engine.pools_blocks and load.paged
+    pool = page_pool(model.layers_by_attention) if pooled else None
+    if pool is not None:
+        return ledger.term(
+            pooled_cache_bytes,
+            setting.line(GROUP, "KV cache", key="kv_cache"),
+            bytes_per_block=block_bytes(pool, setting.kv_element_bytes)
+            * (stage.layers / model.num_hidden_layers),
+            num_requests=load.sequences,
+            num_tokens=(unshared + load.shared_tokens / maximum(load.sequences, 1.0))
+            / layout.context,
+            window_blocks=pool.window_blocks,
+            blocks_per_step_token=pool.blocks_per_step_token,
+            step_tokens=load.step_tokens,
+        )
     tokens = load.sequences * layer_tokens(model, unshared, paged=load.paged)
     if load.shared_tokens:
         tokens += layer_tokens(model, load.shared_tokens, paged=load.paged)
+    if pooled:
+        tokens += PerGroup.of(model, lambda group: step_tokens_beside(group, load.step_tokens))
     return cache_bytes(
         model,
         tokens / layout.context,
