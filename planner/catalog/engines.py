@@ -25,6 +25,21 @@ MemoryShare = Literal["device", "weights_and_cache", "free"]
 NUMBER = re.compile(r"\d+")
 
 
+class CapturedGraphs(Spec):
+    """CUDA graphs of a release: sizes up to ``most_tokens``, in one mode or two.
+
+    Sizes are 1, 2, 4 and multiples of 8, of 16 from ``coarse_from`` on. ``in_budget`` graphs count
+    in the share of memory that the engine is started with; others come on top of it.
+    """
+
+    modes: int
+    most_tokens: int
+    coarse_from: int = 1024
+    bytes_per_layer: float
+    collective_bytes_per_layer: float = 0.0
+    in_budget: bool = False
+
+
 class Engine(Spec):
     """One engine on one device kind: shares of published peaks, seconds, counts, defaults."""
 
@@ -52,6 +67,8 @@ class Engine(Spec):
     memory_utilisation: float = 1.0
     memory_share_of: MemoryShare = "device"
     runtime_overhead_bytes: int
+    # Of a device that exchanges with others of its replica over links beside the PCIe bus.
+    communicator_bytes: float = 0.0
     max_batch_tokens: int = 0
     max_batch_requests: int = 0
     # Memory of the largest step is set aside at the start, whether or not requests fill it: of
@@ -59,6 +76,8 @@ class Engine(Spec):
     reserves_largest_step: bool = False
     reserved_requests: tuple[int, int] = (0, 0)
     bytes_per_logit: float | None = None
+    graphs: CapturedGraphs | None = None
+    estimates_graphs_since: str = ""
     # Windowed layers hold the tokens of a step beside their windows, in blocks of one size.
     pools_blocks: bool = False
     prompt_chunk_tokens: int = 0

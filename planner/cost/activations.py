@@ -204,6 +204,19 @@ def rotary_table_bytes(
     return ROTARY_TABLES * num_layers * positions * head_dim * bytes_per_element
 
 
+@equation(
+    "G = n · L · b",
+    unit="B",
+    symbols={"num_graphs": "n", "num_layers": "L", "bytes_per_layer": "b"},
+    source="logs of vLLM's starts: issue 7553, pull requests 11349 and 21489",
+)
+def captured_graph_bytes(
+    *, num_graphs: Quantity, num_layers: Quantity, bytes_per_layer: Quantity
+) -> Quantity:
+    """Return the bytes of CUDA graphs, one for each captured size and mode."""
+    return num_graphs * num_layers * bytes_per_layer
+
+
 def attention_width(model: ModelSpec) -> float:
     """Return the elements per token of queries, keys, values and attention output.
 

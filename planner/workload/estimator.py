@@ -4,7 +4,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import cast
 
-from planner.catalog.engines import calibration_name
+from planner.catalog.engines import calibration_name, release_number
 from planner.catalog.quality import (
     combined_quality,
     family_of_model,
@@ -123,6 +123,7 @@ class Costing:
                 *tier_warnings,
                 *_unified_warnings(setting, outcome),
                 *_reservation_warnings(setting, outcome),
+                *_graph_estimate_warnings(setting),
             ),
             calibration=_calibration(setting),
             terms=ledger.terms() if explain else (),
@@ -246,6 +247,25 @@ def _reservation_warnings(setting: Setting, outcome: Outcome) -> tuple[str, ...]
     warning = (
         f"{engine.title} starts only with its requests limited to the {stated} stated: for its "
         f"default of {default} at once it sets aside more than is left for the cache"
+    )
+    return (warning,)
+
+
+def _graph_estimate_warnings(setting: Setting) -> tuple[str, ...]:
+    """Return a warning where the engine's estimate of its CUDA graphs has taken most of a device.
+
+    Issues 45178 and 53013 of vLLM: 62 GiB of a B200, 119 of a GB300, for less than 2 captured.
+    """
+    engine, since = setting.engine, setting.engine.estimates_graphs_since
+    release = release_number(engine.release)
+    spread = setting.model.is_moe and setting.layout.attention_data > 1
+    serves = isinstance(setting.workload, ServeWorkload) and setting.device.kind == "gpu"
+    if not (since and spread and serves) or (release and release < release_number(since)):
+        return ()
+    warning = (
+        f"{engine.title} from {since} on sets aside an estimate of its CUDA graphs, which took 62 "
+        "GiB of a B200 and 119 GiB of a GB300 from mixtures with data parallel attention: if its "
+        "log says as much, set VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=0"
     )
     return (warning,)
 

@@ -32,6 +32,7 @@ from planner.cost.weights import (
     weight_bytes,
 )
 from planner.specs.workload import GenerateWorkload
+from planner.workload.graphs import graph_bytes, graph_bytes_beside
 from planner.workload.largest_step import largest_step
 from planner.workload.offloaded_memory import (
     DISK,
@@ -44,6 +45,7 @@ from planner.workload.offloading import offloaded_cache_share, offloaded_weight_
 from planner.workload.setting import Setting
 
 GROUP = "memory"
+PCIE = "PCIe"
 
 
 @dataclass(frozen=True)
@@ -80,10 +82,9 @@ def usable_bytes(setting: Setting) -> float:
     """Return the bytes of a device's memory that the engine may use."""
     engine, given = setting.engine, setting.strategy.gpu_memory_utilization
     visible, most = _limits(setting)
-    if given is None:
-        return min(most, visible * engine.memory_utilisation)
-    if engine.memory_share_of == "device":
-        return min(most, visible * given)
+    if given is None or engine.memory_share_of == "device":
+        share = engine.memory_utilisation if given is None else given
+        return minimum(most, visible * share + graph_bytes_beside(setting))
     weights, working = _without_cache(setting)
     if engine.memory_share_of == "weights_and_cache":
         return minimum(most, visible * given + working)
@@ -260,8 +261,9 @@ def _stage(setting: Setting, ledger: Ledger, load: Load, stage: Share) -> StageM
     by_class = {
         "weights": weights * (1 - offloaded_weight_share(setting)),
         "buffers": double_buffer(setting, ledger, weights, stage)
-        + _rotary_tables(setting, ledger, stage),
-        "runtime_overhead": _overhead(setting) * factor,
+        + _rotary_tables(setting, ledger, stage)
+        + graph_bytes(setting, ledger, stage.layers),
+        "runtime_overhead": (_overhead(setting) + _communicators(setting)) * factor,
     }
     if load.prompt_tokens is None:
         moments = [(load, _working_set(setting, ledger, load))]
@@ -304,6 +306,14 @@ def _overhead(setting: Setting) -> float:
     if measured is None or not isinstance(setting.workload, GenerateWorkload):
         return setting.engine.runtime_overhead_bytes
     return measured
+
+
+def _communicators(setting: Setting) -> float:
+    """Return the bytes of an engine's communicators and all-reduce buffers on fast links."""
+    each, link = setting.engine.communicator_bytes, setting.device.link or PCIE
+    if not each or link.startswith(PCIE):
+        return 0.0
+    return where(setting.layout.tensor * setting.layout.attention_data > 1, each, 0.0)
 
 
 def _uncounted(setting: Setting) -> float:

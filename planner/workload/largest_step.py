@@ -35,7 +35,7 @@ def largest_step(setting: Setting, tokens: float, sampled: float) -> Step:
     tokens = maximum(tokens, layout.batch_tokens)
     return Step(
         tokens,
-        maximum(sampled, minimum(tokens, _reserved_requests(setting))),
+        maximum(sampled, minimum(tokens, reserved_requests(setting))),
         model.vocab_size,
         engine.bytes_per_logit or wide,
         fused_experts_elements(model, layout.expert_group / layout.expert),
@@ -50,7 +50,7 @@ def default_requests(setting: Setting) -> int:
     return setting.engine.reserved_requests[is_large]
 
 
-def _reserved_requests(setting: Setting) -> float:
+def reserved_requests(setting: Setting) -> float:
     """Return the most requests of a rank: as many as are stated, else the engine's default."""
     workload, layout = setting.workload, setting.layout
     default = float(default_requests(setting))
