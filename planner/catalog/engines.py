@@ -76,6 +76,9 @@ class Engine(Spec):
     reserves_largest_step: bool = False
     reserved_requests: tuple[int, int] = (0, 0)
     bytes_per_logit: float | None = None
+    # Whether FP8 made while loading replaces each 16-bit weight, or all of these are made first,
+    # with the FP8 ones beside them or after.
+    fp8_at_load: Literal["in_place", "beside", "after"] = "in_place"
     graphs: CapturedGraphs | None = None
     estimates_graphs_since: str = ""
     # Windowed layers hold the tokens of a step beside their windows, in blocks of one size.

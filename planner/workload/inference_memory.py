@@ -274,17 +274,21 @@ def _stage(setting: Setting, ledger: Ledger, load: Load, stage: Share) -> StageM
             (load.prompt, _prompt_logits(setting, ledger, load, stage)),
             (end, _working_set(setting, Unrecorded(), end)),
         ]
+    loading = _loading(setting, weights, stage)
     return fullest_of(
         [
-            StageMemory(
-                {
-                    **by_class,
-                    "kv_cache": stage_kv_bytes(setting, ledger, moment, stage)
-                    * (1 - offloaded_cache_share(setting)),
-                    "activations": _activation_bytes(setting, load, working),
-                }
-            )
-            for moment, working in moments
+            *loading,
+            *(
+                StageMemory(
+                    {
+                        **by_class,
+                        "kv_cache": stage_kv_bytes(setting, ledger, moment, stage)
+                        * (1 - offloaded_cache_share(setting)),
+                        "activations": _activation_bytes(setting, load, working),
+                    }
+                )
+                for moment, working in moments
+            ),
         ]
     )
 
@@ -298,6 +302,24 @@ def _activation_bytes(setting: Setting, load: Load, working_set: float) -> float
     """Return the bytes of a working set as the engine allocates it, and of what waits."""
     allocated = working_set * setting.engine.working_set_ratio * setting.factor("memory")
     return allocated + waiting_bytes(setting, load.waiting_tokens)
+
+
+def _loading(setting: Setting, weights: float, stage: Share) -> list[StageMemory]:
+    """Return the moment of loading if it needs more than the device has.
+
+    An engine that makes FP8 of a 16-bit checkpoint may first hold that, whatever its share is.
+    """
+    when, strategy, model = setting.engine.fp8_at_load, setting.strategy, setting.model
+    if when == "in_place" or strategy.weight_dtype != "fp8" or strategy.quantization:
+        return []
+    if model.weight_dtype not in WIDE and model.weight_dtype is not None:
+        return []
+    wide = strategy.model_copy(update={"weight_dtype": "bf16", "group_size": None})
+    loaded = stage_weight_bytes(replace(setting, strategy=wide), Unrecorded(), stage)
+    if when == "beside":
+        loaded = loaded + weights
+    _, most = _limits(setting)
+    return [StageMemory({"weights": where(loaded > most, loaded, 0.0)})]
 
 
 def _overhead(setting: Setting) -> float:

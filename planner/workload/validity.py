@@ -10,6 +10,7 @@ from functools import reduce
 
 from planner.catalog.engines import Engine, release_number
 from planner.cost.columns import Flag, both, divides, either, is_column, maximum, minimum, negate
+from planner.cost.dtypes import WIDE
 from planner.errors import NotPossibleError
 from planner.specs.cluster import DeviceSpec
 from planner.specs.layers import AttentionLayers, LatentLayers
@@ -26,6 +27,10 @@ REFINED_BLOCK, REFINED_SINCE, NVFP4_GROUP = 32, (0, 29), 16
 # Engines pad the dense and shared blocks of these to whole blocks of FP8: vLLM in its models
 # dots3_note and bailing_moe_v3 (pull request 51265), SGLang as its pull request 38527 states.
 PADDED = frozenset({"bailing_hybrid", "dots3_note_text"})
+# vLLM takes FlashInfer's kernel for 16-bit SwiGLU experts on compute capability 10. Its layout has
+# blocks of 128 bytes (vllm/model_executor/layers/fused_moe/oracle/unquantized.py; issue 41360):
+# only experts without a gate are padded, and no other kernel is tried.
+TILED_SINCE, TILED_CAPABILITY, TILE = (0, 19), (10.0, 11.0), 64
 
 
 @dataclass(frozen=True)
@@ -36,6 +41,7 @@ class WeightBlocks:
     size: int
     exempt: frozenset[str] = frozenset()
     is_fp8: bool = False
+    is_wide: bool = False
     most_of_experts: int = 1 << 16
 
     def block(self, part: str) -> int:
@@ -58,7 +64,7 @@ def weight_blocks(model: ModelSpec, strategy: Strategy) -> WeightBlocks:
         )
     if dtype == "nvfp4":
         return WeightBlocks("NVFP4 group", NVFP4_GROUP, exempt)
-    return WeightBlocks("", 1)
+    return WeightBlocks("", 1, is_wide=dtype in WIDE)
 
 
 @dataclass(frozen=True)
@@ -272,15 +278,17 @@ def width_rules(
         block = stored.block(part)
         if part == "experts" and _refines_blocks(engine, device, stored):
             block = min(block, REFINED_BLOCK)
+        tiled = part == "experts" and stored.is_wide and _tiles_experts(engine, device, model)
+        block, title = (TILE, "tile of its kernel") if tiled else (block, stored.title)
         whole = divides(ranks * block, width) if part != "attention" or block > 1 else True
         yield Rule(
             either(ranks <= 1, whole),
             "strategy.tensor_parallel_size",
-            lambda name=name, width=width, ranks=ranks, block=block: (  # type: ignore[misc]
+            lambda name=name, width=width, ranks=ranks, block=block, title=title: (  # type: ignore[misc]
                 f"tensor_parallel_size is {layout.tensor}: it cuts the {name} of {width} into "
                 f"{width / ranks:g} per rank, "
                 + (
-                    f"no multiple of the {block}-wide {stored.title}, which {engine.title} refuses"
+                    f"no multiple of the {block}-wide {title}, which {engine.title} refuses"
                     if block > 1
                     else f"which {engine.title} refuses"
                 )
@@ -325,6 +333,16 @@ def _refines_blocks(engine: Engine, device: DeviceSpec, stored: WeightBlocks) ->
     if engine.key != "vllm" or not stored.is_fp8 or not engine.release:
         return False
     return release_number(engine.release) >= REFINED_SINCE and has_units("fp8", device)
+
+
+def _tiles_experts(engine: Engine, device: DeviceSpec, model: ModelSpec) -> bool:
+    """Return whether the engine lays 16-bit experts out in blocks: vLLM on Blackwell's B cards."""
+    release = release_number(engine.release)
+    if engine.key != "vllm" or (release and release < TILED_SINCE):
+        return False
+    first, last = TILED_CAPABILITY
+    is_swiglu = model.gated_mlp and not model.expert_bias and "gemma" not in model.model_type
+    return is_swiglu and first <= (device.compute_capability or 0.0) < last
 
 
 def batch_rules(workload: TrainWorkload, data: int, micro: float) -> Iterator[Rule]:

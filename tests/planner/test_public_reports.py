@@ -13,6 +13,7 @@ from planner.api import estimate
 from planner.catalog.engines import release_number
 from planner.catalog.models import get_model
 from planner.cost.page_pools import block_bytes, page_pool, pooled_cache_bytes
+from planner.errors import NotPossibleError
 from planner.specs.estimate import EstimateRequest
 from tests.planner.asking import LLAMA_8B, ask, held
 
@@ -123,6 +124,35 @@ def test_an_estimate_of_graphs_that_took_most_of_a_device_is_told():
     }
 
     assert warned == {"vllm": True, "vllm 0.22": True, "vllm 0.20": False, "sglang": False}
+
+
+@pytest.mark.parametrize(
+    ("engine", "tensor", "works"),
+    [("vllm", 8, False), ("vllm", 4, True), ("vllm 0.22", 8, False), ("vllm 0.17", 8, True)],
+)
+def test_sixteen_bit_experts_of_96_on_b200(engine, tensor, works):
+    """Issue 41360 of vLLM: Qwen3-30B-A3B cut by 8, in blocks of 128 bytes; 192 is whole."""
+    asked = {"engine": engine, "strategy": {"tensor_parallel_size": tensor}}
+    if works:
+        assert answer("R24", **asked).fits
+        return
+
+    with pytest.raises(NotPossibleError, match="768 into 96 per rank.*nearest that works is 4"):
+        answer("R24", **asked)
+
+
+@pytest.mark.parametrize(
+    ("name", "engine", "fits"),
+    [
+        ("R34", "vllm 0.14.1", False),  # 57 GiB of bf16 and 29 of FP8 on 80
+        ("R34", "vllm 0.16", True),
+        ("R34b", "vllm 0.13", False),  # 135 and 70 on 141
+        ("R34b", "vllm 0.12", True),  # 135 first
+    ],
+)
+def test_fp8_made_while_loading_needs_the_16_bit_weights_too(name, engine, fits):
+    """Issue 31273 and pull request 32773 of vLLM."""
+    assert answer(name, engine=engine).fits is fits
 
 
 class Start(NamedTuple):
