@@ -79,6 +79,8 @@ class Engine(Spec):
     # Whether FP8 made while loading replaces each 16-bit weight, or all of these are made first,
     # with the FP8 ones beside them or after.
     fp8_at_load: Literal["in_place", "beside", "after"] = "in_place"
+    # Tokens of a context that one block of split attention takes on CDNA, 0 without a workspace.
+    attention_partition: int = 0
     graphs: CapturedGraphs | None = None
     estimates_graphs_since: str = ""
     # Windowed layers hold the tokens of a step beside their windows, in blocks of one size.

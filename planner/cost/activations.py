@@ -205,6 +205,28 @@ def rotary_table_bytes(
 
 
 @equation(
+    "W = R · h · P · (4 · d + 8)",
+    unit="B",
+    symbols={
+        "num_requests": "R",
+        "num_heads": "h",
+        "num_partitions": "P",
+        "head_dim": "d",
+    },
+    source="sgl-project/sglang, python/sglang/srt/layers/attention/aiter_backend.py",
+)
+def split_workspace_bytes(
+    *, num_requests: Quantity, num_heads: Quantity, num_partitions: Quantity, head_dim: Quantity
+) -> Quantity:
+    """Return the bytes of 32-bit partial outputs and softmax statistics of split attention.
+
+    Shapes: outputs [num_requests, num_heads, num_partitions, head_dim], a maximum and a sum each.
+    """
+    each = FP32_BYTES * head_dim + 2 * FP32_BYTES
+    return num_requests * num_heads * num_partitions * each
+
+
+@equation(
     "G = n · L · b",
     unit="B",
     symbols={"num_graphs": "n", "num_layers": "L", "bytes_per_layer": "b"},

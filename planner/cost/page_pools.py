@@ -6,8 +6,7 @@ the windowed groups hold all tokens of the step beside their windows.
 
 Source: vLLM 0.20 to 0.26, vllm/v1/core/kv_cache_utils.py (_get_kv_cache_groups_uniform_groups,
 _get_kv_cache_config_deepseek_v4) and vllm/v1/kv_cache_interface.py (SlidingWindowSpec); sizes of
-blocks
-from vllm/models/deepseek_v4 (attention.py, compressor.py) and sparse_swa.py.
+blocks from vllm/models/deepseek_v4 (attention.py, compressor.py) and sparse_swa.py.
 """
 
 from functools import lru_cache

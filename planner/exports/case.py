@@ -15,6 +15,7 @@ from planner.specs.workload import GenerateWorkload, ServeWorkload, TrainWorkloa
 from planner.workload.device_groups import groups_of
 from planner.workload.formats import is_stored_as
 from planner.workload.resolve import resolve_cluster, resolve_device
+from planner.workload.workspaces import longest_request
 
 GIB = 1024**3
 # Every node has its rank, and connects to the first node at this address and port.
@@ -23,7 +24,6 @@ MASTER, PORT, RANK = "$MASTER_ADDR", 29500, "$NODE_RANK"
 SERVING_PORT = 8000
 # How published checkpoints of a format are usually named.
 CHECKPOINT_LABELS = {"int4": "AWQ", "int8": "W8A8", "fp8": "FP8", "nvfp4": "NVFP4"}
-LONGER = 4  # default longest request, as a multiple of the typical one
 SERVED_SHARE = 0.9  # share of device memory that servers use by default
 
 
@@ -139,10 +139,9 @@ class ExportCase:
         typical = self.typical_tokens
         if typical is None or not isinstance(self.workload, ServeWorkload):
             return typical
+        longest = longest_request(self.shape, self.workload)
         if self.workload.max_request_tokens:
-            return self.workload.max_request_tokens
-        context = self.shape.max_position_embeddings
-        longest = min(LONGER * typical, context)
+            return longest
         return max(typical, min(longest, self._cache_capacity_tokens or longest))
 
     @property

@@ -31,7 +31,7 @@ from planner.cost.weights import (
     linear_parameters_per_rank,
     weight_bytes,
 )
-from planner.specs.workload import GenerateWorkload
+from planner.specs.workload import GenerateWorkload, ServeWorkload
 from planner.workload.graphs import graph_bytes, graph_bytes_beside
 from planner.workload.largest_step import largest_step
 from planner.workload.offloaded_memory import (
@@ -43,6 +43,7 @@ from planner.workload.offloaded_memory import (
 )
 from planner.workload.offloading import offloaded_cache_share, offloaded_weight_share
 from planner.workload.setting import Setting
+from planner.workload.workspaces import attention_workspace
 
 GROUP = "memory"
 PCIE = "PCIe"
@@ -258,11 +259,13 @@ def _stage(setting: Setting, ledger: Ledger, load: Load, stage: Share) -> StageM
     """Return the peak memory of a stage: during prefill or at the last decode step."""
     weights = stage_weight_bytes(setting, ledger, stage)
     factor = setting.factor("memory")
+    kept = weights * (1 - offloaded_weight_share(setting))
     by_class = {
-        "weights": weights * (1 - offloaded_weight_share(setting)),
+        "weights": kept,
         "buffers": double_buffer(setting, ledger, weights, stage)
         + _rotary_tables(setting, ledger, stage)
-        + graph_bytes(setting, ledger, stage.layers),
+        + graph_bytes(setting, ledger, stage.layers)
+        + _workspace(setting, ledger, kept, stage),
         "runtime_overhead": (_overhead(setting) + _communicators(setting)) * factor,
     }
     if load.prompt_tokens is None:
@@ -302,6 +305,23 @@ def _activation_bytes(setting: Setting, load: Load, working_set: float) -> float
     """Return the bytes of a working set as the engine allocates it, and of what waits."""
     allocated = working_set * setting.engine.working_set_ratio * setting.factor("memory")
     return allocated + waiting_bytes(setting, load.waiting_tokens)
+
+
+def _workspace(setting: Setting, ledger: Ledger, weights: float, stage: Share) -> float:
+    """Return the bytes of split attention, beside a cache that fills the engine's memory."""
+    engine, workload = setting.engine, setting.workload
+    if not engine.attention_partition or not isinstance(workload, ServeWorkload):
+        return 0.0
+    tokens = float(workload.input_tokens + workload.output_tokens)
+    one = Load(1.0, tokens, 0.0, 0.0, paged=False)
+    share = setting.strategy.gpu_memory_utilization or engine.memory_utilisation
+    visible, _ = _limits(setting)
+    return attention_workspace(
+        setting,
+        ledger,
+        visible * share - weights - _overhead(setting),
+        stage_kv_bytes(setting, Unrecorded(), one, stage) / tokens,
+    )
 
 
 def _loading(setting: Setting, weights: float, stage: Share) -> list[StageMemory]:

@@ -137,7 +137,7 @@ def test_sixteen_bit_experts_of_96_on_b200(engine, tensor, works):
         assert answer("R24", **asked).fits
         return
 
-    with pytest.raises(NotPossibleError, match="768 into 96 per rank.*nearest that works is 4"):
+    with pytest.raises(NotPossibleError, match=r"768 into 96 per rank.*nearest that works is 4"):
         answer("R24", **asked)
 
 
@@ -153,6 +153,22 @@ def test_sixteen_bit_experts_of_96_on_b200(engine, tensor, works):
 def test_fp8_made_while_loading_needs_the_16_bit_weights_too(name, engine, fits):
     """Issue 31273 and pull request 32773 of vLLM."""
     assert answer(name, engine=engine).fits is fits
+
+
+def test_sglangs_workspace_on_amd_grows_with_the_contexts_that_it_holds():
+    """Pull request 18263 of sglang: 51.75 GiB beside 1,669,816 tokens in 0.911 of an MI355X."""
+    path = REPORTS.parents[1] / "catalog" / "data" / "configs" / "Qwen--Qwen3-30B-A3B.json"
+    config = json.loads(path.read_text()) | {"max_position_embeddings": 262_144}
+    asked = {"model": config, "engine": "sglang", "workload": UNSTATED}
+    whole = ask(
+        **asked | {"workload": UNSTATED | {"max_request_tokens": 262_144}}, device="mi355x"
+    )
+    short, other = (ask(**asked, device=device) for device in ("mi355x", "b200"))
+
+    assert held(whole, "buffers") / GIB == pytest.approx(51.75, rel=0.03)
+    assert whole.performance.max_concurrency * 2304 == pytest.approx(1_669_816, rel=0.03)
+    assert 0 < held(short, "buffers") < 3 * GIB
+    assert held(other, "buffers") == 0
 
 
 class Start(NamedTuple):
