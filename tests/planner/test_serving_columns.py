@@ -16,6 +16,7 @@ from tests.planner.asking import GENERATE, LLAMA_70B, SERVE
 
 SPARSE_MODEL = "Qwen/Qwen3-235B-A22B"
 SLIDING_MODEL = "google/gemma-2-27b-it"
+POOLED_MODEL = "deepseek-ai/DeepSeek-V4-Flash"
 AXES = {
     "data": (1, 2, 4),
     "tensor": (1, 2, 8),
@@ -75,9 +76,9 @@ def columns_of():
 
 
 CHOICES = st.tuples(
-    st.sampled_from((LLAMA_70B, SPARSE_MODEL, SLIDING_MODEL)),
+    st.sampled_from((LLAMA_70B, SPARSE_MODEL, SLIDING_MODEL, POOLED_MODEL)),
     st.integers(0, len(WORKLOADS) - 1),
-    st.sampled_from(("vllm", "tensorrt_llm", "torch")),
+    st.sampled_from(("vllm", "vllm 0.9", "vllm 0.14", "vllm 0.22", "tensorrt_llm", "torch")),
 )
 
 
