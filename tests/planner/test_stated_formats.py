@@ -141,7 +141,8 @@ def test_a_pasted_checkpoint_is_costed_in_the_format_that_it_states(quantization
     found = ask(model=config, engine="vllm")
 
     # Layers in the stated format; embedding, head and norms in 16 bits.
-    layers = counts.layer_linear * weight_bytes_per_element(dtype, group)
+    group_bits = 16 + 4 if dtype == "int4" else None  # a scale, and a zero point of the same width
+    layers = counts.layer_linear * weight_bytes_per_element(dtype, group, group_bits=group_bits)
     rest = 2 * (counts.total - counts.layer_linear)
     assert held(found, "weights") == pytest.approx(layers + rest, rel=1e-3)
 
