@@ -109,12 +109,13 @@ def block_bytes(pool: PagePool, element_bytes: Quantity) -> Quantity:
 
 
 @equation(
-    "C = b · (R · (⌈T/256⌉ + n_w) + n_s · T_s)",
+    "C = b · (R · (⌈T/256⌉ + n_w) + ⌈P/256⌉ + n_s · T_s)",
     unit="B",
     symbols={
         "bytes_per_block": "b",
         "num_requests": "R",
         "num_tokens": "T",
+        "shared_tokens": "P",
         "window_blocks": "n_w",
         "blocks_per_step_token": "n_s",
         "step_tokens": "T_s",
@@ -127,13 +128,18 @@ def pooled_cache_bytes(
     bytes_per_block: Quantity,
     num_requests: Quantity,
     num_tokens: Quantity,
+    shared_tokens: Quantity,
     window_blocks: Quantity,
     blocks_per_step_token: Quantity,
     step_tokens: Quantity,
 ) -> Quantity:
-    """Return the bytes of the blocks that requests and the tokens of one step hold on a rank."""
+    """Return the bytes of the blocks that requests and the tokens of one step hold on a rank.
+
+    A request has ``num_tokens`` of its own; all have ``shared_tokens`` of a prefix in common.
+    """
     each = ceil_of(num_tokens / BLOCK_TOKENS) + window_blocks
-    return bytes_per_block * (num_requests * each + blocks_per_step_token * step_tokens)
+    beside = ceil_of(shared_tokens / BLOCK_TOKENS) + blocks_per_step_token * step_tokens
+    return bytes_per_block * (num_requests * each + beside)
 
 
 def step_tokens_beside(group: LayerGroup, step_tokens: Quantity) -> Quantity:

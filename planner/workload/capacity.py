@@ -1,18 +1,20 @@
 """The number of concurrent requests of a serving workload that fit in memory."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import reduce
 from itertools import cycle
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from planner.cost.columns import Flag, any_of, both, ceil, floor, maximum, minimum, negate, where
 from planner.cost.equation import Unrecorded
 from planner.cost.memory import MemoryUse
+from planner.cost.stages import Share
 from planner.specs.workload import ServeWorkload
 from planner.workload.inference_memory import (
     Load,
     stage_limits,
     step_activation_bytes,
+    step_cache_bytes,
     usable_bytes,
 )
 from planner.workload.setting import Setting
@@ -91,14 +93,15 @@ def room_by_stage(setting: Setting, workload: ServeWorkload) -> Iterator[tuple[f
     uses = [_use(setting, workload, requests) for requests in (1.0, 2.0)]
     steps = Steps(setting, workload)
     offloaded = ranks * _room_beside_devices(setting, uses)
-    stages = zip(uses[0].stages, uses[1].stages, strict=True)
+    stages = zip(uses[0].stages, uses[1].stages, _layer_shares(setting, uses[0]), strict=True)
     uniform = [(setting.device.memory_bytes, usable_bytes(setting))] * len(uses[0].stages)
     limits = stage_limits(setting) or uniform
-    for (one, two), (whole, usable) in zip(stages, limits, strict=True):
+    for (one, two, share), (whole, usable) in zip(stages, limits, strict=True):
         first = one.peak_bytes
         each = two.peak_bytes - first
-        cache = each - steps.segment(0).each
-        peaks = Peaks(first - steps.segment(0).bytes_at_start - cache, cache, steps)
+        start = steps.segment(0)
+        cache = each - start.each.of(share)
+        peaks = Peaks(first - start.at_start.of(share) - cache, cache, share, steps)
         filled = first - each
         usual = minimum(offloaded, ranks * _requests(usable, peaks))
         is_tight: Flag = filled > TIGHT_RATIO * whole
@@ -109,21 +112,39 @@ def room_by_stage(setting: Setting, workload: ServeWorkload) -> Iterator[tuple[f
         yield usual, minimum(offloaded, ranks * _requests(tight, peaks))
 
 
+class StepBytes(NamedTuple):
+    """The bytes that depend on the tokens of a step, on one device.
+
+    ``activations`` are the same on every stage; ``cache`` are those of all layers.
+    """
+
+    activations: float
+    cache: float
+
+    def of(self, layers: float) -> float:
+        """Return the bytes on a stage with this share of the layers."""
+        return self.activations + layers * self.cache
+
+    def less(self, other: "StepBytes") -> "StepBytes":
+        """Return the difference of both."""
+        return StepBytes(self.activations - other.activations, self.cache - other.cache)
+
+
 class Segment(NamedTuple):
     """Requests of one rank between which the tokens of a step grow alike, or not at all.
 
-    ``bytes_at_start`` are those of a step's activations, ``each`` those of one more request.
+    ``at_start`` are a step's bytes there, and ``each`` those of one more request.
     """
 
     start: float
     end: float
-    bytes_at_start: float
-    each: float
+    at_start: StepBytes
+    each: StepBytes
     is_linear: bool
 
 
 class Steps:
-    """The bytes of a step's activations by the requests of one rank; the same on every stage."""
+    """The bytes of a step by the requests of one rank."""
 
     def __init__(self, setting: Setting, workload: ServeWorkload) -> None:
         self._setting, self._workload = setting, workload
@@ -133,22 +154,22 @@ class Steps:
         self._ends = (1.0, maximum(1.0, minimum(prompt, most)), grown, most, UNLIMITED)
         self._segments: dict[int, Segment] = {}
 
-    def of(self, requests: float) -> float:
+    def of(self, requests: float) -> StepBytes:
         """Return the bytes with this many requests on each rank."""
-        load = load_of(
-            self._setting, self._workload, requests * self._setting.layout.attention_data
-        )
-        return step_activation_bytes(self._setting, load)
+        setting = self._setting
+        load = load_of(setting, self._workload, requests * setting.layout.attention_data)
+        return StepBytes(step_activation_bytes(setting, load), step_cache_bytes(setting, load))
 
     def segment(self, at: int) -> Segment:
         """Return the segment of this number, computed once; the last has no end."""
         if at not in self._segments:
             start, end = self._ends[at], self._ends[at + 1]
             first = self.of(start)
-            each = self.of(start + 1.0) - first
-            straight = first + each * (end - start)
-            bend = self.of(end) - straight if at + 1 < LAST_SEGMENT else 0.0
-            is_linear = not any_of(abs(bend) > ROUNDING * straight)
+            each = self.of(start + 1.0).less(first)
+            is_linear = at == LAST_SEGMENT or all(
+                not any_of(abs(last - begun - more * (end - start)) > ROUNDING * last)
+                for last, begun, more in zip(self.of(end), first, each, strict=True)
+            )
             self._segments[at] = Segment(start, end, first, each, is_linear)
         return self._segments[at]
 
@@ -156,12 +177,23 @@ class Steps:
 class Peaks(NamedTuple):
     """The peak bytes of a stage by the requests of one rank.
 
-    ``empty`` are the bytes beside cache and activations, ``cache`` those of one request's cache.
+    ``empty`` are the bytes without requests and steps, ``cache`` those of one request's cache and
+    ``layers`` the stage's share of the layers.
     """
 
     empty: float
     cache: float
+    layers: float
     steps: Steps
+
+
+def _layer_shares(setting: Setting, use: MemoryUse) -> list[float]:
+    """Return the share of the layers on each stage of a use; equal stages appear once in it."""
+    shares: Iterable[Share] = setting.shares
+    if len(use.stages) < len(setting.shares):
+        shares = dict.fromkeys(setting.shares)
+    layers = setting.model.num_hidden_layers
+    return [cast("float", share.layers / layers) for share in shares]
 
 
 def _use(setting: Setting, workload: ServeWorkload, requests: float) -> MemoryUse:
@@ -191,7 +223,8 @@ def _requests(limit: float, peaks: Peaks) -> float:
     held = 0.0
     for at in range(LAST_SEGMENT + 1):
         start, end, step, step_each, is_linear = peaks.steps.segment(at)
-        peak, each = peaks.empty + start * peaks.cache + step, peaks.cache + step_each
+        peak = peaks.empty + start * peaks.cache + step.of(peaks.layers)
+        each = peaks.cache + step_each.of(peaks.layers)
         if at == 0:
             fits = peak <= limit
             held = where(fits, 1.0, 0.0)
@@ -219,7 +252,8 @@ def _along_chords(
     start, peak = known
     tried, fits, held = found
     for _ in range(CHORDS):
-        at_tried = peaks.empty + tried * peaks.cache + peaks.steps.of(tried)
+        step = peaks.steps.of(tried).of(peaks.layers)
+        at_tried = peaks.empty + tried * peaks.cache + step
         inside = both(fits, at_tried <= limit * (1 + ROUNDING))
         held = where(inside, maximum(held, tried), held)
         if not any_of(both(fits, negate(inside))):

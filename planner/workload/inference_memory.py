@@ -234,8 +234,8 @@ def stage_kv_bytes(setting: Setting, ledger: Ledger, load: Load, stage: Share) -
             bytes_per_block=block_bytes(pool, setting.kv_element_bytes)
             * (stage.layers / model.num_hidden_layers),
             num_requests=load.sequences,
-            num_tokens=(unshared + load.shared_tokens / maximum(load.sequences, 1.0))
-            / layout.context,
+            num_tokens=unshared / layout.context,
+            shared_tokens=load.shared_tokens / layout.context,
             window_blocks=pool.window_blocks,
             blocks_per_step_token=pool.blocks_per_step_token,
             step_tokens=load.step_tokens,
@@ -253,6 +253,19 @@ def stage_kv_bytes(setting: Setting, ledger: Ledger, load: Load, stage: Share) -
         (ledger, setting.line(GROUP, "KV cache", key="kv_cache")),
         stage.layers / model.num_hidden_layers,
     )
+
+
+def step_cache_bytes(setting: Setting, load: Load) -> float:
+    """Return the bytes of cache that the tokens of a step hold beside those of its requests.
+
+    They are those of all layers; a pipeline stage has them in proportion to its layers.
+    """
+    if not (setting.engine.pools_blocks and load.paged):
+        return 0.0
+    whole = Share(layers=float(setting.model.num_hidden_layers), vocabulary=0.0, is_last=True)
+    without = replace(load, step_tokens=0.0)
+    held, beside = (stage_kv_bytes(setting, Unrecorded(), each, whole) for each in (load, without))
+    return (held - beside) * (1 - offloaded_cache_share(setting))
 
 
 def _stage(setting: Setting, ledger: Ledger, load: Load, stage: Share) -> StageMemory:
