@@ -142,7 +142,7 @@ def pooled_cache_bytes(
     return bytes_per_block * (num_requests * each + beside)
 
 
-def step_tokens_beside(group: LayerGroup, step_tokens: Quantity) -> Quantity:
+def step_tokens_outside_window(group: LayerGroup, step_tokens: Quantity) -> Quantity:
     """Return the tokens of a step that a windowed layer holds beside the windows of requests."""
     if isinstance(group, AttentionLayers) and group.window and not group.reuses_cache:
         return maximum(0.0, step_tokens - float(group.window))

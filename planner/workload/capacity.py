@@ -57,7 +57,7 @@ def holds_a_request(setting: Setting, workload: ServeWorkload) -> Flag:
         fits = both(fits, stage.peak_bytes <= usable)
     if any_of(one.host_bytes > 0) or any_of(one.disk_bytes > 0):
         uses = [one, _use(setting, workload, 2.0)]
-        fits = both(fits, _room_beside_devices(setting, uses) >= 1)
+        fits = both(fits, _room_in_tiers(setting, uses) >= 1)
     return fits
 
 
@@ -92,7 +92,7 @@ def room_by_stage(setting: Setting, workload: ServeWorkload) -> Iterator[tuple[f
     ranks = setting.layout.attention_data
     uses = [_use(setting, workload, requests) for requests in (1.0, 2.0)]
     steps = Steps(setting, workload)
-    offloaded = ranks * _room_beside_devices(setting, uses)
+    offloaded = ranks * _room_in_tiers(setting, uses)
     stages = zip(uses[0].stages, uses[1].stages, _layer_shares(setting, uses[0]), strict=True)
     uniform = [(setting.device.memory_bytes, usable_bytes(setting))] * len(uses[0].stages)
     limits = stage_limits(setting) or uniform
@@ -202,7 +202,7 @@ def _use(setting: Setting, workload: ServeWorkload, requests: float) -> MemoryUs
     return held_memory(setting, Unrecorded(), load)
 
 
-def _room_beside_devices(setting: Setting, uses: list[MemoryUse]) -> float:
+def _room_in_tiers(setting: Setting, uses: list[MemoryUse]) -> float:
     """Return the requests per rank whose offloaded cache host memory and disks hold."""
     cluster = setting.cluster
     return minimum(

@@ -36,7 +36,7 @@ def graph_bytes(setting: Setting, ledger: Ledger, layers: Quantity) -> float:
     )
 
 
-def graph_bytes_beside(setting: Setting) -> float:
+def graph_bytes_outside_budget(setting: Setting) -> float:
     """Return the bytes of the graphs of the largest stage that lie outside the share of memory."""
     graphs = setting.engine.graphs
     if graphs is None or graphs.in_budget:

@@ -21,7 +21,7 @@ from planner.cost.page_pools import (
     block_bytes,
     page_pool,
     pooled_cache_bytes,
-    step_tokens_beside,
+    step_tokens_outside_window,
 )
 from planner.cost.stages import Share
 from planner.cost.weight_formats import WeightFormat
@@ -32,7 +32,7 @@ from planner.cost.weights import (
     weight_bytes,
 )
 from planner.specs.workload import GenerateWorkload, ServeWorkload
-from planner.workload.graphs import graph_bytes, graph_bytes_beside
+from planner.workload.graphs import graph_bytes, graph_bytes_outside_budget
 from planner.workload.largest_step import largest_step
 from planner.workload.offloaded_memory import (
     DISK,
@@ -85,7 +85,7 @@ def usable_bytes(setting: Setting) -> float:
     visible, most = _limits(setting)
     if given is None or engine.memory_share_of == "device":
         share = engine.memory_utilisation if given is None else given
-        return minimum(most, visible * share + graph_bytes_beside(setting))
+        return minimum(most, visible * share + graph_bytes_outside_budget(setting))
     weights, working = _without_cache(setting)
     if engine.memory_share_of == "weights_and_cache":
         return minimum(most, visible * given + working)
@@ -244,7 +244,7 @@ def stage_kv_bytes(setting: Setting, ledger: Ledger, load: Load, stage: Share) -
     if load.shared_tokens:
         tokens += layer_tokens(model, load.shared_tokens, paged=load.paged)
     if pooled:
-        tokens += PerGroup.of(model, lambda group: step_tokens_beside(group, load.step_tokens))
+        tokens += PerGroup.of(model, lambda group: step_tokens_outside_window(group, load.step_tokens))
     return cache_bytes(
         model,
         tokens / layout.context,

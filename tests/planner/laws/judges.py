@@ -252,7 +252,8 @@ def started_devices(name: str, text: str, nodes: int) -> dict[str, int]:
         found["requests"] = _kubernetes_devices(body)
         return found
     for tool, count in commands(_compose_command(body) if name == "compose" else body).items():
-        on_each = "NODE_RANK" not in body and (tool != "tensorrt_llm" or "of each of" in head)
+        one_node = "NODE_RANK" not in body and tool != "tensorrt_llm"
+        on_each = one_node or "of each of" in head
         found[f"command {tool}"] = count * (nodes if on_each else 1)
     if name == "compose" and "count: " in body:
         found["reserves"] = sum(map(int, re.findall(r"count: (\d+)", body)))
