@@ -286,6 +286,7 @@ BY_OWNER: dict[str, Mapping[str, str]] = {
 BY_MODEL: dict[tuple[str, str], Mapping[str, str]] = {
     ("zai-org", "glm-4"): {"fp8": "fp8 compressed channels"},
     ("tencent", "hunyuan-"): {"fp8": "fp8 tensors"},
+    ("tencent", "hy3"): {"fp8": "fp8 tensors"},
 }
 GGUF = re.compile(r"^(?P<rest>.+?)[-_.](i1[-_.])?gguf(:\S+)?$", re.IGNORECASE)
 

@@ -7,6 +7,7 @@ import json
 import re
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 from planner.catalog.format_names import (
@@ -90,10 +91,23 @@ def _ids_by_shape() -> dict[tuple[str, ...], str]:
     ids_by_key: dict[tuple[str, ...], set[str]] = {}
     for name, model_id in _ids_by_name().items():
         key = shape_key(name)
-        keys = {key, key[: key.index("v")]} if "v" in key[1:] else {key}
-        for shape in keys:
+        for shape in {key, _without_version(key)}:
             ids_by_key.setdefault(shape, set()).add(model_id)
     return {key: min(ids) for key, ids in ids_by_key.items() if len(ids) == 1}
+
+
+def _without_version(key: tuple[str, ...]) -> tuple[str, ...]:
+    """Return shape words without a version suffix, which is a number after ``v``.
+
+    >>> _without_version(("mistral", "7", "b", "v", "0.3"))
+    ('mistral', '7', 'b')
+    """
+    starts = [
+        at
+        for at, (word, after) in enumerate(pairwise(key))
+        if at and word == "v" and after[0].isdigit()
+    ]
+    return key[: starts[0]] if starts else key
 
 
 @cache

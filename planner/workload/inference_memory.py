@@ -244,7 +244,9 @@ def stage_kv_bytes(setting: Setting, ledger: Ledger, load: Load, stage: Share) -
     if load.shared_tokens:
         tokens += layer_tokens(model, load.shared_tokens, paged=load.paged)
     if pooled:
-        tokens += PerGroup.of(model, lambda group: step_tokens_outside_window(group, load.step_tokens))
+        tokens += PerGroup.of(
+            model, lambda group: step_tokens_outside_window(group, load.step_tokens)
+        )
     return cache_bytes(
         model,
         tokens / layout.context,

@@ -29,8 +29,9 @@ REFINED_BLOCK, REFINED_SINCE, NVFP4_GROUP = 32, (0, 29), 16
 PADDED = frozenset({"bailing_hybrid", "dots3_note_text"})
 # vLLM takes FlashInfer's kernel for 16-bit SwiGLU experts on compute capability 10. Its layout has
 # blocks of 128 bytes (vllm/model_executor/layers/fused_moe/oracle/unquantized.py; issue 41360):
-# only experts without a gate are padded, and no other kernel is tried.
-TILED_SINCE, TILED_CAPABILITY, TILE = (0, 19), (10.0, 11.0), 64
+# only experts without a gate are padded, and no other kernel is tried. From 0.26 on the kernel is
+# declined for other widths (pull request 51492), so a release that is not named runs them.
+TILED_RELEASES, TILED_CAPABILITY, TILE = ((0, 19), (0, 26)), (10.0, 11.0), 64
 
 
 @dataclass(frozen=True)
@@ -337,8 +338,8 @@ def _refines_blocks(engine: Engine, device: DeviceSpec, stored: WeightBlocks) ->
 
 def _tiles_experts(engine: Engine, device: DeviceSpec, model: ModelSpec) -> bool:
     """Return whether the engine lays 16-bit experts out in blocks: vLLM on Blackwell's B cards."""
-    release = release_number(engine.release)
-    if engine.key != "vllm" or (release and release < TILED_SINCE):
+    since, until = TILED_RELEASES
+    if engine.key != "vllm" or not since <= release_number(engine.release) < until:
         return False
     first, last = TILED_CAPABILITY
     is_swiglu = model.gated_mlp and not model.expert_bias and "gemma" not in model.model_type

@@ -38,7 +38,7 @@ PUBLISHED = [
     ("RedHatAI/Qwen3-32B-FP8", "fp8", CT, None, None, {}),
     ("zai-org/GLM-4.6-FP8", "fp8", CT, None, None, {}),
     ("nvidia/Llama-3.3-70B-Instruct-FP8", "fp8", "fp8", None, None, {}),
-    ("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-FP8", "fp8", "fp8", None, None, {}),
+    ("nvidia/NVIDIA-Nemotron-Nano-9B-v2-FP8", "fp8", "fp8", None, None, {}),
     ("amd/Llama-3.3-70B-Instruct-FP8-KV", "fp8", "quark", None, None, {}),
     ("MiniMaxAI/MiniMax-M3-MXFP8", "fp8", "mxfp8", None, None, {}),
     ("nvidia/Llama-3.3-70B-Instruct-NVFP4", "nvfp4", "nvfp4", None, 16, {}),
@@ -56,7 +56,7 @@ PUBLISHED = [
     ("unsloth/Qwen3-8B-unsloth-bnb-4bit", "nf4", "bitsandbytes", None, 64, {}),
     ("mlx-community/Qwen3-8B-4bit", "int4", "mlx", None, 64, {}),
     ("mlx-community/Qwen3-8B-8bit", "int8", "mlx", None, 64, {}),
-    ("lmsys/gpt-oss-120b-bf16", "bf16", None, None, None, {}),
+    ("unsloth/Kimi-K2-Instruct-BF16", "bf16", None, None, None, {}),
     ("unsloth/DeepSeek-R1-BF16", "bf16", None, None, None, {}),
 ]
 
@@ -76,8 +76,8 @@ def test_published_names_are_read_as_their_publishers_write_them(
 
 
 # The catalog's own checkpoints whose parts are in several quantised formats, or in other ones
-# than those of their successors: no name says that.
-UNLIKE = frozenset({"nvidia/GLM-5-NVFP4"})
+# than those of their siblings: no name says that.
+UNLIKE = frozenset({"nvidia/GLM-5-NVFP4", "nvidia/Kimi-K2.6-NVFP4", "nvidia/Kimi-K2.7-Code-NVFP4"})
 
 
 def catalog_checkpoints():
@@ -154,7 +154,7 @@ def asked(name, device, devices=1):
     "name",
     [
         "Qwen/Qwen3-32B-NVFP4-FP8",
-        "RedHatAI/Hy3-NVFP4-FP8",
+        "RedHatAI/Qwen3-8B-AWQ-FP8",
         "Qwen/Qwen3-9B-FP8",
         "Qwen/Qwen3-8B-FP9",
         "Qwen/Qwen3-8B-exl2",
