@@ -13,7 +13,12 @@ from planner.catalog.compression import spread_of
 from planner.cost.compression import RECIPES
 from planner.specs.calibration import HostCalibration
 from planner.specs.estimate import ErrorClass, Interval, MemoryAnswer, Performance
-from planner.specs.workload import CompressWorkload, GenerateWorkload, TrainWorkload
+from planner.specs.workload import (
+    CompressWorkload,
+    GenerateWorkload,
+    ServeWorkload,
+    TrainWorkload,
+)
 from planner.workload.setting import Setting
 
 MIN_MEASUREMENTS = 3
@@ -27,6 +32,10 @@ TIME_SPREAD: dict[ErrorClass, float] = {
     "calibrated on this host": 0.05,
 }
 QUEUE_SPREAD = 0.90
+# Log spread of serving times between collections of benchmarks, beside that within one: other
+# people's prompts, releases and hosts. It is found on 21 published speeds of seven sources that no
+# factor was fitted to, and holds for four others (planner/fitting/published_speeds.py).
+SOURCE_SPREAD = 0.34
 MEMORY_SPREAD: dict[ErrorClass, float] = {
     "datasheet only": 0.10,
     "same family": 0.07,
@@ -69,9 +78,13 @@ def confidence_of(setting: Setting) -> Confidence:
     error_class = _error_class(setting)
     widening = GENERIC_WIDENING if setting.engine.is_generic else 1.0
     residual = _residual(setting.host_calibration, error_class)
+    elsewhere = 0.0 if _is_of_this_host(setting) else SOURCE_SPREAD
+    if not isinstance(setting.workload, ServeWorkload):
+        elsewhere = 0.0  # the errors of other workloads are those of unseen sources already
+    times = math.hypot(_time_spread(setting, error_class), residual, elsewhere)
     return Confidence(
         error_class=error_class,
-        time_spread=math.hypot(_time_spread(setting, error_class), residual) * widening,
+        time_spread=times * widening,
         memory_spread=_memory_spread(setting, error_class) * widening,
         serving_spreads=_serving_spreads(setting, error_class, widening),
     )
@@ -80,17 +93,25 @@ def confidence_of(setting: Setting) -> Confidence:
 def _serving_spreads(
     setting: Setting, error_class: ErrorClass, widening: float
 ) -> dict[str, float]:
-    """Return the held-out errors of TTFT and TPOT in sweeps; empty on a measured host."""
+    """Return the log spreads of TTFT and TPOT: errors held out in sweeps, and between sources.
+
+    A measured host has none of them.
+    """
     engine = setting.engine
-    if setting.is_measured or setting.host_calibration is not None:
+    if _is_of_this_host(setting):
         return {}
     spreads_by_time = {"tpot_seconds": engine.tpot_spreads, "ttft_seconds": engine.ttft_spreads}
     key = f"{error_class}, sparse" if setting.model.is_moe else error_class
     return {
-        name: spreads.get(key, spreads[error_class]) * widening
+        name: math.hypot(spreads.get(key, spreads[error_class]), SOURCE_SPREAD) * widening
         for name, spreads in spreads_by_time.items()
         if error_class in spreads
     }
+
+
+def _is_of_this_host(setting: Setting) -> bool:
+    """Return whether figures follow from measurements of the host itself."""
+    return setting.is_measured or setting.host_calibration is not None
 
 
 def _time_spread(setting: Setting, error_class: ErrorClass) -> float:

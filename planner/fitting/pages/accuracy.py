@@ -31,6 +31,7 @@ from planner.fitting.pages.accuracy_misses import MISSES
 from planner.fitting.pages.offload_examples import flexgen_table
 from planner.fitting.pages.throughput_page import throughput_section
 from planner.fitting.pages.training_offload_examples import training_offload_table
+from planner.fitting.published_speeds import published_section
 from planner.fitting.robust_fit import factors_of, memory_case
 from planner.fitting.serving.factors import TABLES, kind_of, serving_cases
 from planner.specs.base import Dtype, JsonObject
@@ -295,6 +296,7 @@ def accuracy_page() -> str:
         _verdicts(),
         _table("Serving, fitted", _serving_errors()),
         throughput_section(),
+        published_section(),
         _table("Single streams, fitted", _stream_errors()),
         _examples(),
         flexgen_table(),
