@@ -25,6 +25,7 @@ from runners.environments.store import Store
 from runners.jobspec import ArtefactModel, FolderModel
 from runners.launch import LaunchRefusedError
 from runners.preflight_messages import Needs, PreflightCheck, no, yes
+from runners.stored_weights import weights_of
 from runners.supervision import cgroup
 
 GIB = 2**30
@@ -217,8 +218,15 @@ def _model(model: FolderModel | ArtefactModel, place: Place) -> PreflightCheck:
     except LaunchRefusedError as refusal:
         remedy = "Put the model below one of the host's model folders, or choose another model."
         return no("model", f"{str(refusal)[:500]}.", remedy)
-    where = getattr(confined, "path", None) or "an earlier attempt's output"
-    return yes("model", f"The model is there: {str(where)[:400]}.")
+    where = getattr(confined, "path", None)
+    if where is None:
+        return yes("model", "The model is there: an earlier attempt's output.")
+    found = weights_of(Path(where), [root.resolve() for root in place.model_roots])
+    there = f"The model is there: {str(where)[:300]}."
+    if found is None:
+        return yes("model", there)
+    figures = {name: float(value) for name, value in found._asdict().items() if value}
+    return yes("model", f"{there} {found.sentence}", **figures)
 
 
 def _ports(ports: Sequence[int]) -> PreflightCheck:
