@@ -8,10 +8,18 @@ ALIKE, BARELY = 0.4, 0.2
 
 
 def nearest_names(name: str, known: Iterable[str]) -> tuple[str, ...]:
-    """Return up to five known names similar to ``name``, closest first."""
+    """Return up to five known names similar to ``name``, closest first.
+
+    Names that it begins with come before all others: Qwen3-8B of Qwen3-8B-of-mine.
+    """
     by_lower = {candidate.lower(): candidate for candidate in known}
-    close = get_close_matches(name.lower(), list(by_lower), n=MAX_NEAREST, cutoff=ALIKE)
     last_part = name.lower().rsplit("/", 1)[-1]
+    begun = [
+        lower for lower in by_lower if f"{last_part}-".startswith(f"{lower.rsplit('/', 1)[-1]}-")
+    ]
+    begun.sort(key=lambda lower: -len(lower.rsplit("/", 1)[-1]))
+    alike = get_close_matches(name.lower(), list(by_lower), n=MAX_NEAREST, cutoff=ALIKE)
+    close = [*begun, *(lower for lower in alike if lower not in begun)]
     containing = [
         lower for lower in by_lower if last_part and last_part in lower and lower not in close
     ]

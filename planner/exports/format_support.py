@@ -53,6 +53,8 @@ def formats_for(case: Case, strategy: Strategy, engine: str | None = None) -> tu
     training = isinstance(case.workload, TrainWorkload)
     named = _trainers(case, strategy) if training else accepting_servers(case, strategy)
     managers = ["slurm", "kubernetes", *(["compose"] if case.cluster.nodes == 1 else [])]
+    if (case.device.vendor or "").lower() == "apple":
+        managers = []  # they give Linux processes their devices
     started = {"torchrun", "megatron"} if training else {server_of(engine, case.device)}
     return (*named, *(managers if started & set(named) else ()))
 

@@ -67,6 +67,10 @@ def _placement(case: ExportCase) -> list[str]:
     return flags
 
 
+# Types that llama.cpp's convert_hf_to_gguf.py writes with --outtype.
+CONVERTED = frozenset({"F32", "F16", "BF16", "Q8_0"})
+
+
 def _cache(case: ExportCase) -> list[str]:
     stored = CACHE_TYPES.get(case.strategy.kv_cache_dtype or "", "f16")
     flags = ["--cache-type-k", stored, "--cache-type-v", stored] if stored != "f16" else []
@@ -84,11 +88,21 @@ def _draft(case: ExportCase) -> list[str]:
     return [*flags, "--spec-draft-n-max", str(draft.tokens)]
 
 
+def _conversion(model: str, stored: str) -> str:
+    """Return the commands that make a file of a type; the converter writes some types itself."""
+    is_repository = "/" in model and not model.startswith(("/", "."))
+    remote = "--remote " if is_repository else ""
+    converter = f"convert_hf_to_gguf.py {remote}{model}"
+    if stored in CONVERTED:
+        return f"{converter} --outtype {stored.lower()}"
+    return f"{converter}, then llama-quantize to {stored}"
+
+
 def llama_cpp_notes(case: ExportCase) -> Notes:
     """Return the source of the file, and what the command leaves open."""
     notes = list(serving_notes(case, "llama_cpp", "llama.cpp"))
     dtype, stored = case.strategy.weight_dtype or "bf16", gguf_type(case)
-    notes.append(f"the file: convert_hf_to_gguf.py {case.model}, then llama-quantize to {stored}")
+    notes.append(f"the file: {_conversion(case.model, stored)}")
     if not GGUF.get(dtype, ("", False))[1]:
         notes.append(f"GGUF has no {dtype}: {stored} is the closest, and a little larger")
     requests = case.sequences_per_replica or 1

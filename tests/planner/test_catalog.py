@@ -110,3 +110,10 @@ def test_a_price_comes_with_the_offers_and_the_day_that_it_is_from():
 
 def test_a_device_that_nobody_rents_out_has_no_price():
     assert get_device("m2-max").price_usd_per_hour is None
+
+
+def test_a_name_that_begins_with_a_known_one_names_that_first():
+    with pytest.raises(UnknownModelError) as caught:
+        get_model("Qwen/Qwen3-8B-of-mine")
+
+    assert caught.value.nearest[0] == "Qwen/Qwen3-8B"
