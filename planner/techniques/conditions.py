@@ -113,7 +113,10 @@ def _peak(dtype: Dtype) -> Condition:
     def reason(case: Case) -> str:
         if dtype in case.device.peak_flops_per_second:
             return ""
-        return f"needs {dtype} matrix units: {case.device.id} has none"
+        needs = f"needs {dtype} matrix units: {case.device.id} has none"
+        if case.model.weight_dtype == dtype:
+            return f"{needs}; an engine that takes this checkpoint multiplies it in 16 bits"
+        return needs
 
     return Condition(f"the device multiplies matrices in {dtype}", reason)
 
