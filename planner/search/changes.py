@@ -18,7 +18,7 @@ from planner.specs.base import Dtype, JsonObject
 from planner.specs.cluster import ClusterSpec, DeviceSpec
 from planner.specs.estimate import EstimateRequest
 from planner.specs.plan import PlanRequest
-from planner.specs.strategy import Strategy
+from planner.specs.strategy import OffloadSpec, Strategy
 from planner.specs.workload import GenerateWorkload, ServeWorkload, TrainWorkload, Workload
 from planner.workload.resolve import resolve_cluster, resolve_device
 
@@ -117,6 +117,26 @@ def placements(request: PlanRequest) -> Iterator[Change]:
         if placed is not None:
             title = "weights and cache placed over host memory and disk"
             yield Change(title, {"pins": placed})
+
+
+def states_away(request: PlanRequest) -> Iterator[Change]:
+    """Yield the states of a training to keep in host memory: Slipway's runner searches none."""
+    for title, offload in (
+        ("optimiser states in host memory", OffloadSpec(optimizer="cpu")),
+        ("activations in host memory", OffloadSpec(activations_cpu=1.0)),
+    ):
+        yield from _away(request, title, offload)
+
+
+def layers_away(request: PlanRequest) -> Iterator[Change]:
+    """Yield weights in host memory too, for another tool to which the plan is exported."""
+    title = "weights and optimiser states in host memory, fetched layer by layer"
+    yield from _away(request, title, OffloadSpec(optimizer="cpu", weights_cpu=1.0))
+
+
+def _away(request: PlanRequest, title: str, offload: OffloadSpec) -> Iterator[Change]:
+    if isinstance(request.workload, TrainWorkload) and request.pins.offload is None:
+        yield Change(title, {"pins": request.pins.model_copy(update={"offload": offload})})
 
 
 def cheaper_methods(request: PlanRequest) -> Iterator[Change]:

@@ -172,3 +172,17 @@ def test_a_processor_is_offered_a_device_whatever_its_own_memory():
     found = titles(asked(model=LLAMA_8B, device=large, workload=wish, engine=None), "target")
 
     assert [one for one in found if "instead of this-host" in one]
+
+
+def test_a_training_that_is_a_little_too_large_may_keep_states_or_layers_in_host_memory():
+    """Published: QLoRA of 70B models on two cards of 24 GB with CPU offload (FSDP-QLoRA)."""
+    work = {"kind": "train", "sequence_length": 2048, "global_batch_size": 16, "method": "qlora"}
+    request = asked(model=LLAMA_70B, device="rtx-4090", devices=2, workload=work, engine=None)
+    answer = plan(request)
+    by_title = {each.title: each for each in answer.suggestions}
+    layers = by_title["weights and optimiser states in host memory, fetched layer by layer"]
+
+    assert not answer.plans
+    assert "optimiser states in host memory" in by_title
+    assert layers.estimate.fits
+    assert layers.estimate.strategy.zero_stage == 3
