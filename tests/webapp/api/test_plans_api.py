@@ -34,7 +34,7 @@ def test_an_export_comes_with_its_notes_and_its_measure(alice, served):
     found = get(alice, served, "exports/llama_cpp").json()
 
     assert "llama-server" in found["text"]
-    assert any("llama-quantize" in note for note in found["notes"])
+    assert any("convert_hf_to_gguf.py" in note for note in found["notes"])
     assert "CLAIM" in found["measure"]
 
 
