@@ -119,22 +119,22 @@ def placements(request: PlanRequest) -> Iterator[Change]:
             yield Change(title, {"pins": placed})
 
 
-def states_away(request: PlanRequest) -> Iterator[Change]:
+def offloaded_states(request: PlanRequest) -> Iterator[Change]:
     """Yield the states of a training to keep in host memory: Slipway's runner searches none."""
     for title, offload in (
         ("optimiser states in host memory", OffloadSpec(optimizer="cpu")),
         ("activations in host memory", OffloadSpec(activations_cpu=1.0)),
     ):
-        yield from _away(request, title, offload)
+        yield from _offloading(request, title, offload)
 
 
-def layers_away(request: PlanRequest) -> Iterator[Change]:
+def offloaded_layers(request: PlanRequest) -> Iterator[Change]:
     """Yield weights in host memory too, for another tool to which the plan is exported."""
     title = "weights and optimiser states in host memory, fetched layer by layer"
-    yield from _away(request, title, OffloadSpec(optimizer="cpu", weights_cpu=1.0))
+    yield from _offloading(request, title, OffloadSpec(optimizer="cpu", weights_cpu=1.0))
 
 
-def _away(request: PlanRequest, title: str, offload: OffloadSpec) -> Iterator[Change]:
+def _offloading(request: PlanRequest, title: str, offload: OffloadSpec) -> Iterator[Change]:
     if isinstance(request.workload, TrainWorkload) and request.pins.offload is None:
         yield Change(title, {"pins": request.pins.model_copy(update={"offload": offload})})
 

@@ -10,14 +10,14 @@ from planner.search.changes import (
     fewer_limits,
     fewer_pins,
     is_no_better,
-    layers_away,
     more_devices,
+    offloaded_layers,
+    offloaded_states,
     other_devices,
     pins_of,
     placements,
     several_others,
     smaller_workloads,
-    states_away,
 )
 from planner.specs.cluster import DeviceSpec
 from planner.specs.estimate import Estimate
@@ -56,8 +56,8 @@ class _Trial:
         request = self.request
         yield from self._first_working(fewer_pins(request) if self._is_any_pin_binding() else ())
         yield from self._first_working(placements(request))
-        yield from self._first_working(states_away(request))
-        yield from self._first_working(layers_away(request))
+        yield from self._first_working(offloaded_states(request))
+        yield from self._first_working(offloaded_layers(request))
         yield from self._first_working(fewer_bits(request))
         yield from self._first_working(cheaper_methods(request))
         for ladder in smaller_workloads(request):
