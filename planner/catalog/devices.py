@@ -35,6 +35,14 @@ MAKERS = frozenset(
 )
 SIZE = re.compile(r"(.+)-(\d+)gb")
 SIZE_ROUNDING = 0.1  # names are rounded, in gigabytes or gibibytes
+# Driver names that omit or spell differently the form factor -> catalog id.
+DRIVER_NAMES = {
+    "NVIDIA H100 80GB HBM3": "h100-sxm5-80gb",
+    "NVIDIA H100 PCIe": "h100-pcie-80gb",
+    "NVIDIA H100 NVL": "h100-nvl-94gb",
+    "NVIDIA H200 NVL": "h200-nvl-141gb",
+    "NVIDIA A100 80GB PCIe": "a100-pcie-80gb",
+}
 TEXTS = ("id", "name", "vendor", "kind", "link", "source", "notes")
 
 
@@ -132,3 +140,13 @@ def get_device(name: str) -> DeviceSpec:
             nearest=nearest,
         )
     return _devices()[device_id]
+
+
+def device_of_driver(name: str) -> DeviceSpec | None:
+    """Return the device that a driver names, with or without the brand, or None."""
+    bare = name.removeprefix("NVIDIA ").removeprefix("GeForce ").removeprefix("Tesla ")
+    for spelling in (DRIVER_NAMES.get(name, name), bare):
+        device_id = _id_of(device_slug(spelling))
+        if device_id is not None:
+            return _devices()[device_id]
+    return None

@@ -22,17 +22,17 @@ START_SECONDS = 120.0
 Work = Callable[[Ranks], Mapping[str, float]]
 
 
-def on_ranks(size: int, work: Work) -> list[dict[str, float]]:
+def on_ranks(size: int, work: Work, backend: str = "gloo") -> list[dict[str, float]]:
     """Return the results of ``size`` forked ranks, which share this machine's cores.
 
     Process groups, caches and memory end with the ranks. The caller must not have computed
-    gradients, whose threads are not inherited by forks.
+    gradients, whose threads are not inherited by forks, nor used CUDA.
 
     Raises:
         RuntimeError: a rank failed; its error is on stderr.
     """
     with tempfile.TemporaryDirectory() as folder:
-        pids = [_forked(rank, size, Path(folder), work) for rank in range(size)]
+        pids = [_forked(rank, size, Path(folder), work, backend) for rank in range(size)]
         ends = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
         if any(ends):
             raise RuntimeError(f"{size} ranks ended with {ends}; their errors are above")
@@ -54,14 +54,14 @@ def _found(folder: Path, rank: int) -> Path:
     return folder / f"{rank}.json"
 
 
-def _forked(rank: int, size: int, folder: Path, work: Work) -> int:
+def _forked(rank: int, size: int, folder: Path, work: Work, backend: str) -> int:
     pid = os.fork()
     if pid:
         return pid
     code = 1
     try:
         torch.set_num_threads(max(1, num_threads() // size))
-        ranks = _join_group(rank, size, folder)
+        ranks = _join_group(rank, size, folder, backend)
         _found(folder, rank).write_text(json.dumps(dict(work(ranks))))
         ranks.total([0.0])  # a barrier: no rank exits while another waits for it
         code = 0
@@ -72,11 +72,11 @@ def _forked(rank: int, size: int, folder: Path, work: Work) -> int:
         os._exit(code)
 
 
-def _join_group(rank: int, size: int, folder: Path) -> Ranks:
+def _join_group(rank: int, size: int, folder: Path, backend: str) -> Ranks:
     if size == 1:
         return ALONE
     dist.init_process_group(
-        "gloo",
+        backend,
         init_method=f"file://{folder}/meeting",
         rank=rank,
         world_size=size,

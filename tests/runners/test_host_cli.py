@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from runners import __main__
+from runners import commands
 from runners.__main__ import main
 from runners.config import Credential, HostConfigError, HostDir
 from runners.reconcile import Reconciler
@@ -245,7 +245,7 @@ def test_stop_all_with_the_site_says_so_in_each_record(attempts, host_dir, capsy
 
 def test_stop_all_names_what_does_not_end(attempts, host_dir, capsys, monkeypatch):
     attempts.start(A1, FOREVER)
-    monkeypatch.setattr(__main__, "STOP_ALL_SECONDS", 0.2)
+    monkeypatch.setattr(commands, "STOP_ALL_SECONDS", 0.2)
     monkeypatch.setattr(Reconciler, "stop", lambda *_: None)
 
     assert main(["stop-all", "--dir", str(host_dir.path)]) == 1
@@ -269,7 +269,7 @@ def test_stop_all_on_a_full_disk_says_why_it_ended_nothing(
         raise OSError(28, "No space left on device")
 
     attempts.start(A1, FOREVER)
-    monkeypatch.setattr(__main__, "STOP_ALL_SECONDS", 0.2)
+    monkeypatch.setattr(commands, "STOP_ALL_SECONDS", 0.2)
     monkeypatch.setattr(Reconciler, "stop", fail)
 
     assert main(["stop-all", "--dir", str(host_dir.path)]) == 1

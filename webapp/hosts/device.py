@@ -6,23 +6,13 @@ memory that the driver reports; any other GPU needs a measurement.
 
 from datetime import UTC, datetime
 
-from planner.catalog.devices import get_device
-from planner.errors import PlannerError
+from planner.catalog.devices import device_of_driver, get_device
 from planner.specs.cluster import ClusterSpec, DeviceSpec
 from runners.facts import DeviceMeasurement, GpuFacts, HostFacts, Microbench
 from webapp.core.problems import ConflictProblem
 from webapp.hosts.models import Host
 from webapp.hosts.prices import PER_KWH, price_of, priced
 from webapp.hosts.virtual import planned_cluster
-
-# Driver names that omit or spell differently the form factor -> catalog id.
-DRIVER_NAMES = {
-    "NVIDIA H100 80GB HBM3": "h100-sxm5-80gb",
-    "NVIDIA H100 PCIe": "h100-pcie-80gb",
-    "NVIDIA H100 NVL": "h100-nvl-94gb",
-    "NVIDIA H200 NVL": "h200-nvl-141gb",
-    "NVIDIA A100 80GB PCIe": "a100-pcie-80gb",
-}
 
 
 def cluster_for_host(host: Host) -> ClusterSpec:
@@ -96,22 +86,11 @@ def _cpu_device(host: Host, facts: HostFacts) -> DeviceSpec:
 
 
 def _gpu_device(host: Host, gpu: GpuFacts) -> DeviceSpec:
-    published = _published(gpu.name)
+    published = device_of_driver(gpu.name)
     if published is not None:
         return published.model_copy(update={"memory_bytes": gpu.memory_bytes})
     measured = _measured(host, f"cuda:{gpu.index}")
     return _from_measurement(host, measured, kind="gpu", name=gpu.name, memory=gpu.memory_bytes)
-
-
-def _published(name: str) -> DeviceSpec | None:
-    """Return the catalog device for a driver's device name, with or without the brand."""
-    bare = name.removeprefix("NVIDIA ").removeprefix("GeForce ").removeprefix("Tesla ")
-    for spelling in (DRIVER_NAMES.get(name, name), bare):
-        try:
-            return get_device(spelling)
-        except PlannerError:
-            continue
-    return None
 
 
 def _from_measurement(

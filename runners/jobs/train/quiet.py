@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from runners.jobs.events import Emitter
-from runners.jobs.loading import fresh_model
+from runners.jobs.loading import fresh_model, ready
 from runners.jobs.ranks import ALONE, Ranks
 from runners.jobs.runtime import Job
 from runners.jobs.tokenizer import TokenIds
@@ -32,16 +32,19 @@ def quiet_trainer(
     ranks: Ranks = ALONE,
     ids: TokenIds | None = None,
     model: PreTrainedModel | None = None,
+    device: torch.device | None = None,
 ) -> Trainer:
     """Return a trainer with these spec ``fields`` that works in ``folder``, on random tokens.
 
     ``ids`` and ``model`` replace the random tokens and the fresh model. The same seed gives the
-    same weights on every rank.
+    same weights on every rank. ``device`` is where it trains; by default the CPU.
     """
+    device = device or torch.device("cpu")
     spec = TrainSpec.model_validate({"model": RandomModel(config={}), **fields})
     torch.manual_seed(spec.seed)
-    model = model or fresh_model(dict(config), torch.float32)
-    model.set_attn_implementation("eager")  # as the job does on a CPU
+    model = ready(model or fresh_model(dict(config), torch.float32), device=device)
+    if device.type == "cpu":
+        model.set_attn_implementation("eager")  # as the job does
     if ids is None:
         vocabulary = int(model.config.vocab_size)
         random_ids = np.random.default_rng(spec.seed).integers(0, vocabulary, RANDOM_TOKENS)
@@ -51,4 +54,4 @@ def quiet_trainer(
     emitter = Emitter(os.open(os.devnull, os.O_WRONLY))
     job = Job(folder, folder, request, emitter, threading.Event())
     batches = with_growing_lengths(spec, lambda each: TextBatches(text, each))
-    return Trainer(job, spec, model, batches, HeldOut(ids), torch.device("cpu"), ranks)
+    return Trainer(job, spec, model, batches, HeldOut(ids), device, ranks)

@@ -2,10 +2,10 @@
 
 import pytest
 
-from planner.catalog.devices import get_device
+from planner.catalog.devices import DRIVER_NAMES, get_device
 from tests.webapp.conftest import GIB, make_facts, make_microbench
 from webapp.core.problems import ConflictProblem
-from webapp.hosts.device import DRIVER_NAMES, cluster_for_host, device_for_host
+from webapp.hosts.device import cluster_for_host, device_for_host
 from webapp.hosts.models import Host
 from webapp.hosts.pools import pool_ensure
 

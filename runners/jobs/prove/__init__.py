@@ -1,0 +1,1 @@
+"""The stages of a proof run, each in its own process: ``python -m runners.jobs.prove STAGE``."""

@@ -1,0 +1,154 @@
+"""Writes a stage's records as JSON lines, each as soon as it is known."""
+
+import contextlib
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Literal, TextIO
+
+import torch
+
+from runners.prove.report import Check, Figure, Missing, Question
+
+Cause = Literal["device", "library", "time"]
+MAX_TEXT = 1500
+OUT_OF_MEMORY = "Close what else uses the device, or accept that this size does not fit on it."
+
+
+class Recorder:
+    """The records of one stage, on one device, within a time limit.
+
+    ``small`` scales every workload down to what proves that the path runs.
+    """
+
+    def __init__(
+        self, out: TextIO, device: torch.device, seconds: float, *, is_small: bool
+    ) -> None:
+        self.device = device
+        self.is_small = is_small
+        self._out = out
+        self._deadline = time.monotonic() + seconds
+
+    @property
+    def seconds_left(self) -> float:
+        """Return the seconds until the stage's time limit."""
+        return self._deadline - time.monotonic()
+
+    def figure(
+        self,
+        name: str,
+        unit: str,
+        samples: Sequence[float],
+        how: str = "",
+        question: Question | None = None,
+    ) -> float:
+        """Record a figure as the median of its samples, and return it."""
+        value = statistics.median(samples)
+        self._write(
+            Figure(
+                name=name,
+                unit=unit,
+                value=value,
+                samples=tuple(samples),
+                device=str(self.device),
+                how=how,
+                question=question,
+            )
+        )
+        return value
+
+    def check(
+        self, name: str, *, is_met: bool, expected: str, found: str, advice: str = ""
+    ) -> None:
+        """Record a property that holds or not."""
+        self._write(
+            Check(
+                name=name,
+                is_met=is_met,
+                expected=expected[:MAX_TEXT],
+                found=found[:MAX_TEXT],
+                advice=advice,
+            )
+        )
+
+    def missing(self, name: str, why: str, advice: str = "", cause: Cause = "device") -> None:
+        """Record something that cannot be proven here."""
+        self._write(Missing(name=name, cause=cause, why=why[:MAX_TEXT], advice=advice))
+
+    @contextlib.contextmanager
+    def part(self, name: str, *, advice: str = "") -> Iterator[None]:
+        """Run one part: whatever it raises is recorded, and the next part runs.
+
+        An absent library is recorded as missing, and any other error as a failed check.
+        """
+        try:
+            yield
+        except ImportError as error:
+            package = (error.name or str(error)).partition(".")[0]
+            self.missing(
+                name, f"{package} is missing: {error}", f"pip install {package}", "library"
+            )
+        except torch.OutOfMemoryError as error:
+            self.check(
+                name,
+                is_met=False,
+                expected="to fit into the device's memory",
+                found=str(error),
+                advice=OUT_OF_MEMORY,
+            )
+        except Exception as error:  # noqa: BLE001 - each part stands alone
+            self.check(
+                name,
+                is_met=False,
+                expected="to run without an error",
+                found=f"{type(error).__name__}: {error}",
+                advice=advice,
+            )
+
+    def has_time(self, name: str, seconds: float) -> bool:
+        """Return whether ``seconds`` are left; otherwise record the part as missing."""
+        if self.seconds_left >= seconds:
+            return True
+        self.missing(
+            name,
+            f"{max(0.0, self.seconds_left):.0f} s of the stage's time were left, "
+            f"and this needs about {seconds:.0f} s",
+            "Give --minutes more, or only this stage with --stages.",
+            "time",
+        )
+        return False
+
+    def _write(self, record: Figure | Check | Missing) -> None:
+        self._out.write(record.model_dump_json() + "\n")
+        self._out.flush()
+
+
+def samples_of(
+    operation: Callable[[], object], device: torch.device, seconds: float, *, most: int = 200
+) -> list[float]:
+    """Return the wall seconds of each run of an operation, after a first one that is dropped."""
+    operation()
+    wait_for(device)
+    times: list[float] = []
+    deadline = time.perf_counter() + seconds
+    while len(times) < most and (not times or time.perf_counter() < deadline):
+        began = time.perf_counter()
+        operation()
+        wait_for(device)
+        times.append(time.perf_counter() - began)
+    return times
+
+
+def wait_for(device: torch.device) -> None:
+    """Wait until the device has finished its queued work."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def records_only_on_stdout() -> TextIO:
+    """Return stdout for records; what libraries and child processes print goes to stderr."""
+    out = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    return out

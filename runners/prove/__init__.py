@@ -1,0 +1,1 @@
+"""Proves on one host that every path of the product is real: ``slipway-host prove``."""

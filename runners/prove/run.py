@@ -1,0 +1,322 @@
+"""Runs the stages of a proof, each in its own process, and keeps the report as it grows.
+
+After every record the report on disk is complete up to there, so a cut after five minutes leaves
+a report of what was done. A stage that crashes, hangs or exceeds its time ends alone.
+"""
+
+import contextlib
+import os
+import platform
+import queue
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from runners.config import Credential
+from runners.prove.expected import Expectations, Hardware
+from runners.prove.page import render
+from runners.prove.report import (
+    MAX_RECORDS,
+    RECORD,
+    STAGES,
+    Check,
+    Figure,
+    Record,
+    Report,
+    Stage,
+    StageName,
+    StageState,
+)
+
+COMMAND = (sys.executable, "-m", "runners.jobs.prove")
+# Of a run's time, for each stage; what a stage leaves goes to the later ones.
+SHARES: Mapping[StageName, float] = {
+    "identity": 0.04,
+    "rates": 0.16,
+    "correctness": 0.16,
+    "speed": 0.32,
+    "jobs": 0.24,
+    "distributed": 0.08,
+}
+GRACE_SECONDS = 10.0  # a stage ends by itself at its limit; later it is killed
+MAX_ERROR = 1500
+LEAST_FREE_BYTES = 2 * 1024**3
+PACKAGES = (
+    "torch", "transformers", "accelerate", "torchao", "bitsandbytes", "peft", "triton", "numpy",
+    "safetensors", "compressed-tensors", "gguf", "nvidia-ml-py", "amdsmi", "vllm", "sglang",
+    "llama-cpp-python", "pydantic",
+)  # fmt: skip
+JSON_NAME, PAGE_NAME = "report.json", "report.html"
+Say = Callable[[Stage, Record | None], None]
+
+
+@dataclass
+class ProofRun:
+    """One run: its options, and the report so far.
+
+    ``folder`` receives report.json, report.html and the stages' scratch files, which are removed.
+    """
+
+    folder: Path
+    stages: Sequence[StageName] = STAGES
+    seconds: float = 600.0
+    device: str = ""
+    is_small: bool = False
+    credential: Credential | None = None
+    command: Sequence[str] = COMMAND
+    say: Say = lambda _stage, _record: None
+    report: Report = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._began = time.monotonic()
+        self._rates: list[Figure] = []
+        self._hardware: Hardware | None = None
+        self.report = Report(
+            began_at_ms=time.time_ns() // 1_000_000,
+            hostname=socket.gethostname(),
+            host_id=self.credential.host_id if self.credential else None,
+            versions=versions(),
+            device=platform.processor() or platform.machine(),
+            stages=tuple(Stage(name=name) for name in STAGES if name in self.stages),
+        )
+
+    def run(self) -> Report:
+        """Run every stage and return the signed report; it is on disk after each record."""
+        self._save()
+        for index, stage in enumerate(self.report.stages):
+            self._run_stage(index, stage.name)
+        calibration = self._calibration()
+        self._update(calibration=calibration)
+        self._save()
+        return self.report
+
+    def _limit(self, index: int) -> float:
+        """Return the seconds of a stage: its share of what is left to it and those after it."""
+        left = self.seconds - (time.monotonic() - self._began)
+        names = [stage.name for stage in self.report.stages[index:]]
+        return max(5.0, left * SHARES[names[0]] / sum(SHARES[name] for name in names))
+
+    def _run_stage(self, index: int, name: StageName) -> None:
+        began, records, limit = time.monotonic(), list[Record](), self._limit(index)
+
+        def put(state: StageState, problem: str | None = None) -> Stage:
+            stage = Stage(
+                name=name,
+                state=state,
+                seconds=time.monotonic() - began,
+                records=tuple(records),
+                problem=problem,
+            )
+            stages = list(self.report.stages)
+            stages[index] = stage
+            self._update(stages=tuple(stages))
+            self._save()
+            return stage
+
+        with self._scratch(put) as scratch:
+            if scratch is None:
+                return
+            process = _Process(self._argv(name, scratch, limit), limit + GRACE_SECONDS)
+            for record in process.records():
+                for completed in self._completed(name, record):
+                    if len(records) < MAX_RECORDS:
+                        records.append(completed)
+                    self.say(put("cut"), completed)
+            if name == "speed" and (expectations := self._expectations()):
+                for goal in expectations.goals([e for e in records if isinstance(e, Figure)]):
+                    records.append(goal)
+                    self.say(put("cut"), goal)
+            self.say(put(*process.end()), None)
+
+    @contextlib.contextmanager
+    def _scratch(self, put: Callable[[StageState, str | None], Stage]) -> Iterator[Path | None]:
+        """Yield a folder for a stage, or None if the disk has no room for one."""
+        free = shutil.disk_usage(self.folder).free
+        if free < LEAST_FREE_BYTES:
+            stage = put(
+                "failed",
+                f"{self.folder} has {free / 1e9:.1f} GB free, and a stage needs "
+                f"{LEAST_FREE_BYTES / 1e9:.1f} GB; free some space or give another --output",
+            )
+            self.say(stage, None)
+            yield None
+            return
+        with tempfile.TemporaryDirectory(dir=self.folder, prefix="scratch-") as scratch:
+            yield Path(scratch)
+
+    def _argv(self, name: StageName, scratch: Path, limit: float) -> list[str]:
+        return [
+            *self.command, name, str(scratch), "--seconds", f"{limit:.0f}",
+            *(["--device", self.device] if self.device else []),
+            *(["--small"] if self.is_small else []),
+        ]  # fmt: skip
+
+    def _completed(self, name: StageName, record: Record) -> Iterator[Record]:
+        """Yield a record with its prediction, and what it is checked against."""
+        if isinstance(record, Figure) and name == "identity" and record.name == "memory":
+            self._hardware = _hardware(record)
+            self._update(device=self._hardware.name)
+        if isinstance(record, Figure) and name == "rates":
+            self._rates.append(record)
+        expectations = self._expectations()
+        if expectations is None:
+            yield record
+        else:
+            yield from expectations.complete([record])
+
+    def _expectations(self) -> Expectations | None:
+        return Expectations(self._hardware, self._rates) if self._hardware else None
+
+    def _calibration(self) -> object:
+        expectations = self._expectations()
+        if expectations is None:
+            return None
+        figures = [each for stage in self.report.stages for each in stage.figures]
+        return expectations.calibration(figures, self.report.host_id or self.report.hostname)
+
+    def _update(self, **fields: object) -> None:
+        seconds = time.monotonic() - self._began
+        self.report = self.report.model_copy(update={**fields, "seconds": seconds})
+
+    def _save(self) -> None:
+        """Write the report as JSON and as a page, each atomically."""
+        if self.credential is not None:
+            self.report = self.report.signed(self.credential.command_key)
+        for name, text in (
+            (JSON_NAME, self.report.model_dump_json(indent=1)),
+            (PAGE_NAME, render(self.report)),
+        ):
+            building = self.folder / f".{name}.building"
+            building.write_text(text)
+            building.replace(self.folder / name)
+
+
+class _Process:
+    """One stage's process: its records as they come, and how it ended."""
+
+    def __init__(self, argv: Sequence[str], seconds: float) -> None:
+        self._deadline = time.monotonic() + seconds
+        self._seconds = seconds
+        self._is_late = False
+        self._bad_line: str | None = None
+        self._last = ""
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed in end()
+        self._child = subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            start_new_session=True,
+        )
+
+    def records(self) -> Iterator[Record]:
+        """Yield records until the process ends; kill it and its children at the deadline."""
+        lines: queue.Queue[bytes | None] = queue.Queue()
+        reader = threading.Thread(target=self._read, args=(lines,))
+        waiter = threading.Thread(target=self._wait)
+        reader.start()
+        waiter.start()
+        while True:
+            try:
+                line = lines.get(timeout=max(0.1, self._deadline - time.monotonic()))
+            except queue.Empty:
+                self._is_late = True
+                self._kill_group()
+                continue
+            if line is None:
+                break
+            try:
+                record = RECORD.validate_json(line)
+            except ValidationError:
+                self._bad_line = line.decode(errors="replace")[:200]
+                continue
+            self._last = record.name
+            yield record
+        reader.join()
+        waiter.join()
+
+    def _read(self, lines: "queue.Queue[bytes | None]") -> None:
+        with self._child.stdout or contextlib.nullcontext(()) as pipe:
+            for line in pipe:
+                lines.put(line)
+        lines.put(None)
+
+    def _wait(self) -> None:
+        """Wait for the process, then kill the children that outlived it and hold its pipe."""
+        self._child.wait()
+        self._kill_group()
+
+    def _kill_group(self) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._child.pid, signal.SIGKILL)
+
+    def end(self) -> tuple[StageState, str | None]:
+        """Return the stage's state and, if it failed, why."""
+        code = self._child.wait()
+        self._errors.seek(0)
+        words = self._errors.read().decode(errors="replace").strip()[-MAX_ERROR:]
+        self._errors.close()
+        if self._is_late:
+            last = f"; the last that it said is: {self._last}" if self._last else ""
+            return "cut", f"it was killed after {self._seconds:.0f} s{last}. {words}".strip()
+        if code < 0:
+            name = signal.Signals(-code).name if -code in set(signal.Signals) else str(-code)
+            return "failed", f"its process died by {name}. {words}"
+        if code:
+            return "failed", f"its process ended with code {code}. {words}"
+        if self._bad_line is not None:
+            return "failed", f"it printed a line that is no record: {self._bad_line}"
+        return "done", None
+
+
+def _hardware(memory: Figure) -> Hardware:
+    """Return the hardware from the identity's memory figure: the device's name is its how."""
+    kind = "cpu" if memory.device == "cpu" else "gpu"
+    host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return Hardware(memory.how, kind, int(memory.value), host)
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python, the kernel and the packages that matter."""
+    found = {
+        "python": platform.python_version(),
+        "kernel": platform.release(),
+        "os": platform.platform(),
+    }
+    for package in PACKAGES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[package] = metadata.version(package)
+    return found
+
+
+def problems(report: Report) -> list[str]:
+    """Return what failed in words, stage by stage."""
+    return [f"{stage.name}: {words}" for stage, words in report.failures()]
+
+
+def exit_code(report: Report) -> int:
+    """Return 0 if everything was proven, 1 if something failed, 3 if it is incomplete."""
+    return {"proven": 0, "failed": 1, "incomplete": 3}[report.verdict]
+
+
+def as_line(record: Record) -> str:
+    """Return a record as one line of a terminal."""
+    if isinstance(record, Figure):
+        predicted = record.prediction
+        beside = f"  (predicted {predicted.value:.4g})" if predicted else ""
+        return f"       {record.name}: {record.value:.4g} {record.unit}{beside}"
+    if isinstance(record, Check):
+        return f"{'ok  ' if record.is_met else 'FAIL'}   {record.name}: {record.found}"
+    return f"--     {record.name}: {record.why}"

@@ -1,0 +1,221 @@
+"""The stages of a proof name an injected fault, and find none without."""
+
+import io
+import sys
+
+import pytest
+import torch
+from torch.nn import functional
+
+from runners.compress_bench import BenchFailedError
+from runners.jobs.prove import correctness, distributed, jobs, rates, speed, weight_only
+from runners.jobs.prove.recorder import Recorder
+from runners.jobs.train import trainer as training
+from runners.prove.report import RECORD, Check, Missing
+
+OFF = 1.01  # a kernel that is off by 1e-2
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def recorder():
+    """Return a recorder of the smallest sizes, with what it wrote as ``records``."""
+    out = io.StringIO()
+    recorder = Recorder(out, CPU, seconds=600.0, is_small=True)
+    recorder.records = lambda: [RECORD.validate_json(line) for line in out.getvalue().splitlines()]
+    return recorder
+
+
+def failed(recorder) -> list[str]:
+    """Return the names of the checks that are not met."""
+    return [
+        each.name for each in recorder.records() if isinstance(each, Check) and not each.is_met
+    ]
+
+
+def times(function, factor):
+    """Return the function with its result multiplied."""
+    return lambda *args, **kwargs: function(*args, **kwargs) * factor
+
+
+KERNELS = {
+    "matmul bf16": (torch, "mm", times(torch.mm, OFF)),
+    "matmul int8": (torch, "_int_mm", lambda a, b: torch.mm(a.int(), b.int()) + 1),
+    "attention sdpa bfloat16": (
+        functional,
+        "scaled_dot_product_attention",
+        times(functional.scaled_dot_product_attention, OFF),
+    ),
+    "weight-only int4": (
+        weight_only.Int4Linear,
+        "forward",
+        times(weight_only.Int4Linear.forward, float("nan")),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_a_kernel_that_is_off_by_a_hundredth_is_named(recorder, monkeypatch, name):
+    place, attribute, broken = KERNELS[name]
+    monkeypatch.setattr(place, attribute, broken)
+    for part in ("bf16", "int8"):
+        correctness._product(recorder, part)
+    correctness._attention(recorder, torch.bfloat16)
+    correctness._weight_only(recorder, "int4")
+    assert failed(recorder) == [name]
+
+
+def test_kernels_and_layers_are_right_as_they_are(recorder):
+    for name in correctness.TOLERANCES:
+        correctness._product(recorder, name)
+    for dtype in (torch.float32, torch.bfloat16):
+        correctness._attention(recorder, dtype)
+    for kind in ("bf16", "int8", "int4", "nf4"):
+        correctness._weight_only(recorder, kind)
+    assert failed(recorder) == []
+    assert len(recorder.records()) == 4 + 2 + 8  # no TF32 and FP8 on a CPU
+
+
+def forgetting(self):
+    """Resume the weights and not the optimiser's moments."""
+    state = self.layout.resume(self.job.checkpoint_dir, self.optimizer)
+    if state is not None:
+        self.optimizer.state.clear()
+        self.state = state
+
+
+TRAINING = {
+    "resumed from a checkpoint": (training.Trainer, "resume", forgetting),
+    "optimiser states in a file": (
+        "runners.jobs.train.offloaded_adamw.OffloadedAdamW",
+        "move",
+        lambda _self, parameter, gradient, group: parameter.sub_(gradient, alpha=group["lr"]),
+    ),
+    "activation recomputation": (
+        training,
+        "recompute",
+        lambda model, how: how == "full" and model.lm_head.weight.data.mul_(OFF),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", [None, *TRAINING])
+def test_a_training_path_that_ends_in_other_weights_is_named(
+    recorder, monkeypatch, tmp_path, name
+):
+    if name is not None:
+        place, attribute, broken = TRAINING[name]
+        if isinstance(place, str):
+            monkeypatch.setattr(f"{place}.{attribute}", broken)
+        else:
+            monkeypatch.setattr(place, attribute, broken)
+    correctness._training(recorder, tmp_path)
+    assert failed(recorder) == ([] if name is None else [name])
+
+
+def test_an_absent_library_is_missing_and_does_not_end_the_stage(recorder, monkeypatch):
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    monkeypatch.setitem(sys.modules, "bitsandbytes.nn.modules", None)
+    with recorder.part("weight-only nf4"):
+        correctness._weight_only(recorder, "nf4")
+    (missing,) = recorder.records()
+    assert (missing.cause, "bitsandbytes" in missing.why) == ("library", True)
+    assert missing.advice == "pip install bitsandbytes"
+
+
+def test_frozen_weights_that_a_step_changes_are_named(recorder, monkeypatch):
+    step = torch.optim.AdamW.step
+
+    def leaking(self, *args):
+        step(self, *args)
+        self.base.data.add_(1e-3)
+
+    lora = correctness.Lora
+
+    def noted(model, options):
+        lora(model, options)
+        torch.optim.AdamW.base = next(p for p in model.parameters() if not p.requires_grad)
+
+    monkeypatch.setattr(correctness, "Lora", noted)
+    monkeypatch.setattr(torch.optim.AdamW, "step", leaking)
+    monkeypatch.setattr(torch.optim.AdamW, "base", None, raising=False)
+    correctness._lora(recorder, "lora")
+    assert failed(recorder) == ["lora: frozen weights stay"]
+
+
+def test_a_rate_that_falls_and_a_copy_that_lags_are_named(recorder, monkeypatch):
+    recorder.is_small = False
+    falling = iter([[1.0] * 8 + [2.0] * 8])
+    monkeypatch.setattr(rates, "samples_of", lambda *_args, **_options: next(falling))
+    rates._steady(recorder, rates.SMALL)
+    slow = iter([[1.0], [9.0]])
+    monkeypatch.setattr(rates, "samples_of", lambda *_args, **_options: next(slow))
+    rates._memory(recorder, rates.SMALL)
+    assert failed(recorder) == ["the rate is steady", "a copy keeps up with the triad"]
+
+
+def test_rates_of_the_smallest_sizes(recorder, tmp_path):
+    rates.run(recorder, tmp_path)
+    assert failed(recorder) == []
+    names = {each.name for each in recorder.records() if not isinstance(each, Missing)}
+    assert {"memory triad", "matmul bf16", "attention sdpa", "weight-only int4"} <= names
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_memory_that_does_not_suffice_is_named_and_the_next_part_runs(
+    recorder, monkeypatch, tmp_path
+):
+    def full(*_args, **_options):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 16.00 GiB")
+
+    monkeypatch.setattr(speed, "run_batch", full)
+    speed.run(recorder, tmp_path)
+    assert {name.split(",")[0] for name in failed(recorder)} == {
+        "decode bf16",
+        "decode int8",
+        "decode int4",
+    }
+    figures = {each.name for each in recorder.records() if each.record == "figure"}
+    assert {"prefill of 16", "training step", "gptq of a matrix"} <= figures
+
+
+def test_every_kind_of_job_must_end_with_finite_figures(recorder, monkeypatch, tmp_path):
+    def answer(_folder, attempt, _spec):
+        if attempt == "benchmark":
+            raise BenchFailedError("benchmark: CUDA error: an illegal memory access")
+        if attempt == "compress-gguf":
+            raise BenchFailedError("compress-gguf: ModuleNotFoundError: No module named 'gguf'")
+        return {"perplexity": float("nan" if attempt == "evaluate" else 3.0)}
+
+    monkeypatch.setattr(jobs, "launch", answer)
+    jobs.run(recorder, tmp_path)
+    assert failed(recorder) == ["benchmark", "evaluate"]
+    (missing,) = (each for each in recorder.records() if isinstance(each, Missing))
+    assert (missing.name, missing.advice) == ("compress gguf", "pip install gguf")
+
+
+def test_a_rank_that_dies_and_a_layout_that_differs_are_named(recorder, monkeypatch, tmp_path):
+    def ranks(_size, work, _backend):
+        first, second, *_ = work.args
+        if isinstance(first, tuple):  # the collectives
+            return [{"sum": distributed.SUM, **{str(size): 1e9 for size in first}}]
+        if second == distributed.LAYOUTS["tensor parallel"]:
+            raise RuntimeError("2 ranks ended with [0, -9]; their errors are above")
+        return [steps(OFF**2 if second == distributed.LAYOUTS["ZeRO 3"] else 1.0)]
+
+    def steps(value):
+        return {f"{name} {step}": value for step in range(3) for name in ("loss", "grad_norm")}
+
+    monkeypatch.setattr(distributed, "on_ranks", ranks)
+    monkeypatch.setattr(distributed, "_steps", lambda *_: steps(1.0))
+    distributed.run(recorder, tmp_path)
+    assert failed(recorder) == ["ZeRO 3", "tensor parallel"]
+
+
+def test_without_time_a_part_is_missing_and_says_what_to_do(tmp_path):
+    out = io.StringIO()
+    distributed.run(Recorder(out, CPU, seconds=0.0, is_small=True), tmp_path)
+    records = [RECORD.validate_json(line) for line in out.getvalue().splitlines()]
+    missing = [each for each in records if isinstance(each, Missing)]
+    assert [each.name for each in missing] == list(distributed.LAYOUTS)
+    assert all("--minutes" in each.advice for each in missing)
