@@ -15,17 +15,17 @@ from typing import NamedTuple
 
 import psutil
 
-from runners import launch, preflight_gpus, probe
+from runners import launch, preflight_gpus, preflight_weights, probe
 from runners.config import HostConfig, HostDir
 from runners.cuda import cuda_of_driver, cuda_of_torch
 from runners.environment_messages import MAIN
 from runners.environments.builder import needed_bytes
 from runners.environments.pins import PinsError
 from runners.environments.store import Store
+from runners.folder_queries import FolderQuery
 from runners.jobspec import ArtefactModel, FolderModel
 from runners.launch import LaunchRefusedError
 from runners.preflight_messages import Needs, PreflightCheck, no, yes
-from runners.stored_weights import weights_of
 from runners.supervision import cgroup
 
 GIB = 2**30
@@ -79,7 +79,7 @@ def _checks(needs: Needs, place: Place, library: probe.Library | None) -> Iterat
     yield from _compiler(needs)
     if place.config.slurm:  # Slurm manages the node's free resources
         if needs.model is not None:
-            yield _model(needs.model, place)
+            yield from _model(needs.model, place)
         return
     if blocking := _blocking(needs, place.leaving):
         yield no(
@@ -88,7 +88,7 @@ def _checks(needs: Needs, place: Place, library: probe.Library | None) -> Iterat
             "Wait until it is gone; the job is tried again.",
         )
     if needs.model is not None:
-        yield _model(needs.model, place)
+        yield from _model(needs.model, place)
     if needs.ports:
         yield _ports(needs.ports)
     gpus = gpus_of(needs, library) if library else []
@@ -212,21 +212,22 @@ def _disk(place: Place) -> PreflightCheck:
     return no("disk", sentence, remedy, **figures)
 
 
-def _model(model: FolderModel | ArtefactModel, place: Place) -> PreflightCheck:
+def _model(model: FolderModel | ArtefactModel, place: Place) -> Iterator[PreflightCheck]:
+    """Check the model's folder, and show its size by its files and the planner."""
     try:
         confined = launch.confine_model(model, place.model_roots, place.host_dir.attempts)
     except LaunchRefusedError as refusal:
         remedy = "Put the model below one of the host's model folders, or choose another model."
-        return no("model", f"{str(refusal)[:500]}.", remedy)
+        yield no("model", f"{str(refusal)[:500]}.", remedy)
+        return
     where = getattr(confined, "path", None)
     if where is None:
-        return yes("model", "The model is there: an earlier attempt's output.")
-    found = weights_of(Path(where), [root.resolve() for root in place.model_roots])
-    there = f"The model is there: {str(where)[:300]}."
-    if found is None:
-        return yes("model", there)
-    figures = {name: float(value) for name, value in found._asdict().items() if value}
-    return yes("model", f"{there} {found.sentence}", **figures)
+        yield yes("model", "The model is there: an earlier attempt's output.")
+        return
+    yield yes("model", f"The model is there: {str(where)[:300]}.")
+    roots = tuple(root.resolve() for root in place.model_roots)
+    query = FolderQuery(Path(where), roots, place.host_dir.path)
+    yield from preflight_weights.checks(query)
 
 
 def _ports(ports: Sequence[int]) -> PreflightCheck:

@@ -7,6 +7,7 @@ from runners.jobspec import ArtefactModel, FolderModel
 from runners.wire import Figure, Message
 
 _PRINTED = r"^[^\x00]*$"  # PostgreSQL rejects null bytes in text
+MAX_SENTENCE = 600
 
 
 class Needs(Message):
@@ -31,8 +32,10 @@ class PreflightCheck(Message):
 
     name: str = Field(max_length=40, pattern=_PRINTED)
     ok: bool
-    sentence: str = Field(max_length=600, pattern=_PRINTED)
-    remedy: str = Field(default="", max_length=600, pattern=_PRINTED)  # what to do if not ok
+    sentence: str = Field(max_length=MAX_SENTENCE, pattern=_PRINTED)
+    remedy: str = Field(
+        default="", max_length=MAX_SENTENCE, pattern=_PRINTED
+    )  # what to do if not ok
     figures: dict[str, Figure] = Field(default_factory=dict, max_length=16)
 
 
