@@ -79,7 +79,7 @@ def _checks(needs: Needs, place: Place, library: probe.Library | None) -> Iterat
     yield from _compiler(needs)
     if place.config.slurm:  # Slurm manages the node's free resources
         if needs.model is not None:
-            yield from _model(needs.model, place)
+            yield from _model(needs, needs.model, place)
         return
     if blocking := _blocking(needs, place.leaving):
         yield no(
@@ -88,7 +88,7 @@ def _checks(needs: Needs, place: Place, library: probe.Library | None) -> Iterat
             "Wait until it is gone; the job is tried again.",
         )
     if needs.model is not None:
-        yield from _model(needs.model, place)
+        yield from _model(needs, needs.model, place)
     if needs.ports:
         yield _ports(needs.ports)
     gpus = gpus_of(needs, library) if library else []
@@ -212,8 +212,10 @@ def _disk(place: Place) -> PreflightCheck:
     return no("disk", sentence, remedy, **figures)
 
 
-def _model(model: FolderModel | ArtefactModel, place: Place) -> Iterator[PreflightCheck]:
-    """Check the model's folder, and show its size by its files and the planner."""
+def _model(
+    needs: Needs, model: FolderModel | ArtefactModel, place: Place
+) -> Iterator[PreflightCheck]:
+    """Check the model's folder, and show its size by its files, the planner and the engine."""
     try:
         confined = launch.confine_model(model, place.model_roots, place.host_dir.attempts)
     except LaunchRefusedError as refusal:
@@ -226,8 +228,10 @@ def _model(model: FolderModel | ArtefactModel, place: Place) -> Iterator[Preflig
         return
     yield yes("model", f"The model is there: {str(where)[:300]}.")
     roots = tuple(root.resolve() for root in place.model_roots)
-    query = FolderQuery(Path(where), roots, place.host_dir.path)
-    yield from preflight_weights.checks(query)
+    query = FolderQuery(Path(where), roots, place.host_dir.path, needs.context_tokens)
+    is_login_node = place.config.slurm is not None
+    wanted = preflight_weights.Wanted(needs.environment, needs.memory_bytes, is_login_node)
+    yield from preflight_weights.checks(wanted, query)
 
 
 def _ports(ports: Sequence[int]) -> PreflightCheck:

@@ -19,6 +19,7 @@ class Needs(Message):
     attention: str = ""  # the attention implementation of a training
     environment: str = MAIN
     memory_bytes: NonNegativeInt = 0  # lower bound of the predicted peak, per device
+    context_tokens: NonNegativeInt = 0  # of llama.cpp's KV cache, all slots; 0: not given
     model: FolderModel | ArtefactModel | None = Field(default=None, discriminator="source")
     packages: tuple[str, ...] = ()  # additional packages that its environment must pin
     num_gpus: NonNegativeInt = 0  # that its split engines share; 0: no split

@@ -14,7 +14,7 @@ from runners.jobs.folder_query import Query
 from runners.jobs.folder_weights import INDEX, SINGLE, file_names, tensor_bytes
 from runners.jobs.runtime import BadInputError
 from runners.preflight_messages import MAX_SENTENCE
-from runners.preflight_weights import checks
+from runners.preflight_weights import Wanted, checks
 from runners.stored_weights import weights_of
 
 CONFIG = {
@@ -157,7 +157,8 @@ def test_an_index_that_names_no_files_is_refused(tmp_path, index, words):
 
 
 def shown(folder) -> str:
-    (check,) = checks(query_of(folder))
+    """Return the sentence of preflight, of a Slurm host: no engine is queried there."""
+    (check,) = checks(Wanted("main", 0, is_login_node=True), query_of(folder))
     assert check.ok
     assert len(check.sentence) <= MAX_SENTENCE
     return check.sentence

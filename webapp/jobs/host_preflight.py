@@ -33,6 +33,7 @@ def needs_of(attempt: Attempt) -> Needs:
             "attention": str(spec.get("attention") or ""),
             "environment": environment_of(spec),
             "memory_bytes": int(peak.get("low") or peak.get("value") or 0),
+            "context_tokens": _context(spec),
             "model": model if model.get("source") in ON_DISK else None,
             "gpus": gpus,
             **_disaggregation(spec.get("engine_options") or {}),
@@ -40,6 +41,14 @@ def needs_of(attempt: Attempt) -> Needs:
             "ports": [port for port in (attempt.master_port, spec.get("port")) if port],
         }
     )
+
+
+def _context(spec: dict[str, Any]) -> int:
+    """Return the tokens of a llama.cpp endpoint's KV cache; 0 if the model's length sets them."""
+    if spec.get("engine") != "llamacpp":
+        return 0
+    per_slot = int(spec.get("max_length") or 0)
+    return int(spec.get("kv_cache_tokens") or per_slot * int(spec.get("max_concurrency") or 0))
 
 
 def _compiles(spec: dict[str, Any]) -> bool:

@@ -52,6 +52,22 @@ def test_a_beat_brings_home_what_the_attempt_needs(job, host):
     assert (wanted.needs.kind, wanted.needs.memory_bytes) == ("train", 2 * GIB)
 
 
+@pytest.mark.parametrize(
+    ("sizes", "tokens"),
+    [
+        ({"engine": "llamacpp", "max_concurrency": 4, "max_length": 2048}, 8192),
+        ({"engine": "llamacpp", "max_length": 2048, "kv_cache_tokens": 6000}, 6000),
+        ({"engine": "llamacpp"}, 0),
+        ({"max_length": 2048}, 0),
+    ],
+)
+def test_a_llama_cpp_endpoint_names_the_tokens_of_its_cache(team, alice, host, sizes, tokens):
+    spec = ServeSpec(model=FolderModel(path="llama"), **sizes)
+    job = job_submit(job=make_job(team, alice, host, spec=spec), by="alice")
+
+    assert needs_of(job.current_attempt).context_tokens == tokens
+
+
 def test_a_model_on_the_hosts_disk_is_among_the_needs(team, alice, host):
     spec = BenchmarkSpec(model=FolderModel(path="llama"), weight_dtype="int8")
     job = job_submit(job=make_job(team, alice, host, spec=spec), by="alice")
