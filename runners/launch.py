@@ -28,6 +28,7 @@ from runners.jobspec import (
     JobSpec,
     MixedData,
     ModelRef,
+    ProveSpec,
     TrainData,
     TrainSpec,
 )
@@ -43,6 +44,7 @@ JOB_MODULES: Mapping[str, str] = {
     "generate": "runners.jobs.generate",
     "serve": "runners.jobs.serve",
     "drill": "runners.jobs.drill",
+    "prove": "runners.jobs.prove.job",
 }
 # The agent's environment variables that a job receives; no credentials.
 PASSED_VARIABLES = (
@@ -152,7 +154,7 @@ def confine(spec: JobSpec, roots: Sequence[Path], attempts_dir: Path) -> JobSpec
     Raises:
         LaunchRefusedError: a path is outside of every root, or does not exist.
     """
-    if isinstance(spec, DrillSpec):
+    if isinstance(spec, DrillSpec | ProveSpec):
         return spec
     updates: dict[str, object] = {"model": confine_model(spec.model, roots, attempts_dir)}
     if isinstance(spec, EvaluateSpec) and spec.original is not None:

@@ -48,6 +48,7 @@ from runners.jobspec.others import (
     CompressSpec,
     DrillSpec,
     EvaluateSpec,
+    ProveSpec,
 )
 from runners.jobspec.serve import (
     NamedAdapter,
@@ -86,6 +87,7 @@ __all__ = [
     "NamedAdapter",
     "PromptLookup",
     "Prompts",
+    "ProveSpec",
     "RandomModel",
     "RunDocument",
     "SampleOptions",
@@ -114,7 +116,14 @@ _Model = Annotated[
     Field(discriminator="kind"),
 ]
 _Any = Annotated[
-    TrainSpec | CompressSpec | EvaluateSpec | BenchmarkSpec | GenerateSpec | ServeSpec | DrillSpec,
+    TrainSpec
+    | CompressSpec
+    | EvaluateSpec
+    | BenchmarkSpec
+    | GenerateSpec
+    | ServeSpec
+    | DrillSpec
+    | ProveSpec,
     Field(discriminator="kind"),
 ]
 ModelSpec = Annotated[_Model, BeforeValidator(upgraded)]  # every kind with a model

@@ -1,4 +1,4 @@
-"""Specs of the smaller job kinds: compress, evaluate, benchmark, drill."""
+"""Specs of the smaller job kinds: compress, evaluate, benchmark, drill, prove."""
 
 from typing import Literal, Self
 
@@ -8,6 +8,7 @@ from runners.compress_options import CompressOptions, WeightDtype
 from runners.evaluate_options import EvaluationTasks
 from runners.jobspec.base import ModelRef, RunDocument
 from runners.load_options import LoadOptions
+from runners.prove.stages import STAGES, StageName
 
 
 class CompressSpec(CompressOptions, RunDocument):
@@ -72,3 +73,16 @@ class DrillSpec(RunDocument):
     ignores_stop: bool = False
     daemons: NonNegativeInt = Field(default=0, le=64)  # left running; they ignore SIGTERM
     forks_per_second: NonNegativeInt = Field(default=0, le=1000)  # after a stop request
+
+
+class ProveSpec(RunDocument):
+    """Prove on a host that every path is real; the report is the job's artefact.
+
+    ``minutes`` limits the whole run; ``is_small`` takes the smallest sizes, which prove only the
+    code.
+    """
+
+    kind: Literal["prove"] = "prove"
+    stages: tuple[StageName, ...] = Field(default=STAGES, min_length=1, max_length=len(STAGES))
+    minutes: float = Field(default=10.0, gt=0, le=120.0)
+    is_small: bool = False

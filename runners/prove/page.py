@@ -6,7 +6,8 @@ from pathlib import Path
 
 from jinja2 import Environment, StrictUndefined, Template
 
-from runners.prove.report import Figure, Report, StageName, Verdict
+from runners.prove.report import Figure, Report, Verdict
+from runners.prove.stages import StageName
 
 TITLES: dict[StageName, str] = {
     "identity": "Identity",

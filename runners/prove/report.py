@@ -8,18 +8,17 @@ import hashlib
 import hmac
 import json
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeInt, TypeAdapter
 
 from planner.specs.calibration import HostCalibration
+from runners.prove.stages import StageName
 from runners.signing import key_id
 from runners.wire import Figure as Number
 from runners.wire import Message, Name, Names, Seconds, Sentence, TimestampMs
 
 VERSION = 1
-StageName = Literal["identity", "rates", "correctness", "speed", "jobs", "distributed"]
-STAGES: tuple[StageName, ...] = get_args(StageName)
 StageState = Literal["done", "cut", "failed", "not run"]
 Verdict = Literal["proven", "failed", "incomplete"]
 MAX_SAMPLES = 1000

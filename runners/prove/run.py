@@ -29,15 +29,14 @@ from runners.prove.page import render
 from runners.prove.report import (
     MAX_RECORDS,
     RECORD,
-    STAGES,
     Check,
     Figure,
     Record,
     Report,
     Stage,
-    StageName,
     StageState,
 )
+from runners.prove.stages import STAGES, StageName
 
 COMMAND = (sys.executable, "-m", "runners.jobs.prove")
 # Of a run's time, for each stage; what a stage leaves goes to the later ones.

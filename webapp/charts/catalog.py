@@ -135,6 +135,7 @@ BY_KIND: dict[str, tuple[ChartSpec, ...]] = {
     "compress": (*ORIGINALS, PREFILL, DECODE, MEMORY, PROCESSOR),
     "evaluate": (MEMORY, PROCESSOR),
     "drill": (LOSS, MEMORY, PROCESSOR),
+    "prove": (MEMORY, PROCESSOR),
 }
 _UNITS_BY_SUFFIX = (
     ("_seconds", "seconds", "s", 1.0),

@@ -3,9 +3,10 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, cast
 
 from django.contrib import messages
+from django.contrib.auth.models import User
 from django.core.exceptions import PermissionDenied
 from django.db.models import Q
 from django.db.models.fields.json import KeyTransform
@@ -15,6 +16,7 @@ from django.views.decorators.http import require_GET, require_POST
 
 from webapp.accounts.models import Role
 from webapp.accounts.roles import has_role, visible_or_404
+from webapp.core.problems import Problem
 from webapp.core.units import clock
 from webapp.core.words import OPERATOR_WORDS
 from webapp.hosts.checks import clock_words, machine_words, open_checks
@@ -25,6 +27,7 @@ from webapp.hosts.findings import recheck_request
 from webapp.hosts.forms import LabelsForm, written
 from webapp.hosts.health import health_of
 from webapp.hosts.models import EnrolmentToken, Host, HostState
+from webapp.hosts.proofs import latest_proof, prove_host
 from webapp.hosts.services import credential_revoke, host_set_state, rotation_request
 from webapp.hosts.shared_machine import hosts_on_same_machine
 from webapp.hosts.virtual import planned_words
@@ -141,6 +144,7 @@ def host_context(request: HttpRequest, host: Host) -> dict[str, Any]:
         "beside": hosts_on_same_machine(host, request.user),
         "environments": environments_of(host),
         "is_operator": is_operator,
+        "proof": latest_proof(host),
         "refused": host.refused_messages.all()[:NUM_REFUSED] if is_operator else (),
         "labels_form": LabelsForm(initial={"labels": written(host.labels)}),
     }
@@ -325,6 +329,18 @@ def host_recheck(request: HttpRequest, slug: str) -> HttpResponse:
     recheck_request(host=host, by=request.user.get_username())
     token = EnrolmentToken.objects.filter(host=host, pk=request.POST.get("token", "")).first()
     return redirect("host-check", token.pk) if token else redirect("host-detail", slug)
+
+
+@require_POST
+def host_prove(request: HttpRequest, slug: str) -> HttpResponse:
+    """Launch a proof on every device of a host, and show its job."""
+    host = host_for_operator(request, slug)
+    try:
+        job = prove_host(host=host, owner=cast("User", request.user))
+    except Problem as problem:
+        messages.error(request, str(problem))
+        return redirect("host-detail", slug)
+    return redirect("job-detail", job.pk)
 
 
 @require_POST

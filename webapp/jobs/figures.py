@@ -22,6 +22,7 @@ KIND_WORDS = {
     "generate": "Generate",
     "serve": "Serve",
     "drill": "Drill",
+    "prove": "Proof",
 }
 
 

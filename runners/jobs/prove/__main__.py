@@ -5,7 +5,7 @@ import importlib
 from pathlib import Path
 
 from runners.jobs.prove.recorder import Recorder, records_only_on_stdout
-from runners.prove.report import STAGES
+from runners.prove.stages import STAGES
 
 
 def main(arguments: list[str] | None = None) -> None:

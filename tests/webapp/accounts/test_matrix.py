@@ -12,6 +12,7 @@ from django.test import Client
 from django.urls import URLPattern, URLResolver, get_resolver
 
 from planner.techniques.registry import TECHNIQUES
+from runners.prove.report import Report
 from tests.webapp.conftest import client_of
 from webapp.accounts.models import Membership
 from webapp.accounts.roles import SESSION_KEY
@@ -124,6 +125,8 @@ RULES = {
     "hosts/<slug:slug>/": OBJECT,
     "hosts/<slug:slug>/drain/": OPERATE,
     "hosts/<slug:slug>/undrain/": OPERATE,
+    "hosts/<slug:slug>/prove/": OPERATE,
+    "jobs/<slug:job_id>/proof/": OBJECT,
     "hosts/<slug:slug>/revoke/": OPERATE,
     "hosts/<slug:slug>/maintenance/": OPERATE,
     "hosts/<slug:slug>/retire/": OPERATE,
@@ -200,6 +203,12 @@ def things(job, team, alice, settings, tmp_path) -> dict[str, str]:
     )
     folder_of(artefact).mkdir(parents=True)
     (folder_of(artefact) / "a").write_bytes(b"{}")
+    proof = Artefact.objects.create(
+        attempt=attempt, name="proof", kind="report", total_bytes=2, is_complete=True
+    )
+    folder_of(proof).mkdir()
+    report = Report(began_at_ms=0, hostname="lab").model_dump_json()
+    (folder_of(proof) / "report.json").write_text(report)
     model = TeamModel.objects.create(team=team, name="Own", source="config", config=demo_config())
     secret = secret_store(team=team, name="HF_TOKEN", value="hf_abcdefgh", by=alice)
     dataset = Dataset.objects.create(

@@ -1,0 +1,91 @@
+"""The proof of a host: the button, its job, and its report."""
+
+import pytest
+
+from runners.prove.report import Check, Report, Stage
+from tests.webapp.conftest import client_of, new_attempt
+from tests.webapp.hosts_pages.test_hosts_pages import page_of, plain
+from webapp.hosts.proofs import prove_host
+from webapp.jobs.models import Artefact, Job
+from webapp.jobs.uploads import folder_of
+
+pytestmark = pytest.mark.django_db(databases=["default", "metrics"])
+
+WRONG = Report(
+    began_at_ms=1_790_000_000_000,
+    hostname="<b>lab</b>",
+    stages=(
+        Stage(
+            name="rates",
+            state="done",
+            records=(Check(name="sum", is_met=False, expected="3", found="4"),),
+        ),
+    ),
+)
+
+
+@pytest.fixture
+def proof(host, olga, settings, tmp_path) -> Job:
+    """A proof whose report has arrived and says that something is wrong."""
+    settings.ARTEFACTS_DIR = tmp_path
+    job = prove_host(host=host, owner=olga)
+    artefact = Artefact.objects.create(
+        attempt=new_attempt(job),
+        name="proof",
+        kind="report",
+        total_bytes=1,
+        files={"report.json": 1},
+        facts={"verdict": "failed", "problems": ["rates: sum: expected 3, found 4"]},
+        is_complete=True,
+    )
+    job.refresh_from_db()
+    folder_of(artefact).mkdir(parents=True)
+    (folder_of(artefact) / "report.json").write_text(WRONG.model_dump_json())
+    return job
+
+
+def test_an_operator_proves_a_host_on_all_its_devices(host, olga):
+    assert "Nobody has proven this host yet" in page_of(olga, host)
+    response = client_of(olga).post(f"/hosts/{host.slug}/prove/")
+    job = Job.objects.get(kind="prove")
+    assert response["Location"] == f"/jobs/{job.pk}/"
+    assert (job.requested_host, job.devices_per_host) == (host, None)
+    assert job.spec["stages"][0] == "identity"
+    assert "no report yet" in page_of(olga, host)
+    assert "Proof" in plain(client_of(olga).get(f"/jobs/{job.pk}/"))
+
+
+def test_only_an_operator_sees_the_button(host, alice):
+    assert "Prove this host" not in page_of(alice, host)
+    assert client_of(alice).post(f"/hosts/{host.slug}/prove/").status_code == 403
+
+
+def test_a_host_that_takes_no_jobs_says_why(host, olga):
+    host.state = "retired"
+    host.save()
+    response = client_of(olga).post(f"/hosts/{host.slug}/prove/", follow=True)
+    assert "retired; choose another host" in plain(response)
+    assert not Job.objects.filter(kind="prove").exists()
+
+
+def test_the_hosts_page_says_what_is_wrong_and_the_report_is_shown_without_scripts(
+    proof, host, alice
+):
+    shown = page_of(alice, host)
+    assert "Something is wrong on this host" in shown
+    assert "rates: sum: expected 3, found 4" in shown
+    report = client_of(alice).get(f"/jobs/{proof.pk}/proof/")
+    assert "&lt;b&gt;lab" in report.content.decode()
+    assert "default-src 'none'" in report["Content-Security-Policy"]
+    assert "script-src" not in report["Content-Security-Policy"]
+
+
+def test_a_damaged_or_absent_report_answers_404(proof, alice, job):
+    for artefact in Artefact.objects.all():
+        (folder_of(artefact) / "report.json").write_text('{"stages": "none"}')
+    for job_id in (proof.pk, job.pk):
+        assert client_of(alice).get(f"/jobs/{job_id}/proof/").status_code == 404
+
+
+def test_another_teams_report_answers_404(proof, charlie):
+    assert client_of(charlie).get(f"/jobs/{proof.pk}/proof/").status_code == 404
