@@ -198,7 +198,7 @@ class Agent:
             self._rotate()
 
     def _heartbeat(self) -> Beat:
-        with probe.nvml() as library:
+        with probe.gpu_library() as library:
             gpus = tuple(probe.gpu_loads(library)) if library else ()
         problems = [*self.reconciler.problems, self.bench.problem]
         return Beat(

@@ -1,16 +1,18 @@
 """The host's client of the server's HTTP API: enrol, heartbeat, claim, ship, upload.
 
-One method per call. No call is retried here: the heartbeat and shipping loops repeat them.
+One method per call. No call is retried here, but for an older server in a form that it knows: the
+heartbeat and shipping loops repeat them.
 """
 
 from collections.abc import Iterator
 from pathlib import PurePosixPath
-from typing import TypeVar
+from typing import Any, TypeVar
 from urllib.parse import quote, urlsplit
 
 import httpx
 from pydantic import BaseModel, ValidationError
 
+from runners.facts import BEFORE_VENDORS
 from runners.messages import (
     Beat,
     BeatReply,
@@ -92,7 +94,7 @@ class ServerClient:
 
     def enroll(self, request: EnrollRequest) -> EnrollReply:
         """Exchange a one-time token for a credential."""
-        return self._post("/hosts/enroll", request, EnrollReply)
+        return self._post_facts("/hosts/enroll", request, EnrollReply)
 
     def use(self, credential: str) -> None:
         """Use another credential from now on."""
@@ -111,7 +113,7 @@ class ServerClient:
 
     def beat(self, beat: Beat) -> BeatReply:
         """Send a heartbeat and return the host's orders."""
-        return self._post("/hosts/beat", beat, BeatReply)
+        return self._post_facts("/hosts/beat", beat, BeatReply)
 
     def claim(self, attempt_id: str, request: ClaimRequest) -> ClaimReply:
         """Return the attempt's spec; exactly one claim gets it."""
@@ -155,11 +157,26 @@ class ServerClient:
         finally:
             reply.close()
 
-    def _post(self, path: str, body: BaseModel, reply_type: type[Reply]) -> Reply:
+    def _post_facts(self, path: str, body: Beat | EnrollRequest, reply_type: type[Reply]) -> Reply:
+        """Send a message with a host's inventory; a site that is older gets what it knows."""
+        try:
+            return self._post(path, body, reply_type)
+        except RefusedError as refusal:
+            if refusal.status != httpx.codes.UNPROCESSABLE_ENTITY or body.facts is None:
+                raise
+        return self._post(path, body, reply_type, leaving_out={"facts": BEFORE_VENDORS})
+
+    def _post(
+        self,
+        path: str,
+        body: BaseModel,
+        reply_type: type[Reply],
+        leaving_out: dict[str, Any] | None = None,
+    ) -> Reply:
         request = self._http.build_request(
             "POST",
             f"{API}{path}",
-            content=body.model_dump_json(),
+            content=body.model_dump_json(exclude=leaving_out),
             headers={"Content-Type": "application/json"},
         )
         reply = self._send(request)

@@ -9,9 +9,10 @@ from typing import NamedTuple
 
 import redis
 
-from runners import probe
+from runners import preflight_gpus, probe
 from runners.client import RefusedError, ServerClient, ServerError
 from runners.config import Credential, HostConfigError, HostDir
+from runners.facts import GpuFacts
 from runners.redis_access import connect
 from runners.redis_address import UnsafeAddressError
 from runners.supervision import procfs
@@ -55,9 +56,31 @@ def _machine(host_dir: HostDir) -> Iterator[Check]:
         "torch" in versions,
         versions.get("torch") or "not installed: pip install 'slipway[worker,gpu]'",
     )
-    with probe.nvml() as library:
-        gpus = [gpu.name for gpu in probe.gpu_facts(library)] if library else []
-    yield Check("GPU", is_ok=True, words=", ".join(gpus) or "none: jobs run on the processor")
+    yield from _gpus()
+
+
+def _gpus() -> Iterator[Check]:
+    """Check the GPUs of every vendor, and torch's build against their driver."""
+    found = probe.devices()
+    words = ", ".join(device_words(gpu) for gpu in found.gpus)
+    yield Check("GPU", is_ok=True, words=words or "none: jobs run on the processor")
+    for gpu in found.other_gpus:
+        yield Check("Other GPU", is_ok=True, words=f"{device_words(gpu)}: jobs do not use it")
+    silence = None if found.gpus else probe.driver_problem()
+    for problem in filter(None, (*found.problems, silence)):
+        yield Check("GPU driver", is_ok=bool(found.gpus), words=problem)
+    with probe.gpu_library() as library:
+        if library and found.gpus:
+            runtime = preflight_gpus.runtime_check(library)
+            words = " ".join(filter(None, [runtime.sentence, runtime.remedy]))
+            yield Check("torch and driver", runtime.ok, words)
+
+
+def device_words(gpu: GpuFacts) -> str:
+    """Return a GPU's name, memory and what could not be read of it."""
+    shared = " shared with the host" if gpu.shares_host_memory else ""
+    parts = [f"{gpu.name} ({gpu.memory_bytes / 2**30:.0f} GiB{shared})"]
+    return "; ".join([*parts, *(f"not read: {each}" for each in gpu.unread)])
 
 
 def _folder(host_dir: HostDir) -> Check:

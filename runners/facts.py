@@ -1,6 +1,6 @@
 """Messages with a host's inventory and its micro-benchmark results."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt
 
@@ -17,7 +17,7 @@ DeviceName = Annotated[str, BeforeValidator(lambda text: cut(text, 120))]
 
 
 class GpuFacts(Message):
-    """One GPU as NVML describes it."""
+    """One GPU, MIG instance or partition as its vendor's library describes it; None: unknown."""
 
     index: NonNegativeInt = Field(le=65_535)
     uuid: DeviceUuid
@@ -36,6 +36,24 @@ class GpuFacts(Message):
     is_worn_out: bool | None = None  # no spare memory rows are left
     is_partitioned: bool | None = None  # multi-instance mode (MIG)
     xids: tuple[int, ...] | None = None  # the driver's errors since boot; None: not readable
+    # From here on unknown to sites before 0.1's release: see BEFORE_VENDORS.
+    vendor: Name = "nvidia"  # nvidia, amd, intel, apple
+    architecture: Name | None = None  # "Hopper", "gfx942"
+    parent_uuid: DeviceUuid | None = None  # the GPU that this MIG instance is a part of
+    partition: Name | None = None  # AMD's compute and memory partitioning: "CPX/NPS4"
+    shares_host_memory: bool = False  # memory_bytes is the host's: DGX Spark, Jetson, Apple
+    usable_memory_bytes: NonNegativeInt | None = None  # an operator's limit: macOS' wired limit
+    is_persistent: bool | None = None  # the driver stays loaded without a client
+    compute_mode: Name | None = None  # "default", "exclusive process", "prohibited"
+    max_clock_hertz: Rate | None = None  # of the multiprocessors
+    max_memory_clock_hertz: Rate | None = None
+    default_power_limit_watts: Watts | None = None
+    pcie_generation: int | None = None  # now; lower while idle
+    pcie_max_generation: int | None = None
+    num_links: int | None = None  # active NVLinks
+    link_bytes_per_second: Rate | None = None  # of one NVLink, in one direction
+    # What the driver did not tell, each with its reason.
+    unread: tuple[Name, ...] = Field(default=(), max_length=64, fail_fast=True)
 
 
 class DiskFacts(Message):
@@ -89,6 +107,35 @@ class HostFacts(Message):
     last_gang_port: Port = 29499
     job_memory_bytes: PositiveInt | None = None  # memory limit of a job on this host
     scheduler: SchedulerFacts | None = None  # None: jobs run on the host itself
+    rocm_version: Name | None = None  # of the host's ROCm
+    torch_rocm_version: Name | None = None  # None: torch is not built for ROCm
+    # GPUs that jobs here do not use: of another vendor than torch is built for.
+    other_gpus: tuple[GpuFacts, ...] = Field(default=(), max_length=256, fail_fast=True)
+    # Which GPU or library does not answer, and why.
+    device_problems: tuple[Sentence, ...] = Field(default=(), max_length=256, fail_fast=True)
+    # GPU by GPU: whether one reads the other's memory directly.
+    peer_access: tuple[tuple[bool | None, ...], ...] = Field(
+        default=(), max_length=256, fail_fast=True
+    )
+
+
+# What an agent leaves out for a site that refuses it, as pydantic's ``exclude``.
+BEFORE_VENDORS: dict[str, Any] = {
+    "rocm_version": True,
+    "torch_rocm_version": True,
+    "other_gpus": True,
+    "device_problems": True,
+    "peer_access": True,
+    "gpus": {
+        "__all__": {
+            *("vendor", "architecture", "parent_uuid", "partition", "shares_host_memory"),
+            *("usable_memory_bytes", "link_bytes_per_second", "unread"),
+            *("is_persistent", "compute_mode", "max_clock_hertz", "max_memory_clock_hertz"),
+            *("default_power_limit_watts", "pcie_generation", "pcie_max_generation"),
+            "num_links",
+        }
+    },
+}
 
 
 class DeviceMeasurement(Message):

@@ -14,7 +14,7 @@ from runners.facts import DiskFacts, NicFacts
 
 KERNEL_LOG = Path("/dev/kmsg")
 PCI_DEVICES = Path("/sys/bus/pci/devices")
-NVIDIA = "0x10de"
+NVIDIA, AMD = "0x10de", "0x1002"
 DISPLAY_CLASSES = ("0x0300", "0x0302")  # a graphics card, a GPU without a screen
 MAX_RECORDS = 50_000
 RECORD_BYTES = 8192
@@ -82,8 +82,20 @@ def xids_of(found: dict[str, tuple[int, ...]] | None, bus_id: str) -> tuple[int,
 
 def has_nvidia_on_bus(devices: Path = PCI_DEVICES) -> bool:
     """Return whether an NVIDIA GPU is on the PCI bus, independent of the driver."""
+    return _is_on_bus(devices, NVIDIA, DISPLAY_CLASSES)
+
+
+def has_amd_on_bus(devices: Path = PCI_DEVICES) -> bool:
+    """Return whether an AMD GPU is on the PCI bus, independent of the driver.
+
+    Instinct boards are processing accelerators (0x1200) or display controllers (0x0380) there.
+    """
+    return _is_on_bus(devices, AMD, (*DISPLAY_CLASSES, "0x0380", "0x1200"))
+
+
+def _is_on_bus(devices: Path, vendor: str, classes: tuple[str, ...]) -> bool:
     return any(
-        _word(device / "vendor") == NVIDIA and _word(device / "class").startswith(DISPLAY_CLASSES)
+        _word(device / "vendor") == vendor and _word(device / "class").startswith(classes)
         for device in devices.glob("*")
     )
 

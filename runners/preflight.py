@@ -17,7 +17,6 @@ import psutil
 
 from runners import launch, preflight_gpus, preflight_weights, probe
 from runners.config import HostConfig, HostDir
-from runners.cuda import cuda_of_driver, cuda_of_torch
 from runners.environment_messages import MAIN
 from runners.environments.builder import needed_bytes
 from runners.environments.pins import PinsError
@@ -58,7 +57,7 @@ class Place(NamedTuple):
 
 
 class Gpu(NamedTuple):
-    """The present state of one of the attempt's GPUs, from NVML."""
+    """The present state of one of the attempt's GPUs, from its vendor's library."""
 
     number: int
     uuid: str
@@ -68,7 +67,7 @@ class Gpu(NamedTuple):
 
 def run_checks(needs: Needs, place: Place) -> tuple[PreflightCheck, ...]:
     """Run and return every check of an attempt's needs."""
-    with probe.nvml() as library:
+    with probe.gpu_library() as library:
         return tuple(_checks(needs, place, library))
 
 
@@ -105,6 +104,7 @@ def _checks(needs: Needs, place: Place, library: probe.Library | None) -> Iterat
         return
     yield _gpu_memory(needs, gpus)
     yield _foreign(gpus)
+    yield from preflight_gpus.usable(preflight_gpus.given(probe.gpu_facts(library), needs.gpus))
 
 
 # Checks of every host
@@ -161,7 +161,7 @@ def _hardware(
     """Check the host's driver and GPUs against the job's environment."""
     if needs.environment == MAIN:
         if library and has_gpus:
-            yield preflight_gpus.driver_check(cuda_of_driver(library), cuda_of_torch())
+            yield preflight_gpus.runtime_check(library)
         if needs.compute_dtype == "fp8":
             gpu_facts = probe.gpu_facts(library) if library else []
             yield preflight_gpus.narrow_products(preflight_gpus.given(gpu_facts, needs.gpus))

@@ -4,11 +4,21 @@ import shutil
 from collections.abc import Iterable, Iterator, Sequence
 
 from runners import probe
-from runners.cuda import FP8_CAPABILITY, TRITON_CAPABILITY, cuda_of_driver
+from runners.cuda import (
+    FP8_CAPABILITY,
+    TRITON_CAPABILITY,
+    cuda_of_driver,
+    cuda_of_torch,
+    rocm_of_torch,
+)
+from runners.devices import amd
 from runners.environments.pins import Pins, Version
 from runners.facts import GpuFacts
 from runners.preflight_messages import Needs, PreflightCheck, no, yes
 
+# AMD's with FP8 matrix products (CDNA 3 and 4, RDNA 4), and without Triton (GCN).
+AMD_FP8 = ("gfx942", "gfx950", "gfx1200", "gfx1201")
+AMD_WITHOUT_TRITON = ("gfx7", "gfx8", "gfx900", "gfx902", "gfx906")
 COMPILERS = ("cc", "gcc", "clang")  # Triton compiles its kernel launchers with one of them
 
 
@@ -21,8 +31,9 @@ def checks(
     """
     if pins.cuda is None:
         return
-    gpus = given(probe.gpu_facts(library) if library else [], wanted)
-    yield _gpu(pins, gpus)
+    found = given(probe.gpu_facts(library) if library else [], wanted)
+    gpus = [gpu for gpu in found if gpu.vendor == "nvidia"]
+    yield _gpu(pins, gpus, found)
     if library and gpus:
         yield driver_check(cuda_of_driver(library), pins.cuda, f"The environment {pins.name}")
     yield _compiler(pins)
@@ -60,9 +71,42 @@ def given(found: Iterable[GpuFacts], wanted: Sequence[str]) -> list[GpuFacts]:
     return [gpu for gpu in found if not wanted or gpu.uuid in wanted]
 
 
+def usable(gpus: Sequence[GpuFacts]) -> Iterator[PreflightCheck]:
+    """Yield a failed check where CUDA gives the job fewer GPUs than it was given."""
+    closed = [gpu for gpu in gpus if gpu.compute_mode == "prohibited"]
+    if closed:
+        named = ", ".join(f"GPU {gpu.index}" for gpu in closed)[:400]
+        yield no(
+            "compute mode",
+            f"Computing on {named} is prohibited.",
+            "Allow it on the host: nvidia-smi -c DEFAULT.",
+        )
+    instances = [gpu for gpu in gpus if gpu.parent_uuid]
+    if instances and len(gpus) > 1:
+        named = ", ".join(f"{gpu.index} ({gpu.name})" for gpu in instances)[:400]
+        yield no(
+            "MIG",
+            f"A process gets one MIG instance and no GPU beside it; the job was given {len(gpus)} "
+            f"GPUs, of which MIG instances are {named}.",
+            "Give the job one device, or switch MIG off: nvidia-smi -mig 0.",
+        )
+
+
+def runtime_check(library: probe.Library) -> PreflightCheck:
+    """Check whether torch is built for the driver of the GPUs that jobs use."""
+    if not amd.is_amdsmi(library):
+        return driver_check(cuda_of_driver(library), cuda_of_torch())
+    built, rocm = rocm_of_torch(), amd.rocm_version(library)
+    if built is None:
+        remedy = "Install a torch for ROCm on the host, as pytorch.org says."
+        return no("driver", "torch is built without ROCm, so no GPU would be used.", remedy)
+    here = f"; the host has ROCm {rocm}" if rocm else ""
+    return yes("driver", f"torch is built with ROCm {built[0]}.{built[1]}{here}.")
+
+
 def narrow_products(gpus: Sequence[GpuFacts]) -> PreflightCheck:
     """Check whether an attempt's GPUs support FP8 matrix products; CPUs emulate them."""
-    minimum = _requirement(FP8_CAPABILITY)
+    minimum = _requirement(FP8_CAPABILITY, gpus, AMD_FP8)
     if not gpus:
         return yes(
             "fp8", "No GPU is used: products in 8-bit floats are emulated, which is slower."
@@ -79,7 +123,8 @@ def narrow_products(gpus: Sequence[GpuFacts]) -> PreflightCheck:
 
 def block_attention(gpus: Sequence[GpuFacts]) -> PreflightCheck:
     """Check whether an attempt's GPUs can train with FlexAttention; CPUs cannot."""
-    minimum, too_old = _requirement(TRITON_CAPABILITY), _too_old(gpus, TRITON_CAPABILITY)
+    too_old = _too_old(gpus, TRITON_CAPABILITY)
+    minimum = _requirement(TRITON_CAPABILITY, gpus, ("gfx908",))
     if gpus and not too_old:
         return yes("flex", f"{len(gpus)} GPUs {minimum} train with FlexAttention.")
     why = too_old or "processors have no backward pass of it"
@@ -90,11 +135,15 @@ def block_attention(gpus: Sequence[GpuFacts]) -> PreflightCheck:
     )
 
 
-def _gpu(pins: Pins, gpus: Sequence[GpuFacts]) -> PreflightCheck:
+def _gpu(pins: Pins, gpus: Sequence[GpuFacts], found: Sequence[GpuFacts]) -> PreflightCheck:
     least = pins.compute_capability or (0, 0)
     minimum = _requirement(least)
     if not gpus:
-        why = probe.driver_problem() or "no NVIDIA driver and no NVIDIA GPU answer here"
+        why = (
+            ", ".join(sorted({gpu.name for gpu in found}))
+            or probe.driver_problem()
+            or "no NVIDIA driver and no NVIDIA GPU answer here"
+        )
         cuda = f"{pins.cuda[0]}.{pins.cuda[1]}" if pins.cuda else ""
         return no(
             "GPU",
@@ -113,15 +162,30 @@ def _gpu(pins: Pins, gpus: Sequence[GpuFacts]) -> PreflightCheck:
     )
 
 
-def _requirement(least: Version) -> str:
+def _requirement(
+    least: Version, gpus: Sequence[GpuFacts] = (), amd_names: Sequence[str] = ()
+) -> str:
+    if any(gpu.vendor == "amd" for gpu in gpus):
+        return f"of architecture {' or '.join(amd_names)} or newer"
     return f"of compute capability {least[0]}.{least[1]} or newer"
 
 
 def _too_old(gpus: Sequence[GpuFacts], least: Version) -> str:
     """Return a phrase naming the GPUs below a compute capability, or ""."""
-    old = [gpu for gpu in gpus if _capability(gpu) < least]
-    named = ", ".join(f"{gpu.name} ({gpu.compute_capability or 'unknown'})" for gpu in old)
+    old = [gpu for gpu in gpus if _is_too_old(gpu, least)]
+    named = ", ".join(
+        f"{gpu.name} ({gpu.compute_capability or gpu.architecture or 'unknown'})" for gpu in old
+    )
     return f"too old are {named[:400]}" if old else ""
+
+
+def _is_too_old(gpu: GpuFacts, least: Version) -> bool:
+    if gpu.vendor != "amd":
+        return _capability(gpu) < least
+    architecture = gpu.architecture or "unknown"
+    if least == FP8_CAPABILITY:
+        return architecture not in AMD_FP8
+    return architecture.startswith((*AMD_WITHOUT_TRITON, "unknown"))
 
 
 def _capability(gpu: GpuFacts) -> Version:

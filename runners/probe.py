@@ -1,21 +1,21 @@
-"""Reads this host's inventory and load from /proc, psutil and NVML."""
+"""Reads this host's inventory and load from /proc, psutil and the GPU vendors' libraries."""
 
 import contextlib
-import functools
 import importlib
 import importlib.metadata
 import os
 import platform
 import socket
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 
 from runners import cuda, inventory, topology
 from runners.config import HostConfig
+from runners.devices import amd, nvidia, other
 from runners.facts import GpuFacts, HostFacts
 from runners.gangs import own_addresses
 from runners.launchers.slurm_facts import scheduler_facts
@@ -30,28 +30,14 @@ REPORTED_PACKAGES = (
 )  # fmt: skip
 CPU_INFO = Path("/proc/cpuinfo")
 OS_RELEASE = Path("/etc/os-release")
-_MILLIWATTS = 1000
-_CORRECTED, _UNCORRECTED, _VOLATILE = 0, 1, 0  # NVML: kinds of memory error, since driver load
-Library = types.ModuleType
-_PERCENT = 100
-# NVML's nvmlClocksThrottleReason* (nvml.h) that make a GPU slower than in its benchmark.
-_SLOWED_BY = {
-    0x08: "hardware slowdown",
-    0x20: "heat (software)",
-    0x40: "heat (hardware)",
-    0x80: "power brake",
-}
+Library = types.ModuleType  # pynvml or amdsmi, or what has the same functions
 
 
 def host_facts(disk: Path, config: HostConfig | None = None) -> HostFacts:
     """Return the inventory of this host; free space is of the disk at ``disk``."""
     config = config or HostConfig()
     usage = psutil.disk_usage(str(disk))
-    with nvml() as library:
-        gpus = tuple(gpu_facts(library)) if library else ()
-        driver = str(library.nvmlSystemGetDriverVersion()) if library else None
-        runs_cuda = cuda.as_text(cuda.cuda_of_driver(library)) if library else None
-        links = topology.matrix(library) if library else ()
+    found = devices()
     return HostFacts(
         hostname=socket.gethostname(),
         os=os_name(OS_RELEASE),
@@ -67,13 +53,18 @@ def host_facts(disk: Path, config: HostConfig | None = None) -> HostFacts:
         user_id=os.getuid(),
         python_version=platform.python_version(),
         agent_version=AGENT_VERSION,
-        driver_version=driver,
-        driver_problem=None if gpus else driver_problem(),
-        cuda_version=runs_cuda,
+        driver_version=found.driver_version,
+        driver_problem=None if found.gpus else driver_problem(),
+        cuda_version=found.cuda_version,
+        rocm_version=found.rocm_version,
         torch_cuda_version=cuda.as_text(cuda.cuda_of_torch()),
+        torch_rocm_version=cuda.as_text(cuda.rocm_of_torch()),
         packages=package_versions(),
-        gpus=gpus,
-        topology=links,
+        gpus=found.gpus,
+        other_gpus=found.other_gpus,
+        device_problems=found.problems,
+        topology=found.topology,
+        peer_access=found.peer_access,
         disks=inventory.disks(),
         nics=inventory.nics(),
         addresses=own_addresses(config.address),
@@ -113,6 +104,84 @@ def package_versions() -> dict[str, str]:
     return versions
 
 
+class Devices(NamedTuple):
+    """The GPUs of a host: those that jobs use, the others, and what does not answer."""
+
+    gpus: tuple[GpuFacts, ...] = ()
+    other_gpus: tuple[GpuFacts, ...] = ()
+    problems: tuple[str, ...] = ()
+    topology: tuple[tuple[str, ...], ...] = ()
+    peer_access: tuple[tuple[bool | None, ...], ...] = ()
+    driver_version: str | None = None
+    cuda_version: str | None = None
+    rocm_version: str | None = None
+
+
+def devices() -> Devices:
+    """Return this host's GPUs of every vendor.
+
+    Jobs use those that torch is built for: AMD's with a ROCm build, else NVIDIA's.
+    """
+    problems: list[str] = []
+    others: list[GpuFacts] = [
+        *other.apple(problems),
+        *other.intel(problems, inventory.PCI_DEVICES),
+    ]
+    has_rocm = cuda.rocm_of_torch() is not None
+    with nvml() as library:
+        by_nvml = _nvidia_devices(library, problems) if library else Devices()
+    of_amd: list[str] = []
+    with amd_library(of_amd) as amdsmi:
+        by_amdsmi = _amd_devices(amdsmi, of_amd) if amdsmi else Devices()
+    used, unused = (by_amdsmi, by_nvml) if has_rocm and by_amdsmi.gpus else (by_nvml, by_amdsmi)
+    if not by_nvml.gpus:  # else the AMD GPU is the processor's own, as a rule
+        problems += of_amd
+        if unused.gpus:
+            problems.append(
+                f"jobs do not use {unused.gpus[0].name}: torch here is not built for ROCm"
+            )
+    return used._replace(other_gpus=(*unused.gpus, *others), problems=tuple(problems))
+
+
+def _nvidia_devices(library: Library, problems: list[str]) -> Devices:
+    gpus = tuple(nvidia.facts(library, problems))
+    handles = [each.gpu_handle for each in nvidia.listed(library)]
+    has_instances = any(gpu.parent_uuid for gpu in gpus)
+    version = topology.query_system(library, "nvmlSystemGetDriverVersion")
+    return Devices(
+        gpus,
+        topology=topology.matrix(library, handles),
+        peer_access=() if has_instances else topology.peer_access(library, handles),
+        driver_version=nvidia.text(version) if version else None,
+        cuda_version=cuda.as_text(cuda.cuda_of_driver(library)),
+    )
+
+
+def _amd_devices(library: Any, problems: list[str]) -> Devices:  # noqa: ANN401
+    return Devices(
+        tuple(amd.facts(library, problems)),
+        topology=amd.matrix(library),
+        peer_access=amd.peer_access(library),
+        driver_version=amd.driver_version(library),
+        rocm_version=amd.rocm_version(library),
+    )
+
+
+@contextlib.contextmanager
+def gpu_library() -> Iterator[Library | None]:
+    """Yield the initialised library of the GPUs that jobs use, or None without a GPU.
+
+    It is amdsmi where torch is built for ROCm, else NVML.
+    """
+    if cuda.rocm_of_torch() is not None:
+        with amd_library() as library:
+            if library is not None and amd.identifiers(library):
+                yield library
+                return
+    with nvml() as library:
+        yield library
+
+
 @contextlib.contextmanager
 def nvml() -> Iterator[Library | None]:
     """Yield the initialised NVML binding, or None without binding or GPU."""
@@ -124,6 +193,20 @@ def nvml() -> Iterator[Library | None]:
         yield library
     finally:
         library.nvmlShutdown()
+
+
+@contextlib.contextmanager
+def amd_library(problems: list[str] | None = None) -> Iterator[Any]:
+    """Yield the initialised amdsmi, or None; hosts without an AMD GPU do not import it."""
+    library = amd.initialised(problems) if inventory.has_amd_on_bus() else None
+    if library is None:
+        yield None
+        return
+    try:
+        yield library
+    finally:
+        with contextlib.suppress(library.AmdSmiException):
+            library.amdsmi_shut_down()
 
 
 def _initialised_nvml() -> Library | None:
@@ -139,48 +222,17 @@ def _initialised_nvml() -> Library | None:
 
 
 def gpu_facts(library: Library) -> Iterator[GpuFacts]:
-    """Yield the facts of every GPU that NVML lists; unsupported values are None."""
-    errors = inventory.xids()
-    for index in range(library.nvmlDeviceGetCount()):
-        handle = library.nvmlDeviceGetHandleByIndex(index)
-        query = functools.partial(topology.query_nvml, library, handle)
-        capability = query("nvmlDeviceGetCudaComputeCapability")
-        limit = query("nvmlDeviceGetPowerManagementLimit")
-        bus = query("nvmlDeviceGetPciInfo")
-        bus_id = _text(bus.busId) if bus else None
-        yield GpuFacts(
-            index=index,
-            uuid=_text(library.nvmlDeviceGetUUID(handle)),
-            name=_text(library.nvmlDeviceGetName(handle)),
-            memory_bytes=library.nvmlDeviceGetMemoryInfo(handle).total,
-            compute_capability=".".join(map(str, capability)) if capability else None,
-            power_limit_watts=None if limit is None else limit / _MILLIWATTS,
-            pci_bus_id=bus_id,
-            pcie_width=query("nvmlDeviceGetCurrPcieLinkWidth"),
-            pcie_max_width=query("nvmlDeviceGetMaxPcieLinkWidth"),
-            numa_node=query("nvmlDeviceGetNumaNodeId"),
-            xids=inventory.xids_of(errors, bus_id) if bus_id else None,
-            **_health(query),
-        )
+    """Yield the facts of every GPU that a library lists; unsupported values are None."""
+    yield from amd.facts(library) if amd.is_amdsmi(library) else nvidia.facts(library)
 
 
-def _health(query: Callable[..., Any]) -> dict[str, Any]:
-    """Return a GPU's memory error counters and partitioning."""
-    ecc, rows, mig = (
-        query(f"nvmlDeviceGet{name}") for name in ("EccMode", "RemappedRows", "MigMode")
-    )
-    return {
-        "has_ecc": None if ecc is None else bool(ecc[0]),
-        "ecc_corrected_errors": query("nvmlDeviceGetTotalEccErrors", _CORRECTED, _VOLATILE),
-        "ecc_uncorrected_errors": query("nvmlDeviceGetTotalEccErrors", _UNCORRECTED, _VOLATILE),
-        "needs_reset": None if rows is None else bool(rows[2]),
-        "is_worn_out": None if rows is None else bool(rows[3]),
-        "is_partitioned": None if mig is None else bool(mig[0]),
-    }
+def gpu_loads(library: Library) -> Iterator[GpuLoad]:
+    """Yield the present state of every GPU; processes without attempt marker are foreign."""
+    yield from amd.loads(library) if amd.is_amdsmi(library) else nvidia.loads(library)
 
 
 def driver_problem() -> str | None:
-    """Return why NVML fails although a GPU is on the bus, or None."""
+    """Return why NVML lists no GPU although one is on the bus, or None; for hosts without one."""
     if not inventory.has_nvidia_on_bus():
         return None
     try:
@@ -193,30 +245,3 @@ def driver_problem() -> str | None:
         return str(error)
     library.nvmlShutdown()
     return "the driver reports no GPU"
-
-
-def gpu_loads(library: Library) -> Iterator[GpuLoad]:
-    """Yield the present state of every GPU; processes without attempt marker are foreign."""
-    for index in range(library.nvmlDeviceGetCount()):
-        handle = library.nvmlDeviceGetHandleByIndex(index)
-        query = functools.partial(topology.query_nvml, library, handle)
-        rates, power = query("nvmlDeviceGetUtilizationRates"), query("nvmlDeviceGetPowerUsage")
-        processes = query("nvmlDeviceGetComputeRunningProcesses") or []
-        yield GpuLoad(
-            uuid=_text(library.nvmlDeviceGetUUID(handle)),
-            memory_used_bytes=library.nvmlDeviceGetMemoryInfo(handle).used,
-            utilization=rates.gpu / _PERCENT if rates else 0.0,
-            power_watts=None if power is None else power / _MILLIWATTS,
-            temperature_celsius=query("nvmlDeviceGetTemperature", library.NVML_TEMPERATURE_GPU),
-            foreign_pids=tuple(each.pid for each in processes if not procfs.is_marked(each.pid)),
-            slowed_by=_slowed_by(query("nvmlDeviceGetCurrentClocksThrottleReasons")),
-        )
-
-
-def _slowed_by(reasons: int | None) -> tuple[str, ...]:
-    """Return a GPU's throttle reasons, without the usual ones: idle and power cap."""
-    return tuple(name for bit, name in _SLOWED_BY.items() if (reasons or 0) & bit)
-
-
-def _text(value: bytes | str) -> str:
-    return value.decode() if isinstance(value, bytes) else value

@@ -2,10 +2,12 @@
 
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pynvml
 
+from runners.devices import nvidia
+from runners.devices.visibility import cuda_visible
 from runners.jobs.energy import Sample
 
 PERCENT = 100.0
@@ -22,12 +24,17 @@ def visible_sample() -> Sample | None:
     try:
         pynvml.nvmlInit()
         handles = {
-            index: pynvml.nvmlDeviceGetHandleByIndex(index)
-            for index in visible_indices(pynvml.nvmlDeviceGetCount())
+            device.index: device.handle for device in visible(nvidia.listed(pynvml, env={}))
         }
     except pynvml.NVMLError:
         return None
     return (lambda: _read(handles)) if handles else None
+
+
+def visible(devices: Sequence[nvidia.Listed]) -> list[nvidia.Listed]:
+    """Return those that CUDA gives this process."""
+    places = cuda_visible([device.cuda for device in devices], os.environ)
+    return [devices[place] for place in places]
 
 
 class GpuPeak:
@@ -48,17 +55,6 @@ class GpuPeak:
         """Return the peak and how it was measured, or None without GPU."""
         how = "most memory in use on one GPU, read through NVML once a second"
         return (self._bytes, how) if self._bytes else None
-
-
-def visible_indices(count: int) -> list[int]:
-    """Return the NVML indices in CUDA_VISIBLE_DEVICES; UUIDs select all."""
-    configured = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if configured is None:
-        return list(range(count))
-    parts = [part.strip() for part in configured.split(",") if part.strip()]
-    if not all(part.isdigit() for part in parts):
-        return list(range(count))
-    return [int(part) for part in parts if int(part) < count]
 
 
 def _read(handles: dict[int, object]) -> dict[str, float]:

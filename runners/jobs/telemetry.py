@@ -12,12 +12,18 @@ INTERVAL_SECONDS = 1.0
 
 
 def nvml_sample() -> Sample | None:
-    """Return a sampler of the visible GPUs, or None without torch CUDA or NVML."""
+    """Return a sampler of the visible GPUs, or None without torch CUDA or the vendor's library."""
     import torch  # here: serving engines' environments have GPUs but no torch
 
+    if not torch.cuda.is_available():
+        return None
+    if torch.version.hip:
+        from runners.jobs import amd_smi
+
+        return amd_smi.visible_sample()
     from runners.jobs.nvml import visible_sample  # not every environment has NVML
 
-    return visible_sample() if torch.cuda.is_available() else None
+    return visible_sample()
 
 
 def no_gpus() -> None:

@@ -1,10 +1,21 @@
 """Calls to the server: what comes back, and one sentence for each thing that goes wrong."""
 
+import json
+
 import httpx
 import pytest
 
+from runners import probe
 from runners.client import RefusedError, ServerClient, ServerError, UnreachableError
-from runners.messages import ClaimRequest, EventBatch
+from runners.facts import GpuFacts, HostFacts
+from runners.messages import (
+    Beat,
+    BeatReply,
+    ClaimRequest,
+    EnrollReply,
+    EnrollRequest,
+    EventBatch,
+)
 
 CLAIM = ClaimRequest(fence="f", claim_id="c", boot_id="b")
 BATCH = EventBatch(attempt_id="a1", fence="f", events=())
@@ -50,6 +61,67 @@ def test_a_refusal_says_how_long_to_wait_where_the_server_did(status, words, wai
         client_of(lambda _: answer).claim("a1", CLAIM)
 
     assert refusal.value.retry_after_seconds == wait
+
+
+# The inventory's fields as sites knew them before vendors, links and problems were added.
+OLD_GPU = {
+    *("index", "uuid", "name", "memory_bytes", "compute_capability", "power_limit_watts"),
+    *("pci_bus_id", "pcie_width", "pcie_max_width", "numa_node", "has_ecc", "needs_reset"),
+    *("ecc_corrected_errors", "ecc_uncorrected_errors", "is_worn_out", "is_partitioned", "xids"),
+}
+NEW_FACTS = {
+    *("rocm_version", "torch_rocm_version", "other_gpus", "device_problems", "peer_access"),
+}
+
+ENROLLED = EnrollReply(
+    host_id="h", name="n", credential="c", command_key="k", redis_url=None, server_time_ms=1
+)
+
+
+@pytest.mark.parametrize("is_older", [True, False])
+def test_an_older_site_gets_the_inventory_that_it_knows(host_dir, is_older):
+    gpu = GpuFacts(index=0, uuid="GPU-0", name="H100", memory_bytes=1, unread=("clocks: no",))
+    facts = probe.host_facts(host_dir.path).model_copy(
+        update={"gpus": (gpu,), "other_gpus": (gpu,), "device_problems": ("lost",)}
+    )
+    received = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        found = json.loads(request.content)["facts"]
+        received.append(found)
+        has_new = NEW_FACTS & set(found) or set(found["gpus"][0]) - OLD_GPU
+        if is_older and has_new:
+            return httpx.Response(422, json={"detail": "facts.other_gpus is not valid"})
+        reply = BeatReply(server_time_ms=1) if "beat" in request.url.path else ENROLLED
+        return httpx.Response(200, content=reply.model_dump_json())
+
+    client = client_of(answer)
+    beat = Beat(
+        boot_id="b", sent_at_ms=1, agent_version="0", cpu_utilization=0.0, facts=facts,
+        memory_available_bytes=1, disk_free_bytes=1,
+    )  # fmt: skip
+
+    assert client.beat(beat).server_time_ms == 1
+    client.enroll(EnrollRequest(token="t", facts=facts, sent_at_ms=1))
+    assert len(received) == (4 if is_older else 2)
+    assert set(received[-1]["gpus"][0]) == (OLD_GPU if is_older else set(GpuFacts.model_fields))
+    assert HostFacts.model_validate(received[-1]).gpus[0].name == "H100"  # an older agent's
+
+
+def test_a_heartbeat_that_is_refused_for_another_reason_is_not_repeated_without_facts():
+    seen = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        seen.append(request)
+        return httpx.Response(422, json={"detail": "no"})
+
+    beat = Beat(
+        boot_id="b", sent_at_ms=1, agent_version="0", cpu_utilization=0.0,
+        memory_available_bytes=1, disk_free_bytes=1,
+    )  # fmt: skip
+    with pytest.raises(RefusedError, match="422"):
+        client_of(answer).beat(beat)
+    assert len(seen) == 1
 
 
 @pytest.mark.parametrize("status", [401, 403])

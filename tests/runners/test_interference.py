@@ -6,8 +6,8 @@ import time
 
 import pytest
 
+from runners.devices.nvidia import slowed_by
 from runners.messages import EndConditions
-from runners.probe import _slowed_by
 from runners.supervision.interference import Clocks, InterferenceWatch
 from runners.supervision.procfs import CLOCK_TICKS_PER_SECOND
 
@@ -177,4 +177,4 @@ def test_this_machine_is_read_as_the_wire_carries_it():
     ],
 )
 def test_a_gpu_that_heat_or_its_board_holds_down_is_told_from_a_usual_one(reasons, expected):
-    assert _slowed_by(reasons) == expected
+    assert slowed_by(reasons) == expected

@@ -12,8 +12,9 @@ import pytest
 
 from runners import preflight, probe
 from runners.config import HostConfig
+from runners.cuda import cuda_of_driver, cuda_of_torch
 from runners.jobspec import ArtefactModel, FolderModel
-from runners.preflight import GIB, Place, cuda_of_torch, run_checks
+from runners.preflight import GIB, Place, run_checks
 from runners.preflight_gpus import driver_check
 from runners.preflight_messages import Needs, PreflightCheck
 from runners.supervision import procfs
@@ -199,7 +200,7 @@ def test_a_driver_runs_what_its_major_version_built(driver, torch, is_ok):
 def test_the_driver_says_its_cuda_in_one_number():
     library = types.SimpleNamespace(nvmlSystemGetCudaDriverVersion_v2=lambda: 12080)
 
-    assert preflight.cuda_of_driver(library) == (12, 8)
+    assert cuda_of_driver(library) == (12, 8)
 
 
 def test_torchs_cuda_is_read_from_its_own_file(tmp_path, monkeypatch):

@@ -138,12 +138,17 @@ def test_a_gpu_that_tells_its_power_and_not_its_use_is_still_measured(monkeypatc
     def refuse(_handle):
         raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
 
-    recorded = {"nvmlInit": None, "nvmlDeviceGetCount": 1, "nvmlDeviceGetPowerUsage": 312_400}
+    recorded = {
+        "nvmlInit": None,
+        "nvmlDeviceGetCount": 1,
+        "nvmlDeviceGetUUID": "GPU-1",
+        "nvmlDeviceGetPowerUsage": 312_400,
+    }
     for name, answer in recorded.items():
         monkeypatch.setattr(pynvml, name, lambda *_, answer=answer: answer)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", lambda index: index)
-    for name in ("nvmlDeviceGetUtilizationRates", "nvmlDeviceGetMemoryInfo"):
-        monkeypatch.setattr(pynvml, name, refuse)
+    for name in ("UtilizationRates", "MemoryInfo", "MigMode", "Name"):
+        monkeypatch.setattr(pynvml, f"nvmlDeviceGet{name}", refuse)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
     assert nvml.visible_sample()() == {"gpu0_power_watts": pytest.approx(312.4)}

@@ -5,7 +5,7 @@ import time
 import pytest
 import torch
 
-from runners.jobs import nvml, telemetry
+from runners.jobs import telemetry
 from runners.jobs.events import read_events
 from tests.runners.jobs.tiny import tiny_training
 
@@ -38,24 +38,6 @@ def test_nothing_is_emitted_after_the_block(job, events_path):
     time.sleep(0.1)
 
     assert events_path.read_bytes() == before
-
-
-@pytest.mark.parametrize(
-    ("configured", "expected"),
-    [
-        pytest.param(None, [0, 1, 2, 3], id="unset: all"),
-        pytest.param("1,3", [1, 3], id="by index"),
-        pytest.param("", [], id="empty: none"),
-        pytest.param("GPU-5e1f", [0, 1, 2, 3], id="by uuid: all"),
-        pytest.param("2,9", [2], id="beyond the last"),
-    ],
-)
-def test_only_visible_gpus_are_read(monkeypatch, configured, expected):
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    if configured is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", configured)
-
-    assert nvml.visible_indices(4) == expected
 
 
 def test_a_host_without_cuda_has_no_sampler(monkeypatch):

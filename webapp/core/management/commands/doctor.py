@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import psutil
-import pynvml
 import redis
 from django.conf import settings
 from django.core.management.base import BaseCommand
 
+from runners import probe
 from runners.redis_access import connect
 from runners.redis_address import bare
 from webapp.boot import broker
@@ -102,16 +102,10 @@ def _database() -> Finding:
 
 
 def _gpus() -> Finding:
-    """Return the GPUs that NVML lists; without a driver, jobs cannot use a GPU."""
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError as error:
-        return Finding("GPU", is_well=False, words=f"none that NVML knows ({error})")
-    try:
-        handles = [
-            pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())
-        ]
-        names = [str(pynvml.nvmlDeviceGetName(handle)) for handle in handles]
-    finally:
-        pynvml.nvmlShutdown()
-    return Finding("GPU", is_well=bool(names), words=", ".join(names) or "none")
+    """Return the GPUs that jobs use; without one, why."""
+    found = probe.devices()
+    names = [gpu.name for gpu in found.gpus]
+    if not names:
+        reasons = filter(None, (*found.problems, probe.driver_problem()))
+        return Finding("GPU", is_well=False, words="; ".join(["none", *reasons]))
+    return Finding("GPU", is_well=True, words=", ".join(names))

@@ -1,0 +1,1 @@
+"""Reads the GPUs of a host, vendor by vendor, through the vendors' own libraries."""

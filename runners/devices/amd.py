@@ -1,0 +1,359 @@
+"""AMD GPUs and their partitions, read through amdsmi; without it, from the command amd-smi.
+
+Sources: AMD SMI Python API reference; the values' units are those of its docstrings.
+"""
+
+import importlib
+import itertools
+import os
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from runners.devices.amd_command import CommandLibrary
+from runners.devices.commands import CommandUnavailableError
+from runners.devices.visibility import CUDA, HIP, ROCR, rocm_visible
+from runners.facts import GpuFacts
+from runners.machine import machine_id
+from runners.messages import GpuLoad
+from runners.supervision import procfs
+from runners.topology import SAME, SELF, UNKNOWN
+
+MEBIBYTE = 2**20
+MEGAHERTZ = 1_000_000
+MICROWATTS = 1_000_000
+PERCENT = 100
+MAX_PLAUSIBLE_WATTS = 10_000  # releases before ROCm 6.1 gave limits in watts, later in microwatts
+_NO_NODE = 0xFFFFFFFF
+_XGMI, _PCIE = 2, 1  # amdsmi.h: amdsmi_link_type_t
+_HOPS = {2: "NODE", 3: "SYS"}  # over PCIe, within a NUMA node and between two
+_WHOLE = ("", "N/A", "SPX")
+# amdgpu_smu.h: bits 32 to 47 of the throttle status are temperatures, bits 16 to 31 currents.
+_HEAT, _CURRENT = 0xFFFF << 32, 0xFFFF << 16
+_VIOLATIONS = ("socket_thrm", "vr_thrm", "hbm_thrm", "prochot_thrm")
+Library = types.ModuleType
+
+
+def is_amdsmi(library: object) -> bool:
+    """Return whether a library is amdsmi, or what stands for it."""
+    return hasattr(library, "amdsmi_get_processor_handles")
+
+
+def initialised(problems: list[str] | None = None) -> Any | None:  # noqa: ANN401 - a module, or the command
+    """Return the initialised amdsmi, or the command's answers; None without either.
+
+    The import runs AMD's loader, which fails with errors of any type where ROCm is missing.
+    """
+    problems = [] if problems is None else problems
+    try:
+        library = importlib.import_module("amdsmi")
+        library.amdsmi_init()
+    except Exception as error:  # noqa: BLE001 - amdsmi 7.0 raises KeyError('libamd_smi.so')
+        problems.append(f"amdsmi cannot be used: {type(error).__name__}: {error}")
+    else:
+        return library
+    try:
+        return CommandLibrary.read()
+    except CommandUnavailableError as error:
+        problems.append(str(error))
+    return None
+
+
+class Ask:
+    """Asks amdsmi about one GPU, and notes what it does not answer."""
+
+    def __init__(self, library: Any, handle: object) -> None:  # noqa: ANN401
+        self._library, self._handle = library, handle
+        self.unread: list[str] = []
+
+    def __call__(self, name: str, *arguments: object, label: str = "") -> Any:  # noqa: ANN401
+        """Return an answer, or None; ``label`` names a value to note."""
+        try:
+            return getattr(self._library, f"amdsmi_{name}")(self._handle, *arguments)
+        except AttributeError:
+            reason = "not in this amdsmi"
+        except (self._library.AmdSmiException, KeyError, OSError, TypeError, ValueError) as error:
+            reason = getattr(error, "err_info", None) or str(error)
+        if label:
+            self.unread.append(f"{label}: {reason}")
+        return None
+
+
+def _handles(library: Any) -> list[Any]:  # noqa: ANN401
+    try:
+        return list(library.amdsmi_get_processor_handles())
+    except library.AmdSmiException:
+        return []
+
+
+def identifiers(library: Any) -> list[str]:  # noqa: ANN401
+    """Return a unique name for each GPU: ROCR's UUID, or the PCI address where it has none.
+
+    Partitions of one GPU have the same serial number; a number makes them different.
+    """
+    names: list[str] = []
+    for handle in _handles(library):
+        ask = Ask(library, handle)
+        serial = str((ask("get_gpu_asic_info") or {}).get("asic_serial", "N/A"))
+        named = str((ask("get_gpu_enumeration_info") or {}).get("hip_uuid") or "")
+        if named.upper().startswith("GPU-") and named.upper() != "GPU-XX":
+            name = f"GPU-{named[len('GPU-') :].lower()}"
+        elif _is_number(serial, 16) and int(serial, 16):
+            name = f"GPU-{int(serial, 16):016x}"
+        else:
+            where = (machine_id() or procfs.boot_id())[:12]
+            name = f"PCI-{ask('get_gpu_device_bdf') or len(names)}-{where}"
+        same = sum(each.partition("#")[0] == name for each in names)
+        names.append(f"{name}#{same}" if same else name)
+    return names
+
+
+def _listed(library: Any, env: Mapping[str, str] = os.environ) -> list[tuple[int, Any, str]]:  # noqa: ANN401
+    """Return index, handle and name of the GPUs that ROCm's variables do not hide."""
+    handles, names = _handles(library), identifiers(library)
+    hip_ids = [
+        _number((Ask(library, handle)("get_gpu_enumeration_info") or {}).get("hip_id"))
+        for handle in handles
+    ]
+    known = [hip_id for hip_id in hip_ids if hip_id is not None]
+    orders = known if len(set(known)) == len(handles) else list(range(len(handles)))
+    found = sorted(zip(orders, handles, names, strict=True), key=lambda each: each[0])
+    visible = rocm_visible([name for _, _, name in found], env)
+    return [found[place] for place in sorted(visible)]
+
+
+def facts(library: Any, problems: list[str] | None = None) -> Iterator[GpuFacts]:  # noqa: ANN401
+    """Yield the facts of every GPU and partition; unsupported values are None."""
+    found, total = _listed(library), len(_handles(library))
+    if problems is not None and len(found) < total:
+        problems.append(
+            f"{total - len(found)} of {total} GPUs are hidden by {ROCR}, {HIP} or {CUDA}"
+        )
+    for index, handle, name in found:
+        ask = Ask(library, handle)
+        asic = ask("get_gpu_asic_info", label="name") or {}
+        bdf = ask("get_gpu_device_bdf", label="PCI address")
+        errors = ask("get_gpu_total_ecc_count") or {}
+        memory = _total_bytes(library, ask)
+        if not memory:
+            ask.unread.append("memory: the driver does not tell")
+        yield GpuFacts(
+            index=index,
+            uuid=name,
+            name=_market_name(asic),
+            vendor="amd",
+            architecture=_known(asic.get("target_graphics_version")),
+            memory_bytes=memory,
+            partition=_partition(ask),
+            pci_bus_id=bdf,
+            numa_node=_node(ask("topo_get_numa_node_number")),
+            ecc_corrected_errors=_number(errors.get("correctable_count")),
+            ecc_uncorrected_errors=_number(errors.get("uncorrectable_count")),
+            **_limits(library, ask),
+            **_pcie(ask),
+            unread=tuple(ask.unread),
+        )
+
+
+def _market_name(asic: Mapping[str, Any]) -> str:
+    name = _known(asic.get("market_name")) or "AMD GPU"
+    return name if name.upper().startswith("AMD") else f"AMD {name}"
+
+
+def _total_bytes(library: Any, ask: Ask) -> int:  # noqa: ANN401
+    """Return a GPU's or partition's memory; amdsmi gives bytes in one query, MB in the other."""
+    kind = getattr(getattr(library, "AmdSmiMemoryType", None), "VRAM", None)
+    total = _number(ask("get_gpu_memory_total", kind)) if kind is not None else None
+    usage = ask("get_gpu_vram_usage") or {}
+    return int(total or (_number(usage.get("vram_total")) or 0) * MEBIBYTE)
+
+
+def _used_bytes(library: Any, ask: Ask) -> int:  # noqa: ANN401
+    kind = getattr(getattr(library, "AmdSmiMemoryType", None), "VRAM", None)
+    used = _number(ask("get_gpu_memory_usage", kind)) if kind is not None else None
+    usage = ask("get_gpu_vram_usage") or {}
+    return int((_number(usage.get("vram_used")) or 0) * MEBIBYTE if used is None else used)
+
+
+def _limits(library: Any, ask: Ask) -> dict[str, Any]:  # noqa: ANN401
+    """Return power limits and highest clocks; the second die of an MI250 has no limit."""
+    caps = ask("get_power_cap_info", label="power limit") or {}
+    clock, memory = (
+        _number((_clock(library, ask, kind) or {}).get("max_clk")) for kind in ("GFX", "MEM")
+    )
+    if clock is None:
+        ask.unread.append("clocks: the driver does not tell")
+    return {
+        "power_limit_watts": _watts(caps.get("power_cap")),
+        "default_power_limit_watts": _watts(caps.get("default_power_cap")),
+        "max_clock_hertz": None if clock is None else float(clock * MEGAHERTZ),
+        "max_memory_clock_hertz": None if memory is None else float(memory * MEGAHERTZ),
+    }
+
+
+def _clock(library: Any, ask: Ask, kind: str) -> dict[str, Any] | None:  # noqa: ANN401
+    kinds = getattr(library, "AmdSmiClkType", None)
+    found: dict[str, Any] | None = ask("get_clock_info", getattr(kinds, kind)) if kinds else None
+    return found
+
+
+def _pcie(ask: Ask) -> dict[str, Any]:
+    info = ask("get_pcie_info", label="PCIe link") or {}
+    static, metric = info.get("pcie_static") or {}, info.get("pcie_metric") or {}
+    return {
+        "pcie_width": _number(metric.get("pcie_width")),
+        "pcie_max_width": _number(static.get("max_pcie_width")),
+        "pcie_max_generation": _number(static.get("pcie_interface_version")),
+    }
+
+
+def _partition(ask: Ask) -> str | None:
+    """Return a partitioned GPU's modes, such as "CPX/NPS4"."""
+    compute = str(ask("get_gpu_compute_partition") or "")
+    memory = str(ask("get_gpu_memory_partition") or "")
+    return None if compute in _WHOLE else f"{compute}/{memory}" if memory else compute
+
+
+def loads(library: Any) -> Iterator[GpuLoad]:  # noqa: ANN401
+    """Yield the present state of every GPU; processes without attempt marker are foreign."""
+    for _, handle, name in _listed(library):
+        ask = Ask(library, handle)
+        activity = ask("get_gpu_activity") or {}
+        power = ask("get_power_info") or {}
+        busy = _number(activity.get("gfx_activity"))
+        watts = [
+            _number(power.get(kind)) for kind in ("current_socket_power", "average_socket_power")
+        ]
+        yield GpuLoad(
+            uuid=name,
+            memory_used_bytes=_used_bytes(library, ask),
+            utilization=(busy or 0) / PERCENT,
+            power_watts=next((float(each) for each in watts if each), None),
+            temperature_celsius=_temperature(library, ask),
+            foreign_pids=tuple(
+                pid
+                for each in ask("get_gpu_process_list") or ()
+                if isinstance(each, dict) and (pid := _number(each.get("pid")))
+                if not procfs.is_marked(pid)
+            ),
+            slowed_by=_slowed_by(ask),
+        )
+
+
+def clocks(library: Any) -> list[float | None]:  # noqa: ANN401
+    """Return the present graphics clock of every GPU, in hertz."""
+    found = [
+        _number((_clock(library, Ask(library, handle), "GFX") or {}).get("clk"))
+        for _, handle, _ in _listed(library)
+    ]
+    return [None if clock is None else float(clock * MEGAHERTZ) for clock in found]
+
+
+def _temperature(library: Any, ask: Ask) -> float | None:  # noqa: ANN401
+    kinds = getattr(library, "AmdSmiTemperatureType", None)
+    metric = getattr(getattr(library, "AmdSmiTemperatureMetric", None), "CURRENT", None)
+    for kind in ("HOTSPOT", "EDGE"):  # a die reports the one or the other
+        if kinds and (found := _number(ask("get_temp_metric", getattr(kinds, kind), metric))):
+            return float(found)
+    return None
+
+
+def _slowed_by(ask: Ask) -> tuple[str, ...]:
+    """Return what holds the clocks down, without the usual power cap.
+
+    From MI300 on the violation status says so. Before, and on Radeon, the metrics table does, of
+    which amdsmi 7 tells whether any bit is set, so that heat and power cap are one.
+    """
+    status = _number((ask("get_gpu_metrics_info") or {}).get("indep_throttle_status"))
+    if status is None:
+        violations = ask("get_violation_status") or {}
+        is_hot = any(violations.get(f"active_{kind}") is True for kind in _VIOLATIONS)
+        return ("heat (hardware)",) if is_hot else ()
+    reasons = {"heat (hardware)": status & _HEAT, "power brake": status & _CURRENT}
+    return tuple(name for name, bits in reasons.items() if bits)
+
+
+def matrix(library: Any) -> tuple[tuple[str, ...], ...]:  # noqa: ANN401
+    """Return the connection type of each pair: XGMI, or NODE and SYS over PCIe.
+
+    amdsmi counts one hop for all GPUs of a fabric, so the number of links is unknown.
+    """
+    return _pairs(library, _link, SELF)
+
+
+def peer_access(library: Any) -> tuple[tuple[bool | None, ...], ...]:  # noqa: ANN401
+    """Return for each pair of GPUs whether one reads the other's memory directly."""
+    return _pairs(library, _accesses, None)
+
+
+def _pairs(library: Any, read: Any, own: Any) -> tuple[tuple[Any, ...], ...]:  # noqa: ANN401
+    found = _listed(library)
+    if len(found) <= 1:
+        return ()
+    cells = {
+        pair: read(library, found[pair[0]], found[pair[1]])
+        for pair in itertools.permutations(range(len(found)), 2)
+    }
+    places = range(len(found))
+    return tuple(tuple(cells.get((row, column), own) for column in places) for row in places)
+
+
+def _link(library: Any, row: Sequence[Any], column: Sequence[Any]) -> str:  # noqa: ANN401
+    if row[2].partition("#")[0] == column[2].partition("#")[0]:
+        return SAME
+    found = Ask(library, row[1])("topo_get_link_type", column[1]) or {}
+    if found.get("type") == _XGMI:
+        return "XGMI"
+    return _HOPS.get(found.get("hops", 0), "PHB") if found.get("type") == _PCIE else UNKNOWN
+
+
+def _accesses(library: Any, row: Sequence[Any], column: Sequence[Any]) -> bool | None:  # noqa: ANN401
+    found = Ask(library, row[1])("is_P2P_accessible", column[1])
+    return found if isinstance(found, bool) else None
+
+
+def driver_version(library: Any) -> str | None:  # noqa: ANN401
+    """Return the version of the amdgpu driver."""
+    for handle in _handles(library)[:1]:
+        found = Ask(library, handle)("get_gpu_driver_info") or {}
+        return _known(found.get("driver_version"))
+    return None
+
+
+def rocm_version(library: Any) -> str | None:  # noqa: ANN401
+    """Return the version of the host's ROCm, or None."""
+    try:
+        is_found, version = library.amdsmi_get_rocm_version()
+    except Exception:  # noqa: BLE001 - it opens one more library, or is missing
+        return None
+    return str(version) if is_found else None
+
+
+def _node(value: object) -> int | None:
+    """Return a NUMA node; a host without NUMA has the largest 32-bit number."""
+    found = _number(value)
+    return found if found is not None and 0 <= found < _NO_NODE else None
+
+
+def _watts(value: object) -> float | None:
+    found = _number(value)
+    if not found:
+        return None
+    return found / MICROWATTS if found > MAX_PLAUSIBLE_WATTS else float(found)
+
+
+def _number(value: object) -> int | None:
+    """Return a number; amdsmi writes "N/A" where it has none."""
+    return int(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _is_number(value: str, base: int) -> bool:
+    try:
+        int(value, base)
+    except ValueError:
+        return False
+    return True
+
+
+def _known(value: object) -> str | None:
+    return None if value in (None, "", "N/A") else str(value)

@@ -1,0 +1,159 @@
+"""Which GPUs a process sees, by the rules of CUDA and of ROCm.
+
+NVML and amdsmi list every GPU whatever these variables say, so their readers apply the rules.
+
+Sources: NVIDIA, CUDA Programming Guide, "CUDA Environment Variables"; NVIDIA, MIG User Guide,
+"Device Enumeration"; torch.cuda._parse_visible_devices (one kind of entry, repeated ones);
+AMD, "GPU isolation techniques"; ROCR-Runtime, amd_filter_device.cpp; clr, rocdevice.cpp.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+CUDA, HIP, ROCR = "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"
+VARIABLES = (CUDA, HIP, ROCR)
+ORDER, BY_BUS = "CUDA_DEVICE_ORDER", "PCI_BUS_ID"
+_INTEGER = re.compile(r"[+-]?[0-9]+")
+_ROCR_INTEGER = re.compile(r"[+-]?(0[xX][0-9a-fA-F]+|[0-9]+)")
+_ROCR_UUID = re.compile(r"GPU-[0-9a-f]{16}")
+_LEAST_ROCR_UUID = len("GPU-0")
+
+
+class CudaDevice(NamedTuple):
+    """A GPU or a MIG instance; ``gpu`` is the GPU's place in the order of PCI buses.
+
+    ``name``: the GPU's model; ``path``: an instance's name for drivers before R470.
+    """
+
+    uuid: str
+    gpu: int
+    is_instance: bool = False
+    name: str = ""
+    path: str = ""
+
+
+def cuda_selected(devices: Sequence[CudaDevice], env: Mapping[str, str]) -> list[int]:
+    """Return the places in ``devices`` that ``CUDA_VISIBLE_DEVICES`` selects, in its order.
+
+    The list ends at its first invalid entry; a repeated one hides all.
+    """
+    value = env.get(CUDA)
+    if value is None:
+        return list(range(len(devices)))
+    chosen: list[int] = []
+    for found in _cuda_entries(devices, value):
+        if found is None:
+            break
+        if set(found) & set(chosen):
+            return []
+        chosen += found
+    return chosen
+
+
+def cuda_visible(devices: Sequence[CudaDevice], env: Mapping[str, str]) -> list[int]:
+    """Return the places in ``devices`` that one process gets from CUDA.
+
+    A process gets one MIG instance, and no whole GPU beside it.
+    """
+    selected = cuda_selected(devices, env)
+    instances = [place for place in selected if devices[place].is_instance]
+    return instances[:1] or selected
+
+
+def is_order_known(devices: Sequence[CudaDevice], env: Mapping[str, str]) -> bool:
+    """Return whether CUDA counts the GPUs as NVML does.
+
+    CUDA puts the fastest first, by a rule that is not published, unless told to use the bus.
+    """
+    return env.get(ORDER) == BY_BUS or len({each.name for each in devices}) <= 1
+
+
+def _cuda_entries(devices: Sequence[CudaDevice], value: str) -> Iterator[list[int] | None]:
+    """Yield the places that each entry names; None for an invalid one."""
+    entries = [entry.strip() for entry in value.split(",")]
+    kind = next((kind for kind in ("GPU-", "MIG-") if entries[0].startswith(kind)), "")
+    for entry in entries:
+        if kind and not entry.startswith(kind):
+            yield None
+        elif kind == "MIG-":
+            yield _one([entry in {each.uuid, each.path} for each in devices])
+        elif kind:
+            yield _of_gpu(devices, {each.gpu for each in devices if _is_on(each, entry)})
+        else:
+            number = _INTEGER.match(entry)
+            yield _of_gpu(devices, {int(number[0])}) if number else None
+
+
+def _is_on(device: CudaDevice, prefix: str) -> bool:
+    whole = device.path.partition("/")[0].removeprefix("MIG-") if device.is_instance else ""
+    return (whole or device.uuid).startswith(prefix)
+
+
+def _of_gpu(devices: Sequence[CudaDevice], gpus: set[int]) -> list[int] | None:
+    """Return the device of one GPU, the first of its MIG instances; None if not exactly one."""
+    places = [place for place, each in enumerate(devices) if {each.gpu} == gpus]
+    return places[:1] or None
+
+
+def _one(matches: Sequence[bool]) -> list[int] | None:
+    return [matches.index(True)] if matches.count(True) == 1 else None
+
+
+def rocm_visible(uuids: Sequence[str], env: Mapping[str, str]) -> list[int]:
+    """Return the places in ``uuids`` that a HIP process sees, in its order.
+
+    ROCR selects first; HIP's indices count what is left. HIP reads CUDA's variable where its
+    own is empty. Empty, ROCR's hides all and HIP's nothing.
+    """
+    seen = _rocr(uuids, env[ROCR]) if ROCR in env else list(range(len(uuids)))
+    value = env.get(HIP) or env.get(CUDA) or ""
+    if not value:
+        return seen
+    chosen: list[int] = []
+    for entry in value.split(","):
+        place = _hip_place([uuids[each] for each in seen], entry)
+        if place is None:
+            break
+        if seen[place] not in chosen:
+            chosen.append(seen[place])
+    return chosen
+
+
+def _rocr(uuids: Sequence[str], value: str) -> list[int]:
+    chosen: list[int] = []
+    for entry in (each.strip() for each in value.split(",") if value):
+        if entry.upper().startswith("G"):
+            is_long = len(entry) >= _LEAST_ROCR_UUID
+            found = _one([is_long and each.upper().startswith(entry.upper()) for each in uuids])
+            place = found[0] if found else -1
+        else:
+            place = int(entry, 0) if _ROCR_INTEGER.fullmatch(entry) else -1
+        if not 0 <= place < len(uuids) or place in chosen:
+            break
+        chosen.append(place)
+    return chosen
+
+
+def _hip_place(uuids: Sequence[str], entry: str) -> int | None:
+    if entry.startswith("GPU-"):
+        found = _one([each.lower() == entry.lower() for each in uuids])
+        return found[0] if found else None
+    return int(entry) if entry.isdecimal() and int(entry) < len(uuids) else None
+
+
+def job_variables(uuids: Sequence[str], indices: Sequence[int]) -> dict[str, str]:
+    """Return the variables with which a job sees these GPUs; unset ``VARIABLES`` beside them.
+
+    AMD GPUs are selected for ROCR, by index where one has no unique id. HIP's and CUDA's own
+    would select again among them; torch takes an empty one for no GPU.
+    """
+    if not any(is_amd(uuid) for uuid in uuids):
+        return {CUDA: ",".join(uuids)} if uuids else {}
+    has_ids = all(_ROCR_UUID.fullmatch(uuid) for uuid in uuids)
+    return {ROCR: ",".join(uuids if has_ids else map(str, indices))}
+
+
+def is_amd(uuid: str) -> bool:
+    """Return whether a device's identifier is one that ``amd.facts`` gives."""
+    return bool(_ROCR_UUID.match(uuid)) or uuid.startswith("PCI-")

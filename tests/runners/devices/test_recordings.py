@@ -1,0 +1,443 @@
+"""The inventory of recorded machines of every vendor, read by the product's own code."""
+
+import platform
+import re
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+
+import pynvml
+import pytest
+
+from runners import doctor, inventory, preflight_gpus, probe, topology
+from runners.device_list import Seen, comparison, devices_here
+from runners.devices import amd, nvidia
+from runners.jobs import amd_smi, nvml
+from tests.runners.devices.replay import (
+    QUERIES,
+    AmdSmi,
+    Nvml,
+    alike,
+    bus_of,
+    commands,
+    recording,
+)
+
+MEBIBYTE = 2**20
+
+
+@pytest.fixture
+def replayed(monkeypatch, tmp_path):
+    """Put a recorded machine in the place of this one."""
+    for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(inventory, "xids", dict)
+
+    def put(name: str, *, torch_rocm: tuple[int, int] | None = None) -> dict:
+        machine = recording(name)
+        if "alike" in machine:
+            machine["gpus"] = alike(machine["alike"], machine["bus_ids"])
+        is_amd = "link_types" in machine
+        nvml = Nvml(machine) if "driver_version" in machine else None
+        monkeypatch.setattr(probe, "_initialised_nvml", lambda: nvml)
+        monkeypatch.setattr(inventory, "has_nvidia_on_bus", lambda: nvml is not None)
+        has_amd = is_amd or "by-command" in name
+        monkeypatch.setattr(inventory, "has_amd_on_bus", lambda: has_amd)
+        monkeypatch.setattr(
+            amd, "importlib", SimpleNamespace(import_module=_module(machine, is_amd=is_amd))
+        )
+        monkeypatch.setattr(probe.cuda, "rocm_of_torch", lambda: torch_rocm)
+        monkeypatch.setattr(preflight_gpus, "rocm_of_torch", lambda: torch_rocm)
+        monkeypatch.setattr(inventory, "PCI_DEVICES", bus_of(machine, tmp_path / "pci"))
+        monkeypatch.setattr(platform, "system", lambda: machine.get("system", "Linux"))
+        monkeypatch.setattr(subprocess, "run", commands({"commands": {}} | machine))
+        return machine
+
+    return put
+
+
+def _module(machine: dict, *, is_amd: bool):
+    def import_module(name: str):
+        if not is_amd:
+            raise KeyError("libamd_smi.so")  # what amdsmi 7.0.2 raises without ROCm
+        return AmdSmi(machine)
+
+    return import_module
+
+
+ROCM = (7, 0)
+# name, torch's ROCm; of the machine: GPUs, other GPUs; of the first GPU: fields.
+MACHINES = [
+    (
+        "a100-mig", None, 2, 0,
+        {
+            "name": "NVIDIA A100-SXM4-40GB MIG 3g.20gb", "memory_bytes": 19968 * MEBIBYTE,
+            "uuid": "MIG-5b1e6c4a-6d3e-5f3c-9a57-1f0d1c2b3a41",
+            "parent_uuid": "GPU-27b94a00-ed54-5c24-b1fd-1054085de32a",
+            "compute_capability": "8.0", "is_partitioned": True, "has_ecc": True,
+            "ecc_corrected_errors": None, "needs_reset": None, "power_limit_watts": 400.0,
+        },
+    ),
+    (
+        "rtx-4090-and-3060", None, 2, 0,
+        {
+            "name": "NVIDIA GeForce RTX 3060", "memory_bytes": 12288 * MEBIBYTE, "has_ecc": None,
+            "architecture": "Ampere", "pcie_generation": 1, "pcie_max_generation": 4,
+            "num_links": 0, "max_clock_hertz": 2.145e9, "compute_mode": "default", "unread": (),
+        },
+    ),
+    (
+        "two-a5000-pcie", None, 2, 0,
+        {"has_ecc": False, "needs_reset": False, "num_links": 0, "power_limit_watts": 230.0},
+    ),
+    (
+        "eight-h100", None, 8, 0,
+        {
+            "name": "NVIDIA H100 80GB HBM3", "num_links": 18, "link_bytes_per_second": 2.6562e10,
+            "is_persistent": True, "ecc_uncorrected_errors": 0, "is_partitioned": False,
+        },
+    ),
+    (
+        "laptop-3070-ti", None, 1, 0,
+        {"power_limit_watts": None, "unread": ("power limit: Not Supported",), "pcie_width": 8},
+    ),
+    (
+        "driver-too-old", None, 1, 0,
+        {"compute_capability": "7.5", "architecture": None, "pcie_generation": None},
+    ),
+    (
+        "dgx-spark", None, 1, 0,
+        {
+            "name": "NVIDIA GB10", "shares_host_memory": True, "compute_capability": "12.1",
+            "architecture": "Blackwell", "unread": ("power limit: Not Supported",),
+        },
+    ),
+    (
+        "eight-mi300x", ROCM, 8, 0,
+        {
+            "name": "AMD Instinct MI300X", "vendor": "amd", "architecture": "gfx942",
+            "uuid": "GPU-8af705259683161c", "memory_bytes": 196592 * MEBIBYTE,
+            "power_limit_watts": 750.0, "max_clock_hertz": 2.1e9, "pcie_width": 16,
+            "partition": None, "numa_node": None, "unread": (),
+        },
+    ),
+    ("eight-mi300x", None, 0, 8, {}),
+    (
+        "four-mi250x", ROCM, 8, 0,
+        {
+            "name": "AMD Instinct MI250X", "architecture": "gfx90a",
+            "memory_bytes": 65520 * MEBIBYTE, "power_limit_watts": 560.0,
+            "uuid": "GPU-61f2504172da5ee8",
+            "unread": (f"PCIe link: {AmdSmi.AmdSmiException.err_info}",),
+        },
+    ),
+    (
+        "mi300x-cpx", ROCM, 8, 0,
+        {"partition": "CPX/NPS4", "memory_bytes": 24574 * MEBIBYTE, "power_limit_watts": None},
+    ),
+    (
+        "mi300x-by-command", ROCM, 1, 0,
+        {
+            "name": "AMD Instinct MI300X", "uuid": "GPU-6f1f0a2b3c4d5e6f",
+            "memory_bytes": 196592 * MEBIBYTE, "power_limit_watts": 750.0,
+            "max_clock_hertz": 2.1e9, "pcie_max_generation": 5, "pcie_width": 16,
+        },
+    ),
+    (
+        "apple-m3-max", None, 0, 1,
+        {
+            "name": "Apple M3 Max (40 GPU cores)", "vendor": "apple", "architecture": "Metal 3",
+            "memory_bytes": 64 * 2**30, "usable_memory_bytes": 56 * 2**30,
+        },
+    ),
+    (
+        "intel-arc-b65", None, 0, 1,
+        {
+            "name": "Intel(R) Arc(TM) Pro B65 Graphics", "vendor": "intel", "unread": (),
+            "memory_bytes": 34242297856, "pcie_max_width": None, "pci_bus_id": "0000:51:00.0",
+        },
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "torch_rocm", "num_gpus", "num_others", "first"), MACHINES)
+def test_a_recorded_machine_has_this_inventory(
+    replayed, name, torch_rocm, num_gpus, num_others, first
+):
+    replayed(name, torch_rocm=torch_rocm)
+
+    found = probe.devices()
+
+    assert (len(found.gpus), len(found.other_gpus)) == (num_gpus, num_others)
+    listed = (*found.gpus, *found.other_gpus)
+    assert {key: getattr(listed[0], key) for key in first} == first
+    assert len({gpu.uuid for gpu in listed}) == len(listed)
+    assert [gpu.index for gpu in found.gpus] == list(range(num_gpus))
+    with probe.gpu_library() as library:
+        loads = list(probe.gpu_loads(library)) if library else []
+    assert [load.uuid for load in loads] == [gpu.uuid for gpu in found.gpus]
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "accesses"),
+    [
+        ("a100-mig", ("X", "SAME"), set()),
+        ("rtx-4090-and-3060", ("X", "SYS"), {False}),
+        ("two-a5000-pcie", ("X", "NODE"), {True}),
+        ("eight-h100", ("X", *["NV18"] * 7), {True}),
+        ("eight-mi300x", ("X", *["XGMI"] * 7), {True}),
+        ("four-mi250x", ("X", *["XGMI"] * 7), {True}),
+        ("mi300x-cpx", ("X", *["SAME"] * 7), {True}),
+        ("dgx-spark", None, set()),
+    ],
+)
+def test_the_links_and_the_peer_access_of_a_machine(replayed, name, row, accesses):
+    replayed(name, torch_rocm=ROCM if "mi" in name and "mig" not in name else None)
+
+    found = probe.devices()
+
+    assert (found.topology[0] if found.topology else None) == row
+    assert {each for row in found.peer_access for each in row if each is not None} == accesses
+
+
+@pytest.mark.parametrize(
+    ("name", "slowed_by", "watts", "celsius"),
+    [
+        ("laptop-3070-ti", ("heat (hardware)",), None, 48),  # by the older name of the reasons
+        ("eight-h100", (), 68.57, 29),  # idle is usual
+        ("a100-mig", (), None, 36),  # the board's power is no instance's
+        ("eight-mi300x", ("heat (hardware)",), 142.0, 47),  # by the violation status
+        ("four-mi250x", ("heat (hardware)",), 90.0, 35),  # by the metrics table
+        ("mi300x-by-command", (), 210.0, 47),
+    ],
+)
+def test_the_load_of_a_machine(replayed, name, slowed_by, watts, celsius):
+    replayed(name, torch_rocm=ROCM if "mi" in name and "mig" not in name else None)
+
+    with probe.gpu_library() as library:
+        first = next(iter(probe.gpu_loads(library)))
+
+    assert (first.slowed_by, first.power_watts, first.temperature_celsius) == (
+        slowed_by, watts, celsius,
+    )  # fmt: skip
+
+
+def test_memory_that_nvml_does_not_support_is_the_hosts(replayed):
+    import psutil
+
+    replayed("dgx-spark")
+
+    with probe.gpu_library() as library:
+        (gpu,), (load,) = probe.gpu_facts(library), probe.gpu_loads(library)
+
+    assert gpu.memory_bytes == psutil.virtual_memory().total
+    assert 0 < load.memory_used_bytes < gpu.memory_bytes
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "torch_rocm", "words"),
+    [
+        ("eight-h100", lambda m: m["gpus"][3].update(is_lost=True), None, "GPU 3 does not answer"),
+        (
+            "a100-mig", lambda m: m["gpus"][0].update(mig_devices=[]), None,
+            "is in MIG mode without an instance",
+        ),
+        ("eight-mi300x", dict, None, "torch here is not built for ROCm"),
+        ("mi300x-by-command", lambda m: m["commands"].clear(), ROCM, "amd-smi is not installed"),
+        ("mi300x-by-command", lambda m: m["commands"].clear(), ROCM, "libamd_smi.so"),
+        (
+            "intel-arc-b65", lambda m: m["commands"].clear(), None,
+            "Intel GPU at 0000:51:00.0: xpu-smi is not installed",
+        ),
+        (
+            "intel-arc-b65",
+            lambda m: m["commands"].update({"xpu-smi discovery -j": {"device_list": []}}),
+            None, "see that this user is in the group render",
+        ),
+        ("apple-m3-max", lambda m: m["commands"].clear(), None, "system_profiler is not installed"),
+    ],
+)  # fmt: skip
+def test_what_is_missing_is_named(replayed, name, change, torch_rocm, words):
+    machine = replayed(name, torch_rocm=torch_rocm)
+    change(machine)
+
+    assert words in "; ".join(probe.devices().problems)
+
+
+@pytest.mark.parametrize(
+    ("name", "torch_cuda", "torch_rocm", "is_ok", "words"),
+    [
+        ("driver-too-old", (13, 0), None, False, "the driver runs up to 11.2"),
+        ("dgx-spark", (13, 0), None, True, "the driver runs up to 13.0"),
+        (
+            "eight-mi300x",
+            None,
+            ROCM,
+            True,
+            "torch is built with ROCm 7.0; the host has ROCm 7.0.2",
+        ),
+    ],
+)
+def test_torch_and_the_driver_are_held_together(
+    replayed, monkeypatch, name, torch_cuda, torch_rocm, is_ok, words
+):
+    replayed(name, torch_rocm=torch_rocm)
+    monkeypatch.setattr(preflight_gpus, "cuda_of_torch", lambda: torch_cuda)
+
+    with probe.gpu_library() as library:
+        check = preflight_gpus.runtime_check(library)
+
+    assert check.ok is is_ok
+    assert words in check.sentence
+
+
+@pytest.mark.parametrize(
+    ("name", "num_gpus", "change", "failed"),
+    [
+        ("a100-mig", 1, {}, set()),
+        ("a100-mig", 2, {}, {"MIG"}),
+        ("two-a5000-pcie", 2, {}, set()),
+        ("two-a5000-pcie", 2, {"compute_mode": 2}, {"compute mode"}),
+    ],
+)
+def test_gpus_that_cuda_would_not_give_are_refused(replayed, name, num_gpus, change, failed):
+    machine = replayed(name)
+    machine["gpus"][0].update(change)
+
+    with probe.gpu_library() as library:
+        gpus = list(probe.gpu_facts(library))[:num_gpus]
+
+    assert {check.name for check in preflight_gpus.usable(gpus) if not check.ok} == failed
+
+
+@pytest.mark.parametrize(
+    ("name", "fp8", "flex"), [("eight-mi300x", True, True), ("four-mi250x", False, True)]
+)
+def test_amd_gpus_are_judged_by_their_architecture(replayed, name, fp8, flex):
+    replayed(name, torch_rocm=ROCM)
+
+    gpus = probe.devices().gpus
+
+    assert preflight_gpus.narrow_products(gpus).ok is fp8
+    assert preflight_gpus.block_attention(gpus).ok is flex
+
+
+@pytest.mark.parametrize(
+    ("variables", "indices", "words"),
+    [
+        ({"CUDA_VISIBLE_DEVICES": "1"}, [1], "CUDA counts from the fastest GPU"),
+        ({"CUDA_VISIBLE_DEVICES": "1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}, [1], "1 of 2 GPUs"),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-d6889ff6"}, [0], "1 of 2 GPUs are hidden"),
+        ({"CUDA_VISIBLE_DEVICES": ""}, [], "2 of 2 GPUs are hidden"),
+    ],
+)
+def test_an_agent_that_sees_some_gpus_lists_those(
+    replayed, monkeypatch, variables, indices, words
+):
+    replayed("rtx-4090-and-3060")
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+
+    found = probe.devices()
+
+    assert [gpu.index for gpu in found.gpus] == indices
+    assert words in "; ".join(found.problems)
+
+
+def test_the_devices_of_a_host_are_compared_with_those_that_torch_sees(replayed):
+    replayed("eight-h100")
+    devices = devices_here()
+    seen = [Seen(each.name, each.uuid, each.memory_bytes - 2**30) for each in devices]
+
+    first = devices[0]
+    assert (first.links, first.clock_hertz) == (("X", *["NV18"] * 7), 345e6)
+    assert (first.power_watts, first.power_limit_watts, first.slowed_by) == (68.57, 700.0, ())
+    assert comparison(devices, seen) == []
+    for changed, words in [
+        (seen[:7], "torch sees 7 GPUs of 8"),
+        ([seen[1], seen[0], *seen[2:]], "torch counts GPU 0 as its number 1"),
+        ([*seen[:7], seen[7]._replace(uuid="GPU-else")], "torch's number 7, NVIDIA H100"),
+        ([seen[0]._replace(memory_bytes=2**30), *seen[1:]], "torch sees 1.0 GiB of GPU 0"),
+        ([seen[0]._replace(name="NVIDIA T4"), *seen[1:]], "is NVIDIA T4 to torch"),
+    ]:
+        assert words in "; ".join(comparison(devices, changed))
+
+
+def test_a_uuid_as_hip_gives_it_is_the_same_gpu(replayed):
+    replayed("eight-mi300x", torch_rocm=ROCM)
+    devices = devices_here()
+    seen = [
+        Seen(each.name, each.uuid.removeprefix("GPU-").encode().hex(), each.memory_bytes)
+        for each in devices
+    ]
+
+    assert comparison(devices, seen) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "indices"),
+    [
+        ("a100-mig", None, [0]),
+        ("a100-mig", "MIG-c8d1f7e2-0b44-5a1d-8f6e-2e9b7d6c5a02", [1]),
+        ("two-a5000-pcie", "GPU-12345678-aaaa-bbbb-cccc-0123456789a1", [1]),
+        ("two-a5000-pcie", "1,0", [1, 0]),
+    ],
+)
+def test_a_job_reads_the_gpus_that_it_was_given(replayed, monkeypatch, name, value, indices):
+    machine = replayed(name)
+    if value is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
+
+    listed = nvidia.listed(Nvml(machine), env={})
+
+    assert [each.index for each in nvml.visible(listed)] == indices
+
+
+def test_a_job_on_amd_gpus_reads_those_that_it_was_given(replayed, monkeypatch):
+    replayed("eight-mi300x", torch_rocm=ROCM)
+    monkeypatch.setenv("ROCR_VISIBLE_DEVICES", "GPU-dc91284879207f2b")
+
+    assert amd_smi.visible_sample()() == {
+        "gpu0_memory_bytes": 283.0 * MEBIBYTE,
+        "gpu0_utilization": 0.37,
+        "gpu0_power_watts": 142.0,
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "checks"),
+    [
+        (
+            "driver-too-old",
+            {
+                "GPU": (True, "GeForce GTX 1660 Ti (6 GiB)"),
+                "torch and driver": (False, "runs up to 11.2. Install a newer driver"),
+            },
+        ),
+        (
+            "apple-m3-max",
+            {
+                "GPU": (True, "none: jobs run on the processor"),
+                "Other GPU": (True, "Apple M3 Max (40 GPU cores) (64 GiB shared with the host)"),
+            },
+        ),
+    ],
+)
+def test_the_doctor_tells_of_the_gpus(replayed, monkeypatch, name, checks):
+    replayed(name)
+    monkeypatch.setattr(preflight_gpus, "cuda_of_torch", lambda: (13, 0))
+
+    found = {check.name: (check.is_ok, check.words) for check in doctor._gpus()}
+
+    assert set(found) == set(checks)
+    for topic, (is_ok, words) in checks.items():
+        assert found[topic][0] is is_ok
+        assert words in found[topic][1]
+
+
+def test_the_replay_and_the_readers_ask_nvml_for_functions_that_it_has():
+    sources = "".join(Path(module.__file__).read_text() for module in (nvidia, topology))
+    asked = set(re.findall(r'"(nvml(?:Device|System)\w+)"', sources)) | set(QUERIES)
+
+    assert len(asked) > 20
+    assert [name for name in asked if not hasattr(pynvml, name)] == []
