@@ -242,6 +242,41 @@ def test_a_job_sees_the_gpus_that_it_holds_and_no_others(tmp_path, monkeypatch):
     assert env["CUDA_VISIBLE_DEVICES"] == "GPU-b,GPU-d"
 
 
+def test_a_job_counts_gpus_as_the_inventory_does_unless_the_agent_was_told_otherwise(
+    tmp_path, monkeypatch
+):
+    monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
+    assert render_env(tmp_path, 1)["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "FASTEST_FIRST")
+    assert render_env(tmp_path, 1)["CUDA_DEVICE_ORDER"] == "FASTEST_FIRST"
+
+
+@pytest.mark.parametrize(
+    ("uuids", "selected"),
+    [
+        (
+            ["GPU-8af705259683161c", "GPU-dc91284879207f2b"],
+            "GPU-8af705259683161c,GPU-dc91284879207f2b",
+        ),
+        (["GPU-8af705259683161c", "GPU-8af705259683161c#1"], "0,1"),  # partitions of one GPU
+        (["PCI-0000:03:00.0-5f1d"], "0"),  # a Radeon without a number
+    ],
+)
+def test_a_job_on_amd_gpus_is_given_them_through_rocr_alone(
+    tmp_path, monkeypatch, uuids, selected
+):
+    for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
+        monkeypatch.setenv(name, "3")
+    devices = [RunDevice(kind="gpu", index=index, uuid=uuid) for index, uuid in enumerate(uuids)]
+
+    env = render_env(tmp_path, 1, (), devices)
+
+    assert {name: value for name, value in env.items() if "VISIBLE" in name} == {
+        "ROCR_VISIBLE_DEVICES": selected
+    }
+
+
 def test_a_job_on_a_processor_keeps_what_the_agent_was_given(tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
 
