@@ -43,6 +43,8 @@ DRIVER_NAMES = {
     "NVIDIA H200 NVL": "h200-nvl-141gb",
     "NVIDIA A100 80GB PCIe": "a100-pcie-80gb",
 }
+# Boards of two dies, each a device of its own to the driver and to torch.
+TWO_DIES = ("mi250", "mi250x")
 TEXTS = ("id", "name", "vendor", "kind", "link", "source", "notes")
 
 
@@ -143,10 +145,28 @@ def get_device(name: str) -> DeviceSpec:
 
 
 def device_of_driver(name: str) -> DeviceSpec | None:
-    """Return the device that a driver names, with or without the brand, or None."""
+    """Return the device that a driver names, with or without the brand, or None.
+
+    Of a board with two dies it is one die: half of the figures that data sheets state.
+    """
     bare = name.removeprefix("NVIDIA ").removeprefix("GeForce ").removeprefix("Tesla ")
     for spelling in (DRIVER_NAMES.get(name, name), bare):
         device_id = _id_of(device_slug(spelling))
         if device_id is not None:
-            return _devices()[device_id]
+            device = _devices()[device_id]
+            return _one_die(device) if device_id in TWO_DIES else device
     return None
+
+
+def _one_die(board: DeviceSpec) -> DeviceSpec:
+    """Return half of a board."""
+    halves = {dtype: rate / 2 for dtype, rate in board.peak_flops_per_second.items()}
+    watts = board.tdp_watts
+    return board.model_copy(
+        update={
+            "memory_bytes": board.memory_bytes // 2,
+            "memory_bandwidth_bytes_per_second": board.memory_bandwidth_bytes_per_second / 2,
+            "peak_flops_per_second": halves,
+            "tdp_watts": watts and watts / 2,
+        }
+    )

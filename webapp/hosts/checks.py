@@ -156,6 +156,8 @@ def _driver(facts: dict[str, Any]) -> Check:
     if not version:
         return Check(DRIVER, GOOD, "no GPU, none needed")
     runs = facts.get("cuda_version")
+    if not runs and (rocm := facts.get("rocm_version")):
+        return Check(DRIVER, GOOD, f"{version}, ROCm {rocm}")
     return Check(DRIVER, GOOD, f"{version}, CUDA {runs}" if runs else str(version))
 
 
@@ -163,9 +165,13 @@ def _gpus(facts: dict[str, Any]) -> Check:
     if facts.get("scheduler"):
         return Check(GPUS, GOOD, "those of the nodes that Slurm gives a job")
     if not facts.get("gpus"):
-        return Check(GPUS, GOOD, f"none; jobs run on {processor_words(facts)}")
+        unused = ", ".join(gpu["name"] for gpu in facts.get("other_gpus") or ())
+        beside = f", not on {unused}" if unused else ""
+        return Check(GPUS, GOOD, f"none; jobs run on {processor_words(facts)}{beside}")
     links = {link for row in facts.get("topology") or () for link in row if link != "X"}
     reach = f", {' and '.join(sorted(links))} between them" if links else ""
+    if any(access is False for row in facts.get("peer_access") or () for access in row):
+        reach += ", not all with access to each other's memory"
     return Check(GPUS, GOOD, gpu_words(facts) + reach)
 
 
@@ -177,6 +183,8 @@ def _torch(facts: dict[str, Any]) -> Check:
     built, runs = facts.get("torch_cuda_version"), facts.get("cuda_version")
     if not facts.get("gpus"):
         return Check(TORCH, GOOD, str(version))
+    if facts["gpus"][0].get("vendor") == "amd":  # listed only where torch is built for ROCm
+        return Check(TORCH, GOOD, f"{version}, built for ROCm {facts.get('torch_rocm_version')}")
     if not built:
         words = f"{version}, built for the processor alone"
         fix = "The GPUs would stay idle. Install the build for their driver:"

@@ -25,9 +25,11 @@ def cluster_for_host(host: Host) -> ClusterSpec:
         return planned_cluster(host)
     facts = _facts(host)
     bench = _bench(host)
+    gpus = _same_gpus(facts)
+    is_divided = bool(gpus and gpus[0].parent_uuid)  # a process gets one MIG instance
     return ClusterSpec(
         device=device_for_host(host),
-        devices_per_node=len(_same_gpus(facts)) or 1,
+        devices_per_node=1 if is_divided else len(gpus) or 1,
         host_memory_bytes=facts.memory_bytes,
         disk_bandwidth_bytes_per_second=bench.disk_write_bytes_per_second if bench else None,
         electricity_usd_per_kwh=price_of(host.labels, PER_KWH),
@@ -86,7 +88,9 @@ def _cpu_device(host: Host, facts: HostFacts) -> DeviceSpec:
 
 
 def _gpu_device(host: Host, gpu: GpuFacts) -> DeviceSpec:
-    published = device_of_driver(gpu.name)
+    published = None if gpu.partition or gpu.parent_uuid else device_of_driver(gpu.name)
+    if published is not None and gpu.shares_host_memory:  # the planner takes the host's share off
+        return published
     if published is not None:
         return published.model_copy(update={"memory_bytes": gpu.memory_bytes})
     measured = _measured(host, f"cuda:{gpu.index}")

@@ -65,6 +65,8 @@ def health_of(host: Host) -> Health | None:
 def _gpu_reasons(facts: dict[str, Any]) -> Iterator[Reason]:
     if problem := facts.get("driver_problem"):
         yield Reason(BAD, f"A GPU is on the bus and its driver does not answer: {problem}.")
+    for problem in (facts.get("gpus") and facts.get("device_problems")) or []:
+        yield Reason(WARN, f"{problem[:1].upper()}{problem[1:]}.")
     for gpu in facts.get("gpus") or []:
         for level, words in (*_memory(gpu), *_xids(gpu), *_board(gpu)):
             yield Reason(level, f"GPU {gpu['index']}: {words}.")
@@ -92,10 +94,13 @@ def _xids(gpu: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _board(gpu: dict[str, Any]) -> Iterator[tuple[str, str]]:
     width, full = gpu.get("pcie_width"), gpu.get("pcie_max_width")
-    if width and full and width < full:
+    is_in_slot = not gpu.get("shares_host_memory")  # a module reports a link that it has not
+    if width and full and width < full and is_in_slot:
         yield WARN, f"{width} of {full} PCIe lanes are in use; check slot and riser"
-    if gpu.get("is_partitioned"):
+    if gpu.get("is_partitioned") and not gpu.get("parent_uuid"):  # agents before MIG instances
         yield WARN, "it is partitioned (MIG); plans count it whole"
+    if gpu.get("compute_mode") == "prohibited":
+        yield BAD, "computing on it is prohibited (nvidia-smi -c DEFAULT)"
 
 
 def _host_reasons(host: Host) -> Iterator[Reason]:

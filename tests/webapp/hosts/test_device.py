@@ -52,6 +52,32 @@ def test_like_gpus_make_a_node(host):
     assert cluster.devices_per_node == 2
 
 
+def test_a_die_of_a_board_has_half_of_the_boards_figures(host):
+    board = get_device("mi250x")
+    die = {"index": 0, "uuid": "GPU-1", "name": board.name, "memory_bytes": 64 * GIB}
+    device = device_for_host(with_gpus(host, die))
+    assert device.memory_bytes == 64 * GIB
+    assert device.peak_flops_per_second["bf16"] * 2 == board.peak_flops_per_second["bf16"]
+    assert device.memory_bandwidth_bytes_per_second * 2 == board.memory_bandwidth_bytes_per_second
+
+
+def test_a_module_that_shares_the_hosts_memory_keeps_its_published_memory(host):
+    spark = {"index": 0, "uuid": "GPU-1", "name": "NVIDIA GB10", "memory_bytes": 121 * GIB}
+    device = device_for_host(with_gpus(host, spark | {"shares_host_memory": True}))
+    assert device.memory_bytes == get_device("gb10-dgx-spark").memory_bytes
+
+
+@pytest.mark.parametrize(
+    ("part", "num_devices"), [({"parent_uuid": "GPU-0"}, 1), ({"partition": "CPX/NPS4"}, 2)]
+)
+def test_a_part_of_a_gpu_is_described_by_its_measurement(host, part, num_devices):
+    devices = [{**make_microbench().devices[0].model_dump(), "device": "cuda:0"}]
+    host.microbench |= {"devices": devices}
+    first = H100 | {"memory_bytes": 10 * GIB} | part
+    cluster = cluster_for_host(with_gpus(host, first, first | {"index": 1, "uuid": "MIG-2"}))
+    assert (cluster.device.provenance, cluster.num_devices) == ("measured", num_devices)
+
+
 def test_an_unknown_gpu_without_a_measurement_is_refused(host):
     with pytest.raises(ConflictProblem, match="not been measured"):
         device_for_host(with_gpus(host, UNKNOWN))

@@ -25,6 +25,11 @@ def test_a_host_without_fault_is_healthy(host):
     assert judged(host) == ("ok", "")
 
 
+def test_a_gpu_that_does_not_answer_is_named(host):
+    host.facts = host.facts | {"device_problems": ["GPU 3 does not answer: GPU is lost"]}
+    assert judged(host) == ("warn", "GPU 3 does not answer: GPU is lost.")
+
+
 @pytest.mark.parametrize(
     ("gpu", "level", "words"),
     [
@@ -38,7 +43,14 @@ def test_a_host_without_fault_is_healthy(host):
         ({"xids": None}, "ok", ""),
         ({"pcie_width": 4, "pcie_max_width": 16}, "warn", "4 of 16 PCIe lanes"),
         ({"pcie_width": 16, "pcie_max_width": 16}, "ok", ""),
+        (
+            {"pcie_width": 1, "pcie_max_width": 16, "shares_host_memory": True},
+            "ok",
+            "",
+        ),
         ({"is_partitioned": True}, "warn", "MIG"),
+        ({"is_partitioned": True, "parent_uuid": "GPU-0"}, "ok", ""),
+        ({"compute_mode": "prohibited"}, "bad", "nvidia-smi -c DEFAULT"),
     ],
 )
 def test_each_fault_has_its_level_and_says_which_gpu(host, gpu, level, words):

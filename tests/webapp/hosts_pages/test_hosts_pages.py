@@ -136,6 +136,24 @@ def test_a_gpu_stands_in_the_inventory_and_in_the_headline(alice, host):
     assert "RTX 4090, 24.0 GiB each" in page_of(alice, host)
 
 
+def test_the_page_names_parts_of_gpus_other_vendors_and_what_was_not_read(alice, host):
+    gpu = {"index": 0, "uuid": "u", "name": "MI300X", "memory_bytes": 24 * 2**30, "vendor": "amd"}
+    gpu |= {"partition": "CPX/NPS4", "architecture": "gfx942", "unread": ["clocks: no answer"]}
+    arc = {"index": 0, "uuid": "intel-0", "name": "Arc A770", "memory_bytes": 16 * 2**30}
+    host.facts = {
+        **host.facts, "gpus": [gpu], "other_gpus": [arc], "rocm_version": "7.0.2",
+        "driver_version": "6.12", "device_problems": ["xpu-smi is not installed"],
+        "topology": [["X", "XGMI"], ["XGMI", "X"]], "peer_access": [[None, False], [False, None]],
+    }  # fmt: skip
+    host.save()
+    shown = page_of(alice, host)
+    for words in (
+        "CPX/NPS4", "gfx942", "not read: clocks: no answer", "Arc A770 (16.0 GiB)",
+        "xpu-smi is not installed", "6.12, ROCm 7.0.2",
+    ):  # fmt: skip
+        assert words in shown
+
+
 def test_the_page_says_how_well_plans_hold(alice, measured):
     shown = page_of(alice, measured)
     assert "within 4.0 % of what was then measured" in shown
