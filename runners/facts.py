@@ -44,6 +44,7 @@ class GpuFacts(Message):
     shares_host_memory: bool = False  # memory_bytes is the host's: DGX Spark, Jetson, Apple
     usable_memory_bytes: NonNegativeInt | None = None  # an operator's limit: macOS' wired limit
     is_persistent: bool | None = None  # the driver stays loaded without a client
+    fabric_state: Name | None = None  # of a GPU on NVSwitches: "completed", "not started"
     compute_mode: Name | None = None  # "default", "exclusive process", "prohibited"
     max_clock_hertz: Rate | None = None  # of the multiprocessors
     max_memory_clock_hertz: Rate | None = None
@@ -132,7 +133,7 @@ BEFORE_VENDORS: dict[str, Any] = {
             *("usable_memory_bytes", "link_bytes_per_second", "unread"),
             *("is_persistent", "compute_mode", "max_clock_hertz", "max_memory_clock_hertz"),
             *("default_power_limit_watts", "pcie_generation", "pcie_max_generation"),
-            "num_links",
+            *("num_links", "fabric_state"),
         }
     },
 }

@@ -72,7 +72,7 @@ def given(found: Iterable[GpuFacts], wanted: Sequence[str]) -> list[GpuFacts]:
 
 
 def usable(gpus: Sequence[GpuFacts]) -> Iterator[PreflightCheck]:
-    """Yield a failed check where CUDA gives the job fewer GPUs than it was given."""
+    """Yield a failed check where CUDA would not give the job the GPUs that it was given."""
     closed = [gpu for gpu in gpus if gpu.compute_mode == "prohibited"]
     if closed:
         named = ", ".join(f"GPU {gpu.index}" for gpu in closed)[:400]
@@ -80,6 +80,14 @@ def usable(gpus: Sequence[GpuFacts]) -> Iterator[PreflightCheck]:
             "compute mode",
             f"Computing on {named} is prohibited.",
             "Allow it on the host: nvidia-smi -c DEFAULT.",
+        )
+    waiting = [gpu for gpu in gpus if gpu.fabric_state not in (None, "completed")]
+    if waiting:
+        named = ", ".join(f"GPU {gpu.index} ({gpu.fabric_state})" for gpu in waiting)[:400]
+        yield no(
+            "NVSwitch",
+            f"Not registered with the NVSwitches, so that CUDA does not start: {named}.",
+            "Start the fabric manager on the host: systemctl start nvidia-fabricmanager.",
         )
     instances = [gpu for gpu in gpus if gpu.parent_uuid]
     if instances and len(gpus) > 1:

@@ -109,7 +109,7 @@ def identifiers(library: Any) -> list[str]:  # noqa: ANN401
 
 
 def _listed(library: Any, env: Mapping[str, str] = os.environ) -> list[tuple[int, Any, str]]:  # noqa: ANN401
-    """Return index, handle and name of the GPUs that ROCm's variables do not hide."""
+    """Return index, handle and name of the GPUs that ROCm's variables select, in their order."""
     handles, names = _handles(library), identifiers(library)
     hip_ids = [
         _number((Ask(library, handle)("get_gpu_enumeration_info") or {}).get("hip_id"))
@@ -119,7 +119,7 @@ def _listed(library: Any, env: Mapping[str, str] = os.environ) -> list[tuple[int
     orders = known if len(set(known)) == len(handles) else list(range(len(handles)))
     found = sorted(zip(orders, handles, names, strict=True), key=lambda each: each[0])
     visible = rocm_visible([name for _, _, name in found], env)
-    return [found[place] for place in sorted(visible)]
+    return [found[place] for place in visible]
 
 
 def facts(library: Any, problems: list[str] | None = None) -> Iterator[GpuFacts]:  # noqa: ANN401

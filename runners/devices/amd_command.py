@@ -1,7 +1,7 @@
-"""What ``amd-smi`` prints as JSON, in the form of the library that it prints.
+"""What ``amd-smi`` or ``rocm-smi`` prints as JSON, in the form of the library amdsmi.
 
-For hosts whose ROCm has the command and whose environment has no amdsmi. Facts alone: links
-between GPUs and processes are not in these answers.
+For hosts whose ROCm has a command and whose environment has no amdsmi; before ROCm 6 that is
+rocm-smi. Links between GPUs and processes are not in these answers.
 """
 
 from typing import Any
@@ -10,6 +10,13 @@ from runners.devices.commands import CommandUnavailableError, read_json
 
 STATIC = ("amd-smi", "static", "--json")
 METRIC = ("amd-smi", "metric", "--json")
+ROCM_SMI = (
+    "rocm-smi", "--showproductname", "--showuniqueid", "--showbus", "--showmeminfo", "vram",
+    "--showmaxpower", "--showpower", "--showuse", "--showtemp", "--showdriverversion", "--json",
+)  # fmt: skip
+
+
+MEBIBYTE = 2**20
 
 
 class MissingValueError(Exception):
@@ -42,12 +49,18 @@ class CommandLibrary:
 
     @classmethod
     def read(cls) -> "CommandLibrary":
-        """Run the command.
+        """Run amd-smi, or rocm-smi where that cannot be used.
 
         Raises:
-            CommandUnavailableError: it is missing, fails, or prints something else.
+            CommandUnavailableError: both are missing, fail, or print something else.
         """
-        static = _gpus(read_json(STATIC))
+        try:
+            static = _gpus(read_json(STATIC))
+        except CommandUnavailableError as reason:
+            try:
+                return cls(*_of_rocm_smi(read_json(ROCM_SMI)))
+            except CommandUnavailableError as error:
+                raise CommandUnavailableError(f"{reason}; {error}") from None
         try:
             return cls(static, _gpus(read_json(METRIC)))
         except CommandUnavailableError:
@@ -130,6 +143,68 @@ def _gpus(document: Any) -> list[dict[str, Any]]:  # noqa: ANN401
     if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
         raise CommandUnavailableError("amd-smi prints another form of JSON than is known")
     return found
+
+
+def _of_rocm_smi(document: Any) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:  # noqa: ANN401
+    """Return rocm-smi's answers as amd-smi groups them; rocm-smi prints numbers as text."""
+    if not isinstance(document, dict):
+        raise CommandUnavailableError("rocm-smi prints another form of JSON than is known")
+    cards = sorted(
+        (int(name.removeprefix("card")), card)
+        for name, card in document.items()
+        if name.removeprefix("card").isdecimal() and isinstance(card, dict)
+    )
+    system = document.get("system") or {}
+    static = [
+        {
+            "asic": {
+                "market_name": _first(card, "Card Series", "Card series", "Card Model"),
+                "asic_serial": card.get("Unique ID", "N/A"),
+                "target_graphics_version": _first(card, "GFX Version"),
+            },
+            "bus": {"bdf": str(_first(card, "PCI Bus")).lower()},
+            "driver": {"version": system.get("Driver version")},
+            "vram": {"size": _megabytes(card.get("VRAM Total Memory (B)"))},
+            "limit": {"max_power": _real(card.get("Max Graphics Package Power (W)"))},
+        }
+        for _, card in cards
+    ]
+    metric = [
+        {
+            "usage": {"gfx_activity": _real(card.get("GPU use (%)"))},
+            "mem_usage": {"used_vram": _megabytes(card.get("VRAM Total Used Memory (B)"))},
+            "power": {"socket_power": _real(_first(card, *_ROCM_SMI_POWER))},
+            "temperature": {
+                "hotspot": _real(card.get("Temperature (Sensor junction) (C)")),
+                "edge": _real(card.get("Temperature (Sensor edge) (C)")),
+            },
+        }
+        for _, card in cards
+    ]
+    return static, metric
+
+
+_ROCM_SMI_POWER = (
+    "Current Socket Graphics Package Power (W)",
+    "Average Graphics Package Power (W)",
+)
+
+
+def _first(card: dict[str, Any], *names: str) -> Any:  # noqa: ANN401
+    """Return the first of a value's names that this release prints."""
+    return next((card[name] for name in names if name in card), None)
+
+
+def _real(text: object) -> float | None:
+    try:
+        return float(str(text))
+    except ValueError:  # "N/A"
+        return None
+
+
+def _megabytes(text: object) -> float | None:
+    found = _real(text)
+    return None if found is None else found / MEBIBYTE
 
 
 def _value(entry: object) -> object:

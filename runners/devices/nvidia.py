@@ -4,6 +4,7 @@ A value that a GPU or driver does not support is unknown, never an error: laptop
 and modules that share the host's memory leave out different ones.
 """
 
+import ctypes
 import os
 import types
 from collections.abc import Iterator, Mapping
@@ -22,6 +23,7 @@ MEGAHERTZ = 1_000_000
 MEGABYTES = 1_000_000
 _MULTIPROCESSOR, _MEMORY = 1, 2  # nvml.h: NVML_CLOCK_SM, NVML_CLOCK_MEM
 _CORRECTED, _UNCORRECTED, _VOLATILE = 0, 1, 0  # NVML: kinds of memory error, since driver load
+_FABRIC_STATES = (None, "not started", "in progress", "completed")  # NVML_GPU_FABRIC_STATE_*
 _COMPUTE_MODES = ("default", "exclusive thread", "prohibited", "exclusive process")
 _ARCHITECTURE = "NVML_DEVICE_ARCH_"
 # nvmlClocksEventReason* (nvml.h) that make a GPU slower than in its benchmark.
@@ -69,7 +71,7 @@ def listed(
     env: Mapping[str, str] = os.environ,
     problems: list[str] | None = None,
 ) -> list[Listed]:
-    """Return the devices of this host that ``CUDA_VISIBLE_DEVICES`` does not hide.
+    """Return the devices of this host that ``CUDA_VISIBLE_DEVICES`` selects, in its order.
 
     A GPU in MIG mode is its instances. ``problems`` takes why others are left out.
     """
@@ -88,7 +90,7 @@ def listed(
             f"{CUDA}={env[CUDA]} is read in the order of nvidia-smi, while CUDA counts from the "
             "fastest GPU; set CUDA_DEVICE_ORDER=PCI_BUS_ID, or use UUIDs"
         )
-    return [found[place] for place in sorted(places)]
+    return [found[place] for place in places]
 
 
 def _answering(library: types.ModuleType, problems: list[str]) -> Iterator[Listed]:
@@ -156,6 +158,7 @@ def facts(library: types.ModuleType, problems: list[str] | None = None) -> Itera
             pci_bus_id=bus_id,
             numa_node=ask("nvmlDeviceGetNumaNodeId"),
             xids=inventory.xids_of(errors, bus_id) if bus_id else None,
+            fabric_state=_fabric_state(library, ask),
             compute_mode=_compute_mode(ask("nvmlDeviceGetComputeMode")),
             is_persistent=_switch(ask("nvmlDeviceGetPersistenceMode")),
             **_power(ask),
@@ -201,6 +204,19 @@ def _link_speed(library: types.ModuleType, ask: Ask) -> float | None:
     if not values or values[0].nvmlReturn:
         return None
     return float(values[0].value.uiVal * MEGABYTES) or None
+
+
+def _fabric_state(library: types.ModuleType, ask: Ask) -> str | None:
+    """Return how far a GPU is registered with its NVSwitches; CUDA fails until it is.
+
+    Source: NVIDIA, Fabric Manager user guide; nvml.h, nvmlGpuFabricState_t.
+    """
+    form = getattr(library, "c_nvmlGpuFabricInfo_v2_t", None)
+    if form is None:
+        return None
+    info = form()
+    ask("nvmlDeviceGetGpuFabricInfoV", ctypes.byref(info))
+    return _FABRIC_STATES[info.state] if info.state < len(_FABRIC_STATES) else None
 
 
 def _health(ask: Ask) -> dict[str, Any]:

@@ -88,12 +88,13 @@ def _cpu_device(host: Host, facts: HostFacts) -> DeviceSpec:
 
 
 def _gpu_device(host: Host, gpu: GpuFacts) -> DeviceSpec:
+    """Return the spec of a host's first GPU, which is the first that torch counts."""
     published = None if gpu.partition or gpu.parent_uuid else device_of_driver(gpu.name)
     if published is not None and gpu.shares_host_memory:  # the planner takes the host's share off
         return published
     if published is not None:
         return published.model_copy(update={"memory_bytes": gpu.memory_bytes})
-    measured = _measured(host, f"cuda:{gpu.index}")
+    measured = _measured(host, "cuda:0")
     return _from_measurement(host, measured, kind="gpu", name=gpu.name, memory=gpu.memory_bytes)
 
 

@@ -99,6 +99,8 @@ def _board(gpu: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield WARN, f"{width} of {full} PCIe lanes are in use; check slot and riser"
     if gpu.get("is_partitioned") and not gpu.get("parent_uuid"):  # agents before MIG instances
         yield WARN, "it is partitioned (MIG); plans count it whole"
+    if gpu.get("fabric_state") not in (None, "completed"):
+        yield BAD, "it is not registered with the NVSwitches; start nvidia-fabricmanager"
     if gpu.get("compute_mode") == "prohibited":
         yield BAD, "computing on it is prohibited (nvidia-smi -c DEFAULT)"
 

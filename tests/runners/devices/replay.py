@@ -114,6 +114,12 @@ class Nvml:
         gpus = self.machine["gpus"]
         return LEVELS[self.machine["topology"][gpus.index(left)][gpus.index(right)]]
 
+    c_nvmlGpuFabricInfo_v2_t = pynvml.c_nvmlGpuFabricInfo_v2_t  # noqa: N815
+
+    def nvmlDeviceGetGpuFabricInfoV(self, gpu: dict, info) -> int:  # noqa: N802
+        info._obj.state = self._query("fabric_state")(gpu)
+        return pynvml.NVML_SUCCESS
+
     def nvmlDeviceGetP2PStatus(self, *_: object) -> int:  # noqa: N802
         return self.machine.get("p2p_status", pynvml.NVML_P2P_STATUS_UNKNOWN)
 

@@ -41,7 +41,7 @@ def replayed(monkeypatch, tmp_path):
         nvml = Nvml(machine) if "driver_version" in machine else None
         monkeypatch.setattr(probe, "_initialised_nvml", lambda: nvml)
         monkeypatch.setattr(inventory, "has_nvidia_on_bus", lambda: nvml is not None)
-        has_amd = is_amd or "by-command" in name
+        has_amd = is_amd or "-by-" in name
         monkeypatch.setattr(inventory, "has_amd_on_bus", lambda: has_amd)
         monkeypatch.setattr(
             amd, "importlib", SimpleNamespace(import_module=_module(machine, is_amd=is_amd))
@@ -94,7 +94,8 @@ MACHINES = [
         "eight-h100", None, 8, 0,
         {
             "name": "NVIDIA H100 80GB HBM3", "num_links": 18, "link_bytes_per_second": 2.6562e10,
-            "is_persistent": True, "ecc_uncorrected_errors": 0, "is_partitioned": False,
+            "is_persistent": True, "fabric_state": "completed",
+            "ecc_uncorrected_errors": 0, "is_partitioned": False,
         },
     ),
     (
@@ -141,6 +142,14 @@ MACHINES = [
             "name": "AMD Instinct MI300X", "uuid": "GPU-6f1f0a2b3c4d5e6f",
             "memory_bytes": 196592 * MEBIBYTE, "power_limit_watts": 750.0,
             "max_clock_hertz": 2.1e9, "pcie_max_generation": 5, "pcie_width": 16,
+        },
+    ),
+    (
+        "mi250x-by-rocm-smi", ROCM, 2, 0,
+        {
+            "name": "AMD Instinct MI250X", "architecture": "gfx90a", "power_limit_watts": 560.0,
+            "uuid": "GPU-61f2504172da5ee8", "memory_bytes": 68702699520,
+            "pci_bus_id": "0000:c1:00.0", "max_clock_hertz": None, "pcie_width": None,
         },
     ),
     (
@@ -209,6 +218,7 @@ def test_the_links_and_the_peer_access_of_a_machine(replayed, name, row, accesse
         ("eight-mi300x", ("heat (hardware)",), 142.0, 47),  # by the violation status
         ("four-mi250x", ("heat (hardware)",), 90.0, 35),  # by the metrics table
         ("mi300x-by-command", (), 210.0, 47),
+        ("mi250x-by-rocm-smi", (), 90.0, 37),
     ],
 )
 def test_the_load_of_a_machine(replayed, name, slowed_by, watts, celsius):
@@ -243,7 +253,7 @@ def test_memory_that_nvml_does_not_support_is_the_hosts(replayed):
             "is in MIG mode without an instance",
         ),
         ("eight-mi300x", dict, None, "torch here is not built for ROCm"),
-        ("mi300x-by-command", lambda m: m["commands"].clear(), ROCM, "amd-smi is not installed"),
+        ("mi300x-by-command", lambda m: m["commands"].clear(), ROCM, "amd-smi is not installed; rocm-smi is not installed"),
         ("mi300x-by-command", lambda m: m["commands"].clear(), ROCM, "libamd_smi.so"),
         (
             "intel-arc-b65", lambda m: m["commands"].clear(), None,
@@ -298,6 +308,8 @@ def test_torch_and_the_driver_are_held_together(
         ("a100-mig", 2, {}, {"MIG"}),
         ("two-a5000-pcie", 2, {}, set()),
         ("two-a5000-pcie", 2, {"compute_mode": 2}, {"compute mode"}),
+        ("eight-h100", 8, {}, set()),
+        ("eight-h100", 8, {"fabric_state": 1}, {"NVSwitch"}),
     ],
 )
 def test_gpus_that_cuda_would_not_give_are_refused(replayed, name, num_gpus, change, failed):
@@ -328,6 +340,7 @@ def test_amd_gpus_are_judged_by_their_architecture(replayed, name, fp8, flex):
         ({"CUDA_VISIBLE_DEVICES": "1"}, [1], "CUDA counts from the fastest GPU"),
         ({"CUDA_VISIBLE_DEVICES": "1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}, [1], "1 of 2 GPUs"),
         ({"CUDA_VISIBLE_DEVICES": "GPU-d6889ff6"}, [0], "1 of 2 GPUs are hidden"),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-5c1d,GPU-d688"}, [1, 0], ""),  # torch's order
         ({"CUDA_VISIBLE_DEVICES": ""}, [], "2 of 2 GPUs are hidden"),
     ],
 )

@@ -85,7 +85,7 @@ def test_an_unknown_gpu_without_a_measurement_is_refused(host):
 
 def test_an_unknown_gpu_is_described_by_its_measurement(host):
     cpu = make_microbench().devices[0]
-    gpu = cpu.model_copy(update={"device": "cuda:1", "memory_bandwidth_bytes_per_second": 5e11})
+    gpu = cpu.model_copy(update={"device": "cuda:0", "memory_bandwidth_bytes_per_second": 5e11})
     bench = make_microbench().model_copy(update={"devices": (cpu, gpu)})
     host.microbench = bench.model_dump(mode="json")
     device = device_for_host(with_gpus(host, UNKNOWN))

@@ -50,6 +50,8 @@ def test_a_gpu_that_does_not_answer_is_named(host):
         ),
         ({"is_partitioned": True}, "warn", "MIG"),
         ({"is_partitioned": True, "parent_uuid": "GPU-0"}, "ok", ""),
+        ({"fabric_state": "not started"}, "bad", "start nvidia-fabricmanager"),
+        ({"fabric_state": "completed"}, "ok", ""),
         ({"compute_mode": "prohibited"}, "bad", "nvidia-smi -c DEFAULT"),
     ],
 )
