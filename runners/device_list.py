@@ -60,7 +60,7 @@ def devices_here() -> list[Device]:
             compute_capability=gpu.compute_capability,
             architecture=gpu.architecture,
             links=links,
-            clock_hertz=clock,
+            clock_hertz=clocks.get(gpu.uuid),
             max_clock_hertz=gpu.max_clock_hertz,
             power_watts=loads[gpu.uuid].power_watts,
             power_limit_watts=gpu.power_limit_watts,
@@ -68,9 +68,8 @@ def devices_here() -> list[Device]:
             slowed_by=loads[gpu.uuid].slowed_by,
             unread=gpu.unread,
         )
-        for gpu, links, clock in zip(
-            found.gpus, found.topology or [()] * len(found.gpus), clocks, strict=True
-        )
+        for gpu, links in zip(found.gpus, found.topology or [()] * len(found.gpus), strict=True)
+        if gpu.uuid in loads  # a GPU can be lost between the queries
     ]
 
 

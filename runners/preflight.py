@@ -305,7 +305,8 @@ def gpus_of(needs: Needs, library: probe.Library) -> list[Gpu]:
             loads[gpu.uuid].foreign_pids,
         )
         for gpu in probe.gpu_facts(library)
-        if not needs.gpus or gpu.uuid in needs.gpus
+        if gpu.uuid in loads  # a GPU can be lost between the two queries
+        and (not needs.gpus or gpu.uuid in needs.gpus)
     ]
 
 

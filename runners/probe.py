@@ -145,7 +145,10 @@ def devices() -> Devices:
 
 def _nvidia_devices(library: Library, problems: list[str]) -> Devices:
     gpus = tuple(nvidia.facts(library, problems))
-    handles = [each.gpu_handle for each in nvidia.listed(library)]
+    named = {gpu.uuid for gpu in gpus}
+    handles = [each.gpu_handle for each in nvidia.listed(library) if each.cuda.uuid in named]
+    if len(handles) < len(gpus):  # one was lost meanwhile: its links are unknown
+        handles = []
     has_instances = any(gpu.parent_uuid for gpu in gpus)
     version = topology.query_system(library, "nvmlSystemGetDriverVersion")
     return Devices(

@@ -240,13 +240,13 @@ def loads(library: Any) -> Iterator[GpuLoad]:  # noqa: ANN401
         )
 
 
-def clocks(library: Any) -> list[float | None]:  # noqa: ANN401
-    """Return the present graphics clock of every GPU, in hertz."""
-    found = [
-        _number((_clock(library, Ask(library, handle), "GFX") or {}).get("clk"))
-        for _, handle, _ in _listed(library)
-    ]
-    return [None if clock is None else float(clock * MEGAHERTZ) for clock in found]
+def clocks(library: Any) -> dict[str, float]:  # noqa: ANN401
+    """Return the present graphics clock of the GPUs that tell it, by name, in hertz."""
+    found = {
+        name: _number((_clock(library, Ask(library, handle), "GFX") or {}).get("clk"))
+        for _, handle, name in _listed(library)
+    }
+    return {name: float(clock * MEGAHERTZ) for name, clock in found.items() if clock is not None}
 
 
 def _temperature(library: Any, ask: Ask) -> float | None:  # noqa: ANN401

@@ -280,13 +280,13 @@ def loads(library: types.ModuleType) -> Iterator[GpuLoad]:
         )
 
 
-def clocks(library: types.ModuleType) -> list[float | None]:
-    """Return the present multiprocessor clock of every device, in hertz."""
-    found = [
-        topology.query_nvml(library, device.gpu_handle, "nvmlDeviceGetClockInfo", _MULTIPROCESSOR)
+def clocks(library: types.ModuleType) -> dict[str, float]:
+    """Return the present multiprocessor clock of the devices that tell it, by UUID, in hertz."""
+    found = {
+        device.cuda.uuid: Ask(library, device)("nvmlDeviceGetClockInfo", _MULTIPROCESSOR)
         for device in listed(library)
-    ]
-    return [None if clock is None else float(clock * MEGAHERTZ) for clock in found]
+    }
+    return {uuid: float(clock * MEGAHERTZ) for uuid, clock in found.items() if clock is not None}
 
 
 def _reasons(ask: Ask) -> int | None:

@@ -9,10 +9,11 @@ from types import SimpleNamespace
 import pynvml
 import pytest
 
-from runners import doctor, inventory, preflight_gpus, probe, topology
+from runners import doctor, inventory, preflight, preflight_gpus, probe, topology
 from runners.device_list import Seen, comparison, devices_here
 from runners.devices import amd, nvidia
 from runners.jobs import amd_smi, nvml
+from runners.preflight_messages import Needs
 from tests.runners.devices.replay import (
     QUERIES,
     AmdSmi,
@@ -374,6 +375,26 @@ def test_the_devices_of_a_host_are_compared_with_those_that_torch_sees(replayed)
         ([seen[0]._replace(name="NVIDIA T4"), *seen[1:]], "is NVIDIA T4 to torch"),
     ]:
         assert words in "; ".join(comparison(devices, changed))
+
+
+def test_a_gpu_that_is_lost_between_two_queries_is_left_out(replayed, monkeypatch):
+    machine = replayed("two-a5000-pcie")
+    read_facts = nvidia.facts
+
+    def lose_one_after(*arguments):
+        found = list(read_facts(*arguments))
+        machine["gpus"][1]["is_lost"] = True
+        return found
+
+    monkeypatch.setattr(nvidia, "facts", lose_one_after)
+    devices = devices_here()
+    machine["gpus"][1]["is_lost"] = False
+    with probe.gpu_library() as library:
+        loads = list(probe.gpu_loads(library))[:1]
+        monkeypatch.setattr(nvidia, "loads", lambda _: loads)
+        gpus = preflight.gpus_of(Needs(kind="train"), library)
+
+    assert [device.index for device in devices] == [gpu.number for gpu in gpus] == [0]
 
 
 def test_a_uuid_as_hip_gives_it_is_the_same_gpu(replayed):
