@@ -2,13 +2,23 @@
 
 import io
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
 from torch.nn import functional
 
 from runners.compress_bench import BenchFailedError
-from runners.jobs.prove import correctness, distributed, jobs, rates, speed, weight_only
+from runners.device_list import Device, Seen
+from runners.jobs.prove import (
+    correctness,
+    distributed,
+    identity,
+    jobs,
+    rates,
+    speed,
+    weight_only,
+)
 from runners.jobs.prove.recorder import Recorder
 from runners.jobs.train import trainer as training
 from runners.prove.report import RECORD, Check, Missing
@@ -36,6 +46,57 @@ def failed(recorder) -> list[str]:
 def times(function, factor):
     """Return the function with its result multiplied."""
     return lambda *args, **kwargs: function(*args, **kwargs) * factor
+
+
+GPU = Device(
+    index=0, uuid="GPU-aa", name="NVIDIA H100 80GB HBM3", vendor="NVIDIA",
+    memory_bytes=80 * 2**30, compute_capability="9.0", architecture="Hopper", links=("X",),
+    clock_hertz=1.9e9, max_clock_hertz=1.98e9, power_watts=600.0, power_limit_watts=700.0,
+    temperature_celsius=60.0, slowed_by=(), unread=(),
+)  # fmt: skip
+OTHER = replace(GPU, index=1, uuid="GPU-bb")
+TORCH = [Seen("NVIDIA H100 80GB HBM3", uuid, 79 * 2**30) for uuid in ("aa", "bb")]
+SAME = "driver and torch see the same devices"
+
+
+@pytest.mark.parametrize(
+    ("devices", "seen", "names", "words"),
+    [
+        ([GPU, OTHER], TORCH, [], ""),
+        ([GPU, OTHER], TORCH[:1], [SAME], "torch sees 1 GPUs of 2"),
+        ([GPU, OTHER], TORCH[::-1], [SAME], "torch counts GPU 1 as its number 0"),
+        ([GPU], [TORCH[0]._replace(memory_bytes=39 * 2**30)], [SAME], "39.0 GiB of GPU 0"),
+        (
+            [replace(GPU, slowed_by=("hardware thermal",))],
+            TORCH[:1],
+            ["GPU 0: nothing slows it down"],
+            "hardware thermal",
+        ),
+        (
+            [replace(GPU, clock_hertz=0.6e9)],
+            TORCH[:1],
+            ["GPU 0: clock under load"],
+            "600 MHz",
+        ),
+    ],
+)
+def test_devices_that_are_not_as_their_driver_says_are_named(
+    recorder, monkeypatch, devices, seen, names, words
+):
+    recorder.is_small = False
+    monkeypatch.setattr(identity, "devices_here", lambda: devices)
+    monkeypatch.setattr(identity, "_under_load", lambda _recorder: devices)
+    monkeypatch.setattr(identity, "seen_by_torch", lambda: seen)
+    identity._gpus(recorder)
+    assert failed(recorder) == names
+    assert any(words in getattr(each, "found", "") for each in recorder.records())
+
+
+def test_without_the_drivers_library_the_devices_are_missing_and_not_wrong(recorder, monkeypatch):
+    monkeypatch.setattr(identity.importlib.util, "find_spec", lambda _name: None)
+    identity._gpus(recorder)
+    (missing,) = recorder.records()
+    assert (missing.cause, missing.advice) == ("library", "pip install nvidia-ml-py")
 
 
 KERNELS = {
