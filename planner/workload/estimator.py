@@ -93,7 +93,7 @@ class Costing:
             outcome = replace(outcome, fits=False)
         costs = expense(paid_setting(setting), outcome, ledger, rented_devices(setting))
         memory = _memory_answer(setting, outcome)
-        confidence = _lowest_confidence(setting)
+        confidence = _lowest_confidence(setting, outcome)
         return Estimate(
             id=self.id,
             fits=outcome.fits,
@@ -270,12 +270,14 @@ def _graph_estimate_warnings(setting: Setting) -> tuple[str, ...]:
     return (warning,)
 
 
-def _lowest_confidence(setting: Setting) -> Confidence:
+def _lowest_confidence(setting: Setting, outcome: Outcome) -> Confidence:
     """Return the confidence of an estimate; of several devices, the lowest."""
     if not setting.cluster.other_nodes:
-        return confidence_of(setting)
+        return confidence_of(setting, outcome.phases)
     kinds = {device.id: device for device in devices_of(setting)}.values()
-    confidences = [confidence_of(replace(setting, device=device)) for device in kinds]
+    confidences = [
+        confidence_of(replace(setting, device=device), outcome.phases) for device in kinds
+    ]
     return max(confidences, key=lambda confidence: confidence.time_spread)
 
 

@@ -6,12 +6,12 @@ the residuals of its own measurements.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from planner.catalog.compression import spread_of
 from planner.cost.compression import RECIPES
-from planner.specs.calibration import HostCalibration
+from planner.specs.calibration import CalibrationFactor
 from planner.specs.estimate import ErrorClass, Interval, MemoryAnswer, Performance
 from planner.specs.workload import (
     CompressWorkload,
@@ -42,6 +42,7 @@ MEMORY_SPREAD: dict[ErrorClass, float] = {
     "calibrated on this host": 0.03,
 }
 GENERIC_WIDENING = 1.25
+Phases = Mapping[str, Mapping[str, float]]  # seconds of each operator class in each phase
 RATE_FIELDS = (
     "tokens_per_second",
     "output_tokens_per_second",
@@ -73,12 +74,14 @@ class Confidence:
         return value / reach, value * reach
 
 
-def confidence_of(setting: Setting) -> Confidence:
-    """Return the confidence of an estimate of this setting."""
-    error_class = _error_class(setting)
+def confidence_of(setting: Setting, phases: Phases | None = None) -> Confidence:
+    """Return the confidence of an estimate of this setting, whose phases took these seconds."""
+    factors = _measured_factors(setting, phases or {})
+    error_class = _error_class(setting, factors)
     widening = GENERIC_WIDENING if setting.engine.is_generic else 1.0
-    residual = _residual(setting.host_calibration, error_class)
-    elsewhere = 0.0 if _is_of_this_host(setting) else SOURCE_SPREAD
+    of_this_host = _is_of_this_host(factors)
+    residual = _residual(factors) if error_class == "calibrated on this host" else 0.0
+    elsewhere = 0.0 if of_this_host else SOURCE_SPREAD
     if not isinstance(setting.workload, ServeWorkload):
         elsewhere = 0.0  # the errors of other workloads are those of unseen sources already
     times = math.hypot(_time_spread(setting, error_class), residual, elsewhere)
@@ -86,21 +89,18 @@ def confidence_of(setting: Setting) -> Confidence:
         error_class=error_class,
         time_spread=times * widening,
         memory_spread=_memory_spread(setting, error_class) * widening,
-        serving_spreads=_serving_spreads(setting, error_class, widening),
+        serving_spreads={} if of_this_host else _serving_spreads(setting, widening),
     )
 
 
-def _serving_spreads(
-    setting: Setting, error_class: ErrorClass, widening: float
-) -> dict[str, float]:
+def _serving_spreads(setting: Setting, widening: float) -> dict[str, float]:
     """Return the log spreads of TTFT and TPOT: errors held out in sweeps, and between sources.
 
-    A measured host has none of them.
+    They are the engine's errors: measured rates of the device do not change them.
     """
     engine = setting.engine
-    if _is_of_this_host(setting):
-        return {}
     spreads_by_time = {"tpot_seconds": engine.tpot_spreads, "ttft_seconds": engine.ttft_spreads}
+    error_class = "same family" if setting.pair in engine.fitted_groups else "datasheet only"
     key = f"{error_class}, sparse" if setting.model.is_moe else error_class
     return {
         name: math.hypot(spreads.get(key, spreads[error_class]), SOURCE_SPREAD) * widening
@@ -109,9 +109,29 @@ def _serving_spreads(
     }
 
 
-def _is_of_this_host(setting: Setting) -> bool:
-    """Return whether figures follow from measurements of the host itself."""
-    return setting.is_measured or setting.host_calibration is not None
+def _measured_factors(setting: Setting, phases: Phases) -> list[CalibrationFactor | None]:
+    """Return the host's factor of the operators that take most of each phase, None if unmeasured.
+
+    What a job measures of a phase is attributed to these operators; a factor of others says
+    nothing about the estimate's error.
+    """
+    host = setting.host_calibration
+    measured = {str(name): factor for name, factor in host.factors.items()} if host else {}
+    uncalibrated = [
+        {
+            name: value / (measured[name].factor if name in measured else 1.0)
+            for name, value in seconds.items()
+        }
+        for seconds in phases.values()
+        if any(seconds.values())
+    ]
+    return [measured.get(max(seconds, key=seconds.__getitem__)) for seconds in uncalibrated]
+
+
+def _is_of_this_host(factors: Sequence[CalibrationFactor | None]) -> bool:
+    """Return whether every phase follows from enough measurements of the host itself."""
+    counts = [factor.n if factor else 0 for factor in factors]
+    return bool(counts) and min(counts) >= MIN_MEASUREMENTS
 
 
 def _time_spread(setting: Setting, error_class: ErrorClass) -> float:
@@ -143,31 +163,20 @@ def _memory_spread(setting: Setting, error_class: ErrorClass) -> float:
     return MEMORY_SPREAD[error_class]
 
 
-def _time_factors(calibration: HostCalibration | None) -> list[tuple[int, float]]:
-    if calibration is None:
-        return []
-    return [
-        (factor.n, factor.spread)
-        for name, factor in calibration.factors.items()
-        if name != "memory"
-    ]
-
-
-def _error_class(setting: Setting) -> ErrorClass:
-    factors = _time_factors(setting.host_calibration)
-    if factors and max(n for n, _ in factors) >= MIN_MEASUREMENTS:
+def _error_class(setting: Setting, factors: Sequence[CalibrationFactor | None]) -> ErrorClass:
+    counts = [factor.n for factor in factors if factor]
+    if counts and max(counts) >= MIN_MEASUREMENTS:
         return "calibrated on this host"
-    if factors or setting.is_measured or setting.pair in setting.engine.fitted_groups:
+    if counts or setting.is_measured or setting.pair in setting.engine.fitted_groups:
         return "same family"
     return "datasheet only"
 
 
-def _residual(calibration: HostCalibration | None, error_class: ErrorClass) -> float:
-    if error_class != "calibrated on this host":
-        return 0.0
-    factors = _time_factors(calibration)
-    total = sum(n for n, _ in factors)
-    return math.sqrt(sum(n * spread**2 for n, spread in factors) / total)
+def _residual(factors: Sequence[CalibrationFactor | None]) -> float:
+    """Return the root mean square of the residuals of the measured factors."""
+    known = [factor for factor in factors if factor]
+    total = sum(factor.n for factor in known)
+    return math.sqrt(sum(factor.n * factor.spread**2 for factor in known) / total)
 
 
 def _spread_of(name: str, confidence: Confidence, *, queued: bool) -> float:
