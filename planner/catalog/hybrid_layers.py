@@ -5,11 +5,11 @@ from typing import Any
 
 from planner.catalog.config_reader import ConfigReader, Fields
 from planner.catalog.experts import dense_layers
+from planner.catalog.latent_layers import latent_index, latent_layers
 from planner.catalog.recurrent import bailing_delta, bailing_lightning
 from planner.catalog.towers import read_towers
 from planner.specs.layers import (
     AttentionLayers,
-    IndexLayers,
     LatentLayers,
     LayerGroup,
     OutputGate,
@@ -113,24 +113,8 @@ def bailing_hybrid(reader: ConfigReader) -> tuple[LayerGroup, ...]:
         count = layers - latent
         groups.append(bailing_delta(reader, count) if delta else bailing_lightning(reader, count))
     if latent:
-        groups.append(_latent(reader, latent, "head" if delta else "none"))
+        groups.append(latent_layers(reader, latent, "head" if delta else "none"))
     return tuple(groups)
-
-
-def _latent(
-    reader: Fields, count: int, gate: OutputGate, top_k: int | None = None
-) -> LatentLayers:
-    return LatentLayers(
-        count=count,
-        num_attention_heads=reader.optional("num_attention_heads"),
-        q_lora_rank=reader.optional("q_lora_rank"),
-        kv_lora_rank=reader.positive("kv_lora_rank"),
-        qk_nope_head_dim=reader.positive("qk_nope_head_dim"),
-        qk_rope_head_dim=reader.integer("qk_rope_head_dim"),
-        v_head_dim=reader.positive("v_head_dim"),
-        top_k=top_k,
-        output_gate=gate,
-    )
 
 
 def dots3_note(reader: ConfigReader) -> tuple[LayerGroup, ...]:
@@ -142,20 +126,12 @@ def dots3_note(reader: ConfigReader) -> tuple[LayerGroup, ...]:
     groups: list[LayerGroup] = []
     if kinds["sliding"]:
         window, own = reader.positive("sliding_window"), _dots3_windowed(reader)
-        groups.append(_latent(own, kinds["sliding"], "head", window))
+        heads = own.positive("num_attention_heads")
+        groups.append(latent_layers(own, kinds["sliding"], "head", heads=heads, top_k=window))
     if kinds["full"]:
-        hidden, dim = reader.integer("hidden_size"), reader.positive("index_head_dim")
-        heads, rank = reader.positive("index_n_heads"), reader.positive("q_lora_rank")
-        groups.append(_latent(reader, kinds["full"], "head", reader.positive("index_topk")))
-        groups.append(
-            IndexLayers(
-                count=kinds["full"],
-                num_heads=heads,
-                head_dim=dim,
-                linear_parameters=rank * heads * dim + hidden * (dim + heads),
-                small_parameters=2 * dim,
-            )
-        )
+        top_k = reader.positive("index_topk")
+        groups.append(latent_layers(reader, kinds["full"], "head", top_k=top_k))
+        groups.append(latent_index(reader, kinds["full"]))
     return tuple(groups)
 
 

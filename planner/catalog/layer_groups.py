@@ -8,14 +8,9 @@ from typing import Any
 
 from planner.catalog.config_reader import ConfigReader
 from planner.catalog.family import Family
+from planner.catalog.latent_layers import latent_index, latent_layers
 from planner.errors import BadConfigError
-from planner.specs.layers import (
-    AttentionLayers,
-    IndexLayers,
-    LatentLayers,
-    LayerGroup,
-    NoMixingLayers,
-)
+from planner.specs.layers import AttentionLayers, LayerGroup, NoMixingLayers
 
 # Configs' names of layer kinds.
 KINDS = {
@@ -186,31 +181,10 @@ def _kind_shape(reader: ConfigReader, kind: str) -> dict[str, Any]:
 
 def _latent(reader: ConfigReader, family: Family, count: int) -> list[LayerGroup]:
     """Return latent-attention layers, with their indexers if the config has any."""
-    rank = reader.optional("q_lora_rank")
     top_k = reader.optional("index_topk") if family.indexed else None
-    latent = LatentLayers(
-        count=count,
-        q_lora_rank=rank,
-        kv_lora_rank=reader.positive("kv_lora_rank"),
-        qk_nope_head_dim=reader.positive("qk_nope_head_dim"),
-        qk_rope_head_dim=reader.integer("qk_rope_head_dim"),
-        v_head_dim=reader.positive("v_head_dim"),
-        top_k=top_k,
-        output_gate=family.output_gate,
-    )
+    latent = latent_layers(reader, count, family.output_gate, top_k=top_k)
     if not top_k:
         return [latent]
     types = reader.listed("indexer_types")
     indexed_layers = sum(name != "shared" for name in types) if types else count
-    if not indexed_layers:
-        return [latent]
-    dim = reader.positive("index_head_dim")
-    heads, hidden = reader.positive("index_n_heads"), reader.integer("hidden_size")
-    index = IndexLayers(
-        count=indexed_layers,
-        num_heads=heads,
-        head_dim=dim,
-        linear_parameters=reader.integer("q_lora_rank") * heads * dim + hidden * (dim + heads),
-        small_parameters=2 * dim,
-    )
-    return [latent, index]
+    return [latent, latent_index(reader, indexed_layers)] if indexed_layers else [latent]

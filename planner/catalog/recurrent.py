@@ -8,32 +8,51 @@ from planner.catalog.config_reader import ConfigReader
 from planner.specs.layers import RecurrentLayers
 
 
-def gated_delta_net(reader: ConfigReader, count: int) -> RecurrentLayers:
-    """Return gated delta-net layers: one key-by-value state matrix per value head.
+def _delta_layers(
+    reader: ConfigReader,
+    count: int,
+    heads: tuple[int, int],
+    dims: tuple[int, int],
+    kernel: int,
+    *,
+    decay_and_gate: int,
+    decay_biases: int,
+) -> RecurrentLayers:
+    """Return layers of the gated delta rule: one key-by-value state matrix per value head.
 
-    Source: Yang et al. 2024 (Gated Delta Networks), arXiv:2412.06464.
+    ``heads`` and ``dims`` are those of keys and values. Queries, keys and values pass a short
+    convolution; every value head has an update rate and a decay, every layer one output norm.
+    Sources: Yang et al. 2024 (Gated Delta Networks), arXiv:2412.06464; Kimi Linear,
+    arXiv:2510.26692, which decays each channel of its own.
     """
-    hidden, kernel = reader.integer("hidden_size"), reader.positive("linear_conv_kernel_dim")
-    key_heads, heads = (
-        reader.positive("linear_num_key_heads"),
-        reader.positive("linear_num_value_heads"),
-    )
-    key_dim, value_dim = (
-        reader.positive("linear_key_head_dim"),
-        reader.positive("linear_value_head_dim"),
-    )
-    keys, values = key_heads * key_dim, heads * value_dim
+    hidden = reader.integer("hidden_size")
+    keys, values = heads[0] * dims[0], heads[1] * dims[1]
     channels = 2 * keys + values
-    projected = channels + values + 2 * heads  # queries, keys, values, gate, decay and rate
     return RecurrentLayers(
         count=count,
-        num_heads=heads,
-        key_dim=key_dim,
-        value_dim=value_dim,
+        num_heads=heads[1],
+        key_dim=dims[0],
+        value_dim=dims[1],
         conv_channels=channels,
         conv_kernel=kernel,
-        linear_parameters=hidden * projected + values * hidden,
-        small_parameters=channels * kernel + 2 * heads + value_dim,
+        linear_parameters=hidden * (channels + heads[1] + values) + decay_and_gate,
+        small_parameters=channels * kernel + heads[1] + decay_biases + dims[1],
+    )
+
+
+def gated_delta_net(reader: ConfigReader, count: int) -> RecurrentLayers:
+    """Return gated delta-net layers, with a decay per head: Qwen3-Next and later."""
+    hidden, kernel = reader.integer("hidden_size"), reader.positive("linear_conv_kernel_dim")
+    heads = reader.positive("linear_num_key_heads"), reader.positive("linear_num_value_heads")
+    dims = reader.positive("linear_key_head_dim"), reader.positive("linear_value_head_dim")
+    return _delta_layers(
+        reader,
+        count,
+        heads,
+        dims,
+        kernel,
+        decay_and_gate=hidden * (heads[1] + heads[1] * dims[1]),
+        decay_biases=heads[1],
     )
 
 
@@ -80,10 +99,7 @@ def lightning_attention(reader: ConfigReader, count: int) -> RecurrentLayers:
 
 
 def kimi_delta(reader: ConfigReader, count: int) -> RecurrentLayers:
-    """Return Kimi delta-attention layers: a delta net with a decay per channel.
-
-    Source: Kimi Linear, arXiv:2510.26692.
-    """
+    """Return Kimi delta-attention layers: a delta net with a decay per channel."""
     own = reader.inside("linear_attn_config")
     heads = own.optional("num_heads") or reader.positive("linear_num_heads")
     dim = own.optional("head_dim") or reader.positive("linear_head_dim")
@@ -91,15 +107,14 @@ def kimi_delta(reader: ConfigReader, count: int) -> RecurrentLayers:
     hidden, width = reader.integer("hidden_size"), heads * dim
     low_rank = hidden * dim + dim * width
     gate = hidden * width if own.flag("use_full_rank_gate", default=False) else low_rank
-    return RecurrentLayers(
-        count=count,
-        num_heads=heads,
-        key_dim=dim,
-        value_dim=dim,
-        conv_channels=3 * width,
-        conv_kernel=kernel,
-        linear_parameters=4 * hidden * width + low_rank + gate + hidden * heads,
-        small_parameters=3 * width * kernel + width + heads + dim,
+    return _delta_layers(
+        reader,
+        count,
+        (heads, heads),
+        (dim, dim),
+        kernel,
+        decay_and_gate=low_rank + gate,
+        decay_biases=width,
     )
 
 
@@ -151,15 +166,14 @@ def bailing_delta(reader: ConfigReader, count: int) -> RecurrentLayers:
     hidden, heads = reader.integer("hidden_size"), reader.integer("num_attention_heads")
     dim = reader.optional("linear_head_dim") or reader.positive("head_dim")
     width, kernel = heads * dim, reader.positive("short_conv_kernel_size", 4)
-    return RecurrentLayers(
-        count=count,
-        num_heads=heads,
-        key_dim=dim,
-        value_dim=dim,
-        conv_channels=3 * width,
-        conv_kernel=kernel,
-        linear_parameters=6 * hidden * width + hidden * heads,
-        small_parameters=3 * width * kernel + width + heads + dim,
+    return _delta_layers(
+        reader,
+        count,
+        (heads, heads),
+        (dim, dim),
+        kernel,
+        decay_and_gate=2 * hidden * width,
+        decay_biases=width,
     )
 
 

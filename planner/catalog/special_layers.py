@@ -5,6 +5,7 @@ from typing import Any
 
 from planner.catalog.config_reader import LARGEST, ConfigReader, Fields
 from planner.catalog.experts import dense_layers
+from planner.catalog.latent_layers import latent_layers
 from planner.catalog.recurrent import kimi_delta, plamo2_mamba
 from planner.catalog.towers import read_towers
 from planner.errors import BadConfigError
@@ -147,15 +148,8 @@ def kimi_linear(reader: ConfigReader) -> tuple[LayerGroup, ...]:
 
 
 def _kimi_latent(reader: ConfigReader, count: int) -> LatentLayers:
-    return LatentLayers(
-        count=count,
-        q_lora_rank=reader.optional("q_lora_rank"),
-        kv_lora_rank=reader.positive("kv_lora_rank"),
-        qk_nope_head_dim=reader.positive("qk_nope_head_dim"),
-        qk_rope_head_dim=reader.integer("qk_rope_head_dim"),
-        v_head_dim=reader.positive("v_head_dim"),
-        output_gate="element" if reader.flag("mla_use_output_gate", default=False) else "none",
-    )
+    gated = reader.flag("mla_use_output_gate", default=False)
+    return latent_layers(reader, count, "element" if gated else "none")
 
 
 def gemma4(reader: ConfigReader) -> tuple[LayerGroup, ...]:
