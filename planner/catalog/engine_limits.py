@@ -1,4 +1,4 @@
-"""What an engine refuses on a device: formats of weights, activations and caches, by release."""
+"""What a release of an engine refuses on a device, and the columns that its kernels take."""
 
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
@@ -10,29 +10,28 @@ from planner.catalog.reading import data_toml
 from planner.cost.dtypes import WIDE
 from planner.specs.base import Dtype, Spec
 from planner.specs.cluster import DeviceSpec
-from planner.specs.model import ModelSpec
+from planner.specs.model import ModelSpec, WeightPart
 
 MINOR = 2  # numbers of a release that spans are given in
 
 
-class EngineLimit(Spec):
-    """One row of ``engine_limits.toml``, as its head describes."""
+# Float formats that products run in, and the CUDA compute capability from which GPUs have them.
+UNITS_FROM: dict[Dtype, float] = {"fp8": 8.9, "nvfp4": 10.0}
+
+
+class Scope(Spec):
+    """Which engines, releases, devices and models a row of ``engine_limits.toml`` is about."""
 
     engines: frozenset[str]
     weights: frozenset[Dtype] = frozenset()
-    activations: frozenset[Dtype] = frozenset()
-    caches: frozenset[Dtype] = frozenset()
     model_types: frozenset[str] = frozenset()
     vendors: frozenset[str] = frozenset()
     not_vendors: frozenset[str] = frozenset()
     below: float | None = None
     at_least: float | None = Field(default=None, alias="from")
-    without_peak: Dtype | None = None
-    in_blocks: bool = False
     since: str = ""
     until: str = ""
-    reason: str
-    instead: str
+    named_release: bool = False
     source: str
 
     def is_for(self, subject: "Subject") -> bool:
@@ -41,13 +40,31 @@ class EngineLimit(Spec):
         return (
             subject.engine in self.engines
             and (not self.model_types or subject.model_type in self.model_types)
-            and (not self.in_blocks or subject.in_blocks)
             and (not self.vendors or vendor in self.vendors)
             and (not self.not_vendors or (bool(vendor) and vendor not in self.not_vendors))
-            and (not self.without_peak or self.without_peak not in subject.peaks)
             and (self.below is None or (capability is not None and capability < self.below))
             and (self.at_least is None or (capability is not None and capability >= self.at_least))
+            and (not self.named_release or bool(release_number(subject.release)))
             and _in_span(subject.release, self.since, self.until)
+        )
+
+
+class EngineLimit(Scope):
+    """A row of ``limit``: formats that an engine refuses."""
+
+    activations: frozenset[Dtype] = frozenset()
+    caches: frozenset[Dtype] = frozenset()
+    without_peak: Dtype | None = None
+    in_blocks: bool = False
+    reason: str
+    instead: str
+
+    def is_for(self, subject: "Subject") -> bool:
+        """Return whether the row is about this engine's release, device and model."""
+        return (
+            super().is_for(subject)
+            and (not self.in_blocks or subject.in_blocks)
+            and (not self.without_peak or self.without_peak not in subject.peaks)
         )
 
     def refuses(self, weight: Dtype, activation: Dtype, kv_cache: Dtype | None) -> str | None:
@@ -66,6 +83,32 @@ class EngineLimit(Spec):
         return "strategy.weight_dtype" if self.weights else "engine"
 
 
+class KernelBlock(Scope):
+    """A row of ``kernel_block``: the columns that kernels take of matrices cut by tensor ranks.
+
+    Blocks of the checkpoint are widened to ``least`` columns and narrowed to ``most``; with
+    ``pads`` the engine fills every width up. ``title`` names the blocks of the kernel.
+    """
+
+    parts: frozenset[WeightPart]
+    not_model_types: frozenset[str] = frozenset()
+    gated: bool = False
+    with_units: Dtype | None = None
+    least: int = 1
+    most: int | None = None
+    pads: bool = False
+    title: str = ""
+
+    def is_for(self, subject: "Subject") -> bool:
+        """Return whether the row is about this engine's release, device and model."""
+        return (
+            super().is_for(subject)
+            and subject.model_type not in self.not_model_types
+            and (not self.gated or subject.gated_mlp)
+            and (not self.with_units or self.with_units in subject.units)
+        )
+
+
 class Subject(NamedTuple):
     """What decides which rows are about an engine on a device with a model."""
 
@@ -74,14 +117,57 @@ class Subject(NamedTuple):
     vendor: str
     compute_capability: float | None
     peaks: frozenset[Dtype]
+    units: frozenset[Dtype]
     model_type: str
+    gated_mlp: bool
     in_blocks: bool
+
+
+def _subject(engine: Engine, device: DeviceSpec, model: ModelSpec) -> Subject:
+    return Subject(
+        engine.key,
+        engine.release,
+        (device.vendor or "").lower(),
+        device.compute_capability,
+        frozenset(device.peak_flops_per_second),
+        frozenset(dtype for dtype in UNITS_FROM if has_units(dtype, device)),
+        model.model_type,
+        model.gated_mlp,
+        model.weight_block_size is not None,
+    )
 
 
 @cache
 def _limits() -> tuple[EngineLimit, ...]:
     rows: list[dict[str, Any]] = data_toml("engine_limits.toml")["limit"]
     return tuple(EngineLimit.model_validate(row) for row in rows)
+
+
+@cache
+def _kernel_blocks() -> tuple[KernelBlock, ...]:
+    rows: list[dict[str, Any]] = data_toml("engine_limits.toml")["kernel_block"]
+    return tuple(KernelBlock.model_validate(row) for row in rows)
+
+
+@lru_cache(maxsize=4096)
+def _kernel_blocks_of(subject: Subject) -> tuple[KernelBlock, ...]:
+    """Return the rows about a subject; a search asks for the same ones many times."""
+    return tuple(block for block in _kernel_blocks() if block.is_for(subject))
+
+
+def kernel_block(
+    engine: Engine,
+    device: DeviceSpec,
+    model: ModelSpec,
+    part: WeightPart,
+    weight: Dtype | None,
+) -> KernelBlock | None:
+    """Return the columns that the kernels of a part take, None if the checkpoint's blocks hold."""
+    rows = _kernel_blocks_of(_subject(engine, device, model))
+    return next(
+        (row for row in rows if part in row.parts and (not row.weights or weight in row.weights)),
+        None,
+    )
 
 
 @lru_cache(maxsize=4096)
@@ -113,15 +199,7 @@ def refusal(
 
     ``formats`` are those of the weights, the activations and the KV cache, None if undecided.
     """
-    subject = Subject(
-        engine.key,
-        engine.release,
-        (device.vendor or "").lower(),
-        device.compute_capability,
-        frozenset(device.peak_flops_per_second),
-        model.model_type,
-        model.weight_block_size is not None,
-    )
+    subject = _subject(engine, device, model)
     for limit in _limits_of(subject):
         if field := limit.refuses(*formats):
             name = field.rpartition(".")[2]
@@ -142,3 +220,11 @@ def sixteen_bit_dtype(device: DeviceSpec, published: Dtype | None = None) -> Dty
     if capability is not None and capability < 8.0:  # noqa: PLR2004 - Ampere
         return "fp16"
     return published if published in WIDE and published is not None else "bf16"
+
+
+def has_units(dtype: Dtype, device: DeviceSpec) -> bool:
+    """Return whether a device multiplies a float dtype; True if its units are not known."""
+    capability = device.compute_capability
+    if capability is None:
+        return dtype in device.peak_flops_per_second or not device.peak_flops_per_second
+    return capability >= UNITS_FROM[dtype]

@@ -1,6 +1,6 @@
 """Default formats of a strategy: those of the published checkpoint, else of the engine."""
 
-from planner.catalog.engine_limits import sixteen_bit_dtype
+from planner.catalog.engine_limits import UNITS_FROM, has_units, sixteen_bit_dtype
 from planner.catalog.engines import Engine
 from planner.catalog.packed import packed_format
 from planner.cost.dtypes import SIXTEEN_BIT, WIDE, unquantised_dtype
@@ -11,8 +11,6 @@ from planner.specs.model import ModelSpec
 from planner.specs.workload import TrainWorkload
 from planner.workload.named_formats import FORMAT_BY_QUANTIZATION
 
-# Float formats that products run in, and the CUDA compute capability from which GPUs have them.
-UNITS_FROM: dict[Dtype, float] = {"fp8": 8.9, "nvfp4": 10.0}
 EIGHT_BIT_FLOATS = frozenset(UNITS_FROM)
 
 
@@ -75,14 +73,6 @@ def default_activation_dtype(
     if dtype in EIGHT_BIT_FLOATS and not has_units(dtype, device):
         return plain
     return plain if dtype in SIXTEEN_BIT else dtype
-
-
-def has_units(dtype: Dtype, device: DeviceSpec) -> bool:
-    """Return whether a device multiplies a float dtype; True if its units are not known."""
-    capability = device.compute_capability
-    if capability is None:
-        return dtype in device.peak_flops_per_second or not device.peak_flops_per_second
-    return capability >= UNITS_FROM[dtype]
 
 
 def default_kv(weight: Dtype, activation: Dtype, engine: Engine, device: DeviceSpec) -> Dtype:

@@ -6,32 +6,24 @@ one. Both use the same rules.
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 
-from planner.catalog.engines import Engine, release_number
+from planner.catalog.engine_limits import kernel_block
+from planner.catalog.engines import Engine
 from planner.cost.columns import Flag, both, divides, either, is_column, maximum, minimum, negate
-from planner.cost.dtypes import WIDE
 from planner.errors import NotPossibleError
+from planner.specs.base import Dtype
 from planner.specs.cluster import DeviceSpec
 from planner.specs.layers import AttentionLayers, LatentLayers
-from planner.specs.model import ModelSpec
+from planner.specs.model import ModelSpec, WeightPart
 from planner.specs.strategy import Strategy
 from planner.specs.workload import TrainWorkload
-from planner.workload.formats import has_units
 from planner.workload.ranks import Layout
 
 # Engines with context parallelism, and with data-parallel attention and expert parallelism.
 CONTEXT_PARALLEL = frozenset({"tensorrt_llm"})
 ATTENTION_DATA_PARALLEL = frozenset({"vllm", "sglang", "tensorrt_llm"})
-REFINED_BLOCK, REFINED_SINCE, NVFP4_GROUP = 32, (0, 29), 16
-# Engines pad the dense and shared blocks of these to whole blocks of FP8: vLLM in its models
-# dots3_note and bailing_moe_v3 (pull request 51265), SGLang as its pull request 38527 states.
-PADDED = frozenset({"bailing_hybrid", "dots3_note_text"})
-# vLLM takes FlashInfer's kernel for 16-bit SwiGLU experts on compute capability 10. Its layout has
-# blocks of 128 bytes (vllm/model_executor/layers/fused_moe/oracle/unquantized.py; issue 41360):
-# only experts without a gate are padded, and no other kernel is tried. From 0.26 on the kernel is
-# declined for other widths (pull request 51492), so a release that is not named runs them.
-TILED_RELEASES, TILED_CAPABILITY, TILE = ((0, 19), (0, 26)), (10.0, 11.0), 64
+NVFP4_GROUP = 16
 
 
 @dataclass(frozen=True)
@@ -40,16 +32,12 @@ class WeightBlocks:
 
     title: str
     size: int
+    dtype: Dtype | None
     exempt: frozenset[str] = frozenset()
-    is_fp8: bool = False
-    is_wide: bool = False
-    most_of_experts: int = 1 << 16
 
-    def block(self, part: str) -> int:
+    def block(self, part: WeightPart) -> int:
         """Return the block of a part; parts that the checkpoint keeps wide have none."""
-        if part in self.exempt:
-            return 1
-        return min(self.size, self.most_of_experts) if part == "experts" else self.size
+        return 1 if part in self.exempt else self.size
 
 
 def weight_blocks(model: ModelSpec, strategy: Strategy) -> WeightBlocks:
@@ -57,15 +45,12 @@ def weight_blocks(model: ModelSpec, strategy: Strategy) -> WeightBlocks:
     dtype, published = strategy.weight_dtype, strategy.weight_dtype == model.weight_dtype
     exempt = frozenset(model.part_dtypes) if published else frozenset[str]()
     if dtype == "fp8" and published and model.weight_block_size:
-        return WeightBlocks("FP8 block", model.weight_block_size, exempt, is_fp8=True)
+        return WeightBlocks("FP8 block", model.weight_block_size, dtype, exempt)
     if dtype == "int4" and strategy.group_size and ":" not in (strategy.quantization or ""):
-        # Kernels for experts halve the groups down to 32.
-        return WeightBlocks(
-            "group of int4 weights", strategy.group_size, exempt, most_of_experts=32
-        )
+        return WeightBlocks("group of int4 weights", strategy.group_size, dtype, exempt)
     if dtype == "nvfp4":
-        return WeightBlocks("NVFP4 group", NVFP4_GROUP, exempt)
-    return WeightBlocks("", 1, is_wide=dtype in WIDE)
+        return WeightBlocks("NVFP4 group", NVFP4_GROUP, dtype, exempt)
+    return WeightBlocks("", 1, dtype)
 
 
 @dataclass(frozen=True)
@@ -261,6 +246,17 @@ def degree_rules(
     )
 
 
+@dataclass(frozen=True)
+class Cut:
+    """A width that ranks cut, and the block of columns of which each must get whole ones."""
+
+    name: str
+    width: int
+    ranks: float
+    block: int
+    title: str
+
+
 def width_rules(
     model: ModelSpec, engine: Engine, layout: Layout, stored: WeightBlocks, device: DeviceSpec
 ) -> Iterator[Rule]:
@@ -273,32 +269,37 @@ def width_rules(
     if engine.key not in ATTENTION_DATA_PARALLEL:
         return
     for part, name, width in _cut_widths(model):
+        own = kernel_block(engine, device, model, part, stored.dtype)
+        if own and own.pads:
+            continue
+        block, title = stored.block(part), stored.title
+        if own and own.most:
+            block = min(block, own.most)
+        if own and own.least > block:
+            block, title = own.least, own.title
         ranks: float = layout.tensor
         if part == "experts":
             ranks = layout.expert_group / maximum(layout.expert, 1)
-        block = stored.block(part)
-        if part == "experts" and _refines_blocks(engine, device, stored):
-            block = min(block, REFINED_BLOCK)
-        tiled = part == "experts" and stored.is_wide and _tiles_experts(engine, device, model)
-        block, title = (TILE, "tile of its kernel") if tiled else (block, stored.title)
         whole = divides(ranks * block, width) if part != "attention" or block > 1 else True
+        cut = Cut(name, width, ranks, block, title)
         yield Rule(
             either(ranks <= 1, whole),
             "strategy.tensor_parallel_size",
-            lambda name=name, width=width, ranks=ranks, block=block, title=title: (  # type: ignore[misc]
-                f"tensor_parallel_size is {layout.tensor}: it cuts the {name} of {width} into "
-                f"{width / ranks:g} per rank, "
-                + (
-                    f"no multiple of the {block}-wide {title}, which {engine.title} refuses"
-                    if block > 1
-                    else f"which {engine.title} refuses"
-                )
-                + _nearest_size(model, layout, width, block, name)
-            ),
+            partial(_cut_message, model, engine, layout, cut),
         )
 
 
-def _cut_widths(model: ModelSpec) -> Iterator[tuple[str, str, int]]:
+def _cut_message(model: ModelSpec, engine: Engine, layout: Layout, cut: Cut) -> str:
+    """Return why an engine refuses a cut, with the nearest size that works."""
+    blocks = f"no multiple of the {cut.block}-wide {cut.title}, " if cut.block > 1 else ""
+    return (
+        f"tensor_parallel_size is {layout.tensor}: it cuts the {cut.name} of {cut.width} into "
+        f"{cut.width / cut.ranks:g} per rank, {blocks}which {engine.title} refuses"
+        + _nearest_size(model, layout, cut.width, cut.block, cut.name)
+    )
+
+
+def _cut_widths(model: ModelSpec) -> Iterator[tuple[WeightPart, str, int]]:
     """Yield the widths that tensor parallelism cuts, with their part of the layers and name."""
     outputs = {
         group.heads * group.value_dim
@@ -307,9 +308,9 @@ def _cut_widths(model: ModelSpec) -> Iterator[tuple[str, str, int]]:
     }
     for width in sorted(outputs):
         yield "attention", "attention output", width
-    if model.num_feed_forward_layers and model.model_type not in PADDED:
+    if model.num_feed_forward_layers:
         yield "feed_forward", "feed-forward width", model.intermediate_size
-    if model.shared_intermediate_size and model.model_type not in PADDED:
+    if model.shared_intermediate_size:
         yield "feed_forward", "shared experts' width", model.shared_intermediate_size
     if model.is_moe:
         yield "experts", "expert width", model.moe_intermediate_size
@@ -327,23 +328,6 @@ def _nearest_size(model: ModelSpec, layout: Layout, width: int, block: int, name
         ranks = layout.tensor * layout.attention_data
         return f"{fewer}, or set expert_parallel_size to {ranks} to keep experts whole"
     return fewer
-
-
-def _refines_blocks(engine: Engine, device: DeviceSpec, stored: WeightBlocks) -> bool:
-    """Return whether the release refines block scales of experts: vLLM from 0.29 on, with FP8."""
-    if engine.key != "vllm" or not stored.is_fp8 or not engine.release:
-        return False
-    return release_number(engine.release) >= REFINED_SINCE and has_units("fp8", device)
-
-
-def _tiles_experts(engine: Engine, device: DeviceSpec, model: ModelSpec) -> bool:
-    """Return whether the engine lays 16-bit experts out in blocks: vLLM on Blackwell's B cards."""
-    since, until = TILED_RELEASES
-    if engine.key != "vllm" or not since <= release_number(engine.release) < until:
-        return False
-    first, last = TILED_CAPABILITY
-    is_swiglu = model.gated_mlp and not model.expert_bias and "gemma" not in model.model_type
-    return is_swiglu and first <= (device.compute_capability or 0.0) < last
 
 
 def batch_rules(workload: TrainWorkload, data: int, micro: float) -> Iterator[Rule]:

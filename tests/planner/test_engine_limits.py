@@ -2,7 +2,8 @@
 
 import pytest
 
-from planner.catalog.engine_limits import EngineLimit
+from planner.catalog.engine_limits import EngineLimit, KernelBlock
+from planner.catalog.families import FAMILIES
 from planner.catalog.reading import data_toml
 from planner.errors import NotPossibleError
 from planner.exports.registry import export, export_case
@@ -142,10 +143,16 @@ def test_no_plan_takes_what_is_refused_and_the_answer_says_why():
 
 
 def test_every_row_names_its_source_and_a_way_out():
-    rows = [EngineLimit.model_validate(row) for row in data_toml("engine_limits.toml")["limit"]]
+    tables = data_toml("engine_limits.toml")
+    rows = [EngineLimit.model_validate(row) for row in tables["limit"]]
+    blocks = [KernelBlock.model_validate(row) for row in tables["kernel_block"]]
 
     assert len(rows) > 20
     assert all(row.source and row.instead and row.engines for row in rows)
+    assert all(block.source and block.parts and block.engines for block in blocks)
+    assert {name for block in blocks for name in block.model_types | block.not_model_types} <= set(
+        FAMILIES
+    )
 
 
 @pytest.mark.parametrize(
