@@ -1,7 +1,7 @@
 """What a release of an engine refuses on a device, and the columns that its kernels take."""
 
 from functools import cache, lru_cache
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -109,6 +109,23 @@ class KernelBlock(Scope):
         )
 
 
+class ParallelDegrees(Spec):
+    """A row of ``parallel_degrees``: the parallel sizes that a serving engine can be told.
+
+    ``expert`` says which numbers of ranks the experts may be spread over. ``data`` says when data
+    ranks are one server that shares the experts of a sparse model: always, or beside data-parallel
+    attention. ``attention_data_takes_all`` leaves no rank to tensor parallelism.
+    """
+
+    engine: str
+    context: bool = False
+    attention_data: bool = False
+    attention_data_takes_all: bool = False
+    expert: Literal["none", "any", "all_ranks"] = "none"
+    data: Literal["separate", "share_experts", "share_experts_beside_attention"] = "separate"
+    source: str
+
+
 class Subject(NamedTuple):
     """What decides which rows are about an engine on a device with a model."""
 
@@ -141,6 +158,13 @@ def _subject(engine: Engine, device: DeviceSpec, model: ModelSpec) -> Subject:
 def _limits() -> tuple[EngineLimit, ...]:
     rows: list[dict[str, Any]] = data_toml("engine_limits.toml")["limit"]
     return tuple(EngineLimit.model_validate(row) for row in rows)
+
+
+@cache
+def parallel_degrees() -> dict[str, ParallelDegrees]:
+    """Return what serving engines can be told, by their keys."""
+    rows: list[dict[str, Any]] = data_toml("engine_limits.toml")["parallel_degrees"]
+    return {row["engine"]: ParallelDegrees.model_validate(row) for row in rows}
 
 
 @cache

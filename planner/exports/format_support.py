@@ -16,8 +16,7 @@ from planner.specs.strategy import Strategy
 from planner.specs.workload import GenerateWorkload, ServeWorkload, TrainWorkload, Workload
 from planner.techniques.case import Case
 from planner.workload.device_groups import group_replicas, groups_of
-from planner.workload.layouts import has_separate_replicas
-from planner.workload.ranks import Layout
+from planner.workload.layouts import has_separate_replicas, requested_layout
 from planner.workload.resolve import resolve
 from planner.workload.setting import Setting
 from planner.workload.validity import degree_rules, weight_blocks, width_rules
@@ -78,14 +77,7 @@ def _accepts(name: str, case: Case, strategy: Strategy) -> bool:
     activation = strategy.activation_dtype or "bf16"
     if refusal(engine, case.device, case.model, (dtype, activation, strategy.kv_cache_dtype)):
         return False
-    layout = Layout(
-        data=strategy.data_parallel_size or 1,
-        tensor=strategy.tensor_parallel_size or 1,
-        pipeline=strategy.pipeline_parallel_size or 1,
-        expert=strategy.expert_parallel_size or 1,
-        context=strategy.context_parallel_size or 1,
-        attention_data=strategy.attention_data_parallel_size or 1,
-    )
+    layout = requested_layout(strategy, case.cluster.num_devices)
     separate = has_separate_replicas(strategy, case.cluster)
     blocks = weight_blocks(case.model, strategy)
     rules = (

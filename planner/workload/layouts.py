@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 
+from planner.catalog.engine_limits import parallel_degrees
 from planner.catalog.engines import Engine
 from planner.cost.compression import RECIPES
 from planner.errors import NotPossibleError
@@ -35,13 +36,14 @@ def layout_of(request: EstimateRequest, model: ModelSpec, engine: Engine) -> Lay
         layout = _compression_layout(request.strategy, request.workload)
         check(rank_rules(model, available, layout))
         return layout
-    layout = _requested_layout(request.strategy, available)
+    layout = requested_layout(request.strategy, available)
     if isinstance(request.workload, TrainWorkload):
         check(rank_rules(model, available, layout))
         return layout
     layout = _with_tensor_as_all_ranks(layout, available)
     separate = has_separate_replicas(request.strategy, request.cluster)
-    if engine.key == "vllm" and model.is_moe and not separate:
+    told = parallel_degrees().get(engine.key)
+    if told and told.data == "share_experts" and model.is_moe and not separate:
         layout = _with_all_data_ranks_joined(layout, request.strategy, model.num_experts)
     layout = _with_data_ranks_joined(layout)
     check(rank_rules(model, available, layout))
@@ -79,7 +81,8 @@ def _compression_layout(strategy: Strategy, workload: CompressWorkload) -> Layou
     return Layout(data=copies)
 
 
-def _requested_layout(strategy: Strategy, available: int) -> Layout:
+def requested_layout(strategy: Strategy, available: int) -> Layout:
+    """Return the parallel sizes that a strategy states; replicas fill the available devices."""
     tensor = strategy.tensor_parallel_size or 1
     pipeline = strategy.pipeline_parallel_size or 1
     context = strategy.context_parallel_size or 1

@@ -7,8 +7,9 @@ one. Both use the same rules.
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial, reduce
+from typing import Literal
 
-from planner.catalog.engine_limits import kernel_block
+from planner.catalog.engine_limits import ParallelDegrees, kernel_block, parallel_degrees
 from planner.catalog.engines import Engine
 from planner.cost.columns import Flag, both, divides, either, is_column, maximum, minimum, negate
 from planner.errors import NotPossibleError
@@ -20,10 +21,9 @@ from planner.specs.strategy import Strategy
 from planner.specs.workload import TrainWorkload
 from planner.workload.ranks import Layout
 
-# Engines with context parallelism, and with data-parallel attention and expert parallelism.
-CONTEXT_PARALLEL = frozenset({"tensorrt_llm"})
-ATTENTION_DATA_PARALLEL = frozenset({"vllm", "sglang", "tensorrt_llm"})
 NVFP4_GROUP = 16
+# Engines whose loaders check that a cut leaves whole blocks.
+CUTS_CHECKED = frozenset({"vllm", "sglang", "tensorrt_llm"})
 
 
 @dataclass(frozen=True)
@@ -183,58 +183,75 @@ def degree_rules(
 
     With ``separate`` replicas are servers of their own: in pools, or on unlike nodes.
     """
-    if engine.role != "serving" or engine.is_generic:
+    told = parallel_degrees().get(engine.key)
+    if told is None:
         return
-    title, key = engine.title, engine.key
-    field = "strategy.{}_parallel_size".format
+    title, field = engine.title, "strategy.{}_parallel_size".format
     yield Rule(
-        either(layout.context <= 1, key in CONTEXT_PARALLEL),
+        either(layout.context <= 1, told.context),
         field("context"),
         lambda: (
             f"context_parallel_size is {layout.context}, which {title} cannot be told: it splits "
-            "a context inside the tensor ranks only; leave it out, or choose tensorrt_llm"
+            "a context inside the tensor ranks only; leave it out, or choose "
+            f"{_engines_with('context')}"
         ),
     )
     yield Rule(
-        either(layout.attention_data <= 1, key in ATTENTION_DATA_PARALLEL),
+        either(layout.attention_data <= 1, told.attention_data),
         field("attention_data"),
         lambda: (
             f"attention_data_parallel_size is {layout.attention_data}, which {title} does not "
-            "have; leave it out, or choose vllm or sglang"
+            f"have; leave it out, or choose {_engines_with('attention_data')}"
         ),
     )
     yield Rule(
-        either(layout.expert <= 1, key in ATTENTION_DATA_PARALLEL),
+        either(layout.expert <= 1, told.expert != "none"),
         field("expert"),
         lambda: (
             f"expert_parallel_size is {layout.expert}, which {title} does not have; leave it out, "
-            "or choose vllm or sglang"
+            f"or choose {_engines_with('expert')}"
         ),
     )
-    if key not in ATTENTION_DATA_PARALLEL or not model.is_moe:
-        return
-    ranks = layout.tensor * layout.attention_data
-    if key == "vllm":
+    if model.is_moe:
+        yield from _shared_expert_rules(told, title, layout, separate=separate)
+
+
+def _engines_with(degree: Literal["context", "attention_data", "expert"]) -> str:
+    """Return the engines that can be told a degree."""
+    rows = parallel_degrees().items()
+    *others, last = (key for key, row in rows if getattr(row, degree) not in (False, "none"))
+    return f"{', '.join(others)} or {last}" if others else last
+
+
+def _shared_expert_rules(
+    told: ParallelDegrees, title: str, layout: Layout, *, separate: bool
+) -> Iterator[Rule]:
+    """Yield the rules for ranks that share the experts of a sparse model."""
+    field, ranks = "strategy.{}_parallel_size".format, layout.tensor * layout.attention_data
+    if told.expert == "all_ranks":
         yield Rule(
             either(layout.expert <= 1, layout.expert == ranks),
             field("expert"),
             lambda: (
-                f"expert_parallel_size is {layout.expert}: vLLM can be told no degree, "
+                f"expert_parallel_size is {layout.expert}: {title} can be told no degree, "
                 f"--enable-expert-parallel spreads the experts over all {ranks} ranks (tensor x "
                 f"data); set it to 1 or {ranks}"
             ),
         )
-    if key == "tensorrt_llm":
+    if told.attention_data_takes_all:
         yield Rule(
             either(layout.attention_data <= 1, layout.tensor <= 1),
             field("tensor"),
             lambda: (
                 f"tensor_parallel_size is {layout.tensor} beside attention_data_parallel_size "
-                f"{layout.attention_data}: TensorRT-LLM's attention data parallelism takes all "
+                f"{layout.attention_data}: {title}'s attention data parallelism takes all "
                 "ranks; set one of them to 1"
             ),
         )
-    joined = layout.data > 1 if key == "vllm" else both(layout.data > 1, layout.attention_data > 1)
+    if told.data == "separate":
+        return
+    always = told.data == "share_experts"
+    joined = layout.data > 1 if always else both(layout.data > 1, layout.attention_data > 1)
     yield Rule(
         either(separate, negate(joined)),
         field("data"),
@@ -266,7 +283,7 @@ def width_rules(
     validate_fp8_block_shape, awq.py and gptq.py create_weights, layers/linear.py divide; sglang
     0.5.23 has the same checks (issues vllm 17569, 13640; sglang 3571, 26107).
     """
-    if engine.key not in ATTENTION_DATA_PARALLEL:
+    if engine.key not in CUTS_CHECKED:
         return
     for part, name, width in _cut_widths(model):
         own = kernel_block(engine, device, model, part, stored.dtype)

@@ -2,7 +2,8 @@
 
 import pytest
 
-from planner.catalog.engine_limits import EngineLimit, KernelBlock
+from planner.catalog.engine_limits import EngineLimit, KernelBlock, parallel_degrees
+from planner.catalog.engines import get_engine, list_engines
 from planner.catalog.families import FAMILIES
 from planner.catalog.reading import data_toml
 from planner.errors import NotPossibleError
@@ -140,6 +141,25 @@ def test_no_plan_takes_what_is_refused_and_the_answer_says_why():
         model="Qwen/Qwen3-235B-A22B", device="mi355x", devices=8, engine="vllm", top=20
     )
     assert all(plan.strategy.weight_dtype != "nvfp4" for plan in on_amd.plans)
+
+
+def test_every_serving_engine_says_which_parallel_sizes_it_can_be_told():
+    told = parallel_degrees()
+    split = {"context": 2, "attention_data": 2, "expert": 2}
+
+    assert set(told) == {key for key in list_engines() if get_engine(key, "gpu").role == "serving"}
+    assert all(row.source for row in told.values())
+    for engine in ("sglang", "llama_cpp", "exllamav2"):
+        for degree, size in split.items():
+            sizes = {degree: size, "tensor": 2, "data": 1}
+            strategy = {f"{name}_parallel_size": count for name, count in sizes.items()}
+            fields = {"model": SPARSE_FP8, "devices": 8, "strategy": strategy, "engine": engine}
+            if getattr(told[engine], degree) in (True, "any"):
+                assert ask(**fields).performance.tokens_per_second > 0
+                continue
+            with pytest.raises(NotPossibleError, match=r"cannot be told|does not have") as refused:
+                ask(**fields)
+            assert refused.value.field == f"strategy.{degree}_parallel_size"
 
 
 def test_every_row_names_its_source_and_a_way_out():
