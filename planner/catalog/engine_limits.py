@@ -12,9 +12,6 @@ from planner.specs.base import Dtype, Spec
 from planner.specs.cluster import DeviceSpec
 from planner.specs.model import ModelSpec, WeightPart
 
-MINOR = 2  # numbers of a release that spans are given in
-
-
 # Float formats that products run in, and the CUDA compute capability from which GPUs have them.
 UNITS_FROM: dict[Dtype, float] = {"fp8": 8.9, "nvfp4": 10.0}
 
@@ -50,8 +47,9 @@ class Scope(Spec):
 
 
 class EngineLimit(Scope):
-    """A row of ``limit``: formats that an engine refuses."""
+    """A row of ``limit``: formats that an engine refuses, and methods of quantisation."""
 
+    methods: frozenset[str] = frozenset()
     activations: frozenset[Dtype] = frozenset()
     caches: frozenset[Dtype] = frozenset()
     without_peak: Dtype | None = None
@@ -67,20 +65,33 @@ class EngineLimit(Scope):
             and (not self.without_peak or self.without_peak not in subject.peaks)
         )
 
-    def refuses(self, weight: Dtype, activation: Dtype, kv_cache: Dtype | None) -> str | None:
+    def refuses(self, formats: "Formats") -> str | None:
         """Return the strategy field that the row refuses, None if it allows the formats.
 
         A row that names no format refuses the engine as a whole.
         """
-        if self.weights and weight not in self.weights:
+        refused = (
+            ("strategy.weight_dtype", self.weights, formats.weight),
+            ("strategy.quantization", self.methods, formats.method),
+            ("strategy.activation_dtype", self.activations, formats.activation),
+            ("strategy.kv_cache_dtype", self.caches, formats.kv_cache),
+        )
+        named = [(field, value in values) for field, values, value in refused if values]
+        if not all(is_refused for _, is_refused in named):
             return None
-        if self.activations and activation not in self.activations:
-            return None
-        if self.caches:
-            return "strategy.kv_cache_dtype" if kv_cache in self.caches else None
-        if self.activations:
-            return "strategy.activation_dtype"
-        return "strategy.weight_dtype" if self.weights else "engine"
+        return named[-1][0] if named else "engine"
+
+
+class Formats(NamedTuple):
+    """The formats of a strategy; ``kv_cache`` is None if undecided.
+
+    ``method`` is the method of quantisation of the weights, empty if they have none.
+    """
+
+    weight: Dtype
+    activation: Dtype
+    kv_cache: Dtype | None = None
+    method: str = ""
 
 
 class KernelBlock(Scope):
@@ -203,14 +214,25 @@ def _limits_of(subject: Subject) -> tuple[EngineLimit, ...]:
 def _in_span(release: str, since: str, until: str) -> bool:
     """Return whether a release lies in a span; one without a number lies in every span.
 
+    Releases are compared by as many numbers as the ends of the span have.
+
     >>> _in_span("0.13.0", "", "0.13"), _in_span("0.14.1", "", "0.13"), _in_span("", "0.31", "")
     (True, False, True)
     """
-    known = release_number(release)[:MINOR]
+    known, first, last = map(release_number, (release, since, until))
     if not known:
         return True
-    after = not since or known >= release_number(since)
-    return after and (not until or known <= release_number(until))
+    after = not first or known[: len(first)] >= first
+    return after and (not last or known[: len(last)] <= last)
+
+
+def method_of(quantization: str | None, model: ModelSpec, weight: Dtype | None) -> str:
+    """Return the method of quantisation of weights: the named one, else the checkpoint's.
+
+    Weights in another format than the checkpoint's are quantised anew.
+    """
+    stored = model.quantization if weight == model.weight_dtype else None
+    return (quantization or stored or "").lower().partition(":")[0]
 
 
 def refusal(
@@ -218,23 +240,37 @@ def refusal(
     device: DeviceSpec,
     model: ModelSpec,
     formats: tuple[Dtype, Dtype, Dtype | None],
+    quantization: str | None = None,
 ) -> tuple[str, str] | None:
     """Return the field and the reason if the engine refuses the formats on a device.
 
     ``formats`` are those of the weights, the activations and the KV cache, None if undecided.
+    ``quantization`` is the one that the request names; a checkpoint has its own, which the field
+    ``model`` stands for.
     """
-    subject = _subject(engine, device, model)
-    for limit in _limits_of(subject):
-        if field := limit.refuses(*formats):
-            name = field.rpartition(".")[2]
-            value = dict(
-                zip(("weight_dtype", "activation_dtype", "kv_cache_dtype"), formats, strict=True)
-            ).get(name, engine.key)
-            title = engine.title if not engine.release else f"{engine.title} {engine.release}"
-            return field, (
-                f"{name} is {value}, which {title} refuses on {device.name or device.id}: "
+    given = Formats(*formats, method_of(quantization, model, formats[0]))
+    for limit in _limits_of(_subject(engine, device, model)):
+        field = limit.refuses(given)
+        if not field:
+            continue
+        title = engine.title if not engine.release else f"{engine.title} {engine.release}"
+        if limit.methods:
+            named = f"quantization is {quantization}"
+            stored = f"{model.id} is stored as {given.method} writes it"
+            return field if quantization else "model", (
+                f"{named if quantization else stored}, which {title} does not load: "
                 f"{limit.reason}; {limit.instead}"
             )
+        name = field.rpartition(".")[2]
+        values = {
+            "weight_dtype": given.weight,
+            "activation_dtype": given.activation,
+            "kv_cache_dtype": given.kv_cache,
+        }
+        return field, (
+            f"{name} is {values.get(name, engine.key)}, which {title} refuses on "
+            f"{device.name or device.id}: {limit.reason}; {limit.instead}"
+        )
     return None
 
 

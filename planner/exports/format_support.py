@@ -75,7 +75,8 @@ def _accepts(name: str, case: Case, strategy: Strategy) -> bool:
     engine = get_engine(name, case.device.kind)
     dtype = strategy.weight_dtype or "bf16"
     activation = strategy.activation_dtype or "bf16"
-    if refusal(engine, case.device, case.model, (dtype, activation, strategy.kv_cache_dtype)):
+    formats = (dtype, activation, strategy.kv_cache_dtype)
+    if refusal(engine, case.device, case.model, formats, strategy.quantization):
         return False
     layout = requested_layout(strategy, case.cluster.num_devices)
     separate = has_separate_replicas(strategy, case.cluster)

@@ -159,13 +159,14 @@ def resolve(request: EstimateRequest) -> Setting:
     engine = on_device(engine, device, training=training)
     model = _in_engine(resolve_model(request.model), engine)
     _refuse_encoder(model, training=training)
+    given = request.strategy
     request = as_published(request, model, training=training)
     refuse_uncovered(request.strategy, training=training)
     _refuse_serving_only(request)
     refuse_memory_share(request.strategy, engine)
     layout = layout_of(request, model, engine)
     strategy = _filled(request, model, engine, layout)
-    refuse_unsupported(engine, model, cluster, strategy, training=training)
+    refuse_unsupported(engine, model, cluster, strategy, given, training=training)
     if not training:
         blocks = weight_blocks(model, strategy)
         check(width_rules(model, engine, layout, blocks, device))
@@ -343,10 +344,13 @@ def refuse_unsupported(
     model: ModelSpec,
     cluster: ClusterSpec,
     strategy: Strategy,
+    given: Strategy,
     *,
     training: bool = False,
 ) -> None:
     """Reject formats that the engine refuses on any device of the cluster.
+
+    ``given`` is the strategy as requested, before defaults.
 
     Raises:
         NotPossibleError: names the field, its value, the engine, the device and a way out.
@@ -355,7 +359,7 @@ def refuse_unsupported(
     formats = (strategy.weight_dtype or "bf16", activation or "bf16", strategy.kv_cache_dtype)
     groups = (cluster.device, *(group.device for group in cluster.other_nodes))
     for device in groups:
-        refused = refusal(engine, resolve_device(device), model, formats)
+        refused = refusal(engine, resolve_device(device), model, formats, given.quantization)
         if refused:
             field, message = refused
             raise NotPossibleError(message, field)

@@ -1,5 +1,7 @@
 """What engines refuse is refused by name and never ranked: public reports and published rules."""
 
+from itertools import product
+
 import pytest
 
 from planner.catalog.engine_limits import EngineLimit, KernelBlock, parallel_degrees
@@ -141,6 +143,77 @@ def test_no_plan_takes_what_is_refused_and_the_answer_says_why():
         model="Qwen/Qwen3-235B-A22B", device="mi355x", devices=8, engine="vllm", top=20
     )
     assert all(plan.strategy.weight_dtype != "nvfp4" for plan in on_amd.plans)
+
+
+# Which of vLLM, SGLang and TensorRT-LLM load a method; the sources are in engine_limits.toml.
+LOADED = {
+    "awq": "vllm sglang tensorrt_llm",
+    "gptq": "vllm sglang tensorrt_llm",
+    "modelopt": "vllm sglang tensorrt_llm",
+    "auto-round": "vllm sglang",
+    "bitsandbytes": "vllm sglang",
+    "gguf": "vllm sglang",
+    "quark": "vllm sglang",
+    "compressed-tensors": "vllm sglang",  # in integers; TensorRT-LLM loads its floats alone
+    "torchao": "vllm",
+    **dict.fromkeys(("hqq", "aqlm", "vptq", "spqr", "higgs", "quanto", "spinquant"), ""),
+    **dict.fromkeys(("exl2", "exl3", "mlx"), ""),
+}
+SERVERS = ("vllm", "sglang", "tensorrt_llm")
+BY_RELEASE = [
+    ("vllm 0.10", "aqlm", True),
+    ("vllm 0.12", "aqlm", False),
+    ("vllm 0.14.1", "hqq", True),
+    ("vllm 0.15", "hqq", False),
+    ("vllm 0.13", "bitblas", True),
+    ("vllm 0.33", "bitblas", False),
+    ("sglang 0.5.3", "auto-round", False),
+    ("sglang 0.5.4", "auto-round", True),
+    ("sglang 0.5.7", "bitsandbytes", False),
+    ("sglang 0.5.8", "bitsandbytes", True),
+]
+STORED = [
+    ("mlx-community/Qwen3-8B-4bit", "vllm", "h100-sxm5-80gb", False),
+    ("mlx-community/Qwen3-8B-4bit", "llama_cpp", "m4-max", True),
+    ("unsloth/Llama-3.1-8B-Instruct-bnb-4bit", "tensorrt_llm", "h100-sxm5-80gb", False),
+    ("unsloth/Llama-3.1-8B-Instruct-bnb-4bit", "sglang", "mi300x", False),
+    ("Intel/Qwen3-8B-int4-AutoRound", "tensorrt_llm", "h100-sxm5-80gb", False),
+    ("Intel/Qwen3-8B-int4-AutoRound", "sglang", "h100-sxm5-80gb", True),
+    ("nvidia/Llama-3.3-70B-Instruct-FP8", "tensorrt_llm", "h200", True),
+]
+
+
+@pytest.mark.parametrize(
+    ("engine", "method", "accepted"),
+    [
+        *((e, method, e in LOADED[method].split()) for e, method in product(SERVERS, LOADED)),
+        ("exllamav2", "exl2", True),
+        *BY_RELEASE,
+    ],
+)
+def test_methods_of_quantisation_are_refused_where_the_engine_lacks_them(engine, method, accepted):
+    fields = {"engine": engine, "strategy": {"quantization": f"{method}:4.5"}}
+    if accepted:
+        assert ask(**fields).performance.tokens_per_second > 0
+        return
+    with pytest.raises(NotPossibleError, match=f"{method}:4.5, which .* does not load") as refused:
+        ask(**fields)
+
+    assert refused.value.field == "strategy.quantization"
+
+
+@pytest.mark.parametrize(("model", "engine", "device", "accepted"), STORED)
+def test_checkpoints_of_methods_that_an_engine_lacks_are_never_planned(
+    model, engine, device, accepted
+):
+    fields = {"model": model, "engine": engine, "device": device}
+    if accepted:
+        assert search(**fields).plans
+        return
+    for asks in (ask, search):
+        with pytest.raises(NotPossibleError, match="does not load") as refused:
+            asks(**fields)
+        assert refused.value.field == "model"
 
 
 def test_every_serving_engine_says_which_parallel_sizes_it_can_be_told():
