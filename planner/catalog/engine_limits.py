@@ -235,14 +235,30 @@ def method_of(quantization: str | None, model: ModelSpec, weight: Dtype | None) 
     return (quantization or stored or "").lower().partition(":")[0]
 
 
+class Refusal(NamedTuple):
+    """A refusal: the field and what it is, by which engine, why, and a way out."""
+
+    field: str
+    name: str
+    value: str
+    by: str
+    reason: str
+    instead: str
+
+    @property
+    def message(self) -> str:
+        """Return the refusal as a sentence."""
+        return f"{self.name} is {self.value}, {self.by}: {self.reason}; {self.instead}"
+
+
 def refusal(
     engine: Engine,
     device: DeviceSpec,
     model: ModelSpec,
     formats: tuple[Dtype, Dtype, Dtype | None],
     quantization: str | None = None,
-) -> tuple[str, str] | None:
-    """Return the field and the reason if the engine refuses the formats on a device.
+) -> Refusal | None:
+    """Return what an engine refuses of the formats on a device, None if it takes them.
 
     ``formats`` are those of the weights, the activations and the KV cache, None if undecided.
     ``quantization`` is the one that the request names; a checkpoint has its own, which the field
@@ -254,23 +270,21 @@ def refusal(
         if not field:
             continue
         title = engine.title if not engine.release else f"{engine.title} {engine.release}"
+        by = f"which {title} refuses on {device.name or device.id}"
         if limit.methods:
-            named = f"quantization is {quantization}"
-            stored = f"{model.id} is stored as {given.method} writes it"
-            return field if quantization else "model", (
-                f"{named if quantization else stored}, which {title} does not load: "
-                f"{limit.reason}; {limit.instead}"
-            )
+            by = f"which {title} does not load"
+        if limit.methods and not quantization:
+            method = f"stored as {given.method} writes it"
+            return Refusal("model", model.id, method, by, limit.reason, limit.instead)
         name = field.rpartition(".")[2]
         values = {
             "weight_dtype": given.weight,
             "activation_dtype": given.activation,
             "kv_cache_dtype": given.kv_cache,
+            "quantization": quantization,
         }
-        return field, (
-            f"{name} is {values.get(name, engine.key)}, which {title} refuses on "
-            f"{device.name or device.id}: {limit.reason}; {limit.instead}"
-        )
+        value = str(values.get(name, engine.key))
+        return Refusal(field, name, value, by, limit.reason, limit.instead)
     return None
 
 

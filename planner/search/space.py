@@ -49,7 +49,7 @@ def refused(question: Question, pair: tuple[Dtype, Dtype]) -> str | None:
         engine = get_engine(question.request.engine, device.kind)
         found = refusal(engine, device, question.model, (*pair, None))
         if found:
-            return found[1]
+            return found.message
     return None
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from planner.catalog.devices import get_device
-from planner.catalog.engine_limits import refusal, sixteen_bit_dtype
+from planner.catalog.engine_limits import sixteen_bit_dtype
 from planner.catalog.engines import Engine, get_engine
 from planner.catalog.instances import get_instance
 from planner.catalog.models import get_model, model_from_config
@@ -33,6 +33,7 @@ from planner.workload.named_formats import FORMAT_BY_QUANTIZATION, default_group
 from planner.workload.ranks import Layout
 from planner.workload.rates import emulates_narrow_products
 from planner.workload.setting import Setting, compute_dtype_of
+from planner.workload.unsupported_formats import RequestedFormats, refuse_unsupported
 from planner.workload.validity import (
     attention_rules,
     batch_rules,
@@ -166,7 +167,15 @@ def resolve(request: EstimateRequest) -> Setting:
     refuse_memory_share(request.strategy, engine)
     layout = layout_of(request, model, engine)
     strategy = _filled(request, model, engine, layout)
-    refuse_unsupported(engine, model, cluster, strategy, given, training=training)
+    devices = (device, *(resolve_device(group.device) for group in cluster.other_nodes))
+
+    def fill(changed: Strategy) -> Strategy:
+        published = as_published(
+            request.model_copy(update={"strategy": changed}), model, training=training
+        )
+        return _filled(published, model, engine, layout)
+
+    refuse_unsupported(engine, model, devices, RequestedFormats(given, strategy, fill, training))
     if not training:
         blocks = weight_blocks(model, strategy)
         check(width_rules(model, engine, layout, blocks, device))
@@ -337,32 +346,6 @@ def _filled(
     explicit = {name: value for name, value in given if value is not None}
     explicit |= {name: size for name, size in fields.items() if name in LAYOUT_FIELDS}
     return Strategy.model_validate({**fields, **explicit})
-
-
-def refuse_unsupported(
-    engine: Engine,
-    model: ModelSpec,
-    cluster: ClusterSpec,
-    strategy: Strategy,
-    given: Strategy,
-    *,
-    training: bool = False,
-) -> None:
-    """Reject formats that the engine refuses on any device of the cluster.
-
-    ``given`` is the strategy as requested, before defaults.
-
-    Raises:
-        NotPossibleError: names the field, its value, the engine, the device and a way out.
-    """
-    activation = strategy.compute_dtype if training else strategy.activation_dtype
-    formats = (strategy.weight_dtype or "bf16", activation or "bf16", strategy.kv_cache_dtype)
-    groups = (cluster.device, *(group.device for group in cluster.other_nodes))
-    for device in groups:
-        refused = refusal(engine, resolve_device(device), model, formats, given.quantization)
-        if refused:
-            field, message = refused
-            raise NotPossibleError(message, field)
 
 
 def refuse_longer(request: EstimateRequest, model: ModelSpec, engine: Engine) -> None:

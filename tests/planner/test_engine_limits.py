@@ -56,6 +56,23 @@ REFUSED = [
         "activation_dtype",
         "8.9 .Ada.*16-bit activations",
     ),
+    # The field that the request set is named, and the nearest value that works.
+    (
+        {"device": "t4", "strategy": {"weight_dtype": "bf16"}},
+        "strategy.weight_dtype",
+        r"^weight_dtype is bf16, which .*the nearest that works is fp16$",
+    ),
+    (
+        {"device": "b200-sxm", "strategy": {"quantization": "w8a8"}},
+        "strategy.quantization",
+        r"^quantization is w8a8, so that activation_dtype is int8.* works is w8a16$",
+    ),
+    (
+        {"device": "a100-sxm4-80gb", "engine": "tensorrt_llm"}
+        | {"strategy": {"weight_dtype": "nvfp4"}},
+        "strategy.weight_dtype",
+        "nearest that works is int4$",
+    ),
     # NVFP4 runs on NVIDIA alone: vllm/platforms/rocm.py up to 0.19.1.
     (
         {"device": "mi300x", "model": "nvidia/Kimi-K2.5-NVFP4", "devices": 8},
@@ -131,6 +148,15 @@ def test_the_first_plan_starts_the_checkpoint_as_it_is_stored(engine, fields, dt
     assert strategy.weight_dtype == dtype
     assert "--quantization" not in text
     assert all(flag in text for flag in flags)
+
+
+def test_a_plan_names_the_field_that_was_pinned():
+    with pytest.raises(
+        NotPossibleError, match=r"^weight_dtype is bf16.* works is fp16$"
+    ) as refused:
+        search(engine="vllm", device="t4", pins={"weight_dtype": "bf16"})
+
+    assert refused.value.field == "strategy.weight_dtype"
 
 
 def test_no_plan_takes_what_is_refused_and_the_answer_says_why():
