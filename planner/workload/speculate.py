@@ -7,17 +7,22 @@ device memory in addition to the target's.
 
 from dataclasses import dataclass, replace
 
+from planner.catalog.engine_limits import refusal
 from planner.catalog.models import get_model
 from planner.cost.columns import any_of
+from planner.cost.dtypes import WIDE
 from planner.cost.equation import Ledger, Unrecorded
 from planner.cost.memory import MemoryUse, StageMemory
 from planner.cost.parameters import count_parameters
 from planner.cost.speculation import speculative_gap, tokens_per_round
 from planner.errors import NotCoveredError, NotPossibleError
-from planner.specs.strategy import SpeculativeSpec
+from planner.specs.model import ModelSpec
+from planner.specs.strategy import SpeculativeSpec, Strategy
+from planner.workload.formats import default_activation_dtype
 from planner.workload.forward import PassCost
 from planner.workload.generate import decode_pass, prefill_pass
 from planner.workload.inference_memory import Load, inference_memory
+from planner.workload.named_formats import default_group
 from planner.workload.ranks import Layout
 from planner.workload.setting import Setting
 
@@ -85,11 +90,15 @@ def held_memory(setting: Setting, ledger: Ledger, load: Load) -> MemoryUse:
 
 
 def draft_of(setting: Setting, guess: SpeculativeSpec) -> Setting:
-    """Return the setting of the draft model: the target's devices and split, 16-bit weights.
+    """Return the setting of the draft model: the target's devices and split, its own weights.
+
+    A draft whose name or config states a format has the weights of its checkpoint, any other has
+    16 bits.
 
     Raises:
         UnknownModelError: the catalog has no such draft model.
-        NotPossibleError: its vocabulary differs from the target's.
+        NotPossibleError: its vocabulary differs from the target's, or the engine refuses its
+            format.
         NotCoveredError: the target is split into pipeline stages.
     """
     model, target = get_model(guess.draft_model), setting.model
@@ -106,10 +115,8 @@ def draft_of(setting: Setting, guess: SpeculativeSpec) -> Setting:
             "costed yet: use tensor_parallel_size instead",
             "strategy.pipeline_parallel_size",
         )
-    plain = {"quantization": None, "sparsity": None, "group_size": None, "offload": None}
-    strategy = setting.strategy.model_copy(
-        update={**plain, "weight_dtype": "bf16", "activation_dtype": "bf16", "speculative": None}
-    )
+    plain = {"sparsity": None, "offload": None, "speculative": None}
+    strategy = setting.strategy.model_copy(update={**plain, **_draft_formats(setting, model)})
     whole = setting.layout
     layout = Layout(
         data=whole.data,
@@ -124,6 +131,32 @@ def draft_of(setting: Setting, guess: SpeculativeSpec) -> Setting:
         strategy=strategy,
         layout=layout,
     )
+
+
+def _draft_formats(setting: Setting, model: ModelSpec) -> dict[str, object]:
+    """Return the weight format of a draft's checkpoint, and the activations that follow from it.
+
+    Raises:
+        NotPossibleError: the engine refuses them.
+    """
+    weight = model.weight_dtype or "bf16"
+    if weight in WIDE:
+        wide = {"weight_dtype": "bf16", "activation_dtype": "bf16"}
+        return {**wide, "quantization": None, "group_size": None}
+    activation = default_activation_dtype(weight, setting.device)
+    formats = (weight, activation, setting.strategy.kv_cache_dtype)
+    refused = refusal(setting.engine, setting.device, model, formats)
+    if refused is not None:
+        named = "" if refused.field == "model" else f"draft_model {model.id}: "
+        raise NotPossibleError(f"{named}{refused.message}", "strategy.speculative.draft_model")
+    stored = model.quantization or ""
+    own = Strategy(weight_dtype=weight, quantization=stored if ":" in stored else None)
+    return {
+        "weight_dtype": weight,
+        "activation_dtype": activation,
+        "quantization": own.quantization,
+        "group_size": default_group(own, model, weight, setting.engine),
+    }
 
 
 def _with_draft(stage: StageMemory, draft_bytes: dict[str, float]) -> StageMemory:

@@ -145,3 +145,28 @@ def test_a_search_takes_a_draft_as_a_pin():
     ).plans
 
     assert found[0].strategy.speculative.draft_model == DRAFT
+
+
+# Bits of the 973,078,528 weights of Llama-3.2-1B's layers; the vocabulary and norms stay in 16.
+@pytest.mark.parametrize(
+    ("draft", "bits"),
+    [
+        ("RedHatAI/Llama-3.2-1B-FP8", 8),
+        ("meta-llama/Llama-3.2-1B-AWQ", 4 + (16 + 4) / 128),
+        ("unsloth/Llama-3.2-1B-bnb-4bit", 4 + 8.128 / 64),
+    ],
+)
+def test_a_draft_holds_the_weights_that_its_name_states(draft, bits):
+    plain, named = (
+        serving(draft=name).memory.breakdown_bytes["weights"] for name in (DRAFT, draft)
+    )
+
+    linear = 16 * (2048 * (2 * 2048 + 2 * 512) + 3 * 2048 * 8192)
+    assert plain - named == pytest.approx(linear * (16 - bits) / 8 / 4, rel=1e-3)
+
+
+def test_a_draft_that_the_engine_does_not_load_is_refused():
+    with pytest.raises(NotPossibleError, match="does not load") as refused:
+        serving(draft="mlx-community/Llama-3.2-1B-4bit")
+
+    assert refused.value.field == "strategy.speculative.draft_model"
