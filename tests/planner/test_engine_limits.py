@@ -15,7 +15,7 @@ from tests.planner.asking import LLAMA_8B, SERVE, ask, document, search
 
 QWEN_72B = "Qwen/Qwen2.5-72B-Instruct"
 SPARSE_FP8 = "Qwen/Qwen3-235B-A22B-FP8"
-# (what is asked, the field, words of the reason, source)
+# (the request, the field, words of the reason)
 REFUSED = [
     # Experts of 1536 cut into 192, no multiple of the blocks of 128: vllm 17569.
     (

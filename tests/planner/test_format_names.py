@@ -126,12 +126,12 @@ SIZES = [
 
 @pytest.mark.parametrize(("name", "devices", "published"), SIZES)
 def test_weights_are_as_large_as_published(name, devices, published):
-    loaded = asked(name, "b200-sxm", devices)
+    loaded = answer_of(name, "b200-sxm", devices)
 
     assert loaded.memory.breakdown_bytes["weights"] * devices == pytest.approx(published, rel=0.05)
 
 
-def asked(name, device, devices=1):
+def answer_of(name, device, devices=1):
     return estimate(
         EstimateRequest.model_validate(
             {
@@ -241,12 +241,12 @@ def test_commands_start_the_named_checkpoint_in_its_own_format(engine, format_na
 
 def test_blocks_of_a_named_checkpoint_bound_the_degrees():
     with pytest.raises(NotPossibleError, match="FP8 block"):
-        asked("Qwen/Qwen3-30B-A3B-Instruct-2507-FP8", "h100-sxm5-80gb", 4)
-    assert asked("RedHatAI/Qwen3-30B-A3B-Instruct-2507-FP8-dynamic", "h100-sxm5-80gb", 4).fits
+        answer_of("Qwen/Qwen3-30B-A3B-Instruct-2507-FP8", "h100-sxm5-80gb", 4)
+    assert answer_of("RedHatAI/Qwen3-30B-A3B-Instruct-2507-FP8-dynamic", "h100-sxm5-80gb", 4).fits
 
 
 def test_the_warnings_say_what_was_assumed_of_a_name():
-    warnings = asked("Qwen/Qwen3-8B-FP8", "h100-sxm5-80gb").warnings
+    warnings = answer_of("Qwen/Qwen3-8B-FP8", "h100-sxm5-80gb").warnings
 
     assert any("the FP8 checkpoint of Qwen/Qwen3-8B" in warning for warning in warnings)
     assert any("block of 128 x 128" in warning for warning in warnings)

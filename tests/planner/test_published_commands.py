@@ -1,8 +1,8 @@
 """Published deployments of three engines: the planner takes what runs and refuses what does not.
 
-``published/commands.csv`` holds facts alone (model, GPU, degrees, formats, verdict, source), from
+``published/commands.csv`` holds facts alone (model, GPU, degrees, formats, result, source), from
 vllm-project/recipes, SGLang's cookbook and TensorRT-LLM's documentation in November 2026. Rows of
-models that the catalog does not hold are counted, not judged; nineteen of twenty are held.
+models that the catalog does not hold are counted, not checked; nineteen of twenty are held.
 """
 
 import csv
@@ -42,8 +42,8 @@ UNEXPLAINED = {
 }
 
 
-def asked(row):
-    """Return the question of a row: one caller, with the published degrees and formats."""
+def request_of(row):
+    """Return the request of a row: one caller, with the published degrees and formats."""
     spec, number = get_model(row["model"]), {}
     for name in ("gpus", "nodes", "tensor", "pipeline", "data", "attention_data", "expert"):
         number[name] = int(row[name] or 1)
@@ -59,9 +59,9 @@ def asked(row):
     # A checkpoint that holds few bits is loaded as it is: recipes call FP4 beside FP8 "fp8".
     if stored and own in LIKE and LIKE.get(stored, stored) != LIKE[own]:
         strategy["weight_dtype"] = stored
-    # vLLM's "auto" takes what fits. What is stated not to hold one request is asked for that one.
+    # vLLM's "auto" takes what fits. What is stated not to hold one request gets that one.
     stated = int(row["max_model_len"].replace("auto", "") or SHORT)
-    most = stated if row["verdict"] == "impossible" else SHORT
+    most = stated if row["result"] == "impossible" else SHORT
     longest = min(stated, spec.max_position_embeddings, most)
     answer = min(256, longest // 2)
     return EstimateRequest.model_validate(
@@ -84,10 +84,10 @@ def asked(row):
     )
 
 
-def verdict(row):
-    """Return what the planner says of a row: unread, refused, too large or fits."""
+def result_of(row):
+    """Return what the planner answers to a row: unread, refused, too large or fits."""
     try:
-        return "fits" if estimate(asked(row)).fits else "too large"
+        return "fits" if estimate(request_of(row)).fits else "too large"
     except UnknownModelError:
         return "unread"
     except PlannerError as error:
@@ -95,12 +95,12 @@ def verdict(row):
 
 
 @cache
-def judged(engine):
+def checked(engine):
     with ROWS.open(encoding="utf-8", newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["engine"] == engine]
     found = defaultdict(list)
     for row in rows:
-        found[row["verdict"]].append((row, verdict(row)))
+        found[row["result"]].append((row, result_of(row)))
     return found
 
 
@@ -109,15 +109,15 @@ ENGINES = ("vllm", "sglang", "tensorrt_llm")
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_every_published_deployment_of_a_known_model_fits_and_is_accepted(engine):
-    read = [(row, said) for row, said in judged(engine)["verified"] if said != "unread"]
+    read = [(row, result) for row, result in checked(engine)["verified"] if result != "unread"]
     wrong = [
-        (row["source"], row["model"], row["gpu"], said)
-        for row, said in read
-        if said != "fits" and (row["model"], row["gpu"]) not in UNEXPLAINED
+        (row["source"], row["model"], row["gpu"], result)
+        for row, result in read
+        if result != "fits" and (row["model"], row["gpu"]) not in UNEXPLAINED
     ]
 
     assert len(read) >= 40
-    assert len(read) >= 0.95 * len(judged(engine)["verified"])
+    assert len(read) >= 0.95 * len(checked(engine)["verified"])
     assert wrong == []
 
 
@@ -125,8 +125,8 @@ def test_every_published_deployment_of_a_known_model_fits_and_is_accepted(engine
 def test_stated_impossibilities_are_refused_or_do_not_fit(engine):
     wrong = [
         (row["source"], row["model"], row["gpu"], row["reason"])
-        for row, said in judged(engine)["impossible"]
-        if said == "fits" and not any(words in row["reason"] for words in BEYOND)
+        for row, result in checked(engine)["impossible"]
+        if result == "fits" and not any(words in row["reason"] for words in BEYOND)
     ]
 
     assert wrong == []

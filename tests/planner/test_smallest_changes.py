@@ -31,13 +31,13 @@ SMALL = {
 SIZES = ((2, 1), (4, 1), (8, 1), (8, 2), (8, 4), (8, 8), (8, 16), (8, 32))
 
 
-def asked(**fields):
+def request_of(**fields):
     fields = {"engine": "vllm", "workload": CHAT, **fields}
     return PlanRequest.model_validate(document(**fields))
 
 
 def test_nothing_fits_in_the_small_spaces_as_they_are():
-    assert not any(fits(asked(**fields)) for fields in SMALL.values())
+    assert not any(fits(request_of(**fields)) for fields in SMALL.values())
 
 
 def fits(request, **changes):
@@ -57,7 +57,7 @@ def subsets(names):
 
 @pytest.mark.parametrize("name", SMALL)
 def test_a_brute_force_over_pins_frees_as_few_of_the_layout(name):
-    request = asked(**SMALL[name])
+    request = request_of(**SMALL[name])
     pins = {key: value for key, value in request.pins if value is not None}
     layout = [key for key in pins if key.endswith("_size")]
 
@@ -77,7 +77,7 @@ def test_a_brute_force_over_pins_frees_as_few_of_the_layout(name):
 
 @pytest.mark.parametrize("name", ["wide weights", "two pins"])
 def test_a_brute_force_over_numbers_of_devices_finds_the_same(name):
-    request = asked(**SMALL[name])
+    request = request_of(**SMALL[name])
     now = request.cluster.num_devices
 
     def grown(size):
@@ -94,7 +94,7 @@ def test_a_brute_force_over_numbers_of_devices_finds_the_same(name):
 
 @pytest.mark.parametrize("name", ["wide weights", "two pins"])
 def test_a_brute_force_over_all_devices_finds_none_that_is_cheaper(name):
-    request = asked(**SMALL[name])
+    request = request_of(**SMALL[name])
 
     def price(device):
         return device.price_usd_per_hour or math.inf
@@ -113,7 +113,7 @@ def test_a_brute_force_over_all_devices_finds_none_that_is_cheaper(name):
 
 
 def test_what_fits_on_eight_cards_is_offered_eight_before_what_meets_the_target():
-    request = asked(**SMALL["wide weights"], workload={**CHAT, **TARGETS})
+    request = request_of(**SMALL["wide weights"], workload={**CHAT, **TARGETS})
 
     assert titles(request)[0] == "8 devices instead of 1"
     assert "16 devices instead of 1" in titles(request, "target")
@@ -121,18 +121,18 @@ def test_what_fits_on_eight_cards_is_offered_eight_before_what_meets_the_target(
 
 
 def test_what_fits_but_misses_its_target_is_told_nothing_of_fitting():
-    request = asked(device="rtx-4090", workload={**CHAT, **TARGETS, "concurrency": 256})
+    request = request_of(device="rtx-4090", workload={**CHAT, **TARGETS, "concurrency": 256})
 
     assert titles(request) == []
     assert titles(request, "target")
 
 
 def test_without_a_target_nothing_is_said_of_one():
-    assert titles(asked(**SMALL["wide weights"]), "target") == []
+    assert titles(request_of(**SMALL["wide weights"]), "target") == []
 
 
 def test_changes_go_from_what_costs_least_to_what_costs_most():
-    request = asked(**SMALL["one device of two"])
+    request = request_of(**SMALL["one device of two"])
 
     found = titles(request)
 
@@ -148,7 +148,7 @@ DEVICES = ("rtx-3060-12gb", "rtx-4090", "h100-sxm5-80gb", "mi355x", "gb300-nvl72
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_no_card_is_left_without_an_offer(device):
-    request = asked(device=device, model=LLAMA_405B, pins=BF16, workload={**CHAT, **TARGETS})
+    request = request_of(device=device, model=LLAMA_405B, pins=BF16, workload={**CHAT, **TARGETS})
     answer = plan(request)
 
     assert answer.plans or answer.suggestions
@@ -156,7 +156,7 @@ def test_no_card_is_left_without_an_offer(device):
 
 def test_a_training_that_no_single_change_of_number_fits_gets_the_cheapest_cluster():
     work = {"kind": "train", "sequence_length": 4096, "global_batch_size": 16, "method": "full"}
-    request = asked(device="rtx-4090", model=LLAMA_405B, workload=work, engine=None)
+    request = request_of(device="rtx-4090", model=LLAMA_405B, workload=work, engine=None)
 
     [offered] = plan(request).suggestions
 
@@ -169,7 +169,7 @@ def test_a_processor_is_offered_a_device_whatever_its_own_memory():
     large = {**CPU, "memory_bytes": 2**40}
     wish = {**CHAT, "tpot_slo_seconds": 0.1}
 
-    found = titles(asked(model=LLAMA_8B, device=large, workload=wish, engine=None), "target")
+    found = titles(request_of(model=LLAMA_8B, device=large, workload=wish, engine=None), "target")
 
     assert [one for one in found if "instead of this-host" in one]
 
@@ -177,7 +177,7 @@ def test_a_processor_is_offered_a_device_whatever_its_own_memory():
 def test_a_training_that_is_a_little_too_large_may_keep_states_or_layers_in_host_memory():
     """Published: QLoRA of 70B models on two cards of 24 GB with CPU offload (FSDP-QLoRA)."""
     work = {"kind": "train", "sequence_length": 2048, "global_batch_size": 16, "method": "qlora"}
-    request = asked(model=LLAMA_70B, device="rtx-4090", devices=2, workload=work, engine=None)
+    request = request_of(model=LLAMA_70B, device="rtx-4090", devices=2, workload=work, engine=None)
     answer = plan(request)
     by_title = {each.title: each for each in answer.suggestions}
     layers = by_title["weights and optimiser states in host memory, fetched layer by layer"]

@@ -16,15 +16,15 @@ GUESSES = st.integers(min_value=1, max_value=16)
 
 def serving(acceptance=0.7, tokens=4, concurrency=1, draft=DRAFT, **strategy):
     guess = {"draft_model": draft, "tokens": tokens, "acceptance_ratio": acceptance}
-    asked = {"tensor_parallel_size": 4, **strategy}
+    strategy = {"tensor_parallel_size": 4, **strategy}
     if draft:
-        asked["speculative"] = guess
+        strategy["speculative"] = guess
     return ask(
         model=LLAMA_70B,
         devices=4,
         engine="vllm",
         workload={**SERVE, "concurrency": concurrency},
-        strategy=asked,
+        strategy=strategy,
     )
 
 

@@ -1,4 +1,4 @@
-"""Ask random questions and count violations: ``python -m tests.planner.laws SEED COUNT``."""
+"""Send random requests and count violations: ``python -m tests.planner.laws SEED COUNT``."""
 
 import json
 import sys
@@ -6,7 +6,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable
 
-from tests.planner.laws import judges
+from tests.planner.laws import checkers
 from tests.planner.laws.questions import Questions
 
 SHOWN = 3  # violations of a law that are printed
@@ -17,7 +17,7 @@ class Tally:
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
-        self.asked = 0
+        self.requests = 0
 
     def add(self, law: str, documents: object, words: Iterable[str]) -> None:
         for text in words:
@@ -26,7 +26,7 @@ class Tally:
                 print(f"{law}: {text}\n  {json.dumps(documents)}")
 
     def guarded(self, document: dict, ask: Callable[[dict], object]) -> object:
-        self.asked += 1
+        self.requests += 1
         try:
             return ask(document)
         except Exception as error:
@@ -34,36 +34,36 @@ class Tally:
             self.add("crash", document, [f"{error!r} in {last.filename}:{last.lineno}"])
             return None
 
-    def judged(self, documents: list[dict]) -> list:
-        answers = [self.guarded(document, judges.answered) for document in documents]
+    def checked(self, documents: list[dict]) -> list:
+        answers = [self.guarded(document, checkers.estimated) for document in documents]
         for document, answer in zip(documents, answers, strict=True):
-            for judge in judges.OF_ONE_ANSWER if answer else ():
-                self.add(judge.__name__, document, judge(document, answer))
+            for checker in checkers.OF_ONE_ANSWER if answer else ():
+                self.add(checker.__name__, document, checker(document, answer))
         return answers
 
 
 def main(seed: int, count: int) -> int:
-    """Ask ``count`` estimates, and a tenth of that of each pair; return 1 on a violation."""
+    """Request ``count`` estimates, a tenth of that of each pair; return 1 on a violation."""
     questions, tally = Questions(seed), Tally()
     for _ in range(count):
-        tally.judged([questions.estimate()])
+        tally.checked([questions.estimate()])
     for draw, law in (
-        (questions.offloads, judges.offload_is_no_faster),
-        (questions.one_caller, judges.one_memory),
-        (questions.batches, judges.whole_sequences),
+        (questions.offloads, checkers.offload_is_no_faster),
+        (questions.one_caller, checkers.one_memory),
+        (questions.batches, checkers.whole_sequences),
     ):
         for _ in range(count // 10):
             documents = draw()
-            tally.add(law.__name__, documents, law(documents, tally.judged(documents)))
+            tally.add(law.__name__, documents, law(documents, tally.checked(documents)))
     for draw, law, share in (
-        (questions.inverse, judges.limit_is_the_limit, 50),
-        (questions.plan, judges.exports_start_the_plan, 25),
+        (questions.inverse, checkers.limit_is_the_limit, 50),
+        (questions.plan, checkers.exports_start_the_plan, 25),
     ):
         for _ in range(count // share):
             document = draw()
             words = tally.guarded(document, lambda one, law=law: list(law(one)))
             tally.add(law.__name__, document, words or ())
-    print(f"seed {seed}: {tally.asked} questions, violations: {dict(tally.counts) or 'none'}")
+    print(f"seed {seed}: {tally.requests} requests, violations: {dict(tally.counts) or 'none'}")
     return 1 if tally.counts else 0
 
 

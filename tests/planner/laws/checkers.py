@@ -1,4 +1,4 @@
-"""Laws that every answer of the planner keeps; a judge yields the violations it finds."""
+"""Laws that every answer of the planner keeps; a checker yields the violations it finds."""
 
 import math
 import re
@@ -29,7 +29,7 @@ PERCENTILES = ("p50", "p90", "p95", "p99")
 Answers = Sequence[Estimate | None]
 
 
-def answered(document: dict) -> Estimate | None:
+def estimated(document: dict) -> Estimate | None:
     """Return the estimate of a question, None if it is refused in words."""
     try:
         return estimate(EstimateRequest.model_validate(document))
