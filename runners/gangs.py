@@ -5,6 +5,7 @@ reserved by the server. The job sets the timeout for a silent rank, from which a
 timeouts are derived, except the start timeout: loading the libraries takes longer.
 """
 
+import os
 import socket
 from collections.abc import Sequence
 
@@ -78,13 +79,15 @@ def endpoint(address: str, port: int) -> str:
 def gang_env(gang: Gang) -> dict[str, str]:
     """Return the additional environment variables of a gang's processes.
 
+    Interfaces that the agent's own environment names stay: NCCL's may be InfiniBand's.
+
     Raises:
         NoSuchAddressError: this host has no such address.
     """
     interface = interface_of(gang.own_address)
     return {
-        "GLOO_SOCKET_IFNAME": interface,
-        "NCCL_SOCKET_IFNAME": interface,
+        "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", interface),
+        "NCCL_SOCKET_IFNAME": os.environ.get("NCCL_SOCKET_IFNAME", interface),
         # One store per rendezvous round: a lost round leaves no stale keys.
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         # One malloc arena, because contending threads get fragmented arenas of their own: a

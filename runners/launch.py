@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from runners import supervisor
-from runners.devices import visibility
 from runners.engines import engine_of, environment_of
 from runners.environment_messages import MAIN
 from runners.environments.builder import pip_variables
 from runners.gangs import NoSuchAddressError, gang_env, torchrun_argv
 from runners.generate_options import StageChain
+from runners.job_environment import passed_variables, with_devices
 from runners.jobspec import (
     ArtefactModel,
     DraftGuess,
@@ -47,12 +47,6 @@ JOB_MODULES: Mapping[str, str] = {
     "drill": "runners.jobs.drill",
     "prove": "runners.jobs.prove.job",
 }
-# The agent's environment variables that a job receives; no credentials.
-PASSED_VARIABLES = (
-    "CUDA_DEVICE_ORDER", "CUDA_HOME", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "HOME",
-    "LANG", "LC_ALL", "LD_LIBRARY_PATH", "LOGNAME", "NVIDIA_VISIBLE_DEVICES", "PATH",
-    "ROCM_PATH", "ROCR_VISIBLE_DEVICES", "TMPDIR", "TZ", "USER", "XDG_CACHE_HOME",
-)  # fmt: skip
 LAUNCH_TIMEOUT_SECONDS = 30.0
 
 
@@ -99,36 +93,19 @@ def render_env(
     model_roots: Sequence[Path] = (),
     devices: Sequence[RunDevice] = (),
 ) -> dict[str, str]:
-    """Return a job's environment: the passed variables and our own, nothing else.
-
-    A job with GPUs sees only those, by UUID, which is stable across reboots. CUDA counts them in
-    the order of nvidia-smi, as the inventory does.
-    """
-    env = {name: os.environ[name] for name in PASSED_VARIABLES if name in os.environ}
+    """Return a job's environment: the passed variables, its devices' and our own, no others."""
+    env = with_devices(passed_variables(), devices)
     cores = len(os.sched_getaffinity(0))
-    visible = _visible(devices)
-    if visible:
-        env = {name: value for name, value in env.items() if name not in visibility.VARIABLES}
-    return (
-        {visibility.ORDER: visibility.BY_BUS}
-        | env
-        | {
-            "HF_DATASETS_OFFLINE": "1",
-            "HF_HUB_OFFLINE": "1",  # libraries must not download anything
-            "OMP_NUM_THREADS": str(max(1, cores // max(1, running_jobs))),
-            "PYTHONPATH": str(Path(__file__).resolve().parent.parent),
-            "PYTHONSAFEPATH": "1",  # never import from the working folder
-            "PYTHONUNBUFFERED": "1",
-            "SLIPWAY_HOST_DIR": str(host_dir),
-            "SLIPWAY_MODEL_ROOTS": os.pathsep.join(map(str, model_roots)),
-            **visible,
-        }
-    )
-
-
-def _visible(devices: Sequence[RunDevice]) -> dict[str, str]:
-    gpus = [device for device in devices if device.kind == "gpu"]
-    return visibility.job_variables([gpu.uuid for gpu in gpus], [gpu.index for gpu in gpus])
+    return env | {
+        "HF_DATASETS_OFFLINE": "1",
+        "HF_HUB_OFFLINE": "1",  # libraries must not download anything
+        "OMP_NUM_THREADS": str(max(1, cores // max(1, running_jobs))),
+        "PYTHONPATH": str(Path(__file__).resolve().parent.parent),
+        "PYTHONSAFEPATH": "1",  # never import from the working folder
+        "PYTHONUNBUFFERED": "1",
+        "SLIPWAY_HOST_DIR": str(host_dir),
+        "SLIPWAY_MODEL_ROOTS": os.pathsep.join(map(str, model_roots)),
+    }
 
 
 def gang_command(

@@ -25,6 +25,7 @@ from runners.folder_queries import FolderQuery
 from runners.jobspec import ArtefactModel, FolderModel
 from runners.launch import LaunchRefusedError
 from runners.preflight_messages import Needs, PreflightCheck, no, yes
+from runners.programs import compiler_name
 from runners.supervision import cgroup
 
 GIB = 2**30
@@ -35,7 +36,6 @@ KIND_PACKAGES = {
     "compress": ("accelerate", "compressed-tensors", "gguf"),
     "serve": ("uvicorn", "Jinja2"),
 }
-COMPILER = "g++"  # what torch.compile calls
 _SAME_VERSION = "Install the server's version on the host and start its agent again."
 INSTALL = "Install what is missing on the host: pip install 'slipway[worker,gpu]'."
 
@@ -145,13 +145,14 @@ def _packages(needs: Needs) -> PreflightCheck:
 def _compiler(needs: Needs) -> Iterator[PreflightCheck]:
     if not needs.compiles:
         return
-    if path := shutil.which(COMPILER):
-        yield yes("compiler", f"{COMPILER} is {path}.")
+    compiler = compiler_name()
+    if path := shutil.which(compiler):
+        yield yes("compiler", f"{compiler} is {path}.")
         return
     yield no(
         "compiler",
-        f"The job compiles kernels, and this host has no {COMPILER}.",
-        f"Install {COMPILER} on the host, or launch without compiled kernels.",
+        f"The job compiles kernels, and this host has no {compiler}.",
+        f"Install {compiler} on the host, or launch without compiled kernels.",
     )
 
 

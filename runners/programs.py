@@ -1,5 +1,6 @@
-"""Starts programs whose output is read as a text stream."""
+"""Starts programs whose output is read as a text stream, and names the host's compiler."""
 
+import os
 import subprocess
 from collections.abc import Mapping, Sequence
 
@@ -27,3 +28,8 @@ def start_text_process(
         env=env,
         start_new_session=has_own_group,
     )
+
+
+def compiler_name() -> str:
+    """Return the C++ compiler that torch.compile calls: ``CXX``, or g++."""
+    return os.environ.get("CXX") or "g++"

@@ -5,19 +5,18 @@ import shutil
 from pathlib import Path
 
 from runners.jobs.runtime import BadInputError
-
-COMPILER = "g++"
+from runners.programs import compiler_name
 
 
 def check_compiler(scratch: Path, asked: str) -> None:
-    """Set the kernel cache to a folder of the job.
+    """Set the kernel cache to a folder of the job, unless the operator has named one.
 
     ``asked`` is the spec field that requests compiled kernels.
 
     Raises:
         BadInputError: this host has no compiler.
     """
-    if shutil.which(COMPILER) is None:
-        msg = f"{asked} needs {COMPILER}, which this host lacks; install it or leave it out"
+    if shutil.which(compiler_name()) is None:
+        msg = f"{asked} needs {compiler_name()}, which this host lacks; install it or leave it out"
         raise BadInputError(msg)
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(scratch)
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(scratch))

@@ -36,8 +36,8 @@ END_MARGIN_SECONDS = 30.0  # the supervisor ends a job this long before Slurm's 
 LEAST_LIMIT_MINUTES = 2
 # Variables of the batch job that the job inherits: its share of the node.
 INHERIT = (
-    "CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "OMP_NUM_THREADS", "ROCR_VISIBLE_DEVICES",
-    "SLURM_JOB_ID", "SLURM_JOB_NODELIST", "TMPDIR",
+    "CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "HIP_VISIBLE_DEVICES", "OMP_NUM_THREADS",
+    "ROCR_VISIBLE_DEVICES", "SLURM_JOB_ID", "SLURM_JOB_NODELIST", "TMPDIR",
 )  # fmt: skip
 REASONS = {
     "TIMEOUT": Reason.MAX_DURATION,

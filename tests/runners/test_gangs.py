@@ -127,10 +127,16 @@ def test_a_rendezvous_has_a_plain_name(name):
         gang(rendezvous_id=name)
 
 
-def test_both_backends_use_the_interface_that_has_the_address():
+def test_both_backends_use_the_interface_that_has_the_address_or_the_operators(monkeypatch):
+    names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+    for name in names:
+        monkeypatch.delenv(name, raising=False)
     found = gang_env(gang())
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "ib0")
+    chosen = gang_env(gang())
 
-    assert found["GLOO_SOCKET_IFNAME"] == found["NCCL_SOCKET_IFNAME"] == "lo"
+    assert [found[name] for name in names] == ["lo", "lo"]
+    assert [chosen[name] for name in names] == ["lo", "ib0"]
 
 
 def test_an_address_of_another_machine_is_refused_with_the_way_out():

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runners import launch
+from runners import job_environment, launch
 from runners.jobspec import (
     ArtefactModel,
     BenchmarkSpec,
@@ -209,11 +209,23 @@ def test_an_artefact_that_is_gone_is_missing(roots):
     assert refusal.value.reason is Reason.MODEL_OR_DATA_MISSING
 
 
-def test_secrets_and_loader_tricks_of_the_agent_do_not_reach_the_job(monkeypatch, tmp_path):
-    for name in ("LD_PRELOAD", "PYTHONSTARTUP", "HF_TOKEN", "REDIS_URL", "AWS_SECRET_ACCESS_KEY"):
+def test_a_job_receives_the_operators_settings_and_no_secret_or_hook(monkeypatch, tmp_path):
+    passed = (
+        "NCCL_IB_HCA", "RCCL_MSCCL_ENABLE", "UCX_TLS", "GLOO_SOCKET_IFNAME", "FI_PROVIDER", "CC",
+        "CXX", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "HSA_OVERRIDE_GFX_VERSION",
+        "MIOPEN_USER_DB_PATH", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "LD_LIBRARY_PATH",
+        "CUDA_DEVICE_ORDER",
+    )  # fmt: skip
+    kept_back = (
+        "LD_PRELOAD", "LD_AUDIT", "PYTHONSTARTUP", "HF_TOKEN", "REDIS_URL", "VLLM_API_KEY",
+        "AWS_SECRET_ACCESS_KEY", "NCCL_AUTH_TOKEN", "UCX_PASSWORD", "NCCLX", "CCACHE_DIR",
+    )  # fmt: skip
+    for name in (*passed, *kept_back):
         monkeypatch.setenv(name, "canary")
 
-    assert "canary" not in render_env(tmp_path, 1).values()
+    env = render_env(tmp_path, 1)
+
+    assert {name for name, value in env.items() if value == "canary"} == set(passed)
 
 
 def test_jobs_share_the_cores_of_the_host(tmp_path):
@@ -235,11 +247,26 @@ def held(kind: str, uuid: str) -> RunDevice:
 
 
 def test_a_job_sees_the_gpus_that_it_holds_and_no_others(tmp_path, monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
+    drivers = {"nvidia": tmp_path / "nvidia", "amd": tmp_path / "kfd"}
+    monkeypatch.setattr(job_environment, "NVIDIA_DRIVER", drivers["nvidia"])
+    monkeypatch.setattr(job_environment, "KFD", drivers["amd"])
+    given = {
+        "CUDA_DEVICE_ORDER": "FASTEST_FIRST", "CUDA_VISIBLE_DEVICES": "0,1",
+        "HIP_VISIBLE_DEVICES": "1", "ROCR_VISIBLE_DEVICES": "2", "GPU_DEVICE_ORDINAL": "3",
+    }  # fmt: skip
+    named = "GPU-b,GPU-d"
+    expected = {
+        "nvidia": {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": named},
+        "amd": {"CUDA_DEVICE_ORDER": "FASTEST_FIRST", "ROCR_VISIBLE_DEVICES": named},
+    }
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
 
-    env = render_env(tmp_path, 1, (), [held("gpu", "GPU-b"), held("gpu", "GPU-d")])
+    for vendor in ("amd", "nvidia"):  # a host with both drivers: NVML has listed its GPUs
+        drivers[vendor].touch()
+        env = render_env(tmp_path, 1, (), [held("gpu", "GPU-b"), held("gpu", "GPU-d")])
 
-    assert env["CUDA_VISIBLE_DEVICES"] == "GPU-b,GPU-d"
+        assert {name: env[name] for name in given if name in env} == expected[vendor]
 
 
 def test_a_job_counts_gpus_as_the_inventory_does_unless_the_agent_was_told_otherwise(
