@@ -29,7 +29,8 @@ PASSED = {
         "TORCH_EXTENSIONS_DIR", "TRITON_CACHE_DIR",
     ),
     "the settings of drivers, allocators and kernel libraries": (
-        "CUBLAS_WORKSPACE_CONFIG", "CUDA_MODULE_LOADING", "HSA_*", "MIOPEN_*",
+        "AMD_SERIALIZE_KERNEL", "CUBLAS_WORKSPACE_CONFIG", "CUDA_LAUNCH_BLOCKING",
+        "CUDA_MODULE_LOADING", "HSA_*", "MIOPEN_*",
         "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF",
     ),
     # They hold unless the job was assigned devices of its own.

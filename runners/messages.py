@@ -360,6 +360,7 @@ class ExitRecord(Message):
     exit_code: int | None
     signal: int | None
     reason: Reason
+    rank: NonNegativeInt | None = None  # that reported its failure first, if its output says
     by: Literal["supervisor", "reaper"]
     started_at_ms: TimestampMs | None
     ended_at_ms: TimestampMs

@@ -12,7 +12,9 @@ class Reason(StrEnum):
     OOM_GPU = "oom_gpu"
     OOM_HOST = "oom_host"
     NCCL_TIMEOUT = "nccl_timeout"
+    NCCL_ERROR = "nccl_error"
     RANK_LOST = "rank_lost"
+    KERNEL_FAILED = "kernel_failed"
     EXIT_NONZERO = "exit_nonzero"
     SIGNAL = "signal"
     MAX_DURATION = "max_duration"
@@ -30,6 +32,7 @@ class Reason(StrEnum):
     HOST_REBOOTED = "host_rebooted"
     DISK_FULL = "disk_full"
     GPU_FAULT = "gpu_fault"
+    GPU_DRIVER_MISMATCH = "gpu_driver_mismatch"
     KILLED_EXTERNALLY = "killed_externally"
     VERSION_INCOMPATIBLE = "version_incompatible"
     INTERNAL = "internal"
@@ -52,7 +55,9 @@ FAILED = frozenset(
         Reason.OOM_GPU,
         Reason.OOM_HOST,
         Reason.NCCL_TIMEOUT,
+        Reason.NCCL_ERROR,
         Reason.RANK_LOST,
+        Reason.KERNEL_FAILED,
         Reason.EXIT_NONZERO,
         Reason.SIGNAL,
         Reason.MAX_DURATION,

@@ -25,6 +25,7 @@ from runners.reasons import Reason
 from runners.spool import SpoolWriter
 from runners.supervision import child, conditions, masking, procfs, record
 from runners.supervision.classify import Ending, classify
+from runners.supervision.gpu_errors import rank_of
 from runners.supervision.intake import MAX_LINE_BYTES, EventRefusedError, parse_line
 from runners.supervision.interference import InterferenceWatch
 from runners.supervision.output import CappedLog, LastLines, LogEvents
@@ -297,6 +298,7 @@ class Supervisor:
             exit_code=code if code >= 0 else None,
             signal_number=-code if code < 0 else None,
             last_text=self.last_lines.text,
+            longer_text=self.last_lines.longer_text,
             stop_reason=self.stop_reason,
             has_oom_kill=procfs.oom_kills() > self._oom_kills,
         )
@@ -314,6 +316,7 @@ class Supervisor:
                 "exit_code": ending.exit_code,
                 "signal": ending.signal_number,
                 "reason": classify(ending),
+                "rank": None if ending.exit_code == 0 else rank_of(ending.longer_text),
                 "by": "supervisor",
                 "started_at_ms": self.started_at_ms,
                 "ended_at_ms": _now_ms(),

@@ -16,6 +16,7 @@ TAIL_BYTES = 4 * 1024**2
 EVENT_BYTES_PER_SECOND = 64 * 1024
 EVENT_TEXT_BYTES = 16 * 1024
 LAST_BYTES = 8 * 1024
+LONGER_BYTES = 128 * 1024  # the stack frames of eight aborting ranks
 LAST_LINES = 40
 _PARTIAL_LINE_BYTES = 4 * 1024
 
@@ -131,16 +132,24 @@ class LastLines:
 
     def feed(self, data: bytes) -> None:
         """Add bytes and discard the oldest ones."""
-        self._pieces.append(data[-LAST_BYTES:])
+        self._pieces.append(data[-LONGER_BYTES:])
         self._total_bytes += len(self._pieces[-1])
-        while self._total_bytes - len(self._pieces[0]) >= LAST_BYTES:
+        while self._total_bytes - len(self._pieces[0]) >= LONGER_BYTES:
             self._total_bytes -= len(self._pieces.popleft())
 
     @property
     def text(self) -> str:
         """The last bytes as text."""
-        return b"".join(self._pieces)[-LAST_BYTES:].decode(errors="replace")
+        return self._last(LAST_BYTES)
+
+    @property
+    def longer_text(self) -> str:
+        """The last bytes and those before them as text."""
+        return self._last(LONGER_BYTES)
 
     def lines(self) -> list[str]:
         """Return the last lines, oldest first."""
         return self.text.replace("\0", "\ufffd").splitlines()[-LAST_LINES:]
+
+    def _last(self, count: int) -> str:
+        return b"".join(self._pieces)[-count:].decode(errors="replace")

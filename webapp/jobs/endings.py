@@ -29,7 +29,13 @@ _SHELL_SIGNAL = 128  # shells report a signal as 128 plus its number
 
 
 def ending_words(record: Mapping[str, Any]) -> str:
-    """Return the exit code or signal of an exit record in a sentence."""
+    """Return the exit code or signal of an exit record, and the rank, in sentences."""
+    rank = record.get("rank")
+    reported = "" if rank is None else f" Rank {rank} reported its failure first."
+    return f"{_exit_words(record)}{reported}"
+
+
+def _exit_words(record: Mapping[str, Any]) -> str:
     code, number_ = record.get("exit_code"), record.get("signal")
     if number_:
         return f"Ended by {_signal(int(number_))}."

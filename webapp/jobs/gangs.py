@@ -24,7 +24,7 @@ from webapp.jobs.transitions import transition
 
 ACTOR = "system:gang"
 # Reasons of ranks that only lost their peers: the cause is on another rank.
-CONSEQUENCES = frozenset({Reason.RANK_LOST, Reason.NCCL_TIMEOUT})
+CONSEQUENCES = frozenset({Reason.RANK_LOST, Reason.NCCL_TIMEOUT, Reason.NCCL_ERROR})
 _REPORTED = frozenset(ExitRecord.model_fields)
 
 

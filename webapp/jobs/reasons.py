@@ -25,13 +25,25 @@ WORDS: Mapping[Reason, Words] = {
         "Plan again with a smaller batch or a narrower weight dtype, or free memory there.",
     ),
     Reason.NCCL_TIMEOUT: Words(
-        "The ranks lost their connection.",
-        "Check the links between the devices on the host's page, then clone the job.",
+        "A rank waited for the others until NCCL's timeout, and the job was aborted.",
+        "The rank that reported nothing is the one that hung: see its log, check the links "
+        "between the devices on the host's page, then clone the job.",
+    ),
+    Reason.NCCL_ERROR: Words(
+        "NCCL, the library by which the ranks talk, reported an error.",
+        "Set NCCL_DEBUG=INFO for the host's agent and clone the job: its log then names the "
+        "interface, the device or the shared memory that failed.",
     ),
     Reason.RANK_LOST: Words(
         "A part of the job lost its connection to the others.",
         "See in the logs of each host which one fell silent, check the network between them, "
         "then clone the job.",
+    ),
+    Reason.KERNEL_FAILED: Words(
+        "A kernel on the GPU failed: a wrong address, an index out of range or an assertion.",
+        "Set CUDA_LAUNCH_BLOCKING=1 for the host's agent to see the operator, check that token "
+        "ids and labels are below their number of classes, then clone the job. On one GPU "
+        "alone, cordon it.",
     ),
     Reason.EXIT_NONZERO: Words(
         "The job's program reported a failure.",
@@ -92,6 +104,11 @@ WORDS: Mapping[Reason, Words] = {
     Reason.GPU_FAULT: Words(
         "A GPU reported a hardware fault.",
         "Cordon the GPU and check the driver's log before you try again.",
+    ),
+    Reason.GPU_DRIVER_MISMATCH: Words(
+        "The GPU, its driver and the libraries of the job do not fit together.",
+        "Restart the host if its driver was just updated; otherwise install the driver that "
+        "torch's CUDA version needs, or a torch that was built for this GPU.",
     ),
     Reason.KILLED_EXTERNALLY: Words(
         "Something outside this product ended the job.",

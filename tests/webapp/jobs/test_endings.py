@@ -18,6 +18,7 @@ GIB = 2**30
         ({"exit_code": 42}, "Exit code 42, of its own meaning."),
         ({"exit_code": 255}, "Exit code 255, of its own meaning."),
         ({}, "No exit code: the process never reported one."),
+        ({"exit_code": 1, "rank": 3}, "handle. Rank 3 reported its failure first."),
     ],
 )
 def test_an_ending_is_said_in_words(record, words):
