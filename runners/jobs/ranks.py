@@ -83,6 +83,18 @@ class Ranks:
             dist.all_reduce(summed)
         return [float(value) for value in summed]
 
+    def total_on_device(self, value: torch.Tensor) -> torch.Tensor:
+        """Return the fp64 sum of a scalar over all ranks without a wait for the device.
+
+        Raises:
+            RankFailedError: not every rank answered in time; under NCCL, its watchdog finds out.
+        """
+        summed = value.detach().to(pick_device(), torch.float64, copy=True)
+        if not self.is_alone:
+            with naming_rank_failures(self):
+                dist.all_reduce(summed)
+        return summed
+
     def broadcast_from_lead(self, said: bytes) -> bytes:
         """Return the lead's bytes; a collective call of all ranks.
 

@@ -88,6 +88,14 @@ class Evaluator:
         """
         self._move_mixture_when_due(state)
 
+    def is_due(self, state: TrainState) -> bool:
+        """Return whether an evaluation is due after a step; the same on every rank."""
+        return self.pace.fraction(state) < 1.0 and (
+            self.pace.fraction(state) >= self.next_validation
+            or (self.sampler is not None and self.sampler.is_due(state.step))
+            or (self.mixture is not None and self.mixture.is_due(state))
+        )
+
     def after_step(self, state: TrainState) -> None:
         """Run the evaluations that are due after a step.
 

@@ -11,7 +11,6 @@ algorithm 1.
 # mypy: disable-error-code="no-untyped-call"
 # torch leaves its hooks untyped.
 
-import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -36,7 +35,7 @@ class FusedUpdate(torch.optim.Optimizer):
         """Register a hook on every weight."""
         super().__init__(groups, {"lr": learning_rate, "weight_decay": 0.0})
         self.peak_gradient_bytes = 0
-        self._squares = 0.0
+        self._squares: torch.Tensor | float = 0.0
         self._trained = [each for group in self.param_groups for each in group["params"]]
         for group in self.param_groups:
             for parameter in group["params"]:
@@ -46,10 +45,10 @@ class FusedUpdate(torch.optim.Optimizer):
         """Do nothing: the backward pass has updated every weight."""
         return closure() if closure is not None else None
 
-    def norm(self) -> float:
-        """Return the norm of the gradients since the last call."""
+    def norm(self) -> torch.Tensor:
+        """Return the norm of the gradients since the last call, unread."""
         squares, self._squares = self._squares, 0.0
-        return math.sqrt(squares)
+        return torch.as_tensor(squares, dtype=torch.float64).sqrt()
 
     def update(self, parameter: torch.Tensor, gradient: torch.Tensor, rate: float) -> None:
         """Update a weight with its gradient."""
@@ -57,12 +56,13 @@ class FusedUpdate(torch.optim.Optimizer):
 
     def take(self, parameter: torch.Tensor, gradient: torch.Tensor, group: dict[str, Any]) -> None:
         """Clip a gradient, apply weight decay and update the weight."""
-        norm = float(gradient.norm())
-        self._squares += norm * norm
-        if math.isfinite(norm):  # otherwise the loss is not finite either, and the run ends
-            gradient.mul_(min(1.0, MAX_TENSOR_NORM / (norm + SMALLEST)))
-            parameter.mul_(1.0 - group["lr"] * group["weight_decay"])
-            self.update(parameter, gradient, group["lr"])
+        norm = gradient.norm().double()  # not read: every weight would wait for the device
+        self._squares = norm.square() + self._squares
+        gradient.mul_((MAX_TENSOR_NORM / (norm + SMALLEST)).clamp(max=1.0))
+        # A gradient without a norm moves nothing; the loss is not finite either, and the run ends.
+        gradient.masked_fill_(~norm.isfinite(), 0.0)
+        parameter.mul_(1.0 - group["lr"] * group["weight_decay"])
+        self.update(parameter, gradient, group["lr"])
 
     def _hook(self, parameter: torch.Tensor, group: dict[str, Any]) -> None:
         def arrived(parameter: torch.Tensor) -> None:

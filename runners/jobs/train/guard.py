@@ -28,7 +28,7 @@ class SpikeGuard:
         self._uniform_loss = math.log(vocab_size)
         self._ratio = ratio
         self._rate = learning_rate
-        self._skips = skips
+        self.skips = skips
         self._recent: deque[float] = deque(maxlen=REMEMBERED)
         self._skipped_in_a_row = 0
         self.num_skipped = 0
@@ -53,9 +53,9 @@ class SpikeGuard:
             return True
         self.num_skipped += 1
         self._skipped_in_a_row += 1
-        if self._skips and self._skipped_in_a_row <= MAX_SKIPPED:
+        if self.skips and self._skipped_in_a_row <= MAX_SKIPPED:
             return False
-        often = f", after {MAX_SKIPPED} steps that were skipped" if self._skips else ""
+        often = f", after {MAX_SKIPPED} steps that were skipped" if self.skips else ""
         msg = (
             f"{fault} at step {step}{often}; the checkpoint before it is kept. Start again with a "
             f"learning rate below {self._rate:g}"

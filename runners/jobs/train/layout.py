@@ -23,6 +23,7 @@ from runners.jobs.train.checkpoint import (
     tables_of,
 )
 from runners.jobs.train.checkpoint_writing import Staged
+from runners.jobs.train.row_masks import one_text_per_row
 from runners.jobspec import ComputeDtype
 
 # With 8-bit float products, everything else runs in bf16.
@@ -38,10 +39,13 @@ def summed_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 
 class StepLoss(NamedTuple):
-    """The mean loss per token in nats: of the whole step, and of this rank's part."""
+    """The mean loss per token in nats: of the whole step, and of this rank's part.
 
-    loss: float
-    own_loss: float
+    Both are fp64 scalars on the device: reading one waits for the device.
+    """
+
+    loss: torch.Tensor
+    own_loss: torch.Tensor
 
 
 class Layout(Protocol):
@@ -66,8 +70,8 @@ class Layout(Protocol):
     def gradients(self, batches: Sequence[Batch]) -> StepLoss:
         """Compute the step's gradients into ``trained``."""
 
-    def clip(self, max_norm: float) -> float:
-        """Clip the gradients to this norm, and return the norm before clipping."""
+    def clip(self, max_norm: float) -> torch.Tensor:
+        """Clip the gradients to this norm, and return the norm before clipping, unread."""
 
     def updated(self) -> None:
         """Send the updated weights to the ranks that use them."""
@@ -152,16 +156,18 @@ class Replicas:
         own_labels = sum(batch.num_labels for batch in batches)
         (labels,) = self._ranks.total([float(own_labels)])
         *others, last = batches
+        loss_sum = torch.zeros((), dtype=torch.float64, device=self._device)
         with self._unsynced():
-            loss_sum = sum(self._backward(batch, labels) for batch in others)
+            for batch in others:
+                loss_sum += self._backward(batch, labels)
         with naming_rank_failures(self._ranks):
             loss_sum += self._backward(last, labels)
-        (total,) = self._ranks.total([loss_sum])
+        total = self._ranks.total_on_device(loss_sum)
         return StepLoss(total / labels, loss_sum / max(1, own_labels))
 
-    def clip(self, max_norm: float) -> float:
-        """Clip the gradients to this norm, and return the norm before clipping."""
-        return float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), max_norm))
+    def clip(self, max_norm: float) -> torch.Tensor:
+        """Clip the gradients to this norm, and return the norm before clipping, unread."""
+        return torch.nn.utils.clip_grad_norm_(self.model.parameters(), max_norm)
 
     def updated(self) -> None:
         """Do nothing: every rank has made the same update."""
@@ -218,12 +224,15 @@ class Replicas:
             return self._replica.no_sync()
         return contextlib.nullcontext()
 
-    def _backward(self, batch: Batch, labels: float) -> float:
+    def _backward(self, batch: Batch, labels: float) -> torch.Tensor:
         """Add a micro-batch's gradients, and return the summed loss of its labels."""
         batch = batch.to(self._device)
-        with torch.autocast(self._device.type, dtype=self._dtype, enabled=self._dtype is not None):
+        is_packed = batch.position_ids is not None
+        masks = contextlib.nullcontext() if is_packed else one_text_per_row()
+        enabled = self._dtype is not None
+        with masks, torch.autocast(self._device.type, dtype=self._dtype, enabled=enabled):
             logits = self._replica(**batch.inputs).logits
         loss = summed_loss(logits, batch.labels)
         # DDP averages over ranks, so multiply by their number.
         torch.autograd.backward(loss * (self.loss_scale * self._ranks.size / labels))
-        return float(loss.detach())
+        return loss.detach()

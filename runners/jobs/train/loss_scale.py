@@ -5,7 +5,6 @@ The scale grows while gradients are finite and is halved on overflow; that step 
 Source: Micikevicius et al. 2017, arXiv:1710.03740, section 3.2.
 """
 
-import math
 from collections.abc import Iterable
 
 import torch
@@ -33,7 +32,8 @@ class LossScale:
             RankFailedError: not every rank responded in time.
         """
         gradients = [each.grad for each in parameters if each.grad is not None]
-        overflows = not all(math.isfinite(float(each.abs().max())) for each in gradients)
+        largest = [each.abs().max().float() for each in gradients]
+        overflows = bool(largest) and not bool(torch.stack(largest).isfinite().all())
         is_finite = not any(ranks.total([float(overflows)]))
         for each in gradients:
             each.div_(self.value)

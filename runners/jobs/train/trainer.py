@@ -28,6 +28,7 @@ from runners.jobs.train.layouts.choice import chosen_layout
 from runners.jobs.train.loss_scale import LossScale
 from runners.jobs.train.messages_watch import MessagesWatch
 from runners.jobs.train.optimizers import build_optimizer
+from runners.jobs.train.readings import Reading
 from runners.jobs.train.recomputation import recompute
 from runners.jobs.train.schedule import Pace, learning_rate_ratio
 from runners.jobs.train.swap import offloaded_activations
@@ -53,7 +54,6 @@ class Trainer:
     blocks: BlockAttention | None = None  # set if the attention is block-sparse
     state: TrainState = field(default_factory=TrainState)
     step_seconds: list[float] = field(default_factory=list)
-    last_loss: float = math.nan
     resumed_at_step: int | None = None
     meter: PeakMeter | None = None  # of the training, started before the model was built
     trained_tokens: int = 0  # by this process alone, as its energy measurement
@@ -86,6 +86,12 @@ class Trainer:
             skips=spec.on_spike == "skip",
         )
         self.scale = LossScale() if spec.compute_dtype == "fp16" else None
+        # A guard that may skip an update has to read before it; one that ends the run need not.
+        self.checks_late = (
+            self.device.type == "cuda" and not self.guard.skips and self.scale is None
+        )
+        self._unchecked: Reading | None = None
+        self._last: Reading | None = None
         self.watch = MessagesWatch(self.ranks, self.layout.axes_of_groups)
         self.writer = CheckpointWriter(self.job.checkpoint_dir, spec.keep_checkpoints)
         self._writes_beside = spec.writes_checkpoints_in_background(self.device.type)
@@ -97,6 +103,11 @@ class Trainer:
         self._next_metric_at = 0.0
         self._next_line_at = 0.0
         self._last_checkpoint_at = time.monotonic()
+
+    @property
+    def last_loss(self) -> float:
+        """Return the loss of the last step, in nats."""
+        return math.nan if self._last is None else self._last.figures.loss
 
     def resume(self) -> None:
         """Resume from the lead's newest checkpoint, if any, with equal weights on all ranks."""
@@ -133,6 +144,7 @@ class Trainer:
             if is_over:
                 self.job.emitter.log(self.ranks.name + self.evaluator.patience.note(self.state))
             if self.pace.fraction(self.state) >= 1.0 or is_over:
+                self._check_last()
                 if self.compiled is not None:
                     self.compiled.end()
                 self.writer.finish()
@@ -169,6 +181,7 @@ class Trainer:
             RankFailedError: another rank did not respond within the job's timeout.
             OSError: the write failed, for example on a full disk; the previous checkpoint remains.
         """
+        self._check_last()
         waited_before = self.writer.waited_seconds
         self.layout.synchronise()
         if self.scale is not None:
@@ -193,8 +206,8 @@ class Trainer:
         if news := self.writer.news():
             self.job.emitter.metric(news, step=self.state.step)
 
-    def make_step(self) -> dict[str, float]:
-        """Run one optimizer step on its micro-batches, and return its metrics."""
+    def make_step(self) -> dict[str, float | torch.Tensor]:
+        """Run one optimizer step on its micro-batches, and return its metrics, unread."""
         if self.compiled is not None and len(self.step_seconds) == PLAIN_STEPS:
             self.compiled.begin()
         rate = self.spec.learning_rate * learning_rate_ratio(self.pace.fraction(self.state))
@@ -205,9 +218,8 @@ class Trainer:
         batches = [self.batches.micro_batch(self.state.step, index) for index in indices]
         self._data_seconds = time.monotonic() - began
         step_loss = self._gradients(batches)
-        self.last_loss = step_loss.loss
         norm = self._clipped_norm()
-        if norm is not None and self.guard.allows(self.state.step + 1, step_loss.loss, norm):
+        if norm is not None and self._may_update(Reading(self.state.step + 1, *step_loss, norm)):
             self.optimizer.step()
         if not self.step_seconds:
             self.report_held(optimizer_states=optimizer_bytes(self.optimizer))
@@ -216,9 +228,37 @@ class Trainer:
         loss = step_loss.loss if self.ranks.is_lead else step_loss.own_loss
         skipped = {} if norm is not None else {"loss_scale_overflow": 1.0}
         figures = {**skipped, **self.layout.figures()}
-        return {"loss": loss, "grad_norm": norm or 0.0, "learning_rate": rate, **figures}
+        shown_norm = 0.0 if norm is None else norm
+        return {"loss": loss, "grad_norm": shown_norm, "learning_rate": rate, **figures}
 
-    def _clipped_norm(self) -> float | None:
+    def _may_update(self, reading: Reading) -> bool:
+        """Return whether the guard allows the step; checked later, it does not wait for the device.
+
+        Raises:
+            DivergedError: the loss of this step, or of the last one, spiked or is not finite.
+        """
+        self._last = reading
+        self._check_last()
+        if self.checks_late:
+            self._unchecked = reading
+            return True
+        return self._is_allowed(reading)
+
+    def _check_last(self) -> None:
+        """Check the step that was updated unread, if any: before its weights are used or kept.
+
+        Raises:
+            DivergedError: as in ``run``.
+        """
+        reading, self._unchecked = self._unchecked, None
+        if reading is not None:
+            self._is_allowed(reading)
+
+    def _is_allowed(self, reading: Reading) -> bool:
+        loss, _own, norm = reading.figures
+        return self.guard.allows(reading.step, loss, norm)
+
+    def _clipped_norm(self) -> torch.Tensor | None:
         """Clip the gradients; return the norm before clipping, None if fp16 ones overflowed."""
         if isinstance(self.optimizer, FusedUpdate):
             return self.optimizer.norm()
@@ -255,7 +295,7 @@ class Trainer:
     def _micro_steps(self) -> int:
         return self.spec.gradient_accumulation_steps
 
-    def _after_step(self, values: Mapping[str, float], began: float) -> None:
+    def _after_step(self, values: Mapping[str, float | torch.Tensor], began: float) -> None:
         seconds = time.monotonic() - began
         tokens = self._num_tokens(range(self._micro_steps))
         own = self._num_tokens(self.layout.share(self._micro_steps))
@@ -270,18 +310,21 @@ class Trainer:
             "data_wait_ratio": self._data_seconds / seconds,
         }
         self._emit({**values, **speed})
+        if self.evaluator.is_due(self.state):
+            self._check_last()
         self.evaluator.after_step(self.state)
         self.state.elapsed_seconds += time.monotonic() - began
 
     def _num_tokens(self, micro_steps: range) -> int:
         return sum(self.batches.num_tokens(self.state.step, each) for each in micro_steps)
 
-    def _emit(self, values: Mapping[str, float]) -> None:
+    def _emit(self, unread: Mapping[str, float | torch.Tensor]) -> None:
         now = time.monotonic()
-        is_last = self.pace.fraction(self.state) >= 1.0 or "communication_ratio" in values
+        is_last = self.pace.fraction(self.state) >= 1.0 or "communication_ratio" in unread
         if now < self._next_metric_at and not is_last:
             return
         self._next_metric_at = now + METRIC_INTERVAL_SECONDS
+        values = {name: float(value) for name, value in unread.items()}
         memory = (
             {} if self.meter is None else {"peak_memory_bytes": float(self.meter.read().bytes)}
         )

@@ -141,17 +141,18 @@ class Divided:
             loss_sum = self._compute(placed, scale)
             self._states.collect()
         tensor = self._options.tensor_parallel_size
-        (total,) = self._ranks.total([loss_sum / tensor])
+        total = self._ranks.total_on_device(loss_sum / tensor)
         return StepLoss(total / labels, loss_sum / max(1, own_labels))
 
-    def clip(self, max_norm: float) -> float:
-        """Clip the gradients to this norm, and return the norm of the whole gradient."""
+    def clip(self, max_norm: float) -> torch.Tensor:
+        """Clip the gradients to this norm, and return the norm of the whole gradient, unread."""
         held_slices = self._states.held
         norm = self._registry.norm({each.box: each.tensor.grad for each in held_slices})
-        ratio = min(1.0, max_norm / (norm + 1e-6))  # as in torch.nn.utils.clip_grad_norm_
+        # As in torch.nn.utils.clip_grad_norm_.
+        ratio = (max_norm / (norm + 1e-6)).clamp(max=1.0)
         for each in held_slices:
             if each.tensor.grad is not None:
-                each.tensor.grad.mul_(ratio)
+                each.tensor.grad.mul_(ratio.to(each.tensor.grad.device, non_blocking=True))
         return norm
 
     def updated(self) -> None:
@@ -341,9 +342,9 @@ class Divided:
         pieces = rank_tokens(length, options.context_parallel_size)
         return sequences(batch, pieces, self._axes.here.context)
 
-    def _compute(self, batches: Sequence[Sequences | Marked], scale: float) -> float:
+    def _compute(self, batches: Sequence[Sequences | Marked], scale: float) -> torch.Tensor:
         """Compute the micro-batches' gradients, and return their summed loss."""
-        loss_sum = 0.0
+        loss_sum = torch.zeros((), dtype=torch.float64, device=self._device)
         # Autocast's cached cast would outlive the gathered weight it was made from.
         with torch.autocast(
             self._device.type,
@@ -358,7 +359,7 @@ class Divided:
                 logits = self.stages[0](batch.input_ids, **batch.places)
                 loss = summed_loss(logits, batch.labels)
                 torch.autograd.backward(loss * scale)
-                loss_sum += float(loss.detach())
+                loss_sum += loss.detach()
         return loss_sum
 
     def _weights(self) -> dict[TensorSlice, torch.Tensor]:

@@ -152,8 +152,11 @@ class LocalReplicas(Replicas):
             RankFailedError: another rank did not respond in time.
         """
         own_labels = sum(batch.num_labels for batch in batches)
-        loss_sum = sum(self._backward(batch, own_labels * self._ranks.size) for batch in batches)
-        total, labels = self._ranks.total([loss_sum, float(own_labels)])
+        loss_sum = torch.zeros((), dtype=torch.float64, device=self._device)
+        for batch in batches:
+            loss_sum += self._backward(batch, own_labels * self._ranks.size)
+        (labels,) = self._ranks.total([float(own_labels)])
+        total = self._ranks.total_on_device(loss_sum)
         self._sent_bytes = 0
         return StepLoss(total / labels, loss_sum / max(1, own_labels))
 

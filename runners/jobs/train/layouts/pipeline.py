@@ -54,7 +54,7 @@ class Pipeline:
         self._busy_seconds = 0.0
         self.idle_ratio = 0.0  # of the last step
 
-    def run(self, batches: Sequence[Sequences], scale: float) -> float:
+    def run(self, batches: Sequence[Sequences], scale: float) -> torch.Tensor:
         """Compute the gradients of the losses times ``scale``; return the sum of the losses.
 
         The sum is that of the last stage, 0 elsewhere. Every rank gets the same micro-batches.
@@ -82,7 +82,10 @@ class Pipeline:
         )
         seconds = max(1e-9, time.monotonic() - began)
         self.idle_ratio = max(0.0, 1.0 - self._busy_seconds / seconds)
-        return sum(float(each.detach()) for each in losses) / scale
+        loss_sum = torch.zeros((), dtype=torch.float64, device=self._group_and_device[1])
+        for each in losses:
+            loss_sum += each.detach()
+        return loss_sum / scale
 
     def move_to(self, group: dist.ProcessGroup) -> None:
         """Use another process group of the same ranks from the next step on."""

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from runners.jobs.loading import pick_device
 from runners.jobs.ranks import Ranks, naming_rank_failures
 
 
@@ -151,16 +152,15 @@ class Registry:
                     self._ranks.receive(received, lead)
                     parts[box].copy_(received)
 
-    def norm(self, gradients: Mapping[TensorSlice, torch.Tensor | None]) -> float:
-        """Return the norm of the whole gradient; slices on several ranks count once.
+    def norm(self, gradients: Mapping[TensorSlice, torch.Tensor | None]) -> torch.Tensor:
+        """Return the norm of the whole gradient, unread; slices on several ranks count once.
 
         Raises:
             RankFailedError: a rank did not respond in time.
         """
-        own_squares = sum(
-            float(gradient.float().square().sum()) / self.num_holders(box)
-            for box, gradient in gradients.items()
-            if gradient is not None
-        )
-        (total,) = self._ranks.total([own_squares])
-        return float(total**0.5)
+        own_squares = torch.zeros((), dtype=torch.float64, device=pick_device())
+        for box, gradient in gradients.items():
+            if gradient is not None:
+                squares = gradient.float().square().sum().double() / self.num_holders(box)
+                own_squares += squares.to(own_squares.device)
+        return self._ranks.total_on_device(own_squares).sqrt()

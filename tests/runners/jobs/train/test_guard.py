@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from pydantic import ValidationError
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from runners.jobs.train.checkpoint import checkpoints
 from runners.jobs.train.guard import MAX_SKIPPED, DivergedError, SpikeGuard
@@ -64,6 +65,56 @@ def test_a_learning_rate_that_explodes_ends_and_the_last_checkpoint_stays(make_j
     [kept] = checkpoints(trainer.job.checkpoint_dir)
     assert kept.name == "step-00000000"
     assert all(each.isfinite().all() for each in trainer.model.parameters())
+
+
+class _Reads(TorchDispatchMode):
+    """Counts what waits for the device: values that the host takes, but for counts of labels."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        is_read = func is torch.ops.aten._local_scalar_dense.default
+        self.count += is_read and args[0].dtype != torch.int64
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.equality
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd", "lion", "lomo", "adalomo"])
+def test_a_step_that_is_checked_late_reads_nothing_and_is_the_same(make_job, optimizer):
+    micro_steps = 1 if optimizer in {"lomo", "adalomo"} else 3
+    spec = {"optimizer": optimizer, "gradient_accumulation_steps": micro_steps, "max_steps": 4}
+    at_once, late = (tiny_trainer(make_job(tiny_training(**spec))) for _ in range(2))
+    late.checks_late, make_step, counts = True, late.make_step, []
+
+    def counted():
+        with _Reads() as reads:
+            values = make_step()
+        counts.append(reads.count)
+        return values
+
+    late.make_step = counted
+    at_once.run()
+    late.run()
+
+    assert counts[1:] == [0, 0, 0]  # the first step also measures
+    assert late.last_loss == at_once.last_loss
+    assert all(map(torch.equal, late.model.parameters(), at_once.model.parameters()))
+
+
+def test_a_spike_that_is_checked_late_ends_at_its_own_step_and_is_not_kept(make_job):
+    ends = []
+    for is_late in (False, True):
+        trainer = tiny_trainer(make_job(tiny_training(learning_rate=30.0)))
+        trainer.checks_late = is_late
+        trainer.checkpoint()
+        with pytest.raises(DivergedError) as end:
+            trainer.run()
+        ends.append(str(end.value))
+        [kept] = checkpoints(trainer.job.checkpoint_dir)
+        assert kept.name == "step-00000000"
+    assert ends[0] == ends[1]
 
 
 def test_a_skipped_step_leaves_the_weights_as_they_were(make_job):

@@ -56,7 +56,7 @@ def test_a_resumed_run_equals_an_unbroken_one_to_the_bit(make_job, way):
 @pytest.mark.parametrize("name", ALL)
 def test_the_loss_falls_at_the_usual_rate(make_job, name):
     trainer = tiny_trainer(make_job(spec_of(name, max_steps=15)))
-    before = trainer.layout.gradients([trainer.batches.micro_batch(0, 0)]).loss
+    before = float(trainer.layout.gradients([trainer.batches.micro_batch(0, 0)]).loss)
 
     trainer.run()
 

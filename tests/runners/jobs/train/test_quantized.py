@@ -60,7 +60,7 @@ def test_it_learns(make_job, options):
     trainer = tiny_trainer(make_job(tiny_training(max_steps=15, learning_rate=2e-2)))
     quantize_for_training(trainer.model, options)
     trainer.__post_init__()
-    before = trainer.layout.gradients([trainer.batches.micro_batch(0, 0)]).loss
+    before = float(trainer.layout.gradients([trainer.batches.micro_batch(0, 0)]).loss)
 
     trainer.run()
 

@@ -39,9 +39,9 @@ def losses_of(trainer: Trainer) -> list[float]:
     found: list[float] = []
     step = trainer.make_step
 
-    def noted() -> dict[str, float]:
+    def noted() -> dict[str, float | torch.Tensor]:
         values = step()
-        found.append(values["loss"])
+        found.append(float(values["loss"]))
         return values
 
     trainer.make_step = noted

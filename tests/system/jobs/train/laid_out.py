@@ -186,7 +186,7 @@ class Seen(Trainer):
         self.held |= held
 
     def _emit(self, values: Any) -> None:
-        self.values.append(dict(values))
+        self.values.append({name: float(value) for name, value in values.items()})
         if self.state.step == self.stop_at:
             self.job.stop_requested.set()
 

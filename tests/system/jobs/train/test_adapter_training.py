@@ -80,7 +80,7 @@ def test_an_adapter_alone_learns_what_repeats_itself(make_job):
     ids = np.tile(np.arange(8, dtype=np.int32), 40)
     batches = TextBatches(ids, spec)
     trainer = Trainer(make_job(spec), spec, model, batches, HeldOut(ids), torch.device("cpu"))
-    before = trainer.layout.gradients([batches.micro_batch(0, 0)]).loss
+    before = float(trainer.layout.gradients([batches.micro_batch(0, 0)]).loss)
 
     trainer.run()
 

@@ -162,7 +162,7 @@ def test_copies_that_meet_every_other_step_are_the_mean_of_two_that_learn_alone(
         each.model.train()
     losses = []
     for step in range(STEPS):
-        losses.append(sum(each.make_step()["loss"] for each in pair) / 2)
+        losses.append(sum(float(each.make_step()["loss"]) for each in pair) / 2)
         for each in pair:
             each.state.step += 1
         if step % 2:

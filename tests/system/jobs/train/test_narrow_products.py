@@ -41,7 +41,7 @@ def demo_losses(tmp_path, dtype, steps=20):
     trainer.model.train()
     losses = []
     for _ in range(steps):
-        losses.append(trainer.make_step()["loss"])
+        losses.append(float(trainer.make_step()["loss"]))
         trainer.state.step += 1
     return trainer.model, losses
 
