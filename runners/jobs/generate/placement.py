@@ -29,11 +29,13 @@ from runners.jobs.loading import (
     load_tokenizer,
     pick_device,
 )
-from runners.jobs.memory import tensor_bytes
+from runners.jobs.memory import free_host_bytes, tensor_bytes
 from runners.jobs.model_folders import opened_model
 from runners.jobs.runtime import BadInputError, Job
 from runners.jobs.stored import StoredTensors, Tensors, check_finite, in_host
 from runners.jobspec import ArtefactModel, FolderModel, GenerateSpec
+
+HOST_SHARE = 0.8  # of the free host memory; the rest is for the activations and other programs
 
 
 @dataclass(frozen=True)
@@ -203,13 +205,13 @@ def mapped(
     Raises:
         BadInputError: accelerate cannot place it.
     """
-    key = 0 if torch.cuda.is_available() else "cpu"
+    room = device_room(memory_bytes)
     try:
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
             str(folder),
             dtype=dtype,
             device_map="auto",
-            max_memory={key: memory_bytes},
+            max_memory=room,
             offload_folder=str(scratch),
             use_safetensors=True,
             local_files_only=True,
@@ -219,8 +221,18 @@ def mapped(
         msg = f"accelerate cannot place {folder.name} in {memory_bytes} bytes: {error}"
         raise BadInputError(msg) from error
     torch.nn.Module.eval(model)
-    places = list(getattr(model, "hf_device_map", {"": key}).values())
+    places = list(getattr(model, "hf_device_map", {"": next(iter(room))}).values())
     parts = ", ".join(
         f"{places.count(place)} parts on {place}" for place in sorted(set(places), key=str)
     )
     return model, f"accelerate's map for {memory_bytes} bytes: {parts}"
+
+
+def device_room(memory_bytes: int) -> dict[int | str, int]:
+    """Return accelerate's ``max_memory``: of the GPU, then of the host, before the disk.
+
+    A map without ``cpu`` goes from the GPU to the disk. Without a GPU the limit is the host's.
+    """
+    if not torch.cuda.is_available():
+        return {"cpu": memory_bytes}
+    return {0: memory_bytes, "cpu": int((free_host_bytes() or 0) * HOST_SHARE)}

@@ -232,7 +232,7 @@ class Trainer:
         return {"loss": loss, "grad_norm": shown_norm, "learning_rate": rate, **figures}
 
     def _may_update(self, reading: Reading) -> bool:
-        """Return whether the guard allows the step; checked later, it does not wait for the device.
+        """Return whether the guard allows the step; checked later, the device is not waited for.
 
         Raises:
             DivergedError: the loss of this step, or of the last one, spiked or is not finite.

@@ -4,11 +4,13 @@ import json
 
 import pytest
 import torch
+from accelerate import infer_auto_device_map
 from pydantic import ValidationError
 from safetensors.torch import save_file
 
 from runners.compress_options import QUANTISED_DTYPES
 from runners.generate_options import LayerStreaming, MappedWeights
+from runners.jobs.generate import placement
 from runners.jobs.generate.placement import StreamedLayers, held_bytes
 from runners.jobs.generate.static import Limits, run_batch
 from runners.jobs.layers import LayerwiseModel
@@ -122,3 +124,18 @@ def test_a_spec_with_offload_survives_its_own_json():
     spec = GenerateSpec(model=DemoModel(), offload=MappedWeights(memory_bytes=5))
 
     assert GenerateSpec.model_validate(json.loads(spec.model_dump_json())) == spec
+
+
+def test_what_a_gpu_does_not_hold_stays_in_host_memory_before_the_disk(monkeypatch):
+    model = fresh_model(TINY_CONFIG, torch.float32)
+    size = sum(each.nbytes for each in model.parameters())
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    places = {}
+    for free in (10 * size, 0):
+        monkeypatch.setattr(placement, "free_host_bytes", lambda free=free: free)
+        room = placement.device_room(size // 2)
+        places[free] = set(infer_auto_device_map(model, room).values())
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+    assert places == {10 * size: {0, "cpu"}, 0: {0, "disk"}}
+    assert placement.device_room(size) == {"cpu": size}
