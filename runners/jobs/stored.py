@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from runners.jobs.pinned import host_copy
 from runners.jobs.runtime import BadInputError
 
 STORED_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -22,8 +23,7 @@ Tensors = Mapping[str, torch.Tensor]
 
 def in_host(tensor: torch.Tensor) -> torch.Tensor:
     """Return the tensor in host memory, pinned if it was on a GPU."""
-    host_tensor = tensor.cpu()
-    return host_tensor.pin_memory() if tensor.is_cuda else host_tensor
+    return host_copy(tensor) if tensor.is_cuda else tensor
 
 
 def check_finite(tensors: Tensors, prefix: str) -> None:

@@ -8,13 +8,14 @@ Source: Mohan et al. 2021 (CheckFreq), FAST: snapshot first, then write in the b
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from runners.jobs.memory import free_host_bytes
+from runners.jobs.pinned import HostBuffers
 from runners.jobs.train.checkpoint import Saved, forget_older, write_checkpoint
 
 SPARE = 1.25  # times the copy's size has to be free, since the steps go on allocating
@@ -37,28 +38,27 @@ class Staged:
         """Return the bytes of this rank's part."""
         return sum(each.nbytes for table in self.parts.values() for each in table.values())
 
-    def copied(self) -> "Staged":
-        """Return a copy in host memory that no step changes."""
-        parts = {name: _host_copies(table) for name, table in self.parts.items()}
+    def copied(self, buffers: HostBuffers) -> "Staged":
+        """Return a copy in host memory that no step changes, in buffers of former ones."""
+        parts = {name: _host_copies(table, buffers) for name, table in self.parts.items()}
         if torch.cuda.is_available():
             torch.cuda.synchronize()  # device copies are asynchronous
         return replace(self, parts=parts)
 
-    def has_room(self) -> bool:
-        """Return whether the host has memory for a copy; True if unknown."""
+    def has_room(self, held_bytes: int = 0) -> bool:
+        """Return whether the host has memory for a copy, beside buffers that are held already."""
         free = free_host_bytes()
-        return free is None or self.nbytes * SPARE <= free
+        return free is None or self.nbytes * SPARE - held_bytes <= free
 
 
-def _host_copies(table: Tensors) -> Tensors:
-    return {name: _host_copy(each.detach()) for name, each in table.items()}
+def _host_copies(table: Tensors, buffers: HostBuffers) -> Tensors:
+    return {name: _host_copy(each.detach(), buffers) for name, each in table.items()}
 
 
-def _host_copy(tensor: torch.Tensor) -> torch.Tensor:
+def _host_copy(tensor: torch.Tensor, buffers: HostBuffers) -> torch.Tensor:
     if tensor.device.type == "cpu":
         return tensor.clone(memory_format=torch.contiguous_format)
-    copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-    return copy.copy_(tensor, non_blocking=True)
+    return buffers.empty_like(tensor).copy_(tensor, non_blocking=True)
 
 
 @dataclass
@@ -72,6 +72,8 @@ class CheckpointWriter:
     copied_bytes: int = 0  # peak of the host copies
     num_written: int = 0
     no_room: str = ""  # why a background write was done synchronously
+    # Pinning takes longer than a copy: buffers stay for the next checkpoint.
+    _buffers: HostBuffers = field(default_factory=lambda: HostBuffers(is_pinned=True))
     _thread: threading.Thread | None = None
     _error: Exception | None = None
     _last_seconds: float = 0.0
@@ -102,7 +104,7 @@ class CheckpointWriter:
             RankFailedError, OSError: as in ``write``, also of the previous write.
         """
         self.check()
-        if not staged.has_room():
+        if not staged.has_room(self._buffers.nbytes):
             size = staged.nbytes / 2**30
             self.no_room = f"host memory had no room for a copy of {size:.1f} GiB"
             self.write(staged)
@@ -110,7 +112,7 @@ class CheckpointWriter:
         began = time.monotonic()
         self._await()
         self.check()
-        copied = staged.copied()
+        copied = staged.copied(self._buffers)
         self.copied_bytes = max(self.copied_bytes, copied.nbytes)
         self._thread = threading.Thread(
             target=self._write, args=(copied,), name="checkpoint", daemon=True

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from runners.jobs.pinned import HostBuffers, activations_in_host
 from runners.jobs.runtime import BadInputError
 from runners.jobspec.training_memory import Away
 
@@ -50,9 +51,7 @@ class DiskSwap:
         """Save the block's activations to the file; the backward passes run in the block, too."""
         self._end = 0
         self._known.clear()
-        self._kept = frozenset(
-            each.untyped_storage().data_ptr() for each in self._model.parameters()
-        )
+        self._kept = _storages(self._model)
         with torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack):
             yield
 
@@ -101,30 +100,40 @@ def offloaded_activations(
         BadInputError: a CPU's activations are in host memory already.
     """
     if where == "disk":
-        return Swap(DiskSwap(model, folder))
+        return Swap(model, DiskSwap(model, folder))
     if where == "cpu" and device.type == "cpu":
         msg = (
             "activation_offload cpu: this host computes on its CPU, whose activations are in its "
             "memory already; choose disk, or activation_recomputation full"
         )
         raise BadInputError(msg)
-    return Swap(None, to_host=where == "cpu")
+    return Swap(model, to_host=where == "cpu")
 
 
 class Swap:
     """Offloads one step's activations to disk or host memory, or not at all."""
 
-    def __init__(self, disk: DiskSwap | None = None, *, to_host: bool = False) -> None:
+    def __init__(
+        self, model: torch.nn.Module, disk: DiskSwap | None = None, *, to_host: bool = False
+    ) -> None:
         self.disk = disk
+        self._model = model
         self._to_host = to_host
+        self._buffers = HostBuffers(is_pinned=torch.cuda.is_available())
 
     def step(self) -> AbstractContextManager[object]:
         """Return the context of one step's forward and backward passes."""
         if self.disk is not None:
             return self.disk.swapped()
         if self._to_host:
-            return torch.autograd.graph.save_on_cpu(pin_memory=True)
+            kept = _storages(self._model)
+            return activations_in_host(self._buffers, kept, SMALLEST_BYTES)
         return contextlib.nullcontext()
+
+
+def _storages(model: torch.nn.Module) -> frozenset[int]:
+    """Return the addresses of the weights, which stay where they are."""
+    return frozenset(each.untyped_storage().data_ptr() for each in model.parameters())
 
 
 def _dense(tensor: torch.Tensor) -> torch.Tensor:

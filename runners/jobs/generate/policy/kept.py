@@ -20,6 +20,7 @@ from transformers import DynamicLayer
 
 from runners.jobs.generate.caches import Packed
 from runners.jobs.generate.policy.places import Place, PolicyFigures
+from runners.jobs.pinned import host_empty
 
 Parts = tuple[torch.Tensor, ...]
 
@@ -195,7 +196,7 @@ class KeptLayer(DynamicLayer):
 def _host_room(like: torch.Tensor, capacity: int) -> torch.Tensor:
     """Allocate host memory for tokens, pinned if the source is on a GPU."""
     shape = (capacity, *like.shape[1:])
-    return torch.empty(shape, dtype=like.dtype, pin_memory=like.is_cuda)
+    return host_empty(shape, like.dtype, is_pinned=like.is_cuda)
 
 
 def _token_bytes(part: torch.Tensor) -> int:
