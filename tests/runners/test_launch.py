@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runners import job_environment, launch
+from runners import launch
 from runners.jobspec import (
     ArtefactModel,
     BenchmarkSpec,
@@ -247,26 +247,18 @@ def held(kind: str, uuid: str) -> RunDevice:
 
 
 def test_a_job_sees_the_gpus_that_it_holds_and_no_others(tmp_path, monkeypatch):
-    drivers = {"nvidia": tmp_path / "nvidia", "amd": tmp_path / "kfd"}
-    monkeypatch.setattr(job_environment, "NVIDIA_DRIVER", drivers["nvidia"])
-    monkeypatch.setattr(job_environment, "KFD", drivers["amd"])
     given = {
-        "CUDA_DEVICE_ORDER": "FASTEST_FIRST", "CUDA_VISIBLE_DEVICES": "0,1",
-        "HIP_VISIBLE_DEVICES": "1", "ROCR_VISIBLE_DEVICES": "2", "GPU_DEVICE_ORDINAL": "3",
+        "CUDA_VISIBLE_DEVICES": "0,1", "HIP_VISIBLE_DEVICES": "1", "ROCR_VISIBLE_DEVICES": "2",
+        "GPU_DEVICE_ORDINAL": "3",
     }  # fmt: skip
-    named = "GPU-b,GPU-d"
-    expected = {
-        "nvidia": {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": named},
-        "amd": {"CUDA_DEVICE_ORDER": "FASTEST_FIRST", "ROCR_VISIBLE_DEVICES": named},
-    }
     for name, value in given.items():
         monkeypatch.setenv(name, value)
 
-    for vendor in ("amd", "nvidia"):  # a host with both drivers: NVML has listed its GPUs
-        drivers[vendor].touch()
-        env = render_env(tmp_path, 1, (), [held("gpu", "GPU-b"), held("gpu", "GPU-d")])
+    env = render_env(tmp_path, 1, (), [held("gpu", "GPU-b"), held("gpu", "GPU-d")])
 
-        assert {name: env[name] for name in given if name in env} == expected[vendor]
+    assert {name: env[name] for name in given if name in env} == {
+        "CUDA_VISIBLE_DEVICES": "GPU-b,GPU-d"
+    }
 
 
 def test_a_job_counts_gpus_as_the_inventory_does_unless_the_agent_was_told_otherwise(
