@@ -199,6 +199,7 @@ DENSE: dict[str, Family] = {
     "exaone4": Family(qk_norm=True, full_every=4),
     "gemma3_text": Family(
         tied_by_default=True,
+        states_extended_length=True,
         norms_per_layer=4,
         qk_norm=True,
         full_every=6,

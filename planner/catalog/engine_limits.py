@@ -120,8 +120,8 @@ class KernelBlock(Scope):
         )
 
 
-class ParallelDegrees(Spec):
-    """A row of ``parallel_degrees``: the parallel sizes that a serving engine can be told.
+class ServingEngine(Spec):
+    """A row of ``serving_engine``: what a server can be told, and what its loader insists on.
 
     ``expert`` says which numbers of ranks the experts may be spread over. ``data`` says when data
     ranks are one server that shares the experts of a sparse model: always, or beside data-parallel
@@ -134,6 +134,12 @@ class ParallelDegrees(Spec):
     attention_data_takes_all: bool = False
     expert: Literal["none", "any", "all_ranks"] = "none"
     data: Literal["separate", "share_experts", "share_experts_beside_attention"] = "separate"
+    # A quantised checkpoint starts in the format of its files, whose cuts leave whole blocks.
+    starts_as_stored: bool = False
+    checks_cuts: bool = False
+    # Requests beyond the context of the config are refused at the start.
+    bound_to_context: bool = False
+    loads_gguf_alone: bool = False
     source: str
 
 
@@ -172,10 +178,15 @@ def _limits() -> tuple[EngineLimit, ...]:
 
 
 @cache
-def parallel_degrees() -> dict[str, ParallelDegrees]:
-    """Return what serving engines can be told, by their keys."""
-    rows: list[dict[str, Any]] = data_toml("engine_limits.toml")["parallel_degrees"]
-    return {row["engine"]: ParallelDegrees.model_validate(row) for row in rows}
+def serving_engines() -> dict[str, ServingEngine]:
+    """Return what is known of serving engines, by their keys."""
+    rows: list[dict[str, Any]] = data_toml("engine_limits.toml")["serving_engine"]
+    return {row["engine"]: ServingEngine.model_validate(row) for row in rows}
+
+
+def serving_engine(key: str) -> ServingEngine:
+    """Return what is known of an engine; of others that it can be told nothing."""
+    return serving_engines().get(key) or ServingEngine(engine=key, source="")
 
 
 @cache

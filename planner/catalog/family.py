@@ -23,6 +23,8 @@ class Family:
     mlp_bias: bool = False
     lm_head_bias: bool = False
     tied_by_default: bool = False
+    # Whether configs state the length after the scaling of rotary positions.
+    states_extended_length: bool = False
     learned_positions_offset: int | None = None
     default_ffn_multiple: int | None = None
     sparse: bool = False

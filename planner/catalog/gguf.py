@@ -71,6 +71,8 @@ MIXTRAL_EXPERTS = 8
 LAYERS_OF_70B = 80
 # Families whose converters keep query, key and value in one tensor.
 FUSED_QKV = frozenset({"bloom", "chatglm", "dbrx", "falcon", "gpt2", "gpt_neox", "mpt", "phi3"})
+# Families whose recurrent layers project queries, keys and values in one tensor.
+DELTA_NETS = frozenset({"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"})
 # Families whose checkpoints and files both store experts in MXFP4, whatever the file type.
 MXFP4_EXPERTS = frozenset({"gpt_oss"})
 # Value projections with many query heads per key-value head, and with few.
@@ -375,7 +377,7 @@ def _has_values(model: ModelSpec, group: LayerGroup) -> bool:
 
 def _is_delta_net(model: ModelSpec) -> bool:
     """Return whether recurrent layers project queries, keys and values in one tensor."""
-    return model.model_type.startswith(("qwen3_next", "qwen3_5"))
+    return model.model_type in DELTA_NETS
 
 
 def _mixer(model: ModelSpec, group: LayerGroup) -> Iterator[tuple[str, int, int]]:

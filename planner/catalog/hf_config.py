@@ -175,13 +175,13 @@ def _shape(reader: ConfigReader, family: Family) -> dict[str, Any]:
         "num_key_value_heads": _key_value_heads(reader, heads),
         "head_dim": _head_dim(reader, hidden // heads),
         "vocab_size": reader.integer("vocab_size"),
-        "max_position_embeddings": context_tokens(reader),
+        "max_position_embeddings": context_tokens(reader, family),
         "attention_layers": groups,
         "num_layers_without_feed_forward": _layers_without_feed_forward(reader),
     }
 
 
-def context_tokens(reader: ConfigReader) -> int:
+def context_tokens(reader: ConfigReader, family: Family) -> int:
     """Return the longest request in tokens that the engines derive from a config.
 
     YaRN extends ``original_max_position_embeddings`` by its factor, the linear and dynamic kinds
@@ -194,8 +194,7 @@ def context_tokens(reader: ConfigReader) -> int:
     """
     lengths = [reader.positive(name) for name in LENGTHS if reader.get(name) is not None]
     length = reader.optional("model_max_length") or min(lengths, default=DEFAULT_CONTEXT)
-    # The length of Gemma 3 is the extended one.
-    scalings = () if "gemma3" in reader.model_type else _rotary_scalings(reader)
+    scalings = () if family.states_extended_length else _rotary_scalings(reader)
     extended = max((_extended(length, scaling) for scaling in scalings), default=length)
     if extended > LARGEST:
         raise reader.refusal("max_position_embeddings", extended, f"at most {LARGEST:,}")

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import cast
 
+from planner.catalog.engine_limits import serving_engine
 from planner.catalog.engines import calibration_name, get_engine
 from planner.cost.compression import RECIPES
 from planner.errors import NotCoveredError, NotPossibleError, PlannerError
@@ -20,7 +21,7 @@ from planner.search.rejection import MAX_FAMILIES, Rejections, family_of
 from planner.search.scoring import Fitting, Scores, score, score_exactly
 from planner.search.select import Table, best_rows, frontier_rows, infeasible_families, promises
 from planner.search.serving_space import refused_layouts, serving_blocks
-from planner.search.space import CHECKPOINT_ENGINES, FRUGAL, refused_formats
+from planner.search.space import FRUGAL, refused_formats
 from planner.search.split_space import split_strategies
 from planner.search.subject import ESTIMATES, Subject
 from planner.search.suggest import Best, Works, suggestions
@@ -380,7 +381,7 @@ def _starts_as_stored(part: Scores) -> bool:
     question = part.question
     engine = get_engine(question.request.engine, question.device.kind)
     pinned = {"weight_dtype", "quantization"} & question.pinned.keys()
-    if engine.key not in CHECKPOINT_ENGINES or pinned:
+    if not serving_engine(engine.key).starts_as_stored or pinned:
         return True
     return is_stored_as(question.model, part.strategy(0).weight_dtype)
 

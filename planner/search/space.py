@@ -1,6 +1,6 @@
 """The formats of weights and activations that an engine runs on a device."""
 
-from planner.catalog.engine_limits import refusal, sixteen_bit_dtype
+from planner.catalog.engine_limits import refusal, serving_engine, sixteen_bit_dtype
 from planner.catalog.engines import get_engine
 from planner.cost.dtypes import SIXTEEN_BIT, WIDE
 from planner.search.question import Question
@@ -23,8 +23,6 @@ SERVING_FORMATS: tuple[tuple[Dtype, Dtype], ...] = (
     ("nvfp4", "nvfp4"),
 )
 FULL_PRECISION_CPU: tuple[tuple[Dtype, Dtype], ...] = (("fp32", "fp32"),)
-# Engines that start a quantised checkpoint in the format in which it is stored.
-CHECKPOINT_ENGINES = frozenset({"vllm", "sglang", "tensorrt_llm"})
 # Formats that need units of their own, without which nobody converts a checkpoint to them.
 NEEDS_PEAK: frozenset[Dtype] = frozenset({"fp8", "nvfp4"})
 
@@ -58,7 +56,8 @@ def candidate_formats(question: Question) -> tuple[tuple[Dtype, Dtype], ...]:
     device, model = question.device, question.model
     engine = get_engine(question.request.engine, device.kind)
     published = model.weight_dtype
-    if engine.key in CHECKPOINT_ENGINES and published is not None and published not in WIDE:
+    as_stored = serving_engine(engine.key).starts_as_stored
+    if as_stored and published is not None and published not in WIDE:
         return ((published, _activation(published, question)),)
     offered = RUNNER_FORMATS if engine.role == "runner" else SERVING_FORMATS
     half = sixteen_bit_dtype(device, published)

@@ -3,7 +3,7 @@
 import math
 from dataclasses import replace
 
-from planner.catalog.engine_limits import parallel_degrees
+from planner.catalog.engine_limits import serving_engine
 from planner.catalog.engines import Engine
 from planner.cost.compression import RECIPES
 from planner.errors import NotPossibleError
@@ -42,8 +42,8 @@ def layout_of(request: EstimateRequest, model: ModelSpec, engine: Engine) -> Lay
         return layout
     layout = _with_tensor_as_all_ranks(layout, available)
     separate = has_separate_replicas(request.strategy, request.cluster)
-    told = parallel_degrees().get(engine.key)
-    if told and told.data == "share_experts" and model.is_moe and not separate:
+    shares_experts = serving_engine(engine.key).data == "share_experts"
+    if shares_experts and model.is_moe and not separate:
         layout = _with_all_data_ranks_joined(layout, request.strategy, model.num_experts)
     layout = _with_data_ranks_joined(layout)
     check(rank_rules(model, available, layout))

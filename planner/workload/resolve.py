@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from planner.catalog.devices import get_device
-from planner.catalog.engine_limits import sixteen_bit_dtype
+from planner.catalog.engine_limits import serving_engine, sixteen_bit_dtype
 from planner.catalog.engines import Engine, get_engine
 from planner.catalog.instances import get_instance
 from planner.catalog.models import get_model, model_from_config
@@ -62,10 +62,6 @@ TRAINING_ONLY = {
 # Engines count ranks differently: the resolved layout replaces the requested values.
 LAYOUT_FIELDS = ("data_parallel_size", "tensor_parallel_size", "attention_data_parallel_size")
 BF16_FROM = 8.0  # CUDA compute capability
-GGUF_ENGINES = frozenset({"llama_cpp", "ik_llama_cpp"})
-# Engines that refuse a longer context than the config's: vllm/config/model.py
-# _get_and_verify_max_len, sglang/srt/configs/model_config.py, TensorRT-LLM max_seq_len.
-BOUND_TO_CONTEXT = frozenset({"vllm", "sglang", "tensorrt_llm"})
 SOLVER_ROUNDING = 1e-9
 
 
@@ -205,7 +201,7 @@ def _in_engine(model: ModelSpec, engine: Engine) -> ModelSpec:
 
     GGUF files hold the language model: the encoders are a file of their own (mmproj).
     """
-    if engine.key in GGUF_ENGINES and model.tower_parameters:
+    if serving_engine(engine.key).loads_gguf_alone and model.tower_parameters:
         note = "the GGUF file of its encoders (mmproj) is not counted"
         note = f"{model.note}; {note}" if model.note else note
         return model.model_copy(update={"tower_parameters": 0, "note": note})
@@ -356,7 +352,8 @@ def refuse_longer(request: EstimateRequest, model: ModelSpec, engine: Engine) ->
     """
     longest, context = request.workload.longest_tokens, model.max_position_embeddings
     is_training = isinstance(request.workload, TrainWorkload)
-    if is_training or longest <= context or engine.key not in BOUND_TO_CONTEXT:
+    is_bound = serving_engine(engine.key).bound_to_context
+    if is_training or longest <= context or not is_bound:
         return
     raise NotPossibleError(
         f"{longest} tokens of one request exceed the context of {context} that the config of "

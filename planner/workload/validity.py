@@ -9,7 +9,12 @@ from dataclasses import dataclass
 from functools import partial, reduce
 from typing import Literal
 
-from planner.catalog.engine_limits import ParallelDegrees, kernel_block, parallel_degrees
+from planner.catalog.engine_limits import (
+    ServingEngine,
+    kernel_block,
+    serving_engine,
+    serving_engines,
+)
 from planner.catalog.engines import Engine
 from planner.cost.columns import Flag, both, divides, either, is_column, maximum, minimum, negate
 from planner.errors import NotPossibleError
@@ -22,8 +27,6 @@ from planner.specs.workload import TrainWorkload
 from planner.workload.ranks import Layout
 
 NVFP4_GROUP = 16
-# Engines whose loaders check that a cut leaves whole blocks.
-CUTS_CHECKED = frozenset({"vllm", "sglang", "tensorrt_llm"})
 
 
 @dataclass(frozen=True)
@@ -183,7 +186,7 @@ def degree_rules(
 
     With ``separate`` replicas are servers of their own: in pools, or on unlike nodes.
     """
-    told = parallel_degrees().get(engine.key)
+    told = serving_engines().get(engine.key)
     if told is None:
         return
     title, field = engine.title, "strategy.{}_parallel_size".format
@@ -218,13 +221,13 @@ def degree_rules(
 
 def _engines_with(degree: Literal["context", "attention_data", "expert"]) -> str:
     """Return the engines that can be told a degree."""
-    rows = parallel_degrees().items()
+    rows = serving_engines().items()
     *others, last = (key for key, row in rows if getattr(row, degree) not in (False, "none"))
     return f"{', '.join(others)} or {last}" if others else last
 
 
 def _shared_expert_rules(
-    told: ParallelDegrees, title: str, layout: Layout, *, separate: bool
+    told: ServingEngine, title: str, layout: Layout, *, separate: bool
 ) -> Iterator[Rule]:
     """Yield the rules for ranks that share the experts of a sparse model."""
     field, ranks = "strategy.{}_parallel_size".format, layout.tensor * layout.attention_data
@@ -283,7 +286,7 @@ def width_rules(
     validate_fp8_block_shape, awq.py and gptq.py create_weights, layers/linear.py divide; sglang
     0.5.23 has the same checks (issues vllm 17569, 13640; sglang 3571, 26107).
     """
-    if engine.key not in CUTS_CHECKED:
+    if not serving_engine(engine.key).checks_cuts:
         return
     for part, name, width in _cut_widths(model):
         own = kernel_block(engine, device, model, part, stored.dtype)

@@ -1,7 +1,8 @@
 """Short ways to ask the planner, so that each test shows only what it is about."""
 
 from planner.api import estimate, plan
-from planner.search.space import CHECKPOINT_ENGINES, FRUGAL
+from planner.catalog.engine_limits import serving_engine
+from planner.search.space import FRUGAL
 from planner.specs.estimate import Estimate, EstimateRequest
 from planner.specs.plan import PlanAnswer, PlanRequest
 
@@ -66,7 +67,7 @@ def search(**fields) -> PlanAnswer:
 
 def stored_first(estimates, objective, *, dtype="bf16", engine="vllm"):
     """Return sorted estimates, the best that starts the checkpoint as stored in front."""
-    if objective in FRUGAL or engine not in CHECKPOINT_ENGINES:
+    if objective in FRUGAL or not serving_engine(engine or "").starts_as_stored:
         return list(estimates)
     own = next((one for one in estimates if one.strategy.weight_dtype == dtype), None)
     return [own, *(one for one in estimates if one is not own)] if own else list(estimates)

@@ -4,7 +4,7 @@ from itertools import product
 
 import pytest
 
-from planner.catalog.engine_limits import EngineLimit, KernelBlock, parallel_degrees
+from planner.catalog.engine_limits import EngineLimit, KernelBlock, serving_engines
 from planner.catalog.engines import get_engine, list_engines
 from planner.catalog.families import FAMILIES
 from planner.catalog.reading import data_toml
@@ -243,7 +243,7 @@ def test_checkpoints_of_methods_that_an_engine_lacks_are_never_planned(
 
 
 def test_every_serving_engine_says_which_parallel_sizes_it_can_be_told():
-    told = parallel_degrees()
+    told = serving_engines()
     split = {"context": 2, "attention_data": 2, "expert": 2}
 
     assert set(told) == {key for key in list_engines() if get_engine(key, "gpu").role == "serving"}
