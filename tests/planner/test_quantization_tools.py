@@ -24,7 +24,9 @@ def bits_of(quantization):
     config = {**BF16, "quantization_config": quantization}
     counts = count_parameters(model_from_config(config))
     whole = 2 * (counts.total - counts.layer_linear)
-    return 8 * (held(ask(model=config, engine="vllm"), "weights") - whole) / counts.layer_linear
+    return (
+        8 * (held(ask(model=config, engine="exllamav2"), "weights") - whole) / counts.layer_linear
+    )
 
 
 def compressed(**weights):
@@ -107,10 +109,10 @@ def test_a_format_without_a_dtype_keeps_its_bits_when_the_model_is_served():
 def test_the_request_may_ask_for_another_format_than_the_published_one():
     config = {**BF16, "quantization_config": {"quant_method": "exl2", "bits": 3.5}}
 
-    found = ask(model=config, strategy={"weight_dtype": "bf16"}, engine="vllm")
+    found = ask(model=config, strategy={"weight_dtype": "bf16"}, engine="exllamav2")
 
     assert found.strategy.quantization is None
-    assert held(found, "weights") > held(ask(model=config, engine="vllm"), "weights")
+    assert held(found, "weights") > held(ask(model=config, engine="exllamav2"), "weights")
 
 
 def test_parts_that_a_packed_checkpoint_leaves_whole_are_costed_whole():
