@@ -14,6 +14,7 @@ from typing import NamedTuple
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from runners.messages import Doorbell
+from runners.wire import key_id
 
 VERSION = 1
 MAX_BODY_BYTES = 64 * 1024
@@ -49,11 +50,6 @@ class _Envelope(BaseModel):
     iat: float
     exp: float
     seq: int
-
-
-def key_id(key: str) -> str:
-    """Return a command key's public id, which does not reveal the key."""
-    return hashlib.sha256(key.encode()).hexdigest()[:8]
 
 
 def sign(

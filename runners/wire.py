@@ -5,6 +5,7 @@ are finite, timestamps lie before 2100, texts and lists have a maximum length. `
 what fields cannot: nesting, and values inside free-form JSON.
 """
 
+import hashlib
 import json
 from typing import Annotated, Any
 
@@ -70,6 +71,11 @@ class Message(BaseModel):
             msg = f"it has {len(value):,} fields, of {MAX_FIELDS} at most"
             raise ValueError(msg)
         return value
+
+
+def key_id(key: str) -> str:
+    """Return a command key's public id, which does not reveal the key."""
+    return hashlib.sha256(key.encode()).hexdigest()[:8]
 
 
 def cut(text: object, max_characters: int) -> object:

@@ -14,9 +14,8 @@ from pydantic import Field, NonNegativeInt, TypeAdapter
 
 from planner.specs.calibration import HostCalibration
 from runners.prove.stages import StageName
-from runners.signing import key_id
 from runners.wire import Figure as Number
-from runners.wire import Message, Name, Names, Seconds, Sentence, TimestampMs
+from runners.wire import Message, Name, Names, Seconds, Sentence, TimestampMs, key_id
 
 VERSION = 1
 StageState = Literal["done", "cut", "failed", "not run"]

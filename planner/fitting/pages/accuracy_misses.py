@@ -31,12 +31,12 @@ made other rows worse, or that would only have memorised these, was dropped.
   the two counts (dense 11.8 → 11.5 %, but sparse 18.5 → 19.3 % and time to first token 35.0 →
   39.1 %). Next: a floor under short prompts on many ranks: on eight H100 one of 1,024
   tokens delays Llama-3.1-8B's other callers by 18 ms, one of 4,096 by 25 ms.
-- **Strengths of the serving fit.** They are chosen by a coordinate search inside the rows kept; the
-  strength of expert parts was compared on the unseen pairs by hand before it was searched. The
-  same search from its start chooses others: unseen pairs then have 16.9 % (dense 14.5 %, of which
-  72.5 % inside their intervals; sparse 19.0 %), published speeds 28.4 % instead of 29.6 %. By the
-  search's own measure the two cannot be told apart (at most 1.5 standard errors), so the figures of
-  unseen pairs carry about 1.5 points that the choice of strengths alone moves.
+- **Strengths of the serving fit.** They are chosen by a coordinate search inside the rows kept;
+  the strength of expert parts was compared on the unseen pairs by hand before it was searched.
+  The same search from its start chooses others: unseen pairs then have 16.9 % (dense 14.5 %, of
+  which 72.5 % inside their intervals; sparse 19.0 %), published speeds 28.4 % instead of 29.6 %.
+  By the search's own measure the two cannot be told apart (at most 1.5 standard errors), so the
+  figures of unseen pairs carry about 1.5 points that the choice of strengths alone moves.
 - **Time per output token, unseen sweep, sparse.** Releases differ: DeepSeek in NVFP4 on B200 took
   85 to 92 ms a token under TensorRT-LLM 1.3.0rc1 and 17 to 21 under 1.3.0rc5. Kept: a request may
   name the release ("tensorrt_llm 1.3.0rc5"), and the rows do (all models 7.1 → 6.8 %, sparse 9.4 →

@@ -112,6 +112,6 @@ def _steps(
         found: dict[str, float] = {}
         for step in range(STEPS):
             values = trainer.make_step()
-            found |= {f"{name} {step}": values[name] for name in ("loss", "grad_norm")}
+            found |= {f"{name} {step}": float(values[name]) for name in ("loss", "grad_norm")}
             trainer.state.step += 1
         return found
