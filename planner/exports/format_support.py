@@ -19,6 +19,7 @@ from planner.workload.device_groups import group_replicas, groups_of
 from planner.workload.layouts import has_separate_replicas, requested_layout
 from planner.workload.resolve import resolve
 from planner.workload.setting import Setting
+from planner.workload.training_methods import FUSED_METHODS
 from planner.workload.validity import degree_rules, weight_blocks, width_rules
 
 SERVER_NAMES = ("vllm", "sglang", "tensorrt_llm", "llama_cpp")
@@ -26,6 +27,7 @@ STAGED = "vllm"  # the only server that supports an uneven split of the layers
 WHOLE_WEIGHTS = frozenset({"pretrain", "full"})
 # Methods without a public trainer: only the product's jobs run them.
 OWN_METHODS = frozenset({"qft", "alphatuning"})
+PIPELINED_ZERO_STAGES = 2  # DeepSpeed's pipeline refuses this ZeRO stage and those above
 # Models with a full-size configuration in torchtitan 0.3: module and function.
 CONFIGURATIONS = {
     "meta-llama/llama-3.1-8b": ("llama3", "llama3_8b"),
@@ -101,18 +103,47 @@ def _servers(case: Case) -> list[str]:
 
 def _trainers(case: Case, strategy: Strategy) -> list[str]:
     sizes = ("tensor", "pipeline", "context", "expert")
-    split = any((getattr(strategy, f"{axis}_parallel_size") or 1) > 1 for axis in sizes)
+    is_split = any((getattr(strategy, f"{axis}_parallel_size") or 1) > 1 for axis in sizes)
     method = case.workload.method if isinstance(case.workload, TrainWorkload) else ""
     trains_all_weights = method in WHOLE_WEIGHTS
-    on_gpu = case.device.kind == "gpu"
+    on_gpu, is_public = case.device.kind == "gpu", method not in OWN_METHODS
     applicable = {
-        "torchrun": not split and method not in OWN_METHODS,
-        "accelerate": not split,
-        "deepspeed": on_gpu,
+        "torchrun": is_public and not is_split and _script_runs(method, strategy),
+        "accelerate": is_public and not is_split,
+        "deepspeed": on_gpu and is_public and _deepspeed_runs(method, strategy, is_split=is_split),
         "torchtitan": on_gpu and trains_all_weights and case.model.id.lower() in CONFIGURATIONS,
         "megatron": on_gpu and trains_all_weights,
     }
     return [name for name, applies in applicable.items() if applies]
+
+
+def _script_runs(method: str, strategy: Strategy) -> bool:
+    """Return whether the torchrun export's script runs a layout: quantised weights unsharded.
+
+    It offloads by FSDP alone, which moves sharded weights with their states.
+    """
+    is_sharded = bool(strategy.zero_stage) and (strategy.data_parallel_size or 1) > 1
+    offload = strategy.offload
+    if method == "qlora":
+        return not is_sharded and not strategy.offload_places
+    if offload is None or not strategy.offload_places:
+        return True
+    moves = offload.weights_cpu > 0 and offload.optimizer != "nvme" and not offload.weights_disk
+    return is_sharded and moves and not offload.activations_cpu
+
+
+def _deepspeed_runs(method: str, strategy: Strategy, *, is_split: bool) -> bool:
+    """Return whether DeepSpeed runs a layout.
+
+    Adapters run under ZeRO alone: a PipelineModule of them is a program of its own. A pipeline
+    goes with ZeRO 0 and 1.
+
+    Sources: DeepSpeed, runtime/pipe/engine.py; PEFT's documentation on DeepSpeed.
+    """
+    if method not in WHOLE_WEIGHTS | FUSED_METHODS:
+        return not is_split
+    staged = (strategy.pipeline_parallel_size or 1) > 1
+    return not staged or (strategy.zero_stage or 0) < PIPELINED_ZERO_STAGES
 
 
 def is_unlike(cluster: ClusterSpec, workload: Workload) -> bool:

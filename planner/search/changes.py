@@ -10,7 +10,9 @@ from itertools import combinations
 from typing import NamedTuple
 
 from planner.catalog.devices import list_devices
+from planner.catalog.engines import get_engine
 from planner.cost.dtypes import ELEMENT_BITS
+from planner.exports.format_support import OWN_METHODS
 from planner.search.placement import placed_strategy
 from planner.search.question import clusters_of, memory_of, questions
 from planner.search.space import formats
@@ -18,7 +20,7 @@ from planner.specs.base import Dtype, JsonObject
 from planner.specs.cluster import ClusterSpec, DeviceSpec
 from planner.specs.estimate import EstimateRequest
 from planner.specs.plan import PlanRequest
-from planner.specs.strategy import OffloadSpec, Strategy
+from planner.specs.strategy import Strategy
 from planner.specs.workload import GenerateWorkload, ServeWorkload, TrainWorkload, Workload
 from planner.workload.resolve import resolve_cluster, resolve_device
 
@@ -27,6 +29,7 @@ MAX_DOUBLINGS = 4
 SERVER_DEVICES = 8  # a server holds up to eight devices
 MAX_FREED_TOGETHER = 4  # up to this many pins are freed in every combination
 CACHE_FORMATS: tuple[Dtype, ...] = ("fp8", "int8")
+OFFLOADING_TRAINER = "deepspeed"
 FORMATS = frozenset({"weight_dtype", "activation_dtype", "kv_cache_dtype", "quantization"})
 # Largest number of full servers of another device, when no single change helps.
 MOST_SERVERS = 128
@@ -119,24 +122,15 @@ def placements(request: PlanRequest) -> Iterator[Change]:
             yield Change(title, {"pins": placed})
 
 
-def offloaded_states(request: PlanRequest) -> Iterator[Change]:
-    """Yield the states of a training to keep in host memory: Slipway's runner searches none."""
-    for title, offload in (
-        ("optimiser states in host memory", OffloadSpec(optimizer="cpu")),
-        ("activations in host memory", OffloadSpec(activations_cpu=1.0)),
-    ):
-        yield from _offloading(request, title, offload)
-
-
-def offloaded_layers(request: PlanRequest) -> Iterator[Change]:
-    """Yield weights in host memory too, for another tool to which the plan is exported."""
-    title = "weights and optimiser states in host memory, fetched layer by layer"
-    yield from _offloading(request, title, OffloadSpec(optimizer="cpu", weights_cpu=1.0))
-
-
-def _offloading(request: PlanRequest, title: str, offload: OffloadSpec) -> Iterator[Change]:
-    if isinstance(request.workload, TrainWorkload) and request.pins.offload is None:
-        yield Change(title, {"pins": request.pins.model_copy(update={"offload": offload})})
+def other_trainers(request: PlanRequest) -> Iterator[Change]:
+    """Yield DeepSpeed, to which plans are exported and which offloads more than a runner."""
+    workload = request.workload
+    if not isinstance(workload, TrainWorkload) or workload.method in OWN_METHODS:
+        return
+    kinds = {resolve_device(resolve_cluster(each).device).kind for each in clusters_of(request)}
+    if kinds == {"gpu"} and get_engine(request.engine, "gpu").role == "runner":
+        title = "DeepSpeed with offload to host memory, exported to run outside Slipway"
+        yield Change(title, {"engine": OFFLOADING_TRAINER})
 
 
 def cheaper_methods(request: PlanRequest) -> Iterator[Change]:

@@ -291,7 +291,9 @@ def _scored(
         refused = error
     block_fits: list[tuple[Block, bool]] = []
     parts: list[Scores] = []
-    for block, part in _score_blocks(blocks, subject, only_fitting=only_fitting):
+    for block, part in _score_with_last_resort(
+        question, blocks, subject, only_fitting=only_fitting
+    ):
         if isinstance(part, PlannerError):
             refused = part
             continue
@@ -315,6 +317,20 @@ def _unblocked_strategies(question: Question) -> tuple[Strategy, ...] | None:
     if split is not None and isinstance(workload, ServeWorkload):
         return split_strategies(question, split)
     return None
+
+
+def _score_with_last_resort(
+    question: Question, blocks: Sequence[Block], subject: Subject, *, only_fitting: bool
+) -> Iterator[tuple[Block, Scores | PlannerError | None]]:
+    """Yield each scored block, and those of a trainer's offload if nothing fits without it."""
+    fits = False
+    for block, part in _score_blocks(blocks, subject, only_fitting=only_fitting):
+        fits = fits or (isinstance(part, Scores) and bool(part.fits.any()))
+        yield block, part
+    workload = question.request.workload
+    if not fits and blocks and isinstance(workload, TrainWorkload):
+        more = training_blocks(question, workload, last_resort=True)
+        yield from _score_blocks(more, subject, only_fitting=only_fitting)
 
 
 def _score_blocks(

@@ -10,10 +10,10 @@ from planner.search.changes import (
     fewer_limits,
     fewer_pins,
     is_no_better,
+    largest_option,
     more_devices,
-    offloaded_layers,
-    offloaded_states,
     other_devices,
+    other_trainers,
     pins_of,
     placements,
     several_others,
@@ -25,6 +25,7 @@ from planner.specs.plan import PlanRequest, Purpose, Suggestion
 from planner.specs.strategy import Strategy
 
 MAX_SUGGESTIONS = 6
+MOST_HOST_BYTES = 2 * 10**12  # of one server: NVIDIA DGX H100 and H200 data sheets
 Best = Callable[[PlanRequest], Estimate | None]
 Works = Callable[[PlanRequest], bool]
 
@@ -56,8 +57,7 @@ class _Trial:
         request = self.request
         yield from self._first_working(fewer_pins(request) if self._is_any_pin_binding() else ())
         yield from self._first_working(placements(request))
-        yield from self._first_working(offloaded_states(request))
-        yield from self._first_working(offloaded_layers(request))
+        yield from self._first_working(other_trainers(request))
         yield from self._first_working(fewer_bits(request))
         yield from self._first_working(cheaper_methods(request))
         for ladder in smaller_workloads(request):
@@ -82,12 +82,18 @@ class _Trial:
             estimate = self.best(self._request_with(change))
         except PlannerError:
             return None
-        if estimate is None:
+        if estimate is None or ("engine" in change.changes and self._overfills_host(estimate)):
             return None
         shown = {name: _json(value) for name, value in change.changes.items()}
         return Suggestion(
             title=change.title, changes=shown, estimate=estimate, purpose=self.purpose
         )
+
+    def _overfills_host(self, estimate: Estimate) -> bool:
+        """Return whether a suggested trainer leaves more to an unknown host than servers hold."""
+        cluster = largest_option(self.request)
+        most = (cluster.host_memory_bytes or MOST_HOST_BYTES) * cluster.nodes
+        return (estimate.memory.host_bytes or 0) > most
 
     def _first_working(self, changes: Iterable[Change]) -> list[Suggestion]:
         for change in changes:

@@ -11,8 +11,10 @@ import numpy as np
 from planner.catalog.engine_limits import sixteen_bit_dtype
 from planner.catalog.engines import engine_name, get_engine
 from planner.cost.columns import both, divides, either
+from planner.cost.equation import Unrecorded
 from planner.search.block import Block, Flags, Numbers, axes, scalars
 from planner.search.question import Question
+from planner.search.training_support import TrainingSupport
 from planner.specs.base import Dtype, JsonObject
 from planner.specs.strategy import Strategy
 from planner.specs.workload import TrainWorkload
@@ -20,6 +22,7 @@ from planner.techniques.registry import get
 from planner.workload.ranks import Layout
 from planner.workload.resolve import resolve
 from planner.workload.setting import Setting
+from planner.workload.train import held_memory
 from planner.workload.training_exchange import FULL_SHARDING
 from planner.workload.training_tiers import weights_share
 from planner.workload.validity import (
@@ -47,13 +50,6 @@ RECOMPUTATIONS = ("none", "selective", "full")
 SCHEDULES = ("1f1b", "interleaved", "zero_bubble")
 # Megatron-LM and its derivatives support only 1F1B and interleaved schedules.
 NO_ZERO_BUBBLE = frozenset({"megatron", "megatron_deepspeed", "nemo"})
-# Offload choices: optimiser states and gradients with any pipeline; weights (layer by layer) and
-# activations only with a single stage.
-STATES_AWAY: tuple[JsonObject, ...] = ({}, {"optimizer": "cpu"}, {"optimizer": "nvme"})
-ON_HOST: JsonObject = {"optimizer": "cpu", "weights_cpu": 1.0}
-ON_DISK: JsonObject = {"optimizer": "nvme", "weights_disk": 1.0}
-KEPT_AWAY: JsonObject = {"activations_cpu": 1.0}
-LAYERS_AWAY = (ON_HOST, ON_DISK, KEPT_AWAY, {**ON_HOST, **KEPT_AWAY}, {**ON_DISK, **KEPT_AWAY})
 SIZES = frozenset(
     {
         "data_parallel_size",
@@ -70,13 +66,17 @@ SIZES = frozenset(
 )
 
 
-def training_blocks(question: Question, workload: TrainWorkload) -> tuple[Block, ...]:
+def training_blocks(
+    question: Question, workload: TrainWorkload, *, last_resort: bool = False
+) -> tuple[Block, ...]:
     """Return the blocks of all strategies; with idle devices only if there are no others.
+
+    With ``last_resort``, return only those that a runner has where nothing else fits: offload.
 
     Raises:
         PlannerError: no strategy of this request can be costed, for the reason given.
     """
-    space = TrainingSpace(question, workload)
+    space = TrainingSpace(question, workload, last_resort=last_resort)
     full_blocks = tuple(space.blocks(idle=False))
     return full_blocks or tuple(space.blocks(idle=True))
 
@@ -96,6 +96,7 @@ class TrainingSpace:
 
     question: Question
     workload: TrainWorkload
+    last_resort: bool = False
 
     def blocks(self, *, idle: bool) -> Iterator[Block]:
         """Yield the blocks that hold at least one strategy."""
@@ -111,7 +112,10 @@ class TrainingSpace:
         for compute, stages, recomputation in product(
             self._computes, self._pipeline_sizes, RECOMPUTATIONS
         ):
-            for schedule, offload in product(self._schedules(stages), self._offloads(stages)):
+            for schedule, offload in product(
+                self._schedules(stages),
+                self._support.offloads(stages, last_resort=self.last_resort),
+            ):
                 chosen = {
                     "pipeline_parallel_size": stages,
                     "activation_recomputation": recomputation,
@@ -145,13 +149,9 @@ class TrainingSpace:
             return (1,)
         return tuple(divisors(question.cluster.num_devices, most))
 
-    def _offloads(self, stages: int) -> tuple[JsonObject, ...]:
-        """Return the offload choices; the product's runner offloads nothing."""
-        device = self.question.device
-        role = get_engine(self.question.request.engine, device.kind).role
-        if self.question.request.pins.offload or role == "runner":
-            return ({},)
-        return STATES_AWAY if stages > 1 else (*STATES_AWAY, *LAYERS_AWAY)
+    @cached_property
+    def _support(self) -> TrainingSupport:
+        return TrainingSupport(self.question, self.workload)
 
     def _schedules(self, stages: int) -> tuple[str | None, ...]:
         pinned = self.question.request.pins.pipeline_schedule
@@ -166,17 +166,36 @@ class TrainingSpace:
         schedule = shared.get("pipeline_schedule")
         setting = self._setting(shared)
         fetched = weights_share(setting.offload) > 0
-        grid_key = (stages, schedule, fetched, idle)
+        offloads = bool(shared.get("offload"))
+        grid_key = (stages, schedule, fetched, offloads, idle)
         if grid_key not in self._grids:
-            self._grids[grid_key] = self._grid(stages, schedule, fetched=fetched, idle=idle)
+            self._grids[grid_key] = self._grid(
+                stages, schedule, fetched=fetched, offloads=offloads, idle=idle
+            )
         grid = self._grids[grid_key]
+        setting = replace(setting, layout=grid.layout)
         return Block(
             question=question,
             shared=shared,
             sizes=grid.sizes,
-            setting=replace(setting, layout=grid.layout),
-            keep=grid.keep,
+            setting=setting,
+            keep=cast("Flags", np.logical_and(grid.keep, self._held_by_host(setting))),
         )
+
+    def _held_by_host(self, setting: Setting) -> Flags:
+        """Return which layouts leave no more to host memory and disk than these have, if known."""
+        cluster = self.question.cluster
+        held: Flags = np.ones((), dtype=np.bool_)
+        if not setting.strategy.offload or self.question.request.pins.offload:
+            return held
+        memory = held_memory(setting, self.workload, Unrecorded())
+        for needed, per_node in (
+            (memory.host_bytes, cluster.host_memory_bytes),
+            (memory.disk_bytes, cluster.disk_capacity_bytes),
+        ):
+            if per_node:
+                held = np.logical_and(held, needed <= per_node * cluster.nodes)
+        return held
 
     def _setting(self, shared: JsonObject) -> Setting:
         """Return the setting of shared fields, cached without recomputation."""
@@ -196,16 +215,19 @@ class TrainingSpace:
 
     @cached_property
     def _grids(self) -> dict[tuple[object, ...], "_Grid"]:
-        """Return the cache of grids, which do not depend on recomputation or offload."""
+        """Return the cache of grids, which do not depend on recomputation."""
         return {}
 
-    def _grid(self, stages: int, schedule: str | None, *, fetched: bool, idle: bool) -> "_Grid":
+    def _grid(
+        self, stages: int, schedule: str | None, *, fetched: bool, offloads: bool, idle: bool
+    ) -> "_Grid":
         sizes = self._sizes(stages, schedule, [FULL_SHARDING] if fetched else self._zero_stages)
         layout = self._layout(stages, sizes)
         shape = np.broadcast_shapes(*(values.shape for values in sizes.values()))
         rules = self.rules(layout, schedule)
         keep = both(mask(rules), self._is_distinct(layout, fetched=fetched))
         keep = both(keep, self._matches_pinned_steps(layout))
+        keep = both(keep, self._support.runs(layout, offloads=offloads))
         if not idle:
             keep = both(keep, layout.devices == self.question.cluster.num_devices)
         flags = cast("Flags", np.broadcast_to(keep, shape))

@@ -174,15 +174,30 @@ def test_a_processor_is_offered_a_device_whatever_its_own_memory():
     assert [one for one in found if "instead of this-host" in one]
 
 
-def test_a_training_that_is_a_little_too_large_may_keep_states_or_layers_in_host_memory():
-    """Published: QLoRA of 70B models on two cards of 24 GB with CPU offload (FSDP-QLoRA)."""
-    work = {"kind": "train", "sequence_length": 2048, "global_batch_size": 16, "method": "qlora"}
-    request = request_of(model=LLAMA_70B, device="rtx-4090", devices=2, workload=work, engine=None)
-    answer = plan(request)
-    by_title = {each.title: each for each in answer.suggestions}
-    layers = by_title["weights and optimiser states in host memory, fetched layer by layer"]
+QLORA = {"kind": "train", "sequence_length": 2048, "global_batch_size": 16, "method": "qlora"}
 
-    assert not answer.plans
-    assert "optimiser states in host memory" in by_title
-    assert layers.estimate.fits
-    assert layers.estimate.strategy.zero_stage == 3
+
+def test_a_training_too_large_for_the_runner_may_run_in_deepspeed_which_searches_itself():
+    """Published: QLoRA of 70B models on two cards of 24 GB with CPU offload (FSDP-QLoRA)."""
+    request = request_of(model=LLAMA_70B, device="rtx-4090", devices=2, workload=QLORA, engine=None)
+    first = plan(request).suggestions[0]
+    changed = request.model_copy(update=first.changes)
+
+    assert first.title.startswith("DeepSpeed")
+    assert first.changes == {"engine": "deepspeed"}
+    assert {"accelerate", "deepspeed"} <= set(plan(changed).plans[0].exports)
+    assert first.estimate.memory.host_bytes
+
+    small = {"host_memory_bytes": 2**30, "disk_capacity_bytes": 2**30}
+    host = request.cluster.model_copy(update=small)
+    for unserved in (changed.model_copy(update={"cluster": host}), request_of(workload=CHAT)):
+        assert not [one for one in titles(unserved) if one.startswith("DeepSpeed")]
+
+
+def test_a_training_that_fits_with_its_states_in_host_memory_has_a_plan_for_it():
+    fields = {"device": "rtx-4090", "engine": None, "workload": {**QLORA, "method": "full"}}
+    tight = plan(request_of(model="Qwen/Qwen3-1.7B", **fields))
+    roomy = plan(request_of(model="meta-llama/Llama-3.2-1B", **fields))
+
+    assert tight.plans[0].strategy.offload_places == ("optimiser states on cpu",)
+    assert not any(each.strategy.offload_places for each in roomy.plans)

@@ -78,6 +78,8 @@ def suggestion_effect(suggestion: Suggestion) -> str:
     met = "meets it, " if suggestion.purpose == "target" else "fits, "
     words = [f"{met}{memory(max(0, spare))} to spare"]
     words += [str(quantity(rate, "tokens_per_second"))] if rate else []
+    host_bytes = suggestion.estimate.memory.host_bytes
+    words += [f"{memory(host_bytes)} of host memory"] if host_bytes else []
     return ", ".join(words + _hourly(suggestion.changes.get("cluster")))
 
 

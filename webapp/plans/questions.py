@@ -6,7 +6,7 @@ from pydantic import ValidationError
 
 from planner.catalog.devices import get_device
 from planner.catalog.engine_limits import refusal, sixteen_bit_dtype
-from planner.catalog.engines import get_engine
+from planner.catalog.engines import DEFAULT_ENGINE, get_engine
 from planner.errors import PlannerError
 from planner.specs.calibration import HostCalibration
 from planner.specs.cluster import ClusterSpec
@@ -92,7 +92,7 @@ def question_of(plan: Plan) -> Question:
             model=model,
             cluster=cluster,
             workload=_workload(goal, draft),
-            engine=None if runs_jobs else _catalog_engine(goal, cluster, model),
+            engine=_host_engine(goal) if runs_jobs else _catalog_engine(goal, cluster, model),
             objective=draft["goal"]["objective"],
             constraints={**_constraints(draft["hardware"]), **target_limits(draft)},
             pins=_pins(draft, is_pool=shared is not None),
@@ -106,6 +106,11 @@ def question_of(plan: Plan) -> Question:
             f"{field}: {first['msg']} (it is {first['input']!r}).", field
         ) from error
     return Question(request, host, team_model, shared[0] if shared else None)
+
+
+def _host_engine(goal: str) -> str | None:
+    """Return the engine of a job: for trainings by name, so that only its layouts are searched."""
+    return DEFAULT_ENGINE if goal in TRAININGS else None
 
 
 def _catalog_engine(goal: str, cluster: ClusterSpec, model: str | dict[str, Any]) -> str | None:

@@ -86,7 +86,9 @@ def _near(request: PlanRequest) -> list[Change]:
             _for_draft(request, suggestion),
         )
         for suggestion in answer.suggestions
-        if suggestion.purpose == "fit" and not suggestion.title.startswith(NO_LIMIT)
+        if suggestion.purpose == "fit"
+        and not suggestion.title.startswith(NO_LIMIT)
+        and "engine" not in suggestion.changes  # the job runs again on the same host
     ]
 
 
