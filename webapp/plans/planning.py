@@ -2,7 +2,9 @@
 
 import contextlib
 import copy
+import threading
 from typing import Any
+from weakref import WeakValueDictionary
 
 from django.contrib.auth.models import User
 
@@ -27,6 +29,10 @@ from webapp.plans.saving import (
     draft_write,
     version_save,
 )
+
+# Locks of searches that run; a lock is dropped with its last user.
+_LOCKS: WeakValueDictionary[str, threading.Lock] = WeakValueDictionary()
+_LOCKS_GUARD = threading.Lock()
 
 
 def plan_compute(plan: Plan, *, brief: bool = False) -> PlanAnswer:
@@ -116,15 +122,35 @@ def current_answer(plan: Plan) -> PlanAnswer:
     refuse_incomplete(plan.draft)
     if plan.answer and not plan.is_brief:
         return PlanAnswer.model_validate(plan.answer)
-    before = {name: getattr(plan, name) for name in ANSWERED}
-    try:
-        answer = _set_answer(plan)
-    except DraftProblem:
-        for name, value in before.items():  # keep the brief answer
-            setattr(plan, name, value)
-        raise
-    answer_write(plan)
+    with _search_lock(str(plan.pk)):
+        if found := _stored_meanwhile(plan):
+            return found
+        before = {name: getattr(plan, name) for name in ANSWERED}
+        try:
+            answer = _set_answer(plan)
+        except DraftProblem:
+            for name, value in before.items():  # keep the brief answer
+                setattr(plan, name, value)
+            raise
+        answer_write(plan)
     return answer
+
+
+def _search_lock(key: str) -> threading.Lock:
+    """Return the lock of a plan's full search: two requests for it search once."""
+    with _LOCKS_GUARD:
+        return _LOCKS.setdefault(key, threading.Lock())
+
+
+def _stored_meanwhile(plan: Plan) -> PlanAnswer | None:
+    """Return the full answer that another request has stored since the plan was read."""
+    stored = Plan.objects.filter(pk=plan.pk, revision=plan.revision, is_brief=False)
+    row = stored.exclude(answer={}).values(*ANSWERED).first()
+    if row is None:
+        return None
+    for name, value in row.items():
+        setattr(plan, name, value)
+    return PlanAnswer.model_validate(plan.answer)
 
 
 def verdict_answer(plan: Plan) -> PlanAnswer:
@@ -151,16 +177,22 @@ def lacks_suggestions(plan: Plan) -> bool:
     return plan.is_brief and (not answer.get("plans") or answer.get("request") != plan.request)
 
 
+def lacks_only_suggestions(plan: Plan) -> bool:
+    """Return whether a brief answer found no plan: a full one adds suggestions alone."""
+    return plan.is_brief and bool(plan.answer) and not plan.answer.get("plans")
+
+
 def plan_keep(plan: Plan, name: str = "", *, by: str = "", as_new: bool = False) -> Plan:
     """Save a draft as a version and return it; ``name`` is a person's, "" keeps the current name.
 
-    The version gets its full answer if the draft can be planned. For an unchanged draft the
-    original plan is returned, and for a saved plan the plan itself.
+    The version gets its full answer if the draft can be planned; where nothing fits, its page
+    loads the suggestions that are missing. For an unchanged draft the original plan is returned,
+    and for a saved plan the plan itself.
 
     Raises:
         PlanChangedError: somebody wrote the draft since it was read.
     """
-    if plan.is_brief:
+    if plan.is_brief and not lacks_only_suggestions(plan):
         with contextlib.suppress(DraftProblem):
             current_answer(plan)
     return version_save(plan, name=name.strip(), by=by, as_new=as_new)

@@ -38,7 +38,14 @@ from webapp.plans.measuring import measuring_of
 from webapp.plans.models import Plan
 from webapp.plans.naming import is_named
 from webapp.plans.offers import offers_of
-from webapp.plans.planning import current_answer, is_outdated, plan_again, plan_keep
+from webapp.plans.planning import (
+    current_answer,
+    is_outdated,
+    lacks_only_suggestions,
+    plan_again,
+    plan_keep,
+    verdict_answer,
+)
 from webapp.plans.prices import price_of
 from webapp.plans.saving import PlanChangedError, draft_begun_from, plan_remove
 from webapp.plans.serving import endpoint_options_of
@@ -84,7 +91,8 @@ def plan_detail(request: HttpRequest, plan_id: str, tab: str = "summary") -> Htt
         **version_context(plan, request.user),
     }
     try:
-        answer = current_answer(plan)
+        is_shown = lacks_only_suggestions(plan) and "offers" not in request.GET
+        answer = verdict_answer(plan) if is_shown else current_answer(plan)
     except DraftProblem as problem:
         context["verdict"] = problem_verdict(problem.sentence, is_refused=problem.is_refused)
         return render(request, "plans/detail.html", context)
@@ -94,6 +102,7 @@ def plan_detail(request: HttpRequest, plan_id: str, tab: str = "summary") -> Htt
         "best": answer.plans[0] if answer.plans else None,
         "verdict": verdict_of(answer, plan.draft, url, speed=planned_speed(plan)),
         "is_on_host": plan.draft["hardware"]["choice"] != "catalog",
+        "has_offers_to_come": lacks_only_suggestions(plan),
         "is_outdated": plan.is_latest and is_outdated(plan),
         **(_limits(request, plan) if tab == "limits" else PANELS[tab](plan, answer)),
     }
