@@ -170,6 +170,20 @@ def list_engines() -> tuple[str, ...]:
     return tuple(data_toml("engines.toml")["engines"])
 
 
+@cache
+def engines_by_work(*, training: bool) -> dict[str, str]:
+    """Return the titles of the engines that train, or that serve and generate, by key.
+
+    Tools around an engine, and single releases of one, are left out.
+    """
+    roles = ("runner", "training" if training else "serving")
+    return {
+        key: table["title"]
+        for key, table in data_toml("engines.toml")["engines"].items()
+        if table.get("role") in roles and not NUMBER.search(key.partition("_")[2])
+    }
+
+
 def generic_engines() -> dict[str, EngineRole]:
     """Return the engines without their own table, with their roles."""
     generic = data_toml("engines.toml")["generic"]

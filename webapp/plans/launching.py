@@ -34,6 +34,7 @@ from webapp.modelhub.demo import demo_config
 from webapp.modelhub.models import TeamModel
 from webapp.plans.compressing import compress_spec
 from webapp.plans.drafting import drafts_for, team_model_ref, with_draft, with_engine_draft
+from webapp.plans.engine_choice import check_engine
 from webapp.plans.engines import check_host, check_split, options_of, spread_on
 from webapp.plans.errors import DraftProblem
 from webapp.plans.generating import (
@@ -168,6 +169,7 @@ def launch_of(
         raise DraftProblem("Nothing fits on this host, so there is nothing to launch.", "choice")
     best = answer.plans[0]
     goal = plan.draft["goal"]["goal"]
+    check_engine(plan.draft, endpoint.engine if endpoint else None)
     if endpoint is not None:
         check_host(endpoint.engine, question.host)
     on_gpus = endpoint.engine if endpoint and endpoint.engine in ON_GPUS else None

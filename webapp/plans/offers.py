@@ -78,8 +78,8 @@ def suggestion_effect(suggestion: Suggestion) -> str:
     met = "meets it, " if suggestion.purpose == "target" else "fits, "
     words = [f"{met}{memory(max(0, spare))} to spare"]
     words += [str(quantity(rate, "tokens_per_second"))] if rate else []
-    host_bytes = suggestion.estimate.memory.host_bytes
-    words += [f"{memory(host_bytes)} of host memory"] if host_bytes else []
+    if suggestion.estimate.strategy.offload_places:  # else the host holds a checkpoint's copy
+        words += [f"{memory(suggestion.estimate.memory.host_bytes or 0)} of host memory"]
     return ", ".join(words + _hourly(suggestion.changes.get("cluster")))
 
 

@@ -28,6 +28,7 @@ from webapp.modelhub.models import TeamModel
 from webapp.modelhub.shapes import catalog_shape, shape_of
 from webapp.plans.completeness import refuse_incomplete
 from webapp.plans.compressing import CODED_METHODS, PRUNING_METHODS, bits_of
+from webapp.plans.engine_choice import chosen_engine
 from webapp.plans.errors import DraftProblem
 from webapp.plans.models import Plan
 from webapp.plans.sharing import (
@@ -92,7 +93,7 @@ def question_of(plan: Plan) -> Question:
             model=model,
             cluster=cluster,
             workload=_workload(goal, draft),
-            engine=_host_engine(goal) if runs_jobs else _catalog_engine(goal, cluster, model),
+            engine=chosen_engine(draft) or _usual_engine(goal, cluster, model, on_host=runs_jobs),
             objective=draft["goal"]["objective"],
             constraints={**_constraints(draft["hardware"]), **target_limits(draft)},
             pins=_pins(draft, is_pool=shared is not None),
@@ -108,9 +109,16 @@ def question_of(plan: Plan) -> Question:
     return Question(request, host, team_model, shared[0] if shared else None)
 
 
-def _host_engine(goal: str) -> str | None:
-    """Return the engine of a job: for trainings by name, so that only its layouts are searched."""
-    return DEFAULT_ENGINE if goal in TRAININGS else None
+def _usual_engine(
+    goal: str, cluster: ClusterSpec, model: str | dict[str, Any], *, on_host: bool
+) -> str | None:
+    """Return the engine of a draft that names none.
+
+    A host's trainings name Slipway's trainer, so that only its layouts are searched.
+    """
+    if on_host:
+        return DEFAULT_ENGINE if goal in TRAININGS else None
+    return _catalog_engine(goal, cluster, model)
 
 
 def _catalog_engine(goal: str, cluster: ClusterSpec, model: str | dict[str, Any]) -> str | None:

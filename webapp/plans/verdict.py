@@ -15,6 +15,7 @@ from webapp.core.units import gib, memory
 from webapp.core.wording import capitalised
 from webapp.plans.checkpoints import start_words
 from webapp.plans.completeness import missing_step
+from webapp.plans.engine_choice import engine_words
 from webapp.plans.gains import planned_gains
 from webapp.plans.targets import Target, chance_below, odds_words, targets_of
 from webapp.plans.words import BOUND_WORDS, compression_words, dtype_words, strategy_words
@@ -86,7 +87,7 @@ def verdict_of(
         detail=" ".join([*more, f"{_detail(best, draft)}."]),
         targets=targets,
         memory_range=memory_interval_words(best),
-        start=start_words(answer),
+        start=start_words(answer) or engine_words(draft),
         rows=memory_rows(best),
         memory_note=memory_words(best),
         figures=figures,

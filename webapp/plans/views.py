@@ -27,6 +27,7 @@ from webapp.plans.alternatives import (
 from webapp.plans.binding import Phase, phases_of
 from webapp.plans.completeness import missing_step
 from webapp.plans.compressed_speed import planned_speed
+from webapp.plans.engine_choice import engines_named
 from webapp.plans.errors import DraftProblem
 from webapp.plans.explanation import explain
 from webapp.plans.exporting import exports_of, file_of
@@ -95,6 +96,9 @@ def plan_detail(request: HttpRequest, plan_id: str, tab: str = "summary") -> Htt
         answer = verdict_answer(plan) if is_shown else current_answer(plan)
     except DraftProblem as problem:
         context["verdict"] = problem_verdict(problem.sentence, is_refused=problem.is_refused)
+        context["slug"] = "review"
+        if problem.is_refused:
+            context["engines"] = engines_named(problem.sentence, plan.draft)
         return render(request, "plans/detail.html", context)
     url = reverse("plan-tab", args=[plan.pk, "why"])
     context |= {

@@ -44,6 +44,7 @@ FIELD_WORDS = {  # draft field -> label in the wizard
     "objective": "What matters most",
     "slo": "How quick it must feel",
     "percentile": "Judged at",
+    "engine": "Engine",
     "catalog_id": "Model",
     "concurrency": "People at once",
     "input_tokens": "Prompt length",

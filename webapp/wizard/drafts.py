@@ -1,5 +1,6 @@
 """Create drafts and apply suggestions to them."""
 
+from collections.abc import Callable
 from typing import Any
 
 from django.contrib.auth.models import User
@@ -11,6 +12,7 @@ from webapp.hosts.models import RUNS_JOBS, Host, HostState
 from webapp.jobs.models import Job, JobState
 from webapp.modelhub.models import TeamModel
 from webapp.plans.completeness import completed, missing_step
+from webapp.plans.engine_choice import engine_choices
 from webapp.plans.models import Plan, PlanState
 from webapp.wizard.defaults import (
     MODEL_PRESETS,
@@ -58,8 +60,12 @@ def proposals_fill(plan: Plan) -> Plan:
 
 def suggestion_apply(draft: Draft, changes: dict[str, Any]) -> list[str]:
     """Apply a suggestion to a draft; return the changes that the draft has no field for."""
-    appliers = {"workload": _apply_workload, "pins": _apply_pins, "cluster": _apply_cluster}
-    appliers["constraints"] = _apply_constraints
+    appliers: dict[str, Callable[[Draft, Any], list[str]]] = {
+        "workload": _apply_workload,
+        "pins": _apply_pins,
+        "cluster": _apply_cluster,
+    }
+    appliers |= {"constraints": _apply_constraints, "engine": _apply_engine}
     unapplied = []
     for name, value in changes.items():
         apply = appliers.get(name)
@@ -80,6 +86,14 @@ def _apply_workload(draft: Draft, workload: dict[str, Any]) -> list[str]:
 
 def _apply_pins(draft: Draft, pins: dict[str, Any]) -> list[str]:
     draft["pins"] = pins
+    return []
+
+
+def _apply_engine(draft: Draft, engine: str) -> list[str]:
+    """Choose an engine that the draft's goal has."""
+    if engine not in engine_choices(draft["goal"]["goal"]):
+        return [f"engine {engine}"]
+    draft["hardware"]["engine"] = engine
     return []
 
 

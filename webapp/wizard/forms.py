@@ -1,6 +1,6 @@
 """Forms of the goal, model and hardware steps; see ``workload_forms`` for the workload."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from django import forms
@@ -175,6 +175,7 @@ class HardwareForm(StepForm):
     device = forms.ChoiceField(label="Device", choices=device_choices)
     devices_per_node = WholeNumber("Devices in one machine", 1, 1024)
     nodes = WholeNumber("Machines", 1, 10_000)
+    engine = forms.ChoiceField(label="Engine", required=False)
     memory_limit_gib = DecimalNumber(
         "Fill at most",
         0.01,
@@ -184,9 +185,23 @@ class HardwareForm(StepForm):
     )
 
     def __init__(
-        self, *args: Any, hosts: Sequence[Host], pools: Sequence[Pool] = (), **kwargs: Any
+        self,
+        *args: Any,
+        hosts: Sequence[Host],
+        pools: Sequence[Pool] = (),
+        engines: Mapping[str, str] | None = None,
+        **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
+        if engines:
+            self.fields["engine"] = forms.ChoiceField(
+                label="Engine",
+                required=False,
+                choices=[("", "Automatic"), *engines.items()],
+                help_text="Automatic: what Slipway starts on a host; else the usual one",
+            )
+        else:
+            del self.fields["engine"]
         choices = [(f"host:{host.pk}", host.name) for host in hosts]
         choices += [(f"pool:{pool.pk}", pool.name) for pool in pools]
         self.fields["choice"] = forms.ChoiceField(choices=[*choices, ("catalog", "catalog")])

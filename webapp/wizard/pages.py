@@ -19,6 +19,7 @@ from webapp.hosts.virtual import planned_words
 from webapp.modelhub.demo import demo_config
 from webapp.modelhub.shapes import catalog_shape, num_parameters
 from webapp.plans.compressed_speed import planned_speed
+from webapp.plans.engine_choice import engines_named
 from webapp.plans.errors import DraftProblem
 from webapp.plans.launch_notes import launch_note
 from webapp.plans.models import Plan
@@ -115,7 +116,8 @@ def _extras(
             "pins": pins or pins_form(draft),
             "has_pins": any(draft["pins"].values())
             or bool(pins and pins.errors)
-            or bool(draft["hardware"].get("memory_limit_gib")),
+            or bool(draft["hardware"].get("memory_limit_gib"))
+            or bool(draft["hardware"].get("engine")),
             "host_choices": [_host_choice(host) for host in options.hosts],
             "pool_choices": [_pool_choice(*each, plan.team) for each in options.pools],
             "has_ranks": bool(options.pools) or any(map(_has_several_gpus, options.hosts)),
@@ -206,7 +208,8 @@ def rail(plan: Plan, slug: str = "") -> Page:
         answer = verdict_answer(plan)
     except DraftProblem as problem:
         verdict = problem_verdict(problem.sentence, is_refused=problem.is_refused)
-        return {**page, "verdict": verdict, "offers": []}
+        engines = engines_named(problem.sentence, plan.draft) if problem.is_refused else {}
+        return {**page, "verdict": verdict, "offers": [], "engines": engines}
     url = reverse("plan-tab", args=[plan.pk, "why"])
     return {
         **page,

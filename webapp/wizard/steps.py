@@ -13,6 +13,7 @@ from webapp.accounts.models import Team
 from webapp.datasets.models import Dataset
 from webapp.hosts.models import Host, HostState, Pool
 from webapp.modelhub.models import TeamModel
+from webapp.plans.engine_choice import chosen_engine, engine_choices
 from webapp.plans.models import Plan
 from webapp.plans.sharing import pool_words, pools_among, reachable_hosts
 from webapp.plans.targets import PERCENTILES, percentile_of
@@ -140,7 +141,8 @@ def step_form(
         return WORKLOAD_FORMS[goal](initial=draft["workload"][goal], **bound)
     if slug == "hardware":
         pools = [pool for pool, _ in options.pools]
-        return HardwareForm(initial=draft["hardware"], hosts=options.hosts, pools=pools, **bound)
+        bound |= {"hosts": options.hosts, "engines": engine_choices(draft["goal"]["goal"])}
+        return HardwareForm(initial=draft["hardware"], pools=pools, **bound)
     return None
 
 
@@ -201,11 +203,13 @@ def summaries(draft: Draft, options: Options) -> dict[str, str]:
     if goal == "serve" and draft["goal"]["slo"] != "none":
         slo += f" at {PERCENTILES[percentile_of(draft)]}"
     team_model = options.team_model_of(draft)
+    engine = engine_choices(goal).get(chosen_engine(draft) or "")
     return {
         "goal": GOAL_WORDS[goal] + slo,
         "model": model_words(draft, team_model.name if team_model else ""),
         "workload": workload_words(draft),
-        "hardware": hardware_words(draft, options.place_of(draft)),
+        "hardware": hardware_words(draft, options.place_of(draft))
+        + (f" · {engine}" if engine else ""),
         "review": "",
     }
 

@@ -178,7 +178,7 @@ def plan_offers(request: HttpRequest, plan_id: str) -> HttpResponse:
 
 @require_POST
 def plan_suggestion(request: HttpRequest, plan_id: str) -> HttpResponse:
-    """Apply the chosen suggestion to the draft, compute the plan, and return to the step.
+    """Apply the chosen suggestion or engine to the draft, plan it, and return to the step.
 
     For a saved plan, a new draft of it is changed and shown.
     """
@@ -186,14 +186,19 @@ def plan_suggestion(request: HttpRequest, plan_id: str) -> HttpResponse:
     step = request.POST.get("step", "review")
     answer, chosen = stored_answer(plan), request.POST.get("suggestion", "")
     is_old = request.POST.get("revision", "") not in {"", str(plan.revision)}
-    if is_old or answer is None or chosen not in map(str, range(len(answer.suggestions))):
+    changes: dict[str, object] | None = None
+    if engine := request.POST.get("engine", ""):
+        changes = {"engine": engine}
+    elif answer is not None and chosen in map(str, range(len(answer.suggestions))):
+        changes = answer.suggestions[int(chosen)].changes
+    if is_old or changes is None:
         messages.error(
             request, "This suggestion belongs to an older verdict; here is the new one."
         )
         return redirect("plan-step", plan.pk, step if step in SLUGS else "review")
     if not plan.is_draft:
         plan = draft_of(plan, signed_in(request), is_untouched=True)
-    _apply(request, proposals_fill(plan), answer.suggestions[int(chosen)].changes)
+    _apply(request, proposals_fill(plan), changes)
     return redirect("plan-step", plan.pk, step if step in SLUGS else "review")
 
 

@@ -142,9 +142,9 @@ def test_a_suggested_field_is_taken_over(goal, workload, name, value):
     ("changes", "left"),
     [
         ({"workload": {"method": "lora"}}, ["method lora"]),
-        ({"engine": "vllm"}, ["engine"]),
+        ({"engine": "vllm"}, ["engine vllm"]),
         ({"cluster": {"device": "a-card-of-tomorrow"}}, ["device a-card-of-tomorrow"]),
-        ({"workload": {"method": "lora"}, "engine": "x"}, ["method lora", "engine"]),
+        ({"workload": {"method": "lora"}, "engine": "x"}, ["method lora", "engine x"]),
         ({}, []),
     ],
 )
