@@ -36,7 +36,7 @@ class PreflightCheck(Message):
     sentence: str = Field(max_length=MAX_SENTENCE, pattern=_PRINTED)
     remedy: str = Field(
         default="", max_length=MAX_SENTENCE, pattern=_PRINTED
-    )  # what to do if not ok
+    )  # what to do if not ok, or if it is odd
     figures: dict[str, Figure] = Field(default_factory=dict, max_length=16)
 
 

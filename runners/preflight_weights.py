@@ -68,7 +68,8 @@ def _safetensors(wanted: Wanted, query: FolderQuery) -> PreflightCheck:
     sentence = found.sentence
     if built is not None:
         sentence += f" {engine_counts.compared(built.result(), found.counted_bytes)}"
-    return yes("weights", _printed(sentence), **_figures(found, built))
+    check = yes("weights", _printed(sentence), **_figures(found, built))
+    return check.model_copy(update={"remedy": found.remedy})
 
 
 def _figures(found: StoredWeights, built: Future[EngineCount] | None) -> dict[str, float]:

@@ -14,7 +14,7 @@ MODULE = "runners.jobs.folder_weights"
 SECONDS = 20.0
 MEMORY_BYTES = 512 * 2**20  # of the process; a header of 50 MB fits, the largest known have 20
 CLOSE = 0.05  # relative difference up to which two counts agree
-GIB = 2**30
+GIB, MIB = 2**30, 2**20
 SUFFIX = ".safetensors"
 
 
@@ -30,17 +30,31 @@ class StoredWeights(NamedTuple):
     def sentence(self) -> str:
         """Return both counts as a sentence, with what prevented either."""
         stored, counted = self.stored_bytes, self.counted_bytes
-        planner = f"the planner counts {(counted or 0) / GIB:.2f} GiB for its config.json"
+        planner = f"the planner counts {size(counted or 0)} for its config.json"
         if counted is None:
             planner = f"the planner cannot read its config.json: {self.counted_problem}"
         if stored is None:
             return f"Its files were not counted: {self.stored_problem}; {planner}."
-        files = f"Its files hold {stored / GIB:.2f} GiB of weights"
+        files = f"Its files hold {size(stored)} of weights"
         if counted is None:
             return f"{files}; {planner}."
-        if differ(counted, stored):
-            return f"{files}, but {planner}: the plan's memory may be off by the difference."
-        return f"{files}, {planner}."
+        return f"{files}, {'but ' if self.remedy else ''}{planner}."
+
+    @property
+    def remedy(self) -> str:
+        """Return what to do where both counts differ, "" where they agree or one is absent."""
+        stored, counted = self.stored_bytes, self.counted_bytes
+        if stored is None or counted is None or not differ(counted, stored):
+            return ""
+        return (
+            "The plan's memory may be off by the difference: plan with the config.json that "
+            "belongs to these files."
+        )
+
+
+def size(count: int) -> str:
+    """Return bytes in GiB, or in MiB below one GiB."""
+    return f"{count / GIB:.2f} GiB" if count >= GIB else f"{count / MIB:.1f} MiB"
 
 
 def differ(one: int, other: int) -> bool:

@@ -179,7 +179,9 @@ QLORA = {"kind": "train", "sequence_length": 2048, "global_batch_size": 16, "met
 
 def test_a_training_too_large_for_the_runner_may_run_in_deepspeed_which_searches_itself():
     """Published: QLoRA of 70B models on two cards of 24 GB with CPU offload (FSDP-QLoRA)."""
-    request = request_of(model=LLAMA_70B, device="rtx-4090", devices=2, workload=QLORA, engine=None)
+    request = request_of(
+        model=LLAMA_70B, device="rtx-4090", devices=2, workload=QLORA, engine=None
+    )
     first = plan(request).suggestions[0]
     changed = request.model_copy(update=first.changes)
 

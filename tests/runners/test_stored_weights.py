@@ -73,12 +73,16 @@ def test_files_and_config_agree_on_a_known_model_and_copies_are_not_counted(fold
     assert found.stored_bytes == STORED_BYTES
     assert found.counted_bytes == pytest.approx(found.stored_bytes, rel=0.01)
     assert "but" not in found.sentence
+    assert "MiB of weights" in found.sentence
+    assert not found.remedy
 
 
 def test_a_config_of_another_model_is_told(folder):
     (folder / "config.json").write_text(json.dumps(CONFIG | {"vocab_size": 5120}))
 
-    assert "but the planner counts" in weights_of(query_of(folder)).sentence
+    found = weights_of(query_of(folder))
+    assert "but the planner counts" in found.sentence
+    assert found.remedy
 
 
 @pytest.mark.parametrize("config", ["{}", "[]", "no json", "[" * 100_000, None])

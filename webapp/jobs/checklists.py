@@ -43,7 +43,7 @@ class Preflight:
 
 
 def checks_of(event: Event) -> tuple[Checked, ...]:
-    """Return the checks of an event, failed ones first."""
+    """Return the checks of an event: failed ones first, then those with advice."""
     checks = [
         Checked(
             capitalised(str(check.get("name", ""))),
@@ -53,7 +53,7 @@ def checks_of(event: Event) -> tuple[Checked, ...]:
         )
         for check in event.detail.get("checks", ())
     ]
-    return tuple(sorted(checks, key=lambda check: check.is_ok))
+    return tuple(sorted(checks, key=lambda check: (check.is_ok, not check.remedy)))
 
 
 def preflight_of(job: Job, events: Sequence[Event]) -> Preflight | None:

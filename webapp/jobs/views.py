@@ -122,10 +122,11 @@ def job_events(request: HttpRequest, job_id: str) -> HttpResponse:
     return page_or_regions(request, "jobs/events.html", "jobs/_status.html", context)
 
 
-def _event_row(event: Event) -> tuple[Event, tuple[Checked, ...], int]:
-    """Return an event with its checks and the number of failed ones."""
+def _event_row(event: Event) -> tuple[Event, tuple[Checked, ...], int, bool]:
+    """Return an event with its checks, the number of failed ones, and whether any has advice."""
     checks = checks_of(event)
-    return event, checks, sum(not check.is_ok for check in checks)
+    num_failed = sum(not check.is_ok for check in checks)
+    return event, checks, num_failed, any(check.remedy for check in checks)
 
 
 @require_GET

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.webapp.conftest import client_of
+from tests.webapp.conftest import claim, client_of
 from tests.webapp.jobs.test_host_preflight import FIT, UNFIT, refuse, try_again
 
 pytestmark = pytest.mark.django_db(databases="__all__")
@@ -44,6 +44,18 @@ def test_the_events_keep_the_checks_of_every_try(job, alice):
 
     assert "1 of 2 checks failed" in text
     assert UNFIT.remedy in text
+
+
+@pytest.mark.parametrize("remedy", ["", "Plan with the other config.json."])
+def test_passed_checks_are_unfolded_where_one_has_advice(job, alice, remedy):
+    own = {"sentence": "The files hold more.", "remedy": remedy}
+    claim(job.current_attempt, checks=(FIT.model_copy(update=own),))
+
+    text = page(alice, job, "events/")
+    fold = text[: text.index(own["sentence"])].rpartition("<details")[2]
+
+    assert ("open" in fold.partition(">")[0]) == bool(remedy)
+    assert remedy in text
 
 
 def test_a_running_job_shows_no_preflight_on_its_overview(attempt, alice):
