@@ -45,7 +45,7 @@ JOB_MODULES: Mapping[str, str] = {
     "generate": "runners.jobs.generate",
     "serve": "runners.jobs.serve",
     "drill": "runners.jobs.drill",
-    "prove": "runners.jobs.prove.job",
+    "prove": "runners.jobs.prove",
 }
 LAUNCH_TIMEOUT_SECONDS = 30.0
 

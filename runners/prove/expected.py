@@ -7,7 +7,7 @@ datasheet: its measured rates are all that the planner has.
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from planner.api import estimate
 from planner.calibration import calibrate_host, measurements_of
@@ -16,7 +16,7 @@ from planner.errors import PlannerError
 from planner.specs.calibration import HostCalibration, Measurement
 from planner.specs.cluster import ClusterSpec, DeviceSpec
 from planner.specs.estimate import Estimate, EstimateRequest
-from runners.prove.report import Check, Figure, Prediction, Question, Record
+from runners.prove.report import Check, Figure, Lesson, Prediction, Question, Record
 
 PRODUCTS = "matmul "
 # Achieved over datasheet: below it something is wrong, above it the device is another one.
@@ -40,7 +40,7 @@ FAST = "The device is not the one that its name says, or its clock is wrong; che
 # Goals of the product itself, on GPUs of the catalog.
 DECODE_GOAL, INT4_GOAL, MFU_GOAL = 0.80, 2.2, 0.45
 # Metric of a question -> the name under which the planner calibrates, in seconds.
-CALIBRATED = {
+CALIBRATED: Mapping[str, Literal["tpot_seconds", "ttft_seconds", "step_seconds"]] = {
     "decode_tokens_per_second": "tpot_seconds",
     "prefill_tokens_per_second": "ttft_seconds",
     "step_seconds": "step_seconds",
@@ -168,14 +168,11 @@ class Expectations:
         if device is None:
             return None
         found: list[Measurement] = []
-        for figure in figures:
-            question = figure.question
-            if question is None or question.engine or question.metric not in CALIBRATED:
-                continue
-            measured = {CALIBRATED[question.metric]: _seconds(figure, question)}
+        for number, lesson in enumerate(lessons(figures)):
+            request = self._request(lesson.question, device)
             with contextlib.suppress(PlannerError):
                 found += measurements_of(
-                    self._request(question, device), measured, host=host, job=figure.name
+                    request, {lesson.metric: lesson.seconds}, host=host, job=str(number)
                 )
         return calibrate_host(found) if found else None
 
@@ -216,14 +213,19 @@ def _goal(name: str, value: float, goal: float, unit: str) -> Check:
     )
 
 
-def _seconds(figure: Figure, question: Question) -> float:
-    """Return a figure in the seconds that the planner calibrates."""
-    workload = question.workload
-    if question.metric == "decode_tokens_per_second":
-        return float(workload["batch_size"]) / figure.value
-    if question.metric == "prefill_tokens_per_second":
-        return float(workload["batch_size"] * workload["input_tokens"]) / figure.value
-    return figure.value
+def lessons(figures: Iterable[Figure]) -> Iterator[Lesson]:
+    """Yield the times that calibrate: of Slipway's own runner as it works by default."""
+    for figure in figures:
+        question = figure.question
+        if question is None or question.engine or question.metric not in CALIBRATED:
+            continue
+        seconds = figure.value
+        if question.metric != "step_seconds":  # a rate of the whole batch
+            tokens = question.workload["batch_size"]
+            if question.metric == "prefill_tokens_per_second":
+                tokens *= question.workload["input_tokens"]
+            seconds = tokens / figure.value
+        yield Lesson(question=question, metric=CALIBRATED[question.metric], seconds=seconds)
 
 
 def _published(device: DeviceSpec, name: str) -> float | None:

@@ -53,6 +53,14 @@ class Question(Message):
     metric: Name  # a field of the planner's performance, such as "decode_tokens_per_second"
 
 
+class Lesson(Message):
+    """A measured time that teaches the planner about its own runner on this host."""
+
+    question: Question
+    metric: Literal["tpot_seconds", "ttft_seconds", "step_seconds"]
+    seconds: Seconds
+
+
 class Figure(Message):
     """One measured figure: the median of its raw samples."""
 

@@ -38,7 +38,7 @@ from runners.prove.report import (
 )
 from runners.prove.stages import STAGES, StageName
 
-COMMAND = (sys.executable, "-m", "runners.jobs.prove")
+COMMAND = (sys.executable, "-m", "runners.jobs.prove.stage")
 # Of a run's time, for each stage; what a stage leaves goes to the later ones.
 SHARES: Mapping[StageName, float] = {
     "identity": 0.04,

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import structlog
 from django.db import transaction
+from django.db.models import Q
 from pydantic import TypeAdapter, ValidationError
 
 from planner.calibration import (
@@ -32,14 +33,17 @@ from runners.jobspec import (
     ModelSpec,
     TrainSpec,
 )
+from runners.prove.report import Lesson
 from webapp.core.clock import now
-from webapp.core.problems import ConflictProblem
+from webapp.core.problems import ConflictProblem, Problem
+from webapp.hosts.device import cluster_for_host
 from webapp.hosts.models import Host
 from webapp.jobs.as_read import reads_full_rows, rows_read
-from webapp.jobs.models import CalibrationChange, Job, JobState, Measurement
+from webapp.jobs.models import Artefact, CalibrationChange, Job, JobState, Measurement
 
 log = structlog.get_logger(__name__)
 MAX_JOBS = 50
+PROOF, PROOF_REPORT = "prove", "proof"  # the kind of job, and its artefact
 WHOLE_BATCHES = ("given", "sorted")
 PLANNER_NAMES = {
     "ttft_seconds": "ttft_seconds",
@@ -170,7 +174,7 @@ def why_unchanged(
 def _latest_jobs(host: Host) -> list[Job]:
     """Return the latest successful jobs that ran on this host alone."""
     jobs = Job.objects.filter(host=host, num_hosts=1, state=JobState.SUCCEEDED)
-    jobs = jobs.exclude(plan_request={})
+    jobs = jobs.exclude(~Q(kind=PROOF) & Q(plan_request={}))
     return list(jobs.order_by("-ended_at", "pk")[:MAX_JOBS])
 
 
@@ -178,6 +182,8 @@ def attributed_measurements(job: Job, host: Host) -> list[AttributedMeasurement]
     """Return the included figures of a job, each attributed to one operator class."""
     measured = _included(job)
     try:
+        if job.kind == PROOF:
+            return list(_of_proof(job, host))
         return [
             AttributedMeasurement(
                 job, question.prefix + OUR_NAMES[measurement.metric], measurement
@@ -191,9 +197,27 @@ def attributed_measurements(job: Job, host: Host) -> list[AttributedMeasurement]
                 job=job.pk,
             )
         ]
-    except (PlannerError, ValidationError) as error:
+    except (PlannerError, ValidationError, Problem) as error:
         log.warning("job calibrates nothing", job=job.pk, why=str(error))
         return []
+
+
+def _of_proof(job: Job, host: Host) -> Iterator[AttributedMeasurement]:
+    """Yield the times of a proof's report, each predicted for the model that it measured."""
+    report = Artefact.objects.filter(attempt=job.current_attempt, name=PROOF_REPORT).first()
+    cluster = cluster_for_host(host).model_copy(update={"devices_per_node": 1})
+    for fields in (report.facts.get("lessons") or ()) if report else ():
+        lesson = Lesson.model_validate(fields)
+        question = lesson.question.model_dump(exclude={"metric"})
+        request = EstimateRequest.model_validate({**question, "cluster": cluster})
+        for measurement in measurements_of(
+            request,
+            {lesson.metric: lesson.seconds},
+            host=host.slug,
+            measured_at=job.ended_at.date().isoformat() if job.ended_at else None,
+            job=job.pk,
+        ):
+            yield AttributedMeasurement(job, lesson.metric, measurement)
 
 
 def _included(job: Job) -> dict[str, float]:

@@ -1,33 +1,95 @@
-"""Runs one stage and prints its records: ``python -m runners.jobs.prove STAGE FOLDER``."""
+"""A proof as a job: ``python -m runners.jobs.prove ATTEMPT_DIR``.
 
-import argparse
-import importlib
+Its lines are the log, its stages the progress, and its report the artefact "proof". It ends with
+an error if something is wrong, so that a failed proof is a failed job.
+"""
+
+import shutil
+import sys
 from pathlib import Path
 
-from runners.jobs.prove.recorder import Recorder, records_only_on_stdout
-from runners.prove.stages import STAGES
+from runners.jobs.artefacts import publish_folder
+from runners.jobs.runtime import Job, run_job
+from runners.jobspec import ProveSpec
+from runners.prove.expected import lessons
+from runners.prove.page import TITLES
+from runners.prove.report import Record, Report, Stage
+from runners.prove.run import JSON_NAME, PAGE_NAME, ProofRun, as_line, problems
+
+ARTEFACT = "proof"
+FAILED = "PROOF_FAILED"
+# Figures of the report under the names of a job's result.
+HEADLINES = {
+    "decode bf16, batch 1, eager": "decode_tokens_per_second",
+    "prefill of 512": "prefill_tokens_per_second",
+    "training step": "step_seconds",
+}
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Run the stage in argv."""
-    parser = argparse.ArgumentParser(prog="python -m runners.jobs.prove")
-    parser.add_argument("stage", choices=STAGES)
-    parser.add_argument("folder", type=Path, help="where the stage may write")
-    parser.add_argument("--device", default="", help="cpu, cuda:0 ...; default: the first GPU")
-    parser.add_argument("--seconds", type=float, default=120.0, help="the stage's time limit")
-    parser.add_argument("--small", action="store_true", help="the smallest sizes")
-    options = parser.parse_args(arguments)
-    out = records_only_on_stdout()
-    import torch
+def main() -> None:
+    """Run the proof of the attempt folder in argv."""
+    run_job("prove", work, prepare=lambda: None)
 
-    from runners.jobs.runtime import prepare_process
 
-    prepare_process()
-    name = options.device or ("cuda:0" if torch.cuda.is_available() else "cpu")
-    device = torch.device(name)
-    recorder = Recorder(out, device, options.seconds, is_small=options.small)
-    stage = importlib.import_module(f"runners.jobs.prove.{options.stage}")
-    stage.run(recorder, options.folder)
+def work(job: Job) -> None:
+    """Run the stages, publish the report and end as it says."""
+    spec = job.spec_of(ProveSpec)
+    folder = job.scratch_dir() / "proof"
+    done: list[Stage] = []
+
+    def say(stage: Stage, record: Record | None) -> None:
+        if record is not None:
+            job.emitter.log(as_line(record))
+            return
+        done.append(stage)
+        job.emitter.log(f"{TITLES[stage.name]}: {stage.state}. {stage.problem or ''}".strip())
+        job.emitter.progress(len(done), len(spec.stages), "stages")
+
+    report = ProofRun(
+        folder=folder,
+        stages=spec.stages,
+        seconds=60 * spec.minutes,
+        is_small=spec.is_small,
+        say=say,
+    ).run()
+    publish_folder(
+        job, ARTEFACT, "report", lambda building: _copy(folder, building), facts(report)
+    )
+    shutil.rmtree(folder)
+    job.emitter.result(measured(report), {"verdict": report.verdict})
+    if wrong := problems(report):
+        sys.stderr.write("".join(f"{FAILED}: {words}\n" for words in wrong))
+        sys.exit(1)
+
+
+def _copy(folder: Path, building: Path) -> None:
+    for name in (JSON_NAME, PAGE_NAME):
+        shutil.copy(folder / name, building / name)
+
+
+def facts(report: Report) -> dict[str, object]:
+    """Return what a page lists of a report without opening it."""
+    return {
+        "device": report.device,
+        "verdict": report.verdict,
+        "seconds": round(report.seconds, 1),
+        "problems": problems(report)[:20],
+        "lessons": [
+            lesson.model_dump(mode="json")
+            for stage in report.stages
+            for lesson in lessons(stage.figures)
+        ],
+    }
+
+
+def measured(report: Report) -> dict[str, float]:
+    """Return the figures that a job's page shows."""
+    return {
+        HEADLINES[figure.name]: figure.value
+        for stage in report.stages
+        for figure in stage.figures
+        if figure.name in HEADLINES
+    }
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import torch
 from torch.nn import functional
 
 from runners.compress_bench import BenchFailedError
+from runners.compress_bench import run as launch
 from runners.device_list import Device, Seen
 from runners.jobs.prove import (
     correctness,
@@ -21,7 +22,8 @@ from runners.jobs.prove import (
 )
 from runners.jobs.prove.recorder import Recorder
 from runners.jobs.train import trainer as training
-from runners.prove.report import RECORD, Check, Missing
+from runners.jobspec import ProveSpec
+from runners.prove.report import RECORD, Check, Missing, Report
 
 OFF = 1.01  # a kernel that is off by 1e-2
 CPU = torch.device("cpu")
@@ -280,3 +282,24 @@ def test_without_time_a_part_is_missing_and_says_what_to_do(tmp_path):
     missing = [each for each in records if isinstance(each, Missing)]
     assert [each.name for each in missing] == list(distributed.LAYOUTS)
     assert all("--minutes" in each.advice for each in missing)
+
+
+def test_as_a_job_it_leaves_its_report_and_fails_if_something_is_wrong(tmp_path, monkeypatch):
+    spec = ProveSpec(stages=("identity",), is_small=True)
+    measured = launch(tmp_path, "proof", spec)
+    folder = tmp_path / "attempts" / "proof" / "output" / "proof"
+    report = Report.model_validate_json((folder / "report.json").read_bytes())
+    assert (measured, report.verdict) == ({}, "proven")
+    assert (folder / "report.html").is_file()
+
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))  # a torch that counts other threads
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\n"
+        "if 'identity' in sys.argv:\n"
+        "    import torch\n"
+        "    torch.set_num_threads = lambda _count: None\n"
+        "    torch.get_num_threads = lambda: 99\n"
+    )
+    with pytest.raises(BenchFailedError, match="PROOF_FAILED: identity: torch computes with"):
+        launch(tmp_path, "wrong", spec)

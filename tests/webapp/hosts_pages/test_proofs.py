@@ -3,9 +3,11 @@
 import pytest
 
 from runners.prove.report import Check, Report, Stage
-from tests.webapp.conftest import client_of, new_attempt
+from tests.webapp.conftest import client_of, make_microbench, new_attempt
 from tests.webapp.hosts_pages.test_hosts_pages import page_of, plain
+from webapp.core.clock import now
 from webapp.hosts.proofs import prove_host
+from webapp.jobs.calibrate import attributed_measurements, recalibrate
 from webapp.jobs.models import Artefact, Job
 from webapp.jobs.uploads import folder_of
 
@@ -89,3 +91,33 @@ def test_a_damaged_or_absent_report_answers_404(proof, alice, job):
 
 def test_another_teams_report_answers_404(proof, charlie):
     assert client_of(charlie).get(f"/jobs/{proof.pk}/proof/").status_code == 404
+
+
+def test_a_proof_becomes_the_first_calibration_of_its_host(proof, host):
+    host.microbench = make_microbench().model_dump(mode="json")
+    host.save()
+    Job.objects.filter(pk=proof.pk).update(state="succeeded", host=host, ended_at=now())
+    question = {
+        "model": {
+            "model_type": "llama",
+            "hidden_size": 256,
+            "intermediate_size": 512,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "vocab_size": 512,
+        },
+        "workload": {"kind": "generate", "batch_size": 1, "input_tokens": 16, "output_tokens": 4},
+        "strategy": {"weight_dtype": "bf16"},
+        "metric": "decode_tokens_per_second",
+    }
+    lesson = {"question": question, "metric": "tpot_seconds", "seconds": 9.0}
+    artefact = Artefact.objects.filter(name="proof")
+    artefact.update(facts={"lessons": [lesson]})
+    (one,) = attributed_measurements(Job.objects.get(pk=proof.pk), host)
+    artefact.update(facts={"lessons": [{**lesson, "seconds": 2 * one.measurement.predicted}]})
+    (factor,) = recalibrate(host).factors.values()
+    assert (factor.n, factor.factor > 1) == (1, True)
+
+    artefact.update(facts={"lessons": [{**lesson, "seconds": "x"}]})
+    assert recalibrate(host).factors == {}
