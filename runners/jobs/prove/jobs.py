@@ -11,6 +11,7 @@ from typing import Any
 
 from runners.compress_bench import BenchFailedError
 from runners.compress_bench import run as launch
+from runners.jobs.prove.engines import llama_reads
 from runners.jobs.prove.recorder import Recorder
 from runners.jobspec import (
     ArtefactModel,
@@ -70,6 +71,8 @@ def run(recorder: Recorder, folder: Path) -> None:
             continue
         with recorder.part(name):
             _launch(recorder, host_dir, name, spec)
+    for file in sorted(host_dir.glob("attempts/compress-gguf/output/**/*.gguf"))[:1]:
+        llama_reads(recorder, file)
 
 
 def _launch(recorder: Recorder, host_dir: Path, name: str, spec: JobSpec) -> None:

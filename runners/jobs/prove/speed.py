@@ -20,6 +20,7 @@ from runners.jobs.generate.static import Limits, run_batch
 from runners.jobs.generation import Workload, measure_speed
 from runners.jobs.loading import fresh_model, ready
 from runners.jobs.memory import model_bytes
+from runners.jobs.prove.engines import vllm_speeds
 from runners.jobs.prove.recorder import Recorder, samples_of, wait_for
 from runners.jobs.prove.weight_only import Int4Linear
 from runners.jobs.runtime import BadInputError
@@ -101,6 +102,8 @@ def run(recorder: Recorder, folder: Path) -> None:
         with recorder.part("training step"):
             _training(recorder, scale, folder)
     _release(recorder.device)
+    layers = fitting_layers(scale.shape, recorder.device, 2.5)
+    vllm_speeds(recorder, {**scale.shape, "num_hidden_layers": layers}, (1, 64), folder)
     for method in ("gptq", "sparsegpt"):
         if recorder.has_time(f"{method} of a matrix", 10):
             with recorder.part(f"{method} of a matrix"):

@@ -14,6 +14,7 @@ from runners.device_list import Device, Seen
 from runners.jobs.prove import (
     correctness,
     distributed,
+    engines,
     identity,
     jobs,
     rates,
@@ -273,6 +274,33 @@ def test_a_rank_that_dies_and_a_layout_that_differs_are_named(recorder, monkeypa
     monkeypatch.setattr(distributed, "_steps", lambda *_: steps(1.0))
     distributed.run(recorder, tmp_path)
     assert failed(recorder) == ["ZeRO 3", "tensor parallel"]
+
+
+VLLM = """#!/bin/sh
+case "$*" in *"--load-format dummy"*"--batch-size 64"*) exit 3;; esac
+while [ "$1" != --output-json ]; do shift; done
+echo '{"avg_latency": 2.0, "latencies": [2.0, 1.9, 2.1], "percentiles": {}}' > "$2"
+"""
+# github.com/ggml-org/llama.cpp, tools/llama-bench/README.md, JSON; the rates vary.
+LLAMA = """#!/bin/sh
+echo '[{"n_prompt": 16, "n_gen": 0, "avg_ts": 7100.0}, {"n_prompt": 0, "n_gen": 8, "avg_ts": %s}]'
+"""
+
+
+def test_other_engines_are_measured_where_they_are_installed(recorder, monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    engines.vllm_speeds(recorder, speed.SMALL, (1,), tmp_path)
+    for name, text in (("vllm", VLLM), ("llama-bench", LLAMA % "0.0")):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    engines.vllm_speeds(recorder, speed.SMALL, (1, 64), tmp_path)
+    engines.llama_reads(recorder, tmp_path / "model.gguf")
+
+    absent, figure, *_ = recorder.records()
+    assert (absent.name, absent.cause) == ("vllm", "device")
+    assert (figure.name, figure.value) == ("vllm bf16, batch 1", engines.OUTPUT_TOKENS / 2.0)
+    assert (figure.question.engine, figure.question.metric) == ("vllm", "tokens_per_second")
+    assert failed(recorder) == ["vllm bf16, batch 64", "llama.cpp runs the GGUF file"]
 
 
 def test_without_time_a_part_is_missing_and_says_what_to_do(tmp_path):
