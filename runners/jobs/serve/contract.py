@@ -40,6 +40,11 @@ class Sampling:
     stops: tuple[str, ...] = ()
     top_logprobs: int | None = None  # alternatives reported per token; None: no logprobs
     ignore_eos: bool = False
+    top_k: int = 0  # most likely tokens that are kept; 0: all
+    min_p: float = 0.0  # least probability that is kept, as a share of the largest
+    repetition_penalty: float = 1.0  # divides the logits of the prompt's and answer's tokens
+    presence_penalty: float = 0.0  # less for each token that the answer has
+    frequency_penalty: float = 0.0  # less for each time that the answer has it
 
 
 @dataclass(frozen=True)

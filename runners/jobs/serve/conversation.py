@@ -81,6 +81,11 @@ class Order:
             body.stops,
             self.top_logprobs,
             body.ignore_eos,
+            max(0, body.top_k or 0),
+            body.min_p or 0.0,
+            body.repetition_penalty or 1.0,
+            body.presence_penalty or 0.0,
+            body.frequency_penalty or 0.0,
         )
 
 

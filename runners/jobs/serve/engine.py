@@ -27,7 +27,7 @@ from runners.jobs.serve.contract import (
 )
 from runners.jobs.serve.figures import Figures
 from runners.jobs.serve.paging import PagedCache, Row, forward, pages_for
-from runners.jobs.serve.sampling import choose, new_generator
+from runners.jobs.serve.sampling import Sampler, choose
 from runners.jobs.serve.text import Answer
 
 WAIT_SECONDS = 0.5
@@ -46,13 +46,8 @@ class Reply(Pending):
     computed: int = 0  # tokens whose keys and values are cached
 
     def __post_init__(self) -> None:
-        self.generator = new_generator(self.sampling)
+        self.sampler = Sampler(self.sampling, self.prompt)
         self.tokens = list(self.prompt)
-
-    @property
-    def next_token_sampling(self) -> tuple[Sampling, torch.Generator]:
-        """Return how the next token is sampled."""
-        return self.sampling, self.generator
 
     @property
     def num_written(self) -> int:
@@ -179,7 +174,7 @@ class Engine:
     def _sample_tokens(self, due: Sequence[Reply], logits: torch.Tensor) -> None:
         if not due:
             return
-        choices = choose(logits, [each.next_token_sampling for each in due])
+        choices = choose(logits, [each.sampler for each in due])
         now = time.perf_counter()
         for each, choice in zip(due, choices, strict=True):
             self._record_latency(each, now)

@@ -14,8 +14,6 @@ MAX_TOP_LOGPROBS = 20
 COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
 # Values of unsupported fields that are accepted because they have no effect.
 NEUTRAL: dict[str, tuple[object, ...]] = {
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
     "logit_bias": ({},),
     "response_format": ({"type": "text"},),
     "tools": ([],),
@@ -34,6 +32,7 @@ IGNORED = (
     "reasoning_effort", "verbosity",
 )  # fmt: skip
 
+Penalty = Annotated[float, Field(ge=-2.0, le=2.0)]
 Stop = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 Ids = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
 Text = Annotated[str, StringConstraints(min_length=1)]
@@ -101,6 +100,11 @@ class RequestBody(BaseModel):
     temperature: Annotated[float, Field(ge=0.0, le=2.0)] | None = None
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    top_k: Annotated[int, Field(ge=-1)] | None = None  # as in vLLM, with the next two
+    min_p: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0.0, le=10.0)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     stop: Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS)] | None = None
     ignore_eos: bool = False  # as in vLLM: generate max_tokens tokens

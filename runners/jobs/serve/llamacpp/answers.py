@@ -35,9 +35,12 @@ def completion_body(wish: GenerationRequest, *, has_adapters: bool) -> dict[str,
         "cache_prompt": True,
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
-        "top_k": 0,
-        "min_p": 0.0,
-        "repeat_penalty": 1.0,
+        "top_k": sampling.top_k,
+        "min_p": sampling.min_p,
+        "repeat_penalty": sampling.repetition_penalty,
+        "repeat_last_n": -1,  # of the whole context
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
         "n_probs": _num_logprobs(sampling),
     }
     if has_adapters:

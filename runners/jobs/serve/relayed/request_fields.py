@@ -1,7 +1,7 @@
 """Request fields for engines with their own OpenAI API.
 
-They accept more than Slipway's own engine: tools, JSON formats, penalties. Fields that are not
-listed are rejected by name: some are only for a service in front of the engine, such as vLLM's
+They accept more than Slipway's own engine: tools, JSON formats, ``logit_bias``. Fields that are
+not listed are rejected by name: some are only for a service in front of the engine, such as vLLM's
 ``kv_transfer_params``, which names hosts to fetch from.
 """
 
@@ -17,7 +17,6 @@ from runners.jobs.serve.protocol import (
     parse_body,
 )
 
-Penalty = Annotated[float, Field(ge=-2.0, le=2.0)]
 Object = dict[str, Any]
 MAX_TOOLS = 128
 
@@ -25,13 +24,8 @@ MAX_TOOLS = 128
 class Sampling(BaseModel):
     """Sampling fields in addition to those of every endpoint."""
 
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
-    repetition_penalty: Annotated[float, Field(gt=0.0, le=10.0)] | None = None
     logit_bias: dict[str, Annotated[float, Field(ge=-100.0, le=100.0)]] | None = None
     response_format: Object | None = None
-    top_k: Annotated[int, Field(ge=-1)] | None = None
-    min_p: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
     min_tokens: Annotated[int, Field(ge=0)] | None = None
     stop_token_ids: Annotated[list[int], Field(max_length=64)] | None = None
 

@@ -156,7 +156,9 @@ def test_logprobs_come_with_a_stream(client):
         ({"prompt": []}, "prompt"),
         ({"prompt": [100_000]}, "prompt"),
         ({"extra_body": {"best_off": 2}}, "best_off"),
-        ({"presence_penalty": 1}, "presence_penalty"),
+        ({"presence_penalty": 3}, "presence_penalty"),
+        ({"logit_bias": {"5": 1}}, "logit_bias"),
+        ({"extra_body": {"top_k": -2}}, "top_k"),
     ],
 )
 def test_a_wrong_field_is_refused_by_its_name(client, changes, param):
