@@ -36,6 +36,7 @@ from runners.jobspec import GenerateSpec
 
 Answering = Callable[[Sequence[Ids]], BatchRun]
 NO_COST = CostModel(0.0, 1.0)  # for policies without a cost model
+WARM_UP_TOKENS = 4  # a CUDA graph is run once, recorded, then replayed
 
 
 @dataclass
@@ -168,7 +169,12 @@ def _compiled(run: Run, positions: Sequence[int]) -> Answering:
     began = time.perf_counter()
     length = longest + run.spec.output_tokens
     step = CompiledStep(run.loaded.model, run.spec.batch_size, length)
-    step.run_batch([run.prompts[positions[0]].ids], Limits(2))
+    warm_up = max(2, min(WARM_UP_TOKENS, run.spec.output_tokens))
+    step.run_batch([run.prompts[positions[0]].ids], Limits(warm_up))
+    if step.plain_reason:
+        run.notes["compiled_step"] = f"not compiled, run plainly: {step.plain_reason}"
+        run.job.emitter.log(f"the decode step is {run.notes['compiled_step']}")
+        return lambda ids: step.run_batch(ids, run.limits)
     run.notes["compiled_step"] = (
         f"compiled for {run.spec.batch_size} prompts of {length} tokens in "
         f"{time.perf_counter() - began:.0f} s before the first batch"

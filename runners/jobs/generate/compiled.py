@@ -1,7 +1,8 @@
 """A compiled decode step with a static cache.
 
 Prefill is not compiled, because each length would be compiled again. Incomplete batches are filled
-with copies of the first prompt, whose answers are dropped.
+with copies of the first prompt, whose answers are dropped. On a GPU the step is one CUDA graph:
+positions are tensors, and cache and chosen tokens stay on the device.
 
 Source: Wang et al. 2021 (LightSeq), arXiv:2010.13887; Li et al. 2021 (EET), arXiv:2104.12470.
 """
@@ -14,6 +15,7 @@ from itertools import count
 from typing import Any
 
 import torch
+from torch._dynamo.exc import TorchDynamoException
 from transformers import PreTrainedModel, StaticCache
 
 from runners.jobs.generate.caches import cache_size
@@ -26,6 +28,7 @@ from runners.jobs.generate.static import (
     now,
     write_out,
 )
+from runners.jobs.weight_checks import first_line
 
 Step = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -41,7 +44,14 @@ class CompiledStep:
         check_packable(model)
         self.model, self.rows, self.length = model, rows, length
         self.cache = StaticCache(config=model.config, max_cache_len=length)
-        self._compiled: Step = torch.compile(self.forward, fullgraph=True, dynamic=False)
+        self.plain_reason = ""  # why the step is not compiled after all
+        self._has_graph = next(model.parameters()).device.type == "cuda"
+        self._compiled: Step = torch.compile(
+            self.forward,
+            fullgraph=True,
+            dynamic=False,
+            mode="reduce-overhead" if self._has_graph else None,
+        )
 
     def forward(
         self, ids: torch.Tensor, mask: torch.Tensor, positions: torch.Tensor
@@ -78,12 +88,27 @@ class CompiledStep:
         def step(last: torch.Tensor) -> torch.Tensor:
             padded.advance()
             mask = self._mask(is_text, next(places), 1)
-            return self._compiled(last, mask, padded.positions)
+            return self._step(last, mask, padded.positions)
 
         answers, steps = write_out(tokens, len(prompts), limits, step)
         ended = now(device)
         size = cache_size(self.cache)
         return BatchRun(answers, prefilled - began, ended - prefilled, steps, size)
+
+    def _step(
+        self, last: torch.Tensor, mask: torch.Tensor, positions: torch.Tensor
+    ) -> torch.Tensor:
+        """Run the compiled step; if it does not compile, the plain one from now on."""
+        if self._has_graph:
+            torch.compiler.cudagraph_mark_step_begin()
+        try:
+            tokens = self._compiled(last, mask, positions)
+        except TorchDynamoException as error:  # before the step has changed the cache
+            self.plain_reason = first_line(getattr(error, "inner_exception", error))
+            self._compiled, self._has_graph = self.forward, False
+            return self.forward(last, mask, positions)
+        # A graph writes each step's tokens to one place.
+        return tokens.clone() if self._has_graph else tokens
 
     def _reset_cache(self) -> None:
         layers: list[Any] = list(self.cache.layers)  # all of them StaticLayer, as checked

@@ -37,6 +37,29 @@ def test_a_cache_of_fixed_room_writes_the_same_with_fewer_prompts_than_rows(step
     assert found.num_steps == 11
 
 
+@pytest.mark.equality
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_the_step_is_one_graph_of_fixed_shapes_and_runs_plainly_if_it_does_not_compile(
+    step, is_broken
+):
+    wanted = step.run_batch(PROMPTS, Limits(12)).answers
+    graphs = []
+
+    def backend(graph, _inputs):
+        if is_broken:
+            raise RuntimeError("no such instruction")
+        graphs.append(graph)
+        return graph
+
+    torch.compiler.reset()
+    step._compiled = torch.compile(step.forward, fullgraph=True, dynamic=False, backend=backend)
+
+    assert step.run_batch(PROMPTS, Limits(12)).answers == wanted
+    assert step.run_batch(PROMPTS[:1], Limits(12)).answers == wanted[:1]
+    assert len(graphs) == (not is_broken)  # compiled once for all positions
+    assert ("no such instruction" in step.plain_reason) == is_broken
+
+
 def test_a_batch_finds_the_cache_empty(step):
     first = step.run_batch(PROMPTS, Limits(8)).answers
 
