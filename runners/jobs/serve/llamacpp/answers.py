@@ -38,7 +38,6 @@ def completion_body(wish: GenerationRequest, *, has_adapters: bool) -> dict[str,
         "top_k": sampling.top_k,
         "min_p": sampling.min_p,
         "repeat_penalty": sampling.repetition_penalty,
-        "repeat_last_n": -1,  # of the whole context
         "presence_penalty": sampling.presence_penalty,
         "frequency_penalty": sampling.frequency_penalty,
         "n_probs": _num_logprobs(sampling),
