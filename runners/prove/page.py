@@ -40,6 +40,7 @@ def render(report: Report) -> str:
         verdicts=VERDICTS,
         tones=TONES,
         number=number,
+        number_range=number_range,
         spread=spread,
         inside=is_inside,
     )
@@ -51,15 +52,30 @@ def number(value: float, unit: str) -> str:
     >>> number(21_113_784_758.0, "bytes/s"), number(0.00451, "s"), number(1234.5, "tokens/s")
     ('21.1 GB/s', '4.51 ms', '1,234 tokens/s')
     """
+    scale, short = _scale(value, unit)
+    return f"{_digits(value / scale)} {short}"
+
+
+def number_range(low: float, high: float, unit: str) -> str:
+    """Return a range with its unit once.
+
+    >>> number_range(1.9e9, 2.2e9, "bytes/s")
+    '1.9 to 2.2 GB/s'
+    """
+    scale, short = _scale(high, unit)
+    return f"{_digits(low / scale)} to {_digits(high / scale)} {short}"
+
+
+def _scale(value: float, unit: str) -> tuple[float, str]:
+    """Return by what a value of a unit is divided, and the unit that then stands after it."""
     if unit == "s" and value < 1:
-        return f"{_digits(value * 1e3)} ms"
+        return 1e-3, "ms"
     if unit in PLAIN_UNITS:
-        return f"{_digits(value)} {unit}"
-    short = unit.replace("bytes", "B")
+        return 1.0, unit
     scale, prefix = next(
         ((scale, prefix) for scale, prefix in PREFIXES if abs(value) >= scale), (1.0, "")
     )
-    return f"{_digits(value / scale)} {prefix}{short}"
+    return scale, f"{prefix}{unit.replace('bytes', 'B')}"
 
 
 def _digits(value: float) -> str:
@@ -69,13 +85,11 @@ def _digits(value: float) -> str:
 
 
 def spread(figure: Figure) -> str:
-    """Return the range of the samples in the figure's unit, or "" for a single one."""
+    """Return the range of the samples and their number, or "" for a single one."""
     if len(figure.samples) <= 1:
         return ""
-    return (
-        f"{number(min(figure.samples), figure.unit)} to {number(max(figure.samples), figure.unit)}"
-        f" ({len(figure.samples)})"
-    )
+    range_ = number_range(min(figure.samples), max(figure.samples), figure.unit)
+    return f"{range_} ({len(figure.samples)})"
 
 
 def is_inside(figure: Figure) -> bool:

@@ -65,6 +65,7 @@ PREFILLS = (512, 8192)
 PROMPT_TOKENS = 128
 # How a decode step runs -> the planner's engine; gpt-fast compiles it with CUDA graphs.
 ENGINES = {"eager": None, "compiled": "gpt_fast"}
+NOT_PLANNED = ("eager", "int4")  # the runner's own int4 is nf4
 HELD_RATIO = 0.8  # of the device's free memory
 ENERGY_RATIOS = (0.8, 1.25)  # of NVML's counter over power times time
 POWER_SECONDS = 0.05
@@ -223,7 +224,9 @@ def _decode(
                     "tokens/s",
                     [batch * each.num_steps / each.decode_seconds for each in runs],
                     f"after prompts of {PROMPT_TOKENS} tokens, {scale.output_tokens} tokens each",
-                    question.model_copy(update={"engine": ENGINES[way]}),
+                    None
+                    if (way, kind) == NOT_PLANNED
+                    else question.model_copy(update={"engine": ENGINES[way]}),
                 )
 
 

@@ -140,6 +140,25 @@ def test_kernels_and_layers_are_right_as_they_are(recorder):
     assert len(recorder.records()) == 4 + 2 + 8  # no TF32 and FP8 on a CPU
 
 
+def test_a_compiled_model_that_computes_something_else_is_named(recorder, monkeypatch, tmp_path):
+    class Off:
+        def __init__(self, model):
+            self.model = model
+
+        def __call__(self, **inputs):
+            output = self.model(**inputs)
+            output.logits *= OFF
+            return output
+
+    monkeypatch.setattr(correctness, "check_compiler", lambda *_: None)
+    monkeypatch.setattr(torch, "compile", lambda model: model)
+    correctness._compiled(recorder, tmp_path)
+    assert failed(recorder) == []
+    monkeypatch.setattr(torch, "compile", Off)
+    correctness._compiled(recorder, tmp_path)
+    assert failed(recorder) == ["compiled model"]
+
+
 def forgetting(self):
     """Resume the weights and not the optimiser's moments."""
     state = self.layout.resume(self.job.checkpoint_dir, self.optimizer)

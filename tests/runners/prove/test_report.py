@@ -60,7 +60,7 @@ def test_the_page_names_what_failed_and_what_to_do_and_escapes_what_it_shows():
         "sum: expected 3, found &lt;4&gt;. Replace it.",
         "h&lt;1&gt;",
         "20 tokens/s",
-        "25 tokens/s to 36 tokens/s (outside)",
+        "25 to 36 tokens/s<br>outside",
         "weights",
         "qlora: bitsandbytes is missing",
         "Not signed",
