@@ -15,11 +15,6 @@ from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from torchao.quantization import (
-    Float8WeightOnlyConfig,
-    Int8DynamicActivationInt8WeightConfig,
-    Int8WeightOnlyConfig,
-)
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -292,6 +287,12 @@ def _load_random(
 def _quantisation_config(
     dtype: WeightDtype, *, rounds_inputs: bool
 ) -> TorchAoConfig | BitsAndBytesConfig:
+    from torchao.quantization import (  # it is large, and most jobs do without it
+        Float8WeightOnlyConfig,
+        Int8DynamicActivationInt8WeightConfig,
+        Int8WeightOnlyConfig,
+    )
+
     if dtype == "int8":
         dynamic = Int8DynamicActivationInt8WeightConfig
         return TorchAoConfig(dynamic() if rounds_inputs else Int8WeightOnlyConfig())

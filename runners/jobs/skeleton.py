@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from accelerate import init_empty_weights
 from torch import nn
 from transformers import (
     AutoModelForCausalLM,
@@ -102,6 +101,8 @@ def skeleton(config: PretrainedConfig, dtype: torch.dtype, folder: Path | None) 
     """Return a model of the config on the meta device, for inference."""
     is_classifier = config.model_type in ENCODERS
     kind = AutoModelForSequenceClassification if is_classifier else AutoModelForCausalLM
+    from accelerate import init_empty_weights  # jobs on one device do without it
+
     with init_empty_weights(include_buffers=False):
         model: PreTrainedModel = kind.from_config(config, dtype=dtype)
     if folder is not None and (folder / "generation_config.json").is_file():

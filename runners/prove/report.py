@@ -18,6 +18,7 @@ from runners.wire import Figure as Number
 from runners.wire import Message, Name, Names, Seconds, Sentence, TimestampMs, key_id
 
 VERSION = 1
+HARDWARE = "memory"  # the first figure of each stage: its how is the device's name
 StageState = Literal["done", "cut", "failed", "not run"]
 Verdict = Literal["proven", "failed", "incomplete"]
 MAX_SAMPLES = 1000

@@ -27,6 +27,7 @@ from runners.config import Credential
 from runners.prove.expected import Expectations, Hardware
 from runners.prove.page import render
 from runners.prove.report import (
+    HARDWARE,
     MAX_RECORDS,
     RECORD,
     Check,
@@ -49,7 +50,7 @@ SHARES: Mapping[StageName, float] = {
     "distributed": 0.08,
 }
 GRACE_SECONDS = 10.0  # a stage ends by itself at its limit; later it is killed
-MAX_ERROR = 1500
+MAX_ERROR = 600
 LEAST_FREE_BYTES = 2 * 1024**3
 PACKAGES = (
     "torch", "transformers", "accelerate", "torchao", "bitsandbytes", "peft", "triton", "numpy",
@@ -164,9 +165,11 @@ class ProofRun:
 
     def _completed(self, name: StageName, record: Record) -> Iterator[Record]:
         """Yield a record with its prediction, and what it is checked against."""
-        if isinstance(record, Figure) and name == "identity" and record.name == "memory":
+        if isinstance(record, Figure) and record.name == HARDWARE:
             self._hardware = _hardware(record)
             self._update(device=self._hardware.name)
+            if name != "identity":
+                return
         if isinstance(record, Figure) and name == "rates":
             self._rates.append(record)
         expectations = self._expectations()
@@ -265,7 +268,8 @@ class _Process:
         """Return the stage's state and, if it failed, why."""
         code = self._child.wait()
         self._errors.seek(0)
-        words = self._errors.read().decode(errors="replace").strip()[-MAX_ERROR:]
+        lines = self._errors.read().decode(errors="replace").strip().splitlines()
+        words = lines[-1][:MAX_ERROR] if lines else ""
         self._errors.close()
         if self._is_late:
             last = f"; the last that it said is: {self._last}" if self._last else ""
@@ -281,7 +285,7 @@ class _Process:
 
 
 def _hardware(memory: Figure) -> Hardware:
-    """Return the hardware from the identity's memory figure: the device's name is its how."""
+    """Return the hardware of a stage's first figure."""
     kind = "cpu" if memory.device == "cpu" else "gpu"
     host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return Hardware(memory.how, kind, int(memory.value), host)

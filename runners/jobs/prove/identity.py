@@ -4,22 +4,21 @@ Clocks, power, temperature and what slows a GPU down are read while it computes,
 throttled or a capped one is seen.
 """
 
-import contextlib
 import importlib.util
-import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
-from runners import probe
-from runners.device_list import Device, Seen, comparison, devices_here
 from runners.jobs.prove.rates import Product, product_of
 from runners.jobs.prove.recorder import Recorder, wait_for
 from runners.jobs.runtime import num_threads
 
-CPU_INFO = Path("/proc/cpuinfo")
+if TYPE_CHECKING:
+    from runners.device_list import Device, Seen
+
 LOAD_SECONDS = 2.0
 LOAD_SIZE = 8192
 LEAST_CLOCK = 0.75  # of the highest clock, while it computes
@@ -33,17 +32,16 @@ COOLING = "Look at cooling, power supply and power limit (nvidia-smi -q -d PERFO
 def run(recorder: Recorder, folder: Path) -> None:
     """Record the devices and check that driver and torch agree on them."""
     del folder
-    device = recorder.device
-    if device.type != "cuda":
+    if recorder.device.type != "cuda":
         _cpu(recorder)
         return
-    properties = torch.cuda.get_device_properties(device)
-    recorder.figure("memory", "bytes", [float(properties.total_memory)], properties.name)
     with recorder.part("devices", advice="Install the driver's management library."):
         _gpus(recorder)
 
 
 def _gpus(recorder: Recorder) -> None:
+    from runners import device_list, probe
+
     library = "amdsmi" if torch.version.hip else "pynvml"
     if importlib.util.find_spec(library) is None:
         package = {"pynvml": "nvidia-ml-py"}.get(library, library)
@@ -52,8 +50,8 @@ def _gpus(recorder: Recorder) -> None:
         return
     for problem in probe.devices().problems:
         recorder.check("driver", is_met=False, expected="to tell every device", found=problem)
-    found, seen = devices_here(), seen_by_torch()
-    differences = comparison(found, seen)
+    found, seen = device_list.devices_here(), seen_by_torch()
+    differences = device_list.comparison(found, seen)
     recorder.check(
         "driver and torch see the same devices",
         is_met=not differences,
@@ -65,16 +63,20 @@ def _gpus(recorder: Recorder) -> None:
         _state(recorder, each)
 
 
-def seen_by_torch() -> list[Seen]:
+def seen_by_torch() -> "list[Seen]":
     """Return every device as torch describes it."""
+    from runners.device_list import Seen
+
     every = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
     return [
         Seen(each.name, str(getattr(each, "uuid", "")), int(each.total_memory)) for each in every
     ]
 
 
-def _under_load(recorder: Recorder) -> Sequence[Device]:
+def _under_load(recorder: Recorder) -> "Sequence[Device]":
     """Return the devices' state while every one of them multiplies matrices."""
+    from runners.device_list import devices_here
+
     products: list[Product] = []
     for index in range(torch.cuda.device_count()):
         size = 256 if recorder.is_small else LOAD_SIZE
@@ -91,7 +93,7 @@ def _under_load(recorder: Recorder) -> Sequence[Device]:
     return devices_here()
 
 
-def _state(recorder: Recorder, device: Device) -> None:
+def _state(recorder: Recorder, device: "Device") -> None:
     """Record one GPU's clock, power, temperature and links, and check what slows it down."""
     name = f"GPU {device.index}"
     for title, unit, value in (
@@ -122,8 +124,6 @@ def _state(recorder: Recorder, device: Device) -> None:
 
 
 def _cpu(recorder: Recorder) -> None:
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    recorder.figure("memory", "bytes", [float(memory)], probe.cpu_model(CPU_INFO))
     recorder.figure("threads", "threads", [float(num_threads())])
     recorder.check(
         "torch computes with the job's threads",
@@ -131,7 +131,9 @@ def _cpu(recorder: Recorder) -> None:
         expected=f"{num_threads()} threads",
         found=f"{torch.get_num_threads()}",
     )
-    with contextlib.suppress(Exception):
+    with recorder.part("GPUs that torch does not use"):
+        from runners import probe
+
         for gpu in probe.devices().gpus:
             recorder.check(
                 "torch uses the GPU",

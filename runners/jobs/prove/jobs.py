@@ -5,6 +5,7 @@ result. The model is trained first; the others use its artefact.
 """
 
 import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ from runners.jobspec import (
 )
 
 TRAINED = "trained"
+# How Python and transformers say that a library is absent.
+ABSENT = re.compile(r"No module named '([\w-]+)|requires `([\w-]+)`")
 SHAPE = DemoModel(
     hidden_size=128,
     intermediate_size=384,
@@ -69,6 +72,10 @@ def run(recorder: Recorder, folder: Path) -> None:
     for name, spec in specs().items():
         if not recorder.has_time(name, 15):
             continue
+        is_trained = (host_dir / "attempts" / TRAINED / "output" / "model").is_dir()
+        if name != TRAINED and not is_trained:
+            recorder.missing(name, "it needs the trained model, and that job did not end well")
+            continue
         with recorder.part(name):
             _launch(recorder, host_dir, name, spec)
     for file in sorted(host_dir.glob("attempts/compress-gguf/output/**/*.gguf"))[:1]:
@@ -82,8 +89,9 @@ def _launch(recorder: Recorder, host_dir: Path, name: str, spec: JobSpec) -> Non
         measured = launch(host_dir, attempt, spec)
     except BenchFailedError as error:
         words = str(error)
-        if "ModuleNotFoundError" in words or "No module named" in words:
-            package = words.rpartition("named")[2].strip(" '\"\n")
+        absent = ABSENT.search(words)
+        if absent:
+            package = absent[1] or absent[2]
             recorder.missing(name, words, f"pip install {package}", "library")
         else:
             recorder.check(name, is_met=False, expected=expected, found=words)

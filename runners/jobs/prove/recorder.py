@@ -86,10 +86,7 @@ class Recorder:
         try:
             yield
         except ImportError as error:
-            package = (error.name or str(error)).partition(".")[0]
-            self.missing(
-                name, f"{package} is missing: {error}", f"pip install {package}", "library"
-            )
+            self._without(name, error)
         except torch.OutOfMemoryError as error:
             self.check(
                 name,
@@ -99,6 +96,9 @@ class Recorder:
                 advice=OUT_OF_MEMORY,
             )
         except Exception as error:  # noqa: BLE001 - each part stands alone
+            if isinstance(error.__cause__, ImportError):
+                self._without(name, error.__cause__)
+                return
             self.check(
                 name,
                 is_met=False,
@@ -106,6 +106,10 @@ class Recorder:
                 found=f"{type(error).__name__}: {error}",
                 advice=advice,
             )
+
+    def _without(self, name: str, error: ImportError) -> None:
+        package = (error.name or str(error)).partition(".")[0]
+        self.missing(name, f"{package} is missing: {error}", f"pip install {package}", "library")
 
     def has_time(self, name: str, seconds: float) -> bool:
         """Return whether ``seconds`` are left; otherwise record the part as missing."""

@@ -40,7 +40,11 @@ def recompute(model: PreTrainedModel, how: Recomputation) -> None:
     if how == "selective":
         kwargs["context_fn"] = partial(create_selective_checkpoint_contexts, _policy)
     try:
-        model.activation_checkpointing_enable(activation_checkpointing_kwargs=kwargs)
+        if hasattr(model, "activation_checkpointing_enable"):
+            model.activation_checkpointing_enable(activation_checkpointing_kwargs=kwargs)
+        else:  # transformers before 5.18
+            older: Any = model
+            older.gradient_checkpointing_enable(gradient_checkpointing_kwargs=kwargs)
     except ValueError as error:
         msg = (
             f"activation_recomputation {how}: {type(model).__name__} has no layers that can be "

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from runners import device_list
 from runners.compress_bench import BenchFailedError
 from runners.compress_bench import run as launch
 from runners.device_list import Device, Seen
@@ -22,6 +23,7 @@ from runners.jobs.prove import (
     weight_only,
 )
 from runners.jobs.prove.recorder import Recorder
+from runners.jobs.runtime import BadInputError
 from runners.jobs.train import trainer as training
 from runners.jobspec import ProveSpec
 from runners.prove.report import RECORD, Check, Missing, Report
@@ -87,7 +89,7 @@ def test_devices_that_are_not_as_their_driver_says_are_named(
     recorder, monkeypatch, devices, seen, names, words
 ):
     recorder.is_small = False
-    monkeypatch.setattr(identity, "devices_here", lambda: devices)
+    monkeypatch.setattr(device_list, "devices_here", lambda: devices)
     monkeypatch.setattr(identity, "_under_load", lambda _recorder: devices)
     monkeypatch.setattr(identity, "seen_by_torch", lambda: seen)
     identity._gpus(recorder)
@@ -201,9 +203,11 @@ def test_an_absent_library_is_missing_and_does_not_end_the_stage(recorder, monke
     monkeypatch.setitem(sys.modules, "bitsandbytes.nn.modules", None)
     with recorder.part("weight-only nf4"):
         correctness._weight_only(recorder, "nf4")
-    (missing,) = recorder.records()
-    assert (missing.cause, "bitsandbytes" in missing.why) == ("library", True)
-    assert missing.advice == "pip install bitsandbytes"
+    with recorder.part("lora step"):  # as the adapters' module tells it
+        raise BadInputError("adapters need peft on this host") from ImportError(name="peft")
+    packages = ("bitsandbytes", "peft")
+    for missing, package in zip(recorder.records(), packages, strict=True):
+        assert (missing.cause, missing.advice) == ("library", f"pip install {package}")
 
 
 def test_frozen_weights_that_a_step_changes_are_named(recorder, monkeypatch):
@@ -263,18 +267,34 @@ def test_memory_that_does_not_suffice_is_named_and_the_next_part_runs(
 
 
 def test_every_kind_of_job_must_end_with_finite_figures(recorder, monkeypatch, tmp_path):
-    def answer(_folder, attempt, _spec):
+    def answer(folder, attempt, _spec):
+        (folder / "attempts" / attempt / "output" / "model").mkdir(parents=True)
         if attempt == "benchmark":
             raise BenchFailedError("benchmark: CUDA error: an illegal memory access")
         if attempt == "compress-gguf":
             raise BenchFailedError("compress-gguf: ModuleNotFoundError: No module named 'gguf'")
+        if attempt == "generate":
+            raise BenchFailedError("BAD_INPUT: a `device_map` requires `accelerate`.")
         return {"perplexity": float("nan" if attempt == "evaluate" else 3.0)}
 
     monkeypatch.setattr(jobs, "launch", answer)
     jobs.run(recorder, tmp_path)
     assert failed(recorder) == ["benchmark", "evaluate"]
-    (missing,) = (each for each in recorder.records() if isinstance(each, Missing))
-    assert (missing.name, missing.advice) == ("compress gguf", "pip install gguf")
+    missing = [each for each in recorder.records() if isinstance(each, Missing)]
+    assert [(each.name, each.advice) for each in missing] == [
+        ("generate", "pip install accelerate"),
+        ("compress gguf", "pip install gguf"),
+    ]
+
+
+def test_jobs_that_need_the_trained_model_are_missing_without_it(recorder, monkeypatch, tmp_path):
+    def answer(_folder, _attempt, _spec):
+        raise BenchFailedError("trained: RuntimeError: no kernel image is available")
+
+    monkeypatch.setattr(jobs, "launch", answer)
+    jobs.run(recorder, tmp_path)
+    assert failed(recorder) == ["trained"]
+    assert len(recorder.records()) == len(jobs.specs())
 
 
 def test_a_rank_that_dies_and_a_layout_that_differs_are_named(recorder, monkeypatch, tmp_path):

@@ -12,7 +12,7 @@ from runners.config import Credential
 from runners.prove.report import Report, Stage
 from runners.prove.run import ProofRun, exit_code
 
-GOOD = '{"record": "figure", "name": "memory", "unit": "bytes", "value": 1e9, "device": "cpu"}'
+GOOD = '{"record": "figure", "name": "threads", "unit": "threads", "value": 1e9, "device": "cpu"}'
 CREDENTIAL = Credential(
     server="http://127.0.0.1:8000",
     host_id="host-1",
@@ -45,7 +45,7 @@ def proof(folder, code: str, **options) -> Report:
         (
             f"print('''{GOOD}''', flush=True); import time; time.sleep(99)",
             "cut",
-            "the last that it said is: memory",
+            "the last that it said is: threads",
         ),
     ],
 )
@@ -91,7 +91,7 @@ def test_what_a_stage_wrote_and_started_is_gone_after_it(tmp_path):
         "import pathlib, subprocess, sys\n"
         "pathlib.Path(sys.argv[2], 'left').write_text('x')\n"
         "child = subprocess.Popen(['sleep', '60'])\n"
-        f"print('''{GOOD.replace('memory', 'pid')}'''.replace('1e9', str(child.pid)))"
+        f"print('''{GOOD.replace('threads', 'pid')}'''.replace('1e9', str(child.pid)))"
     )
     report = proof(tmp_path, code)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["report.html", "report.json"]
