@@ -5,6 +5,7 @@ rounding of the kernel itself remains: about 2**-9 of the result's norm in bf16.
 exceeds every tolerance. Training paths are compared with the plain path on the same device.
 """
 
+import shutil
 import tempfile
 from collections.abc import Mapping
 from functools import partial
@@ -29,9 +30,9 @@ from runners.jobs.prove.weight_only import (
     nf4_linear,
     product_with,
 )
-from runners.jobs.runtime import BadInputError
 from runners.jobs.train.quiet import quiet_trainer
 from runners.jobs.train.trainer import Trainer
+from runners.programs import compiler_name
 
 # Norm of the error over the norm of the exact result.
 TOLERANCES: Mapping[str, float] = {
@@ -101,9 +102,16 @@ def run(recorder: Recorder, folder: Path) -> None:
     for kind in get_args(WeightKind):
         with recorder.part(f"weight-only {kind}"):
             _weight_only(recorder, kind)
-    if recorder.has_time("compiled model", 30):
-        with recorder.part("compiled model"):
-            _compiled(recorder, folder)
+    for name, compare in (
+        ("compiled model", _compiled),
+        ("compiled decode step", _compiled_decode),
+    ):
+        if shutil.which(compiler_name()) is None:
+            why = f"{compiler_name()} is not installed, which compiled kernels need"
+            recorder.missing(name, why, "Install a C++ compiler.", "library")
+        elif recorder.has_time(name, 30):
+            with recorder.part(name):
+                compare(recorder, folder)
     if recorder.has_time("training paths", 20):
         _training(recorder, folder)
 
@@ -204,13 +212,7 @@ def _held_weight(layer: torch.nn.Module, kind: WeightKind, weight: torch.Tensor)
 
 
 def _compiled(recorder: Recorder, folder: Path) -> None:
-    try:
-        check_compiler(folder / "kernels", "torch.compile")
-    except BadInputError as problem:
-        recorder.missing(
-            "compiled model", str(problem), "Install a C++ compiler, such as g++.", "library"
-        )
-        return
+    check_compiler(folder / "kernels", "torch.compile")
     model = ready(fresh_model(dict(SHAPE), torch.float32), device=recorder.device)
     ids = torch.randint(0, SHAPE["vocab_size"], (2, 16), device=recorder.device)
     with torch.no_grad():
@@ -218,6 +220,26 @@ def _compiled(recorder: Recorder, folder: Path) -> None:
         compiled = torch.compile(model)(input_ids=ids, use_cache=False).logits
     error = relative_error(compiled, plain.double().cpu())
     _compare(recorder, "compiled model", error, COMPILED_TOLERANCE)
+
+
+def _compiled_decode(recorder: Recorder, folder: Path) -> None:
+    """Compare the tokens of the compiled step, a CUDA graph on a GPU, with the eager ones."""
+    from runners.jobs.generate.compiled import CompiledStep
+    from runners.jobs.generate.static import Limits, run_batch
+
+    check_compiler(folder / "kernels", "compiled_step")
+    model = ready(fresh_model(dict(SHAPE), torch.float32), device=recorder.device)
+    prompts, limits = ((1, 2, 3), (4, 5, 6, 7, 8)), Limits(8)
+    eager = [each.ids for each in run_batch(model, prompts, limits).answers]
+    step = CompiledStep(model, len(prompts), 32)
+    compiled = [each.ids for each in step.run_batch(prompts, limits).answers]
+    recorder.check(
+        "compiled decode step",
+        is_met=compiled == eager and not step.plain_reason,
+        expected=f"the tokens of the eager step, {eager}",
+        found=step.plain_reason or str(compiled),
+        advice="Leave compiled_step out on this host; report this with the file.",
+    )
 
 
 # Training

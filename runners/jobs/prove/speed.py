@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -56,11 +57,6 @@ SMALL: Mapping[str, Any] = {
     "num_key_value_heads": 2,
     "vocab_size": 512,
 }
-# In this order: the most telling first, should time end.
-DECODES = (
-    ("bf16", 1), ("int4", 1), ("int8", 1), ("bf16", 64), ("bf16", 8),
-    ("int4", 8), ("int8", 8), ("int4", 64), ("int8", 64),
-)  # fmt: skip
 PREFILLS = (512, 8192)
 PROMPT_TOKENS = 128
 # How a decode step runs -> the planner's engine; gpt-fast compiles it with CUDA graphs.
@@ -88,7 +84,7 @@ def scale_of(recorder: Recorder) -> Scale:
     if recorder.is_small:
         return Scale(SMALL, 4, (1, 2), (16,), 1, 32, 128)
     if recorder.device.type == "cuda":
-        return Scale(LLAMA_8B, 64, (1, 8, 64), PREFILLS, 8, 2048, 4096)
+        return Scale(LLAMA_8B, 64, (1, 64, 8), PREFILLS, 8, 2048, 4096)
     return Scale(ON_A_CPU, 16, (1, 8), (512,), 2, 256, 1024)
 
 
@@ -140,23 +136,36 @@ def _generation(recorder: Recorder, scale: Scale) -> None:
     device = recorder.device
     layers = fitting_layers(scale.shape, device, 2.5)  # bf16, with caches and workspaces
     config = {**scale.shape, "num_hidden_layers": layers}
-    model = _made(config, device)
-    recorder.figure("model", "bytes", [float(model_bytes(model))], f"{layers} layers in bf16")
+    with recorder.part("weights in bf16"):
+        _plain(recorder, config, scale)
+    for kind in ("int4", "int8"):
+        _release(device)
+        with recorder.part(f"weights in {kind}"):
+            model = _quantised(_made(config, device), kind)
+            _decodes(recorder, model, config, scale, kind)
+            del model
+
+
+def _plain(recorder: Recorder, config: Mapping[str, Any], scale: Scale) -> None:
+    model = _made(config, recorder.device)
+    size, layers = float(model_bytes(model)), config["num_hidden_layers"]
+    recorder.figure("model", "bytes", [size], f"{layers} layers in bf16")
     for tokens in scale.prefills:
         if recorder.has_time(f"prefill of {tokens}", 10):
             with recorder.part(f"prefill of {tokens}"):
                 _prefill(recorder, model, config, tokens)
-    held = "bf16"
-    for kind, batch in DECODES:
-        if batch not in scale.batches or kind != held:
-            continue
+    _decodes(recorder, model, config, scale, "bf16")
+
+
+def _decodes(
+    recorder: Recorder,
+    model: PreTrainedModel,
+    config: Mapping[str, Any],
+    scale: Scale,
+    kind: str,
+) -> None:
+    for batch in scale.batches:
         _decode(recorder, model, config, scale, kind, batch)
-    for held in ("int8", "int4"):
-        with recorder.part(f"weights in {held}"):
-            model = _quantised(model if held == "int8" else _made(config, device), held)
-            for kind, batch in DECODES:
-                if kind == held and batch in scale.batches:
-                    _decode(recorder, model, config, scale, kind, batch)
 
 
 def _prefill(
@@ -211,14 +220,16 @@ def _decode(
         ways: list[tuple[str, Callable[[], Any]]] = [
             ("eager", lambda: run_batch(model, prompts, limits))
         ]
+        step: CompiledStep | None = None
         if recorder.device.type == "cuda" and recorder.has_time(f"{name}, compiled", 60):
             step = CompiledStep(model, batch, PROMPT_TOKENS + scale.output_tokens)
-            ways.append(("compiled", lambda: step.run_batch(prompts, limits)))
+            ways.append(("compiled", partial(step.run_batch, prompts, limits)))
         for way, generate in ways:
-            with recorder.part(f"{name}, {way}"), _energy(recorder, f"{name}, {way}") as count:
+            with recorder.part(f"{name}, {way}"):
                 generate()  # warm-up, and compilation
-                runs = [generate() for _ in range(3)]
-                count(sum(batch * each.num_steps for each in runs))
+                with _energy(recorder, f"{name}, {way}") as count:
+                    runs = [generate() for _ in range(3)]
+                    count(sum(batch * each.num_steps for each in runs))
                 recorder.figure(
                     f"{name}, {way}",
                     "tokens/s",
@@ -228,6 +239,14 @@ def _decode(
                     if (way, kind) == NOT_PLANNED
                     else question.model_copy(update={"engine": ENGINES[way]}),
                 )
+        if step is not None and step.plain_reason:
+            recorder.check(
+                f"{name}, compiled",
+                is_met=False,
+                expected="the step to compile",
+                found=step.plain_reason,
+                advice="Its figures are of the eager step; update torch and Triton.",
+            )
 
 
 def _quantised(model: PreTrainedModel, kind: str) -> PreTrainedModel:

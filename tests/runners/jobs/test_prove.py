@@ -12,6 +12,8 @@ from runners import device_list
 from runners.compress_bench import BenchFailedError
 from runners.compress_bench import run as launch
 from runners.device_list import Device, Seen
+from runners.jobs.generate import compiled
+from runners.jobs.generate.static import run_batch
 from runners.jobs.prove import (
     correctness,
     distributed,
@@ -159,6 +161,27 @@ def test_a_compiled_model_that_computes_something_else_is_named(recorder, monkey
     monkeypatch.setattr(torch, "compile", Off)
     correctness._compiled(recorder, tmp_path)
     assert failed(recorder) == ["compiled model"]
+
+
+@pytest.mark.parametrize(("token", "reason"), [(7, ""), (None, "no Triton here")])
+def test_a_compiled_step_that_writes_other_tokens_or_runs_plainly_is_named(
+    recorder, monkeypatch, tmp_path, token, reason
+):
+    class Step:
+        plain_reason = reason
+
+        def __init__(self, model, *_):
+            self.model = model
+
+        def run_batch(self, prompts, limits):
+            run = run_batch(self.model, prompts, limits)
+            run.answers[0].ids[-1] = run.answers[0].ids[-1] if token is None else token
+            return run
+
+    monkeypatch.setattr(compiled, "CompiledStep", Step)
+    correctness._compiled_decode(recorder, tmp_path)
+    assert failed(recorder) == ["compiled decode step"]
+    assert reason in recorder.records()[-1].found
 
 
 def forgetting(self):
