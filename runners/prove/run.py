@@ -25,7 +25,7 @@ from pydantic import ValidationError
 
 from runners.config import Credential
 from runners.prove.expected import Expectations, Hardware
-from runners.prove.page import render
+from runners.prove.page import number, render
 from runners.prove.report import (
     HARDWARE,
     MAX_RECORDS,
@@ -318,8 +318,8 @@ def as_line(record: Record) -> str:
     """Return a record as one line of a terminal."""
     if isinstance(record, Figure):
         predicted = record.prediction
-        beside = f"  (predicted {predicted.value:.4g})" if predicted else ""
-        return f"       {record.name}: {record.value:.4g} {record.unit}{beside}"
+        beside = f"  (predicted {number(predicted.value, record.unit)})" if predicted else ""
+        return f"       {record.name}: {number(record.value, record.unit)}{beside}"
     if isinstance(record, Check):
         return f"{'ok  ' if record.is_met else 'FAIL'}   {record.name}: {record.found}"
     return f"--     {record.name}: {record.why}"

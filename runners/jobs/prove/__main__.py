@@ -35,9 +35,13 @@ def work(job: Job) -> None:
     """Run the stages, publish the report and end as it says."""
     spec = job.spec_of(ProveSpec)
     folder = job.scratch_dir() / "proof"
+    begun: list[str] = []
     done: list[Stage] = []
 
     def say(stage: Stage, record: Record | None) -> None:
+        if stage.name not in begun:
+            begun.append(stage.name)
+            job.emitter.phase(TITLES[stage.name])
         if record is not None:
             job.emitter.log(as_line(record))
             return
