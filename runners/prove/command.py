@@ -7,11 +7,20 @@ from pathlib import Path
 from runners.config import DEFAULT_HOST_DIR, Credential, HostConfigError, HostDir
 from runners.prove.page import TITLES
 from runners.prove.report import Record, Report, Stage
-from runners.prove.run import JSON_NAME, PAGE_NAME, ProofRun, as_line, exit_code, problems
+from runners.prove.run import (
+    JSON_NAME,
+    PAGE_NAME,
+    FolderInUseError,
+    ProofRun,
+    as_line,
+    exit_code,
+    problems,
+)
 from runners.prove.stages import STAGES
 
 WORDS = "prove or disprove on this machine that every path is real, within minutes"
 DEFAULT_MINUTES = 10.0
+EXIT_USAGE = 2
 LEAST_MINUTES, MOST_MINUTES = 0.1, 1440.0
 
 
@@ -36,7 +45,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the command; return 0 if all is proven, 1 if not, 3 if not everything ran."""
+    """Run the command; return 0 if all is proven, 1 if not, 3 if not everything ran.
+
+    A stop by Ctrl-C returns 130, by SIGTERM 143.
+    """
     parser = argparse.ArgumentParser(prog="slipway-host prove", description=WORDS)
     add_arguments(parser)
     parser.add_argument("--dir", type=Path, default=DEFAULT_HOST_DIR, help="host's folder")
@@ -46,29 +58,34 @@ def main(arguments: list[str]) -> int:
 def run(options: argparse.Namespace) -> int:
     """Prove as the parsed options say."""
     folder = options.output or options.dir / "prove"
+    credential, why_unsigned = _credential(options.dir)
     proof = ProofRun(
         folder=folder,
         stages=options.stages,
         seconds=60 * options.minutes,
         device=options.device,
         is_small=options.small,
-        credential=_credential(options.dir),
+        credential=credential,
         say=_quiet if options.json else _say,
     )
-    report = proof.run()
+    try:
+        report = proof.run()
+    except FolderInUseError as error:
+        sys.stderr.write(f"{error}\n")
+        return EXIT_USAGE
     if options.json:
         sys.stdout.write(report.model_dump_json(indent=1) + "\n")
     else:
-        _summarise(report, folder)
-    return exit_code(report)
+        _summarise(report, folder, why_unsigned)
+    return exit_code(report, proof.stopped_by)
 
 
-def _credential(folder: Path) -> Credential | None:
-    """Return the credential that signs the report, or None if the host is not enrolled."""
+def _credential(folder: Path) -> tuple[Credential | None, str]:
+    """Return the credential that signs the report, or None and why there is none."""
     try:
-        return HostDir(folder).credential()
-    except HostConfigError:
-        return None
+        return HostDir(folder).credential(), ""
+    except HostConfigError as error:
+        return None, str(error)
 
 
 def _say(stage: Stage, record: Record | None) -> None:
@@ -83,11 +100,13 @@ def _quiet(_stage: Stage, _record: Record | None) -> None:
     """Print nothing."""
 
 
-def _summarise(report: Report, folder: Path) -> None:
+def _summarise(report: Report, folder: Path, why_unsigned: str) -> None:
     print(f"\n{report.device}: {report.verdict}")
     for words in problems(report):
         print(f"  {words}")
     print(f"The report: {folder / PAGE_NAME}, and as data {folder / JSON_NAME}")
+    if why_unsigned:
+        print(f"It is not signed: {why_unsigned}")
 
 
 def _stages(text: str) -> tuple[str, ...]:

@@ -1,35 +1,31 @@
 """Runs the stages of a proof, each in its own process, and keeps the report as it grows.
 
 After every record the report on disk is complete up to there, so a cut after five minutes leaves
-a report of what was done. A stage that crashes, hangs or exceeds its time ends alone.
+a report of what was done. A stage that crashes, hangs or exceeds its time ends alone. SIGINT and
+SIGTERM end the running stage with its whole process tree, and the report says so.
 """
 
 import contextlib
 import os
 import platform
-import queue
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from runners.config import Credential
 from runners.prove.expected import Expectations, Hardware
 from runners.prove.page import number, render
+from runners.prove.reaper import LOCK, WORK
 from runners.prove.report import (
     HARDWARE,
     MAX_RECORDS,
-    RECORD,
     Check,
     Figure,
     Record,
@@ -37,7 +33,9 @@ from runners.prove.report import (
     Stage,
     StageState,
 )
+from runners.prove.stage_process import StageProcess
 from runners.prove.stages import STAGES, StageName
+from runners.supervision.record import LockedError, is_locked, locked
 
 COMMAND = (sys.executable, "-m", "runners.jobs.prove.stage")
 # Of a run's time, for each stage; what a stage leaves goes to the later ones.
@@ -50,7 +48,7 @@ SHARES: Mapping[StageName, float] = {
     "distributed": 0.08,
 }
 GRACE_SECONDS = 10.0  # a stage ends by itself at its limit; later it is killed
-MAX_ERROR = 600
+SCRATCH = "scratch-"
 LEAST_FREE_BYTES = 2 * 1024**3
 PACKAGES = (
     "torch", "transformers", "accelerate", "torchao", "bitsandbytes", "peft", "triton", "numpy",
@@ -58,12 +56,18 @@ PACKAGES = (
     "llama-cpp-python", "pydantic",
 )  # fmt: skip
 JSON_NAME, PAGE_NAME = "report.json", "report.html"
+STOPS = (signal.SIGINT, signal.SIGTERM)
+EXIT_BY_SIGNAL = 128  # shells add the signal's number
 Say = Callable[[Stage, Record | None], None]
+
+
+class FolderInUseError(Exception):
+    """Another proof writes into the same folder."""
 
 
 @dataclass
 class ProofRun:
-    """One run: its options, and the report so far.
+    """One run: its options, the report so far, and the signal that stopped it, if any.
 
     ``folder`` receives report.json, report.html and the stages' scratch files, which are removed.
     """
@@ -77,12 +81,14 @@ class ProofRun:
     command: Sequence[str] = COMMAND
     say: Say = lambda _stage, _record: None
     report: Report = field(init=False)
+    stopped_by: signal.Signals | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         self._began = time.monotonic()
         self._rates: list[Figure] = []
         self._hardware: Hardware | None = None
+        self._process: StageProcess | None = None
         self.report = Report(
             began_at_ms=time.time_ns() // 1_000_000,
             hostname=socket.gethostname(),
@@ -93,14 +99,60 @@ class ProofRun:
         )
 
     def run(self) -> Report:
-        """Run every stage and return the signed report; it is on disk after each record."""
-        self._save()
-        for index, stage in enumerate(self.report.stages):
-            self._run_stage(index, stage.name)
-        calibration = self._calibration()
-        self._update(calibration=calibration)
-        self._save()
+        """Run every stage and return the signed report; it is on disk after each record.
+
+        SIGINT and SIGTERM end the stage that runs, and no other starts. It must be called in the
+        main thread.
+
+        Raises:
+            FolderInUseError: another proof writes into the folder.
+        """
+        with self._own_folder(), self._stoppable():
+            self._save()
+            for index, stage in enumerate(self.report.stages):
+                if self.stopped_by is None:
+                    self._run_stage(index, stage.name)
+                else:
+                    words = f"the proof was stopped by {self.stopped_by.name}"
+                    self._put(index, stage.model_copy(update={"problem": words}))
+            calibration = self._calibration()
+            self._update(calibration=calibration)
+            self._save()
         return self.report
+
+    @contextlib.contextmanager
+    def _own_folder(self) -> Iterator[None]:
+        """Hold the folder's lock, and remove what a killed proof left in it."""
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(locked(self.folder / LOCK))
+            except LockedError as error:
+                raise FolderInUseError(
+                    f"another proof writes into {self.folder}; wait for its end, or give another "
+                    "--output"
+                ) from error
+            except OSError:
+                old = []  # a file system without locks: a living process may own them
+            else:
+                old = list(self.folder.glob(f"{SCRATCH}*/{LOCK}"))
+            for lock in old:
+                if not is_locked(lock):
+                    shutil.rmtree(lock.parent, ignore_errors=True)
+            yield
+
+    @contextlib.contextmanager
+    def _stoppable(self) -> Iterator[None]:
+        before = {number: signal.signal(number, self._stop) for number in STOPS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _stop(self, number: int, _frame: object) -> None:
+        self.stopped_by = self.stopped_by or signal.Signals(number)
+        if self._process is not None:
+            self._process.stop(self.stopped_by)
 
     def _limit(self, index: int) -> float:
         """Return the seconds of a stage: its share of what is left to it and those after it."""
@@ -119,26 +171,27 @@ class ProofRun:
                 records=tuple(records),
                 problem=problem,
             )
-            stages = list(self.report.stages)
-            stages[index] = stage
-            self._update(stages=tuple(stages))
-            self._save()
+            self._put(index, stage)
             return stage
 
         with self._scratch(put) as scratch:
             if scratch is None:
                 return
-            process = _Process(self._argv(name, scratch, limit), limit + GRACE_SECONDS)
-            for record in process.records():
-                for completed in self._completed(name, record):
-                    if len(records) < MAX_RECORDS:
-                        records.append(completed)
-                    self.say(put("cut"), completed)
-            if name == "speed" and (expectations := self._expectations()):
-                for goal in expectations.goals([e for e in records if isinstance(e, Figure)]):
-                    records.append(goal)
-                    self.say(put("cut"), goal)
-            self.say(put(*process.end()), None)
+            argv = self._argv(name, scratch / WORK, limit)
+            with StageProcess(argv, scratch, limit + GRACE_SECONDS) as process:
+                self._process = process
+                if self.stopped_by is not None:  # while the process was started
+                    process.stop(self.stopped_by)
+                for each in process.records():
+                    for completed in self._completed(name, each):
+                        if len(records) < MAX_RECORDS:
+                            records.append(completed)
+                        self.say(put("cut"), completed)
+                if name == "speed" and (expectations := self._expectations()):
+                    for goal in expectations.goals([e for e in records if isinstance(e, Figure)]):
+                        records.append(goal)
+                        self.say(put("cut"), goal)
+                self.say(put(*process.end()), None)
 
     @contextlib.contextmanager
     def _scratch(self, put: Callable[[StageState, str | None], Stage]) -> Iterator[Path | None]:
@@ -153,7 +206,11 @@ class ProofRun:
             self.say(stage, None)
             yield None
             return
-        with tempfile.TemporaryDirectory(dir=self.folder, prefix="scratch-") as scratch:
+        with tempfile.TemporaryDirectory(
+            dir=self.folder, prefix=SCRATCH, ignore_cleanup_errors=True
+        ) as scratch:
+            (Path(scratch) / LOCK).touch()
+            (Path(scratch) / WORK).mkdir()
             yield Path(scratch)
 
     def _argv(self, name: StageName, scratch: Path, limit: float) -> list[str]:
@@ -188,6 +245,12 @@ class ProofRun:
         figures = [each for stage in self.report.stages for each in stage.figures]
         return expectations.calibration(figures, self.report.host_id or self.report.hostname)
 
+    def _put(self, index: int, stage: Stage) -> None:
+        stages = list(self.report.stages)
+        stages[index] = stage
+        self._update(stages=tuple(stages))
+        self._save()
+
     def _update(self, **fields: object) -> None:
         seconds = time.monotonic() - self._began
         self.report = self.report.model_copy(update={**fields, "seconds": seconds})
@@ -203,85 +266,6 @@ class ProofRun:
             building = self.folder / f".{name}.building"
             building.write_text(text)
             building.replace(self.folder / name)
-
-
-class _Process:
-    """One stage's process: its records as they come, and how it ended."""
-
-    def __init__(self, argv: Sequence[str], seconds: float) -> None:
-        self._deadline = time.monotonic() + seconds
-        self._seconds = seconds
-        self._is_late = False
-        self._bad_line: str | None = None
-        self._last = ""
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed in end()
-        self._child = subprocess.Popen(
-            argv,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            start_new_session=True,
-        )
-
-    def records(self) -> Iterator[Record]:
-        """Yield records until the process ends; kill it and its children at the deadline."""
-        lines: queue.Queue[bytes | None] = queue.Queue()
-        reader = threading.Thread(target=self._read, args=(lines,))
-        waiter = threading.Thread(target=self._wait)
-        reader.start()
-        waiter.start()
-        while True:
-            try:
-                line = lines.get(timeout=max(0.1, self._deadline - time.monotonic()))
-            except queue.Empty:
-                self._is_late = True
-                self._kill_group()
-                continue
-            if line is None:
-                break
-            try:
-                record = RECORD.validate_json(line)
-            except ValidationError:
-                self._bad_line = line.decode(errors="replace")[:200]
-                continue
-            self._last = record.name
-            yield record
-        reader.join()
-        waiter.join()
-
-    def _read(self, lines: "queue.Queue[bytes | None]") -> None:
-        with self._child.stdout or contextlib.nullcontext(()) as pipe:
-            for line in pipe:
-                lines.put(line)
-        lines.put(None)
-
-    def _wait(self) -> None:
-        """Wait for the process, then kill the children that outlived it and hold its pipe."""
-        self._child.wait()
-        self._kill_group()
-
-    def _kill_group(self) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._child.pid, signal.SIGKILL)
-
-    def end(self) -> tuple[StageState, str | None]:
-        """Return the stage's state and, if it failed, why."""
-        code = self._child.wait()
-        self._errors.seek(0)
-        lines = self._errors.read().decode(errors="replace").strip().splitlines()
-        words = lines[-1][:MAX_ERROR] if lines else ""
-        self._errors.close()
-        if self._is_late:
-            last = f"; the last that it said is: {self._last}" if self._last else ""
-            return "cut", f"it was killed after {self._seconds:.0f} s{last}. {words}".strip()
-        if code < 0:
-            name = signal.Signals(-code).name if -code in set(signal.Signals) else str(-code)
-            return "failed", f"its process died by {name}. {words}"
-        if code:
-            return "failed", f"its process ended with code {code}. {words}"
-        if self._bad_line is not None:
-            return "failed", f"it printed a line that is no record: {self._bad_line}"
-        return "done", None
 
 
 def _hardware(memory: Figure) -> Hardware:
@@ -309,8 +293,13 @@ def problems(report: Report) -> list[str]:
     return [f"{stage.name}: {words}" for stage, words in report.failures()]
 
 
-def exit_code(report: Report) -> int:
-    """Return 0 if everything was proven, 1 if something failed, 3 if it is incomplete."""
+def exit_code(report: Report, stopped_by: signal.Signals | None = None) -> int:
+    """Return 0 if everything was proven, 1 if something failed, 3 if it is incomplete.
+
+    After a stop it is 128 plus the signal's number: 130 for Ctrl-C, 143 for SIGTERM.
+    """
+    if stopped_by is not None:
+        return EXIT_BY_SIGNAL + stopped_by
     return {"proven": 0, "failed": 1, "incomplete": 3}[report.verdict]
 
 

@@ -1,7 +1,9 @@
 """A proof as a job: ``python -m runners.jobs.prove ATTEMPT_DIR``.
 
 Its lines are the log, its stages the progress, and its report the artefact "proof". It ends with
-an error if something is wrong, so that a failed proof is a failed job.
+an error if something is wrong, so that a failed proof is a failed job; a stopped one leaves the
+report up to there. The report is not signed: a job has no credential of the host, and the agent
+uploads the artefact with it.
 """
 
 import shutil
@@ -9,7 +11,7 @@ import sys
 from pathlib import Path
 
 from runners.jobs.artefacts import publish_folder
-from runners.jobs.runtime import Job, run_job
+from runners.jobs.runtime import Job, end_by_sigterm, run_job
 from runners.jobspec import ProveSpec
 from runners.prove.expected import lessons
 from runners.prove.page import TITLES
@@ -49,17 +51,21 @@ def work(job: Job) -> None:
         job.emitter.log(f"{TITLES[stage.name]}: {stage.state}. {stage.problem or ''}".strip())
         job.emitter.progress(len(done), len(spec.stages), "stages")
 
-    report = ProofRun(
+    proof = ProofRun(
         folder=folder,
         stages=spec.stages,
         seconds=60 * spec.minutes,
         is_small=spec.is_small,
         say=say,
-    ).run()
+    )
+    report = proof.run()
     publish_folder(
         job, ARTEFACT, "report", lambda building: _copy(folder, building), facts(report)
     )
     shutil.rmtree(folder)
+    if proof.stopped_by is not None:
+        job.stop_requested.set()
+        end_by_sigterm(job)
     job.emitter.result(measured(report), {"verdict": report.verdict})
     if wrong := problems(report):
         sys.stderr.write("".join(f"{FAILED}: {words}\n" for words in wrong))

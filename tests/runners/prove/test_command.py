@@ -66,4 +66,5 @@ def test_it_says_what_failed_and_where_the_report_lies(tmp_path, capsys, monkeyp
     said = capsys.readouterr().out
     assert "FAIL   sum: 4" in said
     assert "rates: sum: expected 3, found 4" in said
+    assert f"not signed: {tmp_path} holds no enrolled host" in said
     assert str(tmp_path / "prove" / "report.html") in said

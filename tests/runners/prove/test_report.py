@@ -63,7 +63,7 @@ def test_the_page_names_what_failed_and_what_to_do_and_escapes_what_it_shows():
         "25 to 36 tokens/s<br>outside",
         "weights",
         "qlora: bitsandbytes is missing",
-        "Not signed",
+        "Not signed.",
     ):
         assert words in page
 

@@ -42,6 +42,7 @@ def proof(folder, code: str, **options) -> Report:
         ("raise SystemExit('no driver')", "failed", "code 1. no driver"),
         ("print('loading ...')", "failed", "no record: loading ..."),
         (f"print('''{GOOD.replace('1e9', 'NaN')}''')", "failed", "no record"),
+        ("while True: print('loading ...')", "cut", "killed after 1 s"),
         (
             f"print('''{GOOD}''', flush=True); import time; time.sleep(99)",
             "cut",
@@ -94,7 +95,7 @@ def test_what_a_stage_wrote_and_started_is_gone_after_it(tmp_path):
         f"print('''{GOOD.replace('threads', 'pid')}'''.replace('1e9', str(child.pid)))"
     )
     report = proof(tmp_path, code)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["report.html", "report.json"]
+    assert sorted(path.name for path in tmp_path.glob("[!.]*")) == ["report.html", "report.json"]
     for stage in report.stages:
         (pid,) = (int(each.value) for each in stage.figures)
         assert not _runs(pid)

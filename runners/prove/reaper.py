@@ -1,0 +1,137 @@
+"""Runs a stage and ends its whole process tree: ``python -S -E reaper.py SCRATCH COMMAND...``.
+
+The tree ends when the stage ends, when SIGTERM
+arrives, and when standard input closes, which the kernel does if the proof's command dies, also
+by SIGKILL. Processes that left their session or parent belong to the tree, because this process
+is their subreaper. Then it removes the scratch folder and ends as the stage did.
+
+Standard library only: it starts in some hundredths of a second.
+"""
+
+import os
+import resource
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+if __name__ == "__main__":  # -S hides site-packages and this package
+    sys.path.append(str(Path(__file__).resolve().parents[2]))
+
+from runners.parentage import die_with
+from runners.supervision import child, procfs, record
+
+LOCK = ".proof.lock"  # a living process holds it: in the output folder, in each scratch folder
+WORK = "work"  # the stage's own part of the scratch folder
+EXIT_NOT_STARTED = 127
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.002, 0.5
+
+
+class Reaper:
+    """The stage's process, and the wait status with which it ended."""
+
+    def __init__(self) -> None:
+        self.status: int | None = None
+        self._is_stopped = False
+        self._pid = 0
+        self._woken, wake = os.pipe()
+        for end in (self._woken, wake):
+            os.set_blocking(end, False)
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._stop)
+
+    def _stop(self, *_: object) -> None:
+        self._is_stopped = True
+
+    def start(self, argv: Sequence[str]) -> None:
+        """Start the stage, which dies with this process.
+
+        Raises:
+            OSError: the program cannot be executed.
+        """
+        child.become_subreaper()
+        reaper = os.getpid()
+        process = subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            preexec_fn=lambda: die_with(reaper),  # noqa: PLW1509 - this process has one thread
+        )
+        self._pid = process.pid
+        # The command reads to the end of the stage's output, which this process must not hold.
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stdout.fileno())
+        os.close(null)
+
+    def wait(self) -> None:
+        """Wait until the stage ends, SIGTERM arrives or standard input closes."""
+        poller = select.poll()
+        stdin = sys.stdin.fileno()
+        for fd in (stdin, self._woken):
+            poller.register(fd, select.POLLIN)
+        self._reap()
+        while self.status is None and not self._is_stopped:
+            ready = {fd for fd, _ in poller.poll()}
+            if self._woken in ready:
+                os.read(self._woken, select.PIPE_BUF)
+            if stdin in ready:
+                return
+            self._reap()
+
+    def kill_tree(self) -> None:
+        """Kill until two scans in a row are empty: one scan misses concurrent forks."""
+        empty_scans, pause = 0, FIRST_PAUSE_SECONDS
+        while empty_scans <= 1:
+            tree = procfs.descendants(os.getpid())
+            for process in tree:
+                procfs.send_signal(process.pid, process.start_ticks, signal.SIGKILL)
+            self._reap()
+            empty_scans = 0 if tree else empty_scans + 1
+            if tree:
+                time.sleep(pause)
+                pause = min(2 * pause, LONGEST_PAUSE_SECONDS)  # a driver may hold a process
+
+    def _reap(self) -> None:
+        while ended := child.wait_any():
+            pid, status, _ = ended
+            if pid == self._pid:
+                self.status = status
+
+
+def end_as(status: int | None) -> None:
+    """End this process with the exit code or the signal of a wait status."""
+    code = os.waitstatus_to_exitcode(status) if status is not None else -signal.SIGKILL
+    if code < 0:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the stage may have left its own
+        if -code != signal.SIGKILL:
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    sys.exit(code)
+
+
+def main(scratch: Path, argv: Sequence[str]) -> None:
+    """Run the command, end its tree, remove the scratch folder and end as the command did."""
+    reaper = Reaper()
+    with ExitStack() as stack:
+        with suppress(OSError):  # a file system without locks
+            stack.enter_context(record.locked(scratch / LOCK))
+        try:
+            reaper.start(argv)
+        except OSError as error:
+            sys.stderr.write(f"{argv[0]}: {error.strerror}\n")
+            shutil.rmtree(scratch, ignore_errors=True)
+            sys.exit(EXIT_NOT_STARTED)
+        reaper.wait()
+        reaper.kill_tree()
+        shutil.rmtree(scratch, ignore_errors=True)
+    end_as(reaper.status)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2:])
