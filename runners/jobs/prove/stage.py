@@ -15,6 +15,7 @@ from runners.prove.report import HARDWARE
 from runners.prove.stages import STAGES
 
 CPU_INFO = Path("/proc/cpuinfo")
+KERNEL_CACHE = "TORCHINDUCTOR_CACHE_DIR"
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -27,6 +28,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--small", action="store_true", help="the smallest sizes")
     options = parser.parse_args(arguments)
     out = records_only_on_stdout()
+    # Torch's shared cache would keep the half-written kernel of a stage that was killed, and every
+    # later compilation on this host would fail on it.
+    os.environ[KERNEL_CACHE] = str(options.folder / "kernels")
     prepare_process()
     name = options.device or ("cuda:0" if torch.cuda.is_available() else "cpu")
     device = torch.device(name)

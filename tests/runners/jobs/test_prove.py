@@ -1,6 +1,8 @@
 """The stages of a proof name an injected fault, and find none without."""
 
 import io
+import os
+import subprocess
 import sys
 from dataclasses import replace
 
@@ -372,6 +374,24 @@ def test_without_time_a_part_is_missing_and_says_what_to_do(tmp_path):
     missing = [each for each in records if isinstance(each, Missing)]
     assert [each.name for each in missing] == list(distributed.LAYOUTS)
     assert all("--minutes" in each.advice for each in missing)
+
+
+def test_a_killed_stage_leaves_no_half_written_kernel_for_others(tmp_path):
+    code = (
+        "import os, sys\n"
+        "from runners.jobs.prove import identity, stage\n"
+        "from torch._inductor.runtime import cache_dir_utils\n"
+        "identity.run = lambda *_: print(cache_dir_utils.cache_dir(), file=sys.stderr)\n"
+        "stage.main(sys.argv[1:])\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code, "identity", str(tmp_path / "work"), "--device", "cpu"],
+        env=os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "shared")},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert ended.stderr.splitlines()[-1] == str(tmp_path / "work" / "kernels")
 
 
 def test_as_a_job_it_leaves_its_report_and_fails_if_something_is_wrong(tmp_path, monkeypatch):
