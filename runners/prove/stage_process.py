@@ -18,7 +18,6 @@ from runners.prove.report import RECORD, Record, StageState
 
 MAX_ERROR = 600
 MAX_BAD_LINE = 200
-PIPE_BYTES = 2**20  # a stage goes on while its records are completed
 READ_BYTES = 2**16
 TICK_SECONDS = 0.5
 KILL_SECONDS = 5.0  # later, what a driver still holds is left to the reaper
@@ -44,7 +43,6 @@ class StageProcess:
             stdin=subprocess.PIPE,  # it closes if this process dies, however it dies
             stdout=subprocess.PIPE,
             stderr=self._errors,
-            pipesize=PIPE_BYTES,
             start_new_session=True,  # the terminal's Ctrl-C reaches the proof's command alone
         )
 
@@ -131,10 +129,8 @@ class StageProcess:
         if code is None:
             words = f"Not all of its processes have ended. {words}"
         if self._stopped_by is not None and code != 0:
-            return (
-                "cut",
-                f"the proof was stopped by {self._stopped_by.name}{last}. {words}".strip(),
-            )
+            stop = f"the proof was stopped by {self._stopped_by.name}"
+            return "cut", f"{stop}{last}. {words}".strip()
         if self._killed_at is not None or code is None:
             return "cut", f"it was killed after {self._seconds:.0f} s{last}. {words}".strip()
         if code < 0:
