@@ -5,6 +5,7 @@ import re
 from functools import cache
 
 from planner.catalog.instances import price_of
+from planner.catalog.mig import instance_of, profile_of_driver
 from planner.catalog.nearest import nearest_names
 from planner.catalog.reading import data_text
 from planner.errors import UnknownDeviceError
@@ -147,8 +148,12 @@ def get_device(name: str) -> DeviceSpec:
 def device_of_driver(name: str) -> DeviceSpec | None:
     """Return the device that a driver names, with or without the brand, or None.
 
-    Of a board with two dies it is one die: half of the figures that data sheets state.
+    Of a board with two dies it is one die: half of the figures that data sheets state. Of a MIG
+    instance it is the instance's share of its GPU.
     """
+    if (instance := profile_of_driver(name)) is not None:
+        gpu = device_of_driver(instance[0])
+        return None if gpu is None else instance_of(gpu, instance[1])
     bare = name.removeprefix("NVIDIA ").removeprefix("GeForce ").removeprefix("Tesla ")
     for spelling in (DRIVER_NAMES.get(name, name), bare):
         device_id = _id_of(device_slug(spelling))
