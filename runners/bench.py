@@ -14,7 +14,8 @@ from runners import launch
 from runners.facts import Microbench
 from runners.slurm_options import SlurmConfig
 
-COMMAND = (sys.executable, "-m", "runners.jobs.microbench")
+# It runs in the host's folder, and measures the disk where jobs write.
+COMMAND = (sys.executable, "-m", "runners.jobs.microbench", "--folder", ".")
 TIMEOUT_SECONDS = 300.0
 SLURM_PATIENCE_SECONDS = 200  # for a free node; otherwise retried later
 RETRY_SECONDS = 600.0

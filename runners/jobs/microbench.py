@@ -1,19 +1,16 @@
 """Measure this host's achieved rates for the planner: ``python -m runners.jobs.microbench``.
 
-Prints one JSON line, a ``runners.messages.Microbench``. Rates are the median of repeated
-runs on buffers far larger than the caches, with the threads that jobs will use, and the
-whole takes less than 20 s. ``--short`` takes small buffers and proves only that it works.
+Prints one JSON line, a ``runners.facts.Microbench``. Rates are those of
+``runners.jobs.device_rates``, with the threads that jobs will use, and the whole takes about 20 s.
+``--short`` takes small buffers and proves only that it works.
 """
 
 import argparse
 import contextlib
-import os
 import statistics
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +18,20 @@ import torch
 from transformers import PreTrainedModel
 
 from runners.facts import DeviceMeasurement, LinkMeasurement, Microbench
+from runners.jobs.device_rates import (
+    CPU_DEVICE,
+    GPU,
+    MATMUL_DTYPES,
+    SMALL,
+    Sizes,
+    UnsupportedDtypeError,
+    disk_write_rate,
+    matmul_rates,
+    operator_overhead,
+    sizes_for,
+    transfer_rates,
+    triad_rates,
+)
 from runners.jobs.evaluation import evaluate
 from runners.jobs.loading import demo_config, fresh_model
 from runners.jobs.memory import (
@@ -36,11 +47,6 @@ from runners.jobs.train.evaluator import VALIDATION_TOKENS
 from runners.jobs.train.optimizers import build_optimizer
 from runners.jobspec import DemoModel
 
-GEMM_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-FLOPS_PER_MULTIPLY_ADD = 2
-TRIAD_STREAMS = 3  # two arrays read, one written
-TINY_OPERATIONS = 2000
-CPU_DEVICE = torch.device("cpu")
 TRAINING_STEPS = 4  # by then the allocator's caches are stable
 TRAINING_SEQUENCES = 2
 FP32_STATES = 4  # weights, gradients and two moments
@@ -57,24 +63,6 @@ SMALLEST = DemoModel(
 TINY = DemoModel(hidden_size=64, intermediate_size=64, num_hidden_layers=1, vocab_size=256)
 
 
-@dataclass(frozen=True)
-class Effort:
-    """The size and duration of each measurement."""
-
-    gemm_size: int
-    triad_elements: int
-    seconds_each: float
-    disk_bytes: int
-    copy_bytes: int = 2**28
-
-
-CPU = Effort(gemm_size=1024, triad_elements=2**25, seconds_each=1.2, disk_bytes=2**27)
-CUDA = Effort(gemm_size=8192, triad_elements=2**28, seconds_each=0.5, disk_bytes=2**27)
-SHORT = Effort(
-    gemm_size=64, triad_elements=2**16, seconds_each=0.02, disk_bytes=2**20, copy_bytes=2**16
-)
-
-
 def measure(*, short: bool = False, folder: Path | None = None) -> Microbench:
     """Return the rates of the CPU, of every CUDA device, and of writing to ``folder``."""
     began = time.monotonic()
@@ -83,38 +71,44 @@ def measure(*, short: bool = False, folder: Path | None = None) -> Microbench:
         "runtime_memory_bytes": runtime_memory_bytes(),
         "training_memory_bytes": training_memory_bytes(TINY if short else DemoModel()),
     }
-    cpu = measure_device(torch.device("cpu"), SHORT if short else CPU)
-    devices = [cpu.model_copy(update=memory)]
-    devices += [
-        measure_device(torch.device("cuda", index), SHORT if short else CUDA)
-        for index in range(torch.cuda.device_count())
-    ]
-    links = tuple(device_links(torch.cuda.device_count(), SHORT if short else CUDA))
-    disk = disk_write_rate(folder or Path(tempfile.gettempdir()), SHORT if short else CPU)
+    cpu_sizes = sizes_for(CPU_DEVICE, is_small=short)
+    gpus = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
+    devices = [measure_device(CPU_DEVICE, cpu_sizes).model_copy(update=memory)]
+    devices += [measure_device(gpu, sizes_for(gpu, is_small=short)) for gpu in gpus]
+    links = device_links(len(gpus), SMALL if short else GPU)
     return Microbench(
         measured_at_ms=time.time_ns() // 1_000_000,
         duration_seconds=time.monotonic() - began,
         torch_version=str(torch.__version__),
         num_threads=torch.get_num_threads(),
         devices=tuple(devices),
-        disk_write_bytes_per_second=disk,
-        links=links,
+        disk_write_bytes_per_second=disk_write_rate(folder or Path.cwd(), cpu_sizes),
+        links=tuple(links),
     )
 
 
-def measure_device(device: torch.device, effort: Effort) -> DeviceMeasurement:
+def measure_device(device: torch.device, sizes: Sizes) -> DeviceMeasurement:
     """Return bandwidth, matrix product rates by dtype and operator overhead of one device."""
-    rates = {name: gemm_rate(device, dtype, effort) for name, dtype in GEMM_DTYPES.items()}
-    rates["int8"] = int8_gemm_rate(device, effort)
-    in_host = torch.device("cpu")
-    is_apart = device.type != "cpu"
+    products: dict[str, float] = {}
+    for name in MATMUL_DTYPES:
+        with contextlib.suppress(UnsupportedDtypeError):
+            products[name] = statistics.median(matmul_rates(name, device, sizes).samples)
+    copies: dict[str, float] = {}
+    if device.type != "cpu":
+        copies = {
+            "host_to_device_bytes_per_second": statistics.median(
+                transfer_rates(CPU_DEVICE, device, sizes)
+            ),
+            "device_to_host_bytes_per_second": statistics.median(
+                transfer_rates(device, CPU_DEVICE, sizes)
+            ),
+        }
     return DeviceMeasurement(
-        host_to_device_bytes_per_second=copy_rate(in_host, device, effort) if is_apart else None,
-        device_to_host_bytes_per_second=copy_rate(device, in_host, effort) if is_apart else None,
         device=str(device),
-        memory_bandwidth_bytes_per_second=triad_bandwidth(device, effort),
-        flops_per_second=rates,
-        op_overhead_seconds=op_overhead(device),
+        memory_bandwidth_bytes_per_second=statistics.median(triad_rates(device, sizes)),
+        flops_per_second=products,
+        op_overhead_seconds=operator_overhead(device),
+        **copies,
     )
 
 
@@ -185,55 +179,7 @@ def _saved_tensors() -> Iterator[dict[int, int]]:
         yield saved
 
 
-def gemm_rate(device: torch.device, dtype: torch.dtype, effort: Effort) -> float:
-    """Return the FLOP/s of a square matrix product in ``dtype``."""
-    size = effort.gemm_size
-    left = torch.randn(size, size, device=device).to(dtype)
-    right = torch.randn(size, size, device=device).to(dtype)
-    out = torch.empty(size, size, device=device, dtype=dtype)
-    seconds = _median_seconds(lambda: torch.mm(left, right, out=out), device, effort)
-    return FLOPS_PER_MULTIPLY_ADD * size**3 / seconds
-
-
-def int8_gemm_rate(device: torch.device, effort: Effort) -> float:
-    """Return the operations per second of an int8 product that accumulates in int32."""
-    size = effort.gemm_size
-    left = torch.randint(-128, 127, (size, size), dtype=torch.int8, device=device)
-    right = torch.randint(-128, 127, (size, size), dtype=torch.int8, device=device)
-    seconds = _median_seconds(lambda: torch._int_mm(left, right.t()), device, effort)  # noqa: SLF001 - torch's only int8 product
-    return FLOPS_PER_MULTIPLY_ADD * size**3 / seconds
-
-
-def triad_bandwidth(device: torch.device, effort: Effort) -> float:
-    """Return the bytes per second of ``a = b + s * c`` over large fp32 arrays.
-
-    Source: McCalpin's STREAM triad counts the same three streams.
-    """
-    left = torch.ones(effort.triad_elements, device=device)
-    right = torch.ones(effort.triad_elements, device=device)
-    out = torch.zeros(effort.triad_elements, device=device)
-    moved = TRIAD_STREAMS * out.numel() * out.element_size()
-    return moved / _median_seconds(
-        lambda: torch.add(left, right, alpha=3.0, out=out), device, effort
-    )
-
-
-def copy_rate(source: torch.device, target: torch.device, effort: Effort) -> float:
-    """Return the bytes per second of copying one large buffer; host memory is pinned."""
-    left, right = (_buffer(device, source, target, effort) for device in (source, target))
-    waiting = source if source.type == "cuda" else target
-    seconds = _median_seconds(lambda: right.copy_(left, non_blocking=True), waiting, effort)
-    return effort.copy_bytes / seconds
-
-
-def _buffer(
-    device: torch.device, source: torch.device, target: torch.device, effort: Effort
-) -> torch.Tensor:
-    is_pinned = device.type == "cpu" and "cuda" in (source.type, target.type)
-    return torch.empty(effort.copy_bytes, dtype=torch.uint8, device=device, pin_memory=is_pinned)
-
-
-def device_links(num_devices: int, effort: Effort) -> Iterator[LinkMeasurement]:
+def device_links(num_devices: int, sizes: Sizes) -> Iterator[LinkMeasurement]:
     """Yield the bandwidth from each GPU to the next one, along the ring of collectives."""
     for index in range(num_devices if num_devices > 1 else 0):
         source = torch.device("cuda", index)
@@ -241,61 +187,15 @@ def device_links(num_devices: int, effort: Effort) -> Iterator[LinkMeasurement]:
         yield LinkMeasurement(
             source=str(source),
             target=str(target),
-            bytes_per_second=copy_rate(source, target, effort),
+            bytes_per_second=statistics.median(transfer_rates(source, target, sizes)),
         )
-
-
-def op_overhead(device: torch.device) -> float:
-    """Return the wall seconds of one operator on a tensor of one element."""
-    tiny = torch.zeros(1, device=device)
-    for _ in range(TINY_OPERATIONS // 10):
-        tiny.add_(1.0)
-    _wait(device)
-    began = time.perf_counter()
-    for _ in range(TINY_OPERATIONS):
-        tiny.add_(1.0)
-    _wait(device)
-    return (time.perf_counter() - began) / TINY_OPERATIONS
-
-
-def disk_write_rate(folder: Path, effort: Effort) -> float:
-    """Return the bytes per second of writing one file and syncing it to the disk."""
-    block = os.urandom(2**20)
-    with tempfile.NamedTemporaryFile(dir=folder) as file:
-        began = time.perf_counter()
-        for _ in range(effort.disk_bytes // len(block)):
-            file.write(block)
-        file.flush()
-        os.fsync(file.fileno())
-        return effort.disk_bytes / (time.perf_counter() - began)
-
-
-def _median_seconds(
-    operation: Callable[[], object], device: torch.device, effort: Effort
-) -> float:
-    """Return the median time, which is robust against interference of other programs."""
-    operation()
-    _wait(device)
-    times: list[float] = []
-    deadline = time.perf_counter() + effort.seconds_each
-    while not times or time.perf_counter() < deadline:
-        began = time.perf_counter()
-        operation()
-        _wait(device)
-        times.append(time.perf_counter() - began)
-    return statistics.median(times)
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def main() -> None:
     """Print the measurements as one JSON line."""
     parser = argparse.ArgumentParser(prog="python -m runners.jobs.microbench")
     parser.add_argument("--short", action="store_true", help="prove that it works, in a second")
-    parser.add_argument("--folder", type=Path, help="where to measure the disk")
+    parser.add_argument("--folder", type=Path, help="where to measure the disk; default: here")
     options = parser.parse_args()
     prepare_process()
     result = measure(short=options.short, folder=options.folder)

@@ -8,6 +8,7 @@ weights, with one copy per method, because shared page cache would count for one
 
 import json
 import shutil
+import statistics
 import sys
 import tempfile
 import time
@@ -25,6 +26,7 @@ from planner.specs.estimate import EstimateRequest
 from planner.specs.plan import PlanRequest
 from planner.specs.strategy import OffloadSpec
 from runners.generate_options import PolicyOffload
+from runners.jobs.device_rates import Sizes, matmul_rates, operator_overhead, triad_rates
 from runners.jobs.generate.offload_cases import CPU, DTYPE, Order
 from runners.jobs.generate.offload_process import (
     Answered,
@@ -34,8 +36,7 @@ from runners.jobs.generate.offload_process import (
     forget,
 )
 from runners.jobs.loading import demo_config, fresh_model
-from runners.jobs.microbench import Effort as Probe
-from runners.jobs.microbench import gemm_rate, op_overhead, runtime_memory_bytes, triad_bandwidth
+from runners.jobs.microbench import runtime_memory_bytes
 from runners.jobs.ratios import ratio_of
 from runners.jobs.runtime import prepare_process
 from runners.jobspec import DemoModel
@@ -52,7 +53,7 @@ SHAPE = DemoModel(  # 325 million parameters without grouped-query attention, li
     vocab_size=8192,
     max_position_embeddings=512,
 )
-PROBE = Probe(gemm_size=1024, triad_elements=2**24, seconds_each=1.0, disk_bytes=0)
+PROBE = Sizes(product=1024, elements=2**24, copy_bytes=0, disk_bytes=0, seconds=1.0)
 BATCH_PARTS = (1, 2, 4, 8)  # accelerate's batch: all prompts, or a fraction of them
 ROOM_SHARES = (
     1.0,
@@ -80,7 +81,7 @@ class Effort:
     input_tokens: int = 16
     output_tokens: int = 8
     rounds: int = 4
-    probe: Probe = PROBE
+    probe: Sizes = PROBE
 
 
 def ratios(effort: Effort = Effort()) -> Iterator[Ratio]:
@@ -257,12 +258,14 @@ def _figures_text(answered: Answered) -> str:
 
 def _machine(folder: Path, runtime_bytes: int, effort: Effort) -> JsonObject:
     """Return this machine's measured rates under the planner's field names."""
-    bandwidth = triad_bandwidth(CPU, effort.probe)
+    bandwidth = statistics.median(triad_rates(CPU, effort.probe))
     rates: JsonObject = {
         "memory_bandwidth_bytes_per_second": bandwidth,
-        "peak_flops_per_second": {FLOAT: gemm_rate(CPU, DTYPE, effort.probe)},
+        "peak_flops_per_second": {
+            FLOAT: statistics.median(matmul_rates(FLOAT, CPU, effort.probe).samples)
+        },
         "host_to_device_bandwidth_bytes_per_second": bandwidth / 2,  # a copy reads and writes
-        "op_overhead_seconds": op_overhead(CPU),
+        "op_overhead_seconds": operator_overhead(CPU),
         "runtime_overhead_bytes": runtime_bytes,
         "provenance": "measured",
         "disk_bandwidth_bytes_per_second": _disk_rate(folder),

@@ -19,8 +19,8 @@ from transformers import PreTrainedModel
 from runners.adapter_options import LoraOptions
 from runners.jobs.adapters import Lora
 from runners.jobs.compiler import check_compiler
+from runners.jobs.device_rates import UnsupportedDtypeError, product_of
 from runners.jobs.loading import fresh_model, ready
-from runners.jobs.prove.rates import product_of
 from runners.jobs.prove.recorder import Recorder
 from runners.jobs.prove.weight_only import (
     WeightKind,
@@ -136,8 +136,9 @@ def _compare(
 
 def _product(recorder: Recorder, name: str) -> None:
     size = 64 if recorder.is_small else 512
-    product = product_of(name, recorder.device, size)
-    if isinstance(product, str):
+    try:
+        product = product_of(name, recorder.device, size)
+    except UnsupportedDtypeError:
         return  # the stage "rates" says why
     exact = product.left.double().cpu() @ product.right.double().cpu()
     _compare(

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from runners.jobs.prove.rates import Product, product_of
-from runners.jobs.prove.recorder import Recorder, wait_for
+from runners.jobs.device_rates import product_of, wait_for
+from runners.jobs.prove.recorder import Recorder
 from runners.jobs.runtime import num_threads
 
 if TYPE_CHECKING:
@@ -77,11 +77,9 @@ def _under_load(recorder: Recorder) -> "Sequence[Device]":
     """Return the devices' state while every one of them multiplies matrices."""
     from runners.device_list import devices_here
 
-    products: list[Product] = []
-    for index in range(torch.cuda.device_count()):
-        size = 256 if recorder.is_small else LOAD_SIZE
-        product = product_of("bf16", torch.device("cuda", index), size)
-        products += [product] if isinstance(product, Product) else []
+    size = 256 if recorder.is_small else LOAD_SIZE
+    devices = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
+    products = [product_of("bf16", device, size) for device in devices]
     deadline = time.monotonic() + (0.1 if recorder.is_small else LOAD_SECONDS)
     while time.monotonic() < deadline:
         for product in products:

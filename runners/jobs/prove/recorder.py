@@ -5,13 +5,15 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal, TextIO
 
 import torch
 
+from runners.jobs.device_rates import wait_for
 from runners.prove.report import Check, Figure, Missing, Question
 
+__all__ = ["Recorder", "records_only_on_stdout", "wait_for"]
 Cause = Literal["device", "library", "time"]
 MAX_TEXT = 1500
 OUT_OF_MEMORY = "Close what else uses the device, or accept that this size does not fit on it."
@@ -127,28 +129,6 @@ class Recorder:
     def _write(self, record: Figure | Check | Missing) -> None:
         self._out.write(record.model_dump_json() + "\n")
         self._out.flush()
-
-
-def samples_of(
-    operation: Callable[[], object], device: torch.device, seconds: float, *, most: int = 200
-) -> list[float]:
-    """Return the wall seconds of each run of an operation, after a first one that is dropped."""
-    operation()
-    wait_for(device)
-    times: list[float] = []
-    deadline = time.perf_counter() + seconds
-    while len(times) < most and (not times or time.perf_counter() < deadline):
-        began = time.perf_counter()
-        operation()
-        wait_for(device)
-        times.append(time.perf_counter() - began)
-    return times
-
-
-def wait_for(device: torch.device) -> None:
-    """Wait until the device has finished its queued work."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def records_only_on_stdout() -> TextIO:

@@ -16,13 +16,14 @@ from typing import Any, NamedTuple
 import torch
 from transformers import PreTrainedModel
 
+from runners.jobs.device_rates import run_seconds, wait_for
 from runners.jobs.generate.compiled import CompiledStep
 from runners.jobs.generate.static import Limits, run_batch
 from runners.jobs.generation import Workload, measure_speed
 from runners.jobs.loading import fresh_model, ready
 from runners.jobs.memory import model_bytes
 from runners.jobs.prove.engines import vllm_speeds
-from runners.jobs.prove.recorder import Recorder, samples_of, wait_for
+from runners.jobs.prove.recorder import Recorder
 from runners.jobs.prove.weight_only import Int4Linear
 from runners.jobs.runtime import BadInputError
 from runners.prove.report import Question
@@ -365,7 +366,7 @@ def _training(recorder: Recorder, scale: Scale, folder: Path) -> None:
     trainer.model.train()
     trainer.layout.begin()
     trainer.make_step()  # states are made, kernels chosen
-    times = samples_of(trainer.make_step, device, 3.0, most=10)
+    times = run_seconds(trainer.make_step, device, 3.0, most=10)
     tokens = 2 * scale.training_tokens
     question = Question(
         model=config,

@@ -1,30 +1,19 @@
-"""The micro-benchmark's one line, and that its rates are physically possible."""
+"""The micro-benchmark's device: rates as the proof measures them, and training's own memory."""
 
 import torch
 
-from runners.jobs import microbench
+from runners.jobs import device_rates, microbench
 
 
-def test_the_disk_file_is_gone_afterwards(tmp_path):
-    microbench.disk_write_rate(tmp_path, microbench.SHORT)
+def test_a_device_is_measured_with_the_rates_of_the_proof(monkeypatch):
+    monkeypatch.setattr(device_rates, "run_seconds", lambda *_args: [0.5, 0.25, 1.0])
+    sizes = device_rates.SMALL
+    measured = microbench.measure_device(torch.device("cpu"), sizes)
 
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_product_of_n_takes_two_n_cubed_operations(monkeypatch):
-    monkeypatch.setattr(microbench, "_median_seconds", lambda *_: 0.5)
-    effort = microbench.Effort(gemm_size=10, triad_elements=1, seconds_each=0.0, disk_bytes=1)
-
-    rate = microbench.gemm_rate(torch.device("cpu"), torch.float32, effort)
-
-    assert rate == 2 * 10**3 / 0.5
-
-
-def test_the_triad_moves_three_arrays(monkeypatch):
-    monkeypatch.setattr(microbench, "_median_seconds", lambda *_: 0.5)
-    effort = microbench.Effort(gemm_size=1, triad_elements=100, seconds_each=0.0, disk_bytes=1)
-
-    assert microbench.triad_bandwidth(torch.device("cpu"), effort) == 3 * 100 * 4 / 0.5
+    assert measured.memory_bandwidth_bytes_per_second == 3 * sizes.elements * 4 / 0.5
+    assert measured.flops_per_second == dict.fromkeys(
+        ("fp32", "bf16", "fp16", "int8"), 2 * sizes.product**3 / 0.5
+    )
 
 
 def test_saved_tensors_are_counted_once_per_storage():
@@ -36,12 +25,5 @@ def test_saved_tensors_are_counted_once_per_storage():
     assert sum(saved.values()) == 40
 
 
-def test_a_copy_moves_what_it_says_and_is_timed():
-    here = torch.device("cpu")
-    rate = microbench.copy_rate(here, here, microbench.SHORT)
-
-    assert 1e6 < rate < 1e13
-
-
 def test_a_single_device_has_no_neighbour_to_copy_to():
-    assert list(microbench.device_links(1, microbench.SHORT)) == []
+    assert list(microbench.device_links(1, device_rates.SMALL)) == []

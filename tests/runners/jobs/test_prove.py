@@ -14,6 +14,7 @@ from runners import device_list
 from runners.compress_bench import BenchFailedError
 from runners.compress_bench import run as launch
 from runners.device_list import Device, Seen
+from runners.jobs.device_rates import SMALL
 from runners.jobs.generate import compiled
 from runners.jobs.generate.static import run_batch
 from runners.jobs.prove import (
@@ -30,6 +31,7 @@ from runners.jobs.prove.recorder import Recorder
 from runners.jobs.runtime import BadInputError
 from runners.jobs.train import trainer as training
 from runners.jobspec import ProveSpec
+from runners.prove.expected import proof_rates
 from runners.prove.report import RECORD, Check, Missing, Report
 
 OFF = 1.01  # a kernel that is off by 1e-2
@@ -258,11 +260,11 @@ def test_frozen_weights_that_a_step_changes_are_named(recorder, monkeypatch):
 def test_a_rate_that_falls_and_a_copy_that_lags_are_named(recorder, monkeypatch):
     recorder.is_small = False
     falling = iter([[1.0] * 8 + [2.0] * 8])
-    monkeypatch.setattr(rates, "samples_of", lambda *_args, **_options: next(falling))
-    rates._steady(recorder, rates.SMALL)
-    slow = iter([[1.0], [9.0]])
-    monkeypatch.setattr(rates, "samples_of", lambda *_args, **_options: next(slow))
-    rates._memory(recorder, rates.SMALL)
+    monkeypatch.setattr(rates, "run_seconds", lambda *_args, **_options: next(falling))
+    rates._steady(recorder, SMALL)
+    monkeypatch.setattr(rates, "triad_rates", lambda *_: [9e9])
+    monkeypatch.setattr(rates, "memory_copy_rates", lambda *_: [1e9])
+    rates._memory(recorder, SMALL)
     assert failed(recorder) == ["the rate is steady", "a copy keeps up with the triad"]
 
 
@@ -271,6 +273,9 @@ def test_rates_of_the_smallest_sizes(recorder, tmp_path):
     assert failed(recorder) == []
     names = {each.name for each in recorder.records() if not isinstance(each, Missing)}
     assert {"memory triad", "matmul bf16", "attention sdpa", "weight-only int4"} <= names
+    figures = [each for each in recorder.records() if each.record == "figure"]
+    assert proof_rates(figures).device.flops_per_second.keys() == {"fp32", "bf16", "fp16", "int8"}
+    assert proof_rates(figures[:1]) is None
     assert list(tmp_path.iterdir()) == []
 
 
