@@ -7,24 +7,38 @@ datasheet: its measured rates are all that the planner has.
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from planner.api import estimate
 from planner.calibration import calibrate_host, measurements_of
-from planner.catalog.devices import device_of_driver
+from planner.catalog.host_device import DriverDevice, MeasuredRates, host_device
 from planner.errors import PlannerError
 from planner.specs.calibration import HostCalibration, Measurement
 from planner.specs.cluster import ClusterSpec, DeviceSpec
 from planner.specs.estimate import Estimate, EstimateRequest
-from runners.prove.report import Check, Figure, Lesson, Prediction, Question, Record
+from runners.facts import DeviceMeasurement
+from runners.prove.report import (
+    Check,
+    Figure,
+    Lesson,
+    Missing,
+    Prediction,
+    ProofRates,
+    Question,
+    Record,
+)
 
+TRIAD = "memory triad"
 PRODUCTS = "matmul "
+TO_DEVICE, FROM_DEVICE = "copy host to device, pinned", "copy device to host, pinned"
+OVERHEAD = "operator overhead"
+DISK = "disk write"
 # Achieved over datasheet: below it something is wrong, above it the device is another one.
 BANDS: Mapping[str, tuple[float, float]] = {
-    "memory triad": (0.6, 1.02),
+    TRIAD: (0.6, 1.02),
     "memory copy": (0.6, 1.02),
-    "copy host to device, pinned": (0.4, 1.1),
-    "copy device to host, pinned": (0.4, 1.1),
+    TO_DEVICE: (0.4, 1.1),
+    FROM_DEVICE: (0.4, 1.1),
     "matmul fp32": (0.3, 1.05),
     "matmul tf32": (0.3, 1.05),
     "matmul bf16": (0.4, 1.05),
@@ -67,38 +81,8 @@ class Expectations:
     def __init__(self, hardware: Hardware, rates: Iterable[Figure]) -> None:
         self._hardware = hardware
         self._rates = {each.name: each.value for each in rates}
-        self.datasheet = device_of_driver(hardware.name) if hardware.kind == "gpu" else None
-        self.measured = self._measured()
-
-    def _measured(self) -> DeviceSpec | None:
-        """Return the device with this run's rates, or None before they are measured."""
-        bandwidth = self._rates.get("memory triad")
-        if bandwidth is None:
-            return None
-        peaks = {
-            name.removeprefix(PRODUCTS): value
-            for name, value in self._rates.items()
-            if name.startswith(PRODUCTS)
-        }
-        fields: dict[str, Any] = {
-            "memory_bandwidth_bytes_per_second": bandwidth,
-            "peak_flops_per_second": peaks,
-            "provenance": "measured",
-            "source": "measured by this run",
-        }
-        if link := self._rates.get("copy host to device, pinned"):
-            fields["host_to_device_bandwidth_bytes_per_second"] = link
-        if self.datasheet is not None:
-            published = self.datasheet.model_dump(mode="json")
-            fields["peak_flops_per_second"] = {**published["peak_flops_per_second"], **peaks}
-            return DeviceSpec.model_validate({**published, **fields})
-        own: dict[str, Any] = {
-            "id": "this-host",
-            "name": self._hardware.name,
-            "kind": self._hardware.kind,
-            "memory_bytes": self._hardware.memory_bytes,
-        }
-        return DeviceSpec.model_validate({**own, **fields})
+        device = DriverDevice(hardware.name, hardware.kind, hardware.memory_bytes)
+        self.datasheet, self.measured = host_device(device, measured_rates(self._rates))
 
     def complete(self, records: Iterable[Record]) -> Iterator[Record]:
         """Yield the records with predictions, and checks of rates against the datasheet."""
@@ -108,8 +92,18 @@ class Expectations:
                 continue
             prediction = self._prediction(record)
             yield record.model_copy(update={"prediction": prediction})
+            if record.name == TRIAD and self.datasheet is None:
+                yield self._without_datasheet()
             if prediction is not None and record.name in BANDS and self.datasheet is not None:
                 yield _against_datasheet(record, prediction.value)
+
+    def _without_datasheet(self) -> Missing:
+        """Return why no rate is compared with a datasheet."""
+        name = self._hardware.name
+        why = f"no datasheet of {name} is known, so its rates are not compared with one"
+        if self._hardware.kind == "cpu":
+            why = f"the catalog has no datasheets of CPUs such as {name}"
+        return Missing(name="datasheet", why=f"{why}; predictions use the rates measured here")
 
     def _prediction(self, figure: Figure) -> Prediction | None:
         if figure.question is not None:
@@ -189,7 +183,7 @@ class Expectations:
             yield _goal("training: model FLOPs utilisation", share, MFU_GOAL, "of the peak")
 
     def _decode_goals(self, values: Mapping[str, Figure]) -> Iterator[Check]:
-        bandwidth = self._rates.get("memory triad")
+        bandwidth = self._rates.get(TRIAD)
         plain, model = _best(values, "decode bf16, batch 1"), values.get("model")
         if plain and model and bandwidth:
             share = plain * model.value / bandwidth
@@ -197,6 +191,45 @@ class Expectations:
         packed = _best(values, "decode int4, batch 1")
         if plain and packed:
             yield _goal("decode in int4", packed / plain, INT4_GOAL, "times bf16")
+
+
+def products(rates: Mapping[str, float]) -> dict[str, float]:
+    """Return the operations per second of matrix products by dtype."""
+    return {
+        name.removeprefix(PRODUCTS): value
+        for name, value in rates.items()
+        if name.startswith(PRODUCTS)
+    }
+
+
+def measured_rates(rates: Mapping[str, float]) -> MeasuredRates | None:
+    """Return what a run measured for the planner, by figure; None without a bandwidth."""
+    if TRIAD not in rates:
+        return None
+    return MeasuredRates(
+        memory_bandwidth_bytes_per_second=rates[TRIAD],
+        flops_per_second=products(rates),
+        source="measured by this run",
+        host_to_device_bytes_per_second=rates.get(TO_DEVICE),
+        op_overhead_seconds=rates.get(OVERHEAD),
+    )
+
+
+def proof_rates(figures: Iterable[Figure]) -> ProofRates | None:
+    """Return the rates that replace a micro-benchmark's, or None if one of them is missing."""
+    known = {each.name: each for each in figures}
+    rates = {name: each.value for name, each in known.items()}
+    if TRIAD not in rates or OVERHEAD not in rates or not products(rates):
+        return None
+    device = DeviceMeasurement(
+        device=known[TRIAD].device,
+        memory_bandwidth_bytes_per_second=rates[TRIAD],
+        flops_per_second=products(rates),
+        op_overhead_seconds=rates[OVERHEAD],
+        host_to_device_bytes_per_second=rates.get(TO_DEVICE),
+        device_to_host_bytes_per_second=rates.get(FROM_DEVICE),
+    )
+    return ProofRates(device=device, disk_write_bytes_per_second=rates.get(DISK))
 
 
 def _best(values: Mapping[str, Figure], name: str) -> float | None:

@@ -13,9 +13,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, NonNegativeInt, TypeAdapter
 
 from planner.specs.calibration import HostCalibration
+from runners.facts import DeviceMeasurement
 from runners.prove.stages import StageName
 from runners.wire import Figure as Number
-from runners.wire import Message, Name, Names, Seconds, Sentence, TimestampMs, key_id
+from runners.wire import Message, Name, Names, Rate, Seconds, Sentence, TimestampMs, key_id
 
 VERSION = 1
 HARDWARE = "memory"  # the first figure of each stage: its how is the device's name
@@ -60,6 +61,13 @@ class Lesson(Message):
     question: Question
     metric: Literal["tpot_seconds", "ttft_seconds", "step_seconds"]
     seconds: Seconds
+
+
+class ProofRates(Message):
+    """A device's rates as a proof measured them, and those of the folder where jobs write."""
+
+    device: DeviceMeasurement
+    disk_write_bytes_per_second: Rate | None = None
 
 
 class Figure(Message):

@@ -1,17 +1,20 @@
 """Planner specs of a host: its devices with published or measured figures.
 
-A CPU uses its host's micro-benchmark. A GPU in the catalog uses the published figures with the
-memory that the driver reports; any other GPU needs a measurement.
+A GPU in the catalog is planned with its published figures, and any other device with those that
+the micro-benchmark or a proof measured on its host.
 """
 
 from datetime import UTC, datetime
 
-from planner.catalog.devices import device_of_driver, get_device
+from planner.catalog.devices import get_device
+from planner.catalog.host_device import DriverDevice, MeasuredRates, host_device
+from planner.catalog.mig import profile_of_driver
 from planner.specs.cluster import ClusterSpec, DeviceSpec
-from runners.facts import DeviceMeasurement, GpuFacts, HostFacts, Microbench
+from runners.facts import GpuFacts, HostFacts
 from webapp.core.problems import ConflictProblem
 from webapp.hosts.models import Host
 from webapp.hosts.prices import PER_KWH, price_of, priced
+from webapp.hosts.stored_rates import stored_rates
 from webapp.hosts.virtual import planned_cluster
 
 
@@ -24,14 +27,14 @@ def cluster_for_host(host: Host) -> ClusterSpec:
     if host.kind == "virtual":
         return planned_cluster(host)
     facts = _facts(host)
-    bench = _bench(host)
+    rates = stored_rates(host)
     gpus = _same_gpus(facts)
     is_divided = bool(gpus and gpus[0].parent_uuid)  # a process gets one MIG instance
     return ClusterSpec(
         device=device_for_host(host),
         devices_per_node=1 if is_divided else len(gpus) or 1,
         host_memory_bytes=facts.memory_bytes,
-        disk_bandwidth_bytes_per_second=bench.disk_write_bytes_per_second if bench else None,
+        disk_bandwidth_bytes_per_second=rates.disk_write_bytes_per_second if rates else None,
         electricity_usd_per_kwh=price_of(host.labels, PER_KWH),
     )
 
@@ -46,7 +49,18 @@ def device_for_host(host: Host) -> DeviceSpec:
         return get_device(host.planned["device"])
     facts = _facts(host)
     gpus = _same_gpus(facts)
-    device = _gpu_device(host, gpus[0]) if gpus else _cpu_device(host, facts)
+    described = host_device(
+        _driver_device(facts, gpus),
+        _rates(host, "cuda:0" if gpus else "cpu"),
+        device_id=f"host-{host.slug}",
+    )
+    device = described.datasheet or described.measured
+    if device is None:
+        raise ConflictProblem(
+            "not_measured",
+            f"The speed of {host.name} has not been measured yet; its agent does so at its first "
+            "start, in about 15 seconds.",
+        )
     return priced(device, host.labels, host.name, len(gpus) or 1)
 
 
@@ -58,70 +72,46 @@ def _facts(host: Host) -> HostFacts:
     return HostFacts.model_validate(host.facts)
 
 
-def _bench(host: Host) -> Microbench | None:
-    return Microbench.model_validate(host.microbench) if host.microbench else None
-
-
 def _same_gpus(facts: HostFacts) -> list[GpuFacts]:
     """Return the GPUs of the same model as the first: a job uses one device model."""
     return [gpu for gpu in facts.gpus if gpu.name == facts.gpus[0].name]
 
 
-def _measured(host: Host, device: str) -> DeviceMeasurement:
-    bench = _bench(host)
-    measurements = [item for item in bench.devices if item.device == device] if bench else []
-    if not measurements:
-        raise ConflictProblem(
-            "not_measured",
-            f"The speed of {host.name} has not been measured yet; its agent does so at its first "
-            "start, in about 15 seconds.",
-        )
-    return measurements[0]
+def _driver_device(facts: HostFacts, gpus: list[GpuFacts]) -> DriverDevice:
+    """Return the first GPU, which is the first that torch counts, or the CPU without one.
 
-
-def _cpu_device(host: Host, facts: HostFacts) -> DeviceSpec:
-    """Return the CPU with the memory that a job may use of it."""
-    memory = min(facts.memory_bytes, facts.job_memory_bytes or facts.memory_bytes)
-    return _from_measurement(
-        host, _measured(host, "cpu"), kind="cpu", name=facts.cpu_model, memory=memory
+    A CPU has the memory that a job may use of it. An instance whose name is that of the whole GPU
+    is a partition of unknown share.
+    """
+    if not gpus:
+        memory = min(facts.memory_bytes, facts.job_memory_bytes or facts.memory_bytes)
+        return DriverDevice(facts.cpu_model, "cpu", memory)
+    gpu = gpus[0]
+    is_unnamed_instance = bool(gpu.parent_uuid) and profile_of_driver(gpu.name) is None
+    return DriverDevice(
+        gpu.name,
+        "gpu",
+        gpu.memory_bytes,
+        is_partition=bool(gpu.partition) or is_unnamed_instance,
+        shares_host_memory=gpu.shares_host_memory,
     )
 
 
-def _gpu_device(host: Host, gpu: GpuFacts) -> DeviceSpec:
-    """Return the spec of a host's first GPU, which is the first that torch counts."""
-    published = None if gpu.partition or gpu.parent_uuid else device_of_driver(gpu.name)
-    if published is not None and gpu.shares_host_memory:  # the planner takes the host's share off
-        return published
-    if published is not None:
-        return published.model_copy(update={"memory_bytes": gpu.memory_bytes})
-    measured = _measured(host, "cuda:0")
-    return _from_measurement(host, measured, kind="gpu", name=gpu.name, memory=gpu.memory_bytes)
-
-
-def _from_measurement(
-    host: Host, measured: DeviceMeasurement, *, kind: str, name: str, memory: int
-) -> DeviceSpec:
-    return DeviceSpec.model_validate(
-        {
-            "id": f"host-{host.slug}",
-            "name": name,
-            "kind": kind,
-            "memory_bytes": memory,
-            "memory_bandwidth_bytes_per_second": measured.memory_bandwidth_bytes_per_second,
-            "peak_flops_per_second": measured.flops_per_second,
-            "op_overhead_seconds": measured.op_overhead_seconds,
-            "runtime_overhead_bytes": measured.runtime_memory_bytes,
-            "training_overhead_bytes": measured.training_memory_bytes,
-            "provenance": "measured",
-            "source": f"measured on {host.name}",
-            "as_of": measured_on(host),
-        }
-    )
-
-
-def measured_on(host: Host) -> str | None:
-    """Return the date of the host's micro-benchmark, as ISO date."""
-    bench = _bench(host)
-    if bench is None:
+def _rates(host: Host, device: str) -> MeasuredRates | None:
+    """Return the measured rates of a device as torch names it, or None if there are none."""
+    stored = stored_rates(host)
+    found = [each for each in stored.devices if each.device == device] if stored else []
+    if stored is None or not found:
         return None
-    return datetime.fromtimestamp(bench.measured_at_ms / 1000, UTC).date().isoformat()
+    measured = found[0]
+    measured_at_ms = measured.measured_at_ms or stored.measured_at_ms
+    return MeasuredRates(
+        memory_bandwidth_bytes_per_second=measured.memory_bandwidth_bytes_per_second,
+        flops_per_second=measured.flops_per_second,
+        source=f"measured on {host.name}" + (" by a proof" if measured.proof else ""),
+        as_of=datetime.fromtimestamp(measured_at_ms / 1000, UTC).date().isoformat(),
+        host_to_device_bytes_per_second=measured.host_to_device_bytes_per_second,
+        op_overhead_seconds=measured.op_overhead_seconds,
+        runtime_memory_bytes=measured.runtime_memory_bytes,
+        training_memory_bytes=measured.training_memory_bytes,
+    )

@@ -181,7 +181,11 @@ def _words_of_detail(event: Event) -> str:
 
 @dataclass(frozen=True)
 class Bench:
-    """One micro-benchmark run: time, versions, and the results per device."""
+    """A host's stored rates: the micro-benchmark's time and versions, and the rates per device.
+
+    ``disk_proof`` and each device's ``proof`` are the jobs whose proofs measured them since, or
+    None.
+    """
 
     at: datetime
     torch_version: str
@@ -191,6 +195,7 @@ class Bench:
     devices: list[dict[str, Any]]
     links: list[dict[str, Any]]
     network: dict[str, Any] | None
+    disk_proof: str | None
 
 
 def bench_of(host: Host) -> Bench | None:
@@ -207,12 +212,19 @@ def bench_of(host: Host) -> Bench | None:
         [_device(device) for device in result["devices"]],
         result.get("links") or [],
         result.get("network"),
+        result.get("disk_proof"),
     )
 
 
 def _device(measured: Mapping[str, Any]) -> dict[str, Any]:
     overhead_us = measured["op_overhead_seconds"] * 1e6
-    return {**measured, "op_overhead_microseconds": f"{overhead_us:.1f}"}
+    at_ms = measured.get("measured_at_ms")
+    return {
+        **measured,
+        "op_overhead_microseconds": f"{overhead_us:.1f}",
+        "proof": measured.get("proof"),
+        "at": at_ms and datetime.fromtimestamp(at_ms / 1000, tz=UTC),
+    }
 
 
 @dataclass(frozen=True)

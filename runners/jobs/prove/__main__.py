@@ -13,7 +13,7 @@ from pathlib import Path
 from runners.jobs.artefacts import publish_folder
 from runners.jobs.runtime import Job, end_by_sigterm, run_job
 from runners.jobspec import ProveSpec
-from runners.prove.expected import lessons
+from runners.prove.expected import lessons, proof_rates
 from runners.prove.page import TITLES
 from runners.prove.report import Record, Report, Stage
 from runners.prove.run import JSON_NAME, PAGE_NAME, ProofRun, as_line, problems
@@ -60,7 +60,11 @@ def work(job: Job) -> None:
     )
     report = proof.run()
     publish_folder(
-        job, ARTEFACT, "report", lambda building: _copy(folder, building), facts(report)
+        job,
+        ARTEFACT,
+        "report",
+        lambda building: _copy_report(folder, building),
+        facts(report, is_small=spec.is_small),
     )
     shutil.rmtree(folder)
     if proof.stopped_by is not None:
@@ -72,14 +76,22 @@ def work(job: Job) -> None:
         sys.exit(1)
 
 
-def _copy(folder: Path, building: Path) -> None:
+def _copy_report(folder: Path, building: Path) -> None:
     for name in (JSON_NAME, PAGE_NAME):
         shutil.copy(folder / name, building / name)
 
 
-def facts(report: Report) -> dict[str, object]:
-    """Return what a page lists of a report without opening it."""
+def facts(report: Report, *, is_small: bool = False) -> dict[str, object]:
+    """Return what the site takes from a report without opening it.
+
+    Rates of the smallest sizes are no rates of the device, and are left out.
+    """
+    figures = [
+        figure for stage in report.stages if stage.name == "rates" for figure in stage.figures
+    ]
+    rates = None if is_small else proof_rates(figures)
     return {
+        "rates": rates and rates.model_dump(mode="json"),
         "device": report.device,
         "verdict": report.verdict,
         "seconds": round(report.seconds, 1),

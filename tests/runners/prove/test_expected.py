@@ -3,7 +3,7 @@
 import pytest
 
 from runners.prove.expected import Expectations, Hardware
-from runners.prove.report import Check, Figure, Question
+from runners.prove.report import Check, Figure, Missing, Question
 
 H100 = Hardware("NVIDIA H100 80GB HBM3", "gpu", 85_520_809_984, 2**38)
 BANDWIDTH, PEAK = 3.35e12, 989.4e12  # of its datasheet
@@ -64,9 +64,10 @@ def test_a_cpu_has_no_datasheet_and_is_predicted_from_its_own_rates():
     rates = [figure("memory triad", 2e10), figure("matmul bf16", 2e11, "op/s")]
     speed = figure("decode bf16, batch 1, eager", 1.0, "tokens/s", DECODE)
     assert [each.prediction for each in Expectations(cpu, []).complete([speed])] == [None]
-    records = list(Expectations(cpu, rates).complete([*rates, speed]))
-    assert [type(each).__name__ for each in records] == ["Figure"] * 3
-    assert "this run" in records[-1].prediction.source
+    triad, missing, *_, speed = Expectations(cpu, rates).complete([*rates, speed])
+    assert (triad.prediction, isinstance(missing, Missing)) == (None, True)
+    assert "no datasheets of CPUs" in missing.why
+    assert "this run" in speed.prediction.source
 
 
 def test_the_planner_learns_the_hosts_factors_from_what_was_measured():
@@ -95,3 +96,15 @@ def test_the_products_own_goals_of_speed_are_checked_on_a_gpu(tokens, flops, is_
     ]
     goals = list(Expectations(H100, rates).goals(figures))
     assert [each.is_met for each in goals] == [is_met] * 3
+
+
+def test_a_mig_instance_is_compared_with_its_share_and_an_unknown_gpu_says_that_it_is_not():
+    triad = figure("memory triad", 0.9 * BANDWIDTH / 2)
+    instance = Hardware("NVIDIA H100 80GB HBM3 MIG 3g.40gb", "gpu", 42 * 10**9, 2**38)
+    figured, check = Expectations(instance, []).complete([triad])
+    assert figured.prediction.value == BANDWIDTH / 2
+    assert check.is_met
+    for name in ("NVIDIA H100 80GB HBM3 MIG 5g.50gb", "Homemade 9000"):
+        unknown = instance._replace(name=name)
+        _, missing = Expectations(unknown, []).complete([triad])
+        assert f"no datasheet of {name} is known" in missing.why

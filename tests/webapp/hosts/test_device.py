@@ -78,6 +78,15 @@ def test_a_part_of_a_gpu_is_described_by_its_measurement(host, part, num_devices
     assert (cluster.device.provenance, cluster.num_devices) == ("measured", num_devices)
 
 
+def test_a_mig_instance_is_planned_with_its_share_of_the_datasheet(host):
+    name = "NVIDIA H100 80GB HBM3 MIG 3g.40gb"
+    instance = H100 | {"name": name, "memory_bytes": 39 * GIB, "parent_uuid": "GPU-0"}
+    device = device_for_host(with_gpus(host, instance))
+    whole = get_device("h100-sxm5-80gb").memory_bandwidth_bytes_per_second
+    assert (device.provenance, device.memory_bytes) == ("published", 39 * GIB)
+    assert device.memory_bandwidth_bytes_per_second * 2 == whole
+
+
 def test_an_unknown_gpu_without_a_measurement_is_refused(host):
     with pytest.raises(ConflictProblem, match="not been measured"):
         device_for_host(with_gpus(host, UNKNOWN))

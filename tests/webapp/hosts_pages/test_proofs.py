@@ -6,8 +6,10 @@ from runners.prove.report import Check, Report, Stage
 from tests.webapp.conftest import client_of, make_microbench, new_attempt
 from tests.webapp.hosts_pages.test_hosts_pages import page_of, plain
 from webapp.core.clock import now
+from webapp.hosts.device import cluster_for_host
 from webapp.hosts.proofs import prove_host
 from webapp.jobs.calibrate import attributed_measurements, recalibrate
+from webapp.jobs.finish import job_finished
 from webapp.jobs.models import Artefact, Job
 from webapp.jobs.uploads import folder_of
 
@@ -121,3 +123,60 @@ def test_a_proof_becomes_the_first_calibration_of_its_host(proof, host):
 
     artefact.update(facts={"lessons": [{**lesson, "seconds": "x"}]})
     assert recalibrate(host).factors == {}
+
+
+PROVEN = {
+    "device": {
+        "device": "cpu",
+        "memory_bandwidth_bytes_per_second": 24e9,
+        "flops_per_second": {"fp32": 90e9, "bf16": 99e9},
+        "op_overhead_seconds": 4e-6,
+    },
+    "disk_write_bytes_per_second": 900e6,
+}
+
+
+@pytest.fixture
+def finish(proof, host, django_capture_on_commit_callbacks):
+    """Return a function that ends the proof successfully with these facts of its report."""
+
+    def end(facts) -> None:
+        with django_capture_on_commit_callbacks(execute=True):
+            end_proof(proof, host, facts)
+        host.refresh_from_db()
+
+    return end
+
+
+def end_proof(proof, host, facts) -> None:
+    Artefact.objects.filter(name="proof").update(facts=facts)
+    Job.objects.filter(pk=proof.pk).update(
+        state="succeeded", reason="ok", host=host, ended_at=now()
+    )
+    job_finished(Job.objects.get(pk=proof.pk), proof.current_attempt)
+
+
+def test_a_proofs_rates_replace_those_of_the_micro_benchmark_and_say_so(finish, host, alice):
+    host.microbench = make_microbench().model_dump(mode="json")
+    host.save()
+    assert "Measured by a proof" not in page_of(alice, host)
+    finish({"rates": PROVEN})
+
+    cluster = cluster_for_host(host)
+    assert cluster.device.memory_bandwidth_bytes_per_second == 24e9
+    assert cluster.device.peak_flops_per_second == {"fp32": 90e9, "bf16": 99e9}
+    assert cluster.device.runtime_overhead_bytes == 350_000_000  # not measured by a proof
+    assert cluster.disk_bandwidth_bytes_per_second == 900e6
+    assert cluster.device.source == "measured on Box by a proof"
+    assert cluster.device.as_of == now().date().isoformat()
+    shown = page_of(alice, host)
+    assert "24.0" in shown
+    assert "Measured by a proof" in shown
+
+
+@pytest.mark.parametrize("rates", [None, {"device": {"device": "cpu"}}, "fast"])
+def test_a_proof_without_valid_rates_leaves_the_micro_benchmark(finish, host, rates):
+    host.microbench = before = make_microbench().model_dump(mode="json")
+    host.save()
+    finish({"rates": rates})
+    assert host.microbench == before
