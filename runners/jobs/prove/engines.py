@@ -28,10 +28,7 @@ def vllm_speeds(
     if program is None:
         recorder.missing("vllm", "the command vllm is not installed here")
         return
-    model = folder / "vllm-model"
-    model.mkdir(exist_ok=True)
-    architecture = {"architectures": ["LlamaForCausalLM"], "torch_dtype": "bfloat16"}
-    (model / "config.json").write_text(json.dumps({**config, **architecture}))
+    model = write_config(config, folder / "vllm-model")
     for batch in batches:
         name = f"vllm bf16, batch {batch}"
         if not recorder.has_time(name, START_SECONDS):
@@ -58,12 +55,20 @@ def vllm_speeds(
             )
 
 
+def write_config(config: Mapping[str, Any], folder: Path) -> Path:
+    """Write a Llama's config.json for an engine that makes random weights from it."""
+    folder.mkdir(exist_ok=True)
+    architecture = {"architectures": ["LlamaForCausalLM"], "torch_dtype": "bfloat16"}
+    (folder / "config.json").write_text(json.dumps({**config, **architecture}))
+    return folder
+
+
 def _vllm_seconds(
     program: str, model: Path, batch: int, folder: Path, seconds: float
 ) -> list[float]:
     """Return the seconds of each iteration of one batch."""
     found = folder / "vllm.json"
-    _run(
+    run_program(
         [
             *(program, "bench", "latency", "--model", str(model), "--load-format", "dummy"),
             *("--skip-tokenizer-init", "--disable-detokenize", "--dtype", "bfloat16"),
@@ -85,7 +90,7 @@ def llama_reads(recorder: Recorder, file: Path) -> None:
         return
     with recorder.part("llama.cpp", advice="Run llama-bench on the file by hand."):
         argv = [program, "-m", str(file), "-p", "16", "-n", "8", "-r", "1", "-o", "json"]
-        rows = json.loads(_run(argv, recorder.seconds_left))
+        rows = json.loads(run_program(argv, recorder.seconds_left))
         speeds = [float(row["avg_ts"]) for row in rows]
         recorder.check(
             "llama.cpp runs the GGUF file",
@@ -95,7 +100,7 @@ def llama_reads(recorder: Recorder, file: Path) -> None:
         )
 
 
-def _run(argv: Sequence[str], seconds: float) -> str:
+def run_program(argv: Sequence[str], seconds: float) -> str:
     """Return a program's output.
 
     Raises:

@@ -24,6 +24,7 @@ from runners.jobs.loading import fresh_model, ready
 from runners.jobs.memory import model_bytes
 from runners.jobs.prove.engines import vllm_speeds
 from runners.jobs.prove.recorder import Recorder
+from runners.jobs.prove.sglang_bench import sglang_speeds
 from runners.jobs.prove.weight_only import Int4Linear
 from runners.jobs.runtime import BadInputError
 from runners.prove.report import Question
@@ -101,7 +102,8 @@ def run(recorder: Recorder, folder: Path) -> None:
             _training(recorder, scale, folder)
     _release(recorder.device)
     layers = fitting_layers(scale.shape, recorder.device, 2.5)
-    vllm_speeds(recorder, {**scale.shape, "num_hidden_layers": layers}, (1, 64), folder)
+    for engine_speeds in (vllm_speeds, sglang_speeds):
+        engine_speeds(recorder, {**scale.shape, "num_hidden_layers": layers}, (1, 64), folder)
     for method in ("gptq", "sparsegpt"):
         if recorder.has_time(f"{method} of a matrix", 10):
             with recorder.part(f"{method} of a matrix"):
