@@ -4,83 +4,80 @@ On a host with several GPUs each rank has one, over NCCL; otherwise two ranks sh
 gloo, which proves the code but no link.
 """
 
-import tempfile
+import contextlib
+import multiprocessing
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from runners.jobs.forked_ranks import load_what_training_loads, on_ranks
-from runners.jobs.prove.correctness import SHAPE, TRAINING
+from runners.jobs.prove.correctness import SHAPE
+from runners.jobs.prove.layouts import RANKS, READ, LayoutRuns, Start, rank_device
 from runners.jobs.prove.recorder import Recorder, wait_for
-from runners.jobs.ranks import ALONE, Ranks
+from runners.jobs.ranks import Ranks
+from runners.jobs.runtime import num_threads
 
 SIZES = (2**12, 2**20, 2**28)  # bytes of an all-reduce
 CPU_SIZES = (2**12, 2**20, 2**24)
 REPETITIONS = 5
 SUM = 3.0  # of the ranks' numbers, 1 and 2
-STEPS = 3
-TOLERANCE = 0.01  # sums in another order, of products in bf16
-LAYOUTS: Mapping[str, Mapping[str, Any] | None] = {
-    "data parallel": None,
-    "ZeRO 3": {"data_parallel_size": 2, "zero_stage": 3},
-    "tensor parallel": {"tensor_parallel_size": 2},
-    "pipeline parallel": {"pipeline_parallel_size": 2},
-}
 
 
 def run(recorder: Recorder, folder: Path) -> None:
-    """Measure collectives and compare layouts on two ranks with one device."""
-    count = torch.cuda.device_count() if recorder.device.type == "cuda" else 0
-    if recorder.device.type == "cuda" and count == 1:
-        recorder.missing(
-            "NCCL and layouts", "this host has one GPU", "Run it on a host with several."
-        )
+    """Measure collectives and compare layouts with one device, on two ranks or more."""
+    is_gpu = recorder.device.type == "cuda"
+    count = torch.cuda.device_count() if is_gpu else 0
+    if is_gpu and count == 1:
+        recorder.missing("NCCL", "this host has one GPU", "Run it on a host with several.")
     backend = "cpu:gloo,cuda:nccl" if count > 1 else "gloo"
-    sizes = SIZES if count > 1 else CPU_SIZES
-    load_what_training_loads(SHAPE)
-    with recorder.part("collectives", advice="Read the lines of the ranks above."):
-        lead, *_ = on_ranks(2, partial(_all_reduces, sizes, backend), backend)
-        for size in sizes:
-            recorder.figure(
-                f"all-reduce of {size} bytes over {backend}", "bytes/s", [lead[str(size)]]
-            )
-        recorder.check(
-            "sums of ranks",
-            is_met=lead["sum"] == SUM,
-            expected="1 + 2 = 3 on every element",
-            found=f"{lead['sum']:g}",
-        )
-    alone = _steps(folder, None, "gloo", ALONE)
-    for name, layout in LAYOUTS.items():
-        if not recorder.has_time(name, 15):
-            continue
-        with recorder.part(name, advice="Read the lines of the ranks above."):
-            lead, *_ = on_ranks(2, partial(_steps, folder, layout, backend), backend)
-            apart = max(abs(lead[key] / value - 1) for key, value in alone.items())
-            recorder.check(
-                name,
-                is_met=apart <= TOLERANCE,
-                expected=f"losses and gradient norms of one device over {STEPS} steps, within "
-                f"{TOLERANCE:.1%}",
-                found=f"{apart:.2%} apart",
-                advice="Jobs in this layout would train another model.",
-            )
+    with rank_starter(is_fresh=is_gpu) as start:
+        with recorder.part("collectives", advice=READ):
+            _collectives(recorder, start, backend)
+        LayoutRuns(recorder, folder, start, backend, count if is_gpu else num_threads()).record()
 
 
-def _place(backend: str, ranks: Ranks) -> torch.device:
-    if "nccl" not in backend:
-        return torch.device("cpu")
-    torch.cuda.set_device(ranks.rank)
-    return torch.device("cuda", ranks.rank)
+@contextlib.contextmanager
+def rank_starter(*, is_fresh: bool) -> Iterator[Start]:
+    """Yield a function that runs work on ranks, which are forks of a process with the libraries.
+
+    A process that has used CUDA, as a stage does to name its device, has forks that cannot:
+    ``is_fresh`` loads the libraries in another process, of which the ranks are forks.
+    """
+    if not is_fresh:
+        load_what_training_loads(SHAPE)
+        yield on_ranks
+        return
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as fresh:
+        fresh.submit(load_what_training_loads, SHAPE).result()
+
+        def start(
+            size: int, work: Callable[[Ranks], Mapping[str, float]], backend: str
+        ) -> list[dict[str, float]]:
+            return fresh.submit(on_ranks, size, work, backend).result()
+
+        yield start
+
+
+def _collectives(recorder: Recorder, start: Start, backend: str) -> None:
+    sizes = SIZES if "nccl" in backend else CPU_SIZES
+    lead, *_ = start(RANKS, partial(_all_reduces, sizes, backend), backend)
+    for size in sizes:
+        recorder.figure(f"all-reduce of {size} bytes over {backend}", "bytes/s", [lead[str(size)]])
+    recorder.check(
+        "sums of ranks",
+        is_met=lead["sum"] == SUM,
+        expected="1 + 2 = 3 on every element",
+        found=f"{lead['sum']:g}",
+    )
 
 
 def _all_reduces(sizes: tuple[int, ...], backend: str, ranks: Ranks) -> dict[str, float]:
-    device = _place(backend, ranks)
+    device = rank_device(backend, ranks)
     found: dict[str, float] = {}
     for size in sizes:
         whole = torch.full((size // 4,), float(ranks.rank + 1), device=device)
@@ -96,22 +93,3 @@ def _all_reduces(sizes: tuple[int, ...], backend: str, ranks: Ranks) -> dict[str
             whole.zero_()
         found[str(size)] = size / sorted(times)[REPETITIONS // 2]
     return found
-
-
-def _steps(
-    folder: Path, layout: Mapping[str, Any] | None, backend: str, ranks: Ranks
-) -> dict[str, float]:
-    """Return the loss and the gradient norm of each step."""
-    from runners.jobs.train.quiet import quiet_trainer
-
-    fields = {**TRAINING, **({"layout": layout} if layout else {})}
-    with tempfile.TemporaryDirectory(dir=folder) as place:
-        trainer = quiet_trainer(fields, SHAPE, Path(place), ranks, device=_place(backend, ranks))
-        trainer.model.train()
-        trainer.layout.begin()
-        found: dict[str, float] = {}
-        for step in range(STEPS):
-            values = trainer.make_step()
-            found |= {f"{name} {step}": float(values[name]) for name in ("loss", "grad_norm")}
-            trainer.state.step += 1
-        return found

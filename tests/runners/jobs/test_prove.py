@@ -5,10 +5,12 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch.nn import functional
+from transformers import AutoTokenizer
 
 from runners import device_list
 from runners.compress_bench import BenchFailedError
@@ -23,8 +25,11 @@ from runners.jobs.prove import (
     engines,
     identity,
     jobs,
+    layouts,
     rates,
+    sglang_bench,
     speed,
+    stage,
     weight_only,
 )
 from runners.jobs.prove.recorder import Recorder
@@ -327,22 +332,120 @@ def test_jobs_that_need_the_trained_model_are_missing_without_it(recorder, monke
     assert len(recorder.records()) == len(jobs.specs())
 
 
-def test_a_rank_that_dies_and_a_layout_that_differs_are_named(recorder, monkeypatch, tmp_path):
-    def ranks(_size, work, _backend):
-        first, second, *_ = work.args
-        if isinstance(first, tuple):  # the collectives
-            return [{"sum": distributed.SUM, **{str(size): 1e9 for size in first}}]
-        if second == distributed.LAYOUTS["tensor parallel"]:
-            raise RuntimeError("2 ranks ended with [0, -9]; their errors are above")
-        return [steps(OFF**2 if second == distributed.LAYOUTS["ZeRO 3"] else 1.0)]
+def results_of_ranks(size, work, _backend):
+    """Return what ranks return that take 0.8 of one device's time; tensor parallel dies."""
+    first = work.args[0]
+    if not isinstance(first, layouts.Work):  # the collectives
+        return [{"sum": distributed.SUM, **{str(each): 1e9 for each in first}}]
+    if "tensor_parallel_size" in (first.layout or ()):
+        raise RuntimeError("2 ranks ended with [0, -9]; their errors are above")
+    seconds = [1.0, 2.0, 9.0] if size == 1 else [0.8, 1.6, 1.6]
+    return [
+        {f"{name} {step}": 1.0 for step in range(3) for name in ("loss", "grad_norm")}
+        | ({f"seconds {step}": each for step, each in enumerate(seconds)} if first.load else {})
+    ]
 
-    def steps(value):
-        return {f"{name} {step}": value for step in range(3) for name in ("loss", "grad_norm")}
+
+@pytest.mark.parametrize("norm", [OFF**2, float("nan")])
+def test_a_rank_that_dies_and_a_layout_that_differs_are_named(
+    recorder, monkeypatch, tmp_path, norm
+):
+    def ranks(size, work, backend):
+        (lead,) = results_of_ranks(size, work, backend)
+        if "zero_stage" in (getattr(work.args[0], "layout", None) or ()):
+            lead["grad_norm 2"] = norm
+        return [lead]
 
     monkeypatch.setattr(distributed, "on_ranks", ranks)
-    monkeypatch.setattr(distributed, "_steps", lambda *_: steps(1.0))
+    monkeypatch.setattr(distributed, "num_threads", lambda: 2)
     distributed.run(recorder, tmp_path)
     assert failed(recorder) == ["ZeRO 3", "tensor parallel"]
+    figures = {each.name: each for each in recorder.records() if each.record == "figure"}
+    step = layouts.SMALL.tokens
+    assert figures["training, one device"].samples == (step / 1.0, step / 2.0, step / 9.0)
+    assert figures["training, expert parallel over 2"].value == step / 1.6
+    efficiency = figures["scaling efficiency, expert parallel over 2"]
+    assert (efficiency.value, efficiency.unit) == (2.0 / (2 * 1.6), "ratio")
+    assert len(efficiency.samples) == 3
+
+
+@pytest.mark.parametrize(
+    ("device", "devices", "memory_bytes", "counts", "words"),
+    [
+        ("cpu", 1, 0, [], "it needs 2 cores, and this host has 1"),
+        ("cpu", 96, 0, [2], ""),
+        ("cuda", 1, 80e9, [], "it needs 2 GPUs, and this host has 1"),
+        ("cuda", 3, 80e9, [2], ""),
+        ("cuda", 5, 80e9, [2, 4], ""),
+        ("cuda", 16, 80e9, [2, 8], ""),
+        ("cuda", 2, 8e9, [], "on each GPU, and this one has"),
+    ],
+)
+def test_layouts_are_timed_on_the_devices_that_there_are(
+    monkeypatch, tmp_path, device, devices, memory_bytes, counts, words
+):
+    out = io.StringIO()
+    recorder = Recorder(out, torch.device(device), seconds=600.0, is_small=False)
+    monkeypatch.setattr(layouts, "LAYOUTS", {"ZeRO 1": layouts.LAYOUTS["data parallel"]})
+    found = SimpleNamespace(total_memory=memory_bytes)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _device: found)
+    layouts.LayoutRuns(recorder, tmp_path, results_of_ranks, "gloo", devices).record()
+    records = [RECORD.validate_json(line) for line in out.getvalue().splitlines()]
+    named = [each.name for each in records if each.name.startswith("scaling efficiency")]
+    assert named == [f"scaling efficiency, ZeRO 1 over {count}" for count in counts]
+    missing = [each.why for each in records if isinstance(each, Missing)]
+    assert len(missing) == bool(words)
+    assert all(words in why for why in missing)
+
+
+EXPERTS_ALONE = """
+from runners.jobs.prove import layouts
+from runners.jobs.train.layouts.experts import SharedExperts
+
+right = layouts.LAYOUTS["expert parallel"]
+forward = SharedExperts.forward
+
+def wrong(ranks):
+    SharedExperts.forward = lambda *given: forward(*given) * 1.5
+    return right.fields(ranks)
+
+layouts.LAYOUTS = {"right": right, "wrong": right._replace(fields=wrong)}
+"""
+
+
+@pytest.mark.slow
+def test_divided_experts_that_compute_something_else_are_named(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(EXPERTS_ALONE)
+    search = os.pathsep.join([str(tmp_path), *sys.path])
+    ended = subprocess.run(
+        [sys.executable, "-m", stage.__name__, "distributed", str(tmp_path), "--small"],
+        env={**os.environ, "PYTHONPATH": search, "OMP_NUM_THREADS": "2"},
+        capture_output=True,
+        check=True,
+    )
+    records = [RECORD.validate_json(line) for line in ended.stdout.splitlines()]
+    checks = {each.name: each.is_met for each in records if isinstance(each, Check)}
+    assert checks == {"sums of ranks": True, "right": True, "wrong": False}
+    efficiency = records[-1]
+    assert efficiency.name == "scaling efficiency, wrong over 2"
+    assert len(efficiency.samples) == layouts.TIMED_STEPS
+    assert efficiency.value > 0
+
+
+def parent_of(ranks):
+    """Return the parent of a rank's process, and its number among the ranks."""
+    return {"parent": os.getppid(), "rank": ranks.rank}
+
+
+@pytest.mark.slow
+def test_ranks_are_no_forks_of_a_process_that_has_used_cuda(monkeypatch):
+    monkeypatch.setattr(distributed, "SHAPE", {**distributed.SHAPE, "num_hidden_layers": 1})
+    with distributed.rank_starter(is_fresh=True) as start:
+        found = start(2, parent_of, "gloo")
+        with pytest.raises(RuntimeError, match="2 ranks ended with"):
+            start(2, failed, "gloo")  # a rank has no records
+    assert [each["rank"] for each in found] == [0, 1]
+    assert os.getpid() not in {each["parent"] for each in found}
 
 
 VLLM = """#!/bin/sh
@@ -372,12 +475,84 @@ def test_other_engines_are_measured_where_they_are_installed(recorder, monkeypat
     assert failed(recorder) == ["vllm bf16, batch 64", "llama.cpp runs the GGUF file"]
 
 
+# Lines of latency_test_run_once of SGLang 0.5.23, sglang/benchmark/one_batch.py, that ran with a
+# model runner which sleeps.
+SGLANG_RUN = (
+    '{"run_name": "default", "batch_size": 1, "input_len": 128, "output_len": 128, '
+    '"prefill_latency": 0.004140544000051705, "prefill_throughput": 30913.812290945734, '
+    '"median_decode_latency": 0.0009752890000527259, '
+    '"median_decode_throughput": 1025.3371051513327, '
+    '"total_latency": 0.13496648699924663, "overall_throughput": 1896.7671582163132}'
+)
+SGLANG = """
+import argparse, json, pathlib
+parser = argparse.ArgumentParser()
+for name in ("--model-path", "--load-format", "--dtype", "--result-filename"):
+    parser.add_argument(name, required=True)
+for name in ("--batch-size", "--input-len", "--output-len"):
+    parser.add_argument(name, type=int, nargs="+", required=True)
+given = parser.parse_args()
+assert json.loads(pathlib.Path(given.model_path, "config.json").read_text())["hidden_size"]
+runs = [dict(RUN, batch_size=size) for size in given.batch_size]
+runs[0]["total_latency"] = 60.0  # as it warms up
+"""
+WRITTEN = """
+with open(given.result_filename, "a") as result:
+    for run in runs:
+        result.write(json.dumps(run) + "\\n")
+"""
+
+
+@pytest.mark.parametrize(
+    ("ends", "figures", "faults", "missing"),
+    [
+        (WRITTEN, [1, 64], [], {}),
+        (
+            "runs = [run for run in runs if run['batch_size'] == 1]" + WRITTEN,
+            [1],
+            [],
+            {"sglang bf16, batch 64": "device"},
+        ),
+        ("del runs[3]['total_latency']" + WRITTEN, [], [], {"sglang": "library"}),
+        ("raise SystemExit(0)", [], [], {"sglang": "library"}),
+        ("raise SystemExit('no kernel image is available')", [], ["sglang"], {}),
+    ],
+)
+@pytest.mark.parametrize("module", ["benchmark/one_batch.py", "bench_one_batch.py"])
+def test_sglang_is_measured_where_it_is_installed(
+    recorder, monkeypatch, tmp_path, module, ends, figures, faults, missing
+):
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    sglang_bench.sglang_speeds(recorder, speed.ON_A_CPU, (1, 64), tmp_path)
+    (absent,) = recorder.records()
+    assert (absent.name, absent.cause) == ("sglang", "device")
+
+    file = tmp_path / "sglang" / module
+    file.parent.mkdir(parents=True)
+    file.write_text(SGLANG.replace("RUN", SGLANG_RUN) + ends)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    sglang_bench.sglang_speeds(recorder, speed.ON_A_CPU, (1, 64), tmp_path)
+    found = {each.name: each for each in recorder.records()[1:] if each.record == "figure"}
+    assert list(found) == [
+        f"sglang {what}bf16, batch {batch}" for batch in figures for what in ("", "decode ")
+    ]
+    for batch in figures:
+        whole, decode = (found[f"sglang {what}bf16, batch {batch}"] for what in ("", "decode "))
+        assert whole.samples == (batch * 128 / 0.13496648699924663,) * (sglang_bench.RUNS - 1)
+        assert (whole.question.engine, whole.question.metric) == ("sglang", "tokens_per_second")
+        assert (whole.unit, decode.value) == ("tokens/s", 1025.3371051513327)
+    assert failed(recorder) == faults
+    others = [each for each in recorder.records()[1:] if isinstance(each, Missing)]
+    assert {each.name: each.cause for each in others} == missing
+    assert AutoTokenizer.from_pretrained(tmp_path / "sglang-model").vocab_size == 1
+
+
 def test_without_time_a_part_is_missing_and_says_what_to_do(tmp_path):
     out = io.StringIO()
     distributed.run(Recorder(out, CPU, seconds=0.0, is_small=True), tmp_path)
     records = [RECORD.validate_json(line) for line in out.getvalue().splitlines()]
     missing = [each for each in records if isinstance(each, Missing)]
-    assert [each.name for each in missing] == list(distributed.LAYOUTS)
+    assert [each.name for each in missing] == list(layouts.LAYOUTS)
     assert all("--minutes" in each.advice for each in missing)
 
 
