@@ -9,7 +9,7 @@ Source: Kwon et al. 2023 (PagedAttention, vLLM), arXiv:2309.06180, section 4.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.nn import functional
@@ -51,10 +51,14 @@ class Row:
 
 
 class PagedCache:
-    """The page pool: the free pages, and one key and one value tensor per layer."""
+    """The page pool: the free pages, and one key and one value tensor per layer.
+
+    One more page, ``scratch_page``, belongs to no sequence: padding is written there.
+    """
 
     def __init__(self, num_pages: int) -> None:
         self.num_pages = num_pages
+        self.scratch_page = num_pages
         self._free = list(range(num_pages))
         self._layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
@@ -93,7 +97,7 @@ class PagedCache:
 
     def _new_pool(self, like: torch.Tensor) -> torch.Tensor:
         _, heads, _, size = like.shape
-        return like.new_zeros(self.num_pages * PAGE_TOKENS, heads, size)
+        return like.new_zeros((self.num_pages + 1) * PAGE_TOKENS, heads, size)
 
 
 class PrefillChunk:
@@ -121,8 +125,17 @@ class Decoding:
         self.mask = is_valid[:, None, None].to(device)
 
 
+class AttentionInputs(Protocol):
+    """What attention reads in one forward pass: where keys and values lie, and the masks."""
+
+    def attend(
+        self, layer: int, qkv: Sequence[torch.Tensor], options: dict[str, Any]
+    ) -> torch.Tensor:
+        """Return [1, tokens, heads, size] of queries, keys and values [1, heads, tokens, size]."""
+
+
 class Step:
-    """The attention inputs of one forward pass: prefill chunks first, then single tokens."""
+    """The attention inputs of one eager pass: prefill chunks first, then single tokens."""
 
     def __init__(self, rows: Sequence[Row], cache: PagedCache, device: torch.device) -> None:
         self.cache = cache
@@ -145,10 +158,9 @@ class Step:
             context = (keys[chunk.context][None], values[chunk.context][None])
             outputs.append(_attention(queries, *context, chunk.mask, options).transpose(1, 2))
         if self.decoding is not None:
-            queries = query[0, :, self.bounds[-1] :].transpose(0, 1)[:, :, None]
+            queries = query[0, :, self.bounds[-1] :].transpose(0, 1)
             context = (keys[self.decoding.contexts], values[self.decoding.contexts])
-            out = _attention(queries, *context, self.decoding.mask, options)
-            outputs.append(out[:, :, 0][None])
+            outputs.append(decode_attention(queries, *context, self.decoding.mask, options))
         return torch.cat(outputs, dim=1).contiguous()
 
 
@@ -170,6 +182,22 @@ def _attention(
     )
 
 
+def decode_attention(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor,
+    options: dict[str, Any],
+) -> torch.Tensor:
+    """Return [1, rows, heads, size] of one query per row [rows, heads, size].
+
+    Keys and values are [rows, all, heads, size]. The queries of one key head are rows of one
+    product, so that no kernel has to repeat the keys for each of them.
+    """
+    groups = query.unflatten(1, (keys.shape[2], -1))
+    return _attention(groups, keys, values, mask, options).flatten(1, 2)[None]
+
+
 def paged_attention(
     module: torch.nn.Module,
     query: torch.Tensor,
@@ -179,7 +207,7 @@ def paged_attention(
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
     """Attend within each sequence of ``step``, over all keys and values in its pages."""
-    step: Step = options["step"]
+    step: AttentionInputs = options["step"]
     layer = int(str(module.layer_idx))
     return step.attend(layer, (query, key, value), options), None
 

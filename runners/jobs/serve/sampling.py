@@ -8,6 +8,7 @@ probabilities pass that number. The order is vLLM's: penalties, temperature, ``m
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -51,6 +52,14 @@ class Sampler:
         return self._counts
 
 
+class Filters(NamedTuple):
+    """The filters of each row, [rows, 1]."""
+
+    min_p: torch.Tensor  # fp32
+    top_k: torch.Tensor  # int64; the whole vocabulary if there is none
+    top_p: torch.Tensor  # fp32
+
+
 @torch.inference_mode()
 def choose(logits: torch.Tensor, samplers: Sequence[Sampler]) -> list[Choice]:
     """Choose a token for each row of logits [rows, vocabulary]; one copy to the host."""
@@ -59,7 +68,7 @@ def choose(logits: torch.Tensor, samplers: Sequence[Sampler]) -> list[Choice]:
     ids = penalised.argmax(dim=-1)
     if any(wish.temperature for wish in wishes):
         draws = torch.tensor([each.draw() for each in samplers], dtype=torch.float64)
-        is_drawn = _column([wish.temperature > 0.0 for wish in wishes], logits.device)
+        is_drawn = _column([wish.temperature > 0.0 for wish in wishes], logits.device, torch.bool)
         drawn = _drawn(penalised, wishes, draws.to(logits.device, non_blocking=True))
         ids = torch.where(is_drawn[:, 0], drawn, ids)
     choices = _choices(logits, ids, wishes)
@@ -68,9 +77,11 @@ def choose(logits: torch.Tensor, samplers: Sequence[Sampler]) -> list[Choice]:
     return choices
 
 
-def _column(values: Sequence[float], device: torch.device) -> torch.Tensor:
+def _column(
+    values: Sequence[float], device: torch.device, dtype: torch.dtype = torch.float32
+) -> torch.Tensor:
     """Return one value per row, [rows, 1]."""
-    return torch.tensor(values).to(device, non_blocking=True)[:, None]
+    return torch.tensor(values, dtype=dtype).to(device, non_blocking=True)[:, None]
 
 
 def _penalised(logits: torch.Tensor, samplers: Sequence[Sampler]) -> torch.Tensor:
@@ -104,10 +115,7 @@ def _penalised(logits: torch.Tensor, samplers: Sequence[Sampler]) -> torch.Tenso
 def _drawn(logits: torch.Tensor, wishes: Sequence[Sampling], draws: torch.Tensor) -> torch.Tensor:
     """Return a token per row, drawn at its temperature from what its filters leave."""
     device = logits.device
-    warmth = [max(wish.temperature, SMALLEST_TEMPERATURE) or 1.0 for wish in wishes]
-    # Relative to the largest, which avoids overflow at a small temperature.
-    scaled = (logits - logits.amax(dim=-1, keepdim=True)).div_(_column(warmth, device))
-    weights = scaled.exp()
+    scaled, weights = _weighted(logits, _column([wish.temperature for wish in wishes], device))
     filtered = [
         row
         for row, wish in enumerate(wishes)
@@ -122,6 +130,33 @@ def _drawn(logits: torch.Tensor, wishes: Sequence[Sampling], draws: torch.Tensor
         if not is_all:
             weights[rows] = theirs
     return _passed(weights, draws[:, None])
+
+
+def draw_rows(
+    logits: torch.Tensor, temperature: torch.Tensor, draws: torch.Tensor, filters: Filters | None
+) -> torch.Tensor:
+    """Return a token per row as ``choose`` does without penalties, from device tensors alone.
+
+    ``temperature`` (0: greedy) and ``draws`` are [rows, 1] in fp64. Which operations run does not
+    depend on the values, so that a CUDA graph can hold them.
+    """
+    scaled, weights = _weighted(logits, temperature.float())
+    if filters is not None:
+        lowest, _is_enough = _least_of(
+            scaled, weights, filters, size=scaled.shape[-1], has_cut=True
+        )
+        weights = weights.masked_fill(scaled < lowest, 0.0)
+    return torch.where(temperature[:, 0] > 0.0, _passed(weights, draws), logits.argmax(dim=-1))
+
+
+def _weighted(
+    logits: torch.Tensor, temperature: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the scaled logits, of which the largest is 0, and the weights of the tokens."""
+    warmth = temperature.clamp(min=SMALLEST_TEMPERATURE)
+    # Relative to the largest, which avoids overflow at a small temperature.
+    scaled = (logits - logits.amax(dim=-1, keepdim=True)).div_(warmth)
+    return scaled, scaled.exp()
 
 
 def _passed(weights: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
@@ -153,33 +188,50 @@ def _lowest_kept(
 ) -> torch.Tensor:
     """Return the lowest kept value of each row, [rows, 1]; the largest is 0, its weight 1."""
     device, vocabulary = scaled.device, scaled.shape[-1]
-    lowest = _column([wish.min_p for wish in wishes], device).log()  # -inf without it
     counts = [wish.top_k if 0 < wish.top_k < vocabulary else vocabulary for wish in wishes]
+    filters = Filters(
+        _column([wish.min_p for wish in wishes], device),
+        _column(counts, device, torch.int64),
+        _column([wish.top_p for wish in wishes], device),
+    )
     needed = max([count for count in counts if count < vocabulary], default=1)
     # A CPU sorts few at first; a GPU sorts all, since looking at the sum would wait for it.
     has_cut = needed > 1 or min(counts) == 1 or any(wish.min_p for wish in wishes)
     pairs = zip(wishes, counts, strict=True)
     is_sure = all(wish.top_p == 1.0 or count < vocabulary for wish, count in pairs)
     at_first = CANDIDATES if device.type == "cpu" else vocabulary
-    size = needed if is_sure else max(needed, at_first)
-    while True:
-        size = min(size, vocabulary)
-        values = scaled.topk(size, dim=-1).values
-        at_count = values.gather(1, _column([min(count, size) - 1 for count in counts], device))
-        is_cut = _column([count < vocabulary for count in counts], device)
-        least = torch.where(is_cut, torch.maximum(lowest, at_count), lowest)
-        kept = values.exp().double().masked_fill(values < least, 0.0)
-        kept_weights = weights.masked_fill(scaled < least, 0.0) if has_cut else weights
-        total = kept_weights.sum(dim=-1, keepdim=True, dtype=torch.float64)
-        wanted = total * _column([wish.top_p for wish in wishes], device).double()
-        cumulated = kept.cumsum(dim=-1)
-        if is_sure or size == vocabulary or bool((cumulated[:, -1:] >= wanted).all()):
-            break
-        size = vocabulary
+    size = min(needed if is_sure else max(needed, at_first), vocabulary)
+    lowest, is_enough = _least_of(scaled, weights, filters, size=size, has_cut=has_cut)
+    if is_sure or size == vocabulary or bool(is_enough):
+        return lowest
+    return _least_of(scaled, weights, filters, size=vocabulary, has_cut=has_cut)[0]
+
+
+def _least_of(
+    scaled: torch.Tensor, weights: torch.Tensor, filters: Filters, *, size: int, has_cut: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the lowest kept value of each row by its ``size`` largest, [rows, 1].
+
+    Also returns whether these hold every nucleus. Without ``has_cut`` no row has ``min_p`` or
+    ``top_k``.
+    """
+    values = scaled.topk(size, dim=-1).values
+    lowest = filters.min_p.log()  # -inf without it
+    at_count = values.gather(1, (filters.top_k - 1).clamp(max=size - 1))
+    is_cut = filters.top_k < scaled.shape[-1]
+    least = torch.where(is_cut, torch.maximum(lowest, at_count), lowest)
+    kept = values.exp().double().masked_fill(values < least, 0.0)
+    kept_weights = weights.masked_fill(scaled < least, 0.0) if has_cut else weights
+    total = kept_weights.sum(dim=-1, keepdim=True, dtype=torch.float64)
+    wanted = total * filters.top_p.double()
+    cumulated = kept.cumsum(dim=-1)
     in_nucleus = (cumulated - kept < wanted) & (kept > 0.0)
     last = (in_nucleus.sum(dim=-1, keepdim=True) - 1).clamp_min(0)
-    is_nucleus = _column([wish.top_p < 1.0 for wish in wishes], device)
-    return torch.where(is_nucleus, torch.maximum(least, values.gather(1, last)), least)
+    nucleus = torch.maximum(least, values.gather(1, last))
+    return (
+        torch.where(filters.top_p < 1.0, nucleus, least),
+        (cumulated[:, -1:] >= wanted).all(),
+    )
 
 
 def _choices(logits: torch.Tensor, ids: torch.Tensor, wishes: Sequence[Sampling]) -> list[Choice]:
