@@ -51,6 +51,7 @@ class EndpointSettings(BaseModel):
     max_length: PositiveInt | None = None  # tokens of prompt and answer; None: the model's own
     kv_cache_tokens: PositiveInt | None = None  # None: max_concurrency requests of max_length
     max_batch_tokens: PositiveInt = Field(default=512, le=1_048_576)  # prompt tokens per step
+    enforce_eager: bool = False  # Slipway's own engine: no CUDA graphs of decode steps
     host: IpAddress = LOOPBACK
     port: AnyPort = 0
     key_hashes: tuple[KeyHash, ...] = Field(default=(), max_length=16)

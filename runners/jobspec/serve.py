@@ -48,6 +48,12 @@ class ServeSpec(RunDocument, EndpointSettings):
 
     @model_validator(mode="after")
     def _options_are_for_the_engine(self) -> Self:
+        if self.enforce_eager and self.engine != "slipway":
+            msg = (
+                f"enforce_eager is of slipway's own engine, and engine is {self.engine}; leave it "
+                "out, or choose slipway"
+            )
+            raise ValueError(msg)
         if self.engine_options is not None and self.engine not in ON_GPUS:
             msg = (
                 f"engine_options are of {' and '.join(ON_GPUS)}, and engine is {self.engine}; "

@@ -1,7 +1,8 @@
 """Continuous batching: after each forward pass finished sequences leave and queued ones enter.
 
 Pages are allocated as sequences grow. When none is free, the youngest sequence is preempted and
-recomputed later; its random generator keeps its state, so its text does not change.
+recomputed later; its random generator keeps its state, so its text does not change. On a GPU,
+steps that only decode are padded and run from CUDA graphs.
 """
 
 import threading
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field
 import torch
 from transformers import PreTrainedModel
 
+from runners.jobs.memory import release_free_memory
 from runners.jobs.mixed_adapters import NONE, MixedAdapters
 from runners.jobs.serve.contract import (
     Choice,
@@ -26,6 +28,8 @@ from runners.jobs.serve.contract import (
     StreamChunk,
 )
 from runners.jobs.serve.figures import Figures
+from runners.jobs.serve.graph_pool import CaptureError
+from runners.jobs.serve.padded_decode import PaddedDecode, eager_line
 from runners.jobs.serve.paging import PagedCache, Row, forward, pages_for
 from runners.jobs.serve.sampling import Sampler, choose
 from runners.jobs.serve.text import Answer
@@ -65,9 +69,11 @@ class Engine:
         limits: Limits,
         figures: Figures,
         adapters: MixedAdapters | None = None,
+        decode: PaddedDecode | None = None,
     ) -> None:
         self.model = model
         self.adapters = adapters
+        self.decode = decode  # None: every step runs eagerly
         self.cache = cache
         self.limits = limits
         self.figures = figures
@@ -152,15 +158,45 @@ class Engine:
         if not scheduled:
             return
         began = self.step_began_at = time.perf_counter()
+        due = [each for each, count in scheduled if _is_due(each, count)]
+        choices = self._decode(scheduled) if len(due) == len(scheduled) else None
+        if choices is None:
+            choices = self._forward(scheduled, due)
+        for each, count in scheduled:
+            each.computed += count
+        self._take_tokens(due, choices)
+        self.step_began_at = None
+        self._record_step(time.perf_counter() - began, len(due))
+
+    def _decode(self, scheduled: Sequence[tuple[Reply, int]]) -> list[Choice] | None:
+        """Return the tokens of a padded step, or None if this one has to run eagerly.
+
+        It does with prefill chunks, adapters, and contexts that are too uneven to be padded.
+        """
+        if self.decode is None or any(
+            count > 1 or each.adapter != NONE for each, count in scheduled
+        ):
+            return None
+        rows = [_row(each, count) for each, count in scheduled]
+        try:
+            return self.decode.step(rows, [each.sampler for each, _ in scheduled])
+        except CaptureError as error:
+            self.decode.log(eager_line(error))
+        self.decode = None
+        release_free_memory()
+        return None
+
+    def _forward(
+        self, scheduled: Sequence[tuple[Reply, int]], due: Sequence[Reply]
+    ) -> list[Choice]:
+        """Run an eager step; return the tokens of the sequences that are due one."""
         rows = [_row(each, count) for each, count in scheduled]
         with self._adapter_context(scheduled):
             logits = forward(self.model, self.cache, rows)
-        for each, count in scheduled:
-            each.computed += count
-        due = [at for at, (each, _) in enumerate(scheduled) if each.computed == len(each.tokens)]
-        self._sample_tokens([scheduled[at][0] for at in due], logits[due])
-        self.step_began_at = None
-        self._record_step(time.perf_counter() - began, len(due))
+        if not due:
+            return []
+        ends = [at for at, (each, count) in enumerate(scheduled) if _is_due(each, count)]
+        return choose(logits[ends], [each.sampler for each in due])
 
     def _adapter_context(
         self, scheduled: Sequence[tuple[Reply, int]]
@@ -171,10 +207,7 @@ class Engine:
         owners = [each.adapter for each, count in scheduled for _ in range(count)]
         return self.adapters.serving(torch.tensor([owners]))
 
-    def _sample_tokens(self, due: Sequence[Reply], logits: torch.Tensor) -> None:
-        if not due:
-            return
-        choices = choose(logits, [each.sampler for each in due])
+    def _take_tokens(self, due: Sequence[Reply], choices: Sequence[Choice]) -> None:
         now = time.perf_counter()
         for each, choice in zip(due, choices, strict=True):
             self._record_latency(each, now)
@@ -270,6 +303,11 @@ class Engine:
         self.running.remove(reply)
         self.cache.give(reply.pages)
         reply.pages = []
+
+
+def _is_due(reply: Reply, count: int) -> bool:
+    """Return whether a step of ``count`` of its tokens gives the sequence a new one."""
+    return reply.computed + count == len(reply.tokens)
 
 
 def _row(reply: Reply, count: int) -> Row:

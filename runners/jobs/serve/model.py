@@ -20,6 +20,7 @@ from runners.jobs.serve.contract import GenerationRequest, Limits
 from runners.jobs.serve.engine import Engine, Reply
 from runners.jobs.serve.figures import Figures
 from runners.jobs.serve.lengths import USUAL_TOKENS, check_room, longest_request
+from runners.jobs.serve.padded_decode import prepared_decode
 from runners.jobs.serve.paging import CHECK_TOKENS, PagedCache, check_paging, pages_for
 from runners.jobs.serve.protocol import known_ids
 from runners.jobs.serve.text import Reader
@@ -99,11 +100,17 @@ def load_ready(job: Job, spec: ServeSpec, figures: Figures) -> LoadedReady:
     adapters = hung_on(loaded.model, spec.model, spec.adapters, job.host_dir)
     if adapters is not None:
         sizes["adapters"] = adapters.bytes
-    job.emitter.metric(terms_held(sizes))
     limits = Limits(
         spec.max_concurrency, spec.queue_limit, longest, end_ids(loaded), spec.max_batch_tokens
     )
-    engine = Engine(loaded.model, cache, limits, figures, adapters)
+    decode = None
+    # Without a graph padding only costs time.
+    if loaded.model.device.type == "cuda" and not spec.enforce_eager:
+        decode = prepared_decode(loaded.model, cache, limits, job.emitter.log)
+    if decode is not None:
+        sizes["buffers"] = decode.bytes
+    job.emitter.metric(terms_held(sizes))
+    engine = Engine(loaded.model, cache, limits, figures, adapters, decode)
     return LoadedReady(engine, Reader(tokenizer), vocabulary)
 
 

@@ -48,6 +48,7 @@ def test_training_without_an_end_is_refused_with_the_way_out():
         ({"key_hashes": ("sk-plain",)}, "key_hashes"),
         ({"served_name": "a\nb"}, "served_name"),
         ({"idle_stop_seconds": 0}, "idle_stop_seconds"),
+        ({"engine": "vllm", "enforce_eager": True}, "enforce_eager is of slipway's own engine"),
     ],
 )
 def test_an_endpoint_that_is_open_or_cannot_be_is_refused(fields, message):

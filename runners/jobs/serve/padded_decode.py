@@ -1,0 +1,312 @@
+"""Decode steps of fixed shapes: rows and contexts are padded to a few sizes, one graph for each.
+
+On a GPU a step's kernels are launched at once from a CUDA graph instead of one by one by Python.
+The inputs are copied to buffers that the graphs read; the logits and the chosen tokens are in
+buffers that they write. Sizes of rows are doubled up to the most running requests, as vLLM's
+capture sizes; since attention gathers whole contexts, the pages of a context are doubled too.
+Padded rows are a sequence of one token on the cache's scratch page.
+
+Source: Kwon et al. 2023 (vLLM), arXiv:2309.06180; docs.vllm.ai, CUDA graphs.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from runners.jobs.memory import release_free_memory, tensor_bytes
+from runners.jobs.serve.contract import Choice, Limits
+from runners.jobs.serve.graph_pool import CaptureError, GraphPool
+from runners.jobs.serve.paging import (
+    PAGE_TOKENS,
+    PagedCache,
+    Row,
+    decode_attention,
+    pages_for,
+)
+from runners.jobs.serve.sampling import Filters, Sampler, choose, draw_rows
+from runners.jobs.weight_checks import first_line
+
+LEAST_PAGES = 16  # of a padded context
+# The most pages that one step gathers, over those of the cache. Rows of equal length stay below
+# it: both sizes of a step at most double. A long sequence and many short ones may not.
+GATHERED_RATIO = 4
+ALL_TOKENS = 2**31  # as top_k: beyond every vocabulary
+Drawing = Literal["greedy", "drawn", "filtered"]
+
+
+class Shape(NamedTuple):
+    """The size of a step: its rows, and the pages of each one's context."""
+
+    rows: int
+    pages: int
+
+
+def doubling(least: int, most: int) -> tuple[int, ...]:
+    """Return ``least``, doubled as long as it is below ``most``, then ``most``."""
+    sizes = [least]
+    while sizes[-1] < most:
+        sizes.append(min(2 * sizes[-1], most))
+    return tuple(sizes)
+
+
+class PaddedDecode:
+    """One decode step for all running sequences, whatever their number.
+
+    On a CPU it computes the same without a graph.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        cache: PagedCache,
+        limits: Limits,
+        log: Callable[[str], None] = lambda _line: None,
+    ) -> None:
+        """Reserve the buffers for the limits; ``log`` receives why steps run eagerly after all."""
+        device = next(model.parameters()).device
+        max_rows = limits.max_concurrency
+        most_pages = min(pages_for(limits.max_length), cache.num_pages)
+        self.model, self.cache, self.log = model, cache, log
+        self.graphs = GraphPool(device)
+        self.row_sizes = doubling(1, max_rows)
+        self.page_sizes = doubling(min(LEAST_PAGES, most_pages), most_pages)
+        self._room = max(GATHERED_RATIO * cache.num_pages, max_rows * self.page_sizes[0])
+        self._inputs = StepInputs(max_rows, self._room, cache.scratch_page, device)
+        self._sampling = SamplingInputs(max_rows, device)
+        vocabulary = int(model.config.get_text_config().vocab_size)
+        self._logits = torch.zeros(max_rows, vocabulary, device=device)
+        self._ids = torch.zeros(max_rows, dtype=torch.int64, device=device)
+
+    @property
+    def bytes(self) -> int:
+        """Return the bytes of the buffers and the captured graphs."""
+        buffers = (self._inputs.device, self._sampling.device, self._logits, self._ids)
+        return self.graphs.bytes + sum(map(tensor_bytes, buffers))
+
+    @torch.inference_mode()
+    def prepare(self) -> None:
+        """Capture every number of rows with the shortest contexts; longer ones when they occur.
+
+        Raises:
+            CaptureError: a step cannot be captured.
+        """
+        for rows in reversed(self.row_sizes):  # smaller ones then fit into the pool's memory
+            shape = Shape(rows, self.page_sizes[0])
+            self._inputs.fill((), shape)
+            self.graphs.capture(shape, partial(self._forward, shape))
+            for drawing in ("drawn", "filtered"):
+                self._capture_draw(rows, drawing)
+
+    @torch.inference_mode()
+    def step(self, rows: Sequence[Row], samplers: Sequence[Sampler]) -> list[Choice] | None:
+        """Return the next token of each row of one token; None: the contexts exceed the buffers.
+
+        The list of a row's pages may only grow from step to step.
+
+        Raises:
+            CaptureError: this shape cannot be captured; nothing has changed.
+        """
+        shape = self.shape_of(rows)
+        if shape is None:
+            return None
+        drawing = _drawing_of(samplers)
+        if drawing is not None:
+            self._capture_draw(shape.rows, drawing)  # before a random number is taken
+        self._inputs.fill(rows, shape)
+        self.graphs.run(shape, partial(self._forward, shape))
+        if drawing is None:
+            return choose(self._logits[: len(rows)], samplers)
+        if drawing != "greedy":
+            self._sampling.fill(samplers)
+            self.graphs.run((shape.rows, drawing), partial(self._draw, shape.rows, drawing))
+        return [Choice(token) for token in self._ids[: len(rows)].tolist()]
+
+    def shape_of(self, rows: Sequence[Row]) -> Shape | None:
+        """Return the smallest shape that holds the rows, or None if there is none."""
+        longest = max(pages_for(row.length) for row in rows)
+        count = next((size for size in self.row_sizes if size >= len(rows)), None)
+        pages = next((size for size in self.page_sizes if size >= longest), None)
+        if count is None or pages is None or count * pages > self._room:
+            return None
+        return Shape(count, pages)
+
+    def _capture_draw(self, rows: int, drawing: Drawing) -> None:
+        if drawing != "greedy":
+            self.graphs.capture((rows, drawing), partial(self._draw, rows, drawing))
+
+    def _forward(self, shape: Shape) -> None:
+        """Run the model on the inputs; write the logits and the most likely tokens."""
+        tokens, lengths, slots, table = self._inputs.views(shape)
+        output: Any = self.model(
+            input_ids=tokens[None],
+            position_ids=(lengths - 1)[None],
+            use_cache=False,
+            step=PaddedStep(self.cache, slots, table, lengths),
+        )
+        logits = self._logits[: shape.rows]
+        logits.copy_(output.logits[0])
+        self._ids[: shape.rows].copy_(logits.argmax(dim=-1))
+
+    def _draw(self, rows: int, drawing: Drawing) -> None:
+        """Write a drawn token for each row of logits."""
+        temperature, draws, min_p, top_k, top_p = self._sampling.views(rows)
+        filters = Filters(min_p.float(), top_k.long(), top_p.float())
+        has_filters = drawing == "filtered"
+        tokens = draw_rows(
+            self._logits[:rows], temperature, draws, filters if has_filters else None
+        )
+        self._ids[:rows].copy_(tokens)
+
+
+def prepared_decode(
+    model: PreTrainedModel, cache: PagedCache, limits: Limits, log: Callable[[str], None]
+) -> PaddedDecode | None:
+    """Return decode steps with their first graphs captured; None: log why there are none."""
+    try:
+        decode = PaddedDecode(model, cache, limits, log)
+        decode.prepare()
+    except (CaptureError, torch.OutOfMemoryError) as error:
+        log(eager_line(error))
+    else:
+        log(f"decode steps have {len(decode.graphs)} CUDA graphs and {decode.bytes} bytes")
+        return decode
+    release_free_memory()
+    return None
+
+
+def eager_line(error: Exception) -> str:
+    """Return the log line of a failed capture."""
+    return f"decode steps run eagerly, since no CUDA graph could be captured: {first_line(error)}"
+
+
+class PaddedStep:
+    """The attention inputs of a decode step, from the buffers of one shape."""
+
+    def __init__(
+        self, cache: PagedCache, slots: torch.Tensor, table: torch.Tensor, lengths: torch.Tensor
+    ) -> None:
+        self.cache, self.slots = cache, slots
+        offsets = torch.arange(PAGE_TOKENS, device=table.device)
+        self.contexts = (table[:, :, None] * PAGE_TOKENS + offsets).flatten(1)
+        places = torch.arange(self.contexts.shape[1], device=table.device)
+        self.mask = (places[None] < lengths[:, None])[:, None, None]
+
+    def attend(
+        self, layer: int, qkv: Sequence[torch.Tensor], options: dict[str, Any]
+    ) -> torch.Tensor:
+        """Return [1, rows, heads, size] of queries, keys and values [1, heads, rows, size]."""
+        query, key, value = qkv
+        keys, values = self.cache.write(layer, self.slots, key, value)
+        context = (keys[self.contexts], values[self.contexts])
+        return decode_attention(
+            query[0].transpose(0, 1), *context, self.mask, options
+        ).contiguous()
+
+
+class StepInputs:
+    """The inputs of a step in one buffer: tokens, lengths and slots of rows, and page tables."""
+
+    def __init__(
+        self, max_rows: int, table_pages: int, scratch_page: int, device: torch.device
+    ) -> None:
+        self._max_rows, self._scratch_page = max_rows, scratch_page
+        size = 3 * max_rows + table_pages
+        self._host = _host_buffer(size, torch.int64, device)
+        self.device = torch.zeros(size, dtype=torch.int64, device=device)
+        self._columns: np.ndarray[Any, Any] = self._host.numpy()[: 3 * max_rows].reshape(3, -1)
+        self._table: np.ndarray[Any, Any] = np.empty((0, 0))
+        self._shape = Shape(0, 0)
+        self._pages: list[Sequence[int] | None] = []  # whose pages a row of the table has
+        self._counts: list[int] = []  # how many of them
+
+    def views(self, shape: Shape) -> tuple[torch.Tensor, ...]:
+        """Return tokens, lengths and slots [rows] and the page table [rows, pages]."""
+        begin = 3 * self._max_rows
+        tokens, lengths, slots = self.device[:begin].view(3, -1)[:, : shape.rows]
+        table = self.device[begin : begin + shape.rows * shape.pages]
+        return tokens, lengths, slots, table.view(shape)
+
+    def fill(self, rows: Sequence[Row], shape: Shape) -> None:
+        """Copy the rows to the device; those after them are padding."""
+        if shape != self._shape:
+            self._reshape(shape)
+        for at, row in enumerate(rows):
+            page, offset = divmod(row.start, PAGE_TOKENS)
+            slot = row.pages[page] * PAGE_TOKENS + offset
+            self._columns[:, at] = row.tokens[0], row.length, slot
+            self._write_pages(at, row.pages)
+        for at in range(len(rows), shape.rows):
+            if self._pages[at] is not None:
+                self._pad(at)
+        end = 3 * self._max_rows + shape.rows * shape.pages
+        self.device[:end].copy_(self._host[:end], non_blocking=True)
+
+    def _reshape(self, shape: Shape) -> None:
+        begin = 3 * self._max_rows
+        end = begin + shape.rows * shape.pages
+        self._table = self._host.numpy()[begin:end].reshape(shape)
+        self._pages, self._counts = [None] * shape.rows, [0] * shape.rows
+        self._shape = shape
+        self._pad(slice(shape.rows))
+
+    def _pad(self, at: int | slice) -> None:
+        columns = np.array([0, 1, self._scratch_page * PAGE_TOKENS])
+        self._columns[:, at] = columns[:, None] if isinstance(at, slice) else columns
+        self._table[at] = self._scratch_page
+        if isinstance(at, int):
+            self._pages[at] = None
+
+    def _write_pages(self, at: int, pages: Sequence[int]) -> None:
+        """Write what the table's row lacks: all pages of another sequence, else the new ones."""
+        if self._pages[at] is not pages:
+            self._table[at] = pages[0]  # beyond the length, and masked
+            self._pages[at], self._counts[at] = pages, 0
+        end = min(len(pages), self._shape.pages)
+        if end > (begin := self._counts[at]):
+            self._table[at, begin:end] = pages[begin:end]
+            self._counts[at] = end
+
+
+class SamplingInputs:
+    """Temperature, random number, ``min_p``, ``top_k`` and ``top_p`` of each row, in fp64."""
+
+    def __init__(self, max_rows: int, device: torch.device) -> None:
+        self._host = _host_buffer(5 * max_rows, torch.float64, device).view(max_rows, 5)
+        self._host.copy_(torch.tensor([0.0, 0.0, 0.0, ALL_TOKENS, 1.0]))  # padding: greedy
+        self.device = self._host.to(device, copy=True)
+
+    def views(self, rows: int) -> tuple[torch.Tensor, ...]:
+        """Return each parameter as [rows, 1]."""
+        return self.device[:rows].split(1, dim=1)
+
+    def fill(self, samplers: Sequence[Sampler]) -> None:
+        """Copy the parameters to the device, with the next random number of each row."""
+        table = self._host.numpy()
+        for at, sampler in enumerate(samplers):
+            request = sampler.sampling
+            top_k = request.top_k if request.top_k > 0 else ALL_TOKENS
+            table[at] = request.temperature, sampler.draw(), request.min_p, top_k, request.top_p
+        count = len(samplers)
+        self.device[:count].copy_(self._host[:count], non_blocking=True)
+
+
+def _drawing_of(samplers: Sequence[Sampler]) -> Drawing | None:
+    """Return the operations that draw every row, or None if some need more than buffers hold."""
+    requests = [each.sampling for each in samplers]
+    if any(each.has_penalty for each in samplers):
+        return None
+    if any(each.top_logprobs is not None for each in requests):
+        return None
+    drawn = [each for each in requests if each.temperature]
+    if any(each.top_p < 1.0 or each.top_k > 0 or each.min_p > 0.0 for each in drawn):
+        return "filtered"
+    return "drawn" if drawn else "greedy"
+
+
+def _host_buffer(size: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Return zeros in host memory from which the device copies without waiting."""
+    return torch.zeros(size, dtype=dtype, pin_memory=device.type == "cuda")
