@@ -102,6 +102,8 @@ def run(recorder: Recorder, folder: Path) -> None:
     for kind in get_args(WeightKind):
         with recorder.part(f"weight-only {kind}"):
             _weight_only(recorder, kind)
+    with recorder.part("serving decode step"):
+        _serving_decode(recorder)
     for name, compare in (
         ("compiled model", _compiled),
         ("compiled decode step", _compiled_decode),
@@ -241,6 +243,13 @@ def _compiled_decode(recorder: Recorder, folder: Path) -> None:
         found=step.plain_reason or str(compiled),
         advice="Leave compiled_step out on this host; report this with the file.",
     )
+
+
+def _serving_decode(recorder: Recorder) -> None:
+    """Compare the serving engine's padded decode step, CUDA graphs on a GPU, with eager steps."""
+    from runners.jobs.prove.serving import check_tokens
+
+    check_tokens(recorder, ready(fresh_model(dict(SHAPE), torch.float32), device=recorder.device))
 
 
 # Training

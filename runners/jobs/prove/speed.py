@@ -24,6 +24,7 @@ from runners.jobs.loading import fresh_model, ready
 from runners.jobs.memory import model_bytes
 from runners.jobs.prove.engines import vllm_speeds
 from runners.jobs.prove.recorder import Recorder
+from runners.jobs.prove.serving import decode_speeds
 from runners.jobs.prove.sglang_bench import sglang_speeds
 from runners.jobs.prove.weight_only import Int4Linear
 from runners.jobs.runtime import BadInputError
@@ -158,6 +159,7 @@ def _plain(recorder: Recorder, config: Mapping[str, Any], scale: Scale) -> None:
             with recorder.part(f"prefill of {tokens}"):
                 _prefill(recorder, model, config, tokens)
     _decodes(recorder, model, config, scale, "bf16")
+    decode_speeds(recorder, model, scale.batches, PROMPT_TOKENS, scale.output_tokens)
 
 
 def _decodes(

@@ -34,6 +34,7 @@ from runners.jobs.prove import (
 )
 from runners.jobs.prove.recorder import Recorder
 from runners.jobs.runtime import BadInputError
+from runners.jobs.serve.padded_decode import PaddedDecode
 from runners.jobs.train import trainer as training
 from runners.jobspec import ProveSpec
 from runners.prove.expected import proof_rates
@@ -193,6 +194,18 @@ def test_a_compiled_step_that_writes_other_tokens_or_runs_plainly_is_named(
     assert reason in recorder.records()[-1].found
 
 
+@pytest.mark.parametrize("is_off", [False, True])
+def test_a_padded_decode_step_that_gives_other_tokens_is_named(recorder, monkeypatch, is_off):
+    def off(decode, rows, samplers):
+        choices = step(decode, rows, samplers)
+        return [replace(each, token=each.token ^ is_off) for each in choices]
+
+    step = PaddedDecode.step
+    monkeypatch.setattr(PaddedDecode, "step", off)
+    correctness._serving_decode(recorder)
+    assert failed(recorder) == ["serving decode step"] * is_off
+
+
 def forgetting(self):
     """Resume the weights and not the optimiser's moments."""
     state = self.layout.resume(self.job.checkpoint_dir, self.optimizer)
@@ -299,6 +312,7 @@ def test_memory_that_does_not_suffice_is_named_and_the_next_part_runs(
     }
     figures = {each.name for each in recorder.records() if each.record == "figure"}
     assert {"prefill of 16", "training step", "gptq of a matrix"} <= figures
+    assert {f"serving decode bf16, batch {each}, eager" for each in (1, 2)} <= figures
 
 
 def test_every_kind_of_job_must_end_with_finite_figures(recorder, monkeypatch, tmp_path):
