@@ -6,6 +6,9 @@ tensors; what a function gives back, it writes to a tensor that was made outside
 Source: docs.pytorch.org, CUDA semantics, "CUDA Graphs".
 """
 
+# mypy: disable-error-code="no-untyped-call"
+# torch ships types, but leaves some of its functions untyped.
+
 from collections.abc import Callable, Hashable
 
 import torch

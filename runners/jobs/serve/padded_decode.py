@@ -281,7 +281,7 @@ class SamplingInputs:
 
     def views(self, rows: int) -> tuple[torch.Tensor, ...]:
         """Return each parameter as [rows, 1]."""
-        return self.device[:rows].split(1, dim=1)
+        return tuple(self.device[:rows, each : each + 1] for each in range(5))
 
     def fill(self, samplers: Sequence[Sampler]) -> None:
         """Copy the parameters to the device, with the next random number of each row."""

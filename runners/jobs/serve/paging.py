@@ -194,7 +194,7 @@ def decode_attention(
     Keys and values are [rows, all, heads, size]. The queries of one key head are rows of one
     product, so that no kernel has to repeat the keys for each of them.
     """
-    groups = query.unflatten(1, (keys.shape[2], -1))
+    groups = query.reshape(len(query), keys.shape[2], -1, query.shape[-1])
     return _attention(groups, keys, values, mask, options).flatten(1, 2)[None]
 
 
