@@ -13,6 +13,7 @@ settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fresh"))
 
 pytest_plugins = [
+    "tests.plugins.books",
     "tests.plugins.extent",
     "tests.plugins.order",
     "tests.plugins.packages",

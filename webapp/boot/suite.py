@@ -16,7 +16,9 @@ from webapp.boot import environment
 
 ROOT = Path(__file__).resolve().parents[2]
 JOURNEY = "tests/system/test_journey.py"
-GATE = ("tests/architecture", "tests/planner", "tests/runners", "tests/webapp", JOURNEY)
+GATE = (
+    "tests/architecture", "tests/books", "tests/planner", "tests/runners", "tests/webapp", JOURNEY,
+)  # fmt: skip
 TWO_WORKERS = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
 OPTIONS = (*TWO_WORKERS, "-q", "--durations=10")
 
