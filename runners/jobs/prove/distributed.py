@@ -15,10 +15,11 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from runners.jobs.device_rates import wait_for
 from runners.jobs.forked_ranks import load_what_training_loads, on_ranks
 from runners.jobs.prove.correctness import SHAPE
 from runners.jobs.prove.layouts import RANKS, READ, LayoutRuns, Start, rank_device
-from runners.jobs.prove.recorder import Recorder, wait_for
+from runners.jobs.prove.recorder import Recorder
 from runners.jobs.ranks import Ranks
 from runners.jobs.runtime import num_threads
 

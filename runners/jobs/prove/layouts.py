@@ -18,9 +18,10 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
+from runners.jobs.device_rates import wait_for
 from runners.jobs.loading import fresh_model
 from runners.jobs.prove.correctness import SHAPE, TRAINING
-from runners.jobs.prove.recorder import Recorder, wait_for
+from runners.jobs.prove.recorder import Recorder
 from runners.jobs.ranks import Ranks
 from runners.jobs.runtime import num_threads
 

@@ -10,10 +10,8 @@ from typing import Literal, TextIO
 
 import torch
 
-from runners.jobs.device_rates import wait_for
 from runners.prove.report import Check, Figure, Missing, Question
 
-__all__ = ["Recorder", "records_only_on_stdout", "wait_for"]
 Cause = Literal["device", "library", "time"]
 MAX_TEXT = 1500
 OUT_OF_MEMORY = "Close what else uses the device, or accept that this size does not fit on it."

@@ -11,7 +11,8 @@ import torch
 from transformers import PreTrainedModel
 
 from runners.jobs.attention import attention
-from runners.jobs.prove.recorder import Recorder, wait_for
+from runners.jobs.device_rates import wait_for
+from runners.jobs.prove.recorder import Recorder
 from runners.jobs.serve.contract import Choice, Limits, Sampling
 from runners.jobs.serve.padded_decode import PaddedDecode
 from runners.jobs.serve.paging import PAGED, PagedCache, Row, forward, pages_for

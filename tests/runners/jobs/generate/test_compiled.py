@@ -1,5 +1,8 @@
 """A compiled decode step over a cache of fixed room writes what plain greedy decoding writes."""
 
+import os
+import tempfile
+
 import pytest
 import torch
 import torch._inductor.config
@@ -82,6 +85,22 @@ def test_without_a_compiler_the_job_says_so(tmp_path, monkeypatch):
 
     with pytest.raises(BadInputError, match=r"compiled_step needs g\+\+.*leave it out"):
         check_compiler(tmp_path, "compiled_step")
+
+
+def test_a_job_compiles_in_its_own_folder_unless_the_operator_names_one(tmp_path, monkeypatch):
+    shared = f"{tempfile.gettempdir()}/torchinductor_root"
+    for given, expected in (
+        ("", tmp_path),
+        (shared, tmp_path),
+        ("/data/kernels", "/data/kernels"),
+    ):
+        monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", given or shared)
+        if not given:
+            monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+
+        check_compiler(tmp_path, "compiled_step")
+
+        assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(expected)
 
 
 @pytest.mark.parametrize(
