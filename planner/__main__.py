@@ -17,15 +17,14 @@ from planner.api import estimate, inverse, plan
 from planner.catalog.devices import get_device, list_devices
 from planner.catalog.instances import Instance, get_instance, list_instances
 from planner.catalog.models import get_entry, get_model, list_models
-from planner.catalog.nearest import nearest_names
+from planner.catalog.reading import nearest_names
 from planner.cost.parameters import count_parameters
 from planner.errors import BadRequestError, PlannerError
 from planner.exports.registry import FORMATS, export, export_case
 from planner.specs.base import JsonObject
 from planner.specs.cluster import DeviceSpec
 from planner.specs.estimate import EstimateRequest
-from planner.specs.inverse import InverseRequest
-from planner.specs.plan import PlanAnswer, PlannedStrategy, PlanRequest
+from planner.specs.plan import InverseRequest, PlanAnswer, PlannedStrategy, PlanRequest
 from planner.techniques.examples import technique_row
 from planner.techniques.registry import TECHNIQUES, get
 
@@ -234,10 +233,10 @@ def table_line(row: JsonObject) -> str:
 
 def run_calibrate(sink: TextIO, what: str) -> int:
     """Fit the factors to the published measurements and print the factor file."""
-    from planner.catalog.quality_fit import build_quality
     from planner.fitting.compression_fitting import build_compression
     from planner.fitting.factors import build_factors, predictions
     from planner.fitting.left_out import written
+    from planner.fitting.quality_fit import build_quality
     from planner.fitting.serving.factors import serving_cases
     from planner.fitting.serving.priors import build_priors
 

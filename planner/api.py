@@ -6,8 +6,7 @@ the inverse questions.
 """
 
 from planner.specs.estimate import Estimate, EstimateRequest
-from planner.specs.inverse import InverseAnswer, InverseRequest
-from planner.specs.plan import PlanAnswer, PlanRequest
+from planner.specs.plan import InverseAnswer, InverseRequest, PlanAnswer, PlanRequest
 
 
 def estimate(request: EstimateRequest) -> Estimate:

@@ -20,9 +20,14 @@ from typing import NamedTuple, cast
 
 from planner.api import estimate
 from planner.specs.base import OperatorClass
-from planner.specs.calibration import CalibrationFactor, HostCalibration, Measurement
-from planner.specs.estimate import Estimate, EstimateRequest
-from planner.workload.intervals import TIME_SPREAD
+from planner.specs.estimate import (
+    CalibrationFactor,
+    Estimate,
+    EstimateRequest,
+    HostCalibration,
+    Measurement,
+)
+from planner.workload.outcome import TIME_SPREAD
 
 # Log spread of hosts' factors about 1, also used for the scatter of a host's runs until the host
 # has repeated a run.

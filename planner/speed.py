@@ -6,8 +6,7 @@ from statistics import median
 
 from planner.search.engine import blocks_of, search
 from planner.search.question import questions
-from planner.search.scoring import score
-from planner.search.subject import ESTIMATES
+from planner.search.scoring import ESTIMATES, score
 from planner.specs.cluster import ClusterSpec
 from planner.specs.plan import Bound, PlanRequest
 from planner.specs.strategy import Strategy

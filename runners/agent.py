@@ -13,18 +13,17 @@ from typing import Protocol
 
 import psutil
 
-from runners import launch, network, probe, rotation
+from runners import enrolment, inventory, launch
 from runners.attempts import Verdict
 from runners.bench import MicrobenchRunner, command_for
 from runners.client import RefusedError, ServerClient, ServerError
 from runners.config import Credential, HostConfigError, HostDir
-from runners.environments.keeper import Keeper
-from runners.epoch import EpochMemory
+from runners.enrolment import EpochMemory
+from runners.environments.builder import Keeper
 from runners.facts import Microbench, NetworkMeasurement
 from runners.messages import Beat, BeatReply
 from runners.reconcile import Reconciler, Render
-from runners.shipper import RedisStream
-from runners.shipping import Loop, Shipping, Uploads
+from runners.shipping import Loop, RedisStream, Shipping, Uploads
 from runners.supervision import procfs, record
 from runners.timing import scaled
 from runners.wake import WakeListener
@@ -157,7 +156,7 @@ class Agent:
 
     def _network(self) -> NetworkMeasurement | None:
         try:
-            return network.measure(self.client)
+            return inventory.measure(self.client)
         except ServerError as error:
             log.info("the route to the server was not measured: %s", error)
             return None
@@ -198,20 +197,20 @@ class Agent:
             self._rotate()
 
     def _heartbeat(self) -> Beat:
-        with probe.gpu_library() as library:
-            gpus = tuple(probe.gpu_loads(library)) if library else ()
+        with inventory.gpu_library() as library:
+            gpus = tuple(inventory.gpu_loads(library)) if library else ()
         problems = [*self.reconciler.problems, self.bench.problem]
         return Beat(
             boot_id=self.reconciler.boot_id,
             sent_at_ms=time.time_ns() // 1_000_000,
-            agent_version=probe.AGENT_VERSION,
+            agent_version=inventory.AGENT_VERSION,
             cpu_utilization=psutil.cpu_percent() / 100,
             memory_available_bytes=psutil.virtual_memory().available,
             disk_free_bytes=psutil.disk_usage(str(self._host_dir.path)).free,
             gpus=gpus,
             attempts=self.reconciler.statuses(),
             problems=tuple(problem for problem in problems if problem),
-            facts=probe.host_facts(self._host_dir.path, self.reconciler.config)
+            facts=inventory.host_facts(self._host_dir.path, self.reconciler.config)
             if self._are_facts_due()
             else None,
             microbench=self._measured,
@@ -230,8 +229,8 @@ class Agent:
     def _rotate(self) -> None:
         """Rotate the host's secrets on an operator's request; the server repeats a failed one."""
         try:
-            self._adopt(rotation.rotate(self._host_dir))
-        except (ServerError, rotation.RotationError) as error:
+            self._adopt(enrolment.rotate(self._host_dir))
+        except (ServerError, enrolment.RotationError) as error:
             log.warning("the secrets were not replaced: %s", error)
 
     def _adopt(self, credential: Credential) -> None:

@@ -7,23 +7,22 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from runners import enrolment, rotation, unit
+from runners import enrolment, slurm_options, unit
 from runners.agent import Agent, AlreadyRunningError
 from runners.client import ServerError
 from runners.config import DEFAULT_HOST_DIR, HostConfigError, HostDir
 from runners.doctor import checks
 from runners.doorbell import DoorbellChild
-from runners.launchers import slurm_arguments
-from runners.offline import STOP_ALL_SECONDS, stop_all, summaries
 from runners.prove import command as prove
 from runners.reasons import Reason
+from runners.reconcile import STOP_ALL_SECONDS, stop_all, summaries
 
 PROBLEMS = (
     HostConfigError,
     ServerError,
     enrolment.EnrolmentError,
-    rotation.RotationError,
-    slurm_arguments.SlurmArgumentError,
+    enrolment.RotationError,
+    slurm_options.SlurmArgumentError,
 )
 EXIT_PROBLEM = 1
 EXIT_BUSY = 75  # EX_TEMPFAIL: another agent is already running
@@ -78,12 +77,12 @@ def parser() -> argparse.ArgumentParser:
             command.add_argument(
                 "--address", help="by which other hosts reach this one; default: its first"
             )
-            slurm_arguments.add(command)
+            slurm_options.add(command)
     return top
 
 
 def _enroll(options: argparse.Namespace) -> int:
-    slurm = slurm_arguments.read(options)
+    slurm = slurm_options.read(options)
     credential = enrolment.enroll(
         HostDir(options.dir), options.server, options.token, options.name, options.address, slurm
     )
@@ -112,7 +111,7 @@ def _unit(options: argparse.Namespace) -> int:
 
 
 def _rotate(options: argparse.Namespace) -> int:
-    credential = rotation.rotate(HostDir(options.dir))
+    credential = enrolment.rotate(HostDir(options.dir))
     print(f"{credential.name} has new secrets; a running agent uses them from its next heartbeat")
     return 0
 

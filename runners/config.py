@@ -8,9 +8,9 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationError
 
-from runners.addresses import IpAddress, Port
 from runners.redis_address import shipper_user, with_user, worker_user
 from runners.slurm_options import SlurmConfig
+from runners.wire import IpAddress, Port
 
 DEFAULT_HOST_DIR = Path.home() / ".slipway" / "host"
 CREDENTIAL = "credential.json"

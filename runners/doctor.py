@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import redis
 
-from runners import preflight_gpus, probe
+from runners import inventory, preflight_gpus
 from runners.client import RefusedError, ServerClient, ServerError
 from runners.config import Credential, HostConfigError, HostDir
 from runners.facts import GpuFacts
@@ -50,7 +50,7 @@ def _machine(host_dir: HostDir) -> Iterator[Check]:
     )
     if host_dir.path.exists():
         yield _folder(host_dir)
-    versions = probe.package_versions()
+    versions = inventory.package_versions()
     yield Check(
         "torch",
         "torch" in versions,
@@ -61,15 +61,15 @@ def _machine(host_dir: HostDir) -> Iterator[Check]:
 
 def _gpus() -> Iterator[Check]:
     """Check the GPUs of every vendor, and torch's build against their driver."""
-    found = probe.devices()
+    found = inventory.devices()
     words = ", ".join(device_words(gpu) for gpu in found.gpus)
     yield Check("GPU", is_ok=True, words=words or "none: jobs run on the processor")
     for gpu in found.other_gpus:
         yield Check("Other GPU", is_ok=True, words=f"{device_words(gpu)}: jobs do not use it")
-    silence = None if found.gpus else probe.driver_problem()
+    silence = None if found.gpus else inventory.driver_problem()
     for problem in filter(None, (*found.problems, silence)):
         yield Check("GPU driver", is_ok=bool(found.gpus), words=problem)
-    with probe.gpu_library() as library:
+    with inventory.gpu_library() as library:
         if library and found.gpus:
             runtime = preflight_gpus.runtime_check(library)
             words = " ".join(filter(None, [runtime.sentence, runtime.remedy]))

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from runners.endpoint_spec import EngineName
-from runners.environment_messages import MAIN
-from runners.evaluate_options import TASKS_ENVIRONMENT
+from runners.jobspec.benchmark import TASKS_ENVIRONMENT
+from runners.jobspec.serve import EngineName
+from runners.messages import MAIN
 
 
 class Engine(NamedTuple):

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import psutil
 
 from runners.jobspec import DataParallel
-from runners.places import Gang
+from runners.messages import Gang
 
 MEETING = "runners.jobs.meeting"  # starts torchrun when the rendezvous is reachable
 SHORTEST_LAST_CALL_SECONDS = 5

@@ -12,7 +12,7 @@ from pydantic import (
     PositiveInt,
 )
 
-from runners.layout_options import LayoutOptions
+from runners.jobspec.train import LayoutOptions
 
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "send"]
 

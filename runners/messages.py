@@ -1,9 +1,4 @@
-"""Every message between the server and a host.
-
-HTTP bodies, Celery doorbells and Redis Stream entries are JSON of these models. Instants
-(``_ms``) are milliseconds since the Unix epoch by the sender's clock; liveness is decided
-only by the receiver's clock. Job specs are in ``runners/jobspec/``.
-"""
+"""Every message between the server and a host, with the placement of a job's processes."""
 
 from typing import Annotated, Any, Literal
 
@@ -12,19 +7,17 @@ from pydantic import (
     Field,
     NonNegativeFloat,
     NonNegativeInt,
+    PlainValidator,
     PositiveInt,
     SecretStr,
     StringConstraints,
+    ValidationError,
     field_serializer,
 )
 
-from runners.addresses import IpAddress, Port
-from runners.endpoint_spec import ServedName
-from runners.environment_messages import EnvironmentOrder, EnvironmentState
 from runners.facts import HostFacts, Microbench
-from runners.jobspec import JobSpec, SecretName
-from runners.places import Gang, RunDevice
-from runners.preflight_messages import Needs, PreflightCheck
+from runners.jobspec import ArtefactModel, FolderModel, JobDocument, JobSpec, SecretName
+from runners.jobspec.serve import ServedName
 from runners.reasons import Reason
 from runners.timing import scaled
 from runners.wire import (
@@ -32,14 +25,122 @@ from runners.wire import (
     Celsius,
     Figure,
     Identifier,
+    IpAddress,
     Message,
     Name,
+    Port,
     Seconds,
     Sentence,
     Share,
     TimestampMs,
     Watts,
+    excerpt,
+    plain,
 )
+
+# Placement of a job's processes: devices, addresses, ports and node ranks.
+
+
+class Gang(JobDocument):
+    """One host's part of a distributed job: node rank, rendezvous and addresses."""
+
+    node_rank: NonNegativeInt
+    num_nodes: PositiveInt
+    num_processes: PositiveInt = 1  # ranks on this host
+    master_address: IpAddress
+    master_port: Port
+    own_address: IpAddress
+    rendezvous_id: str = Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")
+    key: str = Field(
+        default="", pattern=r"^([0-9a-f]{64})?$", repr=False
+    )  # authenticates a stage chain's messages
+
+
+class RunDevice(Message):
+    """A device that is allocated to an attempt."""
+
+    kind: Literal["gpu", "cpu", "slot"]
+    index: NonNegativeInt
+    uuid: str
+
+
+# States of a host's named environments, and an operator's orders for them.
+
+
+MAIN = "main"  # the interpreter that the agent itself runs in
+EnvironmentName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_-]{0,39}$")]
+EnvironmentStage = Literal["absent", "building", "ready", "failed", "outdated"]
+
+
+class EnvironmentState(Message):
+    """The state of one environment on the host's disk."""
+
+    name: EnvironmentName
+    stage: EnvironmentStage
+    purpose: str = Field(default="", max_length=400)
+    size_bytes: NonNegativeInt = 0  # measured if built, else as stated by its pins
+    num_packages: NonNegativeInt = 0
+    words: str = Field(default="", max_length=600)  # the step of a build, or why it failed
+    done: NonNegativeInt = 0  # steps of a build
+    total: NonNegativeInt = 0
+    is_tried: bool = True  # False: never built by the project
+    order_id: str = Field(default="", max_length=40)  # the last order that was carried out
+
+
+class EnvironmentOrder(Message):
+    """Order to build or remove an environment; repeated until the host confirms it."""
+
+    name: EnvironmentName
+    action: Literal["build", "remove"]
+    order_id: str = Field(max_length=40)
+
+
+# The requirements that a host checks before a claim, and the check results.
+
+
+_PRINTED = r"^[^\x00]*$"  # PostgreSQL rejects null bytes in text
+MAX_SENTENCE = 600
+
+
+class Needs(Message):
+    """The requirements of an attempt, which its host checks before the claim."""
+
+    kind: str
+    weight_dtype: str = ""
+    compute_dtype: str = ""  # of a training's matrix products
+    attention: str = ""  # the attention implementation of a training
+    environment: str = MAIN
+    memory_bytes: NonNegativeInt = 0  # lower bound of the predicted peak, per device
+    context_tokens: NonNegativeInt = 0  # of llama.cpp's KV cache, all slots; 0: not given
+    model: FolderModel | ArtefactModel | None = Field(default=None, discriminator="source")
+    packages: tuple[str, ...] = ()  # additional packages that its environment must pin
+    num_gpus: NonNegativeInt = 0  # that its split engines share; 0: no split
+    gpus: tuple[str, ...] = ()  # uuids of its GPUs; empty: all GPUs of the host
+    ports: tuple[int, ...] = ()  # ports that it listens on
+    compiles: bool = False  # it compiles kernels at start
+
+
+class PreflightCheck(Message):
+    """The result of one preflight check, with its figures."""
+
+    name: str = Field(max_length=40, pattern=_PRINTED)
+    ok: bool
+    sentence: str = Field(max_length=MAX_SENTENCE, pattern=_PRINTED)
+    remedy: str = Field(
+        default="", max_length=MAX_SENTENCE, pattern=_PRINTED
+    )  # what to do if not ok, or if it is odd
+    figures: dict[str, Figure] = Field(default_factory=dict, max_length=16)
+
+
+def yes(name: str, sentence: str, **figures: float) -> PreflightCheck:
+    """Return a passed check."""
+    return PreflightCheck(name=name, ok=True, sentence=sentence, figures=figures)
+
+
+def no(name: str, sentence: str, remedy: str, **figures: float) -> PreflightCheck:
+    """Return a failed check with its remedy."""
+    return PreflightCheck(name=name, ok=False, sentence=sentence, remedy=remedy, figures=figures)
+
 
 PROTOCOL_VERSION = 1
 MAX_BATCH_EVENTS = 500
@@ -399,3 +500,57 @@ class EventAck(Message):
 
     attempt_id: str
     acked_seq: NonNegativeInt
+
+
+# Parses an attempt's events on the server; damaged events are kept with their number.
+
+
+class RefusedEvent(Message):
+    """A damaged event with a readable number: it is skipped and displayed."""
+
+    seq: PositiveInt
+    reason: str
+    excerpt: str
+
+
+def receive_event(value: object) -> RunEvent | RefusedEvent:
+    """Return a host's event, or a ``RefusedEvent`` if only its number is readable.
+
+    A damaged event must not block later ones.
+
+    Raises:
+        ValueError: the event has no number.
+    """
+    if isinstance(value, RunEvent):
+        return value
+    try:
+        return RunEvent.model_validate(plain(value))
+    except ValidationError as error:
+        reason = first_fault(error)
+    except ValueError as error:
+        reason = str(error)
+    seq = value.get("seq") if isinstance(value, dict) else None
+    return RefusedEvent.model_validate(
+        {"seq": plain(seq), "reason": reason, "excerpt": excerpt(value)}
+    )
+
+
+def first_fault(error: ValidationError) -> str:
+    """Return the first validation error of a message: field, without positions, and reason."""
+    (fault, *_) = error.errors(include_url=False, include_input=False)
+    field = ".".join(str(part) for part in fault["loc"] if isinstance(part, str)) or "body"
+    return f"{field[:80]}: {fault['msg'][:200]}"
+
+
+class ReceivedBatch(Message):
+    """An ``EventBatch`` as parsed by the server, with damaged events as ``RefusedEvent``."""
+
+    attempt_id: Identifier
+    fence: Identifier
+    events: tuple[
+        Annotated[
+            RunEvent | RefusedEvent,
+            PlainValidator(receive_event, json_schema_input_type=RunEvent),
+        ],
+        ...,
+    ] = Field(max_length=MAX_BATCH_EVENTS)

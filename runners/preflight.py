@@ -15,18 +15,16 @@ from typing import NamedTuple
 
 import psutil
 
-from runners import launch, preflight_gpus, preflight_weights, probe
+from runners import inventory, launch, preflight_gpus, preflight_weights
 from runners.config import HostConfig, HostDir
-from runners.environment_messages import MAIN
 from runners.environments.builder import needed_bytes
-from runners.environments.pins import PinsError
-from runners.environments.store import Store
-from runners.folder_queries import FolderQuery
+from runners.environments.store import PinsError, Store
 from runners.jobspec import ArtefactModel, FolderModel
 from runners.launch import LaunchRefusedError
-from runners.preflight_messages import Needs, PreflightCheck, no, yes
-from runners.programs import compiler_name
-from runners.supervision import cgroup
+from runners.messages import MAIN, Needs, PreflightCheck, no, yes
+from runners.preflight_weights import FolderQuery
+from runners.processes import compiler_name
+from runners.supervision import memory
 
 GIB = 2**30
 # Distributions that job processes import; quantised dtypes need an additional library.
@@ -67,11 +65,13 @@ class Gpu(NamedTuple):
 
 def run_checks(needs: Needs, place: Place) -> tuple[PreflightCheck, ...]:
     """Run and return every check of an attempt's needs."""
-    with probe.gpu_library() as library:
+    with inventory.gpu_library() as library:
         return tuple(_checks(needs, place, library))
 
 
-def _checks(needs: Needs, place: Place, library: probe.Library | None) -> Iterator[PreflightCheck]:
+def _checks(
+    needs: Needs, place: Place, library: inventory.Library | None
+) -> Iterator[PreflightCheck]:
     yield _kind(needs)
     yield _packages(needs) if needs.environment == MAIN else _environment(needs, place)
     yield _disk(place)
@@ -104,7 +104,9 @@ def _checks(needs: Needs, place: Place, library: probe.Library | None) -> Iterat
         return
     yield _gpu_memory(needs, gpus)
     yield _foreign(gpus)
-    yield from preflight_gpus.usable(preflight_gpus.given(probe.gpu_facts(library), needs.gpus))
+    yield from preflight_gpus.usable(
+        preflight_gpus.given(inventory.gpu_facts(library), needs.gpus)
+    )
 
 
 # Checks of every host
@@ -157,17 +159,17 @@ def _compiler(needs: Needs) -> Iterator[PreflightCheck]:
 
 
 def _hardware(
-    needs: Needs, place: Place, library: probe.Library | None, *, has_gpus: bool
+    needs: Needs, place: Place, library: inventory.Library | None, *, has_gpus: bool
 ) -> Iterator[PreflightCheck]:
     """Check the host's driver and GPUs against the job's environment."""
     if needs.environment == MAIN:
         if library and has_gpus:
             yield preflight_gpus.runtime_check(library)
         if needs.compute_dtype == "fp8":
-            gpu_facts = probe.gpu_facts(library) if library else []
+            gpu_facts = inventory.gpu_facts(library) if library else []
             yield preflight_gpus.narrow_products(preflight_gpus.given(gpu_facts, needs.gpus))
         if needs.attention == "flex":
-            gpu_facts = probe.gpu_facts(library) if library else []
+            gpu_facts = inventory.gpu_facts(library) if library else []
             yield preflight_gpus.block_attention(preflight_gpus.given(gpu_facts, needs.gpus))
         return
     with contextlib.suppress(PinsError):  # reported by the environment check
@@ -263,7 +265,7 @@ def _is_free(port: int) -> bool:
 def _memory(needs: Needs, place: Place) -> PreflightCheck:
     """Check the predicted peak against free memory and the memory limits."""
     headrooms = {"are available": psutil.virtual_memory().available}
-    if (room := cgroup.memory_headroom()) is not None:
+    if (room := memory.memory_headroom()) is not None:
         headrooms["are left to this host's control group"] = room
     if place.config.job_memory_bytes:
         headrooms["are what this host lets a job take"] = place.config.job_memory_bytes
@@ -295,9 +297,9 @@ def _enough(name: str, start: str, have: int, need: int) -> PreflightCheck:
 # GPUs
 
 
-def gpus_of(needs: Needs, library: probe.Library) -> list[Gpu]:
+def gpus_of(needs: Needs, library: inventory.Library) -> list[Gpu]:
     """Return the present state of an attempt's GPUs; without a list, of all GPUs."""
-    loads = {load.uuid: load for load in probe.gpu_loads(library)}
+    loads = {load.uuid: load for load in inventory.gpu_loads(library)}
     return [
         Gpu(
             gpu.index,
@@ -305,7 +307,7 @@ def gpus_of(needs: Needs, library: probe.Library) -> list[Gpu]:
             gpu.memory_bytes - loads[gpu.uuid].memory_used_bytes,
             loads[gpu.uuid].foreign_pids,
         )
-        for gpu in probe.gpu_facts(library)
+        for gpu in inventory.gpu_facts(library)
         if gpu.uuid in loads  # a GPU can be lost between the two queries
         and (not needs.gpus or gpu.uuid in needs.gpus)
     ]

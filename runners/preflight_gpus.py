@@ -3,18 +3,18 @@
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 
-from runners import probe
-from runners.cuda import (
+from runners import inventory
+from runners.devices import amd
+from runners.devices.visibility import (
     FP8_CAPABILITY,
     TRITON_CAPABILITY,
     cuda_of_driver,
     cuda_of_torch,
     rocm_of_torch,
 )
-from runners.devices import amd
-from runners.environments.pins import Pins, Version
+from runners.environments.store import Pins, Version
 from runners.facts import GpuFacts
-from runners.preflight_messages import Needs, PreflightCheck, no, yes
+from runners.messages import Needs, PreflightCheck, no, yes
 
 # AMD's with FP8 matrix products (CDNA 3 and 4, RDNA 4), and without Triton (GCN).
 AMD_FP8 = ("gfx942", "gfx950", "gfx1200", "gfx1201")
@@ -23,7 +23,7 @@ COMPILERS = ("cc", "gcc", "clang")  # Triton compiles its kernel launchers with 
 
 
 def checks(
-    pins: Pins, library: probe.Library | None, wanted: Sequence[str]
+    pins: Pins, library: inventory.Library | None, wanted: Sequence[str]
 ) -> Iterator[PreflightCheck]:
     """Yield the GPU checks of an environment; none if it needs no GPU.
 
@@ -31,7 +31,7 @@ def checks(
     """
     if pins.cuda is None:
         return
-    found = given(probe.gpu_facts(library) if library else [], wanted)
+    found = given(inventory.gpu_facts(library) if library else [], wanted)
     gpus = [gpu for gpu in found if gpu.vendor == "nvidia"]
     yield _gpu(pins, gpus, found)
     if library and gpus:
@@ -40,11 +40,11 @@ def checks(
 
 
 def division_checks(
-    pins: Pins, library: probe.Library | None, needs: Needs
+    pins: Pins, library: inventory.Library | None, needs: Needs
 ) -> Iterator[PreflightCheck]:
     """Yield whether split engines have enough GPUs and the package for KV cache transfer."""
     if needs.num_gpus:
-        facts = list(probe.gpu_facts(library)) if library else []
+        facts = list(inventory.gpu_facts(library)) if library else []
         allotted = [gpu for gpu in facts if not needs.gpus or gpu.uuid in needs.gpus]
         sentence = f"The job's engines take {needs.num_gpus} GPUs of their own"
         if len(allotted) < needs.num_gpus:
@@ -100,7 +100,7 @@ def usable(gpus: Sequence[GpuFacts]) -> Iterator[PreflightCheck]:
         )
 
 
-def runtime_check(library: probe.Library) -> PreflightCheck:
+def runtime_check(library: inventory.Library) -> PreflightCheck:
     """Check whether torch is built for the driver of the GPUs that jobs use."""
     if not amd.is_amdsmi(library):
         return driver_check(cuda_of_driver(library), cuda_of_torch())
@@ -149,7 +149,7 @@ def _gpu(pins: Pins, gpus: Sequence[GpuFacts], found: Sequence[GpuFacts]) -> Pre
     if not gpus:
         why = (
             ", ".join(sorted({gpu.name for gpu in found}))
-            or probe.driver_problem()
+            or inventory.driver_problem()
             or "no NVIDIA driver and no NVIDIA GPU answer here"
         )
         cuda = f"{pins.cuda[0]}.{pins.cuda[1]}" if pins.cuda else ""

@@ -1,40 +1,190 @@
-"""Reconciles the attempts on disk with the server's state: claim, launch, stop, forget.
+"""Reconciles the attempts on disk with the server's state: claim, fetch, launch, stop, forget."""
 
-Level-triggered: ``apply`` every ten seconds is enough, and messages may be lost or repeated.
-Each step reads the folder first and does nothing if it is already done.
-"""
-
+import hashlib
 import logging
 import shutil
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
-from runners import launch, preflight, secret_files
+from runners import attempts, launch, preflight
 from runners.attempts import ID, AttemptFolder, Claim, Verdict, attempt_folders
 from runners.client import RefusedError, ServerClient, ServerError
 from runners.config import HostConfig, HostDir
-from runners.fetching import Fetcher
-from runners.jobspec import JobSpec
+from runners.jobspec import JobSpec, TrainSpec, UploadedData
+from runners.jobspec.data import uploads_of
 from runners.launch import LaunchRefusedError
-from runners.launchers import choose
-from runners.launchers.base import Launcher
+from runners.launchers.local import Launcher, LocalLauncher
+from runners.launchers.slurm import SlurmLauncher
 from runners.messages import (
     AttemptPhase,
     AttemptStatus,
     BeatReply,
     ClaimReply,
     ClaimRequest,
+    Needs,
     RunRequest,
     StopOrder,
     Wanted,
 )
-from runners.preflight_messages import Needs
 from runners.reasons import Reason
 from runners.spool import SpoolReader
-from runners.supervision import record
-from runners.takeover import take_over
+from runners.supervision import procfs, record
+
+# Lets a later attempt of a job resume from an earlier attempt's files on this host.
+#
+# Checkpoint, answers or finished layers are moved, not copied: they may be several times as large
+# as the model. If the earlier attempt ran on another host, the job starts from scratch.
+
 
 log = logging.getLogger(__name__)
+
+LOCK_PATIENCE_SECONDS = 5.0  # a supervisor ends shortly after it reports the exit
+
+
+def take_over(
+    folder: AttemptFolder, request: RunRequest, others: Iterable[AttemptFolder]
+) -> AttemptFolder | None:
+    """Move the checkpoint of the job's newest earlier attempt; return that attempt or None.
+
+    Skips attempts whose supervisor runs. ``None``: there was nothing to move.
+    """
+    if any(folder.checkpoint.glob("*")):
+        return None  # already moved before the agent restarted
+    for earlier in sorted(_earlier(request, others), key=_number, reverse=True):
+        try:
+            with record.locked(earlier.lock, LOCK_PATIENCE_SECONDS):
+                _move(earlier.checkpoint, folder.checkpoint)
+        except (record.LockedError, OSError) as error:
+            log.warning("what %s left is not taken over: %s", earlier.attempt_id, error)
+            continue
+        log.info("attempt %s goes on from %s", folder.attempt_id, earlier.attempt_id)
+        return earlier
+    return None
+
+
+def _earlier(request: RunRequest, others: Iterable[AttemptFolder]) -> Iterator[AttemptFolder]:
+    for other in others:
+        before = other.request() if any(other.checkpoint.glob("*")) else None
+        if before and before.job_id == request.job_id and before.number < request.number:
+            yield other
+
+
+def _number(folder: AttemptFolder) -> int:
+    request = folder.request()
+    return request.number if request else 0
+
+
+def _move(source: Path, to: Path) -> None:
+    if to.is_dir():
+        to.rmdir()  # empty, as checked above
+    source.rename(to)
+
+
+# Downloads the files of an attempt's spec from the server before the attempt starts.
+#
+# Runs in a separate thread, so that a large file does not delay heartbeats: the claim is repeated
+# with each heartbeat until every file is present, as for a gang that waits for its other hosts.
+
+
+PATIENCE_SECONDS = 1.0  # a small file arrives in this time, and its attempt starts at once
+
+
+class Fetcher:
+    """The downloads for the attempts of one host."""
+
+    def __init__(self, client: ServerClient) -> None:
+        """Download from this client's server."""
+        self._client = client
+        self._downloads: dict[str, _Fetch] = {}
+
+    def has_all(self, folder: AttemptFolder, spec: JobSpec) -> bool:
+        """Return whether every file of a spec is present; start downloading missing ones.
+
+        Raises:
+            LaunchRefusedError: a file is not available, or has the wrong content.
+        """
+        uploads = uploads_of(spec.data) if isinstance(spec, TrainSpec) else ()
+        missing = [each for each in uploads if not (folder.data / each.file_name).exists()]
+        if not missing:
+            return True
+        fetch = self._downloads.get(folder.attempt_id)
+        if fetch is None:
+            fetch = self._downloads[folder.attempt_id] = _Fetch(self._client, folder, missing)
+            fetch.start()
+        fetch.join(PATIENCE_SECONDS)
+        if fetch.is_alive():
+            return False
+        del self._downloads[folder.attempt_id]
+        if fetch.refusal is not None:
+            raise fetch.refusal
+        return fetch.is_done
+
+
+class _Fetch(threading.Thread):
+    """Downloads files of one attempt; ``refusal`` is the error if one is not available."""
+
+    def __init__(
+        self, client: ServerClient, folder: AttemptFolder, uploads: list[UploadedData]
+    ) -> None:
+        super().__init__(name=f"fetch-{folder.attempt_id}", daemon=True)
+        self._client = client
+        self._folder = folder
+        self._wanted = uploads
+        self.is_done = False
+        self.refusal: LaunchRefusedError | None = None
+
+    def run(self) -> None:
+        try:
+            self._folder.data.mkdir(mode=0o700, exist_ok=True)
+            for each in self._wanted:
+                self._download(each, self._folder.data / each.file_name)
+            self.is_done = True
+        except LaunchRefusedError as refusal:
+            self.refusal = refusal
+        except RefusedError as refused:
+            if not refused.is_passing:
+                self.refusal = LaunchRefusedError(
+                    Reason.MODEL_OR_DATA_MISSING,
+                    f"the server no longer has the training data: {refused}; upload it again",
+                )
+        except ServerError:
+            return  # the server is unreachable: retried at the next heartbeat
+        except OSError as error:
+            self.refusal = LaunchRefusedError(
+                Reason.DISK_FULL, f"the training data cannot be kept: {error.strerror}"
+            )
+
+    def _download(self, upload: UploadedData, target: Path) -> None:
+        partial = target.with_name(f".{target.name}.part")
+        digest, size = hashlib.sha256(), 0
+        with partial.open("wb") as sink:
+            for piece in self._client.data(self._folder.attempt_id, upload.dataset_id):
+                size += len(piece)
+                if size > upload.size_bytes:
+                    break
+                digest.update(piece)
+                sink.write(piece)
+        if size != upload.size_bytes or digest.hexdigest() != upload.sha256:
+            partial.unlink()
+            raise LaunchRefusedError(
+                Reason.MODEL_OR_DATA_MISSING,
+                f"{upload.name} arrived with the SHA-256 {digest.hexdigest()[:12]} and {size} "
+                f"bytes; the job was made for {upload.sha256[:12]} and {upload.size_bytes}: "
+                "upload the file again and launch again",
+            )
+        partial.rename(target)
+
+
+# Selects the launcher from the host's configuration.
+
+
+def launcher(config: HostConfig, boot_id: str) -> Launcher:
+    """Return the launcher of a host."""
+    return SlurmLauncher(config.slurm) if config.slurm else LocalLauncher(boot_id)
+
 
 Render = Callable[[JobSpec, Path], list[str]]
 _PHASES: dict[Verdict, AttemptPhase] = {
@@ -65,7 +215,7 @@ class Reconciler:
         self.host_dir = host_dir
         self.config = config
         self.boot_id = boot_id
-        self.launcher: Launcher = choose.launcher(config, boot_id)
+        self.launcher: Launcher = launcher(config, boot_id)
         self.problems: list[str] = []
         self._client = client
         self._render = render
@@ -207,7 +357,7 @@ class Reconciler:
             self._check_disk()
             spec = launch.confine(request.spec, self._model_roots(), self.host_dir.attempts)
             argv, env = launch.gang_command(request, spec, self._render(spec, folder.path))
-            env |= secret_files.write(folder.path, values)
+            env |= attempts.write(folder.path, values)
             document = self.launcher.adapt(self._document(folder, request, argv, env), request)
         except LaunchRefusedError as refusal:
             record.write_json(folder.spec, request.model_dump(mode="json"))
@@ -295,3 +445,64 @@ def _own_ports(request: RunRequest) -> tuple[int, ...]:
 def _gpus_of(folder: AttemptFolder) -> frozenset[str]:
     request = folder.request()
     return frozenset(device.uuid for device in request.devices) if request else frozenset()
+
+
+# Operations on a host's attempts that need neither agent nor server.
+
+
+STOP_ALL_SECONDS = 30.0
+GRACE_SECONDS = 5.0
+
+
+class Stopped(NamedTuple):
+    """The result of ``stop_all``: attempts that ended, and those still running."""
+
+    ended: tuple[str, ...] = ()
+    running: tuple[str, ...] = ()
+    why: str = ""  # why stop orders could not be written
+
+
+def stop_all(
+    host_dir: HostDir,
+    grace_seconds: float = GRACE_SECONDS,
+    reason: Reason = Reason.STOPPED_BY_OPERATOR,
+    patience_seconds: float = STOP_ALL_SECONDS,
+) -> Stopped:
+    """Stop every running attempt, including ones that start meanwhile, and wait for their end.
+
+    Gives up after ``patience_seconds``: attempts with a hanging supervisor count as running.
+    """
+    if not host_dir.attempts.is_dir():
+        return Stopped()
+    reconciler = Reconciler(
+        host_dir, host_dir.config(), ServerClient("http://127.0.0.1"), boot_id=procfs.boot_id()
+    )
+    deadline = time.monotonic() + patience_seconds
+    stopped: dict[str, None] = {}
+    why = ""
+    while running := [folder.attempt_id for folder in reconciler.running()]:
+        why = ""
+        for attempt_id in running:
+            order = StopOrder(attempt_id=attempt_id, reason=reason, grace_seconds=grace_seconds)
+            try:
+                reconciler.stop(order)
+            except OSError as error:  # such as a full disk; retried until the deadline
+                why = error.strerror or str(error)
+        stopped |= dict.fromkeys(running)
+        if time.monotonic() >= deadline:
+            break
+        time.sleep(0.05)
+    ended = tuple(attempt_id for attempt_id in stopped if attempt_id not in running)
+    return Stopped(ended, tuple(running), why if running else "")
+
+
+def summaries(host_dir: HostDir) -> Iterator[str]:
+    """Yield one line per attempt on disk: id, state and end reason."""
+    if not host_dir.attempts.is_dir():
+        return
+    boot_id = procfs.boot_id()
+    for folder in attempt_folders(host_dir.attempts):
+        verdict = folder.verdict(boot_id)
+        ended = folder.exit_record()
+        how = f"  {ended.reason}" if ended and verdict is not Verdict.RUNNING else ""
+        yield f"{folder.attempt_id}  {verdict}{how}"

@@ -1,11 +1,12 @@
-"""Allowed options of our Slurm jobs: a closed list with plain values."""
+"""Allowed options of our Slurm jobs, and the arguments of ``enroll`` that set them."""
 
+import argparse
 import re
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveInt
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveInt, ValidationError
 
-from runners.scheduler_messages import MAX_JOBS
+from runners.facts import MAX_JOBS
 
 # Options of sbatch and srun for placement, accounting and resources. None of them names a
 # program, a file or an environment, which only the agent sets.
@@ -45,3 +46,62 @@ class SlurmConfig(BaseModel):
     def argv(self) -> list[str]:
         """Return the options as arguments."""
         return [f"--{name}={value}" for name, value in sorted(self.options.items())]
+
+
+# The Slurm arguments of ``python -m runners enroll``.
+
+
+OPTION = "--slurm-option"
+
+
+class SlurmArgumentError(Exception):
+    """An argument is invalid; the text names it, its value and the remedy."""
+
+
+def add(command: argparse.ArgumentParser) -> None:
+    """Add the arguments to a parser."""
+    group = command.add_argument_group("on a Slurm login node")
+    group.add_argument("--slurm", action="store_true", help="hand jobs to Slurm with sbatch")
+    for name, words in (
+        ("partition", "where jobs run; default: the cluster's own"),
+        ("account", "whom they are charged to"),
+        ("qos", "their quality of service"),
+        ("gres", "what each takes of a node, such as gpu:1"),
+    ):
+        group.add_argument(f"--{name}", help=words)
+    group.add_argument(
+        OPTION, action="append", default=[], metavar="NAME=VALUE",
+        help=f"another option of every job; allowed: {', '.join(ALLOWED)}",
+    )  # fmt: skip
+    group.add_argument("--time-limit-minutes", type=int, help="of a job; default: a day")
+    group.add_argument("--max-jobs", type=int, help="how many are in Slurm at once; default: 1")
+
+
+def read(options: argparse.Namespace) -> SlurmConfig | None:
+    """Return the Slurm configuration of the arguments, or None without ``--slurm``.
+
+    Raises:
+        SlurmArgumentError: they are invalid, or given without ``--slurm``.
+    """
+    named = {name: getattr(options, name) for name in ("partition", "account", "qos", "gres")}
+    chosen = {name: value for name, value in named.items() if value}
+    for text in options.slurm_option:
+        name, equals, value = text.removeprefix("--").partition("=")
+        if not equals:
+            raise SlurmArgumentError(f"{OPTION} {text!r} is not of the form NAME=VALUE")
+        chosen[name] = value
+    limits = {name: getattr(options, name) for name in ("time_limit_minutes", "max_jobs")}
+    limits = {name: value for name, value in limits.items() if value is not None}
+    if not options.slurm:
+        if chosen or limits:
+            given = ", ".join([*chosen, *limits])
+            raise SlurmArgumentError(f"{given}: these hold for Slurm alone; add --slurm")
+        return None
+    try:
+        return SlurmConfig.model_validate({"options": chosen, **limits})
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"])
+        raise SlurmArgumentError(
+            f"{field}: {first['msg'].removeprefix('Value error, ')}"
+        ) from None

@@ -23,13 +23,17 @@ if __name__ == "__main__":  # -S hides site-packages and this package
 
 from runners.reasons import Reason
 from runners.spool import SpoolWriter
-from runners.supervision import child, conditions, masking, procfs, record
-from runners.supervision.classify import Ending, classify
-from runners.supervision.gpu_errors import rank_of
-from runners.supervision.intake import MAX_LINE_BYTES, EventRefusedError, parse_line
-from runners.supervision.interference import InterferenceWatch
-from runners.supervision.output import CappedLog, LastLines, LogEvents
-from runners.supervision.sampling import TreeSampler
+from runners.supervision import child, classification, output, procfs, record
+from runners.supervision.classification import Ending, classify, rank_of
+from runners.supervision.output import (
+    MAX_LINE_BYTES,
+    CappedLog,
+    EventRefusedError,
+    LastLines,
+    LogEvents,
+    parse_line,
+)
+from runners.supervision.procfs import InterferenceWatch, TreeSampler
 from runners.timing import scaled
 
 STARTED = 0
@@ -73,8 +77,8 @@ class Supervisor:
         self._kill_at: float | None = None
         self._is_terminated = False
         self._logs = {name: CappedLog(folder, name) for name in ("stdout", "stderr")}
-        secrets = masking.values_in(folder / record.SECRETS)
-        self._maskers = {name: masking.Masker(secrets) for name in (*self._logs, "events")}
+        secrets = output.values_in(folder / record.SECRETS)
+        self._maskers = {name: output.Masker(secrets) for name in (*self._logs, "events")}
         self._log_events = {name: LogEvents() for name in self._logs}
         self._event_line = b""
         self._refusals = 0
@@ -324,7 +328,8 @@ class Supervisor:
                 "dropped_log_bytes": left_out,
                 "dropped_events": self.spool.dropped_events,
                 "peak_rss_bytes": peak or None,
-                "conditions": conditions.read(self.folder, self._began_at) | self.watch.found(),
+                "conditions": classification.read(self.folder, self._began_at)
+                | self.watch.found(),
             },
         )
         self.spool.append("exited", written)

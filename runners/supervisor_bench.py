@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 from runners.attempts import AttemptFolder
 from runners.client import ServerClient
 from runners.config import HostDir
-from runners.shipper import RedisStream
-from runners.shipping import Shipping
+from runners.shipping import RedisStream, Shipping
 from runners.supervision import procfs, record
 
 if TYPE_CHECKING:

@@ -1,27 +1,53 @@
-"""The doorbell's Celery tasks: verify the signature and wake the agent, in milliseconds.
+"""The host's Celery tasks: verify a wake-up message once and wake the agent."""
 
-They carry no authority: orders come with the reply to the following heartbeat, and an attempt
-runs only after its claim.
-"""
-
+import contextlib
 import functools
 import logging
 import os
+import sqlite3
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from celery.signals import worker_ready
 
-from runners.app import HOST_DIR_VARIABLE, app
+from runners.app import HOST_DIR_VARIABLE, SignatureRefusedError, SignedDoorbell, app, verify
 from runners.config import Credential, HostDir
 from runners.messages import Doorbell
-from runners.nonces import NonceStore
 from runners.redis_access import connect
 from runners.redis_address import pong_key
-from runners.signing import SignatureRefusedError, SignedDoorbell, verify
 from runners.timing import scaled
 from runners.wake import wake_agent
+
+# Stores doorbell nonces until they expire, across processes and restarts.
+
+
+class NonceStore:
+    """A table of unique nonces: exactly one process sees a nonce as new."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with self._open() as database:
+            database.execute(
+                "CREATE TABLE IF NOT EXISTS nonce (value TEXT PRIMARY KEY, until REAL NOT NULL)"
+            )
+
+    def is_new(self, nonce: str, until: float) -> bool:
+        """Store a nonce until an instant; return whether it is new."""
+        with self._open() as database:
+            database.execute("DELETE FROM nonce WHERE until < ?", (time.time(),))
+            try:
+                database.execute("INSERT INTO nonce VALUES (?, ?)", (nonce, until))
+            except sqlite3.IntegrityError:
+                return False
+        return True
+
+    @contextlib.contextmanager
+    def _open(self) -> Iterator[sqlite3.Connection]:
+        with contextlib.closing(sqlite3.connect(self._path, timeout=5.0)) as database, database:
+            yield database
+
 
 EXIT_STALLED = 70
 WATCH_SECONDS = scaled(5.0, least=0.5)

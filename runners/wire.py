@@ -1,15 +1,12 @@
-"""Base types and limits of all messages between server and host.
-
-Every message of a host is bounded before it reaches a database: integers have 64 bits, floats
-are finite, timestamps lie before 2100, texts and lists have a maximum length. ``plain`` checks
-what fields cannot: nesting, and values inside free-form JSON.
-"""
+"""Base types of every document between site, host and job: limits and addresses."""
 
 import hashlib
+import ipaddress
 import json
 from typing import Annotated, Any
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -153,3 +150,14 @@ def _key(key: str, where: str) -> str:
         msg = f"a key{at} has {len(key)} characters, of {MAX_KEY_CHARACTERS} at most"
         raise ValueError(msg)
     return _text(key)
+
+
+# Types of numeric IP addresses and ports.
+
+
+def _plain_address(text: str) -> str:
+    return str(ipaddress.ip_address(text))
+
+
+IpAddress = Annotated[str, AfterValidator(_plain_address)]
+Port = Annotated[int, Field(ge=1024, le=65535)]

@@ -4,8 +4,8 @@ from dataclasses import replace
 from typing import Any
 
 from planner.catalog.config_reader import ConfigReader
-from planner.catalog.family import Family
-from planner.catalog.recurrent import mamba2, short_convolution
+from planner.catalog.hybrid_layers import mamba2, short_convolution
+from planner.catalog.layer_groups import Family
 from planner.catalog.special_layers import (
     lfm2_width,
     mamba_heads,

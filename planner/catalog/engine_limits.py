@@ -7,7 +7,7 @@ from pydantic import Field
 
 from planner.catalog.engines import Engine, release_number
 from planner.catalog.reading import data_toml
-from planner.cost.dtypes import WIDE
+from planner.cost.weights import WIDE
 from planner.specs.base import Dtype, Spec
 from planner.specs.cluster import DeviceSpec
 from planner.specs.model import ModelSpec, WeightPart

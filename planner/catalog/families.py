@@ -1,14 +1,309 @@
-"""Structure that a Hugging Face ``model_type`` implies without a field in ``config.json``.
+"""Families by ``model_type``: experts, latent attention, recurrent states, and mixes of them."""
 
-One entry per family: its biases and norms, and its names of the common fields.
-``tests/planner/test_parameters.py`` compares every entry with the parameter count of the family's
-own implementation.
-"""
+from dataclasses import replace
 
-from planner.catalog.dense_families import DENSE
-from planner.catalog.family import Family
-from planner.catalog.hybrid_families import HYBRID
-from planner.catalog.sparse_families import SPARSE
+from planner.catalog.dense_families import DENSE, MAMBA_NAMES
+from planner.catalog.hybrid_layers import (
+    bailing_hybrid,
+    dots3_note,
+    dots3_note_extras,
+    gated_delta_net,
+    inkling,
+    inkling_extras,
+    inkling_widths,
+    laguna,
+    lightning_attention,
+    mamba2,
+    short_convolution,
+    step3p5,
+    step3p5_experts,
+)
+from planner.catalog.layer_groups import Family
+from planner.catalog.special_layers import (
+    arctic_residual,
+    deepseek_v4,
+    deepseek_v4_extras,
+    diffusion_gemma_extras,
+    ernie_text_experts,
+    ernie_vision_experts,
+    gemma4,
+    gemma4_extras,
+    granite_hybrid,
+    grok_experts,
+    kimi_linear,
+    longcat_experts,
+    longcat_sublayers,
+    minimax_m3,
+    nemotron_nas,
+    nemotron_nas_extras,
+    step3_experts,
+    step3_layers,
+)
+
+# Families with experts, latent attention or recurrent states: properties not in their configs.
+
+
+LATENT = Family(sparse=True)
+HYBRID_QWEN = Family(
+    qk_norm=True,
+    output_bias_follows=True,
+    output_gate="element",
+    recurrent=gated_delta_net,
+    full_every=4,
+    rest_kind="recurrent",
+)
+ROUTED = Family(sparse=True, qk_norm=True, router_bias=True)
+BAILING = Family(
+    sparse=True,
+    output_bias_follows=True,
+    qk_norm_switch="use_qk_norm",
+    router_bias_switch="moe_router_enable_expert_bias",
+    names={"attention_output_bias": "use_bias", "mlp_bias": "use_bias"},
+)
+
+SPARSE: dict[str, Family] = {
+    "arctic": Family(
+        sparse=True,
+        extras=arctic_residual,
+        names={"decoder_sparse_step": "moe_layer_frequency"},
+    ),
+    "bailing_moe": replace(BAILING, names={**BAILING.names, "attention_bias": "use_qkv_bias"}),
+    "mixtral": Family(sparse=True, names={"num_experts": "num_local_experts"}),
+    "qwen3_moe": Family(qk_norm=True, sparse=True, output_bias_follows=True),
+    "qwen3_vl_moe_text": Family(qk_norm=True, sparse=True),
+    "qwen3_omni_moe_text": Family(qk_norm=True, sparse=True),
+    "deepseek_v2": LATENT,
+    "deepseek_v3": replace(LATENT, router_bias=True),
+    "mistral4": LATENT,
+    "kimi_k2": replace(LATENT, router_bias=True),
+    "glm4_moe_lite": replace(LATENT, router_bias=True),
+    "deepseek_v32": replace(LATENT, router_bias=True, indexed=True),
+    "glm_moe_dsa": replace(LATENT, router_bias=True, indexed=True),
+    "gpt_oss": Family(
+        attention_bias=True,
+        output_bias_follows=True,
+        sparse=True,
+        expert_bias=True,
+        router_bias=True,
+        sinks=True,
+        full_every=2,
+    ),
+    "qwen3_next": replace(HYBRID_QWEN, sparse=True, shared_expert_gate=True, shared_experts=1),
+    "qwen3_5_text": HYBRID_QWEN,
+    "qwen3_5_moe_text": replace(
+        HYBRID_QWEN, sparse=True, shared_expert_gate=True, shared_experts=1
+    ),
+    "llama4_text": Family(
+        sparse=True,
+        shared_experts=1,
+        full_every=4,
+        rest_kind="chunked",
+        names={
+            "intermediate_size": "intermediate_size_mlp",
+            "moe_intermediate_size": "intermediate_size",
+        },
+    ),
+    "qwen2_moe": Family(
+        sparse=True,
+        attention_bias=True,
+        shared_experts=1,
+        shared_expert_gate=True,
+        names={"attention_bias": "qkv_bias"},
+    ),
+    "dbrx": Family(
+        sparse=True,
+        norm="layernorm",
+        nested=("attn_config", "ffn_config"),
+        names={
+            "hidden_size": "d_model",
+            "num_hidden_layers": "n_layers",
+            "num_attention_heads": "n_heads",
+            "num_key_value_heads": "kv_n_heads",
+            "max_position_embeddings": "max_seq_len",
+            "moe_intermediate_size": "ffn_hidden_size",
+            "num_experts": "moe_num_experts",
+            "num_experts_per_tok": "moe_top_k",
+        },
+    ),
+    "olmoe": Family(sparse=True, qk_norm=True, qk_norm_width="full", output_bias_follows=True),
+    "flex_olmo": Family(sparse=True, qk_norm=True, qk_norm_width="full", output_bias_follows=True),
+    "granitemoe": Family(sparse=True, output_bias_follows=True),
+    "granitemoehybrid": Family(
+        sparse=True,
+        may_be_dense=True,
+        shared_experts=1,
+        output_bias_follows=True,
+        recurrent=mamba2,
+        derives=granite_hybrid,
+        names=MAMBA_NAMES,
+    ),
+    "granitemoeshared": Family(sparse=True, shared_experts=1, output_bias_follows=True),
+    "phimoe": Family(sparse=True, norm="layernorm", norm_bias=True, output_bias_follows=True),
+    "dots1": ROUTED,
+    "glm4v_moe_text": replace(ROUTED, qk_norm=False, attention_bias=True),
+    "glm4_moe": replace(ROUTED, qk_norm=False, qk_norm_switch="use_qk_norm"),
+    "ernie4_5_moe": Family(
+        sparse=True,
+        router_bias=True,
+        tied_by_default=True,
+        output_bias_follows=True,
+        names={"attention_bias": "use_bias", "mlp_bias": "use_bias"},
+    ),
+    "grok-1": Family(
+        sparse=True,
+        norms_per_layer=4,
+        extras=grok_experts,
+        ignores=("sliding_window_size", "global_attn_every_n_layers"),
+    ),
+    "hunyuan_v1_moe": Family(
+        sparse=True, qk_norm=True, shared_experts=1, output_bias_follows=True
+    ),
+    "exaone_moe": replace(ROUTED, full_every=4),
+    "lfm2_moe": Family(
+        sparse=True,
+        qk_norm=True,
+        tied_by_default=True,
+        router_bias=True,
+        router_bias_switch="use_expert_bias",
+        recurrent=short_convolution,
+        names={"tie_word_embeddings": "tie_embedding"},
+    ),
+    "longcat_flash": replace(
+        LATENT,
+        router_bias=True,
+        derives=longcat_sublayers,
+        extras=longcat_experts,
+        names={
+            "intermediate_size": "ffn_hidden_size",
+            "moe_intermediate_size": "expert_ffn_hidden_size",
+        },
+    ),
+    "minimax_m2": replace(ROUTED, qk_norm_width="full"),
+    "minimax": Family(
+        sparse=True, recurrent=lightning_attention, full_every=2, rest_kind="recurrent"
+    ),
+    "mimo_v2_flash": Family(sparse=True, router_bias=True, sliding_sinks=True),
+    "afmoe": replace(ROUTED, norms_per_layer=4, output_gate="element", full_every=4),
+    "minimax_m3": replace(
+        ROUTED,
+        layers=minimax_m3,
+        shared_experts=1,
+        names={
+            "intermediate_size": "dense_intermediate_size",
+            "moe_intermediate_size": "intermediate_size",
+        },
+    ),
+    "kimi_linear": replace(
+        LATENT,
+        router_bias=True,
+        layers=kimi_linear,
+        unconfirmed=(
+            "attn_res_block_size",
+            "attention between the residuals of distant layers is not counted",
+        ),
+    ),
+    "deepseek_v4": replace(
+        LATENT, router_bias=True, layers=deepseek_v4, extras=deepseek_v4_extras
+    ),
+    "gemma4_text": Family(
+        sparse=True,
+        may_be_dense=True,
+        tied_by_default=True,
+        norms_per_layer=4,
+        qk_norm=True,
+        layers=gemma4,
+        extras=gemma4_extras,
+    ),
+    "nemotron-nas": Family(
+        layers=nemotron_nas, extras=nemotron_nas_extras, defaults={"intermediate_size": 0}
+    ),
+    "step3_text": Family(
+        sparse=True,
+        shared_experts=1,
+        derives=step3_experts,
+        layers=step3_layers,
+        names={
+            "num_key_value_heads": "num_attention_groups",
+            "num_experts_per_tok": "moe_top_k",
+            "max_position_embeddings": "max_position_embedding",
+        },
+    ),
+    "nemotron_h": Family(
+        sparse=True,
+        may_be_dense=True,
+        gated_mlp=False,
+        norms_per_layer=1,
+        router_bias=True,
+        recurrent=mamba2,
+    ),
+}
+SPARSE["minimax_m3_vl"] = SPARSE["minimax_m3_vl_text"] = SPARSE["minimax_m3"]
+SPARSE["step3"] = SPARSE["step3_vl"] = SPARSE["step3_text"]
+SPARSE["ernie4_5_moe_vl"] = SPARSE["ernie4_5_vl_moe_text"] = replace(
+    SPARSE["ernie4_5_moe"],
+    derives=ernie_text_experts,
+    extras=ernie_vision_experts,
+)
+SPARSE["bailing_moe_v2"] = replace(
+    SPARSE["bailing_moe"],
+    router_bias=True,
+    defaults={"use_qk_norm": True},
+)
+SPARSE["deepseek_ref"] = SPARSE["deepseek_v4"]
+SPARSE["gemma4_unified_text"] = SPARSE["gemma4_text"]
+SPARSE["diffusion_gemma_text"] = replace(
+    SPARSE["gemma4_text"],
+    extras=diffusion_gemma_extras,
+    unconfirmed=(
+        "layer_types",
+        "it writes a block of tokens in several passes; times are those of one token in each pass",
+    ),
+)
+
+
+# Families of 2026 that mix windowed, latent, linear and full attention.
+
+
+STEP = replace(
+    ROUTED,
+    shared_experts=1,
+    derives=step3p5_experts,
+    layers=step3p5,
+    names={"num_key_value_heads": "num_attention_groups", "num_experts_per_tok": "moe_top_k"},
+)
+WINDOWED_LATENT = (
+    "the cache of the layers that see a window is counted over the whole context, as an engine "
+    "without a window of latent attention keeps it"
+)
+SHORT_CONVOLUTIONS = "the last inputs of its short convolutions are not counted"
+
+HYBRID: dict[str, Family] = {
+    "bailing_hybrid": replace(
+        BAILING, router_bias=True, router_bias_switch=None, layers=bailing_hybrid
+    ),
+    "dots3_note_text": replace(
+        LATENT,
+        router_bias=True,
+        layers=dots3_note,
+        extras=dots3_note_extras,
+        unconfirmed=("sliding_window", WINDOWED_LATENT),
+    ),
+    "hy_v3": replace(ROUTED, shared_experts=1),
+    "inkling_text": replace(
+        ROUTED,
+        derives=inkling_widths,
+        layers=inkling,
+        extras=inkling_extras,
+        unconfirmed=("d_rel", SHORT_CONVOLUTIONS),
+    ),
+    "laguna": replace(ROUTED, shared_experts=1, layers=laguna),
+    "mellum": Family(qk_norm=True, sparse=True),
+    "mimo_v2": SPARSE["mimo_v2_flash"],
+    "muse_glimmer_text": Family(norms_per_layer=4, output_gate="element"),
+    "step3p5": STEP,
+    "step3p7": STEP,
+}
+
 
 __all__ = ["FAMILIES", "NESTED_DEFAULTS", "NOT_COVERED", "Family"]
 

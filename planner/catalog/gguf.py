@@ -12,11 +12,21 @@ from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean
 
-from planner.cost.dtypes import BITS_PER_BYTE
-from planner.cost.mixers import count_mixer
-from planner.cost.parameters import ParameterCounts, count_parameters, feed_forward_matrices
-from planner.specs.layers import AttentionLayers, LatentLayers, LayerGroup, RecurrentLayers
-from planner.specs.model import ModelSpec, WeightPart
+from planner.cost.parameters import (
+    ParameterCounts,
+    count_mixer,
+    count_parameters,
+    feed_forward_matrices,
+)
+from planner.cost.weights import BITS_PER_BYTE
+from planner.specs.model import (
+    AttentionLayers,
+    LatentLayers,
+    LayerGroup,
+    ModelSpec,
+    RecurrentLayers,
+    WeightPart,
+)
 
 # Bits per weight and weights per block of each type: ggml/src/ggml-common.h.
 BLOCKS: dict[str, tuple[float, int]] = {

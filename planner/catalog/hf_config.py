@@ -6,11 +6,10 @@ from typing import Any
 from pydantic import ValidationError
 
 from planner.catalog.config_reader import LARGEST, ConfigReader, Fields
-from planner.catalog.experts import read_experts
 from planner.catalog.families import FAMILIES, NESTED_DEFAULTS, NOT_COVERED, Family
-from planner.catalog.layer_groups import layer_types, read_layer_groups
-from planner.catalog.nearest import nearest_names
+from planner.catalog.layer_groups import layer_types, read_experts, read_layer_groups
 from planner.catalog.published_weights import read_published_weights
+from planner.catalog.reading import nearest_names
 from planner.catalog.towers import read_towers, unknown_encoders
 from planner.errors import BadConfigError, NotCoveredError
 from planner.specs.model import ModelSpec

@@ -6,8 +6,7 @@ from functools import cache
 
 from pydantic import NonNegativeFloat, PositiveInt
 
-from planner.catalog.nearest import nearest_names
-from planner.catalog.reading import data_text
+from planner.catalog.reading import data_text, nearest_names
 from planner.errors import UnknownInstanceError
 from planner.specs.base import SparseSpec
 

@@ -1,16 +1,133 @@
-"""Read the groups of layers from a config: their attention span and cache.
-
-The config's statements about layers take precedence; the family fills in what is absent.
-"""
+"""Reads the groups of layers from a config: attention span, cache, latents and experts."""
 
 from collections import Counter
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
-from planner.catalog.config_reader import ConfigReader
-from planner.catalog.family import Family
-from planner.catalog.latent_layers import latent_index, latent_layers
+from planner.catalog.config_reader import ConfigReader, Fields
 from planner.errors import BadConfigError
-from planner.specs.layers import AttentionLayers, LayerGroup, NoMixingLayers
+from planner.specs.model import (
+    AttentionLayers,
+    IndexLayers,
+    LatentLayers,
+    LayerGroup,
+    NoMixingLayers,
+    OutputGate,
+    RecurrentLayers,
+)
+
+# Properties common to the models of one family that their configs do not state.
+
+
+@dataclass(frozen=True)
+class Family:
+    """The structure common to all models of one ``model_type``."""
+
+    gated_mlp: bool = True
+    norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
+    norm_bias: bool = False
+    norms_per_layer: int = 2
+    qk_norm: bool = False
+    qk_norm_width: Literal["head", "full"] = "head"
+    attention_bias: bool = False
+    attention_output_bias: bool = False
+    mlp_bias: bool = False
+    lm_head_bias: bool = False
+    tied_by_default: bool = False
+    # Whether configs state the length after the scaling of rotary positions.
+    states_extended_length: bool = False
+    learned_positions_offset: int | None = None
+    default_ffn_multiple: int | None = None
+    sparse: bool = False
+    may_be_dense: bool = False
+    shared_experts: int = 0
+    shared_expert_gate: bool = False
+    router_bias: bool = False
+    # The config's flag for biases of the router, if it has one.
+    router_bias_switch: str | None = None
+    expert_bias: bool = False
+    output_bias_follows: bool = False
+    # The config's flag for norms of queries and keys, if only some models have them.
+    qk_norm_switch: str | None = None
+    # Small parameters per layer, and vectors of the hidden size outside the layers.
+    extra_per_layer: int = 0
+    extra_hidden_vectors: int = 0
+    output_gate: OutputGate = "none"
+    sinks: bool = False
+    sliding_sinks: bool = False
+    indexed: bool = False
+    # Every ``full_every``-th layer has full attention, the others are of ``rest_kind``.
+    full_every: int = 0
+    rest_kind: Literal["sliding", "chunked", "recurrent"] = "sliding"
+    recurrent: Callable[[ConfigReader, int], RecurrentLayers] | None = None
+    fused_gate_width: bool = False
+    # Reader of fields that the family's configs state in another form, by common name.
+    derives: Callable[[ConfigReader], dict[str, Any]] | None = None
+    # Readers for families with their own description of layers or fields.
+    layers: Callable[[ConfigReader], tuple[LayerGroup, ...]] | None = None
+    extras: Callable[[ConfigReader], dict[str, Any]] | None = None
+    # A field that marks a feature without a confirmed implementation, and its description.
+    unconfirmed: tuple[str, str] = ("", "")
+    # Nested objects whose fields count as the model's own.
+    nested: tuple[str, ...] = ()
+    # Fields to ignore.
+    ignores: tuple[str, ...] = ()
+    names: dict[str, str] = field(default_factory=dict)
+    # Defaults of the family's own implementation.
+    defaults: dict[str, Any] = field(default_factory=dict)
+
+
+# Read multi-head latent attention (MLA) and its indexers, by the names that all families use.
+#
+# Sources: DeepSeek-V2, arXiv:2405.04434, section 2.1; DeepSeek-V3.2, arXiv:2512.02556, section
+# 2.1.
+
+
+def latent_layers(
+    fields: Fields,
+    count: int,
+    gate: OutputGate = "none",
+    *,
+    heads: int | None = None,
+    top_k: int | None = None,
+) -> LatentLayers:
+    """Return latent-attention layers; ``heads`` are None if they have as many as the model.
+
+    Raises:
+        BadConfigError: a width is missing or out of range.
+    """
+    return LatentLayers(
+        count=count,
+        num_attention_heads=heads,
+        q_lora_rank=fields.optional("q_lora_rank"),
+        kv_lora_rank=fields.positive("kv_lora_rank"),
+        qk_nope_head_dim=fields.positive("qk_nope_head_dim"),
+        qk_rope_head_dim=fields.integer("qk_rope_head_dim"),
+        v_head_dim=fields.positive("v_head_dim"),
+        top_k=top_k,
+        output_gate=gate,
+    )
+
+
+def latent_index(fields: Fields, count: int) -> IndexLayers:
+    """Return the indexers that select the tokens of latent-attention layers.
+
+    Their queries come from the compressed queries, their one key per token from the hidden state.
+
+    Raises:
+        BadConfigError: a width is missing or out of range.
+    """
+    dim, heads = fields.positive("index_head_dim"), fields.positive("index_n_heads")
+    hidden, rank = fields.integer("hidden_size"), fields.positive("q_lora_rank")
+    return IndexLayers(
+        count=count,
+        num_heads=heads,
+        head_dim=dim,
+        linear_parameters=rank * heads * dim + hidden * (dim + heads),
+        small_parameters=2 * dim,
+    )
+
 
 # Configs' names of layer kinds.
 KINDS = {
@@ -53,8 +170,8 @@ def layer_types(reader: ConfigReader) -> tuple[str, ...]:
     named = reader.listed("layer_types")
     if named:
         return tuple(str(name) for name in named)
-    for field, other in ATTENTION_INDICES.items():
-        indices = reader.items(field)
+    for indices_field, other in ATTENTION_INDICES.items():
+        indices = reader.items(indices_field)
         if indices:
             layers = range(reader.integer("num_hidden_layers"))
             return tuple("attention" if layer in indices else other for layer in layers)
@@ -188,3 +305,91 @@ def _latent(reader: ConfigReader, family: Family, count: int) -> list[LayerGroup
     types = reader.listed("indexer_types")
     indexed_layers = sum(name != "shared" for name in types) if types else count
     return [latent, latent_index(reader, indexed_layers)] if indexed_layers else [latent]
+
+
+# Read the expert configuration of a mixture-of-experts model from a config.
+
+
+REQUIRED = ("num_experts", "num_experts_per_tok")
+DENSE_TYPES = frozenset({"dense", "mlp"})
+
+
+def read_experts(reader: ConfigReader, family: Family) -> dict[str, Any]:
+    """Return the fields of a model's experts; empty for a dense model."""
+    if not family.sparse or (family.may_be_dense and not reader.has("num_experts")):
+        return {}
+    for name in REQUIRED:
+        reader.integer(name)
+    width = reader.integer("moe_intermediate_size", reader.integer("intermediate_size", 0) or None)
+    shared = reader.integer("num_shared_experts", family.shared_experts)
+    if reader.integer("shared_expert_intermediate_size", width) == 0:
+        shared = 0
+    return {
+        "num_experts": reader.integer("num_experts"),
+        "num_experts_per_tok": reader.integer("num_experts_per_tok"),
+        "moe_intermediate_size": width,
+        "num_shared_experts": shared,
+        "shared_expert_intermediate_size": _shared_width(reader, shared),
+        "shared_expert_gate": family.shared_expert_gate and shared > 0,
+        "expert_hidden_size": reader.integer("expert_hidden_size", 0),
+        "router_bias": _router_bias(reader, family),
+        "expert_bias": family.expert_bias,
+        "num_dense_layers": dense_layers(reader),
+    }
+
+
+def _router_bias(reader: ConfigReader, family: Family) -> bool:
+    switch = family.router_bias_switch
+    return (
+        family.router_bias if switch is None else reader.flag(switch, default=family.router_bias)
+    )
+
+
+def _shared_width(reader: ConfigReader, shared: int) -> int:
+    return reader.integer("shared_expert_intermediate_size", 0) if shared else 0
+
+
+def dense_layers(reader: ConfigReader) -> int:
+    """Return the number of layers with one dense block instead of experts."""
+    layers = reader.integer("num_hidden_layers")
+    named = reader.listed("mlp_layer_types")
+    if named:
+        return sum(name in DENSE_TYPES for name in named)
+    blocks = layer_types(reader)
+    if "moe" in blocks:
+        return blocks.count("mlp")
+    flags = reader.listed("moe_layer_freq")
+    if flags:
+        return sum(not flag for flag in flags)
+    return sum(not sparse for sparse in _sparse_layers(reader, layers))
+
+
+def _sparse_layers(reader: ConfigReader, layers: int) -> list[bool]:
+    """Return for each layer whether it has experts, by the config's rule for all layers."""
+    every = range(layers)
+    if reader.get("moe_layer_start_index") is not None:
+        return _sparse_in_interval(reader, layers)
+    named = reader.items("moe_layers")
+    if named:
+        return [layer in named for layer in every]
+    step = reader.optional("interleave_moe_layer_step")
+    if step:
+        return [(layer + 1) % step == 0 for layer in every]
+    dense = reader.items("mlp_only_layers")
+    first = reader.optional("first_k_dense_replace") or reader.integer("num_dense_layers", 0)
+    freq, sparse = reader.optional("moe_layer_freq") or 1, reader.optional("decoder_sparse_step")
+    return [
+        layer not in dense
+        and layer >= first
+        and layer % freq == 0
+        and (layer + 1) % (sparse or 1) == 0
+        for layer in every
+    ]
+
+
+def _sparse_in_interval(reader: ConfigReader, layers: int) -> list[bool]:
+    """Return for each layer whether it has experts, by first layer, last layer and interval."""
+    start, step = reader.integer("moe_layer_start_index"), reader.optional("moe_layer_interval")
+    last_layer = reader.get("moe_layer_end_index")
+    end = layers - 1 if last_layer in (None, 0, -1) else reader.integer("moe_layer_end_index")
+    return [start <= layer <= end and (layer + 1) % (step or 1) == 0 for layer in range(layers)]

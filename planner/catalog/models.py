@@ -18,8 +18,7 @@ from planner.catalog.format_names import (
     with_format,
 )
 from planner.catalog.hf_config import model_from_config
-from planner.catalog.nearest import nearest_names
-from planner.catalog.reading import data_text, data_toml
+from planner.catalog.reading import data_text, data_toml, nearest_names
 from planner.errors import UnknownModelError
 from planner.specs.model import ModelSpec
 

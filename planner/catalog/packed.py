@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 
 from planner.catalog.gguf import file_sizes, supports
-from planner.catalog.nearest import nearest_names
-from planner.catalog.reading import data_toml
-from planner.cost.dtypes import BITS_PER_BYTE
+from planner.catalog.reading import data_toml, nearest_names
+from planner.cost.weights import BITS_PER_BYTE
 from planner.errors import UnknownNameError
 from planner.specs.base import Dtype
 from planner.specs.model import ModelSpec

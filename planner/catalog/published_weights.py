@@ -1,15 +1,306 @@
-"""Read the weight format of a checkpoint from its config."""
+"""Reads the weight format of a checkpoint from its config, by each quantisation tool's fields."""
 
+import math
 import re
+from collections.abc import Callable, Iterable
 from fnmatch import fnmatch
 from typing import Any
 
 from planner.catalog.config_reader import ConfigReader
-from planner.catalog.quantization_tools import first_known, groups_of, not_read, of_group
-from planner.catalog.stored_formats import FIELD, FIXED, Described, StoredFormat, group_of, named
-from planner.errors import BadConfigError
+from planner.catalog.format_names import (
+    DEFAULT_BITS,
+    FIELD,
+    FIXED,
+    FLOATS,
+    Described,
+    StoredFormat,
+    bits_of,
+    group_of,
+    integers,
+    named,
+    number_of,
+    of_bits,
+)
+from planner.cost.weights import DEFAULT_GROUP
+from planner.errors import BadConfigError, NotCoveredError
 from planner.specs.base import Dtype
 from planner.specs.model import WeightPart
+
+# Read the weight format from the config fields of each quantisation tool.
+#
+# Source of the fields and their defaults: transformers 5, utils/quantization_config.py; AutoGPTQ,
+# AutoAWQ, ModelOpt and vLLM use the same names.
+
+
+FLOATS_BY_BITS: dict[float, Dtype] = {4: "nvfp4", 8: "fp8"}
+NF4_BLOCK = 64
+NF4_SCALE_BITS = 32.0  # one fp32 maximum per block, without double quantisation
+# SpQR, Dettmers et al. 2023, arXiv:2306.03078, section 3: 3-bit statistics per group, quantised
+# again in groups of groups, and about one weight in a hundred stored whole with its position.
+SPQR_STATISTICS_BITS, SPQR_SECOND_LEVEL_BITS, SPQR_OUTLIER_BITS = 6.0, 64.0, 0.32
+
+
+def _integers(method: str, group: int | None = None) -> Callable[[Described], StoredFormat]:
+    def read(quant: Described) -> StoredFormat:
+        return integers(method, bits_of(quant), group_of(quant, default=group))
+
+    return read
+
+
+def _packed_zeros(method: str) -> Callable[[Described], StoredFormat]:
+    """Return a reader for methods that store ``qzeros`` in the width of the weights.
+
+    GPTQ and AWQ allocate them whether or not the groups are symmetric (AutoGPTQ,
+    nn_modules/qlinear/qlinear_cuda.py; AutoAWQ, awq/modules/linear/gemm.py).
+    """
+
+    def read(quant: Described) -> StoredFormat:
+        bits = bits_of(quant)
+        return integers(method, bits, group_of(quant, default=128), bits)
+
+    return read
+
+
+def _bitsandbytes(quant: Described) -> StoredFormat:
+    """Return NF4 or FP4 in blocks of 64, optionally double-quantised, or 8 bits."""
+    if quant.get("load_in_4bit") or quant.get("_load_in_4bit"):
+        if quant.get("bnb_4bit_use_double_quant"):
+            return StoredFormat("nf4", NF4_BLOCK)
+        return StoredFormat("nf4", None, f"nf4:{4 + NF4_SCALE_BITS / NF4_BLOCK:g}")
+    eight = quant.get("load_in_8bit") or quant.get("_load_in_8bit")
+    return StoredFormat("int8") if eight else StoredFormat()
+
+
+def _hqq(quant: Described) -> StoredFormat:
+    """Return integers with a 16-bit scale and zero point per group."""
+    outer = quant.get("quant_config")
+    parameters = named(outer, "weight_quant_params") or outer or quant
+    return integers("hqq", bits_of(parameters, quant), group_of(parameters, quant, default=64))
+
+
+def _aqlm(quant: Described) -> StoredFormat:
+    """Return the code bits per weight; a whole matrix shares the codebooks."""
+    fields = {
+        name: number_of(quant.get(name, default), name)
+        for name, default in (
+            ("num_codebooks", 1),
+            ("nbits_per_codebook", 16),
+            ("in_group_size", 8),
+            ("out_group_size", 1),
+        )
+    }
+    weights = fields["in_group_size"] * fields["out_group_size"]
+    if weights <= 0:
+        raise BadConfigError("in_group_size must be at least 1", f"{FIELD}.in_group_size")
+    return of_bits("aqlm", fields["num_codebooks"] * fields["nbits_per_codebook"] / weights)
+
+
+def _vptq(quant: Described) -> StoredFormat:
+    """Return the bits of vector indices in a codebook and in a residual codebook."""
+    shared, per_layer = quant.get("shared_layer_config"), quant.get("config_for_layers")
+    layers = [
+        layer
+        for group in (per_layer, shared)
+        if isinstance(group, dict)
+        for layer in group.values()
+        if isinstance(layer, dict)
+    ]
+    bits = [_vptq_bits(layer) for layer in layers if layer.get("num_centroids")]
+    if not bits:
+        raise BadConfigError(
+            "quantization_config of vptq names no layer with num_centroids",
+            f"{FIELD}.config_for_layers",
+        )
+    return of_bits("vptq", sum(bits) / len(bits))
+
+
+def _vptq_bits(layer: Described) -> float:
+    length = _largest(layer.get("vector_lens"), "vector_lens")
+    codes = _largest(layer.get("num_centroids"), "num_centroids")
+    residual_codes = _largest(layer.get("num_res_centroids", [-1]), "num_res_centroids")
+    if length < 1:
+        raise BadConfigError("vector_lens must be at least 1", f"{FIELD}.vector_lens")
+    return (math.log2(max(codes, 1)) + math.log2(max(residual_codes, 1))) / length
+
+
+def _largest(values: object, field: str) -> float:
+    listed = values if isinstance(values, list) and values else [values]
+    return max(number_of(value, field) for value in listed)
+
+
+def _named_dtype(method: str, *fields: str) -> Callable[[Described], StoredFormat]:
+    """Return a reader for methods with a dtype field: qint4, float8_e4m3fn, nvfp4."""
+
+    def read(quant: Described) -> StoredFormat:
+        word = str(named(quant, *fields) or "").lower()
+        return spelt(method, word, group_of(quant))
+
+    return read
+
+
+def spelt(method: str, told: str, group: int | None) -> StoredFormat:
+    """Return the format that a word of a config names.
+
+    Raises:
+        NotCoveredError: it names none.
+    """
+    floats = next((dtype for name, dtype in FLOATS.items() if name in told), None)
+    if floats is None and re.search(r"fp8|f8|float8", told):
+        floats = "fp8"
+    integer_match = re.search(r"u?int(\d)", told)
+    if floats and floats not in {"int4", "int8"}:
+        return StoredFormat(floats)
+    if integer_match:
+        return integers(method, float(integer_match[1]), group)
+    if told in {"fp4", "float4"}:
+        return StoredFormat("mxfp4" if group == DEFAULT_GROUP["mxfp4"] else "nvfp4")
+    raise not_read(f"{method} {told}".strip())
+
+
+def _torchao(quant: Described) -> StoredFormat:
+    """Return the format of a torchao configuration, given as an object or a short name."""
+    kind: object = quant.get("quant_type")
+    if isinstance(kind, dict):
+        inner = kind.get("default", kind)
+        group_holder = inner.get("_data") if isinstance(inner, dict) else None
+        word = str(named(inner, "_type") or "").lower()
+        return spelt("torchao", word, group_of(group_holder, default=_torchao_group(word)))
+    word, extra = str(kind or "").lower(), quant.get("quant_type_kwargs")
+    return spelt("torchao", word, group_of(quant, extra, default=_torchao_group(word)))
+
+
+def _torchao_group(word: str) -> int | None:
+    """Return the default group of 4 bits; 8 bits have one scale per channel."""
+    return 128 if "int4" in word else None
+
+
+def _spqr(quant: Described) -> StoredFormat:
+    bits = bits_of(quant, default=3)
+    first = number_of(quant.get("beta1", 16), "beta1")
+    second = number_of(quant.get("beta2", 16), "beta2")
+    if first < 1 or second < 1:
+        raise BadConfigError("beta1 and beta2 must be at least 1", f"{FIELD}.beta1")
+    levels = SPQR_STATISTICS_BITS / first + SPQR_SECOND_LEVEL_BITS / (first * second)
+    return of_bits("spqr", bits + levels + SPQR_OUTLIER_BITS)
+
+
+def _quark(quant: Described) -> StoredFormat:
+    weight = named(quant.get("global_quant_config"), "weight")
+    first = weight[0] if isinstance(weight, list) and weight else weight
+    return spelt("quark", str(named(first, "dtype") or "").lower(), group_of(first))
+
+
+def _exl(method: str) -> Callable[[Described], StoredFormat]:
+    def read(quant: Described) -> StoredFormat:
+        return of_bits(method, bits_of(quant))
+
+    return read
+
+
+def _auto_round(quant: Described) -> StoredFormat:
+    kind, group = str(quant.get("data_type", "int")).lower(), group_of(quant, default=128)
+    bits = bits_of(quant)
+    if kind.startswith("int"):
+        return integers("auto_round", bits, group, bits)
+    if bits == DEFAULT_BITS:
+        return StoredFormat("mxfp4" if kind.startswith("mx") else "nvfp4")
+    return spelt("auto_round", f"fp{bits:g}", group)
+
+
+# The reader of each method's fields.
+READERS: dict[str, Callable[[Described], StoredFormat]] = {
+    **{name: _packed_zeros(name) for name in ("gptq", "awq", "intel/auto-round", "moe_wna16")},
+    **{name: _packed_zeros(name.partition("_")[0]) for name in ("gptq_marlin", "awq_marlin")},
+    **{name: _integers(name, 64) for name in ("metal", "mlx", "sinq", "gemma", "bitblas")},
+    "marlin": _packed_zeros("gptq"),
+    "auto-round": _auto_round,
+    "auto_round": _auto_round,
+    "bitsandbytes": _bitsandbytes,
+    "hqq": _hqq,
+    "bitnet": lambda _: StoredFormat("ternary", None, "bitnet:2"),  # four weights per byte
+    "aqlm": _aqlm,
+    "vptq": _vptq,
+    "higgs": _integers("higgs", 256),
+    "spqr": _spqr,
+    "quanto": _named_dtype("quanto", "weights"),
+    "torchao": _torchao,
+    "fp_quant": _named_dtype("fp_quant", "forward_dtype"),
+    "fouroversix": _named_dtype("fouroversix", "weight_dtype", "dtype"),
+    "quark": _quark,
+    "exl2": _exl("exl2"),
+    "exl3": _exl("exl3"),
+}
+
+
+def known_methods() -> tuple[str, ...]:
+    """Return the names of all supported methods."""
+    return tuple(sorted({*READERS, *FIXED, "compressed-tensors", "modelopt"}))
+
+
+def not_read(method: str) -> NotCoveredError:
+    """Return the error for a method with an unknown format, with alternatives."""
+    return NotCoveredError(
+        f"quantization_config is of {method!r}, whose format is not known: known are "
+        f"{', '.join(known_methods())}; or leave quantization_config out and say how the weights "
+        "are stored by strategy.weight_dtype or strategy.quantization, as in exl2:4.25",
+        f"{FIELD}.quant_method",
+    )
+
+
+def groups_of(quant: Described) -> list[Described]:
+    """Return the weight description of each configuration group.
+
+    Raises:
+        BadConfigError: a group is not an object.
+    """
+    groups = quant.get("config_groups")
+    if groups is None:
+        return []
+    if not isinstance(groups, dict) or not all(isinstance(g, dict) for g in groups.values()):
+        raise BadConfigError(
+            f"config_groups is {groups!r}: it must be an object of objects",
+            f"{FIELD}.config_groups",
+        )
+    weights = (group.get("weights") for group in groups.values())
+    return [weight for weight in weights if isinstance(weight, dict)]
+
+
+def of_group(weights: Described, packing: str) -> StoredFormat:
+    """Return the format of one configuration group.
+
+    compressed-tensors stores no zero point of symmetric groups, which are its default
+    (compressed_tensors/quantization/quant_args.py, compressors/quantized_compressors/
+    pack_quantized.py: ``weight_zero_point`` is packed like the weights).
+
+    Raises:
+        NotCoveredError: its number type is unknown.
+    """
+    group, kind = group_of(weights), str(weights.get("type", "int")).lower()
+    bits = bits_of(weights, default=8)
+    if kind == "int":
+        return integers("compressed", bits, group, 0.0 if weights.get("symmetric", True) else bits)
+    if kind != "float" or bits not in FLOATS_BY_BITS:
+        raise not_read(f"compressed-tensors {kind} of {bits:g} bits")
+    dtype = FLOATS_BY_BITS[bits]
+    if dtype == "nvfp4" and "mxfp4" in packing:
+        return StoredFormat("mxfp4", group)
+    return StoredFormat(dtype, group)
+
+
+def of_method(method: str, quant: Described) -> StoredFormat | None:
+    """Return the format of a method from its fields, or None for an unknown method."""
+    if method in READERS:
+        return READERS[method](quant)
+    if method in FIXED:
+        return StoredFormat(FIXED[method], group_of(quant))
+    return None
+
+
+def first_known(methods: Iterable[str], quant: Described) -> StoredFormat | None:
+    """Return the format of the first known method."""
+    formats = (of_method(method, quant) for method in methods if method)
+    return next((stored for stored in formats if stored is not None), None)
+
 
 PLAIN: dict[str, Dtype] = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 # Sample modules of each part, to match patterns of skipped modules.

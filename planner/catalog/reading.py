@@ -1,7 +1,9 @@
-"""Read the planner's own data files, once per process."""
+"""Reads the planner's own data files, and finds the known names closest to an unknown one."""
 
 import json
 import tomllib
+from collections.abc import Iterable
+from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -25,3 +27,32 @@ def data_json(name: str) -> dict[str, Any]:
     """Return one JSON file of the catalog, parsed."""
     parsed: dict[str, Any] = json.loads(data_text(name))
     return parsed
+
+
+# Find the closest known names to an unknown name.
+
+
+MAX_NEAREST = 5
+ALIKE, BARELY = 0.4, 0.2
+
+
+def nearest_names(name: str, known: Iterable[str]) -> tuple[str, ...]:
+    """Return up to five known names similar to ``name``, closest first.
+
+    Names that it begins with come before all others: Qwen3-8B of Qwen3-8B-of-mine.
+    """
+    by_lower = {candidate.lower(): candidate for candidate in known}
+    last_part = name.lower().rsplit("/", 1)[-1]
+    begun = [
+        lower for lower in by_lower if f"{last_part}-".startswith(f"{lower.rsplit('/', 1)[-1]}-")
+    ]
+    begun.sort(key=lambda lower: -len(lower.rsplit("/", 1)[-1]))
+    alike = get_close_matches(name.lower(), list(by_lower), n=MAX_NEAREST, cutoff=ALIKE)
+    close = [*begun, *(lower for lower in alike if lower not in begun)]
+    containing = [
+        lower for lower in by_lower if last_part and last_part in lower and lower not in close
+    ]
+    matches = (*close, *sorted(containing)) or get_close_matches(
+        name.lower(), list(by_lower), n=MAX_NEAREST, cutoff=BARELY
+    )
+    return tuple(by_lower[lower] for lower in matches)[:MAX_NEAREST]

@@ -4,12 +4,11 @@ from collections import Counter
 from typing import Any
 
 from planner.catalog.config_reader import LARGEST, ConfigReader, Fields
-from planner.catalog.experts import dense_layers
-from planner.catalog.latent_layers import latent_layers
-from planner.catalog.recurrent import kimi_delta, plamo2_mamba
+from planner.catalog.hybrid_layers import kimi_delta, plamo2_mamba
+from planner.catalog.layer_groups import dense_layers, latent_layers
 from planner.catalog.towers import read_towers
 from planner.errors import BadConfigError
-from planner.specs.layers import (
+from planner.specs.model import (
     AttentionLayers,
     CompressedLayers,
     IndexLayers,

@@ -4,9 +4,7 @@ Ring collectives move ``(n-1)/n`` of the payload per pass; an all-reduce is a re
 an all-gather. With one rank, every collective is free.
 """
 
-from planner.cost.columns import where
-from planner.cost.equation import equation
-from planner.cost.quantity import Quantity
+from planner.cost.quantity import Quantity, equation, where
 
 RING = "Thakur et al. 2005, optimisation of collective communication in MPICH"
 SYMBOLS = {

@@ -7,8 +7,7 @@ process its columns sequentially, so the latency per column adds to the arithmet
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from planner.cost.equation import equation
-from planner.cost.quantity import Quantity
+from planner.cost.quantity import Quantity, equation
 from planner.specs.base import Dtype
 from planner.specs.model import ModelSpec
 

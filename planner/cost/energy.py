@@ -1,7 +1,6 @@
 """Energy, cost and carbon per token and per run, from power, prices and grid data."""
 
-from planner.cost.equation import equation
-from planner.cost.quantity import Quantity
+from planner.cost.quantity import Quantity, equation
 
 MILLION = 1e6
 SECONDS_PER_HOUR = 3600

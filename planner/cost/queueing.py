@@ -1,17 +1,10 @@
-"""Queueing delays between requests that share one engine.
-
-A request is one prefill and one decode step per further token. Callers of a closed loop start
-together and repeat after each answer, so part of them stay synchronised and queue for prefill.
-``ArrivalHabits`` has the parameters of this.
-"""
+"""Queueing delays between requests, replicas of different speed, and speculative decoding."""
 
 from typing import NamedTuple
 
 import numpy as np
 
-from planner.cost.columns import maximum, minimum
-from planner.cost.equation import equation
-from planner.cost.quantity import Quantity
+from planner.cost.quantity import Quantity, equation, maximum, minimum, where
 
 BATCHING = "Agrawal et al. 2024 (Sarathi-Serve), arXiv:2403.02310: prefill beside decode"
 
@@ -234,3 +227,82 @@ def waves_seconds(
 def first_token_of_many(*, waited_s: Quantity, own_steps: Quantity, mixed_s: Quantity) -> Quantity:
     """Return the mean seconds to the first token with every slot taken."""
     return waited_s + own_steps * mixed_s
+
+
+# Replicas of different speed behind one endpoint: request shares and combined performance.
+
+
+@equation(
+    "w = n · X_1 / X",
+    unit="",
+    symbols={"replicas": "n", "own_rate": "X_1", "total_rate": "X"},
+    source="each replica gets requests in proportion to the most that it serves",
+)
+def request_share(*, replicas: Quantity, own_rate: Quantity, total_rate: Quantity) -> Quantity:
+    """Return the request share of the replicas of one kind; rates are per second."""
+    return replicas * own_rate / total_rate
+
+
+@equation(
+    "T = w · T_1 + (1 - w) · T_2",
+    unit="s",
+    symbols={"first_s": "T_1", "second_s": "T_2", "first_ratio": "w"},
+    source="the mean over all requests, of which a share w is served by the first",
+)
+def mean_over_requests(
+    *, first_s: Quantity, second_s: Quantity, first_ratio: Quantity
+) -> Quantity:
+    """Return the mean of a time over the requests of two kinds of replica."""
+    return first_ratio * first_s + (1 - first_ratio) * second_s
+
+
+@equation(
+    "X = X_1 + X_2",
+    unit="requests/s",
+    symbols={"first_rate": "X_1", "second_rate": "X_2"},
+    source="replicas do not wait for each other",
+)
+def rate_of_both(*, first_rate: Quantity, second_rate: Quantity) -> Quantity:
+    """Return the requests per second of two kinds of replica."""
+    return first_rate + second_rate
+
+
+# Speculative decoding: a draft model proposes tokens, one target pass verifies them.
+
+
+LEVIATHAN = "Leviathan et al. 2023, arXiv:2211.17192, section 3.1 (chain of guesses)"
+CERTAIN = 1 - 1e-9
+
+
+@equation(
+    "E = (1 - a^(k+1)) / (1 - a)",
+    unit="tokens",
+    symbols={"acceptance_ratio": "a", "drafted_tokens": "k"},
+    source=LEVIATHAN,
+)
+def tokens_per_round(*, acceptance_ratio: Quantity, drafted_tokens: Quantity) -> Quantity:
+    """Return the mean tokens per round: accepted draft tokens plus one of the target.
+
+    Assumes that each draft token is accepted independently with the same probability.
+    """
+    chance = where(acceptance_ratio >= CERTAIN, 0.0, acceptance_ratio)
+    made = (1 - chance ** (drafted_tokens + 1)) / (1 - chance)
+    return where(acceptance_ratio >= CERTAIN, drafted_tokens + 1.0, made)
+
+
+@equation(
+    "t = (k · t_draft + t_verify) / E",
+    unit="s",
+    symbols={
+        "drafted_tokens": "k",
+        "draft_s": "t_draft",
+        "verify_s": "t_verify",
+        "round_tokens": "E",
+    },
+    source=f"{LEVIATHAN}; Miao et al. 2024 (SpecInfer), arXiv:2305.09781: one pass checks all",
+)
+def speculative_gap(
+    *, drafted_tokens: Quantity, draft_s: Quantity, verify_s: Quantity, round_tokens: Quantity
+) -> Quantity:
+    """Return the seconds per token of rounds of sequential drafting and one verification."""
+    return (drafted_tokens * draft_s + verify_s) / round_tokens

@@ -1,8 +1,339 @@
-"""Roofline model: the slower resource determines the time of an operator."""
+"""Roofline model: arithmetic of each operator, and the slower resource determines its time."""
 
-from planner.cost.columns import maximum
-from planner.cost.equation import equation
-from planner.cost.quantity import Quantity
+import math
+
+from planner.cost.kv_cache import cached_tokens, mean_dim, window_and_entries
+from planner.cost.quantity import (
+    Equation,
+    Ledger,
+    Line,
+    PerGroup,
+    Quantity,
+    ceil,
+    equation,
+    floor,
+    maximum,
+    minimum,
+)
+from planner.specs.model import (
+    AttentionLayers,
+    CompressedLayers,
+    IndexLayers,
+    LatentLayers,
+    LayerGroup,
+    ModelSpec,
+    RecurrentLayers,
+)
+
+# Arithmetic of matrix products, attention and recurrences in FLOP (a multiply-add is 2).
+
+
+FLEX_ATTENTION = "Dong et al. 2024 (FlexAttention), arXiv:2412.05496"
+FLOP_SOURCE = "Kaplan et al. 2020, arXiv:2001.08361, section 2.1"
+
+
+@equation(
+    "F = 2 · n · T",
+    unit="FLOP",
+    symbols={"parameters": "n", "num_tokens": "T"},
+    source=FLOP_SOURCE,
+)
+def matmul_flops(*, parameters: Quantity, num_tokens: Quantity) -> Quantity:
+    """Return the FLOP of passing tokens forward through ``parameters`` of matrix weights."""
+    return 2 * parameters * num_tokens
+
+
+@equation(
+    "F_a = 4 · a · d · L · pairs",
+    unit="FLOP",
+    symbols={"num_heads": "a", "head_dim": "d", "num_layers": "L", "token_pairs": "pairs"},
+    source="scores and weighted sum, two products of a · d multiply-adds per pair",
+)
+def attention_flops(
+    *, num_heads: Quantity, head_dim: Quantity, num_layers: Quantity, token_pairs: Quantity
+) -> Quantity:
+    """Return the forward FLOP of attention over (query, key) pairs."""
+    return 4 * num_heads * head_dim * num_layers * token_pairs
+
+
+@equation(
+    "F_a = 2 · a · (2 · r + d_rope) · L · pairs",
+    unit="FLOP",
+    symbols={
+        "num_heads": "a",
+        "kv_lora_rank": "r",
+        "rope_dim": "d_rope",
+        "num_layers": "L",
+        "token_pairs": "pairs",
+    },
+    source="DeepSeek-V2, arXiv:2405.04434, section 2.1.2: decompression absorbed by the queries",
+)
+def absorbed_attention_flops(
+    *,
+    num_heads: Quantity,
+    kv_lora_rank: Quantity,
+    rope_dim: Quantity,
+    num_layers: Quantity,
+    token_pairs: Quantity,
+) -> Quantity:
+    """Return the FLOP of attention over cached latents without decompressing them."""
+    return 2 * num_heads * (2 * kv_lora_rank + rope_dim) * num_layers * token_pairs
+
+
+@equation(
+    "F_i = 2 · a_i · d_i · L · pairs",
+    unit="FLOP",
+    symbols={"num_heads": "a_i", "head_dim": "d_i", "num_layers": "L", "token_pairs": "pairs"},
+    source="DeepSeek-V3.2, arXiv:2512.02556, section 2.1",
+)
+def index_flops(
+    *, num_heads: Quantity, head_dim: Quantity, num_layers: Quantity, token_pairs: Quantity
+) -> Quantity:
+    """Return the FLOP of the indexer's scores over all cached tokens."""
+    return 2 * num_heads * head_dim * num_layers * token_pairs
+
+
+@equation(
+    "F_r = 6 · S · L · T",
+    unit="FLOP",
+    symbols={"state_elements": "S", "num_layers": "L", "num_tokens": "T"},
+    source="decay, update and read-out: three multiply-adds an element of the state",
+)
+def recurrent_flops(
+    *, state_elements: Quantity, num_layers: Quantity, num_tokens: Quantity
+) -> Quantity:
+    """Return the FLOP of passing tokens through the states of recurrent layers."""
+    return 6 * state_elements * num_layers * num_tokens
+
+
+def attention_work(
+    model: ModelSpec,
+    pairs: PerGroup,
+    ranks: Quantity,
+    record: tuple[Ledger, Line],
+    *,
+    absorbed: bool = False,
+) -> float:
+    """Return the FLOP of attention and of recurrent states on one of ``ranks`` ranks.
+
+    ``pairs`` are (query, key) pairs, or the tokens of recurrent layers. Each group is one term.
+    ``absorbed`` passes attend to cached latents without decompressing them.
+    """
+    ledger, line = record
+    total = 0.0
+    for group, group_pairs_total in zip(model.layers_by_attention, pairs.values, strict=True):
+        formula_of_group = _formula_of(group, ranks, absorbed=absorbed)
+        if formula_of_group is None:
+            continue
+        formula, name, values = formula_of_group
+        values |= {"num_layers": group.count, name: group_pairs_total / group.count}
+        total = total + ledger.term(formula, line, **values)
+    return total
+
+
+def _formula_of(
+    group: LayerGroup, ranks: Quantity, *, absorbed: bool
+) -> tuple[Equation[...], str, dict[str, Quantity]] | None:
+    """Return a group's formula, the name of its count argument, and its shape on one rank."""
+    if isinstance(group, LatentLayers) and absorbed:
+        shape: dict[str, Quantity] = {
+            "num_heads": group.heads / ranks,
+            "kv_lora_rank": group.kv_lora_rank,
+            "rope_dim": group.qk_rope_head_dim,
+        }
+        return absorbed_attention_flops, "token_pairs", shape
+    if isinstance(group, AttentionLayers | LatentLayers):
+        return (
+            attention_flops,
+            "token_pairs",
+            {"num_heads": group.heads / ranks, "head_dim": mean_dim(group)},
+        )
+    if isinstance(group, CompressedLayers):
+        shape = {"num_heads": group.num_attention_heads / ranks, "head_dim": group.head_dim}
+        return attention_flops, "token_pairs", shape
+    if isinstance(group, IndexLayers):
+        shape = {"num_heads": group.num_heads, "head_dim": group.head_dim}
+        return index_flops, "token_pairs", shape
+    if isinstance(group, RecurrentLayers):
+        return recurrent_flops, "num_tokens", {"state_elements": group.state_elements / ranks}
+    return None
+
+
+def causal_pairs(sequence: Quantity, window: int | None = None) -> Quantity:
+    """Return the number of (query, key) pairs of a causal pass over a sequence.
+
+    Each query attends to at most ``window`` keys.
+    """
+    reach = sequence if window is None else minimum(sequence, float(window))
+    return reach * (reach + 1) / 2 + (sequence - reach) * reach
+
+
+def chunked_pairs(sequence: Quantity, chunk: int) -> Quantity:
+    """Return the pairs if each query attends only to the keys of its own chunk."""
+    whole = floor(sequence / chunk)
+    rest = sequence - whole * chunk
+    return whole * causal_pairs(float(chunk)) + causal_pairs(rest)
+
+
+@equation(
+    "P = b² · n · min((n + 1) / 2, 1 + (b · q · (q + 1) / 2 + (d - 1 - q · b) · (q + 1)) / d), "
+    "n = ceil(s / b), q = floor((d - 1) / b)",
+    unit="pairs",
+    symbols={"row_tokens": "s", "document_tokens": "d", "block_tokens": "b"},
+    source=FLEX_ATTENTION + ", section 3.2: of a mask's blocks those that are empty are skipped",
+)
+def block_pairs(
+    *, row_tokens: Quantity, document_tokens: Quantity, block_tokens: Quantity
+) -> Quantity:
+    """Return the (query, key) pairs of one row in the unmasked blocks of FlexAttention.
+
+    Attention is causal within a document. The document at the start of a query block began
+    uniformly within the last ``document_tokens`` tokens; the block computes its keys from there.
+    """
+    blocks = ceil(row_tokens / block_tokens)
+    whole = floor((document_tokens - 1) / block_tokens)
+    rest = document_tokens - 1 - whole * block_tokens
+    before = (block_tokens * whole * (whole + 1) / 2 + rest * (whole + 1)) / document_tokens
+    key_blocks = minimum((blocks + 1) / 2, 1 + before)
+    return block_tokens * block_tokens * blocks * key_blocks
+
+
+def group_pairs(group: LayerGroup, sequence: Quantity) -> Quantity:
+    """Return the pairs of a causal pass in one layer, or the tokens of a recurrent layer."""
+    if isinstance(group, AttentionLayers):
+        if group.kind == "chunked" and group.window:
+            return chunked_pairs(sequence, group.window)
+        return causal_pairs(sequence, group.window or group.top_k)
+    if isinstance(group, LatentLayers):
+        return causal_pairs(sequence, group.top_k)
+    if isinstance(group, IndexLayers):
+        return causal_pairs(sequence) / group.ratio
+    if isinstance(group, CompressedLayers):
+        window = group.top_k * group.ratio if group.top_k and group.ratio else None
+        entries = causal_pairs(sequence, window) / group.ratio if group.ratio else 0.0
+        return causal_pairs(sequence, group.window) + entries
+    return sequence if isinstance(group, RecurrentLayers) else sequence * 0.0
+
+
+def layer_pairs(model: ModelSpec, sequence: Quantity) -> PerGroup:
+    """Return the (query, key) pairs of a pass over one sequence, per group of layers.
+
+    The pass is causal, except in an encoder, where queries attend to all keys.
+    """
+    if model.is_encoder:
+        return PerGroup.of(model, lambda _group: sequence * sequence)
+    return PerGroup.of(model, lambda group: group_pairs(group, sequence))
+
+
+def read_pairs(model: ModelSpec, context: Quantity) -> PerGroup:
+    """Return the pairs of one new token with a cached context, per group of layers."""
+    return PerGroup.of(model, lambda group: _new_token_pairs(group, context))
+
+
+def _new_token_pairs(group: LayerGroup, context: Quantity) -> Quantity:
+    if isinstance(group, AttentionLayers):
+        return cached_tokens(context, group.window or group.top_k, paged=False)
+    if isinstance(group, LatentLayers):
+        return cached_tokens(context, group.top_k, paged=False)
+    if isinstance(group, IndexLayers):
+        return context / group.ratio
+    if isinstance(group, CompressedLayers):
+        return window_and_entries(group, context, group.top_k, paged=False)
+    return context * 0 + (1.0 if isinstance(group, RecurrentLayers) else 0.0)
+
+
+# Expert load imbalance: the experts read and the work of the busiest rank.
+#
+# Expert popularity is assumed gamma-distributed with shape ``evenness`` (1 is exponential, large
+# values are even). The busiest rank limits a pass; with fewer tokens, its load is further above
+# the mean.
+
+
+# Blom's expected largest of n normal values, and Shore's closed form of the normal quantile.
+BLOM_SHIFT, BLOM_WIDTH = 0.375, 0.25
+SHORE_SCALE, SHORE_POWER = 5.5556, 0.1186
+ROUTING = "experts of gamma-distributed popularity, chosen by each token independently"
+
+
+def excess_of_busiest(ranks: Quantity) -> Quantity:
+    """Return the load of the busiest of ``ranks`` in standard deviations above the mean.
+
+    >>> round(excess_of_busiest(8.0), 2), excess_of_busiest(1.0)
+    (1.43, 0.0)
+    """
+    below = (ranks - BLOM_SHIFT) / (ranks + BLOM_WIDTH)
+    return SHORE_SCALE * (1 - ((1 - below) / below) ** SHORE_POWER)
+
+
+@equation(
+    "n = min(E/x, m + z(x) · √(m · (1-p))), m = p·E/x, p = max(k/E, 1-(1-T·ln(1-k/E)/a)^-a)",
+    unit="experts",
+    symbols={
+        "num_experts": "E",
+        "experts_per_token": "k",
+        "num_tokens": "T",
+        "expert_ranks": "x",
+        "evenness": "a",
+    },
+    source=ROUTING,
+)
+def experts_read(
+    *,
+    num_experts: float,
+    experts_per_token: float,
+    num_tokens: Quantity,
+    expert_ranks: Quantity,
+    evenness: float,
+) -> Quantity:
+    """Return the number of distinct experts that the busiest rank reads in one layer."""
+    if experts_per_token >= num_experts:
+        return num_experts / expert_ranks
+    visits = -num_tokens * math.log(1 - experts_per_token / num_experts)
+    read_share = maximum(experts_per_token / num_experts, 1 - (1 + visits / evenness) ** -evenness)
+    mean = read_share * num_experts / expert_ranks
+    spread = maximum(0.0, mean * (1 - read_share)) ** 0.5
+    return minimum(num_experts / expert_ranks, mean + excess_of_busiest(expert_ranks) * spread)
+
+
+@equation(
+    "n = min(T · min(k, E/x), μ + z(x) · √(μ · (1-1/x) · ((E-k)/(E-1) + μ·x/(a·E)))), μ = T·k/x",
+    unit="tokens",
+    symbols={
+        "num_experts": "E",
+        "experts_per_token": "k",
+        "num_tokens": "T",
+        "expert_ranks": "x",
+        "evenness": "a",
+    },
+    source=ROUTING,
+)
+def expert_visits(
+    *,
+    num_experts: float,
+    experts_per_token: float,
+    num_tokens: Quantity,
+    expert_ranks: Quantity,
+    evenness: float,
+) -> Quantity:
+    """Return the number of routed (token, expert) pairs of the busiest rank in one layer."""
+    mean = num_tokens * experts_per_token / expert_ranks
+    others = (num_experts - experts_per_token) / max(1.0, num_experts - 1)
+    popular = mean * expert_ranks / (evenness * num_experts)
+    spread = (mean * (1 - 1 / expert_ranks) * (others + popular)) ** 0.5
+    most = num_tokens * minimum(experts_per_token, num_experts / expert_ranks)
+    return minimum(most, mean + excess_of_busiest(expert_ranks) * spread)
+
+
+@equation(
+    "s = 1-(1-1/x)^k",
+    unit="",
+    symbols={"expert_ranks": "x", "experts_per_token": "k"},
+    source=ROUTING,
+)
+def dispatch_share(*, expert_ranks: Quantity, experts_per_token: Quantity) -> Quantity:
+    """Return the share of all tokens that are routed to one group of experts."""
+    return 1 - (1 - 1 / expert_ranks) ** experts_per_token
+
 
 ROOFLINE = "Williams et al. 2009, Roofline, CACM 52(4)"
 

@@ -1,17 +1,153 @@
-"""Weight bytes per device under tensor, expert and pipeline parallelism.
+"""Bytes of weights: per dtype, per layer's format, per device under each parallelism."""
 
-Quantisation shrinks the linear weights of the layers; embeddings, output head and norms keep
-16 bits. Key and value projections are replicated if there are more ranks than KV heads.
-"""
-
+from dataclasses import dataclass
 from functools import cache
 
-from planner.cost.columns import maximum
-from planner.cost.equation import equation
-from planner.cost.mixers import count_mixer
-from planner.cost.quantity import Quantity
-from planner.specs.layers import AttentionLayers
-from planner.specs.model import ModelSpec
+from planner.cost.parameters import count_mixer
+from planner.cost.quantity import Quantity, ceil, equation, maximum
+from planner.specs.base import Dtype
+from planner.specs.cluster import DeviceSpec
+from planner.specs.model import AttentionLayers, ModelSpec, WeightPart
+
+# Bytes per element of each dtype, with group metadata for quantised formats.
+
+
+ELEMENT_BITS: dict[Dtype, float] = {
+    "fp32": 32,
+    "tf32": 32,
+    "bf16": 16,
+    "fp16": 16,
+    "fp8": 8,
+    "int8": 8,
+    "int4": 4,
+    "nvfp4": 4,
+    "mxfp4": 4,
+    "nf4": 4,
+    "ternary": 1.6,
+}
+# Bits of scale and zero point per group, and the default group size. A group size of 0 is one
+# scale per output channel, which is negligible.
+# Sources: torchao int4 stores a 16-bit scale and zero per group; the OCP MX and NVFP4 formats
+# fix groups of 32 and 16 with 8-bit scales; QLoRA's double quantisation costs 0.127 bit.
+# int8 has groups only if a size is given: a 16-bit scale and an 8-bit zero, as in GPTQ.
+GROUP_METADATA_BITS: dict[Dtype, float] = {
+    "int8": 24,
+    "int4": 32,
+    "nvfp4": 8,
+    "mxfp4": 8,
+    "nf4": 8.128,
+}
+DEFAULT_GROUP: dict[Dtype, int] = {"int4": 128, "nvfp4": 16, "mxfp4": 32, "nf4": 64}
+FIXED_GROUP: frozenset[Dtype] = frozenset({"nvfp4", "mxfp4"})
+SIXTEEN_BIT: frozenset[Dtype] = frozenset({"bf16", "fp16"})
+WIDE: frozenset[Dtype] = frozenset({"fp32", "tf32", "bf16", "fp16"})
+BITS_PER_BYTE = 8
+
+
+def element_bytes(dtype: Dtype) -> float:
+    """Return the bytes of one element without any metadata."""
+    return ELEMENT_BITS[dtype] / BITS_PER_BYTE
+
+
+def group_size_of(dtype: Dtype, group_size: int | None) -> int:
+    """Return the number of weights per scale; 0 for one scale per channel or none."""
+    if dtype in FIXED_GROUP or group_size is None:
+        return DEFAULT_GROUP.get(dtype, 0)
+    return group_size if dtype in GROUP_METADATA_BITS else 0
+
+
+def weight_bytes_per_element(
+    dtype: Dtype,
+    group_size: int | None = None,
+    *,
+    whole_scales: bool = False,
+    group_bits: float | None = None,
+) -> float:
+    """Return the bytes of one stored weight, with its share of the group's metadata.
+
+    ``whole_scales`` stay in fp32; otherwise NF4 uses double quantisation. ``group_bits`` are those
+    of a group's scale and zero point where a checkpoint says them.
+
+    >>> weight_bytes_per_element("int4", 128), weight_bytes_per_element("int4", 32, group_bits=16)
+    (0.53125, 0.5625)
+    """
+    group = group_size_of(dtype, group_size)
+    usual = GROUP_METADATA_BITS.get(dtype, 0.0) if group_bits is None else group_bits
+    each = ELEMENT_BITS["fp32"] if whole_scales else usual
+    metadata = each / group if group else 0.0
+    return (ELEMENT_BITS[dtype] + metadata) / BITS_PER_BYTE
+
+
+def unquantised_dtype(dtype: Dtype) -> Dtype:
+    """Return the dtype of norms, embeddings and output head for quantised linear weights."""
+    return dtype if dtype in WIDE else "bf16"
+
+
+# Storage formats of the parts of a checkpoint's layers, such as narrower experts.
+
+
+WEIGHT_PARTS: tuple[WeightPart, ...] = ("attention", "feed_forward", "experts")
+
+
+@dataclass(frozen=True)
+class WeightFormat:
+    """A storage format and the parts of the layers stored in it."""
+
+    dtype: Dtype
+    element_bytes: float
+    parts: tuple[WeightPart, ...]
+
+    def share(self, part: WeightPart) -> int:
+        """Return 1 for a part in this format, else 0."""
+        return int(part in self.parts)
+
+
+def formats_of(
+    dtype: Dtype, element_bytes: float, exceptions: dict[WeightPart, Dtype]
+) -> tuple[WeightFormat, ...]:
+    """Return the formats of all parts, the main one first, then the exceptions.
+
+    >>> [f.parts for f in formats_of("fp8", 1.0, {"attention": "bf16"})]
+    [('feed_forward', 'experts'), ('attention',)]
+    """
+    main = tuple(part for part in WEIGHT_PARTS if part not in exceptions)
+    formats = [WeightFormat(dtype, element_bytes, main)]
+    for other in sorted(set(exceptions.values())):
+        parts = tuple(part for part in WEIGHT_PARTS if exceptions.get(part) == other)
+        formats.append(WeightFormat(other, weight_bytes_per_element(other), parts))
+    return tuple(formats)
+
+
+def packed_formats(
+    dtype: Dtype, dense_bits: float, expert_bits: float
+) -> tuple[WeightFormat, ...]:
+    """Return the formats of a packed file, whose experts have a mean of their own.
+
+    >>> [f.parts for f in packed_formats("int4", 4.8, 4.8)]
+    [('attention', 'feed_forward', 'experts')]
+    """
+    dense = dense_bits / BITS_PER_BYTE
+    if dense_bits == expert_bits:
+        return (WeightFormat(dtype, dense, WEIGHT_PARTS),)
+    return (
+        WeightFormat(dtype, dense, ("attention", "feed_forward")),
+        WeightFormat(dtype, expert_bits / BITS_PER_BYTE, ("experts",)),
+    )
+
+
+def padded_expert_ratio(
+    hidden: int, intermediate: int, column_ranks: Quantity, multiples: tuple[int, int]
+) -> Quantity:
+    """Return loaded over published weights of experts whose widths a kernel rounds up.
+
+    Each rank's share of the intermediate width and the hidden width become whole ``multiples``.
+
+    >>> round(padded_expert_ratio(2880, 2880, 1, (128, 256)), 4)
+    1.0904
+    """
+    inner, outer = multiples
+    share = ceil(intermediate / column_ranks / inner) * inner * column_ranks
+    return share / intermediate * (ceil(hidden / outer) * outer / hidden)
 
 
 @equation(
@@ -149,3 +285,54 @@ def stage_vocabulary(model: ModelSpec, stage: int, stages: int) -> int:
     if stage == stages - 1 and not shares_first:
         held += head
     return held
+
+
+# Savings of sparse weights, which exist only for 2:4 sparsity in hardware.
+#
+# With two zeros in every four weights, kernels store the other two with 2-bit indices and sparse
+# tensor cores skip the zeros. Serving engines store and multiply all other sparse matrices as
+# dense.
+
+
+SEMI_STRUCTURED_RATIO = 0.5
+INDEX_BITS_PER_WEIGHT = 1.0  # two bits for each of the two nonzeros in four
+# Measured, not the 2x of the datasheet: a CUTLASS 2:4 product against a dense fp8 one.
+# Source: HPC-AI on llm-compressor and vLLM, ainews247.org/story/17670.
+GEMM_SPEEDUP = 1.22
+# vLLM and TensorRT-LLM load 2:4 checkpoints; torchao has semi-structured tensors for torch.
+ENGINES = frozenset({"vllm", "tensorrt_llm", "torch"})
+
+
+def has_sparse_cores(device: DeviceSpec) -> bool:
+    """Return whether the device has 2:4 sparse tensor cores: NVIDIA since Ampere (bf16)."""
+    of_nvidia = (device.vendor or "").upper() == "NVIDIA"
+    return of_nvidia and device.kind == "gpu" and "bf16" in device.peak_flops_per_second
+
+
+def runs_sparse(sparsity: float, engine: str, device: DeviceSpec) -> bool:
+    """Return whether kernels exploit the sparsity: 0.5, on a supporting engine and device."""
+    is_half = sparsity == SEMI_STRUCTURED_RATIO
+    return is_half and engine in ENGINES and has_sparse_cores(device)
+
+
+def stored_bits(element_bits: float) -> float:
+    """Return the bits of one weight in the compressed 2:4 format.
+
+    Nine of sixteen bits and five of eight, as in PyTorch's semi-structured tensors
+    (torch/sparse/semi_structured.py).
+
+    >>> stored_bits(16.0), stored_bits(8.0)
+    (9.0, 5.0)
+    """
+    return element_bits * SEMI_STRUCTURED_RATIO + INDEX_BITS_PER_WEIGHT
+
+
+def reason_against(sparsity: float, engine: str, device: DeviceSpec) -> str:
+    """Return why sparsity saves nothing here, or '' if it does save."""
+    if runs_sparse(sparsity, engine, device):
+        return ""
+    if sparsity != SEMI_STRUCTURED_RATIO:
+        return "kernels skip only two zeros in every four weights (sparsity 0.5)"
+    if engine not in ENGINES:
+        return f"engine {engine} has no 2:4 kernels"
+    return f"device {device.id} has no sparse tensor cores"

@@ -1,9 +1,8 @@
 """Export a training plan as the file for ``accelerate launch --config_file``."""
 
-from planner.exports.case import PORT, ExportCase
 from planner.exports.deepspeed import NVME_PATH, zero_stage_of
-from planner.exports.export import Format, Notes
-from planner.exports.training import layout_notes, method_notes
+from planner.exports.export import PORT, ExportCase, Format, Notes
+from planner.exports.train_script import layout_notes, method_notes
 from planner.exports.yaml_text import yaml_text
 from planner.specs.base import JsonObject
 from planner.workload.training_tiers import weights_share

@@ -1,7 +1,6 @@
 """Export a plan on one node as a Docker Compose file."""
 
-from planner.exports.case import SERVING_PORT, ExportCase
-from planner.exports.export import Format, Notes
+from planner.exports.export import SERVING_PORT, ExportCase, Format, Notes
 from planner.exports.launch import (
     image_of,
     is_training,

@@ -2,9 +2,8 @@
 
 import json
 
-from planner.exports.case import ExportCase
-from planner.exports.export import Format, Notes
-from planner.exports.training import layout_notes, method_notes, optimizer_of, train_workload
+from planner.exports.export import ExportCase, Format, Notes
+from planner.exports.train_script import layout_notes, method_notes, optimizer_of, train_workload
 from planner.specs.base import JsonObject
 from planner.workload.training_tiers import weights_share
 

@@ -14,7 +14,7 @@ from planner.specs.estimate import EstimateRequest
 from planner.specs.model import ModelSpec
 from planner.specs.strategy import Strategy
 from planner.specs.workload import GenerateWorkload, ServeWorkload, TrainWorkload, Workload
-from planner.techniques.case import Case
+from planner.techniques.technique import Case
 from planner.workload.device_groups import group_replicas, groups_of
 from planner.workload.layouts import has_separate_replicas, requested_layout
 from planner.workload.resolve import resolve

@@ -2,9 +2,8 @@
 
 import re
 
-from planner.exports.case import PORT, SERVING_PORT, ExportCase
 from planner.exports.compose import FALLBACK_IMAGE, WORKDIR
-from planner.exports.export import Format, Notes
+from planner.exports.export import PORT, SERVING_PORT, ExportCase, Format, Notes
 from planner.exports.launch import (
     image_of,
     is_training,

@@ -3,15 +3,10 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from planner.exports.case import RANK, SERVING_PORT, ExportCase
-from planner.exports.export import Notes, shell_lines
+from planner.exports.export import RANK, SERVING_PORT, ExportCase, Notes, shell_lines
 from planner.exports.format_support import server_of
 from planner.exports.llama_cpp import llama_cpp_arguments, llama_cpp_notes
-from planner.exports.megatron import (
-    megatron_arguments,
-    megatron_environment,
-    megatron_notes,
-)
+from planner.exports.megatron import megatron_arguments, megatron_environment, megatron_notes
 from planner.exports.replicas import servers_per_node, servers_text
 from planner.exports.sglang import servers, sglang_arguments, sglang_notes
 from planner.exports.tensorrt_llm import (
@@ -20,8 +15,7 @@ from planner.exports.tensorrt_llm import (
     trtllm_notes,
     trtllm_options,
 )
-from planner.exports.torchrun import torchrun_arguments, torchrun_notes
-from planner.exports.train_script import FILE, train_script
+from planner.exports.train_script import FILE, torchrun_arguments, torchrun_notes, train_script
 from planner.exports.vllm import vllm_arguments, vllm_notes, vllm_text
 from planner.exports.yaml_text import yaml_text
 

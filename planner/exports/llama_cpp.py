@@ -1,7 +1,6 @@
 """Export a serving plan as the command line of llama.cpp's server, with its GGUF file."""
 
-from planner.exports.case import ExportCase
-from planner.exports.export import Format, Notes
+from planner.exports.export import ExportCase, Format, Notes
 from planner.exports.replicas import servers_notes, servers_text
 from planner.exports.vllm import serving_notes
 

@@ -2,8 +2,7 @@
 
 import shlex
 
-from planner.exports.case import ExportCase
-from planner.exports.export import Format, Notes, shell_lines
+from planner.exports.export import ExportCase, Format, Notes, shell_lines
 from planner.exports.launch import (
     is_training,
     launch_arguments,

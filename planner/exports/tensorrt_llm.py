@@ -1,7 +1,6 @@
 """Export a serving plan as ``trtllm-serve`` with its file of extra options."""
 
-from planner.exports.case import ExportCase
-from planner.exports.export import Format, Notes
+from planner.exports.export import ExportCase, Format, Notes
 from planner.exports.replicas import servers_notes, servers_text
 from planner.exports.vllm import cache_notes, checkpoint_notes, serving_notes
 from planner.exports.yaml_text import yaml_text

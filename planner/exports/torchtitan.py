@@ -1,10 +1,8 @@
 """Export a training plan as a torchtitan configuration: a function over one of its models."""
 
-from planner.exports.case import ExportCase
-from planner.exports.export import Format, Notes
+from planner.exports.export import ExportCase, Format, Notes
 from planner.exports.format_support import CONFIGURATIONS
-from planner.exports.torchrun import torchrun_arguments
-from planner.exports.training import method_notes, steps_of, train_workload
+from planner.exports.train_script import method_notes, steps_of, torchrun_arguments, train_workload
 from planner.workload.training_tiers import weights_share
 
 SCHEDULES = {

@@ -1,12 +1,76 @@
-"""Export a training plan as a script for the Hugging Face trainer, with adapters if planned."""
+"""Export a training plan as a script for the Hugging Face trainer, started by ``torchrun``."""
 
 import json
 
 from planner.errors import BadRequestError
-from planner.exports.case import ExportCase
-from planner.exports.training import optimizer_of, steps_of, train_workload
+from planner.exports.export import MASTER, PORT, ExportCase, Format, Notes
 from planner.specs.base import JsonObject
+from planner.specs.workload import TrainWorkload
 from planner.workload.training_methods import DEFAULT_LORA_RANK
+
+# Common parts of the training exports: batch, optimiser, methods, layout notes.
+
+
+ADAPTERS = frozenset({"lora", "qlora", "alphatuning"})
+FUSED_UPDATES = frozenset({"lomo", "adalomo", "qft"})
+
+
+def train_workload(case: ExportCase) -> TrainWorkload:
+    """Return the training workload of a case.
+
+    Raises:
+        TypeError: the case does not train.
+    """
+    if not isinstance(case.workload, TrainWorkload):
+        raise TypeError(f"workload.kind is {case.workload.kind!r}: only train has a batch")
+    return case.workload
+
+
+def optimizer_of(case: ExportCase) -> str:
+    """Return the optimiser of the plan: the workload's, or AdamW."""
+    workload = train_workload(case)
+    return workload.optimizer or (workload.method if workload.method == "lomo" else "adamw")
+
+
+def steps_of(case: ExportCase) -> int | None:
+    """Return the optimiser steps of the run, None if its length is not given."""
+    workload = train_workload(case)
+    if workload.tokens is None:
+        return None
+    return -(-workload.tokens // (workload.global_batch_size * workload.sequence_length))
+
+
+def method_notes(case: ExportCase) -> Notes:
+    """Return what the training method needs beyond a launcher's or framework's settings."""
+    method = train_workload(case).method
+    if method in {"lora", "qlora"}:
+        rank = train_workload(case).lora_rank or DEFAULT_LORA_RANK
+        note = f"method {method}, rank {rank}: the torchrun export's train.py wraps the model"
+        return (note,)
+    if method in ADAPTERS:
+        return (f"method {method}: wrap the model with its adapters in the training script",)
+    if method in FUSED_UPDATES:
+        return (f"method {method}: the training script must update inside the backward pass",)
+    return ()
+
+
+def layout_notes(case: ExportCase, said: frozenset[str], title: str) -> Notes:
+    """Return notes on the parallel sizes that a format cannot express."""
+    axes = ("tensor", "pipeline", "context", "expert")
+    parallel_sizes = [f"{axis} parallel {case.size(axis)}" for axis in axes if case.size(axis) > 1]
+    missing = [size for size in parallel_sizes if size.split()[0] not in said]
+    notes = [f"{title} does not say {', '.join(missing)}: the script must"] if missing else []
+    if is_uneven(case) and "layers" not in said:
+        shown = ", ".join(str(layers) for layers in case.plan.memory.per_stage_layers or ())
+        notes.append(f"the stages hold {shown} layers: {title} splits them evenly by default")
+    return tuple(notes)
+
+
+def is_uneven(case: ExportCase) -> bool:
+    """Return whether stages differ by more than one layer."""
+    layers = case.plan.memory.per_stage_layers
+    return layers is not None and max(layers) - min(layers) > 1
+
 
 FILE = "train.py"
 DEFAULT_STEPS = 100  # for a plan without a stated length
@@ -178,3 +242,51 @@ def _lora(case: ExportCase) -> JsonObject:
     rank = workload.lora_rank or DEFAULT_LORA_RANK
     targets = TARGETS[workload.lora_targets or "all"]
     return {"r": rank, "lora_alpha": 2 * rank, "target_modules": targets}
+
+
+# Export a plan as a ``torchrun`` command with its training script.
+
+
+def torchrun_arguments(nodes: int, devices_per_node: int, *program: str) -> list[str]:
+    """Return ``torchrun`` for some nodes and ranks; nodes connect at ``$MASTER_ADDR``."""
+    command = ["torchrun", f"--nnodes={nodes}", f"--nproc-per-node={devices_per_node}"]
+    if nodes == 1:
+        command.append("--standalone")
+    else:
+        command += ["--rdzv-backend=c10d", f"--rdzv-endpoint={MASTER}:{PORT}"]
+    return [*command, *program]
+
+
+def torchrun_text(case: ExportCase) -> str:
+    """Return a script that writes the training script and starts it on one node."""
+    command = torchrun_arguments(case.nodes, case.devices_per_node, FILE)
+    return f"cat > {FILE} <<'END'\n{train_script(case)}END\n{' '.join(command)}\n"
+
+
+def torchrun_notes(case: ExportCase) -> Notes:
+    """Return the script's requirements, and its differences from the plan."""
+    packages = ["torch", "transformers", "accelerate"]
+    workload, strategy = train_workload(case), case.strategy
+    if workload.method in {"lora", "qlora"}:
+        packages.append("peft")
+    if workload.method == "qlora" or optimizer_of(case) in {"adamw_8bit", "lion"}:
+        packages.append("bitsandbytes")
+    if optimizer_of(case) in {"lomo", "adalomo"}:
+        packages.append("lomo-optim")
+    notes = [f"needs {', '.join(packages)}; DATA names a text file, OUTPUT where the result goes"]
+    if steps_of(case) is None:
+        notes.append(f"the plan does not say how long it runs: {DEFAULT_STEPS} steps, or STEPS")
+    if strategy.activation_recomputation == "selective":
+        notes.append("the trainer recomputes whole layers, not attention alone")
+    if case.offload.optimizer != "none" or case.offload.weights_disk:
+        notes.append(
+            "the script keeps the optimiser's states on the devices: use DeepSpeed's file"
+        )
+    axes = ("tensor", "pipeline", "context", "expert")
+    unsupported = [f"{axis} parallel {case.size(axis)}" for axis in axes if case.size(axis) > 1]
+    if unsupported:
+        notes.append(f"{FILE} has no {', '.join(unsupported)}: Megatron-LM and torchtitan have")
+    return tuple(notes)
+
+
+TORCHRUN = Format("torchrun", "torchrun", "train-torchrun.sh", torchrun_text, torchrun_notes)

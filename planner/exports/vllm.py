@@ -3,8 +3,7 @@
 import json
 from collections.abc import Container
 
-from planner.exports.case import GIB, MASTER, PORT, RANK, ExportCase
-from planner.exports.export import Format, Notes, shell_lines
+from planner.exports.export import GIB, MASTER, PORT, RANK, ExportCase, Format, Notes, shell_lines
 from planner.specs.workload import ServeWorkload
 
 # vLLM's names of formats that it makes of a 16-bit checkpoint while loading. A quantised

@@ -14,7 +14,7 @@ from typing import get_args
 
 import numpy as np
 
-from planner.catalog.compression import UNTRIED_SPREAD, factor_of
+from planner.catalog.engines import UNTRIED_SPREAD, factor_of
 from planner.cost.compression import RECIPES
 from planner.fitting.evidence import Row, number, table
 from planner.fitting.held_out import summary
@@ -22,7 +22,7 @@ from planner.specs.base import JsonObject
 from planner.specs.estimate import Estimate, EstimateRequest
 from planner.specs.workload import CompressMethod
 from planner.workload.estimator import estimate_request
-from planner.workload.intervals import Z_80
+from planner.workload.outcome import Z_80
 
 TABLE = "compression"
 # Weight of an approximate source ("about") and of the physics, relative to a source with timed

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.catalog.engines import Engine
-from planner.cost.equation import Ledger
+from planner.cost.quantity import Ledger
 from planner.errors import PlannerError
 from planner.fitting.evidence import Row, number
 from planner.fitting.inference_evidence import DECODE, PREFILL, TPOT, inference_request, speed_rows
@@ -27,9 +27,9 @@ from planner.specs.estimate import EstimateRequest
 from planner.specs.workload import GenerateWorkload
 from planner.workload.generate import generate
 from planner.workload.operators import FLOPS_PER_JOULE
+from planner.workload.rates import SHOWN_BY
 from planner.workload.resolve import resolve
 from planner.workload.setting import Setting, width_of
-from planner.workload.sweep_factors import SHOWN_BY
 
 NAMES = {**PART_BY_NAME, "Attention scores in memory": "scores"}
 PRODUCTS = ("linear_flops", "expert_flops", "output_head_flops")

@@ -19,7 +19,7 @@ from planner.fitting.evidence import Row, table
 from planner.fitting.held_out import summary
 from planner.specs.estimate import Estimate, EstimateRequest
 from planner.workload.estimator import estimate_request
-from planner.workload.intervals import SOURCE_SPREAD, Z_80
+from planner.workload.outcome import SOURCE_SPREAD, Z_80
 
 COVERED = 0.8
 WORDS = """Speeds of serving that others published with their conditions, asked as they were

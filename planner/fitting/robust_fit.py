@@ -14,15 +14,14 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.catalog.engines import harnessed
-from planner.cost.dtypes import WIDE
+from planner.cost.weights import WIDE
 from planner.fitting.evidence import HARNESSES, Row, not_counted, number, training_request
 from planner.specs.estimate import EstimateRequest
 from planner.specs.workload import TrainWorkload
-from planner.workload.allocator_cache import bare_fields
 from planner.workload.inference_memory import usable_bytes
 from planner.workload.resolve import resolve
 from planner.workload.setting import Setting
-from planner.workload.training_memory import stage_moments
+from planner.workload.training_memory import bare_fields, stage_moments
 
 Columns = npt.NDArray[np.float64]
 GIB = float(1024**3)

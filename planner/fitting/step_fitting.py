@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from planner.cost.equation import Unrecorded
+from planner.cost.quantity import Unrecorded
 from planner.fitting.evidence import Row, number, training_request
 from planner.fitting.robust_fit import Columns
 from planner.specs.estimate import EstimateRequest

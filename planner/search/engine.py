@@ -1,7 +1,8 @@
 """The search: score all strategies, filter those that fit, estimate the best, explain the rest."""
 
+import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import cast
@@ -9,24 +10,33 @@ from typing import cast
 from planner.catalog.engine_limits import serving_engine
 from planner.catalog.engines import calibration_name, get_engine
 from planner.cost.compression import RECIPES
+from planner.cost.parameters import count_parameters
+from planner.cost.quantity import Quantity, equation
 from planner.errors import NotCoveredError, NotPossibleError, PlannerError
-from planner.search.block import Block
-from planner.search.ceiling import exceeds_peak
-from planner.search.constraints import constraints_of, first_violation, is_simulated
 from planner.search.offer import offered
-from planner.search.offloaded import offloaded
-from planner.search.question import Question, questions
+from planner.search.placement import offloaded
+from planner.search.question import (
+    MAX_FAMILIES,
+    Question,
+    Rejections,
+    constraints_of,
+    family_of,
+    first_violation,
+    is_simulated,
+    questions,
+)
 from planner.search.rank import frontier, order_of
-from planner.search.rejection import MAX_FAMILIES, Rejections, family_of
-from planner.search.scoring import Fitting, Scores, score, score_exactly
+from planner.search.scoring import ESTIMATES, Fitting, Scores, Subject, score, score_exactly
 from planner.search.select import Table, best_rows, frontier_rows, infeasible_families, promises
-from planner.search.serving_space import refused_layouts, serving_blocks
-from planner.search.space import FRUGAL, refused_formats
-from planner.search.split_space import split_strategies
-from planner.search.subject import ESTIMATES, Subject
+from planner.search.serving_space import (
+    refused_layouts,
+    serving_blocks,
+    split_strategies,
+    unlike_strategies,
+)
+from planner.search.space import FRUGAL, Block, refused_formats
 from planner.search.suggest import Best, Works, suggestions
 from planner.search.training_space import training_blocks
-from planner.search.unlike_space import unlike_strategies
 from planner.specs.cluster import ClusterSpec
 from planner.specs.estimate import Estimate
 from planner.specs.plan import (
@@ -48,6 +58,69 @@ from planner.specs.workload import (
 from planner.techniques.registry import inapplicable
 from planner.workload.formats import is_stored_as
 from planner.workload.resolve import refuse_uncovered
+
+# Upper bound on the token rate: the peak arithmetic of all devices together.
+#
+# A target above this bound needs no search. The bound is generous, so that it rejects only targets
+# that a full scoring would reject as well.
+
+
+# One multiply and one add per weight and token, for every strategy.
+FLOPS_PER_WEIGHT = 2
+# Measured rates exceed the datasheet by less than this, and so do kernels for half-sparse weights.
+SLACK = 4.0
+
+
+@equation(
+    "r = k · n · π / (2 · P)",
+    unit="tokens/s",
+    symbols={
+        "devices": "n",
+        "peak_flops_per_s": "π",
+        "weights_per_token": "P",
+        "slack": "k",
+    },
+    source="Kaplan et al. 2020, arXiv:2001.08361, section 2.1: a multiply and an add per weight",
+)
+def most_tokens_per_second(
+    *,
+    devices: Quantity,
+    peak_flops_per_s: Quantity,
+    weights_per_token: Quantity,
+    slack: Quantity = SLACK,
+) -> Quantity:
+    """Return an upper bound on the token rate of any strategy, training or serving."""
+    return slack * devices * peak_flops_per_s / (FLOPS_PER_WEIGHT * weights_per_token)
+
+
+def ceiling_of(question: Question) -> float:
+    """Return the upper bound on a question's tokens per second, infinite if unknown.
+
+    The bound does not apply to host calibrations and pruned weights: these may exceed a datasheet.
+    """
+    request, counts = question.request, count_parameters(question.model)
+    visited = counts.layer_linear - counts.experts + counts.experts_active
+    peak = max((device_peak(question, index) for index in range(len(question.devices))), default=0)
+    unknown = request.host_calibration or request.pins.sparsity or not peak or not visited
+    if unknown or isinstance(request.workload, CompressWorkload):
+        return math.inf
+    return float(
+        most_tokens_per_second(
+            devices=question.cluster.num_devices, peak_flops_per_s=peak, weights_per_token=visited
+        )
+    )
+
+
+def device_peak(question: Question, index: int) -> float:
+    """Return the highest dense peak of one device kind, in FLOP per second; 0 if unknown."""
+    return max(question.devices[index].peak_flops_per_second.values(), default=0.0)
+
+
+def exceeds_peak(question: Question, limits: Mapping[str, Bound]) -> bool:
+    """Return whether a throughput target exceeds the peak arithmetic of the cluster."""
+    target = limits.get("tokens_per_second", Bound()).min
+    return target is not None and target > ceiling_of(question)
+
 
 MAX_FRONTIER = 24
 Scored = tuple[list[Scores], PlannerError | None]

@@ -1,33 +1,199 @@
-"""Inverse questions: the largest value of one quantity that has a plan, and what limits it.
-
-Every probe runs a whole search, so the layout may change between values. Each answer holds the
-estimate at the limit and the reason for the failure one step beyond it.
-"""
+"""Inverse questions: the largest value of one quantity that has a plan, and what limits it."""
 
 import math
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 from planner.catalog.engines import calibration_name
 from planner.catalog.instances import Instance, list_instances
 from planner.catalog.models import get_model, list_models
-from planner.cost.dtypes import element_bytes
 from planner.cost.parameters import count_parameters
-from planner.errors import BadRequestError
-from planner.search.limit_interval import limit_interval
-from planner.search.probe import Probe, in_full, largest_step, shortfall
-from planner.search.question import clusters_of, memory_of, questions
+from planner.cost.weights import element_bytes
+from planner.errors import BadRequestError, PlannerError
+from planner.search.engine import best_with_cluster, explore
+from planner.search.question import clusters_of, distance, figure, memory_of, questions
 from planner.search.rank import order_of
 from planner.search.space import formats
 from planner.specs.base import Dtype
 from planner.specs.cluster import ClusterSpec
-from planner.specs.estimate import Estimate, Interval
-from planner.specs.inverse import FirstFailure, InverseAnswer, InverseRequest, Limit
-from planner.specs.plan import Bound, PlanRequest
+from planner.specs.estimate import Estimate, EstimateRequest, Interval
+from planner.specs.plan import (
+    Bound,
+    FirstFailure,
+    InverseAnswer,
+    InverseRequest,
+    Limit,
+    PlanRequest,
+    Rejection,
+)
+from planner.specs.strategy import Strategy
 from planner.specs.workload import GenerateWorkload, ServeWorkload, TrainWorkload
+from planner.workload.estimator import estimate_request
 from planner.workload.resolve import resolve_cluster, resolve_device, resolve_model
+
+# Searches for single values of an inverse question, with the reasons for failures.
+
+
+Answer = tuple[Estimate, ClusterSpec, PlanRequest]
+
+
+@dataclass
+class Probe:
+    """Cached searches for single values; ``yes`` and ``no`` hold the results per value."""
+
+    yes: dict[float | str, Answer] = field(default_factory=dict)
+    no: dict[float | str, FirstFailure] = field(default_factory=dict)
+
+    @property
+    def searches(self) -> int:
+        """Return the number of searched values."""
+        return len(self.yes) + len(self.no)
+
+    def works(self, value: float | str, *requests: PlanRequest) -> bool:
+        """Return whether any request with this value has a plan; cached per value."""
+        if value not in self.yes and value not in self.no:
+            self._search(value, requests)
+        return value in self.yes
+
+    def _search(self, value: float | str, requests: Sequence[PlanRequest]) -> None:
+        for request in requests:
+            try:
+                exploration = explore(request)
+            except PlannerError as error:
+                constraint = error.field or error.code
+                reason = FirstFailure(value=value, reason=error.message, constraint=constraint)
+                self.no[value] = min(self.no.get(value, reason), reason, key=shortfall)
+                continue
+            best = best_with_cluster(request, exploration)
+            if best is not None:
+                self.yes[value] = (*best, request)
+                self.no.pop(value, None)
+                return
+            missed = closest_miss(value, list(exploration.rejected.values()))
+            self.no[value] = min(self.no.get(value, missed), missed, key=shortfall)
+
+    def absorb(self, other: "Probe", cluster: ClusterSpec) -> None:
+        """Merge another probe's results, keyed by value and cluster."""
+        self.yes |= {f"{value} on {cluster}": answer for value, answer in other.yes.items()}
+        self.no |= {f"{value} on {cluster}": refused for value, refused in other.no.items()}
+
+    def limit(self, value: float | str, unit: str, beyond: float | str | None) -> Limit:
+        """Return the limit at a feasible value, with the failure at the next value."""
+        estimate, cluster, request = self.yes[value]
+        refused = None if beyond is None else self.no.get(beyond)
+        verified = in_full(request, cluster, estimate.strategy)
+        return Limit(value=value, unit=unit, cluster=cluster, estimate=verified, beyond=refused)
+
+
+def shortfall(beyond: FirstFailure) -> float:
+    """Return the relative miss of a limit; infinite if no number decided."""
+    if beyond.required is None or not beyond.limit:
+        return math.inf
+    return abs(beyond.required / beyond.limit - 1)
+
+
+def in_full(request: PlanRequest, cluster: ClusterSpec, strategy: Strategy) -> Estimate:
+    """Return the full estimate of a found strategy, without terms."""
+    full_request = EstimateRequest(
+        id=request.id,
+        model=request.model,
+        cluster=cluster,
+        workload=request.workload,
+        strategy=strategy,
+        engine=request.engine,
+        host_calibration=request.host_calibration,
+    )
+    return estimate_request(full_request).model_copy(update={"terms": ()})
+
+
+def closest_miss(value: float | str, rejections: Sequence[Rejection]) -> FirstFailure:
+    """Return the rejection with the smallest relative miss as a failure."""
+    numbered = [rejection for rejection in rejections if rejection.required is not None]
+    if not numbered:
+        reasons = "; ".join(rejection.reason for rejection in rejections) or "no strategy applies"
+        return FirstFailure(value=value, reason=reasons, constraint="applicability")
+    closest = min(numbered, key=distance)
+    return FirstFailure(
+        value=value,
+        reason=f"{closest.family}: {closest.reason}",
+        constraint=closest.constraint,
+        required=closest.required,
+        limit=closest.limit,
+        unit=closest.unit,
+    )
+
+
+def largest_step(works: Callable[[int], bool], top: int) -> int:
+    """Return the largest number from 1 to ``top`` that works, 0 if 1 does not.
+
+    Assumes that a number works if a larger one does. The search doubles and then bisects, so that
+    a large ``top`` costs little.
+    """
+    works_at, fails_at = 0, 1
+    while fails_at <= top and works(fails_at):
+        works_at, fails_at = fails_at, fails_at * 2
+    if fails_at > top:
+        if works_at == top or works(top):
+            return top
+        fails_at = top
+    while fails_at - works_at > 1:
+        middle = (works_at + fails_at) // 2
+        if works(middle):
+            works_at = middle
+        else:
+            fails_at = middle
+    return works_at
+
+
+# Intervals of inverse limits: the interval of the limiting figure, propagated to the value.
+#
+# Near the limit, memory grows linearly with cache and activations, and a time grows by a power law
+# that the figure at half of the value determines. Both relations convert the figure's interval
+# into an interval of the limit.
+
+
+GROWING = ("kv_cache", "activations")
+MEMORY_LIMITS = frozenset({"memory", "max_concurrency"})
+PEAK = "per_device_peak_bytes"
+
+
+def limit_interval(
+    value: int, constraint: str, estimate: Estimate, at_half: Callable[[], Estimate]
+) -> Interval | None:
+    """Return the 80 % interval of a limit, or None if no growing figure determines it.
+
+    ``at_half`` estimates the same strategy at half of the value; it is called for times only.
+    """
+    if constraint in MEMORY_LIMITS:
+        return _by_memory(value, estimate)
+    interval = estimate.interval.get(constraint)
+    if interval is None or value <= 1:  # 1 has no integer half
+        return None
+    here, there = figure(estimate, constraint), figure(at_half(), constraint)
+    return _by_time(value, interval, here, there) if here and there else None
+
+
+def _by_memory(value: int, estimate: Estimate) -> Interval | None:
+    """Return the values at which the peak memory reaches the bounds of its interval."""
+    interval = estimate.interval.get(PEAK)
+    memory = estimate.memory
+    growing = sum(memory.breakdown_bytes.get(part, 0) for part in GROWING)
+    if interval is None or not growing:
+        return None
+    (low, high), peak = interval, memory.per_device_peak_bytes
+    return max(0.0, value * (1 - (high - peak) / growing)), value * (1 + (peak - low) / growing)
+
+
+def _by_time(value: int, interval: Interval, here: float, there: float) -> Interval | None:
+    """Return the values at which a time reaches the bounds of its interval."""
+    low, high = interval
+    power = math.log2(here / there)
+    if power <= 0 or low <= 0:
+        return None
+    return value * (here / high) ** (1 / power), value * (here / low) ** (1 / power)
+
 
 # KV caches are paged in blocks of 16 tokens; kernels split sequences into blocks of 64.
 CONTEXT_STEP, SEQUENCE_STEP = 16, 64

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from planner.cost.columns import log, where
-from planner.search.constraints import figure
+from planner.cost.quantity import log, where
+from planner.search.question import figure
 from planner.specs.estimate import Estimate
 from planner.specs.plan import Objective
 from planner.specs.strategy import Strategy

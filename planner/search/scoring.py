@@ -1,20 +1,17 @@
-"""Score strategies as columns: blocks with the workload's formulas, lists with single estimates.
-
-``score`` runs the functions that cost one strategy once, on the whole grid of a block.
-"""
+"""Scores strategies as columns, with a cache of scores and estimates."""
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from threading import Lock
 from typing import cast
 
 import numpy as np
 
-from planner.cost.equation import Unrecorded
+from planner.cost.quantity import Unrecorded
+from planner.cost.queueing import ArrivalHabits
 from planner.errors import NotCoveredError, NotPossibleError, PlannerError
-from planner.search.block import Block, Flags, Numbers
-from planner.search.constraints import figure
-from planner.search.percentiles import BlockPercentiles, Read
-from planner.search.question import Question
+from planner.search.question import Question, family_numbers, figure
 from planner.search.rank import (
     UNKNOWN_PERPLEXITY_RATIO,
     Merit,
@@ -22,12 +19,12 @@ from planner.search.rank import (
     merit_of,
     plainness_columns,
 )
-from planner.search.rejection import family_numbers
-from planner.search.subject import Subject
-from planner.specs.estimate import Estimate
+from planner.search.space import Block, Flags, Numbers
+from planner.specs.estimate import Estimate, Performance
 from planner.specs.strategy import Strategy
 from planner.specs.workload import ServeWorkload
 from planner.workload.estimator import (
+    Costing,
     fits_of,
     paid_setting,
     quality_of,
@@ -37,6 +34,244 @@ from planner.workload.estimator import (
 from planner.workload.expense import expense
 from planner.workload.inference_memory import usable_bytes
 from planner.workload.resolve import resolve
+from planner.workload.serve import arrival_habits, intake_seconds, saturation_rate
+from planner.workload.setting import Setting
+from planner.workload.step_costs import StepColumns
+from planner.workload.under_load import Replica, percentiles
+
+# Cache of scores and estimates, so that another target, objective or pin costs little.
+#
+# The cost of a strategy depends only on model, hardware and workload (the subject). Scores and
+# estimates of a subject are cached in the process. Two subjects are equal only if every input of
+# an estimate is equal.
+
+
+# Enough for a question with its suggestions, and for a few concurrent users.
+MAX_SUBJECTS = 64
+MAX_STRATEGIES = 20_000  # scored strategies of all subjects: a few hundred bytes each
+MAX_ESTIMATES = 512  # per kind and subject: some kilobytes each
+MAX_COSTINGS = 32  # per recent subject: up to a hundred kilobytes each
+LATEST = 16
+
+
+class Subject:
+    """The cached scores and estimates of one model, hardware and workload.
+
+    ``plain`` holds estimates without percentiles, ``simulated`` with percentiles, ``told`` with
+    percentiles and terms. ``costings`` holds their common intermediate results, ``scored`` the
+    search results by pins.
+    """
+
+    def __init__(self, key: tuple[object, ...] = ()) -> None:
+        self.key = key
+        self.plain: dict[Strategy, Estimate] = {}
+        self.simulated: dict[Strategy, Estimate] = {}
+        self.told: dict[Strategy, Estimate] = {}
+        self.costings: dict[Strategy, Costing] = {}
+        self.scored: list[tuple[tuple[object, ...], object, int]] = []
+
+    @property
+    def strategies(self) -> int:
+        """Return the number of cached scored strategies."""
+        return sum(rows for _, _, rows in self.scored)
+
+    def exact(self, question: Question, strategy: Strategy) -> Estimate:
+        """Return the exact estimate of a strategy, without percentiles and terms."""
+        return _cached_estimate(
+            self.plain,
+            strategy,
+            lambda: self._costing(question, strategy).estimate(explain=False),
+        )
+
+    def with_percentiles(self, question: Question, strategy: Strategy) -> Estimate:
+        """Return the exact estimate of a strategy, without terms."""
+
+        def cost() -> Estimate:
+            explained = self.told.get(strategy)
+            if explained is not None:
+                return explained.model_copy(update={"terms": ()})
+            return self._costing(question, strategy).estimate(explain=False, simulate=True)
+
+        return _cached_estimate(self.simulated, strategy, cost)
+
+    def explained(self, question: Question, strategy: Strategy) -> Estimate:
+        """Return the exact estimate of a strategy, with every term."""
+        return _cached_estimate(
+            self.told, strategy, lambda: self._costing(question, strategy).estimate()
+        )
+
+    def _costing(self, question: Question, strategy: Strategy) -> Costing:
+        """Return the cached costing of a strategy, or a new one."""
+        costing = self.costings.get(strategy)
+        if costing is None:
+            costing = Costing(question.estimate_request(strategy))
+            if len(self.costings) < MAX_COSTINGS:
+                self.costings[strategy] = costing
+        return costing
+
+
+def _cached_estimate(
+    estimates: dict[Strategy, Estimate], strategy: Strategy, cost: Callable[[], Estimate]
+) -> Estimate:
+    estimate = estimates.get(strategy)
+    if estimate is None:
+        estimate = cost()
+        if len(estimates) < MAX_ESTIMATES:
+            estimates[strategy] = estimate
+    return estimate
+
+
+class EstimateCache:
+    """The most recently used subjects, latest last; thread-safe."""
+
+    def __init__(self) -> None:
+        self.subjects: list[Subject] = []
+        self._lock = Lock()
+
+    def of(self, question: Question) -> Subject:
+        """Return the cached or a new subject of a question."""
+        key = subject_key(question)
+        with self._lock:
+            subject = next((cached for cached in self.subjects if cached.key == key), None)
+            if subject is None:
+                subject = Subject(key)
+            else:
+                self.subjects.remove(subject)
+            self.subjects.append(subject)
+            for older in self.subjects[-2 * LATEST : -LATEST]:
+                older.costings.clear()
+            self._evict_oldest()
+        return subject
+
+    def scored(self, subject: Subject, under: tuple[object, ...]) -> object:
+        """Return the cached scores of a subject under the same pins, or None."""
+        return next((found for key, found, _ in subject.scored if key == under), None)
+
+    def keep(self, subject: Subject, under: tuple[object, ...], found: object, rows: int) -> None:
+        """Cache the scores of a subject, unless they are too many."""
+        if rows > MAX_STRATEGIES:
+            return
+        with self._lock:
+            subject.scored.append((under, found, rows))
+            self._evict_oldest()
+
+    def forget(self) -> None:
+        """Clear the cache."""
+        with self._lock:
+            self.subjects.clear()
+
+    def _evict_oldest(self) -> None:
+        while len(self.subjects) > MAX_SUBJECTS or (
+            sum(subject.strategies for subject in self.subjects) > MAX_STRATEGIES
+        ):
+            del self.subjects[0]
+
+
+def subject_key(question: Question) -> tuple[object, ...]:
+    """Return all inputs of a question's estimates except the strategy."""
+    request = question.request
+    return (
+        request.workload,
+        question.cluster,
+        question.shown,
+        question.model,
+        request.engine,
+        request.host_calibration,
+        request.id,
+    )
+
+
+ESTIMATES = EstimateCache()
+
+
+# Percentiles of single strategies of a block, from costs that the block computes at once.
+#
+# Each strategy is simulated as in ``planner.workload.under_load``. The engine steps, which
+# dominate the work, are costed for the whole block at once.
+
+
+# Means that the simulation is centred on, and the number of requests that fit in memory.
+MEANS = ("ttft_seconds", "tpot_seconds", "latency_seconds", "max_concurrency")
+Read = Callable[[str], Numbers | None]
+
+
+class BlockPercentiles:
+    """The strategies of a serving block, with the means that ``read`` returns."""
+
+    def __init__(self, block: Block, workload: ServeWorkload, read: Read) -> None:
+        self._block, self._workload, self._read = block.compact, workload, read
+        self._cache: dict[tuple[int, frozenset[str]], dict[str, float]] = {}
+
+    def percentiles(self, row: int, names: Collection[str]) -> dict[str, float]:
+        """Return the named percentiles of one strategy, in s; empty if it has none.
+
+        Names are those of ``under_load.ALL_PERCENTILES``, such as ``ttft_p95_seconds``.
+        """
+        key = row, frozenset(names)
+        if key not in self._cache:
+            self._cache[key] = self._simulated(row, names)
+        return self._cache[key]
+
+    def _simulated(self, row: int, names: Collection[str]) -> dict[str, float]:
+        max_requests, rate = int(self._max_requests[row]), self._workload.request_rate_per_second
+        if max_requests < 1 or (rate is not None and rate >= self._saturation[row]):
+            return {}
+        row_means = {name: float(column[row]) for name, column in self._means.items()}
+        means = Performance.model_construct(**row_means)  # type: ignore[arg-type]  # figures of a row
+        replica = self._replica(row)
+        in_flight = (rate or 0.0) / replica.number * (means.latency_seconds or 0.0)
+        simulated = replica.serve(self._workload, max_requests, in_flight)
+        return percentiles(means, simulated, Unrecorded(), self._intake[row], names)
+
+    def _replica(self, row: int) -> Replica:
+        return Replica(
+            number=int(self._data[row]),
+            habits=ArrivalHabits(*(float(column[row]) for column in self._habits)),
+            budget_tokens=float(self._budgets[row] or self._workload.input_tokens),
+            costs=lambda slots, budget: self._steps.costs(row, slots, budget),
+        )
+
+    @property
+    def _setting(self) -> Setting:
+        return self._block.setting
+
+    @cached_property
+    def _means(self) -> dict[str, Numbers]:
+        columns = {name: self._read(name) for name in MEANS}
+        return {name: column for name, column in columns.items() if column is not None}
+
+    @cached_property
+    def _data(self) -> Numbers:
+        return self._block.column(self._setting.layout.data)
+
+    @cached_property
+    def _budgets(self) -> Numbers:
+        return self._block.column(self._setting.layout.batch_tokens)
+
+    @cached_property
+    def _max_requests(self) -> Numbers:
+        """Return the number of requests that fit on one replica of each strategy."""
+        room = self._means.get("max_concurrency")
+        return np.zeros(len(self._data)) if room is None else room // self._data
+
+    @cached_property
+    def _saturation(self) -> Numbers:
+        max_requests = np.maximum(self._max_requests, 1.0)
+        return self._block.column(saturation_rate(self._setting, self._workload, max_requests))  # type: ignore[arg-type]  # a column
+
+    @cached_property
+    def _intake(self) -> list[float]:
+        seconds: list[float] = self._block.column(intake_seconds(self._setting)).tolist()
+        return seconds
+
+    @cached_property
+    def _habits(self) -> tuple[Numbers, ...]:
+        return tuple(map(self._block.column, arrival_habits(self._setting, self._workload)))
+
+    @cached_property
+    def _steps(self) -> StepColumns:
+        """Return the step costs up to the largest batch of any strategy."""
+        return StepColumns(self._setting, self._workload, int(self._max_requests.max()))
 
 
 @dataclass(frozen=True)

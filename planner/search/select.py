@@ -7,10 +7,10 @@ from typing import cast
 
 import numpy as np
 
-from planner.search.block import Flags, Numbers, Rows
-from planner.search.constraints import first_violation, is_percentile, is_simulated, mean_bound
+from planner.search.question import first_violation, is_percentile, is_simulated, mean_bound
 from planner.search.rank import DIGITS, PENALTIES, Merit
 from planner.search.scoring import Scores
+from planner.search.space import Flags, Numbers, Rows
 from planner.specs.estimate import Estimate
 from planner.specs.plan import Bound, Objective
 

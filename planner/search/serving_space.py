@@ -1,29 +1,41 @@
-"""The strategy space of serving and generation: blocks of strategies, with numbers as grids."""
+"""The strategy space of serving and generation, on like, split and unlike devices."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import product
+from math import gcd
 from typing import cast
 
 import numpy as np
 
 from planner.catalog.engines import Engine, get_engine
-from planner.cost.columns import both, divides, either
-from planner.cost.dtypes import element_bytes
-from planner.search.block import Block, Flags, Numbers, axes, scalars
+from planner.cost.quantity import both, divides, either
+from planner.cost.weights import element_bytes
 from planner.search.question import Question
-from planner.search.space import FRUGAL, MAX_TENSOR_RANKS, formats
-from planner.search.training_space import MAX_STAGES, divisors
-from planner.search.unlike_space import by_layout
+from planner.search.rank import PENALTIES
+from planner.search.scoring import score
+from planner.search.select import Table
+from planner.search.space import (
+    FRUGAL,
+    MAX_TENSOR_RANKS,
+    Block,
+    Flags,
+    Numbers,
+    axes,
+    formats,
+    scalars,
+)
+from planner.search.training_space import MAX_STAGES, divisors, training_blocks
 from planner.specs.base import Dtype, JsonObject
-from planner.specs.strategy import Strategy
-from planner.specs.workload import GenerateWorkload, ServeWorkload
+from planner.specs.cluster import DeviceSpec
+from planner.specs.strategy import DisaggregatedSpec, Strategy
+from planner.specs.workload import GenerateWorkload, ServeWorkload, TrainWorkload
 from planner.techniques.registry import get
+from planner.workload.formats import default_group
 from planner.workload.layouts import has_separate_replicas
-from planner.workload.named_formats import default_group
 from planner.workload.ranks import Layout
-from planner.workload.resolve import resolve
+from planner.workload.resolve import resolve, resolve_device
 from planner.workload.setting import Setting
 from planner.workload.validity import (
     Rule,
@@ -34,6 +46,135 @@ from planner.workload.validity import (
     weight_blocks,
     width_rules,
 )
+
+# The strategy space of disaggregated serving with pinned pools: small, costed one by one.
+#
+# The rate is found by bisection per layout, which columns cannot do.
+
+
+def split_strategies(question: Question, split: DisaggregatedSpec) -> tuple[Strategy, ...]:
+    """Return the strategies in which both pools hold whole replicas; pins are kept."""
+    strategies = tuple(
+        Strategy.model_validate({**shared, **sizes, **question.pinned})
+        for shared, sizes in product(_formats(question), _sizes(question, split))
+    )
+    return strategies or (question.request.pins,)  # the estimate refuses the pins with the reason
+
+
+def _formats(question: Question) -> Iterator[JsonObject]:
+    names = ("weight_dtype", "activation_dtype")
+    pairs = [()] if "quantization" in question.pinned else formats(question)
+    for pair in pairs:
+        yield dict(zip(names, pair, strict=False))
+
+
+def _sizes(question: Question, split: DisaggregatedSpec) -> Iterator[JsonObject]:
+    """Yield open tensor and pipeline sizes whose product divides both pools."""
+    model, case, pinned = question.model, question.case, question.pinned
+    common = gcd(split.prefill_devices, split.decode_devices)
+    most_ranks = min(question.cluster.widest_node, MAX_TENSOR_RANKS)
+    ranks = divisors(model.num_attention_heads, most_ranks)
+    depths = divisors(common, min(model.num_hidden_layers, MAX_STAGES))
+    open_ranks = [1] if get("tensor_parallel").reason_against(case) else ranks
+    open_depths = [1] if get("pipeline_parallel").reason_against(case) else depths
+    for tensor, depth in product(
+        [pinned["tensor_parallel_size"]] if "tensor_parallel_size" in pinned else open_ranks,
+        [pinned["pipeline_parallel_size"]] if "pipeline_parallel_size" in pinned else open_depths,
+    ):
+        if common % (tensor * depth) == 0:
+            copies = (split.prefill_devices + split.decode_devices) // (tensor * depth)
+            sizes = {"tensor_parallel_size": tensor, "pipeline_parallel_size": depth}
+            yield {**sizes, "data_parallel_size": copies}
+
+
+# The strategy space of mixed clusters (nodes with different devices).
+#
+# In training, the layer split is computed per strategy, which columns cannot do. Columns therefore
+# rank the strategies on a cluster of mean devices, which approximates an uneven split, and the
+# first ones of that order are costed exactly. Serving strategies are all scored: strategies of one
+# layout share their device groups, so each block holds one layout.
+
+
+MOST = 120  # exact estimates, of a few milliseconds each
+LAYOUT_SIZES = ("data", "tensor", "pipeline", "expert", "context", "attention_data")
+
+
+def unlike_strategies(question: Question, workload: TrainWorkload) -> tuple[Strategy, ...]:
+    """Return the strategies to cost on mixed nodes, at most ``MOST`` of them.
+
+    Raises:
+        PlannerError: no strategy of this request can be costed, for the reason given.
+    """
+    table = Table(
+        [score(block) for block in training_blocks(_homogeneous_question(question), workload)], {}
+    )
+    if not len(table):
+        return ()
+    penalties = np.asarray(PENALTIES[question.request.objective](table.merit))
+    order = np.lexsort((penalties, ~table.fits))[:MOST]
+    places = (table.part_of(int(row)) for row in order)
+    return tuple(part.strategy(own) for part, own in places)
+
+
+def by_layout(block: Block) -> Iterator[Block]:
+    """Yield the strategies of a block, one block per layout."""
+    rows = block.compact
+    layout = rows.setting.layout
+    of_layout = [
+        (layout_field.name, getattr(layout, layout_field.name)) for layout_field in fields(layout)
+    ]
+    count = len(rows.cells)
+    sizes = np.stack([np.broadcast_to(getattr(layout, name), count) for name in LAYOUT_SIZES])
+    kinds, kind_of = np.unique(sizes, axis=1, return_inverse=True)
+    for index, kind in enumerate(kinds.T):
+        rows_of_kind = np.flatnonzero(kind_of.reshape(-1) == index)
+        chosen: JsonObject = {
+            name: value[rows_of_kind] if isinstance(value, np.ndarray) else value
+            for name, value in of_layout
+        }
+        chosen |= {name: int(size) for name, size in zip(LAYOUT_SIZES, kind, strict=True)}
+        yield replace(
+            rows,
+            sizes={name: values[rows_of_kind] for name, values in rows.sizes.items()},
+            setting=replace(rows.setting, layout=Layout(**chosen)),
+            keep=np.ones(len(rows_of_kind), dtype=bool),
+        )
+
+
+def _homogeneous_question(question: Question) -> Question:
+    """Return the question for the same number of mean devices."""
+    cluster, device = question.cluster, question.device
+    devices = [device] * (cluster.devices_per_node * cluster.nodes)
+    for group in cluster.other_nodes:
+        devices += [resolve_device(group.device)] * group.num_devices
+    mean = _mean_device(device, devices)
+    nodes = max(1, len(devices) // cluster.devices_per_node)
+    per_node = cluster.devices_per_node if len(devices) == nodes * cluster.devices_per_node else 1
+    size = {"other_nodes": (), "devices_per_node": per_node, "nodes": len(devices) // per_node}
+    return replace(
+        question, device=mean, cluster=cluster.model_copy(update={"device": mean, **size})
+    )
+
+
+def _mean_device(device: DeviceSpec, devices: list[DeviceSpec]) -> DeviceSpec:
+    """Return a device with the mean memory and mean rates of several."""
+    names = ("peak_flops_per_second", "achieved_flops_per_second")
+    rates = {
+        name: {
+            dtype: float(np.mean([getattr(each, name)[dtype] for each in devices]))
+            for dtype in getattr(device, name)
+            if all(dtype in getattr(each, name) for each in devices)
+        }
+        for name in names
+    }
+    memory = {
+        "memory_bytes": round(float(np.mean([each.memory_bytes for each in devices]))),
+        "memory_bandwidth_bytes_per_second": float(
+            np.mean([each.memory_bandwidth_bytes_per_second for each in devices])
+        ),
+    }
+    return device.model_copy(update={**rates, **memory})
+
 
 MAX_CONTEXT_RANKS = 16
 MAX_ATTENTION_RANKS = 64

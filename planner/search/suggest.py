@@ -1,28 +1,304 @@
 """The smallest changes that make a request fit or meet its target, each verified by a search."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import combinations
+from typing import NamedTuple
 
+from planner.catalog.devices import list_devices
+from planner.catalog.engines import get_engine
+from planner.cost.weights import ELEMENT_BITS
 from planner.errors import PlannerError
-from planner.search.changes import (
-    Change,
-    cheaper_methods,
-    fewer_bits,
-    fewer_limits,
-    fewer_pins,
-    is_no_better,
-    largest_option,
-    more_devices,
-    other_devices,
-    other_trainers,
-    pins_of,
-    placements,
-    several_others,
-    smaller_workloads,
-)
-from planner.specs.cluster import DeviceSpec
-from planner.specs.estimate import Estimate
+from planner.exports.format_support import OWN_METHODS
+from planner.search.placement import placed_strategy
+from planner.search.question import clusters_of, memory_of, questions
+from planner.search.space import formats
+from planner.specs.base import Dtype, JsonObject
+from planner.specs.cluster import ClusterSpec, DeviceSpec
+from planner.specs.estimate import Estimate, EstimateRequest
 from planner.specs.plan import PlanRequest, Purpose, Suggestion
 from planner.specs.strategy import Strategy
+from planner.specs.workload import GenerateWorkload, ServeWorkload, TrainWorkload, Workload
+from planner.workload.resolve import resolve_cluster, resolve_device
+
+# Changes to a request that may make it feasible, each kind with its smallest step first.
+#
+# Kinds are ordered by their cost to the user: unpin the layout, offload data, use fewer bits, use
+# a cheaper method, reduce the workload, add devices, replace the device, use several of another
+# device, and drop a limit.
+
+
+MAX_HALVINGS = 6
+MAX_DOUBLINGS = 4
+SERVER_DEVICES = 8  # a server holds up to eight devices
+MAX_FREED_TOGETHER = 4  # up to this many pins are freed in every combination
+CACHE_FORMATS: tuple[Dtype, ...] = ("fp8", "int8")
+OFFLOADING_TRAINER = "deepspeed"
+FORMATS = frozenset({"weight_dtype", "activation_dtype", "kv_cache_dtype", "quantization"})
+# Largest number of full servers of another device, when no single change helps.
+MOST_SERVERS = 128
+FABRIC_BYTES_PER_SECOND = 1e11  # minimum bandwidth of a link faster than PCI Express
+
+
+class Change(NamedTuple):
+    """One change of a request: its title and the request fields that it replaces."""
+
+    title: str
+    changes: JsonObject
+
+
+def fewer_pins(request: PlanRequest) -> Iterator[Change]:
+    """Yield each set of layout pins to free, smallest sets first, then sets with formats.
+
+    With more than four pins, yield only single pins and all pins together.
+    """
+    pinned = pins_of(request)
+    names = sorted(pinned, key=lambda name: name in FORMATS)
+    sizes: Sequence[int] = range(1, len(names) + 1)
+    if len(names) > MAX_FREED_TOGETHER:
+        sizes = (1, len(names))
+    for size in sizes:
+        for freed in combinations(names, size):
+            if not FORMATS.issuperset(freed):
+                yield _unpinned(pinned, freed)
+
+
+def _unpinned(pinned: JsonObject, freed: Sequence[str]) -> Change:
+    rest = {name: value for name, value in pinned.items() if name not in freed}
+    freed_names = [name.replace("_", " ") for name in freed]
+    return Change(
+        f"{_joined_words(freed_names)} not pinned", {"pins": Strategy.model_validate(rest)}
+    )
+
+
+def pins_of(request: PlanRequest) -> JsonObject:
+    """Return the pinned strategy fields of a request."""
+    return {name: value for name, value in request.pins if value is not None}
+
+
+def _joined_words(words: Sequence[str]) -> str:
+    *before, last = words
+    return f"{', '.join(before)} and {last}" if before else last
+
+
+def fewer_bits(request: PlanRequest) -> Iterator[Change]:
+    """Yield narrower formats for the pinned ones, widest first, then the formats unpinned.
+
+    An 8-bit cache comes before narrower weights.
+    """
+    pinned = pins_of(request)
+    cache: Dtype | None = pinned.get("kv_cache_dtype")
+    for narrower in CACHE_FORMATS if cache else ():
+        if ELEMENT_BITS[narrower] < ELEMENT_BITS[cache or narrower]:
+            pins = {**pinned, "kv_cache_dtype": narrower}
+            yield Change(f"KV cache in {narrower}", {"pins": Strategy.model_validate(pins)})
+    if pinned.get("weight_dtype") and not pinned.get("quantization"):
+        yield from _narrower_weights(request, pinned)
+    freed = [name for name in pinned if name in FORMATS]
+    if freed:
+        yield _unpinned(pinned, freed)
+
+
+def _narrower_weights(request: PlanRequest, pinned: JsonObject) -> Iterator[Change]:
+    offered = {pair for question in questions(request) for pair in formats(question)}
+    for weight, activation in sorted(offered, key=lambda pair: (-ELEMENT_BITS[pair[0]], pair)):
+        if ELEMENT_BITS[weight] < ELEMENT_BITS[pinned["weight_dtype"]]:
+            pins = {**pinned, "weight_dtype": weight, "activation_dtype": activation}
+            yield Change(f"weights in {weight}", {"pins": Strategy.model_validate(pins)})
+
+
+def placements(request: PlanRequest) -> Iterator[Change]:
+    """Yield the best placement over device, host memory and disk for a batch that does not fit."""
+    if not isinstance(request.workload, GenerateWorkload) or request.pins.offload:
+        return
+    for cluster in clusters_of(request):
+        estimate_request = EstimateRequest(
+            model=request.model,
+            cluster=cluster,
+            workload=request.workload,
+            strategy=request.pins,
+            engine=request.engine,
+            host_calibration=request.host_calibration,
+        )
+        placed = placed_strategy(estimate_request)
+        if placed is not None:
+            title = "weights and cache placed over host memory and disk"
+            yield Change(title, {"pins": placed})
+
+
+def other_trainers(request: PlanRequest) -> Iterator[Change]:
+    """Yield DeepSpeed, to which plans are exported and which offloads more than a runner."""
+    workload = request.workload
+    if not isinstance(workload, TrainWorkload) or workload.method in OWN_METHODS:
+        return
+    kinds = {resolve_device(resolve_cluster(each).device).kind for each in clusters_of(request)}
+    if kinds == {"gpu"} and get_engine(request.engine, "gpu").role == "runner":
+        title = "DeepSpeed with offload to host memory, exported to run outside Slipway"
+        yield Change(title, {"engine": OFFLOADING_TRAINER})
+
+
+def cheaper_methods(request: PlanRequest) -> Iterator[Change]:
+    """Yield optimisers, then methods, that need less memory in addition to the weights."""
+    workload = request.workload
+    if not isinstance(workload, TrainWorkload) or workload.method not in {"full", "pretrain"}:
+        return
+    for optimizer in ("adamw_8bit", "adafactor"):
+        if workload.optimizer != optimizer:
+            changed = workload.model_copy(update={"optimizer": optimizer})
+            yield Change(f"optimiser {optimizer}", {"workload": changed})
+    # Adapters need pretrained weights.
+    methods = ("lora", "lomo", "qlora") if workload.method == "full" else ("adalomo",)
+    for method in methods:
+        changed = workload.model_copy(update={"method": method, "optimizer": None})
+        yield Change(f"method {method}", {"workload": changed})
+
+
+def smaller_workloads(request: PlanRequest) -> Iterator[list[Change]]:
+    """Yield successive halvings of each workload size, the largest first."""
+    workload = request.workload
+    names: dict[type, tuple[str, ...]] = {
+        ServeWorkload: ("concurrency", "input_tokens"),
+        GenerateWorkload: ("batch_size", "input_tokens"),
+        TrainWorkload: ("sequence_length",),
+    }
+    for name in names.get(type(workload), ()):
+        sizes = [(getattr(workload, name) or 1) >> step for step in range(1, MAX_HALVINGS + 1)]
+        yield [
+            Change(
+                f"{name.replace('_', ' ')} {size}", {"workload": _with_field(workload, name, size)}
+            )
+            for size in sizes
+            if size
+        ]
+
+
+def _with_field(workload: Workload, name: str, value: object) -> Workload:
+    return workload.model_copy(update={name: value})
+
+
+def fewer_limits(request: PlanRequest) -> Iterator[Change]:
+    """Yield the request without each of its limits in turn."""
+    for name in request.constraints:
+        rest = {key: bound for key, bound in request.constraints.items() if key != name}
+        yield Change(f"no limit on {name.replace('_', ' ')}", {"constraints": rest})
+
+
+# Hardware
+
+
+def largest_option(request: PlanRequest) -> ClusterSpec:
+    """Return the request's cluster, or the hardware option with the most memory.
+
+    A rented instance is expanded to its devices, because a changed device or count is no longer
+    that offer.
+    """
+    return max(map(_without_instance, clusters_of(request)), key=memory_of)
+
+
+def _without_instance(cluster: ClusterSpec) -> ClusterSpec:
+    if cluster.instance is None:
+        return cluster
+    rented = resolve_cluster(cluster)
+    device = resolve_device(rented.device).id
+    return rented.model_copy(update={"device": device, "instance": None})
+
+
+def _replaced_hardware(request: PlanRequest, cluster: ClusterSpec) -> JsonObject:
+    """Return the change that replaces all hardware options by one cluster."""
+    return {"cluster": cluster, **({"hardware_options": ()} if request.hardware_options else {})}
+
+
+def more_devices(request: PlanRequest) -> Iterator[Change]:
+    """Yield more of the same device, fewest first; CPUs are not multiplied."""
+    cluster = largest_option(request)
+    if resolve_device(cluster.device).kind == "cpu":
+        return
+    for inside, nodes in larger_sizes(cluster.devices_per_node, cluster.nodes):
+        larger = cluster.model_copy(update={"devices_per_node": inside, "nodes": nodes})
+        title = f"{larger.num_devices} devices instead of {cluster.num_devices}"
+        yield Change(title, _replaced_hardware(request, larger))
+
+
+def larger_sizes(inside: int, nodes: int) -> list[tuple[int, int]]:
+    """Return larger (devices per server, servers) pairs, fewest devices first, up to 16 times.
+
+    A server is filled first. Full servers, and servers whose size does not divide a full one, are
+    multiplied by doubling.
+
+    >>> larger_sizes(6, 1)[:5]
+    [(8, 1), (6, 2), (8, 2), (6, 4), (8, 4)]
+    """
+    full = max(SERVER_DEVICES, inside)
+    max_devices = inside * nodes * 2**MAX_DOUBLINGS
+    doubled = [inside * 2**step for step in range(1, MAX_DOUBLINGS) if inside * 2**step < full]
+    servers = {full} if inside * 2 <= full else {full, inside}
+    sizes = {(each, nodes) for each in (*doubled, full)}
+    sizes |= {(each, nodes * 2**step) for each in servers for step in range(1, MAX_DOUBLINGS + 1)}
+    larger = (size for size in sizes if inside * nodes < size[0] * size[1] <= max_devices)
+    return sorted(larger, key=lambda size: (size[0] * size[1], size[1]))
+
+
+def other_devices(request: PlanRequest) -> list[tuple[DeviceSpec, Change]]:
+    """Return each other GPU in the same number, cheapest first, unpriced ones last."""
+    cluster = largest_option(request)
+    current = resolve_device(cluster.device)
+    changes = []
+    for device in sorted(_gpus(), key=_price_order):
+        if device.id == current.id or is_no_better(device, current):
+            continue
+        changed = cluster.model_copy(update={"device": device.id})
+        title = f"{device.name} instead of {current.name or current.id}"
+        changes.append((device, Change(title, _replaced_hardware(request, changed))))
+    return changes
+
+
+def several_others(request: PlanRequest) -> Iterator[tuple[DeviceSpec, list[Change]]]:
+    """Yield each priced GPU with a fast server fabric, in growing numbers."""
+    current = resolve_device(largest_option(request).device)
+    for device in sorted(_gpus(), key=_price_order):
+        link = device.intra_node_bandwidth_bytes_per_second or 0.0
+        if device.price_usd_per_hour is None or link < FABRIC_BYTES_PER_SECOND:
+            continue
+        sizes = [(2**step, 1) for step in range(SERVER_DEVICES.bit_length())]
+        sizes += [(SERVER_DEVICES, 2**step) for step in range(1, MOST_SERVERS.bit_length())]
+        named = current.name or current.id
+        yield (
+            device,
+            [
+                Change(
+                    f"{inside * nodes} \N{MULTIPLICATION SIGN} {device.name} instead of {named}",
+                    _replaced_hardware(
+                        request,
+                        ClusterSpec(device=device.id, devices_per_node=inside, nodes=nodes),
+                    ),
+                )
+                for inside, nodes in sizes
+            ],
+        )
+
+
+def _gpus() -> list[DeviceSpec]:
+    return [each for each in list_devices() if each.kind == "gpu" and each.peak_flops_per_second]
+
+
+def _price_order(device: DeviceSpec) -> tuple[bool, float, int, str]:
+    price = device.price_usd_per_hour
+    return price is None, price or 0.0, device.memory_bytes, device.id
+
+
+def is_no_better(device: DeviceSpec, than: DeviceSpec) -> bool:
+    """Return whether a device has at most the memory, bandwidths and peaks of another one."""
+    link = device.intra_node_bandwidth_bytes_per_second or 0
+    return (
+        device.kind == than.kind
+        and device.memory_bytes <= than.memory_bytes
+        and device.memory_bandwidth_bytes_per_second <= than.memory_bandwidth_bytes_per_second
+        and link <= (than.intra_node_bandwidth_bytes_per_second or 0)
+        and all(
+            peak <= than.peak_flops_per_second.get(dtype, 0)
+            for dtype, peak in device.peak_flops_per_second.items()
+        )
+    )
+
 
 MAX_SUGGESTIONS = 6
 MOST_HOST_BYTES = 2 * 10**12  # of one server: NVIDIA DGX H100 and H200 data sheets

@@ -1,5 +1,7 @@
-"""Base classes of all specs: frozen, no unknown fields, JSON names equal to field names."""
+"""Base classes of all specs, and other tools' names for choices of a request."""
 
+import re
+from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -43,3 +45,265 @@ class SparseSpec(Spec):
     @model_serializer(mode="wrap")
     def _drop_absent(self, handler: SerializerFunctionWrapHandler) -> JsonObject:
         return {key: value for key, value in handler(self).items() if value is not None}
+
+
+# Other tools' names for choices of a request, mapped to the planner's names.
+
+
+DTYPES: dict[str, str] = {
+    "float32": "fp32",
+    "float": "fp32",
+    "float16": "fp16",
+    "half": "fp16",
+    "bfloat16": "bf16",
+    "float8": "fp8",
+    "fp8_e4m3": "fp8",
+    "fp8_e5m2": "fp8",
+    "float8_e4m3fn": "fp8",
+    "float8_e5m2": "fp8",
+    "mxfp8": "fp8",  # plus block scales: 1/32
+}
+OPTIMIZERS: dict[str, str] = {
+    **dict.fromkeys(
+        (
+            "adam",
+            "adamw_torch",
+            "adamw_torch_fused",
+            "adamw_hf",
+            "adamw_apex_fused",
+            "fused_adam",
+            "fused_adamw",
+            "decoupled_adamw",
+            "distributed_adam",
+            "distributed_fused_adam",
+        ),
+        "adamw",
+    ),
+    **dict.fromkeys(
+        ("adam_8bit", "adam8bit", "adamw8bit", "adamw_bnb_8bit", "8bit_adam", "8bit_adamw"),
+        "adamw_8bit",
+    ),
+    "lion_32bit": "lion",
+    "momentum": "sgd",
+}
+ATTENTION: dict[str, str] = {
+    **dict.fromkeys(
+        (
+            "sdpa",
+            "xformers",
+            "flash2",
+            "flash_attention",
+            "flash_attention1",
+            "flash_attention2",
+            "flash_attention_2",
+            "flash_attention_3",
+            "flash_attn",
+            "flash_attn_2",
+        ),
+        "flash",
+    ),
+    **dict.fromkeys(("math", "naive", "standard"), "eager"),
+    **dict.fromkeys(("flex_attention", "flexattention"), "flex"),
+}
+SCHEDULES: dict[str, str] = {
+    "interleaved_1f1b": "interleaved",
+    "1f1b_interleaved": "interleaved",
+    "interleaved1f1b": "interleaved",
+    "zb": "zero_bubble",
+    "zb_h1": "zero_bubble",
+    "zbh1": "zero_bubble",
+}
+RECOMPUTATION: dict[str, str] = {
+    "true": "full",
+    "uniform": "full",
+    "block": "full",
+    "false": "none",
+    "off": "none",
+    "attention": "selective",
+}
+
+
+# Flags of serving engines for their share of the device's memory; each keeps its own meaning.
+MEMORY_SHARES = (
+    "gpu_memory_utilisation",
+    "mem_fraction_static",
+    "free_gpu_memory_fraction",
+    "kv_cache_free_gpu_memory_fraction",
+    "kv_cache_free_gpu_mem_fraction",
+    "cache_max_entry_count",
+)
+
+
+def read_memory_share(strategy: object) -> object:
+    """Return a strategy with an engine's flag for its share of memory under the common name.
+
+    >>> read_memory_share({"mem-fraction-static": 0.85})
+    {'gpu_memory_utilization': 0.85}
+    """
+    if not isinstance(strategy, dict):
+        return strategy
+    slugs = {name: str(name).lstrip("-").replace("-", "_").lower() for name in strategy}
+    own = "gpu_memory_utilization"
+    found = [name for name, slug in slugs.items() if slug == own or slug in MEMORY_SHARES]
+    if len(found) != 1:
+        return strategy
+    return {own if name == found[0] else name: value for name, value in strategy.items()}
+
+
+def spelled(choices: Iterable[str], others: Mapping[str, str]) -> Callable[[object], object]:
+    """Return a parser for other tools' names; unknown names pass unchanged.
+
+    >>> spelled(("bf16", "fp8"), DTYPES)("BFloat16")
+    'bf16'
+    """
+    own = frozenset(choices)
+
+    def read(value: object) -> object:
+        if not isinstance(value, str | bool):
+            return value
+        slug = re.sub(r"[^a-z0-9]+", "_", str(value).lower()).strip("_")
+        return slug if slug in own else others.get(slug, value)
+
+    return read
+
+
+PLAIN = re.compile(r"(fp32|tf32|fp16|bf16|fp8|int8|int4|nf4|mxfp4|nvfp4|ternary)")
+# Dtypes that are also names of quantisations, and are read as quantisations.
+BOTH = frozenset({"nf4", "fp8", "nvfp4"})
+GGUF = re.compile(r"(?:gguf[ :_-]*)?(i?q\d_\w+)")
+BOTH_SIDES = re.compile(r"w\d+a\d+")
+REMARK = re.compile(r"\([^()]*\b(?:default|assumed)\b[^()]*\)")
+GROUP_SIZE = re.compile(r"\bgroup(?:[ _-]?size)?[ _-]*(\d+)")
+BETWEEN = re.compile(r"[^a-z0-9#.]+")
+GROUP = re.compile(r"gs?(\d+)")
+BITS = re.compile(r"(?:int|uint|w|fp|nf)?(\d+(?:\.\d+)?)(?:bits?|bpw)?")
+SAME = {"smoothquant": "w8a8", "llm.int8": "w8a16", "llm.int8()": "w8a16", "none": None}
+# The plugin's 4-bit formats without double quantisation, which "-dq" adds.
+SAME |= {"bnb.nf4": "bnb.nf4", "bnb.fp4": "bnb.nf4"}
+METHODS = {
+    "gptq": "gptq",
+    "gptqv2": "gptq",
+    "awq": "awq",
+    "autoawq": "awq",
+    "bnb": "bnb",
+    "bitsandbytes": "bnb",
+    "exl2": "exl2",
+    "exl3": "exl3",
+    "exllamav2": "exl2",
+    "aqlm": "aqlm",
+    "quip": "quip",
+    "quip#": "quip",
+    "vptq": "vptq",
+    "spqr": "spqr",
+    "hqq": "hqq",
+    "higgs": "higgs",
+}
+# Words that do not affect the size of the weights.
+MUTE = frozenset(
+    {"act", "actorder", "order", "desc", "sym", "asym", "dq", "double", "quant", "marlin"}
+    | {"bit", "bits", "bpw", "weight", "only", "g", "torchao", "quanto", "dynamic"}
+)
+# Methods with a 16-bit scale and a zero point per group.
+GROUPED = frozenset({"gptq", "awq"})
+SCALE_BITS = 16.0
+DTYPE_BY_BITS = {"4": "int4", "8": "int8"}
+
+
+def read_quantization(text: str) -> JsonObject:
+    """Return the strategy fields that a weight-format name stands for.
+
+    A name that is not fully recognised is returned unchanged and rejected later by name.
+
+    >>> read_quantization("gptq-int4 g128 act-order")
+    {'quantization': 'gptq', 'weight_dtype': 'int4', 'group_size': 128}
+    >>> read_quantization("exl2 4.25 bpw"), read_quantization("Q4_K_M")
+    ({'quantization': 'exl2:4.25'}, {'quantization': 'gguf:q4_k_m'})
+    """
+    name = REMARK.sub("", text.lower()).strip()
+    if name in SAME:
+        return {"quantization": SAME[name]}
+    packed = GGUF.fullmatch(name)
+    if packed:
+        return {"quantization": f"gguf:{packed[1]}"}
+    if PLAIN.fullmatch(name) and name not in BOTH:
+        return {"weight_dtype": name}
+    if not name or ":" in name or name in BOTH:
+        return {"quantization": name or None}
+    if PLAIN.fullmatch(name.removeprefix("kv-")) and name.startswith("kv-"):
+        return {"kv_cache_dtype": name[3:]}
+    words = BETWEEN.split(GROUP_SIZE.sub(r"g\1", name.replace("bnb.", "bnb ")))
+    return _fields_from_words([word for word in words if word not in MUTE | {""}]) or {
+        "quantization": text
+    }
+
+
+def _fields_from_words(words: list[str]) -> JsonObject:
+    """Return the fields for the words of a name; empty if a word is unknown."""
+    methods = [METHODS[word] for word in words if word in METHODS]
+    groups = [match[1] for word in words if (match := GROUP.fullmatch(word))]
+    unmatched = [w for w in words if w not in METHODS and not GROUP.fullmatch(w)]
+    if len(unmatched) > 1 or len(methods) > 1 or len(groups) > 1:
+        return {}
+    bits = BITS.fullmatch(unmatched[0]) if unmatched else None
+    if unmatched and bits is None:
+        return {}
+    size: JsonObject = {"group_size": int(groups[0])} if groups else {}
+    if methods:
+        return _fields_from_method(methods[0], bits[1] if bits else None, size)
+    return (
+        {"weight_dtype": unmatched[0], **size}
+        if unmatched and PLAIN.fullmatch(unmatched[0])
+        else {}
+    )
+
+
+def _fields_from_method(method: str, bits: str | None, size: JsonObject) -> JsonObject:
+    """Return the fields of a method with the bits and group size of its name."""
+    if method == "bnb":
+        nf4_fields = {"quantization": "nf4", "weight_dtype": "nf4"}
+        return {"weight_dtype": "int8"} if bits == "8" else nf4_fields
+    if method not in GROUPED:
+        return {"quantization": f"{method}:{bits}"} if bits else {}
+    if bits is None or bits in DTYPE_BY_BITS:
+        dtype = {"weight_dtype": DTYPE_BY_BITS[bits]} if bits else {}
+        return {"quantization": method, **dtype, **size}
+    return {"quantization": grouped_format(method, float(bits), size.get("group_size"))}
+
+
+def grouped_format(
+    method: str, bits: float, group: int | None, zero_bits: float | None = None
+) -> str:
+    """Return the name of a format including the scale and zero-point bits of each group.
+
+    A zero point has as many bits as a weight unless ``zero_bits`` says otherwise.
+
+    >>> grouped_format("gptq", 3, 128)
+    'gptq:3.14844'
+    """
+    zero_bits = bits if zero_bits is None else zero_bits
+    metadata = (SCALE_BITS + zero_bits) / group if group and group > 0 else 0.0
+    return f"{method}:{bits + metadata:g}"
+
+
+def read_formats(strategy: object) -> object:
+    """Return a strategy with weight-format names resolved; explicit fields take precedence."""
+    if not isinstance(strategy, dict):
+        return strategy
+    fields: JsonObject = {name: value for name, value in strategy.items() if value is not None}
+    weight_dtype = fields.get("weight_dtype")
+    if isinstance(weight_dtype, str) and "quantization" not in fields and _is_format(weight_dtype):
+        fields["quantization"] = fields.pop("weight_dtype")
+    named = fields.pop("quantization", None)
+    resolved = read_quantization(named) if isinstance(named, str) else {"quantization": named}
+    return {**({} if resolved == {"quantization": None} else resolved), **fields}
+
+
+def _is_format(name: str) -> bool:
+    """Return whether a dtype field holds the name of a format that is not a dtype."""
+    slug = re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
+    if PLAIN.fullmatch(slug) or slug in DTYPES:
+        return False
+    is_recognised = read_quantization(name) != {"quantization": name}
+    return (
+        is_recognised or ":" in name or name in METHODS or BOTH_SIDES.fullmatch(slug) is not None
+    )

@@ -2,14 +2,47 @@
 
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from planner.specs.base import OperatorClass, SparseSpec
-from planner.specs.calibration import HostCalibration
 from planner.specs.cluster import ClusterSpec
 from planner.specs.model import ModelSpec
 from planner.specs.strategy import Strategy
 from planner.specs.workload import Workload
+
+# Predicted and measured figures, and the calibration factors computed from them.
+
+
+class Measurement(SparseSpec):
+    """One figure that a job measured, with the figure that the plan predicted."""
+
+    metric: str
+    predicted: PositiveFloat
+    measured: PositiveFloat
+    operator_class: OperatorClass
+    host: str
+    measured_at: str | None = None
+    job: str | None = None
+
+
+class CalibrationFactor(SparseSpec):
+    """A multiplier for the times of one operator class, with its uncertainty.
+
+    ``spread`` is the standard deviation of the remaining log ratios after the factor is applied.
+    """
+
+    factor: PositiveFloat
+    n: PositiveInt
+    spread: NonNegativeFloat
+
+
+class HostCalibration(SparseSpec):
+    """One host's factors by operator class; ``digest`` identifies the inputs."""
+
+    host: str
+    factors: dict[OperatorClass, CalibrationFactor] = Field(default_factory=dict)
+    digest: str = ""
+
 
 Interval = tuple[float, float]
 ProvenanceKind = Literal["measured", "published", "modelled"]

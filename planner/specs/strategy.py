@@ -4,12 +4,14 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt, model_validator
 
-from planner.specs.base import Dtype, Ratio, SparseSpec
-from planner.specs.spellings import (
+from planner.specs.base import (
     ATTENTION,
     DTYPES,
     RECOMPUTATION,
     SCHEDULES,
+    Dtype,
+    Ratio,
+    SparseSpec,
     read_formats,
     read_memory_share,
     spelled,

@@ -11,8 +11,7 @@ from pydantic import (
     model_validator,
 )
 
-from planner.specs.base import Ratio, SparseSpec
-from planner.specs.spellings import OPTIMIZERS, spelled
+from planner.specs.base import OPTIMIZERS, Ratio, SparseSpec, spelled
 
 SHARE_ROUNDING = 1e-6
 TrainMethod = Literal["pretrain", "full", "lora", "qlora", "lomo", "adalomo", "qft", "alphatuning"]

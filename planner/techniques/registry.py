@@ -3,12 +3,10 @@
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 
-from planner.catalog.nearest import nearest_names
-from planner.catalog.reading import data_toml
+from planner.catalog.reading import data_toml, nearest_names
 from planner.errors import UnknownTechniqueError
 from planner.specs.strategy import Strategy
-from planner.techniques.case import Case
-from planner.techniques.technique import Technique
+from planner.techniques.technique import Case, Technique
 
 FILES = ("compression", "training", "parallel", "serving", "hardware")
 

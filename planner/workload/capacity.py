@@ -5,11 +5,22 @@ from functools import reduce
 from itertools import cycle
 from typing import NamedTuple, cast
 
-from planner.cost.columns import Flag, any_of, both, ceil, floor, maximum, minimum, negate, where
-from planner.cost.equation import Unrecorded
 from planner.cost.memory import MemoryUse
+from planner.cost.quantity import (
+    Flag,
+    Unrecorded,
+    any_of,
+    both,
+    ceil,
+    floor,
+    maximum,
+    minimum,
+    negate,
+    where,
+)
 from planner.cost.stages import Share
 from planner.specs.workload import ServeWorkload
+from planner.workload.generate import held_memory
 from planner.workload.inference_memory import (
     Load,
     stage_limits,
@@ -18,7 +29,6 @@ from planner.workload.inference_memory import (
     usable_bytes,
 )
 from planner.workload.setting import Setting
-from planner.workload.speculate import held_memory
 
 # Launch scripts of published sweeps fill 0.95 of a device if weights alone exceed TIGHT_RATIO
 # (InferenceX, benchmarks/single_node/fixed_seq_len/dsr1_fp8_b200.sh, 2026-08).

@@ -7,7 +7,7 @@ device and the rest in host memory; several devices can split the calibration te
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from planner.catalog.compression import factor_of, published_times
+from planner.catalog.engines import factor_of, published_times
 from planner.cost.activations import inference_elements
 from planner.cost.communication import transfer_seconds
 from planner.cost.compression import (
@@ -25,19 +25,17 @@ from planner.cost.compression import (
     tuning_seconds,
     written_bytes,
 )
-from planner.cost.compute import matmul_flops
-from planner.cost.dtypes import BITS_PER_BYTE, element_bytes, weight_bytes_per_element
-from planner.cost.equation import Ledger, Line
 from planner.cost.memory import MemoryUse, StageMemory
-from planner.cost.roofline import compute_seconds, memory_seconds
+from planner.cost.quantity import Ledger, Line
+from planner.cost.roofline import compute_seconds, matmul_flops, memory_seconds
+from planner.cost.weights import BITS_PER_BYTE, element_bytes, weight_bytes_per_element
 from planner.errors import BadRequestError, NotPossibleError
 from planner.specs.base import Dtype, OperatorClass
 from planner.specs.estimate import Performance
 from planner.specs.workload import CompressWorkload
 from planner.workload.inference_memory import usable_bytes
 from planner.workload.outcome import Outcome
-from planner.workload.peaks import peak_of
-from planner.workload.rates import Rates
+from planner.workload.rates import Rates, peak_of
 from planner.workload.setting import Setting
 
 GROUP = "compress"

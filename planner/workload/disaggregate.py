@@ -10,21 +10,20 @@ arXiv:2311.18677.
 from dataclasses import dataclass, replace
 
 from planner.cost.communication import transfer_seconds
-from planner.cost.equation import Ledger, Unrecorded, equation
 from planner.cost.memory import MemoryUse
-from planner.cost.quantity import Quantity
+from planner.cost.quantity import Ledger, Quantity, Unrecorded, equation
 from planner.cost.queueing import poisson_prompts_before, prompts_waited_for
 from planner.errors import BadRequestError, NotPossibleError
 from planner.specs.estimate import Performance
 from planner.specs.workload import ServeWorkload
 from planner.workload.capacity import load_of, max_concurrency
 from planner.workload.forward import PassCost
+from planner.workload.generate import Decoding, decoding, held_memory, prefilling
 from planner.workload.inference_memory import Load
 from planner.workload.operators import link_for
 from planner.workload.outcome import Outcome
 from planner.workload.serve import arrival_habits
 from planner.workload.setting import Setting
-from planner.workload.speculate import Decoding, decoding, held_memory, prefilling
 
 GROUP = "serving"
 DISTSERVE = "Zhong et al. 2024 (DistServe), arXiv:2401.09670"

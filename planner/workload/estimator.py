@@ -4,6 +4,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import cast
 
+from planner.catalog.devices import unified_memory
 from planner.catalog.engines import calibration_name, release_number
 from planner.catalog.quality import (
     combined_quality,
@@ -13,9 +14,7 @@ from planner.catalog.quality import (
     scheme_quality,
     weight_quality,
 )
-from planner.catalog.unified_memory import unified_memory
-from planner.cost.columns import Flag
-from planner.cost.equation import Ledger, Unrecorded
+from planner.cost.quantity import Flag, Ledger, Unrecorded
 from planner.errors import NotCoveredError
 from planner.specs.base import Dtype
 from planner.specs.estimate import Estimate, EstimateRequest, MemoryAnswer, Quality
@@ -32,16 +31,13 @@ from planner.workload.disaggregate import serve_disaggregated
 from planner.workload.expense import expense
 from planner.workload.generate import generate
 from planner.workload.heterogeneous_serving import generate_unlike, serve_unlike
-from planner.workload.intervals import Confidence, confidence_of, intervals_of
-from planner.workload.largest_step import default_requests
-from planner.workload.outcome import Outcome
+from planner.workload.inference_memory import default_requests
+from planner.workload.outcome import Confidence, Outcome, confidence_of, intervals_of
 from planner.workload.resolve import resolve
 from planner.workload.serve import fills_places, serve
 from planner.workload.setting import Setting
-from planner.workload.train import held_memory
-from planner.workload.training_run import train_run
-from planner.workload.under_load import under_load
-from planner.workload.unlike_load import under_unlike_load
+from planner.workload.train import held_memory, train_run
+from planner.workload.under_load import under_load, under_unlike_load
 
 GIB = 1024**3
 BILLION = 1e9

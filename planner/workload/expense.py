@@ -4,7 +4,6 @@ from dataclasses import dataclass, field
 from typing import TypeGuard
 
 from planner.catalog.reading import data_toml
-from planner.cost.columns import any_of, where
 from planner.cost.energy import (
     MILLION,
     drawn_watts,
@@ -14,7 +13,7 @@ from planner.cost.energy import (
     run_usd,
     usd_per_million_tokens,
 )
-from planner.cost.equation import Ledger, Line, Origin
+from planner.cost.quantity import Ledger, Line, Origin, any_of, where
 from planner.specs.estimate import Interval
 from planner.workload.outcome import Outcome
 from planner.workload.setting import Setting

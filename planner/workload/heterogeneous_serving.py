@@ -10,23 +10,30 @@ from functools import cached_property, reduce
 from typing import TypeVar, cast
 
 from planner.catalog.engines import get_engine
-from planner.cost.columns import Flag, both, is_column, largest, maximum, minimum
-from planner.cost.equation import Ledger, Unrecorded
 from planner.cost.memory import MemoryUse
-from planner.cost.replicas import mean_over_requests, rate_of_both, request_share
+from planner.cost.quantity import (
+    Flag,
+    Ledger,
+    Unrecorded,
+    both,
+    is_column,
+    largest,
+    maximum,
+    minimum,
+)
+from planner.cost.queueing import mean_over_requests, rate_of_both, request_share
 from planner.errors import NotCoveredError
 from planner.specs.estimate import Performance
 from planner.specs.workload import GenerateWorkload, ServeWorkload
 from planner.workload.capacity import max_concurrency
-from planner.workload.device_groups import ReplicaGroup, group_replicas, plain_layout
+from planner.workload.device_groups import ReplicaGroup, group_replicas, plain_layout, split_of
+from planner.workload.forward import aside
 from planner.workload.generate import batch_load, generate
 from planner.workload.inference_memory import inference_memory
 from planner.workload.outcome import Outcome, performance_of
 from planner.workload.resolve import on_device
 from planner.workload.serve import saturation_rate, serve
-from planner.workload.serving_split import split_of
 from planner.workload.setting import Setting
-from planner.workload.staged import aside
 
 GROUP = "serving"
 TITLES = {"ttft": "Time to first token", "tpot": "Time per output token"}

@@ -1,49 +1,228 @@
-"""Inference memory per device: weights, KV cache, working set and runtime overhead."""
+"""Inference memory per device: weights, KV cache, working set, graphs and runtime overhead."""
 
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import NamedTuple, cast
 
-from planner.catalog.unified_memory import unified_memory
+from planner.catalog.devices import unified_memory
 from planner.cost.activations import (
     FP32_BYTES,
+    captured_graph_bytes,
+    fused_experts_elements,
     inference_activation_bytes,
     inference_elements,
     rotary_table_bytes,
     score_bytes,
+    split_workspace_bytes,
 )
-from planner.cost.columns import any_of, is_column, maximum, minimum, where
-from planner.cost.dtypes import WIDE, element_bytes
-from planner.cost.equation import Ledger, Unrecorded
-from planner.cost.kv_cache import cache_bytes, layer_tokens
-from planner.cost.layers import PerGroup
-from planner.cost.memory import MemoryUse, StageMemory, fullest_of
-from planner.cost.page_pools import (
+from planner.cost.kv_cache import (
     block_bytes,
+    cache_bytes,
+    layer_tokens,
     page_pool,
     pooled_cache_bytes,
     step_tokens_outside_window,
 )
+from planner.cost.memory import MemoryUse, StageMemory, fullest_of
+from planner.cost.quantity import (
+    Ledger,
+    PerGroup,
+    Quantity,
+    Unrecorded,
+    any_of,
+    ceil,
+    is_column,
+    largest,
+    maximum,
+    minimum,
+    where,
+)
 from planner.cost.stages import Share
-from planner.cost.weight_formats import WeightFormat
 from planner.cost.weights import (
+    WIDE,
+    WeightFormat,
+    element_bytes,
     key_value_share,
     linear_bytes,
     linear_parameters_per_rank,
     weight_bytes,
 )
+from planner.specs.model import AttentionLayers, ModelSpec
 from planner.specs.workload import GenerateWorkload, ServeWorkload
-from planner.workload.graphs import graph_bytes, graph_bytes_outside_budget
-from planner.workload.largest_step import largest_step
-from planner.workload.offloaded_memory import (
+from planner.workload.offloading import (
     DISK,
     HOST,
     double_buffer,
     offloaded_bytes,
+    offloaded_cache_share,
+    offloaded_weight_share,
     waiting_bytes,
 )
-from planner.workload.offloading import offloaded_cache_share, offloaded_weight_share
 from planner.workload.setting import Setting
-from planner.workload.workspaces import attention_workspace
+
+# The workspace of SGLang's attention kernels on AMD, sized by the cache that it serves.
+#
+# Source: sgl-project/sglang, python/sglang/srt/layers/attention/aiter_backend.py (AITER, the
+# default on CDNA 3 and 4) and model_executor/model_runner.py: requests are 512 times the contexts
+# that the cache holds, 2,048 to 4,096 of them. Latents and sliding windows take other kernels.
+# Pull request 18263 of sglang measured 51.75 GiB.
+
+
+LONGER = 4  # default longest request, as a multiple of the typical one
+REQUESTS_PER_CONTEXT, FEWEST, MOST = 512, 2048.0, 4096.0
+AITER_CHIPS = "mi3"  # CDNA 3 and 4
+
+
+def longest_request(model: ModelSpec, workload: ServeWorkload) -> int:
+    """Return the context that the engine is started with: the stated one, or a multiple."""
+    typical = workload.input_tokens + workload.output_tokens
+    return workload.max_request_tokens or min(LONGER * typical, model.max_position_embeddings)
+
+
+def attention_workspace(
+    setting: Setting, ledger: Ledger, free_bytes: Quantity, bytes_per_token: Quantity
+) -> float:
+    """Return the bytes of the split workspace, which shares ``free_bytes`` with the cache."""
+    size, workload, model = setting.engine.attention_partition, setting.workload, setting.model
+    if not size or not isinstance(workload, ServeWorkload):
+        return 0.0
+    if not setting.device.id.startswith(AITER_CHIPS) or not _is_split(model):
+        return 0.0
+    context = longest_request(model, workload)
+    requests_per_token = REQUESTS_PER_CONTEXT / context
+    heads = model.num_attention_heads / setting.layout.tensor
+    partitions = float(-(-context // size))
+    each = split_workspace_bytes(
+        num_requests=1.0, num_heads=heads, num_partitions=partitions, head_dim=model.head_dim
+    )
+    tokens = maximum(0.0, free_bytes) / (bytes_per_token + requests_per_token * each)
+    requests = minimum(MOST, maximum(FEWEST, requests_per_token * tokens))
+    if workload.concurrency is not None:
+        ranks = setting.layout.data * setting.layout.attention_data
+        requests = minimum(requests, maximum(1.0, workload.concurrency / ranks))
+    return ledger.term(
+        split_workspace_bytes,
+        setting.line("memory", "Attention workspace", key="buffers"),
+        num_requests=requests,
+        num_heads=heads,
+        num_partitions=partitions,
+        head_dim=model.head_dim,
+    )
+
+
+def _is_split(model: ModelSpec) -> bool:
+    """Return whether decode attention is split over partitions of the context."""
+    groups = [g for g in model.layers_by_attention if isinstance(g, AttentionLayers)]
+    return bool(groups) and not any(group.window for group in groups)
+
+
+# The step whose memory an engine sets aside: the current one, or the largest it may run.
+
+
+GIB = 1024**3
+# vLLM, vllm/engine/arg_utils.py (get_batch_defaults).
+LARGE_MEMORY_BYTES, SMALL_STEP_CHIPS = 70 * GIB, frozenset({"a100"})
+
+
+class Step(NamedTuple):
+    """The sizes of a step: tokens, sampled tokens, logits of a sampled token."""
+
+    tokens: float
+    sampled: float
+    vocabulary: float
+    bytes_per_logit: float
+    experts_elements: float = 0.0
+
+
+def largest_step(setting: Setting, tokens: float, sampled: float) -> Step:
+    """Return the step that memory is set aside for, at least one of these tokens.
+
+    An engine that profiles a start runs as many tokens and requests as it may take at once. Its
+    sampler has the whole vocabulary on each tensor rank.
+    """
+    model, layout, engine = setting.model, setting.layout, setting.engine
+    wide = setting.activation_element_bytes + FP32_BYTES
+    if not engine.reserves_largest_step:
+        return Step(tokens, sampled, model.vocab_size / layout.tensor, wide)
+    tokens = maximum(tokens, layout.batch_tokens)
+    return Step(
+        tokens,
+        maximum(sampled, minimum(tokens, reserved_requests(setting))),
+        model.vocab_size,
+        engine.bytes_per_logit or wide,
+        fused_experts_elements(model, layout.expert_group / layout.expert),
+    )
+
+
+def default_requests(setting: Setting) -> int:
+    """Return the most requests of a rank that the engine takes unless told otherwise."""
+    device = setting.device
+    is_large = device.memory_bytes >= LARGE_MEMORY_BYTES
+    is_large = is_large and device.id.split("-")[0] not in SMALL_STEP_CHIPS
+    return setting.engine.reserved_requests[is_large]
+
+
+def reserved_requests(setting: Setting) -> float:
+    """Return the most requests of a rank: as many as are stated, else the engine's default."""
+    workload, layout = setting.workload, setting.layout
+    default = float(default_requests(setting))
+    if isinstance(workload, ServeWorkload):
+        stated = workload.concurrency
+    else:
+        stated = getattr(workload, "batch_size", None)
+    if stated is None:
+        return default
+    return minimum(default, ceil(stated / (layout.data * layout.attention_data)))
+
+
+# CUDA graphs that an engine captures at its start, inside its share of memory or beside it.
+
+
+SMALL_SIZES, STEP, COARSE_STEP = 3, 8, 16
+# vllm/distributed/device_communicators/custom_all_reduce.py: not for more than two cards on PCIe.
+MOST_ON_PCIE = 2
+
+
+def graph_bytes(setting: Setting, ledger: Ledger, layers: Quantity) -> float:
+    """Return the bytes of the captured graphs of a stage's layers on one device."""
+    graphs, device = setting.engine.graphs, setting.device
+    if graphs is None or device.kind != "gpu" or not isinstance(setting.workload, ServeWorkload):
+        return 0.0
+    requests = reserved_requests(setting)
+    # Piecewise graphs reach twice the requests, those of decode steps the requests alone.
+    sizes = _sizes(minimum(2 * requests, graphs.most_tokens), graphs.coarse_from)
+    if graphs.modes > 1:
+        sizes = sizes + _sizes(minimum(requests, graphs.most_tokens), graphs.coarse_from)
+    each = graphs.bytes_per_layer
+    if graphs.collective_bytes_per_layer and (device.link or "PCIe").startswith("PCIe"):
+        by_nccl = setting.layout.tensor > MOST_ON_PCIE
+        each = where(by_nccl, graphs.collective_bytes_per_layer, each)
+    return ledger.term(
+        captured_graph_bytes,
+        setting.line("memory", "CUDA graphs", key="buffers"),
+        num_graphs=sizes,
+        num_layers=layers,
+        bytes_per_layer=each,
+    )
+
+
+def graph_bytes_outside_budget(setting: Setting) -> float:
+    """Return the bytes of the graphs of the largest stage that lie outside the share of memory."""
+    graphs = setting.engine.graphs
+    if graphs is None or graphs.in_budget:
+        return 0.0
+    layers = largest(stage.layers for stage in setting.shares)
+    return graph_bytes(setting, Unrecorded(), layers)
+
+
+def _sizes(most: Quantity, coarse_from: int) -> Quantity:
+    """Return the number of captured sizes up to ``most`` tokens.
+
+    >>> _sizes(256, 1024), _sizes(512, 1024), _sizes(512, 256)
+    (35.0, 67.0, 51.0)
+    """
+    fine, coarse = minimum(most, coarse_from), maximum(0.0, most - coarse_from)
+    return SMALL_SIZES + fine / STEP + coarse / COARSE_STEP
+
 
 GROUP = "memory"
 PCIE = "PCIe"

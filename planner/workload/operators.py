@@ -4,12 +4,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from planner.cost.columns import Flag, is_column, maximum, where
-from planner.cost.compute import matmul_flops
-from planner.cost.equation import Ledger, Line
-from planner.cost.layers import PerGroup
-from planner.cost.roofline import power_wait_seconds, roofline_seconds
-from planner.cost.sparsity import GEMM_SPEEDUP
+from planner.cost.quantity import Flag, Ledger, Line, PerGroup, is_column, maximum, where
+from planner.cost.roofline import matmul_flops, power_wait_seconds, roofline_seconds
+from planner.cost.weights import GEMM_SPEEDUP
 from planner.specs.base import OperatorClass
 from planner.workload.rates import Rates
 from planner.workload.setting import Setting

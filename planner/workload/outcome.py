@@ -1,11 +1,27 @@
-"""The result of costing a workload, before it becomes an estimate."""
+"""The result of costing a workload, and the interval around each of its figures."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from planner.cost.columns import is_column
+from planner.catalog.engines import spread_of
+from planner.cost.compression import RECIPES
 from planner.cost.memory import MemoryUse
-from planner.specs.estimate import Performance
+from planner.cost.quantity import is_column
+from planner.specs.estimate import (
+    CalibrationFactor,
+    ErrorClass,
+    Interval,
+    MemoryAnswer,
+    Performance,
+)
+from planner.specs.workload import (
+    CompressWorkload,
+    GenerateWorkload,
+    ServeWorkload,
+    TrainWorkload,
+)
+from planner.workload.setting import Setting
 
 BOUND_NAMES = ("compute", "memory_bandwidth", "communication", "overhead")
 
@@ -42,3 +58,200 @@ class Outcome:
         if not self.fits:
             return "memory_capacity"
         return max(BOUND_NAMES, key=lambda name: self.seconds_by_class.get(name, 0.0))
+
+
+# Uncertainty of an estimate: its error class and an 80 % interval around each figure.
+#
+# The widths of the two uncalibrated classes are the errors of comparable planners on measured
+# serving sweeps of models and devices outside their fit; the width of a calibrated host follows
+# from the residuals of its own measurements.
+
+
+MIN_MEASUREMENTS = 3
+Z_80 = 1.2816  # the 90 % quantile of the normal distribution bounds 80 % from both sides
+# Log spread of a time or a rate, and of memory, by class. On unseen pairs of model and device, the
+# error is about 20 % for mean TPOT, about 50 % for TTFT, whose queue no benchmark states, and
+# about 10 % for memory.
+TIME_SPREAD: dict[ErrorClass, float] = {
+    "datasheet only": 0.25,
+    "same family": 0.22,
+    "calibrated on this host": 0.05,
+}
+QUEUE_SPREAD = 0.90
+# Log spread of serving times between collections of benchmarks, beside that within one: other
+# people's prompts, releases and hosts. It is found on 21 published speeds of seven sources that no
+# factor was fitted to (planner/fitting/published_speeds.py).
+SOURCE_SPREAD = 0.34
+MEMORY_SPREAD: dict[ErrorClass, float] = {
+    "datasheet only": 0.10,
+    "same family": 0.07,
+    "calibrated on this host": 0.03,
+}
+GENERIC_WIDENING = 1.25
+Phases = Mapping[str, Mapping[str, float]]  # seconds of each operator class in each phase
+RATE_FIELDS = (
+    "tokens_per_second",
+    "output_tokens_per_second",
+    "prefill_tokens_per_second",
+    "decode_tokens_per_second",
+    "requests_per_second",
+    "ttft_seconds",
+    "tpot_seconds",
+    "latency_seconds",
+    "prefill_seconds",
+    "step_seconds",
+    "duration_seconds",
+    "mfu",
+)
+
+
+@dataclass(frozen=True)
+class Confidence:
+    """The error class of an estimate and the log spreads that follow from it."""
+
+    error_class: ErrorClass
+    time_spread: float
+    memory_spread: float
+    serving_spreads: Mapping[str, float] = field(default_factory=dict)
+
+    def interval(self, value: float, spread: float) -> Interval:
+        """Return the 80 % interval of a figure whose log error has this spread."""
+        reach = math.exp(Z_80 * spread)
+        return value / reach, value * reach
+
+
+def confidence_of(setting: Setting, phases: Phases | None = None) -> Confidence:
+    """Return the confidence of an estimate of this setting, whose phases took these seconds."""
+    factors = _measured_factors(setting, phases or {})
+    error_class = _error_class(setting, factors)
+    widening = GENERIC_WIDENING if setting.engine.is_generic else 1.0
+    of_this_host = _is_of_this_host(factors)
+    residual = _residual(factors) if error_class == "calibrated on this host" else 0.0
+    elsewhere = 0.0 if of_this_host else SOURCE_SPREAD
+    if not isinstance(setting.workload, ServeWorkload):
+        elsewhere = 0.0  # the errors of other workloads are those of unseen sources already
+    times = math.hypot(_time_spread(setting, error_class), residual, elsewhere)
+    return Confidence(
+        error_class=error_class,
+        time_spread=times * widening,
+        memory_spread=_memory_spread(setting, error_class) * widening,
+        serving_spreads={} if of_this_host else _serving_spreads(setting, widening),
+    )
+
+
+def _serving_spreads(setting: Setting, widening: float) -> dict[str, float]:
+    """Return the log spreads of TTFT and TPOT: errors held out in sweeps, and between sources.
+
+    They are the engine's errors: measured rates of the device do not change them.
+    """
+    engine = setting.engine
+    spreads_by_time = {"tpot_seconds": engine.tpot_spreads, "ttft_seconds": engine.ttft_spreads}
+    error_class = "same family" if setting.pair in engine.fitted_groups else "datasheet only"
+    key = f"{error_class}, sparse" if setting.model.is_moe else error_class
+    return {
+        name: math.hypot(spreads.get(key, spreads[error_class]), SOURCE_SPREAD) * widening
+        for name, spreads in spreads_by_time.items()
+        if error_class in spreads
+    }
+
+
+def _measured_factors(setting: Setting, phases: Phases) -> list[CalibrationFactor | None]:
+    """Return the host's factor of the operators that take most of each phase, None if unmeasured.
+
+    What a job measures of a phase is attributed to these operators; a factor of others says
+    nothing about the estimate's error.
+    """
+    host = setting.host_calibration
+    measured = {str(name): factor for name, factor in host.factors.items()} if host else {}
+    uncalibrated = [
+        {
+            name: value / (measured[name].factor if name in measured else 1.0)
+            for name, value in seconds.items()
+        }
+        for seconds in phases.values()
+        if any(seconds.values())
+    ]
+    return [measured.get(max(seconds, key=seconds.__getitem__)) for seconds in uncalibrated]
+
+
+def _is_of_this_host(factors: Sequence[CalibrationFactor | None]) -> bool:
+    """Return whether every phase follows from enough measurements of the host itself."""
+    counts = [factor.n if factor else 0 for factor in factors]
+    return bool(counts) and min(counts) >= MIN_MEASUREMENTS
+
+
+def _time_spread(setting: Setting, error_class: ErrorClass) -> float:
+    """Return the log spread of times: the engine's held-out error, or the class default."""
+    workload = setting.workload
+    training = isinstance(workload, TrainWorkload)
+    if isinstance(workload, CompressWorkload) and not setting.is_measured:
+        return spread_of(RECIPES[workload.method].alike)
+    if training and setting.engine.step_spreads:
+        in_fit = setting.device.architecture in setting.engine.trained_on
+        return _held_out_spread(setting.engine.step_spreads, seen=in_fit)
+    if not training and setting.engine.stream_spread is not None and not setting.is_measured:
+        return setting.engine.stream_spread
+    return TIME_SPREAD[error_class]
+
+
+def _held_out_spread(spreads: Mapping[str, float], *, seen: bool) -> float:
+    """Return the held-out error for an architecture in the fit, or for one outside it."""
+    unseen = spreads["datasheet only"]
+    return spreads.get("same family", unseen) if seen else unseen
+
+
+def _memory_spread(setting: Setting, error_class: ErrorClass) -> float:
+    """Return the log spread of peak memory: held-out error, or the class default."""
+    training = isinstance(setting.workload, TrainWorkload)
+    fitted = setting.engine.memory_spreads if training else setting.engine.generation_spreads
+    if fitted and (training or isinstance(setting.workload, GenerateWorkload)):
+        return _held_out_spread(fitted, seen=True)
+    return MEMORY_SPREAD[error_class]
+
+
+def _error_class(setting: Setting, factors: Sequence[CalibrationFactor | None]) -> ErrorClass:
+    counts = [factor.n for factor in factors if factor]
+    if counts and max(counts) >= MIN_MEASUREMENTS:
+        return "calibrated on this host"
+    if counts or setting.is_measured or setting.pair in setting.engine.fitted_groups:
+        return "same family"
+    return "datasheet only"
+
+
+def _residual(factors: Sequence[CalibrationFactor | None]) -> float:
+    """Return the root mean square of the residuals of the measured factors."""
+    known = [factor for factor in factors if factor]
+    total = sum(factor.n for factor in known)
+    return math.sqrt(sum(factor.n * factor.spread**2 for factor in known) / total)
+
+
+def _spread_of(name: str, confidence: Confidence, *, queued: bool) -> float:
+    fitted = confidence.serving_spreads.get(name)
+    if fitted is not None and queued:
+        return fitted
+    if name != "ttft_seconds" or not queued:
+        return confidence.time_spread
+    return math.hypot(confidence.time_spread, QUEUE_SPREAD)
+
+
+def intervals_of(
+    confidence: Confidence, performance: Performance, memory: MemoryAnswer, *, queued: bool
+) -> dict[str, Interval]:
+    """Return the 80 % interval of every figure that has one.
+
+    If ``queued``, requests queue and the time to first token depends on the arrivals.
+    """
+    intervals = {
+        name: confidence.interval(value, _spread_of(name, confidence, queued=queued))
+        for name in RATE_FIELDS
+        if (value := getattr(performance, name)) is not None
+    }
+    # Weights and caches are exact; only the engine's additional memory is uncertain.
+    peak = memory.per_device_peak_bytes
+    exact = sum(
+        memory.breakdown_bytes.get(name, 0)
+        for name in ("weights", "kv_cache", "gradients", "optimizer_states", "adapters")
+    )
+    low, high = confidence.interval(float(peak), confidence.memory_spread)
+    intervals["per_device_peak_bytes"] = (max(low, float(min(exact, peak))), high)
+    return intervals

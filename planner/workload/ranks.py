@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from functools import cached_property
 
-from planner.cost.columns import maximum, where
+from planner.cost.quantity import maximum, where
 from planner.specs.cluster import ClusterSpec, DeviceSpec
 
 

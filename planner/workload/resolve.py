@@ -9,11 +9,10 @@ from planner.catalog.engine_limits import serving_engine, sixteen_bit_dtype
 from planner.catalog.engines import Engine, get_engine
 from planner.catalog.instances import get_instance
 from planner.catalog.models import get_model, model_from_config
-from planner.catalog.nearest import nearest_names
 from planner.catalog.packed import packed_format
-from planner.cost.dtypes import WIDE
+from planner.catalog.reading import nearest_names
 from planner.cost.parameters import count_parameters
-from planner.cost.sparsity import reason_against
+from planner.cost.weights import WIDE, reason_against
 from planner.errors import BadRequestError, NotCoveredError, NotPossibleError
 from planner.specs.base import Dtype
 from planner.specs.cluster import ClusterSpec, DeviceSpec, NodeGroup
@@ -22,18 +21,19 @@ from planner.specs.model import ModelSpec
 from planner.specs.strategy import OffloadSpec, Strategy
 from planner.specs.workload import CompressWorkload, TrainWorkload
 from planner.workload.formats import (
+    FORMAT_BY_QUANTIZATION,
+    RequestedFormats,
     as_published,
     default_activation_dtype,
+    default_group,
     default_kv,
     default_weight_dtype,
+    refuse_unsupported,
 )
 from planner.workload.layouts import layout_of
-from planner.workload.memory_share import refuse_memory_share
-from planner.workload.named_formats import FORMAT_BY_QUANTIZATION, default_group
 from planner.workload.ranks import Layout
 from planner.workload.rates import emulates_narrow_products
 from planner.workload.setting import Setting, compute_dtype_of
-from planner.workload.unsupported_formats import RequestedFormats, refuse_unsupported
 from planner.workload.validity import (
     attention_rules,
     batch_rules,
@@ -42,6 +42,24 @@ from planner.workload.validity import (
     weight_blocks,
     width_rules,
 )
+
+# The share of memory that a serving engine is started with.
+
+
+def refuse_memory_share(strategy: Strategy, engine: Engine) -> None:
+    """Reject a share of memory for an engine that takes what it needs.
+
+    Raises:
+        NotCoveredError: the engine has no such option.
+    """
+    share = strategy.gpu_memory_utilization
+    if share is not None and engine.memory_utilisation >= 1:
+        raise NotCoveredError(
+            f"gpu_memory_utilization is {share:g}: {engine.title} has no such option, it "
+            "allocates what it needs; leave it out",
+            "strategy.gpu_memory_utilization",
+        )
+
 
 # Strategy fields that only serving supports.
 REQUESTS_ONLY = {

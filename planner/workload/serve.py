@@ -1,25 +1,37 @@
-"""Serving with continuous batching: concurrency and time per token.
-
-A request is one prefill and one decode step per further token. Prefills of other requests between
-its decode steps lengthen its inter-token time.
-"""
+"""Serving with continuous batching: concurrency, time per token, saturation."""
 
 from dataclasses import dataclass, replace
 
-from planner.cost.columns import any_of, either, is_column, maximum, minimum, negate, where
-from planner.cost.equation import Ledger, Unrecorded
+from planner.cost.kv_cache import layer_tokens
+from planner.cost.quantity import (
+    Ledger,
+    Unrecorded,
+    any_of,
+    ceil,
+    either,
+    falling_root,
+    is_column,
+    maximum,
+    minimum,
+    negate,
+    where,
+)
 from planner.cost.queueing import (
     ArrivalHabits,
     chance_of_decode_overlap,
+    cycle_seconds,
     device_wait,
+    first_token_of_many,
     mean_token_gap,
+    mixed_steps,
     poisson_prompts_before,
     prompt_slot,
     prompts_waited_for,
     slot_wait,
     time_to_first_token,
+    waves_seconds,
 )
-from planner.cost.root import falling_root
+from planner.cost.roofline import layer_pairs
 from planner.specs.estimate import Performance
 from planner.specs.workload import ServeWorkload
 from planner.workload.capacity import (
@@ -30,12 +42,161 @@ from planner.workload.capacity import (
     places,
     step_requests,
 )
-from planner.workload.forward import PassCost
+from planner.workload.forward import PassCost, forward_pass, paced
+from planner.workload.generate import decode_work, decoding, held_memory, prefilling
+from planner.workload.operators import Pass
 from planner.workload.outcome import Outcome, performance_of
-from planner.workload.saturation import burst_rate, saturation
 from planner.workload.setting import Setting
-from planner.workload.speculate import decoding, held_memory, prefilling
-from planner.workload.staged import paced
+
+# Serving at saturation: every slot is taken and steps mix prefill and decode.
+#
+# When one request ends, the next begins; its prompt is read in chunks that fill the step's token
+# budget next to the decode tokens. Weights are read once for both, so a request costs less than a
+# separate prefill and decode steps.
+
+
+SATURATION_GROUP = "saturation"
+MIXED, PACKED, BESIDE = "mixed", "packed", "beside"
+
+
+@dataclass(frozen=True)
+class Saturation:
+    """The latencies and request rate of one replica with every slot taken."""
+
+    tpot_s: float
+    ttft_s: float
+    requests_per_s: float
+
+
+@dataclass(frozen=True)
+class _Cycle:
+    """One cycle that serves every slot once: decoding requests, step counts and step times."""
+
+    running: float
+    reading: float
+    mixed_s: float
+    packed_s: float
+    cycle_s: float
+    prompt_steps: float
+
+
+def saturation(
+    setting: Setting, workload: ServeWorkload, ledger: Ledger, places: float
+) -> Saturation:
+    """Return the performance of one replica whose slots are refilled immediately.
+
+    Requests that do not decode wait for their prefill (Little's law).
+    """
+    cycle = _cycle(setting, workload, ledger, places)
+    rate = cycle.running / cycle.cycle_s
+    ttft = ledger.term(
+        first_token_of_many,
+        setting.line(SATURATION_GROUP, "Time to first token", key="full_ttft"),
+        waited_s=maximum(0.0, places / rate - cycle.cycle_s),
+        own_steps=cycle.prompt_steps,
+        mixed_s=cycle.mixed_s,
+    )
+    return Saturation(cycle.cycle_s / workload.output_tokens, ttft, rate)
+
+
+def burst_rate(setting: Setting, workload: ServeWorkload, ledger: Ledger, places: float) -> float:
+    """Return the requests per second of one replica from the first prompt to the last token.
+
+    Waves of equal size follow each other.
+    """
+    requests = maximum(1.0, (workload.burst_requests or 1) / setting.layout.data)
+    cycle = _cycle(
+        setting, workload, ledger, requests / ceil(requests / minimum(places, requests))
+    )
+    seconds = ledger.term(
+        waves_seconds,
+        setting.line(SATURATION_GROUP, "The whole burst", key="burst"),
+        waves=requests / cycle.running,
+        cycle_s=cycle.cycle_s,
+        mixed_steps=cycle.reading,
+        packed_s=cycle.packed_s,
+    )
+    return requests / seconds
+
+
+def _cycle(setting: Setting, workload: ServeWorkload, ledger: Ledger, places: float) -> _Cycle:
+    """Return one cycle over ``places`` slots, limited by the step's token budget."""
+    prompt = workload.input_tokens * (1 - workload.prefix_share_ratio)
+    answer = workload.output_tokens
+    ranks = setting.layout.pipeline * setting.layout.attention_data
+    budget = step_budget(setting, prompt)
+    decoding = minimum(places / ranks, budget * answer / (prompt + answer))
+    chunk = budget - decoding
+    work = decode_work(
+        setting, decoding * setting.layout.attention_data, workload.input_tokens + answer / 2
+    )
+    steps = (
+        (replace(work, group=PACKED), None),
+        (
+            mixed_work(setting, workload, decoding, chunk),
+            replace(work, group=BESIDE),
+        ),
+    )
+    packed, mixed = (
+        paced(
+            setting,
+            ledger,
+            forward_pass(setting, ledger, main, extra),
+            main.group,
+            setting.layout.pipeline,
+        ).total_s
+        for main, extra in steps
+    )
+    reading = ledger.term(
+        mixed_steps,
+        setting.line(SATURATION_GROUP, "Steps that read prompts", key="mixed_steps"),
+        running=decoding,
+        prompt_tokens=prompt,
+        chunk_tokens=chunk,
+    )
+    cycle = ledger.term(
+        cycle_seconds,
+        setting.line(SATURATION_GROUP, "All places once", key="cycle"),
+        mixed_steps=reading,
+        mixed_s=mixed,
+        output_tokens=answer,
+        packed_s=packed,
+    )
+    return _Cycle(decoding * ranks, reading, mixed, packed, cycle, maximum(1.0, prompt / chunk))
+
+
+def step_budget(setting: Setting, prompt: float) -> float:
+    """Return the token budget of a step: at least 2, or a whole prompt if not configured."""
+    configured = setting.layout.batch_tokens
+    return maximum(2.0, where(configured > 0, configured, prompt))
+
+
+def mixed_work(setting: Setting, workload: ServeWorkload, own: float, chunk: float) -> Pass:
+    """Return the work of a mixed step on one rank: decode tokens and prompt chunks.
+
+    The KV cache of the decoding requests is read in a separate pass.
+    """
+    model, layout = setting.model, setting.layout
+    cached = workload.input_tokens * workload.prefix_share_ratio
+    prompt = workload.input_tokens - cached
+    prompts = chunk / prompt
+    pairs = layer_pairs(model, workload.input_tokens)
+    if cached:
+        pairs = pairs + -1 * layer_pairs(model, cached)
+    chunks = maximum(1.0, prompt / chunk)
+    context = cached + prompt * (chunks + 1) / (2 * chunks)
+    return Pass(
+        group=MIXED,
+        sequences=own + prompts,
+        new_tokens=(own + chunk) / layout.context,
+        token_pairs=prompts / layout.context * pairs,
+        read_layer_tokens=prompts * chunks * layer_tokens(model, context, paged=False),
+        sampled_tokens=own + prompts,
+        routed_tokens=(own + chunk) * layout.attention_data,
+        cached_layer_tokens=prompts * layer_tokens(model, prompt, paged=False),
+        stored_layer_tokens=prompts * layer_tokens(model, prompt, paged=False),
+    )
+
 
 GROUP = "serving"
 

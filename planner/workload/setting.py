@@ -7,35 +7,30 @@ from typing import TypeVar, cast
 
 from planner.catalog.engines import Engine, sources
 from planner.catalog.packed import PackedFormat, packed_format
-from planner.cost.columns import any_of
-from planner.cost.dtypes import (
+from planner.cost.parameters import ParameterCounts
+from planner.cost.quantity import Line, Origin, Quantity, any_of
+from planner.cost.stages import Share, shares_of
+from planner.cost.weights import (
     BITS_PER_BYTE,
     WIDE,
-    element_bytes,
-    unquantised_dtype,
-    weight_bytes_per_element,
-)
-from planner.cost.equation import Line, Origin
-from planner.cost.parameters import ParameterCounts
-from planner.cost.quantity import Quantity
-from planner.cost.sparsity import runs_sparse, stored_bits
-from planner.cost.stages import Share, shares_of
-from planner.cost.weight_formats import (
     WeightFormat,
+    element_bytes,
     formats_of,
     packed_formats,
     padded_expert_ratio,
+    runs_sparse,
+    stored_bits,
+    unquantised_dtype,
+    weight_bytes_per_element,
 )
 from planner.specs.base import Dtype, OperatorClass
-from planner.specs.calibration import HostCalibration
 from planner.specs.cluster import ClusterSpec, DeviceSpec
+from planner.specs.estimate import HostCalibration
 from planner.specs.model import ModelSpec, WeightPart
 from planner.specs.strategy import OffloadSpec, Strategy
 from planner.specs.workload import ServeWorkload, TrainWorkload, Workload
-from planner.workload.peaks import peak_of
 from planner.workload.ranks import Layout, StagePlace
-from planner.workload.rates import Rates, rates_for
-from planner.workload.sweep_factors import SHOWN_BY, Swept
+from planner.workload.rates import SHOWN_BY, Rates, Swept, peak_of, rates_for
 
 T = TypeVar("T")
 LineName = tuple[str, str, OperatorClass | None, str]  # group, name, operator class, key

@@ -14,12 +14,11 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 
-from planner.cost.equation import Unrecorded
+from planner.cost.quantity import Unrecorded
 from planner.specs.workload import ServeWorkload
-from planner.workload.forward import PassCost
+from planner.workload.forward import PassCost, paced
 from planner.workload.generate import decode_pass, prefill_pass
 from planner.workload.setting import Setting
-from planner.workload.staged import paced
 
 Floats = npt.NDArray[np.float64]
 BATCH_STEP = 4

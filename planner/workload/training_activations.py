@@ -6,33 +6,31 @@ from typing import cast
 
 from planner.cost.activations import (
     LOSS_FP32_COPIES,
+    SCORE_GRADIENT_BYTES,
     UNFUSED_LOSS_FP32_COPIES,
+    Operators,
     SavedTensors,
     attention_width,
     eager_attention_width,
+    feed_forward_kept,
     feed_forward_width,
+    gradient_width,
     hidden_tensors,
     kept_activation_bytes,
-    kept_token_bytes,
-    loss_bytes,
-    score_bytes,
-    score_copies,
-)
-from planner.cost.dtypes import WIDE, element_bytes
-from planner.cost.equation import Ledger
-from planner.cost.operator_activations import (
-    SCORE_GRADIENT_BYTES,
-    Operators,
-    feed_forward_kept,
-    gradient_width,
     kept_residuals,
+    kept_token_bytes,
     kept_width,
     layer_at_work_bytes,
+    loss_bytes,
     product_residuals,
     product_width,
+    score_bytes,
+    score_copies,
     score_element_bytes,
 )
-from planner.cost.training_states import pipeline_in_flight
+from planner.cost.quantity import Ledger
+from planner.cost.training import pipeline_in_flight
+from planner.cost.weights import WIDE, element_bytes
 from planner.specs.workload import TrainWorkload
 from planner.workload.setting import Setting
 from planner.workload.training_methods import (

@@ -3,16 +3,19 @@
 from dataclasses import dataclass
 
 from planner.cost.activations import operand_width, score_bytes
-from planner.cost.columns import any_of, minimum
-from planner.cost.compute import attention_work, block_pairs, layer_pairs, matmul_flops
-from planner.cost.dtypes import WIDE, element_bytes
-from planner.cost.equation import Ledger
-from planner.cost.layers import PerGroup
-from planner.cost.quantity import Quantity
-from planner.cost.roofline import compute_seconds, memory_seconds
+from planner.cost.quantity import Ledger, PerGroup, Quantity, any_of, minimum
+from planner.cost.roofline import (
+    attention_work,
+    block_pairs,
+    compute_seconds,
+    layer_pairs,
+    matmul_flops,
+    memory_seconds,
+)
 from planner.cost.stages import Pace, pace_of
-from planner.cost.training_states import lora_widths
-from planner.specs.layers import LayerGroup, RecurrentLayers
+from planner.cost.training import lora_widths
+from planner.cost.weights import WIDE, element_bytes
+from planner.specs.model import LayerGroup, RecurrentLayers
 from planner.specs.workload import TrainWorkload
 from planner.workload.forward import elementwise_bytes
 from planner.workload.rates import Rates, emulates_narrow_products

@@ -1,28 +1,23 @@
 """Training memory per device: weights, gradients, optimiser states, activations, loss."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import cast
 
-from planner.cost.columns import maximum, where
-from planner.cost.dtypes import element_bytes
-from planner.cost.equation import Ledger, Unrecorded
+from planner.catalog.engines import Engine
 from planner.cost.memory import MemoryUse, StageMemory, fullest_of
-from planner.cost.training_states import (
+from planner.cost.quantity import Flag, Ledger, Unrecorded, either, maximum, where
+from planner.cost.training import (
+    checkpoint_copy_bytes,
     pipeline_in_flight,
     sharded_state_bytes,
     zero_shards,
 )
-from planner.cost.weights import alike_stages, stage_vocabulary
+from planner.cost.weights import alike_stages, element_bytes, stage_vocabulary
 from planner.specs.workload import TrainWorkload
-from planner.workload.allocator_cache import (
-    given_back,
-    profiler_bytes,
-    training_overhead,
-    without_spare,
-)
-from planner.workload.checkpoint_copy import device_copy_bytes, host_copy_bytes
 from planner.workload.inference_memory import stage_weight_bytes, usable_bytes
+from planner.workload.ranks import Layout
 from planner.workload.setting import Setting
 from planner.workload.training_activations import StageActivations
 from planner.workload.training_methods import (
@@ -42,6 +37,129 @@ from planner.workload.training_tiers import (
     tier_bytes,
     weights_share,
 )
+
+# Memory that a caching allocator reserves beyond its tensors and frees when memory is short.
+#
+# Reserved memory exceeds the tensors because blocks of earlier shapes stay cached. Near the
+# device's limit they are freed and reallocated, so a run needs less memory than it usually
+# reserves.
+
+
+CONTEXT_BYTES = float(1024**3)
+# Host memory of torch's profiler for one training step: 35 MiB for
+# an empty step, 35 to 40 for one of six layers and two micro-batches (torch 2.13, 2026-11-23).
+MESSAGES_LOOK_BYTES = 38.0 * 1024**2
+# The upper bound of each engine field without spare blocks.
+BARE = {
+    "training_overhead_bytes": CONTEXT_BYTES,
+    "unfilled_ratio": 0.0,
+    "activation_ratio": 1.0,
+    "quantised_activation_ratio": 1.0,
+    "loss_ratio": 1.0,
+    "quantised_loss_ratio": 1.0,
+    "score_ratio": 1.0,
+}
+
+
+def training_overhead(engine: Engine, states_bytes: float) -> float:
+    """Return the runtime's memory beyond tensors: context, communicators, unfilled blocks."""
+    fitted = engine.training_overhead_bytes
+    fixed = engine.runtime_overhead_bytes if fitted is None else fitted
+    return fixed + engine.unfilled_ratio * states_bytes
+
+
+def profiler_bytes(setting: Setting) -> float:
+    """Return the profiler memory with which the runner's first rank records collectives.
+
+    Only on CPUs: the profiler allocates host memory, which counts only if the device is a CPU.
+    """
+    if setting.engine.role != "runner" or setting.device.kind != "cpu":
+        return 0.0
+    return where(setting.layout.devices > 1, MESSAGES_LOOK_BYTES, 0.0)
+
+
+def bare_fields(fields: Mapping[str, float]) -> dict[str, float]:
+    """Return an engine's fields without memory that its allocator can free.
+
+    >>> bare_fields({"loss_ratio": 3.0, "activation_ratio": 0.8, "update_copies": 1.0})
+    {'loss_ratio': 1.0, 'activation_ratio': 0.8, 'update_copies': 1.0}
+    """
+    return {name: min(value, BARE.get(name, value)) for name, value in fields.items()}
+
+
+def without_spare(setting: Setting) -> Setting:
+    """Return the setting with an engine that holds only its tensors and context."""
+    engine = setting.engine
+    fields = {name: getattr(engine, name) for name in BARE}
+    fitted = {name: value for name, value in fields.items() if value is not None}
+    return replace(setting, engine=engine.model_copy(update=bare_fields(fitted)))
+
+
+def given_back(setting: Setting, shown: StageMemory, bare: StageMemory) -> StageMemory:
+    """Return the memory at a moment with spare blocks freed as far as needed."""
+    spare = shown.peak_bytes - bare.peak_bytes
+    needed = maximum(0.0, shown.peak_bytes - maximum(usable_bytes(setting), bare.peak_bytes))
+    share = needed / where(spare > 0, spare, 1.0)
+    by_class = {
+        name: value + (bare.by_class.get(name, 0.0) - value) * share
+        for name, value in shown.by_class.items()
+    }
+    return StageMemory(by_class)
+
+
+# Memory of a background checkpoint: a copy of the written states.
+
+
+ON_DEVICE = frozenset({"cpu", "uma"})  # kinds whose memory is the host's own
+
+
+def is_background(setting: Setting) -> bool:
+    """Return whether checkpoints are written in the background.
+
+    By default, Slipway's runner does so only on GPUs. States on disk have no copy in memory.
+    """
+    default = setting.engine.counted_by_operator and setting.device.runs_cuda
+    mode = setting.strategy.checkpoint_writing or ("background" if default else "in_step")
+    return mode == "background" and setting.offload.optimizer != "nvme"
+
+
+def host_copy_bytes(setting: Setting, ledger: Ledger, workload: TrainWorkload) -> float:
+    """Return the host memory of all ranks' copies; 0 if the device memory is host memory."""
+    if not is_background(setting) or setting.device.kind in ON_DEVICE:
+        return 0.0
+    return _copy_bytes(setting, ledger, workload, 1.0)
+
+
+def device_copy_bytes(setting: Setting, ledger: Ledger, workload: TrainWorkload) -> float:
+    """Return the device memory of the first rank's copy if device memory is host memory."""
+    if not is_background(setting) or setting.device.kind not in ON_DEVICE:
+        return 0.0
+    layout = setting.layout
+    return _copy_bytes(
+        setting, ledger, workload, where(_is_sharded(layout), 1 / layout.devices, 1.0)
+    )
+
+
+def _copy_bytes(setting: Setting, ledger: Ledger, workload: TrainWorkload, parts: float) -> float:
+    adapts = workload.method in ADAPTER_METHODS
+    adapter_bytes = element_bytes(setting.engine.adapter_dtype)
+    return ledger.term(
+        checkpoint_copy_bytes,
+        setting.line("memory", "Checkpoint copy in host memory", key="checkpoint_copy"),
+        parameters=trained_parameters(setting, workload),
+        weight_bytes_per_element=adapter_bytes if adapts else setting.weight_element_bytes,
+        state_bytes_per_element=state_bytes_each(setting, workload)
+        - setting.engine.extra_state_bytes,
+        parts_share=parts,
+        gathered_share=where(_is_sharded(setting.layout), 1.0, 0.0),
+    )
+
+
+def _is_sharded(layout: Layout) -> Flag:
+    """Return whether states are sharded, so that the first rank gathers them."""
+    split = either(layout.devices != layout.data, layout.expert > 1)
+    return either(split, layout.zero_stage > 0)
+
 
 GROUP = "memory"
 GATHERED_LAYERS = 2  # ZeRO-3 gathers the current and the next layer

@@ -1,7 +1,6 @@
 """The trained parameters, optimiser and state sizes of each training method."""
 
-from planner.cost.dtypes import SIXTEEN_BIT, element_bytes
-from planner.cost.training_states import (
+from planner.cost.training import (
     STATE_BYTES,
     largest_weight,
     lora_parameters,
@@ -9,6 +8,7 @@ from planner.cost.training_states import (
     output_widths,
     scale_parameters,
 )
+from planner.cost.weights import SIXTEEN_BIT, element_bytes
 from planner.specs.workload import TrainWorkload
 from planner.workload.setting import Setting
 

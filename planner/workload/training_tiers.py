@@ -10,17 +10,16 @@ arXiv:2104.07857.
 
 from dataclasses import dataclass
 
-from planner.cost.columns import any_of, maximum, minimum, where
 from planner.cost.communication import transfer_seconds
-from planner.cost.dtypes import element_bytes
-from planner.cost.equation import Ledger, Line
-from planner.cost.offload import (
+from planner.cost.memory import (
     gradient_bucket_bytes,
     kept_on_device_bytes,
     overlapped_seconds,
     shared_link_rate,
     update_seconds,
 )
+from planner.cost.quantity import Ledger, Line, any_of, maximum, minimum, where
+from planner.cost.weights import element_bytes
 from planner.specs.base import OperatorClass
 from planner.specs.strategy import OffloadSpec
 from planner.workload.setting import Setting

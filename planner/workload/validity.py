@@ -16,12 +16,11 @@ from planner.catalog.engine_limits import (
     serving_engines,
 )
 from planner.catalog.engines import Engine
-from planner.cost.columns import Flag, both, divides, either, is_column, maximum, minimum, negate
+from planner.cost.quantity import Flag, both, divides, either, is_column, maximum, minimum, negate
 from planner.errors import NotPossibleError
 from planner.specs.base import Dtype
 from planner.specs.cluster import DeviceSpec
-from planner.specs.layers import AttentionLayers, LatentLayers
-from planner.specs.model import ModelSpec, WeightPart
+from planner.specs.model import AttentionLayers, LatentLayers, ModelSpec, WeightPart
 from planner.specs.strategy import Strategy
 from planner.specs.workload import TrainWorkload
 from planner.workload.ranks import Layout

@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from runners import inventory, topology
+from runners import machine
+from runners.devices import topology
 from runners.devices.visibility import CUDA, CudaDevice, cuda_selected, is_order_known
 from runners.facts import GpuFacts
 from runners.messages import GpuLoad
@@ -137,7 +138,7 @@ def _instances(library: types.ModuleType, gpu: Listed) -> Iterator[Listed]:
 
 def facts(library: types.ModuleType, problems: list[str] | None = None) -> Iterator[GpuFacts]:
     """Yield the facts of every device; unsupported values are None and named in ``unread``."""
-    errors = inventory.xids()
+    errors = machine.xids()
     for device in listed(library, problems=problems):
         ask = Ask(library, device)
         capability = ask("nvmlDeviceGetCudaComputeCapability", label="compute capability")
@@ -157,7 +158,7 @@ def facts(library: types.ModuleType, problems: list[str] | None = None) -> Itera
             architecture=_architecture(library, ask("nvmlDeviceGetArchitecture")),
             pci_bus_id=bus_id,
             numa_node=ask("nvmlDeviceGetNumaNodeId"),
-            xids=inventory.xids_of(errors, bus_id) if bus_id else None,
+            xids=machine.xids_of(errors, bus_id) if bus_id else None,
             fabric_state=_fabric_state(library, ask),
             compute_mode=_compute_mode(ask("nvmlDeviceGetComputeMode")),
             is_persistent=_switch(ask("nvmlDeviceGetPersistenceMode")),

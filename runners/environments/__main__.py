@@ -6,8 +6,7 @@ from pathlib import Path
 
 from runners.config import HostDir
 from runners.environments.builder import BuildError, Step, ensure
-from runners.environments.pins import PinsError
-from runners.environments.store import Store
+from runners.environments.store import PinsError, Store
 
 TERMINATED = 143
 

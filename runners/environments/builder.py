@@ -1,10 +1,6 @@
-"""Builds a named environment: a virtual environment with exactly its pinned packages.
+"""Builds named environments with exactly their pinned packages, one operator's order at a time."""
 
-It is built in a temporary folder and renamed after ``pip check`` and a test import passed.
-Only wheels are installed, so that no package code runs during the build; the index is
-configured by pip's own settings (PIP_INDEX_URL, PIP_FIND_LINKS, pip.conf).
-"""
-
+import logging
 import os
 import re
 import secrets
@@ -17,9 +13,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from runners.environments.pins import Pins
-from runners.environments.store import BUILT, LAST, PROGRESS, EnvironmentBusyError, Store
-from runners.programs import start_text_process
+from runners.config import HostDir
+from runners.environments.store import BUILT, LAST, PROGRESS, EnvironmentBusyError, Pins, Store
+from runners.messages import EnvironmentOrder, EnvironmentState
+from runners.processes import start_text_process
 from runners.supervision import record
 
 GIB = 2**30
@@ -254,3 +251,90 @@ def size_of(folder: Path) -> int:
     """Return the total size of a folder's files in bytes."""
     files = (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
     return sum(path.stat().st_size for path in files)
+
+
+# Carries out an operator's orders for this host's environments, one at a time.
+#
+# A build is a separate process. It may outlive the agent; a killed build is restarted while the
+# server repeats the order.
+
+
+PROJECT = Path(__file__).resolve().parents[2]
+
+log = logging.getLogger(__name__)
+
+
+class Keeper:
+    """Manages the environments of one host."""
+
+    def __init__(self, host_dir: HostDir) -> None:
+        self.store = Store(host_dir)
+        self._host_dir = host_dir
+        self._child: subprocess.Popen[bytes] | None = None
+        self._current_states: tuple[EnvironmentState, ...] = ()
+        self._reported_states: tuple[EnvironmentState, ...] = ()
+
+    @property
+    def is_building(self) -> bool:
+        """Return whether a build of this agent is running."""
+        return self._child is not None and self._child.poll() is None
+
+    def news(self, *, everything: bool) -> tuple[EnvironmentState, ...] | None:
+        """Return every environment's state, or None if unchanged since the last report."""
+        self._current_states = self.store.states()
+        return (
+            self._current_states
+            if everything or self._current_states != self._reported_states
+            else None
+        )
+
+    def mark_reported(self) -> None:
+        """Record that the server received the last states."""
+        self._reported_states = self._current_states
+
+    def obey(self, orders: Sequence[EnvironmentOrder]) -> None:
+        """Carry out the orders, unless a build is running."""
+        if self.is_building:
+            return
+        self.store.sweep()
+        known = set(self.store.names())
+        for order in (order for order in orders if order.name in known):
+            state = self.store.state(order.name)
+            if state.order_id == order.order_id or state.stage == "building":
+                continue  # already done, or a job builds it
+            if order.action == "remove":
+                self._remove(order)
+            elif not self.is_building:
+                self._build(order)
+
+    def stop(self) -> None:
+        """Terminate a running build; its unfinished files are deleted."""
+        if self._child is not None and self.is_building:
+            self._child.terminate()
+            self._child.wait()
+
+    def _build(self, order: EnvironmentOrder) -> None:
+        self._child = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "runners.environments"),
+                *(str(self._host_dir.path), order.name, order.order_id),
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd=PROJECT,
+            start_new_session=True,
+        )
+
+    def _remove(self, order: EnvironmentOrder) -> None:
+        words = ""
+        try:
+            self.store.remove(order.name)
+        except EnvironmentBusyError as busy:
+            words = f"It was not removed: {busy}."
+        self._note(order, words)
+
+    def _note(self, order: EnvironmentOrder, words: str) -> None:
+        log.info("environment %s: %s %s", order.name, order.action, words or "done")
+        document = {"order_id": order.order_id, "words": words}
+        record.write_json(self.store.home(order.name) / LAST, document)

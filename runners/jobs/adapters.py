@@ -18,11 +18,11 @@ import torch
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
-from runners.adapter_options import LoraOptions
 from runners.jobs.adapter_config import BASE_KEY, WEIGHTS_NAME
 from runners.jobs.memory import tensor_bytes
 from runners.jobs.runtime import BadInputError
 from runners.jobspec import ArtefactModel, FolderModel
+from runners.jobspec.base import LoraOptions
 
 SAMPLE_BYTES = 4096
 SAMPLES = 64  # per file: weights of another training differ everywhere

@@ -2,12 +2,18 @@
 
 from functools import partial
 
-from runners.compress_options import QUANTISED_DTYPES
 from runners.jobs.artefacts import publish_report
-from runners.jobs.assessment import Assessment, Sampling, assess, held_out_ids
-from runners.jobs.evaluation import Perplexity, evaluate, perplexity_ratio
+from runners.jobs.evaluation import (
+    Assessment,
+    Perplexity,
+    Sampling,
+    assess,
+    evaluate,
+    held_out_ids,
+    perplexity_ratio,
+)
+from runners.jobs.events import Stages
 from runners.jobs.generation import Workload
-from runners.jobs.isolation import run_isolated
 from runners.jobs.load.job import measure_under_load
 from runners.jobs.loading import (
     HOW_QUANTISED,
@@ -18,14 +24,14 @@ from runners.jobs.loading import (
     stored_quantisation,
 )
 from runners.jobs.memory import PeakMeter
-from runners.jobs.model_folders import opened_model
+from runners.jobs.model_files import opened_model
 from runners.jobs.profiling import profile_model
+from runners.jobs.ratios import run_isolated
 from runners.jobs.runtime import BadInputError, Job, num_threads, run_job
-from runners.jobs.stages import Stages
 from runners.jobs.telemetry import job_telemetry
 from runners.jobspec import ArtefactModel, BenchmarkSpec, FolderModel
-from runners.measured_window import MEASURING
-from runners.profile_report import ARTEFACT, ProfileReport
+from runners.jobspec.benchmark import MEASURING, OPERATORS_ARTEFACT, ProfileReport
+from runners.jobspec.compress import QUANTISED_DTYPES
 
 LOADING = "Loading the model"
 PROFILING = "Profiling the operators"
@@ -55,7 +61,7 @@ def work(job: Job) -> None:
             }
             notes["perplexity_ratio"] = f"{spec.weight_dtype} / bf16, same windows pair by pair"
     if profiled is not None:
-        publish_report(job, ARTEFACT, profiled.model_dump(mode="json"))
+        publish_report(job, OPERATORS_ARTEFACT, profiled.model_dump(mode="json"))
     job.emitter.result(measured, notes)
 
 

@@ -12,9 +12,8 @@ import numpy.typing as npt
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from runners.jobs.corpus import Corpus, Document
+from runners.jobs.corpus import Corpus, Document, TokenIds, tokenized
 from runners.jobs.runtime import BadInputError
-from runners.jobs.tokenizer import TokenIds, tokenized
 
 CODE, PROSE = "code", "prose"
 VALIDATION_ONE_IN = 8  # the end of a domain's text, which is not trained on

@@ -13,20 +13,19 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from runners.evaluate_options import EvaluationTasks
-from runners.jobs.assessment import held_out_ids
 from runners.jobs.corpus import load_corpus
 from runners.jobs.evaluation import (
     Z_95,
     Nlls,
     Perplexity,
     Windows,
+    held_out_ids,
     mean_and_error,
     perplexity_ratio,
     token_nlls,
     windows_of,
 )
-from runners.jobs.isolation import run_isolated
+from runners.jobs.events import Stages
 from runners.jobs.loading import (
     LoadedModel,
     load_model,
@@ -35,16 +34,15 @@ from runners.jobs.loading import (
     require_tokenizer,
 )
 from runners.jobs.memory import Peak, PeakMeter
-from runners.jobs.model_folders import model_roots
+from runners.jobs.model_files import model_roots
+from runners.jobs.ratios import run_isolated
 from runners.jobs.runtime import BadInputError, Job, MissingModelError, num_threads, run_job
-from runners.jobs.stages import Stages
 from runners.jobs.tasks import scores
-from runners.jobs.tasks.files import TaskFile, read_tasks
-from runners.jobs.tasks.held_out import held_out_tasks
+from runners.jobs.tasks.files import TaskFile, held_out_tasks, read_tasks
 from runners.jobs.tasks.scores import Score
 from runners.jobs.telemetry import job_telemetry
 from runners.jobspec import EvaluateSpec
-from runners.measured_window import JUDGING
+from runners.jobspec.benchmark import JUDGING, EvaluationTasks
 
 LOADING = "Loading the models"
 RUNNING_TASKS = "Running tasks"

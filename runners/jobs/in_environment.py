@@ -11,11 +11,10 @@ from pathlib import Path
 
 from runners.config import HostDir
 from runners.environments.builder import BuildError, Step, ensure, pip_variables
-from runners.environments.pins import PinsError
-from runners.environments.store import Store
+from runners.environments.store import PinsError, Store
 from runners.jobs.events import Emitter
 from runners.jobs.runtime import EXIT_BAD_INPUT, HOST_DIR_VARIABLE
-from runners.supervision.classify import ENVIRONMENT_NOT_BUILT
+from runners.supervision.classification import ENVIRONMENT_NOT_BUILT
 
 TERMINATED = 143
 

@@ -1,14 +1,10 @@
-"""Loads models for every job, by reference, weight dtype and device.
-
-Weights come from safetensors only, nothing is downloaded, and no code from a model folder runs.
-"""
-
-# mypy: disable-error-code="no-untyped-call"
-# transformers ships types, but leaves some of its functions without.
+"""Loads models for every job, by reference, weight dtype and device."""
 
 import importlib
 import json
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,17 +21,20 @@ from transformers import (
     TorchAoConfig,
 )
 
-from runners.compress_options import NF4_BLOCK, QUANTISED_DTYPES, WeightDtype
-from runners.jobs.model_files import check_config
-from runners.jobs.model_folders import opened_model
+from runners.jobs.model_files import check_config, opened_model
 from runners.jobs.runtime import BadInputError, Job, MissingModelError
 from runners.jobs.ternary_files import QUANT_METHOD, is_ternary, load_ternary
-from runners.jobs.weight_checks import check_shapes, checked_model, first_line
+from runners.jobs.weights import check_shapes, checked_model, first_line
 from runners.jobspec import (
     DemoModel,
     ModelRef,
     RandomModel,
 )
+from runners.jobspec.compress import NF4_BLOCK, QUANTISED_DTYPES, WeightDtype
+
+# mypy: disable-error-code="no-untyped-call"
+# transformers ships types, but leaves some of its functions without.
+
 
 TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 CODE_FORMATS = ("pack-quantized", "int-quantized")
@@ -317,3 +316,17 @@ def _check_quantisable(folder: Path, dtype: WeightDtype) -> None:
                 f"{NF4_BLOCK}; choose int8 for this model"
             )
             raise BadInputError(msg)
+
+
+# Switches a model's attention implementation.
+
+
+@contextmanager
+def attention(model: PreTrainedModel, name: str) -> Iterator[None]:
+    """Use another attention implementation while the block runs."""
+    before = str(model.config._attn_implementation)  # noqa: SLF001 - there is no other reader
+    model.set_attn_implementation(name)
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(before)

@@ -13,18 +13,17 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from runners.adapter_options import LoraOptions
 from runners.jobs.adapters import Lora
 from runners.jobs.forked_ranks import load_what_training_loads, on_ranks
-from runners.jobs.live_bytes import activations_counted
 from runners.jobs.loading import fresh_model, load_folder
-from runners.jobs.memory import PeakMeter, model_bytes, optimizer_bytes
+from runners.jobs.memory import PeakMeter, activations_counted, model_bytes, optimizer_bytes
 from runners.jobs.ranks import Ranks
 from runners.jobs.runtime import prepare_process
-from runners.jobs.train.batches import Batch
 from runners.jobs.train.layout import StepLoss
 from runners.jobs.train.quiet import quiet_trainer
+from runners.jobs.train.rows import Batch
 from runners.jobs.train.trainer import Trainer
+from runners.jobspec.base import LoraOptions
 from runners.memory_cases import CASES, CONFIG, Case, Held
 
 CPU = torch.device("cpu")

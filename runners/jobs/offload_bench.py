@@ -25,7 +25,6 @@ from planner.specs.base import JsonObject
 from planner.specs.estimate import EstimateRequest
 from planner.specs.plan import PlanRequest
 from planner.specs.strategy import OffloadSpec
-from runners.generate_options import PolicyOffload
 from runners.jobs.device_rates import Sizes, matmul_rates, operator_overhead, triad_rates
 from runners.jobs.generate.offload_cases import CPU, DTYPE, Order
 from runners.jobs.generate.offload_process import (
@@ -40,6 +39,7 @@ from runners.jobs.microbench import runtime_memory_bytes
 from runners.jobs.ratios import ratio_of
 from runners.jobs.runtime import prepare_process
 from runners.jobspec import DemoModel
+from runners.jobspec.generate import PolicyOffload
 from runners.ratios import Ratio
 
 NAME = "accelerate's default map / the planner's policy, in one memory"

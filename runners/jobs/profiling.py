@@ -18,7 +18,7 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import DynamicCache, PreTrainedModel
 
 from runners.jobs.generation import Workload, next_token, random_prompt, settled
-from runners.profile_report import MAX_ROWS, PHASES, Bound, OperatorRow, Phase, ProfileReport
+from runners.jobspec.benchmark import MAX_ROWS, PHASES, Bound, OperatorRow, Phase, ProfileReport
 
 DECODE_STEPS = 8
 PRODUCT_SIZE = 768

@@ -1,10 +1,11 @@
-"""Start and end of job processes: folders, threads, library warnings, exit codes."""
+"""Start and end of job processes: folders, threads, compiler cache, warnings, exit codes."""
 
 import errno
 import os
 import shutil
 import signal
 import sys
+import tempfile
 import threading
 import warnings
 from collections.abc import Callable
@@ -15,9 +16,46 @@ from typing import TypeVar
 from pydantic import BaseModel, ValidationError
 
 from runners.jobs.events import Emitter
-from runners.jobs.restarts import EndsAgainError, end_as_before, note_end
 from runners.jobspec import JobSpec
 from runners.messages import RunRequest
+from runners.processes import compiler_name
+from runners.supervision import classification
+
+# Prevents torchrun restarts after permanent errors.
+#
+# torchrun restarts every rank after any failure. Bad input, a diverged training or insufficient
+# memory would fail again: the rank records the error, and restarted ranks of the same attempt exit
+# with it at once.
+
+
+COUNT_VARIABLE = "TORCHELASTIC_RESTART_COUNT"
+NOTE = "ends-again.txt"
+
+
+class EndsAgainError(Exception):
+    """A permanent error, which would recur after a restart."""
+
+    prefix = ""
+
+
+def note_end(folder: Path, error: Exception) -> None:
+    """Record a permanent error for restarted ranks; does nothing without torchrun."""
+    if COUNT_VARIABLE not in os.environ:
+        return
+    named = getattr(error, "prefix", "") or f"{type(error).__module__}.{type(error).__qualname__}"
+    message = f"{named}: {error}"
+    has_no_memory = classification.GPU.search(message) or classification.HOST.search(message)
+    if isinstance(error, EndsAgainError) or has_no_memory:
+        (folder / NOTE).write_text(message)
+
+
+def end_as_before(folder: Path, code: int) -> None:
+    """Exit with the recorded error of an earlier rank of this attempt, if there is one."""
+    path = folder / NOTE
+    if os.environ.get(COUNT_VARIABLE, "0") != "0" and path.exists():
+        sys.stderr.write(f"{path.read_text()}\n")
+        sys.exit(code)
+
 
 HOST_DIR_VARIABLE = "SLIPWAY_HOST_DIR"
 EXIT_BAD_INPUT = 3
@@ -217,3 +255,30 @@ def _only_argument(kind: str) -> str:
         msg = f"usage: python -m runners.jobs.{kind} ATTEMPT_DIR"
         raise BadInputError(msg)
     return given[0]
+
+
+# Checks the compiler for torch.compile and sets its kernel cache.
+
+
+KERNEL_CACHE = "TORCHINDUCTOR_CACHE_DIR"
+# torch sets this default itself when parts of it are imported; all jobs of a user share it.
+SHARED_PREFIX = "torchinductor_"
+
+
+def check_compiler(scratch: Path, asked: str) -> None:
+    """Set the kernel cache to a folder of the job, unless the operator has named one.
+
+    A job that is killed while it compiles leaves a kernel that is cut short, which would fail
+    every later job that shares the cache.
+
+    ``asked`` is the spec field that requests compiled kernels.
+
+    Raises:
+        BadInputError: this host has no compiler.
+    """
+    if shutil.which(compiler_name()) is None:
+        msg = f"{asked} needs {compiler_name()}, which this host lacks; install it or leave it out"
+        raise BadInputError(msg)
+    shared = str(Path(tempfile.gettempdir()) / SHARED_PREFIX)
+    if os.environ.get(KERNEL_CACHE, shared).startswith(shared):
+        os.environ[KERNEL_CACHE] = str(scratch)

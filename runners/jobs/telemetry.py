@@ -4,9 +4,30 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator
 
-from runners.jobs.energy import EnergyMeter, Sample
-from runners.jobs.powercap import zones
+from runners.devices import amd
+from runners.jobs.energy import EnergyMeter, Sample, zones
 from runners.jobs.runtime import Job
+
+# GPU figures from inside the job on AMD GPUs, through amdsmi.
+
+
+def amd_sample() -> Sample | None:
+    """Return a sampler of this process's visible GPUs, or None without amdsmi or GPU."""
+    library = amd.initialised()
+    if library is None or not list(amd.loads(library)):
+        return None
+
+    def sample() -> dict[str, float]:
+        values: dict[str, float] = {}
+        for index, load in enumerate(amd.loads(library)):
+            values[f"gpu{index}_memory_bytes"] = float(load.memory_used_bytes)
+            values[f"gpu{index}_utilization"] = load.utilization
+            if load.power_watts is not None:
+                values[f"gpu{index}_power_watts"] = load.power_watts
+        return values
+
+    return sample
+
 
 INTERVAL_SECONDS = 1.0
 
@@ -18,9 +39,7 @@ def nvml_sample() -> Sample | None:
     if not torch.cuda.is_available():
         return None
     if torch.version.hip:
-        from runners.jobs import amd_smi
-
-        return amd_smi.visible_sample()
+        return amd_sample()
     from runners.jobs.nvml import visible_sample  # not every environment has NVML
 
     return visible_sample()

@@ -21,6 +21,13 @@ from runners.jobspec.base import (
     RunDocument,
     SecretName,
 )
+from runners.jobspec.benchmark import (
+    BenchmarkSpec,
+    CompressSpec,
+    DrillSpec,
+    EvaluateSpec,
+    ProveSpec,
+)
 from runners.jobspec.data import (
     FileData,
     HostText,
@@ -43,20 +50,8 @@ from runners.jobspec.generate import (
     Prompts,
     Speculation,
 )
-from runners.jobspec.others import (
-    BenchmarkSpec,
-    CompressSpec,
-    DrillSpec,
-    EvaluateSpec,
-    ProveSpec,
-)
-from runners.jobspec.serve import (
-    NamedAdapter,
-    ServeSpec,
-)
-from runners.jobspec.train import (
-    TrainSpec,
-)
+from runners.jobspec.serve import NamedAdapter, ServeSpec
+from runners.jobspec.train import TrainSpec
 
 __all__ = [
     "START_SECONDS",

@@ -1,5 +1,6 @@
-"""Base types of the job specs: documents, model references, data parallel options."""
+"""Types that job specs share: models, data parallelism, adapters, text samples."""
 
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, StringConstraints
@@ -89,3 +90,91 @@ class DataParallel(JobDocument):
     def start_timeout_seconds(self) -> float:
         """Return the timeout of ranks for each other until the first step."""
         return max(START_SECONDS, self.rank_timeout_seconds)
+
+
+# Encoders, demo model and demo classes of text classification, shared by web and jobs.
+
+
+ENCODERS = ("distilbert",)  # architectures with a trainable classification head
+# Classes of the host's own text: the standard library package that a passage comes from.
+PACKAGES = ("asyncio", "email", "multiprocessing", "unittest")
+MAX_CLASSES = 1000
+# DistilBERT at a size that two CPU ranks train in minutes. No dropout, as everywhere in this
+# trainer: a step is then the same on any number of ranks.
+DEMO_ENCODER: Mapping[str, object] = {
+    "model_type": "distilbert",
+    "architectures": ["DistilBertForSequenceClassification"],
+    "dim": 192,
+    "hidden_dim": 768,
+    "n_layers": 4,
+    "n_heads": 4,
+    "vocab_size": 4096,
+    "max_position_embeddings": 256,
+    "num_labels": len(PACKAGES),
+}
+
+
+# Adapter options: LoRA as in peft, merging, and quantised training.
+
+
+LoraTargets = Literal["all", "query_value"]
+BaseDtype = Literal["compute", "nf4"]
+
+
+class LoraOptions(BaseModel):
+    """Train low-rank matrices on top of frozen weights: W + (alpha / rank) * B A.
+
+    ``targets`` "all" are all linear layers except the output, "query_value" those of the paper.
+    With ``is_merged`` the job also saves the whole model with the merged adapter. ``base_dtype``
+    "nf4" stores the frozen weights in 4 bits (QLoRA); the adapter is merged into the full-width
+    weights. ``is_dora`` also trains the magnitude of each weight row (DoRA).
+
+    Source: Hu et al. 2021, arXiv:2106.09685, section 4; Dettmers et al. 2023, arXiv:2305.14314;
+    Liu et al. 2024, arXiv:2402.09353.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    rank: PositiveInt = Field(default=8, le=1024)
+    alpha: PositiveInt = Field(default=16, le=65_536)
+    dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
+    targets: LoraTargets = "all"
+    is_merged: bool = True
+    base_dtype: BaseDtype = "compute"
+    is_dora: bool = False
+
+
+class QuantizedTraining(BaseModel):
+    """Train with quantised weights: "alphatuning" only the scales, "qat" the rounded weights.
+
+    ``group_size`` weights of a row share one scale.
+
+    Source: Kwon et al. 2022, arXiv:2210.03858; Jacob et al. 2017, arXiv:1712.05877.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    method: Literal["alphatuning", "qat"]
+    bits: Literal[4, 8] = 4
+    group_size: PositiveInt = Field(default=32, multiple_of=2, le=4096)
+
+
+# Options of text samples that a training generates to show its progress.
+
+
+MOST_PROMPTS = 3
+LONGEST_PROMPT = 500  # characters
+Prompt = Annotated[str, StringConstraints(min_length=1, max_length=LONGEST_PROMPT, pattern=r"\S")]
+
+
+class TextSamples(JobDocument):
+    """Prompts, interval and length of the samples; default prompt: the held-out text's beginning.
+
+    ``temperature`` 0 is greedy; otherwise tokens are sampled with ``seed``.
+    """
+
+    every_steps: PositiveInt = 100
+    prompts: tuple[Prompt, ...] = Field(default=(), max_length=MOST_PROMPTS)
+    max_tokens: int = Field(default=48, ge=1, le=256)
+    temperature: float = Field(default=0.0, ge=0.0, le=5.0)
+    seed: int = Field(default=17, ge=0, lt=2**63)

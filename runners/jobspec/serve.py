@@ -1,13 +1,173 @@
-"""Spec of a serving job."""
+"""Spec of a serving job: model, endpoint and the options of vLLM and SGLang."""
 
+import hashlib
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    StringConstraints,
+    model_validator,
+)
 
-from runners.compress_options import WeightDtype
-from runners.endpoint_spec import ON_GPUS, EndpointSettings, ServedName
 from runners.jobspec.base import ArtefactModel, FolderModel, JobDocument, ModelRef, RunDocument
-from runners.jobspec.engine import EngineOptions
+from runners.jobspec.compress import WeightDtype
+from runners.wire import IpAddress
+
+# Options of the GPU serving engines vLLM and SGLang.
+
+
+LEAST_MEMORY_RATIO, MOST_MEMORY_RATIO = 0.05, 0.98
+Size = Annotated[PositiveInt, Field(le=1024)]
+EngineCache = Literal["auto", "fp8"]
+
+
+class Draft(BaseModel):
+    """A draft model for speculative decoding, and the number of draft tokens."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model: Annotated[FolderModel | ArtefactModel, Field(discriminator="source")]
+    tokens: Annotated[PositiveInt, Field(le=32)] = 4
+
+
+class PhaseSplit(BaseModel):
+    """Numbers of prefill and decode engines in a disaggregated setup, each on its own GPUs.
+
+    A prompt's KV cache is transferred between them. Source: Zhong et al. 2024 (DistServe),
+    arXiv:2401.09670; Patel et al. 2023 (Splitwise), arXiv:2311.18677.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    prefill_engines: Annotated[PositiveInt, Field(le=64)] = 1
+    decode_engines: Annotated[PositiveInt, Field(le=64)] = 1
+
+    @property
+    def num_engines(self) -> int:
+        """Return the total number of engines."""
+        return self.prefill_engines + self.decode_engines
+
+
+class EngineOptions(BaseModel):
+    """Parallel sizes and other engine options that the plan decided.
+
+    ``memory_ratio`` is the share of each GPU's memory for weights, activations and cache. None
+    leaves an option to the engine. ``lookup_tokens`` is the number of draft tokens of prompt
+    lookup. With ``split`` the sizes apply to each engine.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    tensor_parallel_size: Size = 1
+    pipeline_parallel_size: Size = 1
+    data_parallel_size: Size = 1
+    has_expert_parallel: bool = False
+    memory_ratio: Annotated[float, Field(ge=LEAST_MEMORY_RATIO, le=MOST_MEMORY_RATIO)] | None = (
+        None
+    )
+    kv_cache_dtype: EngineCache = "auto"  # auto: the compute dtype
+    has_chunked_prefill: bool | None = None
+    has_prefix_cache: bool | None = None
+    draft: Draft | None = None
+    lookup_tokens: Annotated[PositiveInt, Field(le=32)] | None = None
+    split: PhaseSplit | None = None
+
+    @property
+    def devices_each(self) -> int:
+        """Return the number of GPUs per engine."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size * self.data_parallel_size
+
+    @property
+    def num_devices(self) -> int:
+        """Return the total number of GPUs."""
+        return self.devices_each * (self.split.num_engines if self.split else 1)
+
+    @model_validator(mode="after")
+    def _one_guesses(self) -> Self:
+        if self.draft and self.lookup_tokens:
+            msg = (
+                f"draft and lookup_tokens ({self.lookup_tokens}) are both given, and one of them "
+                "guesses; leave one out"
+            )
+            raise ValueError(msg)
+        if self.draft and self.split:
+            msg = (
+                "draft and split are both given: the draft's own cache does not travel from the "
+                "engine that reads to the one that writes; leave one out, or give lookup_tokens, "
+                "which needs no cache"
+            )
+            raise ValueError(msg)
+        return self
+
+
+# Settings of a serving endpoint: limits, address, API keys, idle stop.
+
+
+LOOPBACK = "127.0.0.1"
+KeyHash = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+ServedName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,119}$")]
+AnyPort = Annotated[int, Field(ge=0, le=65535)]
+FIRST_OPEN_PORT = 1024
+NO_ADAPTER = -1  # the adapter index of the base model
+# See runners/engines.py.
+EngineName = Literal["slipway", "llamacpp", "vllm", "sglang"]
+ON_GPUS: tuple[EngineName, ...] = ("vllm", "sglang")
+
+
+def key_hash(key: str) -> str:
+    """Return the stored hash of an endpoint's API key."""
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+class EndpointSettings(BaseModel):
+    """An OpenAI-compatible endpoint of one model.
+
+    Memory for ``kv_cache_tokens`` is reserved at the start; ``port`` 0 selects a free port.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    served_name: ServedName = "model"  # the model name for clients
+    engine: EngineName = "slipway"
+    max_concurrency: PositiveInt = Field(
+        default=16, le=1024
+    )  # running requests; others are queued
+    queue_limit: NonNegativeInt = Field(
+        default=256, le=100_000
+    )  # queued requests; others are rejected
+    max_length: PositiveInt | None = None  # tokens of prompt and answer; None: the model's own
+    kv_cache_tokens: PositiveInt | None = None  # None: max_concurrency requests of max_length
+    max_batch_tokens: PositiveInt = Field(default=512, le=1_048_576)  # prompt tokens per step
+    enforce_eager: bool = False  # Slipway's own engine: no CUDA graphs of decode steps
+    host: IpAddress = LOOPBACK
+    port: AnyPort = 0
+    key_hashes: tuple[KeyHash, ...] = Field(default=(), max_length=16)
+    idle_stop_seconds: PositiveFloat | None = None  # ends after this time without a request
+
+    @model_validator(mode="after")
+    def _is_safe_and_fits(self) -> Self:
+        if self.host != LOOPBACK and not self.key_hashes:
+            msg = (
+                f"host is {self.host}, which others reach, but key_hashes is empty; "
+                f"give a key's hash, or keep the endpoint on {LOOPBACK}"
+            )
+            raise ValueError(msg)
+        if 0 < self.port < FIRST_OPEN_PORT:
+            msg = f"port is {self.port}; choose {FIRST_OPEN_PORT} to 65535, or 0 for a free one"
+            raise ValueError(msg)
+        tokens, longest = self.kv_cache_tokens, self.max_length
+        if tokens is not None and longest is not None and tokens < longest:
+            msg = (
+                f"kv_cache_tokens is {tokens}, less than max_length, {longest}: the longest "
+                "request would never fit; give more, or shorten max_length"
+            )
+            raise ValueError(msg)
+        return self
 
 
 class NamedAdapter(JobDocument):

@@ -17,7 +17,7 @@ from runners import supervisor
 from runners.attempts import LOST, AttemptFolder, Verdict
 from runners.launch import LaunchRefusedError
 from runners.launchers import slurm_commands
-from runners.launchers.base import UnrecordedEnd
+from runners.launchers.local import UnrecordedEnd
 from runners.launchers.slurm_commands import Phase, SlurmError, SlurmJob, SlurmUnreachableError
 from runners.messages import RunRequest
 from runners.reasons import Reason

@@ -1,8 +1,4 @@
-"""Runs Slurm's command-line programs with a timeout and parses their output.
-
-The text formats used here are the same in every version since 15.08. ``squeue --json`` is not
-used: its fields changed type between versions, and 22.05 returns every job of the cluster.
-"""
+"""Runs Slurm's command-line programs with a timeout, and parses their output."""
 
 import getpass
 import os
@@ -11,6 +7,9 @@ from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
+
+from runners.facts import PartitionFacts, SchedulerFacts
+from runners.slurm_options import SlurmConfig
 
 TIMEOUT_SECONDS = 20.0
 NUM_FIELDS = 5  # of squeue's and sacct's output
@@ -232,3 +231,25 @@ def version() -> str:
         SlurmError: there is no answer.
     """
     return run("sinfo", "--version").strip().removeprefix("slurm ").removeprefix("slurm-wlm ")
+
+
+# The facts about its Slurm cluster that a host reports.
+
+
+MAX_PARTITIONS = 256
+
+
+def scheduler_facts(config: SlurmConfig) -> SchedulerFacts:
+    """Return the cluster's partitions and this host's job options; on failure the problem."""
+    facts = SchedulerFacts(
+        options=config.options,
+        time_limit_minutes=config.time_limit_minutes,
+        max_jobs=config.max_jobs,
+    )
+    try:
+        listed = partitions()
+        release = version()
+    except SlurmError as error:
+        return facts.model_copy(update={"problem": str(error)})
+    partition_facts = tuple(PartitionFacts(**each._asdict()) for each in listed[:MAX_PARTITIONS])
+    return facts.model_copy(update={"version": release, "partitions": partition_facts})

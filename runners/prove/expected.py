@@ -13,9 +13,8 @@ from planner.api import estimate
 from planner.calibration import calibrate_host, measurements_of
 from planner.catalog.host_device import DriverDevice, MeasuredRates, host_device
 from planner.errors import PlannerError
-from planner.specs.calibration import HostCalibration, Measurement
 from planner.specs.cluster import ClusterSpec, DeviceSpec
-from planner.specs.estimate import Estimate, EstimateRequest
+from planner.specs.estimate import Estimate, EstimateRequest, HostCalibration, Measurement
 from runners.facts import DeviceMeasurement
 from runners.prove.report import (
     Check,

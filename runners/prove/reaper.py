@@ -23,7 +23,7 @@ from pathlib import Path
 if __name__ == "__main__":  # -S hides site-packages and this package
     sys.path.append(str(Path(__file__).resolve().parents[2]))
 
-from runners.parentage import die_with
+from runners.processes import die_with
 from runners.supervision import child, procfs, record
 
 LOCK = ".proof.lock"  # a living process holds it: in the output folder, in each scratch folder

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeInt, TypeAdapter
 
-from planner.specs.calibration import HostCalibration
+from planner.specs.estimate import HostCalibration
 from runners.facts import DeviceMeasurement
 from runners.prove.stages import StageName
 from runners.wire import Figure as Number

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from runners.parentage import die_with
+from runners.processes import die_with
 from runners.supervision.procfs import MARKER
 
 EVENT_FD = "SLIPWAY_EVENT_FD"

@@ -1,15 +1,18 @@
-"""Handles a job's standard output: size-capped files, rate-limited events, last lines.
+"""Handles a job's output and events: masked, size-capped, rate-limited, validated."""
 
-Heavy output must not slow the job: files keep a head and a tail, events have a byte rate
-limit, and omitted bytes are counted and reported. Standard library only.
-"""
-
+import base64
+import ipaddress
+import json
+import math
 import os
+import re
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
+from urllib.parse import quote
 
 HEAD_BYTES = 4 * 1024**2
 TAIL_BYTES = 4 * 1024**2
@@ -153,3 +156,239 @@ class LastLines:
 
     def _last(self, count: int) -> str:
         return b"".join(self._pieces)[-count:].decode(errors="replace")
+
+
+# Validates the events of a job's event pipe before they enter the spool.
+#
+# The server must accept every event in the spool, because a rejected one would block all later
+# ones: unknown fields and non-finite numbers are dropped, and a line that is not an event of the
+# protocol is rejected with a message. Standard library only.
+
+
+MAX_LINE_BYTES = 1024**2
+JOB_SOURCES = ("job", "gpu")
+ARTEFACT_KINDS = ("model", "adapter", "report")  # messages.ArtefactKind; a test holds them equal
+_PORTS = range(1024, 65536)
+_SERVED_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,119}")
+
+Body = dict[str, Any]
+
+
+class EventRefusedError(ValueError):
+    """A line on the event pipe is not a valid event; the text gives the reason."""
+
+
+def parse_line(line: bytes) -> tuple[str, Body]:
+    """Return kind and body of one job event.
+
+    Raises:
+        EventRefusedError: the line is not an event that a job may send.
+    """
+    try:
+        event = json.loads(line, parse_constant=lambda _: None, parse_float=_finite)
+    except (ValueError, RecursionError) as error:
+        raise EventRefusedError(f"not JSON ({error})") from None
+    kind = event.get("kind") if isinstance(event, dict) else None
+    body = event.get("body") if isinstance(event, dict) else None
+    if not isinstance(kind, str) or not isinstance(body, dict):
+        raise EventRefusedError('an event is an object {"kind": text, "body": object}')
+    if kind not in _BODIES:
+        raise EventRefusedError(f"a job sends no {kind!r} events, only {', '.join(_BODIES)}")
+    return kind, _BODIES[kind](body)
+
+
+def _finite(text: str) -> float | None:
+    value = float(text)
+    return value if math.isfinite(value) else None
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _take(body: Body, name: str, test: Callable[[object], bool], meaning: str) -> object:
+    value = body.get(name)
+    if not test(value):
+        raise EventRefusedError(f"{name} is {value!r}, expected {meaning}")
+    return value
+
+
+def _text(body: Body, name: str) -> str:
+    return str(_take(body, name, lambda value: isinstance(value, str), "text"))
+
+
+def _mapping(body: Body, name: str) -> Mapping[str, Any]:
+    value = body.get(name)
+    if not isinstance(value, dict):
+        raise EventRefusedError(f"{name} is {value!r}, expected an object")
+    return value
+
+
+def _numbers(body: Body, name: str) -> dict[str, float]:
+    return {key: value for key, value in _mapping(body, name).items() if _is_number(value)}
+
+
+def _phase(body: Body) -> Body:
+    return {"name": _text(body, "name")}
+
+
+def _progress(body: Body) -> Body:
+    amount = "a number from 0 up"
+    eta = body.get("eta_seconds")
+    return {
+        "done": _take(body, "done", _is_amount, amount),
+        "total": _take(body, "total", _is_amount, amount),
+        "unit": _text(body, "unit"),
+        "eta_seconds": eta if _is_amount(eta) else None,
+    }
+
+
+def _is_amount(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
+
+
+def _metric(body: Body) -> Body:
+    values = _numbers(body, "values")
+    if not values:
+        raise EventRefusedError("a metric event holds no finite number")
+    step = body.get("step")
+    source = body.get("source")
+    source = source if source in JOB_SOURCES else "job"  # "host" is reserved for the supervisor
+    return {"source": source, "values": values, "step": step if _is_whole(step) else None}
+
+
+def _log(body: Body) -> Body:
+    stream = "stderr" if body.get("stream") == "stderr" else "stdout"
+    return {"stream": stream, "text": _text(body, "text")}
+
+
+def _result(body: Body) -> Body:
+    notes = _mapping(body, "notes") if "notes" in body else {}
+    return {
+        "measured": _numbers(body, "measured"),
+        "notes": {key: str(value) for key, value in notes.items()},
+    }
+
+
+def _artefact(body: Body) -> Body:
+    files, digests = _mapping(body, "files"), _mapping(body, "sha256")
+    if not all(_is_whole(size) for size in files.values()):
+        raise EventRefusedError("files maps each relative path to its size in bytes")
+    if set(files) != set(digests):
+        raise EventRefusedError("files and sha256 must name the same paths")
+    return {
+        "name": _text(body, "name"),
+        "kind": _take(
+            body, "kind", ARTEFACT_KINDS.__contains__, f"one of {', '.join(ARTEFACT_KINDS)}"
+        ),
+        "total_bytes": _take(body, "total_bytes", _is_whole, "a size in bytes"),
+        "files": files,
+        "sha256": {path: str(digest) for path, digest in digests.items()},
+        "facts": _mapping(body, "facts") if "facts" in body else {},
+    }
+
+
+def _endpoint(body: Body) -> Body:
+    return {
+        "host": str(_take(body, "host", _is_address, "a numeric address")),
+        "port": _take(body, "port", lambda port: port in _PORTS, "a port from 1024 up"),
+        "model": str(_take(body, "model", _is_served_name, "the name of a model")),
+        "has_keys": body.get("has_keys") is True,
+    }
+
+
+def _is_address(value: object) -> bool:
+    try:
+        return isinstance(value, str) and bool(ipaddress.ip_address(value))
+    except ValueError:
+        return False
+
+
+def _is_served_name(value: object) -> bool:
+    return isinstance(value, str) and bool(_SERVED_NAME.fullmatch(value))
+
+
+_BODIES: dict[str, Callable[[Body], Body]] = {
+    "phase": _phase,
+    "progress": _progress,
+    "metric": _metric,
+    "log": _log,
+    "result": _result,
+    "artefact": _artefact,
+    "endpoint": _endpoint,
+}
+
+
+# Masks secret values in a job's output before it reaches a disk or the server.
+#
+# A value may be split over several reads: a suffix that could begin a value is buffered until more
+# output arrives. Standard library only.
+
+
+MASK = b"[secret]"
+SHORTEST_SECRET = 8  # bytes; a shorter value may be a common word
+
+
+def values_in(folder: Path) -> list[bytes]:
+    """Return the contents of a folder's files; an empty list if there is no folder."""
+    if not folder.is_dir():
+        return []
+    return [path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()]
+
+
+def spellings(values: Iterable[bytes]) -> set[bytes]:
+    """Return the encodings of the values: plain, per line, JSON, URL-quoted and base64."""
+    encodings: set[bytes] = set()
+    for value in values:
+        text = value.decode(errors="surrogateescape").strip()
+        encodings.add(text.encode(errors="surrogateescape"))
+        encodings.update(line.encode(errors="surrogateescape") for line in text.splitlines())
+        encodings.add(json.dumps(text)[1:-1].encode())
+        encodings.add(quote(text, safe="", errors="surrogateescape").encode())
+        encodings.add(base64.b64encode(value.strip()))
+    return {each for each in encodings if len(each) >= SHORTEST_SECRET}
+
+
+class Masker:
+    """Masks one output stream."""
+
+    def __init__(self, values: Iterable[bytes]) -> None:
+        self._spellings = sorted(spellings(values), key=len, reverse=True)
+        parts = b"|".join(re.escape(each) for each in self._spellings)
+        self._pattern = re.compile(parts) if parts else None
+        self._buffer = b""
+
+    def mask(self, data: bytes) -> bytes:
+        """Return the data with every value masked."""
+        return self._pattern.sub(MASK, data) if self._pattern else data
+
+    def feed(self, data: bytes) -> bytes:
+        """Return the masked data that is complete so far."""
+        if self._pattern is None:
+            return data
+        text = self.mask(self._buffer + data)
+        keep = self._unfinished(text)
+        self._buffer = text[len(text) - keep :]
+        return text[: len(text) - keep]
+
+    def flush(self) -> bytes:
+        """Return the buffered rest at the end of the stream."""
+        rest, self._buffer = self._buffer, b""
+        return rest
+
+    def _unfinished(self, text: bytes) -> int:
+        """Return the length of the longest suffix that could begin a value."""
+        return max((_overlap(text, each) for each in self._spellings), default=0)
+
+
+def _overlap(text: bytes, value: bytes) -> int:
+    """Return the length of the longest suffix of ``text`` that is a prefix of ``value``."""
+    longest = min(len(text), len(value) - 1)
+    for length in range(longest, 0, -1):
+        if text.endswith(value[:length]):
+            return length
+    return 0

@@ -13,8 +13,7 @@ import pytest
 from runners import launch
 from runners.attempts import AttemptFolder
 from runners.config import HostConfig, HostDir
-from runners.jobs.serve.relayed.backend import EngineAdapter, Placed
-from runners.jobs.serve.relayed.parts import parts_of
+from runners.jobs.serve.relayed.backend import EngineAdapter, Placed, parts_of
 from runners.jobs.serve.relayed.process import Command, ListenAddress
 from runners.jobs.serve.sglang.speaker import Sglang
 from runners.jobs.serve.vllm import speaker as vllm_speaker

@@ -16,8 +16,7 @@ from pydantic import ValidationError
 from planner import api
 from planner.errors import PlannerError
 from planner.specs.estimate import EstimateRequest
-from planner.specs.inverse import InverseRequest
-from planner.specs.plan import PlanRequest
+from planner.specs.plan import InverseRequest, PlanRequest
 from tests.books.book import FOLDER, Book, json_differences, json_text
 
 BOOK = Book("answers", ".json", json_differences)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.workload.intervals import Confidence
+from planner.workload.outcome import Confidence
 from tests.planner.asking import CPU, GENERATE, LLAMA_8B, LLAMA_70B, SERVE, TINY, TRAIN, ask
 
 GIB = 1024**3

@@ -3,10 +3,10 @@
 import pytest
 
 from planner.catalog.models import get_model, list_models
-from planner.cost.equation import Ledger, Line
 from planner.cost.kv_cache import cache_bytes, layer_tokens, read_tokens
 from planner.cost.parameters import count_parameters
-from planner.specs.layers import AttentionLayers, IndexLayers, LatentLayers, RecurrentLayers
+from planner.cost.quantity import Ledger, Line
+from planner.specs.model import AttentionLayers, IndexLayers, LatentLayers, RecurrentLayers
 from tests.planner.asking import ask, held
 
 BF16 = 2.0

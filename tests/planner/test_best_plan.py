@@ -3,7 +3,7 @@
 import pytest
 
 from planner import api
-from planner.search.subject import ESTIMATES
+from planner.search.scoring import ESTIMATES
 from planner.specs.plan import PlanRequest
 from tests.planner.asking import SERVE, TRAIN, document
 

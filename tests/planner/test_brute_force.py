@@ -8,10 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.api import plan
-from planner.search.constraints import constraints_of, first_violation
 from planner.search.engine import explore
+from planner.search.question import constraints_of, family_of, first_violation
 from planner.search.rank import criteria, frontier, order_of
-from planner.search.rejection import family_of
 from planner.search.select import Table, frontier_rows, skyline
 from planner.specs.plan import APPLICABILITY, PlanRequest
 from planner.workload.estimator import estimate_request

@@ -5,7 +5,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.catalog.models import get_model, model_from_config
-from planner.cost.equation import Ledger, Line
 from planner.cost.kv_cache import (
     cache_bytes,
     cached_tokens,
@@ -13,8 +12,14 @@ from planner.cost.kv_cache import (
     read_tokens,
     window_and_entries,
 )
-from planner.specs.layers import AttentionLayers, CompressedLayers, IndexLayers, NoMixingLayers
-from planner.specs.model import ModelSpec
+from planner.cost.quantity import Ledger, Line
+from planner.specs.model import (
+    AttentionLayers,
+    CompressedLayers,
+    IndexLayers,
+    ModelSpec,
+    NoMixingLayers,
+)
 from tests.planner.asking import LLAMA_405B, TINY
 
 WINDOWED = {**TINY, "model_type": "gemma3_text", "head_dim": 32, "sliding_window": 100}

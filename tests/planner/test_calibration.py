@@ -4,8 +4,7 @@ import pytest
 
 from planner.api import estimate
 from planner.calibration import calibrate_host, measurements_of
-from planner.specs.calibration import Measurement
-from planner.specs.estimate import EstimateRequest
+from planner.specs.estimate import EstimateRequest, Measurement
 from tests.planner.asking import CPU, GENERATE, TINY, TRAIN, document
 
 REQUEST = EstimateRequest.model_validate(document(model=TINY, device=CPU, workload=GENERATE))

@@ -5,10 +5,15 @@ import pytest
 
 from planner.api import plan
 from planner.search import engine
-from planner.search.ceiling import ceiling_of, exceeds_peak, most_tokens_per_second
-from planner.search.engine import best_of, explore
+from planner.search.engine import (
+    best_of,
+    ceiling_of,
+    exceeds_peak,
+    explore,
+    most_tokens_per_second,
+)
 from planner.search.question import questions
-from planner.search.subject import ESTIMATES
+from planner.search.scoring import ESTIMATES
 from planner.specs.plan import Bound, PlanRequest
 from planner.workload import capacity
 from tests.planner.asking import LLAMA_8B, SERVE, document

@@ -5,13 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.cost import columns
+from planner.cost import quantity
 from planner.cost.kv_cache import kv_cache_bytes
 
 NUMBERS = st.floats(-1e12, 1e12)
 COLUMNS = st.lists(NUMBERS, min_size=1, max_size=8)
-TWO = (columns.maximum, columns.minimum)
-ONE = (columns.ceil, columns.floor)
+TWO = (quantity.maximum, quantity.minimum)
+ONE = (quantity.ceil, quantity.floor)
 
 
 @pytest.mark.parametrize("choice", TWO)
@@ -31,20 +31,20 @@ def test_rounding_is_the_same_element_by_element(rounding, values):
 @given(values=COLUMNS, limit=NUMBERS)
 def test_a_branch_is_taken_element_by_element(values, limit):
     column = np.array(values)
-    together = columns.where(column > limit, column, limit)
+    together = quantity.where(column > limit, column, limit)
 
-    assert together.tolist() == [columns.where(v > limit, v, limit) for v in values]
+    assert together.tolist() == [quantity.where(v > limit, v, limit) for v in values]
 
 
 def test_plain_numbers_stay_plain():
     found = (
-        columns.where(True, 1.0, 2.0),
-        columns.maximum(1.0, 2.0),
-        columns.minimum(1.0, 2.0),
-        columns.ceil(1.5),
-        columns.floor(1.5),
-        columns.round_up(17.0, 16.0),
-        columns.largest([1.0, 3.0, 2.0]),
+        quantity.where(True, 1.0, 2.0),
+        quantity.maximum(1.0, 2.0),
+        quantity.minimum(1.0, 2.0),
+        quantity.ceil(1.5),
+        quantity.floor(1.5),
+        quantity.round_up(17.0, 16.0),
+        quantity.largest([1.0, 3.0, 2.0]),
     )
 
     assert found == (1.0, 2.0, 1.0, 2.0, 1.0, 32.0, 3.0)
@@ -52,7 +52,7 @@ def test_plain_numbers_stay_plain():
 
 
 def test_the_largest_of_columns_is_taken_element_by_element():
-    found = columns.largest([np.array([1.0, 5.0]), 3.0, np.array([2.0, 4.0])])
+    found = quantity.largest([np.array([1.0, 5.0]), 3.0, np.array([2.0, 4.0])])
 
     assert found.tolist() == [3.0, 5.0]
 
@@ -60,33 +60,33 @@ def test_the_largest_of_columns_is_taken_element_by_element():
 def test_axes_of_different_choices_make_a_grid():
     tensor, batch = np.array([[1.0], [4.0]]), np.array([[2.0, 3.0, 8.0]])
 
-    assert columns.maximum(tensor, batch).tolist() == [[2, 3, 8], [4, 4, 8]]
+    assert quantity.maximum(tensor, batch).tolist() == [[2, 3, 8], [4, 4, 8]]
 
 
 @given(left=st.booleans(), right=st.booleans())
 def test_conditions_join_alike_on_numbers_and_columns(left, right):
     one, other = np.array([left]), np.array([right])
 
-    assert columns.both(one, other).tolist() == [columns.both(left, right)]
-    assert columns.either(one, other).tolist() == [columns.either(left, right)]
-    assert columns.negate(one).tolist() == [columns.negate(left)]
+    assert quantity.both(one, other).tolist() == [quantity.both(left, right)]
+    assert quantity.either(one, other).tolist() == [quantity.either(left, right)]
+    assert quantity.negate(one).tolist() == [quantity.negate(left)]
 
 
 def test_conditions_on_plain_numbers_are_plain():
-    assert columns.both(True, False) is False
-    assert columns.either(True, False) is True
-    assert columns.negate(False) is True
+    assert quantity.both(True, False) is False
+    assert quantity.either(True, False) is True
+    assert quantity.negate(False) is True
 
 
 def test_a_divisor_divides_its_multiples():
-    assert columns.divides(4, 12) is True
-    assert columns.divides(np.array([4, 5]), 12).tolist() == [True, False]
+    assert quantity.divides(4, 12) is True
+    assert quantity.divides(np.array([4, 5]), 12).tolist() == [True, False]
 
 
 def test_a_condition_that_holds_anywhere_is_worth_costing():
-    assert columns.any_of(np.array([False, True]))
-    assert not columns.any_of(np.array([False, False]))
-    assert columns.any_of(True)
+    assert quantity.any_of(np.array([False, True]))
+    assert not quantity.any_of(np.array([False, False]))
+    assert quantity.any_of(True)
 
 
 def test_a_formula_takes_a_column_of_layouts():

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from planner.catalog.compression import factor_of, published_times, spread_of
+from planner.catalog.engines import factor_of, published_times, spread_of
 from planner.catalog.reading import data_json
 from planner.cost.compression import RECIPES, column_seconds, tuning_seconds
 from planner.fitting.compression_fitting import (

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from planner.catalog.models import get_model, model_from_config
 from planner.catalog.packed import packed_format
-from planner.catalog.quality_table import family_of
+from planner.catalog.quality import family_of
 from planner.cost.parameters import count_parameters
 from planner.errors import BadConfigError, NotCoveredError, PlannerError, UnknownNameError
 from planner.specs.model import ModelSpec

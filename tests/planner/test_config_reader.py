@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.catalog.config_reader import SPELLINGS, ConfigReader
-from planner.cost.layers import PerGroup
+from planner.cost.quantity import PerGroup
 from planner.cost.weights import linear_bytes, linear_parameters_per_rank, weight_bytes
 from planner.errors import BadConfigError
 

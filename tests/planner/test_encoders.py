@@ -4,8 +4,8 @@ import pytest
 
 from planner.api import estimate, plan
 from planner.catalog.hf_config import model_from_config
-from planner.cost.compute import layer_pairs
 from planner.cost.parameters import count_parameters
+from planner.cost.roofline import layer_pairs
 from planner.errors import BadRequestError
 from planner.specs.estimate import EstimateRequest
 from planner.specs.plan import PlanRequest

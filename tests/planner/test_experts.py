@@ -5,12 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.cost.experts import (
-    dispatch_share,
-    excess_of_busiest,
-    expert_visits,
-    experts_read,
-)
+from planner.cost.roofline import dispatch_share, excess_of_busiest, expert_visits, experts_read
 
 E, K = 128, 8
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import pytest
 
-from planner.cost.equation import Equation
+from planner.cost.quantity import Equation
 from tests.planner.asking import CPU, GENERATE, LLAMA_70B, SERVE, TINY, TRAIN, ask, held
 
 WORKLOADS = {

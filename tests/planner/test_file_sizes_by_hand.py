@@ -6,19 +6,20 @@ from hypothesis import strategies as st
 
 from planner.catalog.models import get_model
 from planner.catalog.packed import PackedFormat, packed_format
-from planner.cost.dtypes import group_size_of, unquantised_dtype, weight_bytes_per_element
 from planner.cost.parameters import count_parameters
-from planner.cost.weight_formats import formats_of
 from planner.cost.weights import (
     alike_stages,
+    formats_of,
+    group_size_of,
     key_value_share,
     kv_heads_share,
     stage_layers,
     stage_vocabulary,
+    unquantised_dtype,
+    weight_bytes_per_element,
 )
 from planner.errors import UnknownNameError
-from planner.specs.layers import AttentionLayers
-from planner.specs.model import ModelSpec
+from planner.specs.model import AttentionLayers, ModelSpec
 from tests.planner.asking import LLAMA_8B, ask, held
 
 GIB = 1024**3

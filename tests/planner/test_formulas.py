@@ -8,30 +8,28 @@ from hypothesis import strategies as st
 from planner.cost import (
     activations,
     communication,
-    compute,
     energy,
     kv_cache,
-    operator_activations,
     parameters,
     queueing,
     roofline,
-    training_states,
+    training,
     weights,
 )
-from planner.cost.equation import Equation, Ledger, Line
+from planner.cost.quantity import Equation, Ledger, Line
 from planner.workload import compress, serve, train
 
 MODULES = (
     activations,
     communication,
-    compute,
+    roofline,
     energy,
     kv_cache,
-    operator_activations,
+    activations,
     parameters,
     queueing,
     roofline,
-    training_states,
+    training,
     weights,
     compress,
     serve,
@@ -85,16 +83,16 @@ def test_rounding_up_to_pages_never_loses_a_token(value):
 
 @given(sequence=st.integers(1, 5000), window=st.integers(1, 5000))
 def test_a_window_never_sees_more_pairs_than_the_whole_triangle(sequence, window):
-    whole = float(compute.causal_pairs(sequence))
+    whole = float(roofline.causal_pairs(sequence))
 
-    assert float(compute.causal_pairs(sequence, window)) <= whole
+    assert float(roofline.causal_pairs(sequence, window)) <= whole
 
 
 @given(sequence=st.integers(1, 300), window=st.integers(1, 300))
 def test_causal_pairs_equal_counting_them(sequence, window):
     counted = sum(min(query + 1, window) for query in range(sequence))
 
-    assert float(compute.causal_pairs(sequence, window)) == counted
+    assert float(roofline.causal_pairs(sequence, window)) == counted
 
 
 @given(document=st.integers(1, 3000), block=st.sampled_from([16, 128]))
@@ -103,14 +101,14 @@ def test_blocks_of_packed_rows_equal_counting_where_the_document_before_began(do
     before = sum(-(-offset // block) for offset in range(document)) / document
     counted = 64 * block**2 * min(65 / 2, 1 + before)
 
-    found = compute.block_pairs(row_tokens=row, document_tokens=document, block_tokens=block)
+    found = roofline.block_pairs(row_tokens=row, document_tokens=document, block_tokens=block)
     assert float(found) == pytest.approx(counted)
-    assert float(found) >= float(compute.causal_pairs(min(document, row)))
+    assert float(found) >= float(roofline.causal_pairs(min(document, row)))
 
 
 def test_a_checkpoints_copy_by_hand():
     alone, gathered = (
-        training_states.checkpoint_copy_bytes(
+        training.checkpoint_copy_bytes(
             parameters=1e6,
             weight_bytes_per_element=4,
             state_bytes_per_element=8,
@@ -126,7 +124,7 @@ def test_a_checkpoints_copy_by_hand():
 def test_a_ledger_writes_down_the_equation_with_its_values():
     ledger = Ledger()
 
-    ledger.term(compute.matmul_flops, Line("g", "Products"), parameters=10.0, num_tokens=3.0)
+    ledger.term(roofline.matmul_flops, Line("g", "Products"), parameters=10.0, num_tokens=3.0)
 
     (term,) = ledger.terms()
     assert (term.equation, term.value, term.unit) == ("F = 2 · n · T", 60.0, "FLOP")
@@ -137,7 +135,7 @@ def test_a_calibration_factor_is_part_of_the_written_equation():
     ledger = Ledger()
 
     line = Line("g", "Products", factor=1.5)
-    value = ledger.term(compute.matmul_flops, line, parameters=10.0, num_tokens=3.0)
+    value = ledger.term(roofline.matmul_flops, line, parameters=10.0, num_tokens=3.0)
 
     assert value == 90.0
     assert ledger.terms()[0].equation == "F = k · (2 · n · T)"

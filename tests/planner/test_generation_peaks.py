@@ -3,8 +3,8 @@
 import pytest
 
 from planner.catalog.models import get_model
-from planner.cost.dtypes import weight_bytes_per_element
 from planner.cost.parameters import count_parameters
+from planner.cost.weights import weight_bytes_per_element
 from planner.fitting.generation_peaks import (
     PRIOR_BYTES,
     PeakCase,

@@ -6,7 +6,7 @@ from planner.catalog.gguf import file_bytes, file_sizes
 from planner.catalog.models import get_model, list_models
 from planner.catalog.packed import packed_format
 from planner.cost.parameters import count_parameters
-from planner.cost.weight_formats import padded_expert_ratio
+from planner.cost.weights import padded_expert_ratio
 from planner.fitting.evidence import table
 from planner.specs.model import ModelSpec
 from tests.planner.asking import ask, held

@@ -4,19 +4,18 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from planner.cost.compute import chunked_pairs, layer_pairs, read_pairs
-from planner.cost.equation import Ledger, Line
 from planner.cost.kv_cache import cache_bytes, layer_tokens, read_tokens
-from planner.cost.layers import PerGroup
 from planner.cost.parameters import count_parameters
-from planner.specs.layers import (
+from planner.cost.quantity import Ledger, Line, PerGroup
+from planner.cost.roofline import chunked_pairs, layer_pairs, read_pairs
+from planner.specs.model import (
     AttentionLayers,
     IndexLayers,
     LatentLayers,
+    ModelSpec,
     NoMixingLayers,
     RecurrentLayers,
 )
-from planner.specs.model import ModelSpec
 
 SHAPE = {
     "model_type": "demo",

@@ -29,7 +29,7 @@ from planner.fitting.left_out import (
 from planner.fitting.pages.scatter import bounds, picture, ticks
 from planner.fitting.serving.factors import SEEN, UNSEEN
 from planner.specs.estimate import EstimateRequest
-from planner.workload.intervals import confidence_of
+from planner.workload.outcome import confidence_of
 from planner.workload.resolve import resolve
 from tests.planner.asking import TRAIN, document
 

@@ -3,9 +3,9 @@
 import pytest
 
 from planner.api import estimate, inverse
-from planner.search.limit_interval import limit_interval
+from planner.search.inverse import limit_interval
 from planner.specs.estimate import EstimateRequest
-from planner.specs.inverse import InverseRequest
+from planner.specs.plan import InverseRequest
 from tests.planner.asking import GENERATE, SERVE, TINY, TRAIN, ask, document
 
 

@@ -3,16 +3,10 @@
 import pytest
 
 from planner.catalog.models import get_model
-from planner.cost.dtypes import weight_bytes_per_element
 from planner.cost.kv_cache import kv_cache_bytes, layer_tokens
 from planner.cost.parameters import count_parameters
-from planner.cost.training_states import (
-    largest_weight,
-    lora_parameters,
-    sharded_state_bytes,
-    zero_shards,
-)
-from planner.cost.weights import stage_layers
+from planner.cost.training import largest_weight, lora_parameters, sharded_state_bytes, zero_shards
+from planner.cost.weights import stage_layers, weight_bytes_per_element
 from tests.planner.asking import LLAMA_8B, LLAMA_70B, SERVE, TRAIN, ask, held
 
 GIB = 1024**3

@@ -2,7 +2,7 @@
 
 import pytest
 
-from planner.workload.allocator_cache import MESSAGES_LOOK_BYTES
+from planner.workload.training_memory import MESSAGES_LOOK_BYTES
 from tests.planner.asking import CPU, TINY, TRAIN, ask
 
 

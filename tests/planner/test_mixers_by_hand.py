@@ -8,11 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.catalog.models import get_model, model_from_config
-from planner.cost.experts import dispatch_share, expert_visits, experts_read
-from planner.cost.mixers import MixerCounts, count_mixer
-from planner.cost.parameters import count_parameters, feed_forward_parameters
-from planner.specs.layers import AttentionLayers, LatentLayers, NoMixingLayers
-from planner.specs.model import ModelSpec
+from planner.cost.parameters import (
+    MixerCounts,
+    count_mixer,
+    count_parameters,
+    feed_forward_parameters,
+)
+from planner.cost.roofline import dispatch_share, expert_visits, experts_read
+from planner.specs.model import AttentionLayers, LatentLayers, ModelSpec, NoMixingLayers
 from tests.planner.asking import TINY
 
 SHAPE = {

@@ -2,7 +2,7 @@
 
 import pytest
 
-from planner.cost.offload import expert_hit_ratio
+from planner.cost.memory import expert_hit_ratio
 from planner.errors import NotPossibleError
 from tests.planner.asking import GENERATE, LLAMA_8B, LLAMA_70B, MIXTRAL, TRAIN, ask, held
 

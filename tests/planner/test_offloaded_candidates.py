@@ -5,13 +5,13 @@ import pytest
 
 from planner.catalog.engines import get_engine
 from planner.fitting.pages.offload_examples import T4_HOST
-from planner.search.offloaded import shares_of
 from planner.search.placement import (
     SHARES,
     best_placement,
     costs_of,
     moves_of,
     placements,
+    shares_of,
     tokens_per_second,
 )
 from planner.specs.estimate import EstimateRequest

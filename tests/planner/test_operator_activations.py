@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from planner.catalog.models import get_model
-from planner.cost.operator_activations import (
+from planner.cost.activations import (
     Operators,
     gradient_width,
     kept_residuals,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.cost.partition import split_in_flight, split_layers
+from planner.cost.stages import split_in_flight, split_layers
 
 
 def enumerated(table):

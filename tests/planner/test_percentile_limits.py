@@ -9,17 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.api import plan
-from planner.search.constraints import (
+from planner.search.engine import explore
+from planner.search.question import (
     FAR_BEYOND,
     constraints_of,
+    family_of,
     first_violation,
     is_percentile,
     is_simulated,
     mean_bound,
 )
-from planner.search.engine import explore
 from planner.search.rank import criteria, frontier, order_of
-from planner.search.rejection import family_of
 from planner.search.select import Table
 from planner.specs.plan import APPLICABILITY, Bound, PlanRequest
 from planner.workload.estimator import estimate_request

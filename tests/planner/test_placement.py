@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from planner.fitting.pages.offload_examples import T4_HOST, reproduced
-from planner.search import changes, suggest
+from planner.search import suggest
 from planner.search.placement import (
     SHARES,
     best_batch,
@@ -162,7 +162,7 @@ def test_a_batch_that_does_not_fit_is_told_where_it_would():
 
 def test_a_suggested_placement_keeps_what_the_host_was_measured_to_do(monkeypatch):
     asked = []
-    monkeypatch.setattr(changes, "placed_strategy", asked.append)
+    monkeypatch.setattr(suggest, "placed_strategy", asked.append)
     factors = {"compute": {"factor": 2.0, "spread": 0.1, "n": 9}}
     document = {
         "model": "facebook/opt-66b",

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from planner.catalog.devices import device_slug, get_device, list_devices
 from planner.catalog.instances import get_instance, list_instances, offers_for, price_of
 from planner.catalog.models import get_model, list_models
-from planner.catalog.nearest import nearest_names
+from planner.catalog.reading import nearest_names
 from planner.cost.energy import (
     drawn_watts,
     joules_per_token,

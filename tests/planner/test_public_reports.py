@@ -12,7 +12,7 @@ import pytest
 from planner.api import estimate
 from planner.catalog.engines import release_number
 from planner.catalog.models import get_model
-from planner.cost.page_pools import block_bytes, page_pool, pooled_cache_bytes
+from planner.cost.kv_cache import block_bytes, page_pool, pooled_cache_bytes
 from planner.errors import NotPossibleError
 from planner.specs.estimate import EstimateRequest
 from tests.planner.asking import LLAMA_8B, ask, held

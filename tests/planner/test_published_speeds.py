@@ -15,7 +15,7 @@ from planner.fitting.published_speeds import (
     source_spread,
 )
 from planner.workload.estimator import estimate_request
-from planner.workload.intervals import SOURCE_SPREAD
+from planner.workload.outcome import SOURCE_SPREAD
 
 FITTED = ("serving_dense", "serving_sparse", "inference_other")
 ROWS = table("published_speeds")

@@ -6,9 +6,9 @@ import pytest
 
 from planner.catalog.models import model_from_config
 from planner.catalog.packed import packed_format
-from planner.catalog.quantization_tools import known_methods
-from planner.cost.dtypes import weight_bytes_per_element as element
+from planner.catalog.published_weights import known_methods
 from planner.cost.parameters import count_parameters
+from planner.cost.weights import weight_bytes_per_element as element
 from planner.errors import BadConfigError, NotCoveredError, PlannerError
 from tests.planner.asking import TINY, ask, held
 

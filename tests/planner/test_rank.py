@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from planner.search.question import DTYPES, Rejections, family_numbers, family_of
 from planner.search.rank import (
     PENALTIES,
     criteria,
@@ -12,7 +13,6 @@ from planner.search.rank import (
     merit_of,
     order_of,
 )
-from planner.search.rejection import DTYPES, Rejections, family_numbers, family_of
 from planner.specs.strategy import Strategy
 from planner.workload.ranks import Layout
 from tests.planner.asking import CPU, TINY, TRAIN, ask

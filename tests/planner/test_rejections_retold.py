@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 
 from planner.errors import BadRequestError
-from planner.search.constraints import FIGURES, figure, first_violation, unit_of
+from planner.search.question import FIGURES, figure, first_violation, unit_of
 from planner.specs.plan import Bound
 from tests.planner.asking import (
     CPU,

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.cost.root import STEPS, falling_root
+from planner.cost.quantity import STEPS, falling_root
 
 SHAPES = st.sampled_from([0.5, 0.8, 1.0, 1.3])
 

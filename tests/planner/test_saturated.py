@@ -3,17 +3,11 @@
 import pytest
 
 from planner.api import estimate
-from planner.cost.equation import Ledger
-from planner.cost.queueing import (
-    cycle_seconds,
-    first_token_of_many,
-    mixed_steps,
-    waves_seconds,
-)
+from planner.cost.quantity import Ledger
+from planner.cost.queueing import cycle_seconds, first_token_of_many, mixed_steps, waves_seconds
 from planner.specs.estimate import EstimateRequest
 from planner.workload.resolve import resolve
-from planner.workload.saturation import mixed_work, step_budget
-from planner.workload.serve import fills_places, serve
+from planner.workload.serve import fills_places, mixed_work, serve, step_budget
 
 LLAMA = "meta-llama/Llama-3.1-8B"
 LENGTHS = {"input_tokens": 1000, "output_tokens": 500}

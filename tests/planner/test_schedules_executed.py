@@ -2,8 +2,7 @@
 
 import pytest
 
-from planner.cost.training_states import pipeline_in_flight
-from planner.cost.training_step import step_seconds
+from planner.cost.training import pipeline_in_flight, step_seconds
 from tests.planner.schedules import BACKWARD, FORWARD, execute, gpipe, interleaved, one_f_one_b
 
 SECONDS = {FORWARD: 1.0, BACKWARD: 2.0}

@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.errors import BadRequestError
+from planner.search.inverse import Probe, closest_miss, largest_step
 from planner.search.offer import reasons
-from planner.search.probe import Probe, closest_miss, largest_step
-from planner.search.rejection import distance
+from planner.search.question import distance
 from planner.search.suggest import suggestions
 from planner.specs.plan import PlanRequest, Rejection
 from tests.planner.asking import GENERATE, LLAMA_70B, SERVE, TRAIN, ask, document, search

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.cost.equation import Ledger, Unrecorded
+from planner.cost.quantity import Ledger, Unrecorded
 from planner.specs.estimate import EstimateRequest
 from planner.workload.estimator import run
 from planner.workload.resolve import resolve

@@ -29,7 +29,7 @@ from planner.fitting.serving.fitting import fit_serving, serving_errors, strengt
 from planner.fitting.serving.model import HABITS, PARTS, packed, sweep_of
 from planner.specs.estimate import EstimateRequest
 from planner.workload.estimator import estimate_request
-from planner.workload.sweep_factors import RELEASE, release_key
+from planner.workload.rates import RELEASE, release_key
 from tests.planner.asking import ask
 
 ENGINES = data_json("factors.json")["engines"]

@@ -9,7 +9,7 @@ import pytest
 
 from planner.api import estimate
 from planner.specs.estimate import EstimateRequest
-from planner.workload.intervals import SOURCE_SPREAD, Z_80
+from planner.workload.outcome import SOURCE_SPREAD, Z_80
 
 ROWS = Path("planner/validation/serving_dense.csv")
 HYBRID = ["Qwen/Qwen3.5-397B-A17B", "deepseek-ai/DeepSeek-R1", "nvidia/DeepSeek-V3.1-NVFP4"]

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from planner.api import estimate
 from planner.calibration import calibrate_host, measurements_of
-from planner.specs.calibration import Measurement
-from planner.specs.estimate import EstimateRequest
+from planner.specs.estimate import EstimateRequest, Measurement
 from tests.planner.asking import CPU, TINY, document
 
 GENERATE = {"kind": "generate", "batch_size": 1, "input_tokens": 512, "output_tokens": 64}

@@ -3,7 +3,7 @@
 import pytest
 
 from planner.catalog.devices import get_device
-from planner.cost.sparsity import GEMM_SPEEDUP, has_sparse_cores, stored_bits
+from planner.cost.weights import GEMM_SPEEDUP, has_sparse_cores, stored_bits
 from tests.planner.asking import ask, held
 
 

@@ -6,11 +6,15 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
 from planner.specs.base import Spec
-from planner.specs.calibration import CalibrationFactor, HostCalibration, Measurement
 from planner.specs.cluster import ClusterSpec, DeviceSpec
-from planner.specs.estimate import Quality
-from planner.specs.layers import AttentionLayers, CompressedLayers, LatentLayers, LayerGroup
-from planner.specs.model import ModelSpec
+from planner.specs.estimate import CalibrationFactor, HostCalibration, Measurement, Quality
+from planner.specs.model import (
+    AttentionLayers,
+    CompressedLayers,
+    LatentLayers,
+    LayerGroup,
+    ModelSpec,
+)
 from planner.specs.plan import PlanRequest
 from planner.specs.strategy import OffloadSpec, SpeculativeSpec, Strategy
 from planner.specs.workload import CompressWorkload, ServeWorkload, TrainWorkload, Workload

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.cost.speculation import speculative_gap, tokens_per_round
+from planner.cost.queueing import speculative_gap, tokens_per_round
 from planner.errors import NotCoveredError, NotPossibleError, UnknownModelError
 from tests.planner.asking import LLAMA_70B, SERVE, ask, search
 

@@ -9,7 +9,7 @@ from planner.catalog.engines import engine_name, get_engine, list_engines
 from planner.catalog.models import get_entry, get_model, list_models, shape_key
 from planner.catalog.packed import packed_format
 from planner.errors import NotCoveredError, UnknownDeviceError, UnknownModelError, UnknownNameError
-from planner.specs.spellings import grouped_format, read_quantization
+from planner.specs.base import grouped_format, read_quantization
 from planner.specs.strategy import Strategy
 from planner.specs.workload import TrainWorkload
 from tests.planner.asking import TRAIN, ask, held

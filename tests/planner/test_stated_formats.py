@@ -3,8 +3,8 @@
 import pytest
 
 from planner.catalog.models import model_from_config
-from planner.cost.dtypes import weight_bytes_per_element
 from planner.cost.parameters import count_parameters
+from planner.cost.weights import weight_bytes_per_element
 from planner.specs.model import ModelSpec
 from tests.planner.asking import TINY, ask, held
 

@@ -5,8 +5,7 @@ import pytest
 
 from planner.catalog.engines import COMMON_TRAINING, get_engine
 from planner.catalog.reading import data_json
-from planner.cost.training_states import pipeline_in_flight
-from planner.cost.training_step import exposed_seconds, step_seconds
+from planner.cost.training import exposed_seconds, pipeline_in_flight, step_seconds
 from planner.fitting.evidence import cluster_of, strategy_of, table, training_request, usable
 from planner.fitting.factors import named, step_factors
 from planner.fitting.robust_fit import descend

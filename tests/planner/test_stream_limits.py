@@ -8,7 +8,7 @@ import pytest
 from planner.catalog.devices import get_device
 from planner.catalog.engines import get_engine
 from planner.catalog.reading import data_json
-from planner.cost.equation import Ledger
+from planner.cost.quantity import Ledger
 from planner.cost.roofline import power_wait_seconds
 from planner.fitting.decode_factors import common_factors, fitted_here
 from planner.fitting.decode_fitting import (

@@ -5,9 +5,9 @@ from itertools import permutations
 
 import pytest
 
-from planner.search import engine, subject
+from planner.search import engine, scoring
 from planner.search.question import questions
-from planner.search.subject import ESTIMATES, EstimateCache, Subject
+from planner.search.scoring import ESTIMATES, EstimateCache, Subject
 from planner.specs.plan import PlanRequest
 from planner.specs.strategy import Strategy
 from planner.workload import estimator, under_load
@@ -93,7 +93,7 @@ def test_strategies_are_not_scored_again_for_another_target_or_objective(change,
 
 def test_estimates_are_not_made_again_for_a_pin(monkeypatch):
     best = engine.search(asked(top=1, objective="cost")).plans[0]
-    monkeypatch.setattr(subject, "Costing", None)
+    monkeypatch.setattr(scoring, "Costing", None)
 
     pins = {"weight_dtype": best.strategy.weight_dtype}
     assert engine.search(asked(top=1, objective="cost", pins=pins)).pareto
@@ -142,7 +142,7 @@ def test_what_no_estimate_reads_leaves_the_subject_as_it_is(changed):
 
 
 def test_only_the_latest_subjects_are_remembered(monkeypatch):
-    monkeypatch.setattr(subject, "MAX_SUBJECTS", 2)
+    monkeypatch.setattr(scoring, "MAX_SUBJECTS", 2)
     recent = EstimateCache()
 
     first, second, _ = (recent.of(question(id=name)) for name in ("a", "b", "a"))
@@ -153,7 +153,7 @@ def test_only_the_latest_subjects_are_remembered(monkeypatch):
 
 
 def test_a_space_larger_than_all_that_is_kept_is_not_kept(monkeypatch):
-    monkeypatch.setattr(subject, "MAX_STRATEGIES", 5)
+    monkeypatch.setattr(scoring, "MAX_STRATEGIES", 5)
 
     engine.search(asked())
 
@@ -161,7 +161,7 @@ def test_a_space_larger_than_all_that_is_kept_is_not_kept(monkeypatch):
 
 
 def test_the_oldest_subjects_go_when_too_many_strategies_are_kept(monkeypatch):
-    monkeypatch.setattr(subject, "MAX_STRATEGIES", 50)
+    monkeypatch.setattr(scoring, "MAX_STRATEGIES", 50)
 
     for callers in (1, 2, 3):
         engine.search(asked(workload={**SERVE, "concurrency": callers}))
@@ -171,7 +171,7 @@ def test_the_oldest_subjects_go_when_too_many_strategies_are_kept(monkeypatch):
 
 
 def test_a_subject_keeps_only_so_many_estimates_and_costs_the_others_anew(monkeypatch):
-    monkeypatch.setattr(subject, "MAX_ESTIMATES", 1)
+    monkeypatch.setattr(scoring, "MAX_ESTIMATES", 1)
     one, ways = Subject(), [Strategy(weight_dtype=dtype) for dtype in ("bf16", "fp8")]
 
     found = [one.exact(question(), way) for way in (*ways, *ways)]
@@ -209,7 +209,7 @@ def test_a_strategy_is_costed_and_simulated_once_however_much_of_it_is_asked(ord
 
 
 def test_only_the_latest_subjects_keep_what_estimates_are_made_of(monkeypatch):
-    monkeypatch.setattr(subject, "LATEST", 2)
+    monkeypatch.setattr(scoring, "LATEST", 2)
     recent = EstimateCache()
     subjects = [recent.of(question(id=name)) for name in ("a", "b", "c")]
     for one in subjects:
@@ -222,7 +222,7 @@ def test_only_the_latest_subjects_keep_what_estimates_are_made_of(monkeypatch):
 
 
 def test_a_subject_keeps_the_makings_of_so_many_strategies_alone(monkeypatch):
-    monkeypatch.setattr(subject, "MAX_COSTINGS", 1)
+    monkeypatch.setattr(scoring, "MAX_COSTINGS", 1)
     one = Subject()
 
     for dtype in ("bf16", "fp8"):

@@ -5,7 +5,7 @@ import pytest
 
 from planner.catalog.engines import get_engine
 from planner.workload.ranks import Layout
-from planner.workload.sweep_factors import Swept
+from planner.workload.rates import Swept
 
 PAIR = "64x5120x0/hopper"
 CHIP = f"{PAIR}/h100/fp8"

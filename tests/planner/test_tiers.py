@@ -2,7 +2,7 @@
 
 import pytest
 
-from planner.search.tiers import RULES
+from planner.search.offer import RULES
 from planner.techniques.registry import TECHNIQUES
 from tests.planner.asking import GENERATE, LLAMA_8B, LLAMA_70B, LLAMA_405B, TRAIN, search
 

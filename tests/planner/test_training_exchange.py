@@ -2,7 +2,7 @@
 
 import pytest
 
-from planner.cost.training_step import zero_bubble_divisor
+from planner.cost.training import zero_bubble_divisor
 from planner.errors import NotCoveredError, NotPossibleError
 from tests.planner.asking import LLAMA_70B, TRAIN, ask, document, held
 

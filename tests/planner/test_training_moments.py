@@ -15,7 +15,7 @@ from planner.cost.activations import (
     loss_bytes,
 )
 from planner.cost.memory import StageMemory, fullest_of
-from planner.cost.training_states import lora_widths
+from planner.cost.training import lora_widths
 from planner.fitting.evidence import strategy_of, table, training_request, usable
 from planner.specs.estimate import EstimateRequest
 from planner.workload.resolve import resolve

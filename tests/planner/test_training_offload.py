@@ -2,7 +2,7 @@
 
 import pytest
 
-from planner.cost.offload import (
+from planner.cost.memory import (
     gradient_bucket_bytes,
     kept_on_device_bytes,
     shared_link_rate,

@@ -5,9 +5,9 @@ import pytest
 from planner.catalog.engines import get_engine
 from planner.catalog.models import get_model
 from planner.cost.activations import operand_width
-from planner.cost.equation import Ledger
+from planner.cost.quantity import Ledger
 from planner.cost.stages import pace_of
-from planner.cost.training_step import exposed_seconds, tax_seconds
+from planner.cost.training import exposed_seconds, tax_seconds
 from planner.fitting.evidence import RELEASED, latest, table, training_request, unscored, usable
 from planner.specs.estimate import EstimateRequest
 from planner.workload.resolve import resolve

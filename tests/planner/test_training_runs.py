@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from planner.catalog.models import get_model
-from planner.cost.training_states import output_widths, scale_parameters
+from planner.cost.training import output_widths, scale_parameters
 from planner.specs.workload import TrainWorkload
 from tests.planner.asking import LLAMA_8B, TRAIN, ask, held
 

@@ -27,10 +27,9 @@ from planner.fitting.robust_fit import (
 )
 from planner.fitting.serving.factors import SEEN
 from planner.specs.estimate import EstimateRequest
-from planner.workload.allocator_cache import given_back, without_spare
 from planner.workload.inference_memory import usable_bytes
 from planner.workload.resolve import resolve
-from planner.workload.training_memory import stage_moments
+from planner.workload.training_memory import given_back, stage_moments, without_spare
 from tests.planner.asking import document
 
 TUNE = {"kind": "train", "sequence_length": 2048, "global_batch_size": 2, "method": "lora"}

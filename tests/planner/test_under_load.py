@@ -2,7 +2,7 @@
 
 import pytest
 
-from planner.cost.equation import Ledger
+from planner.cost.quantity import Ledger
 from planner.specs.estimate import EstimateRequest
 from planner.workload.capacity import max_concurrency
 from planner.workload.estimator import estimate_request

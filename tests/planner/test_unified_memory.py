@@ -2,8 +2,7 @@
 
 import pytest
 
-from planner.catalog.devices import get_device
-from planner.catalog.unified_memory import GIB, unified_memory
+from planner.catalog.devices import GIB, get_device, unified_memory
 from planner.specs.cluster import DeviceSpec
 from tests.planner.asking import ask
 

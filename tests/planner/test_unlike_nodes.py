@@ -7,20 +7,19 @@ import numpy as np
 import pytest
 
 from planner.api import plan
-from planner.cost.equation import Unrecorded
+from planner.cost.quantity import Unrecorded
 from planner.cost.stages import Pace
 from planner.errors import NotCoveredError, UnknownDeviceError
 from planner.search.question import questions
 from planner.search.rank import order_of
-from planner.search.unlike_space import MOST, unlike_strategies
+from planner.search.serving_space import MOST, unlike_strategies
 from planner.specs.estimate import EstimateRequest
 from planner.specs.plan import PlanRequest
 from planner.workload.device_groups import devices_of
 from planner.workload.estimator import estimate_request
-from planner.workload.heterogeneous import stage_devices
 from planner.workload.inference_memory import usable_bytes
 from planner.workload.resolve import resolve
-from planner.workload.train import stage_seconds
+from planner.workload.train import stage_devices, stage_seconds
 from planner.workload.training_memory import stage_memory
 
 FAST = {"device": "h100-sxm-80gb", "devices_per_node": 4}

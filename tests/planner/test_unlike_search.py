@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from planner.api import plan
-from planner.search.constraints import figure
 from planner.search.engine import explore, scored
-from planner.search.question import questions
+from planner.search.question import figure, questions
 from planner.search.rank import criteria, order_of
 from planner.search.select import frontier_rows
 from planner.specs.plan import PlanRequest

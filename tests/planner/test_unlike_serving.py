@@ -6,7 +6,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from planner.cost.equation import Unrecorded
+from planner.cost.quantity import Unrecorded
 from planner.errors import NotCoveredError
 from planner.specs.estimate import EstimateRequest
 from planner.workload.estimator import estimate_request

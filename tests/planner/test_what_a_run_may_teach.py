@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.calibration import calibrate_host, check_measurements
-from planner.specs.calibration import Measurement
+from planner.specs.estimate import Measurement
 
 RATIOS = st.floats(0.05, 20.0)
 MOST_OF_ONE_RUN = 1.37

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.api import inverse
-from planner.specs.inverse import InverseRequest
+from planner.specs.plan import InverseRequest
 from tests.planner.asking import (
     CARD,
     CPU,

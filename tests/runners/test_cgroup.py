@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from runners.supervision.cgroup import memory_headroom
+from runners.supervision.memory import memory_headroom
 
 MIB = 2**20
 

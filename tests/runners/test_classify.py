@@ -5,7 +5,7 @@ import signal
 import pytest
 
 from runners.reasons import Reason
-from runners.supervision.classify import Ending, classify
+from runners.supervision.classification import Ending, classify
 
 
 def test_a_clean_exit_is_ok_whatever_it_said():

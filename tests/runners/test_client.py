@@ -5,17 +5,10 @@ import json
 import httpx
 import pytest
 
-from runners import probe
+from runners import inventory
 from runners.client import RefusedError, ServerClient, ServerError, UnreachableError
 from runners.facts import GpuFacts, HostFacts
-from runners.messages import (
-    Beat,
-    BeatReply,
-    ClaimRequest,
-    EnrollReply,
-    EnrollRequest,
-    EventBatch,
-)
+from runners.messages import Beat, BeatReply, ClaimRequest, EnrollReply, EnrollRequest, EventBatch
 
 CLAIM = ClaimRequest(fence="f", claim_id="c", boot_id="b")
 BATCH = EventBatch(attempt_id="a1", fence="f", events=())
@@ -81,7 +74,7 @@ ENROLLED = EnrollReply(
 @pytest.mark.parametrize("is_older", [True, False])
 def test_an_older_site_gets_the_inventory_that_it_knows(host_dir, is_older):
     gpu = GpuFacts(index=0, uuid="GPU-0", name="H100", memory_bytes=1, unread=("clocks: no",))
-    facts = probe.host_facts(host_dir.path).model_copy(
+    facts = inventory.host_facts(host_dir.path).model_copy(
         update={"gpus": (gpu,), "other_gpus": (gpu,), "device_problems": ("lost",)}
     )
     received = []

@@ -6,18 +6,24 @@ import shlex
 
 import pytest
 
-from runners import engine_counts
+from runners import preflight_weights
 from runners.config import HostDir
-from runners.engine_counts import EngineCount, compared, interpreter, llama_count
-from runners.engine_logs import memory_in
 from runners.environments.store import Store
-from runners.folder_queries import FolderQuery
 from runners.jobs.folder_fit import device_memory, fitted_arguments
 from runners.jobs.folder_parameters import counts
 from runners.jobs.runtime import BadInputError
 from runners.jobspec import FolderModel, ServeSpec
 from runners.messages import RunRequest
-from runners.preflight_weights import Wanted, checks
+from runners.preflight_weights import (
+    EngineCount,
+    FolderQuery,
+    Wanted,
+    checks,
+    compared,
+    interpreter,
+    llama_count,
+    memory_in,
+)
 from tests.runners.test_stored_weights import CONFIG
 
 LLAMA_PARAMETERS = 2 * 36_992 + 2 * 512 * 64 + 64
@@ -47,7 +53,7 @@ def query_of(folder, context_tokens: int = 0) -> FolderQuery:
 
 
 def test_preflight_shows_what_transformers_builds(folder, monkeypatch):
-    monkeypatch.setattr(engine_counts, "SECONDS", 300.0)
+    monkeypatch.setattr(preflight_weights, "ENGINE_SECONDS", 300.0)
     code = {"auto_map": {"AutoModelForCausalLM": "own.Model"}}  # never imported
     (folder / "config.json").write_text(json.dumps(CONFIG | code))
     (folder / "model.safetensors").write_bytes(b"")
@@ -83,11 +89,11 @@ def test_parameters_are_counted_by_dtype_and_class():
 
 
 def test_a_model_that_transformers_does_not_know_is_named(folder, monkeypatch):
-    monkeypatch.setattr(engine_counts, "SECONDS", 300.0)
+    monkeypatch.setattr(preflight_weights, "ENGINE_SECONDS", 300.0)
     (folder / "config.json").write_text(json.dumps({"model_type": "no-such-model"}))
     python = interpreter("main", Store(HostDir(folder.parent.parent)))
 
-    sentence = engine_counts.transformers_count(query_of(folder), python).sentence
+    sentence = preflight_weights.transformers_count(query_of(folder), python).sentence
 
     assert "does not build its config.json: ValueError: " in sentence
     assert "no-such-model" in sentence
@@ -97,7 +103,7 @@ def test_environments_without_transformers_are_not_queried(folder, monkeypatch):
     store = Store(HostDir(folder.parent.parent))
     for environment in ("llamacpp", "vllm", "elsewhere"):  # without it, not built, unknown
         assert interpreter(environment, store) is None
-    monkeypatch.setattr(engine_counts, "META_PACKAGES", ("torch", "no-such-package"))
+    monkeypatch.setattr(preflight_weights, "META_PACKAGES", ("torch", "no-such-package"))
     assert interpreter("main", store) is None
 
 

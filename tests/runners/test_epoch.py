@@ -2,7 +2,7 @@
 
 import pytest
 
-from runners.epoch import EPOCH, EpochMemory
+from runners.enrolment import EPOCH, EpochMemory
 from runners.messages import BeatReply, EpochShown, StopOrder, Wanted
 from runners.reasons import Reason
 

@@ -6,10 +6,10 @@ import pytest
 
 from runners.attempts import AttemptFolder
 from runners.client import ServerClient
-from runners.fetching import Fetcher
 from runners.jobspec import BenchmarkSpec, DemoModel, TrainSpec, UploadedData
 from runners.launch import LaunchRefusedError
 from runners.reasons import Reason
+from runners.reconcile import Fetcher
 from tests.runners.tools import ids_of
 
 A1, _ = ids_of(__name__)
@@ -80,7 +80,7 @@ def test_an_absent_server_is_asked_again(acceptor, folder):
 
 def test_a_slow_file_holds_nothing_up(acceptor, fetcher, folder, monkeypatch):
     acceptor.data["d1"] = CONTENT
-    monkeypatch.setattr("runners.fetching.PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr("runners.reconcile.PATIENCE_SECONDS", 0.0)
 
     answers = [fetcher.has_all(folder, training())]
     while not answers[-1]:

@@ -15,13 +15,11 @@ from runners.attempts import AttemptFolder, Verdict
 from runners.client import ServerClient
 from runners.config import HostConfig, HostConfigError
 from runners.gangs import NoSuchAddressError, endpoint, gang_env, interface_of, torchrun_argv
-from runners.generate_options import StageChain, TensorSplit
+from runners.inventory import host_facts
 from runners.jobspec import BenchmarkSpec, DataParallel, DemoModel, GenerateSpec, TrainSpec
+from runners.jobspec.generate import StageChain, TensorSplit
 from runners.launch import LaunchRefusedError, gang_command
-from runners.messages import ClaimReply, RunRequest, Wanted
-from runners.places import Gang
-from runners.preflight_messages import Needs
-from runners.probe import host_facts
+from runners.messages import ClaimReply, Gang, Needs, RunRequest, Wanted
 from runners.reasons import Reason
 from runners.reconcile import Reconciler
 from runners.supervision import procfs, record
@@ -297,6 +295,6 @@ def test_once_all_are_there_torchrun_starts_with_the_place(
 
     reconciler.claim(wanted(acceptor))
 
-    launch = record.read_json(host_dir.attempts / A1 / record.LAUNCH)
-    assert gangs.MEETING in launch["argv"]
-    assert launch["env"]["GLOO_SOCKET_IFNAME"] == "lo"
+    written = record.read_json(host_dir.attempts / A1 / record.LAUNCH)
+    assert gangs.MEETING in written["argv"]
+    assert written["env"]["GLOO_SOCKET_IFNAME"] == "lo"

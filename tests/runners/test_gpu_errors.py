@@ -5,8 +5,7 @@ import signal
 import pytest
 
 from runners.reasons import Reason
-from runners.supervision.classify import Ending, classify
-from runners.supervision.gpu_errors import rank_of
+from runners.supervision.classification import Ending, classify, rank_of
 from runners.supervision.output import LAST_BYTES, LastLines
 
 # Recorded: each text stands in the thread or the page beside it.

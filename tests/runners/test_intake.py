@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from runners import messages
-from runners.supervision.intake import EventRefusedError, parse_line
+from runners.supervision.output import EventRefusedError, parse_line
 
 BODIES = {
     "phase": messages.PhaseBody,

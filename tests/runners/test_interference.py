@@ -8,8 +8,7 @@ import pytest
 
 from runners.devices.nvidia import slowed_by
 from runners.messages import EndConditions
-from runners.supervision.interference import Clocks, InterferenceWatch
-from runners.supervision.procfs import CLOCK_TICKS_PER_SECOND
+from runners.supervision.procfs import CLOCK_TICKS_PER_SECOND, Clocks, InterferenceWatch
 
 GROUP = "/slipway"
 

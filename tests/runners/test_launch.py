@@ -29,7 +29,7 @@ from runners.jobspec import (
 )
 from runners.jobspec.data import sources_of
 from runners.launch import LaunchRefusedError, confine, render_argv, render_env
-from runners.places import RunDevice
+from runners.messages import RunDevice
 from runners.reasons import Reason
 
 

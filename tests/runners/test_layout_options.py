@@ -3,9 +3,9 @@
 import pytest
 from pydantic import ValidationError
 
-from runners.adapter_options import LoraOptions
 from runners.jobspec import DataParallel, FolderModel, TrainSpec
-from runners.layout_options import LayoutOptions
+from runners.jobspec.base import LoraOptions
+from runners.jobspec.train import LayoutOptions
 
 TENSOR, PIPELINE = {"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}
 

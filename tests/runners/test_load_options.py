@@ -4,7 +4,7 @@ import pytest
 from pydantic import ValidationError
 
 from runners.jobspec import ArtefactModel, BenchmarkSpec
-from runners.load_options import Burst, ClosedLoop, LoadOptions, OpenLoop
+from runners.jobspec.benchmark import Burst, ClosedLoop, LoadOptions, OpenLoop
 
 MODEL = ArtefactModel(attempt_id="a1")
 

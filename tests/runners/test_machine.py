@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from runners import probe
+from runners import inventory
 from runners.machine import machine_id
 
 RAW = "0123456789abcdef0123456789abcdef"
@@ -44,6 +44,6 @@ def test_a_container_without_one_says_nothing(tmp_path):
 
 
 def test_the_facts_tell_machine_and_user(tmp_path):
-    facts = probe.host_facts(tmp_path)
+    facts = inventory.host_facts(tmp_path)
     assert facts.machine_id == machine_id()
     assert facts.user_id == os.getuid()

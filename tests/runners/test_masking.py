@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runners.supervision.masking import MASK, Masker
+from runners.supervision.output import MASK, Masker
 
 TOKEN = b"hf_AbC+d/e=f0123456789"
 

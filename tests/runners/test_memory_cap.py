@@ -5,8 +5,7 @@ import sys
 
 import pytest
 
-from runners.supervision.cgroup import own_group
-from runners.supervision.memory_cap import NoMemoryCapError, memory_cap
+from runners.supervision.memory import NoMemoryCapError, memory_cap, own_group
 
 MIB = 1024**2
 TAKES = "import sys; sys.stdin.readline(); sys.stdout.write(str(len(bytearray(b'1') * {size})))"

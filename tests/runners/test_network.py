@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from runners import network
+from runners import inventory
 from runners.client import RefusedError, ServerClient, UnreachableError
 
 
@@ -16,7 +16,7 @@ def client(acceptor):
 
 
 def test_the_way_to_the_server_is_measured_in_both_directions(client):
-    found = network.measure(client)
+    found = inventory.measure(client)
 
     assert found.round_trip_seconds > 0
     assert found.upload_bytes_per_second > 0
@@ -24,9 +24,9 @@ def test_the_way_to_the_server_is_measured_in_both_directions(client):
 
 
 def test_no_piece_is_larger_than_the_server_takes(acceptor, client):
-    network.measure(client)
+    inventory.measure(client)
 
-    assert max(acceptor.echoed) <= network.MAX_BYTES
+    assert max(acceptor.echoed) <= inventory.MAX_BYTES
 
 
 def test_a_slow_line_is_given_small_pieces(acceptor, client, monkeypatch):
@@ -38,19 +38,19 @@ def test_a_slow_line_is_given_small_pieces(acceptor, client, monkeypatch):
 
     monkeypatch.setattr(acceptor, "echo", slow)
 
-    found = network.measure(client)
+    found = inventory.measure(client)
 
-    assert max(acceptor.echoed) == network.FIRST_BYTES
+    assert max(acceptor.echoed) == inventory.FIRST_BYTES
     assert 50_000 < found.download_bytes_per_second < 110_000
 
 
 def test_an_absent_server_is_told(credential):
     with pytest.raises(UnreachableError):
-        network.measure(ServerClient("http://127.0.0.1:9", "host-credential"))
+        inventory.measure(ServerClient("http://127.0.0.1:9", "host-credential"))
 
 
 def test_a_stranger_measures_nothing(acceptor):
     client = ServerClient(acceptor.url, "stranger")
     with pytest.raises(RefusedError):
-        network.measure(client)
+        inventory.measure(client)
     client.close()

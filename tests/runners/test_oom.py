@@ -6,7 +6,7 @@ import pytest
 
 from runners.reasons import Reason
 from runners.supervision import procfs
-from runners.supervision.classify import Ending, classify
+from runners.supervision.classification import Ending, classify
 from tests.runners.tools import AttemptFolder, Attempts, bodies
 
 MIB = 2**20

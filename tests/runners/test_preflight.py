@@ -10,13 +10,13 @@ import types
 import psutil
 import pytest
 
-from runners import preflight, probe
+from runners import inventory, preflight
 from runners.config import HostConfig
-from runners.cuda import cuda_of_driver, cuda_of_torch
+from runners.devices.visibility import cuda_of_driver, cuda_of_torch
 from runners.jobspec import ArtefactModel, FolderModel
+from runners.messages import Needs, PreflightCheck
 from runners.preflight import GIB, Place, run_checks
 from runners.preflight_gpus import driver_check
-from runners.preflight_messages import Needs, PreflightCheck
 from runners.supervision import procfs
 from tests.runners.test_probe import recorded_nvml
 
@@ -132,7 +132,7 @@ def with_gpus(monkeypatch, num_gpus: int = 1, driver: int = 12040) -> types.Simp
     library = recorded_nvml(num_gpus)
     library.nvmlSystemGetCudaDriverVersion_v2 = lambda: driver
     library.nvmlShutdown = lambda: None
-    monkeypatch.setattr(probe, "_initialised_nvml", lambda: library)
+    monkeypatch.setattr(inventory, "_initialised_nvml", lambda: library)
     return library
 
 
@@ -299,7 +299,7 @@ def test_old_gpus_and_old_drivers_are_named(on_gpus, monkeypatch, capability, dr
     library.nvmlSystemGetCudaDriverVersion_v2 = lambda: driver
     library.nvmlDeviceGetCudaComputeCapability = lambda _: capability
     library.nvmlShutdown = lambda: None
-    monkeypatch.setattr(probe, "_initialised_nvml", lambda: library)
+    monkeypatch.setattr(inventory, "_initialised_nvml", lambda: library)
 
     found = checked(Needs(kind="serve", environment="ours"), on_gpus)
 
@@ -320,7 +320,7 @@ def test_engines_that_divide_the_work_need_gpus_of_their_own_and_a_way_between(
 ):
     library = recorded_nvml(2)
     library.nvmlShutdown = lambda: None
-    monkeypatch.setattr(probe, "_initialised_nvml", lambda: library)
+    monkeypatch.setattr(inventory, "_initialised_nvml", lambda: library)
 
     found = checked(Needs(kind="serve", environment="ours", **asked), on_gpus)
 
@@ -363,7 +363,7 @@ def test_attention_by_blocks_asks_for_a_gpu_and_for_a_compiler(
     if capability:
         with_gpus(monkeypatch).nvmlDeviceGetCudaComputeCapability = lambda _: capability
     else:
-        monkeypatch.setattr(probe, "_initialised_nvml", lambda: None)
+        monkeypatch.setattr(inventory, "_initialised_nvml", lambda: None)
 
     found = checked(Needs(kind="train", attention="flex", compiles=True), place)
 
@@ -375,7 +375,7 @@ def test_attention_by_blocks_asks_for_a_gpu_and_for_a_compiler(
 
 
 def test_a_processor_is_told_to_emulate_products_in_8_bit_floats(place, monkeypatch):
-    monkeypatch.setattr(probe, "_initialised_nvml", lambda: None)
+    monkeypatch.setattr(inventory, "_initialised_nvml", lambda: None)
 
     found = checked(Needs(kind="train", compute_dtype="fp8"), place)
 

@@ -10,7 +10,7 @@ import types
 
 import pytest
 
-from runners import probe
+from runners import inventory
 from runners.supervision import procfs
 
 
@@ -41,14 +41,14 @@ def recorded_nvml(num_gpus: int = 1) -> types.SimpleNamespace:
 
 
 def test_a_gpu_is_described_in_base_units():
-    (gpu,) = probe.gpu_facts(recorded_nvml())
+    (gpu,) = inventory.gpu_facts(recorded_nvml())
 
     assert (gpu.name, gpu.memory_bytes) == ("NVIDIA H100 80GB HBM3", 85520809984)
     assert (gpu.compute_capability, gpu.power_limit_watts) == ("9.0", 700.0)
 
 
 def test_each_gpu_has_its_own_index_and_uuid():
-    gpus = list(probe.gpu_facts(recorded_nvml(4)))
+    gpus = list(inventory.gpu_facts(recorded_nvml(4)))
 
     assert [gpu.index for gpu in gpus] == [0, 1, 2, 3]
     assert len({gpu.uuid for gpu in gpus}) == 4
@@ -61,27 +61,27 @@ def test_what_a_gpu_says_of_its_health_is_told():
     library.nvmlDeviceGetRemappedRows = lambda _: (0, 1, 1, 0)
     library.nvmlDeviceGetMigMode = lambda _: [0, 0]
 
-    (gpu,) = probe.gpu_facts(library)
+    (gpu,) = inventory.gpu_facts(library)
 
     assert (gpu.has_ecc, gpu.ecc_corrected_errors, gpu.ecc_uncorrected_errors) == (True, 3, 1)
     assert (gpu.needs_reset, gpu.is_worn_out, gpu.is_partitioned) == (True, False, False)
 
 
 def test_a_gpu_that_says_nothing_of_its_health_is_listed_all_the_same():
-    (gpu,) = probe.gpu_facts(recorded_nvml())
+    (gpu,) = inventory.gpu_facts(recorded_nvml())
 
     assert (gpu.has_ecc, gpu.needs_reset, gpu.xids) == (None, None, None)
 
 
 def test_the_load_of_a_gpu_is_a_share_and_watts():
-    (load,) = probe.gpu_loads(recorded_nvml())
+    (load,) = inventory.gpu_loads(recorded_nvml())
 
     assert (load.utilization, load.power_watts) == (0.37, 123.456)
     assert (load.memory_used_bytes, load.temperature_celsius) == (2**30, 41)
 
 
 def test_a_gpu_process_that_is_no_attempts_is_foreign():
-    (load,) = probe.gpu_loads(recorded_nvml())
+    (load,) = inventory.gpu_loads(recorded_nvml())
 
     assert load.foreign_pids == (os.getpid(),)
 
@@ -89,7 +89,7 @@ def test_a_gpu_process_that_is_no_attempts_is_foreign():
 def test_a_gpu_process_of_an_attempt_is_not_foreign(monkeypatch):
     monkeypatch.setattr(procfs, "is_marked", lambda _: True)
 
-    (load,) = probe.gpu_loads(recorded_nvml())
+    (load,) = inventory.gpu_loads(recorded_nvml())
 
     assert load.foreign_pids == ()
 
@@ -101,7 +101,7 @@ def test_a_gpu_that_does_not_tell_everything_is_listed_all_the_same(name):
     library = recorded_nvml()
     setattr(library, name, library.refuse)
 
-    (gpu,) = probe.gpu_facts(library)
+    (gpu,) = inventory.gpu_facts(library)
 
     assert None in (gpu.power_limit_watts, gpu.compute_capability)
 
@@ -118,7 +118,7 @@ def test_a_sensor_that_is_missing_leaves_the_rest_of_the_load(name):
     library = recorded_nvml()
     setattr(library, name, library.refuse)
 
-    (load,) = probe.gpu_loads(library)
+    (load,) = inventory.gpu_loads(library)
 
     assert load.utilization == 0.37
 
@@ -126,12 +126,12 @@ def test_a_sensor_that_is_missing_leaves_the_rest_of_the_load(name):
 def test_a_host_without_a_gpu_binding_has_no_gpus(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", None)
 
-    with probe.nvml() as library:
+    with inventory.nvml() as library:
         assert library is None
 
 
 def test_the_facts_of_this_machine_are_its_own(tmp_path):
-    facts = probe.host_facts(tmp_path)
+    facts = inventory.host_facts(tmp_path)
 
     assert facts.boot_id == procfs.boot_id()
     assert facts.cpu_count == len(os.sched_getaffinity(0))
@@ -145,15 +145,15 @@ def test_the_processor_is_called_what_it_calls_itself(tmp_path):
         "processor\t: 0\nvendor_id\t: GenuineIntel\nmodel name\t: Intel(R) Xeon(R) Processor\n"
     )
 
-    assert probe.cpu_model(tmp_path / "cpuinfo") == "Intel(R) Xeon(R) Processor"
+    assert inventory.cpu_model(tmp_path / "cpuinfo") == "Intel(R) Xeon(R) Processor"
 
 
 def test_a_processor_without_a_name_is_called_by_its_architecture(tmp_path):
-    assert probe.cpu_model(tmp_path / "absent")
+    assert inventory.cpu_model(tmp_path / "absent")
 
 
 def test_the_distribution_is_named(tmp_path):
     (tmp_path / "os-release").write_text('NAME="Debian"\nPRETTY_NAME="Debian GNU/Linux 12"\n')
 
-    assert probe.os_name(tmp_path / "os-release") == "Debian GNU/Linux 12"
-    assert probe.os_name(tmp_path / "absent") == "Linux"
+    assert inventory.os_name(tmp_path / "os-release") == "Debian GNU/Linux 12"
+    assert inventory.os_name(tmp_path / "absent") == "Linux"

@@ -9,8 +9,7 @@ import pytest
 from runners.attempts import AttemptFolder, Verdict
 from runners.client import ServerClient
 from runners.config import HostConfig
-from runners.messages import BeatReply, StopOrder, Wanted
-from runners.preflight_messages import Needs
+from runners.messages import BeatReply, Needs, StopOrder, Wanted
 from runners.reasons import Reason
 from runners.reconcile import Reconciler
 from runners.supervision import procfs, record

@@ -7,7 +7,7 @@ import pytest
 from runners.__main__ import main
 from runners.agent import Agent
 from runners.client import RefusedError, UnreachableError
-from runners.rotation import RotationError, rotate
+from runners.enrolment import RotationError, rotate
 from runners.supervision import record
 from tests.runners.test_agent import MICROBENCH
 from tests.runners.tools import wait_for

@@ -1,7 +1,6 @@
 """Memory and processor use of a tree from successive looks."""
 
-from runners.supervision.procfs import CLOCK_TICKS_PER_SECOND, Process
-from runners.supervision.sampling import TreeSampler
+from runners.supervision.procfs import CLOCK_TICKS_PER_SECOND, Process, TreeSampler
 
 
 class Clock:

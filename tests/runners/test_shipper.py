@@ -2,10 +2,10 @@
 
 import pytest
 
-from runners import shipper
+from runners import shipping
 from runners.client import ServerClient
 from runners.messages import EventBatch
-from runners.shipper import AttemptShipper
+from runners.shipping import AttemptShipper
 from runners.spool import SpoolWriter, segments
 from runners.supervision.record import LockedError
 from tests.runners.acceptor import Stored
@@ -98,10 +98,10 @@ def test_events_go_over_http_where_there_is_no_stream(folder, client, stored, sp
 
 
 def test_a_batch_holds_at_most_its_number_of_events(folder, client, stored, spool):
-    append(spool, shipper.MAX_BATCH_EVENTS + 20)
+    append(spool, shipping.MAX_BATCH_EVENTS + 20)
     ship = AttemptShipper(folder, client)
 
-    assert [ship.pump(), ship.pump(), ship.pump()] == [shipper.MAX_BATCH_EVENTS, 20, 0]
+    assert [ship.pump(), ship.pump(), ship.pump()] == [shipping.MAX_BATCH_EVENTS, 20, 0]
 
 
 def test_what_was_acknowledged_is_remembered_over_a_restart(folder, client, stored, spool):
@@ -128,7 +128,7 @@ def test_acknowledgements_in_a_row_are_written_down_once(
         stream.consume()
         ship.pump()
         noted.append((ship.acked_seq, folder.acked_seq()))
-    clock.now += shipper.SAVE_SECONDS
+    clock.now += shipping.SAVE_SECONDS
     ship.pump()
     later = folder.acked_seq()
     append(spool, 1)
@@ -187,7 +187,7 @@ def test_an_absent_server_is_left_alone_for_a_moment(
 
     first, acceptor.is_away = ship.pump(), False
     at_once = ship.pump()
-    clock.now += shipper.REFUSED_REST_SECONDS
+    clock.now += shipping.REFUSED_REST_SECONDS
     later = ship.pump()
 
     assert (first, at_once, later) == (0, 0, 1)
@@ -229,7 +229,7 @@ def test_without_progress_the_stream_gets_it_again(folder, client, stored, spool
     ship.pump()
     stream.eats_entries = False
 
-    clock.now += shipper.STALL_SECONDS + 0.1
+    clock.now += shipping.STALL_SECONDS + 0.1
     ship.pump()
     stream.consume()
 
@@ -245,7 +245,7 @@ def test_a_stream_that_leads_nowhere_gives_way_to_http(
 
     for _ in range(6):
         ship.pump()
-        clock.now += shipper.STALL_SECONDS + 0.1
+        clock.now += shipping.STALL_SECONDS + 0.1
 
     assert seqs(stored) == [1, 2, 3]
 
@@ -266,7 +266,7 @@ def test_the_stream_is_tried_again_later(folder, client, stored, spool, stream, 
     ship = AttemptShipper(folder, client, stream, clock)
     ship.pump()
     stream.is_down = False
-    clock.now += shipper.STREAM_REST_SECONDS
+    clock.now += shipping.STREAM_REST_SECONDS
     append(spool, 2)
 
     ship.pump()

@@ -8,10 +8,9 @@ import pytest
 import redis
 
 from runners.client import ServerClient
-from runners.shipper import RedisStream
-from runners.shipping import Loop, Shipping
+from runners.redis_access import CONSUMER_GROUP, ack_key, decode, events_key
+from runners.shipping import Loop, RedisStream, Shipping
 from runners.spool import SpoolWriter
-from runners.stream import CONSUMER_GROUP, ack_key, decode, events_key
 from tests.runners.acceptor import Acceptor
 from tests.runners.tools import RedisServer, ids_of, wait_for
 

@@ -4,9 +4,7 @@ import json
 
 import pytest
 
-from runners.messages import Doorbell
-from runners.nonces import NonceStore
-from runners.signing import (
+from runners.app import (
     LIFETIME_SECONDS,
     MAX_BODY_BYTES,
     SKEW_SECONDS,
@@ -16,6 +14,8 @@ from runners.signing import (
     sign,
     verify,
 )
+from runners.messages import Doorbell
+from runners.tasks import NonceStore
 
 RING = Doorbell(command_id="c1", kind="start", attempt_id="a1", fence="f")
 NOW = 1_800_000_000.0

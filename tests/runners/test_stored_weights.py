@@ -8,14 +8,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from runners import stored_weights
-from runners.folder_queries import FolderQuery
+from runners import preflight_weights
 from runners.jobs.folder_query import Query
 from runners.jobs.folder_weights import INDEX, SINGLE, file_names, tensor_bytes
 from runners.jobs.runtime import BadInputError
-from runners.preflight_messages import MAX_SENTENCE
-from runners.preflight_weights import Wanted, checks
-from runners.stored_weights import weights_of
+from runners.messages import MAX_SENTENCE
+from runners.preflight_weights import FolderQuery, Wanted, checks, weights_of
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -198,6 +196,6 @@ def test_a_header_of_95_mb_meets_the_readers_limit(folder):
 
 
 def test_a_reader_that_takes_too_long_is_ended(folder, monkeypatch):
-    monkeypatch.setattr(stored_weights, "SECONDS", 0.01)
+    monkeypatch.setattr(preflight_weights, "COUNT_SECONDS", 0.01)
 
     assert "it took longer than 0.01 s, the limit" in weights_of(query_of(folder)).sentence

@@ -3,7 +3,7 @@
 import pytest
 
 from runners.messages import EventBatch, RunEvent
-from runners.stream import ack_key, decode, encode, events_key
+from runners.redis_access import ack_key, decode, encode, events_key
 
 BATCH = EventBatch(
     attempt_id="a1",

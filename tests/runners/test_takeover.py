@@ -9,9 +9,8 @@ from runners.client import ServerClient
 from runners.config import HostConfig
 from runners.messages import Wanted
 from runners.reasons import Reason
-from runners.reconcile import Reconciler
+from runners.reconcile import Reconciler, take_over
 from runners.supervision import procfs, record
-from runners.takeover import take_over
 from tests.runners.programs import FOREVER
 from tests.runners.tools import ids_of
 
@@ -56,7 +55,7 @@ def test_the_newest_earlier_attempt_of_the_same_job_gives_what_it_kept(left, lat
 
 
 def test_an_attempt_whose_supervisor_lives_keeps_what_it_has(left, later, monkeypatch):
-    monkeypatch.setattr("runners.takeover.LOCK_PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr("runners.reconcile.LOCK_PATIENCE_SECONDS", 0.05)
     alive, ended = left("b", 3), left("a", 2)
 
     with record.locked(alive.lock):

@@ -1,6 +1,6 @@
 """How GPUs reach each other, on machines whose tables are published."""
 
-from runners import topology
+from runners.devices import topology
 from tests.runners.nvml import Machine, dgx_h100, refuse, two_bridged_pairs, workstation
 
 

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from runners import uploader
+from runners import shipping
 from runners.attempts import AttemptFolder
 from runners.client import RefusedError, ServerClient, UnreachableError
+from runners.shipping import upload_artefacts
 from runners.supervision import record
-from runners.uploader import upload_artefacts
 from tests.runners.tools import ids_of
 
 A1, _ = ids_of(__name__)
@@ -55,7 +55,7 @@ def test_all_files_arrive(acceptor, client, folder):
 
 
 def test_a_large_file_goes_in_parts(acceptor, client, folder, monkeypatch):
-    monkeypatch.setattr(uploader, "PART_BYTES", 100)
+    monkeypatch.setattr(shipping, "PART_BYTES", 100)
     data = bytes(range(250)) * 2
     announce(folder, {"weights": data})
 

@@ -7,9 +7,8 @@ import pytest
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from runners import messages
-from runners.facts import HostFacts, Microbench
-from runners.received_events import ReceivedBatch
-from runners.scheduler_messages import SchedulerFacts
+from runners.facts import HostFacts, Microbench, SchedulerFacts
+from runners.messages import ReceivedBatch
 from webapp.core import units
 
 # Values of a run's own metrics may be any that are finite: a loss may well explode.

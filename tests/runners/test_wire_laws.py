@@ -8,6 +8,16 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
+from runners.app import (
+    LIFETIME_SECONDS,
+    MAX_BODY_BYTES,
+    SKEW_SECONDS,
+    SignatureRefusedError,
+    SignedDoorbell,
+    key_id,
+    sign,
+    verify,
+)
 from runners.jobspec import BenchmarkSpec, CompressSpec, DemoModel, JobSpec, TrainSpec
 from runners.messages import (
     MAX_BATCH_EVENTS,
@@ -20,18 +30,8 @@ from runners.messages import (
     RunRequest,
     StopOrder,
 )
-from runners.nonces import NonceStore
 from runners.reasons import STOPPED, Reason
-from runners.signing import (
-    LIFETIME_SECONDS,
-    MAX_BODY_BYTES,
-    SKEW_SECONDS,
-    SignatureRefusedError,
-    SignedDoorbell,
-    key_id,
-    sign,
-    verify,
-)
+from runners.tasks import NonceStore
 
 SPEC = TypeAdapter(JobSpec)
 NOW = 1_800_000_000.0

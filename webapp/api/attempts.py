@@ -7,13 +7,7 @@ from django.conf import settings
 from django.http import HttpRequest, StreamingHttpResponse
 from ninja import Query, Router
 
-from runners.messages import (
-    ClaimReply,
-    ClaimRequest,
-    EventAck,
-    UploadState,
-)
-from runners.received_events import ReceivedBatch
+from runners.messages import ClaimReply, ClaimRequest, EventAck, ReceivedBatch, UploadState
 from webapp.api.auth import HostAuth, calling_host
 from webapp.api.problems import BYTES_TYPE, REFUSALS, bytes_in, bytes_out
 from webapp.core.disk import MIN_FREE_BYTES, check_room

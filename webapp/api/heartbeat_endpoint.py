@@ -10,8 +10,7 @@ import structlog
 from asgiref.sync import sync_to_async
 from pydantic import ValidationError
 
-from runners.messages import Beat
-from runners.received_events import first_fault
+from runners.messages import Beat, first_fault
 from runners.wire import read_json
 from webapp.api.problems import faults_of, invalid, not_authenticated, send_problem
 from webapp.core.asgi_messages import Receive, Scope, Send, send_answer

@@ -11,7 +11,7 @@ from runners.wire import parse_json, plain
 class LimitedParser(Parser):
     """Rejects integers beyond 64 bits, deep nesting and invalid JSON.
 
-    Events of an attempt are checked one by one (``runners.received_events``), so that one invalid
+    Events of an attempt are checked one by one (``runners.messages``), so that one invalid
     event does not block the others.
     """
 

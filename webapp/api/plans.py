@@ -6,8 +6,7 @@ from django.http import HttpRequest
 from ninja import Router, Schema
 
 from planner.errors import PlannerError
-from planner.specs.inverse import InverseQuestion
-from planner.specs.plan import PlanAnswer
+from planner.specs.plan import InverseQuestion, PlanAnswer
 from webapp.accounts.roles import visible_or_404
 from webapp.api.auth import PersonAuth
 from webapp.api.problems import REFUSALS

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from runners.measured_window import ORIGINAL_PREFIX
+from runners.jobspec.benchmark import ORIGINAL_PREFIX
 from webapp.figures.registry import REGISTRY, definition_of
 
 _GPU_MEMORY = re.compile(r"gpu(\d+)_memory_bytes")

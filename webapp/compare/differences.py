@@ -6,7 +6,7 @@ from typing import Any
 
 from django.contrib.auth.models import AnonymousUser, User
 
-from runners.layout_options import LayoutOptions
+from runners.jobspec.train import LayoutOptions
 from webapp.core.units import NOTHING, TIMES, memory
 from webapp.hosts.sharing import facts_for
 from webapp.jobs.models import Job

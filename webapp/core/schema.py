@@ -11,7 +11,7 @@ from django.apps import apps
 from django.db import connections
 from django.db.migrations.recorder import MigrationRecorder
 
-from runners.probe import AGENT_VERSION
+from runners.inventory import AGENT_VERSION
 
 VERSION = AGENT_VERSION  # server and hosts are one distribution
 WAY_OUT = (

@@ -11,8 +11,7 @@ from django.contrib.auth.models import User
 from django.core.files.uploadedfile import UploadedFile
 from django.db import transaction
 
-from runners.datasets.checking import Checked, checked
-from runners.datasets.records import DataError
+from runners.datasets.records import Checked, DataError, checked
 from runners.jobspec import TrainSpec
 from runners.jobspec.data import MAX_UPLOAD_BYTES, UploadedData, uploads_of
 from webapp.accounts.models import Team

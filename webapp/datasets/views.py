@@ -7,7 +7,7 @@ from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.views.decorators.http import require_GET, require_POST
 
-from runners.datasets.checking import Checked
+from runners.datasets.records import Checked
 from runners.jobspec.data import MAX_UPLOAD_BYTES
 from webapp.accounts.models import Role, Team
 from webapp.accounts.roles import (

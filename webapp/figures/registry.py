@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from runners.measured_window import ORIGINAL_PREFIX
+from runners.jobspec.benchmark import ORIGINAL_PREFIX
 from webapp.figures.takings import (
     PEAK,
     PERPLEXITY,

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from runners.measured_window import (
+from runners.jobspec.benchmark import (
     FIRST_STEPS_SKIPPED,
     JUDGING,
     MEASURING,

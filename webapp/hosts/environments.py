@@ -8,7 +8,7 @@ from typing import Any
 from django.db import transaction
 from pydantic import ValidationError
 
-from runners.environment_messages import MAIN, EnvironmentOrder, EnvironmentState
+from runners.messages import MAIN, EnvironmentOrder, EnvironmentState
 from webapp.core.clock import now
 from webapp.core.ids import new_ulid
 from webapp.core.problems import InvalidProblem, NotFoundProblem

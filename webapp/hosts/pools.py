@@ -2,8 +2,7 @@
 
 from django.db.models import Q
 
-from runners.facts import HostFacts
-from runners.scheduler_messages import SchedulerFacts
+from runners.facts import HostFacts, SchedulerFacts
 from webapp.accounts.models import Team
 from webapp.hosts.models import Device, Host, Pool
 

@@ -19,9 +19,8 @@ from planner.calibration import (
     measurements_of,
 )
 from planner.errors import PlannerError
-from planner.specs.calibration import HostCalibration
-from planner.specs.calibration import Measurement as PlannerMeasurement
-from planner.specs.estimate import EstimateRequest
+from planner.specs.estimate import EstimateRequest, HostCalibration
+from planner.specs.estimate import Measurement as PlannerMeasurement
 from planner.specs.plan import PlanRequest
 from planner.specs.strategy import Strategy
 from planner.specs.workload import GenerateWorkload, TrainWorkload, Workload

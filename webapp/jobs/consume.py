@@ -16,8 +16,8 @@ import structlog
 from django.db import InterfaceError, OperationalError
 from redis.typing import EncodableT, FieldT, KeyT, StreamIdT
 
-from runners.received_events import ReceivedBatch
-from runners.stream import CONSUMER_GROUP, ack_key, decode, events_key
+from runners.messages import ReceivedBatch
+from runners.redis_access import CONSUMER_GROUP, ack_key, decode, events_key
 from runners.timing import scaled
 from runners.wire import excerpt
 from webapp.core.broker import is_of_one_host

@@ -19,11 +19,10 @@ from kombu import Connection
 from kombu.exceptions import OperationalError
 from kombu.transport.redis import PrefixedStrictRedis
 
-from runners.app import QUEUE
+from runners.app import QUEUE, sign
 from runners.messages import Doorbell
 from runners.redis_access import celery_options
 from runners.redis_address import key_prefix
-from runners.signing import sign
 from runners.timing import scaled
 from webapp.core import broker
 from webapp.core.clock import now

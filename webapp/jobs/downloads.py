@@ -12,7 +12,7 @@ from webapp.jobs.lookup import load_job
 from webapp.jobs.models import Artefact, Job
 from webapp.jobs.uploads import confined, folder_of
 
-PIECE_BYTES = 1024 * 1024
+PIECE_BYTES = 1024**2
 END_BLOCKS = 2
 MODE = 0o644
 

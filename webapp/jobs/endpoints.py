@@ -10,7 +10,7 @@ from django.http import HttpRequest
 from django.utils.crypto import salted_hmac
 from pydantic import ValidationError
 
-from runners.endpoint_spec import LOOPBACK, key_hash
+from runners.jobspec.serve import LOOPBACK, key_hash
 from runners.messages import EndpointBody
 from webapp.accounts.session_secrets import session_secret_keep, session_secret_of
 from webapp.hosts.models import Host

@@ -12,7 +12,6 @@ from django.shortcuts import get_object_or_404, redirect
 from django.views.decorators.http import require_POST
 from pydantic import TypeAdapter, ValidationError
 
-from runners.evaluate_options import EvaluationTasks
 from runners.jobspec import (
     ArtefactModel,
     CompressSpec,
@@ -20,6 +19,7 @@ from runners.jobspec import (
     FolderModel,
     ModelSpec,
 )
+from runners.jobspec.benchmark import EvaluationTasks
 from webapp.accounts.models import Role
 from webapp.accounts.roles import has_role
 from webapp.core.problems import InvalidProblem, Problem

@@ -6,11 +6,10 @@ from typing import Any
 from django.db import transaction
 from django.db.models import Q
 
-from runners.compress_options import LIBRARY_DTYPES
 from runners.engines import environment_of
-from runners.jobspec.engine import EngineOptions
-from runners.messages import ClaimRequest
-from runners.preflight_messages import Needs, PreflightCheck
+from runners.jobspec.compress import LIBRARY_DTYPES
+from runners.jobspec.serve import EngineOptions
+from runners.messages import ClaimRequest, Needs, PreflightCheck
 from webapp.hosts.models import Host
 from webapp.jobs.allocation import send_back
 from webapp.jobs.models import Allocation, Attempt, Job, JobState

@@ -15,8 +15,15 @@ from django.db import DataError, IntegrityError, transaction
 from django.db.models import F
 from pydantic import ValidationError
 
-from runners.messages import EventAck, EventBatch, MetricPoint, RunEvent
-from runners.received_events import ReceivedBatch, RefusedEvent, first_fault
+from runners.messages import (
+    EventAck,
+    EventBatch,
+    MetricPoint,
+    ReceivedBatch,
+    RefusedEvent,
+    RunEvent,
+    first_fault,
+)
 from runners.wire import excerpt
 from webapp.core.clock import now
 from webapp.core.problems import ConflictProblem

@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 from django.db import transaction
 from pydantic import ValidationError
 
-from runners.messages import RunEvent
-from runners.received_events import ReceivedBatch, first_fault
+from runners.messages import ReceivedBatch, RunEvent, first_fault
 from runners.wire import excerpt
 from webapp.core.rows import RowChange, update_each
 from webapp.hosts.hourly import QuotaProblem, keep_events

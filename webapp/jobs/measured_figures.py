@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
-from runners.measured_window import ORIGINAL_PREFIX
+from runners.jobspec.benchmark import ORIGINAL_PREFIX
 from webapp.charts.figures import Prediction, Side
 from webapp.core.display import Figure, quantity
 from webapp.core.units import Quantity

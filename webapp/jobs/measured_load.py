@@ -6,10 +6,16 @@ from typing import Any, NamedTuple, TypeVar
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from runners import load_report, profile_report
-from runners.jobspec import BenchmarkSpec
-from runners.load_report import PERCENTILES, LoadReport, LoadRow
-from runners.profile_report import PHASES, OperatorRow, Phase, ProfileReport
+from runners.jobspec import BenchmarkSpec, benchmark
+from runners.jobspec.benchmark import (
+    PERCENTILES,
+    PHASES,
+    LoadReport,
+    LoadRow,
+    OperatorRow,
+    Phase,
+    ProfileReport,
+)
 from webapp.charts.catalog import ChartSpec
 from webapp.charts.sweep import CHARTS, At, SweepChart, sweep_chart
 from webapp.core.display import quantity
@@ -106,7 +112,7 @@ class UnderLoad:
 
 def under_load(job: Job) -> UnderLoad | None:
     """Return a job's sweep with the plan's prediction of each point; None without a sweep."""
-    report = _report(job, load_report.ARTEFACT, LoadReport)
+    report = _report(job, benchmark.LOAD_ARTEFACT, LoadReport)
     if report is None:
         return None
     curve = _curve(job)
@@ -130,7 +136,7 @@ def _main_point(job: Job, report: LoadReport) -> float:
 
 def main_row_of(job: Job) -> LoadRow | None:
     """Return the row that represents a job under load; None without a report."""
-    report = _report(job, load_report.ARTEFACT, LoadReport) if job.spec.get("load") else None
+    report = _report(job, benchmark.LOAD_ARTEFACT, LoadReport) if job.spec.get("load") else None
     if report is None:
         return None
     main = _main_point(job, report)
@@ -250,7 +256,7 @@ class Operators:
 
 def operators_of(job: Job) -> Operators | None:
     """Return a job's operator profile next to the plan's classes; None without a profile."""
-    report = _report(job, profile_report.ARTEFACT, ProfileReport)
+    report = _report(job, benchmark.OPERATORS_ARTEFACT, ProfileReport)
     if report is None:
         return None
     breakdown = (job.estimate or {}).get("time_breakdown_seconds") or {}

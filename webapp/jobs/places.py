@@ -3,7 +3,7 @@
 import hmac
 from collections.abc import Sequence
 
-from runners.places import Gang
+from runners.messages import Gang
 from webapp.hosts.models import Host
 from webapp.jobs.models import Attempt, Job
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from runners.measured_window import ORIGINAL, ORIGINAL_PREFIX, SAVED
+from runners.jobspec.benchmark import ORIGINAL, ORIGINAL_PREFIX, SAVED
 from webapp.charts.figures import MAX_POINTS, Series
 from webapp.figures.registry import REGISTRY
 from webapp.figures.takings import REQUESTS_SERIES, STEP_SERIES, Taking

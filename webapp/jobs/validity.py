@@ -15,7 +15,7 @@ from webapp.core.units import clock, percent
 from webapp.jobs.models import Allocation, Attempt, Job
 
 # With a fifth of the cores taken, a run is up to a quarter slower: as much as predictions
-# deviate within a device family (planner.workload.intervals, 0.22).
+# deviate within a device family (planner.workload.outcome, 0.22).
 MOST_TAKEN = 0.2
 MOST_TAKEN_WITH_GPU = 0.8  # the processor only feeds the GPU there
 MOST_HEAT = 0.05  # of the time

@@ -9,7 +9,7 @@ from django.http import HttpRequest, HttpResponse
 from django.urls import reverse
 from django.views.decorators.http import require_GET
 
-from runners.compress_options import QUANTISED_DTYPES
+from runners.jobspec.compress import QUANTISED_DTYPES
 from runners.reasons import Reason
 from webapp.accounts.models import Membership, Role
 from webapp.accounts.roles import has_role, membership_of

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from planner.specs.inverse import FirstFailure, InverseAnswer, Limit
+from planner.specs.plan import FirstFailure, InverseAnswer, Limit
 from webapp.core.display import Figure, MemoryRow
 from webapp.core.units import DASH, NBSP, TIMES, duration, memory, money, parameters, whole
 from webapp.core.wording import capitalised

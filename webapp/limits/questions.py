@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from planner.specs.inverse import InverseQuestion
+from planner.specs.plan import InverseQuestion
 
 SERVING = ("serve", "generate")
 TRAINING = ("finetune", "pretrain")

@@ -4,9 +4,9 @@ from typing import Any, NamedTuple
 
 from planner.catalog.hf_config import model_from_config
 from planner.catalog.models import get_model
-from planner.cost.equation import Line, Unrecorded
 from planner.cost.kv_cache import cache_bytes, layer_tokens
 from planner.cost.parameters import count_parameters
+from planner.cost.quantity import Line, Unrecorded
 from planner.errors import PlannerError
 from planner.specs.model import ModelSpec
 

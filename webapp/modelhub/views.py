@@ -12,7 +12,7 @@ from planner.catalog.models import ModelEntry, checkpoint_name, get_entry, get_m
 from planner.errors import PlannerError
 from planner.specs.estimate import Estimate
 from planner.specs.model import ModelSpec
-from runners.compress_options import QUANTISED_DTYPES
+from runners.jobspec.compress import QUANTISED_DTYPES
 from webapp.accounts.models import Role
 from webapp.accounts.roles import current_team, has_role, require_role
 from webapp.core.display import Figure

@@ -5,7 +5,7 @@ from typing import NamedTuple
 from planner.catalog.engines import get_engine
 from planner.errors import PlannerError
 from planner.exports import sglang, vllm
-from planner.exports.case import CHECKPOINT_LABELS, ExportCase
+from planner.exports.export import CHECKPOINT_LABELS, ExportCase
 from planner.exports.llama_cpp import gguf_type
 from planner.exports.registry import export_case
 from planner.specs.plan import PlanAnswer, PlannedStrategy

@@ -14,7 +14,7 @@ from runners.jobspec import (
     ModelRef,
     ServeSpec,
 )
-from runners.load_options import LoadOptions
+from runners.jobspec.benchmark import LoadOptions
 from webapp.jobs.models import Job
 from webapp.modelhub.models import TeamModel
 from webapp.plans.drafting import LOOKUP, team_model_ref

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from runners.compress_options import CompressMethod, GgufType
 from runners.jobspec import CompressSpec, ModelRef
+from runners.jobspec.compress import CompressMethod, GgufType
 from webapp.plans.errors import DraftProblem
 from webapp.plans.words import METHOD_WORDS
 

@@ -9,7 +9,6 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from planner.specs.model import ModelSpec as ModelShape
-from runners.endpoint_spec import ON_GPUS, EngineName
 from runners.jobspec import (
     ArtefactModel,
     DraftGuess,
@@ -19,7 +18,7 @@ from runners.jobspec import (
     RandomModel,
     ServeSpec,
 )
-from runners.jobspec.engine import Draft, EngineOptions
+from runners.jobspec.serve import ON_GPUS, Draft, EngineName, EngineOptions
 from webapp.core.problems import InvalidProblem
 from webapp.hosts.models import Host, Pool
 from webapp.modelhub.models import TeamModel

@@ -4,7 +4,7 @@ import re
 from typing import Any
 
 from planner.catalog.engines import DEFAULT_ENGINE, engines_by_work
-from runners.endpoint_spec import EngineName
+from runners.jobspec.serve import EngineName
 from webapp.plans.errors import DraftProblem
 from webapp.plans.sharing import TRAININGS
 

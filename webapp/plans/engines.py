@@ -2,9 +2,15 @@
 
 from planner.specs.plan import PlannedStrategy
 from planner.specs.strategy import Strategy
-from runners.endpoint_spec import ON_GPUS, EngineName
 from runners.engines import ENGINES, Engine
-from runners.jobspec.engine import LEAST_MEMORY_RATIO, MOST_MEMORY_RATIO, EngineOptions, PhaseSplit
+from runners.jobspec.serve import (
+    LEAST_MEMORY_RATIO,
+    MOST_MEMORY_RATIO,
+    ON_GPUS,
+    EngineName,
+    EngineOptions,
+    PhaseSplit,
+)
 from webapp.hosts.models import Host
 from webapp.plans.errors import DraftProblem
 from webapp.plans.sharing import Spread

@@ -3,13 +3,12 @@
 from typing import Any
 
 from planner.cost.parameters import count_parameters
-from planner.specs.calibration import HostCalibration
-from planner.specs.estimate import Estimate
+from planner.specs.estimate import Estimate, HostCalibration
 from planner.specs.model import ModelSpec
 from planner.specs.plan import PlanRequest
 from planner.specs.workload import GenerateWorkload
-from runners.evaluate_options import window_of
 from runners.jobspec import EvaluateSpec
+from runners.jobspec.benchmark import window_of
 from webapp.core.problems import Problem
 from webapp.hosts.device import cluster_for_host
 from webapp.hosts.models import Host

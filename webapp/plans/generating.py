@@ -8,15 +8,6 @@ from pydantic import ValidationError
 from planner.cost.parameters import count_parameters
 from planner.specs.model import ModelSpec
 from planner.specs.strategy import Strategy
-from runners.compress_options import QUANTISED_DTYPES
-from runners.generate_options import (
-    ExpertCache,
-    LayerStreaming,
-    PipelineSplit,
-    PolicyOffload,
-    Source,
-    StageChain,
-)
 from runners.jobspec import (
     DataParallel,
     DemoPrompts,
@@ -27,6 +18,15 @@ from runners.jobspec import (
     PromptLookup,
     Prompts,
     RandomModel,
+)
+from runners.jobspec.compress import QUANTISED_DTYPES
+from runners.jobspec.generate import (
+    ExpertCache,
+    LayerStreaming,
+    PipelineSplit,
+    PolicyOffload,
+    Source,
+    StageChain,
 )
 from webapp.plans.errors import DraftProblem
 from webapp.plans.options import cache_of

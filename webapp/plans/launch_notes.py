@@ -3,9 +3,9 @@
 from contextlib import suppress
 from typing import Any
 
-from runners.endpoint_spec import ON_GPUS, EngineName
 from runners.engines import ENGINES
 from runners.jobspec import BenchmarkSpec, GenerateSpec
+from runners.jobspec.serve import ON_GPUS, EngineName
 from webapp.jobs.models import Job
 from webapp.plans.drafting import drafts_for
 from webapp.plans.engines import engines_for

@@ -13,7 +13,6 @@ from planner.catalog.models import get_entry
 from planner.catalog.reading import data_text
 from planner.specs.model import ModelSpec as ModelShape
 from planner.specs.plan import PlannedStrategy
-from runners.endpoint_spec import ON_GPUS
 from runners.jobspec import (
     BenchmarkSpec,
     CompressSpec,
@@ -27,6 +26,7 @@ from runners.jobspec import (
     ServeSpec,
     TrainSpec,
 )
+from runners.jobspec.serve import ON_GPUS
 from webapp.hosts.models import RUNS_JOBS, Host, Pool
 from webapp.jobs.models import Job
 from webapp.jobs.services import job_create, job_submit

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from planner.specs.estimate import Estimate
 from planner.specs.strategy import Strategy
 from planner.specs.workload import ServeWorkload
-from runners.load_options import LoadOptions
+from runners.jobspec.benchmark import LoadOptions
 from webapp.core.problems import InvalidProblem
 from webapp.plans.planning import estimate_as_planned
 from webapp.plans.questions import Question

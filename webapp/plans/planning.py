@@ -12,8 +12,13 @@ from planner import api
 from planner.errors import PlannerError
 from planner.specs.cluster import ClusterSpec
 from planner.specs.estimate import Estimate, EstimateRequest
-from planner.specs.inverse import InverseAnswer, InverseQuestion, InverseRequest
-from planner.specs.plan import PlanAnswer, PlanRequest
+from planner.specs.plan import (
+    InverseAnswer,
+    InverseQuestion,
+    InverseRequest,
+    PlanAnswer,
+    PlanRequest,
+)
 from planner.specs.strategy import Strategy
 from planner.specs.workload import GenerateWorkload, Workload
 from webapp.core.clock import now

@@ -4,7 +4,6 @@ from typing import Any
 
 from planner.specs.estimate import Estimate
 from planner.specs.plan import PlannedStrategy
-from runners.generate_options import PolicyOffload
 from runners.jobspec import (
     BenchmarkSpec,
     EvaluateSpec,
@@ -13,6 +12,7 @@ from runners.jobspec import (
     ServeSpec,
     TrainSpec,
 )
+from runners.jobspec.generate import PolicyOffload
 from webapp.plans.generating import SHARES
 from webapp.plans.measuring import CURVE, curve_of, estimate_at
 from webapp.plans.planning import estimate_generation

@@ -8,8 +8,8 @@ from planner.catalog.devices import get_device
 from planner.catalog.engine_limits import refusal, sixteen_bit_dtype
 from planner.catalog.engines import DEFAULT_ENGINE, get_engine
 from planner.errors import PlannerError
-from planner.specs.calibration import HostCalibration
 from planner.specs.cluster import ClusterSpec
+from planner.specs.estimate import HostCalibration
 from planner.specs.model import ModelSpec
 from planner.specs.plan import Bound, PlanRequest
 from planner.specs.strategy import Strategy

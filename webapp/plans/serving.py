@@ -5,9 +5,9 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from runners.endpoint_spec import EngineName
 from runners.engines import ENGINES
 from runners.jobspec import ArtefactModel, ModelRef, NamedAdapter, ServeSpec
+from runners.jobspec.serve import EngineName
 from webapp.accounts.models import Team
 from webapp.core.problems import InvalidProblem
 from webapp.jobs.models import Artefact, Attempt

@@ -10,8 +10,8 @@ from django.db.models import Prefetch, Q
 from planner.specs.cluster import ClusterSpec, DeviceSpec
 from planner.specs.plan import PlannedStrategy
 from planner.specs.strategy import Strategy
-from runners.generate_options import ExpertSplit, PipelineSplit, TensorSplit
 from runners.jobspec import ArtefactModel, DataParallel, ModelRef
+from runners.jobspec.generate import ExpertSplit, PipelineSplit, TensorSplit
 from webapp.accounts.models import Team
 from webapp.hosts.device import cluster_for_host
 from webapp.hosts.models import DOCUMENTS, Host, HostState, Pool

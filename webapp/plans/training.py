@@ -6,10 +6,9 @@ from pydantic import ValidationError
 
 from planner.specs.model import ModelSpec
 from planner.specs.plan import PlannedStrategy
-from runners.adapter_options import BaseDtype, LoraOptions, QuantizedTraining
 from runners.jobspec import DemoModel, ModelRef, RandomModel, TrainSpec
-from runners.jobspec.text_samples import TextSamples
-from runners.jobspec.training_memory import USUAL_LEARNING_RATES
+from runners.jobspec.base import BaseDtype, LoraOptions, QuantizedTraining, TextSamples
+from runners.jobspec.train import USUAL_LEARNING_RATES
 from webapp.plans.errors import DraftProblem
 from webapp.plans.training_layout import layout_of
 

@@ -3,7 +3,7 @@
 from pydantic import ValidationError
 
 from planner.specs.strategy import Strategy
-from runners.layout_options import SIZES, LayoutOptions
+from runners.jobspec.train import SIZES, LayoutOptions
 from webapp.plans.errors import DraftProblem
 
 WAYS = (*SIZES, "zero_stage", "expert_parallel_size")

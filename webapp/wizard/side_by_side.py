@@ -9,7 +9,7 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.views.decorators.http import require_POST
 
-from runners.classification import DEMO_ENCODER
+from runners.jobspec.base import DEMO_ENCODER
 from webapp.accounts.models import Role, Team
 from webapp.accounts.roles import current_team, require_role
 from webapp.compare.jobs import address_of

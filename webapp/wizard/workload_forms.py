@@ -4,7 +4,7 @@ from typing import Any, ClassVar
 
 from django import forms
 
-from runners.jobspec.text_samples import LONGEST_PROMPT, MOST_PROMPTS
+from runners.jobspec.base import LONGEST_PROMPT, MOST_PROMPTS
 from webapp.plans.compressing import (
     CODED_METHODS,
     GROUPED_METHODS,

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from planner.catalog.gguf import file_bytes
 from planner.catalog.models import get_model
 from planner.catalog.reading import data_json
-from planner.cost.dtypes import element_bytes
-from planner.cost.training_states import lora_parameters, sharded_state_bytes
+from planner.cost.training import lora_parameters, sharded_state_bytes
+from planner.cost.weights import element_bytes
 from planner.errors import PlannerError
 from planner.fitting import contradictions
 from planner.fitting.compression_fitting import compression_section

@@ -1,7 +1,7 @@
 """Write the quality page: the error of the predicted loss on sources outside the fit."""
 
 from planner.catalog.quality import scheme_quality
-from planner.catalog.quality_fit import held_out_quality
+from planner.fitting.quality_fit import held_out_quality
 
 SHOWN = ("gguf:q8_0", "gguf:q4_k_m", "gguf:q2_k", "gptq-4g", "awq-4g", "nf4", "smoothquant")
 MODELS = (("llama-2", 7.0), ("llama-2", 70.0), ("llama-3", 8.0), ("qwen", 7.0))

@@ -5,16 +5,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from planner.cost.columns import minimum
-from planner.cost.equation import Ledger
+from planner.cost.quantity import Ledger, minimum
 from planner.fitting.evidence import Row, serving_request
 from planner.fitting.robust_fit import Columns
 from planner.specs.estimate import EstimateRequest
 from planner.specs.workload import ServeWorkload
+from planner.workload.generate import prefilling
 from planner.workload.resolve import resolve
 from planner.workload.serve import serve
 from planner.workload.setting import Setting
-from planner.workload.speculate import prefilling
 
 PART_BY_NAME = {
     "Linear layers": "linear",

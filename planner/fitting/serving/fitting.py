@@ -28,7 +28,7 @@ from planner.fitting.serving.model import (
     packed,
     sweep_of,
 )
-from planner.workload.sweep_factors import RELEASE, release_key
+from planner.workload.rates import RELEASE, release_key
 
 Strengths = Mapping[str, float]
 ALIKE = frozenset({"linear", "attention", "elementwise"})  # similar kernels in every engine

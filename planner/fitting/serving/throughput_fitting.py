@@ -16,7 +16,7 @@ import numpy as np
 from scipy.optimize import linprog
 
 from planner.catalog.engines import COMMON_SERVING
-from planner.cost.equation import Ledger
+from planner.cost.quantity import Ledger
 from planner.fitting.evidence import Row
 from planner.fitting.robust_fit import Columns
 from planner.fitting.serving.cases import PART_BY_NAME
@@ -31,8 +31,7 @@ from planner.specs.base import JsonObject
 from planner.specs.estimate import EstimateRequest
 from planner.specs.workload import ServeWorkload
 from planner.workload.resolve import resolve
-from planner.workload.saturation import BESIDE, MIXED, PACKED
-from planner.workload.serve import serve
+from planner.workload.serve import BESIDE, MIXED, PACKED, serve
 
 FULL = frozenset({"full batch", "burst"})
 NAMES = {

@@ -1,28 +1,154 @@
-"""Apply a method to a whole model, layer by layer, and compute its perplexity in the same pass.
-
-Calibration and held-out activations pass through the layers in parallel: each layer gets both as
-computed by the compressed layers before it.
-"""
+"""Applies a method to a whole model, layer by layer, and saves it into a new folder."""
 
 import json
+import shutil
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
-from runners.jobs.compress.activations import rounded_inputs
-from runners.jobs.compress.grid import Codes, Grid
+from runners.jobs.artefacts import weight_file_bytes
 from runners.jobs.compress.methods import METHODS, PREPARATIONS
-from runners.jobs.compress.norms import Passage, tweak_norms
-from runners.jobs.compress.results import Tensors, decoded, format_config, tensors_of
-from runners.jobs.compress.statistics import InputStatistics, output_error
-from runners.jobs.compress.store import AROUND, LayerStore
-from runners.jobs.evaluation import Perplexity, Windows, token_nlls
-from runners.jobs.layers import SEQUENCES_AT_ONCE, Extra, Hidden, LayerwiseModel
+from runners.jobs.compress.quantization import (
+    Codes,
+    Grid,
+    InputStatistics,
+    check_shape_known,
+    output_error,
+    rounded_inputs,
+)
+from runners.jobs.compress.store import (
+    AROUND,
+    LayerStore,
+    Tensors,
+    decoded,
+    format_config,
+    tensors_of,
+)
+from runners.jobs.corpus import TokenIds, load_corpus, tokenized
+from runners.jobs.evaluation import Perplexity, Windows, held_out_ids, token_nlls, windows_of
+from runners.jobs.events import Stages
+from runners.jobs.loading import (
+    BASE_DTYPE,
+    LoadedModel,
+    load_tokenizer,
+    pick_device,
+    require_tokenizer,
+)
+from runners.jobs.memory import PeakMeter
+from runners.jobs.runtime import BadInputError, Job, MissingModelError
+from runners.jobs.skeleton import SEQUENCES_AT_ONCE, Extra, Hidden, LayerwiseModel
 from runners.jobspec import CompressSpec
+from runners.jobspec.compress import FOLDING_METHODS
+
+# Norm tweaking: fit the norms of a quantised layer to the float layer's outputs.
+#
+# A few passes of Adam over the calibration text match the mean and variance of each output channel
+# to those of the float layer on the same inputs. Only norms are trained. Source: Li et al. 2023,
+# arXiv:2309.02784, algorithm 1 and equation 3.
+
+
+Values = Mapping[str, torch.Tensor]
+
+
+class Passage(NamedTuple):
+    """Inputs of a layer, its other call arguments, and the float layer's outputs."""
+
+    inputs: Hidden
+    extra: Extra
+    wanted: Hidden
+
+    def batches(self) -> list[tuple[Hidden, Hidden]]:
+        """Return (inputs, float outputs) in batches of sequences."""
+        parts = (torch.split(each, SEQUENCES_AT_ONCE) for each in (self.inputs, self.wanted))
+        return list(zip(*parts, strict=True))
+
+
+def tweak_norms(
+    layer: torch.nn.Module, passage: Passage, *, passes: int, learning_rate: float
+) -> dict[str, float]:
+    """Train the layer's norms, keep the pass of least loss; return the loss before and after.
+
+    If no pass improves the loss, the norms are unchanged.
+    """
+    dtypes = {name: each.dtype for name, each in norm_weights(layer).items()}
+    values = {
+        name: each.detach().float().clone().requires_grad_()
+        for name, each in norm_weights(layer).items()
+    }
+    optimiser = torch.optim.Adam(values.values(), lr=learning_rate)
+    best = _stored(values, dtypes)
+    before = least = _loss(layer, best, passage)
+    for _ in range(passes):
+        for inputs, wanted in passage.batches():
+            _step(layer, values, dtypes, (inputs, passage.extra, wanted), optimiser)
+        candidate = _stored(values, dtypes)
+        loss = _loss(layer, candidate, passage)
+        if loss < least:
+            best, least = candidate, loss
+    layer.load_state_dict(best, strict=False)
+    return {"norm_loss_before": before, "norm_loss": least}
+
+
+def norm_weights(layer: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Return the layer's norm parameters by name."""
+    return {
+        f"{name}.{own}": parameter
+        for name, module in layer.named_modules()
+        if type(module).__name__.endswith("Norm")
+        for own, parameter in module.named_parameters(recurse=False)
+    }
+
+
+def channel_loss(found: Hidden, wanted: Hidden) -> torch.Tensor:
+    """Return the mean absolute difference of the channels' means and variances over all tokens."""
+    found, wanted = (each.float().flatten(0, -2) for each in (found, wanted))
+    means = (found.mean(dim=0) - wanted.mean(dim=0)).abs()
+    variances = (found.var(dim=0) - wanted.var(dim=0)).abs()
+    return (means + variances).mean()
+
+
+def _step(
+    layer: torch.nn.Module,
+    values: Values,
+    dtypes: Mapping[str, torch.dtype],
+    batch: tuple[Hidden, Extra, Hidden],
+    optimiser: torch.optim.Optimizer,
+) -> None:
+    inputs, extra, wanted = batch
+    with torch.enable_grad():
+        cast = {name: each.to(dtypes[name]) for name, each in values.items()}
+        loss = channel_loss(_forward(layer, cast, inputs, extra), wanted)
+        gradients = torch.autograd.grad(loss, list(values.values()))
+    for value, gradient in zip(values.values(), gradients, strict=True):
+        value.grad = gradient
+    optimiser.step()
+
+
+@torch.no_grad()
+def _loss(layer: torch.nn.Module, values: Values, passage: Passage) -> float:
+    losses = [
+        channel_loss(_forward(layer, values, inputs, passage.extra), wanted)
+        for inputs, wanted in passage.batches()
+    ]
+    return float(torch.stack(losses).mean())
+
+
+def _forward(layer: torch.nn.Module, values: Values, inputs: Hidden, extra: Extra) -> Hidden:
+    result = torch.func.functional_call(layer, dict(values), (inputs,), dict(extra))
+    outputs: Hidden = result[0] if isinstance(result, tuple) else result
+    return outputs
+
+
+def _stored(values: Values, dtypes: Mapping[str, torch.dtype]) -> dict[str, torch.Tensor]:
+    """Return the values cast to their storage dtypes."""
+    return {name: each.detach().to(dtypes[name]).clone() for name, each in values.items()}
+
 
 OnLayer = Callable[[int, int, Mapping[str, float]], None]
 
@@ -222,3 +348,107 @@ def _key(index: int) -> str:
 def settings_of(spec: CompressSpec) -> str:
     """Return the settings that must match for reusing a finished layer."""
     return json.dumps(spec.model_dump(mode="json"), sort_keys=True)
+
+
+# Compress a model folder layer by layer into a new folder.
+
+
+COPIED = ("generation_config.json",)
+SPARE_SHARE = 0.1  # spare disk space, as a share of the source's weights
+
+
+def compress_folder(
+    source: Path, target: Path, spec: CompressSpec, stages: Stages, job: Job
+) -> Compressed:
+    """Write the compressed model to ``target``; return its in-memory perplexity and figures.
+
+    Raises:
+        BadInputError: a weight is not a number.
+    """
+    stages = stages.via(job.emitter)
+    device = pick_device()
+    meter = PeakMeter(device)
+    started = time.monotonic()
+    tokenizer = load_tokenizer(source)
+    model = LayerwiseModel(source, device, BASE_DTYPE)
+    loaded = LoadedModel(model.model, tokenizer, device)
+    windows, calibration = texts(job, loaded, spec)
+    store = LayerStore(job.checkpoint_dir, settings_of(spec))
+    engine = Engine(model, spec, store)
+
+    def on_layer(done: int, count: int, figures: Mapping[str, float]) -> None:
+        job.emitter.metric(figures, step=done)
+        stages.advance(done / count)
+
+    result = engine.run(calibration, windows, on_layer)
+    store.assemble(target, engine.keys)
+    (target / "config.json").write_text(json.dumps(engine.config(), indent=2, sort_keys=True))
+    if loaded.tokenizer is not None:
+        loaded.tokenizer.save_pretrained(str(target))
+    for name in COPIED:
+        if (source / name).is_file():
+            shutil.copyfile(source / name, target / name)
+    peak = meter.read()
+    measured = {
+        "compress_seconds": time.monotonic() - started,
+        "compress_peak_memory_bytes": float(peak.bytes),
+        "calibration_tokens": float(calibration.numel()),
+    }
+    return Compressed(result.perplexity, {**result.figures, **measured})
+
+
+def check_folder(source: Path, spec: CompressSpec, job: Job) -> None:
+    """Check that the model folder can be compressed.
+
+    Raises:
+        BadInputError: the folder's files are inconsistent, the row length is not a multiple of
+            the group size, or the disk is too small.
+        MissingModelError: the folder has no tokenizer for the calibration text.
+    """
+    check_disk(job.attempt_dir, weight_file_bytes(source))
+    model = LayerwiseModel(source, torch.device("cpu"), BASE_DTYPE)
+    loaded = LoadedModel(model.model, load_tokenizer(source), model.device)
+    require_tokenizer(loaded, "the calibration text")
+    if spec.method in FOLDING_METHODS:
+        check_shape_known(model.config.model_type, f"{spec.method} moves scales into the norms of")
+    divisor = spec.row_divisor
+    for name, linear in model.linears(0).items():
+        if linear.in_features % divisor:
+            msg = (
+                f"{model.name_of(0, name)} has rows of {linear.in_features} weights, which do "
+                f"not divide into groups of {divisor}; choose another "
+                f"{'group_size' if spec.has_groups else 'pattern'}"
+            )
+            raise BadInputError(msg)
+
+
+def texts(job: Job, loaded: LoadedModel, spec: CompressSpec) -> tuple[Windows, torch.Tensor]:
+    """Return the held-out windows and calibration samples of the same length."""
+    corpus = load_corpus()
+    tokenizer = require_tokenizer(loaded, "the calibration text")
+    held_out = held_out_ids(job, loaded, corpus)
+    if held_out is None:
+        msg = "the model lost its tokenizer.json while the job ran; put it back"
+        raise MissingModelError(msg)
+    windows = windows_of(loaded.model.config, held_out, spec.evaluation_tokens)
+    ids = tokenized(tokenizer, corpus.train, f"{corpus.digest}/train", job.cache_dir)
+    return windows, calibration_samples(ids, windows.length, spec.calibration_tokens, spec.seed)
+
+
+def calibration_samples(ids: TokenIds, length: int, num_tokens: int, seed: int) -> torch.Tensor:
+    """Return samples [count, length] of the text at random positions."""
+    count = max(1, num_tokens // length)
+    starts = np.random.default_rng(seed).integers(0, len(ids) - length, size=count)
+    return torch.from_numpy(np.stack([ids[at : at + length] for at in starts]).astype(np.int64))
+
+
+def check_disk(folder: Path, needed_bytes: int) -> None:
+    """Raise BadInputError if the folder's disk lacks ``needed_bytes`` plus ``SPARE_SHARE``."""
+    free = shutil.disk_usage(folder).free
+    needed = round(needed_bytes * (1 + SPARE_SHARE))
+    if free < needed:
+        msg = (
+            f"the compressed model may take {needed} bytes and {folder} has {free} free; remove "
+            "old attempts or put the host's folder on a larger disk"
+        )
+        raise BadInputError(msg)

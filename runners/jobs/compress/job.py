@@ -11,32 +11,25 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from runners.compress_options import NF4_BLOCK, WeightDtype
 from runners.jobs.artefacts import card_text, publish_model, weight_file_bytes
-from runners.jobs.assessment import Assessment, Sampling, assess
-from runners.jobs.compress.engine import Compressed
-from runners.jobs.compress.gguf_export import check_gguf, export_gguf
-from runners.jobs.compress.layerwise import check_folder, compress_folder
+from runners.jobs.compress.engine import Compressed, check_folder, compress_folder
+from runners.jobs.compress.gguf import check_gguf, export_gguf
 from runners.jobs.compress.qmoe import by_ternary, check_sparse
-from runners.jobs.compress.results import format_of
 from runners.jobs.compress.shearing import by_shearing, check_shearable
+from runners.jobs.compress.store import format_of
 from runners.jobs.compress.whole_model import by_library, by_structure, check_structure, load_whole
-from runners.jobs.evaluation import Perplexity, perplexity_ratio
+from runners.jobs.evaluation import Assessment, Perplexity, Sampling, assess, perplexity_ratio
+from runners.jobs.events import Stages
 from runners.jobs.generation import Workload
-from runners.jobs.isolation import run_isolated
-from runners.jobs.loading import (
-    HOW_QUANTISED,
-    pick_device,
-    preload_library,
-    stored_quantisation,
-)
+from runners.jobs.loading import HOW_QUANTISED, pick_device, preload_library, stored_quantisation
 from runners.jobs.memory import PeakMeter
-from runners.jobs.model_folders import opened_model
+from runners.jobs.model_files import opened_model
+from runners.jobs.ratios import run_isolated
 from runners.jobs.runtime import BadInputError, Job, MissingModelError, num_threads
-from runners.jobs.stages import Stages
 from runners.jobs.telemetry import job_telemetry
 from runners.jobspec import ArtefactModel, CompressSpec, FolderModel
-from runners.measured_window import COMPRESSING, ORIGINAL, ORIGINAL_PREFIX, SAVED
+from runners.jobspec.benchmark import COMPRESSING, ORIGINAL, ORIGINAL_PREFIX, SAVED
+from runners.jobspec.compress import NF4_BLOCK, WeightDtype
 
 STAGE_SHARES = {ORIGINAL: 3.0, COMPRESSING: 2.0, SAVED: 4.0}
 REPETITIONS = 5

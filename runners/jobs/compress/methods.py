@@ -4,17 +4,22 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from runners.jobs.compress.awq import scale_for_rounding
-from runners.jobs.compress.finequant import finequant
-from runners.jobs.compress.folding import LayerStatistics, Linears
-from runners.jobs.compress.gptq import gptq
-from runners.jobs.compress.grid import Grid, round_to_nearest
-from runners.jobs.compress.pruning import magnitude, wanda
-from runners.jobs.compress.quantease import quantease, quantease_with_outliers
-from runners.jobs.compress.results import Matrix, Pruned
-from runners.jobs.compress.smoothing import level_by_logarithm, smooth
-from runners.jobs.compress.sparsegpt import sparsegpt
-from runners.jobs.compress.statistics import InputStatistics
+from runners.jobs.compress.pruning import magnitude, sparsegpt, wanda
+from runners.jobs.compress.quantization import (
+    Grid,
+    InputStatistics,
+    LayerStatistics,
+    Linears,
+    finequant,
+    gptq,
+    level_by_logarithm,
+    quantease,
+    quantease_with_outliers,
+    round_to_nearest,
+    scale_for_rounding,
+    smooth,
+)
+from runners.jobs.compress.store import Matrix, Pruned
 from runners.jobspec import CompressSpec
 
 Prepare = Callable[[torch.nn.Module, Linears, LayerStatistics, CompressSpec], None]

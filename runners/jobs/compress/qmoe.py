@@ -13,17 +13,15 @@ import torch
 from transformers import AutoConfig, PreTrainedModel
 
 from runners.jobs.artefacts import weight_file_bytes
-from runners.jobs.compress.engine import Compressed
-from runners.jobs.compress.layerwise import check_disk, texts
-from runners.jobs.compress.second_order import inverse_factor
+from runners.jobs.compress.engine import Compressed, check_disk, texts
+from runners.jobs.compress.quantization import inverse_factor
 from runners.jobs.compress.whole_model import held_out_of, load_whole
-from runners.jobs.entropy_code import entropy_bits
 from runners.jobs.evaluation import evaluate
-from runners.jobs.layers import SEQUENCES_AT_ONCE
+from runners.jobs.events import Stages
 from runners.jobs.loading import require_tokenizer, shape_only
 from runners.jobs.runtime import BadInputError, Job
-from runners.jobs.stages import Stages
-from runners.jobs.ternary_files import Ternary, save_ternary, tensors_of
+from runners.jobs.skeleton import SEQUENCES_AT_ONCE
+from runners.jobs.ternary_files import Ternary, entropy_bits, save_ternary, tensors_of
 from runners.jobspec import CompressSpec
 
 GATE_UP, DOWN = "gate_up_proj", "down_proj"

@@ -1,37 +1,270 @@
-"""Sheared LLaMA at small scale: learn pruning masks for a target shape, prune, train further.
+"""Sheared LLaMA at small scale: learn pruning masks for a target shape, prune, train further."""
 
-All layers have the same shape, so any engine loads the result. Weights and optimiser state stay in
-memory in fp32. Source: Xia et al. 2023, arXiv:2310.06694, sections 2.1 and 2.2.
-"""
-
-# mypy: disable-error-code="no-untyped-call"
-# Some functions of transformers have no type annotations.
-
+import json
 import math
-from collections.abc import Callable, Mapping
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
-from runners.evaluate_options import window_of
 from runners.jobs.artefacts import weight_file_bytes
-from runners.jobs.compress.engine import Compressed
-from runners.jobs.compress.folding import check_shape_known
-from runners.jobs.compress.layerwise import check_disk
-from runners.jobs.compress.masks import Masks, masked
-from runners.jobs.compress.shear_progress import Learner, Progress
-from runners.jobs.compress.structure import keep, key_value_heads, spread
+from runners.jobs.compress.engine import Compressed, check_disk
+from runners.jobs.compress.pruning import keep, key_value_heads, spread
+from runners.jobs.compress.quantization import check_shape_known
 from runners.jobs.compress.whole_model import held_out_of, load_whole
 from runners.jobs.corpus import load_corpus
 from runners.jobs.domains import Domains, Losses, domains_of
 from runners.jobs.evaluation import evaluate
+from runners.jobs.events import Stages
 from runners.jobs.loading import BASE_DTYPE, ready, require_tokenizer
 from runners.jobs.runtime import BadInputError, Job
-from runners.jobs.stages import Stages
+from runners.jobs.train.checkpoint import checkpoints, forget_older, publish_checkpoint
 from runners.jobspec import CompressSpec
-from runners.shear_options import Shape, Shear
+from runners.jobspec.benchmark import window_of
+from runners.jobspec.compress import Shape, Shear
+
+# Learnable pruning masks over layers, heads, hidden units and channels.
+#
+# Each mask is a hard concrete variable. Lagrange multipliers constrain the expected number of kept
+# units to the target, which ramps from the full shape. Sources: Louizos et al. 2017,
+# arXiv:1712.01312, section 2.2; Xia et al. 2023 (Sheared LLaMA), arXiv:2310.06694, section 2.1.
+
+
+TEMPERATURE, LOW, HIGH = 0.83, -0.1, 1.1
+FIRST_LOGIT = 2.5  # initially nearly everything is kept
+FIRST_NOISE = 0.01
+NEARLY_ONE = 1.0 - 1e-6
+DIMENSIONS = ("layers", "hidden", "heads", "channels")
+Values = Mapping[str, torch.Tensor]
+
+
+class Masks(torch.nn.Module):
+    """Logits per layer, per hidden unit, and per key-value head and channel of each layer."""
+
+    def __init__(self, full: Shape, seed: int) -> None:
+        """Initialise the logits so that nearly everything is kept."""
+        super().__init__()
+        self.full = full
+        random = torch.Generator().manual_seed(seed)
+        sizes = {
+            "layers": (full.layers,),
+            "hidden": (full.hidden_size,),
+            "heads": (full.layers, full.key_value_heads),
+            "channels": (full.layers, full.intermediate_size),
+        }
+        self.logits = torch.nn.ParameterDict(
+            {
+                name: FIRST_LOGIT + FIRST_NOISE * torch.randn(size, generator=random)
+                for name, size in sizes.items()
+            }
+        )
+        self.linear = torch.nn.ParameterDict({name: torch.zeros(()) for name in sizes})
+        self.quadratic = torch.nn.ParameterDict({name: torch.zeros(()) for name in sizes})
+
+    def draw(self) -> Values:
+        """Sample mask values in [0, 1] from the hard concrete distribution."""
+        values = {}
+        for name, logit in self.logits.items():
+            chance = torch.rand_like(logit).clamp(1 - NEARLY_ONE, NEARLY_ONE)
+            noise = chance.log() - (1 - chance).log()
+            stretched = torch.sigmoid((noise + logit) / TEMPERATURE) * (HIGH - LOW) + LOW
+            values[name] = stretched.clamp(0, 1)
+        return values
+
+    def shares(self) -> Values:
+        """Return the expected kept share per dimension; for heads and channels, per layer."""
+        shift = TEMPERATURE * math.log(-LOW / HIGH)
+        return {name: torch.sigmoid(each - shift).mean(-1) for name, each in self.logits.items()}
+
+    def penalty(self, target: Shape, ramp: float) -> torch.Tensor:
+        """Return the Lagrangian penalty on the gap between expected and target shape.
+
+        ``ramp`` from 0 to 1 moves the target from the full shape to ``target``.
+        """
+        total = torch.zeros(())
+        for name, share in self.shares().items():
+            target_share = 1.0 - ramp * (1.0 - target.size(name) / self.full.size(name))
+            gap = share - target_share
+            total = total + (self.linear[name] * gap + self.quadratic[name] * gap**2).sum()
+        return total
+
+    def kept(self, target: Shape) -> dict[str, torch.Tensor]:
+        """Return the sorted indices of the highest logits per dimension: the units to keep."""
+        return {
+            name: self.logits[name].detach().topk(target.size(name)).indices.sort(-1).values
+            for name in DIMENSIONS
+        }
+
+
+@contextmanager
+def masked(model: PreTrainedModel, values: Values) -> Iterator[None]:
+    """Apply mask values to a model's activations inside the block."""
+    handles = [
+        model.get_input_embeddings().register_forward_hook(_scaled_output(values["hidden"]))
+    ]
+    for at, layer in enumerate(model.get_submodule("model.layers").children()):
+        outputs = values["hidden"] * values["layers"][at]
+        attention = layer.get_submodule("self_attn.o_proj")
+        down = layer.get_submodule("mlp.down_proj")
+        width = attention.get_parameter("weight").shape[1] // len(values["heads"][at])
+        inputs = (values["heads"][at].repeat_interleave(width), values["channels"][at])
+        for module, scale in zip((attention, down), inputs, strict=True):
+            handles.append(module.register_forward_pre_hook(_scaled_input(scale)))
+            handles.append(module.register_forward_hook(_scaled_output(outputs)))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _scaled_input(scale: torch.Tensor) -> Any:  # noqa: ANN401 - a hook's signature is torch's
+    return lambda _module, given: (given[0] * scale,)
+
+
+def _scaled_output(scale: torch.Tensor) -> Any:  # noqa: ANN401 - a hook's signature is torch's
+    return lambda _module, _given, output: output * scale
+
+
+# Atomic checkpoints of pruning by learnt masks, so that a killed job can resume.
+#
+# They hold weights, optimiser state and both random generators, so a resumed run takes the same
+# steps as an uninterrupted one.
+
+
+# mypy: disable-error-code="no-untyped-call"
+# safetensors has no types.
+
+
+EVERY_SECONDS = 30.0
+WRITING_SHARE = 0.05  # largest share of the time spent writing: large models are saved less often
+RANDOM = "random"
+Phase = Literal["masks", "recovery"]
+PHASES: tuple[Phase, ...] = ("masks", "recovery")
+
+
+class Learner(NamedTuple):
+    """The state that a training step changes."""
+
+    modules: Mapping[str, torch.nn.Module]
+    optimizers: Mapping[str, torch.optim.Optimizer]
+    random: np.random.Generator
+
+
+@dataclass
+class Progress:
+    """Checkpoints of one pruning run; reads use the newest."""
+
+    folder: Path
+    every_seconds: float = EVERY_SECONDS
+    _next_at: float = field(default=0.0, init=False)
+
+    def __post_init__(self) -> None:
+        """Schedule the first checkpoint."""
+        self._next_at = time.monotonic() + self.every_seconds
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """Return phase, step and figures of the newest checkpoint; empty if there is none."""
+        checkpoint = self._newest()
+        if checkpoint is None:
+            return {}
+        document: dict[str, Any] = json.loads((checkpoint / "state.json").read_text())
+        return document
+
+    def resume(self, phase: Phase, learner: Learner) -> int:
+        """Load the newest checkpoint if it is of the phase; return its step, else 0."""
+        document, checkpoint = self.document, self._newest()
+        if checkpoint is None or document["phase"] != phase:
+            return 0
+        self.fill(learner.modules)
+        for name, optimizer in learner.optimizers.items():
+            _fill(optimizer, load_file(checkpoint / f"{name}.optimizer.safetensors"))
+        torch.set_rng_state(load_file(checkpoint / f"{RANDOM}.safetensors")[RANDOM])
+        learner.random.bit_generator.state = document[RANDOM]
+        return int(document["step"])
+
+    def fill(self, modules: Mapping[str, torch.nn.Module]) -> None:
+        """Load the parameters of the newest checkpoint into modules."""
+        checkpoint = self._newest()
+        if checkpoint is None:
+            return
+        for name, module in modules.items():
+            tensors = load_file(checkpoint / f"{name}.safetensors")
+            with torch.no_grad():
+                for key, parameter in module.named_parameters():
+                    parameter.copy_(tensors[key])
+
+    def keep(
+        self,
+        phase: Phase,
+        step: int,
+        learner: Learner,
+        figures: Mapping[str, Any],
+        *,
+        is_due: bool = False,
+    ) -> None:
+        """Write a checkpoint if the interval has passed or ``is_due`` is set."""
+        started = time.monotonic()
+        if started < self._next_at and not is_due:
+            return
+        document = {
+            "phase": phase, "step": step, RANDOM: learner.random.bit_generator.state, **figures,
+        }  # fmt: skip
+
+        def write(building: Path) -> None:
+            for name, module in learner.modules.items():
+                own = module.named_parameters()
+                tensors = {key: each.detach().contiguous() for key, each in own}
+                save_file(tensors, building / f"{name}.safetensors")
+            for name, optimizer in learner.optimizers.items():
+                path = building / f"{name}.optimizer.safetensors"
+                save_file(_tensors(optimizer), path)
+            save_file({RANDOM: torch.get_rng_state()}, building / f"{RANDOM}.safetensors")
+            (building / "state.json").write_text(json.dumps(document))
+
+        publish_checkpoint(self.folder, PHASES.index(phase) * 10_000_000 + step, write)
+        forget_older(self.folder)
+        finished = time.monotonic()
+        self._next_at = finished + max(self.every_seconds, (finished - started) / WRITING_SHARE)
+
+    def _newest(self) -> Path | None:
+        return next(iter(checkpoints(self.folder)[-1:]), None)
+
+    def clear(self) -> None:
+        """Delete every checkpoint."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _tensors(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    """Return an optimiser's state tensors as ``{parameter index}.{state name}``."""
+    state: dict[int, dict[str, Any]] = optimizer.state_dict()["state"]
+    return {
+        f"{index}.{name}": torch.as_tensor(value).detach().contiguous()
+        for index, values in state.items()
+        for name, value in values.items()
+    }
+
+
+def _fill(optimizer: torch.optim.Optimizer, tensors: Mapping[str, torch.Tensor]) -> None:
+    document = optimizer.state_dict()
+    for key, value in tensors.items():
+        index, _, name = key.partition(".")
+        document["state"].setdefault(int(index), {})[name] = value
+    optimizer.load_state_dict(document)
+
+
+# mypy: disable-error-code="no-untyped-call"
+# Some functions of transformers have no type annotations.
+
 
 SEQUENCES_A_STEP = 8
 MASK_LEARNING_RATE = 0.1

@@ -1,19 +1,17 @@
-"""Compress a model held in memory as a whole: by a library or by structured pruning."""
+"""Compresses a model held in memory as a whole, and recovers a pruned one with a LoRA."""
 
 from pathlib import Path
 
 import torch
-from transformers import AutoConfig
+from transformers import AutoConfig, PreTrainedModel
 
-from runners.compress_options import WeightDtype
-from runners.jobs.assessment import held_out_ids
-from runners.jobs.compress.engine import Compressed
-from runners.jobs.compress.folding import check_shape_known
-from runners.jobs.compress.layerwise import texts
-from runners.jobs.compress.recovery import recover
-from runners.jobs.compress.structure import kept_of, prune, taylor_scores
-from runners.jobs.evaluation import evaluate
-from runners.jobs.layers import SEQUENCES_AT_ONCE
+from runners.jobs.adapters import Lora
+from runners.jobs.compress.engine import Compressed, texts
+from runners.jobs.compress.pruning import kept_of, prune, taylor_scores
+from runners.jobs.compress.quantization import check_shape_known
+from runners.jobs.corpus import TokenIds
+from runners.jobs.evaluation import evaluate, held_out_ids
+from runners.jobs.events import Stages
 from runners.jobs.loading import (
     BASE_DTYPE,
     LoadedModel,
@@ -25,9 +23,40 @@ from runners.jobs.loading import (
     require_tokenizer,
 )
 from runners.jobs.runtime import Job, MissingModelError
-from runners.jobs.stages import Stages
-from runners.jobs.tokenizer import TokenIds
+from runners.jobs.skeleton import SEQUENCES_AT_ONCE
+from runners.jobs.train.guard import learning_rate_ratio
+from runners.jobs.train.optimizers import build_optimizer
+from runners.jobs.train.trainer import MAX_GRAD_NORM
 from runners.jobspec import CompressSpec
+from runners.jobspec.base import LoraOptions
+from runners.jobspec.compress import WeightDtype
+
+# Recovery after pruning: train a LoRA on the calibration text and merge it.
+#
+# Source: Ma et al. 2023 (LLM-Pruner), arXiv:2305.11627, section 3.3.
+
+
+OPTIONS = LoraOptions(rank=8, alpha=16)
+LEARNING_RATE = 1e-3
+
+
+def recover(
+    model: PreTrainedModel, calibration: torch.Tensor, steps: int, at_once: int
+) -> PreTrainedModel:
+    """Train a LoRA for ``steps`` batches of text [samples, length]; return the merged model."""
+    lora = Lora(model, OPTIONS)
+    optimizer = build_optimizer(model, LEARNING_RATE)
+    batches = torch.split(calibration, at_once)
+    with torch.enable_grad():
+        for step in range(steps):
+            for group in optimizer.param_groups:
+                group["lr"] = LEARNING_RATE * learning_rate_ratio(step / steps)
+            ids = batches[step % len(batches)]
+            model(ids, labels=ids, use_cache=False).loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRAD_NORM)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+    return lora.merge()
 
 
 def load_whole(folder: Path, dtype: WeightDtype, *, rounds_inputs: bool = False) -> LoadedModel:

@@ -7,16 +7,24 @@ from dataclasses import dataclass, field
 
 import torch
 
-from runners.endpoint_spec import NO_ADAPTER
-from runners.jobs.generate.batching import POLICIES, Batch, CostModel, padding_ratio
-from runners.jobs.generate.chain import Chain
+from runners.jobs.adapter_files import MixedAdapters
+from runners.jobs.events import Stages
+from runners.jobs.generate.batching import (
+    POLICIES,
+    STEPS,
+    Batch,
+    CostModel,
+    measured_cost,
+    padding_ratio,
+    warm_up,
+)
 from runners.jobs.generate.compiled import CompiledStep
 from runners.jobs.generate.continuous import Finished, Pages, run_continuous
-from runners.jobs.generate.figures import Figures
-from runners.jobs.generate.outputs import Journal, Record
+from runners.jobs.generate.outputs import Figures, Journal, Record
 from runners.jobs.generate.placement import Placed
 from runners.jobs.generate.prompts import Prompt
 from runners.jobs.generate.speculative import Guesser, guess_one
+from runners.jobs.generate.stage_model import Chain
 from runners.jobs.generate.static import (
     Answer,
     BatchRun,
@@ -26,13 +34,11 @@ from runners.jobs.generate.static import (
     StopRequestedError,
     run_batch,
 )
-from runners.jobs.generate.warmup import STEPS, measured_cost, warm_up
 from runners.jobs.loading import LoadedModel
 from runners.jobs.memory import PeakMeter
-from runners.jobs.mixed_adapters import MixedAdapters
 from runners.jobs.runtime import Job
-from runners.jobs.stages import Stages
 from runners.jobspec import GenerateSpec
+from runners.jobspec.serve import NO_ADAPTER
 
 Answering = Callable[[Sequence[Ids]], BatchRun]
 NO_COST = CostModel(0.0, 1.0)  # for policies without a cost model

@@ -19,16 +19,16 @@ from torch._dynamo.exc import TorchDynamoException
 from transformers import PreTrainedModel, StaticCache
 
 from runners.jobs.generate.caches import cache_size
-from runners.jobs.generate.packed import check_packable
 from runners.jobs.generate.static import (
     BatchRun,
     Ids,
     Limits,
     Padded,
+    check_packable,
     now,
     write_out,
 )
-from runners.jobs.weight_checks import first_line
+from runners.jobs.weights import first_line
 
 Step = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 

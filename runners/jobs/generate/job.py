@@ -6,22 +6,20 @@ from functools import partial
 
 from transformers import PreTrainedModel
 
-from runners.generate_options import PolicyOffload, StageChain
-from runners.jobs.compiler import check_compiler
+from runners.jobs.adapter_files import hung_on
 from runners.jobs.energy import Work
+from runners.jobs.events import Stages
 from runners.jobs.generate.answering import Run, answer_all
 from runners.jobs.generate.caches import check_cache
-from runners.jobs.generate.chain import Chain
 from runners.jobs.generate.chained import work_in_chain
-from runners.jobs.generate.figures import notes_of
 from runners.jobs.generate.outputs import (
     JOURNAL,
     Journal,
     Record,
     earlier_journals,
+    notes_of,
     publish_outputs,
 )
-from runners.jobs.generate.packed import check_packable
 from runners.jobs.generate.placement import Placed, place_model
 from runners.jobs.generate.prompts import (
     Given,
@@ -33,7 +31,8 @@ from runners.jobs.generate.prompts import (
 )
 from runners.jobs.generate.ranked import work_on_ranks
 from runners.jobs.generate.speculative import Guesser, check_draft
-from runners.jobs.generate.static import Limits, StopRequestedError
+from runners.jobs.generate.stage_model import Chain
+from runners.jobs.generate.static import Limits, StopRequestedError, check_packable
 from runners.jobs.loading import (
     HOW_QUANTISED,
     LoadedModel,
@@ -43,16 +42,16 @@ from runners.jobs.loading import (
     preload_library,
 )
 from runners.jobs.memory import PeakMeter, terms_held
-from runners.jobs.mixed_adapters import hung_on
 from runners.jobs.runtime import (
     Job,
+    check_compiler,
     checkpoint_on_sigterm,
     end_by_sigterm,
     num_threads,
 )
-from runners.jobs.stages import Stages
 from runners.jobs.telemetry import job_telemetry
 from runners.jobspec import Attention, DraftGuess, GenerateSpec
+from runners.jobspec.generate import PolicyOffload, StageChain
 
 LOADING = "Loading the model"
 GENERATING = "Answering the prompts"

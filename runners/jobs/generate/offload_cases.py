@@ -15,13 +15,13 @@ import torch
 from pydantic import BaseModel, ConfigDict
 from transformers import PreTrainedModel
 
-from runners.generate_options import PolicyOffload
 from runners.jobs.generate.placement import mapped
 from runners.jobs.generate.policy.zigzag import ZigZag
 from runners.jobs.generate.static import Answer, Ids, Limits, run_batch
-from runners.jobs.layers import LayerwiseModel
 from runners.jobs.memory import PROC, status_bytes
 from runners.jobs.runtime import prepare_process
+from runners.jobs.skeleton import LayerwiseModel
+from runners.jobspec.generate import PolicyOffload
 
 CPU = torch.device("cpu")
 DTYPE = torch.bfloat16

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO, TypedDict
 
 from runners.jobs.generate.offload_cases import Order
-from runners.supervision.memory_cap import memory_cap
+from runners.supervision.memory import memory_cap
 
 
 class Answered(TypedDict):

@@ -1,17 +1,16 @@
-"""The journal of answered prompts, and the output artefact.
-
-A line is written and synced before its prompt counts as done. After a kill a partial last line is
-dropped; a retried job reuses what its earlier attempts on this host wrote for the same prompts and
-settings.
-"""
+"""The journal of answered prompts, the output artefact and a generation's metrics."""
 
 import json
 import os
+import statistics
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from runners.jobs.artefacts import publish_folder
+from runners.jobs.generate.static import BatchRun
+from runners.jobs.memory import Peak
 from runners.jobs.runtime import Job
 
 JOURNAL = "outputs.jsonl"
@@ -95,3 +94,104 @@ def _job_of(spec: Path) -> object:
 
 def _line(document: Mapping[str, Any]) -> str:
     return json.dumps(document, ensure_ascii=False, separators=(",", ":")) + "\n"
+
+
+# The metrics of a generation, under the names that the planner predicts.
+
+
+@dataclass
+class Figures:
+    """Sums over what this process generated; earlier attempts are not timed."""
+
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    wall_seconds: float = 0.0
+    first_seconds: list[float] = field(default_factory=list)  # per prompt
+    gap_seconds: list[float] = field(default_factory=list)  # mean time between tokens, per prompt
+    prefill_seconds: float = 0.0  # of whole batches, if they have a separate prefill
+    decode_seconds: float = 0.0
+    decoded_tokens: int = 0
+    kv_cache_bytes: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+
+    def add_one(self, prompt: int, output: int, first: float, later: float) -> None:
+        """Add one prompt: its tokens, and the seconds to the first token and of the later ones."""
+        self.prompt_tokens += prompt
+        self.output_tokens += output
+        self.first_seconds.append(first)
+        if output > 1:
+            self.gap_seconds.append(later / (output - 1))
+
+    def add_batch(self, run: BatchRun, prompt_tokens: int) -> dict[str, float]:
+        """Add one batch and return the speeds so far, by result name."""
+        outputs = sum(len(each.ids) for each in run.answers)
+        decoded = max(0, outputs - len(run.answers))
+        seconds = run.prefill_seconds + run.decode_seconds
+        self.prompt_tokens += prompt_tokens
+        self.output_tokens += outputs
+        self.wall_seconds += seconds
+        self.first_seconds += [run.prefill_seconds] * len(run.answers)
+        self.prefill_seconds += run.prefill_seconds
+        self.decode_seconds += run.decode_seconds
+        self.decoded_tokens += decoded
+        self.kv_cache_bytes = max(self.kv_cache_bytes, run.kv_cache_bytes)
+        if run.num_steps:
+            self.gap_seconds += [run.decode_seconds / run.num_steps] * len(run.answers)
+        return {name: value for name, value in self._speeds().items() if "per_second" in name}
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Return the output tokens per second so far."""
+        return self.output_tokens / self.wall_seconds if self.wall_seconds else 0.0
+
+    def measured(self, peak: Peak, parameter_bytes: int) -> dict[str, float]:
+        """Return the figures of the job's result."""
+        figures = {
+            "peak_memory_bytes": float(peak.bytes),
+            "runtime_memory_bytes": float(peak.start_bytes),
+            "parameter_bytes": float(parameter_bytes),
+            "prompt_tokens": float(self.prompt_tokens),
+            "output_tokens": float(self.output_tokens),
+        }
+        if self.kv_cache_bytes:
+            figures["kv_cache_bytes"] = float(self.kv_cache_bytes)
+        return figures | self._speeds() | self._guesses()
+
+    def _speeds(self) -> dict[str, float]:
+        if not self.first_seconds:
+            return {}
+        speeds = {
+            "tokens_per_second": self.tokens_per_second,
+            "ttft_seconds": statistics.median(self.first_seconds),
+        }
+        if self.gap_seconds:
+            speeds["tpot_seconds"] = statistics.median(self.gap_seconds)
+        if self.prefill_seconds:
+            speeds["prefill_tokens_per_second"] = self.prompt_tokens / self.prefill_seconds
+        if self.decode_seconds and self.decoded_tokens:
+            speeds["decode_tokens_per_second"] = self.decoded_tokens / self.decode_seconds
+        return speeds
+
+    def _guesses(self) -> dict[str, float]:
+        if not self.drafted_tokens:
+            return {}
+        return {
+            "drafted_tokens": float(self.drafted_tokens),
+            "accepted_tokens": float(self.accepted_tokens),
+            "acceptance_ratio": self.accepted_tokens / self.drafted_tokens,
+        }
+
+
+def notes_of(peak: Peak, num_before: int) -> dict[str, str]:
+    """Return notes on how the figures were measured."""
+    notes = {
+        "peak_memory_bytes": peak.how,
+        "runtime_memory_bytes": "held before the model was loaded: interpreter and libraries",
+        "tokens_per_second": "written tokens over the seconds of all prompts, prefill included",
+        "ttft_seconds": "median over prompts, from when each was begun with",
+        "tpot_seconds": "median over prompts of the mean between two of its tokens",
+    }
+    if num_before:
+        notes["resumed"] = f"{num_before} prompts were answered before; they are not timed"
+    return notes

@@ -13,13 +13,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from runners.endpoint_spec import NO_ADAPTER
-from runners.jobs.assessment import held_out_ids
+from runners.jobs.evaluation import held_out_ids
 from runners.jobs.loading import LoadedModel
-from runners.jobs.model_files import open_file
-from runners.jobs.model_folders import model_roots
+from runners.jobs.model_files import model_roots, open_file
 from runners.jobs.runtime import BadInputError, Job, MissingModelError
 from runners.jobspec import DemoPrompts, FilePrompts, InlinePrompts, Prompts
+from runners.jobspec.serve import NO_ADAPTER
 
 MAX_PROMPTS = 100_000
 MAX_LINE_BYTES = 1024**2

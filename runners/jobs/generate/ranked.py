@@ -23,16 +23,15 @@ from transformers import (
 )
 from transformers.distributed.configuration_utils import DistributedConfig
 
-from runners.generate_options import ExpertSplit, PipelineSplit, TensorSplit
 from runners.jobs.generate.caches import cache_size
-from runners.jobs.generate.chain import Chain
-from runners.jobs.generate.stage_model import Call, Ends, Layers, divided, divisible_config
+from runners.jobs.generate.stage_model import Call, Chain, Ends, Layers, divided, divisible_config
 from runners.jobs.loading import TORCH_DTYPES, load_tokenizer, pick_device
 from runners.jobs.memory import tensor_bytes
-from runners.jobs.model_folders import opened_model
+from runners.jobs.model_files import opened_model
 from runners.jobs.ranks import RankFailedError, Ranks, joined_ranks, naming_rank_failures
 from runners.jobs.runtime import BadInputError, Job
 from runners.jobspec import ArtefactModel, DataParallel, FolderModel, GenerateSpec
+from runners.jobspec.generate import ExpertSplit, PipelineSplit, TensorSplit
 
 STEP, FORGET, END, STOP = range(4)
 HEADS = ("num_attention_heads", "num_key_value_heads")

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from runners.jobs.corpus import tokenizer_digest
 from runners.jobs.generate.static import Answer, Ids, Limits, now
 from runners.jobs.runtime import BadInputError
-from runners.jobs.tokenizer import tokenizer_digest
 
 NO_END = -1
 

@@ -1,25 +1,31 @@
-"""Consecutive decoder layers of a model, and its ends (embedding, norm and head).
+"""Consecutive decoder layers of a model, and the interface of a model that processes share."""
 
-Used where a model is divided between processes: over ranks, or over servers of a chain. A stage
-keeps its layers' KV cache per session; stages exchange hidden states only.
-"""
-
-# mypy: disable-error-code="no-untyped-call"
-# transformers ships types, but leaves some of its functions untyped.
-
+import itertools
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import nn
-from transformers import AutoConfig, DynamicCache, PretrainedConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    DynamicCache,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 
 from runners.jobs.generate.caches import cache_size
 from runners.jobs.memory import tensor_bytes
 from runners.jobs.runtime import BadInputError
 from runners.jobs.skeleton import ModelTensors, fill, skeleton
+
+# mypy: disable-error-code="no-untyped-call"
+# transformers ships types, but leaves some of its functions untyped.
+
 
 # Rotary embeddings, one final norm, nothing added to the hidden states in between.
 DIVISIBLE = (
@@ -186,3 +192,64 @@ def _config_of(whole: PretrainedConfig, which: range) -> PretrainedConfig:
     config: PretrainedConfig = whole.__class__(**{**fields, **cut})
     config._attn_implementation = whole._attn_implementation  # noqa: SLF001 - to_dict leaves it out
     return config
+
+
+# The interface of a model that several processes compute.
+
+
+class Chain(ABC):
+    """Several processes that together compute a model, led by this process."""
+
+    model: PreTrainedModel  # this process's part, with the config of the whole model
+    tokenizer: PreTrainedTokenizerFast | None
+    device: torch.device
+    where: str  # a description for people
+    weight_bytes: int  # of this process's part
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count(1)
+
+    def begin(self) -> "Session":
+        """Start a batch's session; the processes keep its KV cache."""
+        return Session(self, next(self._numbers))
+
+    @abstractmethod
+    def next_tokens(self, call: Call, ids: torch.Tensor) -> torch.Tensor:
+        """Run tokens [rows, new] through the model and return the next one of each row."""
+
+    @abstractmethod
+    def forget(self, session: int) -> None:
+        """Drop a session's KV cache in every process."""
+
+    @property
+    @abstractmethod
+    def cache_bytes(self) -> int:
+        """Return the bytes of the KV caches in this process."""
+
+    @abstractmethod
+    def finish(self, *, is_stopped: bool) -> None:
+        """Stop the other processes, and tell them whether the job was stopped."""
+
+    def measured(self) -> dict[str, float]:
+        """Return additional figures of the chain."""
+        return {}
+
+
+@dataclass(frozen=True)
+class Session:
+    """One batch that is computed by a chain."""
+
+    chain: Chain
+    number: int
+
+    def next_tokens(
+        self, ids: torch.Tensor, mask: torch.Tensor | None, positions: torch.Tensor
+    ) -> torch.Tensor:
+        """Run tokens [rows, new] through the model and return the next one of each row."""
+        return self.chain.next_tokens(Call(self.number, positions, mask), ids)
+
+    def close(self) -> int:
+        """End the session; return the bytes of its KV cache in this process."""
+        cache_bytes = self.chain.cache_bytes
+        self.chain.forget(self.number)
+        return cache_bytes

@@ -15,14 +15,14 @@ from typing import NamedTuple
 
 import torch
 
-from runners.generate_options import StageChain
 from runners.jobs.generate.link import Link, LinkClosedError, LinkMessage
 from runners.jobs.generate.stage_model import Call, Layers
 from runners.jobs.loading import TORCH_DTYPES, pick_device
-from runners.jobs.model_folders import opened_model
+from runners.jobs.model_files import opened_model
 from runners.jobs.runtime import BadInputError, Job, open_job, prepare_process
 from runners.jobspec import ArtefactModel, FolderModel, GenerateSpec
-from runners.parentage import die_with
+from runners.jobspec.generate import StageChain
+from runners.processes import die_with
 
 EXIT_LOST = 4  # the client was unreachable for longer than the job allows
 PAUSE_SECONDS = 0.2

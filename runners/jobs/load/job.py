@@ -1,26 +1,147 @@
 """Runs a load benchmark, from the endpoint's start to the report."""
 
 import asyncio
+import contextlib
+import json
+import os
 import random
 import secrets
-from collections.abc import Sequence
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
 from functools import partial
+from typing import Any, BinaryIO, NoReturn
 
-from runners.endpoint_spec import key_hash
 from runners.jobs.artefacts import publish_report
-from runners.jobs.assessment import text_ids
-from runners.jobs.load.arrivals import Prompt, Repetition, repetition
+from runners.jobs.corpus import TokenIds
+from runners.jobs.evaluation import text_ids
+from runners.jobs.events import EVENT_FD_VARIABLE, Stages
 from runners.jobs.load.client import Target, new_client, send_request
-from runners.jobs.load.endpoint import OwnEndpoint, own_endpoint
-from runners.jobs.load.figures import row_of
+from runners.jobs.load.figures import Prompt, Repetition, repetition, row_of
 from runners.jobs.loading import load_tokenizer
-from runners.jobs.model_folders import opened_model
-from runners.jobs.runtime import BadInputError, Job, MissingModelError
-from runners.jobs.stages import Stages
-from runners.jobs.tokenizer import TokenIds
-from runners.jobspec import ArtefactModel, BenchmarkSpec, FolderModel, ServeSpec
-from runners.load_options import ClosedLoop, LoadOptions
-from runners.load_report import ARTEFACT, MEANS, LoadReport, LoadRow
+from runners.jobs.model_files import opened_model
+from runners.jobs.ratios import die_as
+from runners.jobs.runtime import HOST_DIR_VARIABLE, BadInputError, Job, MissingModelError
+from runners.jobspec import START_SECONDS, ArtefactModel, BenchmarkSpec, FolderModel, ServeSpec
+from runners.jobspec.benchmark import (
+    LOAD_ARTEFACT,
+    MEANS,
+    ClosedLoop,
+    LoadOptions,
+    LoadReport,
+    LoadRow,
+)
+from runners.jobspec.serve import key_hash
+from runners.messages import EndpointBody, MetricPoint
+
+# Runs the endpoint under load: a serving job as a child process on the loopback.
+
+
+STOP_SECONDS = 60.0
+LOST_SECONDS = 180.0  # an endpoint whose job has ended stops by itself
+
+
+class OwnEndpoint:
+    """One endpoint process and its reported events."""
+
+    def __init__(self, job: Job, spec: ServeSpec) -> None:
+        self._job = job
+        self.measured: dict[str, float] = {}
+        self.address: EndpointBody | None = None
+        self._has_reported = threading.Event()  # its address arrived, or its event stream ended
+        self._process, pipe = _start_process(job, spec)
+        self._reader = threading.Thread(target=self._read_events, args=(pipe,), daemon=True)
+        self._reader.start()
+
+    def is_alive(self) -> bool:
+        """Return whether its process runs."""
+        return self._process.poll() is None
+
+    def wait_until_ready(self) -> EndpointBody:
+        """Return its address; if it fails to start, end this process in the same way.
+
+        Raises:
+            TimeoutError: the endpoint neither became ready nor ended.
+        """
+        if not self._has_reported.wait(START_SECONDS):
+            self.kill()
+            raise TimeoutError(f"the endpoint did not come up within {START_SECONDS:g} s")
+        if self.address is None:
+            self.die_with_it("the endpoint to be measured did not come up")
+        return self.address
+
+    def stop(self) -> None:
+        """Terminate it and wait for its result."""
+        self._process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(STOP_SECONDS)
+        self.kill()
+        self._reader.join(STOP_SECONDS)
+
+    def kill(self) -> None:
+        """Kill it if it still runs."""
+        if self.is_alive():
+            self._process.kill()
+        self._process.wait()
+
+    def die_with_it(self, why: str) -> NoReturn:
+        """Print the reason and end this process with the endpoint's signal or exit code."""
+        code = self._process.wait(STOP_SECONDS)  # its pipe closes shortly before it ends
+        how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        sys.stderr.write(f"ENDPOINT_ENDED: {why}: it ended by {how}\n")
+        self._job.emitter.close()
+        die_as(code)
+
+    def _read_events(self, pipe: BinaryIO) -> None:
+        """Read its events until its end; its metrics become the job's."""
+        with pipe:
+            for line in pipe:
+                event = json.loads(line)
+                self._handle_event(event["kind"], event["body"])
+        self._has_reported.set()
+
+    def _handle_event(self, kind: str, body: dict[str, Any]) -> None:
+        if kind == "endpoint":
+            self.address = EndpointBody.model_validate(body)
+            self._has_reported.set()
+        elif kind == "metric":
+            point = MetricPoint.model_validate(body)
+            self._job.emitter.metric(point.values, source=point.source)
+        elif kind == "result":
+            self.measured = body["measured"]
+
+
+@contextlib.contextmanager
+def own_endpoint(job: Job, spec: ServeSpec) -> Iterator[OwnEndpoint]:
+    """Run an endpoint while the block runs, and kill it afterwards."""
+    endpoint = OwnEndpoint(job, spec)
+    try:
+        yield endpoint
+    finally:
+        endpoint.kill()
+
+
+def _start_process(job: Job, spec: ServeSpec) -> tuple[subprocess.Popen[bytes], BinaryIO]:
+    folder = job.scratch_dir() / "endpoint"
+    folder.mkdir(exist_ok=True)
+    spec = spec.model_copy(update={"idle_stop_seconds": LOST_SECONDS})
+    request = job.request.model_copy(update={"spec": spec})
+    (folder / "spec.json").write_text(request.model_dump_json())
+    read_fd, write_fd = os.pipe()
+    variables = {EVENT_FD_VARIABLE: str(write_fd), HOST_DIR_VARIABLE: str(job.host_dir)}
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "runners.jobs.serve", str(folder)],
+            env=os.environ | variables,
+            pass_fds=[write_fd],
+            stdin=subprocess.DEVNULL,
+        )
+    finally:
+        os.close(write_fd)
+    return process, os.fdopen(read_fd, "rb")
+
 
 LOADING = "Starting the endpoint"
 WARMING = "Warming up"
@@ -38,7 +159,7 @@ def measure_under_load(job: Job, spec: BenchmarkSpec, options: LoadOptions) -> N
     with own_endpoint(job, serve_spec_of(spec, options, sweep.key)) as endpoint:
         report = asyncio.run(sweep.run(endpoint))
         endpoint.stop()
-    publish_report(job, ARTEFACT, report.model_dump(mode="json"))
+    publish_report(job, LOAD_ARTEFACT, report.model_dump(mode="json"))
     point = options.main_point(spec.batch_size)
     main = next(row for row in report.rows if row.point == point)
     own = {name: endpoint.measured[name] for name in OWN_FIGURES if name in endpoint.measured}

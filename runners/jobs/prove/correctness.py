@@ -16,9 +16,7 @@ import torch
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from runners.adapter_options import LoraOptions
 from runners.jobs.adapters import Lora
-from runners.jobs.compiler import check_compiler
 from runners.jobs.device_rates import UnsupportedDtypeError, product_of
 from runners.jobs.loading import fresh_model, ready
 from runners.jobs.prove.recorder import Recorder
@@ -30,9 +28,11 @@ from runners.jobs.prove.weight_only import (
     nf4_linear,
     product_with,
 )
+from runners.jobs.runtime import check_compiler
 from runners.jobs.train.quiet import quiet_trainer
 from runners.jobs.train.trainer import Trainer
-from runners.programs import compiler_name
+from runners.jobspec.base import LoraOptions
+from runners.processes import compiler_name
 
 # Norm of the error over the norm of the exact result.
 TOLERANCES: Mapping[str, float] = {

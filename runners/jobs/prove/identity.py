@@ -17,7 +17,7 @@ from runners.jobs.prove.recorder import Recorder
 from runners.jobs.runtime import num_threads
 
 if TYPE_CHECKING:
-    from runners.device_list import Device, Seen
+    from runners.inventory import Device, Seen
 
 LOAD_SECONDS = 2.0
 LOAD_SIZE = 8192
@@ -40,7 +40,7 @@ def run(recorder: Recorder, folder: Path) -> None:
 
 
 def _gpus(recorder: Recorder) -> None:
-    from runners import device_list, probe
+    from runners import inventory
 
     library = "amdsmi" if torch.version.hip else "pynvml"
     if importlib.util.find_spec(library) is None:
@@ -48,10 +48,10 @@ def _gpus(recorder: Recorder) -> None:
         why = f"{library} is not installed, so the driver was not asked"
         recorder.missing("devices of the driver", why, f"pip install {package}", "library")
         return
-    for problem in probe.devices().problems:
+    for problem in inventory.devices().problems:
         recorder.check("driver", is_met=False, expected="to tell every device", found=problem)
-    found, seen = device_list.devices_here(), seen_by_torch()
-    differences = device_list.comparison(found, seen)
+    found, seen = inventory.devices_here(), seen_by_torch()
+    differences = inventory.comparison(found, seen)
     recorder.check(
         "driver and torch see the same devices",
         is_met=not differences,
@@ -65,7 +65,7 @@ def _gpus(recorder: Recorder) -> None:
 
 def seen_by_torch() -> "list[Seen]":
     """Return every device as torch describes it."""
-    from runners.device_list import Seen
+    from runners.inventory import Seen
 
     every = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
     return [
@@ -75,7 +75,7 @@ def seen_by_torch() -> "list[Seen]":
 
 def _under_load(recorder: Recorder) -> "Sequence[Device]":
     """Return the devices' state while every one of them multiplies matrices."""
-    from runners.device_list import devices_here
+    from runners.inventory import devices_here
 
     size = 256 if recorder.is_small else LOAD_SIZE
     devices = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
@@ -130,9 +130,9 @@ def _cpu(recorder: Recorder) -> None:
         found=f"{torch.get_num_threads()}",
     )
     with recorder.part("GPUs that torch does not use"):
-        from runners import probe
+        from runners import inventory
 
-        for gpu in probe.devices().gpus:
+        for gpu in inventory.devices().gpus:
             recorder.check(
                 "torch uses the GPU",
                 is_met=False,

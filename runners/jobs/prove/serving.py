@@ -10,8 +10,8 @@ from typing import NamedTuple
 import torch
 from transformers import PreTrainedModel
 
-from runners.jobs.attention import attention
 from runners.jobs.device_rates import wait_for
+from runners.jobs.loading import attention
 from runners.jobs.prove.recorder import Recorder
 from runners.jobs.serve.contract import Choice, Limits, Sampling
 from runners.jobs.serve.padded_decode import PaddedDecode

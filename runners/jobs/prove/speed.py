@@ -410,7 +410,7 @@ def training_flops(config: Mapping[str, Any], length: int, tokens: int) -> float
 def _compression(recorder: Recorder, scale: Scale, method: str) -> None:
     """Time one method on one square matrix of the shape, with its calibration statistics."""
     from runners.jobs.compress.methods import METHODS
-    from runners.jobs.compress.statistics import InputStatistics
+    from runners.jobs.compress.quantization import InputStatistics
     from runners.jobspec import CompressSpec, DemoModel
 
     size, device = scale.compressed_rows, recorder.device

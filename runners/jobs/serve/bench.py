@@ -13,9 +13,8 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import PreTrainedModel
 
-from runners.jobs.adapter_files import Adapter, Pair
+from runners.jobs.adapter_files import Adapter, MixedAdapters, Pair
 from runners.jobs.loading import demo_config, fresh_model, quantised_matrices, ready
-from runners.jobs.mixed_adapters import MixedAdapters
 from runners.jobs.ratios import ratio_of, seconds_in_turns
 from runners.jobs.runtime import prepare_process
 from runners.jobs.serve.paging import (

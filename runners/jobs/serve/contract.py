@@ -1,12 +1,14 @@
-"""The interface between the HTTP server and the engines that generate answers; without torch."""
+"""The interface between the HTTP server and the engines, with limits on lengths; without torch."""
 
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
-from runners.endpoint_spec import NO_ADAPTER
+from runners.jobs.runtime import BadInputError
 from runners.jobs.serve.asgi import Receive, Send
+from runners.jobspec import ServeSpec
+from runners.jobspec.serve import NO_ADAPTER
 
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # a character whose last bytes are still missing
 
@@ -198,3 +200,37 @@ class Relay(Protocol):
         Raises:
             RequestError: a field is invalid; the error names it.
         """
+
+
+# Limits on request length and cache size; the same for every engine.
+
+
+USUAL_TOKENS = 2048  # of a request, if neither the model nor the spec has a limit
+
+
+def longest_request(known: int | None, spec: ServeSpec) -> int:
+    """Return the longest request, prompt and answer; ``known``: the model's position count.
+
+    Raises:
+        BadInputError: the spec's length exceeds the model's positions.
+    """
+    if spec.max_length is None:
+        return int(known or USUAL_TOKENS)
+    if known and spec.max_length > known:
+        msg = f"max_length is {spec.max_length}, but the model knows {known} positions; ask less"
+        raise BadInputError(msg)
+    return spec.max_length
+
+
+def check_room(tokens: int, longest: int) -> None:
+    """Check that the cache holds one request of maximum length.
+
+    Raises:
+        BadInputError: it is too small.
+    """
+    if tokens < longest:
+        msg = (
+            f"kv_cache_tokens is {tokens}, less than one request of {longest} tokens; give more, "
+            "or set a shorter max_length"
+        )
+        raise BadInputError(msg)

@@ -23,8 +23,7 @@ from runners.jobs.runtime import (
 )
 from runners.jobs.serve.contract import EngineProcessError, Ready, Relay
 from runners.jobs.serve.figures import Figures
-from runners.jobs.serve.openai_server import OpenAIServer
-from runners.jobs.serve.service import Service
+from runners.jobs.serve.openai_server import OpenAIServer, Service
 from runners.jobspec import ServeSpec
 from runners.messages import EndpointBody
 from runners.timing import scaled

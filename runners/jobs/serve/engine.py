@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 import torch
 from transformers import PreTrainedModel
 
+from runners.jobs.adapter_files import NONE, MixedAdapters
 from runners.jobs.memory import release_free_memory
-from runners.jobs.mixed_adapters import NONE, MixedAdapters
 from runners.jobs.serve.contract import (
     Choice,
     EngineEndedError,

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from runners.load_report import PERCENTILES
+from runners.jobspec.benchmark import PERCENTILES
 
 TTFT_BOUNDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)  # seconds
 # The targets that a plan may have, 0.03 and 0.05 s, are bucket bounds, so they evaluate exactly.

@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable
 
 import torch
 
-from runners.jobs.weight_checks import first_line
+from runners.jobs.weights import first_line
 
 
 class CaptureError(Exception):

@@ -5,7 +5,8 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from runners.jobs.generate.packed import check_packable
+from runners.jobs.adapter_files import hung_on
+from runners.jobs.generate.static import check_packable
 from runners.jobs.loading import (
     LoadedModel,
     end_ids,
@@ -14,12 +15,16 @@ from runners.jobs.loading import (
     require_tokenizer,
 )
 from runners.jobs.memory import model_bytes, terms_held
-from runners.jobs.mixed_adapters import hung_on
 from runners.jobs.runtime import Job
-from runners.jobs.serve.contract import GenerationRequest, Limits
+from runners.jobs.serve.contract import (
+    USUAL_TOKENS,
+    GenerationRequest,
+    Limits,
+    check_room,
+    longest_request,
+)
 from runners.jobs.serve.engine import Engine, Reply
 from runners.jobs.serve.figures import Figures
-from runners.jobs.serve.lengths import USUAL_TOKENS, check_room, longest_request
 from runners.jobs.serve.padded_decode import prepared_decode
 from runners.jobs.serve.paging import CHECK_TOKENS, PagedCache, check_paging, pages_for
 from runners.jobs.serve.protocol import known_ids

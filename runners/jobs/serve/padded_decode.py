@@ -28,7 +28,7 @@ from runners.jobs.serve.paging import (
     pages_for,
 )
 from runners.jobs.serve.sampling import Filters, Sampler, choose, draw_rows
-from runners.jobs.weight_checks import first_line
+from runners.jobs.weights import first_line
 
 LEAST_PAGES = 16  # of a padded context
 # The most pages that one step gathers, over those of the cache. Rows of equal length stay below

@@ -1,4 +1,4 @@
-"""One life of an engine process: its output, its memory and how it exited."""
+"""Engine processes: one life, its output, memory and exit; waiting, closing and failure."""
 
 import os
 import signal
@@ -9,10 +9,10 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, Protocol
 
-from runners.jobs.serve.contract import EngineProcessError
-from runners.programs import start_text_process
+from runners.jobs.serve.contract import EngineProcessError, Limits
+from runners.processes import start_text_process
 
 LAST_LINES = 20
 KIB = 1024
@@ -132,3 +132,56 @@ def _memory(pid: int) -> int:
         peaks = [int(each.split()[1]) * KIB for each in lines if each.startswith("VmHWM:")]
         return max(peaks, default=0)
     return 0
+
+
+# The base of engines that run in processes of their own: waiting, closing and failure.
+
+
+class Life(Protocol):
+    """The life of an engine process, or of several."""
+
+    @property
+    def title(self) -> str:
+        """Return the engine's title; of several, that of the one that exited."""
+
+    def how(self) -> str:
+        """Return how it exited."""
+
+    def kill(self) -> None:
+        """Kill it at once, with every process it started."""
+
+
+class OwnWriter:
+    """One life of an engine in its own process."""
+
+    def __init__(self, process: Life, limits: Limits) -> None:
+        self.limits = limits
+        self.is_closed = False
+        self.changed = threading.Condition()
+        self._life = process
+
+    @property
+    def is_idle(self) -> bool:
+        """Return whether no request is running or queued."""
+        raise NotImplementedError
+
+    def wait_until_idle(self, timeout_seconds: float) -> bool:
+        """Wait until no request is running or queued; return whether that happened in time."""
+        with self.changed:
+            return self.changed.wait_for(lambda: self.is_idle, timeout_seconds)
+
+    def close(self) -> None:
+        """Kill the engine; unfinished answers end with an error."""
+        self.is_closed = True
+        self._life.kill()
+
+    def ended(self) -> None:
+        """Clean up after the process exited.
+
+        Raises:
+            EngineProcessError: it exited without having been closed.
+        """
+        self._life.kill()  # also kills the processes it started
+        if not self.is_closed:
+            self.is_closed = True
+            raise EngineProcessError(f"{self._life.title} {self._life.how()}")

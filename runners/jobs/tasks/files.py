@@ -1,12 +1,9 @@
-"""Reads task files of lm-evaluation-harness without executing or downloading anything.
-
-A file may contain only data: ``!function`` and every field with code are rejected, and so are
-datasets that are not local JSON files. Templates are rendered in jinja's sandbox.
-"""
+"""Task files of lm-evaluation-harness: read without executing, or built of held-out text."""
 
 import difflib
 import json
 import os
+import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from runners.jobs.corpus import Corpus, Document, cached_folder
 from runners.jobs.model_files import open_file
 from runners.jobs.runtime import BadInputError, MissingModelError
 
@@ -30,7 +28,7 @@ FIELDS = frozenset({
     "metadata",
 })  # fmt: skip
 WHERE_DATA_IS = frozenset({"dataset_path", "dataset_kwargs"})
-Document = dict[str, Any]
+JsonObject = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -39,7 +37,7 @@ class TaskFile:
 
     name: str
     config: Mapping[str, Any]
-    documents: Mapping[str, Sequence[Document]]
+    documents: Mapping[str, Sequence[JsonObject]]
 
 
 class _CodeTag:
@@ -74,7 +72,7 @@ def read_tasks(folder: Path, names: Sequence[str], roots: Sequence[Path]) -> lis
 
 def _find_tasks(
     folder: Path, roots: Sequence[Path]
-) -> Iterator[tuple[str, tuple[Path, Document]]]:
+) -> Iterator[tuple[str, tuple[Path, JsonObject]]]:
     paths = sorted(folder.rglob("*.yaml"))
     if len(paths) > MAX_FILES:
         raise BadInputError(f"{folder} has {len(paths)} YAML files; {MAX_FILES} are read")
@@ -89,7 +87,7 @@ def _find_tasks(
             yield document["task"], (path, document)
 
 
-def _task(name: str, path: Path, config: Document, roots: Sequence[Path]) -> TaskFile:
+def _task(name: str, path: Path, config: JsonObject, roots: Sequence[Path]) -> TaskFile:
     if any(isinstance(value, _CodeTag) for value in _values(config)):
         msg = f"task {name} has a !function: code from a folder never runs; say it as a template"
         raise BadInputError(msg)
@@ -129,7 +127,7 @@ def _values(value: object) -> Iterator[object]:
             pending += each
 
 
-def _data_files(name: str, path: Path, config: Document) -> dict[str, Path]:
+def _data_files(name: str, path: Path, config: JsonObject) -> dict[str, Path]:
     kwargs = config.get("dataset_kwargs") or {}
     files = kwargs.get("data_files") if isinstance(kwargs, dict) and len(kwargs) == 1 else None
     files = {"train": files} if isinstance(files, str) else files
@@ -147,14 +145,14 @@ def _is_text(value: object) -> bool:
     return isinstance(value, str)
 
 
-def _documents(name: str, path: Path, roots: Sequence[Path]) -> list[Document]:
+def _documents(name: str, path: Path, roots: Sequence[Path]) -> list[JsonObject]:
     """Return the objects of a file: JSON lines, or one JSON list."""
     if not path.is_file():
         msg = f"task {name}: its data file {path} is not on this host; copy it there"
         raise MissingModelError(msg)
     text = _read(path, roots, MAX_DATA_BYTES)
     is_list = text.lstrip().startswith("[")
-    objects: list[Document] = []
+    objects: list[JsonObject] = []
     for number, line in enumerate([text] if is_list else text.splitlines(), start=1):
         if not line.strip():
             continue
@@ -178,3 +176,95 @@ def _read(path: Path, roots: Sequence[Path], limit: int) -> str:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise BadInputError(f"{path} is no UTF-8 text: {error.reason}") from None
+
+
+# Builds two task files from the host's held-out text.
+#
+# ``held_out_choice`` is multiple choice of a file's next line out of four, ``held_out_text`` is
+# the likelihood of text excerpts. Both are the same on every run of the same Python.
+
+
+VERSION = 1
+CHOICE, TEXT = "held_out_choice", "held_out_text"
+NUM_CHOICES = 4
+NUM_LINES_BEFORE = 5
+PER_DOCUMENT = 8  # questions per file, so that long files do not dominate the task
+LINE_CHARACTERS = range(16, 81)
+PIECE_CHARACTERS = 1000
+MOST = 400  # documents per task
+_COMMON = {"dataset_path": "json", "test_split": "test", "num_fewshot": 0}
+_CONFIGS = {
+    CHOICE: {
+        "output_type": "multiple_choice",
+        "doc_to_text": "{{context}}",
+        "doc_to_choice": "{{choices}}",
+        "doc_to_target": "{{answer}}",
+        "target_delimiter": "\n",
+        "metric_list": [
+            {"metric": "acc", "aggregation": "mean", "higher_is_better": True},
+            {"metric": "acc_norm", "aggregation": "mean", "higher_is_better": True},
+        ],
+    },
+    TEXT: {
+        "output_type": "loglikelihood_rolling",
+        "doc_to_text": "",
+        "doc_to_target": "{{text}}",
+        "metric_list": [
+            {"metric": name, "aggregation": aggregation, "higher_is_better": False}
+            for name, aggregation in (
+                ("byte_perplexity", "weighted_perplexity"),
+                ("bits_per_byte", "bits_per_byte"),
+            )
+        ],
+    },
+}
+
+
+def held_out_tasks(corpus: Corpus, cache_dir: Path) -> Path:
+    """Return the folder of both tasks; create it if missing."""
+    name = f"tasks-{VERSION}-{corpus.digest[:24]}"
+    return cached_folder(cache_dir, name, lambda target: _write(corpus.held_out, target))
+
+
+def _write(documents: Sequence[Document], target: Path) -> None:
+    objects_by_task = {
+        CHOICE: _random_sample(_questions(documents)),
+        TEXT: _random_sample(_excerpts(documents)),
+    }
+    for name, objects in objects_by_task.items():
+        lines = "".join(json.dumps(each) + "\n" for each in objects)
+        (target / f"{name}.jsonl").write_text(lines)
+        kwargs = {"data_files": {"test": f"{name}.jsonl"}}
+        config = {"task": name, **_COMMON, "dataset_kwargs": kwargs, **_CONFIGS[name]}
+        (target / f"{name}.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
+
+
+def _random_sample(objects: Iterator[dict[str, object]]) -> list[dict[str, object]]:
+    """Return at most ``MOST`` objects in random order, so that any prefix is a sample."""
+    sample = list(objects)
+    random.Random(VERSION).shuffle(sample)  # noqa: S311 - the same on every run, nothing secret
+    return sample[:MOST]
+
+
+def _questions(documents: Sequence[Document]) -> Iterator[dict[str, object]]:
+    for document in documents:
+        source = random.Random(document.digest)  # noqa: S311 - as above
+        lines = [line.rstrip() for line in document.text.splitlines() if line.strip()]
+        candidates = [line for line in lines if len(line) in LINE_CHARACTERS]
+        places = range(NUM_LINES_BEFORE, len(lines))
+        for at in sorted(source.sample(places, min(PER_DOCUMENT, len(places)))):
+            right = lines[at]
+            others = sorted(set(candidates) - {right})
+            if right not in candidates or len(others) < NUM_CHOICES:
+                continue
+            choices = [right, *source.sample(others, NUM_CHOICES - 1)]
+            source.shuffle(choices)
+            context = "\n".join(lines[at - NUM_LINES_BEFORE : at])
+            yield {"context": context, "choices": choices, "answer": choices.index(right)}
+
+
+def _excerpts(documents: Sequence[Document]) -> Iterator[dict[str, object]]:
+    for document in documents:
+        text = document.text
+        middle = max(0, len(text) // 2 - PIECE_CHARACTERS // 2)
+        yield {"text": text[middle : middle + PIECE_CHARACTERS]}

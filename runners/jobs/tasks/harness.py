@@ -18,7 +18,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from runners.jobs.runtime import BadInputError
-from runners.jobs.tasks.files import Document, TaskFile
+from runners.jobs.tasks.files import JsonObject, TaskFile
 from runners.jobs.tasks.scores import AGGREGATIONS, Score, Values
 
 BATCH_SIZE = 8
@@ -123,7 +123,7 @@ def _task(task: TaskFile) -> _HarnessTask:
     return harness_task
 
 
-def _scores(name: str, harness_task: _HarnessTask, results: Document) -> list[Score]:
+def _scores(name: str, harness_task: _HarnessTask, results: JsonObject) -> list[Score]:
     higher, rules = harness_task.higher_is_better(), harness_task.aggregation()
     samples = results["samples"][name]
     scores = []

@@ -1,9 +1,9 @@
 """Training of a classification head: its labelled data and its encoder."""
 
-# mypy: disable-error-code="no-untyped-call"
-# transformers ships types, but leaves some of its functions untyped.
-
 import contextlib
+import io
+import json
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -18,11 +18,9 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from runners.classification import ENCODERS
 from runners.jobs.corpus import Corpus
 from runners.jobs.loading import library_fields, ready
-from runners.jobs.model_files import check_config
-from runners.jobs.model_folders import opened_model
+from runners.jobs.model_files import check_config, opened_model
 from runners.jobs.runtime import BadInputError, Job
 from runners.jobs.train.labelled import (
     Classes,
@@ -31,11 +29,50 @@ from runners.jobs.train.labelled import (
     LabelledRows,
     read_classes,
 )
-from runners.jobs.train.passages import passages
 from runners.jobs.train.samples import DataFile
 from runners.jobs.train.sources import Data, opened
-from runners.jobs.weight_checks import check_files, check_finite, check_loaded, first_line
+from runners.jobs.weights import check_files, check_finite, check_loaded, first_line
 from runners.jobspec import DemoModel, FileData, HostText, RandomModel, TrainSpec, UploadedData
+from runners.jobspec.base import ENCODERS, PACKAGES
+
+# Built-in labelled text: passages of Python's standard library, labelled by package.
+
+
+PASSAGE_LINES = 8  # about 80 tokens, none of which contains the file's name
+NAME = "passages of Python's library.jsonl"
+
+
+def passages(corpus: Corpus) -> DataFile:
+    """Return the passages as a labelled data file; the same Python gives the same file.
+
+    Raises:
+        BadInputError: this Python lacks one of the packages.
+    """
+    lines = list(_lines(corpus))
+    if missing := sorted(set(PACKAGES) - {label for _, label in lines}):
+        raise BadInputError(
+            f"this host's Python has no files of {', '.join(missing)}, whose passages are to be "
+            "told apart; give a file with “text” and “label” instead"
+        )
+    written = "".join(f"{json.dumps({'text': text, 'label': label})}\n" for text, label in lines)
+    return DataFile(NAME, io.BytesIO(written.encode()), "classification")
+
+
+def _lines(corpus: Corpus) -> Iterator[tuple[str, str]]:
+    """Yield each passage with its package, in the corpus's order."""
+    for document in corpus.documents:
+        root, _, rest = document.name.partition("/")
+        package = rest.partition("/")[0]
+        if root != "python" or package not in PACKAGES:
+            continue
+        lines = [line for line in document.text.splitlines(keepends=True) if line.strip()]
+        for at in range(0, len(lines) - PASSAGE_LINES + 1, PASSAGE_LINES):
+            yield "".join(lines[at : at + PASSAGE_LINES]), package
+
+
+# mypy: disable-error-code="no-untyped-call"
+# transformers ships types, but leaves some of its functions untyped.
+
 
 HEAD = ("pre_classifier.", "classifier.")  # initialised if the folder lacks them
 OTHER_HEADS = ("vocab_", "qa_outputs.")  # heads of other tasks in the folder's model

@@ -1,31 +1,173 @@
-"""Validation, text samples and mixture updates during a training.
+"""Validation, early stopping, the best weights, text samples and mixture updates in a training."""
 
-All ranks take part after the same step, because a sharded model is gathered for it; only the
-lead evaluates the whole model. Only the mixture changes which rows later steps draw.
-"""
-
+import json
 import math
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 
+import torch
 from transformers import PreTrainedModel
 
+from runners.jobs.corpus import TokenIds
 from runners.jobs.evaluation import evaluate
 from runners.jobs.ranks import Ranks
 from runners.jobs.runtime import Job
-from runners.jobs.tokenizer import TokenIds
-from runners.jobs.train.best import BestWeights, EvaluatedStep
-from runners.jobs.train.checkpoint import TrainState
-from runners.jobs.train.checkpoint_writing import CheckpointWriter
+from runners.jobs.train.checkpoint import (
+    CheckpointWriter,
+    Staged,
+    Tensors,
+    TrainState,
+    checkpoints,
+    fill_weights,
+    publish_checkpoint,
+    trained_weights,
+)
+from runners.jobs.train.guard import Pace
 from runners.jobs.train.labelled import LabelEvaluator
 from runners.jobs.train.layout import Layout
 from runners.jobs.train.mixture import Mixture
-from runners.jobs.train.patience import Patience
-from runners.jobs.train.schedule import Pace
 from runners.jobs.train.sources import HeldOutRows
 from runners.jobs.train.text_samples import Sampler
 from runners.jobspec import TrainSpec
+
+# The weights of a training with the lowest held-out loss, kept on disk until it ends.
+#
+# They are stored next to the checkpoints, so that a restart and the job's next attempt find them.
+# Source: Prechelt 1998, Early Stopping - But When?, LNCS 1524.
+
+
+FOLDER = "best"
+WEIGHTS, FACTS = "model.safetensors", "loss.json"
+
+
+@dataclass(frozen=True)
+class EvaluatedStep:
+    """The held-out loss of a step's weights, in nats."""
+
+    step: int
+    loss: float
+
+
+class BestWeights:
+    """The best weights of one training so far; used by the lead only."""
+
+    def __init__(self, folder: Path) -> None:
+        """Use a subfolder of the checkpoint folder."""
+        self._folder = folder / FOLDER
+        self.exported: EvaluatedStep | None = (
+            None  # the step whose weights the training exports; set at the end
+        )
+        self.last: EvaluatedStep | None = None
+        self._lowest: EvaluatedStep | None = None  # of all steps, on disk or being written
+
+    def kept(self) -> EvaluatedStep | None:
+        """Return the step on disk; None before the first validation."""
+        return min(self._complete_folders().values(), key=lambda each: each.loss, default=None)
+
+    def take(
+        self, model: torch.nn.Module, judged: EvaluatedStep, writer: CheckpointWriter | None = None
+    ) -> None:
+        """Keep a model's weights if their loss is the lowest so far.
+
+        With a writer they are copied and written in the background; the previous ones stay on disk
+        until the new ones are complete.
+
+        Raises:
+            OSError: the write failed, for example on a full disk; the previous weights remain.
+                A writer raises it at its next call.
+        """
+        self.last = judged
+        self._lowest = previous = self._lowest or self.kept()
+        if not math.isfinite(judged.loss) or (previous and previous.loss <= judged.loss):
+            return
+
+        def publish(parts: Mapping[str, Tensors]) -> None:
+            self._publish(parts["weights"], judged)
+
+        staged = Staged({"weights": trained_weights(model)}, publish)
+        if writer is None:
+            publish(staged.parts)
+        else:
+            writer.begin(staged)
+        self._lowest = judged
+
+    def _publish(self, weights: Tensors, evaluated: EvaluatedStep) -> None:
+        from safetensors.torch import save_file
+
+        def write(building: Path) -> None:
+            tensors = {name: each.contiguous() for name, each in weights.items()}
+            save_file(tensors, building / WEIGHTS)
+            (building / FACTS).write_text(json.dumps(asdict(evaluated)))
+
+        newest = publish_checkpoint(self._folder, evaluated.step, write)
+        for other in checkpoints(self._folder):
+            if other != newest:
+                shutil.rmtree(other, ignore_errors=True)
+
+    def put_back(self, model: torch.nn.Module, last: EvaluatedStep) -> None:
+        """Load the weights with the lowest loss, counting the last step, into the model."""
+        from safetensors.torch import load_file
+
+        lowest = self.kept()
+        self.last = self.exported = last
+        if lowest is None or (math.isfinite(last.loss) and last.loss <= lowest.loss):
+            return
+        self.exported = lowest
+        (folder,) = (
+            each for each, evaluated in self._complete_folders().items() if evaluated == lowest
+        )
+        fill_weights(model, load_file(folder / WEIGHTS))
+
+    def note(self) -> str:
+        """Return a note on which step's weights are exported, and why."""
+        if self.exported is None or self.last is None:
+            return "the last step's: there was no evaluation before it"
+        text = f"held-out loss {self.exported.loss:.4f} nats, the lowest of all evaluations"
+        if self.exported == self.last:
+            return f"the last step's: {text}"
+        return (
+            f"those of step {self.exported.step}: {text}; the last step's was {self.last.loss:.4f}"
+        )
+
+    def _complete_folders(self) -> dict[Path, EvaluatedStep]:
+        """Return each complete step folder; an interrupted removal may have left partial ones."""
+        return {
+            folder: EvaluatedStep(**json.loads((folder / FACTS).read_text()))
+            for folder in checkpoints(self._folder)
+            if (folder / FACTS).exists() and (folder / WEIGHTS).exists()
+        }
+
+
+# Early stopping after validations without a better loss.
+
+
+@dataclass
+class Patience:
+    """Counts validations without a gain, in the training state that checkpoints store."""
+
+    most: int | None  # consecutive validations without a better loss; None: no early stop
+
+    def take(self, state: TrainState, loss: float) -> None:
+        """Record the loss of a validation, in nats."""
+        if not state.best_validation_loss or loss < state.best_validation_loss:
+            state.best_validation_loss, state.validations_without_gain = loss, 0
+        else:
+            state.validations_without_gain += 1
+
+    def is_over(self, state: TrainState) -> bool:
+        """Return whether the limit has been reached."""
+        return self.most is not None and state.validations_without_gain >= self.most
+
+    def note(self, state: TrainState) -> str:
+        """Return a note on why the training ended early."""
+        return (
+            f"ended after step {state.step}: {state.validations_without_gain} validations in a "
+            f"row brought no loss below {state.best_validation_loss:.4f} nats"
+        )
+
 
 VALIDATION_TOKENS = 4096
 VALIDATIONS_PER_RUN = 8

@@ -12,21 +12,20 @@ import numpy.typing as npt
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from runners.classification import MAX_CLASSES
-from runners.datasets.records import (
-    DataError,
-    LabelledSample,
-    Reader,
-    Record,
-    digest_of,
-)
+from runners.datasets.records import DataError, LabelledSample, Reader, Record, digest_of
+from runners.jobs.corpus import TokenIds
 from runners.jobs.runtime import BadInputError
-from runners.jobs.tokenizer import TokenIds
-from runners.jobs.train.batches import Batch
-from runners.jobs.train.rows import Numbers
+from runners.jobs.train.rows import (
+    Batch,
+    DataBatches,
+    Numbers,
+    Stream,
+    padded_length,
+    padded_lengths,
+)
 from runners.jobs.train.samples import DataFile, Split, in_handfuls
-from runners.jobs.train.streams import DataBatches, Stream, padded_length, padded_lengths
 from runners.jobspec import SampleOptions, TrainSpec
+from runners.jobspec.base import MAX_CLASSES
 
 LEAST_CLASSES = 2
 JUDGED_SAMPLES = 256  # at most, spread evenly over the held-out samples

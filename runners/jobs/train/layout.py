@@ -14,16 +14,15 @@ from transformers import PreTrainedModel
 
 from runners.jobs.memory import gradient_bytes, model_bytes
 from runners.jobs.ranks import Ranks, naming_rank_failures
-from runners.jobs.train.batches import IGNORED, Batch
 from runners.jobs.train.checkpoint import (
     Saved,
+    Staged,
     TrainState,
     load_latest,
     share_progress,
     tables_of,
 )
-from runners.jobs.train.checkpoint_writing import Staged
-from runners.jobs.train.row_masks import one_text_per_row
+from runners.jobs.train.rows import IGNORED, Batch, one_text_per_row
 from runners.jobspec import ComputeDtype
 
 # With 8-bit float products, everything else runs in bf16.

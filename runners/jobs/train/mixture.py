@@ -15,8 +15,8 @@ from transformers import PreTrainedModel
 from runners.jobs.domains import followed
 from runners.jobs.runtime import BadInputError
 from runners.jobs.train.checkpoint import TrainState
+from runners.jobs.train.rows import BLOCK_ROWS, DataBatches
 from runners.jobs.train.sources import Data, HeldOutRows
-from runners.jobs.train.streams import BLOCK_ROWS, DataBatches
 from runners.jobspec import MixedData, TrainSpec
 from runners.jobspec.data import weights_of
 

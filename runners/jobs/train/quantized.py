@@ -1,26 +1,269 @@
-"""Quantised training: trainable scales over fixed codes, or quantisation-aware weights.
+"""Quantised training: trainable scales, integer matrices, or quantisation-aware weights."""
 
-AlphaTuning keeps each linear layer's weights as integer codes, two per byte at 4 bits, and trains
-one scale per group. Quantisation-aware training keeps full-width weights and rounds them for each
-product; gradients pass straight through the rounding. Both end in plain weights that are exactly
-on the grid. The embedding and the output layer are not quantised.
-
-Source: Kwon et al. 2022 (AlphaTuning), arXiv:2210.03858, section 3; Jacob et al. 2017,
-arXiv:1712.05877, section 3; Bengio et al. 2013, arXiv:1308.3432 (straight-through).
-"""
-
-# mypy: disable-error-code="no-untyped-call"
-# torch leaves its autograd functions untyped.
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import torch
 from transformers import PreTrainedModel
 
-from runners.adapter_options import QuantizedTraining
 from runners.jobs.runtime import BadInputError
 from runners.jobs.train.autograd import Context
-from runners.jobs.train.integers import made_wide, put
+from runners.jobspec.base import QuantizedTraining
 
-SMALLEST_SCALE = 1e-8
+# Models whose matrices are 8-bit integers during training, with one scale per row.
+#
+# A matrix is dequantised for one product at a time. Its gradient is rounded to 8 bits in the
+# backward pass and passed to the optimizer; autograd keeps none. Rounding is stochastic, so that
+# updates smaller than the grid's step count on average. Norms and biases, which are vectors, keep
+# 32 bits.
+#
+# Source: Li et al. 2023 (QFT), arXiv:2310.07147, section 3; Gupta et al. 2015, arXiv:1502.02551
+# (stochastic rounding).
+
+
+# mypy: disable-error-code="no-untyped-call"
+# torch leaves its autograd functions untyped.
+
+
+HIGHEST_CODE = 127
+SMALLEST_SCALE = 1e-12
+ELEMENTS_AT_ONCE = 2**22  # dequantised at a time: 16 MiB of fp32
+
+
+class Integers(NamedTuple):
+    """Rows of 8-bit codes [rows, columns], and the scale of each row [rows, 1]."""
+
+    codes: torch.Tensor
+    scale: torch.Tensor
+
+    def values(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """Return the dequantised numbers."""
+        return self.codes.to(dtype) * self.scale.to(dtype)
+
+    def rows(self, part: slice) -> "Integers":
+        """Return a view of some of the rows."""
+        return Integers(self.codes[part], self.scale[part])
+
+    def norm(self) -> float:
+        """Return the L2 norm of all numbers."""
+        parts = (self.rows(part).values().square().sum() for part in row_parts(self.codes))
+        return float(sum(parts, torch.zeros((), device=self.codes.device)).sqrt())
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of codes and scales."""
+        return self.codes.nbytes + self.scale.nbytes
+
+
+def rounded(values: torch.Tensor, generator: torch.Generator | None = None) -> Integers:
+    """Round [rows, columns] to integers: to nearest, or stochastically with a generator.
+
+    Stochastic rounding is unbiased.
+    """
+    wide = values.float()
+    scale = wide.abs().amax(-1, keepdim=True).div_(HIGHEST_CODE).clamp_min_(SMALLEST_SCALE)
+    steps = wide / scale
+    if generator is None:
+        steps.round_()
+    else:
+        noise = torch.rand(steps.shape, generator=generator, device=steps.device)
+        steps.add_(noise).floor_()
+    return Integers(steps.clamp_(-HIGHEST_CODE, HIGHEST_CODE).to(torch.int8), scale)
+
+
+def rounded_by_parts(values: torch.Tensor, generator: torch.Generator | None = None) -> Integers:
+    """Return the same as ``rounded``, for matrices too large to convert at once."""
+    parts = [rounded(values[part], generator) for part in row_parts(values)]
+    return Integers(*(torch.cat(each) for each in zip(*parts, strict=True)))
+
+
+def row_parts(matrix: torch.Tensor) -> Iterator[slice]:
+    """Yield slices of rows with about ``ELEMENTS_AT_ONCE`` numbers each."""
+    each = max(1, ELEMENTS_AT_ONCE // max(1, matrix.shape[1]))
+    for start in range(0, len(matrix), each):
+        yield slice(start, start + each)
+
+
+class IntegerMatrix(torch.nn.Module):
+    """A matrix as integers, and the callback for its gradient.
+
+    ``num_places``: how many layers use it; a tied matrix's gradient is complete when all have
+    given theirs. Integer parameters have no gradient in torch, so they count as frozen.
+    """
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        """Round a matrix [rows, columns] to the nearest integers."""
+        super().__init__()
+        codes, scale = rounded_by_parts(weight.detach())
+        self.codes = torch.nn.Parameter(codes, requires_grad=False)
+        self.scale = torch.nn.Parameter(scale, requires_grad=False)
+        self.num_places = 1
+        self.learn: Callable[[torch.Tensor], None] | None = None
+        self._num_given = 0
+
+    @property
+    def integers(self) -> Integers:
+        """Return codes and scales."""
+        return Integers(self.codes.data, self.scale.data)
+
+    def take(self, gradient: torch.Tensor) -> None:
+        """Pass on the gradient of one layer's backward pass."""
+        if self.learn is not None:
+            self.learn(gradient)
+
+    def is_whole(self) -> bool:
+        """Count one layer's gradient; return whether it was the step's last one."""
+        self._num_given = (self._num_given + 1) % self.num_places
+        return self._num_given == 0
+
+
+class IntegerLinear(torch.nn.Module):
+    """A linear layer with an integer matrix."""
+
+    bias: torch.nn.Parameter | None
+
+    def __init__(self, layer: torch.nn.Linear, matrix: IntegerMatrix) -> None:
+        super().__init__()
+        self.matrix = matrix
+        self.in_features, self.out_features = layer.in_features, layer.out_features
+        self.register_parameter("bias", layer.bias)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Return the layer's outputs."""
+        kind = inputs.device.type
+        if torch.is_autocast_enabled(kind):
+            inputs = inputs.to(torch.get_autocast_dtype(kind))
+        output: torch.Tensor = _Product.apply(inputs, self.matrix)
+        return output if self.bias is None else output + self.bias.to(output.dtype)
+
+
+class IntegerEmbedding(torch.nn.Module):
+    """An embedding with integer rows; only the tokens' rows are dequantised."""
+
+    def __init__(self, matrix: IntegerMatrix) -> None:
+        super().__init__()
+        self.matrix = matrix
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """Return the tokens' vectors, in the autocast dtype."""
+        anchor = torch.empty(0, requires_grad=True)  # token ids alone have no backward pass
+        output: torch.Tensor = _Lookup.apply(ids, anchor, self.matrix)
+        kind = ids.device.type
+        dtype = torch.get_autocast_dtype(kind)
+        return output.to(dtype) if torch.is_autocast_enabled(kind) else output
+
+
+def hold_as_integers(model: PreTrainedModel) -> None:
+    """Replace the matrices of a model's linear layers and embedding by integers."""
+    matrices: dict[int, IntegerMatrix] = {}
+    for name, layer in list(model.named_modules()):
+        if isinstance(layer, torch.nn.Linear | torch.nn.Embedding):
+            matrix = matrices.get(id(layer.weight))
+            if matrix is None:
+                matrix = matrices[id(layer.weight)] = IntegerMatrix(layer.weight)
+            else:
+                matrix.num_places += 1
+            if isinstance(layer, torch.nn.Linear):
+                put(model, name, IntegerLinear(layer, matrix))
+            else:
+                put(model, name, IntegerEmbedding(matrix))
+    model.float()
+
+
+def made_wide(model: PreTrainedModel) -> None:
+    """Replace integer layers by plain ones with the dequantised weights."""
+    wide: dict[int, torch.nn.Parameter] = {}
+    for name, layer in list(model.named_modules()):
+        if isinstance(layer, IntegerLinear | IntegerEmbedding):
+            matrix = layer.matrix
+            weight = wide.setdefault(
+                id(matrix), torch.nn.Parameter(matrix.integers.values(), requires_grad=True)
+            )
+            put(model, name, _plain_layer(layer, weight))
+
+
+def integer_matrices(model: torch.nn.Module) -> dict[str, IntegerMatrix]:
+    """Return a model's integer matrices by name, each once."""
+    modules = model.named_modules()
+    return {name: each for name, each in modules if isinstance(each, IntegerMatrix)}
+
+
+def learning(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
+    """Return the trained tensors by name: parameters with a gradient, and codes."""
+    codes = {f"{name}.codes": each.codes for name, each in integer_matrices(model).items()}
+    named = {name: each for name, each in model.named_parameters() if each.requires_grad}
+    return named | codes
+
+
+def put(model: torch.nn.Module, name: str, layer: torch.nn.Module) -> None:
+    """Replace one of a model's layers."""
+    parent, _, last = name.rpartition(".")
+    setattr(model.get_submodule(parent), last, layer)
+
+
+def _plain_layer(
+    layer: IntegerLinear | IntegerEmbedding, weight: torch.nn.Parameter
+) -> torch.nn.Module:
+    if isinstance(layer, IntegerEmbedding):
+        embedding = torch.nn.Embedding(1, 1)
+        embedding.num_embeddings, embedding.embedding_dim = weight.shape
+        embedding.weight = weight
+        return embedding
+    plain = torch.nn.Linear(1, 1, bias=False)
+    plain.in_features, plain.out_features = layer.in_features, layer.out_features
+    plain.weight = weight
+    plain.register_parameter("bias", layer.bias)
+    return plain
+
+
+class _Product(torch.autograd.Function):
+    """A product that saves only its input; the backward pass dequantises the matrix again."""
+
+    @staticmethod
+    def forward(ctx: Context, inputs: torch.Tensor, matrix: IntegerMatrix) -> torch.Tensor:
+        ctx.save_for_backward(inputs)
+        ctx.matrix = matrix
+        return inputs @ matrix.integers.values(inputs.dtype).T
+
+    @staticmethod
+    def backward(ctx: Context, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        (inputs,) = ctx.saved_tensors
+        matrix: IntegerMatrix = ctx.matrix
+        # computed before ``take`` changes the matrix
+        input_gradient = gradient @ matrix.integers.values(gradient.dtype)
+        matrix.take(gradient.flatten(0, -2).T @ inputs.flatten(0, -2))
+        return input_gradient, None
+
+
+class _Lookup(torch.autograd.Function):
+    """A row lookup in an integer matrix."""
+
+    @staticmethod
+    def forward(
+        ctx: Context,
+        ids: torch.Tensor,
+        _anchor: torch.Tensor,
+        matrix: IntegerMatrix,
+    ) -> torch.Tensor:
+        ctx.save_for_backward(ids)
+        ctx.matrix = matrix
+        codes, scale = matrix.integers
+        return codes[ids].float() * scale[ids]
+
+    @staticmethod
+    def backward(ctx: Context, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        (ids,) = ctx.saved_tensors
+        matrix: IntegerMatrix = ctx.matrix
+        whole = gradient.new_zeros(matrix.codes.shape)
+        matrix.take(whole.index_add_(0, ids.flatten(), gradient.flatten(0, -2)))
+        return None, None, None
+
+
+# mypy: disable-error-code="no-untyped-call"
+# torch leaves its autograd functions untyped.
+
+
+SMALLEST_GROUP_SCALE = 1e-8
 NIBBLE_BITS = 4  # two codes per byte
 
 
@@ -138,7 +381,7 @@ def _nearest(
     """Return symmetric codes [outputs, inputs] in int8 and scales [outputs, groups]."""
     highest = 2 ** (options.bits - 1) - 1
     grouped = weight.float().unflatten(1, (-1, options.group_size))
-    scale = (grouped.abs().amax(-1) / highest).clamp_min(SMALLEST_SCALE)
+    scale = (grouped.abs().amax(-1) / highest).clamp_min(SMALLEST_GROUP_SCALE)
     codes = torch.round(grouped / scale.unsqueeze(-1)).clamp_(-highest, highest)
     return codes.flatten(1).to(torch.int8), scale
 

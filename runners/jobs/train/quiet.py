@@ -10,14 +10,13 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from runners.jobs.corpus import TokenIds
 from runners.jobs.events import Emitter
 from runners.jobs.loading import fresh_model, ready
 from runners.jobs.ranks import ALONE, Ranks
 from runners.jobs.runtime import Job
-from runners.jobs.tokenizer import TokenIds
-from runners.jobs.train.batches import TextBatches
 from runners.jobs.train.evaluator import HeldOut
-from runners.jobs.train.growing import with_growing_lengths
+from runners.jobs.train.rows import TextBatches, with_growing_lengths
 from runners.jobs.train.trainer import Trainer
 from runners.jobspec import RandomModel, TrainSpec
 from runners.messages import RunRequest

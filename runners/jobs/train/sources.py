@@ -12,17 +12,26 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from runners.jobs.corpus import TokenIds
 from runners.jobs.domains import VALIDATION_SEQUENCES
-from runners.jobs.model_files import open_file
-from runners.jobs.model_folders import model_roots
+from runners.jobs.model_files import model_roots, open_file
 from runners.jobs.runtime import BadInputError, Job, MissingModelError
-from runners.jobs.tokenizer import TokenIds
-from runners.jobs.train.batches import IGNORED, Batch, Batches, TextBatches
-from runners.jobs.train.growing import with_growing_lengths
 from runners.jobs.train.labelled import LabelEvaluator
-from runners.jobs.train.rows import Rows, Segments, rows_of, segments_of, windows_of
+from runners.jobs.train.rows import (
+    IGNORED,
+    Batch,
+    Batches,
+    DataBatches,
+    Rows,
+    Segments,
+    Stream,
+    TextBatches,
+    rows_of,
+    segments_of,
+    windows_of,
+    with_growing_lengths,
+)
 from runners.jobs.train.samples import DataFile, Documents, Tokenised, tokenised_file
-from runners.jobs.train.streams import DataBatches, Stream
 from runners.jobspec import FileData, HostText, SampleOptions, TrainSpec, UploadedData
 from runners.jobspec.data import DATA_FOLDER, sources_of, weights_of
 

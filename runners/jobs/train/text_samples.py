@@ -15,12 +15,12 @@ import torch
 from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerFast
 
 from runners.jobs.artefacts import publish_report
+from runners.jobs.corpus import TokenIds
 from runners.jobs.runtime import Job
-from runners.jobs.tokenizer import TokenIds
-from runners.jobs.train.batches import IGNORED, Batch
 from runners.jobs.train.labelled import LabelEvaluator
+from runners.jobs.train.rows import IGNORED, Batch
 from runners.jobs.train.sources import HeldOutRows
-from runners.jobspec.text_samples import MOST_PROMPTS, TextSamples
+from runners.jobspec.base import MOST_PROMPTS, TextSamples
 
 NAME = "samples"
 FIRST_WORDS = 16  # tokens of held-out text per prompt

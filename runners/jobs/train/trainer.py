@@ -9,31 +9,23 @@ from dataclasses import dataclass, field
 import torch
 from transformers import PreTrainedModel
 
-from runners.jobs.attention import attention
-from runners.jobs.live_bytes import activations_counted
-from runners.jobs.memory import PeakMeter, optimizer_bytes, terms_held
+from runners.jobs.loading import attention
+from runners.jobs.memory import PeakMeter, activations_counted, optimizer_bytes, terms_held
 from runners.jobs.ranks import ALONE, Ranks
 from runners.jobs.runtime import BadInputError, Job
-from runners.jobs.train.attending import JUDGED, BlockAttention
-from runners.jobs.train.batches import Batch, Batches
-from runners.jobs.train.checkpoint import TrainState
-from runners.jobs.train.checkpoint_writing import CheckpointWriter
-from runners.jobs.train.compiled_layers import PLAIN_STEPS, CompiledLayers
+from runners.jobs.train.activations import offloaded_activations, recompute
+from runners.jobs.train.checkpoint import CheckpointWriter, TrainState
+from runners.jobs.train.communication import MessagesWatch
 from runners.jobs.train.evaluator import Evaluator, HeldOut
-from runners.jobs.train.fused_updates import FusedUpdate
-from runners.jobs.train.guard import SpikeGuard
-from runners.jobs.train.integers import hold_as_integers
+from runners.jobs.train.guard import LossScale, Pace, Reading, SpikeGuard, learning_rate_ratio
+from runners.jobs.train.kernels import JUDGED, PLAIN_STEPS, BlockAttention, CompiledLayers
 from runners.jobs.train.layout import StepLoss
-from runners.jobs.train.layouts.choice import chosen_layout
-from runners.jobs.train.loss_scale import LossScale
-from runners.jobs.train.messages_watch import MessagesWatch
-from runners.jobs.train.optimizers import build_optimizer
-from runners.jobs.train.readings import Reading
-from runners.jobs.train.recomputation import recompute
-from runners.jobs.train.schedule import Pace, learning_rate_ratio
-from runners.jobs.train.swap import offloaded_activations
+from runners.jobs.train.layouts.divided import chosen_layout
+from runners.jobs.train.optimizers import FusedUpdate, build_optimizer
+from runners.jobs.train.quantized import hold_as_integers
+from runners.jobs.train.rows import Batch, Batches
 from runners.jobspec import TrainSpec
-from runners.measured_window import FIRST_STEPS_SKIPPED
+from runners.jobspec.benchmark import FIRST_STEPS_SKIPPED
 
 MAX_GRAD_NORM = 1.0
 METRIC_INTERVAL_SECONDS = 0.25  # at most four chart points per second
@@ -64,7 +56,7 @@ class Trainer:
         if spec.optimizer == "qft":
             hold_as_integers(self.model)
         if spec.compute_dtype == "fp8":
-            from runners.jobs.train.narrow_products import narrow_products  # torchao is large
+            from runners.jobs.train.kernels import narrow_products  # torchao is large
 
             narrow_products(self.model, self.device)
         recompute(self.model, spec.activation_recomputation)

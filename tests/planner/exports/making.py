@@ -1,6 +1,6 @@
 """Plans made by hand, so that what an export says depends on nothing but the plan."""
 
-from planner.exports.case import ExportCase
+from planner.exports.export import ExportCase
 from planner.exports.registry import export_case
 from planner.specs.plan import PlannedStrategy, PlanRequest
 from planner.specs.strategy import Strategy

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from planner.exports.registry import export
-from planner.exports.torchrun import torchrun_text
+from planner.exports.train_script import torchrun_text
 from tests.planner.exports.making import GIB, SERVE, made, trained
 
 # Tensor, pipeline, data: layouts that fill one node of eight, or two of them.

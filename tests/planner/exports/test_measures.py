@@ -8,10 +8,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from planner.exports.claims import claim_words, claims_of
-from planner.exports.measure import claim_of, measure_text
+from planner.exports.export import claim_words, claims_of
 from planner.exports.probes import serving, training
 from planner.exports.probes.report import report
+from planner.exports.registry import claim_of, measure_text
 from tests.planner.exports.making import SERVE, made, trained
 
 LOAD = {"global_batch_size": 64, "sequence_length": 4096, "devices": 8}

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.exports.measure import claim_of, measure_text
 from planner.exports.probes.report import report
 from planner.exports.probes.serving import Sample, figures, words
 from planner.exports.probes.training import measured, read, step_seconds
+from planner.exports.registry import claim_of, measure_text
 from tests.planner.exports.making import SERVE, made, trained
 
 LOAD = {"global_batch_size": 32, "sequence_length": 1000, "devices": 4}

@@ -13,9 +13,8 @@ from torch.distributed.run import get_args_parser
 from planner.exports.accelerate import ACCELERATE, accelerate_text
 from planner.exports.deepspeed import DEEPSPEED, deepspeed_config
 from planner.exports.megatron import MEGATRON, megatron_arguments
-from planner.exports.torchrun import torchrun_arguments
 from planner.exports.torchtitan import TORCHTITAN, torchtitan_text
-from planner.exports.training import layout_notes
+from planner.exports.train_script import layout_notes, torchrun_arguments
 from tests.planner.asking import MIXTRAL
 from tests.planner.exports.making import trained
 

@@ -4,9 +4,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.catalog.models import model_from_config
-from planner.cost.equation import Ledger, Line
 from planner.cost.kv_cache import cache_bytes, layer_tokens, read_tokens
 from planner.cost.parameters import count_parameters
+from planner.cost.quantity import Ledger, Line
 from planner.specs.model import ModelSpec
 from tests.planner.asking import TINY
 

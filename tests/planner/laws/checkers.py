@@ -13,8 +13,7 @@ from planner.api import estimate, inverse, plan
 from planner.errors import PlannerError
 from planner.exports.registry import export, export_case
 from planner.specs.estimate import Estimate, EstimateRequest
-from planner.specs.inverse import InverseRequest
-from planner.specs.plan import PlannedStrategy, PlanRequest
+from planner.specs.plan import InverseRequest, PlannedStrategy, PlanRequest
 from planner.workload.inference_memory import usable_bytes
 from planner.workload.resolve import resolve
 from tests.planner.laws.questions import device_of

@@ -7,16 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.catalog.quality import (
+    TAIL,
     combined_quality,
     family_of_model,
+    fitted_quality,
     kv_cache_quality,
     pruning_quality,
     scheme_quality,
     weight_quality,
     weight_scheme,
 )
-from planner.catalog.quality_table import TAIL, fitted_quality
-from planner.search.constraints import figure
+from planner.search.question import figure
 from planner.search.rank import UNKNOWN_PERPLEXITY_RATIO, perplexity_ratio
 from planner.specs.estimate import Quality
 from tests.planner.asking import LLAMA_8B, LLAMA_70B, TRAIN, ask, search

@@ -5,20 +5,9 @@ import math
 
 import pytest
 
-from planner.catalog.quality_fit import (
-    HELD_OUT,
-    build_quality,
-    fit_quality,
-    held_out_quality,
-)
-from planner.catalog.quality_table import (
-    QualityRow,
-    family_of,
-    fitted_quality,
-    kind_of,
-    quality_rows,
-)
+from planner.catalog.quality import QualityRow, family_of, fitted_quality, kind_of, quality_rows
 from planner.catalog.reading import data_json, data_text
+from planner.fitting.quality_fit import HELD_OUT, build_quality, fit_quality, held_out_quality
 
 
 def row(scheme, model, ratio, billions=7.0, source="a"):

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from planner.__main__ import main
-from planner.catalog.quality_fit import HELD_OUT
 from planner.fitting.pages.quality_page import MODELS, SHOWN, quality_page
+from planner.fitting.quality_fit import HELD_OUT
 
 PAGE = Path("templates/docs/quality.md")
 

@@ -9,12 +9,13 @@ from hypothesis import strategies as st
 from planner.catalog.quality import (
     combined_quality,
     family_of_model,
+    fitted_quality,
     pruning_quality,
     pruning_scheme,
+    quality_rows,
     scheme_quality,
     weight_scheme,
 )
-from planner.catalog.quality_table import fitted_quality, quality_rows
 from planner.specs.estimate import Quality
 
 WEIGHTS = sorted(fitted_quality().kinds["weights"].schemes)

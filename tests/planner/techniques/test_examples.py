@@ -3,8 +3,6 @@
 import pytest
 
 from planner.specs.estimate import EstimateRequest
-from planner.techniques.case import Case
-from planner.techniques.conditions import CONDITIONS
 from planner.techniques.examples import (
     both_estimates,
     changes,
@@ -13,7 +11,7 @@ from planner.techniques.examples import (
     technique_row,
 )
 from planner.techniques.registry import TECHNIQUES, get, used_by
-from planner.techniques.technique import Example, Technique
+from planner.techniques.technique import CONDITIONS, Case, Example, Technique
 from planner.workload.resolve import resolve
 from tests.planner.asking import ask
 

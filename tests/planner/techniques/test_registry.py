@@ -10,8 +10,8 @@ from planner.errors import UnknownTechniqueError
 from planner.specs.cluster import ClusterSpec, DeviceSpec
 from planner.specs.strategy import Strategy
 from planner.specs.workload import CompressWorkload, GenerateWorkload, ServeWorkload, TrainWorkload
-from planner.techniques.case import Case
 from planner.techniques.registry import TECHNIQUES, get, inapplicable, used_by
+from planner.techniques.technique import Case
 from tests.planner.asking import CPU, LLAMA_8B, MIXTRAL, search
 
 SERVING = ServeWorkload(input_tokens=1024, output_tokens=128, concurrency=8)

@@ -11,8 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from runners.datasets import parquet_process
-from runners.datasets.checking import checked
-from runners.datasets.records import MAX_LINE_BYTES, DataError, Reader
+from runners.datasets.records import MAX_LINE_BYTES, DataError, Reader, checked
 
 CHATS = [
     {"messages": [{"role": "user", "content": f"{n}?"}, {"role": "assistant", "content": "Yes."}]}
@@ -195,7 +194,7 @@ def test_a_server_that_checks_a_table_does_not_load_the_library(tmp_path):
     path = tmp_path / "a.parquet"
     path.write_bytes(table(ASKED).getvalue())
     code = (
-        "import sys; from runners.datasets.checking import checked; "
+        "import sys; from runners.datasets.records import checked; "
         f"found = checked(open({str(path)!r}, 'rb'), 'a.parquet'); "
         "print(found.num_records, 'pyarrow' in sys.modules)"
     )

@@ -5,7 +5,6 @@ import json
 
 import pytest
 
-from runners.datasets.checking import checked
 from runners.datasets.records import (
     MAX_LINE_BYTES,
     ChatSample,
@@ -14,6 +13,7 @@ from runners.datasets.records import (
     Reader,
     TextSample,
     Turn,
+    checked,
     digest_of,
 )
 

@@ -9,11 +9,11 @@ from types import SimpleNamespace
 import pynvml
 import pytest
 
-from runners import doctor, inventory, preflight, preflight_gpus, probe, topology
-from runners.device_list import Seen, comparison, devices_here
-from runners.devices import amd, nvidia
-from runners.jobs import amd_smi, nvml
-from runners.preflight_messages import Needs
+from runners import doctor, inventory, machine, preflight, preflight_gpus
+from runners.devices import amd, nvidia, topology
+from runners.inventory import Seen, comparison, devices_here
+from runners.jobs import nvml, telemetry
+from runners.messages import Needs
 from tests.runners.devices.replay import (
     QUERIES,
     AmdSmi,
@@ -32,27 +32,27 @@ def replayed(monkeypatch, tmp_path):
     """Put a recorded machine in the place of this one."""
     for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(inventory, "xids", dict)
+    monkeypatch.setattr(machine, "xids", dict)
 
     def put(name: str, *, torch_rocm: tuple[int, int] | None = None) -> dict:
-        machine = recording(name)
-        if "alike" in machine:
-            machine["gpus"] = alike(machine["alike"], machine["bus_ids"])
-        is_amd = "link_types" in machine
-        nvml = Nvml(machine) if "driver_version" in machine else None
-        monkeypatch.setattr(probe, "_initialised_nvml", lambda: nvml)
-        monkeypatch.setattr(inventory, "has_nvidia_on_bus", lambda: nvml is not None)
+        recorded = recording(name)
+        if "alike" in recorded:
+            recorded["gpus"] = alike(recorded["alike"], recorded["bus_ids"])
+        is_amd = "link_types" in recorded
+        nvml = Nvml(recorded) if "driver_version" in recorded else None
+        monkeypatch.setattr(inventory, "_initialised_nvml", lambda: nvml)
+        monkeypatch.setattr(machine, "has_nvidia_on_bus", lambda: nvml is not None)
         has_amd = is_amd or "-by-" in name
-        monkeypatch.setattr(inventory, "has_amd_on_bus", lambda: has_amd)
+        monkeypatch.setattr(machine, "has_amd_on_bus", lambda: has_amd)
         monkeypatch.setattr(
-            amd, "importlib", SimpleNamespace(import_module=_module(machine, is_amd=is_amd))
+            amd, "importlib", SimpleNamespace(import_module=_module(recorded, is_amd=is_amd))
         )
-        monkeypatch.setattr(probe.cuda, "rocm_of_torch", lambda: torch_rocm)
+        monkeypatch.setattr(inventory.cuda, "rocm_of_torch", lambda: torch_rocm)
         monkeypatch.setattr(preflight_gpus, "rocm_of_torch", lambda: torch_rocm)
-        monkeypatch.setattr(inventory, "PCI_DEVICES", bus_of(machine, tmp_path / "pci"))
-        monkeypatch.setattr(platform, "system", lambda: machine.get("system", "Linux"))
-        monkeypatch.setattr(subprocess, "run", commands({"commands": {}} | machine))
-        return machine
+        monkeypatch.setattr(machine, "PCI_DEVICES", bus_of(recorded, tmp_path / "pci"))
+        monkeypatch.setattr(platform, "system", lambda: recorded.get("system", "Linux"))
+        monkeypatch.setattr(subprocess, "run", commands({"commands": {}} | recorded))
+        return recorded
 
     return put
 
@@ -176,15 +176,15 @@ def test_a_recorded_machine_has_this_inventory(
 ):
     replayed(name, torch_rocm=torch_rocm)
 
-    found = probe.devices()
+    found = inventory.devices()
 
     assert (len(found.gpus), len(found.other_gpus)) == (num_gpus, num_others)
     listed = (*found.gpus, *found.other_gpus)
     assert {key: getattr(listed[0], key) for key in first} == first
     assert len({gpu.uuid for gpu in listed}) == len(listed)
     assert [gpu.index for gpu in found.gpus] == list(range(num_gpus))
-    with probe.gpu_library() as library:
-        loads = list(probe.gpu_loads(library)) if library else []
+    with inventory.gpu_library() as library:
+        loads = list(inventory.gpu_loads(library)) if library else []
     assert [load.uuid for load in loads] == [gpu.uuid for gpu in found.gpus]
 
 
@@ -204,7 +204,7 @@ def test_a_recorded_machine_has_this_inventory(
 def test_the_links_and_the_peer_access_of_a_machine(replayed, name, row, accesses):
     replayed(name, torch_rocm=ROCM if "mi" in name and "mig" not in name else None)
 
-    found = probe.devices()
+    found = inventory.devices()
 
     assert (found.topology[0] if found.topology else None) == row
     assert {each for row in found.peer_access for each in row if each is not None} == accesses
@@ -225,8 +225,8 @@ def test_the_links_and_the_peer_access_of_a_machine(replayed, name, row, accesse
 def test_the_load_of_a_machine(replayed, name, slowed_by, watts, celsius):
     replayed(name, torch_rocm=ROCM if "mi" in name and "mig" not in name else None)
 
-    with probe.gpu_library() as library:
-        first = next(iter(probe.gpu_loads(library)))
+    with inventory.gpu_library() as library:
+        first = next(iter(inventory.gpu_loads(library)))
 
     assert (first.slowed_by, first.power_watts, first.temperature_celsius) == (
         slowed_by, watts, celsius,
@@ -238,8 +238,8 @@ def test_memory_that_nvml_does_not_support_is_the_hosts(replayed):
 
     replayed("dgx-spark")
 
-    with probe.gpu_library() as library:
-        (gpu,), (load,) = probe.gpu_facts(library), probe.gpu_loads(library)
+    with inventory.gpu_library() as library:
+        (gpu,), (load,) = inventory.gpu_facts(library), inventory.gpu_loads(library)
 
     assert gpu.memory_bytes == psutil.virtual_memory().total
     assert 0 < load.memory_used_bytes < gpu.memory_bytes
@@ -272,7 +272,7 @@ def test_what_is_missing_is_named(replayed, name, change, torch_rocm, words):
     machine = replayed(name, torch_rocm=torch_rocm)
     change(machine)
 
-    assert words in "; ".join(probe.devices().problems)
+    assert words in "; ".join(inventory.devices().problems)
 
 
 @pytest.mark.parametrize(
@@ -295,7 +295,7 @@ def test_torch_and_the_driver_are_held_together(
     replayed(name, torch_rocm=torch_rocm)
     monkeypatch.setattr(preflight_gpus, "cuda_of_torch", lambda: torch_cuda)
 
-    with probe.gpu_library() as library:
+    with inventory.gpu_library() as library:
         check = preflight_gpus.runtime_check(library)
 
     assert check.ok is is_ok
@@ -317,8 +317,8 @@ def test_gpus_that_cuda_would_not_give_are_refused(replayed, name, num_gpus, cha
     machine = replayed(name)
     machine["gpus"][0].update(change)
 
-    with probe.gpu_library() as library:
-        gpus = list(probe.gpu_facts(library))[:num_gpus]
+    with inventory.gpu_library() as library:
+        gpus = list(inventory.gpu_facts(library))[:num_gpus]
 
     assert {check.name for check in preflight_gpus.usable(gpus) if not check.ok} == failed
 
@@ -329,7 +329,7 @@ def test_gpus_that_cuda_would_not_give_are_refused(replayed, name, num_gpus, cha
 def test_amd_gpus_are_judged_by_their_architecture(replayed, name, fp8, flex):
     replayed(name, torch_rocm=ROCM)
 
-    gpus = probe.devices().gpus
+    gpus = inventory.devices().gpus
 
     assert preflight_gpus.narrow_products(gpus).ok is fp8
     assert preflight_gpus.block_attention(gpus).ok is flex
@@ -352,7 +352,7 @@ def test_an_agent_that_sees_some_gpus_lists_those(
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
 
-    found = probe.devices()
+    found = inventory.devices()
 
     assert [gpu.index for gpu in found.gpus] == indices
     assert words in "; ".join(found.problems)
@@ -389,8 +389,8 @@ def test_a_gpu_that_is_lost_between_two_queries_is_left_out(replayed, monkeypatc
     monkeypatch.setattr(nvidia, "facts", lose_one_after)
     devices = devices_here()
     machine["gpus"][1]["is_lost"] = False
-    with probe.gpu_library() as library:
-        loads = list(probe.gpu_loads(library))[:1]
+    with inventory.gpu_library() as library:
+        loads = list(inventory.gpu_loads(library))[:1]
         monkeypatch.setattr(nvidia, "loads", lambda _: loads)
         gpus = preflight.gpus_of(Needs(kind="train"), library)
 
@@ -431,7 +431,7 @@ def test_a_job_on_amd_gpus_reads_those_that_it_was_given(replayed, monkeypatch):
     replayed("eight-mi300x", torch_rocm=ROCM)
     monkeypatch.setenv("ROCR_VISIBLE_DEVICES", "GPU-dc91284879207f2b")
 
-    assert amd_smi.visible_sample()() == {
+    assert telemetry.amd_sample()() == {
         "gpu0_memory_bytes": 283.0 * MEBIBYTE,
         "gpu0_utilization": 0.37,
         "gpu0_power_watts": 142.0,

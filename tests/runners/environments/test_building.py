@@ -11,8 +11,7 @@ import pydantic
 import pytest
 
 from runners.environments.builder import BuildError, ensure
-from runners.environments.pins import PinsError
-from runners.environments.store import EnvironmentBusyError, Store
+from runners.environments.store import EnvironmentBusyError, PinsError, Store
 from tests.runners.environments.wheels import PINS, make_pins, make_wheel
 
 PATIENCE_SECONDS = 120.0

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from runners.reasons import Reason
-from runners.supervision.classify import Ending, classify
+from runners.supervision.classification import Ending, classify
 from tests.runners.environments.wheels import PINS
 
 PROJECT = str(Path(__file__).resolve().parents[3])

@@ -2,8 +2,8 @@
 
 import pytest
 
-from runners.environment_messages import EnvironmentOrder
-from runners.environments.keeper import Keeper
+from runners.environments.builder import Keeper
+from runners.messages import EnvironmentOrder
 from tests.runners.environments.test_building import until
 
 

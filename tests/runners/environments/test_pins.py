@@ -2,7 +2,7 @@
 
 import pytest
 
-from runners.environments.pins import SHIPPED, PinsError, read_pins
+from runners.environments.store import SHIPPED, PinsError, read_pins
 
 SHIPPED_FILES = sorted(SHIPPED.glob("*.txt"))
 GOOD = "# For tests.\n# probe: one two\n# size-bytes: 5\n# tried: yes\none==1.0\ntwo==2.0+cpu\n"

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from runners.adapter_options import LoraOptions
 from runners.jobs.adapters import Lora, weights_digest
 from runners.jobs.loading import load_folder
 from runners.jobspec import FolderModel
+from runners.jobspec.base import LoraOptions
 
 CPU = torch.device("cpu")
 Made = Mapping[str, Mapping[str, Any]]  # name -> options of its LoRA

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from runners.jobs.assessment import Assessment, held_out_ids, repetition_speeds
-from runners.jobs.evaluation import Perplexity
+from runners.jobs.evaluation import Assessment, Perplexity, held_out_ids, repetition_speeds
 from runners.jobs.generation import Repetition, Speed, Workload
 from runners.jobs.loading import LoadedModel, fresh_model
 from runners.jobs.memory import Peak

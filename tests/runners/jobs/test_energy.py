@@ -4,8 +4,7 @@ import pynvml
 import pytest
 
 from runners.jobs import nvml
-from runners.jobs.energy import EnergyMeter, Work
-from runners.jobs.powercap import Zones, zones
+from runners.jobs.energy import EnergyMeter, Work, Zones, zones
 from tests.system.jobs.powercap_tree import RANGE, zone
 
 NO_ZONES = Zones((), "no RAPL counter")

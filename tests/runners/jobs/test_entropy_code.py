@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from runners.jobs.entropy_code import CorruptCodeError, decode, encode, entropy_bits
+from runners.jobs.ternary_files import CorruptCodeError, decode, encode, entropy_bits
 
 
 def drawn(shares, count=200_000):

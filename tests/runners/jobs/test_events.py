@@ -7,13 +7,7 @@ import threading
 import pytest
 
 from runners.jobs.events import EVENT_FD_VARIABLE, STDOUT_FD, Emitter, read_events
-from runners.messages import (
-    ArtefactBody,
-    MetricPoint,
-    PhaseBody,
-    ProgressBody,
-    ResultBody,
-)
+from runners.messages import ArtefactBody, MetricPoint, PhaseBody, ProgressBody, ResultBody
 
 BODIES = {
     "phase": PhaseBody,

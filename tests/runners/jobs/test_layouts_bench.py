@@ -3,8 +3,8 @@
 import pytest
 
 from runners.jobs.layouts_bench import regret
+from runners.jobspec.train import LayoutOptions
 from runners.layout_bench_messages import LayoutBenchRequest, StepTime
-from runners.layout_options import LayoutOptions
 
 
 def times(**seconds):

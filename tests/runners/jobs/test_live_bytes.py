@@ -2,7 +2,7 @@
 
 import torch
 
-from runners.jobs.live_bytes import LiveBytes, activations_counted
+from runners.jobs.memory import LiveBytes, activations_counted
 
 KILO = 1024
 

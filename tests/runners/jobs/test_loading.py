@@ -12,7 +12,7 @@ from runners.jobs.loading import (
     ready,
     require_tokenizer,
 )
-from runners.jobs.model_folders import model_folder
+from runners.jobs.model_files import model_folder
 from runners.jobs.runtime import BadInputError, MissingModelError
 from runners.jobspec import ArtefactModel, BenchmarkSpec, FolderModel, RandomModel
 from tests.runners.jobs.tiny import TINY, TINY_CONFIG

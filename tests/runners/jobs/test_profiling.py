@@ -9,7 +9,7 @@ import torch
 from runners.jobs.generation import Workload
 from runners.jobs.loading import fresh_model
 from runners.jobs.profiling import Rates, bound_of, flops_of, profile_model, rows_of
-from runners.profile_report import MAX_ROWS
+from runners.jobspec.benchmark import MAX_ROWS
 from tests.runners.jobs.tiny import TINY_CONFIG
 
 RATES = Rates(flops_per_second=1e9, bytes_per_second=1e9)

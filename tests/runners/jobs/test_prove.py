@@ -12,10 +12,10 @@ import torch
 from torch.nn import functional
 from transformers import AutoTokenizer
 
-from runners import device_list
+from runners import inventory
 from runners.compress_bench import BenchFailedError
 from runners.compress_bench import run as launch
-from runners.device_list import Device, Seen
+from runners.inventory import Device, Seen
 from runners.jobs.device_rates import SMALL
 from runners.jobs.generate import compiled
 from runners.jobs.generate.static import run_batch
@@ -101,7 +101,7 @@ def test_devices_that_are_not_as_their_driver_says_are_named(
     recorder, monkeypatch, devices, seen, names, words
 ):
     recorder.is_small = False
-    monkeypatch.setattr(device_list, "devices_here", lambda: devices)
+    monkeypatch.setattr(inventory, "devices_here", lambda: devices)
     monkeypatch.setattr(identity, "_under_load", lambda _recorder: devices)
     monkeypatch.setattr(identity, "seen_by_torch", lambda: seen)
     identity._gpus(recorder)
@@ -217,7 +217,7 @@ def forgetting(self):
 TRAINING = {
     "resumed from a checkpoint": (training.Trainer, "resume", forgetting),
     "optimiser states in a file": (
-        "runners.jobs.train.offloaded_adamw.OffloadedAdamW",
+        "runners.jobs.train.optimizers.OffloadedAdamW",
         "move",
         lambda _self, parameter, gradient, group: parameter.sub_(gradient, alpha=group["lr"]),
     ),

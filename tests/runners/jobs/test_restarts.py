@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from runners.jobs import restarts
+from runners.jobs import runtime
 from runners.jobs.runtime import BadInputError, MissingModelError, run_job
 from runners.jobs.train.guard import DivergedError
 from tests.runners.jobs.tiny import tiny_training
@@ -22,33 +22,33 @@ from tests.runners.jobs.tiny import tiny_training
 def test_what_would_end_every_rank_is_said_again_and_not_done_again(
     error, said, tmp_path, monkeypatch, capsys
 ):
-    monkeypatch.setenv(restarts.COUNT_VARIABLE, "0")
-    restarts.note_end(tmp_path, error)
-    restarts.end_as_before(tmp_path, 3)  # a first start looks at no note
+    monkeypatch.setenv(runtime.COUNT_VARIABLE, "0")
+    runtime.note_end(tmp_path, error)
+    runtime.end_as_before(tmp_path, 3)  # a first start looks at no note
 
-    monkeypatch.setenv(restarts.COUNT_VARIABLE, "1")
+    monkeypatch.setenv(runtime.COUNT_VARIABLE, "1")
     with pytest.raises(SystemExit) as ended:
-        restarts.end_as_before(tmp_path, 3)
+        runtime.end_as_before(tmp_path, 3)
 
     assert ended.value.code == 3
     assert capsys.readouterr().err.startswith(said)
 
 
 def test_a_rank_that_lost_another_or_broke_by_itself_is_started_again(tmp_path, monkeypatch):
-    monkeypatch.setenv(restarts.COUNT_VARIABLE, "0")
-    restarts.note_end(tmp_path, RuntimeError("Connection closed by peer"))
-    monkeypatch.setenv(restarts.COUNT_VARIABLE, "1")
+    monkeypatch.setenv(runtime.COUNT_VARIABLE, "0")
+    runtime.note_end(tmp_path, RuntimeError("Connection closed by peer"))
+    monkeypatch.setenv(runtime.COUNT_VARIABLE, "1")
 
-    restarts.end_as_before(tmp_path, 3)
+    runtime.end_as_before(tmp_path, 3)
 
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_job_that_torchrun_did_not_start_leaves_no_note(tmp_path, monkeypatch):
-    monkeypatch.delenv(restarts.COUNT_VARIABLE, raising=False)
+    monkeypatch.delenv(runtime.COUNT_VARIABLE, raising=False)
 
-    restarts.note_end(tmp_path, BadInputError("4 ranks, 2 started"))
-    restarts.end_as_before(tmp_path, 3)
+    runtime.note_end(tmp_path, BadInputError("4 ranks, 2 started"))
+    runtime.end_as_before(tmp_path, 3)
 
     assert list(tmp_path.iterdir()) == []
 
@@ -62,7 +62,7 @@ def test_a_job_that_cannot_run_as_asked_does_its_work_once(host, monkeypatch, ca
         raise BadInputError("ask otherwise")
 
     for count in ("0", "1", "2"):
-        monkeypatch.setenv(restarts.COUNT_VARIABLE, count)
+        monkeypatch.setenv(runtime.COUNT_VARIABLE, count)
         with pytest.raises(SystemExit):
             run_job("train", work)
 

@@ -2,8 +2,7 @@
 
 import pytest
 
-from runners.jobs.events import read_events
-from runners.jobs.stages import Stages
+from runners.jobs.events import Stages, read_events
 
 
 @pytest.fixture

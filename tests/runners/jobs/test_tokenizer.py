@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
-from runners.jobs.corpus import Corpus, Document
-from runners.jobs.tokenizer import (
+from runners.jobs.corpus import (
     END_OF_TEXT,
+    Corpus,
+    Document,
     cached_folder,
     demo_tokenizer,
     tokenized,

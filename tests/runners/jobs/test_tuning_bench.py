@@ -2,8 +2,8 @@
 
 import pytest
 
-from runners.adapter_options import LoraOptions
 from runners.jobs.tuning_bench import fitting_ratios, held, ratios
+from runners.jobspec.base import LoraOptions
 from tests.runners.jobs.tiny import TINY
 
 

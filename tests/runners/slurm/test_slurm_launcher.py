@@ -7,8 +7,7 @@ from runners.launch import LaunchRefusedError
 from runners.launchers import slurm, slurm_commands
 from runners.launchers.slurm import SlurmLauncher, render_script
 from runners.launchers.slurm_commands import SlurmJob, SlurmUnreachableError
-from runners.messages import RunRequest
-from runners.places import Gang
+from runners.messages import Gang, RunRequest
 from runners.reasons import Reason
 from runners.slurm_options import SlurmConfig
 from runners.supervision import record

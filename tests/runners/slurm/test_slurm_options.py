@@ -5,15 +5,14 @@ import argparse
 import pytest
 from pydantic import ValidationError
 
-from runners.launchers import slurm_arguments
-from runners.launchers.slurm_arguments import SlurmArgumentError
-from runners.slurm_options import SlurmConfig
+from runners import slurm_options
+from runners.slurm_options import SlurmArgumentError, SlurmConfig
 
 
 def read(*arguments: str) -> SlurmConfig | None:
     parser = argparse.ArgumentParser()
-    slurm_arguments.add(parser)
-    return slurm_arguments.read(parser.parse_args(arguments))
+    slurm_options.add(parser)
+    return slurm_options.read(parser.parse_args(arguments))
 
 
 def test_without_slurm_a_host_runs_its_jobs_itself():

@@ -21,9 +21,8 @@ import httpx
 import redis
 
 from runners.config import HostDir
-from runners.redis_access import connect
+from runners.redis_access import ack_key, connect, events_key
 from runners.redis_address import pong_key
-from runners.stream import ack_key, events_key
 from tests.stack import StackError
 from tests.system.faults.site import Site
 from tests.webapp.conftest import EXIT_OK, STARTED

@@ -13,10 +13,10 @@ from django.conf import settings
 from django.contrib.auth.models import User
 from django.db import connection, connections
 
+from runners.app import sign
 from runners.jobspec import DrillSpec, TrainSpec
 from runners.messages import Doorbell
 from runners.redis_address import key_prefix
-from runners.signing import sign
 from tests.stack import PASSWORD
 from tests.system.faults import laws
 from tests.webapp.conftest import make_microbench

@@ -21,8 +21,8 @@ from runners import enrolment
 from runners.app import HOST_DIR_VARIABLE
 from runners.attempts import AttemptFolder
 from runners.config import HostDir
+from runners.redis_access import ack_key, events_key
 from runners.spool import SpoolReader
-from runners.stream import ack_key, events_key
 from runners.supervision import procfs, record
 from tests.stack import FINAL, SLOW_S, StackError, copy_migrated, wait_for
 from tests.system.faults import watch

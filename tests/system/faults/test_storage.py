@@ -10,7 +10,7 @@ from contextlib import closing, suppress
 
 import pytest
 
-from runners import probe
+from runners import inventory
 from tests.plugins.extent import first
 from tests.stack import StackError, wait_for
 from tests.system.faults.site import Site
@@ -168,7 +168,7 @@ def test_an_agent_of_another_protocol_is_not_enrolled(site):
     for version in (0, 2):
         request = {
             "token": site.desk.token(name="other"), "protocol_version": version, "sent_at_ms": 1,
-            "facts": probe.host_facts(site.folder).model_dump(mode="json"),
+            "facts": inventory.host_facts(site.folder).model_dump(mode="json"),
         }  # fmt: skip
         answer = site.call("ada", "/hosts/enroll", request)
 

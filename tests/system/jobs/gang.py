@@ -7,8 +7,7 @@ from typing import Any
 from runners.gangs import gang_env, torchrun_argv
 from runners.jobs.events import read_events
 from runners.jobspec import GenerateSpec, TrainSpec
-from runners.messages import RunRequest
-from runners.places import Gang
+from runners.messages import Gang, RunRequest
 from tests.stack import free_port
 from tests.system.jobs.harness import Finished, Host
 

@@ -2,11 +2,10 @@
 
 import pytest
 
-from runners.jobs.assessment import Sampling, assess
-from runners.jobs.events import read_events
+from runners.jobs.evaluation import Sampling, assess
+from runners.jobs.events import Stages, read_events
 from runners.jobs.loading import LoadedModel, load_folder, load_tokenizer
 from runners.jobs.memory import PeakMeter, model_bytes
-from runners.jobs.stages import Stages
 from tests.runners.jobs.test_assessment import (  # noqa: F401 -- some are fixtures
     CPU,
     LOAD,

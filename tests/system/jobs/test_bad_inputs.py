@@ -33,7 +33,7 @@ from runners.jobspec import (
     TrainSpec,
 )
 from runners.reasons import Reason
-from runners.supervision.classify import Ending, classify
+from runners.supervision.classification import Ending, classify
 from tests.plugins.extent import first
 
 pytestmark = pytest.mark.slow

@@ -10,7 +10,7 @@ import pytest
 from runners.jobs import drill
 from runners.jobspec import DrillSpec
 from runners.reasons import Reason
-from runners.supervision.classify import Ending, classify
+from runners.supervision.classification import Ending, classify
 from tests.system.jobs.harness import Host, wait_until
 
 QUICK = {"steps": 2, "step_seconds": 0.01}

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from runners.jobs.events import read_events
-from runners.jobs.isolation import run_isolated
 from runners.jobs.memory import PeakMeter
+from runners.jobs.ratios import run_isolated
 from runners.jobs.runtime import BadInputError
 from tests.runners.jobs.tiny import tiny_training
 

@@ -6,13 +6,8 @@ import shutil
 import pytest
 import torch
 
-from runners.jobs.loading import (
-    fresh_model,
-    load_folder,
-    parameter_count,
-    stored_quantisation,
-)
-from runners.jobs.model_folders import MODEL_ROOTS_VARIABLE, model_folder
+from runners.jobs.loading import fresh_model, load_folder, parameter_count, stored_quantisation
+from runners.jobs.model_files import MODEL_ROOTS_VARIABLE, model_folder
 from runners.jobs.runtime import BadInputError, MissingModelError
 from runners.jobspec import FolderModel
 from tests.runners.jobs.test_loading import (

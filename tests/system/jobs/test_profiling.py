@@ -2,7 +2,7 @@
 
 from runners.jobs import benchmark
 from runners.jobspec import BenchmarkSpec
-from runners.profile_report import ProfileReport
+from runners.jobspec.benchmark import ProfileReport
 from tests.runners.jobs.test_profiling import (  # noqa: F401 -- some are fixtures
     report,
 )

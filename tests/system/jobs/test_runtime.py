@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from runners.jobs.isolation import run_isolated
+from runners.jobs.ratios import run_isolated
 from runners.jobs.runtime import open_job
 from tests.runners.jobs.tiny import tiny_training
 

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from runners.layout_options import LayoutOptions
+from runners.jobspec.train import LayoutOptions
 from tests.runners.jobs.tiny import TINY
 from tests.system.namespaces.lab import MARKS
 from tests.system.namespaces.site import training

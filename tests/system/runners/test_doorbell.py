@@ -10,12 +10,11 @@ import pytest
 from celery import Celery
 
 from runners import tasks
-from runners.app import QUEUE, settings
+from runners.app import QUEUE, settings, sign
 from runners.config import Credential, HostDir
 from runners.doorbell import DoorbellChild
 from runners.messages import Doorbell
 from runners.redis_address import celery_url, key_prefix
-from runners.signing import sign
 from runners.supervision import procfs
 from runners.wake import WakeListener, wake_agent
 from tests.runners.tools import RedisServer, wait_for

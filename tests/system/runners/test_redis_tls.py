@@ -13,7 +13,7 @@ from kombu.exceptions import OperationalError
 
 from runners.app import settings
 from runners.redis_access import celery_options, connect
-from runners.shipper import RedisStream
+from runners.shipping import RedisStream
 from tests.runners.tools import wait_for
 from tests.stack import free_port
 

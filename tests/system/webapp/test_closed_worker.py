@@ -12,7 +12,7 @@ import pytest
 from runners.config import Credential, HostDir
 from runners.doorbell import DoorbellChild
 from runners.messages import Doorbell, EnrollRequest, EventBatch, RunEvent
-from runners.shipper import RedisStream
+from runners.shipping import RedisStream
 from runners.wake import WakeListener
 from tests.plugins.extent import first
 from tests.runners.tools import wait_for

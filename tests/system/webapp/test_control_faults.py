@@ -18,7 +18,7 @@ import pytest
 import redis
 
 from runners.messages import EventBatch, RunEvent
-from runners.stream import ack_key, encode, events_key
+from runners.redis_access import ack_key, encode, events_key
 from tests.plugins.extent import first
 from tests.stack import copy_migrated
 

@@ -6,7 +6,7 @@ import re
 import pytest
 from django.db import connection
 
-from runners.stream import decode, encode
+from runners.redis_access import decode, encode
 from tests.webapp.conftest import EXIT_OK, STARTED, batch_of
 from webapp.core.benches import first_line, live_ends, live_path, live_site, site, supervising
 from webapp.jobs.ingest import events_accept

@@ -3,8 +3,8 @@
 import pytest
 
 from planner.specs.cluster import ClusterSpec, DeviceSpec
+from runners.jobspec.train import LayoutOptions
 from runners.layout_bench_messages import CollectiveTime
-from runners.layout_options import LayoutOptions
 from runners.ratios import Ratio
 from webapp.core.benches import layout_page
 from webapp.core.benches.layout_cases import ALONE, COPIES, MODELS, RANKS, cases

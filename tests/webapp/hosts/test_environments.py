@@ -2,7 +2,7 @@
 
 import pytest
 
-from runners.environment_messages import EnvironmentState
+from runners.messages import EnvironmentState
 from tests.webapp.conftest import client_of, make_beat
 from webapp.core.problems import InvalidProblem, NotFoundProblem
 from webapp.hosts.environments import environment_order, environments_of

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from runners.received_events import ReceivedBatch
-from runners.stream import ack_key, encode, events_key
+from runners.messages import ReceivedBatch
+from runners.redis_access import ack_key, encode, events_key
 from runners.wire import excerpt
 from tests.plugins.extent import first
 from tests.webapp.api.conftest import HostClient

@@ -3,8 +3,8 @@
 import pytest
 import redis
 
+from runners.redis_access import ack_key, encode, events_key
 from runners.redis_address import key_prefix, pong_key
-from runners.stream import ack_key, encode, events_key
 from tests.webapp.conftest import batch_of, enrol, make_beat, make_facts
 from tests.webapp.hosts.test_round_trips import Bell
 from webapp.core.clock import now

@@ -2,7 +2,7 @@
 
 import pytest
 
-from runners.scheduler_messages import PartitionFacts, SchedulerFacts
+from runners.facts import PartitionFacts, SchedulerFacts
 from tests.webapp.conftest import claim, client_of, make_beat, make_facts, make_job
 from webapp.hosts.cordons import device_words
 from webapp.hosts.heartbeats import host_beat

@@ -3,7 +3,7 @@
 import pytest
 import redis
 
-from runners.stream import CONSUMER_GROUP, ack_key, encode, events_key
+from runners.redis_access import CONSUMER_GROUP, ack_key, encode, events_key
 from tests.webapp.conftest import EXIT_OK, batch_of, enrol
 from webapp.jobs import consume
 from webapp.jobs.consume import StreamConsumer

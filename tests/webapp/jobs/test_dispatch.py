@@ -5,8 +5,8 @@ from datetime import timedelta
 import pytest
 import redis as redis_package
 
+from runners.app import SignedDoorbell, verify
 from runners.messages import Doorbell
-from runners.signing import SignedDoorbell, verify
 from tests.webapp.conftest import claim, make_beat
 from webapp.core.clock import now, now_ms
 from webapp.hosts.heartbeats import host_beat

@@ -3,8 +3,8 @@
 import pytest
 
 from runners.engines import environment_of
-from runners.evaluate_options import EvaluationTasks
 from runners.jobspec import ArtefactModel, CompressSpec, EvaluateSpec, FolderModel, TrainSpec
+from runners.jobspec.benchmark import EvaluationTasks
 from tests.webapp.conftest import client_of, make_job
 from webapp.core.problems import InvalidProblem
 from webapp.jobs.evaluating import evaluation_of, evaluation_submit, left_model, tasks_of

@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from runners.jobspec import BenchmarkSpec, FolderModel, ServeSpec, TrainSpec
-from runners.preflight_messages import PreflightCheck
+from runners.messages import PreflightCheck
 from tests.webapp.conftest import GIB, claim, make_beat, make_job
 from webapp.core.clock import now
 from webapp.core.problems import ConflictProblem

@@ -5,8 +5,8 @@ from django.conf import settings
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from runners.received_events import ReceivedBatch
-from runners.stream import ack_key, encode, events_key
+from runners.messages import ReceivedBatch
+from runners.redis_access import ack_key, encode, events_key
 from tests.webapp.conftest import EXIT_OK, batch_of, enrol, make_job, new_attempt
 from webapp.hosts.models import RefusedMessage
 from webapp.jobs import consume, ingest_together

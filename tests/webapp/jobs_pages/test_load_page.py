@@ -2,8 +2,7 @@
 
 import pytest
 
-from runners.load_report import LoadReport, LoadRow
-from runners.profile_report import OperatorRow, ProfileReport
+from runners.jobspec.benchmark import LoadReport, LoadRow, OperatorRow, ProfileReport
 from tests.webapp.conftest import EXIT_OK, STARTED, batch_of, client_of
 from webapp.jobs.ingest import events_accept
 from webapp.jobs.measured_load import operators_of, under_load

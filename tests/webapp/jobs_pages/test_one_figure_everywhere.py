@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import pytest
 from django.test import Client
 
-from runners.measured_window import ORIGINAL, SAVED
+from runners.jobspec.benchmark import ORIGINAL, SAVED
 from tests.webapp.conftest import EXIT_OK, STARTED, batch_of, claim, make_job
 from webapp.charts.catalog import BY_KIND
 from webapp.core.display import quantity

@@ -3,7 +3,7 @@
 import pytest
 
 from planner.api import inverse
-from planner.specs.inverse import FirstFailure, InverseAnswer, InverseRequest
+from planner.specs.plan import FirstFailure, InverseAnswer, InverseRequest
 from tests.planner.asking import LLAMA_70B, SERVE, document
 from webapp.core.units import NBSP, THIN, TIMES
 from webapp.limits.answers import _failure_sentence, _reason, shown, value_words

@@ -2,9 +2,9 @@
 
 import pytest
 
-from runners.endpoint_spec import ON_GPUS
 from runners.facts import GpuFacts
 from runners.jobspec import ArtefactModel, DraftGuess
+from runners.jobspec.serve import ON_GPUS
 from tests.webapp.conftest import client_of
 from tests.webapp.plans.conftest import with_model
 from webapp.core.problems import InvalidProblem

@@ -4,7 +4,6 @@ import pytest
 
 from planner.specs.model import ModelSpec
 from planner.specs.strategy import Strategy
-from runners.generate_options import ExpertCache, LayerStreaming, PolicyOffload
 from runners.jobspec import (
     DemoPrompts,
     FilePrompts,
@@ -12,6 +11,7 @@ from runners.jobspec import (
     PromptLookup,
     RandomModel,
 )
+from runners.jobspec.generate import ExpertCache, LayerStreaming, PolicyOffload
 from tests.webapp.plans.conftest import with_model
 from webapp.jobs.calibrate import is_as_planned
 from webapp.plans import launching

@@ -3,7 +3,7 @@
 import pytest
 
 from planner.specs.strategy import Strategy
-from runners.layout_options import LayoutOptions
+from runners.jobspec.train import LayoutOptions
 from webapp.plans.errors import DraftProblem
 from webapp.plans.training_layout import layout_of
 

@@ -3,7 +3,7 @@
 import pytest
 
 from runners.jobspec import BenchmarkSpec
-from runners.load_options import ClosedLoop, OpenLoop
+from runners.jobspec.benchmark import ClosedLoop, OpenLoop
 from tests.webapp.conftest import client_of
 from tests.webapp.plans.conftest import with_model
 from webapp.core.problems import InvalidProblem

@@ -9,8 +9,8 @@ from planner.search.engine import blocks_of
 from planner.search.question import questions
 from planner.search.training_space import training_blocks
 from planner.specs.plan import PlanRequest
-from runners.adapter_options import LoraOptions
 from runners.jobspec import FolderModel, TrainSpec
+from runners.jobspec.base import LoraOptions
 from tests.planner.asking import LLAMA_8B, MIXTRAL, TRAIN, document
 from webapp.plans.training import STATE_PLACES
 from webapp.plans.training_layout import layout_of

@@ -8,11 +8,16 @@ from django.utils.html import escape
 from pydantic import ValidationError
 
 from planner.specs.strategy import Strategy
-from runners.endpoint_spec import ON_GPUS, key_hash
 from runners.engines import ENGINES
 from runners.facts import GpuFacts
 from runners.jobspec import ArtefactModel, CompressSpec, ServeSpec
-from runners.jobspec.engine import LEAST_MEMORY_RATIO, MOST_MEMORY_RATIO, EngineOptions
+from runners.jobspec.serve import (
+    LEAST_MEMORY_RATIO,
+    MOST_MEMORY_RATIO,
+    ON_GPUS,
+    EngineOptions,
+    key_hash,
+)
 from tests.webapp.conftest import client_of
 from tests.webapp.plans.conftest import with_model
 from webapp.accounts.models import Team

@@ -4,8 +4,8 @@ import pytest
 from django.urls import reverse
 
 from planner.specs.strategy import Strategy
-from runners.generate_options import ExpertSplit, PipelineSplit, StageChain, TensorSplit
 from runners.jobspec import ArtefactModel
+from runners.jobspec.generate import ExpertSplit, PipelineSplit, StageChain, TensorSplit
 from tests.webapp.conftest import make_microbench
 from tests.webapp.jobs.gangs import make_hosts
 from webapp.hosts.models import Host

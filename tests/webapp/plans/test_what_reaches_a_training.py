@@ -4,7 +4,7 @@ import pytest
 
 from planner.specs.strategy import OffloadSpec
 from runners.jobspec import FolderModel
-from runners.jobspec.training_memory import USUAL_LEARNING_RATES
+from runners.jobspec.train import USUAL_LEARNING_RATES
 from tests.webapp.plans.test_serving import with_gpus
 from webapp.hosts.models import Host
 from webapp.plans.errors import DraftProblem

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from runners.classification import DEMO_ENCODER
+from runners.jobspec.base import DEMO_ENCODER
 from tests.webapp.conftest import client_of, enrol, make_beat, make_facts, make_microbench
 from webapp.accounts.models import Role
 from webapp.hosts.heartbeats import host_beat

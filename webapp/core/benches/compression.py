@@ -6,13 +6,7 @@ from pathlib import Path
 from textwrap import fill
 from typing import NamedTuple
 
-from runners.compress_bench import (
-    CALIBRATION_TOKENS,
-    EVALUATION_TOKENS,
-    GROUP_SIZE,
-    Row,
-    rows,
-)
+from runners.compress_bench import CALIBRATION_TOKENS, EVALUATION_TOKENS, GROUP_SIZE, Row, rows
 from runners.jobspec import TrainSpec
 
 RAW = Path(__file__).parent / "data" / "compression.jsonl"

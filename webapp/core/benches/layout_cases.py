@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from itertools import product
 from typing import Any, NamedTuple
 
-from planner.specs.calibration import HostCalibration
 from planner.specs.cluster import ClusterSpec
+from planner.specs.estimate import HostCalibration
 from planner.specs.strategy import Strategy
 
 RANKS = 4

@@ -15,15 +15,14 @@ from typing import Any, NamedTuple
 
 from planner.api import estimate, plan
 from planner.calibration import calibrate_host, measurements_of
-from planner.specs.calibration import HostCalibration
 from planner.specs.cluster import ClusterSpec
-from planner.specs.estimate import EstimateRequest
+from planner.specs.estimate import EstimateRequest, HostCalibration
 from planner.specs.plan import PlanRequest
 from planner.specs.strategy import Strategy
 from runners.facts import Microbench
+from runners.inventory import host_facts
+from runners.jobspec.train import LayoutOptions
 from runners.layout_bench_messages import CollectiveTime, LayoutBenchRequest, StepTime
-from runners.layout_options import LayoutOptions
-from runners.probe import host_facts
 from runners.ratios import Ratio
 from webapp.core.benches import site
 from webapp.core.benches.layout_cases import ALONE, COPIES, MODELS, RANKS, Case, cases

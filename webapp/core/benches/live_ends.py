@@ -12,7 +12,7 @@ from urllib.parse import quote, urlsplit
 
 import redis
 
-from runners import stream
+from runners import redis_access
 from runners.messages import EventBatch, RunEvent
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def send(url: str, attempts: Attempts, ends_at: float) -> None:
         time.sleep(max(0.0, began + sent / len(attempts) - time.time()))
         host_id, attempt_id = attempts[number]
         batch = batch_of(attempt_id, second)
-        client.xadd(stream.events_key(host_id), stream.encode(batch))  # type: ignore[arg-type]  # dict is invariant there
+        client.xadd(redis_access.events_key(host_id), redis_access.encode(batch))  # type: ignore[arg-type]  # dict is invariant there
         sent += 1
     client.close()
 

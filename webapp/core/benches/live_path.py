@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import psutil
 import redis
 
-from runners import stream
+from runners import redis_access
 from webapp.core.benches import site
 from webapp.core.benches.live_ends import EVENTS, Attempts, send, watch
 
@@ -94,7 +94,7 @@ def _backlog(url: str, attempts: Attempts, ends_at: float) -> list[int]:
     while time.time() < ends_at:
         pipeline = client.pipeline(transaction=False)
         for host_id, _ in attempts:
-            pipeline.xlen(stream.events_key(host_id))
+            pipeline.xlen(redis_access.events_key(host_id))
         samples.append(sum(pipeline.execute()))
         time.sleep(0.5)
     client.close()

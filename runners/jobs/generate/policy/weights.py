@@ -1,18 +1,150 @@
-"""Decoder layers with weights divided over the places of a policy, prefetched for their turn."""
+"""Decoder layers with weights divided over device, host memory and disk by a policy."""
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
+from typing import Literal
 
 import torch
 from safetensors.torch import save_file
 
-from runners.generate_options import PolicyOffload
-from runners.jobs.generate.policy.groupwise import packed, unpacked
-from runners.jobs.generate.policy.places import Place, PolicyFigures, dealt
-from runners.jobs.layers import LayerwiseModel
+from runners.jobs.generate.caches import Packed
 from runners.jobs.memory import tensor_bytes
-from runners.jobs.stored import BYTES_TOO, Room, StoredTensors, Tensors, check_finite, in_host
+from runners.jobs.skeleton import LayerwiseModel
+from runners.jobs.weights import (
+    BYTES_TOO,
+    Room,
+    StoredTensors,
+    Tensors,
+    check_finite_tensors,
+    in_host,
+)
+from runners.jobspec.generate import PolicyOffload
+
+# Group-wise 4-bit weight quantisation: a scale and an offset per group of a row's values.
+#
+# Source: Sheng et al. 2023 (FlexGen), arXiv:2303.06865, section 5: asymmetric, groups of 64.
+
+
+# mypy: disable-error-code="no-untyped-call"
+# torch ships types, but leaves some of its functions untyped.
+
+
+BITS = 4
+MATRIX = 2  # dimensions
+PARTS = Packed._fields
+
+
+def packed(tensors: Tensors, group_size: int) -> dict[str, torch.Tensor]:
+    """Return a layer's tensors with each matrix of whole groups quantised to packed parts.
+
+    A part is named ``<matrix>.<part>``; other tensors are unchanged.
+    """
+    tensors_out: dict[str, torch.Tensor] = {}
+    for name, tensor in tensors.items():
+        if tensor.dim() != MATRIX or tensor.shape[-1] % group_size:
+            tensors_out[name] = tensor
+            continue
+        groups = Packed.of(tensor.unflatten(-1, (-1, group_size)), BITS)
+        tensors_out |= {f"{name}.{part}": value for part, value in groups._asdict().items()}
+    return tensors_out
+
+
+def unpacked(tensors: Tensors, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Return a layer's tensors with dequantised matrices."""
+    tensors_out: dict[str, torch.Tensor] = {}
+    for name, tensor in tensors.items():
+        matrix, _, part = name.rpartition(".")
+        if part not in PARTS:
+            tensors_out[name] = tensor
+        elif part == PARTS[0]:
+            parts = Packed(*(tensors[f"{matrix}.{each}"] for each in PARTS))
+            tensors_out[matrix] = parts.unpacked(BITS, dtype).flatten(-2)
+    return tensors_out
+
+
+# Division of tensors over device, host memory and disk by shares, and their bytes.
+
+
+Place = Literal["device", "host_memory", "disk"]
+PLACES: tuple[Place, ...] = ("device", "host_memory", "disk")
+
+
+def dealt(sizes: Sequence[int], host: float, disk: float) -> list[Place]:
+    """Return the place of each piece with these sizes, interleaved so that shares are met.
+
+    Each piece goes to the place that is furthest below its share, so that transfers alternate with
+    resident pieces; no place deviates from its share by more than the largest piece.
+    """
+    shares = dict(zip(PLACES, (1.0 - host - disk, host, disk), strict=True))
+    assigned: Counter[Place] = Counter()
+    places: list[Place] = []
+    for total in accumulate(sizes):
+        deficits = {place: share * total - assigned[place] for place, share in shares.items()}
+        place = max(PLACES, key=lambda each: deficits[each])
+        assigned[place] += sizes[len(places)]
+        places.append(place)
+    return places
+
+
+@dataclass
+class Held:
+    """The bytes of one class of tensors by place: now, and at the peak."""
+
+    now: Counter[Place] = field(default_factory=Counter)
+    most: Counter[Place] = field(default_factory=Counter)
+
+    def add(self, place: Place, size: int) -> None:
+        """Add ``size`` bytes, which may be negative, to a place."""
+        self.now[place] += size
+        if self.now.total() > self.most.total():
+            self.most = Counter(self.now)
+
+    def share(self, place: Place) -> float:
+        """Return a place's share of all bytes at the peak."""
+        return self.most[place] / self.most.total() if self.most.total() else 0.0
+
+
+@dataclass
+class PolicyFigures:
+    """The bytes by place, and the bytes transferred."""
+
+    weights: Held = field(default_factory=Held)
+    cache: Held = field(default_factory=Held)
+    activations: Held = field(default_factory=Held)
+    passes: int = 0
+    loads: Counter[int] = field(default_factory=Counter)  # per layer
+    weight_bytes: int = 0
+    cache_bytes: int = 0
+
+    def begin(self) -> None:
+        """Reset all figures except the weights', which stay loaded."""
+        fresh = PolicyFigures(weights=self.weights)
+        self.__dict__.update(fresh.__dict__)
+
+    def bytes_in(self, place: Place) -> int:
+        """Return the peak bytes of all classes in a place."""
+        return sum(each.most[place] for each in (self.weights, self.cache, self.activations))
+
+    def measured(self) -> dict[str, float]:
+        """Return the figures of the job's result; shares have the planner's names."""
+        shares = {
+            "weights_cpu": self.weights.share("host_memory"),
+            "weights_disk": self.weights.share("disk"),
+            "kv_cpu": self.cache.share("host_memory"),
+            "kv_disk": self.cache.share("disk"),
+            "activations_cpu": self.activations.share("host_memory"),
+        }
+        return shares | {
+            "host_bytes": float(self.bytes_in("host_memory")),
+            "offloaded_disk_bytes": float(self.bytes_in("disk")),
+            "layer_loads": float(self.loads.total()),
+            "weight_bytes_brought": float(self.weight_bytes),
+            "kv_bytes_brought": float(self.cache_bytes),
+        }
 
 
 class DealtLayers:
@@ -108,7 +240,7 @@ class DealtLayers:
     def _store(self, index: int, place: Place, group_size: int, scratch: Path) -> None:
         """Read a layer, quantise it if requested, and store it in its place."""
         tensors: Mapping[str, torch.Tensor] = self._read(index)
-        check_finite(tensors, self._skeleton.name_of(index, ""))
+        check_finite_tensors(tensors, self._skeleton.name_of(index, ""))
         if self._is_narrow:
             tensors = packed(tensors, group_size)
         self._sizes[index] = sum(map(tensor_bytes, tensors.values()))

@@ -8,16 +8,19 @@ from typing import Any
 import httpx
 
 from runners.jobs.adapter_config import CONFIG_NAME, WEIGHTS_NAME
-from runners.jobs.model_folders import opened_model
+from runners.jobs.model_files import opened_model
 from runners.jobs.runtime import BadInputError, Job, MissingModelError
-from runners.jobs.serve.contract import GenerationRequest, Limits, TemplateRefusedError
+from runners.jobs.serve.contract import (
+    GenerationRequest,
+    Limits,
+    TemplateRefusedError,
+    check_room,
+    longest_request,
+)
 from runners.jobs.serve.endpoint import PeakUsage, serve
 from runners.jobs.serve.figures import Figures
-from runners.jobs.serve.lengths import check_room, longest_request
 from runners.jobs.serve.llamacpp.adapters import write_adapter
-from runners.jobs.serve.llamacpp.answers import Answer
-from runners.jobs.serve.llamacpp.process import EngineProcess, Shape
-from runners.jobs.serve.llamacpp.writer import LlamaWriter
+from runners.jobs.serve.llamacpp.writer import Answer, EngineProcess, LlamaWriter, Shape
 from runners.jobs.serve.protocol import RequestError, known_ids
 from runners.jobs.telemetry import job_telemetry, no_gpus
 from runners.jobspec import ArtefactModel, FolderModel, ModelRef, ServeSpec

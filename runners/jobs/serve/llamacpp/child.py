@@ -8,8 +8,8 @@ import json
 import signal
 import sys
 
-from runners.jobs.serve.llamacpp.process import LISTENING
-from runners.parentage import die_with
+from runners.jobs.serve.llamacpp.writer import LISTENING
+from runners.processes import die_with
 
 
 def main() -> None:

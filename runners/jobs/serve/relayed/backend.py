@@ -1,22 +1,21 @@
-"""The backend of endpoints whose engine is a child process with its own OpenAI API."""
+"""The backend of endpoints whose engines are child processes with their own OpenAI API."""
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
+
+import httpx
 
 from runners.jobs.adapter_config import CONFIG_NAME, WEIGHTS_NAME
-from runners.jobs.model_files import read_config
-from runners.jobs.model_folders import opened_model
+from runners.jobs.model_files import opened_model, read_config
+from runners.jobs.nvml import GpuPeak, visible_sample
 from runners.jobs.runtime import BadInputError, Job
-from runners.jobs.serve.contract import Limits
-from runners.jobs.serve.endpoint import PeakUsage
+from runners.jobs.serve.contract import USUAL_TOKENS, EngineProcessError, Limits, longest_request
+from runners.jobs.serve.endpoint import PeakUsage, serve
 from runners.jobs.serve.figures import Figures
-from runners.jobs.serve.lengths import USUAL_TOKENS, longest_request
-from runners.jobs.serve.relayed.engines import Engines
-from runners.jobs.serve.relayed.parts import Part, parts_of
 from runners.jobs.serve.relayed.process import (
     MODELS,
     Command,
@@ -26,10 +25,119 @@ from runners.jobs.serve.relayed.process import (
     started,
     started_together,
 )
-from runners.jobs.serve.relayed.relay import RelayReady, RelayWriter
+from runners.jobs.serve.relayed.relay import (
+    PARAMS,
+    Document,
+    Engines,
+    RelayReady,
+    RelayWriter,
+    reading_of,
+)
 from runners.jobs.serve.relayed.scrape import MetricNames, Scraper
-from runners.jobs.serve.relayed.trial import hand_over_once
+from runners.jobs.telemetry import job_telemetry
 from runners.jobspec import ArtefactModel, FolderModel, ServeSpec
+from runners.jobspec.serve import EngineOptions, PhaseSplit
+
+# The engines of a prefill/decode split, and the GPUs of each.
+
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+Phase = Literal["prefill", "decode"]
+
+
+class Part(NamedTuple):
+    """One engine of several: its phase, its number from 1, and its GPU names."""
+
+    phase: Phase
+    number: int
+    devices: tuple[str, ...]
+
+
+def parts_of(
+    split: PhaseSplit, options: EngineOptions, env: Mapping[str, str] = os.environ
+) -> list[Part]:
+    """Return the engines of a split, prefill first, each with its own GPUs.
+
+    Raises:
+        BadInputError: the job has fewer GPUs than the engines need.
+    """
+    names, each = _devices(options.num_devices, env), options.devices_each
+    phases: list[tuple[Phase, int]] = [
+        *(("prefill", number) for number in range(1, split.prefill_engines + 1)),
+        *(("decode", number) for number in range(1, split.decode_engines + 1)),
+    ]
+    return [
+        Part(phase, number, tuple(names[at * each : (at + 1) * each]))
+        for at, (phase, number) in enumerate(phases)
+    ]
+
+
+def _devices(count: int, env: Mapping[str, str]) -> list[str]:
+    """Return the job's GPU names; indices if ``CUDA_VISIBLE_DEVICES`` is not set."""
+    if VISIBLE not in env:
+        return [str(index) for index in range(count)]
+    names = [part.strip() for part in env[VISIBLE].split(",") if part.strip()]
+    if len(names) < count:
+        msg = (
+            f"engine_options.split: its engines take {count} GPUs, and the job was given "
+            f"{len(names)}; give it {count}, or fewer engines or smaller parallel sizes"
+        )
+        raise BadInputError(msg)
+    return names
+
+
+# Transfer one small KV cache between every pair of engines before serving begins.
+#
+# The first transfer is the slowest, because the two engines exchange their memory addresses, and
+# vLLM gives up on that after 5 s. A broken transfer is reported before a client needs it.
+
+
+TRIES = 3
+TRIAL_SECONDS = 120.0  # kernels may be compiled for the first request
+PATH = "/v1/completions"
+TOKENS = [1, 2, 3]  # token ids that every model has
+
+
+def hand_over_once(engines: Engines, model: str) -> None:
+    """Make each decode engine fetch a prompt from each prefill engine.
+
+    Raises:
+        EngineProcessError: a transfer fails, with the engine's message; all are killed.
+    """
+    try:
+        for reader in engines.prefill:
+            for writer in engines.decode:
+                _try(reader, writer, {"model": model, "prompt": TOKENS, "max_tokens": 2})
+    except EngineProcessError:
+        engines.kill()
+        raise
+
+
+def _try(reader: ServerProcess, writer: ServerProcess, document: Document) -> None:
+    error_text = ""
+    for _ in range(TRIES):
+        try:
+            prefill = _post(reader, reading_of(document))
+            answer = _post(writer, document | {PARAMS: prefill.json().get(PARAMS)})
+        except (httpx.HTTPError, ValueError, AttributeError) as error:
+            error_text = repr(error)
+            continue
+        if prefill.is_success and answer.is_success:
+            return
+        error_text = (answer if prefill.is_success else prefill).text
+    msg = f"{writer.title} does not fetch what {reader.title} read: {error_text[:300]}"
+    raise EngineProcessError(msg)
+
+
+def _post(engine: ServerProcess, document: Document) -> httpx.Response:
+    return httpx.post(
+        f"{engine.address}{PATH}",
+        json=document,
+        headers=engine.headers,
+        timeout=TRIAL_SECONDS,
+        trust_env=False,
+    )
+
 
 ADAPTER_FILES = (CONFIG_NAME, WEIGHTS_NAME)
 
@@ -165,3 +273,21 @@ def _length(process: ServerProcess) -> int | None:
     response = process.get(MODELS)
     cards = response.json().get("data") if response is not None and response.is_success else None
     return cards[0].get("max_model_len") if cards else None
+
+
+# The endpoint job of an engine with its own OpenAI API.
+
+
+def prepare() -> None:
+    """Do nothing: the model is in the child process, not in this one."""
+
+
+def work_of(speaker: EngineAdapter) -> Callable[[Job], None]:
+    """Return the job function of an endpoint with this engine."""
+
+    def work(job: Job) -> None:
+        peak = GpuPeak(visible_sample())
+        with job_telemetry(job, lambda: peak.sample):
+            serve(job, RelayBackend(speaker, peak.read))
+
+    return work

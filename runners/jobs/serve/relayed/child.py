@@ -3,7 +3,7 @@
 import os
 import sys
 
-from runners.parentage import die_with
+from runners.processes import die_with
 
 
 def main() -> None:

@@ -1,13 +1,15 @@
-"""Forward requests to an engine with its own OpenAI API, and stream the responses back.
-
-Everything except ``run`` and ``wait_until_idle`` runs in the HTTP event loop.
-"""
+"""Forwards requests to engines with their own OpenAI API, whole or split by phase."""
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from http import HTTPStatus
+from typing import Annotated, Any, Literal, NamedTuple
 
 import httpx
+from pydantic import BaseModel, ConfigDict, Field
 
 from runners.jobs.serve.asgi import (
     JSON,
@@ -22,13 +24,329 @@ from runners.jobs.serve.asgi import (
 from runners.jobs.serve.contract import Limits, Pending
 from runners.jobs.serve.conversation import DEAD, RETRY_SECONDS
 from runners.jobs.serve.figures import Figures
-from runners.jobs.serve.own_writer import OwnWriter
-from runners.jobs.serve.protocol import RequestError
-from runners.jobs.serve.relayed.engines import Engines
-from runners.jobs.serve.relayed.handover import course_of
-from runners.jobs.serve.relayed.refusal import refusal
-from runners.jobs.serve.relayed.request_fields import Handed, document_of, handed, num_answers
-from runners.jobs.serve.relayed.scrape import Scraper
+from runners.jobs.serve.process import OwnWriter
+from runners.jobs.serve.protocol import (
+    MAX_MESSAGES,
+    ChatFields,
+    CompletionRequest,
+    RequestError,
+    TextPart,
+    parse_body,
+)
+from runners.jobs.serve.relayed.process import LOOK_SECONDS, METRICS, ServerProcess
+from runners.jobs.serve.relayed.scrape import Scraper, Twice, merged
+
+# The engines of one endpoint life: a single one, or several for prefill and for decode.
+
+
+REAP_SECONDS = 1.5
+
+
+class Engines:
+    """Engines that live and end together; without ``prefill``, ``decode`` does both phases.
+
+    ``lent`` is for the HTTP event loop only; the counts are read from another thread.
+    """
+
+    def __init__(
+        self, decode: Sequence[ServerProcess], prefill: Sequence[ServerProcess] = ()
+    ) -> None:
+        self.prefill = tuple(prefill)
+        self.decode = tuple(decode)
+        self.twice = Twice()  # counts that both phases report for the same requests
+        self.handed_over = 0  # requests whose KV cache was transferred
+        self.undivided = 0  # requests that one engine served alone
+        self._first_exited: ServerProcess | None = None
+        self._open_requests: Counter[ServerProcess] = Counter()
+
+    @property
+    def is_split(self) -> bool:
+        """Return whether prefill and decode run in different engines."""
+        return bool(self.prefill)
+
+    @property
+    def all(self) -> tuple[ServerProcess, ...]:
+        """Return every engine, prefill first."""
+        return (*self.prefill, *self.decode)
+
+    @property
+    def title(self) -> str:
+        """Return the title of the engine that exited first, else of the first engine."""
+        return (self._first_exited or self.all[0]).title
+
+    def how(self) -> str:
+        """Return how the first exited engine ended."""
+        return (self._first_exited or self.all[0]).how()
+
+    def wait(self, timeout_seconds: float) -> bool:
+        """Wait until an engine exits, at most ``timeout_seconds``; return whether one did."""
+        if len(self.all) == 1:
+            return self.all[0].wait(timeout_seconds)
+        deadline = time.monotonic() + timeout_seconds
+        while True:
+            if ended := next((each for each in self.all if each.has_ended), None):
+                self._first_exited = self._first_exited or ended
+                return True
+            if (left := deadline - time.monotonic()) <= 0:
+                return False
+            time.sleep(min(LOOK_SECONDS, left))
+
+    def kill(self) -> None:
+        """Kill all engines at once, with every process they started."""
+        for each in self.all:
+            each.kill()
+
+    def reap(self) -> None:
+        """Wait briefly until each killed engine has exited."""
+        for each in self.all:
+            each.wait(REAP_SECONDS / len(self.all))
+
+    def peak_bytes(self) -> int:
+        """Return the peak memory of all engines, summed."""
+        return sum(each.peak_bytes() for each in self.all)
+
+    def page(self) -> str | None:
+        """Return their Prometheus text with an engine label per sample; None if a scrape fails."""
+        responses = [each.get(METRICS) for each in self.all]
+        texts = [each.text for each in responses if each is not None and each.is_success]
+        if len(texts) < len(responses):
+            return None
+        return merged(dict(zip(self._names, texts, strict=True))) if self.is_split else texts[0]
+
+    @property
+    def _names(self) -> list[str]:
+        phases = (("prefill", self.prefill), ("decode", self.decode))
+        return [f"{phase}-{at + 1}" for phase, own in phases for at in range(len(own))]
+
+    @contextmanager
+    def lent(self, among: Sequence[ServerProcess]) -> Iterator[ServerProcess]:
+        """Lend the engine with the fewest open requests for the duration of the block."""
+        chosen = min(among, key=lambda each: self._open_requests[each])
+        self._open_requests[chosen] += 1
+        try:
+            yield chosen
+        finally:
+            self._open_requests[chosen] -= 1
+
+
+# Conversion of engine errors to the endpoint's error format.
+
+
+TOO_LONG = "maximum context length"  # as in vLLM's and OpenAI's messages
+
+
+def refusal(status: int, body: bytes) -> RequestError:
+    """Return an engine error as a ``RequestError``: its message and field, without its code."""
+    try:
+        document = httpx.Response(status, content=body).json()
+        document = document.get("error", document)
+        message = str(document["message"] if isinstance(document, dict) else document)[:1000]
+    except (ValueError, KeyError, AttributeError):
+        document, message = {}, f"The engine answered with status {status}."
+    param = document.get("param") if isinstance(document, dict) else None
+    if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        return RequestError(500, message, code="engine_error")
+    if status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}:
+        return RequestError(500, "The engine does not take its own key.", code="engine_error")
+    code = "context_length_exceeded" if TOO_LONG in message else None
+    return RequestError(
+        status, message, param=param if isinstance(param, str) else None, code=code
+    )
+
+
+# Request fields for engines with their own OpenAI API.
+#
+# They accept more than Slipway's own engine: tools, JSON formats, ``logit_bias``. Fields that are
+# not listed are rejected by name: some are only for a service in front of the engine, such as
+# vLLM's ``kv_transfer_params``, which names hosts to fetch from.
+
+
+Object = dict[str, Any]
+MAX_TOOLS = 128
+
+
+class Sampling(BaseModel):
+    """Sampling fields in addition to those of every endpoint."""
+
+    logit_bias: dict[str, Annotated[float, Field(ge=-100.0, le=100.0)]] | None = None
+    response_format: Object | None = None
+    min_tokens: Annotated[int, Field(ge=0)] | None = None
+    stop_token_ids: Annotated[list[int], Field(max_length=64)] | None = None
+
+
+class HandedMessage(BaseModel):
+    """One message of a conversation, including tool calls and results."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+    tool_calls: Annotated[list[Object], Field(max_length=MAX_TOOLS)] | None = None
+    tool_call_id: str | None = None
+
+
+class TemplateSettings(BaseModel):
+    """Chat template arguments; other keys could replace the template itself."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    enable_thinking: bool | None = None
+    thinking: bool | None = None
+
+
+class HandedCompletion(CompletionRequest, Sampling):
+    """``POST /v1/completions``."""
+
+
+class HandedChat(ChatFields, Sampling):
+    """``POST /v1/chat/completions``."""
+
+    messages: Annotated[list[HandedMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
+    tools: Annotated[list[Object], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: str | Object | None = None
+    parallel_tool_calls: bool | None = None
+    chat_template_kwargs: TemplateSettings | None = None
+
+
+Handed = HandedCompletion | HandedChat
+
+
+def handed(path: str, body: bytes) -> Handed:
+    """Return the parsed request.
+
+    Raises:
+        RequestError: a field is invalid; the error names it.
+    """
+    if path.endswith("/chat/completions"):
+        return parse_body(HandedChat.checked, body, HandedChat.model_fields)
+    return parse_body(HandedCompletion.model_validate, body, HandedCompletion.model_fields)
+
+
+def num_answers(asked: Handed) -> int:
+    """Return how many answers a request generates."""
+    prompts = len(asked.prompts) if isinstance(asked, HandedCompletion) else 1
+    return prompts * asked.num_choices
+
+
+def document_of(asked: Handed) -> Object:
+    """Return the body for the engine: only the fields that the client set."""
+    return asked.model_dump(mode="json", exclude_unset=True)
+
+
+# Prefill/decode disaggregation: one engine reads a prompt, another generates the answer.
+#
+# The prefill engine generates one token and keeps the prompt's KV cache; the transfer parameters
+# of its response go to the decode engine, which fetches the cache and frees it there.
+#
+# Source: vLLM 0.32.0, ``vllm/distributed/kv_transfer/kv_connector/v1/nixl/``:
+# ``pull_scheduler.py`` for the request and response fields, ``base_scheduler.py`` for the 30 s
+# lease after which a cache that was not fetched is freed.
+
+
+Document = dict[str, Any]
+PARAMS = "kv_transfer_params"
+KEPT_FOR_ANOTHER: Document = {
+    "do_remote_decode": True,
+    "do_remote_prefill": False,
+    "remote_engine_id": None,
+    "remote_block_ids": None,
+    "remote_host": None,
+    "remote_port": None,
+}
+# Fields of the answer only: the prefill engine returns one token, not streamed.
+OF_THE_ANSWER = ("stream", "stream_options", "min_tokens", "max_completion_tokens")
+
+
+class Course(NamedTuple):
+    """The engine that generates an answer, and its request body."""
+
+    engine: ServerProcess
+    document: Document
+
+
+@asynccontextmanager
+async def course_of(
+    engines: Engines, client: httpx.AsyncClient, path: str, asked: Handed, document: Document
+) -> AsyncIterator[Course]:
+    """Prefill the prompt if it runs in another engine; yield the answering engine and its request.
+
+    Raises:
+        RequestError: the prefill engine rejects the request or its response is malformed.
+        httpx.HTTPError: the engine is down.
+    """
+    if engines.is_split and is_read_elsewhere(asked):
+        with engines.lent(engines.prefill) as reader:
+            document = await _prefill(engines, reader, client, path, document)
+    elif engines.is_split:
+        engines.undivided += 1
+    among = engines.prefill if engines.is_split and _limit(asked) == 1 else engines.decode
+    with engines.lent(among) as writer:
+        yield Course(writer, document)
+
+
+def is_read_elsewhere(asked: Handed) -> bool:
+    """Return whether prompt and answer of a request are divided between two engines.
+
+    A one-token answer is complete after prefill. Several answers would fetch one cache that is
+    freed after the first, so one engine handles the whole request.
+    """
+    return num_answers(asked) == 1 and _limit(asked) != 1
+
+
+def _limit(request: Handed) -> int | None:
+    """Return the token limit of an answer."""
+    longest = request.max_completion_tokens if isinstance(request, HandedChat) else None
+    return longest or request.max_tokens
+
+
+def reading_of(document: Document) -> Document:
+    """Return the body for the prefill engine: the same prompt, and one token."""
+    own = {name: value for name, value in document.items() if name not in OF_THE_ANSWER}
+    if own.get("tool_choice") not in {None, "none", "auto"}:  # one token is no complete call
+        own["tool_choice"] = "none"
+    return own | {"max_tokens": 1, "stream": False, PARAMS: KEPT_FOR_ANOTHER}
+
+
+async def _prefill(
+    engines: Engines,
+    reader: ServerProcess,
+    client: httpx.AsyncClient,
+    path: str,
+    document: Document,
+) -> Document:
+    """Run the prefill; return the body for the decode engine."""
+    answer = await client.post(
+        f"{reader.address}{path}", json=reading_of(document), headers=reader.headers
+    )
+    if not answer.is_success:
+        raise refusal(answer.status_code, answer.content)
+    params, counted = _parsed(answer)
+    if params is None:  # no cache was kept: the decode engine prefills itself
+        engines.undivided += 1
+        return document
+    engines.handed_over += 1
+    before = engines.twice
+    engines.twice = Twice(before.prompt + counted.prompt, before.output + counted.output)
+    return document | {PARAMS: params}
+
+
+def _parsed(answer: httpx.Response) -> tuple[Document | None, Twice]:
+    """Return the cache transfer parameters, or None if no cache is kept, and the token counts.
+
+    Raises:
+        RequestError: the response has an unknown format.
+    """
+    try:
+        body = answer.json()
+        params, usage = body.get(PARAMS), body["usage"]
+        counted = Twice(int(usage["prompt_tokens"]), int(usage["completion_tokens"]))
+        is_kept = params is not None and bool(params["do_remote_prefill"])
+    except (ValueError, KeyError, TypeError, AttributeError):
+        message = "The engine that reads prompts did not say where it keeps what it read."
+        raise RequestError(500, message, code="engine_error") from None
+    return (dict(params) if is_kept else None), counted
+
 
 CONNECT_SECONDS = 10.0
 SCRAPE_SECONDS = 1.0

@@ -1,7 +1,7 @@
 """Start one endpoint: ``python -m runners.jobs.serve.sglang ATTEMPT_DIR``."""
 
 from runners.jobs.runtime import run_job
-from runners.jobs.serve.relayed.job import prepare, work_of
+from runners.jobs.serve.relayed.backend import prepare, work_of
 from runners.jobs.serve.sglang.speaker import Sglang
 
 if __name__ == "__main__":

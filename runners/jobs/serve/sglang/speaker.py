@@ -9,14 +9,18 @@ Sources: SGLang 0.5.23 (PyPI wheel): ``sglang/srt/arg_groups/fields`` for the ar
 import json
 import sys
 
-from runners.endpoint_spec import LOOPBACK
 from runners.jobs.serve.relayed.backend import EngineAdapter, Placed
-from runners.jobs.serve.relayed.folders import dtype_flags, loaded_format, template_flags
-from runners.jobs.serve.relayed.process import Command, ListenAddress
+from runners.jobs.serve.relayed.process import (
+    Command,
+    ListenAddress,
+    dtype_flags,
+    loaded_format,
+    template_flags,
+)
 from runners.jobs.serve.relayed.scrape import MetricNames
 from runners.jobs.serve.sglang.server import KEY
 from runners.jobspec import ServeSpec
-from runners.jobspec.engine import EngineOptions
+from runners.jobspec.serve import LOOPBACK, EngineOptions
 
 LOADED_AS = {"fp8": "fp8"}  # the only format it quantises plain weights to at load
 # quant_method values that it can load (QUANTIZATION_CHOICES that a folder can name).

@@ -13,16 +13,20 @@ import sys
 from itertools import chain
 from pathlib import Path
 
-from runners.endpoint_spec import LOOPBACK
 from runners.jobs.model_files import read_config
 from runners.jobs.runtime import BadInputError
-from runners.jobs.serve.relayed.backend import EngineAdapter, Placed
-from runners.jobs.serve.relayed.folders import dtype_flags, loaded_format, template_flags
-from runners.jobs.serve.relayed.parts import VISIBLE, Part, Phase
-from runners.jobs.serve.relayed.process import Command, ListenAddress, free_ports
+from runners.jobs.serve.relayed.backend import VISIBLE, EngineAdapter, Part, Phase, Placed
+from runners.jobs.serve.relayed.process import (
+    Command,
+    ListenAddress,
+    dtype_flags,
+    free_ports,
+    loaded_format,
+    template_flags,
+)
 from runners.jobs.serve.relayed.scrape import MetricNames
 from runners.jobspec import ServeSpec
-from runners.jobspec.engine import EngineOptions
+from runners.jobspec.serve import LOOPBACK, EngineOptions
 
 # Formats it quantises plain weights to at load; our int4 is nf4, which vLLM does not have.
 LOADED_AS = {"fp8": "fp8", "int8": "int8_per_channel_weight_only"}

@@ -9,7 +9,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from runners.jobs.ranks import Ranks
 from runners.jobs.runtime import BadInputError
-from runners.layout_options import LayoutOptions
+from runners.jobspec.train import LayoutOptions
 
 AXES = ("pipeline", "replicate", "shard", "tensor")
 

@@ -18,7 +18,7 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from runners.jobs.runtime import BadInputError
 from runners.jobs.train.autograd import Context
-from runners.layout_options import ContextMethod
+from runners.jobspec.train import ContextMethod
 
 NAME = "slipway_context"
 LENGTH = 2  # dimension of the length in [rows, heads, length, width]

@@ -15,24 +15,21 @@ from transformers import PreTrainedModel
 from runners.jobs.ranks import Ranks, naming_rank_failures
 from runners.jobs.runtime import BadInputError
 from runners.jobs.skeleton import fill, skeleton
-from runners.jobs.train.batches import Batch
-from runners.jobs.train.checkpoint import Saved, TrainState, read_latest
-from runners.jobs.train.checkpoint_writing import Staged, Tensors
-from runners.jobs.train.layout import AUTOCAST, StepLoss, summed_loss
-from runners.jobs.train.layouts.axes import Axes
+from runners.jobs.train.checkpoint import Saved, Staged, Tensors, TrainState, read_latest
+from runners.jobs.train.layout import AUTOCAST, Layout, Replicas, StepLoss, summed_loss
+from runners.jobs.train.layouts.axes import Axes, check_world
 from runners.jobs.train.layouts.context import rank_tokens, route_attention, share_sequences
-from runners.jobs.train.layouts.encoder_stage import (
-    EncoderStage,
-    Marked,
-    is_encoder,
-    marked,
-)
+from runners.jobs.train.layouts.exchanges import CompressedReplicas, LocalReplicas
 from runners.jobs.train.layouts.experts import divide_experts, expert_boxes
 from runners.jobs.train.layouts.pipeline import Pipeline
 from runners.jobs.train.layouts.stage import (
+    EncoderStage,
+    Marked,
     Sequences,
     Stage,
     check_model,
+    is_encoder,
+    marked,
     sequences,
     stage_layers,
 )
@@ -43,10 +40,16 @@ from runners.jobs.train.layouts.states import (
     States,
     Weight,
 )
-from runners.jobs.train.layouts.tensor import divide_matrices, own_slice
-from runners.jobs.train.layouts.tensor_slices import Registry, TensorSlice, Trained
-from runners.jobspec import ComputeDtype
-from runners.layout_options import SHARDED_GRADIENTS, SHARDED_WEIGHTS, LayoutOptions
+from runners.jobs.train.layouts.tensor import (
+    Registry,
+    TensorSlice,
+    Trained,
+    divide_matrices,
+    own_slice,
+)
+from runners.jobs.train.rows import Batch
+from runners.jobspec import ComputeDtype, TrainSpec
+from runners.jobspec.train import SHARDED_GRADIENTS, SHARDED_WEIGHTS, LayoutOptions
 
 WEIGHTS = "weights"  # the checkpoint table of the weights; the others are optimizer states
 
@@ -396,3 +399,30 @@ def _check_same_weights(model: PreTrainedModel, ranks: Ranks) -> None:
     if own_sum != lead_sum:
         msg = "this rank's weights are not the first one's; copy one model folder to every host"
         raise BadInputError(msg)
+
+
+# Selection of a training's layout.
+
+
+def chosen_layout(
+    model: PreTrainedModel, spec: TrainSpec, device: torch.device, ranks: Ranks
+) -> Layout:
+    """Return the layout for the spec: replicas, or a sharded layout.
+
+    Raises:
+        BadInputError: the layout has a different number of ranks, or cannot divide this model.
+    """
+    options = spec.layout
+    if options is not None and spec.parallel.on_lost_rank == "shrink":
+        options = options.restaged(ranks.size)
+    if options is not None:
+        check_world(options, ranks)
+    if options is None:
+        return Replicas(model, spec.compute_dtype, device, ranks)
+    if not options.is_whole_copies:
+        return Divided(model, options, spec.compute_dtype, device, ranks)
+    if options.gradient_compression is not None:
+        return CompressedReplicas(model, spec.compute_dtype, device, ranks, options)
+    if options.synchronization_interval_steps > 1:
+        return LocalReplicas(model, spec.compute_dtype, device, ranks, options)
+    return Replicas(model, spec.compute_dtype, device, ranks)

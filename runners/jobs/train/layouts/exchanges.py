@@ -10,10 +10,10 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel
 
 from runners.jobs.ranks import Ranks, naming_rank_failures
-from runners.jobs.train.batches import Batch
 from runners.jobs.train.layout import Replicas, StepLoss
+from runners.jobs.train.rows import Batch
 from runners.jobspec import ComputeDtype
-from runners.layout_options import LayoutOptions
+from runners.jobspec.train import LayoutOptions
 
 if TYPE_CHECKING:
     GradBucket = Any  # torch's stubs leave it out, but DDP reads it from a hook's signature

@@ -15,7 +15,7 @@ from torch import nn
 
 from runners.jobs.train.autograd import Context
 from runners.jobs.train.layouts.stage import Stage
-from runners.jobs.train.layouts.tensor_slices import TensorSlice
+from runners.jobs.train.layouts.tensor import TensorSlice
 
 STACKS = ("gate_up_proj", "down_proj")
 

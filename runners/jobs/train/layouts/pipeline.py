@@ -21,7 +21,7 @@ from torch.distributed.pipelining.schedules import (
 from runners.jobs.runtime import BadInputError
 from runners.jobs.train.layout import summed_loss
 from runners.jobs.train.layouts.stage import Sequences, Stage
-from runners.layout_options import WOVEN, LayoutOptions
+from runners.jobspec.train import WOVEN, LayoutOptions
 
 SINGLE: dict[str, Any] = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 SEVERAL: dict[str, Any] = {

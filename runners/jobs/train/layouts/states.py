@@ -18,10 +18,14 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 
 from runners.jobs.train.layouts.axes import Axes
-from runners.jobs.train.layouts.encoder_stage import EncoderStage
-from runners.jobs.train.layouts.stage import Stage
-from runners.jobs.train.layouts.tensor import plain, plain_gradient
-from runners.jobs.train.layouts.tensor_slices import HeldSlice, TensorSlice, share_of
+from runners.jobs.train.layouts.stage import EncoderStage, Stage
+from runners.jobs.train.layouts.tensor import (
+    HeldSlice,
+    TensorSlice,
+    plain,
+    plain_gradient,
+    share_of,
+)
 
 BUCKET_ELEMENTS = 8 * 2**20  # per collective: 32 MiB of fp32, similar to DDP
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from runners.jobs.compress.statistics import InputStatistics
+from runners.jobs.compress.quantization import InputStatistics
 
 NUM_INPUTS = 192
 NUM_OUTPUTS = 48

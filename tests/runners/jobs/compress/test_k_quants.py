@@ -5,8 +5,7 @@ import pytest
 from gguf import GGMLQuantizationType as Type
 from gguf import quants
 
-from runners.jobs.compress.gguf_types import is_as_written, type_of
-from runners.jobs.compress.k_quants import quantize
+from runners.jobs.compress.gguf import is_as_written, quantize, type_of
 
 EACH = pytest.mark.parametrize(
     ("kind", "bits", "plain"),

@@ -3,10 +3,9 @@
 import pytest
 import torch
 
-from runners.jobs.compress import sparse_store
-from runners.jobs.compress.pruning import magnitude, wanda, zero_share
-from runners.jobs.compress.sparsegpt import sparsegpt
-from runners.jobs.compress.statistics import output_error
+from runners.jobs.compress import store
+from runners.jobs.compress.pruning import magnitude, sparsegpt, wanda, zero_share
+from runners.jobs.compress.quantization import output_error
 
 PATTERNS = pytest.mark.parametrize("pattern", ["unstructured", "2:4"])
 
@@ -71,16 +70,16 @@ def test_rows_that_do_not_divide_into_fours_are_refused(method, layer):
 def test_the_sparse_store_gives_the_matrix_back_bit_for_bit(dtype, shape):
     weight = torch.randn(shape).to(dtype) * (torch.rand(shape) < 0.4)
 
-    stored = sparse_store.encode(weight)
+    stored = store.encode(weight)
 
-    assert torch.equal(sparse_store.decode(stored), weight)
+    assert torch.equal(store.decode(stored), weight)
 
 
 def test_the_sparse_store_takes_a_bit_a_weight_and_the_values(layer):
     pruned = pruned_by("magnitude", layer, "unstructured").to(torch.bfloat16)
-    stored = sparse_store.encode(pruned)
+    stored = store.encode(pruned)
 
     found = sum(stored[name].numel() * stored[name].element_size() for name in ("mask", "values"))
 
-    assert sparse_store.stored_bytes(pruned) == found
+    assert store.stored_bytes(pruned) == found
     assert found / (pruned.numel() * 2) == pytest.approx(0.5 + 1 / 16, abs=0.001)

@@ -4,11 +4,17 @@ import pytest
 import torch
 from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
 
-from runners.jobs.compress.gptq import gptq
-from runners.jobs.compress.grid import Grid, round_to_nearest
-from runners.jobs.compress.quantease import quantease, quantease_with_outliers
-from runners.jobs.compress.second_order import IllConditionedError, inverse_factor
-from runners.jobs.compress.statistics import InputStatistics, output_error
+from runners.jobs.compress.quantization import (
+    Grid,
+    IllConditionedError,
+    InputStatistics,
+    gptq,
+    inverse_factor,
+    output_error,
+    quantease,
+    quantease_with_outliers,
+    round_to_nearest,
+)
 
 BITS = pytest.mark.parametrize("bits", [2, 3, 4])
 F32 = torch.float32

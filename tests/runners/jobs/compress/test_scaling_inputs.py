@@ -7,12 +7,20 @@ import torch
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
-from runners.jobs.compress.activations import rounded_by_token, rounded_inputs
-from runners.jobs.compress.awq import best_scales, scale_for_rounding
-from runners.jobs.compress.folding import check_shape_known, folds_of
-from runners.jobs.compress.grid import Grid, round_to_nearest
-from runners.jobs.compress.smoothing import level_by_logarithm, smooth
-from runners.jobs.compress.statistics import InputStatistics, output_error
+from runners.jobs.compress.quantization import (
+    Grid,
+    InputStatistics,
+    best_scales,
+    check_shape_known,
+    folds_of,
+    level_by_logarithm,
+    output_error,
+    round_to_nearest,
+    rounded_by_token,
+    rounded_inputs,
+    scale_for_rounding,
+    smooth,
+)
 from runners.jobs.runtime import BadInputError
 
 CONFIG = LlamaConfig(

@@ -5,13 +5,20 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from runners.jobs.compress.masks import Masks, masked
-from runners.jobs.compress.shear_progress import Progress
-from runners.jobs.compress.shearing import Recovery, cut, learn, recover, shape_of
+from runners.jobs.compress.shearing import (
+    Masks,
+    Progress,
+    Recovery,
+    cut,
+    learn,
+    masked,
+    recover,
+    shape_of,
+)
 from runners.jobs.corpus import Document
 from runners.jobs.domains import Domains, domain_of
 from runners.jobs.runtime import BadInputError
-from runners.shear_options import Shape, Shear
+from runners.jobspec.compress import Shape, Shear
 
 SMALL = LlamaConfig(
     vocab_size=128,

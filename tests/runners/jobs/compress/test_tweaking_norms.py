@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from runners.jobs.compress.finequant import finequant
-from runners.jobs.compress.grid import Grid, round_to_nearest
-from runners.jobs.compress.norms import Passage, channel_loss, norm_weights, tweak_norms
+from runners.jobs.compress.engine import Passage, channel_loss, norm_weights, tweak_norms
+from runners.jobs.compress.quantization import Grid, finequant, round_to_nearest
 
 
 class Block(torch.nn.Module):

@@ -5,22 +5,22 @@ import threading
 import pytest
 import torch
 
-from runners.generate_options import StageChain
 from runners.jobs.generate.chained import (
     Counts,
     RemoteStage,
     ServerChain,
+    StageListener,
     StageUnavailableError,
     key_of,
 )
 from runners.jobs.generate.link import Link, LinkClosedError
 from runners.jobs.generate.stage_model import Ends, Layers, divided
 from runners.jobs.generate.stage_server import Server
-from runners.jobs.generate.stage_servers import StageListener
 from runners.jobs.loading import fresh_model
 from runners.jobs.runtime import BadInputError
 from runners.jobspec import DemoModel, GenerateSpec
-from runners.places import Gang
+from runners.jobspec.generate import StageChain
+from runners.messages import Gang
 from tests.runners.jobs.generate.test_stage_model import written
 from tests.runners.jobs.tiny import TINY_CONFIG
 

@@ -8,13 +8,12 @@ import torch
 import torch._inductor.config
 from pydantic import ValidationError
 
-from runners.generate_options import LayerStreaming
-from runners.jobs.compiler import check_compiler
 from runners.jobs.generate.compiled import CompiledStep
 from runners.jobs.generate.static import Limits, StopRequestedError, run_batch
 from runners.jobs.loading import fresh_model, ready
-from runners.jobs.runtime import BadInputError
+from runners.jobs.runtime import BadInputError, check_compiler
 from runners.jobspec import DemoModel, GenerateSpec, PromptLookup
+from runners.jobspec.generate import LayerStreaming
 from tests.runners.jobs.tiny import TINY_CONFIG
 
 PROMPTS = [[5, 7, 11, 13], [17, 19, 23], [29] * 9]

@@ -6,13 +6,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from runners.generate_options import ExpertCache
-from runners.jobs.generate.experts import CachedExperts, DeviceExperts
-from runners.jobs.generate.placement import held_bytes
+from runners.jobs.generate.placement import CachedExperts, DeviceExperts, held_bytes
 from runners.jobs.generate.static import Limits, run_batch
 from runners.jobs.loading import fresh_model, load_folder
 from runners.jobs.runtime import BadInputError
 from runners.jobs.skeleton import Expert
+from runners.jobspec.generate import ExpertCache
 from tests.runners.jobs.tiny import TINY_CONFIG
 
 CPU = torch.device("cpu")

@@ -9,13 +9,13 @@ from dataclasses import replace
 import pytest
 
 from planner.api import estimate
-from runners.generate_options import PolicyOffload
 from runners.jobs import offload_bench
 from runners.jobs.generate.offload_cases import DTYPE, Order, answers_of, prompts_of
 from runners.jobs.generate.offload_process import BenchProcess, BenchProcessError
 from runners.jobs.loading import demo_config, fresh_model
 from runners.jobs.offload_bench import Effort, best_batch, in_turns, policy_of, question, rooms
 from runners.jobspec import DemoModel
+from runners.jobspec.generate import PolicyOffload
 
 MB = 10**6
 MACHINE = {

@@ -8,16 +8,16 @@ from accelerate import infer_auto_device_map
 from pydantic import ValidationError
 from safetensors.torch import save_file
 
-from runners.compress_options import QUANTISED_DTYPES
-from runners.generate_options import LayerStreaming, MappedWeights
 from runners.jobs.generate import placement
 from runners.jobs.generate.placement import StreamedLayers, held_bytes
 from runners.jobs.generate.static import Limits, run_batch
-from runners.jobs.layers import LayerwiseModel
 from runners.jobs.loading import fresh_model
 from runners.jobs.runtime import BadInputError
-from runners.jobs.stored import StoredTensors
+from runners.jobs.skeleton import LayerwiseModel
+from runners.jobs.weights import StoredTensors
 from runners.jobspec import DemoModel, GenerateSpec
+from runners.jobspec.compress import QUANTISED_DTYPES
+from runners.jobspec.generate import LayerStreaming, MappedWeights
 from tests.runners.jobs.tiny import TINY_CONFIG
 
 PROMPTS = [[5, 7, 11, 13], [17, 19, 23]]

@@ -10,18 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from runners.generate_options import PolicyOffload
 from runners.jobs.generate.caches import Packed
 from runners.jobs.generate.placement import held_bytes
-from runners.jobs.generate.policy.groupwise import packed, unpacked
-from runners.jobs.generate.policy.kept import DiskStore
-from runners.jobs.generate.policy.places import PLACES, PolicyFigures, dealt
-from runners.jobs.generate.policy.zigzag import ZigZag
+from runners.jobs.generate.policy.weights import PLACES, PolicyFigures, dealt, packed, unpacked
+from runners.jobs.generate.policy.zigzag import DiskStore, ZigZag
 from runners.jobs.generate.static import Limits, Setup, StopRequestedError, run_batch
-from runners.jobs.layers import LayerwiseModel
 from runners.jobs.loading import fresh_model, load_folder
 from runners.jobs.runtime import BadInputError
+from runners.jobs.skeleton import LayerwiseModel
 from runners.jobspec import DemoModel, GenerateSpec
+from runners.jobspec.generate import PolicyOffload
 from tests.plugins.extent import combinations
 from tests.runners.jobs.tiny import TINY_CONFIG
 

@@ -4,11 +4,11 @@ import pytest
 from pydantic import ValidationError
 from transformers import AutoConfig
 
-from runners.generate_options import ExpertCache, TensorSplit
 from runners.jobs.generate.ranked import check_divides, part_of
 from runners.jobs.ranks import Ranks
 from runners.jobs.runtime import BadInputError
 from runners.jobspec import DemoModel, DemoPrompts, GenerateSpec, PromptLookup
+from runners.jobspec.generate import ExpertCache, TensorSplit
 
 DEFAULTS = {
     "prompts": DemoPrompts(count=5, input_tokens=24, shortest=4),

@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from runners.jobs.load.arrivals import repetition
 from runners.jobs.load.client import RequestOutcome
-from runners.load_options import Burst, ClosedLoop, OpenLoop
+from runners.jobs.load.figures import repetition
+from runners.jobspec.benchmark import Burst, ClosedLoop, OpenLoop
 
 CLOSED = ClosedLoop(concurrency=(3,))
 PROMPTS = [(at,) for at in range(12)]

@@ -2,10 +2,9 @@
 
 import pytest
 
-from runners.jobs.load.arrivals import Repetition
 from runners.jobs.load.client import RequestOutcome
-from runners.jobs.load.figures import percentile, row_of
-from runners.load_options import ClosedLoop, LoadOptions, OpenLoop
+from runners.jobs.load.figures import Repetition, percentile, row_of
+from runners.jobspec.benchmark import ClosedLoop, LoadOptions, OpenLoop
 
 CLOSED = LoadOptions(arrivals=ClosedLoop(concurrency=(2,)))
 OPEN = LoadOptions(arrivals=OpenLoop(request_rate_per_second=(40.0,)))

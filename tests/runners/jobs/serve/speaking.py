@@ -6,7 +6,7 @@ from pathlib import Path
 
 from runners.jobs.serve.relayed.backend import Placed
 from runners.jobspec import FolderModel, ServeSpec
-from runners.jobspec.engine import Draft, EngineOptions
+from runners.jobspec.serve import Draft, EngineOptions
 
 STANDIN = Path(__file__).with_name("standin")  # in the place of engines that need a GPU
 FOLDER = FolderModel(path="llama")

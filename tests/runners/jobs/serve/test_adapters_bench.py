@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from runners.jobs.adapter_files import MixedAdapters
 from runners.jobs.loading import demo_config, fresh_model, ready
-from runners.jobs.mixed_adapters import MixedAdapters
 from runners.jobs.serve import bench
 from runners.jobs.serve.paging import PagedCache, check_paging
 from tests.runners.jobs.tiny import TINY

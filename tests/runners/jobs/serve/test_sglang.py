@@ -10,8 +10,7 @@ import pytest
 from runners.jobs.runtime import BadInputError
 from runners.jobs.serve.figures import Figures
 from runners.jobs.serve.relayed.backend import Placed
-from runners.jobs.serve.relayed.folders import PLAIN_LINES
-from runners.jobs.serve.relayed.process import ListenAddress
+from runners.jobs.serve.relayed.process import PLAIN_LINES, ListenAddress
 from runners.jobs.serve.relayed.scrape import Scraper
 from runners.jobs.serve.sglang.speaker import Sglang, arguments
 from tests.runners.jobs.serve.speaking import (

@@ -10,14 +10,12 @@ from pydantic import ValidationError
 
 from runners.jobs.runtime import BadInputError
 from runners.jobs.serve.figures import Figures
-from runners.jobs.serve.relayed.backend import Placed
-from runners.jobs.serve.relayed.folders import PLAIN_LINES
-from runners.jobs.serve.relayed.parts import Part
-from runners.jobs.serve.relayed.process import ListenAddress
+from runners.jobs.serve.relayed.backend import Part, Placed
+from runners.jobs.serve.relayed.process import PLAIN_LINES, ListenAddress
 from runners.jobs.serve.relayed.scrape import Exposition, Scraper, Twice, merged
 from runners.jobs.serve.vllm.speaker import Vllm, arguments
 from runners.jobspec import ServeSpec
-from runners.jobspec.engine import EngineOptions, PhaseSplit
+from runners.jobspec.serve import EngineOptions, PhaseSplit
 from tests.runners.jobs.serve.speaking import ALL, FOLDER, place, spec_of, unknown, values
 
 

@@ -7,8 +7,7 @@ import yaml
 
 from runners.jobs.corpus import Corpus, Document
 from runners.jobs.runtime import BadInputError, MissingModelError
-from runners.jobs.tasks.files import read_tasks
-from runners.jobs.tasks.held_out import CHOICE, TEXT, held_out_tasks
+from runners.jobs.tasks.files import CHOICE, TEXT, held_out_tasks, read_tasks
 
 GOOD = {
     "task": "capitals",

@@ -5,11 +5,10 @@ import torch
 from transformers import PreTrainedModel
 
 from runners.jobs.events import read_events
-from runners.jobs.live_bytes import activations_counted
 from runners.jobs.loading import fresh_model
+from runners.jobs.memory import activations_counted
 from runners.jobs.runtime import BadInputError
-from runners.jobs.train.recomputation import recompute
-from runners.jobs.train.swap import offloaded_activations
+from runners.jobs.train.activations import offloaded_activations, recompute
 from tests.runners.jobs.tiny import TINY_CONFIG, tiny_training
 from tests.runners.jobs.train.training import tiny_trainer
 

@@ -4,11 +4,11 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from runners.adapter_options import LoraOptions
 from runners.jobs.adapters import Lora, weights_digest
 from runners.jobs.loading import fresh_model
 from runners.jobs.runtime import BadInputError
 from runners.jobspec import ArtefactModel, FolderModel
+from runners.jobspec.base import LoraOptions
 from tests.runners.jobs.tiny import TINY, TINY_CONFIG, tiny_training
 
 LORA = LoraOptions(rank=4, alpha=8)

@@ -8,14 +8,13 @@ import torch
 from pydantic import ValidationError
 from torch.nn.functional import cross_entropy
 
-from planner.cost.compute import block_pairs
+from planner.cost.roofline import block_pairs
 from planner.workload.training_kernels import FLEX_BLOCK_TOKENS
-from runners.jobs.attention import attention
-from runners.jobs.loading import fresh_model
+from runners.jobs.loading import attention, fresh_model
 from runners.jobs.runtime import BadInputError
-from runners.jobs.train.attending import JUDGED, NAME, BlockAttention, attend
-from runners.jobs.train.batches import IGNORED
-from runners.jobs.train.outcome import _kernel_notes
+from runners.jobs.train.job import _kernel_notes
+from runners.jobs.train.kernels import JUDGED, NAME, BlockAttention, attend
+from runners.jobs.train.rows import IGNORED
 from runners.jobs.train.trainer import Trainer
 from runners.jobspec import SampleOptions
 from tests.runners.jobs.tiny import TINY_CONFIG, tiny_training

@@ -6,10 +6,9 @@ import pytest
 import torch
 
 from runners.jobs.loading import fresh_model
-from runners.jobs.train.batches import TextBatches
-from runners.jobs.train.best import FOLDER, BestWeights, EvaluatedStep
 from runners.jobs.train.checkpoint import checkpoints
-from runners.jobs.train.evaluator import HeldOut
+from runners.jobs.train.evaluator import FOLDER, BestWeights, EvaluatedStep, HeldOut
+from runners.jobs.train.rows import TextBatches
 from runners.jobs.train.trainer import Trainer
 from tests.runners.jobs.tiny import TINY_CONFIG, tiny_training
 from tests.runners.jobs.train.training import HELD_OUT, IDS, linear
@@ -65,7 +64,7 @@ def test_a_kill_while_the_former_ones_go_loses_nothing(tmp_path, monkeypatch, le
             if each.name not in left:
                 each.unlink()
 
-    monkeypatch.setattr("runners.jobs.train.best.shutil.rmtree", cut_short)
+    monkeypatch.setattr("runners.jobs.train.evaluator.shutil.rmtree", cut_short)
     best.take(linear(2.0), EvaluatedStep(2, 2.0))
     monkeypatch.undo()
     again, model = BestWeights(tmp_path), linear(9.0)

@@ -8,10 +8,16 @@ import torch
 
 from planner.api import estimate
 from planner.specs.estimate import EstimateRequest
-from runners.jobs.train import checkpoint_writing
-from runners.jobs.train.best import BestWeights, EvaluatedStep
-from runners.jobs.train.checkpoint import Saved, TrainState, checkpoints, read_latest
-from runners.jobs.train.checkpoint_writing import CheckpointWriter, Staged
+from runners.jobs.train import checkpoint
+from runners.jobs.train.checkpoint import (
+    CheckpointWriter,
+    Saved,
+    Staged,
+    TrainState,
+    checkpoints,
+    read_latest,
+)
+from runners.jobs.train.evaluator import BestWeights, EvaluatedStep
 from tests.planner.asking import CPU
 from tests.runners.jobs.tiny import TINY_CONFIG, tiny_training
 from tests.runners.jobs.train.training import linear, tiny_trainer
@@ -52,13 +58,13 @@ def test_what_is_written_is_the_copy_and_not_what_the_steps_made_of_it(tmp_path,
 
 
 def test_without_room_for_a_copy_it_is_written_in_its_step_and_said_so(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoint_writing, "free_host_bytes", lambda: 19)  # of 16, and a quarter
+    monkeypatch.setattr(checkpoint, "free_host_bytes", lambda: 19)  # of 16, and a quarter
     writer = CheckpointWriter(tmp_path, keep=1)
     writer.begin(staged(1))
     assert not writer.is_busy
     assert [each.name for each in checkpoints(tmp_path)] == ["step-00000001"]
     assert "host memory had no room for a copy" in writer.note()
-    monkeypatch.setattr(checkpoint_writing, "free_host_bytes", lambda: 20)
+    monkeypatch.setattr(checkpoint, "free_host_bytes", lambda: 20)
     assert staged(1).has_room()
 
 

@@ -6,7 +6,7 @@ from pydantic import ValidationError
 
 from runners.jobs.loading import fresh_model
 from runners.jobs.runtime import BadInputError
-from runners.jobs.train.compiled_layers import CompiledLayers
+from runners.jobs.train.kernels import CompiledLayers
 from tests.runners.jobs.tiny import TINY_CONFIG, tiny_training
 from tests.runners.jobs.train.training import tiny_trainer
 

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from runners.jobs.train.batches import TextBatches
-from runners.jobs.train.growing import with_growing_lengths
+from runners.jobs.train.rows import TextBatches, with_growing_lengths
 from runners.jobspec.data import FileData
 from tests.runners.jobs.tiny import tiny_training
 

@@ -8,9 +8,15 @@ from pydantic import ValidationError
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from runners.jobs.train.checkpoint import checkpoints
-from runners.jobs.train.guard import MAX_SKIPPED, DivergedError, SpikeGuard
-from runners.jobs.train.loss_scale import FIRST_SCALE, GROWTH_STEPS, LossScale
-from runners.jobs.train.schedule import Pace
+from runners.jobs.train.guard import (
+    FIRST_SCALE,
+    GROWTH_STEPS,
+    MAX_SKIPPED,
+    DivergedError,
+    LossScale,
+    Pace,
+    SpikeGuard,
+)
 from tests.runners.jobs.tiny import tiny_training
 from tests.runners.jobs.train.training import tiny_trainer
 

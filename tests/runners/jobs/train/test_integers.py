@@ -8,10 +8,10 @@ from pydantic import ValidationError
 
 from runners.jobs.loading import demo_config, fresh_model
 from runners.jobs.memory import model_bytes, optimizer_bytes
-from runners.jobs.train import integers
+from runners.jobs.train import quantized
 from runners.jobs.train.checkpoint import checkpoints
-from runners.jobs.train.integer_updates import Qft
-from runners.jobs.train.integers import (
+from runners.jobs.train.optimizers import LION_BETAS, Qft, build_optimizer
+from runners.jobs.train.quantized import (
     hold_as_integers,
     integer_matrices,
     learning,
@@ -19,7 +19,6 @@ from runners.jobs.train.integers import (
     rounded,
     rounded_by_parts,
 )
-from runners.jobs.train.optimizers import LION_BETAS, build_optimizer
 from runners.jobs.train.trainer import Trainer
 from runners.jobs.tuning_bench import step_of
 from tests.runners.jobs.tiny import TINY_CONFIG, tiny_training
@@ -64,7 +63,7 @@ def test_a_code_is_within_half_a_step_and_chance_is_right_on_the_average():
 def test_a_matrix_in_parts_is_rounded_to_the_same(monkeypatch):
     values = torch.randn(7, 10)
     whole = rounded(values)
-    monkeypatch.setattr(integers, "ELEMENTS_AT_ONCE", 25)
+    monkeypatch.setattr(quantized, "ELEMENTS_AT_ONCE", 25)
 
     parts = rounded_by_parts(values)
 

@@ -8,18 +8,12 @@ import torch
 from runners.jobs.loading import fresh_model
 from runners.jobs.ranks import ALONE, Ranks
 from runners.jobs.runtime import BadInputError
-from runners.jobs.train.batches import IGNORED, Batch
 from runners.jobs.train.layouts.axes import check_world, place_of
 from runners.jobs.train.layouts.context import rank_tokens
-from runners.jobs.train.layouts.stage import (
-    Stage,
-    check_model,
-    sequences,
-    stage_layers,
-    visible,
-)
-from runners.jobs.train.layouts.tensor_slices import share_of, whole_slice
-from runners.layout_options import LayoutOptions
+from runners.jobs.train.layouts.stage import Stage, check_model, sequences, stage_layers, visible
+from runners.jobs.train.layouts.tensor import share_of, whole_slice
+from runners.jobs.train.rows import IGNORED, Batch
+from runners.jobspec.train import LayoutOptions
 from tests.system.jobs.train.laid_out import LLAMA, MIXTRAL
 
 CUBE = LayoutOptions(data_parallel_size=2, tensor_parallel_size=2, pipeline_parallel_size=2)

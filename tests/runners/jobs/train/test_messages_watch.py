@@ -6,25 +6,23 @@ from types import SimpleNamespace
 import pytest
 
 from runners.jobs.ranks import ALONE, Ranks
-from runners.jobs.train.messages import (
+from runners.jobs.train.communication import (
+    EVERY_STEPS,
+    EXPOSED,
+    FIRST_LOOK,
     HANDOVER,
     KINDS,
+    TOTAL,
     Message,
+    MessagesWatch,
     Recorded,
     Span,
     Timeline,
     covered,
     kind_of,
     merged,
-    timeline_of,
-)
-from runners.jobs.train.messages_watch import (
-    EVERY_STEPS,
-    EXPOSED,
-    FIRST_LOOK,
-    TOTAL,
-    MessagesWatch,
     shares_of,
+    timeline_of,
 )
 from tests.system.jobs.train.forked import run_script
 

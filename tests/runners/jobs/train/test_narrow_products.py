@@ -11,7 +11,7 @@ from torchao.float8.float8_training_tensor import Float8TrainingTensor
 from planner.workload.training_kernels import ROUNDING_BYTES, ROUNDINGS
 from runners.jobs.loading import fresh_model
 from runners.jobs.runtime import BadInputError
-from runners.jobs.train.narrow_products import narrow_products, widened
+from runners.jobs.train.kernels import narrow_products, widened
 from tests.runners.jobs.tiny import TINY_CONFIG, tiny_training
 
 CPU = torch.device("cpu")

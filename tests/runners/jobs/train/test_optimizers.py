@@ -7,16 +7,15 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from runners.jobs.live_bytes import LiveBytes
 from runners.jobs.loading import demo_config, fresh_model
-from runners.jobs.memory import gradient_bytes, optimizer_bytes, resident_bytes
+from runners.jobs.memory import LiveBytes, gradient_bytes, optimizer_bytes, resident_bytes
 from runners.jobs.runtime import BadInputError
-from runners.jobs.train.batches import TextBatches
+from runners.jobs.train.activations import recompute
 from runners.jobs.train.evaluator import HeldOut
 from runners.jobs.train.optimizers import build_optimizer
-from runners.jobs.train.recomputation import recompute
+from runners.jobs.train.rows import TextBatches
 from runners.jobs.train.trainer import Trainer
-from runners.jobspec.training_memory import USUAL_LEARNING_RATES, Optimizer
+from runners.jobspec.train import USUAL_LEARNING_RATES, Optimizer
 from tests.runners.jobs.tiny import TINY_CONFIG, tiny_training
 from tests.runners.jobs.train.test_against_the_plan import SHAPE, planned
 from tests.runners.jobs.train.training import stop_at, tiny_trainer

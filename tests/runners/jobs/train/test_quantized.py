@@ -4,12 +4,12 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from runners.adapter_options import LoraOptions, QuantizedTraining
 from runners.jobs.loading import fresh_model
 from runners.jobs.memory import gradient_bytes, model_bytes
 from runners.jobs.runtime import BadInputError
 from runners.jobs.train.quantized import CodedLinear, made_plain, quantize_for_training
 from runners.jobspec import ArtefactModel
+from runners.jobspec.base import LoraOptions, QuantizedTraining
 from tests.runners.jobs.tiny import TINY_CONFIG, tiny_training
 from tests.runners.jobs.train.training import tiny_trainer
 

@@ -8,10 +8,17 @@ import torch
 
 from runners.jobs.loading import fresh_model
 from runners.jobs.runtime import BadInputError
-from runners.jobs.train.batches import IGNORED
-from runners.jobs.train.rows import Rows, best_fit, rows_of, segments_of, windows_of
+from runners.jobs.train.rows import (
+    IGNORED,
+    DataBatches,
+    Rows,
+    Stream,
+    best_fit,
+    rows_of,
+    segments_of,
+    windows_of,
+)
 from runners.jobs.train.samples import Documents
-from runners.jobs.train.streams import DataBatches, Stream
 from runners.jobspec import SampleOptions
 from tests.runners.jobs.tiny import TINY_CONFIG, tiny_training
 

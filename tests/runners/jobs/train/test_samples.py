@@ -8,11 +8,15 @@ import numpy as np
 import pytest
 
 from runners.datasets.records import ChatSample, Turn
-from runners.jobs.corpus import Corpus, Document
+from runners.jobs.corpus import Corpus, Document, demo_tokenizer
 from runners.jobs.runtime import BadInputError
-from runners.jobs.tokenizer import demo_tokenizer
-from runners.jobs.train.rendering import DEFAULT_TEMPLATE, Renderer, give_template
-from runners.jobs.train.samples import DataFile, tokenised_file
+from runners.jobs.train.samples import (
+    DEFAULT_TEMPLATE,
+    DataFile,
+    Renderer,
+    give_template,
+    tokenised_file,
+)
 
 PLAIN = (
     "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{{ eos_token }}{% endfor %}"

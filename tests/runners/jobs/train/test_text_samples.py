@@ -17,7 +17,7 @@ from runners.jobs.train.text_samples import (
     prompts_of,
 )
 from runners.jobspec import TrainSpec
-from runners.jobspec.text_samples import TextSamples
+from runners.jobspec.base import TextSamples
 from tests.runners.jobs.tiny import TINY_CONFIG, tiny_training
 from tests.system.jobs.train.forked import run_script
 from tests.system.jobs.train.sampled import CASES, word_tokenizer

@@ -9,11 +9,15 @@ from runners.jobs.events import read_events
 from runners.jobs.loading import fresh_model
 from runners.jobs.memory import PeakMeter
 from runners.jobs.ranks import Ranks
-from runners.jobs.train.batches import IGNORED, Batch, TextBatches
 from runners.jobs.train.checkpoint import TrainState
-from runners.jobs.train.guard import DivergedError
+from runners.jobs.train.guard import (
+    FINAL_LEARNING_RATE_RATIO,
+    DivergedError,
+    Pace,
+    learning_rate_ratio,
+)
 from runners.jobs.train.optimizers import build_optimizer
-from runners.jobs.train.schedule import FINAL_LEARNING_RATE_RATIO, Pace, learning_rate_ratio
+from runners.jobs.train.rows import IGNORED, Batch, TextBatches
 from runners.jobs.train.trainer import steady, step_line
 from tests.runners.jobs.tiny import TINY_CONFIG, tiny_training
 from tests.runners.jobs.train.training import IDS, stop_at, tiny_trainer

@@ -7,8 +7,8 @@ import torch
 
 from runners.jobs.loading import fresh_model
 from runners.jobs.runtime import Job
-from runners.jobs.train.batches import TextBatches
 from runners.jobs.train.evaluator import HeldOut
+from runners.jobs.train.rows import TextBatches
 from runners.jobs.train.trainer import Trainer
 from runners.jobspec import TrainSpec
 from tests.runners.jobs.tiny import TINY_CONFIG

@@ -16,14 +16,14 @@ from transformers import (
 )
 
 from runners.jobs.artefacts import file_sha256
-from runners.jobs.compress.gguf_file import (
+from runners.jobs.compress.gguf import (
     ReadBackError,
     check_writable,
     read_back,
     rearranged,
+    tokens_of,
     write_gguf,
 )
-from runners.jobs.compress.gguf_tokens import tokens_of
 from runners.jobs.compress.job import work
 from runners.jobs.loading import load_folder, load_tokenizer
 from runners.jobs.runtime import BadInputError

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from runners.jobs.compress.layerwise import calibration_samples
-from runners.jobs.layers import LayerwiseModel
+from runners.jobs.compress.engine import calibration_samples
 from runners.jobs.loading import load_folder
+from runners.jobs.skeleton import LayerwiseModel
 
 CPU = torch.device("cpu")
 

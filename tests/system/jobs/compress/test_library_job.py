@@ -171,8 +171,7 @@ def test_a_quantised_config_names_its_method(int8, int4):
 
 
 def _held_out(host, finished):
-    from runners.jobs.corpus import load_corpus
-    from runners.jobs.tokenizer import tokenized
+    from runners.jobs.corpus import load_corpus, tokenized
 
     corpus = load_corpus()
     tokenizer = load_tokenizer(finished.folder / "output" / "model")

@@ -11,7 +11,7 @@ from runners.jobs.compress.job import work
 from runners.jobs.compress.shearing import learn
 from runners.jobs.runtime import BadInputError
 from runners.jobspec import CompressSpec
-from runners.shear_options import Shape, Shear
+from runners.jobspec.compress import Shape, Shear
 from tests.runners.jobs.compress.test_shearing import (  # noqa: F401 -- some are fixtures
     FULL,
     PART,

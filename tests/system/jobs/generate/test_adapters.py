@@ -5,7 +5,6 @@ import json
 import pytest
 from pydantic import ValidationError
 
-from runners.generate_options import StageChain
 from runners.jobs.loading import load_folder, load_tokenizer
 from runners.jobs.runtime import BadInputError
 from runners.jobspec import (
@@ -15,6 +14,7 @@ from runners.jobspec import (
     InlinePrompts,
     NamedAdapter,
 )
+from runners.jobspec.generate import StageChain
 from tests.runners.jobs.adapter_making import CPU, make_adapter
 from tests.system.jobs.generate.reading import outputs
 

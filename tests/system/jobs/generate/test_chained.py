@@ -8,16 +8,13 @@ import threading
 
 import pytest
 
-from runners.generate_options import StageChain
-from runners.jobs.generate import stage_servers
-from runners.jobs.generate.chained import (
-    ServerChain,
-    work_in_chain,
-)
+from runners.jobs.generate import chained
+from runners.jobs.generate.chained import ServerChain, work_in_chain
 from runners.jobs.generate.static import Limits, Setup, run_batch
 from runners.jobs.loading import load_folder
 from runners.jobs.runtime import Job
 from runners.jobspec import DataParallel, DemoPrompts
+from runners.jobspec.generate import StageChain
 from runners.messages import RunRequest
 from tests.runners.jobs.generate.test_chained import (  # noqa: F401 -- some are fixtures
     CPU,
@@ -36,7 +33,7 @@ DEFAULTS = {"prompts": DemoPrompts(count=4, input_tokens=20, shortest=4), "outpu
 def test_without_a_server_that_comes_the_job_ends_by_name(
     host, trained_model, make_job, monkeypatch
 ):
-    monkeypatch.setattr(stage_servers, "SERVER", "runners.jobs.no_such_server")
+    monkeypatch.setattr(chained, "SERVER", "runners.jobs.no_such_server")
     spec = spec_of(trained_model, restarts=1)
 
     with pytest.raises(SystemExit, match="RANK_LOST: no server connected within"):

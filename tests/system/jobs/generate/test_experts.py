@@ -2,8 +2,8 @@
 
 import pytest
 
-from runners.generate_options import ExpertCache
 from runners.jobspec import DemoPrompts, FolderModel
+from runners.jobspec.generate import ExpertCache
 from tests.runners.jobs.generate.test_experts import (  # noqa: F401 -- some are fixtures
     EXPERT_BYTES,
     MIXTRAL,

@@ -2,9 +2,9 @@
 
 import pytest
 
-from runners.generate_options import LayerStreaming, MappedWeights
 from runners.jobs.runtime import BadInputError
 from runners.jobspec import DemoModel, DemoPrompts
+from runners.jobspec.generate import LayerStreaming, MappedWeights
 from tests.system.jobs.generate.reading import outputs
 
 PILE = DemoPrompts(count=5, input_tokens=24, shortest=4)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from runners.generate_options import PolicyOffload
 from runners.jobspec import DemoPrompts
+from runners.jobspec.generate import PolicyOffload
 from tests.runners.jobs.generate.test_policy import (
     SPREAD,
 )

@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from runners.generate_options import ExpertSplit, PipelineSplit, TensorSplit
 from runners.jobs.generate.ranked import part_of
 from runners.jobs.loading import fresh_model
 from runners.jobs.ranks import Ranks
 from runners.jobs.runtime import BadInputError
 from runners.jobspec import FolderModel
+from runners.jobspec.generate import ExpertSplit, PipelineSplit, TensorSplit
 from tests.runners.jobs.generate.test_ranked import (  # noqa: F401 -- some are fixtures
     DEFAULTS,
     spec_of,

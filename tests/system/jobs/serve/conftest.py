@@ -7,9 +7,9 @@ import pytest
 import torch
 from openai import OpenAI
 
-from runners.endpoint_spec import key_hash
 from runners.jobs.loading import load_folder, load_tokenizer
 from runners.jobspec import ServeSpec
+from runners.jobspec.serve import key_hash
 from tests.system.jobs.serve.serving import KEY, Endpoint, serving
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from runners.jobs.compress.gguf_file import write_gguf
+from runners.jobs.compress.gguf import write_gguf
 from runners.jobs.loading import load_folder, load_tokenizer
 from runners.jobs.weights import WeightReader
 from tests.system.jobs import environments

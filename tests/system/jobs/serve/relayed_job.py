@@ -6,8 +6,7 @@ Only the argv and the names of the figures are llama.cpp's.
 import os
 
 from runners.jobs.runtime import run_job
-from runners.jobs.serve.relayed.backend import EngineAdapter, Placed
-from runners.jobs.serve.relayed.job import prepare, work_of
+from runners.jobs.serve.relayed.backend import EngineAdapter, Placed, prepare, work_of
 from runners.jobs.serve.relayed.process import Command, ListenAddress
 from runners.jobs.serve.relayed.scrape import MetricNames
 from runners.jobspec import ServeSpec

@@ -5,10 +5,9 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from runners.jobs.adapter_files import read_adapter
+from runners.jobs.adapter_files import NONE, MixedAdapters, read_adapter
 from runners.jobs.adapters import weights_digest
 from runners.jobs.loading import fresh_model, load_folder, load_tokenizer
-from runners.jobs.mixed_adapters import NONE, MixedAdapters
 from runners.jobs.runtime import BadInputError
 from runners.jobs.serve.engine import Engine, Limits, Reply
 from runners.jobs.serve.figures import Figures

@@ -11,11 +11,11 @@ import psutil
 import pytest
 import torch
 
-from runners.endpoint_spec import key_hash
 from runners.jobs.loading import load_folder, load_tokenizer
 from runners.jobspec import FolderModel, ServeSpec
+from runners.jobspec.serve import key_hash
 from runners.reasons import Reason
-from runners.supervision.classify import Ending, classify
+from runners.supervision.classification import Ending, classify
 from tests.system.jobs.serve.gguf import build_environment, write_model
 from tests.system.jobs.serve.serving import (
     KEY,

@@ -11,7 +11,7 @@ from gguf import GGUFReader
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
-from runners.jobs.compress.gguf_file import rearranged
+from runners.jobs.compress.gguf import rearranged
 from runners.jobs.loading import load_tokenizer
 from runners.jobs.runtime import BadInputError
 from runners.jobs.serve.llamacpp.adapters import write_adapter

@@ -4,8 +4,8 @@ import httpx
 import openai
 import pytest
 
-from runners.endpoint_spec import key_hash
 from runners.jobspec import FolderModel, NamedAdapter, ServeSpec
+from runners.jobspec.serve import key_hash
 from tests.runners.jobs.adapter_making import make_all
 from tests.runners.jobs.serve.speaking import (
     STANDIN,

@@ -12,13 +12,11 @@ import openai
 import psutil
 import pytest
 
-from runners.endpoint_spec import key_hash
 from runners.jobs.runtime import BadInputError
-from runners.jobs.serve.relayed.handover import is_read_elsewhere, reading_of
-from runners.jobs.serve.relayed.parts import parts_of
-from runners.jobs.serve.relayed.request_fields import handed
+from runners.jobs.serve.relayed.backend import parts_of
+from runners.jobs.serve.relayed.relay import handed, is_read_elsewhere, reading_of
 from runners.jobspec import ServeSpec
-from runners.jobspec.engine import EngineOptions, PhaseSplit
+from runners.jobspec.serve import EngineOptions, PhaseSplit, key_hash
 from tests.plugins.extent import first
 from tests.runners.jobs.serve.speaking import STANDIN, recorded_options
 from tests.system.jobs.harness import PROJECT

@@ -13,9 +13,8 @@ import psutil
 import pytest
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from runners.endpoint_spec import key_hash
 from runners.jobspec import FolderModel, ServeSpec
-from runners.jobspec.engine import EngineOptions, PhaseSplit
+from runners.jobspec.serve import EngineOptions, PhaseSplit, key_hash
 from tests.system.jobs.serve.serving import KEY, Endpoint, complete, ended, until
 
 PYTHON = os.environ.get("SLIPWAY_VLLM_PYTHON", "")

@@ -6,10 +6,10 @@ import math
 import pytest
 import yaml
 
-from runners.evaluate_options import EvaluationTasks
 from runners.jobs import evaluate
 from runners.jobs.runtime import BadInputError
 from runners.jobspec import ArtefactModel, EvaluateSpec, RandomModel
+from runners.jobspec.benchmark import EvaluationTasks
 from tests.runners.jobs.tiny import TINY_CONFIG
 from tests.system.jobs.environments import build_environment
 

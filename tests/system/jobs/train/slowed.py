@@ -19,7 +19,7 @@ import safetensors.torch
 import torch
 
 from runners.jobs.ranks import ALONE, Ranks
-from runners.jobs.train.messages_watch import MessagesWatch
+from runners.jobs.train.communication import MessagesWatch
 from tests.system.jobs.train.forked import forked
 from tests.system.jobs.train.killed import EVERY_STEP, size_of
 from tests.system.jobs.train.laid_out import (

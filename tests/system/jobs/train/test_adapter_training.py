@@ -10,8 +10,8 @@ from safetensors.torch import load_file
 from runners.jobs.adapters import Lora, weights_digest
 from runners.jobs.loading import fresh_model, load_folder
 from runners.jobs.train import job as train
-from runners.jobs.train.batches import TextBatches
 from runners.jobs.train.evaluator import HeldOut
+from runners.jobs.train.rows import TextBatches
 from runners.jobs.train.trainer import Trainer
 from runners.messages import ArtefactBody
 from tests.runners.jobs.tiny import TINY_CONFIG, tiny_training

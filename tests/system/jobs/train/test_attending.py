@@ -9,7 +9,7 @@ from planner.workload.training_kernels import FLEX_BLOCK_TOKENS
 from runners.jobs.evaluation import evaluate
 from runners.jobs.runtime import BadInputError
 from runners.jobs.train import job as train
-from runners.jobs.train.attending import BlockAttention, attend
+from runners.jobs.train.kernels import BlockAttention, attend
 from tests.plugins.extent import first
 from tests.runners.jobs.tiny import TINY_CONFIG, tiny_training
 from tests.runners.jobs.train.test_attending import (  # noqa: F401 -- some are fixtures

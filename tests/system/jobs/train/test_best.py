@@ -5,8 +5,8 @@ import torch
 
 from runners.jobs.events import read_events
 from runners.jobs.train import job as train
-from runners.jobs.train.best import FOLDER, BestWeights, EvaluatedStep
 from runners.jobs.train.checkpoint import checkpoints, read_latest
+from runners.jobs.train.evaluator import FOLDER, BestWeights, EvaluatedStep
 from tests.runners.jobs.tiny import tiny_training
 from tests.runners.jobs.train.test_best import (  # noqa: F401 -- some are fixtures
     overfitting,

@@ -11,9 +11,8 @@ import safetensors.torch
 import torch
 
 from runners.jobs.events import read_events
-from runners.jobs.train.best import FOLDER, BestWeights, EvaluatedStep
-from runners.jobs.train.checkpoint import checkpoints, read_latest
-from runners.jobs.train.checkpoint_writing import CheckpointWriter
+from runners.jobs.train.checkpoint import CheckpointWriter, checkpoints, read_latest
+from runners.jobs.train.evaluator import FOLDER, BestWeights, EvaluatedStep
 from tests.runners.jobs.tiny import tiny_training
 from tests.runners.jobs.train.test_checkpoint_writing import (  # noqa: F401 -- some are fixtures
     SLOW_SECONDS,

@@ -7,16 +7,16 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification
 
-from runners.classification import PACKAGES
 from runners.jobs.corpus import load_corpus
 from runners.jobs.loading import load_tokenizer
 from runners.jobs.ranks import ALONE
 from runners.jobs.runtime import BadInputError
 from runners.jobs.train import job as train
+from runners.jobs.train.classifying import passages
 from runners.jobs.train.labelled import macro_f1
-from runners.jobs.train.passages import passages
 from runners.jobspec import FileData, FolderModel, RandomModel, SampleOptions, TrainSpec
-from runners.layout_options import LayoutOptions
+from runners.jobspec.base import PACKAGES
+from runners.jobspec.train import LayoutOptions
 from tests.system.jobs.gang import run_on_ranks
 
 ENCODER: dict[str, object] = {

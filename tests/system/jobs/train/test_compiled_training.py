@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from runners.jobs.train.compiled_layers import PLAIN_STEPS
+from runners.jobs.train.kernels import PLAIN_STEPS
 from tests.plugins.extent import first
 from tests.runners.jobs.tiny import tiny_training
 from tests.runners.jobs.train.training import losses_of, tiny_trainer

@@ -12,7 +12,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from planner.cost.training_states import sharded_state_bytes
+from planner.cost.training import sharded_state_bytes
 from runners.jobs.ranks import ALONE
 from tests.plugins.extent import first
 from tests.system.jobs.harness import PROJECT

@@ -3,10 +3,9 @@
 import pytest
 import torch
 
-from runners.jobs.corpus import load_corpus
+from runners.jobs.corpus import load_corpus, tokenized
 from runners.jobs.evaluation import evaluate
 from runners.jobs.loading import load_folder, load_tokenizer
-from runners.jobs.tokenizer import tokenized
 from tests.runners.jobs.tiny import tiny_training
 
 

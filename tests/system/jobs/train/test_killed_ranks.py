@@ -7,7 +7,7 @@ import pytest
 
 from runners.jobs.ranks import Ranks
 from runners.jobs.runtime import BadInputError
-from runners.layout_options import LayoutOptions
+from runners.jobspec.train import LayoutOptions
 from tests.plugins.extent import first
 from tests.system.jobs.train.forked import EXIT_LOST, run_script
 from tests.system.jobs.train.killed import KILLED_AT, KILLINGS, size_of

@@ -8,10 +8,10 @@ import pytest
 from planner.api import estimate
 from planner.specs.cluster import ClusterSpec, DeviceSpec
 from planner.specs.estimate import EstimateRequest
-from runners.classification import DEMO_ENCODER
 from runners.jobs.loading import demo_config
 from runners.jobspec import DemoModel, RandomModel, SampleOptions, TrainSpec
-from runners.layout_options import LayoutOptions
+from runners.jobspec.base import DEMO_ENCODER
+from runners.jobspec.train import LayoutOptions
 from tests.system.jobs.gang import run_on_ranks
 from tests.system.jobs.harness import PROJECT
 

@@ -2,15 +2,7 @@
 
 import pytest
 
-from runners.jobs.train.messages import (
-    AXES,
-    KINDS,
-)
-from runners.jobs.train.messages_watch import (
-    EXPOSED,
-    FIRST_LOOK,
-    TOTAL,
-)
+from runners.jobs.train.communication import AXES, EXPOSED, FIRST_LOOK, KINDS, TOTAL
 from tests.runners.jobs.train.test_messages_watch import (  # noqa: F401 -- some are fixtures
     found,
 )

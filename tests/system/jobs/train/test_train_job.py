@@ -6,11 +6,10 @@ import signal
 import pytest
 import torch
 
-from runners.jobs.corpus import load_corpus
+from runners.jobs.corpus import load_corpus, tokenized
 from runners.jobs.evaluation import evaluate
 from runners.jobs.loading import load_folder, load_tokenizer
 from runners.jobs.runtime import BadInputError
-from runners.jobs.tokenizer import tokenized
 from runners.jobs.train import job as train
 from runners.jobspec import ArtefactModel, BenchmarkSpec, FolderModel, RandomModel
 from runners.messages import ArtefactBody, MetricPoint, ProgressBody, ResultBody

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 import runners.jobs  # noqa: F401 - quiets the profiler before torch is loaded
 from runners.jobs.ranks import Ranks
-from runners.jobs.train.messages_watch import FIRST_LOOK, MessagesWatch
+from runners.jobs.train.communication import FIRST_LOOK, MessagesWatch
 from tests.system.jobs.train.forked import forked
 from tests.system.jobs.train.laid_out import (
     DP,

@@ -20,7 +20,7 @@ from planner import speed
 from planner.api import estimate
 from planner.specs.estimate import EstimateRequest
 from planner.specs.plan import PlanRequest
-from runners import weights_bench
+from runners import compress_bench
 from runners.ratios import KeptRatio, Ratio
 from webapp.core.benches import (
     compression,
@@ -203,7 +203,7 @@ def _module_figures(name: str) -> Iterator[Figure]:
 def weights() -> Iterator[Figure]:
     """Train the demo model in fp32 and measure gain and cost of fewer bits per weight."""
     with tempfile.TemporaryDirectory(prefix="slipway-bench-") as folder:
-        ratios = weights_bench.ratios(Path(folder))
+        ratios = compress_bench.ratios(Path(folder))
         yield from map(Figure.of, ratios)
 
 

@@ -14,7 +14,7 @@ import redis
 from django.conf import settings
 from django.core.management.base import BaseCommand
 
-from runners import probe
+from runners import inventory
 from runners.redis_access import connect
 from runners.redis_address import bare
 from webapp.boot import broker
@@ -103,9 +103,9 @@ def _database() -> Finding:
 
 def _gpus() -> Finding:
     """Return the GPUs that jobs use; without one, why."""
-    found = probe.devices()
+    found = inventory.devices()
     names = [gpu.name for gpu in found.gpus]
     if not names:
-        reasons = filter(None, (*found.problems, probe.driver_problem()))
+        reasons = filter(None, (*found.problems, inventory.driver_problem()))
         return Finding("GPU", is_well=False, words="; ".join(["none", *reasons]))
     return Finding("GPU", is_well=True, words=", ".join(names))
