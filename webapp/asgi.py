@@ -20,9 +20,11 @@ django_application = get_asgi_application()
 
 from webapp.api import heartbeat_endpoint  # noqa: E402 (Django must be set up first)
 from webapp.core.asgi_messages import Receive, Scope, Send  # noqa: E402 (as above)
-from webapp.core.body_limit import limited  # noqa: E402 (as above)
-from webapp.core.one_at_a_time import OneAtATime  # noqa: E402 (as above)
-from webapp.core.policies import PERMISSIONS_POLICY  # noqa: E402 (as above)
+from webapp.core.asgi_middleware import (  # noqa: E402 (as above)
+    PERMISSIONS_POLICY,
+    OneAtATime,
+    limited,
+)
 from webapp.core.schema import SchemaTooNewError, check_schema  # noqa: E402 (as above)
 from webapp.live import stream  # noqa: E402 (as above)
 

@@ -9,10 +9,14 @@ import django_stubs_ext
 from csp.constants import NONCE, NONE, SELF
 
 from webapp.accounts.networks import networks
-from webapp.core.data_folder import data_folder, secret_key
-from webapp.core.email_settings import email_settings
 from webapp.core.logs import configure_logs, fault_logging
-from webapp.core.public_site import public_hosts, public_site
+from webapp.core.site_settings import (
+    data_folder,
+    email_settings,
+    public_hosts,
+    public_site,
+    secret_key,
+)
 
 django_stubs_ext.monkeypatch()
 configure_logs()
@@ -54,17 +58,17 @@ INSTALLED_APPS = [
 ]
 MIDDLEWARE = [
     "webapp.core.middleware.ReleaseMiddleware",  # outside all that set request attributes
-    "webapp.core.policies.PoliciesMiddleware",  # outer: applies to errors and files too
+    "webapp.core.asgi_middleware.PoliciesMiddleware",  # outer: applies to errors and files too
     "django.middleware.security.SecurityMiddleware",
     "servestatic.middleware.ServeStaticMiddleware",
-    "webapp.core.compression.CompressionMiddleware",
-    "webapp.core.readable_text.ReadableTextMiddleware",
+    "webapp.core.middleware.CompressionMiddleware",
+    "webapp.core.middleware.ReadableTextMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.common.CommonMiddleware",
-    "webapp.accounts.csrf.CsrfMiddleware",
+    "webapp.accounts.sessions.CsrfMiddleware",
     "django.contrib.auth.middleware.AuthenticationMiddleware",
     "django.contrib.auth.middleware.LoginRequiredMiddleware",
-    "webapp.accounts.session_middleware.SessionInUse",
+    "webapp.accounts.sessions.SessionInUse",
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
     "django_htmx.middleware.HtmxMiddleware",
@@ -153,7 +157,7 @@ ADMIN_PATH = os.environ.get("SLIPWAY_ADMIN_PATH", "admin").strip("/") + "/"
 ADMIN_NETWORKS = networks(os.environ.get("SLIPWAY_ADMIN_NETWORKS", ""))  # empty: from anywhere
 # Argon2 for new passwords; PBKDF2 hashes of older versions are replaced at login.
 PASSWORD_HASHERS = [
-    "webapp.accounts.hashers.SmallArgon2PasswordHasher",
+    "webapp.accounts.passwords.SmallArgon2PasswordHasher",
     "django.contrib.auth.hashers.PBKDF2PasswordHasher",
 ]
 AUTH_PASSWORD_VALIDATORS = [
@@ -172,7 +176,7 @@ LOGOUT_REDIRECT_URL = "login"
 SESSION_COOKIE_HTTPONLY = True
 SESSION_COOKIE_AGE = 12 * 3600  # after the last request
 SESSION_COOKIE_SAMESITE = "Lax"
-CSRF_USE_SESSIONS = True  # for logged-in users; see webapp/accounts/csrf.py
+CSRF_USE_SESSIONS = True  # for logged-in users; see webapp/accounts/sessions.py
 SECURE_CONTENT_TYPE_NOSNIFF = True
 X_FRAME_OPTIONS = "DENY"
 EMAIL_URL, EMAIL_FROM = (os.environ.get(f"SLIPWAY_EMAIL_{part}", "") for part in ("URL", "FROM"))

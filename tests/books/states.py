@@ -23,9 +23,9 @@ from webapp.accounts.models import Membership, Role, Team
 from webapp.accounts.secrets import secret_store
 from webapp.core.clock import now
 from webapp.datasets.services import dataset_store
+from webapp.hosts.device import virtual_host_create
 from webapp.hosts.models import Host
 from webapp.hosts.services import token_create
-from webapp.hosts.virtual import virtual_host_create
 from webapp.jobs.ingest import events_accept
 from webapp.jobs.models import Attempt, Job, Measurement
 from webapp.jobs.services import job_stop, job_submit

@@ -23,8 +23,7 @@ from webapp.hosts.heartbeats import host_beat
 from webapp.hosts.models import Host
 from webapp.jobs.models import Job
 from webapp.plans.errors import DraftProblem
-from webapp.plans.launch_options import LaunchOptions
-from webapp.plans.launching import plan_launch
+from webapp.plans.launching import LaunchOptions, plan_launch
 from webapp.plans.models import Plan
 from webapp.plans.serving import EndpointOptions
 

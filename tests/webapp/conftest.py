@@ -25,7 +25,7 @@ from tests.runners.tools import redis_program
 from tests.webapp import answers
 from webapp.accounts.models import Membership, Role, Team
 from webapp.core.pace import calls
-from webapp.hosts import hourly
+from webapp.hosts import host_limits
 from webapp.hosts.heartbeats import host_beat
 from webapp.hosts.models import Host
 from webapp.hosts.services import host_enroll, token_create
@@ -54,7 +54,7 @@ def _shared_answers() -> Iterator[None]:
 def _no_calls_before() -> None:
     """Start every test with nobody having called."""
     calls.forget()
-    hourly.forget()
+    host_limits.forget()
 
 
 @pytest.fixture

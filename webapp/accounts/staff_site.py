@@ -17,9 +17,9 @@ from django.utils.decorators import method_decorator
 
 from webapp.accounts.login import GuardedLogin
 from webapp.accounts.networks import lies_in
-from webapp.accounts.session_signals import AUTHENTICATED_AT, address_of
+from webapp.accounts.sessions import AUTHENTICATED_AT, address_of
 from webapp.core.clock import now
-from webapp.core.own_pages import redirect_to_own
+from webapp.core.middleware import redirect_to_own
 from webapp.jobs.models import Event
 
 log = structlog.get_logger(__name__)

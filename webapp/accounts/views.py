@@ -6,7 +6,7 @@ from django.http import HttpRequest, HttpResponse
 from django.views.decorators.http import require_POST
 
 from webapp.accounts.roles import choose_team
-from webapp.core.own_pages import redirect_to_own
+from webapp.core.middleware import redirect_to_own
 
 YEAR_SECONDS = 365 * 24 * 3600
 THEMES = ("light", "dark", "system")

@@ -5,7 +5,7 @@ from typing import Any
 from django.http import HttpRequest
 from ninja.security import HttpBearer, SessionAuth
 
-from webapp.accounts.session_signals import address_of
+from webapp.accounts.sessions import address_of
 from webapp.core.pace import HOST, PERSON, STRANGER, calls
 from webapp.core.problems import UnauthorizedProblem
 from webapp.hosts.models import Host

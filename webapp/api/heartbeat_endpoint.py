@@ -17,8 +17,8 @@ from webapp.core.asgi_messages import Receive, Scope, Send, send_answer
 from webapp.core.outages import outage_of
 from webapp.core.pace import BEAT, calls
 from webapp.core.problems import BusyProblem, InvalidProblem, Problem, TooLargeProblem
-from webapp.hosts.heartbeat_batcher import Answer, HeartbeatBatcher, heartbeat_refused
-from webapp.hosts.hourly import QuotaProblem, is_first_in_a_minute, keep_heartbeat
+from webapp.hosts.heartbeats import Answer, HeartbeatBatcher, heartbeat_refused
+from webapp.hosts.host_limits import QuotaProblem, is_first_in_a_minute, keep_heartbeat
 from webapp.hosts.services import digest
 
 PATH = "/api/v1/hosts/beat"

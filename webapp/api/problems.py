@@ -1,12 +1,14 @@
-"""RFC 9457: every error of the API is a problem document with an actionable sentence."""
+"""RFC 9457: every error of the API is a problem document; request bodies are parsed here."""
 
-from typing import Any
+from typing import Any, cast
 
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from ninja import NinjaAPI, Schema
 from ninja.errors import AuthenticationError, AuthorizationError, HttpError, ValidationError
+from ninja.parser import Parser
 from pydantic import ValidationError as PydanticError
 
+from runners.wire import parse_json, plain
 from webapp.core.asgi_messages import Headers, Send, send_answer
 from webapp.core.problems import (
     ForbiddenProblem,
@@ -15,6 +17,29 @@ from webapp.core.problems import (
     Problem,
     UnauthorizedProblem,
 )
+
+# Parse request bodies of the API: accept only JSON that every database can store.
+
+
+class LimitedParser(Parser):
+    """Rejects integers beyond 64 bits, deep nesting and invalid JSON.
+
+    Events of an attempt are checked one by one (``runners.messages``), so that one invalid
+    event does not block the others.
+    """
+
+    def parse_body(self, request: HttpRequest) -> dict[str, Any]:
+        """Return the body of a request.
+
+        Raises:
+            ValueError: the body cannot be parsed; ninja answers with status 400.
+        """
+        body = parse_json(request.body)
+        is_batch = request.path.startswith("/api/v1/attempts/") and request.path.endswith(
+            "/events"
+        )
+        return cast("dict[str, Any]", body if is_batch else plain(body))
+
 
 MEDIA_TYPE = "application/problem+json"
 BYTES_TYPE = "application/octet-stream"

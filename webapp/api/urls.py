@@ -10,8 +10,8 @@ from ninja.errors import ValidationError, ValidationErrorContext
 from ninja.main import Exc
 from ninja.openapi.schema import OpenAPISchema
 
-from webapp.api import attempts, health, hosts, jobs, plans, problems
-from webapp.api.parsing import LimitedParser
+from webapp.api import health, hosts, jobs, problems
+from webapp.api.problems import LimitedParser
 
 
 class DocumentedAPI(NinjaAPI):
@@ -56,8 +56,8 @@ api = DocumentedAPI(
 )
 problems.install(api)
 api.add_router("/hosts", hosts.router)
-api.add_router("/attempts", attempts.router)
-api.add_router("/plans", plans.router)
+api.add_router("/attempts", hosts.attempts_router)
+api.add_router("/plans", jobs.plans_router)
 api.add_router("", jobs.router)
 
 

@@ -3,7 +3,7 @@
 from django.contrib import admin
 
 from webapp.audit.models import Cut, Link
-from webapp.core.read_only import ReadOnlyAdmin
+from webapp.core.admin_base import ReadOnlyAdmin
 
 
 @admin.register(Link)

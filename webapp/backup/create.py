@@ -14,7 +14,7 @@ from typing import NamedTuple
 from django.conf import settings
 from django.db import connections
 
-from webapp.backup import postgres, sqlite
+from webapp.backup import database_copies
 from webapp.backup.manifest import (
     NAME,
     BackupError,
@@ -28,7 +28,7 @@ from webapp.backup.manifest import (
 from webapp.core.clock import now
 from webapp.core.schema import VERSION
 from webapp.core.vault import VARIABLE as SECRETS_VARIABLE
-from webapp.jobs.uploads import PARTIAL_SUFFIX
+from webapp.jobs.artefacts import PARTIAL_SUFFIX
 
 SECRET_KEY_VARIABLE = "SLIPWAY_SECRET_KEY"  # noqa: S105 (its name)
 KEYS = {"secret_key": SECRET_KEY_VARIABLE, "secrets.keys": SECRETS_VARIABLE}
@@ -97,11 +97,11 @@ def check_databases(folder: Path, manifest: Manifest) -> None:
         BackupError: a database is damaged.
     """
     if manifest.engine == "postgresql":
-        postgres.check_dump(folder / DATABASES / "default.dump")
+        database_copies.check_dump(folder / DATABASES / "default.dump")
         return
     for alias, rows in manifest.rows.items():
         path = folder / DATABASES / f"{alias}.sqlite3"
-        if sqlite.check_database(path) != rows:
+        if database_copies.check_database(path) != rows:
             raise BackupError(f"{path} does not have the rows that {NAME} states.")
 
 
@@ -132,7 +132,7 @@ def _write(folder: Path, kind: Engine, *, with_artefacts: bool) -> Manifest:
     if kind == "sqlite":
         migrations, rows = _copy_sqlite(folder)
     else:
-        dumped = postgres.dump(folder / DATABASES / "default.dump")
+        dumped = database_copies.dump(folder / DATABASES / "default.dump")
         migrations, rows = dumped.migrations, {"default": dumped.rows}
     files = {
         path.relative_to(folder).as_posix(): digest_of(path)
@@ -163,9 +163,9 @@ def _copy_sqlite(folder: Path) -> tuple[dict[str, list[str]], dict[str, dict[str
     rows = {}
     for alias in settings.DATABASES:  # the main database first
         target = folder / DATABASES / f"{alias}.sqlite3"
-        sqlite.copy_database(database_file(alias), target)
-        rows[alias] = sqlite.check_database(target)
-    return sqlite.migrations_of(folder / DATABASES / "default.sqlite3"), rows
+        database_copies.copy_database(database_file(alias), target)
+        rows[alias] = database_copies.check_database(target)
+    return database_copies.migrations_of(folder / DATABASES / "default.sqlite3"), rows
 
 
 def _sources(*, with_artefacts: bool) -> Iterator[Source]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from django.conf import settings
 from django.db import connections
 
-from webapp.backup import postgres, sqlite
+from webapp.backup import database_copies
 from webapp.backup.create import (
     DATABASES,
     FILES,
@@ -128,13 +128,13 @@ def _site_stopped() -> Iterator[None]:
 def _refuse_users() -> None:
     """Raise an error if any process uses the database."""
     if engine() == "postgresql":
-        if sessions := postgres.other_sessions():
+        if sessions := database_copies.other_sessions():
             raise BackupError(
                 f"The database is in use: {'; '.join(sessions[:5])}. End these connections first."
             )
         return
     for alias in settings.DATABASES:
-        if sqlite.is_in_use(database_file(alias)):
+        if database_copies.is_in_use(database_file(alias)):
             raise BackupError(
                 f"{database_file(alias)} is in use by another process. Stop the site first."
             )
@@ -142,8 +142,8 @@ def _refuse_users() -> None:
 
 def _is_filled() -> bool:
     if engine() == "postgresql":
-        return postgres.has_tables()
-    return any(sqlite.has_tables(database_file(alias)) for alias in settings.DATABASES)
+        return database_copies.postgres_has_tables()
+    return any(database_copies.has_tables(database_file(alias)) for alias in settings.DATABASES)
 
 
 def _replace_site(folder: Path, manifest: Manifest, *, keeps_old: bool) -> Path | None:
@@ -163,7 +163,7 @@ def _replace_site(folder: Path, manifest: Manifest, *, keeps_old: bool) -> Path 
         (data / STAMP).unlink(missing_ok=True)
         if manifest.engine == "postgresql":
             dump, rows = folder / DATABASES / "default.dump", manifest.rows["default"]
-            postgres.load(dump, rows, replaces=keeps_old)
+            database_copies.load(dump, rows, replaces=keeps_old)
         aside = data / f"before-restore-{time.strftime('%Y%m%d-%H%M%S')}"
         for fresh, target in staged.items():
             if keeps_old:  # else only the key file that this command created exists
@@ -203,7 +203,7 @@ def _set_aside(target: Path, aside: Path, data: Path) -> None:
     name = target.relative_to(data) if is_below else Path(target.name)
     if name.parts[0] in ("artefacts", "datasets"):
         return  # their names are unique and their contents never change
-    for ending in sqlite.BESIDE:
+    for ending in database_copies.BESIDE:
         old = target.with_name(target.name + ending)
         if old.exists():
             moved = aside / name.with_name(old.name)

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from webapp.boot import console
-from webapp.boot.hashes import install
+from webapp.boot.installer import install
 
 ROOT = Path(__file__).resolve().parents[2]
 VENV = ROOT / ".venv"

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from urllib.parse import unquote
 
-from webapp.boot import console, environment, hashes
-from webapp.boot.hashes import PackageFile
+from webapp.boot import console, environment, installer
+from webapp.boot.installer import PackageFile
 
 
 def main(arguments: list[str]) -> int:
@@ -22,12 +22,12 @@ def main(arguments: list[str]) -> int:
     python = environment.any_python()
     with tempfile.TemporaryDirectory() as folder:
         files = _fetch(python, Path(folder))
-    here = hashes.platform_of(python)
+    here = installer.platform_of(python)
     if options.record:
         record(files, here.key)
         return 0
-    verdict = hashes.compare(files, hashes.read(hashes.LIST), here)
-    hashes.refuse(verdict)
+    verdict = installer.compare(files, installer.read(installer.LIST), here)
+    installer.refuse(verdict)
     console.line(
         f"  ✓ {len(verdict.right)} of {len(files)} packages for {here.key} are as recorded"
     )
@@ -62,7 +62,9 @@ def _fetch(python: Path, folder: Path) -> list[PackageFile]:
     packages = environment.requirements(with_tests=True)
     log = Path(tempfile.gettempdir()) / "slipway-pins.log"
     with console.step("Fetching the packages"):
-        return hashes.fetch(python, packages, environment.CONSTRAINTS, folder / "files", log=log)
+        return installer.fetch(
+            python, packages, environment.CONSTRAINTS, folder / "files", log=log
+        )
 
 
 def record(found: Iterable[PackageFile], key: str) -> None:
@@ -70,11 +72,11 @@ def record(found: Iterable[PackageFile], key: str) -> None:
     pins = pinned(environment.CONSTRAINTS.read_text("utf-8"))
     current = [
         row
-        for row in hashes.read(hashes.LIST)
+        for row in installer.read(installer.LIST)
         if pins.get(row.project) in (None, row.version.partition("+")[0])
     ]
     fresh = list(found)
-    hashes.write(hashes.LIST, hashes.merged(current, fresh, key))
+    installer.write(installer.LIST, installer.merged(current, fresh, key))
     console.line(
         f"  ✓ {len(fresh)} packages for {key} recorded; read the difference before you keep it"
     )
@@ -96,7 +98,7 @@ def from_report(path: Path) -> tuple[list[PackageFile], str]:
     try:
         report = json.loads(path.read_text("utf-8"))
         about = report["environment"]
-        key = hashes.key_of(
+        key = installer.key_of(
             about["implementation_name"],
             about["python_version"],
             about["sys_platform"],

@@ -1,24 +1,227 @@
-"""``manage.py up``: start the whole site on a fresh machine, and stop it again.
-
-The order is environment, data folder, lock, port, Redis, database, web, workers, and this machine
-as the first host. Ctrl-C (or SIGTERM) stops everything in reverse order.
-"""
+"""``manage.py up``: start the whole site on a fresh machine, and stop it again."""
 
 import argparse
+import contextlib
+import fcntl
 import hashlib
 import http.client
 import json
 import os
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from runners.redis_address import bare
-from webapp.boot import broker, console, environment, preflight, processes, stopping
+from webapp.boot import broker, console, environment, processes
+from webapp.core.site_settings import PublicUrlError, public_site
+
+# Checks before the start: port, public URL, data folder, lock, host names.
+
+
+LAST_PORT = 65_535
+NEEDED_BYTES = 500_000_000  # databases, logs and the first artefacts
+
+
+def address(host: str, port: int) -> str:
+    """Return the URL of the site for a browser on this machine."""
+    reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 -- compared only
+    return f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"
+
+
+def running_elsewhere(data: Path) -> str | None:
+    """Return a sentence on the ``up`` that runs in this data folder, or None."""
+    try:
+        with (data / "up.lock").open("r") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return _owner_sentence(data)
+    except OSError:
+        return None
+    return None
+
+
+def check_port(host: str, port: int, *, running: str | None) -> None:
+    """Raise a problem if Slipway already runs here or another program uses the port."""
+    if running:
+        raise console.Problem(
+            running, "Stop it with Ctrl-C there, or set another SLIPWAY_DATA_DIR."
+        )
+    if not 0 < port <= LAST_PORT:
+        raise console.Problem(
+            f"--port is {port}: ports are 1 to {LAST_PORT}.", "Leave it out for port 8000."
+        )
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise console.Problem(
+                f"Port {port} on {host} cannot be used: {error.strerror or error}.",
+                f"Try `python3 manage.py up --port {port + 1}`, or stop the program that has it.",
+            ) from error
+
+
+def check_public_url(url: str) -> None:
+    """Raise a problem if the site's public URL is invalid."""
+    try:
+        public_site(url)
+    except PublicUrlError as error:
+        raise console.Problem(f"{error}.", "Correct the variable and start again.") from error
+
+
+def make_data_folder(data: Path) -> None:
+    """Create the data folder with mode 0700; raise a problem if the disk is nearly full."""
+    try:
+        data.mkdir(mode=0o700, parents=True, exist_ok=True)
+        (data / "up.lock").touch(mode=0o600)
+    except OSError as error:
+        raise console.Problem(
+            f"The data folder {data} cannot be written: {error.strerror}.",
+            "Correct its owner, or set SLIPWAY_DATA_DIR to another folder.",
+        ) from error
+    free = shutil.disk_usage(data).free
+    if free < NEEDED_BYTES:
+        raise console.Problem(
+            f"The data folder {data} has {free / 1e6:.0f} MB free; "
+            f"Slipway needs at least {NEEDED_BYTES / 1e6:.0f} MB.",
+            "Free some space, or set SLIPWAY_DATA_DIR to a folder on a larger disk.",
+        )
+
+
+def take_lock(lock: IO[str], data: Path, url: str) -> None:
+    """Lock the data folder until this process ends."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise console.Problem(
+            _owner_sentence(data), "Stop it with Ctrl-C there, or set another SLIPWAY_DATA_DIR."
+        ) from error
+    with contextlib.suppress(OSError):  # the lock works without its content
+        lock.truncate(0)
+        json.dump({"pid": os.getpid(), "url": url}, lock)
+        lock.flush()
+
+
+def _owner_sentence(data: Path) -> str:
+    try:
+        owner = json.loads((data / "up.lock").read_text("utf-8"))
+    except (OSError, ValueError):
+        owner = {"pid": "?", "url": "an address not yet known"}
+    return f"Slipway already runs at {owner['url']} (process {owner['pid']}, data in {data})."
+
+
+def allowed_hosts(host: str, variables: Mapping[str, str]) -> list[str]:
+    """Return the allowed host names of the site, given the bound address."""
+    names = [variables.get("SLIPWAY_ALLOWED_HOSTS", "")]
+    if host in ("0.0.0.0", "::"):  # noqa: S104 -- compared, not bound
+        names += [socket.gethostname(), socket.getfqdn(), *_own_addresses()]
+    else:
+        names.append(f"[{host}]" if ":" in host else host)
+    return list(dict.fromkeys(filter(None, names)))
+
+
+def _own_addresses() -> list[str]:
+    try:
+        entries = socket.getaddrinfo(socket.gethostname(), None, family=socket.AF_INET)
+    except OSError:
+        return []
+    return [str(entry[4][0]) for entry in entries]
+
+
+# The stop of ``up``: stop allocation, end this machine's jobs, report what remains.
+#
+# The order matters. First the web process and the ticker stop, which allocate jobs and let hosts
+# claim them; the control worker stops dispatching but still stores reports. Then the jobs of this
+# machine are ended, which its agent reports over Redis. Everything else stops last.
+
+
+REPORT_SECONDS = 10.0
+LOOK_S = 0.1
+IMPATIENT = "you did not wait for it"
+
+
+class Stopping:
+    """The stop of one ``up``; ``hurries`` returns whether the user wants no more waiting."""
+
+    def __init__(
+        self,
+        crew: processes.Crew,
+        host: Path,
+        environment: Mapping[str, str],
+        hurries: Callable[[], bool],
+    ) -> None:
+        self._crew, self._host, self._hurries = crew, host, hurries
+        self._environment = dict(environment)
+        self._untold = False
+
+    def stop(self, *, ends_jobs: bool) -> None:
+        """Stop every part; with ``ends_jobs``, end this machine's jobs first."""
+        lines = self._end_jobs() if ends_jobs and self._host.exists() else []
+        self._crew.stop(hurry=self._hurries)
+        for line in lines:
+            console.line(f"  {line}")
+        if running := self._running():
+            how = ", which are stopping" if ends_jobs and not self._untold else ""
+            console.line(f"  Stopped. Still running on this machine{how}: {', '.join(running)}")
+        else:
+            console.line("  Stopped; nothing is left running on this machine.")
+
+    def _end_jobs(self) -> list[str]:
+        """End this machine's jobs while their exits can still be stored; return report lines."""
+        since = time.time()
+        self._crew.signal("control", signal.SIGUSR1)
+        self._crew.stop("web", "ticker", hurry=self._hurries)
+        stop_all = ["-m", "runners", "stop-all", "--with-site", "--dir", str(self._host)]
+        ended = self._run(*stop_all)
+        if self._hurries():
+            ended = self._run(*stop_all, "--no-wait", is_patient=True)
+        self._untold = ended.returncode != 0
+        options = ["--since", str(since), "--wait", str(REPORT_SECONDS)]
+        report = self._run("manage.py", "remaining", *options)
+        lines = report.stdout.splitlines()
+        if report.returncode != 0:
+            words = (report.stderr.strip().splitlines() or [IMPATIENT])[-1]
+            lines = [f"What runs on other hosts or waits is not known: {words}"]
+        return [*ended.stderr.splitlines(), *lines]
+
+    def _running(self) -> list[str]:
+        """Return the ids of attempts that are still running on this machine."""
+        if not self._host.exists():
+            return []
+        done = self._run("-m", "runners", "status", "--dir", str(self._host), is_patient=True)
+        rows = [line.split() for line in done.stdout.splitlines()]
+        return [row[0] for row in rows if row[1:2] == ["running"]]
+
+    def _run(
+        self, *arguments: str, is_patient: bool = False
+    ) -> "subprocess.CompletedProcess[str]":
+        """Run a Python program to its end, or kill it if the user hurries."""
+        process = subprocess.Popen(
+            [sys.executable, *arguments],
+            env=self._environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        while True:
+            try:
+                output, errors = process.communicate(timeout=LOOK_S)
+            except subprocess.TimeoutExpired:
+                if self._hurries() and not is_patient:
+                    process.kill()
+                continue
+            return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
+
 
 ROOT = Path(__file__).resolve().parents[2]
 ANSWER_WAIT_S = 60.0
@@ -30,13 +233,13 @@ def main(arguments: list[str]) -> int:
     """Start everything, supervise it, and return 0 after an orderly stop."""
     options = _parse(arguments)
     data = Path(os.environ.get("SLIPWAY_DATA_DIR") or ROOT / "var").resolve()
-    preflight.check_public_url(os.environ.get("SLIPWAY_PUBLIC_URL", ""))
-    preflight.check_port(options.host, options.port, running=preflight.running_elsewhere(data))
+    check_public_url(os.environ.get("SLIPWAY_PUBLIC_URL", ""))
+    check_port(options.host, options.port, running=running_elsewhere(data))
     environment.ensure(["up", *arguments], with_tests=False)
     console.line("Starting Slipway")
-    preflight.make_data_folder(data)
+    make_data_folder(data)
     with (data / "up.lock").open("a+") as lock:
-        preflight.take_lock(lock, data, preflight.address(options.host, options.port))
+        take_lock(lock, data, address(options.host, options.port))
         return Site(options.host, options.port, data).live()
 
 
@@ -64,10 +267,10 @@ class Site:
     def __init__(self, host: str, port: int, data: Path) -> None:
         """Set up the state; ``live`` starts the parts."""
         self.host, self.port, self.data = host, port, data
-        self.url = preflight.address(host, port)
+        self.url = address(host, port)
         self.environment = os.environ | {
             "SLIPWAY_DATA_DIR": str(data),
-            "SLIPWAY_ALLOWED_HOSTS": ",".join(preflight.allowed_hosts(host, os.environ)),
+            "SLIPWAY_ALLOWED_HOSTS": ",".join(allowed_hosts(host, os.environ)),
             "PYTHONPATH": str(ROOT),
             "PYTHONUNBUFFERED": "1",
         }
@@ -131,7 +334,7 @@ class Site:
             return
         console.line("\n  Stopping (Ctrl-C again to hurry)")
         host, hurries = self.data / "host", lambda: self.num_signals > 1
-        stopping.Stopping(self.crew, host, self.environment, hurries).stop(ends_jobs=ends_jobs)
+        Stopping(self.crew, host, self.environment, hurries).stop(ends_jobs=ends_jobs)
 
     def _print_account(self) -> None:
         """Print the new account once, also if the start fails after its creation."""

@@ -4,10 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from webapp.charts.catalog import ChartSpec
-from webapp.charts.figures import ORIGIN_MS, Figure, Series, template
-from webapp.charts.plotted import Plotted
-from webapp.charts.svg import clock
-from webapp.compare.jobs import Side
+from webapp.charts.figures import ORIGIN_MS, Figure, Plotted, Series, clock, template
+from webapp.compare.comparison import Side
 from webapp.core.display import quantity
 from webapp.jobs.plots import Drawn
 

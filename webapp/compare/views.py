@@ -7,13 +7,22 @@ from django.shortcuts import render
 from django.views.decorators.http import require_GET
 
 from webapp.compare.charts import overlays
-from webapp.compare.differences import settings_of
-from webapp.compare.jobs import FEWEST, MOST, Side, address_of, offered, requested_jobs, sides_of
-from webapp.compare.measured import answer, rows_of
-from webapp.jobs.figures import KIND_WORDS
+from webapp.compare.comparison import (
+    FEWEST,
+    MOST,
+    Side,
+    address_of,
+    answer,
+    offered,
+    requested_jobs,
+    rows_of,
+    settings_of,
+    sides_of,
+)
 from webapp.jobs.measured_figures import figures_of
 from webapp.jobs.models import Job
 from webapp.jobs.plots import draw
+from webapp.jobs.progress import KIND_WORDS
 
 UNPROCESSABLE = 422
 

@@ -1,12 +1,31 @@
-"""Data of page components: built by views, rendered by templates."""
+"""Data of page components: built by views, rendered by templates, cached as fragments."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
+
+from django.template.loader import render_to_string
+from django.utils.safestring import SafeString
 
 from webapp.core import units
 from webapp.core.units import Quantity
+
+# Cached rendering of small HTML fragments that occur many times on a page.
+
+
+KEPT = 1024  # fragments; their values are short, such as a name or a duration
+
+
+@lru_cache(maxsize=KEPT, typed=True)  # typed: a SafeString is a different key than an equal str
+def fragment(template_name: str, **values: Hashable) -> SafeString:
+    """Return a template rendered with ``values``, from the cache if possible.
+
+    The template must depend on nothing else: not on request, time or language.
+    """
+    return render_to_string(template_name, values)
+
 
 WHISKER_SPAN = 1.9  # the axis spans value / 1.9 to value * 1.9 at least, on a log scale
 COUNTED = frozenset({"people", "devices", "sequences"})  # whole numbers

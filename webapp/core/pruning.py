@@ -14,17 +14,17 @@ from django.contrib.sessions.models import Session
 from django.db import models, transaction
 from django.db.models.functions import Cast, Length
 
-from webapp.accounts.login_rate_limit import WINDOW
+from webapp.accounts.login import WINDOW
 from webapp.accounts.models import LoginTry, OpenSession
-from webapp.audit.cut import history_cut, old_history
+from webapp.audit.chain import history_cut, old_history
 from webapp.audit.models import Link
 from webapp.core.clock import now, now_ms
 from webapp.hosts.models import EnrolmentToken
+from webapp.jobs.artefacts import folder_of
 from webapp.jobs.models import Artefact, Attempt, AttemptEvent, Command, Event
-from webapp.jobs.uploads import folder_of
 from webapp.metrics.models import MetricChunk
+from webapp.metrics.rollup import RAW_LIFETIME
 from webapp.metrics.store import RAW_STEP_MS
-from webapp.metrics.upkeep import RAW_LIFETIME
 from webapp.modelhub.models import TeamModel
 
 SLICE = 2000

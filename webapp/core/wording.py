@@ -1,7 +1,19 @@
-"""Text helpers: capitalise messages, list names, format actors."""
+"""Text helpers: capitalise messages, list names, format actors, name operator classes."""
 
 import re
 from collections.abc import Sequence
+
+# Display names of the planner's operator classes, shared by several pages.
+
+
+OPERATOR_WORDS = {
+    "compute": "Arithmetic",
+    "memory_bandwidth": "Memory traffic",
+    "communication": "Communication",
+    "overhead": "Overhead per step",
+    "memory": "Memory use",
+}
+
 
 # An identifier, such as a field or a dtype: lower-case letters with an underscore, digit or dot
 # inside; or a product's name with a capital inside, such as vLLM.

@@ -2,7 +2,7 @@
 
 from django.contrib import admin
 
-from webapp.core.read_only import ReadOnlyAdmin
+from webapp.core.admin_base import ReadOnlyAdmin
 from webapp.datasets.models import Dataset
 
 

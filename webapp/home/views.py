@@ -1,7 +1,11 @@
-"""Views of the home page and the search."""
+"""The home page and the search, with the accuracy of predictions."""
 
-from typing import Any
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from statistics import median
+from typing import Any, NamedTuple
 
+from django.contrib.auth.models import AnonymousUser, User
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.utils.cache import patch_vary_headers
@@ -9,17 +13,75 @@ from django.views.decorators.http import require_GET
 
 from planner.catalog.models import list_models
 from planner.techniques.registry import TECHNIQUES
+from webapp.accounts.models import team_ids_of
 from webapp.core.clock import now
-from webapp.home.accuracy import accuracy_for
 from webapp.home.attention import attention_for
 from webapp.hosts.contact import contact_of
 from webapp.hosts.models import DOCUMENTS as DOCUMENTS_OF_HOSTS
 from webapp.hosts.models import Host, HostState
-from webapp.jobs.counts import JobCounts, counts_of
-from webapp.jobs.figures import progress
-from webapp.jobs.models import DOCUMENTS, LIVE_STATES, Job, JobState
+from webapp.jobs.lookup import JobCounts, counts_of
+from webapp.jobs.models import DOCUMENTS, LIVE_STATES, Job, JobState, Measurement
+from webapp.jobs.progress import progress
 from webapp.modelhub.models import TeamModel
 from webapp.plans.models import Plan
+
+# Prediction accuracy: the median error of measured against predicted figures.
+
+
+WINDOW_DAYS = 30
+MOST_FIGURES = 2000  # the latest figures that are read
+KINDS = (
+    ("memory", ("peak_memory_bytes",)),
+    ("speed", ("tokens_per_second", "prefill_tokens_per_second", "decode_tokens_per_second")),
+    ("time", ("ttft_seconds", "tpot_seconds", "step_seconds")),
+)
+
+
+class Accuracy(NamedTuple):
+    """The median of |measured / predicted - 1|, with its numbers of figures and jobs."""
+
+    error: float
+    num_figures: int
+    num_jobs: int
+    by_kind: list[tuple[str, float]]
+
+    @property
+    def is_cut(self) -> bool:
+        """Return whether there may be more figures than were read."""
+        return self.num_figures == MOST_FIGURES
+
+
+def accuracy_for(user: User | AnonymousUser) -> Accuracy | None:
+    """Return the accuracy of the latest predictions in the window, or None without any."""
+    rows = _latest(team_ids_of(user))
+    errors = [(metric, abs(ratio - 1)) for _, metric, ratio, _ in rows]
+    if not errors:
+        return None
+    by_kind = [
+        (name, median(kind_errors))
+        for name, metrics in KINDS
+        if (kind_errors := [error for metric, error in errors if metric in metrics])
+    ]
+    overall = median(error for _, error in errors)
+    return Accuracy(overall, len(errors), len({job for *_, job in rows}), by_kind)
+
+
+def _latest(teams: Sequence[str]) -> list[tuple[datetime, str, float, str]]:
+    """Return (time, metric, ratio, job id) of the teams' latest measurements, latest first.
+
+    Each team's rows come in order from an index and are merged, as in ``webapp.core.queries``.
+    """
+    deleted = Job.objects.filter(team__in=teams, deleted_at__isnull=False).order_by()
+    valid = Measurement.objects.filter(
+        is_excluded=False, measured_at__gte=now() - timedelta(days=WINDOW_DAYS)
+    ).exclude(job__in=deleted.values("pk"))
+    if not teams:
+        return []
+    shown = valid.order_by().values_list("measured_at", "metric", "ratio", "job_id")
+    first, *others = (shown.filter(team=team) for team in teams)
+    merged = first.union(*others, all=True) if others else first
+    return list(merged.order_by("-measured_at")[:MOST_FIGURES])
+
 
 MOST = 8
 SHORTEST = 2

@@ -9,8 +9,7 @@ from django.http import HttpRequest, HttpResponseRedirect
 from django.urls import reverse
 from django.utils.html import format_html
 
-from webapp.core.fresh_admin import FreshAdmin
-from webapp.core.read_only import ReadOnlyAdmin
+from webapp.core.admin_base import FreshAdmin, ReadOnlyAdmin
 from webapp.hosts.models import (
     Device,
     Distinction,

@@ -12,8 +12,8 @@ from runners.messages import MAIN, EnvironmentOrder, EnvironmentState
 from webapp.core.clock import now
 from webapp.core.ids import new_ulid
 from webapp.core.problems import InvalidProblem, NotFoundProblem
-from webapp.hosts.findings import checks_update
 from webapp.hosts.models import Host
+from webapp.hosts.services import checks_update
 from webapp.jobs.models import Event
 from webapp.live.publish import publish_host_checks
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from django import forms
 
-from webapp.hosts.prices import wrong_price
+from webapp.hosts.device import wrong_price
 
 POOL = re.compile(r"[a-z0-9][a-z0-9-]*")
 MAX_LABELS = 12

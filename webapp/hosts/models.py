@@ -61,7 +61,7 @@ class Host(TeamOwned):
     command_salt = models.CharField(max_length=64, blank=True)  # key = HMAC(site secret, salt)
     redis_secret_hash = models.CharField(max_length=64, blank=True)  # SHA-256 hex
     rotation_asked_at = models.DateTimeField(null=True, blank=True)
-    checks = models.JSONField(default=dict, blank=True)  # webapp.hosts.findings.Findings
+    checks = models.JSONField(default=dict, blank=True)  # webapp.hosts.services.Findings
     protocol_version = models.PositiveIntegerField(default=1)
     agent_version = models.CharField(max_length=40, blank=True)
     boot_id = models.CharField(max_length=64, blank=True)

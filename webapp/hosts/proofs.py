@@ -14,10 +14,10 @@ from runners.jobspec import ProveSpec
 from runners.prove.page import render
 from runners.prove.report import Report
 from webapp.hosts.models import Host
+from webapp.jobs.artefacts import folder_of
 from webapp.jobs.lookup import load_job
 from webapp.jobs.models import Artefact, Job
 from webapp.jobs.services import job_create, job_submit
-from webapp.jobs.uploads import folder_of
 
 ARTEFACT, REPORT_FILE = "proof", "report.json"
 MAX_REPORT_BYTES = 16 * 1024**2

@@ -17,8 +17,8 @@ from runners.timing import scaled
 from webapp.core.broker import is_of_one_host
 from webapp.core.ids import new_ulid
 from webapp.hosts.contact import Contact, contact_of
-from webapp.hosts.findings import checks_update
 from webapp.hosts.models import RUNS_JOBS, Host
+from webapp.hosts.services import checks_update
 from webapp.live.publish import publish_host_checks
 
 log = structlog.get_logger(__name__)

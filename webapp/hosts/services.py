@@ -1,4 +1,4 @@
-"""Host lifecycle: enrolment tokens, enrolment, credentials, states."""
+"""Host lifecycle: enrolment tokens, enrolment, credentials, states, findings."""
 
 import hashlib
 import hmac
@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 from django.conf import settings
 from django.contrib.auth.models import User
@@ -26,11 +27,36 @@ from webapp.core.problems import ConflictProblem, InvalidProblem, UnauthorizedPr
 from webapp.hosts import redis_users
 from webapp.hosts.contact import BEAT_SECONDS
 from webapp.hosts.epoch import epoch_advance
-from webapp.hosts.findings import checks_update
 from webapp.hosts.models import EnrolmentToken, Host, HostState
 from webapp.hosts.pools import DEFAULT, devices_sync, kind_of, pool_ensure
 from webapp.jobs.models import Event
 from webapp.live.publish import publish_host_checks
+
+# Server-side findings about a host: the JSON of ``Host.checks``.
+
+
+WANTS_RECHECK = "wants_recheck"
+
+
+def checks_update(host_id: str, **changes: Any) -> dict[str, Any]:
+    """Update keys of ``Host.checks`` and return the whole; None deletes a key."""
+    with transaction.atomic():
+        host = Host.objects.select_for_update(no_key=True).only("checks").get(pk=host_id)
+        merged = host.checks | changes
+        checks = {name: value for name, value in merged.items() if value is not None}
+        Host.objects.filter(pk=host_id).update(checks=checks)
+    return checks
+
+
+def recheck_request(*, host: Host, by: str) -> None:
+    """Request new facts from a host at its next heartbeat and a new round trip of its queue."""
+    with transaction.atomic():
+        host.checks = checks_update(host.pk, **{WANTS_RECHECK: True, "queue": None})
+        Event.objects.create(
+            at=now(), team_id=host.team_id, kind="host.rechecked", subject=host.pk, actor=by
+        )
+    publish_host_checks(host)
+
 
 ROTATED = ("credential_hash", "redis_secret_hash", "command_salt", "rotation_asked_at")
 TOKEN_LIFETIME = timedelta(hours=1)

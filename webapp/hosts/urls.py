@@ -2,17 +2,7 @@
 
 from django.urls import URLPattern, URLResolver, path
 
-from webapp.hosts import (
-    adding,
-    cordon_views,
-    environment_views,
-    labelling,
-    proofs,
-    reaching,
-    same_machine,
-    views,
-    virtual,
-)
+from webapp.hosts import actions, adding, device, proofs, views
 
 HOST = "hosts/<slug:slug>/"
 DEVICE = f"{HOST}devices/<slug:device_id>/"
@@ -23,7 +13,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("hosts/add/", adding.host_add, name="host-add"),
     path("hosts/add/<slug:token_id>/", adding.host_check, name="host-check"),
     path("hosts/add/<slug:token_id>/revoke/", adding.token_revoke_view, name="token-revoke"),
-    path("hosts/virtual/new/", virtual.virtual_host_new, name="host-virtual"),
+    path("hosts/virtual/new/", device.virtual_host_new, name="host-virtual"),
     path(HOST, views.host_detail, name="host-detail"),
     path(f"{HOST}drain/", views.host_drain, name="host-drain"),
     path(f"{HOST}undrain/", views.host_undrain, name="host-undrain"),
@@ -31,14 +21,14 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path(f"{HOST}prove/", views.host_prove, name="host-prove"),
     path("jobs/<slug:job_id>/proof/", proofs.proof_report, name="proof-report"),
     path(f"{HOST}rotate/", views.host_rotation, name="host-rotation"),
-    path(f"{HOST}address/", reaching.host_address, name="host-address"),
-    path(f"{HOST}labels/", labelling.host_labels, name="host-labels"),
-    path(f"{HOST}apart/", same_machine.host_apart, name="host-apart"),
+    path(f"{HOST}address/", actions.host_address, name="host-address"),
+    path(f"{HOST}labels/", actions.host_labels, name="host-labels"),
+    path(f"{HOST}apart/", actions.host_apart, name="host-apart"),
     path(f"{HOST}revoke/", views.host_revoke, name="host-revoke"),
-    path(f"{HOST}maintenance/", cordon_views.host_maintenance, name="host-maintenance"),
-    path(f"{HOST}retire/", cordon_views.host_retire, name="host-retire"),
-    path(f"{DEVICE}cordon/", cordon_views.device_cordon_view, name="device-cordon"),
-    path(f"{DEVICE}uncordon/", cordon_views.device_uncordon_view, name="device-uncordon"),
-    path(f"{ENVIRONMENT}build/", environment_views.environment_build, name="environment-build"),
-    path(f"{ENVIRONMENT}remove/", environment_views.environment_remove, name="environment-remove"),
+    path(f"{HOST}maintenance/", actions.host_maintenance, name="host-maintenance"),
+    path(f"{HOST}retire/", actions.host_retire, name="host-retire"),
+    path(f"{DEVICE}cordon/", actions.device_cordon_view, name="device-cordon"),
+    path(f"{DEVICE}uncordon/", actions.device_uncordon_view, name="device-uncordon"),
+    path(f"{ENVIRONMENT}build/", actions.environment_build, name="environment-build"),
+    path(f"{ENVIRONMENT}remove/", actions.environment_remove, name="environment-remove"),
 ]

@@ -18,24 +18,28 @@ from webapp.accounts.models import Role
 from webapp.accounts.roles import has_role, visible_or_404
 from webapp.core.problems import Problem
 from webapp.core.units import clock
-from webapp.core.words import OPERATOR_WORDS
+from webapp.core.wording import OPERATOR_WORDS
 from webapp.hosts.checks import clock_words, machine_words, open_checks
 from webapp.hosts.contact import Contact, contact_of, silent_seconds
 from webapp.hosts.cordons import devices_of
+from webapp.hosts.device import planned_words
 from webapp.hosts.environments import environments_of
-from webapp.hosts.findings import recheck_request
 from webapp.hosts.forms import LabelsForm, written
 from webapp.hosts.health import health_of
+from webapp.hosts.machines import hosts_on_same_machine
 from webapp.hosts.models import EnrolmentToken, Host, HostState
 from webapp.hosts.proofs import latest_proof, prove_host
-from webapp.hosts.services import credential_revoke, host_set_state, rotation_request
-from webapp.hosts.shared_machine import hosts_on_same_machine
-from webapp.hosts.virtual import planned_words
-from webapp.jobs.calibration_effect import TaughtRow, rows_of
-from webapp.jobs.counts import JobCounts, counts_by_host, counts_of
+from webapp.hosts.services import (
+    credential_revoke,
+    host_set_state,
+    recheck_request,
+    rotation_request,
+)
+from webapp.jobs.calibration_page import TaughtRow, rows_of
 from webapp.jobs.listing import latest_at
+from webapp.jobs.lookup import JobCounts, counts_by_host, counts_of
 from webapp.jobs.models import Attempt, Event, Job, Measurement
-from webapp.live.page import live_context, page_or_regions
+from webapp.live.publish import live_context, page_or_regions
 
 NUM_JOBS, NUM_EVENTS, NUM_MEASUREMENTS, NUM_REFUSED, NUM_LEFT_OUT = 10, 12, 200, 20, 10
 BANDWIDTH = "memory_bandwidth_bytes_per_second"

@@ -4,7 +4,7 @@ from typing import ClassVar
 
 from django.contrib import admin
 
-from webapp.core.read_only import ReadOnlyAdmin
+from webapp.core.admin_base import ReadOnlyAdmin
 from webapp.jobs.models import (
     Allocation,
     Artefact,

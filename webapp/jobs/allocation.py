@@ -16,16 +16,27 @@ from runners.reasons import Reason
 from webapp.core.clock import now
 from webapp.hosts.epoch import is_restored
 from webapp.hosts.models import Device, Host, Pool
-from webapp.jobs.holding import devices_release, devices_take, hardware_lock, pool_lock
 from webapp.jobs.models import Attempt, Command, Job, JobState
-from webapp.jobs.places import meeting_address, places_reserve
-from webapp.jobs.preflight import Check, run_checks
+from webapp.jobs.reservations import (
+    Check,
+    devices_release,
+    devices_take,
+    hardware_lock,
+    meeting_address,
+    places_reserve,
+    pool_lock,
+    run_checks,
+)
 from webapp.jobs.transitions import transition
-from webapp.queue.pool_state import PoolState, pool_state_of
+from webapp.queue.policy import Grant
+from webapp.queue.pool_state import (
+    PoolState,
+    held_elsewhere,
+    pool_state_of,
+    pools_sharing_devices,
+    waiting_jobs,
+)
 from webapp.queue.rules import Rules, failed_preflights
-from webapp.queue.sharing import held_elsewhere, pools_sharing_devices
-from webapp.queue.snapshot import Grant
-from webapp.queue.waiting import waiting_jobs
 
 ACTOR = "system:allocator"
 paused = threading.Event()  # set at shutdown: this process allocates nothing more

@@ -1,21 +1,82 @@
-"""Periodic work: end jobs that were not claimed in time, and allocate free devices."""
+"""Ends of attempts without a report: not claimed in time, or missing from heartbeats."""
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from datetime import timedelta
 
 from django.db import transaction
+from django.db.models import F, Q
 
+from runners.messages import ExitRecord
 from runners.reasons import Reason
 from runners.timing import scaled
-from webapp.core.clock import now
-from webapp.hosts.contact import Contact, contact_of
+from webapp.core.clock import now, now_ms
+from webapp.hosts.contact import LONGEST_GAP_SECONDS, Contact, contact_of
 from webapp.hosts.models import RUNS_JOBS, Host, Pool
-from webapp.hosts.sweep import LONGEST_GAP_SECONDS
 from webapp.jobs.allocation import allocate_pool
-from webapp.jobs.gangs import members_of, missing_words, release_unstarted
-from webapp.jobs.models import Event, Job, JobState
+from webapp.jobs.gangs import member_ended, members_of, missing_words, release_unstarted
+from webapp.jobs.models import LIVE_STATES, Attempt, Event, Job, JobState
+from webapp.jobs.reservations import devices_release
 from webapp.jobs.transitions import transition
+
+# End claimed attempts that are missing from two consecutive heartbeats of their host.
+
+
+GRACE_BEATS = 2
+
+
+def end_unknown_attempts(seen: Mapping[str, Collection[str]]) -> list[Attempt]:
+    """Count heartbeats that miss a claimed attempt, and end those missed too often.
+
+    ``seen`` maps host ids to the attempts found on the host's disk. Only received heartbeats
+    count; a silent host loses no attempt.
+    """
+    claimed = Attempt.objects.filter(
+        Q(job__state__in=LIVE_STATES) | Q(job__num_hosts__gt=1),
+        host__in=seen,
+        claimed_at__isnull=False,
+        ended_at=None,
+    )
+    missed: list[Attempt] = []
+    present: list[Attempt] = []
+    for attempt in claimed.select_related("job"):
+        (present if attempt.pk in seen[attempt.host_id] else missed).append(attempt)
+    if recovered := [attempt.pk for attempt in present if attempt.missed_beats]:
+        Attempt.objects.filter(pk__in=recovered).update(missed_beats=0)
+    if missed:
+        rows = Attempt.objects.filter(pk__in=[attempt.pk for attempt in missed])
+        rows.update(missed_beats=F("missed_beats") + 1)
+    return [each for each in missed if each.missed_beats >= GRACE_BEATS and _end_lost(each)]
+
+
+def _end_lost(attempt: Attempt) -> bool:
+    reason = Reason.SUPERVISOR_LOST if attempt.acked_seq else Reason.NEVER_STARTED
+    if attempt.job.is_shared_out:
+        return _end_member(attempt, reason)
+    with transaction.atomic():
+        moved = transition(
+            attempt.job, JobState.ERROR, actor="system:reconcile", attempt=attempt, reason=reason
+        )
+        if moved:
+            Attempt.objects.filter(pk=attempt.pk).update(ended_at=now())
+            devices_release(attempt)
+    return moved
+
+
+def _end_member(attempt: Attempt, reason: Reason) -> bool:
+    """End one host's part of a job; the job's policy decides about the others."""
+    record = ExitRecord(
+        exit_code=None, signal=None, reason=reason, by="reaper",
+        started_at_ms=None, ended_at_ms=now_ms(),
+    )  # fmt: skip
+    with transaction.atomic():
+        Job.objects.select_for_update().get(pk=attempt.job_id)
+        attempt.ended_at, attempt.exit_record = now(), record.model_dump(mode="json")
+        attempt.save(update_fields=["ended_at", "exit_record"])
+        devices_release(attempt)
+        member_ended(attempt, record)
+    return True
+
 
 START_TIMEOUT = timedelta(seconds=scaled(120, least=8))
 

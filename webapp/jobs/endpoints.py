@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from runners.jobspec.serve import LOOPBACK, key_hash
 from runners.messages import EndpointBody
-from webapp.accounts.session_secrets import session_secret_keep, session_secret_of
+from webapp.accounts.sessions import session_secret_keep, session_secret_of
 from webapp.hosts.models import Host
 from webapp.jobs.models import AttemptEvent, Job, JobState
 

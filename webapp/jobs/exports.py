@@ -8,7 +8,7 @@ from django.views.decorators.http import require_GET
 
 from webapp.audit.views import cell
 from webapp.core.clock import now
-from webapp.jobs.downloads import file_name
+from webapp.jobs.artefacts import file_name
 from webapp.jobs.lookup import load_job
 from webapp.jobs.measured_figures import as_json, figures_of
 from webapp.jobs.models import Job

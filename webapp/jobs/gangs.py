@@ -16,10 +16,10 @@ from runners.messages import ExitRecord
 from runners.reasons import STOPPED, Reason
 from webapp.core.clock import now
 from webapp.hosts.contact import Contact, contact_of
-from webapp.jobs.finish import job_finished
-from webapp.jobs.holding import devices_release
 from webapp.jobs.models import LIVE_STATES, Attempt, Command, Event, Job, JobState
 from webapp.jobs.reasons import final_state
+from webapp.jobs.reservations import devices_release
+from webapp.jobs.results import job_finished
 from webapp.jobs.transitions import transition
 
 ACTOR = "system:gang"

@@ -1,14 +1,9 @@
-"""Ingestion of the numbered events that hosts report.
-
-Accepts only the sequence number after the last one stored. Lower ones are duplicates, a
-higher one is a gap: both are counted and change nothing, and the reply states the last number
-stored. The metric store may be another database, so its rows are written first, under the
-attempt's lock; rows of an interrupted batch beyond the acknowledged number are discarded.
-"""
+"""Ingestion of the numbered events that hosts report."""
 
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import structlog
 from django.db import DataError, IntegrityError, transaction
@@ -16,24 +11,252 @@ from django.db.models import F
 from pydantic import ValidationError
 
 from runners.messages import (
+    ArtefactBody,
+    EndpointBody,
     EventAck,
     EventBatch,
+    ExitRecord,
+    LogBody,
     MetricPoint,
+    PhaseBody,
+    ProgressBody,
     ReceivedBatch,
     RefusedEvent,
+    ResultBody,
     RunEvent,
+    StartedBody,
     first_fault,
 )
 from runners.wire import excerpt
 from webapp.core.clock import now
 from webapp.core.problems import ConflictProblem
-from webapp.hosts.hourly import QuotaProblem, keep_events, quota_refusal_record
+from webapp.hosts.host_limits import (
+    QuotaProblem,
+    Refusal,
+    keep_events,
+    quota_refusal_record,
+    refusals_record,
+)
 from webapp.hosts.models import Host
-from webapp.hosts.refused import Refusal, refusals_record
-from webapp.jobs.attempt_events import apply_event
-from webapp.jobs.live import announce
-from webapp.jobs.models import Attempt, AttemptEvent, Job
+from webapp.jobs.allocation import allocate_after
+from webapp.jobs.gangs import all_started, member_ended
+from webapp.jobs.models import LIVE_STATES, Artefact, Attempt, AttemptEvent, Command, Job, JobState
+from webapp.jobs.reasons import final_state
+from webapp.jobs.reservations import devices_release
+from webapp.jobs.results import job_finished
+from webapp.jobs.transitions import transition
+from webapp.live.publish import jobs_topic, publish_all
 from webapp.metrics import store
+
+# Publish stored events to open pages.
+
+
+LIST_SECONDS = 1.0
+Message = tuple[str, str, Mapping[str, Any]]  # topic, event, data
+
+
+class Pace:
+    """Rate limit of one message per second and key, enough for lists."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._last: dict[str, float] = {}
+
+    def may_go(self, key: str) -> bool:
+        """Return whether a message may be sent: a second has passed since the last one."""
+        instant = self._clock()
+        if instant - self._last.get(key, -LIST_SECONDS) < LIST_SECONDS:
+            return False
+        self._last[key] = instant
+        return True
+
+
+list_pace = Pace()
+
+
+def announce(attempt: Attempt, events: list[RunEvent]) -> None:
+    """Publish a committed batch of one attempt."""
+    teams = Job.objects.filter(pk=attempt.job_id).values_list("team_id", flat=True)
+    publish_all(messages_of(attempt, teams.get(), events))
+
+
+def messages_of(attempt: Attempt, team_id: str, events: list[RunEvent]) -> Iterator[Message]:
+    """Yield the messages of a batch: points and log lines together, the latest progress."""
+    topic = f"job:{attempt.job_id}"
+    common = {"job": attempt.job_id, "attempt": attempt.pk, "host": attempt.node_rank}
+    by_kind: dict[str, list[RunEvent]] = {}
+    for event in events:
+        by_kind.setdefault(event.kind, []).append(event)
+    if points := by_kind.get("metric"):
+        data = [{"t_ms": event.t_ms, **_drawable(event.body)} for event in points]
+        yield topic, "job.metric", {**common, "points": data}
+    if lines := by_kind.get("log"):
+        data = [{"seq": event.seq, "t_ms": event.t_ms, **event.body} for event in lines]
+        yield topic, "job.log", {**common, "lines": data}
+    if result := by_kind.get("result"):
+        yield topic, "job.result", {**common, **result[-1].body}
+    if not attempt.node_rank:  # rank 0 reports for the whole job
+        yield from _publish_progress(topic, team_id, common, by_kind)
+
+
+def _publish_progress(
+    topic: str, team_id: str, common: dict[str, Any], by_kind: dict[str, list[RunEvent]]
+) -> Iterator[Message]:
+    progress = by_kind.get("progress", [])
+    phases = by_kind.get("phase", [])
+    if not progress and not phases:
+        return
+    data = {**common}
+    if progress:
+        data |= progress[-1].body
+    if phases:
+        data["phase"] = phases[-1].body.get("name")
+    yield topic, "job.progress", data
+    if list_pace.may_go(team_id):
+        yield jobs_topic(team_id), "job.progress", data
+
+
+def _drawable(point: dict[str, Any]) -> dict[str, Any]:
+    """Return a point without non-finite values, which JSON cannot carry."""
+    values = {name: value for name, value in point["values"].items() if math.isfinite(value)}
+    return {**point, "values": values}
+
+
+# Apply each kind of event to its attempt and, if that is current, to its job.
+
+
+LONGEST_ETA_SECONDS = 10 * 365 * 86_400.0  # longer values are division artefacts, not estimates
+
+
+def apply_event(attempt: Attempt, event: RunEvent) -> None:
+    """Apply one stored event; metric points are stored elsewhere.
+
+    Raises:
+        ValidationError: the body does not match the event's kind.
+    """
+    _HANDLERS[event.kind](attempt, event.body)
+
+
+def _started(attempt: Attempt, body: dict[str, Any]) -> None:
+    StartedBody.model_validate(body)
+    Attempt.objects.filter(pk=attempt.pk, started_at=None).update(started_at=now())
+    leader = attempt.head
+    if all_started(leader):
+        transition(attempt.job, JobState.RUNNING, actor=_actor(attempt), attempt=leader)
+
+
+def job_figures(kind: str, body: dict[str, Any]) -> dict[str, Any]:
+    """Return the job's fields that a phase or progress event sets; a log line sets none.
+
+    Raises:
+        ValidationError: the body does not match the event's kind.
+    """
+    if kind == "phase":
+        return {"phase": PhaseBody.model_validate(body).name[:80]}
+    if kind == "log":
+        LogBody.model_validate(body)
+        return {}
+    progress = ProgressBody.model_validate(body)
+    eta = progress.eta_seconds
+    return {
+        "progress_done": progress.done,
+        "progress_total": progress.total,
+        "progress_unit": progress.unit[:24],
+        "eta_seconds": eta if eta is not None and eta < LONGEST_ETA_SECONDS else None,
+    }
+
+
+def _phase(attempt: Attempt, body: dict[str, Any]) -> None:
+    _update_job(attempt, **job_figures("phase", body))
+
+
+def _progress(attempt: Attempt, body: dict[str, Any]) -> None:
+    _update_job(attempt, **job_figures("progress", body))
+
+
+def _log(_attempt: Attempt, body: dict[str, Any]) -> None:
+    job_figures("log", body)
+
+
+def _result(attempt: Attempt, body: dict[str, Any]) -> None:
+    if isinstance(measured := body.get("measured"), dict):  # null stands for NaN
+        body = {
+            **body,
+            "measured": {k: value for k, value in measured.items() if value is not None},
+        }
+    result = ResultBody.model_validate(body)
+    _update_job(attempt, result=result.model_dump(mode="json"))
+
+
+def _artefact(attempt: Attempt, body: dict[str, Any]) -> None:
+    artefact = ArtefactBody.model_validate(body)
+    Artefact.objects.update_or_create(
+        attempt=attempt,
+        name=artefact.name,
+        defaults={
+            "kind": artefact.kind,
+            "total_bytes": artefact.total_bytes,
+            "files": artefact.files,
+            "sha256": artefact.sha256,
+            "facts": artefact.facts,
+        },
+    )
+
+
+def _endpoint(_attempt: Attempt, body: dict[str, Any]) -> None:
+    EndpointBody.model_validate(body)
+
+
+def _exited(attempt: Attempt, body: dict[str, Any]) -> None:
+    """Store the exit record; end the job if the attempt is its current one."""
+    record = ExitRecord.model_validate(body)
+    Attempt.objects.filter(pk=attempt.pk).update(
+        exit_record=record.model_dump(mode="json") | _gpus_at_end(attempt), ended_at=now()
+    )
+    Command.objects.filter(attempt=attempt).exclude(state="dead").update(state="acked")
+    devices_release(attempt)
+    job: Job = attempt.job
+    if job.is_shared_out:
+        member_ended(attempt, record)
+    elif transition(
+        job,
+        final_state(record.reason),
+        actor=_actor(attempt),
+        attempt=attempt,
+        reason=record.reason,
+        detail={"exit_code": record.exit_code, "signal": record.signal, "by": record.by},
+    ):
+        job_finished(job, attempt)
+    transaction.on_commit(lambda: allocate_after(attempt))
+
+
+def _gpus_at_end(attempt: Attempt) -> dict[str, Any]:
+    """Return the GPU loads of the host's last heartbeat; a supervisor cannot query GPUs."""
+    gpus = attempt.host.last_beat.get("gpus") or []
+    return {"gpus": gpus} if gpus else {}
+
+
+def _update_job(attempt: Attempt, **changes: object) -> None:
+    """Update a job's figures if the attempt is its current one and it has not ended."""
+    rows = Job.objects.filter(pk=attempt.job_id, current_attempt=attempt.pk, state__in=LIVE_STATES)
+    rows.update(**changes)
+
+
+def _actor(attempt: Attempt) -> str:
+    return f"host:{attempt.host.slug}"
+
+
+_HANDLERS: Mapping[str, Callable[[Attempt, dict[str, Any]], None]] = {
+    "started": _started,
+    "phase": _phase,
+    "progress": _progress,
+    "log": _log,
+    "result": _result,
+    "artefact": _artefact,
+    "endpoint": _endpoint,
+    "exited": _exited,
+}
+
 
 log = structlog.get_logger(__name__)
 # Errors that an event's content can cause; an unreachable database is not among them.

@@ -9,13 +9,13 @@ from django.http import HttpRequest, HttpResponse
 from django.views.decorators.http import require_GET
 
 from webapp.accounts.models import Membership, team_ids_of
-from webapp.core.paging import NewestFirst, page_by_key
+from webapp.core.queries import NewestFirst, page_by_key
 from webapp.hosts.models import RUNS_JOBS, Host
-from webapp.jobs import figures
+from webapp.jobs import progress
 from webapp.jobs.actions import Allowed, allowed
 from webapp.jobs.lookup import visible_jobs
 from webapp.jobs.models import Attempt, Job, JobState, Measurement
-from webapp.live.page import live_context, page_or_regions
+from webapp.live.publish import live_context, page_or_regions
 
 PAGE_SIZE = 50
 MOST_PARTS = 100  # newest gang attempts searched for a host's jobs
@@ -38,7 +38,7 @@ class Row:
 
     job: Job
     kind: str
-    progress: figures.Progress
+    progress: progress.Progress
     seconds: float
     ratio: float | None
     allowed: Allowed
@@ -60,7 +60,7 @@ def job_list(request: HttpRequest) -> HttpResponse:
         "asked": request.GET,
         "without_page": _without_page(request),
         "states": JobState.choices,
-        "kinds": figures.KIND_WORDS.items(),
+        "kinds": progress.KIND_WORDS.items(),
         "hosts": _hosts(request).values_list("slug", "name"),
         "owners": _owners(request),
     }
@@ -115,10 +115,10 @@ def rows_of(page: Page[Job], members: dict[str, Membership]) -> list[Row]:
     return [
         Row(
             job,
-            figures.KIND_WORDS.get(job.kind, job.kind),
-            figures.progress(job),
-            figures.elapsed_seconds(job),
-            figures.main_ratio(job.measurements.all()),
+            progress.KIND_WORDS.get(job.kind, job.kind),
+            progress.progress(job),
+            progress.elapsed_seconds(job),
+            progress.main_ratio(job.measurements.all()),
             allowed(members.get(job.team_id), job),
         )
         for job in page

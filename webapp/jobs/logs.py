@@ -1,4 +1,4 @@
-"""An attempt's log: its output lines, interleaved with its supervisor's notes."""
+"""An attempt's log, and its preflight checklists, from the job's events."""
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -7,8 +7,11 @@ from datetime import UTC, datetime
 from itertools import islice
 from typing import Any, cast
 
+from runners.reasons import Reason
 from webapp.core.units import memory
-from webapp.jobs.models import Attempt, AttemptEvent
+from webapp.core.wording import capitalised
+from webapp.jobs.allocation import MAX_PREFLIGHTS
+from webapp.jobs.models import Attempt, AttemptEvent, Event, Job, JobState
 
 SUPERVISOR = "supervisor"
 MOST_CHARACTERS = 256 * 1024  # of all lines read at once
@@ -108,3 +111,86 @@ _NOTES: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "exited": _exit_words,
 }
 LOG_KINDS = ("log", *_NOTES)
+
+
+# Preflight checklists for a page, from the job's events.
+
+
+@dataclass(frozen=True)
+class Checked:
+    """One line of a checklist."""
+
+    name: str
+    is_ok: bool
+    sentence: str
+    remedy: str
+
+    @property
+    def status(self) -> str:
+        """Return the status that selects the line's icon."""
+        return "ready" if self.is_ok else "failed"
+
+
+@dataclass(frozen=True)
+class CheckRun:
+    """One run of the preflight checks: title, time, and every check."""
+
+    title: str
+    at: datetime
+    checks: tuple[Checked, ...]
+
+
+@dataclass(frozen=True)
+class Preflight:
+    """The state of a job's preflight: a sentence, and the latest check runs."""
+
+    sentence: str
+    looks: tuple[CheckRun, ...]
+
+
+def checks_of(event: Event) -> tuple[Checked, ...]:
+    """Return the checks of an event: failed ones first, then those with advice."""
+    checks = [
+        Checked(
+            capitalised(str(check.get("name", ""))),
+            bool(check.get("ok")),
+            str(check.get("sentence", "")),
+            str(check.get("remedy", "")),
+        )
+        for check in event.detail.get("checks", ())
+    ]
+    return tuple(sorted(checks, key=lambda check: (check.is_ok, not check.remedy)))
+
+
+def preflight_of(job: Job, events: Sequence[Event]) -> Preflight | None:
+    """Return the preflight of a job in preflight or returned from it, else None."""
+    is_back = job.state == JobState.QUEUED or job.reason == Reason.PREFLIGHT_FAILED
+    check_events = [event for event in events if event.kind == "job.state" and event.detail]
+    check_events = [event for event in check_events if event.detail.get("checks")]
+    if not check_events or not (is_back or job.state == JobState.PREFLIGHT):
+        return None
+    last = check_events[-1]
+    if job.state == JobState.PREFLIGHT:
+        sentence = (
+            f"By its last heartbeat {_host(job)} passes. The host now runs its own checks, then "
+            "the job starts."
+        )
+        return Preflight(sentence, (_check_run(last),))
+    return Preflight(_outcome(job, events), (_check_run(last),))
+
+
+def _host(job: Job) -> str:
+    return job.place
+
+
+def _outcome(job: Job, events: Sequence[Event]) -> str:
+    failed = sum(1 for event in events if event.reason == Reason.PREFLIGHT_FAILED)
+    if job.state == JobState.QUEUED:
+        return f"Try {failed} of {MAX_PREFLIGHTS} failed; the next attempt is in half a minute."
+    return f"{failed} tries failed, so the job ended. Mend this and clone it."
+
+
+def _check_run(event: Event) -> CheckRun:
+    by_host = event.actor.startswith("host:")
+    title = "Checked by the host" if by_host else "By the host's last heartbeat"
+    return CheckRun(title, event.at, checks_of(event))

@@ -1,17 +1,14 @@
-"""The figures of one job: predicted and measured values, and their state.
+"""The figures of one job: predicted and measured values, their state, and their cards."""
 
-All consumers (cards, captions, tables, comparisons, exports, the API) read ``figures_of``;
-names are defined in ``webapp/figures/registry.py``.
-"""
-
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
+from planner.cost.energy import MILLION, of_electricity, run_usd, usd_per_million_tokens
 from runners.jobspec.benchmark import ORIGINAL_PREFIX
 from webapp.charts.figures import Prediction, Side
 from webapp.core.display import Figure, quantity
-from webapp.core.units import Quantity
+from webapp.core.units import Quantity, number
 from webapp.figures.registry import (
     MAIN_FIGURES,
     REGISTRY,
@@ -19,12 +16,149 @@ from webapp.figures.registry import (
     definition_of,
     device_figures,
 )
-from webapp.jobs.energy import costs_of
-from webapp.jobs.figures import elapsed_seconds
+from webapp.hosts.device import HOURLY, PER_KWH, price_of
 from webapp.jobs.measured_load import main_row_of
 from webapp.jobs.models import FINAL_STATES, Job
-from webapp.jobs.points_taken import PointsTaken, Taken
-from webapp.jobs.task_figures import metrics_of
+from webapp.jobs.points import PointsTaken, Taken
+from webapp.jobs.progress import elapsed_seconds
+
+# Energy and cost of a job: measured joules and hours at the prices of its host.
+#
+# All functions expect a job loaded with its host.
+
+
+TOTAL, PER_TOKEN = "energy_joules", "energy_joules_per_token"
+
+
+class Cost(NamedTuple):
+    """An amount in dollars, and how it was computed."""
+
+    usd: float
+    how: str
+
+
+def unmeasured(job: Job) -> str:
+    """Return why no energy was measured; empty if it was, or if no result exists yet."""
+    result = job.result or {}
+    if TOTAL in result.get("measured", {}):
+        return ""
+    return str(result.get("notes", {}).get(TOTAL, ""))
+
+
+def costs_of(job: Job) -> dict[str, Cost]:
+    """Return the costs of an ended single-host job, if its host's labels have prices."""
+    if job.host is None or job.num_hosts > 1 or job.state not in FINAL_STATES:
+        return {}
+    measured: Mapping[str, float] = (job.result or {}).get("measured", {})
+    labels, host = job.host.labels, job.host.name
+    costs: dict[str, Cost] = {}
+    if (per_kwh := price_of(labels, PER_KWH)) is not None:
+        costs |= _electricity(measured, per_kwh, f"${per_kwh:g} per kWh, label of {host}")
+    if (hourly := price_of(labels, HOURLY)) is not None:
+        costs |= _hire(job, measured, hourly, f"${hourly:g} an hour, label of {host}")
+    return costs
+
+
+def _electricity(measured: Mapping[str, float], per_kwh: float, price: str) -> dict[str, Cost]:
+    amounts = {
+        "run_electricity_usd": (TOTAL, 1.0),
+        "electricity_usd_per_million_tokens": (PER_TOKEN, MILLION),
+    }
+    return {
+        name: Cost(
+            float(of_electricity(energy_joules=measured[source] * times, per_kwh=per_kwh)),
+            f"measured joules at {price}; hosts and cooling beyond its sensors not counted",
+        )
+        for name, (source, times) in amounts.items()
+        if source in measured
+    }
+
+
+def _hire(job: Job, measured: Mapping[str, float], hourly: float, price: str) -> dict[str, Cost]:
+    costs = {}
+    if job.started_at and job.ended_at:
+        seconds = (job.ended_at - job.started_at).total_seconds()
+        usd = float(run_usd(num_devices=1, hourly_usd=hourly, duration_s=seconds))
+        costs["run_cost_usd"] = Cost(usd, f"from start to end at {price}")
+    if rate := measured.get("tokens_per_second"):
+        usd = float(usd_per_million_tokens(num_devices=1, hourly_usd=hourly, tokens_per_s=rate))
+        costs["cost_usd_per_million_tokens"] = Cost(usd, f"at the measured speed, {price}")
+    return costs
+
+
+# Results of lm-evaluation-harness tasks, next to the original model's.
+
+
+BEFORE = "original_"
+CHANGES = ("difference", "ratio")
+ENDINGS = ("stderr", *(f"{each}{end}" for each in CHANGES for end in ("", "_low", "_high")))
+DIGITS = 4
+PLUS_MINUS = "\N{PLUS-MINUS SIGN}"
+
+
+@dataclass(frozen=True)
+class TaskRow:
+    """One metric of one task; strings are empty if there is no original."""
+
+    task: str
+    metric: str
+    value: str
+    before: str
+    change: str
+    verdict: str
+    how: str
+
+
+def metrics_of(measured: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the ``task/metric`` names of a result, without derived values."""
+    for name in measured:
+        task, slash, metric = name.partition("/")
+        is_before = name.startswith(BEFORE) and name.removeprefix(BEFORE) in measured
+        is_part = any(
+            metric.endswith(f"_{end}") and name.removesuffix(f"_{end}") in measured
+            for end in ENDINGS
+        )
+        if slash and task and metric and not is_before and not is_part:
+            yield name
+
+
+def task_rows(job: Job) -> list[TaskRow]:
+    """Return every metric of every task that the job ran."""
+    measured: Mapping[str, Any] = job.result.get("measured", {})
+    notes: Mapping[str, str] = job.result.get("notes", {})
+    return [_row(name, measured, notes) for name in metrics_of(measured)]
+
+
+def _row(name: str, measured: Mapping[str, Any], notes: Mapping[str, str]) -> TaskRow:
+    task, _, metric = name.partition("/")
+    kind = next((each for each in CHANGES if f"{name}_{each}" in measured), "")
+    return TaskRow(
+        task=task,
+        metric=metric,
+        value=_with_error(name, measured),
+        before=_with_error(f"{BEFORE}{name}", measured),
+        change=_change(name, kind, measured) if kind else "",
+        verdict=notes.get(f"{name}_{kind}", "").partition(":")[0] if kind else "",
+        how=notes.get(name, ""),
+    )
+
+
+def _with_error(name: str, measured: Mapping[str, Any]) -> str:
+    if measured.get(name) is None:
+        return ""
+    error = measured.get(f"{name}_stderr")
+    spread = "" if error is None else f" {PLUS_MINUS} {number(error, 2)}"
+    return f"{number(measured[name], DIGITS)}{spread}"
+
+
+def _change(name: str, kind: str, measured: Mapping[str, Any]) -> str:
+    ends = [measured.get(f"{name}_{kind}{end}") for end in ("", "_low", "_high")]
+    if None in ends:
+        return ""
+    middle, low, high = (number(float(each), 3) for each in ends if each is not None)
+    factor = "factor " if kind == "ratio" else ""
+    return f"{factor}{middle}, 95 % interval {low} to {high}"
+
 
 MFU = "mfu"
 SAMPLED = frozenset({"host_memory_bytes", "device_memory_bytes"})
@@ -278,3 +412,55 @@ def as_json(figure: JobFigure) -> dict[str, Any]:
         "definition": figure.definition.definition,
         "how": figure.how,
     }
+
+
+# The figure cards of a job's page: a few shown, the rest folded, and a summary.
+
+
+MOST_CARDS = 8
+NAMED = 3  # folded figures named in the label
+
+
+class Cards(NamedTuple):
+    """The figures of a job, the main ones apart."""
+
+    shown: Sequence[JobFigure]
+    folded: Sequence[JobFigure]
+    answer: str
+
+    @property
+    def rows(self) -> list[JobFigure]:
+        """Return all figures, for the table."""
+        return [*self.shown, *self.folded]
+
+    @property
+    def folded_words(self) -> str:
+        """Return the label of the folded figures: a count and some names."""
+        names = [each.definition.label for each in self.folded[:NAMED]]
+        more = ", …" if len(self.folded) > NAMED else ""
+        return f"{len(self.folded)} more: {', '.join(names)}{more}"
+
+
+def cards_of(figures: JobFigures) -> Cards:
+    """Return the cards of a job: predicted figures first, then the others, in their order.
+
+    Figures of an original model are shown in the before/after table instead.
+    """
+    rows = [each for name, each in figures.items() if not name.startswith("original_")]
+    rows = [each for each in rows if "/" not in each.name and each.name != "run_seconds"]
+    first = sorted(rows, key=lambda each: each.predicted is None)
+    return Cards(first[:MOST_CARDS], first[MOST_CARDS:], answer(rows))
+
+
+def answer(rows: Iterable[JobFigure]) -> str:
+    """Return in one sentence how many measured figures lie in their intervals, no warm-ups."""
+    comparable = [row for row in rows if row.place]
+    if not comparable:
+        return ""
+    inside = sum(row.place == "inside" for row in comparable)
+    so_far = " so far" if any(row.state == "so_far" for row in comparable) else ""
+    if inside == len(comparable):
+        return f"Every measured figure lies inside its 80 % interval{so_far}."
+    return (
+        f"{inside} of {len(comparable)} measured figures lie inside their 80 % interval{so_far}."
+    )

@@ -17,7 +17,7 @@ from runners.jobspec.benchmark import (
     ProfileReport,
 )
 from webapp.charts.catalog import ChartSpec
-from webapp.charts.sweep import CHARTS, At, SweepChart, sweep_chart
+from webapp.charts.job_charts import CHARTS, At, SweepChart, sweep_chart
 from webapp.core.display import quantity
 from webapp.core.units import Quantity, flops, number, percent
 from webapp.jobs.models import Artefact, Job

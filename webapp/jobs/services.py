@@ -1,8 +1,8 @@
-"""Services for jobs: create, submit, stop, clone and delete (abandoning: giving_up.py)."""
+"""Services for jobs: create, submit, stop, clone, delete, abandon."""
 
-from collections.abc import Mapping
-from datetime import timedelta
-from typing import Any
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
 
 from django.conf import settings
 from django.contrib.auth.models import User
@@ -14,15 +14,186 @@ from webapp.accounts.models import Team
 from webapp.accounts.secrets import secret_names
 from webapp.core.clock import now
 from webapp.core.problems import ConflictProblem, InvalidProblem
-from webapp.hosts.models import RUNS_JOBS, Host, HostState, Pool
+from webapp.core.wording import listed
+from webapp.hosts.contact import Contact, contact_of
+from webapp.hosts.models import RUNS_JOBS, Device, Host, HostState, Pool
 from webapp.jobs.allocation import allocate_after, allocate_pool
 from webapp.jobs.gangs import members_of, order_stop, release_unstarted
-from webapp.jobs.holding import pool_lock
-from webapp.jobs.models import FINAL_STATES, Attempt, Job, JobState, Priority
-from webapp.jobs.retries import check_retries
-from webapp.jobs.transitions import transition
+from webapp.jobs.models import FINAL_STATES, LIVE_STATES, Attempt, Event, Job, JobState, Priority
+from webapp.jobs.reservations import devices_release, pool_lock
+from webapp.jobs.transitions import check_retries, transition
 from webapp.plans.models import Plan
 from webapp.queue.quotas import check_submit, duration_within, quota_of
+
+# Abandon a job on a person's order: the devices of its silent hosts count as free again.
+#
+# Nothing else frees a silent host's devices: its part may still run there, and is stopped when the
+# host is back in contact. Parts on hosts in contact are stopped as usual.
+
+
+GIVEN_UP = Reason.LOST_AND_ABANDONED_BY_USER
+
+
+def open_parts(job: Job) -> list[Attempt]:
+    """Return the parts of a job that have not ended and were not abandoned."""
+    rows = Attempt.objects.filter(job=job, ended_at=None).exclude(stop_reason=GIVEN_UP)
+    return list(rows.select_related("host", "job").order_by("number", "node_rank"))
+
+
+def silent_parts(job: Job) -> list[Attempt]:
+    """Return open parts on unreachable hosts; for an ended job, those that hold devices."""
+    parts = [each for each in open_parts(job) if contact_of(each.host) is Contact.UNREACHABLE]
+    return parts if job.state in LIVE_STATES else [each for each in parts if devices_of(each)]
+
+
+def devices_of(part: Attempt) -> list[Device]:
+    """Return the devices that a part holds."""
+    devices = Device.objects.filter(allocations__attempt=part, allocations__released_at=None)
+    return list(devices.order_by("index"))
+
+
+def names_of(parts: Sequence[Attempt]) -> list[str]:
+    """Return the distinct host names of the parts."""
+    return list(dict.fromkeys(each.host.name for each in parts))
+
+
+def job_abandon(*, job: Job, by: str, typed_host_name: str) -> Job:
+    """Abandon a job with a silent host; the person confirms by typing the host's name.
+
+    Names of several silent hosts are separated by commas. For a job that has already ended, only
+    the devices of its silent hosts are freed.
+
+    Raises:
+        ConflictProblem: none of its hosts is silent, or the job has ended.
+        InvalidProblem: the typed name is not the host's.
+    """
+    silent = silent_parts(job)
+    if not silent:
+        raise ConflictProblem("host_in_contact", "The host answers; stop the job instead.")
+    _check_typed(typed_host_name, names_of(silent))
+    with transaction.atomic():
+        if job.state in LIVE_STATES:
+            _end(job, silent, by)
+        else:
+            _record_freed(job, silent, by)
+        for each in silent:
+            Attempt.objects.filter(pk=each.pk).update(
+                stop_reason=GIVEN_UP, stop_requested_at=now()
+            )
+            devices_release(each)
+    return job
+
+
+def _check_typed(typed: str, names: Sequence[str]) -> None:
+    if {name.strip() for name in typed.split(",")} == set(names):
+        return
+    if len(names) == 1:
+        raise InvalidProblem("wrong_name", f"Type the host's name, {names[0]}, to confirm.")
+    raise InvalidProblem(
+        "wrong_name", f"Type the names of all silent hosts to confirm: {', '.join(names)}."
+    )
+
+
+def _end(job: Job, silent: Sequence[Attempt], by: str) -> None:
+    leader = job.current_attempt
+    has_not_started = job.state == JobState.PREFLIGHT
+    reachable = [each for each in open_parts(job) if each not in silent]
+    moved = transition(
+        job, JobState.STOPPED, actor=by, attempt=leader, reason=GIVEN_UP, detail=_detail(silent)
+    )
+    if not moved:
+        raise ConflictProblem("not_stoppable", "The job has already ended.")
+    if has_not_started and leader is not None and len(members_of(leader)) > 1:
+        release_unstarted(leader)  # no host received the start signal
+    else:
+        order_stop(reachable, Reason.PEER_ENDED)
+
+
+def _record_freed(job: Job, silent: Sequence[Attempt], by: str) -> None:
+    Event.objects.create(
+        at=now(),
+        team_id=job.team_id,
+        kind="job.devices_freed",
+        subject=job.pk,
+        attempt_id=silent[0].pk,
+        reason=GIVEN_UP,
+        actor=by,
+        detail=_detail(silent),
+    )
+
+
+def _detail(silent: Sequence[Attempt]) -> dict[str, Any]:
+    freed = {each.host.name: len(devices_of(each)) for each in silent}
+    words = listed([f"{_count(count)} of {name}" for name, count in freed.items()])
+    return {"hosts": list(freed), "freed": freed, "sentence": f"Counted as free: {words}."}
+
+
+def _count(number: int) -> str:
+    return "1 device" if number == 1 else f"{number} devices"
+
+
+# The jobs at a site stop: ended with it, running elsewhere, or queued.
+
+
+MOST_NAMED = 10
+
+
+class Remaining(NamedTuple):
+    """Jobs by outcome; a job on several hosts may be in two lists."""
+
+    ended: list[str]  # by the site stop
+    unreported: list[str]  # parts on this machine whose end is not stored yet
+    elsewhere: list[str]  # parts on other hosts, which continue
+    num_waiting: int
+
+
+def remaining(own_host: str, since: datetime) -> Remaining:
+    """Return the remaining jobs seen from one host; ``since`` is when the stop began."""
+    ended = Job.objects.filter(reason=Reason.SITE_STOPPED, ended_at__gte=since).order_by("pk")
+    claimed = Attempt.objects.filter(
+        job__state__in=LIVE_STATES, claimed_at__isnull=False, ended_at=None
+    )
+    claimed = claimed.select_related("job", "host").order_by("job_id", "node_rank")
+    waiting = Job.objects.filter(state=JobState.QUEUED, deleted_at=None).count()
+    assigned = Job.objects.filter(state=JobState.PREFLIGHT).exclude(
+        pk__in=[attempt.job_id for attempt in claimed]
+    )
+    return Remaining(
+        [_name(job) for job in ended],
+        [_name(each.job) for each in claimed if each.host_id == own_host],
+        [f"{_name(each.job)} on {each.host}" for each in claimed if each.host_id != own_host],
+        waiting + assigned.count(),
+    )
+
+
+def sentences(found: Remaining) -> list[str]:
+    """Return the messages for the person who stops the site, one sentence per kind."""
+    messages = []
+    if found.ended:
+        messages.append(f"Ended with it, as their pages say: {_some(found.ended)}.")
+    if found.unreported:
+        messages.append(
+            f"Asked to stop; their pages show it when Slipway is back: {_some(found.unreported)}."
+        )
+    if found.elsewhere:
+        messages.append(
+            "Still running on other hosts, which report when Slipway runs again: "
+            f"{_some(found.elsewhere)}."
+        )
+    if found.num_waiting:
+        jobs = "1 job waits" if found.num_waiting == 1 else f"{found.num_waiting} jobs wait"
+        messages.append(f"{jobs} in the queue until Slipway runs again.")
+    return messages or ["No job was running or waiting."]
+
+
+def _name(job: Job) -> str:
+    return f"{job.name} ({job.pk})"
+
+
+def _some(names: list[str]) -> str:
+    more = len(names) - MOST_NAMED
+    return listed([*names[:MOST_NAMED], *([f"{more} more"] if more > 0 else [])])
+
 
 NAME_LENGTH = 120
 

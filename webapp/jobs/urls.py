@@ -3,14 +3,12 @@
 from django.urls import URLPattern, URLResolver, path
 
 from webapp.jobs import (
-    abandon,
     actions,
-    deciding,
-    downloads,
+    artefacts,
+    calibration_page,
     exports,
     listing,
     playground,
-    postmortem_views,
     views,
 )
 
@@ -24,20 +22,20 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path(f"{JOB}events/", views.job_events, name="job-events"),
     path(f"{JOB}config/", views.job_config, name="job-config"),
     path(f"{JOB}artefacts/", views.job_artefacts, name="job-artefacts"),
-    path(f"{JOB}artefacts/<str:name>/download/", downloads.job_download, name="job-download"),
+    path(f"{JOB}artefacts/<str:name>/download/", artefacts.job_download, name="job-download"),
     path(f"{JOB}figures.<slug:form>", exports.job_figures, name="job-figures"),
     path(f"{JOB}playground/", playground.playground, name="job-playground"),
     path(f"{JOB}playground/answer/", playground.playground_answer, name="job-playground-answer"),
-    path(f"{JOB}post-mortem/", postmortem_views.job_postmortem, name="job-postmortem"),
-    path(f"{JOB}post-mortem/changes/", postmortem_views.job_changes, name="job-changes"),
-    path(f"{JOB}replan/", postmortem_views.job_replan, name="job-replan"),
-    path(f"{JOB}abandon/", abandon.job_abandon_view, name="job-abandon"),
+    path(f"{JOB}post-mortem/", views.job_postmortem, name="job-postmortem"),
+    path(f"{JOB}post-mortem/changes/", views.job_changes, name="job-changes"),
+    path(f"{JOB}replan/", views.job_replan, name="job-replan"),
+    path(f"{JOB}abandon/", actions.job_abandon_view, name="job-abandon"),
     path(f"{JOB}stop/", actions.job_stop_view, name="job-stop"),
     path(f"{JOB}clone/", actions.job_clone_view, name="job-clone"),
     path(f"{JOB}run-again/", actions.job_rerun, name="job-rerun"),
     path(
         f"{JOB}measurements/<int:measurement_id>/decide/",
-        deciding.measurement_decide_view,
+        calibration_page.measurement_decide_view,
         name="measurement-decide",
     ),
     path(f"{JOB}delete/", actions.job_delete_view, name="job-delete"),

@@ -5,55 +5,83 @@ import re
 from datetime import timedelta
 from typing import Any
 
+from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect, render
 from django.urls import reverse
-from django.views.decorators.http import require_GET
+from django.views.decorators.http import require_GET, require_POST
 
 from runners.jobspec.compress import QUANTISED_DTYPES
 from runners.reasons import Reason
 from webapp.accounts.models import Membership, Role
 from webapp.accounts.roles import has_role, membership_of
 from webapp.core.clock import now, now_ms
-from webapp.core.compression import uncompressed
+from webapp.core.middleware import uncompressed
+from webapp.core.problems import Problem
 from webapp.core.units import clock
-from webapp.hosts.sharing import facts_for
-from webapp.jobs import figures
-from webapp.jobs.actions import allowed
-from webapp.jobs.as_read import as_read
-from webapp.jobs.calibration_effect import calibration_effect_of
-from webapp.jobs.checklists import Checked, checks_of, preflight_of
-from webapp.jobs.compression import before_after, significance_note, won_words
+from webapp.hosts.pools import facts_for
+from webapp.jobs import progress
+from webapp.jobs.actions import allowed, job_for
+from webapp.jobs.calibration import as_read
+from webapp.jobs.calibration_page import calibration_effect_of
 from webapp.jobs.endpoints import endpoint_of, key_shown_once
-from webapp.jobs.energy import unmeasured
-from webapp.jobs.evaluating import LeftModel, left_model
-from webapp.jobs.figure_rows import cards_of
-from webapp.jobs.gangs import deciding_part
-from webapp.jobs.giving_up import names_of, silent_parts
-from webapp.jobs.logs import Line, is_full, log_lines
-from webapp.jobs.lookup import load_job
-from webapp.jobs.measured_figures import figures_of
-from webapp.jobs.measured_load import operators_of, under_load
-from webapp.jobs.mixture import mixture_of
-from webapp.jobs.models import (
-    FINAL_STATES,
-    Artefact,
-    Attempt,
-    Event,
-    Job,
-    JobState,
+from webapp.jobs.evaluating import (
+    LeftModel,
+    before_after,
+    left_model,
+    significance_note,
+    won_words,
 )
+from webapp.jobs.gangs import deciding_part
+from webapp.jobs.logs import Checked, Line, checks_of, is_full, log_lines, preflight_of
+from webapp.jobs.lookup import load_job
+from webapp.jobs.measured_figures import cards_of, figures_of, task_rows, unmeasured
+from webapp.jobs.measured_load import operators_of, under_load
+from webapp.jobs.memory_terms import story_of
+from webapp.jobs.models import FINAL_STATES, Artefact, Attempt, Event, Job, JobState
 from webapp.jobs.parts import parts_for, shown_part
 from webapp.jobs.plots import Drawn, draw
-from webapp.jobs.points_taken import points_since
-from webapp.jobs.postmortem import has_postmortem
+from webapp.jobs.points import points_since
+from webapp.jobs.postmortem import has_postmortem, postmortem_of, replan_words
+from webapp.jobs.progress import leftover_of, silence_of
 from webapp.jobs.reasons import words_for
-from webapp.jobs.selectors import scheduler_words, waiting_sentence
-from webapp.jobs.state_label import leftover_of, silence_of
+from webapp.jobs.services import names_of, silent_parts
 from webapp.jobs.targets import targets_of
-from webapp.jobs.task_figures import task_rows
-from webapp.jobs.text_samples import samples_of
-from webapp.live.page import live_context, page_or_regions
+from webapp.jobs.training_page import mixture_of, samples_of
+from webapp.live.publish import live_context, page_or_regions
 from webapp.modelhub.models import TeamModel
+from webapp.plans.access import signed_in
+from webapp.plans.errors import DraftProblem
+from webapp.plans.models import Plan
+from webapp.plans.offers import change_at, limit_words, replan, smallest_changes
+from webapp.plans.planning import plan_compute
+from webapp.queue.words import waiting_line
+from webapp.wizard.drafts import suggestion_apply
+
+# Queries of pages about jobs, mainly why one is waiting.
+
+
+def waiting_sentence(job: Job) -> str | None:
+    """Return why a queued job has not started, in one sentence; None for any other job."""
+    if job.state != JobState.QUEUED:
+        return None
+    line = waiting_line(job)
+    if line is None:
+        return None
+    retry = f"Retry {job.num_retries} of {job.max_retries}. " if job.num_retries else ""
+    is_first = line.position is None or line.position == 1
+    turn = "" if is_first else f" It is number {line.position} in the queue."
+    return f"{retry}{line.sentence}{turn}"
+
+
+def scheduler_words(job: Job) -> str:
+    """Return what a claimed job waits for in its host's scheduler: “Slurm: Resources”."""
+    if job.state != JobState.STARTING or job.host is None:
+        return ""
+    reported = job.host.last_beat.get("attempts") or ()
+    matching = [each for each in reported if each.get("attempt_id") == job.current_attempt_id]
+    return str(matching[0].get("waits_for") or "") if matching else ""
+
 
 INSTANT = re.compile(r"[0-9]{1,15}")  # ms since the epoch
 ARRIVAL_TIME = timedelta(hours=1)
@@ -160,12 +188,12 @@ def job_context(request: HttpRequest, job: Job, tab: str) -> dict[str, Any]:
     context = {
         "as_of_ms": now_ms(),  # before any read: the shown data is at least this recent
         "job": job,
-        "kind": figures.KIND_WORDS.get(job.kind, job.kind),
+        "kind": progress.KIND_WORDS.get(job.kind, job.kind),
         "is_over": job.state in FINAL_STATES,
         "events": events,
-        "timeline": figures.timeline(job, [e for e in events if e.kind == "job.state"]),
-        "progress": figures.progress(job),
-        "seconds": figures.elapsed_seconds(job),
+        "timeline": progress.timeline(job, [e for e in events if e.kind == "job.state"]),
+        "progress": progress.progress(job),
+        "seconds": progress.elapsed_seconds(job),
         "expected_ms": expected_ms(job),
         "waiting": waiting_sentence(job),
         "waits_for": scheduler_words(job),
@@ -249,7 +277,7 @@ def expected_ms(job: Job) -> int | str:
     """Return the expected total duration of a running job in ms, if it reports an ETA."""
     if job.state != JobState.RUNNING or job.eta_seconds is None:
         return ""
-    return int(1000 * (figures.elapsed_seconds(job) + job.eta_seconds))
+    return int(1000 * (progress.elapsed_seconds(job) + job.eta_seconds))
 
 
 def silence_context(job: Job) -> dict[str, Any]:
@@ -315,3 +343,72 @@ def models_of(job: Job) -> list[LeftModel]:
     attempt = job.current_attempt_id
     models = TeamModel.objects.filter(attempt_id=attempt) if attempt else []
     return [left_model(model) for model in models]
+
+
+# The post-mortem tab and its actions.
+
+
+TAB = "job-postmortem"
+
+
+@require_GET
+def job_postmortem(request: HttpRequest, job_id: str) -> HttpResponse:
+    """Explain why a job failed, with its measurements and changes that would fit."""
+    job = load_job(request, job_id)
+    context = job_context(request, job, TAB) | {"outcome": None}  # the tab itself shows it
+    if has_postmortem(job):
+        post_mortem = postmortem_of(job)
+        context["found"] = post_mortem
+        if post_mortem.memory and job.plan_id:
+            context["replan_words"] = replan_words(post_mortem.memory.story)
+    context["changes"] = _changes(job) if "changes" in request.GET else None
+    return page_or_regions(request, "jobs/postmortem.html", "jobs/_status.html", context)
+
+
+@require_GET
+def job_changes(request: HttpRequest, job_id: str) -> HttpResponse:
+    """Return the smallest changes that would fit; loaded separately because it searches."""
+    job = load_job(request, job_id)
+    context = {
+        "job": job,
+        "changes": _changes(job),
+        "allowed": job_context(request, job, TAB)["allowed"],
+    }
+    return render(request, "jobs/_changes.html", context)
+
+
+def _changes(job: Job) -> list[Any]:
+    story = story_of(job) if has_postmortem(job) else None
+    return smallest_changes(job, story) if story else []
+
+
+@require_POST
+def job_replan(request: HttpRequest, job_id: str) -> HttpResponse:
+    """Create a plan from a failed job's: for editing, with its need as a limit, or changed."""
+    job = job_for(request, job_id, "clone")
+    how = request.POST.get("how", "")
+    story = story_of(job) if how != "edit" else None
+    try:
+        plan = replan(job=job, owner=signed_in(request), story=story)
+    except DraftProblem as problem:
+        messages.warning(request, problem.sentence)
+        return redirect(TAB, job.pk)
+    if how == "edit":
+        return redirect("plan-step", plan.pk, "workload")
+    if story is not None:
+        messages.info(request, limit_words(story))
+        _apply(request, job, plan)
+    return redirect("plan-detail", plan.pk)
+
+
+def _apply(request: HttpRequest, job: Job, plan: Plan) -> None:
+    """Apply the chosen change to the draft and plan it."""
+    chosen = change_at(_changes(job), request.POST.get("change", ""))
+    if chosen and (ignored := suggestion_apply(plan.draft, chosen.changes)):
+        messages.warning(
+            request, f"Not changed, because this draft lacks the field: {', '.join(ignored)}."
+        )
+    try:
+        plan_compute(plan)
+    except (DraftProblem, Problem) as problem:
+        messages.error(request, str(problem))

@@ -1,8 +1,27 @@
-"""The questions about limits: their texts, unknowns and applicable goals."""
+"""The questions about limits: texts, unknowns, applicable goals, and their form."""
 
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from typing import Any, NamedTuple
 
+from django import forms
+
+from planner.catalog.models import checkpoint_name
+from planner.errors import PlannerError
 from planner.specs.plan import InverseQuestion
+from webapp.core.wording import sentence
+from webapp.hosts.models import Host
+from webapp.plans.words import GOAL_WORDS
+from webapp.wizard.drafts import DEFAULT_DEVICE, DEFAULT_MODEL, WORKLOADS, Draft, serve_draft
+from webapp.wizard.forms import (
+    GoalForm,
+    HardwareForm,
+    ModelForm,
+    PinsForm,
+    StepForm,
+    device_choices,
+)
+from webapp.wizard.workload_forms import WORKLOAD_FORMS
 
 SERVING = ("serve", "generate")
 TRAINING = ("finetune", "pretrain")
@@ -86,3 +105,125 @@ BY_KEY: dict[str, Question] = {question.key: question for question in QUESTIONS}
 def suited(goal: str) -> tuple[Question, ...]:
     """Return the questions that apply to a goal."""
     return tuple(question for question in QUESTIONS if goal in question.goals)
+
+
+# The form of a question about limits: only the fields it needs, each with a default.
+
+
+# Fields for the length of a run, and details that do not affect limits.
+UNASKED = {
+    "time_budget_minutes",
+    "million_tokens",
+    "prefix_share_percent",
+    "prompts_path",
+    "batching",
+    "kv_cache",
+    "guessing",
+    "decode_step",
+    "attention",
+    "products",
+    "training_step",
+}
+PRICES = [("balanced", "The lowest price by the hour"), ("cost", "The lowest price by the token")]
+HOST = "host:"
+HARDWARE_FIELDS = ("devices_per_node", "nodes")
+# Planner field -> form field, where the names differ.
+FORM_NAMES = {"choice": "hardware", "cluster": "hardware", "batch_size": "global_batch_size"}
+
+
+class LimitForm(StepForm):
+    """Work, model and hardware of a limit question; the question decides which fields it has."""
+
+    goal = forms.ChoiceField(label="Work")
+    model = deepcopy(ModelForm.base_fields["catalog_id"])
+    hardware = forms.ChoiceField(label="Hardware")
+
+    def __init__(
+        self, data: Mapping[str, Any], question: Question, hosts: Sequence[Host] = ()
+    ) -> None:
+        goal = _goal(data, question)
+        super().__init__(_with_defaults(data, goal, hosts))
+        self.question, self.chosen_goal = question, goal
+        goals = [(each, GOAL_WORDS[each]) for each in question.goals]
+        self.fields["goal"] = forms.ChoiceField(label="Work", choices=goals)
+        self.fields["hardware"] = _hardware_field(hosts)
+        for name in HARDWARE_FIELDS:
+            self.fields[name] = deepcopy(HardwareForm.base_fields[name])
+        for name, field in WORKLOAD_FORMS[goal].base_fields.items():
+            self.fields[name] = deepcopy(field)
+        if goal == "serve":
+            self.fields["slo"] = deepcopy(GoalForm.base_fields["slo"])
+            self.fields["slo"].help_text = ""
+        self.fields["weight_dtype"] = deepcopy(PinsForm.base_fields["weight_dtype"])
+        if question.key == "cheapest_instance":
+            self.fields["objective"] = forms.ChoiceField(label="Cheapest by", choices=PRICES)
+        for name in {*question.sought, *UNASKED}:
+            self.fields.pop(name, None)
+
+    def clean_model(self) -> str:
+        """Return the name of a model; reject an unknown one with similar names."""
+        name = self.cleaned_data["model"]
+        if not name:
+            raise forms.ValidationError(f"Model is missing. Name one, such as {DEFAULT_MODEL}.")
+        try:
+            return checkpoint_name(name)
+        except PlannerError as error:
+            raise forms.ValidationError(sentence(error.message)) from error
+
+    @property
+    def draft(self) -> Draft:
+        """Return the form as a draft; the unknown of the question has its default."""
+        values, draft = self.cleaned_data, serve_draft(None)
+        goal = self.chosen_goal
+        draft["goal"] |= {"goal": goal, "slo": values.get("slo", "none")}
+        draft["goal"]["objective"] = values.get("objective", "balanced")
+        draft["model"]["catalog_id"] = values.get("model", DEFAULT_MODEL)
+        hardware = values.get("hardware", DEFAULT_DEVICE)
+        if hardware.startswith(HOST):
+            draft["hardware"]["choice"] = hardware
+        else:
+            draft["hardware"]["device"] = hardware
+        sizes = {name: values[name] for name in HARDWARE_FIELDS if name in values}
+        draft["hardware"] |= sizes
+        own = {name: values[name] for name in draft["workload"][goal] if name in values}
+        draft["workload"][goal] |= own
+        draft["pins"] = {"weight_dtype": values.get("weight_dtype", "")}
+        return draft
+
+    def refuse(self, problem: str, field: str) -> None:
+        """Add a planner error to its form field, or to the form if there is no such field."""
+        last = field.rsplit(".", 1)[-1]
+        name = FORM_NAMES.get(last, last)
+        self.add_error(name if name in self.fields else None, problem)
+
+
+def _goal(data: Mapping[str, Any], question: Question) -> str:
+    """Return the chosen goal, else the question's first goal."""
+    chosen = data.get("goal", "")
+    return chosen if chosen in question.goals else question.goals[0]
+
+
+def _with_defaults(data: Mapping[str, Any], goal: str, hosts: Sequence[Host]) -> dict[str, Any]:
+    """Return the submitted values, with a default for every missing field."""
+    proposed: dict[str, Any] = {
+        "goal": goal,
+        "model": DEFAULT_MODEL,
+        "hardware": f"{HOST}{hosts[0].pk}" if hosts else DEFAULT_DEVICE,
+        "devices_per_node": 1,
+        "nodes": 1,
+        "slo": "chat",
+        "objective": PRICES[0][0],
+        **WORKLOADS[goal],
+    }
+    sent = {name: data[name] for name in data if name != "goal"}
+    return {**proposed, **sent}
+
+
+def _hardware_field(hosts: Sequence[Host]) -> forms.ChoiceField:
+    own = [(f"{HOST}{host.pk}", host.name) for host in hosts]
+    groups: list[tuple[str, Any]] = [("Your hosts", own)] if own else []
+    return forms.ChoiceField(
+        label="Hardware",
+        choices=[*groups, *device_choices()],
+        help_text="Of a host, all of its devices are used." if own else "",
+    )

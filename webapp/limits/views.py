@@ -12,13 +12,11 @@ from webapp.accounts.models import Team
 from webapp.accounts.roles import chosen_of, memberships_of
 from webapp.hosts.models import RUNS_JOBS, Host, HostState
 from webapp.limits.answers import LimitAnswer, shown
-from webapp.limits.forms import LimitForm
-from webapp.limits.questions import BY_KEY, QUESTIONS, Question, suited
-from webapp.plans.completeness import missing_step
-from webapp.plans.errors import DraftProblem
+from webapp.limits.questions import BY_KEY, QUESTIONS, LimitForm, Question, suited
+from webapp.plans.errors import DraftProblem, missing_step
 from webapp.plans.models import Plan
 from webapp.plans.planning import limit_of
-from webapp.wizard.fields import model_ids
+from webapp.wizard.forms import model_ids
 
 UNPROCESSABLE = 422
 # Query parameters that links to other questions keep.

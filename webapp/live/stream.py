@@ -1,23 +1,222 @@
-"""ASGI application of ``/live/``: server-sent events without a thread or a query per viewer.
-
-``GET /live/?ticket=…`` with an optional ``Last-Event-ID``. The ticket was signed when the page was
-rendered, after a permission check; here only its signature and age are verified. The number of
-streams is limited per user and per process; a page over the limit polls until one is free.
-"""
+"""ASGI application of ``/live/``: server-sent events, fanned out from a Redis stream."""
 
 import asyncio
 import contextlib
 import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 from urllib.parse import parse_qs
 
+import redis.asyncio
+import structlog
 from django.conf import settings
 from django.core.signing import BadSignature
 
+from runners.redis_access import client_options
 from webapp.api.problems import send_problem
 from webapp.core.asgi_messages import Receive, Scope, Send
 from webapp.core.problems import BusyProblem, UnauthorizedProblem
-from webapp.live.hub import BYE, Hub, Viewer
-from webapp.live.tickets import LIFETIME_SECONDS, read_ticket
+from webapp.live.publish import LIFETIME_SECONDS, STREAM, read_ticket
+
+# Fan-out of the Redis stream ``live`` to the viewers of one process.
+#
+# Each process has one reader. Frames are built once and shared by all viewers. The last minute of
+# frames is kept, so that a reconnected viewer gets the missed ones; after a longer gap it gets a
+# ``resync`` event and reloads its data. A slow viewer cannot block the reader: its full queue is
+# replaced by a ``resync`` event.
+
+
+log = structlog.get_logger(__name__)
+RING_SECONDS = 60.0
+MAX_WAITING = 64
+BLOCK_MS = 5000
+COUNT = 1000
+RETRY_SECONDS = 1.0
+SOCKET_SECONDS = 10.0
+REVOKE = "revoke:"
+
+STALE = b"event: stale\ndata: {}\n\n"
+RESYNC = b"event: resync\ndata: {}\n\n"
+BYE = b"retry: 1500\nevent: bye\ndata: {}\n\n"
+
+StreamId = tuple[int, int]
+
+
+class Frame(NamedTuple):
+    """One encoded server-sent event, with its stream id, topic and arrival time."""
+
+    id: StreamId
+    topic: str
+    data: bytes
+    at: float
+
+
+def parse_id(text: str) -> StreamId | None:
+    """Return a stream id as a tuple that sorts as in Redis, or None if it is invalid."""
+    milliseconds, _, number = text.partition("-")
+    if not (milliseconds.isdecimal() and number.isdecimal()):
+        return None
+    return int(milliseconds), int(number)
+
+
+def frame_bytes(entry_id: str, event: str, data: str) -> bytes:
+    """Return an encoded server-sent event."""
+    return f"id: {entry_id}\nevent: {event}\ndata: {data}\n\n".encode()
+
+
+class Viewer:
+    """One open stream: its queue of frames, and whether it is closing."""
+
+    def __init__(self, user_id: int, topics: Iterable[str]) -> None:
+        self.user_id = user_id
+        self.topics = frozenset(topics)
+        self.is_closing = False
+        self._waiting: list[bytes] = []
+        self._news = asyncio.Event()
+
+    def put(self, data: bytes) -> None:
+        """Queue a frame; replace a full queue by a resync event."""
+        if len(self._waiting) >= MAX_WAITING:
+            self._waiting = [RESYNC]
+        self._waiting.append(data)
+        self._news.set()
+
+    def close(self) -> None:
+        """End the stream after the queued frames."""
+        self.is_closing = True
+        self._news.set()
+
+    async def wait(self) -> None:
+        """Wait for a frame or for the end of the stream."""
+        await self._news.wait()
+
+    def take(self) -> bytes:
+        """Return and clear all queued frames as one piece."""
+        data, self._waiting = b"".join(self._waiting), []
+        self._news.clear()
+        return data
+
+
+class Hub:
+    """Reads the stream and forwards every frame to the viewers of its topic."""
+
+    def __init__(self, url: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self.viewers: set[Viewer] = set()
+        self._url = url
+        self._clock = clock
+        self._ring: deque[Frame] = deque()
+        self._last: StreamId | None = None
+        self._floor: StreamId | None = None  # the ring has every frame after it
+        self.is_reading = asyncio.Event()  # set once the end of the stream is known
+        self._is_stale = False
+        self._is_closing = False
+        self._reader: asyncio.Task[None] | None = None
+
+    def join(self, viewer: Viewer, last_id: str = "") -> None:
+        """Add a viewer; replay the frames after ``last_id`` if they are in the ring."""
+        if self._reader is None or self._reader.done():
+            self._reader = asyncio.get_running_loop().create_task(self._read())
+        self.viewers.add(viewer)
+        if last_id:
+            self._resume(viewer, parse_id(last_id))
+        if self._is_stale:
+            viewer.put(STALE)
+        if self._is_closing:
+            viewer.close()
+
+    def leave(self, viewer: Viewer) -> None:
+        """Remove a viewer."""
+        self.viewers.discard(viewer)
+
+    def close(self) -> None:
+        """End every stream, before the process stops."""
+        self._is_closing = True
+        for viewer in self.viewers:
+            viewer.close()
+        if self._reader is not None:
+            self._reader.cancel()
+
+    def _resume(self, viewer: Viewer, since: StreamId | None) -> None:
+        missed = [frame for frame in self._ring if since is not None and frame.id > since]
+        wanted = [frame.data for frame in missed if frame.topic in viewer.topics]
+        is_known = since is not None and self._floor is not None and since >= self._floor
+        if not is_known or len(wanted) > MAX_WAITING:
+            viewer.put(RESYNC)
+            return
+        for data in wanted:
+            viewer.put(data)
+
+    async def _read(self) -> None:
+        """Read for ever; without Redis, send the viewers a stale event."""
+        client = redis.asyncio.Redis.from_url(
+            self._url,
+            decode_responses=True,
+            socket_timeout=SOCKET_SECONDS,
+            socket_connect_timeout=1.0,
+            **client_options(self._url, settings.REDIS_CA),
+        )
+        try:
+            while True:
+                try:
+                    await self._read_once(client)
+                except (redis.RedisError, OSError) as error:
+                    self._mark_stale(error)
+                    await asyncio.sleep(RETRY_SECONDS)
+        finally:
+            await client.aclose()
+
+    async def _read_once(self, client: redis.asyncio.Redis) -> None:
+        if self._last is None:
+            newest = await client.xrevrange(STREAM, count=1)
+            self._last = self._floor = parse_id(str(newest[0][0])) if newest else (0, 0)
+            self.is_reading.set()
+        start = "{}-{}".format(*(self._last or (0, 0)))
+        reply = await client.xread({STREAM: start}, count=COUNT, block=BLOCK_MS)
+        self._is_stale = False
+        for entry_id, fields in _entries(reply):
+            self._dispatch(entry_id, fields)
+        self._drop_old()
+
+    def _dispatch(self, entry_id: str, fields: dict[str, str]) -> None:
+        number = parse_id(entry_id)
+        topic = fields.get("t", "")
+        if number is None:
+            return
+        self._last = number
+        if topic.startswith(REVOKE):
+            self._revoke(topic.removeprefix(REVOKE))
+            return
+        data = frame_bytes(entry_id, fields.get("e", "message"), fields.get("d", "{}"))
+        self._ring.append(Frame(number, topic, data, self._clock()))
+        for viewer in self.viewers:
+            if topic in viewer.topics:
+                viewer.put(data)
+
+    def _revoke(self, user_id: str) -> None:
+        for viewer in self.viewers:
+            if str(viewer.user_id) == user_id:
+                viewer.close()
+
+    def _drop_old(self) -> None:
+        while self._ring and self._clock() - self._ring[0].at > RING_SECONDS:
+            self._floor = self._ring.popleft().id
+
+    def _mark_stale(self, error: Exception) -> None:
+        if self._is_stale:
+            return
+        self._is_stale = True
+        log.warning("live stream is away", cause=str(error))
+        for viewer in self.viewers:
+            viewer.put(STALE)
+
+
+def _entries(reply: Any) -> list[tuple[str, dict[str, str]]]:  # noqa: ANN401 (RESP2 or RESP3)
+    """Return the entries of a reply for one stream."""
+    if isinstance(reply, dict):
+        return [entry for parts in reply.values() for part in parts for entry in part]
+    return [entry for _, entries in reply or [] for entry in entries]
+
 
 PREFIX = "/live/"
 PING_SECONDS = 15.0

@@ -1,15 +1,22 @@
-"""Roll-ups of a series: minimum, maximum, mean and count per 15 s and per 5 min."""
+"""Roll-ups of a series per 15 s and per 5 min, and the upkeep of the store."""
 
+import time
+from collections.abc import Callable
+from datetime import timedelta
 from typing import NamedTuple
 
 import numpy as np
+import structlog
 from django.conf import settings
-from django.db import transaction
+from django.db import DataError, IntegrityError, transaction
+from django.db.models import Min
 from numpy.typing import NDArray
 
-from webapp.metrics import codec
-from webapp.metrics.models import MetricChunk, MetricSource
-from webapp.metrics.store import RAW_STEP_MS, RawSeries
+from webapp.core.clock import now_ms
+from webapp.jobs.models import Attempt
+from webapp.metrics import store
+from webapp.metrics.models import MetricBatch, MetricChunk, MetricSource
+from webapp.metrics.store import RAW_STEP_MS, RawSeries, needs_seal, prune_raw, seal
 
 STEPS_MS = (15_000, 300_000)
 WINDOW_MS = 4 * 3600 * 1000
@@ -53,7 +60,7 @@ def _means(
 
 def decode_band(chunk: MetricChunk) -> Band:
     """Return the buckets of a roll-up chunk."""
-    t_ms, low, high, mean, count = codec.decode(bytes(chunk.body))
+    t_ms, low, high, mean, count = store.decode(bytes(chunk.body))
     return Band(
         t_ms.astype(np.int64),
         low.astype(np.float64),
@@ -107,7 +114,7 @@ def _by_metric(chunks: list[MetricChunk]) -> list[tuple[str, RawSeries]]:
 
 def merge(chunks: list[MetricChunk]) -> RawSeries:
     """Return the points of a metric's raw chunks, without duplicates, by sequence number."""
-    columns = [codec.decode(bytes(chunk.body)) for chunk in chunks]
+    columns = [store.decode(bytes(chunk.body)) for chunk in chunks]
     seq, t_ms, value = (np.concatenate(parts) for parts in zip(*columns, strict=True))
     numbers, first = np.unique(seq.astype(np.int64), return_index=True)
     return RawSeries(numbers, t_ms[first].astype(np.int64), value[first].astype(np.float64))
@@ -135,9 +142,55 @@ def _row(source: MetricSource, metric: str, window: int, step_ms: int, band: Ban
         t0_ms=window,
         t1_ms=int(band.t_ms[-1]) + step_ms,
         n=int(band.points.sum()),
-        body=codec.encode(band),
+        body=store.encode(band),
     )
 
 
 def _floor(t_ms: int) -> int:
     return t_ms - t_ms % WINDOW_MS
+
+
+# Maintain the metric store: seal due journals, roll them up, prune old raw data.
+
+
+log = structlog.get_logger(__name__)
+RAW_LIFETIME = timedelta(days=30)
+
+
+TURN_SECONDS = 5.0  # per turn; the remainder follows in the next turn
+
+
+def seal_due(clock: Callable[[], float] = time.monotonic) -> int:
+    """Seal sources whose journal is due, roll them up, and return the points sealed.
+
+    The oldest journal comes first, and a turn ends after ``TURN_SECONDS``, so that an attempt
+    with many points does not block others. A source that cannot be sealed is logged and skipped.
+    """
+    journals = MetricBatch.objects.values("attempt_id", "source").annotate(at=Min("received_at"))
+    started, sealed = clock(), 0
+    for attempt_id, source in list(journals.order_by("at").values_list("attempt_id", "source")):
+        if clock() - started > TURN_SECONDS:
+            break
+        try:
+            sealed += _seal(attempt_id, source)
+        except (ArithmeticError, DataError, IntegrityError, LookupError, TypeError, ValueError):
+            log.warning("journal not sealed", attempt=attempt_id, source=source, exc_info=True)
+    return sealed
+
+
+def _seal(attempt_id: str, source: str) -> int:
+    attempt = Attempt.objects.filter(pk=attempt_id).first()
+    if attempt is None:
+        return 0
+    is_ended = attempt.ended_at is not None
+    if not needs_seal(attempt_id, source, is_ended=is_ended):
+        return 0
+    sealed = seal(attempt_id, source, through_seq=attempt.acked_seq)
+    stored = MetricSource.objects.get(attempt_id=attempt_id, source=source)
+    roll_up(stored, is_ended=is_ended)
+    return sealed
+
+
+def prune_old() -> int:
+    """Delete raw chunks older than a month; their roll-ups stay. Return how many."""
+    return prune_raw(before_ms=now_ms() - int(RAW_LIFETIME.total_seconds() * 1000))

@@ -2,7 +2,7 @@
 
 from django.contrib import admin
 
-from webapp.core.fresh_admin import FreshAdmin
+from webapp.core.admin_base import FreshAdmin
 from webapp.modelhub.models import TeamModel
 
 

@@ -1,4 +1,4 @@
-"""Model shapes from the catalog or a config, and figures derived from a shape."""
+"""Model shapes from the catalog, a config or the demo, and figures derived from a shape."""
 
 from typing import Any, NamedTuple
 
@@ -9,6 +9,24 @@ from planner.cost.parameters import count_parameters
 from planner.cost.quantity import Line, Unrecorded
 from planner.errors import PlannerError
 from planner.specs.model import ModelSpec
+from runners.jobspec import DemoModel
+
+# The demo model of ``runners.jobspec`` as a Hugging Face config for the planner.
+
+
+DEMO_NAME = "Slipway demo"
+
+
+def demo_config(model: DemoModel | None = None) -> dict[str, Any]:
+    """Return the Hugging Face config of the demo model that a training job creates."""
+    return {
+        "model_type": "llama",
+        "tie_word_embeddings": False,
+        "torch_dtype": "float32",
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
+        **(model or DemoModel()).model_dump(exclude={"source"}),
+    }
+
 
 KV_DTYPES = (("fp32", 4.0), ("bf16", 2.0), ("fp8", 1.0), ("int4", 0.5))
 PARTS = (

@@ -1,13 +1,15 @@
-"""Pages of models: the catalog, the team's own, and their memory needs."""
+"""Pages of models: the catalog, the team's own, their memory needs, registration."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+from django import forms
 from django.contrib import messages
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_GET, require_http_methods
 
+from planner.catalog.hf_config import model_from_config
 from planner.catalog.models import ModelEntry, checkpoint_name, get_entry, get_model, list_models
 from planner.errors import PlannerError
 from planner.specs.estimate import Estimate
@@ -17,19 +19,55 @@ from webapp.accounts.models import Role
 from webapp.accounts.roles import current_team, has_role, require_role
 from webapp.core.display import Figure
 from webapp.core.problems import Problem
+from webapp.core.wording import sentence
 from webapp.figures.registry import REGISTRY
 from webapp.hosts.device import cluster_for_host
 from webapp.hosts.models import Host, HostState
 from webapp.jobs.evaluating import left_model
-from webapp.modelhub.forms import ModelNewForm
 from webapp.modelhub.models import TeamModel
-from webapp.modelhub.shapes import (
-    kv_bytes_per_token,
-    num_parameters,
-    parameter_parts,
-    shape_of,
-)
+from webapp.modelhub.shapes import kv_bytes_per_token, num_parameters, parameter_parts, shape_of
 from webapp.plans.planning import fits_on
+from webapp.wizard.forms import ConfigJson, read_upload
+
+# The form that registers a model from its config.json.
+
+
+class ModelNewForm(forms.Form):
+    """A name and a ``config.json``, pasted or uploaded."""
+
+    use_required_attribute = False
+
+    name = forms.CharField(
+        label="Name",
+        max_length=120,
+        error_messages={"required": "Give the model a name that your team will recognise."},
+    )
+    config = ConfigJson("config.json", "Paste the file as Hugging Face publishes it.")
+    config_file = forms.FileField(
+        label="Or upload the file",
+        required=False,
+        widget=forms.FileInput(attrs={"accept": ".json,application/json"}),
+    )
+
+    def clean(self) -> dict[str, Any]:
+        """Parse the config; reject one that describes no model, with the missing field."""
+        values = super().clean() or self.cleaned_data
+        if "config" in self.errors:
+            return values
+        try:
+            values["config"] = read_upload(values.get("config_file")) or values.get("config")
+        except forms.ValidationError as error:
+            self.add_error("config_file", error)
+            return values
+        if not values["config"]:
+            self.add_error("config", "Paste the config.json, or upload it.")
+            return values
+        try:
+            values["shape"] = model_from_config(values["config"])
+        except PlannerError as error:
+            self.add_error("config", sentence(error.message))
+        return values
+
 
 CONVERSATION_TOKENS = 2048
 FIT_DTYPES = ("bf16", "int8", "int4")

@@ -11,9 +11,8 @@ from webapp.core.display import quantity
 from webapp.core.units import DASH, memory, number, parameters
 from webapp.core.units import whole as whole_number
 from webapp.core.wording import capitalised
-from webapp.plans.checkpoints import Start, start_of
 from webapp.plans.targets import PERCENTILES, figure_name
-from webapp.plans.verdict import GOAL_FIGURES, figure_values
+from webapp.plans.verdict import GOAL_FIGURES, Start, figure_values, start_of
 from webapp.plans.words import compression_words, strategy_words
 
 Draft = dict[str, Any]

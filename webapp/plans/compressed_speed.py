@@ -5,9 +5,8 @@ from planner.specs.strategy import Strategy
 from planner.specs.workload import GenerateWorkload
 from runners.jobspec import CompressSpec
 from runners.jobspec.base import RandomModel
-from webapp.plans.compressing import compress_spec
+from webapp.plans.compressing import compress_spec, speed_words
 from webapp.plans.errors import DraftProblem
-from webapp.plans.gains import speed_words
 from webapp.plans.models import Plan
 from webapp.plans.planning import estimate_as_planned
 

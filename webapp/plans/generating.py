@@ -29,7 +29,7 @@ from runners.jobspec.generate import (
     StageChain,
 )
 from webapp.plans.errors import DraftProblem
-from webapp.plans.options import cache_of
+from webapp.plans.serving import cache_of
 from webapp.plans.sharing import split_of
 
 Draft = dict[str, Any]

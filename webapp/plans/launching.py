@@ -1,10 +1,9 @@
-"""Launch a plan as a job: its program, model and predicted measurements.
-
-Unsupported plans are refused here with a remedy, before anything is queued.
-"""
+"""Launch a plan as a job: its program, model, options and predicted measurements."""
 
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from django.contrib.auth.models import User
@@ -13,6 +12,7 @@ from planner.catalog.models import get_entry
 from planner.catalog.reading import data_text
 from planner.specs.model import ModelSpec as ModelShape
 from planner.specs.plan import PlannedStrategy
+from runners.engines import ENGINES
 from runners.jobspec import (
     BenchmarkSpec,
     CompressSpec,
@@ -26,16 +26,23 @@ from runners.jobspec import (
     ServeSpec,
     TrainSpec,
 )
-from runners.jobspec.serve import ON_GPUS
+from runners.jobspec.serve import ON_GPUS, EngineName
+from webapp.core.problems import InvalidProblem, Problem
 from webapp.hosts.models import RUNS_JOBS, Host, Pool
-from webapp.jobs.models import Job
+from webapp.jobs.models import Job, Priority
 from webapp.jobs.services import job_create, job_submit
-from webapp.modelhub.demo import demo_config
 from webapp.modelhub.models import TeamModel
+from webapp.modelhub.shapes import demo_config
 from webapp.plans.compressing import compress_spec
 from webapp.plans.drafting import drafts_for, team_model_ref, with_draft, with_engine_draft
-from webapp.plans.engine_choice import check_engine
-from webapp.plans.engines import check_host, check_split, options_of, spread_on
+from webapp.plans.engines import (
+    check_engine,
+    check_host,
+    check_split,
+    engines_for,
+    options_of,
+    spread_on,
+)
 from webapp.plans.errors import DraftProblem
 from webapp.plans.generating import (
     generate_spec,
@@ -43,15 +50,13 @@ from webapp.plans.generating import (
     offload_of,
     with_adapters,
 )
-from webapp.plans.launch_options import NOTHING_MORE, LaunchOptions
-from webapp.plans.measuring import Measuring
+from webapp.plans.measuring import Measuring, usual_points
 from webapp.plans.models import Plan
-from webapp.plans.options import check_serving
 from webapp.plans.planning import plan_keep, verdict_answer
 from webapp.plans.predicting import prediction_of
 from webapp.plans.questions import Question, draft_shape, question_of
 from webapp.plans.saving import is_unchanged
-from webapp.plans.serving import EndpointOptions, adapters_of, serve_spec
+from webapp.plans.serving import EndpointOptions, adapters_of, check_serving, serve_spec
 from webapp.plans.sharing import (
     TRAININGS,
     Spread,
@@ -60,9 +65,108 @@ from webapp.plans.sharing import (
     processes_of,
     spread_of,
 )
-from webapp.plans.training import needs_weights, train_spec
-from webapp.plans.training_data import shared_out
+from webapp.plans.training import needs_weights, shared_out, text_words, train_spec
 from webapp.plans.words import model_words, plan_title
+from webapp.queue.quotas import check_submit, limit_sentences
+
+# Launch options of a person, and the team's quota for the launch.
+
+
+LEAST_SECONDS, MOST_SECONDS = 36.0, 8784 * 3600.0
+
+
+class LaunchOptions(NamedTuple):
+    """The options of a launch form."""
+
+    max_duration_seconds: float | None = None
+    max_retries: int = 0
+    priority: int = Priority.NORMAL
+    endpoint: EndpointOptions | None = None  # run as an endpoint instead of a benchmark
+    measuring: Measuring = Measuring()
+    adapter: str = ""  # for a generation: an adapter by name, or "all"
+    draft: str = ""  # id of the team model that drafts
+
+
+NOTHING_MORE = LaunchOptions()
+
+
+def launch_options_of(posted: Mapping[str, str]) -> LaunchOptions:
+    """Return the options of a posted launch form.
+
+    Raises:
+        InvalidProblem: a field is invalid.
+    """
+    hours, retries = posted.get("hours", "").strip(), posted.get("retries", "0").strip() or "0"
+    try:
+        seconds = float(hours) * 3600 if hours else None
+    except ValueError:
+        seconds = math.nan
+    if seconds is not None and not LEAST_SECONDS <= seconds <= MOST_SECONDS:
+        raise InvalidProblem(
+            "hours", f"“Stop it after” is {hours[:20]}; it can be 0.01 to 8784 hours, or empty."
+        )
+    if not retries.isdecimal():
+        raise InvalidProblem("retries", f"“Try again” is {retries[:20]}; it can be 0 to 5.")
+    is_low = posted.get("priority") == str(Priority.LOW.value)
+    adapter = posted.get("adapter", "").strip()
+    priority = Priority.LOW if is_low else Priority.NORMAL
+    draft = posted.get("draft", "").strip()
+    return LaunchOptions(seconds, int(retries), priority, adapter=adapter, draft=draft)
+
+
+def quota_note(job: Job) -> dict[str, str]:
+    """Return the quota note of a job: remaining limits, or why it is refused."""
+    limits = "; ".join(limit_sentences(job.team, job.owner_id))
+    try:
+        check_submit(job)
+    except Problem as problem:
+        return {"can": "", "title": "Your team's limit", "text": problem.detail, "limits": limits}
+    return {"limits": limits}
+
+
+# What a launch does, by kind of job, as text.
+
+
+FLOATS_OF_8_BITS = (
+    " Weights are held as 8-bit floats, in half the memory of 16 bit; products are in 16 bit, so "
+    "expect no more speed."
+)
+EXPLANATIONS = {
+    "train": "The host trains the model on its own text, evaluates it on held-out text, "
+    "and saves it as a model of your team.",
+    "lora": "The host trains an adapter on its own text and evaluates it on held-out text; the "
+    "model's weights stay frozen. It leaves the adapter in peft's "
+    "format, and the merged model as a model of your team.",
+    "classification": "The host trains the encoder and its head to tell the labels of texts "
+    "apart, evaluates it on held-out texts, and saves it as a model of your team.",
+    "compress": "The host compresses the weights, saves them, loads them again, and measures "
+    "size, speed, memory and perplexity before and after.",
+    "generate": "The host loads the model as planned, answers every prompt and writes the "
+    "answers to a file. Finished answers are kept if the job stops.",
+    "benchmark": "The host loads the model as planned and measures prefill, decode and peak "
+    "memory. It ends with the measurements.",
+    "serve": "The host loads the model as planned and answers requests in OpenAI's form, at an "
+    "address of its own, until somebody stops it. The job's page has the address, the key and "
+    "live figures.",
+}
+RANDOM_WEIGHTS = (
+    " This model's weights are not on the host, so it runs with random ones: speed and memory are "
+    "real, the text and its perplexity are not."
+)
+
+
+def words_of(spec: ModelSpec) -> str:
+    """Return a description of what launching a spec does."""
+    if isinstance(spec, TrainSpec) and spec.objective == "classification":
+        return EXPLANATIONS["classification"]
+    text = EXPLANATIONS[spec.kind]
+    if getattr(spec, "weight_dtype", "") == "fp8":
+        text += FLOATS_OF_8_BITS
+    if isinstance(spec, TrainSpec):
+        text = EXPLANATIONS["lora"] if spec.lora is not None else text
+        text = text.replace("its own text", text_words(spec.data))
+    return text + (RANDOM_WEIGHTS if isinstance(spec.model, RandomModel) else "")
+
 
 Draft = dict[str, Any]
 STATES_AWAY = frozenset({"optimiser states on cpu", "optimiser states on nvme"})  # in training
@@ -342,3 +446,74 @@ def max_duration_of(spec: JobSpec) -> float | None:
     if isinstance(spec, TrainSpec) and spec.time_budget_seconds:
         return spec.time_budget_seconds * TRAINING_SHARE + GRACE_SECONDS
     return None
+
+
+# The review page's notes: what a launch would do, or why it is not possible.
+
+
+def launch_note(plan: Plan) -> dict[str, Any]:
+    """Return what launching would do, or why not: ``can``, ``title`` and ``text``."""
+    try:
+        launch = launch_of(plan)
+    except DraftProblem as problem:
+        again = "yes" if problem.is_passing else ""
+        title = "In a moment" if again else "It cannot be launched as it is"
+        note = {"can": "", "again": again, "title": title, "text": problem.sentence}
+        return note if again else note | _only_endpoint_note(plan)
+    text = words_of(launch.spec)
+    host = launch.place
+    note = {"can": "yes", "title": f"What happens on {host}", "text": text, "host": host}
+    is_generation = isinstance(launch.spec, GenerateSpec)
+    adapters = adapters_of(plan.team, launch.spec.model) if is_generation else ()
+    job = Job(
+        team=plan.team,
+        owner=plan.owner,
+        name="The job",
+        spec=launch.spec.model_dump(mode="json"),
+        prediction=launch.prediction,
+        max_duration_seconds=launch.max_duration_seconds,
+        num_hosts=launch.spread.num_hosts,
+        devices_per_host=launch.spread.devices_per_host,
+    )
+    names: dict[str, Any] = {"adapter_names": [each.name for each in adapters]}
+    if is_generation:
+        names |= {"drafts": drafts_for(launch.host, launch.spec.model, draft_shape(plan))}
+    return note | names | _endpoint_note(plan, launch) | quota_note(job)
+
+
+def _only_endpoint_note(plan: Plan) -> dict[str, Any]:
+    """Return the endpoint note of a plan that only GPU engines can run, if any can."""
+    launches: dict[EngineName, Launch] = {}
+    for engine in ON_GPUS:
+        with suppress(DraftProblem):
+            launches[engine] = launch_of(plan, EndpointOptions(engine=engine))
+    if not launches:
+        return {}
+    launch = next(iter(launches.values()))
+    return {
+        "endpoint": EXPLANATIONS["serve"],
+        "can_serve": "yes",
+        "host": launch.place,
+        "engines": [(engine, ENGINES[engine].words) for engine in launches],
+        "can_reuse": "yes",
+        "drafts": drafts_for(launch.host, launch.spec.model, draft_shape(plan)),
+    }
+
+
+def _endpoint_note(plan: Plan, launch: Launch) -> dict[str, Any]:
+    """Return the endpoint note of a plan, or why it cannot run as an endpoint."""
+    if not isinstance(launch.spec, BenchmarkSpec):
+        return {}
+    points: dict[str, Any] = {"measures": "yes", "points": usual_points(launch.spec.batch_size)}
+    try:
+        launch_of(plan, EndpointOptions())
+    except DraftProblem as problem:
+        return points | {"endpoint": problem.sentence}
+    count = len(adapters_of(plan.team, launch.spec.model))
+    adapters = {"adapters": str(count)} if count else {}
+    engines = [(name, each.words) for name, each in engines_for(launch.host)]
+    if any(name in ON_GPUS for name, _words in engines):
+        drafts = drafts_for(launch.host, launch.spec.model, draft_shape(plan))
+        points |= {"drafts": drafts, "can_reuse": "yes"}
+    serving = {"endpoint": EXPLANATIONS["serve"], "can_serve": "yes", "engines": engines}
+    return points | adapters | serving

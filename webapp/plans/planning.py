@@ -23,17 +23,10 @@ from planner.specs.strategy import Strategy
 from planner.specs.workload import GenerateWorkload, Workload
 from webapp.core.clock import now
 from webapp.core.wording import sentence
-from webapp.plans.completeness import refuse_incomplete
-from webapp.plans.errors import DraftProblem
+from webapp.plans.errors import DraftProblem, refuse_incomplete
 from webapp.plans.models import Plan
 from webapp.plans.questions import question_of
-from webapp.plans.saving import (
-    ANSWERED,
-    answer_write,
-    draft_begun_from,
-    draft_write,
-    version_save,
-)
+from webapp.plans.saving import ANSWERED, answer_write, draft_begun_from, draft_write, version_save
 
 # Locks of searches that run; a lock is dropped with its last user.
 _LOCKS: WeakValueDictionary[str, threading.Lock] = WeakValueDictionary()

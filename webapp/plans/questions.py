@@ -23,13 +23,11 @@ from planner.specs.workload import (
 from webapp.core.problems import Problem
 from webapp.hosts.device import cluster_for_host
 from webapp.hosts.models import RUNS_JOBS, Host, Pool
-from webapp.modelhub.demo import demo_config
 from webapp.modelhub.models import TeamModel
-from webapp.modelhub.shapes import catalog_shape, shape_of
-from webapp.plans.completeness import refuse_incomplete
+from webapp.modelhub.shapes import catalog_shape, demo_config, shape_of
 from webapp.plans.compressing import CODED_METHODS, PRUNING_METHODS, bits_of
-from webapp.plans.engine_choice import chosen_engine
-from webapp.plans.errors import DraftProblem
+from webapp.plans.engines import chosen_engine
+from webapp.plans.errors import DraftProblem, refuse_incomplete
 from webapp.plans.models import Plan
 from webapp.plans.sharing import (
     TRAININGS,

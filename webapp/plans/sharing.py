@@ -16,7 +16,7 @@ from webapp.accounts.models import Team
 from webapp.hosts.device import cluster_for_host
 from webapp.hosts.models import DOCUMENTS, Host, HostState, Pool
 from webapp.plans.errors import DraftProblem
-from webapp.plans.training_layout import layout_of
+from webapp.plans.training import layout_of
 
 TRAININGS = frozenset({"pretrain", "finetune"})
 # Layout of multi-host jobs by default: full replicas with averaged gradients.

@@ -1,4 +1,4 @@
-"""Convert the training goals to a job spec: method, batches, duration."""
+"""Convert the training goals to a job spec: data, method, batches, layout, duration."""
 
 from typing import Any
 
@@ -6,13 +6,194 @@ from pydantic import ValidationError
 
 from planner.specs.model import ModelSpec
 from planner.specs.plan import PlannedStrategy
-from runners.jobspec import DemoModel, ModelRef, RandomModel, TrainSpec
+from planner.specs.strategy import Strategy
+from runners.jobspec import (
+    DataParallel,
+    DemoModel,
+    FileData,
+    HostText,
+    MixedData,
+    ModelRef,
+    RandomModel,
+    SampleOptions,
+    TrainData,
+    TrainSpec,
+    UploadedData,
+)
 from runners.jobspec.base import BaseDtype, LoraOptions, QuantizedTraining, TextSamples
-from runners.jobspec.train import USUAL_LEARNING_RATES
+from runners.jobspec.data import weights_of
+from runners.jobspec.train import SIZES, USUAL_LEARNING_RATES, LayoutOptions
+from webapp.accounts.models import Team
+from webapp.core.units import percent
+from webapp.datasets.models import Dataset
 from webapp.plans.errors import DraftProblem
-from webapp.plans.training_layout import layout_of
+from webapp.plans.models import Plan
+
+# Convert a training plan's strategy to the trainer's layout options.
+
+
+WAYS = (*SIZES, "zero_stage", "expert_parallel_size")
+WITH_ZERO = ("zero_stage", "zero_shard_size")
+WITH_PIPELINE = ("pipeline_schedule", "virtual_pipeline_size")
+# Compression ratio -> dtype of exchanged gradients; otherwise they have 32 bits.
+NARROWER = {2.0: "bf16", 4.0: "int8"}
+
+
+def layout_of(
+    strategy: Strategy, stage_layers: tuple[int, ...] | None = None
+) -> LayoutOptions | None:
+    """Return the parallel layout of a training; None for plain data parallelism.
+
+    ``stage_layers``: the plan's number of layers per stage, if uneven for different devices.
+
+    Raises:
+        DraftProblem: names the field that the trainer does not support.
+    """
+    fields = {name: value for name in WAYS if (value := getattr(strategy, name))}
+    interval = strategy.synchronization_interval_steps or 1
+    if fields.get("tensor_parallel_size", 1) > 1 and strategy.sequence_parallel:
+        fields["sequence_parallel"] = True
+    if fields.get("data_parallel_size", 1) == 1:
+        fields.pop("zero_stage", None)  # no replicas to shard states over
+    fields |= _with(strategy, WITH_ZERO if fields.get("zero_stage") else ())
+    is_staged = fields.get("pipeline_parallel_size", 1) > 1
+    fields |= _with(strategy, WITH_PIPELINE if is_staged else ())
+    is_single = (strategy.virtual_pipeline_size or 1) == 1
+    if is_staged and is_single and stage_layers and max(stage_layers) - min(stage_layers) > 1:
+        fields["pipeline_layers"] = stage_layers
+    if (ratio := strategy.gradient_compression_ratio or 1.0) > 1:
+        fields["gradient_compression"] = _narrower(ratio)
+    if interval > 1:
+        fields["synchronization_interval_steps"] = interval
+    options = _checked(fields)
+    is_plain = options.is_whole_copies and interval == 1 and ratio == 1.0
+    return None if is_plain else options
+
+
+def _with(strategy: Strategy, names: tuple[str, ...]) -> dict[str, object]:
+    return {name: value for name in names if (value := getattr(strategy, name))}
+
+
+def _narrower(ratio: float) -> str:
+    if ratio not in NARROWER:
+        ways = " or ".join(f"{each:g} ({name})" for each, name in NARROWER.items())
+        raise DraftProblem(
+            f"gradient_compression_ratio is {ratio:g}; the trainer exchanges gradients {ways} "
+            "times smaller. Choose one of these.",
+            "gradient_compression_ratio",
+        )
+    return NARROWER[ratio]
+
+
+def _checked(fields: dict[str, object]) -> LayoutOptions:
+    try:
+        return LayoutOptions.model_validate(fields)
+    except ValidationError as error:
+        message = str(error.errors()[0]["msg"]).removeprefix("Value error, ")
+        field = next((name for name in fields if message.startswith(name)), "tensor_parallel_size")
+        raise DraftProblem(f"The trainer does not run this layout: {message}.", field) from error
+
+
+# The data of a training plan: fields of its job spec, and their description.
+
 
 Draft = dict[str, Any]
+MIX_ROWS = range(1, 5)  # rows of a mixture in the wizard
+
+
+def shared_out(
+    spec: TrainSpec, policy: DataParallel, processes: int, plan: Plan
+) -> dict[str, Any]:
+    """Return a training's data fields and its ranks' policy."""
+    is_fixed = spec.layout is not None and not spec.layout.is_pipeline_alone
+    if is_fixed and policy.on_lost_rank == "shrink":
+        policy = DataParallel()  # such a layout has a fixed number of ranks
+    parallel = policy.model_copy(update={"processes_per_host": processes})
+    return {"parallel": parallel, **data_fields(plan.draft, plan.team)}
+
+
+def data_fields(draft: Draft, team: Team) -> dict[str, Any]:
+    """Return ``data`` and ``samples`` of a training's spec.
+
+    Raises:
+        DraftProblem: the chosen file is gone, or the options are invalid.
+    """
+    values = draft["workload"][draft["goal"]["goal"]]
+    try:
+        data = _data(values, team)
+        samples = SampleOptions.model_validate(
+            {name: values[name] for name in ("rows", "too_long") if values.get(name)}
+        )
+    except ValidationError as error:
+        message = error.errors()[0]["msg"].removeprefix("Value error, ")
+        raise DraftProblem(
+            f"The training data cannot be read: {message}.", "data_source"
+        ) from error
+    return {"data": data, "samples": samples}
+
+
+def _data(values: dict[str, Any], team: Team) -> TrainData:
+    source, stated = values.get("data_source") or "host", values.get("data_format") or None
+    if source == "file":
+        return FileData(path=str(values.get("data_path") or ""), format=stated)
+    if source == "upload":
+        return _uploaded(str(values.get("dataset") or ""), team)
+    return _mixed(values, team) if source == "mixed" else HostText()
+
+
+def _mixed(values: dict[str, Any], team: Team) -> MixedData:
+    is_dynamic = values.get("mix_weights") == "dynamic"
+    parts = []
+    for row in MIX_ROWS:
+        source = values.get(f"mix_source_{row}") or ""
+        if not source:
+            continue
+        fields = {"data_source": source, "data_path": values.get(f"mix_path_{row}")}
+        if source not in {"host", "file"}:
+            fields = {"data_source": "upload", "dataset": source}
+        part = {"data": _data(fields, team), "weight": values.get(f"mix_weight_{row}")}
+        if is_dynamic:
+            part["reference_loss"] = values.get(f"mix_reference_{row}")
+        parts.append(part)
+    if not is_dynamic:
+        return MixedData.model_validate({"parts": parts})
+    moving = {"weights": "dynamic", "update_every_steps": values.get("mix_every")}
+    return MixedData.model_validate({"parts": parts, **moving})
+
+
+def _uploaded(dataset_id: str, team: Team) -> UploadedData:
+    dataset = Dataset.objects.filter(team=team, pk=dataset_id).first()
+    if dataset is None:
+        raise DraftProblem(
+            "No uploaded file is chosen, or it was deleted. Upload one, or choose the host's own "
+            "text.",
+            "dataset",
+        )
+    return UploadedData.model_validate(
+        {
+            "dataset_id": dataset.pk,
+            "name": dataset.name,
+            "sha256": dataset.sha256,
+            "size_bytes": dataset.size_bytes,
+            "format": dataset.format,
+        }
+    )
+
+
+def text_words(data: TrainData) -> str:
+    """Return a description of a training's data for a sentence."""
+    if isinstance(data, UploadedData):
+        return f"the uploaded {data.name}"
+    if isinstance(data, FileData):
+        return f"its file {data.path}"
+    if isinstance(data, HostText):
+        return "its own text"
+    shares = zip(weights_of(data), data.parts, strict=True)
+    mixture = " and ".join(f"{percent(share)} {text_words(part.data)}" for share, part in shares)
+    moving = f" by weights that move every {data.update_every_steps:,} steps"
+    return mixture if data.weights == "fixed" else f"at first {mixture}{moving}"
+
+
 COMPUTE_DTYPES = ("fp32", "bf16", "fp16", "fp8")
 CLASSIFICATION = "classification"
 FRESH_ENCODER_RATE = 1e-3

@@ -1,4 +1,4 @@
-"""A plan's verdict: one sentence, figures, memory bars, targets and warnings."""
+"""A plan's verdict: one sentence, figures, memory bars, checkpoint, prices, warnings."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -7,18 +7,128 @@ from typing import Any, NamedTuple
 from django.urls import reverse
 from pydantic import ValidationError
 
+from planner.catalog.devices import get_device
+from planner.catalog.engines import get_engine
+from planner.errors import PlannerError
+from planner.exports import sglang, vllm
+from planner.exports.export import CHECKPOINT_LABELS, ExportCase
+from planner.exports.llama_cpp import gguf_type
+from planner.exports.registry import export_case
 from planner.specs.estimate import Estimate
 from planner.specs.plan import PlanAnswer, PlannedStrategy, Rejection
 from webapp.core import units
 from webapp.core.display import Figure, MemoryRow, memory_row
-from webapp.core.units import gib, memory
+from webapp.core.units import gib, memory, money
 from webapp.core.wording import capitalised
-from webapp.plans.checkpoints import start_words
-from webapp.plans.completeness import missing_step
-from webapp.plans.engine_choice import engine_words
-from webapp.plans.gains import planned_gains
+from webapp.plans.compressing import planned_gains
+from webapp.plans.engines import engine_words
+from webapp.plans.errors import missing_step
 from webapp.plans.targets import Target, chance_below, odds_words, targets_of
 from webapp.plans.words import BOUND_WORDS, compression_words, dtype_words, strategy_words
+
+# What an engine starts for a plan: the checkpoint as it is stored, or another one.
+
+
+# Formats that an engine makes of a 16-bit checkpoint while loading it.
+AT_LOAD = {"vllm": vllm.AT_LOAD, "sglang": sglang.AT_LOAD, "tensorrt_llm": {}}
+GGUF_ENGINE = "llama_cpp"
+LEAD = " than the first plan"
+
+
+class Start(NamedTuple):
+    """An engine's title, and what a plan needs besides the checkpoint as it is stored, or ""."""
+
+    engine: str
+    need: str
+
+
+def start_of(answer: PlanAnswer, plan: PlannedStrategy) -> Start | None:
+    """Return what a plan starts, None for engines that convert any checkpoint by themselves."""
+    if answer.request is None or plan.engine not in {*AT_LOAD, GGUF_ENGINE}:
+        return None
+    try:
+        case = export_case(answer.request, plan)
+        title = get_engine(plan.engine, case.device.kind).title
+    except PlannerError:  # an answer older than the current catalogs
+        return None
+    return Start(title, _need(case, plan.engine or ""))
+
+
+def _need(case: ExportCase, engine: str) -> str:
+    if engine == GGUF_ENGINE:
+        return f"needs a GGUF file of type {gguf_type(case)}"
+    if case.is_stored:
+        return ""
+    weights = dtype_words(case.strategy.weight_dtype)
+    if case.checkpoint(AT_LOAD[engine]) == case.model:
+        return f"quantised to {weights} while loading"
+    label = CHECKPOINT_LABELS.get(case.strategy.weight_dtype or "", weights)
+    return f"needs a checkpoint in {weights}" + (f" ({label})" if label != weights else "")
+
+
+def start_words(answer: PlanAnswer) -> str:
+    """Return what the first plan starts, and a faster one that needs something else, or ""."""
+    start = start_of(answer, answer.plans[0])
+    if start is None:
+        return ""
+    if start.need:
+        return f"Planned for {start.engine}: {start.need}."
+    words = f"Planned for {start.engine}, which starts the checkpoint as it is stored."
+    return words + _faster(answer)
+
+
+def _faster(answer: PlanAnswer) -> str:
+    """Return the next plan that is faster than the first one and needs something else, or ""."""
+    for plan in answer.plans[1:]:
+        faster = next((each for each in plan.reasons if each.endswith(f"faster{LEAD}")), "")
+        start = start_of(answer, plan) if faster else None
+        if start is not None and start.need:
+            weights = f"{dtype_words(plan.strategy.weight_dtype)} weights"
+            return f" {weights} would be {faster.removesuffix(LEAD)} ({start.need})."
+    return ""
+
+
+# Prices of a plan's hardware: per hour, per run and per million tokens, for all devices.
+
+
+class Price(NamedTuple):
+    """The price of a plan as text: total, price per device, further prices, sources."""
+
+    total: str
+    each: str
+    more: tuple[str, ...]
+    sources: str
+
+    def __str__(self) -> str:
+        return " · ".join((self.total, *self.more))
+
+
+def price_of(best: PlannedStrategy | None) -> Price | None:
+    """Return the price of all devices of a plan; None if unknown."""
+    if best is None:
+        return None
+    device, count = best.cluster.device, best.cluster.num_devices
+    try:
+        device_spec = get_device(device) if isinstance(device, str) else device
+    except PlannerError:
+        return None
+    if device_spec.price_usd_per_hour is None or best.cluster.other_nodes:
+        return None
+    hourly = device_spec.price_usd_per_hour
+    noun = "device" if device_spec.kind == "cpu" else "GPU"
+    devices = f"all {count} {noun}s" if count > 1 else f"the {noun}"
+    further = []
+    if best.run_cost_usd is not None:
+        further.append(f"{money(best.run_cost_usd)} for the run")
+    if best.cost_usd_per_million_tokens is not None:
+        further.append(f"{money(best.cost_usd_per_million_tokens)} for a million tokens")
+    return Price(
+        total=f"{money(hourly * count)} an hour for {devices}",
+        each=f"{money(hourly)} an hour for each" if count > 1 else "",
+        more=tuple(further),
+        sources=device_spec.price_source or "the catalog",
+    )
+
 
 Draft = dict[str, Any]
 TIGHT_SHARE = 0.05  # of the capacity: less spare memory is called tight

@@ -1,20 +1,26 @@
-"""Views of plans: list, tabs, launch, clone and delete."""
+"""Views of plans: list, tabs, history, launch, clone and delete."""
 
 import json
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from django.contrib import messages
+from django.core.paginator import Page
+from django.db.models import Count, Q, QuerySet
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.views.decorators.http import require_GET, require_POST
 
 from planner.specs.plan import PlanAnswer
+from webapp.accounts.models import team_ids_of
 from webapp.accounts.roles import visible_or_404
+from webapp.core.display import quantity
 from webapp.core.problems import Problem
+from webapp.core.queries import NewestFirst, page_by_key
+from webapp.figures.registry import definition_of
 from webapp.jobs.endpoints import hashes_of, keep_for_session, new_key
-from webapp.jobs.models import Job
+from webapp.jobs.models import Job, Measurement
 from webapp.limits.views import plan_panel
 from webapp.plans.access import changeable_plan, signed_in
 from webapp.plans.alternatives import (
@@ -24,20 +30,14 @@ from webapp.plans.alternatives import (
     inapplicable,
     rejections,
 )
-from webapp.plans.binding import Phase, phases_of
-from webapp.plans.completeness import missing_step
 from webapp.plans.compressed_speed import planned_speed
-from webapp.plans.engine_choice import engines_named
-from webapp.plans.errors import DraftProblem
-from webapp.plans.explanation import explain
+from webapp.plans.engines import engines_named
+from webapp.plans.errors import DraftProblem, missing_step
+from webapp.plans.explanation import Phase, explain, phases_of
 from webapp.plans.exporting import exports_of, file_of
-from webapp.plans.history import jobs_of, measured_of
-from webapp.plans.launch_options import launch_options_of
-from webapp.plans.launching import launch_of, plan_launch
-from webapp.plans.listing import num_jobs_of, page_of_plans
+from webapp.plans.launching import launch_of, launch_options_of, plan_launch
 from webapp.plans.measuring import measuring_of
-from webapp.plans.models import Plan
-from webapp.plans.naming import is_named
+from webapp.plans.models import Plan, PlanState
 from webapp.plans.offers import offers_of
 from webapp.plans.planning import (
     current_answer,
@@ -47,12 +47,97 @@ from webapp.plans.planning import (
     plan_keep,
     verdict_answer,
 )
-from webapp.plans.prices import price_of
-from webapp.plans.saving import PlanChangedError, draft_begun_from, plan_remove
+from webapp.plans.saving import PlanChangedError, draft_begun_from, is_named, plan_remove
 from webapp.plans.serving import endpoint_options_of
-from webapp.plans.verdict import problem_verdict, verdict_of
+from webapp.plans.verdict import price_of, problem_verdict, verdict_of
 from webapp.plans.versions import chip_of, version_context, versions_of
 from webapp.plans.words import workload_words
+
+# The list of plans: filtered and paginated by an index, loaded without documents.
+
+
+PAGE_SIZE = 50
+SHOWN = (
+    "team", "name", "state", "verdict", "saved_at", "series", "version", "is_latest",
+    "owner__username", "base__version",
+)  # fmt: skip
+
+
+def page_of_plans(request: HttpRequest, query: str) -> Page[Plan]:
+    """Return a page of saved plans and the person's own drafts, the last saved first."""
+    teams = team_ids_of(request.user)
+    keys = NewestFirst(_listed(request, query), "saved_at", teams)
+    rows = Plan.objects.select_related("owner", "base").only(*SHOWN)
+    page = page_by_key(keys, rows, request.GET.get("page"), PAGE_SIZE)
+    _read_verdicts([plan for plan in page if not plan.is_draft and not plan.verdict])
+    return page
+
+
+def _read_verdicts(plans: Sequence[Plan]) -> None:
+    """Set missing verdicts of saved plans from their documents."""
+    keys = [plan.pk for plan in plans]
+    documents = Plan.objects.only("state", "verdict", "answer", "draft").in_bulk(keys)
+    for plan in plans:
+        plan.verdict = chip_of(documents[plan.pk]) if plan.pk in documents else "incomplete"
+
+
+def _listed(request: HttpRequest, query: str) -> QuerySet[Plan]:
+    is_newest = Q(state=PlanState.COMPUTED, is_latest=True)
+    is_own = Q(state=PlanState.DRAFT, owner=request.user.pk)
+    is_untouched_copy = Q(state=PlanState.DRAFT, base__isnull=False, revision=0)
+    plans = Plan.objects.visible_to(request.user).filter(is_newest | is_own, deleted_at=None)
+    plans = plans.exclude(is_untouched_copy)
+    return plans.filter(name__icontains=query) if query else plans
+
+
+def num_jobs_of(plans: Iterable[Plan]) -> dict[str, int]:
+    """Return the number of jobs per series, over all versions of some saved plans."""
+    series = [plan.series for plan in plans if plan.series]
+    jobs = Job.objects.filter(plan__series__in=series, deleted_at=None).order_by()
+    return dict(jobs.values_list("plan__series").annotate(n=Count("*")))
+
+
+# History of a plan: its jobs, with predicted and measured figures.
+
+
+class FigureComparison(NamedTuple):
+    """One figure of one job, predicted and measured."""
+
+    job: Job
+    metric: str
+    predicted: str
+    measured: str
+    ratio: float
+    is_inside: bool
+
+
+def jobs_of(plan: Plan) -> QuerySet[Job]:
+    """Return the jobs launched from any version of a plan, newest first."""
+    jobs = Job.objects.filter(plan__series=plan.series, deleted_at=None)
+    jobs = jobs if plan.series else jobs.none()
+    return jobs.select_related("host", "requested_host", "pool", "owner", "plan")
+
+
+def measured_of(plan: Plan) -> list[FigureComparison]:
+    """Return every predicted figure that jobs of any version measured."""
+    if not plan.series:
+        return []
+    rows = Measurement.objects.filter(job__plan__series=plan.series, job__deleted_at=None)
+    rows = rows.select_related("job")
+    return [_comparison(row) for row in rows.order_by("-job__created_at", "id")]
+
+
+def _comparison(row: Measurement) -> FigureComparison:
+    low, high, definition = row.predicted_low, row.predicted_high, definition_of(row.metric)
+    return FigureComparison(
+        job=row.job,
+        metric=definition.label,
+        predicted=str(quantity(row.predicted, definition.unit)),
+        measured=str(quantity(row.measured, definition.unit)),
+        ratio=row.ratio,
+        is_inside=low is not None and high is not None and low <= row.measured <= high,
+    )
+
 
 KEY_LENGTH = 64
 MAX_SECRETS = 16

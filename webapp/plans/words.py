@@ -6,7 +6,7 @@ from planner.catalog.devices import get_device
 from planner.errors import PlannerError
 from planner.specs.strategy import Strategy
 from webapp.core.units import TIMES, clock, tokens, whole
-from webapp.modelhub.demo import DEMO_NAME
+from webapp.modelhub.shapes import DEMO_NAME
 
 GOAL_WORDS = {
     "serve": "Serve",

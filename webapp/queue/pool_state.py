@@ -1,23 +1,218 @@
-"""A pool's current state, read once: the policy's snapshot, and the rows for its messages."""
+"""A pool's current state: queued jobs, shared devices, the policy's snapshot."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
+from typing import NamedTuple
 
-from django.db.models import DurationField, ExpressionWrapper, F, Sum
+from django.db.models import (
+    Count,
+    DurationField,
+    ExpressionWrapper,
+    F,
+    Max,
+    Prefetch,
+    QuerySet,
+    Sum,
+)
 from django.db.models.functions import Coalesce, Greatest
 
 from webapp.core.clock import now
 from webapp.hosts.contact import Contact, contact_of
+from webapp.hosts.machines import Twins, is_over, twins_in, twins_of
 from webapp.hosts.models import RUNS_JOBS, Device, Host, HostState, Pool
-from webapp.jobs.models import Allocation, Attempt, Job
-from webapp.jobs.preflight import gpu_load
-from webapp.queue import snapshot as values
-from webapp.queue.forecast import Earlier, left_seconds, length_seconds, remembered
+from webapp.jobs.models import IN_TURN, Allocation, Attempt, Job, JobState
+from webapp.jobs.reservations import gpu_load
+from webapp.queue import policy as values
 from webapp.queue.policy import Until, decide, nobody
+from webapp.queue.quotas import Earlier, left_seconds, length_seconds, remembered
 from webapp.queue.rules import Rules
-from webapp.queue.sharing import RemoteHolder, abandoned_but_running, shared_in
-from webapp.queue.waiting import READ_OF_HOSTS
+
+# The queued jobs of a pool: all of them, or candidates for the first turns.
+#
+# Each turn is the first job of some team, so the first turns are among the first jobs of each
+# team, however long the queue is. An index keeps each team's jobs in order.
+
+
+READ_OF_HOSTS = (  # fields for decisions and messages; a host that receives a job is read by key
+    "name", "slug", "kind", "state", "pool", "team", "address", "last_seen_at", "last_beat",
+)  # fmt: skip
+LARGE_OF_JOBS = ("plan_request", "estimate", "result")
+
+
+class Waiting(NamedTuple):
+    """Candidate jobs for the first turns, and the total number of queued jobs."""
+
+    jobs: list[Job]
+    num_waiting: int
+
+
+def waiting_jobs(pool: Pool) -> list[Job]:
+    """Return every queued job of a pool."""
+    return _with_relations(_queued(pool), pool)
+
+
+def first_waiting(pool: Pool, turns: int) -> Waiting:
+    """Return the candidates for the first ``turns`` of a pool's queue."""
+    numbers = num_by_team(pool)
+    num_waiting = sum(numbers.values())
+    if num_waiting <= turns:
+        return Waiting(waiting_jobs(pool), num_waiting)
+    keys = [key for team in numbers for key in _first_of(pool, team, turns)]
+    return Waiting(_with_relations(_queued(pool).filter(pk__in=keys), pool), num_waiting)
+
+
+def num_by_team(pool: Pool) -> dict[str, int]:
+    """Return the number of queued jobs per team in a pool."""
+    teams = _queued(pool).order_by().values_list("team")
+    return dict(teams.annotate(number=Count("*")))
+
+
+def num_before(job: Job) -> int:
+    """Return the number of jobs of the same team before a queued job.
+
+    The keys come from the index in order: counting by conditions would read the rows.
+    """
+    queued = _queued(job.pool).filter(team=job.team_id).order_by(*IN_TURN)
+    keys = list(queued.values_list("pk", flat=True))
+    return keys.index(job.pk) if job.pk in keys else len(keys)
+
+
+def _queued(pool: Pool) -> QuerySet[Job]:
+    return Job.objects.filter(pool=pool, state=JobState.QUEUED, deleted_at=None)
+
+
+def _first_of(pool: Pool, team: str, number: int) -> Sequence[str]:
+    queued = _queued(pool).filter(team=team).order_by(*IN_TURN)
+    return list(queued.values_list("pk", flat=True)[:number])
+
+
+def _with_relations(jobs: QuerySet[Job], pool: Pool) -> list[Job]:
+    hosts = Host.objects.only(*READ_OF_HOSTS)
+    # Pools, teams, owners and hosts repeat across jobs: prefetching reads each once.
+    rows = jobs.defer(*LARGE_OF_JOBS).prefetch_related("team", "owner")
+    loaded = list(rows.prefetch_related(Prefetch("requested_host", queryset=hosts)))
+    for job in loaded:
+        job.pool = pool
+    return loaded
+
+
+# Use of a pool's devices through other hosts of the same machine.
+
+
+RUNS_THERE = ("claimed", "running")
+
+
+@dataclass(frozen=True)
+class RemoteHolder:
+    """The attempt that holds a device, and the other host through which it does."""
+
+    attempt: Attempt
+    host: Host
+
+
+@dataclass(frozen=True)
+class Shared:
+    """The devices of a pool that other hosts also see, by id."""
+
+    held: Mapping[str, RemoteHolder] = field(default_factory=dict)
+    freed_at: Mapping[str, datetime] = field(default_factory=dict)  # through another host
+
+    def is_stale(self, device: Device, host: Host) -> bool:
+        """Return whether a host's last heartbeat predates the device's last release.
+
+        A host reports processes of another host's job as foreign; they are gone once that job has
+        released the device, whatever the last heartbeat reported.
+        """
+        freed, last_seen = self.freed_at.get(device.pk), host.last_seen_at
+        return freed is not None and last_seen is not None and last_seen < freed
+
+
+def shared_in(pool: Pool, hosts: Mapping[str, Host]) -> Shared:
+    """Return the shared devices of a pool; ``hosts`` are the pool's, by id."""
+    twins = twins_in(pool)
+    owned = {pk: host for pk, host in _owners(twins).items() if host.pk in hosts}
+    return Shared(_held(twins, owned), _freed(twins)) if twins else Shared()
+
+
+def held_elsewhere(
+    devices: Collection[Device], hosts: Mapping[str, Host]
+) -> dict[str, RemoteHolder]:
+    """Return the holders of devices through other hosts; ``hosts`` are the devices' own, by id."""
+    twins = twins_of(devices)
+    return _held(twins, {device.pk: hosts[device.host_id] for device in devices}) if twins else {}
+
+
+def pools_sharing_devices(attempt: Attempt) -> list[Pool]:
+    """Return other pools with queued jobs whose hosts see a device that an attempt held.
+
+    Pools are sorted by their last use of these devices, oldest first, so that they take turns.
+    """
+    devices = Device.objects.filter(allocations__attempt=attempt)
+    twins = [other for each in twins_of(devices).values() for other in each]
+    waiting = Pool.objects.filter(
+        pk__in={other.host.pool_id for other in twins},
+        jobs__state=JobState.QUEUED,
+        jobs__deleted_at=None,
+    )
+    pools = waiting.exclude(pk=attempt.job.pool_id).distinct()
+    return sorted(pools, key=lambda pool: _last_taken(pool, twins))
+
+
+def _last_taken(pool: Pool, twins: Collection[Device]) -> float:
+    device_ids = [device.pk for device in twins if device.host.pool_id == pool.pk]
+    last = Allocation.objects.filter(device__in=device_ids).aggregate(at=Max("taken_at"))["at"]
+    return last.timestamp() if last else 0.0
+
+
+def _owners(twins: Twins) -> dict[str, Host]:
+    """Return the host of each device that another host also sees."""
+    return {other.pk: other.host for others in twins.values() for other in others}
+
+
+def _held(twins: Twins, owners: Mapping[str, Host]) -> dict[str, RemoteHolder]:
+    others = _owners(twins)
+    holders = {**abandoned_but_running(others.values()), **_holders_of(others)}
+    elsewhere = {}
+    for pk, owner in owners.items():
+        for other in twins.get(pk, ()):
+            holder = holders.get(other.pk)
+            if holder is not None and not is_over(other.host, owner):
+                elsewhere[pk] = RemoteHolder(holder, other.host)
+    return elsewhere
+
+
+def _holders_of(devices: Collection[str]) -> dict[str, Attempt]:
+    rows = Allocation.objects.filter(released_at=None, device__in=devices)
+    return {row.device_id: row.attempt for row in rows.select_related("attempt__job")}
+
+
+def _freed(twins: Twins) -> dict[str, datetime]:
+    others = {other.pk for each in twins.values() for other in each}
+    rows = Allocation.objects.filter(device__in=others, released_at__isnull=False)
+    freed = dict(rows.order_by().values_list("device").annotate(at=Max("released_at")))
+    return {
+        pk: max(freed[other.pk] for other in each if other.pk in freed)
+        for pk, each in twins.items()
+        if any(other.pk in freed for other in each)
+    }
+
+
+def abandoned_but_running(hosts: Collection[Host]) -> dict[str, Attempt]:
+    """Return devices of abandoned attempts that their host still runs."""
+    running = {
+        status["attempt_id"]
+        for host in hosts
+        for status in host.last_beat.get("attempts") or ()
+        if status.get("phase") in RUNS_THERE
+    }
+    if not running:
+        return {}
+    rows = Allocation.objects.filter(
+        attempt__in=running, released_at__isnull=False, attempt__exit_record={}
+    )
+    return {row.device_id: row.attempt for row in rows.select_related("attempt__job")}
+
 
 FAIR_DAYS = 7
 

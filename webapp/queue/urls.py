@@ -2,13 +2,13 @@
 
 from django.urls import path
 
-from webapp.queue import limits, views
+from webapp.queue import actions, views
 
 POOL = "queue/<slug:pool_id>/"
 
 urlpatterns = [
     path("queue/", views.queue_list, name="queue-list"),
-    path("queue/limits/", limits.queue_limits, name="queue-limits"),
+    path("queue/limits/", actions.queue_limits, name="queue-limits"),
     path(POOL, views.queue_detail, name="queue-detail"),
     path(f"{POOL}up/", views.queue_up, name="queue-up"),
     path(f"{POOL}down/", views.queue_down, name="queue-down"),

@@ -20,14 +20,13 @@ from webapp.core.problems import Problem
 from webapp.hosts.contact import Contact, contact_of
 from webapp.hosts.models import Host, HostState, Pool
 from webapp.jobs.allocation import allocate_pool
-from webapp.jobs.counts import JobCounts, counts_of
+from webapp.jobs.lookup import JobCounts, counts_of
 from webapp.jobs.models import Job
-from webapp.live.page import live_context, page_or_regions
-from webapp.queue.forecast import left_seconds
-from webapp.queue.pool_state import PoolState, foreign_pids, pool_state_of
-from webapp.queue.reorder import job_move, job_prioritise, order_digest
+from webapp.live.publish import live_context, page_or_regions
+from webapp.queue.actions import job_move, job_prioritise, order_digest
+from webapp.queue.pool_state import PoolState, first_waiting, foreign_pids, pool_state_of
+from webapp.queue.quotas import left_seconds
 from webapp.queue.rules import Rules
-from webapp.queue.waiting import first_waiting
 from webapp.queue.words import FORESEEN_TURNS, Line, lines_in, waiting_line, when_words
 
 NUM_TURNS, MOST_TURNS = 25, FORESEEN_TURNS  # turns per page, and in total

@@ -13,10 +13,17 @@ from webapp.core.clock import now
 from webapp.hosts.contact import Contact, contact_of, silent_seconds
 from webapp.hosts.models import RUNS_JOBS, Host, HostState, Pool
 from webapp.jobs.models import Job, JobState
-from webapp.queue.pool_state import PoolState, least_memory_bytes, pool_state_of
+from webapp.queue.policy import Decision, Wait, Why
+from webapp.queue.pool_state import (
+    PoolState,
+    first_waiting,
+    least_memory_bytes,
+    num_before,
+    num_by_team,
+    pool_state_of,
+    waiting_jobs,
+)
 from webapp.queue.rules import Rules
-from webapp.queue.snapshot import Decision, Wait, Why
-from webapp.queue.waiting import first_waiting, num_before, num_by_team, waiting_jobs
 
 SOON = timedelta(hours=20)
 FORESEEN_TURNS = 200  # jobs behind these turns are shown their position, but no start time

@@ -12,7 +12,7 @@ from django.views.decorators.http import require_POST
 from runners.jobspec.base import DEMO_ENCODER
 from webapp.accounts.models import Role, Team
 from webapp.accounts.roles import current_team, require_role
-from webapp.compare.jobs import address_of
+from webapp.compare.comparison import address_of
 from webapp.core.problems import Problem
 from webapp.hosts.models import Host, HostState
 from webapp.jobs.models import Job
@@ -21,7 +21,7 @@ from webapp.plans.errors import DraftProblem
 from webapp.plans.launching import launch_of, plan_launch
 from webapp.plans.models import Plan
 from webapp.plans.planning import plan_compute
-from webapp.wizard.defaults import demo_minutes, finetune_draft
+from webapp.wizard.drafts import demo_minutes, finetune_draft
 
 NAME = "Text classification, DDP against ZeRO"
 RANKS = 2

@@ -13,7 +13,7 @@ from webapp.accounts.models import Team
 from webapp.datasets.models import Dataset
 from webapp.hosts.models import Host, HostState, Pool
 from webapp.modelhub.models import TeamModel
-from webapp.plans.engine_choice import chosen_engine, engine_choices
+from webapp.plans.engines import chosen_engine, engine_choices
 from webapp.plans.models import Plan
 from webapp.plans.sharing import pool_words, pools_among, reachable_hosts
 from webapp.plans.targets import PERCENTILES, percentile_of
@@ -24,8 +24,7 @@ from webapp.plans.words import (
     model_words,
     workload_words,
 )
-from webapp.wizard.fields import StepForm
-from webapp.wizard.forms import GoalForm, HardwareForm, ModelForm, PinsForm
+from webapp.wizard.forms import GoalForm, HardwareForm, ModelForm, PinsForm, StepForm
 from webapp.wizard.workload_forms import TRAINING_FORMS, WORKLOAD_FORMS
 
 Draft = dict[str, Any]

@@ -9,6 +9,7 @@ from django.views.decorators.http import require_GET, require_http_methods, requ
 from webapp.accounts.models import Role
 from webapp.accounts.roles import current_team, require_role, visible_or_404
 from webapp.core.units import whole
+from webapp.datasets.views import taken
 from webapp.modelhub.models import TeamModel
 from webapp.plans.access import changeable_plan, signed_in
 from webapp.plans.errors import DraftProblem
@@ -17,9 +18,16 @@ from webapp.plans.planning import plan_compute, stored_answer
 from webapp.plans.questions import draft_shape
 from webapp.plans.saving import TRIES, PlanChangedError, draft_of
 from webapp.wizard import pages
-from webapp.wizard.defaults import FIRST_STEPS, MODEL_PRESETS, adapt_pretraining, adapt_requests
-from webapp.wizard.drafts import draft_begin, proposals_fill, suggestion_apply
-from webapp.wizard.stale import edit_note, form_marks, is_overtaken, stale_words
+from webapp.wizard.drafts import (
+    FIRST_STEPS,
+    MODEL_PRESETS,
+    adapt_pretraining,
+    adapt_requests,
+    draft_begin,
+    proposals_fill,
+    suggestion_apply,
+)
+from webapp.wizard.pages import compute_quietly, edit_note, form_marks, is_overtaken, stale_words
 from webapp.wizard.steps import (
     SLUGS,
     fit_context,
@@ -29,6 +37,41 @@ from webapp.wizard.steps import (
     step_form,
     store,
 )
+from webapp.wizard.workload_forms import TRAINING_FORMS
+
+# Upload of a training data file within the wizard.
+
+
+@require_POST
+def plan_upload(request: HttpRequest, plan_id: str) -> HttpResponse:
+    """Store the file, choose it in both training goals of the plan, and return to the step."""
+    plan = changeable_plan(request, plan_id)
+    stored = taken(request, plan.team)
+    if isinstance(stored, HttpResponse):
+        return stored
+    if stored is not None:
+        if not plan.is_draft:
+            plan = draft_of(plan, signed_in(request))
+        _choose(plan, stored.pk)
+        messages.success(
+            request, f"{stored.name} is here and chosen: {stored.num_records:,} records."
+        )
+    return redirect("plan-step", plan.pk, "workload")
+
+
+def _choose(plan: Plan, dataset: str) -> None:
+    """Choose an upload in the draft's training goals; retry after a concurrent write."""
+    for _ in range(TRIES):
+        proposals_fill(plan)
+        for goal in sorted(TRAINING_FORMS):
+            plan.draft["workload"][goal] |= {"data_source": "upload", "dataset": dataset}
+        plan.draft["is_touched"] = True
+        try:
+            return compute_quietly(plan)
+        except PlanChangedError:
+            plan.refresh_from_db()
+    raise PlanChangedError(plan)
+
 
 NO_CONTENT, CONFLICT, UNPROCESSABLE = 204, 409, 422
 SAVED_MEANWHILE = (

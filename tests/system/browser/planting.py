@@ -18,12 +18,12 @@ from webapp.accounts.passwords import link_path
 from webapp.accounts.secrets import secret_store
 from webapp.core.clock import now
 from webapp.datasets.models import Dataset
+from webapp.hosts.device import virtual_host_create
 from webapp.hosts.models import Host
 from webapp.hosts.services import token_create
-from webapp.hosts.virtual import virtual_host_create
 from webapp.jobs.models import Artefact, AttemptEvent, Event, Job
-from webapp.modelhub.demo import demo_config
 from webapp.modelhub.models import TeamModel
+from webapp.modelhub.shapes import demo_config
 from webapp.plans.models import Plan
 
 MARK = "pLaNtEd"

@@ -25,10 +25,9 @@ from webapp.hosts.contact import contact_of
 from webapp.hosts.models import Host, HostState
 from webapp.hosts.services import command_key, credential_revoke, token_create
 from webapp.jobs.dispatch import Publisher, ring
-from webapp.jobs.giving_up import job_abandon
 from webapp.jobs.models import FINAL_STATES, Attempt, AttemptEvent, Command, Event, Job, JobState
-from webapp.jobs.services import job_create, job_stop, job_submit
-from webapp.live.tickets import ticket_for
+from webapp.jobs.services import job_abandon, job_create, job_stop, job_submit
+from webapp.live.publish import ticket_for
 from webapp.metrics.read import read_raw
 
 BY = "olga"

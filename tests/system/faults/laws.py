@@ -25,9 +25,8 @@ from webapp.jobs.models import (
     Event,
     Job,
 )
-from webapp.metrics.codec import decode
 from webapp.metrics.models import MetricBatch, MetricChunk
-from webapp.metrics.store import RAW_STEP_MS, unpack
+from webapp.metrics.store import RAW_STEP_MS, decode, unpack
 
 Rows = list[Any]
 SETTLE_SECONDS = 0.3

@@ -10,8 +10,8 @@ from tests.system.faults import calls, laws
 from webapp.datasets.models import Dataset
 from webapp.hosts.models import RefusedMessage
 from webapp.hosts.services import token_create
+from webapp.jobs.artefacts import folder_of
 from webapp.jobs.models import Artefact, Attempt, Job
-from webapp.jobs.uploads import folder_of
 from webapp.wizard.drafts import draft_begin
 
 

@@ -20,10 +20,10 @@ from webapp.accounts.secrets import secret_store
 from webapp.core.clock import now
 from webapp.datasets.models import Dataset
 from webapp.hosts.services import token_create
+from webapp.jobs.artefacts import folder_of
 from webapp.jobs.models import Artefact, Measurement
-from webapp.jobs.uploads import folder_of
-from webapp.modelhub.demo import demo_config
 from webapp.modelhub.models import TeamModel
+from webapp.modelhub.shapes import demo_config
 from webapp.wizard.drafts import draft_begin
 
 pytestmark = pytest.mark.django_db(databases="__all__")

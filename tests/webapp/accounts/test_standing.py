@@ -7,8 +7,8 @@ from django.contrib.auth.models import Permission, User
 from django.db import connection, transaction
 
 from tests.webapp.conftest import client_of
-from webapp.accounts.administrators import administrators
 from webapp.accounts.models import Membership, Role
+from webapp.accounts.services import administrators
 from webapp.core.problems import ConflictProblem
 
 pytestmark = pytest.mark.django_db(databases="__all__")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from webapp.accounts.browsers import browser_words
+from webapp.accounts.models import browser_words
 
 KHTML = "AppleWebKit/537.36 (KHTML, like Gecko)"
 MAC = "Mozilla/5.0 (Macintosh; Intel Mac OS X 10_15_7)"

@@ -7,7 +7,7 @@ import time_machine
 from django.contrib.auth.models import User
 from django.test import Client
 
-from webapp.accounts import login_rate_limit
+from webapp.accounts import login
 from webapp.accounts.models import LoginTry
 from webapp.core.clock import now
 from webapp.core.problems import BusyProblem
@@ -40,7 +40,7 @@ def test_the_right_password_does_not_open_before_the_wait_is_over():
     guess_all(10)
 
     assert guess(password=PASSWORD).status_code == 429
-    with time_machine.travel(now() + login_rate_limit.WINDOW + timedelta(seconds=2)):
+    with time_machine.travel(now() + login.WINDOW + timedelta(seconds=2)):
         assert guess(password=PASSWORD).status_code == 302
 
 
@@ -72,14 +72,14 @@ def test_nobody_locks_somebody_else_out_from_another_address():
 
 
 def test_one_address_that_tries_many_accounts_is_refused(monkeypatch):
-    monkeypatch.setattr(login_rate_limit, "PER_ADDRESS", 5)
+    monkeypatch.setattr(login, "PER_ADDRESS", 5)
     tried = [guess(name=f"person-{number}").status_code for number in range(6)]
 
     assert tried == [200] * 5 + [429]
 
 
 def test_the_whole_site_has_a_limit(monkeypatch):
-    monkeypatch.setattr(login_rate_limit, "PER_SITE", 3)
+    monkeypatch.setattr(login, "PER_SITE", 3)
     tried = [guess(name=f"p{n}", REMOTE_ADDR=f"192.0.2.{n}").status_code for n in range(4)]
 
     assert tried == [200] * 3 + [429]
@@ -91,16 +91,16 @@ def test_the_door_of_the_administration_counts_too():
 
 def test_a_try_counts_before_its_password_is_looked_at():
     for _ in range(10):
-        login_rate_limit.try_begin(name="dora", address="127.0.0.1")
+        login.try_begin(name="dora", address="127.0.0.1")
 
     with pytest.raises(BusyProblem, match="no password is looked at"):
-        login_rate_limit.try_begin(name="dora", address="127.0.0.1")
+        login.try_begin(name="dora", address="127.0.0.1")
 
 
 def test_what_no_limit_counts_any_more_is_forgotten():
     guess()
-    with time_machine.travel(now() + login_rate_limit.WINDOW + timedelta(seconds=2)):
-        assert login_rate_limit.tries_forget_old() == 1
+    with time_machine.travel(now() + login.WINDOW + timedelta(seconds=2)):
+        assert login.tries_forget_old() == 1
     assert not LoginTry.objects.exists()
 
 

@@ -6,8 +6,8 @@ import pytest
 
 from runners.messages import ClaimReply, ClaimRequest
 from tests.webapp.conftest import EXIT_OK, STARTED, batch_of
-from webapp.api import attempts
-from webapp.jobs import uploads
+from webapp.api import hosts
+from webapp.jobs import artefacts
 from webapp.jobs.ingest import events_accept
 from webapp.jobs.models import Artefact, Job
 
@@ -96,7 +96,7 @@ def test_a_file_arrives_in_parts(as_host, artefact):
     )
     answer = put(as_host, artefact, "model.safetensors", 100, WEIGHTS[100:])
     assert answer.json()["received_bytes"] == len(WEIGHTS)
-    assert (uploads.folder_of(artefact) / "model.safetensors").read_bytes() == WEIGHTS
+    assert (artefacts.folder_of(artefact) / "model.safetensors").read_bytes() == WEIGHTS
 
 
 def test_a_part_that_starts_elsewhere_changes_nothing(as_host, artefact):
@@ -160,12 +160,12 @@ def test_an_artefact_that_was_not_announced_is_unknown(as_host, attempt):
 def test_a_path_that_climbs_is_refused_even_when_announced(attempt, settings, tmp_path, path):
     settings.ARTEFACTS_DIR = tmp_path / "artefacts"
     announce(attempt, {path: b"x"})
-    with pytest.raises(uploads.InvalidProblem, match="path"):
-        uploads.find(host=attempt.host, attempt_id=attempt.pk, name="model", path=path)
+    with pytest.raises(artefacts.InvalidProblem, match="path"):
+        artefacts.find(host=attempt.host, attempt_id=attempt.pk, name="model", path=path)
 
 
 def test_a_full_disk_asks_for_a_pause(as_host, artefact, monkeypatch):
-    monkeypatch.setattr(uploads, "MIN_FREE_BYTES", 2**62)
+    monkeypatch.setattr(artefacts, "MIN_FREE_BYTES", 2**62)
     answer = put(as_host, artefact, "model.safetensors", 0, WEIGHTS)
     assert (answer.status_code, answer.headers["Retry-After"]) == (429, "60")
 
@@ -179,6 +179,6 @@ def test_another_host_sees_no_artefact(artefact, team):
 
 
 def test_events_wait_at_their_host_while_the_disk_is_full(as_host, attempt, monkeypatch):
-    monkeypatch.setattr(attempts, "MIN_FREE_BYTES", 2**62)
+    monkeypatch.setattr(hosts, "MIN_FREE_BYTES", 2**62)
     answer = as_host.post(f"/attempts/{attempt.pk}/events", batch_of(attempt, LINE))
     assert (answer.status_code, answer.json()["code"]) == (429, "disk_full")

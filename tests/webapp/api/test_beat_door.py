@@ -12,7 +12,7 @@ from tests.webapp.api.conftest import HostClient
 from tests.webapp.conftest import make_beat
 from webapp import asgi
 from webapp.api import heartbeat_endpoint
-from webapp.hosts import heartbeat_batcher
+from webapp.hosts import heartbeats
 from webapp.hosts.models import Host
 
 pytestmark = pytest.mark.django_db(databases="__all__")
@@ -126,7 +126,7 @@ def test_a_database_in_trouble_asks_the_host_to_come_back(credential, monkeypatc
     def locked(_heard):
         raise DatabaseError("database is locked")
 
-    monkeypatch.setattr(heartbeat_batcher, "answers_to", locked)
+    monkeypatch.setattr(heartbeats, "answers_to", locked)
     answer = knock(said(), bearer(credential))
 
     assert (answer.status, answer.headers[b"retry-after"]) == (429, b"5")

@@ -6,7 +6,7 @@ from tests.webapp.conftest import STARTED, batch_of, client_of
 from webapp.api.jobs import MAX_EVENT_BYTES
 from webapp.jobs.ingest import events_accept
 from webapp.jobs.models import AttemptEvent
-from webapp.live.tickets import read_ticket
+from webapp.live.publish import read_ticket
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 LINE = ("log", {"stream": "stdout", "text": "hello"})

@@ -5,7 +5,7 @@ import pytest
 from tests.webapp.conftest import client_of
 from webapp.plans.models import Plan
 from webapp.plans.planning import current_answer
-from webapp.wizard.defaults import serve_draft
+from webapp.wizard.drafts import serve_draft
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 

@@ -6,11 +6,11 @@ from django.test import Client
 from planner.catalog.instances import list_instances
 from tests.webapp.conftest import client_of
 from webapp.accounts.models import Membership
-from webapp.modelhub.demo import demo_config
 from webapp.modelhub.models import TeamModel
+from webapp.modelhub.shapes import demo_config
 from webapp.plans.models import Plan
 from webapp.plans.planning import current_answer
-from webapp.wizard.defaults import demo_draft, serve_draft
+from webapp.wizard.drafts import demo_draft, serve_draft
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 PROBLEM = "application/problem+json"

@@ -7,7 +7,7 @@ from tests.webapp.conftest import STARTED, batch_of, client_of
 from webapp.accounts.models import Membership
 from webapp.jobs.ingest import events_accept
 from webapp.jobs.models import Attempt, AttemptEvent, Job
-from webapp.live.tickets import read_ticket
+from webapp.live.publish import read_ticket
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 PROBLEM = "application/problem+json"

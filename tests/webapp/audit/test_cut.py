@@ -9,7 +9,7 @@ from django.db import DatabaseError, connection, transaction
 
 from tests.webapp.audit.test_chain import found, happen, without_guards
 from webapp.audit import chain
-from webapp.audit.cut import KIND, history_cut, old_history
+from webapp.audit.chain import KIND, history_cut, old_history
 from webapp.audit.models import Cut, Link
 from webapp.core.clock import now
 from webapp.core.problems import ConflictProblem

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.webapp.boot.conftest import eventually, is_alive, python_child
-from webapp.boot import console, preflight, processes, stopping, up
+from webapp.boot import console, processes, up
 from webapp.boot.processes import Child
 
 
@@ -132,9 +132,9 @@ def test_a_lock_is_taken_though_nothing_can_be_written_into_it(tmp_path):
             raise OSError(errno.ENOSPC, "No space left on device")
 
     with (tmp_path / "up.lock").open("a+") as lock:
-        preflight.take_lock(Full(lock), tmp_path, "http://127.0.0.1:8000")
+        up.take_lock(Full(lock), tmp_path, "http://127.0.0.1:8000")
 
-        assert "already runs" in preflight.running_elsewhere(tmp_path)
+        assert "already runs" in up.running_elsewhere(tmp_path)
 
 
 def test_a_read_only_data_folder_is_refused_in_words(tmp_path, monkeypatch):
@@ -143,7 +143,7 @@ def test_a_read_only_data_folder_is_refused_in_words(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Path, "touch", fail)
     with pytest.raises(console.Problem, match="cannot be written: Read-only file system"):
-        preflight.make_data_folder(tmp_path)
+        up.make_data_folder(tmp_path)
 
 
 @pytest.fixture
@@ -161,7 +161,7 @@ def test_a_start_that_fails_ends_no_job(tmp_path, monkeypatch, signals):
     run = []
     site = up.Site("127.0.0.1", 9, tmp_path)
     (tmp_path / "host").mkdir()
-    monkeypatch.setattr(stopping.Stopping, "_end_jobs", lambda _: run.append("stop-all") or [])
+    monkeypatch.setattr(up.Stopping, "_end_jobs", lambda _: run.append("stop-all") or [])
     site.crew.start(python_child("redis"))
 
     def fail():

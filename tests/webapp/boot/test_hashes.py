@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from tests.webapp.boot.wheels import make_source, make_wheel
-from webapp.boot import environment, hashes, pins, pip
+from webapp.boot import environment, installer, pins
 from webapp.boot.console import Problem
-from webapp.boot.hashes import PackageFile, Platform
+from webapp.boot.installer import PackageFile, Platform
 
-HERE = hashes.platform_of(Path(sys.executable))
-LISTED = hashes.read(hashes.LIST)
+HERE = installer.platform_of(Path(sys.executable))
+LISTED = installer.read(installer.LIST)
 A, B = "a" * 64, "b" * 64
 
 
@@ -37,12 +37,12 @@ class Index:
         self.pins.write_text("")
 
     def record(self, *files: Path, key: str = HERE.key) -> None:
-        rows = [PackageFile(file.name, hashes.sha256_of(file)) for file in files]
-        hashes.write(hashes.LIST, hashes.merged([], rows, key))
+        rows = [PackageFile(file.name, installer.sha256_of(file)) for file in files]
+        installer.write(installer.LIST, installer.merged([], rows, key))
 
     def install(self, name: str) -> None:
         python, log = self.venv / "bin" / "python", self.venv / "install.log"
-        hashes.install(python, [name], self.pins, log=log)
+        installer.install(python, [name], self.pins, log=log)
 
     def unpacked(self, name: str) -> str | None:
         module = next(self.venv.glob("lib/python*/site-packages")) / f"{name}.py"
@@ -56,9 +56,9 @@ def index(made, tmp_path, monkeypatch):
         "PIP_CONFIG_FILE": "/dev/null", "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(found.folder),
     }.items():  # fmt: skip
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(hashes, "LIST", tmp_path / "hashes.csv")
+    monkeypatch.setattr(installer, "LIST", tmp_path / "hashes.csv")
     yield found
-    (made / hashes.STATE_NAME).unlink(missing_ok=True)
+    (made / installer.STATE_NAME).unlink(missing_ok=True)
 
 
 def test_a_package_with_its_recorded_hash_is_installed(index, capsys):
@@ -74,13 +74,13 @@ def test_a_package_with_its_recorded_hash_is_installed(index, capsys):
 def test_a_swapped_wheel_of_the_same_version_is_refused_before_it_is_unpacked(index):
     wheel = make_wheel(index.folder, "swapped", text="good = 1")
     index.record(wheel)
-    recorded = hashes.sha256_of(wheel)
+    recorded = installer.sha256_of(wheel)
     make_wheel(index.folder, "swapped", text="evil = 1")
 
     with pytest.raises(Problem) as problem:
         index.install("swapped")
 
-    for word in ("swapped 1.0", wheel.name, recorded, hashes.sha256_of(wheel)):
+    for word in ("swapped 1.0", wheel.name, recorded, installer.sha256_of(wheel)):
         assert word in problem.value.fact
     assert "pins --record" in problem.value.way_out
     assert index.unpacked("swapped") is None
@@ -92,7 +92,7 @@ def test_one_swapped_package_keeps_all_others_away(index):
     make_wheel(index.folder, "another", text="evil = 1")
 
     with pytest.raises(Problem, match="1 packages"):
-        hashes.install(
+        installer.install(
             index.venv / "bin" / "python", ["others", "another"], index.pins,
             log=index.venv / "install.log",
         )  # fmt: skip
@@ -144,11 +144,11 @@ def test_an_unknown_package_is_recorded_and_compared_from_then_on(index, capsys)
 def test_what_changes_after_the_comparison_is_refused_by_pip(index):
     wheel = make_wheel(index.folder, "later")
     pinned = index.folder / "requirements.txt"
-    pinned.write_text(hashes.requirement(PackageFile(wheel.name, hashes.sha256_of(wheel))))
+    pinned.write_text(installer.requirement(PackageFile(wheel.name, installer.sha256_of(wheel))))
     make_wheel(index.folder, "later", text="evil = 1")
 
     with pytest.raises(Problem, match="other bytes"):
-        pip.install(
+        installer.pip_install(
             index.venv / "bin" / "python", pinned, offline=True, log=index.venv / "later.log"
         )
 
@@ -169,7 +169,7 @@ def test_another_file_of_a_version_is_refused_where_the_listed_one_would_run(key
     listed = PackageFile("fast-1.0-cp311-abi3-manylinux_2_34_x86_64.whl", A, seen_on)
     found = PackageFile("fast-1.0-cp311-abi3-manylinux_2_28_x86_64.whl", B)
 
-    verdict = hashes.compare([found], [listed], Platform(key, glibc))
+    verdict = installer.compare([found], [listed], Platform(key, glibc))
 
     assert [name for name, files in verdict._asdict().items() if files] == [outcome]
 
@@ -177,18 +177,20 @@ def test_another_file_of_a_version_is_refused_where_the_listed_one_would_run(key
 def test_a_build_of_torch_that_the_list_does_not_know_is_unknown_and_not_refused():
     listed = PackageFile("torch-2.13.0-py3-none-any.whl", A, frozenset({HERE.key}))
 
-    verdict = hashes.compare([PackageFile("torch-2.13.0+cu130-x-y-z.whl", B)], [listed], HERE)
+    verdict = installer.compare([PackageFile("torch-2.13.0+cu130-x-y-z.whl", B)], [listed], HERE)
 
     assert [file.version for file in verdict.unknown] == ["2.13.0+cu130"]
 
 
 def test_a_wheel_names_the_oldest_glibc_that_it_runs_on():
-    assert hashes.glibc_of("a-1-cp311-cp311-manylinux_2_27_x86_64.manylinux_2_28_x86_64.whl") == (
+    assert installer.glibc_of(
+        "a-1-cp311-cp311-manylinux_2_27_x86_64.manylinux_2_28_x86_64.whl"
+    ) == (
         2,
         27,
     )
-    assert hashes.glibc_of("a-1-py3-none-manylinux2014_x86_64.whl") == (2, 17)
-    assert hashes.glibc_of("a-1-py3-none-any.whl") == ()
+    assert installer.glibc_of("a-1-py3-none-manylinux2014_x86_64.whl") == (2, 17)
+    assert installer.glibc_of("a-1-py3-none-any.whl") == ()
 
 
 @pytest.mark.skipif(

@@ -2,9 +2,9 @@ import json
 
 import pytest
 
-from webapp.boot import cli, environment, hashes, pins
+from webapp.boot import cli, environment, installer, pins
 from webapp.boot.console import Problem
-from webapp.boot.hashes import PackageFile
+from webapp.boot.installer import PackageFile
 
 A, B = "a" * 64, "b" * 64
 ABOUT = {
@@ -17,10 +17,10 @@ KEY = "cpython3.12-linux-aarch64"
 @pytest.fixture
 def listed(tmp_path, monkeypatch):
     """The list and the pins, moved to a folder of the test."""
-    monkeypatch.setattr(hashes, "LIST", tmp_path / "hashes.csv")
+    monkeypatch.setattr(installer, "LIST", tmp_path / "hashes.csv")
     monkeypatch.setattr(environment, "CONSTRAINTS", tmp_path / "constraints.txt")
     environment.CONSTRAINTS.write_text("# pins\nNew_Name==2.0\n")
-    return hashes.LIST
+    return installer.LIST
 
 
 def report(folder, name, digests):
@@ -35,17 +35,17 @@ def test_a_report_of_pip_is_recorded_for_its_platform(listed, tmp_path):
 
     assert cli.main(["pins", "--record", str(path)]) == 0
 
-    assert hashes.read(listed) == [
+    assert installer.read(listed) == [
         PackageFile("new_name-2.0+cpu-py3-none-any.whl", A, frozenset({KEY}))
     ]
 
 
 def test_recording_leaves_out_versions_that_are_pinned_no_more(listed):
-    hashes.write(listed, [PackageFile("new_name-1.0-py3-none-any.whl", A, frozenset({KEY}))])
+    installer.write(listed, [PackageFile("new_name-1.0-py3-none-any.whl", A, frozenset({KEY}))])
 
     pins.record([PackageFile("new_name-2.0-py3-none-any.whl", B)], KEY)
 
-    assert [row.version for row in hashes.read(listed)] == ["2.0"]
+    assert [row.version for row in installer.read(listed)] == ["2.0"]
 
 
 def test_recording_adds_a_platform_to_a_file_that_is_listed(listed):
@@ -54,7 +54,7 @@ def test_recording_adds_a_platform_to_a_file_that_is_listed(listed):
     for key in ("cpython3.11-linux-x86_64", KEY):
         pins.record([file], key)
 
-    (row,) = hashes.read(listed)
+    (row,) = installer.read(listed)
     assert row.platforms == {"cpython3.11-linux-x86_64", KEY}
 
 
@@ -93,7 +93,7 @@ def test_the_command_names_what_is_not_listed(given, capsys):
 
 
 def test_the_command_fails_where_the_index_gives_another_file(given, listed, capsys):
-    hashes.write(listed, [PackageFile(given[0].file, B, frozenset({KEY}))])
+    installer.write(listed, [PackageFile(given[0].file, B, frozenset({KEY}))])
 
     assert cli.main(["pins"]) == 1
 

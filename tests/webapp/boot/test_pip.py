@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from webapp.boot import pip
+from webapp.boot import installer
 from webapp.boot.console import Problem
 
 LOG = Path("pip.log")
@@ -13,7 +13,7 @@ def download(tmp_path, *names):
     pins = tmp_path / "constraints.txt"
     pins.write_text("")
     folder, log = tmp_path / "files", tmp_path / "log"
-    pip.download(Path(sys.executable), list(names), pins, folder, log=log, only_binary=[])
+    installer.download(Path(sys.executable), list(names), pins, folder, log=log, only_binary=[])
 
 
 def test_a_package_that_the_index_does_not_have_gets_a_sentence(tmp_path, monkeypatch):
@@ -62,11 +62,11 @@ def test_an_index_that_cannot_be_reached_gets_a_sentence(tmp_path, monkeypatch):
     ],
 )
 def test_pip_s_failures_become_one_sentence(output, fact):
-    assert fact in pip.explain(output, LOG).fact
+    assert fact in installer.explain(output, LOG).fact
 
 
 def test_progress_names_the_package_that_is_on_its_way():
-    progress = pip._Progress()
+    progress = installer._Progress()
 
     progress.read("Collecting torch==2.13.0\n")
     progress.read("  Downloading torch-2.13.0-cp311-cp311-manylinux_2_28_x86_64.whl (190.1 MB)\n")
@@ -75,7 +75,7 @@ def test_progress_names_the_package_that_is_on_its_way():
 
 
 def test_progress_counts_what_is_unpacked():
-    progress = pip._Progress()
+    progress = installer._Progress()
 
     progress.read("Installing collected packages: mpmath, sympy, torch\n")
 

@@ -10,7 +10,7 @@ from collections import namedtuple
 
 import pytest
 
-from webapp.boot import preflight, up
+from webapp.boot import up
 from webapp.boot.console import Problem
 
 
@@ -24,7 +24,7 @@ def taken_port():
 
 def test_a_taken_port_gets_a_sentence_with_another_port(taken_port):
     with pytest.raises(Problem) as problem:
-        preflight.check_port("127.0.0.1", taken_port, running=None)
+        up.check_port("127.0.0.1", taken_port, running=None)
 
     assert f"Port {taken_port} on 127.0.0.1 cannot be used" in problem.value.fact
     assert f"--port {taken_port + 1}" in problem.value.way_out
@@ -33,18 +33,18 @@ def test_a_taken_port_gets_a_sentence_with_another_port(taken_port):
 @pytest.mark.parametrize("port", [-1, 0, 65536, 700000])
 def test_a_port_that_is_none_gets_a_sentence(port):
     with pytest.raises(Problem, match="ports are 1 to 65535"):
-        preflight.check_port("127.0.0.1", port, running=None)
+        up.check_port("127.0.0.1", port, running=None)
 
 
 def test_a_public_address_without_tls_gets_a_sentence():
     with pytest.raises(Problem) as problem:
-        preflight.check_public_url("http://slipway.example.org")
+        up.check_public_url("http://slipway.example.org")
 
     assert "SLIPWAY_PUBLIC_URL is 'http://slipway.example.org'" in problem.value.fact
 
 
 def test_no_public_address_is_no_trouble():
-    preflight.check_public_url("")
+    up.check_public_url("")
 
 
 def test_up_says_that_the_port_is_taken_without_a_traceback(taken_port, tmp_path):
@@ -64,9 +64,9 @@ def test_up_says_that_the_port_is_taken_without_a_traceback(taken_port, tmp_path
 
 def test_a_second_up_says_that_one_runs_and_where(tmp_path):
     with (tmp_path / "up.lock").open("a+") as lock:
-        preflight.take_lock(lock, tmp_path, "http://127.0.0.1:8123")
+        up.take_lock(lock, tmp_path, "http://127.0.0.1:8123")
 
-        words = preflight.running_elsewhere(tmp_path)
+        words = up.running_elsewhere(tmp_path)
 
     assert "already runs at http://127.0.0.1:8123" in words
     assert f"process {os.getpid()}" in words
@@ -74,20 +74,20 @@ def test_a_second_up_says_that_one_runs_and_where(tmp_path):
 
 def test_a_second_lock_on_one_data_folder_is_refused(tmp_path):
     with (tmp_path / "up.lock").open("a+") as first, (tmp_path / "up.lock").open("a+") as second:
-        preflight.take_lock(first, tmp_path, "http://127.0.0.1:8123")
+        up.take_lock(first, tmp_path, "http://127.0.0.1:8123")
 
         with pytest.raises(Problem, match="already runs"):
-            preflight.take_lock(second, tmp_path, "http://127.0.0.1:9000")
+            up.take_lock(second, tmp_path, "http://127.0.0.1:9000")
 
 
 def test_the_lock_of_a_process_that_ended_does_not_count(tmp_path):
     (tmp_path / "up.lock").write_text(json.dumps({"pid": 1, "url": "http://old"}))
 
-    assert preflight.running_elsewhere(tmp_path) is None
+    assert up.running_elsewhere(tmp_path) is None
 
 
 def test_the_data_folder_is_for_its_owner_only(tmp_path):
-    preflight.make_data_folder(tmp_path / "data")
+    up.make_data_folder(tmp_path / "data")
 
     assert (tmp_path / "data").stat().st_mode & 0o777 == 0o700
 
@@ -96,7 +96,7 @@ def test_a_data_folder_that_is_a_file_gets_a_sentence(tmp_path):
     (tmp_path / "data").write_text("")
 
     with pytest.raises(Problem) as problem:
-        preflight.make_data_folder(tmp_path / "data")
+        up.make_data_folder(tmp_path / "data")
 
     assert "cannot be written" in problem.value.fact
     assert "SLIPWAY_DATA_DIR" in problem.value.way_out
@@ -107,7 +107,7 @@ def test_a_nearly_full_disk_is_refused_before_the_database_is_touched(tmp_path, 
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
 
     with pytest.raises(Problem) as problem:
-        preflight.make_data_folder(tmp_path)
+        up.make_data_folder(tmp_path)
 
     assert "90 MB free" in problem.value.fact
 
@@ -122,21 +122,21 @@ def test_a_nearly_full_disk_is_refused_before_the_database_is_touched(tmp_path, 
     ],
 )
 def test_the_printed_address_can_be_opened_on_this_machine(host, url):
-    assert preflight.address(host, 8000) == url
+    assert up.address(host, 8000) == url
 
 
 def test_a_bound_address_is_an_allowed_host():
-    assert preflight.allowed_hosts("10.1.2.3", {}) == ["10.1.2.3"]
+    assert up.allowed_hosts("10.1.2.3", {}) == ["10.1.2.3"]
 
 
 def test_hosts_that_the_user_allowed_stay_allowed():
-    assert "slipway.example" in preflight.allowed_hosts(
+    assert "slipway.example" in up.allowed_hosts(
         "127.0.0.1", {"SLIPWAY_ALLOWED_HOSTS": "slipway.example"}
     )
 
 
 def test_binding_everywhere_allows_this_machine_s_name():
-    assert socket.gethostname() in preflight.allowed_hosts("0.0.0.0", {})
+    assert socket.gethostname() in up.allowed_hosts("0.0.0.0", {})
 
 
 class Answer(http.server.BaseHTTPRequestHandler):

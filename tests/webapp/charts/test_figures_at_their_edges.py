@@ -9,8 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from webapp.charts.catalog import BY_KIND, charts_for
-from webapp.charts.figures import ORIGIN_MS, Prediction, Series, figure
-from webapp.charts.svg import HEIGHT, WIDTH, clock, drawing
+from webapp.charts.figures import (
+    HEIGHT,
+    ORIGIN_MS,
+    WIDTH,
+    Prediction,
+    Series,
+    clock,
+    drawing,
+    figure,
+)
 
 LOSS, TOKENS, MEMORY, PROCESSOR = BY_KIND["train"]
 ALL = sorted({chart.key: chart for kind in BY_KIND.values() for chart in kind}.items())

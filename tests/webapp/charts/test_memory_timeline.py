@@ -2,9 +2,8 @@
 
 import pytest
 
-from webapp.charts.figures import ORIGIN_MS, Series
-from webapp.charts.memory import GIB, Backdrop, Layer, memory_timeline
-from webapp.charts.svg import drawing
+from webapp.charts.figures import ORIGIN_MS, Series, drawing
+from webapp.charts.job_charts import GIB, Backdrop, Layer, memory_timeline
 
 LAYERS = [Layer("weights", "Weights", 2 * GIB), Layer("activations", "Activations", 3 * GIB)]
 SERIES = Series("rss_bytes", (1000, 2000, 3000), (GIB, None, 6 * GIB))

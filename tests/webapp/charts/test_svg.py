@@ -5,8 +5,7 @@ import re
 import pytest
 
 from webapp.charts.catalog import charts_for
-from webapp.charts.figures import Prediction, Series, figure
-from webapp.charts.svg import HEIGHT, WIDTH, clock, drawing
+from webapp.charts.figures import HEIGHT, WIDTH, Prediction, Series, clock, drawing, figure
 
 LOSS, TOKENS = charts_for("train")[:2]
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from webapp.charts.sweep import CHARTS, At, sweep_chart
+from webapp.charts.job_charts import CHARTS, At, sweep_chart
 
 RATE, TTFT, _ = CHARTS
 MEASURED = [At(1, 70.0, 65.0, 75.0), At(4, 250.0, 200.0, 300.0)]

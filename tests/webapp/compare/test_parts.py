@@ -5,10 +5,9 @@ from types import SimpleNamespace
 import pytest
 
 from runners.jobspec import TrainSpec
-from webapp.compare import measured
+from webapp.compare import comparison
 from webapp.compare.charts import overlays
-from webapp.compare.differences import flat, settings_of, shown, words_of
-from webapp.compare.jobs import Side, sides_of
+from webapp.compare.comparison import Side, flat, settings_of, shown, sides_of, words_of
 from webapp.jobs.memory_terms import TermRow
 from webapp.jobs.models import Job
 from webapp.jobs.plots import draw
@@ -120,9 +119,9 @@ def test_ranks_are_compared_by_what_each_holds(monkeypatch):
         ]
         return SimpleNamespace(rows=tuple(rows))
 
-    monkeypatch.setattr(measured, "story_of", story)
+    monkeypatch.setattr(comparison, "story_of", story)
 
-    (row,) = measured._rank_rows([Side(at + 1, job, "") for at, job in enumerate(jobs)])
+    (row,) = comparison._rank_rows([Side(at + 1, job, "") for at, job in enumerate(jobs)])
 
     assert row.label == "Optimiser states on a rank"
     assert [cell.measured for cell in row.cells] == [200.0, 100.0]
@@ -133,4 +132,4 @@ def test_ranks_are_compared_by_what_each_holds(monkeypatch):
 def test_one_process_beside_several_has_no_rows_of_a_rank():
     alone, shared = Job(kind="train", spec={}), Job(kind="train", spec={}, devices_per_host=2)
 
-    assert measured._rank_rows([Side(1, alone, ""), Side(2, shared, "")]) == []
+    assert comparison._rank_rows([Side(1, alone, ""), Side(2, shared, "")]) == []

@@ -6,7 +6,7 @@ import pytest
 from asgiref.sync import async_to_sync
 
 from webapp import asgi
-from webapp.core.body_limit import ANONYMOUS_BYTES, DEFAULT_BYTES, PART_BYTES, UPLOAD_BYTES
+from webapp.core.asgi_middleware import ANONYMOUS_BYTES, DEFAULT_BYTES, PART_BYTES, UPLOAD_BYTES
 
 MEBIBYTE = 1024**2
 SESSION = (b"cookie", b"sessionid=anything")

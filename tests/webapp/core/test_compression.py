@@ -7,7 +7,7 @@ from django.http import HttpResponse, StreamingHttpResponse
 from django.test import RequestFactory
 
 from tests.webapp.conftest import client_of
-from webapp.core.compression import CompressionMiddleware, uncompressed
+from webapp.core.middleware import CompressionMiddleware, uncompressed
 
 TEXT = b"the same words again and again. " * 200
 

@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from tests.stack import ROOT
-from webapp.core import data_folder
-from webapp.core.data_folder import DataFolderError, secret_key
+from webapp.core import site_settings
+from webapp.core.site_settings import DataFolderError, secret_key
 
 UVICORN = ["-m", "uvicorn", "webapp.asgi:application", "--port", "9"]
 
@@ -25,7 +25,7 @@ def test_a_key_that_could_not_be_written_leaves_no_empty_file(tmp_path, monkeypa
     def fail(_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(data_folder.os, "fsync", fail)
+    monkeypatch.setattr(site_settings.os, "fsync", fail)
     with pytest.raises(DataFolderError, match="No space left"):
         secret_key({}, tmp_path)
 
@@ -62,4 +62,4 @@ def test_a_data_folder_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / "file").touch()
 
     with pytest.raises(DataFolderError, match="cannot be made: Not a directory"):
-        data_folder.data_folder({"SLIPWAY_DATA_DIR": str(tmp_path / "file" / "data")}, tmp_path)
+        site_settings.data_folder({"SLIPWAY_DATA_DIR": str(tmp_path / "file" / "data")}, tmp_path)

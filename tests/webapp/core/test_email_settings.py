@@ -2,7 +2,7 @@
 
 import pytest
 
-from webapp.core.email_settings import EmailUrlError, email_settings
+from webapp.core.site_settings import EmailUrlError, email_settings
 
 SENDER = "slipway@example.org"
 

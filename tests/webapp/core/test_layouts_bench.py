@@ -7,17 +7,21 @@ from runners.jobspec.train import LayoutOptions
 from runners.layout_bench_messages import CollectiveTime
 from runners.ratios import Ratio
 from webapp.core.benches import layout_page
-from webapp.core.benches.layout_cases import ALONE, COPIES, MODELS, RANKS, cases
 from webapp.core.benches.layouts import (
+    ALONE,
+    COPIES,
+    MODELS,
+    RANKS,
     Found,
     Machine,
     _options,
     calibrated,
+    cases,
     first_choice,
     machine_of,
     predicted_seconds,
 )
-from webapp.plans.training_layout import layout_of
+from webapp.plans.training import layout_of
 
 DEVICE = DeviceSpec(
     id="host-x", kind="cpu", memory_bytes=2**34, memory_bandwidth_bytes_per_second=2e10,

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from webapp.core.one_at_a_time import MOST_UNANSWERED, OneAtATime
+from webapp.core.asgi_middleware import MOST_UNANSWERED, OneAtATime
 
 MALLORY = (b"authorization", b"Bearer mallory")
 ADA = (b"authorization", b"Bearer ada")

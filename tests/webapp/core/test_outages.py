@@ -21,8 +21,7 @@ from tests.webapp.accounts.test_matrix import RULES
 from tests.webapp.accounts.test_writing_doors import filled
 from tests.webapp.api.test_beat_door import bearer, knock, said
 from tests.webapp.conftest import client_of
-from webapp.accounts.session_signals import AUTHENTICATED_AT
-from webapp.accounts.sessions import SEEN_EVERY
+from webapp.accounts.sessions import AUTHENTICATED_AT, SEEN_EVERY
 from webapp.core.clock import now
 from webapp.core.outages import outage_of
 
@@ -140,7 +139,7 @@ def test_a_session_that_could_not_be_noted_is_noted_later(olga, monkeypatch):
         client.get("/docs/")
     forget_failures()
     assert "seen_at" not in client.session
-    monkeypatch.setattr("webapp.accounts.session_middleware.REST_SECONDS", 0.0)
+    monkeypatch.setattr("webapp.accounts.sessions.REST_SECONDS", 0.0)
     fresh = Client()  # another process: it does not rest
     fresh.cookies = client.cookies
     fresh.get("/docs/")

@@ -3,7 +3,7 @@
 import pytest
 
 from webapp.core.benches import long_history
-from webapp.core.benches.pages import figures
+from webapp.core.benches.long_history import figures
 from webapp.hosts.models import Host
 from webapp.jobs.models import Job, Measurement
 
@@ -29,7 +29,7 @@ def test_the_site_has_as_many_jobs_as_were_asked_for_and_each_page_is_timed(monk
 def test_growth_is_told_between_the_smallest_and_the_largest_site(monkeypatch, tmp_path):
     taken = {10: 0.1, 1000: 0.4}
     monkeypatch.setattr(
-        "webapp.core.benches.pages._measured",
+        "webapp.core.benches.long_history._measured",
         lambda _data, size: dict.fromkeys(long_history.names(), taken[size]),
     )
 

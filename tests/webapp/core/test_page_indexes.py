@@ -11,14 +11,14 @@ from django.test.utils import CaptureQueriesContext
 from tests.webapp.conftest import client_of, make_job
 from webapp.accounts.models import Membership, Team, team_ids_of
 from webapp.core.clock import now
-from webapp.core.paging import NewestFirst
-from webapp.home.accuracy import accuracy_for
+from webapp.core.queries import NewestFirst
 from webapp.home.attention import attention_for
+from webapp.home.views import accuracy_for
 from webapp.jobs.listing import latest_at
 from webapp.jobs.models import Job, JobState
-from webapp.plans.listing import num_jobs_of
 from webapp.plans.models import Plan, PlanState
-from webapp.queue.waiting import first_waiting, num_before, num_by_team
+from webapp.plans.views import num_jobs_of
+from webapp.queue.pool_state import first_waiting, num_before, num_by_team
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 FILTERS = [

@@ -5,7 +5,7 @@ from django.db import connection
 
 from tests.webapp.conftest import make_job
 from webapp.accounts.models import Membership, Team, team_ids_of
-from webapp.core.paging import NewestFirst, page_by_key
+from webapp.core.queries import NewestFirst, page_by_key
 from webapp.jobs.models import Job, JobState
 
 pytestmark = pytest.mark.django_db(databases=["default", "metrics"])

@@ -14,9 +14,9 @@ from webapp.audit import chain
 from webapp.core.clock import now
 from webapp.core.pruning import Lifetimes, heaps
 from webapp.hosts.models import EnrolmentToken
+from webapp.jobs.artefacts import folder_of
 from webapp.jobs.ingest import events_accept
 from webapp.jobs.models import Artefact, AttemptEvent, Event, Job
-from webapp.jobs.uploads import folder_of
 from webapp.metrics.models import MetricChunk
 from webapp.modelhub.models import TeamModel
 

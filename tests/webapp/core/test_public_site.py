@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from webapp.core.public_site import YEAR_SECONDS, PublicUrlError, public_hosts, public_site
+from webapp.core.site_settings import YEAR_SECONDS, PublicUrlError, public_hosts, public_site
 
 ROOT = Path(__file__).resolve().parents[3]
 SITE = "https://slipway.example.org"

@@ -5,7 +5,7 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from webapp.core.clock import now
-from webapp.core.rows import RowChange, update_each
+from webapp.core.queries import RowChange, update_each
 from webapp.hosts.models import Host
 
 pytestmark = pytest.mark.django_db

@@ -6,8 +6,7 @@ from django.urls import reverse
 
 from tests.webapp.conftest import client_of
 from webapp.accounts.models import Membership, Quota, Role, Team
-from webapp.core.fresh_admin import FreshAdmin
-from webapp.core.read_only import ReadOnlyAdmin
+from webapp.core.admin_base import FreshAdmin, ReadOnlyAdmin
 from webapp.hosts.models import Pool
 
 pytestmark = pytest.mark.django_db(databases="__all__")

@@ -4,8 +4,7 @@ import threading
 
 import pytest
 
-from webapp.core.loop import Stopper, run_loop
-from webapp.core.ticker import Duty, Ticker, all_duties
+from webapp.core.ticker import Duty, Stopper, Ticker, all_duties, run_loop
 
 
 class Clock:

@@ -4,7 +4,7 @@ import pytest
 from django.template import Context, Template
 from django.utils.safestring import mark_safe
 
-from webapp.core.fragments import fragment
+from webapp.core.display import fragment
 from webapp.core.templatetags.status import LOOKS, icon_path, status
 from webapp.hosts.contact import Contact
 from webapp.hosts.models import HostState

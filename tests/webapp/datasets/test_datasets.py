@@ -20,7 +20,7 @@ from webapp.datasets.models import Dataset
 from webapp.datasets.services import dataset_delete, dataset_store, path_of
 from webapp.jobs.models import Event
 from webapp.jobs.services import job_submit
-from webapp.plans.training_data import data_fields
+from webapp.plans.training import data_fields
 
 pytestmark = pytest.mark.django_db
 ASKED = [{"instruction": f"Say {n}.", "output": f"It is {n}."} for n in range(12)]

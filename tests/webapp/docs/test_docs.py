@@ -5,7 +5,7 @@ import re
 import pytest
 
 from tests.webapp.conftest import client_of
-from webapp.docs.pages import DOCS_ROOT, find_page, page_paths, page_title
+from webapp.docs.views import DOCS_ROOT, find_page, page_paths, page_title
 
 pytestmark = pytest.mark.django_db
 PATHS = page_paths()

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.webapp.conftest import client_of
-from webapp.docs.pages import DOCS_ROOT, _finish, find_page, page_paths, page_title
+from webapp.docs.views import DOCS_ROOT, _finish, find_page, page_paths, page_title
 from webapp.figures.registry import REGISTRY
 
 PATHS = page_paths()

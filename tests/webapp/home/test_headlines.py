@@ -6,11 +6,10 @@ import pytest
 
 from tests.webapp.conftest import client_of, enrol, make_job
 from webapp.core.clock import now
-from webapp.home.accuracy import WINDOW_DAYS, accuracy_for
 from webapp.home.attention import FAILED_FOR, MOST, QUEUED_TOO_LONG, attention_for
-from webapp.home.views import headline
+from webapp.home.views import WINDOW_DAYS, accuracy_for, headline
 from webapp.hosts.models import Host
-from webapp.jobs.counts import JobCounts
+from webapp.jobs.lookup import JobCounts
 from webapp.jobs.models import Attempt, Job, Measurement
 from webapp.modelhub.models import TeamModel
 from webapp.plans.models import Plan

@@ -6,8 +6,8 @@ import pytest
 
 from tests.webapp.conftest import client_of
 from webapp.core.clock import now
-from webapp.home.accuracy import accuracy_for
 from webapp.home.attention import attention_for
+from webapp.home.views import accuracy_for
 from webapp.jobs.models import Job, JobState, Measurement
 
 pytestmark = pytest.mark.django_db

@@ -10,9 +10,14 @@ from django.test.utils import CaptureQueriesContext
 from runners.messages import BeatReply
 from tests.webapp.conftest import enrol, make_beat, make_facts, make_job
 from webapp.core.problems import UnauthorizedProblem
-from webapp.hosts import heartbeat_batcher
-from webapp.hosts.heartbeat_batcher import HeartbeatBatcher, ReceivedHeartbeat, answers_to
-from webapp.hosts.heartbeats import HostHeartbeat, host_beats
+from webapp.hosts import heartbeats
+from webapp.hosts.heartbeats import (
+    HeartbeatBatcher,
+    HostHeartbeat,
+    ReceivedHeartbeat,
+    answers_to,
+    host_beats,
+)
 from webapp.hosts.models import Host
 from webapp.hosts.services import credential_revoke
 from webapp.jobs.services import job_submit
@@ -43,7 +48,7 @@ def turns_of(monkeypatch) -> list[int]:
         sizes.append(len(heard))
         return answers_to(heard)
 
-    monkeypatch.setattr(heartbeat_batcher, "answers_to", counted)
+    monkeypatch.setattr(heartbeats, "answers_to", counted)
     return sizes
 
 
@@ -119,7 +124,7 @@ def test_what_befalls_a_turn_is_told_to_each_of_its_beats(crowd, monkeypatch):
     def lost(_heard):
         raise DatabaseError("database is locked")
 
-    monkeypatch.setattr(heartbeat_batcher, "answers_to", lost)
+    monkeypatch.setattr(heartbeats, "answers_to", lost)
     answers = together(
         HeartbeatBatcher(), *(ReceivedHeartbeat(key, make_beat()) for _, key in crowd)
     )
@@ -130,7 +135,7 @@ def test_what_befalls_a_turn_is_told_to_each_of_its_beats(crowd, monkeypatch):
 def test_a_turn_after_a_failed_one_is_served(crowd, monkeypatch):
     desk = HeartbeatBatcher(window_seconds=0.0)
     with monkeypatch.context() as broken:
-        broken.setattr(heartbeat_batcher, "answers_to", lambda _heard: 1 / 0)
+        broken.setattr(heartbeats, "answers_to", lambda _heard: 1 / 0)
         together(desk, ReceivedHeartbeat(crowd[0][1], make_beat()))
 
     [answer] = together(desk, ReceivedHeartbeat(crowd[0][1], make_beat()))

@@ -5,9 +5,8 @@ from datetime import timedelta
 import pytest
 
 from webapp.core.clock import now
-from webapp.hosts.contact import Contact, contact_of
+from webapp.hosts.contact import Contact, ContactSweep, contact_of, expire_tokens
 from webapp.hosts.models import Host
-from webapp.hosts.sweep import ContactSweep, expire_tokens
 from webapp.jobs.models import Event, Job
 
 pytestmark = pytest.mark.django_db(databases="__all__")

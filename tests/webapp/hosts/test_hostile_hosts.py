@@ -25,16 +25,16 @@ from tests.webapp.hosts.hostile import messages
 from tests.webapp.hosts.shapes import heartbeat
 from webapp.core.clock import now
 from webapp.core.pace import calls
-from webapp.hosts import heartbeat_batcher
+from webapp.hosts import heartbeats
 from webapp.hosts.models import Host, RefusedMessage
-from webapp.jobs import attempt_events, consume
+from webapp.jobs import consume, ingest
 from webapp.jobs.consume import StreamConsumer
 from webapp.jobs.ingest import events_accept
 from webapp.jobs.models import Attempt, AttemptEvent, Job
 from webapp.jobs.services import job_submit
 from webapp.metrics.models import MetricBatch, MetricSource
+from webapp.metrics.rollup import seal_due
 from webapp.metrics.store import MAX_METRICS
-from webapp.metrics.upkeep import seal_due
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 SEEDS = first(
@@ -101,19 +101,19 @@ def test_heartbeats_that_fail_together_are_stored_one_by_one(
     enrolled, team, credential, monkeypatch
 ):
     _, other = enrol(team, name="Good")
-    whole = heartbeat_batcher.host_beats
+    whole = heartbeats.host_beats
 
     def fails_for_one(spoken):
         if any(each.beat.boot_id == "poison" for each in spoken):
             raise ValueError("poison")
         return whole(spoken)
 
-    monkeypatch.setattr(heartbeat_batcher, "host_beats", fails_for_one)
+    monkeypatch.setattr(heartbeats, "host_beats", fails_for_one)
 
-    poisoned, fine = heartbeat_batcher.answers_to(
+    poisoned, fine = heartbeats.answers_to(
         [
-            heartbeat_batcher.ReceivedHeartbeat(credential, make_beat(boot_id="poison")),
-            heartbeat_batcher.ReceivedHeartbeat(other, make_beat(boot_id="fine")),
+            heartbeats.ReceivedHeartbeat(credential, make_beat(boot_id="poison")),
+            heartbeats.ReceivedHeartbeat(other, make_beat(boot_id="fine")),
         ]
     )
 
@@ -266,7 +266,7 @@ def test_an_end_that_cannot_be_carried_out_is_not_passed_over(attempt, monkeypat
     def fails(*_):
         raise KeyError("a fault of the server")
 
-    monkeypatch.setattr(attempt_events, "final_state", fails)
+    monkeypatch.setattr(ingest, "final_state", fails)
     with pytest.raises(KeyError):
         events_accept(host=attempt.host, batch=batch_of(attempt, ("exited", EXIT_OK)))
     monkeypatch.undo()

@@ -6,8 +6,8 @@ from tests.webapp.api.conftest import HostClient
 from tests.webapp.api.test_beat_door import bearer, knock
 from tests.webapp.conftest import batch_of, enrol, make_beat
 from webapp.core.pace import Pace
-from webapp.hosts import hourly
-from webapp.hosts.hourly import QuotaProblem
+from webapp.hosts import host_limits
+from webapp.hosts.host_limits import QuotaProblem
 from webapp.hosts.models import RefusedMessage
 from webapp.jobs.ingest import events_accept
 from webapp.jobs.models import Attempt, AttemptEvent
@@ -15,13 +15,13 @@ from webapp.jobs.models import Attempt, AttemptEvent
 pytestmark = pytest.mark.django_db(databases="__all__")
 LINE = ("log", {"stream": "stdout", "text": "hello"})
 QUOTAS = {
-    "events": ("EVENTS", hourly.EVENTS),
-    "events_of_attempt": ("EVENTS_OF_ATTEMPT", hourly.EVENTS_OF_ATTEMPT),
+    "events": ("EVENTS", host_limits.EVENTS),
+    "events_of_attempt": ("EVENTS_OF_ATTEMPT", host_limits.EVENTS_OF_ATTEMPT),
 }
 
 
 def narrow(monkeypatch, name: str, per_hour: int) -> None:
-    monkeypatch.setattr(hourly, name, getattr(hourly, name)._replace(per_hour=per_hour))
+    monkeypatch.setattr(host_limits, name, getattr(host_limits, name)._replace(per_hour=per_hour))
 
 
 class Clock:
@@ -35,7 +35,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(hourly, "_counts", Pace(clock))
+    monkeypatch.setattr(host_limits, "_counts", Pace(clock))
     return clock
 
 
@@ -74,7 +74,7 @@ def test_what_waited_is_taken_after_the_wait_without_a_gap(attempt, monkeypatch,
 
 
 def test_bytes_are_counted_too(attempt, monkeypatch, clock):
-    monkeypatch.setattr(hourly, "_IN_BYTES", hourly._IN_BYTES._replace(burst=1000))
+    monkeypatch.setattr(host_limits, "_IN_BYTES", host_limits._IN_BYTES._replace(burst=1000))
     batch = batch_of(attempt, LINE)
 
     events_accept(host=attempt.host, batch=batch, num_bytes=900)
@@ -113,11 +113,11 @@ def test_heartbeats_beyond_the_hour_are_refused_and_another_hosts_are_not(
 def test_two_hundred_jobs_that_report_each_second_for_hours_are_not_limited(clock):
     for _ in range(3 * 3600 // 10):
         for number in range(200):
-            hourly.keep_events("host", f"attempt {number}", num_events=30, num_bytes=20_000)
+            host_limits.keep_events("host", f"attempt {number}", num_events=30, num_bytes=20_000)
         clock.at += 10
 
 
 def test_a_heartbeat_each_second_for_hours_is_not_limited(clock):
     for _ in range(3 * 3600):
-        hourly.keep_heartbeat("host")
+        host_limits.keep_heartbeat("host")
         clock.at += 1

@@ -8,10 +8,10 @@ from runners.redis_address import key_prefix, pong_key
 from tests.webapp.conftest import batch_of, enrol, make_beat, make_facts
 from tests.webapp.hosts.test_round_trips import Bell
 from webapp.core.clock import now
-from webapp.hosts.findings import checks_update
 from webapp.hosts.heartbeats import host_beat
 from webapp.hosts.models import Host, RefusedMessage
 from webapp.hosts.round_trips import NO_LIST, RoundTrips
+from webapp.hosts.services import checks_update
 from webapp.jobs import consume, dispatch
 from webapp.jobs.consume import StreamConsumer
 from webapp.jobs.models import AttemptEvent, Command

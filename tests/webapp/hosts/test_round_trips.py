@@ -7,9 +7,9 @@ import pytest
 from runners.messages import Doorbell
 from runners.redis_address import pong_key
 from tests.webapp.conftest import make_beat, make_facts
-from webapp.hosts.findings import checks_update
 from webapp.hosts.heartbeats import host_beat
 from webapp.hosts.round_trips import RoundTrips
+from webapp.hosts.services import checks_update
 
 pytestmark = pytest.mark.django_db
 

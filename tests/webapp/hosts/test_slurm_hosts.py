@@ -8,9 +8,9 @@ from webapp.hosts.cordons import device_words
 from webapp.hosts.heartbeats import host_beat
 from webapp.hosts.models import Host
 from webapp.jobs.models import Job, JobState
-from webapp.jobs.preflight import run_checks
-from webapp.jobs.selectors import scheduler_words
+from webapp.jobs.reservations import run_checks
 from webapp.jobs.services import job_submit
+from webapp.jobs.views import scheduler_words
 from webapp.queue.words import closed_words
 
 GPU = PartitionFacts(

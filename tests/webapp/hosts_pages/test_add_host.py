@@ -10,10 +10,9 @@ from runners.messages import EnrollRequest
 from tests.webapp.conftest import client_of, make_beat, make_facts, make_microbench
 from webapp.core.clock import now
 from webapp.hosts.checks import checklist
-from webapp.hosts.findings import checks_update
 from webapp.hosts.heartbeats import host_beat
 from webapp.hosts.models import EnrolmentToken, Host
-from webapp.hosts.services import host_enroll
+from webapp.hosts.services import checks_update, host_enroll
 
 pytestmark = pytest.mark.django_db(databases=["default", "metrics"])
 FORM = {"name": "Node A", "pool": "lab", "labels": "gpu=4090 room=b12"}

@@ -8,10 +8,10 @@ from tests.webapp.hosts_pages.test_hosts_pages import page_of, plain
 from webapp.core.clock import now
 from webapp.hosts.device import cluster_for_host
 from webapp.hosts.proofs import prove_host
-from webapp.jobs.calibrate import attributed_measurements, recalibrate
-from webapp.jobs.finish import job_finished
+from webapp.jobs.artefacts import folder_of
+from webapp.jobs.calibration import attributed_measurements, recalibrate
 from webapp.jobs.models import Artefact, Job
-from webapp.jobs.uploads import folder_of
+from webapp.jobs.results import job_finished
 
 pytestmark = pytest.mark.django_db(databases=["default", "metrics"])
 

@@ -6,8 +6,8 @@ from django.urls import reverse
 from tests.webapp.conftest import client_of
 from tests.webapp.jobs.gangs import make_gang, make_hosts, members
 from webapp.core.problems import InvalidProblem
+from webapp.hosts.actions import address_choose
 from webapp.hosts.models import Host
-from webapp.hosts.reaching import address_choose
 from webapp.jobs.models import Event
 
 pytestmark = pytest.mark.django_db(databases="__all__")

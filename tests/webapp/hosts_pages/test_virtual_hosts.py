@@ -4,13 +4,16 @@ import pytest
 
 from tests.webapp.conftest import client_of
 from webapp.home.attention import attention_for
-from webapp.hosts.device import cluster_for_host, device_for_host
+from webapp.hosts.device import (
+    cluster_for_host,
+    device_for_host,
+    planned_words,
+    virtual_host_create,
+)
 from webapp.hosts.models import Host
-from webapp.hosts.virtual import planned_words, virtual_host_create
 from webapp.jobs.models import Event, Job
 from webapp.plans.errors import DraftProblem
-from webapp.plans.launch_notes import launch_note
-from webapp.plans.launching import launch_of
+from webapp.plans.launching import launch_note, launch_of
 from webapp.plans.models import Plan
 from webapp.wizard.drafts import draft_begin
 from webapp.wizard.steps import options_for

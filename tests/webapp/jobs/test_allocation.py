@@ -10,12 +10,11 @@ from webapp.hosts.heartbeats import host_beat
 from webapp.hosts.models import Host
 from webapp.jobs.allocation import allocate_pool
 from webapp.jobs.deadlines import allocate_all, end_unclaimed
-from webapp.jobs.holding import devices_release
 from webapp.jobs.ingest import events_accept
 from webapp.jobs.models import Attempt, Command, Event, Job
-from webapp.jobs.preflight import run_checks
-from webapp.jobs.selectors import waiting_sentence
+from webapp.jobs.reservations import devices_release, run_checks
 from webapp.jobs.services import job_submit
+from webapp.jobs.views import waiting_sentence
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 

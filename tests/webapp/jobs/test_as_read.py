@@ -7,8 +7,14 @@ import pytest
 from runners.jobspec import FileData, FolderModel, SampleOptions, TrainSpec
 from tests.webapp.conftest import client_of
 from tests.webapp.jobs.test_finish import finish, submitted
-from webapp.jobs.as_read import RowsRead, as_read, rows_read
-from webapp.jobs.calibrate import attributed_measurements, questions_of, recalibrate
+from webapp.jobs.calibration import (
+    RowsRead,
+    as_read,
+    attributed_measurements,
+    questions_of,
+    recalibrate,
+    rows_read,
+)
 from webapp.jobs.models import Job, Measurement
 
 pytestmark = pytest.mark.django_db(databases="__all__")

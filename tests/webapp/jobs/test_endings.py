@@ -2,7 +2,7 @@
 
 import pytest
 
-from webapp.jobs.endings import ending_words, host_rows, limit_words
+from webapp.jobs.postmortem import ending_words, host_rows, limit_words
 
 GIB = 2**30
 

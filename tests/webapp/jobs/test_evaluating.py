@@ -9,8 +9,8 @@ from tests.webapp.conftest import client_of, make_job
 from webapp.core.problems import InvalidProblem
 from webapp.jobs.evaluating import evaluation_of, evaluation_submit, left_model, tasks_of
 from webapp.jobs.models import Event, Job, JobState
-from webapp.modelhub.demo import demo_config
 from webapp.modelhub.models import TeamModel
+from webapp.modelhub.shapes import demo_config
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 ORIGINAL = ArtefactModel(attempt_id="01TRAINED")

@@ -8,12 +8,12 @@ from runners.jobspec import ArtefactModel, BenchmarkSpec, CompressSpec, DemoMode
 from tests.webapp.conftest import EXIT_OK, batch_of, claim, make_job
 from webapp.hosts.device import cluster_for_host
 from webapp.hosts.models import Host
-from webapp.jobs.calibrate import questions_of, recalibrate
+from webapp.jobs.calibration import questions_of, recalibrate
 from webapp.jobs.ingest import events_accept
 from webapp.jobs.models import Attempt, Job, Measurement
 from webapp.jobs.services import job_submit
-from webapp.modelhub.demo import demo_config
 from webapp.modelhub.models import TeamModel
+from webapp.modelhub.shapes import demo_config
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 MEASURED = {"step_seconds": 2.0, "peak_memory_bytes": 1.5e9, "perplexity": 40.0, "parameters": 7e6}

@@ -9,9 +9,8 @@ from tests.webapp.jobs.gangs import end, make_gang, make_hosts, members, silence
 from webapp.core.clock import now
 from webapp.hosts.heartbeats import host_beat
 from webapp.hosts.models import Host
-from webapp.jobs.deadlines import START_TIMEOUT, end_unclaimed
+from webapp.jobs.deadlines import GRACE_BEATS, START_TIMEOUT, end_unclaimed, end_unknown_attempts
 from webapp.jobs.gangs import settle_all
-from webapp.jobs.lost_attempts import GRACE_BEATS, end_unknown_attempts
 from webapp.jobs.models import Allocation, Attempt, Event, Job
 from webapp.jobs.services import job_stop
 

@@ -9,13 +9,11 @@ from tests.webapp.conftest import EXIT_OK, GIB, batch_of, claim, make_facts, mak
 from webapp.core.clock import now
 from webapp.hosts.models import Device, Host
 from webapp.hosts.pools import devices_sync
-from webapp.jobs.deadlines import end_unclaimed
-from webapp.jobs.giving_up import job_abandon
-from webapp.jobs.holding import devices_take
+from webapp.jobs.deadlines import GRACE_BEATS, end_unclaimed, end_unknown_attempts
 from webapp.jobs.ingest import events_accept
-from webapp.jobs.lost_attempts import GRACE_BEATS, end_unknown_attempts
 from webapp.jobs.models import Allocation, Event, Job
-from webapp.jobs.services import job_stop, job_submit
+from webapp.jobs.reservations import devices_take
+from webapp.jobs.services import job_abandon, job_stop, job_submit
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 

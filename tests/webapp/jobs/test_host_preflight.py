@@ -12,10 +12,10 @@ from webapp.core.clock import now
 from webapp.core.problems import ConflictProblem
 from webapp.hosts.heartbeats import host_beat
 from webapp.jobs.allocation import allocate_pool
-from webapp.jobs.host_preflight import needs_of
+from webapp.jobs.claims import needs_of
 from webapp.jobs.models import Attempt, Command, Event, Job
-from webapp.jobs.selectors import waiting_sentence
 from webapp.jobs.services import job_submit
+from webapp.jobs.views import waiting_sentence
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 

@@ -9,10 +9,9 @@ from runners.messages import ReceivedBatch
 from runners.redis_access import ack_key, encode, events_key
 from tests.webapp.conftest import EXIT_OK, batch_of, enrol, make_job, new_attempt
 from webapp.hosts.models import RefusedMessage
-from webapp.jobs import consume, ingest_together
-from webapp.jobs.consume import StreamConsumer
+from webapp.jobs import consume
+from webapp.jobs.consume import HostBatch, StreamConsumer, events_accept_together, is_routine
 from webapp.jobs.ingest import events_accept
-from webapp.jobs.ingest_together import HostBatch, events_accept_together, is_routine
 from webapp.jobs.models import Attempt, AttemptEvent, Job
 from webapp.metrics.models import MetricBatch
 from webapp.metrics.read import read_raw
@@ -125,7 +124,7 @@ def test_points_of_a_round_that_did_not_commit_are_not_doubled(attempt, monkeypa
         raise RuntimeError("power cut")
 
     with monkeypatch.context() as patch:
-        patch.setattr(ingest_together, "update_each", crash)
+        patch.setattr(consume, "update_each", crash)
         with pytest.raises(RuntimeError, match="power cut"):
             events_accept_together([report(attempt, POINT, LINE)])
     assert MetricBatch.objects.exists() == (settings.METRICS_DATABASE != "default")
@@ -162,7 +161,7 @@ def acked(client, attempt: Attempt) -> int:
 def test_a_round_of_many_hosts_is_one_transaction(redis_client, consumer, others, monkeypatch):
     rounds, heard = [], []
     whole = events_accept_together
-    monkeypatch.setattr(ingest_together, "publish_all", heard.extend)
+    monkeypatch.setattr(consume, "publish_all", heard.extend)
 
     def counted(batches):
         rounds.append(len(batches))

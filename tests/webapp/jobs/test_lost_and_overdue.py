@@ -9,11 +9,17 @@ from webapp.core.clock import now
 from webapp.core.problems import ConflictProblem
 from webapp.hosts.heartbeats import host_beat
 from webapp.hosts.models import Host
-from webapp.jobs.deadlines import START_TIMEOUT, StartDeadline, allocate_all, end_unclaimed
-from webapp.jobs.lost_attempts import GRACE_BEATS, end_unknown_attempts
+from webapp.jobs.deadlines import (
+    GRACE_BEATS,
+    START_TIMEOUT,
+    StartDeadline,
+    allocate_all,
+    end_unclaimed,
+    end_unknown_attempts,
+)
 from webapp.jobs.models import Attempt, Command, Event, Job
-from webapp.jobs.selectors import waiting_sentence
 from webapp.jobs.services import job_submit
+from webapp.jobs.views import waiting_sentence
 
 pytestmark = pytest.mark.django_db
 

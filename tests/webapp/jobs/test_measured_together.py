@@ -5,11 +5,11 @@ import pytest
 from tests.webapp.conftest import client_of, make_beat, make_microbench
 from tests.webapp.jobs.gangs import end, make_gang, make_hosts, members, start, tell
 from tests.webapp.jobs.test_finish import MEASURED, PREDICTION, finish, plan_request, submitted
-from webapp.home.accuracy import accuracy_for
+from webapp.home.views import accuracy_for
 from webapp.hosts.heartbeats import host_beat
 from webapp.hosts.models import Host
 from webapp.hosts.views import accuracy_of, jobs_together
-from webapp.jobs.calibrate import recalibrate
+from webapp.jobs.calibration import recalibrate
 from webapp.jobs.models import Job, Measurement
 
 pytestmark = pytest.mark.django_db(databases="__all__")

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.runners.test_oom import DEVICE, MAIN
-from webapp.jobs.oom_text import OutOfMemoryFigures, read_oom
+from webapp.jobs.memory_terms import OutOfMemoryFigures, read_oom
 
 GIB, MIB = 2**30, 2**20
 

@@ -10,7 +10,7 @@ from webapp.hosts.models import Host
 from webapp.hosts.pools import devices_sync
 from webapp.jobs.claims import attempt_claim
 from webapp.jobs.models import Attempt
-from webapp.jobs.places import free_port, gang_of
+from webapp.jobs.reservations import free_port, gang_of
 from webapp.jobs.services import job_submit
 
 pytestmark = pytest.mark.django_db(databases="__all__")

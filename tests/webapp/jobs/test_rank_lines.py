@@ -2,7 +2,7 @@
 
 import pytest
 
-from webapp.jobs.rank_lines import first_failure, only_rank, split_by_rank
+from webapp.jobs.postmortem import first_failure, only_rank, split_by_rank
 
 STEPS = ["[rank 0] step 1", "[rank 1] step 1"]
 KILLED = """\

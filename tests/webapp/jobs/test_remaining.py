@@ -16,8 +16,7 @@ from webapp.core.clock import now
 from webapp.core.management.commands import control
 from webapp.jobs import allocation
 from webapp.jobs.models import Attempt, Job, JobState
-from webapp.jobs.remaining import Remaining, remaining, sentences
-from webapp.jobs.services import job_submit
+from webapp.jobs.services import Remaining, job_submit, remaining, sentences
 
 pytestmark = pytest.mark.django_db
 

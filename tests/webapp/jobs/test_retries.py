@@ -9,12 +9,12 @@ from tests.webapp.jobs.gangs import make_gang, make_hosts, members
 from tests.webapp.jobs.gangs import start as start_together
 from webapp.core.problems import InvalidProblem
 from webapp.jobs.allocation import allocate_pool
+from webapp.jobs.deadlines import GRACE_BEATS, end_unknown_attempts
 from webapp.jobs.ingest import events_accept
-from webapp.jobs.lost_attempts import GRACE_BEATS, end_unknown_attempts
 from webapp.jobs.models import Allocation, Attempt, Event, Job
-from webapp.jobs.retries import RETRYABLE
-from webapp.jobs.selectors import waiting_sentence
 from webapp.jobs.services import job_clone, job_stop, job_submit
+from webapp.jobs.transitions import RETRYABLE
+from webapp.jobs.views import waiting_sentence
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 

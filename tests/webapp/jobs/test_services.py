@@ -11,9 +11,9 @@ from webapp.core.clock import now
 from webapp.core.problems import ConflictProblem, InvalidProblem
 from webapp.hosts.models import Host
 from webapp.hosts.pools import pool_ensure
-from webapp.jobs.giving_up import job_abandon
 from webapp.jobs.models import Attempt, Command, Job
 from webapp.jobs.services import (
+    job_abandon,
     job_clone,
     job_delete,
     job_stop,

@@ -8,7 +8,7 @@ from tests.webapp.conftest import client_of
 from webapp.core.clock import now
 from webapp.hosts.models import Host
 from webapp.jobs.models import Job
-from webapp.jobs.state_label import StateLabel, state_label_of
+from webapp.jobs.progress import StateLabel, state_label_of
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 

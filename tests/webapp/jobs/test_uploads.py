@@ -16,7 +16,7 @@ from webapp.core.problems import (
     NotFoundProblem,
     TooLargeProblem,
 )
-from webapp.jobs import uploads
+from webapp.jobs import artefacts
 from webapp.jobs.ingest import events_accept
 from webapp.jobs.models import Artefact
 
@@ -48,14 +48,14 @@ def artefact(attempt) -> Artefact:
 
 @pytest.fixture
 def find(attempt, artefact):
-    def found(path: str, name: str = "model") -> uploads.UploadFile:
-        return uploads.find(host=attempt.host, attempt_id=attempt.pk, name=name, path=path)
+    def found(path: str, name: str = "model") -> artefacts.UploadFile:
+        return artefacts.find(host=attempt.host, attempt_id=attempt.pk, name=name, path=path)
 
     return found
 
 
-def send(file: uploads.UploadFile, data: bytes, offset: int = 0) -> int:
-    return uploads.write_part(file, offset, io.BytesIO(data))
+def send(file: artefacts.UploadFile, data: bytes, offset: int = 0) -> int:
+    return artefacts.write_part(file, offset, io.BytesIO(data))
 
 
 def is_complete() -> bool:
@@ -75,7 +75,7 @@ def test_a_file_goes_on_where_it_was_cut_off(find, cut):
     send(find("model.safetensors"), WEIGHTS[:cut])
     file = find("model.safetensors")
 
-    assert uploads.received_bytes(file) == cut
+    assert artefacts.received_bytes(file) == cut
     assert send(file, WEIGHTS[cut:], cut) == len(WEIGHTS)
     assert file.target.read_bytes() == WEIGHTS
 
@@ -86,7 +86,7 @@ def test_a_file_whose_check_was_cut_off_is_checked_when_its_host_asks(find):
     file = find("model.safetensors")
     file.partial.write_bytes(WEIGHTS)
 
-    assert uploads.received_bytes(file) == len(WEIGHTS)
+    assert artefacts.received_bytes(file) == len(WEIGHTS)
     assert file.target.read_bytes() == WEIGHTS
     assert is_complete()
 
@@ -96,7 +96,7 @@ def test_a_damaged_file_whose_check_was_cut_off_starts_again(find):
     file = find("model.safetensors")
     file.partial.write_bytes(b"x" * len(WEIGHTS))
 
-    assert uploads.received_bytes(file) == 0
+    assert artefacts.received_bytes(file) == 0
     assert send(file, WEIGHTS) == len(WEIGHTS)
 
 
@@ -105,7 +105,7 @@ def test_an_artefact_whose_last_note_was_cut_off_is_completed_when_its_host_asks
         send(find(path), data)
     Artefact.objects.update(is_complete=False)
 
-    uploads.received_bytes(find("config.json"))
+    artefacts.received_bytes(find("config.json"))
 
     assert is_complete()
 
@@ -113,7 +113,7 @@ def test_an_artefact_whose_last_note_was_cut_off_is_completed_when_its_host_asks
 def test_asking_completes_nothing_that_is_not_there(find):
     send(find("config.json"), b"{}")
 
-    uploads.received_bytes(find("config.json"))
+    artefacts.received_bytes(find("config.json"))
 
     assert not is_complete()
 
@@ -127,7 +127,7 @@ def test_a_whole_file_that_is_sent_again_stays_as_it_is(find):
 
 def test_a_part_beyond_what_is_here_is_not_taken(find):
     assert send(find("model.safetensors"), WEIGHTS[9:], 9) == 0
-    assert uploads.received_bytes(find("model.safetensors")) == 0
+    assert artefacts.received_bytes(find("model.safetensors")) == 0
 
 
 def test_a_part_that_is_too_long_leaves_what_was_there(find):
@@ -136,13 +136,13 @@ def test_a_part_that_is_too_long_leaves_what_was_there(find):
 
     with pytest.raises(TooLargeProblem, match="At most"):
         send(file, WEIGHTS, 100)
-    assert uploads.received_bytes(file) == 100
+    assert artefacts.received_bytes(file) == 100
 
 
 def test_another_digest_is_refused_by_the_files_name(find):
     with pytest.raises(ConflictProblem, match=r"config\.json"):
         send(find("config.json"), b"[]")
-    assert uploads.received_bytes(find("config.json")) == 0
+    assert artefacts.received_bytes(find("config.json")) == 0
 
 
 def test_a_file_is_not_there_before_its_digest_is_checked(find):
@@ -152,7 +152,7 @@ def test_a_file_is_not_there_before_its_digest_is_checked(find):
 
 
 def test_a_part_holds_no_more_than_its_limit(find, monkeypatch):
-    monkeypatch.setattr(uploads, "MAX_PART_BYTES", 1000)
+    monkeypatch.setattr(artefacts, "MAX_PART_BYTES", 1000)
 
     with pytest.raises(TooLargeProblem, match="1000 bytes"):
         send(find("model.safetensors"), WEIGHTS)
@@ -171,7 +171,7 @@ def test_any_parts_in_any_order_never_spoil_a_file(find, cuts):
     file.partial.unlink(missing_ok=True)
     for start in cuts:
         send(file, WEIGHTS[start : start + 3000], start)
-    have = uploads.received_bytes(file)
+    have = artefacts.received_bytes(file)
     while have < len(WEIGHTS):
         have = send(file, WEIGHTS[have : have + 4096], have)
 
@@ -195,14 +195,14 @@ def test_any_parts_in_any_order_never_spoil_a_file(find, cuts):
 )
 def test_a_path_that_leaves_or_hides_is_refused(path, tmp_path):
     with pytest.raises(InvalidProblem, match="path"):
-        uploads.confined(tmp_path, path)
+        artefacts.confined(tmp_path, path)
 
 
 @given(st.text(min_size=1, max_size=40))
 def test_no_path_ever_leaves_its_folder(path):
     folder = Path("/srv/artefacts/one")
     try:
-        target = uploads.confined(folder, path)
+        target = artefacts.confined(folder, path)
     except InvalidProblem:
         return
     assert target.is_relative_to(folder)
@@ -211,7 +211,7 @@ def test_no_path_ever_leaves_its_folder(path):
 
 @pytest.mark.parametrize("path", ["a.bin", "sub/a.bin", "sub/sub/a b.bin", "größe.json", "a..b"])
 def test_an_ordinary_path_lies_in_the_folder(path, tmp_path):
-    assert uploads.confined(tmp_path, path) == tmp_path / path
+    assert artefacts.confined(tmp_path, path) == tmp_path / path
 
 
 @pytest.mark.parametrize(("name", "path"), [("other", "config.json"), ("model", "other.json")])
@@ -226,11 +226,11 @@ def test_an_artefact_with_a_name_that_climbs_is_refused(attempt, name):
 
     assert Artefact.objects.count() == 0
     with pytest.raises(NotFoundProblem):
-        uploads.find(host=attempt.host, attempt_id=attempt.pk, name=name, path="config.json")
+        artefacts.find(host=attempt.host, attempt_id=attempt.pk, name=name, path="config.json")
 
 
 def test_a_full_disk_takes_no_part_and_says_when_to_come_back(find, monkeypatch):
-    monkeypatch.setattr(uploads, "MIN_FREE_BYTES", 2**62)
+    monkeypatch.setattr(artefacts, "MIN_FREE_BYTES", 2**62)
 
     with pytest.raises(BusyProblem) as caught:
         send(find("config.json"), b"{}")
@@ -241,7 +241,7 @@ def test_the_job_page_is_told_when_the_last_file_is_there(
     find, monkeypatch, django_capture_on_commit_callbacks
 ):
     told = []
-    monkeypatch.setattr(uploads, "publish", lambda *message: told.append(message))
+    monkeypatch.setattr(artefacts, "publish", lambda *message: told.append(message))
 
     for path, data in BODIES.items():
         with django_capture_on_commit_callbacks(execute=True):
@@ -253,7 +253,7 @@ def test_the_job_page_is_told_when_the_last_file_is_there(
 @pytest.mark.parametrize("path", ["x" * 252, "ä" * 126, "/".join(["x" * 99] * 11)])
 def test_a_path_that_no_file_system_takes_is_refused_with_its_limit(path, tmp_path):
     with pytest.raises(InvalidProblem, match="shorten the file's name"):
-        uploads.confined(tmp_path, path)
+        artefacts.confined(tmp_path, path)
 
 
 @pytest.mark.parametrize("order", [("a", "a/b"), ("a/b", "a")])
@@ -261,7 +261,7 @@ def test_of_a_file_and_a_folder_of_one_name_the_later_is_refused(attempt, order)
     bodies = dict.fromkeys(order, b"x")
     events_accept(host=attempt.host, batch=batch_of(attempt, ("artefact", body_of(bodies=bodies))))
     files = [
-        uploads.find(host=attempt.host, attempt_id=attempt.pk, name="model", path=path)
+        artefacts.find(host=attempt.host, attempt_id=attempt.pk, name="model", path=path)
         for path in order
     ]
     assert send(files[0], b"x") == 1

@@ -7,15 +7,14 @@ import pytest
 from tests.webapp.conftest import EXIT_OK, STARTED, batch_of, claim, client_of, make_job
 from tests.webapp.jobs.test_finish import plan_request
 from webapp.core.clock import now
-from webapp.home.accuracy import accuracy_for
+from webapp.home.views import accuracy_for
 from webapp.hosts.models import Host
-from webapp.jobs.calibrate import recalibrate
-from webapp.jobs.calibration_effect import calibration_effect_of
-from webapp.jobs.deciding import measurement_decide
+from webapp.jobs.calibration import recalibrate
+from webapp.jobs.calibration_page import calibration_effect_of, measurement_decide
 from webapp.jobs.ingest import events_accept
 from webapp.jobs.models import Allocation, Attempt, CalibrationChange, Event, Job, Measurement
+from webapp.jobs.results import invalid_reason
 from webapp.jobs.services import job_submit
-from webapp.jobs.validity import invalid_reason
 from webapp.plans.planning import estimate_as_planned
 
 pytestmark = pytest.mark.django_db(databases="__all__")
@@ -301,10 +300,10 @@ def test_only_operators_decide(ran, who, request):
 
 def test_a_measurement_that_arrives_while_factors_are_computed_is_in_them(ran, host, monkeypatch):
     """Whoever computes last may have begun first: it begins anew."""
-    from webapp.jobs import calibrate
+    from webapp.jobs import calibration
 
     rows = [row_of(ran(ratio)) for ratio in (1.3, 1.5)]
-    compute, between = calibrate.calibrate_host, []
+    compute, between = calibration.calibrate_host, []
 
     def slow(measurements):
         found = compute(measurements)
@@ -313,7 +312,7 @@ def test_a_measurement_that_arrives_while_factors_are_computed_is_in_them(ran, h
             Measurement.objects.filter(pk=rows[1].pk).update(is_excluded=True)
         return found
 
-    monkeypatch.setattr(calibrate, "calibrate_host", slow)
+    monkeypatch.setattr(calibration, "calibrate_host", slow)
     recalibrate(host)
 
     assert step(host)["n"] == 1

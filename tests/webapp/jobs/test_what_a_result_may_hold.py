@@ -6,8 +6,8 @@ import pytest
 
 from tests.webapp.conftest import EXIT_OK, STARTED, batch_of
 from webapp.jobs.ingest import events_accept
-from webapp.jobs.measure import store_measurements
 from webapp.jobs.models import Artefact, AttemptEvent, Job, Measurement
+from webapp.jobs.results import store_measurements
 from webapp.modelhub.models import TeamModel
 
 pytestmark = pytest.mark.django_db(databases="__all__")

@@ -8,9 +8,9 @@ from tests.webapp.jobs.gangs import end, make_gang, make_hosts, members, silence
 from webapp.core.problems import ConflictProblem, InvalidProblem
 from webapp.hosts.heartbeats import host_beat
 from webapp.jobs.gangs import settle_all
-from webapp.jobs.giving_up import job_abandon
 from webapp.jobs.models import Allocation, Event, Job
-from webapp.jobs.state_label import state_label_of
+from webapp.jobs.progress import state_label_of
+from webapp.jobs.services import job_abandon
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 

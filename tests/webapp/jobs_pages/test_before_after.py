@@ -2,7 +2,7 @@
 
 import pytest
 
-from webapp.jobs.compression import before_after, significance_note, won_words
+from webapp.jobs.evaluating import before_after, significance_note, won_words
 from webapp.jobs.measured_figures import figures_of
 from webapp.jobs.models import Job
 

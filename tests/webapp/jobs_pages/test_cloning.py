@@ -5,11 +5,10 @@ import pytest
 from tests.webapp.conftest import client_of
 from webapp.accounts.secrets import secret_store
 from webapp.jobs.models import Job, Priority
-from webapp.plans.launch_options import LaunchOptions
-from webapp.plans.launching import plan_launch
+from webapp.plans.launching import LaunchOptions, plan_launch
 from webapp.plans.models import Plan
 from webapp.plans.planning import plan_keep
-from webapp.wizard.defaults import demo_draft
+from webapp.wizard.drafts import demo_draft
 
 
 @pytest.fixture

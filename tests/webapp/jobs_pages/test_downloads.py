@@ -6,9 +6,8 @@ import tarfile
 import pytest
 from django.test import AsyncClient
 
-from webapp.jobs.downloads import tar_bytes, tar_chunks
+from webapp.jobs.artefacts import folder_of, tar_bytes, tar_chunks
 from webapp.jobs.models import Artefact
-from webapp.jobs.uploads import folder_of
 
 pytestmark = pytest.mark.django_db(databases=["default", "metrics"], transaction=True)
 aio = pytest.mark.asyncio

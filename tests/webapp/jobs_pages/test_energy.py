@@ -6,8 +6,8 @@ from datetime import timedelta
 import pytest
 
 from webapp.core.clock import now
-from webapp.hosts.prices import price_of
-from webapp.jobs.energy import costs_of
+from webapp.hosts.device import price_of
+from webapp.jobs.measured_figures import costs_of
 from webapp.jobs.models import Job
 
 pytestmark = pytest.mark.django_db(databases="__all__")

@@ -6,7 +6,7 @@ import pytest
 from django.utils import timezone
 
 from webapp.core.clock import now
-from webapp.jobs import figures
+from webapp.jobs import progress
 from webapp.jobs.models import Event, Job, JobState, Measurement
 
 
@@ -39,14 +39,14 @@ def event(to_state: str, seconds_ago: float = 0.0) -> Event:
 def test_progress_is_a_share_and_its_words(done, total, unit, share, words):
     job = job_of(progress_done=done, progress_total=total, progress_unit=unit)
 
-    shown = figures.progress(job)
+    shown = progress.progress(job)
 
     assert (shown.share, shown.words) == (pytest.approx(share), words)
 
 
 @pytest.mark.parametrize(("done", "total"), [(None, None), (None, 5.0), (5.0, None), (5.0, 0.0)])
 def test_progress_that_is_not_known_is_no_share(done, total):
-    shown = figures.progress(job_of(progress_done=done, progress_total=total))
+    shown = progress.progress(job_of(progress_done=done, progress_total=total))
 
     assert (shown.share, shown.percent, shown.words) == (None, "", "")
 
@@ -55,7 +55,7 @@ def test_progress_that_is_not_known_is_no_share(done, total):
     ("share", "percent"), [(0.999, "99 %"), (1.0, "100 %"), (0.0, "0 %"), (0.005, "0 %")]
 )
 def test_progress_says_a_hundred_per_cent_only_at_the_end(share, percent):
-    shown = figures.progress(job_of(progress_done=share * 1000, progress_total=1000.0))
+    shown = progress.progress(job_of(progress_done=share * 1000, progress_total=1000.0))
 
     assert shown.percent == percent
 
@@ -64,7 +64,7 @@ def test_progress_says_a_hundred_per_cent_only_at_the_end(share, percent):
     ("state", "has_rest"), [("running", True), ("stopping", False), ("succeeded", False)]
 )
 def test_only_a_running_job_says_what_is_left(state, has_rest):
-    shown = figures.progress(job_of(state, eta_seconds=780.0))
+    shown = progress.progress(job_of(state, eta_seconds=780.0))
 
     assert ("about 13 min left" in shown.words) == has_rest
 
@@ -72,15 +72,15 @@ def test_only_a_running_job_says_what_is_left(state, has_rest):
 def test_the_phase_stands_first_while_the_job_lives():
     fields = {"phase": "Evaluating", "progress_done": 1.0, "progress_total": 2.0}
 
-    assert figures.progress(job_of(**fields)).words.startswith("Evaluating · 1 of 2")
-    assert "Evaluating" not in figures.progress(job_of("succeeded", **fields)).words
+    assert progress.progress(job_of(**fields)).words.startswith("Evaluating · 1 of 2")
+    assert "Evaluating" not in progress.progress(job_of("succeeded", **fields)).words
 
 
 # The timeline
 
 
 def looks(job: Job, *states: str) -> list[str]:
-    return [stop.look for stop in figures.timeline(job, [event(state) for state in states])]
+    return [stop.look for stop in progress.timeline(job, [event(state) for state in states])]
 
 
 @pytest.mark.parametrize(
@@ -111,19 +111,19 @@ def test_a_job_that_ended_before_it_ran_leaves_its_stops_open():
 
 
 def test_a_stopping_job_has_a_stop_of_its_own():
-    stops = figures.timeline(job_of("stopping"), [event("running"), event("stopping")])
+    stops = progress.timeline(job_of("stopping"), [event("running"), event("stopping")])
 
     assert [stop.label for stop in stops][-2:] == ["Stopping", "Done"]
 
 
 def test_the_present_state_says_since_when():
-    stops = figures.timeline(job_of("running"), [event("running", 125)])
+    stops = progress.timeline(job_of("running"), [event("running", 125)])
 
     assert stops[3].note == "2 min 5 s"
 
 
 def test_a_job_that_came_back_to_the_queue_is_not_past_its_preflight():
-    stops = figures.timeline(job_of("queued"), [event("preflight"), event("queued")])
+    stops = progress.timeline(job_of("queued"), [event("preflight"), event("queued")])
 
     assert [stop.look for stop in stops][:2] == ["now", ""]
 
@@ -132,21 +132,21 @@ def test_a_job_that_came_back_to_the_queue_is_not_past_its_preflight():
 def test_an_end_that_is_not_today_names_its_day(days):
     end = now() + timedelta(days=days)
 
-    last = figures.timeline(job_of(eta_seconds=days * 86_400), [])[-1]
+    last = progress.timeline(job_of(eta_seconds=days * 86_400), [])[-1]
 
     assert last.note.startswith("about ")
     assert f"{end:%b}" in last.note
 
 
 def test_an_end_within_hours_names_the_time_alone():
-    last = figures.timeline(job_of(eta_seconds=600.0), [])[-1]
+    last = progress.timeline(job_of(eta_seconds=600.0), [])[-1]
 
     assert len(last.note.removeprefix("about ")) == 5
 
 
 def test_the_expected_end_is_said_in_the_servers_time_zone():
     with timezone.override("Asia/Tokyo"):
-        last = figures.timeline(job_of(eta_seconds=60.0), [])[-1]
+        last = progress.timeline(job_of(eta_seconds=60.0), [])[-1]
         expected = timezone.localtime(now() + timedelta(seconds=60))
 
     assert last.note in {
@@ -164,7 +164,9 @@ def test_how_long_a_job_ran_is_between_its_start_and_its_end(started, ended, sec
 
     at = now()
 
-    assert figures.elapsed_seconds(job_of(started_at=ago(started), ended_at=ago(ended))) == seconds
+    assert (
+        progress.elapsed_seconds(job_of(started_at=ago(started), ended_at=ago(ended))) == seconds
+    )
 
 
 @pytest.mark.parametrize(
@@ -178,12 +180,12 @@ def test_how_long_a_job_ran_is_between_its_start_and_its_end(started, ended, sec
     ],
 )
 def test_one_ratio_stands_for_the_whole_job(metrics, ratio):
-    assert figures.main_ratio(row(name, value) for name, value in metrics.items()) == ratio
+    assert progress.main_ratio(row(name, value) for name, value in metrics.items()) == ratio
 
 
 @pytest.mark.parametrize("state", JobState.values)
 def test_every_state_has_a_timeline_with_an_end(state):
-    stops = figures.timeline(job_of(state), [])
+    stops = progress.timeline(job_of(state), [])
 
     assert stops[0].label == "Queued"
     assert stops[-1].label

@@ -7,8 +7,8 @@ from datetime import timedelta
 import pytest
 
 from webapp.core.units import THIN
-from webapp.jobs.holding import devices_release
 from webapp.jobs.models import Artefact, Job
+from webapp.jobs.reservations import devices_release
 
 pytestmark = pytest.mark.django_db(databases=["default", "metrics"])
 TABS = ["", "metrics/", "logs/", "events/", "config/", "artefacts/"]

@@ -9,11 +9,10 @@ from webapp.charts.figures import Prediction, Series
 from webapp.core.clock import now
 from webapp.core.units import NBSP
 from webapp.figures.registry import REGISTRY, definition_of
-from webapp.jobs.captions import caption, figure_words
-from webapp.jobs.compression import before_after
-from webapp.jobs.figure_rows import answer, cards_of
-from webapp.jobs.measured_figures import JobFigure, figures_of, predictions
+from webapp.jobs.evaluating import before_after
+from webapp.jobs.measured_figures import JobFigure, answer, cards_of, figures_of, predictions
 from webapp.jobs.models import Job
+from webapp.jobs.plots import caption, figure_words
 
 SAID = {"value": 3000.0, "low": 2700.0, "high": 3400.0, "unit": "tokens_per_second"}
 LOSS, TOKENS = BY_KIND["train"][:2]

@@ -7,7 +7,7 @@ import pytest
 from runners.jobspec import FileData, HostText, MixedData, WeightedData
 from tests.webapp.conftest import client_of, new_attempt
 from webapp.charts.catalog import charts_for
-from webapp.jobs.mixture import UNKNOWN, mixture_of
+from webapp.jobs.training_page import UNKNOWN, mixture_of
 
 pytestmark = pytest.mark.django_db(databases=["default", "metrics"])
 PARTS = (

@@ -20,15 +20,15 @@ from webapp.charts.catalog import BY_KIND
 from webapp.core.display import quantity
 from webapp.core.units import number
 from webapp.figures.registry import REGISTRY, definition_of
-from webapp.jobs.compression import before_after
-from webapp.jobs.figures import KIND_WORDS
+from webapp.jobs.evaluating import before_after
 from webapp.jobs.ingest import events_accept
 from webapp.jobs.measured_figures import figures_of
 from webapp.jobs.models import Attempt, Job
 from webapp.jobs.plots import draw
+from webapp.jobs.progress import KIND_WORDS
 from webapp.jobs.services import job_submit
-from webapp.plans.history import measured_of
 from webapp.plans.models import Plan
+from webapp.plans.views import measured_of
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 MIB = 2.0**20

@@ -6,7 +6,7 @@ from django.urls import reverse
 from runners.messages import MetricPoint
 from tests.webapp.conftest import batch_of, client_of
 from tests.webapp.jobs.gangs import end, make_gang, make_hosts, members, silence, start, tell
-from webapp.jobs.live import announce
+from webapp.jobs.ingest import announce
 from webapp.jobs.models import Job
 from webapp.jobs.plots import draw
 
@@ -111,7 +111,7 @@ def test_a_script_that_asks_for_a_host_too_many_is_told(gang, alice):
 
 def test_frames_say_which_host_speaks_and_only_the_first_moves_the_bar(gang, monkeypatch):
     sent = []
-    monkeypatch.setattr("webapp.jobs.live.publish_all", sent.extend)
+    monkeypatch.setattr("webapp.jobs.ingest.publish_all", sent.extend)
     second = members(gang)[1]
     batch = batch_of(
         second, ("phase", {"name": "Training"}), ("log", {"stream": "stdout", "text": "x"})

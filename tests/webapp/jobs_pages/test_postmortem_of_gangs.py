@@ -12,7 +12,7 @@ from webapp.hosts.models import Host
 from webapp.jobs.gangs import settle_all
 from webapp.jobs.memory_terms import stories_of, story_of
 from webapp.jobs.models import Job
-from webapp.jobs.part_ends import part_ends
+from webapp.jobs.postmortem import part_ends
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 

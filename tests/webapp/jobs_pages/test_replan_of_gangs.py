@@ -10,7 +10,7 @@ from webapp.jobs.models import Job
 from webapp.plans.launching import plan_launch
 from webapp.plans.models import Plan
 from webapp.plans.planning import plan_compute
-from webapp.wizard.defaults import demo_draft
+from webapp.wizard.drafts import demo_draft
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.webapp.conftest import EXIT_OK, STARTED, batch_of, claim, new_attempt
 from webapp.compare.charts import overlays
-from webapp.compare.jobs import sides_of
+from webapp.compare.comparison import sides_of
 from webapp.jobs.ingest import events_accept
 from webapp.jobs.measured_figures import figures_of
 from webapp.jobs.models import Job

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from webapp.metrics.upkeep import seal_due
+from webapp.metrics.rollup import seal_due
 
 pytestmark = pytest.mark.django_db(databases=["default", "metrics"])
 

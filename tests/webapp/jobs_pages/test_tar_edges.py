@@ -9,9 +9,8 @@ from django.test import AsyncClient
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from webapp.jobs.downloads import file_name, tar_bytes, tar_chunks
+from webapp.jobs.artefacts import file_name, folder_of, tar_bytes, tar_chunks
 from webapp.jobs.models import Artefact, Job
-from webapp.jobs.uploads import folder_of
 
 BLOCK = 512
 aio = pytest.mark.asyncio

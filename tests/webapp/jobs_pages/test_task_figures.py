@@ -3,8 +3,8 @@
 import pytest
 
 from tests.webapp.conftest import client_of, make_job
+from webapp.jobs.measured_figures import metrics_of, task_rows
 from webapp.jobs.models import Job, JobState
-from webapp.jobs.task_figures import metrics_of, task_rows
 
 MEASURED = {
     "perplexity": 60.0,

@@ -6,7 +6,7 @@ import pytest
 
 from tests.webapp.conftest import EXIT_OK, client_of, new_attempt
 from webapp.core.units import whole
-from webapp.jobs.text_samples import LONGEST, MOST_ROWS, samples_of
+from webapp.jobs.training_page import LONGEST, MOST_ROWS, samples_of
 
 pytestmark = pytest.mark.django_db(databases=["default", "metrics"])
 

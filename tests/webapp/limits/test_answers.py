@@ -7,7 +7,7 @@ from planner.specs.plan import FirstFailure, InverseAnswer, InverseRequest
 from tests.planner.asking import LLAMA_70B, SERVE, document
 from webapp.core.units import NBSP, THIN, TIMES
 from webapp.limits.answers import _failure_sentence, _reason, shown, value_words
-from webapp.wizard.defaults import serve_draft
+from webapp.wizard.drafts import serve_draft
 
 
 def answered(question, **fields):

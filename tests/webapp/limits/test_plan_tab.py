@@ -5,7 +5,7 @@ import pytest
 from tests.webapp.conftest import client_of
 from webapp.limits.questions import QUESTIONS, suited
 from webapp.plans.models import Plan
-from webapp.wizard.defaults import GOALS, serve_draft
+from webapp.wizard.drafts import GOALS, serve_draft
 
 pytestmark = pytest.mark.django_db
 

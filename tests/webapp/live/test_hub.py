@@ -6,9 +6,9 @@ from contextlib import asynccontextmanager
 import pytest
 import redis
 
-from webapp.live import hub as hub_module
-from webapp.live.hub import BYE, MAX_WAITING, RESYNC, STALE, Hub, Viewer, frame_bytes, parse_id
+from webapp.live import stream as hub_module
 from webapp.live.publish import STREAM
+from webapp.live.stream import BYE, MAX_WAITING, RESYNC, STALE, Hub, Viewer, frame_bytes, parse_id
 
 
 @pytest.fixture(autouse=True)

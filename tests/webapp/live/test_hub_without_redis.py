@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from webapp.live.hub import (
+from webapp.live.stream import (
     MAX_WAITING,
     RESYNC,
     RING_SECONDS,

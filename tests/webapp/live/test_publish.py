@@ -5,9 +5,8 @@ import json
 import pytest
 
 from tests.webapp.conftest import STARTED, batch_of
-from webapp.jobs import live
-from webapp.jobs.ingest import events_accept
-from webapp.jobs.live import Pace
+from webapp.jobs import ingest
+from webapp.jobs.ingest import Pace, events_accept
 from webapp.live import publish as publish_module
 from webapp.live.publish import STREAM, publish
 
@@ -17,7 +16,7 @@ pytestmark = pytest.mark.django_db(databases="__all__")
 @pytest.fixture(autouse=True)
 def _untripped(monkeypatch):
     monkeypatch.setattr(publish_module, "_breaker", publish_module.Breaker())
-    monkeypatch.setattr(live, "list_pace", Pace())
+    monkeypatch.setattr(ingest, "list_pace", Pace())
 
 
 def published(client) -> list[tuple[str, str, dict]]:

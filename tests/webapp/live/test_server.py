@@ -11,7 +11,7 @@ import httpx
 import pytest
 from django.core.signing import TimestampSigner
 
-from webapp.live.tickets import SALT
+from webapp.live.publish import SALT
 
 
 @pytest.fixture

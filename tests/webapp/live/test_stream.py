@@ -9,9 +9,8 @@ from django.core.signing import BadSignature, TimestampSigner
 from tests.stack import SLOW_S, wait_for
 from webapp import asgi
 from webapp.live import stream
-from webapp.live.hub import BYE
-from webapp.live.publish import publish
-from webapp.live.tickets import SALT, read_ticket
+from webapp.live.publish import SALT, publish, read_ticket
+from webapp.live.stream import BYE
 
 pytestmark = [pytest.mark.usefixtures("redis_server"), pytest.mark.asyncio]
 
@@ -94,7 +93,7 @@ async def test_without_a_good_ticket_nothing_is_told(query):
 
 async def test_a_ticket_older_than_an_hour_is_refused(monkeypatch):
     old = ticket("job:1")
-    monkeypatch.setattr("webapp.live.tickets.LIFETIME_SECONDS", -1)
+    monkeypatch.setattr("webapp.live.publish.LIFETIME_SECONDS", -1)
     with pytest.raises(BadSignature):
         read_ticket(old)
 

@@ -3,7 +3,7 @@
 import pytest
 from django.contrib.auth.models import AnonymousUser
 
-from webapp.live.tickets import read_ticket, ticket_for
+from webapp.live.publish import read_ticket, ticket_for
 from webapp.plans.models import Plan
 
 pytestmark = pytest.mark.django_db(databases="__all__")

@@ -6,7 +6,7 @@ from tests.webapp.conftest import EXIT_OK, batch_of
 from webapp.jobs.ingest import events_accept
 from webapp.metrics import store
 from webapp.metrics.models import MetricBatch, MetricChunk
-from webapp.metrics.upkeep import prune_old, seal_due
+from webapp.metrics.rollup import prune_old, seal_due
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 POINT = ("metric", {"source": "job", "values": {"loss": 2.5}})

@@ -7,9 +7,14 @@ import pytest
 
 from planner.catalog.models import list_models
 from tests.webapp.conftest import client_of
-from webapp.modelhub.demo import demo_config
 from webapp.modelhub.models import TeamModel
-from webapp.modelhub.shapes import kv_bytes_per_token, num_parameters, parameter_parts, shape_of
+from webapp.modelhub.shapes import (
+    demo_config,
+    kv_bytes_per_token,
+    num_parameters,
+    parameter_parts,
+    shape_of,
+)
 
 pytestmark = pytest.mark.django_db
 LLAMA = "/models/meta-llama/Llama-3.1-8B/"

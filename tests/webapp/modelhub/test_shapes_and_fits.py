@@ -8,10 +8,10 @@ from django.utils.html import escape
 from planner.catalog.models import get_model, list_models
 from tests.webapp.conftest import client_of
 from webapp.hosts.models import Host
-from webapp.modelhub.demo import demo_config
 from webapp.modelhub.models import TeamModel
 from webapp.modelhub.shapes import (
     catalog_shape,
+    demo_config,
     kv_bytes_per_token,
     num_parameters,
     parameter_parts,

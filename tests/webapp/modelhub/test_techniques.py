@@ -5,7 +5,7 @@ import pytest
 from planner.techniques.registry import TECHNIQUES
 from tests.webapp.conftest import client_of
 from webapp.core.benches.ratios import stored
-from webapp.modelhub.states import row_of
+from webapp.modelhub.techniques import row_of
 
 pytestmark = pytest.mark.django_db
 

@@ -12,7 +12,7 @@ from planner.techniques.registry import TECHNIQUES
 from runners.abilities import ABILITIES, OWN
 from runners.launch import JOB_MODULES
 from webapp.core.benches.ratios import PROOFS, stored
-from webapp.docs.pages import find_page
+from webapp.docs.views import find_page
 
 ROOT = Path(__file__).parents[3]
 WITHOUT_HEADLINE = {"kv_cache", "adamw_8bit"}  # the review names it and gives no figure

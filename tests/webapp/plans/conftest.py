@@ -2,10 +2,10 @@
 
 import pytest
 
-from webapp.modelhub.demo import demo_config
 from webapp.modelhub.models import TeamModel
+from webapp.modelhub.shapes import demo_config
 from webapp.plans.models import Plan
-from webapp.wizard.defaults import demo_draft, serve_draft
+from webapp.wizard.drafts import demo_draft, serve_draft
 
 SMALL = {"source": "catalog", "catalog_id": "HuggingFaceTB/SmolLM2-135M"}
 SOURCES = {

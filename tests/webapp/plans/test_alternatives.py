@@ -20,7 +20,7 @@ from webapp.plans.alternatives import (
     rejections,
 )
 from webapp.plans.explanation import explain, with_unit
-from webapp.wizard.defaults import serve_draft
+from webapp.wizard.drafts import serve_draft
 from webapp.wizard.forms import OBJECTIVES
 
 SERVE = {"kind": "serve", "input_tokens": 1024, "output_tokens": 256, "concurrency": 16}

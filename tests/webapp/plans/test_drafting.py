@@ -8,13 +8,11 @@ from runners.jobspec.serve import ON_GPUS
 from tests.webapp.conftest import client_of
 from tests.webapp.plans.conftest import with_model
 from webapp.core.problems import InvalidProblem
-from webapp.modelhub.demo import demo_config
 from webapp.modelhub.models import TeamModel
+from webapp.modelhub.shapes import demo_config
 from webapp.plans.drafting import drafts_for
 from webapp.plans.errors import DraftProblem
-from webapp.plans.launch_notes import launch_note
-from webapp.plans.launch_options import launch_options_of
-from webapp.plans.launching import launch_of, plan_launch
+from webapp.plans.launching import launch_note, launch_of, launch_options_of, plan_launch
 from webapp.plans.planning import plan_compute
 from webapp.plans.questions import draft_shape
 from webapp.plans.serving import EndpointOptions, endpoint_options_of

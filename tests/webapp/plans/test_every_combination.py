@@ -10,10 +10,10 @@ from planner.specs.plan import PlanAnswer
 from tests.plugins.extent import combinations
 from tests.webapp.answers import fresh
 from tests.webapp.conftest import client_of
-from webapp.modelhub.demo import demo_config
+from webapp.modelhub.shapes import demo_config
 from webapp.plans.models import Plan
 from webapp.plans.planning import plan_compute
-from webapp.wizard.defaults import GOALS, serve_draft
+from webapp.wizard.drafts import GOALS, serve_draft
 
 pytestmark = pytest.mark.django_db
 MODELS = {

@@ -7,8 +7,8 @@ from tests.webapp.conftest import make_job
 from webapp.jobs.evaluating import evaluation_submit
 from webapp.jobs.measured_figures import predictions
 from webapp.jobs.models import Job
-from webapp.modelhub.demo import demo_config
 from webapp.modelhub.models import TeamModel
+from webapp.modelhub.shapes import demo_config
 from webapp.plans.evaluation_prediction import evaluation_prediction
 
 pytestmark = pytest.mark.django_db(databases="__all__")

@@ -13,12 +13,11 @@ from runners.jobspec import (
 )
 from runners.jobspec.generate import ExpertCache, LayerStreaming, PolicyOffload
 from tests.webapp.plans.conftest import with_model
-from webapp.jobs.calibrate import is_as_planned
+from webapp.jobs.calibration import is_as_planned
 from webapp.plans import launching
 from webapp.plans.errors import DraftProblem
 from webapp.plans.generating import is_weights_only, offload_of
-from webapp.plans.launch_notes import launch_note
-from webapp.plans.launching import launch_of
+from webapp.plans.launching import launch_note, launch_of
 from webapp.plans.planning import current_answer
 from webapp.wizard.workload_forms import GenerateForm
 

@@ -5,11 +5,10 @@ import contextlib
 import pytest
 
 from tests.webapp.conftest import client_of
-from webapp.plans.completeness import completed, missing_step, refuse_incomplete
-from webapp.plans.errors import DraftProblem
+from webapp.plans.errors import DraftProblem, completed, missing_step, refuse_incomplete
 from webapp.plans.models import Plan
 from webapp.plans.planning import plan_compute, plan_keep
-from webapp.wizard.defaults import serve_draft
+from webapp.wizard.drafts import serve_draft
 from webapp.wizard.steps import SLUGS
 
 pytestmark = pytest.mark.django_db

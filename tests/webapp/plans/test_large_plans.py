@@ -8,7 +8,7 @@ from tests.webapp.conftest import client_of
 from webapp.plans.alternatives import _short
 from webapp.plans.models import Plan
 from webapp.plans.verdict import MAX_ROWS, memory_rows, memory_words, verdict_of
-from webapp.wizard.defaults import serve_draft
+from webapp.wizard.drafts import serve_draft
 
 LLAMA_405B = "meta-llama/Llama-3.1-405B"
 NODE = {"device": "h100-sxm5-80gb", "devices_per_node": 8}

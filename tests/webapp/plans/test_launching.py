@@ -14,10 +14,9 @@ from runners.jobspec import (
 from tests.webapp.conftest import client_of, enrol
 from tests.webapp.plans.conftest import with_model
 from webapp.jobs.models import Job, JobState
-from webapp.modelhub.demo import demo_config
+from webapp.modelhub.shapes import demo_config
 from webapp.plans.errors import DraftProblem
-from webapp.plans.launch_notes import launch_note
-from webapp.plans.launching import launch_of, plan_launch
+from webapp.plans.launching import launch_note, launch_of, plan_launch
 from webapp.plans.models import PlanState
 
 pytestmark = pytest.mark.django_db

@@ -10,14 +10,13 @@ from tests.webapp.conftest import client_of
 from tests.webapp.plans.conftest import SOURCES
 from webapp.hosts.models import Host
 from webapp.jobs.models import Job
-from webapp.modelhub.demo import demo_config
 from webapp.modelhub.models import TeamModel
+from webapp.modelhub.shapes import demo_config
 from webapp.plans import launching
 from webapp.plans.errors import DraftProblem
-from webapp.plans.launch_notes import launch_note
-from webapp.plans.launching import launch_of, plan_launch
+from webapp.plans.launching import launch_note, launch_of, plan_launch
 from webapp.plans.planning import current_answer, is_outdated, plan_compute, plan_keep
-from webapp.wizard.defaults import GOALS
+from webapp.wizard.drafts import GOALS
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 RUNS = {  # goal -> where its model may come from, which program runs

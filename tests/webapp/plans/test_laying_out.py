@@ -5,7 +5,7 @@ import pytest
 from planner.specs.strategy import Strategy
 from runners.jobspec.train import LayoutOptions
 from webapp.plans.errors import DraftProblem
-from webapp.plans.training_layout import layout_of
+from webapp.plans.training import layout_of
 
 COPIES = {"data_parallel_size": 2}
 

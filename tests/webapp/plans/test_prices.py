@@ -5,8 +5,7 @@ import pytest
 from planner.catalog.devices import get_device
 from tests.webapp.plans.test_verdict_words import CARD, NODE, SERVE, WORK, answer_of, draft_of
 from webapp.core.units import NBSP
-from webapp.plans.prices import price_of
-from webapp.plans.verdict import estimate_figures
+from webapp.plans.verdict import estimate_figures, price_of
 
 LLAMA_70B = "meta-llama/Llama-3.1-70B"
 

@@ -12,8 +12,7 @@ from planner.specs.plan import PlanRequest
 from runners.jobspec import FolderModel, TrainSpec
 from runners.jobspec.base import LoraOptions
 from tests.planner.asking import LLAMA_8B, MIXTRAL, TRAIN, document
-from webapp.plans.training import STATE_PLACES
-from webapp.plans.training_layout import layout_of
+from webapp.plans.training import STATE_PLACES, layout_of
 
 CASES = [
     ("full", None),

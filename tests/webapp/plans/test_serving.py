@@ -27,12 +27,15 @@ from webapp.jobs.endpoints import playground_key
 from webapp.jobs.models import Artefact, Attempt, Job
 from webapp.plans.engines import check_split, options_of
 from webapp.plans.errors import DraftProblem
-from webapp.plans.launch_notes import launch_note
-from webapp.plans.launch_options import launch_options_of
-from webapp.plans.launching import launch_of, plan_launch
-from webapp.plans.options import check_serving
+from webapp.plans.launching import launch_note, launch_of, launch_options_of, plan_launch
 from webapp.plans.planning import plan_compute
-from webapp.plans.serving import EndpointOptions, adapters_of, endpoint_options_of, served_name
+from webapp.plans.serving import (
+    EndpointOptions,
+    adapters_of,
+    check_serving,
+    endpoint_options_of,
+    served_name,
+)
 from webapp.plans.sharing import Spread
 
 pytestmark = pytest.mark.django_db(databases="__all__")

@@ -12,7 +12,7 @@ from webapp.plans.errors import DraftProblem
 from webapp.plans.launching import launch_of, plan_launch
 from webapp.plans.models import Plan
 from webapp.plans.planning import plan_compute
-from webapp.wizard.defaults import demo_draft
+from webapp.wizard.drafts import demo_draft
 from webapp.wizard.steps import options_for, summaries
 
 pytestmark = pytest.mark.django_db(databases="__all__")

@@ -8,10 +8,9 @@ from tests.webapp.conftest import client_of
 from tests.webapp.plans.conftest import with_model
 from webapp.datasets.models import Dataset
 from webapp.datasets.services import dataset_store
-from webapp.jobs.calibrate import is_as_planned
+from webapp.jobs.calibration import is_as_planned
 from webapp.plans.errors import DraftProblem
-from webapp.plans.launch_notes import launch_note
-from webapp.plans.launching import launch_of
+from webapp.plans.launching import launch_note, launch_of
 
 pytestmark = pytest.mark.django_db
 CONTENT = b"".join(

@@ -16,7 +16,7 @@ from webapp.plans.verdict import (
     stored_state,
     verdict_of,
 )
-from webapp.wizard.defaults import WORKLOADS, serve_draft
+from webapp.wizard.drafts import WORKLOADS, serve_draft
 
 GIB = 1024**3
 CARD = {"device": "rtx-4090"}

@@ -4,7 +4,7 @@ import pytest
 
 from tests.webapp.plans.test_verdict_words import CARD, NODE, SERVE, WORK, answer_of
 from webapp.core.units import NBSP
-from webapp.plans.binding import OTHERS, PHASES, _in_unit_of_total, phases_of
+from webapp.plans.explanation import OTHERS, PHASES, _in_unit_of_total, phases_of
 from webapp.plans.verdict import GOAL_FIGURES
 
 LLAMA = "meta-llama/Llama-3.1-8B"

@@ -8,12 +8,12 @@ import pytest
 from planner.specs.plan import PlanRequest
 from tests.webapp.conftest import client_of
 from webapp.hosts.models import Host
-from webapp.modelhub.demo import demo_config
 from webapp.modelhub.models import TeamModel
+from webapp.modelhub.shapes import demo_config
 from webapp.plans.errors import DraftProblem
 from webapp.plans.models import Plan
 from webapp.plans.questions import draft_shape, question_of
-from webapp.wizard.defaults import GOALS
+from webapp.wizard.drafts import GOALS
 from webapp.wizard.forms import SLOS
 
 pytestmark = pytest.mark.django_db

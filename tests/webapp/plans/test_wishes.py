@@ -3,7 +3,7 @@
 import pytest
 
 from webapp.core.problems import InvalidProblem
-from webapp.plans.launch_options import LaunchOptions, launch_options_of
+from webapp.plans.launching import LaunchOptions, launch_options_of
 
 
 @pytest.mark.parametrize(

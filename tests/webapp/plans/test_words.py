@@ -15,7 +15,7 @@ from webapp.plans.words import (
     strategy_words,
     workload_words,
 )
-from webapp.wizard.defaults import GOALS, serve_draft
+from webapp.wizard.drafts import GOALS, serve_draft
 from webapp.wizard.forms import GoalForm, HardwareForm, ModelForm, PinsForm
 from webapp.wizard.workload_forms import WORKLOAD_FORMS
 

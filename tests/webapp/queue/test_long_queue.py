@@ -4,13 +4,12 @@ import pytest
 
 from tests.webapp.conftest import make_job
 from webapp.jobs.models import Job
-from webapp.jobs.selectors import waiting_sentence
 from webapp.jobs.services import job_submit
+from webapp.jobs.views import waiting_sentence
 from webapp.queue import words
-from webapp.queue.pool_state import pool_state_of
-from webapp.queue.reorder import is_sealed, order_digest
+from webapp.queue.actions import is_sealed, order_digest
+from webapp.queue.pool_state import first_waiting, pool_state_of, waiting_jobs
 from webapp.queue.rules import Rules
-from webapp.queue.waiting import first_waiting, waiting_jobs
 from webapp.queue.words import lines_of, waiting_line
 
 pytestmark = pytest.mark.django_db(databases="__all__")

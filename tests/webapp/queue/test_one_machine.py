@@ -11,10 +11,9 @@ from webapp.hosts.heartbeats import host_beat
 from webapp.hosts.models import Distinction, Host
 from webapp.jobs.allocation import allocate_pool
 from webapp.jobs.deadlines import allocate_all
-from webapp.jobs.giving_up import job_abandon
 from webapp.jobs.ingest import events_accept
 from webapp.jobs.models import Attempt, Job
-from webapp.jobs.services import job_stop, job_submit
+from webapp.jobs.services import job_abandon, job_stop, job_submit
 from webapp.queue.words import waiting_line
 
 pytestmark = pytest.mark.django_db(databases="__all__")

@@ -2,8 +2,7 @@
 
 import pytest
 
-from webapp.queue.policy import decide
-from webapp.queue.snapshot import (
+from webapp.queue.policy import (
     FOREVER,
     Decision,
     Demand,
@@ -13,6 +12,7 @@ from webapp.queue.snapshot import (
     Snapshot,
     Wait,
     Why,
+    decide,
 )
 
 GIB = 1024**3

@@ -7,8 +7,7 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from webapp.queue.policy import decide
-from webapp.queue.snapshot import FOREVER, Decision, Demand, Device, Host, Snapshot, Why
+from webapp.queue.policy import FOREVER, Decision, Demand, Device, Host, Snapshot, Why, decide
 
 SECONDS = st.one_of(st.none(), st.integers(1, 500).map(float))
 

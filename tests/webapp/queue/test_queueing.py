@@ -11,13 +11,11 @@ from webapp.core.clock import now
 from webapp.hosts.heartbeats import host_beat
 from webapp.hosts.models import Device, Host
 from webapp.jobs.allocation import allocate_pool, may_take
-from webapp.jobs.giving_up import job_abandon
 from webapp.jobs.ingest import events_accept
 from webapp.jobs.models import Allocation, Attempt, Command, Job
-from webapp.jobs.services import job_submit
-from webapp.queue.pool_state import used_by_team
+from webapp.jobs.services import job_abandon, job_submit
+from webapp.queue.pool_state import used_by_team, waiting_jobs
 from webapp.queue.rules import Rules
-from webapp.queue.waiting import waiting_jobs
 from webapp.queue.words import lines_of, waiting_line
 
 pytestmark = pytest.mark.django_db(databases="__all__")

@@ -4,7 +4,7 @@ import pytest
 
 from webapp.core.problems import ConflictProblem, InvalidProblem
 from webapp.jobs.models import Event, Job
-from webapp.queue.reorder import job_move, job_prioritise, order_digest
+from webapp.queue.actions import job_move, job_prioritise, order_digest
 from webapp.queue.words import lines_of
 
 pytestmark = pytest.mark.django_db(databases="__all__")

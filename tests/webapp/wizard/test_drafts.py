@@ -4,10 +4,10 @@ import pytest
 
 from tests.webapp.conftest import client_of
 from webapp.jobs.models import Job, JobState
-from webapp.modelhub.demo import demo_config
 from webapp.modelhub.models import TeamModel
+from webapp.modelhub.shapes import demo_config
 from webapp.plans.models import Plan
-from webapp.wizard.defaults import MODEL_PRESETS
+from webapp.wizard.drafts import MODEL_PRESETS
 
 pytestmark = pytest.mark.django_db
 

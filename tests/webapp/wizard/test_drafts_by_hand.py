@@ -13,7 +13,7 @@ from webapp.core.units import TIMES
 from webapp.hosts.models import Host
 from webapp.plans.models import Plan
 from webapp.wizard import pages
-from webapp.wizard.defaults import (
+from webapp.wizard.drafts import (
     DEFAULT_DEVICE,
     DEFAULT_MODEL,
     GOALS,
@@ -21,9 +21,9 @@ from webapp.wizard.defaults import (
     demo_draft,
     demo_minutes,
     serve_draft,
+    suggestion_apply,
 )
-from webapp.wizard.drafts import suggestion_apply
-from webapp.wizard.fields import device_choices, model_ids
+from webapp.wizard.forms import device_choices, model_ids
 from webapp.wizard.steps import (
     SLUGS,
     STEPS,

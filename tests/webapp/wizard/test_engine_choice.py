@@ -5,11 +5,11 @@ import re
 import pytest
 
 from planner.catalog.engines import get_engine
-from webapp.plans.engine_choice import chosen_engine, engine_choices
+from webapp.plans.engines import chosen_engine, engine_choices
 from webapp.plans.errors import DraftProblem
 from webapp.plans.launching import launch_of
 from webapp.plans.planning import plan_keep
-from webapp.wizard.defaults import GOALS
+from webapp.wizard.drafts import GOALS
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 T4 = {"choice": "catalog", "device": "t4"}

@@ -5,8 +5,8 @@ import json
 import pytest
 from django.core.files.uploadedfile import SimpleUploadedFile
 
-from webapp.modelhub.demo import demo_config
 from webapp.modelhub.models import TeamModel
+from webapp.modelhub.shapes import demo_config
 
 pytestmark = pytest.mark.django_db
 CONFIG = demo_config()

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.catalog.devices import list_devices
-from webapp.wizard.fields import device_choices, parse_config, read_upload
+from webapp.wizard.forms import device_choices, parse_config, read_upload
 
 KIB = 1024
 LIMIT = 256 * KIB

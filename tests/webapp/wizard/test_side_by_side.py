@@ -9,8 +9,7 @@ from tests.webapp.conftest import client_of, enrol, make_beat, make_facts, make_
 from webapp.accounts.models import Role
 from webapp.hosts.heartbeats import host_beat
 from webapp.jobs.models import Job
-from webapp.plans.launch_notes import launch_note
-from webapp.plans.launching import launch_of
+from webapp.plans.launching import launch_note, launch_of
 from webapp.plans.models import Plan
 from webapp.wizard.side_by_side import launch_both, ready_hosts, template_draft
 

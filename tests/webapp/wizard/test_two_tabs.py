@@ -5,7 +5,7 @@ import pytest
 from planner import api
 from tests.webapp.conftest import client_of
 from webapp.plans.models import Plan
-from webapp.wizard.defaults import serve_draft
+from webapp.wizard.drafts import serve_draft
 
 
 @pytest.fixture

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from runners.ratios import KeptRatio, Ratio
-from webapp.core.benches.layout_cases import MODELS
-from webapp.core.benches.layouts import Found
+from webapp.core.benches.layouts import MODELS, Found
 
 RAW = Path(__file__).parent / "data" / "layouts.jsonl"
 DOCS = Path(__file__).parents[3] / "templates" / "docs" / "layout-times.md"

@@ -1,22 +1,111 @@
-"""Benchmark of event delivery from hosts to browsers, with many jobs that report every second.
+"""Benchmark of event delivery from hosts to browsers, with both ends in own processes."""
 
-Events pass through the site's Redis and control process to the live streams of viewers, each of
-whom watches some of the jobs. Senders and viewers run in separate processes.
-"""
-
+import asyncio
 import multiprocessing
+import re
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import quote, urlsplit
 
 import psutil
 import redis
 
 from runners import redis_access
+from runners.messages import EventBatch, RunEvent
 from webapp.core.benches import site
-from webapp.core.benches.live_ends import EVENTS, Attempts, send, watch
+
+# Both ends of the live path, each in its own process: reporting hosts, following browsers.
+#
+# A spawned process imports only this module, which needs neither Django nor a database.
+
+
+if TYPE_CHECKING:
+    from multiprocessing.queues import Queue
+
+FENCE = "f" * 32  # fence of every attempt of a benchmark
+EVENTS = 3  # per job and second: progress, a log line, a metric point
+INSTANT = re.compile(rb'"t_ms":(\d{13})')
+
+Attempts = Sequence[tuple[str, str]]
+
+
+# The hosts
+
+
+def send(url: str, attempts: Attempts, ends_at: float) -> None:
+    """Send each attempt's events once a second, in turn, until ``ends_at`` (Unix seconds)."""
+    client = redis.Redis.from_url(url)
+    began, sent = time.time(), 0
+    while time.time() < ends_at:
+        second, number = divmod(sent, len(attempts))
+        time.sleep(max(0.0, began + sent / len(attempts) - time.time()))
+        host_id, attempt_id = attempts[number]
+        batch = batch_of(attempt_id, second)
+        client.xadd(redis_access.events_key(host_id), redis_access.encode(batch))  # type: ignore[arg-type]  # dict is invariant there
+        sent += 1
+    client.close()
+
+
+def batch_of(attempt_id: str, second: int) -> EventBatch:
+    """Return the events of a job in one second."""
+    instant = time.time_ns() // 1_000_000
+    values = {"loss": 2.0 / (second + 1), "tokens_per_second": 512.0 + second, "step_seconds": 0.5}
+    progress = {"done": second, "total": 10_000, "unit": "steps", "eta_seconds": 60.0}
+    text = f"step {second}: loss {values['loss']:.4f}\n"
+    bodies = (
+        ("progress", progress),
+        ("log", {"stream": "stdout", "text": text}),
+        ("metric", {"source": "job", "values": values, "step": second}),
+    )
+    first = second * EVENTS + 1
+    return EventBatch(
+        attempt_id=attempt_id,
+        fence=FENCE,
+        events=tuple(
+            RunEvent(seq=seq, t_ms=instant, kind=kind, body=body)
+            for seq, (kind, body) in enumerate(bodies, start=first)
+        ),
+    )
+
+
+# The browsers
+
+
+def watch(
+    url: str, tickets: list[str], ends_at: float, seen: "Queue[list[tuple[int, int]]]"
+) -> None:
+    """Follow one live stream per ticket and report (sent, received) times in Unix ms."""
+    seen.put(asyncio.run(_watch(url, tickets, ends_at)))
+
+
+async def _watch(url: str, tickets: list[str], ends_at: float) -> list[tuple[int, int]]:
+    arrivals: list[tuple[int, int]] = []
+    async with asyncio.TaskGroup() as group:
+        for ticket in tickets:
+            group.create_task(_follow(url, ticket, ends_at, arrivals))
+    return arrivals
+
+
+async def _follow(url: str, ticket: str, ends_at: float, arrivals: list[tuple[int, int]]) -> None:
+    address = urlsplit(url)
+    reader, writer = await asyncio.open_connection(address.hostname, address.port)
+    head = f"GET /live/?ticket={quote(ticket)} HTTP/1.1\r\nHost: {address.netloc}\r\n\r\n"
+    writer.write(head.encode())
+    unfinished = b""
+    try:
+        async with asyncio.timeout(ends_at - time.time()):
+            while data := await reader.read(65_536):
+                instant = time.time_ns() // 1_000_000
+                lines, _, unfinished = (unfinished + data).rpartition(b"\n")
+                arrivals += [(int(sent), instant) for sent in INSTANT.findall(lines)]
+    except TimeoutError:
+        pass
+    finally:
+        writer.close()
+
 
 if TYPE_CHECKING:
     from multiprocessing.queues import Queue

@@ -14,11 +14,11 @@ from django.test import Client
 
 from webapp.accounts.models import Membership, Team
 from webapp.core.benches.crowd import facts_of
-from webapp.core.benches.live_ends import FENCE
+from webapp.core.benches.live_path import FENCE
 from webapp.core.clock import now
 from webapp.hosts.models import Host, HostState, Pool
 from webapp.jobs.models import Attempt, Job, JobState
-from webapp.live.tickets import ticket_for
+from webapp.live.publish import ticket_for
 
 TEAM = "Live bench"
 JOB_BYTES = 36_000  # size of a job's documents, as for the demo

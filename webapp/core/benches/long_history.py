@@ -1,14 +1,15 @@
-"""CPU time of the pages of a site with a long history, which is filled by SQL.
-
-Hosts, plans and jobs are copies of one row each, with documents of realistic size.
-"""
+"""CPU time of pages on sites with a long history, by number of jobs."""
 
 import json
+import os
+import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from http import HTTPStatus
+from math import log
+from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
@@ -23,8 +24,7 @@ from webapp.core.benches import verdicts
 from webapp.core.benches.crowd import beat_of, facts_of
 from webapp.core.clock import now
 from webapp.hosts.models import Device, Host, HostState, Pool
-from webapp.jobs.indexes import IN_TURN
-from webapp.jobs.models import Attempt, Job, JobState, Measurement
+from webapp.jobs.models import IN_TURN, Attempt, Job, JobState, Measurement
 from webapp.plans.models import Plan, PlanState
 from webapp.queue.words import FORESEEN_TURNS
 
@@ -241,3 +241,41 @@ def main(num_jobs: int) -> None:
         call_command("migrate", database=database, verbosity=0)
     waiting = fill(num_jobs)
     sys.stdout.write(json.dumps(seconds_of(waiting)) + "\n")
+
+
+# Benchmark of the CPU time of pages by number of jobs, on sites with a long history.
+#
+# Each size is a separate site, filled by SQL from one host, one plan and one job with documents of
+# realistic size. Its pages are requested through Django in a separate process.
+
+
+ROOT = Path(__file__).resolve().parents[3]
+ASK = "from webapp.core.benches import long_history; long_history.main({})"
+SIZES = (1_000, 10_000, 100_000)
+
+
+def figures(data: Path, sizes: Sequence[int] = SIZES) -> Iterator[tuple[str, float, str]]:
+    """Yield each page's CPU seconds at each size, and the exponent of their growth."""
+    by_size = {size: _measured(data / str(size), size) for size in sizes}
+    for page in names():
+        for size in sizes:
+            yield f"{page}, {size} jobs", by_size[size][page], "s"
+        if len(sizes) > 1:
+            growth = log(by_size[sizes[-1]][page] / by_size[sizes[0]][page])
+            yield f"{page}: exponent of growth", growth / log(sizes[-1] / sizes[0]), ""
+
+
+def _measured(data: Path, num_jobs: int) -> dict[str, float]:
+    """Fill a site and measure its pages in a separate process."""
+    data.mkdir(parents=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "django", "shell", "--no-imports", "-c", ASK.format(num_jobs)],
+        cwd=ROOT,
+        env=os.environ
+        | {"SLIPWAY_DATA_DIR": str(data), "DJANGO_SETTINGS_MODULE": "webapp.settings"},
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    seconds: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return seconds

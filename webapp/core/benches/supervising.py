@@ -15,7 +15,7 @@ import psutil
 from runners.config import HostDir
 from runners.supervisor_bench import make_attempt, ship, supervised
 from webapp.core.benches import site
-from webapp.core.benches.live_ends import FENCE
+from webapp.core.benches.live_path import FENCE
 
 if TYPE_CHECKING:
     from multiprocessing.queues import Queue

@@ -8,8 +8,7 @@ from django.forms import BoundField
 from django.http import HttpRequest
 from django.utils.safestring import SafeString
 
-from webapp.core.display import Figure, MemoryRow, legend
-from webapp.core.fragments import fragment
+from webapp.core.display import Figure, MemoryRow, fragment, legend
 from webapp.core.stale import mark_of
 from webapp.core.units import number
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 from django import template
 from django.utils.safestring import SafeString
 
-from webapp.core.fragments import fragment
+from webapp.core.display import fragment
 
 register = template.Library()
 

@@ -7,7 +7,7 @@ from django.urls import reverse
 from django.utils.html import format_html
 
 from webapp.hosts.models import Host
-from webapp.hosts.sharing import is_own
+from webapp.hosts.pools import is_own
 
 register = template.Library()
 

@@ -3,7 +3,7 @@
 from django import template
 from django.utils.safestring import SafeString
 
-from webapp.core.fragments import fragment
+from webapp.core.display import fragment
 from webapp.jobs.models import Priority
 
 register = template.Library()

@@ -3,10 +3,10 @@
 from django import template
 from django.utils.safestring import SafeString
 
-from webapp.core.fragments import fragment
+from webapp.core.display import fragment
 from webapp.core.templatetags.status import status
 from webapp.jobs.models import Job
-from webapp.jobs.state_label import state_label_of
+from webapp.jobs.progress import state_label_of
 
 register = template.Library()
 

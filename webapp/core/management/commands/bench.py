@@ -29,8 +29,8 @@ from webapp.core.benches import (
     layout_page,
     layouts,
     live_path,
+    long_history,
     memory,
-    pages,
     site,
     supervising,
 )
@@ -150,7 +150,7 @@ def beats() -> Iterator[Figure]:
 def page_times() -> Iterator[Figure]:
     """Measure pages with 1,000, 10,000 and 100,000 jobs: some minutes, 8 GB of disk."""
     with tempfile.TemporaryDirectory(prefix="slipway-bench-") as data:
-        yield from (Figure(*row) for row in pages.figures(Path(data)))
+        yield from (Figure(*row) for row in long_history.figures(Path(data)))
 
 
 def live() -> Iterator[Figure]:

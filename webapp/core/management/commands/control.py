@@ -12,7 +12,7 @@ from django.core.management.base import BaseCommand
 
 from runners.timing import scaled
 from webapp.core import broker
-from webapp.core.loop import Stopper, run_loop
+from webapp.core.ticker import Stopper, run_loop
 from webapp.hosts.redis_users import provision
 from webapp.hosts.round_trips import RoundTrips
 from webapp.jobs import allocation

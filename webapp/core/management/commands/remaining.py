@@ -9,7 +9,7 @@ from typing import Any
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandParser
 
-from webapp.jobs.remaining import remaining, sentences
+from webapp.jobs.services import remaining, sentences
 
 LOOK_SECONDS = 0.2
 

@@ -5,8 +5,7 @@ import threading
 from django.core.management.base import BaseCommand
 
 from runners.timing import scaled
-from webapp.core.loop import Stopper, run_loop
-from webapp.core.ticker import PROMPT, UPKEEP, Ticker, all_duties
+from webapp.core.ticker import PROMPT, UPKEEP, Stopper, Ticker, all_duties, run_loop
 
 TICK_SECONDS = scaled(1.0, least=0.1)
 
