@@ -23,8 +23,13 @@ from planner.errors import BadRequestError, PlannerError
 from planner.exports.registry import FORMATS, export, export_case
 from planner.specs.base import JsonObject
 from planner.specs.cluster import DeviceSpec
-from planner.specs.estimate import EstimateRequest
-from planner.specs.plan import InverseRequest, PlanAnswer, PlannedStrategy, PlanRequest
+from planner.specs.estimate import (
+    EstimateRequest,
+    InverseRequest,
+    PlanAnswer,
+    PlannedStrategy,
+    PlanRequest,
+)
 from planner.techniques.examples import technique_row
 from planner.techniques.registry import TECHNIQUES, get
 
@@ -237,8 +242,7 @@ def run_calibrate(sink: TextIO, what: str) -> int:
     from planner.fitting.factors import build_factors, predictions
     from planner.fitting.left_out import written
     from planner.fitting.quality_fit import build_quality
-    from planner.fitting.serving.factors import serving_cases
-    from planner.fitting.serving.priors import build_priors
+    from planner.fitting.serving.factors import build_priors, serving_cases
 
     if what == "left-out":
         sink.write(written(predictions()[0]))
@@ -271,7 +275,7 @@ def run_accuracy(sink: TextIO, picture: str | None = None) -> int:
 
 def run_quality(sink: TextIO) -> int:
     """Compute and print the quality page."""
-    from planner.fitting.pages.quality_page import quality_page
+    from planner.fitting.quality_fit import quality_page
 
     sink.write(quality_page())
     return OK

@@ -5,8 +5,14 @@ implementation on the first call: an estimate does not load the search, and a se
 the inverse questions.
 """
 
-from planner.specs.estimate import Estimate, EstimateRequest
-from planner.specs.plan import InverseAnswer, InverseRequest, PlanAnswer, PlanRequest
+from planner.specs.estimate import (
+    Estimate,
+    EstimateRequest,
+    InverseAnswer,
+    InverseRequest,
+    PlanAnswer,
+    PlanRequest,
+)
 
 
 def estimate(request: EstimateRequest) -> Estimate:

@@ -8,9 +8,8 @@ from planner.search.engine import blocks_of, search
 from planner.search.question import questions
 from planner.search.scoring import ESTIMATES, score
 from planner.specs.cluster import ClusterSpec
-from planner.specs.plan import Bound, PlanRequest
-from planner.specs.strategy import Strategy
-from planner.specs.workload import ServeWorkload
+from planner.specs.estimate import Bound, PlanRequest
+from planner.specs.workload import ServeWorkload, Strategy
 
 ROUNDS = 3
 LARGE = "meta-llama/Llama-3.1-405B"

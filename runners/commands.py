@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from runners import enrolment, slurm_options, unit
+from runners import enrolment, slurm_options
 from runners.agent import Agent, AlreadyRunningError
 from runners.client import ServerError
 from runners.config import DEFAULT_HOST_DIR, HostConfigError, HostDir
@@ -16,6 +16,58 @@ from runners.doorbell import DoorbellChild
 from runners.prove import command as prove
 from runners.reasons import Reason
 from runners.reconcile import STOP_ALL_SECONDS, stop_all, summaries
+
+# The agent's systemd unit: unprivileged, with write access only to the host's folder.
+#
+# ``KillMode=process`` and ``OOMPolicy=continue`` keep jobs running when the agent stops or
+# restarts, or the OOM killer ends one of them. Devices stay visible because jobs need the GPUs.
+
+
+TEMPLATE = """\
+[Unit]
+Description=Slipway host agent
+After=network-online.target
+Wants=network-online.target
+StartLimitIntervalSec=0
+
+[Service]
+{user}ExecStart={python} -m runners work --dir {folder}
+Restart=always
+RestartSec=1
+TimeoutStopSec=20
+KillMode=process
+OOMPolicy=continue
+Delegate=yes
+UMask=0077
+NoNewPrivileges=yes
+ProtectSystem=strict
+ReadWritePaths={folder}
+PrivateTmp=yes
+RestrictSUIDSGID=yes
+LockPersonality=yes
+ProtectKernelTunables=yes
+ProtectKernelModules=yes
+
+[Install]
+WantedBy={target}
+"""
+
+
+def render(folder: Path, *, python: str = sys.executable, user: str | None = None) -> str:
+    """Return a unit for the calling user's manager, or for the system's manager and ``user``."""
+    return TEMPLATE.format(
+        user=f"User={user}\n" if user else "",
+        python=_quoted(python),
+        folder=_quoted(str(folder)),
+        target="multi-user.target" if user else "default.target",
+    )
+
+
+def _quoted(text: str) -> str:
+    """Return a path escaped for systemd: quotes, backslashes, percent signs and spaces."""
+    plain = text.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
+    return f'"{plain}"' if any(character in plain for character in ' "\t') else plain
+
 
 PROBLEMS = (
     HostConfigError,
@@ -106,7 +158,7 @@ def _work(options: argparse.Namespace) -> int:
 
 
 def _unit(options: argparse.Namespace) -> int:
-    print(unit.render(options.dir.resolve(), user=options.system), end="")
+    print(render(options.dir.resolve(), user=options.system), end="")
     return 0
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from runners.bench_cases import Ratio
 from runners.jobspec import (
     ArtefactModel,
     CompressSpec,
@@ -18,7 +19,6 @@ from runners.jobspec import (
 )
 from runners.jobspec.compress import WeightDtype
 from runners.messages import RunRequest
-from runners.ratios import Ratio
 
 TRAINED = "trained"
 GROUP_SIZE = 32

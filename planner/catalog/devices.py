@@ -1,16 +1,120 @@
-"""The device catalog: dense peaks, bandwidths and sizes, by slug, alias or driver name."""
+"""The device catalog: peaks, bandwidths, sizes; MIG instances; a host's own device."""
 
 import csv
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from typing import Any, NamedTuple
 
 from planner.catalog.instances import price_of
-from planner.catalog.mig import instance_of, profile_of_driver
 from planner.catalog.reading import data_text, nearest_names
 from planner.errors import UnknownDeviceError
 from planner.specs.base import Dtype
 from planner.specs.cluster import DeviceSpec
+
+# Instances of NVIDIA GPUs in MIG mode: their share of the whole GPU's datasheet.
+#
+# Sources: NVIDIA, Multi-Instance GPU User Guide (docs.nvidia.com/datacenter/tesla/mig-user-guide):
+# "MIG Device Names" (a name is compute slices and memory in GB), "Supported MIG Profiles"
+# (fractions of memory and of SMs), "Concepts" (a memory slice is an eighth of capacity and of
+# bandwidth). SMs of an A100's profiles: "List GPU Instance Profiles" there; of an H100's, whose
+# 1g.20gb has more than a 1g.10gb: ``nvidia-smi mig -lgip`` at jbarrow.ai/field_notes/nvidia-mig.
+# torch counts the same on an H200.
+
+
+# Compute and memory slices of each profile; the last is the whole GPU.
+OF_SEVEN = ((1, 1), (1, 2), (2, 2), (3, 4), (4, 4), (7, 8))
+OF_FOUR = ((1, 1), (2, 2), (4, 4))
+PROFILES: Mapping[str, tuple[tuple[int, int], ...]] = {
+    "a30": OF_FOUR,
+    "rtx-pro-6000-blackwell": OF_FOUR,
+    **dict.fromkeys(("a100", "h100", "h200", "h20", "gh200", "b200", "gb200"), OF_SEVEN),
+}
+# Chip or catalog id -> SMs of the whole GPU, and of each profile.
+MULTIPROCESSORS: Mapping[str, tuple[int, tuple[int, ...]]] = {
+    "a100": (108, (14, 14, 28, 42, 56, 98)),
+    "h100-sxm5-80gb": (132, (16, 26, 32, 60, 64, 132)),
+    "h200-sxm-141gb": (132, (16, 26, 32, 60, 64, 132)),
+}
+NAME = re.compile(r"(.+) MIG (\d)g\.(\d+)gb(?:[+-][a-z.]+)?")
+MOST_ROUNDING = 0.1  # of the memory: names are rounded to a gigabyte
+BYTES_PER_GB = 2**30  # as the names count
+
+
+class Profile(NamedTuple):
+    """A GPU instance's profile: compute slices and memory in GB, as in "3g.40gb"."""
+
+    compute_slices: int
+    memory_gb: int
+
+
+def profile_of_driver(name: str) -> tuple[str, Profile] | None:
+    """Return the whole GPU's name and the profile of an instance's name, or None.
+
+    A compute instance, which is a part of a GPU instance, has no profile here.
+
+    >>> profile_of_driver("NVIDIA A100-SXM4-80GB MIG 3g.40gb")
+    ('NVIDIA A100-SXM4-80GB', Profile(compute_slices=3, memory_gb=40))
+    >>> profile_of_driver("NVIDIA A100-SXM4-80GB MIG 1c.3g.40gb")
+    """
+    found = NAME.fullmatch(name)
+    return (found[1], Profile(int(found[2]), int(found[3]))) if found else None
+
+
+def instance_of(gpu: DeviceSpec, profile: Profile) -> DeviceSpec | None:
+    """Return an instance as a device, or None if the GPU has no such profile.
+
+    It has its part of memory, bandwidth and SMs. Instances have no links to each other; price and
+    power are of the whole GPU and are left out.
+    """
+    profiles = next((each for chip, each in PROFILES.items() if _is_of(gpu.id, chip)), ())
+    known = next((each for each in profiles if _is_named(each, profile, profiles[-1], gpu)), None)
+    if known is None:
+        return None
+    all_compute_slices, all_memory_slices = profiles[-1]
+    share = known[1] / all_memory_slices
+    compute = known[0] / all_compute_slices
+    for chip, (whole, counts) in MULTIPROCESSORS.items():
+        if _is_of(gpu.id, chip):
+            compute = counts[profiles.index(known)] / whole
+    words = f"{profile.compute_slices}g.{profile.memory_gb}gb"
+    return gpu.model_copy(
+        update={
+            "id": f"{gpu.id}-mig-{words.replace('.', '-')}",
+            "name": f"{gpu.name} MIG {words}",
+            "aliases": (),
+            "memory_bytes": int(gpu.memory_bytes * share),
+            "memory_bandwidth_bytes_per_second": gpu.memory_bandwidth_bytes_per_second * share,
+            "peak_flops_per_second": {
+                dtype: rate * compute for dtype, rate in gpu.peak_flops_per_second.items()
+            },
+            "achieved_flops_per_second": {
+                dtype: rate * compute for dtype, rate in gpu.achieved_flops_per_second.items()
+            },
+            "intra_node_bandwidth_bytes_per_second": None,
+            "link": None,
+            "tdp_watts": None,
+            "price_usd_per_hour": None,
+            "price_source": None,
+            "source": f"{gpu.source or 'data sheet'}; {known[1]}/{all_memory_slices} of the "
+            f"memory and {compute:.1%} of the SMs by NVIDIA's MIG User Guide",
+        }
+    )
+
+
+def _is_named(
+    slices: tuple[int, int], profile: Profile, whole: tuple[int, int], gpu: DeviceSpec
+) -> bool:
+    """Return whether a name's compute slices and memory are those of a GPU's profile."""
+    named = profile.memory_gb * BYTES_PER_GB / gpu.memory_bytes
+    share = slices[1] / whole[1]
+    return slices[0] == profile.compute_slices and abs(named - share) <= MOST_ROUNDING * share
+
+
+def _is_of(device_id: str, chip: str) -> bool:
+    return device_id == chip or device_id.startswith(f"{chip}-")
+
 
 AS_OF = "2026-08"
 DTYPE_BY_COLUMN: dict[str, Dtype] = {
@@ -281,3 +385,92 @@ def _intel(whole: int) -> UnifiedMemory:
         otherwise="with drivers before 2025",
         advice="a newer graphics driver",
     )
+
+
+# The device of a host: as its datasheet states it, and as its measured rates make it.
+#
+# A GPU in the catalog has the published figures with the memory that its driver reports. Measured
+# rates replace published ones; any other device, such as a CPU, has its measured rates alone.
+
+
+class DriverDevice(NamedTuple):
+    """A device as its driver, or the kernel, describes it.
+
+    ``is_partition``: a part of a GPU whose name is that of the whole, such as AMD's CPX.
+    ``shares_host_memory``: ``memory_bytes`` is the host's, of which the catalog knows the part.
+    """
+
+    name: str
+    kind: str  # "gpu" or "cpu"
+    memory_bytes: int
+    is_partition: bool = False
+    shares_host_memory: bool = False
+
+
+class MeasuredRates(NamedTuple):
+    """What a device achieves; None and absent dtypes were not measured.
+
+    ``runtime_memory_bytes`` and ``training_memory_bytes`` are a job process's memory without its
+    model, and that of training in addition to tensors. ``source`` and ``as_of`` (an ISO date) say
+    who measured them and when.
+    """
+
+    memory_bandwidth_bytes_per_second: float
+    flops_per_second: Mapping[str, float]
+    source: str
+    as_of: str | None = None
+    host_to_device_bytes_per_second: float | None = None
+    op_overhead_seconds: float | None = None
+    runtime_memory_bytes: int | None = None
+    training_memory_bytes: int | None = None
+
+
+class HostDevice(NamedTuple):
+    """A host's device by its datasheet and with its measured rates; None where there is none."""
+
+    datasheet: DeviceSpec | None
+    measured: DeviceSpec | None
+
+
+def host_device(
+    device: DriverDevice, rates: MeasuredRates | None, *, device_id: str = "this-host"
+) -> HostDevice:
+    """Return a host's device; ``device_id`` names it where the catalog does not know it."""
+    datasheet = _datasheet(device)
+    return HostDevice(datasheet, rates and _measured(device, datasheet, rates, device_id))
+
+
+def _datasheet(device: DriverDevice) -> DeviceSpec | None:
+    published = device_of_driver(device.name) if device.kind == "gpu" else None
+    if published is None or device.is_partition:
+        return None
+    if device.shares_host_memory or published.kind == "uma":
+        return published  # the planner takes the host's share off
+    return published.model_copy(update={"memory_bytes": device.memory_bytes})
+
+
+def _measured(
+    device: DriverDevice, datasheet: DeviceSpec | None, rates: MeasuredRates, device_id: str
+) -> DeviceSpec:
+    base: dict[str, Any] = {
+        "id": device_id,
+        "name": device.name,
+        "kind": device.kind,
+        "memory_bytes": device.memory_bytes,
+        "peak_flops_per_second": {},
+    }
+    if datasheet is not None:
+        base = datasheet.model_dump(mode="json")
+    measured: dict[str, Any] = {
+        "memory_bandwidth_bytes_per_second": rates.memory_bandwidth_bytes_per_second,
+        "peak_flops_per_second": {**base["peak_flops_per_second"], **rates.flops_per_second},
+        "host_to_device_bandwidth_bytes_per_second": rates.host_to_device_bytes_per_second,
+        "op_overhead_seconds": rates.op_overhead_seconds,
+        "runtime_overhead_bytes": rates.runtime_memory_bytes,
+        "training_overhead_bytes": rates.training_memory_bytes,
+        "provenance": "measured",
+        "source": rates.source,
+        "as_of": rates.as_of,
+    }
+    known = {name: value for name, value in measured.items() if value is not None}
+    return DeviceSpec.model_validate({**base, **known})

@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 from planner.catalog.config_reader import TEXT_PARTS
-from planner.catalog.packed import MOST_BITS, PLAIN_BITS, PackedFormat
+from planner.catalog.gguf import MOST_BITS, PLAIN_BITS, PackedFormat
 from planner.errors import BadConfigError
 from planner.specs.base import SCALE_BITS, Dtype, grouped_format
 from planner.specs.model import ModelSpec

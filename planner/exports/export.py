@@ -10,11 +10,16 @@ from planner.catalog.engines import EngineRole, get_engine
 from planner.cost.weights import WIDE
 from planner.specs.base import Dtype, JsonObject
 from planner.specs.cluster import DeviceSpec
-from planner.specs.estimate import Estimate
+from planner.specs.estimate import Estimate, PlannedStrategy
 from planner.specs.model import ModelSpec
-from planner.specs.plan import PlannedStrategy
-from planner.specs.strategy import OffloadSpec, Strategy
-from planner.specs.workload import GenerateWorkload, ServeWorkload, TrainWorkload, Workload
+from planner.specs.workload import (
+    GenerateWorkload,
+    OffloadSpec,
+    ServeWorkload,
+    Strategy,
+    TrainWorkload,
+    Workload,
+)
 from planner.workload.device_groups import groups_of
 from planner.workload.formats import is_stored_as
 from planner.workload.inference_memory import longest_request

@@ -12,15 +12,25 @@ from planner.errors import PlannerError
 from planner.specs.cluster import ClusterSpec, DeviceSpec
 from planner.specs.estimate import EstimateRequest
 from planner.specs.model import ModelSpec
-from planner.specs.strategy import Strategy
-from planner.specs.workload import GenerateWorkload, ServeWorkload, TrainWorkload, Workload
-from planner.techniques.technique import Case
+from planner.specs.workload import (
+    GenerateWorkload,
+    ServeWorkload,
+    Strategy,
+    TrainWorkload,
+    Workload,
+)
+from planner.techniques.registry import Case
 from planner.workload.device_groups import group_replicas, groups_of
-from planner.workload.layouts import has_separate_replicas, requested_layout
+from planner.workload.layouts import (
+    degree_rules,
+    has_separate_replicas,
+    requested_layout,
+    weight_blocks,
+    width_rules,
+)
 from planner.workload.resolve import resolve
 from planner.workload.setting import Setting
-from planner.workload.training_methods import FUSED_METHODS
-from planner.workload.validity import degree_rules, weight_blocks, width_rules
+from planner.workload.training_memory import FUSED_METHODS
 
 SERVER_NAMES = ("vllm", "sglang", "tensorrt_llm", "llama_cpp")
 STAGED = "vllm"  # the only server that supports an uneven split of the layers

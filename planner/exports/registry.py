@@ -4,26 +4,22 @@ import json
 from importlib.resources import files
 
 from planner.errors import BadRequestError
-from planner.exports.accelerate import ACCELERATE
-from planner.exports.compose import COMPOSE
-from planner.exports.deepspeed import DEEPSPEED
+from planner.exports.deepspeed import ACCELERATE, DEEPSPEED
 from planner.exports.export import Export, ExportCase, Format, Notes, claims_of
 from planner.exports.format_support import CONFIGURATIONS, formats_for, is_unlike
-from planner.exports.kubernetes import KUBERNETES
-from planner.exports.launch import runs_megatron
+from planner.exports.kubernetes import COMPOSE, KUBERNETES
+from planner.exports.launch import SLURM, runs_megatron
 from planner.exports.llama_cpp import LLAMA_CPP
 from planner.exports.megatron import MEGATRON, as_run
 from planner.exports.replicas import unlike_body, unlike_notes, unlike_parts
 from planner.exports.sglang import SGLANG
-from planner.exports.slurm import SLURM
 from planner.exports.tensorrt_llm import TENSORRT_LLM
-from planner.exports.torchtitan import TORCHTITAN
-from planner.exports.train_script import TORCHRUN
+from planner.exports.train_script import TORCHRUN, TORCHTITAN
 from planner.exports.vllm import VLLM
 from planner.specs.base import JsonObject
-from planner.specs.plan import PlannedStrategy, PlanRequest
+from planner.specs.estimate import PlannedStrategy, PlanRequest
 from planner.specs.workload import GenerateWorkload, ServeWorkload, TrainWorkload
-from planner.techniques.technique import Case
+from planner.techniques.registry import Case
 from planner.workload.resolve import resolve_cluster, resolve_device, resolve_model
 
 # The measuring script of an export: a probe that contains the prediction.

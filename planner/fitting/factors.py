@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from planner.catalog.engines import COMMON_SERVING, COMMON_TRAINING, harnessed
 from planner.errors import PlannerError
-from planner.fitting.decode_factors import build_stream_factors, stream_report
+from planner.fitting.decode_fitting import build_stream_factors, stream_report
 from planner.fitting.evidence import digest, latest, table, usable
 from planner.fitting.generation_peaks import generation_factors
 from planner.fitting.held_out import left_out_rows, report, summary
@@ -25,9 +25,8 @@ from planner.fitting.serving.factors import (
     advised_report,
     build_serving_factors,
 )
-from planner.fitting.serving.throughput_fitting import throughput_factors, throughput_report
-from planner.fitting.step_fitting import PARTS, StepCase, step_case
-from planner.fitting.step_levels import StepFactors
+from planner.fitting.serving.throughput import throughput_factors, throughput_report
+from planner.fitting.step_fitting import PARTS, StepCase, StepFactors, step_case
 from planner.specs.base import JsonObject
 
 Case = TypeVar("Case", MemoryCase, StepCase)

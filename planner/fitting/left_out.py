@@ -26,8 +26,7 @@ from planner.fitting.serving.factors import (
     kind_of,
     serving_cases,
 )
-from planner.fitting.step_fitting import StepCase
-from planner.fitting.step_levels import StepFactors
+from planner.fitting.step_fitting import StepCase, StepFactors
 from planner.specs.estimate import ErrorClass
 
 STEP, PEAK = "training step", "training peak"

@@ -1,12 +1,14 @@
-"""Parts of a training step of published runs, as input of the fit."""
+"""Fit the factors of training steps to published runs, on several levels at once."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
+import numpy.typing as npt
 
 from planner.cost.quantity import Unrecorded
-from planner.fitting.evidence import Row, number, training_request
+from planner.fitting.evidence import SUPERSEDED, Row, number, training_request
 from planner.fitting.robust_fit import Columns
 from planner.specs.estimate import EstimateRequest
 from planner.specs.workload import TrainWorkload
@@ -144,3 +146,252 @@ def step_case(row: Row) -> StepCase:
 def median_error(cases: Sequence[StepCase], factors: Columns) -> float:
     """Return the median of the absolute relative errors."""
     return float(np.median([abs(case.error(factors)) for case in cases]))
+
+
+# Fit the factors of training steps on several levels at once.
+#
+# The logarithm of a factor is a sum of effects: common, engine, chip family, chip, and engine on a
+# family. Each effect is shrunk towards zero according to the spread of its level, so that an
+# unseen combination of engine and chip takes what each shows elsewhere. The loss uses absolute log
+# ratios, so that a few outliers do not dominate the fit. It is solved by iteratively reweighted
+# least squares, always starting from the physics, so that left-out runs have no influence.
+
+
+Key = tuple[str, ...]
+# Prior log spread of each part about the physics: products reach well-known shares of the peak,
+# while the exposed share of an exchange depends on the software alone.
+PART_SPREADS = {
+    "matmul": 0.2,
+    "matmul_8bit": 0.1,
+    "matmul_4bit": 0.2,
+    "experts": 0.3,
+    "experts_narrow": 0.3,
+    "operands": 0.3,
+    "attention": 0.6,
+    "attention_unfused": 0.6,
+    "tensor_parallel": 0.6,
+    "expert_exchange": 0.8,
+    "pipeline": 0.8,
+    "update": 0.8,
+    "layer_overhead": 1.0,
+    "exchange": 1.0,
+    "hidden": 3.0,
+    "rounds": 0.2,
+}
+USUAL_SPREAD = 0.5
+# Share of a part's spread on each level, for engines with runs.
+TOGETHER = {"common": 1.0, "engine": 0.7, "family": 0.5, "chip": 0.6, "pair": 1.0}
+# The same for the pooled fit, used for engines without runs.
+POOLED = {"common": 0.3, "family": 0.15, "chip": 0.3}
+UNIT = 0.05  # an error of 5 % is as unlikely as a factor one spread from the physics
+ROUNDING = 0.02  # errors below this are squared
+OLD_WEIGHT = 0.03  # weight of runs that a newer version of the engine supersedes
+ITERATIONS = 40
+CONVERGED = 3e-5
+LONGEST_STEP = 1.5
+SHORTEST_SHARE = 1e-3
+NEGLIGIBLE_SHARE = 1e-4
+
+
+def keys_of(engine: str, family: str, chip: str) -> dict[str, Key]:
+    """Return the effects that a run's factors consist of, by level."""
+    return {
+        "common": ("common",),
+        "engine": ("engine", engine),
+        "family": ("family", family),
+        "chip": ("chip", chip),
+        "pair": ("pair", engine, family),
+    }
+
+
+def bounds() -> tuple[Columns, Columns]:
+    """Return the lowest and the highest factor of each part."""
+    floors = np.array([FLOORS.get(part, LEAST) for part in PARTS])
+    return floors, np.array([CEILINGS[part] for part in PARTS])
+
+
+@dataclass(frozen=True, eq=False)
+class Levels:
+    """The fitted effects of each level: logarithms by part that sum to a run's factors."""
+
+    effects: Mapping[Key, Columns]
+
+    def factors(self, engine: str, family: str, chip: str = "") -> Columns:
+        """Return the factors of the parts; a level without runs adds nothing."""
+        keys = keys_of(engine, family, chip).values()
+        logs = sum(
+            (self.effects[key] for key in keys if key in self.effects), np.zeros(len(PARTS))
+        )
+        clipped: Columns = np.clip(np.exp(logs), *bounds())
+        return clipped
+
+    def step_s(self, case: StepCase) -> float:
+        """Return the predicted seconds of a run."""
+        return case.step_s(self.factors(case.engine, case.architecture, case.device))
+
+
+@dataclass(frozen=True)
+class _Cell:
+    """The runs of one engine on one chip, which share all factors."""
+
+    blocks: tuple[int, ...]
+    seconds: Columns
+    measured_s: Columns
+    weights: Columns
+    runs_ahead: bool
+
+    def derivatives(self, logs: Columns) -> tuple[Columns, Columns]:
+        """Return the log errors, and the share of each part in each predicted step."""
+        factors = np.exp(logs)
+        low, high = bounds()
+        parts = self.seconds * np.clip(factors, low, high)
+        if self.runs_ahead:
+            work = parts[:, : len(WORK)].sum(axis=1)
+            is_issue_bound = parts[:, ISSUE] > work
+            parts[is_issue_bound, : len(WORK)] = 0.0
+            parts[~is_issue_bound, ISSUE] = 0.0
+        steps = parts.sum(axis=1)
+        shares = np.where((factors < low) | (factors > high), 0.0, parts / steps[:, None])
+        return np.log(steps / self.measured_s), shares
+
+
+class _Problem:
+    """All runs of a fit, and the loss of given effects."""
+
+    def __init__(self, cases: Sequence[StepCase], spreads: Mapping[str, float]) -> None:
+        newest = {case.engine for case in cases if case.source not in SUPERSEDED}
+        self.keys: list[Key] = []
+        self.cells: list[_Cell] = []
+        levels: list[float] = []
+        groups: dict[tuple[str, str, str], list[StepCase]] = {}
+        for case in cases:
+            groups.setdefault((case.engine, case.architecture, case.device), []).append(case)
+        for names, runs in groups.items():
+            own = keys_of(*names)
+            for level in spreads:
+                if own[level] not in self.keys:
+                    self.keys.append(own[level])
+                    levels.append(spreads[level])
+            is_superseded = [run.source in SUPERSEDED and run.engine in newest for run in runs]
+            self.cells.append(
+                _Cell(
+                    blocks=tuple(self.keys.index(own[level]) for level in spreads),
+                    seconds=np.array([run.seconds for run in runs]),
+                    measured_s=np.array([run.measured_s for run in runs]),
+                    weights=np.where(is_superseded, OLD_WEIGHT, 1.0),
+                    runs_ahead=runs[0].runs_ahead,
+                )
+            )
+        parts = np.array([PART_SPREADS.get(part, USUAL_SPREAD) for part in PARTS])
+        self.stiffness = (np.outer(levels, parts)) ** -2.0
+        self.active = self._active()
+
+    def _active(self) -> npt.NDArray[np.bool_]:
+        """Return the parts that the runs of each block can determine."""
+        is_active = np.zeros(self.stiffness.shape, dtype=bool)
+        for cell in self.cells:
+            is_visible = (cell.seconds / cell.measured_s[:, None]).max(axis=0) > NEGLIGIBLE_SHARE
+            for block in cell.blocks:
+                is_active[block] |= is_visible
+        return is_active
+
+    def cost(self, effects: Columns) -> float:
+        """Return the loss: errors on the runs plus distance from the physics."""
+        total = 0.5 * float((self.stiffness * effects**2).sum())
+        for cell in self.cells:
+            errors, _ = cell.derivatives(effects[list(cell.blocks)].sum(axis=0))
+            total += float(cell.weights @ np.sqrt(errors**2 + ROUNDING**2)) / UNIT
+        return total
+
+    def step(self, effects: Columns) -> Columns:
+        """Return one step of iteratively reweighted least squares."""
+        blocks, parts = effects.shape
+        curvature = np.zeros((blocks, parts, blocks, parts))
+        slope = self.stiffness * effects
+        for cell in self.cells:
+            errors, shares = cell.derivatives(effects[list(cell.blocks)].sum(axis=0))
+            weights = cell.weights / np.sqrt(errors**2 + ROUNDING**2) / UNIT
+            own = (shares * weights[:, None]).T @ shares
+            pull = shares.T @ (weights * errors)
+            for row_block in cell.blocks:
+                slope[row_block] += pull
+                for column_block in cell.blocks:
+                    curvature[row_block, :, column_block] += own
+        active_indices = np.flatnonzero(self.active)
+        matrix = curvature.reshape(blocks * parts, blocks * parts)[
+            np.ix_(active_indices, active_indices)
+        ]
+        matrix[np.diag_indices_from(matrix)] += self.stiffness.reshape(-1)[active_indices]
+        solution = np.zeros(blocks * parts)
+        solution[active_indices] = np.linalg.solve(matrix, -slope.reshape(-1)[active_indices])
+        clipped: Columns = np.clip(solution, -LONGEST_STEP, LONGEST_STEP).reshape(effects.shape)
+        return clipped
+
+
+def _line_search(problem: _Problem, effects: Columns, cost: float) -> tuple[Columns, float]:
+    """Return the best effects along a step, by line search, and their cost."""
+    step, share = problem.step(effects), 1.0
+    trial_cost = problem.cost(effects + step)
+    while trial_cost >= cost:
+        share /= 2
+        if share < SHORTEST_SHARE:
+            return effects, cost
+        trial_cost = problem.cost(effects + share * step)
+    while share >= 1.0:
+        farther = problem.cost(effects + 2 * share * step)
+        if farther >= trial_cost:
+            break
+        share, trial_cost = 2 * share, farther
+    return effects + share * step, trial_cost
+
+
+def fit_levels(cases: Iterable[StepCase], spreads: Mapping[str, float]) -> Levels:
+    """Return the factors fitted on the levels that ``spreads`` names."""
+    all_cases = tuple(cases)
+    if not all_cases:
+        return Levels({})
+    problem = _Problem(all_cases, spreads)
+    effects = np.zeros(problem.stiffness.shape)
+    cost = problem.cost(effects)
+    for _ in range(ITERATIONS):
+        moved, lower = _line_search(problem, effects, cost)
+        gained = cost - lower
+        effects, cost = moved, lower
+        if gained < CONVERGED * max(1.0, cost):
+            break
+    return Levels(dict(zip(problem.keys, effects, strict=True)))
+
+
+def pooled(cases: Iterable[StepCase]) -> Levels:
+    """Return the common factors of engines, without runners, whose operator issue differs."""
+    return fit_levels([case for case in cases if not case.runs_ahead], POOLED)
+
+
+class StepFactors:
+    """The factors of every engine: its own if it has runs, otherwise the pooled ones.
+
+    Each fit is computed on first use.
+    """
+
+    def __init__(self, cases: Sequence[StepCase]) -> None:
+        self.cases = tuple(cases)
+        self.engines = frozenset(case.engine for case in cases)
+
+    @cached_property
+    def together(self) -> Levels:
+        """Return the fit of engines with runs."""
+        return fit_levels(self.cases, TOGETHER)
+
+    @cached_property
+    def pooled(self) -> Levels:
+        """Return the fit for engines without runs."""
+        return pooled(self.cases)
+
+    def of(self, engine: str, family: str, chip: str = "") -> Columns:
+        """Return the factors of an engine on a chip."""
+        levels = self.together if engine in self.engines else self.pooled
+        return levels.factors(engine, family, chip)
+
+    def step_s(self, case: StepCase) -> float:
+        """Return the predicted seconds of a run."""
+        return case.step_s(self.of(case.engine, case.architecture, case.device))

@@ -38,9 +38,9 @@ from planner.search.space import FRUGAL, Block, refused_formats
 from planner.search.suggest import Best, Works, suggestions
 from planner.search.training_space import training_blocks
 from planner.specs.cluster import ClusterSpec
-from planner.specs.estimate import Estimate
-from planner.specs.plan import (
+from planner.specs.estimate import (
     Bound,
+    Estimate,
     PlanAnswer,
     PlannedStrategy,
     PlanRequest,
@@ -48,11 +48,11 @@ from planner.specs.plan import (
     Searched,
     Suggestion,
 )
-from planner.specs.strategy import Strategy
 from planner.specs.workload import (
     CompressWorkload,
     GenerateWorkload,
     ServeWorkload,
+    Strategy,
     TrainWorkload,
 )
 from planner.techniques.registry import inapplicable

@@ -18,18 +18,19 @@ from planner.search.rank import order_of
 from planner.search.space import formats
 from planner.specs.base import Dtype
 from planner.specs.cluster import ClusterSpec
-from planner.specs.estimate import Estimate, EstimateRequest, Interval
-from planner.specs.plan import (
+from planner.specs.estimate import (
     Bound,
+    Estimate,
+    EstimateRequest,
     FirstFailure,
+    Interval,
     InverseAnswer,
     InverseRequest,
     Limit,
     PlanRequest,
     Rejection,
 )
-from planner.specs.strategy import Strategy
-from planner.specs.workload import GenerateWorkload, ServeWorkload, TrainWorkload
+from planner.specs.workload import GenerateWorkload, ServeWorkload, Strategy, TrainWorkload
 from planner.workload.estimator import estimate_request
 from planner.workload.resolve import resolve_cluster, resolve_device, resolve_model
 

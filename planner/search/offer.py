@@ -7,8 +7,7 @@ from planner.cost.parameters import count_parameters
 from planner.exports.format_support import formats_for
 from planner.search.question import Question
 from planner.search.rank import devices_of, merit_of, perplexity_ratio
-from planner.specs.estimate import Estimate
-from planner.specs.plan import PlannedStrategy
+from planner.specs.estimate import Estimate, PlannedStrategy
 from planner.specs.workload import TrainWorkload
 from planner.techniques.registry import used_by
 

@@ -16,8 +16,7 @@ from planner.search.question import Question
 from planner.search.space import Block
 from planner.specs.base import JsonObject
 from planner.specs.estimate import Estimate, EstimateRequest
-from planner.specs.strategy import OffloadSpec, Strategy
-from planner.specs.workload import GenerateWorkload
+from planner.specs.workload import GenerateWorkload, OffloadSpec, Strategy
 from planner.workload.estimator import estimate_request
 from planner.workload.generate import generate
 from planner.workload.resolve import resolve

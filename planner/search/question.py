@@ -9,14 +9,26 @@ from typing import cast, get_args
 from planner.errors import BadRequestError
 from planner.specs.base import Dtype, JsonObject
 from planner.specs.cluster import ClusterSpec, DeviceSpec
-from planner.specs.estimate import Estimate, EstimateRequest, Performance
+from planner.specs.estimate import (
+    APPLICABILITY,
+    Bound,
+    Estimate,
+    EstimateRequest,
+    Performance,
+    PlanRequest,
+    Rejection,
+)
 from planner.specs.model import ModelSpec
-from planner.specs.plan import APPLICABILITY, Bound, PlanRequest, Rejection
-from planner.specs.strategy import AWAY_TITLES, OffloadSpec, Strategy
-from planner.specs.workload import GenerateWorkload, ServeWorkload
-from planner.techniques.technique import Case
+from planner.specs.workload import (
+    AWAY_TITLES,
+    GenerateWorkload,
+    OffloadSpec,
+    ServeWorkload,
+    Strategy,
+)
+from planner.techniques.registry import Case
 from planner.workload.device_groups import like_nodes
-from planner.workload.ranks import Layout
+from planner.workload.layouts import Layout
 from planner.workload.resolve import resolve_cluster, resolve_device, resolve_model
 
 

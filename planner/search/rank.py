@@ -5,10 +5,9 @@ from dataclasses import dataclass
 
 from planner.cost.quantity import log, where
 from planner.search.question import figure
-from planner.specs.estimate import Estimate
-from planner.specs.plan import Objective
-from planner.specs.strategy import Strategy
-from planner.workload.ranks import Layout
+from planner.specs.estimate import Estimate, Objective
+from planner.specs.workload import Strategy
+from planner.workload.layouts import Layout
 
 # "Balanced" trades in logarithms: doubling the speed outweighs a 9 % higher perplexity, and four
 # times the devices must add more than 40 % of speed.

@@ -21,8 +21,8 @@ from planner.search.rank import (
 )
 from planner.search.space import Block, Flags, Numbers
 from planner.specs.estimate import Estimate, Performance
-from planner.specs.strategy import Strategy
-from planner.specs.workload import ServeWorkload
+from planner.specs.workload import ServeWorkload, Strategy
+from planner.workload.arrivals import StepColumns
 from planner.workload.estimator import (
     Costing,
     fits_of,
@@ -31,12 +31,11 @@ from planner.workload.estimator import (
     rented_devices,
     run,
 )
-from planner.workload.expense import expense
 from planner.workload.inference_memory import usable_bytes
+from planner.workload.outcome import expense
 from planner.workload.resolve import resolve
 from planner.workload.serve import arrival_habits, intake_seconds, saturation_rate
 from planner.workload.setting import Setting
-from planner.workload.step_costs import StepColumns
 from planner.workload.under_load import Replica, percentiles
 
 # Cache of scores and estimates, so that another target, objective or pin costs little.

@@ -11,8 +11,7 @@ from planner.search.question import first_violation, is_percentile, is_simulated
 from planner.search.rank import DIGITS, PENALTIES, Merit
 from planner.search.scoring import Scores
 from planner.search.space import Flags, Numbers, Rows
-from planner.specs.estimate import Estimate
-from planner.specs.plan import Bound, Objective
+from planner.specs.estimate import Bound, Estimate, Objective
 
 FEW = 4
 ROUNDING = 1e-9  # relative difference between column and scalar results

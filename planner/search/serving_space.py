@@ -29,23 +29,28 @@ from planner.search.space import (
 from planner.search.training_space import MAX_STAGES, divisors, training_blocks
 from planner.specs.base import Dtype, JsonObject
 from planner.specs.cluster import DeviceSpec
-from planner.specs.strategy import DisaggregatedSpec, Strategy
-from planner.specs.workload import GenerateWorkload, ServeWorkload, TrainWorkload
+from planner.specs.workload import (
+    DisaggregatedSpec,
+    GenerateWorkload,
+    ServeWorkload,
+    Strategy,
+    TrainWorkload,
+)
 from planner.techniques.registry import get
 from planner.workload.formats import default_group
-from planner.workload.layouts import has_separate_replicas
-from planner.workload.ranks import Layout
-from planner.workload.resolve import resolve, resolve_device
-from planner.workload.setting import Setting
-from planner.workload.validity import (
+from planner.workload.layouts import (
+    Layout,
     Rule,
     degree_rules,
+    has_separate_replicas,
     mask,
     rank_rules,
     serving_rules,
     weight_blocks,
     width_rules,
 )
+from planner.workload.resolve import resolve, resolve_device
+from planner.workload.setting import Setting
 
 # The strategy space of disaggregated serving with pinned pools: small, costed one by one.
 #

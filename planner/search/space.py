@@ -13,7 +13,7 @@ from planner.catalog.engines import get_engine
 from planner.cost.weights import SIXTEEN_BIT, WIDE
 from planner.search.question import Question
 from planner.specs.base import Dtype, JsonObject
-from planner.specs.strategy import Strategy
+from planner.specs.workload import Strategy
 from planner.workload.formats import default_activation_dtype
 from planner.workload.setting import Setting
 

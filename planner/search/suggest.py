@@ -14,10 +14,14 @@ from planner.search.question import clusters_of, memory_of, questions
 from planner.search.space import formats
 from planner.specs.base import Dtype, JsonObject
 from planner.specs.cluster import ClusterSpec, DeviceSpec
-from planner.specs.estimate import Estimate, EstimateRequest
-from planner.specs.plan import PlanRequest, Purpose, Suggestion
-from planner.specs.strategy import Strategy
-from planner.specs.workload import GenerateWorkload, ServeWorkload, TrainWorkload, Workload
+from planner.specs.estimate import Estimate, EstimateRequest, PlanRequest, Purpose, Suggestion
+from planner.specs.workload import (
+    GenerateWorkload,
+    ServeWorkload,
+    Strategy,
+    TrainWorkload,
+    Workload,
+)
 from planner.workload.resolve import resolve_cluster, resolve_device
 
 # Changes to a request that may make it feasible, each kind with its smallest step first.

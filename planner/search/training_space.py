@@ -15,17 +15,10 @@ from planner.exports.format_support import OWN_METHODS, WHOLE_WEIGHTS
 from planner.search.question import Question
 from planner.search.space import Block, Flags, Numbers, axes, scalars
 from planner.specs.base import Dtype, JsonObject
-from planner.specs.strategy import Strategy
-from planner.specs.workload import TrainWorkload
+from planner.specs.workload import Strategy, TrainWorkload
 from planner.techniques.registry import get
-from planner.workload.ranks import Layout
-from planner.workload.resolve import resolve
-from planner.workload.setting import Setting
-from planner.workload.train import held_memory
-from planner.workload.training_exchange import FULL_SHARDING, SHARDED_GRADIENTS
-from planner.workload.training_methods import ADAPTER_METHODS, optimizer_of
-from planner.workload.training_tiers import weights_share
-from planner.workload.validity import (
+from planner.workload.layouts import (
+    Layout,
     Rule,
     attention_rules,
     batch_rules,
@@ -33,6 +26,12 @@ from planner.workload.validity import (
     rank_rules,
     training_rules,
 )
+from planner.workload.resolve import resolve
+from planner.workload.setting import Setting
+from planner.workload.train import held_memory
+from planner.workload.training_exchange import FULL_SHARDING, SHARDED_GRADIENTS
+from planner.workload.training_memory import ADAPTER_METHODS, optimizer_of
+from planner.workload.training_tiers import weights_share
 
 # Which training layouts run: in Slipway's trainer, or in a tool to which plans are exported.
 #

@@ -7,7 +7,7 @@ from typing import Any
 from planner.cost.memory import CLASSES
 from planner.specs.base import JsonObject
 from planner.specs.estimate import Estimate, EstimateRequest
-from planner.techniques.technique import Example, Technique
+from planner.techniques.registry import Example, Technique
 from planner.workload.estimator import estimate_request
 
 TERM = "term_"

@@ -1,12 +1,287 @@
-"""All techniques by key; an unknown key raises an error with the nearest keys."""
+"""The techniques: data entries with conditions for applicability and use, by key."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import cached_property
+from typing import Any, Literal
 
 from planner.catalog.reading import data_toml, nearest_names
 from planner.errors import UnknownTechniqueError
-from planner.specs.strategy import Strategy
-from planner.techniques.technique import Case, Technique
+from planner.specs.base import Dtype, JsonObject, Spec
+from planner.specs.cluster import ClusterSpec, DeviceSpec
+from planner.specs.model import ModelSpec
+from planner.specs.workload import ServeWorkload, Strategy, TrainWorkload, Workload
+
+# The technique model: a data entry, and conditions for applicability and use.
+
+
+# The case that a technique's conditions are checked against.
+
+
+PHASES = {"train": "training", "compress": "compression"}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, a cluster and a workload with resolved names."""
+
+    model: ModelSpec
+    device: DeviceSpec
+    cluster: ClusterSpec
+    workload: Workload
+
+    @property
+    def phase(self) -> str:
+        """Return the phase of the workload: inference, training or compression."""
+        return PHASES.get(self.workload.kind, "inference")
+
+
+# Conditions of techniques; a failed condition gives a reason with the case's numbers.
+#
+# The reason is an empty string if the condition holds.
+
+
+ADAPTERS = frozenset({"lora", "qlora"})
+LEAST_LAYERS = 2
+
+
+@dataclass(frozen=True)
+class Condition:
+    """A condition in words, and the function that returns why a case fails it."""
+
+    words: str
+    reason_against: Callable[[Case], str]
+
+
+def _several_devices(case: Case) -> str:
+    if case.cluster.num_devices > 1:
+        return ""
+    return "needs at least 2 devices: this cluster has 1"
+
+
+def _several_nodes(case: Case) -> str:
+    return "" if case.cluster.num_nodes > 1 else "needs at least 2 nodes: this cluster has 1"
+
+
+def _unlike_nodes(case: Case) -> str:
+    if case.cluster.other_nodes:
+        return ""
+    return f"needs nodes of another kind: this cluster has {case.device.id} alone"
+
+
+def _sparse_model(case: Case) -> str:
+    if case.model.is_moe:
+        return ""
+    return "needs a sparse mixture-of-experts model: this one is dense"
+
+
+def _plain_mlp(case: Case) -> str:
+    if not case.model.gated_mlp:
+        return ""
+    return "needs ReLU feed-forward blocks, whose zeros can be foreseen: this model's are gated"
+
+
+def _divisible_heads(case: Case) -> str:
+    heads, devices = case.model.num_attention_heads, case.cluster.widest_node
+    if any(heads % size == 0 for size in range(2, devices + 1)):
+        return ""
+    return (
+        f"needs a divisor of the {heads} attention heads between 2 and the {devices} devices "
+        "of a node"
+    )
+
+
+def _several_layers(case: Case) -> str:
+    layers = case.model.num_hidden_layers
+    return "" if layers >= LEAST_LAYERS else f"needs a layer per stage: this model has {layers}"
+
+
+def _several_sequences(case: Case) -> str:
+    workload = case.workload
+    if isinstance(workload, TrainWorkload) and workload.global_batch_size == 1:
+        return "needs at least 2 sequences per step, one per data-parallel rank: there is 1"
+    return ""
+
+
+def _requests(case: Case) -> str:
+    return "" if isinstance(case.workload, ServeWorkload) else "needs requests that come and go"
+
+
+def _accelerator(case: Case) -> str:
+    if case.device.kind != "cpu":
+        return ""
+    return "needs a device beside the host's processor: this one is the host"
+
+
+def _adapters(case: Case) -> str:
+    method = getattr(case.workload, "method", "")
+    return "" if method in ADAPTERS else f"needs adapters over a frozen base: this is {method}"
+
+
+def _all_weights(case: Case) -> str:
+    method = getattr(case.workload, "method", "")
+    if method not in ADAPTERS:
+        return ""
+    return f"needs all weights trained: {method} trains adapters over a frozen base"
+
+
+def _pretraining(case: Case) -> str:
+    method = getattr(case.workload, "method", "")
+    return "" if method == "pretrain" else f"needs training from scratch: this is {method}"
+
+
+def _fpga(case: Case) -> str:
+    device = case.device
+    if device.kind == "accelerator" and "fpga" in f"{device.id} {device.name}".lower():
+        return ""
+    return (
+        f"needs an FPGA appliance: {device.id} is a {device.kind}; give the appliance's own "
+        "memory, bandwidth and peaks as the device, with FPGA in its id, to ask what it would do"
+    )
+
+
+def _peak(dtype: Dtype) -> Condition:
+    def reason(case: Case) -> str:
+        if dtype in case.device.peak_flops_per_second:
+            return ""
+        needs = f"needs {dtype} matrix units: {case.device.id} has none"
+        if case.model.weight_dtype == dtype:
+            return f"{needs}; an engine that takes this checkpoint multiplies it in 16 bits"
+        return needs
+
+    return Condition(f"the device multiplies matrices in {dtype}", reason)
+
+
+def _price(case: Case) -> str:
+    if case.device.price_usd_per_hour is not None:
+        return ""
+    return f"needs an hourly price: the catalog has none for {case.device.id}"
+
+
+def _power(case: Case) -> str:
+    if case.device.tdp_watts is not None:
+        return ""
+    return f"needs a power rating: the catalog has none for {case.device.id}"
+
+
+CONDITIONS: dict[str, Condition] = {
+    "several_devices": Condition("the cluster has at least 2 devices", _several_devices),
+    "several_nodes": Condition("the cluster has at least 2 nodes", _several_nodes),
+    "unlike_nodes": Condition("the cluster has nodes of several kinds", _unlike_nodes),
+    "sparse_model": Condition("the model is a sparse mixture of experts", _sparse_model),
+    "plain_mlp": Condition("the feed-forward blocks are plain, not gated", _plain_mlp),
+    "divisible_heads": Condition(
+        "a number of devices in one node divides the attention heads", _divisible_heads
+    ),
+    "several_layers": Condition("there is a layer for each stage", _several_layers),
+    "several_sequences": Condition("a step has at least 2 sequences", _several_sequences),
+    "requests": Condition("requests come and go", _requests),
+    "accelerator": Condition("the device is not the host's own processor", _accelerator),
+    "adapters": Condition("adapters are trained over a frozen base", _adapters),
+    "all_weights": Condition("all weights are trained", _all_weights),
+    "pretraining": Condition("the model is trained from scratch", _pretraining),
+    "fpga": Condition("the device is an FPGA appliance", _fpga),
+    "peak_fp8": _peak("fp8"),
+    "peak_int8": _peak("int8"),
+    "peak_nvfp4": _peak("nvfp4"),
+    "price": Condition("the device has an hourly price", _price),
+    "power": Condition("the device has a power rating", _power),
+}
+
+
+__all__ = ["Case", "Example", "Phase", "Technique"]
+
+Phase = Literal["inference", "training", "compression"]
+Accepted = list[Any] | dict[Literal["min"], float]
+
+
+class Example(Spec):
+    """One request without and with a technique, and the expected changes of figures.
+
+    ``request`` is common to both; ``off`` and ``on`` are merged over it. ``expect`` holds, per
+    figure, the range of the ratio of with over without (1 = unchanged); ``values`` holds both
+    values where a ratio is meaningless. Bytes of tensor classes that are neither in these nor in
+    ``also`` must not change. ``published`` is the source of the ranges.
+    """
+
+    request: JsonObject
+    off: JsonObject = {}
+    on: JsonObject = {}
+    expect: dict[str, tuple[float, float]] = {}
+    values: dict[str, tuple[Any, Any]] = {}
+    also: tuple[str, ...] = ()
+    published: str
+
+
+class Technique(Spec):
+    """One technique of the registry.
+
+    ``terms`` maps a figure of an estimate to the formula by which the technique changes it.
+    ``needs`` names the conditions of applicability. ``used`` lists alternatives of field paths and
+    accepted values by which a strategy uses the technique; ``settings`` are the strategy fields
+    that enable it. ``headline`` is the claim of the project's reference papers, ``reviewed`` the
+    place: the guide of Ersoy and Erşahin, the review of Rostam, Szénási and Kertész, Myneni's
+    survey. ``only_named`` is the reason why no estimate shows its effect.
+    """
+
+    key: str
+    title: str
+    phases: frozenset[Phase]
+    effect: str
+    terms: dict[str, str] = {}
+    source: str
+    reviewed: str = ""
+    headline: str = ""
+    needs: tuple[str, ...] = ()
+    used: tuple[dict[str, Accepted], ...] = ()
+    settings: JsonObject = {}
+    example: Example | None = None
+    only_named: str = ""
+
+    @property
+    def planned(self) -> Literal["costed", "applicability only"]:
+        """Return whether estimates include the technique's effect, or only its applicability."""
+        return "costed" if self.example else "applicability only"
+
+    @property
+    def applicability(self) -> tuple[str, ...]:
+        """Return the requirements of the technique, as text."""
+        phases = f"the work is {' or '.join(sorted(self.phases))}"
+        return (phases, *(CONDITIONS[name].words for name in self.needs))
+
+    def why_not(self, case: Case) -> str:
+        """Return the first failed condition for a case of the right phase, or an empty string."""
+        reasons = (CONDITIONS[name].reason_against(case) for name in self.needs)
+        return next((reason for reason in reasons if reason), "")
+
+    def reason_against(self, case: Case) -> str:
+        """Return why the technique does not apply, or an empty string if it does."""
+        if case.phase not in self.phases:
+            return f"works on {' and '.join(sorted(self.phases))}: this is {case.phase}"
+        return self.why_not(case)
+
+    def is_used(self, strategy: Strategy, case: Case) -> bool:
+        """Return whether a strategy uses the technique."""
+        return any(
+            all(_is_accepted(_value(path, strategy, case), ok) for path, ok in fields.items())
+            for fields in self.used
+        )
+
+
+def _value(path: str, strategy: Strategy, case: Case) -> object:
+    """Return the value of a dotted path such as ``strategy.zero_stage``, None if absent."""
+    root, *names = path.split(".")
+    value: object = strategy if root == "strategy" else getattr(case, root)
+    for name in names:
+        value = getattr(value, name, None)
+    return value
+
+
+def _is_accepted(value: Any, accepted: Accepted) -> bool:  # noqa: ANN401 - any field's value
+    if isinstance(accepted, Mapping):
+        return (value or 0) >= accepted["min"]
+    return value in accepted
+
 
 FILES = ("compression", "training", "parallel", "serving", "hardware")
 

@@ -23,9 +23,9 @@ from planner.workload.generate import (
     prefill_work,
 )
 from planner.workload.inference_memory import inference_memory, stage_limits
+from planner.workload.layouts import Layout, StagePlace
 from planner.workload.operators import Pass
 from planner.workload.outcome import Outcome
-from planner.workload.ranks import Layout, StagePlace
 from planner.workload.rates import peak_of
 from planner.workload.serve import serve
 from planner.workload.setting import Setting, compute_dtype_of

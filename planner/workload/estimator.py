@@ -18,21 +18,15 @@ from planner.cost.quantity import Flag, Ledger, Unrecorded
 from planner.errors import NotCoveredError
 from planner.specs.base import Dtype
 from planner.specs.estimate import Estimate, EstimateRequest, MemoryAnswer, Quality
-from planner.specs.workload import (
-    CompressWorkload,
-    GenerateWorkload,
-    ServeWorkload,
-    TrainWorkload,
-)
+from planner.specs.workload import CompressWorkload, GenerateWorkload, ServeWorkload, TrainWorkload
 from planner.workload.capacity import holds_a_request, max_concurrency
 from planner.workload.compress import NARROW_BITS, compress, target_dtype
 from planner.workload.device_groups import devices_of, mean_device
 from planner.workload.disaggregate import serve_disaggregated
-from planner.workload.expense import expense
 from planner.workload.generate import generate
 from planner.workload.heterogeneous_serving import generate_unlike, serve_unlike
 from planner.workload.inference_memory import default_requests
-from planner.workload.outcome import Confidence, Outcome, confidence_of, intervals_of
+from planner.workload.outcome import Confidence, Outcome, confidence_of, expense, intervals_of
 from planner.workload.resolve import resolve
 from planner.workload.serve import fills_places, serve
 from planner.workload.setting import Setting

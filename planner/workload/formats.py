@@ -11,15 +11,14 @@ from planner.catalog.engine_limits import (
     sixteen_bit_dtype,
 )
 from planner.catalog.engines import Engine
-from planner.catalog.packed import packed_format
+from planner.catalog.gguf import packed_format
 from planner.cost.weights import ELEMENT_BITS, SIXTEEN_BIT, WIDE, unquantised_dtype
 from planner.errors import NotPossibleError, PlannerError
 from planner.specs.base import Dtype
 from planner.specs.cluster import DeviceSpec
 from planner.specs.estimate import EstimateRequest
 from planner.specs.model import ModelSpec
-from planner.specs.strategy import Strategy
-from planner.specs.workload import TrainWorkload
+from planner.specs.workload import Strategy, TrainWorkload
 
 # Storage and compute formats and group sizes of named quantisations.
 

@@ -38,9 +38,9 @@ from planner.workload.layer_operators import (
     linear,
     output_head,
 )
+from planner.workload.layouts import StagePlace
 from planner.workload.offloading import PassTotals, overlap_offload, unpack
 from planner.workload.operators import Operation, Part, Pass
-from planner.workload.ranks import StagePlace
 from planner.workload.setting import Setting
 
 # Fused operators of a dense layer: two norms, query-key-value, rotation, cache write, attention,

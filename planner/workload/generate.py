@@ -24,15 +24,14 @@ from planner.cost.roofline import layer_pairs, read_pairs
 from planner.cost.weights import WIDE
 from planner.errors import NotCoveredError, NotPossibleError
 from planner.specs.model import ModelSpec
-from planner.specs.strategy import SpeculativeSpec, Strategy
-from planner.specs.workload import GenerateWorkload
+from planner.specs.workload import GenerateWorkload, SpeculativeSpec, Strategy
 from planner.workload.formats import default_activation_dtype, default_group
 from planner.workload.forward import PassCost, forward_pass
 from planner.workload.inference_memory import Load, inference_memory
+from planner.workload.layouts import Layout
 from planner.workload.offloading import attends_on_host, offloaded_cache_share
 from planner.workload.operators import Pass
 from planner.workload.outcome import Outcome, performance_of
-from planner.workload.ranks import Layout
 from planner.workload.setting import Setting
 
 ROUNDING = 1e-6  # tolerance for quotients of whole numbers

@@ -11,7 +11,7 @@ from planner.cost.weights import SIXTEEN_BIT, WIDE, unquantised_dtype
 from planner.errors import BadRequestError
 from planner.specs.base import Dtype
 from planner.specs.cluster import ClusterSpec, DeviceSpec
-from planner.workload.ranks import Layout
+from planner.workload.layouts import Layout
 
 # Peak rates of devices, with fallbacks for formats that a device lacks.
 

@@ -7,9 +7,9 @@ from typing import Any
 from planner.catalog.devices import get_device
 from planner.catalog.engine_limits import serving_engine, sixteen_bit_dtype
 from planner.catalog.engines import Engine, get_engine
+from planner.catalog.gguf import packed_format
 from planner.catalog.instances import get_instance
 from planner.catalog.models import get_model, model_from_config
-from planner.catalog.packed import packed_format
 from planner.catalog.reading import nearest_names
 from planner.cost.parameters import count_parameters
 from planner.cost.weights import WIDE, reason_against
@@ -18,8 +18,7 @@ from planner.specs.base import Dtype
 from planner.specs.cluster import ClusterSpec, DeviceSpec, NodeGroup
 from planner.specs.estimate import EstimateRequest
 from planner.specs.model import ModelSpec
-from planner.specs.strategy import OffloadSpec, Strategy
-from planner.specs.workload import CompressWorkload, TrainWorkload
+from planner.specs.workload import CompressWorkload, OffloadSpec, Strategy, TrainWorkload
 from planner.workload.formats import (
     FORMAT_BY_QUANTIZATION,
     RequestedFormats,
@@ -30,18 +29,18 @@ from planner.workload.formats import (
     default_weight_dtype,
     refuse_unsupported,
 )
-from planner.workload.layouts import layout_of
-from planner.workload.ranks import Layout
-from planner.workload.rates import emulates_narrow_products
-from planner.workload.setting import Setting, compute_dtype_of
-from planner.workload.validity import (
+from planner.workload.layouts import (
+    Layout,
     attention_rules,
     batch_rules,
     check,
+    layout_of,
     training_rules,
     weight_blocks,
     width_rules,
 )
+from planner.workload.rates import emulates_narrow_products
+from planner.workload.setting import Setting, compute_dtype_of
 
 # The share of memory that a serving engine is started with.
 

@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import TypeVar, cast
 
 from planner.catalog.engines import Engine, sources
-from planner.catalog.packed import PackedFormat, packed_format
+from planner.catalog.gguf import PackedFormat, packed_format
 from planner.cost.parameters import ParameterCounts
 from planner.cost.quantity import Line, Origin, Quantity, any_of
 from planner.cost.stages import Share, shares_of
@@ -27,9 +27,8 @@ from planner.specs.base import Dtype, OperatorClass
 from planner.specs.cluster import ClusterSpec, DeviceSpec
 from planner.specs.estimate import HostCalibration
 from planner.specs.model import ModelSpec, WeightPart
-from planner.specs.strategy import OffloadSpec, Strategy
-from planner.specs.workload import ServeWorkload, TrainWorkload, Workload
-from planner.workload.ranks import Layout, StagePlace
+from planner.specs.workload import OffloadSpec, ServeWorkload, Strategy, TrainWorkload, Workload
+from planner.workload.layouts import Layout, StagePlace
 from planner.workload.rates import SHOWN_BY, Rates, Swept, peak_of, rates_for
 
 T = TypeVar("T")

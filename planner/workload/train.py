@@ -29,12 +29,14 @@ from planner.workload.training_exchange import (
     step_line,
 )
 from planner.workload.training_kernels import ADAPTER_PASSES, Kernels
-from planner.workload.training_memory import micro_batch_bytes, stage_memory, training_memory
-from planner.workload.training_methods import (
+from planner.workload.training_memory import (
     ADAPTER_METHODS,
+    micro_batch_bytes,
     optimizer_of,
+    stage_memory,
     state_bytes_each,
     trained_parameters,
+    training_memory,
 )
 from planner.workload.training_tiers import Traffic, TrainingTiers, is_offloading
 

@@ -21,7 +21,7 @@ from planner.workload.forward import elementwise_bytes
 from planner.workload.rates import Rates, emulates_narrow_products
 from planner.workload.setting import Setting, compute_dtype_of
 from planner.workload.training_exchange import GROUP, step_line
-from planner.workload.training_methods import ADAPTER_METHODS, adapts_every_matrix, filled_ratio
+from planner.workload.training_memory import ADAPTER_METHODS, adapts_every_matrix, filled_ratio
 
 # One forward pass and two backward passes, for input and weight gradients; frozen weights need
 # only the input gradients.

@@ -21,7 +21,7 @@ from planner.cost.memory import (
 from planner.cost.quantity import Ledger, Line, any_of, maximum, minimum, where
 from planner.cost.weights import element_bytes
 from planner.specs.base import OperatorClass
-from planner.specs.strategy import OffloadSpec
+from planner.specs.workload import OffloadSpec
 from planner.workload.setting import Setting
 
 GROUP = "train_step"

@@ -15,16 +15,17 @@ from planner.specs.workload import ServeWorkload
 from planner.workload.arrivals import (
     Batching,
     Floats,
+    StepCosts,
     Timeline,
     Traffic,
     poisson_calls,
     simulate,
+    step_costs,
 )
 from planner.workload.capacity import max_concurrency
 from planner.workload.heterogeneous_serving import Part, parts_of, serve_parts
 from planner.workload.serve import GROUP, arrival_habits, intake_seconds, saturation_rate, serve
 from planner.workload.setting import Setting
-from planner.workload.step_costs import StepCosts, step_costs
 
 PERCENTILES = (50, 90, 95, 99)
 MAX_CALLERS = 1024

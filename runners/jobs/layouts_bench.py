@@ -20,13 +20,12 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from runners.bench_cases import Collective, CollectiveTime, LayoutBenchRequest, Ratio, StepTime
 from runners.jobs.forked_ranks import load_what_training_loads, on_ranks
 from runners.jobs.ranks import Ranks
 from runners.jobs.ratios import ratio_of
 from runners.jobs.runtime import prepare_process
-from runners.jobs.train.quiet import quiet_trainer
-from runners.layout_bench_messages import Collective, CollectiveTime, LayoutBenchRequest, StepTime
-from runners.ratios import Ratio
+from runners.jobs.train.trainer import quiet_trainer
 
 TINY, LARGE = 2**10, 2**24  # bytes: for a collective's latency, and for its bandwidth
 FP32_BYTES = 4

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
+from runners.bench_cases import CASES, CONFIG, Case, Held
 from runners.jobs.adapters import Lora
 from runners.jobs.forked_ranks import load_what_training_loads, on_ranks
 from runners.jobs.loading import fresh_model, load_folder
@@ -20,11 +21,9 @@ from runners.jobs.memory import PeakMeter, activations_counted, model_bytes, opt
 from runners.jobs.ranks import Ranks
 from runners.jobs.runtime import prepare_process
 from runners.jobs.train.layout import StepLoss
-from runners.jobs.train.quiet import quiet_trainer
 from runners.jobs.train.rows import Batch
-from runners.jobs.train.trainer import Trainer
+from runners.jobs.train.trainer import Trainer, quiet_trainer
 from runners.jobspec.base import LoraOptions
-from runners.memory_cases import CASES, CONFIG, Case, Held
 
 CPU = torch.device("cpu")
 STEPS_BEFORE = 2

@@ -22,9 +22,9 @@ import torch
 
 from planner.api import estimate, plan
 from planner.specs.base import JsonObject
-from planner.specs.estimate import EstimateRequest
-from planner.specs.plan import PlanRequest
-from planner.specs.strategy import OffloadSpec
+from planner.specs.estimate import EstimateRequest, PlanRequest
+from planner.specs.workload import OffloadSpec
+from runners.bench_cases import Ratio
 from runners.jobs.device_rates import Sizes, matmul_rates, operator_overhead, triad_rates
 from runners.jobs.generate.offload_cases import CPU, DTYPE, Order
 from runners.jobs.generate.offload_process import (
@@ -40,7 +40,6 @@ from runners.jobs.ratios import ratio_of
 from runners.jobs.runtime import prepare_process
 from runners.jobspec import DemoModel
 from runners.jobspec.generate import PolicyOffload
-from runners.ratios import Ratio
 
 NAME = "accelerate's default map / the planner's policy, in one memory"
 READ_NAME = "accelerate's default map / the planner's policy, from one disk"

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from runners.bench_cases import Ratio
 from runners.jobs.adapters import Lora
 from runners.jobs.corpus import Corpus, TokenIds, load_corpus
 from runners.jobs.evaluation import evaluate
@@ -30,12 +31,10 @@ from runners.jobs.ratios import ratio_of
 from runners.jobs.runtime import prepare_process
 from runners.jobs.train.activations import Swap, offloaded_activations, recompute
 from runners.jobs.train.optimizers import build_optimizer
-from runners.jobs.train.quiet import quiet_trainer
-from runners.jobs.train.trainer import Trainer
+from runners.jobs.train.trainer import Trainer, quiet_trainer
 from runners.jobspec import DemoModel
 from runners.jobspec.base import LoraOptions
 from runners.jobspec.train import Away, Optimizer, Recomputation
-from runners.ratios import Ratio
 
 # Benchmarks the time of training techniques on one core, in alternating rounds.
 #

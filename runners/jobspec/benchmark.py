@@ -17,7 +17,7 @@ from pydantic import (
 
 from runners.jobspec.base import ModelRef, RunDocument
 from runners.jobspec.compress import CompressOptions, WeightDtype
-from runners.prove.stages import STAGES, StageName
+from runners.prove.report import STAGES, StageName
 from runners.wire import Figure
 
 # Load options of an endpoint benchmark: arrivals, repetitions, timeout.

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from runners.config import DEFAULT_HOST_DIR, Credential, HostConfigError, HostDir
 from runners.prove.page import TITLES
-from runners.prove.report import Record, Report, Stage
+from runners.prove.report import STAGES, Record, Report, Stage
 from runners.prove.run import (
     JSON_NAME,
     PAGE_NAME,
@@ -16,7 +16,6 @@ from runners.prove.run import (
     exit_code,
     problems,
 )
-from runners.prove.stages import STAGES
 
 WORDS = "prove or disprove on this machine that every path is real, within minutes"
 DEFAULT_MINUTES = 10.0

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 
 from planner.api import estimate
 from planner.calibration import calibrate_host, measurements_of
-from planner.catalog.host_device import DriverDevice, MeasuredRates, host_device
+from planner.catalog.devices import DriverDevice, MeasuredRates, host_device
 from planner.errors import PlannerError
 from planner.specs.cluster import ClusterSpec, DeviceSpec
 from planner.specs.estimate import Estimate, EstimateRequest, HostCalibration, Measurement

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from jinja2 import Environment, StrictUndefined, Template
 
-from runners.prove.report import Figure, Report, Verdict
-from runners.prove.stages import StageName
+from runners.prove.report import Figure, Report, StageName, Verdict
 
 TITLES: dict[StageName, str] = {
     "identity": "Identity",

@@ -1,22 +1,24 @@
-"""The report of a proof run: what each stage measured, checked and could not do.
-
-The stage processes print one record per line; the parent adds the planner's prediction to each
-figure. The report is JSON, signed with the key of an enrolled host over its canonical form.
-"""
+"""The report of a proof: stages, figures, checks, lessons, and its signature."""
 
 import hashlib
 import hmac
 import json
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, NonNegativeInt, TypeAdapter
 
 from planner.specs.estimate import HostCalibration
 from runners.facts import DeviceMeasurement
-from runners.prove.stages import StageName
 from runners.wire import Figure as Number
 from runners.wire import Message, Name, Names, Rate, Seconds, Sentence, TimestampMs, key_id
+
+# The stages of a proof, in their order.
+
+
+StageName = Literal["identity", "rates", "correctness", "speed", "jobs", "distributed"]
+STAGES: tuple[StageName, ...] = get_args(StageName)
+
 
 VERSION = 1
 HARDWARE = "memory"  # the first figure of each stage: its how is the device's name

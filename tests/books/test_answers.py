@@ -15,8 +15,7 @@ from pydantic import ValidationError
 
 from planner import api
 from planner.errors import PlannerError
-from planner.specs.estimate import EstimateRequest
-from planner.specs.plan import InverseRequest, PlanRequest
+from planner.specs.estimate import EstimateRequest, InverseRequest, PlanRequest
 from tests.books.book import FOLDER, Book, json_differences, json_text
 
 BOOK = Book("answers", ".json", json_differences)

@@ -3,8 +3,7 @@
 from planner.api import estimate, plan
 from planner.catalog.engine_limits import serving_engine
 from planner.search.space import FRUGAL
-from planner.specs.estimate import Estimate, EstimateRequest
-from planner.specs.plan import PlanAnswer, PlanRequest
+from planner.specs.estimate import Estimate, EstimateRequest, PlanAnswer, PlanRequest
 
 LLAMA_8B = "meta-llama/Llama-3.1-8B"
 LLAMA_70B = "meta-llama/Llama-3.1-70B"

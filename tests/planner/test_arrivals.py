@@ -7,13 +7,13 @@ from hypothesis import strategies as st
 
 from planner.workload.arrivals import (
     Batching,
+    StepCosts,
     Traffic,
     _Engine,
     poisson_calls,
     simulate,
     steps_until,
 )
-from planner.workload.step_costs import StepCosts
 
 # 1 ms per prompt token; a decode step takes 10 ms and 1 ms per request, whatever is cached.
 COSTS = StepCosts([0.0, 10_000.0], [0.0, 10.0], [0.0, 1000.0], [0.010, 1.010], [0.0, 0.0])

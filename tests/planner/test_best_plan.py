@@ -4,7 +4,7 @@ import pytest
 
 from planner import api
 from planner.search.scoring import ESTIMATES
-from planner.specs.plan import PlanRequest
+from planner.specs.estimate import PlanRequest
 from tests.planner.asking import SERVE, TRAIN, document
 
 ONE_CARD = {"device": "rtx-4090"}

@@ -4,7 +4,7 @@ import pytest
 
 from planner.api import plan
 from planner.errors import NotPossibleError
-from planner.specs.plan import PlanRequest
+from planner.specs.estimate import PlanRequest
 from planner.workload.training_kernels import ALL_PASSES, FLEX_BLOCK_TOKENS
 from tests.planner.asking import CPU, GENERATE, SERVE, TINY, TRAIN, ask, document, search
 

@@ -12,7 +12,7 @@ from planner.search.engine import explore
 from planner.search.question import constraints_of, family_of, first_violation
 from planner.search.rank import criteria, frontier, order_of
 from planner.search.select import Table, frontier_rows, skyline
-from planner.specs.plan import APPLICABILITY, PlanRequest
+from planner.specs.estimate import APPLICABILITY, PlanRequest
 from planner.workload.estimator import estimate_request
 from tests.planner.asking import (
     CPU,

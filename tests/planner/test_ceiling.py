@@ -14,7 +14,7 @@ from planner.search.engine import (
 )
 from planner.search.question import questions
 from planner.search.scoring import ESTIMATES
-from planner.specs.plan import Bound, PlanRequest
+from planner.specs.estimate import Bound, PlanRequest
 from planner.workload import capacity
 from tests.planner.asking import LLAMA_8B, SERVE, document
 

@@ -6,8 +6,7 @@ from planner.api import estimate, plan
 from planner.catalog.models import get_model
 from planner.cost.parameters import count_parameters
 from planner.errors import NotCoveredError
-from planner.specs.estimate import EstimateRequest
-from planner.specs.plan import PlanRequest
+from planner.specs.estimate import EstimateRequest, PlanRequest
 from tests.planner.asking import CPU, SERVE, TINY, TRAIN, ask, document
 
 MODEL = "HuggingFaceTB/SmolLM2-135M"

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from planner.catalog.gguf import packed_format
 from planner.catalog.models import get_model, model_from_config
-from planner.catalog.packed import packed_format
 from planner.catalog.quality import family_of
 from planner.cost.parameters import count_parameters
 from planner.errors import BadConfigError, NotCoveredError, PlannerError, UnknownNameError

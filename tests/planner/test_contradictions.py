@@ -2,8 +2,8 @@
 
 import pytest
 
-from planner.fitting.contradictions import contradictions, rows_over_device_memory, section
 from planner.fitting.evidence import table, usable
+from planner.fitting.generation_peaks import contradictions, rows_over_device_memory, section
 from tests.planner.test_accuracy import PAGE
 
 

@@ -7,8 +7,7 @@ from planner.catalog.hf_config import model_from_config
 from planner.cost.parameters import count_parameters
 from planner.cost.roofline import layer_pairs
 from planner.errors import BadRequestError
-from planner.specs.estimate import EstimateRequest
-from planner.specs.plan import PlanRequest
+from planner.specs.estimate import EstimateRequest, PlanRequest
 
 DISTILBERT = {
     "model_type": "distilbert", "dim": 768, "hidden_dim": 3072, "n_layers": 6, "n_heads": 12,

@@ -10,7 +10,7 @@ from planner.catalog.families import FAMILIES
 from planner.catalog.reading import data_toml
 from planner.errors import NotPossibleError
 from planner.exports.registry import export, export_case
-from planner.specs.plan import PlanRequest
+from planner.specs.estimate import PlanRequest
 from tests.planner.asking import LLAMA_8B, SERVE, ask, document, search
 
 QWEN_72B = "Qwen/Qwen2.5-72B-Instruct"

@@ -2,8 +2,7 @@
 
 import pytest
 
-from planner.fitting.evidence import model_of, table
-from planner.fitting.inference_evidence import model_named
+from planner.fitting.evidence import model_named, model_of, table
 from planner.workload.resolve import resolve_model
 
 # Pictures go through a tower of their own before these models' text is costed.

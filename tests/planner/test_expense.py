@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from planner.cost.energy import drawn_watts, joules_per_token, of_electricity, run_joules, run_usd
 from planner.cost.memory import MemoryUse
 from planner.specs.estimate import Performance
-from planner.workload.expense import HIGH, LOW, active_ratio
-from planner.workload.outcome import Outcome
+from planner.workload.outcome import HIGH, LOW, Outcome, active_ratio
 from tests.planner.asking import GENERATE, SERVE, TRAIN, ask, search
 
 few = settings(max_examples=25, deadline=None)

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from planner.catalog.gguf import PackedFormat, packed_format
 from planner.catalog.models import get_model
-from planner.catalog.packed import PackedFormat, packed_format
 from planner.cost.parameters import count_parameters
 from planner.cost.weights import (
     alike_stages,

@@ -15,8 +15,18 @@ from planner.fitting.robust_fit import (
     fit_memory,
     memory_regret,
 )
-from planner.fitting.step_fitting import CEILINGS, FLOORS, PARTS, StepCase, median_error
-from planner.fitting.step_levels import POOLED, TOGETHER, Levels, StepFactors, fit_levels
+from planner.fitting.step_fitting import (
+    CEILINGS,
+    FLOORS,
+    PARTS,
+    POOLED,
+    TOGETHER,
+    Levels,
+    StepCase,
+    StepFactors,
+    fit_levels,
+    median_error,
+)
 
 PRIORS = np.array([prior for prior, _ in MEMORY_FACTORS.values()])
 ACTIVATIONS = list(MEMORY_FACTORS).index("activation_ratio")

@@ -20,8 +20,7 @@ from planner.catalog.reading import data_text
 from planner.cost.parameters import count_parameters
 from planner.errors import NotPossibleError, UnknownModelError
 from planner.exports.registry import export, export_case
-from planner.specs.estimate import EstimateRequest
-from planner.specs.plan import PlanRequest
+from planner.specs.estimate import EstimateRequest, PlanRequest
 
 ATTENTION = {"attention": "bf16"}
 BESIDE_EXPERTS = {"attention": "bf16", "feed_forward": "bf16"}

@@ -2,9 +2,8 @@
 
 import pytest
 
-from planner.catalog.gguf import file_bytes, file_sizes
+from planner.catalog.gguf import file_bytes, file_sizes, packed_format
 from planner.catalog.models import get_model, list_models
-from planner.catalog.packed import packed_format
 from planner.cost.parameters import count_parameters
 from planner.cost.weights import padded_expert_ratio
 from planner.fitting.evidence import table

@@ -5,7 +5,7 @@ import pytest
 from planner.api import inverse, plan
 from planner.search.inverse import models_by_size
 from planner.search.suggest import larger_sizes
-from planner.specs.plan import InverseRequest, PlanRequest
+from planner.specs.estimate import InverseRequest, PlanRequest
 from tests.planner.asking import GENERATE, LLAMA_8B, LLAMA_70B, SERVE, TRAIN, document
 
 SMALL, LARGER = {"device": "a2"}, {"device": "rtx-4090"}

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.fitting.decode_factors import spread_of as spread_of_errors
+from planner.fitting.decode_fitting import spread_of as spread_of_errors
 from planner.fitting.factors import rounded, spreads
 from planner.fitting.held_out import coverage, groups_of, rightness, summary, title_of
 from planner.fitting.left_out import (

@@ -2,8 +2,7 @@
 
 import pytest
 
-from planner.catalog.devices import get_device
-from planner.catalog.host_device import DriverDevice, MeasuredRates, host_device
+from planner.catalog.devices import DriverDevice, MeasuredRates, get_device, host_device
 
 RATES = MeasuredRates(
     1e12, {"bf16": 5e14}, "measured on Lab", host_to_device_bytes_per_second=2e10

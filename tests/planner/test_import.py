@@ -36,7 +36,7 @@ ASKED = {
 }
 DOORS = {
     "estimate": ("planner.specs.estimate", "EstimateRequest"),
-    "plan": ("planner.specs.plan", "PlanRequest"),
+    "plan": ("planner.specs.estimate", "PlanRequest"),
 }
 
 

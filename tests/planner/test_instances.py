@@ -8,8 +8,7 @@ from planner.api import estimate, plan
 from planner.catalog.devices import get_device, list_devices
 from planner.catalog.instances import get_instance, list_instances, offers_for, price_of
 from planner.errors import BadRequestError, UnknownInstanceError
-from planner.specs.estimate import EstimateRequest
-from planner.specs.plan import PlanAnswer, PlanRequest
+from planner.specs.estimate import EstimateRequest, PlanAnswer, PlanRequest
 from tests.planner.asking import LLAMA_8B, SERVE, ask, document
 
 EIGHT_H100 = "aws/p5.48xlarge"

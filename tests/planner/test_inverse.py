@@ -9,8 +9,7 @@ from planner.catalog.instances import get_instance, list_instances
 from planner.errors import BadRequestError, PlannerError
 from planner.search.engine import best_of
 from planner.search.inverse import CONTEXT_STEP, SEQUENCE_STEP, largest_step, models_by_size
-from planner.specs.estimate import EstimateRequest
-from planner.specs.plan import InverseAnswer, InverseRequest, PlanRequest
+from planner.specs.estimate import EstimateRequest, InverseAnswer, InverseRequest, PlanRequest
 from tests.planner.asking import GENERATE, LLAMA_8B, LLAMA_70B, SERVE, TINY, TRAIN, document
 
 LORA = {**TRAIN, "method": "lora"}

@@ -11,7 +11,6 @@ from planner.__main__ import main
 from planner.fitting.evidence import table
 from planner.fitting.factors import by_engine, memory_cases, spreads, step_cases
 from planner.fitting.held_out import groups_of, report, title_of
-from planner.fitting.layout_choice import choices
 from planner.fitting.left_out import (
     PEAK,
     STEP,
@@ -26,7 +25,8 @@ from planner.fitting.left_out import (
     spread_of,
     written,
 )
-from planner.fitting.pages.scatter import bounds, picture, ticks
+from planner.fitting.pages.accuracy_sections import bounds, picture, ticks
+from planner.fitting.published_speeds import choices
 from planner.fitting.serving.factors import SEEN, UNSEEN
 from planner.specs.estimate import EstimateRequest
 from planner.workload.outcome import confidence_of

@@ -5,10 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from planner.fitting.decode_factors import left_out as left_out_streams
 from planner.fitting.decode_fitting import StreamCase
+from planner.fitting.decode_fitting import left_out as left_out_streams
 from planner.fitting.evidence import table
-from planner.fitting.layout_choice import LAYOUT, SAME, choices
 from planner.fitting.left_out import (
     STEP,
     Z_80,
@@ -20,12 +19,12 @@ from planner.fitting.left_out import (
     source_of,
     spread_of,
 )
-from planner.fitting.pages.scatter import HEIGHT, WIDTH, picture, share
+from planner.fitting.pages.accuracy_sections import HEIGHT, WIDTH, picture, share
+from planner.fitting.published_speeds import LAYOUT, SAME, choices
 from planner.fitting.robust_fit import GIB, MEMORY_FACTORS, MemoryCase
-from planner.fitting.serving.cases import PASS_PARTS, ServingCase
 from planner.fitting.serving.factors import SEEN, UNSEEN, fold_of, group_of, held_out
-from planner.fitting.step_fitting import PARTS, StepCase
-from planner.fitting.step_levels import pooled
+from planner.fitting.serving.model import PASS_PARTS, ServingCase
+from planner.fitting.step_fitting import PARTS, StepCase, pooled
 
 NAMES = list(MEMORY_FACTORS)
 MATMUL, EXCHANGE = PARTS.index("matmul"), PARTS.index("exchange")

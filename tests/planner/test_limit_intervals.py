@@ -4,8 +4,7 @@ import pytest
 
 from planner.api import estimate, inverse
 from planner.search.inverse import limit_interval
-from planner.specs.estimate import EstimateRequest
-from planner.specs.plan import InverseRequest
+from planner.specs.estimate import EstimateRequest, InverseRequest
 from tests.planner.asking import GENERATE, SERVE, TINY, TRAIN, ask, document
 
 

@@ -5,8 +5,8 @@ import pytest
 from planner.api import plan
 from planner.errors import NotCoveredError
 from planner.exports.registry import export, export_case
-from planner.specs.plan import PlanRequest
-from planner.specs.strategy import Strategy
+from planner.specs.estimate import PlanRequest
+from planner.specs.workload import Strategy
 from tests.planner.asking import GENERATE, LLAMA_70B, SERVE, TRAIN, ask, document
 
 GIB = 1024**3

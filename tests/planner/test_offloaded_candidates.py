@@ -15,7 +15,7 @@ from planner.search.placement import (
     tokens_per_second,
 )
 from planner.specs.estimate import EstimateRequest
-from planner.specs.strategy import OffloadSpec
+from planner.specs.workload import OffloadSpec
 from planner.workload.estimator import estimate_request
 from planner.workload.resolve import resolve
 from tests.planner.asking import LLAMA_8B, LLAMA_70B, MIXTRAL, search

@@ -2,7 +2,7 @@
 
 import pytest
 
-from planner.catalog.packed import packed_format
+from planner.catalog.gguf import packed_format
 from planner.catalog.reading import data_toml
 from planner.errors import UnknownNameError
 from tests.planner.asking import LLAMA_8B, ask, held

@@ -21,7 +21,7 @@ from planner.search.question import (
 )
 from planner.search.rank import criteria, frontier, order_of
 from planner.search.select import Table
-from planner.specs.plan import APPLICABILITY, Bound, PlanRequest
+from planner.specs.estimate import APPLICABILITY, Bound, PlanRequest
 from planner.workload.estimator import estimate_request
 from tests.planner.asking import LLAMA_8B, LLAMA_70B, SERVE, ask, document, stored_first
 

@@ -17,8 +17,7 @@ from planner.search.placement import (
     solve,
     tokens_per_second,
 )
-from planner.specs.estimate import EstimateRequest
-from planner.specs.plan import PlanRequest
+from planner.specs.estimate import EstimateRequest, PlanRequest
 from planner.workload.estimator import estimate_request
 from planner.workload.resolve import resolve
 from tests.planner.asking import LLAMA_8B, TRAIN, search

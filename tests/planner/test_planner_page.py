@@ -9,13 +9,13 @@ import pytest
 
 from planner.catalog.devices import get_device
 from planner.catalog.engines import engine_name
+from planner.catalog.gguf import packed_format
 from planner.catalog.instances import list_instances
 from planner.catalog.models import get_model
-from planner.catalog.packed import packed_format
 from planner.exports.registry import FORMATS
 from planner.specs.base import read_quantization
 from planner.specs.cluster import ClusterSpec
-from planner.specs.plan import InverseQuestion
+from planner.specs.estimate import InverseQuestion
 from planner.workload.resolve import resolve_cluster
 
 PAGE = (Path(__file__).parents[2] / "templates" / "docs" / "planner.md").read_text("utf-8")

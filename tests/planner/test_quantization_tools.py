@@ -4,8 +4,8 @@ import math
 
 import pytest
 
+from planner.catalog.gguf import packed_format
 from planner.catalog.models import model_from_config
-from planner.catalog.packed import packed_format
 from planner.catalog.published_weights import known_methods
 from planner.cost.parameters import count_parameters
 from planner.cost.weights import weight_bytes_per_element as element

@@ -13,8 +13,8 @@ from planner.search.rank import (
     merit_of,
     order_of,
 )
-from planner.specs.strategy import Strategy
-from planner.workload.ranks import Layout
+from planner.specs.workload import Strategy
+from planner.workload.layouts import Layout
 from tests.planner.asking import CPU, TINY, TRAIN, ask
 
 BASE = ask(engine="vllm")

@@ -7,7 +7,7 @@ import pytest
 
 from planner.errors import BadRequestError
 from planner.search.question import FIGURES, figure, first_violation, unit_of
-from planner.specs.plan import Bound
+from planner.specs.estimate import Bound
 from tests.planner.asking import (
     CPU,
     GENERATE,

@@ -4,8 +4,8 @@ import pytest
 
 from planner.api import plan
 from planner.search.space import FRUGAL
-from planner.specs.plan import PlanRequest
-from planner.specs.strategy import Strategy
+from planner.specs.estimate import PlanRequest
+from planner.specs.workload import Strategy
 from tests.planner.asking import (
     GENERATE,
     LLAMA_8B,

@@ -9,7 +9,7 @@ from planner.search.inverse import Probe, closest_miss, largest_step
 from planner.search.offer import reasons
 from planner.search.question import distance
 from planner.search.suggest import suggestions
-from planner.specs.plan import PlanRequest, Rejection
+from planner.specs.estimate import PlanRequest, Rejection
 from tests.planner.asking import GENERATE, LLAMA_70B, SERVE, TRAIN, ask, document, search
 
 GIB = 1024**3

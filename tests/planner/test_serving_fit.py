@@ -8,7 +8,6 @@ import pytest
 from planner.catalog.engines import COMMON_SERVING, get_engine
 from planner.catalog.reading import data_json
 from planner.fitting.evidence import serving_request, table
-from planner.fitting.serving.cases import LEAST_AT_PEAK, consistent_groups, serving_case
 from planner.fitting.serving.factors import (
     ADVISED,
     DENSE,
@@ -26,7 +25,15 @@ from planner.fitting.serving.factors import (
     spread_name,
 )
 from planner.fitting.serving.fitting import fit_serving, serving_errors, strengths_without
-from planner.fitting.serving.model import HABITS, PARTS, packed, sweep_of
+from planner.fitting.serving.model import (
+    HABITS,
+    LEAST_AT_PEAK,
+    PARTS,
+    consistent_groups,
+    packed,
+    serving_case,
+    sweep_of,
+)
 from planner.specs.estimate import EstimateRequest
 from planner.workload.estimator import estimate_request
 from planner.workload.rates import RELEASE, release_key

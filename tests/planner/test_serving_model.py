@@ -8,7 +8,16 @@ import pytest
 
 from planner.catalog.reading import data_json
 from planner.cost.queueing import ArrivalHabits, prompt_slot
-from planner.fitting.serving.factors import fold_of, serving_cases
+from planner.fitting.serving.factors import (
+    FIXED,
+    GRID,
+    LAYOUT_GRID,
+    LAYOUTS,
+    START,
+    fold_of,
+    missed,
+    serving_cases,
+)
 from planner.fitting.serving.fitting import (
     NAMES,
     ServingFit,
@@ -32,7 +41,6 @@ from planner.fitting.serving.model import (
     packed,
     sweep_of,
 )
-from planner.fitting.serving.priors import FIXED, GRID, LAYOUT_GRID, LAYOUTS, START, missed
 
 STRENGTHS = strengths_without("")
 SOME = serving_cases()[::40]

@@ -8,7 +8,7 @@ from planner.api import plan
 from planner.search.question import questions
 from planner.search.scoring import score
 from planner.search.serving_space import serving_blocks
-from planner.specs.plan import PlanRequest
+from planner.specs.estimate import PlanRequest
 from tests.planner.asking import GENERATE, LLAMA_8B, LLAMA_70B, LLAMA_405B, SERVE, document
 
 SPARSE_MODEL = "Qwen/Qwen3-235B-A22B-FP8"

@@ -8,7 +8,7 @@ import pytest
 from planner.api import plan
 from planner.catalog.devices import get_device, list_devices
 from planner.errors import NotPossibleError
-from planner.specs.plan import PlanRequest
+from planner.specs.estimate import PlanRequest
 from tests.planner.asking import CPU, LLAMA_8B, LLAMA_70B, LLAMA_405B, document
 
 CHAT = {"kind": "serve", "input_tokens": 1024, "output_tokens": 256, "concurrency": 16}

@@ -7,7 +7,13 @@ from pydantic import TypeAdapter, ValidationError
 
 from planner.specs.base import Spec
 from planner.specs.cluster import ClusterSpec, DeviceSpec
-from planner.specs.estimate import CalibrationFactor, HostCalibration, Measurement, Quality
+from planner.specs.estimate import (
+    CalibrationFactor,
+    HostCalibration,
+    Measurement,
+    PlanRequest,
+    Quality,
+)
 from planner.specs.model import (
     AttentionLayers,
     CompressedLayers,
@@ -15,9 +21,15 @@ from planner.specs.model import (
     LayerGroup,
     ModelSpec,
 )
-from planner.specs.plan import PlanRequest
-from planner.specs.strategy import OffloadSpec, SpeculativeSpec, Strategy
-from planner.specs.workload import CompressWorkload, ServeWorkload, TrainWorkload, Workload
+from planner.specs.workload import (
+    CompressWorkload,
+    OffloadSpec,
+    ServeWorkload,
+    SpeculativeSpec,
+    Strategy,
+    TrainWorkload,
+    Workload,
+)
 from tests.planner.asking import SERVE, TRAIN, document
 
 SHAPE = {

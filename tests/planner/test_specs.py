@@ -5,10 +5,8 @@ from pydantic import ValidationError
 
 from planner.errors import BadConfigError, PlannerError, UnknownDeviceError
 from planner.specs.cluster import ClusterSpec, DeviceSpec
-from planner.specs.estimate import EstimateRequest
-from planner.specs.plan import PlanRequest
-from planner.specs.strategy import Strategy
-from planner.specs.workload import ServeWorkload
+from planner.specs.estimate import EstimateRequest, PlanRequest
+from planner.specs.workload import ServeWorkload, Strategy
 from tests.planner.asking import CPU, SERVE, document
 
 

@@ -6,12 +6,11 @@ from hypothesis import strategies as st
 
 from planner.catalog.devices import get_device, list_devices
 from planner.catalog.engines import engine_name, get_engine, list_engines
+from planner.catalog.gguf import packed_format
 from planner.catalog.models import get_entry, get_model, list_models, shape_key
-from planner.catalog.packed import packed_format
 from planner.errors import NotCoveredError, UnknownDeviceError, UnknownModelError, UnknownNameError
 from planner.specs.base import grouped_format, read_quantization
-from planner.specs.strategy import Strategy
-from planner.specs.workload import TrainWorkload
+from planner.specs.workload import Strategy, TrainWorkload
 from tests.planner.asking import TRAIN, ask, held
 
 INT4_128 = {"weight_dtype": "int4", "group_size": 128}

@@ -9,8 +9,15 @@ from planner.cost.training import exposed_seconds, pipeline_in_flight, step_seco
 from planner.fitting.evidence import cluster_of, strategy_of, table, training_request, usable
 from planner.fitting.factors import named, step_factors
 from planner.fitting.robust_fit import descend
-from planner.fitting.step_fitting import PARTS, StepCase, median_error, step_case
-from planner.fitting.step_levels import TOGETHER, fit_levels, pooled
+from planner.fitting.step_fitting import (
+    PARTS,
+    TOGETHER,
+    StepCase,
+    fit_levels,
+    median_error,
+    pooled,
+    step_case,
+)
 from planner.specs.cluster import DeviceSpec
 from planner.specs.estimate import EstimateRequest
 from planner.workload.estimator import estimate_request

@@ -10,16 +10,17 @@ from planner.catalog.engines import get_engine
 from planner.catalog.reading import data_json
 from planner.cost.quantity import Ledger
 from planner.cost.roofline import power_wait_seconds
-from planner.fitting.decode_factors import common_factors, fitted_here
 from planner.fitting.decode_fitting import (
     FAMILY_STIFFNESS,
     PARTS,
+    common_factors,
     fit_family,
     fit_streams,
     fitted,
+    fitted_here,
     stream_cases,
 )
-from planner.fitting.inference_evidence import PREFILL, inference_request, speed_rows
+from planner.fitting.evidence import PREFILL, inference_request, speed_rows
 from planner.specs.estimate import EstimateRequest
 from planner.workload.generate import generate
 from planner.workload.resolve import resolve

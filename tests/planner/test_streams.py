@@ -7,14 +7,18 @@ from planner.api import estimate
 from planner.catalog.devices import get_device
 from planner.catalog.engines import get_engine
 from planner.catalog.reading import data_json
-from planner.fitting.decode_factors import engine_factors, fitted_here, left_out, spread_of
-from planner.fitting.decode_fitting import LEAST, MOST, PARTS, fit_streams, stream_cases
-from planner.fitting.inference_evidence import (
-    format_of,
-    inference_request,
-    model_named,
-    speed_rows,
+from planner.fitting.decode_fitting import (
+    LEAST,
+    MOST,
+    PARTS,
+    engine_factors,
+    fit_streams,
+    fitted_here,
+    left_out,
+    spread_of,
+    stream_cases,
 )
+from planner.fitting.evidence import format_of, inference_request, model_named, speed_rows
 from planner.specs.cluster import DeviceSpec
 from planner.specs.estimate import EstimateRequest
 from tests.planner.asking import LLAMA_8B, ask

@@ -8,8 +8,8 @@ import pytest
 from planner.search import engine, scoring
 from planner.search.question import questions
 from planner.search.scoring import ESTIMATES, EstimateCache, Subject
-from planner.specs.plan import PlanRequest
-from planner.specs.strategy import Strategy
+from planner.specs.estimate import PlanRequest
+from planner.specs.workload import Strategy
 from planner.workload import estimator, under_load
 from planner.workload.estimator import estimate_request
 from tests.planner.asking import SERVE, TRAIN, document

@@ -9,8 +9,7 @@ import pytest
 from planner.api import estimate, plan
 from planner.catalog.devices import get_device, list_devices
 from planner.errors import NotPossibleError
-from planner.specs.estimate import EstimateRequest
-from planner.specs.plan import PlanRequest
+from planner.specs.estimate import EstimateRequest, PlanRequest
 from tests.planner.asking import CPU, GENERATE, LLAMA_8B, LLAMA_70B, TRAIN, document
 
 LONG = {"kind": "serve", "input_tokens": 32768, "output_tokens": 128, "concurrency": 16}

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from planner.catalog.engines import get_engine
-from planner.workload.ranks import Layout
+from planner.workload.layouts import Layout
 from planner.workload.rates import Swept
 
 PAIR = "64x5120x0/hopper"

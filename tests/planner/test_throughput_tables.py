@@ -7,25 +7,23 @@ import pytest
 
 from planner.api import estimate
 from planner.catalog.reading import data_json
-from planner.fitting.pages.throughput_page import predicted
-from planner.fitting.serving.throughput_fitting import (
+from planner.fitting.pages.accuracy_sections import predicted
+from planner.fitting.serving.throughput import (
     LEAST,
     MOST,
     PARTS,
     PRIOR,
+    REQUESTS,
     FullBatch,
     fit_full,
     fitted_for,
     full_batch,
-    left_out_full,
-    model_of,
-    named,
-)
-from planner.fitting.serving.throughput_rows import (
-    REQUESTS,
     kind_of,
     layouts_of,
+    left_out_full,
     measured_of,
+    model_of,
+    named,
     throughput_request,
     throughput_rows,
 )

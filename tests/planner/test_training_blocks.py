@@ -8,7 +8,7 @@ from planner.search.engine import blocks_of
 from planner.search.question import questions
 from planner.search.scoring import Fitting
 from planner.search.training_space import SCHEDULES
-from planner.specs.plan import PlanRequest
+from planner.specs.estimate import PlanRequest
 from planner.workload.estimator import fits_of
 from planner.workload.resolve import resolve
 from tests.planner.asking import LLAMA_8B, LLAMA_70B, MIXTRAL, TRAIN, document

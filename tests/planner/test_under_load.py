@@ -4,12 +4,12 @@ import pytest
 
 from planner.cost.quantity import Ledger
 from planner.specs.estimate import EstimateRequest
+from planner.workload.arrivals import step_costs
 from planner.workload.capacity import max_concurrency
 from planner.workload.estimator import estimate_request
 from planner.workload.generate import decode_pass, prefill_pass
 from planner.workload.resolve import resolve
 from planner.workload.serve import intake_seconds, saturation_rate, serve
-from planner.workload.step_costs import step_costs
 from planner.workload.under_load import simulated_requests
 from tests.planner.asking import SERVE, ask
 

@@ -13,8 +13,7 @@ from planner.errors import NotCoveredError, UnknownDeviceError
 from planner.search.question import questions
 from planner.search.rank import order_of
 from planner.search.serving_space import MOST, unlike_strategies
-from planner.specs.estimate import EstimateRequest
-from planner.specs.plan import PlanRequest
+from planner.specs.estimate import EstimateRequest, PlanRequest
 from planner.workload.device_groups import devices_of
 from planner.workload.estimator import estimate_request
 from planner.workload.inference_memory import usable_bytes

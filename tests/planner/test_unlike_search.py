@@ -10,8 +10,8 @@ from planner.search.engine import explore, scored
 from planner.search.question import figure, questions
 from planner.search.rank import criteria, order_of
 from planner.search.select import frontier_rows
-from planner.specs.plan import PlanRequest
-from planner.specs.strategy import Strategy
+from planner.specs.estimate import PlanRequest
+from planner.specs.workload import Strategy
 from tests.planner.asking import GENERATE, LLAMA_8B, LLAMA_70B, MIXTRAL, SERVE, stored_first
 from tests.plugins.extent import first
 

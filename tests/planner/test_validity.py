@@ -8,8 +8,15 @@ from hypothesis import strategies as st
 from planner.catalog.models import get_model
 from planner.errors import NotPossibleError
 from planner.specs.workload import TrainWorkload
-from planner.workload.ranks import Layout
-from planner.workload.validity import Rule, batch_rules, check, mask, rank_rules, training_rules
+from planner.workload.layouts import (
+    Layout,
+    Rule,
+    batch_rules,
+    check,
+    mask,
+    rank_rules,
+    training_rules,
+)
 from tests.planner.asking import LLAMA_70B, MIXTRAL, ask
 
 DEVICES = 64

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.api import inverse
-from planner.specs.plan import InverseRequest
+from planner.specs.estimate import InverseRequest
 from tests.planner.asking import (
     CARD,
     CPU,

@@ -222,7 +222,7 @@ import sys
 from pathlib import Path
 from runners import preflight
 from runners.config import HostConfig, HostDir
-from runners.preflight_messages import Needs
+from runners.messages import Needs
 host_dir = HostDir(Path(sys.argv[1]))
 preflight.run_checks(Needs(kind="train"), preflight.Place(host_dir, HostConfig(), (host_dir.models,)))
 print("torch" in sys.modules)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from runners.__main__ import main
-from runners.unit import render
+from runners.commands import render
 
 HARDENED = {
     "NoNewPrivileges": "yes",

@@ -14,7 +14,7 @@ from ninja import Query, Router, Schema
 from numpy.typing import NDArray
 
 from planner.errors import PlannerError
-from planner.specs.plan import InverseQuestion, PlanAnswer
+from planner.specs.estimate import InverseQuestion, PlanAnswer
 from webapp.accounts.roles import visible_or_404
 from webapp.api.auth import PersonAuth
 from webapp.api.problems import REFUSALS

@@ -12,9 +12,9 @@ from webapp.audit.models import refuse_if_changed
 from webapp.core.clock import now
 from webapp.core.problems import ConflictProblem, InvalidProblem, Problem
 from webapp.core.stale import SEEN
+from webapp.hosts.adding import LabelsForm, written
 from webapp.hosts.cordons import device_cordon, device_uncordon, device_words, host_take_out
 from webapp.hosts.environments import environment_order
-from webapp.hosts.forms import LabelsForm, written
 from webapp.hosts.machines import hosts_mark_distinct, hosts_on_same_machine
 from webapp.hosts.models import Device, Host, HostState, Pool
 from webapp.hosts.views import host_context, host_for_operator

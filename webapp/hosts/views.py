@@ -19,12 +19,12 @@ from webapp.accounts.roles import has_role, visible_or_404
 from webapp.core.problems import Problem
 from webapp.core.units import clock
 from webapp.core.wording import OPERATOR_WORDS
+from webapp.hosts.adding import LabelsForm, written
 from webapp.hosts.checks import clock_words, machine_words, open_checks
 from webapp.hosts.contact import Contact, contact_of, silent_seconds
 from webapp.hosts.cordons import devices_of
 from webapp.hosts.device import planned_words
 from webapp.hosts.environments import environments_of
-from webapp.hosts.forms import LabelsForm, written
 from webapp.hosts.health import health_of
 from webapp.hosts.machines import hosts_on_same_machine
 from webapp.hosts.models import EnrolmentToken, Host, HostState

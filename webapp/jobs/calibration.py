@@ -15,11 +15,9 @@ from planner.calibration import (
     measurements_of,
 )
 from planner.errors import PlannerError
-from planner.specs.estimate import EstimateRequest, HostCalibration
+from planner.specs.estimate import EstimateRequest, HostCalibration, PlanRequest
 from planner.specs.estimate import Measurement as PlannerMeasurement
-from planner.specs.plan import PlanRequest
-from planner.specs.strategy import Strategy
-from planner.specs.workload import GenerateWorkload, TrainWorkload, Workload
+from planner.specs.workload import GenerateWorkload, Strategy, TrainWorkload, Workload
 from runners.jobspec import (
     BenchmarkSpec,
     CompressSpec,

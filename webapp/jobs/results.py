@@ -19,8 +19,8 @@ from runners.jobspec import (
 from runners.reasons import Reason
 from webapp.core.clock import now
 from webapp.core.units import clock, percent
+from webapp.hosts.device import store_proof_rates
 from webapp.hosts.models import Host
-from webapp.hosts.stored_rates import store_proof_rates
 from webapp.jobs.calibration import PROOF, PROOF_REPORT, recalibrate
 from webapp.jobs.models import Allocation, Artefact, Attempt, Job, Measurement
 from webapp.modelhub.models import TeamModel

@@ -11,8 +11,15 @@ from django.views.decorators.http import require_GET
 from webapp.accounts.models import Team
 from webapp.accounts.roles import chosen_of, memberships_of
 from webapp.hosts.models import RUNS_JOBS, Host, HostState
-from webapp.limits.answers import LimitAnswer, shown
-from webapp.limits.questions import BY_KEY, QUESTIONS, LimitForm, Question, suited
+from webapp.limits.questions import (
+    BY_KEY,
+    QUESTIONS,
+    LimitAnswer,
+    LimitForm,
+    Question,
+    shown,
+    suited,
+)
 from webapp.plans.errors import DraftProblem, missing_step
 from webapp.plans.models import Plan
 from webapp.plans.planning import limit_of

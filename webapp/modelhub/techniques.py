@@ -11,7 +11,7 @@ from django.views.decorators.http import require_GET
 from planner.errors import UnknownTechniqueError
 from planner.techniques.registry import TECHNIQUES, get
 from runners.abilities import ABILITIES
-from runners.ratios import KeptRatio
+from runners.bench_cases import KeptRatio
 from webapp.core.benches.ratios import Proof, evidence, holds, level_of, stored
 
 # The state of each technique with its proofs, for command, docs pages and UI.

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from planner.specs.plan import APPLICABILITY, PlanAnswer, PlannedStrategy, Rejection
+from planner.specs.estimate import APPLICABILITY, PlanAnswer, PlannedStrategy, Rejection
 from planner.techniques.registry import TECHNIQUES
 from webapp.core.display import quantity
 from webapp.core.units import DASH, memory, number, parameters

@@ -1,8 +1,7 @@
 """Predicted speed of a compressed model relative to its original."""
 
-from planner.specs.plan import PlanRequest
-from planner.specs.strategy import Strategy
-from planner.specs.workload import GenerateWorkload
+from planner.specs.estimate import PlanRequest
+from planner.specs.workload import GenerateWorkload, Strategy
 from runners.jobspec import CompressSpec
 from runners.jobspec.base import RandomModel
 from webapp.plans.compressing import compress_spec, speed_words

@@ -4,8 +4,8 @@ import re
 from typing import Any
 
 from planner.catalog.engines import DEFAULT_ENGINE, engines_by_work
-from planner.specs.plan import PlannedStrategy
-from planner.specs.strategy import Strategy
+from planner.specs.estimate import PlannedStrategy
+from planner.specs.workload import Strategy
 from runners.engines import ENGINES, Engine
 from runners.jobspec.serve import (
     LEAST_MEMORY_RATIO,

@@ -3,9 +3,8 @@
 from typing import Any
 
 from planner.cost.parameters import count_parameters
-from planner.specs.estimate import Estimate, HostCalibration
+from planner.specs.estimate import Estimate, HostCalibration, PlanRequest
 from planner.specs.model import ModelSpec
-from planner.specs.plan import PlanRequest
 from planner.specs.workload import GenerateWorkload
 from runners.jobspec import EvaluateSpec
 from runners.jobspec.benchmark import window_of

@@ -3,7 +3,7 @@
 from planner.errors import PlannerError
 from planner.exports.export import Export
 from planner.exports.registry import export, export_case
-from planner.specs.plan import PlanAnswer, PlanRequest
+from planner.specs.estimate import PlanAnswer, PlanRequest
 from webapp.plans.models import Plan
 
 MEASURE = "measure"

@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from planner.cost.parameters import count_parameters
 from planner.specs.model import ModelSpec
-from planner.specs.strategy import Strategy
+from planner.specs.workload import Strategy
 from runners.jobspec import (
     DataParallel,
     DemoPrompts,

@@ -10,8 +10,8 @@ from django.contrib.auth.models import User
 
 from planner.catalog.models import get_entry
 from planner.catalog.reading import data_text
+from planner.specs.estimate import PlannedStrategy
 from planner.specs.model import ModelSpec as ModelShape
-from planner.specs.plan import PlannedStrategy
 from runners.engines import ENGINES
 from runners.jobspec import (
     BenchmarkSpec,

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 
 from planner.specs.estimate import Estimate
-from planner.specs.strategy import Strategy
-from planner.specs.workload import ServeWorkload
+from planner.specs.workload import ServeWorkload, Strategy
 from runners.jobspec.benchmark import LoadOptions
 from webapp.core.problems import InvalidProblem
 from webapp.plans.planning import estimate_as_planned

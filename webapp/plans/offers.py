@@ -11,8 +11,8 @@ from planner import api
 from planner.catalog.devices import get_device
 from planner.errors import PlannerError
 from planner.specs.cluster import ClusterSpec
-from planner.specs.plan import Bound, PlanAnswer, PlanRequest, Purpose, Suggestion
-from planner.specs.strategy import Strategy
+from planner.specs.estimate import Bound, PlanAnswer, PlanRequest, Purpose, Suggestion
+from planner.specs.workload import Strategy
 from webapp.core.display import quantity
 from webapp.core.units import memory, money, whole
 from webapp.core.wording import capitalised

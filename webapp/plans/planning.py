@@ -11,16 +11,16 @@ from django.contrib.auth.models import User
 from planner import api
 from planner.errors import PlannerError
 from planner.specs.cluster import ClusterSpec
-from planner.specs.estimate import Estimate, EstimateRequest
-from planner.specs.plan import (
+from planner.specs.estimate import (
+    Estimate,
+    EstimateRequest,
     InverseAnswer,
     InverseQuestion,
     InverseRequest,
     PlanAnswer,
     PlanRequest,
 )
-from planner.specs.strategy import Strategy
-from planner.specs.workload import GenerateWorkload, Workload
+from planner.specs.workload import GenerateWorkload, Strategy, Workload
 from webapp.core.clock import now
 from webapp.core.wording import sentence
 from webapp.plans.errors import DraftProblem, refuse_incomplete

@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from planner.specs.estimate import Estimate
-from planner.specs.plan import PlannedStrategy
+from planner.specs.estimate import Estimate, PlannedStrategy
 from runners.jobspec import (
     BenchmarkSpec,
     EvaluateSpec,

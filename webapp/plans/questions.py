@@ -9,14 +9,13 @@ from planner.catalog.engine_limits import refusal, sixteen_bit_dtype
 from planner.catalog.engines import DEFAULT_ENGINE, get_engine
 from planner.errors import PlannerError
 from planner.specs.cluster import ClusterSpec
-from planner.specs.estimate import HostCalibration
+from planner.specs.estimate import Bound, HostCalibration, PlanRequest
 from planner.specs.model import ModelSpec
-from planner.specs.plan import Bound, PlanRequest
-from planner.specs.strategy import Strategy
 from planner.specs.workload import (
     CompressWorkload,
     GenerateWorkload,
     ServeWorkload,
+    Strategy,
     TrainWorkload,
     Workload,
 )

@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from planner.specs.strategy import Strategy
+from planner.specs.workload import Strategy
 from runners.engines import ENGINES
 from runners.jobspec import ArtefactModel, KvCache, ModelRef, NamedAdapter, ServeSpec
 from runners.jobspec.serve import EngineName

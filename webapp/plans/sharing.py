@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from django.db.models import Prefetch, Q
 
 from planner.specs.cluster import ClusterSpec, DeviceSpec
-from planner.specs.plan import PlannedStrategy
-from planner.specs.strategy import Strategy
+from planner.specs.estimate import PlannedStrategy
+from planner.specs.workload import Strategy
 from runners.jobspec import ArtefactModel, DataParallel, ModelRef
 from runners.jobspec.generate import ExpertSplit, PipelineSplit, TensorSplit
 from webapp.accounts.models import Team

@@ -4,8 +4,7 @@ import math
 from statistics import NormalDist
 from typing import Any, NamedTuple
 
-from planner.specs.estimate import Estimate
-from planner.specs.plan import Bound
+from planner.specs.estimate import Bound, Estimate
 from webapp.core.display import quantity
 
 Draft = dict[str, Any]

@@ -4,9 +4,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from planner.specs.estimate import PlannedStrategy
 from planner.specs.model import ModelSpec
-from planner.specs.plan import PlannedStrategy
-from planner.specs.strategy import Strategy
+from planner.specs.workload import Strategy
 from runners.jobspec import (
     DataParallel,
     DemoModel,

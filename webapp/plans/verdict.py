@@ -14,8 +14,7 @@ from planner.exports import sglang, vllm
 from planner.exports.export import CHECKPOINT_LABELS, ExportCase
 from planner.exports.llama_cpp import gguf_type
 from planner.exports.registry import export_case
-from planner.specs.estimate import Estimate
-from planner.specs.plan import PlanAnswer, PlannedStrategy, Rejection
+from planner.specs.estimate import Estimate, PlanAnswer, PlannedStrategy, Rejection
 from webapp.core import units
 from webapp.core.display import Figure, MemoryRow, memory_row
 from webapp.core.units import gib, memory, money

@@ -12,7 +12,7 @@ from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.views.decorators.http import require_GET, require_POST
 
-from planner.specs.plan import PlanAnswer
+from planner.specs.estimate import PlanAnswer
 from webapp.accounts.models import team_ids_of
 from webapp.accounts.roles import visible_or_404
 from webapp.core.display import quantity

@@ -4,7 +4,7 @@ from typing import Any
 
 from planner.catalog.devices import get_device
 from planner.errors import PlannerError
-from planner.specs.strategy import Strategy
+from planner.specs.workload import Strategy
 from webapp.core.units import TIMES, clock, tokens, whole
 from webapp.modelhub.shapes import DEMO_NAME
 

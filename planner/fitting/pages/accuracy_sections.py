@@ -1,13 +1,192 @@
-"""Sections of the accuracy page on left-out rows: goals, errors, layout choices, pictures."""
+"""Sections of the accuracy page on left-out rows: goals, errors, layout choices, plots."""
 
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from functools import cache
+from html import escape
 from typing import Any
 
 from planner.catalog.reading import data_json
-from planner.fitting.held_out import groups_of
-from planner.fitting.layout_choice import WITHIN, Choice, choices
-from planner.fitting.left_out import kept_rows
-from planner.fitting.pages.scatter import picture
+from planner.errors import PlannerError
+from planner.fitting.evidence import Row
+from planner.fitting.held_out import groups_of, summary
+from planner.fitting.left_out import Z_80, LeftOut, kept_rows, spread_of
+from planner.fitting.published_speeds import WITHIN, Choice, choices
 from planner.fitting.serving.factors import SEEN
+from planner.fitting.serving.throughput import (
+    kind_of,
+    layouts_of,
+    left_out_parts,
+    measured_of,
+    throughput_rows,
+)
+from planner.specs.estimate import EstimateRequest
+from planner.workload.estimator import estimate_request
+
+# Plots of predicted against measured: small SVGs in the page's colours.
+#
+# Each plot has square logarithmic axes with the diagonal and the 80 % band, and one mark per row.
+# Element classes are those of the product's charts, so that the plots follow light and dark mode.
+
+
+WIDTH, HEIGHT = 460, 330
+LEFT, RIGHT, TOP, BOTTOM = 62, 12, 12, 40
+DECADE = 10.0
+MARK = "h2.4"
+
+
+def picture(title: str, unit: str, rows: Sequence[LeftOut], scale: float = 1.0) -> str:
+    """Return rows as an SVG; ``scale`` converts the base unit to the unit of the axes."""
+    values = [value / scale for row in rows for value in (row.measured, row.predicted)]
+    low, high = bounds(values)
+
+    def x(value: float) -> float:
+        return LEFT + (WIDTH - LEFT - RIGHT) * share(value, low, high)
+
+    def y(value: float) -> float:
+        return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * share(value, low, high)
+
+    interval_factor = math.exp(Z_80 * spread_of(rows))
+    corners = (
+        (low, low * interval_factor),
+        (high / interval_factor, high),
+        (high, high),
+        (high, high / interval_factor),
+        (low * interval_factor, low),
+        (low, low),
+    )
+    band = " ".join(f"{x(right):.0f},{y(up):.0f}" for right, up in corners)
+    marks = "".join(
+        f"M{x(row.measured / scale):.0f} {y(row.predicted / scale):.0f}{MARK}" for row in rows
+    )
+    label = f"{title}: {len(rows)} rows, predicted against measured, {unit}"
+    return "\n".join(
+        (
+            f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(label)}">',
+            f'<polygon class="band" points="{band}" />',
+            f'<path class="pred" d="M{x(low):.0f} {y(low):.0f}L{x(high):.0f} {y(high):.0f}" />',
+            *(_tick_lines(tick, x(tick), y(tick)) for tick in ticks(low, high)),
+            f'<path class="meas" d="{marks}" />',
+            f'<text x="{LEFT}" y="{HEIGHT - 6}">measured, {escape(unit)}</text>',
+            f'<text x="{LEFT + 8}" y="{TOP + 12}">predicted, {escape(unit)}</text>',
+            "</svg>\n",
+        )
+    )
+
+
+def bounds(values: Sequence[float]) -> tuple[float, float]:
+    """Return the half-decade range that contains all values.
+
+    >>> bounds([2.0, 40.0])
+    (1.0, 100.0)
+    """
+    low = math.floor(2 * math.log10(min(values))) / 2
+    high = math.ceil(2 * math.log10(max(values))) / 2
+    return DECADE**low, DECADE ** max(high, low + 0.5)
+
+
+def share(value: float, low: float, high: float) -> float:
+    """Return the relative position of a value on a logarithmic axis."""
+    return math.log(value / low) / math.log(high / low)
+
+
+def ticks(low: float, high: float) -> list[float]:
+    """Return the powers of ten on an axis.
+
+    >>> ticks(0.5, 200.0)
+    [1.0, 10.0, 100.0]
+    """
+    first, last = math.ceil(math.log10(low) - 1e-9), math.floor(math.log10(high) + 1e-9)
+    return [DECADE**power for power in range(first, last + 1)]
+
+
+def _tick_lines(tick: float, right: float, up: float) -> str:
+    floor = HEIGHT - BOTTOM
+    return (
+        f'<path class="axis" d="M{right:.0f} {TOP}V{floor}M{LEFT} {up:.0f}H{WIDTH - RIGHT}" />'
+        f'<text x="{right:.0f}" y="{floor + 14}" text-anchor="middle">{tick:g}</text>'
+        f'<text x="{LEFT - 6}" y="{up + 4:.0f}" text-anchor="end">{tick:g}</text>'
+    )
+
+
+# The accuracy page's section on published throughput tables.
+
+
+GAP = "open loop"
+TABLE_WORDS = """Output tokens per second of whole tables, each row asked as it was measured. Open
+loops are compared by the gap between tokens, as their throughput is what was sent.
+"""
+ASSUMED = """What the tables do not say is assumed. TensorRT-LLM's runs sent 30,000 requests of
+128 + 128 tokens and 1,000 to 3,000 longer ones; where its notes say attention data parallelism,
+attention is whole on every rank and experts are spread over them. MLPerf's logs name neither
+layout nor format: 8-bit weights and activations (4-bit on B200), 8-bit cache, and the fastest of
+the tensor-parallel layouts. OpenVINO's prompts have 256 tokens, its answers what the lowest rate
+implies. Left out are GPT-J and Mixtral in MLPerf (no lengths, four beams), rates at the edge of
+an objective, and shared prefixes. Full batches and bursts took part in the fit; MLPerf, batches
+sent at once to TensorRT-LLM, closed and open loops did not.
+"""
+
+
+def predicted(row: Row) -> float | None:
+    """Return the predicted rate of a row, None if there is no estimate."""
+    rates = []
+    for request in layouts_of(row):
+        with suppress(PlannerError):
+            answer = estimate_request(EstimateRequest.model_validate(request), explain=False)
+            speed = answer.performance
+            if kind_of(row).startswith(GAP):
+                rates.append(1 / speed.tpot_seconds if speed.tpot_seconds else None)
+            else:
+                rates.append(speed.output_tokens_per_second)
+    return max((rate for rate in rates if rate), default=None)
+
+
+@cache
+def table_errors() -> dict[tuple[str, str], list[float]]:
+    """Return the relative errors of every usable row, by source and kind."""
+    errors_by_kind: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for row in throughput_rows():
+        rate = predicted(row)
+        if rate:
+            errors_by_kind[row["source_id"], kind_of(row)].append(rate / measured_of(row) - 1)
+    return dict(sorted(errors_by_kind.items()))
+
+
+def throughput_section() -> str:
+    """Return the errors by source and kind, fitted and left out, as tables."""
+    lines = [
+        "## Throughput tables\n",
+        TABLE_WORDS,
+        "| Rows of | Kind | n | Mean | Median | 90th percentile |",
+        "|---|---|---|---|---|---|",
+        *_rows(table_errors()),
+        "",
+        "| Left out of the fit | Rows of | n | Mean | Median | 90th percentile |",
+        "|---|---|---|---|---|---|",
+        *_rows(_left_out()),
+        "",
+        ASSUMED,
+    ]
+    return "\n".join(lines)
+
+
+def _left_out() -> dict[tuple[str, str], list[float]]:
+    errors_by_part: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for part, errors in left_out_parts().items():
+        for case, error in errors:
+            errors_by_part[part, f"{case.source}, {case.engine}"].append(error)
+    return dict(sorted(errors_by_part.items()))
+
+
+def _rows(errors_by_key: dict[tuple[str, str], list[float]]) -> Iterator[str]:
+    all_errors = [error for errors in errors_by_key.values() for error in errors]
+    for (first, second), errors in [*errors_by_key.items(), (("all", ""), all_errors)]:
+        s = summary(errors)
+        shares = " | ".join(f"{s[key]:.1%}" for key in ("mean", "median", "p90"))
+        yield f"| {first} | {second} | {s['n']} | {shares} |"
+
 
 # Goals: figure on left-out rows, statistic, and upper limit.
 GOALS = (

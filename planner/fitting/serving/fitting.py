@@ -16,7 +16,6 @@ import numpy as np
 
 from planner.catalog.reading import data_json
 from planner.fitting.robust_fit import Columns
-from planner.fitting.serving.cases import Pair, ServingCase
 from planner.fitting.serving.model import (
     DECODE,
     FLOOR,
@@ -24,6 +23,8 @@ from planner.fitting.serving.model import (
     NAMES,
     PARTS,
     PREFILL,
+    Pair,
+    ServingCase,
     Sweep,
     packed,
     sweep_of,

@@ -18,9 +18,15 @@ from runners.jobs.compress.qmoe import by_ternary, check_sparse
 from runners.jobs.compress.shearing import by_shearing, check_shearable
 from runners.jobs.compress.store import format_of
 from runners.jobs.compress.whole_model import by_library, by_structure, check_structure, load_whole
-from runners.jobs.evaluation import Assessment, Perplexity, Sampling, assess, perplexity_ratio
+from runners.jobs.evaluation import (
+    Assessment,
+    Perplexity,
+    Sampling,
+    Workload,
+    assess,
+    perplexity_ratio,
+)
 from runners.jobs.events import Stages
-from runners.jobs.generation import Workload
 from runners.jobs.loading import HOW_QUANTISED, pick_device, preload_library, stored_quantisation
 from runners.jobs.memory import PeakMeter
 from runners.jobs.model_files import opened_model

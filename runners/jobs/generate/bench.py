@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from runners.bench_cases import Ratio
 from runners.jobs.generate.batching import POLICIES, measured_cost
 from runners.jobs.generate.caches import cache_size, new_cache
 from runners.jobs.generate.compiled import CompiledStep
@@ -29,7 +30,6 @@ from runners.jobs.runtime import prepare_process
 from runners.jobs.skeleton import LayerwiseModel
 from runners.jobspec import Batching, DemoModel, KvCache
 from runners.jobspec.generate import LayerStreaming
-from runners.ratios import Ratio
 
 SHAPE = DemoModel(
     hidden_size=256,

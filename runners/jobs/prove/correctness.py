@@ -29,8 +29,7 @@ from runners.jobs.prove.weight_only import (
     product_with,
 )
 from runners.jobs.runtime import check_compiler
-from runners.jobs.train.quiet import quiet_trainer
-from runners.jobs.train.trainer import Trainer
+from runners.jobs.train.trainer import Trainer, quiet_trainer
 from runners.jobspec.base import LoraOptions
 from runners.processes import compiler_name
 

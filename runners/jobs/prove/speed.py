@@ -17,15 +17,14 @@ import torch
 from transformers import PreTrainedModel
 
 from runners.jobs.device_rates import run_seconds, wait_for
+from runners.jobs.evaluation import Workload, measure_speed
 from runners.jobs.generate.compiled import CompiledStep
 from runners.jobs.generate.static import Limits, run_batch
-from runners.jobs.generation import Workload, measure_speed
 from runners.jobs.loading import fresh_model, ready
 from runners.jobs.memory import model_bytes
-from runners.jobs.prove.engines import vllm_speeds
+from runners.jobs.prove.engines import sglang_speeds, vllm_speeds
 from runners.jobs.prove.recorder import Recorder
 from runners.jobs.prove.serving import decode_speeds
-from runners.jobs.prove.sglang_bench import sglang_speeds
 from runners.jobs.prove.weight_only import Int4Linear
 from runners.jobs.runtime import BadInputError
 from runners.prove.report import Question
@@ -348,7 +347,7 @@ class _Meter:
 
 def _training(recorder: Recorder, scale: Scale, folder: Path) -> None:
     """Measure steps of full fine-tuning with full recomputation, as the trainer runs them."""
-    from runners.jobs.train.quiet import quiet_trainer
+    from runners.jobs.train.trainer import quiet_trainer
 
     device = recorder.device
     # fp32 weights, gradients and two moments; activations of one layer at a time.

@@ -11,8 +11,7 @@ import torch
 
 from runners.jobs.prove.recorder import Recorder, records_only_on_stdout
 from runners.jobs.runtime import prepare_process
-from runners.prove.report import HARDWARE
-from runners.prove.stages import STAGES
+from runners.prove.report import HARDWARE, STAGES
 
 CPU_INFO = Path("/proc/cpuinfo")
 KERNEL_CACHE = "TORCHINDUCTOR_CACHE_DIR"

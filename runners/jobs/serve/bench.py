@@ -13,6 +13,7 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import PreTrainedModel
 
+from runners.bench_cases import Ratio
 from runners.jobs.adapter_files import Adapter, MixedAdapters, Pair
 from runners.jobs.loading import demo_config, fresh_model, quantised_matrices, ready
 from runners.jobs.ratios import ratio_of, seconds_in_turns
@@ -26,7 +27,6 @@ from runners.jobs.serve.paging import (
     pages_for,
 )
 from runners.jobspec import DemoModel
-from runners.ratios import Ratio
 
 SHAPE = DemoModel(hidden_size=256, intermediate_size=704)
 RANK = 8

@@ -28,8 +28,7 @@ from runners.jobs.serve.contract import (
     StreamChunk,
 )
 from runners.jobs.serve.figures import Figures
-from runners.jobs.serve.graph_pool import CaptureError
-from runners.jobs.serve.padded_decode import PaddedDecode, eager_line
+from runners.jobs.serve.padded_decode import CaptureError, PaddedDecode, eager_line
 from runners.jobs.serve.paging import PagedCache, Row, forward, pages_for
 from runners.jobs.serve.sampling import Sampler, choose
 from runners.jobs.serve.text import Answer

@@ -1,4 +1,4 @@
-"""Load an endpoint's model, reserve its cache, verify paged attention, and serve it."""
+"""The endpoint job of Slipway's own engine: load, reserve the cache, verify, serve."""
 
 import asyncio
 import threading
@@ -8,27 +8,32 @@ from dataclasses import dataclass, field
 from runners.jobs.adapter_files import hung_on
 from runners.jobs.generate.static import check_packable
 from runners.jobs.loading import (
+    HOW_QUANTISED,
     LoadedModel,
     end_ids,
     load_model,
+    pick_device,
     preload_library,
     require_tokenizer,
 )
-from runners.jobs.memory import model_bytes, terms_held
+from runners.jobs.memory import PeakMeter, model_bytes, terms_held
 from runners.jobs.runtime import Job
 from runners.jobs.serve.contract import (
     USUAL_TOKENS,
     GenerationRequest,
     Limits,
+    Ready,
     check_room,
     longest_request,
 )
+from runners.jobs.serve.endpoint import PeakUsage, serve
 from runners.jobs.serve.engine import Engine, Reply
 from runners.jobs.serve.figures import Figures
 from runners.jobs.serve.padded_decode import prepared_decode
 from runners.jobs.serve.paging import CHECK_TOKENS, PagedCache, check_paging, pages_for
 from runners.jobs.serve.protocol import known_ids
 from runners.jobs.serve.text import Reader
+from runners.jobs.telemetry import job_telemetry
 from runners.jobspec import ServeSpec
 
 
@@ -133,3 +138,37 @@ def _cache_tokens(spec: ServeSpec, longest: int) -> int:
     requested = spec.kv_cache_tokens or max(default, longest)
     check_room(requested, longest)
     return max(requested, CHECK_TOKENS)
+
+
+# The endpoint job of Slipway's own engine: a transformers model with paged attention.
+
+
+class OwnBackend:
+    """Serves a transformers model in this process."""
+
+    def __init__(self) -> None:
+        self.meter = PeakMeter(pick_device())
+
+    def load(self, job: Job, spec: ServeSpec, figures: Figures) -> Ready:
+        """Return the loaded model.
+
+        Raises:
+            BadInputError: it cannot be served, or not with the requested length.
+        """
+        return load_ready(job, spec, figures)
+
+    def took(self) -> PeakUsage:
+        """Return the peak memory since before the model was loaded."""
+        peak = self.meter.read()
+        return PeakUsage(peak.bytes, peak.how, str(pick_device()))
+
+    def notes(self, spec: ServeSpec) -> dict[str, str]:
+        """Return how the weights were quantised, if they were."""
+        how = HOW_QUANTISED.get(spec.weight_dtype)
+        return {"weight_dtype": how} if how else {}
+
+
+def work(job: Job) -> None:
+    """Run one endpoint attempt."""
+    with job_telemetry(job):
+        serve(job, OwnBackend())

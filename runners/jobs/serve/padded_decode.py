@@ -1,15 +1,6 @@
-"""Decode steps of fixed shapes: rows and contexts are padded to a few sizes, one graph for each.
+"""Decode steps of fixed row counts, captured as CUDA graphs on a GPU."""
 
-On a GPU a step's kernels are launched at once from a CUDA graph instead of one by one by Python.
-The inputs are copied to buffers that the graphs read; the logits and the chosen tokens are in
-buffers that they write. Sizes of rows are doubled up to the most running requests, as vLLM's
-capture sizes; since attention gathers whole contexts, the pages of a context are doubled too.
-Padded rows are a sequence of one token on the cache's scratch page.
-
-Source: Kwon et al. 2023 (vLLM), arXiv:2309.06180; docs.vllm.ai, CUDA graphs.
-"""
-
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -19,7 +10,6 @@ from transformers import PreTrainedModel
 
 from runners.jobs.memory import release_free_memory, tensor_bytes
 from runners.jobs.serve.contract import Choice, Limits
-from runners.jobs.serve.graph_pool import CaptureError, GraphPool
 from runners.jobs.serve.paging import (
     PAGE_TOKENS,
     PagedCache,
@@ -29,6 +19,91 @@ from runners.jobs.serve.paging import (
 )
 from runners.jobs.serve.sampling import Filters, Sampler, choose, draw_rows
 from runners.jobs.weights import first_line
+
+# CUDA graphs of functions without arguments, in one memory pool.
+#
+# The graphs never run at once, so that each may use the memory of the others' intermediate
+# tensors; what a function gives back, it writes to a tensor that was made outside of it.
+#
+# Source: docs.pytorch.org, CUDA semantics, "CUDA Graphs".
+
+
+# mypy: disable-error-code="no-untyped-call"
+# torch ships types, but leaves some of its functions untyped.
+
+
+class CaptureError(Exception):
+    """A function could not be captured; the message is the first line of the cause."""
+
+
+class GraphPool:
+    """Captures functions on a GPU, and runs them from their graphs; a CPU calls them."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._is_capturing = device.type == "cuda"
+        self._device = device
+        self._graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
+        self.bytes = 0  # what the graphs have added to the device's reserved memory
+
+    def __len__(self) -> int:
+        """Return the number of captured functions."""
+        return len(self._graphs)
+
+    def capture(self, key: Hashable, function: Callable[[], None]) -> None:
+        """Capture a function, unless its key is known.
+
+        It runs once before, so its effects must not add up.
+
+        Raises:
+            CaptureError: memory does not suffice, or an operation cannot be captured.
+        """
+        if not self._is_capturing or key in self._graphs:
+            return
+        try:
+            self._graphs[key] = self._captured(function)
+        except RuntimeError as error:  # of memory, of the device, of a missing operation
+            raise CaptureError(first_line(error)) from error
+
+    def run(self, key: Hashable, function: Callable[[], None]) -> None:
+        """Run a function: from its graph, which is captured if it is not yet.
+
+        Raises:
+            CaptureError: memory does not suffice, or an operation cannot be captured.
+        """
+        if not self._is_capturing:
+            function()
+            return
+        self.capture(key, function)
+        self._graphs[key].replay()
+
+    def _captured(self, function: Callable[[], None]) -> torch.cuda.CUDAGraph:
+        stream, current = torch.cuda.Stream(self._device), torch.cuda.current_stream(self._device)
+        stream.wait_stream(current)
+        with torch.cuda.stream(stream):
+            function()  # libraries choose kernels and make workspaces, which a capture may not
+        current.wait_stream(stream)
+        torch.cuda.synchronize(self._device)
+        torch.cuda.empty_cache()
+        before = torch.cuda.memory_reserved(self._device)
+        graph = torch.cuda.CUDAGraph()
+        pool = next((each.pool() for each in self._graphs.values()), None)
+        cause: list[RuntimeError] = []  # the end of a failed capture raises another error
+        try:
+            # Other threads may use the device meanwhile.
+            with torch.cuda.graph(
+                graph, pool=pool, stream=stream, capture_error_mode="thread_local"
+            ):
+                try:
+                    function()
+                except RuntimeError as error:
+                    cause.append(error)
+                    raise
+        except RuntimeError as error:
+            torch.cuda.set_stream(current)  # a capture that fails at its end leaves its own
+            raise cause[0] if cause else error from None
+        self.bytes += torch.cuda.memory_reserved(self._device) - before
+        return graph
+
 
 LEAST_PAGES = 16  # of a padded context
 # The most pages that one step gathers, over those of the cache. Rows of equal length stay below

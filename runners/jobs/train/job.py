@@ -38,12 +38,10 @@ from runners.jobs.runtime import (
 )
 from runners.jobs.telemetry import job_telemetry
 from runners.jobs.train.classifying import classifier, read_labelled
-from runners.jobs.train.evaluator import HeldOut
+from runners.jobs.train.evaluator import HeldOut, Sampler, prompts_of
 from runners.jobs.train.kernels import JUDGED, attend
-from runners.jobs.train.mixture import mixture_of
 from runners.jobs.train.quantized import learning, made_plain, quantize_for_training
-from runners.jobs.train.sources import Data, OwnText, read_data
-from runners.jobs.train.text_samples import Sampler, prompts_of
+from runners.jobs.train.sources import Data, OwnText, mixture_of, read_data
 from runners.jobs.train.trainer import Trainer, steady
 from runners.jobspec import ArtefactModel, DemoModel, FolderModel, RandomModel, TrainSpec
 from runners.jobspec.benchmark import TRAINING

@@ -1,8 +1,8 @@
-"""The data sources of a training: opened, tokenised and divided into rows."""
+"""The data sources of a training, and the weights of their dynamic mixture."""
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,11 +13,13 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from runners.jobs.corpus import TokenIds
-from runners.jobs.domains import VALIDATION_SEQUENCES
+from runners.jobs.domains import VALIDATION_SEQUENCES, followed
 from runners.jobs.model_files import model_roots, open_file
 from runners.jobs.runtime import BadInputError, Job, MissingModelError
+from runners.jobs.train.checkpoint import TrainState
 from runners.jobs.train.labelled import LabelEvaluator
 from runners.jobs.train.rows import (
+    BLOCK_ROWS,
     IGNORED,
     Batch,
     Batches,
@@ -32,7 +34,7 @@ from runners.jobs.train.rows import (
     with_growing_lengths,
 )
 from runners.jobs.train.samples import DataFile, Documents, Tokenised, tokenised_file
-from runners.jobspec import FileData, HostText, SampleOptions, TrainSpec, UploadedData
+from runners.jobspec import FileData, HostText, MixedData, SampleOptions, TrainSpec, UploadedData
 from runners.jobspec.data import DATA_FOLDER, sources_of, weights_of
 
 HELD_OUT_ROWS = 64  # at most, of each file
@@ -248,3 +250,92 @@ def opened(job: Job, source: FileData | UploadedData) -> Iterator[DataFile]:
 def perplexity_of(loss: float) -> float:
     """Return exp(loss), capped to avoid overflow."""
     return math.exp(min(loss, 50.0))
+
+
+# Dynamic mixture weights: sources further above their reference loss are drawn more often.
+#
+# Every few steps the lead evaluates the current weights on held-out text and broadcasts the
+# losses. The resulting mixture is part of the training state, so that any number of ranks, and a
+# resumed run, draw the same rows. Sheared LLaMA's pruning uses the same update. Source: Xia et al.
+# 2023 (Sheared LLaMA), arXiv:2310.06694, section 2.2, algorithm 1.
+
+
+LEAST_WEIGHT = 1 / BLOCK_ROWS  # a weight of zero could never grow again
+
+
+@dataclass
+class Mixture:
+    """The sources of one training, their held-out rows, and the mixture settings."""
+
+    batches: DataBatches
+    judged: Sequence[HeldOutRows]
+    data: MixedData
+    rows_a_step: int
+
+    def is_due(self, state: TrainState) -> bool:
+        """Return whether the weights change before the next step."""
+        last_row = state.mixture[-1][0] if state.mixture else -1.0
+        is_new = last_row < state.step * self.rows_a_step
+        return is_new and state.step % self.data.update_every_steps == 0
+
+    def losses(self, model: PreTrainedModel) -> list[float]:
+        """Return a model's mean loss per label on each source, in nats."""
+        return [each.loss(model) for each in self.judged]
+
+    def move(self, state: TrainState, losses: Sequence[float]) -> dict[str, float]:
+        """Set new weights from the next step on; return the figures of each source."""
+        if not state.mixture:
+            references = (part.reference_loss for part in self.data.parts)
+            pairs = zip(references, losses, strict=True)
+            state.mixture_reference = tuple(
+                loss if reference is None else reference for reference, loss in pairs
+            )
+        old_weights = state.mixture[-1][1:] if state.mixture else weights_of(self.data)
+        excess = np.subtract(losses, state.mixture_reference).tolist()
+        raw_weights = [max(LEAST_WEIGHT, each) for each in followed(old_weights, excess)]
+        weights = [each / sum(raw_weights) for each in raw_weights]
+        first = state.step * self.rows_a_step
+        state.mixture += ((float(first), *weights),)
+        self.batches.move(first, weights)
+        figures = {"weight": weights, "loss": losses, "reference": state.mixture_reference}
+        return {
+            f"source{at}_{name}": value
+            for name, values in figures.items()
+            for at, value in enumerate(values, start=1)
+        }
+
+    def go_on(self, state: TrainState) -> None:
+        """Restore the mixture from the state's history."""
+        self.batches.follow(state.mixture)
+
+    def note(self, state: TrainState) -> str:
+        """Return a note on how often the weights changed, and their last values."""
+        last = state.mixture[-1][1:] if state.mixture else weights_of(self.data)
+        shares = " : ".join(f"{each:.1%}" for each in last)
+        return (
+            f"moved every {self.data.update_every_steps} steps, {len(state.mixture)} times, to "
+            f"{shares}, by each source's held-out loss above its reference"
+        )
+
+
+def mixture_of(data: Data, spec: TrainSpec) -> Mixture | None:
+    """Return the dynamic mixture of a training; None if the weights are fixed.
+
+    Raises:
+        BadInputError: a source has no held-out rows.
+    """
+    mixed, batches = spec.data, data.batches
+    if not isinstance(mixed, MixedData) or mixed.weights == "fixed":
+        return None
+    if not isinstance(batches, DataBatches):
+        raise TypeError(f"rows of several sources come from DataBatches, not {type(batches)}")
+    for name, held_out in data.by_source:
+        if not len(held_out.rows[0]):
+            msg = (
+                f"{name}: none of the samples that were kept back has an answer within "
+                f"sequence_length, which is {spec.sequence_length}, and dynamic weights follow "
+                "the loss on them; raise it, or choose weights fixed"
+            )
+            raise BadInputError(msg)
+    rows_a_step = spec.micro_batch_size * spec.gradient_accumulation_steps
+    return Mixture(batches, [held_out for _, held_out in data.by_source], mixed, rows_a_step)

@@ -2,8 +2,8 @@
 
 from planner.exports.export import ExportCase
 from planner.exports.registry import export_case
-from planner.specs.plan import PlannedStrategy, PlanRequest
-from planner.specs.strategy import Strategy
+from planner.specs.estimate import PlannedStrategy, PlanRequest
+from planner.specs.workload import Strategy
 from tests.planner.asking import LLAMA_8B
 
 SERVE = {"kind": "serve", "input_tokens": 1000, "output_tokens": 200, "concurrency": 64}

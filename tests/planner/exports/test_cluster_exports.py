@@ -7,10 +7,8 @@ import subprocess
 import pytest
 import yaml
 
-from planner.exports.compose import COMPOSE, compose_document
-from planner.exports.kubernetes import KUBERNETES, object_name
-from planner.exports.launch import image_of, server_name
-from planner.exports.slurm import SLURM, _limit
+from planner.exports.kubernetes import COMPOSE, KUBERNETES, compose_document, object_name
+from planner.exports.launch import SLURM, _limit, image_of, server_name
 from planner.exports.yaml_text import yaml_text
 from tests.planner.exports.making import SERVE, made, trained
 

@@ -10,7 +10,7 @@ import pytest
 from planner.errors import BadRequestError
 from planner.exports.kubernetes import KUBERNETES
 from planner.exports.registry import FORMATS, export, export_case
-from planner.specs.plan import PlanRequest
+from planner.specs.estimate import PlanRequest
 from tests.planner.asking import LLAMA_70B, MIXTRAL, TRAIN, document, search
 from tests.planner.exports.making import made, trained
 

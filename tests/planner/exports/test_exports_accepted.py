@@ -13,7 +13,7 @@ import yaml
 from planner.api import plan
 from planner.exports.launch import launch_files
 from planner.exports.registry import FORMATS, export, export_case
-from planner.specs.plan import PlanRequest
+from planner.specs.estimate import PlanRequest
 from tests.planner.asking import LLAMA_70B, MIXTRAL
 from tests.planner.exports.making import SERVE, made, trained
 from tests.planner.exports.parsers import PROGRAMS, commands, refusals

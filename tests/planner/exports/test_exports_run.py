@@ -9,7 +9,7 @@ from planner.exports.megatron import dealt, megatron_arguments
 from planner.exports.registry import export, export_case
 from planner.exports.sglang import sglang_arguments
 from planner.exports.vllm import vllm_arguments
-from planner.specs.plan import PlanRequest
+from planner.specs.estimate import PlanRequest
 from tests.planner.asking import LLAMA_405B, document, search
 from tests.planner.exports.making import made, trained
 

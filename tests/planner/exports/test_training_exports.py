@@ -10,11 +10,14 @@ from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 from torch.distributed.run import get_args_parser
 
-from planner.exports.accelerate import ACCELERATE, accelerate_text
-from planner.exports.deepspeed import DEEPSPEED, deepspeed_config
+from planner.exports.deepspeed import ACCELERATE, DEEPSPEED, accelerate_text, deepspeed_config
 from planner.exports.megatron import MEGATRON, megatron_arguments
-from planner.exports.torchtitan import TORCHTITAN, torchtitan_text
-from planner.exports.train_script import layout_notes, torchrun_arguments
+from planner.exports.train_script import (
+    TORCHTITAN,
+    layout_notes,
+    torchrun_arguments,
+    torchtitan_text,
+)
 from tests.planner.asking import MIXTRAL
 from tests.planner.exports.making import trained
 

@@ -7,7 +7,7 @@ import pytest
 from planner.api import plan
 from planner.errors import BadRequestError
 from planner.exports.registry import export, export_case
-from planner.specs.plan import PlanRequest
+from planner.specs.estimate import PlanRequest
 from tests.planner.asking import GENERATE, LLAMA_8B, SERVE
 
 PAIR = {"device": "h100-sxm-80gb", "other_nodes": [{"device": "a100-sxm4-40gb"}]}

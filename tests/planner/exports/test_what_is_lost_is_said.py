@@ -6,8 +6,8 @@ import pytest
 import yaml
 
 from planner.errors import BadRequestError
+from planner.exports.launch import _limit
 from planner.exports.registry import FORMATS, export
-from planner.exports.slurm import _limit
 from tests.planner.exports.making import SERVE, made, trained
 
 COMPRESS = {"kind": "compress", "method": "gptq"}

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from planner.catalog.devices import list_devices
 from planner.search.question import questions
 from planner.search.serving_space import serving_blocks
-from planner.specs.plan import PlanRequest
+from planner.specs.estimate import PlanRequest
 from tests.planner.asking import LLAMA_70B, TRAIN, ask, document, search
 from tests.planner.invariants.drawing import few
 

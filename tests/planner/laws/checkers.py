@@ -12,8 +12,13 @@ import yaml
 from planner.api import estimate, inverse, plan
 from planner.errors import PlannerError
 from planner.exports.registry import export, export_case
-from planner.specs.estimate import Estimate, EstimateRequest
-from planner.specs.plan import InverseRequest, PlannedStrategy, PlanRequest
+from planner.specs.estimate import (
+    Estimate,
+    EstimateRequest,
+    InverseRequest,
+    PlannedStrategy,
+    PlanRequest,
+)
 from planner.workload.inference_memory import usable_bytes
 from planner.workload.resolve import resolve
 from tests.planner.laws.questions import device_of

@@ -3,8 +3,7 @@
 from pathlib import Path
 
 from planner.__main__ import main
-from planner.fitting.pages.quality_page import MODELS, SHOWN, quality_page
-from planner.fitting.quality_fit import HELD_OUT
+from planner.fitting.quality_fit import HELD_OUT, MODELS, SHOWN, quality_page
 
 PAGE = Path("templates/docs/quality.md")
 

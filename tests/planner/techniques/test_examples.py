@@ -10,8 +10,15 @@ from planner.techniques.examples import (
     overlaid,
     technique_row,
 )
-from planner.techniques.registry import TECHNIQUES, get, used_by
-from planner.techniques.technique import CONDITIONS, Case, Example, Technique
+from planner.techniques.registry import (
+    CONDITIONS,
+    TECHNIQUES,
+    Case,
+    Example,
+    Technique,
+    get,
+    used_by,
+)
 from planner.workload.resolve import resolve
 from tests.planner.asking import ask
 

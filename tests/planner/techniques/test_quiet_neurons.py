@@ -4,8 +4,7 @@ import pytest
 
 from planner.errors import NotCoveredError
 from planner.specs.estimate import EstimateRequest
-from planner.techniques.registry import get
-from planner.techniques.technique import Case
+from planner.techniques.registry import Case, get
 from planner.workload.resolve import resolve
 from tests.planner.asking import GENERATE, TRAIN, ask, document
 

@@ -8,10 +8,14 @@ from planner.catalog.devices import get_device
 from planner.catalog.models import get_model
 from planner.errors import UnknownTechniqueError
 from planner.specs.cluster import ClusterSpec, DeviceSpec
-from planner.specs.strategy import Strategy
-from planner.specs.workload import CompressWorkload, GenerateWorkload, ServeWorkload, TrainWorkload
-from planner.techniques.registry import TECHNIQUES, get, inapplicable, used_by
-from planner.techniques.technique import Case
+from planner.specs.workload import (
+    CompressWorkload,
+    GenerateWorkload,
+    ServeWorkload,
+    Strategy,
+    TrainWorkload,
+)
+from planner.techniques.registry import TECHNIQUES, Case, get, inapplicable, used_by
 from tests.planner.asking import CPU, LLAMA_8B, MIXTRAL, search
 
 SERVING = ServeWorkload(input_tokens=1024, output_tokens=128, concurrency=8)

@@ -47,7 +47,7 @@ def replayed(monkeypatch, tmp_path):
         monkeypatch.setattr(
             amd, "importlib", SimpleNamespace(import_module=_module(recorded, is_amd=is_amd))
         )
-        monkeypatch.setattr(inventory.cuda, "rocm_of_torch", lambda: torch_rocm)
+        monkeypatch.setattr(inventory.visibility, "rocm_of_torch", lambda: torch_rocm)
         monkeypatch.setattr(preflight_gpus, "rocm_of_torch", lambda: torch_rocm)
         monkeypatch.setattr(machine, "PCI_DEVICES", bus_of(recorded, tmp_path / "pci"))
         monkeypatch.setattr(platform, "system", lambda: recorded.get("system", "Linux"))

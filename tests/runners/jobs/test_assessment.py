@@ -4,8 +4,15 @@ import numpy as np
 import pytest
 import torch
 
-from runners.jobs.evaluation import Assessment, Perplexity, held_out_ids, repetition_speeds
-from runners.jobs.generation import Repetition, Speed, Workload
+from runners.jobs.evaluation import (
+    Assessment,
+    Perplexity,
+    Repetition,
+    Speed,
+    Workload,
+    held_out_ids,
+    repetition_speeds,
+)
 from runners.jobs.loading import LoadedModel, fresh_model
 from runners.jobs.memory import Peak
 from tests.runners.jobs.tiny import TINY_CONFIG, tiny_training

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from runners.jobs.generation import Repetition, Speed, Workload, measure_speed, random_prompt
+from runners.jobs.evaluation import Repetition, Speed, Workload, measure_speed, random_prompt
 from runners.jobs.loading import fresh_model
 from tests.runners.jobs.tiny import TINY_CONFIG
 

@@ -2,9 +2,9 @@
 
 import pytest
 
+from runners.bench_cases import LayoutBenchRequest, StepTime
 from runners.jobs.layouts_bench import regret
 from runners.jobspec.train import LayoutOptions
-from runners.layout_bench_messages import LayoutBenchRequest, StepTime
 
 
 def times(**seconds):

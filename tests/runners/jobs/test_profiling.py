@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from runners.jobs.generation import Workload
+from runners.jobs.benchmark import Rates, bound_of, flops_of, profile_model, rows_of
+from runners.jobs.evaluation import Workload
 from runners.jobs.loading import fresh_model
-from runners.jobs.profiling import Rates, bound_of, flops_of, profile_model, rows_of
 from runners.jobspec.benchmark import MAX_ROWS
 from tests.runners.jobs.tiny import TINY_CONFIG
 

@@ -25,9 +25,7 @@ from runners.jobs.prove import (
     engines,
     identity,
     jobs,
-    layouts,
     rates,
-    sglang_bench,
     speed,
     stage,
     weight_only,
@@ -349,7 +347,7 @@ def test_jobs_that_need_the_trained_model_are_missing_without_it(recorder, monke
 def results_of_ranks(size, work, _backend):
     """Return what ranks return that take 0.8 of one device's time; tensor parallel dies."""
     first = work.args[0]
-    if not isinstance(first, layouts.Work):  # the collectives
+    if not isinstance(first, distributed.Work):  # the collectives
         return [{"sum": distributed.SUM, **{str(each): 1e9 for each in first}}]
     if "tensor_parallel_size" in (first.layout or ()):
         raise RuntimeError("2 ranks ended with [0, -9]; their errors are above")
@@ -375,7 +373,7 @@ def test_a_rank_that_dies_and_a_layout_that_differs_are_named(
     distributed.run(recorder, tmp_path)
     assert failed(recorder) == ["ZeRO 3", "tensor parallel"]
     figures = {each.name: each for each in recorder.records() if each.record == "figure"}
-    step = layouts.SMALL.tokens
+    step = distributed.SMALL.tokens
     assert figures["training, one device"].samples == (step / 1.0, step / 2.0, step / 9.0)
     assert figures["training, expert parallel over 2"].value == step / 1.6
     efficiency = figures["scaling efficiency, expert parallel over 2"]
@@ -400,10 +398,10 @@ def test_layouts_are_timed_on_the_devices_that_there_are(
 ):
     out = io.StringIO()
     recorder = Recorder(out, torch.device(device), seconds=600.0, is_small=False)
-    monkeypatch.setattr(layouts, "LAYOUTS", {"ZeRO 1": layouts.LAYOUTS["data parallel"]})
+    monkeypatch.setattr(distributed, "LAYOUTS", {"ZeRO 1": distributed.LAYOUTS["data parallel"]})
     found = SimpleNamespace(total_memory=memory_bytes)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _device: found)
-    layouts.LayoutRuns(recorder, tmp_path, results_of_ranks, "gloo", devices).record()
+    distributed.LayoutRuns(recorder, tmp_path, results_of_ranks, "gloo", devices).record()
     records = [RECORD.validate_json(line) for line in out.getvalue().splitlines()]
     named = [each.name for each in records if each.name.startswith("scaling efficiency")]
     assert named == [f"scaling efficiency, ZeRO 1 over {count}" for count in counts]
@@ -413,7 +411,7 @@ def test_layouts_are_timed_on_the_devices_that_there_are(
 
 
 EXPERTS_ALONE = """
-from runners.jobs.prove import layouts
+from runners.jobs.prove import distributed as layouts
 from runners.jobs.train.layouts.experts import SharedExperts
 
 right = layouts.LAYOUTS["expert parallel"]
@@ -442,7 +440,7 @@ def test_divided_experts_that_compute_something_else_are_named(tmp_path):
     assert checks == {"sums of ranks": True, "right": True, "wrong": False}
     efficiency = records[-1]
     assert efficiency.name == "scaling efficiency, wrong over 2"
-    assert len(efficiency.samples) == layouts.TIMED_STEPS
+    assert len(efficiency.samples) == distributed.TIMED_STEPS
     assert efficiency.value > 0
 
 
@@ -537,7 +535,7 @@ def test_sglang_is_measured_where_it_is_installed(
     recorder, monkeypatch, tmp_path, module, ends, figures, faults, missing
 ):
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    sglang_bench.sglang_speeds(recorder, speed.ON_A_CPU, (1, 64), tmp_path)
+    engines.sglang_speeds(recorder, speed.ON_A_CPU, (1, 64), tmp_path)
     (absent,) = recorder.records()
     assert (absent.name, absent.cause) == ("sglang", "device")
 
@@ -545,14 +543,14 @@ def test_sglang_is_measured_where_it_is_installed(
     file.parent.mkdir(parents=True)
     file.write_text(SGLANG.replace("RUN", SGLANG_RUN) + ends)
     monkeypatch.syspath_prepend(str(tmp_path))
-    sglang_bench.sglang_speeds(recorder, speed.ON_A_CPU, (1, 64), tmp_path)
+    engines.sglang_speeds(recorder, speed.ON_A_CPU, (1, 64), tmp_path)
     found = {each.name: each for each in recorder.records()[1:] if each.record == "figure"}
     assert list(found) == [
         f"sglang {what}bf16, batch {batch}" for batch in figures for what in ("", "decode ")
     ]
     for batch in figures:
         whole, decode = (found[f"sglang {what}bf16, batch {batch}"] for what in ("", "decode "))
-        assert whole.samples == (batch * 128 / 0.13496648699924663,) * (sglang_bench.RUNS - 1)
+        assert whole.samples == (batch * 128 / 0.13496648699924663,) * (engines.RUNS - 1)
         assert (whole.question.engine, whole.question.metric) == ("sglang", "tokens_per_second")
         assert (whole.unit, decode.value) == ("tokens/s", 1025.3371051513327)
     assert failed(recorder) == faults
@@ -566,7 +564,7 @@ def test_without_time_a_part_is_missing_and_says_what_to_do(tmp_path):
     distributed.run(Recorder(out, CPU, seconds=0.0, is_small=True), tmp_path)
     records = [RECORD.validate_json(line) for line in out.getvalue().splitlines()]
     missing = [each for each in records if isinstance(each, Missing)]
-    assert [each.name for each in missing] == list(layouts.LAYOUTS)
+    assert [each.name for each in missing] == list(distributed.LAYOUTS)
     assert all("--minutes" in each.advice for each in missing)
 
 

@@ -12,8 +12,7 @@ from collections.abc import Callable
 import pytest
 
 from planner.api import estimate, plan
-from planner.specs.estimate import EstimateRequest
-from planner.specs.plan import PlanRequest
+from planner.specs.estimate import EstimateRequest, PlanRequest
 from planner.workload.arrivals import Batching, Traffic, simulate
 from planner.workload.capacity import max_concurrency
 from planner.workload.under_load import simulated_requests

@@ -6,8 +6,7 @@ import sys
 
 import pytest
 
-from runners.prove.report import Report
-from runners.prove.stages import STAGES
+from runners.prove.report import STAGES, Report
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from runners.jobs import benchmark, corpus, evaluate
 from runners.jobs.compress.job import work as compress
 from runners.jobs.generate.job import work as generate
 from runners.jobs.runtime import EXIT_BAD_INPUT, BadInputError, carry_out
-from runners.jobs.serve.job import work as serve
+from runners.jobs.serve.model import work as serve
 from runners.jobs.train.job import work as train
 from runners.jobspec import (
     BenchmarkSpec,

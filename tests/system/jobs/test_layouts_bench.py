@@ -4,8 +4,8 @@ from statistics import geometric_mean
 
 import pytest
 
+from runners.bench_cases import LayoutBenchRequest
 from runners.jobspec.train import LayoutOptions
-from runners.layout_bench_messages import LayoutBenchRequest
 from tests.runners.jobs.tiny import TINY_CONFIG
 from tests.system.jobs.harness import PROJECT
 from tests.system.jobs.layouts_bench_run import told

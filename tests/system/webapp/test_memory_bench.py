@@ -2,7 +2,7 @@
 
 import pytest
 
-from runners.memory_cases import Held
+from runners.bench_cases import Held
 from tests.plugins.extent import first
 from webapp.core.benches import memory
 from webapp.core.benches.memory import stored

@@ -35,7 +35,7 @@ def test_without_packages_a_command_says_how_to_get_them(monkeypatch, capsys, tm
 def test_the_set_up_code_imports_only_the_standard_library_and_ours():
     code = (
         "import sys\n"
-        "from webapp.boot import broker, cli, environment, pip, processes, suite, up, vendor\n"
+        "from webapp.boot import broker, cli, environment, installer, processes, suite, up, vendor\n"
         "known = set(sys.stdlib_module_names) | {'webapp', 'runners', '__main__'}\n"
         "print(sorted({name.split('.')[0] for name in sys.modules} - known))"
     )

@@ -5,8 +5,8 @@ import datetime as dt
 import pytest
 
 from runners.abilities import ABILITIES
+from runners.bench_cases import KeptRatio, Ratio
 from runners.jobs import offload_bench
-from runners.ratios import KeptRatio, Ratio
 from webapp.core.benches.ratios import PROOFS, evidence, holds, keep, level_of, stored
 from webapp.core.management.commands.bench import Figure
 

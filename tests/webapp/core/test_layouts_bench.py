@@ -3,10 +3,9 @@
 import pytest
 
 from planner.specs.cluster import ClusterSpec, DeviceSpec
+from runners.bench_cases import CollectiveTime, Ratio
 from runners.jobspec.train import LayoutOptions
-from runners.layout_bench_messages import CollectiveTime
-from runners.ratios import Ratio
-from webapp.core.benches import layout_page
+from webapp.core.benches import layouts
 from webapp.core.benches.layouts import (
     ALONE,
     COPIES,
@@ -108,11 +107,11 @@ def measured_host():
 
 
 def test_the_page_is_what_the_kept_rows_say():
-    assert layout_page.DOCS.read_text() == layout_page.page(layout_page.stored())
+    assert layouts.DOCS.read_text() == layouts.page(layouts.stored())
 
 
 def test_each_model_kept_its_first_choice_in_every_round():
-    for kept in layout_page.stored():
+    for kept in layouts.stored():
         assert len(kept["seconds"][kept["first"]]) >= kept["regret"]["n"]
         assert kept["seconds"].keys() == kept["predicted"].keys()
 
@@ -121,14 +120,14 @@ def test_a_regret_is_kept_under_its_models_name():
     ratio = Ratio("other", 0.9, 0.8, 1.0, 5, "step seconds")
     found = Found("wide", "a", {"a": 1.0}, {"a": [1.0]}, ratio, {})
 
-    (kept,) = layout_page.regrets([found])
+    (kept,) = layouts.regrets([found])
     assert kept == ratio._replace(name="fastest other layout / planner's first choice, wide model")
 
 
 def test_a_regret_above_five_per_cent_is_called_so():
-    kept = layout_page.stored()[0]
+    kept = layouts.stored()[0]
     lost = {**kept["regret"], "value": 0.9, "low": 0.85, "high": 0.94}
 
-    text = layout_page.page([{**kept, "regret": lost}])
+    text = layouts.page([{**kept, "regret": lost}])
     assert "11.1 % (6.4 to 17.6)" in text
     assert text.count("| no |") == 1

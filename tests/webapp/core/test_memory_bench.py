@@ -2,7 +2,7 @@
 
 import pytest
 
-from runners.memory_cases import CASES, Held
+from runners.bench_cases import CASES, Held
 from webapp.core.benches import memory
 from webapp.core.benches.memory import Row, planned, rows_of, sharding_ratios, stored
 

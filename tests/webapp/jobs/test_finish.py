@@ -2,7 +2,7 @@
 
 import pytest
 
-from planner.specs.plan import PlanRequest
+from planner.specs.estimate import PlanRequest
 from planner.specs.workload import TrainWorkload
 from runners.jobspec import ArtefactModel, BenchmarkSpec, CompressSpec, DemoModel, TrainSpec
 from tests.webapp.conftest import EXIT_OK, batch_of, claim, make_job

@@ -25,8 +25,8 @@ QUIET = {"usable_cores": 2.0, "taken_cores": 0.1}
 @pytest.fixture
 def predicted(host) -> float:
     """The step that the planner foretells of this host without any factor."""
-    from planner.specs.plan import PlanRequest
-    from planner.specs.strategy import Strategy
+    from planner.specs.estimate import PlanRequest
+    from planner.specs.workload import Strategy
 
     request = PlanRequest.model_validate(plan_request(host))
     return estimate_as_planned(request, request.workload, Strategy()).performance.step_seconds

@@ -3,10 +3,10 @@
 import pytest
 
 from planner.api import inverse
-from planner.specs.plan import FirstFailure, InverseAnswer, InverseRequest
+from planner.specs.estimate import FirstFailure, InverseAnswer, InverseRequest
 from tests.planner.asking import LLAMA_70B, SERVE, document
 from webapp.core.units import NBSP, THIN, TIMES
-from webapp.limits.answers import _failure_sentence, _reason, shown, value_words
+from webapp.limits.questions import _failure_sentence, _reason, shown, value_words
 from webapp.wizard.drafts import serve_draft
 
 

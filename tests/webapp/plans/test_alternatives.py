@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner import api
-from planner.specs.plan import PlanAnswer, PlanRequest, Rejection
+from planner.specs.estimate import PlanAnswer, PlanRequest, Rejection
 from webapp.core.units import DASH, NBSP, THIN, TIMES
 from webapp.plans import alternatives
 from webapp.plans.alternatives import (

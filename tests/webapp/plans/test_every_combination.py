@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from planner.specs.plan import PlanAnswer
+from planner.specs.estimate import PlanAnswer
 from tests.plugins.extent import combinations
 from tests.webapp.answers import fresh
 from tests.webapp.conftest import client_of

@@ -3,7 +3,7 @@
 import pytest
 
 from planner.specs.model import ModelSpec
-from planner.specs.strategy import Strategy
+from planner.specs.workload import Strategy
 from runners.jobspec import (
     DemoPrompts,
     FilePrompts,

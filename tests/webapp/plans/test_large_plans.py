@@ -3,7 +3,7 @@
 import pytest
 
 from planner.api import plan
-from planner.specs.plan import PlanRequest
+from planner.specs.estimate import PlanRequest
 from tests.webapp.conftest import client_of
 from webapp.plans.alternatives import _short
 from webapp.plans.models import Plan

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from planner.specs.strategy import OffloadSpec
+from planner.specs.workload import OffloadSpec
 from runners.jobspec import BenchmarkSpec, CompressSpec, GenerateSpec, TrainSpec
 from tests.webapp.conftest import client_of
 from tests.webapp.plans.conftest import SOURCES

@@ -2,7 +2,7 @@
 
 import pytest
 
-from planner.specs.strategy import Strategy
+from planner.specs.workload import Strategy
 from runners.jobspec.train import LayoutOptions
 from webapp.plans.errors import DraftProblem
 from webapp.plans.training import layout_of

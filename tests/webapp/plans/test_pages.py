@@ -2,7 +2,7 @@
 
 import pytest
 
-from planner.specs.plan import PlanRequest
+from planner.specs.estimate import PlanRequest
 from tests.webapp.conftest import client_of
 from webapp.core.clock import now
 from webapp.jobs.models import Measurement

@@ -8,7 +8,7 @@ from planner.exports.format_support import OWN_METHODS, formats_for
 from planner.search.engine import blocks_of
 from planner.search.question import questions
 from planner.search.training_space import training_blocks
-from planner.specs.plan import PlanRequest
+from planner.specs.estimate import PlanRequest
 from runners.jobspec import FolderModel, TrainSpec
 from runners.jobspec.base import LoraOptions
 from tests.planner.asking import LLAMA_8B, MIXTRAL, TRAIN, document

@@ -7,7 +7,7 @@ from django.contrib.sessions.models import Session
 from django.utils.html import escape
 from pydantic import ValidationError
 
-from planner.specs.strategy import Strategy
+from planner.specs.workload import Strategy
 from runners.engines import ENGINES
 from runners.facts import GpuFacts
 from runners.jobspec import ArtefactModel, CompressSpec, ServeSpec

@@ -3,7 +3,7 @@
 import pytest
 from django.urls import reverse
 
-from planner.specs.strategy import Strategy
+from planner.specs.workload import Strategy
 from runners.jobspec import ArtefactModel
 from runners.jobspec.generate import ExpertSplit, PipelineSplit, StageChain, TensorSplit
 from tests.webapp.conftest import make_microbench

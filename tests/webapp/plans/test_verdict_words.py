@@ -3,7 +3,7 @@
 import pytest
 
 from planner import api
-from planner.specs.plan import PlanRequest, Rejection
+from planner.specs.estimate import PlanRequest, Rejection
 from webapp.core.units import NBSP
 from webapp.plans.targets import targets_of
 from webapp.plans.verdict import (

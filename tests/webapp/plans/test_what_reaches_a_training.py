@@ -2,7 +2,7 @@
 
 import pytest
 
-from planner.specs.strategy import OffloadSpec
+from planner.specs.workload import OffloadSpec
 from runners.jobspec import FolderModel
 from runners.jobspec.train import USUAL_LEARNING_RATES
 from tests.webapp.plans.test_serving import with_gpus

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from planner.specs.plan import PlanRequest
+from planner.specs.estimate import PlanRequest
 from tests.webapp.conftest import client_of
 from webapp.hosts.models import Host
 from webapp.modelhub.models import TeamModel

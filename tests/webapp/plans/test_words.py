@@ -2,7 +2,7 @@
 
 import pytest
 
-from planner.specs.strategy import Strategy
+from planner.specs.workload import Strategy
 from webapp.core.units import NBSP, THIN, TIMES
 from webapp.core.wording import capitalised
 from webapp.plans.words import (

@@ -11,8 +11,17 @@ from typing import Any, NamedTuple
 from planner.api import estimate
 from planner.specs.cluster import ClusterSpec, DeviceSpec
 from planner.specs.estimate import EstimateRequest
-from runners.memory_cases import CASES, CONFIG, LENGTH, ROWS, Case, Held
-from runners.ratios import Ratio, machine_class, versions
+from runners.bench_cases import (
+    CASES,
+    CONFIG,
+    LENGTH,
+    ROWS,
+    Case,
+    Held,
+    Ratio,
+    machine_class,
+    versions,
+)
 from webapp.core.benches import site
 
 RAW = Path(__file__).parent / "data" / "memory.jsonl"

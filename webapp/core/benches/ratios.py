@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from runners.abilities import ABILITIES, Level
-from runners.ratios import KeptRatio
+from runners.bench_cases import KeptRatio
 
 RAW = Path(__file__).parent / "data" / "ratios.jsonl"
 _DIRECTIONS = "tests/system/jobs/generate/test_directions.py"

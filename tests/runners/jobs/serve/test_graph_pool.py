@@ -5,7 +5,7 @@ import contextlib
 import pytest
 import torch
 
-from runners.jobs.serve.graph_pool import CaptureError, GraphPool
+from runners.jobs.serve.padded_decode import CaptureError, GraphPool
 
 GPU = torch.device("cuda")
 

@@ -7,8 +7,14 @@ from runners.jobs.loading import fresh_model, ready
 from runners.jobs.serve.contract import Limits, Sampling
 from runners.jobs.serve.engine import Engine, Reply
 from runners.jobs.serve.figures import Figures
-from runners.jobs.serve.graph_pool import CaptureError, GraphPool
-from runners.jobs.serve.padded_decode import PaddedDecode, Shape, doubling, prepared_decode
+from runners.jobs.serve.padded_decode import (
+    CaptureError,
+    GraphPool,
+    PaddedDecode,
+    Shape,
+    doubling,
+    prepared_decode,
+)
 from runners.jobs.serve.paging import PAGE_TOKENS, PagedCache, Row, check_paging
 from runners.jobs.serve.sampling import Sampler
 from runners.jobs.serve.text import Answer

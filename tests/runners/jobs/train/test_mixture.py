@@ -10,9 +10,8 @@ from runners.jobs.domains import followed
 from runners.jobs.ranks import ALONE
 from runners.jobs.runtime import BadInputError
 from runners.jobs.train.checkpoint import TrainState
-from runners.jobs.train.mixture import mixture_of
 from runners.jobs.train.rows import BLOCK_ROWS, rows_of, windows_of
-from runners.jobs.train.sources import Data, HeldOutRows
+from runners.jobs.train.sources import Data, HeldOutRows, mixture_of
 from runners.jobspec import FileData, HostText, MixedData, WeightedData
 from tests.system.jobs.train.laid_out import spec_of
 from tests.system.jobs.train.mixed import (

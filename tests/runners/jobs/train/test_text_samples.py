@@ -9,13 +9,7 @@ import torch
 from pydantic import ValidationError
 
 from runners.jobs.loading import fresh_model
-from runners.jobs.train.text_samples import (
-    FIRST_WORDS,
-    SHOWN_STEPS,
-    Sampler,
-    continued,
-    prompts_of,
-)
+from runners.jobs.train.evaluator import FIRST_WORDS, SHOWN_STEPS, Sampler, continued, prompts_of
 from runners.jobspec import TrainSpec
 from runners.jobspec.base import TextSamples
 from tests.runners.jobs.tiny import TINY_CONFIG, tiny_training

@@ -17,8 +17,7 @@ from tokenizers.pre_tokenizers import Whitespace
 from transformers import PreTrainedTokenizerFast
 
 from runners.jobs.ranks import Ranks
-from runners.jobs.train.evaluator import VALIDATIONS_PER_RUN, EvaluatedStep
-from runners.jobs.train.text_samples import Sampler, prompts_of
+from runners.jobs.train.evaluator import VALIDATIONS_PER_RUN, EvaluatedStep, Sampler, prompts_of
 from runners.jobspec.base import TextSamples
 from tests.system.jobs.train.forked import forked
 from tests.system.jobs.train.killed import size_of

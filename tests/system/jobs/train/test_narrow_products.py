@@ -10,7 +10,7 @@ from torchao.float8.float8_linear import Float8Linear
 from runners.jobs.loading import demo_config
 from runners.jobs.ranks import ALONE
 from runners.jobs.train import job as train
-from runners.jobs.train.quiet import quiet_trainer
+from runners.jobs.train.trainer import quiet_trainer
 from runners.jobspec import DemoModel
 from tests.runners.jobs.tiny import tiny_training
 from tests.runners.jobs.train.training import losses_of, tiny_trainer

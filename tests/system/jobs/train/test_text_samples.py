@@ -5,9 +5,7 @@ import torch
 
 from runners.jobs.loading import load_folder, load_tokenizer
 from runners.jobs.train import job as train
-from runners.jobs.train.text_samples import (
-    continued,
-)
+from runners.jobs.train.evaluator import continued
 from runners.jobspec.base import TextSamples
 from tests.runners.jobs.tiny import tiny_training
 from tests.runners.jobs.train.test_text_samples import (  # noqa: F401 -- some are fixtures

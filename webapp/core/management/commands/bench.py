@@ -18,15 +18,13 @@ from django.core.management.base import BaseCommand, CommandError
 
 from planner import speed
 from planner.api import estimate
-from planner.specs.estimate import EstimateRequest
-from planner.specs.plan import PlanRequest
+from planner.specs.estimate import EstimateRequest, PlanRequest
 from runners import compress_bench
-from runners.ratios import KeptRatio, Ratio
+from runners.bench_cases import KeptRatio, Ratio
 from webapp.core.benches import (
     compression,
     crowd,
     first_line,
-    layout_page,
     layouts,
     live_path,
     long_history,
@@ -223,8 +221,8 @@ def layout_times(*, is_kept: bool = False, load: float = 0.0) -> Iterator[Figure
             yield Figure(f"{each.model}, {name}: measured", each.measured(name), "s")
         yield Figure(f"{each.model}: planner's first is {each.first}", 1.0, "")
     if is_kept:
-        layout_page.keep(results, load)
-    yield from map(Figure.of, layout_page.regrets(results))
+        layouts.keep(results, load)
+    yield from map(Figure.of, layouts.regrets(results))
 
 
 def memory_terms(*, is_kept: bool = False, load: float = 0.0) -> Iterator[Figure]:
