@@ -57,55 +57,34 @@ def planned(config, workload):
     return by_key
 
 
-@pytest.mark.parametrize("name", DENSE)
-def test_a_prefill_multiplies_as_much_as_the_real_model(name):
-    config = DENSE[name]
-    generate = {
-        "kind": "generate",
-        "batch_size": BATCH,
-        "input_tokens": PROMPT,
-        "output_tokens": 1,
-    }
-
-    products, _ = counted(config)
-    terms = planned(config, generate)
-
-    # The real pass computes logits for every token; an engine for the last one of each sequence.
-    whole_head = terms["output_head_flops"] * PROMPT
-    assert terms["linear_flops"] + whole_head == pytest.approx(products, rel=1e-9)
+GENERATE = {"kind": "generate", "batch_size": BATCH, "input_tokens": PROMPT, "output_tokens": 1}
 
 
-@pytest.mark.parametrize("name", DENSE)
-def test_causal_attention_needs_half_of_what_an_eager_kernel_multiplies(name):
-    config = DENSE[name]
-    generate = {
-        "kind": "generate",
-        "batch_size": BATCH,
-        "input_tokens": PROMPT,
-        "output_tokens": 1,
-    }
-
-    _, scores = counted(config)
-    terms = planned(config, generate)
-
+def test_a_prefill_multiplies_as_the_real_model_and_half_of_an_eager_kernels_attention():
     causal = (PROMPT + 1) / (2 * PROMPT)
-    assert terms["attention_flops"] == pytest.approx(scores * causal, rel=0.02)
+    for config in DENSE.values():
+        products, scores = counted(config)
+        terms = planned(config, GENERATE)
+        # The real pass computes logits of every token; an engine of the last one of a sequence.
+        whole_head = terms["output_head_flops"] * PROMPT
+        assert terms["linear_flops"] + whole_head == pytest.approx(products, rel=1e-9)
+        assert terms["attention_flops"] == pytest.approx(scores * causal, rel=0.02)
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3", "gpt2"])
-def test_a_training_step_multiplies_three_times_the_forward_pass(name):
-    config = DENSE[name]
-    step = {
-        "kind": "train",
-        "sequence_length": PROMPT,
-        "global_batch_size": BATCH,
-        "method": "full",
-    }
+def test_a_training_step_multiplies_three_times_the_forward_pass():
+    for name in ["llama", "qwen3", "gpt2"]:
+        config = DENSE[name]
+        step = {
+            "kind": "train",
+            "sequence_length": PROMPT,
+            "global_batch_size": BATCH,
+            "method": "full",
+        }
 
-    products, _ = counted(config, backward=True)
-    terms = planned(config, step)
+        products, _ = counted(config, backward=True)
+        terms = planned(config, step)
 
-    assert 3 * terms["matmul_flops"] == pytest.approx(products, rel=1e-9)
+        assert 3 * terms["matmul_flops"] == pytest.approx(products, rel=1e-9)
 
 
 def test_a_token_visits_its_experts_and_no_other():
@@ -116,15 +95,9 @@ def test_a_token_visits_its_experts_and_no_other():
         **EXPERTS,
         "decoder_sparse_step": 1,
     }
-    generate = {
-        "kind": "generate",
-        "batch_size": BATCH,
-        "input_tokens": PROMPT,
-        "output_tokens": 1,
-    }
     tokens, layers, hidden = BATCH * PROMPT, SHAPE["num_hidden_layers"], SHAPE["hidden_size"]
 
-    terms = planned(config, generate)
+    terms = planned(config, GENERATE)
 
     heads = (8 + 2 + 2 + 8) * 16 * hidden
     visited = EXPERTS["num_experts_per_tok"] * 3 * EXPERTS["moe_intermediate_size"] * hidden

@@ -11,11 +11,19 @@ from planner.cost import (
     energy,
     kv_cache,
     parameters,
+    quantity,
     queueing,
     roofline,
     training,
     weights,
 )
+from planner.cost.communication import (
+    all_gather_seconds,
+    all_reduce_seconds,
+    all_to_all_seconds,
+    point_to_point_seconds,
+)
+from planner.cost.kv_cache import kv_cache_bytes
 from planner.cost.quantity import Equation, Ledger, Line
 from planner.workload import compress, serve, train
 
@@ -39,63 +47,63 @@ FORMULAS = {
     for value in vars(module).values()
     if isinstance(value, Equation)
 }
-NUMBERS = st.floats(min_value=1.0, max_value=1e6)
+# Three numbers for each argument of the formula that has the most.
+MANY = 3 * max(len(formula.symbols) for formula in FORMULAS.values())
+NUMBERS = st.lists(st.floats(min_value=1.0, max_value=1e6), min_size=MANY, max_size=MANY)
 
 
-@pytest.mark.parametrize("name", sorted(FORMULAS))
 @settings(max_examples=15, deadline=None)
-@given(data=st.data())
-def test_a_formula_gives_the_same_for_floats_and_for_columns(name, data):
-    formula = FORMULAS[name]
-    types = formula.compute.__annotations__
-    columns = {
-        symbol: data.draw(st.lists(NUMBERS, min_size=3, max_size=3))
-        for symbol in formula.symbols
-        if types[symbol] is not float
-    }
-    numbers = {symbol: data.draw(NUMBERS) for symbol in formula.symbols if symbol not in columns}
-    if {"num_experts", "experts_per_token"} <= numbers.keys():  # a token takes no more than all
-        numbers["experts_per_token"] = min(numbers["experts_per_token"], numbers["num_experts"])
+@given(drawn=NUMBERS)
+def test_a_formula_gives_the_same_for_floats_and_for_columns(drawn):
+    wrong = []
+    for name, formula in FORMULAS.items():
+        types = formula.compute.__annotations__
+        given_ = {each: drawn[3 * at : 3 * at + 3] for at, each in enumerate(formula.symbols)}
+        columns = {each: row for each, row in given_.items() if types[each] is not float}
+        numbers = {each: row[0] for each, row in given_.items() if each not in columns}
+        if {"num_experts", "experts_per_token"} <= numbers.keys():  # no more than all
+            numbers["experts_per_token"] = min(
+                numbers["experts_per_token"], numbers["num_experts"]
+            )
 
-    together = formula(**{each: np.array(column) for each, column in columns.items()}, **numbers)
+        together = formula(**{each: np.array(row) for each, row in columns.items()}, **numbers)
 
-    for index in range(3):
-        alone = formula(**{each: column[index] for each, column in columns.items()}, **numbers)
-        assert np.allclose(np.asarray(together)[index], float(alone), rtol=1e-9)
-
-
-@pytest.mark.parametrize("name", sorted(FORMULAS))
-def test_a_formula_names_a_symbol_for_each_argument(name):
-    formula = FORMULAS[name]
-    arguments = set(formula.compute.__annotations__) - {"return"}
-
-    assert set(formula.symbols) == arguments
+        alone = [
+            float(formula(**{each: row[index] for each, row in columns.items()}, **numbers))
+            for index in range(3)
+        ]
+        if not np.allclose([np.asarray(together)[index] for index in range(3)], alone, rtol=1e-9):
+            wrong.append((name, given_, together, alone))
+    assert not wrong, wrong
 
 
-@pytest.mark.parametrize("name", sorted(FORMULAS))
-def test_a_formula_says_what_it_returns_and_in_which_unit(name):
-    assert FORMULAS[name].unit or name.endswith("_share")  # a share has no unit
-    assert FORMULAS[name].compute.__doc__
+def test_a_formula_names_each_argument_what_it_returns_and_its_unit():
+    assert len(FORMULAS) > 70
+    wrong = [
+        name
+        for name, formula in FORMULAS.items()
+        if set(formula.symbols) != set(formula.compute.__annotations__) - {"return"}
+        or not (formula.unit or name.endswith("_share"))  # a share has no unit
+        or not formula.compute.__doc__
+    ]
+    assert not wrong, wrong
 
 
 @given(value=st.floats(min_value=1.0, max_value=1e15))
 def test_rounding_up_to_pages_never_loses_a_token(value):
     kept = float(kv_cache.cached_tokens(value, None, paged=True))
-
     assert value <= kept < value + kv_cache.BLOCK_TOKENS + 1
 
 
 @given(sequence=st.integers(1, 5000), window=st.integers(1, 5000))
 def test_a_window_never_sees_more_pairs_than_the_whole_triangle(sequence, window):
     whole = float(roofline.causal_pairs(sequence))
-
     assert float(roofline.causal_pairs(sequence, window)) <= whole
 
 
 @given(sequence=st.integers(1, 300), window=st.integers(1, 300))
 def test_causal_pairs_equal_counting_them(sequence, window):
     counted = sum(min(query + 1, window) for query in range(sequence))
-
     assert float(roofline.causal_pairs(sequence, window)) == counted
 
 
@@ -104,7 +112,6 @@ def test_blocks_of_packed_rows_equal_counting_where_the_document_before_began(do
     row = 64 * block
     before = sum(-(-offset // block) for offset in range(document)) / document
     counted = 64 * block**2 * min(65 / 2, 1 + before)
-
     found = roofline.block_pairs(row_tokens=row, document_tokens=document, block_tokens=block)
     assert float(found) == pytest.approx(counted)
     assert float(found) >= float(roofline.causal_pairs(min(document, row)))
@@ -125,22 +132,133 @@ def test_a_checkpoints_copy_by_hand():
     assert (alone, gathered) == (12e6, 18e6)
 
 
-def test_a_ledger_writes_down_the_equation_with_its_values():
+def test_a_ledger_writes_down_the_equation_with_its_values_and_factor():
     ledger = Ledger()
-
     ledger.term(roofline.matmul_flops, Line("g", "Products"), parameters=10.0, num_tokens=3.0)
-
     (term,) = ledger.terms()
     assert (term.equation, term.value, term.unit) == ("F = 2 · n · T", 60.0, "FLOP")
     assert [(i.symbol, i.value) for i in term.inputs] == [("n", 10), ("T", 3)]
 
-
-def test_a_calibration_factor_is_part_of_the_written_equation():
-    ledger = Ledger()
-
-    line = Line("g", "Products", factor=1.5)
+    # A calibration factor is part of the written equation.
+    ledger, line = Ledger(), Line("g", "Products", factor=1.5)
     value = ledger.term(roofline.matmul_flops, line, parameters=10.0, num_tokens=3.0)
-
     assert value == 90.0
     assert ledger.terms()[0].equation == "F = k · (2 · n · T)"
     assert ledger.terms()[0].inputs[-1].value == 1.5
+
+
+VALUES = st.floats(-1e12, 1e12)
+COLUMNS = st.lists(VALUES, min_size=1, max_size=8)
+TWO = (quantity.maximum, quantity.minimum)
+ONE = (quantity.ceil, quantity.floor)
+
+
+@given(values=COLUMNS, other=VALUES)
+@pytest.mark.parametrize("choice", TWO)
+def test_a_choice_between_two_is_the_same_element_by_element(choice, values, other):
+    together = choice(np.array(values), other)
+    assert together.tolist() == [choice(value, other) for value in values]
+
+
+@given(values=COLUMNS)
+@pytest.mark.parametrize("rounding", ONE)
+def test_rounding_is_the_same_element_by_element(rounding, values):
+    assert rounding(np.array(values)).tolist() == [rounding(value) for value in values]
+
+
+@given(values=COLUMNS, limit=VALUES)
+def test_a_branch_is_taken_element_by_element(values, limit):
+    column = np.array(values)
+    together = quantity.where(column > limit, column, limit)
+    assert together.tolist() == [quantity.where(v > limit, v, limit) for v in values]
+
+
+def test_plain_numbers_stay_plain():
+    found = (
+        quantity.where(True, 1.0, 2.0),
+        quantity.maximum(1.0, 2.0),
+        quantity.minimum(1.0, 2.0),
+        quantity.ceil(1.5),
+        quantity.floor(1.5),
+        quantity.round_up(17.0, 16.0),
+        quantity.largest([1.0, 3.0, 2.0]),
+    )
+    assert found == (1.0, 2.0, 1.0, 2.0, 1.0, 32.0, 3.0)
+    assert {type(value) for value in found} == {float}
+
+    assert quantity.both(True, False) is False
+    assert quantity.either(True, False) is True
+    assert quantity.negate(False) is True
+
+
+def test_columns_are_chosen_divided_and_joined_element_by_element():
+    # The largest of columns is taken element by element.
+    found = quantity.largest([np.array([1.0, 5.0]), 3.0, np.array([2.0, 4.0])])
+    assert found.tolist() == [3.0, 5.0]
+
+    # Axes of different choices make a grid.
+    tensor, batch = np.array([[1.0], [4.0]]), np.array([[2.0, 3.0, 8.0]])
+    assert quantity.maximum(tensor, batch).tolist() == [[2, 3, 8], [4, 4, 8]]
+
+    # A divisor divides its multiples.
+    assert quantity.divides(4, 12) is True
+    assert quantity.divides(np.array([4, 5]), 12).tolist() == [True, False]
+
+    # A condition that holds anywhere is worth costing.
+    assert quantity.any_of(np.array([False, True]))
+    assert not quantity.any_of(np.array([False, False]))
+    assert quantity.any_of(True)
+
+    # A formula takes a column of layouts.
+    fields = {"head_dim": 128, "kv_bytes_per_element": 2, "num_layers": 80, "num_tokens": 4096}
+    together = kv_cache_bytes(
+        num_kv_heads=8, tensor_parallel_size=np.array([1.0, 2.0, 16.0]), **fields
+    )
+    each = [kv_cache_bytes(num_kv_heads=8, tensor_parallel_size=t, **fields) for t in (1, 2, 16)]
+    assert together.tolist() == each
+
+
+@given(left=st.booleans(), right=st.booleans())
+def test_conditions_join_alike_on_numbers_and_columns(left, right):
+    one, other = np.array([left]), np.array([right])
+    assert quantity.both(one, other).tolist() == [quantity.both(left, right)]
+    assert quantity.either(one, other).tolist() == [quantity.either(left, right)]
+    assert quantity.negate(one).tolist() == [quantity.negate(left)]
+
+
+LINK = {"link_bytes_per_s": 100e9, "latency_s": 1e-5}
+
+
+def test_collectives_are_as_large_as_the_ring_makes_them():
+    # One rank talks to nobody.
+    for collective in [
+        all_reduce_seconds,
+        all_gather_seconds,
+        all_to_all_seconds,
+        point_to_point_seconds,
+    ]:
+        assert float(collective(payload_bytes=1e9, ranks=1, **LINK)) == 0.0
+
+    # An all reduce moves the payload twice less the own share.
+    seconds = all_reduce_seconds(payload_bytes=1e9, ranks=8, **LINK)
+    assert float(seconds) == pytest.approx(2 * 7 / 8 * 1e9 / 100e9 + 1e-5)
+
+    # An all reduce is two all gathers.
+    whole = all_reduce_seconds(payload_bytes=1e9, ranks=4, link_bytes_per_s=1e11, latency_s=0)
+    half = all_gather_seconds(payload_bytes=1e9, ranks=4, link_bytes_per_s=1e11, latency_s=0)
+    assert float(whole) == pytest.approx(2 * float(half))
+
+    # Small payloads cost the latency.
+    seconds = all_reduce_seconds(payload_bytes=1, ranks=8, **LINK)
+    assert float(seconds) == pytest.approx(1e-5, rel=1e-3)
+
+    # A hand over passes every border between stages.
+    two = point_to_point_seconds(payload_bytes=1e6, ranks=2, **LINK)
+    five = point_to_point_seconds(payload_bytes=1e6, ranks=5, **LINK)
+    assert float(five) == pytest.approx(4 * float(two))
+
+    # A column of ranks gives the same as each rank alone.
+    ranks = np.array([1.0, 2.0, 4.0, 8.0])
+    together = all_reduce_seconds(payload_bytes=1e8, ranks=ranks, **LINK)
+    alone = [float(all_reduce_seconds(payload_bytes=1e8, ranks=n, **LINK)) for n in ranks]
+    assert np.allclose(together, alone)

@@ -1,21 +1,29 @@
-"""Inverse questions: each limit works, and one step beyond does not, by an estimate of its own."""
+"""Inverse questions: each limit works, how sure it is, and one step beyond does not."""
 
 import json
+from itertools import product
 
 import pytest
 
-from planner.api import estimate, inverse
+from planner.api import estimate, inverse, plan
 from planner.catalog.instances import get_instance, list_instances
 from planner.errors import BadRequestError, PlannerError
 from planner.search.engine import best_of
-from planner.search.inverse import CONTEXT_STEP, SEQUENCE_STEP, largest_step, models_by_size
+from planner.search.inverse import (
+    CONTEXT_STEP,
+    SEQUENCE_STEP,
+    largest_step,
+    limit_interval,
+    models_by_size,
+)
+from planner.search.suggest import larger_sizes
 from planner.specs.estimate import EstimateRequest, InverseAnswer, InverseRequest, PlanRequest
-from tests.planner.asking import GENERATE, LLAMA_8B, LLAMA_70B, SERVE, TINY, TRAIN, document
+from tests.planner.asking import GENERATE, LLAMA_8B, LLAMA_70B, SERVE, TINY, TRAIN, ask, document
 
 LORA = {**TRAIN, "method": "lora"}
 
 
-def ask(question, **fields) -> InverseAnswer:
+def answer_to(question, **fields) -> InverseAnswer:
     base = {"engine": "vllm", "device": "rtx-4090", **fields}
     return inverse(InverseRequest.model_validate({**document(**base), "question": question}))
 
@@ -28,22 +36,22 @@ def works(**fields) -> bool:
         return False
 
 
-@pytest.mark.parametrize("top", [1, 2, 7, 64, 1000])
-@pytest.mark.parametrize("limit", [0, 1, 2, 3, 63, 64, 999, 5000])
-def test_the_largest_step_is_found_wherever_it_is(limit, top):
-    assert largest_step(lambda value: value <= limit, top) == min(limit, top)
+def test_the_largest_step_is_found_wherever_it_is_by_few_probes():
+    found = {
+        (limit, top): largest_step(limit.__ge__, top)
+        for top in (1, 2, 7, 64, 1000)
+        for limit in (0, 1, 2, 3, 63, 64, 999, 5000)
+    }
+    assert found == {pair: min(pair) for pair in found}
 
-
-def test_the_largest_step_takes_few_probes():
     asked = []
     largest_step(lambda value: asked.append(value) or value <= 60_000, 2**20)
-
     assert len(asked) < 40
     assert len(set(asked)) == len(asked)
 
 
 def test_the_longest_context_fits_and_a_block_more_does_not():
-    (limit,) = ask("longest_context", workload={**SERVE, "tpot_slo_seconds": 0.03}).limits
+    (limit,) = answer_to("longest_context", workload={**SERVE, "tpot_slo_seconds": 0.03}).limits
     output = SERVE["output_tokens"]
 
     def at(tokens):
@@ -55,60 +63,68 @@ def test_the_longest_context_fits_and_a_block_more_does_not():
     assert limit.beyond.value == limit.value + CONTEXT_STEP
     assert limit.beyond.required > limit.beyond.limit
 
-
-def test_a_context_that_memory_does_not_end_is_ended_by_the_model():
-    (limit,) = ask("longest_context", model=TINY, workload=GENERATE).limits
-
+    # A context that memory does not end is ended by the model.
+    (limit,) = answer_to("longest_context", model=TINY, workload=GENERATE).limits
     assert limit.value == 4096
     assert limit.beyond.constraint == "max_position_embeddings"
+
+    # What does not even begin says why.
+    answer = answer_to("longest_context", model=LLAMA_70B, pins={"weight_dtype": "bf16"})
+    assert answer.limits == ()
+    assert answer.smallest.constraint == "memory"
+    assert answer.smallest.required > answer.smallest.limit
 
 
 def test_the_most_users_keep_their_promise_and_one_more_breaks_it():
     workload = {**SERVE, "tpot_slo_seconds": 0.03}
-    (limit,) = ask("most_users", workload=workload).limits
-
+    (limit,) = answer_to("most_users", workload=workload).limits
     assert works(workload={**workload, "concurrency": limit.value})
     assert not works(workload={**workload, "concurrency": limit.value + 1})
     assert limit.beyond.constraint == "tpot_seconds"
 
+    # The estimate at the limit is the one of its strategy.
+    again = estimate(
+        EstimateRequest(
+            model=LLAMA_8B,
+            cluster=limit.cluster,
+            workload={**workload, "concurrency": limit.value},
+            strategy=limit.estimate.strategy,
+            engine="vllm",
+        )
+    )
+    assert again.performance == limit.estimate.performance
 
-def test_without_a_promise_memory_ends_the_users():
-    (limit,) = ask("most_users", pins={"weight_dtype": "bf16"}).limits
-
+    # Without a promise memory ends the users.
+    (limit,) = answer_to("most_users", pins={"weight_dtype": "bf16"}).limits
     assert limit.beyond.constraint == "max_concurrency"
     assert limit.estimate.performance.max_concurrency >= limit.value
 
 
-def test_the_largest_batch_of_a_generation_fits_and_one_more_does_not():
-    (limit,) = ask("largest_batch", workload=GENERATE).limits
-
+def test_the_largest_batch_and_the_longest_sequence_fit_and_one_more_does_not():
+    # The largest batch of a generation fits and one more does not.
+    (limit,) = answer_to("largest_batch", workload=GENERATE).limits
     assert works(workload={**GENERATE, "batch_size": limit.value})
     assert not works(workload={**GENERATE, "batch_size": limit.value + 1})
 
-
-def test_the_largest_batch_of_a_training_goes_through_in_one_pass():
+    # The largest batch of a training goes through in one pass.
     fields = {"device": "h100-sxm-80gb", "engine": None, "workload": LORA}
-    (limit,) = ask("largest_batch", devices=2, **fields).limits
+    (limit,) = answer_to("largest_batch", devices=2, **fields).limits
     strategy = limit.estimate.strategy
-
     assert strategy.gradient_accumulation_steps == 1
     assert strategy.micro_batch_size * strategy.data_parallel_size == limit.value
     assert limit.beyond.value == limit.value + 2
     assert limit.beyond.constraint == "memory"
 
-
-def test_the_longest_sequence_fits_and_a_block_more_does_not():
+    # The longest sequence fits and a block more does not.
     fields = {"device": "rtx-3090", "engine": None}
-    (limit,) = ask("longest_sequence", workload=LORA, **fields).limits
-
+    (limit,) = answer_to("longest_sequence", workload=LORA, **fields).limits
     assert works(workload={**LORA, "sequence_length": limit.value}, **fields)
     assert not works(workload={**LORA, "sequence_length": limit.value + SEQUENCE_STEP}, **fields)
 
 
 def test_the_largest_model_of_each_format_fits_and_the_next_larger_does_not():
-    found = ask("largest_model").limits
+    found = answer_to("largest_model").limits
     sizes = [name for name, _ in models_by_size()]
-
     assert {limit.estimate.strategy.weight_dtype for limit in found} >= {"bf16", "fp8", "int4"}
     for limit in found:
         name, dtype = limit.name.split(" in ")
@@ -117,17 +133,16 @@ def test_the_largest_model_of_each_format_fits_and_the_next_larger_does_not():
         assert works(model=name, pins=pins)
         assert not works(model=larger, pins=pins)
 
-
-def test_fewer_bits_hold_a_larger_model():
-    sizes = {one.estimate.strategy.weight_dtype: one.value for one in ask("largest_model").limits}
-
-    assert sizes["int4"] > sizes["fp8"] > sizes["bf16"]
+    # Fewer bits hold a larger model.
+    by_bits = {
+        one.estimate.strategy.weight_dtype: one.value for one in answer_to("largest_model").limits
+    }
+    assert by_bits["int4"] > by_bits["fp8"] > by_bits["bf16"]
 
 
 def test_the_fewest_devices_hold_the_model_and_half_of_them_do_not():
     fields = {"model": LLAMA_70B, "pins": {"weight_dtype": "bf16"}, "device": "h100-sxm-80gb"}
-    (limit,) = ask("fewest_devices", **fields).limits
-
+    (limit,) = answer_to("fewest_devices", **fields).limits
     assert limit.value == limit.cluster.num_devices == 2
     assert not works(devices=1, **fields)
     assert limit.beyond.constraint == "memory"
@@ -136,7 +151,7 @@ def test_the_fewest_devices_hold_the_model_and_half_of_them_do_not():
 def test_the_cheapest_instance_keeps_the_promise_and_no_cheaper_kind_does():
     workload = {**SERVE, "tpot_slo_seconds": 0.02}
     pins = {"weight_dtype": "bf16"}
-    (limit,) = ask("cheapest_instance", workload=workload, pins=pins).limits
+    (limit,) = answer_to("cheapest_instance", workload=workload, pins=pins).limits
     cheaper = {
         (one.device, one.devices): one.id
         for one in list_instances()
@@ -150,56 +165,241 @@ def test_the_cheapest_instance_keeps_the_promise_and_no_cheaper_kind_does():
 
 def test_cost_as_the_objective_takes_the_cheapest_token_not_the_cheapest_hour():
     workload = {**SERVE, "concurrency": 64}
-    by_hour = ask("cheapest_instance", workload=workload).limits[0]
-    by_token = ask("cheapest_instance", workload=workload, objective="cost").limits[0]
-
+    by_hour = answer_to("cheapest_instance", workload=workload).limits[0]
+    by_token = answer_to("cheapest_instance", workload=workload, objective="cost").limits[0]
     assert by_token.estimate.cost_usd_per_million_tokens < (
         by_hour.estimate.cost_usd_per_million_tokens
     )
     assert by_token.value >= by_hour.value
 
 
-@pytest.mark.parametrize(
-    ("question", "workload"),
-    [
+def test_a_question_that_does_not_suit_the_workload_is_refused():
+    for question, workload in [
         ("longest_context", TRAIN),
         ("most_users", GENERATE),
         ("largest_batch", SERVE),
         ("longest_sequence", SERVE),
-    ],
-)
-def test_a_question_that_does_not_suit_the_workload_is_refused(question, workload):
-    with pytest.raises(BadRequestError, match=question) as caught:
-        ask(question, workload=workload)
+    ]:
+        with pytest.raises(BadRequestError, match=question) as caught:
+            answer_to(question, workload=workload)
 
-    assert caught.value.field == "workload.kind"
-
-
-def test_what_does_not_even_begin_says_why():
-    answer = ask("longest_context", model=LLAMA_70B, pins={"weight_dtype": "bf16"})
-
-    assert answer.limits == ()
-    assert answer.smallest.constraint == "memory"
-    assert answer.smallest.required > answer.smallest.limit
-
-
-def test_the_estimate_at_the_limit_is_the_one_of_its_strategy():
-    workload = {**SERVE, "tpot_slo_seconds": 0.03}
-    (limit,) = ask("most_users", workload=workload).limits
-    again = estimate(
-        EstimateRequest(
-            model=LLAMA_8B,
-            cluster=limit.cluster,
-            workload={**workload, "concurrency": limit.value},
-            strategy=limit.estimate.strategy,
-            engine="vllm",
-        )
-    )
-
-    assert again.performance == limit.estimate.performance
+        assert caught.value.field == "workload.kind"
 
 
 def test_an_answer_is_json_both_ways():
-    answer = ask("most_users", workload={**SERVE, "tpot_slo_seconds": 0.03})
-
+    answer = answer_to("most_users", workload={**SERVE, "tpot_slo_seconds": 0.03})
     assert InverseAnswer.model_validate(json.loads(answer.model_dump_json())) == answer
+
+
+def limit(question, **fields):
+    base = {"engine": "vllm", "device": "rtx-4090", **fields}
+    request = InverseRequest.model_validate({**document(**base), "question": question})
+    return inverse(request).limits[0]
+
+
+PROMISED = {"workload": {**SERVE, "tpot_slo_seconds": 0.03}}
+LORA_ON_H100 = {"workload": {**TRAIN, "method": "lora"}, "engine": None, "device": "h100-sxm-80gb"}
+
+
+def test_a_limit_that_memory_or_a_time_ends_lies_inside_its_interval():
+    for question, fields in [
+        ("most_users", {}),
+        ("most_users", PROMISED),
+        ("longest_context", {}),
+        ("largest_batch", {"workload": GENERATE}),
+        ("largest_batch", LORA_ON_H100),
+    ]:
+        found = limit(question, **fields)
+
+        low, high = found.interval
+        assert 0 <= low < found.value < high
+
+
+def test_an_interval_goes_no_further_than_the_question(monkeypatch):
+    found = limit("most_users")
+    monkeypatch.setattr("planner.search.inverse.MAX_USERS", found.value + 1)
+    assert limit("most_users").interval == (found.interval[0], found.value + 1)
+
+
+def test_what_is_no_growing_number_has_no_interval():
+    # A limit of the models own length has no interval.
+    assert limit("longest_context", model=TINY, workload=GENERATE).interval is None
+
+    for question in ["largest_model", "fewest_devices", "cheapest_instance"]:
+        assert limit(question).interval is None
+
+    # A time that does not grow gives no interval.
+    found = ask(engine="vllm")
+    assert limit_interval(100, "tpot_seconds", found, lambda: found) is None
+
+    # A value of one has no half.
+    assert limit_interval(1, "tpot_seconds", found, lambda: found) is None
+
+    # An estimate without an interval gives none.
+    bare = ask(engine="vllm").model_copy(update={"interval": {}})
+    assert limit_interval(100, "memory", bare, lambda: bare) is None
+    assert limit_interval(100, "tpot_seconds", bare, lambda: bare) is None
+
+
+def test_at_the_low_end_the_peak_of_a_batch_is_as_far_below_as_it_may_be_above():
+    found = limit("largest_batch", workload=GENERATE)
+    low = int(found.interval[0])
+
+    peak_there = estimate(
+        EstimateRequest(
+            model="meta-llama/Llama-3.1-8B",
+            cluster=found.cluster,
+            workload={**GENERATE, "batch_size": low},
+            strategy=found.estimate.strategy,
+            engine="vllm",
+        )
+    ).memory.per_device_peak_bytes
+
+    here = found.estimate
+    above = here.interval["per_device_peak_bytes"][1] - here.memory.per_device_peak_bytes
+    assert here.memory.per_device_peak_bytes - peak_there == pytest.approx(above, rel=0.25)
+
+
+def test_a_surer_figure_gives_a_surer_limit():
+    found = limit("most_users").estimate
+    sure = found.model_copy(
+        update={
+            "interval": {
+                "per_device_peak_bytes": tuple(
+                    found.memory.per_device_peak_bytes * factor for factor in (0.99, 1.01)
+                )
+            }
+        }
+    )
+
+    wide = limit_interval(100, "memory", found, lambda: found)
+    narrow = limit_interval(100, "memory", sure, lambda: sure)
+
+    assert wide[0] < narrow[0] < 100 < narrow[1] < wide[1]
+
+
+SMALL, LARGER = {"device": "a2"}, {"device": "rtx-4090"}
+WIDE = {"weight_dtype": "bf16"}
+
+
+def asked(*options, **fields):
+    base = {"model": LLAMA_70B, "engine": "vllm", "pins": WIDE, "device": "a2", **fields}
+    return PlanRequest.model_validate({**document(**base), "hardware_options": list(options)})
+
+
+def limits(question, *options, **fields):
+    request = asked(*options, **fields).model_dump(exclude_none=True)
+    return inverse(InverseRequest.model_validate({**request, "question": question}))
+
+
+def test_larger_and_more_of_the_largest_option_are_suggested():
+    titles = [one.title for one in plan(asked(SMALL, LARGER)).suggestions]
+    assert any(title.endswith("instead of NVIDIA GeForce RTX 4090") for title in titles)
+
+    found = [one for one in plan(asked(SMALL, LARGER)).suggestions if "devices" in one.title]
+    (more,) = found
+    assert more.changes["cluster"]["device"] == "rtx-4090"
+    assert more.changes["hardware_options"] == []
+
+    # A request that takes such a suggestion gets a plan.
+    request = asked(SMALL, LARGER)
+    for one in plan(request).suggestions:
+        merged = {**request.model_dump(exclude_none=True), **one.changes}
+        answer = plan(PlanRequest.model_validate(merged))
+        assert answer.plans[0].strategy == one.estimate.strategy
+
+    # Without options a suggestion says nothing about them.
+    assert all("hardware_options" not in one.changes for one in plan(asked()).suggestions)
+
+
+def test_more_of_a_rented_offer_are_suggested_as_its_device():
+    offer = {"instance": "aws/p5.48xlarge"}
+    found = plan(asked(offer, model="meta-llama/Llama-3.1-405B")).suggestions
+    clusters = [one.changes["cluster"] for one in found if "devices" in one.title]
+    assert [(one["devices_per_node"], one["nodes"]) for one in clusters] == [(8, 2)]
+    assert "instance" not in clusters[0]
+
+
+def test_sizes_go_up_and_fill_a_server_first():
+    for size, first in [
+        ((1, 1), [(2, 1), (4, 1), (8, 1), (8, 2)]),
+        ((6, 1), [(8, 1), (6, 2), (8, 2), (6, 4), (8, 4), (6, 8), (8, 8), (6, 16)]),
+        ((8, 1), [(8, 2), (8, 4), (8, 8), (8, 16)]),
+        ((3, 1), [(6, 1), (8, 1), (8, 2), (8, 4)]),
+        ((4, 2), [(8, 2), (8, 4), (8, 8), (8, 16)]),
+        ((16, 1), [(16, 2), (16, 4), (16, 8), (16, 16)]),
+    ]:
+        assert larger_sizes(*size)[: len(first)] == first
+
+    # No size is smaller than the cluster or over sixteen times.
+    for inside, nodes in product(range(1, 17), (1, 3)):
+        counts = [each * servers for each, servers in larger_sizes(inside, nodes)]
+        least = inside * nodes
+        assert counts == sorted(counts), (inside, nodes)
+        assert all(least < count <= 16 * least for count in counts), (inside, nodes)
+
+
+def test_six_devices_that_do_not_suffice_become_twelve_where_eight_do_not_either():
+    pins = {"weight_dtype": "bf16", "kv_cache_dtype": "bf16"}
+    workload = {**SERVE, "concurrency": 1}
+    request = document(device="rtx-4090", devices=6, model=LLAMA_70B, pins=pins, engine="vllm")
+    answer = plan(PlanRequest.model_validate({**request, "workload": workload}))
+    found = [one.changes["cluster"] for one in answer.suggestions if "devices" in one.title]
+    assert answer.plans or found[0]["devices_per_node"] * found[0].get("nodes", 1) in {8, 12}
+
+
+def test_a_limit_is_that_of_the_better_option():
+    # The longest context is that of the better option.
+    alone = limits("longest_context", LARGER, model=LLAMA_8B, workload=GENERATE).limits[0]
+    both = limits("longest_context", SMALL, LARGER, model=LLAMA_8B, workload=GENERATE).limits[0]
+    assert both.value == alone.value
+    assert both.cluster.device == "rtx-4090"
+
+    # The largest model is that of the option with the most memory.
+    both = limits("largest_model", SMALL, LARGER, workload=SERVE, pins={}).limits
+    alone = limits("largest_model", LARGER, workload=SERVE, pins={}).limits
+    assert {one.name for one in both} == {one.name for one in alone}
+
+    # The fewest devices are of the option that needs the fewest.
+    (limit,) = limits("fewest_devices", SMALL, {"device": "h100-sxm-80gb"}).limits
+    assert (limit.value, limit.cluster.device) == (2, "h100-sxm-80gb")
+
+    # The cheapest instance does not depend on the options.
+    with_options = limits("cheapest_instance", SMALL, LARGER, model=LLAMA_8B).limits[0]
+    without = limits("cheapest_instance", model=LLAMA_8B).limits[0]
+    assert with_options.name == without.name
+
+
+def test_the_largest_training_batch_is_the_larger_of_the_options():
+    tuned = {**TRAIN, "method": "lora"}
+    fields = {"model": LLAMA_8B, "workload": tuned, "engine": None, "pins": {}}
+    cards = ({"device": "rtx-4090"}, {"device": "h100-sxm-80gb", "devices_per_node": 2})
+    each = [limits("largest_batch", card, **fields).limits[0].value for card in cards]
+    (both,) = limits("largest_batch", *cards, **fields).limits
+    assert both.value == max(each)
+    assert both.cluster.num_devices == 2
+
+
+def test_where_nothing_suffices_the_least_that_was_tried_says_why():
+    # Where no model fits the smallest one says why.
+    tiny = {"id": "tiny", "memory_bytes": 2**20, "memory_bandwidth_bytes_per_second": 1e9}
+    device = {**tiny, "peak_flops_per_second": {"bf16": 1e12}}
+    answer = limits("largest_model", device=device, engine=None, pins={})
+    assert answer.limits == ()
+    assert models_by_size()[-1][0] in str(answer.smallest.value)
+
+    # Where no number of devices suffices the most that were tried say why.
+    never = {"tpot_seconds": {"max": 1e-9}}
+    answer = limits("fewest_devices", {"device": "b200"}, model=LLAMA_8B, constraints=never)
+    assert answer.smallest.value == 4096
+    assert answer.smallest.constraint == "tpot_seconds"
+
+
+def test_a_context_shorter_than_the_answer_shortens_the_answer():
+    workload = {**GENERATE, "output_tokens": 100_000, "input_tokens": 1}
+    (limit,) = limits("longest_context", model=LLAMA_8B, workload=workload, device="t4",
+                      pins={"weight_dtype": "int4"}).limits  # fmt: skip
+    held = limit.estimate.memory
+    assert limit.value < 100_000
+    assert held.per_device_peak_bytes <= held.capacity_bytes
+    assert limit.beyond.value == limit.value + 16
