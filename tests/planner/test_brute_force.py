@@ -46,115 +46,66 @@ PAIR = {"device": "h200-sxm-141gb", "devices_per_node": 2}
 HOST = {"device": CPU, "devices_per_node": 1}
 QUICK = {"step_seconds": {"max": 30.0}}
 TIGHT = {"per_device_peak_bytes": {"max": 6e10}}
+VLLM = {"engine": "vllm"}
+SHORT = {**SMALL_BATCH, "sequence_length": 256}
+GROWING = {**SMALL_BATCH, "length_schedule": [[512, 0.5], [2048, 0.5]], "tokens": 10**9}
+FULL_8B = (LLAMA_8B, PRICED, SMALL_BATCH)
+TWO_NODES = {"device": "a100-sxm-80gb", "devices_per_node": 2, "nodes": 2}
+
+
+def pinned(**fields):
+    return {"pins": fields}
+
+
+def load(**fields):
+    return {**SERVE, "concurrency": None, **fields}
+
+
+OPEN = load(request_rate_per_second=6.0, input_tokens=2048)
+BURST = load(burst_requests=64, input_tokens=2048)
 # Each space: the model, the cluster, the workload, the objective and what else is asked.
 SPACES = {
-    "8b full fast": (LLAMA_8B, PRICED, SMALL_BATCH, "throughput", {}),
-    "8b full small": (LLAMA_8B, PRICED, SMALL_BATCH, "memory", {}),
-    "8b full balanced": (LLAMA_8B, PRICED, SMALL_BATCH, "balanced", {}),
-    "8b full cheap": (LLAMA_8B, PRICED, SMALL_BATCH, "cost", {}),
-    "8b full frugal": (LLAMA_8B, PRICED, SMALL_BATCH, "energy", {}),
-    "8b full short step": (LLAMA_8B, PRICED, SMALL_BATCH, "latency", {}),
-    "8b full best": (LLAMA_8B, PRICED, SMALL_BATCH, "quality", {}),
-    "8b within a limit": (LLAMA_8B, PRICED, SMALL_BATCH, "throughput", {"constraints": TIGHT}),
+    "8b full fast": (*FULL_8B, "throughput", {}),
+    "8b full small": (*FULL_8B, "memory", {}),
+    "8b full balanced": (*FULL_8B, "balanced", {}),
+    "8b full cheap": (*FULL_8B, "cost", {}),
+    "8b full frugal": (*FULL_8B, "energy", {}),
+    "8b full short step": (*FULL_8B, "latency", {}),
+    "8b full best": (*FULL_8B, "quality", {}),
+    "8b within a limit": (*FULL_8B, "throughput", {"constraints": TIGHT}),
     "8b lora on one": (LLAMA_8B, {"device": "rtx-4090"}, LORA, "throughput", {}),
-    "8b pinned tensor": (
-        LLAMA_8B,
-        PRICED,
-        SMALL_BATCH,
-        "memory",
-        {"pins": {"tensor_parallel_size": 2}},
-    ),
-    "8b pinned data": (
-        LLAMA_8B,
-        PRICED,
-        SMALL_BATCH,
-        "throughput",
-        {"pins": {"data_parallel_size": 2}},
-    ),
-    "8b pinned steps": (
-        LLAMA_8B,
-        PRICED,
-        SMALL_BATCH,
-        "throughput",
-        {"pins": {"gradient_accumulation_steps": 2}},
-    ),
-    "8b pinned offload": (
-        LLAMA_8B,
-        PRICED,
-        SMALL_BATCH,
-        "balanced",
-        {"pins": {"offload": {"optimizer": "cpu"}}},
-    ),
-    "8b pinned schedule": (
-        LLAMA_8B,
-        PRICED,
-        SMALL_BATCH,
-        "latency",
-        {"pins": {"pipeline_schedule": "gpipe"}},
-    ),
-    "8b in growing lengths": (
-        LLAMA_8B,
-        PAIR,
-        {**SMALL_BATCH, "length_schedule": [[512, 0.5], [2048, 0.5]], "tokens": 10**9},
-        "throughput",
-        {},
-    ),
+    "8b pinned tensor": (*FULL_8B, "memory", pinned(tensor_parallel_size=2)),
+    "8b pinned data": (*FULL_8B, "throughput", pinned(data_parallel_size=2)),
+    "8b pinned steps": (*FULL_8B, "throughput", pinned(gradient_accumulation_steps=2)),
+    "8b pinned offload": (*FULL_8B, "balanced", pinned(offload={"optimizer": "cpu"})),
+    "8b pinned schedule": (*FULL_8B, "latency", pinned(pipeline_schedule="gpipe")),
+    "8b in growing lengths": (LLAMA_8B, PAIR, GROWING, "throughput", {}),
     "70b lora": (LLAMA_70B, PAIR, LORA, "throughput", {}),
     "70b does not fit": (LLAMA_70B, PAIR, SMALL_BATCH, "throughput", {}),
     "70b too slow": (LLAMA_70B, PAIR, LORA, "memory", {"constraints": QUICK}),
     "mixtral lora": (MIXTRAL, PAIR, LORA, "throughput", {}),
-    "two nodes": (
-        LLAMA_8B,
-        {"device": "a100-sxm-80gb", "devices_per_node": 2, "nodes": 2},
-        SMALL_BATCH,
-        "throughput",
-        {},
-    ),
-    "own host": (TINY, HOST, {**SMALL_BATCH, "sequence_length": 256}, "balanced", {}),
-    "own host pretrain": (
-        TINY,
-        HOST,
-        {**SMALL_BATCH, "sequence_length": 256, "method": "pretrain"},
-        "memory",
-        {},
-    ),
+    "two nodes": (LLAMA_8B, TWO_NODES, SMALL_BATCH, "throughput", {}),
+    "own host": (TINY, HOST, SHORT, "balanced", {}),
+    "own host pretrain": (TINY, HOST, {**SHORT, "method": "pretrain"}, "memory", {}),
     "generate on a host": (TINY, HOST, GENERATE, "balanced", {}),
-    "serve on four": (LLAMA_8B, PRICED, SERVE, "latency", {"engine": "vllm"}),
-    "serve an open loop": (
-        LLAMA_8B,
-        PRICED,
-        {**SERVE, "concurrency": None, "request_rate_per_second": 6.0, "input_tokens": 2048},
-        "throughput",
-        {"engine": "vllm"},
-    ),
-    "serve a burst": (
-        LLAMA_70B,
-        PAIR,
-        {**SERVE, "concurrency": None, "burst_requests": 64, "input_tokens": 2048},
-        "balanced",
-        {"engine": "vllm"},
-    ),
+    "serve on four": (LLAMA_8B, PRICED, SERVE, "latency", VLLM),
+    "serve an open loop": (LLAMA_8B, PRICED, OPEN, "throughput", VLLM),
+    "serve a burst": (LLAMA_70B, PAIR, BURST, "balanced", VLLM),
     "serve experts in an open loop": (
         MIXTRAL,
         PAIR,
-        {**SERVE, "concurrency": None, "request_rate_per_second": 3.0},
+        load(request_rate_per_second=3.0),
         "latency",
-        {"engine": "vllm"},
+        VLLM,
     ),
     "serve beyond saturation": (
         LLAMA_70B,
         PAIR,
-        {**SERVE, "concurrency": None, "request_rate_per_second": 100.0},
+        load(request_rate_per_second=100.0),
         "cost",
-        {"engine": "vllm"},
+        VLLM,
     ),
-    "serve within a limit": (
-        LLAMA_70B,
-        PRICED,
-        {**SERVE, "tpot_slo_seconds": 0.03},
-        "cost",
-        {"engine": "vllm"},
-    ),
+    "serve within a limit": (LLAMA_70B, PRICED, {**SERVE, "tpot_slo_seconds": 0.03}, "cost", VLLM),
 }
 
 
@@ -232,6 +183,7 @@ def differences(name):
 
 def test_the_search_answers_what_brute_force_answers():
     names = first(sorted(SPACES, key=NIGHTLY.__contains__), len(SPACES) - len(NIGHTLY))
+    assert names
     wrong = {name: found for name in names if (found := differences(name))}
     assert not wrong, wrong
 
@@ -283,7 +235,6 @@ def test_the_skyline_is_what_nothing_dominates_and_no_point_twice(points):
             for other in map(tuple, values)
         )
     }
-
     assert kept == sorted(free)
 
 
@@ -328,7 +279,6 @@ def test_it_is_the_first_plan_of_the_whole_answer():
         whole = api.plan(request)
         answered = request if whole.plans else request.without_targets()
         whole = whole if whole.plans else api.plan(answered)
-
         assert quick.plans == whole.plans[:1]
         assert quick.searched.strategies == whole.searched.strategies
         assert quick.request == answered
@@ -384,11 +334,9 @@ def test_the_ceiling_by_hand_grows_with_the_devices_and_spares_pruned_weights():
     # More devices raise the ceiling in proportion.
     one, eight = (next(questions(asked_on(SERVE, devices=count))) for count in (1, 8))
     assert ceiling_of(eight) == pytest.approx(8 * ceiling_of(one))
-
     # Pruned weights are not held against the datasheet.
     question = next(questions(asked_on(SERVE, pins={"sparsity": 0.5})))
     assert ceiling_of(question) == float("inf")
-
     # A modest target is searched.
     for least in [None, 1.0]:
         question = next(questions(asked_on(SERVE)))
@@ -414,8 +362,6 @@ def test_memory_is_costed_once_for_fitting_and_for_the_score(monkeypatch):
     monkeypatch.setattr(
         capacity, "_held", lambda *found: asked_for.append(found[0]) or held(*found)
     )
-
     assert explore(asked_on(SERVE), only_fitting=True).parts
-
     assert asked_for
     assert len(asked_for) == len({id(setting) for setting in asked_for})

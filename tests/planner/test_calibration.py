@@ -23,7 +23,6 @@ def recalibrated(measurements):
 def test_equal_measurements_bring_the_prediction_to_them():
     # Without measurements nothing changes.
     assert calibrate_host(()).factors == {}
-
     # What was right stays as it is.
     again = recalibrated(measured(1.0, n=4))
     expected = estimate(REQUEST).performance.tpot_seconds
@@ -53,12 +52,10 @@ def test_a_calibrated_host_is_surer_as_far_as_its_measurements_agree():
     # Three measurements make it calibrated on this host.
     assert recalibrated(measured(1.5, n=2)).error_class == "same family"
     assert recalibrated(measured(1.5, n=3)).error_class == "calibrated on this host"
-
     # A calibrated host has narrower intervals.
     low, high = estimate(REQUEST).interval["tpot_seconds"]
     closer, near = recalibrated(measured(1.2, n=10)).interval["tpot_seconds"]
     assert near / closer < high / low
-
     # Measurements that disagree keep the interval wide.
     agreeing = recalibrated(measured(1.5, n=6)).interval["tpot_seconds"]
     apart = recalibrated(measured(1.0, n=3) + measured(2.2, n=3)).interval["tpot_seconds"]
@@ -70,7 +67,6 @@ def test_the_error_goes_to_the_class_that_dominates_and_never_compounds():
     (one,) = measured(1.5)
     assert one.operator_class == "overhead"
     assert one.measured / one.predicted > 1.5
-
     # Figures that were not predicted are left out.
     assert measurements_of(REQUEST, {"happiness": 3.0, "tpot_seconds": 0.0}, host="h") == ()
 
@@ -92,10 +88,8 @@ def test_the_error_goes_to_the_class_that_dominates_and_never_compounds():
 def test_a_peak_calibrates_what_is_modelled_of_the_memory_only():
     peak = estimate(REQUEST).memory.per_device_peak_bytes
     (one,) = measurements_of(REQUEST, {"per_device_peak_bytes": peak * 1.2}, host="h")
-
     calibration = calibrate_host([one] * 30)
     again = estimate(REQUEST.model_copy(update={"host_calibration": calibration}))
-
     assert one.operator_class == "memory"
     assert again.memory.per_device_peak_bytes == pytest.approx(peak * 1.2, rel=0.02)
     before = estimate(REQUEST).memory.breakdown_bytes["weights"]
@@ -107,7 +101,6 @@ def test_the_answer_names_the_digest_of_its_measurements():
     calibration = calibrate_host(measured(1.5, n=3))
     found = estimate(REQUEST.model_copy(update={"host_calibration": calibration}))
     assert found.calibration.endswith(f"+h:{calibration.digest}")
-
     # The digest depends on the measurements and not on their order.
     taken = measured(1.0) + measured(2.0)
     assert calibrate_host(taken).digest == calibrate_host(taken[::-1]).digest
@@ -160,7 +153,6 @@ def test_what_was_not_measured_of_an_estimate_changes_no_interval():
         (TRAIN, "torch"),
     ]:
         before = answer(workload=workload, engine=engine)
-
         for why, measured in IRRELEVANT.items():
             after = answer(measured, workload=workload, engine=engine)
             assert after.interval == before.interval, why

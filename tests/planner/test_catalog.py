@@ -30,7 +30,6 @@ from tests.planner.asking import LLAMA_8B, SERVE, ask, document
 def test_the_catalog_begins_with_llama_and_is_large():
     assert len(list_models()) >= 40
     assert len(list_devices()) >= 100
-
     assert [entry.id for entry in list_models()[:3]] == [
         "meta-llama/Llama-3.1-8B",
         "meta-llama/Llama-3.1-70B",
@@ -66,7 +65,6 @@ def test_an_unknown_entry_is_refused_with_the_nearest_names():
     with pytest.raises(UnknownModelError) as caught:
         get_model("Qwen/Qwen3-8B-of-mine")
     assert caught.value.nearest[0] == "Qwen/Qwen3-8B"
-
     with pytest.raises(UnknownDeviceError, match="nearest: h100") as caught:
         get_device("h1000")
     assert caught.value.field == "cluster.device"
@@ -85,10 +83,8 @@ def test_figures_of_devices_are_dense_in_bytes_and_below_their_peaks():
     peaks = get_device("h100").peak_flops_per_second
     assert peaks["bf16"] == 9.89e14
     assert peaks["fp8"] == 1.979e15
-
     # Links are in bytes not bits.
     assert get_device("h100").intra_node_bandwidth_bytes_per_second == 450e9
-
     # What a matrix product reaches is below the peak.
     for device in list_devices():
         for dtype, reached in device.achieved_flops_per_second.items():
@@ -150,12 +146,10 @@ def test_an_offer_is_found_by_its_type_or_refused_with_the_nearest():
     with pytest.raises(UnknownInstanceError, match=r"nearest: .*aws/p5.48xlarge") as caught:
         get_instance("aws/p5.48xlarg")
     assert caught.value.field == "cluster.instance"
-
     # An offer of a card that the catalog lacks says so.
     unknown = next(offer.id for offer in list_instances() if offer.device is None)
     with pytest.raises(BadRequestError, match="the device catalog does not have"):
         ask(cluster=unknown)
-
     # A cluster without device or offer is refused by name.
     with pytest.raises(ValueError, match=r"cluster\.device"):
         PlanRequest.model_validate(json.loads(json.dumps(document(cluster={"nodes": 2}))))
@@ -169,7 +163,7 @@ def test_offers_of_a_device_come_cheapest_first_and_bound_its_price():
     assert len(every) > len(firm)
     assert not any(offer.is_spot for offer in offers_for("h100-sxm5-80gb"))
 
-    # A devices price lies among its offers.
+    # The price of a device lies among its offers.
     wrong = []
     for device in (each for each in list_devices() if each.price_usd_per_hour):
         prices = [offer.price_usd_per_device_hour for offer in offers_for(device.id)]
@@ -192,7 +186,7 @@ def test_a_cluster_may_be_nothing_but_an_offer_and_all_of_it_is_paid():
     assert found.performance == same.performance
     assert found.memory == same.memory
 
-    # The cost is the offers price and names it.
+    # The cost is the price of the offer and names it.
     found = ask(cluster=ONE_H100, engine="vllm")
     offer = get_instance(ONE_H100)
     rate = found.performance.tokens_per_second
@@ -248,7 +242,6 @@ def test_a_plan_on_an_offer_can_be_sent_back_as_json():
             engine="vllm",
         )
     )
-
     assert again.cost_usd_per_million_tokens == answer.plans[0].cost_usd_per_million_tokens
 
 

@@ -26,7 +26,6 @@ def term(answer, name):
 
 def test_rows_of_one_document_take_a_little_more_than_the_triangle():
     flash, flex = (answered({"attention": way}) for way in ("flash", "flex"))
-
     more = term(flex, SECONDS) / term(flash, SECONDS)
     assert more == pytest.approx(1 + FLEX_BLOCK_TOKENS / 8192, rel=1e-3)
     assert flex.memory == flash.memory
@@ -42,7 +41,6 @@ def test_blocks_between_packed_documents_are_left_out_and_no_others():
     short, longer = (
         term(answered(packed, document_tokens=tokens), SECONDS) for tokens in (512, 2048)
     )
-
     assert short < longer / 2 < whole / 4
     assert term(answered({**packed, "packed": False}, document_tokens=512), SECONDS) == whole
     assert term(answered(packed, document_tokens=9000), SECONDS) == whole
@@ -61,7 +59,6 @@ def test_a_window_leaves_blocks_out_of_its_layers_alone():
         ask(workload=LONG, strategy=flex, model={**model, "sliding_window": window})
         for window in (None, 1024)
     )
-
     assert term(narrow, SECONDS) < 0.4 * term(wide, SECONDS)
 
 
@@ -88,7 +85,6 @@ def test_a_search_takes_it_when_it_is_pinned_and_never_else():
     fields = {**SMALL, "devices": 4, "top": 50}
     pinned = search(**fields, pins={"attention": "flex"}).plans
     usual = search(**fields).plans
-
     assert pinned
     assert {each.strategy.attention for each in pinned} == {"flex"}
     assert {each.strategy.attention for each in usual} == {"flash"}
@@ -113,7 +109,6 @@ def test_on_a_gpu_the_copy_of_weights_and_states_lies_in_host_memory():
     for optimizer, each in [("adamw", 12), ("adamw_8bit", 6), ("lion", 8), ("adafactor", 4)]:
         workload = {**TRAIN, "optimizer": optimizer}
         usual, waits = held(workload=workload), held(IN_STEP, workload=workload)
-
         assert usual.memory.host_bytes == pytest.approx(each * PARAMETERS)
         assert waits.memory.host_bytes is None
         assert usual.memory.breakdown_bytes == waits.memory.breakdown_bytes
@@ -181,7 +176,6 @@ def test_a_search_counts_what_is_pinned_and_serving_knows_no_checkpoints():
         for how in ("in_step", "background")
     }
     peaks = {how: found.plans[0].memory.per_device_peak_bytes for how, found in best.items()}
-
     assert peaks["background"] > peaks["in_step"]
     assert best["background"].plans[0].strategy.checkpoint_writing == "background"
     with pytest.raises(NotCoveredError, match="checkpoints, which training writes; leave it out"):

@@ -20,16 +20,13 @@ def test_a_calibrated_method_works_longer_with_more_text_than_rounding():
     found = compressing("int8_weight_only")
     assert found.performance.duration_seconds < 1
     assert "compute" not in found.time_breakdown_seconds["compress"]
-
-    # Gptq works much longer than rounding.
+    # GPTQ works much longer than rounding.
     rounding = compressing("int4_weight_only").performance.duration_seconds
     assert compressing("gptq").performance.duration_seconds > 100 * rounding
-
     # More calibration text takes longer.
     short = compressing("gptq", calibration_tokens=10_000).performance.duration_seconds
     assert compressing("gptq", calibration_tokens=100_000).performance.duration_seconds > short
-
-    # Gptq of a 70b model takes gpu hours not days: The paper quantises 175B in about 4 GPU hours
+    # GPTQ of a 70B model takes GPU hours, not days: The paper quantises 175B in about 4 GPU hours
     # on an A100.
     device = "a100-sxm4-80gb"
     found = compressing("gptq", model=LLAMA_70B, device=device)
@@ -70,11 +67,8 @@ def test_what_no_job_can_do_is_refused_by_name():
             on_devices("gptq", 4, **{name: 4})
         assert caught.value.field == f"strategy.{name}"
 
-    # Rounding has nothing to share.
     with pytest.raises(NotPossibleError, match="looks at no calibration text"):
         on_devices("int8_weight_only", 4, data_parallel_size=4)
-
-    # Bits without a format are refused.
     with pytest.raises(BadRequestError, match="bits is 5"):
         compressing("gptq", bits=5)
 
@@ -89,7 +83,6 @@ def test_a_search_offers_as_many_devices_as_help():
         search(**request, workload={"kind": "compress", "method": method})
         for method in ("gptq", "int8_weight_only")
     )
-
     assert shared.plans[0].strategy.data_parallel_size == 4
     assert shared.searched.strategies == 3
     assert alone.plans == () or alone.plans[0].strategy.data_parallel_size == 1
@@ -111,7 +104,6 @@ def test_a_method_that_nobody_timed_says_so_and_is_less_sure():
         found.interval["duration_seconds"][1] / found.performance.duration_seconds
         for found in (timed, untimed)
     ]
-
     assert not any("no published time" in warning for warning in timed.warnings)
     assert any("no published time of method fptq" in warning for warning in untimed.warnings)
     assert widths[1] > 1.5 * widths[0]
@@ -121,7 +113,6 @@ def test_the_result_takes_the_bits_and_scales_that_were_asked_for():
     # Disk holds both copies.
     found = compressing("int8_weight_only").memory
     assert found.disk_bytes > 1.3 * found.breakdown_bytes["weights"]
-
     # Fewer bits leave a smaller result.
     four, eight = (compressing("gptq", bits=bits).memory.disk_bytes for bits in (4, 8))
     assert four < eight
@@ -144,7 +135,6 @@ def test_the_quality_to_expect_comes_with_its_evidence():
     )
     assert three.loss_ratio > four.loss_ratio > 0
     assert compressing("gptq", bits=2).quality.loss_ratio is None
-
     quality = compressing("gptq").quality
     assert quality.perplexity_ratio[0] < quality.perplexity_ratio[1] < quality.perplexity_ratio[2]
     assert "GPTQ" in quality.evidence[0]
@@ -179,7 +169,7 @@ def test_no_method_writes_more_than_it_read_and_calibration_takes_longer_than_ro
 
 
 def test_each_method_writes_and_multiplies_what_its_paper_says():
-    # Second order methods hold a layers hessians: Six matrices read 4,096 columns, one reads
+    # Second order methods hold the hessians of a layer: Six matrices read 4,096 columns, one reads
     # 14,336; three more of the widest to solve it.
     for method in ["gptq", "sparsegpt", "norm_tweaking", "quantease"]:
         held = compressed(method).memory.breakdown_bytes["buffers"]
@@ -215,7 +205,7 @@ def test_qmoe_packs_experts_alone():
     rest = counts.total - counts.experts
     assert term(found, "written_bytes") == pytest.approx(2 * rest + counts.experts * 0.1)
 
-    # Qmoe needs experts.
+    # QMoE needs experts.
     with pytest.raises(NotPossibleError, match=r"Llama-3\.1-8B is dense"):
         compressed("qmoe")
 
@@ -227,7 +217,7 @@ def test_a_method_has_the_quality_of_its_own_table_or_none():
         assert quality.loss_ratio is None
         assert "no published table" in quality.evidence[0]
 
-    # Pruned columns cost what llm pruners table says.
+    # Pruned columns cost what LLM-Pruner's table says.
     low, middle, high = compressed(
         "llm_pruner", model="huggyllama/llama-7b"
     ).quality.perplexity_ratio

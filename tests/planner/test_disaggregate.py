@@ -1,5 +1,7 @@
 """The simulated engine and its queues, and prefill and decode on different devices."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -86,10 +88,9 @@ def test_devices_of_each_pool_help_what_it_does():
 
 
 def test_littles_law_holds_below_and_beyond_both_pools():
-    # Littles law holds in a closed loop.
+    # Little's law holds in a closed loop.
     found = serving(load={"concurrency": 64}).performance
     assert found.requests_per_second * found.latency_seconds == pytest.approx(64, rel=0.1)
-
     # Callers beyond both pools wait as little says.
     found = serving(load={"concurrency": 20_000}).performance
     assert found.requests_per_second == pytest.approx(found.max_requests_per_second, rel=0.01)
@@ -100,7 +101,6 @@ def test_an_open_loop_serves_what_arrives_up_to_the_most():
     # A slow open loop serves exactly what arrives.
     found = serving(load={"request_rate_per_second": 0.25}).performance
     assert found.requests_per_second == pytest.approx(0.25, rel=1e-3)
-
     # A rate that no pool serves is named with the most.
     found = serving(load={"request_rate_per_second": 1e5})
     assert any("cannot be served: the most is" in warning for warning in found.warnings)
@@ -135,15 +135,10 @@ def test_both_pools_are_held_paid_and_named():
 
 
 def test_pools_that_cannot_be_are_refused_by_name():
-    # A pool is a whole number of replicas.
     with pytest.raises(NotPossibleError, match="multiple of the 2 devices"):
         serving(prefill=3, decode=3, strategy={"tensor_parallel_size": 2})
-
-    # More devices than there are is refused.
     with pytest.raises(NotPossibleError, match="the cluster has 16"):
         serving(prefill=16, decode=16)
-
-    # Answers of one token need no decode pool.
     with pytest.raises(BadRequestError, match="output_tokens is 1"):
         serving(output_tokens=1)
 
@@ -234,18 +229,15 @@ def test_one_request_takes_its_prefill_and_then_its_steps():
     one = closed(callers=1, calls=1, output=1)
     assert one.latency_s == pytest.approx(one.ttft_s)
     assert len(one.tpot_s) == 0
-
     # Steps get longer with what is cached: Twenty tokens after a prompt of 100: the k-th step
     # reads 100 + k cached tokens.
     alone = simulate(OPEN, Traffic(100.0, 20, [0.0]), GROWING)
     expected = sum(0.011 + 1e-6 * (100 + k) for k in range(1, 20))
     assert alone.latency_s[0] - alone.ttft_s[0] == pytest.approx(expected)
-
     # A prompt longer than the budget is read in chunks.
     small = closed(callers=1, calls=1, batching=Batching(10, 30.0))
     assert small.ttft_s == pytest.approx([0.1])
     assert small.events > closed(callers=1, calls=1).events
-
     # An almost idle engine answers as if alone.
     assert np.median(opened(0.01).ttft_s) == pytest.approx(0.1)
 
@@ -256,7 +248,6 @@ def test_prompts_first_makes_waves_of_equal_callers():
     batching = Batching(slots=100, budget_tokens=100, prefill_first=True)
     burst = closed(callers=9, calls=1, batching=batching)
     assert burst.ttft_s.mean() == pytest.approx(0.1 * (9 + 1) / 2)
-
     # Callers that prefill together stay together: Nothing takes a cohort apart when prefill goes
     # first and answers have one length.
     waves = closed(callers=6, calls=4, batching=batching).ttft_s.reshape(4, 6)
@@ -292,7 +283,6 @@ def test_littles_law_holds():
             np.sort(found.done_s), ends, "right"
         )
         in_flight = float((inside[:-1] * np.diff(ends)).sum() / span)
-
         assert in_flight == pytest.approx(found.requests_per_s * found.latency_s.mean(), rel=1e-6)
 
 
@@ -301,7 +291,6 @@ def test_callers_without_a_place_wait_for_those_who_have_one():
     free, short = (closed(4, 20, 0.0, Batching(slots, 8192)) for slots in (4, 3))
     life = short.latency_s.min()
     assert short.ttft_s.mean() - free.ttft_s.mean() == pytest.approx(life / 3, rel=0.5)
-
     # One place serves one after another.
     found = closed(5, 1, 0.0, Batching(1, 8192))
     life = 0.1 + 19 * 0.011
@@ -330,15 +319,12 @@ def test_calls_come_at_their_rate_and_a_faster_stream_waits_longer():
     calls = poisson_calls(4.0, 4000)
     assert calls == sorted(calls)
     assert len(calls) / calls[-1] == pytest.approx(4.0, rel=0.05)
-
     # Equal seeds give equal answers.
     assert np.array_equal(opened(3.0).done_s, opened(3.0).done_s)
     assert not np.array_equal(opened(3.0).done_s, opened(3.0, seed=1).done_s)
-
     # A faster stream of the same calls waits longer.
     means = [opened(rate).ttft_s.mean() for rate in (0.5, 2.0, 4.0, 8.0)]
     assert means == sorted(means)
-
     # More than the engine can do makes the queue grow: A prefill takes 0.1 s, so that ten a
     # second are the most whatever the batch.
     waits = opened(20.0).ttft_s
@@ -346,20 +332,17 @@ def test_calls_come_at_their_rate_and_a_faster_stream_waits_longer():
 
 
 def test_the_steps_of_a_closed_loop_are_timed_bit_by_bit_as_they_were_taken():
-    for spread in [0.0, 0.03]:
-        for is_prefill_first in [False, True]:
-            for slots, budget, prompt in [(4, 64, 100.0), (9, 512, 37.5)]:
-                batching = Batching(slots, budget, is_prefill_first)
-                traffic = Traffic(prompt, 20, [0.0] * 7, 5, spread)
-                uneven = StepCosts(
-                    [1.0, 32.0, 512.0], [0.011, 0.013, 0.07], [1.0, 4.0, 16.0], *UNEVEN
-                )
-                engine = _Engine(batching, traffic, uneven)
-                engine.run()
-
-                timed = simulate(batching, traffic, uneven)
-
-                assert timed.events == engine.events
-                assert timed.sent_s.tolist() == engine.requests.sent_s
-                assert timed.first_s.tolist() == engine.requests.first_s
-                assert timed.done_s.tolist() == engine.requests.done_s
+    uneven = StepCosts([1.0, 32.0, 512.0], [0.011, 0.013, 0.07], [1.0, 4.0, 16.0], *UNEVEN)
+    sizes = ((4, 64, 100.0), (9, 512, 37.5))
+    for (slots, budget, prompt), is_prefill_first, spread in product(
+        sizes, (False, True), (0.0, 0.03)
+    ):
+        batching = Batching(slots, budget, is_prefill_first)
+        traffic = Traffic(prompt, 20, [0.0] * 7, 5, spread)
+        engine = _Engine(batching, traffic, uneven)
+        engine.run()
+        timed = simulate(batching, traffic, uneven)
+        assert timed.events == engine.events
+        assert timed.sent_s.tolist() == engine.requests.sent_s
+        assert timed.first_s.tolist() == engine.requests.first_s
+        assert timed.done_s.tolist() == engine.requests.done_s

@@ -22,98 +22,84 @@ from tests.planner.asking import GENERATE, LLAMA_8B, LLAMA_70B, SERVE, TRAIN, as
 
 QWEN_72B = "Qwen/Qwen2.5-72B-Instruct"
 SPARSE_FP8 = "Qwen/Qwen3-235B-A22B-FP8"
+TENSOR, EXPERT, WEIGHTS = "tensor_parallel_size", "expert_parallel_size", "weight_dtype"
+
+
+def at(model=None, **strategy):
+    """Return the fields of a request for a strategy of a model, or of the usual one."""
+    return {"strategy": strategy} | ({"model": model} if model else {})
+
+
+SPARSE_8 = at(SPARSE_FP8, tensor_parallel_size=8) | {"devices": 8}
+STEP = at("stepfun-ai/Step-3.7-Flash-FP8", tensor_parallel_size=4, expert_parallel_size=4)
+GROUPS = at(QWEN_72B, tensor_parallel_size=4, quantization="awq", group_size=128)
+LONG = {"workload": {**SERVE, "input_tokens": 16_000, "output_tokens": 256}}
+SGLANG, TRT, T4 = {"engine": "sglang"}, {"engine": "tensorrt_llm"}, {"device": "t4"}
+FP8 = at(weight_dtype="fp8", activation_dtype="fp8")
 # (the request, the field, words of the reason)
 REFUSED = [
     # Experts of 1536 cut into 192, no multiple of the blocks of 128: vllm 17569.
-    (
-        {"model": SPARSE_FP8, "devices": 8, "strategy": {"tensor_parallel_size": 8}},
-        "tensor_parallel_size",
-        "128-wide FP8 block.* expert_parallel_size to 8",
-    ),
-    (
-        {"model": SPARSE_FP8, "devices": 8, "strategy": {"tensor_parallel_size": 8}}
-        | {"engine": "sglang"},
-        "tensor_parallel_size",
-        "128-wide FP8 block",
-    ),
+    (SPARSE_8, TENSOR, "128-wide FP8 block.* expert_parallel_size to 8"),
+    (SPARSE_8 | SGLANG, TENSOR, "128-wide FP8 block"),
     # The shared expert of 1280 cut into 320, even with whole experts: sglang 26107.
-    (
-        {"model": "stepfun-ai/Step-3.7-Flash-FP8", "devices": 4, "engine": "sglang"}
-        | {"strategy": {"tensor_parallel_size": 4, "expert_parallel_size": 4}},
-        "tensor_parallel_size",
-        "shared experts' width of 1280",
-    ),
+    (STEP | {"devices": 4} | SGLANG, TENSOR, "shared experts' width of 1280"),
     # Groups of 128 in a width of 29568: vllm 13640, sglang 3571.
     (
-        {"model": QWEN_72B, "device": "a100-sxm4-40gb", "devices": 4}
-        | {"strategy": {"tensor_parallel_size": 4, "quantization": "awq", "group_size": 128}},
-        "tensor_parallel_size",
+        GROUPS | {"device": "a100-sxm4-40gb", "devices": 4},
+        TENSOR,
         "128-wide group of int4 weights.* nearest that works is 1",
     ),
     # bf16, FP8 caches and MXFP4 on Turing: vllm 1157, 47549, 22288.
     (
-        {"device": "t4", "strategy": {"weight_dtype": "bf16", "activation_dtype": "bf16"}},
+        T4 | at(weight_dtype="bf16", activation_dtype="bf16"),
         "activation_dtype",
         "bf16 needs compute capability 8.0.* fp16",
     ),
-    ({"device": "t4", "strategy": {"kv_cache_dtype": "fp8"}}, "kv_cache_dtype", "FP8 cache"),
-    ({"device": "t4", "model": "openai/gpt-oss-20b"}, "weight_dtype", "MXFP4 needs"),
-    (
-        {"device": "rtx-3090", "strategy": {"weight_dtype": "fp8", "activation_dtype": "fp8"}},
-        "activation_dtype",
-        "8.9 .Ada.*16-bit activations",
-    ),
+    (T4 | at(kv_cache_dtype="fp8"), "kv_cache_dtype", "FP8 cache"),
+    (T4 | {"model": "openai/gpt-oss-20b"}, WEIGHTS, "MXFP4 needs"),
+    (FP8 | {"device": "rtx-3090"}, "activation_dtype", "8.9 .Ada.*16-bit activations"),
     # The field that the request set is named, and the nearest value that works.
     (
-        {"device": "t4", "strategy": {"weight_dtype": "bf16"}},
+        T4 | at(weight_dtype="bf16"),
         "strategy.weight_dtype",
         r"^weight_dtype is bf16, which .*the nearest that works is fp16$",
     ),
     (
-        {"device": "b200-sxm", "strategy": {"quantization": "w8a8"}},
+        at(quantization="w8a8") | {"device": "b200-sxm"},
         "strategy.quantization",
         r"^quantization is w8a8, so that activation_dtype is int8.* works is w8a16$",
     ),
     (
-        {"device": "a100-sxm4-80gb", "engine": "tensorrt_llm"}
-        | {"strategy": {"weight_dtype": "nvfp4"}},
+        at(weight_dtype="nvfp4") | {"device": "a100-sxm4-80gb"} | TRT,
         "strategy.weight_dtype",
         "nearest that works is int4$",
     ),
     # NVFP4 runs on NVIDIA alone: vllm/platforms/rocm.py up to 0.19.1.
-    (
-        {"device": "mi300x", "model": "nvidia/Kimi-K2.5-NVFP4", "devices": 8},
-        "weight_dtype",
-        "NVFP4",
-    ),
-    ({"device": "rx-7900-xtx", "engine": "tensorrt_llm"}, "engine", "NVIDIA GPUs only"),
+    ({"device": "mi300x", "model": "nvidia/Kimi-K2.5-NVFP4", "devices": 8}, WEIGHTS, "NVFP4"),
+    ({"device": "rx-7900-xtx"} | TRT, "engine", "NVIDIA GPUs only"),
     ({"device": "m4-max"}, "engine", "no kernels for Apple"),
     # A longer context than the config's: vllm 16757.
     (
-        {"model": "microsoft/Phi-3-mini-4k-instruct"}
-        | {"workload": {**SERVE, "input_tokens": 16_000, "output_tokens": 256}},
+        LONG | {"model": "microsoft/Phi-3-mini-4k-instruct"},
         "input_tokens",
         "16256 tokens.* context of 4096",
     ),
     # Degrees that the engine cannot be told.
     (
-        {"model": SPARSE_FP8, "devices": 8}
-        | {"strategy": {"tensor_parallel_size": 4, "expert_parallel_size": 2}},
-        "expert_parallel_size",
+        at(SPARSE_FP8, tensor_parallel_size=4, expert_parallel_size=2) | {"devices": 8},
+        EXPERT,
         "--enable-expert-parallel spreads the experts over all 8 ranks",
     ),
 ]
 ACCEPTED = [
-    {"model": SPARSE_FP8, "devices": 4, "strategy": {"tensor_parallel_size": 4}},
-    {"model": SPARSE_FP8, "devices": 8}
-    | {"strategy": {"tensor_parallel_size": 8, "expert_parallel_size": 8}},
+    at(SPARSE_FP8, tensor_parallel_size=4) | {"devices": 4},
+    at(SPARSE_FP8, tensor_parallel_size=8, expert_parallel_size=8) | {"devices": 8},
     # From 0.29 on vLLM refines the blocks of experts where the device has FP8 units.
-    {"model": SPARSE_FP8, "devices": 8, "strategy": {"tensor_parallel_size": 8}}
-    | {"engine": "vllm 0.33"},
-    {"model": QWEN_72B, "strategy": {"tensor_parallel_size": 1, "quantization": "awq"}},
-    {"device": "t4", "model": "Qwen/Qwen2.5-3B"},
-    {"device": "rtx-3090", "strategy": {"weight_dtype": "fp8"}},
-    {"device": "t4", "model": "openai/gpt-oss-20b", "engine": "llama_cpp"},
+    SPARSE_8 | {"engine": "vllm 0.33"},
+    at(QWEN_72B, tensor_parallel_size=1, quantization="awq"),
+    T4 | {"model": "Qwen/Qwen2.5-3B"},
+    at(weight_dtype="fp8") | {"device": "rtx-3090"},
+    T4 | {"model": "openai/gpt-oss-20b", "engine": "llama_cpp"},
     {"device": "mi300x", "model": "openai/gpt-oss-20b"},
 ]
 
@@ -159,7 +145,6 @@ def test_the_first_plan_starts_the_checkpoint_as_it_is_stored():
     ]:
         for engine in ["vllm", "sglang"]:
             strategy, text = exported(engine, objective="throughput", **fields)
-
             assert strategy.weight_dtype == dtype
             assert "--quantization" not in text
             assert all(flag in text for flag in flags)
@@ -175,7 +160,6 @@ def test_a_plan_names_the_field_that_was_pinned():
 
 def test_no_plan_takes_what_is_refused_and_the_answer_says_why():
     answer = search(model="Qwen/Qwen3-30B-A3B-FP8", device="l40s", devices=4, engine="vllm")
-
     cut = [p.strategy for p in answer.plans if p.strategy.expert_parallel_size == 1]
     assert all(strategy.tensor_parallel_size in {1, 2} for strategy in cut)
     assert "128-wide FP8 block" in answer.rejected["fp8 weights, tensor parallel 4"].reason
@@ -274,7 +258,6 @@ def test_every_row_names_its_source_and_a_way_out():
     tables = data_toml("engine_limits.toml")
     rows = [EngineLimit.model_validate(row) for row in tables["limit"]]
     blocks = [KernelBlock.model_validate(row) for row in tables["kernel_block"]]
-
     assert len(rows) > 20
     assert all(row.source and row.instead and row.engines for row in rows)
     assert all(block.source and block.parts and block.engines for block in blocks)
@@ -322,7 +305,7 @@ def test_a_share_means_what_its_engine_counts():
         found = ask(workload=SATURATED, engine=engine, strategy=explicit)
         assert requests_at(engine=engine) == found.performance.max_concurrency
 
-    # Vllm counts everything sglang not the activations tensorrt only what is free: A share of
+    # vLLM counts everything, SGLang not the activations, TensorRT-LLM what is free: a share of
     # 0.5 of 80 GiB with 15 GiB of weights and some of activations.
     vllm, sglang, trt = (
         requests_at(0.5, engine=engine) for engine in ("vllm", "sglang", "tensorrt_llm")
@@ -333,7 +316,6 @@ def test_a_share_means_what_its_engine_counts():
 
     # A share above what the device has is limited by it.
     assert requests_at(1.0, engine="sglang") == requests_at(0.99, engine="sglang")
-
     # An absent share stays out of the answer.
     unset = ask(engine="vllm").strategy.model_dump(mode="json")
     assert "gpu_memory_utilization" not in unset
@@ -344,11 +326,9 @@ def test_what_has_no_share_of_memory_refuses_it():
     for engine in ["llama_cpp", "exllamav2", "torch", "transformers"]:
         with pytest.raises(NotCoveredError, match="gpu_memory_utilization is"):
             ask(workload=GENERATE, engine=engine, strategy={"gpu_memory_utilization": 0.8})
-
     # Training has no serving engine.
     with pytest.raises(NotCoveredError, match="gpu_memory_utilization"):
         ask(workload=TRAIN, strategy={"gpu_memory_utilization": 0.8})
-
     # No other number is a share.
     for share in [0, 1.5, -0.1, "much"]:
         with pytest.raises(ValueError, match="gpu_memory_utilization"):

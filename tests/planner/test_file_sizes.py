@@ -58,23 +58,20 @@ BLOCKS = {
 
 
 def test_gguf_files_are_stored_in_whole_blocks():
-    # A gguf embedding is stored in whole blocks of its type.
+    # A GGUF embedding is stored in whole blocks of its type.
     for kind, (stored, weights) in BLOCKS.items():
         found = packed_format(f"gguf:{kind}")
         assert found.embedding_bits == 8 * stored / weights
-
-    # A q8 0 file of llama 8b is 34 bytes for 32 weights.
+    # A q8_0 file of Llama 8B is 34 bytes for 32 weights.
     found = ask(device="rtx-4090", engine="llama_cpp", strategy={"quantization": "gguf:q8_0"})
     # 65 norms of 4,096 stay in 32 bits; every other weight is in a block.
     norms = 65 * 4096
     assert held(found, "weights") == pytest.approx((8_030_261_248 - norms) / 32 * 34 + 4 * norms)
-
     # An embedding and a head apart weigh their mean.
     packed = PackedFormat(linear_bits=4.0, embedding_bits=4.0, head_bits=8.0)
     assert packed.vocabulary_bytes_per_element == 0.75
     assert packed.head_bytes_per_element == 1.0
-
-    # A mean of bits is a mix of gguf types with a wider head.
+    # A mean of bits is a mix of GGUF types with a wider head.
     mix = packed_format("gguf:4.5")
     assert (mix.linear_bits, mix.embedding_bits, mix.head_bits) == (4.5, 4.5, 6.5625)
 
@@ -82,7 +79,6 @@ def test_gguf_files_are_stored_in_whole_blocks():
 def test_the_name_of_a_packed_format_is_read_in_any_case_and_in_its_range():
     # The name of a packed format may be in any case.
     assert packed_format("GGUF:Q4_K_M") == packed_format("gguf:q4_k_m")
-
     # Bits up to both ends of their range are taken.
     for bits in [0.5, 4.25, 32.0]:
         assert packed_format(f"exl2:{bits}").linear_bits == bits
@@ -95,7 +91,7 @@ def test_the_name_of_a_packed_format_is_read_in_any_case_and_in_its_range():
         assert f"'exl2:{bits}'" in caught.value.message
         assert "exl2:4.25" in caught.value.message
 
-    # A type that gguf does not have is refused.
+    # A type that GGUF does not have is refused.
     with pytest.raises(UnknownNameError, match=r"gguf has no such format"):
         packed_format("gguf:q4_k_x")
 
@@ -126,7 +122,6 @@ def test_a_weight_takes_its_share_of_its_block():
     # A normal float takes the published bits with double quantisation: Dettmers et al. 2023
     # (QLoRA), arXiv:2305.14314: 0.127 bits a parameter for the scales.
     assert weight_bytes_per_element("nf4") * 8 == pytest.approx(4.127, abs=5e-4)
-
     # Norms keep a wide dtype and never a quantised one.
     for dtype, kept in [("fp32", "fp32"), ("fp16", "fp16"), ("int4", "bf16")]:
         assert unquantised_dtype(dtype) == kept
@@ -157,7 +152,7 @@ def test_gpt_oss_is_as_large_as_its_model_card_says():
         found = ask(model=name, device="h100-sxm5-80gb", engine="tensorrt_llm")
         assert counts.total / 1e9 == pytest.approx(total, abs=0.01)
         assert (counts.active - counts.embedding) / 1e9 == pytest.approx(active, rel=0.01)
-        assert held(found, "weights") / GIB == pytest.approx(gib, rel=0.01)
+        assert held(found, "weights") / GIB == pytest.approx(gib, rel=0.005)
 
 
 @given(layers=st.integers(1, 200), stages=st.integers(1, 64))
@@ -257,7 +252,6 @@ def test_parts_of_a_model_have_the_bits_of_their_rows():
     # instead of the recipe's 5.00, 24.4 GB.
     found = weights(LIGHTNING, device="rtx-3090", quantization="gguf:q4_k_m")
     assert found == pytest.approx(24.4e9, rel=0.05)
-
     # Fractional mixes and forks keep their usual bits.
     model = get_model(LIGHTNING)
     for name in ("gguf:3.9", "gguf:iq4_k", "exl2:4.25", None):
@@ -292,13 +286,13 @@ def test_rows_of_no_whole_block_fall_back_to_a_wider_type():
 
 
 def test_mxfp4_experts_are_stored_as_engines_store_them():
-    # Llama cpp stores all but mxfp4 experts in 8 bits: llama-bench of ggml-org's files, as in
+    # llama.cpp stores all but MXFP4 experts in 8 bits: llama-bench of ggml-org's files, as in
     # ggml-org/llama.cpp PR#16991.
     for model, gib in [("openai/gpt-oss-20b", 11.27), ("openai/gpt-oss-120b", 59.02)]:
         assert weights(model) / GIB == pytest.approx(gib, rel=0.005)
         assert weights(model, quantization="gguf:mxfp4_moe") == weights(model)
 
-    # Vllm loads mxfp4 experts in padded widths.
+    # vLLM loads MXFP4 experts in padded widths.
     for model, device, gib in [
         ("openai/gpt-oss-120b", "h100-sxm5-80gb", 65.97),  # vllm-project/vllm#23278
         ("openai/gpt-oss-20b", "a100-sxm4-40gb", 13.72),  # "Model loading took 13.72 GiB"
@@ -427,7 +421,6 @@ def test_a_named_checkpoint_is_costed_and_described_as_it_is():
     with pytest.raises(NotPossibleError, match="FP8 block"):
         answer_of("Qwen/Qwen3-30B-A3B-Instruct-2507-FP8", "h100-sxm5-80gb", 4)
     assert answer_of("RedHatAI/Qwen3-30B-A3B-Instruct-2507-FP8-dynamic", "h100-sxm5-80gb", 4).fits
-
     # The warnings say what was assumed of a name.
     warnings = answer_of("Qwen/Qwen3-8B-FP8", "h100-sxm5-80gb").warnings
     assert any("the FP8 checkpoint of Qwen/Qwen3-8B" in warning for warning in warnings)
@@ -475,7 +468,7 @@ def test_formats_that_contradict_or_are_unknown_are_refused_with_a_way_to_ask():
             get_model(name)
         assert caught.value.nearest
 
-    # A repository of gguf files is refused with the way to ask.
+    # A repository of GGUF files is refused with the way to ask.
     for name in ["unsloth/Qwen3-8B-GGUF", "unsloth/Qwen3-8B-GGUF:Q4_K_M"]:
         with pytest.raises(UnknownModelError, match=r"Qwen/Qwen3-8B,.* gguf:q4_k_m"):
             get_model(name)
@@ -484,13 +477,11 @@ def test_formats_that_contradict_or_are_unknown_are_refused_with_a_way_to_ask():
 def test_a_stated_format_replaces_that_of_the_catalogs_checkpoint():
     assert get_model("deepseek-ai/DeepSeek-R1").weight_dtype == "fp8"
     assert get_model("RedHatAI/DeepSeek-R1-0528-quantized.w4a16").weight_dtype == "int4"
-
     # A model in the stated format keeps its own config.
     own, read = get_model("moonshotai/Kimi-K2.5"), get_model("moonshotai/Kimi-K2.5-INT4")
     assert (read.weight_dtype, read.group_size) == (own.weight_dtype, own.group_size)
     assert read.part_dtypes == own.part_dtypes
-
-    # Another publishers way is not that of the catalogs checkpoint.
+    # The way of another publisher is not that of the catalog.
     assert get_model("Qwen/Qwen3-32B-FP8").weight_block_size == 128
     assert get_model("RedHatAI/Qwen3-32B-FP8").weight_block_size is None
 

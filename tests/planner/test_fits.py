@@ -41,7 +41,6 @@ from tests.planner.asking import ask
 
 PRIORS = np.array([prior for prior, _ in MEMORY_FACTORS.values()])
 ACTIVATIONS = list(MEMORY_FACTORS).index("activation_ratio")
-OVERHEAD = list(MEMORY_FACTORS).index("training_overhead_bytes")
 NAMES = list(MEMORY_FACTORS)
 
 
@@ -93,7 +92,6 @@ def test_a_fit_finds_the_factors_that_made_the_runs():
     found = fit_step(runs_with({"matmul": 1.4, "exchange": 2.0}))
     untouched = [part_of(found, part) for part in PARTS if part not in {"matmul", "exchange"}]
     assert untouched == [1.0] * len(untouched)
-
     # A fit to exact runs leaves nearly no error.
     runs = runs_with({"matmul": 1.3, "exchange": 2.0, "pipeline": 0.5})
     assert median_error(runs, fit_step(runs)) < 0.01 < median_error(runs, np.ones(len(PARTS)))
@@ -115,7 +113,6 @@ def test_a_factor_stops_where_it_no_longer_describes_its_part():
     # where a product runs at its peak.
     runs = [run_of({"matmul": seconds}, 0.5 * seconds) for seconds in (1.0, 2.0, 3.0, 5.0)]
     assert part_of(fit_step(runs), "matmul") == FLOORS["matmul"] == 0.7
-
     for part in ["matmul", "attention", "exchange", "update"]:
         runs = [run_of({part: seconds}, 50.0 * seconds) for seconds in (1.0, 2.0, 3.0, 5.0)]
         assert part_of(fit_step(runs), part) == pytest.approx(CEILINGS[part], rel=1e-3)
@@ -244,9 +241,7 @@ def test_a_run_that_ran_bounds_its_memory_from_above():
         )
         for base, size in ((7, 20), (8, 40), (9, 60))
     ]
-
     found = fit_memory(ran)
-
     assert found[ACTIVATIONS] <= 0.7 < PRIORS[ACTIVATIONS]
     assert memory_regret(ran, found) < memory_regret(ran, PRIORS)
 
@@ -297,8 +292,7 @@ def test_a_fit_finds_what_products_and_caches_of_a_stream_reach():
     # An engine that no stream is of takes what all have in common.
     target = stream_of(0.01, 0.01, engine="unheard of")
     assert list(fitted(streams(), target)) == list(fit_streams(streams()))
-
-    # A family that no stream is of takes its engines factors.
+    # A family that no stream is of takes its factors of its engine.
     target = stream_of(0.01, 0.01, family="blackwell")
     assert list(fitted(streams(), target)) == list(fit_streams(streams()))
 
@@ -317,7 +311,6 @@ def test_a_descent_stays_in_its_bounds_and_ends_no_higher_than_it_began(least, f
         return float(np.abs(x - target).sum())
 
     found = descend(height, start, np.full(len(least), 0.5), floor, ceiling)
-
     assert np.all((found >= floor) & (found <= ceiling))
     assert found == pytest.approx(np.clip(target, floor, ceiling), abs=0.03)
     assert height(found) <= height(start)
@@ -341,15 +334,12 @@ def internevo():
 def test_the_file_names_what_it_was_fitted_to():
     for name in INPUTS:
         assert FILE["inputs"][f"{name}.csv"] == digest(name)
-
     # An answer repeats the version of the factors.
     assert calibration_name().startswith(FILE["version"])
     assert ask(workload=FULL, engine="internevo").calibration == calibration_name()
-
-    # The products own runner carries no fitted factor.
+    # The product's own runner carries no fitted factor.
     assert "torch" not in FILE["engines"]
-
-    # What gpus measured says nothing about other devices.
+    # What GPUs measured says nothing about other devices.
     for kind in ["cpu", "uma", "accelerator"]:
         assert fitted_factors("megatron", kind, "training") == {}
         assert "training_factors" not in fitted_factors("transformers", kind, "runner")
@@ -386,7 +376,6 @@ def test_the_linear_form_equals_the_planners_answer():
 
 def test_without_rows_the_fit_is_the_prior():
     assert list(fit_memory([])) == list(prior_of([]))
-
     # What only peaks can show is nothing without them.
     found = dict(zip(MEMORY_FACTORS, fit_memory([]), strict=True))
     assert (found["update_copies"], found["unfilled_ratio"]) == (0.0, 0.0)
@@ -446,7 +435,6 @@ def test_rows_are_told_apart_by_what_they_say():
     # A blank cell is the default.
     for cell, value in [("", 7.0), ("2.5", 2.5)]:
         assert number({"x": cell}, "x", 7.0) == value
-
     # Every row of a validation table names its source.
     for name in ["memory", "memory_fit", "training"]:
         assert all(row["source_id"] and row["source_url_or_repo_path"] for row in table(name))

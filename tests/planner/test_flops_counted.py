@@ -9,14 +9,10 @@ from tests.planner.asking import CPU, ask
 
 BATCH, PROMPT = 2, 96
 SHAPE = {
-    "hidden_size": 128,
-    "intermediate_size": 320,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "vocab_size": 512,
+    "hidden_size": 128, "intermediate_size": 320, "num_hidden_layers": 3,
+    "num_attention_heads": 8, "num_key_value_heads": 2, "vocab_size": 512,
     "max_position_embeddings": 256,
-}
+}  # fmt: skip
 EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 96}
 GPT2 = {"n_embd": 128, "n_layer": 3, "n_head": 8, "n_positions": 256, "vocab_size": 512}
 DENSE = {
@@ -80,10 +76,8 @@ def test_a_training_step_multiplies_three_times_the_forward_pass():
             "global_batch_size": BATCH,
             "method": "full",
         }
-
         products, _ = counted(config, backward=True)
         terms = planned(config, step)
-
         assert 3 * terms["matmul_flops"] == pytest.approx(products, rel=1e-9)
 
 
@@ -96,9 +90,7 @@ def test_a_token_visits_its_experts_and_no_other():
         "decoder_sparse_step": 1,
     }
     tokens, layers, hidden = BATCH * PROMPT, SHAPE["num_hidden_layers"], SHAPE["hidden_size"]
-
     terms = planned(config, GENERATE)
-
     heads = (8 + 2 + 2 + 8) * 16 * hidden
     visited = EXPERTS["num_experts_per_tok"] * 3 * EXPERTS["moe_intermediate_size"] * hidden
     by_hand = 2 * tokens * layers * (heads + visited)

@@ -24,7 +24,8 @@ from planner.cost.communication import (
     point_to_point_seconds,
 )
 from planner.cost.kv_cache import kv_cache_bytes
-from planner.cost.quantity import Equation, Ledger, Line
+from planner.cost.quantity import Equation, Ledger, Line, PerGroup
+from planner.cost.weights import linear_bytes, linear_parameters_per_rank, weight_bytes
 from planner.workload import compress, serve, train
 
 MODULES = (
@@ -128,7 +129,6 @@ def test_a_checkpoints_copy_by_hand():
         )
         for share, gathers in ((1, 0), (0.5, 1))
     )
-
     assert (alone, gathered) == (12e6, 18e6)
 
 
@@ -185,7 +185,6 @@ def test_plain_numbers_stay_plain():
     )
     assert found == (1.0, 2.0, 1.0, 2.0, 1.0, 32.0, 3.0)
     assert {type(value) for value in found} == {float}
-
     assert quantity.both(True, False) is False
     assert quantity.either(True, False) is True
     assert quantity.negate(False) is True
@@ -195,15 +194,12 @@ def test_columns_are_chosen_divided_and_joined_element_by_element():
     # The largest of columns is taken element by element.
     found = quantity.largest([np.array([1.0, 5.0]), 3.0, np.array([2.0, 4.0])])
     assert found.tolist() == [3.0, 5.0]
-
     # Axes of different choices make a grid.
     tensor, batch = np.array([[1.0], [4.0]]), np.array([[2.0, 3.0, 8.0]])
     assert quantity.maximum(tensor, batch).tolist() == [[2, 3, 8], [4, 4, 8]]
-
     # A divisor divides its multiples.
     assert quantity.divides(4, 12) is True
     assert quantity.divides(np.array([4, 5]), 12).tolist() == [True, False]
-
     # A condition that holds anywhere is worth costing.
     assert quantity.any_of(np.array([False, True]))
     assert not quantity.any_of(np.array([False, False]))
@@ -242,16 +238,13 @@ def test_collectives_are_as_large_as_the_ring_makes_them():
     # An all reduce moves the payload twice less the own share.
     seconds = all_reduce_seconds(payload_bytes=1e9, ranks=8, **LINK)
     assert float(seconds) == pytest.approx(2 * 7 / 8 * 1e9 / 100e9 + 1e-5)
-
     # An all reduce is two all gathers.
     whole = all_reduce_seconds(payload_bytes=1e9, ranks=4, link_bytes_per_s=1e11, latency_s=0)
     half = all_gather_seconds(payload_bytes=1e9, ranks=4, link_bytes_per_s=1e11, latency_s=0)
     assert float(whole) == pytest.approx(2 * float(half))
-
     # Small payloads cost the latency.
     seconds = all_reduce_seconds(payload_bytes=1, ranks=8, **LINK)
     assert float(seconds) == pytest.approx(1e-5, rel=1e-3)
-
     # A hand over passes every border between stages.
     two = point_to_point_seconds(payload_bytes=1e6, ranks=2, **LINK)
     five = point_to_point_seconds(payload_bytes=1e6, ranks=5, **LINK)
@@ -262,3 +255,65 @@ def test_collectives_are_as_large_as_the_ring_makes_them():
     together = all_reduce_seconds(payload_bytes=1e8, ranks=ranks, **LINK)
     alone = [float(all_reduce_seconds(payload_bytes=1e8, ranks=n, **LINK)) for n in ranks]
     assert np.allclose(together, alone)
+
+
+AMOUNTS = st.integers(0, 10**12)
+
+
+@given(split=AMOUNTS, key_value=AMOUNTS, experts=AMOUNTS, whole=AMOUNTS)
+def test_one_rank_alone_holds_everything(split, key_value, experts, whole):
+    found = linear_parameters_per_rank(
+        split=split,
+        key_value=key_value,
+        experts=experts,
+        tensor_parallel_size=1,
+        kv_share=1,
+        expert_ranks=1,
+        replicated=whole,
+    )
+    assert found == pytest.approx(split + key_value + experts + whole)
+
+
+def test_weights_are_cut_along_their_own_axes():
+    # A rank cuts each kind of weight along its own axis.
+    found = linear_parameters_per_rank(
+        split=800,
+        key_value=160,
+        experts=6400,
+        tensor_parallel_size=8,
+        kv_share=0.25,
+        expert_ranks=16,
+        replicated=7,
+    )
+    assert found == 100 + 40 + 400 + 7
+
+    # Norms are whole on each rank and the vocabulary is not.
+    found = weight_bytes(
+        linear=1000,
+        small=10,
+        vocabulary=400,
+        tensor_parallel_size=4,
+        weight_bytes_per_element=0.5,
+        plain_bytes_per_element=2,
+        vocabulary_bytes_per_element=1.5,
+    )
+    assert found == 500 + 20 + 150
+    assert linear_bytes(linear=1000, weight_bytes_per_element=0.5) == 500
+
+
+@given(values=st.lists(st.integers(-1000, 1000), min_size=1, max_size=6), factor=st.integers(1, 9))
+def test_scaling_the_groups_scales_their_sum(values, factor):
+    group = PerGroup(tuple(values))
+    assert (group * factor).total == (factor * group).total == factor * sum(values)
+    assert (group * factor / factor).total == pytest.approx(sum(values))
+    assert (group + group).values == (group * 2).values
+
+
+def test_groups_scale_as_columns_and_only_with_their_own_kind():
+    # Groups of different models cannot be added.
+    with pytest.raises(ValueError, match="zip"):
+        PerGroup((1.0, 2.0)) + PerGroup((1.0,))
+    # A column on the left scales each group as a column.
+    found = np.array([1.0, 2.0]) * PerGroup((3.0, 5.0))
+    assert [list(value) for value in found.values] == [[3.0, 6.0], [5.0, 10.0]]
+    assert list(found.total) == [8.0, 16.0]

@@ -31,17 +31,14 @@ def test_latency_is_one_prefill_and_a_step_per_further_token():
     found = on_cpu().performance
     expected = found.ttft_seconds + 63 * found.tpot_seconds
     assert found.latency_seconds == pytest.approx(expected)
-
     # Speeds are those of the whole batch.
     found = on_cpu(batch_size=4).performance
     assert found.prefill_tokens_per_second == pytest.approx(4 * 128 / found.ttft_seconds)
     assert found.decode_tokens_per_second == pytest.approx(4 / found.tpot_seconds)
-
     # One token has no gap.
     found = on_cpu(output_tokens=1).performance
     assert found.tpot_seconds is None
     assert found.latency_seconds == found.ttft_seconds
-
     # A batch that does not fit says memory.
     found = ask(workload={**GENERATE, "batch_size": 4096, "input_tokens": 8000})
     assert not found.fits
@@ -51,11 +48,9 @@ def test_latency_is_one_prefill_and_a_step_per_further_token():
 def test_operators_bound_a_small_model_and_products_a_long_prompt():
     # Issuing operators dominates a small model.
     assert on_cpu().bound_by == "overhead"
-
     # Products dominate a long prompt.
     phase = on_cpu(batch_size=8, input_tokens=512).time_breakdown_seconds["prefill"]
     assert max(phase, key=phase.get) == "compute"
-
     # A slower operator slows every step.
     slow = {**CPU, "op_overhead_seconds": 5e-6}
     found = ask(model=TINY, device=slow, workload=GENERATE)
@@ -68,7 +63,7 @@ def test_eager_kernels_save_memory_and_no_time_with_fewer_bits():
         assert packed.memory.breakdown_bytes["weights"] < plain.memory.breakdown_bytes["weights"]
         assert packed.performance.tpot_seconds > plain.performance.tpot_seconds
 
-    # Int4 stands for nf4 in our own runner and its evidence is nf4s.
+    # int4 stands for NF4 in our own runner and its evidence is NF4's.
     assert "NF4" in on_cpu("int4").quality.evidence[0]
 
 
@@ -76,21 +71,17 @@ def test_what_a_host_measured_replaces_the_datasheet():
     # Measured rates are said to be measured with their date.
     sources = {term.source for term in on_cpu().terms if term.provenance == "measured"}
     assert sources == {"rates measured on this host on 2026-11-21"}
-
     # A measured device is surer than a datasheet.
     assert on_cpu().error_class == "same family"
     assert ask(workload=GENERATE).error_class == "datasheet only"
-
     # A measured stream rate replaces the share of the bandwidth.
     fast = {**CPU, "weight_stream_bytes_per_second": {"bf16": 100e9}}
     found = ask(model=TINY, device=fast, workload=GENERATE)
     assert found.performance.tpot_seconds < on_cpu().performance.tpot_seconds
-
     # What the host measured replaces the prior of the runtime.
     measured = {**CPU, "runtime_overhead_bytes": 380_000_000}
     found = ask(model=TINY, device=measured, workload=GENERATE)
     assert held(found, "runtime_overhead") == 380_000_000
-
     # Another engine keeps its own overhead.
     found = ask(model=TINY, device=measured, workload=GENERATE, engine="llama_cpp")
     assert held(found, "runtime_overhead") != 380_000_000
@@ -129,7 +120,7 @@ def test_a_batch_peaks_at_its_long_prompt_or_its_last_token():
         kept * 30718 / 30721, rel=1e-3
     )
 
-    # A cache that is laid out at the start stands beside the prompts widest step.
+    # A cache that is laid out at the start stands beside the widest step of the prompt.
     grown, laid_out = (held_by_one(engine) for engine in ("transformers", "gpt_fast"))
     assert laid_out - grown == pytest.approx(2048 * 24 * 2 * 2 * 64 * 2, rel=1e-6)
 
@@ -143,10 +134,9 @@ def test_a_batch_peaks_at_its_long_prompt_or_its_last_token():
 
 
 def test_packed_weights_carry_the_scales_of_their_groups():
-    # Int8 keeps scales only where it has groups.
+    # int8 keeps scales only where it has groups.
     assert weight_bytes_per_element("int8") == 1.0
     assert weight_bytes_per_element("int8", 128) == pytest.approx(1 + 3 / 128)
-
     # Scales that are not quantised again take four bytes a group.
     assert weight_bytes_per_element("nf4", 64, whole_scales=True) == pytest.approx(0.5625)
 
@@ -174,10 +164,8 @@ def test_the_overhead_is_fitted_to_rows_of_its_own_kind():
     # The overhead of exact rows is what they say.
     rows = [case(tensors=size * GIB, measured=(size + 0.5) * GIB) for size in (4, 8, 16, 32)]
     assert fit_overhead(rows) == pytest.approx(0.5 * GIB)
-
     # Without rows an engine holds what is usual.
     assert fit_overhead([case(measured=0.0)]) == PRIOR_BYTES
-
     # A row of the device is foreseen from rows of the device.
     shown, handed_out = case(by_allocator=False), case()
     elsewhere = case(engine="other", by_allocator=False)
@@ -185,7 +173,7 @@ def test_the_overhead_is_fitted_to_rows_of_its_own_kind():
 
 
 def test_what_is_left_out_has_no_say_in_peak_or_verdict():
-    # A left out models own rows have no say.
+    # The own rows of a model left out have no say.
     rest = [case(model="a"), case(model="a", row_id="q")]
     odd = case(model="b", measured=30 * GIB)
     found, _ = left_out_generation([*rest, odd], model_of, SEEN)
@@ -199,12 +187,10 @@ def test_what_is_left_out_has_no_say_in_peak_or_verdict():
 
 def test_every_row_that_generates_is_asked_as_it_ran():
     assert len(peak_cases()) == len(list(generation_rows())) > 200
-
     # A row before the release runs in the older one.
     row = next(r for r in generation_rows() if r["source_id"] == "qwen2-speed")
     assert engine_of(row) == "transformers_4.40"
     assert engine_of({**row, "source_date": "2024-10-01"}) == "transformers"
-
     # A row without groups shares a scale among all inputs.
     row = next(r for r in generation_rows() if " g- " in r["quantization"])
     assert generation_request(row)["strategy"]["group_size"] == 16384

@@ -43,7 +43,6 @@ def test_the_largest_step_is_found_wherever_it_is_by_few_probes():
         for limit in (0, 1, 2, 3, 63, 64, 999, 5000)
     }
     assert found == {pair: min(pair) for pair in found}
-
     asked = []
     largest_step(lambda value: asked.append(value) or value <= 60_000, 2**20)
     assert len(asked) < 40
@@ -157,7 +156,6 @@ def test_the_cheapest_instance_keeps_the_promise_and_no_cheaper_kind_does():
         for one in list_instances()
         if one.device and not one.is_spot and one.price_usd_per_hour < limit.value
     }
-
     assert limit.value == get_instance(limit.name).price_usd_per_hour
     assert works(cluster=limit.name, workload=workload, pins=pins)
     assert not any(works(cluster=name, workload=workload, pins=pins) for name in cheaper.values())
@@ -182,7 +180,6 @@ def test_a_question_that_does_not_suit_the_workload_is_refused():
     ]:
         with pytest.raises(BadRequestError, match=question) as caught:
             answer_to(question, workload=workload)
-
         assert caught.value.field == "workload.kind"
 
 
@@ -210,7 +207,6 @@ def test_a_limit_that_memory_or_a_time_ends_lies_inside_its_interval():
         ("largest_batch", LORA_ON_H100),
     ]:
         found = limit(question, **fields)
-
         low, high = found.interval
         assert 0 <= low < found.value < high
 
@@ -222,19 +218,16 @@ def test_an_interval_goes_no_further_than_the_question(monkeypatch):
 
 
 def test_what_is_no_growing_number_has_no_interval():
-    # A limit of the models own length has no interval.
+    # A limit of the own length of the model has no interval.
     assert limit("longest_context", model=TINY, workload=GENERATE).interval is None
 
     for question in ["largest_model", "fewest_devices", "cheapest_instance"]:
         assert limit(question).interval is None
-
     # A time that does not grow gives no interval.
     found = ask(engine="vllm")
     assert limit_interval(100, "tpot_seconds", found, lambda: found) is None
-
     # A value of one has no half.
     assert limit_interval(1, "tpot_seconds", found, lambda: found) is None
-
     # An estimate without an interval gives none.
     bare = ask(engine="vllm").model_copy(update={"interval": {}})
     assert limit_interval(100, "memory", bare, lambda: bare) is None
@@ -244,7 +237,6 @@ def test_what_is_no_growing_number_has_no_interval():
 def test_at_the_low_end_the_peak_of_a_batch_is_as_far_below_as_it_may_be_above():
     found = limit("largest_batch", workload=GENERATE)
     low = int(found.interval[0])
-
     peak_there = estimate(
         EstimateRequest(
             model="meta-llama/Llama-3.1-8B",
@@ -254,7 +246,6 @@ def test_at_the_low_end_the_peak_of_a_batch_is_as_far_below_as_it_may_be_above()
             engine="vllm",
         )
     ).memory.per_device_peak_bytes
-
     here = found.estimate
     above = here.interval["per_device_peak_bytes"][1] - here.memory.per_device_peak_bytes
     assert here.memory.per_device_peak_bytes - peak_there == pytest.approx(above, rel=0.25)
@@ -271,10 +262,8 @@ def test_a_surer_figure_gives_a_surer_limit():
             }
         }
     )
-
     wide = limit_interval(100, "memory", found, lambda: found)
     narrow = limit_interval(100, "memory", sure, lambda: sure)
-
     assert wide[0] < narrow[0] < 100 < narrow[1] < wide[1]
 
 
@@ -293,17 +282,17 @@ def limits(question, *options, **fields):
 
 
 def test_larger_and_more_of_the_largest_option_are_suggested():
-    titles = [one.title for one in plan(asked(SMALL, LARGER)).suggestions]
-    assert any(title.endswith("instead of NVIDIA GeForce RTX 4090") for title in titles)
+    request = asked(SMALL, LARGER)
+    suggested = plan(request).suggestions
+    end = "instead of NVIDIA GeForce RTX 4090"
+    assert any(one.title.endswith(end) for one in suggested)
 
-    found = [one for one in plan(asked(SMALL, LARGER)).suggestions if "devices" in one.title]
-    (more,) = found
+    (more,) = [one for one in suggested if "devices" in one.title]
     assert more.changes["cluster"]["device"] == "rtx-4090"
     assert more.changes["hardware_options"] == []
 
     # A request that takes such a suggestion gets a plan.
-    request = asked(SMALL, LARGER)
-    for one in plan(request).suggestions:
+    for one in suggested:
         merged = {**request.model_dump(exclude_none=True), **one.changes}
         answer = plan(PlanRequest.model_validate(merged))
         assert answer.plans[0].strategy == one.estimate.strategy
@@ -359,11 +348,9 @@ def test_a_limit_is_that_of_the_better_option():
     both = limits("largest_model", SMALL, LARGER, workload=SERVE, pins={}).limits
     alone = limits("largest_model", LARGER, workload=SERVE, pins={}).limits
     assert {one.name for one in both} == {one.name for one in alone}
-
     # The fewest devices are of the option that needs the fewest.
     (limit,) = limits("fewest_devices", SMALL, {"device": "h100-sxm-80gb"}).limits
     assert (limit.value, limit.cluster.device) == (2, "h100-sxm-80gb")
-
     # The cheapest instance does not depend on the options.
     with_options = limits("cheapest_instance", SMALL, LARGER, model=LLAMA_8B).limits[0]
     without = limits("cheapest_instance", model=LLAMA_8B).limits[0]

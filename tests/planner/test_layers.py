@@ -15,7 +15,7 @@ from planner.cost.kv_cache import (
     window_and_entries,
 )
 from planner.cost.parameters import count_parameters
-from planner.cost.quantity import Ledger, Line, PerGroup
+from planner.cost.quantity import Ledger, Line
 from planner.cost.roofline import chunked_pairs, layer_pairs, read_pairs
 from planner.specs.model import (
     AttentionLayers,
@@ -29,16 +29,10 @@ from planner.specs.model import (
 from tests.planner.asking import LLAMA_405B, TINY
 
 SHAPE = {
-    "model_type": "demo",
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "vocab_size": 100,
+    "model_type": "demo", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4,
+    "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 100,
     "max_position_embeddings": 4096,
-}
+}  # fmt: skip
 LATENT = {"kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 12}
 STATE = RecurrentLayers(
     count=3,
@@ -61,26 +55,14 @@ def cached(model: ModelSpec, tokens: float, ranks: float = 1, element_bytes: flo
     return cache_bytes(model, kept, ranks, element_bytes, (Ledger(), Line("memory", "cache")))
 
 
-def test_a_quantity_by_group_scales_and_adds_as_one_number_does():
-    both = 3 * PerGroup((1.0, 2.0)) / 2 + PerGroup((0.5, 1.0))
-    assert both.values == (2.0, 4.0)
-    assert both.total == 6.0
-
-    # A column of batches scales every group.
-    scaled = np.array([1.0, 2.0]) * PerGroup((1.0, 10.0))
-    assert [list(value) for value in scaled.values] == [[1.0, 2.0], [10.0, 20.0]]
-
-
 def test_a_layer_keeps_what_its_kind_needs():
     # A latent is cached once for all heads and on every rank.
     model = model_of(LatentLayers(count=4, **LATENT))
     assert cached(model, 100.0) == (32 + 8) * 2 * 4 * 100
     assert cached(model, 100.0, ranks=8) == cached(model, 100.0)
-
     # Narrow values make the cache smaller than wide keys suggest.
     model = model_of(AttentionLayers(count=4, head_dim=24, v_head_dim=16))
     assert cached(model, 10.0) == 4 * 10 * 2 * (24 + 16) * 2
-
     # Layers that reuse a cache keep nothing but read it.
     model = model_of(AttentionLayers(count=3), AttentionLayers(count=1, reuses_cache=True))
     assert layer_tokens(model, 10.0, paged=False).values == (30, 0)
@@ -112,14 +94,11 @@ def test_a_recurrent_state_stands_for_the_whole_past():
     # A recurrent state is split over tensor ranks.
     model = model_of(STATE, NoMixingLayers(count=1))
     assert cached(model, 10.0, ranks=2) == cached(model, 10.0) / 2
-
     # A decode step reads a state and writes it back.
     assert read_tokens(model, 5000.0).values == (2 * 3, 0)
-
     # Recurrent work grows with tokens and attention with pairs.
     model = model_of(STATE, AttentionLayers(count=1))
     assert layer_pairs(model, 10.0).values == (30, 55)
-
     # Layers that only mix or only feed forward are one block each.
     half = model_of(STATE, NoMixingLayers(count=1))
     whole = model_of(AttentionLayers(count=4))
@@ -130,7 +109,6 @@ def test_chunked_pairs_equal_a_count_of_each_query():
     for sequence in [1, 7, 8, 9, 16, 30]:
         counted = sum(position % 8 + 1 for position in range(sequence))
         assert chunked_pairs(float(sequence), 8) == counted
-
     lengths = np.array([5.0, 20.0, 64.0])
     assert list(chunked_pairs(lengths, 16)) == [chunked_pairs(s, 16) for s in lengths.tolist()]
 
@@ -145,22 +123,18 @@ def test_a_model_of_two_head_counts_counts_each_in_its_own_layers():
 def test_layers_that_cannot_be_are_refused_by_name():
     with pytest.raises(ValidationError, match="num_key_value_heads is 3"):
         ModelSpec(**{**SHAPE, "num_key_value_heads": 3})
-
     with pytest.raises(ValidationError, match="count 5 layers, but num_hidden_layers is 4"):
         model_of(AttentionLayers(count=5))
-
     with pytest.raises(ValidationError, match="num_experts_per_tok is 3"):
         ModelSpec(**SHAPE, num_experts=2, num_experts_per_tok=3)
-
     with pytest.raises(ValidationError, match="num_hidden_layers is 4, but 5"):
         ModelSpec(**SHAPE, num_experts=2, num_experts_per_tok=1, num_dense_layers=5)
-
     with pytest.raises(ValidationError, match="sliding layers need a window"):
         AttentionLayers(kind="sliding", count=1)
 
 
 def test_a_models_json_leads_back_to_the_same_model():
-    # Groups are read from json by their kind.
+    # Groups are read from JSON by their kind.
     groups = [{"count": 1}, {"kind": "latent", "count": 2, **LATENT}, {"kind": "none", "count": 1}]
     model = ModelSpec.model_validate({**SHAPE, "attention_layers": groups})
     assert [type(group) for group in model.attention_layers] == [
@@ -168,29 +142,19 @@ def test_a_models_json_leads_back_to_the_same_model():
         LatentLayers,
         NoMixingLayers,
     ]
-
     model = model_of(STATE, AttentionLayers(kind="chunked", window=64, count=1))
     assert ModelSpec.model_validate_json(model.model_dump_json()) == model
 
 
 WINDOWED = {**TINY, "model_type": "gemma3_text", "head_dim": 32, "sliding_window": 100}
 CHUNKED = {
-    **TINY,
-    "model_type": "llama4_text",
-    "num_hidden_layers": 8,
-    "num_local_experts": 4,
-    "num_experts_per_tok": 1,
-    "intermediate_size_mlp": 512,
-    "attention_chunk_size": 256,
-}
+    **TINY, "model_type": "llama4_text", "num_hidden_layers": 8, "num_local_experts": 4,
+    "num_experts_per_tok": 1, "intermediate_size_mlp": 512, "attention_chunk_size": 256,
+}  # fmt: skip
 COMPRESSED = {
-    "count": 1,
-    "num_attention_heads": 8,
-    "head_dim": 64,
-    "window": 128,
-    "split_parameters": 1,
+    "count": 1, "num_attention_heads": 8, "head_dim": 64, "window": 128, "split_parameters": 1,
     "replicated_parameters": 1,
-}
+}  # fmt: skip
 
 
 def tiny_of(*groups) -> ModelSpec:
@@ -222,13 +186,7 @@ def test_published_caches_are_met_byte_by_byte():
         found = kept_bytes(model, 100.0, ranks=ranks)
         assert found == 32 * 100 * 2 * heads_each * 128 * 2
 
-    # Every rank keeps the whole latent of deepseek.
-    model = get_model("deepseek-ai/DeepSeek-V3")
-    alone, split = kept_bytes(model, 10.0), kept_bytes(model, 10.0, ranks=8)
-    # 61 layers of 512 latent and 64 rotary elements.
-    assert alone == split == 61 * 10 * (512 + 64) * 2
-
-    # A gpt oss cache is half of 128 tokens and half of everything.
+    # A gpt-oss cache is half of 128 tokens and half of everything.
     model = get_model("openai/gpt-oss-20b")
     found = kept_bytes(model, 10_000.0)
     # 24 layers, every second with a window of 128; keys and values of 8 heads of 64 in 2 bytes.
@@ -265,7 +223,6 @@ def test_windows_chunks_and_pages_bound_what_is_kept():
     kept = layer_tokens(model, 1001.0, paged=True)
     # Windows of 100 take 7 pages of 16, a sequence of 1,001 tokens takes 63.
     assert kept.values == (5 * 112, 1 * 1008)
-
     # A window wider than the sequence reads the sequence.
     model = model_from_config({**TINY, "model_type": "mistral", "sliding_window": 4096})
     reads = [read_tokens(model, float(n)).total for n in (1, 4095, 4096, 4097)]
@@ -301,7 +258,6 @@ def test_compressed_layers_keep_a_window_and_their_entries():
     group = CompressedLayers(**COMPRESSED, ratio=4)
     found = [window_and_entries(group, float(n), None, paged=False) for n in (64, 128, 4096)]
     assert found == [64 + 16, 128 + 32, 128 + 1024]
-
     # A compressed layer without entries keeps its window alone.
     group = CompressedLayers(**COMPRESSED)
     found = [window_and_entries(group, float(n), None, paged=False) for n in (1, 128, 100_000)]

@@ -106,7 +106,6 @@ def test_a_spread_covers_four_of_five_rows_and_never_its_own_part():
     # A row is off alike above and below.
     assert row(predicted=2.0).distance == pytest.approx(row(predicted=0.5).distance)
     assert row(predicted=2.0).error == 1.0
-
     # A spread covers four of five rows.
     steps = [row(predicted=math.exp(step / 10)) for step in range(11)]
     reach = 1.2816 * spread_of(steps)
@@ -157,31 +156,14 @@ def test_reports_say_what_was_left_out_and_how_often_it_was_covered():
 
 def test_a_choice_is_judged_by_what_was_measured():
     rows = [r for r in table("training") if r["source_id"] == "bigscience-tr11"]
-    upside_down = [
-        row(
-            row_id=r["row_id"],
-            predicted=1 / float(r["step_seconds"]),
-            measured=float(r["step_seconds"]),
-        )
-        for r in rows
-    ]
-    perfect = [
-        row(
-            row_id=r["row_id"],
-            predicted=float(r["step_seconds"]),
-            measured=float(r["step_seconds"]),
-        )
-        for r in rows
-    ]
+    taken = [(float(r["step_seconds"]), r["row_id"]) for r in rows]
+    upside_down = [row(1 / seconds, seconds, row_id=name) for seconds, name in taken]
+    perfect = [row(seconds, seconds, row_id=name) for seconds, name in taken]
     assert all(choice.lost == 0 for choice in choices(perfect))
     assert all(choice.lost > 0 for choice in choices(upside_down))
 
     # Choices may come from a generator.
-    even = [
-        row(row_id=r["row_id"], predicted=1.0, measured=float(r["step_seconds"]))
-        for r in table("training")
-        if r["source_id"] == "bigscience-tr11"
-    ]
+    even = [row(1.0, seconds, row_id=name) for seconds, name in taken]
     assert choices(iter(even)) == choices(even)
     assert choices(even)
 
@@ -197,10 +179,8 @@ def test_a_picture_marks_every_row_between_half_decades(capsys):
     # Axes span half decades.
     for values, ends in [([2.0, 40.0], (1.0, 100.0)), ([5.0, 5.0], (3.1623, 10))]:
         assert bounds(values) == pytest.approx(ends, rel=1e-3)
-
     # Ticks are powers of ten on the axis.
     assert ticks(1.0, 31.6) == [1.0, 10.0]
-
     # The command line prints one picture and refuses an unknown one.
     assert main(["accuracy", "--picture", "accuracy-training-step-unseen-model"]) == 0
     assert capsys.readouterr().out.startswith("<svg")
@@ -241,29 +221,22 @@ def predicted(rows, part):
 
 
 def test_a_run_left_out_is_predicted_alike_whatever_it_measured():
+    cases = runs()
     for part_of, error_class, part in [(source_of, UNSEEN, "c"), (model_of, SEEN, "a/small")]:
+        before = left_out_steps(cases, part_of, error_class)
         for times in [0.01, 100.0]:
-            cases = runs()
             changed = [
-                replace(case, measured_s=case.measured_s * times)
-                if part_of(case) == part
-                else case
-                for case in cases
+                replace(c, measured_s=c.measured_s * times) if part_of(c) == part else c
+                for c in cases
             ]
-            before, after = (
-                left_out_steps(which, part_of, error_class) for which in (cases, changed)
-            )
+            after = left_out_steps(changed, part_of, error_class)
             assert predicted(before, part) == predicted(after, part) != {}
             assert [row.measured for row in after] == [
                 next(c for c in changed if c.row_id == row.row_id).measured_s for row in after
             ]
 
     # A run that is kept does have a say in the others.
-    cases = runs()
-    slower = [
-        replace(case, measured_s=case.measured_s * 1.5) if case.source == "a" else case
-        for case in cases
-    ]
+    slower = [replace(c, measured_s=c.measured_s * 1.5) if c.source == "a" else c for c in cases]
     before, after = (left_out_steps(which, source_of, UNSEEN) for which in (cases, slower))
     assert predicted(before, "c") != predicted(after, "c")
 
@@ -309,25 +282,18 @@ def peaks():
 
 
 def test_a_peak_left_out_is_predicted_alike_whatever_it_measured():
-    for times in [0.1, 10.0]:
-        cases = peaks()
-        changed = [
-            replace(case, measured_bytes=case.measured_bytes * times)
-            if case.source == "b"
-            else case
-            for case in cases
+    def told(times):
+        cases = [
+            replace(c, measured_bytes=c.measured_bytes * times) if c.source == "b" else c
+            for c in peaks()
         ]
-        before, after = (left_out_peaks(c, source_of, UNSEEN)[0] for c in (cases, changed))
-        assert predicted(before, "b") == predicted(after, "b") != {}
+        return left_out_peaks(cases, source_of, UNSEEN)[0]
 
+    before = told(1)
+    for times in [0.1, 10.0]:
+        assert predicted(before, "b") == predicted(told(times), "b") != {}
     # A peak that is kept does have a say in the others.
-    cases = peaks()
-    smaller = [
-        replace(case, measured_bytes=case.measured_bytes / 2) if case.source == "b" else case
-        for case in cases
-    ]
-    before, after = (left_out_peaks(c, source_of, UNSEEN)[0] for c in (cases, smaller))
-    assert predicted(before, "a") != predicted(after, "a")
+    assert predicted(before, "a") != predicted(told(0.5), "a")
 
 
 def test_a_verdict_is_right_when_what_ran_fits_and_what_failed_does_not():
@@ -339,9 +305,7 @@ def test_a_verdict_is_right_when_what_ran_fits_and_what_failed_does_not():
         replace(one, usable_bytes=usable * GIB, ran=ran)
         for usable, ran in ((31, True), (31, False), (29, True), (29, False))
     ]
-
     rows, verdicts = left_out_peaks(told, source_of, UNSEEN)
-
     assert rows == []
     assert [said == was for said, was in verdicts] == [True, False, False, True]
     assert [said for said, _ in verdicts] == [True, True, False, False]
@@ -504,11 +468,9 @@ def test_errors_and_verdicts_are_counted_as_by_hand():
     found = summary(errors)
     # Between the ninth and the tenth of ten sorted values: 0.9 + 0.1 x (1.0 - 0.9).
     assert found == {"n": 10, "mean": 0.55, "median": 0.55, "p90": 0.91}
-
     # Three right verdicts of four are three quarters.
     found = rightness([(True, True), (True, True), (False, True), (False, False)])
     assert (found["n"], found["right"]) == (4, 0.75)
-
     # The costly wrong verdict is counted apart from the cheap one.
     found = rightness([(True, False), (True, False), (False, True)])
     assert (found["said_fits_ran_out"], found["refused_ran"]) == (2, 1)
@@ -529,7 +491,6 @@ def test_rows_of_one_figure_and_one_class_are_reported_together():
         (TTFT, UNSEEN, "time to first token, unseen pair"),
     ]:
         assert title_of(off_by(1.0, figure=figure, error_class=error_class)) == words
-
     rows = [off_by(1.0), off_by(2.0, figure=PEAK), off_by(3.0), off_by(4.0, error_class=UNSEEN)]
     assert [len(group) for group in groups_of(rows).values()] == [2, 1, 1]
 
@@ -598,8 +559,6 @@ def test_a_rounded_factor_is_close_and_stays_as_it_is_when_rounded_again(value):
 
 def test_written_rows_are_read_back_by_any_reader_of_tables():
     told = LeftOut(STEP, SEEN, "r,1", 'an "engine"', "line\nend", "part", 1.5, 2.25)
-
     (read,) = csv.DictReader(io.StringIO(written([told]), newline=""))
-
     assert (read["row_id"], read["engine"], read["source"]) == ("r,1", 'an "engine"', "line\nend")
     assert (float(read["measured"]), float(read["predicted"])) == (1.5, 2.25)

@@ -1,6 +1,5 @@
 """Parameters of single layers by their matrices, and which experts a pass reads."""
 
-import itertools
 import math
 from itertools import product
 
@@ -21,35 +20,19 @@ from planner.specs.model import AttentionLayers, LatentLayers, ModelSpec, NoMixi
 from tests.planner.asking import TINY
 
 SHAPE = {
-    "model_type": "demo",
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "vocab_size": 100,
+    "model_type": "demo", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
+    "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 100,
     "max_position_embeddings": 128,
-}
+}  # fmt: skip
 HYBRID = {
-    **TINY,
-    "model_type": "qwen3_5_text",
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "linear_key_head_dim": 16,
-    "linear_value_head_dim": 8,
+    **TINY, "model_type": "qwen3_5_text", "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 8,
     "linear_conv_kernel_dim": 4,
-}
+}  # fmt: skip
 STATE_SPACE = {
-    **TINY,
-    "model_type": "nemotron_h",
-    "hybrid_override_pattern": "MMMM*-",
-    "conv_kernel": 4,
-    "mamba_num_heads": 8,
-    "mamba_head_dim": 32,
-    "ssm_state_size": 16,
-    "n_groups": 2,
-}
+    **TINY, "model_type": "nemotron_h", "hybrid_override_pattern": "MMMM*-", "conv_kernel": 4,
+    "mamba_num_heads": 8, "mamba_head_dim": 32, "ssm_state_size": 16, "n_groups": 2,
+}  # fmt: skip
 
 
 def of(group, **fields) -> MixerCounts:
@@ -73,7 +56,6 @@ def test_a_grouped_query_layer_is_four_matrices_and_its_options():
     found = of(AttentionLayers(count=2, v_head_dim=4))
     assert found.split == elements((64, 8 * 16), (8 * 4, 64))
     assert found.key_value == elements((64, 2 * 16), (64, 2 * 4))
-
     # A layer whose values are its keys has one projection less.
     found = of(AttentionLayers(count=2, value_is_key=True))
     assert found.key_value == elements((64, 2 * 16))
@@ -100,13 +82,12 @@ def test_a_grouped_query_layer_is_four_matrices_and_its_options():
 
     # Sinks are one number a query head.
     assert of(AttentionLayers(count=2, sinks=True)).small == 8
-
     # A layer without mixing has no mixer.
     assert of(NoMixingLayers(count=2)) == MixerCounts()
 
 
 def test_latent_attention_is_its_matrices_and_norms():
-    # The attention of deepseek v3 is five matrices and two norms: DeepSeek-V3, arXiv:2412.19437,
+    # The attention of DeepSeek-V3 is five matrices and two norms: arXiv:2412.19437,
     # section 4.2: ranks 1,536 and 512, 128 heads of 128 and 64.
     model = get_model("deepseek-ai/DeepSeek-V3")
     found = count_mixer(model, model.layers_by_attention[0])
@@ -135,7 +116,7 @@ def test_recurrent_layers_are_counted_matrix_by_matrix():
     assert found.small == elements((2 * keys + values, 4), (4,), (4,), (8,))
     assert group.state_elements == 4 * 16 * 8
 
-    # A mamba 2 layer is counted matrix by matrix: Dao and Gu 2024, arXiv:2405.21060: in,
+    # A Mamba 2 layer is counted matrix by matrix: Dao and Gu 2024, arXiv:2405.21060: in,
     # convolution, decay, skip, step, norm and out.
     model = model_from_config(STATE_SPACE)
     group = next(g for g in model.layers_by_attention if g.kind == "recurrent")
@@ -176,7 +157,7 @@ def test_the_parts_of_a_model_add_up_to_its_whole():
 def test_ranks_see_and_read_the_share_of_all_choices():
     # The share of tokens that a rank sees is that of all choices.
     for ranks, chosen in [(2, 1), (2, 3), (3, 2), (4, 4), (5, 3)]:
-        choices = list(itertools.product(range(ranks), repeat=chosen))
+        choices = list(product(range(ranks), repeat=chosen))
         seen = sum(0 in choice for choice in choices) / len(choices)
         assert dispatch_share(expert_ranks=ranks, experts_per_token=chosen) == pytest.approx(seen)
 
@@ -195,7 +176,6 @@ def test_one_rank_computes_every_visit(tokens, chosen, evenness):
         expert_ranks=1.0,
         evenness=evenness,
     )
-
     assert found == pytest.approx(tokens * chosen)
 
 
@@ -257,7 +237,6 @@ def test_shares_and_reads_of_a_few_tokens_and_ranks_are_the_tabulated_ones():
     # distribution: 0.564, 1.029 and 1.424 for 2, 4 and 8.
     found = [excess_of_busiest(float(ranks)) for ranks in (2, 4, 8)]
     assert found == pytest.approx([0.564, 1.029, 1.424], rel=0.06)
-
     # A group with all experts sees every token.
     assert dispatch_share(expert_ranks=1.0, experts_per_token=K) == 1.0
     assert dispatch_share(expert_ranks=64.0, experts_per_token=1.0) == pytest.approx(1 / 64)
