@@ -149,21 +149,15 @@ def test_a_ledger_writes_down_the_equation_with_its_values_and_factor():
 
 VALUES = st.floats(-1e12, 1e12)
 COLUMNS = st.lists(VALUES, min_size=1, max_size=8)
-TWO = (quantity.maximum, quantity.minimum)
-ONE = (quantity.ceil, quantity.floor)
 
 
 @given(values=COLUMNS, other=VALUES)
-@pytest.mark.parametrize("choice", TWO)
-def test_a_choice_between_two_is_the_same_element_by_element(choice, values, other):
-    together = choice(np.array(values), other)
-    assert together.tolist() == [choice(value, other) for value in values]
-
-
-@given(values=COLUMNS)
-@pytest.mark.parametrize("rounding", ONE)
-def test_rounding_is_the_same_element_by_element(rounding, values):
-    assert rounding(np.array(values)).tolist() == [rounding(value) for value in values]
+def test_choices_between_two_and_rounding_are_the_same_element_by_element(values, other):
+    for choice in (quantity.maximum, quantity.minimum):
+        together = choice(np.array(values), other)
+        assert together.tolist() == [choice(value, other) for value in values]
+    for rounding in (quantity.ceil, quantity.floor):
+        assert rounding(np.array(values)).tolist() == [rounding(value) for value in values]
 
 
 @given(values=COLUMNS, limit=VALUES)
