@@ -16,9 +16,8 @@ from tests.planner.asking import TRAIN, ask, held
 INT4_128 = {"weight_dtype": "int4", "group_size": 128}
 
 
-@pytest.mark.parametrize(
-    ("name", "meant"),
-    [
+def test_a_published_name_of_a_format_is_read():
+    cases = (
         ("gptq-int4", {"quantization": "gptq", "weight_dtype": "int4"}),
         ("GPTQ-Int8", {"quantization": "gptq", "weight_dtype": "int8"}),
         ("gptq-int4 g128 act-order", {"quantization": "gptq", **INT4_128}),
@@ -38,43 +37,41 @@ INT4_128 = {"weight_dtype": "int4", "group_size": 128}
         ("smoothquant", {"quantization": "w8a8"}),
         ("none", {"quantization": None}),
         ("fp8", {"quantization": "fp8"}),
-    ],
-)
-def test_a_published_name_of_a_format_is_read(name, meant):
-    assert read_quantization(name) == meant
+    )
+    wrong = [
+        (name, meant, read_quantization(name))
+        for name, meant in cases
+        if read_quantization(name) != meant
+    ]
+    assert not wrong, wrong
 
 
-@pytest.mark.parametrize("name", ["int8 AMX experts on CPU, int4 on GPU", "gptq awq", "hqq", ":4"])
-def test_a_name_that_cannot_be_read_whole_is_refused_as_it_was_given(name):
-    with pytest.raises((NotCoveredError, UnknownNameError)) as caught:
-        ask(strategy={"quantization": name})
-
-    assert caught.value.field == "strategy.quantization"
-    assert name in str(caught.value)
+def test_a_name_that_cannot_be_read_whole_is_refused_as_it_was_given():
+    for name in ("int8 AMX experts on CPU, int4 on GPU", "gptq awq", "hqq", ":4"):
+        with pytest.raises((NotCoveredError, UnknownNameError)) as caught:
+            ask(strategy={"quantization": name})
+        assert caught.value.field == "strategy.quantization", name
+        assert name in str(caught.value), name
 
 
 @given(st.text(max_size=30))
 def test_any_text_is_read_into_fields_of_a_strategy(text):
     read = read_quantization(text)
-
     assert set(read) <= set(Strategy.model_fields)
 
 
 def test_three_bits_in_groups_hold_a_scale_and_a_zero_point_for_each():
     found = packed_format(grouped_format("gptq", 3, 128))
-
     assert found.linear_bits == pytest.approx(3 + (16 + 3) / 128, rel=1e-4)
 
 
 def test_a_format_given_as_a_dtype_is_a_quantisation():
     strategy = Strategy.model_validate({"weight_dtype": "gguf:q4_k_m"})
-
     assert (strategy.weight_dtype, strategy.quantization) == (None, "gguf:q4_k_m")
 
 
 def test_what_is_given_outright_wins_over_the_name():
     strategy = Strategy.model_validate({"quantization": "gptq-int4 g128", "group_size": 32})
-
     assert (strategy.quantization, strategy.group_size) == ("gptq", 32)
 
 
@@ -83,13 +80,11 @@ def test_a_mix_of_so_many_bits_weighs_between_its_neighbours():
         held(ask(strategy={"quantization": name}, engine="llama_cpp"), "weights")
         for name in ("gguf:q3_k_m", "gguf:4.3", "gguf:q4_k_m")
     ]
-
     assert weights == sorted(weights)
 
 
-@pytest.mark.parametrize(
-    ("field", "theirs", "ours"),
-    [
+def test_other_tools_words_are_read_as_ours():
+    for field, theirs, ours in (
         ("weight_dtype", "bfloat16", "bf16"),
         ("compute_dtype", "MXFP8", "fp8"),
         ("kv_cache_dtype", "fp8_e5m2", "fp8"),
@@ -99,17 +94,14 @@ def test_a_mix_of_so_many_bits_weighs_between_its_neighbours():
         ("pipeline_schedule", "1F1B", "1f1b"),
         ("pipeline_schedule", "zero-bubble", "zero_bubble"),
         ("activation_recomputation", True, "full"),
-    ],
-)
-def test_other_tools_words_are_read_as_ours(field, theirs, ours):
-    assert getattr(Strategy.model_validate({field: theirs}), field) == ours
+    ):
+        assert getattr(Strategy.model_validate({field: theirs}), field) == ours
 
 
-@pytest.mark.parametrize("name", ["adam", "decoupled_adamw", "AdamW", "adamw_torch_fused"])
-def test_every_variant_of_adam_keeps_two_moments(name):
-    workload = TrainWorkload.model_validate({**TRAIN, "optimizer": name})
-
-    assert workload.optimizer == "adamw"
+def test_every_variant_of_adam_keeps_two_moments():
+    for name in ("adam", "decoupled_adamw", "AdamW", "adamw_torch_fused"):
+        workload = TrainWorkload.model_validate({**TRAIN, "optimizer": name})
+        assert workload.optimizer == "adamw", name
 
 
 def test_an_unknown_optimiser_is_refused():
@@ -117,9 +109,8 @@ def test_an_unknown_optimiser_is_refused():
         TrainWorkload.model_validate({**TRAIN, "optimizer": "sophia"})
 
 
-@pytest.mark.parametrize(
-    ("printed", "device"),
-    [
+def test_a_card_is_known_by_what_its_driver_prints():
+    cases = (
         ("NVIDIA H100 80GB HBM3", "h100-sxm5-80gb"),
         ("NVIDIA H100 PCIe", "h100-pcie-80gb"),
         ("NVIDIA H100 NVL", "h100-nvl-94gb"),
@@ -142,10 +133,13 @@ def test_an_unknown_optimiser_is_refused():
         ("Radeon RX 7900 XTX", "rx-7900-xtx"),
         ("L40S-48GB", "l40s"),
         ("a800-sxm-80gb", "a800-sxm4-80gb"),
-    ],
-)
-def test_a_card_is_known_by_what_its_driver_prints(printed, device):
-    assert get_device(printed).id == device
+    )
+    wrong = [
+        (printed, device, get_device(printed).id)
+        for printed, device in cases
+        if get_device(printed).id != device
+    ]
+    assert not wrong, wrong
 
 
 def test_a_card_with_another_memory_is_another_card():
@@ -159,26 +153,21 @@ def test_an_alias_never_hides_another_device():
         assert get_device(device.name).id == device.id
 
 
-@pytest.mark.parametrize(
-    ("named", "known"),
-    [
+def test_a_copy_of_a_model_has_the_shape_of_the_model():
+    for named, known in (
         ("NousResearch/Llama-2-7b-chat-hf", "meta-llama/Llama-2-7b"),
         ("unsloth/Meta-Llama-3.1-8B-Instruct", "meta-llama/Llama-3.1-8B"),
         ("Llama 2 13B", "meta-llama/Llama-2-13b"),
         ("Mixtral 8x7B", "mistralai/Mixtral-8x7B-v0.1"),
         ("gpt-j-6b", "EleutherAI/gpt-j-6b"),
-    ],
-)
-def test_a_copy_of_a_model_has_the_shape_of_the_model(named, known):
-    model = get_model(named)
-
-    assert model.id == known
-    assert known in model.note
+    ):
+        model = get_model(named)
+        assert model.id == known, (named, known)
+        assert known in model.note, (named, known)
 
 
-@pytest.mark.parametrize(
-    "named",
-    [
+def test_a_name_that_says_more_or_less_is_no_copy():
+    for named in (
         "TheBloke/Llama-2-7B-32g-GPTQ",
         "Mistral 7B",
         "qwen25-7b",
@@ -186,17 +175,14 @@ def test_a_copy_of_a_model_has_the_shape_of_the_model(named, known):
         "7b",
         "",
         "mistralai/Mistral-9B",
-    ],
-)
-def test_a_name_that_says_more_or_less_is_no_copy(named):
-    with pytest.raises(UnknownModelError):
-        get_model(named)
+    ):
+        with pytest.raises(UnknownModelError):
+            get_model(named)
 
 
 def test_the_nearest_models_are_named_as_they_are_written():
     with pytest.raises(UnknownModelError) as caught:
         get_model("meta-llama/Llama-3.1-9B")
-
     assert "meta-llama/Llama-3.1-8B" in caught.value.nearest
 
 
@@ -207,30 +193,25 @@ def test_every_model_of_the_catalog_is_found_under_its_own_name():
         assert shape_key(entry.id)
 
 
-@pytest.mark.parametrize(
-    ("named", "known"),
-    [
+def test_an_engine_is_known_however_it_is_spelt():
+    for named, known in (
         ("TensorRT-LLM", "tensorrt_llm"),
         ("Megatron-LM", "megatron"),
         ("llama.cpp", "llama_cpp"),
         ("megatron-deepspeed", "megatron_deepspeed"),
         (None, "torch"),
-    ],
-)
-def test_an_engine_is_known_however_it_is_spelt(named, known):
-    assert engine_name(named) == known
+    ):
+        assert engine_name(named) == known, (named, known)
 
 
-@pytest.mark.parametrize("engine", ["colossalai", "vllm", "my trainer"])
-def test_an_engine_without_figures_trains_by_those_of_engines_that_train(engine):
-    found = ask(workload=TRAIN, engine=engine)
-    known = ask(workload=TRAIN, engine="pytorch_lightning")
-
-    assert found.performance.step_seconds == pytest.approx(known.performance.step_seconds)
-    assert any("generic figures of training engines" in line for line in found.warnings)
+def test_an_engine_without_figures_trains_by_those_of_engines_that_train():
+    for engine in ("colossalai", "vllm", "my trainer"):
+        found = ask(workload=TRAIN, engine=engine)
+        known = ask(workload=TRAIN, engine="pytorch_lightning")
+        assert found.performance.step_seconds == pytest.approx(known.performance.step_seconds)
+        assert any("generic figures of training engines" in line for line in found.warnings)
 
 
 def test_an_engine_keeps_its_own_role_where_it_can():
     roles = {name: get_engine(name, "gpu", training=True).role for name in list_engines()}
-
     assert set(roles.values()) == {"runner", "training"}

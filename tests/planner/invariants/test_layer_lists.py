@@ -22,12 +22,7 @@ RECURRENT = {
     "linear_conv_kernel_dim": 4,
 }
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
-LATENT = {
-    "kv_lora_rank": 32,
-    "qk_nope_head_dim": 16,
-    "qk_rope_head_dim": 8,
-    "v_head_dim": 16,
-}
+LATENT = {"kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16}
 
 
 def listed(kinds: list[str], window: int, **fields) -> ModelSpec:
@@ -43,9 +38,7 @@ def kept_bytes(model: ModelSpec, tokens: int) -> float:
 @given(kinds=KINDS, tokens=LENGTHS, window=WINDOWS)
 def test_the_cache_is_the_sum_over_the_layers_as_they_are_listed(kinds, tokens, window):
     model = listed(kinds, window)
-
     found = kept_bytes(model, tokens)
-
     by_layer = [tokens if kind.startswith("full") else min(tokens, window) for kind in kinds]
     assert found == sum(by_layer) * 2 * 4 * 32 * 2
 
@@ -53,9 +46,7 @@ def test_the_cache_is_the_sum_over_the_layers_as_they_are_listed(kinds, tokens, 
 @given(kinds=KINDS, tokens=LENGTHS, window=WINDOWS)
 def test_a_step_reads_of_windows_what_they_keep(kinds, tokens, window):
     model = listed(kinds, window)
-
     read, kept = read_tokens(model, float(tokens)), layer_tokens(model, float(tokens), paged=False)
-
     assert read.values == kept.values
 
 
@@ -63,9 +54,7 @@ def test_a_step_reads_of_windows_what_they_keep(kinds, tokens, window):
 def test_the_order_of_the_layers_changes_neither_cache_nor_count(kinds, window, seed):
     shuffled = list(kinds)
     seed.shuffle(shuffled)
-
     first, second = listed(kinds, window), listed(shuffled, window)
-
     assert kept_bytes(first, 1000) == kept_bytes(second, 1000)
     assert count_parameters(first) == count_parameters(second)
 
@@ -73,10 +62,8 @@ def test_the_order_of_the_layers_changes_neither_cache_nor_count(kinds, window, 
 @given(kinds=KINDS, more=st.integers(1, 5))
 def test_entries_for_predictors_after_the_last_layer_change_nothing(kinds, more):
     config = {**TINY, "num_hidden_layers": len(kinds), "sliding_window": 64}
-
     plain = model_from_config({**config, "layer_types": kinds})
     longer = model_from_config({**config, "layer_types": kinds + ["full_attention"] * more})
-
     assert longer == plain
 
 
@@ -84,9 +71,7 @@ def test_entries_for_predictors_after_the_last_layer_change_nothing(kinds, more)
 def test_states_cost_the_same_at_any_length_and_keys_by_the_token(states, full, tokens):
     kinds = ["linear_attention"] * states + ["full_attention"] * full
     model = listed(kinds, 64, **RECURRENT)
-
     found = kept_bytes(model, tokens)
-
     # Four heads of 16 by 8 in 4 bytes; three inputs of 2 x 2 x 16 + 4 x 8 channels in 2 bytes.
     state = 4 * 16 * 8 * 4 + 3 * 96 * 2
     assert found == states * state + full * tokens * 2 * 4 * 32 * 2
@@ -126,9 +111,7 @@ def test_a_layer_is_sparse_where_the_implementation_of_deepseek_makes_it_so(laye
 def test_a_layer_is_full_where_the_implementation_of_gemma_makes_it_so(layers, every):
     """Gemma3TextConfig of transformers: layer n slides unless n + 1 is a multiple."""
     config = {**TINY, "model_type": "gemma3_text", "num_hidden_layers": layers}
-
     model = model_from_config({**config, "sliding_window": 8, "sliding_window_pattern": every})
-
     sliding = sum(bool((n + 1) % every) for n in range(layers))
     found = sum(g.count for g in model.layers_by_attention if g.kind == "sliding")
     assert found == sliding
@@ -137,7 +120,6 @@ def test_a_layer_is_full_where_the_implementation_of_gemma_makes_it_so(layers, e
 @given(kinds=KINDS, window=WINDOWS)
 def test_a_model_of_any_list_comes_back_from_its_json(kinds, window):
     model = listed(kinds, window)
-
     assert ModelSpec.model_validate_json(model.model_dump_json()) == model
 
 

@@ -32,7 +32,6 @@ def test_the_devices_together_hold_at_least_the_model(config, tensor):
         return
     found = ask(model=config, devices=tensor, strategy={"tensor_parallel_size": tensor})
     whole = 2 * count_parameters(model_from_config(config)).total
-
     assert held(found, "weights") * tensor >= whole - tensor
 
 
@@ -56,7 +55,6 @@ def test_the_ranks_together_hold_every_state_once(data, stage):
     strategy = {"zero_stage": stage, "data_parallel_size": data}
     found = ask(devices=data, workload=TRAIN, engine="megatron", strategy=strategy)
     parameters = count_parameters(get_model("meta-llama/Llama-3.1-8B")).total
-
     for name, each in (("weights", 2), ("gradients", 2), ("optimizer_states", 12)):
         assert held(found, name) * data >= parameters * each - data
 
@@ -87,7 +85,6 @@ def test_sixteen_bit_states_never_take_more_than_thirty_two_bit_ones(optimizer):
     workload = {**TRAIN, "optimizer": optimizer}
     narrow = ask(workload=workload, strategy={"weight_dtype": "bf16"})
     wide = ask(workload=workload, strategy={"weight_dtype": "fp32"})
-
     for name in STATES:
         assert held(narrow, name) <= held(wide, name)
 
@@ -99,7 +96,6 @@ def test_adapters_hold_states_for_what_they_train_alone(rank):
     full = ask(workload=TRAIN, engine="deepspeed")
     lora = ask(workload={**TRAIN, "method": "lora", "lora_rank": rank}, engine="deepspeed")
     one = ask(workload={**TRAIN, "method": "lora", "lora_rank": 1}, engine="deepspeed")
-
     assert held(lora, "optimizer_states") < held(full, "optimizer_states") / 10
     assert held(lora, "gradients") == pytest.approx(rank * held(one, "gradients"), rel=1e-3)
 
@@ -111,7 +107,6 @@ def test_kv_cache_is_tokens_times_the_bytes_of_one(tokens, requests):
     workload = {"kind": "generate", "batch_size": requests, "output_tokens": 16}
     found = ask(model=LLAMA_70B, workload={**workload, "input_tokens": tokens}, devices=8)
     per_token = 2 * 8 * 128 * 2 * 80
-
     assert held(found, "kv_cache") == -(-requests // 8) * (tokens + 16) * per_token
 
 
@@ -165,7 +160,6 @@ def test_a_sliding_layer_never_keeps_more_than_its_window(window, tokens):
 def test_fewer_bits_never_take_more_memory(dtype):
     """llm-inference-calculator scales a cache with the parameters, whatever the bits."""
     wider = ORDER[max(0, ORDER.index(dtype) - 1)]
-
     narrow = ask(strategy={"weight_dtype": dtype})
     assert held(narrow, "weights") <= held(ask(strategy={"weight_dtype": wider}), "weights")
 
@@ -193,7 +187,6 @@ def test_memory_at_twice_the_ranks_is_never_more(tensor):
 def test_a_sparse_model_is_held_whole(config):
     """llmfit took the memory of a mixture of experts from its active parameters (issue 230)."""
     found = ask(model=config, workload=GENERATE, device="b300-sxm", engine="vllm")
-
     assert held(found, "weights") >= 2 * count_parameters(model_from_config(config)).total - 1
 
 
@@ -203,7 +196,6 @@ def test_expert_ranks_together_hold_every_expert(experts):
     """Megatron's calculator leaves the domain of expert-parallel replicas out (Bridge 3744)."""
     strategy = {"tensor_parallel_size": 8, "expert_parallel_size": experts}
     found = ask(model=MIXTRAL, devices=8, strategy=strategy, engine="sglang")
-
     assert held(found, "weights") * 8 >= 2 * count_parameters(get_model(MIXTRAL)).total - 8
 
 
@@ -235,7 +227,6 @@ def test_more_sequences_never_hold_less(batch, more):
         ask(workload={**GENERATE, "batch_size": size}).memory.per_device_peak_bytes
         for size in (batch, batch + more)
     )
-
     assert more_held > few_held
 
 
@@ -244,7 +235,6 @@ def test_more_sequences_never_hold_less(batch, more):
 def test_the_classes_of_a_device_add_up_to_its_peak(concurrency):
     """aiconfigurator adds one constant for all that its classes leave out."""
     memory = ask(workload={**SERVE, "concurrency": concurrency}, engine="vllm").memory
-
     assert sum(memory.breakdown_bytes.values()) == pytest.approx(
         memory.per_device_peak_bytes, abs=len(memory.breakdown_bytes)
     )

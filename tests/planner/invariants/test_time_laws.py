@@ -20,7 +20,6 @@ def test_a_training_step_is_at_least_its_six_n_d(micro, recomputation):
     strategy = {"micro_batch_size": micro, "activation_recomputation": recomputation}
     found = ask(workload=TRAIN, strategy=strategy, engine="megatron")
     ideal = 6 * count_parameters(get_model(LLAMA_8B)).total * 16 * 2048 / H100_FLOPS
-
     assert ideal <= found.performance.step_seconds <= 4 * ideal
 
 
@@ -30,7 +29,6 @@ def test_tokens_per_second_times_the_step_are_the_steps_tokens(batch, length):
     """llm-analysis divides one micro-batch by the whole accumulated step (42 tokens/s)."""
     workload = {**TRAIN, "global_batch_size": batch, "sequence_length": length}
     found = ask(workload=workload, strategy={"micro_batch_size": 1}).performance
-
     assert found.tokens_per_second * found.step_seconds == pytest.approx(batch * length)
     assert found.samples_per_second * found.step_seconds == pytest.approx(batch)
 
@@ -43,7 +41,6 @@ def test_a_token_takes_at_least_the_reading_of_the_weights(tensor, batch):
     strategy = {"tensor_parallel_size": tensor, "data_parallel_size": 1}
     found = ask(workload=workload, devices=tensor, strategy=strategy, engine="vllm")
     read = 2 * (count_parameters(get_model(LLAMA_8B)).total - 128256 * 4096)
-
     assert found.performance.tpot_seconds >= read / tensor / H100_BYTES_PER_S
 
 
@@ -55,7 +52,6 @@ def test_a_prompt_takes_at_least_two_n_d(tokens, tensor):
     strategy = {"tensor_parallel_size": tensor, "data_parallel_size": 1}
     found = ask(workload=workload, devices=tensor, strategy=strategy, engine="vllm")
     linear = count_parameters(get_model(LLAMA_8B)).layer_linear
-
     assert found.performance.prefill_seconds >= 2 * linear * tokens / tensor / H100_FLOPS
 
 
@@ -65,7 +61,6 @@ def test_more_requests_never_make_a_token_faster(batch, more):
     """aiconfigurator's first-token time is not monotone in concurrency (PR 1510)."""
     slow = ask(workload={**SERVE, "concurrency": batch + more}, engine="vllm")
     fast = ask(workload={**SERVE, "concurrency": batch}, engine="vllm")
-
     assert slow.performance.tpot_seconds >= fast.performance.tpot_seconds
 
 
@@ -75,7 +70,6 @@ def test_a_longer_prompt_never_costs_less(tokens, more):
     """gguf-parser's estimate fell where a longer context changed the rope scaling (2443)."""
     short = ask(workload={**SERVE, "input_tokens": tokens})
     long = ask(workload={**SERVE, "input_tokens": tokens + more})
-
     assert long.performance.ttft_seconds >= short.performance.ttft_seconds
     assert long.memory.per_device_peak_bytes >= short.memory.per_device_peak_bytes
 
@@ -86,9 +80,7 @@ def test_more_bandwidth_never_makes_anything_slower(factor):
     """llmfit keeps one bandwidth for every card of a vendor (issue 88)."""
     base = {**DEVICE, "memory_bandwidth_bytes_per_second": 1e12}
     wide = {**base, "memory_bandwidth_bytes_per_second": 1e12 * factor}
-
     fast, slow = ask(device=wide).performance, ask(device=base).performance
-
     assert fast.tpot_seconds <= slow.tpot_seconds
     assert fast.ttft_seconds <= slow.ttft_seconds
 
@@ -149,7 +141,6 @@ def test_a_sparse_step_trains_the_active_parameters():
     """llm-analysis leaves the experts per token out of the feed-forward work."""
     found = ask(model=MIXTRAL, workload=TRAIN, device="b300-sxm", engine="megatron").performance
     active = count_parameters(get_model(MIXTRAL)).active
-
     work = found.model_flops_per_second_per_device * found.step_seconds
     assert work == pytest.approx(6 * active * 16 * 2048, rel=0.1)
 
@@ -164,7 +155,6 @@ def test_one_data_rank_has_no_data_parallel_traffic():
 def test_no_stage_of_zero_exchanges_anything_on_one_rank(stage, engine):
     """llm-analysis charges gathers wherever a ZeRO stage is set."""
     found = ask(workload=TRAIN, engine=engine, strategy={"zero_stage": stage})
-
     assert not found.performance.communication_ratio
 
 
@@ -193,5 +183,4 @@ def test_a_longer_context_never_decodes_faster(first, more):
         ask(workload={**GENERATE, "input_tokens": tokens}).performance.tpot_seconds
         for tokens in (first, first + more)
     )
-
     assert far >= near

@@ -56,6 +56,5 @@ def test_a_limit_fits_and_one_step_beyond_does_not(seed):
 @given(seed=SEEDS)
 def test_every_export_starts_the_devices_of_the_plan(seed):
     questions = Questions(seed)
-
     assert list(checkers.exports_start_the_plan(questions.plan())) == []
     assert list(checkers.exports_start_the_plan(questions.plan(training=True))) == []

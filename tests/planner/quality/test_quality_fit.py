@@ -27,7 +27,6 @@ def planted(schemes, families, slope, sizes=(7.0, 13.0, 70.0)):
 
 def test_the_shipped_fit_is_what_the_rows_give():
     shipped, built = data_json("quality_factors.json"), json.loads(json.dumps(build_quality()))
-
     assert shipped["held_out"] == built["held_out"]
     for kind, fields in built["kinds"].items():
         assert shipped["kinds"][kind]["pairs"] == fields["pairs"]
@@ -37,7 +36,6 @@ def test_the_shipped_fit_is_what_the_rows_give():
 
 def test_every_row_names_a_source_that_has_an_address():
     sources = {line.split(",")[0] for line in data_text("quality_sources.csv").splitlines()[1:]}
-
     assert {one.source for one in quality_rows()} == sources
     assert all("https://" in line for line in data_text("quality_sources.csv").splitlines()[1:])
 
@@ -48,7 +46,6 @@ def test_every_ratio_is_a_number_over_the_rows_own_baseline():
 
 def test_held_out_sources_take_no_part_in_the_fit():
     schemes = {name for kind in fitted_quality().kinds.values() for name in kind.schemes}
-
     assert {one.source for one in quality_rows()} >= HELD_OUT
     assert not any(name.startswith(("efficientqat", "flatquant")) for name in schemes)
 
@@ -56,7 +53,6 @@ def test_held_out_sources_take_no_part_in_the_fit():
 def test_planted_effects_are_found_again():
     rows = planted({"gguf:a": -3.0, "gguf:b": -5.0}, {"llama-2": 0.0, "llama-3": 0.8}, -0.2)
     fit = fit_quality(rows).kinds["weights"]
-
     assert fit.schemes["gguf:a"] - fit.schemes["gguf:b"] == pytest.approx(2.0, abs=0.05)
     assert fit.families["llama-3"] - fit.families["llama-2"] == pytest.approx(0.8, abs=0.1)
     assert fit.slope == pytest.approx(-0.2, abs=0.02)
@@ -65,16 +61,13 @@ def test_planted_effects_are_found_again():
 def test_one_broken_row_hardly_moves_the_fit():
     clean = planted({"gguf:a": -3.0, "gguf:b": -5.0}, {"llama-2": 0.0, "opt": 0.2}, -0.1)
     broken = [*clean, row("gguf:a", "llama-2", 35714.0, source="x")]
-
     before, after = (fit_quality(rows).kinds["weights"] for rows in (clean, broken))
-
     assert after.schemes["gguf:a"] == pytest.approx(before.schemes["gguf:a"], abs=0.1)
 
 
 def test_a_size_that_seems_to_hurt_is_taken_for_no_effect():
     schemes, families = {"gguf:a": -3.0, "gguf:b": -5.0}, {"llama-2": 0.0, "opt": 0.2}
     rows = planted(schemes, families, +0.5, sizes=(1.0, 7.0, 13.0, 70.0, 175.0))
-
     assert fit_quality(rows).kinds["weights"].slope == 0.0
 
 
@@ -86,9 +79,8 @@ def test_a_ratio_that_no_digits_show_still_has_a_logarithm():
     assert row("gguf:a", "opt", 0.9958).log_loss == row("gguf:a", "opt", 1.0).log_loss
 
 
-@pytest.mark.parametrize(
-    ("scheme", "kind"),
-    [
+def test_a_scheme_is_of_the_kind_of_what_it_takes_away():
+    for scheme, kind in (
         ("gguf:q4_k_m", "weights"),
         ("gptq-4g", "weights"),
         ("quarot:w4a16kv16", "weights"),
@@ -97,30 +89,24 @@ def test_a_ratio_that_no_digits_show_still_has_a_logarithm():
         ("kv:int4", "kv_cache"),
         ("sparsegpt:0.5:2:4", "pruning"),
         ("llm_pruner:0.177:structured", "pruning"),
-    ],
-)
-def test_a_scheme_is_of_the_kind_of_what_it_takes_away(scheme, kind):
-    assert kind_of(scheme) == kind
+    ):
+        assert kind_of(scheme) == kind, (scheme, kind)
 
 
-@pytest.mark.parametrize(
-    ("name", "family"),
-    [
+def test_a_name_tells_the_family():
+    for name, family in (
         ("meta-llama/Meta-Llama-3-70B-Instruct", "llama-3"),
         ("huggyllama/llama-65b", "llama-1"),
         ("mistralai/Mixtral-8x7B-v0.1", "mistral"),
         ("Qwen/Qwen2.5-72B-Instruct", "qwen"),
         ("something-else", "something-else"),
-    ],
-)
-def test_a_name_tells_the_family(name, family):
-    assert family_of(name) == family
+    ):
+        assert family_of(name) == family, (name, family)
 
 
 def test_held_out_sources_are_foreseen_or_said_to_be_unknown():
     """What the fit says of whole sources that it never saw; the accuracy page shows it."""
     found = {one.source: one for one in held_out_quality()}
-
     assert found["llamacpp-l3-70b-dranger003"].median_error < 0.12
     assert found["llamacpp-l3-70b-dranger003"].covered > 0.7
     assert found["flatquant-readme"].covered > 0.7

@@ -19,7 +19,6 @@ def test_the_page_shows_every_source_that_was_left_out():
 def test_the_page_has_a_figure_for_every_scheme_and_model():
     lines = [line for line in quality_page().splitlines() if line.startswith("| ")]
     rows = [line for line in lines if line.split(" | ")[0].removeprefix("| ") in SHOWN]
-
     assert len(rows) == len(SHOWN)
     assert all(line.count(" / ") == 2 * len(MODELS) for line in rows)
 

@@ -3,13 +3,7 @@
 import pytest
 
 from planner.specs.estimate import EstimateRequest
-from planner.techniques.examples import (
-    both_estimates,
-    changes,
-    figure,
-    overlaid,
-    technique_row,
-)
+from planner.techniques.examples import both_estimates, changes, figure, overlaid, technique_row
 from planner.techniques.registry import (
     CONDITIONS,
     TECHNIQUES,
@@ -115,62 +109,54 @@ ROWS = [
 COSTED = [key for key, one in TECHNIQUES.items() if one.example]
 
 
-@pytest.mark.parametrize("key", ROWS)
-def test_every_row_of_the_list_is_in_the_registry(key):
-    technique = get(key)
-
-    assert technique.applicability[0].startswith("the work is")
-    assert technique.terms
-
-
-@pytest.mark.parametrize("key", COSTED)
-def test_an_examples_figures_move_as_published_and_the_rest_stays(key):
-    found = changes(get(key))
-
-    assert [change.to_json() for change in found if not change.holds] == []
-    assert any(change.expected != (1.0, 1.0) for change in found)
+def test_every_row_of_the_list_is_in_the_registry():
+    for key in ROWS:
+        technique = get(key)
+        assert technique.applicability[0].startswith("the work is"), key
+        assert technique.terms, key
 
 
-@pytest.mark.parametrize("key", COSTED)
-def test_a_technique_applies_to_its_own_example_and_is_seen_in_use(key):
-    technique = get(key)
-    example = technique.example
-    request = EstimateRequest.model_validate(overlaid(example.request, example.on))
-    setting = resolve(request)
-    case = Case(setting.model, setting.device, setting.cluster, setting.workload)
+def test_an_examples_figures_move_as_published_and_the_rest_stays():
+    for key in COSTED:
+        found = changes(get(key))
+        assert [change.to_json() for change in found if not change.holds] == [], key
+        assert any(change.expected != (1.0, 1.0) for change in found), key
 
-    assert technique.reason_against(case) == ""
-    is_seen = technique.used and "model" not in example.on
-    assert not is_seen or key in used_by(setting.strategy, case)
+
+def test_a_technique_applies_to_its_own_example_and_is_seen_in_use():
+    for key in COSTED:
+        technique = get(key)
+        example = technique.example
+        request = EstimateRequest.model_validate(overlaid(example.request, example.on))
+        setting = resolve(request)
+        case = Case(setting.model, setting.device, setting.cluster, setting.workload)
+        assert technique.reason_against(case) == "", key
+        is_seen = technique.used and "model" not in example.on
+        assert not is_seen or key in used_by(setting.strategy, case), key
 
 
 def test_at_most_a_few_techniques_are_only_named_and_each_says_why():
     named = [one for one in TECHNIQUES.values() if not one.example]
-
     assert all(one.only_named for one in named)
     assert all(one.planned == "applicability only" for one in named)
     assert not any(one.only_named for one in TECHNIQUES.values() if one.example)
 
 
-@pytest.mark.parametrize("key", sorted(TECHNIQUES))
-def test_a_techniques_terms_are_figures_of_an_estimate(key):
+def test_a_techniques_terms_are_figures_of_an_estimate():
     answer = ask()
-
-    for name in TECHNIQUES[key].terms:
-        figure(answer, name)
+    for key in sorted(TECHNIQUES):
+        for name in TECHNIQUES[key].terms:
+            figure(answer, name)
 
 
 def test_every_condition_is_needed_by_a_technique():
     needed = {name for one in TECHNIQUES.values() for name in one.needs}
-
     assert needed == set(CONDITIONS)
 
 
 def test_an_overlay_replaces_values_and_keeps_the_rest_of_an_object():
     base = {"strategy": {"zero_stage": 1, "micro_batch_size": 2}, "model": "a"}
-
     laid = overlaid(base, {"strategy": {"zero_stage": 3}, "model": {"b": 1}})
-
     assert laid == {"strategy": {"zero_stage": 3, "micro_batch_size": 2}, "model": {"b": 1}}
     assert base["strategy"]["zero_stage"] == 1
 
@@ -178,16 +164,13 @@ def test_an_overlay_replaces_values_and_keeps_the_rest_of_an_object():
 def test_a_figure_that_moves_against_its_range_is_told():
     example = get("zero_1").example.model_copy(update={"expect": {"optimizer_states": (2.0, 3.0)}})
     wrong = get("zero_1").model_copy(update={"example": example})
-
     (change, *_) = changes(wrong)
-
     assert not change.holds
 
 
 def test_a_tensor_class_that_moves_unannounced_is_told():
     example = get("zero_3").example.model_copy(update={"also": ()})
     wrong = get("zero_3").model_copy(update={"example": example})
-
     assert [one.figure for one in changes(wrong) if not one.holds] == ["buffers"]
 
 
@@ -199,13 +182,11 @@ def test_an_unknown_figure_is_refused():
 def test_a_term_of_the_record_is_a_figure():
     answer = ask()
     term = answer.terms[0]
-
     assert figure(answer, f"term_{term.key}") >= term.value
 
 
 def test_a_row_shows_words_of_applicability_and_computed_figures():
     row = technique_row(get("zero_1"))
-
     assert row["planned"] == "costed"
     assert "the cluster has at least 2 devices" in row["applicability"]
     assert row["example"]["figures"][0]["ratio"] == pytest.approx(1 / 64)
@@ -213,9 +194,7 @@ def test_a_row_shows_words_of_applicability_and_computed_figures():
 
 def test_a_row_that_is_only_named_has_no_example():
     told = {"example": None, "only_named": "nobody measured it"}
-
     row = technique_row(get("dfx").model_copy(update=told))
-
     assert row["planned"] == "applicability only"
     assert "example" not in row
     assert row["only_named"]
@@ -246,5 +225,4 @@ def test_a_technique_without_alternatives_is_never_seen_in_use():
     technique = Technique(
         key="a", title="A", phases=frozenset({"inference"}), effect="none", source="us"
     )
-
     assert not technique.is_used(ask().strategy, None)

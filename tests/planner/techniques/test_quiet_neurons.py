@@ -24,7 +24,6 @@ def offloaded(active=None, **workload):
 
 def test_the_fewer_neurons_speak_the_less_the_host_reads():
     steps = [offloaded(active).performance.tpot_seconds for active in (None, 0.5, 0.1, 0.01)]
-
     assert steps == sorted(steps, reverse=True)
     assert steps[1] < 0.6 * steps[0]
 
@@ -48,7 +47,6 @@ def test_many_tokens_together_need_nearly_all_weights():
 
 def test_what_is_quiet_still_takes_its_memory():
     quiet, loud = offloaded(0.1).memory, offloaded().memory
-
     assert quiet.host_bytes == loud.host_bytes
     assert quiet.breakdown_bytes == loud.breakdown_bytes
 
@@ -78,6 +76,6 @@ def test_an_appliance_is_known_by_its_id():
     assert get("dfx").reason_against(case_of(id="alveo-u280-fpga")) == ""
 
 
-@pytest.mark.parametrize("device", [{"id": "asic"}, {"id": "fpga", "kind": "gpu"}])
-def test_another_accelerator_is_no_fpga(device):
-    assert "needs an FPGA appliance" in get("dfx").reason_against(case_of(**device))
+def test_another_accelerator_is_no_fpga():
+    for device in ({"id": "asic"}, {"id": "fpga", "kind": "gpu"}):
+        assert "needs an FPGA appliance" in get("dfx").reason_against(case_of(**device)), device
