@@ -16,17 +16,14 @@ TWO_NODES = {"data_parallel_size": 16, "nodes": 2}
 REQUIRED = {"apiVersion", "kind", "metadata"}
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
+def test_what_is_written_as_yaml_is_read_back_the_same():
+    for value in (
         {"a": {"b": [1, 2.5, True, None, "yes", "a: b", "#", ""]}, "c": [], "d": {}},
         [{"x": [{"y": 1}, {"z": "-"}]}, "text"],
         {"text": "one\n  two\n\nthree\n", "1": "2", "x y": "é"},
         ["several\nlines\n"],
-    ],
-)
-def test_what_is_written_as_yaml_is_read_back_the_same(value):
-    assert yaml.safe_load(yaml_text(value)) == value
+    ):
+        assert yaml.safe_load(yaml_text(value)) == value, value
 
 
 def directives(text):
@@ -35,20 +32,17 @@ def directives(text):
 
 def test_slurm_asks_for_the_nodes_and_devices_that_the_plan_uses():
     found = directives(SLURM.text(trained(**TWO_NODES)))
-
     assert (found["nodes"], found["gpus-per-node"], found["ntasks-per-node"]) == ("2", "8", "1")
     assert "exclusive" in found
 
 
 def test_slurms_time_limit_is_the_intervals_upper_end_and_a_margin():
     found = directives(SLURM.text(trained(**TWO_NODES)))
-
     assert found["time"] == _limit(86400 * 1.25 * 1.2) == "1-12:00:00"
 
 
 def test_slurms_ranks_meet_at_the_first_node():
     text = SLURM.text(trained(**TWO_NODES))
-
     assert "scontrol show hostnames" in text
     assert '"--rdzv-endpoint=$MASTER_ADDR:29500"' in text
 
@@ -65,7 +59,6 @@ def test_slurms_ranks_meet_at_the_first_node():
 def test_bash_reads_every_batch_script(case, tmp_path):
     script = tmp_path / "job.sbatch"
     script.write_text(SLURM.text(case))
-
     assert SLURM.text(case).startswith("#!/bin/bash\n# ")
     assert subprocess.run(["bash", "-n", script], check=False).returncode == 0
 
@@ -95,7 +88,6 @@ def test_slurm_fills_each_nodes_rank_in_on_the_node():
 
 def test_replicas_on_further_nodes_count_on_from_the_first_nodes():
     words = on_second_node(made(tensor_parallel_size=2, data_parallel_size=8, nodes=2))
-
     assert words[words.index("--data-parallel-size-local") + 1] == "4"
     assert words[-3:] == ["--headless", "--data-parallel-start-rank", "4"]
 
@@ -113,7 +105,6 @@ def container(one):
 def test_kubernetes_serves_behind_a_service_with_the_devices_as_a_limit():
     found = objects(made(tensor_parallel_size=4, data_parallel_size=2))
     labels = found["Deployment"]["spec"]["template"]["metadata"]["labels"]
-
     assert container(found["Deployment"])["resources"]["limits"] == {"nvidia.com/gpu": 8}
     assert found["Service"]["spec"]["selector"] == labels
     assert found["Deployment"]["spec"]["selector"]["matchLabels"] == labels
@@ -133,7 +124,6 @@ def test_kubernetes_serves_over_several_nodes_with_numbered_pods():
 def test_kubernetes_trains_in_an_indexed_job():
     found = objects(trained(**TWO_NODES))
     spec = found["Job"]["spec"]
-
     assert (spec["completions"], spec["parallelism"], spec["completionMode"]) == (2, 2, "Indexed")
     assert spec["template"]["spec"]["subdomain"] == found["Service"]["metadata"]["name"]
     assert spec["template"]["spec"]["restartPolicy"] == "Never"
@@ -142,26 +132,24 @@ def test_kubernetes_trains_in_an_indexed_job():
 def test_kubernetes_mounts_the_options_that_the_command_reads():
     case = made(engine="tensorrt_llm", kv_cache_dtype="fp8")
     found = objects(case)
-
     assert "trtllm-options.yaml" in found["ConfigMap"]["data"]
     assert {"name": "files", "mountPath": "/workspace"} in container(found["Deployment"])[
         "volumeMounts"
     ]
 
 
-@pytest.mark.parametrize(
-    ("model", "expected"),
-    [("Qwen/Qwen3-32B", "qwen3-32b"), ("meta-llama/Llama-3.1-8B", "llama-3-1-8b")],
-)
-def test_an_objects_name_is_one_that_dns_allows(model, expected):
-    assert object_name(made(model=model)) == expected
+def test_an_objects_name_is_one_that_dns_allows():
+    for model, expected in (
+        ("Qwen/Qwen3-32B", "qwen3-32b"),
+        ("meta-llama/Llama-3.1-8B", "llama-3-1-8b"),
+    ):
+        assert object_name(made(model=model)) == expected, (model, expected)
 
 
 def test_compose_reserves_the_devices_and_opens_the_port():
     document = yaml.safe_load(COMPOSE.text(made(tensor_parallel_size=2)))
     service = document["services"]["serve"]
     (reserved,) = service["deploy"]["resources"]["reservations"]["devices"]
-
     assert reserved == {"driver": "nvidia", "count": 2, "capabilities": ["gpu"]}
     assert service["ports"] == ["8000:8000"]
     assert service["command"][:3] == ["vllm", "serve", "meta-llama/Llama-3.1-8B"]
@@ -169,14 +157,12 @@ def test_compose_reserves_the_devices_and_opens_the_port():
 
 def test_compose_hands_amd_devices_through():
     service = compose_document(made(device="mi300x"))["services"]["serve"]
-
     assert service["devices"] == ["/dev/kfd", "/dev/dri"]
     assert "deploy" not in service
 
 
 def test_compose_carries_the_options_in_itself():
     document = compose_document(made(engine="tensorrt_llm", kv_cache_dtype="fp8"))
-
     assert (
         document["services"]["serve"]["configs"][0]["target"] == "/workspace/trtllm-options.yaml"
     )
@@ -186,7 +172,6 @@ def test_compose_carries_the_options_in_itself():
 def test_compose_on_several_nodes_leaves_rank_and_meeting_point_to_whoever_starts_it():
     case = made(tensor_parallel_size=8, pipeline_parallel_size=2, nodes=2)
     service = compose_document(case)["services"]["serve"]
-
     assert service["environment"]["NODE_RANK"] == "${NODE_RANK}"
     assert '--node-rank "$$NODE_RANK"' in service["command"][2]
     assert service["network_mode"] == "host"
@@ -203,28 +188,23 @@ def test_a_training_container_has_its_script_with_the_layout():
     assert "$" not in script  # Compose would fill it in
 
 
-@pytest.mark.parametrize(
-    ("engine", "device", "server"),
-    [
+def test_the_server_is_the_plans_own_or_the_usual_one_for_the_device():
+    for engine, device, server in (
         ("sglang", "h100-sxm-80gb", "sglang"),
         ("torch", "h100-sxm-80gb", "vllm"),
         ("torch", "cpu-xeon-8480-2s", "llama_cpp"),
         ("torch", "m2-max", "llama_cpp"),
-    ],
-)
-def test_the_server_is_the_plans_own_or_the_usual_one_for_the_device(engine, device, server):
-    assert server_name(made(engine=engine, device=device)) == server
+    ):
+        assert server_name(made(engine=engine, device=device)) == server, (engine, device, server)
 
 
 def test_a_device_without_a_public_image_says_so():
     case = made(device="m2-max", engine="llama_cpp")
-
     assert image_of(case) is None
     assert any("put your own for IMAGE" in note for note in COMPOSE.notes(case))
 
 
 def test_a_run_of_unknown_length_gets_no_limit():
     text = SLURM.text(made(SERVE, tensor_parallel_size=2))
-
     assert "--time" not in text
     assert "no time limit" in text

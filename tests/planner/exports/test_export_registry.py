@@ -90,27 +90,25 @@ def test_an_export_to_a_cluster_manager_is_as_it_was(key, case, snapshot):
     assert FORMATS[key].text(case) == snapshot
 
 
-@pytest.mark.parametrize("key", OPTIONS)
-def test_every_option_is_one_that_the_tools_own_source_or_manual_names(key):
-    known = set(OPTIONS[key]["options"])
-    training = key in {"megatron", "torchtitan", "torchrun"}
-    cases = [case for case in RICH if served_by(case) is not training]
-    texts = [FORMATS[key].body(case) for case in ([TRAINED] if key == "torchtitan" else cases)]
-    pattern = r"config\.([a-z_.]+) =" if key == "torchtitan" else r"(?<=\s)--([a-z0-9_-]+)"
-    used = {name for text in texts for name in re.findall(pattern, text)}
+def test_every_option_is_one_that_the_tools_own_source_or_manual_names():
+    for key in OPTIONS:
+        known = set(OPTIONS[key]["options"])
+        training = key in {"megatron", "torchtitan", "torchrun"}
+        cases = [case for case in RICH if served_by(case) is not training]
+        texts = [FORMATS[key].body(case) for case in ([TRAINED] if key == "torchtitan" else cases)]
+        pattern = r"config\.([a-z_.]+) =" if key == "torchtitan" else r"(?<=\s)--([a-z0-9_-]+)"
+        used = {name for text in texts for name in re.findall(pattern, text)}
+        assert used, key
+        assert used - known - set(OPTIONS["torchrun"]["options"]) == set(), key
 
-    assert used
-    assert used - known - set(OPTIONS["torchrun"]["options"]) == set()
 
-
-@pytest.mark.parametrize("key", OPTIONS)
-def test_every_list_of_options_names_its_source(key):
-    assert re.search(r"\d", OPTIONS[key]["source"])
+def test_every_list_of_options_names_its_source():
+    for key in OPTIONS:
+        assert re.search(r"\d", OPTIONS[key]["source"]), key
 
 
 def test_a_serving_plan_is_offered_to_servers_and_managers():
     found = search(engine="vllm").plans[0].exports
-
     assert found == (
         *("vllm", "sglang", "tensorrt_llm", "llama_cpp"),
         *("slurm", "kubernetes", "compose"),
@@ -120,28 +118,23 @@ def test_a_serving_plan_is_offered_to_servers_and_managers():
 def test_a_training_plan_is_offered_to_trainers():
     whole = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1, "context_parallel_size": 1}
     found = search(devices=8, workload=TRAIN, pins=whole).plans[0].exports
-
     assert found[0] == "torchrun"
     assert {"deepspeed", "torchtitan", "megatron"} <= set(found)
     assert "vllm" not in found
 
 
-@pytest.mark.parametrize(
-    ("fields", "missing"),
-    [
+def test_a_format_that_cannot_say_a_plan_is_not_offered():
+    for fields, missing in (
         ({"device": "mi300x"}, "tensorrt_llm"),
         ({"device": "m2-max"}, "vllm"),
         ({"devices": 8, "workload": {**TRAIN, "method": "lora"}}, "megatron"),
         ({"devices": 8, "model": MIXTRAL, "workload": {**TRAIN, "method": "lora"}}, "torchtitan"),
-    ],
-)
-def test_a_format_that_cannot_say_a_plan_is_not_offered(fields, missing):
-    assert missing not in search(**fields).plans[0].exports
+    ):
+        assert missing not in search(**fields).plans[0].exports, (fields, missing)
 
 
 def test_several_nodes_are_no_matter_for_compose():
     cluster = {"device": "h100-sxm-80gb", "devices_per_node": 8, "nodes": 2}
-
     assert "compose" not in search(engine="vllm", cluster=cluster).plans[0].exports
 
 
@@ -149,14 +142,13 @@ def test_a_compression_has_nothing_to_export():
     assert search(workload={"kind": "compress", "method": "gptq"}).plans[0].exports == ()
 
 
-@pytest.mark.parametrize("engine", ["vllm", "llama_cpp", "torch"])
-def test_every_format_that_a_plan_names_can_be_made(engine):
-    request = PlanRequest.model_validate(document(engine=engine))
-    for plan in search(engine=engine).plans:
-        case = export_case(request, plan)
-        made_all = [export(name, case) for name in plan.exports]
-
-        assert all(one.text and one.measure for one in made_all)
+def test_every_format_that_a_plan_names_can_be_made():
+    for engine in ("vllm", "llama_cpp", "torch"):
+        request = PlanRequest.model_validate(document(engine=engine))
+        for plan in search(engine=engine).plans:
+            case = export_case(request, plan)
+            made_all = [export(name, case) for name in plan.exports]
+            assert all(one.text and one.measure for one in made_all), engine
 
 
 def test_an_unknown_format_is_refused_with_the_known_ones():
@@ -169,20 +161,16 @@ def test_a_format_that_cannot_say_the_plan_is_refused_with_those_that_can():
         export("deepspeed", SERVED)
 
 
-@pytest.mark.parametrize(
-    ("key", "case"),
-    [
+def test_a_format_asked_for_by_name_is_made_and_says_that_something_is_lost():
+    for key, case in (
         ("accelerate", trained(tensor_parallel_size=8)),
         ("megatron", trained(data_parallel_size=8, workload={"method": "lora"})),
         ("compose", made(tensor_parallel_size=8, pipeline_parallel_size=2, nodes=2)),
         ("vllm", made(device="m2-max")),
-    ],
-)
-def test_a_format_asked_for_by_name_is_made_and_says_that_something_is_lost(key, case):
-    found = export(key, case)
-
-    assert "cannot say or run all of this plan" in found.notes[0]
-    assert found.notes[0] in found.text
+    ):
+        found = export(key, case)
+        assert "cannot say or run all of this plan" in found.notes[0], (key, case)
+        assert found.notes[0] in found.text, (key, case)
 
 
 def test_a_model_that_torchtitan_has_no_configuration_of_is_refused():
@@ -192,7 +180,6 @@ def test_a_model_that_torchtitan_has_no_configuration_of_is_refused():
 
 def test_the_head_says_what_is_predicted_and_what_is_left_open():
     head = KUBERNETES.text(SERVED).split("apiVersion")[0]
-
     assert "meta-llama/Llama-3.1-70B on 8 x NVIDIA H100" in head
     assert "# predicted: ttft_seconds 0.25 (80 %: 0.2 to 0.3125)" in head
     assert "# note: the image's tag moves" in head
@@ -200,6 +187,5 @@ def test_the_head_says_what_is_predicted_and_what_is_left_open():
 
 def test_json_has_no_head_and_its_notes_stand_beside_it():
     found = export("deepspeed", TRAINED)
-
     assert json.loads(found.text)["train_batch_size"] == 64
     assert found.notes

@@ -1,5 +1,6 @@
 """What an export starts is accepted by the tool that it is for."""
 
+import itertools
 import re
 import shlex
 
@@ -26,39 +27,38 @@ def told(command):
     }
 
 
-@pytest.mark.parametrize(("tensor", "data", "attention"), ATTENTION)
-def test_sglang_takes_attention_data_parallelism(tensor, data, attention):
+def test_sglang_takes_attention_data_parallelism():
     """The rules of sglang 0.5.23, sglang/srt/arg_groups/parallel_hook.py."""
-    case = made(
-        tensor_parallel_size=tensor,
-        data_parallel_size=data,
-        attention_data_parallel_size=attention,
-    )
-    found = told(sglang_arguments(case))
-    world, replicas, ranks = (
-        int(found.get(flag, 1)) for flag in ("--tp-size", "--dp-size", "--attn-dp-size")
-    )
+    for tensor, data, attention in ATTENTION:
+        case = made(
+            tensor_parallel_size=tensor,
+            data_parallel_size=data,
+            attention_data_parallel_size=attention,
+        )
+        found = told(sglang_arguments(case))
+        world, replicas, ranks = (
+            int(found.get(flag, 1)) for flag in ("--tp-size", "--dp-size", "--attn-dp-size")
+        )
 
-    assert not (ranks > 1 and replicas > 1)
-    assert world % ranks == 0
-    servers = data if ranks > 1 else 1
-    assert servers * replicas * world == case.devices == tensor * data * attention
-    noted = any(f"{data} servers, on port" in note for note in export("sglang", case).notes)
-    assert noted is (ranks > 1 and data > 1)
+        assert not (ranks > 1 and replicas > 1), (tensor, data, attention)
+        assert world % ranks == 0, (tensor, data, attention)
+        servers = data if ranks > 1 else 1
+        assert servers * replicas * world == case.devices == tensor * data * attention
+        noted = any(f"{data} servers, on port" in note for note in export("sglang", case).notes)
+        assert noted is (ranks > 1 and data > 1), (tensor, data, attention)
 
 
-@pytest.mark.parametrize(("tensor", "data", "attention"), ATTENTION)
-def test_vllm_counts_the_same_devices(tensor, data, attention):
-    case = made(
-        tensor_parallel_size=tensor,
-        data_parallel_size=data,
-        attention_data_parallel_size=attention,
-    )
-    found = told(vllm_arguments(case))
-
-    ranks = int(found.get("--data-parallel-size", 1))
-    assert ranks * int(found.get("--tensor-parallel-size", 1)) == case.devices
-    assert ranks * int(found["--max-num-seqs"]) >= 64
+def test_vllm_counts_the_same_devices():
+    for tensor, data, attention in ATTENTION:
+        case = made(
+            tensor_parallel_size=tensor,
+            data_parallel_size=data,
+            attention_data_parallel_size=attention,
+        )
+        found = told(vllm_arguments(case))
+        ranks = int(found.get("--data-parallel-size", 1))
+        assert ranks * int(found.get("--tensor-parallel-size", 1)) == case.devices
+        assert ranks * int(found["--max-num-seqs"]) >= 64, (tensor, data, attention)
 
 
 def stages(layout):
@@ -85,27 +85,22 @@ def accepts(command, layers):
     assert (flat.count("E"), flat.count("L")) == (1, 1)
 
 
-@pytest.mark.parametrize("chunks", [None, 2, 3])
-@pytest.mark.parametrize("pipeline", [2, 4, 8, 9])
-@pytest.mark.parametrize("stated", [False, True])
-def test_megatron_takes_126_layers_on_any_number_of_stages(pipeline, chunks, stated):
-    held = list(dealt(126, pipeline)) if stated else None
-    case = trained(
-        model=LLAMA_405B,
-        pipeline_parallel_size=pipeline,
-        virtual_pipeline_size=chunks,
-        memory={"per_stage_layers": held},
-    )
-
-    accepts(megatron_arguments(case), 126)
+def test_megatron_takes_126_layers_on_any_number_of_stages():
+    for chunks, pipeline, stated in itertools.product((None, 2, 3), (2, 4, 8, 9), (False, True)):
+        held = list(dealt(126, pipeline)) if stated else None
+        case = trained(
+            model=LLAMA_405B,
+            pipeline_parallel_size=pipeline,
+            virtual_pipeline_size=chunks,
+            memory={"per_stage_layers": held},
+        )
+        accepts(megatron_arguments(case), 126)
 
 
 def test_megatron_takes_the_stages_as_the_plan_has_them():
     held = [15, 16, 16, 16, 16, 16, 16, 15]
     case = trained(model=LLAMA_405B, pipeline_parallel_size=8, memory={"per_stage_layers": held})
-
     layout = told(megatron_arguments(case))["--pipeline-model-parallel-layout"]
-
     assert [part.count("t") for part in stages(layout)] == held
 
 
@@ -122,41 +117,35 @@ def zero_bubble():
     return PlanRequest.model_validate(document(**fields)), search(**fields).plans[0]
 
 
-@pytest.mark.parametrize("key", ["megatron", "slurm"])
-def test_megatrons_figures_are_for_a_schedule_that_it_runs(zero_bubble, key):
+def test_megatrons_figures_are_for_a_schedule_that_it_runs(zero_bubble):
     request, plan = zero_bubble
-    made_one = export(key, export_case(request, plan))
-
-    assert any("figures are for 1F1B" in note for note in made_one.notes)
-    seconds = float(re.search(r"step_seconds ([0-9.e+]+)", made_one.text)[1])
-    assert seconds > plan.performance.step_seconds * 1.001
-    command = shlex.split(made_one.text.replace("\\\n", ""), comments=True)
-    accepts(command, 126)
+    for key in ("megatron", "slurm"):
+        made_one = export(key, export_case(request, plan))
+        assert any("figures are for 1F1B" in note for note in made_one.notes), key
+        seconds = float(re.search(r"step_seconds ([0-9.e+]+)", made_one.text)[1])
+        assert seconds > plan.performance.step_seconds * 1.001, key
+        command = shlex.split(made_one.text.replace("\\\n", ""), comments=True)
+        accepts(command, 126)
 
 
 def test_a_search_for_megatron_looks_at_no_schedule_that_it_has_not(zero_bubble):
     request, _ = zero_bubble
     free = request.pins.model_copy(update={"pipeline_schedule": None})
     fields = {**dict(request), "pins": free, "engine": "megatron"}
-
     plans = search(**{name: fields[name] for name in ("model", "cluster", "workload", "pins",
                                                       "engine")}).plans  # fmt: skip
-
     assert {plan.strategy.pipeline_schedule for plan in plans} <= {"1f1b", "interleaved"}
 
 
 def test_the_torchrun_script_of_a_qlora_plan_carries_method_and_rank():
     text = export("torchrun", trained(workload={"method": "qlora", "lora_rank": 64})).text
-
     assert '"method": "qlora"' in text
     assert '"r": 64' in text
     assert "load_in_4bit=True" in text
 
 
-@pytest.mark.parametrize("method", ["qft", "alphatuning"])
-def test_a_method_that_no_public_trainer_has_is_offered_no_script(method):
-    work = {"kind": "train", "sequence_length": 256, "global_batch_size": 4, "method": method}
-
-    exports = search(device="h100-sxm5-80gb", workload=work).plans[0].exports
-
-    assert not {"torchrun", "slurm", "kubernetes", "compose"} & set(exports)
+def test_a_method_that_no_public_trainer_has_is_offered_no_script():
+    for method in ("qft", "alphatuning"):
+        work = {"kind": "train", "sequence_length": 256, "global_batch_size": 4, "method": method}
+        exports = search(device="h100-sxm5-80gb", workload=work).plans[0].exports
+        assert not {"torchrun", "slurm", "kubernetes", "compose"} & set(exports), method

@@ -76,14 +76,12 @@ def test_the_script_sends_the_load_of_the_claim_and_judges(tmp_path, server):
 
 def test_a_measurement_inside_every_interval_ends_well(capsys):
     claim = {"figures": {"step_seconds": {"value": 4.0, "low": 3.0, "high": 5.0}}}
-
     assert report(claim, {"step_seconds": 4.5}) == 0
     assert "inside" in capsys.readouterr().out
 
 
 def test_a_measurement_outside_says_how_far(capsys):
     claim = {"figures": {"step_seconds": {"value": 4.0, "low": 3.0, "high": 5.0}}}
-
     assert report(claim, {"step_seconds": 8.0}) == 1
     assert "2.00 x predicted" in capsys.readouterr().out
 
@@ -91,7 +89,6 @@ def test_a_measurement_outside_says_how_far(capsys):
 def test_times_are_means_over_requests_and_rates_over_the_run():
     samples = [serving.Sample(0.0, 1.0, 3.0, 5), serving.Sample(0.0, 2.0, 5.0, 4)]
     found = serving.figures(samples, 5.0)
-
     assert found["ttft_seconds"] == 1.5
     assert found["tpot_seconds"] == pytest.approx(5 / 7)
     assert found["output_tokens_per_second"] == 9 / 5
@@ -101,19 +98,17 @@ def test_prompts_share_as_much_as_the_plan_says(server):
     claim = claim_of(made({**SMALL, "prefix_share_ratio": 0.5}))
     serving.run(f"http://127.0.0.1:{server.server_port}", "m", claim, 3)
     prompts = [body["prompt"] for body in server.bodies]
-
     assert len({tuple(prompt[:4]) for prompt in prompts}) == 1
     assert len({tuple(prompt[4:]) for prompt in prompts}) == 3
 
 
-@pytest.mark.parametrize(("line", "seconds"), LOGS.items())
-def test_every_frameworks_log_tells_its_step_time(line, seconds):
-    assert training.read(line, LOAD) == [pytest.approx(seconds)]
+def test_every_frameworks_log_tells_its_step_time():
+    for line, seconds in LOGS.items():
+        assert training.read(line, LOAD) == [pytest.approx(seconds)], (line, seconds)
 
 
 def test_the_first_steps_are_left_out():
     found = training.measured([90.0, 4.0, 4.0, 5.0], LOAD, 1)
-
     assert found["step_seconds"] == 4.0
     assert found["tokens_per_second"] == 64 * 4096 / 4.0
 
@@ -123,7 +118,6 @@ def test_the_training_script_reads_a_log_and_judges(tmp_path, seconds, status):
     log = tmp_path / "run.log"
     log.write_text(f"step_seconds={seconds}\n" * 5)
     done = ran(tmp_path, measure_text(trained(data_parallel_size=8)), str(log))
-
     assert done.returncode == status, done.stderr
     assert "5 logged steps" in done.stdout
 
@@ -131,7 +125,6 @@ def test_the_training_script_reads_a_log_and_judges(tmp_path, seconds, status):
 def test_a_log_without_step_times_is_no_measurement(tmp_path):
     (tmp_path / "run.log").write_text("nothing here")
     done = ran(tmp_path, measure_text(trained()), str(tmp_path / "run.log"))
-
     assert done.returncode == 2
     assert "no step time" in done.stdout
 
@@ -139,7 +132,6 @@ def test_a_log_without_step_times_is_no_measurement(tmp_path):
 def test_an_open_loop_is_measured_for_about_a_minute():
     workload = {**SMALL, "request_rate_per_second": 5.0, "concurrency": None}
     claim = claim_of(made(workload))
-
     assert claim["requests"] == 300
     assert claim["load"]["request_rate_per_second"] == 5.0
 
@@ -148,20 +140,17 @@ def test_an_offline_batch_is_one_round():
     claim = claim_of(
         made({"kind": "generate", "batch_size": 7, "input_tokens": 8, "output_tokens": 4})
     )
-
     assert (claim["requests"], claim["load"]["concurrency"]) == (7, 7)
 
 
 def test_a_compression_has_no_script():
     case = made({"kind": "compress", "method": "gptq"})
-
     assert measure_text(case) == ""
 
 
 def test_claims_carry_their_bounds():
     case = made()
     found = claims_of(case.plan, "serve")
-
     assert found["ttft_seconds"] == {"value": 0.25, "low": 0.2, "high": 0.3125}
     assert found["output_tokens_per_second"]["value"] == 2500.0
     assert "ttft_seconds 0.25 (80 %: 0.2 to 0.3125)" in claim_words(case)

@@ -22,11 +22,9 @@ from planner.exports.export import shell_lines, with_head
 )
 def test_a_hostile_word_reaches_the_program_as_it_is(name, tmp_path):
     script = shell_lines(["printf", "%s", name])
-
     said = subprocess.run(
         ["bash", "-c", script], capture_output=True, text=True, check=True, cwd=tmp_path
     )
-
     assert said.stdout == name
     assert list(tmp_path.iterdir()) == []
 
@@ -47,16 +45,13 @@ def test_our_own_variables_stay_variables(tmp_path):
 
 def test_further_arguments_of_a_script_stay_apart():
     script = shell_lines(["printf", "[%s]", "$@"])
-
     said = subprocess.run(
         ["bash", "-c", script, "script", "a b", "c"], capture_output=True, text=True, check=True
     )
-
     assert said.stdout == "[a b][c]"
 
 
-@pytest.mark.parametrize("end", ["\n", "\r\n", "\r", "\u2028"])
-def test_a_line_break_in_a_name_does_not_end_the_comment(end):
-    text = with_head("true\n", [f"card{end}touch owned #, planned for vllm"], "# ")
-
-    assert text == "# card touch owned #, planned for vllm\ntrue\n"
+def test_a_line_break_in_a_name_does_not_end_the_comment():
+    for end in ("\n", "\r\n", "\r", "\u2028"):
+        text = with_head("true\n", [f"card{end}touch owned #, planned for vllm"], "# ")
+        assert text == "# card touch owned #, planned for vllm\ntrue\n", end

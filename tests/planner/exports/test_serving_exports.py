@@ -3,7 +3,6 @@
 import json
 import shlex
 
-import pytest
 import yaml
 
 from planner.exports.llama_cpp import LLAMA_CPP, llama_cpp_arguments
@@ -18,16 +17,15 @@ DRAFT = {"draft_model": "org/tiny", "tokens": 5}
 
 def test_one_device_needs_no_flag_for_its_layout():
     command = shlex.join(vllm_arguments(made(tensor_parallel_size=1)))
-
     assert command == (
         f"vllm serve {LLAMA_8B} --dtype bfloat16 --max-model-len 4800 --max-num-seqs 64 "
         "--no-enable-prefix-caching"
     )
 
 
-@pytest.mark.parametrize(
-    ("arguments", "flags"),
-    [
+def test_sizes_become_each_engines_flags():
+    case = made(tensor_parallel_size=2, pipeline_parallel_size=2, data_parallel_size=2)
+    for arguments, flags in (
         (
             vllm_arguments,
             "--tensor-parallel-size 2 --pipeline-parallel-size 2 --data-parallel-size 2",
@@ -35,30 +33,22 @@ def test_one_device_needs_no_flag_for_its_layout():
         (sglang_arguments, "--tp-size 2 --pp-size 2 --dp-size 2"),
         (trtllm_arguments, "--tp_size 2 --pp_size 2"),
         (llama_cpp_arguments, "--split-mode row"),
-    ],
-)
-def test_sizes_become_each_engines_flags(arguments, flags):
-    case = made(tensor_parallel_size=2, pipeline_parallel_size=2, data_parallel_size=2)
-
-    assert flags in shlex.join(arguments(case))
+    ):
+        assert flags in shlex.join(arguments(case)), (arguments, flags)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "flags"),
-    [
+def test_each_replica_takes_its_share_of_the_requests():
+    for arguments, flags in (
         (vllm_arguments, "--max-model-len 4800 --max-num-seqs 32"),
         (sglang_arguments, "--context-length 4800 --max-running-requests 32"),
         (trtllm_arguments, "--max_batch_size 32 --max_seq_len 4800"),
         (llama_cpp_arguments, "--ctx-size 38400 --parallel 32 --kv-unified"),
-    ],
-)
-def test_each_replica_takes_its_share_of_the_requests(arguments, flags):
-    assert flags in shlex.join(arguments(made(data_parallel_size=2)))
+    ):
+        assert flags in shlex.join(arguments(made(data_parallel_size=2))), (arguments, flags)
 
 
-@pytest.mark.parametrize(
-    ("strategy", "flags"),
-    [
+def test_a_choice_becomes_vllms_flag():
+    cases = (
         ({"weight_dtype": "fp8"}, "--quantization fp8_per_tensor"),
         ({"weight_dtype": "int4", "quantization": "gptq"}, "serve ./Llama-3.1-8B-GPTQ --dtype"),
         ({"weight_dtype": "nvfp4"}, "serve ./Llama-3.1-8B-NVFP4 --dtype bfloat16 --max"),
@@ -71,15 +61,13 @@ def test_each_replica_takes_its_share_of_the_requests(arguments, flags):
             {"tensor_parallel_size": 2, "attention_data_parallel_size": 4},
             "--tensor-parallel-size 2 --data-parallel-size 4 --enable-expert-parallel",
         ),
-    ],
-)
-def test_a_choice_becomes_vllms_flag(strategy, flags):
-    assert flags in shlex.join(vllm_arguments(made(**strategy)))
+    )
+    for strategy, flags in cases:
+        assert flags in shlex.join(vllm_arguments(made(**strategy))), (strategy, flags)
 
 
-@pytest.mark.parametrize(
-    ("strategy", "flags"),
-    [
+def test_a_choice_becomes_sglangs_flag():
+    for strategy, flags in (
         ({"weight_dtype": "int8"}, "--model-path ./Llama-3.1-8B-W8A8 --dtype bfloat16 --context"),
         ({"kv_cache_dtype": "fp8"}, "--kv-cache-dtype fp8_e4m3"),
         ({"max_batch_tokens": 4096}, "--chunked-prefill-size 4096"),
@@ -87,30 +75,24 @@ def test_a_choice_becomes_vllms_flag(strategy, flags):
         ({"attention_data_parallel_size": 4}, "--tp-size 4 --attn-dp-size 4"),
         ({"offload": {"weights_cpu": 0.5}}, "--cpu-offload-gb 15"),
         ({"speculative": DRAFT}, "--speculative-draft-model-path org/tiny"),
-    ],
-)
-def test_a_choice_becomes_sglangs_flag(strategy, flags):
-    assert flags in shlex.join(sglang_arguments(made(**strategy)))
+    ):
+        assert flags in shlex.join(sglang_arguments(made(**strategy))), (strategy, flags)
 
 
-@pytest.mark.parametrize(
-    ("strategy", "flags"),
-    [
+def test_a_choice_becomes_llama_cpps_flag():
+    for strategy, flags in (
         ({"weight_dtype": "int4"}, "--model Llama-3.1-8B-Q4_K_M.gguf"),
         ({"quantization": "gguf:q5_k_s"}, "--model Llama-3.1-8B-Q5_K_S.gguf"),
         ({"kv_cache_dtype": "int8"}, "--cache-type-k q8_0 --cache-type-v q8_0 --flash-attn on"),
         ({"offload": {"weights_cpu": 0.5}}, "--n-gpu-layers 16"),
         ({"offload": {"weights_cpu": 0.0}}, "--n-gpu-layers all"),
         ({"speculative": DRAFT}, "--spec-draft-model tiny.gguf --spec-draft-n-max 5"),
-    ],
-)
-def test_a_choice_becomes_llama_cpps_flag(strategy, flags):
-    assert flags in shlex.join(llama_cpp_arguments(made(**strategy)))
+    ):
+        assert flags in shlex.join(llama_cpp_arguments(made(**strategy))), (strategy, flags)
 
 
 def test_llama_cpp_keeps_every_layer_on_a_processor():
     case = made(device="cpu-xeon-8480-2s", engine="llama_cpp")
-
     assert "--n-gpu-layers 0" in shlex.join(llama_cpp_arguments(case))
 
 
@@ -129,93 +111,81 @@ def test_vllms_draft_is_json_that_survives_the_shell():
     command = VLLM.text(made(speculative=DRAFT)).replace("\\\n", "")
     line = next(part for part in command.splitlines() if not part.startswith("#"))
     words = shlex.split(line)
-
     setting = json.loads(words[words.index("--speculative-config") + 1])
     assert setting == {"method": "draft_model", "model": "org/tiny", "num_speculative_tokens": 5}
 
 
 def test_shared_prefixes_turn_the_cache_of_each_engine_on():
     case = made({**SERVE, "prefix_share_ratio": 0.5})
-
     assert "--enable-prefix-caching" in vllm_arguments(case)
     assert "--disable-radix-cache" not in sglang_arguments(case)
     assert "enable_block_reuse: true" in trtllm_text(case)
 
 
-@pytest.mark.parametrize("chosen", [VLLM, SGLANG])
-def test_several_nodes_get_a_rank_and_a_meeting_point_that_the_shell_fills_in(chosen):
+def test_several_nodes_get_a_rank_and_a_meeting_point_that_the_shell_fills_in():
     case = made(tensor_parallel_size=8, pipeline_parallel_size=2, nodes=2)
-    text = chosen.text(case)
-
-    assert "--nnodes 2" in text
-    assert '--node-rank "$NODE_RANK"' in text
-    assert "MASTER_ADDR" in text
-    assert "every node" in " ".join(chosen.notes(case))
-
-
-@pytest.mark.parametrize("chosen", [VLLM, SGLANG, LLAMA_CPP, TENSORRT_LLM])
-def test_figures_of_another_engine_are_named_as_such(chosen):
-    assert any("figures are for torch" in note for note in chosen.notes(made(engine="torch")))
+    for chosen in (VLLM, SGLANG):
+        text = chosen.text(case)
+        assert "--nnodes 2" in text, chosen
+        assert '--node-rank "$NODE_RANK"' in text, chosen
+        assert "MASTER_ADDR" in text, chosen
+        assert "every node" in " ".join(chosen.notes(case)), chosen
 
 
-@pytest.mark.parametrize("chosen", [VLLM, SGLANG, LLAMA_CPP, TENSORRT_LLM])
-def test_what_a_command_cannot_say_is_a_note(chosen):
+def test_figures_of_another_engine_are_named_as_such():
+    for chosen in (VLLM, SGLANG, LLAMA_CPP, TENSORRT_LLM):
+        assert any("figures are for torch" in note for note in chosen.notes(made(engine="torch")))
+
+
+def test_what_a_command_cannot_say_is_a_note():
     case = made(disaggregated={"prefill_devices": 2, "decode_devices": 6}, offload={"kv_cpu": 0.5})
-    notes = " ".join(chosen.notes(case))
+    for chosen in (VLLM, SGLANG, LLAMA_CPP, TENSORRT_LLM):
+        notes = " ".join(chosen.notes(case))
+        assert "prefills on 2 and decodes on 6" in notes, chosen
+        assert "cache in host memory" in notes, chosen
 
-    assert "prefills on 2 and decodes on 6" in notes
-    assert "cache in host memory" in notes
 
-
-@pytest.mark.parametrize(
-    ("chosen", "dtype", "needs"),
-    [
+def test_a_format_that_the_engine_cannot_make_itself_names_a_checkpoint():
+    for chosen, dtype, needs in (
         (VLLM, "fp8", False),
         (VLLM, "int4", True),
         (SGLANG, "int8", True),
         (TENSORRT_LLM, "fp8", True),
-    ],
-)
-def test_a_format_that_the_engine_cannot_make_itself_names_a_checkpoint(chosen, dtype, needs):
-    notes = chosen.notes(made(weight_dtype=dtype))
-
-    assert any("checkpoint" in note for note in notes) is needs
+    ):
+        notes = chosen.notes(made(weight_dtype=dtype))
+        assert any("checkpoint" in note for note in notes) is needs, (chosen, dtype, needs)
 
 
 def test_a_format_that_gguf_lacks_says_which_one_is_close():
     notes = LLAMA_CPP.notes(made(weight_dtype="fp8", engine="llama_cpp"))
-
     assert any("GGUF has no fp8: Q8_0" in note for note in notes)
 
 
 def test_weights_that_all_live_in_host_memory_are_counted_there():
     """The host holds 1.65 times what vLLM is told to offload."""
     case = made(offload={"weights_cpu": 1.0}, memory={"host_bytes": round(1.65 * 30 * GIB)})
-
     assert "--cpu-offload-gb 30.0" in shlex.join(vllm_arguments(case))
 
 
 def test_experts_are_spread_by_each_engines_own_flag():
     case = made(model=MIXTRAL, tensor_parallel_size=8, expert_parallel_size=8)
-
     assert "--enable-expert-parallel" in vllm_arguments(case)
     assert "--ep-size 8" in shlex.join(sglang_arguments(case))
     assert "--ep_size 8" in shlex.join(trtllm_arguments(case))
 
 
-@pytest.mark.parametrize("chosen", [VLLM, SGLANG, TENSORRT_LLM])
-def test_a_model_that_is_published_in_its_format_needs_no_other_checkpoint(chosen):
-    notes = chosen.notes(made(model="deepseek-ai/DeepSeek-V3", weight_dtype="fp8"))
+def test_a_model_that_is_published_in_its_format_needs_no_other_checkpoint():
+    for chosen in (VLLM, SGLANG, TENSORRT_LLM):
+        notes = chosen.notes(made(model="deepseek-ai/DeepSeek-V3", weight_dtype="fp8"))
+        assert not any("checkpoint" in note for note in notes), chosen
 
-    assert not any("checkpoint" in note for note in notes)
 
-
-@pytest.mark.parametrize(
-    ("layers", "said"),
-    [([11, 11, 10], "export VLLM_PP_LAYER_PARTITION=11,11,10\n"), ([8, 8], ""), (None, "")],
-)
-def test_vllm_is_told_how_stages_share_a_remainder_of_layers(layers, said):
-    case = made(memory={"per_stage_layers": layers}, pipeline_parallel_size=2)
-
-    assert layer_partition(case) == said
-    assert vllm_text(case).startswith(said)
+def test_vllm_is_told_how_stages_share_a_remainder_of_layers():
+    for layers, said in (
+        ([11, 11, 10], "export VLLM_PP_LAYER_PARTITION=11,11,10\n"),
+        ([8, 8], ""),
+        (None, ""),
+    ):
+        case = made(memory={"per_stage_layers": layers}, pipeline_parallel_size=2)
+        assert layer_partition(case) == said, (layers, said)
+        assert vllm_text(case).startswith(said), (layers, said)

@@ -33,12 +33,11 @@ def test_one_node_stands_alone_and_several_meet():
     assert "--rdzv-backend=c10d" in torchrun_arguments(2, 8, "train.py")
 
 
-@pytest.mark.parametrize("nodes", [1, 4])
-def test_torchruns_own_parser_takes_the_command(nodes):
-    parsed = get_args_parser().parse_args(torchrun_arguments(nodes, 8, "train.py")[1:])
-
-    assert (parsed.nnodes, parsed.nproc_per_node) == (str(nodes), "8")
-    assert parsed.training_script == "train.py"
+def test_torchruns_own_parser_takes_the_command():
+    for nodes in (1, 4):
+        parsed = get_args_parser().parse_args(torchrun_arguments(nodes, 8, "train.py")[1:])
+        assert (parsed.nnodes, parsed.nproc_per_node) == (str(nodes), "8"), nodes
+        assert parsed.training_script == "train.py", nodes
 
 
 def load(tmp_path, case):
@@ -60,7 +59,6 @@ def load(tmp_path, case):
 )
 def test_accelerate_loads_the_file_and_reads_the_sharding(tmp_path, strategy, distributed_type):
     _, config = load(tmp_path, trained(**strategy))
-
     assert config.distributed_type == distributed_type
     assert config.mixed_precision == "bf16"
 
@@ -79,13 +77,11 @@ def test_accelerates_launcher_takes_the_file(tmp_path):
 @pytest.mark.parametrize(("stage", "reshards"), [(2, False), (3, True)])
 def test_only_the_third_stage_drops_the_weights_between_passes(tmp_path, stage, reshards):
     _, config = load(tmp_path, trained(data_parallel_size=8, zero_stage=stage))
-
     assert config.fsdp_config["fsdp_reshard_after_forward"] is reshards
 
 
 def test_accelerate_on_several_machines_has_a_meeting_point(tmp_path):
     _, config = load(tmp_path, trained(data_parallel_size=16, zero_stage=3, nodes=2))
-
     assert (config.num_machines, config.num_processes) == (2, 16)
     assert config.main_process_port == 29500
 
@@ -93,7 +89,6 @@ def test_accelerate_on_several_machines_has_a_meeting_point(tmp_path):
 def test_a_processor_is_told_to_accelerate():
     case = trained(device="cpu-xeon-8480-2s", data_parallel_size=2)
     document = yaml.safe_load(accelerate_text(case))
-
     assert document["distributed_type"] == "MULTI_CPU"
     assert document["use_cpu"] is True
 
@@ -101,14 +96,12 @@ def test_a_processor_is_told_to_accelerate():
 def test_deepspeeds_batch_multiplies_up():
     config = deepspeed_config(trained(data_parallel_size=8, zero_stage=2))
     sizes = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
-
     assert config["train_batch_size"] == 8 * config[sizes[0]] * config[sizes[1]] == 64
     assert config["bf16"] == {"enabled": True}
 
 
-@pytest.mark.parametrize(
-    ("offload", "stage", "expected"),
-    [
+def test_deepspeed_offloads_what_the_plan_offloads():
+    for offload, stage, expected in (
         ({}, 1, {"stage": 1}),
         ({"optimizer": "cpu"}, 2, {"stage": 2, "offload_optimizer": {"device": "cpu"}}),
         ({"weights_cpu": 1.0}, 3, {"stage": 3, "offload_param": {"device": "cpu"}}),
@@ -119,18 +112,14 @@ def test_deepspeeds_batch_multiplies_up():
         ),
         ({"optimizer": "cpu"}, 0, {"stage": 2, "offload_optimizer": {"device": "cpu"}}),
         ({"weights_cpu": 1.0}, 2, {"stage": 2}),
-    ],
-)
-def test_deepspeed_offloads_what_the_plan_offloads(offload, stage, expected):
-    config = deepspeed_config(trained(zero_stage=stage, offload=offload))
-
-    assert config["zero_optimization"] == expected
+    ):
+        config = deepspeed_config(trained(zero_stage=stage, offload=offload))
+        assert config["zero_optimization"] == expected, (offload, stage, expected)
 
 
 def test_deepspeed_moves_checkpoints_to_the_host_and_says_what_it_cannot():
     strategy = {"zero_stage": 2, "offload": {"activations_cpu": 1.0}}
     plain, again = (trained(**strategy, activation_recomputation=how) for how in ("none", "full"))
-
     assert deepspeed_config(again)["activation_checkpointing"]["cpu_checkpointing"] is True
     assert "activation_checkpointing" not in deepspeed_config(plain)
     assert "save_on_cpu" in " ".join(DEEPSPEED.notes(plain))
@@ -140,7 +129,6 @@ def test_deepspeed_moves_checkpoints_to_the_host_and_says_what_it_cannot():
 def test_accelerate_reads_where_weights_and_states_go(tmp_path):
     offload = {"optimizer": "nvme", "weights_disk": 1.0}
     _, config = load(tmp_path, trained(zero_stage=3, offload=offload))
-
     assert config.distributed_type == "DEEPSPEED"
     assert config.deepspeed_config["offload_param_device"] == "nvme"
     assert config.deepspeed_config["offload_param_nvme_path"] == "/local_nvme"
@@ -151,28 +139,23 @@ def test_megatron_moves_activations_of_all_layers_but_the_last():
     strategy = {"offload": {"activations_cpu": 1.0}, "data_parallel_size": 8}
     line = shlex.join(megatron_arguments(trained(**strategy)))
     piped = trained(**strategy, pipeline_parallel_size=4)
-
     assert "--cpu-offloading-num-layers 31" in line
     assert "--cpu-offloading" not in shlex.join(megatron_arguments(piped))
     assert "only without pipeline" in " ".join(MEGATRON.notes(piped))
 
 
-@pytest.mark.parametrize(
-    ("offload", "said"),
-    [
+def test_torchtitan_says_what_it_offloads_otherwise():
+    for offload, said in (
         ({"optimizer": "cpu"}, "weights, gradients and optimiser states together"),
         ({"activations_cpu": 1.0}, "does not move activations"),
         ({"weights_disk": 1.0}, "not to NVMe"),
-    ],
-)
-def test_torchtitan_says_what_it_offloads_otherwise(offload, said):
-    assert said in " ".join(TORCHTITAN.notes(trained(zero_stage=3, offload=offload)))
+    ):
+        assert said in " ".join(TORCHTITAN.notes(trained(zero_stage=3, offload=offload)))
 
 
 def test_deepspeeds_file_is_json_and_its_notes_stand_beside_it():
     case = trained(pipeline_parallel_size=4, workload={"optimizer": "adafactor"})
     notes = " ".join(DEEPSPEED.notes(case))
-
     assert "optimizer" not in json.loads(DEEPSPEED.text(case))
     assert "num_stages=4" in notes
     assert "adafactor" in notes
@@ -190,9 +173,8 @@ def test_megatron_gets_the_models_shape():
         assert flags in line
 
 
-@pytest.mark.parametrize(
-    ("strategy", "flags"),
-    [
+def test_a_choice_becomes_megatrons_flag():
+    cases = (
         ({"tensor_parallel_size": 8}, "--tensor-model-parallel-size 8"),
         ({"pipeline_parallel_size": 4}, "--pipeline-model-parallel-size 4"),
         ({"context_parallel_size": 2}, "--context-parallel-size 2"),
@@ -210,22 +192,19 @@ def test_megatron_gets_the_models_shape():
         ({"activation_recomputation": "selective"}, "--recompute-granularity selective"),
         ({"offload": {"optimizer": "cpu"}}, "--optimizer-cpu-offload"),
         ({"gradient_dtype": "bf16"}, "--grad-reduce-in-bf16"),
-    ],
-)
-def test_a_choice_becomes_megatrons_flag(strategy, flags):
-    assert flags in shlex.join(megatron_arguments(trained(**strategy)))
+    )
+    for strategy, flags in cases:
+        assert flags in shlex.join(megatron_arguments(trained(**strategy))), (strategy, flags)
 
 
 def test_megatron_spreads_the_experts():
     line = shlex.join(megatron_arguments(trained(model=MIXTRAL, expert_parallel_size=8)))
-
     assert "--num-experts 8 --moe-router-topk 2 --moe-ffn-hidden-size 14336" in line
     assert "--expert-model-parallel-size 8" in line
 
 
 def test_a_run_of_known_length_has_its_steps():
     case = trained(workload={"tokens": 26_214_400})
-
     assert "--train-iters 100" in shlex.join(megatron_arguments(case))
     assert "config.training.steps = 100" in torchtitan_text(case)
 
@@ -237,27 +216,20 @@ def settings(text):
     return {ast.unparse(node.targets[0]): ast.unparse(node.value) for node in sets}
 
 
-@pytest.mark.parametrize(
-    ("layout", "refused"),
-    [
+def test_torchtitan_captures_no_graphs_where_its_own_validation_refuses_them():
+    for layout, refused in (
         ({"data_parallel_size": 8}, False),
         ({"pipeline_parallel_size": 4, "data_parallel_size": 2}, True),
         ({"expert_parallel_size": 8, "data_parallel_size": 8}, True),
         ({"tensor_parallel_size": 8}, False),
-    ],
-)
-def test_torchtitan_captures_no_graphs_where_its_own_validation_refuses_them(layout, refused):
-    found = settings(torchtitan_text(trained(**layout)))
-
-    assert (found.get("config.training.disable_cuda_graphs") == "True") is refused
+    ):
+        found = settings(torchtitan_text(trained(**layout)))
+        assert (found.get("config.training.disable_cuda_graphs") == "True") is refused
 
 
 def test_torchtitans_module_sets_the_layout():
     case = trained(
-        data_parallel_size=4,
-        tensor_parallel_size=2,
-        zero_stage=3,
-        activation_recomputation="full",
+        data_parallel_size=4, tensor_parallel_size=2, zero_stage=3, activation_recomputation="full"
     )
     chosen = settings(TORCHTITAN.text(case))
 
@@ -270,30 +242,26 @@ def test_torchtitans_module_sets_the_layout():
 def test_a_pipeline_takes_the_whole_share_of_a_rank_and_cuts_it():
     case = trained(data_parallel_size=8, pipeline_parallel_size=2, pipeline_schedule="1f1b")
     chosen = settings(torchtitan_text(case))
-
     assert chosen["config.training.local_batch_size"] == "8"
     assert chosen["config.parallelism.pipeline_parallel_microbatch_size"] == "2"
     assert chosen["config.parallelism.pipeline_parallel_schedule"] == "'1F1B'"
 
 
-@pytest.mark.parametrize("chosen", [DEEPSPEED, ACCELERATE])
-def test_adapters_are_left_to_the_script_with_their_rank(chosen):
-    notes = chosen.notes(trained(workload={"method": "lora", "lora_rank": 64}))
-
-    assert any("lora, rank 64" in note for note in notes)
+def test_adapters_are_left_to_the_script_with_their_rank():
+    for chosen in (DEEPSPEED, ACCELERATE):
+        notes = chosen.notes(trained(workload={"method": "lora", "lora_rank": 64}))
+        assert any("lora, rank 64" in note for note in notes), chosen
 
 
 def test_what_megatron_lacks_is_a_note():
     case = trained(pipeline_schedule="gpipe", workload={"optimizer": "adafactor"})
     notes = " ".join(MEGATRON.notes(case))
-
     assert "schedule gpipe" in notes
     assert "no optimiser adafactor" in notes
 
 
 def test_replicas_that_do_not_shard_stay_replicas():
     chosen = settings(torchtitan_text(trained(data_parallel_size=8, zero_stage=0)))
-
     assert chosen["config.parallelism.data_parallel_replicate_degree"] == "8"
     assert chosen["config.parallelism.data_parallel_shard_degree"] == "1"
 
@@ -304,7 +272,6 @@ UNEVEN = {"per_stage_layers": [12, 12, 5, 3]}
 def test_megatron_is_told_which_stage_holds_how_many_layers():
     case = trained(engine="megatron", memory=UNEVEN, pipeline_parallel_size=4)
     arguments = megatron_arguments(case)
-
     at = arguments.index("--pipeline-model-parallel-layout")
     assert arguments[at + 1] == "Et*12|t*12|t*5|t*3L"
 
@@ -312,14 +279,12 @@ def test_megatron_is_told_which_stage_holds_how_many_layers():
 def test_an_even_pipeline_needs_no_layout():
     even = {"per_stage_layers": [8, 8, 8, 8]}
     case = trained(engine="megatron", memory=even, pipeline_parallel_size=4)
-
     assert "--pipeline-model-parallel-layout" not in megatron_arguments(case)
 
 
 def test_a_format_without_words_for_an_uneven_split_says_it_in_a_note():
     case = trained(memory=UNEVEN, pipeline_parallel_size=4)
     notes = layout_notes(case, frozenset({"pipeline"}), "torchtitan")
-
     assert notes == (
         "the stages hold 12, 12, 5, 3 layers: torchtitan splits them evenly by default",
     )

@@ -1,5 +1,6 @@
 """A plan over unlike nodes is said by the tools that can run it, and refused by the others."""
 
+import itertools
 import subprocess
 
 import pytest
@@ -34,13 +35,13 @@ def case(cluster=PAIR, pins=REPLICAS, workload=SERVE):
     return export_case(request, best)
 
 
-@pytest.mark.parametrize("workload", [SERVE, {**GENERATE, "batch_size": 32}])
-@pytest.mark.parametrize("name", ["vllm", "sglang", "tensorrt_llm", "llama_cpp"])
-def test_replicas_are_a_server_for_each_kind_of_node(name, workload):
-    found = export(name, case(workload=workload))
-
-    assert found.text.count('if [ "$KIND" = ') == 2
-    assert "H100 SXM5 80GB + 1 x NVIDIA A100" in found.text
+def test_replicas_are_a_server_for_each_kind_of_node():
+    for workload, name in itertools.product(
+        (SERVE, {**GENERATE, "batch_size": 32}), ("vllm", "sglang", "tensorrt_llm", "llama_cpp")
+    ):
+        found = export(name, case(workload=workload))
+        assert found.text.count('if [ "$KIND" = ') == 2, (workload, name)
+        assert "H100 SXM5 80GB + 1 x NVIDIA A100" in found.text, (workload, name)
 
 
 def test_a_node_starts_the_server_of_its_own_kind_alone(tmp_path):
@@ -59,7 +60,6 @@ def test_the_router_is_told_the_share_of_each_kind():
     found = export("vllm", case())
     (told,) = (one for one in found.notes if "router" in one)
     shares = [int(word.rstrip("%")) for word in told.split() if word.endswith("%")]
-
     assert len(shares) == 2
     assert sum(shares) == 100
     assert shares[0] > shares[1]
@@ -69,7 +69,6 @@ def test_each_server_holds_its_own_part_of_the_callers():
     text = export("vllm", case()).text
     words = text.split()
     most = [int(words[at + 1]) for at, word in enumerate(words) if word == "--max-num-seqs"]
-
     assert len(most) == 2
     assert most[0] > most[1]
     assert 16 <= sum(most) <= 17
@@ -79,29 +78,26 @@ def test_a_pipeline_over_both_kinds_says_how_many_layers_each_stage_takes():
     asked = case(pins=STAGES)
     layers = asked.plan.memory.per_stage_layers
     text = export("vllm", asked).text
-
     assert layers[0] > layers[1]
     assert f"export VLLM_PP_LAYER_PARTITION={layers[0]},{layers[1]}\n" in text
     assert "--nnodes 2" in text
 
 
-@pytest.mark.parametrize("name", ["sglang", "tensorrt_llm", "llama_cpp", "slurm", "kubernetes"])
-def test_tools_that_cannot_split_layers_unevenly_refuse_by_name(name):
-    with pytest.raises(BadRequestError, match="choose among vllm") as caught:
-        export(name, case(pins=STAGES))
+def test_tools_that_cannot_split_layers_unevenly_refuse_by_name():
+    for name in ("sglang", "tensorrt_llm", "llama_cpp", "slurm", "kubernetes"):
+        with pytest.raises(BadRequestError, match="choose among vllm") as caught:
+            export(name, case(pins=STAGES))
+        assert caught.value.field == "format", name
 
-    assert caught.value.field == "format"
 
-
-@pytest.mark.parametrize("name", ["slurm", "kubernetes", "compose"])
-def test_cluster_managers_refuse_unlike_replicas(name):
-    with pytest.raises(BadRequestError, match="cannot say this plan"):
-        export(name, case())
+def test_cluster_managers_refuse_unlike_replicas():
+    for name in ("slurm", "kubernetes", "compose"):
+        with pytest.raises(BadRequestError, match="cannot say this plan"):
+            export(name, case())
 
 
 def test_a_pipeline_over_nodes_of_unlike_width_is_said_by_nobody():
     asked = case(UNEQUAL, {**STAGES, "pipeline_parallel_size": 3})
-
     assert asked.plan.exports == ()
     with pytest.raises(BadRequestError, match="choose among none"):
         export("vllm", asked)
@@ -109,12 +105,10 @@ def test_a_pipeline_over_nodes_of_unlike_width_is_said_by_nobody():
 
 def test_a_server_that_does_not_run_on_one_kind_is_not_offered():
     exports = case(MIXED_VENDORS).plan.exports
-
     assert "vllm" in exports
     assert "tensorrt_llm" not in exports
 
 
 def test_the_measurement_names_the_hardware_of_both_kinds():
     measure = export("vllm", case()).measure
-
     assert "1 x NVIDIA H100 SXM5 80GB + 1 x NVIDIA A100" in measure
