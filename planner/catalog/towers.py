@@ -1,7 +1,8 @@
 """Count the vision and audio encoders that a composite checkpoint holds beside its decoder.
 
 Engines load them with the language model and in its plain dtype; the passes over images and sounds
-are not costed. ``tests/planner/test_towers.py`` compares each kind with its own implementation.
+are not costed. ``tests/planner/test_parameters.py`` compares each kind with its own
+implementation.
 """
 
 from dataclasses import dataclass, field

@@ -1,13 +1,20 @@
-"""The product's own runner on a CPU, held against what it measured there.
-
-Two quiet cores of an AMD EPYC (AMX), PyTorch 2.13, 2026-11-21; the device's rates are those
-of its own micro-benchmark on the same day.
-"""
+"""Small hosts: the own runner as measured, ranks that share a processor, unified memory."""
 
 import pytest
 
+from planner.api import estimate
+from planner.catalog.devices import GIB, get_device, unified_memory
+from planner.cost.communication import all_reduce_seconds, ring_seconds
+from planner.specs.cluster import ClusterSpec, DeviceSpec
+from planner.specs.estimate import EstimateRequest
 from planner.workload.training_kernels import ROUNDING_BYTES, ROUNDINGS
 from tests.planner.asking import TRAIN, ask
+
+# The product's own runner on a CPU, held against what it measured there.
+#
+# Two quiet cores of an AMD EPYC (AMX), PyTorch 2.13, 2026-11-21; the device's rates are those
+# of its own micro-benchmark on the same day.
+
 
 MEASURED_HOST = {
     "id": "two-quiet-cores",
@@ -54,7 +61,6 @@ def step_of(batch, compute):
 )
 def test_a_measured_training_step_lies_in_its_interval(batch, compute, measured_seconds):
     low, high = step_of(batch, compute).interval["step_seconds"]
-
     assert low < measured_seconds < high
 
 
@@ -111,21 +117,21 @@ def test_a_step_of_emulated_products_takes_the_rounding_of_its_operands_too():
     assert rounding_of(wide) is None
 
 
-@pytest.mark.parametrize(("how", "more"), [("selective", 1), ("full", 4 / 3)])
-def test_what_runs_again_rounds_its_inputs_and_matrices_again(how, more):
-    plain, again = (
-        rounding_of(
-            ask(
-                model=DEMO,
-                device=MEASURED_HOST,
-                workload={**TRAIN, "sequence_length": 256, "global_batch_size": 2},
-                strategy={"compute_dtype": "fp8", "activation_recomputation": kept},
-            )
-        ).value
-        for kept in ("none", how)
-    )
+def test_what_runs_again_rounds_its_inputs_and_matrices_again():
+    for how, more in (("selective", 1), ("full", 4 / 3)):
+        plain, again = (
+            rounding_of(
+                ask(
+                    model=DEMO,
+                    device=MEASURED_HOST,
+                    workload={**TRAIN, "sequence_length": 256, "global_batch_size": 2},
+                    strategy={"compute_dtype": "fp8", "activation_recomputation": kept},
+                )
+            ).value
+            for kept in ("none", how)
+        )
 
-    assert again == pytest.approx(more * plain)
+        assert again == pytest.approx(more * plain), (how, more)
 
 
 def test_products_in_8_bit_floats_run_at_their_own_peak_where_units_have_them():
@@ -149,9 +155,7 @@ def test_products_in_8_bit_floats_run_at_their_own_peak_where_units_have_them():
 def test_what_training_adds_is_not_charged_to_a_generation():
     host = {**MEASURED_HOST, "training_overhead_bytes": 10**9}
     generate = {"kind": "generate", "batch_size": 1, "input_tokens": 128, "output_tokens": 32}
-
     found = ask(model=DEMO, device=host, workload=generate)
-
     assert found.memory.breakdown_bytes["runtime_overhead"] == 408_719_360
 
 
@@ -172,3 +176,221 @@ def test_a_measured_decode_step_lies_in_its_interval(dtype, measured_tpot):
     low, high = found.interval["tpot_seconds"]
 
     assert low < measured_tpot < high
+
+
+CPU = DeviceSpec(
+    id="host-x",
+    kind="cpu",
+    memory_bytes=2**34,
+    memory_bandwidth_bytes_per_second=2e10,
+    peak_flops_per_second={"fp32": 1e11},
+    op_overhead_seconds=2e-6,
+    provenance="measured",
+)
+MODEL = {
+    "model_type": "llama", "hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 8,
+    "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 1024,
+    "max_position_embeddings": 128, "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+def cluster(ranks=4, cores=2, latency=5e-3):
+    shared = ClusterSpec(device=CPU).as_ranks_of_cpu(ranks, cores)
+    fields = {
+        "intra_node_bandwidth_bytes_per_second": 1e9,
+        "collective_latency_seconds": latency,
+        "hand_over_latency_seconds": latency / 2,
+    }
+    return shared.model_copy(update=fields)
+
+
+def step(on=None, **strategy):
+    fixed = {
+        "micro_batch_size": 1, "weight_dtype": "fp32", "compute_dtype": "fp32",
+        "activation_recomputation": "none", "attention": "eager",
+    }  # fmt: skip
+    asked = {
+        "model": MODEL,
+        "cluster": on or cluster(),
+        "workload": {"kind": "train", "sequence_length": 64, "global_batch_size": 8},
+        "engine": "torch",
+        "strategy": {**fixed, **strategy},
+    }
+    return estimate(EstimateRequest.model_validate(asked)).performance.step_seconds
+
+
+def test_ranks_of_a_processor_have_their_part_of_every_rate():
+    device = cluster().device
+    assert device.peak_flops_per_second == {"fp32": 2.5e10}
+    assert device.memory_bandwidth_bytes_per_second == 5e9
+    assert device.memory_bytes == 2**32
+    assert device.op_overhead_seconds == 4e-6  # two ranks take turns on each core
+    assert cluster().ranks_per_core == 2
+
+
+def test_ranks_with_a_core_each_issue_as_fast_as_one_process():
+    shared = ClusterSpec(device=CPU).as_ranks_of_cpu(2, 8)
+    assert shared.device.op_overhead_seconds == CPU.op_overhead_seconds
+    assert shared.ranks_per_core == 1
+
+
+def test_only_a_measured_processor_is_shared():
+    for device in ("h100-sxm-80gb", CPU.model_copy(update={"kind": "gpu"})):
+        with pytest.raises(ValueError, match="is not one measured processor"):
+            ClusterSpec(device=device).as_ranks_of_cpu(4, 2)
+
+
+def test_an_all_reduce_is_two_passes_round_the_ring_in_one_start():
+    ring = {"payload_bytes": 1e6, "ranks": 4, "link_bytes_per_s": 1e9, "latency_s": 1e-3}
+    assert ring_seconds(**ring, ring_passes=2, starts=1) == all_reduce_seconds(**ring)
+    assert ring_seconds(**ring | {"ranks": 1}, ring_passes=2, starts=1) == 0
+
+
+def test_each_zero_stage_exchanges_more_than_the_one_before():
+    times = [step(data_parallel_size=4, zero_stage=stage) for stage in (1, 2, 3)]
+    assert times == sorted(times)
+
+
+def test_a_longer_wait_for_every_rank_makes_every_layout_slower():
+    for strategy in (
+        {"data_parallel_size": 4},
+        {"data_parallel_size": 4, "zero_stage": 3},
+        {"tensor_parallel_size": 4},
+        {"pipeline_parallel_size": 4, "pipeline_schedule": "1f1b"},
+    ):
+        assert step(cluster(latency=1e-3), **strategy) < step(cluster(latency=1e-2), **strategy)
+
+
+def test_ranks_that_wait_leave_their_cores_to_others():
+    pipeline = {"pipeline_parallel_size": 4, "pipeline_schedule": "1f1b"}
+    own_cores = cluster().model_copy(update={"ranks_per_core": 1.0})
+    assert step(cluster(), **pipeline) < 0.8 * step(own_cores, **pipeline)
+
+
+def test_what_fills_a_bubble_elsewhere_fills_nothing_here():
+    pipeline = {"pipeline_parallel_size": 4}
+    woven = step(pipeline_schedule="zero_bubble", **pipeline)
+    assert woven == step(pipeline_schedule="1f1b", **pipeline)
+
+
+def test_few_weights_make_copies_first_and_many_weights_stages():
+    copies = {"data_parallel_size": 4}
+    stages = {
+        "data_parallel_size": 2, "pipeline_parallel_size": 2, "pipeline_schedule": "1f1b",
+    }  # fmt: skip
+    narrow = cluster().model_copy(update={"intra_node_bandwidth_bytes_per_second": 1e8})
+    wide = cluster().model_copy(update={"intra_node_bandwidth_bytes_per_second": 1e11})
+
+    assert step(narrow, **stages) < 0.8 * step(narrow, **copies)
+    assert step(wide, **copies) < 1.1 * step(wide, **stages)
+
+
+MB = 1e6
+
+
+def device(vendor, gib, **fields):
+    return DeviceSpec(
+        id="unified",
+        kind="uma",
+        vendor=vendor,
+        memory_bytes=round(gib * GIB),
+        memory_bandwidth_bytes_per_second=1e11,
+        peak_flops_per_second={"bf16": 1e13, "fp16": 1e13},
+        **fields,
+    )
+
+
+# recommendedMaxWorkingSetSize of macOS 26, from llama.cpp's start of the log.
+NEW_MACS = [
+    (24, 19069.67 * MB),  # M4, and M5 of ggml-org benchmarks
+    (32, 26800.60 * MB),  # M2 Max, M4, M5
+    (36, 30150.67 * MB),
+    (48, 40200.90 * MB),  # M4 Pro
+    (64, 55662.79 * MB),  # M3 Max, M1 Max
+    (128, 115448.73 * MB),  # M4 Max, M5 Max; 107.52 GiB in antirez/ds4 PR 893
+    (256, 239e9),  # raullenchai/Rapid-MLX PR 183
+    (512, 498216.21 * MB),  # M3 Ultra
+]
+# The same before macOS 26.
+OLD_MACS = [
+    (16, 11453.25 * MB),  # llama.cpp's own test logs
+    (24, 17179.89 * MB),
+    (32, 21845.34 * 2**20),  # ollama issue 434, llama.cpp PR 2011
+    (64, 49152.00 * 2**20),  # llama.cpp issue 1870
+    (96, 73728.00 * 2**20),  # llama.cpp issue 3213
+]
+
+
+def test_macs_with_the_current_system():
+    for gib, logged in NEW_MACS:
+        assert unified_memory(device("Apple", gib)).usable_bytes == pytest.approx(logged, rel=0.01)
+
+
+def test_macs_with_an_older_system():
+    for gib, logged in OLD_MACS:
+        assert unified_memory(device("Apple", gib)).assured_bytes == pytest.approx(
+            logged, rel=0.001
+        )
+
+
+def test_other_unified_memories():
+    for name, lowest, highest in (
+        ("gb10-dgx-spark", 110, 121.69),  # CUDA shows 121.69 GiB
+        ("jetson-agx-orin-64gb", 52, 61.4),
+        ("strix-halo-395", 96, 96),  # the largest reservation of the firmware
+        ("core-ultra-7-258v", 18, 18.5),  # IGCIT issue 1536: 18 of 32 GB
+    ):
+        assert lowest <= unified_memory(get_device(name)).usable_bytes / GIB <= highest
+
+
+def test_memory_of_its_own_has_no_such_limit():
+    for kind in ("gpu", "cpu", "accelerator"):
+        own = device("NVIDIA", 80).model_copy(update={"kind": kind})
+        assert unified_memory(own) is None, kind
+
+
+def test_an_unknown_vendor_and_a_given_share_keep_what_is_given():
+    assert unified_memory(device("Qualcomm", 32)) is None
+    mac = device("Apple", 16, usable_memory_ratio=0.95)
+    assert ask(model="openai/gpt-oss-20b", device=mac.model_dump(), **GPT_OSS_20B).fits
+
+
+QUESTION = {"kind": "serve", "input_tokens": 1024, "output_tokens": 128, "concurrency": 1}
+GPT_OSS_20B = {
+    "workload": QUESTION,
+    "engine": "llama_cpp",
+    "strategy": {"quantization": "gguf:4.1"},
+}
+
+
+def test_a_plan_of_11_gib_does_not_fit_a_mac_of_16():
+    """The limit is 10.67 GiB: AlexsJones/llmfit PR 754, exo-explore/exo PR 1672."""
+    mac = device("Apple", 16).model_dump()
+    assert not ask(model="openai/gpt-oss-20b", device=mac, **GPT_OSS_20B).fits
+
+
+def test_a_plan_of_100_gib_fits_a_mac_of_128_and_names_the_older_limit():
+    """The limit is 107.52 GiB: antirez/ds4 PR 893."""
+    found = ask(
+        model="Qwen/Qwen3-235B-A22B",
+        device="m4-max",
+        workload={**QUESTION, "input_tokens": 2048},
+        engine="llama_cpp",
+        strategy={"quantization": "gguf:3.6"},
+    )
+
+    assert found.fits
+    assert 96 < found.memory.per_device_peak_bytes / GIB < 107.52
+    assert any("96.0 GiB before macOS 26" in warning for warning in found.warnings)
+
+
+def test_a_mac_that_is_almost_full_is_warned_of():
+    """osaurus-ai/osaurus PR 1958: 34.17 GiB of weights on 48 GB are paged out."""
+    mac = device("Apple", 48).model_dump()
+    tight = {"workload": QUESTION, "engine": "llama_cpp", "device": mac}
+    found = ask(model="Qwen/Qwen3-32B", strategy={"quantization": "gguf:9.1"}, **tight)
+    loose = ask(model="Qwen/Qwen3-32B", strategy={"quantization": "gguf:q4_k_m"}, **tight)
+
+    assert found.fits
+    assert any("other programs share this memory" in warning for warning in found.warnings)
+    assert not any("other programs" in warning for warning in loose.warnings)

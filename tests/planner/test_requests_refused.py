@@ -1,11 +1,15 @@
-"""What the planner refuses: the error names the field, its value, the limit and a way out."""
+"""What the planner refuses: by field, value, limit and a way out; defaults; rules of layouts."""
 
 import json
 
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from planner.__main__ import parsed
+from planner.catalog.models import get_model
 from planner.errors import (
     BadRequestError,
     NotCoveredError,
@@ -15,6 +19,15 @@ from planner.errors import (
 )
 from planner.specs.estimate import EstimateRequest
 from planner.specs.workload import ServeWorkload, TrainWorkload
+from planner.workload.layouts import (
+    Layout,
+    Rule,
+    batch_rules,
+    check,
+    mask,
+    rank_rules,
+    training_rules,
+)
 from tests.planner.asking import (
     GENERATE,
     LLAMA_8B,
@@ -86,17 +99,14 @@ IMPOSSIBLE["a micro-batch that does not divide"][0]["strategy"]["micro_batch_siz
 IMPOSSIBLE["a ring that does not divide"][0]["strategy"]["context_parallel_size"] = 4
 
 
-@pytest.mark.parametrize("name", IMPOSSIBLE)
-def test_an_impossible_layout_is_refused_by_its_field_with_both_numbers(name):
-    fields, field, words = IMPOSSIBLE[name]
-
-    with pytest.raises(NotPossibleError) as caught:
-        ask(**fields)
-
-    assert caught.value.field.split(".")[-1] == field
-    assert caught.value.code == "not_possible"
-    for word in words:
-        assert word in caught.value.message
+def test_an_impossible_layout_is_refused_by_its_field_with_both_numbers():
+    for name, (fields, field, words) in IMPOSSIBLE.items():
+        with pytest.raises(NotPossibleError) as caught:
+            ask(**fields)
+        assert caught.value.field.split(".")[-1] == field, name
+        assert caught.value.code == "not_possible", name
+        for word in words:
+            assert word in caught.value.message, name
 
 
 UNCOVERED = {
@@ -135,34 +145,28 @@ UNCOVERED = {
 }
 
 
-@pytest.mark.parametrize("name", UNCOVERED)
-def test_what_has_no_formula_is_refused_by_its_field_and_can_be_left_out(name):
-    fields, field, word = UNCOVERED[name]
-
-    with pytest.raises(NotCoveredError) as caught:
-        ask(**fields)
-
-    assert caught.value.field == f"strategy.{field}"
-    assert word in caught.value.message
-    assert caught.value.to_json()["code"] == "not_covered"
-    assert "leave it out" in caught.value.message or "choose among" in caught.value.message
+def test_what_has_no_formula_is_refused_by_its_field_and_can_be_left_out():
+    for name, (fields, field, word) in UNCOVERED.items():
+        with pytest.raises(NotCoveredError) as caught:
+            ask(**fields)
+        assert caught.value.field == f"strategy.{field}", name
+        assert word in caught.value.message, name
+        assert caught.value.to_json()["code"] == "not_covered", name
+        assert "leave it out" in caught.value.message or "choose among" in caught.value.message
 
 
-@pytest.mark.parametrize("name", ["sparse training", "an unheard-of format"])
-def test_a_pin_without_a_formula_is_refused_by_the_search_as_well(name):
-    fields, field, word = UNCOVERED[name]
-    pinned = {key: value for key, value in fields.items() if key != "strategy"}
-
-    with pytest.raises(NotCoveredError, match=word) as caught:
-        search(**pinned, pins=fields["strategy"])
-
-    assert caught.value.field.endswith(field)
+def test_a_pin_without_a_formula_is_refused_by_the_search_as_well():
+    for name in ("sparse training", "an unheard-of format"):
+        fields, field, word = UNCOVERED[name]
+        pinned = {key: value for key, value in fields.items() if key != "strategy"}
+        with pytest.raises(NotCoveredError, match=word) as caught:
+            search(**pinned, pins=fields["strategy"])
+        assert caught.value.field.endswith(field), name
 
 
 def test_a_search_whose_every_layout_is_impossible_says_why():
     with pytest.raises(NotPossibleError) as caught:
         search(devices=2, pins={"pipeline_parallel_size": 64})
-
     assert "64" in caught.value.message
     assert caught.value.field
 
@@ -179,60 +183,55 @@ def test_shares_of_one_tensor_class_are_at_most_the_whole():
     assert caught.value.field == "strategy.offload.kv_disk"
 
 
-@pytest.mark.parametrize("bits", [1, 5, 6, 7, 12])
-def test_bits_without_a_format_are_refused_with_those_that_have_one(bits):
-    with pytest.raises(BadRequestError, match="2, 3, 4, 8 or 16") as caught:
-        ask(workload={**COMPRESS, "bits": bits})
+def test_bits_without_a_format_are_refused_with_those_that_have_one():
+    for bits in (1, 5, 6, 7, 12):
+        with pytest.raises(BadRequestError, match="2, 3, 4, 8 or 16") as caught:
+            ask(workload={**COMPRESS, "bits": bits})
+        assert caught.value.field == "workload.bits", bits
+        assert f"bits is {bits}" in caught.value.message, bits
 
-    assert caught.value.field == "workload.bits"
-    assert f"bits is {bits}" in caught.value.message
 
-
-@pytest.mark.parametrize("bits", [0, 17])
-def test_bits_outside_of_a_byte_pair_are_no_request(bits):
-    with pytest.raises(ValidationError, match="bits"):
-        ask(workload={**COMPRESS, "bits": bits})
+def test_bits_outside_of_a_byte_pair_are_no_request():
+    for bits in (0, 17):
+        with pytest.raises(ValidationError, match="bits"):
+            ask(workload={**COMPRESS, "bits": bits})
 
 
 def test_packing_of_experts_needs_experts():
     packed = {"kind": "compress", "method": "qmoe"}
-
     with pytest.raises(NotPossibleError, match=LLAMA_70B) as caught:
         ask(model=LLAMA_70B, workload=packed)
-
     assert caught.value.field == "workload.method"
     assert ask(model=MIXTRAL, devices=8, workload=packed).performance.duration_seconds > 0
 
 
-@pytest.mark.parametrize(
-    "loads",
-    [
+def test_requests_arrive_in_one_way_only():
+    for loads in (
         {"concurrency": 4, "request_rate_per_second": 1.0},
         {"concurrency": 4, "burst_requests": 4},
         {"request_rate_per_second": 1.0, "burst_requests": 4},
-    ],
-)
-def test_requests_arrive_in_one_way_only(loads):
-    with pytest.raises(ValidationError, match="exclude each other: give one, or none"):
-        ServeWorkload(input_tokens=10, output_tokens=10, **loads)
+    ):
+        with pytest.raises(ValidationError, match="exclude each other: give one, or none"):
+            ServeWorkload(input_tokens=10, output_tokens=10, **loads)
 
 
 def test_shares_of_a_schedule_are_a_whole_and_no_longer_than_the_longest():
     whole = {"sequence_length": 2048, "global_batch_size": 8}
-
     with pytest.raises(ValidationError, match=r"add up to 0\.9, not 1"):
         TrainWorkload(**whole, length_schedule=((512, 0.4), (2048, 0.5)))
     with pytest.raises(ValidationError, match=r"reaches 4096 tokens.* is 2048"):
         TrainWorkload(**whole, length_schedule=((512, 0.5), (4096, 0.5)))
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("input_tokens", 0), ("output_tokens", -1), ("concurrency", 0), ("prefix_share_ratio", 1.0)],
-)
-def test_a_load_out_of_its_range_is_refused_by_its_name(name, value):
-    with pytest.raises(ValidationError, match=name):
-        ask(workload={**SERVE, name: value})
+def test_a_load_out_of_its_range_is_refused_by_its_name():
+    for name, value in (
+        ("input_tokens", 0),
+        ("output_tokens", -1),
+        ("concurrency", 0),
+        ("prefix_share_ratio", 1.0),
+    ):
+        with pytest.raises(ValidationError, match=name):
+            ask(workload={**SERVE, name: value})
 
 
 def test_a_misspelt_field_is_not_silently_ignored():
@@ -255,38 +254,31 @@ def test_a_misspelt_name_is_answered_with_the_nearest_ones():
 
 def test_a_tiny_model_takes_as_many_stages_as_it_has_layers_and_no_more():
     found = ask(model=TINY, devices=6, strategy={"pipeline_parallel_size": 6})
-
     assert len(found.memory.per_stage_peak_bytes) == 6
     with pytest.raises(NotPossibleError, match="only 6 layers"):
         ask(model=TINY, devices=7, strategy={"pipeline_parallel_size": 7})
 
 
-@pytest.mark.parametrize(
-    ("fields", "field", "nearest"),
-    [
+def test_a_field_that_there_is_not_is_refused_with_its_nearest():
+    for fields, field, nearest in (
         ({"strategy": {"tensor_paralel_size": 2}}, "strategy.tensor_paralel_size", "tensor_par"),
         ({"workload": {**SERVE, "input_toks": 2}}, "workload.input_toks", "input_tokens"),
         ({"strategy": {"offload": {"weights_gpu": 1}}}, "weights_gpu", "weights_cpu"),
-    ],
-)
-def test_a_field_that_there_is_not_is_refused_with_its_nearest(fields, field, nearest):
-    with pytest.raises(BadRequestError, match=nearest) as caught:
-        parsed(EstimateRequest, json.dumps(document(**fields)))
-
-    assert field in caught.value.field
+    ):
+        with pytest.raises(BadRequestError, match=nearest) as caught:
+            parsed(EstimateRequest, json.dumps(document(**fields)))
+        assert field in caught.value.field, (fields, field, nearest)
 
 
 def test_a_model_of_the_wrong_type_is_named_as_the_model():
     with pytest.raises(BadRequestError) as caught:
         parsed(EstimateRequest, json.dumps(document(model=[1])))
-
     assert caught.value.field == "model"
 
 
 def test_every_unknown_device_is_refused_with_some_that_are_known():
     with pytest.raises(UnknownDeviceError) as caught:
         ask(device="h999")
-
     assert "h200" in caught.value.nearest
 
 
@@ -298,5 +290,182 @@ def test_an_unknown_quantisation_names_the_nearest():
 def test_a_dtype_that_there_is_not_is_refused_as_a_dtype():
     with pytest.raises(BadRequestError, match="nvfp4") as caught:
         parsed(EstimateRequest, json.dumps(document(strategy={"weight_dtype": "fp6"})))
-
     assert caught.value.field == "strategy.weight_dtype"
+
+
+def test_the_answer_repeats_the_full_strategy():
+    strategy = ask(devices=4, strategy={"tensor_parallel_size": 2}).strategy
+    assert strategy.data_parallel_size == 2
+    assert strategy.weight_dtype == "bf16"
+    assert strategy.kv_cache_dtype == "bf16"
+
+
+def test_a_quantised_checkpoint_is_served_as_published():
+    strategy = ask(model="nvidia/Llama-3.1-8B-Instruct-FP8", engine="vllm").strategy
+    assert (strategy.weight_dtype, strategy.activation_dtype) == ("fp8", "fp8")
+
+
+def test_tensorrt_llm_keeps_an_eight_bit_cache_beside_eight_bit_weights():
+    request = {"strategy": {"weight_dtype": "fp8"}}
+    assert ask(**request, engine="tensorrt_llm").strategy.kv_cache_dtype == "fp8"
+    assert ask(**request, engine="vllm").strategy.kv_cache_dtype == "bf16"
+
+
+def test_our_own_runner_groups_four_bit_weights_by_sixty_four():
+    assert ask(strategy={"weight_dtype": "int4"}).strategy.group_size == 64
+    assert ask(strategy={"weight_dtype": "int4"}, engine="vllm").strategy.group_size == 128
+
+
+def test_our_own_trainer_keeps_wide_weights_and_others_master_copies():
+    assert ask(workload=TRAIN).strategy.weight_dtype == "fp32"
+    assert ask(workload=TRAIN, engine="megatron").strategy.weight_dtype == "bf16"
+
+
+def test_too_few_devices_are_refused_with_both_numbers():
+    with pytest.raises(NotPossibleError, match=r"take 8 devices, the cluster has 4"):
+        ask(devices=4, strategy={"tensor_parallel_size": 8})
+
+
+def test_idle_devices_are_warned_about():
+    found = ask(devices=4, strategy={"tensor_parallel_size": 1, "data_parallel_size": 1})
+    assert "3 of 4 devices stay unused" in found.warnings
+
+
+def test_ranks_that_do_not_divide_the_heads_are_refused():
+    with pytest.raises(NotPossibleError, match="must divide the 32 attention heads"):
+        ask(devices=3, strategy={"tensor_parallel_size": 3})
+
+
+def test_more_stages_than_layers_are_refused():
+    with pytest.raises(NotPossibleError, match="only 6 layers"):
+        ask(model=TINY, devices=8, strategy={"pipeline_parallel_size": 8})
+
+
+def test_experts_of_a_dense_model_are_refused():
+    with pytest.raises(NotPossibleError, match="dense"):
+        ask(devices=2, strategy={"expert_parallel_size": 2, "tensor_parallel_size": 2})
+
+
+def test_experts_that_do_not_divide_are_refused():
+    strategy = {"expert_parallel_size": 3, "tensor_parallel_size": 4}
+    with pytest.raises(NotPossibleError, match="must divide the 8 experts"):
+        ask(model=MIXTRAL, devices=4, strategy=strategy)
+
+
+def test_a_device_without_any_published_peak_is_refused_by_name():
+    device = {"id": "my-chip", "memory_bytes": 2**36, "memory_bandwidth_bytes_per_second": 1e12}
+    with pytest.raises(BadRequestError, match="my-chip"):
+        ask(device=device)
+
+
+def test_a_dtype_without_its_own_units_runs_at_the_next_wider_ones():
+    fp8 = ask(device="a100", strategy={"weight_dtype": "fp8"}, engine="vllm")
+    bf16 = ask(device="a100", engine="vllm")
+    assert fp8.performance.prefill_seconds == pytest.approx(
+        bf16.performance.prefill_seconds, rel=0.1
+    )
+
+
+def test_a_cluster_may_override_the_links_of_its_device():
+    base = {"device": "h100", "devices_per_node": 8}
+    slow = {**base, "intra_node_bandwidth_bytes_per_second": 10e9}
+    strategy = {"tensor_parallel_size": 8}
+    near = ask(cluster=base, strategy=strategy).performance
+    far = ask(cluster=slow, strategy=strategy).performance
+    assert far.prefill_seconds > near.prefill_seconds
+
+
+def test_a_share_that_training_would_ignore_is_refused_by_name():
+    for name in ("kv_cpu", "kv_disk"):
+        with pytest.raises(NotCoveredError, match=rf"offload\.{name} is 0.5: .* when training"):
+            ask(workload=TRAIN, devices=8, strategy={"offload": {name: 0.5}})
+
+
+def test_optimiser_states_are_not_moved_where_there_are_none():
+    for workload in (SERVE, GENERATE):
+        with pytest.raises(NotCoveredError, match=r"offload\.optimizer is 'cpu'"):
+            ask(workload=workload, strategy={"offload": {"optimizer": "cpu"}})
+
+
+def test_an_offload_that_moves_nothing_is_taken_everywhere():
+    nothing = {"offload": {"weights_cpu": 0.0, "optimizer": "none"}}
+    assert ask(workload=TRAIN, devices=8, strategy=nothing).strategy.offload is not None
+    assert ask(workload=GENERATE, strategy=nothing).fits
+
+
+DEVICES = 64
+SIZES = {
+    "data_parallel_size": st.integers(1, 12),
+    "tensor_parallel_size": st.integers(1, 12),
+    "context_parallel_size": st.integers(1, 5),
+    "expert_parallel_size": st.integers(1, 9),
+    "micro_batch_size": st.integers(1, 6),
+    "virtual_pipeline_size": st.integers(1, 12),
+    "zero_stage": st.integers(0, 3),
+    "zero_shard_size": st.sampled_from([None, 2, 3, 8]),
+}
+LAYOUTS = st.fixed_dictionaries(SIZES)
+
+
+def rules_of(model, workload, sizes, stages, schedule):
+    """Return the rules of one layout, its numbers as columns of one row."""
+    columns = {name: np.array([float(value or 0)]) for name, value in sizes.items()}
+    data, micro = columns["data_parallel_size"], columns["micro_batch_size"]
+    layout = Layout(
+        data=data,
+        tensor=columns["tensor_parallel_size"],
+        pipeline=stages,
+        expert=columns["expert_parallel_size"],
+        context=columns["context_parallel_size"],
+        micro_batch=micro,
+        micro_batches=workload.global_batch_size / data / micro,
+        chunks=columns["virtual_pipeline_size"],
+        zero_stage=columns["zero_stage"],
+        shard=columns["zero_shard_size"],
+    )
+    yield from rank_rules(model, DEVICES, layout)
+    yield from batch_rules(workload, data, micro)
+    yield from training_rules(model, workload, layout, schedule)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    name=st.sampled_from([LLAMA_70B, MIXTRAL]),
+    sizes=LAYOUTS,
+    stages=st.sampled_from([1, 2, 8, 96]),
+    schedule=st.sampled_from(["1f1b", "interleaved", "zero_bubble"]),
+    batch=st.sampled_from([8, 24, 64]),
+)
+def test_a_layout_is_masked_exactly_where_the_exact_door_refuses_it(
+    name, sizes, stages, schedule, batch
+):
+    workload = TrainWorkload(sequence_length=4096, global_batch_size=batch)
+    rules = rules_of(get_model(name), workload, sizes, stages, schedule)
+    allowed = bool(np.all(mask(rules)))
+    strategy = {**sizes, "pipeline_parallel_size": stages, "pipeline_schedule": schedule}
+
+    try:
+        ask(model=name, devices=DEVICES, workload=workload, strategy=strategy, engine="megatron")
+    except NotPossibleError:
+        assert not allowed
+    else:
+        assert allowed
+
+
+def test_the_first_rule_that_does_not_hold_is_the_one_that_is_named():
+    rules = [Rule(True, "a", str), Rule(False, "b", lambda: "no"), Rule(False, "c", str)]
+    with pytest.raises(NotPossibleError, match="no") as caught:
+        check(rules)
+    assert caught.value.field == "b"
+
+
+@given(flags=st.lists(st.lists(st.booleans(), min_size=3, max_size=3), min_size=1, max_size=4))
+def test_a_mask_holds_where_every_rule_holds(flags):
+    rules = [Rule(np.array(column), "", str) for column in flags]
+    assert np.all(mask(rules) == np.array(flags).all(axis=0))
+
+
+def test_heads_are_never_cut():
+    for size in (3, 5, 6, 7):
+        with pytest.raises(NotPossibleError, match="must divide the 64 attention heads"):
+            ask(model=LLAMA_70B, devices=8, strategy={"tensor_parallel_size": size})

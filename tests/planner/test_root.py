@@ -24,14 +24,12 @@ def crossing(root, shape, top):
 def test_a_smooth_function_is_met_closely(root, shape):
     function, ends, at_ends = crossing(root, shape, 1000.0)
     found = falling_root(function, ends, at_ends)
-
     assert ends[0] <= found <= ends[1]
     assert abs(function(found)) <= 0.01 * (at_ends[0] - at_ends[1])
 
 
 def test_a_straight_line_is_met_exactly():
     function, ends, at_ends = crossing(37.0, 1.0, 4096.0)
-
     assert falling_root(function, ends, at_ends) == pytest.approx(37.0, rel=1e-12)
 
 
@@ -41,7 +39,6 @@ def test_a_column_gives_what_each_row_gives_alone(roots, shape):
     column = np.array(roots)
     function, ends, at_ends = crossing(column, shape, 100.0)
     found = falling_root(function, ends, at_ends)
-
     alone = [falling_root(*crossing(root, shape, 100.0)) for root in roots]
     assert found == pytest.approx(alone, rel=1e-9)
 

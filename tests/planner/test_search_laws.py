@@ -1,5 +1,7 @@
 """Laws of a search: more to choose from is never worse, pins are kept, order is as it is said."""
 
+import itertools
+
 import pytest
 
 from planner.api import plan
@@ -44,91 +46,80 @@ def better(**changes):
     return {**CARD, **changes}
 
 
-@pytest.mark.parametrize("objective", ["latency", "throughput"])
-def test_more_devices_never_make_the_best_plan_worse(objective):
-    figures = [
-        LOWER_IS_BETTER[objective](best(objective, model=LLAMA_70B, device=CARD, devices=count))
-        for count in (1, 2, 4, 8)
-    ]
+def test_more_devices_never_make_the_best_plan_worse():
+    for objective in ("latency", "throughput"):
+        figures = [
+            LOWER_IS_BETTER[objective](
+                best(objective, model=LLAMA_70B, device=CARD, devices=count)
+            )
+            for count in (1, 2, 4, 8)
+        ]
+        assert figures == sorted(figures, reverse=True), objective
+        assert figures[-1] < figures[0], objective
 
-    assert figures == sorted(figures, reverse=True)
-    assert figures[-1] < figures[0]
+
+def test_a_better_card_never_makes_the_best_plan_worse():
+    for objective, field in itertools.product(
+        ("latency", "throughput", "cost"),
+        (
+            "memory_bandwidth_bytes_per_second",
+            "memory_bytes",
+            "intra_node_bandwidth_bytes_per_second",
+        ),
+    ):
+        figure = LOWER_IS_BETTER[objective]
+        fields = {"model": LLAMA_70B, "devices": 4}
+        before = figure(best(objective, device=CARD, **fields))
+        after = figure(best(objective, device=better(**{field: 2 * CARD[field]}), **fields))
+        assert after <= before + 1e-9 * abs(before), (objective, field)
 
 
-@pytest.mark.parametrize("objective", ["latency", "throughput", "cost"])
-@pytest.mark.parametrize(
-    "field",
-    [
-        "memory_bandwidth_bytes_per_second",
-        "memory_bytes",
-        "intra_node_bandwidth_bytes_per_second",
-    ],
-)
-def test_a_better_card_never_makes_the_best_plan_worse(objective, field):
-    figure = LOWER_IS_BETTER[objective]
+def test_what_is_pinned_is_kept_and_never_beats_the_free_choice():
     fields = {"model": LLAMA_70B, "devices": 4}
-
-    before = figure(best(objective, device=CARD, **fields))
-    after = figure(best(objective, device=better(**{field: 2 * CARD[field]}), **fields))
-
-    assert after <= before + 1e-9 * abs(before)
-
-
-@pytest.mark.parametrize(
-    "pins",
-    [
+    free = search(engine="vllm", objective="latency", **fields).plans
+    for pins in (
         {"weight_dtype": "bf16"},
         {"tensor_parallel_size": 2},
         {"kv_cache_dtype": "fp8"},
         {"pipeline_parallel_size": 2, "weight_dtype": "int8"},
         {"max_batch_tokens": 4096},
-    ],
-)
-def test_what_is_pinned_is_kept_and_never_beats_the_free_choice(pins):
-    fields = {"model": LLAMA_70B, "devices": 4}
-
-    free = search(engine="vllm", objective="latency", **fields).plans
-    pinned = search(engine="vllm", objective="latency", pins=pins, **fields).plans
-
-    assert pinned
-    for one in pinned:
-        assert {name: getattr(one.strategy, name) for name in pins} == pins
-    fastest = min(plan.performance.latency_seconds for plan in free)
-    assert fastest <= pinned[0].performance.latency_seconds * 1.000001
+    ):
+        pinned = search(engine="vllm", objective="latency", pins=pins, **fields).plans
+        assert pinned, pins
+        for one in pinned:
+            assert {name: getattr(one.strategy, name) for name in pins} == pins, pins
+        fastest = min(plan.performance.latency_seconds for plan in free)
+        assert fastest <= pinned[0].performance.latency_seconds * 1.000001, pins
 
 
 def test_a_plan_that_is_pinned_as_a_whole_is_the_only_one():
     chosen = search(model=LLAMA_70B, devices=4, engine="vllm").plans[0]
-
     again = search(model=LLAMA_70B, devices=4, engine="vllm", pins=chosen.strategy.model_dump())
-
     assert [one.strategy for one in again.plans] == [chosen.strategy]
     assert again.plans[0].performance == chosen.performance
 
 
-@pytest.mark.parametrize("objective", LOWER_IS_BETTER)
-def test_plans_are_numbered_in_the_order_of_the_objective(objective):
-    answer = search(model=LLAMA_70B, devices=4, engine="vllm", objective=objective, top=20)
+def test_plans_are_numbered_in_the_order_of_the_objective():
+    for objective, value_of in LOWER_IS_BETTER.items():
+        answer = search(model=LLAMA_70B, devices=4, engine="vllm", objective=objective, top=20)
 
-    figures = [LOWER_IS_BETTER[objective](one) for one in answer.plans]
-    assert len(figures) > 3
-    assert [one.rank for one in answer.plans] == list(range(1, len(figures) + 1))
-    if objective in FRUGAL:
-        assert figures == sorted(figures)
-        return
-    # The first plan starts the checkpoint as it is stored: it is the best of those.
-    stored = [one.strategy.weight_dtype == "bf16" for one in answer.plans]
-    assert figures[0] == min(f for f, own in zip(figures, stored, strict=True) if own)
-    assert figures[1:] == sorted(figures[1:])
+        figures = [value_of(one) for one in answer.plans]
+        assert len(figures) > 3, objective
+        assert [one.rank for one in answer.plans] == list(range(1, len(figures) + 1)), objective
+        if objective in FRUGAL:
+            assert figures == sorted(figures), objective
+            continue
+        # The first plan starts the checkpoint as it is stored: it is the best of those.
+        stored = [one.strategy.weight_dtype == "bf16" for one in answer.plans]
+        assert figures[0] == min(f for f, own in zip(figures, stored, strict=True) if own)
+        assert figures[1:] == sorted(figures[1:]), objective
 
 
-@pytest.mark.parametrize("objective", ["balanced", "throughput", "memory"])
-def test_asking_for_fewer_plans_shows_the_first_ones_of_more(objective):
-    fields = {"model": LLAMA_70B, "devices": 4, "engine": "vllm", "objective": objective}
-
-    few, many = search(**fields, top=3).plans, search(**fields, top=12).plans
-
-    assert [one.strategy for one in few] == [one.strategy for one in many[:3]]
+def test_asking_for_fewer_plans_shows_the_first_ones_of_more():
+    for objective in ("balanced", "throughput", "memory"):
+        fields = {"model": LLAMA_70B, "devices": 4, "engine": "vllm", "objective": objective}
+        few, many = search(**fields, top=3).plans, search(**fields, top=12).plans
+        assert [one.strategy for one in few] == [one.strategy for one in many[:3]], objective
 
 
 def test_a_looser_promise_never_makes_the_best_plan_worse():
@@ -146,10 +137,8 @@ def test_a_looser_promise_never_makes_the_best_plan_worse():
 def test_the_order_in_which_hardware_is_offered_decides_nothing():
     options = [{"device": name, "devices_per_node": 1} for name in ("h100", "a100", "l40s")]
     fields = {"engine": "vllm", "objective": "cost"}
-
     one = search(**fields, hardware_options=options).plans[0]
     other = search(**fields, hardware_options=options[::-1]).plans[0]
-
     assert one.cluster == other.cluster
     assert one.strategy == other.strategy
 
@@ -157,10 +146,8 @@ def test_the_order_in_which_hardware_is_offered_decides_nothing():
 def test_the_best_of_several_machines_is_the_best_of_each_alone():
     names = ["h100-sxm-80gb", "a100-sxm-80gb", "l40s"]
     options = [{"device": name, "devices_per_node": 1} for name in names]
-
     alone = {name: best("latency", device=name).performance.latency_seconds for name in names}
     found = best("latency", hardware_options=options)
-
     assert found.cluster.device == min(alone, key=alone.get)
     assert found.performance.latency_seconds == pytest.approx(min(alone.values()))
 
@@ -187,7 +174,6 @@ def dominates(one, other):
 
 def test_no_plan_of_the_frontier_is_beaten_in_everything_by_another():
     front = search(model=LLAMA_70B, devices=4, engine="vllm", workload=SERVE).pareto
-
     assert len(front) > 2
     for one in front:
         assert not any(dominates(other, one) for other in front)
@@ -205,23 +191,21 @@ def test_every_plan_of_the_frontier_fits_and_keeps_the_promise():
         assert again.performance.tpot_seconds <= 0.03
 
 
-@pytest.mark.parametrize(
-    ("model", "workload"),
-    [(LLAMA_8B, SERVE), (MIXTRAL, GENERATE), (LLAMA_8B, {**TRAIN, "method": "lora"})],
-)
-def test_equal_questions_get_equal_answers(model, workload):
-    request = PlanRequest.model_validate(document(model=model, devices=4, workload=workload))
-
-    one, other = plan(request), plan(request)
-
-    assert one.plans == other.plans
-    assert one.pareto == other.pareto
-    assert one.rejected == other.rejected
+def test_equal_questions_get_equal_answers():
+    for model, workload in (
+        (LLAMA_8B, SERVE),
+        (MIXTRAL, GENERATE),
+        (LLAMA_8B, {**TRAIN, "method": "lora"}),
+    ):
+        request = PlanRequest.model_validate(document(model=model, devices=4, workload=workload))
+        one, other = plan(request), plan(request)
+        assert one.plans == other.plans, (model, workload)
+        assert one.pareto == other.pareto, (model, workload)
+        assert one.rejected == other.rejected, (model, workload)
 
 
 def test_an_answer_says_which_question_it_is_for():
     answer = search(id="ticket-7", engine="vllm", pins={"weight_dtype": "fp8"})
-
     assert answer.id == "ticket-7"
     assert answer.request.pins == Strategy(weight_dtype="fp8")
     assert {one.id for one in answer.plans} == {"ticket-7"}
@@ -229,7 +213,6 @@ def test_an_answer_says_which_question_it_is_for():
 
 def test_the_quality_objective_keeps_the_weights_as_they_were_trained():
     answer = search(engine="vllm", objective="quality", top=20)
-
     assert answer.plans[0].strategy.weight_dtype in {"bf16", "fp16"}
     losses = [one.quality.loss_ratio or 0.0 for one in answer.plans if one.quality]
     assert losses[0] == min(losses)
@@ -237,7 +220,6 @@ def test_the_quality_objective_keeps_the_weights_as_they_were_trained():
 
 def test_the_memory_objective_takes_the_fewest_bytes_over_all_devices():
     one = search(model=LLAMA_70B, devices=4, engine="vllm", objective="memory", top=20).plans
-
     assert one[0].strategy.weight_dtype in {"int4", "nvfp4", "nf4"}
     assert one[0].strategy.tensor_parallel_size == 1
     assert one[0].strategy.data_parallel_size == 1

@@ -1,18 +1,26 @@
-"""The factors of serving: fitted to whole sweeps, held against sweeps and pairs left out."""
+"""The factors of serving: fitted to whole sweeps, held against others, and seen from inside."""
 
+import itertools
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
 
 from planner.catalog.engines import COMMON_SERVING, get_engine
 from planner.catalog.reading import data_json
+from planner.cost.queueing import ArrivalHabits, prompt_slot
 from planner.fitting.evidence import serving_request, table
 from planner.fitting.serving.factors import (
     ADVISED,
     DENSE,
+    FIXED,
+    GRID,
+    LAYOUT_GRID,
+    LAYOUTS,
     SEEN,
     SPARSE,
+    START,
     TABLES,
     UNSEEN,
     advised_of,
@@ -20,16 +28,34 @@ from planner.fitting.serving.factors import (
     group_of,
     held_out,
     kind_of,
+    missed,
     serving_cases,
     spread,
     spread_name,
 )
-from planner.fitting.serving.fitting import fit_serving, serving_errors, strengths_without
+from planner.fitting.serving.fitting import (
+    NAMES,
+    ServingFit,
+    bounded,
+    engine_spreads,
+    family_of,
+    fit_serving,
+    part_of,
+    serving_errors,
+    spreads,
+    strengths_without,
+    weights_of,
+)
 from planner.fitting.serving.model import (
+    CENTRES,
+    DECODE,
+    FLOOR,
     HABITS,
     LEAST_AT_PEAK,
     PARTS,
     consistent_groups,
+    habits_of,
+    natural,
     packed,
     serving_case,
     sweep_of,
@@ -86,15 +112,14 @@ def unseen():
     return held_out(serving_cases(), group_of)
 
 
-@pytest.mark.parametrize("row", FITTED_ROWS, ids=lambda row: row["row_id"])
-def test_the_parts_of_a_row_add_up_to_the_planners_answer(row):
-    case = serving_case(row)
-    tpot, ttft = sweep_of([case]).predict(values_of(case)[None, :])
-    found = answer(row).performance
-
-    # A factor of 0.70 is costed as 0.71, at which the weights are read at the full bandwidth.
-    assert tpot[0] == pytest.approx(found.tpot_seconds, rel=0.01)
-    assert ttft[0] == pytest.approx(found.ttft_seconds, rel=0.02)
+def test_the_parts_of_a_row_add_up_to_the_planners_answer():
+    for row in FITTED_ROWS:
+        case = serving_case(row)
+        tpot, ttft = sweep_of([case]).predict(values_of(case)[None, :])
+        found = answer(row).performance
+        # A factor of 0.70 is costed as 0.71, at which the weights are read at the full bandwidth.
+        assert tpot[0] == pytest.approx(found.tpot_seconds, rel=0.01), row
+        assert ttft[0] == pytest.approx(found.ttft_seconds, rel=0.02), row
 
 
 def test_whole_sweeps_of_dense_models_held_out_are_met(left_out):
@@ -115,21 +140,20 @@ def test_whole_sweeps_of_all_models_held_out_meet_both_times_in_the_mean(left_ou
     assert np.abs(left_out[1]).mean() < 0.25
 
 
-@pytest.mark.parametrize(("kind", "tpot"), [(DENSE, 0.15), (SPARSE, 0.22)])
-def test_pairs_that_were_never_seen_are_missed_by_more(left_out, unseen, kind, tpot):
-    assert misses(left_out, kind, 0).mean() < misses(unseen, kind, 0).mean() < tpot
-    assert misses(left_out, kind, 1).mean() < misses(unseen, kind, 1).mean() < 0.40
+def test_pairs_that_were_never_seen_are_missed_by_more(left_out, unseen):
+    for kind, tpot in ((DENSE, 0.15), (SPARSE, 0.22)):
+        assert misses(left_out, kind, 0).mean() < misses(unseen, kind, 0).mean() < tpot
+        assert misses(left_out, kind, 1).mean() < misses(unseen, kind, 1).mean() < 0.40
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_interval_of_each_error_class_covers_four_of_five(left_out, unseen, kind):
-    for found, error_class in ((left_out, SEEN), (unseen, UNSEEN)):
-        of_kind = np.array([kind_of(case) == kind for case in found[2]])
-        for errors, field in zip(found[:2], ("tpot_spreads", "ttft_spreads"), strict=True):
-            reach = 1.2816 * ENGINES["vllm"][field][spread_name(error_class, kind)]
-            inside = np.mean(np.abs(np.log1p(errors[of_kind])) <= reach)
-
-            assert 0.75 <= inside <= 0.85
+def test_the_interval_of_each_error_class_covers_four_of_five(left_out, unseen):
+    for kind in KINDS:
+        for found, error_class in ((left_out, SEEN), (unseen, UNSEEN)):
+            of_kind = np.array([kind_of(case) == kind for case in found[2]])
+            for errors, field in zip(found[:2], ("tpot_spreads", "ttft_spreads"), strict=True):
+                reach = 1.2816 * ENGINES["vllm"][field][spread_name(error_class, kind)]
+                inside = np.mean(np.abs(np.log1p(errors[of_kind])) <= reach)
+                assert 0.75 <= inside <= 0.85, kind
 
 
 def test_a_release_that_was_measured_beside_others_has_its_own_times():
@@ -149,7 +173,6 @@ def test_a_release_that_was_measured_beside_others_has_its_own_times():
 
 def test_a_release_tells_nothing_about_a_pair_that_was_measured_with_one_alone():
     case = next(c for c in serving_cases() if c.pair == ("vllm", "64x5120x0/hopper"))
-
     assert case.release
     assert not [name for name in ENGINES["vllm"]["serving_factors"] if RELEASE in name]
 
@@ -157,7 +180,6 @@ def test_a_release_tells_nothing_about_a_pair_that_was_measured_with_one_alone()
 def test_what_the_host_does_for_each_request_is_no_work_of_the_chip():
     """Host time a request was long hidden in bytes moved: eight times those that layers move."""
     shared = ENGINES[COMMON_SERVING]["serving_factors"]["any"]
-
     assert 0.5 < shared["decode_elementwise"] < 2.0
     assert 2.0 < shared["decode_requests"] < 10.0
 
@@ -174,34 +196,31 @@ def test_a_seen_pair_has_a_narrower_interval_than_an_unseen_one():
     assert seen[1] < unseen[1]
 
 
-@pytest.mark.parametrize("engine", [*SERVING, COMMON_SERVING])
-@pytest.mark.parametrize("phase", ["decode", "prefill"])
-def test_no_fitted_read_or_product_beats_its_peak(engine, phase):
-    for part, least in LEAST_AT_PEAK.items():
-        assert kept(engine)[f"{phase}_{part}"] >= least - 1e-4
+def test_no_fitted_read_or_product_beats_its_peak():
+    for engine, phase in itertools.product((*SERVING, COMMON_SERVING), ("decode", "prefill")):
+        for part, least in LEAST_AT_PEAK.items():
+            assert kept(engine)[f"{phase}_{part}"] >= least - 1e-4, (engine, phase)
 
 
-@pytest.mark.parametrize("engine", [*SERVING, COMMON_SERVING])
-def test_narrow_kernels_reach_no_larger_share_of_their_peak(engine):
-    assert kept(engine)["prefill_8bit"] >= 1.0
-    assert kept(engine)["prefill_4bit"] >= 1.0
+def test_narrow_kernels_reach_no_larger_share_of_their_peak():
+    for engine in (*SERVING, COMMON_SERVING):
+        assert kept(engine)["prefill_8bit"] >= 1.0, engine
+        assert kept(engine)["prefill_4bit"] >= 1.0, engine
 
 
-@pytest.mark.parametrize("engine", ["llama_cpp", "exllamav2", "gpt_fast"])
-def test_local_engines_keep_their_own_overheads(engine):
-    assert get_engine(engine, "gpu").serving_factors == {}
+def test_local_engines_keep_their_own_overheads():
+    for engine in ("llama_cpp", "exllamav2", "gpt_fast"):
+        assert get_engine(engine, "gpu").serving_factors == {}, engine
 
 
 def test_a_server_that_nobody_measured_takes_what_servers_share():
     shared = ENGINES[COMMON_SERVING]["serving_factors"]
-
     assert get_engine("a-new-server", "gpu").serving_factors == shared
     assert get_engine("a-new-server", "cpu").serving_factors == {}
 
 
 def test_a_point_faster_than_the_peak_allows_is_told_apart():
     first = serving_cases()[0]
-
     assert not first.beats_the_peak()
     assert replace(first, tpot_s=first.tpot_s / 100).beats_the_peak()
 
@@ -209,7 +228,6 @@ def test_a_point_faster_than_the_peak_allows_is_told_apart():
 def test_a_group_that_was_measured_otherwise_is_left_out_as_a_whole():
     first = serving_cases()[0]
     others = [replace(first, group="other", tpot_s=first.tpot_s / scale) for scale in (1, 99)]
-
     assert consistent_groups([first, *others]) == (first,)
 
 
@@ -227,13 +245,11 @@ def test_the_groups_left_out_are_those_of_one_benchmark_family():
 def test_models_of_one_shape_are_one_pair():
     rows = {row["model"]: row for row in table("serving_sparse") if "b200" in row["gpu_slug"]}
     names = ("deepseek-ai/DeepSeek-R1", "deepseek-ai/DeepSeek-V3", "nvidia/DeepSeek-R1-NVFP4")
-
     assert len({serving_case(rows[name]).group for name in names}) == 1
 
 
 def test_every_advised_group_has_rows_and_is_left_out_as_a_whole():
     parts = {advised_of(case) for case in serving_cases()} - {""}
-
     assert len(parts) == len(ADVISED)
     held = data_json("factors.json")["held_out"]["time per output token, advised groups"]
     assert held["n"] == sum(advised_of(case) != "" for case in serving_cases())
@@ -251,21 +267,231 @@ def test_errors_of_exact_predictions_are_zero():
     assert serving_errors(made, fit)[0] == pytest.approx(0.0, abs=1e-9)
 
 
-@pytest.mark.parametrize("part_of", [fold_of, group_of])
-def test_a_sweep_is_never_torn_apart(part_of):
-    parts = {}
-    for case in serving_cases():
-        parts.setdefault(case.sweep, set()).add(part_of(case))
-
-    assert all(len(found) == 1 for found in parts.values())
-    assert len({part for found in parts.values() for part in found}) >= 5
+def test_a_sweep_is_never_torn_apart():
+    for split_of in (fold_of, group_of):
+        parts = {}
+        for case in serving_cases():
+            parts.setdefault(case.sweep, set()).add(split_of(case))
+        assert all(len(found) == 1 for found in parts.values()), split_of
+        assert len({part for found in parts.values() for part in found}) >= 5, split_of
 
 
 def test_the_spread_of_known_errors_is_their_eightieth_percentile():
     assert spread(np.expm1(np.linspace(-1.2816, 1.2816, 2001))) == pytest.approx(0.8, abs=1e-3)
 
 
-@pytest.mark.parametrize("engine", SERVING)
-def test_the_catalog_keeps_every_factor_and_habit_of_an_engine(engine):
-    assert tuple(kept(engine)) == PARTS
-    assert tuple(ENGINES[engine]["arrival_factors"]["any"]) == HABITS
+def test_the_catalog_keeps_every_factor_and_habit_of_an_engine():
+    for engine in SERVING:
+        assert tuple(kept(engine)) == PARTS, engine
+        assert tuple(ENGINES[engine]["arrival_factors"]["any"]) == HABITS, engine
+
+
+SOME = serving_cases()[::40]
+
+
+def made_with(truth, cases):
+    """Return points as they would have been measured under these factors and habits."""
+    values = np.tile(packed(truth), (len(cases), 1))
+    tpot, ttft = sweep_of(cases).predict(values)
+    return [
+        replace(case, tpot_s=float(a), ttft_s=float(b))
+        for case, a, b in zip(cases, tpot, ttft, strict=True)
+    ]
+
+
+def of_engine(engine, step):
+    return [case for case in serving_cases() if case.engine == engine][::step]
+
+
+def test_packing_keeps_every_factor_and_habit():
+    told = {"decode_linear": 1.25, "burst_ratio": 0.4, "prompts_ahead": 3.0}
+    found = natural(packed(told))
+    assert {name: found[name] for name in told} == pytest.approx(told)
+    assert found["company_ratio"] == pytest.approx(CENTRES["company_ratio"])
+
+
+def test_no_factor_comes_back_below_what_is_possible():
+    found = natural(packed({"decode_linear": 0.01, "prefill_8bit": 0.5}))
+    assert found["decode_linear"] == pytest.approx(0.7)
+    assert found["prefill_8bit"] == pytest.approx(1.0)
+
+
+def test_habits_are_read_from_their_places():
+    found = habits_of(packed({"burst_ratio": 0.3, "steps_awaited": 4.0})[None, :])
+    assert isinstance(found, ArrivalHabits)
+    assert found.burst_ratio == pytest.approx([0.3])
+    assert found.steps_awaited == pytest.approx([4.0])
+
+
+def test_slopes_are_what_a_small_step_changes():
+    for name in ("decode_experts", "prefill_linear", "prefill_8bit", *HABITS):
+        sweep, at = sweep_of(SOME), NAMES.index(name)
+        values = np.tile(packed({"decode_experts": 1.3, "company_ratio": 0.4}), (len(SOME), 1))
+        moved = values.copy()
+        moved[:, at] += 1e-4
+        found = sweep.slopes(values)[:, :, at]
+        assert found == pytest.approx((sweep.wrong(moved) - sweep.wrong(values)) / 1e-4, abs=2e-3)
+
+
+@cache
+def unmoved():
+    """Return the factors found where nothing was slower than predicted."""
+    made = made_with({}, of_engine("tensorrt_llm", 6))
+    return natural(fit_serving(made, STRENGTHS).shared)
+
+
+def test_a_slower_part_moves_its_own_factor():
+    """Its prior holds part of it back: what is found lies on the way to the truth."""
+    for part in ("decode_tensor_parallel", "decode_issue", "decode_linear"):
+        made = made_with({part: 1.6}, of_engine("tensorrt_llm", 6))
+        found = natural(fit_serving(made, STRENGTHS).engine_values("tensorrt_llm", "hopper"))
+        assert found[part] > 1.025, part
+        assert unmoved()[part] == pytest.approx(1.0, abs=0.02), part
+
+
+def test_the_habits_of_a_pair_are_found_again():
+    for burst_ratio in (0.05, 0.3):
+        made = made_with({"burst_ratio": burst_ratio}, of_engine("vllm", 2))
+        fit = fit_serving(made, STRENGTHS)
+        found = {natural(values)["burst_ratio"] for values in fit.values(made)}
+        assert max(found) == pytest.approx(burst_ratio, rel=0.4), burst_ratio
+
+
+def test_without_points_everything_stays_at_its_prior():
+    fit = fit_serving([], STRENGTHS)
+    assert fit.shared == pytest.approx(packed({}))
+    assert fit.engine_values("vllm") == pytest.approx(packed({}))
+
+
+def test_a_pair_that_no_fit_knows_has_the_values_of_its_engine():
+    added = {("vllm", "another"): np.ones(len(NAMES))}
+    fit = ServingFit(packed({}), {"vllm": np.full(len(NAMES), 0.1)}, pairs=added)
+    case = of_engine("vllm", 50)[0]
+    assert fit.values([case])[0] == pytest.approx(bounded(packed({}) + 0.1))
+
+
+def test_values_add_up_over_engine_family_pair_and_layout():
+    case = of_engine("vllm", 50)[0]
+    steps = [np.full(len(NAMES), size) for size in (0.1, 0.2, 0.3, 0.4)]
+    known = ({case.engine: steps[0]}, {family_of(case.group): steps[1]}, {case.pair: steps[2]})
+    fit = ServingFit(packed({}), *known, {(case.engine, case.layout): steps[3]})
+
+    assert fit.values([case])[0] == pytest.approx(bounded(packed({}) + 1.0))
+    other = fit.values([replace(case, layout="another")])[0]
+    assert other == pytest.approx(bounded(packed({}) + 0.6))
+
+
+def test_a_layout_that_runs_otherwise_is_found_beside_its_pair():
+    cases = [case for case in of_engine("tensorrt_llm", 1) if case.group.startswith("64x5120")]
+    odd = cases[0].layout
+    for times in (1.3, 0.8):
+        made = made_with({}, cases)
+        made = [
+            replace(c, tpot_s=c.tpot_s * times, ttft_s=c.ttft_s * times) if c.layout == odd else c
+            for c in made
+        ]
+        fit = fit_serving(made, STRENGTHS, {cases[0].pair})
+
+        ratios = np.exp(sweep_of(made).wrong(fit.values(made)))[:, 0]
+        of_odd = np.array([case.layout == odd for case in made])
+        assert ratios[of_odd].mean() == pytest.approx(1.0, abs=0.06), times
+        assert ratios[~of_odd].mean() == pytest.approx(1.0, abs=0.03), times
+
+
+def test_a_point_ten_times_off_hardly_moves_its_layout():
+    cases = [case for case in of_engine("tensorrt_llm", 2) if case.group.startswith("64x5120")]
+    made = made_with({}, cases)
+    gross = [replace(made[0], tpot_s=10 * made[0].tpot_s), *made[1:]]
+    fits = [fit_serving(points, STRENGTHS, {made[0].pair}) for points in (made, gross)]
+    usual, moved = (sweep_of(made).predict(fit.values(made))[0] for fit in fits)
+    assert moved == pytest.approx(usual, rel=0.05)
+
+
+def test_pairs_that_nobody_asks_for_are_not_fitted():
+    fit = fit_serving(SOME, STRENGTHS, {SOME[0].pair, ("vllm", "another")})
+    assert set(fit.pairs) == {SOME[0].pair}
+    assert {layout for _, layout in fit.layouts} == {
+        case.layout for case in SOME if case.pair == SOME[0].pair
+    }
+
+
+def test_a_family_of_chips_shifts_what_it_decodes_alone():
+    made = [
+        replace(case, tpot_s=case.tpot_s * (1.3 if family_of(case.group) == "blackwell" else 1.0))
+        for case in made_with({}, of_engine("sglang", 4))
+    ]
+    fit = fit_serving(made, STRENGTHS, ())
+    shifted = fit.engine_values("sglang", "blackwell") - fit.engine_values("sglang", "hopper")
+
+    assert shifted[DECODE].sum() > 0.05
+    assert shifted[DECODE.stop :] == pytest.approx(0.0)
+
+
+def test_the_points_of_a_pair_together_count_as_some():
+    first = SOME[0]
+    weights = weights_of([first] * 40 + [replace(first, group="other")], 10.0)
+    assert weights[:40].sum() == pytest.approx(10.0)
+    assert weights[40] == 1.0
+
+
+def test_one_mixture_does_not_speak_for_its_engine():
+    """vLLM is measured with one mixture; its slow experts are not those of every other model."""
+    cases = [case for case in serving_cases() if case.is_sparse][::4]
+    slow = [case for case in cases if case.engine == "vllm"]
+    made = made_with({"decode_further": 2.0}, [case for case in cases if case not in slow])
+    made += made_with({"decode_further": 20.0}, slow)
+    fit = fit_serving(made, STRENGTHS, {slow[0].pair})
+    of_engine_ = natural(fit.engine_values("vllm"))["decode_further"]
+    of_pair = natural(fit.place_values(*slow[0].pair))["decode_further"]
+
+    assert of_engine_ < 5
+    assert of_pair > 10
+
+
+def test_engines_differ_less_in_what_is_alike():
+    of_engine_, own = engine_spreads(STRENGTHS), spreads(STRENGTHS)
+    share = dict(zip(NAMES, of_engine_ / own, strict=True))
+    assert share["decode_linear"] < share["decode_issue"]
+    assert part_of("prefill_expert_exchange") == "expert_exchange"
+
+
+def test_a_floor_belongs_to_every_part():
+    assert len(FLOOR) == len(PARTS)
+    assert np.all(np.exp(FLOOR) <= 1.0 + 1e-12)
+
+
+def test_prompts_that_share_a_pass_share_its_fixed_cost():
+    """Alone a prompt takes 3 s, beside others 1 s, and four of them have room in a pass."""
+    for company, expected in ((0.0, 3.0), (1.0, 1.5)):
+        found = prompt_slot(beside_s=1.0, alone_s=3.0, company_ratio=company, prompts_per_pass=4.0)
+        assert found == pytest.approx(expected), (company, expected)
+
+
+def test_the_strengths_of_a_pair_were_chosen_without_it():
+    kept = data_json("serving_priors.json")["chosen"]
+    assert {case.group for case in serving_cases()} <= set(kept)
+    assert strengths_without("nobody's").items() >= kept["none"].items()
+
+
+def test_how_freely_layouts_differ_was_chosen_without_each_fold():
+    kept = data_json("serving_priors.json")["layouts"]
+    assert {fold_of(case) for case in serving_cases()} | {"none"} == set(kept)
+    assert all(one["layout"] in LAYOUT_GRID["layout"] for one in kept.values())
+    assert strengths_without("3")["layout"] == kept["3"]["layout"]
+
+
+def test_every_chosen_strength_was_one_of_those_tried():
+    for found in data_json("serving_priors.json")["chosen"].values():
+        assert set(found) == set(START)
+        assert all(found[name] in tried for name, tried in GRID.items())
+        assert all(found[name] == value for name, value in FIXED.items())
+
+
+def test_what_is_predicted_exactly_is_not_missed():
+    """With nothing to explain, every pair is met from the others."""
+    assert missed(made_with({}, serving_cases()[::30]), START).max() < 0.02
+
+
+def test_sweeps_that_are_predicted_exactly_are_not_missed():
+    made = made_with({}, serving_cases()[::30])
+    assert missed(made, {**START, "layout": 1.0}, LAYOUTS).max() < 0.02

@@ -62,32 +62,30 @@ def term(found, key):
     return [one for one in found.terms if one.key == key]
 
 
-@pytest.mark.parametrize(("billions", "published"), [(1, 0.22), (4, 1.03), (10, 2.57)])
-def test_an_update_on_the_host_takes_what_deepspeeds_cpu_adam_takes(billions, published):
+def test_an_update_on_the_host_takes_what_deepspeeds_cpu_adam_takes():
     """Ren et al. 2021, table 4, on a host that streams 200 GB/s."""
-    seconds = update_seconds(
-        parameters=billions * 1e9,
-        bytes_per_element=28,
-        sharers=1,
-        tier_bytes_per_s=200e9,
-        efficiency=0.55,
-    )
-
-    assert seconds == pytest.approx(published, rel=0.17)
+    for billions, published in ((1, 0.22), (4, 1.03), (10, 2.57)):
+        seconds = update_seconds(
+            parameters=billions * 1e9,
+            bytes_per_element=28,
+            sharers=1,
+            tier_bytes_per_s=200e9,
+            efficiency=0.55,
+        )
+        assert seconds == pytest.approx(published, rel=0.17), (billions, published)
 
 
 def test_ten_billion_parameters_train_at_the_published_speed_on_one_v100():
     found = zero_offload(50, micro=8)
-
     assert found.fits
     low, high = found.interval["mfu"]
     assert low <= 40e12 / V100_PEAK <= high
 
 
-@pytest.mark.parametrize(("layers", "fits"), [(50, True), (65, True), (80, False)])
-def test_thirteen_billion_parameters_are_the_most_that_one_v100_takes(layers, fits):
+def test_thirteen_billion_parameters_are_the_most_that_one_v100_takes():
     """65 layers are 13 billion parameters; 80 are 16 billion, whose weights alone fill it."""
-    assert zero_offload(layers, micro=1).fits is fits
+    for layers, fits in ((50, True), (65, True), (80, False)):
+        assert zero_offload(layers, micro=1).fits is fits, (layers, fits)
 
 
 def test_forty_billion_parameters_fit_one_v100_when_the_weights_leave_too():
@@ -109,24 +107,21 @@ def test_forty_billion_parameters_fit_one_v100_when_the_weights_leave_too():
     assert 500 * GB < found.memory.host_bytes < 1500 * GB
 
 
-@pytest.mark.parametrize(("place", "field"), [("cpu", "host_bytes"), ("disk", "disk_bytes")])
-def test_weights_are_held_by_their_tier_to_the_byte(place, field):
-    home, away = trained(), trained(offload={f"weights_{place}": 1.0})
-
-    assert held(away, "weights") == 0
-    assert getattr(away.memory, field) == held(home, "weights")
+def test_weights_are_held_by_their_tier_to_the_byte():
+    for place, field in (("cpu", "host_bytes"), ("disk", "disk_bytes")):
+        home, away = trained(), trained(offload={f"weights_{place}": 1.0})
+        assert held(away, "weights") == 0, (place, field)
+        assert getattr(away.memory, field) == held(home, "weights"), (place, field)
 
 
 def test_half_the_weights_are_half_there():
     home, away = trained(), trained(offload={"weights_cpu": 0.5})
-
     assert held(away, "weights") == pytest.approx(held(home, "weights") / 2, abs=1)
     assert away.memory.host_bytes == pytest.approx(held(home, "weights") / 2, abs=1)
 
 
 def test_fetched_weights_need_room_for_one_layer():
     home, away = trained(), trained(offload={"weights_cpu": 1.0})
-
     assert held(away, "buffers") - held(home, "buffers") == pytest.approx(
         held(home, "weights") / 32, rel=1e-6
     )
@@ -134,7 +129,6 @@ def test_fetched_weights_need_room_for_one_layer():
 
 def test_gradients_leave_with_the_states_and_a_bucket_stays():
     home, away = trained(), trained(offload={"optimizer": "cpu"})
-
     assert held(away, "gradients") == 10**9
     gradients = 14 * PARAMETERS_8B  # in fp32 with their copies and a 16-bit buffer
     states = held(home, "optimizer_states") + gradients
@@ -154,34 +148,32 @@ HOSTS = [
 ]
 
 
-@pytest.mark.parametrize(("model", "stage", "offload", "least", "most"), HOSTS)
-def test_deepspeed_takes_as_much_host_memory_as_was_seen(model, stage, offload, least, most):
-    found = trained(model=model, offload=offload, zero_stage=stage)
+def test_deepspeed_takes_as_much_host_memory_as_was_seen():
+    for model, stage, offload, least, most in HOSTS:
+        found = trained(model=model, offload=offload, zero_stage=stage)
+        assert least <= found.memory.host_bytes / GB <= most, (model, stage, offload, least, most)
 
-    assert least <= found.memory.host_bytes / GB <= most
 
-
-@pytest.mark.parametrize(("host", "fits"), [(744, False), (800, True)])
-def test_32_billion_parameters_are_refused_where_the_host_killed_them(host, fits):
+def test_32_billion_parameters_are_refused_where_the_host_killed_them():
     """hiyouga/LlamaFactory issue 6755: one H100 NVL, ZeRO-3, states and weights on the host."""
-    found = trained(
-        model="Qwen/Qwen2.5-32B",
-        cluster={"device": "h100-nvl-94gb", "host_memory_bytes": host * GB},
-        batch=1,
-        workload={"sequence_length": 1024},
-        offload=ALL,
-        activation_recomputation="full",
-    )
+    for host, fits in ((744, False), (800, True)):
+        found = trained(
+            model="Qwen/Qwen2.5-32B",
+            cluster={"device": "h100-nvl-94gb", "host_memory_bytes": host * GB},
+            batch=1,
+            workload={"sequence_length": 1024},
+            offload=ALL,
+            activation_recomputation="full",
+        )
 
-    assert found.fits is fits
-    assert any("GiB of host memory" in warning for warning in found.warnings) is not fits
+        assert found.fits is fits, (host, fits)
+        assert any("GiB of host memory" in warning for warning in found.warnings) is not fits
 
 
 def test_8_billion_parameters_train_on_one_device_with_their_states_on_the_host():
     """OpenRLHF/OpenRLHF issue 698: out of memory on 80 GB, not with the optimizer offloaded."""
     short = {"workload": {"sequence_length": 128}, "batch": 1, "zero_stage": 2}
     recomputed = {**short, "activation_recomputation": "full"}
-
     assert not trained(**recomputed).fits
     assert trained(**recomputed, offload=STATES).fits
 
@@ -204,14 +196,12 @@ def test_transformers_offloads_through_deepspeed():
         trained(engine=engine, offload=STATES, zero_stage=2).memory.host_bytes
         for engine in ("deepspeed", "transformers")
     )
-
     assert own == pytest.approx(through, rel=0.02)
 
 
 def test_other_engines_hold_gradients_at_their_size():
     home = trained(engine="torchtitan")
     away = trained(engine="torchtitan", offload=STATES)
-
     states = held(home, "optimizer_states") + held(home, "gradients")
     assert away.memory.host_bytes == pytest.approx(states, abs=1)
 
@@ -219,7 +209,6 @@ def test_other_engines_hold_gradients_at_their_size():
 def test_megatron_keeps_its_gradients_on_the_device():
     base = {"engine": "megatron"}
     home, away = trained(**base), trained(**base, offload={"optimizer": "cpu"})
-
     assert held(away, "gradients") == held(home, "gradients")
 
 
@@ -229,35 +218,29 @@ def test_every_copy_of_unsharded_states_is_counted_on_the_host():
         trained(cluster=cluster, offload={"optimizer": "cpu"}, zero_stage=stage).memory.host_bytes
         for stage in (0, 2)
     )
-
     assert whole == pytest.approx(4 * shared, rel=1e-6)
 
 
 def test_activations_leave_but_for_two_layers():
     home, away = trained(), trained(offload={"activations_cpu": 1.0})
-
     kept = next(one.value for one in home.terms if one.name == "Activations")
     assert away.memory.host_bytes == pytest.approx(kept, rel=0.01)
     left = held(home, "activations") - held(away, "activations")
     assert left == pytest.approx(kept * 30 / 32, rel=0.01)
 
 
-@pytest.mark.parametrize(
-    "offload",
-    [
+def test_nothing_is_free_but_memory():
+    for offload in (
         {"optimizer": "cpu"},
         {"optimizer": "nvme"},
         {"weights_cpu": 1.0},
         {"weights_disk": 1.0},
         {"activations_cpu": 1.0},
         {"optimizer": "nvme", "weights_disk": 1.0, "activations_cpu": 1.0},
-    ],
-)
-def test_nothing_is_free_but_memory(offload):
-    home, away = trained(), trained(offload=offload)
-
-    assert away.performance.step_seconds > 0.999 * home.performance.step_seconds
-    assert away.memory.per_device_peak_bytes < home.memory.per_device_peak_bytes
+    ):
+        home, away = trained(), trained(offload=offload)
+        assert away.performance.step_seconds > 0.999 * home.performance.step_seconds, offload
+        assert away.memory.per_device_peak_bytes < home.memory.per_device_peak_bytes, offload
 
 
 def test_a_long_enough_micro_batch_hides_what_is_fetched():
@@ -303,18 +286,19 @@ def test_a_faster_disk_updates_faster():
 def test_the_record_explains_where_the_time_goes():
     found = trained(offload={"optimizer": "nvme", "weights_disk": 1.0, "activations_cpu": 0.5})
     keys = {one.key for one in found.terms if one.group == "train_step"}
-
     assert {"overlap_forward", "overlap_backward", "overlap_update", "disk", "link"} <= keys
     names = {one.key for one in found.terms if one.group == "memory"}
     assert {"gradient_bucket", "kept_on_device"} <= names
 
 
-@pytest.mark.parametrize(
-    ("offload", "stage"),
-    [({}, 0), ({"optimizer": "cpu"}, 2), ({"weights_cpu": 1.0}, 3), ({"weights_disk": 0.5}, 3)],
-)
-def test_what_is_offloaded_is_sharded_unless_told(offload, stage):
-    assert usual_stage(Strategy.model_validate({"offload": offload})) == stage
+def test_what_is_offloaded_is_sharded_unless_told():
+    for offload, stage in (
+        ({}, 0),
+        ({"optimizer": "cpu"}, 2),
+        ({"weights_cpu": 1.0}, 3),
+        ({"weights_disk": 0.5}, 3),
+    ):
+        assert usual_stage(Strategy.model_validate({"offload": offload})) == stage
 
 
 def test_the_search_offers_to_move_the_weights_of_a_model_that_nothing_else_fits():
@@ -345,7 +329,6 @@ def test_a_pinned_offload_is_searched_with_everything_else_open():
 
 def test_the_products_own_runner_keeps_everything_on_its_devices():
     found = search(workload=TRAIN, cluster={"device": "h200-sxm-141gb"}, engine="torch")
-
     assert all(plan.strategy.offload is None for plan in found.plans)
 
 
@@ -360,26 +343,23 @@ def test_many_ranks_share_what_the_hosts_memory_gives():
         shared_link_rate(link_bytes_per_s=16e9, tier_bytes_per_s=64e9, sharers=ranks)
         for ranks in (1, 4, 16)
     ]
-
     assert rates == [16e9, 16e9, 4e9]
 
 
-@pytest.mark.parametrize("run", RUNS, ids=lambda run: run.title)
-def test_what_was_published_to_fit_fits_and_what_was_not_does_not(run):
-    assert run.estimate.fits is run.fits
-    for tier, room in (("host_bytes", 1_650 * GB), ("disk_bytes", 28_000 * GB)):
-        assert not run.fits or (getattr(run.estimate.memory, tier) or 0) < room
+def test_what_was_published_to_fit_fits_and_what_was_not_does_not():
+    for run in RUNS:
+        assert run.estimate.fits is run.fits, run
+        for tier, room in (("host_bytes", 1_650 * GB), ("disk_bytes", 28_000 * GB)):
+            assert not run.fits or (getattr(run.estimate.memory, tier) or 0) < room, run
 
 
-@pytest.mark.parametrize("run", TIMED, ids=lambda run: run.title)
-def test_published_speeds_lie_inside_the_intervals(run):
-    low, high = run.estimate.interval["mfu"]
-
-    assert low <= run.flops_per_s / V100_PEAK <= high
+def test_published_speeds_lie_inside_the_intervals():
+    for run in TIMED:
+        low, high = run.estimate.interval["mfu"]
+        assert low <= run.flops_per_s / V100_PEAK <= high, run
 
 
 def test_the_page_shows_every_run():
     table = training_offload_table()
-
     assert all(f"| {run.title} |" in table for run in RUNS)
     assert table.count("does not fit") == 2 * sum(not run.fits for run in RUNS)

@@ -65,31 +65,30 @@ def case(model="m", engine="ms_swift", size=10.0, measured=40.0, **fields):
     )
 
 
-@pytest.mark.parametrize("tool", sorted(set(HARNESSES.values())))
-def test_a_tool_has_the_figures_of_the_engine_it_drives(tool):
-    own, below = get_engine(tool, "gpu"), get_engine("transformers", "gpu")
-
-    assert harnessed(tool) == "transformers"
-    assert (own.ops_per_layer, own.master_weights) == (below.ops_per_layer, below.master_weights)
-    assert own.title != below.title
+def test_a_tool_has_the_figures_of_the_engine_it_drives():
+    for tool in sorted(set(HARNESSES.values())):
+        own, below = get_engine(tool, "gpu"), get_engine("transformers", "gpu")
+        assert harnessed(tool) == "transformers", tool
+        assert (own.ops_per_layer, own.master_weights) == (
+            below.ops_per_layer,
+            below.master_weights,
+        )
+        assert own.title != below.title, tool
 
 
 def test_a_row_belongs_to_the_tool_that_made_it():
     rows = {row["source_id"]: row for row in usable(table("memory"))}
-
     assert memory_case(rows["ms-swift"]).engine == "ms_swift"
     assert memory_case(rows["litgpt-config-hub"]).engine == "litgpt"
 
 
 def test_a_row_is_asked_with_the_weights_it_names():
     row = next(r for r in table("memory") if r["quantization"] == "gptq-int8")
-
     assert strategy_of(row)["quantization"] == "gptq-int8"
 
 
 def test_a_tool_without_rows_is_what_the_other_tools_have_in_common():
     others = [case(model=m, measured=10 + 3 * 10.0 + 1) for m in "abcdef"]
-
     assert fit_common(others, "peft") is not None
     assert list(fitted_memory(others, "peft")) == list(fit_common(others, "peft"))
 
@@ -101,50 +100,40 @@ def test_an_engine_that_no_tool_drives_shares_nothing():
 def test_what_tools_share_is_held_closer_to_the_physics_than_one_tool():
     rows = [case(model=m, size=4.0, measured=10 + 4 * 3.0 + 1) for m in "ab"]
     common, own = fit_common(rows, "ms_swift"), fit_memory(rows)
-
     assert abs(common[LOSS] - 1) <= abs(own[LOSS] - 1)
 
 
 def test_the_only_model_of_a_tool_is_foreseen_from_the_other_tools():
     rows = [case(model="a"), case(model="b", engine="peft")]
-
     found, _ = left_out_peaks(rows, model_of, SEEN)
-
     assert {row.engine for row in found} == {"ms_swift", "peft"}
 
 
-@pytest.mark.parametrize(
-    ("source", "counted"),
-    [
+def test_a_peak_is_foreseen_as_its_source_counts_it():
+    """Allocators count no context; what they handed out holds no spare block either."""
+    for source, counted in (
         ("litgpt-config-hub", {"training_overhead_bytes": False, "unfilled_ratio": False}),
         ("ms-swift", {"training_overhead_bytes": False, "unfilled_ratio": True}),
         ("qwen-finetune", {"training_overhead_bytes": True, "unfilled_ratio": True}),
-    ],
-)
-def test_a_peak_is_foreseen_as_its_source_counts_it(source, counted):
-    """Allocators count no context; what they handed out holds no spare block either."""
-    row = next(row for row in usable(table("memory")) if row["source_id"] == source)
-    slopes = dict(zip(NAMES, memory_case(row).slopes.T, strict=True))
-
-    assert {name: bool(slopes[name].any()) for name in counted} == counted
+    ):
+        row = next(row for row in usable(table("memory")) if row["source_id"] == source)
+        slopes = dict(zip(NAMES, memory_case(row).slopes.T, strict=True))
+        assert {name: bool(slopes[name].any()) for name in counted} == counted, (source, counted)
 
 
 def test_a_verdict_counts_the_context_whatever_the_peaks_leave_out():
     row = next(row for row in usable(table("memory_fit")) if row["source_id"] == "ms-swift")
     slopes = dict(zip(NAMES, memory_case(row).slopes.T, strict=True))
-
     assert set(slopes["training_overhead_bytes"]) == {1.0}
 
 
 def test_an_engines_fields_and_the_fitted_factors_are_each_others_inverse():
     factors = PRIORS + np.arange(1, len(NAMES) + 1) / 10
-
     assert factors_of(fields_of(factors)) == pytest.approx(factors)
 
 
 def test_without_quantised_rows_quantised_ones_are_like_others():
     fields = fields_of(PRIORS)
-
     assert [fields[ratio] for _, ratio in QUANTISED.values()] == [1.0, 1.0]
 
 
@@ -152,7 +141,6 @@ def test_a_shown_peak_never_exceeds_what_the_allocator_may_fill():
     one = case(size=30.0, usable_bytes=60 * GIB, returns_blocks=True)
     thrice = PRIORS.copy()
     thrice[LOSS] = 3.0
-
     assert one.peak_bytes(thrice) == 60 * GIB
     assert replace(one, returns_blocks=False).peak_bytes(thrice) > 60 * GIB
 
@@ -161,13 +149,11 @@ def test_what_tensors_need_is_never_given_back():
     one = case(size=100.0, usable_bytes=60 * GIB, returns_blocks=True)
     thrice = PRIORS.copy()
     thrice[LOSS] = 3.0
-
     assert one.peak_bytes(thrice) == pytest.approx(110 * GIB, rel=0.02)
 
 
 def test_bare_factors_hold_one_copy_of_everything():
     generous = bare_factors(PRIORS * 4)
-
     assert generous[LOSS] == 1.0
     assert generous[NAMES.index("unfilled_ratio")] == 0.0
 
@@ -187,15 +173,12 @@ def test_spare_blocks_go_as_far_as_the_device_needs_them():
 def test_a_moment_below_the_limit_keeps_its_spare_blocks():
     setting = setting_of()
     shown, bare = StageMemory({"activations": 2.0}), StageMemory({"activations": 1.0})
-
     assert given_back(setting, shown, bare).by_class == shown.by_class
 
 
 def test_a_tool_without_spare_holds_each_logit_once():
     setting = with_engine(setting_of(), loss_ratio=3.0, unfilled_ratio=0.2)
-
     alone = without_spare(setting).engine
-
     assert (alone.loss_ratio, alone.unfilled_ratio) == (1.0, 0.0)
 
 
@@ -265,9 +248,7 @@ def test_an_fp32_embedding_makes_activations_over_packed_weights_fp32():
     kept = []
     for method in ("lora", "qlora"):
         setting = setting_of(
-            "litgpt",
-            workload={**tune, "method": method},
-            activation_recomputation="none",
+            "litgpt", workload={**tune, "method": method}, activation_recomputation="none"
         )
         plain = with_engine(setting, activation_ratio=1.0, loss_ratio=0.0)
         plain = with_engine(plain, quantised_activation_ratio=1.0)
@@ -303,8 +284,6 @@ def test_half_of_litgpts_peaks_are_foreseen_within_a_twentieth():
     rows = [row for name in MEMORY_INPUTS for row in usable(table(name))]
     engines = [HARNESSES.get(row["source_id"], row["engine"]) for row in rows]
     own = [memory_case(row) for row, name in zip(rows, engines, strict=True) if name == "litgpt"]
-
     found, _ = left_out_peaks(own, model_of, SEEN)
     errors = sorted(abs(row.error) for row in found)
-
     assert errors[len(errors) // 2] < 0.05

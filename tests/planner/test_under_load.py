@@ -1,9 +1,37 @@
-"""Serving under load: percentiles around the calibrated means, objectives, and limits."""
+"""Serving under load: waiting by hand, percentiles around the means, and limits on them."""
 
+import itertools
+from functools import cache
+from itertools import product
+
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from planner.api import plan
 from planner.cost.quantity import Ledger
-from planner.specs.estimate import EstimateRequest
+from planner.cost.queueing import (
+    chance_of_decode_overlap,
+    mean_token_gap,
+    poisson_prompts_before,
+    prompts_waited_for,
+    slot_wait,
+    time_to_first_token,
+)
+from planner.search.engine import explore
+from planner.search.question import (
+    FAR_BEYOND,
+    constraints_of,
+    family_of,
+    first_violation,
+    is_percentile,
+    is_simulated,
+    mean_bound,
+)
+from planner.search.rank import criteria, frontier, order_of
+from planner.search.select import Table
+from planner.specs.estimate import APPLICABILITY, Bound, EstimateRequest, PlanRequest
 from planner.workload.arrivals import step_costs
 from planner.workload.capacity import max_concurrency
 from planner.workload.estimator import estimate_request
@@ -11,7 +39,7 @@ from planner.workload.generate import decode_pass, prefill_pass
 from planner.workload.resolve import resolve
 from planner.workload.serve import intake_seconds, saturation_rate, serve
 from planner.workload.under_load import simulated_requests
-from tests.planner.asking import SERVE, ask
+from tests.planner.asking import LLAMA_8B, LLAMA_70B, SERVE, ask, document, stored_first
 
 TIMES = ("ttft", "tpot", "latency")
 
@@ -45,27 +73,26 @@ LOADS = [
 ]
 
 
-@pytest.mark.parametrize("load", LOADS)
-@pytest.mark.parametrize("name", TIMES)
-def test_percentiles_are_in_order(load, name):
-    found = serving(**load).performance
-    middle, high, highest = (getattr(found, f"{name}_p{p}_seconds") for p in (50, 90, 99))
+def test_percentiles_are_in_order():
+    wrong = []
+    for load, name in itertools.product(LOADS, TIMES):
+        found = serving(**load).performance
+        middle, high, highest = (getattr(found, f"{name}_p{p}_seconds") for p in (50, 90, 99))
+        if not 0 < middle <= high <= highest:
+            wrong.append((load, name))
+    assert not wrong, wrong
 
-    assert 0 < middle <= high <= highest
 
-
-@pytest.mark.parametrize("load", LOADS)
-def test_the_mean_lies_between_none_and_the_highest_percentile(load):
-    found = serving(**load).performance
-
-    assert found.ttft_seconds <= found.ttft_p99_seconds * (1 + 1e-9)
+def test_the_mean_lies_between_none_and_the_highest_percentile():
+    for load in LOADS:
+        found = serving(**load).performance
+        assert found.ttft_seconds <= found.ttft_p99_seconds * (1 + 1e-9), load
 
 
 def test_each_percentile_is_explained_with_its_mean():
     found = serving(concurrency=64)
     (term,) = (t for t in found.terms if t.key == "ttft_p90")
     mean = next(one for one in term.inputs if one.symbol == "T")
-
     assert term.value == pytest.approx(found.performance.ttft_p90_seconds)
     assert mean.value == pytest.approx(found.performance.ttft_seconds)
     assert "simulation" in term.source
@@ -73,29 +100,25 @@ def test_each_percentile_is_explained_with_its_mean():
 
 def test_one_caller_alone_always_waits_the_same():
     found = serving(concurrency=1).performance
-
     assert found.ttft_p99_seconds == pytest.approx(found.ttft_seconds, rel=1e-6)
     assert found.queue_seconds == 0.0
 
 
 def test_equal_requests_get_equal_percentiles():
     first, second = (serving(request_rate_per_second=5.0).performance for _ in range(2))
-
     assert first == second
 
 
-@pytest.mark.parametrize("field", ["ttft_seconds", "ttft_p90_seconds", "latency_p99_seconds"])
-def test_a_higher_rate_waits_longer(field):
+def test_a_higher_rate_waits_longer():
     rates = (0.5, 2.0, 8.0, 16.0, 24.0)
-    waits = [getattr(serving(request_rate_per_second=r).performance, field) for r in rates]
-
-    assert waits == sorted(waits)
+    for field in ("ttft_seconds", "ttft_p90_seconds", "latency_p99_seconds"):
+        waits = [getattr(serving(request_rate_per_second=r).performance, field) for r in rates]
+        assert waits == sorted(waits), field
 
 
 def test_a_rate_beyond_saturation_is_refused_with_the_most_that_can_be_served():
     found = serving(request_rate_per_second=1e4)
     most = found.performance.max_requests_per_second
-
     assert any(f"the most is {most:.3g}" in warning for warning in found.warnings)
     assert found.performance.ttft_p50_seconds is None
     assert found.performance.requests_per_second == pytest.approx(most, rel=0.02)
@@ -104,7 +127,6 @@ def test_a_rate_beyond_saturation_is_refused_with_the_most_that_can_be_served():
 def test_a_rate_just_below_saturation_is_served():
     most = serving(request_rate_per_second=1.0).performance.max_requests_per_second
     found = serving(request_rate_per_second=0.9 * most)
-
     assert found.performance.requests_per_second == pytest.approx(0.9 * most)
     assert not any("cannot be served" in warning for warning in found.warnings)
 
@@ -112,20 +134,17 @@ def test_a_rate_just_below_saturation_is_served():
 def test_two_replicas_saturate_at_twice_the_rate():
     one = serving(request_rate_per_second=1.0).performance.max_requests_per_second
     two = serving(request_rate_per_second=1.0, devices=2).performance.max_requests_per_second
-
     assert two == pytest.approx(2 * one)
 
 
 def test_two_replicas_at_twice_the_rate_answer_as_one():
     one = serving(request_rate_per_second=4.0).performance
     two = serving(request_rate_per_second=8.0, devices=2).performance
-
     assert two.ttft_p99_seconds == pytest.approx(one.ttft_p99_seconds)
 
 
 def test_a_burst_waits_half_of_all_prefills_in_the_mean():
     found = serving(burst_requests=101).performance
-
     assert found.queue_seconds == pytest.approx(50 * found.prefill_seconds)
 
 
@@ -133,19 +152,16 @@ def test_a_burst_beyond_memory_waits_for_half_of_the_lives_before_it():
     most = serving(burst_requests=1).performance.max_concurrency
     full, double = (serving(burst_requests=n).performance for n in (most, 3 * most))
     life = full.latency_seconds - full.queue_seconds
-
     assert double.queue_seconds - full.queue_seconds == pytest.approx(life, rel=0.05)
 
 
 def test_objectives_that_all_meet_are_met_by_all():
     found = serving(concurrency=8, ttft_slo_seconds=60.0, tpot_slo_seconds=1.0).performance
-
     assert found.slo_attainment_ratio == 1.0
 
 
 def test_impossible_objectives_are_met_by_nobody():
     found = serving(concurrency=8, ttft_slo_seconds=1e-6).performance
-
     assert found.slo_attainment_ratio == 0.0
     assert found.slo_max_concurrency == 0
 
@@ -153,14 +169,12 @@ def test_impossible_objectives_are_met_by_nobody():
 def test_the_share_that_meets_an_objective_is_that_of_its_percentile():
     limit = serving(concurrency=64).performance.ttft_p90_seconds
     found = serving(concurrency=64, ttft_slo_seconds=limit).performance
-
     assert found.slo_attainment_ratio == pytest.approx(0.9, abs=0.03)
 
 
 def test_the_most_callers_that_meet_an_objective_are_exactly_the_most():
     most = serving(concurrency=4, tpot_slo_seconds=0.02).performance.slo_max_concurrency
     at, beyond = (serving(concurrency=n).performance.tpot_seconds for n in (most, most + 1))
-
     assert at <= 0.02 < beyond
 
 
@@ -207,35 +221,33 @@ def ratios(engine="vllm", **workload):
 SHAPES = [(512, 128), (1024, 256), (4096, 256)]
 
 
-@pytest.mark.parametrize(("prompt", "output"), SHAPES)
-@pytest.mark.parametrize("share", [0.2, 0.5, 0.8])
-def test_the_closed_form_of_an_open_loop_meets_its_simulation(prompt, output, share):
+def test_the_closed_form_of_an_open_loop_meets_its_simulation():
     """Within a quarter up to 80 % of saturation, for every time."""
-    lengths = {"input_tokens": prompt, "output_tokens": output}
-    setting = setting_of(request_rate_per_second=1.0, **lengths)
-    most = max_concurrency(setting, setting.workload)
-    rate = share * saturation_rate(setting, setting.workload, most)
+    for (prompt, output), share in itertools.product(SHAPES, (0.2, 0.5, 0.8)):
+        lengths = {"input_tokens": prompt, "output_tokens": output}
+        setting = setting_of(request_rate_per_second=1.0, **lengths)
+        most = max_concurrency(setting, setting.workload)
+        rate = share * saturation_rate(setting, setting.workload, most)
+        assert ratios(request_rate_per_second=rate, **lengths) == pytest.approx(
+            [1, 1, 1], rel=0.25
+        )
 
-    assert ratios(request_rate_per_second=rate, **lengths) == pytest.approx([1, 1, 1], rel=0.25)
 
-
-@pytest.mark.parametrize(("prompt", "output"), SHAPES)
-@pytest.mark.parametrize("size", [16, 64])
-def test_the_closed_form_of_a_burst_meets_its_simulation(prompt, output, size):
+def test_the_closed_form_of_a_burst_meets_its_simulation():
     """Within a third: an engine that decodes beside prefill ends its prompts in whole steps."""
-    lengths = {"input_tokens": prompt, "output_tokens": output}
+    for (prompt, output), size in itertools.product(SHAPES, (16, 64)):
+        lengths = {"input_tokens": prompt, "output_tokens": output}
+        assert ratios(burst_requests=size, **lengths) == pytest.approx([1, 1, 1], rel=0.33)
 
-    assert ratios(burst_requests=size, **lengths) == pytest.approx([1, 1, 1], rel=0.33)
 
-
-@pytest.mark.parametrize(("prompt", "output"), SHAPES)
-@pytest.mark.parametrize("callers", [1, 8, 64])
-def test_the_closed_form_of_a_closed_loop_meets_its_simulation(prompt, output, callers):
+def test_the_closed_form_of_a_closed_loop_meets_its_simulation():
     """TPOT and latency within a fifth; few measured callers wait up to twice as long for TTFT."""
-    ttft, tpot, latency = ratios(concurrency=callers, input_tokens=prompt, output_tokens=output)
-
-    assert (tpot, latency) == pytest.approx((1, 1), rel=0.2)
-    assert 0.45 < ttft < 1.4
+    for (prompt, output), callers in itertools.product(SHAPES, (1, 8, 64)):
+        ttft, tpot, latency = ratios(
+            concurrency=callers, input_tokens=prompt, output_tokens=output
+        )
+        assert (tpot, latency) == pytest.approx((1, 1), rel=0.2), (prompt, output, callers)
+        assert 0.45 < ttft < 1.4, (prompt, output, callers)
 
 
 def test_interpolated_steps_cost_what_the_passes_cost():
@@ -247,3 +259,265 @@ def test_interpolated_steps_cost_what_the_passes_cost():
 
     assert costs.decode_seconds(48, 48 * 2300.0) == pytest.approx(decode, rel=0.05)
     assert costs.prefill_seconds(3 * 2048.0) == pytest.approx(prefill, rel=0.05)
+
+
+FOUR = {"device": "h100-sxm-80gb", "devices_per_node": 4}
+PAIR = {"device": "h200-sxm-141gb", "devices_per_node": 2}
+OPEN = {**SERVE, "concurrency": None, "request_rate_per_second": 8.0}
+BURST = {**SERVE, "concurrency": None, "burst_requests": 64}
+# Each space: the model, the cluster, the workload, the objective and the limits.
+SPACES = {
+    "open within p99": (LLAMA_8B, FOUR, OPEN, "memory", {"ttft_p99_seconds": {"max": 0.12}}),
+    "open within p95": (LLAMA_70B, FOUR, OPEN, "cost", {"ttft_p95_seconds": {"max": 0.5}}),
+    "open within two": (
+        LLAMA_8B,
+        PAIR,
+        OPEN,
+        "balanced",
+        {"ttft_p90_seconds": {"max": 0.1}, "tpot_p99_seconds": {"max": 0.02}},
+    ),
+    "closed within p99": (LLAMA_8B, FOUR, SERVE, "energy", {"tpot_p99_seconds": {"max": 0.012}}),
+    "burst within p50": (LLAMA_70B, PAIR, BURST, "latency", {"ttft_p50_seconds": {"max": 1.0}}),
+    "burst within none": (LLAMA_70B, PAIR, BURST, "cost", {"ttft_p99_seconds": {"max": 0.3}}),
+    "more than can be served": (
+        LLAMA_70B,
+        PAIR,
+        {**OPEN, "request_rate_per_second": 30.0},
+        "throughput",
+        {"latency_p90_seconds": {"max": 60.0}},
+    ),
+    "most of a share": (
+        LLAMA_8B,
+        PAIR,
+        {**SERVE, "ttft_slo_seconds": 0.3},
+        "throughput",
+        {"slo_attainment_ratio": {"min": 0.5}},
+    ),
+}
+
+
+def asked(name):
+    model, cluster, workload, objective, constraints = SPACES[name]
+    fields = {"engine": "vllm", "constraints": constraints, "top": 4}
+    return PlanRequest.model_validate(
+        document(model=model, cluster=cluster, workload=workload, objective=objective, **fields)
+    )
+
+
+@cache
+def everything(name):
+    """Return every strategy of a space by the exact door, each one simulated."""
+    costed = []
+    for part in explore(asked(name)).parts:
+        for row in range(len(part)):
+            own = part.question.estimate_request(part.strategy(row))
+            costed.append(estimate_request(own, explain=False, simulate=True))
+    return costed
+
+
+@cache
+def answer(name):
+    return plan(asked(name))
+
+
+@cache
+def feasible(name):
+    limits = constraints_of(asked(name))
+    kept = [one for one in everything(name) if one.fits and first_violation(one, limits) is None]
+    return sorted(kept, key=lambda one: order_of(one, asked(name).objective))
+
+
+def test_the_best_plans_are_those_of_simulating_everything():
+    for name in SPACES:
+        best = {}
+        for estimate in feasible(name):
+            best.setdefault(family_of(estimate.strategy), estimate)
+        ranked = stored_first(best.values(), asked(name).objective)
+        expected = [estimate.strategy for estimate in ranked][:4]
+        assert [found.strategy for found in answer(name).plans] == expected, name
+
+
+def test_the_frontier_is_that_of_simulating_everything():
+    for name in SPACES:
+        whole = [criteria(one) for one in frontier(feasible(name))]
+        assert [criteria(found) for found in answer(name).pareto] == whole[:24], name
+
+
+def test_a_rejected_family_has_no_member_that_simulating_lets_through():
+    for name in SPACES:
+        through = {family_of(one.strategy) for one in feasible(name)}
+        lost = {family_of(one.strategy) for one in everything(name)} - through
+        found = answer(name).rejected.values()
+        families = {one.family for one in found if one.constraint != APPLICABILITY}
+        assert families == lost, name
+
+
+def test_a_row_passes_by_its_percentiles_alone_where_its_whole_estimate_does():
+    for name in SPACES:
+        found = explore(asked(name))
+        quick, whole = (Table(found.parts, found.limits) for _ in range(2))
+        unsure = [int(row) for row in np.flatnonzero(whole.unsure)[::3]]
+        assert unsure or not len(whole.feasible), name  # hopeless ones need no simulation
+        assert [quick.passes(row) for row in unsure] == [whole.settle(row) for row in unsure], name
+        assert not quick.simulated or not all(map(is_percentile, found.limits)), name
+
+
+def test_a_limit_as_near_as_rounding_is_left_to_the_whole_estimate():
+    found = explore(asked("open within p99"))
+    (value,) = found.parts[0].percentiles(0, {"ttft_p99_seconds"}).values()
+    for side in ("min", "max"):
+        near = Table(found.parts, {"ttft_p99_seconds": Bound.model_validate({side: value})})
+        assert near.passes(0), side
+        assert near.simulated == {0}, side
+
+
+def test_a_plan_within_a_percentile_shows_the_percentile():
+    for found in answer("open within p99").plans:
+        assert found.performance.ttft_p99_seconds <= 0.12
+
+
+def test_a_family_that_misses_a_percentile_says_by_how_much():
+    lost = answer("burst within none").rejected.values()
+    missed = [one for one in lost if one.constraint == "ttft_p99_seconds"]
+    assert missed
+    assert all(one.limit == 0.3 and one.required > 0.3 for one in missed)
+
+
+def test_a_family_that_cannot_serve_the_rate_says_the_most_it_can():
+    lost = answer("more than can be served").rejected.values()
+    assert any("more requests come than can be served" in one.reason for one in lost)
+
+
+def test_what_is_taken_for_hopeless_really_is():
+    """The mean that makes a simulation needless never belongs to a strategy within its limit."""
+    for name in SPACES:
+        for limit, bound in asked(name).constraints.items():
+            far = mean_bound(limit, bound)
+            for estimate in everything(name) if far else []:
+                mean = getattr(estimate.performance, far[0])
+                value = getattr(estimate.performance, limit)
+                assert value is None or mean <= far[1] or value > bound.max, name
+
+
+ANY_LOAD = st.fixed_dictionaries(
+    {
+        "load": st.sampled_from(["request_rate_per_second", "concurrency", "burst_requests"]),
+        "size": st.sampled_from([1, 2, 7, 30, 150]),
+        "input_tokens": st.sampled_from([64, 512, 4096]),
+        "output_tokens": st.sampled_from([16, 128, 512]),
+    }
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(drawn=ANY_LOAD)
+def test_no_percentile_is_further_below_its_mean_than_hopeless_assumes(drawn):
+    load = {drawn["load"]: drawn["size"]}
+    lengths = {name: drawn[name] for name in ("input_tokens", "output_tokens")}
+    workload = {"kind": "serve", **lengths, **load}
+    found = ask(workload=workload, engine="vllm", devices=1).performance
+
+    for name, percent in product(("ttft", "tpot", "latency"), FAR_BEYOND):
+        value = getattr(found, f"{name}_p{percent}_seconds")
+        mean = getattr(found, f"{name}_seconds")
+        assert value is None or value >= mean / FAR_BEYOND[percent]
+
+
+def test_some_figures_come_of_a_simulation_alone():
+    for name in ("ttft_p95_seconds", "slo_attainment_ratio"):
+        assert is_simulated(name), name
+        assert not is_simulated("ttft_seconds"), name
+
+
+def test_a_lower_limit_on_a_percentile_has_no_mean_that_decides_it():
+    assert mean_bound("ttft_p99_seconds", Bound(min=0.5)) is None
+
+
+ALONE = {
+    "prefill_s": 0.3,
+    "prompts_before": 0.0,
+    "slot_s": 0.3,
+    "decode_s": 0.02,
+    "decoding_ratio": 0.0,
+    "wait_s": 0.0,
+    "intake_s": 0.0,
+}
+MANY = st.integers(min_value=1, max_value=4096)
+SHARE = st.floats(min_value=0.0, max_value=1.0)
+FEW = st.floats(min_value=0.0, max_value=8.0)
+
+
+def test_a_burst_waits_for_the_mean_place_in_its_queue():
+    """Of nine at once the first waits for none and the last for eight."""
+    places = range(9)
+    found = prompts_waited_for(running=9, burst_ratio=1.0, prompts_ahead=0.0)
+    assert found == sum(places) / 9
+
+
+@given(running=MANY, ahead=FEW, burst_ratio=SHARE)
+def test_nobody_waits_for_more_prompts_than_a_burst_of_all_has(running, ahead, burst_ratio):
+    found = prompts_waited_for(running=running, burst_ratio=burst_ratio, prompts_ahead=ahead)
+    assert 0 <= found <= (running - 1) / 2 + 1e-9
+
+
+@given(ahead=FEW, burst_ratio=SHARE)
+def test_a_single_caller_waits_for_no_prompt(ahead, burst_ratio):
+    assert prompts_waited_for(running=1, burst_ratio=burst_ratio, prompts_ahead=ahead) == 0.0
+
+
+def test_independent_callers_meet_every_other_prefill_once_between_their_tokens():
+    found = mean_token_gap(decode_s=1.0, running=5, output_tokens=8, slot_s=2.0, burst_ratio=0.0)
+    assert found == 1.0 + 4 * 2.0 / 8
+
+
+def test_callers_in_step_meet_half_of_the_other_prefills_between_their_tokens():
+    """What was prefilled before a request's own first token cannot delay its second."""
+    gaps = [
+        mean_token_gap(decode_s=0.0, running=9, output_tokens=8, slot_s=1.0, burst_ratio=ratio)
+        for ratio in (0.0, 1.0)
+    ]
+    assert gaps == [1.0, 0.5]
+
+
+def test_alone_on_an_idle_engine_the_first_token_takes_the_prefill():
+    assert time_to_first_token(**ALONE) == 0.3
+
+
+def test_beside_decoding_requests_half_a_step_and_a_whole_one_come_before_the_first_token():
+    found = time_to_first_token(**{**ALONE, "decoding_ratio": 1.0})
+    assert found == pytest.approx(0.3 + 1.5 * 0.02)
+
+
+def test_twice_the_callers_of_the_slots_wait_one_life_each():
+    assert slot_wait(offered=8, running=4, withheld_slots=0, life_s=10.0) == 10.0
+
+
+def test_one_withheld_slot_makes_each_caller_wait_its_share_of_a_life():
+    assert slot_wait(offered=8, running=8, withheld_slots=1, life_s=64.0) == 8.0
+
+
+def test_the_only_place_is_never_withheld():
+    assert slot_wait(offered=1, running=1, withheld_slots=1, life_s=64.0) == 0.0
+
+
+def test_an_idle_server_has_nobody_before_a_random_arrival():
+    assert poisson_prompts_before(busy_ratio=0.0) == 0.0
+
+
+def test_a_half_busy_server_has_half_a_prompt_before_a_random_arrival():
+    """M/D/1 at a load of one half waits half a service."""
+    assert poisson_prompts_before(busy_ratio=0.5) == pytest.approx(0.5)
+
+
+def test_nobody_in_flight_is_no_company():
+    assert chance_of_decode_overlap(in_flight=0.0) == 0.0
+    assert chance_of_decode_overlap(in_flight=50.0) == pytest.approx(1.0)
+
+
+def test_columns_give_what_single_numbers_give():
+    running = np.array([1.0, 8.0, 64.0])
+    columns = prompts_waited_for(running=running, burst_ratio=0.13, prompts_ahead=2.0)
+    singles = [
+        prompts_waited_for(running=float(b), burst_ratio=0.13, prompts_ahead=2.0) for b in running
+    ]
+    assert columns == pytest.approx(singles)

@@ -1,5 +1,6 @@
 """Serving over unlike nodes: replicas of unlike speed share requests, pipelines share layers."""
 
+import itertools
 from dataclasses import replace
 from itertools import combinations
 
@@ -50,19 +51,18 @@ def alone(part, workload):
     return serve(part.setting, part.load(workload), Unrecorded()).performance
 
 
-@pytest.mark.parametrize("layout", [{"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}])
-@pytest.mark.parametrize("load", LOADS)
-def test_alike_nodes_named_apart_cost_what_they_cost_named_together(load, layout):
-    together = served({**FAST, "nodes": 2}, LOADS[load], **layout)
-    apart = served({**FAST, "other_nodes": [FAST]}, LOADS[load], **layout)
-
-    assert apart.performance == together.performance
-    assert apart.memory.per_device_peak_bytes == together.memory.per_device_peak_bytes
+def test_alike_nodes_named_apart_cost_what_they_cost_named_together():
+    for layout, load in itertools.product(
+        ({"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}), LOADS
+    ):
+        together = served({**FAST, "nodes": 2}, LOADS[load], **layout)
+        apart = served({**FAST, "other_nodes": [FAST]}, LOADS[load], **layout)
+        assert apart.performance == together.performance, (layout, load)
+        assert apart.memory.per_device_peak_bytes == together.memory.per_device_peak_bytes
 
 
 def test_each_kind_serves_its_own_replicas_whole():
     memory = served(MIXED, tensor_parallel_size=2).memory
-
     assert memory.per_stage_layers == (32, 32)
     assert [one[:4] for one in memory.per_stage_devices] == ["h100", "a100"]
 
@@ -83,39 +83,36 @@ def test_requests_are_shared_in_proportion_to_the_most_that_each_kind_serves():
     assert fast.share + slow.share == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize("load", ["closed", "open", "full"])
-def test_rates_add_up(load):
-    both, workload = parts(MIXED, LOADS[load], tensor_parallel_size=2)
-    whole = served(MIXED, LOADS[load], tensor_parallel_size=2).performance
+def test_rates_add_up():
+    for load in ("closed", "open", "full"):
+        both, workload = parts(MIXED, LOADS[load], tensor_parallel_size=2)
+        whole = served(MIXED, LOADS[load], tensor_parallel_size=2).performance
+        each = [alone(part, workload).requests_per_second for part in both]
+        assert whole.requests_per_second == pytest.approx(sum(each)), load
+        assert whole.tokens_per_second == pytest.approx(128 * sum(each)), load
 
-    each = [alone(part, workload).requests_per_second for part in both]
-    assert whole.requests_per_second == pytest.approx(sum(each))
-    assert whole.tokens_per_second == pytest.approx(128 * sum(each))
 
-
-@pytest.mark.parametrize("name", ["ttft_seconds", "tpot_seconds", "latency_seconds"])
-@pytest.mark.parametrize("load", ["closed", "open", "full"])
-def test_a_mean_time_counts_every_request_once(load, name):
-    both, workload = parts(MIXED, LOADS[load], tensor_parallel_size=2)
-    fast, slow = (alone(part, workload) for part in both)
-    rates = np.array([fast.requests_per_second, slow.requests_per_second])
-    whole = served(MIXED, LOADS[load], tensor_parallel_size=2).performance
-
-    times = [getattr(fast, name), getattr(slow, name)]
-    assert getattr(whole, name) == pytest.approx(np.average(times, weights=rates))
+def test_a_mean_time_counts_every_request_once():
+    for name, load in itertools.product(
+        ("ttft_seconds", "tpot_seconds", "latency_seconds"), ("closed", "open", "full")
+    ):
+        both, workload = parts(MIXED, LOADS[load], tensor_parallel_size=2)
+        fast, slow = (alone(part, workload) for part in both)
+        rates = np.array([fast.requests_per_second, slow.requests_per_second])
+        whole = served(MIXED, LOADS[load], tensor_parallel_size=2).performance
+        times = [getattr(fast, name), getattr(slow, name)]
+        assert getattr(whole, name) == pytest.approx(np.average(times, weights=rates))
 
 
 def test_callers_in_flight_are_those_who_called():
     """Little's law over both kinds: rate times latency is the concurrency."""
     found = served(MIXED, tensor_parallel_size=2).performance
-
     assert found.requests_per_second * found.latency_seconds == pytest.approx(16)
 
 
 def test_a_burst_ends_with_its_last_replica():
     both, workload = parts(MIXED, BURST, tensor_parallel_size=2)
     whole = served(MIXED, BURST, tensor_parallel_size=2).performance
-
     ends = [64 * part.share / alone(part, workload).requests_per_second for part in both]
     assert whole.requests_per_second == pytest.approx(64 / max(ends))
 
@@ -148,35 +145,32 @@ def test_a_fast_kind_with_little_memory_leaves_the_rest_of_a_batch_to_the_other(
     assert not served({"device": "rtx-5090"}, batch).fits
 
 
-@pytest.mark.parametrize("load", LOADS)
-def test_two_kinds_serve_more_than_the_faster_alone_and_less_than_two_of_the_faster(load):
-    fast, mixed, twice = (
-        served(cluster, LOADS[load], tensor_parallel_size=2).performance.tokens_per_second
-        for cluster in (FAST, MIXED, {**FAST, "nodes": 2})
-    )
+def test_two_kinds_serve_more_than_the_faster_alone_and_less_than_two_of_the_faster():
+    for name, load in LOADS.items():
+        fast, mixed, twice = (
+            served(cluster, load, tensor_parallel_size=2).performance.tokens_per_second
+            for cluster in (FAST, MIXED, {**FAST, "nodes": 2})
+        )
+        assert fast * 0.999 <= mixed <= twice * 1.001, name
 
-    assert fast * 0.999 <= mixed <= twice * 1.001
 
-
-@pytest.mark.parametrize("name", ["ttft", "tpot", "latency"])
-def test_a_percentile_lies_between_those_of_both_kinds(name):
+def test_a_percentile_lies_between_those_of_both_kinds():
     whole = served(MIXED, OPEN, explain=True, tensor_parallel_size=2).performance
     both, workload = parts(MIXED, OPEN, tensor_parallel_size=2)
     each = [
         served(cluster, part.load(workload).model_dump(), explain=True, tensor_parallel_size=2)
         for cluster, part in zip((FAST, SLOW), both, strict=True)
     ]
-
-    for percent in (50, 90, 95, 99):
-        field = f"{name}_p{percent}_seconds"
-        low, high = sorted(getattr(one.performance, field) for one in each)
-        assert low * 0.999 <= getattr(whole, field) <= high * 1.001
+    for name in ("ttft", "tpot", "latency"):
+        for percent in (50, 90, 95, 99):
+            field = f"{name}_p{percent}_seconds"
+            low, high = sorted(getattr(one.performance, field) for one in each)
+            assert low * 0.999 <= getattr(whole, field) <= high * 1.001, name
 
 
 def test_the_most_requests_are_those_of_both_kinds():
     both, _ = parts(MIXED, OPEN, tensor_parallel_size=2)
     found = served(MIXED, OPEN, explain=True, tensor_parallel_size=2).performance
-
     assert found.max_requests_per_second == pytest.approx(sum(part.rate for part in both))
 
 
@@ -184,7 +178,6 @@ def test_more_than_both_kinds_can_serve_has_no_percentiles():
     found = served(
         MIXED, {**OPEN, "request_rate_per_second": 1e4}, explain=True, tensor_parallel_size=2
     )
-
     assert found.performance.ttft_p99_seconds is None
     assert any("cannot be served" in warning for warning in found.warnings)
 
@@ -192,7 +185,6 @@ def test_more_than_both_kinds_can_serve_has_no_percentiles():
 def test_objectives_are_held_against_all_requests():
     slo = {**OPEN, "ttft_slo_seconds": 5.0, "tpot_slo_seconds": 0.05}
     found = served(MIXED, slo, explain=True, tensor_parallel_size=2).performance
-
     assert found.slo_attainment_ratio == 1.0
     assert 4.0 < found.slo_max_requests_per_second <= found.max_requests_per_second
 
@@ -200,7 +192,6 @@ def test_objectives_are_held_against_all_requests():
 def test_the_router_is_told_its_shares():
     both, _ = parts(MIXED, tensor_parallel_size=2)
     (told,) = (one for one in served(MIXED, tensor_parallel_size=2).warnings if "router" in one)
-
     for part in both:
         assert f"{part.share:.0%} to 1 replica on {part.dealt.title}" in told
 
@@ -208,7 +199,6 @@ def test_the_router_is_told_its_shares():
 def test_what_does_not_fit_on_one_kind_does_not_fit():
     cluster = {"device": "h100-sxm-80gb", "other_nodes": [{"device": "rtx-4090"}]}
     found = served(cluster, model=GEMMA)
-
     assert not found.fits
     assert found.bound_by == "memory_capacity"
     assert found.memory.capacity_bytes == min(found.memory.per_stage_capacity_bytes)
@@ -226,22 +216,20 @@ def every_split(setting, workload):
             yield outcome.performance
 
 
-@pytest.mark.parametrize(
-    ("load", "cluster", "model"),
-    extent.combinations(
+def test_the_split_of_a_pipeline_serves_as_much_as_the_best_of_all_splits():
+    for load, cluster, model in extent.combinations(
         LOADS, [PAIR, {**SMALL, "other_nodes": [{"device": "rtx-4090"}]}], [LLAMA_8B, GEMMA]
-    ),
-)
-def test_the_split_of_a_pipeline_serves_as_much_as_the_best_of_all_splits(cluster, load, model):
-    (part,), workload = parts(cluster, LOADS[load], model, pipeline_parallel_size=2)
-    best = max((one.tokens_per_second for one in every_split(part.setting, workload)), default=0)
-    found = served(cluster, LOADS[load], model=model, pipeline_parallel_size=2)
-
-    if best:
-        assert found.fits
-        assert found.performance.tokens_per_second == pytest.approx(best, rel=1e-6)
-    else:
-        assert not found.fits
+    ):
+        (part,), workload = parts(cluster, LOADS[load], model, pipeline_parallel_size=2)
+        best = max(
+            (one.tokens_per_second for one in every_split(part.setting, workload)), default=0
+        )
+        found = served(cluster, LOADS[load], model=model, pipeline_parallel_size=2)
+        if best:
+            assert found.fits, (load, cluster, model)
+            assert found.performance.tokens_per_second == pytest.approx(best, rel=1e-6)
+        else:
+            assert not found.fits, (load, cluster, model)
 
 
 def test_three_stages_are_split_as_the_best_of_all_splits_is():
@@ -249,7 +237,6 @@ def test_three_stages_are_split_as_the_best_of_all_splits_is():
     (part,), workload = parts(cluster, pipeline_parallel_size=3)
     best = max(one.tokens_per_second for one in every_split(part.setting, workload))
     found = served(cluster, pipeline_parallel_size=3).performance
-
     assert found.tokens_per_second == pytest.approx(best, rel=0.005)
 
 
@@ -258,28 +245,27 @@ def test_a_faster_device_takes_more_layers():
     back = served(
         {**SMALL, "other_nodes": [{"device": "h100-sxm-80gb"}]}, pipeline_parallel_size=2
     ).memory
-
     assert forth.per_stage_layers[0] > forth.per_stage_layers[1]
     assert back.per_stage_layers[0] < back.per_stage_layers[1]
 
 
-@pytest.mark.parametrize("load", LOADS)
-def test_every_stage_stays_within_the_memory_of_its_own_device(load):
-    (part,), _ = parts(PAIR, LOADS[load], GEMMA, pipeline_parallel_size=2)
-    memory = served(PAIR, LOADS[load], model=GEMMA, pipeline_parallel_size=2).memory
-
-    for peak, (capacity, usable) in zip(
-        memory.per_stage_peak_bytes, stage_limits(part.setting), strict=True
-    ):
-        assert peak <= usable < capacity
-    assert memory.per_stage_capacity_bytes == tuple(room for room, _ in stage_limits(part.setting))
+def test_every_stage_stays_within_the_memory_of_its_own_device():
+    for name, load in LOADS.items():
+        (part,), _ = parts(PAIR, load, GEMMA, pipeline_parallel_size=2)
+        memory = served(PAIR, load, model=GEMMA, pipeline_parallel_size=2).memory
+        for peak, (capacity, usable) in zip(
+            memory.per_stage_peak_bytes, stage_limits(part.setting), strict=True
+        ):
+            assert peak <= usable < capacity, name
+        assert memory.per_stage_capacity_bytes == tuple(
+            room for room, _ in stage_limits(part.setting)
+        )
 
 
 def test_a_full_pipeline_goes_at_the_pace_of_its_slowest_stage():
     found = served(PAIR, explain=True, pipeline_parallel_size=2)
     stages = [one.value for one in found.terms if (one.group, one.key) == ("decode", "stage")]
     (gap,) = (one.value for one in found.terms if (one.group, one.key) == ("decode", "paced"))
-
     assert gap == pytest.approx(2 * max(stages))
 
 
@@ -287,14 +273,12 @@ def test_one_request_alone_visits_the_stages_in_turn():
     found = served(PAIR, {**SERVE, "concurrency": 1}, explain=True, pipeline_parallel_size=2)
     stages = [one.value for one in found.terms if (one.group, one.key) == ("decode", "stage")]
     (gap,) = (one.value for one in found.terms if (one.group, one.key) == ("decode", "paced"))
-
     assert gap == pytest.approx(sum(stages))
 
 
 def test_a_batch_generated_over_stages_takes_all_of_them_in_turn():
     found = served(PAIR, BATCH, explain=True, pipeline_parallel_size=2)
     stages = [one.value for one in found.terms if (one.group, one.key) == ("decode", "stage")]
-
     assert found.performance.tpot_seconds == pytest.approx(sum(stages))
 
 
@@ -357,7 +341,6 @@ def test_devices_in_use_alone_are_paid():
     """Three devices of which two serve, in pairs: the first node's two."""
     paid = served({**FAST, "other_nodes": [SMALL]}, tensor_parallel_size=2)
     same = served(FAST, tensor_parallel_size=2)
-
     assert paid.cost_usd_per_million_tokens == pytest.approx(same.cost_usd_per_million_tokens)
     assert any("1 of 3 devices stay unused" in one for one in paid.warnings)
 
@@ -365,20 +348,17 @@ def test_devices_in_use_alone_are_paid():
 def test_pools_over_unlike_nodes_are_refused_by_name():
     with pytest.raises(NotCoveredError) as caught:
         served(MIXED, disaggregated={"prefill_devices": 2, "decode_devices": 2})
-
     assert caught.value.field == "strategy.disaggregated"
 
 
 def test_offload_in_a_pipeline_over_unlike_nodes_is_refused_by_name():
     with pytest.raises(NotCoveredError) as caught:
         served(PAIR, pipeline_parallel_size=2, offload={"weights_cpu": 0.5})
-
     assert caught.value.field == "strategy.offload"
 
 
 def test_a_mixture_of_experts_is_served_by_both_kinds():
     found = served(MIXED, model="mistralai/Mixtral-8x7B-v0.1", tensor_parallel_size=2)
-
     assert found.fits
     assert found.performance.max_concurrency > 16
 
@@ -387,5 +367,4 @@ def test_tensor_ranks_over_both_kinds_go_at_the_slower_pace_over_the_link_betwee
     cluster = {"device": "h100-sxm-80gb", "other_nodes": [{"device": "a100-sxm-80gb"}]}
     over = served(cluster, tensor_parallel_size=2).performance
     slow = served(SLOW, tensor_parallel_size=2).performance
-
     assert over.tpot_seconds > slow.tpot_seconds

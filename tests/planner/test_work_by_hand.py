@@ -1,17 +1,21 @@
-"""Small jobs worked out by hand: compressions, runs with a schedule, limits and offloading."""
+"""Single workloads: small jobs by hand, and what scales exactly or never gets worse."""
+
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.api import inverse
-from planner.specs.estimate import InverseRequest
+from planner.search.placement import best_placement
+from planner.specs.estimate import EstimateRequest, InverseRequest
 from tests.planner.asking import (
     CARD,
     CPU,
     GENERATE,
     LLAMA_8B,
     LLAMA_70B,
+    MIXTRAL,
     SERVE,
     TINY,
     TRAIN,
@@ -46,9 +50,7 @@ def limit_of(question, **fields):
 
 def test_the_disk_of_a_compression_holds_the_checkpoint_and_its_result():
     source = (LINEAR + PLAIN) * 2
-
     found = compressing(method="int4_weight_only", group_size=128)
-
     # Four bits a weight, and 32 bits of scale and zero point for each group of 128.
     small = LINEAR * (4 + 4 / 16) / 8 + PLAIN * 2
     assert found.memory.disk_bytes == pytest.approx(source + small, abs=1)
@@ -57,7 +59,6 @@ def test_the_disk_of_a_compression_holds_the_checkpoint_and_its_result():
 
 def test_a_sparse_checkpoint_is_written_as_large_as_it_was():
     found = compressing(method="sparsegpt")
-
     assert found.memory.disk_bytes == 2 * (LINEAR + PLAIN) * 2
 
 
@@ -65,7 +66,6 @@ def test_reading_and_writing_a_checkpoint_takes_its_bytes_over_the_rate_of_the_d
     slow, fast = (
         seconds_of(compressing(method="sparsegpt", disk=rate))["overhead"] for rate in (2e8, 4e8)
     )
-
     assert slow - fast == pytest.approx(2 * (LINEAR + PLAIN) * 2 * (1 / 2e8 - 1 / 4e8))
 
 
@@ -74,7 +74,6 @@ def test_reading_and_writing_a_checkpoint_takes_its_bytes_over_the_rate_of_the_d
 def test_awq_works_in_proportion_to_its_text(tokens):
     one = seconds_of(compressing(method="awq", calibration_tokens=tokens))
     three = seconds_of(compressing(method="awq", calibration_tokens=3 * tokens))
-
     assert three["compute"] == pytest.approx(3 * one["compute"])
     assert three["overhead"] == one["overhead"]
 
@@ -94,7 +93,6 @@ def test_rounding_reads_no_text_at_all():
     none, some = (
         compressing(method="int8_weight_only", calibration_tokens=count) for count in (0, 10**6)
     )
-
     assert seconds_of(none) == seconds_of(some)
     assert held(none, "activations") == 0
 
@@ -102,9 +100,7 @@ def test_rounding_reads_no_text_at_all():
 def test_a_schedule_of_one_length_is_the_plain_run():
     plain = {**TRAIN, "method": "lora", "tokens": 10**8}
     flat = {**plain, "length_schedule": [[2048, 1.0]]}
-
     found, same = (ask(device=CARD, workload=work).performance for work in (plain, flat))
-
     assert same.duration_seconds == pytest.approx(found.duration_seconds)
 
 
@@ -134,9 +130,7 @@ def test_a_schedule_takes_the_time_of_its_shares():
 @settings(max_examples=20, deadline=None)
 def test_what_leaves_the_device_arrives_at_the_host(share):
     offload = {"weights_cpu": share}
-
     found = ask(device=CARD, workload=GENERATE, strategy={"offload": offload})
-
     whole = held(ask(device=CARD, workload=GENERATE), "weights")
     assert held(found, "weights") + (found.memory.host_bytes or 0) == pytest.approx(whole, abs=2)
 
@@ -172,24 +166,19 @@ def test_the_longest_context_fills_what_the_weights_leave():
     assert found.beyond.constraint in {"memory", "max_concurrency"}
 
 
-@pytest.mark.parametrize(
-    ("question", "workload"),
-    [
+def test_more_memory_never_lowers_a_limit():
+    for question, workload in (
         ("longest_context", {**SERVE, "concurrency": 4}),
         ("most_users", SERVE),
         ("largest_batch", {**GENERATE, "input_tokens": 8192}),
-    ],
-)
-def test_more_memory_never_lowers_a_limit(question, workload):
-    fields = {"engine": "vllm", "pins": {"weight_dtype": "bf16"}, "workload": workload}
-
-    found = [
-        limit_of(question, device={**CARD, "memory_bytes": size * GIB}, **fields).value
-        for size in (24, 32, 48)
-    ]
-
-    assert found == sorted(found)
-    assert found[-1] > found[0]
+    ):
+        fields = {"engine": "vllm", "pins": {"weight_dtype": "bf16"}, "workload": workload}
+        found = [
+            limit_of(question, device={**CARD, "memory_bytes": size * GIB}, **fields).value
+            for size in (24, 32, 48)
+        ]
+        assert found == sorted(found), (question, workload)
+        assert found[-1] > found[0], (question, workload)
 
 
 def test_users_with_half_as_long_prompts_are_more_but_not_more_than_twice():
@@ -205,23 +194,200 @@ def test_users_with_half_as_long_prompts_are_more_but_not_more_than_twice():
     assert long < short <= 2 * long + 2
 
 
-@pytest.mark.parametrize("pinned", ["bf16", "int8"])
-def test_the_fewest_devices_are_the_first_doubling_that_has_a_plan(pinned):
-
-    fields = {"model": LLAMA_70B, "device": {**CARD, "memory_bytes": 48 * GIB}}
-    fields |= {"engine": "vllm", "pins": {"weight_dtype": pinned}}
-
-    found = limit_of("fewest_devices", **fields)
-
-    tried = [count for count in (1, 2, 4, 8) if search(**fields, devices=count).plans]
-    assert found.value == tried[0]
-    assert found.beyond.value == found.value // 2
+def test_the_fewest_devices_are_the_first_doubling_that_has_a_plan():
+    for pinned in ("bf16", "int8"):
+        fields = {"model": LLAMA_70B, "device": {**CARD, "memory_bytes": 48 * GIB}}
+        fields |= {"engine": "vllm", "pins": {"weight_dtype": pinned}}
+        found = limit_of("fewest_devices", **fields)
+        tried = [count for count in (1, 2, 4, 8) if search(**fields, devices=count).plans]
+        assert found.value == tried[0], pinned
+        assert found.beyond.value == found.value // 2, pinned
 
 
 def test_every_limit_is_said_with_an_estimate_that_fits():
     found = limit_of("most_users", model=LLAMA_8B, device=CARD, engine="vllm")
-
     assert found.estimate.fits
     assert found.estimate.performance.max_concurrency >= found.value
     assert found.beyond.value == found.value + 1
     assert found.beyond.reason
+
+
+ACCUMULATED = {"micro_batch_size": 1, "data_parallel_size": 1, "weight_dtype": "bf16"}
+
+
+def card(**changes):
+    return {**CARD, **changes}
+
+
+def decode_of(**fields):
+    found = ask(engine="vllm", workload=GENERATE, **fields)
+    return found.time_breakdown_seconds["decode"]
+
+
+def step_of(batch, **fields):
+    work = {**TRAIN, "method": "lora", "global_batch_size": batch}
+    found = ask(device=CARD, engine="torchtitan", workload=work, strategy=ACCUMULATED, **fields)
+    return found.performance.step_seconds
+
+
+def test_a_lone_stream_reads_as_much_faster_as_the_memory_is():
+    slow = decode_of(device=CARD)
+    for factor in (2, 4):
+        fast = decode_of(device=card(memory_bandwidth_bytes_per_second=factor * 2e12))
+        assert fast["memory_bandwidth"] == pytest.approx(slow["memory_bandwidth"] / factor), factor
+
+
+def test_a_higher_peak_does_nothing_for_a_lone_stream():
+    assert decode_of(device=CARD) == decode_of(device=card(peak_flops_per_second={"bf16": 5e15}))
+
+
+def test_a_long_prompt_is_read_as_much_faster_as_the_peak_is_higher():
+    work = {**GENERATE, "input_tokens": 8192}
+    slow, fast = (
+        ask(
+            device=card(peak_flops_per_second={"bf16": peak}), engine="vllm", workload=work
+        ).time_breakdown_seconds["prefill"]["compute"]
+        for peak in (1e14, 2e14)
+    )
+
+    assert fast == pytest.approx(slow / 2)
+
+
+@given(context=st.integers(100, 3000))
+@settings(max_examples=15, deadline=None)
+def test_each_further_token_of_context_costs_the_same(context):
+    one, two, three = (
+        decode_seconds({**GENERATE, "input_tokens": times * context}) for times in (1, 2, 3)
+    )
+    assert three - two == pytest.approx(two - one, rel=1e-6)
+
+
+def decode_seconds(workload):
+    return ask(device=CARD, engine="vllm", workload=workload).performance.tpot_seconds
+
+
+@given(rows=st.integers(1, 20))
+@settings(max_examples=10, deadline=None)
+def test_each_further_micro_batch_costs_the_same(rows):
+    one, two, three = (step_of(times * rows) for times in (1, 2, 3))
+    assert three - two == pytest.approx(two - one)
+    assert two < 2 * one * (1 + 1e-9)
+
+
+def test_adapters_of_queries_and_values_hold_two_thin_matrices_each():
+    """Rank 8 on TINY: queries 256 to 256, values 256 to 128, in six layers."""
+    work = {**TRAIN, "sequence_length": 128, "method": "lora", "lora_targets": "query_value"}
+    found = ask(model=TINY, device=CARD, workload={**work, "lora_rank": 8}, engine="torchtitan")
+    elements = 6 * (8 * (256 + 256) + 8 * (256 + 128))
+    assert held(found, "adapters") % elements == 0
+    assert held(found, "adapters") // elements in {2, 4}
+
+
+@given(rank=st.integers(1, 64), times=st.integers(2, 4))
+@settings(max_examples=15, deadline=None)
+def test_adapters_grow_with_their_rank(rank, times):
+    work = {**TRAIN, "sequence_length": 128, "method": "lora"}
+
+    thin, wide = (
+        ask(model=TINY, device=CARD, workload={**work, "lora_rank": size})
+        for size in (rank, times * rank)
+    )
+
+    assert held(wide, "adapters") == times * held(thin, "adapters")
+    assert held(wide, "weights") == held(thin, "weights")
+
+
+@given(low=st.floats(0.0, 0.9), more=st.floats(0.0, 0.09))
+@settings(max_examples=20, deadline=None)
+def test_a_longer_shared_prefix_never_waits_longer_for_the_first_token(low, more):
+    first, second = (
+        ask(device=CARD, engine="vllm", workload={**SERVE, "prefix_share_ratio": share})
+        for share in (low, low + more)
+    )
+    assert second.performance.prefill_seconds <= first.performance.prefill_seconds * (1 + 1e-9)
+    assert second.performance.ttft_seconds <= first.performance.ttft_seconds * (1 + 1e-9)
+
+
+def test_replicas_with_callers_of_their_own_are_so_many_engines():
+    alone = ask(device=CARD, engine="vllm", workload={**SERVE, "concurrency": 8})
+    for replicas in (2, 4, 8):
+        together = ask(
+            device=CARD,
+            devices=replicas,
+            engine="vllm",
+            workload={**SERVE, "concurrency": 8 * replicas},
+            strategy={"data_parallel_size": replicas},
+        )
+
+        assert together.memory.breakdown_bytes == alone.memory.breakdown_bytes, replicas
+        assert together.performance.tpot_seconds == pytest.approx(alone.performance.tpot_seconds)
+        assert together.performance.tokens_per_second == pytest.approx(
+            replicas * alone.performance.tokens_per_second
+        )
+
+
+def test_a_slower_link_costs_tensor_ranks_time_and_no_memory():
+    for ranks in (2, 4, 8):
+        fields = {"devices": ranks, "engine": "vllm", "model": LLAMA_70B}
+        layout = {"tensor_parallel_size": ranks}
+        fast = ask(device=CARD, strategy=layout, **fields)
+        slow = ask(
+            device=card(intra_node_bandwidth_bytes_per_second=30e9), strategy=layout, **fields
+        )
+        assert slow.performance.communication_ratio > fast.performance.communication_ratio > 0
+        assert slow.performance.latency_seconds > fast.performance.latency_seconds, ranks
+        assert slow.memory == fast.memory, ranks
+
+
+def test_one_rank_says_nothing_to_nobody():
+    found = ask(device=CARD, engine="vllm")
+    assert found.performance.communication_ratio == 0
+    assert "communication" not in found.time_breakdown_seconds["decode"]
+
+
+def test_a_sparse_model_never_reads_more_than_all_of_its_experts():
+    for batch in (1, 8, 64):
+        work = {**GENERATE, "batch_size": batch}
+        found = ask(
+            model=MIXTRAL, device=card(memory_bytes=160 * GIB), workload=work, engine="vllm"
+        )
+        # All 46.7 billion weights in two bytes at the datasheet's rate, over the least efficiency.
+        whole = 46.7e9 * 2 / 2e12
+        assert found.time_breakdown_seconds["decode"]["memory_bandwidth"] < whole / 0.5, batch
+
+
+def test_more_requests_meet_more_experts_until_all_are_met():
+    device = card(memory_bytes=160 * GIB)
+    seconds = [
+        ask(
+            model=MIXTRAL, device=device, engine="vllm", workload={**GENERATE, "batch_size": size}
+        ).time_breakdown_seconds["decode"]["memory_bandwidth"]
+        for size in (1, 2, 4, 8, 16)
+    ]
+
+    assert seconds == sorted(seconds)
+    steps = [after - before for before, after in pairwise(seconds)]
+    assert steps[0] / 1 > steps[2] / 4 > steps[3] / 8  # per request: fewer and fewer new ones
+
+
+def test_a_placement_never_gets_slower_on_a_better_card():
+    for field in ("memory_bytes", "host_to_device_bandwidth_bytes_per_second"):
+        rates = []
+        for factor in (1, 2, 4):
+            device = card(memory_bytes=24 * GIB)
+            device[field] *= factor
+            fields = document(
+                model=LLAMA_70B, device=device, workload={**GENERATE, "batch_size": 8}
+            )
+            placed = best_placement(EstimateRequest.model_validate(fields))
+            rates.append(placed.estimate.performance.tokens_per_second)
+        assert all(after >= before * 0.999 for before, after in pairwise(rates)), field
+        assert rates[-1] > rates[0], field
+
+
+def test_padding_is_computed_and_is_no_text():
+    plain = {**TRAIN, "method": "lora"}
+    whole = ask(device=CARD, workload=plain).performance
+    padded = ask(device=CARD, workload={**plain, "padding_ratio": 0.5}).performance
+    assert padded.step_seconds == pytest.approx(whole.step_seconds, rel=0.01)
+    assert padded.tokens_per_second == pytest.approx(whole.tokens_per_second / 2, rel=0.01)

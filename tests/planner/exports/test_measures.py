@@ -1,16 +1,22 @@
-"""The scripts that check a claim: they run alone, send the load and judge what they measure."""
+"""The scripts that check a claim: their parts, the load that they send, how they judge."""
 
 import json
+import random
+import re
 import subprocess
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from planner.exports.export import claim_words, claims_of
 from planner.exports.probes import serving, training
 from planner.exports.probes.report import report
+from planner.exports.probes.serving import Sample, figures, words
+from planner.exports.probes.training import measured, read, step_seconds
 from planner.exports.registry import claim_of, measure_text
 from tests.planner.exports.making import SERVE, made, trained
 
@@ -154,3 +160,157 @@ def test_claims_carry_their_bounds():
     assert found["ttft_seconds"] == {"value": 0.25, "low": 0.2, "high": 0.3125}
     assert found["output_tokens_per_second"]["value"] == 2500.0
     assert "ttft_seconds 0.25 (80 %: 0.2 to 0.3125)" in claim_words(case)
+
+
+SHORT_LOAD = {"global_batch_size": 32, "sequence_length": 1000, "devices": 4}
+TIMES = st.floats(0.0, 100.0)
+
+
+def claim(low, high, value=2.0):
+    return {"figures": {"step_seconds": {"value": value, "low": low, "high": high}}}
+
+
+@pytest.mark.parametrize(
+    ("value", "status"), [(1.0, 0), (4.0, 0), (0.999, 1), (4.001, 1), (2.0, 0)]
+)
+def test_the_ends_of_an_interval_belong_to_it(value, status, capsys):
+    assert report(claim(1.0, 4.0), {"step_seconds": value}) == status
+    assert ("outside" in capsys.readouterr().out) == bool(status)
+
+
+def test_a_figure_without_an_interval_is_shown_and_never_outside(capsys):
+    assert report(claim(None, None), {"step_seconds": 1e6}) == 0
+    assert "1e+06" in capsys.readouterr().out
+
+
+def test_a_figure_that_nobody_measured_is_not_judged(capsys):
+    assert report(claim(1.0, 4.0), {"tokens_per_second": 5.0}) == 0
+    assert "step_seconds" not in capsys.readouterr().out
+
+
+def test_a_figure_outside_says_by_how_much_it_was_missed(capsys):
+    report(claim(1.0, 4.0, value=2.0), {"step_seconds": 9.0})
+    assert "outside, 4.50 x predicted" in capsys.readouterr().out
+
+
+def test_each_figure_is_judged_apart_and_one_outside_is_enough(capsys):
+    both = {
+        "figures": {
+            "near": {"value": 1.0, "low": 0.5, "high": 2.0},
+            "far": {"value": 1.0, "low": 0.5, "high": 2.0},
+        }
+    }
+
+    assert report(both, {"near": 1.5, "far": 3.0}) == 1
+
+    printed = capsys.readouterr().out.splitlines()[1:]
+    assert [line.split()[-1] for line in printed] == ["inside", "predicted"]
+
+
+def test_two_requests_at_once_are_averaged_and_their_rates_taken_together():
+    """First tokens after 1 and 3 seconds; 10 and 20 more tokens over 5 and 10 seconds."""
+    samples = [Sample(0.0, 1.0, 6.0, 11), Sample(0.0, 3.0, 13.0, 21)]
+
+    found = figures(samples, 13.0)
+
+    assert found == pytest.approx(
+        {
+            "ttft_seconds": 2.0,
+            "tpot_seconds": 15 / 30,
+            "latency_seconds": 19 / 2,
+            "output_tokens_per_second": 32 / 13,
+            "requests_per_second": 2 / 13,
+        }
+    )
+
+
+@settings(max_examples=80, deadline=None)
+@given(spans=st.lists(st.tuples(TIMES, TIMES, st.integers(1, 50)), min_size=1, max_size=8))
+def test_no_mean_lies_outside_of_what_was_seen(spans):
+    samples = [Sample(0.0, first, first + rest, count) for first, rest, count in spans]
+    found = figures(samples, 100.0)
+    firsts = [sample.first for sample in samples]
+    assert min(firsts) - 1e-9 <= found["ttft_seconds"] <= max(firsts) + 1e-9
+    assert found["ttft_seconds"] <= found["latency_seconds"] + 1e-9
+    assert found["output_tokens_per_second"] >= found["requests_per_second"]
+
+
+def test_an_answer_of_a_single_token_has_no_gap_between_tokens():
+    assert figures([Sample(0.0, 1.0, 1.0, 1)], 1.0)["tpot_seconds"] == 0.0
+
+
+def test_prompts_are_tokens_of_the_vocabulary_and_never_its_padding():
+    drawn = words(random.Random(4), {"vocab_size": 8}, 2000)  # noqa: S311 - not for secrets
+    assert set(drawn) == {1, 2, 3, 4, 5, 6, 7}
+    assert len(drawn) == 2000
+
+
+def test_each_way_to_log_a_speed_is_turned_into_the_same_step():
+    for name, value, seconds in (
+        ("step_seconds", 2.5, 2.5),
+        ("step_milliseconds", 2500.0, 2.5),
+        ("tokens_per_second_per_device", 3200.0, 2.5),  # 32,000 tokens on 4 devices
+        ("samples_per_second", 12.8, 2.5),
+        ("seconds_per_iteration", 2.5, 2.5),
+        ("iterations_per_second", 0.4, 2.5),
+    ):
+        assert step_seconds(name, value, SHORT_LOAD) == pytest.approx(seconds), (
+            name,
+            value,
+            seconds,
+        )
+
+
+def test_a_rate_of_zero_does_not_end_the_script():
+    for name in ("tokens_per_second_per_device", "samples_per_second", "iterations_per_second"):
+        assert step_seconds(name, 0.0, SHORT_LOAD) == 0.0, name
+
+
+def test_a_log_is_read_in_the_first_way_of_writing_that_it_uses():
+    log = "step_seconds=2.0 tps: 99\n 1.5s/it\nstep_seconds: 3.0\n"
+    assert read(log, SHORT_LOAD) == [2.0, 3.0]
+
+
+def test_a_number_of_thousands_and_one_with_an_exponent_are_read_as_numbers():
+    assert read("elapsed time per iteration (ms): 12,500.0", SHORT_LOAD) == [12.5]
+    assert read('{"step_seconds": 2.5e-1}', SHORT_LOAD) == [0.25]
+
+
+def test_the_median_is_of_the_steps_behind_the_warm_up_or_of_all_if_there_are_none():
+    for steps, warm_up, median in (
+        ([9.0, 9.0, 2.0, 3.0, 4.0], 2, 3.0),
+        ([9.0, 5.0], 2, 7.0),
+        ([1.0, 2.0, 30.0], 0, 2.0),
+    ):
+        found = measured(steps, SHORT_LOAD, warm_up)
+        assert found == {"step_seconds": median, "tokens_per_second": 32_000 / median}
+
+
+def test_a_script_carries_the_claim_that_its_export_makes():
+    case = made({**SERVE, "concurrency": 7})
+    told = re.search(r"json\.loads\(r'''(.*?)'''\)", measure_text(case), re.DOTALL)
+    assert json.loads(told[1]) == claim_of(case)
+    assert claim_of(case)["load"]["concurrency"] == 7
+    assert claim_of(case)["requests"] == 4 * 7
+
+
+def test_a_script_needs_nothing_but_the_standard_library():
+    for case in (made(), trained()):
+        text = measure_text(case)
+        imported = set(re.findall(r"^(?:import|from) (\w+)", text, re.MULTILINE))
+        assert "planner" not in text.split("CLAIM")[0], case
+        assert imported <= {
+            *("argparse", "json", "random", "re", "statistics", "sys"),
+            *("threading", "time", "urllib", "dataclasses", "pathlib", "typing"),
+        }
+        compile(text, "measure.py", "exec")
+
+
+def test_an_open_loop_sends_a_minute_of_requests_and_at_least_a_hundred():
+    open_loop = {name: value for name, value in SERVE.items() if name != "concurrency"}
+    for rate, requests in ((0.5, 100), (1.0, 100), (2.0, 120), (50.0, 3000)):
+        case = made({**open_loop, "request_rate_per_second": rate})
+        found = claim_of(case)
+        assert found["requests"] == requests, (rate, requests)
+        assert found["load"]["request_rate_per_second"] == rate, (rate, requests)
+        assert "concurrency" not in found["load"], (rate, requests)

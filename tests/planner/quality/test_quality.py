@@ -1,21 +1,39 @@
-"""Quality: published tables with their source, and an honest word where there is none."""
+"""Quality: published tables, the fit to them, the page, and a word where there is no table."""
 
+import json
 import math
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from planner.__main__ import main
 from planner.catalog.quality import (
     TAIL,
+    QualityRow,
     combined_quality,
+    family_of,
     family_of_model,
     fitted_quality,
+    kind_of,
     kv_cache_quality,
     pruning_quality,
+    pruning_scheme,
+    quality_rows,
     scheme_quality,
     weight_quality,
     weight_scheme,
+)
+from planner.catalog.reading import data_json, data_text
+from planner.fitting.quality_fit import (
+    HELD_OUT,
+    MODELS,
+    SHOWN,
+    build_quality,
+    fit_quality,
+    held_out_quality,
+    quality_page,
 )
 from planner.search.question import figure
 from planner.search.rank import UNKNOWN_PERPLEXITY_RATIO, perplexity_ratio
@@ -204,3 +222,220 @@ def test_a_limit_on_the_loss_of_quality_leaves_what_keeps_it():
 
 def test_training_loses_no_quality_to_compression():
     assert figure(ask(workload=TRAIN), "quality_loss_ratio") == 0.0
+
+
+WEIGHTS = sorted(fitted_quality().kinds["weights"].schemes)
+RATIOS = st.tuples(st.floats(0.5, 4), st.floats(0.5, 4), st.floats(0.5, 4))
+
+
+def test_a_format_has_the_scheme_of_its_bits_its_method_and_its_groups():
+    cases = (
+        ("bf16", "bf16", None, None, None),
+        ("fp16", "bf16", None, 128, None),
+        ("int4", "bf16", None, None, "rtn-4g"),
+        ("int4", "bf16", None, 64, "gguf:q4_0"),
+        ("int4", "bf16", None, 65, "rtn-4g"),
+        ("int8", "bf16", None, None, "gguf:q8_0"),
+        ("int8", "int8", None, None, "smoothquant"),
+        ("int4", "bf16", "gptq", 128, "gptq-4g"),
+        ("int4", "bf16", "gptq", 1023, "gptq-4g"),
+        ("int4", "bf16", "gptq", 1024, "gptq-4c"),
+        ("int8", "bf16", "awq", 128, "awq-8g"),
+        ("bf16", "bf16", "GGUF:Q4_K_M", None, "gguf:q4_k_m"),
+        ("bf16", "bf16", "sparsegpt", None, "sparsegpt:0.5:unstructured"),
+    )
+    for weight, activation, method, group, scheme in cases:
+        assert weight_scheme(weight, activation, method, group) == scheme
+
+
+def test_a_llama_of_no_name_is_known_by_its_vocabulary():
+    for vocabulary, family in ((128_256, "llama-3"), (32_000, "llama-2")):
+        assert family_of_model("custom", "llama", vocabulary) == family, (vocabulary, family)
+
+
+def test_a_share_of_zeros_is_written_as_short_as_the_tables_write_it():
+    assert pruning_scheme("wanda", 0.5, "2:4") == "wanda:0.5:2:4"
+    assert pruning_scheme("sparsegpt", 0.70, "unstructured") == "sparsegpt:0.7:unstructured"
+
+
+def test_no_zeros_lose_nothing():
+    for zeros in (None, 0.0):
+        found = pruning_quality(
+            zeros, method="wanda", pattern="2:4", family="llama-2", billions=7.0
+        )
+        assert found.perplexity_ratio == (1.0, 1.0, 1.0), zeros
+
+
+@given(scheme=st.sampled_from(WEIGHTS), billions=st.floats(0.5, 500))
+def test_an_interval_is_as_many_times_below_as_above(scheme, billions):
+    low, middle, high = (
+        math.log(ratio) for ratio in scheme_quality(scheme, "llama-2", billions).perplexity_ratio
+    )
+    assert 0 <= low <= middle <= high <= 20
+    if high < 19.9:
+        assert middle / low == pytest.approx(high / middle, rel=1e-3)
+
+
+def test_most_published_rows_lie_in_their_own_interval():
+    rows = [row for row in quality_rows() if row.metric == "perplexity"]
+    fitted = fitted_quality()
+
+    inside, known = 0, 0
+    for row in rows:
+        found = fitted.ratio(row.scheme, row.family, row.billions)
+        if found is not None:
+            known += 1
+            inside += found[0] <= max(row.ratio, 1.0003) <= found[2]
+
+    assert known >= 400
+    assert inside / known >= 0.8
+
+
+def test_each_source_of_a_scheme_is_named_once_and_its_rows_are_counted():
+    rows = [r for r in quality_rows() if r.scheme == "gptq-4g" and r.metric == "perplexity"]
+    told = scheme_quality("gptq-4g", "llama-2", 7.0).evidence[0]
+    assert f"GPTQ-4G, {len(rows)} rows" in told
+    for source in {row.source for row in rows}:
+        assert told.count(source) >= 1
+
+
+@given(first=RATIOS, second=RATIOS)
+def test_effects_combine_in_any_order(first, second):
+    one, other = (Quality(perplexity_ratio=tuple(sorted(ratio))) for ratio in (first, second))
+    there, back = combined_quality(one, other), combined_quality(other, one)
+    assert there.perplexity_ratio == pytest.approx(back.perplexity_ratio)
+    low, middle, high = there.perplexity_ratio
+    assert low <= middle <= high
+
+
+@given(ratio=RATIOS)
+def test_what_loses_nothing_changes_nothing(ratio):
+    one = Quality(perplexity_ratio=tuple(sorted(ratio)), evidence=("a table",))
+    found = combined_quality(one, Quality(perplexity_ratio=(1.0, 1.0, 1.0)))
+    assert found == one
+
+
+def row(scheme, model, ratio, billions=7.0, source="a"):
+    return QualityRow(source, model, billions, scheme, "perplexity", ratio)
+
+
+def planted(schemes, families, slope, sizes=(7.0, 13.0, 70.0)):
+    """Rows whose effects are known."""
+    return [
+        row(scheme, family, math.exp(math.exp(a + b + slope * math.log(size / 7))), size, source)
+        for scheme, a in schemes.items()
+        for family, b in families.items()
+        for size in sizes
+        for source in "xy"
+    ]
+
+
+def test_the_shipped_fit_is_what_the_rows_give():
+    shipped, built = data_json("quality_factors.json"), json.loads(json.dumps(build_quality()))
+    assert shipped["held_out"] == built["held_out"]
+    for kind, fields in built["kinds"].items():
+        assert shipped["kinds"][kind]["pairs"] == fields["pairs"]
+        for name in ("schemes", "families"):
+            assert shipped["kinds"][kind][name] == pytest.approx(fields[name], abs=1e-3)
+
+
+def test_every_row_names_a_source_that_has_an_address():
+    sources = {line.split(",")[0] for line in data_text("quality_sources.csv").splitlines()[1:]}
+    assert {one.source for one in quality_rows()} == sources
+    assert all("https://" in line for line in data_text("quality_sources.csv").splitlines()[1:])
+
+
+def test_every_ratio_is_a_number_over_the_rows_own_baseline():
+    assert all(0.4 < one.ratio < math.inf for one in quality_rows())
+
+
+def test_held_out_sources_take_no_part_in_the_fit():
+    schemes = {name for kind in fitted_quality().kinds.values() for name in kind.schemes}
+    assert {one.source for one in quality_rows()} >= HELD_OUT
+    assert not any(name.startswith(("efficientqat", "flatquant")) for name in schemes)
+
+
+def test_planted_effects_are_found_again():
+    rows = planted({"gguf:a": -3.0, "gguf:b": -5.0}, {"llama-2": 0.0, "llama-3": 0.8}, -0.2)
+    fit = fit_quality(rows).kinds["weights"]
+    assert fit.schemes["gguf:a"] - fit.schemes["gguf:b"] == pytest.approx(2.0, abs=0.05)
+    assert fit.families["llama-3"] - fit.families["llama-2"] == pytest.approx(0.8, abs=0.1)
+    assert fit.slope == pytest.approx(-0.2, abs=0.02)
+
+
+def test_one_broken_row_hardly_moves_the_fit():
+    clean = planted({"gguf:a": -3.0, "gguf:b": -5.0}, {"llama-2": 0.0, "opt": 0.2}, -0.1)
+    broken = [*clean, row("gguf:a", "llama-2", 35714.0, source="x")]
+    before, after = (fit_quality(rows).kinds["weights"] for rows in (clean, broken))
+    assert after.schemes["gguf:a"] == pytest.approx(before.schemes["gguf:a"], abs=0.1)
+
+
+def test_a_size_that_seems_to_hurt_is_taken_for_no_effect():
+    schemes, families = {"gguf:a": -3.0, "gguf:b": -5.0}, {"llama-2": 0.0, "opt": 0.2}
+    rows = planted(schemes, families, +0.5, sizes=(1.0, 7.0, 13.0, 70.0, 175.0))
+    assert fit_quality(rows).kinds["weights"].slope == 0.0
+
+
+def test_a_scheme_without_rows_has_no_ratio():
+    assert fitted_quality().ratio("gguf:q17", "llama-2", 7.0) is None
+
+
+def test_a_ratio_that_no_digits_show_still_has_a_logarithm():
+    assert row("gguf:a", "opt", 0.9958).log_loss == row("gguf:a", "opt", 1.0).log_loss
+
+
+def test_a_scheme_is_of_the_kind_of_what_it_takes_away():
+    for scheme, kind in (
+        ("gguf:q4_k_m", "weights"),
+        ("gptq-4g", "weights"),
+        ("quarot:w4a16kv16", "weights"),
+        ("quarot:w4a4kv4", "activations"),
+        ("smoothquant", "activations"),
+        ("kv:int4", "kv_cache"),
+        ("sparsegpt:0.5:2:4", "pruning"),
+        ("llm_pruner:0.177:structured", "pruning"),
+    ):
+        assert kind_of(scheme) == kind, (scheme, kind)
+
+
+def test_a_name_tells_the_family():
+    for name, family in (
+        ("meta-llama/Meta-Llama-3-70B-Instruct", "llama-3"),
+        ("huggyllama/llama-65b", "llama-1"),
+        ("mistralai/Mixtral-8x7B-v0.1", "mistral"),
+        ("Qwen/Qwen2.5-72B-Instruct", "qwen"),
+        ("something-else", "something-else"),
+    ):
+        assert family_of(name) == family, (name, family)
+
+
+def test_held_out_sources_are_foreseen_or_said_to_be_unknown():
+    """What the fit says of whole sources that it never saw; the accuracy page shows it."""
+    found = {one.source: one for one in held_out_quality()}
+    assert found["llamacpp-l3-70b-dranger003"].median_error < 0.12
+    assert found["llamacpp-l3-70b-dranger003"].covered > 0.7
+    assert found["flatquant-readme"].covered > 0.7
+    assert found["efficientqat-readme"].unknown == found["efficientqat-readme"].rows
+
+
+PAGE = Path("templates/docs/quality.md")
+
+
+def test_the_page_is_what_the_rows_give_today():
+    assert PAGE.read_text(encoding="utf-8") == quality_page()
+
+
+def test_the_page_shows_every_source_that_was_left_out():
+    assert all(f"| {source} |" in quality_page() for source in HELD_OUT)
+
+
+def test_the_page_has_a_figure_for_every_scheme_and_model():
+    lines = [line for line in quality_page().splitlines() if line.startswith("| ")]
+    rows = [line for line in lines if line.split(" | ")[0].removeprefix("| ") in SHOWN]
+    assert len(rows) == len(SHOWN)
+    assert all(line.count(" / ") == 2 * len(MODELS) for line in rows)
+
+
+def test_the_command_prints_the_page(capsys):
+    assert main(["quality"]) == 0
+    assert capsys.readouterr().out == quality_page()

@@ -17,7 +17,7 @@ from planner.workload.arrivals import Batching, Traffic, simulate
 from planner.workload.capacity import max_concurrency
 from planner.workload.under_load import simulated_requests
 from tests.planner.test_disaggregate import GROWING
-from tests.planner.test_offloaded_candidates import found
+from tests.planner.test_offload import found
 from tests.planner.test_under_load import LOADS, setting_of
 from webapp.boot.suite import ROOT
 
