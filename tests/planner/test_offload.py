@@ -37,50 +37,35 @@ def half_away(**fields):
     return ask(**{**NEAR, **fields}, strategy={"offload": {"weights_cpu": 0.5}})
 
 
-def test_half_the_weights_leave_half_the_weights_on_the_device():
+def test_weights_that_leave_are_on_the_host_by_their_share_and_pinned_by_vllm():
     assert held(half_away(), "weights") == pytest.approx(held(ask(**NEAR), "weights") / 2, abs=1)
-
-
-def test_what_left_is_on_the_host():
     for engine, copies in (("vllm", 1.65), ("sglang", 1.0)):
         whole = held(ask(**{**NEAR, "engine": engine}), "weights")
         found = half_away(engine=engine).memory.host_bytes
         assert found == pytest.approx(copies * whole / 2, abs=2), (engine, copies)
-
-
-def test_vllm_pins_more_than_it_offloads():
-    """vllm-project/vllm issues 58178 (GiB on a Grace host) and 56410 (1.9 times 12 GiB)."""
     found = ask(**NEAR, strategy={"offload": {"weights_cpu": 1.0}})
+    assert held(found, "weights") == 0
+    assert found.memory.host_bytes == pytest.approx(1.65 * held(ask(**NEAR), "weights"), abs=1)
+
+    # vllm-project/vllm issues 58178 (GiB on a Grace host) and 56410 (1.9 times 12 GiB).
     ratio = found.memory.host_bytes / held(ask(**NEAR), "weights")
     for offloaded, used in ((305, 504), (12, 23)):
         assert offloaded * ratio == pytest.approx(used, rel=0.15), (offloaded, used)
 
 
-def test_all_the_weights_can_leave():
-    found = ask(**NEAR, strategy={"offload": {"weights_cpu": 1.0}})
-    assert held(found, "weights") == 0
-    assert found.memory.host_bytes == pytest.approx(1.65 * held(ask(**NEAR), "weights"), abs=1)
-
-
-def test_streamed_weights_dominate_the_decode_step():
+def test_streamed_weights_dominate_the_decode_step_and_a_faster_link_shortens_it():
     found = half_away()
     assert found.performance.tpot_seconds > 5 * ask(**NEAR).performance.tpot_seconds
     assert found.bound_by == "communication"
-
-
-def test_a_faster_host_link_streams_faster():
     cluster = {"device": "rtx-4090", "host_to_device_bandwidth_bytes_per_second": 1e12}
     fast = half_away(cluster=cluster).performance
     assert fast.tpot_seconds < half_away().performance.tpot_seconds
 
 
-def test_a_model_that_does_not_fit_can_be_offloaded_to_fit():
+def test_what_does_not_fit_can_be_offloaded_unless_the_host_has_no_room_either():
     request = {"model": LLAMA_70B, "workload": GENERATE, "engine": "vllm"}
     assert not ask(**request).fits
     assert ask(**request, strategy={"offload": {"weights_cpu": 0.6}}).fits
-
-
-def test_a_host_without_room_is_refused_with_the_numbers():
     cluster = {"device": "rtx-4090", "host_memory_bytes": 1024**3}
     found = half_away(cluster=cluster)
     assert any("GiB of host memory, 1.0 GiB are there" in warning for warning in found.warnings)
@@ -88,21 +73,17 @@ def test_a_host_without_room_is_refused_with_the_numbers():
     assert found.bound_by == "memory_capacity"
 
 
-def test_optimiser_states_go_where_they_are_sent():
+def test_optimiser_states_go_where_they_are_sent_and_a_disk_updates_more_slowly():
     base = {"workload": TRAIN, "engine": "megatron"}
     for place, field in (("cpu", "host_bytes"), ("nvme", "disk_bytes")):
         away = ask(**base, strategy={"offload": {"optimizer": place}})
         assert getattr(away.memory, field) == held(ask(**base), "optimizer_states"), (place, field)
         assert held(away, "optimizer_states") == 0, (place, field)
 
-
-def test_a_disk_updates_more_slowly_than_host_memory():
-    base = {"workload": TRAIN, "engine": "megatron"}
     times = [
         ask(**base, strategy={"offload": {"optimizer": place}}).performance.step_seconds
         for place in ("none", "cpu", "nvme")
     ]
-
     assert times == sorted(times)
     assert times[0] < times[1] < times[2]
 
@@ -117,7 +98,7 @@ def placed(model=LLAMA_8B, engine="flexgen", micro=None, **offload):
     return ask(model=model, cluster=cluster, engine=engine, workload=BATCH, strategy=strategy)
 
 
-def test_what_leaves_the_device_is_held_by_its_tier_to_the_byte():
+def test_what_leaves_is_held_to_the_byte_and_streaming_needs_room_for_a_layer():
     for share, tensor, field in (
         ("weights_cpu", "weights", "host_bytes"),
         ("weights_disk", "weights", "disk_bytes"),
@@ -128,19 +109,14 @@ def test_what_leaves_the_device_is_held_by_its_tier_to_the_byte():
         assert held(away, tensor) == pytest.approx(held(home, tensor) / 2, abs=1)
         assert getattr(away.memory, field) == pytest.approx(held(home, tensor) / 2, abs=1)
 
-
-def test_streaming_needs_room_for_the_layer_on_its_way():
     assert held(placed(weights_cpu=0.5), "buffers") > 0
     assert held(placed(weights_cpu=1.0), "buffers") > held(placed(weights_cpu=0.5), "buffers")
 
 
-def test_waiting_micro_batches_keep_their_tokens_on_the_device_or_on_the_host():
+def test_smaller_micro_batches_wait_with_their_tokens_and_need_a_smaller_working_set():
     home, away = placed(micro=8), placed(micro=8, activations_cpu=1.0)
     assert held(away, "activations") < held(home, "activations")
     assert away.memory.host_bytes > 0
-
-
-def test_smaller_micro_batches_need_a_smaller_working_set():
     assert held(placed(micro=8), "activations") < held(placed(), "activations")
 
 
@@ -177,24 +153,19 @@ def test_the_disk_bounds_what_the_link_does_not():
     assert disk.performance.tpot_seconds > 5 * host.performance.tpot_seconds
 
 
-def test_attention_over_a_cache_on_the_host_is_done_there():
+def test_attention_over_a_cache_on_the_host_is_done_there_unless_it_is_quantised():
     names = {term.name for term in placed(kv_cpu=1.0).terms}
     assert "Attention on the host" in names
-
-
-def test_a_quantised_cache_is_brought_back_to_the_device():
     strategy = {"offload": {"kv_cpu": 1.0}, "kv_cache_dtype": "int4"}
     found = ask(device="a100-sxm4-80gb", engine="flexgen", workload=BATCH, strategy=strategy)
     assert "Attention on the host" not in {term.name for term in found.terms}
 
 
-def test_shares_beyond_the_whole_are_refused():
+def test_shares_beyond_the_whole_and_a_full_disk_are_refused_with_the_numbers():
     with pytest.raises(NotPossibleError, match=r"sum to 1\.4") as caught:
         placed(weights_cpu=0.7, weights_disk=0.7)
     assert caught.value.field == "strategy.offload.weights_disk"
 
-
-def test_a_full_disk_is_refused_with_the_numbers():
     cluster = {"device": "a100-sxm4-80gb", "disk_capacity_bytes": 1024**3}
     found = ask(
         cluster=cluster, workload=BATCH, strategy={"offload": {"weights_disk": 1.0}}, engine="vllm"
@@ -213,42 +184,32 @@ def moe(share, engine="vllm", **workload):
     ).performance
 
 
-def test_experts_leave_first_and_few_of_them_are_fetched():
-    """A token visits two of eight experts, so a step fetches far less than what is away."""
+def test_experts_leave_first_and_are_met_by_share_batch_and_skew():
+    # A token visits two of eight experts, so a step fetches far less than what is away.
     link = 1.6e10 * 2
     away_bytes = 0.8 * 2 * 46.7e9
     assert moe(0.8).tpot_seconds < 0.5 * away_bytes / link
 
-
-def test_more_cached_experts_are_met_more_often():
     times = [moe(share).tpot_seconds for share in (0.5, 0.7, 0.9)]
     assert times == sorted(times)
-
-
-def test_a_larger_batch_visits_more_experts():
     assert moe(0.8, batch_size=16).tpot_seconds > moe(0.8).tpot_seconds
 
-
-def test_skew_makes_hits_likelier_than_the_cached_share():
     for cached in (0.0, 0.25, 0.5, 1.0):
         hits = expert_hit_ratio(cached_share=cached, skew_ratio=0.3)
         assert cached <= hits <= 1, cached
         assert expert_hit_ratio(cached_share=cached, skew_ratio=0.0) == cached, cached
 
 
-def test_llama_cpp_computes_its_offloaded_layers_on_the_host():
-    """Decode reads them through the host's memory, which is faster than the link to the card."""
+def test_llama_cpp_computes_on_the_host_and_more_layers_there_are_slower():
+    # Decode reads them through the host's memory, which is faster than the link to the card.
     host, link = moe(0.8, "llama_cpp").tpot_seconds, moe(0.8, "vllm").tpot_seconds
     assert host < link
 
-
-def test_more_layers_on_the_host_are_slower():
     strategies = [{"offload": {"weights_cpu": share}} for share in (0.0, 0.3, 0.6)]
     times = [
         ask(**{**NEAR, "engine": "llama_cpp"}, strategy=one).performance.tpot_seconds
         for one in strategies
     ]
-
     assert times == sorted(times)
     assert times[0] < times[2] / 3
 
@@ -287,25 +248,19 @@ def test_a_model_too_large_for_its_card_is_ranked_with_the_programmes_shares():
     assert speeds == sorted(speeds, reverse=True)
 
 
-def test_the_candidate_is_what_the_programme_alone_would_choose():
+def test_a_placement_is_the_programmes_beside_what_fits_and_names_its_family():
     answer = found(engine="flexgen", pins={"weight_dtype": "fp16", "kv_cache_dtype": "fp16"})
     best = best_placement(request())
     assert moved(answer.plans[0]) == best.offload
     assert answer.plans[0].strategy.micro_batch_size == best.micro_batch_size
 
-
-def test_a_placement_names_its_technique_and_its_family():
     answer = found(engine="flexgen")
     assert "flexgen" in answer.plans[0].techniques
     assert not answer.suggestions
 
-
-def test_what_fits_on_the_card_is_not_placed_elsewhere():
     answer = found(model=LLAMA_8B, cluster=RTX, workload={**WORK, "batch_size": 4})
     assert all(moved(plan) is None for plan in answer.plans)
 
-
-def test_a_format_that_fits_stands_beside_one_that_is_placed():
     cluster = {**RTX, "device": "rtx-6000-ada"}
     answer = found(model=LLAMA_70B, cluster=cluster, workload={**WORK, "batch_size": 1})
     away = {plan.strategy.weight_dtype: moved(plan) for plan in answer.plans}
@@ -313,18 +268,12 @@ def test_a_format_that_fits_stands_beside_one_that_is_placed():
     assert away["bf16"].weights_cpu > 0.5
 
 
-def test_a_host_that_nobody_described_is_not_counted_on():
+def test_no_host_or_disk_is_used_that_nobody_described_or_that_is_not_needed():
     answer = found(cluster={"device": "t4"})
     assert not answer.plans
-
-
-def test_no_disk_is_used_that_nobody_described():
     answer = found(cluster={"device": "t4", "host_memory_bytes": 208 * GB})
     assert answer.plans
     assert all(moved(plan).weights_disk == moved(plan).kv_disk == 0 for plan in answer.plans)
-
-
-def test_a_disk_is_left_alone_while_the_host_has_room():
     answer = found(engine="flexgen")
     assert all(moved(plan).weights_disk == 0 for plan in answer.plans)
 
@@ -335,22 +284,15 @@ def test_pins_hold_for_placements():
     assert not found(pins={"offload": {"weights_cpu": 0.1}}).plans
 
 
-def test_an_engine_keeps_off_the_device_what_it_can():
+def test_an_engine_keeps_off_the_device_what_it_can_and_no_more():
     for engine, shares in (
-        ("torch", SHARES),
-        ("flexgen", SHARES),
-        ("vllm", ("weights_cpu",)),
-        ("llama_cpp", ("weights_cpu",)),
-        ("tensorrt_llm", ()),
-    ):
+        ("torch", SHARES), ("flexgen", SHARES), ("vllm", ("weights_cpu",)),
+        ("llama_cpp", ("weights_cpu",)), ("tensorrt_llm", ()),
+    ):  # fmt: skip
         assert shares_of(get_engine(engine, "gpu")) == shares, (engine, shares)
 
-
-def test_an_engine_without_offloading_has_no_placement():
     assert not found(model=LLAMA_70B, cluster=RTX, engine="tensorrt_llm").plans
 
-
-def test_vllm_moves_weights_alone_and_splits_no_batch():
     answer = found(model=LLAMA_70B, cluster=RTX, engine="vllm", workload={**WORK, "batch_size": 4})
     assert answer.plans
     assert all(moved(plan).kv_cpu == moved(plan).activations_cpu == 0 for plan in answer.plans)
@@ -365,15 +307,13 @@ def test_every_device_holds_a_replica():
     assert answer.plans[0].performance.tokens_per_second > one.tokens_per_second
 
 
-def test_all_micro_batches_are_solved_as_each_alone():
+def test_micro_batches_and_their_columns_are_solved_as_each_alone():
     asked = request()
     together = {one.micro_batch_size: one for one in placements(asked, [8, 32, 96])}
     for size, one in together.items():
         alone = next(placements(asked, [size]))
         assert tokens_per_second(one) == pytest.approx(tokens_per_second(alone), rel=1e-3)
 
-
-def test_columns_of_micro_batches_cost_what_each_costs_alone():
     setting = resolve(request())
     away = OffloadSpec(weights_cpu=0.7, kv_cpu=0.5)
     together = costs_of(setting, away, [4, 16, 96])
@@ -396,7 +336,6 @@ def test_experts_leave_piece_by_piece():
     pieces = [move for move in moves_of(setting) if move.share == "weights_cpu"]
     times = [mixtral(move.end).performance.tpot_seconds for move in pieces]
     slopes = np.diff([mixtral(0.0).performance.tpot_seconds, *times]) / [m.width for m in pieces]
-
     assert len(pieces) == 5
     assert sum(move.width for move in pieces) == pytest.approx(1.0)
     assert all(slopes[1:] >= slopes[:-1] * 0.999)  # convex: what the programme relies on
@@ -430,24 +369,18 @@ def with_shares(request, micro, **shares):
     )
 
 
-def test_flexgens_published_rows_come_out_in_their_order_of_magnitude():
+def test_flexgens_published_rows_come_out_near_and_every_policy_fits():
     for row in reproduced():
         assert row.predicted / row.measured < 3, row
         assert row.predicted / row.measured > 1 / 3, row
-
-
-def test_flexgens_own_rows_come_out_within_a_third():
     errors = [abs(row.error) for row in reproduced() if row.engine.startswith("flexgen")]
     assert len(errors) == 6
     assert max(errors) < 1 / 3
     assert np.mean(errors) < 0.2
-
-
-def test_every_published_policy_is_said_to_fit():
     assert all(row.estimate.fits for row in reproduced())
 
 
-def test_the_choice_is_at_least_as_fast_as_the_published_policy():
+def test_no_placement_beats_the_programme_whose_cost_is_linear():
     published = next(
         r for r in reproduced() if (r.engine, r.model) == ("flexgen", "facebook/opt-30b")
     )
@@ -455,8 +388,6 @@ def test_the_choice_is_at_least_as_fast_as_the_published_policy():
         tokens_per_second(best_placement(question(batch_size=144))) >= 0.99 * published.predicted
     )
 
-
-def test_no_random_placement_beats_the_programme():
     request, draws = question(), np.random.default_rng(7)
     best = placement_of(request, 32)
     for _ in range(40):
@@ -466,37 +397,24 @@ def test_no_random_placement_beats_the_programme():
         if other.fits:
             assert other.performance.tokens_per_second <= 1.01 * tokens_per_second(best)
 
-
-def test_a_cost_is_linear_in_the_shares():
-    """What the programme relies on: half of every share costs half of every change."""
+    # What the programme relies on: half of every share costs half of every change.
     request = question()
     whole = with_shares(request, 32, weights_cpu=0.8, kv_cpu=0.4)
     half = with_shares(request, 32, weights_cpu=0.4, kv_cpu=0.2)
     assert half.memory.host_bytes == pytest.approx(whole.memory.host_bytes / 2)
 
 
-def test_what_fits_stays_on_the_device():
+def test_tiers_and_blocks_are_used_as_far_as_they_are_there_and_fit():
     best = best_placement(question(model="facebook/opt-6.7b", batch_size=2))
     assert sum(getattr(best.offload, name) for name in SHARES) == 0
-
-
-def test_no_host_and_no_disk_leave_no_placement():
     tiny = question(host_memory_bytes=1 * GB, disk_capacity_bytes=1 * GB)
     assert best_placement(tiny) is None
-
-
-def test_a_small_host_pushes_the_rest_to_the_disk():
     small = best_placement(question(host_memory_bytes=48 * GB))
     assert small.offload.weights_disk + small.offload.kv_disk > 0.1
     assert small.estimate.memory.host_bytes <= 48 * GB
 
-
-def test_larger_blocks_are_faster_until_they_no_longer_fit():
     chosen = best_batch(question(), (16, 96, 192))
     assert tokens_per_second(chosen) > tokens_per_second(best_placement(question(batch_size=16)))
-
-
-def test_micro_batches_divide_the_batch():
     assert set(micro_sizes(96)) == {1, 2, 4, 8, 16, 32, 48, 96}
 
 
@@ -508,13 +426,10 @@ def test_only_generated_batches_are_placed():
     assert placed_strategy(request) is None
 
 
-def test_an_impossible_strategy_has_no_placement():
+def test_an_impossible_strategy_or_no_room_at_all_has_no_placement():
     request = question().model_copy(update={"engine": "flexgen"})
     wrong = request.strategy.model_copy(update={"tensor_parallel_size": 64})
     assert placed_strategy(request.model_copy(update={"strategy": wrong})) is None
-
-
-def test_a_programme_without_room_says_so():
     setting = resolve(question())
     nothing = limits_of(setting, 1.0)
     assert solve(programme_of(setting, [32]), nothing, 31.0) == [None]

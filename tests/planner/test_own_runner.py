@@ -174,7 +174,6 @@ def test_a_measured_decode_step_lies_in_its_interval(dtype, measured_tpot):
         strategy={"weight_dtype": dtype},
     )
     low, high = found.interval["tpot_seconds"]
-
     assert low < measured_tpot < high
 
 
@@ -219,7 +218,7 @@ def step(on=None, **strategy):
     return estimate(EstimateRequest.model_validate(asked)).performance.step_seconds
 
 
-def test_ranks_of_a_processor_have_their_part_of_every_rate():
+def test_ranks_of_a_measured_processor_have_their_part_of_every_rate():
     device = cluster().device
     assert device.peak_flops_per_second == {"fp32": 2.5e10}
     assert device.memory_bandwidth_bytes_per_second == 5e9
@@ -227,31 +226,23 @@ def test_ranks_of_a_processor_have_their_part_of_every_rate():
     assert device.op_overhead_seconds == 4e-6  # two ranks take turns on each core
     assert cluster().ranks_per_core == 2
 
-
-def test_ranks_with_a_core_each_issue_as_fast_as_one_process():
     shared = ClusterSpec(device=CPU).as_ranks_of_cpu(2, 8)
     assert shared.device.op_overhead_seconds == CPU.op_overhead_seconds
     assert shared.ranks_per_core == 1
-
-
-def test_only_a_measured_processor_is_shared():
     for device in ("h100-sxm-80gb", CPU.model_copy(update={"kind": "gpu"})):
         with pytest.raises(ValueError, match="is not one measured processor"):
             ClusterSpec(device=device).as_ranks_of_cpu(4, 2)
 
 
-def test_an_all_reduce_is_two_passes_round_the_ring_in_one_start():
+def test_an_all_reduce_is_two_passes_and_each_zero_stage_exchanges_more():
     ring = {"payload_bytes": 1e6, "ranks": 4, "link_bytes_per_s": 1e9, "latency_s": 1e-3}
     assert ring_seconds(**ring, ring_passes=2, starts=1) == all_reduce_seconds(**ring)
     assert ring_seconds(**ring | {"ranks": 1}, ring_passes=2, starts=1) == 0
-
-
-def test_each_zero_stage_exchanges_more_than_the_one_before():
     times = [step(data_parallel_size=4, zero_stage=stage) for stage in (1, 2, 3)]
     assert times == sorted(times)
 
 
-def test_a_longer_wait_for_every_rank_makes_every_layout_slower():
+def test_waits_of_ranks_slow_every_layout_and_fill_no_bubble():
     for strategy in (
         {"data_parallel_size": 4},
         {"data_parallel_size": 4, "zero_stage": 3},
@@ -260,14 +251,10 @@ def test_a_longer_wait_for_every_rank_makes_every_layout_slower():
     ):
         assert step(cluster(latency=1e-3), **strategy) < step(cluster(latency=1e-2), **strategy)
 
-
-def test_ranks_that_wait_leave_their_cores_to_others():
     pipeline = {"pipeline_parallel_size": 4, "pipeline_schedule": "1f1b"}
     own_cores = cluster().model_copy(update={"ranks_per_core": 1.0})
     assert step(cluster(), **pipeline) < 0.8 * step(own_cores, **pipeline)
 
-
-def test_what_fills_a_bubble_elsewhere_fills_nothing_here():
     pipeline = {"pipeline_parallel_size": 4}
     woven = step(pipeline_schedule="zero_bubble", **pipeline)
     assert woven == step(pipeline_schedule="1f1b", **pipeline)
@@ -280,7 +267,6 @@ def test_few_weights_make_copies_first_and_many_weights_stages():
     }  # fmt: skip
     narrow = cluster().model_copy(update={"intra_node_bandwidth_bytes_per_second": 1e8})
     wide = cluster().model_copy(update={"intra_node_bandwidth_bytes_per_second": 1e11})
-
     assert step(narrow, **stages) < 0.8 * step(narrow, **copies)
     assert step(wide, **copies) < 1.1 * step(wide, **stages)
 
@@ -321,19 +307,15 @@ OLD_MACS = [
 ]
 
 
-def test_macs_with_the_current_system():
+def test_what_the_gpu_may_take_goes_by_vendor_system_and_what_is_given():
     for gib, logged in NEW_MACS:
         assert unified_memory(device("Apple", gib)).usable_bytes == pytest.approx(logged, rel=0.01)
 
-
-def test_macs_with_an_older_system():
     for gib, logged in OLD_MACS:
         assert unified_memory(device("Apple", gib)).assured_bytes == pytest.approx(
             logged, rel=0.001
         )
 
-
-def test_other_unified_memories():
     for name, lowest, highest in (
         ("gb10-dgx-spark", 110, 121.69),  # CUDA shows 121.69 GiB
         ("jetson-agx-orin-64gb", 52, 61.4),
@@ -342,14 +324,10 @@ def test_other_unified_memories():
     ):
         assert lowest <= unified_memory(get_device(name)).usable_bytes / GIB <= highest
 
-
-def test_memory_of_its_own_has_no_such_limit():
     for kind in ("gpu", "cpu", "accelerator"):
         own = device("NVIDIA", 80).model_copy(update={"kind": kind})
         assert unified_memory(own) is None, kind
 
-
-def test_an_unknown_vendor_and_a_given_share_keep_what_is_given():
     assert unified_memory(device("Qualcomm", 32)) is None
     mac = device("Apple", 16, usable_memory_ratio=0.95)
     assert ask(model="openai/gpt-oss-20b", device=mac.model_dump(), **GPT_OSS_20B).fits
@@ -390,7 +368,6 @@ def test_a_mac_that_is_almost_full_is_warned_of():
     tight = {"workload": QUESTION, "engine": "llama_cpp", "device": mac}
     found = ask(model="Qwen/Qwen3-32B", strategy={"quantization": "gguf:9.1"}, **tight)
     loose = ask(model="Qwen/Qwen3-32B", strategy={"quantization": "gguf:q4_k_m"}, **tight)
-
     assert found.fits
     assert any("other programs share this memory" in warning for warning in found.warnings)
     assert not any("other programs" in warning for warning in loose.warnings)

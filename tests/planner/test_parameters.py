@@ -36,76 +36,34 @@ def test_the_three_sizes_of_llama_3_1_are_exact():
         assert count_parameters(get_model(model_id)).total == published, (model_id, published)
 
 
-def test_tied_embeddings_count_once():
+def test_embeddings_experts_and_variants_count_as_they_are_held():
     config = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 128}
     config |= {"num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 1000}
     untied = count_parameters(model_from_config({**config, "tie_word_embeddings": False}))
     tied = count_parameters(model_from_config({**config, "tie_word_embeddings": True}))
     assert untied.total - tied.total == 64 * 1000
 
-
-def test_experts_weigh_in_full_and_work_in_part():
     counts = count_parameters(get_model("mistralai/Mixtral-8x7B-v0.1"))
     assert counts.total == 46_702_792_704
     assert counts.active == pytest.approx(12.88e9, rel=0.01)
 
-
-def test_a_dense_model_is_active_as_a_whole():
     counts = count_parameters(get_model("meta-llama/Llama-3.1-8B"))
     assert counts.active == counts.total
 
-
-def test_a_quantised_variant_has_the_shape_of_its_original():
     original = count_parameters(get_model("Qwen/Qwen3-32B")).total
     assert count_parameters(get_model("nvidia/Qwen3-32B-NVFP4")).total == original
 
 
 # Families without an implementation in transformers: their published counts hold them instead.
 ELSEWHERE = {
-    "diffusion_gemma_text",
-    "mistral4",
-    "arctic",
-    "baichuan",
-    "bailing_moe",
-    "bailing_moe_v2",
-    "ernie4_5_moe_vl",
-    "ernie4_5_vl_moe_text",
-    "exaone",
-    "glm4v_moe_text",
-    "glm4v_text",
-    "qwen2_5_omni_text",
-    "qwen3_omni_moe_text",
-    "grok-1",
-    "openelm",
-    "plamo2",
-    "step3",
-    "step3_text",
-    "step3_vl",
-    "youtu_llm",
-    "chatglm",
-    "qwen",
-    "mimo",
-    "qwen2_vl",
-    "qwen2_vl_text",
-    "qwen2_5_vl",
-    "qwen2_5_vl_text",
-    "qwen3_vl_text",
-    "qwen3_vl_moe_text",
-    "kimi_k2",
-    "dbrx",
-    "internlm",
-    "internlm2",
-    "mistral3",
-    "mimo_v2_flash",
-    "deepseek_ref",
-    "minimax_m3",
-    "minimax_m3_vl",
-    "nemotron-nas",
-    "step3p7",
-    "mimo_v2",
-    "muse_glimmer_text",
-    "step3p5",
-}
+    "diffusion_gemma_text", "mistral4", "arctic", "baichuan", "bailing_moe", "bailing_moe_v2",
+    "ernie4_5_moe_vl", "ernie4_5_vl_moe_text", "exaone", "glm4v_moe_text", "glm4v_text",
+    "qwen2_5_omni_text", "qwen3_omni_moe_text", "grok-1", "openelm", "plamo2", "step3",
+    "step3_text", "step3_vl", "youtu_llm", "chatglm", "qwen", "mimo", "qwen2_vl", "qwen2_vl_text",
+    "qwen2_5_vl", "qwen2_5_vl_text", "qwen3_vl_text", "qwen3_vl_moe_text", "kimi_k2", "dbrx",
+    "internlm", "internlm2", "mistral3", "mimo_v2_flash", "deepseek_ref", "minimax_m3",
+    "minimax_m3_vl", "nemotron-nas", "step3p7", "mimo_v2", "muse_glimmer_text", "step3p5",
+}  # fmt: skip
 # Corrections of the router that checkpoints hold but no optimiser trains.
 ROUTER_BIASES = ("e_score_correction_bias", "feed_forward.expert_bias")
 
@@ -133,7 +91,7 @@ def test_a_familys_count_equals_its_own_implementation():
     assert not wrong, wrong
 
 
-def test_a_published_config_has_the_published_parameters():
+def test_a_published_config_has_the_published_parameters_under_every_alias():
     for name in PUBLISHED:
         published = PUBLISHED[name]
         counts = count_parameters(model_from_config(published["config"]))
@@ -143,8 +101,6 @@ def test_a_published_config_has_the_published_parameters():
             active = published["active_billions"]
             assert counts.active / 1e9 == pytest.approx(active, rel=0.05), name
 
-
-def test_every_alias_leads_to_its_entry():
     for entry in list_models():
         for alias in entry.aliases:
             assert get_entry(alias.upper()).id == entry.id
@@ -250,14 +206,11 @@ def test_a_composite_model_of_the_catalog_holds_its_whole_checkpoint():
         assert total == pytest.approx(published, rel=0.001), (model_id, published)
 
 
-def test_no_token_of_text_uses_the_encoders():
+def test_the_weights_of_encoders_are_held_and_no_token_of_text_uses_them():
     config = PUBLISHED["Qwen/Qwen2.5-VL-72B-Instruct"]["config"]
     counts, model = count_parameters(model_from_config(config)), model_from_config(config)
     assert model.tower_parameters == pytest.approx(0.7046e9, rel=0.001)
     assert counts.active == counts.total - model.tower_parameters
-
-
-def test_an_estimate_holds_the_weights_of_the_encoders():
     config = PUBLISHED["Qwen/Qwen2.5-VL-3B-Instruct"]["config"]
     text = {name: value for name, value in config.items() if name != "vision_config"}
     weights = [ask(model=one).memory.breakdown_bytes["weights"] for one in (config, text)]
@@ -282,7 +235,7 @@ def test_the_experts_of_images_are_split_like_those_of_text():
     assert weights[1] < 0.3 * weights[0]
 
 
-def test_parts_without_sizes_are_named_in_a_warning():
+def test_parts_without_sizes_are_named_and_unknown_structures_counted_as_transformers():
     parts = {"vision_config": {"model_type": "new"}, "qformer_config": {"hidden_size": 64}}
     model = model_from_config({**TINY, **parts})
     assert model.uncounted == ("vision_config", "qformer_config")
@@ -290,8 +243,6 @@ def test_parts_without_sizes_are_named_in_a_warning():
         "weights of vision_config" in text for text in ask(model={**TINY, **parts}).warnings
     )
 
-
-def test_an_encoder_of_unknown_structure_is_counted_as_a_vision_transformer():
     sizes = {"width": 64, "layers": 2, "mlp_ratio": 4.0, "patch_size": 14}
     model = model_from_config({**TINY, "vision_config": {"model_type": "new", **sizes}})
     blocks, patches, projector = 2 * 12 * 64 * 64, 3 * 14 * 14 * 64, 256 * (64 + 256)
@@ -299,13 +250,10 @@ def test_an_encoder_of_unknown_structure_is_counted_as_a_vision_transformer():
     assert model.note == "vision_config is counted as a plain vision transformer"
 
 
-def test_an_omni_model_is_read_through_its_thinker():
+def test_nested_language_models_are_read_through_their_thinker_and_defaults():
     model = model_from_config(PUBLISHED["Qwen/Qwen3-Omni-30B-A3B-Thinking"]["config"])
     assert (model.model_type, model.num_experts) == ("qwen3_omni_moe_text", 128)
     assert model.uncounted == ("talker_config", "code2wav_config")
-
-
-def test_only_a_nested_language_model_takes_its_defaults_from_transformers():
     text = {"model_type": "mistral", "hidden_size": 5120, "num_hidden_layers": 40}
     model = model_from_config({"model_type": "mistral3", "text_config": text})
     assert (model.num_attention_heads, model.num_key_value_heads) == (32, 8)
@@ -313,14 +261,12 @@ def test_only_a_nested_language_model_takes_its_defaults_from_transformers():
         model_from_config(text)
 
 
-def test_an_encoder_that_is_no_object_is_refused_by_name():
+def test_an_encoder_is_refused_by_name_and_never_read_as_a_decoder():
     for wrong in ("big", [1], 3):
         with pytest.raises(BadConfigError) as caught:
             model_from_config({**TINY, "vision_config": wrong})
         assert caught.value.field == "model.vision_config", wrong
 
-
-def test_an_encoder_is_not_read_as_a_decoder():
     for config in (
         {**TINY, "model_type": "bert", "hidden_act": "gelu"},
         {**TINY, "model_type": "xlm-roberta", "hidden_act": "gelu"},
@@ -332,24 +278,15 @@ def test_an_encoder_is_not_read_as_a_decoder():
         with pytest.raises(NotCoveredError, match=config["model_type"]):
             model_from_config(config)
 
-
-def test_an_unknown_encoder_is_no_plain_decoder():
     for field in ("type_vocab_size", "is_encoder_decoder"):
         with pytest.raises(BadConfigError, match="not known"):
             model_from_config({**TINY, "model_type": "new", "hidden_act": "gelu", field: 2})
 
 
 WITHOUT_BIASES = [
-    LLAMA_8B,
-    LLAMA_70B,
-    LLAMA_405B,
-    MIXTRAL,
-    "meta-llama/Llama-3.2-1B",
-    "mistralai/Mistral-7B-v0.1",
-    "Qwen/Qwen3-8B",
-    "Qwen/Qwen3-30B-A3B",
-    "google/gemma-2b",
-]
+    LLAMA_8B, LLAMA_70B, LLAMA_405B, MIXTRAL, "meta-llama/Llama-3.2-1B",
+    "mistralai/Mistral-7B-v0.1", "Qwen/Qwen3-8B", "Qwen/Qwen3-30B-A3B", "google/gemma-2b",
+]  # fmt: skip
 FOUR_GIB = 4 * 1024**3
 BIG = {
     "id": "roomy",
@@ -380,14 +317,12 @@ def on_ranks(model, ranks, workload, **strategy):
     return ask(model=model, device=BIG, devices=16, workload=workload, strategy=layout)
 
 
-def test_the_tensors_of_a_checkpoint_add_up_to_the_parameters():
+def test_the_tensors_of_a_checkpoint_add_up_and_a_rank_holds_its_cut():
     for model in WITHOUT_BIASES:
         spec = get_model(model)
         listed = sum(tensor.elements for tensor in all_tensors(spec))
         assert count_parameters(spec).total == listed, model
 
-
-def test_a_rank_holds_its_cut_of_every_weight():
     wrong = []
     for model, ranks in CASES:
         found = on_ranks(model, ranks, SERVE, weight_dtype="bf16")
@@ -402,9 +337,8 @@ def test_a_rank_caches_whole_heads_of_every_token():
     for model, ranks in CASES:
         spec = get_model(model)
         if any(group.window for group in spec.layers_by_attention):
-            spec = spec.model_copy(
-                update={"attention_layers": ()}
-            )  # windows have tests of their own
+            # Windows have tests of their own.
+            spec = spec.model_copy(update={"attention_layers": ()})
         found = on_ranks(spec.model_dump(exclude_none=True), ranks, SERVE, weight_dtype="bf16")
         # 1,000 + 24 tokens are 64 whole pages of 16, so that paging adds nothing.
         listed = cached_bytes(spec, [1024] * 16, ranks, 2)
@@ -481,18 +415,12 @@ def of_linear(found, group="prefill"):
     return next(t.value for t in found.terms if t.key == "linear" and t.group == group)
 
 
-def test_two_of_four_weights_and_their_indices_are_stored():
+def test_half_of_the_weights_in_fours_saves_memory_reads_and_time():
     for bits, stored in ((16, 9), (8, 5), (4, 3)):
         assert stored_bits(bits) == stored, (bits, stored)
-
-
-def test_half_of_the_weights_in_fours_saves_memory_and_reads():
     dense, half = ask(engine="vllm"), pruned()
     assert 0.56 < held(half, "weights") / held(dense, "weights") < 0.65
     assert of_linear(half, "decode") < 0.6 * of_linear(dense, "decode")
-
-
-def test_products_gain_what_was_measured_and_not_the_twofold_peak():
     ratio = of_linear(ask(engine="vllm")) / of_linear(pruned())
     assert ratio == pytest.approx(GEMM_SPEEDUP)
 

@@ -49,7 +49,6 @@ def table_of(rates, head, rooms, layers):
 def test_the_split_is_as_good_as_the_best_of_all_splits(rates, head, rooms, layers):
     table = table_of(rates, head, rooms, layers)
     best, split = enumerated(table), split_layers(table)
-
     if best is None:
         assert split is None
         return
@@ -58,25 +57,13 @@ def test_the_split_is_as_good_as_the_best_of_all_splits(rates, head, rooms, laye
     assert (max(times), sum(times)) == pytest.approx(best, rel=1e-8)
 
 
-def test_alike_stages_share_evenly():
+def test_stages_share_evenly_but_for_the_logits_the_speed_and_the_memory():
     assert split_layers(table_of([1.0] * 4, 0.0, [9] * 4, 8)) == (2, 2, 2, 2)
-
-
-def test_the_stage_with_the_logits_takes_fewer_layers():
     split = split_layers(table_of([1.0] * 4, 2.0, [9] * 4, 8))
     assert split[-1] == 1
     assert sorted(split[:-1]) == [2, 2, 3]
-
-
-def test_a_device_twice_as_fast_takes_twice_the_layers():
     assert split_layers(table_of([1.0, 2.0], 0.0, [9, 9], 9)) == (6, 3)
-
-
-def test_memory_bounds_what_a_fast_device_takes():
     assert split_layers(table_of([1.0, 2.0], 0.0, [4, 9], 9)) == (4, 5)
-
-
-def test_more_stages_than_layers_cannot_be_filled():
     assert split_layers(table_of([1.0, 1.0, 1.0], 0.0, [9] * 3, 2)) is None
 
 
@@ -93,7 +80,6 @@ def test_micro_batches_in_flight_go_round_as_soon_as_in_the_best_of_all_splits(
 ):
     table = table_of(rates, head, rooms, layers)
     best, split = least_round(table, in_flight), split_in_flight(table, in_flight)
-
     if best is None:
         assert split is None
         return
@@ -113,38 +99,28 @@ def least_round(table, in_flight):
     return min((one for one in rounds if np.isfinite(one)), default=None)
 
 
-def test_one_micro_batch_alone_puts_all_it_can_on_the_fast_device():
+def test_one_micro_batch_goes_to_the_fast_device_and_many_even_the_stages_out():
     assert split_in_flight(table_of([1.0, 2.0], 0.0, [9, 9], 9), 1) == (8, 1)
-
-
-def test_micro_batches_for_every_stage_even_the_stages_out():
     assert split_in_flight(table_of([1.0, 2.0], 0.0, [9, 9], 9), 2) == (6, 3)
 
 
 PIPELINE = {"pipeline_parallel_size": 8, "micro_batch_size": 1}
 
 
-def test_of_two_stages_the_one_with_more_layers_sets_the_pace():
-    """61 layers: 31 on the first stage; 30 and a head that takes as long as half of one."""
+def test_the_stage_or_chunk_with_the_most_layers_sets_the_pace():
+    # 61 layers: 31 on the first stage; 30 and a head that takes as long as half of one.
     pace = pace_of(61, 2, 1.0, 0.5)
     assert (pace.layers, pace.heads) == (31, 0)
     assert pace.even_stages == pytest.approx(61.5 / 31)
-
-
-def test_chunks_that_share_the_layers_evenly_change_no_pace():
     assert pace_of(80, 8, 1.0, 0.5, chunks=5) == pace_of(80, 8, 1.0, 0.5)
 
-
-def test_uneven_chunks_all_take_as_long_as_the_longest():
-    """80 layers in 8 stages of 3 chunks: some chunks have four layers, so that 12 set the pace."""
+    # 80 layers in 8 stages of 3 chunks: some chunks have four layers, so that 12 set the pace.
     pace = pace_of(80, 8, 1.0, 0.0, chunks=3)
     assert pace.layers == 12
     assert pace.even_stages == pytest.approx(80 / 12)
-
-
-def test_a_layer_left_out_at_each_end_of_a_long_pipeline_costs_nothing():
-    """126 layers in 8 stages of 8 chunks: two layers each, but for the first and the last."""
+    # 126 layers in 8 stages of 8 chunks: two layers each, but for the first and the last.
     assert pace_of(126, 8, 1.0, 0.0, chunks=8) == pace_of(126, 8, 1.0, 0.0)
+    assert step_of_chunks(3) > step_of_chunks(2)
 
 
 @given(layers=st.integers(8, 130), stages=st.sampled_from([2, 4, 8]), head=st.floats(0, 5))
@@ -164,10 +140,6 @@ def step_of_chunks(chunks):
         model=LLAMA_70B, devices=8, engine="megatron", workload=workload, strategy=strategy
     )
     return found.performance.step_seconds
-
-
-def test_interleaving_unevenly_is_slower_than_evenly():
-    assert step_of_chunks(3) > step_of_chunks(2)
 
 
 def test_too_many_ranks_blame_the_degree_that_takes_most():
@@ -194,7 +166,7 @@ def predicted_seconds(stages, micro_batches, chunks=1):
     )
 
 
-def test_a_step_takes_as_long_as_its_schedule():
+def test_a_step_takes_as_long_as_its_schedule_and_interleaving_divides_the_bubble():
     wrong = []
     for (stages, micro_batches), name in itertools.product(SHAPES, SCHEDULES):
         run = execute(SCHEDULES[name], stages, micro_batches, SECONDS)
@@ -202,8 +174,6 @@ def test_a_step_takes_as_long_as_its_schedule():
             wrong.append((stages, micro_batches, name))
     assert not wrong, wrong
 
-
-def test_interleaving_divides_the_bubble_by_the_chunks():
     for (stages, micro_batches), chunks in itertools.product(
         ((2, 4), (2, 8), (4, 8), (4, 16), (8, 32)), (2, 4)
     ):
@@ -219,9 +189,7 @@ def test_a_stage_holds_what_its_schedule_has_in_flight():
             held = pipeline_in_flight(name, stage, stages, micro_batches)
             assert held == most, (stages, micro_batches, name)
 
-
-def test_every_stage_of_an_interleaved_pipeline_runs_far_ahead():
-    """Even the last stage holds nearly as many micro-batches as there are stages."""
+    # Even the last stage holds nearly as many micro-batches as there are stages.
     for (stages, micro_batches), chunks in itertools.product(((2, 8), (4, 16), (8, 32)), (2, 4)):
         run = execute(interleaved(chunks), stages, micro_batches, SECONDS, chunks)
         for stage, most in enumerate(run.most_held):
@@ -229,14 +197,11 @@ def test_every_stage_of_an_interleaved_pipeline_runs_far_ahead():
             assert held == pytest.approx(most / chunks), (stages, micro_batches, chunks)
 
 
-def test_interleaving_buys_its_speed_with_memory():
+def test_speed_of_interleaving_and_gpipe_is_bought_with_memory():
     plain = execute(one_f_one_b, 4, 16, SECONDS)
     woven = execute(interleaved(2), 4, 16, SECONDS, 2)
     assert woven.seconds < plain.seconds
     assert woven.most_held[0] / 2 > plain.most_held[0]
-
-
-def test_gpipe_is_as_fast_as_1f1b_and_holds_everything():
     first, second = execute(gpipe, 4, 16, SECONDS), execute(one_f_one_b, 4, 16, SECONDS)
     assert first.seconds == second.seconds
     assert (max(first.most_held), max(second.most_held)) == (16, 4)

@@ -20,15 +20,13 @@ PAGE = (Path(__file__).parents[2] / "templates" / "docs" / "planner.md").read_te
 EXAMPLES = [json.loads(line) for line in re.findall(r"^\{.*\}$", PAGE, re.MULTILINE)]
 
 
-def test_the_page_counts_the_offers_as_they_are():
+def test_the_page_counts_the_offers_names_every_format_and_question_and_has_examples():
     offers = list_instances()
     providers = {offer.provider for offer in offers}
     assert f"{len(offers)} offers of {len(providers)} providers" in PAGE
-
-
-def test_the_page_names_every_format_and_every_question():
     wrong = [name for name in (*FORMATS, *get_args(InverseQuestion)) if f"`{name}`" not in PAGE]
     assert not wrong, wrong
+    assert len(EXAMPLES) == 3
 
 
 def test_the_pages_clusters_are_ones_that_the_planner_takes():
@@ -37,10 +35,6 @@ def test_the_pages_clusters_are_ones_that_the_planner_takes():
         for one in value if isinstance(value, list) else [value]:
             cluster = resolve_cluster(ClusterSpec.model_validate(one))
             assert cluster.device.price_usd_per_hour > 0, example
-
-
-def test_the_page_has_examples():
-    assert len(EXAMPLES) == 3
 
 
 def test_every_name_that_the_page_gives_is_read():

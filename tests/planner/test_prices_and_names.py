@@ -39,14 +39,12 @@ def rented(device: str, year: str) -> list[float]:
     ]
 
 
-def test_a_devices_price_is_the_median_of_the_newest_firm_offers():
+def test_a_devices_price_is_the_median_of_the_newest_firm_offers_alone():
     for device in ("rtx-4090", "h100-sxm5-80gb", "l4", "mi300x"):
         newest = max(r["as_of"][:4] for r in ROWS if r["device"] == device and r["spot"] != "yes")
         found = price_of(device)["price_usd_per_hour"]
         assert found == pytest.approx(statistics.median(rented(device, newest)), abs=1e-6), device
 
-
-def test_an_older_price_list_does_not_weigh_in_where_a_newer_one_exists():
     old = get_instance("aws/p5.48xlarge")
     found = price_of("h100-sxm5-80gb")
     assert old.as_of.startswith("2025")
@@ -54,40 +52,31 @@ def test_an_older_price_list_does_not_weigh_in_where_a_newer_one_exists():
     assert "aws" not in found["price_source"]
 
 
-def test_a_price_names_each_provider_once_and_in_order():
+def test_an_offer_says_provider_collector_and_day_and_what_is_a_spot_price():
     words = price_of("rtx-4090")["price_source"]
     providers = words.partition(" offers of ")[2].partition(", collected by")[0].split(", ")
     assert providers == sorted(set(providers))
     assert "runpod" in providers
     assert words.endswith("2026-05-24")
 
-
-def test_a_firm_offer_says_provider_collector_and_day():
     offer = get_instance("runpod/rtx-4090-community")
     assert offer.price_source == (
         "community price of runpod/rtx-4090-community, tardellirs/gpu-pricing "
         "src/data/offerings.json (MIT), citing www.runpod.io, 2026-05-24"
     )
 
-
-def test_an_offer_that_can_be_taken_away_is_called_a_spot_price():
     offer = next(one for one in list_instances() if one.is_spot)
     assert offer.price_source.startswith(f"spot price of {offer.id}")
 
 
-def test_a_type_that_two_providers_share_must_be_given_in_full():
+def test_an_offer_is_taken_by_its_full_name_or_one_is_told_how_to_give_ones_own():
     types = [offer.id.split("/", 1)[1] for offer in list_instances()]
     shared = next(name for name in types if types.count(name) > 1)
     with pytest.raises(UnknownInstanceError, match="nearest: ") as caught:
         get_instance(shared)
     assert any(name.endswith(shared) for name in caught.value.nearest)
-
-
-def test_spaces_around_the_name_of_an_offer_do_not_matter():
     assert get_instance("  AWS/P5.48xlarge ") == get_instance("aws/p5.48xlarge")
 
-
-def test_an_offer_that_nothing_resembles_says_how_to_give_ones_own():
     with pytest.raises(UnknownInstanceError) as caught:
         get_instance("")
     assert caught.value.nearest == ()
@@ -95,14 +84,11 @@ def test_an_offer_that_nothing_resembles_says_how_to_give_ones_own():
     assert "price_usd_per_hour" in caught.value.message
 
 
-def test_a_device_of_no_catalog_says_which_fields_describe_it():
+def test_a_device_of_no_catalog_is_told_what_describes_it_and_has_no_offers():
     with pytest.raises(UnknownDeviceError, match="nearest: none") as caught:
         get_device("zzzz")
     for name in ("memory_bytes", "memory_bandwidth_bytes_per_second", "peak_flops_per_second"):
         assert name in caught.value.message
-
-
-def test_nobody_has_offers_for_a_device_that_does_not_exist():
     assert offers_for("never-built", spot=True) == ()
     assert price_of("never-built") == {}
 
@@ -127,20 +113,26 @@ def test_a_device_has_the_bandwidth_and_the_dense_peaks_of_its_data_sheet():
             assert device.peak_flops_per_second[dtype] == pytest.approx(peak, rel=0.02)
 
 
-def test_half_the_bits_never_multiply_slower():
+def test_half_the_bits_never_multiply_slower_and_consumer_cards_alone_sum_at_half():
     for device in list_devices():
         peaks = device.peak_flops_per_second
         for wide, narrow in (("bf16", "fp8"), ("fp8", "nvfp4"), ("int8", "int4")):
             if wide in peaks and narrow in peaks:
                 assert peaks[narrow] >= peaks[wide], device.id
+    halved = {device.id for device in list_devices() if device.halves_wide_sums}
+    assert "rtx-4090" in halved
+    assert not halved & {"rtx-4000-ada", "rtx-6000-ada", "h100-sxm5-80gb", "l4"}
 
 
-def test_every_alias_of_a_device_leads_to_one_device():
+def test_every_alias_leads_to_one_device_and_no_two_models_share_a_name():
     owners: dict[str, set[str]] = {}
     for device in list_devices():
         for alias in device.aliases:
             owners.setdefault(device_slug(alias), set()).add(device.id)
     assert [name for name, ids in owners.items() if len(ids) > 1] == []
+    names = [name.lower() for entry in list_models() for name in (entry.id, *entry.aliases)]
+    assert len(names) == len(set(names))
+    assert get_model(names[-1].upper()) == get_model(names[-1])
 
 
 @given(name=st.text(max_size=40))
@@ -149,12 +141,6 @@ def test_a_slug_of_a_slug_is_the_slug(name):
     assert device_slug(slug) == slug
     assert set(slug) <= set("abcdefghijklmnopqrstuvwxyz0123456789-")
     assert "--" not in slug
-
-
-def test_every_catalog_model_names_its_own_config_and_no_two_share_a_name():
-    names = [name.lower() for entry in list_models() for name in (entry.id, *entry.aliases)]
-    assert len(names) == len(set(names))
-    assert get_model(names[-1].upper()) == get_model(names[-1])
 
 
 def test_a_chip_belongs_to_the_architecture_that_its_name_begins():
@@ -171,12 +157,6 @@ def test_a_chip_belongs_to_the_architecture_that_its_name_begins():
     ):
         device = DeviceSpec(id=device_id, memory_bytes=1, memory_bandwidth_bytes_per_second=1)
         assert (device.architecture, device.family) == (architecture, family)
-
-
-def test_only_consumer_cards_sum_at_half_their_rate():
-    halved = {device.id for device in list_devices() if device.halves_wide_sums}
-    assert "rtx-4090" in halved
-    assert not halved & {"rtx-4000-ada", "rtx-6000-ada", "h100-sxm5-80gb", "l4"}
 
 
 @given(name=st.text(max_size=12), known=st.lists(st.text(min_size=1, max_size=12), max_size=20))
@@ -259,39 +239,28 @@ def test_every_plan_names_its_tier():
         assert tier in TECHNIQUES, (fields, tier)
 
 
-def test_eight_billion_parameters_do_not_fit_twelve_gigabytes_in_half_precision():
+def test_rules_of_thumb_about_sizes_are_held_against_the_plan():
     said = advice(model=LLAMA_8B, device="rtx-3060-12gb", workload=GENERATE)
     assert "fits a 12 GB card in FP16" in said
     assert "16-bit weights are 16.1 GB" in said
 
-
-def test_seventy_billion_parameters_need_few_bits_on_one_professional_card():
     said = advice(model=LLAMA_70B, device="rtx-a6000", workload=GENERATE)
     assert "141 GB against 52 GB" in said
 
-
-def test_one_server_can_hold_what_the_guide_gives_a_cluster():
     said = advice(model=LLAMA_405B, device="b200", devices=8, workload=GENERATE)
     assert "8 devices of one server hold it" in said
 
-
-def test_a_long_cache_is_more_than_a_fifth_of_the_weights():
     long = {"kind": "serve", "input_tokens": 30000, "output_tokens": 1000, "concurrency": 8}
     said = advice(device="h100-sxm-80gb", workload=long, pins={"weight_dtype": "bf16"})
     assert "that is 19 GB" in said
 
-
-def test_adapters_take_far_less_than_sixteen_bytes_a_parameter():
     lora = search(device="h100-sxm-80gb", workload={**TRAIN, "method": "lora"}).plans[0]
     assert any("16 bytes per parameter" in one and "here it takes 2" in one for one in lora.advice)
 
 
-def test_a_plan_that_the_rules_hold_for_has_no_advice():
+def test_every_rule_names_who_says_it_and_is_silent_where_it_holds():
     short = {"kind": "serve", "input_tokens": 128, "output_tokens": 64, "concurrency": 2}
     assert advice(device="h100-sxm-80gb", workload=short) == ""
-
-
-def test_every_rule_names_who_says_it():
     for rule in RULES:
         assert rule.source, rule
         assert rule.says[0].islower(), rule

@@ -76,35 +76,23 @@ def test_deepseek_v4s_windows_and_states_take_the_tokens_of_a_step():
         assert needed / GIB == pytest.approx(gib, rel=0.005), (tokens, step, gib)
 
 
-def test_a_long_request_of_deepseek_v4_holds_gibibytes_before_its_first_token():
-    """Issue 51041 of vLLM: 3.2 GB of a request do not grow, 3.3 kB a token do."""
+def test_vllm_holds_windows_steps_and_tokens_as_reported():
+    # Issue 51041 of vLLM: 3.2 GB of a request do not grow, 3.3 kB a token do.
     short, long = (
         held(answer("R16", workload=SERVED | {"input_tokens": tokens}), "kv_cache")
         for tokens in (20_000, 120_000)
     )
-
     assert (long - short) / 100_000 == pytest.approx(3.3e3, rel=0.3)
     assert short - 20_000 * 3.3e3 == pytest.approx(3.2e9, rel=0.15)
 
-
-def test_a_sliding_layer_of_vllm_holds_the_step_beside_its_window():
-    """SlidingWindowSpec.max_memory_usage_bytes: the window and max_num_batched_tokens."""
+    # SlidingWindowSpec.max_memory_usage_bytes: the window and max_num_batched_tokens.
     model = get_model("openai/gpt-oss-120b")
     asked = {"model": "openai/gpt-oss-120b", "workload": SERVED | {"input_tokens": 100_000}}
     sliding = next(g for g in model.layers_by_attention if getattr(g, "window", None))
     each = 2 * 8 * 64 * 2 * sliding.count
-
     step, none = (held(ask(**asked, engine=engine), "kv_cache") for engine in ("vllm", "sglang"))
-
     assert step - none == each * (8192 - sliding.window)
 
-
-UNSTATED = {name: value for name, value in SERVED.items() if name != "concurrency"} | {
-    "request_rate_per_second": 0.001
-}
-
-
-def test_the_tokens_that_vllm_holds():
     for name, engine, tokens, ranks in (
         ("R02", "vllm 0.9.2", 178_880, 1),  # issue 21348 of vLLM
         ("R15f", "vllm 0.22", 769_888, 2),  # issue 45178, without the estimate of graphs
@@ -113,16 +101,19 @@ def test_the_tokens_that_vllm_holds():
         assert found * 2304 / ranks == pytest.approx(tokens, rel=0.15)
 
 
-def test_graphs_of_early_vllm_lie_beside_its_share_of_memory():
-    """Issue 7553: 2,464 MiB for Yi-34B on four RTX 4090, which left 0.7 GiB of each."""
+UNSTATED = {name: value for name, value in SERVED.items() if name != "concurrency"} | {
+    "request_rate_per_second": 0.001
+}
+
+
+def test_graphs_of_early_vllm_and_estimates_that_took_most_of_a_device_are_told():
+    # Issue 7553: 2,464 MiB for Yi-34B on four RTX 4090, which left 0.7 GiB of each.
     found = answer("R25", engine="vllm 0.5.4", workload=UNSTATED)
     later = answer("R25", engine="vllm 0.22", workload=UNSTATED)
     assert held(found, "buffers") / 2**20 == pytest.approx(2464, rel=0.02)
     assert found.performance.max_concurrency < later.performance.max_concurrency
 
-
-def test_an_estimate_of_graphs_that_took_most_of_a_device_is_told():
-    """Issue 45178: 245,840 tokens with the estimate, 769,888 without."""
+    # Issue 45178: 245,840 tokens with the estimate, 769,888 without.
     warned = {
         engine: any("119 GiB" in warning for warning in answer("R15f", engine=engine).warnings)
         for engine in ("vllm", "vllm 0.22", "vllm 0.20", "sglang")
@@ -387,7 +378,7 @@ def test_every_published_deployment_of_a_known_model_fits_and_is_accepted():
         assert wrong == [], engine
 
 
-def test_stated_impossibilities_are_refused_or_do_not_fit():
+def test_stated_impossibilities_are_refused_and_no_source_was_fitted():
     for engine in ENGINES:
         wrong = [
             (row["source"], row["model"], row["gpu"], row["reason"])
@@ -395,6 +386,12 @@ def test_stated_impossibilities_are_refused_or_do_not_fit():
             if result == "fits" and not any(words in row["reason"] for words in BEYOND)
         ]
         assert wrong == [], engine
+
+    fitted = {row["source_id"] for name in FITTED_TABLES for row in table(name)}
+    fitted |= {row["source"] for row in table("inference_other")}
+    rows = SPEEDS + FRESH
+    assert not {row["source"] for row in rows} & fitted
+    assert len({row["id"] for row in rows}) == len(rows)
 
 
 FITTED_TABLES = ("serving_dense", "serving_sparse", "inference_other")
@@ -413,14 +410,6 @@ def test_every_row_states_its_conditions_and_fits_in_the_published_format():
         assert answer.strategy.weight_dtype == row["checkpoint_format"], row["id"]
         assert all(row[name] for name in ("source", "date", "release")), row["id"]
         assert bool(row["tpot_ms"]) or bool(row["output_tokens_per_second"]), row["id"]
-
-
-def test_no_source_was_fitted():
-    fitted = {row["source_id"] for name in FITTED_TABLES for row in table(name)}
-    fitted |= {row["source"] for row in table("inference_other")}
-    rows = SPEEDS + FRESH
-    assert not {row["source"] for row in rows} & fitted
-    assert len({row["id"] for row in rows}) == len(rows)
 
 
 def test_the_third_set_is_of_other_collections_and_every_row_is_counted():
@@ -442,18 +431,13 @@ def test_a_fresh_row_states_its_conditions_and_runs_in_the_published_format():
         assert answer.strategy.weight_dtype == speed.row["checkpoint_format"], speed.row["id"]
 
 
-def test_the_spread_between_sources_is_that_of_the_first_half():
+def test_spreads_and_rates_are_compared_by_time_and_source():
     assert source_spread() == pytest.approx(SOURCE_SPREAD, abs=0.02)
-
-
-def test_the_second_half_lies_inside_as_often_as_intervals_say():
-    """Of sources that gave neither factors nor the width, which was fixed with them in sight."""
+    # Of sources that gave neither factors nor the width, which was fixed with them in sight.
     shut = [speed for speed in published_speeds() if not speed.gives_spread]
     assert len({collection_of(speed.row) for speed in shut}) >= 4
     assert 0.72 <= sum(speed.is_covered for speed in shut) / len(shut) <= 0.88
 
-
-def test_a_rate_is_compared_by_its_time():
     row = next(row for row in SPEEDS if row["tpot_ms"])
     answer = answer_of(row)
     rate = answer.performance.output_tokens_per_second

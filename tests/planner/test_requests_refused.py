@@ -155,7 +155,7 @@ def test_what_has_no_formula_is_refused_by_its_field_and_can_be_left_out():
         assert "leave it out" in caught.value.message or "choose among" in caught.value.message
 
 
-def test_a_pin_without_a_formula_is_refused_by_the_search_as_well():
+def test_a_search_refuses_pins_without_a_formula_and_impossible_layouts():
     for name in ("sparse training", "an unheard-of format"):
         fields, field, word = UNCOVERED[name]
         pinned = {key: value for key, value in fields.items() if key != "strategy"}
@@ -163,8 +163,6 @@ def test_a_pin_without_a_formula_is_refused_by_the_search_as_well():
             search(**pinned, pins=fields["strategy"])
         assert caught.value.field.endswith(field), name
 
-
-def test_a_search_whose_every_layout_is_impossible_says_why():
     with pytest.raises(NotPossibleError) as caught:
         search(devices=2, pins={"pipeline_parallel_size": 64})
     assert "64" in caught.value.message
@@ -174,30 +172,24 @@ def test_a_search_whose_every_layout_is_impossible_says_why():
 def test_shares_of_one_tensor_class_are_at_most_the_whole():
     half = {"kv_cpu": 0.5, "kv_disk": 0.5}
     more = {"kv_cpu": 0.6, "kv_disk": 0.5}
-
     found = ask(workload=GENERATE, strategy={"offload": half})
     with pytest.raises(NotPossibleError, match=r"kv_cpu and kv_disk sum to 1\.1") as caught:
         ask(workload=GENERATE, strategy={"offload": more})
-
     assert found.strategy.offload.kv_disk == 0.5
     assert caught.value.field == "strategy.offload.kv_disk"
 
 
-def test_bits_without_a_format_are_refused_with_those_that_have_one():
+def test_bits_and_packing_are_refused_where_format_or_experts_are_missing():
     for bits in (1, 5, 6, 7, 12):
         with pytest.raises(BadRequestError, match="2, 3, 4, 8 or 16") as caught:
             ask(workload={**COMPRESS, "bits": bits})
         assert caught.value.field == "workload.bits", bits
         assert f"bits is {bits}" in caught.value.message, bits
 
-
-def test_bits_outside_of_a_byte_pair_are_no_request():
     for bits in (0, 17):
         with pytest.raises(ValidationError, match="bits"):
             ask(workload={**COMPRESS, "bits": bits})
 
-
-def test_packing_of_experts_needs_experts():
     packed = {"kind": "compress", "method": "qmoe"}
     with pytest.raises(NotPossibleError, match=LLAMA_70B) as caught:
         ask(model=LLAMA_70B, workload=packed)
@@ -205,7 +197,7 @@ def test_packing_of_experts_needs_experts():
     assert ask(model=MIXTRAL, devices=8, workload=packed).performance.duration_seconds > 0
 
 
-def test_requests_arrive_in_one_way_only():
+def test_arrivals_schedules_and_loads_out_of_their_range_are_refused():
     for loads in (
         {"concurrency": 4, "request_rate_per_second": 1.0},
         {"concurrency": 4, "burst_requests": 4},
@@ -214,16 +206,12 @@ def test_requests_arrive_in_one_way_only():
         with pytest.raises(ValidationError, match="exclude each other: give one, or none"):
             ServeWorkload(input_tokens=10, output_tokens=10, **loads)
 
-
-def test_shares_of_a_schedule_are_a_whole_and_no_longer_than_the_longest():
     whole = {"sequence_length": 2048, "global_batch_size": 8}
     with pytest.raises(ValidationError, match=r"add up to 0\.9, not 1"):
         TrainWorkload(**whole, length_schedule=((512, 0.4), (2048, 0.5)))
     with pytest.raises(ValidationError, match=r"reaches 4096 tokens.* is 2048"):
         TrainWorkload(**whole, length_schedule=((512, 0.5), (4096, 0.5)))
 
-
-def test_a_load_out_of_its_range_is_refused_by_its_name():
     for name, value in (
         ("input_tokens", 0),
         ("output_tokens", -1),
@@ -234,12 +222,10 @@ def test_a_load_out_of_its_range_is_refused_by_its_name():
             ask(workload={**SERVE, name: value})
 
 
-def test_a_misspelt_field_is_not_silently_ignored():
+def test_a_wrong_name_or_type_is_refused_by_its_field_with_the_nearest():
     with pytest.raises(ValidationError, match="tensor_paralel_size"):
         ask(strategy={"tensor_paralel_size": 2})
 
-
-def test_a_misspelt_name_is_answered_with_the_nearest_ones():
     with pytest.raises(UnknownDeviceError) as device:
         ask(device="h100-sxm-80g")
     with pytest.raises(UnknownModelError) as model:
@@ -251,15 +237,6 @@ def test_a_misspelt_name_is_answered_with_the_nearest_ones():
     assert device.value.field == "cluster.device"
     assert model.value.field == "model"
 
-
-def test_a_tiny_model_takes_as_many_stages_as_it_has_layers_and_no_more():
-    found = ask(model=TINY, devices=6, strategy={"pipeline_parallel_size": 6})
-    assert len(found.memory.per_stage_peak_bytes) == 6
-    with pytest.raises(NotPossibleError, match="only 6 layers"):
-        ask(model=TINY, devices=7, strategy={"pipeline_parallel_size": 7})
-
-
-def test_a_field_that_there_is_not_is_refused_with_its_nearest():
     for fields, field, nearest in (
         ({"strategy": {"tensor_paralel_size": 2}}, "strategy.tensor_paralel_size", "tensor_par"),
         ({"workload": {**SERVE, "input_toks": 2}}, "workload.input_toks", "input_tokens"),
@@ -269,104 +246,79 @@ def test_a_field_that_there_is_not_is_refused_with_its_nearest():
             parsed(EstimateRequest, json.dumps(document(**fields)))
         assert field in caught.value.field, (fields, field, nearest)
 
-
-def test_a_model_of_the_wrong_type_is_named_as_the_model():
     with pytest.raises(BadRequestError) as caught:
         parsed(EstimateRequest, json.dumps(document(model=[1])))
     assert caught.value.field == "model"
 
-
-def test_every_unknown_device_is_refused_with_some_that_are_known():
     with pytest.raises(UnknownDeviceError) as caught:
         ask(device="h999")
     assert "h200" in caught.value.nearest
 
-
-def test_an_unknown_quantisation_names_the_nearest():
     with pytest.raises(NotCoveredError, match="nearest: gptq"):
         ask(strategy={"quantization": "gptqx"})
 
-
-def test_a_dtype_that_there_is_not_is_refused_as_a_dtype():
     with pytest.raises(BadRequestError, match="nvfp4") as caught:
         parsed(EstimateRequest, json.dumps(document(strategy={"weight_dtype": "fp6"})))
     assert caught.value.field == "strategy.weight_dtype"
 
 
-def test_the_answer_repeats_the_full_strategy():
+def test_a_tiny_model_takes_as_many_stages_as_it_has_layers_and_no_more():
+    found = ask(model=TINY, devices=6, strategy={"pipeline_parallel_size": 6})
+    assert len(found.memory.per_stage_peak_bytes) == 6
+    with pytest.raises(NotPossibleError, match="only 6 layers"):
+        ask(model=TINY, devices=7, strategy={"pipeline_parallel_size": 7})
+
+
+def test_defaults_are_filled_in_as_checkpoint_and_engine_have_them():
     strategy = ask(devices=4, strategy={"tensor_parallel_size": 2}).strategy
     assert strategy.data_parallel_size == 2
     assert strategy.weight_dtype == "bf16"
     assert strategy.kv_cache_dtype == "bf16"
 
-
-def test_a_quantised_checkpoint_is_served_as_published():
     strategy = ask(model="nvidia/Llama-3.1-8B-Instruct-FP8", engine="vllm").strategy
     assert (strategy.weight_dtype, strategy.activation_dtype) == ("fp8", "fp8")
 
-
-def test_tensorrt_llm_keeps_an_eight_bit_cache_beside_eight_bit_weights():
     request = {"strategy": {"weight_dtype": "fp8"}}
     assert ask(**request, engine="tensorrt_llm").strategy.kv_cache_dtype == "fp8"
     assert ask(**request, engine="vllm").strategy.kv_cache_dtype == "bf16"
-
-
-def test_our_own_runner_groups_four_bit_weights_by_sixty_four():
     assert ask(strategy={"weight_dtype": "int4"}).strategy.group_size == 64
     assert ask(strategy={"weight_dtype": "int4"}, engine="vllm").strategy.group_size == 128
-
-
-def test_our_own_trainer_keeps_wide_weights_and_others_master_copies():
     assert ask(workload=TRAIN).strategy.weight_dtype == "fp32"
     assert ask(workload=TRAIN, engine="megatron").strategy.weight_dtype == "bf16"
 
 
-def test_too_few_devices_are_refused_with_both_numbers():
+def test_a_layout_that_does_not_fit_cluster_or_model_is_refused_or_warned_about():
     with pytest.raises(NotPossibleError, match=r"take 8 devices, the cluster has 4"):
         ask(devices=4, strategy={"tensor_parallel_size": 8})
 
-
-def test_idle_devices_are_warned_about():
     found = ask(devices=4, strategy={"tensor_parallel_size": 1, "data_parallel_size": 1})
     assert "3 of 4 devices stay unused" in found.warnings
 
-
-def test_ranks_that_do_not_divide_the_heads_are_refused():
     with pytest.raises(NotPossibleError, match="must divide the 32 attention heads"):
         ask(devices=3, strategy={"tensor_parallel_size": 3})
 
-
-def test_more_stages_than_layers_are_refused():
     with pytest.raises(NotPossibleError, match="only 6 layers"):
         ask(model=TINY, devices=8, strategy={"pipeline_parallel_size": 8})
 
-
-def test_experts_of_a_dense_model_are_refused():
     with pytest.raises(NotPossibleError, match="dense"):
         ask(devices=2, strategy={"expert_parallel_size": 2, "tensor_parallel_size": 2})
 
-
-def test_experts_that_do_not_divide_are_refused():
     strategy = {"expert_parallel_size": 3, "tensor_parallel_size": 4}
     with pytest.raises(NotPossibleError, match="must divide the 8 experts"):
         ask(model=MIXTRAL, devices=4, strategy=strategy)
 
 
-def test_a_device_without_any_published_peak_is_refused_by_name():
+def test_peaks_and_links_are_those_of_the_device_or_of_the_request():
     device = {"id": "my-chip", "memory_bytes": 2**36, "memory_bandwidth_bytes_per_second": 1e12}
     with pytest.raises(BadRequestError, match="my-chip"):
         ask(device=device)
 
-
-def test_a_dtype_without_its_own_units_runs_at_the_next_wider_ones():
     fp8 = ask(device="a100", strategy={"weight_dtype": "fp8"}, engine="vllm")
     bf16 = ask(device="a100", engine="vllm")
     assert fp8.performance.prefill_seconds == pytest.approx(
         bf16.performance.prefill_seconds, rel=0.1
     )
 
-
-def test_a_cluster_may_override_the_links_of_its_device():
     base = {"device": "h100", "devices_per_node": 8}
     slow = {**base, "intra_node_bandwidth_bytes_per_second": 10e9}
     strategy = {"tensor_parallel_size": 8}
@@ -375,19 +327,15 @@ def test_a_cluster_may_override_the_links_of_its_device():
     assert far.prefill_seconds > near.prefill_seconds
 
 
-def test_a_share_that_training_would_ignore_is_refused_by_name():
+def test_an_offload_is_refused_where_there_is_nothing_that_it_moves():
     for name in ("kv_cpu", "kv_disk"):
         with pytest.raises(NotCoveredError, match=rf"offload\.{name} is 0.5: .* when training"):
             ask(workload=TRAIN, devices=8, strategy={"offload": {name: 0.5}})
 
-
-def test_optimiser_states_are_not_moved_where_there_are_none():
     for workload in (SERVE, GENERATE):
         with pytest.raises(NotCoveredError, match=r"offload\.optimizer is 'cpu'"):
             ask(workload=workload, strategy={"offload": {"optimizer": "cpu"}})
 
-
-def test_an_offload_that_moves_nothing_is_taken_everywhere():
     nothing = {"offload": {"weights_cpu": 0.0, "optimizer": "none"}}
     assert ask(workload=TRAIN, devices=8, strategy=nothing).strategy.offload is not None
     assert ask(workload=GENERATE, strategy=nothing).fits
@@ -452,20 +400,17 @@ def test_a_layout_is_masked_exactly_where_the_exact_door_refuses_it(
         assert allowed
 
 
-def test_the_first_rule_that_does_not_hold_is_the_one_that_is_named():
+def test_the_first_rule_that_does_not_hold_is_named_and_heads_are_never_cut():
     rules = [Rule(True, "a", str), Rule(False, "b", lambda: "no"), Rule(False, "c", str)]
     with pytest.raises(NotPossibleError, match="no") as caught:
         check(rules)
     assert caught.value.field == "b"
+    for size in (3, 5, 6, 7):
+        with pytest.raises(NotPossibleError, match="must divide the 64 attention heads"):
+            ask(model=LLAMA_70B, devices=8, strategy={"tensor_parallel_size": size})
 
 
 @given(flags=st.lists(st.lists(st.booleans(), min_size=3, max_size=3), min_size=1, max_size=4))
 def test_a_mask_holds_where_every_rule_holds(flags):
     rules = [Rule(np.array(column), "", str) for column in flags]
     assert np.all(mask(rules) == np.array(flags).all(axis=0))
-
-
-def test_heads_are_never_cut():
-    for size in (3, 5, 6, 7):
-        with pytest.raises(NotPossibleError, match="must divide the 64 attention heads"):
-            ask(model=LLAMA_70B, devices=8, strategy={"tensor_parallel_size": size})

@@ -57,20 +57,16 @@ def _devices(plan):
     return sizes[0] * sizes[1] * strategy.pipeline_parallel_size
 
 
-def test_what_does_not_fit_is_rejected_with_need_and_limit():
+def test_what_does_not_fit_or_apply_is_rejected_with_numbers_or_a_reason():
     rejected = search(model=LLAMA_70B, engine="vllm").rejected["bf16 weights"]
     assert rejected.constraint == "memory"
     assert rejected.required > rejected.limit > 0
     assert "GiB" in rejected.reason
 
-
-def test_every_rejected_family_has_a_reason():
     for answer in (search(model=LLAMA_405B), search(model=TINY, device=CPU)):
         assert answer.rejected
         assert all(rejection.reason for rejection in answer.rejected.values())
 
-
-def test_a_technique_that_cannot_apply_says_why_by_name():
     rejected = search().rejected
     assert "this one is dense" in rejected["expert_parallel"].reason
     assert "this cluster has 1" in rejected["tensor_parallel"].reason
@@ -81,30 +77,28 @@ def test_a_sparse_model_is_offered_expert_parallelism():
     assert any("expert_parallel" in plan.techniques for plan in answer.plans)
 
 
-def test_an_infeasible_request_gets_suggestions_that_were_verified():
+def test_an_infeasible_request_is_told_proven_changes_and_of_adapters_where_they_train():
     answer = search(model=LLAMA_405B, engine="vllm")
     assert answer.plans == ()
     assert answer.suggestions
     assert all(suggestion.estimate.fits for suggestion in answer.suggestions)
 
-
-def test_full_tuning_that_does_not_fit_is_told_about_adapters():
     titles = [s.title for s in search(device="rtx-4090", workload=TRAIN).suggestions]
     assert "method lora" in titles
 
-
-def test_a_pin_that_prevents_the_plan_is_named_in_a_suggestion():
     answer = search(model=LLAMA_70B, engine="vllm", pins={"weight_dtype": "bf16"})
     assert "weights in fp8" in [suggestion.title for suggestion in answer.suggestions]
 
+    pretrain = {**TRAIN, "method": "pretrain"}
+    titles = [s.title for s in search(device="rtx-4090", workload=pretrain).suggestions]
+    assert titles
+    assert not {"method lora", "method qlora"} & set(titles)
 
-def test_pins_hold():
+
+def test_pins_hold_and_an_impossible_one_is_named():
     answer = search(devices=8, pins={"tensor_parallel_size": 4, "weight_dtype": "int8"})
     assert {plan.strategy.tensor_parallel_size for plan in answer.plans} == {4}
     assert {plan.strategy.weight_dtype for plan in answer.plans} == {"int8"}
-
-
-def test_an_impossible_pin_is_an_error_that_names_it():
     with pytest.raises(NotPossibleError, match="tensor_parallel_size is 3"):
         search(devices=3, pins={"tensor_parallel_size": 3, "data_parallel_size": 1})
 
@@ -118,19 +112,13 @@ def test_constraints_hold_and_reject_with_numbers():
     assert any(r.constraint == "tpot_seconds" for r in tight.rejected.values())
 
 
-def test_a_constraint_on_quality_keeps_coarse_weights_out():
+def test_constraints_on_quality_and_service_hold_and_others_are_refused():
     answer = search(constraints={"quality_loss_ratio": {"max": 0.002}}, top=50)
     assert answer.plans
     assert all(plan.strategy.weight_dtype != "int4" for plan in answer.plans)
-
-
-def test_a_constraint_on_no_figure_is_refused_with_the_known_ones():
     with pytest.raises(BadRequestError, match="tpot_seconds") as caught:
         search(constraints={"happiness": {"min": 1}})
     assert caught.value.field == "constraints.happiness"
-
-
-def test_service_objectives_are_constraints():
     answer = search(workload={**SERVE, "tpot_slo_seconds": 1e-6}, engine="vllm")
     assert answer.plans == ()
 
@@ -142,7 +130,7 @@ def test_hardware_options_compete():
     assert answer.plans[0].cluster.device == "h100-sxm-80gb"
 
 
-def test_the_frontier_is_exact():
+def test_the_frontier_is_exact_and_of_equals_keeps_one():
     answer = search(devices=4, engine="vllm", top=100)
     values = [criteria(plan) for plan in answer.pareto]
 
@@ -152,8 +140,6 @@ def test_the_frontier_is_exact():
         ]
         assert not beaten
 
-
-def test_the_frontier_of_equals_is_one():
     plan = search().plans[0]
     assert len(frontier([plan, plan, plan])) == 1
 
@@ -175,46 +161,27 @@ def test_plans_come_from_different_families():
 def test_our_own_runner_on_a_processor_offers_what_its_jobs_can_do():
     answer = search(model=TINY, device=CPU, workload=GENERATE, top=10)
     assert {p.strategy.weight_dtype for p in answer.plans} == {"fp32", "bf16", "int8", "int4"}
-
-
-def test_training_on_a_processor_offers_both_precisions():
     workload = {**TRAIN, "sequence_length": 256}
     answer = search(model=TINY, device=CPU, workload=workload, top=50)
     assert answer.plans[0].strategy.compute_dtype == "bf16"
 
 
-def test_the_second_plan_says_what_it_costs_against_the_first():
+def test_a_plan_says_what_it_costs_against_the_first_and_no_faster_by_nothing():
     plans = search(devices=8, engine="vllm").plans
     assert any("the first plan" in reason for reason in plans[1].reasons)
-
-
-def test_the_answer_says_how_much_was_searched():
-    searched = search(devices=8, engine="vllm").searched
-    assert searched.strategies > 20
-    assert searched.seconds > 0
-
-
-def test_an_unknown_model_is_refused():
-    with pytest.raises(UnknownModelError):
-        search(model="nobody/nothing")
-
-
-def test_a_plan_answer_survives_json():
-    answer = search(devices=2)
-    assert type(answer).model_validate_json(answer.model_dump_json()) == answer
-
-
-def test_a_plan_that_is_as_fast_is_not_called_faster_by_nothing():
     plans = search(devices=8, engine="vllm", top=50).plans
     said = [reason for plan in plans for reason in plan.reasons]
     assert not any(reason.startswith("0 %") for reason in said)
 
 
-def test_a_pretraining_that_does_not_fit_is_not_told_about_adapters():
-    pretrain = {**TRAIN, "method": "pretrain"}
-    titles = [s.title for s in search(device="rtx-4090", workload=pretrain).suggestions]
-    assert titles
-    assert not {"method lora", "method qlora"} & set(titles)
+def test_an_answer_says_how_much_was_searched_and_survives_json():
+    searched = search(devices=8, engine="vllm").searched
+    assert searched.strategies > 20
+    assert searched.seconds > 0
+    with pytest.raises(UnknownModelError):
+        search(model="nobody/nothing")
+    answer = search(devices=2)
+    assert type(answer).model_validate_json(answer.model_dump_json()) == answer
 
 
 def test_training_on_many_devices_is_laid_out_in_every_way():

@@ -78,12 +78,9 @@ def test_what_is_pinned_is_kept_and_never_beats_the_free_choice():
     fields = {"model": LLAMA_70B, "devices": 4}
     free = search(engine="vllm", objective="latency", **fields).plans
     for pins in (
-        {"weight_dtype": "bf16"},
-        {"tensor_parallel_size": 2},
-        {"kv_cache_dtype": "fp8"},
-        {"pipeline_parallel_size": 2, "weight_dtype": "int8"},
-        {"max_batch_tokens": 4096},
-    ):
+        {"weight_dtype": "bf16"}, {"tensor_parallel_size": 2}, {"kv_cache_dtype": "fp8"},
+        {"pipeline_parallel_size": 2, "weight_dtype": "int8"}, {"max_batch_tokens": 4096},
+    ):  # fmt: skip
         pinned = search(engine="vllm", objective="latency", pins=pins, **fields).plans
         assert pinned, pins
         for one in pinned:
@@ -128,7 +125,6 @@ def test_a_looser_promise_never_makes_the_best_plan_worse():
         best("cost", **fields, constraints={"tpot_seconds": {"max": limit}})
         for limit in (0.03, 0.05, 0.1, 1.0)
     ]
-
     figures = [one.cost_usd_per_million_tokens for one in costs]
     assert figures == sorted(figures, reverse=True)
     assert costs[0].performance.tpot_seconds <= 0.03
@@ -181,9 +177,7 @@ def test_no_plan_of_the_frontier_is_beaten_in_everything_by_another():
 
 def test_every_plan_of_the_frontier_fits_and_keeps_the_promise():
     promise = {"tpot_seconds": {"max": 0.03}}
-
     answer = search(model=LLAMA_70B, devices=4, engine="vllm", constraints=promise)
-
     assert answer.pareto
     for one in answer.pareto:
         again = ask(model=LLAMA_70B, devices=4, engine="vllm", strategy=one.strategy.model_dump())
@@ -211,14 +205,11 @@ def test_an_answer_says_which_question_it_is_for():
     assert {one.id for one in answer.plans} == {"ticket-7"}
 
 
-def test_the_quality_objective_keeps_the_weights_as_they_were_trained():
+def test_quality_keeps_the_trained_weights_and_memory_takes_the_fewest_bytes():
     answer = search(engine="vllm", objective="quality", top=20)
     assert answer.plans[0].strategy.weight_dtype in {"bf16", "fp16"}
     losses = [one.quality.loss_ratio or 0.0 for one in answer.plans if one.quality]
     assert losses[0] == min(losses)
-
-
-def test_the_memory_objective_takes_the_fewest_bytes_over_all_devices():
     one = search(model=LLAMA_70B, devices=4, engine="vllm", objective="memory", top=20).plans
     assert one[0].strategy.weight_dtype in {"int4", "nvfp4", "nf4"}
     assert one[0].strategy.tensor_parallel_size == 1

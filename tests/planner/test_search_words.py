@@ -59,7 +59,7 @@ def with_figures(estimate, peak, rate):
     return estimate.model_copy(update={"performance": performance, "memory": memory})
 
 
-def test_a_plan_is_compared_with_the_first_in_whole_per_cents():
+def test_a_plan_is_compared_with_the_first_by_speed_memory_and_devices():
     first = with_figures(ask(engine="vllm"), 20 * GIB, 100.0)
     other = first.strategy.model_copy(update={"max_batch_tokens": 4096})
     for rate, word in (
@@ -70,10 +70,6 @@ def test_a_plan_is_compared_with_the_first_in_whole_per_cents():
         second = with_figures(first, 20 * GIB, rate).model_copy(update={"strategy": other})
         assert word in reasons(second, first), (rate, word)
 
-
-def test_memory_is_compared_with_the_first_plan():
-    first = with_figures(ask(engine="vllm"), 20 * GIB, 100.0)
-    other = first.strategy.model_copy(update={"max_batch_tokens": 4096})
     for peak, word in (
         (18 * GIB, "2.0 GiB less per device"),
         (21 * GIB, "1.0 GiB more per device"),
@@ -84,15 +80,11 @@ def test_memory_is_compared_with_the_first_plan():
             one for one in reasons(first, first) if "per device" in one and "fits" not in one
         ]
 
-
-def test_the_first_plan_is_compared_with_nothing():
     first = search(model=LLAMA_70B, devices=2, engine="vllm").plans[0]
     memory = first.memory.per_device_peak_bytes / GIB
     assert first.reasons[0] == f"fits: {memory:.1f} of 80.0 GiB per device"
     assert len(first.reasons) == 2
 
-
-def test_plans_of_several_sizes_say_how_many_devices_they_take():
     plans = search(model=LLAMA_70B, devices=4, engine="vllm", objective="cost", top=20).plans
     sizes = {one.strategy.tensor_parallel_size for one in plans}
     assert len(sizes) > 1
@@ -100,7 +92,7 @@ def test_plans_of_several_sizes_say_how_many_devices_they_take():
     assert any("devices instead of" in word for word in words)
 
 
-def test_the_closest_miss_is_relative_to_its_own_limit():
+def test_the_closest_miss_is_told_or_every_reason_without_numbers():
     far, near = missed("far", 30.0, 10.0), missed("near", 1100.0, 1000.0)
     found = closest_miss(7, [far, near])
     assert (found.value, found.required, found.limit) == (7, 1100.0, 1000.0)
@@ -108,20 +100,16 @@ def test_the_closest_miss_is_relative_to_its_own_limit():
     assert distance(near) == pytest.approx(0.1)
     assert distance(far) == pytest.approx(2.0)
 
-
-def test_without_numbers_every_reason_is_said():
     words = [
         Rejection(family="a", constraint="applicability", reason="it is dense"),
         Rejection(family="b", constraint="applicability", reason="one device"),
     ]
-
     found = closest_miss(1, words)
-
     assert (found.constraint, found.reason) == ("applicability", "it is dense; one device")
     assert closest_miss(1, []).reason == "no strategy applies"
 
 
-def test_a_value_is_searched_once_however_often_it_is_asked():
+def test_a_value_is_searched_once_and_an_error_keeps_its_field():
     probe = Probe()
     request = PlanRequest.model_validate(document(engine="vllm"))
     answers = [probe.works(1, request) for _ in range(3)]
@@ -129,13 +117,9 @@ def test_a_value_is_searched_once_however_often_it_is_asked():
     assert probe.searches == 1
     assert probe.limit(1, "users", None).beyond is None
 
-
-def test_a_probe_keeps_the_field_of_an_error_as_the_constraint():
-    probe = Probe()
     request = PlanRequest.model_validate(
         document(devices=3, pins={"tensor_parallel_size": 3, "data_parallel_size": 1})
     )
-
     assert not probe.works("three", request)
     assert probe.no["three"].constraint == "strategy.tensor_parallel_size"
     assert "is 3" in probe.no["three"].reason
@@ -154,13 +138,11 @@ def test_a_search_for_the_largest_asks_for_no_number_twice_and_none_beyond_the_t
     assert all(1 <= number <= top for number in asked)
 
 
-def test_where_no_search_finds_anything_nothing_is_suggested():
+def test_the_smallest_changes_that_help_and_are_not_refused_are_suggested():
     for workload in (SERVE, GENERATE, TRAIN):
         request = PlanRequest.model_validate(document(workload=workload, engine="vllm"))
         assert suggestions(request, lambda _: None) == (), workload
 
-
-def test_a_change_that_is_itself_refused_is_no_suggestion():
     request = PlanRequest.model_validate(document(workload=GENERATE))
 
     def refuses(_):
@@ -168,8 +150,6 @@ def test_a_change_that_is_itself_refused_is_no_suggestion():
 
     assert suggestions(request, refuses) == ()
 
-
-def test_where_everything_helps_the_smallest_changes_are_suggested():
     request = PlanRequest.model_validate(document(workload={**SERVE, "concurrency": 64}))
     good = ask(engine="vllm")
     titles = [one.title for one in suggestions(request, lambda _: good)]
@@ -223,18 +203,14 @@ def imbalance(estimate):
     return merit_of(estimate).imbalance
 
 
-def test_every_objective_has_a_penalty():
+def test_objectives_have_penalties_and_count_devices_and_waits():
     for penalty in PENALTIES.values():
         assert isinstance(penalty(merit_of(BASE)), float)
 
-
-def test_devices_in_use_are_the_product_of_the_sizes():
     found = ask(devices=8, strategy={"tensor_parallel_size": 4})
     assert devices_of(found) == 8
     assert merit_of(found).held_bytes == 8 * found.memory.per_device_peak_bytes
 
-
-def test_somebody_waits_for_a_step_or_a_compression_too():
     step = ask(model=TINY, device=CPU, workload={**TRAIN, "sequence_length": 128})
     job = ask(model=TINY, device=CPU, workload={"kind": "compress", "method": "int8_weight_only"})
     assert merit_of(step).delay == step.performance.step_seconds
@@ -242,11 +218,8 @@ def test_somebody_waits_for_a_step_or_a_compression_too():
     assert merit_of(job).speed == 1 / job.performance.duration_seconds
 
 
-def test_balance_prefers_speed_at_equal_quality():
+def test_balance_prefers_speed_at_equal_quality_and_much_speed_for_coarse_weights():
     assert imbalance(variant(200.0, 1.0, 10)) < imbalance(variant(100.0, 1.0, 10))
-
-
-def test_balance_lets_coarse_weights_win_only_when_they_are_much_faster():
     coarse = BASE.quality.model_copy(update={"perplexity_ratio": (1.0, 1.1, 1.2)})
     slightly = variant(110.0, 1.0, 10).model_copy(update={"quality": coarse})
     much = variant(300.0, 1.0, 10).model_copy(update={"quality": coarse})
@@ -288,7 +261,7 @@ def test_a_family_is_named_by_its_weights_and_how_they_are_split():
         assert family_of(strategy) == family, (strategy, family)
 
 
-def test_of_a_family_the_closest_miss_stays_and_all_are_counted():
+def test_of_a_family_the_closest_miss_stays_unless_a_member_is_feasible():
     rejections = Rejections()
     for peak in (50, 20, 90):
         rejections.memory(variant(1.0, 1.0, peak), 10)
@@ -296,9 +269,6 @@ def test_of_a_family_the_closest_miss_stays_and_all_are_counted():
     assert kept.required == 20
     assert kept.strategies == 3
 
-
-def test_a_family_with_a_feasible_member_is_not_rejected():
-    rejections = Rejections()
     rejections.memory(variant(1.0, 1.0, 50), 10)
     rejections.accept(BASE.strategy)
     assert rejections.result() == {}
@@ -333,19 +303,13 @@ def test_families_have_different_numbers_exactly_where_they_have_different_names
     assert (number_of(one) == number_of(other)) is same_name
 
 
-def test_of_equals_the_plainer_strategy_goes_first():
+def test_of_equals_the_plainer_goes_first_and_neither_rounding_nor_a_price_decides():
     plain, sharded = (
         BASE.model_copy(update={"strategy": Strategy(zero_stage=stage)}) for stage in (0, 2)
     )
     assert order_of(plain, "throughput") < order_of(sharded, "throughput")
-
-
-def test_rounding_decides_nothing():
     slower = variant(100.0 * (1 - 1e-13), 1.0, 10)
     assert order_of(slower, "throughput") == order_of(variant(100.0, 1.0, 10), "throughput")
-
-
-def test_an_unknown_price_is_replaced_by_device_seconds():
     unpriced = BASE.model_copy(update={"cost_usd_per_million_tokens": None})
     assert PENALTIES["cost"](merit_of(unpriced)) == merit_of(unpriced).device_seconds
 
@@ -378,7 +342,7 @@ def test_the_need_of_a_family_is_what_an_estimate_of_it_holds():
     assert rejected.limit == H100_USABLE
 
 
-def test_no_family_is_rejected_for_memory_that_would_have_been_enough():
+def test_rejections_for_memory_would_not_have_fitted_and_say_the_figures_of_their_fields():
     for device in ("rtx-4090", "a100-sxm-80gb", "h100-sxm-80gb"):
         answer = search(model=LLAMA_70B, device=device, engine="vllm", workload=SERVE)
         capacity = ask(device=device).memory.capacity_bytes
@@ -388,12 +352,8 @@ def test_no_family_is_rejected_for_memory_that_would_have_been_enough():
             assert one.limit < capacity, device
             assert one.required > one.limit, device
 
-
-def test_the_words_of_a_rejection_have_the_figures_of_its_fields():
     one = search(model=LLAMA_70B, engine="vllm").rejected["bf16 weights"]
-
     need, usable, share = gib_in(one.reason)
-
     assert need == pytest.approx(one.required / GIB, abs=0.05)
     assert usable == pytest.approx(one.limit / GIB, abs=0.05)
     # 70.6 billion parameters in two bytes are 131.4 GiB.
@@ -401,7 +361,7 @@ def test_the_words_of_a_rejection_have_the_figures_of_its_fields():
     assert "weights take" in one.reason
 
 
-def test_training_names_the_tensors_that_take_the_most():
+def test_a_rejection_names_the_tensors_the_time_the_rate_or_the_limit():
     fields = {"device": "h100-sxm-80gb", "workload": {**TRAIN, "global_batch_size": 1}}
     pins = {"weight_dtype": "bf16", "activation_recomputation": "full"}
 
@@ -415,8 +375,6 @@ def test_training_names_the_tensors_that_take_the_most():
         assert name.replace("_", " ") in one.reason
         assert one.required == found.memory.per_device_peak_bytes
 
-
-def test_a_family_that_is_too_slow_is_rejected_with_the_time_it_takes():
     pins = {
         "weight_dtype": "bf16",
         "kv_cache_dtype": "bf16",
@@ -431,8 +389,6 @@ def test_a_family_that_is_too_slow_is_rejected_with_the_time_it_takes():
         assert rejected.required == pytest.approx(2 * limit), name
         assert rejected.reason.startswith(f"{name} is "), name
 
-
-def test_a_rate_that_is_too_low_is_rejected_by_its_lower_limit():
     bound = {"tokens_per_second": {"min": 1e6}}
 
     answer = search(engine="vllm", constraints=bound)
@@ -443,8 +399,6 @@ def test_a_rate_that_is_too_low_is_rejected_by_its_lower_limit():
         assert one.required < one.limit
         assert one.unit == "1/s"
 
-
-def test_a_limit_on_memory_below_the_cards_own_rejects_by_that_limit():
     bound = {"per_device_peak_bytes": {"max": 10 * GIB}}
     answer = search(engine="vllm", constraints=bound)
     wide = answer.rejected["bf16 weights"]
@@ -458,7 +412,6 @@ def test_a_looser_limit_rejects_no_family_that_a_tighter_one_accepts():
     for limit in (0.006, 0.007, 0.009, 0.012):
         answer = search(engine="vllm", constraints={"tpot_seconds": {"max": limit}})
         families.append({name for name, one in answer.rejected.items() if one.required})
-
     for tight, loose in pairwise(families):
         assert loose <= tight
     assert families[0] > families[-1]
@@ -494,12 +447,9 @@ def test_a_processor_rejects_by_its_own_memory():
 
 def test_the_limit_that_is_named_is_the_one_that_was_missed():
     for bound, found in (
-        (Bound(max=100.0), None),
-        (Bound(min=10.0), None),
-        (Bound(max=1.0), 1.0),
-        (Bound(min=1e9), 1e9),
-        (Bound(min=1e9, max=1.0), 1.0),
-    ):
+        (Bound(max=100.0), None), (Bound(min=10.0), None), (Bound(max=1.0), 1.0),
+        (Bound(min=1e9), 1e9), (Bound(min=1e9, max=1.0), 1.0),
+    ):  # fmt: skip
         estimate = ask(model=TINY, device=CPU, workload=GENERATE)
         estimate = estimate.model_copy(
             update={"performance": estimate.performance.model_copy(update={"ttft_seconds": 50.0})}
@@ -508,19 +458,16 @@ def test_the_limit_that_is_named_is_the_one_that_was_missed():
         assert miss == (None if found is None else ("ttft_seconds", 50.0, found)), (bound, found)
 
 
-def test_what_is_exactly_at_a_limit_keeps_it():
+def test_what_is_exactly_at_a_limit_keeps_it_and_a_missing_figure_breaks_any():
     found = ask(engine="vllm")
     exactly = found.performance.ttft_seconds
     assert first_violation(found, {"ttft_seconds": Bound(min=exactly, max=exactly)}) is None
-
-
-def test_a_figure_that_a_workload_does_not_have_breaks_any_limit_on_it():
     found = ask(workload=GENERATE)
     assert first_violation(found, {"mfu": Bound(min=0.0)}) == ("mfu", None, 0.0)
     assert search(workload=GENERATE, constraints={"mfu": {"min": 0.0}}).plans == ()
 
 
-def test_every_figure_of_a_constraint_can_be_read_from_an_estimate():
+def test_every_figure_of_a_constraint_is_read_and_a_misspelt_one_told_its_name():
     found = ask(engine="vllm")
 
     for name in FIGURES:
@@ -530,25 +477,19 @@ def test_every_figure_of_a_constraint_can_be_read_from_an_estimate():
     assert unit_of("run_cost_usd") == "USD"
     assert unit_of("mfu") == ""
 
-
-def test_a_misspelt_constraint_is_told_its_right_name():
     with pytest.raises(BadRequestError, match="ttft_seconds") as caught:
         search(constraints={"ttft": {"max": 1.0}})
     assert caught.value.field == "constraints.ttft"
     assert "'ttft'" in caught.value.message
 
 
-def test_an_own_limit_on_the_first_token_goes_before_the_objective_of_the_service():
+def test_an_own_limit_goes_before_the_services_and_a_pinned_strategy_is_rejected_as_itself():
     workload = {**SERVE, "ttft_slo_seconds": 1e-6}
     assert search(workload=workload).plans == ()
     assert search(workload=workload, constraints={"ttft_seconds": {"max": 60.0}}).plans
 
-
-def test_a_pinned_strategy_that_is_too_large_is_rejected_as_itself():
     pins = {"weight_dtype": "bf16", "kv_cache_dtype": "bf16", "tensor_parallel_size": 2}
-
     answer = search(model=LLAMA_70B, device="rtx-4090", devices=2, engine="vllm", pins=pins)
-
     found = ask(model=LLAMA_70B, device="rtx-4090", devices=2, engine="vllm", strategy=pins)
     (one,) = numbered(answer).values()
     assert one.family == "bf16 weights, tensor parallel 2"

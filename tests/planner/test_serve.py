@@ -26,41 +26,31 @@ def serving(**workload):
     return ask(workload={**SERVE, **workload}, engine="vllm")
 
 
-def test_more_concurrency_gives_more_throughput_and_slower_tokens():
+def test_more_concurrency_gives_more_throughput_until_requests_wait_for_memory():
     few, many = serving(concurrency=4).performance, serving(concurrency=64).performance
     assert many.output_tokens_per_second > few.output_tokens_per_second
     assert many.tpot_seconds > few.tpot_seconds
-
-
-def test_throughput_is_what_the_latencies_say():
-    """The closed loop of the published rows: concurrency x output / (TTFT + gaps)."""
+    # The closed loop of the published rows: concurrency x output / (TTFT + gaps).
     found = serving().performance
     latency = found.ttft_seconds + 127 * found.tpot_seconds
     assert found.output_tokens_per_second == pytest.approx(16 * 128 / latency)
 
-
-def test_requests_that_do_not_fit_wait_and_the_answer_says_so():
     found = serving(concurrency=4000, input_tokens=8000)
     assert found.performance.max_concurrency < 4000
     assert any("the rest wait" in warning for warning in found.warnings)
     assert found.performance.ttft_seconds > serving(input_tokens=8000).performance.ttft_seconds
-
-
-def test_without_arrivals_the_most_that_memory_allows_is_served():
     found = ask(workload={**SERVE, "concurrency": None}, engine="vllm")
     assert found.performance.max_concurrency > 100
     slower = serving(concurrency=8).performance.output_tokens_per_second
     assert found.performance.output_tokens_per_second > slower
 
 
-def test_a_slow_open_loop_serves_exactly_what_arrives():
+def test_an_open_loop_serves_what_arrives_and_a_faster_one_waits_longer():
     found = ask(
         workload={**SERVE, "concurrency": None, "request_rate_per_second": 0.5}, engine="vllm"
     )
     assert found.performance.requests_per_second == pytest.approx(0.5)
 
-
-def test_a_faster_open_loop_waits_longer_for_each_token():
     slow, fast = (
         ask(workload={**SERVE, "concurrency": None, "request_rate_per_second": rate})
         for rate in (0.1, 2.0)
@@ -68,26 +58,34 @@ def test_a_faster_open_loop_waits_longer_for_each_token():
     assert fast.performance.tpot_seconds > slow.performance.tpot_seconds
 
 
-def test_a_shared_prefix_shortens_the_prefill():
+def test_a_prefix_fp8_and_experts_save_what_they_leave_out():
     shared = serving(prefix_share_ratio=0.9).performance
     assert shared.prefill_seconds < 0.5 * serving().performance.prefill_seconds
 
+    # Measured kernels reach a smaller share of the doubled peak, and issuing costs the same.
+    wide = ask(engine="vllm").performance
+    narrow = ask(engine="vllm", strategy={"weight_dtype": "fp8"}).performance
+    assert narrow.tpot_seconds < wide.tpot_seconds
+    assert narrow.prefill_seconds < 0.9 * wide.prefill_seconds
 
-def test_tensor_parallelism_speeds_up_a_big_model():
+    # A fifth is active; measured expert kernels reach half of what those of dense layers do.
+    sparse = ask(model=MIXTRAL, devices=2, strategy={"tensor_parallel_size": 2}, engine="vllm")
+    dense = ask(model=LLAMA_70B, devices=2, strategy={"tensor_parallel_size": 2}, engine="vllm")
+    assert sparse.memory.breakdown_bytes["weights"] > 0.6 * dense.memory.breakdown_bytes["weights"]
+    assert sparse.performance.prefill_seconds < 0.6 * dense.performance.prefill_seconds
+
+
+def test_tensor_ranks_speed_up_stages_take_memory_off_and_replicas_share_the_load():
     two = ask(model=LLAMA_70B, devices=2, strategy={"tensor_parallel_size": 2}, engine="vllm")
     eight = ask(model=LLAMA_70B, devices=8, strategy={"tensor_parallel_size": 8}, engine="vllm")
     assert eight.performance.tpot_seconds < two.performance.tpot_seconds
 
-
-def test_a_pipeline_takes_memory_off_each_device_but_no_time_off_a_single_request():
     one = {**SERVE, "concurrency": 1}
     alone = ask(workload=one, engine="vllm")
     piped = ask(workload=one, engine="vllm", devices=4, strategy={"pipeline_parallel_size": 4})
     assert piped.memory.per_device_peak_bytes < 0.5 * alone.memory.per_device_peak_bytes
     assert piped.performance.tpot_seconds >= alone.performance.tpot_seconds
 
-
-def test_replicas_share_the_load():
     one = ask(engine="vllm")
     four = ask(engine="vllm", devices=4, strategy={"data_parallel_size": 4})
     assert four.performance.tpot_seconds < one.performance.tpot_seconds
@@ -95,37 +93,17 @@ def test_replicas_share_the_load():
     assert faster > one.performance.output_tokens_per_second
 
 
-def test_fp8_reads_half_and_computes_faster():
-    """Measured kernels reach a smaller share of the doubled peak, and issuing costs the same."""
-    wide = ask(engine="vllm").performance
-    narrow = ask(engine="vllm", strategy={"weight_dtype": "fp8"}).performance
-    assert narrow.tpot_seconds < wide.tpot_seconds
-    assert narrow.prefill_seconds < 0.9 * wide.prefill_seconds
-
-
-def test_a_sparse_model_needs_memory_for_all_experts_and_time_for_the_active_ones():
-    """A fifth is active; measured expert kernels reach half of what those of dense layers do."""
-    sparse = ask(model=MIXTRAL, devices=2, strategy={"tensor_parallel_size": 2}, engine="vllm")
-    dense = ask(model=LLAMA_70B, devices=2, strategy={"tensor_parallel_size": 2}, engine="vllm")
-    assert sparse.memory.breakdown_bytes["weights"] > 0.6 * dense.memory.breakdown_bytes["weights"]
-    assert sparse.performance.prefill_seconds < 0.6 * dense.performance.prefill_seconds
-
-
-def test_a_missed_objective_is_a_warning_with_both_figures():
+def test_missed_objectives_long_requests_and_unknown_engines_are_warned_about():
     found = serving(ttft_slo_seconds=0.001)
     assert any("ttft_seconds" in warning and "0.001" in warning for warning in found.warnings)
 
-
-def test_what_is_too_long_for_the_model_is_refused_or_warned_about():
-    """vLLM does not start with a longer context (issue 16757), llama.cpp warns."""
+    # vLLM does not start with a longer context (issue 16757), llama.cpp warns.
     workload = {**SERVE, "input_tokens": 200_000, "concurrency": 1}
     found = ask(workload=workload, engine="llama_cpp")
     assert any("context of 131072" in warning for warning in found.warnings)
     with pytest.raises(NotPossibleError, match=r"200128 tokens .* context of 131072"):
         ask(workload=workload, engine="vllm")
 
-
-def test_an_engine_without_figures_falls_back_with_a_warning_and_wider_intervals():
     known, unknown = ask(engine="vllm"), ask(engine="candle")
     widths = [high / low for low, high in (e.interval["tpot_seconds"] for e in (known, unknown))]
     assert any("no figures of its own" in warning for warning in unknown.warnings)
@@ -171,81 +149,50 @@ def recorded(**asked):
     return ledger
 
 
-def test_a_cycle_is_its_mixed_steps_and_the_packed_rest():
+def test_cycles_chunks_waves_first_tokens_and_budgets_are_as_counted_by_hand():
     seconds = cycle_seconds(mixed_steps=20.0, mixed_s=0.5, output_tokens=100, packed_s=0.02)
     assert seconds == pytest.approx(20 * 0.5 + 80 * 0.02)
-
-
-def test_prompts_are_read_in_as_many_steps_as_chunks():
     assert mixed_steps(running=64, prompt_tokens=1000.0, chunk_tokens=8000.0) == 8
 
-
-def test_a_burst_takes_its_waves_and_the_last_ones_decoding():
     whole = waves_seconds(waves=3, cycle_s=10.0, mixed_steps=20.0, packed_s=0.02)
     assert whole == pytest.approx(30.4)
-
-
-def test_the_first_token_waits_for_a_place_and_its_own_steps():
     assert first_token_of_many(waited_s=1.0, own_steps=2.0, mixed_s=0.25) == 1.5
 
-
-def test_a_step_is_filled_to_its_token_budget():
     setting = resolve(request())
     work = mixed_work(setting, setting.workload, own=192.0, chunk=8000.0)
     assert work.new_tokens == step_budget(setting, 1000.0) == 8192
 
 
-def test_short_steps_cut_a_prompt_into_pieces_that_see_what_was_read():
+def test_pieces_of_a_prompt_see_what_was_read_and_full_batches_what_their_steps_allow():
     setting = resolve(request())
     whole = mixed_work(setting, setting.workload, own=0.0, chunk=1000.0)
     cut = mixed_work(setting, setting.workload, own=0.0, chunk=250.0)
     assert 4 * cut.token_pairs.total == pytest.approx(whole.token_pairs.total)
     assert 4 * cut.read_layer_tokens.total > whole.read_layer_tokens.total
-
-
-def test_a_shared_prefix_is_attended_to_and_not_read_again():
     plain, shared = rate(), rate(prefix_share_ratio=0.9)
     assert shared > 1.2 * plain
 
-
-def test_a_full_batch_makes_as_many_tokens_as_its_steps_allow():
     ledger = recorded()
     told = {entry.key: entry for entry in ledger.entries}
     cycle, places = told["cycle"].value, told["mixed_steps"].inputs()[0].value
     assert rate() == pytest.approx(places * LENGTHS["output_tokens"] / cycle)
-
-
-def test_longer_requests_leave_more_rarely():
     for name in ("input_tokens", "output_tokens"):
         short, long = (estimate(request(**{name: n})).performance for n in (500, 2000))
         assert long.requests_per_second < short.requests_per_second, name
 
 
-def test_no_batch_computes_faster_than_the_peak():
+def test_no_batch_beats_the_hardware_and_waves_of_a_burst_take_as_long_as_each():
     tokens = rate(input_tokens=2000, output_tokens=100, strategy={"weight_dtype": "bf16"})
     computed = tokens * (2000 + 100) / 100 * 2 * 7.5e9
     assert computed < 989e12
-
-
-def test_no_batch_reads_its_weights_faster_than_memory_allows():
     found = estimate(request(burst_requests=1)).performance
     assert found.output_tokens_per_second * 15e9 < 3.35e12
 
-
-def test_two_waves_take_as_long_as_each_of_them():
     most = estimate(request(burst_requests=1)).performance.max_concurrency
     one, two = (rate(burst_requests=waves * most) for waves in (1, 2))
     assert one == pytest.approx(two, rel=0.1)
     assert one < two
-
-
-def test_a_second_wave_reads_the_weights_once_more():
-    most = estimate(request(burst_requests=1)).performance.max_concurrency
     assert rate(burst_requests=most + 1) < 0.95 * rate(burst_requests=most)
-
-
-def test_a_long_burst_comes_near_to_an_endless_stream():
-    most = estimate(request(burst_requests=1)).performance.max_concurrency
     assert rate(burst_requests=50 * most) == pytest.approx(rate(), rel=0.02)
 
 
@@ -269,7 +216,7 @@ def test_an_engine_holds_no_more_requests_than_it_schedules():
     assert told["mixed_steps"].inputs()[0].value == 2048
 
 
-def test_prompts_that_fill_every_step_leave_fewer_to_decode():
+def test_prompts_leave_fewer_to_decode_and_the_others_wait_for_theirs():
     long = {"input_tokens": 4000, "output_tokens": 10}
     ledger = recorded(**long)
     told = {entry.key: entry for entry in ledger.entries}
@@ -277,8 +224,6 @@ def test_prompts_that_fill_every_step_leave_fewer_to_decode():
     assert running + chunk == pytest.approx(8192)
     assert told["mixed_steps"].value == pytest.approx(10)
 
-
-def test_those_who_do_not_decode_wait_for_their_prompt():
     found = estimate(request(input_tokens=4000, output_tokens=10)).performance
     held = found.requests_per_second * found.latency_seconds
     assert held == pytest.approx(found.max_concurrency, rel=0.2)
@@ -294,14 +239,11 @@ def test_other_arrivals_and_offload_keep_prefill_and_decode_apart():
         assert not fills_places(setting, setting.workload), apart
 
 
-def test_sorting_tokens_by_expert_costs_time_where_tables_show_it():
+def test_sorting_tokens_by_expert_costs_time_in_sparse_models_alone():
     ledger = recorded(model="Qwen/Qwen3-30B-A3B")
     moved = [e for e in ledger.entries if e.name == "Moving tokens to and from experts"]
     assert {entry.group for entry in moved} == {"mixed", "packed"}
     assert all(entry.value > 0 for entry in moved)
-
-
-def test_a_dense_model_moves_no_token_to_an_expert():
     names = {entry.name for entry in recorded().entries}
     assert "Moving tokens to and from experts" not in names
 
@@ -333,90 +275,61 @@ def test_a_round_makes_as_many_tokens_as_counting_guess_by_guess_says(chance, gu
     assert found == pytest.approx(counted, rel=1e-6)
 
 
-def test_the_published_example_comes_out():
-    """Leviathan et al. 2023, figure 2: at 0.8 with five guesses about 3.7 tokens a round."""
+def test_a_round_makes_what_was_published_in_columns_too_and_shares_it_out():
+    # Leviathan et al. 2023, figure 2: at 0.8 with five guesses about 3.7 tokens a round.
     found = tokens_per_round(acceptance_ratio=0.8, drafted_tokens=5)
     assert found == pytest.approx(3.69, abs=0.01)
-
-
-def test_columns_make_what_single_numbers_make():
     chances = np.array([0.0, 0.5, 1.0])
     found = tokens_per_round(acceptance_ratio=chances, drafted_tokens=3.0)
     assert found == pytest.approx([1.0, 1.875, 4.0])
-
-
-def test_a_round_is_shared_by_the_tokens_that_it_makes():
     gap = speculative_gap(drafted_tokens=4, draft_s=1.0, verify_s=6.0, round_tokens=2.5)
     assert gap == 4.0
 
 
-def test_good_guesses_of_a_small_model_speed_up_a_single_stream():
-    """Leviathan et al. report two to three times."""
+def test_guesses_are_the_faster_the_better_and_the_gain_shrinks_with_the_batch():
+    # Leviathan et al. report two to three times.
     plain, fast = guessing(draft=None), guessing(acceptance=0.8)
     assert 1.3 < plain.performance.tpot_seconds / fast.performance.tpot_seconds < 3.7
-
-
-def test_guesses_that_are_never_right_only_cost():
     plain, useless = guessing(draft=None), guessing(acceptance=0.0)
     assert useless.performance.tpot_seconds > plain.performance.tpot_seconds
-
-
-def test_better_guesses_are_faster():
     gaps = [guessing(acceptance=a).performance.tpot_seconds for a in (0.2, 0.5, 0.8, 1.0)]
     assert gaps == sorted(gaps, reverse=True)
 
-
-def test_the_gain_shrinks_as_the_batch_grows():
-    """Checking guesses is free while weights are read anyway, not once products are the limit."""
+    # Checking guesses is free while weights are read anyway, not once products are the limit.
     gains = [
         guessing(draft=None, concurrency=n).performance.tpot_seconds
         / guessing(concurrency=n).performance.tpot_seconds
         for n in (1, 64, 256)
     ]
-
     assert gains == sorted(gains, reverse=True)
 
 
-def test_the_draft_takes_memory_of_its_own():
+def test_a_draft_takes_memory_and_reads_the_prompt_and_its_round_is_explained():
     plain, fast = (found.memory.breakdown_bytes for found in (guessing(draft=None), guessing()))
     assert fast["weights"] - plain["weights"] == pytest.approx(1.236e9 * 2 / 4, rel=0.05)
     assert fast["kv_cache"] > plain["kv_cache"]
-
-
-def test_fewer_requests_fit_beside_a_draft():
     plain, fast = guessing(draft=None), guessing()
     assert fast.performance.max_concurrency < plain.performance.max_concurrency
-
-
-def test_the_prompt_is_read_by_both_models():
     assert (
         guessing().performance.prefill_seconds > guessing(draft=None).performance.prefill_seconds
     )
 
-
-def test_a_round_is_explained():
     terms = {term.key: term for term in guessing().terms}
     assert terms["round_tokens"].value == pytest.approx((1 - 0.7**5) / 0.3)
     assert "2211.17192" in terms["round_tokens"].source
     assert terms["speculative_gap"].unit == "s"
 
 
-def test_an_unknown_draft_is_refused_by_name():
+def test_a_draft_that_is_unknown_unlike_or_beside_stages_is_refused():
     with pytest.raises(UnknownModelError, match="no-such"):
         guessing(draft="meta-llama/no-such-1B")
-
-
-def test_a_draft_of_another_family_is_refused():
     with pytest.raises(NotPossibleError, match="vocabulary"):
         guessing(draft="Qwen/Qwen3-32B")
-
-
-def test_a_draft_beside_pipeline_stages_is_refused():
     with pytest.raises(NotCoveredError, match="pipeline"):
         guessing(tensor_parallel_size=2, pipeline_parallel_size=2)
 
 
-def test_a_fixed_batch_has_no_speculation():
+def test_a_fixed_batch_has_no_speculation_and_a_search_takes_a_draft_as_a_pin():
     with pytest.raises(NotCoveredError, match="costed for workload") as caught:
         ask(
             workload={"kind": "generate", "batch_size": 1, "input_tokens": 8, "output_tokens": 8},
@@ -424,9 +337,7 @@ def test_a_fixed_batch_has_no_speculation():
         )
     assert caught.value.field == "strategy.speculative"
 
-
-def test_a_search_takes_a_draft_as_a_pin():
-    """Every layout of the grid is costed with the draft, and the exact answer agrees."""
+    # Every layout of the grid is costed with the draft, and the exact answer agrees.
     guess = {"draft_model": DRAFT, "tokens": 4, "acceptance_ratio": 0.8}
     found = search(
         model=LLAMA_70B, devices=4, engine="vllm", pins={"speculative": guess}, top=1

@@ -122,20 +122,14 @@ def test_the_parts_of_a_row_add_up_to_the_planners_answer():
         assert ttft[0] == pytest.approx(found.ttft_seconds, rel=0.02), row
 
 
-def test_whole_sweeps_of_dense_models_held_out_are_met(left_out):
-    """aiconfigurator 0.12 misses such rows by 17.2 % and 47.6 % in the mean."""
+def test_whole_sweeps_held_out_are_met_by_dense_models_and_less_well_by_mixtures(left_out):
+    # aiconfigurator 0.12 misses such rows by 17.2 % and 47.6 % in the mean.
     assert len(left_out[2]) == len(serving_cases())
     assert misses(left_out, DENSE, 0).mean() < 0.07
     assert misses(left_out, DENSE, 1).mean() < 0.25
-
-
-def test_whole_sweeps_of_mixtures_held_out_are_met_less_well(left_out):
     assert misses(left_out, SPARSE, 0).mean() < 0.09
     assert misses(left_out, SPARSE, 1).mean() < 0.28
-
-
-def test_whole_sweeps_of_all_models_held_out_meet_both_times_in_the_mean(left_out):
-    """Rows whose release, drafts or stalls are not recorded count as all others do."""
+    # Rows whose release, drafts or stalls are not recorded count as all others do.
     assert np.abs(left_out[0]).mean() < 0.07
     assert np.abs(left_out[1]).mean() < 0.25
 
@@ -156,9 +150,8 @@ def test_the_interval_of_each_error_class_covers_four_of_five(left_out, unseen):
                 assert 0.75 <= inside <= 0.85, kind
 
 
-def test_a_release_that_was_measured_beside_others_has_its_own_times():
-    """DeepSeek in NVFP4 on B200: 85 to 92 ms a token under 1.3.0rc1, 17 to 21 under 1.3.0rc5."""
-
+def test_a_release_that_was_measured_beside_others_has_its_own_times_and_others_none():
+    # DeepSeek in NVFP4 on B200: 85 to 92 ms a token under 1.3.0rc1, 17 to 21 under 1.3.0rc5.
     def tpot(engine):
         found = ask(model="deepseek-ai/DeepSeek-R1", device="b200-sxm", devices=8, engine=engine,
                     strategy={"weight_dtype": "nvfp4", "tensor_parallel_size": 8})  # fmt: skip
@@ -170,8 +163,6 @@ def test_a_release_that_was_measured_beside_others_has_its_own_times():
     assert earlier > 2 * later
     assert tpot("TensorRT-LLM 0.1") == tpot("tensorrt_llm")
 
-
-def test_a_release_tells_nothing_about_a_pair_that_was_measured_with_one_alone():
     case = next(c for c in serving_cases() if c.pair == ("vllm", "64x5120x0/hopper"))
     assert case.release
     assert not [name for name in ENGINES["vllm"]["serving_factors"] if RELEASE in name]
@@ -196,37 +187,27 @@ def test_a_seen_pair_has_a_narrower_interval_than_an_unseen_one():
     assert seen[1] < unseen[1]
 
 
-def test_no_fitted_read_or_product_beats_its_peak():
+def test_no_fitted_read_or_product_beats_its_peak_and_narrow_ones_reach_no_more():
     for engine, phase in itertools.product((*SERVING, COMMON_SERVING), ("decode", "prefill")):
         for part, least in LEAST_AT_PEAK.items():
             assert kept(engine)[f"{phase}_{part}"] >= least - 1e-4, (engine, phase)
-
-
-def test_narrow_kernels_reach_no_larger_share_of_their_peak():
     for engine in (*SERVING, COMMON_SERVING):
         assert kept(engine)["prefill_8bit"] >= 1.0, engine
         assert kept(engine)["prefill_4bit"] >= 1.0, engine
 
 
-def test_local_engines_keep_their_own_overheads():
+def test_local_engines_keep_their_own_overheads_and_unmeasured_servers_share():
     for engine in ("llama_cpp", "exllamav2", "gpt_fast"):
         assert get_engine(engine, "gpu").serving_factors == {}, engine
-
-
-def test_a_server_that_nobody_measured_takes_what_servers_share():
     shared = ENGINES[COMMON_SERVING]["serving_factors"]
     assert get_engine("a-new-server", "gpu").serving_factors == shared
     assert get_engine("a-new-server", "cpu").serving_factors == {}
 
 
-def test_a_point_faster_than_the_peak_allows_is_told_apart():
+def test_points_faster_than_the_peak_and_groups_measured_otherwise_are_left_out():
     first = serving_cases()[0]
     assert not first.beats_the_peak()
     assert replace(first, tpot_s=first.tpot_s / 100).beats_the_peak()
-
-
-def test_a_group_that_was_measured_otherwise_is_left_out_as_a_whole():
-    first = serving_cases()[0]
     others = [replace(first, group="other", tpot_s=first.tpot_s / scale) for scale in (1, 99)]
     assert consistent_groups([first, *others]) == (first,)
 
@@ -235,7 +216,6 @@ def test_the_groups_left_out_are_those_of_one_benchmark_family():
     kept_pairs = {case.pair for case in serving_cases()}
     rows = [*table("serving_dense")[::7], *table("serving_sparse")[::7]]
     all_pairs = {case.pair for case in map(serving_case, rows)}
-
     assert all_pairs - kept_pairs <= {
         ("vllm", "32x4096x0/hopper"),
         ("tensorrt_llm", "64x5120x0/blackwell"),
@@ -263,7 +243,6 @@ def test_errors_of_exact_predictions_are_zero():
         replace(case, tpot_s=float(a), ttft_s=float(b))
         for case, a, b in zip(base, tpot, ttft, strict=True)
     ]
-
     assert serving_errors(made, fit)[0] == pytest.approx(0.0, abs=1e-9)
 
 
@@ -303,20 +282,16 @@ def of_engine(engine, step):
     return [case for case in serving_cases() if case.engine == engine][::step]
 
 
-def test_packing_keeps_every_factor_and_habit():
+def test_packing_keeps_every_factor_and_habit_and_what_is_possible():
     told = {"decode_linear": 1.25, "burst_ratio": 0.4, "prompts_ahead": 3.0}
     found = natural(packed(told))
     assert {name: found[name] for name in told} == pytest.approx(told)
     assert found["company_ratio"] == pytest.approx(CENTRES["company_ratio"])
 
-
-def test_no_factor_comes_back_below_what_is_possible():
     found = natural(packed({"decode_linear": 0.01, "prefill_8bit": 0.5}))
     assert found["decode_linear"] == pytest.approx(0.7)
     assert found["prefill_8bit"] == pytest.approx(1.0)
 
-
-def test_habits_are_read_from_their_places():
     found = habits_of(packed({"burst_ratio": 0.3, "steps_awaited": 4.0})[None, :])
     assert isinstance(found, ArrivalHabits)
     assert found.burst_ratio == pytest.approx([0.3])
@@ -357,13 +332,10 @@ def test_the_habits_of_a_pair_are_found_again():
         assert max(found) == pytest.approx(burst_ratio, rel=0.4), burst_ratio
 
 
-def test_without_points_everything_stays_at_its_prior():
+def test_without_points_values_are_those_of_the_prior_or_of_the_engine():
     fit = fit_serving([], STRENGTHS)
     assert fit.shared == pytest.approx(packed({}))
     assert fit.engine_values("vllm") == pytest.approx(packed({}))
-
-
-def test_a_pair_that_no_fit_knows_has_the_values_of_its_engine():
     added = {("vllm", "another"): np.ones(len(NAMES))}
     fit = ServingFit(packed({}), {"vllm": np.full(len(NAMES), 0.1)}, pairs=added)
     case = of_engine("vllm", 50)[0]
@@ -375,7 +347,6 @@ def test_values_add_up_over_engine_family_pair_and_layout():
     steps = [np.full(len(NAMES), size) for size in (0.1, 0.2, 0.3, 0.4)]
     known = ({case.engine: steps[0]}, {family_of(case.group): steps[1]}, {case.pair: steps[2]})
     fit = ServingFit(packed({}), *known, {(case.engine, case.layout): steps[3]})
-
     assert fit.values([case])[0] == pytest.approx(bounded(packed({}) + 1.0))
     other = fit.values([replace(case, layout="another")])[0]
     assert other == pytest.approx(bounded(packed({}) + 0.6))
@@ -422,7 +393,6 @@ def test_a_family_of_chips_shifts_what_it_decodes_alone():
     ]
     fit = fit_serving(made, STRENGTHS, ())
     shifted = fit.engine_values("sglang", "blackwell") - fit.engine_values("sglang", "hopper")
-
     assert shifted[DECODE].sum() > 0.05
     assert shifted[DECODE.stop :] == pytest.approx(0.0)
 
@@ -467,20 +437,16 @@ def test_prompts_that_share_a_pass_share_its_fixed_cost():
         assert found == pytest.approx(expected), (company, expected)
 
 
-def test_the_strengths_of_a_pair_were_chosen_without_it():
+def test_every_strength_was_chosen_of_those_tried_and_without_what_it_is_tried_on():
     kept = data_json("serving_priors.json")["chosen"]
     assert {case.group for case in serving_cases()} <= set(kept)
     assert strengths_without("nobody's").items() >= kept["none"].items()
 
-
-def test_how_freely_layouts_differ_was_chosen_without_each_fold():
     kept = data_json("serving_priors.json")["layouts"]
     assert {fold_of(case) for case in serving_cases()} | {"none"} == set(kept)
     assert all(one["layout"] in LAYOUT_GRID["layout"] for one in kept.values())
     assert strengths_without("3")["layout"] == kept["3"]["layout"]
 
-
-def test_every_chosen_strength_was_one_of_those_tried():
     for found in data_json("serving_priors.json")["chosen"].values():
         assert set(found) == set(START)
         assert all(found[name] in tried for name, tried in GRID.items())
@@ -488,10 +454,7 @@ def test_every_chosen_strength_was_one_of_those_tried():
 
 
 def test_what_is_predicted_exactly_is_not_missed():
-    """With nothing to explain, every pair is met from the others."""
-    assert missed(made_with({}, serving_cases()[::30]), START).max() < 0.02
-
-
-def test_sweeps_that_are_predicted_exactly_are_not_missed():
+    # With nothing to explain, every pair is met from the others.
     made = made_with({}, serving_cases()[::30])
+    assert missed(made, START).max() < 0.02
     assert missed(made, {**START, "layout": 1.0}, LAYOUTS).max() < 0.02

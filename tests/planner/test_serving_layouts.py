@@ -48,42 +48,34 @@ def terms(found, name, group="decode"):
     return [term.value for term in found.terms if term.name == name and term.group == group]
 
 
-def test_whole_experts_on_ranks_of_one_group_exchange_nothing():
-    """A peer charges an all-to-all although the ranks hold the same tokens."""
+def test_whole_experts_exchange_nothing_fall_unevenly_and_take_the_same_memory():
+    # A peer charges an all-to-all although the ranks hold the same tokens.
     cut = sparse(tensor_parallel=8)
     whole = sparse(tensor_parallel=8, expert_parallel=8)
     assert not terms(whole, "Expert all-to-all")
     assert terms(cut, "Tensor-parallel all-reduces") == terms(whole, "Tensor-parallel all-reduces")
 
-
-def test_few_tokens_fall_unevenly_on_whole_experts():
     cut = sparse(FEW, tensor_parallel=8)
     whole = sparse(FEW, tensor_parallel=8, expert_parallel=8)
     assert terms(whole, "Experts")[0] > 1.3 * terms(cut, "Experts")[0]
 
-
-def test_whole_and_cut_experts_take_the_same_memory():
     cut = sparse(tensor_parallel=8)
     whole = sparse(tensor_parallel=8, expert_parallel=8)
     assert held(cut, "weights") == held(whole, "weights")
 
 
-def test_attention_by_request_splits_the_cache_that_tensor_ranks_would_replicate():
-    """Four KV heads over eight ranks are kept twice; by request they are kept once."""
+def test_attention_by_request_splits_the_cache_exchanges_tokens_and_gives_a_rank_each():
+    # Four KV heads over eight ranks are kept twice; by request they are kept once.
     some = {**SERVE, "concurrency": 64}
     tensor = sparse(some, tensor_parallel=8, expert_parallel=8)
     data = sparse(some, tensor_parallel=1, attention_data_parallel=8, expert_parallel=8)
     assert held(data, "kv_cache") == pytest.approx(held(tensor, "kv_cache") / 2, rel=0.01)
     assert held(data, "weights") > held(tensor, "weights")
 
-
-def test_attention_by_request_pays_an_exchange_of_tokens():
     found = sparse(tensor_parallel=1, attention_data_parallel=8, expert_parallel=8)
     assert terms(found, "Expert all-to-all")[0] > 0
     assert terms(found, "Tensor-parallel all-reduces") == [0.0]
 
-
-def test_attention_by_request_gives_one_request_a_rank_of_its_own():
     alone = {**SERVE, "concurrency": 1}
     one, four = (
         sparse(workload, attention_data_parallel=8, expert_parallel=8) for workload in (alone, FEW)
@@ -138,26 +130,22 @@ def test_context_ranks_exchange_queries_when_they_decode():
     assert terms(found, "Context-parallel exchange")[0] > 0
 
 
-def test_a_context_split_that_the_engine_cannot_be_told_is_refused():
+def test_splits_that_engine_or_phase_do_not_have_are_refused():
     strategy = {"tensor_parallel_size": 1, "context_parallel_size": 4}
     for engine in ("vllm", "sglang", "llama_cpp"):
         with pytest.raises(NotPossibleError, match="context_parallel_size is 4") as refused:
             ask(devices=4, workload=LONG, strategy=strategy, engine=engine)
         assert refused.value.field == "strategy.context_parallel_size", engine
 
-
-def test_data_parallel_attention_is_for_inference():
     with pytest.raises(NotCoveredError, match="which inference uses"):
         ask(workload=TRAIN, devices=2, strategy={"attention_data_parallel_size": 2})
 
-
-def test_interleaved_pipelines_are_for_training():
     with pytest.raises(NotCoveredError, match="which training uses"):
         ask(devices=2, strategy={"virtual_pipeline_size": 2, "pipeline_parallel_size": 2})
 
 
-def test_a_shared_prefix_is_attended_to_but_not_computed():
-    """Prefill of s tokens after a cached prefix p: the pairs of s + p without those of p."""
+def test_a_shared_prefix_is_attended_to_not_computed_and_kept_once():
+    # Prefill of s tokens after a cached prefix p: the pairs of s + p without those of p.
     whole = ask(workload=FEW, engine="vllm")
     shared = ask(workload={**FEW, "prefix_share_ratio": 0.5}, engine="vllm")
     name = "Attention: arithmetic"
@@ -167,8 +155,6 @@ def test_a_shared_prefix_is_attended_to_but_not_computed():
     found = terms(shared, name, "prefill")[0] / terms(whole, name, "prefill")[0]
     assert found == pytest.approx(pairs)
 
-
-def test_a_shared_prefix_is_kept_once_for_all_requests():
     own = ask(workload=MANY, engine="vllm")
     shared = ask(workload={**MANY, "prefix_share_ratio": 0.5}, engine="vllm")
     assert 0.5 < held(shared, "kv_cache") / held(own, "kv_cache") < 0.58
@@ -196,14 +182,9 @@ AXES = {
     "cache_element_bytes": (1.0, 2.0),
 }
 FIGURES = (
-    "ttft_seconds",
-    "tpot_seconds",
-    "latency_seconds",
-    "tokens_per_second",
-    "tokens_per_second_per_device",
-    "max_concurrency",
-    "communication_ratio",
-)
+    "ttft_seconds", "tpot_seconds", "latency_seconds", "tokens_per_second",
+    "tokens_per_second_per_device", "max_concurrency", "communication_ratio",
+)  # fmt: skip
 WORKLOADS = (
     {**SERVE, "concurrency": 3},
     {**SERVE, "concurrency": 4000, "prefix_share_ratio": 0.4},
@@ -327,7 +308,7 @@ def test_no_strategy_is_in_the_space_twice():
         assert len(set(written)) == len(written), name
 
 
-def test_a_sparse_model_may_split_experts_and_attention_in_every_way():
+def test_a_sparse_model_may_split_experts_and_attention_and_a_dense_one_has_neither():
     found = {
         (s.tensor_parallel_size, s.attention_data_parallel_size or 1, s.expert_parallel_size)
         for s in strategies("sparse")
@@ -338,8 +319,6 @@ def test_a_sparse_model_may_split_experts_and_attention_in_every_way():
     assert {(4, 1, 1), (4, 1, 4), (2, 2, 4), (1, 4, 4)} <= found
     assert all(experts in {1, tensor * ranks} for tensor, ranks, experts in found)
 
-
-def test_a_dense_model_has_neither_expert_nor_attention_ranks():
     fields = {name for s in strategies("dense") for name, value in s if value is not None}
     assert not {"expert_parallel_size", "attention_data_parallel_size"} & fields
 
@@ -350,25 +329,19 @@ def test_a_very_long_prompt_may_be_split_over_ranks_and_cut_into_chunks():
     assert {s.max_batch_tokens for s in found if s.chunked_prefill} >= {2048, 8192}
 
 
-def test_a_single_copy_that_saves_nothing_leaves_no_device_idle():
+def test_a_single_copy_leaves_no_device_idle_unless_that_saves():
     sizes = {s.tensor_parallel_size * s.pipeline_parallel_size for s in strategies("one copy")}
     assert sizes == {4}
-
-
-def test_saving_objectives_may_leave_devices_idle():
     sizes = {s.data_parallel_size * s.tensor_parallel_size for s in strategies("frugal")}
     assert 1 in sizes
 
 
 def test_pinned_fields_keep_their_value_and_the_rest_stays_open():
     for pins in (
-        {"tensor_parallel_size": 2},
-        {"data_parallel_size": 2, "weight_dtype": "int8"},
-        {"quantization": "gptq"},
-        {"max_batch_tokens": 2048},
-        {"weight_dtype": "nf4"},
+        {"tensor_parallel_size": 2}, {"data_parallel_size": 2, "weight_dtype": "int8"},
+        {"quantization": "gptq"}, {"max_batch_tokens": 2048}, {"weight_dtype": "nf4"},
         {"kv_cache_dtype": "fp8", "chunked_prefill": True},
-    ):
+    ):  # fmt: skip
         answer = plan(request_of(LLAMA_8B, 4, SERVE, {"pins": pins}))
         for offered in answer.plans:
             assert {name: getattr(offered.strategy, name) for name in pins} == pins, pins

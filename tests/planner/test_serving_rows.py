@@ -55,21 +55,22 @@ def test_there_are_the_597_rows_each_with_its_source():
     assert all("silicon_sample.csv row" in row["source_id"] for row in rows())
 
 
-def test_every_row_fits_as_it_did_when_it_was_measured(answered):
+def test_every_row_fits_with_finite_figures_in_their_intervals_and_says_its_default(answered):
     assert all(found.fits for _, found in answered)
 
-
-def test_every_figure_is_positive_and_finite(answered):
     for _, found in answered:
         speed = found.performance
         for value in (speed.ttft_seconds, speed.tpot_seconds, speed.output_tokens_per_second):
             assert 0 < value < 1e6
 
-
-def test_every_interval_holds_its_figure(answered):
     for _, found in answered:
         low, high = found.interval["tpot_seconds"]
         assert low < found.performance.tpot_seconds < high
+
+    assert all(
+        any("engine flags unknown" in warning for warning in found.warnings)
+        for _, found in answered
+    )
 
 
 def test_the_median_error_is_bounded(answered):
@@ -96,25 +97,15 @@ def test_about_four_of_five_rows_fall_inside_the_width_of_their_own_collection(a
         assert 0.72 <= statistics.fmean(inside) <= 0.9, (metric, column)
 
 
-def test_the_default_of_unrecorded_flags_is_said(answered):
-    assert all(
-        any("engine flags unknown" in warning for warning in found.warnings)
-        for _, found in answered
-    )
-
-
 def sparse_row(model, dtype):
     row = {**rows()[0], "model": model, "num_gpus": 8, "tp": 4, "weight_dtype": dtype}
     return {**row, "activation_dtype": dtype, "gpu_slug": "h200-sxm-141gb"}
 
 
-def test_a_sparse_row_of_a_covered_family_is_answered():
+def test_rows_of_sparse_latent_and_recurrent_models_are_answered():
     found = estimate(request_for(sparse_row("Qwen/Qwen3-235B-A22B-FP8", "fp8")))
     assert found.fits
     assert found.performance.tpot_seconds > 0
-
-
-def test_rows_of_latent_and_recurrent_models_are_answered():
     for model in HYBRID:
         found = estimate(request_for({**sparse_row(model, "fp8"), "num_gpus": 16, "tp": 16}))
         assert found.performance.tpot_seconds > 0, model
@@ -139,25 +130,19 @@ def test_there_are_the_648_rows_each_with_its_source():
     assert len({row["row_id"] for row in table(TABLE)}) == 648
 
 
-def test_no_row_of_a_dense_model_is_among_them():
+def test_no_dense_row_is_among_the_sparse_and_layouts_are_asked_as_they_say():
     assert not {row["row_id"] for row in table(TABLE)} & {
         row["row_id"] for row in table("serving_dense")
     }
     assert all(resolve(sparse_request(row)).model.is_moe for row in table(TABLE)[::60])
-
-
-def test_a_layout_is_asked_as_its_row_says():
     row = next(row for row in table(TABLE) if row["attention_dp"] == "8")
     layout = resolve(sparse_request(row)).layout
     assert (layout.tensor, layout.attention_data, layout.expert) == (1, 8, 8)
     assert layout.devices == int(row["num_gpus"])
 
 
-def test_every_sparse_row_fits_as_it_did_when_it_was_measured(sparse_answers):
+def test_every_sparse_row_fits_and_its_figures_are_finite_and_in_their_intervals(sparse_answers):
     assert all(found.fits for _, found in sparse_answers)
-
-
-def test_every_figure_is_positive_finite_and_inside_its_interval(sparse_answers):
     for _, found in sparse_answers:
         for name in ("ttft_seconds", "tpot_seconds"):
             low, high = found.interval[name]
@@ -220,9 +205,6 @@ def places_of(engine, output):
     return running / found.performance.max_concurrency
 
 
-def test_engines_that_grow_caches_hold_requests_of_half_an_answer():
+def test_engines_that_grow_caches_hold_requests_of_half_an_answer_and_others_whole_ones():
     assert places_of("vllm", 1024) == pytest.approx(2048 / 1536, rel=0.02)
-
-
-def test_engines_that_reserve_whole_requests_hold_whole_ones():
     assert places_of("tensorrt_llm", 1024) == 1.0

@@ -22,7 +22,7 @@ from tests.planner.asking import TINY, TRAIN, ask, held
 INT4_128 = {"weight_dtype": "int4", "group_size": 128}
 
 
-def test_a_published_name_of_a_format_is_read():
+def test_a_published_name_of_a_format_is_read_whole_or_refused_as_it_was_given():
     cases = (
         ("gptq-int4", {"quantization": "gptq", "weight_dtype": "int4"}),
         ("GPTQ-Int8", {"quantization": "gptq", "weight_dtype": "int8"}),
@@ -51,8 +51,6 @@ def test_a_published_name_of_a_format_is_read():
     ]
     assert not wrong, wrong
 
-
-def test_a_name_that_cannot_be_read_whole_is_refused_as_it_was_given():
     for name in ("int8 AMX experts on CPU, int4 on GPU", "gptq awq", "hqq", ":4"):
         with pytest.raises((NotCoveredError, UnknownNameError)) as caught:
             ask(strategy={"quantization": name})
@@ -66,22 +64,14 @@ def test_any_text_is_read_into_fields_of_a_strategy(text):
     assert set(read) <= set(Strategy.model_fields)
 
 
-def test_three_bits_in_groups_hold_a_scale_and_a_zero_point_for_each():
+def test_a_format_is_read_from_a_name_unless_given_and_a_mix_weighs_between_neighbours():
     found = packed_format(grouped_format("gptq", 3, 128))
     assert found.linear_bits == pytest.approx(3 + (16 + 3) / 128, rel=1e-4)
-
-
-def test_a_format_given_as_a_dtype_is_a_quantisation():
     strategy = Strategy.model_validate({"weight_dtype": "gguf:q4_k_m"})
     assert (strategy.weight_dtype, strategy.quantization) == (None, "gguf:q4_k_m")
-
-
-def test_what_is_given_outright_wins_over_the_name():
     strategy = Strategy.model_validate({"quantization": "gptq-int4 g128", "group_size": 32})
     assert (strategy.quantization, strategy.group_size) == ("gptq", 32)
 
-
-def test_a_mix_of_so_many_bits_weighs_between_its_neighbours():
     weights = [
         held(ask(strategy={"quantization": name}, engine="llama_cpp"), "weights")
         for name in ("gguf:q3_k_m", "gguf:4.3", "gguf:q4_k_m")
@@ -104,42 +94,28 @@ def test_other_tools_words_are_read_as_ours():
         assert getattr(Strategy.model_validate({field: theirs}), field) == ours
 
 
-def test_every_variant_of_adam_keeps_two_moments():
+def test_every_variant_of_adam_keeps_two_moments_and_an_unknown_optimiser_is_refused():
     for name in ("adam", "decoupled_adamw", "AdamW", "adamw_torch_fused"):
         workload = TrainWorkload.model_validate({**TRAIN, "optimizer": name})
         assert workload.optimizer == "adamw", name
-
-
-def test_an_unknown_optimiser_is_refused():
     with pytest.raises(ValueError, match="adamw"):
         TrainWorkload.model_validate({**TRAIN, "optimizer": "sophia"})
 
 
 def test_a_card_is_known_by_what_its_driver_prints():
     cases = (
-        ("NVIDIA H100 80GB HBM3", "h100-sxm5-80gb"),
-        ("NVIDIA H100 PCIe", "h100-pcie-80gb"),
-        ("NVIDIA H100 NVL", "h100-nvl-94gb"),
-        ("NVIDIA H200", "h200-sxm-141gb"),
-        ("NVIDIA GH200 480GB", "gh200-96gb"),
-        ("NVIDIA B200", "b200-sxm"),
-        ("NVIDIA A100-SXM4-80GB", "a100-sxm4-80gb"),
-        ("NVIDIA A100 80GB PCIe", "a100-pcie-80gb"),
-        ("NVIDIA A100-PCIE-40GB", "a100-pcie-40gb"),
-        ("NVIDIA A800-SXM4-80GB", "a800-sxm4-80gb"),
-        ("NVIDIA A10G", "a10g"),
-        ("NVIDIA L40S", "l40s"),
-        ("Tesla T4", "t4"),
-        ("Tesla V100-SXM2-32GB", "v100-sxm2-32gb"),
-        ("NVIDIA RTX A6000", "rtx-a6000"),
+        ("NVIDIA H100 80GB HBM3", "h100-sxm5-80gb"), ("NVIDIA H100 PCIe", "h100-pcie-80gb"),
+        ("NVIDIA H100 NVL", "h100-nvl-94gb"), ("NVIDIA H200", "h200-sxm-141gb"),
+        ("NVIDIA GH200 480GB", "gh200-96gb"), ("NVIDIA B200", "b200-sxm"),
+        ("NVIDIA A100-SXM4-80GB", "a100-sxm4-80gb"), ("NVIDIA A100 80GB PCIe", "a100-pcie-80gb"),
+        ("NVIDIA A100-PCIE-40GB", "a100-pcie-40gb"), ("NVIDIA A800-SXM4-80GB", "a800-sxm4-80gb"),
+        ("NVIDIA A10G", "a10g"), ("NVIDIA L40S", "l40s"), ("Tesla T4", "t4"),
+        ("Tesla V100-SXM2-32GB", "v100-sxm2-32gb"), ("NVIDIA RTX A6000", "rtx-a6000"),
         ("NVIDIA RTX 6000 Ada Generation", "rtx-6000-ada"),
-        ("NVIDIA GeForce RTX 4090", "rtx-4090"),
-        ("NVIDIA TITAN RTX", "titan-rtx"),
-        ("AMD Instinct MI300X", "mi300x"),
-        ("Radeon RX 7900 XTX", "rx-7900-xtx"),
-        ("L40S-48GB", "l40s"),
-        ("a800-sxm-80gb", "a800-sxm4-80gb"),
-    )
+        ("NVIDIA GeForce RTX 4090", "rtx-4090"), ("NVIDIA TITAN RTX", "titan-rtx"),
+        ("AMD Instinct MI300X", "mi300x"), ("Radeon RX 7900 XTX", "rx-7900-xtx"),
+        ("L40S-48GB", "l40s"), ("a800-sxm-80gb", "a800-sxm4-80gb"),
+    )  # fmt: skip
     wrong = [
         (printed, device, get_device(printed).id)
         for printed, device in cases
@@ -148,12 +124,9 @@ def test_a_card_is_known_by_what_its_driver_prints():
     assert not wrong, wrong
 
 
-def test_a_card_with_another_memory_is_another_card():
+def test_another_memory_is_another_card_and_an_alias_hides_no_device():
     with pytest.raises(UnknownDeviceError, match="rtx-4090"):
         get_device("RTX 4090 48GB")
-
-
-def test_an_alias_never_hides_another_device():
     for device in list_devices():
         assert get_device(device.id) is device
         assert get_device(device.name).id == device.id
@@ -172,53 +145,36 @@ def test_a_copy_of_a_model_has_the_shape_of_the_model():
         assert known in model.note, (named, known)
 
 
-def test_a_name_that_says_more_or_less_is_no_copy():
+def test_a_copy_has_the_models_own_name_and_the_nearest_are_named_as_they_are_written():
     for named in (
-        "TheBloke/Llama-2-7B-32g-GPTQ",
-        "Mistral 7B",
-        "qwen25-7b",
-        "llama",
-        "7b",
-        "",
+        "TheBloke/Llama-2-7B-32g-GPTQ", "Mistral 7B", "qwen25-7b", "llama", "7b", "",
         "mistralai/Mistral-9B",
-    ):
+    ):  # fmt: skip
         with pytest.raises(UnknownModelError):
             get_model(named)
 
-
-def test_the_nearest_models_are_named_as_they_are_written():
     with pytest.raises(UnknownModelError) as caught:
         get_model("meta-llama/Llama-3.1-9B")
     assert "meta-llama/Llama-3.1-8B" in caught.value.nearest
 
-
-def test_every_model_of_the_catalog_is_found_under_its_own_name():
     for entry in list_models():
         for name in (entry.id, *entry.aliases):
             assert get_entry(name.upper()).id == entry.id
         assert shape_key(entry.id)
 
 
-def test_an_engine_is_known_however_it_is_spelt():
+def test_an_engine_is_known_however_it_is_spelt_and_trains_by_others_where_it_has_no_figures():
     for named, known in (
-        ("TensorRT-LLM", "tensorrt_llm"),
-        ("Megatron-LM", "megatron"),
-        ("llama.cpp", "llama_cpp"),
-        ("megatron-deepspeed", "megatron_deepspeed"),
-        (None, "torch"),
-    ):
+        ("TensorRT-LLM", "tensorrt_llm"), ("Megatron-LM", "megatron"), ("llama.cpp", "llama_cpp"),
+        ("megatron-deepspeed", "megatron_deepspeed"), (None, "torch"),
+    ):  # fmt: skip
         assert engine_name(named) == known, (named, known)
 
-
-def test_an_engine_without_figures_trains_by_those_of_engines_that_train():
     for engine in ("colossalai", "vllm", "my trainer"):
         found = ask(workload=TRAIN, engine=engine)
         known = ask(workload=TRAIN, engine="pytorch_lightning")
         assert found.performance.step_seconds == pytest.approx(known.performance.step_seconds)
         assert any("generic figures of training engines" in line for line in found.warnings)
-
-
-def test_an_engine_keeps_its_own_role_where_it_can():
     roles = {name: get_engine(name, "gpu", training=True).role for name in list_engines()}
     assert set(roles.values()) == {"runner", "training"}
 
@@ -262,25 +218,19 @@ def refused(config: dict) -> BadConfigError:
     return caught.value
 
 
-def test_a_number_written_as_text_is_refused_with_what_it_must_be():
+def test_sizes_that_are_text_null_or_missing_are_refused_by_name():
     error = refused({**TINY, "num_hidden_layers": "32"})
     assert error.field == "model.num_hidden_layers"
     assert "num_hidden_layers is '32'" in error.message
     assert "a whole number of at least 0" in error.message
 
-
-def test_a_null_size_counts_as_missing():
     error = refused({**TINY, "vocab_size": None})
     assert error.message == "config.json of model_type llama lacks vocab_size"
 
-
-def test_all_missing_sizes_are_named_at_once():
     error = refused(without(TINY, "hidden_size", "vocab_size"))
     assert "lacks hidden_size, vocab_size" in error.message
     assert error.field == "model.hidden_size"
 
-
-def test_a_missing_width_of_the_feed_forward_block_is_named():
     error = refused(without(TINY, "intermediate_size"))
     assert error.field == "model.intermediate_size"
 
@@ -301,127 +251,89 @@ def test_gpt2_is_four_times_as_wide_inside_where_its_config_says_nothing():
     assert model.tie_word_embeddings
 
 
-def test_a_context_that_is_not_told_is_taken_as_2048():
+def test_sizes_that_are_untold_zero_too_many_or_lists_are_taken_or_refused():
     model = model_from_config(without(TINY, "max_position_embeddings"))
     assert model.max_position_embeddings == 2048
 
-
-def test_a_zero_where_one_is_the_least_is_refused_by_name():
     for name in ("num_key_value_heads", "head_dim", "max_position_embeddings"):
         error = refused({**TINY, name: 0})
         assert error.field == f"model.{name}", name
         assert f"{name} is 0" in error.message, name
 
-
-def test_more_heads_than_channels_leave_no_width_for_a_head():
     error = refused({**TINY, "hidden_size": 4})
     assert error.field == "model.num_attention_heads"
     assert "at most hidden_size, 4" in error.message
 
-
-def test_a_list_of_sizes_that_differ_by_layer_is_no_size():
     error = refused({**TINY, "num_key_value_heads": [4, 4, 2, 4, 4, 4]})
     assert "num_key_value_heads is [4, 4, 2, 4, 4, 4]" in error.message
 
 
-def test_the_new_spelling_of_the_dtype_is_read_like_the_old():
+def test_the_dtype_is_read_in_both_spellings_and_the_text_part_wins():
     old = model_from_config({**TINY, "torch_dtype": "float16"})
     new = model_from_config({**TINY, "dtype": "float16"})
     assert old.weight_dtype == new.weight_dtype == "fp16"
-
-
-def test_a_dtype_that_no_plan_knows_is_left_open():
     assert model_from_config({**TINY, "torch_dtype": "float8_e5m2"}).weight_dtype is None
 
-
-def test_the_text_part_wins_over_what_surrounds_it():
     outer = {"model_type": "llava", "hidden_size": 9, "text_config": {**TINY, "vocab_size": 777}}
     model = model_from_config(outer)
     assert (model.model_type, model.hidden_size, model.vocab_size) == ("llama", 256, 777)
-
-
-def test_a_quantisation_beside_the_text_part_is_that_of_the_text():
     outer = {"text_config": TINY, "quantization_config": {"quant_method": "fp8"}}
     assert model_from_config(outer).weight_dtype == "fp8"
-
-
-def test_unknown_fields_change_nothing():
     plain = model_from_config(TINY)
     marked = model_from_config({**TINY, "_name_or_path": "x", "rope_scaling": {"factor": 8.0}})
     assert marked == plain
 
 
-def test_a_negative_window_is_refused():
+def test_windows_are_refused_or_full_and_sparse_layers_counted_however_they_are_given():
     error = refused({**TINY, "model_type": "mistral", "sliding_window": -5})
     assert error.field == "model.sliding_window"
     assert "window is -5" in error.message
-
-
-def test_a_null_window_is_full_attention():
     model = model_from_config({**TINY, "model_type": "mistral", "sliding_window": None})
     assert model.attention_layers == ()
 
-
-def test_every_second_layer_may_be_sparse_and_some_may_be_kept_dense():
     config = {**SPARSE, "decoder_sparse_step": 2, "mlp_only_layers": [1]}
     model = model_from_config(config)
     # Layers 1, 3 and 5 are due; layer 1 is excepted.
     assert model.num_moe_layers == 2
     assert model.num_dense_layers == 4
 
-
-def test_the_first_layers_are_dense_and_never_more_than_there_are():
     for first, dense in ((0, 0), (1, 1), (6, 6), (99, 6)):
         model = model_from_config({**LATENT, "first_k_dense_replace": first})
         assert (model.num_dense_layers, model.num_moe_layers) == (dense, 6 - dense), (first, dense)
 
-
-def test_sparse_layers_named_one_by_one_are_counted():
     kinds = ["dense", "sparse", "sparse", "dense", "sparse", "sparse"]
     model = model_from_config({**SPARSE, "mlp_layer_types": kinds})
     assert model.num_moe_layers == 4
 
 
-def test_a_sparse_family_says_that_the_experts_of_a_token_are_missing():
+def test_sparse_families_and_latent_attention_name_what_they_lack():
     error = refused(without(SPARSE, "num_experts_per_tok"))
     assert error.field == "model.num_experts_per_tok"
-
-
-def test_experts_as_wide_as_the_block_need_no_width_of_their_own():
     mixtral = {**without(SPARSE, "moe_intermediate_size"), "model_type": "mixtral"}
     model = model_from_config(mixtral)
     assert model.moe_intermediate_size == TINY["intermediate_size"]
 
-
-def test_latent_attention_names_the_width_that_it_lacks():
     error = refused(without(LATENT, "v_head_dim"))
     assert error.field == "model.v_head_dim"
-
-
-def test_a_latent_query_is_as_wide_as_both_its_parts():
     model = model_from_config(LATENT)
     (group,) = model.layers_by_attention
     assert model.head_dim == group.key_dim == 16 + 8
     assert (group.latent_dim, group.q_lora_rank) == (32 + 8, None)
 
 
-def test_one_letter_a_layer_says_what_each_layer_does():
+def test_a_pattern_says_what_each_layer_does_and_how_many_there_are():
     model = model_from_config({**HYBRID, "hybrid_override_pattern": "MM*-M-"})
     kinds = {group.kind: group.count for group in model.layers_by_attention}
     assert kinds == {"recurrent": 3, "full": 1, "none": 2}
     assert model.num_layers_without_feed_forward == 4
     assert model.num_feed_forward_layers == 2
 
-
-def test_a_pattern_gives_the_number_of_layers_that_the_config_leaves_out():
     blocks = ["mamba", "attention", "mlp", "mamba"]
     model = model_from_config(
         {**without(HYBRID, "num_hidden_layers"), "layers_block_type": blocks}
     )
     assert model.num_hidden_layers == 4
 
-
-def test_a_pattern_of_windows_leaves_every_so_manyth_layer_full():
     config = {**TINY, "model_type": "gemma3_text", "sliding_window": 64}
     for step, full in ((1, 6), (2, 3), (4, 1), (6, 1), (100, 0)):
         model = model_from_config({**config, "sliding_window_pattern": step})

@@ -36,80 +36,54 @@ def grouped(**weights) -> dict:
     }
 
 
-def test_what_is_no_description_of_a_format_says_nothing():
+def test_the_algorithm_wins_over_the_tool_in_any_case_and_no_description_says_nothing():
     for nothing in (None, {}):
         model = stored(nothing, torch_dtype="bfloat16")
         assert (model.weight_dtype, model.quantization) == ("bf16", None), nothing
-
-
-def test_the_algorithm_wins_over_the_tool_that_ran_it():
     model = stored({"quant_method": "modelopt", "quant_algo": "NVFP4"})
     assert (model.weight_dtype, model.quantization) == ("nvfp4", "nvfp4")
-
-
-def test_the_name_of_a_tool_is_read_in_any_case():
     assert stored({"quant_method": "FP8"}).weight_dtype == "fp8"
 
 
-def test_one_scale_a_channel_is_no_group():
+def test_groups_of_layers_and_four_float_bits_are_read_where_the_format_says_so():
     for size in (-1, 0, None):
         model = stored({"quant_method": "gptq", "bits": 4, "group_size": size})
         assert model.group_size is None, size
-
-
-def test_four_float_bits_in_a_packed_format_are_mxfp4_where_the_format_says_so():
+    model = stored(grouped(num_bits=4, type="int", group_size=32))
+    assert (model.weight_dtype, model.group_size) == ("int4", 32)
     plain = stored(grouped(num_bits=4, type="float"))
     packed = stored({**grouped(num_bits=4, type="float"), "format": "mxfp4-pack-quantized"})
     assert (plain.weight_dtype, packed.weight_dtype) == ("nvfp4", "mxfp4")
 
 
-def test_a_group_of_layers_gives_the_size_of_its_groups_of_weights():
-    model = stored(grouped(num_bits=4, type="int", group_size=32))
-    assert (model.weight_dtype, model.group_size) == ("int4", 32)
-
-
-def test_every_tools_word_for_skipping_is_understood():
+def test_skipped_modules_are_understood_and_half_of_the_layers_count_as_all():
     for name in ("ignore", "modules_to_not_convert", "exclude_modules"):
         quantization = {"quant_method": "fp8", name: ["re:.*self_attn.*"]}
         model = stored(quantization, torch_dtype="bfloat16")
         assert model.part_dtypes == {"attention": "bf16"}, name
-
-
-def test_no_list_of_skipped_modules_skips_nothing():
     assert stored({"quant_method": "fp8", "ignore": None}).part_dtypes == {}
 
-
-def test_half_of_the_layers_named_one_by_one_are_enough_to_count_as_all():
     three = [f"model.layers.{layer}.mlp.down_proj" for layer in range(3)]
     two = three[:2]
-
     found = [
         stored({"quant_method": "fp8", "ignore": named}, torch_dtype="float16").part_dtypes
         for named in (three, two)
     ]
-
     assert found == [{"feed_forward": "fp16"}, {}]
 
-
-def test_a_skipped_part_of_an_unnamed_dtype_is_in_sixteen_bits():
     model = stored({"quant_method": "fp8", "ignore": ["*.self_attn.*"]})
     assert model.part_dtypes == {"attention": "bf16"}
 
 
-def test_experts_in_four_bits_leave_the_rest_in_the_format_of_the_tool():
+def test_experts_alone_in_four_bits_are_the_bulk_and_unknown_algorithms_are_left_out():
     config = {**SPARSE, "expert_dtype": "fp4", "quantization_config": {"quant_method": "fp8"}}
     model = model_from_config(config)
     assert model.weight_dtype == "mxfp4"
     assert model.part_dtypes == {"attention": "fp8", "feed_forward": "fp8"}
-
-
-def test_a_quantisation_of_the_experts_alone_is_that_of_the_bulk():
     quantization = {"quant_method": "modelopt", "quant_algo": "FP8", "moe_quant_algo": "NVFP4"}
     model = model_from_config({**SPARSE, "quantization_config": quantization})
     assert model.weight_dtype == "nvfp4"
 
-
-def test_a_module_of_an_unknown_algorithm_is_left_out_of_the_list():
     layers = {
         "model.layers.0.self_attn.o_proj": {"quant_algo": "MAGIC"},
         "model.layers.0.mlp.experts": {"quant_algo": "NVFP4"},
@@ -129,12 +103,9 @@ def test_a_pasted_checkpoint_is_costed_in_the_format_that_it_states():
         counts = count_parameters(model_from_config(config))
         found = ask(model=config, engine="vllm")
         # Layers in the stated format; embedding, head and norms in 16 bits.
-        group_bits = (
-            16 + 4 if dtype == "int4" else None
-        )  # a scale, and a zero point of the same width
-        layers = counts.layer_linear * weight_bytes_per_element(
-            dtype, group, group_bits=group_bits
-        )
+        # A group of int4 has a scale, and a zero point of the width of a weight.
+        bits = 16 + 4 if dtype == "int4" else None
+        layers = counts.layer_linear * weight_bytes_per_element(dtype, group, group_bits=bits)
         rest = 2 * (counts.total - counts.layer_linear)
         assert held(found, "weights") == pytest.approx(layers + rest, rel=1e-3)
 
@@ -189,7 +160,7 @@ def test_compressed_tensors_are_read_by_their_weights():
         assert (model.weight_dtype, model.group_size) == (dtype, group)
 
 
-def test_attention_that_every_layer_skips_keeps_its_16_bits():
+def test_attention_that_every_layer_skips_keeps_its_16_bits_and_that_of_few_does_not():
     for skipped in (
         ["model.layers.*.self_attn"],
         ["re:.*self_attn.*"],
@@ -199,13 +170,8 @@ def test_attention_that_every_layer_skips_keeps_its_16_bits():
         model = stored({"quant_method": "fp8", "ignore": skipped}, torch_dtype="bfloat16")
         assert model.part_dtypes == {"attention": "bf16"}, skipped
 
-
-def test_attention_that_two_layers_skip_counts_as_quantised():
     skipped = ["model.layers.0.self_attn*", "model.layers.5.self_attn*"]
     assert stored({"quant_method": "fp8", "ignore": skipped}).part_dtypes == {}
-
-
-def test_skipped_routers_norms_and_heads_are_no_part_of_the_layers_weights():
     skipped = ["lm_head", "model.layers.*.mlp.gate", "model.layers.*.input_layernorm"]
     assert stored({"quant_method": "fp8", "modules_to_not_convert": skipped}).part_dtypes == {}
 
@@ -216,7 +182,6 @@ def test_a_list_of_formats_by_module_gives_each_part_its_own():
         "model.layers.3.mlp.experts": {"quant_algo": "W4A16_NVFP4"},
     }
     model = stored({"quant_algo": "MIXED_PRECISION", "quantized_layers": layers})
-
     assert model.weight_dtype == "nvfp4"
     assert model.part_dtypes == {"attention": "fp8"}
 
@@ -234,12 +199,9 @@ def test_published_checkpoints_are_read_part_by_part():
         assert (model.weight_dtype, model.part_dtypes) == (dtype, parts), (model_id, dtype, parts)
 
 
-def test_the_group_size_of_a_checkpoint_becomes_the_strategys():
+def test_a_checkpoints_group_size_or_plain_dtype_becomes_the_strategys():
     config = {**TINY, "quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 64}}
     assert ask(model=config, engine="vllm").strategy.group_size == 64
-
-
-def test_a_checkpoint_without_quantisation_keeps_its_plain_dtype():
     model = model_from_config({**TINY, "torch_dtype": "float16"})
     assert (model.weight_dtype, model.quantization) == ("fp16", None)
 
@@ -259,29 +221,18 @@ def test_checkpoints_load_as_many_bytes_as_measured():
         assert ranks * held == pytest.approx(loaded_gib * 2**30, rel=0.05)
 
 
-def test_a_named_quantisation_fills_in_its_formats():
+def test_a_named_quantisation_fills_in_its_formats_unless_one_is_given():
     for name, weight, activation in (
-        ("gptq", "int4", "bf16"),
-        ("awq", "int4", "bf16"),
-        ("w4a8", "int4", "int8"),
-        ("w8a8", "int8", "int8"),
-        ("fp8", "fp8", "fp8"),
-    ):
+        ("gptq", "int4", "bf16"), ("awq", "int4", "bf16"), ("w4a8", "int4", "int8"),
+        ("w8a8", "int8", "int8"), ("fp8", "fp8", "fp8"),
+    ):  # fmt: skip
         strategy = ask(strategy={"quantization": name}, engine="vllm").strategy
         assert (strategy.weight_dtype, strategy.activation_dtype) == (weight, activation)
 
-
-def test_a_given_format_wins_over_the_name():
     strategy = ask(strategy={"quantization": "gptq", "weight_dtype": "int8"}).strategy
     assert strategy.weight_dtype == "int8"
-
-
-def test_the_quality_is_that_of_the_method():
     quality = ask(strategy={"quantization": "gptq"}, engine="vllm").quality
     assert "GPTQ" in quality.evidence[0]
-
-
-def test_a_method_without_a_format_is_refused_with_the_known_ones():
     with pytest.raises(NotCoveredError, match="gptq") as caught:
         ask(strategy={"quantization": "hqq"})
     assert caught.value.field == "strategy.quantization"
@@ -378,37 +329,27 @@ def test_the_bits_of_every_tool_are_those_that_are_costed():
     assert not wrong, wrong
 
 
-def test_a_model_quantised_for_mlx_says_so_beside_its_dimensions():
+def test_formats_without_a_dtype_keep_their_bits_and_the_request_may_ask_for_another():
     model = model_from_config({**BF16, "quantization": {"bits": 4, "group_size": 64}})
     assert (model.weight_dtype, model.group_size, model.quantization) == ("int4", 64, "mlx")
-
-
-def test_a_format_without_a_dtype_keeps_its_bits_when_the_model_is_served():
     found = ask(model={**BF16, "quantization_config": {"quant_method": "exl2", "bits": 3.5}})
     assert found.strategy.quantization == "exl2:3.5"
-
-
-def test_the_request_may_ask_for_another_format_than_the_published_one():
     config = {**BF16, "quantization_config": {"quant_method": "exl2", "bits": 3.5}}
     found = ask(model=config, strategy={"weight_dtype": "bf16"}, engine="exllamav2")
     assert found.strategy.quantization is None
     assert held(found, "weights") > held(ask(model=config, engine="exllamav2"), "weights")
 
 
-def test_parts_that_a_packed_checkpoint_leaves_whole_are_costed_whole():
+def test_what_a_packed_checkpoint_leaves_whole_in_any_words_is_costed_whole():
     narrow = {"quant_method": "gptq", "bits": 3, "group_size": 128}
     kept = {**narrow, "dynamic": {"-:.*self_attn.*": {}}}
     assert bits_of(kept) > bits_of(narrow)
     assert stored_wide(kept).part_dtypes == {"attention": "bf16"}
 
-
-def test_modules_that_extra_settings_leave_in_sixteen_bits_are_wide():
     extra = {f"model.layers.{n}.self_attn.o_proj": {"bits": 16} for n in range(6)}
     model = stored_wide({"quant_method": "auto-round", "bits": 4, "extra_config": extra})
     assert model.part_dtypes == {"attention": "bf16"}
 
-
-def test_every_word_for_what_is_skipped_is_known():
     for name in ("llm_int8_skip_modules", "skip_modules", "ignored_layers", "exclude"):
         model = stored_wide({"quant_method": "fp8", name: ["self_attn"]})
         assert model.part_dtypes == {"attention": "bf16"}, name
@@ -451,7 +392,7 @@ NEED_MORE = {"compressed-tensors", "fouroversix", "fp_quant", "modelopt", "quant
 }
 
 
-def test_a_known_method_with_nothing_else_has_its_usual_format():
+def test_a_known_method_has_its_usual_format_or_is_refused_without_one():
     wrong = [
         method
         for method in sorted({*known_methods()} - NEED_MORE)
@@ -459,15 +400,13 @@ def test_a_known_method_with_nothing_else_has_its_usual_format():
     ]
     assert not wrong, wrong
 
-
-def test_a_method_of_many_formats_is_refused_without_its_format():
     for method in sorted(NEED_MORE):
         with pytest.raises(PlannerError) as caught:
             stored_wide({"quant_method": method})
         assert caught.value.field.startswith("model.quantization_config"), method
 
 
-def test_the_quality_of_a_published_format_is_that_of_its_table():
+def test_a_packed_name_holds_its_bits_and_the_quality_of_its_table():
     bits = {"gptq": {"bits": 3}, "vptq": {"config_for_layers": {"a": {**_two_bits()}}}}
     for name, scheme in (("gptq", "GPTQ-3G"), ("aqlm", "AQLM-2"), ("vptq", "VPTQ-2")):
         found = ask(
@@ -475,15 +414,13 @@ def test_the_quality_of_a_published_format_is_that_of_its_table():
         )
         assert scheme in found.quality.evidence[0], (name, scheme)
 
-
-def _two_bits():
-    return {"num_centroids": [-1, 65536], "vector_lens": [-1, 8]}
-
-
-def test_a_packed_name_holds_the_bits_that_it_says():
     name = stored_wide({"quant_method": "gptq", "bits": 3, "group_size": 128}).quantization
     assert packed_format(name).linear_bits == pytest.approx(3 + 19 / 128, rel=1e-4)
     assert math.isclose(packed_format(name).head_bits, 16)
+
+
+def _two_bits():
+    return {"num_centroids": [-1, 65536], "vector_lens": [-1, 8]}
 
 
 GIB = 1024**3
@@ -495,60 +432,42 @@ def asked(quantization, model=LLAMA_8B):
     )
 
 
-def test_a_gguf_file_is_as_large_as_published():
-    """llama.cpp tools/quantize/README.md, Llama-3.1-8B."""
+def test_a_gguf_file_is_as_large_as_published_at_every_size():
+    # llama.cpp tools/quantize/README.md, Llama-3.1-8B.
     for kind, published_gib in (
-        ("q4_k_m", 4.58),
-        ("q8_0", 7.95),
-        ("q6_k", 6.14),
-        ("q2_k", 2.95),
-        ("iq4_xs", 4.17),
-    ):
+        ("q4_k_m", 4.58), ("q8_0", 7.95), ("q6_k", 6.14), ("q2_k", 2.95), ("iq4_xs", 4.17),
+    ):  # fmt: skip
         assert held(asked(f"gguf:{kind}"), "weights") / GIB == pytest.approx(
             published_gib, rel=0.01
         )
 
-
-def test_a_70b_file_is_as_large_as_published():
-    """Llama-3-70B Q4_K_M: 39.6 GiB, whose mix and vocabulary weigh otherwise than the 8B's."""
+    # Llama-3-70B Q4_K_M: 39.6 GiB, whose mix and vocabulary weigh otherwise than the 8B's.
     found = asked("gguf:q4_k_m", "meta-llama/Meta-Llama-3-70B")
     assert held(found, "weights") / GIB == pytest.approx(39.6, rel=0.01)
 
 
-def test_tied_embeddings_are_stored_like_the_head():
+def test_a_file_stores_tied_embeddings_sixteen_bits_and_any_mean_of_bits():
     found = asked("gguf:q4_k_m", "meta-llama/Llama-3.2-1B")
     assert held(found, "weights") == pytest.approx(807e6, rel=0.03)
 
-
-def test_the_answer_names_the_nearest_dtype():
     names = [asked(f"gguf:{kind}").strategy.weight_dtype for kind in ("iq1_s", "q4_0", "q8_0")]
     assert names == ["ternary", "int4", "int8"]
 
-
-def test_sixteen_bits_in_a_file_are_sixteen_bits():
     norms = 65 * 4096  # a file keeps them in 32 bits
     assert held(asked("gguf:f16"), "weights") == held(asked(None), "weights") + 2 * norms
 
-
-def test_any_method_can_give_its_mean_bits():
     packed = packed_format("exl2:4.25")
     assert packed.linear_bytes_per_element == 4.25 / 8
     assert packed.head_bytes_per_element == 2
 
 
-def test_an_unknown_type_is_refused_with_the_nearest():
+def test_a_packed_name_without_a_known_type_or_possible_bits_is_refused():
     with pytest.raises(UnknownNameError, match="q4_k_m") as caught:
         asked("gguf:q4_k_x")
     assert caught.value.field == "strategy.quantization"
-
-
-def test_bits_that_cannot_be_are_refused():
     for bits in ("0.1", "64", "many"):
         with pytest.raises(UnknownNameError, match="give bits"):
             packed_format(f"exl2:{bits}")
-
-
-def test_a_name_without_a_colon_is_no_packed_format():
     assert packed_format("awq") is None
     assert packed_format(None) is None
 

@@ -56,7 +56,7 @@ def streaming(device, engine="llama_cpp", quantization="gguf:q4_k_m", model=LLAM
     ).performance
 
 
-def test_a_weight_format_is_read_from_the_sources_spelling():
+def test_names_are_read_from_the_sources_spelling_and_shared_cards_are_a_pipeline():
     for written, expected in (
         ("gguf:q4_k_m (ollama default, assumed)", {"quantization": "gguf:q4_k_m"}),
         ("exl2 4.25 bpw", {"quantization": "exl2:4.25"}),
@@ -66,57 +66,39 @@ def test_a_weight_format_is_read_from_the_sources_spelling():
     ):
         assert format_of({"weight_dtype": written}) == expected, (written, expected)
 
-
-def test_a_group_wise_format_names_its_method_and_group():
     found = format_of({"weight_dtype": "int4 (awq g128)"})
     assert found == {"weight_dtype": "int4", "quantization": "awq", "group_size": 128}
-
-
-def test_a_models_short_name_is_its_catalog_id():
     assert model_named("Llama2-7B") == "meta-llama/Llama-2-7b"
     assert model_named("meta-llama/Llama-2-70b") == "meta-llama/Llama-2-70b"
 
-
-def test_cards_that_share_whole_layers_are_a_pipeline():
     row = next(row for row in rows_of("xdai-llamacpp-2024-05") if row["num_gpus"] == "4")
     assert inference_request(row)["strategy"]["pipeline_parallel_size"] == 4
-
-
-def test_rows_that_their_source_marks_as_odd_are_left_out():
     assert not any("SUSPECT" in row["notes"] for row in speed_rows())
 
 
-def test_the_estimate_says_what_the_fitted_factors_say():
+def test_the_estimate_says_what_the_factors_say_and_none_beats_the_bandwidth():
     row = rows_of("xdai-llamacpp-2024-05")[0]
     case = next(case for case in stream_cases() if case.source == row["source_id"])
     found = estimate(EstimateRequest.model_validate(inference_request(row))).performance
     assert found.tpot_seconds == pytest.approx(case.seconds(fitted_here(case)), rel=2e-3)
-
-
-def test_no_factor_lets_a_read_beat_the_bandwidth():
     for case in stream_cases():
         factors = fitted_here(case)
         assert np.all(factors >= LEAST - 1e-9)
         assert np.all(factors <= MOST + 1e-9)
 
 
-def test_without_rows_the_physics_stays():
+def test_without_rows_the_physics_stays_and_few_rows_stay_near_their_prior():
     assert np.array_equal(fit_streams(()), ONES)
-
-
-def test_few_rows_stay_near_their_prior():
     prior = ONES * 1.3
     one = cases_of("llama_cpp")[:1]
     assert np.abs(np.log(fit_streams(one, prior) / prior)).sum() < 2
 
 
-def test_the_fit_brings_decode_of_llama_cpp_within_a_tenth():
+def test_decode_of_llama_cpp_is_within_a_tenth_for_a_card_left_out_too():
     errors = [abs(case.error(fitted_here(case))) for case in cases_of("llama_cpp")]
     assert np.median(errors) < 0.05
     assert np.median([abs(case.error(ONES)) for case in cases_of("llama_cpp")]) > 0.1
 
-
-def test_a_card_that_was_left_out_decodes_within_a_tenth():
     for card in ("l40s", "rtx-6000-ada"):
         errors = [
             error
@@ -125,50 +107,28 @@ def test_a_card_that_was_left_out_decodes_within_a_tenth():
         ]
         assert np.median(np.abs(errors)) < 0.12, card
 
-
-def test_the_file_holds_what_the_rows_give():
     cases = [case for case in stream_cases() if case.engine == "gpt_fast"]
     kept = data_json("factors.json")["engines"]["gpt_fast"]["stream_factors"]
     assert kept == engine_factors(cases)
 
 
-def test_a_family_takes_its_kinds_factors_for_a_pass_that_nobody_measured_on_it():
+def test_cards_families_and_aliases_take_what_was_measured_on_their_like():
     factors = engine_factors([case for case in stream_cases() if case.engine == "llama_cpp"])
     assert factors["turing"]["prefill_linear"] == factors["gpu"]["prefill_linear"]
-
-
-def test_a_spread_covers_four_errors_of_five():
     assert spread_of([0.0] * 8 + [1.0] * 2) < spread_of([0.0] * 5 + [1.0] * 5)
-
-
-def test_an_alias_has_the_figures_of_what_it_stands_for():
     assert get_engine("ollama/llama_cpp", "gpu") == get_engine("llama_cpp", "gpu")
 
-
-def test_a_card_belongs_to_its_family():
     for device, family in (
-        ("rtx-4090", "ada"),
-        ("l40s", "ada"),
-        ("l4", "ada"),
-        ("rtx-6000-ada", "ada"),
-        ("a40", "ampere-graphics"),
-        ("a100-sxm-80gb", "ampere"),
-        ("h100-sxm-80gb", "hopper"),
-        ("t4", "turing"),
-        ("apple-m3-ultra", "apple"),
-        ("cpu-ryzen-7950x", "cpu"),
+        ("rtx-4090", "ada"), ("l40s", "ada"), ("l4", "ada"), ("rtx-6000-ada", "ada"),
+        ("a40", "ampere-graphics"), ("a100-sxm-80gb", "ampere"), ("h100-sxm-80gb", "hopper"),
+        ("t4", "turing"), ("apple-m3-ultra", "apple"), ("cpu-ryzen-7950x", "cpu"),
         ("mi300x", "cdna"),
-    ):
+    ):  # fmt: skip
         assert get_device(device).family == family, (device, family)
 
-
-def test_only_geforce_cards_halve_their_rate_for_wide_sums():
     cards = {name: get_device(name).halves_wide_sums for name in ("rtx-4090", "rtx-6000-ada")}
     assert cards == {"rtx-4090": True, "rtx-6000-ada": False}
-
-
-def test_a_crippled_half_precision_unit_is_passed_by():
-    """A P40 computes 64 times slower in fp16 than in fp32: kernels take the wide units."""
+    # A P40 computes 64 times slower in fp16 than in fp32: kernels take the wide units.
     assert streaming("p40").prefill_tokens_per_second > 200
 
 
@@ -178,7 +138,7 @@ def test_a_measured_device_has_no_published_factors():
     assert measured.tpot_seconds != streaming("rtx-4090").tpot_seconds
 
 
-def test_long_prompts_keep_every_stage_of_a_pipeline_busy():
+def test_long_prompts_keep_every_stage_busy_and_a_short_one_visits_them_in_turn():
     long = {**STREAM, "input_tokens": 8192}
     speeds = []
     for devices in (1, 4):
@@ -186,11 +146,8 @@ def test_long_prompts_keep_every_stage_of_a_pipeline_busy():
         strategy = {"pipeline_parallel_size": devices, "data_parallel_size": 1}
         found = ask(model=LLAMA_8B, workload=long, strategy=strategy, **fields)
         speeds.append(found.performance.prefill_tokens_per_second)
-
     assert 2.5 < speeds[1] / speeds[0] < 4
 
-
-def test_a_short_prompt_visits_one_stage_after_another():
     strategy = {"pipeline_parallel_size": 4, "data_parallel_size": 1}
     fields = {"device": "rtx-4090", "engine": "llama_cpp", "workload": STREAM}
     one, four = ask(**fields), ask(**fields, devices=4, strategy=strategy)
@@ -217,7 +174,7 @@ def prefill_cases(engine="llama_cpp"):
     return [c for c in stream_cases() if c.place == (engine, "prefill", "gpu")]
 
 
-def test_products_wait_for_what_the_power_limit_allows():
+def test_products_wait_for_power_where_the_peak_is_high_and_decode_does_not():
     waits = [
         power_wait_seconds(
             work_flops=7e14, power_watts=350.0, flops_per_joule=1e12, products_s=products
@@ -227,13 +184,8 @@ def test_products_wait_for_what_the_power_limit_allows():
 
     assert waits == [1.5, 0.0]
 
-
-def test_a_card_with_much_peak_for_its_power_waits():
     found = recorded(device="rtx-6000-ada")
     assert found["prefill", "linear_power"].value > 0
-
-
-def test_decode_waits_for_no_power():
     assert ("decode", "linear_power") not in recorded(device="rtx-6000-ada")
 
 
@@ -244,22 +196,18 @@ def test_a_lower_power_limit_reads_prompts_more_slowly():
         ask(device=card.model_copy(update={"tdp_watts": watts}), **fields).performance
         for watts in (150.0, 300.0)
     ]
-
     assert speeds[0].prefill_tokens_per_second < 0.8 * speeds[1].prefill_tokens_per_second
     assert speeds[0].tpot_seconds == speeds[1].tpot_seconds
 
 
-def test_a_measured_card_has_shown_its_own_limit():
+def test_a_measured_card_or_one_without_a_published_limit_is_not_held_back():
     card = {**get_device("rtx-6000-ada").model_dump(), "provenance": "measured"}
     assert ("prefill", "linear_power") not in recorded(device=card)
-
-
-def test_a_card_without_a_published_limit_is_not_held_back():
     card = get_device("rtx-6000-ada").model_copy(update={"tdp_watts": None})
     assert ("prefill", "linear_power") not in recorded(device=card.model_dump(exclude_none=True))
 
 
-def test_scores_that_are_written_grow_with_the_square_of_the_prompt():
+def test_scores_that_are_written_grow_with_the_square_of_the_prompt_in_unfused_prefill():
     seconds = []
     for tokens in (2048, 4096):
         request = {**asked(), "workload": {**PROMPT, "input_tokens": tokens}}
@@ -268,14 +216,8 @@ def test_scores_that_are_written_grow_with_the_square_of_the_prompt():
         seconds.append(ledger.value_of("prefill", "scores"))
 
     assert seconds[1] / seconds[0] == pytest.approx(4, rel=1e-3)
-
-
-def test_fused_attention_writes_no_scores():
     assert ("prefill", "scores") not in recorded(engine="exllamav2")
     assert get_engine("llama_cpp", "gpu").score_bytes == 16
-
-
-def test_decode_writes_no_scores_worth_counting():
     assert ("decode", "scores") not in recorded()
 
 
@@ -319,7 +261,7 @@ def test_the_slower_of_peak_and_power_counts():
     assert held.seconds(factors) - free.seconds(factors) == pytest.approx(2.0)
 
 
-def test_a_family_moves_less_than_its_kind():
+def test_families_and_engines_without_rows_stay_near_what_all_have_in_common():
     cases = [replace(c, measured_s=3 * c.measured_s) for c in prefill_cases()[:20]]
     ones = np.ones(len(PARTS))
 
@@ -329,14 +271,9 @@ def test_a_family_moves_less_than_its_kind():
     assert FAMILY_STIFFNESS["prefill"] > 1
     assert moved(fit_family(cases, "prefill", ones)) <= moved(fit_streams(cases, ones)) + 1e-9
 
-
-def test_an_engine_without_rows_takes_what_all_have_in_common():
     cases = [c for c in stream_cases() if c.kind == "uma" and c.group == "decode"]
     target = replace(cases[0], engine="nobody's", family="nobody's")
     assert fitted(cases, target) == pytest.approx(fit_streams(cases))
-
-
-def test_the_file_holds_what_all_engines_have_in_common():
     kept = data_json("factors.json")["engines"]["common_serving"]["stream_factors"]
     assert set(kept) == set(common_factors(stream_cases())) >= {"gpu", "cpu", "uma"}
 
@@ -347,6 +284,5 @@ def test_streams_of_a_generic_engine_say_nothing_of_its_full_batches():
         resolve(EstimateRequest.model_validate(document(engine="autoawq", workload=workload)))
         for workload in (serving, PROMPT)
     ]
-
     assert settings[0]._streams == {}
     assert settings[1]._streams != {}

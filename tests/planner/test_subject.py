@@ -109,13 +109,9 @@ def test_questions_of_several_people_at_once_are_answered_alike():
 
 def test_whatever_an_estimate_reads_makes_another_subject():
     for changed in (
-        {"workload": {**SERVE, "concurrency": 17}},
-        {"devices": 2},
-        {"device": "h200-sxm-141gb"},
-        {"model": "meta-llama/Llama-3.1-70B"},
-        {"engine": "sglang"},
-        {"id": "second"},
-    ):
+        {"workload": {**SERVE, "concurrency": 17}}, {"devices": 2}, {"device": "h200-sxm-141gb"},
+        {"model": "meta-llama/Llama-3.1-70B"}, {"engine": "sglang"}, {"id": "second"},
+    ):  # fmt: skip
         recent = EstimateCache()
         assert recent.of(question(**changed)) is not recent.of(question()), changed
 
@@ -191,9 +187,7 @@ def test_only_the_latest_subjects_keep_what_estimates_are_made_of(monkeypatch):
     subjects = [recent.of(question(id=name)) for name in ("a", "b", "c")]
     for one in subjects:
         one.exact(question(), Strategy())
-
     recent.of(question(id="d"))
-
     assert [len(one.costings) for one in subjects] == [0, 0, 1]
     assert all(len(one.plain) == 1 for one in subjects)
 

@@ -98,7 +98,7 @@ def test_another_device_is_the_cheapest_that_helps():
             assert not plan(asked(**fields, device=device)).plans, device
 
 
-def test_more_devices_are_the_fewest_doublings_that_help():
+def test_more_devices_are_the_fewest_doublings_that_help_or_several_nodes():
     fields = {"model": LLAMA_70B, "device": "rtx-4090", "engine": "vllm"}
     fields["pins"] = {"weight_dtype": "bf16"}
     cluster = suggested("devices instead of 1", **fields).changes["cluster"]
@@ -106,8 +106,6 @@ def test_more_devices_are_the_fewest_doublings_that_help():
     assert (count, cluster.get("nodes", 1)) == (8, 1)
     assert not plan(asked(**fields, devices=count // 2)).plans
 
-
-def test_a_server_beyond_eight_devices_is_suggested_as_several_nodes():
     fields = {"model": LLAMA_70B, "device": "rtx-4090", "devices": 8, "workload": TRAIN}
     cluster = suggested("devices instead of 8", **fields).changes["cluster"]
     assert cluster["devices_per_node"] == 8
@@ -136,21 +134,17 @@ def test_a_dropped_limit_is_the_one_that_the_suggested_plan_breaks():
     assert found.estimate.performance.ttft_seconds <= 60.0
 
 
-def test_a_request_that_has_a_plan_is_told_to_change_nothing():
+def test_a_plan_needs_no_change_six_are_enough_and_a_processor_does_not_multiply():
     answer = plan(asked(engine="vllm"))
     assert answer.plans
     assert answer.suggestions == ()
 
-
-def test_nobody_is_told_more_than_six_changes_and_none_twice():
     for name, fields in INFEASIBLE.items():
         answer = plan(asked(**fields))
         titles = [one.title for one in answer.suggestions]
         assert 0 < len(titles) <= 6, name
         assert len(set(titles)) == len(titles), name
 
-
-def test_a_processor_is_not_told_to_multiply():
     answer = plan(asked(model=LLAMA_8B, device={**CPU, "memory_bytes": 2**32}, workload=TRAIN))
     assert answer.plans == ()
     assert not [one.title for one in answer.suggestions if "devices instead of" in one.title]
@@ -266,28 +260,20 @@ def test_a_brute_force_over_all_devices_finds_none_that_is_cheaper():
         assert working == [], name
 
 
-def test_what_fits_on_eight_cards_is_offered_eight_before_what_meets_the_target():
+def test_what_fits_is_offered_before_the_target_and_only_what_is_missed_is_told():
     request = request_of(**SMALL["wide weights"], workload={**CHAT, **TARGETS})
     assert titles(request)[0] == "8 devices instead of 1"
     assert "16 devices instead of 1" in titles(request, "target")
     assert "16 devices instead of 1" not in titles(request)
-
-
-def test_what_fits_but_misses_its_target_is_told_nothing_of_fitting():
     request = request_of(device="rtx-4090", workload={**CHAT, **TARGETS, "concurrency": 256})
     assert titles(request) == []
     assert titles(request, "target")
-
-
-def test_without_a_target_nothing_is_said_of_one():
     assert titles(request_of(**SMALL["wide weights"]), "target") == []
 
 
 def test_changes_go_from_what_costs_least_to_what_costs_most():
     request = request_of(**SMALL["one device of two"])
-
     found = titles(request)
-
     kinds = ("not pinned", "weights in", "devices instead of", "instead of NVIDIA")
     at = [next(n for n, kind in enumerate(kinds) if kind in title) for title in found]
     assert at == sorted(at)
@@ -298,7 +284,7 @@ def test_changes_go_from_what_costs_least_to_what_costs_most():
 DEVICES = ("rtx-3060-12gb", "rtx-4090", "h100-sxm5-80gb", "mi355x", "gb300-nvl72", "a2")
 
 
-def test_no_card_is_left_without_an_offer():
+def test_no_card_training_or_processor_is_left_without_an_offer():
     for device in DEVICES:
         request = request_of(
             device=device, model=LLAMA_405B, pins=BF16, workload={**CHAT, **TARGETS}
@@ -306,8 +292,6 @@ def test_no_card_is_left_without_an_offer():
         answer = plan(request)
         assert answer.plans or answer.suggestions, device
 
-
-def test_a_training_that_no_single_change_of_number_fits_gets_the_cheapest_cluster():
     work = {"kind": "train", "sequence_length": 4096, "global_batch_size": 16, "method": "full"}
     request = request_of(device="rtx-4090", model=LLAMA_405B, workload=work, engine=None)
     [offered] = plan(request).suggestions
@@ -315,8 +299,6 @@ def test_a_training_that_no_single_change_of_number_fits_gets_the_cheapest_clust
     fewer = offered.changes["cluster"] | {"nodes": offered.changes["cluster"]["nodes"] // 2}
     assert not fits(request, cluster=type(request.cluster).model_validate(fewer))
 
-
-def test_a_processor_is_offered_a_device_whatever_its_own_memory():
     large = {**CPU, "memory_bytes": 2**40}
     wish = {**CHAT, "tpot_slo_seconds": 0.1}
     found = titles(request_of(model=LLAMA_8B, device=large, workload=wish, engine=None), "target")

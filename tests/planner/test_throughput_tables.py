@@ -50,123 +50,89 @@ def simulated(factors, count=40, seed=3, **fields):
     return [case(seconds=one, measured_s=float(one @ factors), **fields) for one in parts]
 
 
-def test_as_many_rows_are_asked_as_say_enough():
+def test_as_many_rows_are_asked_as_say_enough_and_the_unstated_are_left_out():
     for source, count in (
-        ("trtllm", 170),
-        ("mlperf", 40),
-        ("dstack-405b", 66),
-        ("dstack-r1", 87),
-        ("modelopt", 12),
-    ):
+        ("trtllm", 170), ("mlperf", 40), ("dstack-405b", 66), ("dstack-r1", 87), ("modelopt", 12),
+    ):  # fmt: skip
         assert len(rows_of(source)) == count, (source, count)
 
-
-def test_rows_without_lengths_or_with_beams_are_left_out():
     models = {row["model"] for row in rows_of("mlperf")}
     assert models == {"meta-llama/Llama-2-70b"}
-
-
-def test_rows_with_an_unstated_shared_prefix_are_left_out():
     assert not any("shared-prefix" in row["mode"] for row in rows_of("dstack-r1"))
-
-
-def test_every_pair_of_lengths_of_the_tables_has_a_number_of_requests():
     pairs = {(int(row["input_len"]), int(row["output_len"])) for row in rows_of("trtllm")}
     assert pairs == set(REQUESTS)
 
 
-def test_attention_data_parallelism_is_asked_where_the_notes_say_it():
+def test_layouts_are_asked_as_notes_and_tables_state_them_inside_a_node():
     row = next(r for r in rows_of("trtllm") if r["model"].startswith("Qwen/Qwen3-235B"))
     strategy = throughput_request(row)["strategy"]
     assert strategy["attention_data_parallel_size"] == strategy["expert_parallel_size"] == 8
     assert strategy["tensor_parallel_size"] == 1
 
-
-def test_a_dense_table_is_tensor_parallel_as_stated():
     row = next(r for r in rows_of("trtllm") if "405B" in r["model"] and r["tp"] == "8")
     assert throughput_request(row)["strategy"]["tensor_parallel_size"] == 8
 
-
-def test_a_log_without_layout_is_asked_with_every_power_of_two():
     row = next(r for r in rows_of("mlperf") if r["num_gpus"] == "8")
     tensor = [one["strategy"]["tensor_parallel_size"] for one in layouts_of(row)]
     assert tensor == [1, 2, 4, 8]
 
-
-def test_layouts_of_several_nodes_stay_inside_a_node():
     row = next(r for r in rows_of("mlperf") if r["num_gpus"] == "32")
     asked = list(layouts_of(row))
     assert {one["cluster"]["nodes"] for one in asked} == {4}
     assert max(one["strategy"]["tensor_parallel_size"] for one in asked) == 8
 
 
-def test_a_gap_between_tokens_is_compared_as_a_rate():
+def test_gaps_between_tokens_and_seconds_of_a_batch_are_compared_as_rates():
     row = rows_of("openvino")[0]
     assert measured_of(row) == pytest.approx(1 / float(row["value"]))
-
-
-def test_the_seconds_of_a_batch_are_compared_as_a_rate():
     row = next(r for r in rows_of("dstack-405b") if r["metric"] == "batch_latency")
     tokens = float(row["batch_or_concurrency"]) * float(row["output_len"])
     assert measured_of(row) == pytest.approx(tokens / float(row["value"]))
 
 
-def test_nothing_measured_gives_the_prior():
+def test_factors_are_found_again_within_bounds_and_stay_at_the_prior_without_rows():
     assert fit_full([]) == pytest.approx(PRIOR)
 
-
-def test_factors_are_found_again_in_what_they_made():
     truth = np.clip(1.3 * PRIOR, LEAST, MOST)
     cases = simulated(truth)
     errors = [one.error(fit_full(cases)) for one in cases]
     assert np.abs(errors).max() < 0.1
     assert np.abs(errors).mean() < np.abs([one.error(PRIOR) for one in cases]).mean() / 3
 
-
-def test_no_factor_leaves_its_bounds():
     found = fit_full(simulated(100 * PRIOR))
     assert (found >= LEAST - 1e-9).all()
     assert (found <= MOST + 1e-9).all()
 
 
-def test_a_chip_without_rows_takes_its_engines_factors():
+def test_what_has_no_rows_takes_its_engines_or_all_factors_and_a_left_out_model_is_unseen():
     cases = simulated(1.2 * PRIOR, architecture="one")
     target = replace(cases[0], architecture="other")
     assert fitted_for(cases, target) == pytest.approx(fit_full(cases))
 
-
-def test_an_engine_without_rows_takes_what_all_have_in_common():
     cases = simulated(1.2 * PRIOR, engine="one")
     target = replace(cases[0], engine="other")
     assert fitted_for(cases, target) == pytest.approx(fit_full(cases))
 
-
-def test_a_left_out_model_is_never_seen():
     seen = simulated(PRIOR, model="seen")
     odd = [replace(one, model="odd", measured_s=50.0) for one in seen[:5]]
     errors = dict(left_out_full([*seen, *odd], model_of))
     assert all(errors[one] == pytest.approx(one.error(PRIOR), abs=1e-6) for one in odd)
 
 
-def test_an_estimate_asks_for_the_names_that_are_written():
+def test_an_estimate_asks_for_the_written_names_and_the_fitted_parts_add_up_to_it():
     names = named(PRIOR)
     assert names["mixed_linear"] == 1.0
     assert names["mixed_routing"] == names["packed_routing"] == 10.0
 
-
-def test_the_fitted_parts_add_up_to_what_an_estimate_says():
     row = next(r for r in rows_of("trtllm") if "3.1-8B" in r["model"])
     found = full_batch(row)
     places = data_json("factors.json")["engines"]["tensorrt_llm"]["full_factors"]
     kept = places[found.architecture]
     factors = [kept.get(part, kept.get(f"mixed_{part}")) for part in PARTS]
     answer = estimate(EstimateRequest.model_validate(throughput_request(row)))
-
     said = found.measured_s / float(found.seconds @ np.array(factors)) * measured_of(row)
     assert answer.performance.output_tokens_per_second == pytest.approx(said, rel=1e-6)
 
-
-def test_a_closed_loop_has_no_full_batch():
     row = rows_of("dstack-r1", "closed loop")[0]
     with pytest.raises(TypeError, match="only bursts"):
         full_batch(row)
@@ -229,13 +195,10 @@ def test_a_measured_layout_has_its_own_and_others_have_their_pairs():
         assert found.habits.burst_ratio == burst_ratio, (layout, factor, burst_ratio)
 
 
-def test_without_a_layout_the_pair_tells_then_the_family_then_any():
+def test_without_a_layout_pair_family_then_any_tells_and_parts_take_what_they_are_like():
     for pair, factor in (("1x1x0/hopper", 2.0), ("1x1x0/ampere", 1.0), (PAIR, 3.0)):
         found = swept(Layout(tensor=4), pair=pair, chip=f"{pair}/another/bf16")
         assert found.factor("decode_linear") == factor, (pair, factor)
-
-
-def test_a_part_that_no_sweep_shows_takes_what_it_is_like():
     found = swept(Layout(), pair="1x1x0/ampere", chip="1x1x0/ampere/a100/bf16")
     assert found.factor("decode_experts") == 1.0
     assert found.factor("decode_further") == 5.0
@@ -258,10 +221,7 @@ def test_columns_of_layouts_take_the_factors_of_each_row():
     ]
 
 
-def test_habits_that_no_layout_shows_stay_as_they_are():
+def test_habits_that_no_layout_shows_stay_and_a_layout_is_found_under_its_own_name():
     assert swept(Layout(tensor=4), pair="1x1x0/ampere").habits.withheld_slots == 0.0
-
-
-def test_a_layout_is_found_again_under_its_own_name():
     for layout in (Layout(tensor=4), Layout(expert=8, attention_data=8)):
         assert swept(layout).layout_name in PLACES, layout

@@ -93,7 +93,7 @@ def test_a_grid_of_layouts_costs_what_each_layout_costs_alone(choices, cell):
         assert column[cell] == pytest.approx(getattr(alone.performance, name), rel=1e-12)
 
 
-def test_what_is_offloaded_is_the_same_in_columns():
+def test_offloads_and_forgetful_ledgers_compute_the_same_in_columns():
     setting = setting_of(LLAMA_70B, "none", "flash", "1f1b", "cpu")
     grid = laid_out(setting, **columns_of())
     own = {name: values[0] for name, values in AXES.items()}
@@ -104,8 +104,6 @@ def test_what_is_offloaded_is_the_same_in_columns():
     assert np.ravel(together)[0] == pytest.approx(alone, rel=1e-12)
     assert alone > 0
 
-
-def test_a_ledger_that_forgets_computes_the_same():
     setting = setting_of(LLAMA_70B, "selective", "flash", "1f1b", "none")
     forgotten, kept = Unrecorded(), Ledger()
 
@@ -134,14 +132,12 @@ def blocks(case, method="full"):
     return blocks_of(next(questions(request)))
 
 
-def test_where_nothing_fits_that_recomputes_all_nothing_does_that_recomputes_less():
+def test_recomputing_more_never_keeps_a_strategy_from_fitting():
     for method, case in itertools.product(METHODS, CASES):
         fitting = Fitting(blocks(case, method))
         for block in blocks(case, method):
             assert fitting.anything(block) == block.column(fits_of(block.setting)).any()
 
-
-def test_recomputing_more_never_keeps_a_strategy_from_fitting():
     order = {"none": 0, "selective": 1, "full": 2}
     for case in CASES:
         groups = {}
@@ -156,7 +152,7 @@ def test_recomputing_more_never_keeps_a_strategy_from_fitting():
             assert (less <= more).all(), case
 
 
-def test_every_schedule_of_the_engine_is_weighed_however_few_the_stages():
+def test_every_schedule_is_weighed_and_a_block_has_the_defaults_of_its_strategies():
     for (engine, schedules), stages in itertools.product(
         (("torchtitan", set(SCHEDULES)), ("megatron", {*SCHEDULES[:2]})), (2, 4)
     ):
@@ -166,8 +162,6 @@ def test_every_schedule_of_the_engine_is_weighed_however_few_the_stages():
         found = [one for one in shared if one["pipeline_parallel_size"] == stages]
         assert {one.get("pipeline_schedule") for one in found} == schedules
 
-
-def test_a_block_has_the_defaults_that_each_of_its_strategies_resolves_to():
     sizes = {"micro_batch_size", "gradient_accumulation_steps", "zero_stage"}
     for case in CASES:
         for block in blocks(case):
@@ -195,7 +189,7 @@ def values(term):
     return {value.name: value.value for value in term.inputs}
 
 
-def test_context_parallelism_pays_for_passing_keys_and_values_around():
+def test_rings_pay_for_keys_and_values_beyond_attention_and_chunks_hand_over():
     alone = terms(run(tensor_parallel_size=8))
     ring = terms(run(tensor_parallel_size=4, context_parallel_size=2))
     assert "Keys and values around the ring" not in alone
@@ -203,29 +197,23 @@ def test_context_parallelism_pays_for_passing_keys_and_values_around():
     sent = values(ring["Keys and values around the ring"])["payload bytes"]
     assert sent == 2 * 2 * 128 * 4096 * 2
 
-
-def test_a_ring_costs_what_attention_does_not_hide():
     found = terms(run(tensor_parallel_size=4, context_parallel_size=2))
     exposed = found["Exposed ring communication"]
     links = found["Keys and values around the ring"].value
     assert 0 < exposed.value < links
     assert values(exposed)["window s"] > links
 
-
-def test_every_chunk_of_a_stage_hands_over():
     layout = {"tensor_parallel_size": 2, "pipeline_parallel_size": 4}
     plain = terms(run(**layout))["Pipeline hand-over"]
     chunked = terms(run(**layout, virtual_pipeline_size=5))["Pipeline hand-over"]
     assert chunked.value == pytest.approx(5 * plain.value)
 
 
-def test_a_zero_bubble_schedule_fills_the_bubble_with_weight_gradients():
-    """arXiv:2401.10241: a third of 1F1B's; less with recomputation, all with frozen weights."""
+def test_a_zero_bubble_schedule_fills_the_bubble_holds_as_1f1b_and_waits_for_a_third():
+    # arXiv:2401.10241: a third of 1F1B's; less with recomputation, all with frozen weights.
     for passes, weight_passes, divisor in ((3, 1, 3.0), (4, 1, 2.0), (2, 0, 1.0)):
         assert zero_bubble_divisor(passes, weight_passes) == divisor
 
-
-def test_a_zero_bubble_schedule_holds_what_1f1b_holds_and_waits_for_a_third():
     layout = {"tensor_parallel_size": 2, "pipeline_parallel_size": 4}
     plain = run(**layout, pipeline_schedule="1f1b")
     filled = run(**layout, pipeline_schedule="zero_bubble")
@@ -238,7 +226,7 @@ def test_a_zero_bubble_schedule_holds_what_1f1b_holds_and_waits_for_a_third():
     assert waited[1] == pytest.approx(waited[0] / 3)
 
 
-def test_shards_within_a_node_leave_more_states_and_gather_over_faster_links():
+def test_shards_within_a_node_leave_more_states_and_their_replicas_exchange_a_shard():
     layout = {"tensor_parallel_size": 1, "zero_stage": 3}
     spread = run(nodes=4, **layout)
     hybrid = run(nodes=4, **layout, zero_shard_size=8)
@@ -246,16 +234,12 @@ def test_shards_within_a_node_leave_more_states_and_gather_over_faster_links():
     assert held(hybrid, "optimizer_states") == pytest.approx(4 * held(spread, "optimizer_states"))
     assert terms(hybrid)[gathered].value < 0.9 * terms(spread)[gathered].value
 
-
-def test_replicas_of_shards_exchange_a_shard_each():
     found = terms(run(nodes=4, zero_stage=3, zero_shard_size=8))
     within = values(found["Data-parallel communication"])
     between = values(found["Exchange between replicas"])
     assert between["payload bytes"] == within["payload bytes"] / 8
     assert (within["ranks"], between["ranks"]) == (8, 4)
 
-
-def test_one_group_of_shards_is_plain_sharding():
     plain = run(zero_stage=3)
     named = run(zero_stage=3, zero_shard_size=8)
     assert named.performance == plain.performance

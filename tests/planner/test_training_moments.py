@@ -51,12 +51,9 @@ def row_of(name, row_id):
     return next(row for row in table(name) if row["row_id"] == row_id)
 
 
-def test_the_answer_is_the_fullest_moment():
+def test_the_answer_is_the_fullest_moment_and_none_holds_logits_and_a_recomputed_layer():
     fullest = max(moment.peak_bytes for moment in moments_of(engine="litgpt"))
     assert peak(engine="litgpt") == pytest.approx(fullest, abs=2)
-
-
-def test_no_moment_holds_the_logits_and_a_recomputed_layer():
     redone = {"activation_recomputation": "full"}
     loss, layer, update = (m.by_class["activations"] for m in moments_of(strategy=redone)[:3])
     assert ask(workload=LORA, strategy=redone).memory.breakdown_bytes["activations"] == round(
@@ -65,22 +62,26 @@ def test_no_moment_holds_the_logits_and_a_recomputed_layer():
     assert update == 0
 
 
-def test_norms_and_linear_inputs_are_kept_as_the_kernels_need_them():
+def test_norms_and_inputs_are_kept_as_kernels_and_frozen_matrices_need_them():
     for wide, inputs, tensors in ((0, 1, 4), (1, 1, 8), (1, 0, 5)):
         assert hidden_tensors(LLAMA, SavedTensors(bool(wide), bool(inputs))) == tensors
 
-
-def test_a_frozen_down_projection_keeps_no_input():
     with_input = feed_forward_width(LLAMA, SavedTensors(inputs=True))
     assert feed_forward_width(LLAMA, SavedTensors(inputs=False)) == with_input * 3 / 4
 
-
-def test_a_block_with_one_norm_keeps_half_of_what_two_keep():
     falcon = get_model("tiiuae/falcon-7b")
     assert hidden_tensors(falcon, SavedTensors()) * 2 == hidden_tensors(LLAMA, SavedTensors())
 
+    plain, quantised = (
+        ask(workload={**LORA, "method": method}, engine="litgpt") for method in ("lora", "qlora")
+    )
+    assert held(quantised, "activations") > held(plain, "activations")
 
-def test_adapters_on_queries_and_values_keep_less_than_on_all_matrices():
+    written_out = {"fused_norms": False}
+    assert peak(engine="megatron") < peak(engine="megatron", strategy=written_out)
+
+
+def test_adapters_on_queries_and_values_keep_less_at_the_widths_of_the_paper():
     two, every = (
         ask(workload={**LORA, "lora_targets": targets}, engine="litgpt")
         for targets in ("query_value", "all")
@@ -88,34 +89,18 @@ def test_adapters_on_queries_and_values_keep_less_than_on_all_matrices():
     assert held(two, "activations") < held(every, "activations")
     assert held(two, "adapters") < held(every, "adapters")
 
-
-def test_queries_and_values_take_the_widths_of_the_lora_paper():
-    """arXiv:2106.09685, table 4: GPT-3 at rank 4 on both has 18.9 million a pair of ranks."""
+    # arXiv:2106.09685, table 4: GPT-3 at rank 4 on both has 18.9 million a pair of ranks.
     model = LLAMA.model_copy(update={"num_key_value_heads": LLAMA.num_attention_heads})
     assert lora_widths(model, every=False) == 4 * model.hidden_size
 
 
-def test_a_quantised_base_keeps_the_inputs_that_a_frozen_one_drops():
-    plain, quantised = (
-        ask(workload={**LORA, "method": method}, engine="litgpt") for method in ("lora", "qlora")
-    )
-    assert held(quantised, "activations") > held(plain, "activations")
-
-
-def test_fused_norms_hold_less():
-    written_out = {"fused_norms": False}
-    assert peak(engine="megatron") < peak(engine="megatron", strategy=written_out)
-
-
-def test_an_engine_that_loads_before_it_shards_holds_the_whole_model_once():
+def test_an_engine_that_loads_whole_or_unties_holds_what_that_takes():
     strategy = {"zero_stage": 3, "activation_recomputation": "full"}
     moments = moments_of(engine="litgpt", devices=4, strategy=strategy)
     loading = moments[3].by_class
     vocabulary = 2 * 2 * LLAMA.vocab_size * LLAMA.hidden_size
     assert loading["buffers"] == pytest.approx(4 * loading["weights"] + vocabulary)
 
-
-def test_an_engine_that_unties_holds_a_second_vocabulary():
     tied, untied = (
         ask(model=TIED, workload=LORA, engine=engine) for engine in ("megatron", "litgpt")
     )
@@ -139,15 +124,13 @@ def test_gathered_logits_are_computed_in_single_operators():
     assert (fused, unfused) == (8 * 10 * 10, 8 * 10 * 18)
 
 
-def test_the_fullest_of_columns_is_chosen_row_by_row():
+def test_the_fullest_of_columns_is_chosen_and_copies_stand_beside_no_activation():
     early = StageMemory({"weights": 1.0, "activations": np.array([5.0, 1.0])})
     late = StageMemory({"weights": 1.0, "buffers": np.array([2.0, 2.0])})
     fullest = fullest_of([early, late])
     assert list(fullest.peak_bytes) == [6.0, 3.0]
     assert list(fullest.by_class["buffers"]) == [0.0, 2.0]
 
-
-def test_copies_while_updating_stand_beside_no_activation():
     setting = resolve(EstimateRequest.model_validate(document(workload=FULL, engine="megatron")))
     engine = setting.engine.model_copy(update={"update_copies": 25.0})
     fatter = stage_moments(replace(setting, engine=engine), setting.workload)[2]
@@ -155,23 +138,17 @@ def test_copies_while_updating_stand_beside_no_activation():
     assert fatter.by_class["activations"] == 0
 
 
-def test_litgpt_trains_in_pure_16_bits():
+def test_a_row_says_its_kernel_its_precision_and_its_adapters_matrices():
     assert not get_engine("litgpt", "gpu").master_weights
 
-
-def test_a_rows_kernel_says_whether_its_norms_are_fused():
     for kernel, fused in (("flash_attention2 + RMS kernel", 1), ("fused", 0)):
         row = next(row for row in table("memory_fit") if row["kernel"] == kernel)
         assert strategy_of(row)["fused_norms"] == bool(fused), (kernel, fused)
 
-
-def test_rows_that_accumulate_in_fp32_say_so():
     said = [row for row in table("memory") if "fp32 gradient accumulation" in row["notes"]]
     assert said
     assert all(strategy_of(row)["gradient_dtype"] == "fp32" for row in said)
 
-
-def test_a_row_names_the_matrices_that_its_adapters_sit_on():
     targets = {
         row["row_id"]: training_request(row)["workload"]["lora_targets"]
         for row in usable(table("memory"))
@@ -194,20 +171,16 @@ def kept_bytes(how):
     return residuals + kept_width(LLAMA, how) * how.product_bytes
 
 
-def test_in_fp32_each_tensor_is_kept_once():
+def test_tensors_are_kept_once_in_fp32_and_narrow_or_frozen_inputs_beside():
     norms = 2 * 3 * WIDE  # input, normalised, and the output that all matrices behind it read
     attention = 3 * HEADS + HEADS  # queries, repeated keys and values, and the output
     gates = 4 * INNER  # gate, its activation, up, and the product that is the last one's input
     assert kept_bytes(FP32) == 4 * (norms + attention + gates)
 
-
-def test_autocast_gives_each_matrix_a_narrow_input_of_its_own():
     norms = 2 * 2 * WIDE * 4
     inputs = (3 + 2) * WIDE * 2
     assert kept_bytes(AUTOCAST) == norms + inputs + 2 * (4 * HEADS + 4 * INNER)
 
-
-def test_an_adapter_keeps_what_its_frozen_matrix_does_not():
     norms = 2 * WIDE * 4  # the inputs in fp32: no weight of theirs learns
     inputs = (5 * WIDE + HEADS + INNER) * 2
     between = 7 * 16 * 2
@@ -215,29 +188,22 @@ def test_an_adapter_keeps_what_its_frozen_matrix_does_not():
     assert kept_bytes(LORA_QV) == norms + 2 * (2 * WIDE + 2 * 16 + 3 * HEADS + 3 * INNER)
 
 
-def test_selective_recomputation_keeps_a_layers_input_and_what_products_gave():
+def test_recomputation_and_fused_attention_keep_what_they_need():
     projected, outputs = HEADS + 2 * KEYS + 2 * INNER, 2 * WIDE
     fused = Operators(residual_bytes=4, product_bytes=4, writes_scores=False)
-
     assert product_residuals(FP32) * WIDE + product_width(LLAMA, FP32) == (
         WIDE + outputs + projected
     )
     assert product_width(LLAMA, fused) - product_width(LLAMA, FP32) == HEADS
     with_adapters = product_residuals(LORA_ALL) * WIDE + product_width(LLAMA, LORA_ALL)
     assert with_adapters == WIDE + 2 * (outputs + projected) + 7 * 16
-
-
-def test_fused_attention_keeps_no_repeated_keys():
-    fused = Operators(residual_bytes=4, product_bytes=4, writes_scores=False)
     assert kept_width(LLAMA, FP32) - kept_width(LLAMA, fused) == 2 * (HEADS - KEYS)
 
 
 def test_gradients_of_scores_come_when_those_of_the_feed_forward_block_are_gone():
     fields = {"num_tokens": 10, "rebuilt_bytes": 100, "scores": 50, "gradient_bytes": 30}
-
     early = layer_at_work_bytes(**fields, score_gradients=400, feed_forward_bytes=20)
     late = layer_at_work_bytes(**fields, score_gradients=900, feed_forward_bytes=20)
-
     assert (early, late) == (1050 + 300, 1050 + 700)
     columns = {**fields, "score_gradients": np.array([400, 900]), "feed_forward_bytes": 20}
     assert list(layer_at_work_bytes(**columns)) == [early, late]

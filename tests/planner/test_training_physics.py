@@ -43,22 +43,13 @@ def setting_of(devices_per_node, nodes=1, **fields):
     return resolve(EstimateRequest.model_validate({**asked, "cluster": cluster}))
 
 
-def test_alike_stages_set_the_pace_together():
+def test_the_busiest_stage_is_that_of_the_head_the_middle_or_all():
     assert pace_of(8, 4, 1.0, 0.0).even_stages == 4
-
-
-def test_a_heavy_head_makes_the_last_stage_the_slowest():
     pace = pace_of(8, 4, 1.0, 6.0)
     assert (pace.layers, pace.heads) == (2, 1)
     assert pace.even_stages == 14 / 8
-
-
-def test_left_over_layers_make_a_middle_stage_the_slowest():
     pace = pace_of(10, 4, 1.0, 0.5)
     assert (pace.layers, pace.heads) == (3, 0)
-
-
-def test_one_stage_holds_everything():
     pace = pace_of(8, 1, 1.0, 2.0)
     assert (pace.layers, pace.heads, pace.even_stages) == (8, 1, 1.0)
 
@@ -92,15 +83,13 @@ def test_narrow_products_move_more_bytes_per_flop():
     assert share[1] > 1.5 * share[0]
 
 
-def test_a_layers_operands_are_every_matrixs_input_and_output():
+def test_operands_are_every_matrixs_and_small_micro_batches_read_them_more_often():
     model = get_model(LLAMA_8B)
     attention = 2 * (model.num_attention_heads + model.num_key_value_heads) * model.head_dim
     assert operand_width(model, 1) == 4 * model.hidden_size + attention + (
         3 * model.intermediate_size
     )
 
-
-def test_small_micro_batches_read_the_weights_more_often():
     small, large = (
         ask(workload=PRETRAIN, engine="megatron", strategy={"micro_batch_size": size})
         for size in (1, 8)
@@ -108,22 +97,15 @@ def test_small_micro_batches_read_the_weights_more_often():
     assert small.performance.step_seconds > large.performance.step_seconds
 
 
-def test_a_ring_shares_the_ports_of_its_members_in_a_node():
+def test_a_ring_is_no_faster_than_its_links_and_the_tax_is_on_what_is_hidden():
     setting = setting_of(8, nodes=4)
     rates = setting.rates
     alone, together = (ring_link(setting, rates, 32, stride) for stride in (8, 1))
     assert together == 8 * alone
     assert alone == rates.inter_node_bytes_per_s
-
-
-def test_a_ring_is_never_faster_than_the_links_inside_a_node():
-    setting = setting_of(8, nodes=4)
-    rates = setting.rates
     assert ring_link(setting, rates, 8, 1) == rates.link_bytes_per_s
     assert ring_link(setting, rates, 32, 1 / 1000) == rates.link_bytes_per_s
 
-
-def test_the_tax_is_on_what_is_hidden():
     for links, window, tax in ((2.0, 10.0, 0.2), (12.0, 10.0, 1.0)):
         assert tax_seconds(links_s=links, window_s=window, tax_ratio=0.1) == pytest.approx(tax)
         whole = exposed_seconds(links_s=links, window_s=window, tax_ratio=0.1)
@@ -139,7 +121,6 @@ def test_whole_gradients_hide_behind_the_last_micro_batch_alone():
             for size in (8, 1)
         )
     ]
-
     assert sticking_out[1] > sticking_out[0]
 
 
@@ -170,22 +151,18 @@ def test_the_bubble_counts_stages_as_busy_as_the_busiest():
         strategy={"pipeline_parallel_size": 8, "micro_batch_size": 1},
         engine="megatron",
     )
-
     assert answer.performance.bubble_ratio < 7 / 15
 
 
-def test_of_several_releases_the_latest_counts():
+def test_the_latest_of_several_releases_counts_and_older_ones_are_superseded():
     rows = table("training")
     kept = latest(rows)
     bridge = [row for row in kept if row["source_id"] == "megatron-bridge"]
-
     assert len(bridge) < sum(row["source_id"] == "megatron-bridge" for row in rows)
     assert [row for row in kept if row["source_id"] == "aleph-alpha"] == [
         row for row in rows if row["source_id"] == "aleph-alpha"
     ]
 
-
-def test_an_older_release_is_superseded_whatever_its_layout():
     old, new = "release 25.09 NeMo", "release 26.04.01 NeMo"
     base = dict.fromkeys((*RELEASED, "row_id", "notes", "tp"), "")
     rows = [
@@ -193,7 +170,6 @@ def test_an_older_release_is_superseded_whatever_its_layout():
         {**base, "row_id": "2", "tp": "4", "notes": new},
         {**base, "row_id": "3", "gpu": "another", "notes": old},
     ]
-
     assert [row["row_id"] for row in latest(rows)] == ["2", "3"]
 
 
@@ -220,20 +196,17 @@ def test_narrow_products_pay_for_casting_their_operands():
         term(name, devices=8, strategy={**fp8, "tensor_parallel_size": tensor})
         for tensor in (1, 2)
     )
-
     assert term(name, strategy={"compute_dtype": "bf16"}) == 0.0
     assert whole > split > whole / 2
 
 
-def test_the_first_flash_attention_is_slower_than_the_second():
+def test_older_kernels_repeated_layers_adapters_and_experts_take_their_time():
     name = f"Attention{ALL_PASSES}"
     second, first = (
         term(name, strategy={"attention_kernel": kernel}) for kernel in (None, "flash_1")
     )
     assert first == pytest.approx(FLASH_1_SLOWDOWN * second)
 
-
-def test_softmax_in_single_operators_moves_the_scores_more_often():
     eager = {"attention": "eager"}
     fused, single = (
         term("Scores through memory", strategy={**eager, "attention_kernel": kernel})
@@ -241,8 +214,6 @@ def test_softmax_in_single_operators_moves_the_scores_more_often():
     )
     assert single == pytest.approx(2 * fused)
 
-
-def test_layers_that_run_again_sum_over_their_ranks_again():
     name, layout = "Tensor-parallel all-reduces", {"tensor_parallel_size": 8}
     once, again = (
         term(name, devices=8, strategy={**layout, "activation_recomputation": how})
@@ -250,16 +221,12 @@ def test_layers_that_run_again_sum_over_their_ranks_again():
     )
     assert again == pytest.approx(1.5 * once)
 
-
-def test_adapters_move_bytes_of_their_own_beside_the_products():
     name = "Norms, activations, residuals, loss"
     full, adapted = (
         term(name, workload={**PRETRAIN, "method": method}) for method in ("full", "lora")
     )
     assert adapted > 1.2 * full
 
-
-def test_sorting_tokens_by_expert_takes_time_and_dense_models_pay_none():
     name = "Sorting tokens by expert"
     assert term(name) == 0.0
     assert term(name, model=MIXTRAL) > 0.0
@@ -280,7 +247,7 @@ def test_experts_on_more_ranks_leave_fewer_gradients_to_each():
     assert apart < together / 8
 
 
-def test_rings_over_more_nodes_take_more_rounds():
+def test_rings_over_more_nodes_take_more_rounds_and_buckets_grow_with_the_ranks():
     def rounds(nodes, stage):
         setting = setting_of(8, nodes, engine="internevo", strategy={"zero_stage": stage})
         ledger = Ledger()
@@ -289,6 +256,11 @@ def test_rings_over_more_nodes_take_more_rounds():
 
     assert rounds(8, 1) >= 1.9 * rounds(4, 1) > 0
     assert rounds(4, 3) == 0.0  # beside the work of every micro-batch
+
+    engine = get_engine("megatron", "gpu")
+    for ranks, filled in ((8, 160e6), (256, 1024e6)):
+        assert max(engine.bucket_bytes, engine.bucket_bytes_per_rank * ranks) == filled
+        assert get_engine("llm_foundry", "gpu").bucket_bytes == 25e6, (ranks, filled)
 
 
 def test_a_pipeline_hides_no_exchange_of_whole_gradients():
@@ -305,13 +277,6 @@ def test_a_pipeline_hides_no_exchange_of_whole_gradients():
     assert hidden(1, 1) > 0.0
     assert hidden(2, 1) == 0.0
     assert hidden(2, 2) > 0.0
-
-
-def test_megatrons_buckets_grow_with_the_ranks():
-    engine = get_engine("megatron", "gpu")
-    for ranks, filled in ((8, 160e6), (256, 1024e6)):
-        assert max(engine.bucket_bytes, engine.bucket_bytes_per_rank * ranks) == filled
-        assert get_engine("llm_foundry", "gpu").bucket_bytes == 25e6, (ranks, filled)
 
 
 def printed_flops(row):
@@ -341,12 +306,9 @@ def test_printed_flops_per_second_give_the_step_that_the_table_holds():
         assert len(held) >= 5, source
 
 
-def test_shards_inside_a_node_are_read_from_a_rows_words():
+def test_shards_are_read_from_a_rows_words_and_every_row_is_scored_or_says_why_not():
     asked = [training_request(row)["strategy"]["zero_shard_size"] for row in rows_of("maxtext-a3")]
     assert asked == [8] * 5
-
-
-def test_every_training_row_is_scored_or_says_why_not():
     rows = table("training")
     scored = [row for row in usable(latest(rows)) if row["step_seconds"]]
     assert sum(unscored(rows).values()) + len(scored) == len(rows)

@@ -65,7 +65,7 @@ def case(model="m", engine="ms_swift", size=10.0, measured=40.0, **fields):
     )
 
 
-def test_a_tool_has_the_figures_of_the_engine_it_drives():
+def test_a_tool_has_its_engines_figures_and_a_row_its_tools_weights():
     for tool in sorted(set(HARNESSES.values())):
         own, below = get_engine(tool, "gpu"), get_engine("transformers", "gpu")
         assert harnessed(tool) == "transformers", tool
@@ -75,35 +75,23 @@ def test_a_tool_has_the_figures_of_the_engine_it_drives():
         )
         assert own.title != below.title, tool
 
-
-def test_a_row_belongs_to_the_tool_that_made_it():
     rows = {row["source_id"]: row for row in usable(table("memory"))}
     assert memory_case(rows["ms-swift"]).engine == "ms_swift"
     assert memory_case(rows["litgpt-config-hub"]).engine == "litgpt"
-
-
-def test_a_row_is_asked_with_the_weights_it_names():
     row = next(r for r in table("memory") if r["quantization"] == "gptq-int8")
     assert strategy_of(row)["quantization"] == "gptq-int8"
 
 
-def test_a_tool_without_rows_is_what_the_other_tools_have_in_common():
+def test_tools_without_rows_take_what_the_others_have_in_common():
     others = [case(model=m, measured=10 + 3 * 10.0 + 1) for m in "abcdef"]
     assert fit_common(others, "peft") is not None
     assert list(fitted_memory(others, "peft")) == list(fit_common(others, "peft"))
-
-
-def test_an_engine_that_no_tool_drives_shares_nothing():
     assert fit_common([case(), case(engine="litgpt")], "litgpt") is None
 
-
-def test_what_tools_share_is_held_closer_to_the_physics_than_one_tool():
     rows = [case(model=m, size=4.0, measured=10 + 4 * 3.0 + 1) for m in "ab"]
     common, own = fit_common(rows, "ms_swift"), fit_memory(rows)
     assert abs(common[LOSS] - 1) <= abs(own[LOSS] - 1)
 
-
-def test_the_only_model_of_a_tool_is_foreseen_from_the_other_tools():
     rows = [case(model="a"), case(model="b", engine="peft")]
     found, _ = left_out_peaks(rows, model_of, SEEN)
     assert {row.engine for row in found} == {"ms_swift", "peft"}
@@ -121,18 +109,12 @@ def test_a_peak_is_foreseen_as_its_source_counts_it():
         assert {name: bool(slopes[name].any()) for name in counted} == counted, (source, counted)
 
 
-def test_a_verdict_counts_the_context_whatever_the_peaks_leave_out():
+def test_verdicts_fields_and_quantised_rows_are_taken_as_they_are():
     row = next(row for row in usable(table("memory_fit")) if row["source_id"] == "ms-swift")
     slopes = dict(zip(NAMES, memory_case(row).slopes.T, strict=True))
     assert set(slopes["training_overhead_bytes"]) == {1.0}
-
-
-def test_an_engines_fields_and_the_fitted_factors_are_each_others_inverse():
     factors = PRIORS + np.arange(1, len(NAMES) + 1) / 10
     assert factors_of(fields_of(factors)) == pytest.approx(factors)
-
-
-def test_without_quantised_rows_quantised_ones_are_like_others():
     fields = fields_of(PRIORS)
     assert [fields[ratio] for _, ratio in QUANTISED.values()] == [1.0, 1.0]
 
@@ -145,17 +127,23 @@ def test_a_shown_peak_never_exceeds_what_the_allocator_may_fill():
     assert replace(one, returns_blocks=False).peak_bytes(thrice) > 60 * GIB
 
 
-def test_what_tensors_need_is_never_given_back():
+def test_tensors_and_logits_are_held_once_and_spare_blocks_below_the_limit_kept():
     one = case(size=100.0, usable_bytes=60 * GIB, returns_blocks=True)
     thrice = PRIORS.copy()
     thrice[LOSS] = 3.0
     assert one.peak_bytes(thrice) == pytest.approx(110 * GIB, rel=0.02)
 
-
-def test_bare_factors_hold_one_copy_of_everything():
     generous = bare_factors(PRIORS * 4)
     assert generous[LOSS] == 1.0
     assert generous[NAMES.index("unfilled_ratio")] == 0.0
+
+    setting = setting_of()
+    shown, bare = StageMemory({"activations": 2.0}), StageMemory({"activations": 1.0})
+    assert given_back(setting, shown, bare).by_class == shown.by_class
+
+    setting = with_engine(setting_of(), loss_ratio=3.0, unfilled_ratio=0.2)
+    alone = without_spare(setting).engine
+    assert (alone.loss_ratio, alone.unfilled_ratio) == (1.0, 0.0)
 
 
 def test_spare_blocks_go_as_far_as_the_device_needs_them():
@@ -163,23 +151,9 @@ def test_spare_blocks_go_as_far_as_the_device_needs_them():
     limit = usable_bytes(setting)
     shown = StageMemory({"weights": limit / 2, "activations": limit})
     bare = StageMemory({"weights": limit / 2, "activations": limit / 4})
-
     left = given_back(setting, shown, bare)
-
     assert left.peak_bytes == pytest.approx(limit)
     assert left.by_class["weights"] == limit / 2
-
-
-def test_a_moment_below_the_limit_keeps_its_spare_blocks():
-    setting = setting_of()
-    shown, bare = StageMemory({"activations": 2.0}), StageMemory({"activations": 1.0})
-    assert given_back(setting, shown, bare).by_class == shown.by_class
-
-
-def test_a_tool_without_spare_holds_each_logit_once():
-    setting = with_engine(setting_of(), loss_ratio=3.0, unfilled_ratio=0.2)
-    alone = without_spare(setting).engine
-    assert (alone.loss_ratio, alone.unfilled_ratio) == (1.0, 0.0)
 
 
 def test_unfilled_blocks_grow_with_what_is_held():
@@ -189,7 +163,6 @@ def test_unfilled_blocks_grow_with_what_is_held():
     )
     held = stage_moments(setting, setting.workload)[2].by_class
     states = ("weights", "adapters", "gradients", "optimizer_states")
-
     assert loose - plain == pytest.approx(0.1 * sum(held[name] for name in states))
 
 
@@ -200,7 +173,6 @@ def test_the_copies_of_an_update_are_as_wide_as_the_moments():
         setting_of("megatron", workload=full, optimizer_dtype="bf16"), update_copies=1.0
     )
     copies = [stage_moments(s, s.workload)[2].by_class["buffers"] for s in (setting, narrow)]
-
     assert copies == pytest.approx([4 * setting.counts.total, 2 * setting.counts.total])
 
 
@@ -270,7 +242,7 @@ def test_a_sharded_run_that_holds_all_weights_holds_its_inputs_too():
     assert moments[1] == pytest.approx(2 * moments[0])
 
 
-def test_a_part_of_seventy_rows_widens_an_interval_no_more_than_a_part_of_one():
+def test_a_part_of_many_rows_widens_no_more_and_half_of_litgpts_peaks_are_near():
     def row(part, predicted):
         return LeftOut(PEAK, SEEN, "", "e", part, part, 1.0, predicted)
 
@@ -279,8 +251,6 @@ def test_a_part_of_seventy_rows_widens_an_interval_no_more_than_a_part_of_one():
 
     assert spread_of([*crowd, *few]) == pytest.approx(np.log(1.5) / 1.2816)
 
-
-def test_half_of_litgpts_peaks_are_foreseen_within_a_twentieth():
     rows = [row for name in MEMORY_INPUTS for row in usable(table(name))]
     engines = [HARNESSES.get(row["source_id"], row["engine"]) for row in rows]
     own = [memory_case(row) for row, name in zip(rows, engines, strict=True) if name == "litgpt"]

@@ -64,13 +64,9 @@ def setting_of(**workload):
 
 
 LOADS = [
-    {"concurrency": 1},
-    {"concurrency": 64},
-    {"concurrency": 3000},
-    {"request_rate_per_second": 3.0},
-    {"burst_requests": 50},
-    {},
-]
+    {"concurrency": 1}, {"concurrency": 64}, {"concurrency": 3000},
+    {"request_rate_per_second": 3.0}, {"burst_requests": 50}, {},
+]  # fmt: skip
 
 
 def test_percentiles_are_in_order():
@@ -83,13 +79,11 @@ def test_percentiles_are_in_order():
     assert not wrong, wrong
 
 
-def test_the_mean_lies_between_none_and_the_highest_percentile():
+def test_each_percentile_is_explained_beside_a_mean_between_none_and_the_highest():
     for load in LOADS:
         found = serving(**load).performance
         assert found.ttft_seconds <= found.ttft_p99_seconds * (1 + 1e-9), load
 
-
-def test_each_percentile_is_explained_with_its_mean():
     found = serving(concurrency=64)
     (term,) = (t for t in found.terms if t.key == "ttft_p90")
     mean = next(one for one in term.inputs if one.symbol == "T")
@@ -98,87 +92,67 @@ def test_each_percentile_is_explained_with_its_mean():
     assert "simulation" in term.source
 
 
-def test_one_caller_alone_always_waits_the_same():
+def test_one_caller_always_waits_the_same_and_a_higher_rate_longer():
     found = serving(concurrency=1).performance
     assert found.ttft_p99_seconds == pytest.approx(found.ttft_seconds, rel=1e-6)
     assert found.queue_seconds == 0.0
 
-
-def test_equal_requests_get_equal_percentiles():
     first, second = (serving(request_rate_per_second=5.0).performance for _ in range(2))
     assert first == second
 
-
-def test_a_higher_rate_waits_longer():
     rates = (0.5, 2.0, 8.0, 16.0, 24.0)
     for field in ("ttft_seconds", "ttft_p90_seconds", "latency_p99_seconds"):
         waits = [getattr(serving(request_rate_per_second=r).performance, field) for r in rates]
         assert waits == sorted(waits), field
 
 
-def test_a_rate_beyond_saturation_is_refused_with_the_most_that_can_be_served():
+def test_a_rate_is_served_up_to_saturation_and_refused_beyond():
     found = serving(request_rate_per_second=1e4)
     most = found.performance.max_requests_per_second
     assert any(f"the most is {most:.3g}" in warning for warning in found.warnings)
     assert found.performance.ttft_p50_seconds is None
     assert found.performance.requests_per_second == pytest.approx(most, rel=0.02)
 
-
-def test_a_rate_just_below_saturation_is_served():
     most = serving(request_rate_per_second=1.0).performance.max_requests_per_second
     found = serving(request_rate_per_second=0.9 * most)
     assert found.performance.requests_per_second == pytest.approx(0.9 * most)
     assert not any("cannot be served" in warning for warning in found.warnings)
 
 
-def test_two_replicas_saturate_at_twice_the_rate():
+def test_two_replicas_at_twice_the_rate_are_as_one():
     one = serving(request_rate_per_second=1.0).performance.max_requests_per_second
     two = serving(request_rate_per_second=1.0, devices=2).performance.max_requests_per_second
     assert two == pytest.approx(2 * one)
-
-
-def test_two_replicas_at_twice_the_rate_answer_as_one():
     one = serving(request_rate_per_second=4.0).performance
     two = serving(request_rate_per_second=8.0, devices=2).performance
     assert two.ttft_p99_seconds == pytest.approx(one.ttft_p99_seconds)
 
 
-def test_a_burst_waits_half_of_all_prefills_in_the_mean():
+def test_a_burst_waits_half_of_its_prefills_and_beyond_memory_for_lives():
     found = serving(burst_requests=101).performance
     assert found.queue_seconds == pytest.approx(50 * found.prefill_seconds)
-
-
-def test_a_burst_beyond_memory_waits_for_half_of_the_lives_before_it():
     most = serving(burst_requests=1).performance.max_concurrency
     full, double = (serving(burst_requests=n).performance for n in (most, 3 * most))
     life = full.latency_seconds - full.queue_seconds
     assert double.queue_seconds - full.queue_seconds == pytest.approx(life, rel=0.05)
 
 
-def test_objectives_that_all_meet_are_met_by_all():
+def test_objectives_are_met_by_all_none_or_the_share_of_their_percentile():
     found = serving(concurrency=8, ttft_slo_seconds=60.0, tpot_slo_seconds=1.0).performance
     assert found.slo_attainment_ratio == 1.0
-
-
-def test_impossible_objectives_are_met_by_nobody():
     found = serving(concurrency=8, ttft_slo_seconds=1e-6).performance
     assert found.slo_attainment_ratio == 0.0
     assert found.slo_max_concurrency == 0
-
-
-def test_the_share_that_meets_an_objective_is_that_of_its_percentile():
     limit = serving(concurrency=64).performance.ttft_p90_seconds
     found = serving(concurrency=64, ttft_slo_seconds=limit).performance
     assert found.slo_attainment_ratio == pytest.approx(0.9, abs=0.03)
 
 
-def test_the_most_callers_that_meet_an_objective_are_exactly_the_most():
+def test_the_most_callers_and_the_highest_rate_that_meet_an_objective_are_the_most():
     most = serving(concurrency=4, tpot_slo_seconds=0.02).performance.slo_max_concurrency
     at, beyond = (serving(concurrency=n).performance.tpot_seconds for n in (most, most + 1))
     assert at <= 0.02 < beyond
 
-
-def test_the_highest_rate_that_meets_an_objective_meets_it():
     wanted = {"request_rate_per_second": 1.0, "ttft_slo_seconds": 0.1}
     most = serving(**wanted).performance.slo_max_requests_per_second
     at, beyond = (
@@ -221,8 +195,8 @@ def ratios(engine="vllm", **workload):
 SHAPES = [(512, 128), (1024, 256), (4096, 256)]
 
 
-def test_the_closed_form_of_an_open_loop_meets_its_simulation():
-    """Within a quarter up to 80 % of saturation, for every time."""
+def test_the_closed_forms_of_every_load_meet_their_simulation():
+    # Within a quarter up to 80 % of saturation, for every time.
     for (prompt, output), share in itertools.product(SHAPES, (0.2, 0.5, 0.8)):
         lengths = {"input_tokens": prompt, "output_tokens": output}
         setting = setting_of(request_rate_per_second=1.0, **lengths)
@@ -232,16 +206,12 @@ def test_the_closed_form_of_an_open_loop_meets_its_simulation():
             [1, 1, 1], rel=0.25
         )
 
-
-def test_the_closed_form_of_a_burst_meets_its_simulation():
-    """Within a third: an engine that decodes beside prefill ends its prompts in whole steps."""
+    # Within a third: an engine that decodes beside prefill ends its prompts in whole steps.
     for (prompt, output), size in itertools.product(SHAPES, (16, 64)):
         lengths = {"input_tokens": prompt, "output_tokens": output}
         assert ratios(burst_requests=size, **lengths) == pytest.approx([1, 1, 1], rel=0.33)
 
-
-def test_the_closed_form_of_a_closed_loop_meets_its_simulation():
-    """TPOT and latency within a fifth; few measured callers wait up to twice as long for TTFT."""
+    # TPOT and latency within a fifth; few measured callers wait up to twice as long for TTFT.
     for (prompt, output), callers in itertools.product(SHAPES, (1, 8, 64)):
         ttft, tpot, latency = ratios(
             concurrency=callers, input_tokens=prompt, output_tokens=output
@@ -256,7 +226,6 @@ def test_interpolated_steps_cost_what_the_passes_cost():
     costs = step_costs(setting, setting.workload, 256, 8192.0)
     decode = decode_pass(setting, Ledger(), 48.0, 2300.0).total_s
     prefill = prefill_pass(setting, Ledger(), 3.0, 2048.0).total_s
-
     assert costs.decode_seconds(48, 48 * 2300.0) == pytest.approx(decode, rel=0.05)
     assert costs.prefill_seconds(3 * 2048.0) == pytest.approx(prefill, rel=0.05)
 
@@ -337,13 +306,11 @@ def test_the_best_plans_are_those_of_simulating_everything():
         assert [found.strategy for found in answer(name).plans] == expected, name
 
 
-def test_the_frontier_is_that_of_simulating_everything():
+def test_frontier_and_rejections_are_those_of_simulating_everything():
     for name in SPACES:
         whole = [criteria(one) for one in frontier(feasible(name))]
         assert [criteria(found) for found in answer(name).pareto] == whole[:24], name
 
-
-def test_a_rejected_family_has_no_member_that_simulating_lets_through():
     for name in SPACES:
         through = {family_of(one.strategy) for one in feasible(name)}
         lost = {family_of(one.strategy) for one in everything(name)} - through
@@ -352,7 +319,7 @@ def test_a_rejected_family_has_no_member_that_simulating_lets_through():
         assert families == lost, name
 
 
-def test_a_row_passes_by_its_percentiles_alone_where_its_whole_estimate_does():
+def test_a_row_passes_by_its_percentiles_alone_but_for_rounding():
     for name in SPACES:
         found = explore(asked(name))
         quick, whole = (Table(found.parts, found.limits) for _ in range(2))
@@ -361,8 +328,6 @@ def test_a_row_passes_by_its_percentiles_alone_where_its_whole_estimate_does():
         assert [quick.passes(row) for row in unsure] == [whole.settle(row) for row in unsure], name
         assert not quick.simulated or not all(map(is_percentile, found.limits)), name
 
-
-def test_a_limit_as_near_as_rounding_is_left_to_the_whole_estimate():
     found = explore(asked("open within p99"))
     (value,) = found.parts[0].percentiles(0, {"ttft_p99_seconds"}).values()
     for side in ("min", "max"):
@@ -371,19 +336,13 @@ def test_a_limit_as_near_as_rounding_is_left_to_the_whole_estimate():
         assert near.simulated == {0}, side
 
 
-def test_a_plan_within_a_percentile_shows_the_percentile():
+def test_a_plan_shows_its_percentile_and_a_rejected_family_its_miss():
     for found in answer("open within p99").plans:
         assert found.performance.ttft_p99_seconds <= 0.12
-
-
-def test_a_family_that_misses_a_percentile_says_by_how_much():
     lost = answer("burst within none").rejected.values()
     missed = [one for one in lost if one.constraint == "ttft_p99_seconds"]
     assert missed
     assert all(one.limit == 0.3 and one.required > 0.3 for one in missed)
-
-
-def test_a_family_that_cannot_serve_the_rate_says_the_most_it_can():
     lost = answer("more than can be served").rejected.values()
     assert any("more requests come than can be served" in one.reason for one in lost)
 
@@ -416,20 +375,16 @@ def test_no_percentile_is_further_below_its_mean_than_hopeless_assumes(drawn):
     lengths = {name: drawn[name] for name in ("input_tokens", "output_tokens")}
     workload = {"kind": "serve", **lengths, **load}
     found = ask(workload=workload, engine="vllm", devices=1).performance
-
     for name, percent in product(("ttft", "tpot", "latency"), FAR_BEYOND):
         value = getattr(found, f"{name}_p{percent}_seconds")
         mean = getattr(found, f"{name}_seconds")
         assert value is None or value >= mean / FAR_BEYOND[percent]
 
 
-def test_some_figures_come_of_a_simulation_alone():
+def test_some_figures_come_of_a_simulation_and_a_lower_limit_has_no_mean():
     for name in ("ttft_p95_seconds", "slo_attainment_ratio"):
         assert is_simulated(name), name
         assert not is_simulated("ttft_seconds"), name
-
-
-def test_a_lower_limit_on_a_percentile_has_no_mean_that_decides_it():
     assert mean_bound("ttft_p99_seconds", Bound(min=0.5)) is None
 
 
@@ -447,11 +402,20 @@ SHARE = st.floats(min_value=0.0, max_value=1.0)
 FEW = st.floats(min_value=0.0, max_value=8.0)
 
 
-def test_a_burst_waits_for_the_mean_place_in_its_queue():
-    """Of nine at once the first waits for none and the last for eight."""
+def test_bursts_and_callers_wait_for_their_mean_place_and_meet_the_others_prefills():
+    # Of nine at once the first waits for none and the last for eight.
     places = range(9)
     found = prompts_waited_for(running=9, burst_ratio=1.0, prompts_ahead=0.0)
     assert found == sum(places) / 9
+
+    found = mean_token_gap(decode_s=1.0, running=5, output_tokens=8, slot_s=2.0, burst_ratio=0.0)
+    assert found == 1.0 + 4 * 2.0 / 8
+    # What was prefilled before a request's own first token cannot delay its second.
+    gaps = [
+        mean_token_gap(decode_s=0.0, running=9, output_tokens=8, slot_s=1.0, burst_ratio=ratio)
+        for ratio in (0.0, 1.0)
+    ]
+    assert gaps == [1.0, 0.5]
 
 
 @given(running=MANY, ahead=FEW, burst_ratio=SHARE)
@@ -465,51 +429,16 @@ def test_a_single_caller_waits_for_no_prompt(ahead, burst_ratio):
     assert prompts_waited_for(running=1, burst_ratio=burst_ratio, prompts_ahead=ahead) == 0.0
 
 
-def test_independent_callers_meet_every_other_prefill_once_between_their_tokens():
-    found = mean_token_gap(decode_s=1.0, running=5, output_tokens=8, slot_s=2.0, burst_ratio=0.0)
-    assert found == 1.0 + 4 * 2.0 / 8
-
-
-def test_callers_in_step_meet_half_of_the_other_prefills_between_their_tokens():
-    """What was prefilled before a request's own first token cannot delay its second."""
-    gaps = [
-        mean_token_gap(decode_s=0.0, running=9, output_tokens=8, slot_s=1.0, burst_ratio=ratio)
-        for ratio in (0.0, 1.0)
-    ]
-    assert gaps == [1.0, 0.5]
-
-
-def test_alone_on_an_idle_engine_the_first_token_takes_the_prefill():
+def test_the_first_token_waits_for_what_is_before_it_and_an_idle_server_has_nobody():
     assert time_to_first_token(**ALONE) == 0.3
-
-
-def test_beside_decoding_requests_half_a_step_and_a_whole_one_come_before_the_first_token():
     found = time_to_first_token(**{**ALONE, "decoding_ratio": 1.0})
     assert found == pytest.approx(0.3 + 1.5 * 0.02)
-
-
-def test_twice_the_callers_of_the_slots_wait_one_life_each():
     assert slot_wait(offered=8, running=4, withheld_slots=0, life_s=10.0) == 10.0
-
-
-def test_one_withheld_slot_makes_each_caller_wait_its_share_of_a_life():
     assert slot_wait(offered=8, running=8, withheld_slots=1, life_s=64.0) == 8.0
-
-
-def test_the_only_place_is_never_withheld():
     assert slot_wait(offered=1, running=1, withheld_slots=1, life_s=64.0) == 0.0
-
-
-def test_an_idle_server_has_nobody_before_a_random_arrival():
     assert poisson_prompts_before(busy_ratio=0.0) == 0.0
-
-
-def test_a_half_busy_server_has_half_a_prompt_before_a_random_arrival():
-    """M/D/1 at a load of one half waits half a service."""
+    # M/D/1 at a load of one half waits half a service.
     assert poisson_prompts_before(busy_ratio=0.5) == pytest.approx(0.5)
-
-
-def test_nobody_in_flight_is_no_company():
     assert chance_of_decode_overlap(in_flight=0.0) == 0.0
     assert chance_of_decode_overlap(in_flight=50.0) == pytest.approx(1.0)
 

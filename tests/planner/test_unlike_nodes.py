@@ -50,26 +50,36 @@ def stage_times(estimate):
     return [term.value for term in estimate.terms if term.key == "stage"]
 
 
-def test_a_faster_device_takes_more_layers():
+def test_a_faster_device_takes_more_layers_as_they_fit_in_the_order_of_the_nodes():
     layers = trained(MIXED).memory.per_stage_layers
     assert sum(layers) == 32
     assert min(layers[:2]) > max(layers[2:])
 
-
-def test_the_order_of_the_nodes_is_the_order_of_the_stages():
     forth = trained(MIXED).memory.per_stage_devices
     back = trained({**SLOW, "other_nodes": [FAST]}).memory.per_stage_devices
     assert forth == tuple(reversed(back))
     assert forth[0].startswith("h100")
 
+    found = trained({**FAST, "other_nodes": [SMALL]}, zero_stage=0)
+    held = zip(
+        found.memory.per_stage_peak_bytes, found.memory.per_stage_capacity_bytes, strict=True
+    )
+    assert all(peak <= capacity for peak, capacity in held)
 
-def test_the_split_is_the_best_of_all_splits():
-    """Every split of the layers, each stage costed and held against its own device's memory."""
+
+def test_the_split_is_the_best_of_all_and_between_the_slow_and_the_fast_alone():
+    # Every split of the layers, each stage costed and held against its own device's memory.
     for cluster, stages in itertools.product((MIXED, {**SLOW, "other_nodes": [SMALL]}), (2, 4)):
         setting = resolve(request(cluster, pipeline_parallel_size=stages))
         best = min(every_split(setting, stages), default=None)
         found = trained(cluster, stages)
         assert max(stage_times(found)) == pytest.approx(best, rel=1e-3), (cluster, stages)
+
+    slow, mixed, fast = (
+        trained(cluster).performance.step_seconds
+        for cluster in ({**SLOW, "nodes": 2}, MIXED, {**FAST, "nodes": 2})
+    )
+    assert fast < mixed < slow
 
 
 def every_split(setting, stages):
@@ -100,35 +110,16 @@ def setting_at(setting, device, stage, stages, held):
     return replace(setting, device=device, split=split)
 
 
-def test_a_small_device_takes_only_what_fits():
-    found = trained({**FAST, "other_nodes": [SMALL]}, zero_stage=0)
-    held = zip(
-        found.memory.per_stage_peak_bytes, found.memory.per_stage_capacity_bytes, strict=True
-    )
-    assert all(peak <= capacity for peak, capacity in held)
-
-
-def test_an_uneven_split_is_faster_than_the_slow_nodes_alone_and_slower_than_the_fast():
-    slow, mixed, fast = (
-        trained(cluster).performance.step_seconds
-        for cluster in ({**SLOW, "nodes": 2}, MIXED, {**FAST, "nodes": 2})
-    )
-    assert fast < mixed < slow
-
-
-def test_alike_nodes_named_apart_are_no_slower_than_named_together():
+def test_alike_nodes_named_apart_lose_nothing_and_a_mixed_stage_goes_at_the_slower_pace():
     together = trained({**FAST, "nodes": 2}).performance.step_seconds
     apart = trained({**FAST, "other_nodes": [FAST]}).performance.step_seconds
     assert apart <= together * 1.001
-
-
-def test_a_stage_over_both_kinds_goes_at_the_slower_pace():
     over = trained(MIXED, stages=1).performance.step_seconds
     slow = trained({**SLOW, "nodes": 2}, stages=1).performance.step_seconds
     assert over == pytest.approx(slow, rel=0.05)
 
 
-def test_every_stage_is_explained_with_its_layers_and_device():
+def test_every_stage_is_explained_with_its_layers_in_even_pipelines_too():
     found = trained(MIXED)
     titles = [term.name for term in found.terms if term.key == "stage"]
     for place, (title, layers) in enumerate(
@@ -136,9 +127,7 @@ def test_every_stage_is_explained_with_its_layers_and_device():
     ):
         assert title.startswith(f"Stage {place}: {layers} layers on ")
 
-
-def test_an_even_pipeline_shows_its_layers_too():
-    """Thirty-two layers in three stages: the last one, with the logits, takes less."""
+    # Thirty-two layers in three stages: the last one, with the logits, takes less.
     cluster = {**FAST, "devices_per_node": 6}
     found = trained(cluster, stages=3, data_parallel_size=1)
     assert found.memory.per_stage_layers == (11, 11, 10)
@@ -158,18 +147,14 @@ def test_unlike_devices_cost_and_draw_their_mean():
     assert hourly[2] == pytest.approx(np.mean(hourly[:2]))
 
 
-def test_all_devices_are_counted_in_the_order_of_the_cluster():
+def test_all_devices_are_counted_and_unknown_or_compressing_nodes_refused():
     setting = resolve(request(MIXED, pipeline_parallel_size=2))
     assert setting.cluster.num_devices == 8
     assert [one.id[:4] for one in devices_of(setting)] == ["h100"] * 4 + ["a100"] * 4
 
-
-def test_other_nodes_of_an_unknown_device_are_refused():
     with pytest.raises(UnknownDeviceError):
         trained({**FAST, "other_nodes": [{"device": "h900"}]})
 
-
-def test_compression_on_unlike_nodes_is_refused_by_name():
     asked = {"model": MODEL, "cluster": MIXED, "workload": {"kind": "compress", "method": "gptq"}}
     with pytest.raises(NotCoveredError, match="nodes of one kind") as caught:
         estimate_request(EstimateRequest.model_validate(asked))
@@ -227,16 +212,10 @@ SPACES = {
     "trio of experts": (MIXTRAL, TRIO, SERVE, "throughput"),
 }
 FIGURES = (
-    "tokens_per_second",
-    "ttft_seconds",
-    "tpot_seconds",
-    "latency_seconds",
-    "max_concurrency",
-    "communication_ratio",
-    "per_device_peak_bytes",
-    "cost_usd_per_million_tokens",
+    "tokens_per_second", "ttft_seconds", "tpot_seconds", "latency_seconds", "max_concurrency",
+    "communication_ratio", "per_device_peak_bytes", "cost_usd_per_million_tokens",
     "energy_joules_per_token",
-)
+)  # fmt: skip
 
 
 def asked(space):
@@ -308,12 +287,9 @@ def test_the_frontier_is_that_of_all_strategies():
         }
 
 
-def test_a_search_looks_at_both_kinds_together_and_at_each_alone():
+def test_a_search_looks_at_both_kinds_and_serves_one_caller_on_the_fast_alone():
     kinds = [question.hardware[0] for question in questions(asked("pair closed"))]
     assert kinds == ["h100-sxm5-80gb + a100-sxm4-40gb", "h100-sxm5-80gb", "a100-sxm4-40gb"]
-
-
-def test_one_caller_is_served_by_the_fast_node_alone():
     first = plan(asked("pair alone")).plans[0]
     assert first.cluster.device == "h100-sxm-80gb"
     assert first.cluster.other_nodes == ()
@@ -334,12 +310,11 @@ def test_a_layout_that_spans_both_kinds_is_among_the_candidates():
         for part, _, one in costed("pair closed")
         if part.question.cluster.other_nodes and one.strategy.pipeline_parallel_size == 2
     ]
-
     assert uneven
     assert all(sum(layers) == 32 and layers[0] > layers[1] for layers in uneven)
 
 
-def test_a_plan_says_what_the_nodes_of_each_kind_would_do_alone():
+def test_a_plan_says_what_one_kind_alone_and_both_together_would_do():
     pins = Strategy(weight_dtype="int4")
     first = plan(asked("pair closed").model_copy(update={"pins": pins})).plans[0]
     alone = [one for one in first.reasons if " alone: " in one]
@@ -347,8 +322,6 @@ def test_a_plan_says_what_the_nodes_of_each_kind_would_do_alone():
     assert [one.split(" alone")[0] for one in alone] == ["h100-sxm5-80gb", "a100-sxm4-40gb"]
     assert all("tokens/s (\N{MINUS SIGN}" in one for one in alone)
 
-
-def test_a_plan_on_one_kind_says_what_both_would_do_together():
     first = plan(asked("pair alone")).plans[0]
     (told,) = (one for one in first.reasons if "together: " in one)
     best = min(
@@ -356,19 +329,16 @@ def test_a_plan_on_one_kind_says_what_both_would_do_together():
         for part, _, one in costed("pair alone")
         if one.fits and part.question.cluster.other_nodes and one.strategy.weight_dtype == "bf16"
     )
-
     assert f"{best:.3g} s each" in told
 
 
-def test_what_fits_on_no_node_alone_is_said():
+def test_what_fits_on_no_node_alone_or_nowhere_is_said_with_numbers():
     request = asked("trio closed").model_copy(update={"model": "meta-llama/Llama-3.1-405B"})
     whole = request.cluster.model_copy(update={"devices_per_node": 4})
     answer = plan(request.model_copy(update={"cluster": whole}))
     assert answer.plans
     assert any("l40s alone: nothing fits" in one for one in answer.plans[0].reasons)
 
-
-def test_what_fits_nowhere_is_rejected_with_numbers():
     request = asked("pair closed").model_copy(update={"model": "meta-llama/Llama-3.1-405B"})
     answer = plan(request)
     assert answer.plans == ()

@@ -51,7 +51,7 @@ def alone(part, workload):
     return serve(part.setting, part.load(workload), Unrecorded()).performance
 
 
-def test_alike_nodes_named_apart_cost_what_they_cost_named_together():
+def test_alike_nodes_named_apart_cost_the_same_and_each_kind_serves_whole_replicas():
     for layout, load in itertools.product(
         ({"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}), LOADS
     ):
@@ -60,8 +60,6 @@ def test_alike_nodes_named_apart_cost_what_they_cost_named_together():
         assert apart.performance == together.performance, (layout, load)
         assert apart.memory.per_device_peak_bytes == together.memory.per_device_peak_bytes
 
-
-def test_each_kind_serves_its_own_replicas_whole():
     memory = served(MIXED, tensor_parallel_size=2).memory
     assert memory.per_stage_layers == (32, 32)
     assert [one[:4] for one in memory.per_stage_devices] == ["h100", "a100"]
@@ -83,13 +81,22 @@ def test_requests_are_shared_in_proportion_to_the_most_that_each_kind_serves():
     assert fast.share + slow.share == pytest.approx(1.0)
 
 
-def test_rates_add_up():
+def test_rates_callers_and_bursts_of_both_kinds_add_up():
     for load in ("closed", "open", "full"):
         both, workload = parts(MIXED, LOADS[load], tensor_parallel_size=2)
         whole = served(MIXED, LOADS[load], tensor_parallel_size=2).performance
         each = [alone(part, workload).requests_per_second for part in both]
         assert whole.requests_per_second == pytest.approx(sum(each)), load
         assert whole.tokens_per_second == pytest.approx(128 * sum(each)), load
+
+    # Little's law over both kinds: rate times latency is the concurrency.
+    found = served(MIXED, tensor_parallel_size=2).performance
+    assert found.requests_per_second * found.latency_seconds == pytest.approx(16)
+
+    both, workload = parts(MIXED, BURST, tensor_parallel_size=2)
+    whole = served(MIXED, BURST, tensor_parallel_size=2).performance
+    ends = [64 * part.share / alone(part, workload).requests_per_second for part in both]
+    assert whole.requests_per_second == pytest.approx(64 / max(ends))
 
 
 def test_a_mean_time_counts_every_request_once():
@@ -104,19 +111,6 @@ def test_a_mean_time_counts_every_request_once():
         assert getattr(whole, name) == pytest.approx(np.average(times, weights=rates))
 
 
-def test_callers_in_flight_are_those_who_called():
-    """Little's law over both kinds: rate times latency is the concurrency."""
-    found = served(MIXED, tensor_parallel_size=2).performance
-    assert found.requests_per_second * found.latency_seconds == pytest.approx(16)
-
-
-def test_a_burst_ends_with_its_last_replica():
-    both, workload = parts(MIXED, BURST, tensor_parallel_size=2)
-    whole = served(MIXED, BURST, tensor_parallel_size=2).performance
-    ends = [64 * part.share / alone(part, workload).requests_per_second for part in both]
-    assert whole.requests_per_second == pytest.approx(64 / max(ends))
-
-
 def test_a_batch_is_shared_so_that_both_kinds_end_together():
     both, workload = parts(MIXED, BATCH, tensor_parallel_size=2)
     ends = [
@@ -124,7 +118,6 @@ def test_a_batch_is_shared_so_that_both_kinds_end_together():
         for part in both
     ]
     whole = served(MIXED, BATCH, tensor_parallel_size=2).performance
-
     assert ends[0] == pytest.approx(ends[1], rel=0.02)
     assert whole.latency_seconds == pytest.approx(max(ends))
 
@@ -168,13 +161,10 @@ def test_a_percentile_lies_between_those_of_both_kinds():
             assert low * 0.999 <= getattr(whole, field) <= high * 1.001, name
 
 
-def test_the_most_requests_are_those_of_both_kinds():
+def test_the_most_requests_are_those_of_both_kinds_and_more_have_no_percentiles():
     both, _ = parts(MIXED, OPEN, tensor_parallel_size=2)
     found = served(MIXED, OPEN, explain=True, tensor_parallel_size=2).performance
     assert found.max_requests_per_second == pytest.approx(sum(part.rate for part in both))
-
-
-def test_more_than_both_kinds_can_serve_has_no_percentiles():
     found = served(
         MIXED, {**OPEN, "request_rate_per_second": 1e4}, explain=True, tensor_parallel_size=2
     )
@@ -182,21 +172,17 @@ def test_more_than_both_kinds_can_serve_has_no_percentiles():
     assert any("cannot be served" in warning for warning in found.warnings)
 
 
-def test_objectives_are_held_against_all_requests():
+def test_objectives_shares_and_memory_are_those_of_all_replicas():
     slo = {**OPEN, "ttft_slo_seconds": 5.0, "tpot_slo_seconds": 0.05}
     found = served(MIXED, slo, explain=True, tensor_parallel_size=2).performance
     assert found.slo_attainment_ratio == 1.0
     assert 4.0 < found.slo_max_requests_per_second <= found.max_requests_per_second
 
-
-def test_the_router_is_told_its_shares():
     both, _ = parts(MIXED, tensor_parallel_size=2)
     (told,) = (one for one in served(MIXED, tensor_parallel_size=2).warnings if "router" in one)
     for part in both:
         assert f"{part.share:.0%} to 1 replica on {part.dealt.title}" in told
 
-
-def test_what_does_not_fit_on_one_kind_does_not_fit():
     cluster = {"device": "h100-sxm-80gb", "other_nodes": [{"device": "rtx-4090"}]}
     found = served(cluster, model=GEMMA)
     assert not found.fits
@@ -231,8 +217,6 @@ def test_the_split_of_a_pipeline_serves_as_much_as_the_best_of_all_splits():
         else:
             assert not found.fits, (load, cluster, model)
 
-
-def test_three_stages_are_split_as_the_best_of_all_splits_is():
     cluster = {**FAST, "other_nodes": [SMALL]}
     (part,), workload = parts(cluster, pipeline_parallel_size=3)
     best = max(one.tokens_per_second for one in every_split(part.setting, workload))
@@ -262,21 +246,17 @@ def test_every_stage_stays_within_the_memory_of_its_own_device():
         )
 
 
-def test_a_full_pipeline_goes_at_the_pace_of_its_slowest_stage():
+def test_a_full_pipeline_goes_at_its_slowest_stage_and_one_request_or_batch_in_turn():
     found = served(PAIR, explain=True, pipeline_parallel_size=2)
     stages = [one.value for one in found.terms if (one.group, one.key) == ("decode", "stage")]
     (gap,) = (one.value for one in found.terms if (one.group, one.key) == ("decode", "paced"))
     assert gap == pytest.approx(2 * max(stages))
 
-
-def test_one_request_alone_visits_the_stages_in_turn():
     found = served(PAIR, {**SERVE, "concurrency": 1}, explain=True, pipeline_parallel_size=2)
     stages = [one.value for one in found.terms if (one.group, one.key) == ("decode", "stage")]
     (gap,) = (one.value for one in found.terms if (one.group, one.key) == ("decode", "paced"))
     assert gap == pytest.approx(sum(stages))
 
-
-def test_a_batch_generated_over_stages_takes_all_of_them_in_turn():
     found = served(PAIR, BATCH, explain=True, pipeline_parallel_size=2)
     stages = [one.value for one in found.terms if (one.group, one.key) == ("decode", "stage")]
     assert found.performance.tpot_seconds == pytest.approx(sum(stages))
@@ -325,45 +305,36 @@ def test_a_time_of_all_replicas_is_recorded_with_both_it_is_made_of():
     assert whole.provenance == "modelled"
 
 
-def test_the_least_known_device_says_how_sure_an_estimate_is():
+def test_the_least_known_device_says_how_sure_one_is_and_devices_in_use_alone_are_paid():
     workload = {**SERVE, "input_tokens": 1024}
     known = served({"device": "h100-sxm-80gb"}, workload)
     mixed = served({"device": "h100-sxm-80gb", "other_nodes": [{"device": "l40s"}]}, workload)
     unknown = served({"device": "l40s"}, workload)
-
     ratios = [
         np.divide(*reversed(one.interval["tpot_seconds"])) for one in (known, mixed, unknown)
     ]
     assert ratios[1] == pytest.approx(max(ratios))
 
-
-def test_devices_in_use_alone_are_paid():
-    """Three devices of which two serve, in pairs: the first node's two."""
+    # Three devices of which two serve, in pairs: the first node's two.
     paid = served({**FAST, "other_nodes": [SMALL]}, tensor_parallel_size=2)
     same = served(FAST, tensor_parallel_size=2)
     assert paid.cost_usd_per_million_tokens == pytest.approx(same.cost_usd_per_million_tokens)
     assert any("1 of 3 devices stay unused" in one for one in paid.warnings)
 
 
-def test_pools_over_unlike_nodes_are_refused_by_name():
+def test_pools_and_offload_over_unlike_nodes_are_refused_by_name():
     with pytest.raises(NotCoveredError) as caught:
         served(MIXED, disaggregated={"prefill_devices": 2, "decode_devices": 2})
     assert caught.value.field == "strategy.disaggregated"
-
-
-def test_offload_in_a_pipeline_over_unlike_nodes_is_refused_by_name():
     with pytest.raises(NotCoveredError) as caught:
         served(PAIR, pipeline_parallel_size=2, offload={"weights_cpu": 0.5})
     assert caught.value.field == "strategy.offload"
 
 
-def test_a_mixture_of_experts_is_served_by_both_kinds():
+def test_experts_are_served_by_both_kinds_and_tensor_ranks_at_the_slower_pace():
     found = served(MIXED, model="mistralai/Mixtral-8x7B-v0.1", tensor_parallel_size=2)
     assert found.fits
     assert found.performance.max_concurrency > 16
-
-
-def test_tensor_ranks_over_both_kinds_go_at_the_slower_pace_over_the_link_between_them():
     cluster = {"device": "h100-sxm-80gb", "other_nodes": [{"device": "a100-sxm-80gb"}]}
     over = served(cluster, tensor_parallel_size=2).performance
     slow = served(SLOW, tensor_parallel_size=2).performance

@@ -47,14 +47,12 @@ def test_one_run_moves_a_factor_by_a_third_at_most(ratio):
     assert 1 / MOST_OF_ONE_RUN < factor(runs(ratio)) < MOST_OF_ONE_RUN
 
 
-def test_the_run_on_a_busy_host_moves_nothing():
-    """The sample: 0.2 cores were left, and 43.5 tokens a second became 7.55."""
+def test_a_busy_or_poisoned_run_moves_nothing_until_another_agrees():
+    # The sample: 0.2 cores were left, and 43.5 tokens a second became 7.55.
     assert factor(runs(43.5 / 7.55)) == 1.0
     assert "5.8 times more than predicted" in held_back(runs(43.5 / 7.55))[0]
 
-
-def test_a_poisoned_run_is_caught_and_changes_not_a_bit():
-    """Ten times fast or slow, beside as many good runs as there are."""
+    # Ten times fast or slow, beside as many good runs as there are.
     for poison, good in itertools.product(
         (0.1, 10.0), ([], [1.3], [1.3, 1.2], [1.3, 1.2, 1.4], [1.3] * 8)
     ):
@@ -63,26 +61,18 @@ def test_a_poisoned_run_is_caught_and_changes_not_a_bit():
         assert calibrate_host(taken).factors == calibrate_host(runs(*good)).factors, (poison, good)
         assert calibrate_host(taken).digest == calibrate_host(runs(*good)).digest, (poison, good)
 
-
-def test_a_host_that_is_slow_indeed_is_believed_once_another_run_agrees():
     assert factor(runs(6.0)) == 1.0
     assert factor(runs(6.0, 5.5)) > 3.5
     assert factor(runs(6.0, 5.5, 6.2, 5.8)) > 4.8
 
 
-def test_several_figures_of_one_run_are_one_run():
+def test_figures_of_one_run_are_one_run_and_scatter_is_believed_less():
     once = runs(1.5)
     many = [run(ratio, "job 0") for ratio in (1.4, 1.5, 1.6)]
     assert calibrate_host(many).factors == calibrate_host(once).factors
     assert calibrate_host(many).factors["compute"].n == 1
-
-
-def test_a_poisoned_run_cannot_confirm_itself():
-    """Its figures are many, the run is one."""
+    # Its figures are many, the run is one.
     assert factor([run(10.0, "one job") for _ in range(5)]) == 1.0
-
-
-def test_runs_that_scatter_are_believed_less():
     close, wide = factor(runs(1.9, 2.0, 2.1)), factor(runs(1.0, 2.0, 4.0))
     assert 1.0 < wide < close
 
@@ -175,7 +165,7 @@ def on(request, measurements):
     return estimate(request.model_copy(update={"host_calibration": calibration}))
 
 
-def test_the_factor_of_the_dominating_class_is_found_again():
+def test_the_factor_of_a_class_is_found_again_through_noise():
     for factor, (request_, metric, phase) in itertools.product(
         (0.5, 1.7, 6.0), ((REQUEST, "tpot_seconds", "decode"), (LONG, "ttft_seconds", "prefill"))
     ):
@@ -185,9 +175,7 @@ def test_the_factor_of_the_dominating_class_is_found_again():
         assert one.operator_class == name, (factor, request_, metric, phase)
         assert one.measured / one.predicted == pytest.approx(factor)
 
-
-def test_noise_averages_out():
-    """Thirty-two measurements, each off by about 20 %: their mean is known to 4 %."""
+    # Thirty-two measurements, each off by about 20 %: their mean is known to 4 %.
     draw = np.random.default_rng(1)
     ratios = 2.5 * np.exp(draw.normal(0.0, 0.2, 32))
 
@@ -198,7 +186,7 @@ def test_noise_averages_out():
     assert found.n == 32
 
 
-def test_classes_that_were_measured_apart_get_factors_of_their_own():
+def test_classes_measured_apart_have_factors_and_few_measurements_half_a_word():
     taken = [measurement(2.0, "compute")] * 40 + [measurement(0.5, "overhead")] * 40
     found = calibrate_host(taken).factors
     assert {name: round(one.factor, 1) for name, one in found.items()} == {
@@ -206,9 +194,7 @@ def test_classes_that_were_measured_apart_get_factors_of_their_own():
         "overhead": 0.5,
     }
 
-
-def test_a_few_measurements_are_believed_in_part():
-    """Equal runs: n and the prior's two residuals give the share n (n + 1) / (n (n + 1) + 2)."""
+    # Equal runs: n and the prior's two residuals give the share n (n + 1) / (n (n + 1) + 2).
     for count, share in ((1, 1 / 2), (2, 3 / 4), (4, 10 / 11)):
         found = calibrate_host([measurement(1.5)] * count).factors["compute"]
         assert math.log(found.factor) / math.log(1.5) == pytest.approx(share), (count, share)
@@ -279,25 +265,20 @@ def test_what_one_workload_taught_carries_over_to_another():
     assert found == pytest.approx(truth, rel=0.03)
 
 
-def test_a_host_that_is_faster_than_all_other_classes_keeps_a_tenth_for_the_dominating_one():
+def test_what_is_far_below_the_exact_parts_leaves_a_tenth_of_the_rest():
     parts = estimate(REQUEST).time_breakdown_seconds["decode"]
     others = sum(parts.values()) - max(parts.values())
     (one,) = measurements_of(REQUEST, {"tpot_seconds": others / 2}, host="h")
     assert one.measured == pytest.approx(0.1 * others / 2)
 
-
-def test_a_figure_that_no_clock_can_show_is_no_measurement():
-    for value in (0.0, -1.0):
-        assert measurements_of(REQUEST, {"tpot_seconds": value}, host="h") == (), value
-
-
-def test_a_figure_of_another_kind_of_work_is_no_measurement():
-    assert measurements_of(REQUEST, {"step_seconds": 4.0}, host="h") == ()
-
-
-def test_a_smaller_peak_than_the_exact_parts_leaves_a_tenth_of_what_is_modelled():
     held = estimate(REQUEST).memory.breakdown_bytes
     modelled = held.get("activations", 0) + held.get("runtime_overhead", 0)
     (one,) = measurements_of(REQUEST, {"per_device_peak_bytes": 1.0}, host="h")
     assert one.predicted == modelled
     assert one.measured == pytest.approx(modelled / 10)
+
+
+def test_figures_that_no_clock_shows_or_of_another_kind_are_no_measurement():
+    for value in (0.0, -1.0):
+        assert measurements_of(REQUEST, {"tpot_seconds": value}, host="h") == (), value
+    assert measurements_of(REQUEST, {"step_seconds": 4.0}, host="h") == ()

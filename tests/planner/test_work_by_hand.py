@@ -48,7 +48,7 @@ def limit_of(question, **fields):
     return answer.limits[0]
 
 
-def test_the_disk_of_a_compression_holds_the_checkpoint_and_its_result():
+def test_a_compressions_disk_holds_both_checkpoints_and_takes_its_rate():
     source = (LINEAR + PLAIN) * 2
     found = compressing(method="int4_weight_only", group_size=128)
     # Four bits a weight, and 32 bits of scale and zero point for each group of 128.
@@ -56,13 +56,9 @@ def test_the_disk_of_a_compression_holds_the_checkpoint_and_its_result():
     assert found.memory.disk_bytes == pytest.approx(source + small, abs=1)
     assert held(found, "weights") == source
 
-
-def test_a_sparse_checkpoint_is_written_as_large_as_it_was():
     found = compressing(method="sparsegpt")
     assert found.memory.disk_bytes == 2 * (LINEAR + PLAIN) * 2
 
-
-def test_reading_and_writing_a_checkpoint_takes_its_bytes_over_the_rate_of_the_disk():
     slow, fast = (
         seconds_of(compressing(method="sparsegpt", disk=rate))["overhead"] for rate in (2e8, 4e8)
     )
@@ -78,7 +74,7 @@ def test_awq_works_in_proportion_to_its_text(tokens):
     assert three["overhead"] == one["overhead"]
 
 
-def test_factoring_hessians_takes_its_time_whatever_the_text():
+def test_factoring_hessians_takes_its_time_and_rounding_reads_no_text():
     times = [
         seconds_of(compressing(method="gptq", calibration_tokens=count))["compute"]
         for count in (1000, 2000, 3000)
@@ -88,8 +84,6 @@ def test_factoring_hessians_takes_its_time_whatever_the_text():
     without_text = times[0] - (times[1] - times[0])
     assert without_text > 0
 
-
-def test_rounding_reads_no_text_at_all():
     none, some = (
         compressing(method="int8_weight_only", calibration_tokens=count) for count in (0, 10**6)
     )
@@ -139,9 +133,7 @@ def test_a_streamed_step_takes_at_least_the_weights_over_the_link():
     """Seventy billion weights in 16 bits pass 25 GB/s in five and a half seconds."""
     layers = 80 * (2 * 8192 * 8192 + 2 * 8192 * 1024 + 3 * 8192 * 28672)
     strategy = {"offload": {"weights_cpu": 1.0}, "weight_dtype": "bf16"}
-
     found = ask(model=LLAMA_70B, device=CARD, workload=GENERATE, strategy=strategy)
-
     assert found.performance.tpot_seconds >= layers * 2 / 25e9
     # A link reaches more than four fifths of its rate.
     assert found.performance.tpot_seconds < 1.25 * layers * 2 / 25e9
@@ -181,20 +173,16 @@ def test_more_memory_never_lowers_a_limit():
         assert found[-1] > found[0], (question, workload)
 
 
-def test_users_with_half_as_long_prompts_are_more_but_not_more_than_twice():
+def test_limits_are_said_with_estimates_that_fit_and_are_the_most_and_the_fewest():
     work = {"kind": "serve", "output_tokens": 16, "concurrency": 1}
     fields = {"device": {**CARD, "memory_bytes": 24 * GIB}, "engine": "vllm"}
     fields["pins"] = {"weight_dtype": "bf16", "kv_cache_dtype": "bf16"}
-
     long, short = (
         limit_of("most_users", **fields, workload={**work, "input_tokens": count}).value
         for count in (2048, 1024)
     )
-
     assert long < short <= 2 * long + 2
 
-
-def test_the_fewest_devices_are_the_first_doubling_that_has_a_plan():
     for pinned in ("bf16", "int8"):
         fields = {"model": LLAMA_70B, "device": {**CARD, "memory_bytes": 48 * GIB}}
         fields |= {"engine": "vllm", "pins": {"weight_dtype": pinned}}
@@ -203,8 +191,6 @@ def test_the_fewest_devices_are_the_first_doubling_that_has_a_plan():
         assert found.value == tried[0], pinned
         assert found.beyond.value == found.value // 2, pinned
 
-
-def test_every_limit_is_said_with_an_estimate_that_fits():
     found = limit_of("most_users", model=LLAMA_8B, device=CARD, engine="vllm")
     assert found.estimate.fits
     assert found.estimate.performance.max_concurrency >= found.value
@@ -230,18 +216,14 @@ def step_of(batch, **fields):
     return found.performance.step_seconds
 
 
-def test_a_lone_stream_reads_as_much_faster_as_the_memory_is():
+def test_a_lone_stream_goes_by_the_memory_and_a_long_prompt_by_the_peak():
     slow = decode_of(device=CARD)
     for factor in (2, 4):
         fast = decode_of(device=card(memory_bandwidth_bytes_per_second=factor * 2e12))
         assert fast["memory_bandwidth"] == pytest.approx(slow["memory_bandwidth"] / factor), factor
 
-
-def test_a_higher_peak_does_nothing_for_a_lone_stream():
     assert decode_of(device=CARD) == decode_of(device=card(peak_flops_per_second={"bf16": 5e15}))
 
-
-def test_a_long_prompt_is_read_as_much_faster_as_the_peak_is_higher():
     work = {**GENERATE, "input_tokens": 8192}
     slow, fast = (
         ask(
@@ -287,12 +269,10 @@ def test_adapters_of_queries_and_values_hold_two_thin_matrices_each():
 @settings(max_examples=15, deadline=None)
 def test_adapters_grow_with_their_rank(rank, times):
     work = {**TRAIN, "sequence_length": 128, "method": "lora"}
-
     thin, wide = (
         ask(model=TINY, device=CARD, workload={**work, "lora_rank": size})
         for size in (rank, times * rank)
     )
-
     assert held(wide, "adapters") == times * held(thin, "adapters")
     assert held(wide, "weights") == held(thin, "weights")
 
@@ -326,7 +306,7 @@ def test_replicas_with_callers_of_their_own_are_so_many_engines():
         )
 
 
-def test_a_slower_link_costs_tensor_ranks_time_and_no_memory():
+def test_a_slower_link_costs_ranks_time_and_one_rank_says_nothing():
     for ranks in (2, 4, 8):
         fields = {"devices": ranks, "engine": "vllm", "model": LLAMA_70B}
         layout = {"tensor_parallel_size": ranks}
@@ -338,14 +318,12 @@ def test_a_slower_link_costs_tensor_ranks_time_and_no_memory():
         assert slow.performance.latency_seconds > fast.performance.latency_seconds, ranks
         assert slow.memory == fast.memory, ranks
 
-
-def test_one_rank_says_nothing_to_nobody():
     found = ask(device=CARD, engine="vllm")
     assert found.performance.communication_ratio == 0
     assert "communication" not in found.time_breakdown_seconds["decode"]
 
 
-def test_a_sparse_model_never_reads_more_than_all_of_its_experts():
+def test_a_sparse_model_reads_up_to_all_experts_with_more_requests():
     for batch in (1, 8, 64):
         work = {**GENERATE, "batch_size": batch}
         found = ask(
@@ -355,8 +333,6 @@ def test_a_sparse_model_never_reads_more_than_all_of_its_experts():
         whole = 46.7e9 * 2 / 2e12
         assert found.time_breakdown_seconds["decode"]["memory_bandwidth"] < whole / 0.5, batch
 
-
-def test_more_requests_meet_more_experts_until_all_are_met():
     device = card(memory_bytes=160 * GIB)
     seconds = [
         ask(

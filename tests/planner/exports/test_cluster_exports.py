@@ -37,21 +37,26 @@ def directives(text):
     return dict(re.findall(r"^#SBATCH --([a-z-]+)=?(.*)$", text, re.MULTILINE))
 
 
-def test_slurm_asks_for_the_nodes_and_devices_that_the_plan_uses():
+def test_slurm_asks_for_the_plans_nodes_and_fills_each_nodes_rank_in():
     found = directives(SLURM.text(trained(**TWO_NODES)))
     assert (found["nodes"], found["gpus-per-node"], found["ntasks-per-node"]) == ("2", "8", "1")
     assert "exclusive" in found
-
-
-def test_slurms_time_limit_is_the_intervals_upper_end_and_a_margin():
-    found = directives(SLURM.text(trained(**TWO_NODES)))
     assert found["time"] == _limit(86400 * 1.25 * 1.2) == "1-12:00:00"
-
-
-def test_slurms_ranks_meet_at_the_first_node():
     text = SLURM.text(trained(**TWO_NODES))
     assert "scontrol show hostnames" in text
     assert '"--rdzv-endpoint=$MASTER_ADDR:29500"' in text
+
+    words = on_second_node(
+        made(tensor_parallel_size=8, pipeline_parallel_size=2, nodes=2, **DRAFT)
+    )
+    assert words[words.index("--node-rank") + 1] == "1"
+    assert words[words.index("--master-addr") + 1] == "first"
+    assert json.loads(words[words.index("--speculative-config") + 1])["model"] == "org/it's"
+    assert words[-1] == "--headless"
+
+    words = on_second_node(made(tensor_parallel_size=2, data_parallel_size=8, nodes=2))
+    assert words[words.index("--data-parallel-size-local") + 1] == "4"
+    assert words[-3:] == ["--headless", "--data-parallel-start-rank", "4"]
 
 
 @pytest.mark.parametrize(
@@ -82,23 +87,6 @@ def on_second_node(case):
     return done.stdout.splitlines()
 
 
-def test_slurm_fills_each_nodes_rank_in_on_the_node():
-    words = on_second_node(
-        made(tensor_parallel_size=8, pipeline_parallel_size=2, nodes=2, **DRAFT)
-    )
-
-    assert words[words.index("--node-rank") + 1] == "1"
-    assert words[words.index("--master-addr") + 1] == "first"
-    assert json.loads(words[words.index("--speculative-config") + 1])["model"] == "org/it's"
-    assert words[-1] == "--headless"
-
-
-def test_replicas_on_further_nodes_count_on_from_the_first_nodes():
-    words = on_second_node(made(tensor_parallel_size=2, data_parallel_size=8, nodes=2))
-    assert words[words.index("--data-parallel-size-local") + 1] == "4"
-    assert words[-3:] == ["--headless", "--data-parallel-start-rank", "4"]
-
-
 def objects(case):
     found = list(yaml.safe_load_all(KUBERNETES.text(case)))
     assert all(found_one.keys() >= REQUIRED for found_one in found)
@@ -109,15 +97,13 @@ def container(one):
     return one["spec"]["template"]["spec"]["containers"][0]
 
 
-def test_kubernetes_serves_behind_a_service_with_the_devices_as_a_limit():
+def test_kubernetes_serves_trains_and_mounts_with_names_that_dns_allows():
     found = objects(made(tensor_parallel_size=4, data_parallel_size=2))
     labels = found["Deployment"]["spec"]["template"]["metadata"]["labels"]
     assert container(found["Deployment"])["resources"]["limits"] == {"nvidia.com/gpu": 8}
     assert found["Service"]["spec"]["selector"] == labels
     assert found["Deployment"]["spec"]["selector"]["matchLabels"] == labels
 
-
-def test_kubernetes_serves_over_several_nodes_with_numbered_pods():
     found = objects(made(tensor_parallel_size=8, pipeline_parallel_size=2, nodes=2))
     pod = container(found["StatefulSet"])
     environment = {one["name"]: one for one in pod["env"]}
@@ -127,16 +113,12 @@ def test_kubernetes_serves_over_several_nodes_with_numbered_pods():
     assert environment["MASTER_ADDR"]["value"] == "llama-3-1-8b-0.llama-3-1-8b"
     assert '--node-rank "$NODE_RANK"' in pod["command"][2]
 
-
-def test_kubernetes_trains_in_an_indexed_job():
     found = objects(trained(**TWO_NODES))
     spec = found["Job"]["spec"]
     assert (spec["completions"], spec["parallelism"], spec["completionMode"]) == (2, 2, "Indexed")
     assert spec["template"]["spec"]["subdomain"] == found["Service"]["metadata"]["name"]
     assert spec["template"]["spec"]["restartPolicy"] == "Never"
 
-
-def test_kubernetes_mounts_the_options_that_the_command_reads():
     case = made(engine="tensorrt_llm", kv_cache_dtype="fp8")
     found = objects(case)
     assert "trtllm-options.yaml" in found["ConfigMap"]["data"]
@@ -144,8 +126,6 @@ def test_kubernetes_mounts_the_options_that_the_command_reads():
         "volumeMounts"
     ]
 
-
-def test_an_objects_name_is_one_that_dns_allows():
     for model, expected in (
         ("Qwen/Qwen3-32B", "qwen3-32b"),
         ("meta-llama/Llama-3.1-8B", "llama-3-1-8b"),
@@ -153,7 +133,7 @@ def test_an_objects_name_is_one_that_dns_allows():
         assert object_name(made(model=model)) == expected, (model, expected)
 
 
-def test_compose_reserves_the_devices_and_opens_the_port():
+def test_compose_reserves_devices_opens_the_port_and_carries_the_options():
     document = yaml.safe_load(COMPOSE.text(made(tensor_parallel_size=2)))
     service = document["services"]["serve"]
     (reserved,) = service["deploy"]["resources"]["reservations"]["devices"]
@@ -161,22 +141,16 @@ def test_compose_reserves_the_devices_and_opens_the_port():
     assert service["ports"] == ["8000:8000"]
     assert service["command"][:3] == ["vllm", "serve", "meta-llama/Llama-3.1-8B"]
 
-
-def test_compose_hands_amd_devices_through():
     service = compose_document(made(device="mi300x"))["services"]["serve"]
     assert service["devices"] == ["/dev/kfd", "/dev/dri"]
     assert "deploy" not in service
 
-
-def test_compose_carries_the_options_in_itself():
     document = compose_document(made(engine="tensorrt_llm", kv_cache_dtype="fp8"))
     assert (
         document["services"]["serve"]["configs"][0]["target"] == "/workspace/trtllm-options.yaml"
     )
     assert "dtype: fp8" in document["configs"]["trtllm-options"]["content"]
 
-
-def test_compose_on_several_nodes_leaves_rank_and_meeting_point_to_whoever_starts_it():
     case = made(tensor_parallel_size=8, pipeline_parallel_size=2, nodes=2)
     service = compose_document(case)["services"]["serve"]
     assert service["environment"]["NODE_RANK"] == "${NODE_RANK}"
@@ -187,7 +161,6 @@ def test_compose_on_several_nodes_leaves_rank_and_meeting_point_to_whoever_start
 def test_a_training_container_has_its_script_with_the_layout():
     document = compose_document(trained(data_parallel_size=8, zero_stage=3))
     service = document["services"]["train"]
-
     [script] = [one["content"] for one in document["configs"].values()]
     assert '"reshard_after_forward": true' in script
     assert service["configs"][0]["target"] == f"/workspace/{service['command'][-1]}"
@@ -195,7 +168,7 @@ def test_a_training_container_has_its_script_with_the_layout():
     assert "$" not in script  # Compose would fill it in
 
 
-def test_the_server_is_the_plans_own_or_the_usual_one_for_the_device():
+def test_the_server_is_the_plans_own_and_what_has_no_image_or_length_says_so():
     for engine, device, server in (
         ("sglang", "h100-sxm-80gb", "sglang"),
         ("torch", "h100-sxm-80gb", "vllm"),
@@ -204,14 +177,10 @@ def test_the_server_is_the_plans_own_or_the_usual_one_for_the_device():
     ):
         assert server_name(made(engine=engine, device=device)) == server, (engine, device, server)
 
-
-def test_a_device_without_a_public_image_says_so():
     case = made(device="m2-max", engine="llama_cpp")
     assert image_of(case) is None
     assert any("put your own for IMAGE" in note for note in COMPOSE.notes(case))
 
-
-def test_a_run_of_unknown_length_gets_no_limit():
     text = SLURM.text(made(SERVE, tensor_parallel_size=2))
     assert "--time" not in text
     assert "no time limit" in text
@@ -241,7 +210,7 @@ def case(cluster=PAIR, pins=REPLICAS, workload=ASKED):
     return export_case(request, best)
 
 
-def test_replicas_are_a_server_for_each_kind_of_node():
+def test_replicas_are_a_server_for_each_kind_with_its_share_and_part_of_the_callers():
     for workload, name in itertools.product(
         (ASKED, {**GENERATE, "batch_size": 32}), ("vllm", "sglang", "tensorrt_llm", "llama_cpp")
     ):
@@ -249,20 +218,6 @@ def test_replicas_are_a_server_for_each_kind_of_node():
         assert found.text.count('if [ "$KIND" = ') == 2, (workload, name)
         assert "H100 SXM5 80GB + 1 x NVIDIA A100" in found.text, (workload, name)
 
-
-def test_a_node_starts_the_server_of_its_own_kind_alone(tmp_path):
-    text = export("vllm", case()).text
-    script = tmp_path / "serve.sh"
-    script.write_text("vllm() { echo started; }\n" + text)
-
-    for kind, count in (("1", 1), ("2", 1), ("3", 0)):
-        ran = subprocess.run(
-            ["bash", "-u", script], env={"KIND": kind}, capture_output=True, text=True, check=False
-        )
-        assert ran.stdout.count("started") == count
-
-
-def test_the_router_is_told_the_share_of_each_kind():
     found = export("vllm", case())
     (told,) = (one for one in found.notes if "router" in one)
     shares = [int(word.rstrip("%")) for word in told.split() if word.endswith("%")]
@@ -270,8 +225,6 @@ def test_the_router_is_told_the_share_of_each_kind():
     assert sum(shares) == 100
     assert shares[0] > shares[1]
 
-
-def test_each_server_holds_its_own_part_of_the_callers():
     text = export("vllm", case()).text
     words = text.split()
     most = [int(words[at + 1]) for at, word in enumerate(words) if word == "--max-num-seqs"]
@@ -280,7 +233,18 @@ def test_each_server_holds_its_own_part_of_the_callers():
     assert 16 <= sum(most) <= 17
 
 
-def test_a_pipeline_over_both_kinds_says_how_many_layers_each_stage_takes():
+def test_a_node_starts_the_server_of_its_own_kind_alone(tmp_path):
+    text = export("vllm", case()).text
+    script = tmp_path / "serve.sh"
+    script.write_text("vllm() { echo started; }\n" + text)
+    for kind, count in (("1", 1), ("2", 1), ("3", 0)):
+        ran = subprocess.run(
+            ["bash", "-u", script], env={"KIND": kind}, capture_output=True, text=True, check=False
+        )
+        assert ran.stdout.count("started") == count
+
+
+def test_uneven_layers_of_a_pipeline_are_said_or_refused_by_name():
     asked = case(pins=STAGES)
     layers = asked.plan.memory.per_stage_layers
     text = export("vllm", asked).text
@@ -288,28 +252,22 @@ def test_a_pipeline_over_both_kinds_says_how_many_layers_each_stage_takes():
     assert f"export VLLM_PP_LAYER_PARTITION={layers[0]},{layers[1]}\n" in text
     assert "--nnodes 2" in text
 
-
-def test_tools_that_cannot_split_layers_unevenly_refuse_by_name():
     for name in ("sglang", "tensorrt_llm", "llama_cpp", "slurm", "kubernetes"):
         with pytest.raises(BadRequestError, match="choose among vllm") as caught:
             export(name, case(pins=STAGES))
         assert caught.value.field == "format", name
 
 
-def test_cluster_managers_refuse_unlike_replicas():
+def test_what_cannot_run_unlike_nodes_is_refused_or_not_offered():
     for name in ("slurm", "kubernetes", "compose"):
         with pytest.raises(BadRequestError, match="cannot say this plan"):
             export(name, case())
 
-
-def test_a_pipeline_over_nodes_of_unlike_width_is_said_by_nobody():
     asked = case(UNEQUAL, {**STAGES, "pipeline_parallel_size": 3})
     assert asked.plan.exports == ()
     with pytest.raises(BadRequestError, match="choose among none"):
         export("vllm", asked)
 
-
-def test_a_server_that_does_not_run_on_one_kind_is_not_offered():
     exports = case(MIXED_VENDORS).plan.exports
     assert "vllm" in exports
     assert "tensorrt_llm" not in exports

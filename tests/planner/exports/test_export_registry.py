@@ -95,7 +95,7 @@ def test_an_export_to_a_cluster_manager_is_as_it_was(key, case, snapshot):
     assert FORMATS[key].text(case) == snapshot
 
 
-def test_every_option_is_one_that_the_tools_own_source_or_manual_names():
+def test_every_option_is_one_of_the_tools_own_source_which_its_list_names():
     for key in OPTIONS:
         known = set(OPTIONS[key]["options"])
         training = key in {"megatron", "torchtitan", "torchrun"}
@@ -106,29 +106,29 @@ def test_every_option_is_one_that_the_tools_own_source_or_manual_names():
         assert used, key
         assert used - known - set(OPTIONS["torchrun"]["options"]) == set(), key
 
-
-def test_every_list_of_options_names_its_source():
     for key in OPTIONS:
         assert re.search(r"\d", OPTIONS[key]["source"]), key
 
 
-def test_a_serving_plan_is_offered_to_servers_and_managers():
+def test_a_plan_is_offered_to_the_tools_that_can_run_it():
     found = search(engine="vllm").plans[0].exports
     assert found == (
         *("vllm", "sglang", "tensorrt_llm", "llama_cpp"),
         *("slurm", "kubernetes", "compose"),
     )
 
-
-def test_a_training_plan_is_offered_to_trainers():
     whole = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1, "context_parallel_size": 1}
     found = search(devices=8, workload=TRAIN, pins=whole).plans[0].exports
     assert found[0] == "torchrun"
     assert {"deepspeed", "torchtitan", "megatron"} <= set(found)
     assert "vllm" not in found
 
+    cluster = {"device": "h100-sxm-80gb", "devices_per_node": 8, "nodes": 2}
+    assert "compose" not in search(engine="vllm", cluster=cluster).plans[0].exports
+    assert search(workload={"kind": "compress", "method": "gptq"}).plans[0].exports == ()
 
-def test_a_format_that_cannot_say_a_plan_is_not_offered():
+
+def test_every_format_that_a_plan_names_can_be_made_and_others_are_not_offered():
     for fields, missing in (
         ({"device": "mi300x"}, "tensorrt_llm"),
         ({"device": "m2-max"}, "vllm"),
@@ -137,17 +137,6 @@ def test_a_format_that_cannot_say_a_plan_is_not_offered():
     ):
         assert missing not in search(**fields).plans[0].exports, (fields, missing)
 
-
-def test_several_nodes_are_no_matter_for_compose():
-    cluster = {"device": "h100-sxm-80gb", "devices_per_node": 8, "nodes": 2}
-    assert "compose" not in search(engine="vllm", cluster=cluster).plans[0].exports
-
-
-def test_a_compression_has_nothing_to_export():
-    assert search(workload={"kind": "compress", "method": "gptq"}).plans[0].exports == ()
-
-
-def test_every_format_that_a_plan_names_can_be_made():
     for engine in ("vllm", "llama_cpp", "torch"):
         request = PlanRequest.model_validate(document(engine=engine))
         for plan in search(engine=engine).plans:
@@ -156,17 +145,14 @@ def test_every_format_that_a_plan_names_can_be_made():
             assert all(one.text and one.measure for one in made_all), engine
 
 
-def test_an_unknown_format_is_refused_with_the_known_ones():
+def test_a_format_is_refused_with_those_that_can_or_made_with_what_is_lost():
     with pytest.raises(BadRequestError, match="torchrun"):
         export("fortran", SERVED)
-
-
-def test_a_format_that_cannot_say_the_plan_is_refused_with_those_that_can():
     with pytest.raises(BadRequestError, match=r"deepspeed cannot say this plan .*vllm"):
         export("deepspeed", SERVED)
+    with pytest.raises(BadRequestError, match="torchtitan cannot say this plan"):
+        export("torchtitan", trained(model=MIXTRAL, data_parallel_size=8))
 
-
-def test_a_format_asked_for_by_name_is_made_and_says_that_something_is_lost():
     for key, case in (
         ("accelerate", trained(tensor_parallel_size=8)),
         ("megatron", trained(data_parallel_size=8, workload={"method": "lora"})),
@@ -178,19 +164,11 @@ def test_a_format_asked_for_by_name_is_made_and_says_that_something_is_lost():
         assert found.notes[0] in found.text, (key, case)
 
 
-def test_a_model_that_torchtitan_has_no_configuration_of_is_refused():
-    with pytest.raises(BadRequestError, match="torchtitan cannot say this plan"):
-        export("torchtitan", trained(model=MIXTRAL, data_parallel_size=8))
-
-
-def test_the_head_says_what_is_predicted_and_what_is_left_open():
+def test_the_head_says_what_is_predicted_and_json_has_its_notes_beside_it():
     head = KUBERNETES.text(SERVED).split("apiVersion")[0]
     assert "meta-llama/Llama-3.1-70B on 8 x NVIDIA H100" in head
     assert "# predicted: ttft_seconds 0.25 (80 %: 0.2 to 0.3125)" in head
     assert "# note: the image's tag moves" in head
-
-
-def test_json_has_no_head_and_its_notes_stand_beside_it():
     found = export("deepspeed", TRAINED)
     assert json.loads(found.text)["train_batch_size"] == 64
     assert found.notes
@@ -267,7 +245,7 @@ def accepts(command, layers):
     assert (flat.count("E"), flat.count("L")) == (1, 1)
 
 
-def test_megatron_takes_126_layers_on_any_number_of_stages():
+def test_megatron_takes_any_layers_on_the_stages_as_the_plan_has_them():
     for chunks, pipeline, stated in itertools.product((None, 2, 3), (2, 4, 8, 9), (False, True)):
         held = list(dealt(126, pipeline)) if stated else None
         case = trained(
@@ -278,8 +256,6 @@ def test_megatron_takes_126_layers_on_any_number_of_stages():
         )
         accepts(megatron_arguments(case), 126)
 
-
-def test_megatron_takes_the_stages_as_the_plan_has_them():
     held = [15, 16, 16, 16, 16, 16, 16, 15]
     case = trained(model=LLAMA_405B, pipeline_parallel_size=8, memory={"per_stage_layers": held})
     layout = told(megatron_arguments(case))["--pipeline-model-parallel-layout"]
@@ -319,14 +295,11 @@ def test_a_search_for_megatron_looks_at_no_schedule_that_it_has_not(zero_bubble)
     assert {plan.strategy.pipeline_schedule for plan in plans} <= {"1f1b", "interleaved"}
 
 
-def test_the_torchrun_script_of_a_qlora_plan_carries_method_and_rank():
+def test_a_script_carries_method_and_rank_and_is_not_offered_without_a_trainer():
     text = export("torchrun", trained(workload={"method": "qlora", "lora_rank": 64})).text
     assert '"method": "qlora"' in text
     assert '"r": 64' in text
     assert "load_in_4bit=True" in text
-
-
-def test_a_method_that_no_public_trainer_has_is_offered_no_script():
     for method in ("qft", "alphatuning"):
         work = {"kind": "train", "sequence_length": 256, "global_batch_size": 4, "method": method}
         exports = search(device="h100-sxm5-80gb", workload=work).plans[0].exports

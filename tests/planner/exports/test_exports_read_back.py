@@ -49,7 +49,7 @@ def number(found, name):
     return int(found.get(name, 1))
 
 
-def test_a_server_is_told_sizes_that_multiply_to_the_plans_devices():
+def test_a_server_is_told_the_sizes_of_the_plan_or_of_the_other_replicas():
     for layout, (key, names) in itertools.product(
         LAYOUTS,
         (
@@ -66,8 +66,6 @@ def test_a_server_is_told_sizes_that_multiply_to_the_plans_devices():
         assert told == layout, (layout, key, names)
         assert told[0] * told[1] * told[2] == case.devices, (layout, key, names)
 
-
-def test_tensorrt_gets_one_replica_and_is_told_of_the_others():
     for layout in LAYOUTS:
         tensor, pipeline, data = layout
         made_one = export("tensorrt_llm", made(engine="tensorrt_llm", **sized(layout)))
@@ -93,7 +91,7 @@ def test_the_replicas_together_take_every_request():
         assert data * share >= requests > data * (share - 1), (requests, data, share, key, batch)
 
 
-def test_a_request_may_be_as_long_as_the_stated_maximum():
+def test_a_request_may_be_as_long_as_stated_within_the_models_context():
     work = {**SERVE, "input_tokens": 1000, "output_tokens": 24, "max_request_tokens": 4096}
     for key, longest in (
         ("vllm", "--max-model-len"),
@@ -101,6 +99,13 @@ def test_a_request_may_be_as_long_as_the_stated_maximum():
         ("tensorrt_llm", "--max_seq_len"),
     ):
         assert options(export(key, made(work)).text)[longest] == "4096", (key, longest)
+
+    # vLLM refuses the start (issue 16757); SGLang and TensorRT-LLM do so too.
+    for key in ("vllm", "sglang", "tensorrt_llm"):
+        made_one = export(key, made({**SERVE, "input_tokens": 139_976, "output_tokens": 24}))
+        written = {"vllm": "--max-model-len", "sglang": "--context-length"}
+        assert options(made_one.text)[written.get(key, "--max_seq_len")] == "131072", key
+        assert any("context is 131072 tokens" in note for note in made_one.notes), key
 
 
 def test_without_a_maximum_four_typical_requests_are_taken_in_one():
@@ -116,37 +121,23 @@ def test_without_a_maximum_four_typical_requests_are_taken_in_one():
         assert any(f"up to {longest} tokens are taken" in note for note in made_one.notes)
 
 
-def test_no_length_is_written_beyond_the_models_context():
-    """vLLM refuses the start (issue 16757); SGLang and TensorRT-LLM do so too."""
-    for key in ("vllm", "sglang", "tensorrt_llm"):
-        made_one = export(key, made({**SERVE, "input_tokens": 139_976, "output_tokens": 24}))
-        written = {"vllm": "--max-model-len", "sglang": "--context-length"}
-        assert options(made_one.text)[written.get(key, "--max_seq_len")] == "131072", key
-        assert any("context is 131072 tokens" in note for note in made_one.notes), key
-
-
-def test_a_maximum_is_never_more_than_the_planned_cache_and_what_is_left_hold():
+def test_a_maximum_is_what_the_cache_holds_and_slots_share_one_pool():
     held = {"breakdown_bytes": {"kv_cache": 8 * GIB}, "per_device_peak_bytes": 71 * GIB}
     case = made(
         {**SERVE, "input_tokens": 1000, "output_tokens": 24, "concurrency": 2}, memory=held
     )
     tokens = int(options(export("vllm", case).text)["--max-model-len"])
     assert tokens == int(2 * 1024 * (1 + (0.9 * 80 - 71) / 8))
-
-
-def test_a_maximum_below_the_typical_request_is_refused():
     with pytest.raises(ValueError, match=r"max_request_tokens is 1000, less than .* 1200 tokens"):
         made({**SERVE, "max_request_tokens": 1000})
 
-
-def test_llama_cpps_slots_share_a_pool_that_holds_all_of_them():
     case = made({**SERVE, "input_tokens": 500, "output_tokens": 12, "concurrency": 3})
     found = options(export("llama_cpp", case).text)
     assert int(found["--ctx-size"]) == max(3 * 512, 4 * 512)
     assert "--kv-unified" in found
 
 
-def test_narrow_weights_keep_the_width_in_which_they_are_computed():
+def test_narrow_weights_keep_the_width_in_which_they_compute_and_wide_ones_are_not_cut():
     for dtype, vllm, sglang in (
         ("fp8", "fp8_per_tensor", "fp8"),
         ("nf4", "bitsandbytes", "bitsandbytes"),
@@ -158,8 +149,6 @@ def test_narrow_weights_keep_the_width_in_which_they_are_computed():
         assert [found.get("--quantization") for found in texts] == [vllm, sglang]
         assert {found["--dtype"] for found in texts} == {"float16"}, (dtype, vllm, sglang)
 
-
-def test_wide_weights_are_not_quantised():
     for key, dtype in itertools.product(("vllm", "sglang"), ("bf16", "fp16", "fp32")):
         found = options(export(key, made(weight_dtype=dtype)).text)
         assert "--quantization" not in found, (key, dtype)
@@ -188,7 +177,7 @@ def test_a_server_listens_where_compose_publishes_and_kubernetes_probes():
         assert [one["port"] for one in door] == [port], key
 
 
-def test_pods_and_their_limits_multiply_to_the_plans_devices():
+def test_pods_reservations_and_ranks_are_the_plans_devices():
     for layout in LAYOUTS:
         case = made(engine="vllm", **sized(layout))
         objects = list(yaml.safe_load_all(export("kubernetes", case).text))
@@ -196,8 +185,6 @@ def test_pods_and_their_limits_multiply_to_the_plans_devices():
         limits = spec["template"]["spec"]["containers"][0]["resources"]["limits"]
         assert spec["replicas"] * limits["nvidia.com/gpu"] == case.devices, layout
 
-
-def test_compose_reserves_every_device_of_the_plan():
     for layout in ONE_NODE:
         tensor, pipeline, data = layout
         document = yaml.safe_load(export("compose", made(**sized(layout))).text)
@@ -205,8 +192,6 @@ def test_compose_reserves_every_device_of_the_plan():
         (reserved,) = resources["reservations"]["devices"]
         assert reserved["count"] == tensor * pipeline * data, layout
 
-
-def test_torchruns_ranks_are_the_plans_devices():
     for layout in LAYOUTS:
         case = trained(**sized(layout))
         found = options(torchrun_text(case).splitlines()[-1])
@@ -242,7 +227,7 @@ def test_torchtitans_degrees_multiply_to_the_plans_devices():
         assert told["data_parallel_shard_degree"] == (layout[2] if stage else 1), (layout, stage)
 
 
-def test_megatron_leaves_the_replicas_to_the_ranks_that_the_other_sizes_do_not_fill():
+def test_megatron_leaves_replicas_to_the_ranks_and_ends_with_the_first_whole_step():
     case = trained(tensor_parallel_size=4, pipeline_parallel_size=2, data_parallel_size=2, nodes=2)
     found = options(export("megatron", case).text)
     ranks = int(found["--nnodes"]) * int(found["--nproc-per-node"])
@@ -250,8 +235,6 @@ def test_megatron_leaves_the_replicas_to_the_ranks_that_the_other_sizes_do_not_f
     assert ranks // tensor // int(found["--pipeline-model-parallel-size"]) == 2
     assert "--data-parallel-size" not in found
 
-
-def test_a_run_ends_with_the_first_whole_step_that_has_seen_all_tokens():
     for tokens in (1, 64 * 4096, 64 * 4096 + 1, 10**9):
         case = trained(workload={"tokens": tokens})
         steps = int(options(export("megatron", case).text)["--train-iters"])
@@ -291,7 +274,6 @@ def test_the_questions_cover_every_kind_of_work_and_device():
         (one["workload"]["kind"], one["workload"].get("method")) for one in QUESTIONS.values()
     }
     devices = {one["cluster"]["device"] for one in QUESTIONS.values()}
-
     assert len(QUESTIONS) - len(NOTHING_TO_EXPORT) >= 30
     assert {"serve", "generate", "train", "compress"} == {kind for kind, _ in kinds}
     assert {"qlora", "lora", "full", "lomo", "pretrain"} <= {method for _, method in kinds}
@@ -380,15 +362,20 @@ def test_megatron_has_one_connection_where_layers_are_split_and_not_sharded():
     assert not wrong, wrong
 
 
-def test_latent_attention_and_dense_layers_reach_megatron():
+def test_megatron_and_torchtitan_get_the_models_shape_and_format():
     text = export("megatron", trained(model=DEEPSEEK)).text
     assert "--multi-latent-attention" in text
     assert "--kv-lora-rank 512" in text
     assert "--q-lora-rank" not in text  # the small model has none
     assert "'([0]*1+[1]*26)'" in text
 
+    case = trained(model="meta-llama/Llama-3.1-405B", tensor_parallel_size=8, nodes=8)
+    text = export("torchtitan", case).text
+    assert "llama3_405b" not in text  # its own configuration computes in float8
+    assert 'config.model_spec = model_registry("405B")' in text
 
-def test_a_server_in_a_container_answers_from_outside():
+
+def test_a_server_in_a_container_answers_from_outside_from_where_its_image_has_it():
     for (engine, binds), key in itertools.product(
         (("sglang", True), ("tensorrt_llm", True), ("llama_cpp", True), ("vllm", False)),
         ("kubernetes", "compose"),
@@ -397,8 +384,6 @@ def test_a_server_in_a_container_answers_from_outside():
         assert ("0.0.0.0" in text) is binds, (engine, binds, key)
         assert "0.0.0.0" not in export(engine, made(engine=engine)).text, (engine, binds, key)
 
-
-def test_llama_cpps_images_have_the_server_where_no_shell_looks():
     for key, path in (
         ("compose", "/app/"),
         ("kubernetes", "/app/"),
@@ -419,47 +404,32 @@ def test_llama_cpp_is_asked_for_no_more_slots_than_it_has():
         assert said is (requests > slots), (requests, slots)
 
 
-def test_each_node_has_a_server_of_sglang_with_the_replicas_that_stand_there():
+def test_sglang_has_a_server_on_each_node_and_says_where_the_draft_is_left_out():
     case = made(tensor_parallel_size=2, data_parallel_size=16, nodes=4, engine="sglang")
     made_one = export("sglang", case)
     assert "--dp-size 4" in made_one.text
     assert "--nnodes" not in made_one.text
     assert any("4 servers, on port 8000 of each of 4 nodes" in note for note in made_one.notes)
 
-
-def test_sglang_says_where_it_leaves_the_draft_out():
     for layout in ({"pipeline_parallel_size": 2}, {"attention_data_parallel_size": 2}):
         made_one = export("sglang", made(speculative=DRAFT, engine="sglang", **layout))
         assert "speculative" not in made_one.text.split("launch_server")[1], layout
         assert any("draft is left out" in note for note in made_one.notes), layout
 
 
-def test_a_cache_that_a_server_has_no_format_for_is_said():
+def test_a_cache_format_that_is_missing_is_said_and_a_draft_has_tensorrts_names():
     for tool, dtype, is_said in (
-        ("vllm", "int8", False),
-        ("sglang", "int8", True),
-        ("tensorrt_llm", "int4", True),
-        ("sglang", "fp8", False),
-        ("vllm", "bf16", False),
-        ("vllm", "nvfp4", True),
-    ):
+        ("vllm", "int8", False), ("sglang", "int8", True), ("tensorrt_llm", "int4", True),
+        ("sglang", "fp8", False), ("vllm", "bf16", False), ("vllm", "nvfp4", True),
+    ):  # fmt: skip
         notes = export(tool, made(kv_cache_dtype=dtype)).notes
         assert any(f"no cache in {dtype}" in note for note in notes) is is_said
 
-
-def test_tensorrt_reads_the_draft_under_its_own_names():
     case = made(speculative=DRAFT, engine="tensorrt_llm")
     options = yaml.safe_load(launch_files(case)["trtllm-options.yaml"])
     assert options["speculative_config"] == {
         "decoding_type": "Draft_Target", "max_draft_len": 4, "speculative_model": "org/tiny",
     }  # fmt: skip
-
-
-def test_torchtitan_trains_the_largest_llama_in_the_plans_format():
-    case = trained(model="meta-llama/Llama-3.1-405B", tensor_parallel_size=8, nodes=8)
-    text = export("torchtitan", case).text
-    assert "llama3_405b" not in text  # its own configuration computes in float8
-    assert 'config.model_spec = model_registry("405B")' in text
 
 
 def test_a_request_is_taken_by_every_server_that_has_no_layout():

@@ -21,16 +21,9 @@ from planner.exports.yaml_text import yaml_text
 from tests.planner.exports.making import made, trained
 
 HOSTILE = [
-    "folder with spaces/model",
-    "it's/ours",
-    'say "hello"/model',
-    "a;touch taken",
-    "a|touch taken&",
-    "a`touch taken`",
-    "a\\b/c*?[x]",
-    "~/model",
-    "#no/comment",
-]
+    "folder with spaces/model", "it's/ours", 'say "hello"/model', "a;touch taken",
+    "a|touch taken&", "a`touch taken`", "a\\b/c*?[x]", "~/model", "#no/comment",
+]  # fmt: skip
 # What a model's folder may be called, except what shells expand on purpose here.
 NAMES = st.text(
     st.characters(min_codepoint=32, max_codepoint=0x2FFF, exclude_characters="$"), min_size=1
@@ -106,10 +99,14 @@ def test_options_written_by_a_script_do_not_end_before_their_end(tmp_path, name)
     assert kept.rstrip("\n") == name
 
 
-def test_a_name_cut_at_a_dash_still_ends_in_a_letter_or_digit():
+def test_a_name_without_letters_or_too_long_is_still_a_label():
     cut_at_the_dash = "0" * (MAX_NAME - 1) + ":0"
     label = object_name(replace(made(), model=cut_at_the_dash))
     assert label == "0" * (MAX_NAME - 1)
+    assert object_name(replace(made(), model="org/???")) == "plan"
+    label = object_name(replace(made(), model="org/" + "long-" * 40))
+    assert label.startswith("long-long-")
+    assert len(label) == 52
 
 
 @settings(max_examples=100, deadline=None)
@@ -118,16 +115,6 @@ def test_every_name_makes_a_label_that_dns_allows(name):
     label = object_name(replace(made(), model=name))
     assert DNS_LABEL.fullmatch(label)
     assert len(label) <= MAX_NAME <= 63 - len("-0")
-
-
-def test_a_name_without_a_letter_that_dns_knows_is_called_plan():
-    assert object_name(replace(made(), model="org/???")) == "plan"
-
-
-def test_a_long_name_is_cut_and_still_names_its_model():
-    label = object_name(replace(made(), model="org/" + "long-" * 40))
-    assert label.startswith("long-long-")
-    assert len(label) == 52
 
 
 JSON = st.recursive(
@@ -155,12 +142,15 @@ def test_a_text_of_several_lines_keeps_every_blank_and_line_break(text):
     assert yaml.safe_load(yaml_text({"a": text, "b": [text, 1]})) == {"a": text, "b": [text, 1]}
 
 
-def test_the_line_breaks_at_the_end_of_a_script_are_as_many_as_were_written():
+def test_line_breaks_odd_numbers_and_heads_are_written_where_they_belong():
     for text in ("a", "a\n", "a\n\n", "a\nb", "a\nb\n", "a\n\n b\n\n\n"):
         assert yaml.safe_load(yaml_text({"script": text, "next": 1})) == {
             "script": text,
             "next": 1,
         }
+    assert yaml_text([math.nan, math.inf, -math.inf]) == "- .nan\n- .inf\n- -.inf\n"
+    assert with_head("#!/bin/sh\nrun\n", ["one"], "# ") == "#!/bin/sh\n# one\nrun\n"
+    assert with_head("run\n", ["one", "two"], "# ") == "# one\n# two\nrun\n"
 
 
 @settings(max_examples=200, deadline=None)
@@ -171,29 +161,11 @@ def test_a_float_is_read_back_as_the_same_float(value):
     assert found == value
 
 
-def test_what_is_not_a_number_is_written_as_yaml_says_it():
-    assert yaml_text([math.nan, math.inf, -math.inf]) == "- .nan\n- .inf\n- -.inf\n"
-
-
 def test_a_word_that_yaml_has_a_meaning_for_stays_a_word():
     cases = (
-        "yes",
-        "No",
-        "ON",
-        "off",
-        "null",
-        "~",
-        "1e3",
-        "0x10",
-        "1:30",
-        "2026-11-21",
-        "=",
-        "-",
-        ".5",
-        ".inf",
-        "..",
-        ".",
-    )
+        "yes", "No", "ON", "off", "null", "~", "1e3", "0x10", "1:30", "2026-11-21", "=", "-", ".5",
+        ".inf", "..", ".",
+    )  # fmt: skip
     wrong = [
         word
         for word in cases
@@ -208,11 +180,6 @@ def test_a_command_of_any_words_is_split_by_bash_into_the_same_words(words):
     text = shell_lines(["printf", r"%s\0", *words])
     done = subprocess.run(["bash", "-c", text], capture_output=True, check=True)
     assert done.stdout.decode().split("\0")[:-1] == words
-
-
-def test_a_head_stands_below_a_shebang_and_above_anything_else():
-    assert with_head("#!/bin/sh\nrun\n", ["one"], "# ") == "#!/bin/sh\n# one\nrun\n"
-    assert with_head("run\n", ["one", "two"], "# ") == "# one\n# two\nrun\n"
 
 
 @pytest.mark.parametrize(
@@ -251,15 +218,12 @@ def test_our_own_variables_stay_variables(tmp_path):
     assert said.stdout == "tcp://10.0.0.1:29500/3"
 
 
-def test_further_arguments_of_a_script_stay_apart():
+def test_arguments_stay_apart_and_a_line_break_ends_no_comment():
     script = shell_lines(["printf", "[%s]", "$@"])
     said = subprocess.run(
         ["bash", "-c", script, "script", "a b", "c"], capture_output=True, text=True, check=True
     )
     assert said.stdout == "[a b][c]"
-
-
-def test_a_line_break_in_a_name_does_not_end_the_comment():
     for end in ("\n", "\r\n", "\r", "\u2028"):
         text = with_head("true\n", [f"card{end}touch owned #, planned for vllm"], "# ")
         assert text == "# card touch owned #, planned for vllm\ntrue\n", end

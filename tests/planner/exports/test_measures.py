@@ -72,7 +72,6 @@ SMALL = {**SERVE, "input_tokens": 8, "output_tokens": 4, "concurrency": 3}
 def test_the_script_sends_the_load_of_the_claim_and_judges(tmp_path, server):
     address = f"http://127.0.0.1:{server.server_port}"
     done = ran(tmp_path, measure_text(made(SMALL)), "--base-url", address)
-
     lengths = [(len(body["prompt"]), body["max_tokens"]) for body in server.bodies]
     assert lengths.count((8, 4)) == 12
     assert "output_tokens_per_second" in done.stdout
@@ -80,24 +79,21 @@ def test_the_script_sends_the_load_of_the_claim_and_judges(tmp_path, server):
     assert done.returncode == 1, done.stderr
 
 
-def test_a_measurement_inside_every_interval_ends_well(capsys):
+def test_a_measurement_ends_well_inside_every_interval_and_says_how_far_outside(capsys):
     claim = {"figures": {"step_seconds": {"value": 4.0, "low": 3.0, "high": 5.0}}}
     assert report(claim, {"step_seconds": 4.5}) == 0
     assert "inside" in capsys.readouterr().out
-
-
-def test_a_measurement_outside_says_how_far(capsys):
-    claim = {"figures": {"step_seconds": {"value": 4.0, "low": 3.0, "high": 5.0}}}
     assert report(claim, {"step_seconds": 8.0}) == 1
     assert "2.00 x predicted" in capsys.readouterr().out
 
 
-def test_times_are_means_over_requests_and_rates_over_the_run():
+def test_times_are_means_over_requests_rates_over_the_run_and_one_token_has_no_gap():
     samples = [serving.Sample(0.0, 1.0, 3.0, 5), serving.Sample(0.0, 2.0, 5.0, 4)]
     found = serving.figures(samples, 5.0)
     assert found["ttft_seconds"] == 1.5
     assert found["tpot_seconds"] == pytest.approx(5 / 7)
     assert found["output_tokens_per_second"] == 9 / 5
+    assert figures([Sample(0.0, 1.0, 1.0, 1)], 1.0)["tpot_seconds"] == 0.0
 
 
 def test_prompts_share_as_much_as_the_plan_says(server):
@@ -108,12 +104,9 @@ def test_prompts_share_as_much_as_the_plan_says(server):
     assert len({tuple(prompt[4:]) for prompt in prompts}) == 3
 
 
-def test_every_frameworks_log_tells_its_step_time():
+def test_every_frameworks_log_tells_its_step_time_without_the_first_steps():
     for line, seconds in LOGS.items():
         assert training.read(line, LOAD) == [pytest.approx(seconds)], (line, seconds)
-
-
-def test_the_first_steps_are_left_out():
     found = training.measured([90.0, 4.0, 4.0, 5.0], LOAD, 1)
     assert found["step_seconds"] == 4.0
     assert found["tokens_per_second"] == 64 * 4096 / 4.0
@@ -135,21 +128,17 @@ def test_a_log_without_step_times_is_no_measurement(tmp_path):
     assert "no step time" in done.stdout
 
 
-def test_an_open_loop_is_measured_for_about_a_minute():
+def test_an_open_loop_is_measured_for_a_minute_a_batch_once_a_compression_not():
     workload = {**SMALL, "request_rate_per_second": 5.0, "concurrency": None}
     claim = claim_of(made(workload))
     assert claim["requests"] == 300
     assert claim["load"]["request_rate_per_second"] == 5.0
 
-
-def test_an_offline_batch_is_one_round():
     claim = claim_of(
         made({"kind": "generate", "batch_size": 7, "input_tokens": 8, "output_tokens": 4})
     )
     assert (claim["requests"], claim["load"]["concurrency"]) == (7, 7)
 
-
-def test_a_compression_has_no_script():
     case = made({"kind": "compress", "method": "gptq"})
     assert measure_text(case) == ""
 
@@ -178,17 +167,11 @@ def test_the_ends_of_an_interval_belong_to_it(value, status, capsys):
     assert ("outside" in capsys.readouterr().out) == bool(status)
 
 
-def test_a_figure_without_an_interval_is_shown_and_never_outside(capsys):
+def test_figures_without_interval_or_measurement_are_not_judged_and_misses_are_said(capsys):
     assert report(claim(None, None), {"step_seconds": 1e6}) == 0
     assert "1e+06" in capsys.readouterr().out
-
-
-def test_a_figure_that_nobody_measured_is_not_judged(capsys):
     assert report(claim(1.0, 4.0), {"tokens_per_second": 5.0}) == 0
     assert "step_seconds" not in capsys.readouterr().out
-
-
-def test_a_figure_outside_says_by_how_much_it_was_missed(capsys):
     report(claim(1.0, 4.0, value=2.0), {"step_seconds": 9.0})
     assert "outside, 4.50 x predicted" in capsys.readouterr().out
 
@@ -235,10 +218,6 @@ def test_no_mean_lies_outside_of_what_was_seen(spans):
     assert found["output_tokens_per_second"] >= found["requests_per_second"]
 
 
-def test_an_answer_of_a_single_token_has_no_gap_between_tokens():
-    assert figures([Sample(0.0, 1.0, 1.0, 1)], 1.0)["tpot_seconds"] == 0.0
-
-
 def test_prompts_are_tokens_of_the_vocabulary_and_never_its_padding():
     drawn = words(random.Random(4), {"vocab_size": 8}, 2000)  # noqa: S311 - not for secrets
     assert set(drawn) == {1, 2, 3, 4, 5, 6, 7}
@@ -261,22 +240,14 @@ def test_each_way_to_log_a_speed_is_turned_into_the_same_step():
         )
 
 
-def test_a_rate_of_zero_does_not_end_the_script():
+def test_a_log_is_read_in_its_own_way_and_its_median_is_behind_the_warm_up():
     for name in ("tokens_per_second_per_device", "samples_per_second", "iterations_per_second"):
         assert step_seconds(name, 0.0, SHORT_LOAD) == 0.0, name
-
-
-def test_a_log_is_read_in_the_first_way_of_writing_that_it_uses():
     log = "step_seconds=2.0 tps: 99\n 1.5s/it\nstep_seconds: 3.0\n"
     assert read(log, SHORT_LOAD) == [2.0, 3.0]
-
-
-def test_a_number_of_thousands_and_one_with_an_exponent_are_read_as_numbers():
     assert read("elapsed time per iteration (ms): 12,500.0", SHORT_LOAD) == [12.5]
     assert read('{"step_seconds": 2.5e-1}', SHORT_LOAD) == [0.25]
 
-
-def test_the_median_is_of_the_steps_behind_the_warm_up_or_of_all_if_there_are_none():
     for steps, warm_up, median in (
         ([9.0, 9.0, 2.0, 3.0, 4.0], 2, 3.0),
         ([9.0, 5.0], 2, 7.0),
@@ -286,15 +257,13 @@ def test_the_median_is_of_the_steps_behind_the_warm_up_or_of_all_if_there_are_no
         assert found == {"step_seconds": median, "tokens_per_second": 32_000 / median}
 
 
-def test_a_script_carries_the_claim_that_its_export_makes():
+def test_a_script_carries_its_exports_claim_and_needs_the_standard_library_alone():
     case = made({**SERVE, "concurrency": 7})
     told = re.search(r"json\.loads\(r'''(.*?)'''\)", measure_text(case), re.DOTALL)
     assert json.loads(told[1]) == claim_of(case)
     assert claim_of(case)["load"]["concurrency"] == 7
     assert claim_of(case)["requests"] == 4 * 7
 
-
-def test_a_script_needs_nothing_but_the_standard_library():
     for case in (made(), trained()):
         text = measure_text(case)
         imported = set(re.findall(r"^(?:import|from) (\w+)", text, re.MULTILINE))

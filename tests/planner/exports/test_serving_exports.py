@@ -20,15 +20,13 @@ from tests.planner.exports.making import GIB, SERVE, made, trained
 DRAFT = {"draft_model": "org/tiny", "tokens": 5}
 
 
-def test_one_device_needs_no_flag_for_its_layout():
+def test_one_device_needs_no_flag_and_sizes_and_shares_become_each_engines():
     command = shlex.join(vllm_arguments(made(tensor_parallel_size=1)))
     assert command == (
         f"vllm serve {LLAMA_8B} --dtype bfloat16 --max-model-len 4800 --max-num-seqs 64 "
         "--no-enable-prefix-caching"
     )
 
-
-def test_sizes_become_each_engines_flags():
     case = made(tensor_parallel_size=2, pipeline_parallel_size=2, data_parallel_size=2)
     for arguments, flags in (
         (
@@ -41,8 +39,6 @@ def test_sizes_become_each_engines_flags():
     ):
         assert flags in shlex.join(arguments(case)), (arguments, flags)
 
-
-def test_each_replica_takes_its_share_of_the_requests():
     for arguments, flags in (
         (vllm_arguments, "--max-model-len 4800 --max-num-seqs 32"),
         (sglang_arguments, "--context-length 4800 --max-running-requests 32"),
@@ -84,7 +80,7 @@ def test_a_choice_becomes_sglangs_flag():
         assert flags in shlex.join(sglang_arguments(made(**strategy))), (strategy, flags)
 
 
-def test_a_choice_becomes_llama_cpps_flag():
+def test_a_choice_becomes_llama_cpps_flag_and_a_processor_keeps_every_layer():
     for strategy, flags in (
         ({"weight_dtype": "int4"}, "--model Llama-3.1-8B-Q4_K_M.gguf"),
         ({"quantization": "gguf:q5_k_s"}, "--model Llama-3.1-8B-Q5_K_S.gguf"),
@@ -95,8 +91,6 @@ def test_a_choice_becomes_llama_cpps_flag():
     ):
         assert flags in shlex.join(llama_cpp_arguments(made(**strategy))), (strategy, flags)
 
-
-def test_llama_cpp_keeps_every_layer_on_a_processor():
     case = made(device="cpu-xeon-8480-2s", engine="llama_cpp")
     assert "--n-gpu-layers 0" in shlex.join(llama_cpp_arguments(case))
 
@@ -105,26 +99,28 @@ def test_tensorrt_llms_further_options_are_yaml_that_its_command_names():
     case = made(kv_cache_dtype="fp8", attention_data_parallel_size=4, speculative=DRAFT)
     text = trtllm_text(case)
     options = yaml.safe_load(text.split("<<'END'\n")[1].split("END\n")[0])
-
     assert options["kv_cache_config"] == {"dtype": "fp8", "enable_block_reuse": False}
     assert options["enable_attention_dp"] is True
     assert options["speculative_config"]["max_draft_len"] == 5
     assert "--extra_llm_api_options trtllm-options.yaml" in text
 
 
-def test_vllms_draft_is_json_that_survives_the_shell():
+def test_drafts_prefixes_and_experts_become_each_engines_own_flags():
     command = VLLM.text(made(speculative=DRAFT)).replace("\\\n", "")
     line = next(part for part in command.splitlines() if not part.startswith("#"))
     words = shlex.split(line)
     setting = json.loads(words[words.index("--speculative-config") + 1])
     assert setting == {"method": "draft_model", "model": "org/tiny", "num_speculative_tokens": 5}
 
-
-def test_shared_prefixes_turn_the_cache_of_each_engine_on():
     case = made({**SERVE, "prefix_share_ratio": 0.5})
     assert "--enable-prefix-caching" in vllm_arguments(case)
     assert "--disable-radix-cache" not in sglang_arguments(case)
     assert "enable_block_reuse: true" in trtllm_text(case)
+
+    case = made(model=MIXTRAL, tensor_parallel_size=8, expert_parallel_size=8)
+    assert "--enable-expert-parallel" in vllm_arguments(case)
+    assert "--ep-size 8" in shlex.join(sglang_arguments(case))
+    assert "--ep_size 8" in shlex.join(trtllm_arguments(case))
 
 
 def test_several_nodes_get_a_rank_and_a_meeting_point_that_the_shell_fills_in():
@@ -137,20 +133,25 @@ def test_several_nodes_get_a_rank_and_a_meeting_point_that_the_shell_fills_in():
         assert "every node" in " ".join(chosen.notes(case)), chosen
 
 
-def test_figures_of_another_engine_are_named_as_such():
+def test_what_a_command_or_format_cannot_say_is_a_note():
     for chosen in (VLLM, SGLANG, LLAMA_CPP, TENSORRT_LLM):
         assert any("figures are for torch" in note for note in chosen.notes(made(engine="torch")))
 
-
-def test_what_a_command_cannot_say_is_a_note():
     case = made(disaggregated={"prefill_devices": 2, "decode_devices": 6}, offload={"kv_cpu": 0.5})
     for chosen in (VLLM, SGLANG, LLAMA_CPP, TENSORRT_LLM):
         notes = " ".join(chosen.notes(case))
         assert "prefills on 2 and decodes on 6" in notes, chosen
         assert "cache in host memory" in notes, chosen
 
+    notes = LLAMA_CPP.notes(made(weight_dtype="fp8", engine="llama_cpp"))
+    assert any("GGUF has no fp8: Q8_0" in note for note in notes)
 
-def test_a_format_that_the_engine_cannot_make_itself_names_a_checkpoint():
+    for chosen in (VLLM, SGLANG, TENSORRT_LLM):
+        notes = chosen.notes(made(model="deepseek-ai/DeepSeek-V3", weight_dtype="fp8"))
+        assert not any("checkpoint" in note for note in notes), chosen
+
+
+def test_formats_that_need_a_checkpoint_and_weights_on_the_host_are_said():
     for chosen, dtype, needs in (
         (VLLM, "fp8", False),
         (VLLM, "int4", True),
@@ -160,29 +161,9 @@ def test_a_format_that_the_engine_cannot_make_itself_names_a_checkpoint():
         notes = chosen.notes(made(weight_dtype=dtype))
         assert any("checkpoint" in note for note in notes) is needs, (chosen, dtype, needs)
 
-
-def test_a_format_that_gguf_lacks_says_which_one_is_close():
-    notes = LLAMA_CPP.notes(made(weight_dtype="fp8", engine="llama_cpp"))
-    assert any("GGUF has no fp8: Q8_0" in note for note in notes)
-
-
-def test_weights_that_all_live_in_host_memory_are_counted_there():
-    """The host holds 1.65 times what vLLM is told to offload."""
+    # The host holds 1.65 times what vLLM is told to offload.
     case = made(offload={"weights_cpu": 1.0}, memory={"host_bytes": round(1.65 * 30 * GIB)})
     assert "--cpu-offload-gb 30.0" in shlex.join(vllm_arguments(case))
-
-
-def test_experts_are_spread_by_each_engines_own_flag():
-    case = made(model=MIXTRAL, tensor_parallel_size=8, expert_parallel_size=8)
-    assert "--enable-expert-parallel" in vllm_arguments(case)
-    assert "--ep-size 8" in shlex.join(sglang_arguments(case))
-    assert "--ep_size 8" in shlex.join(trtllm_arguments(case))
-
-
-def test_a_model_that_is_published_in_its_format_needs_no_other_checkpoint():
-    for chosen in (VLLM, SGLANG, TENSORRT_LLM):
-        notes = chosen.notes(made(model="deepseek-ai/DeepSeek-V3", weight_dtype="fp8"))
-        assert not any("checkpoint" in note for note in notes), chosen
 
 
 def test_vllm_is_told_how_stages_share_a_remainder_of_layers():
@@ -214,112 +195,86 @@ def test_a_size_is_in_the_file_or_in_the_notes():
         assert in_notes != in_file, (axis, size, key)
 
 
-def test_nf4_names_the_plugin_that_newer_versions_of_vllm_need_for_it():
+def test_nf4_names_the_plugin_that_newer_versions_of_vllm_alone_need_for_it():
     for key in ("vllm", "kubernetes", "compose"):
         said = notes(key, made(engine="vllm", weight_dtype="nf4"))
         assert "up to 0.27; from 0.28 on install the package vllm-bnb-plugin" in said, key
         assert "vllm-bnb-plugin" not in notes(key, made(engine="vllm", weight_dtype="fp8")), key
-
-
-def test_another_server_needs_no_plugin_of_vllms_for_nf4():
     assert "vllm-bnb-plugin" not in notes("sglang", made(engine="sglang", weight_dtype="nf4"))
 
 
-def test_a_context_that_is_split_is_said_to_be_left_out():
+def test_what_is_left_out_is_said_to_be():
     for key in ("vllm", "sglang"):
         assert "context" in notes(key, made(context_parallel_size=2)), key
         assert "context" not in notes(key, made(tensor_parallel_size=2)), key
 
-
-def test_prefill_and_decode_apart_are_named_with_their_devices():
     split = {"prefill_devices": 2, "decode_devices": 6}
     for key in ("vllm", "sglang", "tensorrt_llm", "llama_cpp"):
         said = notes(key, made(disaggregated=split, data_parallel_size=8))
         assert "prefills on 2 and decodes on 6 devices" in said, key
 
-
-def test_figures_of_another_engine_are_not_passed_off_as_this_ones():
     for key in ("vllm", "sglang", "tensorrt_llm", "llama_cpp"):
         own, other = made(engine=key), made(engine="transformers")
         assert "the figures are for" not in notes(key, own), key
         assert "the figures are for transformers" in notes(key, other), key
 
-
-def test_tensorrt_says_that_it_keeps_what_the_plan_puts_on_the_host():
-    case = made(engine="tensorrt_llm", offload={"weights_cpu": 0.5})
-    made_one = export("tensorrt_llm", case)
-    assert any("offload is lost" in note for note in made_one.notes)
-    assert "offload" not in made_one.text.split("trtllm-serve")[-1]
-
-
-def test_weights_on_disk_and_caches_on_the_host_are_said_to_be_unsaid():
     for key, offload in itertools.product(
         ("vllm", "sglang", "tensorrt_llm", "llama_cpp"), ({"weights_disk": 0.3}, {"kv_cpu": 0.3})
     ):
         assert "not expressed here" in notes(key, made(offload=offload)), (key, offload)
 
 
-def test_torchtitan_says_that_it_shards_more_than_stages_one_and_two():
+def test_what_tensorrt_torchtitan_and_megatron_do_otherwise_is_said():
+    case = made(engine="tensorrt_llm", offload={"weights_cpu": 0.5})
+    made_one = export("tensorrt_llm", case)
+    assert any("offload is lost" in note for note in made_one.notes)
+    assert "offload" not in made_one.text.split("trtllm-serve")[-1]
+
     for stage, is_said in ((0, False), (1, True), (2, True), (3, False)):
         said = notes("torchtitan", trained(zero_stage=stage, data_parallel_size=8))
         assert (f"ZeRO {stage}: torchtitan shards the weights too" in said) == is_said
 
-
-def test_megatron_names_a_schedule_that_it_lacks():
     for schedule, is_said in (("1f1b", False), ("interleaved", False), ("gpipe", True)):
         case = trained(pipeline_parallel_size=4, pipeline_schedule=schedule)
         assert (f"schedule {schedule}: Megatron-LM runs" in notes("megatron", case)) == is_said
-
-
-def test_megatron_says_whether_it_knows_how_long_to_train():
     endless, ending = trained(), trained(workload={"tokens": 10**9})
     assert "add --train-iters" in notes("megatron", endless)
     assert "add --train-iters" not in notes("megatron", ending)
     assert "--train-iters" not in export("megatron", endless).text.split("torchrun")[-1]
 
 
-def test_deepspeed_offloads_weights_in_its_third_stage_or_says_that_it_does_not():
+def test_deepspeed_offloads_weights_in_stage_three_and_keeps_notes_beside_its_file():
     for stage in (0, 1, 2, 3):
         made_one = export("deepspeed", trained(zero_stage=stage, offload={"weights_cpu": 0.5}))
         is_in_file = "offload_param" in json.loads(made_one.text)["zero_optimization"]
         is_said = any("only in ZeRO stage 3" in note for note in made_one.notes)
         assert (is_in_file, is_said) == (stage == 3, stage != 3), stage
-
-
-def test_a_format_without_comments_keeps_all_of_its_notes_beside_it():
     made_one = export("deepspeed", trained(workload={"method": "lora"}))
     json.loads(made_one.text)  # a comment would make it something else than JSON
     assert any("method lora" in note for note in made_one.notes)
 
 
-def test_a_compression_can_be_said_by_no_format():
+def test_a_compression_can_be_said_by_no_format_and_no_limit_is_shorter_than_its_run():
     for key in sorted(FORMATS):
         with pytest.raises(BadRequestError, match=f"{key} cannot say this plan") as caught:
             export(key, made({**COMPRESS}, engine="torch"))
         assert caught.value.field == "format", key
         assert "choose among none" in caught.value.message, key
 
-
-def test_a_time_limit_is_never_shorter_than_its_run():
     for seconds, limit in (
-        (1, "0-00:01:00"),
-        (60, "0-00:01:00"),
-        (60.1, "0-00:02:00"),
-        (86_399, "1-00:00:00"),
+        (1, "0-00:01:00"), (60, "0-00:01:00"), (60.1, "0-00:02:00"), (86_399, "1-00:00:00"),
         (90_061, "1-01:02:00"),
-    ):
+    ):  # fmt: skip
         assert _limit(seconds) == limit, (seconds, limit)
 
 
-def test_accelerate_on_two_nodes_has_an_address_to_fill_in_and_says_so():
+def test_what_is_to_be_filled_in_is_said_and_unlimited_requests_left_to_the_server():
     made_one = export("accelerate", trained(data_parallel_size=16, nodes=2, zero_stage=3))
     written = yaml.safe_load(made_one.text)
     assert (written["num_machines"], written["num_processes"]) == (2, 16)
     assert written["main_process_ip"] == "MASTER_ADDR"
     assert any("MASTER_ADDR is the first one's address" in note for note in made_one.notes)
 
-
-def test_an_unlimited_number_of_requests_is_left_to_the_server():
     open_loop = {name: value for name, value in SERVE.items() if name != "concurrency"}
     case = made({**open_loop, "request_rate_per_second": 2.0})
     texts = [export(key, case).text for key in ("vllm", "sglang", "tensorrt_llm")]

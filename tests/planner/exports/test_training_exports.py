@@ -26,7 +26,7 @@ from tests.planner.asking import MIXTRAL
 from tests.planner.exports.making import trained
 
 
-def test_one_node_stands_alone_and_several_meet():
+def test_one_node_stands_alone_several_meet_and_torchruns_own_parser_takes_it():
     assert torchrun_arguments(1, 8, "train.py") == [
         "torchrun",
         "--nnodes=1",
@@ -36,8 +36,6 @@ def test_one_node_stands_alone_and_several_meet():
     ]
     assert "--rdzv-backend=c10d" in torchrun_arguments(2, 8, "train.py")
 
-
-def test_torchruns_own_parser_takes_the_command():
     for nodes in (1, 4):
         parsed = get_args_parser().parse_args(torchrun_arguments(nodes, 8, "train.py")[1:])
         assert (parsed.nnodes, parsed.nproc_per_node) == (str(nodes), "8"), nodes
@@ -71,7 +69,6 @@ def test_accelerates_launcher_takes_the_file(tmp_path):
     path, _ = load(tmp_path, trained(data_parallel_size=8, zero_stage=3))
     arguments = launch_command_parser().parse_args(["--config_file", str(path), "train.py"])
     launched, _, from_file = _validate_launch_command(arguments)
-
     assert launched.use_fsdp
     assert launched.fsdp_version == 2
     assert launched.num_processes == 8
@@ -97,14 +94,12 @@ def test_a_processor_is_told_to_accelerate():
     assert document["use_cpu"] is True
 
 
-def test_deepspeeds_batch_multiplies_up():
+def test_deepspeeds_batch_multiplies_up_and_it_offloads_what_it_can():
     config = deepspeed_config(trained(data_parallel_size=8, zero_stage=2))
     sizes = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
     assert config["train_batch_size"] == 8 * config[sizes[0]] * config[sizes[1]] == 64
     assert config["bf16"] == {"enabled": True}
 
-
-def test_deepspeed_offloads_what_the_plan_offloads():
     for offload, stage, expected in (
         ({}, 1, {"stage": 1}),
         ({"optimizer": "cpu"}, 2, {"stage": 2, "offload_optimizer": {"device": "cpu"}}),
@@ -120,8 +115,6 @@ def test_deepspeed_offloads_what_the_plan_offloads():
         config = deepspeed_config(trained(zero_stage=stage, offload=offload))
         assert config["zero_optimization"] == expected, (offload, stage, expected)
 
-
-def test_deepspeed_moves_checkpoints_to_the_host_and_says_what_it_cannot():
     strategy = {"zero_stage": 2, "offload": {"activations_cpu": 1.0}}
     plain, again = (trained(**strategy, activation_recomputation=how) for how in ("none", "full"))
     assert deepspeed_config(again)["activation_checkpointing"]["cpu_checkpointing"] is True
@@ -139,7 +132,7 @@ def test_accelerate_reads_where_weights_and_states_go(tmp_path):
     assert config.deepspeed_config["offload_optimizer_nvme_path"] == "/local_nvme"
 
 
-def test_megatron_moves_activations_of_all_layers_but_the_last():
+def test_megatron_torchtitan_and_deepspeed_say_what_they_offload_otherwise():
     strategy = {"offload": {"activations_cpu": 1.0}, "data_parallel_size": 8}
     line = shlex.join(megatron_arguments(trained(**strategy)))
     piped = trained(**strategy, pipeline_parallel_size=4)
@@ -147,8 +140,6 @@ def test_megatron_moves_activations_of_all_layers_but_the_last():
     assert "--cpu-offloading" not in shlex.join(megatron_arguments(piped))
     assert "only without pipeline" in " ".join(MEGATRON.notes(piped))
 
-
-def test_torchtitan_says_what_it_offloads_otherwise():
     for offload, said in (
         ({"optimizer": "cpu"}, "weights, gradients and optimiser states together"),
         ({"activations_cpu": 1.0}, "does not move activations"),
@@ -156,8 +147,6 @@ def test_torchtitan_says_what_it_offloads_otherwise():
     ):
         assert said in " ".join(TORCHTITAN.notes(trained(zero_stage=3, offload=offload)))
 
-
-def test_deepspeeds_file_is_json_and_its_notes_stand_beside_it():
     case = trained(pipeline_parallel_size=4, workload={"optimizer": "adafactor"})
     notes = " ".join(DEEPSPEED.notes(case))
     assert "optimizer" not in json.loads(DEEPSPEED.text(case))
@@ -165,9 +154,8 @@ def test_deepspeeds_file_is_json_and_its_notes_stand_beside_it():
     assert "adafactor" in notes
 
 
-def test_megatron_gets_the_models_shape():
+def test_megatron_gets_the_models_shape_experts_and_steps():
     line = shlex.join(megatron_arguments(trained(data_parallel_size=8)))
-
     for flags in (
         "--num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32",
         "--group-query-attention --num-query-groups 8 --swiglu",
@@ -175,6 +163,13 @@ def test_megatron_gets_the_models_shape():
         "--seq-length 4096 --micro-batch-size 2 --global-batch-size 64",
     ):
         assert flags in line
+
+    line = shlex.join(megatron_arguments(trained(model=MIXTRAL, expert_parallel_size=8)))
+    assert "--num-experts 8 --moe-router-topk 2 --moe-ffn-hidden-size 14336" in line
+    assert "--expert-model-parallel-size 8" in line
+    case = trained(workload={"tokens": 26_214_400})
+    assert "--train-iters 100" in shlex.join(megatron_arguments(case))
+    assert "config.training.steps = 100" in torchtitan_text(case)
 
 
 def test_a_choice_becomes_megatrons_flag():
@@ -201,18 +196,6 @@ def test_a_choice_becomes_megatrons_flag():
         assert flags in shlex.join(megatron_arguments(trained(**strategy))), (strategy, flags)
 
 
-def test_megatron_spreads_the_experts():
-    line = shlex.join(megatron_arguments(trained(model=MIXTRAL, expert_parallel_size=8)))
-    assert "--num-experts 8 --moe-router-topk 2 --moe-ffn-hidden-size 14336" in line
-    assert "--expert-model-parallel-size 8" in line
-
-
-def test_a_run_of_known_length_has_its_steps():
-    case = trained(workload={"tokens": 26_214_400})
-    assert "--train-iters 100" in shlex.join(megatron_arguments(case))
-    assert "config.training.steps = 100" in torchtitan_text(case)
-
-
 def settings(text):
     """What the function of an exported torchtitan module sets, by name."""
     function = next(n for n in ast.parse(text).body if isinstance(n, ast.FunctionDef))
@@ -220,7 +203,7 @@ def settings(text):
     return {ast.unparse(node.targets[0]): ast.unparse(node.value) for node in sets}
 
 
-def test_torchtitan_captures_no_graphs_where_its_own_validation_refuses_them():
+def test_torchtitan_captures_graphs_where_it_may_and_its_module_sets_the_layout():
     for layout, refused in (
         ({"data_parallel_size": 8}, False),
         ({"pipeline_parallel_size": 4, "data_parallel_size": 2}, True),
@@ -230,41 +213,32 @@ def test_torchtitan_captures_no_graphs_where_its_own_validation_refuses_them():
         found = settings(torchtitan_text(trained(**layout)))
         assert (found.get("config.training.disable_cuda_graphs") == "True") is refused
 
-
-def test_torchtitans_module_sets_the_layout():
     case = trained(
         data_parallel_size=4, tensor_parallel_size=2, zero_stage=3, activation_recomputation="full"
     )
     chosen = settings(TORCHTITAN.text(case))
-
     assert chosen["config.parallelism.data_parallel_shard_degree"] == "4"
     assert chosen["config.parallelism.tensor_parallel_degree"] == "2"
     assert chosen["config.parallelism.fsdp_reshard_after_forward"] == "'always'"
     assert chosen["config.activation_checkpoint"] == "FullAC.Config()"
 
 
-def test_a_pipeline_takes_the_whole_share_of_a_rank_and_cuts_it():
+def test_stages_adapters_and_replicas_are_left_as_the_tool_has_them_or_noted():
     case = trained(data_parallel_size=8, pipeline_parallel_size=2, pipeline_schedule="1f1b")
     chosen = settings(torchtitan_text(case))
     assert chosen["config.training.local_batch_size"] == "8"
     assert chosen["config.parallelism.pipeline_parallel_microbatch_size"] == "2"
     assert chosen["config.parallelism.pipeline_parallel_schedule"] == "'1F1B'"
 
-
-def test_adapters_are_left_to_the_script_with_their_rank():
     for chosen in (DEEPSPEED, ACCELERATE):
         notes = chosen.notes(trained(workload={"method": "lora", "lora_rank": 64}))
         assert any("lora, rank 64" in note for note in notes), chosen
 
-
-def test_what_megatron_lacks_is_a_note():
     case = trained(pipeline_schedule="gpipe", workload={"optimizer": "adafactor"})
     notes = " ".join(MEGATRON.notes(case))
     assert "schedule gpipe" in notes
     assert "no optimiser adafactor" in notes
 
-
-def test_replicas_that_do_not_shard_stay_replicas():
     chosen = settings(torchtitan_text(trained(data_parallel_size=8, zero_stage=0)))
     assert chosen["config.parallelism.data_parallel_replicate_degree"] == "8"
     assert chosen["config.parallelism.data_parallel_shard_degree"] == "1"
@@ -273,20 +247,16 @@ def test_replicas_that_do_not_shard_stay_replicas():
 UNEVEN = {"per_stage_layers": [12, 12, 5, 3]}
 
 
-def test_megatron_is_told_which_stage_holds_how_many_layers():
+def test_uneven_stages_are_told_to_megatron_and_noted_elsewhere():
     case = trained(engine="megatron", memory=UNEVEN, pipeline_parallel_size=4)
     arguments = megatron_arguments(case)
     at = arguments.index("--pipeline-model-parallel-layout")
     assert arguments[at + 1] == "Et*12|t*12|t*5|t*3L"
 
-
-def test_an_even_pipeline_needs_no_layout():
     even = {"per_stage_layers": [8, 8, 8, 8]}
     case = trained(engine="megatron", memory=even, pipeline_parallel_size=4)
     assert "--pipeline-model-parallel-layout" not in megatron_arguments(case)
 
-
-def test_a_format_without_words_for_an_uneven_split_says_it_in_a_note():
     case = trained(memory=UNEVEN, pipeline_parallel_size=4)
     notes = layout_notes(case, frozenset({"pipeline"}), "torchtitan")
     assert notes == (

@@ -144,7 +144,6 @@ def test_explicit_fields_are_taken_as_they_are_given(fields, as_json):
         parsed = EstimateRequest.model_validate_json(json.dumps(request))
     else:
         parsed = EstimateRequest.model_validate(request)
-
     assert parsed.model == ModelSpec.model_validate(fields)
 
 
@@ -171,8 +170,8 @@ def test_some_layout_uses_every_device(devices):
     assert sizes == {devices}
 
 
-def test_a_link_is_given_in_bytes():
-    """llm-analysis has 400 Gbit/s of an H100's port as 400 GB/s: eight times too much."""
+def test_links_are_in_bytes_and_peaks_dense():
+    # llm-analysis has 400 Gbit/s of an H100's port as 400 GB/s: eight times too much.
     for device in LINKED:
         link, memory = (
             device.intra_node_bandwidth_bytes_per_second,
@@ -180,6 +179,14 @@ def test_a_link_is_given_in_bytes():
         )
         assert 1e9 <= link <= 2e12, device
         assert link < memory or device.kind == "cpu" or "PCIe" in (device.link or ""), device
+
+    # Public tables list GH200 with 1,979 and B100 with 3,500: peaks of sparse matrices.
+    for device in list_devices():
+        peaks = device.peak_flops_per_second
+        assert peaks.get("bf16", 0) < 2.6e15, device
+        for narrow, wide in (("fp8", "bf16"), ("int8", "bf16")):
+            if narrow in peaks and wide in peaks and device.kind == "gpu":
+                assert peaks[narrow] <= 4.1 * peaks[wide], device
 
 
 def test_the_network_between_nodes_is_in_bytes():
@@ -196,16 +203,6 @@ def test_the_network_between_nodes_is_in_bytes():
     assert used
     assert max(used) <= 9e11
     assert min(used) <= FASTEST_PORT_BYTES_PER_S
-
-
-def test_a_peak_is_the_dense_one():
-    """Public tables list GH200 with 1,979 and B100 with 3,500: peaks of sparse matrices."""
-    for device in list_devices():
-        peaks = device.peak_flops_per_second
-        assert peaks.get("bf16", 0) < 2.6e15, device
-        for narrow, wide in (("fp8", "bf16"), ("int8", "bf16")):
-            if narrow in peaks and wide in peaks and device.kind == "gpu":
-                assert peaks[narrow] <= 4.1 * peaks[wide], device
 
 
 KINDS = st.lists(st.sampled_from(["full_attention", "sliding_attention"]), min_size=1, max_size=40)
@@ -283,11 +280,9 @@ def test_states_cost_the_same_at_any_length_and_keys_by_the_token(states, full, 
 def test_a_layer_is_sparse_where_the_implementation_of_qwen_makes_it_so(layers, step, dense):
     """Qwen3MoeDecoderLayer of transformers decides layer by layer."""
     fields = {**EXPERTS, "decoder_sparse_step": step, "mlp_only_layers": sorted(dense)}
-
     model = model_from_config(
         {**TINY, **fields, "model_type": "qwen3_moe", "num_hidden_layers": layers}
     )
-
     sparse = [n for n in range(layers) if n not in dense and (n + 1) % step == 0]
     assert model.num_moe_layers == len(sparse)
 
@@ -296,11 +291,9 @@ def test_a_layer_is_sparse_where_the_implementation_of_qwen_makes_it_so(layers, 
 def test_a_layer_is_sparse_where_the_implementation_of_deepseek_makes_it_so(layers, first, step):
     """DeepseekV2DecoderLayer of transformers: from the first one on, every so many layers."""
     fields = {**EXPERTS, **LATENT, "first_k_dense_replace": first, "moe_layer_freq": step}
-
     model = model_from_config(
         {**TINY, **fields, "model_type": "deepseek_v2", "num_hidden_layers": layers}
     )
-
     sparse = [n for n in range(layers) if n >= first and n % step == 0]
     assert model.num_moe_layers == len(sparse)
 

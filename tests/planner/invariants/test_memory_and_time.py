@@ -44,7 +44,6 @@ def test_the_stages_of_a_pipeline_together_hold_at_least_the_model(config, stage
     found = ask(model=config, devices=stages, strategy={"pipeline_parallel_size": stages})
     whole = 2 * count_parameters(model_from_config(config)).total
     beside = stages * held(found, "runtime_overhead")
-
     assert sum(found.memory.per_stage_peak_bytes) - beside >= whole - stages
 
 
@@ -118,7 +117,6 @@ def test_the_cache_holds_key_value_heads_and_not_query_heads(config, tokens):
     shared = ask(model=config, workload=workload)
     heads = config["num_attention_heads"]
     whole = ask(model={**config, "num_key_value_heads": heads}, workload=workload)
-
     ratio = heads / config["num_key_value_heads"]
     assert held(whole, "kv_cache") == pytest.approx(ratio * held(shared, "kv_cache"), abs=ratio)
 
@@ -150,7 +148,6 @@ def test_a_sliding_layer_never_keeps_more_than_its_window(window, tokens):
     sliding = ModelSpec.model_validate({**base, "attention_layers": [layers]})
     workload = {**GENERATE, "batch_size": 1, "input_tokens": tokens}
     found = ask(model=sliding.model_dump(), workload=workload)
-
     most = min(window, tokens + GENERATE["output_tokens"]) * 2 * 8 * 128 * 2 * 32
     assert held(found, "kv_cache") <= most + 1
 
@@ -322,7 +319,6 @@ def test_a_higher_peak_never_makes_anything_slower(factor):
     """Tables that mix sparse and dense peaks make a faster chip look slower."""
     base = {**DEVICE, "memory_bandwidth_bytes_per_second": 2e12}
     quick = {**base, "peak_flops_per_second": {"bf16": 9e14 * factor}}
-
     for workload in (SERVE, {**TRAIN, "global_batch_size": 4}):
         fast = ask(device=quick, workload=workload).performance
         slow = ask(device=base, workload=workload).performance

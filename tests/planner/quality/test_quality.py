@@ -48,24 +48,31 @@ def middle(scheme, family="llama-2", billions=7.0):
     return scheme_quality(scheme, family, billions).perplexity_ratio[1]
 
 
-def test_weights_that_are_not_quantised_lose_nothing():
+def test_weights_as_they_are_and_no_zeros_lose_nothing():
     assert weight_quality("bf16", "bf16", None).perplexity_ratio == (1.0, 1.0, 1.0)
+    for zeros in (None, 0.0):
+        found = pruning_quality(
+            zeros, method="wanda", pattern="2:4", family="llama-2", billions=7.0
+        )
+        assert found.perplexity_ratio == (1.0, 1.0, 1.0), zeros
 
 
-def test_a_table_gives_low_middle_high_and_its_source():
+def test_a_table_gives_low_middle_high_with_its_source_or_says_that_there_is_none():
     for dtype in ("int8", "int4", "nf4"):
         quality = weight_quality(dtype, "bf16", None)
         assert list(quality.perplexity_ratio) == sorted(quality.perplexity_ratio), dtype
         assert "rows: " in quality.evidence[0], dtype
+    for scheme in ("ternary", "quantease", "exl2:4.25", "kv:ternary"):
+        quality = scheme_quality(scheme, "llama-2", 7.0)
+        assert quality.perplexity_ratio is quality.score_ratio is None, scheme
+        assert "no published table of" in quality.evidence[0], scheme
 
 
-def test_fewer_bits_lose_more():
+def test_fewer_bits_smaller_models_and_llama_3_lose_more():
     for fewer, more in zip(FEWER_BITS[1:], FEWER_BITS, strict=False):
         assert middle(fewer) > middle(more), (fewer, more)
 
-
-def test_a_larger_model_never_loses_more():
-    """wanda-readme: 2:4 zeros cost Llama-2 7B 2.2 times its perplexity, 70B 1.6 times."""
+    # wanda-readme: 2:4 zeros cost Llama-2 7B 2.2 times its perplexity, 70B 1.6 times.
     wrong = [
         scheme
         for scheme in SCHEMES
@@ -73,14 +80,12 @@ def test_a_larger_model_never_loses_more():
     ]
     assert not wrong, wrong
 
-
-def test_llama_3_loses_more_than_llama_2():
-    """EfficientQAT's and llama.cpp's tables: q2_K costs 56 % against 11 %."""
+    # EfficientQAT's and llama.cpp's tables: q2_K costs 56 % against 11 %.
     for scheme in ("gguf:q4_k_m", "gguf:q2_k", "gptq-4g", "smoothquant"):
         assert middle(scheme, "llama-3", 8.0) > 1 + 1.5 * (middle(scheme, "llama-2", 7.0) - 1)
 
 
-def test_a_borrowed_family_gets_a_wider_interval():
+def test_a_borrowed_family_is_said_to_be_and_gets_a_wider_interval():
     kinds = fitted_quality().kinds.values()
     for scheme in SCHEMES:
         kind = next(kind for kind in kinds if scheme in kind.schemes)
@@ -88,8 +93,6 @@ def test_a_borrowed_family_gets_a_wider_interval():
         assert low <= mid <= high, scheme
         assert math.log(mid) / math.log(low) > math.exp(TAIL * kind.spread), scheme
 
-
-def test_a_borrowed_family_is_said_to_be_borrowed():
     own, borrowed = (
         scheme_quality("gguf:q4_k_m", family, 7.0).evidence for family in ("llama-2", "qwen")
     )
@@ -97,46 +100,45 @@ def test_a_borrowed_family_is_said_to_be_borrowed():
     assert "none is of qwen: borrowed from llama-" in borrowed[1]
 
 
-def test_a_scheme_without_a_table_says_so():
-    for scheme in ("ternary", "quantease", "exl2:4.25", "kv:ternary"):
-        quality = scheme_quality(scheme, "llama-2", 7.0)
-        assert quality.perplexity_ratio is quality.score_ratio is None, scheme
-        assert "no published table of" in quality.evidence[0], scheme
-
-
-def test_task_scores_stand_in_where_no_perplexities_are():
+def test_task_scores_stand_in_and_eight_bit_floats_lose_less_than_four():
     for dtype in ("fp8", "nvfp4", "mxfp4"):
         quality = weight_quality(dtype, dtype, None, family="llama-3", billions=8.0)
         assert quality.perplexity_ratio is None, dtype
         assert 0.85 < quality.score_ratio[1] <= 1.0, dtype
         assert "task scores" in quality.evidence[0], dtype
 
-
-def test_eight_bit_floats_lose_less_than_four():
     fp8, nvfp4, mxfp4 = (
         weight_quality(name, name, None).loss_ratio for name in ("fp8", "nvfp4", "mxfp4")
     )
     assert fp8 < nvfp4 < mxfp4
 
 
-def test_a_format_is_held_against_the_table_of_its_own_kind():
+def test_a_format_has_the_scheme_of_its_bits_its_method_and_its_groups():
     for weight, activation, method, group, scheme in (
+        ("bf16", "bf16", None, None, None),
+        ("fp16", "bf16", None, 128, None),
+        ("int4", "bf16", None, None, "rtn-4g"),
+        ("int4", "bf16", None, 32, "gguf:q4_0"),
+        ("int4", "bf16", None, 64, "gguf:q4_0"),
+        ("int4", "bf16", None, 65, "rtn-4g"),
+        ("int4", "bf16", None, 128, "rtn-4g"),
         ("int4", "bf16", "gptq", 128, "gptq-4g"),
+        ("int4", "bf16", "gptq", 1023, "gptq-4g"),
+        ("int4", "bf16", "gptq", 1024, "gptq-4c"),
         ("int4", "bf16", "gptq", 4096, "gptq-4c"),
         ("int4", "bf16", "awq", None, "awq-4g"),
-        ("int4", "bf16", None, 32, "gguf:q4_0"),
-        ("int4", "bf16", None, 128, "rtn-4g"),
         ("int4", "int8", "w4a8", 128, "rptq:w4a8kv8"),
         ("int8", "int8", None, None, "smoothquant"),
         ("int8", "bf16", None, None, "gguf:q8_0"),
+        ("int8", "bf16", "awq", 128, "awq-8g"),
         ("bf16", "bf16", "sparsegpt", None, "sparsegpt:0.5:unstructured"),
         ("int4", "bf16", "gguf:Q4_K_M", None, "gguf:q4_k_m"),
-        ("bf16", "bf16", None, None, None),
+        ("bf16", "bf16", "GGUF:Q4_K_M", None, "gguf:q4_k_m"),
     ):
         assert weight_scheme(weight, activation, method, group) == scheme
 
 
-def test_a_models_family_is_read_from_its_name_or_its_config():
+def test_a_models_family_is_read_from_its_name_its_config_or_its_vocabulary():
     for name, model_type, vocabulary, family in (
         ("meta-llama/Llama-3.1-8B", "llama", 128256, "llama-3"),
         ("meta-llama/Llama-2-7b", "llama", 32000, "llama-2"),
@@ -150,41 +152,35 @@ def test_a_models_family_is_read_from_its_name_or_its_config():
         assert family_of_model(name, model_type, vocabulary) == family
 
 
-def test_zeros_in_pairs_of_four_lose_more_than_zeros_anywhere():
+def test_zeros_in_pairs_and_narrow_caches_lose_more_and_shares_without_a_table_are_unknown():
     anywhere, pairs = (
         pruning_quality(0.5, method="wanda", pattern=how, family="llama-2", billions=7.0)
         for how in ("unstructured", "2:4")
     )
     assert 1.1 < anywhere.perplexity_ratio[1] < pairs.perplexity_ratio[1]
 
-
-def test_a_share_of_zeros_without_a_table_is_unknown():
     odd = pruning_quality(0.33, method="wanda", pattern="2:4", family="opt", billions=7.0)
     assert odd.loss_ratio is None
     assert pruning_quality(0.0, method="wanda", pattern="2:4", family="opt", billions=7.0)
 
-
-def test_an_integer_cache_of_eight_bits_loses_less_than_one_of_four():
     eight, four = (kv_cache_quality(name).perplexity_ratio for name in ("int8", "int4"))
     assert eight[1] < four[1]
     assert eight[2] <= four[1]
+    assert pruning_scheme("wanda", 0.5, "2:4") == "wanda:0.5:2:4"
+    assert pruning_scheme("sparsegpt", 0.70, "unstructured") == "sparsegpt:0.7:unstructured"
 
 
-def test_effects_of_weights_and_cache_multiply():
+def test_effects_multiply_combine_as_scores_or_are_unknown_together():
     weights, cache = weight_quality("int8", "bf16", None), kv_cache_quality("int8")
     both = combined_quality(weights, cache)
     expected = weights.perplexity_ratio[1] * cache.perplexity_ratio[1]
     assert both.perplexity_ratio[1] == pytest.approx(expected)
 
-
-def test_scores_and_perplexities_combine_as_scores():
     scored = weight_quality("fp8", "fp8", None)
     both = combined_quality(scored, kv_cache_quality("int8"))
     assert both.perplexity_ratio is None
     assert both.score_ratio[1] < scored.score_ratio[1]
 
-
-def test_one_unknown_effect_makes_the_whole_unknown():
     both = combined_quality(weight_quality("ternary", "bf16", None), kv_cache_quality("fp8"))
     assert both.loss_ratio is None
     assert len(both.evidence) == 2
@@ -198,18 +194,17 @@ def test_a_ratio_as_a_score_is_its_inverse(low, more, most):
     assert score[1] * ratio[1] == pytest.approx(1.0)
 
 
-def test_an_unknown_quality_ranks_a_little_below_an_untouched_one():
+def test_an_unknown_quality_ranks_lower_and_family_size_and_training_count():
     found = ask(strategy={"weight_dtype": "ternary"}, engine="vllm")
     assert perplexity_ratio(found) == UNKNOWN_PERPLEXITY_RATIO > perplexity_ratio(ask())
 
-
-def test_an_estimate_knows_the_family_and_the_size_of_its_model():
     strategy = {"quantization": "gguf:q4_k_m"}
     small, older = (
         ask(model=name, strategy=strategy, engine="llama_cpp").quality.perplexity_ratio[1]
         for name in (LLAMA_8B, "meta-llama/Llama-2-7b")
     )
     assert small > older
+    assert figure(ask(workload=TRAIN), "quality_loss_ratio") == 0.0
 
 
 def test_a_limit_on_the_loss_of_quality_leaves_what_keeps_it():
@@ -220,50 +215,8 @@ def test_a_limit_on_the_loss_of_quality_leaves_what_keeps_it():
     assert not any(plan.strategy.weight_dtype == "int4" for plan in answer.plans)
 
 
-def test_training_loses_no_quality_to_compression():
-    assert figure(ask(workload=TRAIN), "quality_loss_ratio") == 0.0
-
-
 WEIGHTS = sorted(fitted_quality().kinds["weights"].schemes)
 RATIOS = st.tuples(st.floats(0.5, 4), st.floats(0.5, 4), st.floats(0.5, 4))
-
-
-def test_a_format_has_the_scheme_of_its_bits_its_method_and_its_groups():
-    cases = (
-        ("bf16", "bf16", None, None, None),
-        ("fp16", "bf16", None, 128, None),
-        ("int4", "bf16", None, None, "rtn-4g"),
-        ("int4", "bf16", None, 64, "gguf:q4_0"),
-        ("int4", "bf16", None, 65, "rtn-4g"),
-        ("int8", "bf16", None, None, "gguf:q8_0"),
-        ("int8", "int8", None, None, "smoothquant"),
-        ("int4", "bf16", "gptq", 128, "gptq-4g"),
-        ("int4", "bf16", "gptq", 1023, "gptq-4g"),
-        ("int4", "bf16", "gptq", 1024, "gptq-4c"),
-        ("int8", "bf16", "awq", 128, "awq-8g"),
-        ("bf16", "bf16", "GGUF:Q4_K_M", None, "gguf:q4_k_m"),
-        ("bf16", "bf16", "sparsegpt", None, "sparsegpt:0.5:unstructured"),
-    )
-    for weight, activation, method, group, scheme in cases:
-        assert weight_scheme(weight, activation, method, group) == scheme
-
-
-def test_a_llama_of_no_name_is_known_by_its_vocabulary():
-    for vocabulary, family in ((128_256, "llama-3"), (32_000, "llama-2")):
-        assert family_of_model("custom", "llama", vocabulary) == family, (vocabulary, family)
-
-
-def test_a_share_of_zeros_is_written_as_short_as_the_tables_write_it():
-    assert pruning_scheme("wanda", 0.5, "2:4") == "wanda:0.5:2:4"
-    assert pruning_scheme("sparsegpt", 0.70, "unstructured") == "sparsegpt:0.7:unstructured"
-
-
-def test_no_zeros_lose_nothing():
-    for zeros in (None, 0.0):
-        found = pruning_quality(
-            zeros, method="wanda", pattern="2:4", family="llama-2", billions=7.0
-        )
-        assert found.perplexity_ratio == (1.0, 1.0, 1.0), zeros
 
 
 @given(scheme=st.sampled_from(WEIGHTS), billions=st.floats(0.5, 500))
@@ -330,7 +283,7 @@ def planted(schemes, families, slope, sizes=(7.0, 13.0, 70.0)):
     ]
 
 
-def test_the_shipped_fit_is_what_the_rows_give():
+def test_the_shipped_fit_is_what_the_rows_give_each_with_a_source():
     shipped, built = data_json("quality_factors.json"), json.loads(json.dumps(build_quality()))
     assert shipped["held_out"] == built["held_out"]
     for kind, fields in built["kinds"].items():
@@ -338,67 +291,42 @@ def test_the_shipped_fit_is_what_the_rows_give():
         for name in ("schemes", "families"):
             assert shipped["kinds"][kind][name] == pytest.approx(fields[name], abs=1e-3)
 
-
-def test_every_row_names_a_source_that_has_an_address():
     sources = {line.split(",")[0] for line in data_text("quality_sources.csv").splitlines()[1:]}
     assert {one.source for one in quality_rows()} == sources
     assert all("https://" in line for line in data_text("quality_sources.csv").splitlines()[1:])
-
-
-def test_every_ratio_is_a_number_over_the_rows_own_baseline():
     assert all(0.4 < one.ratio < math.inf for one in quality_rows())
-
-
-def test_held_out_sources_take_no_part_in_the_fit():
     schemes = {name for kind in fitted_quality().kinds.values() for name in kind.schemes}
     assert {one.source for one in quality_rows()} >= HELD_OUT
     assert not any(name.startswith(("efficientqat", "flatquant")) for name in schemes)
 
 
-def test_planted_effects_are_found_again():
+def test_planted_effects_are_found_again_whatever_one_row_or_size_says():
     rows = planted({"gguf:a": -3.0, "gguf:b": -5.0}, {"llama-2": 0.0, "llama-3": 0.8}, -0.2)
     fit = fit_quality(rows).kinds["weights"]
     assert fit.schemes["gguf:a"] - fit.schemes["gguf:b"] == pytest.approx(2.0, abs=0.05)
     assert fit.families["llama-3"] - fit.families["llama-2"] == pytest.approx(0.8, abs=0.1)
     assert fit.slope == pytest.approx(-0.2, abs=0.02)
 
-
-def test_one_broken_row_hardly_moves_the_fit():
     clean = planted({"gguf:a": -3.0, "gguf:b": -5.0}, {"llama-2": 0.0, "opt": 0.2}, -0.1)
     broken = [*clean, row("gguf:a", "llama-2", 35714.0, source="x")]
     before, after = (fit_quality(rows).kinds["weights"] for rows in (clean, broken))
     assert after.schemes["gguf:a"] == pytest.approx(before.schemes["gguf:a"], abs=0.1)
 
-
-def test_a_size_that_seems_to_hurt_is_taken_for_no_effect():
     schemes, families = {"gguf:a": -3.0, "gguf:b": -5.0}, {"llama-2": 0.0, "opt": 0.2}
     rows = planted(schemes, families, +0.5, sizes=(1.0, 7.0, 13.0, 70.0, 175.0))
     assert fit_quality(rows).kinds["weights"].slope == 0.0
-
-
-def test_a_scheme_without_rows_has_no_ratio():
     assert fitted_quality().ratio("gguf:q17", "llama-2", 7.0) is None
-
-
-def test_a_ratio_that_no_digits_show_still_has_a_logarithm():
     assert row("gguf:a", "opt", 0.9958).log_loss == row("gguf:a", "opt", 1.0).log_loss
 
 
-def test_a_scheme_is_of_the_kind_of_what_it_takes_away():
+def test_a_scheme_and_a_name_tell_their_kind_and_family():
     for scheme, kind in (
-        ("gguf:q4_k_m", "weights"),
-        ("gptq-4g", "weights"),
-        ("quarot:w4a16kv16", "weights"),
-        ("quarot:w4a4kv4", "activations"),
-        ("smoothquant", "activations"),
-        ("kv:int4", "kv_cache"),
-        ("sparsegpt:0.5:2:4", "pruning"),
-        ("llm_pruner:0.177:structured", "pruning"),
-    ):
+        ("gguf:q4_k_m", "weights"), ("gptq-4g", "weights"), ("quarot:w4a16kv16", "weights"),
+        ("quarot:w4a4kv4", "activations"), ("smoothquant", "activations"), ("kv:int4", "kv_cache"),
+        ("sparsegpt:0.5:2:4", "pruning"), ("llm_pruner:0.177:structured", "pruning"),
+    ):  # fmt: skip
         assert kind_of(scheme) == kind, (scheme, kind)
 
-
-def test_a_name_tells_the_family():
     for name, family in (
         ("meta-llama/Meta-Llama-3-70B-Instruct", "llama-3"),
         ("huggyllama/llama-65b", "llama-1"),
@@ -421,15 +349,9 @@ def test_held_out_sources_are_foreseen_or_said_to_be_unknown():
 PAGE = Path("templates/docs/quality.md")
 
 
-def test_the_page_is_what_the_rows_give_today():
+def test_the_page_is_what_the_rows_give_with_every_source_scheme_and_model():
     assert PAGE.read_text(encoding="utf-8") == quality_page()
-
-
-def test_the_page_shows_every_source_that_was_left_out():
     assert all(f"| {source} |" in quality_page() for source in HELD_OUT)
-
-
-def test_the_page_has_a_figure_for_every_scheme_and_model():
     lines = [line for line in quality_page().splitlines() if line.startswith("| ")]
     rows = [line for line in lines if line.split(" | ")[0].removeprefix("| ") in SHOWN]
     assert len(rows) == len(SHOWN)

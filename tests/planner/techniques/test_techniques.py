@@ -42,7 +42,7 @@ def case(workload=SERVING, model=LLAMA_8B, device="b200", devices=8):
     return Case(get_model(model), found, cluster, workload)
 
 
-def test_a_technique_says_what_it_does_and_who_published_it():
+def test_a_technique_says_what_it_does_and_who_published_it_with_a_strategy():
     for key in sorted(TECHNIQUES):
         technique = TECHNIQUES[key]
         assert technique.key == key, key
@@ -51,8 +51,6 @@ def test_a_technique_says_what_it_does_and_who_published_it():
         assert technique.source, key
         assert technique.phases, key
 
-
-def test_a_techniques_example_is_a_strategy():
     for key in sorted(TECHNIQUES):
         Strategy.model_validate(TECHNIQUES[key].settings)
 
@@ -102,31 +100,24 @@ def test_what_cannot_apply_says_why_by_name():
     assert not wrong, wrong
 
 
-def test_what_applies_has_no_reason_against():
+def test_what_applies_has_no_reason_against_it_and_what_is_used_is_listed():
     reasons = inapplicable(case(model=MIXTRAL))
     assert "tensor_parallel" not in reasons
     assert "expert_parallel" not in reasons
     assert "fp8" not in reasons
 
-
-def test_an_unknown_technique_is_refused_with_the_nearest():
     with pytest.raises(UnknownTechniqueError, match="gptq"):
         get("gptqq")
 
-
-def test_a_strategy_lists_the_techniques_that_it_uses():
     strategy = Strategy(weight_dtype="fp8", tensor_parallel_size=8, attention="flash")
     used = used_by(strategy, case())
     assert {"fp8", "tensor_parallel", "flash_attention", "kv_cache"} <= set(used)
     assert "pipeline_parallel" not in used
 
 
-def test_every_technique_of_a_plan_is_in_the_registry():
+def test_a_plan_names_techniques_of_the_registry_used_or_rejected():
     for plan in search(devices=8, engine="vllm", top=20).plans:
         assert set(plan.techniques) <= set(TECHNIQUES)
-
-
-def test_a_plan_names_every_technique_that_does_not_apply_to_it():
     rejected = search().rejected
     for key, reason in inapplicable(case(device="h100", devices=1)).items():
         assert rejected[key].reason.split(":")[0] == reason.split(":")[0]
@@ -137,116 +128,40 @@ PLACE = re.compile(
 )
 
 
-def test_where_the_papers_tell_of_a_technique_is_a_section_of_one():
+def test_every_row_of_the_list_is_in_the_registry_with_a_paper_or_its_own_source():
     told = [one.reviewed for one in TECHNIQUES.values() if one.reviewed]
     assert len(told) >= 80
     assert all(PLACE.fullmatch(place) for text in told for place in text.split("; "))
-
-
-def test_a_technique_that_no_paper_of_the_project_tells_of_has_its_own_source():
     silent = [one for one in TECHNIQUES.values() if not one.reviewed]
     assert len(silent) < 10
     assert all(one.source for one in silent)
 
-
-ROWS = [
-    "fp16_bf16",
-    "int8_weight_only",
-    "int8_dynamic",
-    "int4_weight_only",
-    "quantization_aware_training",
-    "gptq",
-    "awq",
-    "fptq_w4a8",
-    "norm_tweaking",
-    "finequant",
-    "quantease",
-    "fp8",
-    "qmoe",
-    "sparsegpt",
-    "llm_pruner",
-    "sheared_llama",
-    "model_pruning",
-    "lora",
-    "qlora",
-    "alphatuning",
-    "qft",
-    "lomo",
-    "adalomo",
-    "cramming",
-    "growlength",
-    "mixed_precision",
-    "gradient_checkpointing",
-    "data_parallel",
-    "zero_1",
-    "zero_2",
-    "zero_3",
-    "tensor_parallel",
-    "sequence_parallel",
-    "pipeline_gpipe",
-    "pipeline_1f1b",
-    "pipeline_interleaved",
-    "pipeline_zero_bubble",
-    "ptd_p",
-    "expert_parallel",
-    "pcc",
-    "colossal_ai",
-    "collie",
-    "automatic_parallelism",
-    "zero_offload",
-    "zero_infinity",
-    "swapadvisor",
-    "swarm",
-    "elastic_training",
-    "gradient_compression",
-    "decentralized_training",
-    "overlap",
-    "hierarchical_collectives",
-    "topology_mapping",
-    "lightseq2",
-    "fused_kernels",
-    "flash_attention",
-    "bytetransformer",
-    "padding_free",
-    "kv_cache",
-    "paged_attention",
-    "continuous_batching",
-    "dynamic_batching",
-    "turbotransformers",
-    "tensor_parallel_inference",
-    "pipeline_parallel_inference",
-    "expert_parallel_inference",
-    "zero_inference",
-    "accelerate_offload",
-    "flexgen",
-    "petals",
-    "splitwise",
-    "powerinfer",
-    "moe_offload",
-    "pets",
-    "lightseq",
-    "eet",
-    "nlp_fast",
-    "speculative_decoding",
-    "quantized_kv_cache",
-    "dfx",
-    "llmcompass",
-    "tier_local_machine",
-    "tier_local_server",
-    "tier_cloud",
-    "tier_hpc",
-    "instance_selection",
-    "energy_cost",
-    "distilbert_validation",
-]
-COSTED = [key for key, one in TECHNIQUES.items() if one.example]
-
-
-def test_every_row_of_the_list_is_in_the_registry():
     for key in ROWS:
         technique = get(key)
         assert technique.applicability[0].startswith("the work is"), key
         assert technique.terms, key
+
+
+ROWS = [
+    "fp16_bf16", "int8_weight_only", "int8_dynamic", "int4_weight_only",
+    "quantization_aware_training", "gptq", "awq", "fptq_w4a8", "norm_tweaking", "finequant",
+    "quantease", "fp8", "qmoe", "sparsegpt", "llm_pruner", "sheared_llama", "model_pruning",
+    "lora", "qlora", "alphatuning", "qft", "lomo", "adalomo", "cramming", "growlength",
+    "mixed_precision", "gradient_checkpointing", "data_parallel", "zero_1", "zero_2", "zero_3",
+    "tensor_parallel", "sequence_parallel", "pipeline_gpipe", "pipeline_1f1b",
+    "pipeline_interleaved", "pipeline_zero_bubble", "ptd_p", "expert_parallel", "pcc",
+    "colossal_ai", "collie", "automatic_parallelism", "zero_offload", "zero_infinity",
+    "swapadvisor", "swarm", "elastic_training", "gradient_compression", "decentralized_training",
+    "overlap", "hierarchical_collectives", "topology_mapping", "lightseq2", "fused_kernels",
+    "flash_attention", "bytetransformer", "padding_free", "kv_cache", "paged_attention",
+    "continuous_batching", "dynamic_batching", "turbotransformers", "tensor_parallel_inference",
+    "pipeline_parallel_inference", "expert_parallel_inference", "zero_inference",
+    "accelerate_offload", "flexgen", "petals", "splitwise", "powerinfer", "moe_offload", "pets",
+    "lightseq", "eet", "nlp_fast", "speculative_decoding", "quantized_kv_cache", "dfx",
+    "llmcompass", "tier_local_machine", "tier_local_server", "tier_cloud", "tier_hpc",
+    "instance_selection", "energy_cost", "distilbert_validation",
+]  # fmt: skip
+COSTED = [key for key, one in TECHNIQUES.items() if one.example]
 
 
 def test_an_examples_figures_move_as_published_and_the_rest_stays():
@@ -268,23 +183,31 @@ def test_a_technique_applies_to_its_own_example_and_is_seen_in_use():
         assert not is_seen or key in used_by(setting.strategy, case), key
 
 
-def test_at_most_a_few_techniques_are_only_named_and_each_says_why():
+def test_few_techniques_are_only_named_and_none_without_alternatives_is_seen():
     named = [one for one in TECHNIQUES.values() if not one.example]
     assert all(one.only_named for one in named)
     assert all(one.planned == "applicability only" for one in named)
     assert not any(one.only_named for one in TECHNIQUES.values() if one.example)
+    needed = {name for one in TECHNIQUES.values() for name in one.needs}
+    assert needed == set(CONDITIONS)
+
+    technique = Technique(
+        key="a", title="A", phases=frozenset({"inference"}), effect="none", source="us"
+    )
+    assert not technique.is_used(ask().strategy, None)
 
 
-def test_a_techniques_terms_are_figures_of_an_estimate():
+def test_terms_are_figures_of_an_estimate_and_others_are_refused():
     answer = ask()
     for key in sorted(TECHNIQUES):
         for name in TECHNIQUES[key].terms:
             figure(answer, name)
 
-
-def test_every_condition_is_needed_by_a_technique():
-    needed = {name for one in TECHNIQUES.values() for name in one.needs}
-    assert needed == set(CONDITIONS)
+    with pytest.raises(KeyError, match="speed"):
+        figure(ask(), "speed")
+    answer = ask()
+    term = answer.terms[0]
+    assert figure(answer, f"term_{term.key}") >= term.value
 
 
 def test_an_overlay_replaces_values_and_keeps_the_rest_of_an_object():
@@ -294,38 +217,22 @@ def test_an_overlay_replaces_values_and_keeps_the_rest_of_an_object():
     assert base["strategy"]["zero_stage"] == 1
 
 
-def test_a_figure_that_moves_against_its_range_is_told():
+def test_a_figure_or_tensor_class_that_moves_otherwise_is_told():
     example = get("zero_1").example.model_copy(update={"expect": {"optimizer_states": (2.0, 3.0)}})
     wrong = get("zero_1").model_copy(update={"example": example})
     (change, *_) = changes(wrong)
     assert not change.holds
-
-
-def test_a_tensor_class_that_moves_unannounced_is_told():
     example = get("zero_3").example.model_copy(update={"also": ()})
     wrong = get("zero_3").model_copy(update={"example": example})
     assert [one.figure for one in changes(wrong) if not one.holds] == ["buffers"]
 
 
-def test_an_unknown_figure_is_refused():
-    with pytest.raises(KeyError, match="speed"):
-        figure(ask(), "speed")
-
-
-def test_a_term_of_the_record_is_a_figure():
-    answer = ask()
-    term = answer.terms[0]
-    assert figure(answer, f"term_{term.key}") >= term.value
-
-
-def test_a_row_shows_words_of_applicability_and_computed_figures():
+def test_a_row_shows_applicability_and_figures_unless_it_is_only_named():
     row = technique_row(get("zero_1"))
     assert row["planned"] == "costed"
     assert "the cluster has at least 2 devices" in row["applicability"]
     assert row["example"]["figures"][0]["ratio"] == pytest.approx(1 / 64)
 
-
-def test_a_row_that_is_only_named_has_no_example():
     told = {"example": None, "only_named": "nobody measured it"}
     row = technique_row(get("dfx").model_copy(update=told))
     assert row["planned"] == "applicability only"
@@ -354,13 +261,6 @@ def test_examples_without_and_with_differ_in_what_is_laid_over():
     assert figure(with_, "kv_cache") == 2 * figure(without, "kv_cache")
 
 
-def test_a_technique_without_alternatives_is_never_seen_in_use():
-    technique = Technique(
-        key="a", title="A", phases=frozenset({"inference"}), effect="none", source="us"
-    )
-    assert not technique.is_used(ask().strategy, None)
-
-
 AWAY = {"weights_cpu": 0.65}
 
 
@@ -375,19 +275,15 @@ def offloaded(active=None, **workload):
     )
 
 
-def test_the_fewer_neurons_speak_the_less_the_host_reads():
+def test_quiet_neurons_spare_reads_and_no_memory_until_many_tokens_need_them():
     steps = [offloaded(active).performance.tpot_seconds for active in (None, 0.5, 0.1, 0.01)]
     assert steps == sorted(steps, reverse=True)
     assert steps[1] < 0.6 * steps[0]
 
-
-def test_all_neurons_speaking_is_the_same_as_nothing_said():
     assert offloaded(1.0).performance.tpot_seconds == pytest.approx(
         offloaded().performance.tpot_seconds
     )
 
-
-def test_many_tokens_together_need_nearly_all_weights():
     one, many = (
         offloaded(0.1, batch_size=batch).performance.tpot_seconds
         / offloaded(batch_size=batch).performance.tpot_seconds
@@ -397,8 +293,6 @@ def test_many_tokens_together_need_nearly_all_weights():
     assert one < 0.2
     assert many > 0.9
 
-
-def test_what_is_quiet_still_takes_its_memory():
     quiet, loud = offloaded(0.1).memory, offloaded().memory
     assert quiet.host_bytes == loud.host_bytes
     assert quiet.breakdown_bytes == loud.breakdown_bytes
@@ -425,10 +319,7 @@ def case_of(**device):
     return Case(setting.model, setting.device, setting.cluster, setting.workload)
 
 
-def test_an_appliance_is_known_by_its_id():
+def test_an_appliance_is_known_by_its_id_alone():
     assert get("dfx").reason_against(case_of(id="alveo-u280-fpga")) == ""
-
-
-def test_another_accelerator_is_no_fpga():
     for device in ({"id": "asic"}, {"id": "fpga", "kind": "gpu"}):
         assert "needs an FPGA appliance" in get("dfx").reason_against(case_of(**device)), device
