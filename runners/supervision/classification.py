@@ -14,7 +14,7 @@ from runners.supervision.procfs import PROC
 
 # Patterns of the errors of GPUs, their drivers and collectives, and the rank of one.
 #
-# ``tests/runners/test_gpu_errors.py`` has a real message of each, with its source. Standard
+# ``tests/runners/test_classification.py`` has a real message of each, with its source. Standard
 # library only.
 
 
@@ -85,7 +85,7 @@ def rank_of(text: str) -> int | None:
 
 # Patterns of out-of-memory messages, for GPU and host memory. Standard library only.
 #
-# ``tests/runners/test_oom.py`` has a real message of each library, with its source.
+# ``tests/runners/test_classification.py`` has a real message of each library, with its source.
 
 
 # torch (CUDA, ROCm, XPU, MPS), the CUDA runtime, cuBLAS, llama.cpp, vLLM, JAX.

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.runners.test_oom import DEVICE, MAIN
+from tests.runners.test_classification import DEVICE, MAIN
 from webapp.jobs.memory_terms import facts_of, story_of, story_sentence
 from webapp.jobs.models import Attempt, Job
 from webapp.metrics.store import Point, append

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.runners.test_oom import DEVICE, MAIN
+from tests.runners.test_classification import DEVICE, MAIN
 from webapp.jobs.memory_terms import OutOfMemoryFigures, read_oom
 
 GIB, MIB = 2**30, 2**20

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.runners.test_oom import MAIN
+from tests.runners.test_classification import MAIN
 from tests.webapp.conftest import claim, client_of
 from tests.webapp.jobs.test_memory_terms import tell
 from webapp.jobs.models import Attempt, Job
