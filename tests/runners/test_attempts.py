@@ -11,7 +11,7 @@ from runners.supervision import procfs, record
 from tests.runners.programs import DAEMON, FOREVER, SAY, is_ready
 from tests.runners.tools import bodies, events_of, ids_of, wait_for
 
-A1, _ = ids_of(__name__)
+A1, A2 = ids_of(__name__)
 
 BOOT = procfs.boot_id()
 
@@ -22,73 +22,35 @@ def kill_supervisor(folder):
     wait_for(lambda: not record.is_locked(folder.lock))
 
 
-def test_a_held_lock_means_running(attempts):
-    assert attempts.start(code=FOREVER).verdict(BOOT) is Verdict.RUNNING
-
-
-def test_an_exit_record_and_a_free_lock_mean_finished(attempts):
-    folder = attempts.run()
-
-    assert folder.verdict(BOOT) is Verdict.FINISHED
-
-
-def test_finished_stays_finished_after_a_reboot(attempts):
-    folder = attempts.run()
-
-    assert folder.verdict("another-boot") is Verdict.FINISHED
-
-
-def test_no_record_in_another_boot_means_rebooted(attempts):
-    folder = attempts.make()
-
-    assert folder.verdict("another-boot") is Verdict.HOST_REBOOTED
-
-
-def test_a_supervisor_that_left_no_record_is_lost(attempts):
+def test_a_held_lock_means_running_and_a_supervisor_that_left_no_record_is_lost(attempts):
     folder = attempts.start(code=FOREVER)
+    assert folder.verdict(BOOT) is Verdict.RUNNING
     kill_supervisor(folder)
-
     assert folder.verdict(BOOT) is Verdict.SUPERVISOR_LOST
 
 
-def test_a_spec_without_a_supervisor_never_started(attempts):
-    assert attempts.make().verdict(BOOT) is Verdict.NEVER_STARTED
-
-
-def test_a_claim_without_a_spec_is_still_claiming(attempts):
-    folder = attempts.make()
-    folder.spec.unlink()
-
-    assert folder.verdict(BOOT) is Verdict.CLAIMING
-
-
-@pytest.mark.parametrize("damage", [b"", b"\0" * 300, b'{"attempt_id": "a1"'])
-def test_an_unreadable_spec_is_damage(attempts, damage):
-    folder = attempts.make()
-    folder.spec.write_bytes(damage)
-
-    assert folder.verdict(BOOT) is Verdict.DAMAGED
-
-
-def test_an_unreadable_claim_is_damage(attempts):
-    folder = attempts.make()
-    (folder.path / "claim.json").write_bytes(b"\0\0")
-
-    assert folder.verdict(BOOT) is Verdict.DAMAGED
-
-
-def test_a_damaged_exit_record_counts_as_none(attempts):
+def test_an_exit_record_means_finished_in_any_boot_and_a_damaged_one_counts_as_none(attempts):
     folder = attempts.run()
+    assert folder.verdict(BOOT) is Verdict.FINISHED
+    assert folder.verdict("another-boot") is Verdict.FINISHED
     (folder.path / "exit.json").write_bytes(b"{")
-
     assert folder.verdict(BOOT) is Verdict.SUPERVISOR_LOST
 
 
-def test_a_buried_claim_never_becomes_anything_else(attempts):
+def test_what_the_files_of_an_attempt_without_a_supervisor_mean(attempts):
     folder = attempts.make()
-    folder.mark_claim_rejected()
-
-    assert folder.verdict(BOOT) is Verdict.TOMBSTONE
+    assert folder.verdict(BOOT) is Verdict.NEVER_STARTED
+    assert folder.verdict("another-boot") is Verdict.HOST_REBOOTED
+    for damage in (b"", b"\0" * 300, b'{"attempt_id": "a1"'):
+        folder.spec.write_bytes(damage)
+        assert folder.verdict(BOOT) is Verdict.DAMAGED, damage
+    folder.spec.unlink()
+    assert folder.verdict(BOOT) is Verdict.CLAIMING
+    unreadable, buried = attempts.make("unreadable"), attempts.make("buried")
+    (unreadable.path / "claim.json").write_bytes(b"\0\0")
+    buried.mark_claim_rejected()
+    assert unreadable.verdict(BOOT) is Verdict.DAMAGED
+    assert buried.verdict(BOOT) is Verdict.TOMBSTONE
 
 
 def test_a_forgotten_attempt_keeps_its_output_and_loses_its_spool(attempts):
@@ -101,12 +63,14 @@ def test_a_forgotten_attempt_keeps_its_output_and_loses_its_spool(attempts):
     assert (folder.output / "model").exists()
 
 
-def test_the_reaper_writes_the_end_of_a_lost_attempt(attempts):
+def test_the_reaper_writes_the_end_of_a_lost_attempt_and_not_of_a_living_one(attempts):
     folder = attempts.start(code=FOREVER)
-    kill_supervisor(folder)
-
     folder.settle(Reason.SUPERVISOR_LOST)
+    assert folder.exit_record() is None
+    assert not folder.is_settled
 
+    kill_supervisor(folder)
+    folder.settle(Reason.SUPERVISOR_LOST)
     assert folder.exit_record().reason is Reason.SUPERVISOR_LOST
     assert folder.exit_record().by == "reaper"
     assert events_of(folder)[-1]["kind"] == "exited"
@@ -116,37 +80,21 @@ def test_settling_twice_tells_the_end_once(attempts):
     folder = attempts.make()
     folder.settle(Reason.NEVER_STARTED)
     folder.settle(Reason.HOST_REBOOTED)
-
     assert [body["reason"] for body in bodies(folder, "exited")] == ["never_started"]
 
 
-def test_an_end_that_only_the_spool_tells_is_written_to_the_record(attempts):
+def test_an_end_that_only_spool_or_record_tells_is_written_to_the_other(attempts):
     folder = attempts.run(code="raise SystemExit(7)")
     (folder.path / "exit.json").unlink()
-
     folder.settle(Reason.SUPERVISOR_LOST)
-
     assert folder.exit_record().exit_code == 7
     assert len(bodies(folder, "exited")) == 1
 
-
-def test_an_end_that_only_the_record_tells_is_written_to_the_spool(attempts):
-    folder = attempts.run(code="raise SystemExit(7)")
+    folder = attempts.run(f"recorded-{A1}", code="raise SystemExit(7)")
     tail = next(folder.spool.glob("*.jsonl"))
     tail.write_bytes(b"".join(tail.read_bytes().splitlines(keepends=True)[:-1]))
-
     folder.settle(Reason.INTERNAL)
-
     assert bodies(folder, "exited")[0]["exit_code"] == 7
-
-
-def test_a_living_attempt_is_not_settled(attempts):
-    folder = attempts.start(code=FOREVER)
-
-    folder.settle(Reason.SUPERVISOR_LOST)
-
-    assert folder.exit_record() is None
-    assert not folder.is_settled
 
 
 @pytest.mark.faults
@@ -181,18 +129,12 @@ def test_an_attempt_is_stored_once_its_last_event_is_acknowledged(attempts):
     assert (before, folder.is_stored) == (False, True)
 
 
-def test_a_claim_is_made_once_and_then_read(attempts):
+def test_a_claim_is_made_once_and_a_quarantined_folder_is_kept_elsewhere(attempts, host_dir):
     folder = attempts.make()
-
     assert folder.make_claim("another fence", BOOT) == folder.claim()
     assert folder.claim().fence == "fence"
 
-
-def test_a_quarantined_folder_is_kept_elsewhere(attempts, host_dir):
-    folder = attempts.make()
-
     place = folder.quarantine(host_dir.quarantine)
-
     assert (place / "spec.json").exists()
     assert attempt_folders(host_dir.attempts) == []
 

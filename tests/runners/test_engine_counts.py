@@ -57,9 +57,7 @@ def test_preflight_shows_what_transformers_builds(folder, monkeypatch):
     code = {"auto_map": {"AutoModelForCausalLM": "own.Model"}}  # never imported
     (folder / "config.json").write_text(json.dumps(CONFIG | code))
     (folder / "model.safetensors").write_bytes(b"")
-
     (check,) = checks(Wanted("main", 0, is_login_node=False), query_of(folder))
-
     assert check.ok
     assert f"builds {LLAMA_PARAMETERS:,} parameters" in check.sentence
     assert check.sentence.endswith("0.00 GiB in float16.")
@@ -92,9 +90,7 @@ def test_a_model_that_transformers_does_not_know_is_named(folder, monkeypatch):
     monkeypatch.setattr(preflight_weights, "ENGINE_SECONDS", 300.0)
     (folder / "config.json").write_text(json.dumps({"model_type": "no-such-model"}))
     python = interpreter("main", Store(HostDir(folder.parent.parent)))
-
     sentence = preflight_weights.transformers_count(query_of(folder), python).sentence
-
     assert "does not build its config.json: ValueError: " in sentence
     assert "no-such-model" in sentence
 
@@ -109,7 +105,6 @@ def test_environments_without_transformers_are_not_queried(folder, monkeypatch):
 
 def test_an_engine_that_differs_from_the_planner_warns_of_it():
     count = EngineCount("It builds 2 parameters.", 100)
-
     assert compared(count, 104) == count.sentence == compared(count, None)
     assert compared(count, 106).endswith("unlike the planner: the plan's memory may be off.")
 
@@ -148,9 +143,7 @@ esac
 
 def test_preflight_shows_what_llama_cpp_chooses_and_takes(folder, monkeypatch):
     llama_here(folder, monkeypatch)
-
     (check,) = checks(Wanted("llamacpp", 8 * GIB, is_login_node=False), query_of(folder, 8192))
-
     assert check.ok
     assert check.sentence == (
         "llama-fit-params chooses a context of 4,096 tokens and -ngl 48 and keeps some tensors in "

@@ -18,7 +18,7 @@ from runners.messages import Needs, PreflightCheck
 from runners.preflight import GIB, Place, run_checks
 from runners.preflight_gpus import driver_check
 from runners.supervision import procfs
-from tests.runners.test_probe import recorded_nvml
+from tests.runners.test_machine import recorded_nvml
 
 UUID = "GPU-5b5f4dd2-0000"
 EVERYWHERE = {"kind", "packages", "disk", "memory"}
@@ -35,93 +35,68 @@ def checked(needs: Needs, place: Place) -> dict[str, PreflightCheck]:
 
 def test_this_machine_is_fit_for_a_small_job(place):
     found = checked(Needs(kind="train", memory_bytes=2**20), place)
-
     assert set(found) >= EVERYWHERE
     assert [check.sentence for check in found.values() if not check.ok] == []
 
 
 def test_a_kind_that_this_host_does_not_run_names_the_ones_it_does(place):
     check = checked(Needs(kind="teleport"), place)["kind"]
-
     assert (check.ok, "train, compress, evaluate, benchmark" in check.sentence) == (False, True)
 
 
 def test_more_memory_than_there_is_names_both_figures_and_the_gap(place):
     needed = psutil.virtual_memory().total + GIB
-
     check = checked(Needs(kind="train", memory_bytes=needed), place)["memory"]
-
     assert not check.ok
     assert check.figures["needed_bytes"] == needed > check.figures["available_bytes"] > 0
     assert check.remedy.startswith("Free ")
 
 
-@pytest.mark.parametrize("path", ["/usr/bin:/bin", "/nowhere"])
-def test_a_job_that_compiles_is_told_whether_there_is_a_compiler(place, monkeypatch, path):
-    monkeypatch.setenv("PATH", path)
-    is_there = shutil.which("g++") is not None
-
-    check = checked(Needs(kind="generate", compiles=True), place)["compiler"]
-
-    assert check.ok == is_there
-    assert "g++" in (check.sentence if is_there else check.remedy)
+def test_a_job_that_compiles_is_told_whether_there_is_a_compiler(place, monkeypatch):
+    for path in ["/usr/bin:/bin", "/nowhere"]:
+        monkeypatch.setenv("PATH", path)
+        is_there = shutil.which("g++") is not None
+        check = checked(Needs(kind="generate", compiles=True), place)["compiler"]
+        assert check.ok == is_there, path
+        assert "g++" in (check.sentence if is_there else check.remedy), path
 
 
 def test_a_full_disk_says_what_a_job_starts_with(host_dir):
     strict = Place(host_dir, HostConfig(min_free_bytes=2**60), (host_dir.models,))
-
     check = checked(Needs(kind="train"), strict)["disk"]
-
     assert (check.ok, "min_free_bytes" in check.remedy) == (False, True)
 
 
-def test_a_dtype_asks_for_its_library(place):
+def test_a_dtype_asks_for_its_library_and_a_missing_package_is_named(place, monkeypatch):
     check = checked(Needs(kind="compress", weight_dtype="int8"), place)["packages"]
-
     assert f"torchao {importlib.metadata.version('torchao')}" in check.sentence
-
-
-def test_a_missing_package_is_named(place, monkeypatch):
     monkeypatch.setattr(preflight, "PACKAGES", ("torch", "no-such-distribution"))
-
     check = checked(Needs(kind="train"), place)["packages"]
-
     assert (check.ok, check.sentence) == (False, "Not installed here: no-such-distribution.")
 
 
-def test_a_model_below_a_root_is_found(place, host_dir):
+def test_a_model_is_looked_for_below_the_roots(place, host_dir):
     (host_dir.models / "llama").mkdir()
-
     check = checked(Needs(kind="benchmark", model=FolderModel(path="llama")), place)["model"]
-
     assert check.ok
+    for model in [
+        FolderModel(path="mistral"),
+        FolderModel(path="/etc"),
+        ArtefactModel(attempt_id="gone"),
+    ]:
+        assert not checked(Needs(kind="benchmark", model=model), place)["model"].ok, model
 
 
-@pytest.mark.parametrize(
-    "model",
-    [FolderModel(path="mistral"), FolderModel(path="/etc"), ArtefactModel(attempt_id="gone")],
-    ids=["absent", "outside", "earlier attempt"],
-)
-def test_a_model_that_cannot_be_read_fails_its_check(place, model):
-    assert not checked(Needs(kind="benchmark", model=model), place)["model"].ok
-
-
-def test_a_port_that_somebody_listens_on_is_taken(place):
+def test_a_port_that_somebody_listens_on_is_taken_and_a_free_one_passes(place):
     with socket.socket() as taken:
         taken.bind(("", 0))
         taken.listen()
         port = taken.getsockname()[1]
-
         check = checked(Needs(kind="train", ports=(port,)), place)["ports"]
-
     assert (check.ok, str(port) in check.sentence) == (False, True)
-
-
-def test_a_free_port_passes(place):
     with socket.socket() as asked:
         asked.bind(("", 0))
         port = asked.getsockname()[1]
-
     assert checked(Needs(kind="train", ports=(port,)), place)["ports"].ok
 
 
@@ -141,65 +116,44 @@ def test_the_fullest_of_its_gpus_decides(place, monkeypatch):
     full = types.SimpleNamespace(total=80 * GIB, used=79 * GIB)
     empty = types.SimpleNamespace(total=80 * GIB, used=0)
     library.nvmlDeviceGetMemoryInfo = lambda index: full if index else empty
-
     check = checked(Needs(kind="train", memory_bytes=2 * GIB), place)["GPU memory"]
-
     assert not check.ok
     assert check.sentence.startswith("GPU 1, the fullest, has 1.00 GiB free")
 
 
-def test_only_the_gpus_that_it_was_given_are_looked_at(place, monkeypatch):
+def test_only_the_gpus_that_it_was_given_are_looked_at_and_a_gone_one_is_named(place, monkeypatch):
     with_gpus(monkeypatch, 4)
-
     gpus = preflight.gpus_of(Needs(kind="train", gpus=(UUID,)), recorded_nvml(4))
-
     assert [gpu.uuid for gpu in gpus] == [UUID]
-
-
-def test_a_gpu_that_is_gone_is_named(place, monkeypatch):
     with_gpus(monkeypatch)
-
     check = checked(Needs(kind="train", gpus=(UUID, "GPU-gone")), place)["GPUs"]
-
     assert "GPU-gone" in check.sentence
     assert UUID not in check.sentence
 
 
-def test_a_foreign_process_on_a_gpu_is_told_by_number_name_and_owner(place, monkeypatch):
+def test_a_foreign_process_on_a_gpu_is_told_and_one_of_our_own_jobs_is_not_foreign(
+    place, monkeypatch
+):
     with_gpus(monkeypatch)
     me = psutil.Process()
-
     check = checked(Needs(kind="train"), place)["foreign processes"]
-
     assert not check.ok
     assert f"process {me.pid} ({me.name()}, {me.username()}) on GPU 0" in check.sentence
-
-
-def test_processes_of_our_own_jobs_are_not_foreign(place, monkeypatch):
-    with_gpus(monkeypatch)
     monkeypatch.setattr(procfs, "is_marked", lambda _: True)
-
     assert checked(Needs(kind="train"), place)["foreign processes"].ok
 
 
-@pytest.mark.parametrize(
-    ("driver", "torch", "is_ok"),
-    [
+def test_a_driver_says_its_cuda_and_runs_what_its_major_version_built():
+    for driver, torch, is_ok in [
         ((12, 4), (12, 4), True),
         ((12, 4), (12, 8), True),  # minor version compatibility
         ((13, 0), (12, 8), True),
         ((11, 8), (12, 1), False),
         (None, (12, 1), False),
         ((12, 4), None, False),
-    ],
-)
-def test_a_driver_runs_what_its_major_version_built(driver, torch, is_ok):
-    assert driver_check(driver, torch).ok is is_ok
-
-
-def test_the_driver_says_its_cuda_in_one_number():
+    ]:
+        assert driver_check(driver, torch).ok is is_ok, (driver, torch, is_ok)
     library = types.SimpleNamespace(nvmlSystemGetCudaDriverVersion_v2=lambda: 12080)
-
     assert cuda_of_driver(library) == (12, 8)
 
 
@@ -207,13 +161,11 @@ def test_torchs_cuda_is_read_from_its_own_file(tmp_path, monkeypatch):
     (tmp_path / "version.py").write_text("debug = False\ncuda: Optional[str] = '12.8'\n")
     spec = types.SimpleNamespace(origin=str(tmp_path / "__init__.py"))
     monkeypatch.setattr("importlib.util.find_spec", lambda _: spec)
-
     assert cuda_of_torch() == (12, 8)
 
 
 def test_the_installed_torch_says_what_its_version_says():
     is_cpu = "+cpu" in importlib.metadata.version("torch")
-
     assert (cuda_of_torch() is None) is is_cpu
 
 
@@ -231,33 +183,25 @@ print("torch" in sys.modules)
 
 def test_looking_loads_no_torch(host_dir):
     command = [sys.executable, "-c", LOOK, str(host_dir.path)]
-
     assert subprocess.run(command, capture_output=True, check=True).stdout == b"False\n"
 
 
-def test_a_missing_environment_is_a_yes_with_what_its_build_takes(place):
+def test_an_environment_that_is_not_built_is_a_yes_and_an_unknown_one_is_refused(place):
     check = checked(Needs(kind="serve", environment="llamacpp"), place)["environment"]
-
     assert check.ok, check.sentence
     assert "14 packages, is not built here; the job builds it first" in check.sentence
+    check = checked(Needs(kind="serve", environment="elsewhere"), place)["environment"]
+    assert not check.ok
+    assert "has the environments main, llamacpp" in check.sentence
+    assert "'elsewhere'" in check.sentence
 
 
 def test_no_disk_for_an_environment_says_what_is_short(host_dir):
     tight = Place(host_dir, HostConfig(min_free_bytes=2**60), (host_dir.models,))
-
     check = checked(Needs(kind="serve", environment="llamacpp"), tight)["environment"]
-
     assert not check.ok
     assert check.remedy.startswith("Free ")
     assert check.figures["needed_bytes"] > check.figures["free_bytes"] > 0
-
-
-def test_an_environment_that_this_host_does_not_know_is_refused_by_name(place):
-    check = checked(Needs(kind="serve", environment="elsewhere"), place)["environment"]
-
-    assert not check.ok
-    assert "has the environments main, llamacpp" in check.sentence
-    assert "'elsewhere'" in check.sentence
 
 
 GPU_ENVIRONMENT = """# For GPUs; 1 GB.
@@ -282,7 +226,6 @@ def test_an_environment_for_gpus_is_refused_by_name_where_there_is_none(on_gpus)
     if shutil.which("nvidia-smi"):
         pytest.skip("this machine may have a GPU")
     check = checked(Needs(kind="serve", environment="ours"), on_gpus)["GPU"]
-
     assert not check.ok
     assert "NVIDIA GPUs of compute capability 7.5 or newer, with a driver for CUDA 13.0" in (
         check.sentence
@@ -290,95 +233,73 @@ def test_an_environment_for_gpus_is_refused_by_name_where_there_is_none(on_gpus)
     assert "slipway, or llamacpp" in check.remedy
 
 
-@pytest.mark.parametrize(
-    ("capability", "driver", "failed"),
-    [((9, 0), 13000, set()), ((7, 0), 13000, {"GPU"}), ((9, 0), 12080, {"driver"})],
-)
-def test_old_gpus_and_old_drivers_are_named(on_gpus, monkeypatch, capability, driver, failed):
-    library = recorded_nvml(2)
-    library.nvmlSystemGetCudaDriverVersion_v2 = lambda: driver
-    library.nvmlDeviceGetCudaComputeCapability = lambda _: capability
-    library.nvmlShutdown = lambda: None
-    monkeypatch.setattr(inventory, "_initialised_nvml", lambda: library)
-
-    found = checked(Needs(kind="serve", environment="ours"), on_gpus)
-
-    assert {name for name in ("GPU", "driver") if not found[name].ok} == failed
+def test_old_gpus_and_old_drivers_are_named(on_gpus, monkeypatch):
+    for capability, driver, failed in [
+        ((9, 0), 13000, set()),
+        ((7, 0), 13000, {"GPU"}),
+        ((9, 0), 12080, {"driver"}),
+    ]:
+        library = with_gpus(monkeypatch, 2, driver)
+        library.nvmlDeviceGetCudaComputeCapability = lambda _, found=capability: found
+        found = checked(Needs(kind="serve", environment="ours"), on_gpus)
+        assert {name for name in ("GPU", "driver") if not found[name].ok} == failed, capability
 
 
-@pytest.mark.parametrize(
-    ("asked", "failed"),
-    [
+def test_engines_that_divide_the_work_need_gpus_of_their_own_and_a_way_between(
+    on_gpus, monkeypatch
+):
+    for asked, failed in [
         ({"num_gpus": 2}, set()),
         ({"num_gpus": 3}, {"engines"}),
         ({"num_gpus": 2, "packages": ("nixl",)}, {"transfer"}),
         ({"num_gpus": 0, "packages": ("one",)}, set()),
-    ],
-)
-def test_engines_that_divide_the_work_need_gpus_of_their_own_and_a_way_between(
-    on_gpus, monkeypatch, asked, failed
-):
-    library = recorded_nvml(2)
-    library.nvmlShutdown = lambda: None
-    monkeypatch.setattr(inventory, "_initialised_nvml", lambda: library)
-
-    found = checked(Needs(kind="serve", environment="ours", **asked), on_gpus)
-
-    assert {name for name in ("engines", "transfer") if name in found and not found[name].ok} == (
-        failed
-    )
-    if "engines" in failed:
-        assert "take 3 GPUs of their own, and this host has 2" in found["engines"].sentence
-    if "transfer" in failed:
-        assert "pins no nixl" in found["transfer"].sentence
+    ]:
+        with_gpus(monkeypatch, 2)
+        found = checked(Needs(kind="serve", environment="ours", **asked), on_gpus)
+        assert {
+            name for name in ("engines", "transfer") if name in found and not found[name].ok
+        } == (failed)
+        if "engines" in failed:
+            assert "take 3 GPUs of their own, and this host has 2" in found["engines"].sentence
+        if "transfer" in failed:
+            assert "pins no nixl" in found["transfer"].sentence, (asked, failed)
 
 
-@pytest.mark.parametrize(
-    ("capability", "is_ok"), [((8, 9), True), ((9, 0), True), ((8, 0), False)]
-)
-def test_products_in_8_bit_floats_ask_for_gpus_that_have_them(
-    place, monkeypatch, capability, is_ok
-):
-    with_gpus(monkeypatch).nvmlDeviceGetCudaComputeCapability = lambda _: capability
-
-    found = checked(Needs(kind="train", compute_dtype="fp8"), place)
-
-    assert found["fp8"].ok == is_ok
-    assert "of compute capability 8.9 or newer" in found["fp8"].sentence
-    assert is_ok or found["fp8"].remedy.endswith("or train with products in BF16.")
-    assert "fp8" not in checked(Needs(kind="train", compute_dtype="bf16"), place)
+def test_products_in_8_bit_floats_ask_for_gpus_that_have_them(place, monkeypatch):
+    for capability, is_ok in [((8, 9), True), ((9, 0), True), ((8, 0), False)]:
+        library = with_gpus(monkeypatch)
+        library.nvmlDeviceGetCudaComputeCapability = lambda _, found=capability: found
+        found = checked(Needs(kind="train", compute_dtype="fp8"), place)
+        assert found["fp8"].ok == is_ok, (capability, is_ok)
+        assert "of compute capability 8.9 or newer" in found["fp8"].sentence, (capability, is_ok)
+        assert is_ok or found["fp8"].remedy.endswith("or train with products in BF16."), capability
+        assert "fp8" not in checked(Needs(kind="train", compute_dtype="bf16"), place), capability
 
 
-@pytest.mark.parametrize(
-    ("capability", "said"),
-    [
+def test_attention_by_blocks_asks_for_a_gpu_and_for_a_compiler(place, monkeypatch):
+    for capability, said in [
         ((9, 0), "1 GPUs of compute capability 7.0 or newer train with FlexAttention."),
         ((6, 1), "too old are NVIDIA"),
         (None, "processors have no backward pass of it"),
-    ],
-)
-def test_attention_by_blocks_asks_for_a_gpu_and_for_a_compiler(
-    place, monkeypatch, capability, said
-):
-    if capability:
-        with_gpus(monkeypatch).nvmlDeviceGetCudaComputeCapability = lambda _: capability
-    else:
-        monkeypatch.setattr(inventory, "_initialised_nvml", lambda: None)
-
-    found = checked(Needs(kind="train", attention="flex", compiles=True), place)
-
-    assert said in found["flex"].sentence
-    assert found["flex"].ok == (capability == (9, 0))
-    assert found["flex"].ok or found["flex"].remedy.endswith("the attention kernel Fused (SDPA).")
-    assert "compiler" in found
-    assert "flex" not in checked(Needs(kind="train", attention="flash"), place)
+    ]:
+        if capability:
+            library = with_gpus(monkeypatch)
+            library.nvmlDeviceGetCudaComputeCapability = lambda _, found=capability: found
+        else:
+            monkeypatch.setattr(inventory, "_initialised_nvml", lambda: None)
+        found = checked(Needs(kind="train", attention="flex", compiles=True), place)
+        assert said in found["flex"].sentence, (capability, said)
+        assert found["flex"].ok == (capability == (9, 0)), (capability, said)
+        assert found["flex"].ok or found["flex"].remedy.endswith(
+            "the attention kernel Fused (SDPA)."
+        )
+        assert "compiler" in found, (capability, said)
+        assert "flex" not in checked(Needs(kind="train", attention="flash"), place), capability
 
 
 def test_a_processor_is_told_to_emulate_products_in_8_bit_floats(place, monkeypatch):
     monkeypatch.setattr(inventory, "_initialised_nvml", lambda: None)
-
     found = checked(Needs(kind="train", compute_dtype="fp8"), place)
-
     assert found["fp8"].ok
     assert "emulated, which is slower" in found["fp8"].sentence
     assert f"torchao {importlib.metadata.version('torchao')}" in found["packages"].sentence
@@ -386,8 +307,6 @@ def test_a_processor_is_told_to_emulate_products_in_8_bit_floats(place, monkeypa
 
 def test_an_environment_for_gpus_needs_a_c_compiler(on_gpus, monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
-
     check = checked(Needs(kind="serve", environment="ours"), on_gpus)["compiler"]
-
     assert "none of cc, gcc, clang" in check.sentence
     assert not check.ok

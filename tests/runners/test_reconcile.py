@@ -50,40 +50,32 @@ def wanted(acceptor, attempt_id: str = A1) -> Wanted:
 
 
 def test_wanting_the_same_attempt_again_and_again_starts_it_once(acceptor, reconciler, folder):
+    """With what the server sent; and while it runs, it is not forgotten."""
     want = wanted(acceptor)
-
     for _ in range(4):
         reconciler.apply(reply(wanted=(want, want)))
-
     assert len(bodies(folder, "started")) == 1
     assert len(procfs.marked(A1)) == 1
-
-
-def test_what_the_server_sent_is_what_the_job_reads(acceptor, reconciler, folder):
-    reconciler.apply(reply(wanted=(wanted(acceptor),)))
-
     assert folder.request() == acceptor.attempts[A1].request
 
-
-def test_a_claim_is_told_to_disk_before_the_server_is_asked(acceptor, reconciler, folder):
-    seen = []
-    answer = acceptor.claim
-    acceptor.claim = lambda *call: seen.append(folder.claim()) or answer(*call)
-
-    reconciler.claim(wanted(acceptor))
-
-    assert seen[0].claim_id == acceptor.attempts[A1].claim_id
+    reconciler.apply(reply(forget=(A1,)))
+    assert folder.spool.is_dir()
+    assert folder.verdict(procfs.boot_id()) is Verdict.RUNNING
 
 
-def test_what_the_host_found_goes_with_the_claim(acceptor, reconciler):
+def test_a_claim_is_told_to_disk_and_what_the_host_found_to_the_server(
+    acceptor, reconciler, folder
+):
     asked = []
     answer = acceptor.claim
-    acceptor.claim = lambda *call: asked.append(call[1]) or answer(*call)
+    acceptor.claim = lambda *call: asked.append((folder.claim(), call[1])) or answer(*call)
 
     needs = Needs(kind="benchmark", memory_bytes=2**60)
     reconciler.claim(wanted(acceptor).model_copy(update={"needs": needs}))
 
-    assert [check.name for check in asked[0].checks if not check.ok] == ["memory"]
+    ((on_disk, request),) = asked
+    assert on_disk.claim_id == acceptor.attempts[A1].claim_id
+    assert [check.name for check in request.checks if not check.ok] == ["memory"]
 
 
 def test_a_claim_that_is_repeated_looks_for_the_same_again(acceptor, reconciler):
@@ -126,20 +118,12 @@ def test_an_absent_server_leaves_the_claim_to_be_repeated(acceptor, reconciler, 
     assert folder.verdict(procfs.boot_id()) is Verdict.RUNNING
 
 
-def test_a_wrong_fence_is_buried(acceptor, reconciler, folder):
+def test_a_wrong_fence_is_buried_and_not_asked_for_again(acceptor, reconciler, folder):
     acceptor.want(A1)
-
     reconciler.claim(Wanted(attempt_id=A1, fence="old"))
-
     assert folder.verdict(procfs.boot_id()) is Verdict.TOMBSTONE
 
-
-def test_a_buried_attempt_is_not_asked_for_again(acceptor, reconciler, folder):
-    acceptor.want(A1)
-    reconciler.claim(Wanted(attempt_id=A1, fence="old"))
-
     reconciler.claim(Wanted(attempt_id=A1, fence=acceptor.attempts[A1].fence))
-
     assert acceptor.attempts[A1].claim_id == ""
 
 
@@ -154,20 +138,10 @@ def test_stopping_twice_keeps_the_first_order(acceptor, reconciler, folder):
     assert folder.exit_record().reason is Reason.STOPPED_BY_USER
 
 
-@pytest.mark.parametrize("attempt_id", ["unknown", "..", "../../etc"])
-def test_an_order_about_what_is_not_here_does_nothing(reconciler, host_dir, attempt_id):
-    reconciler.apply(reply(stop=(stop(attempt_id),), forget=(attempt_id,)))
-
-    assert list(host_dir.attempts.iterdir()) == []
-
-
-def test_a_running_attempt_is_not_forgotten(acceptor, reconciler, folder):
-    reconciler.apply(reply(wanted=(wanted(acceptor),)))
-
-    reconciler.apply(reply(forget=(A1,)))
-
-    assert folder.spool.is_dir()
-    assert folder.verdict(procfs.boot_id()) is Verdict.RUNNING
+def test_an_order_about_what_is_not_here_does_nothing(reconciler, host_dir):
+    for attempt_id in ["unknown", "..", "../../etc"]:
+        reconciler.apply(reply(stop=(stop(attempt_id),), forget=(attempt_id,)))
+        assert list(host_dir.attempts.iterdir()) == [], attempt_id
 
 
 def test_the_secrets_of_the_host_reach_no_job(acceptor, reconciler, folder, host_dir, credential):

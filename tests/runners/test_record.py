@@ -11,35 +11,26 @@ from runners.supervision import record
 END = {"exit_code": 1, "reason": "exit_nonzero", "last_lines": []}
 
 
-def test_a_document_replaces_the_old_one_whole(tmp_path):
+def test_a_document_replaces_the_old_one_whole_or_leaves_it(tmp_path, monkeypatch):
     record.write_json(tmp_path / "x.json", {"a": 1})
     record.write_json(tmp_path / "x.json", {"b": 2})
+    assert record.read_json(tmp_path / "x.json") == {"b": 2}
+    assert [path.name for path in tmp_path.iterdir()] == ["x.json"]
 
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda handle, data: write(handle, data[:3]))
+    with pytest.raises(OSError, match="No space left"):
+        record.write_json(tmp_path / "x.json", {"c": 3})
     assert record.read_json(tmp_path / "x.json") == {"b": 2}
     assert [path.name for path in tmp_path.iterdir()] == ["x.json"]
 
 
-def test_a_document_that_does_not_fit_leaves_the_old_one(tmp_path, monkeypatch):
-    record.write_json(tmp_path / "x.json", {"a": 1})
-    write = os.write
-    monkeypatch.setattr(os, "write", lambda handle, data: write(handle, data[:3]))
+def test_a_damaged_or_absent_document_is_none(tmp_path):
+    for damage in [b"", b"{", b"\0\0", b"[1]", b"\xff"]:
+        (tmp_path / "x.json").write_bytes(damage)
+        assert record.read_json(tmp_path / "x.json") is None, damage
 
-    with pytest.raises(OSError, match="No space left"):
-        record.write_json(tmp_path / "x.json", {"b": 2})
-
-    assert record.read_json(tmp_path / "x.json") == {"a": 1}
-    assert [path.name for path in tmp_path.iterdir()] == ["x.json"]
-
-
-@pytest.mark.parametrize("damage", [b"", b"{", b"\0\0", b"[1]", b"\xff"])
-def test_a_damaged_document_is_none(tmp_path, damage):
-    (tmp_path / "x.json").write_bytes(damage)
-
-    assert record.read_json(tmp_path / "x.json") is None
-
-
-def test_an_absent_document_is_none(tmp_path):
-    assert record.read_json(tmp_path / "x.json") is None
+    assert record.read_json(tmp_path / "absent.json") is None
 
 
 def test_a_lock_is_held_by_one(tmp_path):

@@ -65,9 +65,7 @@ def query_of(folder) -> FolderQuery:
 
 def test_files_and_config_agree_on_a_known_model_and_copies_are_not_counted(folder):
     shutil.copy(folder / "model-00002-of-00002.safetensors", folder / "consolidated.safetensors")
-
     found = weights_of(query_of(folder))
-
     assert found.stored_bytes == STORED_BYTES
     assert found.counted_bytes == pytest.approx(found.stored_bytes, rel=0.01)
     assert "but" not in found.sentence
@@ -77,21 +75,19 @@ def test_files_and_config_agree_on_a_known_model_and_copies_are_not_counted(fold
 
 def test_a_config_of_another_model_is_told(folder):
     (folder / "config.json").write_text(json.dumps(CONFIG | {"vocab_size": 5120}))
-
     found = weights_of(query_of(folder))
     assert "but the planner counts" in found.sentence
     assert found.remedy
 
 
-@pytest.mark.parametrize("config", ["{}", "[]", "no json", "[" * 100_000, None])
-def test_a_config_that_the_planner_cannot_read_leaves_the_files_count(folder, config):
-    (folder / "config.json").unlink()
-    if config is not None:
-        (folder / "config.json").write_text(config)
-    found = weights_of(query_of(folder))
-
-    assert (found.stored_bytes, found.counted_bytes) == (STORED_BYTES, None)
-    assert "the planner cannot read its config.json: " in found.sentence
+def test_a_config_that_the_planner_cannot_read_leaves_the_files_count(folder):
+    for config in ["{}", "[]", "no json", "[" * 100_000, None]:
+        (folder / "config.json").unlink()
+        if config is not None:
+            (folder / "config.json").write_text(config)
+        found = weights_of(query_of(folder))
+        assert (found.stored_bytes, found.counted_bytes) == (STORED_BYTES, None), config
+        assert "the planner cannot read its config.json: " in found.sentence, config
 
 
 def header(entries: object, data: bytes = b"") -> bytes:
@@ -116,12 +112,13 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("case", BROKEN)
-def test_a_broken_file_is_refused_by_name(tmp_path, case):
-    (tmp_path / SINGLE).write_bytes(BROKEN[case])
-
-    with pytest.raises(BadInputError, match=rf"^{SINGLE} is no complete safetensors file \(.+\)"):
-        tensor_bytes(Query(tmp_path, (tmp_path,)), SINGLE)
+def test_a_broken_file_is_refused_by_name(tmp_path):
+    for content in BROKEN.values():
+        (tmp_path / SINGLE).write_bytes(content)
+        with pytest.raises(
+            BadInputError, match=rf"^{SINGLE} is no complete safetensors file \(.+\)"
+        ):
+            tensor_bytes(Query(tmp_path, (tmp_path,)), SINGLE)
 
 
 def test_links_out_of_the_model_folders_and_fifos_are_not_opened(tmp_path, tmp_path_factory):
@@ -131,31 +128,27 @@ def test_links_out_of_the_model_folders_and_fifos_are_not_opened(tmp_path, tmp_p
     (tmp_path / "gone.safetensors").symlink_to(tmp_path / "nothing")
     os.mkfifo(tmp_path / "fifo.safetensors")
     query = Query(tmp_path, (tmp_path,))
-
     for name, words in (("outside", "outside"), ("gone", "cannot be"), ("fifo", "no plain file")):
         with pytest.raises(BadInputError, match=words):
             tensor_bytes(query, f"{name}.safetensors")
     assert tensor_bytes(Query(elsewhere.parent, (elsewhere.parent,)), SINGLE) == 16
 
 
-@pytest.mark.parametrize(
-    ("index", "words"),
-    [
+def test_an_index_that_names_no_files_is_refused(tmp_path):
+    query = Query(tmp_path, (tmp_path,))
+    with pytest.raises(BadInputError, match=f"neither {INDEX} nor {SINGLE}"):
+        file_names(query)
+    for index, words in [
         ("{", "has no weight_map"),
         ('{"weight_map": []}', "has no weight_map"),
         ("[" * 1_000_000, "has no weight_map"),
         ('{"weight_map": {"a": "../other/model.safetensors"}}', "is no file of the folder"),
         ('{"weight_map": {"a": 1}}', "is no file of the folder"),
         ('{"weight_map": {"a": "pytorch_model.bin"}}', "is no file of the folder"),
-        (None, f"neither {INDEX} nor {SINGLE}"),
-    ],
-)
-def test_an_index_that_names_no_files_is_refused(tmp_path, index, words):
-    if index is not None:
+    ]:
         (tmp_path / INDEX).write_text(index)
-
-    with pytest.raises(BadInputError, match=words):
-        file_names(Query(tmp_path, (tmp_path,)))
+        with pytest.raises(BadInputError, match=words):
+            file_names(query)
 
 
 def shown(folder) -> str:
@@ -169,10 +162,8 @@ def shown(folder) -> str:
 def test_what_was_not_counted_is_told_with_the_file_and_the_reason(folder):
     write_index(folder, {"a": "model-00001-of-00002.safetensors", "b": "gone.safetensors"})
     assert "gone.safetensors cannot be opened: No such file" in shown(folder)
-
     write_index(folder, {str(n): f"{n:05}.safetensors" for n in range(5000)})
     assert "names 5000 files, and 4096 are read" in shown(folder)
-
     write_index(folder, {"a": "\ud800\0\n.safetensors"})
     sentence = shown(folder)
     assert "is no file of the folder" in sentence
@@ -188,14 +179,11 @@ def test_a_header_of_95_mb_meets_the_readers_limit(folder):
     (folder / SINGLE).write_bytes(content)
     assert 90e6 < len(content) < 100e6
     (folder / INDEX).unlink()
-
     found = weights_of(query_of(folder))
-
     assert found.stored_problem == f"{SINGLE}: it needs more than 512 MiB of memory, the limit"
     assert found.counted_bytes == pytest.approx(STORED_BYTES, rel=0.01)
 
 
 def test_a_reader_that_takes_too_long_is_ended(folder, monkeypatch):
     monkeypatch.setattr(preflight_weights, "COUNT_SECONDS", 0.01)
-
     assert "it took longer than 0.01 s, the limit" in weights_of(query_of(folder)).sentence

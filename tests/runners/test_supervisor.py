@@ -55,14 +55,12 @@ def living(made):
     return made.start(f"living-{A1}", code=FOREVER)
 
 
-def test_a_job_that_ends_well_is_recorded_as_ok(done):
+def test_a_job_that_ends_well_is_recorded_as_ok_between_started_and_exited(done):
     ended = done.exit_record()
     assert (ended.exit_code, ended.reason, ended.by) == (0, Reason.OK, "supervisor")
     assert ended.last_lines == ("done",)
     assert ended.started_at_ms <= ended.ended_at_ms
 
-
-def test_the_events_begin_with_started_and_end_with_the_exit_record(done):
     events = events_of(done)
     assert events[0]["kind"] == "started"
     assert events[-1]["kind"] == "exited"
@@ -70,12 +68,9 @@ def test_the_events_begin_with_started_and_end_with_the_exit_record(done):
     assert [event["seq"] for event in events] == list(range(1, len(events) + 1))
 
 
-def test_what_a_job_says_is_numbered_in_its_order(talked):
+def test_what_a_job_says_is_numbered_in_its_order_and_its_last_breath_is_kept(talked):
     steps = [body["step"] for body in bodies(talked, "metric") if body["source"] == "job"]
     assert steps == list(range(200))
-
-
-def test_what_a_job_says_with_its_last_breath_is_kept(talked):
     assert bodies(talked, "result") == [{"measured": {"perplexity": 12.5}, "notes": {}}]
 
 
@@ -118,25 +113,17 @@ def test_memory_and_processor_time_are_sampled_from_the_whole_tree(attempts):
     assert folder.exit_record().peak_rss_bytes > 150 * 2**20
 
 
-def test_a_failed_job_keeps_its_code_and_its_last_words(attempts):
-    folder = attempts.run(code="raise SystemExit('no such tokenizer')")
-
-    ended = folder.exit_record()
-    assert (ended.exit_code, ended.reason) == (1, Reason.EXIT_NONZERO)
-    assert ended.last_lines == ("no such tokenizer",)
-
-
-def test_a_job_that_kills_itself_is_told_from_one_that_fails(attempts):
-    folder = attempts.run(code="import os; os.kill(os.getpid(), 11)")
-
-    assert (folder.exit_record().signal, folder.exit_record().reason) == (11, Reason.SIGNAL)
-
-
-def test_a_program_that_does_not_exist_still_leaves_a_record(attempts):
-    folder = attempts.run(argv=["/no/such/python"])
-
-    assert folder.exit_record().reason is Reason.ENGINE_START_FAILED
-    assert folder.exit_record().last_lines == ("/no/such/python: No such file or directory",)
+def test_a_failed_a_killed_and_a_missing_program_leave_their_code_and_last_words(attempts):
+    missing = ("/no/such/python: No such file or directory",)
+    for number, (launch_changes, code, signal_number, reason, words) in enumerate([
+        ({"code": "raise SystemExit('no such tokenizer')"}, 1, None, Reason.EXIT_NONZERO,
+         ("no such tokenizer",)),
+        ({"code": "import os; os.kill(os.getpid(), 11)"}, None, 11, Reason.SIGNAL, ()),
+        ({"argv": ["/no/such/python"]}, None, None, Reason.ENGINE_START_FAILED, missing),
+    ]):  # fmt: skip
+        ended = attempts.run(f"ends-{number}-{A1}", **launch_changes).exit_record()
+        found = (ended.exit_code, ended.signal, ended.reason, ended.last_lines)
+        assert found == (code, signal_number, reason, words)
 
 
 def test_a_job_gets_the_marker_the_given_environment_and_nothing_else_and_goes_first(attempts):
@@ -166,18 +153,18 @@ def test_the_files_of_an_attempt_are_closed_to_others(done):
     assert stat.S_IMODE(done.path.stat().st_mode) == 0o700
 
 
-def test_the_supervisor_says_who_it_is(living):
+def test_the_supervisor_says_who_it_is_and_is_small(living):
     identity = record.read_json(living.path / record.SUPERVISOR)
     assert procfs.is_running(identity["pid"], identity["start_ticks"])
     assert procfs.read_process(identity["child_pid"]).parent == identity["pid"]
     assert identity["boot_id"] == procfs.boot_id()
 
+    assert procfs.read_process(identity["pid"]).rss_bytes < 30 * 2**20
+    assert sys.executable in bodies(living, "started")[0]["argv"]
 
-def test_a_second_launch_is_refused_while_the_first_lives(living):
+
+def test_a_second_launch_is_refused_while_the_first_lives_and_after_its_end(living, done):
     assert launch.start_supervisor(living.path) == supervisor.EXIT_ALREADY_SUPERVISED
-
-
-def test_a_launch_after_the_end_is_refused(done):
     assert launch.start_supervisor(done.path) == supervisor.EXIT_ALREADY_ENDED
     assert (done.path / "stdout.log").read_text() == "done\n"
 
@@ -215,12 +202,12 @@ def test_a_stop_before_the_start_runs_nothing(attempts):
     assert [event["kind"] for event in events_of(folder)] == ["exited"]
 
 
-def test_the_reason_of_a_stop_is_kept(attempts):
-    folder = attempts.start(code=FOREVER)
-    stop(folder, reason="superseded")
-    attempts.wait(folder)
-
-    assert folder.exit_record().reason is Reason.SUPERSEDED
+def test_a_stop_ends_a_willing_job_at_once_and_its_reason_is_kept(attempts):
+    for reason in (Reason.STOPPED_BY_USER, Reason.SUPERSEDED):
+        folder = attempts.start(f"{reason.value.replace('_', '-')}-{A1}", code=FOREVER)
+        stop(folder, reason=reason.value, grace_seconds=30)
+        attempts.wait(folder, seconds=5)
+        assert (folder.exit_record().reason, folder.exit_record().signal) == (reason, 15)
 
 
 def test_a_job_can_save_its_work_during_the_grace(attempts):
@@ -339,10 +326,3 @@ def test_an_idle_supervisor_costs_next_to_nothing(living):
 
     spent = procfs.read_process(pid).cpu_ticks - before
     assert spent / procfs.CLOCK_TICKS_PER_SECOND / 3 < 0.05
-
-
-def test_the_supervisor_is_small(living):
-    identity = record.read_json(living.path / record.SUPERVISOR)
-
-    assert procfs.read_process(identity["pid"]).rss_bytes < 30 * 2**20
-    assert sys.executable in bodies(living, "started")[0]["argv"]

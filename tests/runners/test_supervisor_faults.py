@@ -13,9 +13,8 @@ from tests.runners.tools import bodies, events_of, ids_of, wait_for
 
 A1, _ = ids_of(__name__)
 
-pytestmark = pytest.mark.faults
 
-
+@pytest.mark.faults
 def test_daemons_of_a_stopped_job_are_killed(attempts):
     folder = attempts.start(code=DAEMON + FOREVER)
     wait_for(lambda: is_ready(folder))
@@ -27,6 +26,7 @@ def test_daemons_of_a_stopped_job_are_killed(attempts):
     assert procfs.marked(A1) == []
 
 
+@pytest.mark.faults
 def test_daemons_of_a_finished_job_are_killed_and_its_reason_kept(attempts):
     folder = attempts.run(code=DAEMON)
 
@@ -34,6 +34,7 @@ def test_daemons_of_a_finished_job_are_killed_and_its_reason_kept(attempts):
     assert procfs.marked(A1) == []
 
 
+@pytest.mark.faults
 def test_a_loop_that_forks_during_the_stop_is_killed_whole(attempts):
     code = (
         "import os, signal, time\n"
@@ -53,6 +54,7 @@ def test_a_loop_that_forks_during_the_stop_is_killed_whole(attempts):
     assert procfs.marked(A1) == []
 
 
+@pytest.mark.faults
 def test_five_launches_at_once_start_one_job(attempts, tmp_path):
     all_launched = tmp_path / "all-launched"
     waits = f"while not os.path.exists({str(all_launched)!r}): time.sleep(0.02)"
@@ -73,6 +75,7 @@ def test_five_launches_at_once_start_one_job(attempts, tmp_path):
     assert len(bodies(folder, "started")) == 1
 
 
+@pytest.mark.faults
 def test_the_job_outlives_the_kill_of_its_launchers_group(attempts):
     folder = attempts.make(code="import time; time.sleep(1.5); print('alive')")
     pid = os.fork()
@@ -88,6 +91,7 @@ def test_the_job_outlives_the_kill_of_its_launchers_group(attempts):
     assert (folder.path / "stdout.log").read_text() == "alive\n"
 
 
+@pytest.mark.faults
 def test_the_job_dies_with_its_supervisor(attempts):
     folder = attempts.start(code=FOREVER)
     identity = record.read_json(folder.path / record.SUPERVISOR)
@@ -100,6 +104,7 @@ def test_the_job_dies_with_its_supervisor(attempts):
     assert not record.is_locked(folder.lock)
 
 
+@pytest.mark.faults
 def test_a_flood_of_output_neither_fills_the_disk_nor_stops_the_job(attempts):
     code = "import sys\nfor _ in range(1200): sys.stdout.buffer.write(b'x' * 65535 + b'\\n')\nprint('end')"
     started = time.monotonic()
@@ -114,6 +119,7 @@ def test_a_flood_of_output_neither_fills_the_disk_nor_stops_the_job(attempts):
     assert folder.exit_record().last_lines[-1] == "end"
 
 
+@pytest.mark.faults
 def test_the_end_is_recorded_on_a_full_disk(attempts, small_host_dir):
     attempts.host_dir = small_host_dir
     code = (

@@ -1,5 +1,6 @@
-"""The inventory of recorded machines of every vendor, read by the product's own code."""
+"""Recorded machines of every vendor, read by the product's code, and which GPUs are visible."""
 
+import itertools
 import platform
 import re
 import subprocess
@@ -11,6 +12,13 @@ import pytest
 
 from runners import doctor, inventory, machine, preflight, preflight_gpus
 from runners.devices import amd, nvidia, topology
+from runners.devices.visibility import (
+    CudaDevice,
+    cuda_selected,
+    cuda_visible,
+    is_order_known,
+    rocm_visible,
+)
 from runners.inventory import Seen, comparison, devices_here
 from runners.jobs import nvml, telemetry
 from runners.messages import Needs
@@ -24,12 +32,15 @@ from tests.runners.devices.replay import (
     recording,
 )
 
+# The inventory of recorded machines of every vendor, read by the product's own code.
+
 MEBIBYTE = 2**20
 
 
 @pytest.fixture
 def replayed(monkeypatch, tmp_path):
     """Put a recorded machine in the place of this one."""
+    numbers = itertools.count()
     for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(machine, "xids", dict)
@@ -49,7 +60,9 @@ def replayed(monkeypatch, tmp_path):
         )
         monkeypatch.setattr(inventory.visibility, "rocm_of_torch", lambda: torch_rocm)
         monkeypatch.setattr(preflight_gpus, "rocm_of_torch", lambda: torch_rocm)
-        monkeypatch.setattr(machine, "PCI_DEVICES", bus_of(recorded, tmp_path / "pci"))
+        monkeypatch.setattr(
+            machine, "PCI_DEVICES", bus_of(recorded, tmp_path / str(next(numbers)))
+        )
         monkeypatch.setattr(platform, "system", lambda: recorded.get("system", "Linux"))
         monkeypatch.setattr(subprocess, "run", commands({"commands": {}} | recorded))
         return recorded
@@ -170,27 +183,30 @@ MACHINES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "torch_rocm", "num_gpus", "num_others", "first"), MACHINES)
-def test_a_recorded_machine_has_this_inventory(
-    replayed, name, torch_rocm, num_gpus, num_others, first
-):
-    replayed(name, torch_rocm=torch_rocm)
+def test_a_recorded_machine_has_this_inventory(replayed):
+    wrong = []
+    for name, torch_rocm, num_gpus, num_others, first in MACHINES:
+        replayed(name, torch_rocm=torch_rocm)
+        found = inventory.devices()
+        listed = (*found.gpus, *found.other_gpus)
+        with inventory.gpu_library() as library:
+            loads = list(inventory.gpu_loads(library)) if library else []
+        got = [
+            (len(found.gpus), len(found.other_gpus)),
+            {key: getattr(listed[0], key) for key in first},
+            len({gpu.uuid for gpu in listed}),
+            [gpu.index for gpu in found.gpus],
+            [load.uuid for load in loads],
+        ]
+        uuids = [gpu.uuid for gpu in found.gpus]
+        expected = [(num_gpus, num_others), first, len(listed), list(range(num_gpus)), uuids]
+        if got != expected:
+            wrong.append((name, got, expected))
+    assert not wrong, wrong
 
-    found = inventory.devices()
 
-    assert (len(found.gpus), len(found.other_gpus)) == (num_gpus, num_others)
-    listed = (*found.gpus, *found.other_gpus)
-    assert {key: getattr(listed[0], key) for key in first} == first
-    assert len({gpu.uuid for gpu in listed}) == len(listed)
-    assert [gpu.index for gpu in found.gpus] == list(range(num_gpus))
-    with inventory.gpu_library() as library:
-        loads = list(inventory.gpu_loads(library)) if library else []
-    assert [load.uuid for load in loads] == [gpu.uuid for gpu in found.gpus]
-
-
-@pytest.mark.parametrize(
-    ("name", "row", "accesses"),
-    [
+def test_the_links_and_the_peer_access_of_a_machine(replayed):
+    for name, row, accesses in [
         ("a100-mig", ("X", "SAME"), set()),
         ("rtx-4090-and-3060", ("X", "SYS"), {False}),
         ("two-a5000-pcie", ("X", "NODE"), {True}),
@@ -199,20 +215,15 @@ def test_a_recorded_machine_has_this_inventory(
         ("four-mi250x", ("X", *["XGMI"] * 7), {True}),
         ("mi300x-cpx", ("X", *["SAME"] * 7), {True}),
         ("dgx-spark", None, set()),
-    ],
-)
-def test_the_links_and_the_peer_access_of_a_machine(replayed, name, row, accesses):
-    replayed(name, torch_rocm=ROCM if "mi" in name and "mig" not in name else None)
-
-    found = inventory.devices()
-
-    assert (found.topology[0] if found.topology else None) == row
-    assert {each for row in found.peer_access for each in row if each is not None} == accesses
+    ]:
+        replayed(name, torch_rocm=ROCM if "mi" in name and "mig" not in name else None)
+        found = inventory.devices()
+        assert (found.topology[0] if found.topology else None) == row, (name, row, accesses)
+        assert {each for row in found.peer_access for each in row if each is not None} == accesses
 
 
-@pytest.mark.parametrize(
-    ("name", "slowed_by", "watts", "celsius"),
-    [
+def test_the_load_of_a_machine(replayed):
+    for name, slowed_by, watts, celsius in [
         ("laptop-3070-ti", ("heat (hardware)",), None, 48),  # by the older name of the reasons
         ("eight-h100", (), 68.57, 29),  # idle is usual
         ("a100-mig", (), None, 36),  # the board's power is no instance's
@@ -220,34 +231,27 @@ def test_the_links_and_the_peer_access_of_a_machine(replayed, name, row, accesse
         ("four-mi250x", ("heat (hardware)",), 90.0, 35),  # by the metrics table
         ("mi300x-by-command", (), 210.0, 47),
         ("mi250x-by-rocm-smi", (), 90.0, 37),
-    ],
-)
-def test_the_load_of_a_machine(replayed, name, slowed_by, watts, celsius):
-    replayed(name, torch_rocm=ROCM if "mi" in name and "mig" not in name else None)
-
-    with inventory.gpu_library() as library:
-        first = next(iter(inventory.gpu_loads(library)))
-
-    assert (first.slowed_by, first.power_watts, first.temperature_celsius) == (
-        slowed_by, watts, celsius,
-    )  # fmt: skip
+    ]:
+        replayed(name, torch_rocm=ROCM if "mi" in name and "mig" not in name else None)
+        with inventory.gpu_library() as library:
+            first = next(iter(inventory.gpu_loads(library)))
+        assert (first.slowed_by, first.power_watts, first.temperature_celsius) == (
+            slowed_by, watts, celsius,
+        )  # fmt: skip
 
 
 def test_memory_that_nvml_does_not_support_is_the_hosts(replayed):
     import psutil
 
     replayed("dgx-spark")
-
     with inventory.gpu_library() as library:
         (gpu,), (load,) = inventory.gpu_facts(library), inventory.gpu_loads(library)
-
     assert gpu.memory_bytes == psutil.virtual_memory().total
     assert 0 < load.memory_used_bytes < gpu.memory_bytes
 
 
-@pytest.mark.parametrize(
-    ("name", "change", "torch_rocm", "words"),
-    [
+def test_what_is_missing_is_named(replayed):
+    for name, change, torch_rocm, words in [
         ("eight-h100", lambda m: m["gpus"][3].update(is_lost=True), None, "GPU 3 does not answer"),
         (
             "a100-mig", lambda m: m["gpus"][0].update(mig_devices=[]), None,
@@ -266,18 +270,14 @@ def test_memory_that_nvml_does_not_support_is_the_hosts(replayed):
             None, "see that this user is in the group render",
         ),
         ("apple-m3-max", lambda m: m["commands"].clear(), None, "system_profiler is not installed"),
-    ],
-)  # fmt: skip
-def test_what_is_missing_is_named(replayed, name, change, torch_rocm, words):
-    machine = replayed(name, torch_rocm=torch_rocm)
-    change(machine)
-
-    assert words in "; ".join(inventory.devices().problems)
+    ]:  # fmt: skip
+        machine = replayed(name, torch_rocm=torch_rocm)
+        change(machine)
+        assert words in "; ".join(inventory.devices().problems), (name, change, torch_rocm, words)
 
 
-@pytest.mark.parametrize(
-    ("name", "torch_cuda", "torch_rocm", "is_ok", "words"),
-    [
+def test_torch_and_the_driver_are_held_together(replayed, monkeypatch):
+    for name, torch_cuda, torch_rocm, is_ok, words in [
         ("driver-too-old", (13, 0), None, False, "the driver runs up to 11.2"),
         ("dgx-spark", (13, 0), None, True, "the driver runs up to 13.0"),
         (
@@ -287,52 +287,37 @@ def test_what_is_missing_is_named(replayed, name, change, torch_rocm, words):
             True,
             "torch is built with ROCm 7.0; the host has ROCm 7.0.2",
         ),
-    ],
-)
-def test_torch_and_the_driver_are_held_together(
-    replayed, monkeypatch, name, torch_cuda, torch_rocm, is_ok, words
-):
-    replayed(name, torch_rocm=torch_rocm)
-    monkeypatch.setattr(preflight_gpus, "cuda_of_torch", lambda: torch_cuda)
-
-    with inventory.gpu_library() as library:
-        check = preflight_gpus.runtime_check(library)
-
-    assert check.ok is is_ok
-    assert words in check.sentence
+    ]:
+        replayed(name, torch_rocm=torch_rocm)
+        monkeypatch.setattr(preflight_gpus, "cuda_of_torch", lambda found=torch_cuda: found)
+        with inventory.gpu_library() as library:
+            check = preflight_gpus.runtime_check(library)
+        assert check.ok is is_ok, (name, torch_cuda, torch_rocm, is_ok, words)
+        assert words in check.sentence, (name, torch_cuda, torch_rocm, is_ok, words)
 
 
-@pytest.mark.parametrize(
-    ("name", "num_gpus", "change", "failed"),
-    [
+def test_gpus_that_cuda_would_not_give_are_refused(replayed):
+    for name, num_gpus, change, failed in [
         ("a100-mig", 1, {}, set()),
         ("a100-mig", 2, {}, {"MIG"}),
         ("two-a5000-pcie", 2, {}, set()),
         ("two-a5000-pcie", 2, {"compute_mode": 2}, {"compute mode"}),
         ("eight-h100", 8, {}, set()),
         ("eight-h100", 8, {"fabric_state": 1}, {"NVSwitch"}),
-    ],
-)
-def test_gpus_that_cuda_would_not_give_are_refused(replayed, name, num_gpus, change, failed):
-    machine = replayed(name)
-    machine["gpus"][0].update(change)
-
-    with inventory.gpu_library() as library:
-        gpus = list(inventory.gpu_facts(library))[:num_gpus]
-
-    assert {check.name for check in preflight_gpus.usable(gpus) if not check.ok} == failed
+    ]:
+        machine = replayed(name)
+        machine["gpus"][0].update(change)
+        with inventory.gpu_library() as library:
+            gpus = list(inventory.gpu_facts(library))[:num_gpus]
+        assert {check.name for check in preflight_gpus.usable(gpus) if not check.ok} == failed
 
 
-@pytest.mark.parametrize(
-    ("name", "fp8", "flex"), [("eight-mi300x", True, True), ("four-mi250x", False, True)]
-)
-def test_amd_gpus_are_judged_by_their_architecture(replayed, name, fp8, flex):
-    replayed(name, torch_rocm=ROCM)
-
-    gpus = inventory.devices().gpus
-
-    assert preflight_gpus.narrow_products(gpus).ok is fp8
-    assert preflight_gpus.block_attention(gpus).ok is flex
+def test_amd_gpus_are_judged_by_their_architecture(replayed):
+    for name, fp8, flex in [("eight-mi300x", True, True), ("four-mi250x", False, True)]:
+        replayed(name, torch_rocm=ROCM)
+        gpus = inventory.devices().gpus
+        assert preflight_gpus.narrow_products(gpus).ok is fp8, (name, fp8, flex)
+        assert preflight_gpus.block_attention(gpus).ok is flex, (name, fp8, flex)
 
 
 @pytest.mark.parametrize(
@@ -351,9 +336,7 @@ def test_an_agent_that_sees_some_gpus_lists_those(
     replayed("rtx-4090-and-3060")
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-
     found = inventory.devices()
-
     assert [gpu.index for gpu in found.gpus] == indices
     assert words in "; ".join(found.problems)
 
@@ -404,7 +387,6 @@ def test_a_uuid_as_hip_gives_it_is_the_same_gpu(replayed):
         Seen(each.name, each.uuid.removeprefix("GPU-").encode().hex(), each.memory_bytes)
         for each in devices
     ]
-
     assert comparison(devices, seen) == []
 
 
@@ -421,16 +403,13 @@ def test_a_job_reads_the_gpus_that_it_was_given(replayed, monkeypatch, name, val
     machine = replayed(name)
     if value is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
-
     listed = nvidia.listed(Nvml(machine), env={})
-
     assert [each.index for each in nvml.visible(listed)] == indices
 
 
 def test_a_job_on_amd_gpus_reads_those_that_it_was_given(replayed, monkeypatch):
     replayed("eight-mi300x", torch_rocm=ROCM)
     monkeypatch.setenv("ROCR_VISIBLE_DEVICES", "GPU-dc91284879207f2b")
-
     assert telemetry.amd_sample()() == {
         "gpu0_memory_bytes": 283.0 * MEBIBYTE,
         "gpu0_utilization": 0.37,
@@ -438,9 +417,8 @@ def test_a_job_on_amd_gpus_reads_those_that_it_was_given(replayed, monkeypatch):
     }
 
 
-@pytest.mark.parametrize(
-    ("name", "checks"),
-    [
+def test_the_doctor_tells_of_the_gpus(replayed, monkeypatch):
+    for name, checks in [
         (
             "driver-too-old",
             {
@@ -455,23 +433,115 @@ def test_a_job_on_amd_gpus_reads_those_that_it_was_given(replayed, monkeypatch):
                 "Other GPU": (True, "Apple M3 Max (40 GPU cores) (64 GiB shared with the host)"),
             },
         ),
-    ],
-)
-def test_the_doctor_tells_of_the_gpus(replayed, monkeypatch, name, checks):
-    replayed(name)
-    monkeypatch.setattr(preflight_gpus, "cuda_of_torch", lambda: (13, 0))
-
-    found = {check.name: (check.is_ok, check.words) for check in doctor._gpus()}
-
-    assert set(found) == set(checks)
-    for topic, (is_ok, words) in checks.items():
-        assert found[topic][0] is is_ok
-        assert words in found[topic][1]
+    ]:
+        replayed(name)
+        monkeypatch.setattr(preflight_gpus, "cuda_of_torch", lambda: (13, 0))
+        found = {check.name: (check.is_ok, check.words) for check in doctor._gpus()}
+        assert set(found) == set(checks), (name, checks)
+        for topic, (is_ok, words) in checks.items():
+            assert found[topic][0] is is_ok, (name, checks)
+            assert words in found[topic][1], (name, checks)
 
 
 def test_the_replay_and_the_readers_ask_nvml_for_functions_that_it_has():
     sources = "".join(Path(module.__file__).read_text() for module in (nvidia, topology))
     asked = set(re.findall(r'"(nvml(?:Device|System)\w+)"', sources)) | set(QUERIES)
-
     assert len(asked) > 20
     assert [name for name in asked if not hasattr(pynvml, name)] == []
+
+
+# Which GPUs a process sees, by the published rules of CUDA and of ROCm.
+
+GPUS = [CudaDevice(f"GPU-{digit}932f937-d72c", place) for place, digit in enumerate("8887")]
+GPUS[1] = CudaDevice("GPU-8aaaa937-d72c", 1)
+GPUS[2] = CudaDevice("GPU-8bbbb937-d72c", 2)
+INSTANCES = [
+    CudaDevice("GPU-11111111-d72c", 0, name="H100"),
+    CudaDevice("MIG-aa", 1, is_instance=True, path="MIG-GPU-2222-d72c/1/0"),
+    CudaDevice("MIG-ab", 1, is_instance=True, path="MIG-GPU-2222-d72c/2/0"),
+]
+
+
+def test_cuda_selects_whole_gpus():
+    for value, seen in [
+        (None, [0, 1, 2, 3]),
+        ("", []),
+        ("-1", []),
+        ("NoDevFiles", []),
+        ("2,1", [2, 1]),
+        (" 2 , 1 ", [2, 1]),
+        ("0,2,-1,1", [0, 2]),  # the list ends at the first invalid entry
+        ("2,9,1", [2]),
+        ("1gpu2,2ampere", [1, 2]),  # read as strtoul does
+        ("0,1,0", []),  # repeated: an error
+        ("GPU-8bbbb937-d72c,GPU-7932f937-d72c", [2, 3]),
+        ("GPU-8b,GPU-7", [2, 3]),  # enough digits to tell
+        ("GPU-7,GPU-8", [3]),  # not enough: three begin so
+        ("GPU-7,GPU-793", []),
+        ("GPU-7,1", [3]),  # entries of one kind
+        ("1,GPU-7", [1]),
+        ("MIG-aa", []),
+    ]:
+        env = {} if value is None else {"CUDA_VISIBLE_DEVICES": value}
+        assert cuda_visible(GPUS, env) == cuda_selected(GPUS, env) == seen, (value, seen)
+
+
+def test_cuda_gives_a_process_one_mig_instance():
+    for value, selected, visible in [
+        (None, [0, 1, 2], [1]),  # one instance, and no GPU beside it
+        ("0", [0], [0]),
+        ("1", [1], [1]),  # the first instance of that GPU
+        ("MIG-ab", [2], [2]),
+        ("MIG-aa,MIG-ab", [1, 2], [1]),
+        ("MIG-GPU-2222-d72c/2/0", [2], [2]),  # as drivers before R470 name it
+        ("GPU-2222", [1], [1]),
+        ("MIG-a", [], []),  # a MIG UUID is written in full
+        ("2", [], []),
+    ]:
+        env = {} if value is None else {"CUDA_VISIBLE_DEVICES": value}
+        assert cuda_selected(INSTANCES, env) == selected, (value, selected, visible)
+        assert cuda_visible(INSTANCES, env) == visible, (value, selected, visible)
+
+
+def test_cudas_own_order_is_known_only_among_equals_or_by_bus():
+    for names, order, is_known in [
+        (["A", "A"], None, True),
+        (["A", "B"], None, False),
+        (["A", "B"], "FASTEST_FIRST", False),
+        (["A", "B"], "PCI_BUS_ID", True),
+    ]:
+        devices = [CudaDevice(name, place, name=name) for place, name in enumerate(names)]
+        assert is_order_known(devices, {"CUDA_DEVICE_ORDER": order} if order else {}) is is_known
+
+
+UUIDS = ["GPU-8af705259683161c", "GPU-8bc1284879207f2b", "GPU-dc91284879207f2b"]
+
+
+def test_rocr_selects_first_and_hip_among_the_rest():
+    for rocr, hip, cuda, seen in [
+        (None, None, None, [0, 1, 2]),
+        ("", None, None, []),
+        ("2,0", None, None, [2, 0]),
+        ("0x2", None, None, [2]),  # read as strtol does
+        ("0,GPU-DC91284879207F2B", None, None, [0, 2]),
+        ("gpu-dc", None, None, [2]),
+        ("GPU-8,0", None, None, []),  # two begin so
+        ("2,2,1", None, None, [2]),  # a repeated one ends the list
+        ("1,0gpu", None, None, [1]),
+        (None, "1", None, [1]),
+        (None, "", "1", [1]),  # empty is unset
+        (None, "", "", [0, 1, 2]),
+        (None, "0,0,2", None, [0, 2]),  # a repeated one is left out
+        (None, "2,-1,1", None, [2]),
+        (None, "GPU-8bc1284879207f2b", None, [1]),
+        (None, "2", "0", [2]),
+        ("2,1", "1", None, [1]),  # HIP counts what ROCR left
+        ("2,1", "2", None, []),
+        ("2,1", None, "0", [2]),
+        ("2", "GPU-8af705259683161c", None, []),
+    ]:
+        given = {
+            "ROCR_VISIBLE_DEVICES": rocr, "HIP_VISIBLE_DEVICES": hip, "CUDA_VISIBLE_DEVICES": cuda,
+        }  # fmt: skip
+        env = {name: value for name, value in given.items() if value is not None}
+        assert rocm_visible(UUIDS, env) == seen, (rocr, hip, cuda, seen)
