@@ -1,15 +1,24 @@
-"""What the files of an attempt mean to an agent that starts, and how an end gets settled."""
+"""What the files of an attempt mean, how an end gets settled, and what a later one takes over."""
 
+import json
 import os
+import sys
+import time
 
 import pytest
 
-from runners.attempts import Verdict, attempt_folders
+from runners.attempts import AttemptFolder, Verdict, attempt_folders
+from runners.client import ServerClient
+from runners.config import HostConfig
+from runners.messages import Wanted
 from runners.reasons import Reason
+from runners.reconcile import Reconciler, take_over
 from runners.spool import SpoolWriter
 from runners.supervision import procfs, record
 from tests.runners.programs import DAEMON, FOREVER, SAY, is_ready
 from tests.runners.tools import bodies, events_of, ids_of, wait_for
+
+# What the files of an attempt mean to an agent that starts, and how an end gets settled.
 
 A1, A2 = ids_of(__name__)
 
@@ -55,9 +64,7 @@ def test_what_the_files_of_an_attempt_without_a_supervisor_mean(attempts):
 
 def test_a_forgotten_attempt_keeps_its_output_and_loses_its_spool(attempts):
     folder = attempts.run(code="import os; os.mkdir('output'); open('output/model', 'w')")
-
     folder.forget()
-
     assert folder.verdict(BOOT) is Verdict.FORGOTTEN
     assert not folder.spool.exists()
     assert (folder.output / "model").exists()
@@ -68,7 +75,6 @@ def test_the_reaper_writes_the_end_of_a_lost_attempt_and_not_of_a_living_one(att
     folder.settle(Reason.SUPERVISOR_LOST)
     assert folder.exit_record() is None
     assert not folder.is_settled
-
     kill_supervisor(folder)
     folder.settle(Reason.SUPERVISOR_LOST)
     assert folder.exit_record().reason is Reason.SUPERVISOR_LOST
@@ -89,7 +95,6 @@ def test_an_end_that_only_spool_or_record_tells_is_written_to_the_other(attempts
     folder.settle(Reason.SUPERVISOR_LOST)
     assert folder.exit_record().exit_code == 7
     assert len(bodies(folder, "exited")) == 1
-
     folder = attempts.run(f"recorded-{A1}", code="raise SystemExit(7)")
     tail = next(folder.spool.glob("*.jsonl"))
     tail.write_bytes(b"".join(tail.read_bytes().splitlines(keepends=True)[:-1]))
@@ -103,9 +108,7 @@ def test_settling_leaves_no_daemon_of_a_lost_supervisor(attempts):
     wait_for(lambda: is_ready(folder))
     kill_supervisor(folder)
     wait_for(lambda: len(procfs.marked(A1)) == 1)  # the job went with its supervisor
-
     folder.settle(Reason.SUPERVISOR_LOST)
-
     assert procfs.marked(A1) == []
 
 
@@ -114,7 +117,6 @@ def test_the_announced_output_outlives_the_spool(attempts):
     folder = attempts.run(code=SAY + announce.format(1) + announce.format(2))
     folder.settle(Reason.INTERNAL)
     folder.forget()
-
     assert [artefact.total_bytes for artefact in folder.artefacts()] == [2]
 
 
@@ -125,7 +127,6 @@ def test_an_attempt_is_stored_once_its_last_event_is_acknowledged(attempts):
     folder.save_acked_seq(last_seq - 1)
     before = folder.is_stored
     folder.save_acked_seq(last_seq)
-
     assert (before, folder.is_stored) == (False, True)
 
 
@@ -133,7 +134,6 @@ def test_a_claim_is_made_once_and_a_quarantined_folder_is_kept_elsewhere(attempt
     folder = attempts.make()
     assert folder.make_claim("another fence", BOOT) == folder.claim()
     assert folder.claim().fence == "fence"
-
     place = folder.quarantine(host_dir.quarantine)
     assert (place / "spec.json").exists()
     assert attempt_folders(host_dir.attempts) == []
@@ -143,14 +143,141 @@ def test_a_folder_that_no_attempt_can_have_made_is_not_an_attempt(host_dir):
     for name in (".hidden", "a b", "..x", "a" * 65):
         (host_dir.attempts / name).mkdir()
     (host_dir.attempts / "01KA-x_9").mkdir()
-
     assert [folder.attempt_id for folder in attempt_folders(host_dir.attempts)] == ["01KA-x_9"]
 
 
 def test_events_go_on_after_a_lost_supervisor_without_a_gap(attempts):
     folder = attempts.make()
     SpoolWriter(folder.spool).append("phase", {"name": "train"})
-
     folder.settle(Reason.SUPERVISOR_LOST)
-
     assert [event["seq"] for event in events_of(folder)] == [1, 2]
+
+
+# Small files that are whole or absent, locks, and the space kept for the last word.
+
+END = {"exit_code": 1, "reason": "exit_nonzero", "last_lines": []}
+
+
+def test_a_document_replaces_the_old_one_whole_or_leaves_it(tmp_path, monkeypatch):
+    record.write_json(tmp_path / "x.json", {"a": 1})
+    record.write_json(tmp_path / "x.json", {"b": 2})
+    assert record.read_json(tmp_path / "x.json") == {"b": 2}
+    assert [path.name for path in tmp_path.iterdir()] == ["x.json"]
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda handle, data: write(handle, data[:3]))
+    with pytest.raises(OSError, match="No space left"):
+        record.write_json(tmp_path / "x.json", {"c": 3})
+    assert record.read_json(tmp_path / "x.json") == {"b": 2}
+    assert [path.name for path in tmp_path.iterdir()] == ["x.json"]
+
+
+def test_a_damaged_or_absent_document_is_none(tmp_path):
+    for damage in [b"", b"{", b"\0\0", b"[1]", b"\xff"]:
+        (tmp_path / "x.json").write_bytes(damage)
+        assert record.read_json(tmp_path / "x.json") is None, damage
+    assert record.read_json(tmp_path / "absent.json") is None
+
+
+def test_a_lock_is_held_by_one(tmp_path):
+    with record.locked(tmp_path / "lock"):
+        assert record.is_locked(tmp_path / "lock")
+        with pytest.raises(record.LockedError, match="held by another"):
+            with record.locked(tmp_path / "lock"):
+                pass
+    assert not record.is_locked(tmp_path / "lock")
+
+
+def test_a_patient_waiter_gets_a_lock_that_is_freed_meanwhile(tmp_path):
+    if pid := os.fork():
+        os.waitpid(pid, 0)  # the grandchild below holds the lock by now
+        with record.locked(tmp_path / "lock", patience_s=5.0):
+            held = True
+        assert held
+        return
+    with record.locked(tmp_path / "lock"):
+        if os.fork() == 0:
+            time.sleep(0.2)
+        os._exit(0)
+
+
+def test_the_exit_record_uses_the_space_kept_for_it(tmp_path):
+    record.reserve_exit_slot(tmp_path)
+    assert (tmp_path / "exit.slot").stat().st_size == record.SLOT_BYTES
+    record.write_exit_record(tmp_path, END)
+    assert json.loads((tmp_path / "exit.json").read_text()) == END
+    assert not (tmp_path / "exit.slot").exists()
+
+
+def test_an_exit_record_that_is_too_long_loses_its_oldest_lines(tmp_path):
+    lines = [f"line {number} " + "\x01" * 100 for number in range(100)]
+    written = record.write_exit_record(tmp_path, END | {"last_lines": lines})
+    assert written["last_lines"][-1] == lines[-1]
+    assert 0 < len(written["last_lines"]) < 100
+    assert (tmp_path / "exit.json").stat().st_size <= record.SLOT_BYTES
+
+
+# What a later attempt of a job takes over from an earlier one, and what it leaves alone.
+
+
+@pytest.fixture
+def left(attempts):
+    """Make an attempt of a job that has ended and kept a checkpoint."""
+
+    def leave(attempt_id: str, number: int, job_id: str = "j1") -> AttemptFolder:
+        folder = attempts.make(attempt_id)
+        request = folder.request().model_copy(update={"number": number, "job_id": job_id})
+        record.write_json(folder.spec, request.model_dump(mode="json"))
+        (folder.checkpoint / "step-00000003").mkdir(parents=True)
+        (folder.checkpoint / "step-00000003" / "state.json").write_text(attempt_id)
+        return folder
+
+    return leave
+
+
+@pytest.fixture
+def later(attempts):
+    """The folder of the job's fourth attempt, and what it is to run."""
+    folder = attempts.make(A2)
+    return folder, folder.request().model_copy(update={"number": 4})
+
+
+def kept(folder: AttemptFolder) -> str:
+    return (folder.checkpoint / "step-00000003" / "state.json").read_text()
+
+
+def test_the_newest_earlier_attempt_of_the_same_job_gives_what_it_kept(left, later):
+    others = [left("b", 3), left("a", 2), left("c", 3, job_id="j2"), left("d", 5)]
+    assert take_over(*later, others).attempt_id == "b"
+    assert kept(later[0]) == "b"
+    assert not others[0].checkpoint.exists()
+    assert [kept(other) for other in others[1:]] == ["a", "c", "d"]
+    assert take_over(*later, others) is None  # once is enough, however often it is asked
+    assert kept(later[0]) == "b"
+
+
+def test_an_attempt_whose_supervisor_lives_keeps_what_it_has(left, later, monkeypatch):
+    monkeypatch.setattr("runners.reconcile.LOCK_PATIENCE_SECONDS", 0.05)
+    alive, ended = left("b", 3), left("a", 2)
+    with record.locked(alive.lock):
+        assert take_over(*later, [alive, ended]).attempt_id == "a"
+    assert (kept(alive), kept(later[0])) == ("b", "a")
+
+
+def test_an_attempt_that_saved_nothing_gives_nothing(attempts, later):
+    attempts.make("empty").checkpoint.mkdir()
+    assert take_over(*later, [AttemptFolder(attempts.host_dir.attempts / "empty")]) is None
+
+
+def test_the_next_attempt_that_a_host_starts_finds_the_checkpoint(acceptor, left, host_dir):
+    left(A1, 1).settle(Reason.SUPERVISOR_LOST)
+    stored = acceptor.want(A2)
+    stored.request = stored.request.model_copy(update={"number": 2, "job_id": "j1"})
+    client = ServerClient(acceptor.url, "host-credential")
+    reconciler = Reconciler(
+        host_dir, HostConfig(min_free_bytes=0), client, boot_id=procfs.boot_id(),
+        render=lambda _spec, _folder: [sys.executable, "-c", FOREVER],
+    )  # fmt: skip
+    reconciler.claim(Wanted(attempt_id=A2, fence=stored.fence))
+    client.close()
+    assert kept(AttemptFolder(host_dir.attempts / A2)) == A1
+    assert procfs.marked(A2)

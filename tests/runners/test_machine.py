@@ -56,12 +56,10 @@ def test_the_facts_of_this_machine_are_its_own_and_hold_its_inventory_and_user(t
     facts = inventory.host_facts(tmp_path)
     assert facts.machine_id == machine_id()
     assert facts.user_id == os.getuid()
-
     sizes = [(disk.path, disk.total_bytes) for disk in machine.disks()]  # others write on them
     assert [(disk.path, disk.total_bytes) for disk in facts.disks] == sizes
     assert {nic.name for nic in facts.nics} == {nic.name for nic in machine.nics()}
     assert len(facts.model_dump_json()) < 100_000
-
     assert facts.boot_id == procfs.boot_id()
     assert facts.cpu_count == len(os.sched_getaffinity(0))
     assert 2**28 < facts.memory_bytes < 2**45

@@ -57,7 +57,6 @@ def test_wanting_the_same_attempt_again_and_again_starts_it_once(acceptor, recon
     assert len(bodies(folder, "started")) == 1
     assert len(procfs.marked(A1)) == 1
     assert folder.request() == acceptor.attempts[A1].request
-
     reconciler.apply(reply(forget=(A1,)))
     assert folder.spool.is_dir()
     assert folder.verdict(procfs.boot_id()) is Verdict.RUNNING
@@ -69,10 +68,8 @@ def test_a_claim_is_told_to_disk_and_what_the_host_found_to_the_server(
     asked = []
     answer = acceptor.claim
     acceptor.claim = lambda *call: asked.append((folder.claim(), call[1])) or answer(*call)
-
     needs = Needs(kind="benchmark", memory_bytes=2**60)
     reconciler.claim(wanted(acceptor).model_copy(update={"needs": needs}))
-
     ((on_disk, request),) = asked
     assert on_disk.claim_id == acceptor.attempts[A1].claim_id
     assert [check.name for check in request.checks if not check.ok] == ["memory"]
@@ -85,9 +82,7 @@ def test_a_claim_that_is_repeated_looks_for_the_same_again(acceptor, reconciler)
     asked = []
     acceptor.is_away, answer = False, acceptor.claim
     acceptor.claim = lambda *call: asked.append(call[1]) or answer(*call)
-
     reconciler.retry_claims()
-
     assert {"memory", "disk"} <= {check.name for check in asked[0].checks}
 
 
@@ -98,9 +93,7 @@ def test_an_attempt_that_will_not_stop_keeps_the_next_one_away(acceptor, reconci
     reconciler.stop(order)
     asked = []
     acceptor.claim = lambda *call: asked.append(call[1]) or (409, {"detail": "given back"})
-
     reconciler.claim(wanted(acceptor, A2).model_copy(update={"needs": Needs(kind="train")}))
-
     failed = [check for check in asked[0].checks if not check.ok]
     assert [check.name for check in failed] == ["earlier attempts"]
     assert A1 in failed[0].sentence
@@ -109,9 +102,7 @@ def test_an_attempt_that_will_not_stop_keeps_the_next_one_away(acceptor, reconci
 def test_an_absent_server_leaves_the_claim_to_be_repeated(acceptor, reconciler, folder):
     want = wanted(acceptor)
     acceptor.is_away = True
-
     reconciler.claim(want)
-
     assert folder.verdict(procfs.boot_id()) is Verdict.CLAIMING
     acceptor.is_away = False
     reconciler.retry_claims()
@@ -122,7 +113,6 @@ def test_a_wrong_fence_is_buried_and_not_asked_for_again(acceptor, reconciler, f
     acceptor.want(A1)
     reconciler.claim(Wanted(attempt_id=A1, fence="old"))
     assert folder.verdict(procfs.boot_id()) is Verdict.TOMBSTONE
-
     reconciler.claim(Wanted(attempt_id=A1, fence=acceptor.attempts[A1].fence))
     assert acceptor.attempts[A1].claim_id == ""
 
@@ -131,10 +121,8 @@ def test_stopping_twice_keeps_the_first_order(acceptor, reconciler, folder):
     reconciler.apply(reply(wanted=(wanted(acceptor),)))
     reconciler.apply(reply(stop=(stop(),)))
     later = stop().model_copy(update={"reason": Reason.SUPERSEDED})
-
     reconciler.apply(reply(stop=(later,)))
     wait_for(folder.exit_record)
-
     assert folder.exit_record().reason is Reason.STOPPED_BY_USER
 
 
@@ -147,7 +135,6 @@ def test_an_order_about_what_is_not_here_does_nothing(reconciler, host_dir):
 def test_the_secrets_of_the_host_reach_no_job(acceptor, reconciler, folder, host_dir, credential):
     host_dir.save_credential(credential)
     reconciler.apply(reply(wanted=(wanted(acceptor),)))
-
     (job,) = procfs.marked(A1)
     process = Path(f"/proc/{job.pid}")
     seen = [(process / name).read_bytes() for name in ("environ", "cmdline")]
@@ -157,7 +144,6 @@ def test_the_secrets_of_the_host_reach_no_job(acceptor, reconciler, folder, host
 
 def test_two_jobs_share_the_cores(acceptor, reconciler, host_dir):
     reconciler.apply(reply(wanted=(wanted(acceptor), wanted(acceptor, A2))))
-
     launches = [record.read_json(host_dir.attempts / key / record.LAUNCH) for key in (A1, A2)]
     cores = len(os.sched_getaffinity(0))
     assert [each["env"]["OMP_NUM_THREADS"] for each in launches] == [
@@ -168,9 +154,7 @@ def test_two_jobs_share_the_cores(acceptor, reconciler, host_dir):
 
 def test_a_supervisor_that_fails_is_told_as_our_fault(acceptor, reconciler, folder, monkeypatch):
     monkeypatch.setattr("runners.launch.start_supervisor", lambda _: 70)
-
     reconciler.apply(reply(wanted=(wanted(acceptor),)))
-
     assert folder.exit_record().reason is Reason.INTERNAL
     assert "supervisor.log" in folder.exit_record().last_lines[0]
 
@@ -179,7 +163,5 @@ def test_statuses_leave_out_what_the_server_holds_whole(attempts, reconciler):
     folder = attempts.run(A1)
     reconciler.reap()
     before = [status.phase for status in reconciler.statuses()]
-
     folder.forget()
-
     assert (before, reconciler.statuses()) == (["exited"], ())

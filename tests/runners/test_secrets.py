@@ -72,7 +72,6 @@ def holding(path: Path) -> list[str]:
 
 def test_the_job_finds_it_as_a_file_of_its_owner_alone(running):
     file = running.path / record.SECRETS / "HF_TOKEN"
-
     assert file.read_text() == CANARY
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
@@ -81,14 +80,12 @@ def test_the_job_finds_it_as_a_file_of_its_owner_alone(running):
 def test_no_command_line_and_no_environment_holds_it(running):
     processes = [Path(f"/proc/{each.pid}") for each in procfs.marked(A1)]
     seen = [(each / name).read_bytes() for each in processes for name in ("cmdline", "environ")]
-
     assert len(seen) >= 2
     assert not any(CANARY.encode() in text for text in seen)
 
 
 def test_no_other_file_of_the_host_holds_it_while_it_runs(running, host_dir):
     wait_for(lambda: bodies(running, "phase")[1:])
-
     assert holding(host_dir.path) == ["HF_TOKEN"]
 
 
@@ -104,15 +101,12 @@ def test_after_its_end_nothing_on_the_host_holds_it(running, host_dir, attempts)
 def test_a_host_that_restarts_meanwhile_leaves_none_behind(running, attempts, reconciler):
     attempts.clean_up()
     wait_for(lambda: not record.is_locked(running.lock))
-
     reconciler.reap()
-
     assert holding(running.path) == []
 
 
 def test_a_job_whose_secret_is_gone_does_not_start(acceptor, reconciler, host_dir):
     reconciler.claim(give(acceptor))
-
     ended = AttemptFolder(host_dir.attempts / A1).exit_record()
     assert ended.reason is Reason.PREFLIGHT_FAILED
     assert "HF_TOKEN" in ended.last_lines[0]
@@ -122,7 +116,6 @@ def test_only_the_wire_of_a_claim_says_the_value():
     reply = ClaimReply(request=request(), secrets={"HF_TOKEN": SecretStr(CANARY)})
     assert CANARY not in repr(reply) + str(reply) + str(reply.model_dump())
     assert CANARY in reply.model_dump_json()
-
     assert "secrets" not in BeatReply.model_fields
 
 

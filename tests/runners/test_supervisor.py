@@ -1,4 +1,4 @@
-"""The supervisor with real jobs: what it records, ships, stops and leaves behind."""
+"""The supervisor with real jobs: what it records, stops and survives."""
 
 import json
 import os
@@ -15,8 +15,10 @@ from runners import launch, supervisor
 from runners.config import HostDir
 from runners.reasons import Reason
 from runners.supervision import procfs, record
-from tests.runners.programs import FOREVER, SAY, STUBBORN, is_ready, stop
+from tests.runners.programs import DAEMON, FOREVER, SAY, STUBBORN, is_ready, stop
 from tests.runners.tools import Attempts, bodies, events_of, ids_of, wait_for
+
+# The supervisor with real jobs: what it records, ships, stops and leaves behind.
 
 A1, _ = ids_of(__name__)
 
@@ -60,7 +62,6 @@ def test_a_job_that_ends_well_is_recorded_as_ok_between_started_and_exited(done)
     assert (ended.exit_code, ended.reason, ended.by) == (0, Reason.OK, "supervisor")
     assert ended.last_lines == ("done",)
     assert ended.started_at_ms <= ended.ended_at_ms
-
     events = events_of(done)
     assert events[0]["kind"] == "started"
     assert events[-1]["kind"] == "exited"
@@ -83,7 +84,6 @@ def test_a_damaged_event_is_refused_in_the_log_and_the_next_one_taken(talked):
 def test_before_a_job_says_anything_its_supervisor_says_what_it_does(talked):
     kinds = [event["kind"] for event in events_of(talked)][:3]
     first = bodies(talked, "log")[0]
-
     assert kinds == ["started", "phase", "log"]
     assert bodies(talked, "phase")[0] == {"name": supervisor.LOADING}
     assert (first["stream"], "has started" in first["text"]) == ("supervisor", True)
@@ -104,9 +104,7 @@ def test_memory_and_processor_time_are_sampled_from_the_whole_tree(attempts):
         "while t.time() < e: pass'\n"
         "subprocess.run([sys.executable, '-c', hold])"
     )
-
     folder = attempts.run(code=code)
-
     points = [body["values"] for body in bodies(folder, "metric") if body["source"] == "host"]
     assert max(point["rss_bytes"] for point in points) > 150 * 2**20
     assert max(point["cpu_utilization"] for point in points) > 0.2
@@ -158,7 +156,6 @@ def test_the_supervisor_says_who_it_is_and_is_small(living):
     assert procfs.is_running(identity["pid"], identity["start_ticks"])
     assert procfs.read_process(identity["child_pid"]).parent == identity["pid"]
     assert identity["boot_id"] == procfs.boot_id()
-
     assert procfs.read_process(identity["pid"]).rss_bytes < 30 * 2**20
     assert sys.executable in bodies(living, "started")[0]["argv"]
 
@@ -172,9 +169,7 @@ def test_a_second_launch_is_refused_while_the_first_lives_and_after_its_end(livi
 def test_a_stop_ends_a_willing_job_at_once(attempts):
     folder = attempts.start(code=FOREVER)
     stop(folder, grace_seconds=30)
-
     attempts.wait(folder, seconds=5)
-
     assert folder.exit_record().reason is Reason.STOPPED_BY_USER
     assert folder.exit_record().signal == 15
 
@@ -183,9 +178,7 @@ def test_a_stop_kills_a_stubborn_job_after_its_grace(attempts):
     folder = attempts.start(code=STUBBORN)
     wait_for(lambda: is_ready(folder))
     stop(folder)
-
     attempts.wait(folder, seconds=5)
-
     assert folder.exit_record().reason is Reason.STOPPED_BY_USER
     assert folder.exit_record().signal == 9
 
@@ -193,10 +186,8 @@ def test_a_stop_kills_a_stubborn_job_after_its_grace(attempts):
 def test_a_stop_before_the_start_runs_nothing(attempts):
     folder = attempts.make(code="open('ran', 'w')")
     stop(folder)
-
     launch.start_supervisor(folder.path)
     attempts.wait(folder)
-
     assert folder.exit_record().reason is Reason.STOPPED_BY_USER
     assert not (folder.path / "ran").exists()
     assert [event["kind"] for event in events_of(folder)] == ["exited"]
@@ -220,13 +211,11 @@ def test_a_job_can_save_its_work_during_the_grace(attempts):
     wait_for(lambda: is_ready(folder))
     stop(folder, grace_seconds=10)
     attempts.wait(folder, seconds=5)
-
     assert folder.exit_record().last_lines == ("ready", "saved")
 
 
 def test_a_job_that_takes_too_long_is_ended(attempts):
     folder = attempts.run(code=FOREVER, max_duration_seconds=0.5)
-
     assert folder.exit_record().reason is Reason.MAX_DURATION
 
 
@@ -235,9 +224,7 @@ def test_a_stop_is_obeyed_at_once_when_the_supervisor_is_told(attempts):
     identity = record.read_json(folder.path / record.SUPERVISOR)
     stop(folder, grace_seconds=30)
     procfs.send_signal(identity["pid"], identity["start_ticks"], signal.SIGTERM)
-
     attempts.wait(folder, seconds=3)
-
     ended = folder.exit_record()
     assert ended.reason is Reason.STOPPED_BY_USER
     assert ended.ended_at_ms - ended.started_at_ms < 1000
@@ -246,10 +233,8 @@ def test_a_stop_is_obeyed_at_once_when_the_supervisor_is_told(attempts):
 def test_a_supervisor_that_a_stranger_terminates_ends_its_job_and_says_so(attempts):
     folder = attempts.start(code=FOREVER)
     identity = record.read_json(folder.path / record.SUPERVISOR)
-
     os.kill(identity["pid"], signal.SIGTERM)
     attempts.wait(folder)
-
     assert folder.exit_record().reason is Reason.KILLED_EXTERNALLY
 
 
@@ -257,16 +242,13 @@ def test_a_closed_terminal_does_not_end_the_supervisor(attempts):
     folder = attempts.start(code="import time; time.sleep(0.5)")
     for number in (signal.SIGINT, signal.SIGHUP):
         os.kill(record.read_json(folder.path / record.SUPERVISOR)["pid"], number)
-
     attempts.wait(folder)
-
     assert folder.exit_record().reason is Reason.OK
 
 
 def test_a_folder_without_launch_data_is_an_internal_fault(attempts):
     folder = attempts.make()
     (folder.path / record.LAUNCH).write_bytes(b"{")
-
     assert launch.start_supervisor(folder.path) == supervisor.EXIT_INTERNAL
     assert "is missing or damaged" in (folder.path / "supervisor.log").read_text()
 
@@ -277,9 +259,7 @@ def test_an_event_without_end_is_refused_and_the_next_one_taken(attempts):
         "for _ in range(40): os.write(fd, b'x' * 65536)\n"
         "os.write(fd, b'\\n')\nsay('phase', name='after')"
     )
-
     folder = attempts.run(code=code)
-
     assert bodies(folder, "phase")[1:] == [{"name": "after"}]
 
 
@@ -287,18 +267,14 @@ def test_a_flood_of_damaged_events_is_not_told_line_by_line(attempts):
     code = (
         "import os\nfor _ in range(500): os.write(int(os.environ['SLIPWAY_EVENT_FD']), b'no\\n')"
     )
-
     folder = attempts.run(code=code)
-
     told = [body for body in bodies(folder, "log") if body["stream"] == "supervisor"]
     assert len(told) == 1 + supervisor.MAX_REFUSALS_TOLD  # and that it has started
 
 
 def test_a_job_may_close_everything_and_still_be_supervised(attempts):
     code = "import os, time\nfor fd in range(64):\n  try: os.close(fd)\n  except OSError: pass\ntime.sleep(1.2)"
-
     folder = attempts.run(code=code)
-
     assert folder.exit_record().reason is Reason.OK
 
 
@@ -309,9 +285,7 @@ def test_the_supervisor_leaks_no_descriptor_and_keeps_no_zombie(attempts):
     wait_for(lambda: is_ready(folder))
     descriptors = Path(f"/proc/{pid}/fd")
     before = len(list(descriptors.iterdir()))
-
     time.sleep(1.5)
-
     assert len(list(descriptors.iterdir())) == before
     assert [
         each for each in procfs.all_processes() if each.parent == pid and not each.is_alive
@@ -321,8 +295,121 @@ def test_the_supervisor_leaks_no_descriptor_and_keeps_no_zombie(attempts):
 def test_an_idle_supervisor_costs_next_to_nothing(living):
     pid = record.read_json(living.path / record.SUPERVISOR)["pid"]
     before = procfs.read_process(pid).cpu_ticks
-
     time.sleep(3)
-
     spent = procfs.read_process(pid).cpu_ticks - before
     assert spent / procfs.CLOCK_TICKS_PER_SECOND / 3 < 0.05
+
+
+# The supervisor when things go wrong: daemons, fork loops, kills, floods and a full disk.
+
+
+@pytest.mark.faults
+def test_daemons_of_a_stopped_job_are_killed(attempts):
+    folder = attempts.start(code=DAEMON + FOREVER)
+    wait_for(lambda: is_ready(folder))
+    assert len(procfs.marked(A1)) == 2
+    stop(folder)
+    attempts.wait(folder, seconds=5)
+    assert procfs.marked(A1) == []
+
+
+@pytest.mark.faults
+def test_daemons_of_a_finished_job_are_killed_and_its_reason_kept(attempts):
+    folder = attempts.run(code=DAEMON)
+    assert folder.exit_record().reason is Reason.OK
+    assert procfs.marked(A1) == []
+
+
+@pytest.mark.faults
+def test_a_loop_that_forks_during_the_stop_is_killed_whole(attempts):
+    code = (
+        "import os, signal, time\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "print('ready', flush=True)\n"
+        "for _ in range(2000):\n"
+        "    if os.fork() == 0:\n"
+        "        os.setsid(); time.sleep(60); os._exit(0)\n"
+        "    time.sleep(0.01)\n"
+    )
+    folder = attempts.start(code=code)
+    wait_for(lambda: is_ready(folder))
+    stop(folder)
+
+    attempts.wait(folder)
+
+    assert procfs.marked(A1) == []
+
+
+@pytest.mark.faults
+def test_five_launches_at_once_start_one_job(attempts, tmp_path):
+    all_launched = tmp_path / "all-launched"
+    waits = f"while not os.path.exists({str(all_launched)!r}): time.sleep(0.02)"
+    folder = attempts.make(code=f"import os, time\nprint('ran', flush=True)\n{waits}")
+    pids = []
+    for _ in range(5):
+        pid = os.fork()
+        if pid == 0:
+            os._exit(launch.start_supervisor(folder.path))
+        pids.append(pid)
+
+    outcomes = sorted(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids)
+    all_launched.touch()
+    attempts.wait(folder)
+
+    assert outcomes == [0, 75, 75, 75, 75]
+    assert (folder.path / "stdout.log").read_text() == "ran\n"
+    assert len(bodies(folder, "started")) == 1
+
+
+@pytest.mark.faults
+def test_the_job_outlives_the_kill_of_its_launchers_group(attempts):
+    folder = attempts.make(code="import time; time.sleep(1.5); print('alive')")
+    pid = os.fork()
+    if pid == 0:
+        os.setsid()
+        launch.start_supervisor(folder.path)
+        os.killpg(0, 9)
+    os.waitpid(pid, 0)
+    attempts.wait(folder)
+    assert folder.exit_record().reason is Reason.OK
+    assert (folder.path / "stdout.log").read_text() == "alive\n"
+
+
+@pytest.mark.faults
+def test_the_job_dies_with_its_supervisor(attempts):
+    folder = attempts.start(code=FOREVER)
+    identity = record.read_json(folder.path / record.SUPERVISOR)
+    os.kill(identity["pid"], 9)
+    wait_for(
+        lambda: not procfs.is_running(identity["child_pid"], identity["child_start_ticks"]), 3
+    )
+    assert not record.is_locked(folder.lock)
+
+
+@pytest.mark.faults
+def test_a_flood_of_output_neither_fills_the_disk_nor_stops_the_job(attempts):
+    code = "import sys\nfor _ in range(1200): sys.stdout.buffer.write(b'x' * 65535 + b'\\n')\nprint('end')"
+    started = time.monotonic()
+    folder = attempts.run(code=code)
+    kept = sum(path.stat().st_size for path in folder.path.glob("stdout*.log"))
+    sent = sum(len(body["text"]) for body in bodies(folder, "log"))
+    assert kept <= 12.1 * 2**20
+    assert sent <= (time.monotonic() - started + 2) * 64 * 1024
+    assert folder.exit_record().dropped_log_bytes > 60 * 2**20
+    assert folder.exit_record().last_lines[-1] == "end"
+
+
+@pytest.mark.faults
+def test_the_end_is_recorded_on_a_full_disk(attempts, small_host_dir):
+    attempts.host_dir = small_host_dir
+    code = (
+        "import os\n"
+        "fd = os.open('filler', os.O_WRONLY | os.O_CREAT)\n"
+        "try:\n"
+        "    while True: os.write(fd, b'x' * 512)\n"
+        "except OSError as error: print(error); raise SystemExit(1)\n"
+    )
+    folder = attempts.run(code=code)
+    assert os.statvfs(folder.path).f_bavail < 20
+    assert folder.exit_record().reason is Reason.DISK_FULL
+    assert events_of(folder)[-1]["kind"] == "exited"
