@@ -17,6 +17,8 @@ from runners.wake import wake_agent
 from tests.runners.programs import FOREVER, SAY
 from tests.runners.tools import ids_of, wait_for
 
+# The agent against an in-memory server, with real supervisors and jobs below it.
+
 A1, A2 = ids_of(__name__)
 
 MICROBENCH = Microbench(
@@ -85,7 +87,6 @@ def test_a_wanted_attempt_is_claimed_run_told_to_its_end_and_then_forgotten(
 
 def test_for_a_server_that_went_back_nothing_starts_until_it_is_further_on(acceptor, serve):
     acceptor.epoch = EpochShown(number=7, proof="a" * 64)
-
     with serve():
         wait_for(lambda: acceptor.beats and acceptor.beats[-1].epoch == acceptor.epoch)
         acceptor.epoch = EpochShown(number=6, proof="b" * 64)
@@ -101,7 +102,6 @@ def test_the_first_beat_brings_the_facts_and_the_benchmark_is_sent_once(acceptor
         wait_for(lambda: acceptor.microbench)
         num_beats = len(acceptor.beats)
         wait_for(lambda: len(acceptor.beats) > num_beats + 1)
-
     first, second, *_ = acceptor.beats
     assert first.facts.boot_id == procfs.boot_id()
     assert first.is_agent_start
@@ -113,13 +113,11 @@ def test_the_first_beat_brings_the_facts_and_the_benchmark_is_sent_once(acceptor
 
 def test_a_beat_says_how_far_an_attempt_is_and_a_stop_order_ends_it(acceptor, serve):
     stored = acceptor.want(A1)
-
     with serve(FOREVER):
         wait_for(lambda: any(each.acked_seq for beat in acceptor.beats for each in beat.attempts))
         status = acceptor.beats[-1].attempts[0]
         acceptor.order_stop(A1)
         wait_for(lambda: stored.has_exited)
-
     assert (status.phase, status.fence) == ("running", acceptor.attempts[A1].fence)
     assert status.last_seq >= status.acked_seq > 0
     assert stored.exit["reason"] == "stopped_by_user"
@@ -129,10 +127,8 @@ def test_a_stop_that_comes_before_the_start_runs_nothing(acceptor, serve, host_d
     stored = acceptor.want(A1)
     acceptor.lose_replies = 2  # still claiming at its second beat, which brings the order
     acceptor.order_stop(A1)
-
     with serve("open('ran', 'w')"):
         wait_for(lambda: stored.has_exited)
-
     assert stored.kinds() == ["exited"]
     assert stored.exit["reason"] == "stopped_by_user"
     assert not (host_dir.attempts / A1 / "ran").exists()
@@ -141,10 +137,8 @@ def test_a_stop_that_comes_before_the_start_runs_nothing(acceptor, serve, host_d
 def test_a_lost_claim_reply_is_asked_for_again_and_starts_one_job(acceptor, serve):
     stored = acceptor.want(A1)
     acceptor.lose_replies = 2
-
     with serve("print('ran')"):
         wait_for(lambda: stored.has_exited)
-
     assert stored.kinds().count("started") == 1
 
 
@@ -152,12 +146,10 @@ def test_a_refused_claim_becomes_a_tombstone_and_no_process(acceptor, serve, hos
     stored = acceptor.want(A1)
     stored.claim_id = ""
     acceptor.claim = lambda *_: (409, {"detail": "superseded"})
-
     with serve("open('ran', 'w')"):
         wait_for((host_dir.attempts / A1 / "tombstone").exists)
         num_beats = len(acceptor.beats)
         wait_for(lambda: len(acceptor.beats) > num_beats + 1)
-
     assert acceptor.beats[-1].attempts == ()
     assert not (host_dir.attempts / A1 / "ran").exists()
 
@@ -176,14 +168,12 @@ def test_a_wake_without_an_agent_is_harmless(host_dir):
 
 def test_the_server_may_be_away_while_a_job_runs_and_ends(acceptor, serve):
     stored = acceptor.want(A1)
-
     with serve("import time; time.sleep(1.5); print('end')"):
         wait_for(lambda: stored.events)
         acceptor.is_away = True
         wait_for(lambda: procfs.marked(A1) == [])
         acceptor.is_away = False
         wait_for(lambda: stored.has_exited)
-
     assert [event.seq for event in stored.events] == list(range(1, len(stored.events) + 1))
 
 
@@ -192,10 +182,8 @@ def test_a_job_outlives_its_agent_and_the_next_agent_ships_the_rest(acceptor, se
     with serve("import time; print('on', flush=True); time.sleep(2); print('end')"):
         wait_for(lambda: stored.events)
     assert procfs.marked(A1)
-
     with serve():
         wait_for(lambda: stored.has_exited)
-
     assert stored.exit["reason"] == "ok"
     assert stored.kinds().count("started") == 1
 
@@ -205,23 +193,19 @@ def test_a_job_that_ended_while_no_agent_ran_is_told_by_the_next(acceptor, serve
     with serve("import time; time.sleep(1)"):
         wait_for(lambda: stored.events)
     wait_for(lambda: procfs.marked(A1) == [])
-
     with serve():
         wait_for(lambda: stored.has_exited)
-
     assert (stored.exit["reason"], stored.exit["by"]) == ("ok", "supervisor")
 
 
 @pytest.mark.faults
 def test_a_killed_supervisor_is_told_as_lost_and_leaves_no_process(acceptor, serve, host_dir):
     stored = acceptor.want(A1)
-
     with serve(FOREVER):
         wait_for(lambda: stored.events)
         identity = record.read_json(host_dir.attempts / A1 / record.SUPERVISOR)
         procfs.send_signal(identity["pid"], identity["start_ticks"], 9)
         wait_for(lambda: stored.has_exited)
-
     assert (stored.exit["reason"], stored.exit["by"]) == ("supervisor_lost", "reaper")
     assert procfs.marked(A1) == []
 
@@ -289,10 +273,8 @@ def test_what_cannot_be_run_is_refused_in_words(acceptor, serve, host_dir):
 def test_a_full_disk_refuses_new_attempts_in_words(acceptor, serve, host_dir):
     (host_dir.path / "config.json").write_text('{"min_free_bytes": 1000000000000000}')
     stored = acceptor.want(A1)
-
     with serve():
         wait_for(lambda: stored.has_exited)
-
     assert stored.exit["reason"] == "disk_full"
     assert "are required" in stored.exit["last_lines"][0]
 
@@ -300,7 +282,6 @@ def test_a_full_disk_refuses_new_attempts_in_words(acceptor, serve, host_dir):
 def test_no_benchmark_runs_beside_a_job(acceptor, serve):
     stored = acceptor.want(A1)
     slow = (sys.executable, "-c", "import time; time.sleep(60)")
-
     with serve("import time; time.sleep(1)", bench=slow) as agent:
         wait_for(lambda: stored.events)
         assert not agent.bench.is_running
@@ -311,21 +292,18 @@ def test_no_benchmark_runs_beside_a_job(acceptor, serve):
 def test_a_failed_benchmark_is_a_problem_in_words(acceptor, serve):
     with serve(bench=(sys.executable, "-c", "raise SystemExit('no torch here')")):
         wait_for(lambda: acceptor.beats and acceptor.beats[-1].problems)
-
     assert acceptor.beats[-1].problems == ("the micro-benchmark failed: no torch here",)
 
 
 def test_a_second_agent_on_the_same_folder_is_refused(serve, host_dir, credential):
     with serve():
         wait_for(lambda: record.is_locked(host_dir.agent_lock))
-
         with pytest.raises(AlreadyRunningError, match="another agent serves"):
             Agent(host_dir, credential).run()
 
 
 def test_a_turned_down_credential_leaves_the_jobs_alone(acceptor, serve, caplog):
     stored = acceptor.want(A1)
-
     with serve(FOREVER):
         wait_for(lambda: stored.events)
         acceptor.credentials.clear()
@@ -336,5 +314,51 @@ def test_a_turned_down_credential_leaves_the_jobs_alone(acceptor, serve, caplog)
 def test_the_host_folder_is_closed_to_others(tmp_path):
     made = HostDir(tmp_path / "new")
     made.make()
-
     assert made.path.stat().st_mode & 0o077 == 0
+
+
+# An operator mended something: the host says at once what it is now.
+
+
+@pytest.fixture
+def agent(acceptor, host_dir, credential):
+    acceptor.microbench = MICROBENCH
+    host_dir.save_credential(credential)
+    now = [1000.0]
+    made = Agent(host_dir, credential, clock=lambda: now[0])
+    made.now = now
+    yield made
+    made.client.close()
+
+
+def step_after(agent: Agent, seconds: float) -> None:
+    agent.now[0] += seconds
+    agent.step()
+
+
+def has_facts(acceptor) -> list[bool]:
+    return [beat.facts is not None for beat in acceptor.beats]
+
+
+def test_a_host_that_is_asked_says_it_again_without_waiting(acceptor, agent):
+    step_after(agent, 0)
+    acceptor.wants_recheck = True
+    step_after(agent, 11)
+    step_after(agent, 0)
+    step_after(agent, 11)
+    assert has_facts(acceptor) == [True, False, True, False]
+
+
+def test_a_host_says_it_again_every_ten_minutes(acceptor, agent):
+    step_after(agent, 0)
+    step_after(agent, 590)
+    step_after(agent, 11)
+    assert has_facts(acceptor) == [True, False, True]
+
+
+def test_a_benchmark_that_failed_runs_again_when_asked(acceptor, agent):
+    step_after(agent, 0)
+    agent.bench._not_before = float("inf")
+    acceptor.wants_recheck = True
+    step_after(agent, 11)
+    assert agent.bench._not_before == 0.0

@@ -1,14 +1,24 @@
-"""The micro-benchmark as a child: its result, its failures, and that a job comes first."""
+"""The micro-benchmark as a child, and what the bench of fewer bits makes of its jobs."""
 
+import os
 import sys
 
+import numpy as np
 import pytest
+import torch
 
-from runners import bench
+from runners import bench, compress_bench
 from runners.bench import MicrobenchRunner
+from runners.compress_bench import BETTER, NAMES, SETTINGS, attempt_of, of_perplexity, of_rows
+from runners.jobs.evaluation import evaluate, perplexity_ratio
+from runners.jobs.loading import fresh_model, ready
+from runners.jobs.memory import tensor_bytes
 from runners.supervision import procfs
-from tests.runners.test_agent import BENCH, MICROBENCH
+from tests.runners.jobs.tiny import TINY_CONFIG
+from tests.runners.test_agent import MICROBENCH
 from tests.runners.tools import wait_for
+
+# The micro-benchmark as a child: its result, its failures, and that a job comes first.
 
 
 def run(runner: MicrobenchRunner):
@@ -22,52 +32,42 @@ def python(code: str) -> tuple[str, ...]:
     return (sys.executable, "-c", code)
 
 
-def test_the_result_is_the_last_line(tmp_path):
+def test_the_result_is_the_last_line_and_told_once(tmp_path):
     chatty = python(f"print('warming up'); print({MICROBENCH.model_dump_json()!r})")
-
-    assert run(MicrobenchRunner(tmp_path, chatty)) == MICROBENCH
-
-
-def test_the_result_is_told_once(tmp_path):
-    runner = MicrobenchRunner(tmp_path, BENCH)
-    run(runner)
-
+    runner = MicrobenchRunner(tmp_path, chatty)
+    assert run(runner) == MICROBENCH
     assert runner.poll() is None
 
 
-@pytest.mark.parametrize("code", ["print('{}')", "pass", "print('fast')"])
-def test_no_result_is_a_problem(tmp_path, code):
-    runner = MicrobenchRunner(tmp_path, python(code))
-
-    assert run(runner) is None
-    assert runner.problem == "the micro-benchmark failed: exit code 0, no result"
+def test_no_result_is_a_problem(tmp_path):
+    for code in ["print('{}')", "pass", "print('fast')"]:
+        runner = MicrobenchRunner(tmp_path, python(code))
+        assert run(runner) is None, code
+        assert runner.problem == "the micro-benchmark failed: exit code 0, no result", code
 
 
 def test_after_a_failure_it_rests(tmp_path):
     runner = MicrobenchRunner(tmp_path, python("raise SystemExit(1)"))
     run(runner)
-
     runner.start()
-
     assert not runner.is_running
 
 
 def test_a_benchmark_that_takes_too_long_is_ended(tmp_path, monkeypatch):
     monkeypatch.setattr(bench, "TIMEOUT_SECONDS", 0.1)
     runner = MicrobenchRunner(tmp_path, python("import time; time.sleep(60)"))
-
     assert run(runner) is None
     assert "took more than" in runner.problem
 
 
-def test_a_cancelled_benchmark_leaves_no_process(tmp_path):
+def test_two_never_run_at_once_and_a_cancelled_one_leaves_no_process(tmp_path):
     runner = MicrobenchRunner(tmp_path, python("import time; time.sleep(60)"))
     runner.start()
-    pid = runner._child.pid
-
+    first = runner._child
+    runner.start()
+    assert runner._child is first
     runner.cancel()
-
-    assert procfs.read_process(pid) is None
+    assert procfs.read_process(first.pid) is None
     assert not runner.is_running
 
 
@@ -75,16 +75,92 @@ def test_it_runs_at_low_priority(tmp_path):
     code = "import os, sys; sys.stderr.write(str(os.nice(0)))"
     runner = MicrobenchRunner(tmp_path, python(code))
     run(runner)
-
-    assert runner.problem == f"the micro-benchmark failed: {bench.LOW_PRIORITY}"
+    assert runner.problem == f"the micro-benchmark failed: {os.nice(0) + bench.LOW_PRIORITY}"
 
 
 def test_two_never_run_at_once(tmp_path):
     runner = MicrobenchRunner(tmp_path, python("import time; time.sleep(60)"))
     runner.start()
     first = runner._child
-
     runner.start()
-
     assert runner._child is first
     runner.cancel()
+
+
+# What the bench of fewer bits makes of its jobs, and the direction of two of its ratios.
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(3)
+    return ready(fresh_model(TINY_CONFIG, torch.float32))
+
+
+def judged(ratio, low, high):
+    return {
+        "perplexity_ratio": ratio,
+        "perplexity_ratio_low": low,
+        "perplexity_ratio_high": high,
+        "original_matrices_bytes": 800.0,
+        "matrices_bytes": 400.0,
+    }
+
+
+def test_its_ways_are_those_of_the_bench_of_compression():
+    assert set(NAMES) <= set(SETTINGS)
+
+
+def test_two_ways_are_judged_on_the_same_windows_beside_each_other(monkeypatch, tmp_path):
+    asked = []
+
+    def answer(_folder, _attempt, spec):
+        asked.append(spec)
+        return judged(1.02, 1.01, 1.03)
+
+    monkeypatch.setattr(compress_bench, "run", answer)
+    found = list(compress_bench.compared(tmp_path))
+
+    assert [each.name for each in found] == list(BETTER)
+    assert {(each.low, each.high) for each in found} == {(1.01, 1.03)}
+    pairs = [(each.model.attempt_id, each.original.attempt_id) for each in asked]
+    assert pairs == [tuple(map(attempt_of, pair)) for pair in BETTER.values()]
+    assert [each.weight_dtype for each in asked] == ["int4", "bf16", "bf16"]
+
+
+def test_an_evaluation_beside_its_original_is_a_ratio():
+    found = of_perplexity("a / b", judged(1.2, 1.1, 1.3))
+    assert (found.value, found.low, found.high, found.n) == (1.2, 1.1, 1.3, 256)
+
+
+def test_rows_give_bytes():
+    found = {each.name: each for each in of_rows(dict.fromkeys(NAMES, judged(1.2, 1.1, 1.3)))}
+    assert found["bf16 / int8 matrices"].value == 2.0
+
+
+def test_what_codes_would_take_counts_before_what_tensors_take():
+    rows = dict.fromkeys(NAMES, judged(1.2, 1.1, 1.3) | {"compressed_bytes": 200.0})
+    assert next(of_rows(rows)).value == 4.0
+
+
+def test_only_the_weights_of_the_trained_model_are_counted(tmp_path):
+    model = tmp_path / "attempts" / compress_bench.TRAINED / "output" / "model"
+    model.mkdir(parents=True)
+    for name in ("model.safetensors", "config.json"):
+        (model / name).write_bytes(b"1234")
+    assert [each.name for each in compress_bench.trained_files(tmp_path)] == ["model.safetensors"]
+
+
+@pytest.mark.proven
+def test_half_as_many_bits_are_half_the_bytes(model):
+    half = fresh_model(TINY_CONFIG, torch.bfloat16)
+    held, less = (sum(map(tensor_bytes, each.parameters())) for each in (model, half))
+    assert held == 2 * less
+
+
+@pytest.mark.proven
+def test_half_precision_reads_text_as_well(model):
+    text = np.random.default_rng(1).integers(0, 512, 2048)
+    whole = evaluate(model, text, 1024)
+    half = evaluate(ready(model, dtype=torch.bfloat16), text, 1024)
+    _ratio, low, high = perplexity_ratio(whole, half)
+    assert 0.99 < low < high < 1.01

@@ -49,63 +49,41 @@ def options(parallel: DataParallel, **changes: object) -> dict[str, str]:
     return dict(part[2:].split("=", 1) for part in argv if part.startswith("--"))
 
 
-def test_torchrun_stands_between_the_interpreter_and_the_job():
+def test_torchrun_stands_between_the_interpreter_and_the_job_once_the_meeting_point_is_there():
     argv = torchrun_argv(COMMAND, gang(), DataParallel())
-
     assert argv[:3] == ["python", "-m", "torch.distributed.run"]
     assert argv[-3:] == COMMAND[1:]
-
-
-def test_the_other_hosts_wait_for_the_meeting_point_before_torchrun():
     argv = torchrun_argv(COMMAND, gang(node_rank=1), DataParallel(rank_timeout_seconds=30))
-
     assert argv[:6] == ["python", "-m", gangs.MEETING, "127.0.0.1", "29400", "600"]
     assert argv[-3:] == COMMAND[1:]
     assert find_spec(gangs.MEETING)
 
 
-def test_every_host_must_be_there_where_a_lost_rank_stops_the_job():
-    found = options(DataParallel(on_lost_rank="stop", min_hosts=1))
-
-    assert (found["nnodes"], found["max-restarts"]) == ("3:3", "0")
-
-
-def test_a_job_that_shrinks_starts_again_once_for_each_host_it_may_lose():
-    found = options(DataParallel(on_lost_rank="shrink", min_hosts=2))
-
-    assert (found["nnodes"], found["max-restarts"]) == ("2:3", "1")
-
-
-def test_a_job_that_starts_again_waits_for_every_host_and_counts_its_restarts():
-    found = options(DataParallel(on_lost_rank="restart", min_hosts=1, max_restarts=7))
-
-    assert (found["nnodes"], found["max-restarts"]) == ("3:3", "7")
+def test_how_many_hosts_must_be_there_and_how_often_it_starts_again():
+    for asked, nodes, restarts in [
+        ({"on_lost_rank": "stop", "min_hosts": 1}, "3:3", "0"),
+        ({"on_lost_rank": "shrink", "min_hosts": 2}, "2:3", "1"),  # for each it may lose
+        ({"on_lost_rank": "restart", "min_hosts": 1, "max_restarts": 7}, "3:3", "7"),
+        ({"on_lost_rank": "shrink", "min_hosts": 9}, "3:3", "0"),  # no more than there are
+    ]:
+        found = options(DataParallel(**asked))
+        assert (found["nnodes"], found["max-restarts"]) == (nodes, restarts), asked
 
 
-def test_the_least_number_of_hosts_is_never_above_those_there_are():
-    assert options(DataParallel(on_lost_rank="shrink", min_hosts=9))["nnodes"] == "3:3"
-
-
-@pytest.mark.parametrize(("node_rank", "is_host"), [(0, "true"), (2, "false")])
-def test_only_the_first_host_holds_the_meeting_point(node_rank, is_host):
-    waits = options(DataParallel(), node_rank=node_rank)["rdzv-conf"]
-
-    assert f"is_host={is_host}," in waits
-
-
-def test_a_host_counts_as_lost_when_its_ranks_would():
+def test_the_first_host_holds_the_meeting_point_and_waits_as_long_as_ranks_do():
+    for node_rank, is_host in [(0, "true"), (2, "false")]:
+        waits = options(DataParallel(), node_rank=node_rank)["rdzv-conf"]
+        assert f"is_host={is_host}," in waits, (node_rank, is_host)
     waits = options(DataParallel(rank_timeout_seconds=60))["rdzv-conf"]
-
     assert "read_timeout=60" in waits
     assert "keep_alive_interval=10,keep_alive_max_attempt=3" in waits
 
 
-@pytest.mark.parametrize(("patience", "start"), [(30, 600), (300, 600), (7200, 7200)])
-def test_a_start_takes_as_long_as_slow_disks_do_however_short_a_silence_may_be(patience, start):
-    parallel = DataParallel(rank_timeout_seconds=patience)
-
-    assert parallel.start_timeout_seconds == start
-    assert f"join_timeout={start}," in options(parallel)["rdzv-conf"]
+def test_a_start_takes_as_long_as_slow_disks_do_however_short_a_silence_may_be():
+    for patience, start in [(30, 600), (300, 600), (7200, 7200)]:
+        parallel = DataParallel(rank_timeout_seconds=patience)
+        assert parallel.start_timeout_seconds == start, (patience, start)
+        assert f"join_timeout={start}," in options(parallel)["rdzv-conf"], (patience, start)
 
 
 def test_an_address_of_version_6_stands_in_brackets():
@@ -113,16 +91,13 @@ def test_an_address_of_version_6_stands_in_brackets():
     assert endpoint("10.0.0.7", 29400) == "10.0.0.7:29400"
 
 
-@pytest.mark.parametrize("address", ["--nproc-per-node", "host; rm -rf /", "", "10.0.0.7:1"])
-def test_a_place_names_addresses_and_nothing_else(address):
-    with pytest.raises(ValidationError):
-        gang(master_address=address)
-
-
-@pytest.mark.parametrize("name", ["a b", "a/../b", "x" * 65, "a\nb"])
-def test_a_rendezvous_has_a_plain_name(name):
-    with pytest.raises(ValidationError):
-        gang(rendezvous_id=name)
+def test_a_place_names_addresses_and_a_rendezvous_plainly_and_nothing_else():
+    for address in ["--nproc-per-node", "host; rm -rf /", "", "10.0.0.7:1"]:
+        with pytest.raises(ValidationError):
+            gang(master_address=address)
+    for name in ["a b", "a/../b", "x" * 65, "a\nb"]:
+        with pytest.raises(ValidationError):
+            gang(rendezvous_id=name)
 
 
 def test_both_backends_use_the_interface_that_has_the_address_or_the_operators(monkeypatch):
@@ -132,7 +107,6 @@ def test_both_backends_use_the_interface_that_has_the_address_or_the_operators(m
     found = gang_env(gang())
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "ib0")
     chosen = gang_env(gang())
-
     assert [found[name] for name in names] == ["lo", "lo"]
     assert [chosen[name] for name in names] == ["lo", "ib0"]
 
@@ -159,25 +133,18 @@ def test_what_only_this_machine_can_reach_is_not_offered(monkeypatch):
 
 def test_a_host_says_its_addresses_and_the_ports_that_may_be_reserved(host_dir):
     facts = host_facts(host_dir.path, HostConfig(address="127.0.0.1", first_gang_port=30000))
-
     assert facts.addresses[0] == "127.0.0.1"
     assert (facts.first_gang_port, facts.last_gang_port) == (30000, 29499)
 
 
-def test_choosing_an_address_keeps_what_else_the_operator_set(host_dir):
+def test_choosing_an_address_keeps_other_settings_and_no_address_makes_them_invalid(host_dir):
     (host_dir.path / "config.json").write_text('{"min_free_bytes": 7}')
-
     host_dir.save_address("10.0.0.7")
-
     assert json.loads((host_dir.path / "config.json").read_text()) == {
         "min_free_bytes": 7,
         "address": "10.0.0.7",
     }
-
-
-def test_an_address_that_is_none_makes_the_settings_invalid(host_dir):
     (host_dir.path / "config.json").write_text('{"address": "the-blue-one"}')
-
     with pytest.raises(HostConfigError, match="address"):
         host_dir.config()
 
@@ -187,40 +154,27 @@ def request(place: Gang | None, **changes: object) -> RunRequest:
     return RunRequest(**{**fields, "gang": place, **changes})
 
 
-def test_a_job_of_one_process_is_left_as_it_is():
+def test_one_process_and_servers_of_a_chain_run_without_torchrun_and_a_split_model_with_it():
     assert gang_command(request(None), TrainSpec(), COMMAND) == (COMMAND, {})
+    spec = GenerateSpec(model=DemoModel(), weight_dtype="fp32", split=TensorSplit())
+    argv, env = gang_command(request(gang(), spec=spec), spec, COMMAND)
+    assert argv[:3] == ["python", "-m", "torch.distributed.run"]
+    assert env["GLOO_SOCKET_IFNAME"] == "lo"
+    spec = GenerateSpec(model=DemoModel(), weight_dtype="fp32", split=StageChain())
+    argv, _env = gang_command(request(gang(), spec=spec), spec, COMMAND)
+    assert argv == COMMAND
 
 
 def test_what_is_neither_training_nor_split_is_not_shared_out():
     spec = BenchmarkSpec(model=DemoModel())
-
     with pytest.raises(LaunchRefusedError, match="runs on one device") as refused:
         gang_command(request(gang(), spec=spec), spec, COMMAND)
-
     assert refused.value.reason is Reason.VERSION_INCOMPATIBLE
-
-
-def test_a_generation_whose_model_is_split_is_shared_out():
-    spec = GenerateSpec(model=DemoModel(), weight_dtype="fp32", split=TensorSplit())
-
-    argv, env = gang_command(request(gang(), spec=spec), spec, COMMAND)
-
-    assert argv[:3] == ["python", "-m", "torch.distributed.run"]
-    assert env["GLOO_SOCKET_IFNAME"] == "lo"
-
-
-def test_servers_of_a_chain_meet_without_torchrun():
-    spec = GenerateSpec(model=DemoModel(), weight_dtype="fp32", split=StageChain())
-
-    argv, _env = gang_command(request(gang(), spec=spec), spec, COMMAND)
-
-    assert argv == COMMAND
 
 
 def test_a_host_without_the_address_refuses_before_anything_starts():
     with pytest.raises(LaunchRefusedError, match="choose another on the host's page") as refused:
         gang_command(request(gang(own_address="192.0.2.77")), TrainSpec(), COMMAND)
-
     assert refused.value.reason is Reason.PREFLIGHT_FAILED
 
 
@@ -268,10 +222,8 @@ def wanted(acceptor, **needs: object) -> Wanted:
 
 def test_a_host_that_waits_for_the_others_starts_nothing(acceptor, reconciler, answered, host_dir):
     asked = answered((gang(node_rank=1), False))
-
     reconciler.claim(wanted(acceptor))
     reconciler.retry_claims()
-
     assert AttemptFolder(host_dir.attempts / A1).verdict(procfs.boot_id()) is Verdict.CLAIMING
     assert len(asked) == 2
     assert asked[0].claim_id == asked[1].claim_id
@@ -281,9 +233,7 @@ def test_the_first_host_tries_the_next_port_where_one_is_taken(acceptor, reconci
     with socket.create_server(("", 0)) as other:
         taken, free = other.getsockname()[1], free_port()
         asked = answered((gang(master_port=free), False))
-
         reconciler.claim(wanted(acceptor, ports=(taken,)))
-
     found = [{each.name: each.ok for each in said.checks}["ports"] for said in asked]
     assert found == [False, True]
 
@@ -292,9 +242,7 @@ def test_once_all_are_there_torchrun_starts_with_the_place(
     acceptor, reconciler, answered, host_dir
 ):
     answered((gang(node_rank=1, num_nodes=2), True))
-
     reconciler.claim(wanted(acceptor))
-
     written = record.read_json(host_dir.attempts / A1 / record.LAUNCH)
     assert gangs.MEETING in written["argv"]
     assert written["env"]["GLOO_SOCKET_IFNAME"] == "lo"

@@ -1,22 +1,28 @@
-"""The command line of a host, as a person at a terminal meets it."""
+"""The command line of a host, as a person at a terminal meets it, and its systemd unit."""
 
+import configparser
 import json
 import os
+import shutil
 import signal
 import stat
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
 from runners import commands
 from runners.__main__ import main
+from runners.commands import render
 from runners.config import Credential, HostConfigError, HostDir
 from runners.reconcile import Reconciler
 from runners.supervision import procfs, record
 from tests.runners.programs import DAEMON, FOREVER, is_ready
 from tests.runners.tools import ids_of, wait_for
+
+# The command line of a host, as a person at a terminal meets it.
 
 A1, A2 = ids_of(__name__)
 
@@ -28,36 +34,30 @@ def enroll(acceptor, host_dir: HostDir, token: str = "good-token", *more: str) -
 
 
 def test_enrolment_leaves_a_credential_that_only_its_owner_can_read(acceptor, host_dir, capsys):
+    """And it tells the server what the host is."""
     assert enroll(acceptor, host_dir, "good-token", "--name", "bench-1") == 0
-
     path = host_dir.path / "credential.json"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert host_dir.credential().name == "bench-1"
     assert "Enrolled as bench-1 (h1)" in capsys.readouterr().out
-
-
-def test_enrolment_tells_the_server_what_the_host_is(acceptor, host_dir):
-    enroll(acceptor, host_dir)
-
     assert acceptor.enrolments[0].facts.boot_id == procfs.boot_id()
     assert acceptor.enrolments[0].host_id is None
 
 
 def test_enrolment_keeps_who_vouches_for_redis_and_the_secret_of_its_users(acceptor, host_dir):
     acceptor.redis_url, acceptor.redis_ca_pem = "rediss://redis:6380/0", "CERTIFICATE"
-
     enroll(acceptor, host_dir)
-
     credential = host_dir.credential()
     assert credential.worker_url == "rediss://h_h1:redis-secret@redis:6380/0"
     assert credential.shipper_url == "rediss://s_h1:redis-secret@redis:6380/0"
     assert host_dir.redis_ca().read_text() == "CERTIFICATE"
 
 
-def test_an_authority_that_the_operator_names_comes_first(host_dir, monkeypatch, tmp_path):
+def test_an_authority_for_redis_that_the_operator_names_comes_first(
+    host_dir, monkeypatch, tmp_path
+):
     host_dir.save_redis_ca("CERTIFICATE")
     monkeypatch.setenv("SLIPWAY_REDIS_CA", str(tmp_path / "own.pem"))
-
     assert host_dir.redis_ca() == tmp_path / "own.pem"
 
 
@@ -65,9 +65,7 @@ def test_enrolling_again_rotates_the_credential_of_the_same_host(acceptor, host_
     enroll(acceptor, host_dir)
     first = host_dir.credential()
     acceptor.tokens.add("another-token")
-
     enroll(acceptor, host_dir, "another-token")
-
     assert acceptor.enrolments[1].host_id == first.host_id
     assert host_dir.credential().credential != first.credential
 
@@ -75,9 +73,7 @@ def test_enrolling_again_rotates_the_credential_of_the_same_host(acceptor, host_
 def test_a_busy_server_is_asked_again_when_it_said(acceptor, host_dir, caplog):
     acceptor.busy_enrolments = 2
     started, started_ms = time.monotonic(), time.time_ns() // 1_000_000
-
     assert enroll(acceptor, host_dir) == 0
-
     assert time.monotonic() - started >= 2
     assert caplog.text.count("too many at once. Trying again in") == 2
     # Each try says when it was sent: clock skew is read from it.
@@ -86,9 +82,7 @@ def test_a_busy_server_is_asked_again_when_it_said(acceptor, host_dir, caplog):
 
 def test_a_server_that_stays_busy_leaves_the_token_for_later(acceptor, host_dir, capsys):
     acceptor.busy_enrolments, acceptor.retry_after_seconds = 1, 3600
-
     assert enroll(acceptor, host_dir) == 1
-
     assert "The token was not used" in capsys.readouterr().err
     assert acceptor.tokens == {"good-token"}
 
@@ -96,7 +90,6 @@ def test_a_server_that_stays_busy_leaves_the_token_for_later(acceptor, host_dir,
 def test_a_refused_token_says_the_way_out_and_keeps_the_old_credential(acceptor, host_dir, capsys):
     enroll(acceptor, host_dir)
     before = host_dir.credential()
-
     assert enroll(acceptor, host_dir, "used-token") == 1
     words = capsys.readouterr().err
     assert "used or older than an hour" in words
@@ -104,48 +97,35 @@ def test_a_refused_token_says_the_way_out_and_keeps_the_old_credential(acceptor,
     assert host_dir.credential() == before
 
 
-def test_an_absent_server_is_named(host_dir, capsys):
+def test_an_absent_server_an_incomplete_address_and_a_missing_enrolment_are_named(
+    host_dir, capsys
+):
     code = main(
         ["enroll", "--server", "http://127.0.0.1:9", "--token", "t", "--dir", str(host_dir.path)]
     )
-
     assert code == 1
     assert "http://127.0.0.1:9 cannot be reached" in capsys.readouterr().err
-
-
-def test_an_address_without_a_scheme_is_refused_with_an_example(host_dir, capsys):
     code = main(["enroll", "--server", "box:8000", "--token", "t", "--dir", str(host_dir.path)])
-
     assert code == 1
     assert "give one such as http://127.0.0.1:8000" in capsys.readouterr().err
-
-
-def test_work_without_enrolment_says_what_to_run(host_dir, capsys):
     assert main(["work", "--dir", str(host_dir.path)]) == 1
     assert "python -m runners enroll --server URL" in capsys.readouterr().err
 
 
-def test_a_damaged_credential_is_named_and_not_a_traceback(host_dir):
+def test_a_damaged_credential_or_config_is_named_and_not_a_traceback(host_dir):
     (host_dir.path / "credential.json").write_text('{"server": 3}')
-
     with pytest.raises(HostConfigError, match="is damaged"):
         host_dir.credential()
-
-
-@pytest.mark.parametrize("text", ["{", '{"upload_cap_bytes": -1}', '{"unknown": 1}'])
-def test_a_wrong_config_is_named(host_dir, text):
-    (host_dir.path / "config.json").write_text(text)
-
-    with pytest.raises(HostConfigError, match=r"config\.json is not valid"):
-        host_dir.config()
+    for text in ["{", '{"upload_cap_bytes": -1}', '{"unknown": 1}']:
+        (host_dir.path / "config.json").write_text(text)
+        with pytest.raises(HostConfigError, match=r"config\.json is not valid"):
+            host_dir.config()
 
 
 def test_stop_all_ends_every_attempt_and_its_daemons(attempts, host_dir, capsys):
     folders = [attempts.start(A1, DAEMON + FOREVER), attempts.start(A2, FOREVER)]
     wait_for(lambda: is_ready(folders[0]))
-
     assert main(["stop-all", "--dir", str(host_dir.path)]) == 0
-
     assert capsys.readouterr().out == "Stopped 2 running attempts\n"
     assert [folder.exit_record().reason for folder in folders] == ["stopped_by_operator"] * 2
     assert procfs.marked(A1) == procfs.marked(A2) == []
@@ -159,15 +139,12 @@ def test_stop_all_of_a_host_that_never_was_is_no_error(tmp_path, capsys):
 def test_status_lists_each_attempt_with_its_end(attempts, host_dir, capsys):
     attempts.run(A1, "raise SystemExit(3)")
     attempts.start(A2, FOREVER)
-
     main(["status", "--dir", str(host_dir.path)])
-
     assert capsys.readouterr().out == f"{A1}  finished  exit_nonzero\n{A2}  running\n"
 
 
 def test_doctor_finds_a_sound_host_sound(acceptor, host_dir, credential, capsys):
     host_dir.save_credential(credential)
-
     assert main(["doctor", "--dir", str(host_dir.path)]) == 0
     assert "FAIL" not in capsys.readouterr().out
 
@@ -175,7 +152,6 @@ def test_doctor_finds_a_sound_host_sound(acceptor, host_dir, credential, capsys)
 def test_doctor_names_what_is_wrong_and_how_to_mend_it(acceptor, host_dir, credential, capsys):
     changes = {"credential": "revoked", "redis_url": "redis://127.0.0.1:9/0"}
     host_dir.save_credential(credential.model_copy(update=changes))
-
     assert main(["doctor", "--dir", str(host_dir.path)]) == 1
     words = capsys.readouterr().out
     assert "enrol this host again" in words
@@ -201,7 +177,6 @@ def test_work_ends_on_sigterm_and_leaves_the_jobs(acceptor, enrolled, attempts):
     with work(enrolled) as process:
         wait_for(lambda: acceptor.attempts[A1].events)
         process.terminate()
-
         assert process.wait(15) == 0
     assert record.is_locked(folder.lock)
 
@@ -214,11 +189,9 @@ def test_work_killed_in_the_middle_is_continued_by_the_next(acceptor, enrolled, 
     with work(enrolled) as process:
         wait_for(lambda: stored.events)
         os.killpg(process.pid, signal.SIGKILL)
-
     with work(enrolled) as process:
         wait_for(lambda: stored.has_exited)
         process.terminate()
-
     assert stored.exit["reason"] == "ok"
     assert [event.seq for event in stored.events] == list(range(1, len(stored.events) + 1))
 
@@ -231,14 +204,12 @@ def test_a_second_worker_of_the_same_folder_ends_with_a_sentence(acceptor, enrol
 
 def test_the_credential_survives_its_file(host_dir, credential):
     host_dir.save_credential(credential)
-
     assert host_dir.credential() == credential
     assert json.loads((host_dir.path / "credential.json").read_text())["host_id"] == "h1"
 
 
 def test_stop_all_with_the_site_says_so_in_each_record(attempts, host_dir, capsys):
     folder = attempts.start(A1, FOREVER)
-
     assert main(["stop-all", "--with-site", "--dir", str(host_dir.path)]) == 0
     assert folder.exit_record().reason == "site_stopped"
 
@@ -247,17 +218,13 @@ def test_stop_all_names_what_does_not_end(attempts, host_dir, capsys, monkeypatc
     attempts.start(A1, FOREVER)
     monkeypatch.setattr(commands, "STOP_ALL_SECONDS", 0.2)
     monkeypatch.setattr(Reconciler, "stop", lambda *_: None)
-
     assert main(["stop-all", "--dir", str(host_dir.path)]) == 1
-
     assert capsys.readouterr().err == f"{A1} still runs: its supervisor did not end it\n"
 
 
 def test_stop_all_without_waiting_gives_the_orders(attempts, host_dir, capsys):
     folder = attempts.start(A1, FOREVER)
-
     assert main(["stop-all", "--no-wait", "--dir", str(host_dir.path)]) == 0
-
     assert capsys.readouterr().out == "Told 1 to stop\n"
     wait_for(folder.exit_record)
 
@@ -275,3 +242,63 @@ def test_stop_all_on_a_full_disk_says_why_it_ended_nothing(
     assert main(["stop-all", "--dir", str(host_dir.path)]) == 1
 
     assert capsys.readouterr().err == f"{A1} still runs: No space left on device\n"
+
+
+# The unit file: unprivileged, shut in, and no job dies with the agent.
+
+HARDENED = {
+    "NoNewPrivileges": "yes",
+    "ProtectSystem": "strict",
+    "PrivateTmp": "yes",
+    "KillMode": "process",
+    "OOMPolicy": "continue",
+    "Delegate": "yes",
+    "UMask": "0077",
+    "Restart": "always",
+}
+
+
+def parsed(text: str) -> configparser.ConfigParser:
+    unit = configparser.ConfigParser(interpolation=None)
+    unit.optionxform = str
+    unit.read_string(text)
+    return unit
+
+
+def test_the_unit_is_hardened():
+    for user in [None, "slipway"]:
+        service = parsed(render(Path("/home/u/.slipway/host"), user=user))["Service"]
+        assert {name: service[name] for name in HARDENED} == HARDENED, user
+        assert service["ReadWritePaths"] == "/home/u/.slipway/host", user
+
+
+def test_a_systems_unit_names_its_user_and_gpus_stay_visible():
+    assert "PrivateDevices" not in render(Path("/h"))
+    system, own = render(Path("/h"), user="slipway"), render(Path("/h"))
+    assert parsed(system)["Service"]["User"] == "slipway"
+    assert parsed(system)["Install"]["WantedBy"] == "multi-user.target"
+    assert "User=" not in own
+    assert parsed(own)["Install"]["WantedBy"] == "default.target"
+
+
+def test_a_folder_with_spaces_and_percent_signs_means_itself():
+    service = parsed(render(Path("/home/u/100 %/host"), python="/usr/bin/python3"))["Service"]
+    assert service["ReadWritePaths"] == '"/home/u/100 %%/host"'
+    assert service["ExecStart"].endswith('--dir "/home/u/100 %%/host"')
+
+
+def test_the_command_prints_the_unit_of_its_folder(host_dir, capsys):
+    assert main(["unit", "--dir", str(host_dir.path), "--system", "slipway"]) == 0
+    printed = capsys.readouterr().out
+    assert printed == render(host_dir.path, user="slipway")
+
+
+def test_systemd_finds_nothing_to_say_about_it(tmp_path):
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("no systemd here")
+    unit = tmp_path / "slipway-host.service"
+    unit.write_text(render(tmp_path, python="/bin/true", user="root"))
+    told = subprocess.run(
+        ["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, check=False
+    )
+    assert "slipway-host" not in told.stderr

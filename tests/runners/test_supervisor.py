@@ -166,14 +166,6 @@ def test_a_second_launch_is_refused_while_the_first_lives_and_after_its_end(livi
     assert (done.path / "stdout.log").read_text() == "done\n"
 
 
-def test_a_stop_ends_a_willing_job_at_once(attempts):
-    folder = attempts.start(code=FOREVER)
-    stop(folder, grace_seconds=30)
-    attempts.wait(folder, seconds=5)
-    assert folder.exit_record().reason is Reason.STOPPED_BY_USER
-    assert folder.exit_record().signal == 15
-
-
 def test_a_stop_kills_a_stubborn_job_after_its_grace(attempts):
     folder = attempts.start(code=STUBBORN)
     wait_for(lambda: is_ready(folder))

@@ -37,72 +37,61 @@ def as_lines(rows):
     return io.BytesIO("".join(f"{json.dumps(row)}\n" for row in rows).encode())
 
 
-@pytest.mark.parametrize("rows", [CHATS, ASKED, [{"text": "één"}, {"text": "twee"}]])
-def test_a_table_holds_the_records_that_lines_of_json_would(rows):
-    from_table, from_lines = read(table(rows)), read(as_lines(rows), "a.jsonl")
-
-    assert from_table == from_lines
-    assert [each.line for each in from_table] == list(range(1, len(rows) + 1))
-
-
-def test_row_groups_and_compression_change_nothing():
-    plain = read(table(ASKED))
-
-    assert read(table(ASKED, row_group_size=7, compression="zstd")) == plain
-    assert read(table(ASKED, row_group_size=1000, compression="none")) == plain
+def test_a_table_holds_the_records_that_lines_of_json_would():
+    """However its rows are grouped and compressed."""
+    for rows, options in [
+        (CHATS, {}),
+        (ASKED, {}),
+        ([{"text": "één"}, {"text": "twee"}], {}),
+        (ASKED, {"row_group_size": 7, "compression": "zstd"}),
+        (ASKED, {"row_group_size": 1000, "compression": "none"}),
+    ]:
+        from_table, from_lines = read(table(rows, **options)), read(as_lines(rows), "a.jsonl")
+        assert from_table == from_lines
+        assert [each.line for each in from_table] == list(range(1, len(rows) + 1))
 
 
 def test_columns_that_no_format_has_are_not_read():
     when = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
     rows = [{"text": "first", "seen": when}, {"text": "second", "seen": when}]
-
     assert [each.sample.text for each in read(table(rows))] == ["first", "second"]
 
 
 def test_rows_that_say_nothing_are_counted():
     found = checked(table([{"text": "a"}, {"text": "  "}, {"text": "b"}]), "a.parquet")
-
     assert (found.num_records, found.num_empty, found.errors) == (2, 1, ())
     assert found.format == "text"
 
 
 def test_a_table_without_a_known_column_names_those_that_it_has():
     [error] = checked(table([{"body": "a", "title": "b"}]), "a.parquet").errors[:1]
-
     assert error.startswith("a.parquet: row 1: it has the fields of no known format")
     assert "its fields are body, title" in error
 
 
 def test_a_row_that_cannot_be_learnt_is_named_by_its_number():
     rows = [{"text": "a"}, {"text": None}, {"text": "b"}]
-
     found = checked(table(rows), "a.parquet")
-
     assert [each.partition(". It begins")[0] for each in found.errors] == [
         "a.parquet: row 2: “text” is no text but NoneType; its fields are text"
     ]
 
 
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
+def test_what_is_no_parquet_is_said_to_be_none():
+    for content, words in [
         (b"", "cannot be read as Parquet"),
         (b"PAR1", "cannot be read as Parquet"),
         (b'{"text": "lines under a wrong name"}\n' * 10, "cannot be read as Parquet"),
         (table(ASKED).getvalue()[:-20], "cannot be read as Parquet"),
-    ],
-)
-def test_what_is_no_parquet_is_said_to_be_none(content, words):
-    with pytest.raises(DataError, match=words) as caught:
-        read(io.BytesIO(content))
-
-    assert str(caught.value).startswith("a.parquet: ")
+    ]:
+        with pytest.raises(DataError, match=words) as caught:
+            read(io.BytesIO(content))
+        assert str(caught.value).startswith("a.parquet: "), (content, words)
 
 
 def test_a_page_damaged_in_the_middle_ends_in_words():
     content = bytearray(table(ASKED, compression="zstd").getvalue())
     content[40:400] = bytes(360)
-
     with pytest.raises(DataError, match=r"a\.parquet: "):
         read(io.BytesIO(bytes(content)))
 
@@ -114,7 +103,6 @@ def test_bytes_where_text_should_be_are_named_with_their_column():
 
 def test_a_row_group_too_large_for_memory_is_refused_before_it_is_read(monkeypatch):
     monkeypatch.setattr(parquet_process, "MAX_GROUP_BYTES", 1024)
-
     with pytest.raises(DataError, match="smaller row groups"):
         read(table(ASKED))
     assert len(read(table(ASKED, row_group_size=10))) == 600
@@ -130,7 +118,6 @@ def test_a_library_that_crashes_ends_its_own_process_only(monkeypatch, tmp_path)
     reader = tmp_path / "crashing.py"
     reader.write_text(CRASHING)
     monkeypatch.setattr(parquet_process, "READER", reader)
-
     with pytest.raises(DataError, match=r"a\.parquet: its reader ended with status -11"):
         read(table(ASKED))
 
@@ -146,7 +133,6 @@ def test_a_row_that_its_reader_did_not_finish_is_no_row(monkeypatch, tmp_path):
     reader = tmp_path / "dying.py"
     reader.write_text(DYING)
     monkeypatch.setattr(parquet_process, "READER", reader)
-
     with pytest.raises(DataError, match="its reader ended with status -9"):
         read(table(ASKED))
 
@@ -162,16 +148,13 @@ def test_a_reader_is_given_no_secret_of_the_server(monkeypatch, tmp_path):
     reader.write_text(SPEAKING)
     monkeypatch.setattr(parquet_process, "READER", reader)
     monkeypatch.setenv("DATABASE_URL", "postgresql://me:secret@here/db")
-
     [found] = read(table(ASKED))
-
     assert "DATABASE_URL" not in found.sample.text
 
 
 def test_a_table_that_takes_too_much_memory_is_refused_in_words(monkeypatch):
     monkeypatch.setattr(parquet_process, "MAX_BYTES", 512 * 1024**2)
     rows = [{"text": "a" * 1024**2}] * 400
-
     with pytest.raises(DataError, match=r"a\.parquet: "):
         read(table(rows, use_dictionary=False, compression="zstd", row_group_size=400))
 
@@ -184,9 +167,7 @@ def test_whoever_has_seen_enough_leaves_no_reader_behind(monkeypatch):
     )
     records = Reader("a.parquet").records(table(ASKED))
     assert next(records).line == 1
-
     records.close()
-
     assert [one.poll() is not None for one in started] == [True]
 
 
@@ -198,9 +179,7 @@ def test_a_server_that_checks_a_table_does_not_load_the_library(tmp_path):
         f"found = checked(open({str(path)!r}, 'rb'), 'a.parquet'); "
         "print(found.num_records, 'pyarrow' in sys.modules)"
     )
-
     told = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-
     assert told.stdout.split() == ["600", "False"]
 
 
@@ -211,6 +190,5 @@ def test_a_row_too_long_is_refused_as_a_line_is():
 
 def test_a_stated_format_decides_for_tables_too():
     rows = [{"text": "whole", "prompt": "a", "completion": "b"}]
-
     assert read(table(rows), stated="text")[0].sample.text == "whole"
     assert read(table(rows))[0].sample.completion == "b"

@@ -30,9 +30,8 @@ def lines(*documents):
     return "".join(f"{json.dumps(each)}\n" for each in documents).encode()
 
 
-@pytest.mark.parametrize(
-    ("document", "sample"),
-    [
+def test_each_format_is_known_by_its_fields():
+    for document, sample in [
         ({"text": "All of it."}, TextSample("All of it.")),
         ({"prompt": "2+2=", "completion": "4"}, CompletionSample("2+2=", "4")),
         (ASKED, ChatSample((Turn("user", "Name a colour."), Turn("assistant", "Green.")))),
@@ -43,24 +42,19 @@ def lines(*documents):
             ),
         ),
         (CHAT, ChatSample((Turn("user", "Hi"), Turn("assistant", "Yes?")))),
-    ],
-)
-def test_each_format_is_known_by_its_fields(document, sample):
-    assert read(lines(document, document)) == [sample, sample]
+    ]:
+        assert read(lines(document, document)) == [sample, sample], (document, sample)
 
 
 def test_a_stated_format_decides_where_a_record_could_be_two():
     document = {"text": "whole", "prompt": "a", "completion": "b"}
-
     assert read(lines(document), stated="text") == [TextSample("whole")]
     assert read(lines(document)) == [CompletionSample("a", "b")]
 
 
 def test_a_text_file_is_divided_between_paragraphs():
     paragraph = "word " * 300 + "\n\n"
-
     found = read((paragraph * 5).encode(), "a.txt")
-
     assert len(found) == 3
     assert "".join(each.text for each in found) == paragraph * 5
 
@@ -68,16 +62,13 @@ def test_a_text_file_is_divided_between_paragraphs():
 def test_blank_lines_a_byte_order_mark_and_empty_records_do_not_count():
     reader = Reader("a.jsonl")
     data = b"\xef\xbb\xbf" + lines({"text": "one"}) + b"\n  \n" + lines({"text": " "}, ASKED)
-
     with pytest.raises(DataError, match="line 5"):
         list(reader.records(io.BytesIO(data)))
-
     assert (reader.num_empty, reader.format) == (1, "text")
 
 
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
+def test_what_is_wrong_with_a_line_is_said_with_its_number_and_beginning():
+    for line, said in [
         (b'{"text": "cut', r'line 2: it is no JSON \(Unterminated string.*It begins "{\\"text'),
         (b'{"text": "\xff"}', "line 2: byte 11 is no UTF-8; save the file as UTF-8"),
         (b'{"text": "a\0b"}', "line 2: it holds a null character"),
@@ -87,61 +78,46 @@ def test_blank_lines_a_byte_order_mark_and_empty_records_do_not_count():
         (b"[" * 100_000, "line 2: it is no JSON"),
         (b'{"body": "x"}', "line 2: “text” is missing; its fields are body"),
         (b'{"text": 7}', "line 2: “text” is no text but int"),
-    ],
-)
-def test_what_is_wrong_with_a_line_is_said_with_its_number_and_beginning(line, said):
-    with pytest.raises(DataError, match=said):
-        read(lines({"text": "fine"}) + line + b"\n")
+    ]:
+        with pytest.raises(DataError, match=said):
+            read(lines({"text": "fine"}) + line + b"\n")
+
+    with pytest.raises(DataError, match="line 1 is longer than 4 MiB"):
+        read(b"x" * (MAX_LINE_BYTES + 2))
 
 
-@pytest.mark.parametrize(
-    ("document", "said"),
-    [
+def test_what_is_wrong_with_a_first_record():
+    for document, said in [
         ({"body": "x", "title": "y"}, "no known format.*its fields are body, title"),
         ({"messages": "hi"}, "“messages” is no list"),
         ({"messages": [1]}, "message 1 is no object"),
         ({"messages": [{"role": "tool", "content": "1"}]}, "role 'tool'; known are system, user"),
         ({"messages": [{"role": "user", "content": "1"}]}, "no message has the role assistant"),
         ({"messages": [{"role": "assistant", "content": None}]}, "“content” is no text but None"),
-    ],
-)
-def test_what_is_wrong_with_a_first_record(document, said):
-    with pytest.raises(DataError, match=f"a.jsonl: line 1: .*{said}"):
-        read(lines(document))
+    ]:
+        with pytest.raises(DataError, match=f"a.jsonl: line 1: .*{said}"):
+            read(lines(document))
 
 
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
+def test_an_unknown_kind_of_file_or_a_chat_of_text_is_refused_by_its_name():
+    for name, said in [
         ("a.csv", r"end in \.jsonl, \.parquet or \.txt, not '\.csv'"),
         ("noending", r"not 'in nothing'"),
-    ],
-)
-def test_an_unknown_kind_of_file_is_refused_by_its_name(name, said):
-    with pytest.raises(DataError, match=said):
-        Reader(name)
-
-
-def test_a_text_file_is_no_chat():
+    ]:
+        with pytest.raises(DataError, match=said):
+            Reader(name)
     with pytest.raises(DataError, match="chat needs JSON lines"):
         Reader("a.txt", "chat")
 
 
-def test_a_line_without_an_end_is_never_read_whole():
-    with pytest.raises(DataError, match="line 1 is longer than 4 MiB"):
-        read(b"x" * (MAX_LINE_BYTES + 2))
-
-
 def test_equal_records_have_equal_digests():
     found = read(lines(ASKED, ASKED | {"id": 7}, ASKED | {"output": "Red."}))
-
     digests = [digest_of(each) for each in found]
     assert digests[0] == digests[1] != digests[2]
 
 
 def test_a_check_counts_and_shows_the_first_three():
     found = checked(io.BytesIO(lines(*[{**ASKED, "output": str(n)} for n in range(9)])), "a.jsonl")
-
     assert (found.format, found.num_records, found.errors) == ("instruction", 9, ())
     assert [sample[1].text for sample in found.samples] == ["0", "1", "2"]
     assert found.samples[0][0] == ("user", "Name a colour.")
@@ -149,20 +125,18 @@ def test_a_check_counts_and_shows_the_first_three():
 
 def test_a_check_goes_on_after_an_error_and_stops_after_five():
     bad = b"{\n" * 9
-
     found = checked(io.BytesIO(lines(ASKED) + bad + lines(CHAT)), "a.jsonl")
-
     assert len(found.errors) == 5
     assert [f"line {n}" in error for n, error in enumerate(found.errors, 2)] == [True] * 5
 
 
-@pytest.mark.parametrize(
-    ("documents", "said"),
-    [([], "no record"), ([ASKED], "only one record"), ([ASKED, ASKED], "one record, again")],
-)
-def test_a_set_that_leaves_nothing_to_judge_by_is_refused(documents, said):
-    found = checked(io.BytesIO(lines(*documents)), "a.jsonl")
-
-    assert found.errors == (
-        f"a.jsonl holds {said}; give at least two that differ: one is held out for evaluation",
-    )
+def test_a_set_that_leaves_nothing_to_judge_by_is_refused():
+    for documents, said in [
+        ([], "no record"),
+        ([ASKED], "only one record"),
+        ([ASKED, ASKED], "one record, again"),
+    ]:
+        found = checked(io.BytesIO(lines(*documents)), "a.jsonl")
+        assert found.errors == (
+            f"a.jsonl holds {said}; give at least two that differ: one is held out for evaluation",
+        )

@@ -51,9 +51,7 @@ def building(host_dir, store):
 
 def test_a_build_holds_exactly_its_pins_and_tells_each_step(store):
     steps = []
-
     ensure(store, store.pins("tiny"), steps.append)
-
     asked = "import tiny_whole, tiny_part; print(tiny_whole.VERSION, tiny_part.VERSION)"
     python = store.python(store.pins("tiny"))
     assert subprocess.check_output([python, "-I", "-c", asked], text=True) == "2.0 1.0\n"
@@ -64,9 +62,7 @@ def test_a_build_holds_exactly_its_pins_and_tells_each_step(store):
 
 def test_what_is_built_is_ready_with_its_size_and_not_built_again(built):
     again = []
-
     ensure(built, built.pins("tiny"), again.append, "order-1")
-
     state = built.state("tiny")
     assert (state.stage, state.order_id, again) == ("ready", "order-1", [])
     assert state.size_bytes > 1000
@@ -75,9 +71,7 @@ def test_what_is_built_is_ready_with_its_size_and_not_built_again(built):
 
 def test_two_builds_at_once_are_one(store, building):
     both = [building(), building()]
-
     ends = [process.wait(PATIENCE_SECONDS) for process in both]
-
     assert ends == [0, 0]
     assert sum("Unpacking" in process.stdout.read() for process in both) == 1
     assert store.state("tiny").stage == "ready"
@@ -90,9 +84,7 @@ def test_a_killed_build_leaves_nothing(store, building, number):
     until(lambda: list(store.home("tiny").glob(".building-*")), "the build did not begin")
     process.send_signal(number)
     process.wait(PATIENCE_SECONDS)
-
     store.sweep()
-
     assert rest_of(store) <= {"last.json", "progress.json"}
     assert store.state("tiny").stage == "absent"
     with store.building("tiny"):  # it holds nothing any more
@@ -103,10 +95,8 @@ def test_a_version_that_the_index_lacks_fails_by_name_and_leaves_nothing(host_di
     (host_dir.path / "environments" / "pins" / "tiny.txt").write_text(
         PINS.format(probe="tiny_whole").replace("2.0", "3.0")
     )
-
     with pytest.raises(BuildError, match=r"no ready-made build .*tiny-whole==3\.0"):
         ensure(store, store.pins("tiny"), print)
-
     state = store.state("tiny")
     assert state.stage == "failed"
     assert "tiny-whole==3.0" in state.words
@@ -120,7 +110,6 @@ def test_an_index_that_cannot_be_reached_is_named(store, monkeypatch):
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
     monkeypatch.setenv("PIP_RETRIES", "1")  # it tells what it tries again
     monkeypatch.delenv("PIP_EXTRA_INDEX_URL", raising=False)
-
     with pytest.raises(BuildError, match="the package index cannot be reached"):
         ensure(store, store.pins("tiny"), print)
 
@@ -130,10 +119,8 @@ def test_packages_that_do_not_agree_are_never_published(host_dir, store, wheels)
     (host_dir.path / "environments" / "pins" / "odd.txt").write_text(
         PINS.format(probe="tiny_whole").replace("2.0", "9.0")
     )
-
     with pytest.raises(BuildError, match="do not agree"):
         ensure(store, store.pins("odd"), print)
-
     assert not store.is_ready(store.pins("odd"))
 
 
@@ -159,19 +146,15 @@ def test_beside_the_agents_packages_it_imports_both_and_may_do_without_some(
 
 def test_what_does_not_import_is_never_published(host_dir, store):
     make_pins(host_dir, "odd", probe="tiny_hole")
-
     with pytest.raises(BuildError, match=r"it does not import.*tiny_hole"):
         ensure(store, store.pins("odd"), print)
-
     assert not store.is_ready(store.pins("odd"))
 
 
 def test_a_disk_that_is_too_small_is_named_before_anything_is_fetched(host_dir, store):
     pins = store.pins("tiny")._replace(size_bytes=2**60)
-
     with pytest.raises(BuildError, match=r"needs .* GiB of free disk to be built"):
         ensure(store, pins, print)
-
     assert rest_of(store) == {"last.json"}
 
 
@@ -186,13 +169,11 @@ def test_an_environment_in_use_is_not_removed_until_its_job_ends(built):
     held = built.hold("tiny")
     job = subprocess.Popen(["sleep", "600"], pass_fds=[held])
     os.close(held)
-
     with pytest.raises(EnvironmentBusyError, match="a job runs in the environment tiny"):
         built.remove("tiny")
     job.kill()
     job.wait()
     built.remove("tiny")
-
     assert built.state("tiny").stage == "absent"
     assert not list(built.home("tiny").glob("*/*"))
 
@@ -203,8 +184,6 @@ def test_new_pins_make_a_build_outdated_and_their_build_takes_its_place(host_dir
     path.write_text(path.read_text() + "tiny-more==1.0\n")
     before = built.state("tiny").stage
     shutil.copytree(old, built.folder(built.pins("tiny")), symlinks=True)
-
     built.sweep()
-
     assert (before, built.state("tiny").stage) == ("outdated", "ready")
     assert not old.exists()

@@ -90,7 +90,7 @@ def command_lines() -> list[bytes]:
 def test_a_signal_ends_the_whole_tree_and_the_report_says_so(tmp_path, number, code):
     proof = start(tmp_path, "-c", COMMAND, "--stages", "identity,rates")
     wait_for(lambda: has_figure(tmp_path))
-    assert len(procfs.marked(A1)) == 2 + NUM_PROCESSES  # and the command and the reaper
+    wait_for(lambda: len(procfs.marked(A1)) == 2 + NUM_PROCESSES)  # with command and reaper
     proof.send_signal(number)
     assert proof.wait(ENDED_SECONDS) == code
     assert procfs.marked(A1) == []

@@ -50,12 +50,12 @@ PROOFS: dict[str, tuple[Proof, ...]] = {
         Proof(
             "fp32 / bf16 weights",
             "half the bytes of FP32",
-            "tests/runners/test_weights_bench.py::test_half_as_many_bits_are_half_the_bytes",
+            "tests/runners/test_bench.py::test_half_as_many_bits_are_half_the_bytes",
         ),
         Proof(
             "fp32 / bf16 perplexity",
             "perplexity grows by less than a hundredth",
-            "tests/runners/test_weights_bench.py::test_half_precision_reads_text_as_well",
+            "tests/runners/test_bench.py::test_half_precision_reads_text_as_well",
             floor=0.99,
         ),
     ),

@@ -1,4 +1,4 @@
-"""What the launcher concludes from files and from Slurm's words, one case each."""
+"""What Slurm's programs print, recorded from 22.05.8, and what the launcher concludes from it."""
 
 import pytest
 
@@ -6,12 +6,124 @@ from runners.attempts import LOST, AttemptFolder, Verdict
 from runners.launch import LaunchRefusedError
 from runners.launchers import slurm, slurm_commands
 from runners.launchers.slurm import SlurmLauncher, render_script
-from runners.launchers.slurm_commands import SlurmJob, SlurmUnreachableError
+from runners.launchers.slurm_commands import (
+    Phase,
+    SlurmError,
+    SlurmJob,
+    SlurmUnreachableError,
+    read_accounting,
+    read_control,
+    read_job_id,
+    read_partitions,
+    read_queue,
+)
 from runners.messages import Gang, RunRequest
 from runners.reasons import Reason
 from runners.slurm_options import SlurmConfig
 from runners.supervision import record
 from tests.runners.tools import Attempts
+
+# What Slurm's programs print, recorded from 22.05.8, becomes jobs, states and partitions.
+
+QUEUE = """\
+4|CANCELLED|None|vm|slipway-c
+1|COMPLETED|None|vm|slipway-ok
+2|FAILED|JobLaunchFailure|vm|slipway-bad
+3|RUNNING|None|vm|slipway-long
+6|PENDING|(Resources)||slipway-a|b
+slurm_load_jobs: something new
+"""
+CONTROL = (
+    "JobId=2 JobName=slipway-bad UserId=root(0) GroupId=root(0) MCS_label=N/A "
+    "Priority=4294901758 Nice=0 Account=(null) QOS=(null) JobState=FAILED "
+    "Reason=JobLaunchFailure Dependency=(null) Requeue=1 Restarts=0 BatchFlag=1 Reboot=0 "
+    "ExitCode=0:9 RunTime=00:00:01 TimeLimit=UNLIMITED NodeList=vm BatchHost=vm\n"
+)
+SINFO = "main|up|infinite|1|2|4000|(null)\ngpu*|down|1:00:00|3|64+|515000+|gpu:a100:8\n"
+
+
+def test_every_line_of_the_queue_is_a_job_and_a_waiting_one_says_why():
+    found = read_queue(QUEUE)
+    assert [(job.job_id, job.phase) for job in found] == [
+        ("4", Phase.ENDED),
+        ("1", Phase.ENDED),
+        ("2", Phase.ENDED),
+        ("3", Phase.ACTIVE),
+        ("6", Phase.WAITING),
+    ]
+    job = read_queue(QUEUE)[-1]
+    assert (job.detail, job.nodes, job.name) == ("Resources", "", "slipway-a|b")
+    for state in ["COMPLETING", "SUSPENDED", "STAGE_OUT", "A_STATE_OF_TOMORROW"]:
+        assert SlurmJob("1", state).phase is Phase.ACTIVE, state
+
+
+def test_the_job_id_is_found_in_what_sbatch_prints_or_an_error():
+    for text in ["17\n", "17;cluster\n", "sbatch: a notice\n17\n"]:
+        assert read_job_id(text) == "17", text
+    for text in ["", "Submitted batch job 17"]:
+        with pytest.raises(SlurmError, match="no job id"):
+            read_job_id(text)
+
+
+def test_control_and_accounting_tell_how_a_job_ended_or_nothing():
+    assert read_control(CONTROL) == SlurmJob("2", "FAILED", "0:9", "slipway-bad", "vm")
+    assert read_control("No jobs in the system\n") is None
+    text = "7|PREEMPTED|0:0|n1|slipway-x\n7|CANCELLED by 1000|0:15|n2|slipway-x\n"
+    assert read_accounting(text) == SlurmJob("7", "CANCELLED", "0:15", "slipway-x", "n2")
+    assert read_accounting("\n") is None
+
+
+def test_partitions_are_read_with_their_limits_and_devices():
+    main, gpu = read_partitions(SINFO)
+    assert (main.is_up, main.time_limit, main.gres) == (True, "infinite", "")
+    assert (gpu.is_up, gpu.nodes, gpu.cpus_per_node, gpu.gres) == (False, 3, "64", "gpu:a100:8")
+
+
+# What the programs say when they say no
+
+
+def program(tmp_path, monkeypatch, said: str, code: int = 1) -> None:
+    """Put a program on the path that says what sbatch was recorded to say."""
+    path = tmp_path / "sbatch"
+    path.write_text(f"#!/bin/sh\ncat >&2 <<'END'\n{said}\nEND\nexit {code}\n")
+    path.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+
+
+def test_a_controller_that_is_away_decides_nothing(tmp_path, monkeypatch):
+    for said in [
+        "sbatch: error: Batch job submission failed: Unable to contact slurm controller",
+        "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation",
+        'sbatch: error: Munge encode failed: Failed to access "/run/munge/munge.socket.2"',
+        "sbatch: fatal: Could not establish a configuration source",
+    ]:
+        program(tmp_path, monkeypatch, said)
+        with pytest.raises(SlurmUnreachableError):
+            slurm_commands.run("sbatch")
+
+
+def test_a_refusal_is_told_in_slurms_words(tmp_path, monkeypatch):
+    program(tmp_path, monkeypatch, "sbatch: error: invalid partition specified: nowhere")
+    with pytest.raises(SlurmError, match="invalid partition") as caught:
+        slurm_commands.run("sbatch")
+    assert not isinstance(caught.value, SlurmUnreachableError)
+
+
+def test_a_program_that_hangs_is_given_up(tmp_path, monkeypatch):
+    program(tmp_path, monkeypatch, "")
+    (tmp_path / "sbatch").write_text("#!/bin/sh\nexec sleep 60\n")
+    monkeypatch.setattr(slurm_commands, "TIMEOUT_SECONDS", 0.2)
+    with pytest.raises(SlurmUnreachableError, match="took over"):
+        slurm_commands.run("sbatch")
+
+
+def test_a_machine_without_slurm_says_so(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SlurmUnreachableError, match="sinfo is not installed here"):
+        slurm_commands.partitions()
+
+
+# What the launcher concludes from files and from Slurm's words, one case each.
 
 JOB = "17"
 
@@ -71,27 +183,21 @@ def lose(launcher: SlurmLauncher, folder: AttemptFolder, told: Told) -> Verdict:
 
 def test_a_pending_job_waits_and_says_why(launcher, folder, told):
     told.queue = [job(folder, "PENDING", "Resources")]
-
     look(launcher, folder, told)
-
     assert launcher.verdict_of(folder) is Verdict.WAITING
     assert launcher.waits_for(folder) == "Slurm (job 17): Resources"
 
 
 def test_a_job_that_slurm_runs_is_running_before_its_supervisor_says_so(launcher, folder, told):
     told.queue = [job(folder, "RUNNING")]
-
     look(launcher, folder, told)
-
     assert launcher.verdict_of(folder) is Verdict.RUNNING
 
 
 def test_silence_of_slurm_ends_nothing_however_long_it_lasts(launcher, folder, told):
     told.queue = None
-
     for _ in range(5):
         look(launcher, folder, told, 3600)
-
     assert launcher.verdict_of(folder) is Verdict.WAITING
     assert launcher.waits_for(folder) == "Slurm does not answer its host"
 
@@ -99,9 +205,7 @@ def test_silence_of_slurm_ends_nothing_however_long_it_lasts(launcher, folder, t
 def test_the_login_nodes_reboot_means_nothing(launcher, folder, told, attempts):
     attempts.reboot(folder)
     told.queue = [job(folder, "RUNNING")]
-
     look(launcher, folder, told)
-
     assert launcher.verdict_of(folder) is Verdict.RUNNING
 
 
@@ -109,69 +213,54 @@ def test_an_end_without_a_record_is_believed_once_the_folder_had_time(launcher, 
     told.queue = [job(folder, "FAILED")]
     look(launcher, folder, told)
     before = launcher.verdict_of(folder)
-
     assert before is Verdict.WAITING
     assert lose(launcher, folder, told) is Verdict.NEVER_STARTED
 
 
-@pytest.mark.parametrize(
-    ("state", "reason"),
-    [
+def test_how_slurm_ended_a_job_becomes_a_reason(folder, told):
+    for state, reason in [
         ("NODE_FAIL", Reason.HOST_REBOOTED),
         ("TIMEOUT", Reason.MAX_DURATION),
         ("OUT_OF_MEMORY", Reason.OOM_HOST),
         ("CANCELLED", Reason.KILLED_EXTERNALLY),
         ("PREEMPTED", Reason.KILLED_EXTERNALLY),
         ("FAILED", Reason.NEVER_STARTED),
-    ],
-)
-def test_how_slurm_ended_a_job_becomes_a_reason(launcher, folder, told, state, reason):
-    told.ended = job(folder, state)
-    verdict = lose(launcher, folder, told)
-
-    lost = launcher.unrecorded_end(folder, verdict)
-
-    assert lost == (reason, f"Slurm job 17 ended on n1 as {state}")
+    ]:
+        launcher = SlurmLauncher(SlurmConfig(time_limit_minutes=60), clock=lambda: told.seconds)
+        told.ended = job(folder, state)
+        verdict = lose(launcher, folder, told)
+        lost = launcher.unrecorded_end(folder, verdict)
+        assert lost == (reason, f"Slurm job 17 ended on n1 as {state}")
 
 
 def test_a_job_that_we_cancelled_has_the_reason_of_the_order(launcher, folder, told):
     record.write_json(folder.path / record.STOP, {"reason": "stopped_by_user"})
     told.ended = job(folder, "CANCELLED")
-
     lost = launcher.unrecorded_end(folder, lose(launcher, folder, told))
-
     assert lost.reason is Reason.STOPPED_BY_USER
 
 
 def test_memory_that_ran_out_while_it_was_stopped_stays_the_reason(launcher, folder, told):
     record.write_json(folder.path / record.STOP, {"reason": "stopped_by_user"})
     told.ended = job(folder, "OUT_OF_MEMORY")
-
     assert launcher.unrecorded_end(folder, lose(launcher, folder, told)).reason is Reason.OOM_HOST
 
 
 def test_a_job_that_slurm_has_forgotten_says_so(launcher, folder, told):
     lost = launcher.unrecorded_end(folder, lose(launcher, folder, told))
-
     assert lost == (Reason.NEVER_STARTED, "Slurm has no record of job 17")
 
 
 def test_a_job_with_a_verdict_that_is_no_loss_is_not_lost(launcher, folder):
     found = [launcher.unrecorded_end(folder, each) for each in Verdict if each not in LOST]
-
     assert set(found) == {None}
 
 
-def test_the_supervisor_ends_a_job_before_slurm_would(launcher, folder):
+def test_the_supervisor_ends_a_job_before_slurm_would_and_keeps_a_shorter_limit(launcher, folder):
     document = launcher.adapt({"max_duration_seconds": None}, folder.request())
-
     assert document["max_duration_seconds"] == 60 * 60 - slurm.END_MARGIN_SECONDS
     assert "CUDA_VISIBLE_DEVICES" in document["inherit"]
-
-
-def test_a_shorter_limit_of_the_job_is_kept(launcher, folder):
     document = launcher.adapt({"max_duration_seconds": 90.0}, folder.request())
-
     assert document["max_duration_seconds"] == 90.0
 
 
@@ -181,14 +270,12 @@ def test_a_member_of_a_gang_is_refused_in_words(launcher, folder):
         own_address="10.0.0.1", rendezvous_id="r",
     )  # fmt: skip
     request = RunRequest.model_validate(folder.request().model_dump() | {"gang": gang})
-
     with pytest.raises(LaunchRefusedError, match="as one process on one node"):
         launcher.adapt({}, request)
 
 
 def test_the_script_holds_no_word_of_the_job(folder):
     lines = render_script(folder).splitlines()
-
     assert lines[-1].startswith("exec ")
     assert lines[-1].endswith(f"{folder.path} --stay")
     assert "demo" not in "".join(lines)
