@@ -162,8 +162,13 @@ def test_a_doorbell_brings_the_next_beat_at_once(acceptor, serve, host_dir):
         wait_for(lambda: stored.claim_id, seconds=2)
 
 
-def test_a_wake_without_an_agent_is_harmless(host_dir):
+def test_a_hosts_folder_is_closed_to_others_and_a_wake_without_an_agent_harmless(
+    host_dir, tmp_path
+):
     assert not wake_agent(host_dir.wake)
+    made = HostDir(tmp_path / "new")
+    made.make()
+    assert made.path.stat().st_mode & 0o077 == 0
 
 
 def test_the_server_may_be_away_while_a_job_runs_and_ends(acceptor, serve):
@@ -309,12 +314,6 @@ def test_a_turned_down_credential_leaves_the_jobs_alone(acceptor, serve, caplog)
         acceptor.credentials.clear()
         wait_for(lambda: "enrol this host again" in caplog.text)
         assert procfs.marked(A1)
-
-
-def test_the_host_folder_is_closed_to_others(tmp_path):
-    made = HostDir(tmp_path / "new")
-    made.make()
-    assert made.path.stat().st_mode & 0o077 == 0
 
 
 # An operator mended something: the host says at once what it is now.

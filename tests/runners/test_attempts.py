@@ -200,15 +200,12 @@ def test_a_patient_waiter_gets_a_lock_that_is_freed_meanwhile(tmp_path):
         os._exit(0)
 
 
-def test_the_exit_record_uses_the_space_kept_for_it(tmp_path):
+def test_the_exit_record_uses_the_space_kept_for_it_and_loses_its_oldest_lines(tmp_path):
     record.reserve_exit_slot(tmp_path)
     assert (tmp_path / "exit.slot").stat().st_size == record.SLOT_BYTES
     record.write_exit_record(tmp_path, END)
     assert json.loads((tmp_path / "exit.json").read_text()) == END
     assert not (tmp_path / "exit.slot").exists()
-
-
-def test_an_exit_record_that_is_too_long_loses_its_oldest_lines(tmp_path):
     lines = [f"line {number} " + "\x01" * 100 for number in range(100)]
     written = record.write_exit_record(tmp_path, END | {"last_lines": lines})
     assert written["last_lines"][-1] == lines[-1]

@@ -39,14 +39,11 @@ def test_the_result_is_the_last_line_and_told_once(tmp_path):
     assert runner.poll() is None
 
 
-def test_no_result_is_a_problem(tmp_path):
+def test_a_failed_benchmark_has_no_result_and_rests(tmp_path):
     for code in ["print('{}')", "pass", "print('fast')"]:
         runner = MicrobenchRunner(tmp_path, python(code))
         assert run(runner) is None, code
         assert runner.problem == "the micro-benchmark failed: exit code 0, no result", code
-
-
-def test_after_a_failure_it_rests(tmp_path):
     runner = MicrobenchRunner(tmp_path, python("raise SystemExit(1)"))
     run(runner)
     runner.start()
@@ -78,15 +75,6 @@ def test_it_runs_at_low_priority(tmp_path):
     assert runner.problem == f"the micro-benchmark failed: {os.nice(0) + bench.LOW_PRIORITY}"
 
 
-def test_two_never_run_at_once(tmp_path):
-    runner = MicrobenchRunner(tmp_path, python("import time; time.sleep(60)"))
-    runner.start()
-    first = runner._child
-    runner.start()
-    assert runner._child is first
-    runner.cancel()
-
-
 # What the bench of fewer bits makes of its jobs, and the direction of two of its ratios.
 
 
@@ -106,8 +94,14 @@ def judged(ratio, low, high):
     }
 
 
-def test_its_ways_are_those_of_the_bench_of_compression():
+def test_ratios_are_of_perplexity_and_of_bytes_codes_first():
     assert set(NAMES) <= set(SETTINGS)
+    found = of_perplexity("a / b", judged(1.2, 1.1, 1.3))
+    assert (found.value, found.low, found.high, found.n) == (1.2, 1.1, 1.3, 256)
+    found = {each.name: each for each in of_rows(dict.fromkeys(NAMES, judged(1.2, 1.1, 1.3)))}
+    assert found["bf16 / int8 matrices"].value == 2.0
+    rows = dict.fromkeys(NAMES, judged(1.2, 1.1, 1.3) | {"compressed_bytes": 200.0})
+    assert next(of_rows(rows)).value == 4.0
 
 
 def test_two_ways_are_judged_on_the_same_windows_beside_each_other(monkeypatch, tmp_path):
@@ -125,21 +119,6 @@ def test_two_ways_are_judged_on_the_same_windows_beside_each_other(monkeypatch, 
     pairs = [(each.model.attempt_id, each.original.attempt_id) for each in asked]
     assert pairs == [tuple(map(attempt_of, pair)) for pair in BETTER.values()]
     assert [each.weight_dtype for each in asked] == ["int4", "bf16", "bf16"]
-
-
-def test_an_evaluation_beside_its_original_is_a_ratio():
-    found = of_perplexity("a / b", judged(1.2, 1.1, 1.3))
-    assert (found.value, found.low, found.high, found.n) == (1.2, 1.1, 1.3, 256)
-
-
-def test_rows_give_bytes():
-    found = {each.name: each for each in of_rows(dict.fromkeys(NAMES, judged(1.2, 1.1, 1.3)))}
-    assert found["bf16 / int8 matrices"].value == 2.0
-
-
-def test_what_codes_would_take_counts_before_what_tensors_take():
-    rows = dict.fromkeys(NAMES, judged(1.2, 1.1, 1.3) | {"compressed_bytes": 200.0})
-    assert next(of_rows(rows)).value == 4.0
 
 
 def test_only_the_weights_of_the_trained_model_are_counted(tmp_path):

@@ -37,10 +37,16 @@ def test_the_last_words_of_a_failed_job_name_the_cause():
         assert classify(Ending(1, None, text)) is reason, (text, reason)
 
 
-def test_a_kill_counts_as_memory_only_when_the_kernel_counted_one():
+def test_a_kill_counts_as_memory_only_when_the_kernel_counted_one_and_a_killed_rank_as_killed():
     killed = Ending(None, signal.SIGKILL, "")
     assert classify(killed) is Reason.KILLED_EXTERNALLY
     assert classify(killed._replace(has_oom_kill=True)) is Reason.OOM_HOST
+    killed = Ending(1, None, REPORT.format(code=-9))
+    assert classify(killed) is Reason.KILLED_EXTERNALLY
+    assert classify(killed._replace(has_oom_kill=True)) is Reason.OOM_HOST
+    assert classify(killed._replace(last_text=REPORT.format(code=1))) is Reason.RANK_LOST
+    told = f"x\nDISK_FULL: no space\n{killed.last_text}"
+    assert classify(killed._replace(last_text=told)) is Reason.DISK_FULL
 
 
 REPORT = """RANK_LOST: rank 0 of 2: Connection closed by peer
@@ -55,15 +61,6 @@ Root Cause (first observed failure):
   exitcode  : {code} (pid: 4711)
   error_file: <N/A>
 """
-
-
-def test_a_killed_rank_counts_as_killed_and_not_as_lost_by_the_others():
-    killed = Ending(1, None, REPORT.format(code=-9))
-    assert classify(killed) is Reason.KILLED_EXTERNALLY
-    assert classify(killed._replace(has_oom_kill=True)) is Reason.OOM_HOST
-    assert classify(killed._replace(last_text=REPORT.format(code=1))) is Reason.RANK_LOST
-    told = f"x\nDISK_FULL: no space\n{killed.last_text}"
-    assert classify(killed._replace(last_text=told)) is Reason.DISK_FULL
 
 
 # What programs really wrote when a GPU, its driver or a collective failed, and which rank.
@@ -133,11 +130,7 @@ RECORDED = [
         ),
     ),
     # github.com/vllm-project/vllm/issues/5222
-    (
-        Reason.GPU_FAULT,
-        None,
-        "RuntimeError: CUDA error: uncorrectable ECC error encountered",
-    ),
+    (Reason.GPU_FAULT, None, "RuntimeError: CUDA error: uncorrectable ECC error encountered"),
     # github.com/wilicc/gpu-burn/issues/1
     (
         Reason.GPU_FAULT,

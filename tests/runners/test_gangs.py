@@ -86,9 +86,11 @@ def test_a_start_takes_as_long_as_slow_disks_do_however_short_a_silence_may_be()
         assert f"join_timeout={start}," in options(parallel)["rdzv-conf"], (patience, start)
 
 
-def test_an_address_of_version_6_stands_in_brackets():
+def test_an_address_of_version_6_stands_in_brackets_and_anothers_is_refused():
     assert endpoint("fd00::7", 29400) == "[fd00::7]:29400"
     assert endpoint("10.0.0.7", 29400) == "10.0.0.7:29400"
+    with pytest.raises(NoSuchAddressError, match=r"192\.0\.2\.77 is not an address of this host"):
+        interface_of("192.0.2.77")
 
 
 def test_a_place_names_addresses_and_a_rendezvous_plainly_and_nothing_else():
@@ -109,11 +111,6 @@ def test_both_backends_use_the_interface_that_has_the_address_or_the_operators(m
     chosen = gang_env(gang())
     assert [found[name] for name in names] == ["lo", "lo"]
     assert [chosen[name] for name in names] == ["lo", "ib0"]
-
-
-def test_an_address_of_another_machine_is_refused_with_the_way_out():
-    with pytest.raises(NoSuchAddressError, match=r"192\.0\.2\.77 is not an address of this host"):
-        interface_of("192.0.2.77")
 
 
 def test_what_only_this_machine_can_reach_is_not_offered(monkeypatch):
@@ -165,14 +162,11 @@ def test_one_process_and_servers_of_a_chain_run_without_torchrun_and_a_split_mod
     assert argv == COMMAND
 
 
-def test_what_is_neither_training_nor_split_is_not_shared_out():
+def test_what_cannot_be_shared_out_here_is_refused_before_anything_starts():
     spec = BenchmarkSpec(model=DemoModel())
     with pytest.raises(LaunchRefusedError, match="runs on one device") as refused:
         gang_command(request(gang(), spec=spec), spec, COMMAND)
     assert refused.value.reason is Reason.VERSION_INCOMPATIBLE
-
-
-def test_a_host_without_the_address_refuses_before_anything_starts():
     with pytest.raises(LaunchRefusedError, match="choose another on the host's page") as refused:
         gang_command(request(gang(own_address="192.0.2.77")), TrainSpec(), COMMAND)
     assert refused.value.reason is Reason.PREFLIGHT_FAILED

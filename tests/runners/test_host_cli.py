@@ -143,13 +143,12 @@ def test_status_lists_each_attempt_with_its_end(attempts, host_dir, capsys):
     assert capsys.readouterr().out == f"{A1}  finished  exit_nonzero\n{A2}  running\n"
 
 
-def test_doctor_finds_a_sound_host_sound(acceptor, host_dir, credential, capsys):
+def test_doctor_finds_a_sound_host_sound_and_names_how_to_mend_another(
+    acceptor, host_dir, credential, capsys
+):
     host_dir.save_credential(credential)
     assert main(["doctor", "--dir", str(host_dir.path)]) == 0
     assert "FAIL" not in capsys.readouterr().out
-
-
-def test_doctor_names_what_is_wrong_and_how_to_mend_it(acceptor, host_dir, credential, capsys):
     changes = {"credential": "revoked", "redis_url": "redis://127.0.0.1:9/0"}
     host_dir.save_credential(credential.model_copy(update=changes))
     assert main(["doctor", "--dir", str(host_dir.path)]) == 1
@@ -214,12 +213,19 @@ def test_stop_all_with_the_site_says_so_in_each_record(attempts, host_dir, capsy
     assert folder.exit_record().reason == "site_stopped"
 
 
-def test_stop_all_names_what_does_not_end(attempts, host_dir, capsys, monkeypatch):
+def test_stop_all_names_what_does_not_end_and_why(attempts, host_dir, capsys, monkeypatch):
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
     attempts.start(A1, FOREVER)
     monkeypatch.setattr(commands, "STOP_ALL_SECONDS", 0.2)
-    monkeypatch.setattr(Reconciler, "stop", lambda *_: None)
-    assert main(["stop-all", "--dir", str(host_dir.path)]) == 1
-    assert capsys.readouterr().err == f"{A1} still runs: its supervisor did not end it\n"
+    for stop, why in [
+        (lambda *_: None, "its supervisor did not end it"),
+        (fail, "No space left on device"),
+    ]:
+        monkeypatch.setattr(Reconciler, "stop", stop)
+        assert main(["stop-all", "--dir", str(host_dir.path)]) == 1
+        assert capsys.readouterr().err == f"{A1} still runs: {why}\n"
 
 
 def test_stop_all_without_waiting_gives_the_orders(attempts, host_dir, capsys):
@@ -227,21 +233,6 @@ def test_stop_all_without_waiting_gives_the_orders(attempts, host_dir, capsys):
     assert main(["stop-all", "--no-wait", "--dir", str(host_dir.path)]) == 0
     assert capsys.readouterr().out == "Told 1 to stop\n"
     wait_for(folder.exit_record)
-
-
-def test_stop_all_on_a_full_disk_says_why_it_ended_nothing(
-    attempts, host_dir, capsys, monkeypatch
-):
-    def fail(*_):
-        raise OSError(28, "No space left on device")
-
-    attempts.start(A1, FOREVER)
-    monkeypatch.setattr(commands, "STOP_ALL_SECONDS", 0.2)
-    monkeypatch.setattr(Reconciler, "stop", fail)
-
-    assert main(["stop-all", "--dir", str(host_dir.path)]) == 1
-
-    assert capsys.readouterr().err == f"{A1} still runs: No space left on device\n"
 
 
 # The unit file: unprivileged, shut in, and no job dies with the agent.

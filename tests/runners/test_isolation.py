@@ -82,21 +82,17 @@ def holding(path: Path) -> list[str]:
     return [each.name for each in files if CANARY.encode() in each.read_bytes()]
 
 
-def test_the_job_finds_it_as_a_file_of_its_owner_alone(running):
+def test_no_command_line_no_environment_and_no_other_file_holds_it_while_it_runs(
+    running, host_dir
+):
     file = running.path / record.SECRETS / "HF_TOKEN"
     assert file.read_text() == CANARY
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
-
-
-def test_no_command_line_and_no_environment_holds_it(running):
     processes = [Path(f"/proc/{each.pid}") for each in procfs.marked(A1)]
     seen = [(each / name).read_bytes() for each in processes for name in ("cmdline", "environ")]
     assert len(seen) >= 2
     assert not any(CANARY.encode() in text for text in seen)
-
-
-def test_no_other_file_of_the_host_holds_it_while_it_runs(running, host_dir):
     wait_for(lambda: bodies(running, "phase")[1:])
     assert holding(host_dir.path) == ["HF_TOKEN"]
 

@@ -101,9 +101,12 @@ def test_no_shell_stands_anywhere_in_the_host_code():
     assert not any("shell=True" in text or "os.system(" in text for text in sources)
 
 
-def test_a_model_below_a_root_is_resolved(roots):
+def test_a_model_below_a_root_is_resolved_and_an_absent_one_missing(roots):
     assert resolve("llama", roots) == str(roots[0] / "llama")
     assert resolve(str(roots[1] / "llama"), roots) == str(roots[1] / "llama")
+    with pytest.raises(LaunchRefusedError, match="is not on this host") as refusal:
+        resolve("mistral", roots)
+    assert refusal.value.reason is Reason.MODEL_OR_DATA_MISSING
 
 
 def test_a_model_outside_of_every_root_is_refused(roots):
@@ -137,12 +140,6 @@ def test_prompts_and_the_original_of_an_evaluation_lie_below_a_root_too(roots):
 def test_a_path_with_a_null_byte_is_refused(roots):
     with pytest.raises(LaunchRefusedError):
         resolve("llama\0", roots)
-
-
-def test_a_model_that_is_not_there_is_missing(roots):
-    with pytest.raises(LaunchRefusedError, match="is not on this host") as refusal:
-        resolve("mistral", roots)
-    assert refusal.value.reason is Reason.MODEL_OR_DATA_MISSING
 
 
 @given(path=st.text(max_size=30))

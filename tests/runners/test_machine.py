@@ -135,11 +135,14 @@ def test_a_gpu_on_the_bus_is_seen_without_its_driver(bus):
         assert machine.has_nvidia_on_bus(bus("0000:01:00.0", vendor, kind)) is is_gpu, vendor
 
 
-def test_only_a_gpu_whose_driver_does_not_answer_is_a_problem(monkeypatch):
+def test_a_host_without_a_gpu_binding_or_with_a_silent_driver_is_told(monkeypatch):
     monkeypatch.setattr(machine, "has_nvidia_on_bus", lambda: True)
     assert inventory.driver_problem()
     monkeypatch.setattr(machine, "has_nvidia_on_bus", lambda: False)
     assert inventory.driver_problem() is None
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    with inventory.nvml() as library:
+        assert library is None
 
 
 # What a host says about itself.
@@ -224,12 +227,6 @@ def test_a_gpu_that_does_not_tell_everything_is_listed_with_the_rest():
         setattr(library, name, library.refuse)
         (load,) = inventory.gpu_loads(library)
         assert load.utilization == 0.37, name
-
-
-def test_a_host_without_a_gpu_binding_has_no_gpus(monkeypatch):
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    with inventory.nvml() as library:
-        assert library is None
 
 
 def test_processor_and_distribution_are_called_what_they_call_themselves(tmp_path):

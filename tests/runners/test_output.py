@@ -76,14 +76,11 @@ def test_lines_are_sent_whole_and_an_unfinished_one_waits_but_does_not_pile_up()
     assert text == "\ufffd\ufffdok\n"
 
 
-def test_a_flood_is_held_to_its_rate():
+def test_a_flood_is_held_to_its_rate_which_refills_with_time():
     events = LogEvents(Clock())
     sent = sum(len(text) for _ in range(100) for text in events.feed(b"x" * 4095 + b"\n"))
     assert 0 < sent <= EVENT_BYTES_PER_SECOND
     assert events.left_out_bytes == 100 * 4096 - sent
-
-
-def test_the_rate_refills_with_time_and_the_gap_is_said():
     clock = Clock()
     events = LogEvents(clock)
     for _ in range(100):

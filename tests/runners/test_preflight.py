@@ -33,13 +33,10 @@ def checked(needs: Needs, place: Place) -> dict[str, PreflightCheck]:
     return {check.name: check for check in run_checks(needs, place)}
 
 
-def test_this_machine_is_fit_for_a_small_job(place):
+def test_this_machine_is_fit_for_a_small_job_of_a_kind_that_it_runs(place):
     found = checked(Needs(kind="train", memory_bytes=2**20), place)
     assert set(found) >= EVERYWHERE
     assert [check.sentence for check in found.values() if not check.ok] == []
-
-
-def test_a_kind_that_this_host_does_not_run_names_the_ones_it_does(place):
     check = checked(Needs(kind="teleport"), place)["kind"]
     assert (check.ok, "train, compress, evaluate, benchmark" in check.sentence) == (False, True)
 
@@ -61,10 +58,15 @@ def test_a_job_that_compiles_is_told_whether_there_is_a_compiler(place, monkeypa
         assert "g++" in (check.sentence if is_there else check.remedy), path
 
 
-def test_a_full_disk_says_what_a_job_starts_with(host_dir):
+def test_a_full_disk_says_what_is_short_for_a_job_and_for_an_environment(host_dir):
     strict = Place(host_dir, HostConfig(min_free_bytes=2**60), (host_dir.models,))
     check = checked(Needs(kind="train"), strict)["disk"]
     assert (check.ok, "min_free_bytes" in check.remedy) == (False, True)
+    tight = Place(host_dir, HostConfig(min_free_bytes=2**60), (host_dir.models,))
+    check = checked(Needs(kind="serve", environment="llamacpp"), tight)["environment"]
+    assert not check.ok
+    assert check.remedy.startswith("Free ")
+    assert check.figures["needed_bytes"] > check.figures["free_bytes"] > 0
 
 
 def test_a_dtype_asks_for_its_library_and_a_missing_package_is_named(place, monkeypatch):
@@ -194,14 +196,6 @@ def test_an_environment_that_is_not_built_is_a_yes_and_an_unknown_one_is_refused
     assert not check.ok
     assert "has the environments main, llamacpp" in check.sentence
     assert "'elsewhere'" in check.sentence
-
-
-def test_no_disk_for_an_environment_says_what_is_short(host_dir):
-    tight = Place(host_dir, HostConfig(min_free_bytes=2**60), (host_dir.models,))
-    check = checked(Needs(kind="serve", environment="llamacpp"), tight)["environment"]
-    assert not check.ok
-    assert check.remedy.startswith("Free ")
-    assert check.figures["needed_bytes"] > check.figures["free_bytes"] > 0
 
 
 GPU_ENVIRONMENT = """# For GPUs; 1 GB.

@@ -103,11 +103,6 @@ def test_a_signal_spares_the_process_that_got_the_pid_later_and_reaches_the_mean
     assert sleeper.wait() == -signal.SIGKILL
 
 
-def test_a_signal_spares_the_process_that_got_the_pid_later(sleeper):
-    assert not procfs.send_signal(sleeper.pid, ticks(sleeper) - 1, signal.SIGKILL)
-    assert sleeper.poll() is None
-
-
 def test_a_sweep_kills_what_carries_the_marker_and_nothing_else(sleeper):
     environment = {**os.environ, procfs.MARKER: "swept"}
     with subprocess.Popen(SLEEP, env=environment) as marked:

@@ -52,9 +52,14 @@ def test_a_lost_reply_is_made_good_by_the_next_try(acceptor, host_dir, enrolled)
     assert not (host_dir.path / "credential.next.json").exists()
 
 
-def test_a_damaged_note_of_an_earlier_try_is_written_anew(acceptor, host_dir, enrolled):
+def test_two_rotations_at_once_do_not_mix_and_a_damaged_note_is_written_anew(
+    acceptor, host_dir, enrolled
+):
     (host_dir.path / "credential.next.json").write_text("{")
     assert acceptor.knows(rotate(host_dir).credential)
+    with record.locked(host_dir.path / "rotate.lock"):
+        with pytest.raises(RotationError, match="another process"):
+            rotate(host_dir)
 
 
 def test_an_absent_server_leaves_the_old_secrets(host_dir, enrolled):
@@ -68,12 +73,6 @@ def test_a_host_that_is_locked_out_is_told_to_enrol_again(acceptor, host_dir, en
     acceptor.credentials.clear()
     assert main(["rotate", "--dir", str(host_dir.path)]) == 1
     assert "enrol this host again" in capsys.readouterr().err
-
-
-def test_two_rotations_at_once_do_not_mix(acceptor, host_dir, enrolled):
-    with record.locked(host_dir.path / "rotate.lock"):
-        with pytest.raises(RotationError, match="another process"):
-            rotate(host_dir)
 
 
 def test_the_command_says_what_happens_to_a_running_agent(acceptor, host_dir, enrolled, capsys):

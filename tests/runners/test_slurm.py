@@ -65,15 +65,12 @@ def test_the_job_id_is_found_in_what_sbatch_prints_or_an_error():
             read_job_id(text)
 
 
-def test_control_and_accounting_tell_how_a_job_ended_or_nothing():
+def test_partitions_control_and_accounting_are_read_or_nothing():
     assert read_control(CONTROL) == SlurmJob("2", "FAILED", "0:9", "slipway-bad", "vm")
     assert read_control("No jobs in the system\n") is None
     text = "7|PREEMPTED|0:0|n1|slipway-x\n7|CANCELLED by 1000|0:15|n2|slipway-x\n"
     assert read_accounting(text) == SlurmJob("7", "CANCELLED", "0:15", "slipway-x", "n2")
     assert read_accounting("\n") is None
-
-
-def test_partitions_are_read_with_their_limits_and_devices():
     main, gpu = read_partitions(SINFO)
     assert (main.is_up, main.time_limit, main.gres) == (True, "infinite", "")
     assert (gpu.is_up, gpu.nodes, gpu.cpus_per_node, gpu.gres) == (False, 3, "64", "gpu:a100:8")
@@ -102,22 +99,16 @@ def test_a_controller_that_is_away_decides_nothing(tmp_path, monkeypatch):
             slurm_commands.run("sbatch")
 
 
-def test_a_refusal_is_told_in_slurms_words(tmp_path, monkeypatch):
+def test_a_refusal_is_told_in_slurms_words_and_its_absence_says_so(tmp_path, monkeypatch):
     program(tmp_path, monkeypatch, "sbatch: error: invalid partition specified: nowhere")
     with pytest.raises(SlurmError, match="invalid partition") as caught:
         slurm_commands.run("sbatch")
     assert not isinstance(caught.value, SlurmUnreachableError)
-
-
-def test_a_program_that_hangs_is_given_up(tmp_path, monkeypatch):
     program(tmp_path, monkeypatch, "")
     (tmp_path / "sbatch").write_text("#!/bin/sh\nexec sleep 60\n")
     monkeypatch.setattr(slurm_commands, "TIMEOUT_SECONDS", 0.2)
     with pytest.raises(SlurmUnreachableError, match="took over"):
         slurm_commands.run("sbatch")
-
-
-def test_a_machine_without_slurm_says_so(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(SlurmUnreachableError, match="sinfo is not installed here"):
         slurm_commands.partitions()
@@ -181,16 +172,15 @@ def lose(launcher: SlurmLauncher, folder: AttemptFolder, told: Told) -> Verdict:
     return launcher.verdict_of(folder)
 
 
-def test_a_pending_job_waits_and_says_why(launcher, folder, told):
+def test_a_pending_job_waits_and_says_why_and_runs_before_its_supervisor_says_so(
+    launcher, folder, told
+):
     told.queue = [job(folder, "PENDING", "Resources")]
     look(launcher, folder, told)
     assert launcher.verdict_of(folder) is Verdict.WAITING
     assert launcher.waits_for(folder) == "Slurm (job 17): Resources"
-
-
-def test_a_job_that_slurm_runs_is_running_before_its_supervisor_says_so(launcher, folder, told):
     told.queue = [job(folder, "RUNNING")]
-    look(launcher, folder, told)
+    look(launcher, folder, told, slurm.SETTLE_SECONDS + 1)
     assert launcher.verdict_of(folder) is Verdict.RUNNING
 
 
@@ -256,15 +246,12 @@ def test_a_job_with_a_verdict_that_is_no_loss_is_not_lost(launcher, folder):
     assert set(found) == {None}
 
 
-def test_the_supervisor_ends_a_job_before_slurm_would_and_keeps_a_shorter_limit(launcher, folder):
+def test_the_supervisor_ends_a_job_before_slurm_would_and_a_gang_is_refused(launcher, folder):
     document = launcher.adapt({"max_duration_seconds": None}, folder.request())
     assert document["max_duration_seconds"] == 60 * 60 - slurm.END_MARGIN_SECONDS
     assert "CUDA_VISIBLE_DEVICES" in document["inherit"]
     document = launcher.adapt({"max_duration_seconds": 90.0}, folder.request())
     assert document["max_duration_seconds"] == 90.0
-
-
-def test_a_member_of_a_gang_is_refused_in_words(launcher, folder):
     gang = Gang(
         node_rank=0, num_nodes=2, master_address="10.0.0.1", master_port=29400,
         own_address="10.0.0.1", rendezvous_id="r",

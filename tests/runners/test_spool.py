@@ -317,18 +317,12 @@ BATCH = EventBatch(
 )
 
 
-def test_a_batch_survives_the_way_through_the_stream_as_text_or_bytes():
+def test_a_batch_survives_the_stream_and_what_is_none_of_ours_is_refused():
     received = decode(encode(BATCH))
     assert (received.attempt_id, received.fence, received.events) == ("a1", "f", BATCH.events)
     fields = {key.encode(): value.encode() for key, value in encode(BATCH).items()}
     assert decode(fields) == decode(encode(BATCH))
-
-
-def test_an_entry_that_is_none_of_ours_is_refused():
     for fields in [{}, {"a": "1", "f": "2"}, {"a": "1", "f": "2", "b": "{"}]:
         with pytest.raises(ValueError, match=r"lacks|Expecting"):
             decode(fields)
-
-
-def test_all_keys_of_a_host_lie_below_its_prefix():
     assert {events_key("h1"), ack_key("h1")} == {"host:h1:events", "host:h1:ack"}

@@ -69,27 +69,21 @@ def test_a_job_that_ends_well_is_recorded_as_ok_between_started_and_exited(done)
     assert [event["seq"] for event in events] == list(range(1, len(events) + 1))
 
 
-def test_what_a_job_says_is_numbered_in_its_order_and_its_last_breath_is_kept(talked):
+def test_what_a_job_says_is_numbered_in_its_order_refused_or_kept_to_its_last_breath(talked):
     steps = [body["step"] for body in bodies(talked, "metric") if body["source"] == "job"]
     assert steps == list(range(200))
     assert bodies(talked, "result") == [{"measured": {"perplexity": 12.5}, "notes": {}}]
 
-
-def test_a_damaged_event_is_refused_in_the_log_and_the_next_one_taken(talked):
     said = [body["text"] for body in bodies(talked, "log") if body["stream"] == "supervisor"]
     assert "a job sends no 'exited' events" in said[1]
     assert bodies(talked, "phase")[1:] == [{"name": "evaluate"}]
 
-
-def test_before_a_job_says_anything_its_supervisor_says_what_it_does(talked):
     kinds = [event["kind"] for event in events_of(talked)][:3]
     first = bodies(talked, "log")[0]
     assert kinds == ["started", "phase", "log"]
     assert bodies(talked, "phase")[0] == {"name": supervisor.LOADING}
     assert (first["stream"], "has started" in first["text"]) == ("supervisor", True)
 
-
-def test_output_becomes_log_events_of_its_stream(talked):
     said = {(body["stream"], body["text"]) for body in bodies(talked, "log")}
     assert {each for each in said if each[0] != "supervisor"} == {
         ("stdout", "out\n"), ("stderr", "err\n"),
@@ -245,21 +239,15 @@ def test_a_folder_without_launch_data_is_an_internal_fault(attempts):
     assert "is missing or damaged" in (folder.path / "supervisor.log").read_text()
 
 
-def test_an_event_without_end_is_refused_and_the_next_one_taken(attempts):
+def test_an_endless_event_is_refused_and_a_flood_of_damaged_ones_not_told_line_by_line(attempts):
     code = SAY + (
         "fd = int(os.environ['SLIPWAY_EVENT_FD'])\n"
         "for _ in range(40): os.write(fd, b'x' * 65536)\n"
-        "os.write(fd, b'\\n')\nsay('phase', name='after')"
+        "os.write(fd, b'\\n')\nsay('phase', name='after')\n"
+        "for _ in range(500): os.write(fd, b'no\\n')"
     )
     folder = attempts.run(code=code)
     assert bodies(folder, "phase")[1:] == [{"name": "after"}]
-
-
-def test_a_flood_of_damaged_events_is_not_told_line_by_line(attempts):
-    code = (
-        "import os\nfor _ in range(500): os.write(int(os.environ['SLIPWAY_EVENT_FD']), b'no\\n')"
-    )
-    folder = attempts.run(code=code)
     told = [body for body in bodies(folder, "log") if body["stream"] == "supervisor"]
     assert len(told) == 1 + supervisor.MAX_REFUSALS_TOLD  # and that it has started
 

@@ -51,33 +51,34 @@ def test_a_table_holds_the_records_that_lines_of_json_would():
         assert [each.line for each in from_table] == list(range(1, len(rows) + 1))
 
 
-def test_columns_that_no_format_has_are_not_read():
+def test_a_table_is_read_by_its_known_columns_or_a_stated_format():
     when = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
     rows = [{"text": "first", "seen": when}, {"text": "second", "seen": when}]
     assert [each.sample.text for each in read(table(rows))] == ["first", "second"]
-
-
-def test_rows_that_say_nothing_are_counted():
     found = checked(table([{"text": "a"}, {"text": "  "}, {"text": "b"}]), "a.parquet")
     assert (found.num_records, found.num_empty, found.errors) == (2, 1, ())
     assert found.format == "text"
+    rows = [{"text": "whole", "prompt": "a", "completion": "b"}]
+    assert read(table(rows), stated="text")[0].sample.text == "whole"
+    assert read(table(rows))[0].sample.completion == "b"
 
 
-def test_a_table_without_a_known_column_names_those_that_it_has():
+def test_what_is_wrong_with_a_table_is_named_by_row_and_column():
     [error] = checked(table([{"body": "a", "title": "b"}]), "a.parquet").errors[:1]
     assert error.startswith("a.parquet: row 1: it has the fields of no known format")
     assert "its fields are body, title" in error
-
-
-def test_a_row_that_cannot_be_learnt_is_named_by_its_number():
     rows = [{"text": "a"}, {"text": None}, {"text": "b"}]
     found = checked(table(rows), "a.parquet")
     assert [each.partition(". It begins")[0] for each in found.errors] == [
         "a.parquet: row 2: “text” is no text but NoneType; its fields are text"
     ]
+    with pytest.raises(DataError, match=r"row 1 holds what is no text.*text: bytes"):
+        read(table([{"text": b"\xff\xfe"}]))
+    with pytest.raises(DataError, match="row 2 is longer than 4 MiB"):
+        read(table([{"text": "a"}, {"text": "b" * MAX_LINE_BYTES}]))
 
 
-def test_what_is_no_parquet_is_said_to_be_none():
+def test_what_is_no_parquet_or_damaged_ends_in_words():
     for content, words in [
         (b"", "cannot be read as Parquet"),
         (b"PAR1", "cannot be read as Parquet"),
@@ -88,17 +89,10 @@ def test_what_is_no_parquet_is_said_to_be_none():
             read(io.BytesIO(content))
         assert str(caught.value).startswith("a.parquet: "), (content, words)
 
-
-def test_a_page_damaged_in_the_middle_ends_in_words():
     content = bytearray(table(ASKED, compression="zstd").getvalue())
     content[40:400] = bytes(360)
     with pytest.raises(DataError, match=r"a\.parquet: "):
         read(io.BytesIO(bytes(content)))
-
-
-def test_bytes_where_text_should_be_are_named_with_their_column():
-    with pytest.raises(DataError, match=r"row 1 holds what is no text.*text: bytes"):
-        read(table([{"text": b"\xff\xfe"}]))
 
 
 def test_a_row_group_too_large_for_memory_is_refused_before_it_is_read(monkeypatch):
@@ -115,11 +109,13 @@ os.kill(os.getpid(), signal.SIGSEGV)
 
 
 def test_a_library_that_crashes_ends_its_own_process_only(monkeypatch, tmp_path):
-    reader = tmp_path / "crashing.py"
-    reader.write_text(CRASHING)
+    """And a row that its reader did not finish is no row."""
+    reader = tmp_path / "reader.py"
     monkeypatch.setattr(parquet_process, "READER", reader)
-    with pytest.raises(DataError, match=r"a\.parquet: its reader ended with status -11"):
-        read(table(ASKED))
+    for source, status in ((CRASHING, -11), (DYING, -9)):
+        reader.write_text(source)
+        with pytest.raises(DataError, match=rf"a\.parquet: its reader ended with status {status}"):
+            read(table(ASKED))
 
 
 DYING = """
@@ -127,14 +123,6 @@ import os
 os.write(1, b'{"text": "whole"}\\n{"text": "ha')
 os.kill(os.getpid(), 9)
 """
-
-
-def test_a_row_that_its_reader_did_not_finish_is_no_row(monkeypatch, tmp_path):
-    reader = tmp_path / "dying.py"
-    reader.write_text(DYING)
-    monkeypatch.setattr(parquet_process, "READER", reader)
-    with pytest.raises(DataError, match="its reader ended with status -9"):
-        read(table(ASKED))
 
 
 SPEAKING = """
@@ -154,9 +142,11 @@ def test_a_reader_is_given_no_secret_of_the_server(monkeypatch, tmp_path):
 
 def test_a_table_that_takes_too_much_memory_is_refused_in_words(monkeypatch):
     monkeypatch.setattr(parquet_process, "MAX_BYTES", 512 * 1024**2)
-    rows = [{"text": "a" * 1024**2}] * 400
-    with pytest.raises(DataError, match=r"a\.parquet: "):
-        read(table(rows, use_dictionary=False, compression="zstd", row_group_size=400))
+    options = {"use_dictionary": False, "compression": "zstd", "row_group_size": 400}
+    row = {"text": "a" * 1024**2}
+    assert len(read(table([row], **options))) == 1
+    with pytest.raises(DataError, match=r"a\.parquet: .*(malloc|memory)"):
+        read(table([row] * 110, **options))
 
 
 def test_whoever_has_seen_enough_leaves_no_reader_behind(monkeypatch):
@@ -181,14 +171,3 @@ def test_a_server_that_checks_a_table_does_not_load_the_library(tmp_path):
     )
     told = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert told.stdout.split() == ["600", "False"]
-
-
-def test_a_row_too_long_is_refused_as_a_line_is():
-    with pytest.raises(DataError, match="row 2 is longer than 4 MiB"):
-        read(table([{"text": "a"}, {"text": "b" * MAX_LINE_BYTES}]))
-
-
-def test_a_stated_format_decides_for_tables_too():
-    rows = [{"text": "whole", "prompt": "a", "completion": "b"}]
-    assert read(table(rows), stated="text")[0].sample.text == "whole"
-    assert read(table(rows))[0].sample.completion == "b"

@@ -30,7 +30,7 @@ def lines(*documents):
     return "".join(f"{json.dumps(each)}\n" for each in documents).encode()
 
 
-def test_each_format_is_known_by_its_fields():
+def test_each_format_is_known_by_its_fields_or_stated():
     for document, sample in [
         ({"text": "All of it."}, TextSample("All of it.")),
         ({"prompt": "2+2=", "completion": "4"}, CompletionSample("2+2=", "4")),
@@ -45,8 +45,6 @@ def test_each_format_is_known_by_its_fields():
     ]:
         assert read(lines(document, document)) == [sample, sample], (document, sample)
 
-
-def test_a_stated_format_decides_where_a_record_could_be_two():
     document = {"text": "whole", "prompt": "a", "completion": "b"}
     assert read(lines(document), stated="text") == [TextSample("whole")]
     assert read(lines(document)) == [CompletionSample("a", "b")]
@@ -116,14 +114,11 @@ def test_equal_records_have_equal_digests():
     assert digests[0] == digests[1] != digests[2]
 
 
-def test_a_check_counts_and_shows_the_first_three():
+def test_a_check_counts_shows_the_first_three_and_stops_after_five_errors():
     found = checked(io.BytesIO(lines(*[{**ASKED, "output": str(n)} for n in range(9)])), "a.jsonl")
     assert (found.format, found.num_records, found.errors) == ("instruction", 9, ())
     assert [sample[1].text for sample in found.samples] == ["0", "1", "2"]
     assert found.samples[0][0] == ("user", "Name a colour.")
-
-
-def test_a_check_goes_on_after_an_error_and_stops_after_five():
     bad = b"{\n" * 9
     found = checked(io.BytesIO(lines(ASKED) + bad + lines(CHAT)), "a.jsonl")
     assert len(found.errors) == 5

@@ -22,15 +22,7 @@ from runners.devices.visibility import (
 from runners.inventory import Seen, comparison, devices_here
 from runners.jobs import nvml, telemetry
 from runners.messages import Needs
-from tests.runners.devices.replay import (
-    QUERIES,
-    AmdSmi,
-    Nvml,
-    alike,
-    bus_of,
-    commands,
-    recording,
-)
+from tests.runners.devices.replay import QUERIES, AmdSmi, Nvml, alike, bus_of, commands, recording
 
 # The inventory of recorded machines of every vendor, read by the product's own code.
 

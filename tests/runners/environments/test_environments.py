@@ -141,15 +141,12 @@ def test_an_environment_in_use_stays_and_the_order_says_why(host_dir, built):
     assert state.words == "It was not removed: a job runs in the environment tiny."
 
 
-def test_what_the_server_knows_is_not_said_again(keeper, store):
+def test_orders_for_an_unknown_environment_and_what_the_server_knows_do_nothing(keeper, store):
     first = keeper.news(everything=False)
     keeper.mark_reported()
     assert first[0].name == "main"
     assert keeper.news(everything=False) is None
     assert keeper.news(everything=True) == first
-
-
-def test_an_order_for_an_unknown_environment_does_nothing(keeper, store):
     keeper.obey([order("build", name="nobody")])
     assert not (store.path / "nobody").exists()
 
@@ -170,12 +167,26 @@ def test_every_shipped_file_says_what_it_is_for_and_pins_each_package_once():
     assert {pins.name for pins in shipped if pins.is_tried} == {"llamacpp", "lm_eval"}
 
 
-def test_a_file_is_read_as_written(tmp_path):
+def test_a_file_is_read_as_written_and_other_pins_have_another_digest(tmp_path):
     (path := tmp_path / "tiny.txt").write_text(GOOD)
     pins = read_pins(path)
     assert (pins.name, pins.purpose, pins.probe) == ("tiny", "For tests.", ("one", "two"))
     assert (pins.size_bytes, pins.is_tried) == (5, True)
     assert pins.packages == ("one==1.0", "two==2.0+cpu")
+
+    (path := tmp_path / "tiny.txt").write_text(GOOD)
+    before = read_pins(path).digest
+    path.write_text(GOOD.replace("one==1.0", "one==1.1"))
+    assert read_pins(path).digest != before
+
+    (path := tmp_path / "tiny.txt").write_text(GOOD)
+    before = read_pins(path)
+    path.write_text(GOOD.replace("# tried", "# beside: main\n# without: three four\n# tried"))
+    pins = read_pins(path)
+    assert (pins.is_beside_main, pins.without) == (True, {"three", "four"})
+    assert before.agent_package_folders == []
+    assert any("site-packages" in folder for folder in pins.agent_package_folders)
+    assert pins.digest != before.digest
 
 
 def test_a_line_that_may_not_stand_there_is_named(tmp_path):
@@ -190,21 +201,3 @@ def test_a_line_that_may_not_stand_there_is_named(tmp_path):
         (path := tmp_path / "tiny.txt").write_text(GOOD.replace(old, new))
         with pytest.raises(PinsError, match=words.replace("+", r"\+")):
             read_pins(path)
-
-
-def test_other_pins_have_another_digest(tmp_path):
-    (path := tmp_path / "tiny.txt").write_text(GOOD)
-    before = read_pins(path).digest
-    path.write_text(GOOD.replace("one==1.0", "one==1.1"))
-    assert read_pins(path).digest != before
-
-
-def test_what_stands_beside_the_agents_packages_says_so_and_what_it_does_without(tmp_path):
-    (path := tmp_path / "tiny.txt").write_text(GOOD)
-    before = read_pins(path)
-    path.write_text(GOOD.replace("# tried", "# beside: main\n# without: three four\n# tried"))
-    pins = read_pins(path)
-    assert (pins.is_beside_main, pins.without) == (True, {"three", "four"})
-    assert before.agent_package_folders == []
-    assert any("site-packages" in folder for folder in pins.agent_package_folders)
-    assert pins.digest != before.digest
