@@ -1,13 +1,18 @@
 """Fixtures of the host's tests: an in-memory server, a host folder, attempts, a real Redis."""
 
+import contextlib
 import resource
 import subprocess
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from runners.config import Credential, HostDir
+from runners.client import ServerClient
+from runners.config import Credential, HostConfig, HostDir
+from runners.reconcile import Reconciler
+from runners.supervision import procfs
 from tests.runners.acceptor import Acceptor
 from tests.runners.tools import Attempts, RedisServer, ids_of
 
@@ -43,6 +48,27 @@ def attempts(host_dir: HostDir, request: pytest.FixtureRequest) -> Iterator[Atte
     made = Attempts(host_dir, ids_of(request.module.__name__)[0])
     yield made
     made.clean_up()
+
+
+@pytest.fixture
+def client(acceptor: Acceptor) -> Iterator[ServerClient]:
+    with contextlib.closing(ServerClient(acceptor.url, "host-credential")) as made:
+        yield made
+
+
+@pytest.fixture
+def reconciling(
+    client: ServerClient, host_dir: HostDir, attempts: Attempts
+) -> Callable[..., Reconciler]:
+    """Make a reconciler whose jobs are all the same program; ``attempts`` ends them."""
+
+    def make(code: str, **settings: object) -> Reconciler:
+        return Reconciler(
+            host_dir, HostConfig(**settings), client, boot_id=procfs.boot_id(),
+            render=lambda _spec, _folder: [sys.executable, "-c", code],
+        )  # fmt: skip
+
+    return make
 
 
 @pytest.fixture

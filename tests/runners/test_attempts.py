@@ -2,17 +2,14 @@
 
 import json
 import os
-import sys
 import time
 
 import pytest
 
 from runners.attempts import AttemptFolder, Verdict, attempt_folders
-from runners.client import ServerClient
-from runners.config import HostConfig
 from runners.messages import Wanted
 from runners.reasons import Reason
-from runners.reconcile import Reconciler, take_over
+from runners.reconcile import take_over
 from runners.spool import SpoolWriter
 from runners.supervision import procfs, record
 from tests.runners.programs import DAEMON, FOREVER, SAY, is_ready
@@ -265,16 +262,13 @@ def test_an_attempt_that_saved_nothing_gives_nothing(attempts, later):
     assert take_over(*later, [AttemptFolder(attempts.host_dir.attempts / "empty")]) is None
 
 
-def test_the_next_attempt_that_a_host_starts_finds_the_checkpoint(acceptor, left, host_dir):
+def test_the_next_attempt_that_a_host_starts_finds_the_checkpoint(
+    acceptor, left, host_dir, reconciling
+):
     left(A1, 1).settle(Reason.SUPERVISOR_LOST)
     stored = acceptor.want(A2)
     stored.request = stored.request.model_copy(update={"number": 2, "job_id": "j1"})
-    client = ServerClient(acceptor.url, "host-credential")
-    reconciler = Reconciler(
-        host_dir, HostConfig(min_free_bytes=0), client, boot_id=procfs.boot_id(),
-        render=lambda _spec, _folder: [sys.executable, "-c", FOREVER],
-    )  # fmt: skip
+    reconciler = reconciling(FOREVER, min_free_bytes=0)
     reconciler.claim(Wanted(attempt_id=A2, fence=stored.fence))
-    client.close()
     assert kept(AttemptFolder(host_dir.attempts / A2)) == A1
     assert procfs.marked(A2)

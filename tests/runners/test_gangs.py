@@ -2,7 +2,6 @@
 
 import json
 import socket
-import sys
 from importlib.util import find_spec
 from types import SimpleNamespace
 
@@ -12,7 +11,6 @@ from pydantic import ValidationError
 
 from runners import gangs
 from runners.attempts import AttemptFolder, Verdict
-from runners.client import ServerClient
 from runners.config import HostConfig, HostConfigError
 from runners.gangs import NoSuchAddressError, endpoint, gang_env, interface_of, torchrun_argv
 from runners.inventory import host_facts
@@ -21,7 +19,6 @@ from runners.jobspec.generate import StageChain, TensorSplit
 from runners.launch import LaunchRefusedError, gang_command
 from runners.messages import ClaimReply, Gang, Needs, RunRequest, Wanted
 from runners.reasons import Reason
-from runners.reconcile import Reconciler
 from runners.supervision import procfs, record
 from tests.runners.programs import FOREVER
 from tests.runners.tools import ids_of
@@ -176,16 +173,8 @@ def test_what_cannot_be_shared_out_here_is_refused_before_anything_starts():
 
 
 @pytest.fixture
-def reconciler(acceptor, host_dir, attempts):
-    client = ServerClient(acceptor.url, "host-credential")
-    yield Reconciler(
-        host_dir,
-        HostConfig(min_free_bytes=0),
-        client,
-        boot_id=procfs.boot_id(),
-        render=lambda _spec, _folder: [sys.executable, "-c", FOREVER],
-    )
-    client.close()
+def reconciler(reconciling):
+    return reconciling(FOREVER, min_free_bytes=0)
 
 
 @pytest.fixture

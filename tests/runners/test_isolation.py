@@ -16,12 +16,10 @@ from pydantic import SecretStr
 
 from runners import launch
 from runners.__main__ import main
-from runners.client import ServerClient
-from runners.config import HostConfig, HostDir
+from runners.config import HostDir
 from runners.jobspec import BenchmarkSpec, DemoModel, DrillSpec
 from runners.messages import BeatReply, ClaimReply, Wanted
 from runners.reasons import Reason
-from runners.reconcile import Reconciler
 from runners.supervision import procfs, record
 from tests.runners.tools import AttemptFolder, bodies, ids_of, wait_for
 from tests.system.jobs.harness import PROJECT
@@ -47,16 +45,8 @@ raise SystemExit("bad token " + token)
 
 
 @pytest.fixture
-def reconciler(acceptor, host_dir, attempts):
-    client = ServerClient(acceptor.url, "host-credential")
-    yield Reconciler(
-        host_dir,
-        HostConfig(),
-        client,
-        boot_id=procfs.boot_id(),
-        render=lambda _spec, _folder: [sys.executable, "-c", TELLS_ALL],
-    )
-    client.close()
+def reconciler(reconciling):
+    return reconciling(TELLS_ALL)
 
 
 def give(acceptor, **values: str) -> Wanted:

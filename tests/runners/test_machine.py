@@ -243,13 +243,6 @@ def test_processor_and_distribution_are_called_what_they_call_themselves(tmp_pat
 # The way to the server, measured over the way that everything takes.
 
 
-@pytest.fixture
-def client(acceptor):
-    made = ServerClient(acceptor.url, "host-credential")
-    yield made
-    made.close()
-
-
 def test_the_way_to_the_server_is_measured_in_both_directions(acceptor, client):
     found = inventory.measure(client)
     assert found.round_trip_seconds > 0

@@ -7,11 +7,8 @@ from pathlib import Path
 import pytest
 
 from runners.attempts import AttemptFolder, Verdict
-from runners.client import ServerClient
-from runners.config import HostConfig
 from runners.messages import BeatReply, Needs, StopOrder, Wanted
 from runners.reasons import Reason
-from runners.reconcile import Reconciler
 from runners.supervision import procfs, record
 from tests.runners.programs import FOREVER, STUBBORN
 from tests.runners.tools import bodies, ids_of, wait_for
@@ -20,16 +17,8 @@ A1, A2 = ids_of(__name__)
 
 
 @pytest.fixture
-def reconciler(acceptor, host_dir, attempts):
-    client = ServerClient(acceptor.url, "host-credential")
-    yield Reconciler(
-        host_dir,
-        HostConfig(),
-        client,
-        boot_id=procfs.boot_id(),
-        render=lambda _spec, _folder: [sys.executable, "-c", FOREVER],
-    )
-    client.close()
+def reconciler(reconciling):
+    return reconciling(FOREVER)
 
 
 @pytest.fixture

@@ -59,13 +59,6 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def client(acceptor):
-    made = ServerClient(acceptor.url, "host-credential")
-    yield made
-    made.close()
-
-
-@pytest.fixture
 def stored(acceptor) -> Stored:
     made = acceptor.want(A1)
     made.fence = "fence"

@@ -25,13 +25,6 @@ A1, A2 = ids_of(__name__)
 
 
 @pytest.fixture
-def client(acceptor):
-    made = ServerClient(acceptor.url, "host-credential")
-    yield made
-    made.close()
-
-
-@pytest.fixture
 def folder(attempts) -> AttemptFolder:
     return fresh(attempts, A1)
 
@@ -161,10 +154,8 @@ def claimed(host_dir) -> AttemptFolder:
 
 
 @pytest.fixture
-def fetcher(acceptor):
-    client = ServerClient(acceptor.url, "host-credential")
-    yield Fetcher(client)
-    client.close()
+def fetcher(client):
+    return Fetcher(client)
 
 
 def test_a_job_that_names_no_upload_has_all(fetcher, claimed):
