@@ -7,7 +7,7 @@ import string
 from inspect import isfunction
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
@@ -219,12 +219,13 @@ def test_every_spec_comes_back_as_it_was_sent(model, kind, seed):
 
 @settings(max_examples=60, deadline=None)
 @given(name=st.text(string.ascii_lowercase, min_size=1, max_size=12), value=WORDS)
-@pytest.mark.parametrize("shape", [TrainSpec, DemoModel, StopOrder, Doorbell])
-def test_a_field_that_a_shape_lacks_is_refused_by_its_name(shape, name, value):
-    assume(name not in shape.model_fields)
-    with pytest.raises(ValidationError) as caught:
-        shape.model_validate({name: value})
-    assert (name,) in {one["loc"] for one in caught.value.errors() if one["type"] != "missing"}
+def test_a_field_that_a_shape_lacks_is_refused_by_its_name(name, value):
+    for shape in (TrainSpec, DemoModel, StopOrder, Doorbell):
+        if name not in shape.model_fields:
+            with pytest.raises(ValidationError) as caught:
+                shape.model_validate({name: value})
+            found = {one["loc"] for one in caught.value.errors() if one["type"] != "missing"}
+            assert (name,) in found, shape
 
 
 def test_what_a_job_cannot_do_is_refused_by_its_field():

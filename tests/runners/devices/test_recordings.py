@@ -312,25 +312,21 @@ def test_amd_gpus_are_judged_by_their_architecture(replayed):
         assert preflight_gpus.block_attention(gpus).ok is flex, (name, fp8, flex)
 
 
-@pytest.mark.parametrize(
-    ("variables", "indices", "words"),
-    [
+def test_an_agent_that_sees_some_gpus_lists_those(replayed, monkeypatch):
+    for variables, indices, words in [
         ({"CUDA_VISIBLE_DEVICES": "1"}, [1], "CUDA counts from the fastest GPU"),
         ({"CUDA_VISIBLE_DEVICES": "1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}, [1], "1 of 2 GPUs"),
         ({"CUDA_VISIBLE_DEVICES": "GPU-d6889ff6"}, [0], "1 of 2 GPUs are hidden"),
         ({"CUDA_VISIBLE_DEVICES": "GPU-5c1d,GPU-d688"}, [1, 0], ""),  # torch's order
         ({"CUDA_VISIBLE_DEVICES": ""}, [], "2 of 2 GPUs are hidden"),
-    ],
-)
-def test_an_agent_that_sees_some_gpus_lists_those(
-    replayed, monkeypatch, variables, indices, words
-):
-    replayed("rtx-4090-and-3060")
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    found = inventory.devices()
-    assert [gpu.index for gpu in found.gpus] == indices
-    assert words in "; ".join(found.problems)
+    ]:
+        replayed("rtx-4090-and-3060")
+        with monkeypatch.context() as patch:
+            for name, value in variables.items():
+                patch.setenv(name, value)
+            found = inventory.devices()
+        assert [gpu.index for gpu in found.gpus] == indices, variables
+        assert words in "; ".join(found.problems), variables
 
 
 def test_the_devices_of_a_host_are_compared_with_those_that_torch_sees(replayed):
@@ -382,21 +378,19 @@ def test_a_uuid_as_hip_gives_it_is_the_same_gpu(replayed):
     assert comparison(devices, seen) == []
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "indices"),
-    [
+def test_a_job_reads_the_gpus_that_it_was_given(replayed, monkeypatch):
+    for name, value, indices in [
         ("a100-mig", None, [0]),
         ("a100-mig", "MIG-c8d1f7e2-0b44-5a1d-8f6e-2e9b7d6c5a02", [1]),
         ("two-a5000-pcie", "GPU-12345678-aaaa-bbbb-cccc-0123456789a1", [1]),
         ("two-a5000-pcie", "1,0", [1, 0]),
-    ],
-)
-def test_a_job_reads_the_gpus_that_it_was_given(replayed, monkeypatch, name, value, indices):
-    machine = replayed(name)
-    if value is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
-    listed = nvidia.listed(Nvml(machine), env={})
-    assert [each.index for each in nvml.visible(listed)] == indices
+    ]:
+        machine = replayed(name)
+        with monkeypatch.context() as patch:
+            if value is not None:
+                patch.setenv("CUDA_VISIBLE_DEVICES", value)
+            listed = nvidia.listed(Nvml(machine), env={})
+            assert [each.index for each in nvml.visible(listed)] == indices, (name, value)
 
 
 def test_a_job_on_amd_gpus_reads_those_that_it_was_given(replayed, monkeypatch):
