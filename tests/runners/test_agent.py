@@ -17,8 +17,6 @@ from runners.wake import wake_agent
 from tests.runners.programs import FOREVER, SAY
 from tests.runners.tools import ids_of, wait_for
 
-# The agent against an in-memory server, with real supervisors and jobs below it.
-
 A1, A2 = ids_of(__name__)
 
 MICROBENCH = Microbench(

@@ -42,8 +42,6 @@ from runners.supervision import procfs
 from runners.supervision.child import EVENT_FD
 from tests.runners.tools import ids_of
 
-# From spec to process: closed lists, confined paths, an environment from nothing.
-
 
 @pytest.fixture
 def roots(tmp_path: Path) -> tuple[Path, ...]:
