@@ -134,7 +134,7 @@ ABILITIES: dict[str, Ability] = {
     "norm_tweaking": Ability(
         "compress",
         OWN,
-        f"{_UNIT_TESTS}/compress/test_tweaking_norms.py::"
+        f"{_UNIT_TESTS}/compress/test_quantising_a_matrix.py::"
         "test_norms_bring_the_outputs_distribution_nearer_to_that_before",
     ),
     "finequant": Ability("compress", OWN, _RELOADS),
@@ -287,13 +287,14 @@ ABILITIES: dict[str, Ability] = {
     "gradient_checkpointing": Ability(
         "train",
         "torch",
-        f"{_UNIT_TESTS}/train/test_activations.py::"
+        f"{_UNIT_TESTS}/train/test_optimizers.py::"
         "test_whatever_is_kept_the_gradients_are_the_same_to_the_bit",
     ),
     "swapadvisor": Ability(
         "train",
         OWN,
-        f"{_UNIT_TESTS}/train/test_activations.py::test_on_disk_activations_take_little_memory",
+        f"{_UNIT_TESTS}/train/test_optimizers.py::"
+        "test_the_more_is_computed_again_or_lies_on_disk_the_less_is_held",
     ),
     **{
         key: Ability("train", library, f"{_UNIT_TESTS}/train/test_optimizers.py::{test}")
@@ -322,13 +323,13 @@ ABILITIES: dict[str, Ability] = {
     "alphatuning": Ability(
         "train",
         OWN,
-        f"{_UNIT_TESTS}/train/test_quantized.py::"
+        f"{_UNIT_TESTS}/train/test_integers.py::"
         "test_alphatuning_trains_a_scale_for_each_group_alone",
     ),
     "quantization_aware_training": Ability(
         "train",
         OWN,
-        f"{_UNIT_TESTS}/train/test_quantized.py::test_the_plain_weights_lie_on_the_grid",
+        f"{_UNIT_TESTS}/train/test_integers.py::test_the_plain_weights_lie_on_the_grid",
     ),
     "lightseq2": Ability(
         "train",
@@ -338,12 +339,12 @@ ABILITIES: dict[str, Ability] = {
     "growlength": Ability(
         "train",
         OWN,
-        f"{_UNIT_TESTS}/train/test_growing.py::test_each_step_has_as_many_tokens_in_longer_and_longer_rows",
+        f"{_UNIT_TESTS}/train/test_rows.py::test_each_step_has_as_many_tokens_in_longer_and_longer_rows",
     ),
     "mixed_precision": Ability(
         "train",
         "torch",
-        f"{_UNIT_TESTS}/train/test_guard.py::test_a_training_in_fp16_learns_and_ends_with_unscaled_gradients",
+        f"{_UNIT_TESTS}/train/test_trainer.py::test_a_training_in_fp16_learns_and_ends_with_unscaled_gradients",
     ),
     "cramming": Ability(
         "train", OWN, "tests/runners/jobs/train/test_trainer.py::test_it_ends_when_the_time_is_up"

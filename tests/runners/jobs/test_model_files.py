@@ -1,21 +1,43 @@
-"""Only a model's own data files are read: links, swaps, pickles, code and absurd configs."""
+"""Only a model's own data files are read, and what is no model or adapter is refused in words."""
 
 import contextlib
 import json
 import os
 import pickle
+import shutil
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 
-from runners.jobs.loading import load_folder
-from runners.jobs.model_files import check_config, pinned, read_config
+from runners.jobs.adapter_files import base_digest, opened_adapter, read_adapter
+from runners.jobs.adapters import weights_digest
+from runners.jobs.loading import (
+    fresh_model,
+    load_folder,
+    load_model,
+    quantised_matrices,
+    ready,
+    require_tokenizer,
+)
+from runners.jobs.model_files import check_config, model_folder, pinned, read_config
 from runners.jobs.runtime import BadInputError, MissingModelError
+from runners.jobspec import ArtefactModel, BenchmarkSpec, DemoModel, FolderModel, RandomModel
+from tests.runners.jobs.adapter_making import CPU, make_adapter
+from tests.runners.jobs.cases import refused
+from tests.runners.jobs.tiny import TINY, TINY_CONFIG
+from tests.system.jobs.harness import PROJECT
+
+# ---------------------------------------------------------------------------
+# Only a model's own data files are read: links, swaps, pickles, code and absurd configs.
+# ---------------------------------------------------------------------------
+
 
 INSIDE, OUTSIDE = {"model_type": "llama", "marker": 1}, {"model_type": "llama", "marker": 2}
 
@@ -43,7 +65,6 @@ def marker(folder: Path) -> int:
 
 def test_the_files_of_a_folder_are_found_under_their_names(root):
     private = pinned(root / "llama", [root])
-
     assert sorted(path.name for path in private.iterdir()) == ["config.json", "model.safetensors"]
     assert (private / "model.safetensors").read_bytes() == b"weights"
     assert private.name == "llama"
@@ -53,7 +74,6 @@ def test_a_file_that_is_replaced_afterwards_stays_the_one_that_was_opened(root, 
     private = pinned(root / "llama", [root])
     (root / "llama/config.json").unlink()
     (root / "llama/config.json").symlink_to(outside / "config.json")
-
     assert marker(private) == 1
 
 
@@ -61,31 +81,25 @@ def test_a_link_within_the_roots_is_followed_as_caches_have_them(root):
     (root / "blobs").mkdir()
     (root / "llama/config.json").rename(root / "blobs/c0ffee")
     (root / "llama/config.json").symlink_to("../blobs/c0ffee")
-
     assert marker(pinned(root / "llama", [root])) == 1
 
 
 def test_a_link_that_leaves_the_roots_is_refused(root, outside):
     (root / "llama/config.json").unlink()
     (root / "llama/config.json").symlink_to(outside / "config.json")
-
     with pytest.raises(MissingModelError, match="outside"):
+        pinned(root / "llama", [root])
+
+    (root / "llama").rename(root / "moved")
+    (root / "llama").symlink_to(outside)
+    with pytest.raises(MissingModelError, match="cannot be opened"):
         pinned(root / "llama", [root])
 
 
 def test_a_second_name_of_a_file_is_refused(root, outside):
     (root / "llama/config.json").unlink()
     os.link(outside / "config.json", root / "llama/config.json")
-
     with pytest.raises(BadInputError, match="has 2 names"):
-        pinned(root / "llama", [root])
-
-
-def test_a_folder_that_is_a_link_by_now_is_refused(root, outside):
-    (root / "llama").rename(root / "moved")
-    (root / "llama").symlink_to(outside)
-
-    with pytest.raises(MissingModelError, match="cannot be opened"):
         pinned(root / "llama", [root])
 
 
@@ -135,15 +149,12 @@ class Canary:
         return Path.touch, (self.path,)
 
 
-@pytest.mark.parametrize(
-    "name", ["pytorch_model.bin", "model.pt", "weights.ckpt", "consolidated.00.pth", "evil.py"]
-)
-def test_a_pickle_or_code_has_no_name_there(root, tmp_path, name):
-    (root / "llama" / name).write_bytes(pickle.dumps(Canary(tmp_path / "sang")))
-
+def test_a_pickle_or_code_has_no_name_there(root, tmp_path):
+    names = {"pytorch_model.bin", "model.pt", "weights.ckpt", "consolidated.00.pth", "evil.py"}
+    for name in names:
+        (root / "llama" / name).write_bytes(pickle.dumps(Canary(tmp_path / "sang")))
     private = pinned(root / "llama", [root])
-
-    assert name not in {path.name for path in private.iterdir()}
+    assert not names & {path.name for path in private.iterdir()}
 
 
 def test_a_pickle_that_calls_itself_safetensors_never_runs(root, tmp_path):
@@ -202,5 +213,232 @@ def test_every_object_of_ordinary_sizes_passes_and_no_other(config):
 def test_brackets_in_a_text_are_no_depth(tmp_path):
     path = tmp_path / "config.json"
     path.write_text(json.dumps({"template": "[" * 500 + '\\"' + "{" * 500}))
-
     assert read_config(path)["template"].startswith("[[")
+
+
+# ---------------------------------------------------------------------------
+# The one door to models: what it lets in, what it refuses, and with which words.
+# ---------------------------------------------------------------------------
+
+
+CONFIGS = PROJECT / "planner" / "catalog" / "data" / "configs"
+
+
+def test_a_path_out_of_the_roots_or_to_nothing_is_refused(host, tmp_path):
+    link = host.path / "models" / "link"
+    link.symlink_to(tmp_path)
+    with pytest.raises(MissingModelError, match="outside"):
+        model_folder(FolderModel(path="link"), host.path)
+    link.unlink()
+
+    with pytest.raises(MissingModelError, match="outside"):
+        model_folder(ArtefactModel(attempt_id="../../../..", name="etc"), host.path)
+
+    with pytest.raises(MissingModelError, match="models/nowhere on this host"):
+        model_folder(FolderModel(path="nowhere"), host.path)
+
+
+def test_linear_layers_alone_are_quantised_and_rotary_frequencies_not_cast():
+    names = quantised_matrices(fresh_model(TINY_CONFIG, torch.float32))
+    assert len(names) == 2 * 7
+    assert "lm_head" not in names
+
+    model = ready(fresh_model(TINY_CONFIG, torch.float32), dtype=torch.bfloat16)
+    assert {each.dtype for each in model.parameters()} == {torch.bfloat16}
+    assert {each.dtype for each in model.buffers()} == {torch.float32}
+
+
+def test_random_weights_repeat_with_their_seed_and_leave_no_folder(make_job):
+    job = make_job(BenchmarkSpec(model=TINY))
+    loaded = load_model(job, job.spec.model, "fp32", CPU)
+    assert loaded.num_parameters == sum(each.numel() for each in loaded.model.parameters())
+
+    job = make_job(BenchmarkSpec(model=RandomModel(config=TINY_CONFIG), seed=5))
+    first, second = (load_model(job, job.spec.model, "fp32", CPU).model for _ in range(2))
+    assert torch.equal(first.lm_head.weight, second.lm_head.weight)
+
+    job = make_job(BenchmarkSpec(model=RandomModel(config=TINY_CONFIG)))
+    loaded = load_model(job, job.spec.model, "fp32", CPU)
+    with pytest.raises(MissingModelError, match=r"tokenizer\.json, which perplexity needs"):
+        require_tokenizer(loaded, "perplexity")
+
+    for dtype in ("int8", "int4"):
+        job = make_job(BenchmarkSpec(model=RandomModel(config=TINY_CONFIG)))
+        load_model(job, job.spec.model, dtype, CPU)
+        assert list(job.scratch_dir().iterdir()) == [], dtype
+
+
+def test_catalog_configs_build_models_of_their_published_size():
+    for name, published in (
+        ("facebook--opt-13b", 12_853_473_280),
+        ("tiiuae--falcon-7b", 6_921_720_704),
+        ("meta-llama--Meta-Llama-3.1-8B", 8_030_261_248),
+        ("EleutherAI--gpt-neox-20b", 20_554_567_680),
+    ):
+        config = json.loads((CONFIGS / f"{name}.json").read_text())
+
+        with torch.device("meta"):
+            model = fresh_model(config, torch.bfloat16)
+
+        assert sum(each.numel() for each in model.parameters()) == published, (name, published)
+
+
+def test_a_config_of_no_model_or_of_rows_without_nf4_blocks_is_refused(make_job):
+    for config in (
+        {"model_type": "no-such-thing"},
+        {},
+        {**TINY_CONFIG, "num_attention_heads": "many"},
+    ):
+        with refused(BadInputError, r"config\.json describes no model", config):
+            fresh_model(config, torch.float32)
+
+    config = {**TINY_CONFIG, "intermediate_size": 96}
+    job = make_job(BenchmarkSpec(model=RandomModel(config=config)))
+    with pytest.raises(BadInputError, match=r"down_proj has rows of 96.*multiples of 64"):
+        load_model(job, job.spec.model, "int4", CPU)
+
+
+# ---------------------------------------------------------------------------
+# What is read of an adapter's folder, and what is refused by name before it answers anybody.
+# ---------------------------------------------------------------------------
+
+
+WEIGHTS = "adapter_model.safetensors"
+CONFIG = "adapter_config.json"
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("base")
+    torch.manual_seed(5)
+    fresh_model(TINY_CONFIG, torch.float32).save_pretrained(str(folder))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def whole(base, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("adapter") / "one"
+    make_adapter(base, folder, seed=1)
+    return folder
+
+
+@pytest.fixture
+def adapter(whole, tmp_path):
+    return shutil.copytree(whole, tmp_path / "one")
+
+
+@pytest.fixture
+def model(base):
+    return load_folder(base, "fp32", CPU)
+
+
+def with_config(folder, **changes):
+    config = json.loads((folder / CONFIG).read_text())
+    (folder / CONFIG).write_text(json.dumps(config | changes))
+
+
+def with_tensor(folder, change):
+    tensors = load_file(folder / WEIGHTS)
+    name = next(iter(tensors))
+    save_file({**tensors, name: change(tensors[name])}, folder / WEIGHTS)
+
+
+def test_every_adapted_layer_has_its_two_matrices_of_a_base_known_by_its_weights(
+    adapter, model, base
+):
+    found = read_adapter("one", adapter, model, weights_digest(base))
+    assert len(found.pairs) == 2 * 7
+    pair = found.pairs["model.layers.0.mlp.down_proj"]
+    assert (pair.down.shape, pair.up.shape) == ((4, 128), (64, 4))
+
+    with pytest.raises(BadInputError, match="adapter one was trained on other weights"):
+        read_adapter("one", adapter, model, "f" * 64)
+
+
+def test_the_scale_is_alpha_over_rank_or_over_its_root(adapter, model):
+    plain = read_adapter("one", adapter, model, None)
+    with_config(adapter, use_rslora=True)
+    stable = read_adapter("one", adapter, model, None)
+    name = "model.layers.0.mlp.down_proj"
+    assert torch.allclose(stable.pairs[name].up, 2 * plain.pairs[name].up)
+
+
+def test_compressed_or_random_weights_are_not_held_to_a_digest(base, tmp_path):
+    shutil.copytree(base, tmp_path / "models" / "packed")
+    with_quantisation = tmp_path / "models" / "packed" / "config.json"
+    config = json.loads(with_quantisation.read_text())
+    packed = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+    with_quantisation.write_text(json.dumps(config | {"quantization_config": packed}))
+
+    assert base_digest(FolderModel(path="packed"), tmp_path) is None
+    assert base_digest(DemoModel(), tmp_path) is None
+
+
+def test_what_is_not_applied_is_refused_by_its_field(adapter, model):
+    applied = (adapter / CONFIG).read_text()
+    for field, value, words in (
+        ("peft_type", "IA3", "is of peft_type 'IA3', not LORA"),
+        ("use_dora", True, "has use_dora 'True', which is not applied here"),
+        ("modules_to_save", ["lm_head"], "has modules_to_save"),
+        ("bias", "all", "has bias 'all'"),
+        ("r", 0, "has r '0'; 1 to 1024"),
+        ("r", "4", "has r '4'; 1 to 1024"),
+        ("lora_alpha", None, "has lora_alpha 'None', which is no number"),
+        ("rank_pattern", {"q_proj": 2}, "has a rank_pattern"),
+    ):
+        (adapter / CONFIG).write_text(json.dumps(json.loads(applied) | {field: value}))
+
+        with refused(BadInputError, f"adapter one {words}", (field, value)):
+            read_adapter("one", adapter, model, None)
+
+
+def cut_off(folder):
+    data = (folder / WEIGHTS).read_bytes()
+    (folder / WEIGHTS).write_bytes(data[: len(data) // 2])
+
+
+def without_one(folder):
+    tensors = load_file(folder / WEIGHTS)
+    tensors.pop(next(iter(tensors)))
+    save_file(tensors, folder / WEIGHTS)
+
+
+def with_another(folder):
+    save_file({"base_model.model.lm_head.weight": torch.zeros(2)}, folder / WEIGHTS)
+
+
+def test_weights_that_are_no_adapters_of_this_model_are_refused(whole, model, tmp_path):
+    for at, (damage, words) in enumerate(
+        (
+            (
+                partial(with_tensor, change=lambda each: each[:, :-1].contiguous()),
+                r"has matrices .* for model\.layers.* inputs and",
+            ),
+            (
+                partial(with_tensor, change=lambda each: each * float("nan")),
+                "has NaN or infinity in base_model",
+            ),
+            (cut_off, "adapter one is cut off"),
+            (without_one, "holds one of two matrices of model"),
+            (with_another, r"holds base_model\.model\.lm_head\.weight, which is"),
+        )
+    ):
+        folder = shutil.copytree(whole, tmp_path / str(at))
+        damage(folder)
+
+        with refused(BadInputError, words, words):
+            read_adapter("one", folder, model, None)
+
+
+def test_an_adapter_of_a_deeper_model_names_the_layer_that_is_not_there(adapter, base):
+    shallow = fresh_model(TINY_CONFIG | {"num_hidden_layers": 1}, torch.float32)
+    with pytest.raises(BadInputError, match=r"changes model\.layers\.1.*does not have"):
+        read_adapter("one", adapter, shallow, None)
+
+
+def test_pickled_weights_are_refused_as_pickle(adapter, tmp_path):
+    place = tmp_path / "models" / "pickled"
+    shutil.copytree(adapter, place)
+    (place / WEIGHTS).rename(place / "adapter_model.bin")
+    with pytest.raises(MissingModelError, match=r"adapter_model\.bin is pickle, which is never"):
+        opened_adapter(FolderModel(path="pickled"), tmp_path)

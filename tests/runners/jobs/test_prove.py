@@ -87,12 +87,7 @@ SAME = "driver and torch see the same devices"
             ["GPU 0: nothing slows it down"],
             "hardware thermal",
         ),
-        (
-            [replace(GPU, clock_hertz=0.6e9)],
-            TORCH[:1],
-            ["GPU 0: clock under load"],
-            "600 MHz",
-        ),
+        ([replace(GPU, clock_hertz=0.6e9)], TORCH[:1], ["GPU 0: clock under load"], "600 MHz"),
     ],
 )
 def test_devices_that_are_not_as_their_driver_says_are_named(
@@ -381,9 +376,8 @@ def test_a_rank_that_dies_and_a_layout_that_differs_are_named(
     assert len(efficiency.samples) == 3
 
 
-@pytest.mark.parametrize(
-    ("device", "devices", "memory_bytes", "counts", "words"),
-    [
+def test_layouts_are_timed_on_the_devices_that_there_are(monkeypatch, tmp_path):
+    for device, devices, memory_bytes, counts, words in (
         ("cpu", 1, 0, [], "it needs 2 cores, and this host has 1"),
         ("cpu", 96, 0, [2], ""),
         ("cuda", 1, 80e9, [], "it needs 2 GPUs, and this host has 1"),
@@ -391,23 +385,23 @@ def test_a_rank_that_dies_and_a_layout_that_differs_are_named(
         ("cuda", 5, 80e9, [2, 4], ""),
         ("cuda", 16, 80e9, [2, 8], ""),
         ("cuda", 2, 8e9, [], "on each GPU, and this one has"),
-    ],
-)
-def test_layouts_are_timed_on_the_devices_that_there_are(
-    monkeypatch, tmp_path, device, devices, memory_bytes, counts, words
-):
-    out = io.StringIO()
-    recorder = Recorder(out, torch.device(device), seconds=600.0, is_small=False)
-    monkeypatch.setattr(distributed, "LAYOUTS", {"ZeRO 1": distributed.LAYOUTS["data parallel"]})
-    found = SimpleNamespace(total_memory=memory_bytes)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _device: found)
-    distributed.LayoutRuns(recorder, tmp_path, results_of_ranks, "gloo", devices).record()
-    records = [RECORD.validate_json(line) for line in out.getvalue().splitlines()]
-    named = [each.name for each in records if each.name.startswith("scaling efficiency")]
-    assert named == [f"scaling efficiency, ZeRO 1 over {count}" for count in counts]
-    missing = [each.why for each in records if isinstance(each, Missing)]
-    assert len(missing) == bool(words)
-    assert all(words in why for why in missing)
+    ):
+        out = io.StringIO()
+        recorder = Recorder(out, torch.device(device), seconds=600.0, is_small=False)
+        monkeypatch.setattr(
+            distributed, "LAYOUTS", {"ZeRO 1": distributed.LAYOUTS["data parallel"]}
+        )
+        found = SimpleNamespace(total_memory=memory_bytes)
+        monkeypatch.setattr(
+            torch.cuda, "get_device_properties", lambda _device, found=found: found
+        )
+        distributed.LayoutRuns(recorder, tmp_path, results_of_ranks, "gloo", devices).record()
+        records = [RECORD.validate_json(line) for line in out.getvalue().splitlines()]
+        named = [each.name for each in records if each.name.startswith("scaling efficiency")]
+        assert named == [f"scaling efficiency, ZeRO 1 over {count}" for count in counts], device
+        missing = [each.why for each in records if isinstance(each, Missing)]
+        assert len(missing) == bool(words), (device, devices)
+        assert all(words in why for why in missing), (device, devices)
 
 
 EXPERTS_ALONE = """

@@ -18,11 +18,7 @@ TINY_CONFIG: dict[str, object] = {
     "tie_word_embeddings": False,
     **TINY.model_dump(exclude={"source"}),
 }
-SHORT = {
-    "prompt_tokens": 16,
-    "output_tokens": 2,
-    "evaluation_tokens": 1024,
-}
+SHORT = {"prompt_tokens": 16, "output_tokens": 2, "evaluation_tokens": 1024}
 
 
 def tiny_training(**changes: Any) -> TrainSpec:

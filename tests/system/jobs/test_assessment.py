@@ -6,7 +6,7 @@ from runners.jobs.evaluation import Sampling, assess
 from runners.jobs.events import Stages, read_events
 from runners.jobs.loading import LoadedModel, load_folder, load_tokenizer
 from runners.jobs.memory import PeakMeter, model_bytes
-from tests.runners.jobs.test_assessment import (  # noqa: F401 -- some are fixtures
+from tests.runners.jobs.test_evaluation import (  # noqa: F401 -- some are fixtures
     CPU,
     LOAD,
     job,

@@ -3,7 +3,7 @@
 import time
 
 from runners.jobspec import DemoPrompts, GenerateSpec
-from tests.runners.jobs.test_energy import (  # noqa: F401 -- some are fixtures
+from tests.runners.jobs.test_events import (  # noqa: F401 -- some are fixtures
     tree,
 )
 from tests.system.jobs.powercap_tree import RANGE, drawing, zone

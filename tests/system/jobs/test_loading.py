@@ -10,9 +10,7 @@ from runners.jobs.loading import fresh_model, load_folder, parameter_count, stor
 from runners.jobs.model_files import MODEL_ROOTS_VARIABLE, model_folder
 from runners.jobs.runtime import BadInputError, MissingModelError
 from runners.jobspec import FolderModel
-from tests.runners.jobs.test_loading import (
-    CPU,
-)
+from tests.runners.jobs.test_model_files import CPU
 from tests.runners.jobs.tiny import TINY_CONFIG
 
 

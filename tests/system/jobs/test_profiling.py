@@ -3,7 +3,7 @@
 from runners.jobs import benchmark
 from runners.jobspec import BenchmarkSpec
 from runners.jobspec.benchmark import ProfileReport
-from tests.runners.jobs.test_profiling import (  # noqa: F401 -- some are fixtures
+from tests.runners.jobs.test_evaluation import (  # noqa: F401 -- some are fixtures
     report,
 )
 

@@ -16,7 +16,7 @@ _DIRECTIONS = "tests/system/jobs/generate/test_directions.py"
 _COMPRESS = "tests/system/jobs/compress"
 _UNIT_TESTS = "tests/runners/jobs"
 _ADAPTER = (
-    "tests/runners/jobs/test_tuning_bench.py::"
+    "tests/runners/jobs/test_device_rates.py::"
     "test_an_adapter_trains_and_holds_far_less_than_the_whole_model"
 )
 _PACE = "tests/system/jobs/test_training_pace_bench.py"
@@ -24,7 +24,7 @@ _POLICY = (
     "tests/runners/jobs/generate/test_policy.py::"
     "test_each_layer_comes_once_a_pass_however_many_micro_batches_it_serves"
 )
-_FITTING = "tests/runners/jobs/test_tuning_bench.py::test_what_makes_training_fit_holds_less"
+_FITTING = "tests/runners/jobs/test_device_rates.py::test_what_makes_training_fit_holds_less"
 
 
 class Proof(NamedTuple):
@@ -162,7 +162,7 @@ PROOFS: dict[str, tuple[Proof, ...]] = {
         Proof(
             "adapters one by one / in one batch",
             "requests of different adapters share every pass over the base",
-            "tests/runners/jobs/serve/test_adapters_bench.py::"
+            "tests/runners/jobs/serve/test_padded_decode.py::"
             "test_adapters_in_one_batch_take_the_passes_of_one_of_them",
         ),
     ),
@@ -241,7 +241,7 @@ PROOFS: dict[str, tuple[Proof, ...]] = {
         Proof(
             f"fastest other layout / planner's first choice, {model} model",
             "the searched plan takes at most 5 % longer than the fastest of all others",
-            "tests/runners/jobs/test_layouts_bench.py::"
+            "tests/runners/jobs/test_device_rates.py::"
             "test_the_regret_is_against_the_fastest_other_of_all_rounds",
             floor=0.95,
         )

@@ -1,9 +1,14 @@
-"""Padded decode steps give the tokens of eager ones, whoever comes, ends and makes room."""
+"""Tokens of an endpoint: padded steps, captured functions, draws, adapters in one batch."""
+
+import contextlib
 
 import pytest
 import torch
+from scipy.stats import chisquare
 
-from runners.jobs.loading import fresh_model, ready
+from runners.jobs.adapter_files import MixedAdapters
+from runners.jobs.loading import demo_config, fresh_model, ready
+from runners.jobs.serve import bench, sampling
 from runners.jobs.serve.contract import Limits, Sampling
 from runners.jobs.serve.engine import Engine, Reply
 from runners.jobs.serve.figures import Figures
@@ -16,9 +21,14 @@ from runners.jobs.serve.padded_decode import (
     prepared_decode,
 )
 from runners.jobs.serve.paging import PAGE_TOKENS, PagedCache, Row, check_paging
-from runners.jobs.serve.sampling import Sampler
+from runners.jobs.serve.sampling import Sampler, choose
 from runners.jobs.serve.text import Answer
-from tests.runners.jobs.tiny import TINY_CONFIG
+from tests.runners.jobs.tiny import TINY, TINY_CONFIG
+
+# ---------------------------------------------------------------------------
+# Padded decode steps give the tokens of eager ones, whoever comes, ends and makes room.
+# ---------------------------------------------------------------------------
+
 
 VOCABULARY = TINY_CONFIG["vocab_size"]
 LIMITS = Limits(5, 32, 64, frozenset({7}))
@@ -205,9 +215,8 @@ def test_buffers_that_do_not_fit_leave_an_endpoint_eager(model, monkeypatch):
     assert lines[0].endswith("Tried to allocate 9.00 GiB")
 
 
-@pytest.mark.parametrize(
-    ("lengths", "shape"),
-    [
+def test_a_step_has_the_smallest_shape_that_holds_it_of_doubling_sizes(model):
+    for lengths, shape in (
         ([1], Shape(1, 16)),
         ([256, 3, 7], Shape(4, 16)),
         ([257] * 4, Shape(4, 32)),
@@ -215,22 +224,236 @@ def test_buffers_that_do_not_fit_leave_an_endpoint_eager(model, monkeypatch):
         ([3] * 7, None),  # more than may run
         ([961], None),  # longer than a sequence may be
         ([960] + [3] * 5, Shape(6, 60)),
-    ],
-)
-def test_a_step_has_the_smallest_shape_that_holds_it(model, lengths, shape):
-    decode = PaddedDecode(model, PagedCache(90), Limits(6, 1, 960, frozenset()))
-
-    assert decode.shape_of([Row([1], each - 1, []) for each in lengths]) == shape
-
-
-def test_a_long_sequence_among_many_short_ones_is_not_padded(model):
+    ):
+        decode = PaddedDecode(model, PagedCache(90), Limits(6, 1, 960, frozenset()))
+        assert decode.shape_of([Row([1], each - 1, []) for each in lengths]) == shape, lengths
     decode = PaddedDecode(model, PagedCache(64), Limits(32, 1, 960, frozenset()))
     rows = [Row([1], 959, []), *[Row([1], 3, [])] * 15]
-
     assert decode.shape_of(rows[:4]) == Shape(4, 60)
     assert decode.shape_of(rows) is None
 
+    for most, sizes in ((1, (1,)), (8, (1, 2, 4, 8)), (6, (1, 2, 4, 6))):
+        assert doubling(1, most) == sizes, (most, sizes)
 
-@pytest.mark.parametrize(("most", "sizes"), [(1, (1,)), (8, (1, 2, 4, 8)), (6, (1, 2, 4, 6))])
-def test_sizes_double_up_to_the_most(most, sizes):
-    assert doubling(1, most) == sizes
+
+# ---------------------------------------------------------------------------
+# A function is captured once and then replayed; a failed capture names its own cause.
+# ---------------------------------------------------------------------------
+
+
+GPU = torch.device("cuda")
+
+
+class Stream:
+    def wait_stream(self, _other):
+        return None
+
+
+@pytest.fixture
+def seen(monkeypatch):
+    """Replace what torch asks of a driver; return what was captured, replayed and set."""
+    calls = []
+
+    class Graph:
+        def pool(self):
+            return (0, 7)
+
+        def replay(self):
+            calls.append("replay")
+
+    @contextlib.contextmanager
+    def capture(_graph, pool, stream, capture_error_mode):
+        calls.append(("capture", pool))
+        try:
+            yield
+        except RuntimeError:  # as torch's own: the end of the capture raises as well
+            raise RuntimeError("operation failed due to a previous error") from None
+
+    current, sizes = Stream(), iter((100, 130, 130, 170))
+    replaced = {
+        "Stream": lambda _device: Stream(),
+        "current_stream": lambda _device: current,
+        "set_stream": lambda stream: calls.append(stream is current),
+        "stream": lambda _stream: contextlib.nullcontext(),
+        "synchronize": lambda _device: None,
+        "empty_cache": lambda: None,
+        "memory_reserved": lambda _device: next(sizes),
+        "CUDAGraph": Graph,
+        "graph": capture,
+    }
+    for name, value in replaced.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    return calls
+
+
+@pytest.mark.parametrize("failing_run", [1, 2])
+def test_a_failed_capture_names_the_cause_and_leaves_the_current_stream(seen, failing_run):
+    runs = []
+
+    def full():
+        runs.append(1)
+        if len(runs) == failing_run:
+            raise torch.OutOfMemoryError("CUDA out of memory.\nTried 2 GiB")
+
+    pool = GraphPool(GPU)
+    with pytest.raises(CaptureError, match=r"^CUDA out of memory\.$"):
+        pool.run("a", full)
+
+    assert len(pool) == 0
+    assert seen == ([] if failing_run == 1 else [("capture", None), True])
+
+
+def test_a_function_is_captured_once_in_the_pool_of_the_first_unless_on_a_cpu(seen):
+    pool, runs = GraphPool(torch.device("cpu")), []
+    pool.capture("a", lambda: runs.append("captured"))
+    pool.run("a", lambda: runs.append("called"))
+    assert (runs, seen) == (["called"], [])
+
+    pool, runs = GraphPool(GPU), []
+    for key in ("a", "b", "a"):
+        pool.run(key, lambda: runs.append(1))
+    assert seen == [("capture", None), "replay", ("capture", (0, 7)), "replay", "replay"]
+    assert len(runs) == 4  # once before each capture, once in it
+    assert (len(pool), pool.bytes) == (2, 70)
+
+
+# ---------------------------------------------------------------------------
+# Tokens are drawn as the parameters say, for all rows at once, and for each row as if alone.
+# ---------------------------------------------------------------------------
+
+
+LOGITS = torch.tensor([2.0, 1.0, 0.5, 0.0, -0.5, -1.0, -2.0, -3.0])
+NUM_DRAWS, BATCH = 4000, 200
+
+
+def expected(wish: Sampling, counts: dict[int, int]) -> torch.Tensor:
+    """Return the probabilities by the definition, one token after the other."""
+    logits = LOGITS.double().clone()
+    for token, count in counts.items():
+        factor = wish.repetition_penalty
+        logits[token] = logits[token] / factor if logits[token] > 0 else logits[token] * factor
+        logits[token] -= wish.frequency_penalty * count + wish.presence_penalty * (count > 0)
+    shares = torch.softmax(logits / wish.temperature, dim=-1)
+    shares[shares < wish.min_p * shares.max()] = 0.0
+    if wish.top_k:
+        shares[shares.argsort(descending=True)[wish.top_k :]] = 0.0
+    shares /= shares.sum()
+    before = 0.0
+    for token in shares.argsort(descending=True).tolist():
+        own = float(shares[token])
+        shares[token] = own if before < wish.top_p else 0.0
+        before += own
+    return shares / shares.sum()
+
+
+def test_draws_follow_the_distribution(monkeypatch):
+    for changes in (
+        {},
+        {"temperature": 0.5},
+        {"top_k": 3},
+        {"top_p": 0.75},
+        {"min_p": 0.2},
+        {"top_k": 5, "top_p": 0.8, "min_p": 0.05, "temperature": 1.3},
+        {"repetition_penalty": 1.5, "top_p": 0.95},
+        {"presence_penalty": 1.0, "frequency_penalty": 0.5},
+    ):
+        for candidates in (2, 1024):
+            monkeypatch.setattr(sampling, "CANDIDATES", candidates)
+            wish = Sampling(1, seed=11, **changes)
+            sampler = Sampler(wish, prompt=[0, 7])
+            sampler.add(1)
+            sampler.add(1)
+            counts = dict(sampler.counts())
+            monkeypatch.setattr(sampler, "add", lambda _token: None)
+
+            rows, samplers = LOGITS.expand(BATCH, -1), [sampler] * BATCH
+            drawn = [
+                each.token for _ in range(NUM_DRAWS // BATCH) for each in choose(rows, samplers)
+            ]
+
+            shares = expected(wish, counts)
+            found = torch.bincount(torch.tensor(drawn), minlength=len(LOGITS))
+            assert not found[shares == 0].any(), (changes, candidates)
+            is_possible = shares > 0
+            likelihood = chisquare(found[is_possible], shares[is_possible] * NUM_DRAWS).pvalue
+            assert likelihood > 0.001, (changes, candidates)
+
+
+WISHES = [
+    {"temperature": 0.0},
+    {"temperature": 0.0, "repetition_penalty": 1.3},
+    {"temperature": 1e-50},
+    {"temperature": 1.0},
+    {"temperature": 0.7, "top_p": 0.9},
+    {"temperature": 2.0, "top_k": 50, "top_logprobs": 3},
+    {"temperature": 1.0, "min_p": 0.1, "top_logprobs": 0},
+    {"temperature": 1.5, "top_p": 0.999, "presence_penalty": 0.5},
+]
+
+
+@pytest.mark.equality
+def test_an_answer_is_the_same_whoever_is_beside_it():
+    torch.manual_seed(5)
+    steps = torch.randn(6, len(WISHES), 5000).bfloat16().float()  # with ties, as real logits
+
+    def answers(rows: list[int]) -> list[list[object]]:
+        samplers = [Sampler(Sampling(9, seed=row, **WISHES[row]), [1, 2]) for row in rows]
+        return [choose(logits[rows], samplers) for logits in steps]
+
+    together = answers(list(range(len(WISHES))))
+    for row in range(len(WISHES)):
+        assert [each[row] for each in together] == [each[0] for each in answers([row])]
+    greedy = steps.argmax(dim=-1)
+    for row in (0, 2):
+        assert [each[row].token for each in together] == greedy[:, row].tolist()
+
+
+def test_logprobs_are_the_models_own_and_only_for_those_who_ask():
+    logits = LOGITS.repeat(2, 1)
+    wishes = [Sampling(1, temperature=0.0), Sampling(1, temperature=0.0, top_logprobs=2, top_k=1)]
+
+    without, asked = choose(logits, [Sampler(each) for each in wishes])
+
+    logprobs = torch.log_softmax(LOGITS, dim=-1).tolist()
+    assert (without.token, without.logprob, without.top) == (0, None, ())
+    assert asked.logprob == pytest.approx(logprobs[0])
+    assert [token for token, _ in asked.top] == [0, 1]
+    assert [value for _, value in asked.top] == pytest.approx(logprobs[:2])
+
+
+# ---------------------------------------------------------------------------
+# The bench of adapters: in one batch each prompt is answered as it is alone, in fewer passes.
+# ---------------------------------------------------------------------------
+
+
+PROMPTS = [[1, 2, 3], [1, 2, 3], [4, 5, 6]]
+
+
+@pytest.fixture
+def paged():
+    torch.manual_seed(1)
+    model = ready(fresh_model(demo_config(TINY), torch.float32))
+    adapters = MixedAdapters(model, [bench._adapter(model, str(at)) for at in range(3)])
+    check_paging(model, cache := PagedCache(8), TINY.vocab_size)
+    return bench.Paged(model, cache, adapters, 6)
+
+
+@pytest.mark.equality
+def test_together_each_prompt_is_answered_as_by_its_adapter_alone(paged):
+    alone = [paged.write([each], [at])[0] for at, each in enumerate(PROMPTS)]
+    assert paged.write(PROMPTS, range(3)) == alone
+
+
+def test_adapters_in_one_batch_take_the_passes_of_one_of_them(paged, monkeypatch):
+    passes, real = [], bench.forward
+    monkeypatch.setattr(bench, "forward", lambda *a: (passes.append(1), real(*a))[1])
+    paged.write(PROMPTS, range(3))
+    assert len(passes) == 6
+
+
+def test_every_ratio_is_taken_and_named():
+    effort = bench.Effort(rounds=1, num_adapters=2, prompt_tokens=4, output_tokens=2)
+    assert [each.name for each in bench.ratios(effort, TINY)] == [
+        "adapters in turn within a batch / side by side",
+        "adapters one by one / in one batch",
+    ]

@@ -1,5 +1,6 @@
-"""A spec in vLLM's words, held to the options that its own parser printed, and to that parser."""
+"""A spec in vLLM's and SGLang's words, held to the options that their own parsers printed."""
 
+import argparse
 import importlib
 import importlib.util
 import json
@@ -13,10 +14,17 @@ from runners.jobs.serve.figures import Figures
 from runners.jobs.serve.relayed.backend import Part, Placed
 from runners.jobs.serve.relayed.process import PLAIN_LINES, ListenAddress
 from runners.jobs.serve.relayed.scrape import Exposition, Scraper, Twice, merged
+from runners.jobs.serve.sglang.speaker import Sglang
+from runners.jobs.serve.sglang.speaker import arguments as sglang_arguments
 from runners.jobs.serve.vllm.speaker import Vllm, arguments
 from runners.jobspec import ServeSpec
 from runners.jobspec.serve import EngineOptions, PhaseSplit
+from tests.runners.jobs.cases import refused
 from tests.runners.jobs.serve.speaking import ALL, FOLDER, place, spec_of, unknown, values
+
+# ---------------------------------------------------------------------------
+# A spec in vLLM's words, held to the options that its own parser printed, and to that parser.
+# ---------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -46,7 +54,6 @@ def test_everything_that_a_spec_can_say_stands_in_the_arguments(placed):
 def test_only_options_that_its_parser_has_are_used(placed):
     for options in (ALL, ALL.model_copy(update={"has_chunked_prefill": True}), None):
         argv = arguments(spec_of("vllm", engine_options=options, max_length=64), placed, 1)
-
         assert unknown(argv, "vllm") == []
 
 
@@ -110,42 +117,29 @@ def test_its_own_parser_takes_the_arguments(placed):
 
 def test_its_key_is_in_no_list_of_processes(placed):
     command = Vllm().command(spec_of("vllm"), placed, ListenAddress(8001, "secret"))
-
     assert not any("secret" in word for word in command.argv)
     assert command.env["VLLM_API_KEY"] == "secret"
 
 
-@pytest.mark.parametrize(
-    ("config", "changes", "words"),
-    [
+def test_what_it_does_not_load_is_refused_by_name_and_stored_formats_are_left(placed):
+    for config, changes, words in (
         ({}, {"weight_dtype": "int4"}, "weight_dtype is int4, and vLLM makes no 4-bit"),
         ({"quantization_config": {"quant_method": "qmoe"}}, {}, "quant_method is qmoe"),
-    ],
-)
-def test_weights_that_it_does_not_load_are_refused_by_name(placed, config, changes, words):
-    with pytest.raises(BadInputError, match=words):
-        arguments(spec_of("vllm", **changes), placed._replace(config=config), 1)
+    ):
+        with refused(BadInputError, words, (config, changes, words)):
+            arguments(spec_of("vllm", **changes), placed._replace(config=config), 1)
 
-
-def test_stored_formats_are_left_to_the_checkpoint(placed):
     stored = {"quantization_config": {"quant_method": "compressed-tensors"}}
-
     argv = arguments(spec_of("vllm", weight_dtype="int4"), placed._replace(config=stored), 1)
-
     assert "--quantization" not in argv
 
-
-def test_an_adapter_of_a_rank_that_it_has_not_is_refused_by_name(placed):
-    (placed.adapters["second"] / "adapter_config.json").write_text('{"r": 4096}')
-
-    with pytest.raises(BadInputError, match="adapter second: its rank r is 4096"):
-        arguments(spec_of("vllm"), placed, 1)
-
-
-def test_options_of_an_engine_on_gpus_are_refused_for_another():
     words = "engine_options are of vllm and sglang, and engine is llamacpp"
     with pytest.raises(ValidationError, match=words):
         ServeSpec(model=FOLDER, engine="llamacpp", engine_options=EngineOptions())
+
+    (placed.adapters["second"] / "adapter_config.json").write_text('{"r": 4096}')
+    with pytest.raises(BadInputError, match="adapter second: its rank r is 4096"):
+        arguments(spec_of("vllm"), placed, 1)
 
 
 # Its figures, as its own exposition has them
@@ -186,10 +180,8 @@ def test_a_page_of_figures_is_read_into_the_charts_and_what_was_read_is_not_read
 
 def test_an_engine_that_was_started_again_is_added_to_what_its_last_life_counted():
     figures = Figures()
-
     for _ in range(2):
         Scraper(Vllm.names, figures).take(PAGE, 1.0)
-
     assert figures.measured()["output_tokens"] == 60.0
     assert Exposition(PAGE).histogram("vllm:time_to_first_token_seconds").counts == (1, 2, 0)
 
@@ -212,6 +204,105 @@ def test_what_two_engines_counted_is_told_once_and_never_taken_back():
     scraper.take(PAGE, 1.0, Twice(40, 5))
     assert not scraper.take(PAGE, 1.0, Twice(60, 6))  # a request is on its way to the other
     assert scraper.take(PAGE.replace(" 30.0", " 37.0"), 1.0, Twice(60, 6))
-
     assert figures.measured()["prompt_tokens"] == 60.0
     assert figures.measured()["output_tokens"] == 31.0
+
+
+# ---------------------------------------------------------------------------
+# A spec in SGLang's words, held to its own options; its server's stand-in behind our door.
+# ---------------------------------------------------------------------------
+
+
+def test_everything_that_a_spec_can_say_stands_in_sglangs_arguments(placed):
+    fields = {"max_length": 2048, "weight_dtype": "fp8", "max_concurrency": 8}
+    spec = spec_of("sglang", engine_options=ALL, **fields)
+
+    found = values(sglang_arguments(spec, placed, 8001))
+
+    assert (found["--port"], found["--host"]) == ("8001", "127.0.0.1")
+    assert (found["--tp-size"], found["--pp-size"]) == ("4", "2")  # experts over all four
+    assert (found["--attn-dp-size"], found["--ep-size"], "--dp-size" in found) == ("2", "4", False)
+    assert (found["--quantization"], found["--kv-cache-dtype"]) == ("fp8", "fp8_e4m3")
+    assert (found["--context-length"], found["--mem-fraction-static"]) == ("2048", "0.85")
+    assert (found["--chunked-prefill-size"], found["--max-running-requests"]) == ("-1", "8")
+    assert (found["--max-loras-per-batch"], "--disable-radix-cache" in found) == ("3", False)
+    assert json.loads(found["--lora-paths"])["lora_name"] == "first"
+    assert (found["--speculative-num-steps"], found["--speculative-algorithm"]) == (
+        "3",
+        "STANDALONE",
+    )
+    assert found["--chat-template"] == PLAIN_LINES
+
+
+def test_replicas_without_shared_experts_are_told_apart_and_the_cache_can_be_left_out(placed):
+    changes = {"has_expert_parallel": False, "has_prefix_cache": False, "memory_ratio": 0.97}
+    options = ALL.model_copy(update={**changes, "has_chunked_prefill": True, "draft": None})
+
+    argv = sglang_arguments(spec_of("sglang", engine_options=options), placed, 1)
+
+    found = values(argv)
+    assert (found["--tp-size"], found["--dp-size"]) == ("2", "2")
+    assert not {"--ep-size", "--attn-dp-size", "--speculative-algorithm"} & set(argv)
+    assert "--disable-radix-cache" in argv
+    assert found["--mem-fraction-static"] == "0.88"  # activations and graphs take the rest
+
+
+def test_only_options_that_sglangs_parser_has_are_used(placed):
+    bare = ALL.model_copy(update={"has_expert_parallel": False, "has_prefix_cache": False})
+    for options in (ALL, bare, None):
+        argv = sglang_arguments(
+            spec_of("sglang", engine_options=options, max_length=64), placed, 1
+        )
+        assert unknown(argv, "sglang") == []
+
+
+def test_sglangs_own_parser_takes_the_arguments(placed):
+    if importlib.util.find_spec("sglang") is None:
+        pytest.skip("sglang is not installed here")
+    parser = argparse.ArgumentParser()
+    importlib.import_module("sglang.srt.server_args").ServerArgs.add_cli_args(parser)
+    spec = spec_of("sglang", engine_options=ALL, max_length=2048, weight_dtype="fp8")
+
+    found = parser.parse_args([*sglang_arguments(spec, placed, 8001), "--api-key", "secret"])
+
+    assert (found.tp_size, found.attn_dp_size, found.ep_size) == (4, 2, 4)
+    assert [each["lora_name"] for each in found.lora_paths] == ["first", "second"]
+    assert (found.random_seed, found.context_length, found.api_key) == (17, 2048, "secret")
+
+
+def test_an_adapter_is_asked_for_as_the_bases_and_the_key_is_no_argument(placed):
+    spec, engine = spec_of("sglang"), Sglang()
+    command = engine.command(spec, placed, ListenAddress(8001, "secret"))
+    assert (engine.called(spec, "first"), engine.called(spec, "ours")) == ("ours:first", "ours")
+    assert not any("secret" in word for word in command.argv)
+    assert "secret" in command.env.values()
+
+
+def test_weights_that_sglang_does_not_load_are_refused_by_name(placed):
+    for config, dtype, words in (
+        ({}, "int4", "weight_dtype is int4, and SGLang makes no 4-bit weights .* choose fp8"),
+        ({}, "int8", "weight_dtype is int8, and SGLang makes no 8-bit weights"),
+        (
+            {"quantization_config": {"quant_method": "qmoe"}},
+            "bf16",
+            "quant_method is qmoe, which ",
+        ),
+    ):
+        with refused(BadInputError, words, (config, dtype, words)):
+            sglang_arguments(
+                spec_of("sglang", weight_dtype=dtype), placed._replace(config=config), 1
+            )
+
+
+def test_its_figures_are_read_into_the_charts():
+    figures = Figures()
+    page = "\n".join(
+        f'{name}{{model_name="m",tp_rank="0"}} {value}'
+        for name, value in zip(Sglang.names, (3.0, 2.0, 0.5, 100.0, 30.0, 0.0, 0.0), strict=True)
+    )
+
+    assert Scraper(Sglang.names, figures).take(page, 1.0)
+    found = figures.since_last(1.0)
+
+    assert (found["running_requests"], found["waiting_requests"]) == (3.0, 2.0)
+    assert (found["kv_cache_used_ratio"], found["tokens_per_second"]) == (0.5, 30.0)

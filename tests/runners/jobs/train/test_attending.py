@@ -1,4 +1,4 @@
-"""Attention by blocks sees what the others see, in fewer blocks, and trains on GPUs alone."""
+"""Kernels of a training: attention by blocks, compiled layers, products in 8-bit floats."""
 
 import itertools
 
@@ -7,19 +7,37 @@ import pytest
 import torch
 from pydantic import ValidationError
 from torch.nn.functional import cross_entropy
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torchao.float8.float8_linear import Float8Linear
+from torchao.float8.float8_training_tensor import Float8TrainingTensor
 
 from planner.cost.roofline import block_pairs
-from planner.workload.training_kernels import FLEX_BLOCK_TOKENS
+from planner.workload.training_kernels import FLEX_BLOCK_TOKENS, ROUNDING_BYTES, ROUNDINGS
 from runners.jobs.loading import attention, fresh_model
 from runners.jobs.runtime import BadInputError
 from runners.jobs.train.job import _kernel_notes
-from runners.jobs.train.kernels import JUDGED, NAME, BlockAttention, attend
+from runners.jobs.train.kernels import (
+    JUDGED,
+    NAME,
+    BlockAttention,
+    CompiledLayers,
+    attend,
+    narrow_products,
+    widened,
+)
 from runners.jobs.train.rows import IGNORED
 from runners.jobs.train.trainer import Trainer
 from runners.jobspec import SampleOptions
+from tests.runners.jobs.cases import refused
 from tests.runners.jobs.tiny import TINY_CONFIG, tiny_training
 from tests.runners.jobs.train.test_rows import batches, documents
 from tests.runners.jobs.train.training import tiny_trainer
+
+# ---------------------------------------------------------------------------
+# Attention by blocks sees what the others see, in fewer blocks, and trains on GPUs alone.
+# ---------------------------------------------------------------------------
+
 
 CPU = torch.device("cpu")
 ROW = 640
@@ -74,68 +92,209 @@ def test_a_trainer_judges_aside_and_notes_what_its_masks_left_out(make_job):
     assert _kernel_notes(trainer)["attention"] == blocks.note()
 
 
-@pytest.mark.parametrize(("asked", "way"), [("auto", "eager"), ("flash", "sdpa"), ("eager",) * 2])
-def test_the_other_ways_are_as_they_were(asked, way):
-    model = model_of(4, 4, 64)
+def test_the_other_ways_are_as_they_were():
+    for asked, way in (("auto", "eager"), ("flash", "sdpa"), ("eager",) * 2):
+        model = model_of(4, 4, 64)
+        assert attend(model, asked, CPU) is None, (asked, way)
+        assert model.config._attn_implementation == way, (asked, way)
 
-    assert attend(model, asked, CPU) is None
-    assert model.config._attn_implementation == way
 
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
+def test_layers_that_cannot_are_refused_with_the_way_out():
+    for changes, words in (
         ({"attention_dropout": 0.1}, "LlamaForCausalLM drops out 0.1 of its scores"),
         ({"head_dim": 8}, "has heads of 8 elements, and it takes 16 or more"),
-    ],
-)
-def test_layers_that_cannot_are_refused_with_the_way_out(changes, words):
-    with pytest.raises(BadInputError, match=rf"attention is flex, .*{words}.*; choose flash"):
-        BlockAttention(model_of(4, 4, 64, **changes))
+    ):
+        with refused(
+            BadInputError, rf"attention is flex, .*{words}.*; choose flash", (changes, words)
+        ):
+            BlockAttention(model_of(4, 4, 64, **changes))
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
+def test_what_attends_in_ways_of_its_own_is_refused_by_name():
+    for changes, words in (
         ({"layout": {"context_parallel_size": 2}}, "a layout that divides layers, sequences"),
         ({"layout": {"tensor_parallel_size": 2}}, "a layout that divides layers, sequences"),
         ({"layout": {"pipeline_parallel_size": 2}}, "a layout that divides layers, sequences"),
         ({"compiled": True}, "compiled"),
         ({"activation_recomputation": "selective"}, "activation_recomputation selective"),
-    ],
-)
-def test_what_attends_in_ways_of_its_own_is_refused_by_name(changes, words):
-    with pytest.raises(ValidationError, match=f"flex does not go with {words}.*; choose flash"):
-        tiny_training(attention="flex", **changes)
+    ):
+        with refused(ValidationError, f"flex does not go with {words}.*; choose flash", changes):
+            tiny_training(attention="flex", **changes)
     shards = {"data_parallel_size": 2, "zero_stage": 3}
     kept = tiny_training(attention="flex", layout=shards, gradient_accumulation_steps=2)
     assert kept.attention == "flex"
 
 
-@pytest.mark.parametrize(("mean", "spread"), [(200, 0.4), (700, 0.3), (2500, 0.5), (60, 0.2)])
-def test_the_planner_counts_the_blocks_that_masks_of_packed_rows_have(mean, spread):
+def test_the_planner_counts_the_blocks_that_masks_of_packed_rows_have():
     """Its length is that of the document that a token is of: long ones weigh more."""
-    row, draw = 8192, np.random.default_rng(mean)
-    needed, weighted, size = 0, [], FLEX_BLOCK_TOKENS
-    for _ in range(40):
-        lengths = np.maximum(1, draw.lognormal(np.log(mean), spread, row).astype(int))
-        ends = np.minimum(np.cumsum(lengths), row)
-        begins = [0, *ends[ends < row].tolist()]
-        whole = np.diff([*begins, row])
-        weighted.append((whole**2).sum() / row)
-        first = np.searchsorted(begins, np.arange(0, row, size), side="right") - 1
-        starts = np.array(begins)[first] // size
-        needed += int((np.arange(row // size) - starts + 1).sum())
+    for mean, spread in ((200, 0.4), (700, 0.3), (2500, 0.5), (60, 0.2)):
+        row, draw = 8192, np.random.default_rng(mean)
+        needed, weighted, size = 0, [], FLEX_BLOCK_TOKENS
+        for _ in range(40):
+            lengths = np.maximum(1, draw.lognormal(np.log(mean), spread, row).astype(int))
+            ends = np.minimum(np.cumsum(lengths), row)
+            begins = [0, *ends[ends < row].tolist()]
+            whole = np.diff([*begins, row])
+            weighted.append((whole**2).sum() / row)
+            first = np.searchsorted(begins, np.arange(0, row, size), side="right") - 1
+            starts = np.array(begins)[first] // size
+            needed += int((np.arange(row // size) - starts + 1).sum())
 
-    planned = block_pairs(
-        row_tokens=row, document_tokens=round(np.mean(weighted)), block_tokens=size
-    )
+        planned = block_pairs(
+            row_tokens=row, document_tokens=round(np.mean(weighted)), block_tokens=size
+        )
 
-    assert planned == pytest.approx(needed / 40 * size**2, rel=0.1)
-    plain = block_pairs(row_tokens=row, document_tokens=row, block_tokens=size)
-    assert plain == pytest.approx(row * (row + size) / 2, rel=0.01)
-    assert all(
-        block_pairs(row_tokens=row, document_tokens=d, block_tokens=size)
-        <= block_pairs(row_tokens=row, document_tokens=d + 1, block_tokens=size)
-        for d, _ in itertools.pairwise(range(1, 1000, 37))
+        assert planned == pytest.approx(needed / 40 * size**2, rel=0.1), (mean, spread)
+        plain = block_pairs(row_tokens=row, document_tokens=row, block_tokens=size)
+        assert plain == pytest.approx(row * (row + size) / 2, rel=0.01), (mean, spread)
+        assert all(
+            block_pairs(row_tokens=row, document_tokens=d, block_tokens=size)
+            <= block_pairs(row_tokens=row, document_tokens=d + 1, block_tokens=size)
+            for d, _ in itertools.pairwise(range(1, 1000, 37))
+        ), (mean, spread)
+
+
+# ---------------------------------------------------------------------------
+# Fused kernels of a training: compiled layers and fused attention learn what plain ones learn.
+# ---------------------------------------------------------------------------
+
+
+def test_what_compiling_brought_is_told_from_steps_that_were_steady():
+    layers = object.__new__(CompiledLayers)
+    layers._layers = [1, 2]
+
+    said = layers.note([9.0, 3.0, 1.0, 1.2, 30.0, 0.9, 0.5, 0.6, 0.55])
+
+    assert said == (
+        "2 layers by torch.compile from step 5 on, which took 30.0 s: a step of 1.100 s as it "
+        "was takes 0.550 s, 2.00 times as fast"
     )
+    assert layers.note([1.0] * 5).endswith("too few steps to say what it brought")
+
+
+def test_layers_run_as_they_are_while_something_is_judged(tmp_path):
+    model = fresh_model(TINY_CONFIG, torch.float32)
+    layers = CompiledLayers(model, tmp_path)
+    for each in layers._layers:
+        each._compiled_call_impl = lambda *_args, **_kwargs: pytest.fail("compiled")
+
+    with layers.aside(), torch.no_grad():
+        model(input_ids=torch.zeros(1, 4, dtype=torch.long))
+
+    assert all(each._compiled_call_impl for each in layers._layers)
+    layers.end()
+    assert not any(each._compiled_call_impl for each in layers._layers)
+
+
+def test_a_host_or_a_model_that_cannot_compile_is_told_by_name(tmp_path, make_job, monkeypatch):
+    model = fresh_model(TINY_CONFIG, torch.float32)
+    model.model.layers = torch.nn.ModuleList()
+    with pytest.raises(BadInputError, match="LlamaForCausalLM has no layers to compile"):
+        CompiledLayers(model, tmp_path)
+
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(BadInputError, match=r"compiled needs g\+\+, which this host lacks"):
+        tiny_trainer(make_job(tiny_training(compiled=True)))
+
+
+def test_what_cannot_be_compiled_is_refused_by_name():
+    for changes, words in (
+        ({"optimizer": "qft"}, "do not go with optimizer qft; leave compiled out"),
+        ({"activation_offload": "disk"}, "activation_offload disk"),
+        ({"activation_recomputation": "selective"}, "recomputation selective"),
+        ({"layout": {"tensor_parallel_size": 2}}, "a layout that divides the model"),
+    ):
+        with refused(ValidationError, words, (changes, words)):
+            tiny_training(compiled=True, **changes)
+
+
+# ---------------------------------------------------------------------------
+# Products in 8-bit floats learn what bf16 learns, however ranks and recomputation share them.
+# ---------------------------------------------------------------------------
+
+
+def test_products_round_their_operands_and_are_judged_unrounded():
+    model = fresh_model(TINY_CONFIG, torch.float32).eval()
+    ids = torch.arange(24).reshape(2, 12)
+    with torch.no_grad():
+        plain = model(input_ids=ids).logits
+        narrow_products(model, CPU)
+        judged = model(input_ids=ids).logits
+        rounded = model.train()(input_ids=ids).logits
+        left = widened(model).train()(input_ids=ids).logits
+
+    assert torch.equal(judged, plain)
+    assert torch.equal(left, plain)
+    far = (rounded - plain).norm() / plain.norm()
+    assert 0.005 < far < 0.1
+    assert not any(isinstance(each, Float8Linear) for each in model.modules())
+
+
+class Traffic(TorchDispatchMode):
+    """Counts the bytes that operators but products read and write, those of 8-bit tensors too."""
+
+    moved = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if any(isinstance(each, Float8TrainingTensor) for each in tree_leaves((args, kwargs))):
+            with self:
+                return Float8TrainingTensor.__torch_dispatch__(func, types, args, kwargs or {})
+        found = func(*args, **(kwargs or {}))
+        given, made = (
+            {
+                each.untyped_storage().data_ptr(): each
+                for each in tree_leaves(what)
+                if is_large(each)
+            }
+            for what in (args, found)
+        )
+        if func is not torch.ops.aten.mm.default and not given.keys() & made.keys():
+            self.moved += sum(each.nbytes for each in (*given.values(), *made.values()))
+        return found
+
+
+def is_large(each):
+    return isinstance(each, torch.Tensor) and each.numel() > 1
+
+
+def test_the_planner_counts_the_bytes_that_rounding_moves():
+    """Forward and backward, an operand of a product goes through memory so often."""
+    tokens, width, out = 512, 256, 384
+    model = torch.nn.Module()
+    model.layer = torch.nn.Linear(width, out, bias=False)
+    model.get_output_embeddings = lambda: None
+    narrow_products(model, CPU)
+    inputs = torch.randn(tokens, width, dtype=torch.bfloat16, requires_grad=True)
+
+    with Traffic() as traffic:
+        model.train()
+        model.layer(inputs).backward(torch.randn(tokens, out, dtype=torch.bfloat16))
+
+    operands = tokens * (width + out) + width * out
+    assert traffic.moved == pytest.approx(ROUNDING_BYTES * ROUNDINGS * operands, rel=0.1)
+
+
+def test_what_does_not_go_with_narrow_products_is_refused_by_name():
+    for changes, words in (
+        ({"optimizer": "qft"}, "fp8 does not go with optimizer qft; choose bf16"),
+        ({"quantized": {"method": "qat", "bits": 8}}, "quantized"),
+        ({"layout": {"tensor_parallel_size": 2}}, "a layout that divides layers"),
+        ({"layout": {"pipeline_parallel_size": 2}}, "a layout that divides layers"),
+    ):
+        with refused(ValidationError, words, (changes, words)):
+            tiny_training(compute_dtype="fp8", **changes)
+
+
+def test_a_gpu_without_such_units_and_a_model_of_odd_sides_are_told_by_name(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: (8, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _device: "NVIDIA A100")
+    model = fresh_model(TINY_CONFIG, torch.float32)
+
+    with pytest.raises(BadInputError, match=r"capability 8\.9 or newer, and NVIDIA A100 has 8\.0"):
+        narrow_products(model, torch.device("cuda"))
+
+    odd = {"hidden_size": 40, "num_attention_heads": 4, "num_key_value_heads": 2}
+    with pytest.raises(BadInputError, match="no linear layer whose sides are multiples of 16"):
+        narrow_products(
+            fresh_model({**TINY_CONFIG, **odd, "intermediate_size": 72}, torch.float32), CPU
+        )

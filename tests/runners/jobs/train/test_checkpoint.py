@@ -1,15 +1,38 @@
-"""Checkpoints stand whole or not at all, and bring everything back."""
+"""Checkpoints stand whole or not at all, beside the steps too, and the best weights are kept."""
+
+import math
+import time
 
 import pytest
+import safetensors.torch
 import torch
 
+from planner.api import estimate
+from planner.specs.estimate import EstimateRequest
+from runners.jobs.loading import fresh_model
+from runners.jobs.train import checkpoint
 from runners.jobs.train.checkpoint import (
+    CheckpointWriter,
+    Saved,
+    Staged,
     TrainState,
     checkpoints,
     forget_older,
     load_latest,
+    read_latest,
     save_checkpoint,
 )
+from runners.jobs.train.evaluator import FOLDER, BestWeights, EvaluatedStep, HeldOut
+from runners.jobs.train.rows import TextBatches
+from runners.jobs.train.trainer import Trainer
+from tests.planner.asking import CPU
+from tests.runners.jobs.tiny import TINY_CONFIG, tiny_training
+from tests.runners.jobs.train.training import HELD_OUT, IDS, linear, tiny_trainer
+from tests.system.jobs.train.forked import run_script
+
+# ---------------------------------------------------------------------------
+# Checkpoints stand whole or not at all, and bring everything back.
+# ---------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -63,7 +86,6 @@ def test_a_half_written_one_is_not_seen(tmp_path, pair):
     half = tmp_path / ".step-00000009-building"
     half.mkdir()
     (half / "model.safetensors").write_bytes(b"torn")
-
     assert load_latest(tmp_path, *pair(2)) == TrainState(step=3)
 
 
@@ -84,31 +106,237 @@ def test_saving_after_a_torn_attempt_starts_clean(tmp_path, pair):
 def test_the_same_step_can_be_saved_twice(tmp_path, pair):
     save_checkpoint(tmp_path, *pair(1), TrainState(step=3))
     save_checkpoint(tmp_path, *pair(1), TrainState(step=3, tokens=7))
-
     assert load_latest(tmp_path, *pair(2)) == TrainState(step=3, tokens=7)
 
 
-def test_a_full_disk_leaves_the_last_whole_checkpoint_and_nothing_half_written(small_disk, pair):
+def test_a_full_disk_leaves_the_last_whole_checkpoint_until_there_is_room_again(small_disk, pair):
     large = torch.nn.Linear(400, 300)
     optimizer = torch.optim.AdamW(large.parameters(), lr=0.1)
     saved = pair(1)
     save_checkpoint(small_disk, *saved, TrainState(step=3))
-
     with pytest.raises(Exception, match=r"No space left|File too large|I/O error"):
         save_checkpoint(small_disk, large, optimizer, TrainState(step=4))
-
     loaded = pair(2)
     assert load_latest(small_disk, *loaded) == TrainState(step=3)
     assert torch.equal(saved[0].weight, loaded[0].weight)
     assert [each.name for each in small_disk.iterdir()] == ["step-00000003"]
 
-
-def test_once_there_is_room_again_the_next_checkpoint_takes_its_place(small_disk, pair):
-    large = torch.nn.Linear(400, 300)
-    optimizer = torch.optim.AdamW(large.parameters(), lr=0.1)
     with pytest.raises(Exception, match=r"No space left|File too large|I/O error"):
         save_checkpoint(small_disk, large, optimizer, TrainState(step=4))
-
     save_checkpoint(small_disk, *pair(1), TrainState(step=5))
-
     assert load_latest(small_disk, *pair(2)) == TrainState(step=5)
+
+
+# ---------------------------------------------------------------------------
+# Checkpoints that are written beside the steps: whole, of their own step, not in the way.
+# ---------------------------------------------------------------------------
+
+
+SLOW_SECONDS = 0.15
+
+
+def staged(step: int, size: int = 4) -> Staged:
+    state, weights = TrainState(step=step), {"w": torch.full((size,), float(step))}
+    return Staged({"weights": weights}, lambda kept: Saved(kept["weights"], {}, state))
+
+
+@pytest.fixture
+def slow_disk(monkeypatch):
+    save_file = safetensors.torch.save_file
+
+    def save(*args):
+        time.sleep(SLOW_SECONDS)
+        save_file(*args)
+
+    monkeypatch.setattr(safetensors.torch, "save_file", save)
+
+
+def test_what_is_written_is_the_copy_and_not_what_the_steps_made_of_it(tmp_path, slow_disk):
+    writer, asked = CheckpointWriter(tmp_path, keep=1), staged(3)
+    writer.begin(asked)
+    assert writer.is_busy
+    asked.parts["weights"]["w"].fill_(99.0)
+    assert checkpoints(tmp_path) == []
+    writer.finish()
+
+    found = read_latest(tmp_path)
+    assert found is not None
+    assert found.state.step == 3
+    assert found.weights["w"].tolist() == [3.0] * 4
+    assert writer.figures()["checkpoint_copy_bytes"] == 16
+
+
+def test_without_room_for_a_copy_it_is_written_in_its_step_and_said_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint, "free_host_bytes", lambda: 19)  # of 16, and a quarter
+    writer = CheckpointWriter(tmp_path, keep=1)
+    writer.begin(staged(1))
+    assert not writer.is_busy
+    assert [each.name for each in checkpoints(tmp_path)] == ["step-00000001"]
+    assert "host memory had no room for a copy" in writer.note()
+    monkeypatch.setattr(checkpoint, "free_host_bytes", lambda: 20)
+    assert staged(1).has_room()
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "method", "near"),
+    [("adamw", "full", 0.01), ("lion", "full", 0.01), ("qft", "qft", 0.1)],  # scales of rows of 64
+)
+def test_the_copy_takes_what_is_planned(make_job, optimizer, method, near):
+    """The plan has the term on a processor where the copy lies beside the states."""
+    beside = {"checkpoint_every_seconds": 1e-6, "checkpoint_writing": "background"}
+    beside |= {"keep_best": False}  # its copies would keep these from being made
+    trainer = tiny_trainer(make_job(tiny_training(max_steps=4, optimizer=optimizer, **beside)))
+    trainer.run()
+    request = {
+        "model": TINY_CONFIG,
+        "cluster": {"device": CPU},
+        "workload": {
+            "kind": "train", "sequence_length": 64, "global_batch_size": 4, "method": method,
+            "optimizer": None if method == "qft" else optimizer,
+        },
+        "strategy": {"compute_dtype": "fp32", "checkpoint_writing": "background"},
+    }  # fmt: skip
+    planned = estimate(EstimateRequest.model_validate(request))
+    (term,) = (each for each in planned.terms if each.name.startswith("Checkpoint copy"))
+
+    assert trainer.writer.copied_bytes == pytest.approx(term.value, rel=near)
+
+
+def test_unless_it_is_chosen_only_states_on_a_gpu_are_copied():
+    for writing, device, is_beside in (
+        ("auto", "cuda", True),
+        ("auto", "cpu", False),
+        ("background", "cpu", True),
+        ("in_step", "cuda", False),
+    ):
+        spec = tiny_training(checkpoint_writing=writing)
+
+        assert spec.writes_checkpoints_in_background(device) == is_beside, writing
+
+
+def test_a_processors_training_takes_no_memory_for_a_copy(make_job):
+    trainer = tiny_trainer(make_job(tiny_training(max_steps=5, checkpoint_every_seconds=1e-6)))
+    trainer.run()
+    assert trainer.writer.num_written >= 5
+    assert trainer.writer.figures()["checkpoint_copy_bytes"] == 0
+    assert "in the step" in trainer.writer.note()
+
+
+def test_moments_on_disk_are_not_copied_into_memory(make_job):
+    away = tiny_training(
+        optimizer_offload="disk", checkpoint_every_seconds=1e-6, max_steps=3,
+        checkpoint_writing="background",
+    )  # fmt: skip
+    trainer = tiny_trainer(make_job(away))
+
+    trainer.run()
+
+    assert trainer.writer.num_written == 4
+    assert trainer.writer.copied_bytes == 0
+
+
+def test_the_best_weights_are_those_of_their_step_and_a_checkpoint_waits(tmp_path, slow_disk):
+    writer, best, model = CheckpointWriter(tmp_path, keep=1), BestWeights(tmp_path), linear(1.0)
+    best.take(model, EvaluatedStep(1, 3.0), writer)
+    assert writer.is_busy
+    torch.nn.init.constant_(model.weight, 9.0)
+    best.take(model, EvaluatedStep(2, 3.5), writer)
+    assert best.kept() is None
+    writer.begin(staged(5))
+    assert best.kept() == EvaluatedStep(1, 3.0)
+    writer.finish()
+
+    best.put_back(model, EvaluatedStep(6, 3.25))
+    assert model.weight.unique().tolist() == [1.0]
+    assert [each.name for each in checkpoints(tmp_path)] == ["step-00000005"]
+    assert writer.num_written == 1
+    assert 2 * SLOW_SECONDS <= writer.written_seconds < 3 * SLOW_SECONDS
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    found = tmp_path_factory.mktemp("slowed")
+    run_script("slowed", found, seconds=420)
+    return found
+
+
+def kept(folder, name, part):
+    return {each.name: each for each in checkpoints(folder / name / f"{part}-work" / "checkpoint")}
+
+
+# ---------------------------------------------------------------------------
+# A training leaves the weights whose held-out loss was the lowest, restarts included.
+# ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def overfitting(make_job):
+    def make(**changes):
+        asked = {"max_steps": 40, "keep_checkpoints": 100, "checkpoint_every_seconds": 1e-6}
+        spec = tiny_training(**{**asked, "checkpoint_writing": "in_step", **changes})
+        torch.manual_seed(spec.seed)
+        model = fresh_model(TINY_CONFIG, torch.float32)
+        batches = TextBatches(IDS, spec)
+        return Trainer(
+            make_job(spec), spec, model, batches, HeldOut(HELD_OUT), torch.device("cpu")
+        )
+
+    return make
+
+
+def test_only_a_lower_loss_takes_the_place(tmp_path):
+    best, model = BestWeights(tmp_path), linear(9.0)
+    assert best.kept() is None
+    for step, loss in [(1, 3.0), (2, 2.0), (3, 2.0), (4, math.nan), (5, 2.5)]:
+        best.take(linear(float(step)), EvaluatedStep(step, loss))
+
+    assert best.kept() == EvaluatedStep(2, 2.0)
+    assert [each.name for each in checkpoints(tmp_path / FOLDER)] == ["step-00000002"]
+    best.put_back(model, EvaluatedStep(6, 2.25))
+    assert model.weight.unique().tolist() == [2.0]
+    assert best.note().startswith("those of step 2: held-out loss 2.0000 nats")
+    assert best.note().endswith("the last step's was 2.2500")
+
+
+def test_the_last_weights_stay_where_they_are_the_best(tmp_path):
+    best, model = BestWeights(tmp_path), linear(9.0)
+    best.take(linear(1.0), EvaluatedStep(1, 3.0))
+    best.put_back(model, EvaluatedStep(7, 3.0))
+    assert model.bias.tolist() == [9.0, 9.0]
+    assert best.exported == EvaluatedStep(7, 3.0)
+    assert best.note().startswith("the last step's: held-out loss 3.0000 nats")
+
+
+@pytest.mark.parametrize("left", [{"loss.json"}, {"model.safetensors"}, set()], ids=str)
+def test_a_kill_while_the_former_ones_go_loses_nothing(tmp_path, monkeypatch, left):
+    best = BestWeights(tmp_path)
+    best.take(linear(1.0), EvaluatedStep(1, 3.0))
+
+    def cut_short(folder, **_):
+        for each in folder.glob("*"):
+            if each.name not in left:
+                each.unlink()
+
+    monkeypatch.setattr("runners.jobs.train.evaluator.shutil.rmtree", cut_short)
+    best.take(linear(2.0), EvaluatedStep(2, 2.0))
+    monkeypatch.undo()
+    again, model = BestWeights(tmp_path), linear(9.0)
+
+    assert len(checkpoints(tmp_path / FOLDER)) == 2
+    assert again.kept() == EvaluatedStep(2, 2.0)
+    again.put_back(model, EvaluatedStep(3, 5.0))
+    assert model.weight.unique().tolist() == [2.0]
+    again.take(linear(4.0), EvaluatedStep(4, 1.0))
+    assert [each.name for each in checkpoints(tmp_path / FOLDER)] == ["step-00000004"]
+
+
+def test_an_early_stop_leaves_the_best_weights(overfitting):
+    trainer = overfitting(early_stop_validations=2)
+
+    assert trainer.run()
+    trainer.evaluator.finish(trainer.model, trainer.state)
+
+    assert trainer.evaluator.is_over
+    assert trainer.evaluator.best.exported is not None
+    assert trainer.evaluator.best.exported.step < trainer.state.step < 40
+    assert "the weights" not in trainer.evaluator.patience.note(trainer.state)

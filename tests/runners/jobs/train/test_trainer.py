@@ -1,26 +1,39 @@
-"""The training loop: pace, learning rate, batches, and that the loss falls."""
+"""The training loop: pace, learning rate, batches, and steps that would spoil the weights."""
 
+import math
 import time
 
 import pytest
 import torch
+from pydantic import ValidationError
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from runners.jobs.events import read_events
 from runners.jobs.loading import fresh_model
 from runners.jobs.memory import PeakMeter
 from runners.jobs.ranks import Ranks
-from runners.jobs.train.checkpoint import TrainState
+from runners.jobs.train.checkpoint import TrainState, checkpoints
 from runners.jobs.train.guard import (
     FINAL_LEARNING_RATE_RATIO,
+    FIRST_SCALE,
+    GROWTH_STEPS,
+    MAX_SKIPPED,
     DivergedError,
+    LossScale,
     Pace,
+    SpikeGuard,
     learning_rate_ratio,
 )
 from runners.jobs.train.optimizers import build_optimizer
 from runners.jobs.train.rows import IGNORED, Batch, TextBatches
 from runners.jobs.train.trainer import steady, step_line
+from tests.runners.jobs.cases import refused
 from tests.runners.jobs.tiny import TINY_CONFIG, tiny_training
 from tests.runners.jobs.train.training import IDS, stop_at, tiny_trainer
+
+# ---------------------------------------------------------------------------
+# The training loop: pace, learning rate, batches, and that the loss falls.
+# ---------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -44,60 +57,33 @@ def test_the_ranks_have_started_once_the_first_step_is_made(make_trainer, monkey
     assert trainer.state.step == 3
 
 
-def test_the_loss_falls(make_trainer, events_path):
-    trainer = make_trainer()
-
-    trainer.run()
-    trainer.job.emitter.close()
-
-    bodies = [each["body"] for each in read_events(events_path) if each["kind"] == "metric"]
-    losses = [each["values"]["loss"] for each in bodies if "loss" in each["values"]]
-    assert losses[-1] < 0.7 * losses[0]
-
-
-def test_what_training_holds_is_told_once_by_the_planners_terms(make_trainer, events_path):
-    trainer = make_trainer(max_steps=3)
+def test_a_training_tells_its_falling_loss_what_it_holds_and_its_peak(make_trainer, events_path):
+    trainer = make_trainer(early_stop_validations=1)
+    trainer.meter = PeakMeter(torch.device("cpu"))
     size = 4 * sum(each.numel() for each in trainer.model.parameters())
 
-    trainer.run()
+    assert trainer.run()
     trainer.job.emitter.close()
 
-    bodies = [each["body"] for each in read_events(events_path) if each["kind"] == "metric"]
-    held = [
-        each["values"] for each in bodies if any(key.startswith("held_") for key in each["values"])
-    ]
-    assert set(held[0]) == {"held_gradients_bytes", "held_activations_bytes"}
-    assert held[0]["held_gradients_bytes"] == size
-    assert held[1]["held_optimizer_states_bytes"] == pytest.approx(2 * size, rel=0.01)
-    assert len(held) == 2
-
-
-def test_each_point_tells_the_peak_so_far(make_trainer, events_path):
-    trainer = make_trainer(max_steps=3)
-    trainer.meter = PeakMeter(torch.device("cpu"))
-    trainer.run()
-    trainer.job.emitter.close()
-
-    points = [each["body"] for each in read_events(events_path) if each["kind"] == "metric"]
-    told = [each["values"]["peak_memory_bytes"] for each in points if "loss" in each["values"]]
-
-    assert told
-    assert told == sorted(told)
-    assert told[-1] <= trainer.meter.read().bytes
-
-
-def test_the_held_out_loss_is_reported_on_the_way(make_trainer, events_path):
-    trainer = make_trainer()
-
-    trainer.run()
-    trainer.job.emitter.close()
-
+    told = [each["body"] for each in read_events(events_path) if each["kind"] == "metric"]
+    values = [each["values"] for each in told]
+    losses = [each["loss"] for each in values if "loss" in each]
+    assert losses[-1] < 0.7 * losses[0]
     assert sum("validation_loss" in line for line in events_path.read_text().splitlines()) >= 5
+    peaks = [each["peak_memory_bytes"] for each in values if "loss" in each]
+    assert peaks == sorted(peaks)
+    assert peaks[-1] <= trainer.meter.read().bytes
+    first, second = (each for each in values if any(key.startswith("held_") for key in each))
+    assert set(first) == {"held_gradients_bytes", "held_activations_bytes"}
+    assert first["held_gradients_bytes"] == size
+    assert second["held_optimizer_states_bytes"] == pytest.approx(2 * size, rel=0.01)
+    assert (trainer.state.step, trainer.evaluator.is_over) == (20, False)  # it learns on
+    assert trainer.state.validations_without_gain == 0
+    assert trainer.state.best_validation_loss > 0
 
 
 def test_it_ends_after_the_asked_steps(make_trainer):
     trainer = make_trainer(max_steps=7)
-
     assert trainer.run()
     assert trainer.state.step == 7
     assert trainer.state.tokens == 7 * 4 * 64
@@ -105,9 +91,7 @@ def test_it_ends_after_the_asked_steps(make_trainer):
 
 def test_it_ends_when_the_time_is_up(make_trainer):
     trainer = make_trainer(max_steps=None, time_budget_seconds=0.5)
-
     trainer.run()
-
     assert trainer.state.elapsed_seconds >= 0.5
 
 
@@ -121,7 +105,6 @@ def test_validations_without_a_gain_end_it_and_a_restart_remembers_them(make_tra
     resumed.resume()
 
     assert resumed.run()
-
     assert (resumed.state.step, resumed.evaluator.is_over) == (
         10,
         True,
@@ -130,22 +113,10 @@ def test_validations_without_a_gain_end_it_and_a_restart_remembers_them(make_tra
     assert said in "".join(capfd.readouterr())
 
 
-def test_a_training_that_learns_on_is_not_ended(make_trainer):
-    trainer = make_trainer(early_stop_validations=1)
-
-    assert trainer.run()
-
-    assert (trainer.state.step, trainer.evaluator.is_over) == (20, False)
-    assert trainer.state.validations_without_gain == 0
-    assert trainer.state.best_validation_loss > 0
-
-
 def test_as_many_checkpoints_stay_as_are_asked_for(make_trainer):
     asked = {"keep_checkpoints": 2, "checkpoint_every_seconds": 1e-6, "max_steps": 6}
     trainer = make_trainer(checkpoint_writing="in_step", **asked)
-
     trainer.run()
-
     kept = sorted(each.name for each in trainer.job.checkpoint_dir.glob("step-*"))
     assert kept == ["step-00000005", "step-00000006"]
 
@@ -172,7 +143,6 @@ def test_the_share_of_waiting_for_data_is_told(make_trainer, events_path, monkey
 def test_a_stop_leaves_a_checkpoint_and_says_so(make_trainer):
     trainer = make_trainer()
     trainer.job.stop_requested.set()
-
     assert not trainer.run()
     assert [each.name for each in trainer.job.checkpoint_dir.iterdir()] == ["step-00000000"]
 
@@ -213,7 +183,6 @@ def test_a_micro_batch_with_few_labels_counts_for_few(make_trainer):
 def test_a_loss_that_is_no_number_ends_the_run_with_advice(make_trainer):
     trainer = make_trainer()
     torch.nn.init.constant_(trainer.model.lm_head.weight, float("nan"))
-
     with pytest.raises(DivergedError, match=r"learning rate below 0\.01"):
         trainer.run()
 
@@ -235,72 +204,207 @@ def test_a_resumed_run_equals_an_unbroken_one(make_trainer):
 
 def test_the_learning_rate_warms_up_peaks_and_decays():
     ratios = [learning_rate_ratio(fraction / 100) for fraction in range(101)]
-
     assert 0.0 < ratios[0] < 0.05
     assert max(ratios) == pytest.approx(1.0, abs=0.02)
     assert ratios[-1] == pytest.approx(FINAL_LEARNING_RATE_RATIO)
     assert ratios.index(max(ratios)) < 10
 
 
-def test_a_batch_depends_on_seed_and_step_alone():
+def test_a_batch_depends_on_seed_and_step_alone_and_each_token_is_followed_by_the_next():
     batches, again = (TextBatches(IDS, tiny_training()) for _ in range(2))
     first, later, second = (batches.micro_batch(*at) for at in ((3, 0), (4, 0), (3, 1)))
-
     assert torch.equal(first.input_ids, again.micro_batch(3, 0).input_ids)
     assert not torch.equal(first.input_ids, later.input_ids)
     assert not torch.equal(first.input_ids, second.input_ids)
 
-
-def test_each_token_is_to_be_followed_by_the_next():
     batch = TextBatches(IDS, tiny_training()).micro_batch(0, 0)
-
     assert batch.input_ids.shape == batch.labels.shape == (4, 64)
     assert torch.equal(batch.input_ids[:, 1:], batch.labels[:, :-1])
     assert batch.num_labels == 4 * 64
 
 
-def test_of_two_limits_the_nearer_one_rules():
+def test_pace_and_progress_follow_the_nearer_limit_in_its_unit():
     pace = Pace(max_steps=100, budget_seconds=10.0)
-
     assert pace.fraction(TrainState(step=50, elapsed_seconds=1.0)) == 0.5
     assert pace.fraction(TrainState(step=5, elapsed_seconds=9.0)) == 0.9
 
-
-def test_the_time_left_follows_from_what_is_done():
     pace = Pace(max_steps=100, budget_seconds=None)
-
     assert pace.eta_seconds(TrainState(step=25, elapsed_seconds=10.0)) == pytest.approx(30.0)
-
-
-def test_before_the_first_step_the_budget_is_the_time_left():
     assert Pace(None, 120.0).eta_seconds(TrainState()) == 120.0
     assert Pace(100, None).eta_seconds(TrainState()) is None
 
-
-def test_progress_speaks_in_the_unit_of_the_limit():
     state = TrainState(step=5, elapsed_seconds=2.0)
-
     assert Pace(10, None).progress(state) == (5.0, 10.0, "steps")
     assert Pace(None, 10.0).progress(state) == (2.0, 10.0, "seconds")
 
 
 def test_norms_are_not_decayed():
     optimizer = build_optimizer(fresh_model(TINY_CONFIG, torch.float32), 1e-3)
-
     decayed, plain = optimizer.param_groups
-
     assert {each.ndim for each in decayed["params"]} == {2}
     assert plain["weight_decay"] == 0.0
 
 
-def test_the_first_steps_do_not_count_as_speed():
+def test_a_line_of_log_says_what_a_person_watches_without_the_first_steps():
     assert steady([9.0, 8.0, 1.0, 1.0]) == [1.0, 1.0]
     assert steady([9.0]) == [9.0]
-
-
-def test_a_line_of_log_says_what_a_person_watches():
     values = {"loss": 1.18731, "learning_rate": 1.42e-4, "grad_norm": 0.612}
-
     line = step_line(752, values | {"tokens_per_second": 3124.4})
-
     assert line == "step 752  loss 1.1873  lr 1.42e-04  grad_norm 0.61  3,124 tok/s"
+
+
+# ---------------------------------------------------------------------------
+# Steps that would spoil the weights do not change them; 16-bit gradients keep small numbers.
+# ---------------------------------------------------------------------------
+
+
+NOTHING_KNOWN = math.log(512)
+
+
+def guard(*, skips=False):
+    return SpikeGuard(512, 1.5, 3e-3, skips=skips)
+
+
+def test_a_fault_ends_the_training_with_a_way_out():
+    for loss, norm, words in (
+        (math.nan, 1.0, "the loss became nan at step 3"),
+        (2.0, math.inf, "the norm of the gradients became inf"),
+        (7.0, 1.0, r"the loss leapt to 7, above 6\.24"),
+    ):
+        judge = guard()
+        assert judge.allows(1, 2.0, 1.0), (loss, norm, words)
+        with refused(DivergedError, words + ".*learning rate below 0.003", (loss, norm, words)):
+            judge.allows(3, loss, norm)
+
+    with pytest.raises(ValidationError, match=r"on_spike skip: lomo has changed .* choose stop"):
+        tiny_training(optimizer="lomo", on_spike="skip")
+
+
+def test_a_leap_is_above_recent_losses_and_steps_are_skipped_until_there_are_too_many():
+    judge = guard()
+    assert judge.limit == pytest.approx(1.5 * NOTHING_KNOWN)
+    judge.allows(1, 2.0, 1.0)
+    assert judge.limit == NOTHING_KNOWN
+
+    judge = guard(skips=True)
+    allowed = [judge.allows(step, math.nan, 1.0) for step in range(MAX_SKIPPED)]
+    assert not any(allowed)
+    with pytest.raises(DivergedError, match="after 8 steps that were skipped"):
+        judge.allows(9, math.nan, 1.0)
+
+
+def test_a_learning_rate_that_explodes_ends_and_the_last_checkpoint_stays(make_job):
+    trainer = tiny_trainer(make_job(tiny_training(learning_rate=30.0)))
+    trainer.checkpoint()
+
+    with pytest.raises(DivergedError, match=r"the loss leapt to .* below 30"):
+        trainer.run()
+    [kept] = checkpoints(trainer.job.checkpoint_dir)
+    assert kept.name == "step-00000000"
+    assert all(each.isfinite().all() for each in trainer.model.parameters())
+
+
+class _Reads(TorchDispatchMode):
+    """Counts what waits for the device: values that the host takes, but for counts of labels."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        is_read = func is torch.ops.aten._local_scalar_dense.default
+        self.count += is_read and args[0].dtype != torch.int64
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.equality
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd", "lion", "lomo", "adalomo"])
+def test_a_step_that_is_checked_late_reads_nothing_and_is_the_same(make_job, optimizer):
+    micro_steps = 1 if optimizer in {"lomo", "adalomo"} else 3
+    spec = {"optimizer": optimizer, "gradient_accumulation_steps": micro_steps, "max_steps": 4}
+    at_once, late = (tiny_trainer(make_job(tiny_training(**spec))) for _ in range(2))
+    late.checks_late, make_step, counts = True, late.make_step, []
+
+    def counted():
+        with _Reads() as reads:
+            values = make_step()
+        counts.append(reads.count)
+        return values
+
+    late.make_step = counted
+    at_once.run()
+    late.run()
+
+    assert counts[1:] == [0, 0, 0]  # the first step also measures
+    assert late.last_loss == at_once.last_loss
+    assert all(map(torch.equal, late.model.parameters(), at_once.model.parameters()))
+
+
+def test_a_spike_that_is_checked_late_ends_at_its_own_step_and_is_not_kept(make_job):
+    ends = []
+    for is_late in (False, True):
+        trainer = tiny_trainer(make_job(tiny_training(learning_rate=30.0)))
+        trainer.checks_late = is_late
+        trainer.checkpoint()
+        with pytest.raises(DivergedError) as end:
+            trainer.run()
+        ends.append(str(end.value))
+        [kept] = checkpoints(trainer.job.checkpoint_dir)
+        assert kept.name == "step-00000000"
+    assert ends[0] == ends[1]
+
+
+def test_a_skipped_step_leaves_the_weights_as_they_were(make_job):
+    trainer = tiny_trainer(make_job(tiny_training(max_steps=3, on_spike="skip")))
+    before = [each.clone() for each in trainer.model.parameters()]
+    trainer.guard.allows = lambda _step, _loss, _norm: False
+    trainer.run()
+    pairs = zip(before, trainer.model.parameters(), strict=True)
+    assert all(torch.equal(*pair) for pair in pairs)
+
+
+def scaled(value):
+    weight = torch.nn.Parameter(torch.zeros(2))
+    weight.grad = torch.tensor([value, 1.0])
+    return weight
+
+
+def test_an_overflow_halves_the_scale_and_long_peace_doubles_it():
+    scale = LossScale()
+
+    assert not scale.unscale([scaled(math.inf)])
+    assert scale.value == FIRST_SCALE / 2
+    assert not scale.unscale([scaled(math.nan)])
+    assert all(scale.unscale([scaled(1.0)]) for _ in range(GROWTH_STEPS))
+    assert (scale.value, scale.num_overflows) == (FIRST_SCALE / 2, 2)
+    assert not scale.unscale([scaled(1.0), scaled(math.nan)])  # wherever it stands
+
+
+def test_a_training_in_fp16_learns_and_ends_with_unscaled_gradients(make_job):
+    trainers = [
+        tiny_trainer(make_job(tiny_training(max_steps=20, compute_dtype=dtype)))
+        for dtype in ("fp16", "fp32")
+    ]
+    for trainer in trainers:
+        trainer.run()
+
+    narrow, wide = (each.last_loss for each in trainers)
+    assert narrow == pytest.approx(wide, rel=0.05)
+
+
+def test_a_resumed_training_in_fp16_goes_on_with_its_scale(make_job):
+    spec = tiny_training(max_steps=8, compute_dtype="fp16")
+    first, resumed = (tiny_trainer(make_job(spec)) for _ in range(2))
+    first.scale.value = 2.0**30  # overflows, so that the first steps halve it
+    first.pace = Pace(4, None)
+    first.run()
+    first.checkpoint()
+
+    resumed.resume()
+
+    assert first.scale.num_overflows > 0
+    assert (resumed.scale.value, resumed.scale.good_steps) == (
+        first.scale.value,
+        first.scale.good_steps,
+    )
+    assert resumed.scale.value not in {FIRST_SCALE, 2.0**30}

@@ -12,14 +12,12 @@ from runners.jobs.compress.shearing import learn
 from runners.jobs.runtime import BadInputError
 from runners.jobspec import CompressSpec
 from runners.jobspec.compress import Shape, Shear
-from tests.runners.jobs.compress.test_shearing import (  # noqa: F401 -- some are fixtures
+from tests.runners.jobs.compress.test_pruning_a_matrix import (  # noqa: F401 -- some are fixtures
     FULL,
     PART,
-    SMALL,
     domains,
     ids,
     model,
-    random_domains,
 )
 from tests.runners.jobs.tiny import SHORT
 

@@ -16,12 +16,11 @@ from runners.jobs.runtime import Job
 from runners.jobspec import DataParallel, DemoPrompts
 from runners.jobspec.generate import StageChain
 from runners.messages import RunRequest
-from tests.runners.jobs.generate.test_chained import (  # noqa: F401 -- some are fixtures
+from tests.runners.jobs.generate.test_link import (  # noqa: F401 -- some are fixtures
     CPU,
-    KEY,
+    chain_spec,
     folder,
     gang_of,
-    spec_of,
 )
 from tests.stack import free_port
 from tests.system.jobs.generate.reading import outputs
@@ -34,7 +33,7 @@ def test_without_a_server_that_comes_the_job_ends_by_name(
     host, trained_model, make_job, monkeypatch
 ):
     monkeypatch.setattr(chained, "SERVER", "runners.jobs.no_such_server")
-    spec = spec_of(trained_model, restarts=1)
+    spec = chain_spec(trained_model, restarts=1)
 
     with pytest.raises(SystemExit, match="RANK_LOST: no server connected within"):
         work_in_chain(make_job(spec), spec, spec.split, lambda opened: bool(opened()))
@@ -80,7 +79,7 @@ def killing(at, kill):
 @pytest.mark.slow
 @pytest.mark.equality
 def test_a_server_killed_in_the_middle_is_replaced_and_the_text_is_unbroken(host, trained_model):
-    spec = spec_of(trained_model, restarts=1, patience_seconds=240.0)
+    spec = chain_spec(trained_model, restarts=1, patience_seconds=240.0)
     job = job_of(host, "chain-killed", spec)
     resident = load_folder(host.path / "attempts/trained/output/model", "fp32", CPU)
     wanted = run_batch(resident, PROMPTS, Limits(16)).answers
@@ -99,7 +98,7 @@ def test_a_server_killed_in_the_middle_is_replaced_and_the_text_is_unbroken(host
 @pytest.mark.slow
 @pytest.mark.equality
 def test_a_host_killed_in_the_middle_leaves_its_layers_to_the_other(host, trained_model):
-    spec = spec_of(trained_model, restarts=0, patience_seconds=5.0).model_copy(
+    spec = chain_spec(trained_model, restarts=0, patience_seconds=5.0).model_copy(
         update={"parallel": DataParallel(on_lost_rank="shrink")}
     )
     port = free_port()

@@ -4,11 +4,8 @@ import pytest
 
 from runners.jobspec import DemoPrompts, FolderModel
 from runners.jobspec.generate import ExpertCache
-from tests.runners.jobs.generate.test_experts import (  # noqa: F401 -- some are fixtures
+from tests.runners.jobs.generate.test_techniques import (  # noqa: F401 -- some are fixtures
     EXPERT_BYTES,
-    MIXTRAL,
-    SPARSE,
-    folder_of,
     mixtral,
 )
 from tests.system.jobs.generate.reading import outputs

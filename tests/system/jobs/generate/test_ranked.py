@@ -9,10 +9,7 @@ from runners.jobs.ranks import Ranks
 from runners.jobs.runtime import BadInputError
 from runners.jobspec import FolderModel
 from runners.jobspec.generate import ExpertSplit, PipelineSplit, TensorSplit
-from tests.runners.jobs.generate.test_ranked import (  # noqa: F401 -- some are fixtures
-    DEFAULTS,
-    spec_of,
-)
+from tests.runners.jobs.generate.test_link import ranked_spec
 from tests.runners.jobs.tiny import TINY_CONFIG
 from tests.system.jobs.gang import run_on_ranks
 from tests.system.jobs.generate.forks import run_on_forks
@@ -34,7 +31,7 @@ def resident(generate):
 @pytest.mark.slow
 @pytest.mark.equality
 def test_a_share_of_every_matrix_on_each_rank_writes_the_same(host, trained_model, resident):
-    run = run_on_ranks(host, "ranked-tensor", spec_of(trained_model, split=TensorSplit()))
+    run = run_on_ranks(host, "ranked-tensor", ranked_spec(trained_model, split=TensorSplit()))
 
     assert run.returncode == 0, run.stderr
     assert outputs(run) == outputs(resident)
@@ -50,7 +47,7 @@ def test_a_run_of_layers_on_each_rank_writes_the_same(host, trained_model, resid
     split, batching = PipelineSplit(), "turbo"
 
     run = run_on_forks(
-        host, "ranked-pipeline", spec_of(trained_model, split=split, batching=batching)
+        host, "ranked-pipeline", ranked_spec(trained_model, split=split, batching=batching)
     )
 
     assert run.returncode == 0, run.stderr
@@ -68,7 +65,7 @@ def test_whole_experts_on_each_rank_write_the_same(host, generate):
     model = FolderModel(path=path.name)
     alone = generate("experts-alone", model=model)
 
-    run = run_on_forks(host, "ranked-experts", spec_of(model, split=ExpertSplit()))
+    run = run_on_forks(host, "ranked-experts", ranked_spec(model, split=ExpertSplit()))
 
     assert run.returncode == 0, run.stderr
     assert outputs(run) == outputs(alone)
@@ -77,7 +74,7 @@ def test_whole_experts_on_each_rank_write_the_same(host, generate):
 
 
 def test_another_number_of_ranks_than_the_plan_has_is_refused(make_job, trained_model):
-    job = make_job(spec_of(trained_model, split=PipelineSplit(size=3)))
+    job = make_job(ranked_spec(trained_model, split=PipelineSplit(size=3)))
 
     with pytest.raises(BadInputError, match="pipeline has size 3, but 2 ranks were started"):
         part_of(job, job.spec, Ranks(0, 2))

@@ -8,7 +8,7 @@ from runners.jobs.train import job as train
 from runners.jobs.train.checkpoint import checkpoints, read_latest
 from runners.jobs.train.evaluator import FOLDER, BestWeights, EvaluatedStep
 from tests.runners.jobs.tiny import tiny_training
-from tests.runners.jobs.train.test_best import (  # noqa: F401 -- some are fixtures
+from tests.runners.jobs.train.test_checkpoint import (  # noqa: F401 -- some are fixtures
     overfitting,
 )
 from tests.runners.jobs.train.training import linear, stop_at

@@ -14,7 +14,7 @@ from runners.jobs.events import read_events
 from runners.jobs.train.checkpoint import CheckpointWriter, checkpoints, read_latest
 from runners.jobs.train.evaluator import FOLDER, BestWeights, EvaluatedStep
 from tests.runners.jobs.tiny import tiny_training
-from tests.runners.jobs.train.test_checkpoint_writing import (  # noqa: F401 -- some are fixtures
+from tests.runners.jobs.train.test_checkpoint import (  # noqa: F401 -- some are fixtures
     SLOW_SECONDS,
     folder,
     kept,

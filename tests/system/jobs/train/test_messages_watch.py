@@ -3,7 +3,7 @@
 import pytest
 
 from runners.jobs.train.communication import AXES, EXPOSED, FIRST_LOOK, KINDS, TOTAL
-from tests.runners.jobs.train.test_messages_watch import (  # noqa: F401 -- some are fixtures
+from tests.runners.jobs.train.test_layouts import (  # noqa: F401 -- some are fixtures
     found,
 )
 from tests.system.jobs.train.watched import CASES, FOUR, LATE_SECONDS, SLOW, STEPS

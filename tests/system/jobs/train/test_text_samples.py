@@ -8,7 +8,7 @@ from runners.jobs.train import job as train
 from runners.jobs.train.evaluator import continued
 from runners.jobspec.base import TextSamples
 from tests.runners.jobs.tiny import tiny_training
-from tests.runners.jobs.train.test_text_samples import (  # noqa: F401 -- some are fixtures
+from tests.runners.jobs.train.test_mixture import (  # noqa: F401 -- some are fixtures
     far,
     found,
 )

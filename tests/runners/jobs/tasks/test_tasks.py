@@ -1,13 +1,22 @@
-"""Task files as an operator writes them: read as data, and everything else refused by name."""
+"""Task files are read as data alone, and their figures are held to the formulas."""
 
 import json
+import math
 
+import numpy as np
 import pytest
 import yaml
 
 from runners.jobs.corpus import Corpus, Document
 from runners.jobs.runtime import BadInputError, MissingModelError
 from runners.jobs.tasks.files import CHOICE, TEXT, held_out_tasks, read_tasks
+from runners.jobs.tasks.scores import Score, change, figures, notes, weighted_mean
+from tests.runners.jobs.cases import refused
+
+# ---------------------------------------------------------------------------
+# Task files as an operator writes them: read as data, and everything else refused by name.
+# ---------------------------------------------------------------------------
+
 
 GOOD = {
     "task": "capitals",
@@ -42,30 +51,17 @@ def read(folder, *names):
 def test_a_task_is_read_with_its_documents_and_without_where_they_came_from(folder):
     write(folder)
     write(folder, task="rivers")
-
     (task,) = read(folder, "capitals")
-
     assert (task.name, task.documents) == ("capitals", {"test": ROWS})
     assert not {"dataset_path", "dataset_kwargs"} & set(task.config)
     assert [each.name for each in read(folder)] == ["capitals", "rivers"]
 
-
-def test_a_json_list_is_read_like_lines(folder):
     write(folder, rows=json.dumps(ROWS, indent=1))
-
     assert read(folder)[0].documents == {"test": ROWS}
 
 
-def test_an_unknown_task_is_named_with_those_near_it(folder):
-    write(folder)
-
-    with pytest.raises(BadInputError, match=r"no task capitols in .*; near it are capitals"):
-        read(folder, "capitols")
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
+def test_what_is_no_plain_data_is_refused_by_name(folder):
+    for changes, message in (
         ({"more": "process_docs: !function utils.load\n"}, "has a !function: code from a folder"),
         ({"more": "include: ../other.yaml\n"}, "capitals: include cannot be read here"),
         ({"unsafe_code": True}, "unsafe_code cannot be read here"),
@@ -83,37 +79,35 @@ def test_an_unknown_task_is_named_with_those_near_it(folder):
         ({"rows": "\n"}, "must hold JSON objects"),
         ({"more": "metadata: [\n"}, "is no YAML"),
         ({"more": "metadata: " + "[" * 2000 + "\n"}, "is no YAML"),
-    ],
-)
-def test_what_is_no_plain_data_is_refused_by_name(folder, changes, message):
-    write(folder, **changes)
+    ):
+        write(folder, **changes)
 
-    with pytest.raises(BadInputError, match=message):
-        read(folder)
+        with refused(BadInputError, message, (changes, message)):
+            read(folder)
 
 
-def test_a_data_file_that_is_not_there_is_named(folder):
+def test_a_data_file_that_is_absent_or_outside_of_the_roots_is_not_read(folder, tmp_path_factory):
     write(folder)
     (folder / "capitals.jsonl").unlink()
-
     with pytest.raises(MissingModelError, match=r"capitals\.jsonl is not on this host; copy it"):
         read(folder)
 
-
-def test_a_data_file_outside_of_the_roots_is_not_read(folder, tmp_path_factory):
     elsewhere = tmp_path_factory.mktemp("elsewhere") / "secret.jsonl"
     elsewhere.write_text(json.dumps(ROWS[0]))
     write(folder)
     (folder / "capitals.jsonl").unlink()
     (folder / "capitals.jsonl").symlink_to(elsewhere)
-
     with pytest.raises(MissingModelError, match="lies outside"):
         read(folder)
 
 
-def test_an_empty_folder_is_told_what_belongs_there(folder):
+def test_an_empty_folder_or_an_unknown_task_is_told_what_there_is(folder):
     with pytest.raises(BadInputError, match="give a folder of YAML files that each say 'task"):
         read(folder)
+
+    write(folder)
+    with pytest.raises(BadInputError, match=r"no task capitols in .*; near it are capitals"):
+        read(folder, "capitols")
 
 
 def test_tasks_of_held_out_text_are_the_same_twice_and_ask_what_comes_next(tmp_path):
@@ -135,3 +129,76 @@ def test_tasks_of_held_out_text_are_the_same_twice_and_ask_what_comes_next(tmp_p
         before = int(row["context"].splitlines()[-1].split()[1])
         assert row["choices"][row["answer"]].startswith(f"line {before + 1} ")
         assert len(set(row["choices"])) == 4
+
+
+# ---------------------------------------------------------------------------
+# Figures of tasks held to their formulas, and changes called changes only beyond chance.
+# ---------------------------------------------------------------------------
+
+
+RIGHT = np.array([1.0, 0.0, 1.0, 1.0, 0.0, 1.0])
+WRONG = np.array([0.0, 0.0, 1.0, 0.0, 0.0, 1.0])
+
+
+def accuracy(values) -> Score:
+    ones = np.ones(len(values))
+    return Score("t", "acc", float(values.mean()), "mean", True, len(values), values, ones)
+
+
+def perplexity(sums, weights) -> Score:
+    value = math.exp(-sums.sum() / weights.sum())
+    return Score("t", "ppl", value, "weighted_perplexity", False, len(sums), sums, weights)
+
+
+def test_the_error_of_a_mean_is_the_sample_deviation_over_the_root_of_the_number():
+    mean, error = weighted_mean(RIGHT, np.ones(6))
+    assert mean == pytest.approx(4 / 6)
+    assert error == pytest.approx(RIGHT.std(ddof=1) / math.sqrt(6))
+    assert accuracy(RIGHT).stderr == pytest.approx(error)
+
+
+def test_the_error_of_a_perplexity_is_near_that_of_drawing_the_documents_anew():
+    chance = np.random.default_rng(3)
+    weights = chance.integers(50, 150, 400).astype(float)
+    sums = -weights * chance.normal(1.2, 0.3, 400)
+    picks = chance.integers(0, 400, (2000, 400))
+    drawn = np.exp(-sums[picks].sum(axis=1) / weights[picks].sum(axis=1))
+    assert perplexity(sums, weights).stderr == pytest.approx(drawn.std(), rel=0.1)
+
+
+def test_a_change_pairs_the_documents():
+    scale, middle, low, high = change(accuracy(RIGHT), accuracy(WRONG))
+    differences = RIGHT - WRONG
+    spread = 1.96 * differences.std(ddof=1) / math.sqrt(6)
+    assert (scale, middle) == ("difference", pytest.approx(differences.mean()))
+    assert (low, high) == pytest.approx((middle - spread, middle + spread))
+
+
+def test_a_perplexity_changes_by_a_factor():
+    weights = np.array([10.0, 20.0, 30.0])
+    before, after = perplexity(-weights, weights), perplexity(-1.5 * weights, weights)
+    assert change(after, before) == ("ratio", *[pytest.approx(math.exp(0.5))] * 3)
+    told = notes([after], [before])["t/ppl_ratio"]
+    assert told.startswith("worse than the original beyond chance")
+
+
+def test_a_difference_is_one_only_beyond_chance():
+    for better, words in (
+        (40, "better than the original beyond chance"),
+        (1, "no difference that"),
+    ):
+        before = np.zeros(100)
+        after = before.copy()
+        after[:better] = 1.0
+
+        assert notes([accuracy(after)], [accuracy(before)])["t/acc_difference"].startswith(
+            words
+        ), (better, words)
+
+
+def test_alone_or_of_another_kind_a_figure_has_a_value_and_no_change():
+    assert set(figures([accuracy(RIGHT)], [])) == {"t/acc", "t/acc_stderr"}
+
+    score = Score("t", "f1", 0.4, "another", True, 9, RIGHT, np.ones(6))
+    assert figures([score], [score]) == {"t/f1": 0.4, "original_t/f1": 0.4}
+    assert "no standard error" in notes([score], [score])["t/f1"]
