@@ -20,10 +20,6 @@ from runners.jobs.corpus import (
 from runners.jobs.events import read_events
 from tests.runners.jobs.tiny import tiny_training
 
-# ---------------------------------------------------------------------------
-# The host's own text: what is in it, in which order, and what is held out.
-# ---------------------------------------------------------------------------
-
 
 @pytest.fixture(scope="module")
 def corpus():
@@ -49,7 +45,6 @@ def test_the_side_of_a_file_depends_on_its_content_and_licences_are_never_held_o
     there = [Document("python/b/c.py", text).is_held_out for text in texts]
     assert here == there
     assert any(here)
-
     texts = (f"licence {index}" for index in range(200))
     assert not any(Document("common-licenses/X", text).is_held_out for text in texts)
 
@@ -57,19 +52,14 @@ def test_the_side_of_a_file_depends_on_its_content_and_licences_are_never_held_o
 def test_there_is_enough_text_each_once_and_without_tables_tests_and_packages(corpus):
     size = sum(len(each.text) for each in corpus.train)
     assert size > 2_000_000
-
     digests = [each.digest for each in corpus.documents]
     assert len(digests) == len(set(digests))
-
     names = [each.name for each in corpus.documents]
     assert not [name for name in names if "/test/" in name or "site-packages" in name]
     assert not [name for name in names if name.startswith("python/encodings/")]
 
 
-# ---------------------------------------------------------------------------
 # The demo tokenizer and the cache of tokenised text.
-# ---------------------------------------------------------------------------
-
 
 TEXT = "def answer() -> int:\n    return 42\n"
 CORPUS = Corpus(tuple(Document(f"python/{n}.py", TEXT * 20 + str(n)) for n in range(8)))
@@ -103,7 +93,6 @@ def test_the_stream_decodes_to_the_documents_and_is_read_from_the_cache(tokenize
     assert ids[-1] == tokenizer.eos_token_id
     ids = tokenized(tokenizer, CORPUS.documents[:1], "first", cache)
     assert tokenizer.decode(ids[:-1]) == CORPUS.documents[0].text
-
     first = tokenized(tokenizer, CORPUS.documents, "twice", cache)
     second = tokenized(tokenizer, (), "twice", cache)
     assert np.array_equal(first, second)
@@ -129,9 +118,7 @@ def test_of_builders_of_a_cache_the_first_wins_and_a_failed_one_leaves_nothing(t
     assert [each.name for each in tmp_path.iterdir()] == ["thing"]
 
 
-# ---------------------------------------------------------------------------
 # Publishing a folder: complete, described, and announced once.
-# ---------------------------------------------------------------------------
 
 
 @pytest.fixture

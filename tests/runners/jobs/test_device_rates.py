@@ -13,11 +13,6 @@ from runners.jobspec.base import LoraOptions
 from runners.jobspec.train import LayoutOptions
 from tests.runners.jobs.tiny import TINY
 
-# ---------------------------------------------------------------------------
-# The rates of a device: what a run counts as, the sizes, and dtypes that a device has not.
-# ---------------------------------------------------------------------------
-
-
 ONE_RUN = SMALL._replace(product=10, elements=100, copy_bytes=1000)
 
 
@@ -29,7 +24,6 @@ def test_a_rate_is_the_work_of_a_run_over_its_seconds(monkeypatch):
         (lambda: device_rates.matmul_rates("fp32", CPU_DEVICE, ONE_RUN).samples, 2 * 10**3),
     ):
         monkeypatch.setattr(device_rates, "run_seconds", lambda *_args: [0.5, 0.25])
-
         assert rates() == [work / 0.5, work / 0.25], (rates, work)
 
 
@@ -52,7 +46,6 @@ def test_a_product_is_right_in_every_dtype_of_a_cpu_and_others_are_told():
         exact = product.left.double() @ product.right.double()
         error = (product.compute().double() - exact).norm() / exact.norm()
         assert error <= tolerance, name
-
     for name in ("tf32", "fp8"):
         with pytest.raises(device_rates.UnsupportedDtypeError):
             device_rates.product_of(name, CPU_DEVICE, 64)
@@ -83,16 +76,13 @@ def test_the_disk_file_is_gone_afterwards(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-# ---------------------------------------------------------------------------
 # The micro-benchmark's device: rates as the proof measures them, and training's own memory.
-# ---------------------------------------------------------------------------
 
 
 def test_a_device_is_measured_with_the_rates_of_the_proof(monkeypatch):
     monkeypatch.setattr(device_rates, "run_seconds", lambda *_args: [0.5, 0.25, 1.0])
     sizes = device_rates.SMALL
     measured = microbench.measure_device(torch.device("cpu"), sizes)
-
     assert measured.memory_bandwidth_bytes_per_second == 3 * sizes.elements * 4 / 0.5
     assert measured.flops_per_second == dict.fromkeys(
         ("fp32", "bf16", "fp16", "int8"), 2 * sizes.product**3 / 0.5
@@ -110,9 +100,7 @@ def test_a_single_device_has_no_neighbour_to_copy_to():
     assert list(microbench.device_links(1, device_rates.SMALL)) == []
 
 
-# ---------------------------------------------------------------------------
 # Ratios of runs in turns: their mean, and what they bound.
-# ---------------------------------------------------------------------------
 
 
 def test_every_way_runs_once_a_round_in_turns_and_once_before():
@@ -120,7 +108,6 @@ def test_every_way_runs_once_a_round_in_turns_and_once_before():
     taken = seconds_in_turns([lambda: calls.append("a"), lambda: calls.append("b")], 4)
     assert [len(each) for each in taken] == [4, 4]
     assert sorted(calls) == ["a"] * 5 + ["b"] * 5
-
     calls.clear()
     seconds_in_turns([lambda: calls.append("a"), lambda: calls.append("b")], 3)
     assert "".join(calls) == "baabbaab"
@@ -142,9 +129,7 @@ def test_the_ratio_is_the_geometric_mean_and_rounds_bound_it_as_they_agree():
     assert found.low < 1e-6
 
 
-# ---------------------------------------------------------------------------
 # The bench of layouts: real ranks that are forked, timed in turns, and judged.
-# ---------------------------------------------------------------------------
 
 
 def times(**seconds):
@@ -177,9 +162,7 @@ def test_one_process_takes_one_rank_and_a_layout_its_own():
     assert asked.always == {"pair"}
 
 
-# ---------------------------------------------------------------------------
 # The bench of adapters: what it counts is what one step really holds.
-# ---------------------------------------------------------------------------
 
 
 def test_an_adapter_trains_and_holds_far_less_than_the_whole_model():

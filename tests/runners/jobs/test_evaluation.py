@@ -30,10 +30,6 @@ from runners.jobs.memory import Peak
 from runners.jobspec.benchmark import MAX_ROWS
 from tests.runners.jobs.tiny import TINY_CONFIG, tiny_training
 
-# ---------------------------------------------------------------------------
-# Perplexity: exact where theory says what it is, and windows that never overlap.
-# ---------------------------------------------------------------------------
-
 
 @pytest.fixture
 def model():
@@ -48,9 +44,9 @@ def ids():
 
 def test_a_model_that_knows_nothing_has_the_perplexity_of_its_vocabulary(model, ids):
     torch.nn.init.zeros_(model.lm_head.weight)
-    assert evaluate(model, ids, 1024).value == pytest.approx(512.0, rel=1e-6)
-    torch.nn.init.zeros_(model.lm_head.weight)
-    low, high = evaluate(model, ids, 1024).interval
+    found = evaluate(model, ids, 1024)
+    assert found.value == pytest.approx(512.0, rel=1e-6)
+    low, high = found.interval
     assert low == pytest.approx(high, rel=1e-6)
 
 
@@ -58,9 +54,7 @@ def test_it_equals_the_loss_that_the_library_computes(model, ids):
     window = torch.from_numpy(ids[:64].astype(np.int64))[None]
     labels = window.clone()
     labels[:, :32] = -100
-
     found = evaluate(model, ids[:64], 32)
-
     with torch.no_grad():
         assert math.log(found.value) == pytest.approx(
             float(model(input_ids=window, labels=labels).loss), rel=1e-5
@@ -98,7 +92,6 @@ def test_scored_parts_never_overlap_and_stay_inside(length, stride, num_tokens):
 def test_a_ratio_to_itself_is_one_and_pairing_makes_it_surer_than_the_figures():
     found = Perplexity(np.array([1.0, 2.0, 3.0]), tokens=3, window=2)
     assert perplexity_ratio(found, found) == (1.0, 1.0, 1.0)
-
     before = Perplexity(np.array([1.0, 3.0, 5.0]), tokens=3, window=2)
     after = Perplexity(before.segment_nlls + np.array([0.1, 0.11, 0.09]), tokens=3, window=2)
     ratio, low, high = perplexity_ratio(after, before)
@@ -106,10 +99,7 @@ def test_a_ratio_to_itself_is_one_and_pairing_makes_it_surer_than_the_figures():
     assert high / low < after.interval[1] / after.interval[0]
 
 
-# ---------------------------------------------------------------------------
 # What a result card says of one model: names, sums, and what is left out.
-# ---------------------------------------------------------------------------
-
 
 CPU = torch.device("cpu")
 LOAD = Workload(batch_size=2, prompt_tokens=8, output_tokens=3, seed=1)
@@ -141,10 +131,9 @@ def random_model():
 
 
 def test_bytes_are_told_of_the_model_with_its_cache_and_of_the_peak(make_assessment):
-    assert make_assessment().measured()["model_and_cache_bytes"] == 400
     measured = make_assessment().measured()
+    assert measured["model_and_cache_bytes"] == 400
     assert (measured["peak_memory_bytes"], measured["runtime_memory_bytes"]) == (1000, 400)
-
     plain, prefixed = (make_assessment().measured(prefix) for prefix in ("", "original_"))
     assert {f"original_{name}": value for name, value in plain.items()} == prefixed
 
@@ -153,7 +142,6 @@ def test_perplexity_is_told_with_its_interval_where_there_is_text(make_assessmen
     assessment = make_assessment()
     assert not [name for name in assessment.measured() if "perplexity" in name]
     assert "perplexity" not in assessment.notes()
-
     assessment = make_assessment(Perplexity(np.array([1.0, 2.0]), tokens=64, window=32))
     measured = assessment.measured()
     assert measured["perplexity_low"] < measured["perplexity"] < measured["perplexity_high"]
@@ -168,7 +156,6 @@ def test_live_speeds_are_those_of_the_whole_batch_and_a_note_says_what_was_repea
         "step_seconds": 0.5,
     }
     assert repetition_speeds(LOAD, Repetition(2.0, ())) == {"prefill_tokens_per_second": 8.0}
-
     assert speed.note() == (
         "median of 1 repetitions after a warm-up: batch 2, 8 prompt tokens, 3 output tokens"
     )
@@ -178,10 +165,7 @@ def test_a_model_without_a_tokenizer_has_no_held_out_ids(job, random_model):
     assert held_out_ids(job, random_model) is None
 
 
-# ---------------------------------------------------------------------------
 # Speed is measured on what was asked: tokens, batch, repetitions, cache.
-# ---------------------------------------------------------------------------
-
 
 FIVE_TOKENS = Workload(batch_size=2, prompt_tokens=8, output_tokens=5, seed=1)
 
@@ -225,10 +209,7 @@ def test_figures_are_medians_over_repetitions_of_the_whole_batch():
     )
 
 
-# ---------------------------------------------------------------------------
 # The operator profile: rows of both phases, classes by what bounds them, and the artefact.
-# ---------------------------------------------------------------------------
-
 
 RATES = Rates(flops_per_second=1e9, bytes_per_second=1e9)
 
@@ -286,7 +267,6 @@ def test_fused_attention_is_counted_by_its_shapes_and_unknown_work_is_none():
 def test_short_operators_are_one_row_and_time_on_a_device_counts_where_there_is_any():
     rows = rows_of("decode", [event(micros=5.0, device=300.0)], RATES, 4)
     assert rows[0].seconds == pytest.approx(300e-6)
-
     events = [event(f"aten::op{at}", micros=float(at + 1)) for at in range(MAX_ROWS + 7)]
     rows = rows_of("prefill", events, RATES, 4)
     assert rows[-1].name == "7 others"

@@ -16,11 +16,6 @@ from runners.messages import ArtefactBody, MetricPoint, PhaseBody, ProgressBody,
 from tests.runners.jobs.tiny import tiny_training
 from tests.system.jobs.powercap_tree import RANGE, zone
 
-# ---------------------------------------------------------------------------
-# Events leave a job as JSON lines that the wire's messages accept.
-# ---------------------------------------------------------------------------
-
-
 BODIES = {
     "phase": PhaseBody,
     "progress": ProgressBody,
@@ -71,7 +66,6 @@ def test_a_result_that_is_not_finite_is_refused_and_a_negative_time_left_is_none
 ):
     with pytest.raises(ValueError, match="perplexity"):
         emitter.result({"perplexity": float("inf"), "steps": 1.0}, {})
-
     emitter.progress(11, 10, "steps", -2.0)
     emitter.close()
     body = read_events(events_path)[0]["body"]
@@ -135,16 +129,13 @@ def test_without_a_supervisor_events_go_to_standard_output(monkeypatch):
 def test_a_line_goes_to_the_log_unless_stdout_belongs_to_the_events(capfd, tmp_path):
     Emitter(STDOUT_FD).log("a line of log")
     assert capfd.readouterr().out == ""
-
     fd = os.open(tmp_path / "events", os.O_WRONLY | os.O_CREAT)
     Emitter(fd).log("a line of log")
     os.close(fd)
     assert capfd.readouterr().out == "a line of log\n"
 
 
-# ---------------------------------------------------------------------------
 # The one progress figure of a job with unequal parts.
-# ---------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -173,9 +164,7 @@ def test_progress_never_runs_backwards(emitter, progress):
         stages.begin(name)
         for fraction in (0.1, 0.9, 1.0, 1.2):
             stages.advance(fraction)
-
     done = [each["done"] for each in progress()]
-
     assert done == sorted(done)
     assert done[-1] == pytest.approx(100.0)
 
@@ -186,9 +175,7 @@ def test_each_part_is_announced_as_a_phase_with_no_promise_of_time(emitter, prog
     assert {"kind": "phase", "body": {"name": "one"}} in read_events(events_path)
 
 
-# ---------------------------------------------------------------------------
 # GPU figures: which devices are read, and that nothing is emitted without one.
-# ---------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -223,10 +210,7 @@ def test_a_host_without_cuda_has_no_sampler(monkeypatch):
     assert telemetry.nvml_sample() is None
 
 
-# ---------------------------------------------------------------------------
 # Joules of a job: trapezoids, counters that begin anew, gaps that are named, tokens they made.
-# ---------------------------------------------------------------------------
-
 
 NO_ZONES = Zones((), "no RAPL counter")
 
@@ -252,9 +236,7 @@ def metered(samples, seconds, phases=(), found=NO_ZONES, hosts=1):
 
 def test_a_power_is_added_up_as_trapezoids_for_each_device_and_in_sum():
     ramp = [{"gpu0_power_watts": watts, "gpu1_power_watts": 100.0} for watts in (0, 200, 400)]
-
     measured, notes = metered(ramp, (0.0, 1.0, 3.0)).figures()
-
     assert measured["gpu0_energy_joules"] == pytest.approx(100.0 * 1 + 300.0 * 2)
     assert measured["gpu1_energy_joules"] == pytest.approx(300.0)
     assert measured["energy_joules"] == pytest.approx(1000.0)
@@ -282,9 +264,7 @@ def test_only_what_was_drawn_while_tokens_were_made_is_put_down_to_them():
     samples = [{"gpu0_power_watts": 100.0}] * 5
     phases = ((1.0, "Training"), (3.0, "Saving"))
     meter = metered(samples, (0.0, 1.0, 2.0, 3.0, 4.0), phases)
-
     measured, notes = meter.figures(Work(("Training",), 50))
-
     assert measured["energy_joules"] == pytest.approx(400.0)
     assert measured["energy_joules_per_token"] == pytest.approx(200.0 / 50)
     assert notes["energy_joules_per_token"].startswith("50 tokens in Training: gpu0 by NVML")
@@ -341,7 +321,6 @@ def test_a_host_without_a_sensor_or_with_a_closed_one_says_which(tree):
     counter = zone(tree, "intel-rapl:0", "package-0", 0)
     counter.unlink()  # as unreadable as root's own is to others
     closed = EnergyMeter(None, zones()).figures()
-
     assert bare[0] == closed[0] == {}
     why = "not measured: this host has no power sensor: no power of a GPU through NVML, "
     assert bare[1]["energy_joules_per_token"].startswith(f"{why}no RAPL counter of a package")

@@ -20,10 +20,6 @@ from runners.jobs.memory import (
 from runners.jobs.pinned import HostBuffers, activations_in_host, host_empty
 from tests.runners.jobs.tiny import TINY_CONFIG
 
-# ---------------------------------------------------------------------------
-# Bytes that tensors hold, exactly, and the peak that a process reached.
-# ---------------------------------------------------------------------------
-
 
 def test_tensors_hold_their_elements_and_scales_at_their_width():
     assert tensor_bytes(torch.zeros(3, 5, dtype=torch.bfloat16)) == 30
@@ -50,7 +46,6 @@ def test_a_model_holds_its_parameters_at_their_width_and_tied_ones_once():
     parameters = sum(each.numel() for each in model.parameters())
     buffers = sum(each.numel() * each.element_size() for each in model.buffers())
     assert model_bytes(model) == 4 * parameters + buffers
-
     tied = fresh_model({**TINY_CONFIG, "tie_word_embeddings": True}, torch.float32)
     untied = fresh_model(TINY_CONFIG, torch.float32)
     assert model_bytes(untied) - model_bytes(tied) == 4 * 512 * 64
@@ -70,14 +65,10 @@ def test_the_peak_remembers_what_was_freed_again_and_says_how_it_was_taken():
     del big
     peak = meter.read()
     assert peak.bytes - peak.start_bytes >= 60 * 2**20
-
     assert PeakMeter(torch.device("cpu")).read().how.startswith("peak resident memory since")
 
 
-# ---------------------------------------------------------------------------
 # Counting the bytes of living tensors: exact, whatever the allocator does.
-# ---------------------------------------------------------------------------
-
 
 KILO = 1024
 
@@ -88,7 +79,6 @@ def test_what_goes_is_taken_off_and_the_peak_stays():
         second = torch.zeros(2 * KILO, dtype=torch.uint8)
         del first
         third = torch.zeros(KILO // 2, dtype=torch.uint8)
-
     assert (live.now, live.peak) == (2.5 * KILO, 3 * KILO)
     assert len(second) + len(third) == 2.5 * KILO
 
@@ -105,18 +95,14 @@ def test_views_and_writing_in_place_make_nothing():
 def test_of_two_passes_gradients_are_no_activations():
     layer = torch.nn.Linear(64, 32, bias=False)
     inputs = torch.ones(8, 64)
-
     with activations_counted(layer) as live:
         layer(inputs).sum().backward()
-
     assert layer.weight.grad is not None
     assert live.now == 0
     assert live.peak >= 8 * 32 * 4
 
 
-# ---------------------------------------------------------------------------
 # Pinned memory has the size that was asked for, and comes back with its last tensor.
-# ---------------------------------------------------------------------------
 
 
 @pytest.fixture

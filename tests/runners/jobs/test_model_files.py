@@ -34,11 +34,6 @@ from tests.runners.jobs.cases import refused
 from tests.runners.jobs.tiny import TINY, TINY_CONFIG
 from tests.system.jobs.harness import PROJECT
 
-# ---------------------------------------------------------------------------
-# Only a model's own data files are read: links, swaps, pickles, code and absurd configs.
-# ---------------------------------------------------------------------------
-
-
 INSIDE, OUTSIDE = {"model_type": "llama", "marker": 1}, {"model_type": "llama", "marker": 2}
 
 
@@ -89,7 +84,6 @@ def test_a_link_that_leaves_the_roots_is_refused(root, outside):
     (root / "llama/config.json").symlink_to(outside / "config.json")
     with pytest.raises(MissingModelError, match="outside"):
         pinned(root / "llama", [root])
-
     (root / "llama").rename(root / "moved")
     (root / "llama").symlink_to(outside)
     with pytest.raises(MissingModelError, match="cannot be opened"):
@@ -110,7 +104,6 @@ def test_what_is_no_plain_file_is_refused_and_not_waited_for(root, kind):
         os.mkfifo(root / "llama/config.json")
     else:
         (root / "llama/config.json").mkdir()
-
     with pytest.raises(BadInputError, match="is no plain file"):
         pinned(root / "llama", [root])
 
@@ -177,7 +170,6 @@ def test_a_pickle_that_calls_itself_safetensors_never_runs(root, tmp_path):
 def test_any_bytes_are_an_object_or_refused(tmp_path_factory, data):
     path = tmp_path_factory.getbasetemp() / "fuzz.json"
     path.write_bytes(data)
-
     try:
         found = read_config(path)
     except BadInputError:
@@ -216,10 +208,7 @@ def test_brackets_in_a_text_are_no_depth(tmp_path):
     assert read_config(path)["template"].startswith("[[")
 
 
-# ---------------------------------------------------------------------------
 # The one door to models: what it lets in, what it refuses, and with which words.
-# ---------------------------------------------------------------------------
-
 
 CONFIGS = PROJECT / "planner" / "catalog" / "data" / "configs"
 
@@ -242,7 +231,6 @@ def test_linear_layers_alone_are_quantised_and_rotary_frequencies_not_cast():
     names = quantised_matrices(fresh_model(TINY_CONFIG, torch.float32))
     assert len(names) == 2 * 7
     assert "lm_head" not in names
-
     model = ready(fresh_model(TINY_CONFIG, torch.float32), dtype=torch.bfloat16)
     assert {each.dtype for each in model.parameters()} == {torch.bfloat16}
     assert {each.dtype for each in model.buffers()} == {torch.float32}
@@ -270,8 +258,8 @@ def test_random_weights_repeat_with_their_seed_and_leave_no_folder(make_job):
 
 def test_catalog_configs_build_models_of_their_published_size():
     for name, published in (
-        ("facebook--opt-13b", 12_853_473_280),
-        ("tiiuae--falcon-7b", 6_921_720_704),
+        ("facebook--opt-13b", 12_853_473_280),  # ffn_dim
+        ("tiiuae--falcon-7b", 6_921_720_704),  # a derived head_dim
         ("meta-llama--Meta-Llama-3.1-8B", 8_030_261_248),
         ("EleutherAI--gpt-neox-20b", 20_554_567_680),
     ):
@@ -280,7 +268,7 @@ def test_catalog_configs_build_models_of_their_published_size():
         with torch.device("meta"):
             model = fresh_model(config, torch.bfloat16)
 
-        assert sum(each.numel() for each in model.parameters()) == published, (name, published)
+        assert sum(each.numel() for each in model.parameters()) == published, name
 
 
 def test_a_config_of_no_model_or_of_rows_without_nf4_blocks_is_refused(make_job):
@@ -298,10 +286,7 @@ def test_a_config_of_no_model_or_of_rows_without_nf4_blocks_is_refused(make_job)
         load_model(job, job.spec.model, "int4", CPU)
 
 
-# ---------------------------------------------------------------------------
 # What is read of an adapter's folder, and what is refused by name before it answers anybody.
-# ---------------------------------------------------------------------------
-
 
 WEIGHTS = "adapter_model.safetensors"
 CONFIG = "adapter_config.json"
@@ -350,7 +335,6 @@ def test_every_adapted_layer_has_its_two_matrices_of_a_base_known_by_its_weights
     assert len(found.pairs) == 2 * 7
     pair = found.pairs["model.layers.0.mlp.down_proj"]
     assert (pair.down.shape, pair.up.shape) == ((4, 128), (64, 4))
-
     with pytest.raises(BadInputError, match="adapter one was trained on other weights"):
         read_adapter("one", adapter, model, "f" * 64)
 
@@ -369,7 +353,6 @@ def test_compressed_or_random_weights_are_not_held_to_a_digest(base, tmp_path):
     config = json.loads(with_quantisation.read_text())
     packed = {"quant_method": "bitsandbytes", "load_in_4bit": True}
     with_quantisation.write_text(json.dumps(config | {"quantization_config": packed}))
-
     assert base_digest(FolderModel(path="packed"), tmp_path) is None
     assert base_digest(DemoModel(), tmp_path) is None
 

@@ -42,13 +42,17 @@ OFF = 1.01  # a kernel that is off by 1e-2
 CPU = torch.device("cpu")
 
 
-@pytest.fixture
-def recorder():
+def new_recorder():
     """Return a recorder of the smallest sizes, with what it wrote as ``records``."""
     out = io.StringIO()
     recorder = Recorder(out, CPU, seconds=600.0, is_small=True)
     recorder.records = lambda: [RECORD.validate_json(line) for line in out.getvalue().splitlines()]
     return recorder
+
+
+@pytest.fixture
+def recorder():
+    return new_recorder()
 
 
 def failed(recorder) -> list[str]:
@@ -74,32 +78,24 @@ TORCH = [Seen("NVIDIA H100 80GB HBM3", uuid, 79 * 2**30) for uuid in ("aa", "bb"
 SAME = "driver and torch see the same devices"
 
 
-@pytest.mark.parametrize(
-    ("devices", "seen", "names", "words"),
-    [
+def test_devices_that_are_not_as_their_driver_says_are_named(monkeypatch):
+    hot, slow = replace(GPU, slowed_by=("hardware thermal",)), replace(GPU, clock_hertz=0.6e9)
+    for devices, seen, names, words in (
         ([GPU, OTHER], TORCH, [], ""),
         ([GPU, OTHER], TORCH[:1], [SAME], "torch sees 1 GPUs of 2"),
         ([GPU, OTHER], TORCH[::-1], [SAME], "torch counts GPU 1 as its number 0"),
         ([GPU], [TORCH[0]._replace(memory_bytes=39 * 2**30)], [SAME], "39.0 GiB of GPU 0"),
-        (
-            [replace(GPU, slowed_by=("hardware thermal",))],
-            TORCH[:1],
-            ["GPU 0: nothing slows it down"],
-            "hardware thermal",
-        ),
-        ([replace(GPU, clock_hertz=0.6e9)], TORCH[:1], ["GPU 0: clock under load"], "600 MHz"),
-    ],
-)
-def test_devices_that_are_not_as_their_driver_says_are_named(
-    recorder, monkeypatch, devices, seen, names, words
-):
-    recorder.is_small = False
-    monkeypatch.setattr(inventory, "devices_here", lambda: devices)
-    monkeypatch.setattr(identity, "_under_load", lambda _recorder: devices)
-    monkeypatch.setattr(identity, "seen_by_torch", lambda: seen)
-    identity._gpus(recorder)
-    assert failed(recorder) == names
-    assert any(words in getattr(each, "found", "") for each in recorder.records())
+        ([hot], TORCH[:1], ["GPU 0: nothing slows it down"], "hardware thermal"),
+        ([slow], TORCH[:1], ["GPU 0: clock under load"], "600 MHz"),
+    ):
+        recorder = new_recorder()
+        recorder.is_small = False
+        monkeypatch.setattr(inventory, "devices_here", lambda devices=devices: devices)
+        monkeypatch.setattr(identity, "_under_load", lambda _recorder, devices=devices: devices)
+        monkeypatch.setattr(identity, "seen_by_torch", lambda seen=seen: seen)
+        identity._gpus(recorder)
+        assert failed(recorder) == names, words
+        assert any(words in getattr(each, "found", "") for each in recorder.records()), words
 
 
 def test_without_the_drivers_library_the_devices_are_missing_and_not_wrong(recorder, monkeypatch):
@@ -125,15 +121,16 @@ KERNELS = {
 }
 
 
-@pytest.mark.parametrize("name", KERNELS)
-def test_a_kernel_that_is_off_by_a_hundredth_is_named(recorder, monkeypatch, name):
-    place, attribute, broken = KERNELS[name]
-    monkeypatch.setattr(place, attribute, broken)
-    for part in ("bf16", "int8"):
-        correctness._product(recorder, part)
-    correctness._attention(recorder, torch.bfloat16)
-    correctness._weight_only(recorder, "int4")
-    assert failed(recorder) == [name]
+def test_a_kernel_that_is_off_by_a_hundredth_is_named(monkeypatch):
+    for name, broken in KERNELS.items():
+        recorder = new_recorder()
+        with monkeypatch.context() as patched:
+            patched.setattr(*broken)
+            for part in ("bf16", "int8"):
+                correctness._product(recorder, part)
+            correctness._attention(recorder, torch.bfloat16)
+            correctness._weight_only(recorder, "int4")
+        assert failed(recorder) == [name]
 
 
 def test_kernels_and_layers_are_right_as_they_are(recorder):
@@ -377,6 +374,8 @@ def test_a_rank_that_dies_and_a_layout_that_differs_are_named(
 
 
 def test_layouts_are_timed_on_the_devices_that_there_are(monkeypatch, tmp_path):
+    only = {"ZeRO 1": distributed.LAYOUTS["data parallel"]}
+    monkeypatch.setattr(distributed, "LAYOUTS", only)
     for device, devices, memory_bytes, counts, words in (
         ("cpu", 1, 0, [], "it needs 2 cores, and this host has 1"),
         ("cpu", 96, 0, [2], ""),
@@ -388,9 +387,6 @@ def test_layouts_are_timed_on_the_devices_that_there_are(monkeypatch, tmp_path):
     ):
         out = io.StringIO()
         recorder = Recorder(out, torch.device(device), seconds=600.0, is_small=False)
-        monkeypatch.setattr(
-            distributed, "LAYOUTS", {"ZeRO 1": distributed.LAYOUTS["data parallel"]}
-        )
         found = SimpleNamespace(total_memory=memory_bytes)
         monkeypatch.setattr(
             torch.cuda, "get_device_properties", lambda _device, found=found: found
@@ -398,7 +394,7 @@ def test_layouts_are_timed_on_the_devices_that_there_are(monkeypatch, tmp_path):
         distributed.LayoutRuns(recorder, tmp_path, results_of_ranks, "gloo", devices).record()
         records = [RECORD.validate_json(line) for line in out.getvalue().splitlines()]
         named = [each.name for each in records if each.name.startswith("scaling efficiency")]
-        assert named == [f"scaling efficiency, ZeRO 1 over {count}" for count in counts], device
+        assert named == [f"scaling efficiency, ZeRO 1 over {count}" for count in counts], words
         missing = [each.why for each in records if isinstance(each, Missing)]
         assert len(missing) == bool(words), (device, devices)
         assert all(words in why for why in missing), (device, devices)

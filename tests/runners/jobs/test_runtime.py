@@ -28,18 +28,12 @@ from runners.jobspec import (
 from tests.runners.jobs.cases import refused
 from tests.runners.jobs.tiny import TINY, TINY_CONFIG, tiny_training
 
-# ---------------------------------------------------------------------------
-# How every job process begins and ends: its folder, its threads, its exit code.
-# ---------------------------------------------------------------------------
-
 
 def test_the_spec_and_the_host_folder_come_from_where_the_attempt_is(host, monkeypatch, tmp_path):
     folder = host.attempt("read", tiny_training(max_steps=3))
     assert open_job(folder, "train").spec == tiny_training(max_steps=3)
-
     monkeypatch.setenv("SLIPWAY_HOST_DIR", str(tmp_path))
     assert open_job(host.attempt("env", tiny_training()), "train").host_dir == tmp_path
-
     monkeypatch.delenv("SLIPWAY_HOST_DIR", raising=False)
     assert (
         open_job(host.attempt("above", tiny_training()), "train").host_dir == host.path.resolve()
@@ -52,7 +46,6 @@ def test_an_absent_or_damaged_spec_or_one_of_another_kind_is_refused(tmp_path, h
     (tmp_path / "spec.json").write_text('{"attempt_id": "a"}')
     with pytest.raises(BadInputError, match="job_id: Field required"):
         open_job(tmp_path, "train")
-
     folder = host.attempt("other", BenchmarkSpec(model=TINY))
     with pytest.raises(BadInputError, match="kind 'benchmark', this is 'train'"):
         open_job(folder, "train")
@@ -66,10 +59,8 @@ def test_threads_follow_the_environment_or_else_the_cores(monkeypatch):
 
 def test_a_missing_argument_ends_with_usage_and_exit_3(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["benchmark"])
-
     with pytest.raises(SystemExit) as ended:
         run_job("benchmark", lambda _job: None)
-
     assert ended.value.code == 3
     assert capsys.readouterr().err == (
         "BAD_INPUT: usage: python -m runners.jobs.benchmark ATTEMPT_DIR\n"
@@ -82,34 +73,36 @@ def test_importing_the_package_puts_the_libraries_offline():
     assert os.environ["HF_HUB_OFFLINE"] == "1"
 
 
-# ---------------------------------------------------------------------------
 # A rank that torchrun starts again repeats the words of an end that would come again.
-# ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("error", "said"),
-    [
-        (BadInputError("4 ranks, 2 started"), "BAD_INPUT: 4 ranks, 2 started"),
-        (MissingModelError("no /m"), "MODEL_OR_DATA_MISSING: no /m"),
-        (DivergedError("loss nan"), "runners.jobs.train.guard.DivergedError: loss nan"),
-        (torch.OutOfMemoryError("CUDA out of memory"), "torch.OutOfMemoryError: CUDA out of memory"),
-        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "builtins.RuntimeError: Def"),
-    ],
-)  # fmt: skip
-def test_what_would_end_every_rank_is_said_again_and_not_done_again(
-    error, said, tmp_path, monkeypatch, capsys
-):
-    monkeypatch.setenv(runtime.COUNT_VARIABLE, "0")
-    runtime.note_end(tmp_path, error)
-    runtime.end_as_before(tmp_path, 3)  # a first start looks at no note
+def test_what_would_end_every_rank_is_said_again_and_not_done_again(tmp_path, monkeypatch, capsys):
+    for at, (error, said) in enumerate(
+        (
+            (BadInputError("4 ranks, 2 started"), "BAD_INPUT: 4 ranks, 2 started"),
+            (MissingModelError("no /m"), "MODEL_OR_DATA_MISSING: no /m"),
+            (DivergedError("loss nan"), "runners.jobs.train.guard.DivergedError: loss nan"),
+            (
+                torch.OutOfMemoryError("CUDA out of memory"),
+                "torch.OutOfMemoryError: CUDA out of memory",
+            ),
+            (
+                RuntimeError("DefaultCPUAllocator: can't allocate memory"),
+                "builtins.RuntimeError: Def",
+            ),
+        )
+    ):
+        (folder := tmp_path / str(at)).mkdir()
+        monkeypatch.setenv(runtime.COUNT_VARIABLE, "0")
+        runtime.note_end(folder, error)
+        runtime.end_as_before(folder, 3)  # a first start looks at no note
 
-    monkeypatch.setenv(runtime.COUNT_VARIABLE, "1")
-    with pytest.raises(SystemExit) as ended:
-        runtime.end_as_before(tmp_path, 3)
+        monkeypatch.setenv(runtime.COUNT_VARIABLE, "1")
+        with pytest.raises(SystemExit) as ended:
+            runtime.end_as_before(folder, 3)
 
-    assert ended.value.code == 3
-    assert capsys.readouterr().err.startswith(said)
+        assert ended.value.code == 3, said
+        assert capsys.readouterr().err.startswith(said), said
 
 
 def test_what_may_go_well_the_next_time_leaves_no_note(tmp_path, monkeypatch):
@@ -142,10 +135,7 @@ def test_a_job_that_cannot_run_as_asked_does_its_work_once(host, monkeypatch, ca
     assert capsys.readouterr().err == "BAD_INPUT: ask otherwise\n" * 3
 
 
-# ---------------------------------------------------------------------------
 # Several ranks as one training: who leads, who computes what, and what a lost one looks like.
-# ---------------------------------------------------------------------------
-
 
 GLOO = "[/src/gloo/transport/tcp/pair.cc:537] Read error [10.0.0.1]:65: Connection reset by peer."
 
@@ -155,10 +145,8 @@ def test_alone_a_process_leads_and_exchanges_nothing(make_job):
     assert ALONE.is_alone
     assert ALONE.total([1.0, 2.5]) == [1.0, 2.5]
     assert ALONE.name == ""
-
     model = fresh_model(TINY_CONFIG, torch.float32)
     assert share_progress(ALONE, model, build_optimizer(model, 1e-3), None) is None
-
     with joined_ranks(make_job(tiny_training()), DataParallel()) as ranks:
         assert ranks is ALONE
 
@@ -169,23 +157,21 @@ def test_every_micro_batch_of_a_step_is_computed_once():
         assert sorted(index for share in shares for index in share) == list(range(count)), size
 
 
-@pytest.mark.parametrize("words", [GLOO, "Timed out waiting 5000ms for recv operation"])
-def test_what_the_network_library_says_of_a_lost_rank_is_one_error(words):
-    with (
-        pytest.raises(RankFailedError, match=r"^rank 1 of 2: "),
-        naming_rank_failures(Ranks(1, 2)),
-    ):
-        raise RuntimeError(words)
+def test_what_the_network_library_says_of_a_lost_rank_is_one_error():
+    for words in (GLOO, "Timed out waiting 5000ms for recv operation"):
+        with (
+            refused(RankFailedError, r"^rank 1 of 2: ", words),
+            naming_rank_failures(Ranks(1, 2)),
+        ):
+            raise RuntimeError(words)
 
 
 def test_an_error_of_the_network_alone_is_put_down_to_a_lost_rank():
     with pytest.raises(RankFailedError) as lost, naming_rank_failures(Ranks(0, 2)):
         raise RuntimeError(f"{GLOO} This is typically caused by a hanging worker.")
     assert str(lost.value).endswith("Read error [10.0.0.1]:65: Connection reset by peer")
-
     with pytest.raises(RuntimeError, match="shape"), naming_rank_failures(Ranks(0, 2)):
         raise RuntimeError("shape mismatch")
-
     with pytest.raises(RuntimeError, match="Connection reset"), naming_rank_failures(ALONE):
         raise RuntimeError(GLOO)
 
@@ -193,34 +179,30 @@ def test_an_error_of_the_network_alone_is_put_down_to_a_lost_rank():
 def test_ranks_with_too_little_work_or_different_text_are_refused(monkeypatch):
     with pytest.raises(BadInputError, match="3 ranks share 2 micro-batches"):
         _check_share(Ranks(0, 3), tiny_training(gradient_accumulation_steps=2))
-
     monkeypatch.setattr(Ranks, "total", lambda _self, _values: [1.0])
     with pytest.raises(BadInputError, match="same Python version"):
         _check_same_text(Ranks(1, 2), "f" * 64)
 
 
-@pytest.mark.parametrize(("local_rank", "is_heard"), [("0", True), ("1", False)])
 def test_the_first_rank_of_a_host_speaks_through_the_pipe_that_its_parent_holds(
-    tmp_path, monkeypatch, local_rank, is_heard
+    tmp_path, monkeypatch
 ):
-    path = tmp_path / "events.jsonl"
-    with path.open("ab") as held:
-        monkeypatch.setattr(os, "getppid", os.getpid)
-        monkeypatch.setenv("TORCHELASTIC_RUN_ID", "a1")
-        monkeypatch.setenv("LOCAL_RANK", local_rank)
-        monkeypatch.setenv("SLIPWAY_EVENT_FD", str(held.fileno()))
+    monkeypatch.setattr(os, "getppid", os.getpid)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "a1")
+    for local_rank, is_heard in (("0", True), ("1", False)):
+        path = tmp_path / f"events-{local_rank}.jsonl"
+        with path.open("ab") as held:
+            monkeypatch.setenv("LOCAL_RANK", local_rank)
+            monkeypatch.setenv("SLIPWAY_EVENT_FD", str(held.fileno()))
 
-        emitter = Emitter.from_environment()
-        emitter.phase("Training")
-        emitter.close()
+            emitter = Emitter.from_environment()
+            emitter.phase("Training")
+            emitter.close()
 
-    assert bool(read_events(path)) is is_heard
+        assert bool(read_events(path)) is is_heard, local_rank
 
 
-# ---------------------------------------------------------------------------
 # What a spec allows, in words that name the field and the limit.
-# ---------------------------------------------------------------------------
-
 
 MODEL = ArtefactModel(attempt_id="a1")
 SPECS = [

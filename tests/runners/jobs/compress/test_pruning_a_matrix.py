@@ -24,10 +24,6 @@ from runners.jobs.runtime import BadInputError
 from runners.jobspec.compress import Shape, Shear
 from tests.runners.jobs.cases import refused
 
-# ---------------------------------------------------------------------------
-# SparseGPT against Wanda against magnitude, exact patterns, and what the zeros save.
-# ---------------------------------------------------------------------------
-
 
 def pruned_by(method, layer, pattern, sparsity=0.5):
     weight, statistics = layer
@@ -48,7 +44,6 @@ def test_errors_fall_from_magnitude_over_wanda_to_sparsegpt(layer):
             error_of(layer, pruned_by(method, layer, pattern))
             for method in ("magnitude", "wanda", "sparsegpt")
         )
-
         assert solved < 0.8 * weighed, pattern
         assert weighed < plain, pattern
 
@@ -92,10 +87,7 @@ def test_the_sparse_store_takes_a_bit_a_weight_and_the_values(layer):
     assert found / (pruned.numel() * 2) == pytest.approx(0.5 + 1 / 16, abs=0.001)
 
 
-# ---------------------------------------------------------------------------
 # Sheared LLaMA on a really trained model: masks, the cut, and text drawn by domain.
-# ---------------------------------------------------------------------------
-
 
 SMALL = LlamaConfig(
     vocab_size=128,
@@ -168,7 +160,6 @@ def test_more_is_drawn_of_the_domain_that_is_behind_and_no_less_of_one_ahead(dom
     before = dict(domains.weights)
     domains.follow({"code": 1.0, "prose": 2.0}, {"code": 3.0, "prose": 3.0})
     assert domains.weights == pytest.approx(before)
-
     domains.follow({"code": 3.0, "prose": 4.0}, {"code": 3.0, "prose": 3.0})
     odds = domains.weights["prose"] / domains.weights["code"]
     assert odds == pytest.approx(np.e * before["prose"] / before["code"])

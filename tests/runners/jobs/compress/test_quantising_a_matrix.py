@@ -38,11 +38,6 @@ from runners.jobs.runtime import BadInputError
 from runners.jobs.ternary_files import CorruptCodeError, decode, encode, entropy_bits
 from tests.runners.jobs.cases import refused
 
-# ---------------------------------------------------------------------------
-# Second-order methods against round-to-nearest on the same matrix and the same text.
-# ---------------------------------------------------------------------------
-
-
 BITS = (2, 3, 4)
 F32 = torch.float32
 
@@ -75,7 +70,6 @@ def test_rows_are_rounded_to_the_ends_of_their_groups_and_zeros_stay():
     codes = round_to_nearest(weight, Grid(8, 64), F32)
     assert codes.scales.shape == (2, 2)
     assert torch.allclose(codes.weight(), weight, atol=0.01)
-
     codes = round_to_nearest(torch.zeros(2, 32), Grid(4, 32), F32)
     assert codes.weight().count_nonzero() == 0
 
@@ -129,7 +123,6 @@ def test_quantease_errs_less_than_the_nearest_codes_and_improves_what_gptq_found
         found = quantease(weight, statistics.gram, grid, F32)
         start = gptq(weight, statistics.gram, grid, F32)
         improved = quantease(weight, statistics.gram, grid, F32, start=start)
-
         assert error_of(layer, found) < 0.8 * error_of(layer, nearest_of(layer, bits)), bits
         assert error_of(layer, improved) < error_of(layer, start), bits
 
@@ -138,9 +131,7 @@ def test_a_percent_of_outliers_in_16_bit_helps_quantease(layer):
     for bits in (2, 3):
         weight, statistics = layer
         plain = quantease(weight, statistics.gram, Grid(bits, 32), F32)
-
         found = quantease_with_outliers(weight, statistics.gram, Grid(bits, 32), F32, share=0.01)
-
         assert error_of(layer, found) < 0.8 * error_of(layer, plain), bits
         assert found.outliers.count_nonzero() == round(0.01 * weight.numel()), bits
         assert found.stored_bytes > plain.stored_bytes, bits
@@ -159,7 +150,6 @@ def test_the_factor_gives_the_inverse_of_a_damped_hessian_of_numbers(layer):
     damped = gram + 0.01 * gram.diagonal().mean() * torch.eye(len(gram))
     factor = inverse_factor(gram)
     assert torch.allclose(factor.T @ factor @ damped, torch.eye(len(gram)), atol=1e-3)
-
     gram = torch.full((4, 4), float("nan"))
     with pytest.raises(IllConditionedError, match="has no inverse"):
         inverse_factor(gram)
@@ -178,10 +168,7 @@ def test_statistics_of_parts_are_those_of_the_whole():
     assert parts.num_tokens == 60
 
 
-# ---------------------------------------------------------------------------
 # Scales that move between a layer's norms and its matrices: outputs stay, rounding loses less.
-# ---------------------------------------------------------------------------
-
 
 CONFIG = LlamaConfig(
     hidden_size=64,
@@ -258,10 +245,8 @@ def test_levelled_activations_survive_8_bits_better(way, block):
     with rounded_inputs(linears.values()):
         plain = (run() - exact).square().sum()
     WAYS[way](layer, linears, seen)
-
     with rounded_inputs(linears.values()):
         levelled = (run() - exact).square().sum()
-
     assert levelled < 0.8 * plain
 
 
@@ -286,14 +271,11 @@ def test_values_that_several_queries_share_are_left_and_other_layers_are_refused
     for heads, count in ((4, 4), (2, 3)):
         config = LlamaConfig(**CONFIG.to_dict() | {"num_key_value_heads": heads})
         assert len(folds_of(LlamaDecoderLayer(config, 0), between_linears=True)) == count, heads
-
     with pytest.raises(BadInputError, match="of type 'gemma2'; choose gptq or quantease"):
         check_shape_known("gemma2", "awq moves scales into the norms of")
 
 
-# ---------------------------------------------------------------------------
 # Norms that follow what rounding did to their layer, and groups as coarse as a matrix allows.
-# ---------------------------------------------------------------------------
 
 
 class Block(torch.nn.Module):
@@ -364,10 +346,7 @@ def test_groups_are_as_coarse_as_the_parts_of_a_matrix_allow():
     assert group_size(normal, least_gain=0.02) == 16
 
 
-# ---------------------------------------------------------------------------
 # K-quants written by our code, read by the gguf package's decoder.
-# ---------------------------------------------------------------------------
-
 
 KINDS = ((Type.Q4_K, 4.5, Type.Q4_0), (Type.Q5_K, 5.5, Type.Q5_0), (Type.Q6_K, 6.5625, Type.Q5_0))
 MATRIX = np.zeros((4, 512), np.float32)
@@ -426,9 +405,7 @@ def test_the_mixture_is_that_of_llama_cpp():
     assert type_of("token_embd.weight", MATRIX, "Q4_K_M", 8, is_tied=True) == Type.Q6_K
 
 
-# ---------------------------------------------------------------------------
 # Ternary symbols through the entropy code and back, bit for bit.
-# ---------------------------------------------------------------------------
 
 
 def drawn(shares, count=200_000):
@@ -441,7 +418,6 @@ def test_what_goes_in_comes_out():
         for shares in ((0.9, 0.06, 0.04), (1.0, 0.0, 0.0), (0.0, 0.5, 0.5)):
             symbols = drawn(shares, count)
             assert np.array_equal(decode(encode(symbols)), symbols), (shares, count)
-
     symbols = np.zeros(100_000, np.uint8)
     symbols[77_777] = 2
     assert np.array_equal(decode(encode(symbols)), symbols)
@@ -453,7 +429,6 @@ def test_the_code_is_hardly_longer_than_the_entropy_of_the_formula():
         bits = 8 * encode(symbols).stored_bytes / symbols.size
         least = entropy_bits(symbols)
         assert least <= bits < least + 0.02, shares
-
     assert entropy_bits(np.array([0, 0, 1, 2], np.uint8)) == pytest.approx(1.5)
     assert entropy_bits(np.zeros(9, np.uint8)) == 0.0
 

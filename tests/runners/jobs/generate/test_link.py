@@ -40,11 +40,6 @@ from runners.messages import Gang
 from tests.runners.jobs.cases import refused
 from tests.runners.jobs.tiny import TINY_CONFIG
 
-# ---------------------------------------------------------------------------
-# What passes between a client and a stage server: signed, numbered, tensors and nothing else.
-# ---------------------------------------------------------------------------
-
-
 KEY = b"k" * 32
 
 
@@ -83,10 +78,8 @@ def test_a_message_arrives_as_it_was_sent(ends):
     one, other = ends()
     for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.long):
         wanted = torch.arange(6).reshape(2, 3).to(dtype)
-
         one.send({"order": "run", "session": 7}, {"hidden": wanted})
         said = other.receive()
-
         assert said.order == {"order": "run", "session": 7}
         assert torch.equal(said.tensors["hidden"], wanted), dtype
         assert said.tensors["hidden"].dtype == dtype
@@ -176,10 +169,7 @@ def test_a_port_where_nobody_listens_is_told():
         Link.dialled("127.0.0.1", port, KEY)
 
 
-# ---------------------------------------------------------------------------
 # Layers of a model that run in stages make what the whole model makes.
-# ---------------------------------------------------------------------------
-
 
 CPU = torch.device("cpu")
 SPARSE = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2}
@@ -264,10 +254,7 @@ def test_a_model_that_is_not_divided_is_refused_with_those_that_are(tmp_path):
         Ends(folder, CPU, torch.float32)
 
 
-# ---------------------------------------------------------------------------
 # A chain of stage servers writes what one process writes, whichever of them is lost.
-# ---------------------------------------------------------------------------
-
 
 CHAIN_KEY = "5a" * 32
 SHORT = StageChain(patience_seconds=1.0, silence_seconds=120.0)
@@ -382,11 +369,9 @@ def test_a_forgotten_session_is_not_replayed(folder, threads):
     threads.start()
     (stage,) = threads.stages(1)
     written(Ends(folder, CPU, torch.float32), [stage])
-
     stage.forget(1)
     stage.lose()
     stage.attach()
-
     assert threads.counts.replayed_positions == 0
 
 
@@ -397,7 +382,6 @@ def test_what_a_server_refuses_is_told_and_not_tried_elsewhere(threads, tmp_path
     model.save_pretrained(str(tmp_path))
     threads.folder = tmp_path
     threads.start()
-
     with pytest.raises(BadInputError, match=r"layers\.4\.mlp\.up_proj\.weight holds NaN"):
         threads.stages(1)[0].attach()
 
@@ -406,7 +390,6 @@ def test_stages_and_ranks_need_a_folder_to_read_their_part_from(make_job):
     spec = chain_spec(DemoModel())
     with pytest.raises(BadInputError, match="from a model folder; source demo has none"):
         ServerChain(make_job(spec), spec, spec.split)
-
     job = make_job(ranked_spec(DemoModel(), split=TensorSplit()))
     with pytest.raises(BadInputError, match="from a model folder; source demo has none"):
         part_of(job, job.spec, Ranks(0, 2))
@@ -429,10 +412,7 @@ def chain_spec(model, **asked) -> GenerateSpec:
     return GenerateSpec(model=model, weight_dtype="fp32", split=chain)
 
 
-# ---------------------------------------------------------------------------
 # Ranks that share a model write what one process writes.
-# ---------------------------------------------------------------------------
-
 
 DEFAULTS = {
     "prompts": DemoPrompts(count=5, input_tokens=24, shortest=4),

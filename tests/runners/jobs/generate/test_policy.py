@@ -34,11 +34,6 @@ from tests.plugins.extent import combinations
 from tests.runners.jobs.cases import refused
 from tests.runners.jobs.tiny import TINY_CONFIG
 
-# ---------------------------------------------------------------------------
-# A block whose weights, cache and activations lie by a policy writes what it writes anyway.
-# ---------------------------------------------------------------------------
-
-
 CPU = torch.device("cpu")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 LAYERS = 6
@@ -86,7 +81,6 @@ def test_wherever_a_block_lies_it_writes_what_the_device_alone_writes(folder, bl
     }
     for shares, dtype, size in combinations(SHARES, DTYPES, (None, 2)):
         found = block(dtype, micro_batch_size=size, **shares).run_batch(PROMPTS, LIMITS)
-
         assert found.answers == wanted[dtype], (shares, dtype, size)
 
 
@@ -164,9 +158,7 @@ def test_bytes_lie_where_the_policy_has_them_within_a_layer(block):
 def test_each_layer_comes_once_a_pass_however_many_micro_batches_it_serves(block):
     for size in (None, 1, 2):
         policy = block(micro_batch_size=size, weights_disk=0.5)
-
         policy.run_batch(PROMPTS, LIMITS)
-
         away = [at for at, place in enumerate(policy.layers.places) if place == "disk"]
         assert len(away) == LAYERS / 2, size
         assert policy.figures.passes == LIMITS.output_tokens, size
@@ -233,10 +225,7 @@ def test_what_no_policy_runs_with_is_refused_by_name(tmp_path):
         ZigZag(skeleton, tmp_path / "model", PolicyOffload(kv_cpu=0.5), tmp_path)
 
 
-# ---------------------------------------------------------------------------
 # The bench of a policy asks the planner, gives both ways one cap, and compares like with like.
-# ---------------------------------------------------------------------------
-
 
 MB = 10**6
 MACHINE = {
@@ -271,7 +260,6 @@ def test_the_planner_puts_on_disk_what_the_cap_does_not_hold_and_tells_what_noth
     assert policy.weights_disk + policy.kv_disk > 0
     assert policy.weights_cpu + policy.kv_cpu < 0.001  # there is no memory beside the cap
     assert Effort().num_prompts % policy.micro_batch_size == 0
-
     with pytest.raises(RuntimeError, match="the planner has no policy for this cap"):
         policy_of(question(Effort(cap_bytes=300 * MB), dict(MACHINE)))
 
@@ -386,20 +374,16 @@ def test_ways_that_write_different_text_are_not_compared(way_of):
         next(in_turns([theirs, ours], effort))
 
 
-def test_a_way_that_dies_is_told(way_of):
+def test_a_way_that_dies_or_takes_longer_than_it_may_is_told(way_of, running):
     with pytest.raises(BenchProcessError, match="a benchmark case ended with 0"):
         way_of().run()
 
-
-def test_a_way_that_died_before_it_was_asked_is_told(running):
     way = running("raise SystemExit(5)")
     with pytest.raises(BenchProcessError):
         way.receive()
     with pytest.raises(BenchProcessError, match="a benchmark case ended with 5"):
         way.run()
 
-
-def test_a_way_that_takes_longer_than_it_may_is_killed_and_told(running):
     way = running("import sys, time; sys.stdin.readline(); time.sleep(600)")
     with pytest.raises(BenchProcessError, match=r"ended with -9 .*or it took too long"):
         way.run(patience_seconds=0.2)
@@ -433,9 +417,7 @@ def test_a_map_that_is_killed_is_given_less_and_the_soonest_batch_is_taken(
 ):
     effort, tried = Effort(), Tried(way_of, 180 * MB, SECONDS)
     monkeypatch.setattr(offload_bench, "capped", tried)
-
     found = best_batch(effort, question(effort, dict(MACHINE)), orders[1])
-
     assert found["batch_size"] == 16  # 4 x 4 s beat 20 s, 2 x 9 s and 8 x 3 s
     assert found["memory_bytes"] <= 180 * MB
     *trials, whole = tried.orders

@@ -26,10 +26,6 @@ from runners.jobspec import DemoPrompts, FilePrompts, GenerateSpec, InlinePrompt
 from tests.runners.jobs.cases import refused
 from tests.runners.jobs.tiny import TINY
 
-# ---------------------------------------------------------------------------
-# Prompts of every source, and bad ones refused by name.
-# ---------------------------------------------------------------------------
-
 
 @pytest.fixture
 def read(make_job, host):
@@ -48,7 +44,6 @@ def read(make_job, host):
 
 def test_a_text_file_holds_a_prompt_a_line_and_json_lines_a_name_too(read):
     assert [each[:2] for each in read(b"one\n\n  two\n")] == [("1", "one"), ("3", "  two")]
-
     lines = [{"prompt": "a\nb", "id": "x"}, {"prompt": "c"}]
     found = read("\n".join(map(json.dumps, lines)).encode(), "pile.jsonl")
     assert [each[:2] for each in found] == [("x", "a\nb"), ("2", "c")]
@@ -72,7 +67,6 @@ def test_lines_beyond_the_limits_are_refused_with_them(read, monkeypatch):
     long = b"x" * (prompts.MAX_LINE_BYTES + 1)
     with pytest.raises(BadInputError, match="line 2 is longer than 1048576 bytes; split it"):
         read(b"short\n" + long)
-
     monkeypatch.setattr(prompts, "MAX_PROMPTS", 2)
     with pytest.raises(BadInputError, match="more than 2 prompts; split it"):
         read(b"a\nb\nc\n")
@@ -106,10 +100,7 @@ def test_a_prompt_beyond_the_models_positions_is_refused_with_the_numbers():
         DemoPrompts(input_tokens=8, shortest=9)
 
 
-# ---------------------------------------------------------------------------
 # Which prompts go together: every one once, no batch too large, never dearer than it must be.
-# ---------------------------------------------------------------------------
-
 
 LENGTHS = st.lists(st.integers(1, 300), min_size=1, max_size=40)
 COSTS = st.builds(CostModel, st.floats(0, 1), st.floats(1e-6, 1e-2))
@@ -123,7 +114,6 @@ def test_every_prompt_is_in_one_batch_and_the_dynamic_programme_is_never_dearer(
         batches = policy(lengths, size, cost)
         assert sorted(itertools.chain(*batches)) == list(range(len(lengths))), name
         assert all(1 <= len(batch) <= size for batch in batches), name
-
     turbo = planned_seconds(turbo_batches(lengths, size, cost), lengths, cost)
     by_length = planned_seconds(sorted_batches(lengths, size, cost), lengths, cost)
     assert turbo <= by_length * (1 + 1e-9)
@@ -149,20 +139,15 @@ def test_no_way_of_cutting_is_cheaper_than_the_dynamic_programmes():
 
 def test_padding_is_what_the_longest_asks_of_the_others_at_the_cost_of_a_batch():
     assert padding_ratio([[0, 1]], [10, 5]) == pytest.approx(0.25)
-
     batches = turbo_batches([5, 9, 5, 9, 100], 5, CostModel(0.0, 1.0))
     assert padding_ratio(batches, [5, 9, 5, 9, 100]) == 0.0
     assert len(turbo_batches([5, 9, 5, 9, 100], 5, CostModel(1e6, 1.0))) == 1
-
     lengths = [100, 1, 100, 1]
     given_ratio = padding_ratio(POLICIES["given"](lengths, 2, CostModel(0, 1)), lengths)
     assert padding_ratio(sorted_batches(lengths, 2, CostModel(0, 1)), lengths) < given_ratio
 
 
-# ---------------------------------------------------------------------------
 # What is written stays written: through kills in the middle of a line, and other attempts.
-# ---------------------------------------------------------------------------
-
 
 RECORD = {"id": "1", "text": "ä\u2028b", "output_tokens": 2}
 
@@ -175,11 +160,9 @@ def path(tmp_path):
 def test_answers_to_these_prompts_alone_are_there_again(path):
     Journal(path, "d").add({3: dict(RECORD)})
     assert Journal(path, "d").records == {3: RECORD}
-
     Journal(path, "d").add({0: dict(RECORD)})
     assert Journal(path, "other").records == {}
     assert read_records(path, "d") is None
-
     for content in (b"", b"\xff", b"[]\n", b'{"digest'):
         path.write_bytes(content)
         assert Journal(path, "d").records == {}, content
@@ -198,9 +181,7 @@ def test_what_an_earlier_attempt_wrote_is_taken_over_once(path, tmp_path):
     Journal(earlier, "d").add({0: {"text": "old"}, 1: {"text": "old"}})
     journal = Journal(path, "d")
     journal.add({0: {"text": "new"}})
-
     journal.take_over([earlier, tmp_path / "missing.jsonl"])
-
     assert journal.records == {0: {"text": "new"}, 1: {"text": "old"}}
     assert Journal(path, "d").records == journal.records
 

@@ -36,16 +36,11 @@ from runners.jobspec.generate import ExpertCache, LayerStreaming, MappedWeights
 from tests.runners.jobs.cases import refused
 from tests.runners.jobs.tiny import TINY_CONFIG
 
-# ---------------------------------------------------------------------------
-# Techniques write what plain greedy generation writes, and say what they did.
-# ---------------------------------------------------------------------------
-
 
 def test_techniques_are_refused_where_they_do_not_run():
     for batching in ("packed", "continuous"):
         with refused(ValidationError, f"batching {batching} attends with kernels", batching):
             GenerateSpec(model=DemoModel(), batching=batching, attention="eager")
-
     for changes in ({"batching": "continuous"}, {"speculation": PromptLookup()}):
         with refused(ValidationError, "kv_cache fp8 runs in padded or packed batches", changes):
             GenerateSpec.model_validate({"model": DemoModel(), "kv_cache": "fp8", **changes})
@@ -69,10 +64,7 @@ def test_a_sequence_takes_whole_pages():
         assert pages.num_blocks == blocks, (longest, blocks)
 
 
-# ---------------------------------------------------------------------------
 # A compiled decode step over a cache of fixed room writes what plain greedy decoding writes.
-# ---------------------------------------------------------------------------
-
 
 THREE_PROMPTS = [[5, 7, 11, 13], [17, 19, 23], [29] * 9]
 
@@ -161,10 +153,7 @@ def test_what_is_not_compiled_is_refused_by_name():
             GenerateSpec(model=DemoModel(), compiled_step=True, **changes)
 
 
-# ---------------------------------------------------------------------------
 # Weights that are not all in memory write what weights in memory write.
-# ---------------------------------------------------------------------------
-
 
 PROMPTS = [[5, 7, 11, 13], [17, 19, 23]]
 
@@ -186,9 +175,7 @@ def streamed(folder, **asked) -> StreamedLayers:
 @pytest.mark.equality
 def test_layers_from_all_three_places_write_the_same(folder):
     spread = streamed(folder, layers_resident=1, layers_in_host=2)
-
     found = run_batch(spread.model, PROMPTS, Limits(8)).answers
-
     assert (
         found == run_batch(streamed(folder, layers_resident=6).model, PROMPTS, Limits(8)).answers
     )
@@ -231,7 +218,6 @@ def test_a_stored_tensor_is_read_as_it_was_written_unless_in_another_dtype(tmp_p
     found = StoredTensors(tmp_path)
     assert set(found.names) == set(wanted)
     assert all(torch.equal(found.read(name), tensor) for name, tensor in wanted.items())
-
     save_file({"codes": torch.ones(4, dtype=torch.int8)}, str(tmp_path / "model.safetensors"))
     with pytest.raises(BadInputError, match="codes is stored as I8; layers are streamed from F32"):
         StoredTensors(tmp_path)
@@ -273,10 +259,7 @@ def test_what_a_gpu_does_not_hold_stays_in_host_memory_before_the_disk(monkeypat
     assert placement.device_room(size) == {"cpu": size}
 
 
-# ---------------------------------------------------------------------------
 # Experts that come when they are asked for write what experts in memory write.
-# ---------------------------------------------------------------------------
-
 
 CPU = torch.device("cpu")
 SPARSE = {**TINY_CONFIG, "num_hidden_layers": 3, "num_experts_per_tok": 2}
@@ -330,7 +313,6 @@ def test_guesses_and_experts_take_nothing_from_the_models_own(mixtral):
         run_batch(one.model, [[5, 7, 11]], Limits(20))
         hits.append(one.cache.figures.hits)
     assert hits[0] == hits[1]
-
     whole = held_bytes(load_folder(mixtral, "fp32", CPU))
     assert held_bytes(cached(mixtral).model) == whole - 3 * 8 * EXPERT_BYTES
 
@@ -380,7 +362,6 @@ def test_a_guess_that_was_never_begun_with_counts_as_not_brought():
 def test_more_resident_experts_than_there_are_are_refused(mixtral, tmp_path):
     with pytest.raises(BadInputError, match="experts_resident is 9; a layer has 8 experts"):
         cached(mixtral, experts_resident=9)
-
     folder = folder_of(tmp_path / "dense", TINY_CONFIG)
     with pytest.raises(BadInputError, match="no experts that could be cached; stream its layers"):
         cached(folder)

@@ -12,11 +12,6 @@ from runners.jobs.load.figures import Repetition, percentile, repetition, row_of
 from runners.jobspec.benchmark import Burst, ClosedLoop, LoadOptions, OpenLoop
 from tests.system.jobs.load.replies import END, HEAD, TOKEN, USAGE, WHOLE, outcome_of, seen
 
-# ---------------------------------------------------------------------------
-# Who asks when: how many at once, at which instants, and that nobody asks a dead endpoint.
-# ---------------------------------------------------------------------------
-
-
 CLOSED = ClosedLoop(concurrency=(3,))
 PROMPTS = [(at,) for at in range(12)]
 
@@ -51,7 +46,6 @@ def test_a_closed_loop_keeps_its_clients_busy_and_a_burst_is_due_at_once():
     found = run(CLOSED, endpoint)
     assert (endpoint.most, len(found.answered)) == (3, 12)
     assert found.ended > found.began
-
     endpoint = Counted()
     run(Burst(burst_requests=(12,)), endpoint)
     assert len(set(endpoint.dues)) == 1
@@ -84,10 +78,7 @@ def test_once_the_endpoint_is_gone_nobody_asks_any_more():
         assert len(found.answered) < 500, arrivals
 
 
-# ---------------------------------------------------------------------------
 # What one client notes of an answer, and that every way to fail is an error by name.
-# ---------------------------------------------------------------------------
-
 
 BUSY = json.dumps({"error": {"message": "Too many", "code": "queue_full"}}).encode()
 BROKEN = b'data: {"error": {"message": "The engine ended", "code": null}}\n\n'
@@ -102,7 +93,6 @@ def test_an_answer_has_its_instants_in_order_and_its_tokens_from_the_usage():
     assert (found.error, found.output_tokens) == ("", 2)
     assert 0 <= found.ttft_seconds <= found.latency_seconds
     assert found.tpot_seconds == found.last - found.first
-
     one = USAGE.replace(b'tokens":2', b'tokens":1')
     assert seen(HEAD + TOKEN + one + END).tpot_seconds is None
 
@@ -126,10 +116,7 @@ def test_what_is_no_whole_answer_is_an_error_in_words():
     assert found.first is None
 
 
-# ---------------------------------------------------------------------------
 # A point's row: its means, intervals and percentiles, and what it tells its reader to beware.
-# ---------------------------------------------------------------------------
-
 
 TWO_AT_ONCE = LoadOptions(arrivals=ClosedLoop(concurrency=(2,)))
 OPEN = LoadOptions(arrivals=OpenLoop(request_rate_per_second=(40.0,)))

@@ -13,11 +13,6 @@ from runners.jobs.serve.openai_server import OpenAIServer, Service
 from runners.jobspec import RandomModel, ServeSpec
 from tests.runners.jobs.tiny import TINY_CONFIG
 
-# ---------------------------------------------------------------------------
-# An endpoint's life as a job: before it is ready, its ends, kills under load, bad input.
-# ---------------------------------------------------------------------------
-
-
 RANDOM = RandomModel(config=TINY_CONFIG)
 
 
@@ -64,7 +59,6 @@ def test_an_address_that_is_not_there_is_refused_in_openais_form():
         ("GET", "/v1/models/x", 404),
     ):
         answer = asked(Service(ServeSpec(model=RANDOM)), method, path)
-
         assert answer.status_code == status, path
         assert set(answer.json()["error"]) == {"message", "type", "param", "code"}, path
 
@@ -104,9 +98,7 @@ def test_a_port_that_somebody_has_is_refused_by_its_number():
             listening(spec)
 
 
-# ---------------------------------------------------------------------------
 # What an endpoint measures of itself, over its life and since it was asked last.
-# ---------------------------------------------------------------------------
 
 
 def histogram(*values: float) -> Histogram:

@@ -25,11 +25,6 @@ from runners.jobs.serve.sampling import Sampler, choose
 from runners.jobs.serve.text import Answer
 from tests.runners.jobs.tiny import TINY, TINY_CONFIG
 
-# ---------------------------------------------------------------------------
-# Padded decode steps give the tokens of eager ones, whoever comes, ends and makes room.
-# ---------------------------------------------------------------------------
-
-
 VOCABULARY = TINY_CONFIG["vocab_size"]
 LIMITS = Limits(5, 32, 64, frozenset({7}))
 GREEDY = {"temperature": 0.0}
@@ -98,30 +93,29 @@ def tokens_of(engine: Engine, wishes) -> tuple[list[list[int]], int]:
     return [each.tokens for each in replies], preempted
 
 
+def noted_steps(decode, monkeypatch):
+    """Return what will hold the choices of each step."""
+    steps, step = [], decode.step
+    monkeypatch.setattr(decode, "step", lambda *given: steps.append(step(*given)) or steps[-1])
+    return steps
+
+
 @pytest.mark.equality
-@pytest.mark.parametrize(
-    ("wishes", "num_pages", "has_preemption"),
-    [
+def test_tokens_are_those_of_eager_steps(engine_of, monkeypatch):
+    for wishes, num_pages, has_preemption in (
         ((GREEDY,) * 8, 8, True),
         (SAMPLED[:2] * 4, 32, False),
         (SAMPLED[:4] * 2, 8, True),
         (SAMPLED + SAMPLED[:4], 32, False),
-    ],
-)
-def test_tokens_are_those_of_eager_steps(
-    engine_of, monkeypatch, wishes, num_pages, has_preemption
-):
-    wanted, preempted = tokens_of(engine_of(num_pages, is_padded=False), wishes)
-    padded, steps = engine_of(num_pages, is_padded=True), []
-    step = padded.decode.step
-    monkeypatch.setattr(
-        padded.decode, "step", lambda *given: steps.append(step(*given)) or steps[-1]
-    )
+    ):
+        wanted, preempted = tokens_of(engine_of(num_pages, is_padded=False), wishes)
+        padded = engine_of(num_pages, is_padded=True)
+        steps = noted_steps(padded.decode, monkeypatch)
 
-    assert tokens_of(padded, wishes) == (wanted, preempted)
-    assert (preempted > 0) == has_preemption
-    assert len(steps) > 40
-    assert None not in steps
+        assert tokens_of(padded, wishes) == (wanted, preempted), wishes
+        assert (preempted > 0) == has_preemption, wishes
+        assert len(steps) > 40, wishes
+        assert None not in steps, wishes
 
 
 def rows_of(cache: PagedCache, starts) -> list[Row]:
@@ -236,10 +230,7 @@ def test_a_step_has_the_smallest_shape_that_holds_it_of_doubling_sizes(model):
         assert doubling(1, most) == sizes, (most, sizes)
 
 
-# ---------------------------------------------------------------------------
 # A function is captured once and then replayed; a failed capture names its own cause.
-# ---------------------------------------------------------------------------
-
 
 GPU = torch.device("cuda")
 
@@ -317,10 +308,7 @@ def test_a_function_is_captured_once_in_the_pool_of_the_first_unless_on_a_cpu(se
     assert (len(pool), pool.bytes) == (2, 70)
 
 
-# ---------------------------------------------------------------------------
 # Tokens are drawn as the parameters say, for all rows at once, and for each row as if alone.
-# ---------------------------------------------------------------------------
-
 
 LOGITS = torch.tensor([2.0, 1.0, 0.5, 0.0, -0.5, -1.0, -2.0, -3.0])
 NUM_DRAWS, BATCH = 4000, 200
@@ -411,9 +399,7 @@ def test_an_answer_is_the_same_whoever_is_beside_it():
 def test_logprobs_are_the_models_own_and_only_for_those_who_ask():
     logits = LOGITS.repeat(2, 1)
     wishes = [Sampling(1, temperature=0.0), Sampling(1, temperature=0.0, top_logprobs=2, top_k=1)]
-
     without, asked = choose(logits, [Sampler(each) for each in wishes])
-
     logprobs = torch.log_softmax(LOGITS, dim=-1).tolist()
     assert (without.token, without.logprob, without.top) == (0, None, ())
     assert asked.logprob == pytest.approx(logprobs[0])
@@ -421,10 +407,7 @@ def test_logprobs_are_the_models_own_and_only_for_those_who_ask():
     assert [value for _, value in asked.top] == pytest.approx(logprobs[:2])
 
 
-# ---------------------------------------------------------------------------
 # The bench of adapters: in one batch each prompt is answered as it is alone, in fewer passes.
-# ---------------------------------------------------------------------------
-
 
 PROMPTS = [[1, 2, 3], [1, 2, 3], [4, 5, 6]]
 

@@ -22,10 +22,6 @@ from runners.jobspec.serve import EngineOptions, PhaseSplit
 from tests.runners.jobs.cases import refused
 from tests.runners.jobs.serve.speaking import ALL, FOLDER, place, spec_of, unknown, values
 
-# ---------------------------------------------------------------------------
-# A spec in vLLM's words, held to the options that its own parser printed, and to that parser.
-# ---------------------------------------------------------------------------
-
 
 @pytest.fixture
 def placed(tmp_path) -> Placed:
@@ -189,7 +185,6 @@ def test_an_engine_that_was_started_again_is_added_to_what_its_last_life_counted
 def test_pages_of_several_engines_are_one_page_in_which_each_figure_stands_together():
     page = merged({"prefill-1": PAGE, "decode-1": PAGE})
     lines = page.splitlines()
-
     assert page.count("# TYPE vllm:num_requests_running gauge") == 1
     assert lines[1].startswith('vllm:num_requests_running{slipway_engine="prefill-1",engine="0"')
     running = [at for at, each in enumerate(lines) if each.startswith("vllm:num_requests_running")]
@@ -200,7 +195,6 @@ def test_pages_of_several_engines_are_one_page_in_which_each_figure_stands_toget
 def test_what_two_engines_counted_is_told_once_and_never_taken_back():
     figures = Figures()
     scraper = Scraper(Vllm.names, figures)
-
     scraper.take(PAGE, 1.0, Twice(40, 5))
     assert not scraper.take(PAGE, 1.0, Twice(60, 6))  # a request is on its way to the other
     assert scraper.take(PAGE.replace(" 30.0", " 37.0"), 1.0, Twice(60, 6))
@@ -208,9 +202,7 @@ def test_what_two_engines_counted_is_told_once_and_never_taken_back():
     assert figures.measured()["output_tokens"] == 31.0
 
 
-# ---------------------------------------------------------------------------
 # A spec in SGLang's words, held to its own options; its server's stand-in behind our door.
-# ---------------------------------------------------------------------------
 
 
 def test_everything_that_a_spec_can_say_stands_in_sglangs_arguments(placed):
@@ -237,9 +229,7 @@ def test_everything_that_a_spec_can_say_stands_in_sglangs_arguments(placed):
 def test_replicas_without_shared_experts_are_told_apart_and_the_cache_can_be_left_out(placed):
     changes = {"has_expert_parallel": False, "has_prefix_cache": False, "memory_ratio": 0.97}
     options = ALL.model_copy(update={**changes, "has_chunked_prefill": True, "draft": None})
-
     argv = sglang_arguments(spec_of("sglang", engine_options=options), placed, 1)
-
     found = values(argv)
     assert (found["--tp-size"], found["--dp-size"]) == ("2", "2")
     assert not {"--ep-size", "--attn-dp-size", "--speculative-algorithm"} & set(argv)

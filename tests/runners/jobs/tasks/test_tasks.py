@@ -13,11 +13,6 @@ from runners.jobs.tasks.files import CHOICE, TEXT, held_out_tasks, read_tasks
 from runners.jobs.tasks.scores import Score, change, figures, notes, weighted_mean
 from tests.runners.jobs.cases import refused
 
-# ---------------------------------------------------------------------------
-# Task files as an operator writes them: read as data, and everything else refused by name.
-# ---------------------------------------------------------------------------
-
-
 GOOD = {
     "task": "capitals",
     "dataset_path": "json",
@@ -55,7 +50,6 @@ def test_a_task_is_read_with_its_documents_and_without_where_they_came_from(fold
     assert (task.name, task.documents) == ("capitals", {"test": ROWS})
     assert not {"dataset_path", "dataset_kwargs"} & set(task.config)
     assert [each.name for each in read(folder)] == ["capitals", "rivers"]
-
     write(folder, rows=json.dumps(ROWS, indent=1))
     assert read(folder)[0].documents == {"test": ROWS}
 
@@ -104,7 +98,6 @@ def test_a_data_file_that_is_absent_or_outside_of_the_roots_is_not_read(folder, 
 def test_an_empty_folder_or_an_unknown_task_is_told_what_there_is(folder):
     with pytest.raises(BadInputError, match="give a folder of YAML files that each say 'task"):
         read(folder)
-
     write(folder)
     with pytest.raises(BadInputError, match=r"no task capitols in .*; near it are capitals"):
         read(folder, "capitols")
@@ -131,10 +124,7 @@ def test_tasks_of_held_out_text_are_the_same_twice_and_ask_what_comes_next(tmp_p
         assert len(set(row["choices"])) == 4
 
 
-# ---------------------------------------------------------------------------
 # Figures of tasks held to their formulas, and changes called changes only beyond chance.
-# ---------------------------------------------------------------------------
-
 
 RIGHT = np.array([1.0, 0.0, 1.0, 1.0, 0.0, 1.0])
 WRONG = np.array([0.0, 0.0, 1.0, 0.0, 0.0, 1.0])
@@ -198,7 +188,6 @@ def test_a_difference_is_one_only_beyond_chance():
 
 def test_alone_or_of_another_kind_a_figure_has_a_value_and_no_change():
     assert set(figures([accuracy(RIGHT)], [])) == {"t/acc", "t/acc_stderr"}
-
     score = Score("t", "f1", 0.4, "another", True, 9, RIGHT, np.ones(6))
     assert figures([score], [score]) == {"t/f1": 0.4, "original_t/f1": 0.4}
     assert "no standard error" in notes([score], [score])["t/f1"]

@@ -34,11 +34,6 @@ from tests.runners.jobs.tiny import TINY_CONFIG, tiny_training
 from tests.runners.jobs.train.test_rows import batches, documents
 from tests.runners.jobs.train.training import tiny_trainer
 
-# ---------------------------------------------------------------------------
-# Attention by blocks sees what the others see, in fewer blocks, and trains on GPUs alone.
-# ---------------------------------------------------------------------------
-
-
 CPU = torch.device("cpu")
 ROW = 640
 LENGTHS = (131, 150, 97, 62, 200, 128, 113, 90, 140, 169)  # they end in the middle of blocks
@@ -154,17 +149,13 @@ def test_the_planner_counts_the_blocks_that_masks_of_packed_rows_have():
         ), (mean, spread)
 
 
-# ---------------------------------------------------------------------------
 # Fused kernels of a training: compiled layers and fused attention learn what plain ones learn.
-# ---------------------------------------------------------------------------
 
 
 def test_what_compiling_brought_is_told_from_steps_that_were_steady():
     layers = object.__new__(CompiledLayers)
     layers._layers = [1, 2]
-
     said = layers.note([9.0, 3.0, 1.0, 1.2, 30.0, 0.9, 0.5, 0.6, 0.55])
-
     assert said == (
         "2 layers by torch.compile from step 5 on, which took 30.0 s: a step of 1.100 s as it "
         "was takes 0.550 s, 2.00 times as fast"
@@ -191,7 +182,6 @@ def test_a_host_or_a_model_that_cannot_compile_is_told_by_name(tmp_path, make_jo
     model.model.layers = torch.nn.ModuleList()
     with pytest.raises(BadInputError, match="LlamaForCausalLM has no layers to compile"):
         CompiledLayers(model, tmp_path)
-
     monkeypatch.setenv("PATH", "")
     with pytest.raises(BadInputError, match=r"compiled needs g\+\+, which this host lacks"):
         tiny_trainer(make_job(tiny_training(compiled=True)))
@@ -208,9 +198,7 @@ def test_what_cannot_be_compiled_is_refused_by_name():
             tiny_training(compiled=True, **changes)
 
 
-# ---------------------------------------------------------------------------
 # Products in 8-bit floats learn what bf16 learns, however ranks and recomputation share them.
-# ---------------------------------------------------------------------------
 
 
 def test_products_round_their_operands_and_are_judged_unrounded():

@@ -30,10 +30,6 @@ from tests.runners.jobs.tiny import TINY_CONFIG, tiny_training
 from tests.runners.jobs.train.training import HELD_OUT, IDS, linear, tiny_trainer
 from tests.system.jobs.train.forked import run_script
 
-# ---------------------------------------------------------------------------
-# Checkpoints stand whole or not at all, and bring everything back.
-# ---------------------------------------------------------------------------
-
 
 @pytest.fixture
 def pair():
@@ -51,8 +47,18 @@ def _step(model, optimizer):
     optimizer.zero_grad()
 
 
-def test_nothing_is_found_in_an_empty_folder(tmp_path, pair):
+def test_a_half_written_one_is_not_seen_and_the_same_step_can_be_saved_twice(tmp_path, pair):
     assert load_latest(tmp_path, *pair(1)) is None
+
+    save_checkpoint(tmp_path, *pair(1), TrainState(step=3))
+    half = tmp_path / ".step-00000009-building"
+    half.mkdir()
+    (half / "model.safetensors").write_bytes(b"torn")
+    assert load_latest(tmp_path, *pair(2)) == TrainState(step=3)
+
+    save_checkpoint(tmp_path, *pair(1), TrainState(step=3))
+    save_checkpoint(tmp_path, *pair(1), TrainState(step=3, tokens=7))
+    assert load_latest(tmp_path, *pair(2)) == TrainState(step=3, tokens=7)
 
 
 def test_weights_optimizer_and_progress_come_back(tmp_path, pair):
@@ -69,24 +75,17 @@ def test_weights_optimizer_and_progress_come_back(tmp_path, pair):
     assert torch.equal(saved[0].weight, loaded[0].weight)
 
 
-@pytest.mark.parametrize(("keep", "left"), [(1, [10]), (2, [2, 10]), (9, [1, 2, 10])])
-def test_the_newest_are_kept(tmp_path, pair, keep, left):
-    for step in (1, 2, 10):
-        save_checkpoint(tmp_path, *pair(1), TrainState(step=step))
-        forget_older(tmp_path, keep)
+def test_the_newest_are_kept(tmp_path, pair):
+    for keep, left in ((1, [10]), (2, [2, 10]), (9, [1, 2, 10])):
+        (folder := tmp_path / str(keep)).mkdir()
+        for step in (1, 2, 10):
+            save_checkpoint(folder, *pair(1), TrainState(step=step))
+            forget_older(folder, keep)
 
-    assert [each.name for each in checkpoints(tmp_path)] == [f"step-{step:08d}" for step in left]
-    state = load_latest(tmp_path, *pair(2))
-    assert state is not None
-    assert state.step == 10
-
-
-def test_a_half_written_one_is_not_seen(tmp_path, pair):
-    save_checkpoint(tmp_path, *pair(1), TrainState(step=3))
-    half = tmp_path / ".step-00000009-building"
-    half.mkdir()
-    (half / "model.safetensors").write_bytes(b"torn")
-    assert load_latest(tmp_path, *pair(2)) == TrainState(step=3)
+        assert [each.name for each in checkpoints(folder)] == [f"step-{step:08d}" for step in left]
+        state = load_latest(folder, *pair(2))
+        assert state is not None, keep
+        assert state.step == 10, keep
 
 
 def test_saving_after_a_torn_attempt_starts_clean(tmp_path, pair):
@@ -101,12 +100,6 @@ def test_saving_after_a_torn_attempt_starts_clean(tmp_path, pair):
         "optimizer.safetensors",
         "state.json",
     }
-
-
-def test_the_same_step_can_be_saved_twice(tmp_path, pair):
-    save_checkpoint(tmp_path, *pair(1), TrainState(step=3))
-    save_checkpoint(tmp_path, *pair(1), TrainState(step=3, tokens=7))
-    assert load_latest(tmp_path, *pair(2)) == TrainState(step=3, tokens=7)
 
 
 def test_a_full_disk_leaves_the_last_whole_checkpoint_until_there_is_room_again(small_disk, pair):
@@ -127,10 +120,7 @@ def test_a_full_disk_leaves_the_last_whole_checkpoint_until_there_is_room_again(
     assert load_latest(small_disk, *pair(2)) == TrainState(step=5)
 
 
-# ---------------------------------------------------------------------------
 # Checkpoints that are written beside the steps: whole, of their own step, not in the way.
-# ---------------------------------------------------------------------------
-
 
 SLOW_SECONDS = 0.15
 
@@ -210,7 +200,6 @@ def test_unless_it_is_chosen_only_states_on_a_gpu_are_copied():
         ("in_step", "cuda", False),
     ):
         spec = tiny_training(checkpoint_writing=writing)
-
         assert spec.writes_checkpoints_in_background(device) == is_beside, writing
 
 
@@ -228,9 +217,7 @@ def test_moments_on_disk_are_not_copied_into_memory(make_job):
         checkpoint_writing="background",
     )  # fmt: skip
     trainer = tiny_trainer(make_job(away))
-
     trainer.run()
-
     assert trainer.writer.num_written == 4
     assert trainer.writer.copied_bytes == 0
 
@@ -264,9 +251,7 @@ def kept(folder, name, part):
     return {each.name: each for each in checkpoints(folder / name / f"{part}-work" / "checkpoint")}
 
 
-# ---------------------------------------------------------------------------
 # A training leaves the weights whose held-out loss was the lowest, restarts included.
-# ---------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -332,10 +317,8 @@ def test_a_kill_while_the_former_ones_go_loses_nothing(tmp_path, monkeypatch, le
 
 def test_an_early_stop_leaves_the_best_weights(overfitting):
     trainer = overfitting(early_stop_validations=2)
-
     assert trainer.run()
     trainer.evaluator.finish(trainer.model, trainer.state)
-
     assert trainer.evaluator.is_over
     assert trainer.evaluator.best.exported is not None
     assert trainer.evaluator.best.exported.step < trainer.state.step < 40

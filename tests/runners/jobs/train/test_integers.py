@@ -24,7 +24,6 @@ from runners.jobs.train.quantized import (
     rounded,
     rounded_by_parts,
 )
-from runners.jobs.train.trainer import Trainer
 from runners.jobs.tuning_bench import step_of
 from runners.jobspec import ArtefactModel, FolderModel
 from runners.jobspec.base import LoraOptions, QuantizedTraining
@@ -32,11 +31,6 @@ from tests.runners.jobs.cases import refused
 from tests.runners.jobs.tiny import TINY, TINY_CONFIG, tiny_training
 from tests.runners.jobs.train.test_optimizers import ROWS, SHAPE, planned
 from tests.runners.jobs.train.training import tiny_trainer
-
-# ---------------------------------------------------------------------------
-# Training through 8-bit integers alone (QFT): what it holds, how it rounds, what it leaves.
-# ---------------------------------------------------------------------------
-
 
 IDS = torch.arange(4 * 64).reshape(4, 64) % 512
 TIED = TINY_CONFIG | {"tie_word_embeddings": True}
@@ -115,10 +109,8 @@ def test_a_tied_matrix_learns_once_a_step_from_both_its_layers():
     model = model_of(TIED)
     hold_as_integers(model)
     optimizer = build_optimizer(model, 1e-3, "qft")
-
     for _ in range(3):
         backward(model)
-
     steps = {optimizer.state[each]["step"] for each in learning(model).values()}
     assert steps == {3}
     assert max(each.num_places for each in integer_matrices(model).values()) == 2
@@ -129,7 +121,6 @@ def test_no_state_and_no_matrix_is_wider_than_eight_bits():
     hold_as_integers(model)
     optimizer = build_optimizer(model, 1e-3, "qft")
     backward(model)
-
     tensors = [each["exp_avg"] for each in optimizer.state.values()]
     assert {each.dtype for each in tensors} == {torch.int8}
     assert {each.dtype for each in learning(model).values() if each.ndim > 1} == {torch.int8}
@@ -153,17 +144,20 @@ def test_every_training_state_is_as_planned():
     assert sum(expected[each] for each in states) < 0.21 * sum(plain[each] for each in states)
 
 
-def test_the_trainer_tells_one_matrixs_gradient_and_quarters_of_the_weights(make_job):
+def test_a_trainer_of_integers_holds_and_saves_quarters_of_the_weights(make_job):
     told = {}
     trainer = tiny_trainer(make_job(tiny_training(optimizer="qft", max_steps=2)))
     trainer.report_held = lambda **held: told.update(held)
     plain = model_bytes(fresh_model(TINY_CONFIG, torch.float32))
 
     trainer.run()
+    trainer.checkpoint()
 
-    assert told["gradients"] == 512 * (64 + 4)
+    assert told["gradients"] == 512 * (64 + 4)  # one matrix's
     assert trainer.layout.weight_bytes() < 0.3 * plain
     assert told["optimizer_states"] == optimizer_bytes(trainer.optimizer) < 0.3 * plain
+    (folder,) = checkpoints(trainer.job.checkpoint_dir)
+    assert (folder / "model.safetensors").stat().st_size < 0.32 * plain
 
 
 def test_a_gradient_that_is_no_number_leaves_the_weights_alone():
@@ -186,22 +180,7 @@ def test_what_does_not_go_with_integers_is_refused_by_name():
             tiny_training(optimizer="qft", **changes)
 
 
-def test_a_checkpoint_of_integers_is_as_small_as_they_are(make_job):
-    trainer = tiny_trainer(make_job(tiny_training(optimizer="qft", max_steps=2)))
-    assert isinstance(trainer, Trainer)
-    trainer.run()
-
-    trainer.checkpoint()
-
-    (folder,) = checkpoints(trainer.job.checkpoint_dir)
-    plain = model_bytes(fresh_model(TINY_CONFIG, torch.float32))
-    assert (folder / "model.safetensors").stat().st_size < 0.32 * plain
-
-
-# ---------------------------------------------------------------------------
 # Training through integers: scales alone, or weights that are rounded; plain weights are left.
-# ---------------------------------------------------------------------------
-
 
 SHORT_IDS = torch.arange(2 * 32).reshape(2, 32)
 WAYS = [
@@ -247,9 +226,7 @@ def test_it_learns(make_job):
         quantize_for_training(trainer.model, options)
         trainer.__post_init__()
         before = float(trainer.layout.gradients([trainer.batches.micro_batch(0, 0)]).loss)
-
         trainer.run()
-
         assert trainer.last_loss < before, options
 
 
@@ -282,19 +259,14 @@ def test_the_gradient_of_a_scale_is_that_of_plain_autograd():
 def test_integers_need_whole_groups_trained_weights_and_no_adapter():
     with pytest.raises(BadInputError, match=r"group_size 48: .* has rows of 64 weights"):
         quantized_model(QuantizedTraining(method="qat", group_size=48))
-
     fields = {"model": ArtefactModel(attempt_id="a"), "lora": LoraOptions(), "quantized": WAYS[0]}
     with pytest.raises(ValidationError, match="alphatuning changes the layers that lora"):
         tiny_training(**fields)
-
     with pytest.raises(ValidationError, match="scales of trained weights, and a 'demo' model"):
         tiny_training(quantized=WAYS[0])
 
 
-# ---------------------------------------------------------------------------
 # A LoRA fine-tune as a real job: small states, peft opens the outcome, a kill costs little.
-# ---------------------------------------------------------------------------
-
 
 LORA = LoraOptions(rank=4, alpha=8)
 TOKENS = torch.arange(40)[None]
@@ -316,7 +288,6 @@ def test_a_fresh_adapter_changes_nothing_and_needs_layers_of_the_paper(monkeypat
     before = logits(model)
     Lora(model, LORA)
     assert torch.equal(logits(model), before)
-
     model = fresh_model(TINY_CONFIG, torch.float32)
     monkeypatch.setattr(type(model.config), "model_type", "unheard-of")
     with pytest.raises(BadInputError, match=r"lora\.targets query_value names no layers of Llama"):

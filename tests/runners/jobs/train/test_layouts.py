@@ -38,11 +38,6 @@ from tests.runners.jobs.cases import refused
 from tests.system.jobs.train.forked import run_script
 from tests.system.jobs.train.laid_out import LLAMA, MIXTRAL
 
-# ---------------------------------------------------------------------------
-# Where ranks stand, which parts they hold, and which models and numbers of ranks are refused.
-# ---------------------------------------------------------------------------
-
-
 CUBE = LayoutOptions(data_parallel_size=2, tensor_parallel_size=2, pipeline_parallel_size=2)
 PIPELINE = LayoutOptions(pipeline_parallel_size=2)
 
@@ -82,7 +77,6 @@ def test_shares_of_rows_are_those_of_torch_chunk_and_boxes_parts_of_the_whole():
         shares = [share_of(length, index, count) for index in range(count)]
         assert [size for _, size in shares if size] == chunks, (length, count)
         assert sum(size for _, size in shares) == length, (length, count)
-
     whole = torch.arange(12).view(4, 3)
     part = whole_slice("w", whole.shape).rows(1, 2).within(whole)
     assert torch.equal(part, whole[1:3])
@@ -116,19 +110,15 @@ def test_a_token_sees_its_document_before_it_and_no_farther_than_the_window():
     ]
 
 
-def test_packed_documents_give_the_logits_of_the_library(model):
+def test_stages_and_packed_documents_give_the_logits_of_the_model(model):
     ids = torch.arange(10)[None]
     packed = Batch(ids, ids, torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4, 5]]))
     given = sequences(packed)
-
     with torch.no_grad():
         whole = model(input_ids=ids, position_ids=packed.position_ids, use_cache=False).logits
         staged = Stage(model, range(4))(ids, **given.places)
-
     torch.testing.assert_close(staged, whole)
 
-
-def test_stages_one_after_another_are_the_model(model):
     ids = torch.arange(8)[None]
     given = sequences(Batch(ids, ids))
     first, last = (Stage(model, layers) for layers in stage_layers(PIPELINE, 4))
@@ -171,10 +161,7 @@ def test_a_model_that_the_layout_does_not_divide_is_refused_by_name():
         check_model(fresh_model(config, torch.float32), LayoutOptions(tensor_parallel_size=2))
 
 
-# ---------------------------------------------------------------------------
 # Which share of a step messages take, by kind and axis, and which of it nothing hides.
-# ---------------------------------------------------------------------------
-
 
 SUMS = "all_reduce"
 
@@ -309,10 +296,8 @@ def test_an_error_within_a_step_that_is_looked_at_passes_on():
     for _step in range(FIRST_LOOK):
         with watch.step():
             pass
-
     with pytest.raises(RuntimeError, match="lost"), watch.step():
         raise RuntimeError("lost")
-
     assert watch.figures() == {}
 
 

@@ -26,11 +26,6 @@ from tests.system.jobs.train.laid_out import spec_of
 from tests.system.jobs.train.mixed import MIXED, PADDED, STEPS, mixture, run_case
 from tests.system.jobs.train.sampled import CASES, word_tokenizer
 
-# ---------------------------------------------------------------------------
-# Weights that move: by the published rule, alike on any ranks, and exact after a stop.
-# ---------------------------------------------------------------------------
-
-
 ROWS_A_STEP = 8
 
 
@@ -115,7 +110,6 @@ def test_a_training_that_was_stopped_goes_on_bit_by_bit(folder, unbroken):
     for stop_at in range(1, STEPS):
         broken_off = run_case(None, ALONE, folder / f"stop {stop_at}", stop_at)
         resumed = run_case(None, ALONE, folder / f"stop {stop_at}")
-
         assert [*broken_off["losses"], *resumed["losses"]] == unbroken["losses"], stop_at
         assert resumed["history"] == unbroken["history"], stop_at
         assert resumed["reference"] == unbroken["reference"], stop_at
@@ -147,7 +141,6 @@ def test_a_source_that_nothing_judges_is_refused_by_name():
     none = pieces._replace(begins=pieces.begins[:0], lengths=pieces.lengths[:0])
     some, empty = (HeldOutRows([rows_of(documents, each, 16, PADDED)]) for each in (pieces, none))
     data = Data(mixture(spec)[0], by_source=[("own", some), ("asked.jsonl", empty)])
-
     with pytest.raises(BadInputError, match=r"asked\.jsonl: .* sequence_length, which is 16"):
         mixture_of(data, spec)
 
@@ -163,10 +156,7 @@ def test_what_cannot_be_followed_is_refused_by_its_field():
             two_sources("numbers.txt", **changes)
 
 
-# ---------------------------------------------------------------------------
 # Samples are what the weights of their step write, in every layout, and no step notices them.
-# ---------------------------------------------------------------------------
-
 
 GREEDY = TextSamples(every_steps=5, prompts=("w1 w2",), max_tokens=8)
 

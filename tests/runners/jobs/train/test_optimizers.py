@@ -32,11 +32,6 @@ from tests.runners.jobs.cases import refused
 from tests.runners.jobs.tiny import TINY_CONFIG, tiny_training
 from tests.runners.jobs.train.training import stop_at, tiny_trainer
 
-# ---------------------------------------------------------------------------
-# What a step's tensors really hold, against the planner's terms for the same step.
-# ---------------------------------------------------------------------------
-
-
 ROWS = 2
 SHAPE = DemoModel(
     hidden_size=256,
@@ -93,10 +88,7 @@ def test_activations_and_states_are_those_planned(held):
     assert lomo.peak < held["full"].peak < held["selective"].peak < held["none"].peak
 
 
-# ---------------------------------------------------------------------------
 # Optimisers: what each holds, that it learns, and that it goes on to the bit.
-# ---------------------------------------------------------------------------
-
 
 ALL = get_args(Optimizer)
 WAYS = [*((name, "none") for name in ALL), ("adamw", "disk")]
@@ -183,7 +175,6 @@ def test_states_are_as_small_as_the_literature_has_them():
         name: optimizer_bytes(one_step(name, config)[1]) / numbers
         for name in ("adamw", "lion", "adamw_8bit", "lion_8bit")
     }
-
     expected = {"adamw": 8.0, "lion": 4.0, "adamw_8bit": 2.0, "lion_8bit": 1.0}
     assert bytes_each == pytest.approx(expected, rel=0.12)
 
@@ -248,10 +239,7 @@ def test_a_trainer_without_a_state_tells_how_much_it_holds(make_job):
     assert told[1] == {"optimizer_states": 0}
 
 
-# ---------------------------------------------------------------------------
 # What a step keeps for its backward pass: less of it changes no gradient.
-# ---------------------------------------------------------------------------
-
 
 CPU = torch.device("cpu")
 KEPT = {
@@ -316,7 +304,6 @@ def test_a_tensor_that_many_operators_keep_is_written_once_to_a_file_without_a_n
 def test_a_cpus_activations_and_moments_cannot_wait_in_its_own_memory(tmp_path):
     with pytest.raises(BadInputError, match=r"activation_offload cpu: this host .* choose disk"):
         offloaded_activations("cpu", torch.nn.Linear(4, 4), CPU, tmp_path)
-
     model = fresh_model(TINY_CONFIG, torch.float32)
     with pytest.raises(BadInputError, match=r"optimizer_offload cpu: this host .* choose disk"):
         build_optimizer(model, 1e-3, "adamw", ("cpu", None))

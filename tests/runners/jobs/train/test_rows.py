@@ -38,11 +38,6 @@ from runners.jobspec.data import FileData
 from tests.runners.jobs.cases import refused
 from tests.runners.jobs.tiny import TINY_CONFIG, tiny_training
 
-# ---------------------------------------------------------------------------
-# Rows and their order: nothing is lost or told twice, and every rank finds the same.
-# ---------------------------------------------------------------------------
-
-
 PADDED, PACKED = SampleOptions(rows="padded"), SampleOptions()
 LEFT_OUT = SampleOptions(too_long="leave_out")
 
@@ -220,10 +215,7 @@ def test_padded_batches_come_in_few_lengths_that_hold_their_rows():
             )
 
 
-# ---------------------------------------------------------------------------
 # A file in tokens: what is learnt of it, what is kept back, and what is written where.
-# ---------------------------------------------------------------------------
-
 
 PLAIN = (
     "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{{ eos_token }}{% endfor %}"
@@ -274,9 +266,7 @@ QUESTIONS = [{"instruction": f"Say {n}.", "output": f"It is {n}."} for n in rang
 
 def test_of_an_instruction_only_the_answer_is_learnt(make_tokenizer, tmp_path):
     tokenizer = make_tokenizer(PLAIN)
-
     found = tokenised(tokenizer, lines(QUESTIONS), tmp_path)
-
     end = tokenizer.eos_token
     assert dict(samples(tokenizer, found.train)) | dict(samples(tokenizer, found.held_out)) == {
         f"[user]Say {n}.{end}[assistant]It is {n}.{end}": f"It is {n}.{end}" for n in range(40)
@@ -320,9 +310,7 @@ def test_what_is_held_out_is_in_no_training_sample_however_often_it_stands(
     make_tokenizer, tmp_path
 ):
     tokenizer = make_tokenizer(PLAIN)
-
     found = tokenised(tokenizer, lines(QUESTIONS * 2), tmp_path)
-
     train, held_out = (set(samples(tokenizer, part)) for part in found[:2])
     assert held_out
     assert not train & held_out
@@ -372,15 +360,11 @@ def test_a_broken_line_or_a_refusing_template_is_named(make_tokenizer, tmp_path)
     with pytest.raises(BadInputError, match=r"a\.jsonl: line 41: it is no JSON"):
         tokenised(make_tokenizer(), lines(QUESTIONS) + b"{oops\n", tmp_path)
     assert not [each for each in tmp_path.iterdir() if each.name.startswith("samples-")]
-
     with pytest.raises(BadInputError, match=r"a\.jsonl: line 1: .*no system role here"):
         tokenised(make_tokenizer(REFUSING), lines(QUESTIONS), tmp_path)
 
 
-# ---------------------------------------------------------------------------
 # Lengths that grow: as many tokens in each step, the shares of the schedule, no gap.
-# ---------------------------------------------------------------------------
-
 
 IDS = np.tile(np.arange(64, dtype=np.int32), 40)
 QUARTERS = ((8, 0.25), (16, 0.25), (32, 0.25), (64, 0.25))

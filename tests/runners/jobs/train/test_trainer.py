@@ -31,10 +31,6 @@ from tests.runners.jobs.cases import refused
 from tests.runners.jobs.tiny import TINY_CONFIG, tiny_training
 from tests.runners.jobs.train.training import IDS, stop_at, tiny_trainer
 
-# ---------------------------------------------------------------------------
-# The training loop: pace, learning rate, batches, and that the loss falls.
-# ---------------------------------------------------------------------------
-
 
 @pytest.fixture
 def make_trainer(make_job):
@@ -50,9 +46,7 @@ def test_the_ranks_have_started_once_the_first_step_is_made(make_trainer, monkey
     monkeypatch.setattr(
         Ranks, "settle", lambda _self, policy: seen.append((policy, trainer.state.step))
     )
-
     trainer.run()
-
     assert seen == [(trainer.spec.parallel, 0)]  # step 1 is computed and not yet counted
     assert trainer.state.step == 3
 
@@ -253,10 +247,7 @@ def test_a_line_of_log_says_what_a_person_watches_without_the_first_steps():
     assert line == "step 752  loss 1.1873  lr 1.42e-04  grad_norm 0.61  3,124 tok/s"
 
 
-# ---------------------------------------------------------------------------
 # Steps that would spoil the weights do not change them; 16-bit gradients keep small numbers.
-# ---------------------------------------------------------------------------
-
 
 NOTHING_KNOWN = math.log(512)
 
@@ -296,7 +287,6 @@ def test_a_leap_is_above_recent_losses_and_steps_are_skipped_until_there_are_too
 def test_a_learning_rate_that_explodes_ends_and_the_last_checkpoint_stays(make_job):
     trainer = tiny_trainer(make_job(tiny_training(learning_rate=30.0)))
     trainer.checkpoint()
-
     with pytest.raises(DivergedError, match=r"the loss leapt to .* below 30"):
         trainer.run()
     [kept] = checkpoints(trainer.job.checkpoint_dir)
@@ -317,13 +307,9 @@ class _Reads(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.equality
-@pytest.mark.parametrize("optimizer", ["adamw", "sgd", "lion", "lomo", "adalomo"])
-def test_a_step_that_is_checked_late_reads_nothing_and_is_the_same(make_job, optimizer):
-    micro_steps = 1 if optimizer in {"lomo", "adalomo"} else 3
-    spec = {"optimizer": optimizer, "gradient_accumulation_steps": micro_steps, "max_steps": 4}
-    at_once, late = (tiny_trainer(make_job(tiny_training(**spec))) for _ in range(2))
-    late.checks_late, make_step, counts = True, late.make_step, []
+def reads_of(trainer):
+    """Return what will hold how often each step of a trainer waits for the device."""
+    make_step, counts = trainer.make_step, []
 
     def counted():
         with _Reads() as reads:
@@ -331,13 +317,24 @@ def test_a_step_that_is_checked_late_reads_nothing_and_is_the_same(make_job, opt
         counts.append(reads.count)
         return values
 
-    late.make_step = counted
-    at_once.run()
-    late.run()
+    trainer.make_step = counted
+    return counts
 
-    assert counts[1:] == [0, 0, 0]  # the first step also measures
-    assert late.last_loss == at_once.last_loss
-    assert all(map(torch.equal, late.model.parameters(), at_once.model.parameters()))
+
+@pytest.mark.equality
+def test_a_step_that_is_checked_late_reads_nothing_and_is_the_same(make_job):
+    for optimizer in ("adamw", "sgd", "lion", "lomo", "adalomo"):
+        micro_steps = 1 if optimizer in {"lomo", "adalomo"} else 3
+        spec = {"optimizer": optimizer, "gradient_accumulation_steps": micro_steps, "max_steps": 4}
+        at_once, late = (tiny_trainer(make_job(tiny_training(**spec))) for _ in range(2))
+        late.checks_late, counts = True, reads_of(late)
+        at_once.run()
+        late.run()
+
+        assert counts[1:] == [0, 0, 0], optimizer  # the first step also measures
+        assert late.last_loss == at_once.last_loss, optimizer
+        pairs = zip(late.model.parameters(), at_once.model.parameters(), strict=True)
+        assert all(torch.equal(*pair) for pair in pairs), optimizer
 
 
 def test_a_spike_that_is_checked_late_ends_at_its_own_step_and_is_not_kept(make_job):
@@ -371,7 +368,6 @@ def scaled(value):
 
 def test_an_overflow_halves_the_scale_and_long_peace_doubles_it():
     scale = LossScale()
-
     assert not scale.unscale([scaled(math.inf)])
     assert scale.value == FIRST_SCALE / 2
     assert not scale.unscale([scaled(math.nan)])
@@ -387,7 +383,6 @@ def test_a_training_in_fp16_learns_and_ends_with_unscaled_gradients(make_job):
     ]
     for trainer in trainers:
         trainer.run()
-
     narrow, wide = (each.last_loss for each in trainers)
     assert narrow == pytest.approx(wide, rel=0.05)
 
