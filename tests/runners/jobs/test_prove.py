@@ -401,6 +401,8 @@ def test_layouts_are_timed_on_the_devices_that_there_are(monkeypatch, tmp_path):
 
 
 EXPERTS_ALONE = """
+import atexit, sys
+from torch._inductor.runtime import cache_dir_utils
 from runners.jobs.prove import distributed as layouts
 from runners.jobs.train.layouts.experts import SharedExperts
 
@@ -412,22 +414,27 @@ def wrong(ranks):
     return right.fields(ranks)
 
 layouts.LAYOUTS = {"right": right, "wrong": right._replace(fields=wrong)}
+atexit.register(lambda: print("kernels in", cache_dir_utils.cache_dir(), file=sys.stderr))
 """
 
 
 @pytest.mark.slow
-def test_divided_experts_that_compute_something_else_are_named(tmp_path):
+def test_a_stage_names_divided_experts_that_differ_and_keeps_its_kernels_to_itself(tmp_path):
+    """A stage that is killed leaves no half-written kernel where others look for it."""
     (tmp_path / "sitecustomize.py").write_text(EXPERTS_ALONE)
     search = os.pathsep.join([str(tmp_path), *sys.path])
+    shared = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "shared")}
     ended = subprocess.run(
         [sys.executable, "-m", stage.__name__, "distributed", str(tmp_path), "--small"],
-        env={**os.environ, "PYTHONPATH": search, "OMP_NUM_THREADS": "2"},
+        env={**os.environ, "PYTHONPATH": search, "OMP_NUM_THREADS": "2", **shared},
         capture_output=True,
         check=True,
     )
     records = [RECORD.validate_json(line) for line in ended.stdout.splitlines()]
     checks = {each.name: each.is_met for each in records if isinstance(each, Check)}
     assert checks == {"sums of ranks": True, "right": True, "wrong": False}
+    kernels = {each for each in ended.stderr.splitlines() if each.startswith(b"kernels in")}
+    assert kernels == {f"kernels in {tmp_path / 'kernels'}".encode()}
     efficiency = records[-1]
     assert efficiency.name == "scaling efficiency, wrong over 2"
     assert len(efficiency.samples) == distributed.TIMED_STEPS
@@ -556,24 +563,6 @@ def test_without_time_a_part_is_missing_and_says_what_to_do(tmp_path):
     missing = [each for each in records if isinstance(each, Missing)]
     assert [each.name for each in missing] == list(distributed.LAYOUTS)
     assert all("--minutes" in each.advice for each in missing)
-
-
-def test_a_killed_stage_leaves_no_half_written_kernel_for_others(tmp_path):
-    code = (
-        "import os, sys\n"
-        "from runners.jobs.prove import identity, stage\n"
-        "from torch._inductor.runtime import cache_dir_utils\n"
-        "identity.run = lambda *_: print(cache_dir_utils.cache_dir(), file=sys.stderr)\n"
-        "stage.main(sys.argv[1:])\n"
-    )
-    ended = subprocess.run(
-        [sys.executable, "-c", code, "identity", str(tmp_path / "work"), "--device", "cpu"],
-        env=os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "shared")},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert ended.stderr.splitlines()[-1] == str(tmp_path / "work" / "kernels")
 
 
 def test_as_a_job_it_leaves_its_report_and_fails_if_something_is_wrong(tmp_path, monkeypatch):
