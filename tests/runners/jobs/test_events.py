@@ -179,13 +179,9 @@ def test_each_part_is_announced_as_a_phase_with_no_promise_of_time(emitter, prog
 
 
 @pytest.fixture
-def job(make_job):
-    return make_job(tiny_training())
-
-
-@pytest.fixture(autouse=True)
-def fast(monkeypatch):
+def job(make_job, monkeypatch):
     monkeypatch.setattr(telemetry, "INTERVAL_SECONDS", 0.01)
+    return make_job(tiny_training())
 
 
 def test_samples_come_from_source_gpu_while_the_block_runs(job, emitter, events_path):

@@ -29,7 +29,7 @@ from runners.jobs.train.rows import IGNORED, Batch, TextBatches
 from runners.jobs.train.trainer import steady, step_line
 from tests.runners.jobs.cases import refused
 from tests.runners.jobs.tiny import TINY_CONFIG, tiny_training
-from tests.runners.jobs.train.training import IDS, stop_at, tiny_trainer
+from tests.runners.jobs.train.training import IDS, tiny_trainer
 
 
 @pytest.fixture
@@ -99,10 +99,7 @@ def test_validations_without_a_gain_end_it_and_a_restart_remembers_them(make_tra
     resumed.resume()
 
     assert resumed.run()
-    assert (resumed.state.step, resumed.evaluator.is_over) == (
-        10,
-        True,
-    )  # the first of eight validations
+    assert (resumed.state.step, resumed.evaluator.is_over) == (10, True)  # the first of eight
     said = "ended after step 10: 2 validations in a row brought no loss below 1.0000 nats"
     assert said in "".join(capfd.readouterr())
 
@@ -179,21 +176,6 @@ def test_a_loss_that_is_no_number_ends_the_run_with_advice(make_trainer):
     torch.nn.init.constant_(trainer.model.lm_head.weight, float("nan"))
     with pytest.raises(DivergedError, match=r"learning rate below 0\.01"):
         trainer.run()
-
-
-def test_a_resumed_run_equals_an_unbroken_one(make_trainer):
-    unbroken = make_trainer(max_steps=10)
-    unbroken.run()
-    first = make_trainer(max_steps=10)
-    stop_at(first, 5)
-    first.run()
-    second = make_trainer(max_steps=10)
-
-    second.resume()
-    second.run()
-
-    assert second.resumed_at_step == 5
-    assert torch.equal(second.model.lm_head.weight, unbroken.model.lm_head.weight)
 
 
 def test_the_learning_rate_warms_up_peaks_and_decays():
