@@ -26,8 +26,10 @@ def corpus():
     return load_corpus()
 
 
-def test_reading_twice_gives_the_same_digest(corpus):
+def test_reading_and_learning_again_give_the_same(corpus, tokenizer, tmp_path):
     assert load_corpus().digest == corpus.digest
+    again = demo_tokenizer(CORPUS, 300, tmp_path)
+    assert tokenizer_digest(again) == tokenizer_digest(tokenizer)
 
 
 def test_each_document_is_on_one_side_and_one_python_file_in_sixteen_is_held_out(corpus):
@@ -82,11 +84,6 @@ def test_any_text_survives_a_vocabulary_of_the_asked_size(tokenizer):
     assert len(tokenizer) <= 300
 
 
-def test_learning_again_gives_the_same_tokenizer(tokenizer, tmp_path):
-    again = demo_tokenizer(CORPUS, 300, tmp_path)
-    assert tokenizer_digest(again) == tokenizer_digest(tokenizer)
-
-
 def test_the_stream_decodes_to_the_documents_and_is_read_from_the_cache(tokenizer, cache):
     ids = tokenized(tokenizer, CORPUS.documents, "all", cache)
     assert np.count_nonzero(ids == tokenizer.eos_token_id) == len(CORPUS.documents)
@@ -132,6 +129,9 @@ def test_a_published_folder_holds_what_was_written_and_its_card(job):
     publish_model(job, lambda folder: (folder / "weights").write_bytes(b"abc"), "# Card\n", {})
     card = (job.output_dir("model") / "README.md").read_text()
     assert f"| weights | 3 | {hashlib.sha256(b'abc').hexdigest()} |" in card
+    card = card_text("Title", {"Evaluation": {"perplexity": 91.54321987}})
+    assert "# Title" in card
+    assert "| perplexity | 91.5432 |" in card
 
 
 def test_a_folder_is_published_whole_and_replaced_by_the_next(job):
@@ -164,9 +164,3 @@ def test_only_safetensors_count_as_weights(tmp_path):
     (tmp_path / "a.safetensors").write_bytes(b"123")
     (tmp_path / "tokenizer.json").write_bytes(b"12345")
     assert weight_file_bytes(tmp_path) == 3
-
-
-def test_a_card_shows_numbers_with_six_digits():
-    card = card_text("Title", {"Evaluation": {"perplexity": 91.54321987}})
-    assert "# Title" in card
-    assert "| perplexity | 91.5432 |" in card

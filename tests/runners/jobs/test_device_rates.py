@@ -27,13 +27,10 @@ def test_a_rate_is_the_work_of_a_run_over_its_seconds(monkeypatch):
         assert rates() == [work / 0.5, work / 0.25], (rates, work)
 
 
-def test_the_first_run_is_dropped_and_the_number_of_runs_limited():
+def test_runs_and_products_are_limited(monkeypatch):
     runs = []
     times = device_rates.run_seconds(lambda: runs.append(1), CPU_DEVICE, 60.0, most=3)
     assert (len(times), len(runs)) == (3, 4)
-
-
-def test_a_dtype_that_a_device_multiplies_slowly_is_measured_with_a_smaller_product(monkeypatch):
     monkeypatch.setattr(device_rates, "run_seconds", lambda *_args: [0.02])
     assert device_rates.product_size("bf16", CPU_DEVICE, device_rates.CPU) == 256  # not 10 s
     monkeypatch.setattr(device_rates, "run_seconds", lambda *_args: [0.001])

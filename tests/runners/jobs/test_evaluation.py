@@ -232,22 +232,20 @@ def report():
     return profile_model(model, Workload(2, 16, 4, seed=1))
 
 
-def test_the_products_of_a_prompt_are_counted_to_the_operation(report):
+def test_the_products_of_a_prompt_are_counted_to_the_operation_and_shares_add_up(report):
     layers, hidden, kv, mlp, tokens = 2, 64, 32, 128, 2 * 16
     per_token = layers * (2 * hidden**2 + 2 * hidden * kv + 3 * hidden * mlp)
     head = 2 * 2 * hidden * 512  # the last position of each of two
     products = [row for row in report.of("prefill") if row.name in {"aten::mm", "aten::addmm"}]
     assert sum(row.flops for row in products) == 2 * per_token * tokens + head
 
-
-def test_shares_add_up_and_the_profiler_says_what_it_costs(report):
     bounds = report.seconds_by_bound("decode")
     assert sum(bounds.values()) == pytest.approx(sum(row.seconds for row in report.of("decode")))
     assert report.decode_steps == 3
     assert report.slowdown_ratio > 0
 
 
-def test_an_operator_belongs_to_what_takes_its_time():
+def test_an_operator_belongs_to_what_takes_its_time_by_the_work_of_its_shapes():
     for name, seconds, flops, moved, bound in (
         ("aten::mm", 1.0, 9e8, 1e8, "compute"),
         ("aten::mm", 1.0, 1e8, 9e8, "memory_bandwidth"),
@@ -256,8 +254,6 @@ def test_an_operator_belongs_to_what_takes_its_time():
     ):
         assert bound_of(name, seconds, flops, moved, RATES) == bound, (name, seconds)
 
-
-def test_fused_attention_is_counted_by_its_shapes_and_unknown_work_is_none():
     shapes = [[2, 4, 16, 8], [2, 4, 32, 8], [2, 4, 32, 8]]
     counted = flops_of("aten::_scaled_dot_product_flash_attention_for_cpu", shapes, 0.0, 3)
     assert counted == 3 * 4 * 2 * 4 * 16 * 32 * 8

@@ -112,16 +112,13 @@ def test_a_reader_that_sleeps_stops_neither_the_job_nor_its_end():
     os.close(reading)
 
 
-def test_the_supervisors_pipe_is_named_by_the_environment(monkeypatch):
+def test_the_supervisors_pipe_is_named_by_the_environment_or_is_standard_output(monkeypatch):
     reading, writing = os.pipe()
     monkeypatch.setenv(EVENT_FD_VARIABLE, str(writing))
     emitter = Emitter.from_environment()
     emitter.phase("Training")
     emitter.close()
     assert json.loads(os.read(reading, 4096)) == {"kind": "phase", "body": {"name": "Training"}}
-
-
-def test_without_a_supervisor_events_go_to_standard_output(monkeypatch):
     monkeypatch.delenv(EVENT_FD_VARIABLE, raising=False)
     assert Emitter.from_environment().fd == 1
 

@@ -41,7 +41,7 @@ def test_tensors_hold_their_elements_and_scales_at_their_width():
     assert held == 64 * 64 // 2 + tensor_bytes(state.absmax) + tensor_bytes(state.code)
 
 
-def test_a_model_holds_its_parameters_at_their_width_and_tied_ones_once():
+def test_models_and_caches_hold_what_they_store_at_its_width_and_tied_weights_once():
     model = fresh_model(TINY_CONFIG, torch.float32)
     parameters = sum(each.numel() for each in model.parameters())
     buffers = sum(each.numel() * each.element_size() for each in model.buffers())
@@ -50,9 +50,6 @@ def test_a_model_holds_its_parameters_at_their_width_and_tied_ones_once():
     untied = fresh_model(TINY_CONFIG, torch.float32)
     assert model_bytes(untied) - model_bytes(tied) == 4 * 512 * 64
 
-
-def test_a_cache_holds_keys_and_values_of_every_layer():
-    model = fresh_model(TINY_CONFIG, torch.float32)
     cache = DynamicCache(config=model.config)
     model(input_ids=torch.zeros(3, 10, dtype=torch.long), past_key_values=cache, use_cache=True)
     layers, batch, kv_heads, tokens, head_dim = 2, 3, 2, 10, 16
@@ -73,7 +70,7 @@ def test_the_peak_remembers_what_was_freed_again_and_says_how_it_was_taken():
 KILO = 1024
 
 
-def test_what_goes_is_taken_off_and_the_peak_stays():
+def test_what_goes_is_taken_off_and_the_peak_stays_and_views_make_nothing():
     with LiveBytes() as live:
         first = torch.zeros(KILO, dtype=torch.uint8)
         second = torch.zeros(2 * KILO, dtype=torch.uint8)
@@ -82,8 +79,6 @@ def test_what_goes_is_taken_off_and_the_peak_stays():
     assert (live.now, live.peak) == (2.5 * KILO, 3 * KILO)
     assert len(second) + len(third) == 2.5 * KILO
 
-
-def test_views_and_writing_in_place_make_nothing():
     before = torch.zeros(KILO, dtype=torch.uint8)
     with LiveBytes([before]) as live:
         before.add_(1)

@@ -58,11 +58,15 @@ def marker(folder: Path) -> int:
     return json.loads((folder / "config.json").read_text())["marker"]
 
 
-def test_the_files_of_a_folder_are_found_under_their_names(root):
+def test_the_files_of_a_folder_are_found_under_their_names_or_links_within_the_roots(root):
     private = pinned(root / "llama", [root])
     assert sorted(path.name for path in private.iterdir()) == ["config.json", "model.safetensors"]
     assert (private / "model.safetensors").read_bytes() == b"weights"
     assert private.name == "llama"
+    (root / "blobs").mkdir()
+    (root / "llama/config.json").rename(root / "blobs/c0ffee")
+    (root / "llama/config.json").symlink_to("../blobs/c0ffee")
+    assert marker(pinned(root / "llama", [root])) == 1
 
 
 def test_a_file_that_is_replaced_afterwards_stays_the_one_that_was_opened(root, outside):
@@ -70,13 +74,6 @@ def test_a_file_that_is_replaced_afterwards_stays_the_one_that_was_opened(root, 
     (root / "llama/config.json").unlink()
     (root / "llama/config.json").symlink_to(outside / "config.json")
     assert marker(private) == 1
-
-
-def test_a_link_within_the_roots_is_followed_as_caches_have_them(root):
-    (root / "blobs").mkdir()
-    (root / "llama/config.json").rename(root / "blobs/c0ffee")
-    (root / "llama/config.json").symlink_to("../blobs/c0ffee")
-    assert marker(pinned(root / "llama", [root])) == 1
 
 
 def test_a_link_that_leaves_the_roots_is_refused(root, outside):
@@ -328,9 +325,7 @@ def with_tensor(folder, change):
     save_file({**tensors, name: change(tensors[name])}, folder / WEIGHTS)
 
 
-def test_every_adapted_layer_has_its_two_matrices_of_a_base_known_by_its_weights(
-    adapter, model, base
-):
+def test_every_adapted_layer_has_its_two_matrices_at_the_scale_of_its_config(adapter, model, base):
     found = read_adapter("one", adapter, model, weights_digest(base))
     assert len(found.pairs) == 2 * 7
     pair = found.pairs["model.layers.0.mlp.down_proj"]
@@ -338,8 +333,6 @@ def test_every_adapted_layer_has_its_two_matrices_of_a_base_known_by_its_weights
     with pytest.raises(BadInputError, match="adapter one was trained on other weights"):
         read_adapter("one", adapter, model, "f" * 64)
 
-
-def test_the_scale_is_alpha_over_rank_or_over_its_root(adapter, model):
     plain = read_adapter("one", adapter, model, None)
     with_config(adapter, use_rslora=True)
     stable = read_adapter("one", adapter, model, None)

@@ -151,13 +151,18 @@ def test_alone_a_process_leads_and_exchanges_nothing(make_job):
         assert ranks is ALONE
 
 
-def test_every_micro_batch_of_a_step_is_computed_once():
+def test_every_micro_batch_is_computed_once_and_ranks_with_too_few_are_refused(monkeypatch):
     for size, count in ((1, 3), (2, 4), (2, 5), (3, 3), (3, 8)):
         shares = [list(Ranks(rank, size).share(count)) for rank in range(size)]
         assert sorted(index for share in shares for index in share) == list(range(count)), size
+    with pytest.raises(BadInputError, match="3 ranks share 2 micro-batches"):
+        _check_share(Ranks(0, 3), tiny_training(gradient_accumulation_steps=2))
+    monkeypatch.setattr(Ranks, "total", lambda _self, _values: [1.0])
+    with pytest.raises(BadInputError, match="same Python version"):
+        _check_same_text(Ranks(1, 2), "f" * 64)
 
 
-def test_what_the_network_library_says_of_a_lost_rank_is_one_error():
+def test_an_error_of_the_network_alone_is_put_down_to_a_lost_rank():
     for words in (GLOO, "Timed out waiting 5000ms for recv operation"):
         with (
             refused(RankFailedError, r"^rank 1 of 2: ", words),
@@ -165,8 +170,6 @@ def test_what_the_network_library_says_of_a_lost_rank_is_one_error():
         ):
             raise RuntimeError(words)
 
-
-def test_an_error_of_the_network_alone_is_put_down_to_a_lost_rank():
     with pytest.raises(RankFailedError) as lost, naming_rank_failures(Ranks(0, 2)):
         raise RuntimeError(f"{GLOO} This is typically caused by a hanging worker.")
     assert str(lost.value).endswith("Read error [10.0.0.1]:65: Connection reset by peer")
@@ -174,14 +177,6 @@ def test_an_error_of_the_network_alone_is_put_down_to_a_lost_rank():
         raise RuntimeError("shape mismatch")
     with pytest.raises(RuntimeError, match="Connection reset"), naming_rank_failures(ALONE):
         raise RuntimeError(GLOO)
-
-
-def test_ranks_with_too_little_work_or_different_text_are_refused(monkeypatch):
-    with pytest.raises(BadInputError, match="3 ranks share 2 micro-batches"):
-        _check_share(Ranks(0, 3), tiny_training(gradient_accumulation_steps=2))
-    monkeypatch.setattr(Ranks, "total", lambda _self, _values: [1.0])
-    with pytest.raises(BadInputError, match="same Python version"):
-        _check_same_text(Ranks(1, 2), "f" * 64)
 
 
 def test_the_first_rank_of_a_host_speaks_through_the_pipe_that_its_parent_holds(
@@ -213,13 +208,10 @@ SPECS = [
 ]
 
 
-def test_every_spec_survives_its_json():
+def test_every_spec_survives_its_json_and_others_are_refused():
     for spec in SPECS:
         adapter = TypeAdapter(JobSpec)
         assert adapter.validate_json(adapter.dump_json(spec)) == spec, spec
-
-
-def test_an_unknown_field_and_a_training_without_an_end_are_refused():
     with pytest.raises(ValidationError, match="commandd"):
         TrainSpec(commandd="rm -rf /")
     with pytest.raises(ValidationError, match="give max_steps or time_budget_seconds"):

@@ -211,14 +211,9 @@ def test_stages_of_every_kind_that_is_divided_choose_the_same_tokens(tmp_path):
         folder = folder_of(tmp_path / model_type, model_type=model_type, head_dim=16, **more)
         whole = load_folder(folder, "fp32", CPU)
         options = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": None}
-
         wanted = whole.generate(input_ids=IDS, attention_mask=MASK, pad_token_id=0, **options)
-
         assert written(*staged(folder, 3)).tolist() == wanted[:, 6:].tolist(), model_type
 
-
-@pytest.mark.equality
-def test_a_head_that_is_the_embedding_is_one_in_stages_too(tmp_path):
     folder = folder_of(tmp_path / "model", tie_word_embeddings=True)
     assert written(*staged(folder, 2)).tolist() == written(*staged(folder, 5)).tolist()
 
@@ -239,7 +234,7 @@ def test_each_weight_is_in_one_stage_and_a_forgotten_session_takes_no_memory(tmp
     assert [each.cache_bytes for each in stages] == [0, 0]
 
 
-def test_layers_are_divided_evenly_and_each_is_in_one_run():
+def test_layers_are_divided_evenly_and_each_is_in_one_run(tmp_path):
     for count, sizes in ((1, [5]), (2, [3, 2]), (3, [2, 2, 1]), (5, [1] * 5)):
         runs = divided(5, count)
         assert [len(each) for each in runs] == sizes, (count, sizes)
@@ -247,8 +242,6 @@ def test_layers_are_divided_evenly_and_each_is_in_one_run():
     with pytest.raises(BadInputError, match="6 stages are requested, and the model has 5 layers"):
         divided(5, 6)
 
-
-def test_a_model_that_is_not_divided_is_refused_with_those_that_are(tmp_path):
     folder = folder_of(tmp_path / "model", model_type="gpt_neox")
     with pytest.raises(BadInputError, match=r"a 'gpt_neox' model is not divided.*llama, mistral"):
         Ends(folder, CPU, torch.float32)
@@ -386,16 +379,13 @@ def test_what_a_server_refuses_is_told_and_not_tried_elsewhere(threads, tmp_path
         threads.stages(1)[0].attach()
 
 
-def test_stages_and_ranks_need_a_folder_to_read_their_part_from(make_job):
+def test_stages_and_ranks_need_a_folder_and_hosts_a_key(make_job):
     spec = chain_spec(DemoModel())
     with pytest.raises(BadInputError, match="from a model folder; source demo has none"):
         ServerChain(make_job(spec), spec, spec.split)
     job = make_job(ranked_spec(DemoModel(), split=TensorSplit()))
     with pytest.raises(BadInputError, match="from a model folder; source demo has none"):
         part_of(job, job.spec, Ranks(0, 2))
-
-
-def test_a_chain_over_hosts_without_a_key_is_refused():
     with pytest.raises(BadInputError, match="sent no key"):
         key_of(gang_of(0, key=""))
 

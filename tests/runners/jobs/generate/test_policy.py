@@ -345,13 +345,18 @@ def answered(seconds, *answers, **more):
     return {"seconds": seconds, "answers": list(answers), "figures": {}, **more}
 
 
-def test_the_first_round_of_each_way_is_not_counted(way_of):
+def test_neither_the_first_round_nor_ways_of_different_text_are_counted(way_of):
     effort = replace(TINY, num_prompts=2, rounds=2)
     theirs = way_of(*(answered(each, "a", "b") for each in (50.0, 8.0, 2.0)))
     ours = way_of(*(answered(each, "a", "b") for each in (0.1, 2.0, 2.0)))
     found, read = in_turns([theirs, ours], effort)
     assert (found.value, found.n, found.of) == (pytest.approx(2.0), 2, "seconds")
     assert (read.value, read.n, read.of) == (pytest.approx(1.0), 2, "bytes read from disk")
+
+    effort = replace(TINY, num_prompts=2, rounds=1)
+    theirs, ours = way_of(answered(1.0, "a", "b")), way_of(answered(1.0, "a", "c"))
+    with pytest.raises(RuntimeError, match="only 50% of the answers are the same"):
+        next(in_turns([theirs, ours], effort))
 
 
 def test_bytes_are_those_that_each_round_read_more_or_are_not_compared(way_of):
@@ -365,13 +370,6 @@ def test_bytes_are_those_that_each_round_read_more_or_are_not_compared(way_of):
     theirs = way_of(*(answered(1.0, "a", read_bytes=500) for _ in range(2)))
     (found,) = in_turns([theirs, way_of(answered(1.0, "a"), answered(1.0, "a"))], effort)
     assert found.of == "seconds"
-
-
-def test_ways_that_write_different_text_are_not_compared(way_of):
-    effort = replace(TINY, num_prompts=2, rounds=1)
-    theirs, ours = way_of(answered(1.0, "a", "b")), way_of(answered(1.0, "a", "c"))
-    with pytest.raises(RuntimeError, match="only 50% of the answers are the same"):
-        next(in_turns([theirs, ours], effort))
 
 
 def test_a_way_that_dies_or_takes_longer_than_it_may_is_told(way_of, running):

@@ -42,11 +42,14 @@ def read(make_job, host):
     return run
 
 
-def test_a_text_file_holds_a_prompt_a_line_and_json_lines_a_name_too(read):
+def test_a_text_file_holds_a_prompt_a_line_and_json_lines_a_name_too(read, make_job):
     assert [each[:2] for each in read(b"one\n\n  two\n")] == [("1", "one"), ("3", "  two")]
     lines = [{"prompt": "a\nb", "id": "x"}, {"prompt": "c"}]
     found = read("\n".join(map(json.dumps, lines)).encode(), "pile.jsonl")
     assert [each[:2] for each in found] == [("x", "a\nb"), ("2", "c")]
+    asked = InlinePrompts(texts=("a", "b"))
+    found = read_texts(make_job(GenerateSpec(model=TINY, prompts=asked)), asked)
+    assert [each[:2] for each in found] == [("1", "a"), ("2", "b")]
 
 
 def test_a_file_that_is_missing_outside_or_empty_is_refused(read, make_job):
@@ -83,12 +86,6 @@ def test_a_line_that_is_no_prompt_is_refused_by_its_number(read):
     ):
         with refused(BadInputError, words, (line, words)):
             read(line + b"\n", "pile.jsonl")
-
-
-def test_a_short_list_is_taken_as_it_stands(make_job):
-    asked = InlinePrompts(texts=("a", "b"))
-    found = read_texts(make_job(GenerateSpec(model=TINY, prompts=asked)), asked)
-    assert [each[:2] for each in found] == [("1", "a"), ("2", "b")]
 
 
 def test_a_prompt_beyond_the_models_positions_is_refused_with_the_numbers():

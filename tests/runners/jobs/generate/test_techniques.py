@@ -119,12 +119,6 @@ def test_a_batch_finds_the_cache_empty_in_its_whole_room_and_stops_between_token
         step.run_batch(THREE_PROMPTS, Limits(8, should_stop=lambda: True))
 
 
-def test_without_a_compiler_the_job_says_so(tmp_path, monkeypatch):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(BadInputError, match=r"compiled_step needs g\+\+.*leave it out"):
-        check_compiler(tmp_path, "compiled_step")
-
-
 def test_a_job_compiles_in_its_own_folder_unless_the_operator_names_one(tmp_path, monkeypatch):
     shared = f"{tempfile.gettempdir()}/torchinductor_root"
     for given, expected in (
@@ -135,10 +129,12 @@ def test_a_job_compiles_in_its_own_folder_unless_the_operator_names_one(tmp_path
         monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", given or shared)
         if not given:
             monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
-
         check_compiler(tmp_path, "compiled_step")
-
         assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(expected)
+
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(BadInputError, match=r"compiled_step needs g\+\+.*leave it out"):
+        check_compiler(tmp_path, "compiled_step")
 
 
 def test_what_is_not_compiled_is_refused_by_name():
@@ -183,22 +179,26 @@ def test_layers_from_all_three_places_write_the_same(folder):
     assert spread.where.startswith(told)
 
 
-def test_more_resident_layers_than_there_are_are_refused(folder):
+def test_layers_that_are_not_there_or_hold_nan_are_refused(folder, tmp_path):
     with pytest.raises(BadInputError, match="layers_in_host is 7; the model has 6 layers"):
         streamed(folder, layers_resident=3, layers_in_host=4)
     with pytest.raises(BadInputError, match="layers_resident is 7; the model has 6 layers"):
         streamed(folder, layers_resident=7)
 
+    model = fresh_model({**TINY_CONFIG, "num_hidden_layers": 2}, torch.float32)
+    model.model.layers[1].mlp.up_proj.weight.data[0, 0] = float("nan")
+    model.save_pretrained(str(tmp_path))
+    with pytest.raises(BadInputError, match=r"layers\.1\.mlp\.up_proj\.weight holds NaN"):
+        streamed(tmp_path)
 
-def test_between_two_passes_no_streamed_layer_is_held(folder):
+
+def test_one_streamed_layer_at_a_time_has_weights_and_none_between_two_passes(folder):
     whole = held_bytes(streamed(folder, layers_resident=6).model)
     model = streamed(folder, layers_resident=2, look_ahead=False).model
     run_batch(model, PROMPTS, Limits(3))
     one_layer = sum(p.numel() * 4 for p in model.model.layers[0].parameters())
     assert held_bytes(model) == whole - 4 * one_layer
 
-
-def test_within_a_pass_one_streamed_layer_at_a_time_has_weights(folder):
     model = streamed(folder).model
     seen = []
     for layer in model.model.layers:
@@ -206,9 +206,7 @@ def test_within_a_pass_one_streamed_layer_at_a_time_has_weights(folder):
             lambda *_: seen.append(sum(not next(each.parameters()).is_meta for each in layers))
         )
     layers = model.model.layers
-
     run_batch(model, PROMPTS, Limits(1))
-
     assert seen == [1] * 6
 
 
@@ -221,14 +219,6 @@ def test_a_stored_tensor_is_read_as_it_was_written_unless_in_another_dtype(tmp_p
     save_file({"codes": torch.ones(4, dtype=torch.int8)}, str(tmp_path / "model.safetensors"))
     with pytest.raises(BadInputError, match="codes is stored as I8; layers are streamed from F32"):
         StoredTensors(tmp_path)
-
-
-def test_a_layer_with_nan_is_refused_before_the_first_prompt(folder, tmp_path):
-    model = fresh_model({**TINY_CONFIG, "num_hidden_layers": 2}, torch.float32)
-    model.model.layers[1].mlp.up_proj.weight.data[0, 0] = float("nan")
-    model.save_pretrained(str(tmp_path))
-    with pytest.raises(BadInputError, match=r"layers\.1\.mlp\.up_proj\.weight holds NaN"):
-        streamed(tmp_path)
 
 
 def test_offload_is_refused_where_it_does_not_run_and_survives_its_own_json():
@@ -359,12 +349,19 @@ def test_a_guess_that_was_never_begun_with_counts_as_not_brought():
     assert shelf.figures.brought <= 1
 
 
-def test_more_resident_experts_than_there_are_are_refused(mixtral, tmp_path):
+def test_experts_that_are_not_there_or_lack_a_router_are_refused(mixtral, tmp_path):
     with pytest.raises(BadInputError, match="experts_resident is 9; a layer has 8 experts"):
         cached(mixtral, experts_resident=9)
     folder = folder_of(tmp_path / "dense", TINY_CONFIG)
     with pytest.raises(BadInputError, match="no experts that could be cached; stream its layers"):
         cached(folder)
+
+    tensors = load_file(mixtral / "model.safetensors")
+    del tensors["model.layers.2.block_sparse_moe.gate.weight"]
+    save_file(tensors, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_bytes((mixtral / "config.json").read_bytes())
+    with pytest.raises(BadInputError, match=r"they lack model\.layers\.2\.mlp\.gate\.weight"):
+        cached(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -380,13 +377,4 @@ def test_a_weight_that_is_no_number_is_refused_by_name(mixtral, tmp_path, name, 
     save_file(tensors, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_bytes((mixtral / "config.json").read_bytes())
     with pytest.raises(BadInputError, match=why):
-        cached(tmp_path)
-
-
-def test_weights_that_lack_a_router_are_refused_by_name(mixtral, tmp_path):
-    tensors = load_file(mixtral / "model.safetensors")
-    del tensors["model.layers.2.block_sparse_moe.gate.weight"]
-    save_file(tensors, tmp_path / "model.safetensors")
-    (tmp_path / "config.json").write_bytes((mixtral / "config.json").read_bytes())
-    with pytest.raises(BadInputError, match=r"they lack model\.layers\.2\.mlp\.gate\.weight"):
         cached(tmp_path)

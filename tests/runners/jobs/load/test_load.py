@@ -52,21 +52,18 @@ def test_a_closed_loop_keeps_its_clients_busy_and_a_burst_is_due_at_once():
     assert endpoint.most == 12
 
 
-def test_an_open_loop_comes_at_its_rate_whoever_is_answered():
+def test_an_open_loop_comes_at_its_rate_and_at_the_instants_of_its_seed():
     endpoint = Counted()
     run(OpenLoop(request_rate_per_second=(2000.0,)), endpoint, [(1,)] * 400)
     gaps = [b - a for a, b in zip(endpoint.dues, endpoint.dues[1:], strict=False)]
     assert statistics.fmean(gaps) == pytest.approx(1 / 2000, rel=0.25)
     assert statistics.stdev(gaps) == pytest.approx(1 / 2000, rel=0.35)  # as Poisson's have it
 
-
-def test_the_same_seed_comes_at_the_same_instants_and_another_at_others():
     def gaps(seed):
         run(OpenLoop(request_rate_per_second=(500.0,)), endpoint := Counted(), seed=seed)
         return [each - endpoint.dues[0] for each in endpoint.dues]
 
     first, again, other = gaps("a"), gaps("a"), gaps("b")
-
     assert first == pytest.approx(again, abs=1e-6)
     assert first != pytest.approx(other, abs=1e-3)
 
@@ -140,13 +137,19 @@ def notes(*lists, **fields) -> str:
     return " | ".join(row(*lists, **fields).notes)
 
 
-def test_means_have_the_planners_names_and_units():
+def test_means_have_the_planners_names_and_failures_stay_out_of_them():
     found = row([answer(at) for at in range(20)])
     assert found.measured["tokens_per_second"] == pytest.approx(110)
     assert found.measured["requests_per_second"] == pytest.approx(10)
     assert found.measured["ttft_seconds"] == pytest.approx(0.1)
     assert found.measured["tpot_seconds"] == pytest.approx(0.01)
     assert found.measured["latency_seconds"] == pytest.approx(0.2)
+
+    bad = answer(ttft=9, error="ReadError")
+    found = row([answer(), bad], [answer(), bad])
+    assert (found.requests, found.failed, found.errors) == (4, 2, {"ReadError": 2})
+    assert found.measured["ttft_p99_seconds"] == pytest.approx(0.1)
+    assert "2 of 4 requests failed, and no figure has them: ReadError (2)" in found.notes[0]
 
 
 def test_intervals_are_students_over_the_repetitions_and_percentiles_measured_values():
@@ -163,14 +166,6 @@ def test_intervals_are_students_over_the_repetitions_and_percentiles_measured_va
     values = [each / 100 for each in range(1, 101)]
     assert [percentile(values, each) for each in (50, 90, 99)] == [0.5, 0.9, 0.99]
     assert percentile([7.0], 99) == 7.0
-
-
-def test_failures_count_and_stay_out_of_the_figures():
-    bad = answer(ttft=9, error="ReadError")
-    found = row([answer(), bad], [answer(), bad])
-    assert (found.requests, found.failed, found.errors) == (4, 2, {"ReadError": 2})
-    assert found.measured["ttft_p99_seconds"] == pytest.approx(0.1)
-    assert "2 of 4 requests failed, and no figure has them: ReadError (2)" in found.notes[0]
 
 
 def test_too_few_answers_for_a_percentile_are_told_with_how_many_it_takes():

@@ -422,12 +422,9 @@ def paged():
 
 
 @pytest.mark.equality
-def test_together_each_prompt_is_answered_as_by_its_adapter_alone(paged):
+def test_adapters_in_one_batch_take_the_passes_of_one_of_them(paged, monkeypatch):
     alone = [paged.write([each], [at])[0] for at, each in enumerate(PROMPTS)]
     assert paged.write(PROMPTS, range(3)) == alone
-
-
-def test_adapters_in_one_batch_take_the_passes_of_one_of_them(paged, monkeypatch):
     passes, real = [], bench.forward
     monkeypatch.setattr(bench, "forward", lambda *a: (passes.append(1), real(*a))[1])
     paged.write(PROMPTS, range(3))

@@ -47,10 +47,17 @@ def test_everything_that_a_spec_can_say_stands_in_the_arguments(placed):
     assert found["--chat-template"] == PLAIN_LINES
 
 
-def test_only_options_that_its_parser_has_are_used(placed):
+def test_only_options_that_the_engines_parsers_have_are_used(placed):
     for options in (ALL, ALL.model_copy(update={"has_chunked_prefill": True}), None):
         argv = arguments(spec_of("vllm", engine_options=options, max_length=64), placed, 1)
         assert unknown(argv, "vllm") == []
+
+    bare = ALL.model_copy(update={"has_expert_parallel": False, "has_prefix_cache": False})
+    for options in (ALL, bare, None):
+        argv = sglang_arguments(
+            spec_of("sglang", engine_options=options, max_length=64), placed, 1
+        )
+        assert unknown(argv, "sglang") == []
 
 
 SPLIT = EngineOptions(tensor_parallel_size=2, lookup_tokens=3, split=PhaseSplit())
@@ -109,12 +116,6 @@ def test_its_own_parser_takes_the_arguments(placed):
     found = parser.parse_args(argv)
     assert found.kv_transfer_config.kv_role == "kv_consumer"
     assert found.speculative_config["method"] == "ngram"
-
-
-def test_its_key_is_in_no_list_of_processes(placed):
-    command = Vllm().command(spec_of("vllm"), placed, ListenAddress(8001, "secret"))
-    assert not any("secret" in word for word in command.argv)
-    assert command.env["VLLM_API_KEY"] == "secret"
 
 
 def test_what_it_does_not_load_is_refused_by_name_and_stored_formats_are_left(placed):
@@ -237,15 +238,6 @@ def test_replicas_without_shared_experts_are_told_apart_and_the_cache_can_be_lef
     assert found["--mem-fraction-static"] == "0.88"  # activations and graphs take the rest
 
 
-def test_only_options_that_sglangs_parser_has_are_used(placed):
-    bare = ALL.model_copy(update={"has_expert_parallel": False, "has_prefix_cache": False})
-    for options in (ALL, bare, None):
-        argv = sglang_arguments(
-            spec_of("sglang", engine_options=options, max_length=64), placed, 1
-        )
-        assert unknown(argv, "sglang") == []
-
-
 def test_sglangs_own_parser_takes_the_arguments(placed):
     if importlib.util.find_spec("sglang") is None:
         pytest.skip("sglang is not installed here")
@@ -260,12 +252,15 @@ def test_sglangs_own_parser_takes_the_arguments(placed):
     assert (found.random_seed, found.context_length, found.api_key) == (17, 2048, "secret")
 
 
-def test_an_adapter_is_asked_for_as_the_bases_and_the_key_is_no_argument(placed):
+def test_keys_are_in_no_list_of_processes_and_sglang_has_adapters_as_the_bases(placed):
     spec, engine = spec_of("sglang"), Sglang()
     command = engine.command(spec, placed, ListenAddress(8001, "secret"))
     assert (engine.called(spec, "first"), engine.called(spec, "ours")) == ("ours:first", "ours")
     assert not any("secret" in word for word in command.argv)
     assert "secret" in command.env.values()
+    command = Vllm().command(spec_of("vllm"), placed, ListenAddress(8001, "secret"))
+    assert not any("secret" in word for word in command.argv)
+    assert command.env["VLLM_API_KEY"] == "secret"
 
 
 def test_weights_that_sglang_does_not_load_are_refused_by_name(placed):

@@ -140,14 +140,12 @@ def perplexity(sums, weights) -> Score:
     return Score("t", "ppl", value, "weighted_perplexity", False, len(sums), sums, weights)
 
 
-def test_the_error_of_a_mean_is_the_sample_deviation_over_the_root_of_the_number():
+def test_errors_are_those_of_the_formula_and_of_drawing_documents_anew():
     mean, error = weighted_mean(RIGHT, np.ones(6))
     assert mean == pytest.approx(4 / 6)
     assert error == pytest.approx(RIGHT.std(ddof=1) / math.sqrt(6))
     assert accuracy(RIGHT).stderr == pytest.approx(error)
 
-
-def test_the_error_of_a_perplexity_is_near_that_of_drawing_the_documents_anew():
     chance = np.random.default_rng(3)
     weights = chance.integers(50, 150, 400).astype(float)
     sums = -weights * chance.normal(1.2, 0.3, 400)
@@ -156,15 +154,13 @@ def test_the_error_of_a_perplexity_is_near_that_of_drawing_the_documents_anew():
     assert perplexity(sums, weights).stderr == pytest.approx(drawn.std(), rel=0.1)
 
 
-def test_a_change_pairs_the_documents():
+def test_a_change_pairs_the_documents_and_is_a_factor_of_a_perplexity():
     scale, middle, low, high = change(accuracy(RIGHT), accuracy(WRONG))
     differences = RIGHT - WRONG
     spread = 1.96 * differences.std(ddof=1) / math.sqrt(6)
     assert (scale, middle) == ("difference", pytest.approx(differences.mean()))
     assert (low, high) == pytest.approx((middle - spread, middle + spread))
 
-
-def test_a_perplexity_changes_by_a_factor():
     weights = np.array([10.0, 20.0, 30.0])
     before, after = perplexity(-weights, weights), perplexity(-1.5 * weights, weights)
     assert change(after, before) == ("ratio", *[pytest.approx(math.exp(0.5))] * 3)
