@@ -1,43 +1,38 @@
-"""Which charts a job has."""
+"""Which charts a job has, and the chart of a sweep over the plan's curve."""
+
+import json
+
+import pytest
 
 from webapp.charts.catalog import charts_for
+from webapp.charts.job_charts import CHARTS, At, sweep_chart
+
+# Which charts a job has
 
 
 def keys(kind, metrics=(), **more):
     return [chart.key for chart in charts_for(kind, metrics, **more)]
 
 
-def test_training_shows_loss_speed_memory_and_processor():
+def test_each_kind_of_job_has_its_own_charts_first():
     assert keys("train") == ["loss", "tokens_per_second", "memory", "cpu"]
-
-
-def test_a_benchmark_shows_prefill_and_decode_speed():
     assert keys("benchmark")[:2] == ["prefill_tokens_per_second", "decode_tokens_per_second"]
 
-
-def test_a_compression_draws_the_original_and_the_compressed_model_apart():
     assert keys("compress")[:4] == [
         "original_prefill_tokens_per_second",
         "original_decode_tokens_per_second",
         "prefill_tokens_per_second",
         "decode_tokens_per_second",
     ]
-
-
-def test_an_unknown_kind_still_shows_memory_and_processor():
     assert keys("dance") == ["memory", "cpu"]
 
 
-def test_a_known_metric_that_was_reported_adds_its_chart():
+def test_what_was_reported_adds_its_chart_to_the_overview_or_to_the_metrics_tab():
     assert "loss" in keys("compress", ["loss"])
 
-
-def test_each_gpu_that_reports_gets_memory_and_busy_charts():
     found = keys("train", ["gpu0_memory_bytes", "gpu0_utilization", "gpu1_utilization"])
     assert found[-3:] == ["gpu0_memory_bytes", "gpu0_utilization", "gpu1_utilization"]
 
-
-def test_the_metrics_tab_draws_whatever_else_was_reported():
     assert "grad_norm" not in keys("train", ["grad_norm"])
     assert "grad_norm" in keys("train", ["grad_norm"], is_complete=True)
 
@@ -78,3 +73,71 @@ def test_messages_are_drawn_in_percent_and_the_plan_beside_what_nothing_hides():
 def test_an_unknown_metric_takes_its_unit_from_its_name():
     chart = charts_for("train", ["queue_seconds"], is_complete=True)[-1]
     assert (chart.unit, chart.title) == ("seconds", "Queue")
+
+
+# A sweep's chart: what was measured as points with bars, over the plan's dashed curve
+
+
+RATE, TTFT, _ = CHARTS
+MEASURED = [At(1, 70.0, 65.0, 75.0), At(4, 250.0, 200.0, 300.0)]
+SAID = [At(1, 80.0, 60.0, 100.0), At(2, 150.0, 120.0, 200.0), At(4, 280.0, 220.0, 350.0)]
+
+
+def drawn(measured=MEASURED, predicted=SAID, chart=RATE, main=4.0):
+    return sweep_chart(chart, "clients", measured, predicted, main)
+
+
+def trace(name, **changes):
+    return next(each for each in drawn(**changes).figure["data"] if each["name"] == name)
+
+
+def test_the_plans_curve_is_dashed_through_all_its_points_with_a_band():
+    line, band = trace("predicted"), trace("80 % interval")
+
+    assert (line["x"], line["y"]) == ([1, 2, 4], [80.0, 150.0, 280.0])
+    assert "dash" in line["line"]
+    assert (band["x"], band["y"][0], band["y"][-1]) == ([1, 2, 4, 4, 2, 1], 60.0, 100.0)
+
+
+def test_measured_points_are_drawn_last_with_the_interval_of_each():
+    last = drawn().figure["data"][-1]
+    assert (last["name"], last["mode"]) == ("measured", "lines+markers")
+    assert (last["error_y"]["array"], last["error_y"]["arrayminus"]) == ([5.0, 50.0], [5.0, 50.0])
+
+
+def test_the_axes_begin_at_nought_and_hold_everything():
+    layout = drawn().figure["layout"]
+
+    assert layout["xaxis"]["type"] == "linear"
+    assert layout["xaxis"]["range"] == [0, pytest.approx(4.16)]
+    assert layout["yaxis"]["range"] == [0, pytest.approx(350 * 1.08)]
+
+
+def test_the_figure_is_not_over_time_and_goes_into_json():
+    meta = drawn().figure["layout"]["meta"]
+    assert "start_ms" not in meta
+    assert json.loads(json.dumps(drawn().figure, allow_nan=False))
+
+
+def test_without_javascript_the_picture_has_numbers_below_and_a_bar_for_each_point():
+    picture = drawn().picture
+    assert [each["text"] for each in picture["times"]] == ["0", "2.08", "4.16"]
+    assert [each["class"] for each in picture["paths"]] == ["band", "pred", "meas", "meas", "meas"]
+
+
+def test_its_sentence_holds_the_main_point_against_the_plan():
+    for predicted, words in [
+        (SAID, "With 4 clients: 250 tok/s, 11 % below the predicted 280 tok/s, inside the 80 %"),
+        ([], "With 4 clients: 250 tok/s; the plan has no value for it."),
+    ]:
+        assert (
+            drawn(predicted=predicted).words.replace("\N{NO-BREAK SPACE}", " ").startswith(words)
+        ), words
+
+
+def test_a_sweep_without_a_plan_or_of_one_point_is_drawn_too():
+    alone = drawn([At(2, 0.5)], [], TTFT, 2.0)
+
+    assert [each["name"] for each in alone.figure["data"]] == ["measured"]
+    assert alone.rows[0][0] == "2"
+    assert len(alone.picture["paths"]) == 2
