@@ -1,11 +1,21 @@
-"""The comparison: which jobs it takes, what it says of them, and to whom."""
+"""The comparison: which jobs it takes, what it says of them, to whom; and its pieces."""
 
 import re
+from types import SimpleNamespace
 
 import pytest
 
+from runners.jobspec import TrainSpec
 from tests.webapp.conftest import client_of, make_job
+from webapp.compare import comparison
+from webapp.compare.charts import overlays
+from webapp.compare.comparison import Side, flat, settings_of, shown, sides_of, words_of
+from webapp.jobs.memory_terms import TermRow
 from webapp.jobs.models import Job
+from webapp.jobs.plots import draw
+
+# The comparison: which jobs it takes, what it says of them, and to whom
+
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 
@@ -24,34 +34,26 @@ def page(user, *jobs: Job, more: str = "") -> str:
 # What it says
 
 
-def test_it_says_first_which_is_faster_and_by_how_much(slow, fast, alice):
+def test_it_says_first_which_is_faster_and_each_figure_with_its_prediction(slow, fast, alice):
     text = page(alice, slow, fast)
-
     assert "B is fastest with 3 000 tok/s (tokens per second); A reached 2 000 tok/s" in text
     assert "1.50 times apart" in text
 
+    row = page(alice, slow, fast).split('<th scope="row">Tokens per second</th>')[1]
+    assert "predicted 3 000 tok/s, 0.667 of it" in row
+    assert "+50 %" in row
+    assert "below the interval" in row
 
-def test_only_settings_that_differ_are_shown(slow, fast, alice):
+
+def test_settings_that_differ_are_shown_and_all_are_one_link_away(slow, fast, alice):
     text = page(alice, slow, fast)
-
     assert "Micro batch size" in text
     assert "Sequence length" not in text
     assert "They differ in 1 of" in text
 
-
-def test_all_settings_are_one_link_away(slow, fast, alice):
     text = page(alice, slow, fast, more="&all=1")
-
     assert "Sequence length" in text
     assert '<tr class="chosen"><th scope="row">Micro batch size</th>' in text
-
-
-def test_each_figure_has_prediction_ratio_and_distance_from_the_first(slow, fast, alice):
-    row = page(alice, slow, fast).split('<th scope="row">Tokens per second</th>')[1]
-
-    assert "predicted 3 000 tok/s, 0.667 of it" in row
-    assert "+50 %" in row
-    assert "below the interval" in row
 
 
 def test_joules_and_money_of_a_token_stand_side_by_side(make_run, host, alice):
@@ -71,16 +73,11 @@ def test_joules_and_money_of_a_token_stand_side_by_side(make_run, host, alice):
     assert '<th scope="row">Electricity per million tokens</th>' in text
 
 
-def test_metrics_lie_over_each_other_without_javascript_too(slow, fast, alice):
+def test_metrics_lie_over_each_other_without_javascript_with_words_and_table(slow, fast, alice):
     text = page(alice, slow, fast)
-
     for number in (1, 2):
         assert f'<path class="series-{number}"' in text
         assert f'<path class="series-{number} expected"' in text
-
-
-def test_each_chart_has_its_words_and_its_table(slow, fast, alice):
-    text = page(alice, slow, fast)
 
     assert "A: tokens per second 2 000 tok/s · B: tokens per second 3 000 tok/s" in text
     assert "B: peak memory 5.00 GiB" in text
@@ -90,7 +87,6 @@ def test_each_chart_has_its_words_and_its_table(slow, fast, alice):
 def test_jobs_of_different_kinds_are_told_apart(slow, alice, make_run):
     other = make_run("Bench", 10.0, 4)
     Job.objects.filter(pk=other.pk).update(kind="benchmark")
-
     assert "of different kinds (Train, Benchmark)" in page(alice, slow, other)
 
 
@@ -135,37 +131,29 @@ def test_one_alone_is_offered_others_those_like_it_first(slow, alice, make_run):
     assert text.index("Like it") < text.index("Other kind")
 
 
-def test_named_twice_it_counts_once(slow, alice):
+def test_a_job_twice_counts_once_and_can_be_left_out_or_another_added(slow, alice, fast):
     assert "Which jobs side by side?" in page(alice, slow, slow)
 
-
-def test_a_job_can_be_left_out_and_another_added(slow, fast, alice):
     text = page(alice, slow, fast)
-
     assert f'href="/compare/?job={fast.pk}" aria-label="leave out Small batch"' in text
     assert f"/compare/?job={slow.pk}&amp;job={fast.pk}&amp;choose=1" in text
     assert "Which jobs side by side?" in page(alice, slow, fast, more="&choose=1")
 
 
-@pytest.mark.parametrize("query", ["", "?job=", "?x=1"])
-def test_without_jobs_it_offers_the_latest(slow, alice, query):
-    text = client_of(alice).get(f"/compare/{query}").content.decode()
-
-    assert "Small batch" in text
-
-
-@pytest.mark.parametrize("name", ["nothing", "01ARZ3NDEKTSV4RRFFQ69G5FAV", "' OR 1=1"])
-def test_a_job_that_is_not_there_is_not_found(slow, alice, name):
-    assert client_of(alice).get("/compare/", {"job": [slow.pk, name]}).status_code == 404
+def test_without_jobs_it_offers_the_latest(slow, alice):
+    for query in ["", "?job=", "?x=1"]:
+        text = client_of(alice).get(f"/compare/{query}").content.decode()
+        assert "Small batch" in text, query
 
 
-def test_another_teams_job_is_as_if_it_did_not_exist(slow, fast, charlie):
+def test_a_job_that_is_not_there_is_not_found(slow, alice):
+    for name in ["nothing", "01ARZ3NDEKTSV4RRFFQ69G5FAV", "' OR 1=1"]:
+        assert client_of(alice).get("/compare/", {"job": [slow.pk, name]}).status_code == 404, name
+
+
+def test_another_teams_job_is_as_if_it_did_not_exist(slow, fast, charlie, alice):
     assert get(charlie, slow, fast).status_code == 404
-
-
-def test_a_deleted_job_is_gone_here_too(slow, fast, alice):
     Job.objects.filter(pk=fast.pk).update(deleted_at="2026-01-01T00:00Z")
-
     assert get(alice, slow, fast).status_code == 404
 
 
@@ -181,12 +169,108 @@ def test_names_and_settings_are_text(slow, alice, make_run):
 # The ways there
 
 
-def test_the_list_lets_rows_be_ticked(slow, fast, alice):
+def test_the_jobs_list_and_page_lead_there(slow, fast, alice):
     text = client_of(alice).get("/jobs/").content.decode()
-
     assert text.count('form="compare"') == 2
     assert '<form id="compare"' in text
-
-
-def test_a_job_page_leads_there(slow, alice):
     assert f"/compare/?job={slow.pk}" in client_of(alice).get(f"/jobs/{slow.pk}/").content.decode()
+
+
+# The pieces of a comparison: settings made flat, lines over each other
+
+
+def charts_of(*jobs):
+    return {
+        each.chart.key: each
+        for each in overlays(sides_of(list(jobs)), [draw(job) for job in jobs])
+    }
+
+
+def test_settings_are_made_flat_and_read_as_words():
+    document = {"a": {"b": 1, "c": None}, "d": [], "e": False, "kind": "train"}
+    assert dict(flat(document)) == {"a.b": 1, "e": False}
+
+    for value, text in [(True, "yes"), ((1, 2), "1, 2"), (0.5, "0.5"), ("x" * 99, "x" * 79 + "…")]:
+        assert shown(value) == text, value
+    assert words_of("model.config.hidden_size") == "Model · config · hidden size"
+
+
+def test_what_one_job_lacks_is_a_difference(slow, fast, alice):
+    slow.spec = {**slow.spec, "only_here": 3}
+    (row,) = [each for each in settings_of([slow, fast], alice) if each.name == "Only here"]
+    assert (row.values, row.differs) == (("3", "\N{EM DASH}"), True)
+
+
+def test_a_job_without_a_layout_differs_from_one_in_what_that_one_sets(make_run, alice):
+    copies = make_run("Copies", 1.0, 4)
+    layout = {"data_parallel_size": 2, "zero_stage": 2}
+    sharded = make_run(
+        "Sharded", 1.0, 4, spec=TrainSpec(layout=layout, gradient_accumulation_steps=2)
+    )
+    later = make_run("Later", 1.0, 4)
+    later.spec = {**later.spec, "layout": {"zero_stage": 0, "known_later": "on"}}
+
+    rows = {row.name: row for row in settings_of([copies, sharded, later], alice)}
+    of_layout = {name: row.values for name, row in rows.items() if name.startswith("Layout")}
+
+    assert of_layout == {
+        "Layout · data parallel size": ("—", "2", "—"),
+        "Layout · zero stage": ("—", "2", "—"),
+        "Layout · known later": ("—", "—", "on"),
+    }
+
+
+def test_each_line_counts_from_its_own_start_with_its_own_ink_and_letter(slow, fast):
+    figure = charts_of(slow, fast)["loss"].figure
+    lines = [trace for trace in figure["data"] if trace["mode"] == "lines+text"]
+    assert {trace["x"][0] for trace in lines} == {figure["layout"]["xaxis"]["range"][0]}
+
+    lines = [
+        trace
+        for trace in charts_of(slow, fast)["tokens_per_second"].figure["data"]
+        if trace["mode"] == "lines+text"
+    ]
+    assert [trace["line"]["color"] for trace in lines] == ["var(--series-1)", "var(--series-2)"]
+    assert [[text for text in trace["text"] if text] for trace in lines] == [["A"], ["B"]]
+
+
+def test_the_axis_ends_with_the_longest_and_ended_lines_leave_cells_empty(make_run):
+    short, long = make_run("Short", 1.0, 4, points=2), make_run("Long", 1.0, 4, points=9)
+    low, high = charts_of(short, long)["loss"].figure["layout"]["xaxis"]["range"]
+    assert high - low == 8000
+
+    twin = charts_of(short, long)["loss"].twin
+    assert twin[-1][1][0] == ""
+    assert twin[-1][1][1] != ""
+
+
+def test_a_metric_that_one_job_alone_reported_is_no_comparison(slow, make_run, fast):
+    silent = make_run("Silent", 1.0, 4, points=0)
+    assert charts_of(slow, silent) == {}
+    assert set(charts_of(slow, fast)) >= {"loss", "tokens_per_second", "memory"}
+
+
+def test_ranks_are_compared_by_what_each_holds(monkeypatch):
+    jobs = [Job(kind="train", spec={"parallel": {"processes_per_host": 2}}) for _ in range(2)]
+    held = {id(jobs[0]): 200.0, id(jobs[1]): 100.0}
+
+    def story(job):
+        rows = [
+            TermRow("optimizer_states", "Optimiser states", 150.0, held[id(job)]),
+            TermRow("activations", "Activations", 50.0, 60.0, is_rest=True),
+        ]
+        return SimpleNamespace(rows=tuple(rows))
+
+    monkeypatch.setattr(comparison, "story_of", story)
+
+    (row,) = comparison._rank_rows([Side(at + 1, job, "") for at, job in enumerate(jobs)])
+
+    assert row.label == "Optimiser states on a rank"
+    assert [cell.measured for cell in row.cells] == [200.0, 100.0]
+    assert row.cells[1].against_first.endswith("50 %")
+    assert row.cells[1].ratio == pytest.approx(100 / 150)
+
+
+def test_one_process_beside_several_has_no_rows_of_a_rank():
+    alone, shared = Job(kind="train", spec={}), Job(kind="train", spec={}, devices_per_host=2)
+    assert comparison._rank_rows([Side(1, alone, ""), Side(2, shared, "")]) == []

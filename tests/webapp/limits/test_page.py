@@ -1,13 +1,28 @@
-"""The page of limits: what it asks, what it answers, and what it says to bad input."""
+"""Limits: what the page and a plan's tab ask, what they answer, and in which words."""
 
 import re
 
 import pytest
 
+from planner.api import inverse
+from planner.specs.estimate import FirstFailure, InverseAnswer, InverseRequest
+from tests.planner.asking import LLAMA_70B, SERVE, document
 from tests.webapp.conftest import client_of
+from webapp.core.units import NBSP, THIN, TIMES
 from webapp.hosts.models import Host
-from webapp.limits.questions import QUESTIONS
+from webapp.limits.questions import (
+    QUESTIONS,
+    _failure_sentence,
+    _reason,
+    shown,
+    suited,
+    value_words,
+)
 from webapp.plans.models import Plan
+from webapp.wizard.drafts import GOALS, serve_draft
+
+# The page of limits: what it asks, what it answers, and what it says to bad input
+
 
 pytestmark = pytest.mark.django_db
 HTMX = {"HTTP_HX_REQUEST": "true"}
@@ -26,60 +41,52 @@ def error_of(page: str, name: str) -> str:
     return found[1]
 
 
-@pytest.mark.parametrize("goal", ["serve", "generate", "finetune", "pretrain"])
-def test_every_question_shows_a_form_for_every_work_without_answering(alice, goal):
-    client = client_of(alice)
+def test_every_question_shows_a_form_for_every_work_without_answering(alice):
+    for goal in ["serve", "generate", "finetune", "pretrain"]:
+        client = client_of(alice)
 
-    for question in QUESTIONS:
-        sent = {"question": question.key, "goal": goal}
-        page = client.get("/limits/", sent).content.decode()
+        for question in QUESTIONS:
+            sent = {"question": question.key, "goal": goal}
+            page = client.get("/limits/", sent).content.decode()
 
-        assert "No result yet" in page, question.key
-        assert 'class="error"' not in page, question.key
+            assert "No result yet" in page, question.key
+            assert 'class="error"' not in page, question.key
 
 
-@pytest.mark.parametrize("question", [each.key for each in QUESTIONS])
-def test_every_question_is_answered_with_its_proposals(alice, question):
-    page = ask(alice, question)
-
-    assert 'aria-label="Answer"' in page
-    assert "calibration" in page
+def test_every_question_is_answered_with_its_proposals(alice):
+    pages = {each.key: ask(alice, each.key) for each in QUESTIONS}
+    for question, page in pages.items():
+        assert 'aria-label="Answer"' in page, question
+        assert "calibration" in page, question
+    page = pages["largest_model"]
+    assert "In each format of the weights" in page
+    assert {"INT4", "FP8", "INT8", "BF16"} <= set(re.findall(r"· ([\w-]+)</td>", page))
 
 
 def test_an_answer_has_figures_with_interval_provenance_and_evidence(alice):
     page = ask(alice)
-
     assert "people at once on RTX 4090" in page
     assert "The limit" in page
     assert page.count('class="whisker"') >= 3
     assert 'href="/docs/accuracy"' in page
     assert "What limits it" in page
+    assert "question=longest_context&amp;hardware=rtx-4090" in page
 
 
 def test_memory_at_the_limit_is_drawn(alice):
     page = ask(alice, "longest_context", slo="none")
-
     assert "Memory at the limit" in page
     assert "KV cache" in page
 
 
-def test_the_largest_model_is_listed_for_each_format(alice):
-    page = ask(alice, "largest_model")
-
-    assert "In each format of the weights" in page
-    assert {"INT4", "FP8", "INT8", "BF16"} <= set(re.findall(r"· ([\w-]+)</td>", page))
-
-
 def test_what_does_not_begin_says_why(alice):
     page = ask(alice, "longest_context", model="meta-llama/Llama-3.1-405B", hardware="t4")
-
     assert "Nothing works, not even" in page
     assert "GiB" in page
 
 
-@pytest.mark.parametrize(
-    ("field", "value", "said"),
-    [
+def test_a_bad_value_is_refused_beside_its_field(alice):
+    for field, value, said in [
         ("model", "llama-99", "nearest: "),
         ("model", "", "Model is missing. Name one, such as"),
         ("hardware", "abacus", "abacus"),
@@ -89,70 +96,49 @@ def test_what_does_not_begin_says_why(alice):
         ("nodes", "", "Machines is missing"),
         ("slo", "instant", "instant"),
         ("weight_dtype", "fp1", "fp1"),
-    ],
-)
-def test_a_bad_value_is_refused_beside_its_field(alice, field, value, said):
-    page = ask(alice, status=422, **{field: value})
-
-    assert said in error_of(page, field)
-    assert 'aria-label="Answer"' not in page
+    ]:
+        page = ask(alice, status=422, **{field: value})
+        assert said in error_of(page, field), (field, value)
+        assert 'aria-label="Answer"' not in page, (field, value)
 
 
-@pytest.mark.parametrize("field", ["model", "hardware", "output_tokens", "goal", "question"])
-def test_no_hostile_value_fails_or_is_repeated_unescaped(alice, field):
-    client = client_of(alice)
-
-    for value in ("🚢", "<script>", "9" * 400, "-1", "1e9", "nan"):
-        answer = client.get("/limits/", {"ask": "1", field: value})
-
-        assert answer.status_code in {200, 422}, value
-        assert b"<script>" not in answer.content, value
+def test_no_hostile_value_fails_or_is_repeated_unescaped(alice):
+    for field in ["model", "hardware", "output_tokens", "goal", "question"]:
+        client = client_of(alice)
+        for value in ("🚢", "<script>", "9" * 400, "-1", "1e9", "nan"):
+            answer = client.get("/limits/", {"ask": "1", field: value})
+            assert answer.status_code in {200, 422}, value
+            assert b"<script>" not in answer.content, value
 
 
-def test_htmx_gets_the_region_alone(alice):
+def test_htmx_gets_the_region_alone_and_errors_with_a_status_that_it_shows(alice):
     page = ask(alice, headers=HTMX)
-
     assert page.lstrip().startswith('<div id="limits"')
     assert "<html" not in page
 
-
-def test_htmx_gets_errors_with_a_status_that_it_shows(alice):
     page = ask(alice, headers=HTMX, output_tokens="0")
-
     assert "Answer length is 0" in error_of(page, "output_tokens")
 
 
-def test_a_link_to_another_question_takes_the_hardware_along(alice):
-    page = ask(alice)
-
-    assert "question=longest_context&amp;hardware=rtx-4090" in page
-
-
-def test_what_is_looked_for_is_not_asked(alice):
+def test_each_question_and_work_asks_its_own_fields(alice):
     page = client_of(alice).get("/limits/", {"question": "most_users"}).content.decode()
-
     assert 'name="concurrency"' not in page
     assert 'name="input_tokens"' in page
 
-
-def test_another_work_asks_its_own_fields(alice):
     sent = {"question": "largest_batch", "goal": "finetune"}
     page = client_of(alice).get("/limits/", sent).content.decode()
-
     assert 'name="lora_rank"' in page
     assert 'name="global_batch_size"' not in page
 
 
 def test_a_host_of_the_team_can_be_asked_about(alice, host):
     page = ask(alice, "largest_batch", goal="pretrain", hardware=f"host:{host.pk}", model="gpt2")
-
     assert f'value="host:{host.pk}" selected' in page
     assert 'aria-label="Answer"' in page
 
 
 def test_a_host_of_another_team_is_no_choice(charlie, host):
     page = ask(charlie, hardware=f"host:{host.pk}", status=422)
-
     assert f">{host.name}<" not in page
     assert "not one of the available choices" in error_of(page, "hardware")
 
@@ -167,10 +153,151 @@ def test_asking_stores_nothing(alice, host):
 
 def test_a_viewer_may_ask_and_someone_without_a_team_too(vera, django_user_model):
     stranger = django_user_model.objects.create_user("dora")
-
     assert 'aria-label="Answer"' in ask(vera)
     assert 'aria-label="Answer"' in ask(stranger)
 
 
 def test_limits_are_changed_by_no_post(alice):
     assert client_of(alice).post("/limits/").status_code == 405
+
+
+# A plan's tab of limits: the questions that suit it, answered for its own draft
+
+
+@pytest.fixture
+def plan(team, alice) -> Plan:
+    return Plan.objects.create(team=team, owner=alice, name="serve", draft=serve_draft(None))
+
+
+def tab(user, plan, question="", **headers) -> str:
+    answer = client_of(user).get(f"/plans/{plan.pk}/limits/", {"question": question}, **headers)
+    assert answer.status_code == 200
+    return answer.content.decode()
+
+
+def test_it_offers_the_questions_of_its_work_and_answers_none_unasked(alice, plan):
+    page = tab(alice, plan)
+
+    assert "How many people at once?" in page
+    assert "How long a training sequence fits?" not in page
+    assert 'aria-label="Answer"' not in page
+
+
+def test_it_answers_a_question_for_its_own_draft_if_it_suits_it(alice, plan):
+    for question in [each.key for each in suited("serve")]:
+        page = tab(alice, plan, question)
+        assert 'aria-label="Answer"' in page, question
+        assert 'aria-current="true"' in page, question
+
+    for question in ["longest_sequence", "largest_batch", "price", "<b>"]:
+        assert 'aria-label="Answer"' not in tab(alice, plan, question), question
+
+
+def test_its_address_works_without_javascript_and_htmx_gets_the_tab_alone(alice, plan):
+    page = tab(alice, plan, "most_users", HTTP_HX_REQUEST="true")
+    assert page.lstrip().startswith('<div id="limits"')
+    assert f'href="/plans/{plan.pk}/limits/?question=most_users"' in tab(alice, plan)
+
+
+def test_a_draft_that_cannot_be_asked_or_has_no_limit_says_why(alice, plan):
+    known = plan.draft["hardware"]
+    plan.draft["hardware"] = known | {"device": "abacus"}
+    plan.save()
+    assert "abacus" in tab(alice, plan, "most_users")
+
+    plan.draft["hardware"], plan.draft["goal"]["goal"] = known, "compress"
+    plan.save()
+    assert "A compression has no limit to search for" in tab(alice, plan)
+
+
+def test_another_team_finds_no_such_tab(charlie, plan):
+    assert client_of(charlie).get(f"/plans/{plan.pk}/limits/").status_code == 404
+
+
+def test_a_question_suits_the_works_that_it_names():
+    for goal in GOALS:
+        assert suited(goal) == tuple(each for each in QUESTIONS if goal in each.goals), goal
+
+
+# Answers about limits in words: values, what ends the way, what was found to be too little
+
+
+def answered(question, **fields):
+    base = {"engine": "vllm", "device": "rtx-4090", **fields}
+    return inverse(InverseRequest.model_validate({**document(**base), "question": question}))
+
+
+def beyond(**fields):
+    return FirstFailure(value=2, reason="too much", constraint="memory", **fields)
+
+
+def test_a_value_is_said_as_people_say_it():
+    for value, unit, words in [
+        (15408, "tokens", f"15{THIN}408{NBSP}tokens"),
+        (1, "users", f"1{NBSP}person"),
+        (214, "users", f"214{NBSP}people"),
+        (1, "devices", f"1{NBSP}device"),
+        (8, "sequences", f"8{NBSP}sequences"),
+        (36.15e9, "parameters", f"36.1{NBSP}B parameters"),
+        (0.05, "USD per hour", f"0.050{NBSP}$ an hour"),
+        ("gpt2 int4", "parameters", "gpt2 int4"),
+    ]:
+        assert value_words(value, unit) == words, (value, unit)
+
+
+def test_what_ends_the_way_is_said_with_both_numbers_or_as_the_planner_says_it():
+    reason = FirstFailure(
+        value=181, reason="x", constraint="tpot_seconds", required=0.05012, limit=0.05
+    )
+    assert _reason(reason) == (f"each further token takes 50.12{NBSP}ms, the target is 50{NBSP}ms")
+
+    reason = FirstFailure(
+        value=16, reason="x", constraint="max_concurrency", required=15, limit=16
+    )
+    assert _reason(reason) == "memory holds 15 at once, not 16"
+    assert _reason(beyond()) == "too much"
+
+
+def test_what_ends_the_way_is_one_sentence_even_where_nothing_does():
+    for enough, word in [(True, "is not enough"), (False, "is too much")]:
+        assert (
+            _failure_sentence(beyond(), "devices", enough=enough)
+            == f"2{NBSP}devices {word}: too much."
+        ), (enough, word)
+
+    assert _failure_sentence(None, "parameters", enough=False) == "Nothing larger is known."
+    assert _failure_sentence(None, "devices", enough=True) == "Nothing was found to be too little."
+
+
+def test_the_limit_is_the_first_of_four_figures_with_its_interval():
+    found = shown(answered("most_users"), serve_draft(None))
+
+    first = found.figures[0]
+    assert len(found.figures) == 4
+    assert (first.label, first.unit) == ("The limit", "people")
+    assert first.low < first.value < first.high
+
+
+def test_several_devices_and_a_single_search_are_counted_in_the_answer():
+    found = shown(answered("longest_context", devices=2), serve_draft(None))
+    assert found.verdict.sentence.endswith(f"on 2 {TIMES} RTX 4090")
+
+    found = shown(answered("cheapest_instance", workload=SERVE), serve_draft(None))
+    assert "search" in found.searched
+
+
+def test_nothing_that_works_is_a_bad_verdict_with_the_reason():
+    pins = {"weight_dtype": "bf16"}
+    found = shown(answered("longest_context", model=LLAMA_70B, pins=pins), serve_draft(None))
+
+    assert found.verdict.tone == "bad"
+    assert f"not even 16{NBSP}tokens" in found.verdict.sentence
+    assert found.figures == ()
+
+
+def test_an_answer_without_any_reason_still_says_something():
+    bare = InverseAnswer(
+        question="most_users", limits=(), searches=0, seconds=0.0, calibration="none"
+    )
+
+    assert shown(bare, serve_draft(None)).verdict.sentence == "Nothing works here"
