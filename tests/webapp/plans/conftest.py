@@ -52,17 +52,17 @@ def with_model(plan: Plan, model: TeamModel, goal: str) -> Plan:
 
 
 @pytest.fixture
-def plan_of(demo_plan, trained):
-    """Return the demo's plan with another goal and model; fine-tuning as this release runs it."""
+def plan_of(team, alice, host, trained):
+    """Return plans like the demo's with another goal and model; fine-tuning as it runs here."""
 
     def make(goal: str, source: str) -> Plan:
-        with_model(demo_plan, trained, goal)
+        draft = demo_draft(host)
         chosen = SOURCES[source] | ({"team_model": trained.pk} if source == "team" else {})
-        demo_plan.draft["model"] = {"catalog_id": SMALL["catalog_id"], **chosen}
-        demo_plan.draft["workload"]["finetune"] |= {"method": "full", "sequence_length": 256}
-        demo_plan.draft["workload"]["serve"] |= {"input_tokens": 128, "output_tokens": 64}
-        demo_plan.draft["workload"]["generate"] |= {"input_tokens": 128, "output_tokens": 64}
-        demo_plan.save()
-        return demo_plan
+        draft["goal"]["goal"] = goal
+        draft["model"] = {"catalog_id": SMALL["catalog_id"], **chosen}
+        draft["workload"]["finetune"] |= {"method": "full", "sequence_length": 256}
+        for name in ("serve", "generate"):
+            draft["workload"][name] |= {"input_tokens": 128, "output_tokens": 64}
+        return Plan.objects.create(team=team, owner=alice, name="demo", draft=draft)
 
     return make

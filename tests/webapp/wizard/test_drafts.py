@@ -1,13 +1,47 @@
-"""How a draft begins: presets, and what a newcomer starts from."""
+"""Drafts: presets, defaults, suggestions, pins, shortened workloads, summaries, the stepper."""
+
+import copy
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from planner.catalog.devices import get_device, list_devices
 from tests.webapp.conftest import client_of
+from webapp.accounts.models import Team
+from webapp.core.units import TIMES
+from webapp.hosts.models import Host
 from webapp.jobs.models import Job, JobState
 from webapp.modelhub.models import TeamModel
 from webapp.modelhub.shapes import demo_config
 from webapp.plans.models import Plan
-from webapp.wizard.drafts import MODEL_PRESETS
+from webapp.wizard import pages
+from webapp.wizard.drafts import (
+    DEFAULT_DEVICE,
+    DEFAULT_MODEL,
+    GOALS,
+    MODEL_PRESETS,
+    WORKLOADS,
+    demo_draft,
+    demo_minutes,
+    serve_draft,
+    suggestion_apply,
+)
+from webapp.wizard.forms import device_choices, model_ids
+from webapp.wizard.steps import (
+    SLUGS,
+    STEPS,
+    Options,
+    _merged_pins,
+    fit_context,
+    neighbours,
+    step_form,
+    summaries,
+)
+from webapp.wizard.workload_forms import COMPRESSIONS, WORKLOAD_FORMS
+
+# How a draft begins: presets, and what a newcomer starts from
+
 
 pytestmark = pytest.mark.django_db
 
@@ -27,7 +61,6 @@ def team_model(team, host) -> TeamModel:
 
 def test_a_newcomer_starts_from_training_the_demo_model_here(walk, host):
     draft = walk().plan.draft
-
     assert draft["goal"]["goal"] == "pretrain"
     assert draft["model"]["source"] == "demo"
     assert draft["workload"]["pretrain"]["time_budget_minutes"] == 2
@@ -45,7 +78,6 @@ def test_after_a_finished_job_a_plan_starts_from_serving(walk, job):
 
 def test_without_a_host_a_plan_starts_from_catalog_hardware(alice):
     client_of(alice).get("/plans/new/")
-
     assert Plan.objects.get().draft["hardware"]["choice"] == "catalog"
 
 
@@ -61,16 +93,12 @@ def test_the_quantize_preset_chooses_the_model_and_its_host(walk, team_model, ho
     assert draft["hardware"]["choice"] == f"host:{host.pk}"
 
 
-@pytest.mark.parametrize(
-    ("preset", "goal"),
-    [("benchmark", "serve"), ("endpoint", "serve"), ("generate", "generate")],
-)
-def test_what_a_models_page_offers_begins_with_that_model(walk, team_model, preset, goal):
-    found = walk(f"?preset={preset}&model={team_model.pk}")
-
-    assert found.first_step == "review"
-    assert found.plan.draft["goal"]["goal"] == goal
-    assert found.plan.draft["model"]["team_model"] == team_model.pk
+def test_what_a_models_page_offers_begins_with_that_model(walk, team_model):
+    for preset, goal in [("benchmark", "serve"), ("endpoint", "serve"), ("generate", "generate")]:
+        found = walk(f"?preset={preset}&model={team_model.pk}")
+        assert found.first_step == "review", (preset, goal)
+        assert found.plan.draft["goal"]["goal"] == goal, (preset, goal)
+        assert found.plan.draft["model"]["team_model"] == team_model.pk, (preset, goal)
 
 
 def test_fine_tuning_a_teams_model_begins_where_its_data_is_chosen(walk, team_model):
@@ -96,24 +124,280 @@ def test_a_plan_with_a_short_model_asks_no_more_tokens_than_it_has_positions(wal
 
 def test_another_teams_model_cannot_be_a_preset(charlie, team_model):
     response = client_of(charlie).get(f"/plans/new/?preset=quantize&model={team_model.pk}")
-
     assert response.status_code == 404
 
 
-def test_an_untouched_draft_is_used_again(walk):
+def test_an_untouched_draft_is_used_again_and_a_touched_one_left_alone(walk):
     assert walk().plan_id == walk().plan_id
 
-
-def test_a_touched_draft_is_left_alone(walk):
     first = walk()
     first.press("workload", global_batch_size=4)
-
     assert walk().plan_id != first.plan_id
 
 
 @pytest.mark.parametrize("preset", sorted(MODEL_PRESETS))
 def test_a_preset_about_a_model_opens_at_the_goal_without_one(alice, host, preset):
     response = client_of(alice).get(f"/plans/new/?preset={preset}")
-
     plan = Plan.objects.get(owner=alice)
     assert response["Location"] == f"/plans/{plan.pk}/edit/goal/"
+
+
+# Drafts as data: defaults, suggestions, pins, shortened workloads, summaries, the stepper
+
+
+def options_of(team: Team, *hosts: Host) -> Options:
+    """Return options that are known and not read from the database."""
+    found = Options(team)
+    vars(found).update(hosts=hosts, pools=(), team_models=(), datasets=())
+    return found
+
+
+NOBODY = options_of(Team(name="Nobody"))
+
+
+def draft_of(goal="serve") -> dict:
+    draft = serve_draft(None)
+    draft["goal"]["goal"] = goal
+    return draft
+
+
+# Defaults
+
+
+def test_the_defaults_of_every_goal_pass_their_own_form():
+    for goal in GOALS:
+        form = WORKLOAD_FORMS[goal](data=WORKLOADS[goal])
+        assert form.is_valid(), form.errors
+        assert form.cleaned_data == WORKLOADS[goal], goal
+
+
+def test_defaults_are_in_their_catalogs_and_of_each_draft_alone():
+    assert DEFAULT_MODEL in model_ids()
+    assert get_device(DEFAULT_DEVICE).memory_bytes > 0
+
+    draft = serve_draft(None)
+    draft["workload"]["serve"]["concurrency"] = 999
+    assert serve_draft(None)["workload"]["serve"]["concurrency"] == 16
+
+
+def test_the_demos_length_follows_the_environment(monkeypatch):
+    for seconds, minutes in [("120", 2.0), ("40", 40 / 60), ("6", 0.1)]:
+        monkeypatch.setenv("SLIPWAY_DEMO_SECONDS", seconds)
+        assert demo_minutes() == pytest.approx(minutes, abs=0.005), seconds  # as the form shows it
+        assert demo_draft(None)["workload"]["pretrain"]["time_budget_minutes"] == demo_minutes(), (
+            seconds
+        )
+
+
+def test_every_device_of_the_catalog_can_be_chosen_once():
+    chosen = [key for _, group in device_choices() for key, _ in group]
+    assert sorted(chosen) == sorted(device.id for device in list_devices())
+
+
+def test_every_compression_has_its_words():
+    wrong = []
+    for method, _ in COMPRESSIONS:
+        draft = draft_of("compress")
+        draft["workload"]["compress"]["method"] = method
+        if not summaries(draft, NOBODY)["workload"]:
+            wrong.append(method)
+    assert not wrong, wrong
+
+
+def test_every_step_is_summarised_for_every_goal():
+    for goal in GOALS:
+        said = summaries(draft_of(goal), NOBODY)
+        assert set(said) == set(SLUGS), goal
+        assert all(said[slug] for slug in SLUGS if slug != "review"), goal
+
+
+# Suggestions
+
+
+def test_a_suggestion_touches_no_other_goals_workload():
+    for goal in GOALS:
+        draft = draft_of(goal)
+        others = {name: value for name, value in draft["workload"].items() if name != goal}
+        before = copy.deepcopy(others)
+        suggestion_apply(draft, {"workload": {"input_tokens": 7, "global_batch_size": 7}})
+        assert others == before, goal
+
+
+def test_a_suggested_field_is_taken_over():
+    for goal, workload, name, value in [
+        ("serve", {"concurrency": 4}, "concurrency", 4),
+        ("serve", {"input_tokens": 512}, "input_tokens", 512),
+        ("serve", {"concurrency": None}, "concurrency", 16),
+        ("finetune", {"method": "qlora"}, "method", "qlora"),
+        ("pretrain", {"global_batch_size": 1, "method": "pretrain"}, "global_batch_size", 1),
+        ("generate", {"batch_size": 1}, "batch_size", 1),
+    ]:
+        draft = draft_of(goal)
+        assert suggestion_apply(draft, {"workload": workload}) == [], (goal, workload)
+        assert draft["workload"][goal][name] == value, (goal, workload)
+
+
+def test_what_has_no_place_in_the_draft_is_given_back():
+    for changes, left in [
+        ({"workload": {"method": "lora"}}, ["method lora"]),
+        ({"engine": "vllm"}, ["engine vllm"]),
+        ({"cluster": {"device": "a-card-of-tomorrow"}}, ["device a-card-of-tomorrow"]),
+        ({"workload": {"method": "lora"}, "engine": "x"}, ["method lora", "engine x"]),
+        ({}, []),
+    ]:
+        assert suggestion_apply(draft_of("pretrain"), changes) == left, changes
+
+
+def test_suggested_hardware_becomes_catalog_hardware():
+    for cluster, count in [
+        ({"device": "h100-sxm5-80gb"}, (1, 1)),
+        ({"device": "h100-sxm5-80gb", "devices_per_node": 8}, (8, 1)),
+        ({"device": {"id": "rtx-4090"}, "devices_per_node": 2, "nodes": 3}, (2, 3)),
+    ]:
+        draft = draft_of()
+        draft["hardware"]["choice"] = "host:1"
+
+        assert suggestion_apply(draft, {"cluster": cluster}) == [], cluster
+        hardware = draft["hardware"]
+        assert hardware["choice"] == "catalog", cluster
+        assert (hardware["devices_per_node"], hardware["nodes"]) == count, cluster
+
+
+def test_a_suggestion_makes_a_draft_touched():
+    draft = draft_of()
+
+    suggestion_apply(draft, {"pins": {"weight_dtype": "int4"}})
+
+    assert draft["is_touched"]
+    assert draft["pins"] == {"weight_dtype": "int4"}
+
+
+def test_what_came_with_the_weights_leaves_with_them():
+    for old, new, kept in [
+        ({}, {"weight_dtype": "int4"}, {"weight_dtype": "int4"}),
+        (
+            {"weight_dtype": "int4", "quantization": "awq"},
+            {"weight_dtype": "int4", "tensor_parallel_size": 2},
+            {"weight_dtype": "int4", "quantization": "awq", "tensor_parallel_size": 2},
+        ),
+        (
+            {"weight_dtype": "int4", "quantization": "awq"},
+            {"weight_dtype": "bf16"},
+            {"weight_dtype": "bf16"},
+        ),
+    ]:
+        assert _merged_pins(old, new) == kept, (old, new)
+
+
+# Workloads that fit the model
+
+
+@given(st.integers(1, 200_000), st.integers(1, 200_000), st.integers(2, 131_072))
+def test_a_shortened_conversation_fits_and_keeps_both_parts(prompt, answer, context):
+    draft = draft_of()
+    draft["workload"]["serve"] |= {"input_tokens": prompt, "output_tokens": answer}
+
+    fit_context(draft, context)
+    values = draft["workload"]["serve"]
+
+    assert (
+        values["input_tokens"] + values["output_tokens"] <= context or prompt + answer <= context
+    )
+    assert min(values["input_tokens"], values["output_tokens"]) >= 1
+
+
+@given(st.integers(8, 131_072), st.integers(8, 131_072))
+def test_training_reads_no_more_at_once_than_the_model(sequence, context):
+    draft = draft_of("pretrain")
+    draft["workload"]["pretrain"]["sequence_length"] = sequence
+
+    fit_context(draft, context)
+
+    assert draft["workload"]["pretrain"]["sequence_length"] == min(sequence, context)
+
+
+def test_what_fits_is_left_alone_and_fitting_twice_changes_nothing_more():
+    draft = draft_of()
+    before = copy.deepcopy(draft)
+    assert not fit_context(draft, 131_072)
+    assert draft == before
+
+    assert fit_context(draft, 256)
+    assert not fit_context(draft, 256)
+
+
+# Steps
+
+
+def test_every_step_knows_its_neighbours_and_all_but_the_last_have_a_form():
+    for at in range(len(SLUGS)):
+        before, after = neighbours(SLUGS[at])
+        assert before == (STEPS[at - 1] if at else None), at
+        assert after == (STEPS[at + 1] if at < len(SLUGS) - 1 else None), at
+
+    for slug, has_form in [(slug, slug != "review") for slug in SLUGS]:
+        assert (step_form(slug, draft_of(), NOBODY) is not None) == has_form, slug
+
+
+@pytest.mark.django_db
+def test_steps_before_the_current_one_are_done(alice, team, host):
+    for slug in SLUGS:
+        plan = Plan.objects.create(team=team, owner=alice, draft=serve_draft(host))
+        steps = client_of(alice).get(f"/plans/{plan.pk}/edit/{slug}/").context["steps"]
+        at = SLUGS.index(slug)
+        assert [step["is_done"] for step in steps] == [
+            index < at for index in range(len(SLUGS))
+        ], slug
+        assert [step["is_current"] for step in steps].index(True) == at, slug
+
+
+# Hardware
+
+
+def test_every_price_of_the_catalog_has_its_source():
+    wrong = [
+        device
+        for device in list_devices()
+        if device.price_usd_per_hour and not device.price_source
+    ]
+    assert not wrong, wrong
+
+
+@pytest.mark.django_db
+def test_a_host_is_offered_with_what_it_has_or_never_reported(host):
+    choice = pages._host_choice(host)
+    assert choice.more.startswith("CPU only · 2 cores · 16.0")
+    assert choice.more.endswith("GB/s measured")
+
+    host.facts, host.microbench = {}, {}
+    assert pages._host_choice(host).more == "CPU only"
+
+
+@pytest.mark.django_db
+def test_a_host_with_cards_is_offered_by_their_number_and_name(host):
+    card = {"index": 0, "uuid": "u", "name": "NVIDIA GeForce RTX 4090", "memory_bytes": 24 * 2**30}
+    host.facts["gpus"] = [card, card | {"index": 1}]
+
+    choice = pages._host_choice(host)
+
+    assert choice.cells == ("24", "24")
+    assert choice.more.startswith(f"2 {TIMES} RTX 4090")
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("goal", ["pretrain", "finetune"])
+def test_attention_by_blocks_is_offered_where_the_host_has_a_gpu_or_a_draft_has_it(host, goal):
+    draft, options = draft_of(goal), options_of(host.team, host)
+    draft["hardware"] |= {"choice": f"host:{host.pk}"}
+
+    def offered():
+        return "flex" in dict(step_form("workload", draft, options).fields["attention"].choices)
+
+    assert not offered()
+    host.facts["gpus"] = [{"index": 0}]
+    assert offered()
+    host.facts["gpus"] = []
+    draft["workload"][goal]["attention"] = "flex"
+    assert offered()
+    draft["workload"][goal]["attention"], draft["hardware"]["choice"] = "auto", "catalog"
+    assert offered()

@@ -5,10 +5,15 @@ import json
 import pytest
 from django.core.files.uploadedfile import SimpleUploadedFile
 
+from tests.webapp.conftest import client_of
 from webapp.modelhub.models import TeamModel
 from webapp.modelhub.shapes import demo_config
+from webapp.wizard.drafts import draft_begin
 
-pytestmark = pytest.mark.django_db
+# What people paste and scripts send: every form refuses in words, none ever breaks
+
+
+pytestmark = pytest.mark.django_db(databases="__all__")
 CONFIG = demo_config()
 
 
@@ -151,22 +156,22 @@ def with_goal(walk, goal: str):
     return walker
 
 
-@pytest.mark.parametrize("goal", NUMBERS)
-def test_a_number_has_its_bounds_and_beyond_them_is_refused(walk, goal):
-    for name, (low, high) in NUMBERS[goal].items():
-        walker = with_goal(walk, goal)
+def test_a_number_has_its_bounds_and_beyond_them_is_refused(walk):
+    for goal, fields in NUMBERS.items():
+        for name, (low, high) in fields.items():
+            walker = with_goal(walk, goal)
 
-        page = walker.press("workload", **{name: low - 1})
-        assert page.status_code == 422, name
-        assert str(low) in page.context["form"].errors[name][0], name
+            page = walker.press("workload", **{name: low - 1})
+            assert page.status_code == 422, name
+            assert str(low) in page.context["form"].errors[name][0], name
 
-        page = walker.press("workload", **{name: high + 1})
-        assert page.status_code == 422, name
-        assert name in page.context["form"].errors, name
+            page = walker.press("workload", **{name: high + 1})
+            assert page.status_code == 422, name
+            assert name in page.context["form"].errors, name
 
-        for value in (low, high):
-            assert walker.press("workload", **{name: value}).status_code == 302, (name, value)
-            assert walker.page("review").status_code == 200, (name, value)
+            for value in (low, high):
+                assert walker.press("workload", **{name: value}).status_code == 302, (name, value)
+                assert walker.page("review").status_code == 200, (name, value)
 
 
 def test_what_is_no_whole_number_is_refused(walk):
@@ -209,17 +214,17 @@ PINS = [
 NO_PIN = dict.fromkeys((name for pins in PINS for name in pins), "")
 
 
-@pytest.mark.parametrize("goal", ["serve", "generate", "finetune", "pretrain", "compress"])
-def test_any_pin_is_planned_or_refused_in_words(walk, goal):
-    walker = with_goal(walk, goal)
+def test_any_pin_is_planned_or_refused_in_words(walk):
+    for goal in ["serve", "generate", "finetune", "pretrain", "compress"]:
+        walker = with_goal(walk, goal)
 
-    for pins in PINS:
-        answer = walker.press("hardware", **{**NO_PIN, **pins})
-        verdict = walker.page("review").context["verdict"]
+        for pins in PINS:
+            answer = walker.press("hardware", **{**NO_PIN, **pins})
+            verdict = walker.page("review").context["verdict"]
 
-        assert answer.status_code == 302, pins
-        assert verdict.sentence
-        assert verdict.state != "incomplete" or verdict.detail
+            assert answer.status_code == 302, pins
+            assert verdict.sentence, (goal, pins)
+            assert verdict.state != "incomplete" or verdict.detail, (goal, pins)
 
 
 def test_a_suggestion_that_is_none_is_refused_in_words_on_a_step_that_exists(walk):
@@ -255,3 +260,55 @@ def test_a_folder_of_any_name_is_planned(walk):
         answer = walker.press("model", source="folder", path=path, folder_config=changed())
         assert answer.status_code == 302, path
         assert walker.page("review").status_code == 200, path
+
+
+# A config.json that is meant to break its reader: refused in words, and soon
+
+
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "vocab_size": 512,
+    "max_position_embeddings": 256,
+}
+HOSTILE = {
+    "deep lists": "[" * 100_000,
+    "deep objects": '{"a":' * 20_000 + "1" + "}" * 20_000,
+    "deep inside": json.dumps(LLAMA)[:-1] + ', "x": ' + "[" * 5000 + "]" * 5000 + "}",
+    "long": '{"a": "' + "x" * 300_000 + '"}',
+    "no end": '{"a": "',
+    "many digits": json.dumps(LLAMA).replace("64", "9" * 5000),
+    "many layers": json.dumps(LLAMA | {"num_hidden_layers": 10**12}),
+    "wide": json.dumps(LLAMA | {"hidden_size": 10**15}),
+    "many experts": json.dumps(LLAMA | {"model_type": "mixtral", "num_local_experts": 10**12}),
+    "negative": json.dumps(LLAMA | {"vocab_size": -1}),
+    "infinite": json.dumps(LLAMA).replace("512", "1e999"),
+    "no object": "[1, 2]",
+}
+
+
+def post(user, plan, text: str):
+    """Send the model step with a pasted config."""
+    sent = {"source": "config", "config": text, "catalog_id": "meta-llama/Llama-3.1-8B"}
+    return client_of(user).post(f"/plans/{plan.pk}/edit/model/", sent)
+
+
+@pytest.fixture
+def plan(team, alice):
+    return draft_begin(team=team, owner=alice, preset="serve", model=None)
+
+
+def test_the_sane_one_among_them_is_taken(plan, alice):
+    answer = post(alice, plan, json.dumps(LLAMA))
+    assert answer.status_code == 302
+
+
+def test_a_hostile_config_is_refused_in_words(plan, alice):
+    for what, text in HOSTILE.items():
+        answer = post(alice, plan, text)
+        assert answer.status_code == 422, what
+        assert b"Traceback" not in answer.content, what

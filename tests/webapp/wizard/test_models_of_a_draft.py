@@ -1,12 +1,20 @@
-"""The model step: the catalog, a config, a folder, a model of the team."""
+"""The model step: the catalog, a config.json a folder, one of the team."""
 
 import json
 
 import pytest
+from django import forms
 from django.core.files.uploadedfile import SimpleUploadedFile
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from planner.catalog.devices import list_devices
 from webapp.modelhub.models import TeamModel
 from webapp.modelhub.shapes import demo_config
+from webapp.wizard.forms import device_choices, parse_config, read_upload
+
+# The model step: the catalog, a config, a folder, a model of the team
+
 
 pytestmark = pytest.mark.django_db
 CONFIG = json.dumps(demo_config())
@@ -17,94 +25,59 @@ def errors(page) -> dict:
     return page.context["form"].errors
 
 
-def test_a_catalog_model_is_found_without_regard_to_case(walk):
+def test_a_catalog_model_is_found_without_regard_to_case_and_kept_as_named(walk):
     walker = walk()
-
     walker.press("model", source="catalog", catalog_id="META-LLAMA/llama-3.2-1b")
-
     assert walker.plan.draft["model"]["catalog_id"] == "meta-llama/Llama-3.2-1B"
 
-
-def test_a_quantised_checkpoint_of_a_catalog_model_is_kept_as_named(walk):
-    walker = walk()
-
     walker.press("model", source="catalog", catalog_id="Qwen/Qwen3-8B-FP8")
-
     assert walker.plan.draft["model"]["catalog_id"] == "Qwen/Qwen3-8B-FP8"
     assert walker.plan.request["model"] == "Qwen/Qwen3-8B-FP8"
 
 
-def test_an_unknown_model_is_refused_with_its_neighbours(walk):
+def test_what_is_no_model_is_refused_by_the_lack_or_the_place(walk):
     page = walk().press("model", source="catalog", catalog_id="meta-llama/Llama-9")
-
     assert "nearest" in errors(page)["catalog_id"][0]
 
-
-def test_a_pasted_config_becomes_the_question(walk):
-    walker = walk()
-
-    walker.press("model", source="config", config=CONFIG)
-
-    assert walker.plan.request["model"]["hidden_size"] == demo_config()["hidden_size"]
-
-
-def test_an_uploaded_config_becomes_the_question(walk):
-    walker = walk()
-    upload = SimpleUploadedFile("config.json", CONFIG.encode())
-
-    walker.press("model", source="config", config_file=upload)
-
-    assert walker.plan.request["model"]["num_hidden_layers"] == demo_config()["num_hidden_layers"]
-
-
-def test_a_config_that_lacks_a_field_is_refused_by_the_fields_name(walk):
     config = {key: value for key, value in demo_config().items() if key != "hidden_size"}
-
     page = walk().press("model", source="config", config=json.dumps(config))
-
     assert "hidden_size" in errors(page)["config"][0]
 
-
-def test_text_that_is_no_json_is_refused_with_the_place(walk):
     page = walk().press("model", source="config", config='{"hidden_size": }')
-
     assert "line 1, column 17" in errors(page)["config"][0]
 
-
-def test_a_list_is_no_config(walk):
     page = walk().press("model", source="config", config="[1, 2]")
-
     assert "one object in braces" in errors(page)["config"][0]
 
-
-def test_weights_instead_of_a_config_are_refused(walk):
     upload = SimpleUploadedFile("model.safetensors", b"\xff\xfe\x00" * 10)
-
     page = walk().press("model", source="config", config_file=upload)
-
     assert "not text" in errors(page)["config_file"][0]
 
-
-def test_a_file_that_is_too_long_is_refused_with_the_limit(walk):
     upload = SimpleUploadedFile("config.json", b" " * 300_000)
-
     page = walk().press("model", source="config", config_file=upload)
-
     assert "256 KiB" in errors(page)["config_file"][0]
 
 
-@pytest.mark.parametrize("path", ["../secrets", "models/../../etc", ""])
-def test_a_folder_that_climbs_or_has_no_name_is_refused(walk, path):
-    page = walk().press("model", source="folder", path=path, folder_config=CONFIG)
+def test_a_pasted_or_uploaded_config_becomes_the_question(walk):
+    walker = walk()
+    walker.press("model", source="config", config=json.dumps(demo_config() | {"vocab_size": 999}))
+    assert walker.plan.request["model"]["vocab_size"] == 999
 
-    assert "path" in errors(page)
+    config = json.dumps(demo_config() | {"num_hidden_layers": 3})
+    upload = SimpleUploadedFile("config.json", config.encode())
+    walker.press("model", source="config", config_file=upload)
+    assert walker.plan.request["model"]["num_hidden_layers"] == 3
+
+
+def test_a_folder_that_climbs_or_has_no_name_is_refused(walk):
+    for path in ["../secrets", "models/../../etc", ""]:
+        page = walk().press("model", source="folder", path=path, folder_config=CONFIG)
+        assert "path" in errors(page), path
 
 
 def test_a_folder_is_planned_by_its_config(walk):
     walker = walk()
-
     walker.press("model", source="folder", path="llama-tiny", folder_config=CONFIG)
-
     assert walker.plan.request["model"]["vocab_size"] == 4096
 
 
@@ -119,9 +92,7 @@ def test_a_model_of_the_team_is_planned_by_its_config(walk, team, host):
 
 def test_another_teams_model_cannot_be_chosen(walk, other_team):
     model = TeamModel.objects.create(team=other_team, name="theirs", source="config", config={})
-
     page = walk().press("model", source="team", team_model=model.pk)
-
     assert "team_model" in errors(page)
 
 
@@ -159,3 +130,110 @@ def test_the_rail_alone_shortens_nothing(walk):
     )
 
     assert walker.plan.draft["workload"]["serve"]["input_tokens"] == 1024
+
+
+# A pasted or uploaded config.json: what is taken to the last byte, and how a refusal helps
+
+
+KIB = 1024
+LIMIT = 256 * KIB
+LEAVES = (
+    st.none() | st.booleans() | st.integers(-(10**16), 10**16) | st.text("abcäß€😀 ", max_size=9)
+)
+OBJECTS = st.dictionaries(
+    st.text("abc_", max_size=6), st.recursive(LEAVES, lambda inner: st.lists(inner, max_size=3))
+)
+
+
+def config_of(num_bytes: int, letter: str = "x") -> str:
+    """A config.json that is exactly so many bytes long."""
+    room = num_bytes - len('{"a": ""}')
+    return f'{{"a": "{letter * (room // len(letter.encode()))}"}}'
+
+
+def refusal(text: str) -> str:
+    with pytest.raises(forms.ValidationError) as caught:
+        parse_config(text)
+    return caught.value.messages[0]
+
+
+@settings(deadline=None)
+@given(OBJECTS)
+def test_any_object_of_ordinary_values_is_read_as_it_was_written(config):
+    assert parse_config(json.dumps(config)) == config
+    assert parse_config(json.dumps(config, ensure_ascii=False, indent=4)) == config
+
+
+def test_a_config_is_read_up_to_its_longest_length_in_bytes():
+    text = config_of(LIMIT)
+    assert len(text.encode()) == LIMIT
+    assert parse_config(text)["a"].startswith("x")
+
+    sentence = refusal(config_of(LIMIT + 1))
+    assert sentence.startswith("This is 257 KiB long; a config.json has at most 256 KiB")
+    assert sentence.endswith("Paste config.json, not the weights' index.")
+
+    text = config_of(LIMIT + 9 * KIB, letter="€")
+    assert len(text) < LIMIT
+    assert refusal(text).startswith("This is 265 KiB long; ")
+
+
+def test_a_number_that_a_model_may_have_is_read():
+    for number in ["9" * 18, "-" + "9" * 17, "0", "1e308", "-0.5"]:
+        assert parse_config(f'{{"n": {number}}}') == {"n": json.loads(number)}, number
+
+
+def test_a_number_that_no_model_has_is_refused_by_itself():
+    for number, said in [
+        ("9" * 19, "999"),
+        ("1e999", "1e999"),
+        ("-1e999", "-1e999"),
+        ("NaN", "NaN"),
+        ("Infinity", "Infinity"),
+        ("-Infinity", "-Infinity"),
+    ]:
+        assert refusal(f'{{"n": [1, {{"m": {number}}}]}}').startswith(f"It holds {said}"), number
+
+
+def test_whatever_is_no_object_or_breaks_off_is_refused_as_such():
+    for text in ["[]", '"text"', "7", "null", "true", '[{"a": 1}]']:
+        assert refusal(text) == "A config.json is one object in braces, this is not.", text
+    assert "This is not JSON" in refusal('{"a":' + "[" * 100_000)
+
+    for text, place in [
+        ('{"a": 1,\n "b" 2}', "at line 2, column 6"),
+        ('{"a": 1', "at line 1, column 8"),
+        ("config", "at line 1, column 1"),
+        ('{"a": 1}\n}', "at line 2, column 1"),
+    ]:
+        assert place in refusal(text), text
+
+
+def test_a_pair_is_one_character_and_another_that_no_database_stores_is_refused():
+    for text in ["\\u0000", "\\ud800", "\\udfff"]:
+        assert "a character that no text has" in refusal(f'{{"a": ["{text}"]}}'), text
+        assert "a character that no text has" in refusal(f'{{"{text}": 1}}'), text
+    assert parse_config('{"a": "\\ud83d\\ude00"}') == {"a": "\U0001f600"}
+
+
+def upload(data: bytes) -> dict:
+    return read_upload(SimpleUploadedFile("config.json", data))
+
+
+def test_an_upload_is_read_by_its_length_and_weights_are_refused_as_no_text():
+    assert upload(config_of(LIMIT).encode())["a"]
+    with pytest.raises(forms.ValidationError, match=r"2,560 KiB long.*at most 256 KiB"):
+        upload(config_of(10 * LIMIT).encode())
+    assert read_upload(None) == {}
+
+    with pytest.raises(forms.ValidationError, match="not the weights"):
+        upload(b"\x80\x02\xff safetensors")
+
+
+def test_every_device_is_offered_under_its_maker_in_the_order_of_its_label():
+    makers = {device.id: device.vendor or "Other" for device in list_devices()}
+
+    for maker, group in device_choices():
+        labels = [label for _, label in group]
+        assert labels == sorted(labels)
+        assert {makers[key] for key, _ in group} == {maker}

@@ -1,100 +1,80 @@
 """The steps: working defaults, saved after each change, errors beside their fields."""
 
+import itertools
 import re
 
 import pytest
 
+from planner.catalog.engines import get_engine
 from tests.webapp.conftest import client_of
 from tests.webapp.wizard.conftest import STEPS
+from webapp.plans.engines import chosen_engine, engine_choices
+from webapp.plans.errors import DraftProblem
+from webapp.plans.exporting import exports_of
+from webapp.plans.launching import launch_of
+from webapp.plans.planning import current_answer, plan_keep
+from webapp.wizard.drafts import GOALS
 
-pytestmark = pytest.mark.django_db
-
-
-@pytest.mark.parametrize("step", [*STEPS, "review"])
-def test_each_step_shows_a_computed_verdict_by_its_defaults(walk, step):
-    page = walk().page(step)
-
-    assert page.status_code == 200
-    assert page.context["verdict"].state in {"fits", "tight"}
+# The steps: working defaults, saved after each change, errors beside their fields
 
 
-@pytest.mark.parametrize("goal", ["serve", "generate", "finetune", "pretrain", "compress"])
-def test_every_goal_leads_by_its_defaults_to_a_computed_plan(walk, goal):
+pytestmark = pytest.mark.django_db(databases="__all__")
+
+
+def test_each_step_shows_a_computed_verdict_by_its_defaults(walk):
+    for step in [*STEPS, "review"]:
+        page = walk().page(step)
+        assert page.status_code == 200, step
+        assert page.context["verdict"].state in {"fits", "tight"}, step
+
     walker = walk()
-    walker.press("goal", goal=goal)
+    assert walker.page("price").status_code == 404
 
-    walker.to_review()
 
-    assert walker.plan.answer["searched"]["strategies"] > 0
+def test_every_goal_leads_by_its_defaults_to_a_computed_plan(walk):
+    for goal in ["serve", "generate", "finetune", "pretrain", "compress"]:
+        walker = walk()
+        walker.press("goal", goal=goal)
+        walker.to_review()
+        assert walker.plan.answer["searched"]["strategies"] > 0, goal
 
 
 def test_next_four_times_ends_at_the_review(walk):
     walker = walk()
-
     walker.to_review()
-
     assert "Preflight &amp; launch" in walker.page("review").content.decode()
 
 
-def test_next_leads_to_the_following_step(walk):
+def test_next_back_and_update_lead_to_their_step_and_save_what_was_typed(walk):
     walker = walk()
-
     assert walker.press("goal")["Location"] == walker.url("model")
 
-
-def test_back_saves_what_was_typed_and_leads_to_the_step_before(walk):
-    walker = walk()
-
     response = walker.press("workload", go="back", global_batch_size=4)
-
     assert response["Location"] == walker.url("model")
     assert walker.plan.draft["workload"]["pretrain"]["global_batch_size"] == 4
-
-
-def test_update_without_javascript_stays_on_the_step(walk):
-    walker = walk()
-
     assert walker.press("workload", go="stay")["Location"] == walker.url("workload")
 
-
-def test_another_goal_keeps_the_workload_of_the_first(walk):
-    walker = walk()
     walker.press("workload", global_batch_size=4)
-
     walker.press("goal", goal="serve")
     walker.press("workload", concurrency=3)
     walker.press("goal", goal="pretrain")
-
     assert walker.shown("workload")["global_batch_size"] == 4
 
 
-def test_a_wrong_number_is_named_with_its_limits_beside_its_field(walk):
+def test_what_is_wrong_is_named_with_its_limits_beside_its_field_and_not_saved(walk):
     walker = walk()
-
     page = walker.press("workload", sequence_length="many")
-
     assert page.status_code == 422
     assert "from 8 to 1,000,000" in page.context["form"].errors["sequence_length"][0]
     assert 'id="id_sequence_length_error"' in page.content.decode()
 
-
-def test_what_is_wrong_is_not_saved(walk):
-    walker = walk()
-
     walker.press("workload", sequence_length="0")
-
     assert walker.plan.draft["workload"]["pretrain"]["sequence_length"] == 256
 
-
-def test_the_error_summary_links_to_the_field(walk):
     page = walk().press("workload", sequence_length="")
-
     assert 'href="#id_sequence_length"' in page.content.decode()
 
-
-def test_a_training_run_without_an_end_is_refused(walk):
     page = walk().press("workload", time_budget_minutes="", million_tokens="")
-
     assert "time budget or a number of tokens" in str(page.context["form"].errors)
 
 
@@ -108,131 +88,98 @@ def test_a_compression_keeps_its_bits_as_a_number_and_what_goes(walk):
     assert walker.plan.draft["workload"]["compress"]["sparsity"] == "20"
 
 
-@pytest.mark.parametrize("method", ["llm_pruner", "sheared_llama"])
-def test_whole_heads_do_not_go_by_two_of_four(walk, method):
-    walker = walk()
-    walker.press("goal", goal="compress")
-
-    page = walker.press("workload", method=method, sparsity="2:4")
-
-    assert "Choose a share" in str(page.context["form"].errors["sparsity"])
+def test_whole_heads_do_not_go_by_two_of_four(walk):
+    for method in ["llm_pruner", "sheared_llama"]:
+        walker = walk()
+        walker.press("goal", goal="compress")
+        page = walker.press("workload", method=method, sparsity="2:4")
+        assert "Choose a share" in str(page.context["form"].errors["sparsity"]), method
 
 
-def test_pins_are_kept_and_asked_of_the_planner(walk):
+def test_pins_are_kept_and_asked_of_the_planner_or_refused_beside_their_field(walk):
     walker = walk("?preset=serve")
-
     walker.press("hardware", **{"pin-weight_dtype": "int8"})
-
     assert walker.plan.request["pins"]["weight_dtype"] == "int8"
 
-
-def test_a_wrong_pin_is_refused_beside_its_field(walk):
     page = walk().press("hardware", **{"pin-tensor_parallel_size": "0"})
-
     assert page.status_code == 422
     assert "tensor_parallel_size" in page.context["pins"].errors
 
 
-def test_an_unknown_step_is_not_found(walk):
+def test_another_team_finds_no_step_and_cannot_save(walk, charlie):
+    for step in [*STEPS, "review"]:
+        walker = walk()
+        assert client_of(charlie).get(walker.url(step)).status_code == 404, step
+
     walker = walk()
-
-    assert walker.page("price").status_code == 404
-
-
-@pytest.mark.parametrize("step", [*STEPS, "review"])
-def test_another_team_finds_no_step(walk, charlie, step):
-    walker = walk()
-
-    assert client_of(charlie).get(walker.url(step)).status_code == 404
-
-
-def test_another_team_cannot_save(walk, charlie):
-    walker = walk()
-
     response = client_of(charlie).post(walker.url("goal"), {"goal": "serve"})
-
     assert response.status_code == 404
     assert walker.plan.draft["goal"]["goal"] == "pretrain"
 
 
-def test_a_colleague_may_go_on_with_a_draft(walk, bob):
+def test_a_colleague_may_go_on_with_a_draft_and_a_viewer_may_not(walk, bob, vera):
     walker = walk()
-
     assert client_of(bob).get(walker.url("goal")).status_code == 200
-
-
-def test_a_viewer_may_not_change_a_draft(walk, vera):
-    walker = walk()
-
     assert client_of(vera).get(walker.url("goal")).status_code == 403
-
-
-def test_a_viewer_may_not_begin_a_plan(vera):
     assert client_of(vera).get("/plans/new/").status_code == 403
 
 
-@pytest.mark.parametrize("step", [*STEPS, "review"])
-def test_no_step_asks_the_database_more_often_than_a_bound(
-    walk, step, django_assert_max_num_queries
-):
-    walker = walk()
-    walker.page(step)
-
-    with django_assert_max_num_queries(16):
+def test_no_step_asks_the_database_more_often_than_a_bound(walk, django_assert_max_num_queries):
+    for step in [*STEPS, "review"]:
+        walker = walk()
         walker.page(step)
+        with django_assert_max_num_queries(16):
+            walker.page(step)
 
 
 FOLDED = '<details class="disclosure">'
 OPENED = '<details class="disclosure" open>'
 
 
-@pytest.mark.parametrize("goal", ["finetune", "pretrain", "generate"])
-def test_finer_choices_are_folded_until_one_of_them_is_made(walk, goal):
-    made = {"generate": {"batching": "sorted", "decode_step": "compiled"}}.get(
-        goal, {"attention": "eager", "lengths": "fixed", "on_spike": "skip"}
-    )
-    said = {"generate": "Batches and Decode step"}.get(
-        goal, "Attention kernel and On a loss spike"
-    )
-    walker = walk()
-    walker.press("goal", goal=goal)
-    assert FOLDED in walker.page("workload").content.decode()
+def test_finer_choices_are_folded_until_one_of_them_is_made(walk):
+    for goal in ["finetune", "pretrain", "generate"]:
+        made = {"generate": {"batching": "sorted", "decode_step": "compiled"}}.get(
+            goal, {"attention": "eager", "lengths": "fixed", "on_spike": "skip"}
+        )
+        said = {"generate": "Batches and Decode step"}.get(
+            goal, "Attention kernel and On a loss spike"
+        )
+        walker = walk()
+        walker.press("goal", goal=goal)
+        assert FOLDED in walker.page("workload").content.decode(), goal
 
-    walker.press("workload", go="stay", **made)
-    text = walker.page("workload").content.decode()
+        walker.press("workload", go="stay", **made)
+        text = walker.page("workload").content.decode()
 
-    assert OPENED in text
-    assert f"<summary>Advanced options: {said}</summary>" in text
-
-
-@pytest.mark.parametrize(("goal", "field"), [("serve", "concurrency"), ("compress", "sparsity")])
-def test_a_step_without_finer_choices_has_no_fold(walk, goal, field):
-    walker = walk()
-    walker.press("goal", goal=goal)
-
-    text = walker.page("workload").content.decode()
-
-    assert "Advanced options" not in text
-    assert f'name="{field}"' in text
+        assert OPENED in text, goal
+        assert f"<summary>Advanced options: {said}</summary>" in text, goal
 
 
-@pytest.mark.parametrize("goal", ["pretrain", "finetune"])
-@pytest.mark.parametrize(
-    ("lines", "why"),
-    [
-        ("a\nb\nc\nd", "These are 4 prompts, one a line. Give 3 at most."),
-        ("x" * 501, "A prompt has 501 characters. It may have 500 at most."),
-    ],
-)
-def test_prompts_that_are_too_many_or_too_long_are_refused_in_sight(walk, goal, lines, why):
-    walker = walk()
-    walker.press("goal", goal=goal)
+def test_a_step_without_finer_choices_has_no_fold(walk):
+    for goal, field in [("serve", "concurrency"), ("compress", "sparsity")]:
+        walker = walk()
+        walker.press("goal", goal=goal)
+        text = walker.page("workload").content.decode()
+        assert "Advanced options" not in text, goal
+        assert f'name="{field}"' in text, goal
 
-    answer = walker.press("workload", go="stay", sample_prompts=lines)
-    text = answer.content.decode() or walker.page("workload").content.decode()
 
-    assert why in text
-    assert "Advanced options: Prompts of the samples" in text
+def test_prompts_that_are_too_many_or_too_long_are_refused_in_sight(walk):
+    for (lines, why), goal in itertools.product(
+        [
+            ("a\nb\nc\nd", "These are 4 prompts, one a line. Give 3 at most."),
+            ("x" * 501, "A prompt has 501 characters. It may have 500 at most."),
+        ],
+        ["pretrain", "finetune"],
+    ):
+        walker = walk()
+        walker.press("goal", goal=goal)
+
+        answer = walker.press("workload", go="stay", sample_prompts=lines)
+        text = answer.content.decode() or walker.page("workload").content.decode()
+
+        assert why in text, (goal, why)
+        assert "Advanced options: Prompts of the samples" in text, (goal, why)
 
 
 def test_prompts_are_kept_one_a_line(walk):
@@ -282,19 +229,14 @@ def test_prompts_and_answers_are_planned_on_pools_of_their_own(server_of_four):
     assert re.search(r'name="pin-decode_devices" value="3"', page)
 
 
-def test_one_pool_without_the_other_is_named(server_of_four):
+def test_pools_come_in_pairs_and_go_when_their_numbers_are_emptied(server_of_four):
     page = server_of_four.press("hardware", **{"pin-prefill_devices": 2})
-
     assert page.context["pins"].errors == {
         "decode_devices": ["Two pools have two sizes: give both, or none."]
     }
 
-
-def test_pools_go_when_their_numbers_are_emptied(server_of_four):
     server_of_four.press("hardware", **POOLS)
-
     server_of_four.press("hardware", **dict.fromkeys(POOLS, ""))
-
     assert server_of_four.plan.draft["pins"]["disaggregated"] is None
     assert "disaggregated" not in server_of_four.plan.request["pins"]
 
@@ -328,3 +270,132 @@ def test_a_refused_step_shows_no_verdict_on_the_values_before(walk):
     assert "nobody/nothing" in page.context["verdict"].detail
     assert page.context["shape_words"] == ""
     assert "Not saved: correct the form first" in page.content.decode()
+
+
+# The engine is a choice of the hardware step; a refusal that names another one offers it
+
+
+T4 = {"choice": "catalog", "device": "t4"}
+
+
+@pytest.fixture
+def serving(walk):
+    """A walker to serve gpt-oss on a T4, which vLLM refuses."""
+    walker = walk()
+    walker.press("goal", goal="serve", slo="none")
+    walker.press("model", source="catalog", catalog_id="openai/gpt-oss-20b")
+    walker.press("hardware", **T4)
+    return walker
+
+
+def test_each_goal_offers_the_engines_that_do_its_work(walk):
+    for goal in GOALS:
+        walker = walk()
+        walker.press("goal", goal=goal)
+        form = walker.page("hardware").context["form"]
+
+        assert ("engine" in form.fields) == (goal != "compress"), goal
+        offered = dict(form.fields["engine"].choices) if goal != "compress" else {"": "Automatic"}
+        assert list(offered) == ["", *engine_choices(goal)], goal
+        assert ("deepspeed" in offered) == (goal in {"finetune", "pretrain"}), goal
+        assert ("vllm" in offered) == (goal in {"serve", "generate"}), goal
+        training = goal in {"finetune", "pretrain"}
+        for key in engine_choices(goal):
+            assert get_engine(key, "gpu", training=training).key == key, goal
+
+
+def test_automatic_is_what_was_planned_without_the_choice(serving):
+    serving.press("model", source="catalog", catalog_id="meta-llama/Llama-3.2-1B")
+    before = serving.plan.request
+
+    serving.press("hardware", engine="")
+
+    assert serving.plan.request == before
+    assert before["engine"] == "vllm"
+
+
+def test_a_refusal_that_names_another_engine_has_a_button_for_it(serving):
+    page = serving.page("hardware")
+    [shown] = re.findall(r'name="engine" value="(\w+)"', page.content.decode())
+    assert (page.context["verdict"].state, shown) == ("refused", "llama_cpp")
+
+    form = {"engine": shown, "step": "hardware", "revision": serving.plan.revision}
+    answer = serving.client.post(f"/plans/{serving.plan_id}/suggestion/", form)
+
+    assert answer["Location"] == serving.url("hardware")
+    assert serving.plan.request["engine"] == "llama_cpp"
+    page = serving.page("hardware")
+    assert page.context["verdict"].state in {"fits", "tight", "slow"}
+    assert page.context["form"]["engine"].value() == "llama_cpp"
+    assert "llama.cpp" in next(
+        each["summary"] for each in page.context["steps"] if each["name"] == "Hardware"
+    )
+
+
+def test_an_engine_that_the_goal_has_not_is_refused(serving):
+    for engine in ["deepspeed", "<script>", "vllm 9"]:
+        assert serving.press("hardware", engine=engine).status_code == 422, engine
+        form = {"engine": engine, "revision": serving.plan.revision}
+        answer = serving.client.post(f"/plans/{serving.plan_id}/suggestion/", form, follow=True)
+        assert "lacks the field" in answer.content.decode(), engine
+        assert not serving.plan.draft["hardware"].get("engine"), engine
+
+
+def test_the_engine_is_kept_by_the_saved_plan_and_its_edit(serving):
+    serving.press("hardware", engine="llama_cpp")
+    saved = plan_keep(serving.plan)
+    edited = serving.client.get(f"/plans/{saved.pk}/edit/hardware/", follow=True)
+
+    assert saved.request["engine"] == "llama_cpp"
+    assert edited.context["form"]["engine"].value() == "llama_cpp"
+    assert edited.context["has_pins"]
+
+
+def test_an_engine_of_another_goal_does_not_count(serving):
+    serving.press("hardware", engine="llama_cpp")
+    serving.press("goal", goal="finetune")
+    assert chosen_engine(serving.plan.draft) is None
+
+
+def test_a_plan_for_another_engine_is_exported_and_not_launched(walk, host):
+    walker = walk()
+    walker.press("hardware", choice=f"host:{host.pk}")
+    assert walker.plan.request["engine"] == "torch"
+    assert launch_of(walker.plan)
+
+    walker.press("hardware", engine="deepspeed")
+
+    with pytest.raises(DraftProblem, match="take its export") as caught:
+        launch_of(walker.plan)
+    assert caught.value.field == "engine"
+    walker.press("hardware", engine="torch")
+    assert launch_of(walker.plan)
+
+
+# The longest request of a serving plan: asked for, checked, and what the exports take
+
+
+@pytest.fixture
+def long_server(walk):
+    walker = walk("?preset=serve")
+    walker.press("hardware", choice="catalog", device="h100-sxm5-80gb", devices_per_node=1)
+    return walker
+
+
+def vllm_of(plan):
+    return next(one.text for one in exports_of(plan, current_answer(plan)) if one.key == "vllm")
+
+
+def test_the_longest_request_that_is_asked_for_is_what_a_server_takes(long_server):
+    long_server.press("workload", max_request_tokens="20000")
+    assert "--max-model-len 20000" in vllm_of(long_server.plan)
+
+
+def test_without_one_the_server_takes_four_times_the_typical_request(long_server):
+    assert long_server.plan.draft["workload"]["serve"]["max_request_tokens"] is None
+    assert "--max-model-len 5120" in vllm_of(long_server.plan)
+
+
+def test_a_longest_request_below_the_typical_one_is_refused_with_both_numbers(long_server):
+    html = long_server.press("workload", max_request_tokens="1000").content.decode()
+    assert "Longest request is 1,000 tokens, and a typical one has 1,280" in html

@@ -72,15 +72,13 @@ def test_an_autosave_that_arrives_after_its_pages_button_leaves_the_revision(ali
     assert plan.revision == before
 
 
-@pytest.mark.parametrize("turn", ["", "-1", "x", "\N{SUPERSCRIPT TWO}", "9" * 40, "1e9"])
-def test_a_turn_that_is_no_number_counts_as_none(alice, plan, turn):
-    client = client_of(alice)
-    form = opened(client, plan)
-
-    autosave(client, plan, form | {"concurrency": "7", "turn": turn})
-    autosave(client, plan, form | {"concurrency": "3", "turn": "0"})
-
-    assert people(plan) == 3
+def test_a_turn_that_is_no_number_counts_as_none(alice, plan):
+    for turn in ["", "-1", "x", "\N{SUPERSCRIPT TWO}", "9" * 40, "1e9"]:
+        client = client_of(alice)
+        form = opened(client, plan)
+        autosave(client, plan, form | {"concurrency": "7", "turn": turn})
+        autosave(client, plan, form | {"concurrency": "3", "turn": "0"})
+        assert people(plan) == 3, turn
 
 
 def test_an_older_tab_is_told_who_changed_the_step(alice, bob, plan):

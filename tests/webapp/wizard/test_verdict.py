@@ -1,13 +1,17 @@
-"""The rail: what it says after a change, and the chips that change the draft."""
+"""The rail and what stands beside a form: what follows a change, what chips do."""
 
 import pytest
 
 from planner import api
 from planner.errors import PlannerError
 from tests.webapp.conftest import client_of
+from webapp.hosts.checks import processor_words
 from webapp.plans.planning import current_answer
 
-pytestmark = pytest.mark.django_db
+# The rail: what it says after a change, and the chips that change the draft
+
+
+pytestmark = pytest.mark.django_db(databases="__all__")
 
 
 def verdict_url(walker, step: str = "") -> str:
@@ -35,30 +39,21 @@ def test_a_wrong_change_says_so_and_is_not_saved(walk):
     assert walker.plan.draft["workload"]["pretrain"]["global_batch_size"] == 2
 
 
-def test_the_rail_can_be_read_by_a_viewer(walk, vera):
+def test_the_rail_is_read_by_a_viewer_and_not_by_another_team(walk, vera, charlie):
     walker = walk()
-
     assert client_of(vera).get(verdict_url(walker)).status_code == 200
-
-
-def test_another_team_finds_no_rail(walk, charlie):
-    walker = walk()
-
     assert client_of(charlie).get(verdict_url(walker)).status_code == 404
+    assert client_of(charlie).get(f"/plans/{walk().plan_id}/offers/").status_code == 404
 
 
 def test_every_figure_of_the_rail_has_a_provenance(walk):
     html = walk().page("review").content.decode()
-
     assert html.count('class="figure"') == html.count('class="prov modelled"')
     assert html.count('class="figure"') >= 3
 
 
-def test_the_rail_says_how_many_strategies_in_which_time(walk):
+def test_the_rail_says_how_many_strategies_in_which_time_and_one_line_for_the_phone(walk):
     assert "strategies compared in" in walk().page("goal").content.decode()
-
-
-def test_the_phone_gets_the_verdict_in_one_line(walk):
     assert 'class="verdict-line"' in walk().page("goal").content.decode()
 
 
@@ -73,7 +68,6 @@ def too_large(walk):
 
 def test_what_does_not_fit_says_by_how_much(too_large):
     verdict = too_large.page("review").context["verdict"]
-
     assert verdict.state == "does-not-fit"
     assert "GiB over at best" in verdict.sentence
 
@@ -111,20 +105,12 @@ def test_a_verdict_comes_first_and_its_offers_when_they_are_asked_for(too_large)
     assert url not in later
 
 
-def test_a_plan_that_meets_everything_asks_for_no_offers(walk):
+def test_only_what_misses_something_has_offers_to_come(walk):
     walker = walk()
     html = walker.page("review").content.decode()
-
     assert walker.plan.is_brief
     assert "/offers/" not in html
-
-
-def test_a_missed_target_has_offers_to_come_as_a_misfit_has(walk):
     assert "/offers/" in walk("?preset=serve").page("review").content.decode()
-
-
-def test_another_team_finds_no_offers(walk, charlie):
-    assert client_of(charlie).get(f"/plans/{walk().plan_id}/offers/").status_code == 404
 
 
 def test_a_saved_plan_has_its_whole_answer(walk):
@@ -164,9 +150,7 @@ def test_a_whole_answer_that_came_too_late_overwrites_no_newer_draft(too_large):
 
 def test_a_suggestion_of_an_older_verdict_is_refused(too_large):
     url = f"/plans/{too_large.plan_id}/suggestion/"
-
     page = too_large.client.post(url, {"suggestion": "99", "step": "goal"}, follow=True)
-
     assert "older verdict" in page.content.decode()
 
 
@@ -178,20 +162,157 @@ def test_a_missed_wish_for_speed_does_not_hide_what_runs(walk):
     assert verdict.figures
 
 
-@pytest.mark.parametrize(
-    ("device", "words"),
-    [
+def test_nvfp4_can_be_pinned_and_is_refused_where_the_engine_does(walk):
+    for device, words in [
         ("b200-sxm", "NVFP4 weights"),
         ("t4", "NVFP4 weights need compute capability 8.0"),
-    ],
-)
-def test_nvfp4_can_be_pinned_and_is_refused_where_the_engine_does(walk, device, words):
+    ]:
+        walker = walk()
+        walker.press("goal", goal="serve")
+        walker.press("model", source="catalog", catalog_id="Qwen/Qwen3-32B")
+        changes = {"choice": "catalog", "device": device, "devices_per_node": 1}
+        walker.press("hardware", **changes, **{"pin-weight_dtype": "nvfp4"})
+
+        verdict = walker.page("review").context["verdict"]
+        assert words in verdict.detail, device
+        assert (verdict.state == "refused") is (device == "t4"), device
+
+
+# What stands beside a form follows it: the model card, the step strip, another model's work
+
+
+LLAMA_70B, LLAMA_405B = "meta-llama/Llama-3.1-70B", "meta-llama/Llama-3.1-405B"
+
+
+def saved_live(walker, step, **changes):
+    """Return what comes back when a form changes, as htmx sends it."""
+    data = {**walker.shown(step), **changes}
+    url = f"/plans/{walker.plan_id}/verdict/?step={step}"
+    return walker.client.post(url, data, headers={"HX-Request": "true"}).content.decode()
+
+
+def test_the_model_card_follows_the_model_that_was_typed(walk):
+    walker = walk("?preset=serve")
+    assert "8.03\N{NO-BREAK SPACE}B parameters" in walker.page("model").content.decode()
+
+    html = saved_live(walker, "model", catalog_id=LLAMA_70B)
+
+    card = html.split('id="shape-words"')[1].split("</span>")[0]
+    assert 'hx-swap-oob="true"' in card
+    assert "70.6\N{NO-BREAK SPACE}B parameters" in card
+    assert "80 layers" in card
+
+
+def test_a_model_that_is_not_known_leaves_no_other_models_card(walk):
+    html = saved_live(walk("?preset=serve"), "model", catalog_id="no/such-model")
+    card = html.split('id="shape-words"')[1].split("</span>")[0]
+    assert "layers" not in card
+
+
+def test_the_step_strip_follows_a_change(walk):
+    html = saved_live(walk("?preset=serve"), "workload", concurrency=77)
+
+    strip = html.split('id="steps"')[1].split("</ol>")[0]
+    assert 'hx-swap-oob="true"' in strip
+    assert "77 people" in strip
+
+
+def test_strip_and_rail_are_announced_and_a_get_returns_the_rail_alone(walk, vera):
+    html = walk().page("workload").content.decode()
+    assert 'hx-indicator="#verdict, #steps"' in html
+    assert 'id="steps"' in html
+
+    walker = walk()
+    html = client_of(vera).get(f"/plans/{walker.plan_id}/verdict/").content.decode()
+    assert "hx-swap-oob" not in html
+
+
+def test_the_demos_workload_does_not_leak_into_another_models_pre_training(walk):
+    for model in [LLAMA_70B, LLAMA_405B]:
+        walker = walk()
+        assert walker.plan.draft["workload"]["pretrain"]["sequence_length"] == 256, model
+
+        walker.press("model", source="catalog", catalog_id=model)
+
+        work = walker.plan.draft["workload"]["pretrain"]
+        assert work["time_budget_minutes"] is None, model
+        assert work["sequence_length"] == 4096, model
+        assert work["global_batch_size"] == 1024, model
+        assert work["million_tokens"] == pytest.approx(
+            20 * float(model[-4:-1].strip("-")) * 1000, rel=0.02
+        ), model
+
+
+def test_the_first_verdict_of_a_newcomer_asks_no_more_than_the_demo_reads(walk):
+    walker = walk()
+
+    rail = walker.press("goal", go="stay", goal="serve") and walker.page("goal").content.decode()
+
+    assert walker.plan.draft["model"]["source"] == "demo"
+    assert "exceed the model" not in rail
+
+
+def test_another_model_than_the_demo_is_asked_for_the_usual_lengths(walk):
+    for goal in ["serve", "generate"]:
+        walker = walk()
+        walker.press("goal", goal=goal)
+        walker.press("model", source="catalog", catalog_id=LLAMA_70B)
+        work = walker.plan.draft["workload"][goal]
+        assert (work["input_tokens"], work["output_tokens"]) == (1024, 256), goal
+
+
+def test_lengths_that_somebody_chose_stay_with_another_model(walk):
     walker = walk()
     walker.press("goal", goal="serve")
-    walker.press("model", source="catalog", catalog_id="Qwen/Qwen3-32B")
-    changes = {"choice": "catalog", "device": device, "devices_per_node": 1}
-    walker.press("hardware", **changes, **{"pin-weight_dtype": "nvfp4"})
+    walker.press("workload", input_tokens=100, output_tokens=20)
 
-    verdict = walker.page("review").context["verdict"]
-    assert words in verdict.detail
-    assert (verdict.state == "refused") is (device == "t4")
+    walker.press("model", source="catalog", catalog_id=LLAMA_70B)
+
+    work = walker.plan.draft["workload"]["serve"]
+    assert (work["input_tokens"], work["output_tokens"]) == (100, 20)
+
+
+def test_a_workload_that_somebody_chose_stays(walk):
+    walker = walk()
+    walker.press("workload", global_batch_size=3)
+
+    walker.press("model", source="catalog", catalog_id=LLAMA_70B)
+
+    work = walker.plan.draft["workload"]["pretrain"]
+    assert (work["global_batch_size"], work["sequence_length"]) == (3, 256)
+
+
+def test_the_demo_keeps_its_two_minutes(walk):
+    walker = walk()
+    walker.press("model")
+    assert walker.plan.draft["workload"]["pretrain"]["time_budget_minutes"] > 0
+
+
+def test_logical_cpus_are_not_called_processors():
+    for count, words in [(1, "Xeon, 1 logical CPU"), (2, "Xeon, 2 logical CPUs")]:
+        assert processor_words({"cpu_count": count, "cpu_model": "Xeon"}) == words, count
+
+
+# The first seconds of a fresh installation: the host is there, its speed is not
+
+
+@pytest.fixture
+def review(walk, host):
+    """The demo's review page while the host's micro-benchmark still runs."""
+    walker = walk("?preset=demo")
+    host.microbench = {}
+    host.save()
+    return walker.page("review").content.decode()
+
+
+def test_the_review_asks_again_by_itself_in_a_moment_and_launches_nothing(review):
+    assert "In a moment" in review
+    assert "about 15 seconds" in review
+    assert 'data-reload-ms="3000"' in review
+    assert 'value="launch"' not in review
+
+
+def test_a_measured_host_is_not_asked_again(walk):
+    page = walk("?preset=demo").page("review").content.decode()
+    assert "data-reload-ms" not in page
+    assert 'value="launch"' in page
