@@ -29,18 +29,19 @@ def test_each_kind_of_job_has_its_own_charts_first():
 
 def test_what_was_reported_adds_its_chart_to_the_overview_or_to_the_metrics_tab():
     assert "loss" in keys("compress", ["loss"])
-
     found = keys("train", ["gpu0_memory_bytes", "gpu0_utilization", "gpu1_utilization"])
     assert found[-3:] == ["gpu0_memory_bytes", "gpu0_utilization", "gpu1_utilization"]
-
     assert "grad_norm" not in keys("train", ["grad_norm"])
     assert "grad_norm" in keys("train", ["grad_norm"], is_complete=True)
 
 
-def test_no_metric_is_drawn_twice():
+def test_no_metric_is_drawn_twice_and_an_unknown_one_takes_its_unit_from_its_name():
     metrics = ["loss", "rss_bytes", "cpu_utilization", "gpu0_memory_bytes", "step_seconds"]
     drawn = [chart.metric for chart in charts_for("train", metrics, is_complete=True)]
     assert len(drawn) == len(set(drawn))
+
+    chart = charts_for("train", ["queue_seconds"], is_complete=True)[-1]
+    assert (chart.unit, chart.title) == ("seconds", "Queue")
 
 
 def test_messages_are_drawn_in_percent_and_the_plan_beside_what_nothing_hides():
@@ -70,11 +71,6 @@ def test_messages_are_drawn_in_percent_and_the_plan_beside_what_nothing_hides():
     }
 
 
-def test_an_unknown_metric_takes_its_unit_from_its_name():
-    chart = charts_for("train", ["queue_seconds"], is_complete=True)[-1]
-    assert (chart.unit, chart.title) == ("seconds", "Queue")
-
-
 # A sweep's chart: what was measured as points with bars, over the plan's dashed curve
 
 
@@ -91,35 +87,27 @@ def trace(name, **changes):
     return next(each for each in drawn(**changes).figure["data"] if each["name"] == name)
 
 
-def test_the_plans_curve_is_dashed_through_all_its_points_with_a_band():
+def test_a_sweep_has_its_dashed_curve_below_the_measured_points_with_their_intervals():
     line, band = trace("predicted"), trace("80 % interval")
-
     assert (line["x"], line["y"]) == ([1, 2, 4], [80.0, 150.0, 280.0])
     assert "dash" in line["line"]
     assert (band["x"], band["y"][0], band["y"][-1]) == ([1, 2, 4, 4, 2, 1], 60.0, 100.0)
 
-
-def test_measured_points_are_drawn_last_with_the_interval_of_each():
     last = drawn().figure["data"][-1]
     assert (last["name"], last["mode"]) == ("measured", "lines+markers")
     assert (last["error_y"]["array"], last["error_y"]["arrayminus"]) == ([5.0, 50.0], [5.0, 50.0])
 
 
-def test_the_axes_begin_at_nought_and_hold_everything():
+def test_the_axes_of_a_sweep_begin_at_nought_and_it_goes_into_json_and_a_picture():
     layout = drawn().figure["layout"]
-
     assert layout["xaxis"]["type"] == "linear"
     assert layout["xaxis"]["range"] == [0, pytest.approx(4.16)]
     assert layout["yaxis"]["range"] == [0, pytest.approx(350 * 1.08)]
 
-
-def test_the_figure_is_not_over_time_and_goes_into_json():
     meta = drawn().figure["layout"]["meta"]
     assert "start_ms" not in meta
     assert json.loads(json.dumps(drawn().figure, allow_nan=False))
 
-
-def test_without_javascript_the_picture_has_numbers_below_and_a_bar_for_each_point():
     picture = drawn().picture
     assert [each["text"] for each in picture["times"]] == ["0", "2.08", "4.16"]
     assert [each["class"] for each in picture["paths"]] == ["band", "pred", "meas", "meas", "meas"]
@@ -137,7 +125,6 @@ def test_its_sentence_holds_the_main_point_against_the_plan():
 
 def test_a_sweep_without_a_plan_or_of_one_point_is_drawn_too():
     alone = drawn([At(2, 0.5)], [], TTFT, 2.0)
-
     assert [each["name"] for each in alone.figure["data"]] == ["measured"]
     assert alone.rows[0][0] == "2"
     assert len(alone.picture["paths"]) == 2

@@ -74,22 +74,14 @@ def test_an_axis_holds_every_line_and_starts_at_zero_but_for_a_loss():
     assert drawn["layout"]["xaxis"]["range"] == [ORIGIN_MS, ORIGIN_MS + 99_000]
 
 
-def test_a_gap_stays_a_gap_in_the_json():
-    drawn = draw(Series("tokens_per_second", (1000, 2000, 3000), (5.0, None, 6.0)), SAID)
-    assert trace(json.loads(json.dumps(drawn, allow_nan=False)), "measured")["y"][1] is None
-
-
-def test_every_colour_is_a_design_token():
+def test_every_colour_is_a_design_token_in_a_calm_template_of_each_figures_own():
     text = json.dumps(draw(points(1.0), SAID))
     assert "#" not in text
     assert text.count("var(--") >= 8
     assert text.count("rgba(") == text.count("rgba(0,0,0,0)")
 
-
-def test_a_template_is_calm_and_every_figures_own():
     assert template()["showlegend"] is False
     assert template()["hovermode"] == "x unified"
-
     first = template()
     first["xaxis"]["range"] = [0, 1]
     assert "range" not in template()["xaxis"]
@@ -133,9 +125,7 @@ def test_a_picture_never_leaves_its_frame(values):
 def test_the_axis_holds_every_value(values):
     drawn = drawn_of(TOKENS, values)
     known = [value for value in values if value is not None]
-
     low, high = drawn["layout"]["yaxis"]["range"]
-
     assert low <= min(known, default=0)
     assert high >= max(known, default=0)
 
@@ -147,20 +137,16 @@ def test_each_gap_lifts_the_pen_once(values):
     assert path["d"].count("M") == len(runs)
 
 
-def test_a_time_axis_is_never_shorter_than_a_second():
+def test_a_time_axis_is_never_shorter_than_a_second_nor_any_axis_without_height():
     for start, end in [(0, 0), (0, 500), (5000, 0)]:
         drawn = figure(TOKENS, series(()), start_ms=start, end_ms=end)
         first, last = drawn["layout"]["xaxis"]["range"]
         assert first == ORIGIN_MS, (start, end)
         assert last - first >= 1000, (start, end)
 
-
-def test_an_hour_of_points_keeps_its_instants():
     drawn = figure(LOSS, series([1.0] * 3600), start_ms=0, end_ms=3_600_000)
     assert drawn["data"][-1]["x"][-1] == ORIGIN_MS + 3_599_000
 
-
-def test_a_chart_of_zeros_has_an_axis_with_a_height():
     low, high = drawn_of(PROCESSOR, (0.0, 0.0))["layout"]["yaxis"]["range"]
     assert (low, high) == (0, 1.0)
 
@@ -203,16 +189,12 @@ def test_a_metric_that_nobody_listed_has_a_chart():
         assert (chart.unit, chart.axis, chart.title) == (unit, axis, title), metric
 
 
-def test_only_numbered_gpus_get_gpu_charts():
+def test_numbered_gpus_alone_have_gpu_charts_all_of_them():
     for metric in ["gpu_memory_bytes", "gpux_utilization", "xgpu0_memory_bytes"]:
         assert metric not in [chart.metric for chart in charts_for("train", [metric])], metric
 
-
-def test_the_charts_of_many_gpus_are_all_there():
     metrics = [f"gpu{at}_{what}" for at in range(16) for what in ("memory_bytes", "utilization")]
-
     drawn = [chart.metric for chart in charts_for("train", metrics)]
-
     assert set(metrics) <= set(drawn)
     assert len(drawn) == len(set(drawn))
 
@@ -229,6 +211,9 @@ def test_nothing_of_a_series_is_lost_in_its_figure_and_memory_counts_in_gib():
     values = (1.0, None, math.pi, 4e9)
     assert drawn_of(LOSS, values)["data"][-1]["y"] == list(values)
     assert drawn_of(MEMORY, (float(2**30),))["data"][-1]["y"] == [1.0]
+
+    drawn = draw(Series("tokens_per_second", (1000, 2000, 3000), (5.0, None, 6.0)), SAID)
+    assert trace(json.loads(json.dumps(drawn, allow_nan=False)), "measured")["y"][1] is None
 
 
 # Memory over time before its prediction, as a figure and as its picture
@@ -256,14 +241,12 @@ def test_the_predicted_terms_stand_on_each_other_below_the_capacity(timeline):
 def test_what_was_asked_for_rises_from_the_last_point_if_it_was_refused(timeline):
     wanted = trace(timeline, "asked for")
     assert (wanted["x"], wanted["y"]) == ([ORIGIN_MS + 2000] * 2, [6, 9])
-
     plain = memory_timeline(SERIES, Backdrop(LAYERS, 8 * GIB), 1000, 4000)
     assert "asked for" not in {each["name"] for each in plain["data"]}
 
 
 def test_the_picture_draws_every_trace_with_its_own_class(timeline):
     classes = [path["class"] for path in drawing(timeline)["paths"]]
-
     assert classes == [
         "layer term-weights", "layer term-activations", "capacity", "wanted", "meas",
     ]  # fmt: skip
@@ -282,22 +265,17 @@ def numbers(path):
     return [float(text) for text in re.findall(r"-?\d+\.\d", path["d"])]
 
 
-def test_every_point_lies_inside_the_picture():
+def test_every_point_lies_inside_the_picture_with_its_own_class():
     for path in picture((5.0, 80.0, 20.0), Prediction(50.0, 30.0, 90.0))["paths"]:
         found = numbers(path)
         assert all(0 <= x <= WIDTH for x in found[::2])
         assert all(0 <= y <= HEIGHT for y in found[1::2])
 
-
-def test_predicted_and_measured_have_their_own_classes():
     classes = [path["class"] for path in picture((1.0,), Prediction(2.0, 1.0, 3.0))["paths"]]
     assert classes == ["band", "pred", "meas"]
 
-
-def test_gaps_points_and_nothing_are_drawn_as_such():
     (path,) = picture((1.0, None, 2.0))["paths"]
     assert path["d"].count("M") == 2
-
     (path,) = picture((None, 3.0, None))["paths"]
     assert path["d"].endswith(" h0")
     assert picture(())["paths"] == []

@@ -84,28 +84,20 @@ def test_metrics_lie_over_each_other_without_javascript_with_words_and_table(slo
     assert text.count("<summary>Table</summary>") == text.count("<figure")
 
 
-def test_jobs_of_different_kinds_are_told_apart(slow, alice, make_run):
-    other = make_run("Bench", 10.0, 4)
-    Job.objects.filter(pk=other.pk).update(kind="benchmark")
-    assert "of different kinds (Train, Benchmark)" in page(alice, slow, other)
-
-
-def test_two_that_are_alike_are_said_to_be(slow, alice, make_run):
+def test_alike_different_and_waiting_jobs_are_said_to_be(slow, alice, make_run, team, host):
     same = make_run("Again", 2000.0, 4)
-
     text = page(alice, slow, same)
-
     assert "All are alike" in text
     assert "Every setting is the same." in text
 
-
-def test_a_job_that_waits_has_empty_cells(slow, team, alice, host):
     waiting = make_job(team, alice, host)
-
     text = page(alice, slow, waiting)
-
     assert "No figure was measured by all of them yet." in text
     assert "never ran" in text
+
+    other = make_run("Bench", 10.0, 4)
+    Job.objects.filter(pk=other.pk).update(kind="benchmark")
+    assert "of different kinds (Train, Benchmark)" in page(alice, slow, other)
 
 
 # Which jobs it takes
@@ -113,7 +105,6 @@ def test_a_job_that_waits_has_empty_cells(slow, team, alice, host):
 
 def test_four_is_the_most_and_too_many_says_the_way_out(slow, fast, alice, make_run):
     more = [make_run(f"Run {at}", 2500.0, 8) for at in range(3)]
-
     assert get(alice, slow, fast, *more[:2]).status_code == 200
     answer = get(alice, slow, fast, *more)
     assert answer.status_code == 422
@@ -133,20 +124,17 @@ def test_one_alone_is_offered_others_those_like_it_first(slow, alice, make_run):
 
 def test_a_job_twice_counts_once_and_can_be_left_out_or_another_added(slow, alice, fast):
     assert "Which jobs side by side?" in page(alice, slow, slow)
-
     text = page(alice, slow, fast)
     assert f'href="/compare/?job={fast.pk}" aria-label="leave out Small batch"' in text
     assert f"/compare/?job={slow.pk}&amp;job={fast.pk}&amp;choose=1" in text
     assert "Which jobs side by side?" in page(alice, slow, fast, more="&choose=1")
 
 
-def test_without_jobs_it_offers_the_latest(slow, alice):
+def test_without_jobs_it_offers_the_latest_and_one_that_is_none_is_not_found(slow, alice):
     for query in ["", "?job=", "?x=1"]:
         text = client_of(alice).get(f"/compare/{query}").content.decode()
         assert "Small batch" in text, query
 
-
-def test_a_job_that_is_not_there_is_not_found(slow, alice):
     for name in ["nothing", "01ARZ3NDEKTSV4RRFFQ69G5FAV", "' OR 1=1"]:
         assert client_of(alice).get("/compare/", {"job": [slow.pk, name]}).status_code == 404, name
 
@@ -159,9 +147,7 @@ def test_another_teams_job_is_as_if_it_did_not_exist(slow, fast, charlie, alice)
 
 def test_names_and_settings_are_text(slow, alice, make_run):
     hostile = make_run("<script>alert(1)</script>", 1.0, 4, model_name="<b>x</b>")
-
     text = page(alice, slow, hostile)
-
     assert "<script>alert(1)" not in text
     assert "<b>x</b>" not in text
 
@@ -189,16 +175,9 @@ def charts_of(*jobs):
 def test_settings_are_made_flat_and_read_as_words():
     document = {"a": {"b": 1, "c": None}, "d": [], "e": False, "kind": "train"}
     assert dict(flat(document)) == {"a.b": 1, "e": False}
-
     for value, text in [(True, "yes"), ((1, 2), "1, 2"), (0.5, "0.5"), ("x" * 99, "x" * 79 + "…")]:
         assert shown(value) == text, value
     assert words_of("model.config.hidden_size") == "Model · config · hidden size"
-
-
-def test_what_one_job_lacks_is_a_difference(slow, fast, alice):
-    slow.spec = {**slow.spec, "only_here": 3}
-    (row,) = [each for each in settings_of([slow, fast], alice) if each.name == "Only here"]
-    assert (row.values, row.differs) == (("3", "\N{EM DASH}"), True)
 
 
 def test_a_job_without_a_layout_differs_from_one_in_what_that_one_sets(make_run, alice):
@@ -244,10 +223,14 @@ def test_the_axis_ends_with_the_longest_and_ended_lines_leave_cells_empty(make_r
     assert twin[-1][1][1] != ""
 
 
-def test_a_metric_that_one_job_alone_reported_is_no_comparison(slow, make_run, fast):
+def test_what_one_job_lacks_is_a_difference_or_no_comparison(slow, make_run, fast, alice):
     silent = make_run("Silent", 1.0, 4, points=0)
     assert charts_of(slow, silent) == {}
     assert set(charts_of(slow, fast)) >= {"loss", "tokens_per_second", "memory"}
+
+    slow.spec = {**slow.spec, "only_here": 3}
+    (row,) = [each for each in settings_of([slow, fast], alice) if each.name == "Only here"]
+    assert (row.values, row.differs) == (("3", "\N{EM DASH}"), True)
 
 
 def test_ranks_are_compared_by_what_each_holds(monkeypatch):

@@ -70,30 +70,23 @@ def test_the_bar_is_as_wide_as_the_capacity_until_more_is_needed():
     assert shown.capacity == 50
 
 
-def test_a_measured_peak_is_a_needle():
+def test_a_bar_has_a_needle_at_a_measured_peak_and_words_without_a_unit_twice():
     shown = memory_row("GPU 0", {"weights": 10 * GIB}, 20 * GIB, measured_bytes=5 * GIB)
     assert shown.needle == 25
+    assert row(weights=12).words == "12.0 / 24.0\u00a0GiB"
+
+    for size in [0.5, 5.0, 23.9]:
+        shown = row(weights=size, kv_cache=size, activations=size)
+        assert shown.segments[-1].span.end <= 100.05, size
 
 
-def test_every_tensor_class_of_the_planner_is_drawn():
+def test_every_tensor_class_is_drawn_and_the_legend_names_each_once():
     classes = {"weights", "kv_cache", "activations", "gradients", "optimizer_states"}
     classes |= {"adapters", "buffers", "runtime_overhead"}
     assert {part for _, _, parts in TERMS for part in parts} == classes
 
-
-def test_the_legend_names_each_term_once():
     rows = [row(weights=1), row(weights=1, kv_cache=1)]
     assert [segment.name for segment in legend(rows)] == ["Weights", "KV cache"]
-
-
-def test_words_leave_out_a_unit_that_is_said_again():
-    assert row(weights=12).words == "12.0 / 24.0\u00a0GiB"
-
-
-def test_the_segments_never_reach_past_the_bar():
-    for size in [0.5, 5.0, 23.9]:
-        shown = row(weights=size, kv_cache=size, activations=size)
-        assert shown.segments[-1].span.end <= 100.05, size
 
 
 # The status chip knows every state of every machine
@@ -114,22 +107,18 @@ def test_every_state_has_a_shape_and_the_state_machines_own_word():
     assert not wrong, wrong
 
 
-def test_no_two_looks_of_final_states_share_shape_and_tone_but_failures():
+def test_looks_of_final_states_differ_and_red_is_for_what_needs_a_person():
     looks = [LOOKS[state][:2] for state in FINAL_STATES - {JobState.ERROR}]
     assert len(set(looks)) == len(looks)
 
-
-def test_an_unknown_state_is_shown_as_it_is_and_escaped():
-    assert "&lt;b&gt;" in chip("<b>")
-
-
-def test_red_is_for_what_needs_a_person():
     bad = {state for state, look in LOOKS.items() if look.tone == "bad"}
     plans = {"does-not-fit", "refused", "too-long"}  # a target that is missed is amber
     assert bad == {"failed", "error", "unreachable", *plans}
 
 
-def test_every_shape_is_a_template():
+def test_an_unknown_state_is_escaped_and_every_shape_is_a_template():
+    assert "&lt;b&gt;" in chip("<b>")
+
     for shape in sorted({look.shape for look in LOOKS.values()}):
         assert "<svg" in Template(f'{{% include "{icon_path(shape)}" %}}').render(Context()), shape
 
@@ -137,7 +126,6 @@ def test_every_shape_is_a_template():
 def test_a_word_that_is_kept_as_html_lets_no_other_word_be_html():
     fragment.cache_clear()
     kept = status("ready", mark_safe("<i>x</i>"))
-
     assert "<i>x</i>" in kept
     assert "&lt;i&gt;x&lt;/i&gt;" in status("ready", "<i>x</i>")
 
@@ -165,12 +153,10 @@ def draw(text: str, **values) -> str:
     return Template("{% load units components %}" + text).render(Context(values))
 
 
-def test_every_filter_says_nothing_of_nothing():
+def test_a_filter_says_what_its_unit_says_and_nothing_of_nothing():
     for name in FILTERS:
         assert draw(f"{{{{ value|{name} }}}}", value=None) == "\u2014", name
 
-
-def test_a_filter_says_what_its_unit_says():
     for name, value, words in [
         ("memory", 21 * GIB, "21.0~GiB"),
         ("gib", 21 * GIB, "21.0"),
@@ -187,8 +173,6 @@ def test_a_filter_says_what_its_unit_says():
         shown = draw(f"{{{{ value|{name} }}}}", value=value)
         assert shown == words.replace("~", NBSP).replace("_", THIN), (name, value)
 
-
-def test_a_quantity_has_its_unit_apart_and_escaped():
     shown = draw('{{ value|quantity:"bytes" }}', value=GIB)
     assert shown == '1.00<span class="unit">GiB</span>'
     assert "<b>" not in draw("{{ value|quantity:unit }}", value=1, unit="<b>")
@@ -207,7 +191,7 @@ def test_how_long_ago_is_said_coarsely_or_never():
     assert draw("{{ at|ago }}", at=None) == "never"
 
 
-def test_one_entry_of_the_navigation_is_current():
+def test_one_entry_of_the_navigation_is_current_and_all_are_in_order():
     for path, name in [
         ("/", "Home"),
         ("/plans/", "Plans"),
@@ -223,8 +207,6 @@ def test_one_entry_of_the_navigation_is_current():
         current = re.findall(r'aria-current="page"[^>]*>\s*([A-Z][a-z]+)', html)
         assert current == ([name] if name else []), path
 
-
-def test_the_navigation_has_its_entries_in_order():
     html = draw("{% navigation %}")
     places = [html.index(f">{name}<") for _, name in NAVIGATION]
     assert places == sorted(places)
@@ -242,7 +224,7 @@ def test_the_theme_is_one_of_three_words():
         assert draw("{% theme %}", request=request) == chosen, cookie
 
 
-def test_a_bar_stays_between_nothing_and_everything():
+def test_a_bar_and_the_dot_of_a_ratio_stay_on_their_scale():
     for ratio, percent in [
         (0.5, "50.0"),
         (None, "0.0"),
@@ -252,29 +234,21 @@ def test_a_bar_stays_between_nothing_and_everything():
     ]:
         assert percent in draw("{% progress ratio %}", ratio=ratio), ratio
 
-
-def test_the_dot_of_a_ratio_stays_on_its_scale():
     for value in [0.01, 0.5, 1.0, 2.0, 99.0, None, 0]:
         html = draw("{% ratio value %}", value=value)
         places = [float(text) for text in re.findall(r'cx="([\d.]+)%?"', html)]
         assert all(0 <= place <= 100 for place in places), value
 
 
-def test_a_figure_says_its_provenance():
+def test_a_figure_says_its_provenance_and_the_ends_of_its_whisker_escaped():
     for provenance in ["modelled", "published", "measured"]:
         one = Figure("Speed", 5.0, "tokens_per_second", provenance=provenance, note="here")
         assert f'class="prov {provenance}"' in draw("{% figure one %}", one=one), provenance
 
-
-def test_the_whisker_of_a_figure_is_its_interval_with_both_ends():
     assert "whisker" not in draw("{% figure one %}", one=Figure("Speed", 5.0, "seconds"))
-
     html = draw("{% figure one %}", one=Figure("Speed", 5.0, "seconds", 4.0, 6.0))
     assert "whisker" in html
     assert f"4.0{DASH}6.0" in html
-
-
-def test_a_hostile_label_is_escaped():
     assert "<b>" not in draw("{% figure one %}", one=Figure("<b>", 5.0, "<b>", note="<b>"))
 
 

@@ -249,7 +249,6 @@ def test_a_number_is_never_off_by_more_than_its_last_digit(value):
 @given(POSITIVE)
 def test_more_digits_never_say_less(value):
     few, many = (abs(as_number(units.number(value, n)) - value) for n in (2, 4))
-
     assert many <= few + 1e-12 * value
 
 
@@ -261,14 +260,12 @@ def test_a_larger_number_never_reads_smaller(value, factor):
 @given(st.floats(0, 1e15))
 def test_memory_never_reads_as_a_thousand_and_more_below_the_largest_unit(value):
     shown = units.memory(value)
-
     assert shown.unit == "GiB" or as_number(shown.value) < 1024
 
 
 @given(st.floats(0, 1e9))
 def test_no_duration_reads_as_sixty_seconds_or_minutes(value):
     shown = units.duration(value)
-
     assert shown.unit not in {"s", "min"} or as_number(shown.value) < 60
 
 
@@ -276,7 +273,6 @@ def test_no_duration_reads_as_sixty_seconds_or_minutes(value):
 def test_a_length_of_time_says_its_largest_part_truly(seconds):
     number, unit = units.clock(seconds).split()[:2]
     size = {"s": 1, "min": 60, "h": 3600, "d": 86_400}[unit]
-
     assert int(number) == seconds // size
 
 

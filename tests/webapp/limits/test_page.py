@@ -73,13 +73,11 @@ def test_an_answer_has_figures_with_interval_provenance_and_evidence(alice):
     assert "question=longest_context&amp;hardware=rtx-4090" in page
 
 
-def test_memory_at_the_limit_is_drawn(alice):
+def test_memory_at_the_limit_is_drawn_and_what_does_not_begin_says_why(alice):
     page = ask(alice, "longest_context", slo="none")
     assert "Memory at the limit" in page
     assert "KV cache" in page
 
-
-def test_what_does_not_begin_says_why(alice):
     page = ask(alice, "longest_context", model="meta-llama/Llama-3.1-405B", hardware="t4")
     assert "Nothing works, not even" in page
     assert "GiB" in page
@@ -115,7 +113,6 @@ def test_htmx_gets_the_region_alone_and_errors_with_a_status_that_it_shows(alice
     page = ask(alice, headers=HTMX)
     assert page.lstrip().startswith('<div id="limits"')
     assert "<html" not in page
-
     page = ask(alice, headers=HTMX, output_tokens="0")
     assert "Answer length is 0" in error_of(page, "output_tokens")
 
@@ -131,33 +128,27 @@ def test_each_question_and_work_asks_its_own_fields(alice):
     assert 'name="global_batch_size"' not in page
 
 
-def test_a_host_of_the_team_can_be_asked_about(alice, host):
+def test_a_host_of_the_team_can_be_asked_about_and_anothers_is_no_choice(alice, host, charlie):
     page = ask(alice, "largest_batch", goal="pretrain", hardware=f"host:{host.pk}", model="gpt2")
     assert f'value="host:{host.pk}" selected' in page
     assert 'aria-label="Answer"' in page
 
-
-def test_a_host_of_another_team_is_no_choice(charlie, host):
     page = ask(charlie, hardware=f"host:{host.pk}", status=422)
     assert f">{host.name}<" not in page
     assert "not one of the available choices" in error_of(page, "hardware")
 
 
-def test_asking_stores_nothing(alice, host):
+def test_asking_stores_nothing_and_any_viewer_may_but_not_by_post(
+    alice, host, vera, django_user_model
+):
     before = Host.objects.get(pk=host.pk).facts
     ask(alice)
-
     assert not Plan.objects.exists()
     assert Host.objects.get(pk=host.pk).facts == before
 
-
-def test_a_viewer_may_ask_and_someone_without_a_team_too(vera, django_user_model):
     stranger = django_user_model.objects.create_user("dora")
     assert 'aria-label="Answer"' in ask(vera)
     assert 'aria-label="Answer"' in ask(stranger)
-
-
-def test_limits_are_changed_by_no_post(alice):
     assert client_of(alice).post("/limits/").status_code == 405
 
 
@@ -175,12 +166,17 @@ def tab(user, plan, question="", **headers) -> str:
     return answer.content.decode()
 
 
-def test_it_offers_the_questions_of_its_work_and_answers_none_unasked(alice, plan):
+def test_it_offers_the_questions_of_its_work_unanswered_and_nothing_to_another_team(
+    alice, plan, charlie
+):
     page = tab(alice, plan)
-
     assert "How many people at once?" in page
     assert "How long a training sequence fits?" not in page
     assert 'aria-label="Answer"' not in page
+    assert client_of(charlie).get(f"/plans/{plan.pk}/limits/").status_code == 404
+
+    for goal in GOALS:
+        assert suited(goal) == tuple(each for each in QUESTIONS if goal in each.goals), goal
 
 
 def test_it_answers_a_question_for_its_own_draft_if_it_suits_it(alice, plan):
@@ -208,15 +204,6 @@ def test_a_draft_that_cannot_be_asked_or_has_no_limit_says_why(alice, plan):
     plan.draft["hardware"], plan.draft["goal"]["goal"] = known, "compress"
     plan.save()
     assert "A compression has no limit to search for" in tab(alice, plan)
-
-
-def test_another_team_finds_no_such_tab(charlie, plan):
-    assert client_of(charlie).get(f"/plans/{plan.pk}/limits/").status_code == 404
-
-
-def test_a_question_suits_the_works_that_it_names():
-    for goal in GOALS:
-        assert suited(goal) == tuple(each for each in QUESTIONS if goal in each.goals), goal
 
 
 # Answers about limits in words: values, what ends the way, what was found to be too little
@@ -269,35 +256,27 @@ def test_what_ends_the_way_is_one_sentence_even_where_nothing_does():
     assert _failure_sentence(None, "devices", enough=True) == "Nothing was found to be too little."
 
 
-def test_the_limit_is_the_first_of_four_figures_with_its_interval():
+def test_the_limit_is_the_first_of_four_figures_with_devices_and_searches_counted():
     found = shown(answered("most_users"), serve_draft(None))
-
     first = found.figures[0]
     assert len(found.figures) == 4
     assert (first.label, first.unit) == ("The limit", "people")
     assert first.low < first.value < first.high
 
-
-def test_several_devices_and_a_single_search_are_counted_in_the_answer():
     found = shown(answered("longest_context", devices=2), serve_draft(None))
     assert found.verdict.sentence.endswith(f"on 2 {TIMES} RTX 4090")
-
     found = shown(answered("cheapest_instance", workload=SERVE), serve_draft(None))
     assert "search" in found.searched
 
 
-def test_nothing_that_works_is_a_bad_verdict_with_the_reason():
+def test_nothing_that_works_is_a_bad_verdict_with_the_reason_if_there_is_one():
     pins = {"weight_dtype": "bf16"}
     found = shown(answered("longest_context", model=LLAMA_70B, pins=pins), serve_draft(None))
-
     assert found.verdict.tone == "bad"
     assert f"not even 16{NBSP}tokens" in found.verdict.sentence
     assert found.figures == ()
 
-
-def test_an_answer_without_any_reason_still_says_something():
     bare = InverseAnswer(
         question="most_users", limits=(), searches=0, seconds=0.0, calibration="none"
     )
-
     assert shown(bare, serve_draft(None)).verdict.sentence == "Nothing works here"

@@ -49,22 +49,16 @@ def test_words_of_a_filter_may_come_in_any_order_and_each_leaves_fewer(alice):
     assert all("7b" in name.lower() for name in two)
 
 
-def test_a_filter_looks_in_the_names_of_the_teams_models_too(alice, team):
-    own(team, "Llama of ours")
-    own(team, "Something else")
-
-    found = page(alice, "/models/", q="lLaMa").context["team_models"]
-
-    assert [model.name for model in found] == ["Llama of ours"]
-
-
-def test_the_newest_model_of_the_team_is_the_first(alice, team):
+def test_the_teams_models_are_listed_the_newest_first_and_filtered_by_name(alice, team):
     own(team, "old")
     own(team, "new")
-
     found = page(alice, "/models/").context["team_models"]
-
     assert [model.name for model in found] == ["new", "old"]
+
+    own(team, "Llama of ours")
+    own(team, "Something else")
+    found = page(alice, "/models/", q="lLaMa").context["team_models"]
+    assert [model.name for model in found] == ["Llama of ours"]
 
 
 def test_a_team_model_says_whether_and_where_its_weights_lie(alice, team, host):
@@ -87,24 +81,21 @@ def grouped(user, query: str = "") -> dict[str, set[str]]:
     return {name: {one.key for one, _ in group} for name, group in groups}
 
 
-def test_a_technique_of_two_phases_stands_in_both_and_counts_once(alice):
+def test_a_technique_of_two_phases_counts_once_and_is_found_by_key_and_title(alice):
     context = page(alice, "/techniques/").context
     several = {key for key, one in TECHNIQUES.items() if len(one.phases) > 1}
-
     shown = [one.key for _, group in context["groups"] for one, _ in group]
-
     assert several
     assert all(shown.count(key) == len(TECHNIQUES[key].phases) for key in TECHNIQUES)
     assert context["num"] == len(TECHNIQUES)
 
-
-def test_a_technique_is_found_by_its_key_and_by_its_title(alice):
     key, one = next((k, t) for k, t in TECHNIQUES.items() if k.lower() not in t.title.lower())
-
     by_key, by_title = (set().union(*grouped(alice, q).values()) for q in (key, one.title))
-
     assert key in by_key
     assert key in by_title
+
+    for key in ["%3Cscript%3E", "LORA", "..", "lora%20", "x" * 300]:
+        assert client_of(alice).get(f"/techniques/{key}/").status_code == 404, key
 
 
 def test_a_filter_without_a_hit_says_so_and_one_of_blanks_is_none(alice):
@@ -112,11 +103,6 @@ def test_a_filter_without_a_hit_says_so_and_one_of_blanks_is_none(alice):
     assert "No technique has “&lt;b&gt;alchemy" in text
     assert "<table>" not in text
     assert grouped(alice, " \t ") == grouped(alice)
-
-
-def test_a_key_that_is_none_has_no_page(alice):
-    for key in ["%3Cscript%3E", "LORA", "..", "lora%20", "x" * 300]:
-        assert client_of(alice).get(f"/techniques/{key}/").status_code == 404, key
 
 
 # The search over everything
@@ -127,11 +113,14 @@ def groups(user, query: str) -> dict[str, list]:
     return {heading: results for heading, _, results in found}
 
 
-def test_a_search_of_less_than_two_letters_asks_for_more(alice):
+def test_a_search_of_less_than_two_letters_asks_for_more_and_a_hostile_one_is_text(alice):
     for query in ["", " ", "a", " a "]:
         response = page(alice, "/search/", q=query)
         assert response.context["groups"] == [], query
         assert "Type at least two letters" in response.content.decode(), query
+
+    text = page(alice, "/search/", q='"><script>alert(1)</script>').content.decode()
+    assert "<script>alert(1)" not in text
 
 
 def test_a_search_finds_a_thing_of_each_kind_by_its_name(alice, team, host, draft):
@@ -144,17 +133,10 @@ def test_a_search_finds_a_thing_of_each_kind_by_its_name(alice, team, host, draf
     assert set(groups(alice, "ZEBRA")) == {"Plans", "Jobs", "Hosts", "Models of your team"}
 
 
-def test_a_deleted_job_is_not_found(alice, draft):
+def test_a_group_shows_eight_of_nine_and_no_deleted_job(alice, draft, team):
     Job.objects.filter(pk=draft.pk).update(name="zebra", deleted_at=now())
     assert groups(alice, "zebra") == {}
 
-
-def test_a_group_shows_eight_of_nine(alice, team):
     for number in range(9):
         own(team, f"zebra {number}")
     assert len(groups(alice, "zebra")["Models of your team"]) == 8
-
-
-def test_a_hostile_search_is_text_in_heading_and_field(alice):
-    text = page(alice, "/search/", q='"><script>alert(1)</script>').content.decode()
-    assert "<script>alert(1)" not in text

@@ -37,12 +37,10 @@ def new_model(user, **data):
     return client_of(user).post("/models/new/", {"name": "mine", **data})
 
 
-def test_the_list_shows_every_catalog_model(alice):
+def test_the_list_filters_every_catalog_model_by_every_word(alice):
     html = text(alice, "/models/")
     assert all(f"/models/{entry.id}/" in html for entry in list_models())
 
-
-def test_the_list_filters_by_every_word_and_says_what_it_lacks(alice):
     html = text(alice, "/models/?q=llama+70b")
     assert "Llama-3.1-70B" in html
     assert "Llama-3.1-8B<" not in html
@@ -51,7 +49,6 @@ def test_the_list_filters_by_every_word_and_says_what_it_lacks(alice):
 
 def test_a_catalog_model_shows_its_published_size_and_where_it_fits(alice, host):
     assert "8.03\u00a0B parameters in 32 layers" in text(alice, LLAMA)
-
     html = text(alice, LLAMA)
     assert host.name in html
     assert "Does not fit" in html or "Fits" in html
@@ -60,24 +57,28 @@ def test_a_catalog_model_shows_its_published_size_and_where_it_fits(alice, host)
 def test_the_parts_add_up_and_half_the_bytes_an_element_take_half_the_cache():
     shape = shape_of(demo_config())
     assert sum(part.parameters for part in parameter_parts(shape)) == num_parameters(shape)
-
     sizes = dict(kv_bytes_per_token(shape_of(demo_config())))
     assert sizes["bf16"] == sizes["fp32"] / 2 == sizes["fp8"] * 2
 
 
-def test_a_quantised_checkpoint_of_a_catalog_model_has_a_page_of_its_own(alice):
+def test_a_quantised_checkpoint_has_a_page_and_what_is_not_there_none(alice):
     page = client_of(alice).get("/models/Qwen/Qwen3-8B-FP8/").content.decode()
     assert '<h1 class="break">Qwen/Qwen3-8B-FP8</h1>' in page
     assert "block of 128 x 128" in page
-
-
-def test_a_model_that_the_catalog_does_not_know_is_not_found(alice):
     assert client_of(alice).get("/models/nobody/nothing/").status_code == 404
+
+    for path in [
+        "nobody/nothing",
+        "../../etc/passwd",
+        "a" * 2000,
+        "<b>",
+        "meta-llama/Llama-3.1-8B/x",
+    ]:
+        assert client_of(alice).get(f"/models/{path}/").status_code == 404, path
 
 
 def test_a_pasted_config_becomes_a_model_of_the_team(alice, team):
     response = new_model(alice, config=json.dumps(demo_config()))
-
     model = TeamModel.objects.get()
     assert response["Location"] == f"/models/{model.pk}/"
     assert model.team == team
@@ -86,9 +87,7 @@ def test_a_pasted_config_becomes_a_model_of_the_team(alice, team):
 
 def test_a_config_without_a_field_is_refused_by_the_fields_name(alice):
     config = {key: value for key, value in demo_config().items() if key != "vocab_size"}
-
     response = new_model(alice, config=json.dumps(config))
-
     assert response.status_code == 422
     assert "vocab_size" in response.context["form"].errors["config"][0]
 
@@ -98,11 +97,9 @@ def test_a_family_that_is_not_known_is_refused_by_name(alice):
     assert "perceptron" in response.context["form"].errors["config"][0]
 
 
-def test_nothing_pasted_is_refused(alice):
+def test_nothing_pasted_or_by_a_viewer_becomes_a_model(alice, vera):
     assert "Paste the config.json" in str(new_model(alice).context["form"].errors)
 
-
-def test_a_viewer_may_not_add_a_model(vera):
     assert new_model(vera, config=json.dumps(demo_config())).status_code == 403
     assert not TeamModel.objects.exists()
 
@@ -116,12 +113,10 @@ def own(team, host) -> TeamModel:
     )
 
 
-def test_a_model_with_weights_is_put_to_use_in_one_press(alice, own):
+def test_a_model_with_weights_is_put_to_use_in_one_press_but_not_compressed_twice(alice, own):
     for preset in ["quantize", "endpoint", "generate", "benchmark"]:
         assert f"preset={preset}&amp;model={own.pk}" in text(alice, f"/models/{own.pk}/"), preset
 
-
-def test_a_model_that_is_narrow_already_is_not_compressed_again(alice, own):
     own.weight_dtype = "fp8"
     own.save()
     assert "preset=quantize" not in text(alice, f"/models/{own.pk}/")
@@ -130,9 +125,7 @@ def test_a_model_that_is_narrow_already_is_not_compressed_again(alice, own):
 def test_what_was_measured_stands_in_words_with_units(alice, own):
     own.facts = {"perplexity": 210.4, "measured": {"peak_memory_bytes": 512 * 1024**2}}
     own.save()
-
     page = text(alice, f"/models/{own.pk}/")
-
     assert re.search(r"Peak memory</dt><dd class=\"num\">512<span class=\"unit\">MiB", page)
     assert "peak_memory_bytes" not in page
 
@@ -140,7 +133,6 @@ def test_what_was_measured_stands_in_words_with_units(alice, own):
 def test_a_hostile_name_is_escaped_and_another_teams_is_not_there(alice, own, charlie):
     assert "<b>bold" not in text(alice, f"/models/{own.pk}/")
     assert "<b>bold" not in text(alice, "/models/")
-
     assert client_of(charlie).get(f"/models/{own.pk}/").status_code == 404
     assert "&lt;b&gt;bold" not in text(charlie, "/models/")
 
@@ -157,7 +149,6 @@ def test_the_list_asks_the_database_as_often_for_many_models(
     client = client_of(alice)
     for number in range(20):
         TeamModel.objects.create(team=own.team, name=f"model {number}", host=own.host)
-
     with django_assert_max_num_queries(6):
         client.get("/models/")
 
@@ -189,7 +180,6 @@ def test_the_parts_of_every_catalog_model_add_up_to_a_whole():
     for model in IDS:
         shape = get_model(model)
         parts = parameter_parts(shape)
-
         assert sum(part.parameters for part in parts) == num_parameters(shape), model
         assert sum(part.share for part in parts) == pytest.approx(1), model
 
@@ -210,20 +200,8 @@ def test_a_catalog_model_of_every_family_has_a_page_of_its_own(alice):
 def test_a_config_or_a_name_that_is_no_models_has_no_shape():
     for model in ["", "nothing", "meta-llama/", "a" * 500, "\x00"]:
         assert catalog_shape(model) is None, model
-
     for config in [{}, {"model_type": "perceptron"}, {"model_type": "llama"}]:
         assert shape_of(config) is None, config
-
-
-def test_a_model_that_is_not_there_is_not_found(alice):
-    for path in [
-        "nobody/nothing",
-        "../../etc/passwd",
-        "a" * 2000,
-        "<b>",
-        "meta-llama/Llama-3.1-8B/x",
-    ]:
-        assert client_of(alice).get(f"/models/{path}/").status_code == 404, path
 
 
 def test_a_strange_filter_is_answered_and_escaped(alice):
@@ -305,22 +283,17 @@ def test_two_models_may_share_their_name_and_what_was_wrong_stays_in_the_form(al
 def test_a_team_model_is_planned_from_its_page_by_a_colleague(alice, bob, host):
     add(alice)
     model = TeamModel.objects.get()
-
     response = client_of(bob).get(f"/plans/new/?preset=quantize&model={model.pk}")
-
     assert response.status_code == 302
 
 
-def test_a_stored_config_that_is_not_covered_still_has_its_page(alice, team):
+def test_an_odd_model_or_one_without_its_host_still_has_its_page(alice, team, host):
     for config in [{}, {"model_type": "perceptron"}, {"hidden_size": "x"}]:
         model = TeamModel.objects.create(team=team, name="odd", source="config", config=config)
         assert client_of(alice).get(f"/models/{model.pk}/").status_code == 200, config
 
-
-def test_a_model_whose_host_is_gone_still_has_its_page(alice, team, host):
     model = TeamModel.objects.create(
         team=team, name="left", source="job", config=demo_config(), host=host
     )
     Host.objects.all().delete()
-
     assert client_of(alice).get(f"/models/{model.pk}/").status_code == 200

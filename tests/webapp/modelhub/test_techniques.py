@@ -100,24 +100,19 @@ def test_the_planner_knows_each_and_hosts_have_the_job_that_runs_it():
     assert not wrong, wrong
 
 
-def test_every_technique_is_printed_with_its_state():
+def test_every_technique_is_printed_with_its_state_as_json_or_as_a_line():
     rows = json.loads(printed("--json"))
-
     assert [row["id"] for row in rows] == list(TECHNIQUES)
     assert {row["id"] for row in rows if row["state"] != "planned"} == set(ABILITIES)
     assert all(bool(row["test"]) == (row["state"] != "planned") for row in rows)
 
-
-def test_without_json_each_technique_is_a_line():
     lines = printed().splitlines()
-
     assert len(lines) == len(TECHNIQUES)
     assert any(line.split() == ["awq", "runs", "compress:", "own", "code"] for line in lines)
 
 
 def test_the_page_of_the_documentation_shows_every_row_and_every_ratio():
     html = find_page("techniques").html
-
     for row in json.loads(printed("--json")):
         assert f"<code>{row['id']}</code>" in html
         assert all(each["name"] in html for each in row["ratios"])

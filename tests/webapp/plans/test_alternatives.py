@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from planner import api
 from planner.specs.estimate import PlanAnswer, PlanRequest, Rejection
+from tests.webapp.plans.test_verdict_words import NODE, SERVE
 from webapp.core.units import DASH, NBSP, THIN, TIMES
 from webapp.plans import alternatives
 from webapp.plans.alternatives import (
@@ -23,8 +24,6 @@ from webapp.plans.explanation import explain, with_unit
 from webapp.wizard.drafts import serve_draft
 from webapp.wizard.forms import OBJECTIVES
 
-SERVE = {"kind": "serve", "input_tokens": 1024, "output_tokens": 256, "concurrency": 16}
-NODE = {"device": "h100-sxm5-80gb", "devices_per_node": 8}
 
 
 def spaced(words: str) -> str:
@@ -45,15 +44,10 @@ def draft():
     return serve_draft(None)
 
 
-def test_the_chosen_strategy_comes_first_and_is_the_only_one_chosen(answer, draft):
+def test_every_row_has_a_cell_for_each_column_and_the_chosen_one_is_first(answer, draft):
     rows = comparison(answer, draft)
-
     assert [row.is_chosen for row in rows] == [True] + [False] * (len(rows) - 1)
-
-
-def test_every_row_has_a_cell_for_each_column(answer, draft):
     columns = columns_for(answer, draft)
-
     assert 1 <= len(columns) <= 3
     assert {len(row.cells) for row in comparison(answer, draft)} == {len(columns)}
 
@@ -69,13 +63,6 @@ def test_every_row_says_how_it_differs_from_the_chosen_one(answer, draft):
         assert "first plan" not in row.why
 
 
-def test_waiting_and_speed_are_not_the_same_axis_twice(answer, draft):
-    frontier = frontier_of(answer, draft)
-
-    assert frontier.x_name.startswith("seconds to the first token")
-    assert len(frontier.dots) > 1  # else nothing was to choose
-
-
 def without_reasons(answer, rate: float):
     """Return the answer with one runner-up, so much as fast as the chosen one."""
     best = answer.plans[0].model_copy(update={"reasons": ()})
@@ -85,26 +72,26 @@ def without_reasons(answer, rate: float):
     return answer.model_copy(update={"plans": (best, other)})
 
 
-@pytest.mark.parametrize(
-    ("rate", "why"),
-    [
+def test_without_a_reason_of_the_search_the_figures_are_compared(answer, draft):
+    for rate, why in [
         (1.0, "Per person: the same"),
         (1.0002, "Per person: the same"),
         (0.8, "Per person: 20 % less"),
         (1.25, "Per person: 25 % more, ranked lower overall"),
-    ],
-)
-def test_without_a_reason_of_the_search_the_figures_are_compared(answer, draft, rate, why):
-    rows = comparison(without_reasons(answer, rate), draft)
-
-    assert [row.why for row in rows] == ["Best for this goal", why]
+    ]:
+        rows = comparison(without_reasons(answer, rate), draft)
+        assert [row.why for row in rows] == ["Best for this goal", why], rate
 
 
-def test_an_answer_without_plans_compares_nothing(answer, draft):
+def test_two_points_or_none_or_a_compression_have_no_frontier(answer, draft):
     empty = answer.model_copy(update={"plans": (), "pareto": ()})
-
     assert comparison(empty, draft) == []
     assert frontier_of(empty, draft) is None
+
+    few = answer.model_copy(update={"plans": answer.plans[:1], "pareto": answer.pareto[:1]})
+    assert frontier_of(few, draft) is None
+    draft["goal"]["goal"] = "compress"
+    assert frontier_of(answer, draft) is None
 
 
 # Who lost
@@ -116,45 +103,28 @@ def lost(**fields) -> alternatives.RejectedFamily:
     return alternatives._rejected_family("some family", one)
 
 
-@pytest.mark.parametrize(
-    ("constraint", "reason"),
-    [
+def test_a_miss_says_both_numbers_or_a_dash_without_its_fields_name():
+    for constraint, reason in [
         ("ttft_seconds", "The first token takes 1.1~h, the target is 1.0~s"),
         ("tpot_seconds", "Each further token takes 1.1~h, the target is 1.0~s"),
         ("devices", "Needs more"),
-    ],
-)
-def test_a_missed_target_is_said_without_its_fields_name(constraint, reason):
-    found = lost(constraint=constraint, required=4072.0, limit=1.0, unit="s")
+    ]:
+        found = lost(constraint=constraint, required=4072.0, limit=1.0, unit="s")
+        assert found.reason == spaced(reason), constraint
 
-    assert found.reason == spaced(reason)
-
-
-def test_no_reason_of_a_real_search_shows_the_name_of_a_field(answer):
-    assert [one.reason for one in rejections(answer) if "_seconds" in one.reason] == []
-
-
-def test_a_memory_miss_says_both_numbers():
     found = lost(required=15.7487 * 1024**3, limit=14.4 * 1024**3)
-
     assert (found.required, found.limit) == (f"15.7{NBSP}GiB", f"14.4{NBSP}GiB")
-
-
-def test_what_has_no_number_has_a_dash():
     assert (lost().required, lost().limit) == (DASH, DASH)
 
 
-def test_the_nearest_misses_come_first(answer):
+def test_each_rejection_is_shown_once_the_nearest_misses_first(answer):
+    named = [title for each in inapplicable(answer) for title in each.titles.split(" · ")]
+    assert len(rejections(answer)) + len(named) == len(answer.rejected)
+    assert [one.reason for one in rejections(answer) if "_seconds" in one.reason] == []
+
     entries = sorted(answer.rejected.values(), key=lambda one: alternatives._miss(("", one)))
     ratios = [one.required / one.limit for one in entries if one.required and one.limit]
-
     assert ratios == sorted(ratios)
-
-
-def test_each_rejection_is_shown_once_as_a_number_or_as_a_reason(answer):
-    named = [title for each in inapplicable(answer) for title in each.titles.split(" · ")]
-
-    assert len(rejections(answer)) + len(named) == len(answer.rejected)
 
 
 def test_techniques_that_lack_the_same_thing_share_a_row():
@@ -181,40 +151,36 @@ XS, YS = (3, 1, 4, 1, 5, 9, 2, 6), (5, 3, 5, 8, 9, 7, 9, 3)
 @given(st.floats(1e-6, 1e12))
 def test_any_axis_has_round_steps_from_zero_within_its_length(top):
     steps = _steps(top)
-
     assert steps[0] == 0
     assert 2 <= len(steps) <= 5
     assert steps[-1] <= top * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("top", [0.41, 0.4, 0.42, 4.1, 0.0405, 41, 1.0, 10.0, 99.9, 100, 0.1])
-def test_an_axis_near_a_power_of_ten_has_steps(top):
-    assert len(_steps(top)) >= 2
+def test_an_axis_near_a_power_of_ten_has_steps():
+    for top in [0.41, 0.4, 0.42, 4.1, 0.0405, 41, 1.0, 10.0, 99.9, 100, 0.1]:
+        assert len(_steps(top)) >= 2, top
 
 
-def test_the_frontier_stays_within_its_drawing(answer, draft):
+def test_the_frontier_stays_within_its_drawing_and_its_path_goes_through_its_dots(answer, draft):
     frontier = frontier_of(answer, draft)
-
     for dot in (*frontier.dots, frontier.chosen):
         assert alternatives.LEFT <= dot.x <= alternatives.RIGHT
         assert alternatives.TOP <= dot.y <= alternatives.BOTTOM
 
-
-def test_the_frontiers_path_goes_through_its_dots_from_left_to_right(answer, draft):
     frontier = frontier_of(answer, draft)
-
     assert frontier.path.startswith("M")
     assert frontier.path.count("L") == len(frontier.dots) - 1
     assert [dot.x for dot in frontier.dots] == sorted(dot.x for dot in frontier.dots)
 
-
-def test_the_drawing_says_in_words_what_it_shows(answer, draft):
     frontier = frontier_of(answer, draft)
-
     drawn = len(frontier.dots) + len(frontier.rest)
     assert f": {drawn} of " in frontier.words
     assert f"nothing beats {len(frontier.dots)} of them in both" in frontier.words
     assert frontier.x_name in frontier.words
+
+    frontier = frontier_of(answer, draft)
+    assert frontier.x_name.startswith("seconds to the first token")
+    assert len(frontier.dots) > 1  # else nothing was to choose
 
 
 def test_nothing_that_is_drawn_lies_beyond_the_front(answer, draft):
@@ -240,53 +206,37 @@ def test_a_front_is_what_a_comparison_of_all_pairs_finds(less_is_more):
         return all(ahead) and one[:2] != other[:2]
 
     expected = {one for one in points if not any(beats(other, one) for other in points)}
-
     assert set(front(points, less_is_more=less_is_more)) == expected
 
 
-@pytest.mark.parametrize(
-    ("loss", "where", "decided"),
-    [
+def test_a_chosen_one_below_the_front_says_what_else_decided():
+    for loss, where, decided in [
         (0.0, "below it", "which the axes do not show."),
         (0.05, "on the front of its quality", "give up quality."),
-    ],
-)
-def test_a_chosen_one_below_the_front_says_what_else_decided(loss, where, decided):
-    points = [Point(1.0, 1.0, "a", 0.0), Point(2.0, 2.0, "b", loss), Point(3.0, 1.5, "c", loss)]
-
-    frontier = drawn(points, ("x", "y"), 3, less_is_more=False)
-
-    assert frontier.words.endswith(f"the chosen one lies {where}")
-    assert frontier.decided.endswith(decided)
-    assert bool(frontier.good_path) is (loss > 0)
-
-
-@pytest.mark.parametrize("objective", [key for key, _ in OBJECTIVES])
-def test_every_objective_has_words_for_what_the_frontier_does_not_show(answer, draft, objective):
-    draft["goal"]["objective"] = objective
-
-    assert "{" not in frontier_of(answer, draft).decided
-    assert alternatives.LOOKED_FOR[objective]
+    ]:
+        points = [
+            Point(1.0, 1.0, "a", 0.0),
+            Point(2.0, 2.0, "b", loss),
+            Point(3.0, 1.5, "c", loss),
+        ]
+        frontier = drawn(points, ("x", "y"), 3, less_is_more=False)
+        assert frontier.words.endswith(f"the chosen one lies {where}"), loss
+        assert frontier.decided.endswith(decided), loss
+        assert bool(frontier.good_path) is (loss > 0), loss
 
 
-def test_two_points_are_no_frontier(answer, draft):
-    few = answer.model_copy(update={"plans": answer.plans[:1], "pareto": answer.pareto[:1]})
-
-    assert frontier_of(few, draft) is None
-
-
-def test_a_compression_has_no_frontier(answer, draft):
-    draft["goal"]["goal"] = "compress"
-
-    assert frontier_of(answer, draft) is None
+def test_every_objective_has_words_for_what_the_frontier_does_not_show(answer, draft):
+    for objective in [key for key, _ in OBJECTIVES]:
+        draft["goal"]["objective"] = objective
+        assert "{" not in frontier_of(answer, draft).decided, objective
+        assert alternatives.LOOKED_FOR[objective], objective
 
 
 # Equations
 
 
-@pytest.mark.parametrize(
-    ("value", "unit", "words"),
-    [
+def test_a_value_of_an_equation_is_said_in_its_unit():
+    for value, unit, words in [
         (14.3e12, "FLOP", "14.3~TFLOP"),
         (8.03e9, "parameters", "8.03~B"),
         (13 * 1024**3, "B", "13.0~GiB"),
@@ -302,16 +252,12 @@ def test_a_compression_has_no_frontier(answer, draft):
         (5e20, "tokens", "5e+20 tokens"),
         (-2.5e12, "", "-2.5e+12"),
         (0.0, "", "0"),
-    ],
-)
-def test_a_value_of_an_equation_is_said_in_its_unit(value, unit, words):
-    assert with_unit(value, unit) == spaced(words)
+    ]:
+        assert with_unit(value, unit) == spaced(words), (value, unit)
 
 
 def test_every_term_of_an_estimate_is_explained_once(answer):
     best = answer.plans[0]
-
     lines = [line for group in explain(best) for line in group.lines]
-
     assert len(lines) == len(best.terms)
     assert all(line.provenance and line.value for line in lines)

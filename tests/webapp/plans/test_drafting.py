@@ -1,5 +1,7 @@
 """A smaller model that guesses ahead, and earlier prompts reused: who is told, who cannot be."""
 
+import itertools
+
 import pytest
 
 from runners.facts import GpuFacts
@@ -59,9 +61,7 @@ def page_of(plan, who):
 
 def test_a_generation_is_guessed_by_the_model_that_was_chosen(generation, small, alice):
     page = page_of(generation, alice)
-
     job = plan_launch(plan=generation, by=alice, wish=launch_options_of({"draft": str(small.pk)}))
-
     assert f'<option value="{small.pk}">small one</option>' in page
     assert job.spec["speculation"] == DraftGuess(model=SMALL).model_dump(mode="json")
     assert launch_of(generation).spec.speculation is None
@@ -82,62 +82,62 @@ def test_only_other_models_of_the_same_host_and_tokens_guess(generation, small, 
         assert drafts_for(host, TRAINED, shape) == [], changes
 
 
-def test_a_guessing_model_that_is_not_offered_is_refused_with_those_that_are(generation, trained):
+def test_a_guessing_model_that_is_not_offered_or_does_not_go_with_the_rest_is_refused(
+    generation, trained, small
+):
     with pytest.raises(DraftProblem, match="there is small one") as caught:
         launch_of(generation, draft=str(trained.pk))
-
     assert caught.value.field == "draft"
 
-
-def test_what_runs_without_guesses_is_told_by_name(generation, small):
     generation.draft["workload"]["generate"]["kv_cache"] = "int4"
     generation.save()
-
     with pytest.raises(DraftProblem, match="does not go with the rest: kv_cache int4 runs in"):
         launch_of(generation, draft=str(small.pk))
 
 
-@pytest.mark.parametrize("engine", ON_GPUS)
-@pytest.mark.parametrize(("reuse", "told"), [("", None), ("yes", True), ("no", False)])
-def test_an_engine_on_gpus_is_told_of_both(serving, small, alice, engine, reuse, told):
-    posted = {"engine": engine, "reuse": reuse, "draft": str(small.pk)}
-
-    options = launch_of(serving, endpoint_options_of(posted, ())).spec.engine_options
-
-    assert (options.draft.model, options.has_prefix_cache) == (SMALL, told)
-    assert 'name="reuse"' in page_of(serving, alice)
-    assert launch_of(serving, EndpointOptions(engine=engine)).spec.engine_options.draft is None
-
-
-@pytest.mark.parametrize(
-    ("engine", "words"),
-    [("slipway", "own engine has no prefix cache"), ("llamacpp", "reuses what a slot read")],
-)
-def test_an_engine_that_cannot_be_told_of_earlier_prompts_refuses_it(engine, words):
-    with pytest.raises(InvalidProblem, match=words):
-        endpoint_options_of({"engine": engine, "reuse": "no"}, ())
+def test_an_engine_on_gpus_is_told_of_both(serving, small, alice):
+    for (reuse, told), engine in itertools.product(
+        [("", None), ("yes", True), ("no", False)], ON_GPUS
+    ):
+        posted = {"engine": engine, "reuse": reuse, "draft": str(small.pk)}
+        options = launch_of(serving, endpoint_options_of(posted, ())).spec.engine_options
+        assert (options.draft.model, options.has_prefix_cache) == (SMALL, told), (
+            reuse,
+            told,
+            engine,
+        )
+        assert 'name="reuse"' in page_of(serving, alice), (reuse, told, engine)
+        assert (
+            launch_of(serving, EndpointOptions(engine=engine)).spec.engine_options.draft is None
+        ), (reuse, told, engine)
 
 
-def test_another_word_than_yes_and_no_is_refused():
+def test_another_word_or_an_engine_that_cannot_be_told_of_earlier_prompts_is_refused():
+    for engine, words in [
+        ("slipway", "own engine has no prefix cache"),
+        ("llamacpp", "reuses what a slot read"),
+    ]:
+        with pytest.raises(InvalidProblem, match=words):
+            endpoint_options_of({"engine": engine, "reuse": "no"}, ())
+
     with pytest.raises(InvalidProblem, match="is maybe; it can be yes, no or empty"):
         endpoint_options_of({"engine": "vllm", "reuse": "maybe"}, ())
 
 
-@pytest.mark.parametrize("engine", ["slipway", "llamacpp"])
-def test_an_engine_that_takes_no_guessing_model_refuses_it_by_name(serving, small, engine):
-    wish = EndpointOptions(engine=engine, draft=str(small.pk))
-
-    with pytest.raises(DraftProblem, match=f"is for vllm and sglang, and the engine is {engine}"):
-        launch_of(serving, wish)
+def test_an_engine_that_takes_no_guessing_model_refuses_it_by_name(serving, small):
+    for engine in ["slipway", "llamacpp"]:
+        wish = EndpointOptions(engine=engine, draft=str(small.pk))
+        with pytest.raises(
+            DraftProblem, match=f"is for vllm and sglang, and the engine is {engine}"
+        ):
+            launch_of(serving, wish)
 
 
 def test_without_gpus_an_endpoint_is_offered_nothing_that_only_vllm_takes(
     serve_plan, trained, small, alice
 ):
     plan = with_model(serve_plan, trained, "serve")
-
     note, page = launch_note(plan), page_of(plan, alice)
-
     assert not {"drafts", "can_reuse"} & set(note)
     assert 'name="engine"' in page
     assert 'name="reuse"' not in page

@@ -1,7 +1,6 @@
 """Every goal with every source of a model on every hardware: a page that answers."""
 
 import html
-import itertools
 import re
 
 import pytest
@@ -11,11 +10,12 @@ from tests.plugins.extent import combinations
 from tests.webapp.answers import fresh
 from tests.webapp.conftest import client_of
 from webapp.modelhub.shapes import demo_config
+from webapp.plans.errors import DraftProblem
 from webapp.plans.models import Plan
 from webapp.plans.planning import plan_compute
 from webapp.wizard.drafts import GOALS, serve_draft
 
-pytestmark = pytest.mark.django_db
+pytestmark = pytest.mark.django_db(databases="__all__")
 MODELS = {
     "demo": {"source": "demo"},
     "small": {"source": "catalog", "catalog_id": "HuggingFaceTB/SmolLM2-135M"},
@@ -31,7 +31,6 @@ HARDWARE = {
     "card": {"choice": "catalog", "device": "rtx-4090"},
     "node": {"choice": "catalog", "device": "h100-sxm5-80gb", "devices_per_node": 8, "nodes": 2},
 }
-GOALS_AND_HARDWARE = list(itertools.product(GOALS, HARDWARE))
 TABS = ["alternatives/", "why/", "exports/", "history/"]
 TAG = re.compile(r"<[^>]+>")
 PAPER = re.compile(r"\b\d{4}[.]\d{5}\b")  # arXiv's numbers are no figures
@@ -61,75 +60,73 @@ def words_of(page: str) -> str:
     return PAPER.sub("", html.unescape(TAG.sub(" ", body)))
 
 
-@pytest.mark.parametrize(("goal", "model", "hardware"), combinations(GOALS, MODELS, HARDWARE))
-def test_every_summary_answers_in_numbers_that_people_read(alice, make, goal, model, hardware):
-    plan = make(goal, model, hardware)
-
-    response = client_of(alice).get(f"/plans/{plan.pk}/")
-    words = words_of(response.content.decode())
-
-    assert response.status_code == 200
-    assert not LONG_TAIL.findall(words)
-    assert not EXPONENT.findall(words)
-    assert not LEFTOVER.findall(words)
+def unread(words: str) -> list[str]:
+    """What stands in a text that a program left there: long tails, exponents, leftovers."""
+    return LONG_TAIL.findall(words) + LEFTOVER.findall(words)
 
 
-@pytest.mark.parametrize(("goal", "hardware"), GOALS_AND_HARDWARE)
-def test_every_figure_of_a_summary_says_where_it_comes_from(alice, make, goal, hardware):
-    plan = make(goal, "small", hardware)
-
-    page = client_of(alice).get(f"/plans/{plan.pk}/").content.decode()
-
-    figures = page.count('<div class="figure">')
-    assert len(re.findall(r'class="prov (?:modelled|published|measured)"', page)) >= figures
+def rows_of(goal: str, rows: list[tuple]) -> list[tuple]:
+    return [row[1:] for row in rows if row[0] == goal]
 
 
-@pytest.mark.parametrize(("goal", "tab", "hardware"), combinations(GOALS, TABS, HARDWARE))
-def test_every_tab_reads_well_for_every_goal(alice, make, goal, hardware, tab):
-    plan = make(goal, "demo" if hardware == "host" else "8B", hardware)
-
-    response = client_of(alice).get(f"/plans/{plan.pk}/{tab}")
-    words = words_of(response.content.decode())
-
-    assert response.status_code == 200
-    assert tab == "exports/" or not LONG_TAIL.findall(words)
-    assert tab == "exports/" or not LEFTOVER.findall(words)
-
-
-@pytest.mark.parametrize(("goal", "hardware"), GOALS_AND_HARDWARE)
-def test_the_review_names_goal_model_and_hardware(alice, make, goal, hardware):
-    plan = make(goal, "small", hardware)
-
-    page = client_of(alice).get(f"/plans/{plan.pk}/edit/review/").content.decode()
-    words = words_of(page)
-
-    assert "SmolLM2 135M" in words
-    assert not LONG_TAIL.findall(words)
-    assert not LEFTOVER.findall(words)
-
-
-@pytest.mark.parametrize(("goal", "hardware"), GOALS_AND_HARDWARE)
-def test_a_stored_answer_reads_back_as_it_was(make, goal, hardware):
-    plan = make(goal, "experts", hardware)
-    answer = plan_compute(plan)
-
-    plan.refresh_from_db()
-
-    assert PlanAnswer.model_validate(plan.answer) == answer
+PLANS = combinations(GOALS, MODELS, HARDWARE)
+SHOWN = combinations(GOALS, TABS, HARDWARE)
 
 
 @pytest.mark.parametrize("goal", GOALS)
-def test_planning_the_same_question_twice_gives_the_same_strategies(make, goal):
-    plan = make(goal, "8B", "node")
+def test_every_plan_is_said_in_numbers_with_a_source_and_every_refusal_with_a_reason(
+    alice, make, goal
+):
+    client, wrong = client_of(alice), []
+    for model, hardware in rows_of(goal, PLANS):
+        plan = make(goal, model, hardware)
+        silent, refused = [], ""
+        try:
+            answer = plan_compute(plan)
+        except DraftProblem as problem:  # vLLM starts no model with more than it reads at once
+            refused = str(problem)
+        else:
+            plan.refresh_from_db()
+            if PlanAnswer.model_validate(plan.answer) != answer:
+                wrong.append((model, hardware, "reads back as another answer"))
+            silent = [name for name, one in answer.rejected.items() if not one.reason.strip()]
+        if refused and (hardware == "host" or "exceed the context of 256" not in refused):
+            wrong.append((model, hardware, refused))
 
-    with fresh():
-        first, second = plan_compute(plan), plan_compute(plan)
+        response = client.get(f"/plans/{plan.pk}/")
+        assert response.status_code == 200, (model, hardware)
+        page = response.content.decode()
+        words = words_of(page)
+        left = unread(words) + EXPONENT.findall(words)
+        sources = len(re.findall(r'class="prov (?:modelled|published|measured)"', page))
+        unsaid = page.count('<div class="figure">') - sources
 
-    assert [one.strategy for one in first.plans] == [one.strategy for one in second.plans]
+        review = words_of(client.get(f"/plans/{plan.pk}/edit/review/").content.decode())
+        left += unread(review)
+        if model == "small" and "SmolLM2 135M" not in review:
+            wrong.append((model, hardware, "a review that does not name its model"))
+        if silent or left or unsaid > 0:
+            wrong.append((model, hardware, silent, left, unsaid))
+    assert not wrong, wrong
 
 
-@pytest.mark.parametrize(("goal", "model"), list(itertools.product(GOALS, MODELS)))
-def test_whatever_is_ruled_out_has_its_reason(make, goal, model):
-    answer = plan_compute(make(goal, model, "host"))
+@pytest.mark.parametrize("goal", GOALS)
+def test_every_tab_reads_well_for_every_goal(alice, make, goal):
+    client, wrong = client_of(alice), []
+    for tab, hardware in rows_of(goal, SHOWN):
+        plan = make(goal, "demo" if hardware == "host" else "8B", hardware)
+        response = client.get(f"/plans/{plan.pk}/{tab}")
+        assert response.status_code == 200, (tab, hardware)
+        left = unread(words_of(response.content.decode())) if tab != "exports/" else []
+        if left:
+            wrong.append((tab, hardware, left))
+    assert not wrong, wrong
 
-    assert [name for name, one in answer.rejected.items() if not one.reason.strip()] == []
+
+def test_planning_the_same_question_twice_gives_the_same_strategies(make):
+    for goal in GOALS:
+        plan = make(goal, "8B", "node")
+        with fresh():
+            first, second = plan_compute(plan), plan_compute(plan)
+        strategies = [one.strategy for one in first.plans]
+        assert strategies == [one.strategy for one in second.plans], goal

@@ -11,11 +11,6 @@ pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture
-def kept(demo_plan) -> Plan:
-    return plan_keep(demo_plan, "Demo of today")
-
-
-@pytest.fixture
 def served(serve_plan) -> Plan:
     return plan_keep(serve_plan, "Serve of today")
 
@@ -24,67 +19,52 @@ def get(user, plan, key: str = ""):
     return client_of(user).get(f"/plans/{plan.pk}/exports/{key}")
 
 
-def test_a_training_plan_is_shown_in_every_format_that_can_say_it(alice, kept):
+def test_a_training_plan_is_shown_in_every_format_to_copy_and_to_download(alice, kept):
     context = get(alice, kept).context
-
     assert [one.key for one in context["formats"]] == list(current_answer(kept).plans[0].exports)
     assert "torchrun" in [one.key for one in context["formats"]]
 
-
-def test_each_format_has_a_way_to_copy_and_to_download_it(alice, kept):
     html = get(alice, kept).content.decode()
-
     for one in exports_of(kept, current_answer(kept)):
         assert f'data-copy="#export-{one.key}"' in html
         assert f'href="/plans/{kept.pk}/exports/{one.key}/"' in html
 
-
-def test_the_script_that_checks_the_claim_is_there_once(alice, kept):
     html = get(alice, kept).content.decode()
-
     assert html.count('id="export-measure"') == 1
     assert "step_seconds" in html
 
 
-@pytest.mark.parametrize("key", ["vllm", "llama_cpp", "kubernetes"])
-def test_a_serving_plan_downloads_as_the_tools_file(alice, served, key):
-    answer = get(alice, served, f"{key}/")
-    name, text = file_of(served, current_answer(served), key)
+def test_a_serving_plan_downloads_as_the_tools_file(alice, served):
+    for key in ["vllm", "llama_cpp", "kubernetes"]:
+        answer = get(alice, served, f"{key}/")
+        name, text = file_of(served, current_answer(served), key)
+        assert answer.content.decode() == text, key
+        assert answer["Content-Disposition"] == f'attachment; filename="{name}"', key
+        assert answer["Content-Type"] == "text/plain; charset=utf-8", key
 
-    assert answer.content.decode() == text
-    assert answer["Content-Disposition"] == f'attachment; filename="{name}"'
-    assert answer["Content-Type"] == "text/plain; charset=utf-8"
 
-
-def test_the_measuring_script_downloads_and_is_python(alice, served):
+def test_the_measuring_script_downloads_and_what_cannot_say_the_plan_does_not(alice, served):
     text = get(alice, served, "measure/").content.decode()
-
     compile(text, "measure.py", "exec")
     assert "ttft_seconds" in text
 
-
-@pytest.mark.parametrize("key", ["deepspeed", "fortran"])
-def test_what_cannot_say_the_plan_is_not_found(alice, served, key):
-    assert get(alice, served, f"{key}/").status_code == 404
+    for key in ["deepspeed", "fortran"]:
+        assert get(alice, served, f"{key}/").status_code == 404, key
 
 
-def test_another_team_downloads_nothing(charlie, kept):
+def test_an_answer_from_before_is_exported_to_its_team_without_formats_that_are_gone(
+    charlie, kept, alice
+):
     assert get(charlie, kept, "torchrun/").status_code == 404
 
-
-def test_an_answer_from_before_is_exported_by_its_question(alice, kept):
     current_answer(kept)
     kept.answer = {name: value for name, value in kept.answer.items() if name != "request"}
     kept.save()
-
     assert get(alice, kept, "torchrun/").status_code == 200
 
-
-def test_a_format_that_is_gone_is_left_out(alice, kept):
     current_answer(kept)
     kept.answer["plans"][0]["exports"] = ["torchrun", "fortran"]
     kept.save()
-
     assert [one.key for one in exports_of(kept, current_answer(kept))] == ["torchrun"]
 
 
@@ -102,7 +82,6 @@ def test_a_plan_that_does_not_fit_exports_only_its_question(alice, served):
 def test_a_draft_that_cannot_be_asked_downloads_nothing(alice, demo_plan):
     demo_plan.draft["hardware"] |= {"choice": "catalog", "device": "a-card-of-yesterday"}
     demo_plan.save()
-
     assert get(alice, demo_plan, "torchrun/").status_code == 404
 
 

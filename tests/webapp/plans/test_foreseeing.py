@@ -36,27 +36,20 @@ def foreseen(model, **changes) -> dict[str, dict]:
     return evaluation_prediction(spec, model, demo_config())
 
 
-def test_an_evaluation_is_predicted_with_its_intervals(model):
+def test_an_evaluation_is_predicted_by_its_text_and_its_original(model):
     found = foreseen(model)
-
     for name, unit in (("duration_seconds", "seconds"), ("peak_memory_bytes", "bytes")):
         figure = found[name]
         assert 0 < figure["low"] <= figure["value"] <= figure["high"]
         assert figure["unit"] == unit
 
-
-def test_twice_the_text_takes_twice_as_long_and_no_more_memory(model):
     once, twice = foreseen(model), foreseen(model, evaluation_tokens=16384)
-
     assert twice["duration_seconds"]["value"] == pytest.approx(
         2 * once["duration_seconds"]["value"]
     )
     assert twice["peak_memory_bytes"] == once["peak_memory_bytes"]
 
-
-def test_beside_an_original_it_takes_longer_and_holds_its_weights_too(model):
     alone, beside = foreseen(model), foreseen(model, original=THEIRS)
-
     assert beside["duration_seconds"]["value"] > 1.5 * alone["duration_seconds"]["value"]
     weights = 2 * 1_850_000  # of about so many parameters in bf16
     more = beside["peak_memory_bytes"]["value"] - alone["peak_memory_bytes"]["value"]
@@ -72,7 +65,6 @@ def test_nothing_is_said_of_a_host_that_nobody_measured_or_a_shape_nobody_knows(
 
 def test_the_button_stores_the_prediction_on_the_job(model, alice):
     evaluation_submit(model=model, by=alice)
-
     said = predictions(Job.objects.get(kind="evaluate"))
     assert set(said) == {"duration_seconds", "peak_memory_bytes"}
 

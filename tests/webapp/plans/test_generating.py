@@ -21,7 +21,7 @@ from webapp.plans.launching import launch_note, launch_of
 from webapp.plans.planning import current_answer
 from webapp.wizard.workload_forms import GenerateForm
 
-pytestmark = pytest.mark.django_db
+pytestmark = pytest.mark.django_db(databases="__all__")
 DENSE = ModelSpec(
     model_type="llama",
     head_dim=16,
@@ -50,176 +50,138 @@ def pile_plan(demo_plan, trained):
     return plan
 
 
-def test_without_a_file_one_batch_is_generated_as_it_was_planned(pile_plan):
+def test_without_a_file_one_batch_is_generated_and_predicted_as_it_was_planned(pile_plan):
     spec = launch_of(pile_plan).spec
-
     assert spec.prompts == DemoPrompts(count=4, input_tokens=32)
     assert (spec.batch_size, spec.output_tokens, spec.stop_at_end) == (4, 16, False)
     assert is_as_planned(spec)
 
+    prediction = launch_of(pile_plan).prediction
+    wanted = {"tokens_per_second", "ttft_seconds", "tpot_seconds", "peak_memory_bytes"}
+    assert wanted <= set(prediction)
+    assert "writes the answers to a file" in launch_note(pile_plan)["text"]
 
-def test_a_prompts_file_and_a_policy_reach_the_job(pile_plan):
+
+def test_a_prompts_file_and_a_policy_reach_the_job_and_may_be_unknown_to_an_old_draft(pile_plan):
     pile_plan.draft["workload"]["generate"] |= {"prompts_path": "p.jsonl", "batching": "turbo"}
-
     spec = launch_of(pile_plan).spec
-
     assert spec.prompts == FilePrompts(path="p.jsonl")
     assert (spec.batching, spec.stop_at_end) == ("turbo", True)
     assert not is_as_planned(spec)
 
-
-def test_a_draft_from_before_there_were_files_still_launches(pile_plan):
     for name in ("prompts_path", "batching"):
         del pile_plan.draft["workload"]["generate"][name]
-
     assert launch_of(pile_plan).spec.batching == "given"
-
-
-def test_a_generation_is_predicted_by_what_it_will_measure(pile_plan):
-    prediction = launch_of(pile_plan).prediction
-
-    wanted = {"tokens_per_second", "ttft_seconds", "tpot_seconds", "peak_memory_bytes"}
-    assert wanted <= set(prediction)
 
 
 def test_a_file_for_a_model_without_weights_is_refused_with_the_way_out(pile_plan):
     pile_plan.draft["model"] |= {"source": "demo"}
     pile_plan.draft["workload"]["generate"]["prompts_path"] = "p.txt"
-
     with pytest.raises(DraftProblem, match="A prompts file needs trained weights") as caught:
         launch_of(pile_plan)
     assert caught.value.field == "prompts_path"
 
 
-def test_the_review_says_that_answers_are_left_as_a_file(pile_plan):
-    assert "writes the answers to a file" in launch_note(pile_plan)["text"]
-
-
 def test_guessing_and_a_narrow_cache_reach_the_job(pile_plan):
     values = pile_plan.draft["workload"]["generate"]
-
     values |= {"guessing": "lookup"}
     assert launch_of(pile_plan).spec.speculation == PromptLookup()
     values |= {"guessing": "", "kv_cache": "int4"}
     assert launch_of(pile_plan).spec.kv_cache == "int4"
 
 
-@pytest.mark.parametrize("changes", [{"guessing": "lookup"}, {"batching": "continuous"}])
-def test_what_does_not_run_together_is_refused_beside_its_field(changes):
-    values = {"batch_size": 1, "input_tokens": 1, "output_tokens": 1, "kv_cache": "fp8"}
+def test_what_does_not_run_together_or_climbs_is_refused_beside_its_field():
+    for changes in [{"guessing": "lookup"}, {"batching": "continuous"}]:
+        values = {"batch_size": 1, "input_tokens": 1, "output_tokens": 1, "kv_cache": "fp8"}
+        assert "kv_cache" in GenerateForm(values | changes).errors, changes
 
-    assert "kv_cache" in GenerateForm(values | changes).errors
-
-
-@pytest.mark.parametrize("path", ["../p.txt", "a/../../p.txt", "p\x00.txt"])
-def test_a_path_that_climbs_is_refused_beside_its_field(path):
-    values = {"batch_size": 1, "input_tokens": 1, "output_tokens": 1, "prompts_path": path}
-
-    assert "prompts_path" in GenerateForm(values).errors
+    for path in ["../p.txt", "a/../../p.txt", "p\x00.txt"]:
+        values = {"batch_size": 1, "input_tokens": 1, "output_tokens": 1, "prompts_path": path}
+        assert "prompts_path" in GenerateForm(values).errors, path
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
+def test_a_pile_that_is_not_the_plans_calibrates_nothing():
+    for changes in [
         {"prompts": DemoPrompts(count=4, shortest=2)},
         {"prompts": DemoPrompts(count=5)},
         {"stop_at_end": True},
         {"batching": "turbo"},
         {"kv_cache": "fp8"},
         {"speculation": PromptLookup()},
-    ],
-)
-def test_a_pile_that_is_not_the_plans_calibrates_nothing(changes):
-    spec = GenerateSpec(
-        model=RandomModel(config={}),
-        prompts=DemoPrompts(count=4),
-        batch_size=4,
-        stop_at_end=False,
-    )
+    ]:
+        spec = GenerateSpec(
+            model=RandomModel(config={}),
+            prompts=DemoPrompts(count=4),
+            batch_size=4,
+            stop_at_end=False,
+        )
 
-    assert is_as_planned(spec)
-    assert not is_as_planned(spec.model_copy(update=changes))
+        assert is_as_planned(spec), changes
+        assert not is_as_planned(spec.model_copy(update=changes)), changes
 
 
-@pytest.mark.parametrize(
-    ("offload", "resident", "in_host", "place"),
-    [
+def test_the_shares_of_weights_away_are_rounded_to_whole_layers():
+    for offload, resident, in_host, place in [
         ({"weights_cpu": 0.25}, 6, 0, "host_memory"),
         ({"weights_cpu": 0.3}, 5, 0, "host_memory"),
         ({"weights_disk": 1.0}, 0, 0, "disk"),
         ({"weights_cpu": 0.25, "weights_disk": 0.5}, 2, 2, "disk"),
         ({"weights_cpu": 0.3, "weights_disk": 0.3}, 3, 2, "disk"),
-    ],
-)
-def test_the_shares_of_weights_away_are_rounded_to_whole_layers(offload, resident, in_host, place):
-    asked = offload_of(strategy_with(**offload), DENSE)
-
-    wanted = LayerStreaming(layers_resident=resident, layers_in_host=in_host, layers_from=place)
-    assert asked == wanted
-
-
-def test_a_plan_that_keeps_all_on_the_device_streams_nothing():
+    ]:
+        asked = offload_of(strategy_with(**offload), DENSE)
+        wanted = LayerStreaming(
+            layers_resident=resident, layers_in_host=in_host, layers_from=place
+        )
+        assert asked == wanted, offload
     assert offload_of(Strategy(weight_dtype="bf16"), DENSE) is None
 
 
-@pytest.mark.parametrize(
-    ("offload", "place", "fewest", "most"),
-    [({"weights_cpu": 0.5}, "host_memory", 3, 4), ({"weights_disk": 0.25}, "disk", 5, 6)],
-)
-def test_of_a_sparse_model_experts_leave_and_guesses_have_their_room_from_the_plans(
-    offload, place, fewest, most
-):
-    asked = offload_of(strategy_with(**offload), SPARSE)
-
-    assert isinstance(asked, ExpertCache)
-    assert fewest <= asked.experts_resident <= most
-    assert (asked.experts_from, asked.guessed_experts) == (place, 2)
+def test_of_a_sparse_model_experts_leave_and_guesses_have_their_room_from_the_plans():
+    for offload, place, fewest, most in [
+        ({"weights_cpu": 0.5}, "host_memory", 3, 4),
+        ({"weights_disk": 0.25}, "disk", 5, 6),
+    ]:
+        asked = offload_of(strategy_with(**offload), SPARSE)
+        assert isinstance(asked, ExpertCache), offload
+        assert fewest <= asked.experts_resident <= most, offload
+        assert (asked.experts_from, asked.guessed_experts) == (place, 2), offload
 
 
-def test_where_hardly_an_expert_stays_none_is_guessed():
-    share = {"weights_cpu": 0.8}
-
-    asked = offload_of(strategy_with(**share), SPARSE)
-
-    assert (asked.experts_resident, asked.guessed_experts) == (1, 0)
-
-
-def test_a_plan_that_keeps_no_expert_of_each_layer_is_refused_with_the_way_out():
+def test_of_a_sparse_model_an_expert_of_each_layer_and_the_cache_stay():
     with pytest.raises(DraftProblem, match="Jobs keep at least one"):
         offload_of(strategy_with(weights_disk=1.0), SPARSE)
 
+    with pytest.raises(DraftProblem, match="cache on disk: of a mixture of experts jobs keep"):
+        offload_of(strategy_with(weights_cpu=0.5, kv_disk=0.5), SPARSE)
 
-@pytest.mark.parametrize(
-    ("more", "shares"),
-    [
+    share = {"weights_cpu": 0.8}
+    asked = offload_of(strategy_with(**share), SPARSE)
+    assert (asked.experts_resident, asked.guessed_experts) == (1, 0)
+
+
+def test_a_plan_with_more_than_whole_layers_away_is_followed_as_a_policy():
+    for more, shares in [
         ({}, {"kv_cpu": 0.5, "kv_disk": 0.25}),
         ({}, {"activations_cpu": 1.0}),
         ({"micro_batch_size": 4}, {"weights_disk": 0.5}),
         ({"weight_dtype": "int4", "group_size": 32}, {"weights_cpu": 0.5}),
         ({"weight_dtype": "int4"}, {"weights_cpu": 0.5}),
-    ],
-)
-def test_a_plan_with_more_than_whole_layers_away_is_followed_as_a_policy(more, shares):
-    strategy = strategy_with(**shares).model_copy(update=more)
+    ]:
+        strategy = strategy_with(**shares).model_copy(update=more)
 
-    asked = offload_of(strategy, DENSE)
+        asked = offload_of(strategy, DENSE)
 
-    assert asked == PolicyOffload(
-        **shares,
-        micro_batch_size=more.get("micro_batch_size"),
-        group_size=more.get("group_size", 64),
-    )
+        assert asked == PolicyOffload(
+            **shares,
+            micro_batch_size=more.get("micro_batch_size"),
+            group_size=more.get("group_size", 64),
+        ), (more, shares)
 
 
-def test_a_sparse_models_cache_stays_and_that_is_said_by_name():
-    with pytest.raises(DraftProblem, match="cache on disk: of a mixture of experts jobs keep"):
-        offload_of(strategy_with(weights_cpu=0.5, kv_disk=0.5), SPARSE)
-
-
-@pytest.mark.parametrize("more", [{"kv_cpu": 0.5}, {"activations_cpu": 1.0}])
-def test_more_than_weights_off_the_device_is_told_apart(more):
-    assert is_weights_only(strategy_with(weights_cpu=0.5))
-    assert not is_weights_only(strategy_with(weights_cpu=0.5, **more))
+def test_more_than_weights_off_the_device_is_told_apart():
+    for more in [{"kv_cpu": 0.5}, {"activations_cpu": 1.0}]:
+        assert is_weights_only(strategy_with(weights_cpu=0.5)), more
+        assert not is_weights_only(strategy_with(weights_cpu=0.5, **more)), more
 
 
 @pytest.fixture
@@ -242,9 +204,7 @@ def test_a_plan_with_weights_in_host_memory_brings_half_of_its_layers_from_there
     pile_plan, offloaded
 ):
     offloaded(pile_plan, "bf16")
-
     spec = launch_of(pile_plan).spec
-
     assert spec.offload.layers_from == "host_memory"
     assert 0 < spec.offload.layers_resident < 8
     assert not is_as_planned(spec)
@@ -252,7 +212,6 @@ def test_a_plan_with_weights_in_host_memory_brings_half_of_its_layers_from_there
 
 def test_quantised_layers_are_not_streamed_and_the_way_out_is_told(pile_plan, offloaded):
     offloaded(pile_plan, "int8")
-
     with pytest.raises(DraftProblem, match="only fp32, bf16, fp16 and of dense models int4 ones"):
         launch_of(pile_plan)
 
@@ -274,7 +233,6 @@ def test_a_whole_policy_reaches_the_job_and_is_predicted_by_its_own_names(pile_p
 def test_a_policy_that_does_not_run_with_the_batches_is_refused_in_words(pile_plan, offloaded):
     pile_plan.draft["workload"]["generate"]["batching"] = "continuous"
     offloaded(pile_plan, "bf16", kv_cpu=0.5)
-
     with pytest.raises(DraftProblem, match=r"offload policy runs with .* batching continuous"):
         launch_of(pile_plan)
 
@@ -282,59 +240,46 @@ def test_a_policy_that_does_not_run_with_the_batches_is_refused_in_words(pile_pl
 def test_layers_of_a_model_without_weights_on_the_host_are_not_streamed(pile_plan, offloaded):
     pile_plan.draft["model"] |= {"source": "demo"}
     offloaded(pile_plan, "bf16")
-
     with pytest.raises(DraftProblem, match="no weights on the host to bring"):
         launch_of(pile_plan)
 
 
-@pytest.mark.parametrize(("dtype", "kept"), [("fp8", "fp8"), ("fp32", "plain"), ("bf16", "plain")])
-def test_a_pinned_cache_reaches_the_job(pile_plan, dtype, kept):
-    pile_plan.draft["pins"] = {
-        "weight_dtype": dtype if kept == "plain" else "bf16",
-        "kv_cache_dtype": dtype,
-    }
-
-    assert launch_of(pile_plan).spec.kv_cache == kept
+def pinned(plan, **pins):
+    """The plan, to be planned anew with these pins."""
+    plan.draft["pins"], plan.answer = pins, {}
+    return plan
 
 
-@pytest.mark.parametrize("pins", [{"kv_cache_dtype": "int8"}, {"kv_cache_dtype": "fp16"}])
-def test_a_cache_that_no_job_keeps_is_refused_by_name(pile_plan, pins):
-    pile_plan.draft["pins"] = {"weight_dtype": "bf16", **pins}
+def test_the_cache_and_the_attention_that_are_pinned_reach_the_job(pile_plan):
+    for dtype, kept in (("fp8", "fp8"), ("fp32", "plain"), ("bf16", "plain")):
+        width = dtype if kept == "plain" else "bf16"
+        plan = pinned(pile_plan, weight_dtype=width, kv_cache_dtype=dtype)
+        assert launch_of(plan).spec.kv_cache == kept, dtype
+    for pins, used in (
+        ({}, "flash"),
+        ({"attention": "flash"}, "flash"),
+        ({"attention": "eager"}, "eager"),
+    ):
+        assert launch_of(pinned(pile_plan, **pins)).spec.attention == used, pins
 
-    with pytest.raises(DraftProblem, match=r"no job keeps them so.*Pin the KV cache"):
-        launch_of(pile_plan)
 
+def test_a_pinned_cache_that_no_job_keeps_or_runs_with_the_rest_is_refused(pile_plan):
+    for dtype in ("int8", "fp16"):
+        with pytest.raises(DraftProblem, match=r"no job keeps them so.*Pin the KV cache"):
+            launch_of(pinned(pile_plan, weight_dtype="bf16", kv_cache_dtype=dtype))
 
-def test_a_plan_and_a_step_that_disagree_about_the_cache_are_told_so(pile_plan):
-    pile_plan.draft["pins"] = {"kv_cache_dtype": "fp8"}
-    pile_plan.draft["workload"]["generate"]["kv_cache"] = "int4"
-
+    plan, values = pinned(pile_plan, kv_cache_dtype="fp8"), pile_plan.draft["workload"]["generate"]
+    usual = values["kv_cache"]
+    values["kv_cache"] = "int4"
     with pytest.raises(DraftProblem, match="keys and values in fp8, the workload step in int4"):
-        launch_of(pile_plan)
-
-
-def test_a_pinned_cache_that_does_not_run_with_the_batches_is_refused_in_words(pile_plan):
-    pile_plan.draft["pins"] = {"kv_cache_dtype": "fp8"}
-    pile_plan.draft["workload"]["generate"]["batching"] = "continuous"
-
+        launch_of(plan)
+    values |= {"kv_cache": usual, "batching": "continuous"}
     with pytest.raises(DraftProblem, match="kv_cache fp8 runs in padded or packed batches"):
-        launch_of(pile_plan)
+        launch_of(plan)
 
 
 def test_a_compiled_step_reaches_the_job_and_is_no_plain_plan(pile_plan):
     pile_plan.draft["workload"]["generate"]["decode_step"] = "compiled"
-
     spec = launch_of(pile_plan).spec
-
     assert spec.compiled_step
     assert not is_as_planned(spec)
-
-
-@pytest.mark.parametrize(
-    ("pins", "used"),
-    [({}, "flash"), ({"attention": "flash"}, "flash"), ({"attention": "eager"}, "eager")],
-)
-def test_the_attention_of_the_plan_reaches_the_job(pile_plan, pins, used):
-    pile_plan.draft["pins"] = pins
-
-    assert launch_of(pile_plan).spec.attention == used

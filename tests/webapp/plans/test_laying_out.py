@@ -10,22 +10,18 @@ from webapp.plans.training import layout_of
 COPIES = {"data_parallel_size": 2}
 
 
-@pytest.mark.parametrize(
-    "strategy",
-    [
+def test_whole_copies_need_no_layout():
+    for strategy in [
         {},
         COPIES,
         {"zero_stage": 3},
         {"sequence_parallel": True, "pipeline_schedule": "gpipe", "virtual_pipeline_size": 1},
-    ],
-)
-def test_whole_copies_need_no_layout(strategy):
-    assert layout_of(Strategy(**strategy)) is None
+    ]:
+        assert layout_of(Strategy(**strategy)) is None, strategy
 
 
-@pytest.mark.parametrize(
-    ("strategy", "layout"),
-    [
+def test_each_size_of_a_plan_is_the_layouts():
+    for strategy, layout in [
         ({**COPIES, "zero_stage": 2}, {**COPIES, "zero_stage": 2}),
         (
             {"data_parallel_size": 4, "zero_stage": 3, "zero_shard_size": 2},
@@ -57,24 +53,18 @@ def test_whole_copies_need_no_layout(strategy):
             {**COPIES, "synchronization_interval_steps": 8},
             {**COPIES, "synchronization_interval_steps": 8},
         ),
-    ],
-)
-def test_each_size_of_a_plan_is_the_layouts(strategy, layout):
-    assert layout_of(Strategy(**strategy)) == LayoutOptions(**layout)
+    ]:
+        assert layout_of(Strategy(**strategy)) == LayoutOptions(**layout), strategy
 
 
-@pytest.mark.parametrize(
-    ("planned", "named"), [((9, 7), (9, 7)), ((8, 8), None), ((9, 8), None), (None, None)]
-)
-def test_stages_of_unlike_devices_hold_the_layers_of_the_plan(planned, named):
-    strategy = Strategy(pipeline_parallel_size=2)
-
-    assert layout_of(strategy, planned).pipeline_layers == named
+def test_stages_of_unlike_devices_hold_the_layers_of_the_plan():
+    for planned, named in [((9, 7), (9, 7)), ((8, 8), None), ((9, 8), None), (None, None)]:
+        strategy = Strategy(pipeline_parallel_size=2)
+        assert layout_of(strategy, planned).pipeline_layers == named, planned
 
 
-@pytest.mark.parametrize(
-    ("strategy", "why", "field"),
-    [
+def test_what_the_trainer_does_not_run_is_told_as_the_plans_problem():
+    for strategy, why, field in [
         (
             {**COPIES, "gradient_compression_ratio": 3.0},
             "gradient_compression_ratio is 3; .* 2 .bf16. or 4 .int8.",
@@ -90,10 +80,7 @@ def test_stages_of_unlike_devices_hold_the_layers_of_the_plan(planned, named):
             "expert_parallel_size is 2 and tensor_parallel_size 2",
             "expert_parallel_size",
         ),
-    ],
-)
-def test_what_the_trainer_does_not_run_is_told_as_the_plans_problem(strategy, why, field):
-    with pytest.raises(DraftProblem, match=why) as problem:
-        layout_of(Strategy(**strategy))
-
-    assert problem.value.field == field
+    ]:
+        with pytest.raises(DraftProblem, match=why) as problem:
+            layout_of(Strategy(**strategy))
+        assert problem.value.field == field, strategy

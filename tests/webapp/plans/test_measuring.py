@@ -6,6 +6,7 @@ from runners.jobspec import BenchmarkSpec
 from runners.jobspec.benchmark import ClosedLoop, OpenLoop
 from tests.webapp.conftest import client_of
 from tests.webapp.plans.conftest import with_model
+from tests.webapp.plans.test_serving import plan  # noqa: F401
 from webapp.core.problems import InvalidProblem
 from webapp.jobs.models import Job
 from webapp.plans.errors import DraftProblem
@@ -20,14 +21,6 @@ def asked(**changes) -> Measuring:
     return measuring_of({**POSTED, **changes}, is_load=True)
 
 
-@pytest.fixture
-def plan(serve_plan, trained):
-    plan = with_model(serve_plan, trained, "serve")
-    plan.draft["workload"]["serve"] |= {"concurrency": 4, "input_tokens": 64, "output_tokens": 32}
-    plan.save()
-    return plan
-
-
 def test_the_form_says_who_asks_and_how_often():
     load = asked().load
 
@@ -38,9 +31,8 @@ def test_the_form_says_who_asks_and_how_often():
     )
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
+def test_what_cannot_be_measured_is_refused_with_the_limits():
+    for changes, words in [
         ({"points": "4, 2"}, "“Points” are 4, 2; give 1 to 12 rising numbers of clients"),
         ({"points": "many"}, "“Points” are many"),
         ({"points": "nan"}, "“Points” are nan"),
@@ -50,19 +42,14 @@ def test_the_form_says_who_asks_and_how_often():
         ({"arrivals": "flood"}, "“Arrivals” is flood"),
         ({"requests": "0"}, "“Requests” is 0; it can be 1 to 100000"),
         ({"repetitions": "99"}, "“Repetitions” is 99; it can be 1 to 20"),
-    ],
-)
-def test_what_cannot_be_measured_is_refused_with_the_limits(changes, words):
-    with pytest.raises(InvalidProblem, match=words):
-        asked(**changes)
+    ]:
+        with pytest.raises(InvalidProblem, match=words):
+            asked(**changes)
 
 
-def test_the_usual_sweep_doubles_up_to_the_plans_clients():
+def test_the_usual_sweep_doubles_and_the_curve_has_every_measured_point():
     assert [usual_points(each) for each in (1, 4, 6)] == ["1", "1, 2, 4", "1, 2, 4, 6"]
     assert len(usual_points(1024 * 1024).split(", ")) == 12
-
-
-def test_the_curve_has_every_measured_point_and_some_between():
     assert curve_points((1.0, 4.0), whole=True) == [1.0, 2.0, 3.0, 4.0]
     assert len(curve_points((1.0, 4.0), whole=False)) == 18
     assert curve_points((2.0,), whole=False) == [2.0]
@@ -79,12 +66,11 @@ def test_a_launch_under_load_predicts_the_plans_clients_and_every_other_point(pl
     assert said["peak_memory_bytes"]["value"] > 0
 
 
-@pytest.mark.parametrize(("kind", "points"), [("open", "0.5 1"), ("burst", "2 8")])
-def test_the_plan_has_a_figure_for_each_kind_of_arrival(plan, kind, points):
-    prediction = launch_of(plan, measuring=asked(arrivals=kind, points=points)).prediction
-
-    assert prediction["ttft_seconds"]["value"] > 0
-    assert all("tokens_per_second" in row for row in prediction[CURVE]["rows"])
+def test_the_plan_has_a_figure_for_each_kind_of_arrival(plan):
+    for kind, points in [("open", "0.5 1"), ("burst", "2 8")]:
+        prediction = launch_of(plan, measuring=asked(arrivals=kind, points=points)).prediction
+        assert prediction["ttft_seconds"]["value"] > 0, kind
+        assert all("tokens_per_second" in row for row in prediction[CURVE]["rows"]), kind
 
 
 def test_a_model_without_weights_is_not_put_under_load(serve_plan):
@@ -104,17 +90,12 @@ def test_the_review_page_launches_it(plan, alice):
     assert not spec.profile
 
 
-def test_a_ticked_box_profiles_the_plain_measurement(plan, alice):
-    client_of(alice).post(f"/plans/{plan.pk}/launch/", {"go": "launch", "profile": "1"})
-
-    spec = BenchmarkSpec.model_validate(Job.objects.get().spec)
-    assert (spec.profile, spec.load) == (True, None)
-
-
-def test_bad_points_go_back_to_the_review_with_the_reason(plan, alice):
+def test_a_ticked_box_profiles_the_plain_measurement_and_bad_points_go_back(plan, alice):
     posted = {**POSTED, "points": "9, 3", "go": "load"}
-
     page = client_of(alice).post(f"/plans/{plan.pk}/launch/", posted, follow=True)
-
     assert "“Points” are 9, 3" in page.content.decode()
     assert not Job.objects.exists()
+
+    client_of(alice).post(f"/plans/{plan.pk}/launch/", {"go": "launch", "profile": "1"})
+    spec = BenchmarkSpec.model_validate(Job.objects.get().spec)
+    assert (spec.profile, spec.load) == (True, None)

@@ -4,41 +4,39 @@ from tests.webapp.plans.test_verdict_words import SERVE, WORK, answer_of, draft_
 from webapp.plans.offers import offers_of, suggestion_effect
 
 
-def test_a_suggestion_says_what_it_brings():
+def test_a_suggestion_says_what_it_brings_under_its_own_number():
     answer = answer_of("meta-llama/Llama-3.1-70B")
-
     for suggestion in answer.suggestions:
         assert suggestion_effect(suggestion).startswith("fits, ")
+
+    answer = answer_of("meta-llama/Llama-3.1-70B")
+    assert [chip.at for chip in chips_of(answer, draft_of())] == list(
+        range(len(answer.suggestions))
+    )
 
 
 def chips_of(answer, draft):
     return [chip for group in offers_of(answer, draft) for chip in group.chips]
 
 
-def test_chips_keep_the_numbers_of_their_suggestions():
-    answer = answer_of("meta-llama/Llama-3.1-70B")
-
-    assert [chip.at for chip in chips_of(answer, draft_of())] == list(
-        range(len(answer.suggestions))
-    )
-
-
-def test_pre_training_is_not_offered_another_method():
+def test_fine_tuning_and_not_pre_training_is_offered_another_method():
     answer = answer_of("meta-llama/Llama-3.1-8B", workload=WORK["pretrain"])
     methods = [one.changes.get("workload", {}).get("method") for one in answer.suggestions]
     assert "lora" not in methods
     assert "adalomo" in methods
-
     offered = [chip.at for chip in chips_of(answer, draft_of("pretrain"))]
-
     assert methods.index("adalomo") not in offered
 
-
-def test_fine_tuning_is_offered_another_method():
     work = WORK["pretrain"] | {"method": "full"}
     answer = answer_of("meta-llama/Llama-3.1-8B", workload=work)
-
     assert len(chips_of(answer, draft_of("finetune"))) == len(answer.suggestions)
+
+    answer = answer_of("meta-llama/Llama-3.1-8B", workload=WORK["pretrain"] | {"method": "full"})
+    other = answer.suggestions[0].model_copy(update={"changes": {"workload": {"method": "lora"}}})
+    draft = draft_of("finetune")
+    draft["workload"]["finetune"]["method"] = "full"
+    [chip] = chips_of(answer.model_copy(update={"suggestions": (other,)}), draft)
+    assert chip.title == "LoRA instead of all weights"
 
 
 def test_headings_say_whether_a_change_is_for_the_fit_or_for_the_target():
@@ -67,9 +65,7 @@ def test_lifting_a_target_is_not_offered_as_a_way_to_meet_it():
 
 def test_a_change_of_hardware_says_what_all_of_it_costs_an_hour():
     answer = answer_of("meta-llama/Llama-3.1-70B", engine="vllm", pins={"weight_dtype": "bf16"})
-
     [eight, *_] = chips_of(answer, draft_of())
-
     assert eight.effect.endswith("3.72\N{NO-BREAK SPACE}$ an hour in all")
 
 
@@ -87,14 +83,3 @@ def test_a_smaller_workload_is_named_as_the_form_names_it_with_what_it_is_now():
     assert sizes
     assert all(" instead of " in title for title in titles)
     assert not [title for title in titles if "tokens" in title]
-
-
-def test_another_method_is_named_beside_the_one_that_is_planned():
-    answer = answer_of("meta-llama/Llama-3.1-8B", workload=WORK["pretrain"] | {"method": "full"})
-    other = answer.suggestions[0].model_copy(update={"changes": {"workload": {"method": "lora"}}})
-    draft = draft_of("finetune")
-    draft["workload"]["finetune"]["method"] = "full"
-
-    [chip] = chips_of(answer.model_copy(update={"suggestions": (other,)}), draft)
-
-    assert chip.title == "LoRA instead of all weights"

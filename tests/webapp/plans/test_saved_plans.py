@@ -59,7 +59,6 @@ def plan_addresses() -> list[str]:
 def test_the_autosave_of_a_saved_plan_changes_only_a_draft(alice, kept):
     client, before = client_of(alice), row(kept)
     draft = edited(client, kept, sequence_length="64")
-
     assert row(kept) == before
     assert draft.base == kept
     assert draft.draft["workload"]["pretrain"]["sequence_length"] == 64
@@ -134,23 +133,17 @@ def test_or_a_plan_of_its_own(alice, kept):
     assert Plan.objects.get(pk=kept.pk).is_latest
 
 
-def test_a_draft_that_changed_nothing_makes_no_version(alice, kept):
-    client = client_of(alice)
-    client.get(f"/plans/{kept.pk}/edit/goal/")
-    draft = Plan.objects.get(base=kept)
-
-    answer = client.post(f"/plans/{draft.pk}/launch/", {"go": "keep"})
-
-    assert answer["Location"] == f"/plans/{kept.pk}/"
-    assert versions_of(kept)[0].plan == kept
-
-
-def test_an_untouched_draft_is_not_in_the_list_and_is_used_again(alice, kept):
+def test_an_untouched_draft_is_used_again_is_not_in_the_list_and_makes_no_version(alice, kept):
     client = client_of(alice)
     first = client.get(f"/plans/{kept.pk}/edit/goal/")["Location"]
-
     assert client.get(f"/plans/{kept.pk}/edit/goal/")["Location"] == first
     assert [plan for plan, *_ in client.get("/plans/").context["rows"]] == [kept]
+
+    client.get(f"/plans/{kept.pk}/edit/goal/")
+    draft = Plan.objects.get(base=kept)
+    answer = client.post(f"/plans/{draft.pk}/launch/", {"go": "keep"})
+    assert answer["Location"] == f"/plans/{kept.pk}/"
+    assert versions_of(kept)[0].plan == kept
 
 
 def test_two_people_each_get_a_version(alice, bob, kept):
@@ -167,9 +160,7 @@ def test_two_people_each_get_a_version(alice, bob, kept):
 def test_the_review_says_that_a_newer_version_was_saved_meanwhile(alice, bob, kept):
     mine = edited(client_of(alice), kept, sequence_length="64")
     plan_keep(edited(client_of(bob), kept, sequence_length="32"), by="bob")
-
     text = client_of(alice).get(f"/plans/{mine.pk}/edit/review/").content.decode()
-
     assert "Version 2 was saved by bob since this draft was begun" in text
 
 
@@ -234,9 +225,7 @@ def test_a_job_keeps_the_version_that_it_ran(alice, kept):
 
 def test_a_launch_of_a_saved_plan_under_another_name_names_the_job_alone(alice, kept):
     before = row(kept)
-
     client_of(alice).post(f"/plans/{kept.pk}/launch/", {"go": "launch", "name": "Second try"})
-
     assert (Job.objects.get().name, Job.objects.get().plan) == ("Second try", kept)
     assert row(kept) == before
 
@@ -321,5 +310,4 @@ def test_an_older_release_s_plan_is_its_first_version(team, alice, kept):
 def test_fields_that_the_goal_does_not_ask_are_no_change(alice, kept):
     draft = draft_of(kept, alice)
     draft.draft["workload"]["serve"]["concurrency"] = 99
-
     assert changes_between(kept, draft) == []

@@ -51,27 +51,23 @@ def plan(serve_plan, trained):
     return plan
 
 
-def test_an_endpoint_takes_the_plans_concurrency_and_the_models_length(plan):
+def test_an_endpoint_takes_the_plans_concurrency_and_length_and_has_no_end(plan, alice):
     spec = launch_of(plan, WISH).spec
-
     assert isinstance(spec, ServeSpec)
     assert (spec.max_concurrency, spec.max_length, spec.kv_cache_tokens) == (4, 256, 384)
     assert (spec.host, spec.port, spec.served_name) == ("127.0.0.1", 0, "trained-demo")
     assert (spec.key_hashes, spec.idle_stop_seconds) == (("a" * 64,), 90.0)
 
-
-def test_an_endpoint_has_no_end_and_is_predicted_under_the_names_of_its_charts(plan):
     launch = launch_of(plan, WISH)
-
     assert launch.max_duration_seconds is None
     assert {"ttft_seconds", "tpot_seconds", "peak_memory_bytes"} <= set(launch.prediction)
 
-
-def test_the_review_offers_both_ways(plan, alice):
     page = client_of(alice).get(f"/plans/{plan.pk}/edit/review/").content.decode()
-
     assert "Start endpoint" in page
     assert launch_note(plan)["can_serve"] == "yes"
+
+    spec = launch_of(plan, EndpointOptions(engine="llamacpp")).spec
+    assert (spec.engine, spec.max_length, spec.kv_cache_tokens) == ("llamacpp", 96, 4 * 96)
 
 
 @pytest.mark.parametrize(
@@ -80,15 +76,12 @@ def test_the_review_offers_both_ways(plan, alice):
 def test_what_was_asked_for_is_the_first_button(plan, alice, preset, primary):
     plan.draft["preset"] = preset
     plan.save()
-
     page = client_of(alice).get(f"/plans/{plan.pk}/edit/review/").content.decode()
-
     assert re.findall(r'class="button primary" name="go" value="(\w+)"', page) == [primary]
 
 
 def test_a_model_without_weights_is_not_offered_as_an_endpoint(serve_plan):
     note = launch_note(serve_plan)
-
     assert "An endpoint needs trained weights" in note["endpoint"]
     assert "can_serve" not in note
     with pytest.raises(DraftProblem, match="needs trained weights"):
@@ -135,7 +128,6 @@ def test_a_generation_takes_one_adapter_or_all_of_them(plan, adapter, alice, cho
 def test_an_adapter_that_nobody_trained_is_refused_by_name(plan, adapter):
     plan.draft["goal"]["goal"] = "generate"
     plan.save()
-
     with pytest.raises(DraftProblem, match="No adapter other was trained on this model"):
         launch_of(plan, adapter="other")
 
@@ -143,14 +135,8 @@ def test_an_adapter_that_nobody_trained_is_refused_by_name(plan, adapter):
 def test_adapters_of_another_team_or_base_are_never_offered(plan, adapter, trained):
     base = {**adapter.facts["base"], "name": "other"}
     Artefact.objects.filter(pk=adapter.pk).update(facts={"base": base})
-
     assert "adapters" not in launch_note(plan)
     assert adapters_of(Team.objects.create(name="else"), TRAINED) == ()
-
-
-def test_the_launch_form_asks_for_adapters_by_a_tick():
-    assert endpoint_options_of({"adapters": "yes"}, ()).has_adapters
-    assert not endpoint_options_of({"idle": "5"}, ()).has_adapters
 
 
 def test_only_a_serve_plan_becomes_an_endpoint(demo_plan):
@@ -200,65 +186,46 @@ def test_the_same_press_twice_shows_no_key_that_opens_nothing(plan, alice):
     assert "endpoint-key" not in client.get(f"/jobs/{Job.objects.get().pk}/").content.decode()
 
 
-@pytest.mark.parametrize("text", ["0", "-1", "nan", "soon", "1e9"])
-def test_minutes_that_are_none_are_refused_with_the_limits(text):
-    with pytest.raises(InvalidProblem, match=r"0\.1 to 10080 minutes, or empty"):
-        endpoint_options_of({"idle": text}, ())
+def test_a_models_name_becomes_one_that_clients_can_write():
+    for name, served in [("My Model (v2)", "my-model-v2"), ("…", "model"), ("a/b:c", "a/b:c")]:
+        assert served_name(name) == served, name
 
 
-@pytest.mark.parametrize(
-    ("name", "served"), [("My Model (v2)", "my-model-v2"), ("…", "model"), ("a/b:c", "a/b:c")]
-)
-def test_a_models_name_becomes_one_that_clients_can_write(name, served):
-    assert served_name(name) == served
+def test_what_the_engine_does_not_run_is_refused_by_name_with_the_way_out(plan):
+    for pins, words in (
+        ({"kv_cache_dtype": "fp8"}, "fp8.*Pin the KV cache"),
+        ({"kv_cache_dtype": "int8"}, "int8.*Pin the KV cache"),
+        ({"attention": "eager"}, "eager attention is planned only"),
+    ):
+        plan.draft["pins"], plan.answer = pins, {}
+        with pytest.raises(DraftProblem, match=words):
+            launch_of(plan, WISH)
 
-
-@pytest.mark.parametrize("dtype", ["fp8", "int8"])
-def test_a_narrow_cache_is_refused_by_name_with_the_way_out(plan, dtype):
-    plan.draft["pins"] = {"kv_cache_dtype": dtype}
-
-    with pytest.raises(DraftProblem, match=dtype) as caught:
-        launch_of(plan, WISH)
-    assert "Pin the KV cache" in caught.value.sentence
-
-
-def test_a_draft_model_is_refused_by_name():
     draft = {"draft_model": "meta-llama/Llama-3.2-1B", "tokens": 4}
-
     with pytest.raises(DraftProblem, match=r"Llama-3\.2-1B is planned only"):
         check_serving(Strategy.model_validate({"weight_dtype": "bf16", "speculative": draft}))
-
-
-def test_eager_attention_is_refused_by_name(plan):
-    plan.draft["pins"] = {"attention": "eager"}
-
-    with pytest.raises(DraftProblem, match="eager attention is planned only"):
-        launch_of(plan, WISH)
 
 
 @pytest.mark.parametrize(("pins", "tokens"), [({}, 512), ({"max_batch_tokens": 1024}, 1024)])
 def test_the_plans_tokens_of_a_step_reach_the_engine(plan, pins, tokens):
     plan.draft["pins"] = pins
-
     assert launch_of(plan, WISH).spec.max_batch_tokens == tokens
 
 
-def test_the_engine_that_was_chosen_stands_in_the_spec():
+def test_the_form_asks_for_an_engine_minutes_and_adapters_by_a_tick():
     wish = endpoint_options_of({"engine": "llamacpp"}, ())
-
     assert wish.engine == "llamacpp"
     assert EndpointOptions().engine == "slipway"
 
-
-def test_llama_cpp_gets_a_place_of_the_plans_length_for_each_of_its_requests(plan):
-    spec = launch_of(plan, EndpointOptions(engine="llamacpp")).spec
-
-    assert (spec.engine, spec.max_length, spec.kv_cache_tokens) == ("llamacpp", 96, 4 * 96)
-
-
-def test_an_engine_that_there_is_not_is_refused_with_those_there_are():
     with pytest.raises(InvalidProblem, match="“Engine” is other; choose slipway or llamacpp or"):
         endpoint_options_of({"engine": "other"}, ())
+
+    for text in ["0", "-1", "nan", "soon", "1e9"]:
+        with pytest.raises(InvalidProblem, match=r"0\.1 to 10080 minutes, or empty"):
+            endpoint_options_of({"idle": text}, ())
+
+    assert endpoint_options_of({"adapters": "yes"}, ()).has_adapters
+    assert not endpoint_options_of({"idle": "5"}, ()).has_adapters
 
 
 def with_gpus(host: Host, count: int) -> Host:
@@ -291,22 +258,22 @@ def test_an_engine_on_gpus_is_offered_where_the_host_has_some(plan, host, alice)
         assert option in found
 
 
-@pytest.mark.parametrize("engine", ON_GPUS)
-def test_an_engine_on_gpus_is_refused_by_name_on_a_host_without_one(plan, host, engine):
-    words = f"{engine}, which runs on NVIDIA GPUs, and {host.name}"
-    with pytest.raises(DraftProblem, match=words):
-        launch_of(plan, EndpointOptions(engine=engine))
+def test_an_engine_on_gpus_is_refused_by_name_on_a_host_without_one(plan, host):
+    for engine in ON_GPUS:
+        words = f"{engine}, which runs on NVIDIA GPUs, and {host.name}"
+        with pytest.raises(DraftProblem, match=words):
+            launch_of(plan, EndpointOptions(engine=engine))
 
 
-@pytest.mark.parametrize("engine", ON_GPUS)
-def test_an_engine_gets_the_plans_layout_limits_and_share_of_memory(gpu_plan, engine):
-    launch = launch_of(gpu_plan, EndpointOptions(engine=engine))
+def test_an_engine_gets_the_plans_layout_limits_and_share_of_memory(gpu_plan):
+    for engine in ON_GPUS:
+        launch = launch_of(gpu_plan, EndpointOptions(engine=engine))
 
-    options, best = launch.spec.engine_options, launch.best
-    assert launch.spread == Spread(1, options.num_devices)
-    assert options.tensor_parallel_size == (best.strategy.tensor_parallel_size or 1)
-    assert LEAST_MEMORY_RATIO <= options.memory_ratio <= MOST_MEMORY_RATIO
-    assert launch.spec.max_concurrency == 4
+        options, best = launch.spec.engine_options, launch.best
+        assert launch.spread == Spread(1, options.num_devices), engine
+        assert options.tensor_parallel_size == (best.strategy.tensor_parallel_size or 1), engine
+        assert LEAST_MEMORY_RATIO <= options.memory_ratio <= MOST_MEMORY_RATIO, engine
+        assert launch.spec.max_concurrency == 4, engine
 
 
 @pytest.mark.parametrize("engine", ON_GPUS)
@@ -324,20 +291,16 @@ def test_a_plan_divided_over_gpus_is_offered_as_an_endpoint_alone(gpu_plan, alic
     assert launch.spread == Spread(1, 2)
 
 
-@pytest.mark.parametrize(
-    ("strategy", "words"),
-    [
+def test_what_an_engine_is_not_started_with_is_refused_by_name(gpu_plan):
+    for strategy, words in [
         ({"speculative": {"draft_model": "small"}}, "no folder of the host"),
         ({"context_parallel_size": 2}, "Pin context parallel to 1"),
         ({"kv_cache_dtype": "int4"}, "fp8, not in int4"),
-    ],
-)
-def test_what_an_engine_is_not_started_with_is_refused_by_name(gpu_plan, strategy, words):
-    best = launch_of(gpu_plan, EndpointOptions(engine="vllm")).best
-    changed = best.model_copy(update={"strategy": Strategy.model_validate(strategy)})
-
-    with pytest.raises(DraftProblem, match=words):
-        options_of(changed)
+    ]:
+        best = launch_of(gpu_plan, EndpointOptions(engine="vllm")).best
+        changed = best.model_copy(update={"strategy": Strategy.model_validate(strategy)})
+        with pytest.raises(DraftProblem, match=words):
+            options_of(changed)
 
 
 def test_a_split_becomes_engines_that_read_and_others_that_write_on_vllm_alone(gpu_plan):
@@ -356,19 +319,16 @@ def test_a_split_becomes_engines_that_read_and_others_that_write_on_vllm_alone(g
             check_split(engine, changed.strategy)
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
+def test_options_that_do_not_go_together_are_refused_by_name():
+    for changes, words in [
         ({"draft": {"model": TRAINED}, "lookup_tokens": 3}, "one of them guesses"),
         ({"draft": {"model": TRAINED}, "split": {}}, "own cache does not travel"),
-    ],
-)
-def test_options_that_do_not_go_together_are_refused_by_name(changes, words):
-    with pytest.raises(ValidationError, match=words):
-        EngineOptions.model_validate(changes)
-    options = {name: value for name, value in changes.items() if name != "draft"}
-    with pytest.raises(ValidationError, match="is vllm's, and engine is sglang"):
-        ServeSpec(model=TRAINED, engine="sglang", engine_options=options)
+    ]:
+        with pytest.raises(ValidationError, match=words):
+            EngineOptions.model_validate(changes)
+        options = {name: value for name, value in changes.items() if name != "draft"}
+        with pytest.raises(ValidationError, match="is vllm's, and engine is sglang"):
+            ServeSpec(model=TRAINED, engine="sglang", engine_options=options)
 
 
 @pytest.fixture
@@ -380,17 +340,15 @@ def gguf(plan, adapter, host, alice):
     return ArtefactModel(attempt_id=Attempt.objects.create(job=job, host=host, number=2).pk)
 
 
-def test_a_gguf_file_has_the_adapters_of_the_model_that_it_was_made_of(plan, adapter, gguf):
+def test_a_gguf_file_has_the_adapters_of_the_model_that_it_was_made_of_and_no_other(
+    plan, adapter, gguf
+):
     (found,) = adapters_of(plan.team, gguf)
-
     assert found.adapter.attempt_id == adapter.attempt_id
     assert adapters_of(Team.objects.create(name="else"), gguf) == ()
     wish = endpoint_options_of({"engine": "llamacpp", "adapters": "yes"}, ())
     assert (wish.engine, wish.has_adapters) == ("llamacpp", True)
 
-
-def test_another_compressed_model_has_only_adapters_of_its_own(plan, gguf):
     spec = CompressSpec(model=TRAINED, method="gptq").model_dump(mode="json")
     Job.objects.filter(kind="compress").update(spec=spec)
-
     assert adapters_of(plan.team, gguf) == ()

@@ -61,40 +61,29 @@ def text_of(user, name: str, *args: str) -> str:
 # What is offered
 
 
-def test_the_wizard_offers_it_by_its_name_and_team(make_plan, charlie):
+def test_the_wizard_offers_it_by_its_name_and_team_and_names_no_host(
+    make_plan, charlie, team, alice, hosts, shared
+):
     text = text_of(charlie, "plan-step", make_plan().pk, "hardware")
-
     assert "Pool default of Alice&#x27;s team" in text
     assert "2 hosts with 2 cores, no GPU" in text
-
-
-def test_the_names_of_its_hosts_are_not_told(make_plan, charlie):
     text = text_of(charlie, "plan-step", make_plan().pk, "hardware")
-
     assert "Box 1" not in text
     assert "host:" not in text
+
+    plan = make_plan()
+    assert summaries(plan.draft, options_for(plan))["hardware"] == "pool default of Alice's team"
+
+    plan = Plan.objects.create(team=team, owner=alice, draft=demo_draft(hosts[0]))
+    text = text_of(alice, "plan-step", plan.pk, "hardware")
+    assert "2 hosts together: Box 1, Box 2" in text
 
 
 def test_one_ready_host_is_enough_in_another_teams_pool(make_plan, hosts, other_team):
     Host.objects.filter(pk=hosts[1].pk).update(state="draining")
     plan = make_plan()
-
     assert [pool.slug for pool, _ in options_for(plan).pools] == ["default"]
     assert launch_of(plan).spread.num_hosts == 1
-
-
-def test_the_hardware_is_named_with_its_team(make_plan):
-    plan = make_plan()
-
-    assert summaries(plan.draft, options_for(plan))["hardware"] == "pool default of Alice's team"
-
-
-def test_the_own_team_still_sees_which_hosts_they_are(team, alice, hosts, shared):
-    plan = Plan.objects.create(team=team, owner=alice, draft=demo_draft(hosts[0]))
-
-    text = text_of(alice, "plan-step", plan.pk, "hardware")
-
-    assert "2 hosts together: Box 1, Box 2" in text
 
 
 # What the plan says
@@ -102,7 +91,6 @@ def test_the_own_team_still_sees_which_hosts_they_are(team, alice, hosts, shared
 
 def test_the_plan_keeps_the_speed_and_not_whose_it_is(make_plan):
     request = make_plan().request
-
     assert request["cluster"]["device"]["id"] == "pool-default"
     assert request["cluster"]["device"]["source"] == "measured in default of Alice's team"
     assert request["host_calibration"]["host"] == "pool-default"
@@ -118,24 +106,19 @@ def test_no_page_of_the_plan_names_a_host(make_plan, charlie):
 # Launching
 
 
-def test_a_launch_waits_in_that_pools_queue_like_any_other(make_plan, charlie, shared):
-    plan_launch(plan=make_plan(), by=charlie)
-
+def test_a_launch_runs_on_all_its_hosts_and_the_next_waits_in_its_queue(
+    make_plan, charlie, shared
+):
     job = plan_launch(plan=make_plan(), by=charlie)
-
-    assert (job.state, job.pool, job.team) == ("queued", shared, charlie.memberships.get().team)
-
-
-def test_a_launch_runs_on_all_its_hosts(make_plan, charlie):
-    job = plan_launch(plan=make_plan(), by=charlie)
-
     assert (job.state, job.num_hosts, job.requested_host) == ("preflight", 2, None)
+
+    job = plan_launch(plan=make_plan(), by=charlie)
+    assert (job.state, job.pool, job.team) == ("queued", shared, charlie.memberships.get().team)
 
 
 def test_once_it_is_shared_no_more_nothing_is_launched(make_plan, shared, charlie, other_team):
     plan = make_plan()
     shared.shared_with.remove(other_team)
-
     with pytest.raises(DraftProblem, match="not enough hosts that are ready for your team"):
         plan_launch(plan=plan, by=charlie)
     assert not Job.objects.exists()
@@ -153,7 +136,6 @@ def ran(make_plan, charlie) -> Job:
 
 def test_its_page_names_the_host_without_a_way_to_its_page(ran, charlie):
     text = text_of(charlie, "job-detail", ran.pk)
-
     assert f"{ran.host.name} <span>of Alice&#x27;s team</span>" in text
     assert f"/hosts/{ran.host.slug}/" not in text
     assert client_of(charlie).get(f"/hosts/{ran.host.slug}/").status_code == 404
@@ -161,7 +143,6 @@ def test_its_page_names_the_host_without_a_way_to_its_page(ran, charlie):
 
 def test_its_config_tells_what_results_depend_on_and_no_address(ran, charlie):
     text = text_of(charlie, "job-config", ran.pk)
-
     assert "Test CPU" in text
     assert "10.0.0." not in text
 

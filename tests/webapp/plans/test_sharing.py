@@ -50,64 +50,51 @@ def make_plan(team, alice, hosts):
     return make
 
 
-def test_a_pool_of_several_ready_hosts_is_offered(team, make_plan):
+def test_a_pool_is_offered_while_several_hosts_are_ready_and_where_it_is_shared(
+    team, make_plan, other_team, hosts
+):
     ((pool, hosts),) = pools_of(team)
-
     assert (pool.slug, [host.name for host in hosts]) == ("default", ["Box 1", "Box 2"])
 
+    assert pools_of(other_team) == []
+    hosts[0].pool.shared_with.add(other_team)
+    assert [pool for pool, _ in pools_of(other_team)] == [hosts[0].pool]
 
-def test_a_pool_with_one_ready_host_is_not(team, hosts):
     Host.objects.filter(pk=hosts[1].pk).update(state="draining")
-
     assert pools_of(team) == []
 
 
-def test_another_teams_pool_is_offered_only_where_it_is_shared(other_team, hosts):
-    assert pools_of(other_team) == []
-
-    hosts[0].pool.shared_with.add(other_team)
-
-    assert [pool for pool, _ in pools_of(other_team)] == [hosts[0].pool]
-
-
-def test_the_planner_is_asked_about_all_hosts_with_whole_copies(make_plan):
+def test_the_planner_is_asked_about_all_hosts_and_they_share_the_batch(make_plan, alice):
     launch = launch_of(make_plan())
-
     assert launch.best.cluster.nodes == 2
     assert launch.best.strategy.data_parallel_size == 2
     assert (launch.spread.num_hosts, launch.spread.devices_per_host) == (2, 1)
 
-
-def test_the_hosts_share_the_batch_that_was_asked_for(make_plan):
     plan = make_plan()
-
     spec = launch_of(plan).spec
-
     batch = plan.draft["workload"]["pretrain"]["global_batch_size"]
     assert spec.micro_batch_size * spec.gradient_accumulation_steps == batch
     assert spec.gradient_accumulation_steps >= 2
 
-
-def test_launching_it_starts_a_part_on_every_host(make_plan, alice):
     job = plan_launch(plan=make_plan(), by=alice)
-
     assert (job.state, job.num_hosts, job.devices_per_host) == ("preflight", 2, 1)
     assert job.attempts.count() == 2
 
 
-@pytest.mark.parametrize(
-    ("chosen", "kept"),
-    [("shrink", "shrink"), ("restart", "restart"), ("stop", "stop"), ("", "stop")],
-)
-def test_the_policy_for_a_lost_host_goes_with_the_job(make_plan, chosen, kept):
-    assert launch_of(make_plan(on_lost_rank=chosen)).spec.parallel.on_lost_rank == kept
+def test_the_policy_for_a_lost_host_goes_with_the_job(make_plan):
+    for chosen, kept in [
+        ("shrink", "shrink"),
+        ("restart", "restart"),
+        ("stop", "stop"),
+        ("", "stop"),
+    ]:
+        assert launch_of(make_plan(on_lost_rank=chosen)).spec.parallel.on_lost_rank == kept, chosen
 
 
-@pytest.mark.parametrize("pin", ["pipeline_parallel_size", "tensor_parallel_size"])
-def test_a_divided_training_starts_again_where_that_was_chosen(make_plan, pin):
-    spec = launch_of(make_plan(pins={pin: 2}, on_lost_rank="restart")).spec
-
-    assert (spec.parallel.on_lost_rank, spec.parallel.max_restarts) == ("restart", 3)
+def test_a_divided_training_starts_again_where_that_was_chosen(make_plan):
+    for pin in ["pipeline_parallel_size", "tensor_parallel_size"]:
+        spec = launch_of(make_plan(pins={pin: 2}, on_lost_rank="restart")).spec
+        assert (spec.parallel.on_lost_rank, spec.parallel.max_restarts) == ("restart", 3), pin
 
 
 def test_only_ranks_can_be_lost():
@@ -122,45 +109,43 @@ def test_only_ranks_can_be_lost():
 
 def test_what_is_no_training_runs_on_one_host_of_the_pool(make_plan, alice):
     job = plan_launch(plan=make_plan("generate"), by=alice)
-
     assert (job.num_hosts, job.requested_host) == (1, None)
 
 
 @pytest.mark.parametrize("pin", ["pipeline_parallel_size", "tensor_parallel_size"])
 def test_a_training_divides_the_model_over_the_hosts_as_it_was_pinned(make_plan, alice, pin):
     job = plan_launch(plan=make_plan(pins={pin: 2}, on_lost_rank="shrink"), by=alice)
-
     assert job.spec["layout"][pin] == 2
     may_shrink = pin == "pipeline_parallel_size"  # its layers can be divided anew
     assert job.spec["parallel"]["on_lost_rank"] == ("shrink" if may_shrink else "stop")
     assert (job.num_hosts, job.devices_per_host) == (2, 1)
 
 
-@pytest.mark.parametrize(
-    ("sizes", "spread"),
-    [
-        ({"tensor_parallel_size": 4}, (1, 4)),
-        ({"tensor_parallel_size": 4, "pipeline_parallel_size": 2}, (2, 4)),
-        ({"data_parallel_size": 2, "zero_stage": 3}, (1, 2)),
-    ],
-)
-def test_the_ranks_of_a_divided_training_fill_hosts(make_plan, sizes, spread):
-    best = launch_of(make_plan()).best
-    strategy = Strategy(**sizes)
+def on_hosts_of_four(best, **sizes):
+    """The estimate with other sizes, on hosts of four devices."""
     cluster = best.cluster.model_copy(update={"devices_per_node": 4})
-    best = best.model_copy(update={"strategy": strategy, "cluster": cluster})
+    strategy = best.strategy.model_copy(update={"data_parallel_size": 1} | sizes)
+    return best.model_copy(update={"strategy": strategy, "cluster": cluster})
 
-    assert sharing.spread_of(best, "pretrain") == sharing.Spread(*spread)
 
-
-def test_a_training_whose_ranks_do_not_fill_their_hosts_is_refused_by_name(make_plan):
+def test_the_ranks_of_a_divided_model_fill_hosts_or_are_refused_by_name(make_plan):
     best = launch_of(make_plan()).best
-    strategy = Strategy(tensor_parallel_size=2, pipeline_parallel_size=3)
-    cluster = best.cluster.model_copy(update={"devices_per_node": 4})
-    best = best.model_copy(update={"strategy": strategy, "cluster": cluster})
-
-    with pytest.raises(DraftProblem, match="6 ranks do not fill hosts of 4 devices"):
-        sharing.spread_of(best, "pretrain")
+    for goal, sizes, spread in (
+        ("pretrain", {"tensor_parallel_size": 4}, (1, 4)),
+        ("pretrain", {"tensor_parallel_size": 4, "pipeline_parallel_size": 2}, (2, 4)),
+        ("pretrain", {"data_parallel_size": 2, "zero_stage": 3}, (1, 2)),
+        ("generate", {"tensor_parallel_size": 2}, (1, 2)),
+        ("generate", {"tensor_parallel_size": 4}, (1, 4)),
+        ("generate", {"tensor_parallel_size": 8}, (2, 4)),
+    ):
+        found = sharing.spread_of(on_hosts_of_four(best, **sizes), goal)
+        assert found == sharing.Spread(*spread), (goal, sizes)
+    for goal, sizes in (
+        ("pretrain", {"tensor_parallel_size": 2, "pipeline_parallel_size": 3}),
+        ("generate", {"pipeline_parallel_size": 6}),
+    ):
+        with pytest.raises(DraftProblem, match="6 ranks do not fill hosts of 4 devices"):
+            sharing.spread_of(on_hosts_of_four(best, **sizes), goal)
 
 
 def in_a_folder(plan):
@@ -180,7 +165,6 @@ def test_a_generation_divides_the_model_over_the_hosts_as_it_was_pinned(
     make_plan, alice, pin, split
 ):
     plan = in_a_folder(make_plan("generate", pins={pin: 2}))
-
     assert launch_of(plan).spec.split == split
     job = plan_launch(plan=plan, by=alice)
     assert (job.num_hosts, job.devices_per_host, job.is_shared_out) == (2, 1, True)
@@ -203,29 +187,24 @@ def test_a_generation_that_goes_on_without_a_lost_host_is_a_chain(make_plan, ali
 
 def test_matrices_that_are_shared_stop_with_a_lost_host(make_plan):
     pins = {"tensor_parallel_size": 2}
-
     spec = launch_of(in_a_folder(make_plan("generate", pins=pins, on_lost_rank="shrink"))).spec
-
     assert (spec.split.method, spec.parallel.on_lost_rank) == ("tensor", "stop")
 
 
 def test_a_model_without_weights_cannot_be_divided(make_plan):
     note = launch_note(make_plan("generate", pins={"pipeline_parallel_size": 2}))
-
     assert "has no weights on the host. Choose a model whose weights are there" in note["text"]
 
 
 def test_what_does_not_run_on_a_divided_model_is_told_as_the_plans_problem(make_plan):
     plan = in_a_folder(make_plan("generate", pins={"tensor_parallel_size": 2}))
     plan.draft["workload"]["generate"]["batching"] = "packed"
-
     with pytest.raises(DraftProblem, match=r"split tensor runs with .* not with batching packed"):
         launch_of(plan)
 
 
-@pytest.mark.parametrize(
-    ("sizes", "split"),
-    [
+def test_a_model_is_divided_one_way_or_not_at_all():
+    for sizes, split in [
         ({}, None),
         ({"tensor_parallel_size": 4}, TensorSplit(size=4)),
         ({"pipeline_parallel_size": 3}, PipelineSplit(size=3)),
@@ -233,39 +212,8 @@ def test_what_does_not_run_on_a_divided_model_is_told_as_the_plans_problem(make_
         ({"tensor_parallel_size": 2, "expert_parallel_size": 2}, ExpertSplit(size=2)),
         ({"tensor_parallel_size": 2, "expert_parallel_size": 4}, None),
         ({"context_parallel_size": 2}, None),
-    ],
-)
-def test_a_model_is_divided_one_way_or_not_at_all(sizes, split):
-    assert sharing.split_of(Strategy(**sizes)) == split
-
-
-@pytest.mark.parametrize(("size", "spread"), [(2, (1, 2)), (4, (1, 4)), (8, (2, 4))])
-def test_the_ranks_of_a_divided_model_fill_hosts(make_plan, size, spread):
-    best = launch_of(make_plan()).best
-    update = {"tensor_parallel_size": size, "data_parallel_size": 1}
-    strategy = best.strategy.model_copy(update=update)
-    cluster = best.cluster.model_copy(update={"devices_per_node": 4})
-    best = best.model_copy(update={"strategy": strategy, "cluster": cluster})
-
-    assert sharing.spread_of(best, "generate") == sharing.Spread(*spread)
-
-
-def test_ranks_that_do_not_fill_their_hosts_are_refused_by_name(make_plan):
-    best = launch_of(make_plan()).best
-    update = {"pipeline_parallel_size": 6, "data_parallel_size": 1}
-    strategy = best.strategy.model_copy(update=update)
-    cluster = best.cluster.model_copy(update={"devices_per_node": 4})
-    best = best.model_copy(update={"strategy": strategy, "cluster": cluster})
-
-    with pytest.raises(DraftProblem, match="6 ranks do not fill hosts of 4 devices"):
-        sharing.spread_of(best, "generate")
-
-
-def test_a_pool_that_has_lost_its_hosts_says_so(make_plan):
-    plan = make_plan()
-    Host.objects.update(state="maintenance")
-
-    assert "not enough hosts that are ready" in launch_note(plan)["text"]
+    ]:
+        assert sharing.split_of(Strategy(**sizes)) == split, sizes
 
 
 def test_weights_that_lie_on_one_host_are_refused_for_several():
@@ -274,32 +222,29 @@ def test_weights_that_lie_on_one_host_are_refused_for_several():
     sharing.check_model(ArtefactModel(attempt_id="a"), sharing.Spread(1, 4))
 
 
-def test_the_note_names_the_pool_and_how_many_hosts_it_takes(make_plan):
-    assert launch_note(make_plan())["title"] == "What happens on default (2 hosts)"
-
-
-def test_the_hardware_step_offers_the_pool_and_says_what_was_chosen(make_plan):
+def test_the_step_the_page_and_the_note_name_the_pool_its_hosts_and_its_policy(
+    make_plan, alice, client
+):
     plan = make_plan()
     options = options_for(plan)
     form = step_form("hardware", plan.draft, options)
-
     assert (plan.draft["hardware"]["choice"], "default") in form.fields["choice"].choices
     assert summaries(plan.draft, options)["hardware"] == "pool default"
+    assert launch_note(make_plan())["title"] == "What happens on default (2 hosts)"
 
-
-def test_the_pool_and_its_policy_stand_on_the_page(make_plan, alice, client):
     client.force_login(alice)
-
     page = client.get(reverse("plan-step", args=[make_plan().pk, "hardware"])).content.decode()
-
     assert "2 hosts together: Box 1, Box 2" in page
     assert "If a rank or a host is lost" in page
 
 
-def test_a_pool_of_another_team_is_refused(make_plan, other_team):
+def test_a_pool_that_is_foreign_or_has_lost_its_hosts_says_so(make_plan, other_team):
     stranger = pool_ensure(team=other_team)
     plan = make_plan()
     plan.draft["hardware"]["choice"] = f"pool:{stranger.pk}"
-
     with pytest.raises(DraftProblem, match="not enough hosts"):
         launch_of(plan)
+
+    plan = make_plan()
+    Host.objects.update(state="maintenance")
+    assert "not enough hosts that are ready" in launch_note(plan)["text"]

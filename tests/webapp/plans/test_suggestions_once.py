@@ -40,6 +40,5 @@ def test_a_save_searches_no_suggestions_and_the_page_loads_them(unfitting, alice
 def test_a_second_request_takes_what_the_first_has_stored(unfitting):
     made, searches = unfitting
     other = Plan.objects.get(pk=made.pk)
-
     assert current_answer(other) == current_answer(made)
     assert len(searches) == 1

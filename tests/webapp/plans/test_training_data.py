@@ -12,7 +12,7 @@ from webapp.jobs.calibration import is_as_planned
 from webapp.plans.errors import DraftProblem
 from webapp.plans.launching import launch_note, launch_of
 
-pytestmark = pytest.mark.django_db
+pytestmark = pytest.mark.django_db(databases="__all__")
 CONTENT = b"".join(
     b'{"instruction": "Say %d.", "output": "It is %d."}\n' % (n, n) for n in range(9)
 )
@@ -44,47 +44,35 @@ def choose(plan, **values):
     return plan
 
 
-def test_a_plan_reads_the_hosts_own_text_unless_it_says_otherwise(plan):
+def test_the_hosts_own_text_a_chosen_file_or_a_path_reaches_the_job(plan, dataset):
     spec = launch_of(plan).spec
-
     assert spec.data == HostText()
     assert is_as_planned(spec)
     assert "on its own text" in launch_note(plan)["text"]
 
-
-def test_a_chosen_file_reaches_the_job_with_its_digest(plan, dataset):
     choose(plan, data_source="upload", dataset=dataset.pk, rows="padded", too_long="leave_out")
-
     spec = launch_of(plan).spec
-
     assert (spec.data.dataset_id, spec.data.sha256) == (dataset.pk, dataset.sha256)
     assert spec.data.format == "instruction"
     assert (spec.samples.rows, spec.samples.too_long) == ("padded", "leave_out")
     assert "on the uploaded asked.jsonl" in launch_note(plan)["text"]
 
-
-def test_a_path_reaches_the_job(plan):
     choose(plan, data_source="file", data_path="data/mine.jsonl", data_format="chat")
-
     spec = launch_of(plan).spec
-
     assert (spec.data.path, spec.data.format) == ("data/mine.jsonl", "chat")
     assert is_as_planned(spec)  # once it has read them: its rows have lengths of their own
     assert not is_as_planned(spec.model_copy(update={"objective": "classification"}))
 
 
-@pytest.mark.parametrize(
-    "values",
-    [{"data_source": "upload", "dataset": "gone"}, {"data_source": "file", "data_path": ""}],
-)
-def test_what_was_chosen_and_is_gone_is_the_plans_problem(plan, values):
-    with pytest.raises(DraftProblem, match=r"it was deleted|cannot be read"):
-        launch_of(choose(plan, **values))
+def test_what_was_chosen_and_is_gone_or_foreign_is_the_plans_problem(plan, dataset, other_team):
+    for values in [
+        {"data_source": "upload", "dataset": "gone"},
+        {"data_source": "file", "data_path": ""},
+    ]:
+        with pytest.raises(DraftProblem, match=r"it was deleted|cannot be read"):
+            launch_of(choose(plan, **values))
 
-
-def test_another_teams_file_cannot_be_planned_with(plan, dataset, other_team):
     Dataset.objects.filter(pk=dataset.pk).update(team=other_team)
-
     with pytest.raises(DraftProblem, match="it was deleted"):
         launch_of(choose(plan, data_source="upload", dataset=dataset.pk))
 
@@ -158,9 +146,8 @@ def test_weights_that_follow_the_losses_reach_the_job_and_its_words(plan, alice)
     assert launch_of(plan).spec.data.parts[1].reference_loss is None
 
 
-@pytest.mark.parametrize(
-    ("changes", "field", "said"),
-    [
+def test_a_mixture_that_cannot_be_is_refused_by_its_field(plan, alice):
+    for changes, field, said in [
         (MOVING | {"mix_every": ""}, "mix_every", "Say after how many steps they move"),
         (MOVING | {"mix_every": "0"}, "mix_every", "Steps between two moves is 0. It must be"),
         (
@@ -178,26 +165,21 @@ def test_weights_that_follow_the_losses_reach_the_job_and_its_words(plan, alice)
         ({"mix_path_3": "a.csv"}, "mix_path_3", "end in .jsonl, .parquet or .txt"),
         ({"mix_source_3": "gone"}, "mix_source_3", "not one of the available"),
         ({"mix_source_2": "host", "mix_weight_2": "1"}, "mix_source_2", "is already listed"),
-    ],
-)
-def test_a_mixture_that_cannot_be_is_refused_by_its_field(plan, alice, changes, field, said):
-    answer = saved(client_of(alice), plan, MIXTURE | changes)
-
-    assert answer.status_code == 422
-    assert said in " ".join(answer.context["form"].errors[field])
+    ]:
+        answer = saved(client_of(alice), plan, MIXTURE | changes)
+        assert answer.status_code == 422, (changes, field)
+        assert said in " ".join(answer.context["form"].errors[field]), (changes, field)
 
 
 def test_a_bad_upload_in_the_wizard_changes_no_plan(plan, alice):
     answer = client_of(alice).post(f"/plans/{plan.pk}/upload/", {"file": upload(b"{\n")})
-
     plan.refresh_from_db()
     assert answer.status_code == 422
     assert plan.draft["workload"]["finetune"].get("data_source", "host") == "host"
 
 
-@pytest.mark.parametrize(
-    ("changes", "field", "said"),
-    [
+def test_the_step_says_what_is_missing(plan, alice):
+    for changes, field, said in [
         ({"data_source": "file"}, "data_path", "Name the file."),
         ({"data_source": "file", "data_path": "../a.jsonl"}, "data_path", "may not climb"),
         (
@@ -212,10 +194,7 @@ def test_a_bad_upload_in_the_wizard_changes_no_plan(plan, alice):
         ),
         ({"data_source": "upload"}, "dataset", "Choose a file, or upload one."),
         ({"data_source": "upload", "dataset": "other"}, "dataset", "not one of the available"),
-    ],
-)
-def test_the_step_says_what_is_missing(plan, alice, changes, field, said):
-    answer = saved(client_of(alice), plan, changes)
-
-    assert answer.status_code == 422
-    assert said in " ".join(answer.context["form"].errors[field])
+    ]:
+        answer = saved(client_of(alice), plan, changes)
+        assert answer.status_code == 422, (changes, field)
+        assert said in " ".join(answer.context["form"].errors[field]), (changes, field)

@@ -49,31 +49,23 @@ def best_with(spare_share: float, reach: float = 0.01, **performance):
     return answer.model_copy(update={"plans": (best,)})
 
 
-@pytest.mark.parametrize(
-    ("spare", "state", "tone"),
-    [
+def test_how_much_is_to_spare_decides_between_fits_and_tight():
+    for spare, state, tone in [
         (0.5, "fits", "good"),
         (0.051, "fits", "good"),
         (0.049, "tight", "warn"),
         (0.0, "tight", "warn"),
         (-0.01, "tight", "warn"),
-    ],
-)
-def test_how_much_is_to_spare_decides_between_fits_and_tight(spare, state, tone):
-    verdict = verdict_of(best_with(spare, ttft_seconds=0.1, tpot_seconds=0.01), draft_of())
+    ]:
+        verdict = verdict_of(best_with(spare, ttft_seconds=0.1, tpot_seconds=0.01), draft_of())
+        assert (verdict.state, verdict.tone) == (state, tone), spare
 
-    assert (verdict.state, verdict.tone) == (state, tone)
-
-
-def test_what_is_to_spare_is_never_less_than_nothing():
     verdict = verdict_of(best_with(-0.01, ttft_seconds=0.1, tpot_seconds=0.01), draft_of())
-
     assert verdict.sentence.startswith(f"Fits, but only 0{NBSP}B to spare, and about ")
 
 
-@pytest.mark.parametrize(
-    ("slo", "ttft", "tpot", "state"),
-    [
+def test_a_missed_target_is_said_before_the_memory():
+    for slo, ttft, tpot, state in [
         ("chat", 0.99, 0.049, "fits"),
         ("chat", 1.01, 0.049, "slow"),
         ("chat", 0.99, 0.051, "slow"),
@@ -82,33 +74,30 @@ def test_what_is_to_spare_is_never_less_than_nothing():
         ("code", 0.4, 0.02, "fits"),
         ("none", 60.0, 1.0, "fits"),
         ("chat", None, None, "fits"),
-    ],
-)
-def test_a_missed_target_is_said_before_the_memory(slo, ttft, tpot, state):
-    verdict = verdict_of(best_with(0.5, ttft_seconds=ttft, tpot_seconds=tpot), draft_of(slo=slo))
+    ]:
+        verdict = verdict_of(
+            best_with(0.5, ttft_seconds=ttft, tpot_seconds=tpot), draft_of(slo=slo)
+        )
+        assert verdict.state == state, (slo, ttft, tpot)
 
-    assert verdict.state == state
 
-
-@pytest.mark.parametrize(
-    ("ttft", "tpot", "words"),
-    [
+def test_a_missed_target_says_both_numbers_of_the_one_missed_by_more():
+    for ttft, tpot, words in [
         (2.0, 0.01, f"the first token takes 2.0{NBSP}s on average; the target is 1.0{NBSP}s"),
         (0.1, 0.1, f"each further token takes 100{NBSP}ms on average; the target is 50{NBSP}ms"),
         (90.0, 0.1, f"the first token takes 1.5{NBSP}min on average; the target is 1.0{NBSP}s"),
-    ],
-)
-def test_a_missed_target_says_both_numbers(ttft, tpot, words):
-    verdict = verdict_of(best_with(0.5, ttft_seconds=ttft, tpot_seconds=tpot), draft_of())
+    ]:
+        verdict = verdict_of(best_with(0.5, ttft_seconds=ttft, tpot_seconds=tpot), draft_of())
+        assert verdict.sentence == f"Fits, but {words}", (ttft, tpot)
 
-    assert verdict.sentence == f"Fits, but {words}"
+    answer = best_with(0.5, ttft_seconds=1.1, tpot_seconds=29.0)
+    assert "each further token takes" in verdict_of(answer, draft_of()).sentence
 
 
-@pytest.mark.parametrize("goal", ["generate", "finetune", "pretrain", "compress"])
-def test_only_serving_has_a_target_for_speed(goal):
-    verdict = verdict_of(best_with(0.5, ttft_seconds=99.0, tpot_seconds=9.0), draft_of(goal))
-
-    assert verdict.state == "fits"
+def test_only_serving_has_a_target_for_speed():
+    for goal in ["generate", "finetune", "pretrain", "compress"]:
+        verdict = verdict_of(best_with(0.5, ttft_seconds=99.0, tpot_seconds=9.0), draft_of(goal))
+        assert verdict.state == "fits", goal
 
 
 # The worst first
@@ -117,26 +106,27 @@ def test_only_serving_has_a_target_for_speed(goal):
 SLOW = {"ttft_seconds": 2.0, "tpot_seconds": 0.01}
 
 
-@pytest.mark.parametrize(
-    ("percentile", "word", "state"),
-    [("mean", "average", "fits"), ("p50", "median", "fits"), ("p95", "p95", "slow"),
-     ("p99", "p99", "slow")],
-)  # fmt: skip
-def test_a_target_is_judged_at_the_percentile_that_was_asked_for(percentile, word, state):
-    figures = {"ttft_seconds": 0.333, "ttft_p50_seconds": 0.25, "ttft_p95_seconds": 1.3,
-               "ttft_p99_seconds": 1.4, "tpot_p50_seconds": 0.01, "tpot_p95_seconds": 0.01,
-               "tpot_p99_seconds": 0.01, "tpot_seconds": 0.01}  # fmt: skip
-    answer, draft = best_with(0.5, **figures), draft_of(percentile=percentile)
+def test_a_target_is_judged_at_the_percentile_that_was_asked_for():
+    for percentile, word, state in [
+        ("mean", "average", "fits"),
+        ("p50", "median", "fits"),
+        ("p95", "p95", "slow"),
+        ("p99", "p99", "slow"),
+    ]:
+        figures = {"ttft_seconds": 0.333, "ttft_p50_seconds": 0.25, "ttft_p95_seconds": 1.3,
+                   "ttft_p99_seconds": 1.4, "tpot_p50_seconds": 0.01, "tpot_p95_seconds": 0.01,
+                   "tpot_p99_seconds": 0.01, "tpot_seconds": 0.01}  # fmt: skip
+        answer, draft = best_with(0.5, **figures), draft_of(percentile=percentile)
 
-    verdict = verdict_of(answer, draft)
+        verdict = verdict_of(answer, draft)
 
-    assert verdict.state == state
-    assert [target.percentile for target in verdict.targets] == [percentile] * 2
-    if state == "slow":
-        at = f"the first token takes 1.{3 + (word == 'p99')}{NBSP}s at {word}"
-        assert at in verdict.sentence
-    else:
-        assert verdict.sentence.endswith("meets both targets")
+        assert verdict.state == state, percentile
+        assert [target.percentile for target in verdict.targets] == [percentile] * 2, percentile
+        if state == "slow":
+            at = f"the first token takes 1.{3 + (word == 'p99')}{NBSP}s at {word}"
+            assert at in verdict.sentence, percentile
+        else:
+            assert verdict.sentence.endswith("meets both targets"), percentile
 
 
 def test_a_figure_whose_interval_passes_its_target_says_how_many_runs_would_miss():
@@ -154,32 +144,36 @@ def test_a_figure_whose_interval_passes_its_target_says_how_many_runs_would_miss
     assert (state.tone, state.state) == ("warn", "narrow")
 
 
-@pytest.mark.parametrize(("reach", "state"), [(0.02, "fits"), (0.06, "tight"), (0.2, "tight")])
-def test_a_peak_whose_interval_passes_the_capacity_is_not_plainly_green(reach, state):
+def test_a_peak_whose_interval_passes_the_capacity_is_not_plainly_green():
     """22.7 of 24.0 GiB: 5.4 % to spare, and a likely run that needs more."""
-    answer = best_with(1 - 22.7 / 24.0, reach, ttft_seconds=0.1, tpot_seconds=0.01)
+    for reach, state in [(0.02, "fits"), (0.06, "tight"), (0.2, "tight")]:
+        answer = best_with(1 - 22.7 / 24.0, reach, ttft_seconds=0.1, tpot_seconds=0.01)
+        verdict = verdict_of(answer, draft_of())
+        assert verdict.state == state, reach
+        assert verdict.memory_range.startswith("22.7 of 24.0 GiB, likely "), reach
+        assert ("would need more memory than there is" in verdict.sentence) is (
+            state == "tight"
+        ), reach
 
-    verdict = verdict_of(answer, draft_of())
 
-    assert verdict.state == state
-    assert verdict.memory_range.startswith("22.7 of 24.0 GiB, likely ")
-    assert ("would need more memory than there is" in verdict.sentence) is (state == "tight")
+def test_a_run_of_months_is_amber_and_one_of_years_is_red():
+    for days, state, tone in [
+        (1, "fits", "good"),
+        (29, "fits", "good"),
+        (90, "long", "warn"),
+        (618, "too-long", "bad"),
+    ]:
+        answer = answer_of("HuggingFaceTB/SmolLM2-135M", workload=WORK["pretrain"])
+        best = answer.plans[0]
+        slow = best.performance.model_copy(update={"duration_seconds": days * 86400.0})
+        answer = answer.model_copy(
+            update={"plans": (best.model_copy(update={"performance": slow}),)}
+        )
 
+        verdict = verdict_of(answer, draft_of("pretrain"))
 
-@pytest.mark.parametrize(
-    ("days", "state", "tone"),
-    [(1, "fits", "good"), (29, "fits", "good"), (90, "long", "warn"), (618, "too-long", "bad")],
-)
-def test_a_run_of_months_is_amber_and_one_of_years_is_red(days, state, tone):
-    answer = answer_of("HuggingFaceTB/SmolLM2-135M", workload=WORK["pretrain"])
-    best = answer.plans[0]
-    slow = best.performance.model_copy(update={"duration_seconds": days * 86400.0})
-    answer = answer.model_copy(update={"plans": (best.model_copy(update={"performance": slow}),)})
-
-    verdict = verdict_of(answer, draft_of("pretrain"))
-
-    assert (verdict.state, verdict.tone) == (state, tone)
-    assert (f"{days}{NBSP}days" in verdict.sentence) is (days > 30)
+        assert (verdict.state, verdict.tone) == (state, tone), days
+        assert (f"{days}{NBSP}days" in verdict.sentence) is (days > 30), days
 
 
 def test_a_request_longer_than_the_models_context_is_amber_before_its_speed():
@@ -198,12 +192,6 @@ def test_a_request_longer_than_the_models_context_is_amber_before_its_speed():
     assert not [one for one in verdict.warnings if "exceed the model's context" in one]
 
 
-def test_of_two_missed_targets_the_one_that_is_missed_by_more_is_said():
-    answer = best_with(0.5, ttft_seconds=1.1, tpot_seconds=29.0)
-
-    assert "each further token takes" in verdict_of(answer, draft_of()).sentence
-
-
 def test_the_list_says_what_the_plans_own_page_says():
     for answer, draft in (
         (best_with(0.5, **SLOW), draft_of()),
@@ -217,24 +205,18 @@ def test_the_list_says_what_the_plans_own_page_says():
 
 def test_many_devices_are_said_in_the_sentence():
     answer = answer_of("meta-llama/Llama-3.1-70B", NODE)
-
     assert verdict_of(answer, draft_of(slo="none")).sentence.endswith("on each of 8 devices")
 
 
-def test_what_does_not_fit_says_by_how_much_at_best():
+def test_what_does_not_fit_says_by_how_much_at_best_without_rows_and_figures():
     answer = answer_of("meta-llama/Llama-3.1-405B")
     miss = closest_miss(answer.rejected)
-
     verdict = verdict_of(answer, draft_of())
-
     assert verdict.state == "does-not-fit"
     assert verdict.sentence.startswith("Does not fit: ")
     assert f"{(miss.required - miss.limit) / GIB:.0f}" in verdict.sentence
 
-
-def test_what_does_not_fit_has_no_rows_and_no_figures():
     verdict = verdict_of(answer_of("meta-llama/Llama-3.1-405B"), draft_of())
-
     assert (verdict.rows, verdict.figures, verdict.brief) == ((), (), ())
 
 
@@ -243,28 +225,18 @@ def rejection(constraint="memory", required=None, limit=None, reason="it is so")
     return Rejection.model_validate({**fields, "required": required, "limit": limit})
 
 
-def test_the_closest_miss_is_the_one_nearest_to_its_limit():
+def test_the_closest_miss_is_nearest_to_its_limit_and_of_memory_before_speed():
     rejected = {"far": rejection(required=90, limit=10), "near": rejection(required=11, limit=10)}
-
     assert closest_miss(rejected) is rejected["near"]
 
-
-def test_memory_is_a_closer_miss_than_a_wish_for_speed():
     rejected = {
         "wish": rejection("ttft_seconds", required=1.01, limit=1.0),
         "memory": rejection(required=90, limit=10),
     }
-
     assert closest_miss(rejected) is rejected["memory"]
 
-
-def test_a_miss_without_numbers_still_has_its_reason():
     rejected = {"only": rejection("devices")}
-
     assert closest_miss(rejected) is rejected["only"]
-
-
-def test_nothing_rejected_is_no_miss():
     assert closest_miss({}) is None
 
 
@@ -281,33 +253,24 @@ def test_a_draft_that_cannot_be_planned_says_why():
 # Rows and figures
 
 
-@pytest.mark.parametrize(
-    ("model", "cluster", "labels"),
-    [
+def test_there_is_one_bar_a_device_while_they_are_few_or_a_stage():
+    for model, cluster, labels in [
         ("meta-llama/Llama-3.1-8B", CARD, ["Memory"]),
         ("meta-llama/Llama-3.1-70B", NODE, [f"GPU {at}" for at in range(8)]),
         ("meta-llama/Llama-3.1-405B", NODE | {"nodes": 2}, ["Each"]),
-    ],
-)
-def test_there_is_one_bar_a_device_while_they_are_few(model, cluster, labels):
-    best = answer_of(model, cluster, pins={"pipeline_parallel_size": 1}).plans[0]
+    ]:
+        best = answer_of(model, cluster, pins={"pipeline_parallel_size": 1}).plans[0]
+        assert [row.label for row in memory_rows(best)] == labels, model
 
-    assert [row.label for row in memory_rows(best)] == labels
-
-
-def test_a_pipeline_has_one_bar_a_stage():
     best = answer_of("meta-llama/Llama-3.1-70B", NODE, pins={"pipeline_parallel_size": 4}).plans[0]
-
     assert [row.label for row in memory_rows(best)] == [f"Stage {at}" for at in range(4)]
 
 
-@pytest.mark.parametrize("cluster", [CARD, NODE])
-def test_the_bars_say_the_peak_of_the_estimate(cluster):
-    best = answer_of(cluster=cluster).plans[0]
-
-    totals = [row.total_bytes for row in memory_rows(best)]
-
-    assert max(totals) == pytest.approx(best.memory.per_device_peak_bytes, rel=0.01)
+def test_the_bars_say_the_peak_of_the_estimate():
+    for cluster in [CARD, NODE]:
+        best = answer_of(cluster=cluster).plans[0]
+        totals = [row.total_bytes for row in memory_rows(best)]
+        assert max(totals) == pytest.approx(best.memory.per_device_peak_bytes, rel=0.01), cluster
 
 
 TRAIN = {"kind": "train", "sequence_length": 512, "global_batch_size": 4}
@@ -320,75 +283,36 @@ WORK = {
 }
 
 
-@pytest.fixture(params=list(WORK))
-def planned(request):
-    """A goal, its draft and its best plan."""
-    small = "HuggingFaceTB/SmolLM2-135M"
-    answer = answer_of(small, workload=WORK[request.param])
-    return request.param, draft_of(request.param), answer
+@pytest.mark.parametrize("goal", WORK)
+def test_every_figure_of_a_goal_has_a_source_an_equation_and_an_interval(goal):
+    draft, answer = draft_of(goal), answer_of("HuggingFaceTB/SmolLM2-135M", workload=WORK[goal])
 
-
-def test_every_goal_has_its_own_first_figure(planned):
-    goal, draft, answer = planned
-
-    assert estimate_figures(answer.plans[0], draft)[0].label == GOAL_FIGURES[goal][0][1]
-
-
-def test_every_figure_has_a_provenance_with_a_note(planned):
-    _, draft, answer = planned
-
-    for figure in estimate_figures(answer.plans[0], draft):
-        assert figure.provenance in {"modelled", "published", "measured"}
-        assert figure.note
-
-
-def test_every_interval_holds_its_value(planned):
-    _, draft, answer = planned
-
-    for figure in estimate_figures(answer.plans[0], draft):
-        if figure.low is not None and figure.high is not None:
-            assert figure.low <= figure.value <= figure.high
-
-
-def test_the_phones_line_has_the_first_three_figures(planned):
-    _, draft, answer = planned
-
+    figures = estimate_figures(answer.plans[0], draft, "/plans/1/why/")
     verdict = verdict_of(answer, draft)
 
+    assert figures[0].label == GOAL_FIGURES[goal][0][1]
+    assert {figure.href for figure in figures} == {"/plans/1/why/"}
+    for figure in figures:
+        assert figure.provenance in {"modelled", "published", "measured"}, figure
+        assert figure.note, figure
+        if figure.low is not None and figure.high is not None:
+            assert figure.low <= figure.value <= figure.high, figure
     first = verdict.figures[0]  # a line on a phone has room for one figure and its name
     assert verdict.brief == (f"{first.label} {first.shown}",)
 
 
-def test_figures_lead_to_their_equations(planned):
-    _, draft, answer = planned
-
-    figures = estimate_figures(answer.plans[0], draft, "/plans/1/why/")
-
-    assert {figure.href for figure in figures} == {"/plans/1/why/"}
-
-
-def test_a_time_budget_says_how_many_tokens_it_reads():
+def test_a_figure_of_time_or_speed_has_its_value_and_one_that_does_not_apply_is_left_out():
     answer = answer_of("HuggingFaceTB/SmolLM2-135M", workload=WORK["pretrain"])
     draft = draft_of("pretrain")
     rate = answer.plans[0].performance.tokens_per_second
-
     last = estimate_figures(answer.plans[0], draft)[-1]
-
     assert (last.label, last.value) == ("In 2 min", pytest.approx(rate * 120))
 
-
-def test_the_speed_for_one_person_is_the_inverse_of_its_pause():
     best = answer_of().plans[0]
     value, low, high = figure_values(best, "tokens_per_second_per_person")
-
     assert value == pytest.approx(1 / best.performance.tpot_seconds)
     assert low < value < high
 
-
-@pytest.mark.parametrize("name", ["written_weights_bytes", "step_seconds", "nonsense"])
-def test_a_figure_that_does_not_apply_is_left_out(name):
-    assert figure_values(answer_of().plans[0], name) is None
-
-
-def test_every_goal_of_the_wizard_has_figures_and_a_workload():
+    for name in ["written_weights_bytes", "step_seconds", "nonsense"]:
+        assert figure_values(answer_of().plans[0], name) is None, name
     assert set(GOAL_FIGURES) == set(WORKLOADS)

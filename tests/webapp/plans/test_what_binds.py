@@ -1,5 +1,7 @@
 """What binds: phases apart, one operator once, and parts that add up to their headline."""
 
+import functools
+
 import pytest
 
 from tests.webapp.plans.test_verdict_words import CARD, NODE, SERVE, WORK, answer_of
@@ -25,35 +27,32 @@ CASES = {
 }
 
 
-@pytest.fixture(params=CASES)
-def best(request):
-    model, cluster, work, more = CASES[request.param]
+@functools.cache
+def best_of(case):
+    model, cluster, work, more = CASES[case]
     return answer_of(model, cluster, work, **more).plans[0]
 
 
-def test_the_parts_of_a_phase_add_up_to_its_headline(best):
-    phases = phases_of(best)
+def test_the_parts_of_a_phase_add_up_to_its_headline_the_largest_first():
+    for case in CASES:
+        best = best_of(case)
+        phases = phases_of(best)
+        assert phases, case
+        for phase in phases:
+            seconds = [part.seconds for part in phase.parts]
+            assert sum(seconds) == pytest.approx(phase.seconds, rel=1e-9), (case, phase)
+            figure = next(figure for name, figure, _ in PHASES.values() if name == phase.name)
+            assert phase.seconds == getattr(best.performance, figure), (case, phase)
 
-    assert phases
-    for phase in phases:
-        assert sum(part.seconds for part in phase.parts) == pytest.approx(phase.seconds, rel=1e-9)
-        figure = next(figure for name, figure, _ in PHASES.values() if name == phase.name)
-        assert phase.seconds == getattr(best.performance, figure)
-
-
-def test_each_operator_is_named_once_in_a_phase_the_largest_first(best):
-    for phase in phases_of(best):
-        names = [part.name for part in phase.parts]
-
-        assert len(set(names)) == len(names)
-        assert OTHERS not in names[:-1]  # what is gathered stands last
-        named = [part.seconds for part in phase.parts if part.name != OTHERS]
-        assert named == sorted(named, reverse=True)
+            names = [part.name for part in phase.parts]
+            assert len(set(names)) == len(names), (case, names)
+            assert OTHERS not in names[:-1], (case, names)  # what is gathered stands last
+            named = [part.seconds for part in phase.parts if part.name != OTHERS]
+            assert named == sorted(named, reverse=True), (case, phase)
 
 
-@pytest.mark.parametrize(
-    ("seconds", "total", "words"),
-    [
+def test_a_part_has_the_unit_and_the_decimals_of_its_total():
+    for seconds, total, words in [
         (0.0929, 0.114, "93~ms"),
         (0.000658, 0.114, "1~ms"),
         (0.0000386, 0.00682, "0.04~ms"),
@@ -63,27 +62,16 @@ def test_each_operator_is_named_once_in_a_phase_the_largest_first(best):
         (816.0, 1249.0, "13.6~min"),
         (-0.2, 5.11, "\N{MINUS SIGN}0.20~s"),
         (400_000.0, 1_400_000.0, "4.6~days"),
-    ],
-)
-def test_a_part_has_the_unit_and_the_decimals_of_its_total(seconds, total, words):
-    assert _in_unit_of_total(seconds, total) == words.replace("~", NBSP)
+    ]:
+        assert _in_unit_of_total(seconds, total) == words.replace("~", NBSP), (seconds, total)
 
 
-def test_a_batch_names_its_phases_as_its_figures_do():
-    model, cluster, work, more = CASES["generate"]
-
-    phases = phases_of(answer_of(model, cluster, work, **more).plans[0], is_batch=True)
-
-    labels = [label for _, label, _ in GOAL_FIGURES["generate"]]
-    assert phases[0].name in labels
+def test_reading_a_prompt_and_writing_a_token_are_two_phases_named_as_the_figures():
+    phases = phases_of(best_of("generate"), is_batch=True)
+    assert phases[0].name in [label for _, label, _ in GOAL_FIGURES["generate"]]
     assert [phase.name for phase in phases] == ["Prompts read in", "Each further token"]
 
-
-def test_reading_a_prompt_and_writing_a_token_are_two_phases():
-    model, cluster, work, more = CASES["serve"]
-
-    phases = phases_of(answer_of(model, cluster, work, **more).plans[0])
-
+    phases = phases_of(best_of("serve"))
     assert [phase.name for phase in phases] == ["First token, mean", "Each further token, mean"]
     assert phases[0].parts[0].name == "Linear layers" or "Queueing" in phases[0].parts[0].name
     assert "Linear layers" in [part.name for part in phases[1].parts]

@@ -29,9 +29,8 @@ def draft():
     return serve_draft(None)
 
 
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
+def test_a_strategy_is_said_by_what_is_special_about_it():
+    for fields, words in [
         ({"weight_dtype": "bf16"}, "BF16 weights"),
         ({"weight_dtype": "int4"}, "INT4 weights"),
         ({"weight_dtype": "int8", "kv_cache_dtype": "fp8"}, "INT8 weights · FP8 KV cache"),
@@ -67,15 +66,12 @@ def draft():
             {"weight_dtype": "int4", "offload": {"kv_disk": 0.25, "weights_cpu": 1.0}},
             "INT4 weights · 100% of weights in host memory · 25% of KV cache on disk",
         ),
-    ],
-)
-def test_a_strategy_is_said_by_what_is_special_about_it(fields, words):
-    assert strategy_words(Strategy.model_validate(fields)) == spaced(words)
+    ]:
+        assert strategy_words(Strategy.model_validate(fields)) == spaced(words), fields
 
 
-@pytest.mark.parametrize(
-    ("goal", "changes", "words"),
-    [
+def test_a_workload_is_said_in_a_few_words(draft):
+    for goal, changes, words in [
         ("serve", {"concurrency": 1}, "1 person · 1_280 tokens each"),
         ("serve", {"concurrency": 16, "input_tokens": 131_072}, "16 people · 131_328 tokens each"),
         ("generate", {"batch_size": 32}, "batch of 32"),
@@ -88,18 +84,14 @@ def test_a_strategy_is_said_by_what_is_special_about_it(fields, words):
         ("finetune", {"million_tokens": 0.2048}, "16 * 2_048 tokens · 205~k tokens"),
         ("compress", {"method": "awq"}, "AWQ"),
         ("compress", {"method": "int4_weight_only"}, "4-bit weights"),
-    ],
-)
-def test_a_workload_is_said_in_a_few_words(draft, goal, changes, words):
-    draft["goal"]["goal"] = goal
-    draft["workload"][goal] |= changes
-
-    assert workload_words(draft) == spaced(words)
+    ]:
+        draft["goal"]["goal"] = goal
+        draft["workload"][goal] |= changes
+        assert workload_words(draft) == spaced(words), (goal, changes)
 
 
-@pytest.mark.parametrize(
-    ("model", "words"),
-    [
+def test_a_model_is_called_by_its_short_name(draft):
+    for model, words in [
         ({"source": "demo"}, "Slipway demo"),
         ({"source": "catalog", "catalog_id": "meta-llama/Llama-3.1-8B"}, "Llama 3.1 8B"),
         ({"source": "folder", "path": "models/tiny/"}, "tiny"),
@@ -108,58 +100,40 @@ def test_a_workload_is_said_in_a_few_words(draft, goal, changes, words):
         ({"source": "config", "config": {"_name_or_path": "org/x", "model_type": "l"}}, "org/x"),
         ({"source": "config", "config": {}}, "pasted config"),
         ({"source": "team", "team_model": "1"}, "a model of the team"),
-    ],
-)
-def test_a_model_is_called_by_its_short_name(draft, model, words):
-    draft["model"] = model
-
-    assert model_words(draft) == words
+    ]:
+        draft["model"] = model
+        assert model_words(draft) == words, model
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
+def test_hardware_is_said_by_number_and_name_or_its_own(draft):
+    for changes, words in [
         ({"device": "rtx-4090"}, "RTX 4090"),
         ({"device": "h100-sxm5-80gb", "devices_per_node": 8}, "8 * H100 SXM5 80GB"),
         ({"device": "h100-sxm5-80gb", "devices_per_node": 8, "nodes": 2}, "16 * H100 SXM5 80GB"),
         ({"device": "a-card-that-left-the-catalog"}, "a-card-that-left-the-catalog"),
-    ],
-)
-def test_hardware_is_said_by_number_and_name(draft, changes, words):
-    draft["hardware"] |= changes
-
-    assert hardware_words(draft) == spaced(words)
-
-
-def test_a_host_is_said_by_its_own_name(draft):
+    ]:
+        draft = serve_draft(None)
+        draft["hardware"] |= changes
+        assert hardware_words(draft) == spaced(words), changes
     assert hardware_words(draft, "Box") == "Box"
+    assert device_words("rtx-4090") == "RTX 4090"
 
 
-@pytest.mark.parametrize("goal", GOALS)
-def test_a_plans_own_name_fits_its_column(draft, goal):
-    draft["goal"]["goal"] = goal
-
-    assert len(plan_title(draft, "m" * 200, "h" * 200)) == 120
-
-
-@pytest.mark.parametrize(
-    ("dtype", "words"), [("bf16", "BF16"), ("int4", "INT4"), ("mxfp4", "MXFP4"), (None, "")]
-)
-def test_a_dtype_is_said_as_people_say_it(dtype, words):
-    assert dtype_words(dtype) == words
+def test_a_plans_own_name_fits_its_column(draft):
+    for goal in GOALS:
+        draft["goal"]["goal"] = goal
+        assert len(plan_title(draft, "m" * 200, "h" * 200)) == 120, goal
 
 
-def test_only_the_first_letter_becomes_a_capital():
+def test_a_dtype_is_said_as_people_say_it_and_only_a_first_letter_raised():
+    for dtype, words in [("bf16", "BF16"), ("int4", "INT4"), ("mxfp4", "MXFP4"), (None, "")]:
+        assert dtype_words(dtype) == words, dtype
+
     assert capitalised("needs vLLM") == "Needs vLLM"
     assert capitalised("") == ""
-
-
-def test_a_device_leaves_its_makers_name_out():
-    assert device_words("rtx-4090") == "RTX 4090"
 
 
 def test_fields_are_named_as_the_wizards_forms_label_them():
     forms = [GoalForm, HardwareForm, PinsForm, ModelForm, *WORKLOAD_FORMS.values()]
     labels = {name: str(field.label) for form in forms for name, field in form.base_fields.items()}
-
     assert {name: labels[name] for name in FIELD_WORDS} == FIELD_WORDS

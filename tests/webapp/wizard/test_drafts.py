@@ -69,9 +69,7 @@ def test_a_newcomer_starts_from_training_the_demo_model_here(walk, host):
 
 def test_after_a_finished_job_a_plan_starts_from_serving(walk, job):
     Job.objects.filter(pk=job.pk).update(state=JobState.SUCCEEDED)
-
     draft = walk().plan.draft
-
     assert draft["goal"]["goal"] == "serve"
     assert draft["model"]["catalog_id"] == "meta-llama/Llama-3.1-8B"
 
@@ -81,19 +79,19 @@ def test_without_a_host_a_plan_starts_from_catalog_hardware(alice):
     assert Plan.objects.get().draft["hardware"]["choice"] == "catalog"
 
 
-def test_the_demo_preset_opens_at_its_review(walk):
+def test_the_demo_and_the_quantize_preset_open_with_their_model_and_host(
+    walk, team_model, host, charlie
+):
     assert walk("?preset=demo").first_step == "review"
 
-
-def test_the_quantize_preset_chooses_the_model_and_its_host(walk, team_model, host):
     draft = walk(f"?preset=quantize&model={team_model.pk}").plan.draft
-
     assert draft["goal"]["goal"] == "compress"
     assert draft["model"]["team_model"] == team_model.pk
     assert draft["hardware"]["choice"] == f"host:{host.pk}"
 
+    response = client_of(charlie).get(f"/plans/new/?preset=quantize&model={team_model.pk}")
+    assert response.status_code == 404
 
-def test_what_a_models_page_offers_begins_with_that_model(walk, team_model):
     for preset, goal in [("benchmark", "serve"), ("endpoint", "serve"), ("generate", "generate")]:
         found = walk(f"?preset={preset}&model={team_model.pk}")
         assert found.first_step == "review", (preset, goal)
@@ -101,35 +99,23 @@ def test_what_a_models_page_offers_begins_with_that_model(walk, team_model):
         assert found.plan.draft["model"]["team_model"] == team_model.pk, (preset, goal)
 
 
-def test_fine_tuning_a_teams_model_begins_where_its_data_is_chosen(walk, team_model):
+def test_a_short_model_is_tuned_and_asked_no_more_tokens_than_it_has_positions(walk, team_model):
     team_model.config = {**team_model.config, "max_position_embeddings": 256}
     team_model.save()
-
     found = walk(f"?preset=tune&model={team_model.pk}")
-
     assert found.first_step == "workload"
     assert found.plan.draft["goal"]["goal"] == "finetune"
     assert found.plan.draft["model"]["team_model"] == team_model.pk
     assert found.plan.draft["workload"]["finetune"]["sequence_length"] == 256
 
-
-def test_a_plan_with_a_short_model_asks_no_more_tokens_than_it_has_positions(walk, team_model):
     team_model.config = {**team_model.config, "max_position_embeddings": 256}
     team_model.save()
-
     asked = walk(f"?preset=generate&model={team_model.pk}").plan.draft["workload"]["generate"]
-
     assert (asked["input_tokens"], asked["output_tokens"]) == (192, 64)
-
-
-def test_another_teams_model_cannot_be_a_preset(charlie, team_model):
-    response = client_of(charlie).get(f"/plans/new/?preset=quantize&model={team_model.pk}")
-    assert response.status_code == 404
 
 
 def test_an_untouched_draft_is_used_again_and_a_touched_one_left_alone(walk):
     assert walk().plan_id == walk().plan_id
-
     first = walk()
     first.press("workload", global_batch_size=4)
     assert walk().plan_id != first.plan_id
@@ -164,20 +150,20 @@ def draft_of(goal="serve") -> dict:
 # Defaults
 
 
-def test_the_defaults_of_every_goal_pass_their_own_form():
+def test_defaults_are_in_their_catalogs_and_pass_their_own_form():
+    assert DEFAULT_MODEL in model_ids()
+    assert get_device(DEFAULT_DEVICE).memory_bytes > 0
+    draft = serve_draft(None)
+    draft["workload"]["serve"]["concurrency"] = 999
+    assert serve_draft(None)["workload"]["serve"]["concurrency"] == 16
+
     for goal in GOALS:
         form = WORKLOAD_FORMS[goal](data=WORKLOADS[goal])
         assert form.is_valid(), form.errors
         assert form.cleaned_data == WORKLOADS[goal], goal
 
-
-def test_defaults_are_in_their_catalogs_and_of_each_draft_alone():
-    assert DEFAULT_MODEL in model_ids()
-    assert get_device(DEFAULT_DEVICE).memory_bytes > 0
-
-    draft = serve_draft(None)
-    draft["workload"]["serve"]["concurrency"] = 999
-    assert serve_draft(None)["workload"]["serve"]["concurrency"] == 16
+    chosen = [key for _, group in device_choices() for key, _ in group]
+    assert sorted(chosen) == sorted(device.id for device in list_devices())
 
 
 def test_the_demos_length_follows_the_environment(monkeypatch):
@@ -189,12 +175,7 @@ def test_the_demos_length_follows_the_environment(monkeypatch):
         )
 
 
-def test_every_device_of_the_catalog_can_be_chosen_once():
-    chosen = [key for _, group in device_choices() for key, _ in group]
-    assert sorted(chosen) == sorted(device.id for device in list_devices())
-
-
-def test_every_compression_has_its_words():
+def test_every_compression_and_every_step_of_every_goal_has_its_words():
     wrong = []
     for method, _ in COMPRESSIONS:
         draft = draft_of("compress")
@@ -203,8 +184,6 @@ def test_every_compression_has_its_words():
             wrong.append(method)
     assert not wrong, wrong
 
-
-def test_every_step_is_summarised_for_every_goal():
     for goal in GOALS:
         said = summaries(draft_of(goal), NOBODY)
         assert set(said) == set(SLUGS), goal
@@ -214,7 +193,7 @@ def test_every_step_is_summarised_for_every_goal():
 # Suggestions
 
 
-def test_a_suggestion_touches_no_other_goals_workload():
+def test_a_suggestion_touches_its_draft_and_no_other_goals_workload():
     for goal in GOALS:
         draft = draft_of(goal)
         others = {name: value for name, value in draft["workload"].items() if name != goal}
@@ -222,8 +201,13 @@ def test_a_suggestion_touches_no_other_goals_workload():
         suggestion_apply(draft, {"workload": {"input_tokens": 7, "global_batch_size": 7}})
         assert others == before, goal
 
+    draft = draft_of()
+    suggestion_apply(draft, {"pins": {"weight_dtype": "int4"}})
+    assert draft["is_touched"]
+    assert draft["pins"] == {"weight_dtype": "int4"}
 
-def test_a_suggested_field_is_taken_over():
+
+def test_a_suggested_field_is_taken_over_or_given_back():
     for goal, workload, name, value in [
         ("serve", {"concurrency": 4}, "concurrency", 4),
         ("serve", {"input_tokens": 512}, "input_tokens", 512),
@@ -236,8 +220,6 @@ def test_a_suggested_field_is_taken_over():
         assert suggestion_apply(draft, {"workload": workload}) == [], (goal, workload)
         assert draft["workload"][goal][name] == value, (goal, workload)
 
-
-def test_what_has_no_place_in_the_draft_is_given_back():
     for changes, left in [
         ({"workload": {"method": "lora"}}, ["method lora"]),
         ({"engine": "vllm"}, ["engine vllm"]),
@@ -261,15 +243,6 @@ def test_suggested_hardware_becomes_catalog_hardware():
         hardware = draft["hardware"]
         assert hardware["choice"] == "catalog", cluster
         assert (hardware["devices_per_node"], hardware["nodes"]) == count, cluster
-
-
-def test_a_suggestion_makes_a_draft_touched():
-    draft = draft_of()
-
-    suggestion_apply(draft, {"pins": {"weight_dtype": "int4"}})
-
-    assert draft["is_touched"]
-    assert draft["pins"] == {"weight_dtype": "int4"}
 
 
 def test_what_came_with_the_weights_leaves_with_them():
@@ -310,9 +283,7 @@ def test_a_shortened_conversation_fits_and_keeps_both_parts(prompt, answer, cont
 def test_training_reads_no_more_at_once_than_the_model(sequence, context):
     draft = draft_of("pretrain")
     draft["workload"]["pretrain"]["sequence_length"] = sequence
-
     fit_context(draft, context)
-
     assert draft["workload"]["pretrain"]["sequence_length"] == min(sequence, context)
 
 
@@ -368,7 +339,6 @@ def test_a_host_is_offered_with_what_it_has_or_never_reported(host):
     choice = pages._host_choice(host)
     assert choice.more.startswith("CPU only · 2 cores · 16.0")
     assert choice.more.endswith("GB/s measured")
-
     host.facts, host.microbench = {}, {}
     assert pages._host_choice(host).more == "CPU only"
 
@@ -377,9 +347,7 @@ def test_a_host_is_offered_with_what_it_has_or_never_reported(host):
 def test_a_host_with_cards_is_offered_by_their_number_and_name(host):
     card = {"index": 0, "uuid": "u", "name": "NVIDIA GeForce RTX 4090", "memory_bytes": 24 * 2**30}
     host.facts["gpus"] = [card, card | {"index": 1}]
-
     choice = pages._host_choice(host)
-
     assert choice.cells == ("24", "24")
     assert choice.more.startswith(f"2 {TIMES} RTX 4090")
 

@@ -37,14 +37,16 @@ def people(plan: Plan) -> int:
     return plan.draft["workload"]["serve"]["concurrency"]
 
 
-def test_a_tab_may_write_again_over_what_it_wrote(alice, plan):
+def test_a_tab_may_write_again_over_what_it_wrote_and_the_other_window_may_not(alice, plan):
     client = client_of(alice)
     form = opened(client, plan)
-
     for number in ("2", "3", "4"):
         assert "Not saved" not in autosave(client, plan, form | {"concurrency": number})
-
     assert people(plan) == 4
+
+    old, new = opened(client, plan), opened(client, plan)
+    autosave(client, plan, new | {"concurrency": "7"})
+    assert "you, in another window" in autosave(client, plan, old | {"concurrency": "3"})
 
 
 def test_a_request_that_a_later_one_of_its_page_overtook_writes_nothing(alice, plan):
@@ -91,14 +93,6 @@ def test_an_older_tab_is_told_who_changed_the_step(alice, bob, plan):
     assert "The workload of this draft was changed by bob" in text
     assert "since you opened this page" in text
     assert people(plan) == 7
-
-
-def test_the_same_person_is_told_of_the_other_window(alice, plan):
-    client = client_of(alice)
-    old, new = opened(client, plan), opened(client, plan)
-    autosave(client, plan, new | {"concurrency": "7"})
-
-    assert "you, in another window" in autosave(client, plan, old | {"concurrency": "3"})
 
 
 def test_the_pages_button_is_refused_too_and_keeps_what_was_typed(alice, bob, plan):
@@ -161,7 +155,6 @@ def test_a_form_of_another_goal_is_not_taken(alice, plan):
     client = client_of(alice)
     old = opened(client, plan)
     autosave(client, plan, opened(client, plan, "goal") | {"goal": "compress"}, "goal")
-
     assert "Not saved" in autosave(client, plan, old | {"concurrency": "3"})
 
 

@@ -18,22 +18,15 @@ def verdict_url(walker, step: str = "") -> str:
     return f"/plans/{walker.plan_id}/verdict/?step={step}"
 
 
-def test_a_change_is_saved_and_the_rail_comes_back_alone(walk):
+def test_a_change_is_saved_with_the_rail_alone_and_a_wrong_one_says_so(walk):
     walker = walk()
     data = {**walker.shown("workload"), "global_batch_size": 2}
-
     response = walker.client.post(verdict_url(walker, "workload"), data)
-
     assert response.content.decode().lstrip().startswith('<div id="verdict"')
     assert walker.plan.draft["workload"]["pretrain"]["global_batch_size"] == 2
 
-
-def test_a_wrong_change_says_so_and_is_not_saved(walk):
-    walker = walk()
     data = {**walker.shown("workload"), "global_batch_size": "x"}
-
     html = walker.client.post(verdict_url(walker, "workload"), data).content.decode()
-
     assert "Not saved: correct the form first" in html
     assert "from 1 to 100,000" in html
     assert walker.plan.draft["workload"]["pretrain"]["global_batch_size"] == 2
@@ -46,13 +39,11 @@ def test_the_rail_is_read_by_a_viewer_and_not_by_another_team(walk, vera, charli
     assert client_of(charlie).get(f"/plans/{walk().plan_id}/offers/").status_code == 404
 
 
-def test_every_figure_of_the_rail_has_a_provenance(walk):
+def test_the_rail_has_provenance_search_time_and_one_line_for_the_phone(walk):
     html = walk().page("review").content.decode()
     assert html.count('class="figure"') == html.count('class="prov modelled"')
     assert html.count('class="figure"') >= 3
 
-
-def test_the_rail_says_how_many_strategies_in_which_time_and_one_line_for_the_phone(walk):
     assert "strategies compared in" in walk().page("goal").content.decode()
     assert 'class="verdict-line"' in walk().page("goal").content.decode()
 
@@ -66,10 +57,14 @@ def too_large(walk):
     return walker
 
 
-def test_what_does_not_fit_says_by_how_much(too_large):
+def test_what_does_not_fit_says_by_how_much_and_an_older_verdict_offers_nothing(too_large):
     verdict = too_large.page("review").context["verdict"]
     assert verdict.state == "does-not-fit"
     assert "GiB over at best" in verdict.sentence
+
+    url = f"/plans/{too_large.plan_id}/suggestion/"
+    page = too_large.client.post(url, {"suggestion": "99", "step": "goal"}, follow=True)
+    assert "older verdict" in page.content.decode()
 
 
 def test_every_suggestion_when_pressed_really_fits(too_large):
@@ -105,12 +100,17 @@ def test_a_verdict_comes_first_and_its_offers_when_they_are_asked_for(too_large)
     assert url not in later
 
 
-def test_only_what_misses_something_has_offers_to_come(walk):
+def test_only_what_misses_something_has_offers_to_come_and_says_so_beside_what_runs(walk):
     walker = walk()
     html = walker.page("review").content.decode()
     assert walker.plan.is_brief
     assert "/offers/" not in html
     assert "/offers/" in walk("?preset=serve").page("review").content.decode()
+
+    verdict = walk("?preset=serve").page("review").context["verdict"]
+    assert verdict.tone == "warn"
+    assert "the target is 1.0" in verdict.sentence
+    assert verdict.figures
 
 
 def test_a_saved_plan_has_its_whole_answer(walk):
@@ -142,24 +142,8 @@ def test_a_whole_answer_that_came_too_late_overwrites_no_newer_draft(too_large):
     late = too_large.plan
     too_large.press("hardware", choice="catalog", device="rtx-4090", devices_per_node=8)
     newer = too_large.plan.answer
-
     current_answer(late)
-
     assert too_large.plan.answer == newer
-
-
-def test_a_suggestion_of_an_older_verdict_is_refused(too_large):
-    url = f"/plans/{too_large.plan_id}/suggestion/"
-    page = too_large.client.post(url, {"suggestion": "99", "step": "goal"}, follow=True)
-    assert "older verdict" in page.content.decode()
-
-
-def test_a_missed_wish_for_speed_does_not_hide_what_runs(walk):
-    verdict = walk("?preset=serve").page("review").context["verdict"]
-
-    assert verdict.tone == "warn"
-    assert "the target is 1.0" in verdict.sentence
-    assert verdict.figures
 
 
 def test_nvfp4_can_be_pinned_and_is_refused_where_the_engine_does(walk):
@@ -191,27 +175,20 @@ def saved_live(walker, step, **changes):
     return walker.client.post(url, data, headers={"HX-Request": "true"}).content.decode()
 
 
-def test_the_model_card_follows_the_model_that_was_typed(walk):
+def test_the_model_card_and_the_strip_follow_what_was_typed(walk):
     walker = walk("?preset=serve")
     assert "8.03\N{NO-BREAK SPACE}B parameters" in walker.page("model").content.decode()
-
     html = saved_live(walker, "model", catalog_id=LLAMA_70B)
-
     card = html.split('id="shape-words"')[1].split("</span>")[0]
     assert 'hx-swap-oob="true"' in card
     assert "70.6\N{NO-BREAK SPACE}B parameters" in card
     assert "80 layers" in card
 
-
-def test_a_model_that_is_not_known_leaves_no_other_models_card(walk):
     html = saved_live(walk("?preset=serve"), "model", catalog_id="no/such-model")
     card = html.split('id="shape-words"')[1].split("</span>")[0]
     assert "layers" not in card
 
-
-def test_the_step_strip_follows_a_change(walk):
     html = saved_live(walk("?preset=serve"), "workload", concurrency=77)
-
     strip = html.split('id="steps"')[1].split("</ol>")[0]
     assert 'hx-swap-oob="true"' in strip
     assert "77 people" in strip
@@ -245,9 +222,7 @@ def test_the_demos_workload_does_not_leak_into_another_models_pre_training(walk)
 
 def test_the_first_verdict_of_a_newcomer_asks_no_more_than_the_demo_reads(walk):
     walker = walk()
-
     rail = walker.press("goal", go="stay", goal="serve") and walker.page("goal").content.decode()
-
     assert walker.plan.draft["model"]["source"] == "demo"
     assert "exceed the model" not in rail
 
@@ -261,25 +236,19 @@ def test_another_model_than_the_demo_is_asked_for_the_usual_lengths(walk):
         assert (work["input_tokens"], work["output_tokens"]) == (1024, 256), goal
 
 
-def test_lengths_that_somebody_chose_stay_with_another_model(walk):
+def test_a_workload_or_lengths_that_somebody_chose_stay_with_another_model(walk):
+    walker = walk()
+    walker.press("workload", global_batch_size=3)
+    walker.press("model", source="catalog", catalog_id=LLAMA_70B)
+    work = walker.plan.draft["workload"]["pretrain"]
+    assert (work["global_batch_size"], work["sequence_length"]) == (3, 256)
+
     walker = walk()
     walker.press("goal", goal="serve")
     walker.press("workload", input_tokens=100, output_tokens=20)
-
     walker.press("model", source="catalog", catalog_id=LLAMA_70B)
-
     work = walker.plan.draft["workload"]["serve"]
     assert (work["input_tokens"], work["output_tokens"]) == (100, 20)
-
-
-def test_a_workload_that_somebody_chose_stays(walk):
-    walker = walk()
-    walker.press("workload", global_batch_size=3)
-
-    walker.press("model", source="catalog", catalog_id=LLAMA_70B)
-
-    work = walker.plan.draft["workload"]["pretrain"]
-    assert (work["global_batch_size"], work["sequence_length"]) == (3, 256)
 
 
 def test_the_demo_keeps_its_two_minutes(walk):
