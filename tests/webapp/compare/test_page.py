@@ -14,9 +14,6 @@ from webapp.jobs.memory_terms import TermRow
 from webapp.jobs.models import Job
 from webapp.jobs.plots import draw
 
-# The comparison: which jobs it takes, what it says of them, and to whom
-
-
 pytestmark = pytest.mark.django_db(databases="__all__")
 
 

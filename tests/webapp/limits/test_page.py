@@ -21,9 +21,6 @@ from webapp.limits.questions import (
 from webapp.plans.models import Plan
 from webapp.wizard.drafts import GOALS, serve_draft
 
-# The page of limits: what it asks, what it answers, and what it says to bad input
-
-
 pytestmark = pytest.mark.django_db
 HTMX = {"HTTP_HX_REQUEST": "true"}
 

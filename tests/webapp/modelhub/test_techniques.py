@@ -16,9 +16,6 @@ from webapp.core.benches.ratios import PROOFS, stored
 from webapp.docs.views import find_page
 from webapp.modelhub.techniques import row_of
 
-# The technique pages, from the planner's own registry
-
-
 pytestmark = pytest.mark.django_db
 
 

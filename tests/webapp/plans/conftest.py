@@ -53,9 +53,9 @@ def with_model(plan: Plan, model: TeamModel, goal: str) -> Plan:
 
 @pytest.fixture
 def plan_of(team, alice, host, trained):
-    """Return plans like the demo's with another goal and model; fine-tuning as it runs here."""
+    """Return plans like the demo's with another goal, model and values of its workload."""
 
-    def make(goal: str, source: str) -> Plan:
+    def make(goal: str, source: str, **values) -> Plan:
         draft = demo_draft(host)
         chosen = SOURCES[source] | ({"team_model": trained.pk} if source == "team" else {})
         draft["goal"]["goal"] = goal
@@ -63,6 +63,7 @@ def plan_of(team, alice, host, trained):
         draft["workload"]["finetune"] |= {"method": "full", "sequence_length": 256}
         for name in ("serve", "generate"):
             draft["workload"][name] |= {"input_tokens": 128, "output_tokens": 64}
+        draft["workload"][goal] |= values
         return Plan.objects.create(team=team, owner=alice, name="demo", draft=draft)
 
     return make

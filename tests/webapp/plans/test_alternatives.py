@@ -1,4 +1,6 @@
-"""Runners-up, the frontier's drawing, who lost and why, and equations."""
+"""Runners-up, the frontier's drawing, who lost and why, offered changes, equations, what binds."""
+
+import functools
 
 import pytest
 from hypothesis import given
@@ -6,7 +8,7 @@ from hypothesis import strategies as st
 
 from planner import api
 from planner.specs.estimate import PlanAnswer, PlanRequest, Rejection
-from tests.webapp.plans.test_verdict_words import NODE, SERVE
+from tests.webapp.plans.test_verdict_words import CARD, NODE, SERVE, WORK, answer_of, draft_of
 from webapp.core.units import DASH, NBSP, THIN, TIMES
 from webapp.plans import alternatives
 from webapp.plans.alternatives import (
@@ -20,10 +22,20 @@ from webapp.plans.alternatives import (
     inapplicable,
     rejections,
 )
-from webapp.plans.explanation import explain, with_unit
+from webapp.plans.explanation import (
+    OTHERS,
+    PHASES,
+    _in_unit_of_total,
+    explain,
+    phases_of,
+    with_unit,
+)
+from webapp.plans.offers import offers_of, suggestion_effect
+from webapp.plans.verdict import GOAL_FIGURES
 from webapp.wizard.drafts import serve_draft
 from webapp.wizard.forms import OBJECTIVES
 
+# Runners-up, the frontier's drawing, who lost and why, and equations
 
 
 def spaced(words: str) -> str:
@@ -117,26 +129,21 @@ def test_a_miss_says_both_numbers_or_a_dash_without_its_fields_name():
     assert (lost().required, lost().limit) == (DASH, DASH)
 
 
-def test_each_rejection_is_shown_once_the_nearest_misses_first(answer):
+def test_each_rejection_is_shown_once_the_nearest_first_and_alike_ones_share_a_row(answer):
     named = [title for each in inapplicable(answer) for title in each.titles.split(" · ")]
     assert len(rejections(answer)) + len(named) == len(answer.rejected)
     assert [one.reason for one in rejections(answer) if "_seconds" in one.reason] == []
-
     entries = sorted(answer.rejected.values(), key=lambda one: alternatives._miss(("", one)))
     ratios = [one.required / one.limit for one in entries if one.required and one.limit]
     assert ratios == sorted(ratios)
 
-
-def test_techniques_that_lack_the_same_thing_share_a_row():
     needs = {"constraint": "applicability", "reason": "needs at least 2 devices"}
     keys = ("tensor_parallelism", "zero_1", "unknown_to_all")
     rejected = {key: Rejection.model_validate({"family": key, **needs}) for key in keys}
     searched = {"strategies": 0, "seconds": 0.0}
     empty = {"plans": (), "pareto": (), "suggestions": (), "searched": searched}
     answer = PlanAnswer.model_validate({**empty, "rejected": rejected, "calibration": "none"})
-
     (row,) = inapplicable(answer)
-
     assert row.reason == "Needs at least 2 devices"
     assert row.titles.endswith(" · unknown_to_all")
     assert rejections(answer) == []
@@ -261,3 +268,158 @@ def test_every_term_of_an_estimate_is_explained_once(answer):
     lines = [line for group in explain(best) for line in group.lines]
     assert len(lines) == len(best.terms)
     assert all(line.provenance and line.value for line in lines)
+
+
+# Changes that are offered: what each brings and costs, and what it is for
+
+
+def test_a_suggestion_says_what_it_brings_under_its_own_number():
+    answer = answer_of("meta-llama/Llama-3.1-70B")
+    for suggestion in answer.suggestions:
+        assert suggestion_effect(suggestion).startswith("fits, ")
+
+    answer = answer_of("meta-llama/Llama-3.1-70B")
+    assert [chip.at for chip in chips_of(answer, draft_of())] == list(
+        range(len(answer.suggestions))
+    )
+
+
+def chips_of(answer, draft):
+    return [chip for group in offers_of(answer, draft) for chip in group.chips]
+
+
+def test_fine_tuning_and_not_pre_training_is_offered_another_method():
+    answer = answer_of("meta-llama/Llama-3.1-8B", workload=WORK["pretrain"])
+    methods = [one.changes.get("workload", {}).get("method") for one in answer.suggestions]
+    assert "lora" not in methods
+    assert "adalomo" in methods
+    offered = [chip.at for chip in chips_of(answer, draft_of("pretrain"))]
+    assert methods.index("adalomo") not in offered
+
+    work = WORK["pretrain"] | {"method": "full"}
+    answer = answer_of("meta-llama/Llama-3.1-8B", workload=work)
+    assert len(chips_of(answer, draft_of("finetune"))) == len(answer.suggestions)
+
+    answer = answer_of("meta-llama/Llama-3.1-8B", workload=WORK["pretrain"] | {"method": "full"})
+    other = answer.suggestions[0].model_copy(update={"changes": {"workload": {"method": "lora"}}})
+    draft = draft_of("finetune")
+    draft["workload"]["finetune"]["method"] = "full"
+    [chip] = chips_of(answer.model_copy(update={"suggestions": (other,)}), draft)
+    assert chip.title == "LoRA instead of all weights"
+
+
+def test_headings_say_whether_a_change_is_for_the_fit_or_for_the_target():
+    target = SERVE | {"ttft_slo_seconds": 1.0, "tpot_slo_seconds": 0.05}
+    answer = answer_of(
+        "meta-llama/Llama-3.1-70B", workload=target, engine="vllm", pins={"weight_dtype": "bf16"}
+    )
+
+    fit, meets = offers_of(answer, draft_of())
+
+    assert fit.heading.endswith("make it fit")
+    assert fit.chips[0].title == "8 devices instead of 1"
+    assert meets.heading.endswith("meet the target")
+    assert all(chip.effect.startswith("meets it, ") for chip in meets.chips)
+
+
+def test_lifting_a_target_is_not_offered_as_a_way_to_meet_it():
+    target = SERVE | {"ttft_slo_seconds": 1.0}
+    card, bounds = {"device": "a100-sxm4-80gb"}, {"ttft_p95_seconds": {"max": 1.0}}
+    answer = answer_of("Qwen/Qwen3-32B", card, target, engine="vllm", constraints=bounds)
+    lifted = [at for at, one in enumerate(answer.suggestions) if "constraints" in one.changes]
+    assert lifted
+
+    assert not {chip.at for chip in chips_of(answer, draft_of())} & set(lifted)
+
+
+def test_a_change_of_hardware_says_what_all_of_it_costs_an_hour():
+    answer = answer_of("meta-llama/Llama-3.1-70B", engine="vllm", pins={"weight_dtype": "bf16"})
+    [eight, *_] = chips_of(answer, draft_of())
+    assert eight.effect.endswith("3.72\N{NO-BREAK SPACE}$ an hour in all")
+
+
+def test_a_smaller_workload_is_named_as_the_form_names_it_with_what_it_is_now():
+    work = SERVE | {"input_tokens": 4096, "concurrency": 64}
+    target = work | {"ttft_slo_seconds": 0.5, "tpot_slo_seconds": 0.03}
+    node = {"device": "a100-sxm4-80gb", "devices_per_node": 4}
+    answer = answer_of("meta-llama/Llama-3.1-70B", node, target, engine="vllm")
+    draft = draft_of(slo="code")
+    draft["workload"]["serve"] |= {"input_tokens": 4096, "concurrency": 64}
+    sizes = [one for one in answer.suggestions if "workload" in one.changes]
+
+    titles = [chip.title for chip in chips_of(answer, draft)]
+
+    assert sizes
+    assert all(" instead of " in title for title in titles)
+    assert not [title for title in titles if "tokens" in title]
+
+
+# What binds: phases apart, one operator once, and parts that add up to their headline
+
+
+LLAMA = "meta-llama/Llama-3.1-8B"
+SMALL = "HuggingFaceTB/SmolLM2-135M"
+CASES = {
+    "serve": (LLAMA, CARD, SERVE, {"engine": "vllm"}),
+    "serve on eight": ("meta-llama/Llama-3.1-70B", NODE, SERVE, {"engine": "vllm"}),
+    "alone": (LLAMA, CARD, {**SERVE, "concurrency": 1}, {"engine": "vllm"}),
+    "generate": (SMALL, CARD, WORK["generate"], {}),
+    "finetune": (SMALL, CARD, WORK["finetune"], {}),
+    "a pipeline": (
+        LLAMA,
+        NODE,
+        WORK["pretrain"] | {"global_batch_size": 32},
+        {"pins": {"pipeline_parallel_size": 4}},
+    ),
+    "compress": (SMALL, CARD, WORK["compress"], {}),
+}
+
+
+@functools.cache
+def best_of(case):
+    model, cluster, work, more = CASES[case]
+    return answer_of(model, cluster, work, **more).plans[0]
+
+
+def test_the_parts_of_a_phase_add_up_to_its_headline_the_largest_first():
+    for case in CASES:
+        best = best_of(case)
+        phases = phases_of(best)
+        assert phases, case
+        for phase in phases:
+            seconds = [part.seconds for part in phase.parts]
+            assert sum(seconds) == pytest.approx(phase.seconds, rel=1e-9), (case, phase)
+            figure = next(figure for name, figure, _ in PHASES.values() if name == phase.name)
+            assert phase.seconds == getattr(best.performance, figure), (case, phase)
+
+            names = [part.name for part in phase.parts]
+            assert len(set(names)) == len(names), (case, names)
+            assert OTHERS not in names[:-1], (case, names)  # what is gathered stands last
+            named = [part.seconds for part in phase.parts if part.name != OTHERS]
+            assert named == sorted(named, reverse=True), (case, phase)
+
+
+def test_a_part_has_the_unit_and_the_decimals_of_its_total():
+    for seconds, total, words in [
+        (0.0929, 0.114, "93~ms"),
+        (0.000658, 0.114, "1~ms"),
+        (0.0000386, 0.00682, "0.04~ms"),
+        (4.03, 5.11, "4.03~s"),
+        (0.0474, 5.11, "0.05~s"),
+        (0.001, 5.11, "< 0.01~s"),
+        (816.0, 1249.0, "13.6~min"),
+        (-0.2, 5.11, "\N{MINUS SIGN}0.20~s"),
+        (400_000.0, 1_400_000.0, "4.6~days"),
+    ]:
+        assert _in_unit_of_total(seconds, total) == words.replace("~", NBSP), (seconds, total)
+
+
+def test_reading_a_prompt_and_writing_a_token_are_two_phases_named_as_the_figures():
+    phases = phases_of(best_of("generate"), is_batch=True)
+    assert phases[0].name in [label for _, label, _ in GOAL_FIGURES["generate"]]
+    assert [phase.name for phase in phases] == ["Prompts read in", "Each further token"]
+
+    phases = phases_of(best_of("serve"))
+    assert [phase.name for phase in phases] == ["First token, mean", "Each further token, mean"]
+    assert phases[0].parts[0].name == "Linear layers" or "Queueing" in phases[0].parts[0].name
+    assert "Linear layers" in [part.name for part in phases[1].parts]

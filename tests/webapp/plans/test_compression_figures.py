@@ -1,4 +1,4 @@
-"""A compression's three figures: the checkpoint afterwards, the scratch, the peak."""
+"""What a compression writes and takes, and what an evaluation is predicted to take."""
 
 import contextlib
 import itertools
@@ -6,12 +6,23 @@ import itertools
 import pytest
 
 from planner.cost.compression import RECIPES
+from runners.jobspec import ArtefactModel, CompressSpec, EvaluateSpec, TrainSpec
+from tests.webapp.conftest import make_job
 from tests.webapp.plans.test_verdict_words import answer_of, draft_of
+from webapp.jobs.evaluating import evaluation_submit
+from webapp.jobs.measured_figures import predictions
+from webapp.jobs.models import Job
+from webapp.modelhub.models import TeamModel
+from webapp.modelhub.shapes import demo_config
 from webapp.plans.alternatives import comparison
 from webapp.plans.compressed_speed import planned_speed
 from webapp.plans.errors import DraftProblem
+from webapp.plans.evaluation_prediction import evaluation_prediction
 from webapp.plans.planning import plan_compute
 from webapp.plans.verdict import estimate_figures, figure_values, verdict_of
+
+# A compression's three figures: the checkpoint afterwards, the scratch, the peak
+
 
 LLAMA = "meta-llama/Llama-2-7b-hf"
 CPU = {
@@ -124,3 +135,70 @@ def speed_of(plan, method):
     with contextlib.suppress(DraftProblem):  # QMoE wants a mixture
         plan_compute(plan)
     return planned_speed(plan)
+
+
+pytestmark = pytest.mark.django_db(databases="__all__")
+OURS, THEIRS = ArtefactModel(attempt_id="01OURS"), ArtefactModel(attempt_id="01THEIRS")
+
+
+@pytest.fixture
+def model(team, alice, host) -> TeamModel:
+    job = make_job(team, alice, host, spec=CompressSpec(model=THEIRS, method="int8"))
+    return TeamModel.objects.create(
+        team=team,
+        name="demo, int8",
+        source="job",
+        config=demo_config(),
+        host=host,
+        attempt_id="01OURS",
+        artefact_name="model",
+        weight_dtype="int8",
+        facts={"job": job.pk},
+    )
+
+
+def foreseen(model, **changes) -> dict[str, dict]:
+    spec = EvaluateSpec(**{"model": OURS, "weight_dtype": "int8"} | changes)
+    return evaluation_prediction(spec, model, demo_config())
+
+
+def test_an_evaluation_is_predicted_by_its_text_and_its_original(model):
+    found = foreseen(model)
+    for name, unit in (("duration_seconds", "seconds"), ("peak_memory_bytes", "bytes")):
+        figure = found[name]
+        assert 0 < figure["low"] <= figure["value"] <= figure["high"]
+        assert figure["unit"] == unit
+
+    once, twice = foreseen(model), foreseen(model, evaluation_tokens=16384)
+    assert twice["duration_seconds"]["value"] == pytest.approx(
+        2 * once["duration_seconds"]["value"]
+    )
+    assert twice["peak_memory_bytes"] == once["peak_memory_bytes"]
+
+    alone, beside = foreseen(model), foreseen(model, original=THEIRS)
+    assert beside["duration_seconds"]["value"] > 1.5 * alone["duration_seconds"]["value"]
+    weights = 2 * 1_850_000  # of about so many parameters in bf16
+    more = beside["peak_memory_bytes"]["value"] - alone["peak_memory_bytes"]["value"]
+    assert more > weights
+
+
+def test_nothing_is_said_of_a_host_that_nobody_measured_or_a_shape_nobody_knows(model, other_host):
+    model.config = {"model_type": "unheard_of"}
+    assert foreseen(model) == {}
+    model.config, model.host = demo_config(), other_host
+    assert foreseen(model) == {}
+
+
+def test_the_button_stores_the_prediction_also_of_a_model_trained_from_nothing(
+    model, alice, team, host
+):
+    evaluation_submit(model=model, by=alice)
+    said = predictions(Job.objects.get(kind="evaluate"))
+    assert set(said) == {"duration_seconds", "peak_memory_bytes"}
+
+    maker = make_job(team, alice, host, spec=TrainSpec())
+    model.facts, model.weight_dtype = {"job": maker.pk}, "bf16"
+    model.save()
+    job = evaluation_submit(model=model, by=alice)
+    assert job.spec["original"] is None
+    assert job.prediction["duration_seconds"]["value"] > 0

@@ -1,22 +1,37 @@
-"""A plan as a job: which program, on which model, with which prediction; refusals in words."""
+"""A plan as a job: which program, on which model, as predicted, by which button; refusals."""
 
 import pytest
 
+from planner.specs.workload import OffloadSpec
 from runners.jobspec import (
     ArtefactModel,
     BenchmarkSpec,
     CompressSpec,
     DemoModel,
     FolderModel,
+    GenerateSpec,
     RandomModel,
     TrainSpec,
 )
 from tests.webapp.conftest import client_of, enrol
-from tests.webapp.plans.conftest import with_model
+from tests.webapp.plans.conftest import SOURCES, with_model
+from webapp.core.problems import InvalidProblem
+from webapp.hosts.models import Host
 from webapp.jobs.models import Job, JobState
+from webapp.modelhub.models import TeamModel
+from webapp.modelhub.shapes import demo_config
+from webapp.plans import launching
 from webapp.plans.errors import DraftProblem
-from webapp.plans.launching import launch_note, launch_of, plan_launch
-from webapp.plans.models import PlanState
+from webapp.plans.launching import (
+    LaunchOptions,
+    launch_note,
+    launch_of,
+    launch_options_of,
+    plan_launch,
+)
+from webapp.plans.models import Plan, PlanState
+from webapp.plans.planning import current_answer, is_outdated, plan_compute, plan_keep
+from webapp.wizard.drafts import GOALS
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 
@@ -34,14 +49,6 @@ def test_the_demo_plan_trains_the_demo_model_for_two_minutes_as_predicted(demo_p
     assert prediction["peak_memory_bytes"]["unit"] == "bytes"
     for figure in prediction.values():
         assert figure["low"] < figure["value"] < figure["high"]
-
-
-def test_a_number_of_tokens_becomes_a_number_of_steps(demo_plan):
-    values = demo_plan.draft["workload"]["pretrain"]
-    values |= {"million_tokens": 0.2048, "time_budget_minutes": None, "global_batch_size": 8}
-    spec = launch_of(demo_plan).spec
-    assert spec.max_steps == 100
-    assert spec.time_budget_seconds is None
 
 
 def test_the_steps_of_a_batch_hold_all_its_sequences(demo_plan):
@@ -79,8 +86,7 @@ def test_compressing_quantises_the_trained_model(plan_of, trained):
         ("fp8", "fp8", "fp8"),
         ("int8_dynamic", "int8_dynamic", "int8"),
     ):
-        plan = plan_of("compress", "team")
-        plan.draft["workload"]["compress"]["method"] = method
+        plan = plan_of("compress", "team", method=method)
         spec = launch_of(plan).spec
         assert isinstance(spec, CompressSpec), method
         assert spec.weight_dtype == dtype, method
@@ -99,8 +105,7 @@ def test_pinned_8_bit_floats_are_measured_and_said_to_save_memory_not_time(serve
 def test_compressing_layer_by_layer_asks_the_host_for_the_method(plan_of):
     methods = ["gptq", "norm_tweaking", "quantease", "awq", "finequant", "fptq", "sparsegpt"]
     for method in methods:
-        plan = plan_of("compress", "team")
-        plan.draft["workload"]["compress"] |= {"method": method, "group_size": 32}
+        plan = plan_of("compress", "team", method=method, group_size=32)
         spec = launch_of(plan).spec
         assert (spec.kind, spec.method, spec.group_size) == ("compress", method, 32)
         assert spec.is_layerwise, method
@@ -120,8 +125,7 @@ def test_bits_and_what_goes_reach_the_host(plan_of):
         ({"method": "llm_pruner", "sparsity": None}, {"sparsity": 0.5}),
         ({"method": "sheared_llama", "sparsity": "20"}, {"sparsity": 0.2}),
     ]:
-        plan = plan_of("compress", "team")
-        plan.draft["workload"]["compress"] |= chosen
+        plan = plan_of("compress", "team", **chosen)
         spec = launch_of(plan).spec.model_dump()
         assert {name: spec[name] for name in expected} == expected, chosen
 
@@ -135,8 +139,7 @@ def test_bits_and_shares_that_no_host_writes_are_refused_by_name(plan_of):
             "AutoRound is planned but does not run yet. Choose one that does",
         ),
     ):
-        plan = plan_of("compress", "team")
-        plan.draft["workload"]["compress"] |= chosen
+        plan = plan_of("compress", "team", **chosen)
         assert said in refusal(plan), chosen
     assert refusal(plan).startswith(said)
 
@@ -148,35 +151,23 @@ def test_a_compression_is_predicted_before_and_after(demo_plan, trained):
         assert prediction[metric]["value"] != prediction[f"original_{metric}"]["value"]
 
 
-def test_fine_tuning_all_weights_starts_from_the_trained_model(demo_plan, trained):
-    plan = with_model(demo_plan, trained, "finetune")
-    plan.draft["workload"]["finetune"]["method"] = "full"
-
-    spec = launch_of(plan).spec
-
-    assert isinstance(spec, TrainSpec)
-    assert isinstance(spec.model, ArtefactModel)
-    assert spec.lora is None
-
-
 def refusal(plan) -> str:
     with pytest.raises(DraftProblem) as caught:
         launch_of(plan)
     return caught.value.sentence
 
 
-def test_fine_tuning_by_lora_trains_an_adapter_of_the_asked_rank(demo_plan, trained):
-    plan = with_model(demo_plan, trained, "finetune")
-    plan.draft["workload"]["finetune"] |= {"method": "lora", "lora_rank": 24}
+def test_fine_tuning_trains_all_weights_or_an_adapter_of_the_asked_rank(plan_of):
+    spec = launch_of(plan_of("finetune", "team", method="full")).spec
+    assert isinstance(spec, TrainSpec)
+    assert isinstance(spec.model, ArtefactModel)
+    assert spec.lora is None
+
+    plan = plan_of("finetune", "team", method="lora", lora_rank=24)
     lora = launch_of(plan).spec.lora
     assert (lora.rank, lora.alpha, lora.is_merged) == (24, 48, True)
     assert "an adapter on its own text" in launch_note(plan)["text"]
-
-
-def test_adapters_over_four_bits_reach_the_host(demo_plan, trained):
-    plan = with_model(demo_plan, trained, "finetune")
-    plan.draft["workload"]["finetune"] |= {"method": "qlora", "sequence_length": 256}
-    assert launch_of(plan).spec.lora.base_dtype == "nf4"
+    assert launch_of(plan_of("finetune", "team", method="qlora")).spec.lora.base_dtype == "nf4"
 
 
 def test_what_does_not_run_is_refused_with_the_way_out(plan_of):
@@ -242,3 +233,256 @@ def test_a_plan_can_be_kept_without_launching(demo_plan, alice):
     assert demo_plan.name == "For later"
     assert demo_plan.state == PlanState.COMPUTED
     assert not Job.objects.exists()
+
+
+# The buttons of a plan: who may press them, by which method, and that twice is once
+
+
+def test_no_button_works_by_a_link_or_for_a_viewer_a_stranger_or_another_team(
+    demo_plan, alice, charlie, vera, client
+):
+    owner, foreign, viewer = (client_of(one) for one in (alice, charlie, vera))
+    for button in ("launch/", "compute/", "delete/"):
+        url = f"/plans/{demo_plan.pk}/{button}"
+        assert owner.get(url).status_code in {404, 405}, button
+        assert foreign.post(url).status_code == 404, button
+        assert viewer.post(url).status_code == 403, button
+        assert not Job.objects.exists(), button
+    for button in ("launch/", "compute/", "delete/", "", "why/"):
+        status = client.post(f"/plans/{demo_plan.pk}/{button}").status_code
+        assert status in {302, 404, 405}, button
+        assert Plan.objects.exists(), button
+
+
+def test_any_key_of_a_launch_is_taken(demo_plan, alice):
+    client = client_of(alice)
+    for number, key in enumerate(("", "x", "k" * 500, "'; --"), 1):
+        client.post(f"/plans/{demo_plan.pk}/launch/", {"go": "launch", "key": key})
+        assert Job.objects.count() == number, key
+
+
+def test_a_key_that_another_team_used_is_refused_in_words(demo_plan, alice, draft, other_team):
+    Job.objects.filter(pk=draft.pk).update(idempotency_key="same", team=other_team)
+    data = {"go": "launch", "key": "same"}
+    page = client_of(alice).post(f"/plans/{demo_plan.pk}/launch/", data, follow=True)
+    assert "used before" in page.content.decode()
+    assert Job.objects.count() == 1
+
+
+def test_two_presses_at_the_same_instant_launch_once(demo_plan, alice, monkeypatch):
+    """The second press looked for the key before the first one had stored its job."""
+    job = plan_launch(plan=demo_plan, by=alice, idempotency_key="same")
+    real, calls = Job.objects.filter, []
+
+    def late(**fields):
+        calls.append(fields)
+        return Job.objects.none() if len(calls) == 1 else real(**fields)
+
+    monkeypatch.setattr(Job.objects, "filter", late)
+
+    assert plan_launch(plan=demo_plan, by=alice, idempotency_key="same").pk == job.pk
+
+
+# Launching from every goal and model: what runs, what is refused and how, what is kept
+
+
+RUNS = {  # goal -> where its model may come from, which program runs
+    "serve": (set(SOURCES), BenchmarkSpec),
+    "generate": (set(SOURCES), GenerateSpec),
+    "finetune": ({"folder", "team"}, TrainSpec),
+    "pretrain": ({"demo"}, TrainSpec),
+    "compress": ({"folder", "team"}, CompressSpec),
+}
+
+
+@pytest.mark.parametrize("goal", GOALS)
+def test_each_goal_runs_its_program_on_the_models_that_it_can(plan_of, alice, goal):
+    sources, program = RUNS[goal]
+    client, num_jobs = client_of(alice), 0
+    for source in SOURCES:
+        made = plan_of(goal, source)
+
+        note = launch_note(made)
+        assert bool(note["can"]) == (source in sources), source
+        assert note["text"].endswith("."), source
+
+        if source in sources:
+            assert isinstance(launch_of(made).spec, program), source
+        else:
+            with pytest.raises(DraftProblem) as caught:
+                launch_of(made)
+            assert caught.value.field == "source", source
+
+        page = client.post(f"/plans/{made.pk}/launch/", {"go": "launch"}, follow=True)
+        num_jobs += source in sources
+        leads_to = "/jobs/" if source in sources else "/plans/"
+        assert page.status_code == 200, source
+        assert Job.objects.count() == num_jobs, source
+        assert page.redirect_chain[-1][0].startswith(leads_to), source
+
+
+@pytest.mark.parametrize("goal", GOALS)
+def test_a_launched_job_has_every_page_and_figures_with_interval_and_unit(plan_of, alice, goal):
+    made = plan_of(goal, "demo" if goal == "pretrain" else "team")
+    prediction = launch_of(made).prediction
+    assert prediction
+    for name, figure in prediction.items():
+        assert figure["unit"] in {"bytes", "seconds", "tokens_per_second", "share"}, name
+        assert figure["low"] <= figure["value"] <= figure["high"], name
+
+    job, client = plan_launch(plan=made, by=alice), client_of(alice)
+    tabs = ["", "metrics/", "logs/", "events/", "config/", "artefacts/"]
+    assert {client.get(f"/jobs/{job.pk}/{tab}").status_code for tab in tabs} == {200}
+
+
+def test_what_is_only_planned_is_refused_with_what_runs(plan_of):
+    for goal, field, value, words in [
+        ("compress", "method", "autoround", "AutoRound is planned but does not run yet"),
+        ("finetune", "method", "pretrain", "Choose “full”, “LoRA”, .* “QFT” or"),
+    ]:
+        made = plan_of(goal, "team")
+        made.draft["workload"][goal][field] = value
+        with pytest.raises(DraftProblem, match=words) as caught:
+            launch_of(made)
+        assert caught.value.field == field, goal
+
+
+def test_a_pinned_width_is_the_one_that_runs(plan_of):
+    for dtype in ("fp32", "bf16", "fp16", "int8", "int4"):
+        made = plan_of("generate", "team")
+        made.draft["pins"] = {"weight_dtype": dtype}
+        assert launch_of(made).spec.weight_dtype == dtype, dtype
+
+
+def test_a_run_with_a_budget_has_a_longest_duration_and_one_of_unknown_length_none(plan_of):
+    for minutes, limit in ((2.0, 120 * 3 + 900), (0.1, 6 * 3 + 900), (60.0, 3600 * 3 + 900)):
+        made = plan_of("pretrain", "demo", time_budget_minutes=minutes)
+        assert launch_of(made).max_duration_seconds == pytest.approx(limit), minutes
+    assert launch_of(plan_of("compress", "team")).max_duration_seconds is None
+
+
+# Names
+
+
+def test_a_job_is_called_as_its_plan(plan_of, alice):
+    for name, expected in (
+        ("First light", "First light"),
+        ("  padded  ", "padded"),
+        ("   ", "Pre-train Slipway demo on Box"),
+        ("x" * 500, "x" * 120),
+        ("<b>bold</b>", "<b>bold</b>"),
+    ):
+        made = plan_of("pretrain", "demo")
+        made.name = ""
+        job = plan_launch(plan=made, by=alice, name=name)
+        assert (job.name, made.name) == (expected, expected)
+
+
+def test_a_hostile_plan_name_is_text_everywhere(plan_of, alice):
+    client = client_of(alice)
+    for name in ("<img src=x>", "{{ 7 }}", "'\"", "%s", "a" * 120):
+        made = plan_of("pretrain", "demo")
+        job = plan_launch(plan=made, by=alice, name=name)
+        for path in (f"/plans/{made.pk}/", "/plans/", f"/jobs/{job.pk}/", "/jobs/", "/"):
+            response = client.get(path)
+            assert response.status_code == 200, (name, path)
+            assert "<img src=x>" not in response.content.decode(), (name, path)
+
+
+def test_a_folder_with_a_long_name_can_be_launched(plan_of, alice):
+    made = plan_of("generate", "folder")
+    made.draft["model"]["path"] = "x" * 400
+    assert len(plan_launch(plan=made, by=alice).model_name) <= 120
+
+
+# What changed since
+
+
+def test_a_fresh_plan_or_a_hosts_news_is_not_outdated_nor_computed_again(demo_plan):
+    plan_compute(demo_plan)
+    at = demo_plan.computed_at
+    assert not is_outdated(demo_plan)
+    Host.objects.update(last_seen_at=None)
+    assert not is_outdated(demo_plan)
+    current_answer(demo_plan)
+    assert demo_plan.computed_at == at
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda plan: plan.draft["goal"].update(objective="memory"),
+        lambda plan: plan.draft["workload"]["compress"].update(method="autoround"),
+        lambda plan: plan.draft["pins"].update(weight_dtype="fp32"),
+        lambda _plan: TeamModel.objects.update(config={**demo_config(), "vocab_size": 8192}),
+        lambda _plan: TeamModel.objects.all().delete(),
+        lambda _plan: Host.objects.update(microbench={}),
+        lambda plan: plan.draft["hardware"].update(choice="catalog"),
+    ],
+    ids=["objective", "method", "pin", "config", "model gone", "not measured", "hardware"],
+)
+def test_whatever_would_be_asked_otherwise_today_makes_a_plan_outdated(plan_of, change):
+    made = plan_of("compress", "team")
+    plan_compute(made)
+    change(made)
+    assert is_outdated(made)
+
+
+def test_a_draft_that_cannot_be_asked_keeps_no_old_answer(demo_plan):
+    plan_compute(demo_plan)
+    Host.objects.all().delete()
+
+    with pytest.raises(DraftProblem):
+        plan_compute(demo_plan)
+    demo_plan.refresh_from_db()
+    assert (demo_plan.answer, demo_plan.computed_at) == ({}, None)
+
+
+def test_a_kept_plan_is_called_as_asked_or_as_before_or_by_itself(plan_of):
+    itself = "Pre-train Slipway demo on Box"
+    for given, before, expected in (("new", "old", "new"), ("", "old", "old"), ("", "", itself)):
+        made = plan_of("pretrain", "demo")
+        made.name = before
+        assert plan_keep(made, given).name == expected, (given, before)
+
+
+def test_what_leaves_the_device_is_planned_and_no_endpoint(plan_of, monkeypatch):
+    made = plan_of("serve", "catalog")
+    answer = current_answer(made)
+    offload = OffloadSpec(weights_cpu=0.5, kv_disk=0.25)
+    strategy = answer.plans[0].strategy.model_copy(update={"offload": offload})
+    best = answer.plans[0].model_copy(update={"strategy": strategy})
+    moved = answer.model_copy(update={"plans": (best,)})
+    monkeypatch.setattr(launching, "verdict_answer", lambda _: moved)
+
+    with pytest.raises(DraftProblem) as caught:
+        launch_of(made)
+
+    assert "weights in host memory, cache on disk" in caught.value.sentence
+    assert "Choose fewer bits" in caught.value.sentence
+    assert caught.value.field == "weight_dtype"
+
+
+# What the launch form adds to a plan
+
+
+def test_the_form_is_read_and_nobody_launches_with_high_priority_by_it():
+    for posted, wish in [
+        ({}, LaunchOptions()),
+        ({"hours": "1.5"}, LaunchOptions(max_duration_seconds=5400.0)),
+        ({"hours": " ", "retries": ""}, LaunchOptions()),
+        ({"retries": "2"}, LaunchOptions(max_retries=2)),
+        ({"priority": "-1"}, LaunchOptions(priority=-1)),
+    ]:
+        assert launch_options_of(posted) == wish, posted
+    assert launch_options_of({"priority": "1"}).priority == 0
+
+
+def test_hours_and_retries_that_cannot_be_are_refused_with_the_bounds():
+    for hours in ["0", "-1", "nan", "inf", "1e9", "soon"]:
+        with pytest.raises(InvalidProblem, match=r"it can be 0\.01 to 8784 hours"):
+            launch_options_of({"hours": hours})
+
+    for retries in ["-1", "many", "1.5"]:
+        with pytest.raises(InvalidProblem, match="it can be 0 to 5"):
+            launch_options_of({"retries": retries})

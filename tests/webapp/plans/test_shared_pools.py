@@ -89,15 +89,13 @@ def test_one_ready_host_is_enough_in_another_teams_pool(make_plan, hosts, other_
 # What the plan says
 
 
-def test_the_plan_keeps_the_speed_and_not_whose_it_is(make_plan):
+def test_the_plan_keeps_the_speed_and_not_whose_it_is(make_plan, charlie):
     request = make_plan().request
     assert request["cluster"]["device"]["id"] == "pool-default"
     assert request["cluster"]["device"]["source"] == "measured in default of Alice's team"
     assert request["host_calibration"]["host"] == "pool-default"
     assert request["host_calibration"]["factors"]["compute"]["n"] == 4
 
-
-def test_no_page_of_the_plan_names_a_host(make_plan, charlie):
     plan = make_plan()
     for tab in ("summary", "alternatives", "why"):
         assert "box-1" not in text_of(charlie, "plan-tab", plan.pk, tab).lower().replace(" ", "-")

@@ -81,7 +81,7 @@ def test_the_planner_is_asked_about_all_hosts_and_they_share_the_batch(make_plan
     assert job.attempts.count() == 2
 
 
-def test_the_policy_for_a_lost_host_goes_with_the_job(make_plan):
+def test_the_policy_for_a_lost_host_goes_with_the_job_as_far_as_it_can(make_plan):
     for chosen, kept in [
         ("shrink", "shrink"),
         ("restart", "restart"),
@@ -90,17 +90,16 @@ def test_the_policy_for_a_lost_host_goes_with_the_job(make_plan):
     ]:
         assert launch_of(make_plan(on_lost_rank=chosen)).spec.parallel.on_lost_rank == kept, chosen
 
-
-def test_a_divided_training_starts_again_where_that_was_chosen(make_plan):
     for pin in ["pipeline_parallel_size", "tensor_parallel_size"]:
         spec = launch_of(make_plan(pins={pin: 2}, on_lost_rank="restart")).spec
         assert (spec.parallel.on_lost_rank, spec.parallel.max_restarts) == ("restart", 3), pin
 
+    pins = {"tensor_parallel_size": 2}
+    spec = launch_of(in_a_folder(make_plan("generate", pins=pins, on_lost_rank="shrink"))).spec
+    assert (spec.split.method, spec.parallel.on_lost_rank) == ("tensor", "stop")
 
-def test_only_ranks_can_be_lost():
     alone, several = sharing.Spread(1, 1), sharing.Spread(1, 4)
     wanted = {"on_lost_rank": "restart"}
-
     assert sharing.policy_of(wanted, alone).on_lost_rank == "stop"
     assert sharing.policy_of(wanted, several).on_lost_rank == "restart"
     assert sharing.policy_of(wanted, alone, processes=2).on_lost_rank == "restart"
@@ -185,18 +184,10 @@ def test_a_generation_that_goes_on_without_a_lost_host_is_a_chain(make_plan, ali
     assert first.key == second.key != job.current_attempt.fence
 
 
-def test_matrices_that_are_shared_stop_with_a_lost_host(make_plan):
-    pins = {"tensor_parallel_size": 2}
-    spec = launch_of(in_a_folder(make_plan("generate", pins=pins, on_lost_rank="shrink"))).spec
-    assert (spec.split.method, spec.parallel.on_lost_rank) == ("tensor", "stop")
-
-
-def test_a_model_without_weights_cannot_be_divided(make_plan):
+def test_a_model_without_weights_or_with_batches_that_do_not_fit_cannot_be_divided(make_plan):
     note = launch_note(make_plan("generate", pins={"pipeline_parallel_size": 2}))
     assert "has no weights on the host. Choose a model whose weights are there" in note["text"]
 
-
-def test_what_does_not_run_on_a_divided_model_is_told_as_the_plans_problem(make_plan):
     plan = in_a_folder(make_plan("generate", pins={"tensor_parallel_size": 2}))
     plan.draft["workload"]["generate"]["batching"] = "packed"
     with pytest.raises(DraftProblem, match=r"split tensor runs with .* not with batching packed"):

@@ -1,22 +1,33 @@
-"""The verdict's sentence, its rows and figures, from estimates of every kind."""
+"""The verdict's sentence, rows, figures, prices and checkpoints, from estimates of every kind."""
 
 import pytest
 
 from planner import api
+from planner.api import plan
+from planner.catalog.devices import get_device
 from planner.specs.estimate import PlanRequest, Rejection
+from tests.webapp.conftest import client_of
 from webapp.core.units import NBSP
+from webapp.plans.alternatives import _short, comparison
+from webapp.plans.models import Plan
 from webapp.plans.targets import targets_of
 from webapp.plans.verdict import (
     GOAL_FIGURES,
+    MAX_ROWS,
     closest_miss,
     estimate_figures,
     figure_values,
     memory_rows,
+    memory_words,
+    price_of,
     problem_verdict,
     stored_state,
     verdict_of,
 )
 from webapp.wizard.drafts import WORKLOADS, serve_draft
+
+# The verdict's sentence, its rows and figures, from estimates of every kind
+
 
 GIB = 1024**3
 CARD = {"device": "rtx-4090"}
@@ -316,3 +327,168 @@ def test_a_figure_of_time_or_speed_has_its_value_and_one_that_does_not_apply_is_
     for name in ["written_weights_bytes", "step_seconds", "nonsense"]:
         assert figure_values(answer_of().plans[0], name) is None, name
     assert set(GOAL_FIGURES) == set(WORKLOADS)
+
+
+# Prices: of all devices together, by the hour, for the run and for a million tokens
+
+
+LLAMA_70B = "meta-llama/Llama-3.1-70B"
+
+
+def test_a_price_is_of_all_devices_and_says_so_and_its_providers_stand_apart():
+    price = price_of(answer_of(LLAMA_70B, NODE, engine="vllm").plans[0])
+    hourly = get_device("h100-sxm5-80gb").price_usd_per_hour
+    assert price.total == f"{8 * hourly:.1f}{NBSP}$ an hour for all 8 GPUs"
+    assert price.each == f"{hourly}{NBSP}$ an hour for each"
+    assert price.more[0].endswith("$ for a million tokens")
+
+    price = price_of(answer_of(LLAMA_70B, NODE, engine="vllm").plans[0])
+    assert "offers" not in str(price)
+    assert price.sources.startswith("median of 21 on-demand offers of ")
+
+
+def test_a_training_says_the_money_of_its_run_and_its_utilisation():
+    work = {**WORK["pretrain"], "tokens": 10**9}
+    answer = answer_of("HuggingFaceTB/SmolLM2-135M", CARD, work)
+    best = answer.plans[0]
+
+    price = price_of(best)
+    shown = {one.label: one.value for one in estimate_figures(best, draft_of("pretrain"))}
+
+    assert price.more[0].endswith("$ for the run")
+    assert shown["Money for the run"] == pytest.approx(best.run_cost_usd)
+    assert shown["Model FLOP utilisation"] == pytest.approx(best.performance.mfu)
+
+
+def test_hardware_without_a_price_has_none():
+    for cluster in [{"device": "rtx-3070-ti"}, {"device": "cpu-ryzen-7950x"}]:
+        answer = answer_of("HuggingFaceTB/SmolLM2-135M", cluster, SERVE)
+        assert price_of(answer.plans[0]) is None, cluster
+        assert price_of(None) is None, cluster
+
+
+# Plans on many devices stay readable: stages, axes, the evidence behind each figure
+
+
+LLAMA_405B = "meta-llama/Llama-3.1-405B"
+PRETRAIN = {
+    "kind": "train",
+    "sequence_length": 8192,
+    "global_batch_size": 1024,
+    "method": "pretrain",
+}
+MANY = {"kind": "serve", "input_tokens": 1024, "output_tokens": 256, "concurrency": 64}
+WIDE = {"tensor_parallel_size": 8, "pipeline_parallel_size": 1}
+
+
+def answered(workload, **fields):
+    base = {"model": "meta-llama/Llama-3.1-70B", "cluster": NODE, "workload": workload}
+    return plan(PlanRequest.model_validate({**base, **fields}))
+
+
+def trained(stages):
+    pins = {"pipeline_parallel_size": stages, "tensor_parallel_size": 8}
+    cluster = {**NODE, "nodes": 128}
+    return answered(PRETRAIN, model=LLAMA_405B, cluster=cluster, pins=pins, top=1).plans[0]
+
+
+def test_sixteen_stages_are_drawn_the_fullest_is_named_and_further_ones_are_said():
+    best = trained(16)
+    assert [row.label for row in memory_rows(best)] == [f"Stage {at}" for at in range(16)]
+    peaks = best.memory.per_stage_peak_bytes
+    assert f"Stage {peaks.index(max(peaks))} is the fullest." in memory_words(best)
+    assert memory_words(best).startswith("64 devices a stage.")
+
+    best = trained(32)
+    assert len(memory_rows(best)) == MAX_ROWS
+    assert "16 further stages take at most " in memory_words(best)
+
+
+def test_many_devices_alike_are_one_bar_and_a_few_a_bar_each():
+    best = answered(MANY, cluster={**NODE, "nodes": 2}, pins=WIDE).plans[0]
+    assert [row.label for row in memory_rows(best)] == ["Each"]
+    assert memory_words(best) == "The same on each of 16 devices."
+
+    best = answered(MANY, pins=WIDE).plans[0]
+    assert len(memory_rows(best)) == 8
+    assert memory_words(best) == ""
+
+
+def test_the_terms_beside_the_bars_are_of_the_fullest_and_a_label_is_short():
+    draft = serve_draft(None)
+    draft["goal"]["goal"] = "pretrain"
+    found = verdict_of(answered(PRETRAIN, model=LLAMA_405B, cluster={**NODE, "nodes": 128}), draft)
+    assert found.fullest.total_bytes == max(row.total_bytes for row in found.rows)
+
+    for value, label in [
+        (0, "0"),
+        (40, "40"),
+        (2500, "2\u202f500"),
+        (200_000, "200k"),
+        (1_500_000, "1.50M"),
+    ]:
+        assert _short(value) == label, value
+
+
+@pytest.mark.django_db
+def test_a_figure_links_to_its_equation_and_to_how_far_such_figures_are_off(team, alice):
+    kept = Plan.objects.create(team=team, owner=alice, draft=serve_draft(None))
+    page = client_of(alice).get(f"/plans/{kept.pk}/").content.decode()
+    assert f'class="prov modelled" href="/plans/{kept.pk}/why/"' in page
+    assert '<a href="/docs/accuracy">' in page
+
+
+# What a plan needs besides the stored checkpoint, in the verdict and beside each plan
+
+
+TWO_H100 = {"device": "h100-sxm5-80gb", "devices_per_node": 2}
+
+
+def starts(**more) -> str:
+    return verdict_of(answer_of(**more), draft_of()).start
+
+
+@pytest.fixture(scope="module")
+def dense():
+    """A checkpoint in 16 bits on devices with FP8 arithmetic."""
+    return answer_of("Qwen/Qwen3-32B", TWO_H100, engine="vllm")
+
+
+def test_the_stored_checkpoint_is_started_and_each_plan_says_which_one_it_needs(dense):
+    words = verdict_of(dense, draft_of()).start
+    assert words.startswith("Planned for vLLM, which starts the checkpoint as it is stored. FP8 w")
+    assert words.endswith("% faster (quantised to FP8 while loading).")
+
+    rows = comparison(dense, draft_of())
+    assert rows[0].why == "Best of those that start the checkpoint as it is stored"
+    needs = {row.words.split()[0]: row.why.rpartition("; ")[2] for row in rows[1:]}
+    assert needs["FP8"] == "quantised to FP8 while loading"
+    assert needs["INT8"] == "needs a checkpoint in INT8 (W8A8)"
+
+
+def test_a_quantised_checkpoint_starts_as_stored_or_the_verdict_says_what_it_needs():
+    for pinned, words in [
+        ({"weight_dtype": "fp8"}, "Planned for vLLM: quantised to FP8 while loading."),
+        ({"weight_dtype": "int4"}, "Planned for vLLM: needs a checkpoint in INT4 (AWQ)."),
+        (
+            {"weight_dtype": "bf16"},
+            "Planned for vLLM, which starts the checkpoint as it is stored.",
+        ),
+    ]:
+        assert starts(engine="vllm", pins=pinned) == words, pinned
+
+    model, card = "openai/gpt-oss-20b", {"device": "h100-sxm5-80gb"}
+    words = starts(model=model, cluster=card, engine="vllm")
+    assert words == "Planned for vLLM, which starts the checkpoint as it is stored."
+    words = starts(
+        cluster={"device": "apple-m3-max"}, engine="llama_cpp", pins={"weight_dtype": "int8"}
+    )
+    assert words == "Planned for llama.cpp: needs a GGUF file of type Q8_0."
+
+
+def test_without_a_request_or_where_any_checkpoint_is_converted_nothing_is_said(dense):
+    answer = answer_of()
+    assert verdict_of(answer, draft_of()).start == ""
+    assert "checkpoint" not in " ".join(row.why for row in comparison(answer, draft_of()))
+    stored = dense.model_copy(update={"request": None})
+    assert verdict_of(stored, draft_of()).start == ""

@@ -1,24 +1,36 @@
-"""What the wizard asks of a training reaches the host's document, and nothing else does."""
+"""What the wizard asks of a training reaches the host's document: data, layout and the rest."""
 
 import pytest
+from django.core.files.uploadedfile import SimpleUploadedFile
 
-from planner.specs.workload import OffloadSpec
-from runners.jobspec import FolderModel
-from runners.jobspec.train import USUAL_LEARNING_RATES
+from planner.exports.format_support import OWN_METHODS, formats_for
+from planner.search.engine import blocks_of
+from planner.search.question import questions
+from planner.search.training_space import training_blocks
+from planner.specs.estimate import PlanRequest
+from planner.specs.workload import OffloadSpec, Strategy
+from runners.jobspec import FolderModel, HostText, TrainSpec
+from runners.jobspec.base import LoraOptions
+from runners.jobspec.train import USUAL_LEARNING_RATES, LayoutOptions
+from tests.planner.asking import LLAMA_8B, MIXTRAL, TRAIN, document
+from tests.webapp.conftest import client_of
+from tests.webapp.plans.conftest import with_model
 from tests.webapp.plans.test_serving import with_gpus
+from webapp.datasets.models import Dataset
+from webapp.datasets.services import dataset_store
 from webapp.hosts.models import Host
+from webapp.jobs.calibration import is_as_planned
 from webapp.plans.errors import DraftProblem
-from webapp.plans.launching import launch_of
+from webapp.plans.launching import launch_note, launch_of
 from webapp.plans.planning import plan_compute
-from webapp.plans.training import train_spec
+from webapp.plans.training import STATE_PLACES, layout_of, train_spec
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 
 
 def test_each_optimizer_or_fused_method_reaches_the_host_with_its_usual_rate(plan_of):
     for optimizer in ["adamw", "adamw_8bit", "adafactor", "lion", "sgd"]:
-        made = plan_of("finetune", "team")
-        made.draft["workload"]["finetune"]["optimizer"] = optimizer
+        made = plan_of("finetune", "team", optimizer=optimizer)
         spec = launch_of(made).spec
         assert (spec.optimizer, spec.learning_rate) == (
             optimizer,
@@ -26,12 +38,10 @@ def test_each_optimizer_or_fused_method_reaches_the_host_with_its_usual_rate(pla
         ), optimizer
 
     for method in ["lomo", "adalomo", "qft"]:
-        made = plan_of("finetune", "team")
-        made.draft["workload"]["finetune"] |= {"method": method, "global_batch_size": 1}
+        made = plan_of("finetune", "team", method=method, global_batch_size=1)
         assert launch_of(made).spec.optimizer == method, method
 
-    made = plan_of("finetune", "team")
-    made.draft["workload"]["finetune"] |= {"optimizer": "lion", "optimizer_offload": "disk"}
+    made = plan_of("finetune", "team", optimizer="lion", optimizer_offload="disk")
     with pytest.raises(DraftProblem, match="the optimizer is lion; choose adamw"):
         launch_of(made)
 
@@ -48,35 +58,29 @@ def test_what_waits_elsewhere_and_is_computed_again_reaches_the_host(plan_of):
     assert spec.activation_recomputation == "full"
 
 
-def test_integers_reach_the_host(plan_of):
+def test_integers_and_moments_on_disk_reach_the_host(plan_of):
     for fields, expected in [
         ({"method": "alphatuning"}, ("alphatuning", 4)),
         ({"method": "full", "rounding": "8"}, ("qat", 8)),
     ]:
-        made = plan_of("finetune", "team")
-        made.draft["workload"]["finetune"] |= fields
+        made = plan_of("finetune", "team", **fields)
         found = launch_of(made).spec.quantized
         assert (found.method, found.bits) == expected, fields
 
-
-def test_moments_that_the_plan_has_on_disk_wait_there(plan_of):
     for planned, where in [("nvme", "disk"), ("none", "none")]:
         made = plan_of("finetune", "team")
         best = launch_of(made).best
         offload = OffloadSpec(optimizer=planned)
         placed = best.strategy.model_copy(update={"offload": offload})
-
         spec = train_spec(
             made.draft, FolderModel(path="m"), best.model_copy(update={"strategy": placed})
         )
-
         assert spec.optimizer_offload == where, planned
 
 
 def test_products_in_8_bit_floats_are_taken_only_when_they_are_chosen(plan_of):
     for asked, computes in [("auto", {"fp32", "bf16"}), ("fp8", {"fp8"})]:
-        made = plan_of("pretrain", "demo")
-        made.draft["workload"]["pretrain"] |= {"products": asked}
+        made = plan_of("pretrain", "demo", products=asked)
 
         launch = launch_of(made)
 
@@ -88,16 +92,14 @@ def test_products_in_8_bit_floats_are_taken_only_when_they_are_chosen(plan_of):
 
 def test_kernels_that_were_chosen_reach_plan_and_host(plan_of):
     for way in ["eager", "flash", "auto"]:
-        made = plan_of("finetune", "team")
-        made.draft["workload"]["finetune"] |= {"attention": way, "training_step": "compiled"}
+        made = plan_of("finetune", "team", attention=way, training_step="compiled")
         launch = launch_of(made)
         assert (launch.spec.attention, launch.spec.compiled) == (way, True), way
         assert launch.best.strategy.attention == ("eager" if way == "eager" else "flash"), way
 
 
 def test_attention_by_blocks_reaches_a_host_with_a_gpu_and_no_other(plan_of):
-    made = plan_of("pretrain", "demo")
-    made.draft["workload"]["pretrain"] |= {"attention": "flex"}
+    made = plan_of("pretrain", "demo", attention="flex")
     with pytest.raises(DraftProblem, match=r"no backward pass of FlexAttention on .*choose flash"):
         launch_of(made)
 
@@ -126,8 +128,7 @@ def test_growing_lengths_reach_the_host_with_the_plans_tokens(plan_of):
 
 def test_validations_without_gain_end_a_training_if_asked(plan_of):
     for said, waits in [("never", None), ("2", 2), ("", None), ("3", 3)]:
-        made = plan_of("pretrain", "demo")
-        made.draft["workload"]["pretrain"] |= {"early_stop": said}
+        made = plan_of("pretrain", "demo", early_stop=said)
         assert launch_of(made).spec.early_stop_validations == waits, said
 
 
@@ -181,10 +182,317 @@ def test_tokens_become_steps_of_no_more_than_a_batch(plan_of):
             "sequence_length": sequence,
             "global_batch_size": batch,
         }
-        assert launch_of(made).spec.max_steps == steps, (million, sequence, batch)
+        spec = launch_of(made).spec
+        assert spec.max_steps == steps, (million, sequence, batch)
+        assert spec.time_budget_seconds is None
 
     for batch in [1, 2, 3, 7, 8, 12]:
-        made = plan_of("pretrain", "demo")
-        made.draft["workload"]["pretrain"]["global_batch_size"] = batch
+        made = plan_of("pretrain", "demo", global_batch_size=batch)
         spec = launch_of(made).spec
         assert spec.micro_batch_size * spec.gradient_accumulation_steps <= batch, batch
+
+
+# What a training plan reads: from the wizard's step to the document that the host runs
+
+
+CONTENT = b"".join(
+    b'{"instruction": "Say %d.", "output": "It is %d."}\n' % (n, n) for n in range(9)
+)
+
+
+def upload(content=CONTENT):
+    return SimpleUploadedFile("asked.jsonl", content)
+
+
+@pytest.fixture(autouse=True)
+def _folder(settings, tmp_path):
+    settings.DATASETS_DIR = tmp_path / "datasets"
+
+
+@pytest.fixture
+def dataset(team, alice) -> Dataset:
+    return dataset_store(team=team, by=alice, upload=upload())
+
+
+@pytest.fixture
+def plan(demo_plan, trained):
+    found = with_model(demo_plan, trained, "finetune")
+    return choose(found, sequence_length=64, million_tokens=0.01)
+
+
+def choose(plan, **values):
+    plan.draft["workload"]["finetune"] |= values
+    plan.save()
+    return plan
+
+
+def test_the_hosts_own_text_a_chosen_file_or_a_path_reaches_the_job(plan, dataset):
+    spec = launch_of(plan).spec
+    assert spec.data == HostText()
+    assert is_as_planned(spec)
+    assert "on its own text" in launch_note(plan)["text"]
+
+    choose(plan, data_source="upload", dataset=dataset.pk, rows="padded", too_long="leave_out")
+    spec = launch_of(plan).spec
+    assert (spec.data.dataset_id, spec.data.sha256) == (dataset.pk, dataset.sha256)
+    assert spec.data.format == "instruction"
+    assert (spec.samples.rows, spec.samples.too_long) == ("padded", "leave_out")
+    assert "on the uploaded asked.jsonl" in launch_note(plan)["text"]
+
+    choose(plan, data_source="file", data_path="data/mine.jsonl", data_format="chat")
+    spec = launch_of(plan).spec
+    assert (spec.data.path, spec.data.format) == ("data/mine.jsonl", "chat")
+    assert is_as_planned(spec)  # once it has read them: its rows have lengths of their own
+    assert not is_as_planned(spec.model_copy(update={"objective": "classification"}))
+
+
+def test_what_was_chosen_and_is_gone_or_foreign_is_the_plans_problem(plan, dataset, other_team):
+    for values in [
+        {"data_source": "upload", "dataset": "gone"},
+        {"data_source": "file", "data_path": ""},
+    ]:
+        with pytest.raises(DraftProblem, match=r"it was deleted|cannot be read"):
+            launch_of(choose(plan, **values))
+
+    Dataset.objects.filter(pk=dataset.pk).update(team=other_team)
+    with pytest.raises(DraftProblem, match="it was deleted"):
+        launch_of(choose(plan, data_source="upload", dataset=dataset.pk))
+
+
+def test_an_upload_in_the_wizard_is_chosen_and_shown(plan, alice):
+    client = client_of(alice)
+
+    answer = client.post(f"/plans/{plan.pk}/upload/", {"file": upload()})
+
+    plan.refresh_from_db()
+    values = plan.draft["workload"]["finetune"]
+    assert answer["Location"] == f"/plans/{plan.pk}/edit/workload/"
+    assert values["data_source"] == "upload"
+    assert values["dataset"] == Dataset.objects.get().pk
+    html = client.get(answer["Location"]).content.decode()
+    assert "9 records · instruction" in html
+    assert "It is 2." in html
+
+
+MIXTURE = {
+    "data_source": "mixed", "mix_source_1": "host", "mix_weight_1": "3", "mix_source_3": "file",
+    "mix_path_3": " notes/a.txt ", "mix_weight_3": "0.5",
+}  # fmt: skip
+
+
+def saved(client, plan, changes):
+    """Post the workload step as a browser would, with some controls changed."""
+    url = f"/plans/{plan.pk}/edit/workload/"
+    form = client.get(url).context["form"]
+    shown = {each.html_name: each.value() for each in form if each.value() is not None}
+    return client.post(url, {**shown, **changes})
+
+
+def test_sources_that_are_mixed_by_weight_reach_the_job(plan, alice, dataset):
+    client = client_of(alice)
+    third = {"mix_source_4": dataset.pk, "mix_weight_4": "1.5"}
+
+    assert saved(client, plan, MIXTURE | third).status_code == 302
+
+    plan.refresh_from_db()
+    spec = launch_of(plan).spec
+    assert [part.weight for part in spec.data.parts] == [3.0, 0.5, 1.5]
+    own, file, uploaded = (part.data for part in spec.data.parts)
+    assert (own, file.path, uploaded.sha256) == (HostText(), "notes/a.txt", dataset.sha256)
+    words = launch_note(plan)["text"].replace("\N{NO-BREAK SPACE}", " ")
+    assert "on 60 % its own text and 10 % its file notes/a.txt and 30 % the uploaded" in words
+    page = client.get(f"/plans/{plan.pk}/edit/workload/").content.decode()
+    assert 'value="mixed" checked' in page
+    assert 'value="notes/a.txt"' in page
+
+
+MOVING = {"mix_weights": "dynamic", "mix_every": "25", "mix_reference_3": "2.5"}
+
+
+def test_weights_that_follow_the_losses_reach_the_job_and_its_words(plan, alice):
+    client = client_of(alice)
+
+    assert saved(client, plan, MIXTURE | MOVING).status_code == 302
+
+    plan.refresh_from_db()
+    data = launch_of(plan).spec.data
+    assert (data.weights, data.update_every_steps) == ("dynamic", 25)
+    assert [part.reference_loss for part in data.parts] == [None, 2.5]
+    words = launch_note(plan)["text"].replace("\N{NO-BREAK SPACE}", " ")
+    assert "on at first 86 % its own text and 14 % its file notes/a.txt by weights that" in words
+    page = client.get(f"/plans/{plan.pk}/edit/workload/").content.decode()
+    assert 'name="mix_weights" value="dynamic" checked' in page
+    # Fixed ones follow nothing, whatever still stands in the fields that are folded away then.
+    assert saved(client, plan, {"mix_weights": "fixed"}).status_code == 302
+    plan.refresh_from_db()
+    assert launch_of(plan).spec.data.parts[1].reference_loss is None
+
+
+def test_a_step_that_lacks_something_or_a_mixture_that_cannot_be_is_refused_by_its_field(
+    plan, alice
+):
+    for changes, field, said in [
+        (MOVING | {"mix_every": ""}, "mix_every", "Say after how many steps they move"),
+        (MOVING | {"mix_every": "0"}, "mix_every", "Steps between two moves is 0. It must be"),
+        (
+            MOVING | {"mix_reference_3": "-1"},
+            "mix_reference_3",
+            "Reference loss of source 3 is -1.0. It must be a number from 0 to 20.",
+        ),
+        (MOVING | {"mix_weights": "fast"}, "mix_weights", "not one of the available choices"),
+        ({"mix_source_3": ""}, "mix_source_1", "1 of these rows name a source. Choose at least 2"),
+        ({"mix_weight_3": ""}, "mix_weight_3", "Give it a weight, for example 1."),
+        ({"mix_weight_3": "0"}, "mix_weight_3", "Weight of source 3 is 0.0. It must be"),
+        ({"mix_weight_1": "much"}, "mix_weight_1", "It must be a number from 0.001 to 1000."),
+        ({"mix_path_3": ""}, "mix_path_3", "Name the file."),
+        ({"mix_path_3": "../a.txt"}, "mix_path_3", "may not climb"),
+        ({"mix_path_3": "a.csv"}, "mix_path_3", "end in .jsonl, .parquet or .txt"),
+        ({"mix_source_3": "gone"}, "mix_source_3", "not one of the available"),
+        ({"mix_source_2": "host", "mix_weight_2": "1"}, "mix_source_2", "is already listed"),
+    ]:
+        answer = saved(client_of(alice), plan, MIXTURE | changes)
+        assert answer.status_code == 422, (changes, field)
+        assert said in " ".join(answer.context["form"].errors[field]), (changes, field)
+
+    for changes, field, said in [
+        ({"data_source": "file"}, "data_path", "Name the file."),
+        ({"data_source": "file", "data_path": "../a.jsonl"}, "data_path", "may not climb"),
+        (
+            {"data_source": "file", "data_path": "a.feather"},
+            "data_path",
+            "end in .jsonl, .parquet or .txt",
+        ),
+        (
+            {"data_source": "file", "data_path": "a.csv"},
+            "data_path",
+            "end in .jsonl, .parquet or .txt",
+        ),
+        ({"data_source": "upload"}, "dataset", "Choose a file, or upload one."),
+        ({"data_source": "upload", "dataset": "other"}, "dataset", "not one of the available"),
+    ]:
+        answer = saved(client_of(alice), plan, changes)
+        assert answer.status_code == 422, (changes, field)
+        assert said in " ".join(answer.context["form"].errors[field]), (changes, field)
+
+
+def test_a_bad_upload_in_the_wizard_changes_no_plan(plan, alice):
+    answer = client_of(alice).post(f"/plans/{plan.pk}/upload/", {"file": upload(b"{\n")})
+    plan.refresh_from_db()
+    assert answer.status_code == 422
+    assert plan.draft["workload"]["finetune"].get("data_source", "host") == "host"
+
+
+# A plan's sizes become the trainer's layout; what it does not run is refused by name
+
+
+COPIES = {"data_parallel_size": 2}
+
+
+def test_whole_copies_need_no_layout_and_stages_of_unlike_devices_hold_their_layers():
+    for strategy in [
+        {},
+        COPIES,
+        {"zero_stage": 3},
+        {"sequence_parallel": True, "pipeline_schedule": "gpipe", "virtual_pipeline_size": 1},
+    ]:
+        assert layout_of(Strategy(**strategy)) is None, strategy
+
+    for planned, named in [((9, 7), (9, 7)), ((8, 8), None), ((9, 8), None), (None, None)]:
+        strategy = Strategy(pipeline_parallel_size=2)
+        assert layout_of(strategy, planned).pipeline_layers == named, planned
+
+
+def test_each_size_of_a_plan_is_the_layouts():
+    interleaved = {"pipeline_schedule": "interleaved", "virtual_pipeline_size": 2}
+    for sizes in (
+        {**COPIES, "zero_stage": 2},
+        {"data_parallel_size": 4, "zero_stage": 3, "zero_shard_size": 2},
+        {"tensor_parallel_size": 2, "sequence_parallel": True},
+        {"pipeline_parallel_size": 2, **interleaved},
+        {"context_parallel_size": 2},
+        {**COPIES, "expert_parallel_size": 2},
+        {**COPIES, "synchronization_interval_steps": 8},
+    ):
+        assert layout_of(Strategy(**sizes)) == LayoutOptions(**sizes), sizes
+    compressed = layout_of(Strategy(**COPIES, gradient_compression_ratio=4.0))
+    assert compressed == LayoutOptions(**COPIES, gradient_compression="int8")
+
+
+def test_what_the_trainer_does_not_run_is_told_as_the_plans_problem():
+    for sizes, why in (
+        ({"gradient_compression_ratio": 3.0},
+         "gradient_compression_ratio is 3; .* 2 .bf16. or 4 .int8."),
+        ({"zero_stage": 2, "pipeline_parallel_size": 2},
+         "zero_stage is 2 and pipeline_parallel_size 2"),
+        ({"expert_parallel_size": 2, "tensor_parallel_size": 2},
+         "expert_parallel_size is 2 and tensor_parallel_size 2"),
+    ):  # fmt: skip
+        with pytest.raises(DraftProblem, match=why) as problem:
+            layout_of(Strategy(**COPIES, **sizes))
+        assert problem.value.field == next(iter(sizes)), sizes
+
+
+# Every layout that is searched for a training runs: as a job of the host, or by an export
+
+
+CASES = [
+    ("full", None),
+    ("full", "adamw_8bit"),
+    ("full", "sgd"),
+    ("lora", None),
+    ("qlora", None),
+    ("qft", None),
+    ("lomo", None),
+]
+MOST = 64  # strategies of a block: its layouts differ most at its start
+
+
+def searched(engine, case, model):
+    method, optimizer = case
+    workload = {**TRAIN, "global_batch_size": 4, "method": method, "optimizer": optimizer}
+    fields = {"engine": engine, "devices": 4, "model": model, "workload": workload}
+    question = next(questions(PlanRequest.model_validate(document(**fields))))
+    last = training_blocks(question, question.request.workload, last_resort=True)
+    return question, [
+        block.strategy(row)
+        for block in (*blocks_of(question), *last)
+        for row in range(len(block.cells[:MOST]))
+    ]
+
+
+def run_by_trainer(strategy, case):
+    """Return the job of a layout; it raises where the trainer refuses it."""
+    method, optimizer = case
+    adapters = LoraOptions(base_dtype="nf4" if method == "qlora" else "compute")
+    offload = strategy.offload.optimizer if strategy.offload else "none"
+    return TrainSpec(
+        model=FolderModel(path="model"),
+        gradient_accumulation_steps=strategy.data_parallel_size if method == "full" else 1,
+        optimizer=optimizer or (method if method in {"lomo", "qft"} else "adamw"),
+        lora=adapters if "lora" in method else None,
+        optimizer_offload=STATE_PLACES[offload],
+        layout=layout_of(strategy),
+    )
+
+
+@pytest.mark.parametrize("model", [LLAMA_8B, MIXTRAL])
+def test_what_is_searched_for_slipways_trainer_is_a_job_of_it(model):
+    for case in CASES:
+        _, strategies = searched("torch", case, model)
+        assert strategies, case
+        for strategy in strategies:
+            run_by_trainer(strategy, case)
+
+
+@pytest.mark.parametrize("engine", [None, "transformers", "deepspeed"])
+@pytest.mark.parametrize("model", [LLAMA_8B, MIXTRAL])
+def test_what_is_searched_otherwise_is_a_job_or_an_export(engine, model):
+    """A tool that lacks the method is not asked: what it would take is costed all the same."""
+    for case in CASES:
+        question, strategies = searched(engine, case, model)
+        if engine is not None and case[0] in OWN_METHODS:
+            continue
+        for strategy in strategies:
+            if not formats_for(question.case, strategy, engine):
+                assert engine is None, (case, strategy)
+                run_by_trainer(strategy, case)

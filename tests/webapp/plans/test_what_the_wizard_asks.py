@@ -1,4 +1,4 @@
-"""A draft of the wizard as the planner's question: each choice becomes what its words say."""
+"""A draft of the wizard as the planner's question and in words: each choice as it says."""
 
 import copy
 import itertools
@@ -7,15 +7,30 @@ import re
 import pytest
 
 from planner.specs.estimate import PlanRequest
+from planner.specs.workload import Strategy
 from tests.webapp.conftest import client_of
+from webapp.core.units import NBSP, THIN, TIMES
+from webapp.core.wording import capitalised
 from webapp.hosts.models import Host
 from webapp.modelhub.models import TeamModel
 from webapp.modelhub.shapes import demo_config
 from webapp.plans.errors import DraftProblem
 from webapp.plans.models import Plan
+from webapp.plans.planning import plan_compute
 from webapp.plans.questions import draft_shape, question_of
-from webapp.wizard.drafts import GOALS
-from webapp.wizard.forms import SLOS
+from webapp.plans.words import (
+    FIELD_WORDS,
+    device_words,
+    dtype_words,
+    hardware_words,
+    model_words,
+    plan_title,
+    strategy_words,
+    workload_words,
+)
+from webapp.wizard.drafts import GOALS, draft_begin, serve_draft, suggestion_apply
+from webapp.wizard.forms import SLOS, GoalForm, HardwareForm, ModelForm, PinsForm
+from webapp.wizard.workload_forms import WORKLOAD_FORMS
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 
@@ -175,16 +190,6 @@ def test_a_host_is_asked_about_as_it_was_measured_and_again_where_it_was_not(pla
     assert (problem.field, problem.is_passing) == ("choice", True)
 
 
-def test_another_teams_host_is_refused_like_one_that_is_gone(plan, host, other_team):
-    Host.objects.filter(pk=host.pk).update(team=other_team)
-    foreign = refusal(plan)
-    Host.objects.filter(pk=host.pk).delete()
-
-    assert refusal(plan) == foreign
-    assert foreign.field == "choice"
-    assert "Choose another" in str(foreign)
-
-
 # Models
 
 
@@ -198,14 +203,21 @@ def test_a_catalog_model_is_asked_by_its_name_and_a_config_as_it_was_pasted(plan
         assert asked(plan, "serve").model == config, source
 
 
-def test_another_teams_model_is_refused_like_one_that_is_gone(plan, other_team):
+def test_another_teams_host_or_model_is_refused_like_one_that_is_gone(plan, other_team, host):
     model = TeamModel.objects.create(team=other_team, name="theirs", config=demo_config())
-    plan.draft["model"] = {"source": "team", "team_model": model.pk}
+    usual, plan.draft["model"] = plan.draft["model"], {"source": "team", "team_model": model.pk}
     foreign = refusal(plan)
     model.delete()
-
     assert refusal(plan) == foreign
     assert (foreign.field, draft_shape(plan)) == ("model", None)
+
+    plan.draft["model"] = usual
+    Host.objects.filter(pk=host.pk).update(team=other_team)
+    foreign = refusal(plan)
+    Host.objects.filter(pk=host.pk).delete()
+    assert refusal(plan) == foreign
+    assert foreign.field == "choice"
+    assert "Choose another" in str(foreign)
 
 
 def test_the_shape_of_a_draft_is_that_of_its_model_if_it_is_there(plan):
@@ -234,3 +246,160 @@ def test_a_refused_value_is_said_with_its_field_on_the_page_too(plan, alice):
     answer = client_of(alice).get(f"/plans/{plan.pk}/")
     assert answer.status_code == 200
     assert "concurrency: Input should be greater than 0 (it is 0)." in answer.content.decode()
+
+
+# Drafts, strategies, hardware and formats in words
+
+
+def spaced(words: str) -> str:
+    return words.replace("_", THIN).replace("~", NBSP).replace("*", TIMES)
+
+
+@pytest.fixture
+def draft():
+    return serve_draft(None)
+
+
+def test_a_strategy_is_said_by_what_is_special_about_it():
+    for fields, words in [
+        ({"weight_dtype": "bf16"}, "BF16 weights"),
+        ({"weight_dtype": "int4"}, "INT4 weights"),
+        ({"weight_dtype": "int8", "kv_cache_dtype": "fp8"}, "INT8 weights · FP8 KV cache"),
+        (
+            {"weight_dtype": "bf16", "kv_cache_dtype": "bf16", "activation_dtype": "bf16"},
+            "BF16 weights",
+        ),
+        ({"weight_dtype": "bf16", "tensor_parallel_size": 1}, "BF16 weights"),
+        (
+            {"weight_dtype": "fp8", "tensor_parallel_size": 8, "pipeline_parallel_size": 2},
+            "FP8 weights · tensor parallel * 8 · pipeline parallel * 2",
+        ),
+        ({"weight_dtype": "bf16", "zero_stage": 3}, "BF16 weights · ZeRO-3"),
+        ({"weight_dtype": "bf16", "zero_stage": 0}, "BF16 weights"),
+        (
+            {"weight_dtype": "bf16", "gradient_accumulation_steps": 16},
+            "BF16 weights · 16 accumulation steps",
+        ),
+        (
+            {"weight_dtype": "fp32", "activation_recomputation": "full"},
+            "FP32 weights · full recomputation",
+        ),
+        ({"weight_dtype": "fp32", "activation_recomputation": "none"}, "FP32 weights"),
+        (
+            {"weight_dtype": "bf16", "offload": {"optimizer": "nvme", "weights_disk": 1.0}},
+            "BF16 weights · 100% of weights on disk · optimiser on disk",
+        ),
+        (
+            {"weight_dtype": "bf16", "offload": {"optimizer": "cpu", "activations_cpu": 0.5}},
+            "BF16 weights · 50% of activations in host memory · optimiser in host memory",
+        ),
+        (
+            {"weight_dtype": "int4", "offload": {"kv_disk": 0.25, "weights_cpu": 1.0}},
+            "INT4 weights · 100% of weights in host memory · 25% of KV cache on disk",
+        ),
+    ]:
+        assert strategy_words(Strategy.model_validate(fields)) == spaced(words), fields
+
+
+def test_a_workload_is_said_in_a_few_words(draft):
+    for goal, changes, words in [
+        ("serve", {"concurrency": 1}, "1 person · 1_280 tokens each"),
+        ("serve", {"concurrency": 16, "input_tokens": 131_072}, "16 people · 131_328 tokens each"),
+        ("generate", {"batch_size": 32}, "batch of 32"),
+        ("pretrain", {"time_budget_minutes": 2.0}, "2 * 256 tokens · 2 min"),
+        ("pretrain", {"time_budget_minutes": 40 / 60}, "2 * 256 tokens · 40 s"),
+        ("pretrain", {"time_budget_minutes": 90.5}, "2 * 256 tokens · 1 h 30 min"),
+        ("pretrain", {"time_budget_minutes": 4000}, "2 * 256 tokens · 2 d 18 h"),
+        ("finetune", {"million_tokens": 10.0}, "16 * 2_048 tokens · 10.0~M tokens"),
+        ("finetune", {"million_tokens": 1e6}, "16 * 2_048 tokens · 1.00~T tokens"),
+        ("finetune", {"million_tokens": 0.2048}, "16 * 2_048 tokens · 205~k tokens"),
+        ("compress", {"method": "awq"}, "AWQ"),
+        ("compress", {"method": "int4_weight_only"}, "4-bit weights"),
+    ]:
+        draft["goal"]["goal"] = goal
+        draft["workload"][goal] |= changes
+        assert workload_words(draft) == spaced(words), (goal, changes)
+
+
+def test_a_model_is_called_by_its_short_name(draft):
+    for model, words in [
+        ({"source": "demo"}, "Slipway demo"),
+        ({"source": "catalog", "catalog_id": "meta-llama/Llama-3.1-8B"}, "Llama 3.1 8B"),
+        ({"source": "folder", "path": "models/tiny/"}, "tiny"),
+        ({"source": "folder", "path": ""}, "folder"),
+        ({"source": "config", "config": {"model_type": "llama"}}, "llama"),
+        ({"source": "config", "config": {"_name_or_path": "org/x", "model_type": "l"}}, "org/x"),
+        ({"source": "config", "config": {}}, "pasted config"),
+        ({"source": "team", "team_model": "1"}, "a model of the team"),
+    ]:
+        draft["model"] = model
+        assert model_words(draft) == words, model
+
+
+def test_hardware_is_said_by_number_and_name_or_its_own(draft):
+    for changes, words in [
+        ({"device": "rtx-4090"}, "RTX 4090"),
+        ({"device": "h100-sxm5-80gb", "devices_per_node": 8}, "8 * H100 SXM5 80GB"),
+        ({"device": "h100-sxm5-80gb", "devices_per_node": 8, "nodes": 2}, "16 * H100 SXM5 80GB"),
+        ({"device": "a-card-that-left-the-catalog"}, "a-card-that-left-the-catalog"),
+    ]:
+        draft = serve_draft(None)
+        draft["hardware"] |= changes
+        assert hardware_words(draft) == spaced(words), changes
+    assert hardware_words(draft, "Box") == "Box"
+    assert device_words("rtx-4090") == "RTX 4090"
+
+
+def test_a_plans_own_name_fits_its_column(draft):
+    for goal in GOALS:
+        draft["goal"]["goal"] = goal
+        assert len(plan_title(draft, "m" * 200, "h" * 200)) == 120, goal
+
+
+def test_a_dtype_is_said_as_people_say_it_and_only_a_first_letter_raised():
+    for dtype, words in [("bf16", "BF16"), ("int4", "INT4"), ("mxfp4", "MXFP4"), (None, "")]:
+        assert dtype_words(dtype) == words, dtype
+
+    assert capitalised("needs vLLM") == "Needs vLLM"
+    assert capitalised("") == ""
+
+
+def test_fields_are_named_as_the_wizards_forms_label_them():
+    forms = [GoalForm, HardwareForm, PinsForm, ModelForm, *WORKLOAD_FORMS.values()]
+    labels = {name: str(field.label) for form in forms for name, field in form.base_fields.items()}
+    assert {name: labels[name] for name in FIELD_WORDS} == FIELD_WORDS
+
+
+# A limit on what the planner may fill of each device: asked for, kept, lifted
+
+
+@pytest.fixture
+def limited(team, alice, host):
+    return draft_begin(team=team, owner=alice, preset="demo", model=None)
+
+
+def test_a_limit_is_a_constraint_on_the_peak_until_it_is_lifted(limited):
+    assert question_of(limited).request.constraints == {}
+
+    limited.draft["hardware"]["memory_limit_gib"] = 0.5
+    answer = plan_compute(limited)
+    assert all(each.memory.per_device_peak_bytes <= 2**29 for each in answer.plans)
+    assert limited.request["constraints"] == {"per_device_peak_bytes": {"max": 2**29}}
+
+    limited.draft["hardware"]["memory_limit_gib"] = 0.5
+    left = suggestion_apply(limited.draft, {"constraints": {}})
+    assert (left, limited.draft["hardware"]["memory_limit_gib"]) == ([], None)
+
+
+def test_the_hardware_step_asks_for_it_and_refuses_what_is_no_size(limited, alice):
+    sent = {"choice": limited.draft["hardware"]["choice"], "device": "rtx-4090"}
+    sent |= {"devices_per_node": 1, "nodes": 1, "memory_limit_gib": "1.5"}
+    client_of(alice).post(f"/plans/{limited.pk}/edit/hardware/", sent)
+    limited.refresh_from_db()
+    assert limited.draft["hardware"]["memory_limit_gib"] == 1.5
+
+    sent = {"choice": "catalog", "device": "rtx-4090", "devices_per_node": 1, "nodes": 1}
+    answer = client_of(alice).post(
+        f"/plans/{limited.pk}/edit/hardware/", {**sent, "memory_limit_gib": "-1"}
+    )
+    assert (answer.status_code, b"Fill at most is -1" in answer.content) == (422, True)

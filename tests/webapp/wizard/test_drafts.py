@@ -40,9 +40,6 @@ from webapp.wizard.steps import (
 )
 from webapp.wizard.workload_forms import COMPRESSIONS, WORKLOAD_FORMS
 
-# How a draft begins: presets, and what a newcomer starts from
-
-
 pytestmark = pytest.mark.django_db
 
 

@@ -10,9 +10,6 @@ from webapp.modelhub.models import TeamModel
 from webapp.modelhub.shapes import demo_config
 from webapp.wizard.drafts import draft_begin
 
-# What people paste and scripts send: every form refuses in words, none ever breaks
-
-
 pytestmark = pytest.mark.django_db(databases="__all__")
 CONFIG = demo_config()
 

@@ -13,9 +13,6 @@ from webapp.modelhub.models import TeamModel
 from webapp.modelhub.shapes import demo_config
 from webapp.wizard.forms import device_choices, parse_config, read_upload
 
-# The model step: the catalog, a config, a folder, a model of the team
-
-
 pytestmark = pytest.mark.django_db
 CONFIG = json.dumps(demo_config())
 

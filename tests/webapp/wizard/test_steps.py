@@ -15,9 +15,6 @@ from webapp.plans.launching import launch_of
 from webapp.plans.planning import current_answer, plan_keep
 from webapp.wizard.drafts import GOALS
 
-# The steps: working defaults, saved after each change, errors beside their fields
-
-
 pytestmark = pytest.mark.django_db(databases="__all__")
 
 

@@ -8,9 +8,6 @@ from tests.webapp.conftest import client_of
 from webapp.hosts.checks import processor_words
 from webapp.plans.planning import current_answer
 
-# The rail: what it says after a change, and the chips that change the draft
-
-
 pytestmark = pytest.mark.django_db(databases="__all__")
 
 
@@ -57,14 +54,10 @@ def too_large(walk):
     return walker
 
 
-def test_what_does_not_fit_says_by_how_much_and_an_older_verdict_offers_nothing(too_large):
+def test_what_does_not_fit_says_by_how_much(too_large):
     verdict = too_large.page("review").context["verdict"]
     assert verdict.state == "does-not-fit"
     assert "GiB over at best" in verdict.sentence
-
-    url = f"/plans/{too_large.plan_id}/suggestion/"
-    page = too_large.client.post(url, {"suggestion": "99", "step": "goal"}, follow=True)
-    assert "older verdict" in page.content.decode()
 
 
 def test_every_suggestion_when_pressed_really_fits(too_large):
