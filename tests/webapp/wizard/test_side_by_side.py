@@ -115,7 +115,7 @@ def test_its_plan_says_in_words_what_happens_and_that_an_encoder_is_not_served(p
     assert "labels of texts" in note["text"]
     assert "random" not in note["text"]
 
-    plan.draft["goal"]["goal"] = "serve"
+    plan.draft["goal"]["goal"], plan.answer = "serve", {}
     assert "trained and predicts no text" in launch_note(plan)["text"]
 
 
