@@ -16,7 +16,10 @@ from tests.stack import ROOT
 from tests.system.faults import test_postgres_killed as killed
 
 pytestmark = killed.pytestmark
-RACE = "tests/webapp/queue/test_machine_race.py"
+RACE = (
+    "tests/webapp/queue/test_one_machine.py"
+    "::test_a_scheduler_waits_for_another_that_gives_the_same_machine_out"
+)
 INDEXES = "tests/webapp/core/test_page_indexes.py"
 PARTS = ["tests/webapp/audit", "tests/webapp/core/test_pruning.py", RACE, INDEXES]
 ASKS = """

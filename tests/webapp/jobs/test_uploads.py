@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.webapp.conftest import batch_of
+from tests.webapp.jobs.undone import undone
 from webapp.core.problems import (
     BusyProblem,
     ConflictProblem,
@@ -66,18 +67,19 @@ def test_the_last_byte_of_the_last_file_completes_the_artefact(find):
     for path, data in BODIES.items():
         assert not is_complete()
         send(find(path), data)
-
     assert is_complete()
 
 
-@pytest.mark.parametrize("cut", [1, 255, 5000, len(WEIGHTS) - 1])
-def test_a_file_goes_on_where_it_was_cut_off(find, cut):
-    send(find("model.safetensors"), WEIGHTS[:cut])
-    file = find("model.safetensors")
-
-    assert artefacts.received_bytes(file) == cut
-    assert send(file, WEIGHTS[cut:], cut) == len(WEIGHTS)
-    assert file.target.read_bytes() == WEIGHTS
+def test_a_file_goes_on_where_it_was_cut_off(find):
+    for cut in (1, 255, 5000, len(WEIGHTS) - 1):
+        with undone(cut):
+            send(find("model.safetensors"), WEIGHTS[:cut])
+            file = find("model.safetensors")
+            assert artefacts.received_bytes(file) == cut
+            assert not file.target.exists()  # before its digest is checked
+            assert send(file, WEIGHTS[cut:], cut) == len(WEIGHTS)
+            assert file.target.read_bytes() == WEIGHTS
+        file.target.unlink()
 
 
 def test_a_file_whose_check_was_cut_off_is_checked_when_its_host_asks(find):
@@ -85,7 +87,6 @@ def test_a_file_whose_check_was_cut_off_is_checked_when_its_host_asks(find):
         send(find(path), BODIES[path])
     file = find("model.safetensors")
     file.partial.write_bytes(WEIGHTS)
-
     assert artefacts.received_bytes(file) == len(WEIGHTS)
     assert file.target.read_bytes() == WEIGHTS
     assert is_complete()
@@ -95,7 +96,6 @@ def test_a_damaged_file_whose_check_was_cut_off_starts_again(find):
     send(find("config.json"), b"{}")
     file = find("model.safetensors")
     file.partial.write_bytes(b"x" * len(WEIGHTS))
-
     assert artefacts.received_bytes(file) == 0
     assert send(file, WEIGHTS) == len(WEIGHTS)
 
@@ -104,36 +104,23 @@ def test_an_artefact_whose_last_note_was_cut_off_is_completed_when_its_host_asks
     for path, data in BODIES.items():
         send(find(path), data)
     Artefact.objects.update(is_complete=False)
-
     artefacts.received_bytes(find("config.json"))
-
     assert is_complete()
 
 
-def test_asking_completes_nothing_that_is_not_there(find):
+def test_a_whole_file_that_is_sent_again_stays_as_it_is_and_asking_completes_no_other(find):
     send(find("config.json"), b"{}")
-
     artefacts.received_bytes(find("config.json"))
-
     assert not is_complete()
-
-
-def test_a_whole_file_that_is_sent_again_stays_as_it_is(find):
-    send(find("config.json"), b"{}")
-
     assert send(find("config.json"), b"xx") == 2
     assert find("config.json").target.read_bytes() == b"{}"
 
 
-def test_a_part_beyond_what_is_here_is_not_taken(find):
+def test_a_part_that_is_too_long_or_beyond_what_is_here_is_not_taken(find):
     assert send(find("model.safetensors"), WEIGHTS[9:], 9) == 0
     assert artefacts.received_bytes(find("model.safetensors")) == 0
-
-
-def test_a_part_that_is_too_long_leaves_what_was_there(find):
     file = find("model.safetensors")
     send(file, WEIGHTS[:100])
-
     with pytest.raises(TooLargeProblem, match="At most"):
         send(file, WEIGHTS, 100)
     assert artefacts.received_bytes(file) == 100
@@ -145,15 +132,8 @@ def test_another_digest_is_refused_by_the_files_name(find):
     assert artefacts.received_bytes(find("config.json")) == 0
 
 
-def test_a_file_is_not_there_before_its_digest_is_checked(find):
-    send(find("model.safetensors"), WEIGHTS[:-1])
-
-    assert not find("model.safetensors").target.exists()
-
-
 def test_a_part_holds_no_more_than_its_limit(find, monkeypatch):
     monkeypatch.setattr(artefacts, "MAX_PART_BYTES", 1000)
-
     with pytest.raises(TooLargeProblem, match="1000 bytes"):
         send(find("model.safetensors"), WEIGHTS)
 
@@ -178,9 +158,8 @@ def test_any_parts_in_any_order_never_spoil_a_file(find, cuts):
     assert file.target.read_bytes() == WEIGHTS
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
+def test_a_path_lies_in_its_folder_or_is_refused_with_what_is_wrong(tmp_path):
+    for path in [
         "",
         ".",
         "..",
@@ -191,11 +170,16 @@ def test_any_parts_in_any_order_never_spoil_a_file(find, cuts):
         "sub/.hidden",
         "a\x00b",
         "a\\b",
-    ],
-)
-def test_a_path_that_leaves_or_hides_is_refused(path, tmp_path):
-    with pytest.raises(InvalidProblem, match="path"):
-        artefacts.confined(tmp_path, path)
+    ]:
+        with pytest.raises(InvalidProblem, match="path"):
+            artefacts.confined(tmp_path, path)
+
+    for path in ["a.bin", "sub/a.bin", "sub/sub/a b.bin", "größe.json", "a..b"]:
+        assert artefacts.confined(tmp_path, path) == tmp_path / path, path
+
+    for path in ["x" * 252, "ä" * 126, "/".join(["x" * 99] * 11)]:
+        with pytest.raises(InvalidProblem, match="shorten the file's name"):
+            artefacts.confined(tmp_path, path)
 
 
 @given(st.text(min_size=1, max_size=40))
@@ -209,29 +193,25 @@ def test_no_path_ever_leaves_its_folder(path):
     assert ".." not in target.parts
 
 
-@pytest.mark.parametrize("path", ["a.bin", "sub/a.bin", "sub/sub/a b.bin", "größe.json", "a..b"])
-def test_an_ordinary_path_lies_in_the_folder(path, tmp_path):
-    assert artefacts.confined(tmp_path, path) == tmp_path / path
+def test_what_was_not_announced_is_not_found(find):
+    for name, path in [("other", "config.json"), ("model", "other.json")]:
+        with pytest.raises(NotFoundProblem):
+            find(path, name)
 
 
-@pytest.mark.parametrize(("name", "path"), [("other", "config.json"), ("model", "other.json")])
-def test_what_was_not_announced_is_not_found(find, name, path):
-    with pytest.raises(NotFoundProblem):
-        find(path, name)
-
-
-@pytest.mark.parametrize("name", ["../up", ".hidden", "a/b"])
-def test_an_artefact_with_a_name_that_climbs_is_refused(attempt, name):
-    events_accept(host=attempt.host, batch=batch_of(attempt, ("artefact", body_of(name))))
-
-    assert Artefact.objects.count() == 0
-    with pytest.raises(NotFoundProblem):
-        artefacts.find(host=attempt.host, attempt_id=attempt.pk, name=name, path="config.json")
+def test_an_artefact_with_a_name_that_climbs_is_refused(attempt):
+    for name in ["../up", ".hidden", "a/b"]:
+        with undone(name):
+            events_accept(host=attempt.host, batch=batch_of(attempt, ("artefact", body_of(name))))
+            assert Artefact.objects.count() == 0
+            with pytest.raises(NotFoundProblem):
+                artefacts.find(
+                    host=attempt.host, attempt_id=attempt.pk, name=name, path="config.json"
+                )
 
 
 def test_a_full_disk_takes_no_part_and_says_when_to_come_back(find, monkeypatch):
     monkeypatch.setattr(artefacts, "MIN_FREE_BYTES", 2**62)
-
     with pytest.raises(BusyProblem) as caught:
         send(find("config.json"), b"{}")
     assert caught.value.facts == {"retry_after_seconds": 60}
@@ -242,18 +222,10 @@ def test_the_job_page_is_told_when_the_last_file_is_there(
 ):
     told = []
     monkeypatch.setattr(artefacts, "publish", lambda *message: told.append(message))
-
     for path, data in BODIES.items():
         with django_capture_on_commit_callbacks(execute=True):
             send(find(path), data)
-
     assert [(event, data["name"]) for _, event, data in told] == [("job.artefact", "model")]
-
-
-@pytest.mark.parametrize("path", ["x" * 252, "ä" * 126, "/".join(["x" * 99] * 11)])
-def test_a_path_that_no_file_system_takes_is_refused_with_its_limit(path, tmp_path):
-    with pytest.raises(InvalidProblem, match="shorten the file's name"):
-        artefacts.confined(tmp_path, path)
 
 
 @pytest.mark.parametrize("order", [("a", "a/b"), ("a/b", "a")])

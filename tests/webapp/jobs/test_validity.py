@@ -6,6 +6,7 @@ import pytest
 
 from tests.webapp.conftest import EXIT_OK, STARTED, batch_of, claim, client_of, make_job
 from tests.webapp.jobs.test_finish import plan_request
+from tests.webapp.jobs.undone import undone
 from webapp.core.clock import now
 from webapp.home.views import accuracy_for
 from webapp.hosts.models import Host
@@ -76,15 +77,19 @@ def page(user, job: Job) -> str:
 # The sample
 
 
-def test_a_run_on_a_busy_host_moves_no_prediction(ran, host, alice):
+def test_a_run_on_a_busy_host_moves_no_prediction_and_its_host_names_it(ran, host, alice):
     """43.5 tokens a second became 7.55 after one run with 0.2 cores left."""
     job = ran(43.5 / 7.55, BUSY)
 
     row = row_of(job)
     assert row.is_excluded
     assert row.invalid_reason.startswith("Other programs took 1.8 of the 2 cores")
+    assert not row_of(job, "peak_memory_bytes").is_excluded
     assert step(host) is None
     assert accuracy_for(alice).by_kind == [("memory", 0.0)]
+    text = client_of(alice).get(f"/hosts/{host.slug}/").content.decode()
+    assert "Latest figures that do not count here" in text
+    assert f"/jobs/{job.pk}/#taught" in text
 
 
 def test_its_page_says_why_it_changed_nothing(ran, alice):
@@ -93,40 +98,23 @@ def test_its_page_says_why_it_changed_nothing(ran, alice):
         before={}, after={}, why=row_of(job).invalid_reason
     )
     text = page(alice, job)
-
     assert "It changed no factor. Other programs took 1.8 of the 2 cores" in text
     assert "<strong>left out</strong>" in text
-
-
-def test_its_host_names_what_is_left_out(ran, host, alice):
-    job = ran(43.5 / 7.55, BUSY)
-
-    text = client_of(alice).get(f"/hosts/{host.slug}/").content.decode()
-
-    assert "Latest figures that do not count here" in text
-    assert f"/jobs/{job.pk}/#taught" in text
-
-
-def test_its_memory_counts_all_the_same(ran):
-    assert not row_of(ran(3.0, BUSY), "peak_memory_bytes").is_excluded
 
 
 def test_a_figure_without_a_prediction_goes_with_its_kind(ran, host):
     """Nothing was predicted for the step, so that it has no row; the run is as busy."""
     job = ran(3.0, BUSY)
     Measurement.objects.filter(job=job, metric="step_seconds").update(metric="tokens_per_second")
-
     recalibrate(host)
-
     assert step(host) is None
 
 
 # Each kind of evidence
 
 
-@pytest.mark.parametrize(
-    ("evidence", "words"),
-    [
+def test_what_disturbs_a_time_much_is_named_and_leaves_memory_alone():
+    for evidence, words in [
         ({"usable_cores": 4.0, "taken_cores": 1.0}, "took 1.0 of the 4 cores"),
         ({"overlap_ratio": 0.5, "overlap_job": "Other"}, "Other ran on the same device for 50 %"),
         (
@@ -139,29 +127,24 @@ def test_a_figure_without_a_prediction_goes_with_its_kind(ran, host):
         ({"suspended_seconds": 90.0}, "The host slept for 1 min 30 s"),
         ({"steps": 1}, "It saw 1 step; 5 are needed"),
         ({"tokens": 4}, "It wrote 4 tokens to each prompt; 8 are needed"),
-    ],
-)
-def test_what_disturbs_a_time_is_named_and_leaves_memory_alone(evidence, words):
-    assert words in invalid_reason("tpot_seconds", evidence).replace("\xa0", " ")
-    assert invalid_reason("peak_memory_bytes", evidence) == ""
+    ]:
+        assert words in invalid_reason("tpot_seconds", evidence).replace("\xa0", " "), (
+            evidence,
+            words,
+        )
+        assert invalid_reason("peak_memory_bytes", evidence) == "", (evidence, words)
 
-
-@pytest.mark.parametrize(
-    "evidence",
-    [
+    for evidence in [
         {},
         QUIET,
         {"usable_cores": 64.0, "taken_cores": 20.0, "has_gpus": True},
         {"clock_jump_seconds": 0.6, "steps": 5, "tokens": 8, "overlap_ratio": 0.01},
-    ],
-)
-def test_what_disturbs_little_is_valid(evidence):
-    assert invalid_reason("step_seconds", evidence) == ""
+    ]:
+        assert invalid_reason("step_seconds", evidence) == "", evidence
 
 
 def test_a_run_of_three_steps_shows_too_little(ran):
     job = ran(1.5, done=3.0, total=3.0, unit="steps")
-
     assert "It saw 3 steps; 5 are needed" in row_of(job).invalid_reason
 
 
@@ -186,30 +169,28 @@ def test_the_page_says_what_a_run_changed(ran, alice):
     ran(1.3)
     ran(1.35)
     job = ran(1.3)
-
     (move,) = [one for one in calibration_effect_of(job).moves if "the training step" in one.name]
     assert move.num_runs == 3
     assert f"{move.before} → {move.after}</span>, 3 runs" in page(alice, job)
 
 
-@pytest.mark.parametrize("poison", [0.1, 10.0])
-def test_a_poisoned_run_is_caught_and_said(ran, host, alice, poison):
+def test_a_poisoned_run_is_caught_and_said(ran, host, alice):
+    def of_times() -> dict[str, float]:
+        return {name: each["factor"] for name, each in factors(host).items() if name != "memory"}
+
     for ratio in (1.3, 1.35, 1.3):
         ran(ratio)
-    before = factors(host)
-
-    job = ran(poison)
-
-    assert {name: each["factor"] for name, each in factors(host).items() if name != "memory"} == {
-        name: each["factor"] for name, each in before.items() if name != "memory"
-    }
-    assert row_of(job).held_back
-    assert "held back" in page(alice, job)
+    before = of_times()
+    for poison in (0.1, 10.0):
+        with undone(poison):
+            job = ran(poison)
+            assert of_times() == before
+            assert row_of(job).held_back
+            assert "held back" in page(alice, job)
 
 
 def test_the_first_run_moves_a_factor_by_a_third_at_most(ran, host):
     ran(2.0)
-
     assert 1.0 < step(host)["factor"] < 1.37
 
 
@@ -235,19 +216,15 @@ def test_any_order_of_decisions_ends_in_the_same_bits(ran, host):
     """The property on the real rows; tests/planner holds it over many more orders."""
     rows = [row_of(ran(ratio)) for ratio in (1.3, 1.5, 0.8, 1.2)]
     before = Host.objects.get(pk=host.pk).calibration
-
     for decision, order in (("excluded", (2, 0, 3, 1)), ("included", (1, 2, 3, 0))):
         for row in (rows[at] for at in order):
             measurement_decide(measurement=row, decision=decision, reason="why", by="olga")
-
     assert Host.objects.get(pk=host.pk).calibration == before
 
 
 def test_a_decision_is_audited_with_its_reason(ran, olga):
     row = row_of(ran(1.3))
-
     measurement_decide(measurement=row, decision="excluded", reason=" a  backup ran ", by="olga")
-
     event = Event.objects.get(kind="measurement.excluded")
     assert (event.actor, event.subject) == ("olga", row.job_id)
     assert event.detail["reason"] == "a backup ran"
@@ -258,44 +235,42 @@ def test_a_decision_is_audited_with_its_reason(ran, olga):
 def test_a_person_may_have_an_invalid_one_count(ran, host, olga):
     job = ran(1.5, BUSY)
     row = row_of(job)
-
     measurement_decide(measurement=row, decision="included", reason="it was ours", by="olga")
-
     assert step(host)["n"] == 1
     assert "Included by olga: it was ours" in page(olga, job)
 
 
-@pytest.mark.parametrize("reason", ["", "   ", "x" * 201])
-def test_a_decision_wants_a_reason(ran, olga, reason):
-    row = row_of(ran(1.3))
-    address = f"/jobs/{row.job_id}/measurements/{row.pk}/decide/"
+def test_a_decision_wants_a_reason(ran, olga):
+    for reason in ["", "   ", "x" * 201]:
+        with undone(reason):
+            row = row_of(ran(1.3))
+            address = f"/jobs/{row.job_id}/measurements/{row.pk}/decide/"
 
-    answer = client_of(olga).post(address, {"decision": "excluded", "reason": reason}, follow=True)
+            answer = client_of(olga).post(
+                address, {"decision": "excluded", "reason": reason}, follow=True
+            )
 
-    assert "“Why”" in answer.content.decode()
-    assert not row_of(row.job).is_excluded
+            assert "“Why”" in answer.content.decode()
+            assert not row_of(row.job).is_excluded
 
 
 def test_two_operators_do_not_overwrite_each_others_reason(ran, olga):
     row = row_of(ran(1.3))
     measurement_decide(measurement=row, decision="excluded", reason="a backup ran", by="otto")
     address = f"/jobs/{row.job_id}/measurements/{row.pk}/decide/"
-
     answer = client_of(olga).post(address, {"decision": "excluded", "reason": "mine"}, follow=True)
-
     assert "excluded already, by otto: a backup ran" in answer.content.decode()
 
 
-@pytest.mark.parametrize("who", ["vera", "bob"])
-def test_only_operators_decide(ran, who, request):
-    row = row_of(ran(1.3))
-    address = f"/jobs/{row.job_id}/measurements/{row.pk}/decide/"
-    user = request.getfixturevalue(who)
-
-    answer = client_of(user).post(address, {"decision": "excluded", "reason": "mine"})
-
-    assert answer.status_code == 403
-    assert "decide/" not in page(user, row.job)
+def test_only_operators_decide(ran, request):
+    for who in ["vera", "bob"]:
+        with undone(who):
+            row = row_of(ran(1.3))
+            address = f"/jobs/{row.job_id}/measurements/{row.pk}/decide/"
+            user = request.getfixturevalue(who)
+            answer = client_of(user).post(address, {"decision": "excluded", "reason": "mine"})
+            assert answer.status_code == 403
+            assert "decide/" not in page(user, row.job)
 
 
 def test_a_measurement_that_arrives_while_factors_are_computed_is_in_them(ran, host, monkeypatch):
@@ -322,8 +297,6 @@ def test_a_run_whose_figures_all_count_for_nothing_says_the_first_reason(ran, ho
     job = ran(2.0, BUSY, done=2.0, total=2.0, unit="steps")
     Measurement.objects.filter(job=job, metric="peak_memory_bytes").update(is_excluded=True)
     recalibrate(host)
-
     recalibrate(host, job=job, cause="run")
-
     said = CalibrationChange.objects.filter(job=job).last().why
     assert said.startswith("Other programs took 1.8 of the 2 cores")

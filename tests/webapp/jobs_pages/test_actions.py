@@ -3,7 +3,12 @@
 import pytest
 
 from tests.webapp.conftest import client_of
-from webapp.jobs.models import Job, JobState
+from webapp.accounts.secrets import secret_store
+from webapp.jobs.models import Job, JobState, Priority
+from webapp.plans.launching import LaunchOptions, plan_launch
+from webapp.plans.models import Plan
+from webapp.plans.planning import plan_keep
+from webapp.wizard.drafts import demo_draft
 
 pytestmark = pytest.mark.django_db(databases=["default", "metrics"])
 ACTIONS = ["stop", "clone", "delete"]
@@ -49,42 +54,122 @@ def test_a_running_job_cannot_be_deleted(alice, running):
     assert Job.objects.get(pk=running.pk).deleted_at is None
 
 
-@pytest.mark.parametrize("action", ["stop", "delete"])
-def test_a_colleague_cannot_end_or_delete_someone_elses_job(bob, running, action):
-    assert press(bob, running, action).status_code == 403
+def test_a_colleague_cannot_end_or_delete_someone_elses_job(bob, running):
+    for action in ["stop", "delete"]:
+        assert press(bob, running, action).status_code == 403, action
 
 
-@pytest.mark.parametrize("action", ACTIONS)
-def test_a_viewer_only_looks(vera, running, action):
-    assert press(vera, running, action).status_code == 403
+def test_a_viewer_only_looks(vera, running):
+    for action in ACTIONS:
+        assert press(vera, running, action).status_code == 403, action
 
 
-@pytest.mark.parametrize("action", ACTIONS)
-def test_for_another_team_the_job_does_not_exist(charlie, running, action):
-    assert press(charlie, running, action).status_code == 404
+def test_for_another_team_the_job_does_not_exist(charlie, running):
+    for action in ACTIONS:
+        assert press(charlie, running, action).status_code == 404, action
+    for tab in ["", "metrics/", "logs/", "events/", "config/", "artefacts/"]:
+        assert client_of(charlie).get(f"/jobs/{running.pk}/{tab}").status_code == 404, tab
 
 
-@pytest.mark.parametrize("action", ACTIONS)
-def test_actions_are_never_done_by_following_a_link(alice, running, action):
-    assert client_of(alice).get(f"/jobs/{running.pk}/{action}/").status_code == 405
+def test_actions_are_never_done_by_following_a_link(alice, running):
+    for action in ACTIONS:
+        assert client_of(alice).get(f"/jobs/{running.pk}/{action}/").status_code == 405, action
 
 
-@pytest.mark.parametrize("tab", ["", "metrics/", "logs/", "events/", "config/", "artefacts/"])
-def test_another_team_sees_no_page_of_the_job(charlie, running, tab):
-    assert client_of(charlie).get(f"/jobs/{running.pk}/{tab}").status_code == 404
-
-
-def test_a_colleague_and_a_viewer_see_the_job(bob, vera, running):
-    for user in (bob, vera):
-        assert client_of(user).get(f"/jobs/{running.pk}/").status_code == 200
-
-
-def test_who_is_not_signed_in_is_sent_to_the_log_in_page(client, running):
-    response = client.get(f"/jobs/{running.pk}/")
-    assert response["Location"].startswith("/login/")
-
-
-def test_buttons_are_only_shown_to_those_who_may_press_them(alice, vera, running):
+def test_the_team_sees_the_job_with_the_buttons_that_each_may_press(
+    alice, bob, vera, client, running
+):
     path = f"/jobs/{running.pk}/"
+    for user in (bob, vera):
+        assert client_of(user).get(path).status_code == 200
     assert f"{path}stop/" in client_of(alice).get(path).content.decode()
     assert f"{path}stop/" not in client_of(vera).get(path).content.decode()
+    assert client.get(path)["Location"].startswith("/login/")
+
+
+# Clone opens the wizard with everything filled in; only a second press launches.
+
+
+@pytest.fixture
+def plan(team, alice, host) -> Plan:
+    return Plan.objects.create(team=team, owner=alice, draft=demo_draft(host))
+
+
+@pytest.fixture
+def launched(plan, alice, team, olga) -> Job:
+    secret_store(team=team, name="HF_TOKEN", value="hf_0123456789", by=olga)
+    wish = LaunchOptions(max_duration_seconds=5400.0, max_retries=2, priority=Priority.LOW)
+    return plan_launch(plan=plan, by=alice, name="First", secrets=["HF_TOKEN"], wish=wish)
+
+
+def cloned(client, job: Job) -> tuple[str, Plan]:
+    before = set(Plan.objects.values_list("pk", flat=True))
+    location = client.post(f"/jobs/{job.pk}/clone/")["Location"]
+    made = Plan.objects.exclude(pk__in=before).first()
+    return location, made
+
+
+def test_a_clone_launches_nothing_and_is_one_draft_with_everything_filled_in(bob, launched):
+    client = client_of(bob)
+    location, draft = cloned(client, launched)
+    assert location == f"/plans/{draft.pk}/edit/review/"
+    assert Job.objects.count() == 1
+    assert (draft.base, draft.owner) == (launched.plan, bob)
+    text = " ".join(client.get(location).content.decode().split())
+    assert 'value="-1" selected' in text
+    assert 'value="2" selected' in text
+    assert 'name="hours" inputmode="decimal" autocomplete="off" value="1.5"' in text
+    assert 'name="secret" value="HF_TOKEN" checked' in text
+    assert f'<a href="/jobs/{launched.pk}/">First</a>' in text
+    assert cloned(client, launched) == (location, None)
+
+
+def test_launching_an_unchanged_clone_runs_the_same_version(bob, launched):
+    client = client_of(bob)
+    location, draft = cloned(client, launched)
+    title = client.get(location).context["title"]
+    client.post(f"/plans/{draft.pk}/launch/", {"go": "launch", "name": title, "proposed": title})
+    again = Job.objects.exclude(pk=launched.pk).get()
+    assert (again.plan, again.owner) == (launched.plan, bob)
+    assert again.spec["kind"] == launched.spec["kind"]
+
+
+def test_a_changed_clone_is_the_next_version(alice, launched):
+    client = client_of(alice)
+    _, draft = cloned(client, launched)
+    draft.draft["workload"]["pretrain"]["sequence_length"] = 64
+    draft.save()
+    client.post(f"/plans/{draft.pk}/launch/", {"go": "launch"})
+    again = Job.objects.exclude(pk=launched.pk).get()
+    assert (again.plan.version, again.plan.base) == (2, launched.plan)
+    assert "launch" not in again.plan.draft
+
+
+def test_a_clone_is_of_the_version_that_ran_and_not_of_the_latest(alice, launched):
+    newer = Plan.objects.get(pk=launched.plan_id)
+    client = client_of(alice)
+    client.get(f"/plans/{newer.pk}/edit/goal/")
+    draft = Plan.objects.get(base=newer)
+    draft.draft["workload"]["pretrain"]["sequence_length"] = 64
+    draft.save()
+    plan_keep(draft)
+
+    _, copy = cloned(client, launched)
+
+    assert copy.base == newer
+    assert copy.draft["workload"] == newer.draft["workload"]
+
+
+def test_a_viewer_may_not(vera, launched):
+    assert client_of(vera).post(f"/jobs/{launched.pk}/clone/").status_code == 403
+    assert client_of(vera).post(f"/jobs/{launched.pk}/run-again/").status_code == 403
+
+
+def test_a_job_without_a_plan_is_shown_before_it_runs_again(bob, job):
+    client = client_of(bob)
+    page = client.post(f"/jobs/{job.pk}/clone/", follow=True)
+    assert page.redirect_chain[-1][0] == f"/jobs/{job.pk}/run-again/"
+    assert "Nothing is launched before you say so" in page.content.decode()
+    assert Job.objects.count() == 1
+    client.post(f"/jobs/{job.pk}/run-again/")
+    assert Job.objects.exclude(pk=job.pk).get().spec == job.spec

@@ -1,12 +1,15 @@
-"""What a job's pages say of it: timeline, progress, figures beside their predictions."""
+"""What a job's pages say of it: timeline, progress, joules and money."""
 
+import re
 from datetime import timedelta
 
 import pytest
 from django.utils import timezone
 
 from webapp.core.clock import now
+from webapp.hosts.device import price_of
 from webapp.jobs import progress
+from webapp.jobs.measured_figures import costs_of
 from webapp.jobs.models import Event, Job, JobState, Measurement
 
 
@@ -25,53 +28,43 @@ def event(to_state: str, seconds_ago: float = 0.0) -> Event:
 # Progress
 
 
-@pytest.mark.parametrize(
-    ("done", "total", "unit", "share", "words"),
-    [
+def test_progress_is_a_share_and_its_words_or_not_known():
+    for done, total, unit, share, words in [
         (40.0, 120.0, "steps", 1 / 3, "40 of 120 steps"),
         (0.0, 120.0, "steps", 0.0, "0 of 120 steps"),
         (130.0, 120.0, "steps", 1.0, "130 of 120 steps"),
         (65.0, 120.0, "seconds", 65 / 120, "1 min 5 s of 2 min"),
         (1.0, 4.0, "", 0.25, "1 of 4 steps"),
         (3.0, 4.0, "layers", 0.75, "3 of 4 layers"),
-    ],
-)
-def test_progress_is_a_share_and_its_words(done, total, unit, share, words):
-    job = job_of(progress_done=done, progress_total=total, progress_unit=unit)
+    ]:
+        job = job_of(progress_done=done, progress_total=total, progress_unit=unit)
 
-    shown = progress.progress(job)
+        shown = progress.progress(job)
 
-    assert (shown.share, shown.words) == (pytest.approx(share), words)
+        assert (shown.share, shown.words) == (pytest.approx(share), words), (
+            done,
+            total,
+            unit,
+            share,
+            words,
+        )
 
+    for done, total in [(None, None), (None, 5.0), (5.0, None), (5.0, 0.0)]:
+        shown = progress.progress(job_of(progress_done=done, progress_total=total))
 
-@pytest.mark.parametrize(("done", "total"), [(None, None), (None, 5.0), (5.0, None), (5.0, 0.0)])
-def test_progress_that_is_not_known_is_no_share(done, total):
-    shown = progress.progress(job_of(progress_done=done, progress_total=total))
+        assert (shown.share, shown.percent, shown.words) == (None, "", ""), (done, total)
 
-    assert (shown.share, shown.percent, shown.words) == (None, "", "")
+    for share, percent in [(0.999, "99 %"), (1.0, "100 %"), (0.0, "0 %"), (0.005, "0 %")]:
+        shown = progress.progress(job_of(progress_done=share * 1000, progress_total=1000.0))
 
-
-@pytest.mark.parametrize(
-    ("share", "percent"), [(0.999, "99 %"), (1.0, "100 %"), (0.0, "0 %"), (0.005, "0 %")]
-)
-def test_progress_says_a_hundred_per_cent_only_at_the_end(share, percent):
-    shown = progress.progress(job_of(progress_done=share * 1000, progress_total=1000.0))
-
-    assert shown.percent == percent
+        assert shown.percent == percent, (share, percent)
 
 
-@pytest.mark.parametrize(
-    ("state", "has_rest"), [("running", True), ("stopping", False), ("succeeded", False)]
-)
-def test_only_a_running_job_says_what_is_left(state, has_rest):
-    shown = progress.progress(job_of(state, eta_seconds=780.0))
-
-    assert ("about 13 min left" in shown.words) == has_rest
-
-
-def test_the_phase_stands_first_while_the_job_lives():
+def test_the_phase_and_what_is_left_are_said_while_the_job_lives():
+    for state, has_rest in [("running", True), ("stopping", False), ("succeeded", False)]:
+        shown = progress.progress(job_of(state, eta_seconds=780.0))
+        assert ("about 13 min left" in shown.words) == has_rest, (state, has_rest)
     fields = {"phase": "Evaluating", "progress_done": 1.0, "progress_total": 2.0}
-
     assert progress.progress(job_of(**fields)).words.startswith("Evaluating · 1 of 2")
     assert "Evaluating" not in progress.progress(job_of("succeeded", **fields)).words
 
@@ -83,64 +76,53 @@ def looks(job: Job, *states: str) -> list[str]:
     return [stop.look for stop in progress.timeline(job, [event(state) for state in states])]
 
 
-@pytest.mark.parametrize(
-    ("state", "expected"),
-    [
+def test_the_timeline_marks_what_is_past_what_is_now_and_a_bad_end():
+    for state, expected in [
         ("queued", ["now", "", "", "", ""]),
         ("preflight", ["done", "now", "", "", ""]),
         ("starting", ["done", "done", "now", "", ""]),
         ("running", ["done", "done", "done", "now", ""]),
-    ],
-)
-def test_what_is_past_is_done_and_what_is_now_is_marked(state, expected):
-    way = ["queued", "preflight", "starting", "running"]
+    ]:
+        way = ["queued", "preflight", "starting", "running"]
 
-    assert looks(job_of(state), *way[: way.index(state) + 1]) == expected
+        assert looks(job_of(state), *way[: way.index(state) + 1]) == expected, (state, expected)
 
+    for state, look in [
+        ("succeeded", "done"),
+        ("stopped", "done"),
+        ("failed", "bad"),
+        ("error", "bad"),
+    ]:
+        assert looks(job_of(state), "queued", "running")[-1] == look, (state, look)
 
-@pytest.mark.parametrize(
-    ("state", "look"),
-    [("succeeded", "done"), ("stopped", "done"), ("failed", "bad"), ("error", "bad")],
-)
-def test_the_end_is_bad_only_where_something_went_wrong(state, look):
-    assert looks(job_of(state), "queued", "running")[-1] == look
-
-
-def test_a_job_that_ended_before_it_ran_leaves_its_stops_open():
     assert looks(job_of("stopped"), "queued") == ["done", "", "", "", "done"]
 
-
-def test_a_stopping_job_has_a_stop_of_its_own():
     stops = progress.timeline(job_of("stopping"), [event("running"), event("stopping")])
 
     assert [stop.label for stop in stops][-2:] == ["Stopping", "Done"]
 
-
-def test_the_present_state_says_since_when():
     stops = progress.timeline(job_of("running"), [event("running", 125)])
 
     assert stops[3].note == "2 min 5 s"
 
-
-def test_a_job_that_came_back_to_the_queue_is_not_past_its_preflight():
     stops = progress.timeline(job_of("queued"), [event("preflight"), event("queued")])
 
     assert [stop.look for stop in stops][:2] == ["now", ""]
 
+    for state in JobState.values:
+        stops = progress.timeline(job_of(state), [])
 
-@pytest.mark.parametrize("days", [1.5, 40])
-def test_an_end_that_is_not_today_names_its_day(days):
-    end = now() + timedelta(days=days)
-
-    last = progress.timeline(job_of(eta_seconds=days * 86_400), [])[-1]
-
-    assert last.note.startswith("about ")
-    assert f"{end:%b}" in last.note
+        assert stops[0].label == "Queued", state
+        assert stops[-1].label, state
 
 
-def test_an_end_within_hours_names_the_time_alone():
+def test_an_end_within_hours_names_the_time_and_a_later_one_its_day():
+    for days in [1.5, 40]:
+        end = now() + timedelta(days=days)
+        last = progress.timeline(job_of(eta_seconds=days * 86_400), [])[-1]
+        assert last.note.startswith("about "), days
+        assert f"{end:%b}" in last.note, days
     last = progress.timeline(job_of(eta_seconds=600.0), [])[-1]
-
     assert len(last.note.removeprefix("about ")) == 5
 
 
@@ -148,44 +130,109 @@ def test_the_expected_end_is_said_in_the_servers_time_zone():
     with timezone.override("Asia/Tokyo"):
         last = progress.timeline(job_of(eta_seconds=60.0), [])[-1]
         expected = timezone.localtime(now() + timedelta(seconds=60))
-
     assert last.note in {
         f"about {expected:%H:%M}",
         f"about {expected - timedelta(minutes=1):%H:%M}",
     }
 
 
-@pytest.mark.parametrize(
-    ("started", "ended", "seconds"), [(None, None, 0), (100, 40, 60), (100, 100, 0)]
-)
-def test_how_long_a_job_ran_is_between_its_start_and_its_end(started, ended, seconds):
-    def ago(value):
-        return None if value is None else at - timedelta(seconds=value)
-
+def test_how_long_a_job_ran_is_between_its_start_and_its_end():
     at = now()
+    early, late = at - timedelta(seconds=100), at - timedelta(seconds=40)
+    for started, ended, seconds in ((None, None, 0), (early, late, 60), (early, early, 0)):
+        job = job_of(started_at=started, ended_at=ended)
+        assert progress.elapsed_seconds(job) == seconds, (started, ended)
 
-    assert (
-        progress.elapsed_seconds(job_of(started_at=ago(started), ended_at=ago(ended))) == seconds
-    )
 
-
-@pytest.mark.parametrize(
-    ("metrics", "ratio"),
-    [
+def test_one_ratio_stands_for_the_whole_job():
+    for metrics, ratio in [
         ({"peak_memory_bytes": 0.5, "tokens_per_second": 0.9}, 0.9),
         ({"step_seconds": 1.2, "peak_memory_bytes": 0.5}, 1.2),
         ({"peak_memory_bytes": 0.5}, 0.5),
         ({"ttft_seconds": 3.0}, None),
         ({}, None),
-    ],
-)
-def test_one_ratio_stands_for_the_whole_job(metrics, ratio):
-    assert progress.main_ratio(row(name, value) for name, value in metrics.items()) == ratio
+    ]:
+        assert progress.main_ratio(row(name, value) for name, value in metrics.items()) == ratio, (
+            metrics,
+            ratio,
+        )
 
 
-@pytest.mark.parametrize("state", JobState.values)
-def test_every_state_has_a_timeline_with_an_end(state):
-    stops = progress.timeline(job_of(state), [])
+# Joules and money on a job's page: measured beside predicted, with the prices of its host.
 
-    assert stops[0].label == "Queued"
-    assert stops[-1].label
+
+DRAWN = {
+    "gpu0_energy_joules": 5000.0,
+    "package_0_energy_joules": 2200.0,
+    "energy_joules": 7200.0,
+    "energy_joules_per_token": 0.5,
+    "tokens_per_second": 1000.0,
+}
+HOW = {"energy_joules_per_token": "10000 tokens in Training: gpu0 by NVML"}
+SAID = {"value": 0.4, "low": 0.3, "high": 0.6, "unit": "joules_per_token"}
+
+
+@pytest.fixture
+def draft(draft) -> Job:
+    draft.prediction = draft.prediction | {"energy_joules_per_token": SAID}
+    draft.save()
+    return draft
+
+
+@pytest.fixture
+def priced(running, report) -> Job:
+    """A job that ended on a host whose labels state two prices, and said what it drew."""
+    running.host.labels = {"usd_per_kwh": "0.36", "usd_per_hour": "1.80"}
+    running.host.save()
+    report(("result", {"measured": DRAWN, "notes": HOW}))
+    at = now()
+    Job.objects.filter(pk=running.pk).update(
+        state="succeeded", started_at=at - timedelta(seconds=60), ended_at=at
+    )
+    return Job.objects.get(pk=running.pk)
+
+
+def words(client, job: Job) -> str:
+    text = re.sub(r"<[^>]+>", " ", client.get(f"/jobs/{job.pk}/").content.decode())
+    return re.sub(r"\s+", " ", text.replace("\N{NO-BREAK SPACE}", " "))
+
+
+@pytest.mark.django_db(databases="__all__")
+def test_joules_stand_beside_the_planners_with_sensor_and_each_device(as_alice, priced):
+    text = words(as_alice, priced)
+    assert "Energy per token 0.500 J/token" in text
+    assert "measured · predicted 0.400 J/token" in text
+    assert "Energy of gpu0" in text
+    assert "Energy of package_0" in text
+    assert HOW["energy_joules_per_token"] in text
+
+
+@pytest.mark.django_db(databases="__all__")
+def test_money_is_what_was_measured_at_the_prices_that_the_hosts_labels_state(priced):
+    costs = costs_of(priced)
+    assert costs["run_electricity_usd"].usd == pytest.approx(7200 / 3.6e6 * 0.36)
+    assert costs["electricity_usd_per_million_tokens"].usd == pytest.approx(0.5e6 / 3.6e6 * 0.36)
+    assert costs["run_cost_usd"].usd == pytest.approx(1.80 / 60)
+    assert costs["cost_usd_per_million_tokens"].usd == pytest.approx(1.80 / 3600 / 1000 * 1e6)
+    assert costs["run_cost_usd"].how == "from start to end at $1.8 an hour, label of Box"
+    priced.num_hosts = 2
+    assert costs_of(priced) == {}
+
+
+@pytest.mark.django_db(databases="__all__")
+def test_a_job_on_a_host_without_a_price_shows_joules_and_no_money(as_alice, priced):
+    priced.host.labels = {"usd_per_kwh": "cheap", "usd_per_hour": "-1"}
+    priced.host.save()
+    text = words(as_alice, priced)
+    assert price_of(priced.host.labels, "usd_per_kwh") is None
+    assert "Energy of the run 7.20 kJ" in text
+    assert "$" not in text.partition("Predicted against measured")[2].partition("Log")[0]
+
+
+@pytest.mark.django_db(databases="__all__")
+def test_a_job_that_no_sensor_saw_says_why(as_alice, running, report):
+    why = "not measured: this host has no power sensor: no RAPL counter"
+    report(("result", {"measured": {"perplexity": 9.0}, "notes": {"energy_joules": why}}))
+    text = words(as_alice, running)
+    assert f"Energy: {why}." in text
+    assert "Energy of the run" not in text

@@ -1,4 +1,4 @@
-"""The page of one job, through its life."""
+"""The page of one job through its life, live and in its preflight."""
 
 import json
 import re
@@ -6,11 +6,16 @@ from datetime import timedelta
 
 import pytest
 
+from tests.webapp.conftest import batch_of, claim, client_of
+from tests.webapp.jobs.test_claims import FIT, UNFIT, refuse, try_again
+from tests.webapp.jobs.undone import undone
+from webapp.core.clock import now_ms
 from webapp.core.units import THIN
+from webapp.jobs.ingest import events_accept
 from webapp.jobs.models import Artefact, Job
 from webapp.jobs.reservations import devices_release
 
-pytestmark = pytest.mark.django_db(databases=["default", "metrics"])
+pytestmark = pytest.mark.django_db(databases="__all__")
 TABS = ["", "metrics/", "logs/", "events/", "config/", "artefacts/"]
 
 
@@ -24,40 +29,51 @@ def plain(html):
     return " ".join(re.sub(r"<[^>]+>", " ", html).split())
 
 
-@pytest.mark.parametrize("tab", TABS)
-@pytest.mark.parametrize("stage", ["draft", "job", "attempt", "running", "finished", "failed"])
-def test_every_tab_answers_at_every_stage(stage, tab, request, as_alice):
-    found = request.getfixturevalue(stage)
-    assert text_of(as_alice, getattr(found, "job", found), tab)
+@pytest.mark.parametrize(
+    "stages", [("draft", "job", "attempt", "running", "finished"), ("failed",)]
+)
+def test_every_tab_answers_at_every_stage(request, as_alice, stages):
+    for stage in stages:
+        found = request.getfixturevalue(stage)
+        for tab in TABS:
+            assert text_of(as_alice, getattr(found, "job", found), tab), (stage, tab)
 
 
-def test_a_running_job_says_how_far_it_is_and_what_is_left(as_alice, running):
-    shown = plain(text_of(as_alice, running))
+def test_a_running_job_says_how_far_it_is_and_what_is_left_as_its_own_stream_tells(
+    as_alice, running
+):
+    page = text_of(as_alice, running)
+    shown = plain(page)
     assert "33 %" in shown
     assert "40 of 120 steps" in shown
     assert "about 1 min left" in shown
-
-
-def test_the_tab_title_says_the_state(as_alice, running):
-    assert re.search(r"<title>33 % · Train the demo model", text_of(as_alice, running))
-
-
-def test_a_running_job_asks_for_the_stream_of_its_own_topic(as_alice, running):
-    assert f'data-live-topics="job:{running.pk}"' in text_of(as_alice, running)
-
-
-def test_a_finished_job_opens_no_stream(as_alice, finished):
-    page = text_of(as_alice, finished)
-    assert "data-live-topics" not in page
-    assert "live.js" not in page
-
-
-def test_the_timeline_marks_where_the_job_is(as_alice, running):
-    now = re.search(r'<li class="now" aria-current="step">\s*(\w+)', text_of(as_alice, running))
+    assert "starts within seconds" not in shown
+    assert re.search(r"<title>33 % · Train the demo model", page)
+    assert f'data-live-topics="job:{running.pk}"' in page
+    now = re.search(r'<li class="now" aria-current="step">\s*(\w+)', page)
     assert now[1] == "Running"
 
 
-def test_a_chart_carries_its_figure_its_picture_its_sentence_and_its_table(as_alice, running):
+def test_a_finished_training_compares_measured_with_predicted_and_offers_what_it_left(
+    as_alice, finished
+):
+    page = text_of(as_alice, finished)
+    shown = plain(page)
+    assert "1 of 2 measured figures lie inside their 80 % interval." in shown
+    assert "1.05" in shown
+    assert "Perplexity 61.5 measured here" in shown
+    assert re.search(r'<form method="post" action="/models/\w+/evaluate/"', page)
+    assert "Evaluate it" in page
+    assert "Artefacts and next steps" in page
+    assert re.search(r"preset=quantize&amp;model=\w{26}", page)
+    assert "still arriving from Box" in page
+    for absent in ("/download/", "data-live-topics", "live.js"):
+        assert absent not in page
+
+
+def test_a_chart_carries_its_figure_its_picture_its_prediction_its_sentence_and_its_table(
+    as_alice, running
+):
     page = text_of(as_alice, running)
     figure = json.loads(
         re.search(r'<script id="figure-loss" type="application/json">(.*?)</script>', page)[1]
@@ -66,89 +82,37 @@ def test_a_chart_carries_its_figure_its_picture_its_sentence_and_its_table(as_al
     assert 'class="meas"' in page
     assert "Loss at the last step 4.00" in page
     assert '<tbody data-region="table-loss">' in page
-
-
-def test_a_predicted_chart_shows_dashed_line_and_band(as_alice, running):
-    page = text_of(as_alice, running)
     chart = page.split('data-chart="tokens_per_second"')[1].split("</figure>")[0]
     assert 'class="pred"' in chart
     assert 'class="band"' in chart
-
-
-def test_while_it_runs_the_figures_so_far_stand_beside_the_prediction(as_alice, running):
-    shown = plain(text_of(as_alice, running)).replace(THIN, " ")
+    shown = plain(page).replace(THIN, " ")
     assert re.search(r"Tokens per second 3 ?003", shown)
     assert "not compared yet: warm-up, 5 of 20 steps" in shown
 
 
-def test_the_log_shows_output_with_time_and_escapes_it(as_alice, running):
+def test_the_log_shows_output_with_time_escapes_it_and_filters_by_a_word(as_alice, running):
     page = text_of(as_alice, running)
     assert "step 2 loss 7.9" in page
     assert "&lt;slow&gt; disk" in page
     assert re.search(r'<span class="t">\d\d:\d\d:\d\d', page)
-
-
-def test_the_log_marks_warnings(as_alice, running):
-    assert re.search(r'class="line stderr warn"', text_of(as_alice, running))
-
-
-def test_the_log_holds_what_the_supervisor_noted(as_alice, running):
+    assert re.search(r'class="line stderr warn"', page)
     log = text_of(as_alice, running, "logs/")
     assert "process 7 started" in log
     assert ">Training</div>" in re.sub(r"<span.*?</span>", "", log)
-
-
-def test_the_log_filters_by_a_word(as_alice, running):
     response = as_alice.get(f"/jobs/{running.pk}/logs/", {"q": "LOSS 7.9"})
     shown = plain(response.content.decode())
     assert "step 2" in shown
     assert "step 1" not in shown
 
 
-def test_a_finished_job_compares_measured_with_predicted(as_alice, finished):
-    shown = plain(text_of(as_alice, finished))
-    assert "1 of 2 measured figures lie inside their 80 % interval." in shown
-    assert "1.05" in shown
-
-
-def test_a_figure_without_prediction_is_said_to_be_measured(as_alice, finished):
-    shown = plain(text_of(as_alice, finished))
-    assert "Perplexity 61.5 measured here" in shown
-
-
-def test_a_finished_training_offers_to_evaluate_what_it_left(as_alice, finished):
-    page = text_of(as_alice, finished)
-
-    assert re.search(r'<form method="post" action="/models/\w+/evaluate/"', page)
-    assert "Evaluate it" in page
-
-
-def test_a_finished_training_offers_its_model_and_what_next(as_alice, finished):
-    page = text_of(as_alice, finished)
-    assert "Artefacts and next steps" in page
-    assert re.search(r"preset=quantize&amp;model=\w{26}", page)
-
-
-def test_an_artefact_that_is_still_arriving_has_no_download(as_alice, finished):
-    page = text_of(as_alice, finished)
-    assert "still arriving from Box" in page
-    assert "/download/" not in page
-
-
-@pytest.mark.parametrize("tab", ["", "artefacts/"])
-def test_a_page_opened_before_the_upload_looks_again_by_itself(as_alice, finished, tab):
-    page = text_of(as_alice, finished, tab)
-    assert f'hx-get="/jobs/{finished.pk}/artefacts/" hx-trigger="every 3s"' in page
-
-
-def test_what_it_looks_for_is_in_the_short_answer_too(as_alice, finished):
+def test_a_page_opened_before_the_upload_looks_again_until_everything_arrived(as_alice, finished):
     url = f"/jobs/{finished.pk}/artefacts/"
+    for tab in ("", "artefacts/"):
+        page = text_of(as_alice, finished, tab)
+        assert f'hx-get="{url}" hx-trigger="every 3s"' in page, tab
     part = as_alice.get(url, headers={"HX-Request": "true"}).content.decode()
     assert '<ul class="artefacts" id="artefacts" hx-get' in part
     assert "<body" not in part
-
-
-def test_a_page_with_everything_arrived_looks_no_more(as_alice, finished):
     Artefact.objects.update(is_complete=True)
     page = text_of(as_alice, finished)
     assert "Download .tar" in page
@@ -174,9 +138,6 @@ def queued(job):
 def test_a_queued_job_says_what_it_waits_for(as_alice, queued):
     shown = plain(text_of(as_alice, queued))
     assert "It starts within seconds." in shown
-
-
-def test_a_queued_job_names_the_silent_host_that_it_waits_for(as_alice, queued):
     queued.host.last_seen_at -= timedelta(minutes=10)
     queued.host.save()
     shown = plain(text_of(as_alice, queued))
@@ -184,19 +145,13 @@ def test_a_queued_job_names_the_silent_host_that_it_waits_for(as_alice, queued):
     assert "the job starts when it is back" in shown
 
 
-def test_a_job_that_runs_waits_for_nothing(as_alice, running):
-    assert "starts within seconds" not in plain(text_of(as_alice, running))
-
-
-def test_a_failed_job_says_why_and_what_to_do(as_alice, failed):
-    shown = plain(text_of(as_alice, failed))
+def test_a_failed_job_says_why_what_to_do_and_its_last_lines_escaped(as_alice, failed):
+    page = text_of(as_alice, failed)
+    shown = plain(page)
     assert "The host ran out of main memory" in shown
     assert "Plan again with a smaller batch" in shown
     assert "Exit code 137" in shown
-
-
-def test_a_failed_job_shows_its_last_lines_escaped(as_alice, failed):
-    assert "Killed &lt;here&gt;" in text_of(as_alice, failed)
+    assert "Killed &lt;here&gt;" in page
 
 
 def test_a_silent_host_is_said_to_be_silent_and_for_how_long(as_alice, running):
@@ -208,34 +163,28 @@ def test_a_silent_host_is_said_to_be_silent_and_for_how_long(as_alice, running):
     assert "Last known: running host silent" in shown
 
 
-def test_htmx_gets_only_the_regions_that_change(as_alice, running):
+def test_htmx_gets_only_the_regions_that_change_and_caches_tell_them_apart(as_alice, running):
     region = text_of(as_alice, running, **{"HX-Request": "true"})
     assert "<html" not in region
     assert {"actions", "state", "figures", "words-loss"} <= set(
         re.findall(r'data-region="([\w-]+)"', region)
     )
-
-
-def test_page_and_regions_are_told_apart_by_caches(as_alice, running):
     response = as_alice.get(f"/jobs/{running.pk}/")
     assert "HX-Request" in response["Vary"]
     assert response["Cache-Control"] == "no-store"
 
 
-def test_events_name_who_did_what(as_alice, finished):
+def test_events_name_who_did_what_and_no_page_carries_a_style_attribute(as_alice, finished):
     shown = plain(text_of(as_alice, finished, "events/"))
     assert "Queued alice" in shown
     assert "Succeeded host box" in shown
+    assert all(' style="' not in text_of(as_alice, finished, tab) for tab in TABS)
 
 
 def test_the_config_is_what_the_host_was_asked_to_run(as_alice, running):
     page = text_of(as_alice, running, "config/")
     assert "&quot;kind&quot;: &quot;train&quot;" in page
     assert "Test CPU" in page
-
-
-def test_no_page_carries_a_style_attribute(as_alice, finished):
-    assert all(' style="' not in text_of(as_alice, finished, tab) for tab in TABS)
 
 
 def test_a_name_with_markup_is_shown_as_text(as_alice, running):
@@ -250,3 +199,145 @@ def test_the_number_of_queries_does_not_grow_with_the_log(
     report(*(("log", {"stream": "stdout", "text": f"line {i}\n"}) for i in range(150)))
     with django_assert_max_num_queries(30):
         text_of(as_alice, running)
+
+
+# A live page changes as one: state line, cards, captions, tables and points of one answer.
+
+
+FRESH = re.compile(r'<script id="fresh-points" type="application/json">(.*?)</script>')
+BASE_MS = 1_700_000_000_000
+
+
+def refreshed(client, job: Job, tab: str = "", since: object = 0) -> str:
+    address = f"/jobs/{job.pk}/{tab}?since={since}"
+    return client.get(address, headers={"HX-Request": "true"}).content.decode()
+
+
+def points(page: str) -> dict[str, list[list[float]]]:
+    return json.loads(FRESH.search(page)[1])
+
+
+def region(page: str, name: str) -> str:
+    found = re.search(
+        rf'data-region="{name}"[^>]*>(.*?)</(?:p|div|section|tbody)>', page, re.DOTALL
+    )
+    return " ".join(
+        re.sub(r"<[^>]+>", " ", found[1]).replace("\N{NARROW NO-BREAK SPACE}", "").split()
+    )
+
+
+@pytest.fixture
+def go_on(running, attempt):
+    """Let the running job report more steps, each of another speed, and its progress."""
+
+    def more(step: int, speed: float) -> None:
+        values = {"loss": float(step), "tokens_per_second": speed}
+        progress = {"done": float(step), "total": 120.0, "unit": "steps", "eta_seconds": 9.0}
+        events = (
+            ("metric", {"source": "job", "values": values, "step": step}),
+            ("progress", progress),
+        )
+        attempt.refresh_from_db()
+        batch = batch_of(attempt, *events, first=attempt.acked_seq + 1)
+        events_accept(host=attempt.host, batch=batch)
+
+    return more
+
+
+def test_one_answer_carries_the_state_the_cards_the_captions_and_the_points(
+    as_alice, running, go_on
+):
+    before = refreshed(as_alice, running)
+    last = max(t for column in points(before).values() for t, _ in column)
+    for step in range(50, 70):
+        go_on(step, 9000.0)
+
+    after = refreshed(as_alice, running, since=last)
+
+    assert "69 of 120 steps" in after
+    assert "9000 tok/s" in region(after, "words-tokens_per_second")
+    assert "9000" in region(after, "table-tokens_per_second")
+    assert re.search(r"<dt>Tokens per second</dt>\s*<dd class=\"value\">9.000<", after)
+    speeds = [value for _, value in points(after)["tokens_per_second"]]
+    assert speeds[-20:] == [9000.0] * 20
+
+
+def test_a_card_follows_each_batch_of_the_stream(as_alice, running, go_on):
+    shown = set()
+    for step in range(50, 90, 10):
+        for at in range(10):
+            go_on(step + at, 100.0 * step)
+        shown.add(region(refreshed(as_alice, running), "words-loss"))
+    assert len(shown) == 4
+
+
+def test_an_answer_says_of_which_instant_it_is_and_sends_no_points_again(as_alice, running):
+    before = now_ms()
+    as_of = int(re.search(r'data-page-as-of="(\d+)"', refreshed(as_alice, running))[1])
+    assert before <= as_of <= now_ms()
+
+    everything = points(refreshed(as_alice, running))["loss"]
+    rest = points(refreshed(as_alice, running, since=int(everything[2][0])))["loss"]
+    assert rest == everything[2:]
+
+    for since in ["", "x", "-1", "1e9", "9" * 16, "1;drop"]:
+        page = refreshed(as_alice, running, since=since)
+        assert FRESH.search(page) is None, since
+        assert 'data-region="figures"' in page, since
+
+
+def test_the_captions_of_the_metrics_tab_change_with_its_points(as_alice, running, go_on):
+    for step in range(50, 70):
+        go_on(step, 9000.0)
+    page = refreshed(as_alice, running, "metrics/")
+    assert "9000 tok/s" in region(page, "words-tokens_per_second")
+    assert points(page)["tokens_per_second"][-1][1] == 9000.0
+
+
+# The preflight on the job page: every check, and what to do about those that failed.
+
+
+def page(user, job, tab: str = "") -> str:
+    return client_of(user).get(f"/jobs/{job.pk}/{tab}").content.decode()
+
+
+def test_a_job_in_preflight_shows_the_first_look_and_then_what_the_host_found(job, alice):
+    text = page(alice, job)
+    assert "By its last heartbeat Box passes. The host now runs its own checks" in text
+    assert "50.0 GiB of disk are free" in text
+    refuse(job)
+    text = page(alice, job)
+    assert "Try 1 of 3 failed; the next attempt is in half a minute." in text
+    assert text.index(UNFIT.sentence) < text.index(UNFIT.remedy) < text.index(FIT.sentence)
+    text = page(alice, job, "events/")
+    assert "1 of 2 checks failed" in text
+    assert UNFIT.remedy in text
+
+
+def test_a_job_that_ended_for_it_keeps_the_last_look(job, alice):
+    for _ in range(2):
+        refuse(job)
+        try_again(job)
+    refuse(job)
+    assert "3 tries failed, so the job ended." in page(alice, job)
+
+
+def test_passed_checks_are_unfolded_where_one_has_advice(job, alice):
+    for remedy in ["", "Plan with the other config.json."]:
+        with undone(remedy):
+            own = {"sentence": "The files hold more.", "remedy": remedy}
+            claim(job.current_attempt, checks=(FIT.model_copy(update=own),))
+            text = page(alice, job, "events/")
+            fold = text[: text.index(own["sentence"])].rpartition("<details")[2]
+            assert ("open" in fold.partition(">")[0]) == bool(remedy)
+            assert remedy in text
+
+
+def test_a_running_job_shows_no_preflight_on_its_overview(attempt, alice):
+    assert "preflight-title" not in page(alice, attempt.job)
+
+
+def test_what_a_host_says_is_text(job, alice):
+    evil = UNFIT.model_copy(update={"sentence": "<script>alert(1)</script>"})
+    refuse(job, checks=(evil,))
+    assert "<script>alert(1)" not in page(alice, job)

@@ -1,10 +1,15 @@
-"""The log: lines as a terminal would leave them, the last ones first, any of them found."""
+"""The log as a terminal would leave it, its search, and logs and metrics of several hosts."""
 
 import pytest
+from django.urls import reverse
 
-from tests.webapp.conftest import EXIT_OK, STARTED
+from runners.messages import MetricPoint
+from tests.webapp.conftest import EXIT_OK, STARTED, batch_of, client_of
+from tests.webapp.jobs.gangs import end, make_gang, make_hosts, members, silence, start, tell
+from webapp.jobs.ingest import announce
 from webapp.jobs.logs import LINE_CHARACTERS, MOST_CHARACTERS, Line, lines_of, log_lines
-from webapp.jobs.models import AttemptEvent
+from webapp.jobs.models import AttemptEvent, Job
+from webapp.jobs.plots import draw
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 
@@ -18,9 +23,8 @@ def texts(**body) -> list[str]:
     return [line.text for line in lines_of(event(**body))]
 
 
-@pytest.mark.parametrize(
-    ("text", "lines"),
-    [
+def test_text_becomes_the_lines_that_a_terminal_would_leave():
+    for text, lines in [
         ("one\n", ["one"]),
         ("one\ntwo\n", ["one", "two"]),
         ("one", ["one"]),
@@ -34,15 +38,12 @@ def texts(**body) -> list[str]:
         ("form\x0cfeed\n", ["form\x0cfeed"]),
         ("a\u2028b\n", ["a\u2028b"]),
         ("unit\x1cseparator\x85\n", ["unit\x1cseparator\x85"]),
-    ],
-)
-def test_text_becomes_the_lines_that_a_terminal_would_leave(text, lines):
-    assert texts(text=text) == lines
+    ]:
+        assert texts(text=text) == lines, (text, lines)
 
 
-@pytest.mark.parametrize(
-    ("text", "level"),
-    [
+def test_a_line_is_marked_by_its_own_words():
+    for text, level in [
         ("Traceback (most recent call last):", "bad"),
         ("ValueError: no", "bad"),
         ("CRITICAL no disk", "bad"),
@@ -50,43 +51,34 @@ def test_text_becomes_the_lines_that_a_terminal_would_leave(text, lines):
         ("warned and in error", "bad"),
         ("step 1 loss 8.1", ""),
         ("", ""),
-    ],
-)
-def test_a_line_is_marked_by_its_own_words(text, level):
-    (line,) = [*lines_of(event(text=f"{text}\n"))]
+    ]:
+        (line,) = [*lines_of(event(text=f"{text}\n"))]
 
-    assert line.level == level
+        assert line.level == level, (text, level)
 
 
-@pytest.mark.parametrize(
-    ("kind", "body", "words"),
-    [
+def test_what_the_supervisor_saw_is_a_line_of_its_own():
+    for kind, body, words in [
         ("started", STARTED, "process 7 started"),
         ("phase", {"name": "Training"}, "Training"),
         ("artefact", {"name": "model", "total_bytes": 3 * 1024**2}, "saved model, 3.00\u00a0MiB"),
         ("exited", EXIT_OK, "ended with exit code 0"),
         ("exited", EXIT_OK | {"exit_code": 137}, "ended with exit code 137"),
         ("exited", EXIT_OK | {"signal": 9, "exit_code": None}, "ended by signal 9"),
-    ],
-)
-def test_what_the_supervisor_saw_is_a_line_of_its_own(kind, body, words):
-    (line,) = lines_of(event(kind, **body))
+    ]:
+        (line,) = lines_of(event(kind, **body))
 
-    assert (line.stream, line.text) == ("supervisor", words)
+        assert (line.stream, line.text) == ("supervisor", words), (kind, body, words)
 
 
-def test_of_a_line_that_nobody_can_read_the_beginning_is_shown():
+def test_a_line_knows_when_it_came_and_of_an_endless_one_the_beginning_is_shown():
+    (line,) = lines_of(event(text="x\n"))
+    assert line.at.isoformat() == "2023-11-14T22:13:20+00:00"
+
     whole, cut = "x" * LINE_CHARACTERS, "y" * 5000
-
     assert texts(text=f"{whole}\n{cut}\n") == [
         whole, f"{cut[:LINE_CHARACTERS]} … (a line of 5,000 characters)",
     ]  # fmt: skip
-
-
-def test_a_line_knows_when_it_came():
-    (line,) = lines_of(event(text="x\n"))
-
-    assert line.at.isoformat() == "2023-11-14T22:13:20+00:00"
 
 
 @pytest.fixture
@@ -112,39 +104,21 @@ def numbers(lines: list[Line]) -> list[int]:
     return [int(line.text.split()[1]) for line in lines]
 
 
-def test_the_last_lines_come_in_the_order_they_were_written(attempt, wrote):
-    wrote(20)
-
-    assert numbers(log_lines(attempt, limit=5)) == [16, 17, 18, 19, 20]
+def test_the_last_lines_and_the_last_ones_with_a_word_come_in_their_order(attempt, wrote):
+    wrote(500)
+    assert numbers(log_lines(attempt, limit=5)) == [496, 497, 498, 499, 500]
+    assert numbers(log_lines(attempt, limit=50, needle="LINE 7")) == [7, *range(70, 80)]
+    assert numbers(log_lines(attempt, limit=3, needle="line")) == [498, 499, 500]
+    assert log_lines(attempt, limit=5, needle="zebra") == []
 
 
 def test_a_limit_counts_lines_and_not_deliveries(attempt, report):
     report(*[("log", {"stream": "stdout", "text": f"line {n}\nline {n + 1}\n"}) for n in (1, 3)])
-
     assert numbers(log_lines(attempt, limit=3)) == [2, 3, 4]
-
-
-def test_a_word_is_found_however_long_ago_it_was_written(attempt, wrote):
-    wrote(500)
-
-    assert numbers(log_lines(attempt, limit=50, needle="LINE 7")) == [7, *range(70, 80)]
-
-
-def test_of_many_lines_with_the_word_the_last_ones_come(attempt, wrote):
-    wrote(100)
-
-    assert numbers(log_lines(attempt, limit=3, needle="line")) == [98, 99, 100]
-
-
-def test_a_word_that_nobody_wrote_finds_nothing(attempt, wrote):
-    wrote(10)
-
-    assert log_lines(attempt, limit=5, needle="zebra") == []
 
 
 def test_the_search_reads_what_the_supervisor_noted_too(attempt, report):
     report(("started", STARTED))
-
     assert [line.text for line in log_lines(attempt, limit=5, needle="started")]
 
 
@@ -155,7 +129,6 @@ def test_a_job_that_nobody_took_has_no_log():
 def test_the_log_of_one_attempt_holds_nothing_of_another(attempt, wrote, team, alice, host):
     wrote(3)
     attempt.pk = "01J" + "0" * 23
-
     assert log_lines(attempt, limit=5) == []
 
 
@@ -165,27 +138,22 @@ def page(client, job, query="") -> str:
     return response.content.decode()
 
 
-@pytest.mark.parametrize("query", ["?q=%3Cscript%3E", "?q=%25", "?q=" + "x" * 3000])
-def test_a_strange_search_is_answered(as_alice, running, query):
-    assert "<script>" not in page(as_alice, running, query).split("</head>")[1].replace(
-        "<script src", ""
-    )
-
-
-def test_the_search_keeps_the_word_in_its_field(as_alice, running):
+def test_a_strange_search_is_answered_and_a_word_kept_in_its_field(as_alice, running):
+    for query in ["?q=%3Cscript%3E", "?q=%25", "?q=" + "x" * 3000]:
+        assert "<script>" not in page(as_alice, running, query).split("</head>")[1].replace(
+            "<script src", ""
+        ), query
     assert 'value="loss 7"' in page(as_alice, running, "?q=loss+7")
 
 
 def test_the_log_page_escapes_what_a_job_writes(as_alice, running, report):
     report(("log", {"stream": "stdout", "text": "<img src=x onerror=alert(1)>\n"}))
-
     assert "<img src=x" not in page(as_alice, running)
 
 
 def test_a_long_log_shows_its_end(as_alice, running, wrote):
     wrote(2100, first=100)
     html = page(as_alice, running)
-
     assert "line 2199" in html
     assert "line 100\n" not in html
 
@@ -211,6 +179,92 @@ def test_the_page_asks_no_more_of_the_database_for_a_long_log(
     as_alice, running, wrote, django_assert_max_num_queries
 ):
     wrote(1500, first=100)
-
     with django_assert_max_num_queries(16):
         page(as_alice, running)
+
+
+# Logs and metrics of a job on several hosts: one part_page, one host at a time.
+
+
+@pytest.fixture
+def gang(team, alice):
+    """A training on two hosts, each of which has said something."""
+    job = make_gang(team, alice, make_hosts(team, 2))
+    for member in start(job):
+        name = f"rank {member.node_rank}"
+        point = MetricPoint(source="job", values={"loss": 3.0 + member.node_rank}, step=1)
+        tell(
+            member,
+            ("log", {"stream": "stdout", "text": f"[{name}] step 1\n"}),
+            ("metric", point.model_dump(mode="json")),
+        )
+    job.refresh_from_db()
+    return job
+
+
+def part_page(job, user, name: str, **query: str) -> str:
+    return client_of(user).get(reverse(name, args=[job.pk]), query).content.decode()
+
+
+def test_every_host_is_offered_with_how_it_stands(gang, alice):
+    silence(members(gang)[1].host, minutes=4)
+    text = part_page(gang, alice, "job-logs").replace("\N{NO-BREAK SPACE}", " ")
+    assert 'Box 2 <span class="warn">silent 4 min' in text
+    end(members(gang)[1], "oom_gpu")
+    for name in ("job-logs", "job-metrics"):
+        text = part_page(gang, alice, name)
+        assert 'aria-current="page">Box 1 <span>running</span>' in text, name
+        assert 'Box 2 <span class="bad">oom gpu</span>' in text, name
+
+
+def test_a_job_on_one_host_offers_no_choice(job, alice):
+    assert 'aria-label="Host"' not in part_page(job, alice, "job-logs")
+
+
+def test_the_log_is_that_of_the_chosen_host_or_of_the_first(gang, alice):
+    first, second = (part_page(gang, alice, "job-logs", host=rank) for rank in ("0", "1"))
+    assert "[rank 0] step 1" in first
+    assert "[rank 1]" not in first
+    assert "[rank 1] step 1" in second
+    text = part_page(gang, alice, "job-logs", host="1", q="step")
+    assert '<input type="hidden" name="host" value="1">' in text
+    for asked in ("7", "-1", "x", "\u0661", "99999999999999999999"):
+        assert "[rank 0] step 1" in part_page(gang, alice, "job-logs", host=asked), asked
+
+
+def test_the_charts_are_those_of_the_chosen_host(gang):
+    losses = [
+        next(each for each in draw(gang, part=part) if each.chart.metric == "loss").series.values
+        for part in members(gang)
+    ]
+    assert losses == [(3.0,), (4.0,)]
+
+
+def test_only_the_first_host_is_held_against_the_prediction(gang):
+    said = {"tokens_per_second": {"value": 5.0}}
+    Job.objects.filter(pk=gang.pk).update(prediction=said)
+    point = MetricPoint(source="job", values={"tokens_per_second": 9.0}, step=2)
+    for part in members(gang):
+        tell(part, ("metric", point.model_dump(mode="json")))
+    first, second = (draw(gang, part=part) for part in members(gang))
+    assert any(each.prediction for each in first)
+    assert not any(each.prediction for each in second)
+
+
+def test_a_script_reads_each_hosts_events_and_none_of_a_host_too_many(gang, alice):
+    answer = client_of(alice).get(f"/api/v1/jobs/{gang.pk}/events", {"host": 1, "kind": "log"})
+    assert [event["body"]["text"] for event in answer.json()["events"]] == ["[rank 1] step 1\n"]
+    answer = client_of(alice).get(f"/api/v1/jobs/{gang.pk}/series", {"host": 2, "metrics": "loss"})
+    assert answer.status_code == 422
+    assert "the job runs on 2" in answer.json()["detail"]
+
+
+def test_frames_say_which_host_speaks_and_only_the_first_moves_the_bar(gang, monkeypatch):
+    sent = []
+    monkeypatch.setattr("webapp.jobs.ingest.publish_all", sent.extend)
+    second = members(gang)[1]
+    batch = batch_of(
+        second, ("phase", {"name": "Training"}), ("log", {"stream": "stdout", "text": "x"})
+    )
+    announce(second, list(batch.events))
+    assert [(kind, data["host"]) for _, kind, data in sent] == [("job.log", 1)]

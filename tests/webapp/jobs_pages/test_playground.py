@@ -5,6 +5,7 @@ import json
 import pytest
 
 from tests.webapp.conftest import STARTED, batch_of, client_of
+from tests.webapp.jobs.undone import undone
 from webapp.core.problems import ConflictProblem
 from webapp.jobs.endpoints import Endpoint, endpoint_of, hashes_of, new_key
 from webapp.jobs.ingest import events_accept
@@ -44,7 +45,6 @@ def page_of(user, job: Job, tab: str = "") -> str:
 
 def test_the_job_page_shows_the_address_and_how_to_ask(told, alice):
     page = page_of(alice, told(hashes=hashes_of(new_key())))
-
     assert "http://127.0.0.1:8000/v1" in page
     assert "ssh -L 8000:127.0.0.1:8000" in page
     assert "$OPENAI_API_KEY" in page
@@ -55,49 +55,41 @@ def test_the_playground_asks_the_adapter_that_was_chosen(told, alice):
     adapter = {"name": "poems-1", "adapter": {"source": "folder", "path": "poems"}}
     job.spec |= {"adapters": [adapter], "served_name": "tiny"}
     job.save()
-
     page = page_of(alice, job, "playground/")
     call = call_of(job, endpoint_of(job), {**VALUES, "model": "poems-1"}, stream=False)
-
     assert '<option value="poems-1">poems-1</option>' in page
     assert call.document["model"] == "poems-1"
 
 
-def test_without_adapters_the_playground_asks_for_no_model(told, alice):
+def test_the_playground_has_a_form_on_this_machine_and_asks_for_no_model(told, alice):
     job = told()
-
-    assert 'name="model"' not in page_of(alice, job, "playground/")
+    page = page_of(alice, job, "playground/")
+    assert "data-playground" in page
+    assert 'name="model"' not in page
     assert call_of(job, endpoint_of(job), VALUES, stream=False).document["model"] == "tiny"
 
 
 def test_before_it_answers_the_page_says_that_it_comes_up(told, alice, attempt):
     job = told()
     attempt.events.filter(kind="endpoint").delete()
-
     assert "The endpoint is starting" in page_of(alice, job)
     assert "is not ready yet" in page_of(alice, job, "playground/")
 
 
-def test_the_playground_has_a_form_on_this_machine(told, alice):
-    assert "data-playground" in page_of(alice, told(), "playground/")
-
-
-@pytest.mark.parametrize("address", ["10.0.0.7", "169.254.169.254", "::1", "0.0.0.0"])
-def test_an_address_that_is_not_this_machines_loopback_is_never_asked(told, alice, address):
-    job = told(host=address)
-
-    page = client_of(alice).post(f"/jobs/{job.pk}/playground/answer/", VALUES)
-
-    assert page.status_code == 422
-    assert "This server does not reach it" in page.content.decode()
-    with pytest.raises(ConflictProblem):
-        call_of(job, endpoint_of(job), VALUES, stream=False)
+def test_an_address_that_is_not_this_machines_loopback_is_never_asked(told, alice):
+    for address in ["10.0.0.7", "169.254.169.254", "::1", "0.0.0.0"]:
+        with undone(address):
+            job = told(host=address)
+            page = client_of(alice).post(f"/jobs/{job.pk}/playground/answer/", VALUES)
+            assert page.status_code == 422
+            assert "This server does not reach it" in page.content.decode()
+            with pytest.raises(ConflictProblem):
+                call_of(job, endpoint_of(job), VALUES, stream=False)
 
 
 def test_another_machines_host_is_not_asked_though_it_says_loopback(told, alice, settings):
     job = told()
     (settings.DATA_DIR / "host" / "credential.json").write_text('{"host_id": "another"}')
-
     assert not endpoint_of(job).is_local
     assert "ssh -L" in page_of(alice, job, "playground/")
 
@@ -105,26 +97,25 @@ def test_another_machines_host_is_not_asked_though_it_says_loopback(told, alice,
 def test_a_job_that_ended_is_not_asked(told):
     job = told()
     Job.objects.filter(pk=job.pk).update(state="stopped")
-
     assert endpoint_of(Job.objects.get(pk=job.pk)) is None
 
 
-@pytest.mark.parametrize("changes", [{"max_tokens": 0}, {"temperature": 9}, {"prompt": ""}])
-def test_a_wrong_field_is_named_and_nothing_is_asked(told, alice, changes):
-    job = told()
-    headers = {"accept": "text/event-stream"}
+def test_a_wrong_field_is_named_and_nothing_is_asked(told, alice):
+    for changes in [{"max_tokens": 0}, {"temperature": 9}, {"prompt": ""}]:
+        with undone(changes):
+            job = told()
+            headers = {"accept": "text/event-stream"}
 
-    answer = client_of(alice).post(
-        f"/jobs/{job.pk}/playground/answer/", {**VALUES, **changes}, headers=headers
-    )
+            answer = client_of(alice).post(
+                f"/jobs/{job.pk}/playground/answer/", {**VALUES, **changes}, headers=headers
+            )
 
-    assert answer.status_code == 422
-    assert answer.content.decode().startswith(next(iter(changes)))
+            assert answer.status_code == 422
+            assert answer.content.decode().startswith(next(iter(changes)))
 
 
 def test_an_endpoint_that_is_gone_is_said_in_words(told):
     gone = Endpoint("127.0.0.1", 1, "tiny", has_keys=False, is_local=True)
-
     assert whole_answer(call_of(told(), gone, VALUES, stream=False)) == NOT_NOW
 
 

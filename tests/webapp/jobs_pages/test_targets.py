@@ -1,20 +1,149 @@
-"""A plan's targets are judged by their percentile: named, met or missed, with the chance."""
+"""A benchmark's page under load, and a plan's targets judged by their percentile."""
 
 import pytest
 
+from runners.jobspec.benchmark import LoadReport, LoadRow, OperatorRow, ProfileReport
 from tests.webapp.conftest import EXIT_OK, STARTED, batch_of, client_of
-from tests.webapp.jobs_pages.test_load_page import REPORT, SPEC
+from tests.webapp.jobs.undone import undone
 from webapp.jobs.ingest import events_accept
 from webapp.jobs.measured_figures import figures_of
+from webapp.jobs.measured_load import operators_of, under_load
 from webapp.jobs.models import Job
 from webapp.jobs.targets import targets_of
 
 pytestmark = pytest.mark.django_db(databases="__all__")
-ASKED = {"kind": "serve", "ttft_slo_seconds": 1.0, "tpot_slo_seconds": 0.05}
+SPEC = {
+    "kind": "benchmark",
+    "model": {"source": "artefact", "attempt_id": "a1"},
+    "batch_size": 4,
+    "load": {"arrivals": {"kind": "closed", "concurrency": [1, 4]}},
+}
+PREDICTION = {
+    "ttft_seconds": {"value": 0.1, "low": 0.05, "high": 0.2, "unit": "seconds"},
+    "under_load": {
+        "rows": [
+            {"point": 1.0, "tokens_per_second": [80.0, 60.0, 100.0]},
+            {"point": 4.0, "tokens_per_second": [280.0, 220.0, 350.0]},
+        ]
+    },
+}
+BREAKDOWN = {"decode": {"memory_bandwidth": 3.0, "overhead": 1.0}}
+
+
+def row(point: float, rate: float, **changes) -> LoadRow:
+    means = {"tokens_per_second": rate, "ttft_seconds": 0.05, "tpot_seconds": 0.01}
+    spread = {f"ttft_p{each}_seconds": 0.001 * each for each in (50, 90, 99)}
+    fields = {"requests": 24, "failed": 0, "repetitions": 2, "duration_seconds": 9.0}
+    return LoadRow(point=point, measured=means | spread, **{**fields, **changes})
+
+
+def operator(phase: str, name: str, seconds: float, bound: str) -> OperatorRow:
+    fields = {"shapes": "2x64 64x64", "calls": 3, "flops": 1e6}
+    return OperatorRow(phase=phase, name=name, seconds=seconds, bound=bound, **fields)
+
+
+REPORT = LoadReport(
+    arrivals="closed",
+    prompt_tokens=16,
+    output_tokens=8,
+    places=4,
+    seed=17,
+    rows=(row(1, 70.0, notes=("24 answers are few for a p90: 100 would be enough",)),
+          row(4, 250.0, failed=2, interval={"tokens_per_second": (200.0, 300.0)})),
+)  # fmt: skip
+PROFILE = ProfileReport(
+    batch_size=2,
+    prompt_tokens=16,
+    decode_steps=8,
+    slowdown_ratio=3.0,
+    flops_per_second=1e9,
+    bytes_per_second=1e9,
+    rows=(
+        operator("prefill", "aten::mm", 3.0, "compute"),
+        operator("decode", "aten::mm", 3.0, "memory_bandwidth"),
+        operator("decode", "<b>&", 1.0, "overhead"),
+    ),
+)
+
+
+@pytest.fixture
+def left(attempt):
+    """Let a benchmark leave a report as its host announces it, and end well."""
+
+    def leave(name: str, facts: dict) -> Job:
+        Job.objects.filter(pk=attempt.job_id).update(
+            kind="benchmark",
+            spec=SPEC,
+            prediction=PREDICTION,
+            estimate={"time_breakdown_seconds": BREAKDOWN},
+        )
+        body = {"name": name, "kind": "report", "total_bytes": 2}
+        files = {"files": {f"{name}.json": 2}, "sha256": {f"{name}.json": "a" * 64}}
+        announced = ("artefact", {**body, **files, "facts": facts})
+        batch = batch_of(attempt, ("started", STARTED), announced, ("exited", EXIT_OK))
+        events_accept(host=attempt.host, batch=batch)
+        return Job.objects.get(pk=attempt.job_id)
+
+    return leave
 
 
 def plain(text: object) -> str:
     return " ".join(str(text).split())
+
+
+def test_each_point_of_a_sweep_stands_beside_what_the_plan_said_of_it(left, alice):
+    job = left("load", REPORT.model_dump(mode="json"))
+    found = under_load(job)
+    rate, said = found.lines[1].rate, found.lines[1].rate_said
+    assert [plain(each) for each in (rate, said)] == ["250 tok/s", "280 tok/s"]
+    assert [each.chart.predicted for each in found.charts] == [
+        "tokens_per_second",
+        "ttft_seconds",
+        "tpot_seconds",
+    ]
+    assert "11 % below the predicted" in plain(found.charts[0].words)
+    # a figure that the plan does not have is drawn alone
+    assert [each["name"] for each in found.charts[1].figure["data"]] == ["measured"]
+    page = plain(client_of(alice).get(f"/jobs/{job.pk}/").content.decode())
+    assert 'data-chart="sweep-tokens_per_second"' in page
+    assert "24 answers are few for a p90: 100 would be enough." in page
+    assert "seed 17" in page
+    assert "4 clients" in page
+
+
+def test_the_page_shows_operators_by_share_and_their_classes_beside_the_plans(left, alice):
+    job = left("operators", PROFILE.model_dump(mode="json"))
+    decode = operators_of(job).phases[1]
+    page = plain(client_of(alice).get(f"/jobs/{job.pk}/").content.decode())
+    assert [plain(bar.share) for bar in decode.bars] == ["75 %", "25 %"]
+    assert [plain(line.predicted) for line in decode.classes] == ["75 %", "25 %"]
+    assert "Writing each token: mm 75 %" in page
+    assert "<b>&" not in page
+
+
+def test_a_report_that_is_none_is_not_shown_and_breaks_nothing(left, alice):
+    for facts in [
+        {},
+        {"rows": []},
+        {**REPORT.model_dump(mode="json"), "rows": [{"point": "x"}]},
+        {"seed": []},
+    ]:
+        with undone(facts):
+            job = left("load", facts)
+
+            assert under_load(job) is None
+            assert client_of(alice).get(f"/jobs/{job.pk}/").status_code == 200
+
+
+def test_nobody_of_another_team_sees_it(left, charlie):
+    job = left("load", REPORT.model_dump(mode="json"))
+    assert client_of(charlie).get(f"/jobs/{job.pk}/").status_code == 404
+
+
+# A plan's targets are judged by their percentile: named, met or missed, with the chance.
+
+
+ASKED = {"kind": "serve", "ttft_slo_seconds": 1.0, "tpot_slo_seconds": 0.05}
 
 
 @pytest.fixture
@@ -48,15 +177,12 @@ def states(job: Job) -> dict[str, tuple[str, str]]:
 
 def test_a_target_is_missed_by_its_percentile_however_good_the_mean_is(endpoint):
     found = states(endpoint([point(100, 0.333, 1.3)]))
-
     assert found["ttft"] == ("missed", "Time to first token, p95: 1.3 s so far")
 
 
 def test_a_target_that_is_met_is_said_to_be_met(endpoint, as_alice):
     job = endpoint([point(100, 0.333, 0.8)])
-
     page = plain(as_alice.get(f"/jobs/{job.pk}/").content.decode())
-
     assert states(job)["ttft"][0] == "met"
     assert "First token within 1.0 s" in page
     assert "Each further token within 50 ms" in page
@@ -65,26 +191,23 @@ def test_a_target_that_is_met_is_said_to_be_met(endpoint, as_alice):
 
 def test_a_few_requests_judge_no_target(endpoint):
     state, words = states(endpoint([point(3, 0.3, 1.3)]))["ttft"]
-
     assert state == "unjudged"
     assert "not compared yet: warm-up, 3 of 20 requests" in words
 
 
 def test_without_a_target_nothing_is_judged(endpoint):
     job = endpoint([point(100, 0.3, 0.3)], plan_request={"workload": {"kind": "serve"}})
-
     assert targets_of(job, figures_of(job)) == []
 
 
 def test_one_batch_has_no_percentile_and_says_so(endpoint):
     found = states(endpoint([], kind="benchmark", spec={"kind": "benchmark"}))
-
     assert found["ttft"][0] == "unjudged"
     assert "measure the plan under load" in found["ttft"][1]
 
 
 @pytest.fixture
-def under_load(attempt):
+def swept(attempt):
     """Let a benchmark leave rows whose p95 has the given value and interval."""
 
     def leave(value: float, interval: tuple[float, float] | None, limit: float) -> Job:
@@ -105,36 +228,30 @@ def under_load(attempt):
     return leave
 
 
-@pytest.mark.parametrize(
-    ("value", "interval", "limit", "state", "words"),
-    [
+def test_the_chance_follows_from_the_interval_of_the_percentile(swept):
+    for value, interval, limit, state, words in [
         (0.9, (0.8, 1.0), 1.0, "met", "chance 90 %"),
         (1.1, (1.0, 1.2), 1.0, "missed", "chance 10 %"),
         (1.0, (0.9, 1.1), 1.0, "met", "chance 50 %"),
         (0.5, (0.49, 0.51), 1.0, "met", "chance above 99 %"),
         (2.0, (1.9, 2.1), 1.0, "missed", "chance below 1 %"),
         (0.9, None, 1.0, "met", ""),
-    ],
-)
-def test_the_chance_follows_from_the_interval_of_the_percentile(
-    under_load, value, interval, limit, state, words
-):
-    job = under_load(value, interval, limit)
+    ]:
+        with undone(value, interval, limit, state, words):
+            job = swept(value, interval, limit)
 
-    (target,) = targets_of(job, figures_of(job))
+            (target,) = targets_of(job, figures_of(job))
 
-    assert target.state == state
-    assert plain(target.chance_words).startswith(words)
-    assert bool(target.chance_words) == bool(words)
+            assert target.state == state
+            assert plain(target.chance_words).startswith(words)
+            assert bool(target.chance_words) == bool(words)
 
 
-def test_the_api_has_the_target_as_the_page_has_it(under_load, alice):
-    job = under_load(0.9, (0.8, 1.0), 1.0)
+def test_the_api_has_the_target_as_the_page_has_it(swept, alice):
+    job = swept(0.9, (0.8, 1.0), 1.0)
     client = client_of(alice)
-
     (told,) = client.get(f"/api/v1/jobs/{job.pk}/figures").json()["targets"]
     page = plain(client.get(f"/jobs/{job.pk}/").content.decode())
-
     assert (told["figure"], told["state"], told["percentile"]) == ("ttft_p95_seconds", "met", 95)
     assert told["chance"] == pytest.approx(0.9)
     assert "Time to first token, p95: 900 ms" in page

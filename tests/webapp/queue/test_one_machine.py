@@ -1,18 +1,23 @@
-"""Two teams' hosts on one machine: what one team's job holds, the other's does not get."""
+"""Two teams' hosts on one machine, which is never given to both."""
 
+import threading
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 
 import pytest
+from django.db import connection, transaction
 
 from tests.webapp.conftest import EXIT_OK, batch_of, claim, make_beat, make_job
+from tests.webapp.jobs.undone import undone
 from tests.webapp.machines import GPU, host_of
+from webapp.audit.guard import CUTS, EVENTS, LINKS
 from webapp.core.clock import now
 from webapp.hosts.heartbeats import host_beat
 from webapp.hosts.models import Distinction, Host
 from webapp.jobs.allocation import allocate_pool
 from webapp.jobs.deadlines import allocate_all
 from webapp.jobs.ingest import events_accept
-from webapp.jobs.models import Attempt, Job
+from webapp.jobs.models import Allocation, Attempt, Job
 from webapp.jobs.services import job_abandon, job_stop, job_submit
 from webapp.queue.words import waiting_line
 
@@ -52,8 +57,12 @@ def change(host: Host, **values) -> None:
     Host.objects.filter(pk=host.pk).update(**values)
 
 
-def test_a_processor_that_another_teams_job_holds_is_not_given_out(waiting):
+def test_a_processor_that_another_teams_job_holds_is_not_given_out_though_it_is_silent(
+    waiting, theirs
+):
     assert waiting.state == "queued"
+    assert allocate_all() == []
+    silent(theirs)
     assert allocate_all() == []
 
 
@@ -73,11 +82,14 @@ def test_another_gpu_of_the_same_machine_is_free(team, other_team, alice, charli
     assert (first.state, second.state) == ("preflight", "preflight")
 
 
-@pytest.mark.parametrize("facts", [{"user_id": 1001}, {"machine_id": None}, {"machine_id": "b"}])
-def test_hosts_of_one_user_or_of_no_known_machine_run_side_by_side(facts, ours, team, alice):
-    beside = host_of(team, "beside", **{"user_id": 1002, **facts})
-    jobs = [job_submit(job=make_job(team, alice, host), by="alice") for host in (ours, beside)]
-    assert [job.state for job in jobs] == ["preflight", "preflight"]
+def test_hosts_of_one_user_or_of_no_known_machine_run_side_by_side(ours, team, alice):
+    for facts in [{"user_id": 1001}, {"machine_id": None}, {"machine_id": "b"}]:
+        with undone(facts):
+            beside = host_of(team, "beside", **{"user_id": 1002, **facts})
+            jobs = [
+                job_submit(job=make_job(team, alice, host), by="alice") for host in (ours, beside)
+            ]
+            assert [job.state for job in jobs] == ["preflight", "preflight"]
 
 
 def test_two_jobs_of_one_round_do_not_get_one_machine(team, alice, ours):
@@ -143,11 +155,6 @@ def silent(host: Host) -> None:
     change(host, last_seen_at=now() - timedelta(hours=3))
 
 
-def test_their_silence_frees_nothing(waiting, theirs):
-    silent(theirs)
-    assert allocate_all() == []
-
-
 def test_a_boot_since_their_last_word_frees_the_machine(waiting, ours, theirs):
     silent(theirs)
     host_beat(host=ours, beat=make_beat(boot_id="boot-2"))
@@ -197,3 +204,51 @@ def test_ones_own_job_on_the_other_host_is_named(team, alice, ours):
     job_submit(job=make_job(team, alice, beside, name="First"), by="alice")
     waiting = job_submit(job=make_job(team, alice, ours), by="alice")
     assert "the machine of ours is held as beside by “First”" in sentence(waiting)
+
+
+# Schedulers of two teams at once: one machine is never given to both.
+
+
+LONG_ENOUGH_SECONDS = 2.0  # for a scheduler that waits for nobody
+PATIENCE_SECONDS = 120.0
+
+
+@pytest.fixture
+def rivals(team, other_team, alice, charlie) -> Iterator[list[Host]]:
+    """Two teams' hosts on one machine, with a job waiting for each."""
+    hosts = [host_of(team, "ours"), host_of(other_team, "theirs", user_id=1002)]
+    Host.objects.update(state="draining")
+    for host, owner in zip(hosts, (alice, charlie), strict=True):
+        job_submit(job=make_job(host.team, owner, host), by=owner.username)
+    Host.objects.update(state="ready")
+    yield hosts
+    if connection.vendor == "postgresql":  # which empties no table of the history at a test's end
+        with connection.cursor() as cursor:
+            for table in (EVENTS, LINKS, CUTS):
+                cursor.execute(f"ALTER TABLE {table} DISABLE TRIGGER USER")
+
+
+def beside(host: Host, given: list[Job]) -> Callable[[], None]:
+    """Return what another scheduler does in a connection of its own."""
+
+    def schedule() -> None:
+        try:
+            given.extend(allocate_pool(host.pool))
+        finally:
+            connection.close()
+
+    return schedule
+
+
+@pytest.mark.django_db(transaction=True, databases="__all__")
+def test_a_scheduler_waits_for_another_that_gives_the_same_machine_out(rivals):
+    given: list[Job] = []
+    other = threading.Thread(target=beside(rivals[1], given))
+    with transaction.atomic():
+        assert len(allocate_pool(rivals[0].pool)) == 1
+        other.start()
+        other.join(LONG_ENOUGH_SECONDS)  # nothing of ours is committed, so it cannot see it
+        has_waited = other.is_alive()
+    other.join(PATIENCE_SECONDS)
+    assert (has_waited, given) == (True, [])
+    assert Allocation.objects.filter(released_at=None).get().device.host == rivals[0]

@@ -1,6 +1,11 @@
-"""Who gets which devices: examples that a person can check by hand."""
+"""Who gets which devices: examples to check by hand, and laws of every decision."""
 
-import pytest
+import math
+from dataclasses import replace
+from random import Random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from webapp.queue.policy import (
     FOREVER,
@@ -54,45 +59,30 @@ def box(num: int, name: str = "a") -> Host:
 # Order
 
 
-def test_the_oldest_goes_first():
+def test_priority_goes_before_a_rank_given_by_hand_and_that_before_age():
     found = decided([box(1)], [demand("new", 2), demand("old", 1)])
     assert (granted(found), found.order) == ({"old": ["a0"]}, ("old", "new"))
-
-
-def test_priority_goes_before_age():
     found = decided([box(1)], [demand("old", 1), demand("urgent", 2, priority=1)])
     assert granted(found) == {"urgent": ["a0"]}
-
-
-def test_low_priority_goes_last():
     found = decided([box(1)], [demand("low", 1, priority=-1), demand("normal", 2)])
     assert granted(found) == {"normal": ["a0"]}
-
-
-def test_a_rank_given_by_hand_goes_before_age_but_not_before_priority():
     jobs = [demand("old", 1), demand("ranked", 3, rank=1), demand("high", 4, priority=1)]
     assert decided([box(1)], jobs).order == ("high", "ranked", "old")
 
 
-def test_the_team_that_used_less_goes_first():
+def test_teams_take_turns_by_what_they_used_and_by_their_shares():
     jobs = [demand("greedy", 1, team="x"), demand("modest", 2, team="y")]
     found = decided([box(1)], jobs, used={"x": 900.0, "y": 10.0})
     assert found.order == ("modest", "greedy")
 
-
-def test_teams_that_used_the_same_take_turns():
     jobs = [demand(f"x{i}", i, team="x") for i in range(3)]
     jobs += [demand(f"y{i}", 10 + i, team="y") for i in range(3)]
     assert decided([box(1)], jobs).order == ("x0", "y0", "x1", "y1", "x2", "y2")
 
-
-def test_what_is_held_back_costs_its_team_no_turn():
     held = demand("held", 1, team="a", held_back="It rests.")
     found = decided([box(1)], [held, demand("next", 2, team="a"), demand("other", 3, team="b")])
     assert found.order == ("held", "next", "other")
 
-
-def test_a_double_share_gets_two_turns_for_one():
     jobs = [demand(f"x{i}", i, team="x") for i in range(4)]
     jobs += [demand(f"y{i}", 10 + i, team="y") for i in range(2)]
     found = decided([box(1)], jobs, shares={"x": 2.0})
@@ -102,30 +92,21 @@ def test_a_double_share_gets_two_turns_for_one():
 # All or nothing
 
 
-def test_a_gang_of_devices_is_granted_whole():
+def test_a_gang_of_devices_is_granted_whole_or_not_at_all():
     assert granted(decided([box(4)], [demand("gang", devices_per_host=4)])) == {
         "gang": ["a0", "a1", "a2", "a3"]
     }
-
-
-def test_a_gang_that_does_not_fit_now_gets_nothing():
     hosts = [host("a", device("a0"), busy("a1"))]
     found = decided(hosts, [demand("gang", devices_per_host=2)])
     assert (found.grants, wait_of(found, "gang").num_free) == ((), 1)
-
-
-def test_a_gang_of_hosts_takes_as_many_of_each():
     found = decided([box(2, "a"), box(2, "b")], [demand("g", num_hosts=2, devices_per_host=2)])
     assert found.grants == (Grant("g", (("a", ("a0", "a1")), ("b", ("b0", "b1")))),)
 
 
-def test_all_devices_of_a_host_means_all_that_may_be_used():
+def test_a_gang_is_of_one_kind_of_device_and_all_means_those_that_may_be_used():
     hosts = [host("a", device("a0"), device("a1", is_usable=False), device("a2"))]
     found = decided(hosts, [demand("whole", devices_per_host=None)])
     assert granted(found) == {"whole": ["a0", "a2"]}
-
-
-def test_a_gang_is_of_one_kind_of_device():
     hosts = [host("a", device("a0"), device("a1", model="T4"), device("a2"))]
     found = decided(hosts, [demand("pair", devices_per_host=2)])
     assert granted(found) == {"pair": ["a0", "a2"]}
@@ -134,41 +115,31 @@ def test_a_gang_is_of_one_kind_of_device():
 # What may be taken
 
 
-def test_too_little_memory_will_not_do():
+def test_too_little_memory_or_a_cordoned_device_will_not_do():
     hosts = [host("a", device("a0", memory_bytes=8 * GIB), device("a1"))]
     found = decided(hosts, [demand("big", min_memory_bytes=20 * GIB)])
     assert granted(found) == {"big": ["a1"]}
-
-
-def test_a_cordoned_device_is_never_taken():
     hosts = [host("a", device("a0", is_usable=False))]
     assert wait_of(decided(hosts, [demand("one")]), "one").why is Why.IMPOSSIBLE
 
 
-def test_a_degraded_host_takes_singles_and_no_gang():
+def test_a_host_takes_what_its_state_allows_and_a_pinned_job_waits_for_it():
     hosts = [host("a", device("a0"), device("a1"), takes_gangs=False)]
     found = decided(hosts, [demand("pair", 1, devices_per_host=2), demand("one", 2)])
     assert granted(found) == {"one": ["a0"]}
     assert wait_of(found, "pair").why is Why.HOSTS
 
-
-def test_a_host_that_takes_nothing_is_left_alone():
     shut = host("a", device("a0"), takes_singles=False, takes_gangs=False)
     found = decided([shut, box(1, "b")], [demand("one", host="a"), demand("two", 1)])
     assert granted(found) == {"two": ["b0"]}
 
-
-def test_a_pinned_job_waits_for_its_host():
     found = decided([host("a", busy("a0")), box(1, "b")], [demand("one", host="a")])
     assert wait_of(found, "one").host == "a"
 
 
-def test_singles_share_a_host_each_on_its_device():
+def test_singles_share_a_host_each_on_its_device_where_the_least_stays_free():
     found = decided([box(3)], [demand("one", 1), demand("two", 2)])
     assert granted(found) == {"one": ["a0"], "two": ["a1"]}
-
-
-def test_a_single_goes_where_the_least_stays_free():
     hosts = [box(4, "a"), host("b", device("b0"), busy("b1"))]
     assert granted(decided(hosts, [demand("one")])) == {"one": ["b0"]}
 
@@ -179,46 +150,34 @@ HALF_BUSY = (host("a", device("a0"), busy("a1", seconds=100.0, by="long")),)
 PAIR = demand("pair", 1, devices_per_host=2, seconds=50.0)
 
 
-def test_a_waiting_gang_is_told_when_and_after_whom():
+def test_only_a_job_that_ends_before_the_gangs_start_may_go_first():
     wait = wait_of(decided(HALF_BUSY, [PAIR]), "pair")
     assert (wait.why, wait.start_seconds, wait.after) == (Why.DEVICES, 100.0, "long")
 
-
-def test_a_job_that_ends_before_the_gangs_start_may_go_first():
     found = decided(HALF_BUSY, [PAIR, demand("short", 2, seconds=99.0)])
     assert granted(found) == {"short": ["a0"]}
 
-
-def test_a_job_that_would_delay_the_gang_may_not():
     found = decided(HALF_BUSY, [PAIR, demand("longer", 2, seconds=101.0)])
     wait = wait_of(found, "longer")
     assert (found.grants, wait.why, wait.behind) == ((), Why.RESERVED, "pair")
     assert wait.start_seconds == 150.0
 
-
-def test_a_job_of_unknown_length_may_not_either():
     found = decided(HALF_BUSY, [PAIR, demand("unknown", 2)])
     assert found.grants == ()
 
-
-def test_a_short_job_may_go_before_a_gang_whose_start_nobody_knows():
-    hosts = [host("a", device("a0"), busy("a1"))]
-    found = decided(hosts, [PAIR, demand("short", 2, seconds=9.0)])
-    assert (granted(found), wait_of(found, "pair").start_seconds) == ({"short": ["a0"]}, None)
-
-
-def test_a_job_of_unknown_length_may_not_go_before_such_a_gang():
-    hosts = [host("a", device("a0"), busy("a1"))]
-    found = decided(hosts, [PAIR, demand("unknown", 2)])
-    assert found.grants == ()
-
-
-def test_the_other_host_is_nobodys():
     found = decided([*HALF_BUSY, box(1, "b")], [PAIR, demand("unknown", 2)])
     assert granted(found) == {"unknown": ["b0"]}
 
 
-def test_a_gang_waits_for_the_host_that_is_free_soonest():
+def test_only_a_short_job_may_go_before_a_gang_whose_start_nobody_knows():
+    hosts = [host("a", device("a0"), busy("a1"))]
+    found = decided(hosts, [PAIR, demand("short", 2, seconds=9.0)])
+    assert (granted(found), wait_of(found, "pair").start_seconds) == ({"short": ["a0"]}, None)
+    found = decided(hosts, [PAIR, demand("unknown", 2)])
+    assert found.grants == ()
+
+
+def test_a_gang_waits_for_what_is_free_soonest_and_counts_what_is_ready():
     hosts = [
         host("a", busy("a0", 300.0), busy("a1", 10.0)),
         host("b", busy("b0", 80.0), busy("b1", 90.0, by="soon")),
@@ -226,25 +185,241 @@ def test_a_gang_waits_for_the_host_that_is_free_soonest():
     wait = wait_of(decided(hosts, [PAIR]), "pair")
     assert (wait.start_seconds, wait.after) == (90.0, "soon")
 
-
-def test_what_can_never_run_keeps_nobody_waiting():
-    found = decided([box(2)], [demand("huge", 1, devices_per_host=8), demand("one", 2)])
-    assert wait_of(found, "huge").why is Why.IMPOSSIBLE
-    assert granted(found) == {"one": ["a0"]}
-
-
-def test_what_is_held_back_keeps_nobody_waiting():
-    jobs = [demand("resting", 1, held_back="the last check failed"), demand("one", 2)]
-    found = decided([box(1)], jobs)
-    assert (granted(found), wait_of(found, "resting").why) == ({"one": ["a0"]}, Why.HELD_BACK)
-
-
-def test_a_gang_counts_the_hosts_that_are_ready_for_it():
     hosts = [box(2, "a"), host("b", device("b0"), busy("b1", 60.0))]
     wait = wait_of(decided(hosts, [demand("g", num_hosts=2, devices_per_host=2)]), "g")
     assert (wait.num_ready_hosts, wait.start_seconds) == (1, 60.0)
 
 
-@pytest.mark.parametrize("hosts", [(), (host("a"),)])
-def test_an_empty_pool_gives_nothing(hosts):
-    assert wait_of(decided(hosts, [demand("one")]), "one").why is Why.IMPOSSIBLE
+def test_what_can_never_run_or_is_held_back_keeps_nobody_waiting():
+    found = decided([box(2)], [demand("huge", 1, devices_per_host=8), demand("one", 2)])
+    assert wait_of(found, "huge").why is Why.IMPOSSIBLE
+    assert granted(found) == {"one": ["a0"]}
+    jobs = [demand("resting", 1, held_back="the last check failed"), demand("one", 2)]
+    found = decided([box(1)], jobs)
+    assert (granted(found), wait_of(found, "resting").why) == ({"one": ["a0"]}, Why.HELD_BACK)
+    for hosts in [(), (host("a"),)]:
+        assert wait_of(decided(hosts, [demand("one")]), "one").why is Why.IMPOSSIBLE, hosts
+
+
+# Laws that every decision keeps, whatever the pool and whoever waits.
+
+
+SECONDS = st.one_of(st.none(), st.integers(1, 500).map(float))
+
+
+@st.composite
+def hosts(draw, max_hosts: int = 4) -> tuple[Host, ...]:
+    return tuple(
+        Host(
+            id=f"h{number}",
+            devices=tuple(
+                draw(devices(f"h{number}d{index}", index))
+                for index in range(draw(st.integers(0, 4)))
+            ),
+            takes_singles=(singles := draw(st.booleans())),
+            takes_gangs=singles and draw(st.booleans()),
+        )
+        for number in range(draw(st.integers(1, max_hosts)))
+    )
+
+
+@st.composite
+def devices(draw, name: str, index: int) -> Device:
+    is_held = draw(st.booleans())
+    return Device(
+        id=name,
+        index=index,
+        kind="gpu",
+        model=draw(st.sampled_from(["L4", "L4", "T4"])),
+        memory_bytes=draw(st.sampled_from([16, 24, 24])),
+        is_held=is_held,
+        free_seconds=draw(st.sampled_from([10.0, 100.0, 400.0, FOREVER])) if is_held else 0.0,
+        held_by=f"holder of {name}" if is_held else None,
+        is_usable=draw(st.sampled_from([True, True, True, False])),
+    )
+
+
+@st.composite
+def demands(draw) -> tuple[Demand, ...]:
+    return tuple(
+        Demand(
+            job=f"j{number}",
+            team=draw(st.sampled_from("xyz")),
+            queued_at=float(draw(st.integers(0, 50))),
+            priority=draw(st.integers(-1, 1)),
+            rank=draw(st.one_of(st.none(), st.none(), st.integers(1, 9))),
+            num_hosts=draw(st.sampled_from([1, 1, 1, 2, 3])),
+            devices_per_host=draw(st.sampled_from([1, 1, 2, 3, None])),
+            min_memory_bytes=draw(st.sampled_from([0, 0, 20])),
+            host=draw(st.sampled_from([None, None, None, "h0"])),
+            seconds=draw(SECONDS),
+            held_back=draw(st.sampled_from(["", "", "", "it rests"])),
+        )
+        for number in range(draw(st.integers(0, 9)))
+    )
+
+
+snapshots = st.builds(
+    Snapshot,
+    hosts=hosts(),
+    demands=demands(),
+    used=st.dictionaries(st.sampled_from("xyz"), st.floats(0, 1e6)),
+    shares=st.dictionaries(st.sampled_from("xyz"), st.floats(0.5, 4)),
+)
+
+
+def taken(decision: Decision) -> list[str]:
+    return [d for grant in decision.grants for _, ids in grant.places for d in ids]
+
+
+def every_job_is_answered_once(snapshot: Snapshot, found: Decision) -> None:
+    answered = [g.job for g in found.grants] + [w.job for w in found.waits]
+    assert sorted(answered) == sorted(d.job for d in snapshot.demands) == sorted(found.order)
+
+
+def no_device_is_given_twice_or_while_it_is_held(snapshot: Snapshot, found: Decision) -> None:
+    given_out = taken(found)
+    held = {d.id for host in snapshot.hosts for d in host.devices if d.is_held}
+    assert len(given_out) == len(set(given_out))
+    assert not held & set(given_out)
+
+
+def a_grant_is_all_that_was_asked_for(snapshot: Snapshot, found: Decision) -> None:
+    by_host = {host.id: host for host in snapshot.hosts}
+    asked = {demand.job: demand for demand in snapshot.demands}
+    for grant in found.grants:
+        demand = asked[grant.job]
+        assert len({host for host, _ in grant.places}) == demand.num_hosts == len(grant.places)
+        for host, ids in grant.places:
+            fit = [d for d in by_host[host].devices if d.is_usable]
+            fit = [d for d in fit if d.memory_bytes >= demand.min_memory_bytes]
+            assert len(ids) == (demand.devices_per_host or len(fit))
+            assert set(ids) <= {d.id for d in fit}
+
+
+def only_hosts_that_take_such_jobs_get_them(snapshot: Snapshot, found: Decision) -> None:
+    by_host = {host.id: host for host in snapshot.hosts}
+    asked = {demand.job: demand for demand in snapshot.demands}
+    for grant in found.grants:
+        demand = asked[grant.job]
+        for host, _ in grant.places:
+            is_single = demand.is_single
+            assert by_host[host].takes_singles if is_single else by_host[host].takes_gangs
+            assert demand.host in {None, host}
+
+
+def priority_and_then_rank_decide_the_order(snapshot: Snapshot, found: Decision) -> None:
+    asked = {demand.job: demand for demand in snapshot.demands}
+    keys = [
+        (-asked[job].priority, math.inf if asked[job].rank is None else asked[job].rank)
+        for job in found.order
+    ]
+    assert keys == sorted(keys)
+
+
+def the_first_who_can_start_is_never_refused_what_is_free(_: Snapshot, found: Decision) -> None:
+    """Nobody is before it, so nothing can be kept from it."""
+    waits = {wait.job: wait for wait in found.waits}
+    if found.order and found.order[0] in waits:
+        assert waits[found.order[0]].why is not Why.RESERVED
+
+
+def a_later_job_changes_nothing_for_an_earlier_one(snapshot: Snapshot, whole: Decision) -> None:
+    if not whole.order:
+        return
+    last = whole.order[-1]
+    fewer = replace(snapshot, demands=tuple(d for d in snapshot.demands if d.job != last))
+    without = decide(fewer)
+    assert without.grants == tuple(g for g in whole.grants if g.job != last)
+    assert without.waits == tuple(w for w in whole.waits if w.job != last)
+
+
+def the_order_in_which_rows_are_read_decides_nothing(
+    snapshot: Snapshot, found: Decision, shuffler: Random
+) -> None:
+    hosts, demands = list(snapshot.hosts), list(snapshot.demands)
+    shuffler.shuffle(hosts)
+    shuffler.shuffle(demands)
+    assert decide(replace(snapshot, hosts=tuple(hosts), demands=tuple(demands))) == found
+
+
+@given(snapshots, st.randoms(use_true_random=False))
+def test_every_decision_keeps_every_law(snapshot, shuffler):
+    found = decide(snapshot)
+
+    every_job_is_answered_once(snapshot, found)
+    no_device_is_given_twice_or_while_it_is_held(snapshot, found)
+    a_grant_is_all_that_was_asked_for(snapshot, found)
+    only_hosts_that_take_such_jobs_get_them(snapshot, found)
+    priority_and_then_rank_decide_the_order(snapshot, found)
+    the_first_who_can_start_is_never_refused_what_is_free(snapshot, found)
+    a_later_job_changes_nothing_for_an_earlier_one(snapshot, found)
+    the_order_in_which_rows_are_read_decides_nothing(snapshot, found, shuffler)
+
+
+# No starvation: a gang among ever new small jobs
+
+
+def advance(hosts: tuple[Host, ...], seconds: float) -> tuple[Host, ...]:
+    """Let time pass; whoever reaches the end of its forecast lets go."""
+
+    def later(device: Device) -> Device:
+        left = device.free_seconds - seconds
+        if not device.is_held or left <= 0:
+            return replace(device, is_held=False, free_seconds=0.0, held_by=None)
+        return replace(device, free_seconds=left)
+
+    return tuple(replace(h, devices=tuple(map(later, h.devices))) for h in hosts)
+
+
+def hold(hosts: tuple[Host, ...], decision: Decision, lengths: dict[str, float]):
+    holder = {d: g.job for g in decision.grants for _, ids in g.places for d in ids}
+    return tuple(
+        replace(
+            host,
+            devices=tuple(
+                replace(d, is_held=True, held_by=holder[d.id], free_seconds=lengths[holder[d.id]])
+                if d.id in holder
+                else d
+                for d in host.devices
+            ),
+        )
+        for host in hosts
+    )
+
+
+@given(st.randoms(use_true_random=False), st.integers(1, 3), st.integers(1, 4))
+@settings(max_examples=60)
+def test_a_gang_starts_when_it_was_first_forecast_whatever_comes_after_it(shuffler, wide, deep):
+    """Small jobs of any known length arrive at every step; the gang's start never moves back."""
+    pool = tuple(
+        Host(f"h{n}", tuple(Device(f"h{n}d{i}", i, "gpu", "L4", 24) for i in range(4)))
+        for n in range(3)
+    )
+    gang = Demand("gang", "x", 0.0, num_hosts=wide, devices_per_host=deep, seconds=30.0)
+    lengths = {"gang": 30.0}
+    first = [Demand(f"old{i}", "y", -1.0, seconds=shuffler.uniform(5, 60)) for i in range(10)]
+    lengths |= {one.job: one.seconds for one in first}
+    pool = hold(pool, decide(Snapshot(pool, tuple(first))), lengths)
+    promised = None
+    for step in range(100):
+        small = Demand(f"new{step}", "y", 1.0 + step, seconds=shuffler.uniform(1, 60))
+        lengths[small.job] = small.seconds
+        found = decide(Snapshot(pool, (gang, small)))
+        if any(grant.job == "gang" for grant in found.grants):
+            break
+        start = step + next(w.start_seconds for w in found.waits if w.job == "gang")
+        promised = start if promised is None else promised
+        assert start <= promised + 1e-6
+        pool = advance(hold(pool, found, lengths), 1.0)
+    assert promised is None or step <= math.ceil(promised)
+
+
+@given(snapshots, st.integers(1, 9))
+def test_the_first_turns_are_decided_alone_as_among_all(snapshot, number):
+    whole = decide(snapshot)
+    part = decide(snapshot, lambda turn, _job: turn >= number)
+    first = set(whole.order[:number])
+    assert part.order == whole.order
+    assert part.grants == tuple(one for one in whole.grants if one.job in first)
+    assert part.waits == tuple(one for one in whole.waits if one.job in first)

@@ -1,17 +1,20 @@
-"""The queue page, as people see it and as operators use it."""
+"""The queue page, as people see it, and what operators change in a queue."""
 
 import re
 
 import pytest
 
 from tests.webapp.conftest import client_of, make_beat, make_job
+from tests.webapp.jobs.undone import undone
 from tests.webapp.queue.conftest import gpu_host
 from webapp.core.clock import now
+from webapp.core.problems import ConflictProblem, InvalidProblem
 from webapp.hosts.heartbeats import host_beat
 from webapp.hosts.models import Device
-from webapp.jobs.models import Job
+from webapp.jobs.models import Event, Job
 from webapp.jobs.services import job_submit
 from webapp.queue import views
+from webapp.queue.actions import job_move, job_prioritise, order_digest
 from webapp.queue.words import lines_of
 
 pytestmark = pytest.mark.django_db(databases="__all__")
@@ -33,33 +36,29 @@ def text(html: str) -> str:
     return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", html))
 
 
-def test_the_page_says_who_is_next_why_and_when(alice, waiting):
-    words = text(page(alice))
+def test_the_page_says_who_holds_what_who_is_next_why_and_when(alice, olga, waiting):
+    html = page(alice)
+    words = text(html)
     assert "2 queued · 0 of 4 devices free" in words
     assert "Job a alice It needs 1 device on one host; node-a has 0 of 4 free" in words
     assert "≈" in words
+    assert "GPU 0 Long run until ≈" in words
+    assert "/up/" not in html
+    assert "/up/" in page(olga)  # operators alone get buttons
 
 
-def test_the_page_says_who_holds_what(alice, waiting):
-    assert "GPU 0 Long run until ≈" in text(page(alice))
-
-
-def test_a_cordoned_device_is_shown_with_its_reason(alice, node_a):
+def test_an_empty_queue_says_so_and_why_a_device_is_not_free(alice, node_a):
     Device.objects.filter(uuid="node-a-1").update(cordoned_at=now(), cordon_reason="ECC errors")
-    assert "GPU 1 cordoned: ECC errors" in text(page(alice))
-
-
-def test_an_empty_queue_says_so(alice, node_a):
-    assert "The queue is empty." in page(alice)
+    load = {"uuid": "node-a-2", "memory_used_bytes": 1, "utilization": 0.5}
+    host_beat(host=node_a, beat=make_beat(gpus=[{**load, "foreign_pids": (4321,)}]))
+    html = page(alice)
+    assert "The queue is empty." in html
+    assert "GPU 1 cordoned: ECC errors" in text(html)
+    assert "GPU 2 used by process 4321, which is no job of ours" in text(html)
 
 
 def test_a_person_without_pools_is_led_to_the_first_host(charlie):
     assert "There is no pool yet" in page(charlie)
-
-
-def test_only_operators_get_buttons(alice, olga, waiting):
-    assert "/up/" not in page(alice)
-    assert "/up/" in page(olga)
 
 
 def test_another_teams_job_is_counted_and_not_named(charlie, other_team, node_a, waiting):
@@ -81,16 +80,12 @@ def seen(user, pool) -> str:
 
 def test_a_job_moves_by_a_button_and_the_page_comes_back_to_it(olga, waiting):
     pool = waiting[0].pool
-    answer = press(olga, pool, "up", job=waiting[1].pk, seen=seen(olga, pool))
-    assert "Job b moved up." in answer.content.decode()
-    assert answer.redirect_chain[0][0].endswith(f"#job-{waiting[1].pk}")
-    assert [line.job for line in lines_of(pool)] == waiting[::-1]
-
-
-def test_a_job_moves_down_by_a_button(olga, waiting):
-    pool = waiting[0].pool
-    press(olga, pool, "down", job=waiting[0].pk, seen=seen(olga, pool))
-    assert [line.job for line in lines_of(pool)] == waiting[::-1]
+    for action, job in (("up", waiting[1]), ("down", waiting[0])):
+        with undone(action):
+            answer = press(olga, pool, action, job=job.pk, seen=seen(olga, pool))
+            assert f"{job.name} moved {action}." in answer.content.decode()
+            assert answer.redirect_chain[0][0].endswith(f"#job-{job.pk}")
+            assert [line.job for line in lines_of(pool)] == waiting[::-1]
 
 
 def test_a_page_that_is_out_of_date_moves_nothing_and_says_so(olga, waiting):
@@ -100,26 +95,21 @@ def test_a_page_that_is_out_of_date_moves_nothing_and_says_so(olga, waiting):
     assert [line.job for line in lines_of(pool)] == waiting
 
 
-def test_a_priority_is_set_by_a_form(olga, waiting):
+def test_a_priority_is_set_by_a_form_and_an_odd_form_refused_in_words(olga, waiting):
+    answer = press(olga, waiting[0].pool, "priority", job="x" * 500, priority="9")
+    assert "it can be -1 (Low), 0 (Normal), 1 (High)" in answer.content.decode()
     press(olga, waiting[1].pool, "priority", job=waiting[1].pk, priority="1")
     assert lines_of(waiting[1].pool)[0].job == waiting[1]
 
 
-def test_an_odd_form_is_refused_in_words(olga, waiting):
-    answer = press(olga, waiting[0].pool, "priority", job="x" * 500, priority="9")
-    assert "it can be -1 (Low), 0 (Normal), 1 (High)" in answer.content.decode()
-
-
-def test_a_practitioner_moves_nothing(alice, waiting):
-    answer = press(alice, waiting[0].pool, "up", job=waiting[1].pk, seen="")
-    assert answer.status_code == 403
-
-
-def test_a_member_of_a_guest_team_moves_nothing_either(charlie, other_team, waiting):
+def test_a_practitioner_and_a_member_of_a_guest_team_move_nothing(
+    alice, charlie, other_team, waiting
+):
     charlie.memberships.update(role="admin")
     waiting[0].pool.shared_with.add(other_team)
-    answer = press(charlie, waiting[0].pool, "up", job=waiting[1].pk, seen="")
-    assert answer.status_code == 403
+    for user in (alice, charlie):
+        answer = press(user, waiting[0].pool, "up", job=waiting[1].pk, seen="")
+        assert answer.status_code == 403, user
 
 
 def test_the_job_page_leads_to_its_place_in_the_queue(alice, waiting):
@@ -138,12 +128,6 @@ def test_a_guests_job_waits_in_the_hosts_queue(charlie, other_team, node_a, wait
     assert "Guest" in page(charlie)
 
 
-def test_a_stranger_on_a_device_is_named_by_its_process(alice, node_a):
-    load = {"uuid": "node-a-2", "memory_used_bytes": 1, "utilization": 0.5}
-    host_beat(host=node_a, beat=make_beat(gpus=[{**load, "foreign_pids": (4321,)}]))
-    assert "GPU 2 used by process 4321, which is no job of ours" in text(page(alice))
-
-
 def test_a_long_queue_is_shown_in_pages(alice, waiting, monkeypatch):
     monkeypatch.setattr(views, "NUM_TURNS", 1)
     pool = waiting[0].pool
@@ -159,15 +143,14 @@ def test_a_long_queue_is_shown_in_pages(alice, waiting, monkeypatch):
     assert answer.headers["Location"] == f"/queue/{pool.pk}/?offset=1#job-{waiting[1].pk}"
 
 
-@pytest.mark.parametrize("offset", ["-1", "x", "9" * 40, "٣", "1.5", "100"])
-def test_an_invalid_or_too_large_offset_shows_an_existing_page(alice, waiting, offset):
-    assert "Job b" in page(alice, f"/queue/?offset={offset}")
-
-
-@pytest.mark.parametrize("job", ["x", "9" * 300, ""])
-def test_a_link_to_a_job_that_is_not_queued_shows_the_first_page(alice, waiting, job):
-    answer = client_of(alice).get(f"/queue/{waiting[0].pool_id}/?job={job}", follow=True)
-    assert "Job b" in answer.content.decode()
+def test_an_invalid_offset_or_a_link_to_a_job_that_is_not_queued_shows_an_existing_page(
+    alice, waiting
+):
+    for offset in ["-1", "x", "9" * 40, "٣", "1.5", "100"]:
+        assert "Job b" in page(alice, f"/queue/?offset={offset}"), offset
+    for job in ["x", "9" * 300, ""]:
+        answer = client_of(alice).get(f"/queue/{waiting[0].pool_id}/?job={job}", follow=True)
+        assert "Job b" in answer.content.decode(), job
 
 
 def test_of_many_hosts_those_with_something_taken_are_shown(alice, team, submit, monkeypatch):
@@ -180,3 +163,84 @@ def test_of_many_hosts_those_with_something_taken_are_shown(alice, team, submit,
     assert ">idle<" not in html
     assert "1 of 2 hosts, those with something taken first; of the others 4 of 4" in text(html)
     assert ">idle<" in page(alice, f"/queue/{host.pool_id}/?hosts=all")
+
+
+# What an operator changes in a queue.
+
+
+def order(pool) -> list[str]:
+    return [line.job.name for line in lines_of(pool)]
+
+
+def seal(pool) -> str:
+    return order_digest([line.job.pk for line in lines_of(pool)])
+
+
+@pytest.fixture
+def four(submit, node_a) -> dict[str, Job]:
+    """Four jobs in the queue of a pool that is full."""
+    submit(node_a, devices_per_host=4, name="running")
+    return {name: submit(node_a, name=name) for name in "abcd"}
+
+
+def move(four, name: str, *, is_up: bool, seen: str | None = None) -> None:
+    pool = four[name].pool
+    seen = seal(pool) if seen is None else seen
+    job_move(pool=pool, job_id=four[name].pk, is_up=is_up, seen=seen, by="olga")
+
+
+def test_a_job_moves_up_and_down_and_moves_add_up(four):
+    for moves, found in (
+        ([("c", True)], ["a", "c", "b", "d"]),
+        ([("a", False)], ["b", "a", "c", "d"]),
+        ([("d", True)] * 3, ["d", "a", "b", "c"]),
+    ):
+        with undone(moves):
+            for name, is_up in moves:
+                move(four, name, is_up=is_up)
+            assert order(four["a"].pool) == found
+
+
+def test_who_comes_later_stands_behind_those_that_were_ranked(four, submit, node_a):
+    move(four, "b", is_up=True)
+    submit(node_a, name="late")
+    assert order(node_a.pool) == ["b", "a", "c", "d", "late"]
+
+
+def test_the_edge_is_named_and_an_unknown_priority_refused_with_the_known_ones(four):
+    for name, is_up, word in [("a", True, "first"), ("d", False, "last")]:
+        with pytest.raises(ConflictProblem, match=f"{name} is {word} of its priority"):
+            move(four, name, is_up=is_up)
+
+    for priority in ["2", "high", "", "1.0"]:
+        with pytest.raises(InvalidProblem, match=r"0 \(Normal\)"):
+            job_prioritise(pool=four["a"].pool, job_id=four["a"].pk, priority=priority, by="olga")
+
+
+def test_a_queue_that_changed_meanwhile_is_left_as_it_is_and_the_move_on_record(four):
+    seen = seal(four["a"].pool)
+    move(four, "c", is_up=True)
+    with pytest.raises(ConflictProblem, match="has changed"):
+        move(four, "d", is_up=True, seen=seen)
+    assert order(four["a"].pool) == ["a", "c", "b", "d"]
+    event = Event.objects.get(kind="job.moved")
+    assert (event.subject, event.actor) == (four["c"].pk, "olga")
+    assert event.detail == {"from": 3, "to": 2}
+
+
+def test_a_job_that_got_its_turn_meanwhile_is_not_moved_and_keeps_its_priority(four):
+    Job.objects.filter(name="b").update(state="running")
+    with pytest.raises(ConflictProblem, match="has changed"):
+        move(four, "b", is_up=True)
+    with pytest.raises(ConflictProblem, match="left the queue"):
+        job_prioritise(pool=four["b"].pool, job_id=four["b"].pk, priority="1", by="olga")
+
+
+def test_a_priority_changes_the_order_drops_the_rank_and_is_passed_by_no_lower_one(four):
+    move(four, "b", is_up=True)
+    job = job_prioritise(pool=four["b"].pool, job_id=four["b"].pk, priority="-1", by="olga")
+    assert (order(job.pool), job.queue_rank) == (["a", "c", "d", "b"], None)
+
+    job_prioritise(pool=four["d"].pool, job_id=four["d"].pk, priority="1", by="olga")
+    with pytest.raises(ConflictProblem, match="change the priority"):
+        move(four, "a", is_up=True)

@@ -1,4 +1,4 @@
-"""The queue of a pool on real rows: what the decision is made of, and what it leads to."""
+"""The queue of a pool on real rows, and a long one decided from its first turns."""
 
 from datetime import timedelta
 
@@ -6,6 +6,7 @@ import pytest
 import time_machine
 
 from tests.webapp.conftest import EXIT_OK, GIB, batch_of, claim, make_beat, make_job
+from tests.webapp.jobs.undone import undone
 from tests.webapp.queue.conftest import gpu_host
 from webapp.core.clock import now
 from webapp.hosts.heartbeats import host_beat
@@ -14,7 +15,10 @@ from webapp.jobs.allocation import allocate_pool, may_take
 from webapp.jobs.ingest import events_accept
 from webapp.jobs.models import Allocation, Attempt, Command, Job
 from webapp.jobs.services import job_abandon, job_submit
-from webapp.queue.pool_state import used_by_team, waiting_jobs
+from webapp.jobs.views import waiting_sentence
+from webapp.queue import words
+from webapp.queue.actions import is_sealed, order_digest
+from webapp.queue.pool_state import first_waiting, pool_state_of, used_by_team, waiting_jobs
 from webapp.queue.rules import Rules
 from webapp.queue.words import lines_of, waiting_line
 
@@ -53,20 +57,19 @@ def test_a_gang_gets_nothing_while_one_host_lacks_a_device(submit, node_a, node_
     assert (job.state, held(job), Attempt.objects.filter(job=job).count()) == ("queued", [], 0)
 
 
-def test_a_cordoned_device_is_never_given(submit, node_a):
+def test_a_cordoned_device_and_a_draining_host_are_never_given(submit, node_a, node_b):
     Device.objects.filter(uuid="node-a-0").update(cordoned_at=now())
     assert held(submit(node_a)) == ["node-a-1"]
 
-
-def test_a_draining_host_is_never_given(submit, node_a, node_b):
     Host.objects.filter(pk=node_a.pk).update(state="draining")
     assert submit(node_a).host == node_b
 
 
-@pytest.mark.parametrize(("seconds", "state"), [(40, "preflight"), (100, "queued")])
-def test_a_degraded_host_takes_a_single_and_a_silent_one_nothing(submit, node_a, seconds, state):
-    Host.objects.update(last_seen_at=now() - timedelta(seconds=seconds))
-    assert submit(node_a).state == state
+def test_a_degraded_host_takes_a_single_and_a_silent_one_nothing(submit, node_a):
+    for seconds, state in [(40, "preflight"), (100, "queued")]:
+        with undone(seconds, state):
+            Host.objects.update(last_seen_at=now() - timedelta(seconds=seconds))
+            assert submit(node_a).state == state
 
 
 def test_a_degraded_host_takes_no_gang(submit, node_a):
@@ -226,3 +229,83 @@ def test_memory_of_the_host_is_not_asked_of_a_job_on_a_gpu(submit, node_a):
     host_beat(host=node_a, beat=make_beat(memory_available_bytes=8 * GIB))
     peak = {"peak_memory_bytes": {"value": 12 * GIB, "low": 11 * GIB, "high": 13 * GIB}}
     assert submit(node_a, prediction=peak).state == "preflight"
+
+
+# A long queue: its first turns are decided from the first jobs of each team alone.
+
+
+@pytest.fixture
+def mixed(submit, node_a, other_team, charlie) -> list[Job]:
+    """Fourteen jobs of two teams in a full pool, of unlike lengths, priorities and ranks."""
+    submit(node_a, devices_per_host=4, name="running", max_duration_seconds=3600)
+    node_a.pool.shared_with.add(other_team)
+    for number in range(7):
+        submit(node_a, name=f"ours {number}", max_duration_seconds=600 * (1 + number % 3))
+        job = make_job(
+            other_team,
+            charlie,
+            None,
+            pool=node_a.pool,
+            devices_per_host=1 + number % 2,
+            name=f"theirs {number}",
+        )
+        job_submit(job=job, by="charlie")
+    Job.objects.filter(name="ours 5").update(priority=1)
+    Job.objects.filter(name__in=["theirs 4", "ours 3"]).update(queue_rank=1)
+    return waiting_jobs(node_a.pool)
+
+
+def decided(pool, jobs, turns):
+    """Return the first turns, and why each of them waits."""
+    decision = pool_state_of(pool, jobs, Rules(jobs)).decide(lambda turn, _job: turn >= turns)
+    waits = [(one.job, one.why, one.num_free, one.after, one.behind) for one in decision.waits]
+    return decision.order[:turns], waits
+
+
+def test_the_first_turns_and_every_jobs_place_are_those_of_the_whole_queue(mixed, node_a):
+    for turns in [1, 2, 5, 9, 13, 14, 20]:
+        found = first_waiting(node_a.pool, turns)
+        assert found.num_waiting == 14, turns
+        assert len(found.jobs) <= min(2 * turns, 14), turns
+        assert decided(node_a.pool, found.jobs, turns) == decided(node_a.pool, mixed, turns), turns
+    lines = lines_of(node_a.pool)
+    assert [waiting_line(line.job).position for line in lines] == list(range(1, 15))
+
+
+def test_far_behind_a_job_is_told_its_place_and_no_forecast(submit, node_a, monkeypatch):
+    monkeypatch.setattr(words, "FORESEEN_TURNS", 2)
+    submit(node_a, devices_per_host=4, name="running")
+    *_, last = [submit(node_a, name=f"job {number}") for number in range(5)]
+
+    assert waiting_sentence(last) == (
+        "It needs 1 device on one host; 4 jobs go before it, and a start is forecast for the "
+        "first 2 only. It is number 5 in the queue."
+    )
+
+
+def test_behind_jobs_of_several_teams_no_place_is_told(mixed, node_a, monkeypatch):
+    monkeypatch.setattr(words, "FORESEEN_TURNS", 2)
+    last = lines_of(node_a.pool)[-1].job
+    told = waiting_sentence(last)
+    assert "more than 2 jobs go before it" in told
+    assert "number" not in told
+
+
+def test_what_nobody_before_it_changes_is_told_however_far_behind(submit, node_a, monkeypatch):
+    submit(node_a, devices_per_host=4, name="running")
+    for number in range(4):
+        submit(node_a, name=f"job {number}")
+    large = submit(node_a, name="large", devices_per_host=9)
+    near = waiting_sentence(large)
+    monkeypatch.setattr(words, "FORESEEN_TURNS", 2)
+    assert "the pool default has too few of them" in near
+    assert waiting_sentence(large) == near
+
+
+def test_a_seal_is_of_the_turns_that_a_page_showed():
+    seen = order_digest(["a", "b"])
+    assert is_sealed(["a", "b", "new"], seen)
+    assert not is_sealed(["b", "a", "new"], seen)
+    assert not is_sealed(["a"], seen)
+    for odd in ("", "0123456789abcdef", "2", "999999999999_x", "\u0662_x"):
+        assert not is_sealed(["a", "b"], odd)

@@ -43,18 +43,14 @@ def test_a_job_of_more_devices_than_ever_allowed_is_refused(submit, node_a, quot
     assert Job.objects.get().state == "draft"
 
 
-def test_a_team_at_its_limit_waits_with_the_figures(submit, node_a, quota):
+def test_a_team_at_its_limit_waits_with_the_figures_and_a_job_within_it_passes(
+    submit, node_a, quota
+):
     quota(max_devices=3)
     submit(node_a, devices_per_host=2)
     job = submit(node_a, devices_per_host=2)
     assert job.state == "queued"
     assert "holds 2 of the 3 devices that it may hold at once" in waiting_line(job).sentence
-
-
-def test_a_job_within_the_limit_passes_one_that_is_not(submit, node_a, quota):
-    quota(max_devices=3)
-    submit(node_a, devices_per_host=2)
-    submit(node_a, devices_per_host=2)
     assert submit(node_a, devices_per_host=1).state == "preflight"
 
 
@@ -129,13 +125,9 @@ def test_a_job_that_is_too_long_is_refused(submit, node_a, quota):
         submit(node_a, spec=TrainSpec(time_budget_seconds=7200))
 
 
-def test_a_job_without_an_end_gets_its_teams(submit, node_a, quota):
+def test_a_job_gets_its_teams_end_and_keeps_one_that_comes_sooner(submit, node_a, quota):
     quota(max_duration_seconds=3600)
     assert submit(node_a).max_duration_seconds == 3600
-
-
-def test_a_job_keeps_an_end_that_comes_sooner(submit, node_a, quota):
-    quota(max_duration_seconds=3600)
     assert submit(node_a, max_duration_seconds=600).max_duration_seconds == 600
 
 
@@ -172,27 +164,23 @@ def test_an_operator_changes_the_limits(olga, team):
     assert Event.objects.get(kind="team.quota").actor == "olga"
 
 
-@pytest.mark.parametrize("name", ["alice", "vera"])
-def test_nobody_else_changes_them(request, name, team):
-    user = request.getfixturevalue(name)
-    assert client_of(user).post("/queue/limits/", FORM).status_code == 403
+def test_nobody_else_changes_them(alice, vera, team):
+    for user in (alice, vera):
+        assert client_of(user).post("/queue/limits/", FORM).status_code == 403, user
     assert not Quota.objects.exists()
 
 
-@pytest.mark.parametrize(
-    ("field", "value", "words"),
-    [
+def test_a_limit_out_of_bounds_is_refused_in_words(olga):
+    for field, value, words in [
         ("share", "0", "It is 0; it can be 0.01 to 1000."),
         ("max_devices", "-1", "greater than or equal to 0"),
         ("max_duration_hours", "9999999", "it can be 0.01 to 8784"),
         ("max_queued_per_user", "many", "Enter a whole number"),
         ("max_gpu_hours_per_month", "nan", "Enter a number"),
-    ],
-)
-def test_a_limit_out_of_bounds_is_refused_in_words(olga, field, value, words):
-    answer = client_of(olga).post("/queue/limits/", {**FORM, field: value})
-    assert answer.status_code == 422
-    assert words in answer.content.decode()
+    ]:
+        answer = client_of(olga).post("/queue/limits/", {**FORM, field: value})
+        assert answer.status_code == 422, (field, value, words)
+        assert words in answer.content.decode(), (field, value, words)
 
 
 def test_everybody_sees_what_is_left(alice, submit, node_a, quota):

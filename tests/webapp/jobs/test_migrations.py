@@ -1,15 +1,19 @@
-"""A database of before the queue: pools, devices and holdings come out of what it says."""
+"""Databases of before the queue and of before compressions come along."""
 
+import importlib
 from datetime import UTC, datetime
 
 import pytest
+from django.apps import apps
 from django.db import connection
 from django.db.migrations.executor import MigrationExecutor
 
+from runners.jobspec import ArtefactModel, CompressSpec
+from tests.webapp.conftest import make_job
+from tests.webapp.jobs.undone import undone
 from webapp.hosts.models import Device, Host, Pool
 from webapp.jobs.models import Allocation, Attempt, Job
 
-pytestmark = pytest.mark.django_db(transaction=True)
 BEFORE = [("hosts", "0003_clock_offset"), ("jobs", "0003_plan_request")]
 NOON = datetime(2026, 11, 1, 12, tzinfo=UTC)
 GPUS = [{"index": i, "uuid": f"GPU-{i}", "name": "L4", "memory_bytes": 24} for i in range(2)]
@@ -48,6 +52,7 @@ def claimed_at(state: str) -> datetime | None:
     return None if state == "queued" else NOON
 
 
+@pytest.mark.django_db(transaction=True)
 def test_an_old_database_comes_along(migrated):
     rack = Pool.objects.filter(slug="rack")
     assert sorted(rack.values_list("team__name", flat=True)) == ["A", "B"]
@@ -70,3 +75,30 @@ def test_an_old_database_comes_along(migrated):
         ("running B", "cpu"),
     ]
     assert Job.objects.get(name="succeeded A").host.slug == "A"
+
+
+# Jobs that were stored as quantisations are compressions after the migration.
+
+
+migration = importlib.import_module("webapp.jobs.migrations.0009_compress_kind")
+MODEL = ArtefactModel(attempt_id="a1")
+
+
+@pytest.mark.django_db(databases="__all__")
+def test_a_stored_quantisation_becomes_a_compression(team, alice, host):
+    for dtype, method in [("int8", "int8"), ("int4", "nf4")]:
+        with undone(dtype, method):
+            job = make_job(team, alice, host)
+            old = {
+                "kind": "quantize",
+                "model": MODEL.model_dump(),
+                "weight_dtype": dtype,
+                "seed": 5,
+            }
+            Job.objects.filter(pk=job.pk).update(kind="quantize", spec=old)
+
+            migration.forward(apps, None)
+
+            job.refresh_from_db()
+            assert job.kind == "compress"
+            assert CompressSpec(**job.spec) == CompressSpec(model=MODEL, method=method, seed=5)
