@@ -91,8 +91,8 @@ ABILITIES: dict[str, Ability] = {
     "automatic_parallelism": Ability(
         "train",
         OWN,
-        "tests/webapp/core/test_layouts_bench.py::"
-        "test_what_the_planner_chooses_is_one_of_the_layouts_that_run",
+        "tests/webapp/core/test_benches.py::"
+        "test_every_layout_takes_all_ranks_and_the_planner_chooses_the_fastest_of_them",
     ),
     "gradient_compression": Ability(
         "train",

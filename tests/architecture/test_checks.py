@@ -29,5 +29,4 @@ def test_a_check_is_clean(name):
         text=True,
         check=False,
     )
-
     assert done.returncode == 0, done.stdout

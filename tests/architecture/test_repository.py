@@ -1,11 +1,18 @@
-"""What the repository holds: its top level, its words, its picture."""
+"""What the repository holds, what may import what, and which words its names have."""
 
+import ast
 import re
 import subprocess
-
-import pytest
+import sys
+import tomllib
+from collections.abc import Iterator
+from importlib.metadata import packages_distributions
+from pathlib import Path
 
 from webapp.boot.suite import ROOT
+
+# What the repository holds: its top level, its words, its picture.
+
 
 ARCHITECTURE = ROOT / "templates" / "docs" / "architecture.md"
 TOP_LEVEL = {
@@ -37,28 +44,21 @@ def tracked_text() -> list[tuple[str, str]]:
     return found
 
 
-def test_the_top_level_holds_nothing_unexpected():
+def test_the_top_level_holds_nothing_unexpected_and_no_large_file():
     names = {path.split("/")[0] for path in tracked()}
-
     assert {name for name in names if not name.startswith(".")} <= TOP_LEVEL
+    sizes = {path: (ROOT / path).stat().st_size for path in tracked()}
+    assert [path for path, size in sizes.items() if size > 2_000_000] == []
 
 
-@pytest.mark.parametrize("patterns", [FOREIGN, SECRETS], ids=["foreign-paths", "secrets"])
-def test_no_tracked_file_holds(patterns):
+def test_no_tracked_file_holds_a_path_of_a_build_machine_or_a_secret():
     held = [
         f"{path}: {match[0]}"
         for path, text in tracked_text()
-        for pattern in patterns
+        for pattern in (*FOREIGN, *SECRETS)
         if (match := pattern.search(text))
     ]
-
     assert held == []
-
-
-def test_no_tracked_file_is_larger_than_two_megabytes():
-    sizes = {path: (ROOT / path).stat().st_size for path in tracked()}
-
-    assert [path for path, size in sizes.items() if size > 2_000_000] == []
 
 
 def drawn_paths() -> list[str]:
@@ -74,13 +74,9 @@ def drawn_paths() -> list[str]:
     return paths
 
 
-def test_every_path_of_the_architecture_page_exists():
+def test_every_path_and_file_of_the_architecture_page_exists():
     assert [path for path in drawn_paths() if not any(ROOT.glob(path))] == []
-
-
-def test_every_file_that_the_architecture_page_names_exists():
     named = re.findall(r"`([\w.]+/[\w./]+)`", ARCHITECTURE.read_text())
-
     assert [path for path in named if not (ROOT / path).exists()] == []
 
 
@@ -91,15 +87,12 @@ def test_every_package_is_in_the_architecture_page():
         if path.endswith("/__init__.py") and path.split("/")[0] in {"planner", "runners", "webapp"}
     }
     generated = ("/migrations", "/management", "/templatetags")
-
     expected = {package for package in packages if not any(part in package for part in generated)}
-
     assert expected - set(drawn_paths()) == set()
 
 
 def test_the_pre_commit_hooks_run_what_the_test_command_runs():
     hooks = (ROOT / ".pre-commit-config.yaml").read_text()
-
     for program in (
         "ruff format",
         "ruff check",
@@ -109,3 +102,161 @@ def test_the_pre_commit_hooks_run_what_the_test_command_runs():
         "makemigrations",
     ):
         assert program in hooks
+
+
+# What may import what, and what an import costs.
+
+
+OWN = {"manage", "planner", "runners", "tests", "webapp"}
+FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def files(*folders: str) -> list[str]:
+    """Return the Python files below some folders, from the root."""
+    found = (path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+    return sorted(str(path.relative_to(ROOT)) for path in found)
+
+
+def loaded_by(statement: str) -> set[str]:
+    """The top-level modules that a fresh Python has after the statement."""
+    code = f"{statement}\nimport sys\nprint(*{{name.split('.')[0] for name in sys.modules}})"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+def test_neither_planner_hosts_nor_web_process_load_what_they_do_not_need():
+    loaded = loaded_by(
+        "import planner, planner.api, planner.specs, planner.catalog, planner.errors"
+    )
+    assert loaded & {"django", "torch", "celery", "redis", "transformers", "plotly"} == set()
+    loaded = loaded_by("import runners.messages, runners.agent, runners.supervisor")
+    assert loaded & {"django", "torch", "transformers"} == set()
+    assert loaded_by("import webapp.asgi") & {"torch", "transformers"} == set()
+
+
+def imported_packages(paths: list[str]) -> set[str]:
+    """The top-level packages, neither ours nor Python's, that the files import."""
+    names = set()
+    for path in paths:
+        for node in ast.walk(ast.parse((ROOT / path).read_text())):
+            if isinstance(node, ast.Import):
+                names |= {alias.name.split(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                names.add(node.module.split(".")[0])
+    return names - OWN - set(sys.stdlib_module_names)
+
+
+def declared(*, with_dev: bool) -> set[str]:
+    """The distributions that pyproject.toml names, in normal spelling."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    wanted = list(project["project"]["dependencies"])
+    for extra in project["project"]["optional-dependencies"].values():
+        wanted += extra
+    wanted += project["dependency-groups"]["dev"] if with_dev else []
+    return {normal(need.split(";")[0]) for need in wanted}
+
+
+def normal(requirement: str) -> str:
+    name = requirement.strip()
+    for mark in "[<>=!~ ":
+        name = name.split(mark)[0]
+    return name.lower().replace("_", "-")
+
+
+def test_every_imported_package_is_declared():
+    owners = {name: {normal(d) for d in dists} for name, dists in packages_distributions().items()}
+    for folders, with_dev in ((("planner", "runners", "webapp"), False), (("tests",), True)):
+        names = declared(with_dev=with_dev)
+        used = imported_packages(files(*folders))
+        assert [name for name in used if not owners[name] & names] == [], folders
+
+
+def test_every_public_function_of_the_planner_has_a_docstring():
+    lacking = []
+    for path in files("planner"):
+        for node in ast.parse((ROOT / path).read_text()).body:
+            is_public = isinstance(node, FUNCTION) and not node.name.startswith("_")
+            if is_public and not ast.get_docstring(node):
+                lacking.append(f"{path}:{node.lineno} {node.name}")
+    assert lacking == []
+
+
+# ---------------------------------------------------------------------------
+# Names of modules, types and functions are the field's words; retired ones do not come back.
+#
+# The glossary of the documentation lists what the project's own terms mean.
+# ---------------------------------------------------------------------------
+
+
+PACKAGES = ("planner", "runners", "webapp")
+GLOSSARY = ROOT / "templates" / "docs" / "glossary.md"
+RETIRED = {
+    "asked": "requested, request",
+    "away": "offloaded",
+    "beside": "the relation: background, concurrent, same machine",
+    "bury": "reject, expire",
+    "company": "overlap",
+    "desk": "batcher, listener, pool",
+    "door": "server, endpoint, listener",
+    "hear": "receive, record",
+    "heard": "received",
+    "judge": "evaluate, evaluator, verdict",
+    "judged": "evaluated, checked",
+    "said": "what it holds: output, message, prediction",
+    "shelf": "cache",
+    "spoken": "received",
+    "standing": "state, position",
+    "tell": "report, print, publish",
+    "told": "reported, listed",
+    "wish": "request, options",
+    "wishes": "requests, options",
+}
+WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
+
+
+def words_of(name: str) -> set[str]:
+    """Return the words of a name in snake case or in camel case."""
+    return {word.lower() for word in WORD.findall(name)}
+
+
+def names_in(path: Path) -> Iterator[str]:
+    """Yield the names of a module and of the classes and functions that it defines."""
+    yield path.stem
+    kinds = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, kinds):
+            yield node.name
+
+
+def product_files() -> list[Path]:
+    """Return the product's modules, without migrations, which keep the names of their time."""
+    found = (path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+    return sorted(path for path in found if "migrations" not in path.parts)
+
+
+def test_no_definition_has_a_retired_word_in_its_name():
+    found = [
+        f"{path.relative_to(ROOT)}: {name}: use {RETIRED[word]}"
+        for path in product_files()
+        for name in names_in(path)
+        for word in sorted(words_of(name) & RETIRED.keys())
+    ]
+    assert found == []
+
+
+def test_names_are_split_into_words():
+    for name, words in [
+        ("told_by_lead", {"told", "by", "lead"}),
+        ("BeatDesk", {"beat", "desk"}),
+        ("_asked", {"asked"}),
+        ("OpenAIServer", {"open", "ai", "server"}),
+    ]:
+        assert words_of(name) == words, name
+
+
+def test_every_term_of_the_glossary_stands_in_one_row():
+    rows = [line for line in GLOSSARY.read_text("utf-8").splitlines() if line.startswith("| ")]
+    terms = [line.split("|")[1].strip() for line in rows if not line.startswith("| Term")]
+    assert len(terms) >= 50
+    assert sorted(set(terms)) == sorted(terms)

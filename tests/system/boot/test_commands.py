@@ -6,9 +6,7 @@ import subprocess
 import sys
 
 from tests.stack import copy_migrated
-from tests.webapp.boot.test_commands import (
-    told,
-)
+from tests.webapp.boot.test_up import told
 from webapp.boot import vendor
 from webapp.core.management.commands import bench
 

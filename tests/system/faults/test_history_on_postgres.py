@@ -20,8 +20,8 @@ RACE = (
     "tests/webapp/queue/test_one_machine.py"
     "::test_a_scheduler_waits_for_another_that_gives_the_same_machine_out"
 )
-INDEXES = "tests/webapp/core/test_page_indexes.py"
-PARTS = ["tests/webapp/audit", "tests/webapp/core/test_pruning.py", RACE, INDEXES]
+INDEXES = "tests/webapp/core/test_lists.py"
+PARTS = ["tests/webapp/audit", "tests/webapp/core/test_upkeep.py", RACE, INDEXES]
 ASKS = """
 from django.core.management import call_command
 from django.db import DatabaseError, connection

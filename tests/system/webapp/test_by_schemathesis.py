@@ -17,7 +17,7 @@ from schemathesis.core.errors import InvalidSchema
 from schemathesis.generation import GenerationMode
 
 from tests.webapp.accounts.test_matrix import things  # noqa: F401 (a fixture)
-from tests.webapp.api.test_beat_door import knock
+from tests.webapp.api.test_hosts_api import knock
 from tests.webapp.conftest import client_of
 from webapp.api import heartbeat_endpoint
 from webapp.api.urls import api

@@ -18,7 +18,7 @@ from tests.plugins.extent import first
 from tests.runners.tools import wait_for
 from tests.webapp.conftest import make_beat, make_facts
 from tests.webapp.hosts.conftest import programs
-from tests.webapp.hosts.test_round_trips import queue_of
+from tests.webapp.hosts.test_beats import queue_of
 from webapp.core import broker
 from webapp.hosts import redis_users
 from webapp.hosts.heartbeats import host_beat

@@ -1,11 +1,20 @@
-"""Roles include the ones below; teams are chosen, never mixed."""
+"""Roles, teams and networks: who may do what, from where, and what no write may do."""
+
+import re
 
 import pytest
+from django.contrib import admin
+from django.contrib.auth.models import User
 from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpResponse
+from django.test import Client
+from django.urls import path
 
+from runners import messages
+from tests.webapp.accounts.test_matrix import HOST, RULES, addresses
 from tests.webapp.conftest import client_of
 from webapp.accounts.models import ROLE_ORDER, Membership, Role
+from webapp.accounts.networks import NetworksError, lies_in, networks
 from webapp.accounts.roles import (
     SESSION_KEY,
     current_membership,
@@ -15,15 +24,23 @@ from webapp.accounts.roles import (
     require_role,
     visible_or_404,
 )
-from webapp.jobs.models import Job
+from webapp.accounts.services import admin_ensure, member_add, team_create
+from webapp.core.ids import new_ulid
+from webapp.hosts.models import EnrolmentToken
+from webapp.jobs.models import Event, Job
+from webapp.modelhub.models import TeamModel
+
+# Roles include the ones below; teams are chosen, never mixed.
+
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 
 
-@pytest.mark.parametrize("held", ROLE_ORDER)
-@pytest.mark.parametrize("wanted", ROLE_ORDER)
-def test_a_role_includes_the_ones_below_it(held, wanted):
-    assert is_at_least(held, wanted) == (ROLE_ORDER.index(held) >= ROLE_ORDER.index(wanted))
+def test_a_role_includes_the_ones_below_it():
+    for held in ROLE_ORDER:
+        for wanted in ROLE_ORDER:
+            includes = ROLE_ORDER.index(held) >= ROLE_ORDER.index(wanted)
+            assert is_at_least(held, wanted) == includes, (held, wanted)
 
 
 def test_a_role_holds_in_its_own_team_only(olga, team, other_team):
@@ -41,13 +58,11 @@ def request_of(rf):
     return make
 
 
-def test_the_first_team_is_the_current_one(request_of, alice, team, other_team):
+def test_the_first_team_is_the_current_one_until_the_session_chooses(
+    request_of, alice, team, other_team
+):
     Membership.objects.create(user=alice, team=other_team, role=Role.VIEWER)
     assert current_membership(request_of(alice)).team == team
-
-
-def test_the_session_chooses_the_team(request_of, alice, other_team):
-    Membership.objects.create(user=alice, team=other_team, role=Role.VIEWER)
     request = request_of(alice, **{SESSION_KEY: other_team.pk})
     assert current_role(request) is Role.VIEWER
 
@@ -68,11 +83,8 @@ def guarded(request) -> HttpResponse:
     return HttpResponse("in")
 
 
-def test_the_decorator_lets_the_role_in(request_of, olga):
+def test_the_decorator_lets_the_role_in_or_names_what_is_needed(request_of, olga, alice):
     assert guarded(request_of(olga)).content == b"in"
-
-
-def test_the_decorator_names_what_is_held_and_what_is_needed(request_of, alice):
     with pytest.raises(PermissionDenied, match="Operator; yours is Practitioner"):
         guarded(request_of(alice))
 
@@ -88,7 +100,144 @@ def test_logging_in_is_asked_for_and_leads_back(client, db):
     assert (answer.status_code, answer.headers["Location"]) == (302, "/login/?next=/jobs/")
 
 
-def test_logging_out_ends_the_session(alice):
-    client = client_of(alice)
-    client.post("/logout/")
-    assert client.get("/jobs/").status_code == 302
+# The first account, and the commands that make it and a host's token.
+
+
+def test_the_first_admin_leads_the_home_team():
+    admin_ensure()
+    membership = Membership.objects.get()
+    assert (membership.user.username, membership.team.name) == ("admin", "Home team")
+    assert membership.role == Role.ADMIN
+
+
+def test_passwords_differ_between_installations():
+    first = admin_ensure()
+    User.objects.update(is_superuser=False, username="former")
+    assert admin_ensure() != first
+
+
+def test_a_team_of_a_name_exists_once_and_a_member_added_again_changes_role(team, alice):
+    assert team_create(name="A") == team_create(name="A")
+    member_add(team=team, user=alice, role=Role.OPERATOR)
+    assert Membership.objects.get(user=alice).role == Role.OPERATOR
+
+
+# What no write may do: come without a token, by a link, or set what its form does not show.
+# The addresses are those of the matrix, which come from the URL configuration.
+
+
+FOR_PEOPLE = [route for route, rule in RULES.items() if rule.needs != HOST]
+POST_ONLY = [route for route in FOR_PEOPLE if RULES[route].method == "post"]
+BY_TOKEN = "api/v1/hosts/enroll"  # whoever calls it is no browser and holds a one-time token
+CONFIG = (
+    '{"model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "vocab_size": 256,'
+    ' "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}'
+)
+
+
+def filled(route: str) -> str:
+    """Return an address with something in the place of every argument."""
+    return "/" + re.sub(r"<[^>]+>", "1", route)
+
+
+def test_a_new_address_without_a_rule_is_found():
+    added = [path("jobs/<slug:job_id>/transfer/", client_of)]
+    assert set(addresses(added)) - set(RULES) == {"jobs/<slug:job_id>/transfer/"}
+
+
+def test_no_change_is_made_without_a_csrf_token_or_by_following_a_link(olga):
+    client = Client(enforce_csrf_checks=True)
+    client.force_login(olga)
+    before = Event.objects.count()
+    for route in FOR_PEOPLE:
+        if route != BY_TOKEN:
+            assert client.post(filled(route)).status_code in {403, 405}, route
+            assert Event.objects.count() == before, route
+    client = client_of(olga)
+    for route in POST_ONLY:
+        if route != BY_TOKEN:
+            assert client.get(filled(route)).status_code == 405, route
+
+
+def test_the_administration_opens_to_staff_alone(olga):
+    client = client_of(olga)
+    for route in sorted(set(addresses(admin.site.get_urls()))):
+        address = "/admin/" + re.sub(r"<[^>]+>|\(\?P.*", "1", route)
+        assert client.get(address).status_code in {301, 302, 403, 404}, route
+
+
+def foreign(other_team, charlie) -> dict[str, str]:
+    """Return fields that no form shows, each set to somebody else's."""
+    return {
+        **dict.fromkeys(("team", "team_id"), other_team.pk),
+        **dict.fromkeys(("owner", "owner_id", "created_by"), str(charlie.pk)),
+        **dict.fromkeys(("id", "pk"), new_ulid()),
+        **dict.fromkeys(("is_staff", "is_superuser", "role", "state"), "admin"),
+        "token_hash": "0" * 64,
+    }
+
+
+def test_no_form_takes_a_hidden_field(alice, team, other_team, charlie, olga, bob):
+    hidden = foreign(other_team, charlie)
+    client_of(alice).post("/models/new/", {**hidden, "name": "Ours", "config": CONFIG})
+    model = TeamModel.objects.get()
+    assert (model.team, model.source) == (team, "config")
+    assert model.pk != hidden["pk"]
+    client_of(olga).post("/hosts/add/", {**hidden, "name": "Box", "pool": "default"})
+    token = EnrolmentToken.objects.get()
+    assert (token.team, token.created_by) == (team, olga)
+    assert token.token_hash != hidden["token_hash"]
+    client_of(bob).post("/theme/", foreign(other_team, charlie))
+    client_of(bob).post("/team/", {"team": team.pk, "role": "admin"})
+    bob.refresh_from_db()
+    assert (bob.is_staff, bob.is_superuser) == (False, False)
+    assert bob.memberships.get().role == "practitioner"
+
+
+def test_a_job_that_runs_again_takes_no_hidden_field(bob, job, team, other_team, charlie):
+    client_of(bob).post(f"/jobs/{job.pk}/run-again/", foreign(other_team, charlie))
+    cloned = Job.objects.exclude(pk=job.pk).get()
+    assert (cloned.team, cloned.owner) == (team, bob)
+
+
+def test_what_a_host_sends_has_no_field_for_whose_it_is():
+    refused = {"team", "team_id", "owner", "state", "role"}
+    sent = (messages.ClaimRequest, messages.EnrollRequest, messages.EventBatch, messages.Beat)
+    for body in sent:
+        assert refused & set(body.model_fields) == set(), body
+
+
+# The administration opens from the networks that the site names, and from no other.
+
+
+OFFICE = networks("192.0.2.0/24, 2001:db8::/32")
+
+
+def test_only_an_address_of_the_list_comes_in():
+    for address in ["192.0.2.7", "2001:db8::1", "::ffff:192.0.2.7"]:
+        assert lies_in(address, OFFICE), address
+    for address in ["192.0.3.7", "::1", "", "unknown", "192.0.2.7, 10.0.0.1"]:
+        assert not lies_in(address, OFFICE), address
+    assert lies_in("203.0.113.9", networks(""))
+    for text in ["office", "10.0.0.1/8", "10.0.0.0/99", "10.0.0.0/8;192.0.2.1"]:
+        with pytest.raises(NetworksError, match=r"such as 10\.0\.0\.0/8,192\.0\.2\.7"):
+            networks(text)
+
+
+def test_from_elsewhere_no_address_of_the_administration_is_there(settings):
+    settings.ADMIN_NETWORKS = OFFICE
+    client = client_of(User.objects.create_superuser("root"))
+    routes = sorted(set(addresses(admin.site.get_urls())))
+    assert len(routes) > 100
+    for route in routes:
+        for method in (client.get, client.post):
+            answer = method(f"/admin{filled(route)}", REMOTE_ADDR="203.0.113.9")
+            assert answer.status_code == 404, route
+
+
+def test_from_the_office_it_opens_and_the_rest_of_the_site_from_everywhere(settings, alice):
+    settings.ADMIN_NETWORKS = OFFICE
+    client = client_of(User.objects.create_superuser("root"))
+    assert client.get("/admin/", REMOTE_ADDR="192.0.2.7").status_code == 200
+    settings.ADMIN_NETWORKS = OFFICE
+    assert client_of(alice).get("/jobs/", REMOTE_ADDR="203.0.113.9").status_code == 200

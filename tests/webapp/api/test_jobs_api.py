@@ -1,12 +1,25 @@
-"""What pages and scripts read: series, events, tickets."""
+"""The API of people: jobs, series and events at their bounds, its schema, health and pace."""
 
 import pytest
+from django.db import DatabaseError
+from django.test import Client
 
-from tests.webapp.conftest import STARTED, batch_of, client_of
+from runners.messages import EnrollRequest
+from tests.webapp.api.conftest import HostClient
+from tests.webapp.api.test_hosts_api import bearer, knock, said
+from tests.webapp.conftest import STARTED, batch_of, client_of, enrol, make_beat, make_facts
+from webapp.accounts.models import Membership
+from webapp.api import health
 from webapp.api.jobs import MAX_EVENT_BYTES
+from webapp.api.urls import api
+from webapp.core import pace
+from webapp.hosts.services import digest
 from webapp.jobs.ingest import events_accept
-from webapp.jobs.models import AttemptEvent
+from webapp.jobs.models import Attempt, AttemptEvent, Job
 from webapp.live.publish import read_ticket
+
+# What pages and scripts read: series, events, tickets.
+
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 LINE = ("log", {"stream": "stdout", "text": "hello"})
@@ -27,16 +40,15 @@ def get(user, path: str):
     return client_of(user).get(f"/api/v1{path}")
 
 
-def test_a_series_comes_with_times_and_values(alice, reported):
+def test_a_series_comes_with_times_and_values_after_since(alice, reported):
     answer = get(alice, f"/jobs/{reported.job_id}/series?metrics=loss,unknown").json()
     assert answer["attempt"] == reported.pk
     assert [(item["metric"], item["value"]) for item in answer["series"]] == [("loss", [2.0, 1.5])]
-
-
-def test_a_series_begins_after_since(alice, reported):
     first = get(alice, f"/jobs/{reported.job_id}/series?metrics=loss").json()["series"][0]
     later = get(alice, f"/jobs/{reported.job_id}/series?metrics=loss&since={first['t_ms'][0] + 1}")
     assert later.json()["series"][0]["value"] == [1.5]
+    answer = get(alice, f"/jobs/{reported.job_id}/series?metrics=loss&points=99999")
+    assert (answer.status_code, "points" in answer.json()["detail"]) == (422, True)
 
 
 def test_what_was_not_measured_is_null(alice, attempt):
@@ -50,15 +62,12 @@ def test_a_job_without_an_attempt_has_no_series(alice, draft):
     assert (answer["attempt"], answer["series"]) == (None, [])
 
 
-def test_too_many_points_are_refused_by_name(alice, reported):
-    answer = get(alice, f"/jobs/{reported.job_id}/series?metrics=loss&points=99999")
-    assert (answer.status_code, "points" in answer.json()["detail"]) == (422, True)
-
-
-def test_events_come_in_order_after_a_number(alice, reported):
+def test_events_come_in_order_after_a_number_and_of_some_kinds(alice, reported):
     answer = get(alice, f"/jobs/{reported.job_id}/events?after=1").json()
     assert [(event["seq"], event["kind"]) for event in answer["events"]] == [(4, "log")]
     assert answer["last_seq"] == 4
+    answer = get(alice, f"/jobs/{reported.job_id}/events?kind=started").json()
+    assert [event["kind"] for event in answer["events"]] == ["started"]
 
 
 def test_many_long_events_come_in_several_answers_and_none_is_lost(alice, attempt):
@@ -73,29 +82,19 @@ def test_many_long_events_come_in_several_answers_and_none_is_lost(alice, attemp
         found += [event["seq"] for event in events]
         sizes.append(len(answer.content))
         after = answer.json()["last_seq"]
-
     assert found == list(range(1, 101))
     assert len(sizes) == 4
     assert max(sizes) < MAX_EVENT_BYTES + 16 * 1024
 
 
-def test_events_can_be_narrowed_to_kinds(alice, reported):
-    answer = get(alice, f"/jobs/{reported.job_id}/events?kind=started").json()
-    assert [event["kind"] for event in answer["events"]] == ["started"]
-
-
-@pytest.mark.parametrize("path", ["series?metrics=loss", "events"])
-def test_another_teams_job_does_not_exist(charlie, reported, path):
-    assert get(charlie, f"/jobs/{reported.job_id}/{path}").status_code == 404
-
-
-@pytest.mark.parametrize("path", ["series?metrics=loss", "events"])
-def test_a_team_mate_and_a_viewer_may_read(bob, vera, reported, path):
-    answers = [get(user, f"/jobs/{reported.job_id}/{path}").status_code for user in (bob, vera)]
-    assert answers == [200, 200]
-
-
-def test_without_a_session_nothing_is_told(client, reported):
+def test_a_job_is_read_by_its_team_alone(charlie, reported, bob, vera, client):
+    for path in ["series?metrics=loss", "events"]:
+        assert get(charlie, f"/jobs/{reported.job_id}/{path}").status_code == 404, path
+    for path in ["series?metrics=loss", "events"]:
+        answers = [
+            get(user, f"/jobs/{reported.job_id}/{path}").status_code for user in (bob, vera)
+        ]
+        assert answers == [200, 200], path
     answer = client.get(f"/api/v1/jobs/{reported.job_id}/events")
     assert (answer.status_code, answer.json()["code"]) == (401, "not_authenticated")
 
@@ -105,25 +104,293 @@ def test_a_ticket_names_what_its_holder_may_follow(alice, reported):
     assert read_ticket(answer["ticket"]) == (alice.pk, (f"job:{reported.job_id}",))
 
 
-def test_a_ticket_for_more_topics_than_a_page_has_is_refused_with_the_limit(alice, job):
+def test_a_ticket_is_for_some_topics_each_once(alice, job):
     many = ",".join(f"job:{number}" for number in range(33))
-
     answer = get(alice, f"/tickets?topics={many}")
-
     assert answer.status_code == 422
     assert "33 topics" in answer.json()["detail"]
     assert "at most 32" in answer.json()["detail"]
-
-
-def test_the_same_topic_many_times_is_one_topic(alice, job):
     answer = get(alice, f"/tickets?topics={','.join([f'job:{job.pk}'] * 500)}")
-
     assert read_ticket(answer.json()["ticket"]) == (alice.pk, (f"job:{job.pk}",))
+    assert ticket_topics(alice, f"job:{job.pk},job:{job.pk}") == (f"job:{job.pk}",)
+    for key in ["x" * 4000, "%F0%9F%9A%A2", "a b", "'--"]:
+        answer = get(alice, f"/tickets?topics=job:{key},plan:{key}")
+        assert answer.status_code == 200, key
+        assert read_ticket(answer.json()["ticket"]) == (alice.pk, ()), key
+    answer = client_of(alice).get("/api/v1/tickets")
+    assert answer.status_code == 422
+    assert "query.topics" in answer.json()["detail"]
 
 
-@pytest.mark.parametrize("key", ["x" * 4000, "%F0%9F%9A%A2", "a b", "'--"])
-def test_a_hostile_key_is_no_topic(alice, key):
-    answer = get(alice, f"/tickets?topics=job:{key},plan:{key}")
+# Series, events and tickets at the bounds of what a script may ask for.
 
-    assert answer.status_code == 200
-    assert read_ticket(answer.json()["ticket"]) == (alice.pk, ())
+
+PROBLEM = "application/problem+json"
+FIRST_MS = 1_700_000_000_000  # the instant of the first event that batch_of makes
+BEYOND_EVERYTHING = 10**20  # more than any database has in an integer
+
+
+def points(*losses: float) -> list[tuple[str, dict]]:
+    return [("metric", {"source": "job", "values": {"loss": loss}}) for loss in losses]
+
+
+@pytest.fixture
+def timed(attempt) -> Attempt:
+    """Events 1 to 5: a start, three points a second apart, a line of output."""
+    line = ("log", {"stream": "stdout", "text": "hello"})
+    batch = batch_of(attempt, ("started", STARTED), *points(3.0, 2.0, 1.0), line)
+    events_accept(host=attempt.host, batch=batch)
+    return attempt
+
+
+def ask(user, attempt, path: str):
+    return client_of(user).get(f"/api/v1/jobs/{attempt.job_id}/{path}")
+
+
+def losses(user, attempt, more: str = "") -> list[float]:
+    series = ask(user, attempt, f"series?metrics=loss{more}").json()["series"]
+    return series[0]["value"] if series else []
+
+
+def numbers(user, attempt, more: str = "") -> list[int]:
+    return [event["seq"] for event in ask(user, attempt, f"events{more}").json()["events"]]
+
+
+# Series
+
+
+def test_both_ends_of_a_range_belong_to_it_however_far(alice, timed):
+    second = FIRST_MS + 2000  # the point with loss 2
+    assert losses(alice, timed, f"&since={second}&until={second}") == [2.0]
+    assert losses(alice, timed, f"&since={second}") == [2.0, 1.0]
+    assert losses(alice, timed, f"&until={second}") == [3.0, 2.0]
+    assert losses(alice, timed, f"&since={FIRST_MS + 3000}&until={FIRST_MS}") == []
+    for more, expected in [
+        (f"&since={BEYOND_EVERYTHING}", []),
+        (f"&since=-{BEYOND_EVERYTHING}", [3.0, 2.0, 1.0]),
+        (f"&until={BEYOND_EVERYTHING}", [3.0, 2.0, 1.0]),
+        (f"&until=-{BEYOND_EVERYTHING}", []),
+    ]:
+        assert losses(alice, timed, more) == expected, more
+    for number in [10, 5000]:
+        assert losses(alice, timed, f"&points={number}") == [3.0, 2.0, 1.0], number
+
+
+def test_a_field_that_is_wrong_is_refused_by_its_name_with_the_bound(alice, timed):
+    for points_wanted, bound in [("9", "10"), ("5001", "5000"), ("0", "10"), ("-600", "10")]:
+        answer = ask(alice, timed, f"series?metrics=loss&points={points_wanted}")
+        assert (answer.status_code, answer["Content-Type"]) == (422, PROBLEM), points_wanted
+        assert answer.json()["errors"][0]["field"] == "query.points", points_wanted
+        assert answer.json()["detail"].endswith(f"equal to {bound}."), points_wanted
+    for field in ["since", "until", "points"]:
+        answer = ask(alice, timed, f"series?metrics=loss&{field}=yesterday")
+        assert answer.status_code == 422, field
+        assert [error["field"] for error in answer.json()["errors"]] == [f"query.{field}"], field
+    answer = ask(alice, timed, "series?since=a&points=b").json()
+    named = {one["field"] for one in answer["errors"]}
+    assert named == {"query.metrics", "query.since", "query.points"}
+    assert answer["errors"][0]["field"] in answer["detail"]
+
+
+def test_a_metric_comes_once_for_each_source_and_one_that_is_none_not(alice, timed):
+    found = ask(alice, timed, "series?metrics=loss,%20loss,,loss").json()["series"]
+    assert [one["metric"] for one in found] == ["loss"]
+    for wish in ["", ",,", "%20", "LOSS", "lo"]:
+        answer = ask(alice, timed, f"series?metrics={wish}")
+        assert (answer.status_code, answer.json()["series"]) == (200, []), wish
+    other = ("metric", {"source": "host", "values": {"loss": 7.0}})
+    events_accept(host=timed.host, batch=batch_of(timed, other, first=6))
+    found = ask(alice, timed, "series?metrics=loss").json()["series"]
+    assert {one["source"]: one["value"] for one in found} == {"host": [7.0], "job": [3, 2, 1]}
+
+
+# Events
+
+
+def test_events_begin_beyond_the_number_asked_for(alice, timed):
+    assert numbers(alice, timed) == [1, 5]
+    first = ask(alice, timed, "events").json()
+    again = ask(alice, timed, f"events?after={first['last_seq']}").json()
+    assert (again["events"], again["last_seq"]) == ([], first["last_seq"])
+    for after, found in (
+        (-1, [1, 5]), (0, [1, 5]), (1, [5]), (4, [5]), (5, []), (BEYOND_EVERYTHING, []),
+    ):  # fmt: skip
+        assert numbers(alice, timed, f"?after={after}") == found, after
+    for kinds, found in [("log", [5]), ("log,started", [1, 5]), (",", []), ("LOG", [])]:
+        assert numbers(alice, timed, f"?kind={kinds}") == found, kinds
+
+
+def test_the_thousandth_event_is_in_the_first_answer_and_the_next_in_the_second(alice, timed):
+    AttemptEvent.objects.bulk_create(
+        AttemptEvent(attempt=timed, seq=seq, t_ms=FIRST_MS, kind="log", body={})
+        for seq in range(6, 1006)
+    )
+    first = ask(alice, timed, "events").json()
+    rest = ask(alice, timed, f"events?after={first['last_seq']}").json()
+    assert len(first["events"]) == 1000
+    assert [event["seq"] for event in rest["events"]] == [1004, 1005]
+
+
+def test_a_job_without_an_attempt_or_deleted_tells_nothing(alice, timed):
+    Job.objects.filter(pk=timed.job_id).update(current_attempt=None)
+    answer = ask(alice, timed, "events").json()
+    assert (answer["attempt"], answer["events"]) == (None, [])
+    for path in ["series?metrics=loss", "events"]:
+        Job.objects.filter(pk=timed.job_id).update(deleted_at="2026-01-01T00:00:00Z")
+        answer = ask(alice, timed, path)
+        assert (answer.status_code, answer.json()["code"]) == (404, "not_found"), path
+
+
+# Tickets
+
+
+def ticket_topics(user, topics: str) -> tuple[str, ...]:
+    answer = client_of(user).get("/api/v1/tickets", {"topics": topics})
+    return read_ticket(answer.json()["ticket"])[1]
+
+
+def test_a_ticket_leaves_out_what_is_not_ones_own_and_keeps_the_rest(charlie, alice, host, job):
+    wanted = f"job:{job.pk}, host:{host.pk},nothing,job:"
+    assert ticket_topics(alice, wanted) == (f"host:{host.pk}", f"job:{job.pk}")
+    assert ticket_topics(charlie, wanted) == ()
+
+
+def test_a_member_of_two_teams_follows_the_lists_of_both(alice, team, other_team):
+    Membership.objects.create(user=alice, team=other_team, role="viewer")
+    assert set(ticket_topics(alice, "jobs")) == {f"jobs:{team.pk}", f"jobs:{other_team.pk}"}
+
+
+def test_who_left_the_team_gets_no_new_ticket_for_it(bob, team, job):
+    before = ticket_topics(bob, f"job:{job.pk}")
+    bob.memberships.all().delete()
+    assert (before, ticket_topics(bob, f"job:{job.pk},jobs")) == ((f"job:{job.pk}",), ())
+
+
+def test_nobody_gets_no_ticket(db):
+    answer = Client().get("/api/v1/tickets?topics=jobs")
+    assert (answer.status_code, answer["Content-Type"]) == (401, PROBLEM)
+
+
+# Alive, and able to work.
+
+
+def test_a_living_process_says_so_and_is_ready_with_a_database_and_a_broker(client, redis_server):
+    assert client.get("/healthz").json() == {"status": "ok"}
+    answer = client.get("/readyz")
+    assert (answer.status_code, answer.json()["broker"]) == (200, True)
+
+
+def test_without_a_broker_it_is_ready_and_says_what_is_missing(client, settings, tmp_path):
+    settings.REDIS_URL = f"unix://{tmp_path}/nobody.sock"
+    answer = client.get("/readyz")
+    assert (answer.status_code, answer.json()["broker"]) == (200, False)
+
+
+def test_without_a_database_it_is_not_ready(client, monkeypatch):
+    class Broken:
+        def cursor(self):
+            raise DatabaseError("gone")
+
+    monkeypatch.setattr(health, "connection", Broken())
+    answer = client.get("/readyz")
+    assert (answer.status_code, answer.json()["status"]) == (503, "not ready")
+
+
+# The published schema is complete, and its page loads nothing from elsewhere.
+
+
+def operations():
+    schema = api.get_openapi_schema()
+    return [
+        (f"{method} {path}", operation)
+        for path, methods in schema["paths"].items()
+        for method, operation in methods.items()
+    ]
+
+
+def test_every_operation_declares_its_refusals_and_says_what_it_does():
+    found = operations()
+    refusals = {"401", "404", "409", "422"}
+    assert [name for name, one in found if not refusals <= set(map(str, one["responses"]))] == []
+    assert [name for name, one in found if not one["description"].endswith(".")] == []
+
+
+def test_the_docs_page_loads_only_from_here(alice):
+    text = client_of(alice).get("/api/v1/docs").content.decode()
+    assert "https://cdn" not in text
+
+
+def test_an_address_that_the_api_does_not_have_is_a_problem_and_no_page(client):
+    for path in ["attempts/a/artefacts/b/c%0Ad", "nothing", "attempts/a/artefacts//"]:
+        answer = client.put(f"/api/v1/{path}", b"")
+        assert answer.status_code == 404, path
+        assert answer.headers["Content-Type"] == "application/problem+json", path
+        assert answer.json()["code"] == "no_such_address", path
+    assert client.get("/nothing/here/").headers["Content-Type"].startswith("text/html")
+
+
+# Whoever calls too often is told the limit and the wait; nobody else notices.
+
+
+SLOW = {"per_second": 0.01, "burst": 3}
+
+
+@pytest.fixture
+def narrow(monkeypatch):
+    """Make a limit so narrow that a test reaches it."""
+
+    def make(module: str, name: str) -> None:
+        limit = getattr(pace, name)._replace(**SLOW)
+        monkeypatch.setattr(f"webapp.api.{module}.{name}", limit)
+
+    return make
+
+
+def statuses(call, times: int) -> list[int]:
+    return [call().status_code for _ in range(times)]
+
+
+def test_a_person_is_told_the_limit_and_when_to_come_back_and_others_go_on(alice, narrow, bob):
+    narrow("auth", "PERSON")
+    client = client_of(alice)
+    assert statuses(lambda: client.get("/api/v1/tickets?topics=jobs"), 3) == [200] * 3
+    refused = client.get("/api/v1/tickets?topics=jobs")
+    assert (refused.status_code, refused.json()["code"]) == (429, "too_many_calls")
+    assert refused.headers["Retry-After"] in {"99", "100"}  # a second may pass meanwhile
+    assert "One person may call 0.01 times a second" in refused.json()["detail"]
+    assert 429 in statuses(lambda: client.get("/api/v1/tickets?topics=jobs"), 5)
+    assert client_of(bob).get("/api/v1/tickets?topics=jobs").status_code == 200
+
+
+def test_one_host_that_went_wild_leaves_the_others_alone(enrolled, team, narrow):
+    narrow("auth", "HOST")
+    _, other = enrol(team, name="Other")
+    wild, calm = HostClient(enrolled[1]), HostClient(other)
+    got = statuses(lambda: wild.post("/hosts/echo?num_bytes=1", ""), 5)
+    assert got == [200, 200, 200, 429, 429]
+    assert calm.post("/hosts/beat", make_beat()).status_code == 200
+
+
+def test_credentials_that_no_host_has_are_counted_by_address_and_shut_out_no_host(
+    db, narrow, as_host
+):
+    narrow("auth", "STRANGER")
+    tries = [HostClient(f"guess-{n}").post("/hosts/echo", "").status_code for n in range(5)]
+    assert tries == [401, 401, 401, 429, 429]
+    statuses(lambda: HostClient("guess").post("/hosts/echo", ""), 5)
+    assert as_host.post("/hosts/echo?num_bytes=1", "").status_code == 200
+
+
+def test_tokens_are_not_tried_without_end(as_nobody, narrow):
+    narrow("hosts", "STRANGER")
+    request = EnrollRequest(token="x" * 43, facts=make_facts(), sent_at_ms=1)
+    tries = statuses(lambda: as_nobody.post("/hosts/enroll", request), 5)
+    assert tries == [401, 401, 401, 429, 429]
+
+
+def test_beats_have_a_limit_of_their_own(credential, narrow):
+    narrow("heartbeat_endpoint", "BEAT")
+    door = [knock(said(), bearer(credential)) for _ in range(4)]
+    assert [answer.status for answer in door] == [200, 200, 200, 429]
+    assert door[-1].headers[b"retry-after"] == b"100"
+    assert digest(credential) not in str(door[-1].body)

@@ -1,11 +1,19 @@
-"""What scripts ask about a plan: exports and limits."""
+"""Plans by script: who may read them, exports, limits."""
 
 import pytest
+from django.test import Client
 
+from planner.catalog.instances import list_instances
 from tests.webapp.conftest import client_of
+from webapp.accounts.models import Membership
+from webapp.modelhub.models import TeamModel
+from webapp.modelhub.shapes import demo_config
 from webapp.plans.models import Plan
 from webapp.plans.planning import current_answer
-from webapp.wizard.drafts import serve_draft
+from webapp.wizard.drafts import demo_draft, serve_draft
+
+# What scripts ask about a plan: exports and limits.
+
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 
@@ -14,6 +22,7 @@ pytestmark = pytest.mark.django_db(databases="__all__")
 def served(team, alice, host) -> Plan:
     draft = serve_draft(host)
     draft["model"] = {"source": "demo", "catalog_id": "meta-llama/Llama-3.1-8B"}
+    draft["workload"]["serve"]["concurrency"] = 1  # within its targets at p95 on one device
     return Plan.objects.create(team=team, owner=alice, name="serve", draft=draft)
 
 
@@ -21,60 +30,228 @@ def get(user, plan, path: str):
     return client_of(user).get(f"/api/v1/plans/{plan.pk}/{path}")
 
 
-def test_the_formats_of_a_plan_are_those_of_its_answer(alice, served):
+def test_the_formats_of_a_plan_are_those_of_its_answer_with_notes_and_measure(alice, served):
     found = get(alice, served, "exports").json()
-
     assert found["plan"] == served.pk
     assert [one["key"] for one in found["formats"]] == list(
         current_answer(served).plans[0].exports
     )
-
-
-def test_an_export_comes_with_its_notes_and_its_measure(alice, served):
     found = get(alice, served, "exports/llama_cpp").json()
-
     assert "llama-server" in found["text"]
     assert any("convert_hf_to_gguf.py" in note for note in found["notes"])
     assert "CLAIM" in found["measure"]
-
-
-def test_a_format_that_cannot_say_the_plan_is_not_found_with_those_that_can(alice, served):
     answer = get(alice, served, "exports/deepspeed")
-
     assert answer.status_code == 404
     assert "choose among" in answer.json()["detail"]
 
 
 def test_a_limit_is_a_number_with_what_lies_beyond(alice, served):
     found = get(alice, served, "limits/longest_context").json()
-
     assert found["limits"][0]["unit"] == "tokens"
     assert found["limits"][0]["beyond"]["value"] > found["limits"][0]["value"]
-
-
-def test_a_question_that_does_not_suit_the_work_is_refused_in_words(alice, served):
     answer = get(alice, served, "limits/longest_sequence")
-
     assert answer.status_code == 422
     assert "is a question about train" in answer.json()["detail"]
-
-
-def test_a_question_that_is_none_is_refused_by_name(alice, served):
-    answer = get(alice, served, "limits/meaning_of_life")
-
-    assert answer.status_code == 422
-    assert "question" in answer.json()["detail"]
 
 
 def test_a_draft_that_cannot_be_planned_says_why(alice, served):
     served.draft["hardware"] |= {"choice": "catalog", "device": "a-card-of-yesterday"}
     served.save()
     answer = get(alice, served, "exports")
-
     assert answer.status_code == 422
     assert "a-card-of-yesterday" in answer.json()["detail"]
 
 
-@pytest.mark.parametrize("path", ["exports", "exports/vllm", "limits/most_users"])
-def test_another_team_is_told_nothing(charlie, served, path):
-    assert get(charlie, served, path).status_code == 404
+def test_another_team_cannot_tell_a_foreign_plan_from_none(charlie, served):
+    for path in ["exports", "exports/vllm", "limits/most_users"]:
+        assert get(charlie, served, path).status_code == 404, path
+    foreign = get(charlie, served, "exports").json()
+    served.delete()
+    assert get(charlie, Plan(pk="01J0000000000000000000NONE"), "exports").json() == foreign
+
+
+# What a script is told of a plan, for every kind of person and for input that is not right.
+
+
+PROBLEM = "application/problem+json"
+PATHS = ("exports", "exports/vllm", "limits/longest_context")
+QUESTIONS = {
+    "longest_context", "largest_batch", "most_users", "longest_sequence", "largest_model",
+    "fewest_devices", "cheapest_instance",
+}  # fmt: skip
+
+
+@pytest.fixture
+def training(team, alice, host) -> Plan:
+    return Plan.objects.create(team=team, owner=alice, name="train", draft=demo_draft(host))
+
+
+def first_limit(user, plan, question: str) -> dict:
+    return get(user, plan, f"limits/{question}").json()["limits"][0]
+
+
+# Who may ask
+
+
+def test_people_of_the_team_read_everything_and_others_are_told_how_to_come_in(
+    vera, bob, served, client, credential, alice
+):
+    for path in PATHS:
+        answers = [get(user, served, path).status_code for user in (vera, bob)]
+        assert answers == [200, 200], path
+    for path in PATHS:
+        answer = client.get(f"/api/v1/plans/{served.pk}/{path}")
+        assert (answer.status_code, answer["Content-Type"]) == (401, PROBLEM), path
+        assert "Log in" in answer.json()["detail"], path
+    with_credential = Client(headers={"Authorization": f"Bearer {credential}"})
+    answer = with_credential.get(f"/api/v1/plans/{served.pk}/exports")
+    assert (answer.status_code, answer.json()["code"]) == (401, "not_authenticated")
+    for method in ["post", "put", "delete", "patch"]:
+        answer = getattr(client_of(alice), method)(f"/api/v1/plans/{served.pk}/exports")
+        assert answer.status_code == 405, method
+        assert Plan.objects.filter(pk=served.pk).exists(), method
+
+
+def test_joining_the_team_opens_its_plans(charlie, team, served):
+    before = get(charlie, served, "exports").status_code
+    Membership.objects.create(user=charlie, team=team, role="viewer")
+    assert (before, get(charlie, served, "exports").status_code) == (404, 200)
+
+
+# Exports
+
+
+def test_a_fresh_draft_is_planned_once_and_every_listed_format_is_given(alice, served):
+    assert not served.answer
+    get(alice, served, "exports")
+    served.refresh_from_db()
+    assert served.answer["plans"]
+    assert served.computed_at is not None
+    get(alice, served, "exports")
+    first = Plan.objects.get(pk=served.pk).computed_at
+    get(alice, served, "exports/vllm")
+    assert Plan.objects.get(pk=served.pk).computed_at == first
+    for listed in get(alice, served, "exports").json()["formats"]:
+        single = get(alice, served, f"exports/{listed['key']}").json()
+        assert listed.items() <= single.items()
+        assert single["text"].strip()
+    for key in ["VLLM", "measure", "a%20b", "%3Cscript%3E", "vllm.sh"]:
+        answer = get(alice, served, f"exports/{key}")
+        assert (answer.status_code, answer["Content-Type"]) == (404, PROBLEM), key
+        assert answer.json()["code"] == "no_export", key
+        assert "choose among" in answer.json()["detail"], key
+        assert "llama_cpp" in answer.json()["detail"], key
+
+
+def test_a_script_and_the_page_get_the_same_file_with_python_that_measures(alice, training):
+    by_script = get(alice, training, "exports/torchrun").json()
+    page = client_of(alice).get(f"/plans/{training.pk}/exports/torchrun/")
+    assert page.content.decode() == by_script["text"]
+    assert by_script["file_name"] in page["Content-Disposition"]
+    measure = get(alice, training, "exports/accelerate").json()["measure"]
+    compile(measure, "measure.py", "exec")
+    for question in ["most_users", "longest_context"]:
+        answer = get(alice, training, f"limits/{question}")
+        assert (answer.status_code, answer.json()["code"]) == (422, "limit"), question
+        assert "about serve" in answer.json()["detail"], question
+        assert answer.json()["detail"].endswith("workload.kind is train."), question
+
+
+def test_a_training_plan_lists_no_server_and_a_serving_plan_no_trainer(alice, served, training):
+    serving, trains = (
+        {one["key"] for one in get(alice, plan, "exports").json()["formats"]}
+        for plan in (served, training)
+    )
+    assert "vllm" in serving - trains
+    assert "torchrun" in trains - serving
+
+
+def test_where_nothing_fits_no_format_is_listed_and_each_says_why(alice, served):
+    current_answer(served)
+    served.answer["plans"] = []
+    served.save()
+    assert get(alice, served, "exports").json()["formats"] == []
+    detail = get(alice, served, "exports/vllm").json()["detail"]
+    assert detail == "Nothing fits this question, so that there is nothing to export."
+
+
+def test_a_plan_keeps_its_exports_when_its_host_is_gone_and_no_limits(alice, served, host):
+    listed = get(alice, served, "exports").json()
+    host.delete()
+    assert get(alice, served, "exports").json() == listed
+    assert get(alice, served, "exports/vllm").status_code == 200
+    answer = get(alice, served, "limits/most_users")
+    assert answer.status_code == 422
+    assert answer.json()["detail"] == ("This host is no longer part of your team. Choose another.")
+
+
+def test_a_draft_whose_model_is_gone_is_refused_with_the_way_out(alice, team, served):
+    model = TeamModel.objects.create(team=team, name="mine", config=demo_config())
+    served.draft["model"] |= {"source": "team", "team_model": model.pk}
+    served.save()
+    model.delete()
+    answer = get(alice, served, "exports")
+    assert (answer.status_code, answer.json()["code"]) == (422, "draft")
+    assert answer.json()["detail"].endswith("Choose another.")
+
+
+# Limits
+
+
+def test_the_longest_context_of_a_small_model_is_what_it_can_read(alice, served):
+    short = {**demo_config(), "max_position_embeddings": 192}
+    served.draft["model"] = {"source": "config", "config": short}
+    served.save()
+    limit = first_limit(alice, served, "longest_context")
+    assert (limit["value"], limit["unit"]) == (192, "tokens")
+    assert limit["beyond"]["value"] > 192
+    assert "192" in limit["beyond"]["reason"]
+
+
+def test_a_training_plan_has_its_longest_sequence_and_cheapest_offer(alice, training):
+    limit = first_limit(alice, training, "longest_sequence")
+    assert limit["value"] == demo_config()["max_position_embeddings"]
+    offers = [one for one in list_instances() if one.device and not one.is_spot]
+    cheapest = min(one.price_usd_per_hour for one in offers)
+    limit = first_limit(alice, training, "cheapest_instance")
+    assert (limit["value"], limit["unit"]) == (cheapest, "USD per hour")
+    assert limit["name"] in {one.id for one in offers if one.price_usd_per_hour == cheapest}
+
+
+def test_the_most_users_and_fewest_devices_are_the_last_that_fit(alice, served):
+    current_answer(served)
+    before = Plan.objects.values().get(pk=served.pk)
+    get(alice, served, "limits/most_users")
+    assert Plan.objects.values().get(pk=served.pk) == before
+    limit = first_limit(alice, served, "most_users")
+    beyond = limit["beyond"]
+    assert beyond["value"] == limit["value"] + 1
+    assert beyond["required"] > beyond["limit"]
+    assert limit["estimate"]["fits"] is True
+    limit = first_limit(alice, served, "fewest_devices")
+    assert (limit["value"], limit["unit"]) == (1, "devices")
+    for question in ["Most_users", "most-users", "%3Cb%3E", "0", "meaning_of_life"]:
+        answer = get(alice, served, f"limits/{question}")
+        assert (answer.status_code, answer["Content-Type"]) == (422, PROBLEM), question
+        assert answer.json()["errors"][0]["field"] == "path.question", question
+        assert all(f"'{one}'" in answer.json()["detail"] for one in QUESTIONS), question
+
+
+def test_a_stricter_wish_for_speed_leaves_room_for_no_more_users(alice, served):
+    found = []
+    for wish in ("none", "chat", "code"):  # no bound, 50 ms and 30 ms for each token
+        served.draft["goal"]["slo"] = wish
+        served.save()
+        found.append(first_limit(alice, served, "most_users")["value"])
+    assert found == sorted(found, reverse=True)
+    assert found[0] > found[-1]
+
+
+# What the schema says
+
+
+def test_the_schema_names_the_refusals_of_each_question(alice):
+    schema = client_of(alice).get("/api/v1/openapi.json").json()
+    for path in ("exports", "exports/{key}", "limits/{question}"):
+        replies = schema["paths"][f"/api/v1/plans/{{plan_id}}/{path}"]["get"]["responses"]
+        assert {"200", "401", "404", "422"} <= set(replies), path

@@ -100,7 +100,6 @@ def refused(data: Path, *words: str, **variables: str) -> str:
 def test_a_backup_comes_back_in_a_new_folder_with_rows_keys_and_files(backup, tmp_path):
     done = manage(tmp_path / "new", "restore", str(backup))
     opened = manage(tmp_path / "new", "shell", "-v", "0", "-c", OPEN)
-
     assert done.returncode == 0, done.stderr
     assert "hf_0123456789" in opened.stdout, opened.stderr
     assert (tmp_path / "new" / WEIGHTS).read_text() == "weights"
@@ -111,7 +110,6 @@ def test_a_backup_comes_back_in_a_new_folder_with_rows_keys_and_files(backup, tm
 
 def test_the_manifest_says_version_schema_and_digest_of_every_file(backup):
     manifest = Manifest.model_validate_json((backup / "manifest.json").read_text())
-
     found = {
         path.relative_to(backup).as_posix() for path in backup.rglob("*") if path.is_file()
     } - {"manifest.json"}
@@ -123,7 +121,6 @@ def test_the_manifest_says_version_schema_and_digest_of_every_file(backup):
 
 def test_artefacts_can_be_left_out(data, tmp_path):
     done = manage(data, "backup", str(tmp_path / "slim"), "--without-artefacts")
-
     assert "Left out: the artefacts" in done.stdout
     assert not (tmp_path / "slim" / "files" / "artefacts").exists()
     assert (tmp_path / "slim" / "files" / "datasets" / "01D").exists()
@@ -131,17 +128,14 @@ def test_artefacts_can_be_left_out(data, tmp_path):
 
 def test_a_folder_that_is_there_is_not_written_over(data, backup):
     done = manage(data, "backup", str(backup))
-
     assert done.returncode == 1
     assert "is there already" in done.stderr
 
 
 def test_a_database_that_is_not_empty_stays_without_the_flag(backup, site):
     (site / "secret_key").write_text("of the site that was there")
-
     assert "not empty" in refused(site, str(backup))
     done = manage(site, "restore", str(backup), "--overwrite")
-
     assert done.returncode == 0, done.stderr
     (aside,) = site.glob("before-restore-*")
     assert (aside / "secret_key").read_text() == "of the site that was there"
@@ -152,7 +146,6 @@ def test_a_database_that_is_not_empty_stays_without_the_flag(backup, site):
 def test_a_running_site_is_never_written_over(backup, tmp_path):
     with (tmp_path / "up.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-
         assert "A site runs in" in refused(tmp_path, str(backup), "--overwrite")
 
 
@@ -160,24 +153,19 @@ def test_a_database_that_another_process_has_open_is_never_written_over(backup, 
     with closing(sqlite3.connect(site / "slipway.sqlite3")) as other:
         other.execute("PRAGMA journal_mode=WAL")
         other.execute("SELECT count(*) FROM auth_user").fetchone()
-
         assert "in use by another process" in refused(site, str(backup), "--overwrite")
 
 
 def test_a_damaged_database_can_be_replaced(backup, tmp_path):
     (tmp_path / "slipway.sqlite3").write_text("no database at all, but long enough" * 100)
-
     done = manage(tmp_path, "restore", str(backup), "--overwrite")
-
     assert done.returncode == 0, done.stderr
 
 
 def test_a_backup_of_a_newer_schema_is_refused_with_both_versions(copy_of, tmp_path):
     migrations = json.loads((copy_of / "manifest.json").read_text())["migrations"]
     change(copy_of, version="9.9", migrations=migrations | {"hosts": ["9999_future"]})
-
     words = refused(tmp_path / "new", str(copy_of))
-
     assert "The backup (made by 9.9)" in words
     assert "hosts.9999_future" in words
     assert "this is Slipway 0.1.0, which knows hosts.00" in words
@@ -185,7 +173,6 @@ def test_a_backup_of_a_newer_schema_is_refused_with_both_versions(copy_of, tmp_p
 
 def test_a_backup_of_a_newer_format_names_the_version_to_use(copy_of, tmp_path):
     change(copy_of, format=2, version="9.9")
-
     assert "format 2" in refused(tmp_path / "new", str(copy_of))
 
 
@@ -193,7 +180,6 @@ def test_a_backup_of_a_newer_format_names_the_version_to_use(copy_of, tmp_path):
 def test_a_damaged_backup_is_refused_by_the_file(copy_of, tmp_path, name):
     with (copy_of / name).open("r+b") as file:
         file.write(b"x")
-
     assert f"{name} is damaged" in refused(tmp_path / "new", str(copy_of))
     assert not (tmp_path / "new" / "slipway.sqlite3").exists()
 
@@ -210,15 +196,12 @@ def test_a_damaged_backup_is_refused_by_the_file(copy_of, tmp_path, name):
 )
 def test_what_cannot_be_restored_says_why(copy_of, tmp_path, spoil, words):
     spoil(copy_of)
-
     assert words in refused(tmp_path / "new", str(copy_of))
 
 
 def test_a_check_reads_everything_and_changes_nothing(backup, data):
     before = (data / "slipway.sqlite3").stat().st_mtime_ns
-
     done = manage(data, "restore", str(backup), "--check")
-
     assert "is whole and can be restored here" in done.stdout
     assert (data / "slipway.sqlite3").stat().st_mtime_ns == before
 
@@ -226,7 +209,6 @@ def test_a_check_reads_everything_and_changes_nothing(backup, data):
 def test_a_key_of_the_environment_is_named_and_asked_for_again(site, tmp_path):
     key = {"SLIPWAY_SECRET_KEY": "a-key-that-only-the-environment-holds"}
     done = manage(site, "backup", str(tmp_path / "b"), **key)
-
     assert "Not in it: the key in SLIPWAY_SECRET_KEY" in done.stdout
     assert key["SLIPWAY_SECRET_KEY"] not in (tmp_path / "b" / "manifest.json").read_text()
     assert "SLIPWAY_SECRET_KEY is not set" in refused(tmp_path / "n", str(tmp_path / "b"))
@@ -245,10 +227,8 @@ def test_a_full_disk_leaves_no_half_backup(data, tmp_path, monkeypatch):
     monkeypatch.setattr(settings, "DATASETS_DIR", data / "datasets")
     monkeypatch.setattr(create, "database_file", lambda _: data / "slipway.sqlite3")
     monkeypatch.setattr(create, "digest_of", _full)
-
     with pytest.raises(create.BackupError, match="No space left"):
         create.create(tmp_path / "b")
-
     assert list(tmp_path.iterdir()) == []
 
 

@@ -1,14 +1,19 @@
+"""Children of `up`: started again, stopped in order, running on where nothing can be written."""
+
+import errno
 import json
 import os
 import signal
 import subprocess
 import sys
 from functools import partial
+from pathlib import Path
 
 import pytest
 
 from tests.webapp.boot.conftest import eventually, is_alive, python_child, wrote
-from webapp.boot import processes
+from webapp.boot import console, processes, up
+from webapp.boot.processes import Child
 
 
 @pytest.mark.faults
@@ -16,11 +21,9 @@ def test_a_killed_child_is_started_again_after_a_pause(crew):
     child = python_child("web")
     crew.start(child)
     first = child.process.pid
-
     os.kill(first, signal.SIGKILL)
     events = eventually(crew.tend)
     eventually(lambda: crew.tend() or child.process.pid != first)
-
     assert "killed by SIGKILL" in events[0]
     assert is_alive(child.process.pid)
     assert child.process.pid != first
@@ -29,9 +32,7 @@ def test_a_killed_child_is_started_again_after_a_pause(crew):
 def test_pauses_double_while_a_child_keeps_dying_early(crew):
     child = python_child("web", "raise SystemExit(3)")
     crew.start(child)
-
     events = [eventually(crew.tend)[0], eventually(crew.tend)[0]]
-
     assert "exit status 3" in events[0]
     assert "again in 0.5 s" in events[0]
     assert "again in 1.0 s" in events[1]
@@ -41,9 +42,7 @@ def test_a_child_that_lived_long_starts_again_without_a_longer_pause(crew, monke
     monkeypatch.setattr(processes, "STEADY_AFTER_S", 0.0)
     child = python_child("web", "raise SystemExit(3)", pause_s=8.0)
     crew.start(child)
-
     event = eventually(crew.tend)[0]
-
     assert "again in 0.5 s" in event
 
 
@@ -57,9 +56,7 @@ def test_stop_ends_higher_stages_before_lower_ones(crew, tmp_path):
         child = processes.Child(name, [sys.executable, "-c", code, f"{name} "], stage)
         crew.start(child)
         eventually(partial(wrote, crew.log_of(child), "ready"))
-
     crew.stop()
-
     assert (tmp_path / "order").read_text() == "host web redis "
 
 
@@ -68,9 +65,7 @@ def test_stop_leaves_no_process_and_no_record(crew):
     for child in children:
         crew.start(child)
     pids = [child.process.pid for child in children]
-
     crew.stop()
-
     assert not any(map(is_alive, pids))
     assert not crew.record.exists()
 
@@ -83,9 +78,7 @@ def test_stop_kills_a_child_that_ignores_term(crew):
     child = python_child("stubborn", code, grace_s=0.2)
     crew.start(child)
     eventually(lambda: wrote(crew.log_of(child), "ready"))
-
     crew.stop()
-
     assert child.process.returncode == -signal.SIGKILL
 
 
@@ -98,18 +91,14 @@ def test_stop_also_ends_what_a_child_started_in_its_group(crew):
     child = python_child("outer", code)
     crew.start(child)
     inner = int(eventually(lambda: crew.log_of(child).read_text()))
-
     crew.stop()
-
     eventually(lambda: not is_alive(inner))
 
 
 def test_stop_in_a_hurry_does_not_wait_for_the_grace(crew):
     code = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\ntime.sleep(60)"
     crew.start(python_child("slow", code, grace_s=3600))
-
     crew.stop(hurry=lambda: True)
-
     assert crew.children == []
 
 
@@ -117,9 +106,7 @@ def test_stop_in_a_hurry_does_not_wait_for_the_grace(crew):
 def test_the_next_start_ends_what_a_killed_up_left(crew):
     child = python_child("web")
     crew.start(child)
-
     num_ended = processes.end_leftovers(crew.record)
-
     assert num_ended == 1
     assert not is_alive(child.process.pid)
     assert not crew.record.exists()
@@ -137,13 +124,12 @@ def test_a_stranger_with_a_recorded_number_is_left_alone(tmp_path):
         stranger.wait()
 
 
-@pytest.mark.parametrize("content", ["", "not json", None], ids=["empty", "damaged", "absent"])
-def test_a_record_that_cannot_be_read_means_no_leftovers(tmp_path, content):
+def test_a_record_that_cannot_be_read_means_no_leftovers(tmp_path):
     record = tmp_path / "processes.json"
-    if content is not None:
+    assert processes.end_leftovers(record) == 0  # absent
+    for content in ("", "not json"):
         record.write_text(content)
-
-    assert processes.end_leftovers(record) == 0
+        assert processes.end_leftovers(record) == 0, content
 
 
 def test_a_zombie_counts_as_gone():
@@ -157,9 +143,7 @@ def test_a_zombie_counts_as_gone():
 def test_a_long_log_is_cut_and_its_younger_half_kept(tmp_path):
     log = tmp_path / "web.log"
     log.write_bytes(b"a" * 600 + b"b" * 500)
-
     processes.cut(log, cap_bytes=1000)
-
     assert log.read_bytes() == b""
     assert (tmp_path / "web.log.1").read_bytes() == b"b" * 500
 
@@ -170,9 +154,7 @@ def test_a_child_goes_on_writing_to_a_log_that_was_cut(crew, monkeypatch):
     child = python_child("chatty", code)
     crew.start(child)
     eventually(lambda: crew.log_of(child).stat().st_size > 100)
-
     processes.cut(crew.log_of(child), cap_bytes=100)
-
     eventually(lambda: wrote(crew.log_of(child), "xxx"))
     assert b"\0" not in crew.log_of(child).read_bytes()
 
@@ -181,7 +163,6 @@ def test_the_tail_shows_a_child_s_last_words(crew):
     child = python_child("web", "print('first')\nprint('last words')")
     crew.start(child)
     child.process.wait()
-
     assert crew.tail(child, num_lines=1) == "last words"
 
 
@@ -207,3 +188,159 @@ def test_children_of_one_stage_stop_side_by_side(crew, tmp_path):
     crew.stop()
 
     assert len(list(tmp_path.glob("ended-*"))) == 4
+
+
+# `up` when it cannot write: its children run on, and what it could not write is told.
+
+
+@pytest.fixture
+def full(monkeypatch, tmp_path):
+    """Make every write of a text to a file below the test's folder fail, until called."""
+    writes = Path.write_text
+    is_full = [True]
+
+    def write(path: Path, *words, **options):
+        if is_full[0] and path.is_relative_to(tmp_path):
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        return writes(path, *words, **options)
+
+    monkeypatch.setattr(Path, "write_text", write)
+    return lambda: is_full.clear() or is_full.append(False)
+
+
+def test_children_run_on_when_their_record_cannot_be_written(crew, full):
+    child = python_child("host")
+    crew.start(child)
+    (told,) = crew.tend()
+    assert is_alive(child.process.pid)
+    assert "processes.json cannot be written" in told
+    assert "No space left on device" in told
+    assert crew.tend() == []
+
+
+def test_the_record_is_written_as_soon_as_there_is_room(crew, full):
+    crew.start(python_child("host"))
+    crew.tend()
+    full()
+    assert "written again" in crew.tend()[0]
+    assert crew.record.exists()
+
+
+@pytest.mark.faults
+def test_a_dead_child_is_started_again_on_a_full_disk(crew, full):
+    child = python_child("web")
+    crew.start(child)
+    first = child.process.pid
+    os.kill(first, signal.SIGKILL)
+    eventually(lambda: crew.tend() is not None and child.process.pid != first)
+    assert is_alive(child.process.pid)
+
+
+def test_a_child_without_a_log_starts_all_the_same(crew):
+    (crew.logs / "web.log").mkdir()  # as little of a file as one that cannot be made
+    child = python_child("web")
+    crew.start(child)
+    assert is_alive(child.process.pid)
+    assert "web.log cannot be written" in crew.tend()[0]
+
+
+def test_a_log_that_cannot_be_cut_stops_nothing(crew, monkeypatch):
+    def fail(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    child = python_child("web", "print('x' * 200)")
+    crew.start(child)
+    eventually(lambda: crew.log_of(child).stat().st_size > 100)
+    monkeypatch.setattr(Path, "write_bytes", fail)
+
+    processes.cut(crew.log_of(child), cap_bytes=100)
+
+
+def test_a_child_that_cannot_be_started_now_is_tried_again(crew, tmp_path):
+    program = tmp_path / "program"
+    child = Child("late", [str(program)], pause_s=0.05)
+    crew.start(child)
+    assert "late could not be started" in crew.tend()[0]
+    program.write_text("#!/bin/sh\nexec sleep 60\n")
+    program.chmod(0o755)
+    eventually(lambda: crew.tend() is not None and child.process is not None)
+
+
+def test_stopping_leaves_no_traceback_when_the_record_cannot_be_deleted(crew, monkeypatch):
+    def fail(*_, **__):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    crew.start(python_child("web"))
+    monkeypatch.setattr(Path, "unlink", fail)
+
+    crew.stop()
+
+    assert crew.children == []
+
+
+def test_a_line_that_nobody_can_take_stops_nothing(monkeypatch):
+    class Full:
+        def write(self, _):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        def flush(self):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("sys.stdout", Full())
+
+    console.line("web ended")
+
+
+def test_a_lock_is_taken_though_nothing_can_be_written_into_it(tmp_path):
+    class Full:
+        def __init__(self, file):
+            self.file = file
+
+        def fileno(self):
+            return self.file.fileno()
+
+        def truncate(self, _):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    with (tmp_path / "up.lock").open("a+") as lock:
+        up.take_lock(Full(lock), tmp_path, "http://127.0.0.1:8000")
+
+        assert "already runs" in up.running_elsewhere(tmp_path)
+
+
+def test_a_read_only_data_folder_is_refused_in_words(tmp_path, monkeypatch):
+    def fail(*_, **__):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(Path, "touch", fail)
+    with pytest.raises(console.Problem, match="cannot be written: Read-only file system"):
+        up.make_data_folder(tmp_path)
+
+
+@pytest.fixture
+def signals():
+    """Give back the handlers that `up` takes."""
+    taken = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.getsignal(number) for number in taken}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.faults
+def test_a_start_that_fails_ends_no_job(tmp_path, monkeypatch, signals):
+    run = []
+    site = up.Site("127.0.0.1", 9, tmp_path)
+    (tmp_path / "host").mkdir()
+    monkeypatch.setattr(up.Stopping, "_end_jobs", lambda _: run.append("stop-all") or [])
+    site.crew.start(python_child("redis"))
+
+    def fail():
+        raise console.Problem("Redis did not start.", "")
+
+    monkeypatch.setattr(site, "start", fail)
+    with pytest.raises(console.Problem):
+        site.live()
+
+    assert run == []
+    assert site.crew.children == []

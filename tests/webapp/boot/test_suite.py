@@ -1,63 +1,68 @@
-"""How ``manage.py test`` chooses tests, and what a run prints beside their results."""
+"""The suite itself: its levels and extents, commit subjects, and the list of mutants."""
 
 import datetime as dt
+import itertools
 import os
 import sys
+from collections import Counter
+from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 
-from tests.plugins import unstable
+from tests.mutants import server, tool
+from tests.plugins import extent, unstable
 from tests.webapp.boot.conftest import run_pytest
-from webapp.boot import suite
+from webapp.boot import subjects, suite
+from webapp.boot.suite import ROOT
+
+# How ``manage.py test`` chooses tests, and what a run prints beside their results.
 
 
 def test_arguments_go_to_pytest_unchanged(monkeypatch, tmp_path, capfd):
     (tmp_path / "test_one.py").write_text("def test_one():\n    assert True\n")
     monkeypatch.setattr(suite.environment, "ensure", lambda *_, **__: None)
-
     assert suite.main(["-q", str(tmp_path)]) == 0
     assert capfd.readouterr().out.strip().splitlines()[-1].startswith("1 passed")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "module", "contains", "lacks"),
-    [
+def test_a_level_is_chosen_by_the_first_argument(monkeypatch):
+    monkeypatch.setattr(suite.environment, "ensure", lambda *_, **__: None)
+    for arguments, module, contains, lacks in (
         ([], "pytest", ["--gate", "tests/planner", suite.JOURNEY], ["tests/system"]),
         (["--all"], "pytest", ["-n"], ["--gate", "tests/planner"]),
         (["--nightly"], "pytest", ["--nightly", "-n"], ["--gate"]),
         (["-m", "faults"], "pytest", ["-m", "faults"], ["-n"]),
         (["--mutants", "--list"], "tests.mutants.tool", ["--list"], ["--mutants"]),
-    ],
-)
-def test_a_level_is_chosen_by_the_first_argument(monkeypatch, arguments, module, contains, lacks):
-    started = []
-    monkeypatch.setattr(suite.environment, "ensure", lambda *_, **__: None)
-    monkeypatch.setattr(suite, "run_module", lambda *words: started.append(words) or 0)
-    monkeypatch.setenv("HYPOTHESIS_PROFILE", "")
-    monkeypatch.delenv("HYPOTHESIS_PROFILE")
-
-    assert suite.main(arguments) == 0
-
-    ((name, *words),) = started
-    assert name == module
-    assert set(contains) <= set(words)
-    assert not set(lacks) & set(words)
-    assert (os.environ.get("HYPOTHESIS_PROFILE") == "repeatable") == (not arguments)
+    ):
+        started = Mock(return_value=0)
+        monkeypatch.setattr(suite, "run_module", started)
+        monkeypatch.setenv("HYPOTHESIS_PROFILE", "")
+        monkeypatch.delenv("HYPOTHESIS_PROFILE")
+        assert suite.main(arguments) == 0, arguments
+        started.assert_called_once()
+        name, *words = started.call_args.args
+        assert name == module, arguments
+        assert set(contains) <= set(words), arguments
+        assert not set(lacks) & set(words), arguments
+        repeatable = os.environ.get("HYPOTHESIS_PROFILE") == "repeatable"
+        assert repeatable == (not arguments), arguments
 
 
 def test_every_test_file_belongs_to_the_gate_or_to_the_system_tests():
     folders = {*suite.GATE, "tests/system"}
     found = [path.relative_to(suite.ROOT) for path in (suite.ROOT / "tests").rglob("test_*.py")]
-
     assert [path for path in found if not any(path.is_relative_to(one) for one in folders)] == []
+    for name, entry in unstable.read().items():
+        assert (suite.ROOT / name.partition("::")[0]).exists(), name
+        assert entry["cause"]
+        assert isinstance(entry["since"], dt.date)
 
 
 def test_the_tests_see_neither_the_users_data_nor_a_ban_on_bytecode(monkeypatch):
     monkeypatch.setenv("DATABASE_URL", "postgres://live")
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
-
     seen = suite.quiet_environment()
-
     assert {"DATABASE_URL", "PYTHONDONTWRITEBYTECODE"} & set(seen) == set()
     assert seen["PATH"].startswith(str(suite.Path(sys.executable).parent))
 
@@ -72,14 +77,12 @@ def run_one_browser_test(tmp_path, chromium: str) -> str:
 
 def test_a_missing_package_is_named_with_what_is_left_out(tmp_path):
     printed = run_one_browser_test(tmp_path, "/nowhere/chromium")
-
     assert "LEFT OUT, for want of Debian packages: chromium (browser tests)" in printed
     assert printed.strip().splitlines()[-1].startswith("1 skipped")
 
 
 def test_no_package_is_named_when_none_is_missing(tmp_path):
     printed = run_one_browser_test(tmp_path, sys.executable)
-
     assert "LEFT OUT" not in printed
     assert "1 passed" in printed
 
@@ -92,9 +95,7 @@ def test_b(): pass
 
 def test_the_seed_of_the_order_is_printed_and_repeats_it(tmp_path):
     (tmp_path / "test_one.py").write_text(ORDERED)
-
     _, printed = run_pytest("-q", "-p", "tests.plugins.order", str(tmp_path))
-
     assert "Random seed: repeat with --randomly-seed=" in printed
 
 
@@ -130,8 +131,204 @@ def test_an_unstable_test_is_left_out_of_the_gate_and_told_apart(tmp_path, words
     assert "Unstable for more than two weeks" in printed
 
 
-def test_every_unstable_entry_names_a_test_its_cause_and_a_date():
-    for name, entry in unstable.read().items():
-        assert (suite.ROOT / name.partition("::")[0]).exists(), name
-        assert entry["cause"]
-        assert isinstance(entry["since"], dt.date)
+# The suite meets every pair of values, and a nightly run every combination.
+
+
+AXES = ("abcde", range(4), (True, False), "xyz")
+LINES = """
+import pathlib, pytest
+from hypothesis import given, settings, strategies
+from tests.plugins.extent import combinations
+
+@pytest.mark.parametrize(("one", "two", "three"), combinations("abc", "de", "fgh"))
+def test_product(one, two, three): pass
+
+@settings(max_examples=7)
+@given(strategies.integers())
+def test_property(number):
+    with pathlib.Path({told!r}).open("a") as told:
+        told.write("x")
+"""
+
+
+def test_every_two_values_of_two_axes_meet_in_fewer_cases_than_all():
+    found = extent.combinations(*AXES)
+    for first, second in itertools.combinations(range(len(AXES)), 2):
+        met = {(row[first], row[second]) for row in found}
+        assert met == set(itertools.product(AXES[first], AXES[second]))
+    assert len(found) < len(list(itertools.product(*AXES))) / 4
+    assert found == extent.combinations(*AXES)
+    assert extent.combinations("abc") == [("a",), ("b",), ("c",)]
+
+
+@pytest.mark.parametrize(("words", "cases", "examples"), [((), 9, 7), (("--nightly",), 18, 500)])
+def test_a_nightly_run_takes_all_cases_and_many_examples(tmp_path, write, words, cases, examples):
+    told = tmp_path / "told.txt"
+    write(LINES.format(told=str(told)))
+    status, printed = run_pytest("-q", "-p", "tests.plugins.extent", *words, str(tmp_path))
+    assert status == 0, printed
+    assert f"{cases + 1} passed" in printed.splitlines()[-1]
+    assert len(told.read_text()) == examples
+
+
+def test_a_failing_example_is_printed_with_a_way_to_repeat_it(tmp_path, write):
+    write("from hypothesis import given, strategies\n"
+          "@given(strategies.integers())\n"
+          "def test_small(number): assert number < 100\n")  # fmt: skip
+    status, printed = run_pytest(
+        "-q", "-p", "tests.conftest", "-p", "no:schemathesis", str(tmp_path)
+    )
+    assert status == 1
+    assert "number=100" in printed
+    assert "@reproduce_failure(" in printed
+
+
+def test_a_bad_subject_is_explained_and_refused_and_a_good_one_has_no_fault(tmp_path, capsys):
+    for subject in [
+        "house: Start every process.",
+        "webapp, runners: Agree on one field.",
+        "Merge branch 'x'",
+    ]:
+        assert subjects.fault(subject) is None, subject
+    for subject, fault in [
+        ("house: start every process.", "not of the form"),
+        ("house: Start every process", "not of the form"),
+        ("Start every process.", "not of the form"),
+        ("house: " + "X" * 80 + ".", "at most 72"),
+    ]:
+        assert fault in subjects.fault(subject), subject
+    message = tmp_path / "COMMIT_EDITMSG"
+    message.write_text("wip\n\nbody")
+    assert subjects.main(message) == 1
+    assert "'wip'" in capsys.readouterr().err
+
+
+# The list of mutants is fit to be run, and its tool tells killed from survived and invalid.
+
+
+MUTANTS = tool.read_list(ROOT / tool.LIST)
+NUM_BY_AREA = {
+    "cost": 12, "search": 10, "transitions": 8, "claims": 6, "ingest": 6, "signing": 6, "roles": 6,
+    "policy": 6,
+}  # fmt: skip
+KINDS = {
+    "comparison", "arithmetic", "off_by_one", "removed_guard", "swapped_state", "boolean",
+    "constant",
+}  # fmt: skip
+
+
+def test_every_mutant_changes_one_place_and_names_tests_that_exist():
+    wrong = []
+    for mutant in MUTANTS:
+        source = (ROOT / mutant.file).read_text()
+        try:
+            planted = tool.planted(source, mutant)
+        except tool.StaleError as error:
+            wrong.append(str(error))
+        else:
+            wrong += [] if planted != source else [mutant.id]
+    assert not wrong, wrong
+    assert Counter(mutant.area for mutant in MUTANTS) == NUM_BY_AREA
+    assert len({mutant.id for mutant in MUTANTS}) == len(MUTANTS)
+    assert {mutant.kind for mutant in MUTANTS} == KINDS
+    named = {target for mutant in MUTANTS for target in (*mutant.tests, *mutant.wider)}
+    assert [target for target in named if not (ROOT / target).exists()] == []
+
+
+# A project of two functions, of which one has a test
+
+TOY = tool.Mutant(
+    id="toy-01", file="toy/sums.py", function="add", kind="arithmetic", harm="sums are wrong",
+    old="a + b", new="a - b", tests=("test_sums.py",),
+)  # fmt: skip
+
+
+@pytest.fixture
+def toy(tmp_path):
+    root = tmp_path / "project"
+    (root / "toy").mkdir(parents=True)
+    (root / "toy" / "__init__.py").write_text("")
+    (root / "toy" / "sums.py").write_text(
+        "def add(a, b):\n    return a + b\n\n\ndef both(a, b):\n    return a and b\n"
+    )
+    (root / "pyproject.toml").write_text(
+        '[tool.pytest.ini_options]\naddopts = ["--disable-plugin-autoload"]\n'
+    )
+    (root / "test_sums.py").write_text(
+        "from toy import sums\n\n\ndef test_sum():\n    assert sums.add(2, 1) == 3\n"
+    )
+    (root / "test_red.py").write_text("def test_red():\n    assert False\n")
+    return root
+
+
+def verdicts(root, *mutants) -> list[str]:
+    return [one.verdict for one in tool.run_all(root, mutants, jobs=1, libraries=())]
+
+
+def test_a_mutant_is_killed_by_a_test_that_fails_with_it_alone(toy):
+    unproven = replace(TOY, function="both", old="a and b", new="a or b")
+    red_anyway = replace(TOY, tests=("test_red.py",))
+    without_tests = replace(TOY, tests=("test_gone.py",))
+    found = verdicts(toy, TOY, unproven, red_anyway, without_tests)
+    assert found == [tool.KILLED, tool.SURVIVED, tool.INVALID, tool.INVALID]
+    assert "a + b" in (toy / "toy" / "sums.py").read_text()
+
+
+def test_tests_that_do_not_end_in_time_are_stopped(toy, monkeypatch):
+    monkeypatch.setattr(server, "LIMIT_SECONDS", 2.0)
+    (toy / "test_endless.py").write_text("import time\n\n\ndef test_one():\n    time.sleep(60)\n")
+    with server.servers(toy, ["toy"], [], 1) as (only,):
+        assert only.run(["test_endless.py"]).status is None
+
+
+class Told:
+    """A server whose runs end as they are told to."""
+
+    def __init__(self, copy, *runs) -> None:
+        self.copy, self.runs = copy, list(runs)
+
+    def run(self, _targets):
+        return self.runs.pop(0)
+
+
+def test_what_ends_no_better_without_the_mutant_is_invalid(toy):
+    for runs, verdict in [
+        ([server.Run(None), server.Run(0)], tool.KILLED),
+        ([server.Run(None), server.Run(None)], tool.INVALID),
+        ([server.Run(1, "test_sums.py::test_sum"), server.Run(1)], tool.INVALID),
+        ([server.Run(0), server.Run(1, "test_wider.py::test_one"), server.Run(0)], tool.KILLED),
+        ([server.Run(0), server.Run(5)], tool.INVALID),
+        ([server.Run(0), server.Run(0)], tool.SURVIVED),
+    ]:
+        wider = replace(TOY, wider=("test_wider.py",))
+        assert tool.judge(wider, Told(toy, *runs)).verdict == verdict, runs
+
+
+def test_a_stale_mutant_is_refused_by_its_name(toy):
+    for changes, words in [
+        ({"old": "a * b"}, "toy-01: add of toy/sums.py holds its fragment 0 times, not once."),
+        ({"old": "a"}, "toy-01: add of toy/sums.py holds its fragment 3 times, not once."),
+        ({"function": "Sum.add"}, "toy-01: toy/sums.py has 0 of Sum.add, not one."),
+        ({"new": "a +"}, "toy-01: toy/sums.py does not parse with it"),
+        ({"file": "toy/gone.py"}, "toy-01: there is no toy/gone.py."),
+    ]:
+        with pytest.raises(tool.StaleError, match=words.replace("+", r"\+")):
+            tool.check([replace(TOY, **changes)], toy)
+
+
+def test_nine_of_ten_are_to_be_killed_and_none_may_be_invalid(monkeypatch):
+    for found, status in [
+        ([tool.KILLED] * 9 + [tool.SURVIVED], 0),
+        ([tool.KILLED] * 8 + [tool.SURVIVED] * 2, 1),
+        ([tool.KILLED] * 19 + [tool.INVALID], 1),
+    ]:
+        outcomes = [tool.Outcome(TOY, verdict, "", 0.0) for verdict in found]
+        monkeypatch.setattr(tool, "run_all", Mock(return_value=outcomes))
+        assert tool.main(["--only", "cost"]) == status, found
+
+
+def test_the_list_is_printed_without_running_any_and_unknown_names_are_refused(capsys):
+    assert tool.main(["--list", "--only", "claims"]) == 0
+    assert capsys.readouterr().out.count("webapp/jobs/claims.py") == NUM_BY_AREA["claims"]
+    assert tool.main(["--only", "cost-99"]) == 2
+    assert "cost-99" in capsys.readouterr().out

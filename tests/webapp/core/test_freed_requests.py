@@ -44,18 +44,18 @@ def alive(kind: type) -> int:
     return sum(issubclass(type(one), kind) for one in gc.get_objects())  # wakes no lazy one
 
 
-@pytest.mark.parametrize("path", PAGES)
-def test_a_page_leaves_neither_its_request_nor_its_context(alice, path):
-    cookies = {name: one.value for name, one in client_of(alice).cookies.items()}
-    for _ in range(2):  # the first one loads what stays
-        request: HttpRequest | None = RequestFactory(headers={"Host": "localhost"}).get(path)
-        request.COOKIES.update(cookies)
-        held = weakref.ref(request)
-        before = alive(RequestContext)
-        assert answered(request) in {200, 404}
-        request = None
-    assert held() is None
-    assert alive(RequestContext) == before
+def test_a_page_leaves_neither_its_request_nor_its_context(alice):
+    for path in PAGES:
+        cookies = {name: one.value for name, one in client_of(alice).cookies.items()}
+        for _ in range(2):  # the first one loads what stays
+            request: HttpRequest | None = RequestFactory(headers={"Host": "localhost"}).get(path)
+            request.COOKIES.update(cookies)
+            held = weakref.ref(request)
+            before = alive(RequestContext)
+            assert answered(request) in {200, 404}, path
+            request = None
+        assert held() is None, path
+        assert alive(RequestContext) == before, path
 
 
 def posted(body: str, path: str = "hosts/enroll", **headers: str) -> HttpRequest:
@@ -74,26 +74,23 @@ def test_what_the_api_refuses_leaves_no_frame():
     assert (alive(FrameType), alive(TracebackType), alive(HttpRequest)) == before
 
 
-@pytest.mark.parametrize("kind", [kind for kind, _ in BODIES])
-def test_a_batch_that_is_refused_leaves_no_frame(credential, kind):
-    event = {"seq": 1, "t_ms": 1, "kind": kind, "body": dict(BODIES)[kind]}
-    batch = {"attempt_id": "01J", "fence": "f", "events": [event]}
-    bearer = {"Authorization": f"Bearer {credential}"}
-    bodies = list(messages(batch, 40, seed=1))
+def test_a_batch_that_is_refused_leaves_no_frame(credential):
+    def send(text: str) -> int:
+        bearer = {"Authorization": f"Bearer {credential}"}
+        return answered(posted(text, "attempts/01J/events", **bearer))
+
     # None whose number can be read, which its validator refuses by an exception of its own.
     places = ((), ("events",), ("events", 0), ("events", 0, "seq"))
-    bodies += [with_text(batch, place, text) for place in places for text in VALUES]
-    seen = set()
-
-    def send(body: str) -> None:
-        seen.add(answered(posted(body, "attempts/01J/events", **bearer)))
-
-    send(bodies[0])
-    before = alive(TracebackType), alive(HttpRequest)
-    for body in bodies:
-        send(body)
-    assert seen <= {400, 404, 409, 413, 422}
-    assert (alive(TracebackType), alive(HttpRequest)) == before
+    for kind, body in dict(BODIES).items():
+        event = {"seq": 1, "t_ms": 1, "kind": kind, "body": body}
+        batch = {"attempt_id": "01J", "fence": "f", "events": [event]}
+        texts = list(messages(batch, 40, seed=1))
+        texts += [with_text(batch, place, text) for place in places for text in VALUES]
+        seen = {send(texts[0])}
+        before = alive(TracebackType), alive(HttpRequest)
+        seen |= {send(text) for text in texts}
+        assert seen <= {400, 404, 409, 413, 422}, kind
+        assert (alive(TracebackType), alive(HttpRequest)) == before, kind
 
 
 def test_a_heartbeat_that_is_refused_leaves_no_frame():
@@ -129,20 +126,17 @@ def test_a_heartbeat_that_is_refused_leaves_no_frame():
     assert {code for code in seen if code} <= {401, 422}
 
 
-@pytest.mark.parametrize(
-    ("field", "many"),
-    [
+def test_thousands_of_faults_are_one():
+    for field, many in [
         ("gpus", list(range(3000))),
         ("disks", [{}] * 3000),
         ("packages", {f"p{number}": 1 for number in range(3000)}),
         ("scheduler", {f"x{number}": 1 for number in range(3000)}),
-    ],
-)
-def test_thousands_of_faults_are_one(field, many):
-    request = posted(json.dumps(ENROL | {"facts": heartbeat()["facts"] | {field: many}}))
-    document = json.loads(WSGIHandler().get_response(request).content)
-    assert 1 <= len(document["errors"]) <= 10, document["errors"]
-    assert f"facts.{field}" in document["detail"]
+    ]:
+        request = posted(json.dumps(ENROL | {"facts": heartbeat()["facts"] | {field: many}}))
+        document = json.loads(WSGIHandler().get_response(request).content)
+        assert 1 <= len(document["errors"]) <= 10, document["errors"]
+        assert f"facts.{field}" in document["detail"], field
 
 
 def test_an_answer_lists_a_few_of_many_faults():

@@ -18,8 +18,8 @@ from django.db.backends.utils import CursorWrapper
 from django.test import Client
 
 from tests.webapp.accounts.test_matrix import RULES
-from tests.webapp.accounts.test_writing_doors import filled
-from tests.webapp.api.test_beat_door import bearer, knock, said
+from tests.webapp.accounts.test_roles import filled
+from tests.webapp.api.test_hosts_api import bearer, knock, said
 from tests.webapp.conftest import client_of
 from webapp.accounts.sessions import AUTHENTICATED_AT, SEEN_EVERY
 from webapp.core.clock import now
@@ -85,7 +85,6 @@ def test_a_page_says_it_in_the_products_look(olga, monkeypatch):
     client = quiet(client_of(olga))
     with failing(monkeypatch, "database is locked", only_writes=False):
         answer = client.get("/jobs/")
-
     text = answer.content.decode()
     assert answer.status_code == 503
     assert "The database is held by something else just now." in text
@@ -97,22 +96,17 @@ def test_the_api_says_it_as_a_problem_document(olga, monkeypatch):
     client = quiet(client_of(olga))
     with failing(monkeypatch, "database or disk is full", only_writes=False):
         answer = client.get("/api/v1/jobs/01ABC/events")
-
     assert answer.status_code == 503
     assert answer.headers["Content-Type"] == "application/problem+json"
     assert answer.json()["code"] == "disk_full"
     assert answer.headers["Retry-After"] == "30"
 
 
-def test_the_login_page_needs_no_write(monkeypatch):
+def test_a_login_on_a_full_disk_is_answered_in_words(monkeypatch, alice):
     with failing(monkeypatch, "database or disk is full", only_writes=True):
         assert Client().get("/login/").status_code == 200
-
-
-def test_a_login_on_a_full_disk_is_answered_in_words(alice, monkeypatch):
     with failing(monkeypatch, "database or disk is full", only_writes=True):
         answer = quiet(Client()).post("/login/", {"username": "alice", "password": "x"})
-
     assert answer.status_code == 503
     assert "disk is full" in answer.content.decode()
 
@@ -134,7 +128,6 @@ def test_a_session_that_could_not_be_noted_is_noted_later(olga, monkeypatch):
     session = client.session
     session[AUTHENTICATED_AT] = now().timestamp() - 2 * SEEN_EVERY.total_seconds()
     session.save()
-
     with failing(monkeypatch, "database is locked", only_writes=True):
         client.get("/docs/")
     forget_failures()
@@ -143,14 +136,12 @@ def test_a_session_that_could_not_be_noted_is_noted_later(olga, monkeypatch):
     fresh = Client()  # another process: it does not rest
     fresh.cookies = client.cookies
     fresh.get("/docs/")
-
     assert "seen_at" in fresh.session
 
 
 def test_a_heartbeat_is_told_to_come_again(credential, monkeypatch):
     with failing(monkeypatch, "database is locked", only_writes=False):
         status, headers, _ = knock(said(), bearer(credential))
-
     assert status == 503
     assert headers[b"retry-after"] == b"5"
 
@@ -167,15 +158,13 @@ def test_a_database_that_is_really_locked(alice, monkeypatch):
         answer = quiet(Client()).post("/login/", {"username": "alice", "password": "x"})
         locker.execute("ROLLBACK")
     connection.close()
-
     assert page.status_code == 200
     assert answer.status_code == 503
     assert "held by something else" in answer.content.decode()
 
 
-@pytest.mark.parametrize(
-    ("error", "code"),
-    [
+def test_each_outage_is_known_by_its_words():
+    for error, code in [
         (OperationalError("database is locked"), "database_busy"),
         (OperationalError("deadlock detected"), "database_busy"),
         (OperationalError("couldn't get a connection after 5.00 sec"), "database_away"),
@@ -190,14 +179,15 @@ def test_a_database_that_is_really_locked(alice, monkeypatch):
         (InterfaceError("the connection is closed"), "database_away"),
         (OSError(errno.ENOSPC, "No space left on device"), "disk_full"),
         (OSError(errno.EROFS, "Read-only file system"), "read_only"),
-    ],
-)
-def test_each_outage_is_known_by_its_words(error, code):
-    assert outage_of(error).code == code
+    ]:
+        assert outage_of(error).code == code, error
 
 
-@pytest.mark.parametrize(
-    "error", [None, RuntimeError("locked"), ProgrammingError("locked"), OSError(2, "No such file")]
-)
-def test_a_fault_of_our_own_is_no_outage(error):
-    assert outage_of(error) is None
+def test_a_fault_of_our_own_is_no_outage():
+    for error in [
+        None,
+        RuntimeError("locked"),
+        ProgrammingError("locked"),
+        OSError(2, "No such file"),
+    ]:
+        assert outage_of(error) is None, error

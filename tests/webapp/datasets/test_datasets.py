@@ -60,9 +60,8 @@ def reader(team, alice, host, dataset):
 # Uploads
 
 
-def test_a_file_is_kept_with_what_is_in_it(dataset):
+def test_a_file_is_kept_once_with_what_is_in_it(dataset, team, alice):
     content = lines(ASKED)
-
     assert path_of(dataset).read_bytes() == content
     assert dataset.sha256 == hashlib.sha256(content).hexdigest()
     assert (dataset.num_records, dataset.format) == (12, "instruction")
@@ -70,18 +69,13 @@ def test_a_file_is_kept_with_what_is_in_it(dataset):
     assert dataset.samples[0] == [["user", "Say 0."], ["assistant", "It is 0."]]
     event = Event.objects.get(kind="dataset.upload")
     assert (event.actor, event.subject, event.detail["records"]) == ("alice", dataset.pk, 12)
-
-
-def test_the_same_file_is_kept_once(dataset, team, alice):
     assert dataset_store(team=team, by=alice, upload=upload()) == dataset
     assert [each.name for each in path_of(dataset).parent.iterdir()] == [dataset.pk]
 
 
 def test_what_is_wrong_is_shown_with_what_could_be_read(alice, settings):
     content = lines(ASKED[:4]) + b'{"instruction": "cut\n' + lines([{"output": "x"}])
-
     page = client_of(alice).post("/data/upload/", {"file": upload(content)})
-
     html = page.content.decode()
     assert page.status_code == 422
     assert "asked.jsonl: line 5: it is no JSON" in html
@@ -91,29 +85,25 @@ def test_what_is_wrong_is_shown_with_what_could_be_read(alice, settings):
     assert list(Path(settings.DATASETS_DIR).iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("content", "name", "said"),
-    [
+def test_another_kind_of_file_or_none_is_refused_by_its_name(alice):
+    for content, name, said in [
         (b"a,b\n", "table.csv", "files of training data end in .jsonl, .parquet or .txt"),
         (b"PAR1", "table.parquet", "cannot be read as Parquet"),
-    ],
-)
-def test_another_kind_of_file_is_refused_by_its_name(alice, content, name, said):
-    page = client_of(alice).post("/data/upload/", {"file": upload(content, name)}, follow=True)
-
-    assert said in page.content.decode()
-    assert not Dataset.objects.exists()
+    ]:
+        page = client_of(alice).post("/data/upload/", {"file": upload(content, name)}, follow=True)
+        assert said in page.content.decode(), content
+        assert not Dataset.objects.exists(), content
+    page = client_of(alice).post("/data/upload/", follow=True)
+    assert "No file was chosen" in page.content.decode()
 
 
 def test_a_table_is_kept_and_its_first_rows_are_shown(alice):
     written = io.BytesIO()
     pq.write_table(pa.Table.from_pylist([{"text": f"row {n}"} for n in range(9)]), written)
     client = client_of(alice)
-
     page = client.post(
         "/data/upload/", {"file": upload(written.getvalue(), "t.parquet")}, follow=True
     )
-
     assert "t.parquet is here: 9 records" in page.content.decode()
     assert Dataset.objects.get().format == "text"
 
@@ -124,16 +114,9 @@ def test_what_is_too_large_is_refused_with_the_limit(alice, monkeypatch, dataset
     full = client.post("/data/upload/", {"file": upload(name="b.jsonl")}, follow=True)
     monkeypatch.setattr(services, "MAX_UPLOAD_BYTES", 100)
     large = client.post("/data/upload/", {"file": upload(name="b.jsonl")}, follow=True)
-
     assert "1 files and 2,048 MiB are the limits" in full.content.decode()
     assert "Divide it, or copy it to the host" in large.content.decode()
     assert Dataset.objects.get() == dataset
-
-
-def test_no_file_is_said(alice):
-    page = client_of(alice).post("/data/upload/", follow=True)
-
-    assert "No file was chosen" in page.content.decode()
 
 
 # Who sees them, and how they go
@@ -141,7 +124,6 @@ def test_no_file_is_said(alice):
 
 def test_another_team_sees_nothing_of_them(dataset, charlie, bob):
     seen, hidden = (client_of(each).get("/data/").content.decode() for each in (bob, charlie))
-
     assert "asked.jsonl" in seen
     assert "Say 0." in seen
     assert "asked.jsonl" not in hidden
@@ -150,7 +132,6 @@ def test_another_team_sees_nothing_of_them(dataset, charlie, bob):
 
 def test_a_viewer_reads_and_changes_nothing(dataset, vera):
     client = client_of(vera)
-
     assert "Delete asked.jsonl" not in client.get("/data/").content.decode()
     assert client.post("/data/upload/", {"file": upload()}).status_code == 403
     assert client.post(f"/data/{dataset.pk}/delete/").status_code == 403
@@ -158,9 +139,7 @@ def test_a_viewer_reads_and_changes_nothing(dataset, vera):
 
 def test_a_deleted_file_is_gone_from_the_disk_and_told(dataset, bob):
     path = path_of(dataset)
-
     client_of(bob).post(f"/data/{dataset.pk}/delete/")
-
     assert not path.exists()
     assert not Dataset.objects.exists()
     assert Event.objects.get(kind="dataset.delete").actor == "bob"
@@ -184,39 +163,24 @@ def fetched(credential, attempt, dataset):
     return client.get(f"/api/v1/attempts/{attempt.pk}/data/{dataset.pk}")
 
 
-def test_the_host_of_the_job_gets_the_file(credential, reader, dataset):
+def test_only_the_host_of_the_job_gets_the_file_that_it_names(
+    credential, reader, dataset, team, alice, other_team
+):
     answer = fetched(credential, reader, dataset)
-
     assert answer.status_code == 200
     assert async_to_sync(whole)(answer) == lines(ASKED)
     assert int(answer["Content-Length"]) == dataset.size_bytes
-
-
-def test_no_host_gets_what_its_job_does_not_name(credential, reader, team, alice):
     other = dataset_store(team=team, by=alice, upload=upload(lines(ASKED[:4]), "b.jsonl"))
-
     assert fetched(credential, reader, other).status_code == 404
-
-
-def test_a_job_that_names_another_teams_file_gets_nothing(credential, reader, dataset, other_team):
-    Dataset.objects.filter(pk=dataset.pk).update(team=other_team)
-
-    assert fetched(credential, reader, dataset).status_code == 404
-
-
-def test_whoever_has_no_credential_of_the_host_gets_nothing(reader, dataset, alice):
     assert fetched("not-a-credential", reader, dataset).status_code == 401
     path = f"/api/v1/attempts/{reader.pk}/data/{dataset.pk}"
     assert client_of(alice).get(path).status_code == 401
-
-
-def test_a_file_that_is_gone_from_the_disk_is_said(credential, reader, dataset):
     path_of(dataset).unlink()
-
     answer = fetched(credential, reader, dataset)
-
     assert answer.status_code == 404
     assert "no longer here" in answer.json()["detail"]
+    Dataset.objects.filter(pk=dataset.pk).update(team=other_team)
+    assert fetched(credential, reader, dataset).status_code == 404
 
 
 def test_a_full_disk_keeps_no_half_of_an_upload(team, alice, settings, monkeypatch):

@@ -1,14 +1,21 @@
-"""The first page: what needs a person, what runs, how good the predictions are."""
+"""The first page: numbers, what needs somebody, search, and no dead end."""
 
 from datetime import timedelta
 
 import pytest
 
-from tests.webapp.conftest import client_of
+from tests.webapp.conftest import client_of, enrol, make_job
 from webapp.core.clock import now
-from webapp.home.attention import attention_for
-from webapp.home.views import accuracy_for
-from webapp.jobs.models import Job, JobState, Measurement
+from webapp.home.attention import FAILED_FOR, MOST, QUEUED_TOO_LONG, attention_for
+from webapp.home.views import WINDOW_DAYS, accuracy_for, headline
+from webapp.hosts.models import Host
+from webapp.jobs.lookup import JobCounts
+from webapp.jobs.models import Attempt, Job, JobState, Measurement
+from webapp.modelhub.models import TeamModel
+from webapp.plans.models import Plan
+
+# The first page: what needs a person, what runs, how good the predictions are.
+
 
 pytestmark = pytest.mark.django_db
 
@@ -21,18 +28,28 @@ def home(user) -> str:
 
 def test_a_fresh_installation_offers_the_demo_in_one_press(alice):
     html = home(alice)
-
     assert html.count("Watch the two-minute demo") == 1
     assert "/plans/new/?preset=demo" in html
 
 
-def test_a_waiting_job_is_shown(alice, job):
+def test_a_running_job_is_shown_alone_when_htmx_asks(alice, job):
     assert f"/jobs/{job.pk}/" in home(alice)
+    assert "Nothing has been measured yet" in home(alice)
+    response = client_of(alice).get("/", headers={"HX-Request": "true"})
+    assert (
+        response.content.decode().lstrip().startswith('<section class="card flush" id="jobs-now"')
+    )
+    assert "HX-Request" in response["Vary"]
 
 
-def test_another_teams_job_is_not_shown(charlie, job):
+def test_nothing_of_another_team_is_shown_found_or_counted(charlie, job, host):
     assert job.name not in home(charlie)
     assert "Watch the two-minute demo" in home(charlie)
+    fail(job)
+    assert attention_for(charlie) == []
+    measure(job, "tokens_per_second", 0.5)
+    assert accuracy_for(charlie) is None
+    assert f"/jobs/{job.pk}/" not in found(charlie, "demo")
 
 
 def fail(job: Job, **changes) -> None:
@@ -40,28 +57,20 @@ def fail(job: Job, **changes) -> None:
     Job.objects.filter(pk=job.pk).update(**fields)
 
 
-def test_a_failed_job_comes_first_with_its_reason(alice, job):
+def test_a_failed_job_comes_first_with_its_reason_until_it_is_old(alice, job):
+    fail(job, ended_at=now() - timedelta(days=5))
+    assert attention_for(alice) == []
     fail(job)
-
     found = attention_for(alice)
-
     assert [item.tone for item in found] == ["bad"]
     assert "ran out of main memory" in found[0].text
     assert "One thing needs you" in home(alice)
 
 
-def test_an_old_failure_needs_nobody(alice, job):
-    fail(job, ended_at=now() - timedelta(days=5))
-
-    assert attention_for(alice) == []
-
-
 def test_a_silent_host_needs_somebody(alice, host):
     host.last_seen_at = now() - timedelta(minutes=5)
     host.save()
-
     found = attention_for(alice)
-
     assert found[0].title == f"{host.name} has been silent for 5 min"
     assert found[0].url == f"/hosts/{host.slug}/"
 
@@ -69,62 +78,30 @@ def test_a_silent_host_needs_somebody(alice, host):
 def test_a_job_that_waits_too_long_needs_somebody(alice, job):
     waited = now() - timedelta(minutes=20)
     Job.objects.filter(pk=job.pk).update(state=JobState.QUEUED, queued_at=waited)
-
     assert "has waited for 20 min" in attention_for(alice)[0].title
-
-
-def test_nothing_of_another_team_needs_me(charlie, job, host):
-    fail(job)
-
-    assert attention_for(charlie) == []
 
 
 def measure(job: Job, metric: str, ratio: float, **changes) -> Measurement:
     return Measurement.objects.create(
-        job=job,
-        attempt=job.current_attempt,
-        host=job.host,
-        metric=metric,
-        unit="bytes",
-        predicted=100,
-        measured=100 * ratio,
-        ratio=ratio,
-        measured_at=now(),
-        **changes,
-    )
+        job=job, attempt=job.current_attempt, host=job.host, metric=metric, unit="bytes",
+        predicted=100, measured=100 * ratio, ratio=ratio, measured_at=now(), **changes,
+    )  # fmt: skip
 
 
-def test_the_accuracy_is_the_median_error_of_what_was_measured(alice, job):
+def test_the_accuracy_is_the_median_error_of_what_counts(alice, job):
+    measure(job, "ttft_seconds", 0.5, is_excluded=True)
+    assert accuracy_for(alice) is None
     measure(job, "peak_memory_bytes", 1.1)
     measure(job, "tokens_per_second", 0.7)
     measure(job, "step_seconds", 1.2)
-
     found = accuracy_for(alice)
-
     assert found.error == pytest.approx(0.2)
     assert (found.num_figures, found.num_jobs) == (3, 1)
     assert dict(found.by_kind)["memory"] == pytest.approx(0.1)
 
 
-def test_excluded_measurements_do_not_count(alice, job):
-    measure(job, "tokens_per_second", 0.5, is_excluded=True)
-
-    assert accuracy_for(alice) is None
-
-
-def test_another_teams_measurements_do_not_count(charlie, job):
-    measure(job, "tokens_per_second", 0.5)
-
-    assert accuracy_for(charlie) is None
-
-
-def test_before_the_first_measurement_the_page_says_so(alice, job):
-    assert "Nothing has been measured yet" in home(alice)
-
-
 def test_home_asks_the_database_no_more_than_a_bound(alice, job, django_assert_max_num_queries):
     client = client_of(alice)
-
     with django_assert_max_num_queries(17):
         client.get("/")
 
@@ -140,26 +117,192 @@ def test_search_finds_a_job_a_host_a_model_and_a_technique(alice, job):
     assert "/techniques/lora/" in found(alice, "lora")
 
 
-def test_search_finds_nothing_of_another_team(charlie, job):
-    assert f"/jobs/{job.pk}/" not in found(charlie, "demo")
-
-
-def test_a_search_without_a_result_says_where_it_looked(alice):
+def test_a_search_takes_every_word_and_says_where_it_looked(alice):
     assert "No plan, job, host, model or technique has" in found(alice, "zzzz")
-
-
-def test_a_search_for_one_letter_asks_for_more(alice):
     assert "at least two letters" in found(alice, "l")
-
-
-def test_a_hostile_search_is_escaped(alice):
     assert "<script>" not in found(alice, "<script>alert(1)</script>").split("</head>")[1]
+    assert all("70b" in one.lower() for one in groups_found(alice, "llama 70b")["Catalog"])
+    for query in ["%", "_", "'; --", "x" * 5000, "(?:", "\\"]:
+        assert client_of(alice).get("/search/", {"q": query}).status_code == 200, query
 
 
-def test_the_running_jobs_come_back_alone_when_htmx_asks(alice, job):
-    response = client_of(alice).get("/", headers={"HX-Request": "true"})
+# The first page's one sentence, what needs a person, how good predictions were, the search.
 
-    assert (
-        response.content.decode().lstrip().startswith('<section class="card flush" id="jobs-now"')
+
+def test_the_headline_counts_in_words_and_by_state():
+    for needs, runs, words in [
+        (0, 0, "All is well; nothing is running"),
+        (0, 1, "All is well; one job is running"),
+        (0, 8, "All is well; eight jobs are running"),
+        (1, 0, "One thing needs you; nothing is running"),
+        (2, 1, "Two things need you; one job is running"),
+        (6, 3, "Six things need you; three jobs are running"),
+        (9, 12, "9 things need you; 12 jobs are running"),
+    ]:
+        assert headline(needs, JobCounts(running=runs)) == words, needs
+    for counts, words in [
+        (JobCounts(running=1, queued=1), "one job is running, one is queued"),
+        (JobCounts(running=2, queued=3), "two jobs are running, three are queued"),
+        (JobCounts(queued=2), "nothing is running, two are queued"),
+        (JobCounts(starting=1), "nothing is running, one is starting"),
+        (
+            JobCounts(running=12, starting=1, stopping=2, queued=9),
+            "12 jobs are running, one is starting, two are stopping and 9 are queued",
+        ),
+    ]:
+        assert headline(0, counts) == f"All is well; {words}", counts
+
+
+def test_home_queue_and_hosts_count_the_same_jobs(alice, team, host):
+    states = ["running"] * 9 + ["queued"] * 2 + ["preflight", "stopping", "succeeded", "draft"]
+    for number, name in enumerate(states):
+        where = {} if name == "queued" else {"host": host}
+        state(make_job(team, alice, host, name=f"job {number}"), name, **where)
+    deleted = make_job(team, alice, host, name="deleted")
+    state(deleted, "running", host=host, deleted_at=now())
+    client = client_of(alice)
+    expected = JobCounts(running=9, starting=1, stopping=1, queued=2)
+
+    assert client.get("/").context["counts"] == expected
+    assert "9 jobs are running, one is starting" in client.get("/").context["headline"]
+    listed = client.get("/hosts/").context
+    assert listed["counts"] == expected
+    assert [row.counts for row in listed["rows"]] == [expected]
+    assert client.get(f"/hosts/{host.slug}/").context["counts"] == expected
+    (section,) = client.get("/queue/").context["sections"]
+    assert section.counts == expected
+    assert len(section.rows) == expected.queued
+
+
+def state(job: Job, name: str, **fields) -> Job:
+    Job.objects.filter(pk=job.pk).update(state=name, **fields)
+    return job
+
+
+def test_a_failure_needs_somebody_for_days_and_waiting_after_a_while(alice, draft):
+    for name, words in [("failed", "failed"), ("error", "ended with an error")]:
+        state(draft, name, ended_at=now(), reason="oom_host")
+        (one,) = attention_for(alice)
+        assert one.title == f"Train the demo model {words}", name
+        assert "main memory" in one.text, name
+    for days, count in [(-0.01, 1), (0.01, 0)]:
+        state(draft, "failed", ended_at=now() - FAILED_FOR - timedelta(days=days))
+        assert len(attention_for(alice)) == count, days
+    for minutes, count in [(-1, 0), (1, 1)]:
+        queued = now() - QUEUED_TOO_LONG - timedelta(minutes=minutes)
+        state(draft, "queued", queued_at=queued)
+        assert len(attention_for(alice)) == count, minutes
+
+
+def test_a_host_needs_somebody_once_it_is_unreachable_unless_out_of_use(alice, host):
+    for seconds, count in [(5, 0), (40, 0), (85, 0), (100, 1), (86_400 * 3, 1)]:
+        Host.objects.update(last_seen_at=now() - timedelta(seconds=seconds))
+        assert len(attention_for(alice)) == count, seconds
+    for name in ["draining", "maintenance", "retired"]:
+        Host.objects.update(last_seen_at=now() - timedelta(days=1), state=name)
+        assert attention_for(alice) == [], name
+
+
+def test_what_needs_a_person_is_no_endless_list(alice, team, host):
+    for number in range(MOST + 4):
+        state(make_job(team, alice, host, name=f"job {number}"), "failed", ended_at=now())
+    assert len(attention_for(alice)) == MOST
+
+
+def test_every_address_of_what_needs_a_person_answers(alice, draft, host):
+    state(draft, "failed", ended_at=now())
+    Host.objects.update(last_seen_at=now() - timedelta(days=1))
+    client = client_of(alice)
+    assert {client.get(one.url).status_code for one in attention_for(alice)} == {200}
+
+
+def measure_before(job: Job, metric: str, ratio: float, days: float = 0.0, **fields) -> None:
+    attempt = Attempt.objects.create(
+        job=job, number=job.attempts.count() + 1, host=job.shown_host, fence="f"
     )
-    assert "HX-Request" in response["Vary"]
+    Measurement.objects.create(
+        job=job, attempt=attempt, host=job.shown_host, metric=metric, unit="", predicted=1.0,
+        measured=ratio, ratio=ratio, measured_at=now() - timedelta(days=days), **fields,
+    )  # fmt: skip
+
+
+def test_too_much_and_too_little_count_alike(alice, draft):
+    for ratios, error in (
+        ([1.0], 0.0), ([1.1], 0.1), ([0.9], 0.1), ([1.1, 1.3], 0.2), ([0.5, 1.0, 2.0], 0.5),
+    ):  # fmt: skip
+        Measurement.objects.all().delete()
+        for ratio in ratios:
+            measure_before(draft, "tokens_per_second", ratio)
+        assert accuracy_for(alice).error == pytest.approx(error), ratios
+
+
+def test_the_kinds_of_figures_are_told_apart(alice, draft):
+    measure_before(draft, "peak_memory_bytes", 1.02)
+    measure_before(draft, "step_seconds", 1.4)
+    assert dict(accuracy_for(alice).by_kind) == pytest.approx({"memory": 0.02, "time": 0.4})
+
+
+def test_what_was_measured_long_ago_or_by_a_deleted_job_does_not_count(alice, draft):
+    measure_before(draft, "tokens_per_second", 9.0, days=WINDOW_DAYS + 1)
+    assert accuracy_for(alice) is None
+    measure_before(draft, "tokens_per_second", 9.0)
+    Job.objects.update(deleted_at=now())
+    assert accuracy_for(alice) is None
+
+
+def test_figures_and_jobs_are_counted_apart(alice, draft):
+    measure_before(draft, "tokens_per_second", 1.0)
+    measure_before(draft, "peak_memory_bytes", 1.0)
+    assert accuracy_for(alice)[1:3] == (2, 1)
+
+
+def groups_found(user, query: str) -> dict:
+    groups = client_of(user).get("/search/", {"q": query}).context["groups"]
+    return {name: [words for _, words in rows] for name, _, rows in groups}
+
+
+def test_every_result_of_a_search_leads_somewhere(alice, team, host, draft):
+    Plan.objects.create(team=team, owner=alice, name="a demo plan", draft={})
+    TeamModel.objects.create(team=team, name="a demo model", config={})
+    client = client_of(alice)
+    page = client.get("/search/", {"q": "demo"})
+    assert {"Plans", "Jobs", "Models of your team"} <= {
+        name for name, _, _ in page.context["groups"]
+    }
+    assert page.content.decode().count("<a ") > 10
+
+
+def test_the_search_finds_nothing_of_another_team(charlie, team, alice, host):
+    enrol(team, name="Secret box")
+    TeamModel.objects.create(team=team, name="secret model", config={})
+    Plan.objects.create(team=team, owner=alice, name="secret plan", draft={})
+    make_job(team, alice, host, name="secret job")
+    assert groups_found(charlie, "secret") == {}
+
+
+def test_a_search_shows_few_of_many(alice, team):
+    for number in range(30):
+        TeamModel.objects.create(team=team, name=f"many {number}", config={})
+    assert len(groups_found(alice, "many")["Models of your team"]) == 8
+
+
+# No page sends somebody where their role ends: hosts are added by operators alone.
+
+
+ADD = 'href="/hosts/add/"'
+PAGES = ["/", "/queue/", "/hosts/", "/plans/new/?preset=serve", "/models/meta-llama/Llama-3.1-8B/"]
+
+
+def texts(client, paths=PAGES):
+    return {path: client.get(path, follow=True).content.decode() for path in paths}
+
+
+def test_a_practitioner_is_shown_no_way_to_add_a_host(alice):
+    found = texts(client_of(alice))
+    assert [path for path, text in found.items() if ADD in text] == []
+    assert "Ask an operator" in found["/models/meta-llama/Llama-3.1-8B/"]
+
+
+def test_an_operator_is_shown_the_way(olga):
+    found = texts(client_of(olga), ["/", "/queue/", "/hosts/"])
+    assert [path for path, text in found.items() if ADD not in text] == []

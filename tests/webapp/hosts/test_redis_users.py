@@ -60,21 +60,16 @@ def theirs(closed_redis, other_team, ours) -> Enrolled:
     return found
 
 
-def test_enrolling_makes_two_users_of_one_secret(closed_redis, ours):
+def test_enrolling_makes_two_users_of_one_secret_which_serve_its_own_keys(closed_redis, ours):
     assert closed_redis.worker(ours.id, ours.secret).ping()
     assert closed_redis.shipper(ours.id, ours.secret).ping()
     assert ours.secret not in str(closed_redis.admin.acl_list())
     assert ours.secret not in str(Host.objects.values().get())
-
-
-def test_a_hosts_own_keys_serve_it(closed_redis, ours):
     worker, shipper = (
         make(ours.id, ours.secret) for make in (closed_redis.worker, closed_redis.shipper)
     )
-
     worker.lpush(f"host:{ours.id}:jobs", "message")
     shipper.xadd(f"host:{ours.id}:events", {"a": "1"})
-
     assert worker.brpop([f"host:{ours.id}:jobs"], timeout=1)[1] == "message"
     assert shipper.xlen(f"host:{ours.id}:events") == 1
     assert closed_redis.denials() == []
@@ -130,12 +125,15 @@ def is_denied(client: redis.Redis, words: list[str], names: tuple[str, ...]) -> 
     return False
 
 
-def test_a_hosts_worker_user_reaches_nothing_of_anybody_else(closed_redis, ours, theirs):
+def test_a_hosts_users_reach_nothing_of_anybody_else(closed_redis, ours, theirs):
     client = closed_redis.worker(ours.id, ours.secret)
-
     assert allowed(client, WORKER_TRIES, theirs.id) == set()
     assert closed_redis.admin.get(f"host:{theirs.id}:name") == "theirs"
     assert closed_redis.admin.llen(f"host:{theirs.id}:jobs") == 1
+    client = closed_redis.shipper(ours.id, ours.secret)
+    assert allowed(client, SHIPPER_TRIES, theirs.id, ours.id) == set()
+    with pytest.raises(redis.AuthenticationError):
+        closed_redis.worker(ours.id, theirs.secret).ping()
 
 
 SHIPPER_TRIES = {
@@ -150,12 +148,6 @@ SHIPPER_TRIES = {
     "list keys": ["KEYS", "*"],
     "empty all": ["FLUSHALL"],
 }
-
-
-def test_a_hosts_shipper_user_only_ships(closed_redis, ours, theirs):
-    client = closed_redis.shipper(ours.id, ours.secret)
-
-    assert allowed(client, SHIPPER_TRIES, theirs.id, ours.id) == set()
 
 
 CONSUMER_TRIES = {
@@ -174,24 +166,11 @@ DISPATCHER_TRIES = {
 }
 
 
-@pytest.mark.parametrize(
-    ("role", "tries"),
-    [(broker.CONSUMER, CONSUMER_TRIES), (broker.DISPATCHER, DISPATCHER_TRIES)],
-    ids=["consumer", "dispatcher"],
-)
-def test_the_control_workers_users_do_their_own_work_only(closed_redis, role, tries):
+def test_the_control_workers_users_do_their_own_work_only(closed_redis):
+    assert broker.url_for(broker.CONSUMER) == closed_redis.chosen.url  # as the site, before
     assert redis_users.provision()
-
-    assert allowed(broker.connection(role), tries) == set()
-
-
-def test_without_provision_a_role_speaks_as_the_site(closed_redis):
-    assert broker.url_for(broker.CONSUMER) == closed_redis.chosen.url
-
-
-def test_a_wrong_secret_is_refused(closed_redis, ours, theirs):
-    with pytest.raises(redis.AuthenticationError):
-        closed_redis.worker(ours.id, theirs.secret).ping()
+    assert allowed(broker.connection(broker.CONSUMER), CONSUMER_TRIES) == set()
+    assert allowed(broker.connection(broker.DISPATCHER), DISPATCHER_TRIES) == set()
 
 
 # Revocation and rotation
@@ -201,12 +180,10 @@ def test_a_wrong_secret_is_refused(closed_redis, ours, theirs):
 def test_a_host_that_is_locked_out_loses_its_open_connection_at_once(closed_redis, ours, end):
     client = closed_redis.worker(ours.id, ours.secret)
     assert client.ping()
-
     if end == "revoke":
         credential_revoke(host=ours.host, by="olga")
     else:
         host_set_state(host=ours.host, to=HostState.RETIRED, by="olga")
-
     with pytest.raises(redis.AuthenticationError):
         client.ping()
 
@@ -221,19 +198,24 @@ def rotate(enrolled: Enrolled, secret: str) -> None:
 def test_rotation_ends_the_old_secret_and_its_open_connections(closed_redis, ours):
     client = closed_redis.shipper(ours.id, ours.secret)
     assert client.ping()
-
     rotate(ours, "fresh")
-
     with pytest.raises(redis.AuthenticationError):
         client.ping()
     assert closed_redis.shipper(ours.id, "fresh").ping()
 
 
-def test_users_and_their_secrets_outlive_a_restart(closed_redis, ours):
+def test_users_outlive_a_restart_and_a_redis_that_lost_them_gets_them_back(closed_redis, ours):
     closed_redis.end()
     closed_redis.start()
-
     assert closed_redis.worker(ours.id, ours.secret).ping()
+    closed_redis.admin.acl_deluser(f"h_{ours.id}", f"s_{ours.id}")
+    redis_users.sync()
+    assert closed_redis.worker(ours.id, ours.secret).ping()
+    redis_users.sync()
+    assert redis_users.sync() == 0
+    closed_redis.admin.acl_setuser("h_somebody", enabled=True, nopass=True)
+    redis_users.sync(rewrite=True)
+    assert "h_somebody" in closed_redis.admin.acl_users()
 
 
 @pytest.mark.faults
@@ -246,10 +228,8 @@ def test_what_was_queued_in_transactions_outlives_a_kill_with_the_default_user_c
     admin.eval("return redis.call('set', KEYS[1], 'kept')", 1, "host:1:script")
     # A write may wait for the fsync of an earlier one.
     wait_for(lambda: admin.info("persistence")["aof_buffer_length"] == 0)
-
     closed_redis.end(signal.SIGKILL)
     closed_redis.start()
-
     admin = closed_redis.admin
     assert admin.hget("host:1:unacked", "tag") == "message"
     assert admin.zscore("host:1:index", "tag") == 1
@@ -259,22 +239,12 @@ def test_what_was_queued_in_transactions_outlives_a_kill_with_the_default_user_c
 # What befalls Redis, and what the database says, come together again
 
 
-def test_a_redis_that_lost_its_users_gets_them_back(closed_redis, ours):
-    closed_redis.admin.acl_deluser(f"h_{ours.id}", f"s_{ours.id}")
-
-    redis_users.sync()
-
-    assert closed_redis.worker(ours.id, ours.secret).ping()
-
-
 def test_a_host_locked_out_while_redis_was_away_is_out_when_it_is_back(closed_redis, ours):
     closed_redis.end()
     credential_revoke(host=ours.host, by="olga")
     closed_redis.start()
     assert closed_redis.worker(ours.id, ours.secret).ping()
-
     redis_users.sync()
-
     with pytest.raises(redis.AuthenticationError):
         closed_redis.worker(ours.id, ours.secret).ping()
 
@@ -283,16 +253,8 @@ def test_secrets_replaced_while_redis_was_away_hold_when_it_is_back(closed_redis
     closed_redis.end()
     rotate(ours, "fresh")
     closed_redis.start()
-
     redis_users.sync()
-
     assert closed_redis.worker(ours.id, "fresh").ping()
-
-
-def test_a_redis_that_agrees_is_left_alone(closed_redis, ours):
-    redis_users.sync()
-
-    assert redis_users.sync() == 0
 
 
 def test_a_redis_that_is_away_is_left_for_the_next_time(closed_redis, ours):
@@ -300,17 +262,8 @@ def test_a_redis_that_is_away_is_left_for_the_next_time(closed_redis, ours):
     away = redis_users.keep()
     closed_redis.start()
     closed_redis.admin.acl_deluser(f"h_{ours.id}")
-
     assert away == 0
     assert redis_users.keep() > 0
-
-
-def test_users_of_other_programs_are_left_alone(closed_redis, ours):
-    closed_redis.admin.acl_setuser("h_somebody", enabled=True, nopass=True)
-
-    redis_users.sync(rewrite=True)
-
-    assert "h_somebody" in closed_redis.admin.acl_users()
 
 
 # A Redis whose users are somebody else's business
@@ -329,25 +282,21 @@ def bounded(closed_redis, settings):
     return closed_redis
 
 
-def test_without_the_right_to_make_users_a_host_goes_over_https_and_is_told_why(bounded, team):
+def test_without_the_right_to_make_users_hosts_and_roles_do_without_and_say_why(
+    bounded, team, settings
+):
     enrolled = enrol(team, "Ours")
-
     assert enrolled.secret is None
     assert "may not make users" in enrolled.host.checks["redis_refusal"]
-
-
-def test_without_the_right_to_make_users_the_roles_speak_as_the_site(bounded, settings):
     assert not redis_users.provision()
     assert broker.url_for(broker.CONSUMER) == settings.REDIS_URL
 
 
 def test_a_redis_that_is_away_costs_no_enrolment(closed_redis, team):
     closed_redis.end()
-
     enrolled = enrol(team, "Ours")
     closed_redis.start()
     redis_users.sync()
-
     assert closed_redis.worker(enrolled.id, enrolled.secret).ping()
 
 
@@ -359,18 +308,14 @@ def found_by_doctor(closed_redis, monkeypatch) -> doctor.Finding:
     return next(one for one in doctor.findings() if one.topic == "Redis")
 
 
-def test_the_doctor_finds_a_closed_redis_well(closed_redis, monkeypatch):
+def test_the_doctor_finds_a_closed_redis_well_and_says_how_an_open_one_is_closed(
+    closed_redis, monkeypatch
+):
     found = found_by_doctor(closed_redis, monkeypatch)
-
     assert found.is_well
     assert "closed to strangers" in found.words
-
-
-def test_the_doctor_says_how_an_open_redis_is_closed_without_loss(closed_redis, monkeypatch):
     closed_redis.admin.acl_setuser("default", enabled=True, nopass=True)
-
     found = found_by_doctor(closed_redis, monkeypatch)
-
     assert not found.is_well
     assert "ACL SETUSER default off resetpass ~* &* +@all" in found.words
 

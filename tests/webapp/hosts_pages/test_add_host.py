@@ -1,20 +1,31 @@
-"""Adding a host: form, command, check-list."""
+"""Adding a host: the wizard's pages, a second host of one machine, the address others reach."""
 
 import re
 import time
 from datetime import timedelta
 
 import pytest
+from django.urls import reverse
 
 from runners.messages import EnrollRequest
-from tests.webapp.conftest import client_of, make_beat, make_facts, make_microbench
+from tests.webapp.conftest import client_of, make_beat, make_facts, make_job, make_microbench
+from tests.webapp.jobs.gangs import make_gang, make_hosts, members
+from tests.webapp.machines import GPU, host_of
+from webapp.accounts.models import Membership, Role
 from webapp.core.clock import now
+from webapp.core.problems import InvalidProblem
+from webapp.hosts.actions import address_choose
 from webapp.hosts.checks import checklist
 from webapp.hosts.heartbeats import host_beat
-from webapp.hosts.models import EnrolmentToken, Host
+from webapp.hosts.models import Distinction, EnrolmentToken, Host
 from webapp.hosts.services import checks_update, host_enroll
+from webapp.jobs.models import Event, Job
+from webapp.jobs.services import job_submit
 
-pytestmark = pytest.mark.django_db(databases=["default", "metrics"])
+# Adding a host: form, command, check-list.
+
+
+pytestmark = pytest.mark.django_db(databases="__all__")
 FORM = {"name": "Node A", "pool": "lab", "labels": "gpu=4090 room=b12"}
 
 
@@ -42,24 +53,19 @@ def looks(host) -> dict[str, str]:
     return {check.name: check.look for check in checklist(None, host)}
 
 
-def test_the_form_asks_for_name_pool_and_labels(as_olga):
+def test_the_check_page_shows_the_command_of_a_token_whose_digest_alone_is_stored(as_olga, added):
     page = as_olga.get("/hosts/add/").content.decode()
     assert all(f'name="{name}"' in page for name in FORM)
-
-
-def test_the_command_names_this_server_and_a_token(as_olga, added):
     page = as_olga.get(added[0]).content.decode()
     assert "python -m runners enroll --server http://testserver --token" in page
-
-
-def test_the_token_carries_what_the_form_said(added):
     token = EnrolmentToken.objects.get()
     assert (token.name, token.pool) == ("Node A", "lab")
     assert token.labels == {"gpu": "4090", "room": "b12"}
-
-
-def test_only_the_tokens_digest_is_stored(added):
     assert added[1] not in str(EnrolmentToken.objects.values().get())
+    assert "no-store" in as_olga.get(added[0])["Cache-Control"]
+    response = as_olga.get(added[0], headers={"HX-Request": "true"})
+    assert b"<html" not in response.content
+    assert b'data-region="checks"' in response.content
 
 
 def test_the_token_is_shown_only_in_the_session_that_made_it(added, team):
@@ -69,26 +75,19 @@ def test_the_token_is_shown_only_in_the_session_that_made_it(added, team):
     assert "shown only in the session that made it" in page
 
 
-def test_the_check_page_is_never_cached(as_olga, added):
-    assert "no-store" in as_olga.get(added[0])["Cache-Control"]
-
-
-@pytest.mark.parametrize(
-    ("field", "value", "words"),
-    [
+def test_bad_input_is_refused_beside_its_field(as_olga):
+    for field, value, words in [
         ("name", "", "required"),
         ("pool", "My Pool!", "lower-case letters, digits and hyphens"),
         ("labels", "just-a-word", "is not key=value"),
         ("labels", "usd_per_kwh=free", "usd_per_kwh=free is no price; write dollars from 0 to"),
         ("labels", "usd_per_hour=-2", "usd_per_hour=-2 is no price"),
         ("labels", " ".join(f"k{i}=v" for i in range(20)), "at most 12"),
-    ],
-)
-def test_bad_input_is_refused_beside_its_field(as_olga, field, value, words):
-    response = as_olga.post("/hosts/add/", {**FORM, field: value})
-    assert response.status_code == 422
-    assert words in response.content.decode()
-    assert not EnrolmentToken.objects.exists()
+    ]:
+        response = as_olga.post("/hosts/add/", {**FORM, field: value})
+        assert response.status_code == 422, field
+        assert words in response.content.decode(), field
+        assert not EnrolmentToken.objects.exists(), field
 
 
 def test_before_the_first_contact_every_line_waits():
@@ -107,32 +106,6 @@ def test_after_beats_and_benchmark_every_line_is_ticked(added):
     host_beat(host=host, beat=make_beat(microbench=make_microbench()))
     host.refresh_from_db()
     assert set(looks(host).values()) == {"good"}
-
-
-def test_a_missing_torch_comes_with_the_command_that_mends_it(added):
-    check = checklist(None, enroll_with(added[1]))[5]
-    assert (check.name, check.look) == ("torch", "bad")
-    assert check.command.startswith("pip install")
-
-
-def test_a_full_disk_says_what_a_job_needs(added):
-    check = checklist(None, enroll_with(added[1], disk_free_bytes=5_000_000))[6]
-    assert check.look == "bad"
-    assert "at least 1 GiB" in check.fix
-
-
-def test_a_clock_that_is_off_says_by_how_much(added):
-    host = enroll_with(added[1])
-    host.clock_offset_ms = -9000
-    check = checklist(None, host)[2]
-    assert (check.look, check.words) == ("bad", "9000 ms behind this server's")
-
-
-def test_an_agent_that_fell_silent_is_told_to_start_again(added):
-    host = enroll_with(added[1])
-    host.last_seen_at = now() - timedelta(minutes=5)
-    check = checklist(None, host)[0]
-    assert (check.look, check.command) == ("bad", "python -m runners work")
 
 
 def test_a_ready_host_leads_to_the_demo(as_olga, added):
@@ -161,23 +134,14 @@ def test_a_revoked_token_enrols_nobody(as_olga, added):
     assert "was revoked" in as_olga.get(added[0]).content.decode()
 
 
-def test_live_updates_ask_only_for_the_regions(as_olga, added):
-    response = as_olga.get(added[0], headers={"HX-Request": "true"})
-    assert b"<html" not in response.content
-    assert b'data-region="checks"' in response.content
-
-
-@pytest.mark.parametrize("role", ["viewer", "practitioner"])
-def test_only_operators_add_hosts(alice, added, role):
-    alice.memberships.update(role=role)
-    client = client_of(alice)
-    assert client.get("/hosts/add/").status_code == 403
-    assert client.post("/hosts/add/", FORM).status_code == 403
-    assert client.get(added[0]).status_code == 403
-    assert client.post(f"{added[0]}revoke/").status_code == 403
-
-
-def test_another_teams_token_does_not_exist(charlie, added):
+def test_only_operators_of_the_team_add_hosts(alice, added, charlie):
+    for role in ["viewer", "practitioner"]:
+        alice.memberships.update(role=role)
+        client = client_of(alice)
+        assert client.get("/hosts/add/").status_code == 403, role
+        assert client.post("/hosts/add/", FORM).status_code == 403, role
+        assert client.get(added[0]).status_code == 403, role
+        assert client.post(f"{added[0]}revoke/").status_code == 403, role
     charlie.memberships.update(role="operator")
     assert client_of(charlie).get(added[0]).status_code == 404
 
@@ -185,24 +149,18 @@ def test_another_teams_token_does_not_exist(charlie, added):
 # The ways to install
 
 
-@pytest.mark.parametrize(
-    ("way", "parts"),
-    [
+def test_each_way_is_one_command_with_the_token(as_olga, added):
+    for way, parts in [
         ("pip", ["python -m runners enroll", "&amp;&amp; python -m runners work"]),
         ("pipx", ["pipx install", "slipway-host enroll", "slipway-host work"]),
         ("systemd", ["python -m runners unit", "systemctl --user enable --now"]),
         ("slurm", ["--slurm --partition gpu", "python -m runners work"]),
-    ],
-)
-def test_each_way_is_one_command_with_the_token(as_olga, added, way, parts):
-    where, token = added
-    page = as_olga.get(f"{where}?way={way}").content.decode()
-    command = re.search(r'<code id="enroll-command">(.*?)</code>', page, re.DOTALL)[1]
-    assert all(part in command for part in [*parts, f"--token {token}"])
-    assert f'href="?way={way}" aria-current="page"' in page
-
-
-def test_a_way_that_does_not_exist_shows_the_first(as_olga, added):
+    ]:
+        where, token = added
+        page = as_olga.get(f"{where}?way={way}").content.decode()
+        command = re.search(r'<code id="enroll-command">(.*?)</code>', page, re.DOTALL)[1]
+        assert all(part in command for part in [*parts, f"--token {token}"]), way
+        assert f'href="?way={way}" aria-current="page"' in page, way
     page = as_olga.get(f"{added[0]}?way=nonsense").content.decode()
     assert 'href="?way=pip" aria-current="page"' in page
 
@@ -217,104 +175,91 @@ def check_of(host, name):
     return next(check for check in checklist(None, host) if check.name == name)
 
 
-def test_a_torch_that_is_newer_than_the_driver_comes_with_the_build_that_fits(added):
-    facts = {**WITH_GPU, "packages": {"torch": "2.13.0+cu130"}, "torch_cuda_version": "13.0"}
-    check = check_of(enroll_with(added[1], **facts), "torch")
-    assert (check.look, check.words) == (
-        "bad",
-        "2.13.0+cu130, built for CUDA 13.0; this driver runs up to 12.8",
-    )
-    assert "torch==2.13.0 --index-url https://download.pytorch.org/whl/cu128" in check.command
-
-
-def test_a_torch_of_an_older_minor_version_fits(added):
-    facts = {**WITH_GPU, "packages": {"torch": "2.9.0"}, "torch_cuda_version": "12.6"}
-    assert check_of(enroll_with(added[1], **facts), "torch").look == "good"
-
-
-def test_a_torch_for_processors_leaves_gpus_idle(added):
-    check = check_of(enroll_with(added[1], **WITH_GPU, packages={"torch": "2.13.0+cpu"}), "torch")
-    assert (check.look, check.fix) == (
-        "bad",
-        "The GPUs would stay idle. Install the build for their driver:",
-    )
-
-
-def test_a_driver_that_does_not_answer_says_why_and_where_to_look(added):
-    check = check_of(enroll_with(added[1], driver_problem="Driver Not Loaded"), "Driver")
-    assert (check.look, check.words) == ("bad", "Driver Not Loaded")
-    assert "nvidia-smi" in check.command
-
-
-def test_gpus_are_told_with_the_links_between_them(added):
-    gpus = [{**H100, "index": index, "uuid": f"GPU-{index}"} for index in range(2)]
-    host = enroll_with(added[1], gpus=gpus, topology=[["X", "NV18"], ["NV18", "X"]])
-    assert check_of(host, "GPUs").words.endswith("NV18 between them")
-
-
-def test_a_login_node_leaves_the_gpus_to_its_nodes(added):
+def test_each_line_says_what_is_wrong_and_how_it_is_mended(added):
     host = enroll_with(added[1])
+
+    def line(name: str, **facts):
+        host.facts = make_facts(**facts).model_dump(mode="json")
+        return check_of(host, name)
+
+    torch = line("torch")
+    assert torch.look == "bad"
+    assert torch.command.startswith("pip install")
+
+    newer = {"packages": {"torch": "2.13.0+cu130"}, "torch_cuda_version": "13.0"}
+    torch = line("torch", **WITH_GPU, **newer)
+    words = "2.13.0+cu130, built for CUDA 13.0; this driver runs up to 12.8"
+    assert (torch.look, torch.words) == ("bad", words)
+    assert "torch==2.13.0 --index-url https://download.pytorch.org/whl/cu128" in torch.command
+
+    older = {"packages": {"torch": "2.9.0"}, "torch_cuda_version": "12.6"}
+    assert line("torch", **WITH_GPU, **older).look == "good"
+
+    torch = line("torch", **WITH_GPU, packages={"torch": "2.13.0+cpu"})
+    fix = "The GPUs would stay idle. Install the build for their driver:"
+    assert (torch.look, torch.fix) == ("bad", fix)
+
+    driver = line("Driver", driver_problem="Driver Not Loaded")
+    assert (driver.look, driver.words) == ("bad", "Driver Not Loaded")
+    assert "nvidia-smi" in driver.command
+
+    gpus = [{**H100, "index": index, "uuid": f"GPU-{index}"} for index in range(2)]
+    links = [["X", "NV18"], ["NV18", "X"]]
+    assert line("GPUs", gpus=gpus, topology=links).words.endswith("NV18 between them")
+
+    host.facts = make_facts(disk_free_bytes=5_000_000).model_dump(mode="json")
+    disk = checklist(None, host)[6]
+    assert disk.look == "bad"
+    assert "at least 1 GiB" in disk.fix
+
+
+def test_a_host_that_is_off_silent_or_locked_out_says_so(added):
+    host = enroll_with(added[1])
+    assert checklist(None, host)[5].name == "torch"
+    host.clock_offset_ms = -9000
+    clock = checklist(None, host)[2]
+    assert (clock.look, clock.words) == ("bad", "9000 ms behind this server's")
+    host.last_seen_at = now() - timedelta(minutes=5)
+    contact = checklist(None, host)[0]
+    assert (contact.look, contact.command) == ("bad", "python -m runners work")
+    host.last_beat = {"problems": ["the micro-benchmark failed: out of memory"]}
+    benchmark = check_of(host, "20-second benchmark")
+    assert (benchmark.look, benchmark.words) == ("bad", "out of memory")
     host.facts["scheduler"] = {"kind": "slurm"}
     assert check_of(host, "GPUs").words == "those of the nodes that Slurm gives a job"
+    host.credential_hash = ""
+    assert check_of(host, "Identity").look == "bad"
 
 
-@pytest.mark.parametrize(
-    ("found", "look", "words"),
-    [
+def test_the_queue_is_judged_by_what_came_back(added):
+    host = enroll_with(added[1])
+    for found, look, words in (
         ({"has_redis": True}, "wait", "a signed ping"),
         ({"has_redis": True, "queue": {"seconds": 0.0123}}, "good", "12 ms, signed"),
         ({"has_redis": True, "queue": {"problem": "no answer within 3 s"}}, "bad", "no answer"),
         ({"has_redis": False}, "good", "everything goes over HTTP"),
         ({"redis_refusal": "No right to make users."}, "good", "not used: No right"),
-    ],
-)
-def test_the_queue_is_judged_by_what_came_back(added, found, look, words):
-    host = enroll_with(added[1])
-    host.checks = found
-    check = check_of(host, "Queue round trip")
-    assert check.look == look
-    assert words in check.words
-
-
-def test_a_benchmark_that_failed_says_why(added):
-    host = enroll_with(added[1])
-    host.last_beat = {"problems": ["the micro-benchmark failed: out of memory"]}
-    check = check_of(host, "20-second benchmark")
-    assert (check.look, check.words) == ("bad", "out of memory")
-
-
-def test_a_host_that_is_locked_out_is_told_to_enrol_again(added):
-    host = enroll_with(added[1])
-    host.credential_hash = ""
-    assert check_of(host, "Identity").look == "bad"
+    ):
+        host.checks = found
+        check = check_of(host, "Queue round trip")
+        assert check.look == look, found
+        assert words in check.words, found
 
 
 # Check again
 
 
-def test_checking_again_has_the_host_say_anew_what_it_is(as_olga, added):
+def test_checking_again_has_the_host_say_anew_what_it_is_and_tries_the_queue(as_olga, added):
     host = enroll_with(added[1])
     token = EnrolmentToken.objects.get()
-
     answer = as_olga.post(f"/hosts/{host.slug}/recheck/", {"token": token.pk})
-
     assert answer["Location"] == added[0]
     assert host_beat(host=host, beat=make_beat()).recheck
     assert not host_beat(host=host, beat=make_beat(facts=make_facts())).recheck
-
-
-def test_checking_again_from_the_hosts_page_leads_back_there(as_olga, added):
-    host = enroll_with(added[1])
     answer = as_olga.post(f"/hosts/{host.slug}/recheck/", {"token": "someone-elses"})
     assert answer["Location"] == f"/hosts/{host.slug}/"
-
-
-def test_checking_again_tries_the_queue_again(as_olga, added):
-    host = enroll_with(added[1])
     checks_update(host.pk, queue={"problem": "no answer"}, has_redis=True)
-
     as_olga.post(f"/hosts/{host.slug}/recheck/")
-
     host.refresh_from_db()
     assert "queue" not in host.checks
     assert host.checks["has_redis"]
@@ -343,14 +288,10 @@ def num_checks(told, topic: str) -> int:
     return sum(1 for where, event, _ in told if (where, event) == (topic, "host.check"))
 
 
-def test_enrolment_tells_the_page_that_shows_the_token(added, told, team):
+def test_enrolment_and_the_first_beats_tell_the_page_that_shows_the_token(added, told, team):
     host = enroll_with(added[1])
     assert num_checks(told, f"hosts:{team.pk}") == 1
     assert num_checks(told, f"host:{host.pk}") == 1
-
-
-def test_beats_of_a_host_that_checks_in_tell_its_page(added, told):
-    host = enroll_with(added[1])
     told.clear()
     host_beat(host=host, beat=make_beat(facts=make_facts()))
     host_beat(host=host, beat=make_beat(microbench=make_microbench()))
@@ -360,3 +301,136 @@ def test_beats_of_a_host_that_checks_in_tell_its_page(added, told):
 def test_an_ordinary_beat_of_a_ready_host_tells_nothing(host, told):
     host_beat(host=host, beat=make_beat())
     assert num_checks(told, f"host:{host.pk}") == 0
+
+
+# Hosts on one machine: what their pages say of it, and an operator's word against it.
+
+
+@pytest.fixture
+def ours(team) -> Host:
+    return host_of(team, "ours")
+
+
+@pytest.fixture
+def theirs(other_team) -> Host:
+    return host_of(other_team, "theirs", user_id=1002)
+
+
+def page(user, host: Host) -> str:
+    return client_of(user).get(f"/hosts/{host.slug}/").content.decode()
+
+
+def say(user, host: Host, other: Host, word: str = "apart") -> str:
+    sent = {"other": other.pk, "word": word}
+    answer = client_of(user).post(f"/hosts/{host.slug}/apart/", sent, follow=True)
+    return answer.content.decode()
+
+
+def test_a_host_alone_on_its_machine_says_nothing_and_ones_own_other_is_named(olga, ours, team):
+    assert "On the same machine" not in page(olga, ours)
+    host_of(team, "beside")
+    shown = page(olga, ours)
+    assert '<a href="/hosts/beside/">beside</a>' in shown
+    assert "Both agents run as user 1001, so that jobs of both run side by side" in shown
+    other = host_of(team, "elsewhere", machine_id="b" * 64)
+    assert "No such host matches the machine of ours" in say(olga, ours, other)
+    assert Distinction.objects.count() == 0
+    host = host_of(team, "container", machine_id=None)
+    assert "jobs of other hosts on it are not noticed" in page(olga, host)
+
+
+def test_another_teams_host_is_told_of_without_its_name_to_operators_of_the_machine(
+    olga, ours, theirs, alice
+):
+    shown = page(olga, ours)
+    assert "A host of another team" in shown
+    assert "runs as user 1002, this one&#x27;s as 1001: one job at a time" in shown
+    assert "theirs" not in shown
+    say(alice, ours, theirs)
+    assert Distinction.objects.count() == 0
+    assert "Another machine…" not in page(alice, ours)
+    host_beat(host=theirs, beat=make_beat(boot_id="boot-2"))
+    assert "they name different boots, as copies of one disk image do" in page(olga, ours)
+
+
+def test_gpus_that_both_see_are_named_and_other_gpus_let_both_run(olga, team):
+    host_of(team, "one", gpus=[GPU])
+    host_of(team, "two", gpus=[GPU | {"index": 2}], user_id=1002)
+    three = host_of(team, "three", gpus=[GPU | {"uuid": "GPU-two"}], user_id=1003)
+    assert "it sees the same gpu 0" in page(olga, Host.objects.get(name="one")).lower()
+    assert "has other GPUs, so that neither waits for the other" in page(olga, three)
+
+
+@pytest.fixture
+def waiting(ours, theirs, alice, charlie) -> Job:
+    """Our job, which waits because theirs holds the machine."""
+    job_submit(job=make_job(theirs.team, charlie, theirs), by="charlie")
+    return job_submit(job=make_job(ours.team, alice, ours), by="alice")
+
+
+def test_an_operators_word_starts_what_waited_and_both_histories_tell_it(
+    waiting, olga, ours, theirs
+):
+    assert "count as different machines" in say(olga, ours, theirs)
+    assert Job.objects.get(pk=waiting.pk).state == "preflight"
+    told = Event.objects.filter(kind="host.told_apart").values_list("subject", "actor")
+    assert set(told) == {(ours.pk, "olga"), (theirs.pk, "an operator of another team")}
+
+
+def test_the_word_is_taken_back_by_the_team_that_gave_it(olga, ours, theirs, other_team):
+    otto = Membership.objects.create(
+        user=type(olga).objects.create_user("otto"), team=other_team, role=Role.OPERATOR
+    ).user
+    say(olga, ours, theirs)
+    assert "an operator of another team said" in page(otto, theirs).lower()
+    say(otto, theirs, ours, "same")
+    assert Distinction.objects.count() == 1
+    say(olga, ours, theirs, "same")
+    assert Distinction.objects.count() == 0
+
+
+# Which address of a host the others of a job use.
+
+
+@pytest.fixture
+def hosts(team):
+    made = make_hosts(team, 2)
+    facts = made[0].facts | {"addresses": ["10.0.0.1", "192.168.7.1"]}
+    Host.objects.filter(pk=made[0].pk).update(facts=facts)
+    made[0].refresh_from_db()
+    return made
+
+
+def choose(host: Host, user, address: str):
+    url = reverse("host-address", args=[host.slug])
+    return client_of(user).post(url, {"address": address}, follow=True).content.decode()
+
+
+def test_an_operator_chooses_one_of_the_hosts_addresses_and_later_jobs_meet_there(
+    hosts, olga, alice, team
+):
+    text = choose(hosts[0], olga, "192.168.7.1")
+    assert "Later jobs reach Box 1 at 192.168.7.1." in text
+    assert Event.objects.get(kind="host.address").actor == "olga"
+    text = choose(hosts[0], olga, "192.168.7.1")
+    assert '<option value="192.168.7.1" selected>' in text
+    assert '<option value="10.0.0.1" >' in text
+    choose(hosts[0], olga, "192.168.7.1")
+    job = make_gang(team, alice, hosts)
+    assert {member.address for member in members(job)} == {"10.0.0.2", "192.168.7.1"}
+
+
+def test_an_address_that_the_host_does_not_have_is_refused(hosts, alice):
+    for address in ["", "8.8.8.8", "--rdzv-id=x", "<script>"]:
+        with pytest.raises(InvalidProblem, match=r"10\.0\.0\.1, 192\.168\.7\.1"):
+            address_choose(host=hosts[0], address=address, by="olga")
+    text = client_of(alice).get(f"/hosts/{hosts[0].slug}/").content.decode()
+    assert "10.0.0.1, 192.168.7.1" in text
+    assert 'name="address"' not in text
+
+
+def test_a_host_lists_the_jobs_that_it_only_takes_part_in(hosts, alice, team):
+    job = make_gang(team, alice, hosts)
+    second = members(job)[1].host
+    text = client_of(alice).get(f"/hosts/{second.slug}/").content.decode()
+    assert f"/jobs/{job.pk}/" in text

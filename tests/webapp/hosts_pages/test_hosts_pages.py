@@ -1,16 +1,35 @@
-"""The list of hosts and the page of one."""
+"""The pages of hosts: list, cordons, labels, virtual machines."""
 
 import re
 from datetime import timedelta
 
 import pytest
+from django.urls import reverse
 
 from tests.webapp.conftest import client_of, enrol, make_job
 from webapp.core.clock import now
-from webapp.hosts.models import Host, HostState
-from webapp.jobs.models import Job, Measurement
+from webapp.core.problems import InvalidProblem
+from webapp.home.attention import attention_for
+from webapp.hosts.cordons import device_cordon, device_uncordon
+from webapp.hosts.device import (
+    cluster_for_host,
+    device_for_host,
+    planned_words,
+    virtual_host_create,
+)
+from webapp.hosts.models import Device, Host, HostState
+from webapp.jobs.models import Event, Job, Measurement
+from webapp.jobs.services import job_stop, job_submit
+from webapp.plans.errors import DraftProblem
+from webapp.plans.launching import launch_note, launch_of
+from webapp.plans.models import Plan
+from webapp.wizard.drafts import draft_begin
+from webapp.wizard.steps import options_for
 
-pytestmark = pytest.mark.django_db(databases=["default", "metrics"])
+# The list of hosts and the page of one.
+
+
+pytestmark = pytest.mark.django_db(databases="__all__")
 
 
 def plain(response) -> str:
@@ -52,42 +71,38 @@ def measured(host, team, alice) -> Host:
 # The list
 
 
-def test_the_list_answers_first(alice, host):
+def test_the_list_shows_each_role_its_hosts_with_state_machine_and_speed(
+    alice, host, olga, charlie
+):
     assert "1 host, 1 in contact, nothing is running." in plain(client_of(alice).get("/hosts/"))
-
-
-def test_the_list_shows_state_machine_and_measured_speed(alice, host):
     shown = plain(client_of(alice).get("/hosts/"))
     assert "Ready" in shown
     assert "Test CPU" in shown
     assert "12.0 GB/s" in shown
-
-
-def test_the_list_counts_jobs_at_work(alice, host, job):
-    assert "nothing is running, one is starting" in plain(client_of(alice).get("/hosts/"))
-
-
-def test_a_silent_host_says_for_how_long(alice, silent):
-    assert "Silent 34 s" in plain(client_of(alice).get("/hosts/"))
-
-
-def test_retired_hosts_leave_the_list(alice, host):
-    Host.objects.update(state=HostState.RETIRED)
-    assert "No host is enrolled yet" in plain(client_of(alice).get("/hosts/"))
-
-
-def test_only_operators_are_offered_to_add_a_host(alice, olga, host):
     assert "Add a host" not in plain(client_of(alice).get("/hosts/"))
     assert "Add a host" in plain(client_of(olga).get("/hosts/"))
+    assert "Box" not in plain(client_of(charlie).get("/hosts/"))
+    response = client_of(alice).get("/hosts/", headers={"HX-Request": "true"})
+    assert b"<html" not in response.content
+    assert b'data-region="rows"' in response.content
+
+
+def test_jobs_count_in_the_list_and_stand_on_the_page_until_they_are_deleted(alice, host, job):
+    assert "nothing is running, one is starting" in plain(client_of(alice).get("/hosts/"))
+    assert "Train the demo model" in page_of(alice, host)
+    Job.objects.update(deleted_at=now())
+    assert "Nothing has run here yet" in page_of(alice, host)
+
+
+def test_a_silent_host_says_for_how_long_and_a_retired_one_leaves_the_list(alice, silent, host):
+    assert "Silent 34 s" in plain(client_of(alice).get("/hosts/"))
+    Host.objects.update(state=HostState.RETIRED)
+    assert "No host is enrolled yet" in plain(client_of(alice).get("/hosts/"))
 
 
 def test_without_hosts_each_role_hears_its_next_step(alice, olga):
     assert "ask an operator" in plain(client_of(alice).get("/hosts/"))
     assert "One command enrols it" in plain(client_of(olga).get("/hosts/"))
-
-
-def test_another_teams_hosts_are_not_there(charlie, host):
-    assert "Box" not in plain(client_of(charlie).get("/hosts/"))
 
 
 def test_the_number_of_queries_does_not_depend_on_the_hosts(
@@ -102,41 +117,34 @@ def test_the_number_of_queries_does_not_depend_on_the_hosts(
         client.get("/hosts/")
 
 
-def test_live_updates_ask_only_for_the_rows(alice, host):
-    response = client_of(alice).get("/hosts/", headers={"HX-Request": "true"})
-    assert b"<html" not in response.content
-    assert b'data-region="rows"' in response.content
-
-
 # One host
 
 
-def test_the_page_shows_the_inventory(alice, host):
+def test_the_page_shows_inventory_measured_figures_and_what_happened(alice, host, charlie):
     shown = page_of(alice, host)
     assert "Test CPU, 2 logical CPUs, x86_64" in shown
     assert "16.0 GiB" in shown
     assert "none found" in shown
-
-
-def test_measured_figures_say_where_and_when(alice, host):
     shown = page_of(alice, host)
     assert "measured here, 14 Nov 2023" in shown
     assert "30.0 GFLOP/s" in shown
     assert "8.0 µs" in shown
+    shown = page_of(alice, host)
+    assert "Enrolled" in shown
+    assert "Now ready" in shown
+    for address in ["/hosts/box/", "/hosts/nowhere/"]:
+        assert client_of(charlie).get(address).status_code == 404, address
 
 
 def test_a_host_without_benchmark_says_what_plans_use_instead(alice, enrolled):
     assert "plans use data-sheet figures" in page_of(alice, enrolled[0])
 
 
-def test_a_gpu_stands_in_the_inventory_and_in_the_headline(alice, host):
+def test_the_page_names_gpus_their_parts_other_vendors_and_complaints(alice, host):
     gpu = {"index": 0, "uuid": "u", "name": "RTX 4090", "memory_bytes": 24 * 2**30}
     host.facts = {**host.facts, "gpus": [gpu]}
     host.save()
     assert "RTX 4090, 24.0 GiB each" in page_of(alice, host)
-
-
-def test_the_page_names_parts_of_gpus_other_vendors_and_what_was_not_read(alice, host):
     gpu = {"index": 0, "uuid": "u", "name": "MI300X", "memory_bytes": 24 * 2**30, "vendor": "amd"}
     gpu |= {"partition": "CPX/NPS4", "architecture": "gfx942", "unread": ["clocks: no answer"]}
     arc = {"index": 0, "uuid": "intel-0", "name": "Arc A770", "memory_bytes": 16 * 2**30}
@@ -152,89 +160,296 @@ def test_the_page_names_parts_of_gpus_other_vendors_and_what_was_not_read(alice,
         "xpu-smi is not installed", "6.12, ROCm 7.0.2",
     ):  # fmt: skip
         assert words in shown
-
-
-def test_the_page_says_how_well_plans_hold(alice, measured):
-    shown = page_of(alice, measured)
-    assert "within 4.0 % of what was then measured" in shown
-    assert "90 % of the measurements lie inside the 80 % interval" in shown
-
-
-def test_calibration_factors_come_with_their_number_of_runs(alice, measured):
-    assert re.search(r"Arithmetic 1\.25 4 10 %", page_of(alice, measured))
-
-
-def test_an_excluded_measurement_does_not_count(alice, measured):
-    Measurement.objects.update(is_excluded=True)
-    assert "No job with a prediction has finished here yet" in page_of(alice, measured)
-
-
-def test_the_page_lists_the_newest_jobs_there(alice, host, job):
-    assert "Train the demo model" in page_of(alice, host)
-
-
-def test_a_deleted_job_leaves_the_hosts_page(alice, host, job):
-    Job.objects.update(deleted_at=now())
-    assert "Nothing has run here yet" in page_of(alice, host)
-
-
-def test_what_the_agent_complains_about_is_shown(alice, host):
     host.last_beat = {**host.last_beat, "problems": ["The disk is <nearly> full."]}
     host.save()
     response = client_of(alice).get(f"/hosts/{host.slug}/")
     assert "The disk is &lt;nearly&gt; full." in response.content.decode()
 
 
-def test_what_happened_is_told_in_words(alice, host):
-    shown = page_of(alice, host)
-    assert "Enrolled" in shown
-    assert "Now ready" in shown
-
-
-@pytest.mark.parametrize("address", ["/hosts/box/", "/hosts/nowhere/"])
-def test_for_another_team_no_host_exists(charlie, host, address):
-    assert client_of(charlie).get(address).status_code == 404
-
-
-def test_no_host_page_carries_a_style_attribute(olga, measured):
+def test_the_page_says_how_well_plans_hold_by_measurements_that_count(alice, measured, olga):
+    shown = page_of(alice, measured)
+    assert "within 4.0 % of what was then measured" in shown
+    assert "90 % of the measurements lie inside the 80 % interval" in shown
+    assert re.search(r"Arithmetic 1\.25 4 10 %", page_of(alice, measured))
     for path in ("/hosts/", f"/hosts/{measured.slug}/", "/hosts/add/"):
         assert b' style="' not in client_of(olga).get(path).content
+    Measurement.objects.update(is_excluded=True)
+    assert "No job with a prediction has finished here yet" in page_of(alice, measured)
 
 
 # What operators do
 
 
-def test_an_operator_drains_a_host_and_brings_it_back(olga, host):
+def test_an_operator_drains_a_host_brings_it_back_and_locks_it_out(olga, host):
     client = client_of(olga)
     client.post(f"/hosts/{host.slug}/drain/")
     assert Host.objects.get(pk=host.pk).state == HostState.DRAINING
     client.post(f"/hosts/{host.slug}/undrain/")
     assert Host.objects.get(pk=host.pk).state == HostState.READY
-
-
-def test_a_drained_host_says_that_it_takes_nothing_new(olga, host):
     page = plain(client_of(olga).post(f"/hosts/{host.slug}/drain/", follow=True))
     assert "takes no new job" in page
     assert "Take jobs again" in page
-
-
-def test_a_locked_out_host_has_no_credential(olga, host):
     client_of(olga).post(f"/hosts/{host.slug}/revoke/")
     assert Host.objects.get(pk=host.pk).credential_hash == ""
 
 
-@pytest.mark.parametrize("action", ["drain", "undrain", "revoke"])
-def test_lower_roles_cannot_change_a_host(alice, vera, host, action):
-    for user in (alice, vera):
-        assert client_of(user).post(f"/hosts/{host.slug}/{action}/").status_code == 403
-
-
-@pytest.mark.parametrize("action", ["drain", "undrain", "revoke"])
-def test_for_another_teams_operator_there_is_nothing_to_change(other_team, charlie, host, action):
+def test_lower_roles_other_teams_and_links_cannot_change_a_host(
+    alice, vera, olga, other_team, charlie, host
+):
     charlie.memberships.update(role="admin")
-    assert client_of(charlie).post(f"/hosts/{host.slug}/{action}/").status_code == 404
+    for action in ("drain", "undrain", "revoke"):
+        url = f"/hosts/{host.slug}/{action}/"
+        answers = [client_of(user).post(url) for user in (alice, vera, charlie)]
+        statuses = [answer.status_code for answer in (*answers, client_of(olga).get(url))]
+        assert statuses == [403, 403, 404, 405], action
 
 
-@pytest.mark.parametrize("action", ["drain", "undrain", "revoke"])
-def test_hosts_are_never_changed_by_following_a_link(olga, host, action):
-    assert client_of(olga).get(f"/hosts/{host.slug}/{action}/").status_code == 405
+# Devices out of use, and hosts that are opened or leave.
+
+
+@pytest.fixture
+def device(host) -> Device:
+    return host.devices.get()
+
+
+def press(user, device: Device, action: str, **sent) -> str:
+    url = f"/hosts/{device.host.slug}/devices/{device.pk}/{action}/"
+    return client_of(user).post(url, sent, follow=True).content.decode()
+
+
+def page(user, host: Host) -> str:
+    return client_of(user).get(f"/hosts/{host.slug}/").content.decode()
+
+
+def test_a_cordon_keeps_who_when_and_why(olga, device):
+    assert "The processor takes no new job." in press(olga, device, "cordon", reason=" ECC  up ")
+    device.refresh_from_db()
+    assert (device.cordoned_by, device.cordon_reason) == ("olga", "ECC up")
+    assert device.cordoned_at is not None
+
+
+def test_a_cordoned_device_gets_no_job_until_it_is_given_free(olga, alice, team, host, device):
+    device_cordon(device=device, by="olga", reason="Fan is loud")
+    job = job_submit(job=make_job(team, alice, host), by="alice")
+    assert job.state == "queued"
+    assert "cordoned by olga" in page(alice, host)
+    assert "Fan is loud" in page(alice, host)
+    press(olga, device, "uncordon")
+    assert Job.objects.get(pk=job.pk).state == "preflight"
+
+
+def test_the_job_on_a_cordoned_device_goes_on(olga, job, device):
+    press(olga, device, "cordon", reason="Maintenance on Friday")
+    job.refresh_from_db()
+    assert job.state == "preflight"
+
+
+def test_a_cordon_needs_a_reason_of_a_host_of_ones_own(olga, device, enrolled):
+    assert "reason is empty" in press(olga, device, "cordon", reason="  ")
+    device.refresh_from_db()
+    assert device.cordoned_at is None
+    with pytest.raises(InvalidProblem, match="201 characters; at most 200"):
+        device_cordon(device=device, by="olga", reason="x" * 201)
+    device_uncordon(device=device, by="olga")
+    assert not Event.objects.filter(kind="device.uncordoned").exists()
+    for action in ["cordon", "uncordon"]:
+        url = f"/hosts/{device.host.slug}/devices/01ARZ3NDEKTSV4RRFFQ69G5FAV/{action}/"
+        assert client_of(olga).post(url, {"reason": "x"}).status_code == 404, action
+
+
+def test_the_page_tells_what_happened_to_a_device(olga, host, device):
+    device_cordon(device=device, by="olga", reason="ECC errors")
+    device_uncordon(device=device, by="olga")
+    assert "The processor cordoned: ECC errors" in page(olga, host)
+    assert "The processor given free" in page(olga, host)
+
+
+def test_the_page_names_the_job_that_holds_a_device_and_gives_operators_buttons(
+    alice, job, host, olga
+):
+    assert f'held by <a href="/jobs/{job.pk}/">' in page(alice, host)
+    assert "Cordon it" in page(olga, host)
+    assert "Cordon it" not in page(alice, host)
+
+
+# Maintenance and retirement
+
+
+def act(user, host: Host, action: str) -> str:
+    answer = client_of(user).post(f"/hosts/{host.slug}/{action}/", follow=True)
+    host.refresh_from_db()
+    return answer.content.decode()
+
+
+@pytest.mark.parametrize(
+    ("action", "state"), [("maintenance", "maintenance"), ("retire", "retired")]
+)
+def test_a_host_without_jobs_is_taken_out(olga, host, action, state):
+    act(olga, host, action)
+    assert host.state == state
+
+
+@pytest.mark.parametrize("action", ["maintenance", "retire"])
+def test_a_host_that_runs_jobs_is_drained_first(olga, host, job, action):
+    assert "Box still runs 1 job. Drain it and wait" in act(olga, host, action)
+    assert host.state == "ready"
+    act(olga, host, "drain")
+    job_stop(job=job, by="alice")
+    act(olga, host, action)
+    assert host.state in {"maintenance", "retired"}
+
+
+def test_a_retired_host_speaks_no_more(olga, host):
+    act(olga, host, "retire")
+    assert host.credential_hash == ""
+
+
+# A host's labels, its prices among them, are changed on its page by operators.
+
+
+def save(host: Host, user, labels: str, *, follow: bool = True):
+    url = reverse("host-labels", args=[host.slug])
+    return client_of(user).post(url, {"labels": labels}, follow=follow)
+
+
+def labels_of(host: Host) -> dict[str, str]:
+    return Host.objects.get(pk=host.pk).labels
+
+
+def test_an_operator_gives_a_host_labels_and_prices(host, olga):
+    page = save(host, olga, "gpu=4090, usd_per_hour=2.50 usd_per_kwh=0.30").content.decode()
+    assert labels_of(host) == {"gpu": "4090", "usd_per_hour": "2.50", "usd_per_kwh": "0.30"}
+    assert "usd_per_hour=2.50 usd_per_kwh=0.30. Its prices count from now on." in page
+    assert "Labels: gpu=4090 usd_per_hour=2.50 usd_per_kwh=0.30" in page  # among its events
+    assert 'value="gpu=4090 usd_per_hour=2.50 usd_per_kwh=0.30"' in page
+
+
+def test_the_planner_reckons_with_the_new_price(host, olga):
+    before = cluster_for_host(host).electricity_usd_per_kwh
+    save(host, olga, "usd_per_kwh=0.30")
+    host.refresh_from_db()
+    assert (before, cluster_for_host(host).electricity_usd_per_kwh) == (None, 0.30)
+
+
+def test_the_event_says_who_changed_what(host, olga):
+    save(host, olga, "room=b12")
+    save(host, olga, "")
+    first, second = Event.objects.filter(kind="host.labels").order_by("id")
+    assert (first.actor, first.detail) == ("olga", {"labels": {"room": "b12"}, "before": {}})
+    assert second.detail == {"labels": {}, "before": {"room": "b12"}}
+    assert labels_of(host) == {}
+
+
+def test_the_same_labels_again_are_no_event(host, olga):
+    for _ in range(2):
+        save(host, olga, "room=b12")
+    assert Event.objects.filter(kind="host.labels").count() == 1
+
+
+def test_what_is_no_label_is_refused_and_stays_typed(host, olga):
+    for typed, said in [
+        ("room", "“room” is not key=value; write it as gpu=4090."),
+        ("usd_per_hour=free", "usd_per_hour=free is no price"),
+        ("usd_per_kwh=-1", "usd_per_kwh=-1 is no price"),
+        (" ".join(f"k{n}=1" for n in range(13)), "13 labels; at most 12 are kept."),
+        ("a=" + "x" * 400, "at most 400 characters"),
+        ("<script>=1", "is not key=value"),
+    ]:
+        Host.objects.filter(pk=host.pk).update(labels={"room": "b12"})
+        answer = save(host, olga, typed)
+        page = answer.content.decode()
+        assert answer.status_code == 400, typed
+        assert said in page, typed
+        assert f'value="{typed.replace("<", "&lt;").replace(">", "&gt;")}"' in page, typed
+        assert labels_of(host) == {"room": "b12"}, typed
+
+
+def test_who_does_not_operate_sees_labels_without_a_form(host, olga, alice):
+    save(host, olga, "room=b12")
+    page = client_of(alice).get(f"/hosts/{host.slug}/").content.decode()
+    assert "room=b12" in page
+    assert "Labels and prices" not in page
+    assert save(host, alice, "room=c3").status_code == 403
+    assert labels_of(host) == {"room": "b12"}
+
+
+# Hosts that are only planned for: made in the browser, offered, never launched on.
+
+
+FORM = {"name": "Next rack", "device": "h100-sxm5-80gb", "num_devices": "8", "memory_gib": "2048"}
+
+
+@pytest.fixture
+def rack(team) -> Host:
+    return virtual_host_create(
+        team=team, name="Next rack", device="h100-sxm5-80gb", num_devices=8,
+        memory_bytes=2 * 1024**4, by="olga",
+    )  # fmt: skip
+
+
+@pytest.fixture
+def plan(rack, team, alice) -> Plan:
+    """A plan of the demo on the planned host."""
+    plan = draft_begin(team=team, owner=alice, preset="demo", model=None)
+    plan.draft["hardware"]["choice"] = f"host:{rack.pk}"
+    plan.save()
+    return plan
+
+
+def test_an_operator_makes_one_by_a_form(olga, team):
+    answer = client_of(olga).post("/hosts/virtual/new/", FORM, follow=True)
+    host = Host.objects.get(kind="virtual")
+    assert (host.team, host.slug, host.planned["num_devices"]) == (team, "next-rack", 8)
+    assert "Nothing runs on it." in answer.content.decode()
+    assert Event.objects.get(kind="host.planned").actor == "olga"
+    client_of(olga).post("/hosts/virtual/new/", FORM)
+    assert set(Host.objects.values_list("slug", flat=True)) == {"next-rack", "next-rack-2"}
+
+
+def test_a_machine_that_cannot_be_is_refused_in_words(olga):
+    for field, value, words in [
+        ("device", "h100-of-the-moon", "is not one of the available choices"),
+        ("num_devices", "0", "greater than or equal to 1"),
+        ("num_devices", "99999", "less than or equal to 1024"),
+        ("memory_gib", "nan", "Enter a number"),
+        ("name", "", "This field is required"),
+        ("name", "x" * 81, "at most 80 characters"),
+    ]:
+        answer = client_of(olga).post("/hosts/virtual/new/", {**FORM, field: value})
+        assert answer.status_code == 422, field
+        assert words in answer.content.decode(), field
+        assert not Host.objects.exists(), field
+
+
+def test_the_wizard_offers_it_after_the_hosts_that_run_as_only_planned_for(
+    rack, host, plan, alice
+):
+    assert [one.name for one in options_for(plan).hosts] == ["Box", "Next rack"]
+    page = client_of(alice).get(f"/plans/{plan.pk}/edit/hardware/").content.decode()
+    assert "only planned for" in page
+    assert "Next rack" in page
+
+
+def test_a_launch_is_refused_by_name_and_makes_no_job(plan, alice):
+    with pytest.raises(DraftProblem, match="Next rack is only planned for, so nothing can run"):
+        launch_of(plan)
+    assert launch_note(plan)["can"] == ""
+    client_of(alice).post(f"/plans/{plan.pk}/launch/", {"go": "launch"})
+    assert not Job.objects.exists()
+
+
+def test_every_page_shows_or_leaves_it_and_nobody_is_alarmed(alice, rack):
+    for path in ["/hosts/", "/hosts/next-rack/", "/queue/", "/models/", "/"]:
+        assert client_of(alice).get(path).status_code == 200, path
+    assert attention_for(alice) == []
+    cluster = cluster_for_host(rack)
+    assert (cluster.devices_per_node, cluster.host_memory_bytes) == (8, 2 * 1024**4)
+    assert device_for_host(rack).id == "h100-sxm5-80gb"
+    assert planned_words(rack).startswith("8 ")
+
+
+def test_it_is_taken_off_the_list(olga, rack):
+    client_of(olga).post("/hosts/next-rack/retire/")
+    assert "Next rack" not in client_of(olga).get("/hosts/").content.decode().split("toast")[0]
+    rack.refresh_from_db()
+    assert rack.state == "retired"

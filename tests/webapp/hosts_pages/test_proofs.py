@@ -59,12 +59,9 @@ def test_an_operator_proves_a_host_on_all_its_devices(host, olga):
     assert "Proof" in plain(client_of(olga).get(f"/jobs/{job.pk}/"))
 
 
-def test_only_an_operator_sees_the_button(host, alice):
+def test_only_an_operator_proves_a_host_and_only_one_that_takes_jobs(host, alice, olga):
     assert "Prove this host" not in page_of(alice, host)
     assert client_of(alice).post(f"/hosts/{host.slug}/prove/").status_code == 403
-
-
-def test_a_host_that_takes_no_jobs_says_why(host, olga):
     host.state = "retired"
     host.save()
     response = client_of(olga).post(f"/hosts/{host.slug}/prove/", follow=True)
@@ -72,8 +69,8 @@ def test_a_host_that_takes_no_jobs_says_why(host, olga):
     assert not Job.objects.filter(kind="prove").exists()
 
 
-def test_the_hosts_page_says_what_is_wrong_and_the_report_is_shown_without_scripts(
-    proof, host, alice
+def test_the_page_says_what_is_wrong_and_the_report_is_shown_without_scripts_to_its_team(
+    proof, host, alice, charlie
 ):
     shown = page_of(alice, host)
     assert "Something is wrong on this host" in shown
@@ -82,6 +79,7 @@ def test_the_hosts_page_says_what_is_wrong_and_the_report_is_shown_without_scrip
     assert "&lt;b&gt;lab" in report.content.decode()
     assert "default-src 'none'" in report["Content-Security-Policy"]
     assert "script-src" not in report["Content-Security-Policy"]
+    assert client_of(charlie).get(f"/jobs/{proof.pk}/proof/").status_code == 404
 
 
 def test_a_damaged_or_absent_report_answers_404(proof, alice, job):
@@ -89,10 +87,6 @@ def test_a_damaged_or_absent_report_answers_404(proof, alice, job):
         (folder_of(artefact) / "report.json").write_text('{"stages": "none"}')
     for job_id in (proof.pk, job.pk):
         assert client_of(alice).get(f"/jobs/{job_id}/proof/").status_code == 404
-
-
-def test_another_teams_report_answers_404(proof, charlie):
-    assert client_of(charlie).get(f"/jobs/{proof.pk}/proof/").status_code == 404
 
 
 def test_a_proof_becomes_the_first_calibration_of_its_host(proof, host):
@@ -161,7 +155,6 @@ def test_a_proofs_rates_replace_those_of_the_micro_benchmark_and_say_so(finish, 
     host.save()
     assert "Measured by a proof" not in page_of(alice, host)
     finish({"rates": PROVEN})
-
     cluster = cluster_for_host(host)
     assert cluster.device.memory_bandwidth_bytes_per_second == 24e9
     assert cluster.device.peak_flops_per_second == {"fp32": 90e9, "bf16": 99e9}

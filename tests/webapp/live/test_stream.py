@@ -82,13 +82,13 @@ async def _close_hub():
     await asyncio.sleep(0)
 
 
-@pytest.mark.parametrize("query", ["", "ticket=", "ticket=forged", "ticket=a:b:c"])
-async def test_without_a_good_ticket_nothing_is_told(query):
-    browser = Browser(query)
-    body = await browser.until(b"ticket_refused")
-    assert (browser.status, browser.is_over) == (401, True)
-    assert b"Load the page again" in body
-    await browser.hang_up()
+async def test_without_a_good_ticket_nothing_is_told():
+    for query in ["", "ticket=", "ticket=forged", "ticket=a:b:c"]:
+        browser = Browser(query)
+        body = await browser.until(b"ticket_refused")
+        assert (browser.status, browser.is_over) == (401, True), query
+        assert b"Load the page again" in body, query
+        await browser.hang_up()
 
 
 async def test_a_ticket_older_than_an_hour_is_refused(monkeypatch):

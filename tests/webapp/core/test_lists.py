@@ -1,8 +1,7 @@
-"""Which index answers which page's question: in its order and without a wide row, on SQLite and
-on PostgreSQL (``tests/system/faults/test_history_on_postgres.py`` runs this there).
-"""
+"""Lists: their pages, the indexes that answer them, and their rows."""
 
 from datetime import timedelta
+from functools import partial
 
 import pytest
 from django.db import connection
@@ -11,14 +10,19 @@ from django.test.utils import CaptureQueriesContext
 from tests.webapp.conftest import client_of, make_job
 from webapp.accounts.models import Membership, Team, team_ids_of
 from webapp.core.clock import now
-from webapp.core.queries import NewestFirst
+from webapp.core.queries import NewestFirst, RowChange, page_by_key, update_each
 from webapp.home.attention import attention_for
 from webapp.home.views import accuracy_for
+from webapp.hosts.models import Host
 from webapp.jobs.listing import latest_at
 from webapp.jobs.models import Job, JobState
 from webapp.plans.models import Plan, PlanState
 from webapp.plans.views import num_jobs_of
 from webapp.queue.pool_state import first_waiting, num_before, num_by_team
+
+# Which index answers which page's question: in its order and without a wide row, on SQLite and
+# on PostgreSQL (``tests/system/faults/test_history_on_postgres.py`` runs this there).
+
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 FILTERS = [
@@ -88,88 +92,61 @@ def waiting(team, alice, host) -> list[Job]:
     return jobs
 
 
-@pytest.mark.parametrize("asked", FILTERS, ids=lambda asked: " ".join(asked) or "all")
-def test_every_filter_of_the_list_of_jobs(team, asked):
-    keys = NewestFirst(
-        Job.objects.filter(deleted_at=None, team__in=[team.pk], **asked), "created_at", [team.pk]
-    )
-
-    for question in asked_by(lambda: (keys.count(), keys[0:4])):
-        assert is_only(explained(question), "jobs_"), explained(question)
+def test_every_filter_of_the_list_of_jobs(team):
+    for asked in FILTERS:
+        jobs = Job.objects.filter(deleted_at=None, team__in=[team.pk], **asked)
+        keys = NewestFirst(jobs, "created_at", [team.pk])
+        for question in [*asked_by(keys.count), *asked_by(partial(keys.__getitem__, slice(0, 4)))]:
+            assert is_only(explained(question), "jobs_"), explained(question)
 
 
 @pytest.mark.parametrize("query", ["", "?q=a", "?page=9"])
 def test_the_list_of_plans(team, alice, query):
     Plan.objects.create(team=team, owner=alice, name="a", state=PlanState.COMPUTED, verdict="fits")
-
     questions = asked_by(lambda: client_of(alice).get(f"/plans/{query}"))
-
     asked = [each for each in of_table(questions, "plans_plan") if '"revision" = 0' in each]
     assert len(asked) == 2
     for question in asked:
         assert is_only(explained(question), "plans_listed"), explained(question)
 
 
-def test_the_list_of_plans_reads_no_document(team, alice):
+def test_the_list_of_plans_reads_no_document(team, alice, host):
     document = {"plans": []}
     Plan.objects.create(
         team=team, owner=alice, state=PlanState.COMPUTED, answer=document, verdict="fits"
     )
-
     questions = asked_by(lambda: client_of(alice).get("/plans/"))
-
     assert not any('"plans_plan"."answer"' in each for each in questions)
-
-
-def test_the_numbers_of_jobs_of_plans(team, alice, host):
     plan = Plan.objects.create(team=team, owner=alice, state=PlanState.COMPUTED)
     make_job(team, alice, host, plan=plan)
-
     (question,) = asked_by(lambda: num_jobs_of([plan]))
-
     assert num_jobs_of([plan]) == {plan.series: 1}
     told = explained(question)
     assert num_uses(told, "jobs_of_plan"), told
 
 
 def test_the_latest_measurements_of_several_teams(alice, two_teams):
+    questions = asked_by(lambda: attention_for(alice))
+    (question,) = [each for each in questions if "UNION ALL" in each]
+    assert num_uses(explained(question), "jobs_ended") >= 2, explained(question)
     questions = asked_by(lambda: accuracy_for(alice))
-
     (question,) = of_table(questions, "jobs_measurement")
     told = explained(question)
     assert num_uses(told, "measurements_latest") >= 2, told
     assert num_uses(told, "jobs_deleted"), told
 
 
-def test_what_failed_last(alice):
-    questions = asked_by(lambda: attention_for(alice))
-
-    (question,) = [each for each in questions if "UNION ALL" in each]
-    assert num_uses(explained(question), "jobs_ended") >= 2, explained(question)
-
-
-def test_each_teams_first_jobs_of_a_queue(waiting, team):
+def test_the_jobs_of_a_queue_are_counted_and_read_from_its_index(waiting, team):
     pool = waiting[0].pool
-
     questions = asked_by(lambda: first_waiting(pool, 1))
-
     counted, first, *_ = of_table(questions, "jobs_job")
     for question in (counted, first):
         assert is_only(explained(question), "jobs_waiting"), explained(question)
-
-
-def test_how_many_are_before_one(waiting):
     questions = asked_by(lambda: num_before(waiting[1]))
-
     assert is_only(explained(questions[-1]), "jobs_waiting"), explained(questions[-1])
     assert [num_before(job) for job in waiting] == [1, 2, 0]
-
-
-def test_the_index_of_a_queue_is_found_with_its_values_bound(waiting, team):
-    """A condition's value is no part of the statement until it is run."""
     pool = waiting[0].pool
     rows = Job.objects.filter(pool=pool, team=team, state=JobState.QUEUED, deleted_at=None)
-
     assert num_by_team(pool) == {team.pk: 3}
     if connection.vendor == "sqlite":
         told = rows.order_by().values_list("team").explain()
@@ -179,9 +156,7 @@ def test_the_index_of_a_queue_is_found_with_its_values_bound(waiting, team):
 def test_the_newest_jobs_of_a_host(alice, host, rf):
     request = rf.get("/")
     request.user = alice
-
     questions = of_table(asked_by(lambda: latest_at(request, host, 3)), "jobs_job")
-
     for question in questions[:2]:  # its own, and those that wait for it
         assert is_only(explained(question), "jobs_"), explained(question)
     assert not any('"jobs_job"."estimate"' in each for each in questions)
@@ -189,10 +164,92 @@ def test_the_newest_jobs_of_a_host(alice, host, rf):
 
 def test_what_waits_too_long(alice, waiting):
     Job.objects.update(queued_at=now() - timedelta(hours=1))
-
     found = attention_for(alice)
     questions = of_table(asked_by(lambda: attention_for(alice)), "jobs_job")
-
     assert [item.title.split()[1] for item in found] == ["0", "1", "2"]
     (question,) = [each for each in questions if '"queued_at" <' in each]
     assert num_uses(explained(question), "jobs_waiting"), explained(question)
+
+
+# Pages of wide tables: the rows and the order of one plain question, from an index alone.
+
+
+NUMBERS = [None, "", "1", "2", "3", "99", "-1", "nothing"]
+
+
+@pytest.fixture
+def several(team, alice, host):
+    """Nine jobs of two teams in turn, of which alice is in both; three have one instant."""
+    second = Team.objects.create(name="Second")
+    Membership.objects.create(user=alice, team=second)
+    for i in range(9):
+        job = Job.objects.filter(pk=make_job(team, alice, host, name=f"job {i}").pk)
+        if i % 2:
+            job.update(team=second)
+        if i % 3 == 0:
+            first = Job.objects.order_by("created_at")[0].created_at
+            job.update(created_at=first, state=JobState.FAILED)
+    return Job.objects.filter(deleted_at=None)
+
+
+def test_a_page_is_that_of_one_plain_question(several, alice):
+    for num_teams in (1, 2):
+        teams = team_ids_of(alice)[:num_teams]
+        mine = several.filter(team__in=teams)
+        plain = list(mine.order_by("-created_at", "-pk"))
+        for number in NUMBERS:
+            keys = NewestFirst(mine, "created_at", teams)
+            page = page_by_key(keys, Job.objects.all(), number, 4)
+            first = (page.number - 1) * 4
+            assert page.paginator.count == len(plain), (num_teams, number)
+            assert list(page) == plain[first : first + 4], (num_teams, number)
+
+
+def test_filters_stay_where_the_rows_of_teams_are_merged(several, alice):
+    teams = team_ids_of(alice)
+    keys = NewestFirst(several.filter(state=JobState.FAILED), "created_at", teams)
+    assert keys[0:9] == list(
+        several.filter(state=JobState.FAILED).order_by("-pk").values_list("pk", flat=True)
+    )
+    page = page_by_key(
+        NewestFirst(several.filter(team__in=[]), "created_at", []), Job.objects.all(), "7", 4
+    )
+    assert list(page) == []
+
+
+@pytest.mark.skipif(connection.vendor != "sqlite", reason="the words of SQLite's EXPLAIN")
+def test_teams_are_merged_without_sorting_their_rows(several, alice):
+    told = NewestFirst(several, "created_at", team_ids_of(alice)).sorted.explain()
+    assert told.count("COVERING INDEX jobs_listed") == 2, told
+    assert "TEMP B-TREE FOR ORDER BY" not in told, told
+
+
+# Many rows, each with its own values, in one statement a set of fields.
+
+
+def test_each_row_gets_its_own_values(host, other_host):
+    instant = now()
+    changes = {
+        host.pk: {"last_beat": {"gpus": [1, "ü"]}, "last_seen_at": instant},
+        other_host.pk: {"last_beat": {}, "last_seen_at": None},
+    }
+    update_each(Host, [RowChange(pk, values) for pk, values in changes.items()])
+    rows = Host.objects.in_bulk(changes)
+    assert {
+        pk: {"last_beat": row.last_beat, "last_seen_at": row.last_seen_at}
+        for pk, row in rows.items()
+    } == changes
+    with CaptureQueriesContext(connection) as asked:
+        update_each(Host, [])
+    assert len(asked) == 0
+
+
+def test_rows_with_other_fields_keep_the_rest_and_the_later_value_stays(host, other_host):
+    update_each(
+        Host, [RowChange(host.pk, {"boot_id": "b"}), RowChange(other_host.pk, {"name": "n"})]
+    )
+    host.refresh_from_db()
+    assert (host.boot_id, host.name != "n") == ("b", True)
+    assert Host.objects.get(pk=other_host.pk).name == "n"
+    update_each(Host, [RowChange(host.pk, {"boot_id": text}) for text in ("first", "later")])
+    assert Host.objects.get(pk=host.pk).boot_id == "later"
