@@ -14,14 +14,18 @@ from typing import TextIO, TypeVar, get_args
 from pydantic import BaseModel, ValidationError
 
 from planner.api import estimate, inverse, plan
-from planner.catalog.devices import get_device, list_devices
-from planner.catalog.instances import Instance, get_instance, list_instances
+from planner.catalog.devices import (
+    Instance,
+    get_device,
+    get_instance,
+    list_devices,
+    list_instances,
+)
 from planner.catalog.models import get_entry, get_model, list_models
 from planner.catalog.reading import nearest_names
 from planner.cost.parameters import count_parameters
-from planner.errors import BadRequestError, PlannerError
 from planner.exports.registry import FORMATS, export, export_case
-from planner.specs.base import JsonObject
+from planner.specs.base import BadRequestError, JsonObject, PlannerError
 from planner.specs.cluster import DeviceSpec
 from planner.specs.estimate import (
     EstimateRequest,
@@ -30,8 +34,7 @@ from planner.specs.estimate import (
     PlannedStrategy,
     PlanRequest,
 )
-from planner.techniques.examples import technique_row
-from planner.techniques.registry import TECHNIQUES, get
+from planner.techniques.registry import TECHNIQUES, get, technique_row
 
 S = TypeVar("S", bound=BaseModel)
 OK, BAD_REQUEST, NOTHING = 0, 2, 3
@@ -238,11 +241,10 @@ def table_line(row: JsonObject) -> str:
 
 def run_calibrate(sink: TextIO, what: str) -> int:
     """Fit the factors to the published measurements and print the factor file."""
-    from planner.fitting.compression_fitting import build_compression
-    from planner.fitting.factors import build_factors, predictions
     from planner.fitting.left_out import written
-    from planner.fitting.quality_fit import build_quality
-    from planner.fitting.serving.factors import build_priors, serving_cases
+    from planner.fitting.published_speeds import build_factors, predictions
+    from planner.fitting.quality_fit import build_compression, build_quality
+    from planner.fitting.serving_factors import build_priors, serving_cases
 
     if what == "left-out":
         sink.write(written(predictions()[0]))
@@ -259,8 +261,7 @@ def run_calibrate(sink: TextIO, what: str) -> int:
 
 def run_accuracy(sink: TextIO, picture: str | None = None) -> int:
     """Compute and print the accuracy page, or one of its pictures."""
-    from planner.fitting.pages.accuracy import accuracy_page
-    from planner.fitting.pages.accuracy_sections import pictures
+    from planner.fitting.accuracy import accuracy_page, pictures
 
     if picture is None:
         sink.write(accuracy_page())

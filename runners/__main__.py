@@ -17,10 +17,10 @@ def run() -> int:
 def main(arguments: list[str]) -> int:
     """Run one command and return its exit code."""
     if arguments[:1] == ["prove"]:
-        from runners.prove import command
+        from runners.prove import run
 
-        return command.main(arguments[1:])
-    from runners import commands
+        return run.main(arguments[1:])
+    from runners.host import commands
 
     return commands.main(arguments)
 

@@ -25,8 +25,8 @@ from http.cookies import SimpleCookie
 from pathlib import Path
 from typing import Any, TypeVar
 
-from runners.config import HostDir
-from runners.enrolment import enroll
+from runners.host.enrolment import enroll
+from runners.shared.config import HostDir
 from webapp.boot import broker
 
 ROOT = Path(__file__).resolve().parents[1]

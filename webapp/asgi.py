@@ -12,20 +12,16 @@ from asgiref.sync import sync_to_async
 from django.core.asgi import get_asgi_application
 from django.db import DatabaseError, connections
 
-from webapp.core.allocator import collect_and_trim, freeze_loaded, give_back_memory
+from webapp.core.logs import collect_and_trim, freeze_loaded, give_back_memory
 
 give_back_memory()  # before threads get their malloc arenas
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "webapp.settings")
 django_application = get_asgi_application()
 
-from webapp.api import heartbeat_endpoint  # noqa: E402 (Django must be set up first)
-from webapp.core.asgi_messages import Receive, Scope, Send  # noqa: E402 (as above)
-from webapp.core.asgi_middleware import (  # noqa: E402 (as above)
-    PERMISSIONS_POLICY,
-    OneAtATime,
-    limited,
-)
-from webapp.core.schema import SchemaTooNewError, check_schema  # noqa: E402 (as above)
+from webapp.api import hosts  # noqa: E402 (Django must be set up first)
+from webapp.core.middleware import PERMISSIONS_POLICY, OneAtATime, limited  # noqa: E402 (as above)
+from webapp.core.problems import Receive, Scope, Send  # noqa: E402 (as above)
+from webapp.core.queries import SchemaTooNewError, check_schema  # noqa: E402 (as above)
 from webapp.live import stream  # noqa: E402 (as above)
 
 COLLECT_SECONDS = 20
@@ -43,8 +39,8 @@ async def _application(scope: Scope, receive: Receive, send: Send) -> None:
         await _lifespan(receive, send)
     elif scope["type"] == "http" and scope["path"].startswith(stream.PREFIX):
         await stream.application(scope, receive, with_policy(send))
-    elif scope["type"] == "http" and heartbeat_endpoint.is_beat(scope):
-        await heartbeat_endpoint.application(scope, receive, with_policy(send))
+    elif scope["type"] == "http" and hosts.is_beat(scope):
+        await hosts.application(scope, receive, with_policy(send))
     else:
         await in_turns(scope, receive, send)
 

@@ -44,9 +44,10 @@ INSTALLED_APPS = [
     "webapp.audit",
     "webapp.metrics",
     "webapp.core",
+    "webapp.operations",
     "template_partials",
     "ninja",
-    "webapp.accounts.staff_app.StaffConfig",
+    "webapp.operations.staff_app.StaffConfig",
     "django.contrib.auth",
     "django.contrib.contenttypes",
     "django.contrib.humanize",
@@ -58,17 +59,17 @@ INSTALLED_APPS = [
 ]
 MIDDLEWARE = [
     "webapp.core.middleware.ReleaseMiddleware",  # outside all that set request attributes
-    "webapp.core.asgi_middleware.PoliciesMiddleware",  # outer: applies to errors and files too
+    "webapp.core.middleware.PoliciesMiddleware",  # outer: applies to errors and files too
     "django.middleware.security.SecurityMiddleware",
     "servestatic.middleware.ServeStaticMiddleware",
     "webapp.core.middleware.CompressionMiddleware",
     "webapp.core.middleware.ReadableTextMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.common.CommonMiddleware",
-    "webapp.accounts.sessions.CsrfMiddleware",
+    "webapp.accounts.sign_in.CsrfMiddleware",
     "django.contrib.auth.middleware.AuthenticationMiddleware",
     "django.contrib.auth.middleware.LoginRequiredMiddleware",
-    "webapp.accounts.sessions.SessionInUse",
+    "webapp.accounts.sign_in.SessionInUse",
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
     "django_htmx.middleware.HtmxMiddleware",
@@ -78,7 +79,7 @@ ROOT_URLCONF = "webapp.urls"
 ASGI_APPLICATION = "webapp.asgi.application"
 TEMPLATES = [
     {
-        "BACKEND": "webapp.core.template_backend.Templates",
+        "BACKEND": "webapp.core.staticfiles.Templates",
         "NAME": "django",
         "DIRS": [BASE_DIR / "templates"],
         "APP_DIRS": True,
@@ -124,7 +125,7 @@ def _databases() -> dict[str, dict[str, Any]]:
 
 
 DATABASES = _databases()
-DATABASE_ROUTERS = ["webapp.metrics.router.MetricsRouter"]
+DATABASE_ROUTERS = ["webapp.metrics.models.MetricsRouter"]
 METRICS_DATABASE = "metrics" if "metrics" in DATABASES else "default"
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
@@ -157,7 +158,7 @@ ADMIN_PATH = os.environ.get("SLIPWAY_ADMIN_PATH", "admin").strip("/") + "/"
 ADMIN_NETWORKS = networks(os.environ.get("SLIPWAY_ADMIN_NETWORKS", ""))  # empty: from anywhere
 # Argon2 for new passwords; PBKDF2 hashes of older versions are replaced at login.
 PASSWORD_HASHERS = [
-    "webapp.accounts.passwords.SmallArgon2PasswordHasher",
+    "webapp.accounts.sign_in.SmallArgon2PasswordHasher",
     "django.contrib.auth.hashers.PBKDF2PasswordHasher",
 ]
 AUTH_PASSWORD_VALIDATORS = [
@@ -176,7 +177,7 @@ LOGOUT_REDIRECT_URL = "login"
 SESSION_COOKIE_HTTPONLY = True
 SESSION_COOKIE_AGE = 12 * 3600  # after the last request
 SESSION_COOKIE_SAMESITE = "Lax"
-CSRF_USE_SESSIONS = True  # for logged-in users; see webapp/accounts/sessions.py
+CSRF_USE_SESSIONS = True  # for logged-in users; see webapp/accounts/sign_in.py
 SECURE_CONTENT_TYPE_NOSNIFF = True
 X_FRAME_OPTIONS = "DENY"
 EMAIL_URL, EMAIL_FROM = (os.environ.get(f"SLIPWAY_EMAIL_{part}", "") for part in ("URL", "FROM"))

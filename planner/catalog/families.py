@@ -3,7 +3,6 @@
 from dataclasses import replace
 from typing import Any
 
-from planner.catalog.config_reader import ConfigReader
 from planner.catalog.hybrid_layers import (
     bailing_hybrid,
     dots3_note,
@@ -19,7 +18,7 @@ from planner.catalog.hybrid_layers import (
     step3p5,
     step3p5_experts,
 )
-from planner.catalog.layer_groups import Family
+from planner.catalog.layer_groups import ConfigReader, Family
 from planner.catalog.special_layers import (
     arctic_residual,
     deepseek_v4,

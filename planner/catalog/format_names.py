@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from planner.catalog.config_reader import TEXT_PARTS
 from planner.catalog.gguf import MOST_BITS, PLAIN_BITS, PackedFormat
-from planner.errors import BadConfigError
-from planner.specs.base import SCALE_BITS, Dtype, grouped_format
+from planner.catalog.layer_groups import TEXT_PARTS
+from planner.specs.base import SCALE_BITS, BadConfigError, Dtype, grouped_format
 from planner.specs.model import ModelSpec
 
 # Formats of stored weights, from bits, groups and algorithm names in a config.

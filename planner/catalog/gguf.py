@@ -13,8 +13,7 @@ from planner.cost.parameters import (
     feed_forward_matrices,
 )
 from planner.cost.weights import BITS_PER_BYTE
-from planner.errors import UnknownNameError
-from planner.specs.base import Dtype
+from planner.specs.base import Dtype, UnknownNameError
 from planner.specs.model import (
     AttentionLayers,
     LatentLayers,

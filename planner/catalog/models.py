@@ -1,15 +1,16 @@
-"""The model catalog: published configs by Hugging Face id, case-insensitive.
-
-Names of quantised checkpoints that the catalog lacks are read by planner/catalog/format_names.py.
-"""
+"""The catalog's models, and the reading of a Hugging Face ``config.json``."""
 
 import json
 import re
+from collections import ChainMap
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 from typing import Any
 
+from pydantic import ValidationError
+
+from planner.catalog.families import FAMILIES, NESTED_DEFAULTS, NOT_COVERED, Family
 from planner.catalog.format_names import (
     StatedFormat,
     left_alone,
@@ -17,12 +18,306 @@ from planner.catalog.format_names import (
     split_format,
     with_format,
 )
-from planner.catalog.hf_config import model_from_config
+from planner.catalog.hybrid_layers import read_towers, unknown_encoders
+from planner.catalog.layer_groups import (
+    LARGEST,
+    ConfigReader,
+    Fields,
+    layer_types,
+    read_experts,
+    read_layer_groups,
+)
+from planner.catalog.published_weights import read_published_weights
 from planner.catalog.reading import data_text, data_toml, nearest_names
-from planner.errors import UnknownModelError
+from planner.specs.base import BadConfigError, NotCoveredError, UnknownModelError
 from planner.specs.model import ModelSpec
 
 __all__ = ["ModelEntry", "checkpoint_name", "get_model", "list_models", "model_from_config"]
+
+
+# ---------------------------------------------------------------------------
+# Read any Hugging Face ``config.json`` of a covered family into a ``ModelSpec``.
+# ---------------------------------------------------------------------------
+
+
+DEFAULT_CONTEXT = 2048
+# Fields with a length in tokens; the smallest applies.
+LENGTHS = (
+    "max_position_embeddings",
+    "n_positions",
+    "max_seq_len",
+    "seq_length",
+    "max_sequence_length",
+    "max_seq_length",
+    "seq_len",
+)
+# Kinds of rotary scaling that do not extend max_position_embeddings.
+NOT_EXTENDING = frozenset({"su", "longrope", "llama3", "mrope", "default"})
+# An unknown family with all PLAIN_DECODER fields and no NOT_PLAIN field is read as a gated dense
+# decoder.
+PLAIN_DECODER = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "vocab_size",
+    "hidden_act",
+)
+NOT_PLAIN = (
+    "num_experts",
+    "kv_lora_rank",
+    "layers_block_type",
+    "is_encoder",
+    "is_encoder_decoder",
+    "type_vocab_size",
+)
+# Name parts of fields that no plain decoder has: states, convolutions and recurrences.
+OTHER_LAYERS = ("mamba", "ssm", "state_size", "conv", "lru", "rwkv", "xlstm", "linear_attn")
+UNKNOWN_FAMILY = Family(output_bias_follows=True)
+REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
+
+
+def _family_of(reader: ConfigReader) -> Family:
+    """Return the structure of a config's family, or of a plain decoder for an unknown family.
+
+    Raises:
+        NotCoveredError: the planner lacks formulas for this known family.
+        BadConfigError: an unknown family lacks the fields of a plain decoder.
+    """
+    model_type = reader.model_type
+    for named in (str(reader.outer.get("model_type")), model_type):
+        if named in NOT_COVERED:
+            raise NotCoveredError(
+                f"model_type {named} is not covered yet: it has {NOT_COVERED[named]}",
+                "model.model_type",
+            )
+    if model_type in FAMILIES:
+        return FAMILIES[model_type]
+    missing = [name for name in PLAIN_DECODER if reader.get(name) is None]
+    other = [name for name in reader.config if any(part in name for part in OTHER_LAYERS)]
+    if missing or other or any(reader.has(name) for name in NOT_PLAIN):
+        nearest = ", ".join(nearest_names(model_type, FAMILIES)) or "none"
+        raise BadConfigError(
+            f"model_type {model_type[:80]!r} is not known; nearest of the {len(FAMILIES)} that "
+            f"are: {nearest}; a dense decoder of another name needs at least "
+            f"{', '.join(PLAIN_DECODER)}, or the explicit fields of a ModelSpec",
+            "model.model_type",
+        )
+    return UNKNOWN_FAMILY
+
+
+def model_from_config(config: dict[str, Any], model_id: str = "custom") -> ModelSpec:
+    """Return the model shape that a Hugging Face ``config.json`` describes.
+
+    Of a multimodal config the language model is read (``text_config``), and its encoders are
+    counted.
+
+    Raises:
+        BadConfigError: a field is missing or out of range; the message names it.
+        NotCoveredError: the family needs formulas that the planner does not have.
+    """
+    reader = ConfigReader(config)
+    family = _family_of(reader)
+    reader.names = family.names
+    explicit = {
+        name: value
+        for name, value in reader.config.items()
+        if name not in family.ignores and (value is not None or name not in family.defaults)
+    }
+    inner = [reader.inside(name).config for name in family.nested]
+    defaults = family.defaults
+    if reader.is_nested:
+        defaults = {**NESTED_DEFAULTS.get(reader.model_type, {}), **defaults}
+    reader.config = {**defaults, **dict(ChainMap(*inner)), **explicit}
+    if family.derives is not None:
+        reader.config |= family.derives(reader)
+    if reader.get("num_hidden_layers") is None and reader.has("layers_block_type"):
+        reader.config["num_hidden_layers"] = len(reader.items("layers_block_type"))
+    missing = [reader.spelling(name) for name in REQUIRED if reader.get(name) is None]
+    if missing:
+        raise BadConfigError(
+            f"config.json of model_type {reader.model_type} lacks {', '.join(missing)}",
+            f"model.{missing[0]}",
+        )
+    for name in REQUIRED:
+        reader.positive(name)
+    try:
+        towers = read_towers(reader)
+        fields = {
+            **_shape(reader, family),
+            **_structure(reader, family),
+            **read_experts(reader, family),
+            **read_published_weights(reader),
+            **towers,
+            "note": _note(reader, family, towers["uncounted"]),
+            **(family.extras(reader) if family.extras else {}),
+        }
+        return ModelSpec(id=model_id, model_type=reader.model_type, **fields)
+    except ValidationError as error:
+        raise _refusal(reader, error) from error
+
+
+def _refusal(reader: ConfigReader, error: ValidationError) -> BadConfigError:
+    """Return the first validation error as a config error, with the config's own names."""
+    first = error.errors(include_url=False)[0]
+    message = str(first["msg"]).removeprefix("Value error, ")
+    if first["type"] == "value_error":
+        name = reader.spelling(message.partition(" ")[0])
+        return BadConfigError(message, f"model.{name}")
+    name = ".".join([reader.spelling(str(part)) for part in first["loc"]])
+    return BadConfigError(f"{name} is {first['input']!r}: {message.lower()}", f"model.{name}")
+
+
+def _note(reader: ConfigReader, family: Family, uncounted: tuple[str, ...]) -> str | None:
+    """Return what is assumed of a family, and the parts of its checkpoint without a count."""
+    field, doubt = family.unconfirmed
+    notes = [f"model_type {reader.model_type}: {doubt}"] if field and reader.has(field) else []
+    if family is UNKNOWN_FAMILY:
+        notes.append(
+            f"model_type {reader.model_type} is not known: it is read as a dense decoder with "
+            "gated feed-forward blocks, two norms a layer and no biases but those that its config "
+            "names"
+        )
+    unknown = [name for name in unknown_encoders(reader) if name not in uncounted]
+    if unknown:
+        notes.append(f"{', '.join(unknown)} is counted as a plain vision transformer")
+    if uncounted:
+        notes.append(f"the weights of {', '.join(uncounted)} are not counted")
+    return "; ".join(notes) or None
+
+
+def _shape(reader: ConfigReader, family: Family) -> dict[str, Any]:
+    hidden, heads = reader.integer("hidden_size"), reader.integer("num_attention_heads")
+    gate_and_up = 2 if family.fused_gate_width else 1
+    if heads > hidden and not (reader.has("head_dim") or reader.has("kv_lora_rank")):
+        raise reader.refusal("num_attention_heads", heads, f"at most hidden_size, {hidden}")
+    groups = read_layer_groups(reader, family)
+    return {
+        "hidden_size": hidden,
+        "intermediate_size": _intermediate_size(reader, family) // gate_and_up,
+        "num_hidden_layers": reader.integer("num_hidden_layers"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": _key_value_heads(reader, heads),
+        "head_dim": _head_dim(reader, hidden // heads),
+        "vocab_size": reader.integer("vocab_size"),
+        "max_position_embeddings": context_tokens(reader, family),
+        "attention_layers": groups,
+        "num_layers_without_feed_forward": _layers_without_feed_forward(reader),
+    }
+
+
+def context_tokens(reader: ConfigReader, family: Family) -> int:
+    """Return the longest request in tokens that the engines derive from a config.
+
+    YaRN extends ``original_max_position_embeddings`` by its factor, the linear and dynamic kinds
+    extend the smallest length field; ``model_max_length`` replaces the length fields. A window
+    does not limit the context, because engines slide it.
+
+    Source: vLLM, ``ModelConfig._get_and_verify_max_len`` and ``derive_max_model_len_and_key``.
+    SGLang's ``get_context_length`` ignores the factor if the original length is stated, so that it
+    needs ``--context-length`` for some YaRN configs; transformers has no limit.
+    """
+    lengths = [reader.positive(name) for name in LENGTHS if reader.get(name) is not None]
+    length = reader.optional("model_max_length") or min(lengths, default=DEFAULT_CONTEXT)
+    scalings = () if family.states_extended_length else _rotary_scalings(reader)
+    extended = max((_extended(length, scaling) for scaling in scalings), default=length)
+    if extended > LARGEST:
+        raise reader.refusal("max_position_embeddings", extended, f"at most {LARGEST:,}")
+    return extended
+
+
+def _rotary_scalings(reader: ConfigReader) -> tuple[Fields, ...]:
+    """Return the scaling of rotary positions, or one per kind of layer (transformers 5)."""
+    scaling = reader.inside("rope_parameters" if reader.has("rope_parameters") else "rope_scaling")
+    nested = [name for name, value in scaling.config.items() if isinstance(value, dict)]
+    if nested and len(nested) == len(scaling.config):
+        return tuple(scaling.inside(name) for name in nested)
+    return (scaling,) if scaling.config else ()
+
+
+def _extended(length: int, scaling: Fields) -> int:
+    """Return a length extended by one rotary scaling."""
+    kind = str(scaling.get("rope_type") or scaling.get("type") or "default")
+    if kind in NOT_EXTENDING or scaling.get("factor") is None:
+        return length
+    original = scaling.optional("original_max_position_embeddings") if kind == "yarn" else None
+    return int((original or length) * scaling.number("factor"))
+
+
+def _intermediate_size(reader: ConfigReader, family: Family) -> int:
+    hidden, multiple = reader.integer("hidden_size"), family.default_ffn_multiple
+    default = hidden * multiple if multiple else None
+    if reader.model_type == "mpt":
+        default = int(hidden * reader.number("expansion_ratio", 4))
+    return reader.integer("intermediate_size", 0 if family.sparse and not default else default)
+
+
+def _head_dim(reader: ConfigReader, default: int) -> int:
+    """Return the width of a query head; for latent attention the sum of both parts."""
+    if reader.has("kv_lora_rank"):
+        return reader.integer("qk_nope_head_dim") + reader.integer("qk_rope_head_dim")
+    return reader.positive("head_dim", default)
+
+
+def _layers_without_feed_forward(reader: ConfigReader) -> int:
+    """Return the number of pattern layers that only mix tokens."""
+    named = layer_types(reader)
+    alone = {"moe", "mlp"}
+    return sum(name not in alone for name in named) if alone & set(named) else 0
+
+
+def _key_value_heads(reader: ConfigReader, heads: int) -> int:
+    if reader.model_type != "falcon":
+        return reader.positive("num_key_value_heads", heads)
+    if reader.flag("new_decoder_architecture", default=False):
+        return reader.positive("num_key_value_heads", heads)
+    return 1 if reader.flag("multi_query", default=True) else heads
+
+
+def _has_qk_norm(reader: ConfigReader, family: Family) -> bool:
+    switch = family.qk_norm_switch
+    return family.qk_norm if switch is None else reader.flag(switch, default=False)
+
+
+def _structure(reader: ConfigReader, family: Family) -> dict[str, Any]:
+    bias = reader.flag("attention_bias", default=family.attention_bias)
+    norms = family.norms_per_layer
+    if reader.model_type == "falcon" and not reader.flag(
+        "new_decoder_architecture", default=False
+    ):
+        norms = 1 if reader.flag("parallel_attn", default=True) else 2
+    if reader.model_type == "stablelm" and reader.flag("use_parallel_residual", default=False):
+        norms = 1
+    offset = family.learned_positions_offset
+    context = reader.positive("max_position_embeddings", DEFAULT_CONTEXT)
+    return {
+        "tie_word_embeddings": reader.flag("tie_word_embeddings", default=family.tied_by_default),
+        "gated_mlp": family.gated_mlp,
+        "norm": family.norm,
+        "norm_bias": family.norm_bias,
+        "norms_per_layer": norms,
+        "qk_norm": _has_qk_norm(reader, family),
+        "qk_norm_width": family.qk_norm_width,
+        "attention_bias": bias,
+        "attention_output_bias": reader.flag(
+            "attention_output_bias",
+            default=bias if family.output_bias_follows else family.attention_output_bias,
+        ),
+        "mlp_bias": reader.flag("mlp_bias", default=family.mlp_bias),
+        "lm_head_bias": reader.flag("lm_head_bias", default=family.lm_head_bias),
+        "extra_parameters": family.extra_per_layer * reader.integer("num_hidden_layers")
+        + family.extra_hidden_vectors * reader.integer("hidden_size"),
+        "learned_positions": 0 if offset is None else context + offset,
+    }
+
+
+# ---------------------------------------------------------------------------
+# The model catalog: published configs by Hugging Face id, case-insensitive.
+#
+# Names of quantised checkpoints that the catalog lacks are read by
+# planner/catalog/format_names.py.
+# ---------------------------------------------------------------------------
+
 
 WORDS = re.compile(r"[a-z]+|\d+(?:\.\d+)*")
 # Words for tuning or format in a name, which do not affect the shape.

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable
 from fnmatch import fnmatch
 from typing import Any
 
-from planner.catalog.config_reader import ConfigReader
 from planner.catalog.format_names import (
     DEFAULT_BITS,
     FIELD,
@@ -21,9 +20,9 @@ from planner.catalog.format_names import (
     number_of,
     of_bits,
 )
+from planner.catalog.layer_groups import ConfigReader
 from planner.cost.weights import DEFAULT_GROUP
-from planner.errors import BadConfigError, NotCoveredError
-from planner.specs.base import Dtype
+from planner.specs.base import BadConfigError, Dtype, NotCoveredError
 from planner.specs.model import WeightPart
 
 # Read the weight format from the config fields of each quantisation tool.

@@ -3,11 +3,9 @@
 from collections import Counter
 from typing import Any
 
-from planner.catalog.config_reader import LARGEST, ConfigReader, Fields
-from planner.catalog.hybrid_layers import kimi_delta, plamo2_mamba
-from planner.catalog.layer_groups import dense_layers, latent_layers
-from planner.catalog.towers import read_towers
-from planner.errors import BadConfigError
+from planner.catalog.hybrid_layers import kimi_delta, plamo2_mamba, read_towers
+from planner.catalog.layer_groups import LARGEST, ConfigReader, Fields, dense_layers, latent_layers
+from planner.specs.base import BadConfigError
 from planner.specs.model import (
     AttentionLayers,
     CompressedLayers,

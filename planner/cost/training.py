@@ -1,7 +1,24 @@
-"""Gradients, optimiser states and adapters of a training, and the time of its step."""
+"""Memory and arithmetic of a training step: activations, gradients, optimiser states."""
 
-from planner.cost.quantity import Quantity, equation, minimum, where
-from planner.specs.model import ModelSpec
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+from planner.cost.quantity import Quantity, equation, maximum, minimum, where
+from planner.specs.model import (
+    AttentionLayers,
+    CompressedLayers,
+    LatentLayers,
+    LayerGroup,
+    ModelSpec,
+    RecurrentLayers,
+)
+
+# ---------------------------------------------------------------------------
+# Gradients, optimiser states and adapters of a training, and the time of its step.
+# ---------------------------------------------------------------------------
+
 
 # Gradients, optimiser states and adapters, and how ZeRO shards them over data parallelism.
 
@@ -223,3 +240,501 @@ def zero_bubble_divisor(passes: float, weight_passes: float) -> float:
     3.0
     """
     return passes / (passes - 2 * weight_passes)
+
+
+# ---------------------------------------------------------------------------
+# Activation memory of layers: saved for the backward pass, or live in an inference step.
+# ---------------------------------------------------------------------------
+
+
+KORTHIKANTI = "Korthikanti et al. 2022, arXiv:2205.05198, section 4, by element instead of byte"
+# Residual-sized tensors saved per norm: input and output; a norm of single operators also saves
+# its fp32 input and the normalised value.
+NORM_TENSORS = 2
+WIDE_NORM_TENSORS = 4
+# Feed-forward tensors saved: gate, up, activation and their product, or input and output; the
+# last of each is the input of the down projection.
+GATED_FFN_TENSORS = 4
+PLAIN_FFN_TENSORS = 2
+# A step of inference holds two residual streams, one in fp32 for its norm, and the widest tensors
+# of one half of a layer: of attention, or of the feed-forward block, whose gate, up and product
+# (or input and output) live at once. Between 6k and 31k prompt tokens the peaks of Qwen2.5's speed
+# table (0.5B to 72B, validation/memory.csv) grow by these elements per token.
+INFERENCE_HIDDEN_TENSORS = 4
+INFERENCE_FFN_TENSORS = 3
+ROTARY_TABLES = 2
+# Logits in the loss: the 16- or 32-bit output, its fp32 copy and the fp32 gradient; a loss of
+# single operators also saves the shifted copy and the log-probabilities.
+LOSS_FP32_COPIES = 2
+UNFUSED_LOSS_FP32_COPIES = 4
+# Scores and probabilities; in fp32 only the softmax result is saved, which the next product reads:
+# for 8 layers with 4 heads and 256 tokens, 127.9 MB predicted, 119.2 MB measured.
+SCORE_COPIES = 2
+FP32_SCORE_COPIES = 1
+
+
+@equation(
+    "A_1 = h_kept/s · B_h + (w_attention + w_ffn)/t · B",
+    unit="B",
+    symbols={
+        "hidden_width": "h_kept",
+        "sequence_ranks": "s",
+        "hidden_bytes_per_element": "B_h",
+        "inner_width": "w_attention + w_ffn",
+        "tensor_parallel_size": "t",
+        "inner_bytes_per_element": "B",
+    },
+    source=KORTHIKANTI,
+)
+def kept_token_bytes(
+    *,
+    hidden_width: Quantity,
+    sequence_ranks: Quantity,
+    hidden_bytes_per_element: Quantity,
+    inner_width: Quantity,
+    tensor_parallel_size: Quantity,
+    inner_bytes_per_element: Quantity,
+) -> Quantity:
+    """Return the bytes that one layer saves per token for its backward pass."""
+    residual = hidden_width / sequence_ranks * hidden_bytes_per_element
+    return residual + inner_width / tensor_parallel_size * inner_bytes_per_element
+
+
+@equation(
+    "A = T · L · A_1 · in_flight",
+    unit="B",
+    symbols={
+        "num_tokens": "T",
+        "num_layers": "L",
+        "token_bytes": "A_1",
+        "in_flight": "in_flight",
+    },
+    source=KORTHIKANTI,
+)
+def kept_activation_bytes(
+    *,
+    num_tokens: Quantity,
+    num_layers: Quantity,
+    token_bytes: Quantity,
+    in_flight: Quantity = 1.0,
+) -> Quantity:
+    """Return the saved activation bytes of a stage's micro-batches in flight."""
+    return num_tokens * num_layers * token_bytes * in_flight
+
+
+@equation(
+    "A_s = c · a/t · T · s · B",
+    unit="B",
+    symbols={
+        "num_heads": "a",
+        "tensor_parallel_size": "t",
+        "num_tokens": "T",
+        "sequence_length": "s",
+        "bytes_per_element": "B",
+        "copies": "c",
+    },
+    source=KORTHIKANTI,
+)
+def score_bytes(
+    *,
+    num_heads: Quantity,
+    tensor_parallel_size: Quantity,
+    num_tokens: Quantity,
+    sequence_length: Quantity,
+    bytes_per_element: Quantity,
+    copies: Quantity = SCORE_COPIES,
+) -> Quantity:
+    """Return the bytes of saved scores and probabilities of eager attention in one layer."""
+    heads = num_heads / tensor_parallel_size
+    return copies * heads * num_tokens * sequence_length * bytes_per_element
+
+
+def score_copies(compute_dtype: str | None) -> int:
+    """Return the number of score-sized tensors that eager attention saves per layer."""
+    return FP32_SCORE_COPIES if compute_dtype == "fp32" else SCORE_COPIES
+
+
+@equation(
+    "A_v = T · V/t · (B + 4 · c)",
+    unit="B",
+    symbols={
+        "num_tokens": "T",
+        "vocab_size": "V",
+        "tensor_parallel_size": "t",
+        "bytes_per_element": "B",
+        "fp32_copies": "c",
+    },
+    source="the output, and its fp32 copies and gradients in the cross-entropy",
+)
+def loss_bytes(
+    *,
+    num_tokens: Quantity,
+    vocab_size: Quantity,
+    tensor_parallel_size: Quantity,
+    bytes_per_element: Quantity,
+    fp32_copies: Quantity = LOSS_FP32_COPIES,
+) -> Quantity:
+    """Return the bytes of the logits and their copies in the loss, on the last stage."""
+    per_logit = bytes_per_element + fp32_copies * FP32_BYTES
+    return num_tokens * vocab_size / tensor_parallel_size * per_logit
+
+
+@equation(
+    "A = max(T · e · B, 4 · T · h · B + b · V/t · l)",
+    unit="B",
+    symbols={
+        "num_tokens": "T",
+        "elements": "e",
+        "hidden_size": "h",
+        "bytes_per_element": "B",
+        "sampled_tokens": "b",
+        "vocab_per_rank": "V/t",
+        "bytes_per_logit": "l",
+    },
+    source="one layer at a time, then the output head: the tensors of a layer are free by then",
+)
+def inference_activation_bytes(
+    *,
+    num_tokens: Quantity,
+    elements: Quantity,
+    hidden_size: Quantity,
+    bytes_per_element: Quantity,
+    sampled_tokens: Quantity,
+    vocab_per_rank: Quantity,
+    bytes_per_logit: Quantity,
+) -> Quantity:
+    """Return the peak activation bytes of one inference step of ``num_tokens`` tokens."""
+    logits = sampled_tokens * vocab_per_rank * bytes_per_logit
+    streams = INFERENCE_HIDDEN_TENSORS * num_tokens * hidden_size * bytes_per_element
+    return maximum(num_tokens * elements * bytes_per_element, streams + logits)
+
+
+@equation(
+    "R = 2 · L · P · d · B",
+    unit="B",
+    symbols={
+        "num_layers": "L",
+        "positions": "P",
+        "head_dim": "d",
+        "bytes_per_element": "B",
+    },
+    source="sines and cosines of every position the model knows, kept by every layer",
+)
+def rotary_table_bytes(
+    *,
+    num_layers: Quantity,
+    positions: Quantity,
+    head_dim: Quantity,
+    bytes_per_element: Quantity,
+) -> Quantity:
+    """Return the bytes of rotary tables stored per layer."""
+    return ROTARY_TABLES * num_layers * positions * head_dim * bytes_per_element
+
+
+@equation(
+    "W = R · h · P · (4 · d + 8)",
+    unit="B",
+    symbols={
+        "num_requests": "R",
+        "num_heads": "h",
+        "num_partitions": "P",
+        "head_dim": "d",
+    },
+    source="sgl-project/sglang, python/sglang/srt/layers/attention/aiter_backend.py",
+)
+def split_workspace_bytes(
+    *, num_requests: Quantity, num_heads: Quantity, num_partitions: Quantity, head_dim: Quantity
+) -> Quantity:
+    """Return the bytes of 32-bit partial outputs and softmax statistics of split attention.
+
+    Shapes: outputs [num_requests, num_heads, num_partitions, head_dim], a maximum and a sum each.
+    """
+    each = FP32_BYTES * head_dim + 2 * FP32_BYTES
+    return num_requests * num_heads * num_partitions * each
+
+
+@equation(
+    "G = n · L · b",
+    unit="B",
+    symbols={"num_graphs": "n", "num_layers": "L", "bytes_per_layer": "b"},
+    source="logs of vLLM's starts: issue 7553, pull requests 11349 and 21489",
+)
+def captured_graph_bytes(
+    *, num_graphs: Quantity, num_layers: Quantity, bytes_per_layer: Quantity
+) -> Quantity:
+    """Return the bytes of CUDA graphs, one for each captured size and mode."""
+    return num_graphs * num_layers * bytes_per_layer
+
+
+def attention_width(model: ModelSpec) -> float:
+    """Return the elements per token of queries, keys, values and attention output.
+
+    The mean over layers of different kinds.
+    """
+    return mean_width(model, group_width)
+
+
+def eager_attention_width(model: ModelSpec) -> float:
+    """Return ``attention_width`` for eager kernels: repeated KV heads and two outputs."""
+    return mean_width(model, _eager_group_width)
+
+
+def mean_width(model: ModelSpec, width: Callable[[ModelSpec, LayerGroup], int]) -> float:
+    """Return the mean of a width over all layers."""
+    groups = model.layers_by_attention
+    widths = sum(group.count * width(model, group) for group in groups)
+    return widths / model.num_hidden_layers
+
+
+def group_width(model: ModelSpec, group: LayerGroup) -> int:
+    """Return the elements per token of a layer's projections, inputs and outputs of the mixer."""
+    if isinstance(group, AttentionLayers):
+        return (group.heads + group.kv_heads) * (group.key_dim + group.value_dim)
+    if isinstance(group, LatentLayers):
+        return 2 * group.heads * (group.key_dim + group.value_dim) + group.latent_dim
+    if isinstance(group, CompressedLayers):
+        return 2 * (group.num_attention_heads + 1) * group.head_dim
+    if isinstance(group, RecurrentLayers):
+        return group.linear_parameters // model.hidden_size
+    return 0
+
+
+def _eager_group_width(model: ModelSpec, group: LayerGroup) -> int:
+    if isinstance(group, AttentionLayers):
+        return 2 * group.heads * (group.key_dim + group.value_dim) + group.heads * group.value_dim
+    return group_width(model, group)
+
+
+@dataclass(frozen=True)
+class SavedTensors:
+    """Engine-dependent saved tensors.
+
+    ``wide_norms`` run as single fp32 operators; with ``inputs``, every matrix saves its input, as
+    training it requires. Otherwise only adapters on queries and values save theirs.
+    """
+
+    wide_norms: bool = False
+    inputs: bool = True
+
+
+def hidden_tensors(model: ModelSpec, kept: SavedTensors) -> int:
+    """Return the number of residual-sized tensors that a layer saves."""
+    wide = kept.wide_norms and model.norm == "rmsnorm"
+    each = WIDE_NORM_TENSORS if wide else NORM_TENSORS
+    if kept.inputs:
+        return model.norms_per_layer * each
+    return model.norms_per_layer * each // 2 + 1
+
+
+def feed_forward_width(model: ModelSpec, kept: SavedTensors) -> int:
+    """Return the saved elements per token of a feed-forward block, over its active experts."""
+    tensors = GATED_FFN_TENSORS if model.gated_mlp else PLAIN_FFN_TENSORS
+    return (tensors if kept.inputs else tensors - 1) * widest_feed_forward(model)
+
+
+def operand_width(model: ModelSpec, tensor_parallel_size: Quantity) -> Quantity:
+    """Return the operand elements per token of one layer's matrix products on one rank."""
+    tensors = GATED_FFN_TENSORS - 1 if model.gated_mlp else PLAIN_FFN_TENSORS
+    split = attention_width(model) + tensors * widest_feed_forward(model)
+    return NORM_TENSORS * 2 * model.hidden_size + split / tensor_parallel_size
+
+
+def inference_elements(model: ModelSpec, tensor_parallel_size: float) -> float:
+    """Return the peak live elements per token during a forward pass of one layer."""
+    widest = max(group_width(model, group) for group in model.layers_by_attention)
+    tensors = INFERENCE_FFN_TENSORS if model.gated_mlp else PLAIN_FFN_TENSORS
+    wide = max(widest, tensors * widest_feed_forward(model))
+    return INFERENCE_HIDDEN_TENSORS * model.hidden_size + wide / tensor_parallel_size
+
+
+def fused_experts_elements(model: ModelSpec, column_ranks: float) -> float:
+    """Return the elements per token that a fused kernel of routed experts allocates.
+
+    One buffer has the gates and values of all chosen experts, then their outputs, and another the
+    activated values. Source: vLLM, fused_moe/fused_marlin_moe.py (intermediate_cache13 and 2).
+    """
+    if not model.is_moe:
+        return 0.0
+    width = model.moe_intermediate_size / column_ranks
+    hidden = model.expert_hidden_size or model.hidden_size
+    experts = model.num_experts_per_tok * (maximum(2 * width, hidden) + width)
+    return INFERENCE_HIDDEN_TENSORS * model.hidden_size + experts
+
+
+def widest_feed_forward(model: ModelSpec) -> int:
+    """Return the active feed-forward width per token in the widest layer."""
+    routed = model.moe_intermediate_size * model.num_experts_per_tok
+    dense = model.intermediate_size if model.num_feed_forward_layers else 0
+    return max(dense, routed + model.shared_intermediate_size)
+
+
+# Saved tensors of a layer of native PyTorch operators, counted by operator.
+#
+# A product saves its inputs, a norm its fp32 input and the normalised value, a gate both factors,
+# a softmax its result. With autocast or adapters, each matrix saves its own copy of the input. The
+# counts are measured on real ranks: see the docs page training-memory.
+
+
+Adapted = Literal["all", "query_value"]
+QUERY_KEY_VALUE, QUERY_VALUE, OUT_AND_DOWN = 3, 2, 2
+# Bytes per score: the fp32 result of the softmax, and the 16-bit copy for the product.
+FP32_SCORE_BYTES, NARROW_SCORE_BYTES = 4, 2
+# Gradients of probabilities and of scores, both in fp32 around the softmax.
+SCORE_GRADIENT_BYTES = 8
+
+
+@dataclass(frozen=True)
+class Operators:
+    """The element sizes and trained matrices of a layer.
+
+    ``residual_bytes`` and ``product_bytes`` are those of an element of the residual and of an
+    operand. ``adapted`` are the frozen matrices with adapters of this ``rank``; None if the
+    matrices themselves are trained.
+    """
+
+    residual_bytes: float
+    product_bytes: float
+    adapted: Adapted | None = None
+    rank: int = 0
+    writes_scores: bool = True
+
+    @property
+    def copies_inputs(self) -> bool:
+        """Return whether each matrix saves its own copy of its input."""
+        return self.adapted is not None or self.product_bytes < self.residual_bytes
+
+    @property
+    def learns_everywhere(self) -> bool:
+        """Return whether every matrix or its adapter is trained and saves its input."""
+        return self.adapted != "query_value"
+
+    @property
+    def narrow(self) -> float:
+        """Return the size of an operand element relative to a residual element."""
+        return self.product_bytes / self.residual_bytes
+
+
+@equation(
+    "A_w = T · A_r + A_s + max(T · G_1, G_s - T · F_1)",
+    unit="B",
+    symbols={
+        "num_tokens": "T",
+        "rebuilt_bytes": "A_r",
+        "scores": "A_s",
+        "gradient_bytes": "G_1",
+        "score_gradients": "G_s",
+        "feed_forward_bytes": "F_1",
+    },
+    source=f"{KORTHIKANTI}; gradients on their way as counted on real ranks",
+)
+def layer_at_work_bytes(
+    *,
+    num_tokens: Quantity,
+    rebuilt_bytes: Quantity,
+    scores: Quantity,
+    gradient_bytes: Quantity,
+    score_gradients: Quantity,
+    feed_forward_bytes: Quantity,
+) -> Quantity:
+    """Return the extra bytes of the layer in its backward pass: recomputed tensors and gradients.
+
+    The feed-forward block is first: its tensors are freed before the gradients of the scores.
+    """
+    rebuilt = num_tokens * rebuilt_bytes + scores
+    later = score_gradients - num_tokens * feed_forward_bytes
+    return rebuilt + maximum(num_tokens * gradient_bytes, later)
+
+
+def kept_residuals(model: ModelSpec, how: Operators) -> float:
+    """Return the saved residual-wide tensors of a layer, in units of the residual's bytes."""
+    wide = FP32_BYTES / how.residual_bytes
+    scaled = 1.0 if model.norm == "rmsnorm" and how.adapted is None else 0.0
+    return model.norms_per_layer * (wide + scaled) + _inputs(model, how) * how.narrow
+
+
+def _inputs(model: ModelSpec, how: Operators) -> int:
+    """Return the number of saved copies of the norms' outputs."""
+    if not how.learns_everywhere:
+        return QUERY_VALUE
+    return QUERY_KEY_VALUE + _gates(model) if how.copies_inputs else model.norms_per_layer
+
+
+def kept_width(model: ModelSpec, how: Operators) -> float:
+    """Return the other saved elements per token of a layer, in the operand format."""
+    operands = mean_width(model, partial(_operands, how))
+    return operands + feed_forward_kept(model, how) + _ranks(model, how)
+
+
+def feed_forward_kept(model: ModelSpec, how: Operators) -> float:
+    """Return the saved elements per token of the feed-forward block without its input."""
+    tensors = GATED_FFN_TENSORS if model.gated_mlp else PLAIN_FFN_TENSORS
+    return (tensors if how.learns_everywhere else tensors - 1) * widest_feed_forward(model)
+
+
+def product_residuals(how: Operators) -> float:
+    """Return the residual-wide tensors if only products are saved: input and two outputs."""
+    outputs = OUT_AND_DOWN * (2 if how.adapted == "all" else 1)
+    return 1 + outputs * how.narrow
+
+
+def product_width(model: ModelSpec, how: Operators) -> float:
+    """Return the other saved outputs per token of products, fused attention and adapters."""
+    projected = mean_width(model, _projected)
+    feed_forward = _gates(model) * widest_feed_forward(model)
+    adapters = 0.0
+    if how.adapted is not None:
+        every = how.adapted == "all"
+        adapters = mean_width(model, partial(_projected, keys=every)) + (
+            feed_forward if every else 0.0
+        )
+    fused = 0.0 if how.writes_scores else mean_width(model, _attention_output)
+    return projected + feed_forward + adapters + fused + _ranks(model, how)
+
+
+def gradient_width(model: ModelSpec) -> float:
+    """Return the live gradient elements per token of the feed-forward block.
+
+    The gradients of both factors of a gate exist together with that of their product.
+    """
+    return (PLAIN_FFN_TENSORS + (1 if model.gated_mlp else 0)) * widest_feed_forward(model)
+
+
+def score_element_bytes(product_bytes: float) -> float:
+    """Return the saved bytes per score of eager attention."""
+    narrow = product_bytes < FP32_BYTES
+    return FP32_SCORE_BYTES + (NARROW_SCORE_BYTES if narrow else 0)
+
+
+def _gates(model: ModelSpec) -> int:
+    return 2 if model.gated_mlp else 1
+
+
+def _ranks(model: ModelSpec, how: Operators) -> int:
+    """Return the sum of the ranks of a layer's adapters."""
+    if how.adapted is None:
+        return 0
+    every = QUERY_KEY_VALUE + _gates(model) + OUT_AND_DOWN
+    return how.rank * (every if how.adapted == "all" else QUERY_VALUE)
+
+
+def _operands(how: Operators, model: ModelSpec, group: LayerGroup) -> int:
+    """Return the saved operands per token of attention and of its output projection."""
+    if not isinstance(group, AttentionLayers):
+        return group_width(model, group)
+    values = group.heads * group.value_dim
+    if how.writes_scores:
+        return 2 * group.heads * group.key_dim + values * (2 if how.learns_everywhere else 1)
+    copies_result = how.adapted == "all"  # an own copy in addition to the kernel's result
+    return _projected(model, group) + values * (2 if copies_result else 1)
+
+
+def _projected(model: ModelSpec, group: LayerGroup, *, keys: bool = True) -> int:
+    """Return the width of queries, keys and values, or of queries and values only."""
+    if not isinstance(group, AttentionLayers):
+        return group_width(model, group)
+    key = group.kv_heads * group.key_dim if keys else 0
+    return group.heads * group.key_dim + key + group.kv_heads * group.value_dim
+
+
+def _attention_output(_model: ModelSpec, group: LayerGroup) -> int:
+    return group.heads * group.value_dim if isinstance(group, AttentionLayers) else 0

@@ -2,7 +2,15 @@
 
 import re
 
-from planner.exports.export import PORT, SERVING_PORT, ExportCase, Format, Notes
+from planner.exports.export import (
+    BALANCER,
+    PORT,
+    SERVING_PORT,
+    ExportCase,
+    Format,
+    Notes,
+    servers_per_node,
+)
 from planner.exports.launch import (
     image_of,
     is_training,
@@ -14,7 +22,6 @@ from planner.exports.launch import (
     separate_servers,
     vendor_of,
 )
-from planner.exports.replicas import BALANCER, servers_per_node
 from planner.exports.yaml_text import yaml_text
 from planner.specs.base import JsonObject
 

@@ -4,18 +4,27 @@ import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from planner.exports.export import RANK, SERVING_PORT, ExportCase, Format, Notes, shell_lines
-from planner.exports.format_support import server_of
-from planner.exports.llama_cpp import llama_cpp_arguments, llama_cpp_notes
-from planner.exports.megatron import megatron_arguments, megatron_environment, megatron_notes
-from planner.exports.replicas import servers_per_node, servers_text
-from planner.exports.sglang import servers, sglang_arguments, sglang_notes
-from planner.exports.tensorrt_llm import (
+from planner.exports.export import (
+    RANK,
+    SERVING_PORT,
+    ExportCase,
+    Format,
+    Notes,
+    server_of,
+    servers_per_node,
+    servers_text,
+    shell_lines,
+)
+from planner.exports.llama_cpp import (
     OPTIONS_FILE,
+    llama_cpp_arguments,
+    llama_cpp_notes,
     trtllm_arguments,
     trtllm_notes,
     trtllm_options,
 )
+from planner.exports.megatron import megatron_arguments, megatron_environment, megatron_notes
+from planner.exports.sglang import servers, sglang_arguments, sglang_notes
 from planner.exports.train_script import FILE, torchrun_arguments, torchrun_notes, train_script
 from planner.exports.vllm import vllm_arguments, vllm_notes, vllm_text
 from planner.exports.yaml_text import yaml_text

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-from planner.errors import PlannerError
 from planner.exports.export import ExportCase, Format, Notes, shell_lines
 from planner.exports.train_script import (
     ADAPTERS,
@@ -13,10 +12,11 @@ from planner.exports.train_script import (
     torchrun_arguments,
     train_workload,
 )
+from planner.specs.base import PlannerError
 from planner.specs.estimate import EstimateRequest
 from planner.specs.model import LatentLayers, ModelSpec
-from planner.workload.estimator import estimate_request
-from planner.workload.training_tiers import weights_share
+from planner.workload.offloading import weights_share
+from planner.workload.under_load import estimate_request
 
 # Convert a model's shape to Megatron-LM arguments: widths, attention, experts.
 

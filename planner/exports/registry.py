@@ -3,20 +3,27 @@
 import json
 from importlib.resources import files
 
-from planner.errors import BadRequestError
-from planner.exports.deepspeed import ACCELERATE, DEEPSPEED
-from planner.exports.export import Export, ExportCase, Format, Notes, claims_of
-from planner.exports.format_support import CONFIGURATIONS, formats_for, is_unlike
+from planner.exports.export import (
+    CONFIGURATIONS,
+    Export,
+    ExportCase,
+    Format,
+    Notes,
+    claims_of,
+    formats_for,
+    is_unlike,
+    unlike_body,
+    unlike_notes,
+    unlike_parts,
+)
 from planner.exports.kubernetes import COMPOSE, KUBERNETES
 from planner.exports.launch import SLURM, runs_megatron
-from planner.exports.llama_cpp import LLAMA_CPP
+from planner.exports.llama_cpp import LLAMA_CPP, TENSORRT_LLM
 from planner.exports.megatron import MEGATRON, as_run
-from planner.exports.replicas import unlike_body, unlike_notes, unlike_parts
 from planner.exports.sglang import SGLANG
-from planner.exports.tensorrt_llm import TENSORRT_LLM
-from planner.exports.train_script import TORCHRUN, TORCHTITAN
+from planner.exports.train_script import ACCELERATE, DEEPSPEED, TORCHRUN, TORCHTITAN
 from planner.exports.vllm import VLLM
-from planner.specs.base import JsonObject
+from planner.specs.base import BadRequestError, JsonObject
 from planner.specs.estimate import PlannedStrategy, PlanRequest
 from planner.specs.workload import GenerateWorkload, ServeWorkload, TrainWorkload
 from planner.techniques.registry import Case

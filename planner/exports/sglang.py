@@ -1,7 +1,16 @@
 """Export a serving plan as the command line of SGLang's server."""
 
-from planner.exports.export import GIB, MASTER, PORT, RANK, ExportCase, Format, Notes
-from planner.exports.replicas import servers_notes, servers_text
+from planner.exports.export import (
+    GIB,
+    MASTER,
+    PORT,
+    RANK,
+    ExportCase,
+    Format,
+    Notes,
+    servers_notes,
+    servers_text,
+)
 from planner.exports.vllm import (
     DTYPES,
     cache_notes,

@@ -12,7 +12,6 @@ import numpy.typing as npt
 
 from planner.catalog.engines import COMMON_SERVING, Engine
 from planner.cost.quantity import Ledger
-from planner.errors import PlannerError
 from planner.fitting.evidence import (
     DECODE,
     PREFILL,
@@ -22,16 +21,15 @@ from planner.fitting.evidence import (
     number,
     speed_rows,
 )
-from planner.fitting.robust_fit import Columns, descend
-from planner.fitting.serving.model import PART_BY_NAME
-from planner.specs.base import JsonObject
+from planner.fitting.serving_model import PART_BY_NAME
+from planner.fitting.step_fitting import Columns, descend
+from planner.specs.base import JsonObject, PlannerError
 from planner.specs.estimate import EstimateRequest
 from planner.specs.workload import GenerateWorkload
 from planner.workload.generate import generate
 from planner.workload.operators import FLOPS_PER_JOULE
-from planner.workload.rates import SHOWN_BY
 from planner.workload.resolve import resolve
-from planner.workload.setting import Setting, width_of
+from planner.workload.setting import SHOWN_BY, Setting, width_of
 
 NAMES = {**PART_BY_NAME, "Attention scores in memory": "scores"}
 PRODUCTS = ("linear_flops", "expert_flops", "output_head_flops")

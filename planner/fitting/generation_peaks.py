@@ -10,12 +10,12 @@ import numpy as np
 
 from planner.fitting.evidence import USUAL_TOKENS, Row, cluster_of, model_named, number, table
 from planner.fitting.left_out import DIGITS, LeftOut, Verdict, spread_of
-from planner.fitting.serving.factors import SEEN, UNSEEN
+from planner.fitting.serving_factors import SEEN, UNSEEN
 from planner.specs.base import JsonObject
 from planner.specs.estimate import ErrorClass, EstimateRequest
-from planner.workload.estimator import estimate_request
 from planner.workload.inference_memory import usable_bytes
 from planner.workload.resolve import resolve, resolve_device
+from planner.workload.under_load import estimate_request
 
 GENERATION_PEAK = "generation peak"
 OVERHEAD = "runtime_overhead"

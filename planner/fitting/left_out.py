@@ -16,8 +16,7 @@ import numpy as np
 
 from planner.catalog.engines import harnessed
 from planner.fitting.evidence import FOLDER
-from planner.fitting.robust_fit import MemoryCase, fitted_memory
-from planner.fitting.serving.factors import (
+from planner.fitting.serving_factors import (
     SEEN,
     UNSEEN,
     fold_of,
@@ -26,7 +25,7 @@ from planner.fitting.serving.factors import (
     kind_of,
     serving_cases,
 )
-from planner.fitting.step_fitting import StepCase, StepFactors
+from planner.fitting.step_fitting import MemoryCase, StepCase, StepFactors, fitted_memory
 from planner.specs.estimate import ErrorClass
 
 STEP, PEAK = "training step", "training peak"

@@ -1,23 +1,318 @@
-"""Evaluations on what no factor was fitted to: published speeds and layout sweeps."""
+"""Published speeds, the factors fitted to them, and the rows held out."""
 
 import math
 import zlib
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
-from typing import Any
+from functools import cache, partial
+from typing import Any, TypeVar
 
 import numpy as np
 
-from planner.errors import PlannerError
-from planner.fitting.evidence import Row, table
-from planner.fitting.held_out import summary
-from planner.fitting.left_out import STEP, LeftOut
-from planner.fitting.serving.factors import SEEN, UNSEEN
-from planner.specs.estimate import Estimate, EstimateRequest
-from planner.workload.estimator import estimate_request
+from planner.catalog.engines import COMMON_SERVING, COMMON_TRAINING, harnessed
+from planner.fitting.decode_fitting import build_stream_factors, stream_report
+from planner.fitting.evidence import Row, digest, latest, table, usable
+from planner.fitting.generation_peaks import generation_factors, left_out_generation, peak_cases
+from planner.fitting.generation_peaks import model_of as generating_model
+from planner.fitting.generation_peaks import source_of as generating_source
+from planner.fitting.left_out import (
+    PEAK,
+    STEP,
+    LeftOut,
+    Verdict,
+    is_covered,
+    left_out_peaks,
+    left_out_serving,
+    left_out_steps,
+    model_of,
+    source_of,
+    spread_of,
+)
+from planner.fitting.serving_factors import (
+    SEEN,
+    TABLES,
+    UNSEEN,
+    advised_report,
+    build_serving_factors,
+)
+from planner.fitting.serving_throughput import throughput_factors, throughput_report
+from planner.fitting.step_fitting import (
+    PARTS,
+    Columns,
+    MemoryCase,
+    StepCase,
+    StepFactors,
+    fields_of,
+    fitted_memory,
+    memory_case,
+    step_case,
+)
+from planner.specs.base import JsonObject, PlannerError
+from planner.specs.estimate import ErrorClass, Estimate, EstimateRequest
 from planner.workload.outcome import SOURCE_SPREAD, Z_80
+from planner.workload.under_load import estimate_request
+
+# ---------------------------------------------------------------------------
+# Prediction errors on rows left out of the fit, for the factor file.
+# ---------------------------------------------------------------------------
+
+
+P90 = 0.9
+# The left-out part of each class of figure.
+HELD_OUT_PARTS: dict[tuple[str, ErrorClass], str] = {
+    ("training", SEEN): "unseen model",
+    ("training", UNSEEN): "unseen source",
+    ("generation", SEEN): "unseen model",
+    ("generation", UNSEEN): "unseen source",
+    ("time", SEEN): "unseen sweep",
+    ("time", UNSEEN): "unseen pair",
+}
+
+
+def summary(errors: Iterable[float] | Columns) -> JsonObject:
+    """Return count, mean, median and 90th percentile of absolute relative errors."""
+    absolute = np.abs(np.asarray(list(errors), dtype=float))
+    return {
+        "n": len(absolute),
+        "mean": round(float(absolute.mean()), 4),
+        "median": round(float(np.median(absolute)), 4),
+        "p90": round(float(np.quantile(absolute, P90)), 4),
+    }
+
+
+def rightness(verdicts: Sequence[Verdict]) -> JsonObject:
+    """Return the number of verdicts, the share of correct ones, and both kinds of error.
+
+    >>> rightness([(True, True), (True, False)])
+    {'n': 2, 'right': 0.5, 'said_fits_ran_out': 1, 'refused_ran': 0}
+    """
+    return {
+        "n": len(verdicts),
+        "right": round(float(np.mean([fits == ran for fits, ran in verdicts])), 4),
+        "said_fits_ran_out": sum(fits and not ran for fits, ran in verdicts),
+        "refused_ran": sum(ran and not fits for fits, ran in verdicts),
+    }
+
+
+def title_of(row: LeftOut) -> str:
+    """Return the report title of a row: its figure and the left-out part.
+
+    >>> title_of(LeftOut("training step", "same family", "", "", "", "", 1.0, 1.0))
+    'training step, unseen model'
+    """
+    return f"{row.figure}, {HELD_OUT_PARTS[row.figure.split()[0], row.error_class]}"
+
+
+def groups_of(rows: Sequence[LeftOut]) -> dict[str, list[LeftOut]]:
+    """Return rows by report title, in their own order."""
+    groups: dict[str, list[LeftOut]] = {}
+    for row in rows:
+        groups.setdefault(title_of(row), []).append(row)
+    return groups
+
+
+def classes_of(rows: Sequence[LeftOut]) -> dict[str, list[LeftOut]]:
+    """Return rows by report title, with dense and sparse models also separate."""
+    classes = groups_of(rows)
+    for title, group in tuple(classes.items()):
+        for kind in sorted({row.kind for row in group} - {""}):
+            classes[f"{title}, {kind}"] = [row for row in group if row.kind == kind]
+    return classes
+
+
+def coverage(rows: Sequence[LeftOut], among: Sequence[LeftOut] = ()) -> float:
+    """Return the share of rows inside intervals fitted to other parts.
+
+    ``among`` are the rows that determine the intervals, by default the rows themselves.
+    """
+    return round(float(np.mean([is_covered(row, among or rows) for row in rows])), 4)
+
+
+def left_out_rows(
+    memory: Sequence[MemoryCase], steps: Sequence[StepCase]
+) -> tuple[list[LeftOut], dict[str, list[Verdict]]]:
+    """Return every prediction of a left-out row, and each (predicted, actual) verdict."""
+    rows: list[LeftOut] = []
+    verdicts = {}
+    classes: tuple[tuple[ErrorClass, str], ...] = ((SEEN, "model"), (UNSEEN, "source"))
+    for error_class, what in classes:
+        part = model_of if error_class == SEEN else source_of
+        peaks, right = left_out_peaks(memory, part, error_class)
+        rows += [*left_out_steps(steps, part, error_class), *peaks]
+        verdicts[f"training verdict, unseen {what}"] = right
+        generating = generating_model if error_class == SEEN else generating_source
+        peaks, right = left_out_generation(peak_cases(), generating, error_class)
+        rows += peaks
+        verdicts[f"generation verdict, unseen {what}"] = right
+    return rows + left_out_serving(), verdicts
+
+
+def report(rows: Sequence[LeftOut], verdicts: dict[str, list[Verdict]]) -> JsonObject:
+    """Return errors and coverage of left-out rows, by report title."""
+    errors_by_title: JsonObject = {}
+    groups = groups_of(rows)
+    for title, group in sorted(classes_of(rows).items()):
+        among = groups.get(title.rpartition(", ")[0], group)
+        errors_by_title[title] = {
+            **summary(row.error for row in group),
+            "covered": coverage(group, among),
+        }
+    return errors_by_title | {title: rightness(right) for title, right in sorted(verdicts.items())}
+
+
+# ---------------------------------------------------------------------------
+# Build the factor file: each engine's factors from published measurements, with inputs.
+#
+# ``python -m planner calibrate`` prints it; the catalog stores the last version. Spreads come from
+# rows outside the fit: each model of a source is left out in turn.
+# ---------------------------------------------------------------------------
+
+
+Case = TypeVar("Case", MemoryCase, StepCase)
+FactorsOf = Callable[[str, str], Columns]
+VERSION = "factors-2"
+MEMORY_INPUTS = ("memory", "memory_fit")
+INPUTS = (*MEMORY_INPUTS, "training", *TABLES, "inference_other")
+DIGITS = 4
+COVERED = 0.8
+MIN_ROWS = 10
+
+
+@cache
+def memory_cases() -> tuple[MemoryCase, ...]:
+    """Return every usable row of the two memory tables."""
+    return tuple(memory_case(row) for name in MEMORY_INPUTS for row in usable(table(name)))
+
+
+def by_engine(cases: Sequence[Case]) -> dict[str, list[Case]]:
+    """Return the cases of each engine, engines in alphabetical order."""
+    cases_by_engine: dict[str, list[Case]] = defaultdict(list)
+    for case in cases:
+        cases_by_engine[case.engine].append(case)
+    return dict(sorted(cases_by_engine.items()))
+
+
+def memory_factors(cases: Sequence[MemoryCase], engine: str) -> dict[str, float]:
+    """Return the fields of one engine that describe its training memory."""
+    fitted = fields_of(fitted_memory(cases, engine))
+    return {name: rounded(value) for name, value in fitted.items()}
+
+
+def spreads(rows: Sequence[LeftOut], figure: str, engine: str) -> dict[str, float]:
+    """Return the log spreads of one engine's figure, by error class.
+
+    An engine with few rows takes the spread over all engines.
+    """
+    spread_by_class: dict[str, float] = {}
+    for error_class in (SEEN, UNSEEN):
+        class_rows = [
+            row for row in rows if (row.figure, row.error_class) == (figure, error_class)
+        ]
+        own = [row for row in class_rows if row.engine == engine]
+        enough = error_class == SEEN and len(own) >= MIN_ROWS
+        spread_by_class[error_class] = rounded(spread_of(own if enough else class_rows))
+    return spread_by_class
+
+
+def tool_spread(rows: Sequence[LeftOut], engine: str) -> float:
+    """Return the spread of peaks over an engine's tools, each predicted from the others."""
+    unseen_peaks = [row for row in rows if (row.figure, row.error_class) == (PEAK, UNSEEN)]
+    return rounded(spread_of([row for row in unseen_peaks if harnessed(row.engine) == engine]))
+
+
+def rounded(value: float) -> float:
+    """Return a factor rounded to its significant digits."""
+    return float(f"{value:.{DIGITS}g}")
+
+
+@cache
+def step_cases() -> tuple[StepCase, ...]:
+    """Return every usable training row with a model of the catalog."""
+    cases = []
+    for row in usable(latest(table("training"))):
+        if not row["step_seconds"]:
+            continue
+        with suppress(PlannerError):
+            cases.append(step_case(row))
+    return tuple(cases)
+
+
+def step_factors(cases: Sequence[StepCase], factors: FactorsOf) -> dict[str, dict[str, float]]:
+    """Return an engine's factors on any chip, on each chip family and on each chip."""
+    chips = sorted({(case.architecture, case.device) for case in cases})
+    families = {family: named(factors(family, "")) for family, _ in chips}
+    own = {chip: named(factors(family, chip)) for family, chip in chips}
+    return {"any": named(factors("", "")), **families, **own}
+
+
+def named(factors: Columns) -> dict[str, float]:
+    """Return the factors by the part that they multiply."""
+    return {part: rounded(float(value)) for part, value in zip(PARTS, factors, strict=True)}
+
+
+@cache
+def predictions() -> tuple[tuple[LeftOut, ...], dict[str, list[Verdict]]]:
+    """Return the prediction of every row with its part left out, and every verdict."""
+    rows, verdicts = left_out_rows(memory_cases(), step_cases())
+    return tuple(rows), verdicts
+
+
+def training_engines() -> dict[str, Any]:
+    """Return every engine's fields for training memory and steps."""
+    rows, _ = predictions()
+    steps = step_cases()
+    fitted = StepFactors(steps)
+    fields_by_engine: dict[str, Any] = {
+        COMMON_TRAINING: {
+            "training_factors": step_factors(steps, partial(fitted.pooled.factors, "")),
+            "step_spreads": {UNSEEN: spreads(rows, STEP, "")[UNSEEN]},
+            "memory_spreads": {UNSEEN: spreads(rows, PEAK, "")[UNSEEN]},
+        }
+    }
+    cases = memory_cases()
+    for engine in by_engine(cases):
+        widths = spreads(rows, PEAK, engine)
+        if any(harnessed(other) == engine for other in by_engine(cases)):
+            widths[SEEN] = tool_spread(rows, engine)
+        fields_by_engine[engine] = {**memory_factors(cases, engine), "memory_spreads": widths}
+    for engine, runs in by_engine(steps).items():
+        fields = fields_by_engine.setdefault(engine, {})
+        fields["training_factors"] = step_factors(steps, partial(fitted.of, engine))
+        fields["trained_on"] = sorted({run.architecture for run in runs})
+        fields["step_spreads"] = spreads(rows, STEP, engine)
+    return fields_by_engine
+
+
+def build_factors() -> JsonObject:
+    """Return the whole factor file as a document; the same inputs give the same document."""
+    engines = training_engines()
+    for engine, fields in build_serving_factors(COMMON_SERVING).items():
+        engines.setdefault(engine, {}).update(fields)
+    for engine, fields in build_stream_factors().items():
+        engines.setdefault(engine, {}).update(fields)
+    for engine, fields in generation_factors(predictions()[0]).items():
+        engines.setdefault(engine, {}).update(fields)
+    for engine, places in throughput_factors().items():
+        engines.setdefault(engine, {})["full_factors"] = places
+    return {
+        "version": VERSION,
+        "inputs": {f"{name}.csv": digest(name) for name in INPUTS},
+        "held_out": {
+            **report(*predictions()),
+            **advised_report(summary),
+            **stream_report(summary),
+            **throughput_report(summary),
+        },
+        "engines": dict(sorted(engines.items())),
+    }
+
+
+# ---------------------------------------------------------------------------
+# Evaluations on what no factor was fitted to: published speeds and layout sweeps.
+# ---------------------------------------------------------------------------
+
 
 # Evaluate the planner's first choice of layout on published sweeps.
 #
@@ -110,7 +405,6 @@ def _choice(rows: list[Row], predictions_by_row: dict[str, LeftOut]) -> Choice:
     )
 
 
-COVERED = 0.8
 WORDS = """Speeds of serving that others published with their conditions, asked as they were
 measured and never fitted: decode time per token, or output tokens per second where only they are
 stated. Every row is kept that states its conditions; none uses speculative decoding or a shared

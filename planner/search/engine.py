@@ -7,13 +7,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import cast
 
-from planner.catalog.engine_limits import serving_engine
-from planner.catalog.engines import calibration_name, get_engine
-from planner.cost.compression import RECIPES
+from planner.catalog.engines import calibration_name, get_engine, serving_engine
 from planner.cost.parameters import count_parameters
 from planner.cost.quantity import Quantity, equation
-from planner.errors import NotCoveredError, NotPossibleError, PlannerError
-from planner.search.offer import offered
+from planner.cost.weights import RECIPES
 from planner.search.placement import offloaded
 from planner.search.question import (
     MAX_FAMILIES,
@@ -25,7 +22,7 @@ from planner.search.question import (
     is_simulated,
     questions,
 )
-from planner.search.rank import frontier, order_of
+from planner.search.rank import frontier, offered, order_of
 from planner.search.scoring import ESTIMATES, Fitting, Scores, Subject, score, score_exactly
 from planner.search.select import Table, best_rows, frontier_rows, infeasible_families, promises
 from planner.search.serving_space import (
@@ -37,6 +34,7 @@ from planner.search.serving_space import (
 from planner.search.space import FRUGAL, Block, refused_formats
 from planner.search.suggest import Best, Works, suggestions
 from planner.search.training_space import training_blocks
+from planner.specs.base import NotCoveredError, NotPossibleError, PlannerError
 from planner.specs.cluster import ClusterSpec
 from planner.specs.estimate import (
     Bound,
@@ -56,8 +54,7 @@ from planner.specs.workload import (
     TrainWorkload,
 )
 from planner.techniques.registry import inapplicable
-from planner.workload.formats import is_stored_as
-from planner.workload.resolve import refuse_uncovered
+from planner.workload.resolve import is_stored_as, refuse_uncovered
 
 # Upper bound on the token rate: the peak arithmetic of all devices together.
 #

@@ -6,17 +6,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from planner.catalog.devices import Instance, list_instances
 from planner.catalog.engines import calibration_name
-from planner.catalog.instances import Instance, list_instances
 from planner.catalog.models import get_model, list_models
 from planner.cost.parameters import count_parameters
 from planner.cost.weights import element_bytes
-from planner.errors import BadRequestError, PlannerError
 from planner.search.engine import best_with_cluster, explore
 from planner.search.question import clusters_of, distance, figure, memory_of, questions
 from planner.search.rank import order_of
 from planner.search.space import formats
-from planner.specs.base import Dtype
+from planner.specs.base import BadRequestError, Dtype, PlannerError
 from planner.specs.cluster import ClusterSpec
 from planner.specs.estimate import (
     Bound,
@@ -31,8 +30,8 @@ from planner.specs.estimate import (
     Rejection,
 )
 from planner.specs.workload import GenerateWorkload, ServeWorkload, Strategy, TrainWorkload
-from planner.workload.estimator import estimate_request
 from planner.workload.resolve import resolve_cluster, resolve_device, resolve_model
+from planner.workload.under_load import estimate_request
 
 # Searches for single values of an inverse question, with the reasons for failures.
 

@@ -11,16 +11,15 @@ import numpy.typing as npt
 from planner.catalog.engines import Engine, get_engine
 from planner.cost.memory import overlapped_seconds
 from planner.cost.quantity import Equation, Ledger, Line, Unrecorded
-from planner.errors import PlannerError
 from planner.search.question import Question
 from planner.search.space import Block
-from planner.specs.base import JsonObject
+from planner.specs.base import JsonObject, PlannerError
 from planner.specs.estimate import Estimate, EstimateRequest
 from planner.specs.workload import GenerateWorkload, OffloadSpec, Strategy
-from planner.workload.estimator import estimate_request
 from planner.workload.generate import generate
 from planner.workload.resolve import resolve
 from planner.workload.setting import Setting
+from planner.workload.under_load import estimate_request
 
 Columns = npt.NDArray[np.float64]
 SHARES = ("weights_cpu", "weights_disk", "kv_cpu", "kv_disk", "activations_cpu")

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import cast, get_args
 
-from planner.errors import BadRequestError
-from planner.specs.base import Dtype, JsonObject
+from planner.specs.base import BadRequestError, Dtype, JsonObject
 from planner.specs.cluster import ClusterSpec, DeviceSpec
 from planner.specs.estimate import (
     APPLICABILITY,

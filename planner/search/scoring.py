@@ -10,7 +10,6 @@ import numpy as np
 
 from planner.cost.quantity import Unrecorded
 from planner.cost.queueing import ArrivalHabits
-from planner.errors import NotCoveredError, NotPossibleError, PlannerError
 from planner.search.question import Question, family_numbers, figure
 from planner.search.rank import (
     UNKNOWN_PERPLEXITY_RATIO,
@@ -20,23 +19,25 @@ from planner.search.rank import (
     plainness_columns,
 )
 from planner.search.space import Block, Flags, Numbers
+from planner.specs.base import NotCoveredError, NotPossibleError, PlannerError
 from planner.specs.estimate import Estimate, Performance
 from planner.specs.workload import ServeWorkload, Strategy
 from planner.workload.arrivals import StepColumns
-from planner.workload.estimator import (
-    Costing,
-    fits_of,
-    paid_setting,
-    quality_of,
-    rented_devices,
-    run,
-)
 from planner.workload.inference_memory import usable_bytes
 from planner.workload.outcome import expense
 from planner.workload.resolve import resolve
 from planner.workload.serve import arrival_habits, intake_seconds, saturation_rate
 from planner.workload.setting import Setting
-from planner.workload.under_load import Replica, percentiles
+from planner.workload.under_load import (
+    Costing,
+    Replica,
+    fits_of,
+    paid_setting,
+    percentiles,
+    quality_of,
+    rented_devices,
+    run,
+)
 
 # Cache of scores and estimates, so that another target, objective or pin costs little.
 #

@@ -37,7 +37,6 @@ from planner.specs.workload import (
     TrainWorkload,
 )
 from planner.techniques.registry import get
-from planner.workload.formats import default_group
 from planner.workload.layouts import (
     Layout,
     Rule,
@@ -49,7 +48,7 @@ from planner.workload.layouts import (
     weight_blocks,
     width_rules,
 )
-from planner.workload.resolve import resolve, resolve_device
+from planner.workload.resolve import default_group, resolve, resolve_device
 from planner.workload.setting import Setting
 
 # The strategy space of disaggregated serving with pinned pools: small, costed one by one.

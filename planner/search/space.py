@@ -8,13 +8,12 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from planner.catalog.engine_limits import refusal, serving_engine, sixteen_bit_dtype
-from planner.catalog.engines import get_engine
+from planner.catalog.engines import get_engine, refusal, serving_engine, sixteen_bit_dtype
 from planner.cost.weights import SIXTEEN_BIT, WIDE
 from planner.search.question import Question
 from planner.specs.base import Dtype, JsonObject
 from planner.specs.workload import Strategy
-from planner.workload.formats import default_activation_dtype
+from planner.workload.resolve import default_activation_dtype
 from planner.workload.setting import Setting
 
 # A block of strategies: shared fields as plain values, varying fields as a grid of numbers.

@@ -7,12 +7,11 @@ from typing import NamedTuple
 from planner.catalog.devices import list_devices
 from planner.catalog.engines import get_engine
 from planner.cost.weights import ELEMENT_BITS
-from planner.errors import PlannerError
-from planner.exports.format_support import OWN_METHODS
+from planner.exports.export import OWN_METHODS
 from planner.search.placement import placed_strategy
 from planner.search.question import clusters_of, memory_of, questions
 from planner.search.space import formats
-from planner.specs.base import Dtype, JsonObject
+from planner.specs.base import Dtype, JsonObject, PlannerError
 from planner.specs.cluster import ClusterSpec, DeviceSpec
 from planner.specs.estimate import Estimate, EstimateRequest, PlanRequest, Purpose, Suggestion
 from planner.specs.workload import (

@@ -8,10 +8,15 @@ from typing import cast
 
 import numpy as np
 
-from planner.catalog.engine_limits import sixteen_bit_dtype
-from planner.catalog.engines import DEFAULT_ENGINE, Engine, engine_name, get_engine
+from planner.catalog.engines import (
+    DEFAULT_ENGINE,
+    Engine,
+    engine_name,
+    get_engine,
+    sixteen_bit_dtype,
+)
 from planner.cost.quantity import Flag, Unrecorded, both, divides, either
-from planner.exports.format_support import OWN_METHODS, WHOLE_WEIGHTS
+from planner.exports.export import OWN_METHODS, WHOLE_WEIGHTS
 from planner.search.question import Question
 from planner.search.space import Block, Flags, Numbers, axes, scalars
 from planner.specs.base import Dtype, JsonObject
@@ -26,12 +31,12 @@ from planner.workload.layouts import (
     rank_rules,
     training_rules,
 )
+from planner.workload.offloading import weights_share
 from planner.workload.resolve import resolve
 from planner.workload.setting import Setting
 from planner.workload.train import held_memory
 from planner.workload.training_exchange import FULL_SHARDING, SHARDED_GRADIENTS
 from planner.workload.training_memory import ADAPTER_METHODS, optimizer_of
-from planner.workload.training_tiers import weights_share
 
 # Which training layouts run: in Slipway's trainer, or in a tool to which plans are exported.
 #

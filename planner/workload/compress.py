@@ -8,9 +8,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from planner.catalog.engines import factor_of, published_times
-from planner.cost.activations import inference_elements
 from planner.cost.communication import transfer_seconds
-from planner.cost.compression import (
+from planner.cost.memory import MemoryUse, StageMemory
+from planner.cost.quantity import Ledger, Line
+from planner.cost.roofline import compute_seconds, matmul_flops, memory_seconds
+from planner.cost.training import inference_elements
+from planner.cost.weights import (
+    BITS_PER_BYTE,
     FP32_EFFICIENCY,
     RECIPES,
     SAMPLE_TOKENS,
@@ -19,24 +23,20 @@ from planner.cost.compression import (
     TUNING_STEP_SECONDS,
     Recipe,
     column_seconds,
+    element_bytes,
     hessian_bytes,
     matrices,
     second_order_flops,
     tuning_seconds,
+    weight_bytes_per_element,
     written_bytes,
 )
-from planner.cost.memory import MemoryUse, StageMemory
-from planner.cost.quantity import Ledger, Line
-from planner.cost.roofline import compute_seconds, matmul_flops, memory_seconds
-from planner.cost.weights import BITS_PER_BYTE, element_bytes, weight_bytes_per_element
-from planner.errors import BadRequestError, NotPossibleError
-from planner.specs.base import Dtype, OperatorClass
+from planner.specs.base import BadRequestError, Dtype, NotPossibleError, OperatorClass
 from planner.specs.estimate import Performance
 from planner.specs.workload import CompressWorkload
 from planner.workload.inference_memory import usable_bytes
 from planner.workload.outcome import Outcome
-from planner.workload.rates import Rates, peak_of
-from planner.workload.setting import Setting
+from planner.workload.setting import Rates, Setting, peak_of
 
 GROUP = "compress"
 # Entropy-coded ternary experts; attention is unchanged. Source: arXiv:2310.16795, section 4.

@@ -8,27 +8,27 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 
+from planner.cost.communication import split_in_flight
 from planner.cost.quantity import Quantity, Unrecorded
-from planner.cost.stages import split_in_flight
 from planner.cost.weights import stage_layers
 from planner.specs.cluster import ClusterSpec, DeviceSpec, NodeGroup
 from planner.specs.workload import GenerateWorkload, ServeWorkload
-from planner.workload.capacity import MAX_SEARCHED_CONCURRENCY, room_by_stage
 from planner.workload.forward import stage_passes
 from planner.workload.generate import (
+    MAX_SEARCHED_CONCURRENCY,
     batch_load,
     decode_work,
     generate,
     micro_batches,
     prefill_work,
+    room_by_stage,
 )
 from planner.workload.inference_memory import inference_memory, stage_limits
 from planner.workload.layouts import Layout, StagePlace
 from planner.workload.operators import Pass
 from planner.workload.outcome import Outcome
-from planner.workload.rates import peak_of
 from planner.workload.serve import serve
-from planner.workload.setting import Setting, compute_dtype_of
+from planner.workload.setting import Setting, compute_dtype_of, peak_of
 
 
 @dataclass(frozen=True)

@@ -4,16 +4,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, cast
 
 from planner.catalog.devices import unified_memory
-from planner.cost.activations import (
-    FP32_BYTES,
-    captured_graph_bytes,
-    fused_experts_elements,
-    inference_activation_bytes,
-    inference_elements,
-    rotary_table_bytes,
-    score_bytes,
-    split_workspace_bytes,
-)
+from planner.cost.communication import Share
 from planner.cost.kv_cache import (
     block_bytes,
     cache_bytes,
@@ -36,7 +27,16 @@ from planner.cost.quantity import (
     minimum,
     where,
 )
-from planner.cost.stages import Share
+from planner.cost.training import (
+    FP32_BYTES,
+    captured_graph_bytes,
+    fused_experts_elements,
+    inference_activation_bytes,
+    inference_elements,
+    rotary_table_bytes,
+    score_bytes,
+    split_workspace_bytes,
+)
 from planner.cost.weights import (
     WIDE,
     WeightFormat,

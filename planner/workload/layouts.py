@@ -6,14 +6,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial, reduce
 from typing import Literal
 
-from planner.catalog.engine_limits import (
+from planner.catalog.engines import (
+    Engine,
     ServingEngine,
     kernel_block,
     serving_engine,
     serving_engines,
 )
-from planner.catalog.engines import Engine
-from planner.cost.compression import RECIPES
 from planner.cost.quantity import (
     Flag,
     both,
@@ -25,8 +24,8 @@ from planner.cost.quantity import (
     negate,
     where,
 )
-from planner.errors import NotPossibleError
-from planner.specs.base import Dtype
+from planner.cost.weights import RECIPES
+from planner.specs.base import Dtype, NotPossibleError
 from planner.specs.cluster import ClusterSpec, DeviceSpec
 from planner.specs.estimate import EstimateRequest
 from planner.specs.model import AttentionLayers, LatentLayers, ModelSpec, WeightPart

@@ -8,8 +8,7 @@ from planner.cost.quantity import Flag, Ledger, Line, PerGroup, is_column, maxim
 from planner.cost.roofline import matmul_flops, power_wait_seconds, roofline_seconds
 from planner.cost.weights import GEMM_SPEEDUP
 from planner.specs.base import OperatorClass
-from planner.workload.rates import Rates
-from planner.workload.setting import Setting
+from planner.workload.setting import Rates, Setting
 
 # 16-bit FLOP per joule of a GPU's power limit before fitting: 71 TFLOP/s of
 # an RTX 3090's 350 W to 174 of an H100 PCIe's (llama.cpp, 2024).

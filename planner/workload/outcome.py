@@ -7,8 +7,9 @@ from typing import TypeGuard
 
 from planner.catalog.engines import spread_of
 from planner.catalog.reading import data_toml
-from planner.cost.compression import RECIPES
-from planner.cost.energy import (
+from planner.cost.memory import MemoryUse
+from planner.cost.quantity import Ledger, Line, Origin, any_of, is_column, where
+from planner.cost.roofline import (
     MILLION,
     drawn_watts,
     joules_per_token,
@@ -17,8 +18,7 @@ from planner.cost.energy import (
     run_usd,
     usd_per_million_tokens,
 )
-from planner.cost.memory import MemoryUse
-from planner.cost.quantity import Ledger, Line, Origin, any_of, is_column, where
+from planner.cost.weights import RECIPES
 from planner.specs.estimate import (
     CalibrationFactor,
     ErrorClass,

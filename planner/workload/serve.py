@@ -34,16 +34,19 @@ from planner.cost.queueing import (
 from planner.cost.roofline import layer_pairs
 from planner.specs.estimate import Performance
 from planner.specs.workload import ServeWorkload
-from planner.workload.capacity import (
+from planner.workload.forward import PassCost, forward_pass, paced
+from planner.workload.generate import (
     MAX_SEARCHED_CONCURRENCY,
+    decode_work,
+    decoding,
     held_at_once,
+    held_memory,
     load_of,
     on_every_rank,
     places,
+    prefilling,
     step_requests,
 )
-from planner.workload.forward import PassCost, forward_pass, paced
-from planner.workload.generate import decode_work, decoding, held_memory, prefilling
 from planner.workload.operators import Pass
 from planner.workload.outcome import Outcome, performance_of
 from planner.workload.setting import Setting

@@ -6,10 +6,10 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 
+from planner.cost.communication import Pace, split_layers, stage_time
 from planner.cost.memory import MemoryUse
 from planner.cost.quantity import Ledger, Quantity, Unrecorded, maximum, where
 from planner.cost.roofline import memory_seconds, overhead_seconds
-from planner.cost.stages import Pace, split_layers, stage_time
 from planner.cost.training import STATE_BYTES, step_seconds, zero_bubble_divisor, zero_shards
 from planner.cost.weights import element_bytes, stage_layers
 from planner.specs.cluster import DeviceSpec
@@ -17,18 +17,19 @@ from planner.specs.workload import TrainWorkload
 from planner.workload.device_groups import devices_of, slowest_device
 from planner.workload.forward import LAYER_OPERATORS, LINEARS_PER_LAYER, further_operators
 from planner.workload.inference_memory import usable_bytes
+from planner.workload.offloading import Traffic, TrainingTiers, is_offloading
 from planner.workload.outcome import Outcome, performance_of
-from planner.workload.rates import Rates, peak_of
-from planner.workload.setting import Setting, compute_dtype_of
+from planner.workload.setting import Rates, Setting, compute_dtype_of, peak_of
 from planner.workload.training_exchange import (
+    ADAPTER_PASSES,
     FULL_SHARDING,
     GROUP,
     SHARDED_GRADIENTS,
     Exchange,
+    Kernels,
     Shards,
     step_line,
 )
-from planner.workload.training_kernels import ADAPTER_PASSES, Kernels
 from planner.workload.training_memory import (
     ADAPTER_METHODS,
     micro_batch_bytes,
@@ -38,7 +39,6 @@ from planner.workload.training_memory import (
     trained_parameters,
     training_memory,
 )
-from planner.workload.training_tiers import Traffic, TrainingTiers, is_offloading
 
 # An eager backward pass issues about twice the operators of the forward pass.
 ISSUE_PASSES = 3

@@ -1,21 +1,46 @@
-"""Communication of a training step: within each micro-batch and once per step."""
+"""Kernels and exchanges of a training step."""
 
 from dataclasses import dataclass, replace
 
 from planner.cost.communication import (
+    Pace,
     all_gather_seconds,
     all_reduce_seconds,
     all_to_all_seconds,
+    pace_of,
     point_to_point_seconds,
     ring_seconds,
 )
-from planner.cost.quantity import Ledger, Line, any_of, maximum, minimum, where
-from planner.cost.training import exposed_seconds, rounds_seconds, tax_seconds
-from planner.cost.weights import element_bytes
+from planner.cost.quantity import Ledger, Line, PerGroup, Quantity, any_of, maximum, minimum, where
+from planner.cost.roofline import (
+    attention_work,
+    block_pairs,
+    compute_seconds,
+    layer_pairs,
+    matmul_flops,
+    memory_seconds,
+)
+from planner.cost.training import (
+    exposed_seconds,
+    lora_widths,
+    operand_width,
+    rounds_seconds,
+    score_bytes,
+    tax_seconds,
+)
+from planner.cost.weights import WIDE, element_bytes
 from planner.specs.base import OperatorClass
+from planner.specs.model import LayerGroup, RecurrentLayers
+from planner.specs.workload import TrainWorkload
+from planner.workload.forward import elementwise_bytes
 from planner.workload.operators import link_for
-from planner.workload.rates import Rates
-from planner.workload.setting import Setting
+from planner.workload.setting import Rates, Setting, compute_dtype_of, emulates_narrow_products
+from planner.workload.training_memory import ADAPTER_METHODS, adapts_every_matrix, filled_ratio
+
+# ---------------------------------------------------------------------------
+# Communication of a training step: within each micro-batch and once per step.
+# ---------------------------------------------------------------------------
+
 
 # Communication of the runner's data-parallel copies that share one processor's cores.
 #
@@ -25,7 +50,7 @@ from planner.workload.setting import Setting
 
 # Passes around the ring per step: 2 for all-reduce, 1 for all-gather. The gloo backend reduces
 # whole gradients even if each rank keeps only its shard.
-# Source: torch 2.13, ProcessGroupGloo; runners/jobs/train/layouts/states.py.
+# Source: torch 2.13, ProcessGroupGloo; runners/jobs/train/layout_states.py.
 SUM_PASSES, GATHER_PASSES = 2, 1
 BUCKET_BYTES = 32 * 2**20  # of Slipway's runner; DistributedDataParallel's default is 25 MiB
 GATHERS = 2  # of sharded weights: forward and backward
@@ -310,3 +335,343 @@ class Exchange:
                 latency_s=self.rates.latency_s,
             )
         return seconds
+
+
+# ---------------------------------------------------------------------------
+# The kernels of one training micro-batch on one device: matrix products, attention, others.
+# ---------------------------------------------------------------------------
+
+
+# One forward pass and two backward passes, for input and weight gradients; frozen weights need
+# only the input gradients.
+FULL_PASSES, ADAPTER_PASSES = 3, 2
+# Softmax writes its result and reads it again; as single operators it also masks, casts to fp32
+# and back.
+SCORE_TRIPS, SINGLE_SCORE_TRIPS = 2, 4
+# FlashAttention-2 trains about 1.7 times as fast as the first version on an A100.
+# Source: Dao 2023, arXiv:2307.08691, figure 4.
+FLASH_1_SLOWDOWN = 1.7
+# FlexAttention's default mask has blocks of 128 queries and 128 keys.
+FLEX_BLOCK_TOKENS = 128
+# A norm in single fp32 operators copies, squares, averages, scales, casts and multiplies, with 2
+# or 4 bytes each way.
+WRITTEN_OUT_NORM_BYTES = 32
+# 16-bit tensor cores load 16 bytes at a time; without them products run at about an eighth.
+# Source: NVIDIA, matrix multiplication background user's guide, "tensor core requirements".
+TENSOR_CORE_ELEMENTS = 8
+MISALIGNED_SLOWDOWN = 8.0
+# A narrow product reads 16 bits and writes its format, plain and transposed for the backward pass.
+CAST_BYTES = 4
+# Bytes per element of an emulated operand in nine operators: magnitudes written (2 + 2) and read
+# (2), cast up (2 + 4), scaled (8), clipped (8), cast down (5), and for the product cast up (5) and
+# scaled back (8); the same for the weights' four bytes. A product's result is cast down again,
+# half of it per operand (6 / 2).
+# Source: torchao 0.18, float8_training_tensor.py, float8_utils.py, float8_ops.py.
+ROUNDING_BYTES = 49
+ROUNDINGS = 2
+# On two cores with 66 GB/s, the operators take 2.5 ns per element, 1.7 of it for casting e4m3 up;
+# 49 bytes alone would take 0.74. The demo's step is predicted at 2.3 times that of bf16. On two
+# cores of an AMD EPYC it measured 2.3 times, and 2.5 times with other load on the host.
+ROUNDING_EFFICIENCY = 0.3
+# Sorting tokens by expert copies them to the experts and back, in both directions.
+SORTING_TRIPS = 4
+# An adapter applies dropout, reads its input, writes its output and adds it to the product.
+ADAPTER_BYTES = 8
+ALL_PASSES = ": forward, backward, recomputation"
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """Calibrated seconds, uncalibrated seconds, and FLOP without recomputation."""
+
+    seconds: float
+    window_s: float
+    model_flops: float
+
+
+class Kernels:
+    """The kernels of one micro-batch on one device, recorded in the ledger."""
+
+    def __init__(
+        self,
+        setting: Setting,
+        workload: TrainWorkload,
+        ledger: Ledger,
+        rates: Rates,
+        pace: Pace | None = None,
+    ) -> None:
+        self.setting, self.workload, self.ledger, self.rates = setting, workload, ledger, rates
+        layout = setting.layout
+        self.rows = layout.micro_batch * filled_ratio(setting, workload)
+        self.tokens = self.rows * workload.sequence_length / layout.context
+        model, counts = setting.model, setting.counts
+        self.dense = counts.attention + counts.feed_forward
+        linear = self.dense + counts.experts_active
+        self.head = model.output_width * model.hidden_size
+        layers = model.num_hidden_layers
+        self.pace = pace or pace_of(
+            layers, layout.pipeline, linear / layers, self.head, layout.chunks
+        )
+        self.layer_share = self.pace.layers / layers
+
+    @property
+    def passes(self) -> int:
+        """Return the passes of matrix products per micro-batch, without recomputation."""
+        return ADAPTER_PASSES if self.workload.method in ADAPTER_METHODS else FULL_PASSES
+
+    @property
+    def recomputed(self) -> int:
+        """Return the number of recomputed forward passes of the layers."""
+        return 1 if self.setting.strategy.activation_recomputation == "full" else 0
+
+    @property
+    def _recomputed_elementwise(self) -> int:
+        """Return the number of recomputed passes of operators other than matrix products."""
+        how = self.setting.strategy.activation_recomputation
+        keeps_products = how == "selective" and self.setting.engine.counted_by_operator
+        return 1 if keeps_products else self.recomputed
+
+    @property
+    def is_narrow(self) -> bool:
+        """Return whether the products of the layers run in eight bits or fewer."""
+        return compute_dtype_of(self.setting) not in WIDE
+
+    def products(self) -> Arithmetic:
+        """Cost the matrix products of the layers, the routed experts and the output head.
+
+        Narrow formats apply to the layers; the output head keeps 16 bits.
+        """
+        rates, passes = self.rates, self.passes + self.recomputed
+        experts = self.setting.counts.experts_active * self.layer_share
+        part, routed = "matmul", "experts_narrow" if self.is_narrow else "experts"
+        if self.is_narrow:
+            part = (
+                "matmul_8bit"
+                if element_bytes(compute_dtype_of(self.setting)) >= 1
+                else "matmul_4bit"
+            )
+        head = self.head * self.pace.heads
+        narrow = (rates.peak_flops_per_s, rates.compute_efficiency)
+        wide = (rates.wide_peak_flops_per_s, rates.wide_efficiency)
+        work = [
+            ("Matrix products", part, self.dense * self.layer_share, passes, narrow),
+            ("Products of experts", routed, experts, passes, narrow),
+            (
+                "Products with the vocabulary",
+                "matmul",
+                head,
+                self.passes,
+                wide,
+            ),
+        ]
+        seconds = window_s = model_flops = 0.0
+        for name, own, weights, count, rate in work:
+            if not any_of(weights != 0):
+                continue
+            flops = self.ledger.term(
+                matmul_flops,
+                self.setting.line(GROUP, f"{name}: forward", key="matmul_flops"),
+                parameters=weights / self.setting.layout.tensor,
+                num_tokens=self.tokens,
+            )
+            seconds = seconds + self._compute(name, own, flops * count, rate)
+            window_s = window_s + flops * count / (rate[0] * rate[1])
+            model_flops = model_flops + flops * self.passes
+        return Arithmetic(seconds, window_s, model_flops)
+
+    def attention_flops(self) -> Arithmetic:
+        """Cost attention in 16 bits; unfused attention computes non-causal pairs too."""
+        setting, model, layout = self.setting, self.setting.model, self.setting.layout
+        pairs = self.rows * self._row_pairs()
+        pairs = pairs * self.layer_share / layout.context
+        unfused = setting.strategy.attention == "eager"
+        if unfused and setting.engine.role == "training":
+            pairs = pairs * 2
+        line = setting.line(GROUP, "Attention: forward", key="attention_flops")
+        flops = attention_work(model, pairs, layout.tensor, (self.ledger, line))
+        again = 0 if setting.strategy.activation_recomputation == "none" else 1
+        rate = (self.rates.wide_peak_flops_per_s, self.rates.wide_efficiency)
+        count = self.passes + again
+        part = "attention_unfused" if unfused else "attention"
+        seconds = self._compute("Attention", part, flops * count * self._slowdown, rate)
+        return Arithmetic(seconds, flops * count / (rate[0] * rate[1]), flops * self.passes)
+
+    def _row_pairs(self) -> PerGroup:
+        """Return the token pairs of one row: all causal ones, or those in unmasked blocks.
+
+        Sliding-window layers compute the window, rounded up to a block on either side.
+        """
+        setting, row = self.setting, self.workload.sequence_length
+        plain = layer_pairs(setting.model, row)
+        if setting.strategy.attention != "flex":
+            return plain
+        documents = self.workload.document_tokens if setting.strategy.packed else None
+        needed = self.ledger.term(
+            block_pairs,
+            setting.line(GROUP, "Pairs in the blocks of a row", key="block_pairs"),
+            row_tokens=row,
+            document_tokens=minimum(documents or row, row),
+            block_tokens=FLEX_BLOCK_TOKENS,
+        )
+        groups = zip(setting.model.layers_by_attention, plain.values, strict=True)
+        return PerGroup(tuple(_in_blocks(group, pairs, needed, row) for group, pairs in groups))
+
+    @property
+    def _slowdown(self) -> float:
+        """Return the slowdown of attention relative to the engine's current kernel.
+
+        Tensor cores need aligned head sizes; fused kernels pad them.
+        """
+        strategy = self.setting.strategy
+        if strategy.attention_kernel == "flash_1":
+            return FLASH_1_SLOWDOWN
+        aligned = self.setting.model.head_dim % TENSOR_CORE_ELEMENTS == 0
+        return 1.0 if aligned or strategy.attention != "eager" else MISALIGNED_SLOWDOWN
+
+    def _compute(self, name: str, part: str, flops: float, rate: tuple[float, float]) -> float:
+        return self.ledger.term(
+            compute_seconds,
+            step_line(
+                self.setting,
+                f"{name}: forward, backward, recomputation",
+                part,
+                "compute",
+                "compute",
+            ),
+            work_flops=flops,
+            peak_flops_per_s=rate[0],
+            compute_efficiency=rate[1],
+        )
+
+    def _memory(self, name: str, part: str, moved_bytes: Quantity, share: float = 1.0) -> float:
+        return self.ledger.term(
+            memory_seconds,
+            step_line(self.setting, name, part, "memory_bandwidth", part),
+            moved_bytes=moved_bytes,
+            memory_bytes_per_s=self.rates.memory_bytes_per_s,
+            memory_efficiency=self.rates.stream_efficiency * share,
+        )
+
+    def elementwise(self) -> float:
+        """Cost norms, activations, residuals, the loss, adapters and sorting for experts."""
+        setting, layout = self.setting, self.setting.layout
+        passes = FULL_PASSES + self._recomputed_elementwise
+        moved = elementwise_bytes(setting, self.tokens, layout.sequence_ranks)
+        moved = moved + self._unfused_norm_bytes() + self._adapter_bytes()
+        layers = (moved * self.layer_share + self._dequantised_bytes()) * passes
+        logits = self.tokens * setting.model.output_width * self.pace.heads / layout.tensor
+        logits = logits * 2 * element_bytes("fp32") * FULL_PASSES
+        seconds = self._memory(
+            "Norms, activations, residuals, loss",
+            "elementwise",
+            layers + logits,
+            setting.engine.training_elementwise_efficiency,
+        )
+        return seconds + self._sorting_seconds()
+
+    def _unfused_norm_bytes(self) -> float:
+        """Return the extra bytes that norms as single fp32 operators move per forward pass."""
+        setting, model = self.setting, self.setting.model
+        if setting.strategy.fused_norms or setting.engine.role != "training":
+            return 0.0
+        elements = self.tokens * model.hidden_size / setting.layout.sequence_ranks
+        norms = model.norms_per_layer * model.num_hidden_layers
+        return WRITTEN_OUT_NORM_BYTES * norms * elements
+
+    def _adapter_bytes(self) -> float:
+        """Return the bytes that adapters move in one forward pass."""
+        setting, model = self.setting, self.setting.model
+        if self.workload.method not in {"lora", "qlora"}:
+            return 0.0
+        widths = lora_widths(model, every=adapts_every_matrix(setting, self.workload))
+        layers = model.num_hidden_layers
+        return ADAPTER_BYTES * self.tokens * widths * layers / setting.layout.tensor
+
+    def _sorting_seconds(self) -> float:
+        """Cost copying the tokens in expert order and back."""
+        model, layout = self.setting.model, self.setting.layout
+        if not model.is_moe:
+            return 0.0
+        each = model.num_experts_per_tok * model.hidden_size * element_bytes("bf16")
+        layers = model.num_moe_layers * self.layer_share
+        copied = 2 * SORTING_TRIPS * self.tokens * each * layers / layout.tensor
+        return self._memory("Sorting tokens by expert", "sorting", copied)
+
+    def operands(self) -> float:
+        """Cost the memory traffic of the operands of matrix products."""
+        setting, model = self.setting, self.setting.model
+        if setting.engine.role != "training":
+            return 0.0
+        tensor, passes = setting.layout.tensor, self.passes + self.recomputed
+        widths = operand_width(model, tensor) * self.pace.layers
+        head = (model.hidden_size + model.output_width / tensor) * self.pace.heads
+        dense_weights = self.dense * self.layer_share + self.head * self.pace.heads
+        experts = setting.counts.experts * self.layer_share / setting.layout.expert_ranks
+        moved = dense_weights / tensor + experts + self.tokens * (widths + head)
+        return self._memory(
+            "Operands of products", "operands", moved * element_bytes("bf16") * passes
+        )
+
+    def casts(self) -> float:
+        """Cost casting the operands of narrow products, plain and transposed."""
+        if not self.is_narrow or self.setting.engine.role != "training":
+            return 0.0
+        widths = operand_width(self.setting.model, self.setting.layout.tensor) * self.pace.layers
+        moved = CAST_BYTES * self.tokens * widths * (1 + self.recomputed / 2)
+        return self._memory("Casting to narrow formats", "casts", moved)
+
+    def rounding(self) -> float:
+        """Cost rounding the operands of emulated 8-bit products.
+
+        Inputs, weights and output gradients are each rounded in two of the three products of a
+        matrix; recomputation rounds inputs and weights once more.
+        """
+        setting = self.setting
+        computed = compute_dtype_of(setting)
+        if not emulates_narrow_products(setting.engine, setting.device, computed):
+            return 0.0
+        widths = lora_widths(setting.model) * self.pace.layers
+        operands = self.tokens * widths + self.dense * self.layer_share
+        moved = ROUNDING_BYTES * ROUNDINGS * operands * (1 + self.recomputed / 3)
+        name = "Rounding operands to 8-bit floats"
+        return self._memory(name, "rounding", moved, ROUNDING_EFFICIENCY)
+
+    def scores(self) -> float:
+        """Cost the memory traffic of scores and probabilities in unfused attention."""
+        setting = self.setting
+        if setting.strategy.attention != "eager" or setting.engine.role != "training":
+            return 0.0
+        written = score_bytes(
+            num_heads=setting.model.num_attention_heads,
+            tensor_parallel_size=setting.layout.tensor,
+            num_tokens=self.tokens,
+            sequence_length=self.workload.sequence_length,
+            bytes_per_element=setting.activation_element_bytes,
+        )
+        again = 0 if setting.strategy.activation_recomputation == "none" else 1
+        single = setting.strategy.attention_kernel == "single_operators"
+        trips = (SINGLE_SCORE_TRIPS if single else SCORE_TRIPS) * (FULL_PASSES + again)
+        return self._memory("Scores through memory", "scores", trips * written * self.pace.layers)
+
+    def _dequantised_bytes(self) -> float:
+        """Return the bytes to read weights and write them in the format of the products.
+
+        Quantised base weights are dequantised; quantisation-aware training rounds wide ones.
+        """
+        setting = self.setting
+        if setting.weight_dtype in WIDE and setting.strategy.quantization != "qat":
+            return 0.0
+        each = setting.weight_element_bytes + setting.plain_element_bytes
+        layout = setting.layout
+        return setting.counts.layer_linear / (layout.tensor * layout.pipeline) * each
+
+
+def _in_blocks(
+    group: LayerGroup, pairs: Quantity, block_pairs_of_row: Quantity, row: Quantity
+) -> Quantity:
+    """Return the token pairs of a layer group in blocks within its mask and window."""
+    if isinstance(group, RecurrentLayers):
+        return pairs
+    return minimum(
+        group.count * block_pairs_of_row, pairs + group.count * 2 * FLEX_BLOCK_TOKENS * row
+    )

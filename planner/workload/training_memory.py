@@ -6,13 +6,17 @@ from functools import cached_property
 from typing import cast
 
 from planner.catalog.engines import Engine
-from planner.cost.activations import (
+from planner.cost.memory import MemoryUse, StageMemory, fullest_of
+from planner.cost.quantity import Flag, Ledger, Unrecorded, either, maximum, where
+from planner.cost.training import (
     LOSS_FP32_COPIES,
     SCORE_GRADIENT_BYTES,
+    STATE_BYTES,
     UNFUSED_LOSS_FP32_COPIES,
     Operators,
     SavedTensors,
     attention_width,
+    checkpoint_copy_bytes,
     eager_attention_width,
     feed_forward_kept,
     feed_forward_width,
@@ -22,25 +26,19 @@ from planner.cost.activations import (
     kept_residuals,
     kept_token_bytes,
     kept_width,
+    largest_weight,
     layer_at_work_bytes,
+    lora_parameters,
+    lora_widths,
     loss_bytes,
+    output_widths,
+    pipeline_in_flight,
     product_residuals,
     product_width,
+    scale_parameters,
     score_bytes,
     score_copies,
     score_element_bytes,
-)
-from planner.cost.memory import MemoryUse, StageMemory, fullest_of
-from planner.cost.quantity import Flag, Ledger, Unrecorded, either, maximum, where
-from planner.cost.training import (
-    STATE_BYTES,
-    checkpoint_copy_bytes,
-    largest_weight,
-    lora_parameters,
-    lora_widths,
-    output_widths,
-    pipeline_in_flight,
-    scale_parameters,
     sharded_state_bytes,
     zero_shards,
 )
@@ -48,8 +46,7 @@ from planner.cost.weights import SIXTEEN_BIT, WIDE, alike_stages, element_bytes,
 from planner.specs.workload import TrainWorkload
 from planner.workload.inference_memory import stage_weight_bytes, usable_bytes
 from planner.workload.layouts import Layout
-from planner.workload.setting import Setting
-from planner.workload.training_tiers import (
+from planner.workload.offloading import (
     FULL_SHARDING,
     StageBytes,
     activations_left,
@@ -58,6 +55,7 @@ from planner.workload.training_tiers import (
     tier_bytes,
     weights_share,
 )
+from planner.workload.setting import Setting
 
 # The trained parameters, optimiser and state sizes of each training method.
 

@@ -7,12 +7,20 @@ import types
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from runners.devices.commands import CommandUnavailableError, read_json
-from runners.devices.topology import SAME, SELF, UNKNOWN
-from runners.devices.visibility import CUDA, HIP, ROCR, rocm_visible
-from runners.facts import GpuFacts
-from runners.machine import machine_id
-from runners.messages import GpuLoad
+from runners.devices.topology import (
+    CUDA,
+    HIP,
+    ROCR,
+    SAME,
+    SELF,
+    UNKNOWN,
+    CommandUnavailableError,
+    read_json,
+    rocm_visible,
+)
+from runners.shared.facts import GpuFacts
+from runners.shared.machine import machine_id
+from runners.shared.messages import GpuLoad
 from runners.supervision import procfs
 
 # What ``amd-smi`` or ``rocm-smi`` prints as JSON, in the form of the library amdsmi.

@@ -11,11 +11,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from runners import machine
 from runners.devices import topology
-from runners.devices.visibility import CUDA, CudaDevice, cuda_selected, is_order_known
-from runners.facts import GpuFacts
-from runners.messages import GpuLoad
+from runners.devices.topology import CUDA, CudaDevice, cuda_selected, is_order_known
+from runners.shared import machine
+from runners.shared.facts import GpuFacts
+from runners.shared.messages import GpuLoad
 from runners.supervision import procfs
 
 MILLIWATTS = 1000

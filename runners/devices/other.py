@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from runners.devices.commands import CommandUnavailableError, read_json, read_text
-from runners.facts import GpuFacts
+from runners.devices.topology import CommandUnavailableError, read_json, read_text
+from runners.shared.facts import GpuFacts
 
 MACOS = "Darwin"
 MEBIBYTE = 2**20

@@ -4,9 +4,8 @@ import signal
 import sys
 from pathlib import Path
 
-from runners.config import HostDir
-from runners.environments.builder import BuildError, Step, ensure
-from runners.environments.store import PinsError, Store
+from runners.environments.builder import BuildError, PinsError, Step, Store, ensure
+from runners.shared.config import HostDir
 
 TERMINATED = 143
 

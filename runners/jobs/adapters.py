@@ -1,28 +1,110 @@
-"""LoRA, QLoRA and DoRA adapters with peft: injection, saving in peft's format, merging.
-
-The model is changed in place; only the adapter's matrices require gradients. peft is imported
-when an adapter is created, so that other jobs start faster.
-
-Source: Hu et al. 2021, arXiv:2106.09685.
-"""
+"""LoRA adapters: their configuration, files and layers."""
 
 # mypy: disable-error-code="no-untyped-call"
 # safetensors has no types.
-
 import hashlib
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, NoReturn, cast
 
 import torch
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
-from runners.jobs.adapter_config import BASE_KEY, WEIGHTS_NAME
+from runners.jobs.loading import stored_quantisation
 from runners.jobs.memory import tensor_bytes
+from runners.jobs.model_files import opened_model, read_config
 from runners.jobs.runtime import BadInputError
-from runners.jobspec import ArtefactModel, FolderModel
+from runners.jobspec import ArtefactModel, FolderModel, ModelRef, NamedAdapter
 from runners.jobspec.base import LoraOptions
+from runners.jobspec.serve import NO_ADAPTER
+
+# ---------------------------------------------------------------------------
+# Validates an adapter's config in peft's format; without torch, for every engine.
+#
+# Unsupported options of adapter_config.json are rejected by name, so that no adapter behaves
+# differently than in peft.
+# ---------------------------------------------------------------------------
+
+
+WEIGHTS_NAME = "adapter_model.safetensors"
+CONFIG_NAME = "adapter_config.json"
+BASE_KEY = "base_sha256"  # in the safetensors metadata, which peft ignores
+MAX_RANK = 1024
+PREFIX = "base_model.model."
+SIDES = {".lora_A.weight": 0, ".lora_B.weight": 1}
+# Options that change an adapter's output, with the values that do not.
+NEUTRAL: Mapping[str, tuple[object, ...]] = {
+    "bias": ("none",),
+    "use_dora": (None, False),
+    "lora_bias": (None, False),
+    "fan_in_fan_out": (None, False),
+    "use_qalora": (None, False),
+    "use_bdlora": (None, False),
+    "alora_invocation_tokens": (None,),
+    "alpha_pattern": (None, {}),
+    "layer_replication": (None,),
+    "modules_to_save": (None, []),
+    "target_parameters": (None, []),
+    "trainable_token_indices": (None,),
+}
+
+
+def scale_of(name: str, config: Mapping[str, Any]) -> float:
+    """Return alpha over rank.
+
+    Raises:
+        BadInputError: the config has an unsupported option.
+    """
+    if config.get("peft_type") != "LORA":
+        refuse(name, f"is of peft_type {str(config.get('peft_type'))[:40]!r}, not LORA")
+    for field, neutral in NEUTRAL.items():
+        if config.get(field) not in neutral:
+            refuse(name, f"has {field} {str(config[field])[:40]!r}, which is not applied here")
+    rank, alpha = config.get("r"), config.get("lora_alpha")
+    if not isinstance(rank, int) or not 1 <= rank <= MAX_RANK:
+        refuse(name, f"has r {str(rank)[:40]!r}; 1 to {MAX_RANK} is possible")
+    if not isinstance(alpha, int | float) or not math.isfinite(alpha):
+        refuse(name, f"has lora_alpha {str(alpha)[:40]!r}, which is no number")
+    if config.get("rank_pattern") not in (None, {}):
+        refuse(name, "has a rank_pattern, which is not applied here")
+    return float(alpha) / (math.sqrt(rank) if config.get("use_rslora") else rank)
+
+
+def place_of(name: str, key: str) -> tuple[str, int]:
+    """Return the layer and the side (0 down, 1 up) of a tensor name.
+
+    Raises:
+        BadInputError: it is not a LoRA matrix.
+    """
+    suffix = next((each for each in SIDES if key.endswith(each)), None)
+    if suffix is None or not key.startswith(PREFIX):
+        refuse(name, f"holds {key[:120]}, which is no matrix of LoRA")
+    return key.removeprefix(PREFIX).removesuffix(suffix), SIDES[suffix]
+
+
+def refuse(name: str, what: str) -> NoReturn:
+    """Reject an adapter, naming it.
+
+    Raises:
+        BadInputError: always.
+    """
+    raise BadInputError(f"adapter {name} {what}")
+
+
+# ---------------------------------------------------------------------------
+# LoRA, QLoRA and DoRA adapters with peft: injection, saving in peft's format, merging.
+#
+# The model is changed in place; only the adapter's matrices require gradients. peft is imported
+# when an adapter is created, so that other jobs start faster.
+#
+# Source: Hu et al. 2021, arXiv:2106.09685.
+# ---------------------------------------------------------------------------
+
 
 SAMPLE_BYTES = 4096
 SAMPLES = 64  # per file: weights of another training differ everywhere
@@ -128,3 +210,225 @@ def weights_digest(folder: Path) -> str:
                 file.seek(size * at // SAMPLES)
                 digest.update(file.read(SAMPLE_BYTES))
     return digest.hexdigest()
+
+
+# ---------------------------------------------------------------------------
+# Adapters in peft's format: read from a folder, and many of them applied in one batch.
+# ---------------------------------------------------------------------------
+
+
+# mypy: disable-error-code="no-untyped-call"
+# safetensors has no types.
+
+
+def opened_adapter(ref: FolderModel | ArtefactModel, host_dir: Path) -> Path:
+    """Return a private folder of the opened files of an adapter.
+
+    Raises:
+        MissingModelError: it is outside the roots, absent, or incomplete.
+        BadInputError: a file is not a regular file.
+    """
+    return opened_model(ref, host_dir, (CONFIG_NAME, WEIGHTS_NAME))
+
+
+def base_digest(ref: ModelRef, host_dir: Path) -> str | None:
+    """Return the digest of a base's weights, or None if it cannot match an adapter's.
+
+    Random and compressed weights are not those that an adapter was trained on.
+    """
+    if not isinstance(ref, FolderModel | ArtefactModel):
+        return None
+    folder = opened_model(ref, host_dir)
+    return None if stored_quantisation(folder) else weights_digest(folder)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The two matrices of one linear layer: W x + up (down x), with the scale in ``up``."""
+
+    down: torch.Tensor  # [rank, inputs]
+    up: torch.Tensor  # [outputs, rank]
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """One adapter that fits its base: a pair per adapted linear layer."""
+
+    name: str
+    pairs: Mapping[str, Pair]  # by the layer's name in the base
+
+
+def read_adapter(name: str, folder: Path, model: torch.nn.Module, digest: str | None) -> Adapter:
+    """Return the adapter of a folder; ``digest`` is the base's, or None if unknown.
+
+    Raises:
+        BadInputError: it is another kind of adapter, of another base or shape, or incomplete.
+    """
+    scale = scale_of(name, read_config(folder / CONFIG_NAME))
+    tensors, base = _tensors(name, folder / WEIGHTS_NAME)
+    if digest is not None and base not in {None, digest}:
+        msg = (
+            f"adapter {name} was trained on other weights (base {str(base)[:12]}, here is "
+            f"{digest[:12]}); serve it on the model that it was trained on"
+        )
+        raise BadInputError(msg)
+    sides: dict[str, dict[int, torch.Tensor]] = {}
+    for key, tensor in tensors.items():
+        module, side = place_of(name, key)
+        sides.setdefault(module, {})[side] = tensor
+    if not sides:
+        refuse(name, "holds no matrix")
+    pairs = {module: _pair(name, module, own, model) for module, own in sides.items()}
+    return Adapter(
+        name, {module: Pair(each.down, each.up * scale) for module, each in pairs.items()}
+    )
+
+
+def _tensors(name: str, path: Path) -> tuple[dict[str, torch.Tensor], str | None]:
+    """Return every tensor, and the base digest in the file."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - no dict
+            base = (file.metadata() or {}).get(BASE_KEY)
+    except SafetensorError as error:
+        refuse(name, f"is cut off or no safetensors file ({str(error)[:120]}); copy it again")
+    for key, tensor in tensors.items():
+        if not bool(tensor.isfinite().all()):
+            refuse(name, f"has NaN or infinity in {key}; train it again")
+    return tensors, base
+
+
+def _pair(name: str, module: str, own: Mapping[int, torch.Tensor], model: torch.nn.Module) -> Pair:
+    try:
+        linear = model.get_submodule(module)
+    except AttributeError:
+        refuse(name, f"changes {module[:120]}, which this base does not have")
+    inputs, outputs = getattr(linear, "in_features", None), getattr(linear, "out_features", None)
+    if linear is getattr(model, "lm_head", None):
+        refuse(name, f"changes {module}, the output layer, which is not applied here")
+    if len(own) != len(SIDES):
+        refuse(name, f"holds one of two matrices of {module}")
+    down, up = own[0], own[1]
+    rank = down.shape[0]
+    if list(down.shape) != [rank, inputs] or list(up.shape) != [outputs, rank]:
+        refuse(
+            name,
+            f"has matrices {list(down.shape)} and {list(up.shape)} for {module}, which has "
+            f"{inputs} inputs and {outputs} outputs in this base",
+        )
+    return Pair(down, up)
+
+
+# Applies many adapters in one batch: each token uses its own adapter, or none.
+#
+# A layer's adapter matrices are concatenated: one product of all tokens with all of them, the
+# columns of other adapters masked, one product back. On the CPU two products of a few hundred
+# columns cost less than one small product per adapter. The base is computed once for all.
+#
+# Source: Zhou et al. 2022 (PetS), USENIX ATC, section 4.
+
+
+NONE = NO_ADAPTER  # the base alone
+
+
+class Stack:
+    """The concatenated adapter matrices of one linear layer."""
+
+    def __init__(self, pairs: Sequence[Pair | None], like: torch.Tensor, widest: int) -> None:
+        """Concatenate the pairs, each padded to the widest; None changes nothing."""
+        down = like.new_zeros(len(pairs), widest, _first(pairs).down.shape[1])
+        up = like.new_zeros(len(pairs), widest, _first(pairs).up.shape[0])
+        for at, pair in enumerate(pairs):
+            if pair is not None:
+                down[at, : pair.down.shape[0]] = pair.down
+                up[at, : pair.up.shape[1]] = pair.up.T
+        self.down = down
+        self.up = up
+
+    def change(
+        self, inputs: torch.Tensor, present: Sequence[int], own: torch.Tensor
+    ) -> torch.Tensor:
+        """Return the adapters' contribution to the layer's outputs.
+
+        ``own`` is 1 where a column belongs to the token's adapter, else 0.
+        """
+        whole = len(present) == len(self.down)
+        down = self.down if whole else self.down[list(present)]
+        up = self.up if whole else self.up[list(present)]
+        inner = inputs.to(down.dtype) @ down.flatten(0, 1).T
+        return (inner * own) @ up.flatten(0, 1)
+
+
+class MixedAdapters:
+    """Adapters attached to a model; within ``serving`` each token has its own."""
+
+    def __init__(self, model: torch.nn.Module, adapters: Sequence[Adapter]) -> None:
+        """Attach the adapters to the linear layers that any of them changes."""
+        self.names = tuple(each.name for each in adapters)
+        self._stacks: list[Stack] = []
+        self._present: tuple[int, ...] = ()
+        self._own: torch.Tensor | None = None
+        like = next(each for each in model.parameters() if each.is_floating_point())
+        ranks = [pair.down.shape[0] for each in adapters for pair in each.pairs.values()]
+        self._widest = max(ranks, default=0)
+        for name in sorted({name for each in adapters for name in each.pairs}):
+            pairs = [each.pairs.get(name) for each in adapters]
+            self._attach(model.get_submodule(name), Stack(pairs, like, self._widest))
+        self._like = like
+
+    @property
+    def bytes(self) -> int:
+        """Return the size of all adapters' matrices in bytes."""
+        return sum(tensor_bytes(each.down) + tensor_bytes(each.up) for each in self._stacks)
+
+    @contextmanager
+    def serving(self, owners: torch.Tensor) -> Iterator[None]:
+        """Select each token's adapter while the block runs.
+
+        ``owners`` has the shape of the model's inputs, or one that broadcasts to it: the index of
+        each token's adapter, ``NONE`` for the base only.
+        """
+        self._present = tuple(sorted(set(owners.flatten().tolist()) - {NONE}))
+        places = torch.tensor(self._present, dtype=owners.dtype).repeat_interleave(self._widest)
+        own = owners[..., None] == places
+        self._own = own.to(self._like.device, self._like.dtype) if self._present else None
+        try:
+            yield
+        finally:
+            self._own = None
+
+    def _attach(self, linear: torch.nn.Module, stack: Stack) -> None:
+        self._stacks.append(stack)
+
+        def add(
+            _linear: torch.nn.Module, inputs: tuple[torch.Tensor, ...], outputs: torch.Tensor
+        ) -> torch.Tensor:
+            if self._own is None:
+                return outputs
+            change = stack.change(inputs[0], self._present, self._own)
+            return outputs + change.to(outputs.dtype)
+
+        linear.register_forward_hook(add)
+
+
+def hung_on(
+    model: torch.nn.Module, base: ModelRef, asked: Sequence[NamedAdapter], host_dir: Path
+) -> MixedAdapters | None:
+    """Attach a job's adapters to its model and return them, or None if it has none.
+
+    Raises:
+        BadInputError: an adapter is incomplete, or not for this model.
+        MissingModelError: an adapter does not exist.
+    """
+    if not asked:
+        return None
+    digest = base_digest(base, host_dir)
+    opened = [
+        read_adapter(each.name, opened_adapter(each.adapter, host_dir), model, digest)
+        for each in asked
+    ]
+    return MixedAdapters(model, opened)
+
+
+def _first(pairs: Sequence[Pair | None]) -> Pair:
+    return next(each for each in pairs if each is not None)

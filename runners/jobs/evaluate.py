@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from runners.jobs import evaluation_tasks
 from runners.jobs.corpus import load_corpus
 from runners.jobs.evaluation import (
     Z_95,
@@ -25,6 +26,7 @@ from runners.jobs.evaluation import (
     token_nlls,
     windows_of,
 )
+from runners.jobs.evaluation_tasks import Score, TaskFile, held_out_tasks, read_tasks
 from runners.jobs.events import Stages
 from runners.jobs.loading import (
     LoadedModel,
@@ -36,13 +38,16 @@ from runners.jobs.loading import (
 from runners.jobs.memory import Peak, PeakMeter
 from runners.jobs.model_files import model_roots
 from runners.jobs.ratios import run_isolated
-from runners.jobs.runtime import BadInputError, Job, MissingModelError, num_threads, run_job
-from runners.jobs.tasks import scores
-from runners.jobs.tasks.files import TaskFile, held_out_tasks, read_tasks
-from runners.jobs.tasks.scores import Score
-from runners.jobs.telemetry import job_telemetry
+from runners.jobs.runtime import (
+    BadInputError,
+    Job,
+    MissingModelError,
+    job_telemetry,
+    num_threads,
+    run_job,
+)
 from runners.jobspec import EvaluateSpec
-from runners.jobspec.benchmark import JUDGING, EvaluationTasks
+from runners.jobspec.compress import JUDGING, EvaluationTasks
 
 LOADING = "Loading the models"
 RUNNING_TASKS = "Running tasks"
@@ -96,7 +101,8 @@ def work(job: Job) -> None:
     score_pair = evaluation.scores, evaluation.original_scores
     all_notes |= {"tasks": evaluation.harness} if evaluation.harness else {}
     job.emitter.result(
-        measured | scores.figures(*score_pair), all_notes | scores.notes(*score_pair)
+        measured | evaluation_tasks.figures(*score_pair),
+        all_notes | evaluation_tasks.notes(*score_pair),
     )
 
 
@@ -166,7 +172,10 @@ def _run_harness(
     loaded: LoadedModel,
     original: LoadedModel | None,
 ) -> tuple[list[Score], list[Score], str]:
-    from runners.jobs.tasks.harness import how, run_tasks  # only in the harness's environment
+    from runners.jobs.evaluation_tasks import (
+        how,
+        run_tasks,  # only in the harness's environment
+    )
 
     stages.begin(RUNNING_TASKS)
     models = [each for each in (loaded, original) if each is not None]

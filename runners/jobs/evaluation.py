@@ -22,7 +22,7 @@ from runners.jobs.events import Stages
 from runners.jobs.loading import LoadedModel, quantised_matrices
 from runners.jobs.memory import Peak, PeakMeter, cache_bytes, model_bytes, tensor_bytes, terms_held
 from runners.jobs.runtime import Job
-from runners.jobspec.benchmark import window_of
+from runners.jobspec.compress import window_of
 
 # Measures prefill and decode speed separately with a custom greedy loop.
 

@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from runners.jobs.energy import EnergyMeter, Work
-from runners.messages import (
+from runners.shared.messages import (
     MAX_POINT_VALUES,
     ArtefactBody,
     EndpointBody,

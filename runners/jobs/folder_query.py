@@ -1,7 +1,7 @@
 """A process that answers one query about a model folder: limits, query on stdin, JSON lines out.
 
 Whoever can write to a model folder chooses what such a process reads. Its memory is therefore
-limited here and its time by ``runners.preflight_weights``, which starts it.
+limited here and its time by ``runners.host.preflight_weights``, which starts it.
 """
 
 import json

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pydantic import ValidationError
 
 from planner.api import estimate
-from planner.errors import PlannerError
+from planner.specs.base import PlannerError
 from planner.specs.estimate import EstimateRequest
 from runners.jobs.folder_query import Query, answer, start
 from runners.jobs.model_files import MAX_FILES

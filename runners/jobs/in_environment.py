@@ -9,11 +9,10 @@ import signal
 import sys
 from pathlib import Path
 
-from runners.config import HostDir
-from runners.environments.builder import BuildError, Step, ensure, pip_variables
-from runners.environments.store import PinsError, Store
+from runners.environments.builder import BuildError, PinsError, Step, Store, ensure, pip_variables
 from runners.jobs.events import Emitter
 from runners.jobs.runtime import EXIT_BAD_INPUT, HOST_DIR_VARIABLE
+from runners.shared.config import HostDir
 from runners.supervision.classification import ENVIRONMENT_NOT_BUILT
 
 TERMINATED = 143

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import Cache, PreTrainedModel
 
-from runners.supervision.memory import memory_headroom
+from runners.supervision.procfs import memory_headroom
 
 PROC = Path("/proc/self")
 KIB = 1024

@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from runners.jobs.loading import pick_device
 from runners.jobs.runtime import Job
 from runners.jobspec import DataParallel
-from runners.processes import die_with
+from runners.supervision.child import die_with
 
 # torch 2.13's messages of a lost or silent rank; gloo raises plain RuntimeErrors.
 LOST_WORDS = (

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from scipy import stats
 
-from runners.bench_cases import Ratio
+from runners.host.bench import Ratio
 from runners.jobs.events import Emitter
 from runners.jobs.loading import pick_device
 from runners.jobs.runtime import BadInputError, Job, disk_full

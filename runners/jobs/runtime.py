@@ -1,6 +1,9 @@
-"""Start and end of job processes: folders, threads, compiler cache, warnings, exit codes."""
+"""What every job does: its folder, threads, telemetry, artefacts, end."""
 
+import contextlib
 import errno
+import hashlib
+import json
 import os
 import shutil
 import signal
@@ -8,18 +11,25 @@ import sys
 import tempfile
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from runners.devices import amd
+from runners.jobs.energy import EnergyMeter, Sample, zones
 from runners.jobs.events import Emitter
 from runners.jobspec import JobSpec
-from runners.messages import RunRequest
-from runners.processes import compiler_name
+from runners.shared.messages import ArtefactBody, ArtefactKind, RunRequest
 from runners.supervision import classification
+from runners.supervision.child import compiler_name
+
+# ---------------------------------------------------------------------------
+# Start and end of job processes: folders, threads, compiler cache, warnings, exit codes.
+# ---------------------------------------------------------------------------
+
 
 # Prevents torchrun restarts after permanent errors.
 #
@@ -252,7 +262,7 @@ def _read_request(path: Path) -> RunRequest:
 def _only_argument(kind: str) -> str:
     _program, *given = sys.argv
     if len(given) != 1:
-        msg = f"usage: python -m runners.jobs.{kind} ATTEMPT_DIR"
+        msg = f"a job of kind {kind} is started with one argument, ATTEMPT_DIR, not {len(given)}"
         raise BadInputError(msg)
     return given[0]
 
@@ -282,3 +292,180 @@ def check_compiler(scratch: Path, asked: str) -> None:
     shared = str(Path(tempfile.gettempdir()) / SHARED_PREFIX)
     if os.environ.get(KERNEL_CACHE, shared).startswith(shared):
         os.environ[KERNEL_CACHE] = str(scratch)
+
+
+# ---------------------------------------------------------------------------
+# Samples the host's devices once a second for a job: GPU figures and energy.
+# ---------------------------------------------------------------------------
+
+
+# GPU figures from inside the job on AMD GPUs, through amdsmi.
+
+
+def amd_sample() -> Sample | None:
+    """Return a sampler of this process's visible GPUs, or None without amdsmi or GPU."""
+    library = amd.initialised()
+    if library is None or not list(amd.loads(library)):
+        return None
+
+    def sample() -> dict[str, float]:
+        values: dict[str, float] = {}
+        for index, load in enumerate(amd.loads(library)):
+            values[f"gpu{index}_memory_bytes"] = float(load.memory_used_bytes)
+            values[f"gpu{index}_utilization"] = load.utilization
+            if load.power_watts is not None:
+                values[f"gpu{index}_power_watts"] = load.power_watts
+        return values
+
+    return sample
+
+
+INTERVAL_SECONDS = 1.0
+
+
+def nvml_sample() -> Sample | None:
+    """Return a sampler of the visible GPUs, or None without torch CUDA or the vendor's library."""
+    import torch  # here: serving engines' environments have GPUs but no torch
+
+    if not torch.cuda.is_available():
+        return None
+    if torch.version.hip:
+        return amd_sample()
+    from runners.jobs.energy import visible_sample  # not every environment has NVML
+
+    return visible_sample()
+
+
+def no_gpus() -> None:
+    """Return None: the job computes on the CPU only."""
+
+
+@contextlib.contextmanager
+def job_telemetry(job: Job, sample: Callable[[], Sample | None] = nvml_sample) -> Iterator[None]:
+    """Sample the devices while the block runs: "gpu" metrics, and joules in the result."""
+    gang = job.request.gang
+    meter = EnergyMeter(sample(), zones(), hosts=gang.num_nodes if gang else 1)
+    job.emitter.meter = meter
+    meter.read()
+    ended = threading.Event()
+    thread = threading.Thread(
+        target=_read_until, args=(ended, job, meter), name="telemetry", daemon=True
+    )
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join(2 * INTERVAL_SECONDS)
+
+
+def _read_until(ended: threading.Event, job: Job, meter: EnergyMeter) -> None:
+    while meter.has_sensor and not ended.wait(INTERVAL_SECONDS):
+        job.emitter.metric(meter.read(), source="gpu")
+
+
+# ---------------------------------------------------------------------------
+# Publishes a folder of the attempt's output: written aside, hashed, renamed, announced.
+# ---------------------------------------------------------------------------
+
+
+CARD_NAME = "README.md"
+WEIGHT_SUFFIXES = (".safetensors", ".gguf")
+
+
+def publish_model(
+    job: Job,
+    write: Callable[[Path], object],
+    card: str,
+    facts: Mapping[str, Any],
+    kind: Literal["model", "adapter"] = "model",
+) -> ArtefactBody:
+    """Write a folder of weights with its card to ``output/<kind>`` and announce it."""
+
+    def write_with_card(building: Path) -> None:
+        write(building)
+        (building / CARD_NAME).write_text(f"{card}\n{_file_table(building)}")
+
+    return publish_folder(job, kind, kind, write_with_card, facts)
+
+
+def publish_report(job: Job, name: str, document: Mapping[str, Any]) -> ArtefactBody:
+    """Publish a document as a downloadable file and as facts for the job's page."""
+
+    def write(building: Path) -> None:
+        (building / f"{name}.json").write_text(json.dumps(document, indent=1))
+
+    return publish_folder(job, name, "report", write, document)
+
+
+def publish_folder(
+    job: Job,
+    name: str,
+    kind: ArtefactKind,
+    write: Callable[[Path], object],
+    facts: Mapping[str, Any],
+) -> ArtefactBody:
+    """Write an output folder aside, move it into place atomically, and announce it."""
+    final = job.output_dir(name)
+    building = final.with_name(f".{name}-building")
+    shutil.rmtree(building, ignore_errors=True)
+    building.mkdir(parents=True)
+    write(building)
+    shutil.rmtree(final, ignore_errors=True)
+    building.rename(final)
+    body = describe_folder(final, facts, kind)
+    job.emitter.artefact(body)
+    return body
+
+
+def describe_folder(
+    folder: Path, facts: Mapping[str, Any], kind: ArtefactKind = "model"
+) -> ArtefactBody:
+    """Return sizes and digests of every file in the folder."""
+    files = {path.relative_to(folder).as_posix(): path for path in _files(folder)}
+    sizes = {name: path.stat().st_size for name, path in files.items()}
+    return ArtefactBody(
+        name=folder.name,
+        kind=kind,
+        total_bytes=sum(sizes.values()),
+        files=sizes,
+        sha256={name: file_sha256(path) for name, path in files.items()},
+        facts=dict(facts),
+    )
+
+
+def weight_file_bytes(folder: Path) -> int:
+    """Return the size of a model folder's weight files in bytes."""
+    files = (path for path in folder.iterdir() if path.suffix in WEIGHT_SUFFIXES)
+    return sum(path.stat().st_size for path in files)
+
+
+def file_sha256(path: Path) -> str:
+    """Return the SHA-256 of a file, read in chunks."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def card_text(title: str, sections: Mapping[str, Mapping[str, object]]) -> str:
+    """Return a model card: a title, then one table per section."""
+    parts = [f"# {title}\n"]
+    for heading, rows in sections.items():
+        lines = [f"| {name} | {_cell(value)} |" for name, value in rows.items()]
+        parts.append("\n".join([f"## {heading}\n", "| | |", "|---|---|", *lines, ""]))
+    return "\n".join(parts)
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def _file_table(folder: Path) -> str:
+    rows = [
+        f"| {path.relative_to(folder).as_posix()} | {path.stat().st_size} | {file_sha256(path)} |"
+        for path in _files(folder)
+    ]
+    return "\n".join(["## Files\n", "| file | bytes | SHA-256 |", "|---|---|---|", *rows, ""])
+
+
+def _cell(value: object) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -1,7 +1,7 @@
 """Job specs: one typed document per job kind, never a command string.
 
 The web side fills a spec from the chosen plan; the host renders its argv from an allow-list
-(``runners/launch.py``); the job process reads it from ``spec.json``.
+(``runners/launchers/launch.py``); the job process reads it from ``spec.json``.
 """
 
 from typing import Annotated
@@ -14,28 +14,26 @@ from runners.jobspec.base import (
     ComputeDtype,
     DataParallel,
     DemoModel,
+    FileData,
     FolderModel,
+    HostText,
     JobDocument,
+    MixedData,
     ModelRef,
     RandomModel,
     RunDocument,
+    SampleOptions,
     SecretName,
+    TrainData,
+    UploadedData,
+    WeightedData,
 )
-from runners.jobspec.benchmark import (
+from runners.jobspec.compress import (
     BenchmarkSpec,
     CompressSpec,
     DrillSpec,
     EvaluateSpec,
     ProveSpec,
-)
-from runners.jobspec.data import (
-    FileData,
-    HostText,
-    MixedData,
-    SampleOptions,
-    TrainData,
-    UploadedData,
-    WeightedData,
 )
 from runners.jobspec.generate import (
     Attention,

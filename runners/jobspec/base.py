@@ -1,9 +1,29 @@
-"""Types that job specs share: models, data parallelism, adapters, text samples."""
+"""What every job spec has, the data it names, and the types of their values."""
 
+import hashlib
+import ipaddress
+import json
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, StringConstraints
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    StringConstraints,
+    model_validator,
+)
+
+from runners.datasets.records import Format, suffix_of
+
+# ---------------------------------------------------------------------------
+# Types that job specs share: models, data parallelism, adapters, text samples.
+# ---------------------------------------------------------------------------
+
 
 ComputeDtype = Literal["fp32", "bf16", "fp16", "fp8"]
 
@@ -178,3 +198,279 @@ class TextSamples(JobDocument):
     max_tokens: int = Field(default=48, ge=1, le=256)
     temperature: float = Field(default=0.0, ge=0.0, le=5.0)
     seed: int = Field(default=17, ge=0, lt=2**63)
+
+
+# ---------------------------------------------------------------------------
+# Training data sources: the host's own text, files of the host, uploads, mixtures.
+# ---------------------------------------------------------------------------
+
+
+DATA_FOLDER = "data"  # the attempt's folder for files downloaded from the server
+MAX_UPLOAD_BYTES = 256 * 1024**2
+Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+DatasetId = Annotated[str, StringConstraints(pattern=r"^[0-9A-Za-z]{1,26}$")]
+
+
+class HostText(JobDocument):
+    """The host's own text: Python's standard library, licences, manuals."""
+
+    source: Literal["host"] = "host"
+
+
+class FileData(JobDocument):
+    """A .jsonl, .parquet or .txt file below a model folder; ``format`` None is detected."""
+
+    source: Literal["file"] = "file"
+    path: str = Field(min_length=1, max_length=1000)
+    format: Format | None = None
+
+
+class UploadedData(JobDocument):
+    """A file uploaded to the server, which the host downloads before the job starts."""
+
+    source: Literal["upload"] = "upload"
+    dataset_id: DatasetId
+    name: str = Field(max_length=200)
+    sha256: Sha256
+    size_bytes: int = Field(ge=1, le=MAX_UPLOAD_BYTES)
+    format: Format | None = None
+
+    @model_validator(mode="after")
+    def _is_readable(self) -> Self:
+        suffix_of(self.name)
+        return self
+
+    @property
+    def file_name(self) -> str:
+        """Return the file's name in the attempt's data folder."""
+        return self.dataset_id + suffix_of(self.name)
+
+
+OneSource = Annotated[HostText | FileData | UploadedData, Field(discriminator="source")]
+
+
+class WeightedData(JobDocument):
+    """One source of a mixture with its relative weight.
+
+    ``reference_loss``, in nats per token, is the target loss of dynamic weights; None: the model's
+    loss on the source before the first step.
+    """
+
+    data: OneSource
+    weight: PositiveFloat
+    reference_loss: float | None = Field(default=None, ge=0.0, le=20.0)
+
+
+class MixedData(JobDocument):
+    """A mixture of sources, sampled in proportion to their weights.
+
+    Dynamic ``weights`` are updated every ``update_every_steps`` steps, including the first: a
+    source's weight grows with the excess of its held-out loss over its reference.
+
+    Source: Xia et al. 2023 (Sheared LLaMA), arXiv:2310.06694, section 2.2, algorithm 1.
+    """
+
+    source: Literal["mixed"] = "mixed"
+    parts: tuple[WeightedData, ...] = Field(min_length=2, max_length=16)
+    weights: Literal["fixed", "dynamic"] = "fixed"
+    update_every_steps: PositiveInt = Field(default=50, le=1_000_000)
+
+    @model_validator(mode="after")
+    def _references_are_followed(self) -> Self:
+        for at, part in enumerate(self.parts):
+            if self.weights == "fixed" and part.reference_loss is not None:
+                msg = (
+                    f"parts.{at}.reference_loss is {part.reference_loss:g} and weights are fixed, "
+                    "which follow no loss; leave it out, or choose weights dynamic"
+                )
+                raise ValueError(msg)
+        return self
+
+
+TrainData = Annotated[
+    HostText | FileData | UploadedData | MixedData, Field(discriminator="source")
+]
+
+
+class SampleOptions(JobDocument):
+    """How samples become training rows.
+
+    ``packed``: short samples share a row without attending to each other. ``padded``: one sample
+    per row. Longer samples are ``cut`` (plain text into several pieces) or left out.
+    """
+
+    rows: Literal["packed", "padded"] = "packed"
+    too_long: Literal["cut", "leave_out"] = "cut"
+
+
+def sources_of(data: TrainData) -> tuple[HostText | FileData | UploadedData, ...]:
+    """Return the individual sources."""
+    if isinstance(data, MixedData):
+        return tuple(part.data for part in data.parts)
+    return (data,)
+
+
+def weights_of(data: TrainData) -> tuple[float, ...]:
+    """Return the sources' sampling shares, which sum to 1."""
+    if not isinstance(data, MixedData):
+        return (1.0,)
+    total = sum(part.weight for part in data.parts)
+    return tuple(part.weight / total for part in data.parts)
+
+
+def uploads_of(data: TrainData) -> tuple[UploadedData, ...]:
+    """Return the uploads among the sources."""
+    return tuple(each for each in sources_of(data) if isinstance(each, UploadedData))
+
+
+# ---------------------------------------------------------------------------
+# Base types of every document between site, host and job: limits and addresses.
+# ---------------------------------------------------------------------------
+
+
+MAX_INTEGER = 2**63 - 1
+MAX_DEPTH = 32  # nesting of lists and objects
+MAX_KEY_CHARACTERS = 300
+MAX_FIELDS = 200  # of one object, known or not
+MAX_EXCERPT_CHARACTERS = 500
+LATEST_MS = 4_102_444_800_000  # 2100-01-01, as milliseconds since the Unix epoch
+
+TimestampMs = Annotated[int, Field(ge=0, le=LATEST_MS)]
+# Printable ASCII: PostgreSQL rejects NUL, even in queries.
+Identifier = Annotated[str, StringConstraints(max_length=64, pattern="^[ -~]*$")]
+Share = Annotated[float, Field(ge=0, le=1000)]  # 1 is all; clock drift may yield slightly more
+Watts = Annotated[float, Field(ge=0, le=1e6)]
+Celsius = Annotated[float, Field(ge=-300, le=10_000)]
+Seconds = Annotated[float, Field(ge=0, le=1e10)]  # three centuries
+Amount = Annotated[float, Field(ge=0, le=1e18)]
+Figure = Annotated[float, Field(ge=-1e100, le=1e100)]  # of any unit
+Rate = Annotated[float, Field(ge=0, le=1e21)]  # bytes or operations in a second
+
+
+def of_texts(value: object) -> object:
+    """Validate that an object's values are texts; return other types for pydantic to reject.
+
+    Reports one error, even if thousands of entries are wrong.
+
+    Raises:
+        ValueError: names the first entry that is not a text.
+    """
+    for key, entry in value.items() if isinstance(value, dict) else ():
+        if not isinstance(entry, str):
+            msg = f"the entry {str(key)[:MAX_KEY_CHARACTERS]} is no text"
+            raise ValueError(msg)  # noqa: TRY004 -- pydantic takes no TypeError for a fault
+    return value
+
+
+# Texts for display are truncated, not rejected.
+Name = Annotated[str, BeforeValidator(lambda text: cut(text, 255))]
+Sentence = Annotated[str, BeforeValidator(lambda text: cut(text, 2000))]
+Names = Annotated[dict[Name, Name], BeforeValidator(of_texts)]
+
+
+class Message(BaseModel):
+    """Base of all messages: frozen, no unknown fields, no NaN or infinity."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_few_fields(cls, value: object) -> object:
+        """Reject an object with thousands of unknown fields with a single error."""
+        if isinstance(value, dict) and len(value) > MAX_FIELDS:
+            msg = f"it has {len(value):,} fields, of {MAX_FIELDS} at most"
+            raise ValueError(msg)
+        return value
+
+
+def key_id(key: str) -> str:
+    """Return a command key's public id, which does not reveal the key."""
+    return hashlib.sha256(key.encode()).hexdigest()[:8]
+
+
+def cut(text: object, max_characters: int) -> object:
+    """Truncate a text; return other types unchanged for pydantic to reject."""
+    return text[:max_characters] if isinstance(text, str) else text
+
+
+def read_json(data: bytes | str) -> Any:  # noqa: ANN401 (JSON)
+    """Return a JSON text as plain Python values that any database can store.
+
+    Raises:
+        ValueError: it is not JSON, is nested too deep, or has an integer beyond 64 bits.
+    """
+    return plain(parse_json(data))
+
+
+def parse_json(data: bytes | str) -> Any:  # noqa: ANN401 (JSON)
+    """Return a JSON text as Python values, not yet checked by ``plain``.
+
+    Raises:
+        ValueError: it is not JSON.
+    """
+    try:
+        return json.loads(data)
+    except RecursionError:
+        raise ValueError(_too_deep("the body")) from None
+
+
+def plain(value: Any, where: str = "", depth: int = 0) -> Any:  # noqa: ANN401 (JSON)
+    """Return a JSON value with NUL and lone surrogates replaced by U+FFFD.
+
+    Raises:
+        ValueError: it is nested too deep, or has an integer beyond 64 bits or a key too long.
+    """
+    if isinstance(value, str):
+        return _text(value)
+    if isinstance(value, dict | list | tuple):
+        if depth >= MAX_DEPTH:
+            raise ValueError(_too_deep(where))
+        if isinstance(value, dict):
+            return {
+                _key(key, where): plain(entry, f"{where}.{key}" if where else key, depth + 1)
+                for key, entry in value.items()
+            }
+        return [plain(entry, f"{where}.{at}", depth + 1) for at, entry in enumerate(value)]
+    if isinstance(value, int) and not -MAX_INTEGER <= value <= MAX_INTEGER:
+        msg = f"{where[:MAX_KEY_CHARACTERS] or 'the body'} is an integer beyond 64 bits"
+        raise ValueError(msg)
+    return value
+
+
+def excerpt(value: object) -> str:
+    """Return the beginning of a rejected message, safe to store and display."""
+    try:
+        text = repr(value)
+    except RecursionError:
+        text = _too_deep("it")
+    return _text(text[:MAX_EXCERPT_CHARACTERS])
+
+
+def _too_deep(where: str) -> str:
+    return f"{where[:MAX_KEY_CHARACTERS]} is nested deeper than {MAX_DEPTH} levels"
+
+
+def _text(value: str) -> str:
+    if value.isascii():
+        return value.replace("\x00", "\ufffd") if "\x00" in value else value
+    whole = value.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
+    return whole.replace("\x00", "\ufffd")
+
+
+def _key(key: str, where: str) -> str:
+    if len(key) > MAX_KEY_CHARACTERS:
+        at = f" of {where[:MAX_KEY_CHARACTERS]}" if where else ""
+        msg = f"a key{at} has {len(key)} characters, of {MAX_KEY_CHARACTERS} at most"
+        raise ValueError(msg)
+    return _text(key)
+
+
+# Types of numeric IP addresses and ports.
+
+
+def _plain_address(text: str) -> str:
+    return str(ipaddress.ip_address(text))
+
+
+IpAddress = Annotated[str, AfterValidator(_plain_address)]
+Port = Annotated[int, Field(ge=1024, le=65535)]

@@ -14,9 +14,15 @@ from pydantic import (
     model_validator,
 )
 
-from runners.jobspec.base import ArtefactModel, FolderModel, JobDocument, ModelRef, RunDocument
+from runners.jobspec.base import (
+    ArtefactModel,
+    FolderModel,
+    IpAddress,
+    JobDocument,
+    ModelRef,
+    RunDocument,
+)
 from runners.jobspec.compress import WeightDtype
-from runners.wire import IpAddress
 
 # Options of the GPU serving engines vLLM and SGLang.
 
@@ -114,7 +120,7 @@ ServedName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._
 AnyPort = Annotated[int, Field(ge=0, le=65535)]
 FIRST_OPEN_PORT = 1024
 NO_ADAPTER = -1  # the adapter index of the base model
-# See runners/engines.py.
+# See runners/launchers/launch.py.
 EngineName = Literal["slipway", "llamacpp", "vllm", "sglang"]
 ON_GPUS: tuple[EngineName, ...] = ("vllm", "sglang")
 

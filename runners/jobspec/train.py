@@ -13,13 +13,16 @@ from runners.jobspec.base import (
     DataParallel,
     DemoModel,
     FolderModel,
+    HostText,
     LoraOptions,
+    MixedData,
     ModelRef,
     QuantizedTraining,
     RunDocument,
+    SampleOptions,
     TextSamples,
+    TrainData,
 )
-from runners.jobspec.data import HostText, MixedData, SampleOptions, TrainData
 
 # Memory options of a training: recomputation, offload, optimiser.
 

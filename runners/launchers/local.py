@@ -4,12 +4,12 @@ import signal
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from runners import launch, supervisor
-from runners.attempts import LOST, AttemptFolder, Verdict
-from runners.launch import LaunchRefusedError
-from runners.messages import RunRequest
-from runners.reasons import Reason
-from runners.supervision import procfs, record
+from runners.launchers import launch
+from runners.launchers.attempts import LOST, AttemptFolder, Verdict
+from runners.launchers.launch import LaunchRefusedError
+from runners.shared.messages import RunRequest
+from runners.shared.reasons import Reason
+from runners.supervision import child, procfs, supervisor
 
 # The launcher interface: start, inspect and stop attempts, and explain unrecorded ends.
 
@@ -84,7 +84,7 @@ class LocalLauncher:
 
     def stop(self, folder: AttemptFolder) -> None:
         """Signal the supervisor to read its stop order now."""
-        if identity := record.read_json(folder.path / record.SUPERVISOR):
+        if identity := child.read_json(folder.path / child.SUPERVISOR):
             pid, ticks = int(identity["pid"]), int(identity["start_ticks"])
             procfs.send_signal(pid, ticks, signal.SIGTERM)
 

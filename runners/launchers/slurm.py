@@ -13,17 +13,16 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from runners import supervisor
-from runners.attempts import LOST, AttemptFolder, Verdict
-from runners.launch import LaunchRefusedError
 from runners.launchers import slurm_commands
+from runners.launchers.attempts import LOST, AttemptFolder, Verdict
+from runners.launchers.launch import LaunchRefusedError
 from runners.launchers.local import UnrecordedEnd
 from runners.launchers.slurm_commands import Phase, SlurmError, SlurmJob, SlurmUnreachableError
-from runners.messages import RunRequest
-from runners.reasons import Reason
-from runners.slurm_options import SlurmConfig
-from runners.supervision import record
-from runners.timing import scaled
+from runners.shared.facts import SlurmConfig
+from runners.shared.messages import RunRequest
+from runners.shared.reasons import Reason
+from runners.shared.timing import scaled
+from runners.supervision import child, supervisor
 
 TICKET = "slurm.json"
 SCRIPT = "slurm.sh"
@@ -107,7 +106,7 @@ class SlurmLauncher:
             self._send(folder)
         elif (job := self._job(folder)) is None or job.phase is Phase.ENDED:
             self._gone_since.setdefault(folder.attempt_id, self._clock())
-        elif (folder.path / record.STOP).exists():
+        elif (folder.path / child.STOP).exists():
             self.stop(folder)
 
     def _job(self, folder: AttemptFolder) -> SlurmJob | None:
@@ -159,17 +158,17 @@ class SlurmLauncher:
         """Submit the job, or adopt the existing job of this name."""
         name = job_name(folder)
         existing = {job.name: job for job in slurm_commands.queue()}.get(name)
-        if existing is None and (folder.path / record.STOP).exists():
+        if existing is None and (folder.path / child.STOP).exists():
             self._gone_since.setdefault(folder.attempt_id, -math.inf)
             return
         job_id = existing.job_id if existing else self._submit(folder)
-        record.write_json(folder.path / TICKET, {"job_id": job_id, "name": name})
+        child.write_json(folder.path / TICKET, {"job_id": job_id, "name": name})
         self._next_look = 0.0
 
     def _submit(self, folder: AttemptFolder) -> str:
         script = folder.path / SCRIPT
         script.write_text(render_script(folder))
-        document = record.read_json(folder.path / record.LAUNCH) or {}
+        document = child.read_json(folder.path / child.LAUNCH) or {}
         options = [
             *self._config.argv(),
             f"--job-name={job_name(folder)}",
@@ -205,7 +204,7 @@ class SlurmLauncher:
             return Verdict.RUNNING if self._is_active(folder) else verdict
         if verdict not in LOST or self._is_gone(folder):
             return verdict
-        has_begun = (folder.path / record.SUPERVISOR).exists()
+        has_begun = (folder.path / child.SUPERVISOR).exists()
         return Verdict.RUNNING if has_begun or self._is_active(folder) else Verdict.WAITING
 
     def _is_active(self, folder: AttemptFolder) -> bool:
@@ -233,7 +232,7 @@ class SlurmLauncher:
         """Return Slurm's reason for an end without an exit record."""
         if verdict not in LOST:
             return None
-        order = record.read_json(folder.path / record.STOP) or {}
+        order = child.read_json(folder.path / child.STOP) or {}
         ordered_reason = Reason(order["reason"]) if order.get("reason") in set(Reason) else None
         ticket = _ticket(folder)
         if ticket is None:
@@ -281,8 +280,8 @@ class SlurmLauncher:
             log.info("job %s: %s", ticket["job_id"], refusal)
 
     def _end(self, folder: AttemptFolder, job_id: str) -> None:
-        order = folder.path / record.STOP
-        grace = float((record.read_json(order) or {}).get("grace_seconds", 0.0))
+        order = folder.path / child.STOP
+        grace = float((child.read_json(order) or {}).get("grace_seconds", 0.0))
         if time.time() - order.stat().st_mtime > grace + KILL_MARGIN_SECONDS:
             if folder.attempt_id not in self._killed:
                 log.warning("job %s outlasted its grace and is cancelled", job_id)
@@ -308,7 +307,7 @@ def render_script(folder: AttemptFolder) -> str:
 
 
 def _ticket(folder: AttemptFolder) -> dict[str, Any] | None:
-    return record.read_json(folder.path / TICKET)
+    return child.read_json(folder.path / TICKET)
 
 
 def _is_open(folder: AttemptFolder) -> bool:

@@ -8,8 +8,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
 
-from runners.facts import PartitionFacts, SchedulerFacts
-from runners.slurm_options import SlurmConfig
+from runners.shared.facts import PartitionFacts, SchedulerFacts, SlurmConfig
 
 TIMEOUT_SECONDS = 20.0
 NUM_FIELDS = 5  # of squeue's and sacct's output

@@ -23,8 +23,8 @@ from pathlib import Path
 if __name__ == "__main__":  # -S hides site-packages and this package
     sys.path.append(str(Path(__file__).resolve().parents[2]))
 
-from runners.processes import die_with
-from runners.supervision import child, procfs, record
+from runners.supervision import child, procfs
+from runners.supervision.child import die_with
 
 LOCK = ".proof.lock"  # a living process holds it: in the output folder, in each scratch folder
 WORK = "work"  # the stage's own part of the scratch folder
@@ -120,7 +120,7 @@ def main(scratch: Path, argv: Sequence[str]) -> None:
     reaper = Reaper()
     with ExitStack() as stack:
         with suppress(OSError):  # a file system without locks
-            stack.enter_context(record.locked(scratch / LOCK))
+            stack.enter_context(child.locked(scratch / LOCK))
         try:
             reaper.start(argv)
         except OSError as error:

@@ -1,24 +1,93 @@
-"""Starts an attempt's job process with pipes and a marker; it dies with this process.
-
-Standard library only.
-"""
+"""The job's process: start it, signal its group, and record what it did."""
 
 import ctypes
+import errno
+import fcntl
+import json
 import os
 import resource
+import shutil
+import signal
 import subprocess
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from runners.processes import die_with
 from runners.supervision.procfs import MARKER
+
+# ---------------------------------------------------------------------------
+# Starts programs, and makes a process die with its parent.
+# ---------------------------------------------------------------------------
+
+
+# Makes a process die with its parent.
+#
+# Standard library only.
+
+
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def die_with(parent: int) -> None:
+    """Set the kernel to kill this process when its parent ends, or now if it has ended.
+
+    The signal is bound to the thread that started this process: it must be the parent's main
+    thread. The setting is not inherited by children.
+
+    Args:
+        parent: the pid of the process that started this one.
+    """
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # the parent ended before the call above
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+# Starts programs whose output is read as a text stream, and names the host's compiler.
+
+
+def start_text_process(
+    argv: Sequence[str],
+    env: Mapping[str, str] | None,
+    *,
+    stdin: int = subprocess.DEVNULL,
+    stderr: int = subprocess.PIPE,
+    has_own_group: bool = False,
+) -> subprocess.Popen[str]:
+    """Start a program whose output is read as text; undecodable bytes are replaced.
+
+    ``stdin`` and ``stderr`` are subprocess's constants; with its own process group a program can
+    be killed together with its children.
+    """
+    return subprocess.Popen(
+        argv,
+        stdin=stdin,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        text=True,
+        errors="replace",
+        env=env,
+        start_new_session=has_own_group,
+    )
+
+
+def compiler_name() -> str:
+    """Return the C++ compiler that torch.compile calls: ``CXX``, or g++."""
+    return os.environ.get("CXX") or "g++"
+
+
+# ---------------------------------------------------------------------------
+# Starts an attempt's job process with pipes and a marker; it dies with this process.
+#
+# Standard library only.
+# ---------------------------------------------------------------------------
+
 
 EVENT_FD = "SLIPWAY_EVENT_FD"
 OOM_SCORE = 500  # the OOM killer chooses the job before its supervisor
 _PR_SET_CHILD_SUBREAPER = 36
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Pipes(NamedTuple):
@@ -109,3 +178,133 @@ def redirect_output(path: Path) -> None:
     os.dup2(log, 2)
     os.close(null)
     os.close(log)
+
+
+# ---------------------------------------------------------------------------
+# Atomic JSON files, locks and the exit record of an attempt folder.
+#
+# Space for the exit record is reserved when the attempt starts, so that it can be written on a
+# full disk. Standard library only.
+# ---------------------------------------------------------------------------
+
+
+EXIT_RECORD = "exit.json"
+EXIT_SLOT = "exit.slot"
+SLOT_BYTES = 8 * 1024
+LOCK = "lock"
+STOP = "stop.json"
+LAUNCH = "launch.json"
+SUPERVISOR = "supervisor.json"
+SPOOL = "spool"
+SECRETS = "secrets"
+
+Record = dict[str, Any]
+
+
+class LockedError(Exception):
+    """Another live process holds the lock."""
+
+
+@contextmanager
+def locked(path: Path, patience_s: float = 0.0) -> Iterator[None]:
+    """Hold the lock file while the block runs; wait at most ``patience_s`` for it.
+
+    Raises:
+        LockedError: another process holds it.
+    """
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        deadline = time.monotonic() + patience_s
+        while not _try_lock(handle):
+            if time.monotonic() >= deadline:
+                raise LockedError(f"{path} is held by another process")
+            time.sleep(0.01)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _try_lock(handle: int) -> bool:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def is_locked(path: Path) -> bool:
+    """Return whether a live process holds the lock file."""
+    try:
+        with locked(path):
+            return False
+    except LockedError:
+        return True
+
+
+def write_json(path: Path, document: Mapping[str, Any]) -> None:
+    """Write a document atomically: a reader sees the old or the new one, never a part.
+
+    Raises:
+        OSError: the document cannot be written; the old one stays.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    data = json.dumps(document).encode()
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        _write_whole(handle, data)
+    except OSError:
+        temporary.unlink()
+        raise
+    finally:
+        os.close(handle)
+    temporary.replace(path)
+
+
+def _write_whole(handle: int, data: bytes) -> None:
+    if os.write(handle, data) < len(data):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    os.fsync(handle)
+
+
+def read_json(path: Path) -> Record | None:
+    """Return the document, or None when it is missing or damaged."""
+    try:
+        document = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return document if isinstance(document, dict) else None
+
+
+def remove_secrets(folder: Path) -> None:
+    """Delete the files of an attempt's secrets, if any."""
+    shutil.rmtree(folder / SECRETS, ignore_errors=True)
+
+
+def reserve_exit_slot(folder: Path) -> None:
+    """Reserve the disk space of the exit record."""
+    with suppress(OSError):  # the disk is already full: a plain write is tried later
+        handle = os.open(folder / EXIT_SLOT, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(handle, 0, SLOT_BYTES)
+        finally:
+            os.close(handle)
+
+
+def write_exit_record(folder: Path, record: Record) -> Record:
+    """Write ``exit.json`` into its reserved space and return its content.
+
+    The oldest of the last lines are dropped until the record fits.
+    """
+    record = dict(record)
+    while len(data := json.dumps(record).encode()) > SLOT_BYTES and record["last_lines"]:
+        record["last_lines"] = record["last_lines"][1:]
+    slot = folder / EXIT_SLOT
+    handle = os.open(slot, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        os.pwrite(handle, data, 0)
+        os.ftruncate(handle, len(data))
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+    slot.replace(folder / EXIT_RECORD)
+    return record

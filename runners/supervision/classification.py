@@ -8,9 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from runners.reasons import Reason
-from runners.supervision.memory import memory_headroom
-from runners.supervision.procfs import PROC
+from runners.shared.reasons import Reason
+from runners.supervision.procfs import PROC, memory_headroom
 
 # Patterns of the errors of GPUs, their drivers and collectives, and the rank of one.
 #

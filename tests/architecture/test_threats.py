@@ -13,7 +13,7 @@ NAMED = sorted(set(re.findall(r"`(tests/[^`]+\.py::\w+)`", PAGE)))
 # Modules that open connections to addresses which somebody else chose.
 CALLERS = {"httpx", "requests", "aiohttp", "urllib.request", "ftplib", "smtplib"}
 # The benches call the site that they started themselves.
-OWN_SITE = Path("webapp/core/benches")
+OWN_SITE = Path("webapp/bench")
 
 
 def test_every_named_test_exists():

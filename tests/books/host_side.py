@@ -10,20 +10,19 @@ from typing import Any, NamedTuple
 import psutil
 import pytest
 
-from runners import launch
-from runners.attempts import AttemptFolder
-from runners.config import HostConfig, HostDir
+from runners.host.reconcile import Reconciler
 from runners.jobs.serve.relayed.backend import EngineAdapter, Placed, parts_of
 from runners.jobs.serve.relayed.process import Command, ListenAddress
 from runners.jobs.serve.sglang.speaker import Sglang
 from runners.jobs.serve.vllm import speaker as vllm_speaker
 from runners.jobs.serve.vllm.speaker import Vllm
 from runners.jobspec import ArtefactModel, FolderModel, ModelRef, ServeSpec
-from runners.launchers import slurm_commands
-from runners.messages import ClaimReply, RunRequest, Wanted
-from runners.reconcile import Reconciler
-from runners.supervision import record
-from runners.supervisor import STARTED
+from runners.launchers import launch, slurm_commands
+from runners.launchers.attempts import AttemptFolder
+from runners.shared.config import HostConfig, HostDir
+from runners.shared.messages import ClaimReply, RunRequest, Wanted
+from runners.supervision import child
+from runners.supervision.supervisor import STARTED
 
 BOOT_ID = "boot-1"
 PORT, SIDE_PORT = 8001, 9001
@@ -90,8 +89,8 @@ class HostSide:
         stored = json.loads((folder / "spec.json").read_text())
         document = {
             "spec.json": {name: value for name, value in stored.items() if name != "fence"},
-            "launch.json": record.read_json(folder / record.LAUNCH),
-            "exit.json": record.read_json(folder / record.EXIT_RECORD),
+            "launch.json": child.read_json(folder / child.LAUNCH),
+            "exit.json": child.read_json(folder / child.EXIT_RECORD),
         }
         found = {name: value for name, value in document.items() if value is not None}
         if "exit.json" in found:

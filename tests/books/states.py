@@ -23,7 +23,7 @@ from webapp.accounts.models import Membership, Role, Team
 from webapp.accounts.secrets import secret_store
 from webapp.core.clock import now
 from webapp.datasets.services import dataset_store
-from webapp.hosts.device import virtual_host_create
+from webapp.hosts.machines import virtual_host_create
 from webapp.hosts.models import Host
 from webapp.hosts.services import token_create
 from webapp.jobs.ingest import events_accept

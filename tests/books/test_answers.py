@@ -14,7 +14,7 @@ import pytest
 from pydantic import ValidationError
 
 from planner import api
-from planner.errors import PlannerError
+from planner.specs.base import PlannerError
 from planner.specs.estimate import EstimateRequest, InverseRequest, PlanRequest
 from tests.books.book import FOLDER, Book, json_differences, json_text
 

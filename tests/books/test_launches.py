@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from planner.exports.registry import FORMATS, export
-from runners.messages import RunRequest
+from runners.shared.messages import RunRequest
 from tests.books.book import FOLDER, Book, json_differences, json_text, line_differences
 from tests.books.host_side import HostSide
 from tests.books.normalising import with_placeholders
@@ -22,7 +22,7 @@ from tests.webapp.jobs.gangs import make_hosts, members
 from webapp.hosts.heartbeats import host_beat
 from webapp.hosts.models import Host
 from webapp.jobs.models import Job
-from webapp.plans.errors import DraftProblem
+from webapp.plans.explanation import DraftProblem
 from webapp.plans.launching import LaunchOptions, plan_launch
 from webapp.plans.models import Plan
 from webapp.plans.serving import EndpointOptions

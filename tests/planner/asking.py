@@ -1,7 +1,7 @@
 """Short ways to ask the planner, so that each test shows only what it is about."""
 
 from planner.api import estimate, plan
-from planner.catalog.engine_limits import serving_engine
+from planner.catalog.engines import serving_engine
 from planner.search.space import FRUGAL
 from planner.specs.estimate import Estimate, EstimateRequest, PlanAnswer, PlanRequest
 

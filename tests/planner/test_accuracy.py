@@ -8,8 +8,22 @@ import pytest
 
 from planner.catalog.engines import factor_of, published_times, spread_of
 from planner.catalog.reading import data_json
-from planner.cost.compression import RECIPES, column_seconds, tuning_seconds
-from planner.fitting.compression_fitting import (
+from planner.cost.weights import RECIPES, column_seconds, tuning_seconds
+from planner.fitting.accuracy import (
+    accuracy_page,
+    bits_example,
+    goals,
+    layout_choices,
+    lora_example,
+    megatron_points,
+    pictures,
+    zero_example,
+)
+from planner.fitting.evidence import model_named, model_of, number, table, usable
+from planner.fitting.generation_peaks import contradictions, rows_over_device_memory, section
+from planner.fitting.left_out import kept_rows
+from planner.fitting.published_speeds import classes_of, coverage
+from planner.fitting.quality_fit import (
     AT_MOST,
     build_compression,
     cases,
@@ -19,17 +33,6 @@ from planner.fitting.compression_fitting import (
     left_out,
     log_factor,
     weighted_median,
-)
-from planner.fitting.evidence import model_named, model_of, number, table, usable
-from planner.fitting.generation_peaks import contradictions, rows_over_device_memory, section
-from planner.fitting.held_out import classes_of, coverage
-from planner.fitting.left_out import kept_rows
-from planner.fitting.pages.accuracy import accuracy_page, bits_example, lora_example, zero_example
-from planner.fitting.pages.accuracy_sections import (
-    goals,
-    layout_choices,
-    megatron_points,
-    pictures,
 )
 from planner.workload.resolve import resolve_model
 

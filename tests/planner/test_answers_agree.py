@@ -11,9 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.cost.energy import drawn_watts, joules_per_token, of_electricity, run_joules, run_usd
 from planner.cost.memory import MemoryUse
 from planner.cost.quantity import Equation
+from planner.cost.roofline import (
+    drawn_watts,
+    joules_per_token,
+    of_electricity,
+    run_joules,
+    run_usd,
+)
 from planner.specs.estimate import Performance
 from planner.workload.outcome import HIGH, LOW, Confidence, Outcome, active_ratio
 from tests.planner.asking import (

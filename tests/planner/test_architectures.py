@@ -8,7 +8,7 @@ from planner.cost.kv_cache import cache_bytes, layer_tokens, read_tokens
 from planner.cost.parameters import count_parameters
 from planner.cost.quantity import Ledger, Line
 from planner.cost.roofline import layer_pairs
-from planner.errors import BadConfigError, BadRequestError
+from planner.specs.base import BadConfigError, BadRequestError
 from planner.specs.estimate import EstimateRequest, PlanRequest
 from planner.specs.model import AttentionLayers, IndexLayers, LatentLayers, RecurrentLayers
 from tests.planner.asking import TINY, ask, held

@@ -23,8 +23,8 @@ from planner.search.rank import criteria, frontier, order_of
 from planner.search.scoring import ESTIMATES
 from planner.search.select import Table, frontier_rows, skyline
 from planner.specs.estimate import APPLICABILITY, Bound, PlanRequest
-from planner.workload import capacity
-from planner.workload.estimator import estimate_request
+from planner.workload import generate
+from planner.workload.under_load import estimate_request
 from tests.planner.asking import (
     CPU,
     GENERATE,
@@ -358,9 +358,9 @@ def test_what_is_refused_unsearched_is_refused_by_searching():
 
 def test_memory_is_costed_once_for_fitting_and_for_the_score(monkeypatch):
     ESTIMATES.forget()
-    held, asked_for = capacity._held, []
+    held, asked_for = generate._held, []
     monkeypatch.setattr(
-        capacity, "_held", lambda *found: asked_for.append(found[0]) or held(*found)
+        generate, "_held", lambda *found: asked_for.append(found[0]) or held(*found)
     )
     assert explore(asked_on(SERVE), only_fitting=True).parts
     assert asked_for

@@ -11,13 +11,16 @@ from planner.catalog.devices import (
     device_of_driver,
     device_slug,
     get_device,
+    get_instance,
     host_device,
     list_devices,
+    list_instances,
+    offers_for,
+    price_of,
 )
 from planner.catalog.engines import generic_engines, get_engine, list_engines
-from planner.catalog.instances import get_instance, list_instances, offers_for, price_of
 from planner.catalog.models import get_model, list_models
-from planner.errors import (
+from planner.specs.base import (
     BadRequestError,
     UnknownDeviceError,
     UnknownInstanceError,

@@ -5,9 +5,9 @@ import pytest
 from planner.api import estimate, plan
 from planner.catalog.models import get_model
 from planner.cost.parameters import count_parameters
-from planner.errors import NotCoveredError, NotPossibleError
+from planner.specs.base import NotCoveredError, NotPossibleError
 from planner.specs.estimate import EstimateRequest, PlanRequest
-from planner.workload.training_kernels import ALL_PASSES, FLEX_BLOCK_TOKENS
+from planner.workload.training_exchange import ALL_PASSES, FLEX_BLOCK_TOKENS
 from planner.workload.training_memory import MESSAGES_LOOK_BYTES
 from tests.planner.asking import CPU, GENERATE, SERVE, TINY, TRAIN, ask, document, search
 

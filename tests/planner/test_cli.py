@@ -168,11 +168,13 @@ def test_an_export_can_be_measured_and_keeps_its_notes(run):
 
 def test_the_laboratory_prints_its_page_and_its_factors(monkeypatch, capsys):
     # Accuracy prints the page of the docs.
-    monkeypatch.setattr("planner.fitting.pages.accuracy.accuracy_page", lambda: "# Accuracy\n")
+    monkeypatch.setattr("planner.fitting.accuracy.accuracy_page", lambda: "# Accuracy\n")
     assert main(["accuracy"]) == 0
     assert capsys.readouterr().out == "# Accuracy\n"
     # Calibrate prints the factor file.
-    monkeypatch.setattr("planner.fitting.factors.build_factors", lambda: {"version": "factors-1"})
+    monkeypatch.setattr(
+        "planner.fitting.published_speeds.build_factors", lambda: {"version": "factors-1"}
+    )
     assert main(["calibrate"]) == 0
     assert json.loads(capsys.readouterr().out) == {"version": "factors-1"}
 
@@ -341,7 +343,7 @@ def test_an_entry_that_a_catalog_lacks_is_answered_with_its_nearest(capsys):
 
 HEAVY = {"django", "torch", "celery", "redis", "transformers", "plotly", "httpx"}
 LABORATORY = {"scipy"} | {
-    f"planner.fitting.{name}" for name in ("pages.accuracy", "factors", "robust_fit")
+    f"planner.fitting.{name}" for name in ("accuracy", "published_speeds", "step_fitting")
 }
 ASKED = {
     "model": "meta-llama/Llama-3.1-8B",

@@ -3,9 +3,9 @@
 import pytest
 
 from planner.catalog.models import get_model
-from planner.cost.compression import RECIPES, matrices, written_bytes
 from planner.cost.parameters import count_parameters
-from planner.errors import BadRequestError, NotPossibleError
+from planner.cost.weights import RECIPES, matrices, written_bytes
+from planner.specs.base import BadRequestError, NotPossibleError
 from tests.planner.asking import CPU, LLAMA_8B, LLAMA_70B, MIXTRAL, TINY, ask, search
 
 

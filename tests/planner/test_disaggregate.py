@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.errors import BadRequestError, NotCoveredError, NotPossibleError
+from planner.specs.base import BadRequestError, NotCoveredError, NotPossibleError
 from planner.workload.arrivals import (
     Batching,
     StepCosts,

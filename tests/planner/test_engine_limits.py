@@ -8,14 +8,20 @@ from typing import NamedTuple
 import pytest
 
 from planner.api import plan
-from planner.catalog.engine_limits import EngineLimit, KernelBlock, serving_engines
-from planner.catalog.engines import get_engine, list_engines, release_number
+from planner.catalog.engines import (
+    EngineLimit,
+    KernelBlock,
+    get_engine,
+    list_engines,
+    release_number,
+    serving_engines,
+)
 from planner.catalog.families import FAMILIES
 from planner.catalog.models import get_model
 from planner.catalog.reading import data_toml
-from planner.cost.activations import fused_experts_elements
-from planner.errors import NotCoveredError, NotPossibleError
+from planner.cost.training import fused_experts_elements
 from planner.exports.registry import export, export_case
+from planner.specs.base import NotCoveredError, NotPossibleError
 from planner.specs.estimate import PlanRequest
 from planner.specs.workload import Strategy
 from tests.planner.asking import GENERATE, LLAMA_8B, LLAMA_70B, SERVE, TRAIN, ask, document, search

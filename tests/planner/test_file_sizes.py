@@ -33,9 +33,9 @@ from planner.cost.weights import (
     unquantised_dtype,
     weight_bytes_per_element,
 )
-from planner.errors import NotPossibleError, UnknownModelError, UnknownNameError
 from planner.exports.registry import export, export_case
 from planner.fitting.evidence import table
+from planner.specs.base import NotPossibleError, UnknownModelError, UnknownNameError
 from planner.specs.estimate import EstimateRequest, PlanRequest
 from planner.specs.model import AttentionLayers, ModelSpec
 from tests.planner.asking import LLAMA_8B, ask, held

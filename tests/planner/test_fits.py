@@ -10,33 +10,31 @@ from planner.catalog.reading import data_json
 from planner.fitting.decode_fitting import PARTS as STREAM_PARTS
 from planner.fitting.decode_fitting import StreamCase, fit_streams, fitted
 from planner.fitting.evidence import digest, model_of, number, table, training_request, usable
-from planner.fitting.factors import INPUTS, by_engine, memory_factors
-from planner.fitting.robust_fit import (
+from planner.fitting.published_speeds import INPUTS, by_engine, memory_factors
+from planner.fitting.step_fitting import (
+    CEILINGS,
+    FLOORS,
     GIB,
     MEMORY_FACTORS,
+    PARTS,
+    POOLED,
+    TOGETHER,
+    Levels,
     MemoryCase,
+    StepCase,
+    StepFactors,
     descend,
     factors_of,
+    fit_levels,
     fit_memory,
+    median_error,
     memory_case,
     memory_regret,
     memory_table,
     prior_of,
 )
-from planner.fitting.step_fitting import (
-    CEILINGS,
-    FLOORS,
-    PARTS,
-    POOLED,
-    TOGETHER,
-    Levels,
-    StepCase,
-    StepFactors,
-    fit_levels,
-    median_error,
-)
 from planner.specs.estimate import EstimateRequest
-from planner.workload.estimator import estimate_request
+from planner.workload.under_load import estimate_request
 from tests.planner.asking import ask
 
 PRIORS = np.array([prior for prior, _ in MEMORY_FACTORS.values()])

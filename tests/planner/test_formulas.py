@@ -6,9 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.cost import (
-    activations,
     communication,
-    energy,
     kv_cache,
     parameters,
     quantity,
@@ -29,9 +27,9 @@ from planner.cost.weights import linear_bytes, linear_parameters_per_rank, weigh
 from planner.workload import compress, serve, train
 
 MODULES = (
-    activations,
+    training,
     communication,
-    energy,
+    roofline,
     kv_cache,
     parameters,
     queueing,

@@ -17,7 +17,7 @@ from planner.fitting.generation_peaks import (
     model_of,
     peak_cases,
 )
-from planner.fitting.serving.factors import SEEN
+from planner.fitting.serving_factors import SEEN
 from tests.planner.asking import CPU, GENERATE, MIXTRAL, TINY, ask, held, search
 
 

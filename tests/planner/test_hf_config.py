@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.catalog.config_reader import SPELLINGS, ConfigReader
 from planner.catalog.gguf import packed_format
+from planner.catalog.layer_groups import SPELLINGS, ConfigReader
 from planner.catalog.models import get_model, model_from_config
 from planner.catalog.quality import family_of
 from planner.cost.parameters import count_parameters
-from planner.errors import BadConfigError, NotCoveredError, PlannerError, UnknownNameError
+from planner.specs.base import BadConfigError, NotCoveredError, PlannerError, UnknownNameError
 from planner.specs.model import ModelSpec
 from tests.planner.asking import TINY, ask
 from tests.planner.family_configs import PUBLISHED

@@ -7,8 +7,7 @@ from itertools import product
 import pytest
 
 from planner.api import estimate, inverse, plan
-from planner.catalog.instances import get_instance, list_instances
-from planner.errors import BadRequestError, PlannerError
+from planner.catalog.devices import get_instance, list_instances
 from planner.search.engine import best_of
 from planner.search.inverse import (
     CONTEXT_STEP,
@@ -18,6 +17,7 @@ from planner.search.inverse import (
     models_by_size,
 )
 from planner.search.suggest import larger_sizes
+from planner.specs.base import BadRequestError, PlannerError
 from planner.specs.estimate import EstimateRequest, InverseAnswer, InverseRequest, PlanRequest
 from tests.planner.asking import GENERATE, LLAMA_8B, LLAMA_70B, SERVE, TINY, TRAIN, ask, document
 

@@ -13,12 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.__main__ import main
+from planner.fitting.accuracy import HEIGHT, WIDTH, bounds, picture, share, ticks
 from planner.fitting.decode_fitting import StreamCase
 from planner.fitting.decode_fitting import left_out as left_out_streams
 from planner.fitting.decode_fitting import spread_of as spread_of_errors
 from planner.fitting.evidence import table
-from planner.fitting.factors import by_engine, memory_cases, rounded, spreads, step_cases
-from planner.fitting.held_out import coverage, groups_of, report, rightness, summary, title_of
 from planner.fitting.left_out import (
     PEAK,
     STEP,
@@ -36,12 +35,25 @@ from planner.fitting.left_out import (
     spread_of,
     written,
 )
-from planner.fitting.pages.accuracy_sections import HEIGHT, WIDTH, bounds, picture, share, ticks
-from planner.fitting.published_speeds import LAYOUT, SAME, choices
-from planner.fitting.robust_fit import GIB, MEMORY_FACTORS, MemoryCase
-from planner.fitting.serving.factors import SEEN, UNSEEN, fold_of, group_of, held_out, spread
-from planner.fitting.serving.model import PASS_PARTS, ServingCase
-from planner.fitting.step_fitting import PARTS, StepCase, pooled
+from planner.fitting.published_speeds import (
+    LAYOUT,
+    SAME,
+    by_engine,
+    choices,
+    coverage,
+    groups_of,
+    memory_cases,
+    report,
+    rightness,
+    rounded,
+    spreads,
+    step_cases,
+    summary,
+    title_of,
+)
+from planner.fitting.serving_factors import SEEN, UNSEEN, fold_of, group_of, held_out, spread
+from planner.fitting.serving_model import PASS_PARTS, ServingCase
+from planner.fitting.step_fitting import GIB, MEMORY_FACTORS, PARTS, MemoryCase, StepCase, pooled
 from planner.specs.estimate import EstimateRequest
 from planner.workload.outcome import confidence_of
 from planner.workload.resolve import resolve

@@ -5,8 +5,7 @@ import pytest
 
 from planner.catalog.engines import get_engine
 from planner.cost.memory import expert_hit_ratio
-from planner.errors import NotPossibleError
-from planner.fitting.pages.offload_examples import T4_HOST, reproduced
+from planner.fitting.offload_examples import T4_HOST, reproduced
 from planner.search import suggest
 from planner.search.placement import (
     SHARES,
@@ -24,10 +23,11 @@ from planner.search.placement import (
     solve,
     tokens_per_second,
 )
+from planner.specs.base import NotPossibleError
 from planner.specs.estimate import EstimateRequest, PlanRequest
 from planner.specs.workload import OffloadSpec
-from planner.workload.estimator import estimate_request
 from planner.workload.resolve import resolve
+from planner.workload.under_load import estimate_request
 from tests.planner.asking import GENERATE, LLAMA_8B, LLAMA_70B, MIXTRAL, TRAIN, ask, held, search
 
 NEAR = {"model": LLAMA_8B, "workload": GENERATE, "device": "rtx-4090", "engine": "vllm"}

@@ -7,7 +7,7 @@ from planner.catalog.devices import GIB, get_device, unified_memory
 from planner.cost.communication import all_reduce_seconds, ring_seconds
 from planner.specs.cluster import ClusterSpec, DeviceSpec
 from planner.specs.estimate import EstimateRequest
-from planner.workload.training_kernels import ROUNDING_BYTES, ROUNDINGS
+from planner.workload.training_exchange import ROUNDING_BYTES, ROUNDINGS
 from tests.planner.asking import TRAIN, ask
 
 # The product's own runner on a CPU, held against what it measured there.

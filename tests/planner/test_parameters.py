@@ -10,7 +10,7 @@ from planner.catalog.families import FAMILIES
 from planner.catalog.models import get_entry, get_model, list_models, model_from_config
 from planner.cost.parameters import count_parameters
 from planner.cost.weights import GEMM_SPEEDUP, has_sparse_cores, stored_bits
-from planner.errors import BadConfigError, NotCoveredError
+from planner.specs.base import BadConfigError, NotCoveredError
 from tests.planner.asking import LLAMA_8B, LLAMA_70B, LLAMA_405B, MIXTRAL, TINY, ask, held
 from tests.planner.family_configs import CONFIGS, PUBLISHED, SMALL
 from tests.planner.tensors import all_tensors, bytes_on_a_rank, cached_bytes

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.cost.stages import pace_of, split_in_flight, split_layers
+from planner.cost.communication import pace_of, split_in_flight, split_layers
 from planner.cost.training import pipeline_in_flight, step_seconds
-from planner.errors import NotPossibleError
+from planner.specs.base import NotPossibleError
 from tests.planner.asking import LLAMA_70B, TRAIN, ask
 from tests.planner.schedules import BACKWARD, FORWARD, execute, gpipe, interleaved, one_f_one_b
 

@@ -5,10 +5,9 @@ import re
 from pathlib import Path
 from typing import get_args
 
-from planner.catalog.devices import get_device
+from planner.catalog.devices import get_device, list_instances
 from planner.catalog.engines import engine_name
 from planner.catalog.gguf import packed_format
-from planner.catalog.instances import list_instances
 from planner.catalog.models import get_model
 from planner.exports.registry import FORMATS
 from planner.specs.base import read_quantization

@@ -8,11 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.catalog.devices import device_slug, get_device, list_devices
-from planner.catalog.instances import get_instance, list_instances, offers_for, price_of
+from planner.catalog.devices import (
+    device_slug,
+    get_device,
+    get_instance,
+    list_devices,
+    list_instances,
+    offers_for,
+    price_of,
+)
 from planner.catalog.models import get_model, list_models
 from planner.catalog.reading import nearest_names
-from planner.cost.energy import (
+from planner.cost.roofline import (
     drawn_watts,
     joules_per_token,
     of_electricity,
@@ -20,8 +27,8 @@ from planner.cost.energy import (
     run_usd,
     usd_per_million_tokens,
 )
-from planner.errors import UnknownDeviceError, UnknownInstanceError
-from planner.search.offer import RULES
+from planner.search.rank import RULES
+from planner.specs.base import UnknownDeviceError, UnknownInstanceError
 from planner.specs.cluster import DeviceSpec
 from planner.techniques.registry import TECHNIQUES
 from tests.planner.asking import GENERATE, LLAMA_8B, LLAMA_70B, LLAMA_405B, TRAIN, search

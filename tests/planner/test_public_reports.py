@@ -14,7 +14,6 @@ from planner.api import estimate
 from planner.catalog.engines import release_number
 from planner.catalog.models import get_model
 from planner.cost.kv_cache import block_bytes, page_pool, pooled_cache_bytes
-from planner.errors import NotPossibleError, PlannerError, UnknownModelError
 from planner.fitting.evidence import table
 from planner.fitting.published_speeds import (
     collection_of,
@@ -25,9 +24,10 @@ from planner.fitting.published_speeds import (
     question_of,
     source_spread,
 )
+from planner.specs.base import NotPossibleError, PlannerError, UnknownModelError
 from planner.specs.estimate import EstimateRequest
-from planner.workload.estimator import estimate_request
 from planner.workload.outcome import SOURCE_SPREAD
+from planner.workload.under_load import estimate_request
 from tests.planner.asking import LLAMA_8B, ask, held
 
 # The questions are those of ``planner/validation/public_reports.jsonl``, by their name.

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from planner.__main__ import parsed
 from planner.catalog.models import get_model
-from planner.errors import (
+from planner.specs.base import (
     BadRequestError,
     NotCoveredError,
     NotPossibleError,

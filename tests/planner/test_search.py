@@ -3,8 +3,8 @@
 import pytest
 
 from planner.api import estimate
-from planner.errors import BadRequestError, NotPossibleError, UnknownModelError
 from planner.search.rank import criteria, frontier
+from planner.specs.base import BadRequestError, NotPossibleError, UnknownModelError
 from planner.specs.estimate import EstimateRequest
 from tests.planner.asking import (
     CPU,

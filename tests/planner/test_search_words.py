@@ -7,9 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.errors import BadRequestError
 from planner.search.inverse import Probe, closest_miss, largest_step
-from planner.search.offer import reasons
 from planner.search.question import (
     DTYPES,
     FIGURES,
@@ -21,8 +19,17 @@ from planner.search.question import (
     first_violation,
     unit_of,
 )
-from planner.search.rank import PENALTIES, criteria, devices_of, frontier, merit_of, order_of
+from planner.search.rank import (
+    PENALTIES,
+    criteria,
+    devices_of,
+    frontier,
+    merit_of,
+    order_of,
+    reasons,
+)
 from planner.search.suggest import suggestions
+from planner.specs.base import BadRequestError
 from planner.specs.estimate import Bound, PlanRequest, Rejection
 from planner.specs.workload import Strategy
 from planner.workload.layouts import Layout

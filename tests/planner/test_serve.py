@@ -15,7 +15,7 @@ from planner.cost.queueing import (
     tokens_per_round,
     waves_seconds,
 )
-from planner.errors import NotCoveredError, NotPossibleError, UnknownModelError
+from planner.specs.base import NotCoveredError, NotPossibleError, UnknownModelError
 from planner.specs.estimate import EstimateRequest
 from planner.workload.resolve import resolve
 from planner.workload.serve import fills_places, mixed_work, serve, step_budget

@@ -11,7 +11,7 @@ from planner.catalog.engines import COMMON_SERVING, get_engine
 from planner.catalog.reading import data_json
 from planner.cost.queueing import ArrivalHabits, prompt_slot
 from planner.fitting.evidence import serving_request, table
-from planner.fitting.serving.factors import (
+from planner.fitting.serving_factors import (
     ADVISED,
     DENSE,
     FIXED,
@@ -33,7 +33,7 @@ from planner.fitting.serving.factors import (
     spread,
     spread_name,
 )
-from planner.fitting.serving.fitting import (
+from planner.fitting.serving_fitting import (
     NAMES,
     ServingFit,
     bounded,
@@ -46,7 +46,7 @@ from planner.fitting.serving.fitting import (
     strengths_without,
     weights_of,
 )
-from planner.fitting.serving.model import (
+from planner.fitting.serving_model import (
     CENTRES,
     DECODE,
     FLOOR,
@@ -61,8 +61,8 @@ from planner.fitting.serving.model import (
     sweep_of,
 )
 from planner.specs.estimate import EstimateRequest
-from planner.workload.estimator import estimate_request
-from planner.workload.rates import RELEASE, release_key
+from planner.workload.setting import RELEASE, release_key
+from planner.workload.under_load import estimate_request
 from tests.planner.asking import ask
 
 ENGINES = data_json("factors.json")["engines"]

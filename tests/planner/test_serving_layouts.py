@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from planner.api import plan
 from planner.catalog.models import get_model
 from planner.cost.quantity import Ledger, Unrecorded
-from planner.errors import NotCoveredError, NotPossibleError
 from planner.search.question import questions
 from planner.search.scoring import score
 from planner.search.serving_space import serving_blocks
+from planner.specs.base import NotCoveredError, NotPossibleError
 from planner.specs.estimate import EstimateRequest, PlanRequest
-from planner.workload.estimator import run
 from planner.workload.forward import further_operators
 from planner.workload.resolve import resolve
+from planner.workload.under_load import run
 from tests.planner.asking import (
     GENERATE,
     LLAMA_8B,

@@ -9,7 +9,7 @@ import pytest
 
 from planner.api import estimate
 from planner.fitting.evidence import serving_request, table
-from planner.fitting.serving.factors import serving_cases
+from planner.fitting.serving_factors import serving_cases
 from planner.specs.estimate import EstimateRequest
 from planner.workload.outcome import SOURCE_SPREAD, Z_80
 from planner.workload.resolve import resolve

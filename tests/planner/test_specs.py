@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from planner.errors import BadConfigError, PlannerError, UnknownDeviceError
-from planner.specs.base import Spec
+from planner.specs.base import BadConfigError, PlannerError, Spec, UnknownDeviceError
 from planner.specs.cluster import ClusterSpec, DeviceSpec
 from planner.specs.estimate import (
     CalibrationFactor,

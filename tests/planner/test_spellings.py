@@ -8,14 +8,15 @@ from planner.catalog.devices import get_device, list_devices
 from planner.catalog.engines import engine_name, get_engine, list_engines
 from planner.catalog.gguf import packed_format
 from planner.catalog.models import get_entry, get_model, list_models, model_from_config, shape_key
-from planner.errors import (
+from planner.specs.base import (
     BadConfigError,
     NotCoveredError,
     UnknownDeviceError,
     UnknownModelError,
     UnknownNameError,
+    grouped_format,
+    read_quantization,
 )
-from planner.specs.base import grouped_format, read_quantization
 from planner.specs.workload import Strategy, TrainWorkload
 from tests.planner.asking import TINY, TRAIN, ask, held
 

@@ -11,7 +11,7 @@ from planner.catalog.reading import data_toml
 from planner.cost.parameters import count_parameters
 from planner.cost.weights import weight_bytes_per_element
 from planner.cost.weights import weight_bytes_per_element as element
-from planner.errors import BadConfigError, NotCoveredError, PlannerError, UnknownNameError
+from planner.specs.base import BadConfigError, NotCoveredError, PlannerError, UnknownNameError
 from planner.specs.model import ModelSpec
 from tests.planner.asking import LLAMA_8B, TINY, TRAIN, ask, held
 

@@ -11,7 +11,7 @@ import pytest
 
 from planner.api import estimate, plan
 from planner.catalog.devices import get_device, list_devices
-from planner.errors import NotPossibleError
+from planner.specs.base import NotPossibleError
 from planner.specs.estimate import EstimateRequest, PlanRequest
 from tests.planner.asking import CPU, GENERATE, LLAMA_8B, LLAMA_70B, LLAMA_405B, TRAIN, document
 

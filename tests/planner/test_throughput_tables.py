@@ -8,8 +8,8 @@ import pytest
 from planner.api import estimate
 from planner.catalog.engines import get_engine
 from planner.catalog.reading import data_json
-from planner.fitting.pages.accuracy_sections import predicted
-from planner.fitting.serving.throughput import (
+from planner.fitting.accuracy import predicted
+from planner.fitting.serving_throughput import (
     LEAST,
     MOST,
     PARTS,
@@ -19,7 +19,7 @@ from planner.fitting.serving.throughput import (
     fit_full,
     fitted_for,
     full_batch,
-    kind_of,
+    kind_of_row,
     layouts_of,
     left_out_full,
     measured_of,
@@ -30,12 +30,12 @@ from planner.fitting.serving.throughput import (
 )
 from planner.specs.estimate import EstimateRequest
 from planner.workload.layouts import Layout
-from planner.workload.rates import Swept
+from planner.workload.setting import Swept
 
 
 def rows_of(source, kind=None):
     found = [row for row in throughput_rows() if row["source_id"].startswith(source)]
-    return [row for row in found if kind is None or kind_of(row) == kind]
+    return [row for row in found if kind is None or kind_of_row(row) == kind]
 
 
 def case(model="m", engine="e", architecture="a", seconds=None, measured_s=1.0):

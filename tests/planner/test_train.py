@@ -17,23 +17,23 @@ from planner.cost.training import (
     scale_parameters,
     step_seconds,
 )
-from planner.errors import NotPossibleError
 from planner.fitting.evidence import cluster_of, strategy_of, table, training_request, usable
-from planner.fitting.factors import named, step_factors
-from planner.fitting.robust_fit import descend
+from planner.fitting.published_speeds import named, step_factors
 from planner.fitting.step_fitting import (
     PARTS,
     TOGETHER,
     StepCase,
+    descend,
     fit_levels,
     median_error,
     pooled,
     step_case,
 )
+from planner.specs.base import NotPossibleError
 from planner.specs.cluster import DeviceSpec
 from planner.specs.estimate import EstimateRequest
 from planner.specs.workload import TrainWorkload
-from planner.workload.estimator import estimate_request
+from planner.workload.under_load import estimate_request
 from tests.planner.asking import CPU, LLAMA_8B, LLAMA_70B, MIXTRAL, TINY, TRAIN, ask, held
 
 

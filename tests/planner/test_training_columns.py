@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 
 from planner.cost.quantity import Ledger, Unrecorded
 from planner.cost.training import zero_bubble_divisor
-from planner.errors import NotCoveredError, NotPossibleError
 from planner.search.engine import blocks_of
 from planner.search.question import questions
 from planner.search.scoring import Fitting
 from planner.search.training_space import SCHEDULES
+from planner.specs.base import NotCoveredError, NotPossibleError
 from planner.specs.estimate import EstimateRequest, PlanRequest
-from planner.workload.estimator import fits_of
 from planner.workload.resolve import resolve
 from planner.workload.train import train
+from planner.workload.under_load import fits_of
 from tests.planner.asking import LLAMA_8B, LLAMA_70B, MIXTRAL, TRAIN, ask, document, held
 
 AXES = {

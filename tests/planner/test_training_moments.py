@@ -8,7 +8,8 @@ import pytest
 
 from planner.catalog.engines import get_engine
 from planner.catalog.models import get_model
-from planner.cost.activations import (
+from planner.cost.memory import StageMemory, fullest_of
+from planner.cost.training import (
     UNFUSED_LOSS_FP32_COPIES,
     Operators,
     SavedTensors,
@@ -18,13 +19,12 @@ from planner.cost.activations import (
     kept_residuals,
     kept_width,
     layer_at_work_bytes,
+    lora_widths,
     loss_bytes,
     product_residuals,
     product_width,
     score_element_bytes,
 )
-from planner.cost.memory import StageMemory, fullest_of
-from planner.cost.training import lora_widths
 from planner.fitting.evidence import strategy_of, table, training_request, usable
 from planner.specs.estimate import EstimateRequest
 from planner.workload.resolve import resolve

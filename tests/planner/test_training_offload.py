@@ -8,7 +8,7 @@ from planner.cost.memory import (
     shared_link_rate,
     update_seconds,
 )
-from planner.fitting.pages.offload_examples import RUNS, training_offload_table
+from planner.fitting.offload_examples import RUNS, training_offload_table
 from planner.specs.workload import Strategy
 from planner.workload.resolve import usual_stage
 from tests.planner.asking import LLAMA_8B, TRAIN, ask, held, search

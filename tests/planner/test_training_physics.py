@@ -4,16 +4,14 @@ import pytest
 
 from planner.catalog.engines import get_engine
 from planner.catalog.models import get_model
-from planner.cost.activations import operand_width
+from planner.cost.communication import pace_of
 from planner.cost.quantity import Ledger
-from planner.cost.stages import pace_of
-from planner.cost.training import exposed_seconds, tax_seconds
+from planner.cost.training import exposed_seconds, operand_width, tax_seconds
 from planner.fitting.evidence import RELEASED, latest, table, training_request, unscored, usable
 from planner.specs.estimate import EstimateRequest
 from planner.workload.resolve import resolve
 from planner.workload.train import train
-from planner.workload.training_exchange import ring_link
-from planner.workload.training_kernels import ALL_PASSES, FLASH_1_SLOWDOWN
+from planner.workload.training_exchange import ALL_PASSES, FLASH_1_SLOWDOWN, ring_link
 from tests.planner.asking import LLAMA_8B, LLAMA_70B, MIXTRAL, TRAIN, ask, document
 
 PRETRAIN = {**TRAIN, "method": "pretrain", "global_batch_size": 64}

@@ -8,9 +8,10 @@ import pytest
 from planner.catalog.engines import get_engine, harnessed
 from planner.cost.memory import StageMemory
 from planner.fitting.evidence import HARNESSES, strategy_of, table, usable
-from planner.fitting.factors import MEMORY_INPUTS
 from planner.fitting.left_out import PEAK, LeftOut, left_out_peaks, model_of, spread_of
-from planner.fitting.robust_fit import (
+from planner.fitting.published_speeds import MEMORY_INPUTS
+from planner.fitting.serving_factors import SEEN
+from planner.fitting.step_fitting import (
     GIB,
     NAMES,
     PRIORS,
@@ -25,7 +26,6 @@ from planner.fitting.robust_fit import (
     memory_case,
     stage_peaks,
 )
-from planner.fitting.serving.factors import SEEN
 from planner.specs.estimate import EstimateRequest
 from planner.workload.inference_memory import usable_bytes
 from planner.workload.resolve import resolve

@@ -33,12 +33,10 @@ from planner.search.rank import criteria, frontier, order_of
 from planner.search.select import Table
 from planner.specs.estimate import APPLICABILITY, Bound, EstimateRequest, PlanRequest
 from planner.workload.arrivals import step_costs
-from planner.workload.capacity import max_concurrency
-from planner.workload.estimator import estimate_request
-from planner.workload.generate import decode_pass, prefill_pass
+from planner.workload.generate import decode_pass, max_concurrency, prefill_pass
 from planner.workload.resolve import resolve
 from planner.workload.serve import intake_seconds, saturation_rate, serve
-from planner.workload.under_load import simulated_requests
+from planner.workload.under_load import estimate_request, simulated_requests
 from tests.planner.asking import LLAMA_8B, LLAMA_70B, SERVE, ask, document, stored_first
 
 TIMES = ("ttft", "tpot", "latency")

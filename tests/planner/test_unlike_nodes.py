@@ -9,22 +9,22 @@ import numpy as np
 import pytest
 
 from planner.api import plan
+from planner.cost.communication import Pace
 from planner.cost.quantity import Unrecorded
-from planner.cost.stages import Pace
-from planner.errors import NotCoveredError, UnknownDeviceError
 from planner.search.engine import explore, scored
 from planner.search.question import figure, questions
 from planner.search.rank import criteria, order_of
 from planner.search.select import frontier_rows
 from planner.search.serving_space import MOST, unlike_strategies
+from planner.specs.base import NotCoveredError, UnknownDeviceError
 from planner.specs.estimate import EstimateRequest, PlanRequest
 from planner.specs.workload import Strategy
 from planner.workload.device_groups import devices_of
-from planner.workload.estimator import estimate_request
 from planner.workload.inference_memory import usable_bytes
 from planner.workload.resolve import resolve
 from planner.workload.train import stage_devices, stage_seconds
 from planner.workload.training_memory import stage_memory
+from planner.workload.under_load import estimate_request
 from tests.planner.asking import GENERATE, LLAMA_8B, LLAMA_70B, MIXTRAL, SERVE, stored_first
 from tests.plugins.extent import first
 

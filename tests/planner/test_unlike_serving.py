@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from planner.cost.quantity import Unrecorded
-from planner.errors import NotCoveredError
+from planner.specs.base import NotCoveredError
 from planner.specs.estimate import EstimateRequest
-from planner.workload.estimator import estimate_request
+from planner.workload.disaggregate import parts_of
 from planner.workload.generate import generate
-from planner.workload.heterogeneous_serving import parts_of
 from planner.workload.inference_memory import stage_limits
 from planner.workload.resolve import resolve
 from planner.workload.serve import saturation_rate, serve
+from planner.workload.under_load import estimate_request
 from tests.planner.asking import GENERATE, LLAMA_8B, SERVE
 from tests.plugins import extent
 

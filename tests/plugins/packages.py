@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from webapp.boot.tools import find_chromium
+from webapp.boot.environment import find_chromium
 
 # package: (what is left out without it, a part of the ids of those tests, whether it is there)
 PACKAGES = {

@@ -15,9 +15,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from runners.facts import Microbench
 from runners.jobspec import BenchmarkSpec, DemoModel, JobSpec
-from runners.messages import (
+from runners.shared.facts import Microbench
+from runners.shared.messages import (
     Beat,
     BeatReply,
     ClaimReply,
@@ -36,7 +36,7 @@ from runners.messages import (
     UploadState,
     Wanted,
 )
-from runners.reasons import Reason
+from runners.shared.reasons import Reason
 
 
 class Stored:

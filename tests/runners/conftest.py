@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from runners.client import ServerClient
-from runners.config import Credential, HostConfig, HostDir
-from runners.reconcile import Reconciler
+from runners.host.reconcile import Reconciler
+from runners.host.shipping import ServerClient
+from runners.shared.config import Credential, HostConfig, HostDir
 from runners.supervision import procfs
 from tests.runners.acceptor import Acceptor
 from tests.runners.tools import Attempts, RedisServer, ids_of

@@ -1,6 +1,6 @@
 """Small programs that stand as jobs, and what tests ask of an attempt that runs one."""
 
-from runners.supervision import record
+from runners.supervision import child
 
 SAY = "import json, os\ndef say(_kind, **body): os.write(int(os.environ['SLIPWAY_EVENT_FD']), (json.dumps({'kind': _kind, 'body': body}) + '\\n').encode())\n"
 FOREVER = "import time\nwhile True: time.sleep(0.05)\n"
@@ -19,9 +19,7 @@ DAEMON = (
 
 
 def stop(folder, reason="stopped_by_user", grace_seconds=0.3):
-    record.write_json(
-        folder.path / record.STOP, {"reason": reason, "grace_seconds": grace_seconds}
-    )
+    child.write_json(folder.path / child.STOP, {"reason": reason, "grace_seconds": grace_seconds})
 
 
 def is_ready(folder):

@@ -7,13 +7,13 @@ from contextlib import contextmanager
 
 import pytest
 
-from runners.agent import Agent, AlreadyRunningError
-from runners.config import HostDir
-from runners.facts import Microbench
+from runners.host.agent import Agent, AlreadyRunningError
+from runners.host.wake import wake_agent
 from runners.jobspec import ArtefactModel, BenchmarkSpec, FolderModel
-from runners.messages import EpochShown
-from runners.supervision import procfs, record
-from runners.wake import wake_agent
+from runners.shared.config import HostDir
+from runners.shared.facts import Microbench
+from runners.shared.messages import EpochShown
+from runners.supervision import child, procfs
 from tests.runners.programs import FOREVER, SAY
 from tests.runners.tools import ids_of, wait_for
 
@@ -38,7 +38,7 @@ def running(code: str) -> Callable:
 @pytest.fixture
 def serve(host_dir, credential, attempts, monkeypatch) -> Callable:
     """Run an agent in a thread while a block runs; ``attempts`` ends its jobs afterwards."""
-    monkeypatch.setattr("runners.agent.LOOK_SECONDS", 0.1)
+    monkeypatch.setattr("runners.host.agent.LOOK_SECONDS", 0.1)
 
     @contextmanager
     def served(
@@ -206,7 +206,7 @@ def test_a_killed_supervisor_is_told_as_lost_and_leaves_no_process(acceptor, ser
     stored = acceptor.want(A1)
     with serve(FOREVER):
         wait_for(lambda: stored.events)
-        identity = record.read_json(host_dir.attempts / A1 / record.SUPERVISOR)
+        identity = child.read_json(host_dir.attempts / A1 / child.SUPERVISOR)
         procfs.send_signal(identity["pid"], identity["start_ticks"], 9)
         wait_for(lambda: stored.has_exited)
     assert (stored.exit["reason"], stored.exit["by"]) == ("supervisor_lost", "reaper")
@@ -219,8 +219,8 @@ def test_a_stale_identity_kills_no_stranger_and_the_last_boots_attempt_is_told_a
 ):
     lost, rebooted = attempts.make(), attempts.make(A2)
     me = procfs.read_process(procfs.os.getpid())
-    record.write_json(
-        lost.path / record.SUPERVISOR, {"pid": me.pid, "start_ticks": me.start_ticks - 1}
+    child.write_json(
+        lost.path / child.SUPERVISOR, {"pid": me.pid, "start_ticks": me.start_ticks - 1}
     )
     stored = [acceptor.want(each) for each in (A1, A2)]
     for each, folder in zip(stored, (lost, rebooted), strict=True):
@@ -300,7 +300,7 @@ def test_a_failed_benchmark_is_a_problem_in_words(acceptor, serve):
 
 def test_a_second_agent_on_the_same_folder_is_refused(serve, host_dir, credential):
     with serve():
-        wait_for(lambda: record.is_locked(host_dir.agent_lock))
+        wait_for(lambda: child.is_locked(host_dir.agent_lock))
         with pytest.raises(AlreadyRunningError, match="another agent serves"):
             Agent(host_dir, credential).run()
 

@@ -6,12 +6,12 @@ import time
 
 import pytest
 
-from runners.attempts import AttemptFolder, Verdict, attempt_folders
-from runners.messages import Wanted
-from runners.reasons import Reason
-from runners.reconcile import take_over
-from runners.spool import SpoolWriter
-from runners.supervision import procfs, record
+from runners.host.reconcile import take_over
+from runners.launchers.attempts import AttemptFolder, Verdict, attempt_folders
+from runners.shared.messages import Wanted
+from runners.shared.reasons import Reason
+from runners.shared.spool import SpoolWriter
+from runners.supervision import child, procfs
 from tests.runners.programs import DAEMON, FOREVER, SAY, is_ready
 from tests.runners.tools import bodies, events_of, ids_of, wait_for
 
@@ -23,9 +23,9 @@ BOOT = procfs.boot_id()
 
 
 def kill_supervisor(folder):
-    identity = record.read_json(folder.path / record.SUPERVISOR)
+    identity = child.read_json(folder.path / child.SUPERVISOR)
     os.kill(identity["pid"], 9)
-    wait_for(lambda: not record.is_locked(folder.lock))
+    wait_for(lambda: not child.is_locked(folder.lock))
 
 
 def test_a_held_lock_means_running_and_a_supervisor_that_left_no_record_is_lost(attempts):
@@ -156,58 +156,58 @@ END = {"exit_code": 1, "reason": "exit_nonzero", "last_lines": []}
 
 
 def test_a_document_replaces_the_old_one_whole_or_leaves_it(tmp_path, monkeypatch):
-    record.write_json(tmp_path / "x.json", {"a": 1})
-    record.write_json(tmp_path / "x.json", {"b": 2})
-    assert record.read_json(tmp_path / "x.json") == {"b": 2}
+    child.write_json(tmp_path / "x.json", {"a": 1})
+    child.write_json(tmp_path / "x.json", {"b": 2})
+    assert child.read_json(tmp_path / "x.json") == {"b": 2}
     assert [path.name for path in tmp_path.iterdir()] == ["x.json"]
     write = os.write
     monkeypatch.setattr(os, "write", lambda handle, data: write(handle, data[:3]))
     with pytest.raises(OSError, match="No space left"):
-        record.write_json(tmp_path / "x.json", {"c": 3})
-    assert record.read_json(tmp_path / "x.json") == {"b": 2}
+        child.write_json(tmp_path / "x.json", {"c": 3})
+    assert child.read_json(tmp_path / "x.json") == {"b": 2}
     assert [path.name for path in tmp_path.iterdir()] == ["x.json"]
 
 
 def test_a_damaged_or_absent_document_is_none(tmp_path):
     for damage in [b"", b"{", b"\0\0", b"[1]", b"\xff"]:
         (tmp_path / "x.json").write_bytes(damage)
-        assert record.read_json(tmp_path / "x.json") is None, damage
-    assert record.read_json(tmp_path / "absent.json") is None
+        assert child.read_json(tmp_path / "x.json") is None, damage
+    assert child.read_json(tmp_path / "absent.json") is None
 
 
 def test_a_lock_is_held_by_one(tmp_path):
-    with record.locked(tmp_path / "lock"):
-        assert record.is_locked(tmp_path / "lock")
-        with pytest.raises(record.LockedError, match="held by another"):
-            with record.locked(tmp_path / "lock"):
+    with child.locked(tmp_path / "lock"):
+        assert child.is_locked(tmp_path / "lock")
+        with pytest.raises(child.LockedError, match="held by another"):
+            with child.locked(tmp_path / "lock"):
                 pass
-    assert not record.is_locked(tmp_path / "lock")
+    assert not child.is_locked(tmp_path / "lock")
 
 
 def test_a_patient_waiter_gets_a_lock_that_is_freed_meanwhile(tmp_path):
     if pid := os.fork():
         os.waitpid(pid, 0)  # the grandchild below holds the lock by now
-        with record.locked(tmp_path / "lock", patience_s=5.0):
+        with child.locked(tmp_path / "lock", patience_s=5.0):
             held = True
         assert held
         return
-    with record.locked(tmp_path / "lock"):
+    with child.locked(tmp_path / "lock"):
         if os.fork() == 0:
             time.sleep(0.2)
         os._exit(0)
 
 
 def test_the_exit_record_uses_the_space_kept_for_it_and_loses_its_oldest_lines(tmp_path):
-    record.reserve_exit_slot(tmp_path)
-    assert (tmp_path / "exit.slot").stat().st_size == record.SLOT_BYTES
-    record.write_exit_record(tmp_path, END)
+    child.reserve_exit_slot(tmp_path)
+    assert (tmp_path / "exit.slot").stat().st_size == child.SLOT_BYTES
+    child.write_exit_record(tmp_path, END)
     assert json.loads((tmp_path / "exit.json").read_text()) == END
     assert not (tmp_path / "exit.slot").exists()
     lines = [f"line {number} " + "\x01" * 100 for number in range(100)]
-    written = record.write_exit_record(tmp_path, END | {"last_lines": lines})
+    written = child.write_exit_record(tmp_path, END | {"last_lines": lines})
     assert written["last_lines"][-1] == lines[-1]
     assert 0 < len(written["last_lines"]) < 100
-    assert (tmp_path / "exit.json").stat().st_size <= record.SLOT_BYTES
+    assert (tmp_path / "exit.json").stat().st_size <= child.SLOT_BYTES
 
 
 # What a later attempt of a job takes over from an earlier one, and what it leaves alone.
@@ -220,7 +220,7 @@ def left(attempts):
     def leave(attempt_id: str, number: int, job_id: str = "j1") -> AttemptFolder:
         folder = attempts.make(attempt_id)
         request = folder.request().model_copy(update={"number": number, "job_id": job_id})
-        record.write_json(folder.spec, request.model_dump(mode="json"))
+        child.write_json(folder.spec, request.model_dump(mode="json"))
         (folder.checkpoint / "step-00000003").mkdir(parents=True)
         (folder.checkpoint / "step-00000003" / "state.json").write_text(attempt_id)
         return folder
@@ -250,9 +250,9 @@ def test_the_newest_earlier_attempt_of_the_same_job_gives_what_it_kept(left, lat
 
 
 def test_an_attempt_whose_supervisor_lives_keeps_what_it_has(left, later, monkeypatch):
-    monkeypatch.setattr("runners.reconcile.LOCK_PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr("runners.host.reconcile.LOCK_PATIENCE_SECONDS", 0.05)
     alive, ended = left("b", 3), left("a", 2)
-    with record.locked(alive.lock):
+    with child.locked(alive.lock):
         assert take_over(*later, [alive, ended]).attempt_id == "a"
     assert (kept(alive), kept(later[0])) == ("b", "a")
 

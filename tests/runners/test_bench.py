@@ -7,9 +7,16 @@ import numpy as np
 import pytest
 import torch
 
-from runners import bench, compress_bench
-from runners.bench import MicrobenchRunner
-from runners.compress_bench import BETTER, NAMES, SETTINGS, attempt_of, of_perplexity, of_rows
+from runners.host import bench
+from runners.host.bench import (
+    BETTER,
+    NAMES,
+    SETTINGS,
+    MicrobenchRunner,
+    attempt_of,
+    of_perplexity,
+    of_rows,
+)
 from runners.jobs.evaluation import evaluate, perplexity_ratio
 from runners.jobs.loading import fresh_model, ready
 from runners.jobs.memory import tensor_bytes
@@ -111,8 +118,8 @@ def test_two_ways_are_judged_on_the_same_windows_beside_each_other(monkeypatch, 
         asked.append(spec)
         return judged(1.02, 1.01, 1.03)
 
-    monkeypatch.setattr(compress_bench, "run", answer)
-    found = list(compress_bench.compared(tmp_path))
+    monkeypatch.setattr(bench, "run", answer)
+    found = list(bench.compared(tmp_path))
 
     assert [each.name for each in found] == list(BETTER)
     assert {(each.low, each.high) for each in found} == {(1.01, 1.03)}
@@ -122,11 +129,11 @@ def test_two_ways_are_judged_on_the_same_windows_beside_each_other(monkeypatch, 
 
 
 def test_only_the_weights_of_the_trained_model_are_counted(tmp_path):
-    model = tmp_path / "attempts" / compress_bench.TRAINED / "output" / "model"
+    model = tmp_path / "attempts" / bench.TRAINED / "output" / "model"
     model.mkdir(parents=True)
     for name in ("model.safetensors", "config.json"):
         (model / name).write_bytes(b"1234")
-    assert [each.name for each in compress_bench.trained_files(tmp_path)] == ["model.safetensors"]
+    assert [each.name for each in bench.trained_files(tmp_path)] == ["model.safetensors"]
 
 
 @pytest.mark.proven

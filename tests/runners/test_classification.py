@@ -4,8 +4,8 @@ import signal
 import sys
 import time
 
-from runners.messages import EndConditions
-from runners.reasons import Reason
+from runners.shared.messages import EndConditions
+from runners.shared.reasons import Reason
 from runners.supervision import classification, procfs
 from runners.supervision.classification import Ending, classify, rank_of
 from runners.supervision.output import LAST_BYTES, LastLines

@@ -6,15 +6,9 @@ import shlex
 
 import pytest
 
-from runners import preflight_weights
-from runners.config import HostDir
-from runners.environments.store import Store
-from runners.jobs.folder_fit import device_memory, fitted_arguments
-from runners.jobs.folder_parameters import counts
-from runners.jobs.runtime import BadInputError
-from runners.jobspec import FolderModel, ServeSpec
-from runners.messages import RunRequest
-from runners.preflight_weights import (
+from runners.environments.builder import Store
+from runners.host import preflight_weights
+from runners.host.preflight_weights import (
     EngineCount,
     FolderQuery,
     Wanted,
@@ -24,6 +18,12 @@ from runners.preflight_weights import (
     llama_count,
     memory_in,
 )
+from runners.jobs.folder_fit import device_memory, fitted_arguments
+from runners.jobs.folder_parameters import counts
+from runners.jobs.runtime import BadInputError
+from runners.jobspec import FolderModel, ServeSpec
+from runners.shared.config import HostDir
+from runners.shared.messages import RunRequest
 from tests.runners.test_stored_weights import CONFIG
 
 LLAMA_PARAMETERS = 2 * 36_992 + 2 * 512 * 64 + 64

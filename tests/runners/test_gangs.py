@@ -9,17 +9,24 @@ import psutil
 import pytest
 from pydantic import ValidationError
 
-from runners import gangs
-from runners.attempts import AttemptFolder, Verdict
-from runners.config import HostConfig, HostConfigError
-from runners.gangs import NoSuchAddressError, endpoint, gang_env, interface_of, torchrun_argv
-from runners.inventory import host_facts
+from runners.host.inventory import host_facts
 from runners.jobspec import BenchmarkSpec, DataParallel, DemoModel, GenerateSpec, TrainSpec
 from runners.jobspec.generate import StageChain, TensorSplit
-from runners.launch import LaunchRefusedError, gang_command
-from runners.messages import ClaimReply, Gang, Needs, RunRequest, Wanted
-from runners.reasons import Reason
-from runners.supervision import procfs, record
+from runners.launchers import launch
+from runners.launchers.attempts import AttemptFolder, Verdict
+from runners.launchers.launch import (
+    LaunchRefusedError,
+    NoSuchAddressError,
+    endpoint,
+    gang_command,
+    gang_env,
+    interface_of,
+    torchrun_argv,
+)
+from runners.shared.config import HostConfig, HostConfigError
+from runners.shared.messages import ClaimReply, Gang, Needs, RunRequest, Wanted
+from runners.shared.reasons import Reason
+from runners.supervision import child, procfs
 from tests.runners.programs import FOREVER
 from tests.runners.tools import ids_of
 from tests.stack import free_port
@@ -51,9 +58,9 @@ def test_torchrun_stands_between_the_interpreter_and_the_job_once_the_meeting_po
     assert argv[:3] == ["python", "-m", "torch.distributed.run"]
     assert argv[-3:] == COMMAND[1:]
     argv = torchrun_argv(COMMAND, gang(node_rank=1), DataParallel(rank_timeout_seconds=30))
-    assert argv[:6] == ["python", "-m", gangs.MEETING, "127.0.0.1", "29400", "600"]
+    assert argv[:6] == ["python", "-m", launch.MEETING, "127.0.0.1", "29400", "600"]
     assert argv[-3:] == COMMAND[1:]
-    assert find_spec(gangs.MEETING)
+    assert find_spec(launch.MEETING)
 
 
 def test_how_many_hosts_must_be_there_and_how_often_it_starts_again():
@@ -121,8 +128,8 @@ def test_what_only_this_machine_can_reach_is_not_offered(monkeypatch):
     found = {"eth0": here, "eth1": [card("10.1.1.1")]}
     monkeypatch.setattr(psutil, "net_if_addrs", lambda: found)
 
-    assert gangs.own_addresses() == ("10.9.8.7", "fd00::7")
-    assert gangs.own_addresses("fd00::7") == ("fd00::7", "10.9.8.7")
+    assert launch.own_addresses() == ("10.9.8.7", "fd00::7")
+    assert launch.own_addresses("fd00::7") == ("fd00::7", "10.9.8.7")
 
 
 def test_a_host_says_its_addresses_and_the_ports_that_may_be_reserved(host_dir):
@@ -226,6 +233,6 @@ def test_once_all_are_there_torchrun_starts_with_the_place(
 ):
     answered((gang(node_rank=1, num_nodes=2), True))
     reconciler.claim(wanted(acceptor))
-    written = record.read_json(host_dir.attempts / A1 / record.LAUNCH)
-    assert gangs.MEETING in written["argv"]
+    written = child.read_json(host_dir.attempts / A1 / child.LAUNCH)
+    assert launch.MEETING in written["argv"]
     assert written["env"]["GLOO_SOCKET_IFNAME"] == "lo"

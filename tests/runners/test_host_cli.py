@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from runners import commands
 from runners.__main__ import main
-from runners.commands import render
-from runners.config import Credential, HostConfigError, HostDir
-from runners.reconcile import Reconciler
-from runners.supervision import procfs, record
+from runners.host import commands
+from runners.host.commands import render
+from runners.host.reconcile import Reconciler
+from runners.shared.config import Credential, HostConfigError, HostDir
+from runners.supervision import child, procfs
 from tests.runners.programs import DAEMON, FOREVER, is_ready
 from tests.runners.tools import ids_of, wait_for
 
@@ -177,7 +177,7 @@ def test_work_ends_on_sigterm_and_leaves_the_jobs(acceptor, enrolled, attempts):
         wait_for(lambda: acceptor.attempts[A1].events)
         process.terminate()
         assert process.wait(15) == 0
-    assert record.is_locked(folder.lock)
+    assert child.is_locked(folder.lock)
 
 
 @pytest.mark.faults
@@ -196,7 +196,7 @@ def test_work_killed_in_the_middle_is_continued_by_the_next(acceptor, enrolled, 
 
 
 def test_a_second_worker_of_the_same_folder_ends_with_a_sentence(acceptor, enrolled, capsys):
-    with record.locked(enrolled.agent_lock):
+    with child.locked(enrolled.agent_lock):
         assert main(["work", "--dir", str(enrolled.path)]) == 75
     assert "another agent serves" in capsys.readouterr().err
 

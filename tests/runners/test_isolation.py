@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from runners import launch
 from runners.__main__ import main
-from runners.config import HostDir
 from runners.jobspec import BenchmarkSpec, DemoModel, DrillSpec
-from runners.messages import BeatReply, ClaimReply, Wanted
-from runners.reasons import Reason
-from runners.supervision import procfs, record
+from runners.launchers import launch
+from runners.shared.config import HostDir
+from runners.shared.messages import BeatReply, ClaimReply, Wanted
+from runners.shared.reasons import Reason
+from runners.supervision import child, procfs
 from tests.runners.tools import AttemptFolder, bodies, ids_of, wait_for
 from tests.system.jobs.harness import PROJECT
 
@@ -75,7 +75,7 @@ def holding(path: Path) -> list[str]:
 def test_no_command_line_no_environment_and_no_other_file_holds_it_while_it_runs(
     running, host_dir
 ):
-    file = running.path / record.SECRETS / "HF_TOKEN"
+    file = running.path / child.SECRETS / "HF_TOKEN"
     assert file.read_text() == CANARY
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
@@ -98,7 +98,7 @@ def test_after_its_end_nothing_on_the_host_holds_it(running, host_dir, attempts)
 
 def test_a_host_that_restarts_meanwhile_leaves_none_behind(running, attempts, reconciler):
     attempts.clean_up()
-    wait_for(lambda: not record.is_locked(running.lock))
+    wait_for(lambda: not child.is_locked(running.lock))
     reconciler.reap()
     assert holding(running.path) == []
 
@@ -211,9 +211,9 @@ def test_nothing_that_a_job_writes_is_open_to_others(attempts):
     before = os.umask(0)
     try:
         folder = attempts.make(code=f"import os; os.chdir(os.environ['AT'])\n{WRITES}")
-        launched = record.read_json(folder.path / record.LAUNCH)
+        launched = child.read_json(folder.path / child.LAUNCH)
         launched["env"]["AT"] = str(folder.path)
-        record.write_json(folder.path / record.LAUNCH, launched)
+        child.write_json(folder.path / child.LAUNCH, launched)
         assert launch.start_supervisor(folder.path) == 0
         attempts.wait(folder, PATIENCE_SECONDS)
     finally:
@@ -250,7 +250,7 @@ def may_run(python: str, code: str, user: int) -> bool:
 @pytest.fixture(scope="module")
 def our_user() -> int:
     """A user of no rights; the suite's own where this Python lies in a home that is closed."""
-    is_open = may_run(sys.executable, "import runners.agent, runners.jobs.drill", OURS)
+    is_open = may_run(sys.executable, "import runners.host.agent, runners.jobs.drill", OURS)
     return OURS if is_open else os.getuid()
 
 
@@ -285,7 +285,7 @@ def tries(acceptor, our_dir, our_user, python) -> Iterator[Callable[[int], dict[
     with agent(our_dir, our_user):
         try:
             wait_for(lambda: "started" in stored.kinds(), PATIENCE_SECONDS)
-            identity = record.read_json(attempt / record.SUPERVISOR)
+            identity = child.read_json(attempt / child.SUPERVISOR)
             pids = [str(identity["pid"]), str(identity["child_pid"])]
             command = [python, "-c", TRIES, str(our_dir.path), *pids]
             yield lambda user: json.loads(

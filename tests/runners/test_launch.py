@@ -10,10 +10,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from runners import launch
-from runners.attempts import AttemptFolder
-from runners.client import ServerClient
-from runners.config import HostConfig
+from runners.host.reconcile import Reconciler
+from runners.host.shipping import ServerClient
 from runners.jobspec import (
     ArtefactModel,
     BenchmarkSpec,
@@ -33,11 +31,13 @@ from runners.jobspec import (
     TrainSpec,
     WeightedData,
 )
-from runners.jobspec.data import sources_of
-from runners.launch import LaunchRefusedError, confine, render_argv, render_env
-from runners.messages import RunDevice, Wanted
-from runners.reasons import Reason
-from runners.reconcile import Reconciler
+from runners.jobspec.base import sources_of
+from runners.launchers import launch
+from runners.launchers.attempts import AttemptFolder
+from runners.launchers.launch import LaunchRefusedError, confine, render_argv, render_env
+from runners.shared.config import HostConfig
+from runners.shared.messages import RunDevice, Wanted
+from runners.shared.reasons import Reason
 from runners.supervision import procfs
 from runners.supervision.child import EVENT_FD
 from tests.runners.tools import ids_of
@@ -60,7 +60,7 @@ def test_each_kind_of_job_has_its_own_module_and_engines_their_own_environment()
         (TrainSpec(), "runners.jobs.train"),
         (CompressSpec(model=DemoModel()), "runners.jobs.compress"),
         (EvaluateSpec(model=DemoModel()), "runners.jobs.evaluate"),
-        (BenchmarkSpec(model=DemoModel()), "runners.jobs.benchmark"),
+        (BenchmarkSpec(model=DemoModel()), "runners.jobs.load.benchmark"),
         (GenerateSpec(model=DemoModel()), "runners.jobs.generate"),
         (ServeSpec(model=DemoModel()), "runners.jobs.serve"),
         (DrillSpec(), "runners.jobs.drill"),
@@ -91,7 +91,7 @@ def test_a_kind_that_the_host_does_not_know_is_refused():
 def test_no_text_of_a_spec_reaches_the_command(text):
     spec = BenchmarkSpec(model=RandomModel(config={text: text}))
     argv = render_argv(spec, Path("/a/$(reboot); rm -rf ~"))
-    assert argv[1:] == ["-m", "runners.jobs.benchmark", "/a/$(reboot); rm -rf ~"]
+    assert argv[1:] == ["-m", "runners.jobs.load.benchmark", "/a/$(reboot); rm -rf ~"]
 
 
 def test_no_shell_stands_anywhere_in_the_host_code():
@@ -394,5 +394,5 @@ def test_the_jobs_environment_is_the_list_and_nothing_else(seen, host_dir):
     assert extra == {procfs.MARKER, EVENT_FD} | (extra & {"LC_CTYPE"})  # Python's own, in C
     assert {name: seen[1][name] for name in expected} == expected
     assert "x" not in seen[1].values()
-    assert seen[1]["PYTHONPATH"] == str(Path(launch.__file__).resolve().parent.parent)
+    assert seen[1]["PYTHONPATH"] == str(Path(launch.__file__).resolve().parents[2])
     assert os.environ["PYTHONPATH"] == "/tmp/evil"

@@ -10,10 +10,11 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from runners import inventory, machine
-from runners.client import RefusedError, ServerClient, UnreachableError
 from runners.devices import topology
-from runners.machine import machine_id
+from runners.host import inventory
+from runners.host.shipping import RefusedError, ServerClient, UnreachableError
+from runners.shared import machine
+from runners.shared.machine import machine_id
 from runners.supervision import procfs
 from tests.runners.nvml import Machine, dgx_h100, refuse, two_bridged_pairs, workstation
 

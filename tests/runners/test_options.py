@@ -5,12 +5,12 @@ import argparse
 import pytest
 from pydantic import ValidationError
 
-from runners import slurm_options
 from runners.jobspec import ArtefactModel, BenchmarkSpec, DataParallel, FolderModel, TrainSpec
 from runners.jobspec.base import LoraOptions
-from runners.jobspec.benchmark import Burst, ClosedLoop, LoadOptions, OpenLoop
+from runners.jobspec.compress import Burst, ClosedLoop, LoadOptions, OpenLoop
 from runners.jobspec.train import LayoutOptions
-from runners.slurm_options import SlurmArgumentError, SlurmConfig
+from runners.shared import facts
+from runners.shared.facts import SlurmArgumentError, SlurmConfig
 
 # A layout is a product of sizes, and what contradicts itself is refused by name.
 
@@ -131,8 +131,8 @@ def test_a_profile_is_of_a_model_and_not_of_an_endpoint():
 
 def read(*arguments: str) -> SlurmConfig | None:
     parser = argparse.ArgumentParser()
-    slurm_options.add(parser)
-    return slurm_options.read(parser.parse_args(arguments))
+    facts.add(parser)
+    return facts.read(parser.parse_args(arguments))
 
 
 def test_named_and_other_options_and_limits_become_those_of_every_job():

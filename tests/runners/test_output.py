@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from runners import messages
+from runners.shared import messages
 from runners.supervision.output import (
     EVENT_BYTES_PER_SECOND,
     LAST_BYTES,

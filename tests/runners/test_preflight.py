@@ -10,13 +10,12 @@ import types
 import psutil
 import pytest
 
-from runners import inventory, preflight
-from runners.config import HostConfig
-from runners.devices.visibility import cuda_of_driver, cuda_of_torch
+from runners.devices.topology import cuda_of_driver, cuda_of_torch
+from runners.host import inventory, preflight
+from runners.host.preflight import GIB, Place, driver_check, run_checks
 from runners.jobspec import ArtefactModel, FolderModel
-from runners.messages import Needs, PreflightCheck
-from runners.preflight import GIB, Place, run_checks
-from runners.preflight_gpus import driver_check
+from runners.shared.config import HostConfig
+from runners.shared.messages import Needs, PreflightCheck
 from runners.supervision import procfs
 from tests.runners.test_machine import recorded_nvml
 
@@ -174,9 +173,9 @@ def test_the_installed_torch_says_what_its_version_says():
 LOOK = """
 import sys
 from pathlib import Path
-from runners import preflight
-from runners.config import HostConfig, HostDir
-from runners.messages import Needs
+from runners.host import preflight
+from runners.shared.config import HostConfig, HostDir
+from runners.shared.messages import Needs
 host_dir = HostDir(Path(sys.argv[1]))
 preflight.run_checks(Needs(kind="train"), preflight.Place(host_dir, HostConfig(), (host_dir.models,)))
 print("torch" in sys.modules)

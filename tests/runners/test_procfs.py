@@ -11,15 +11,18 @@ from pathlib import Path
 import pytest
 
 from runners.devices.nvidia import slowed_by
-from runners.messages import EndConditions
+from runners.shared.messages import EndConditions
 from runners.supervision import procfs
-from runners.supervision.memory import NoMemoryCapError, memory_cap, memory_headroom, own_group
 from runners.supervision.procfs import (
     CLOCK_TICKS_PER_SECOND,
     Clocks,
     InterferenceWatch,
+    NoMemoryCapError,
     Process,
     TreeSampler,
+    memory_cap,
+    memory_headroom,
+    own_group,
 )
 from tests.runners.tools import wait_for
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from runners.attempts import AttemptFolder, Verdict
-from runners.messages import BeatReply, Needs, StopOrder, Wanted
-from runners.reasons import Reason
-from runners.supervision import procfs, record
+from runners.launchers.attempts import AttemptFolder, Verdict
+from runners.shared.messages import BeatReply, Needs, StopOrder, Wanted
+from runners.shared.reasons import Reason
+from runners.supervision import child, procfs
 from tests.runners.programs import FOREVER, STUBBORN
 from tests.runners.tools import bodies, ids_of, wait_for
 
@@ -133,7 +133,7 @@ def test_the_secrets_of_the_host_reach_no_job(acceptor, reconciler, folder, host
 
 def test_two_jobs_share_the_cores(acceptor, reconciler, host_dir):
     reconciler.apply(reply(wanted=(wanted(acceptor), wanted(acceptor, A2))))
-    launches = [record.read_json(host_dir.attempts / key / record.LAUNCH) for key in (A1, A2)]
+    launches = [child.read_json(host_dir.attempts / key / child.LAUNCH) for key in (A1, A2)]
     cores = len(os.sched_getaffinity(0))
     assert [each["env"]["OMP_NUM_THREADS"] for each in launches] == [
         str(cores),
@@ -142,7 +142,7 @@ def test_two_jobs_share_the_cores(acceptor, reconciler, host_dir):
 
 
 def test_a_supervisor_that_fails_is_told_as_our_fault(acceptor, reconciler, folder, monkeypatch):
-    monkeypatch.setattr("runners.launch.start_supervisor", lambda _: 70)
+    monkeypatch.setattr("runners.launchers.launch.start_supervisor", lambda _: 70)
     reconciler.apply(reply(wanted=(wanted(acceptor),)))
     assert folder.exit_record().reason is Reason.INTERNAL
     assert "supervisor.log" in folder.exit_record().last_lines[0]

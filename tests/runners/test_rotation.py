@@ -7,16 +7,16 @@ import sys
 
 import pytest
 
-from runners import timing
 from runners.__main__ import main
-from runners.agent import Agent
-from runners.client import RefusedError, UnreachableError
-from runners.enrolment import EPOCH, EpochMemory, RotationError, rotate
-from runners.messages import BeatReply, EpochShown, StopOrder, Wanted
-from runners.reasons import Reason
-from runners.redis_access import celery_options, connect
-from runners.redis_address import UnsafeAddressError, bare, celery_url, with_user
-from runners.supervision import record
+from runners.host.agent import Agent
+from runners.host.enrolment import EPOCH, EpochMemory, RotationError, rotate
+from runners.host.redis_access import celery_options, connect
+from runners.host.shipping import RefusedError, UnreachableError
+from runners.shared import timing
+from runners.shared.messages import BeatReply, EpochShown, StopOrder, Wanted
+from runners.shared.reasons import Reason
+from runners.shared.redis_address import UnsafeAddressError, bare, celery_url, with_user
+from runners.supervision import child
 from tests.runners.test_agent import MICROBENCH
 from tests.runners.tools import wait_for
 
@@ -57,7 +57,7 @@ def test_two_rotations_at_once_do_not_mix_and_a_damaged_note_is_written_anew(
 ):
     (host_dir.path / "credential.next.json").write_text("{")
     assert acceptor.knows(rotate(host_dir).credential)
-    with record.locked(host_dir.path / "rotate.lock"):
+    with child.locked(host_dir.path / "rotate.lock"):
         with pytest.raises(RotationError, match="another process"):
             rotate(host_dir)
 
@@ -215,8 +215,9 @@ def test_an_address_that_switches_the_check_off_is_refused():
 # One scale shortens what server and host wait for, and never below what a machine can keep.
 
 ASK = (
-    "from runners import agent, supervisor; from webapp.hosts import contact;"
-    "print(agent.LIVE_BEAT_SECONDS, supervisor.TICK_SECONDS, contact.UNREACHABLE_AFTER_SECONDS)"
+    "from runners.host import agent; from runners.supervision import supervisor;"
+    "from webapp.hosts import services;"
+    "print(agent.LIVE_BEAT_SECONDS, supervisor.TICK_SECONDS, services.UNREACHABLE_AFTER_SECONDS)"
 )
 
 

@@ -7,13 +7,12 @@ from collections.abc import Iterator
 import pytest
 import redis
 
-from runners import shipping
-from runners.client import ServerClient
-from runners.messages import EventBatch
-from runners.redis_access import CONSUMER_GROUP, ack_key, decode, events_key
-from runners.shipping import AttemptShipper, Loop, RedisStream, Shipping
-from runners.spool import SpoolWriter, segments
-from runners.supervision.record import LockedError
+from runners.host import shipping
+from runners.host.redis_access import CONSUMER_GROUP, ack_key, decode, events_key
+from runners.host.shipping import AttemptShipper, Loop, RedisStream, ServerClient, Shipping
+from runners.shared.messages import EventBatch
+from runners.shared.spool import SpoolWriter, segments
+from runners.supervision.child import LockedError
 from tests.runners.acceptor import Acceptor, Stored
 from tests.runners.tools import RedisServer, ids_of, wait_for
 

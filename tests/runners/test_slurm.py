@@ -2,9 +2,9 @@
 
 import pytest
 
-from runners.attempts import LOST, AttemptFolder, Verdict
-from runners.launch import LaunchRefusedError
 from runners.launchers import slurm, slurm_commands
+from runners.launchers.attempts import LOST, AttemptFolder, Verdict
+from runners.launchers.launch import LaunchRefusedError
 from runners.launchers.slurm import SlurmLauncher, render_script
 from runners.launchers.slurm_commands import (
     Phase,
@@ -17,10 +17,10 @@ from runners.launchers.slurm_commands import (
     read_partitions,
     read_queue,
 )
-from runners.messages import Gang, RunRequest
-from runners.reasons import Reason
-from runners.slurm_options import SlurmConfig
-from runners.supervision import record
+from runners.shared.facts import SlurmConfig
+from runners.shared.messages import Gang, RunRequest
+from runners.shared.reasons import Reason
+from runners.supervision import child
 from tests.runners.tools import Attempts
 
 # What Slurm's programs print, recorded from 22.05.8, becomes jobs, states and partitions.
@@ -152,7 +152,7 @@ def launcher(told) -> SlurmLauncher:
 def folder(attempts: Attempts) -> AttemptFolder:
     """An attempt that was sent as job 17."""
     made = attempts.make()
-    record.write_json(made.path / slurm.TICKET, {"job_id": JOB, "name": slurm.job_name(made)})
+    child.write_json(made.path / slurm.TICKET, {"job_id": JOB, "name": slurm.job_name(made)})
     return made
 
 
@@ -224,14 +224,14 @@ def test_how_slurm_ended_a_job_becomes_a_reason(folder, told):
 
 
 def test_a_job_that_we_cancelled_has_the_reason_of_the_order(launcher, folder, told):
-    record.write_json(folder.path / record.STOP, {"reason": "stopped_by_user"})
+    child.write_json(folder.path / child.STOP, {"reason": "stopped_by_user"})
     told.ended = job(folder, "CANCELLED")
     lost = launcher.unrecorded_end(folder, lose(launcher, folder, told))
     assert lost.reason is Reason.STOPPED_BY_USER
 
 
 def test_memory_that_ran_out_while_it_was_stopped_stays_the_reason(launcher, folder, told):
-    record.write_json(folder.path / record.STOP, {"reason": "stopped_by_user"})
+    child.write_json(folder.path / child.STOP, {"reason": "stopped_by_user"})
     told.ended = job(folder, "OUT_OF_MEMORY")
     assert launcher.unrecorded_end(folder, lose(launcher, folder, told)).reason is Reason.OOM_HOST
 

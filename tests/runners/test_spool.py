@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from runners.messages import EventBatch, RunEvent
-from runners.redis_access import ack_key, decode, encode, events_key
-from runners.spool import SpoolReader, SpoolWriter, segments, trim
+from runners.host.redis_access import ack_key, decode, encode, events_key
+from runners.shared.messages import EventBatch, RunEvent
+from runners.shared.spool import SpoolReader, SpoolWriter, segments, trim
 
 # Numbered events on disk: no gap, no torn line, and what goes first on a full disk.
 
@@ -158,7 +158,7 @@ def test_a_full_disk_costs_metrics_but_no_state_and_no_number(small_disk):
 
 
 def test_the_supervisor_and_its_spool_load_with_the_standard_library_alone():
-    code = "import sys; sys.path.append('.'); import runners.supervisor, runners.spool"
+    code = "import sys; sys.path.append('.'); import runners.supervision.supervisor, runners.shared.spool"
     done = subprocess.run(
         [sys.executable, "-S", "-E", "-c", code], capture_output=True, check=False
     )

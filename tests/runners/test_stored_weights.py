@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from runners import preflight_weights
+from runners.host import preflight_weights
+from runners.host.preflight_weights import FolderQuery, Wanted, checks, weights_of
 from runners.jobs.folder_query import Query
 from runners.jobs.folder_weights import INDEX, SINGLE, file_names, tensor_bytes
 from runners.jobs.runtime import BadInputError
-from runners.messages import MAX_SENTENCE
-from runners.preflight_weights import FolderQuery, Wanted, checks, weights_of
+from runners.shared.messages import MAX_SENTENCE
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from runners import launch, supervisor
-from runners.config import HostDir
-from runners.reasons import Reason
-from runners.supervision import procfs, record
+from runners.launchers import launch
+from runners.shared.config import HostDir
+from runners.shared.reasons import Reason
+from runners.supervision import child, procfs, supervisor
 from tests.runners.programs import DAEMON, FOREVER, SAY, STUBBORN, is_ready, stop
 from tests.runners.tools import Attempts, bodies, events_of, ids_of, wait_for
 
@@ -146,7 +146,7 @@ def test_the_files_of_an_attempt_are_closed_to_others(done):
 
 
 def test_the_supervisor_says_who_it_is_and_is_small(living):
-    identity = record.read_json(living.path / record.SUPERVISOR)
+    identity = child.read_json(living.path / child.SUPERVISOR)
     assert procfs.is_running(identity["pid"], identity["start_ticks"])
     assert procfs.read_process(identity["child_pid"]).parent == identity["pid"]
     assert identity["boot_id"] == procfs.boot_id()
@@ -207,7 +207,7 @@ def test_a_job_that_takes_too_long_is_ended(attempts):
 
 def test_a_stop_is_obeyed_at_once_when_the_supervisor_is_told(attempts):
     folder = attempts.start(code=FOREVER)
-    identity = record.read_json(folder.path / record.SUPERVISOR)
+    identity = child.read_json(folder.path / child.SUPERVISOR)
     stop(folder, grace_seconds=30)
     procfs.send_signal(identity["pid"], identity["start_ticks"], signal.SIGTERM)
     attempts.wait(folder, seconds=3)
@@ -218,7 +218,7 @@ def test_a_stop_is_obeyed_at_once_when_the_supervisor_is_told(attempts):
 
 def test_a_supervisor_that_a_stranger_terminates_ends_its_job_and_says_so(attempts):
     folder = attempts.start(code=FOREVER)
-    identity = record.read_json(folder.path / record.SUPERVISOR)
+    identity = child.read_json(folder.path / child.SUPERVISOR)
     os.kill(identity["pid"], signal.SIGTERM)
     attempts.wait(folder)
     assert folder.exit_record().reason is Reason.KILLED_EXTERNALLY
@@ -227,14 +227,14 @@ def test_a_supervisor_that_a_stranger_terminates_ends_its_job_and_says_so(attemp
 def test_a_closed_terminal_does_not_end_the_supervisor(attempts):
     folder = attempts.start(code="import time; time.sleep(0.5)")
     for number in (signal.SIGINT, signal.SIGHUP):
-        os.kill(record.read_json(folder.path / record.SUPERVISOR)["pid"], number)
+        os.kill(child.read_json(folder.path / child.SUPERVISOR)["pid"], number)
     attempts.wait(folder)
     assert folder.exit_record().reason is Reason.OK
 
 
 def test_a_folder_without_launch_data_is_an_internal_fault(attempts):
     folder = attempts.make()
-    (folder.path / record.LAUNCH).write_bytes(b"{")
+    (folder.path / child.LAUNCH).write_bytes(b"{")
     assert launch.start_supervisor(folder.path) == supervisor.EXIT_INTERNAL
     assert "is missing or damaged" in (folder.path / "supervisor.log").read_text()
 
@@ -261,7 +261,7 @@ def test_a_job_may_close_everything_and_still_be_supervised(attempts):
 def test_the_supervisor_leaks_no_descriptor_and_keeps_no_zombie(attempts):
     code = "import subprocess\nfor _ in range(30): subprocess.run(['true'])\n" + FOREVER
     folder = attempts.start(code="print('ready', flush=True)\n" + code)
-    pid = record.read_json(folder.path / record.SUPERVISOR)["pid"]
+    pid = child.read_json(folder.path / child.SUPERVISOR)["pid"]
     wait_for(lambda: is_ready(folder))
     descriptors = Path(f"/proc/{pid}/fd")
     before = len(list(descriptors.iterdir()))
@@ -273,7 +273,7 @@ def test_the_supervisor_leaks_no_descriptor_and_keeps_no_zombie(attempts):
 
 
 def test_an_idle_supervisor_costs_next_to_nothing(living):
-    pid = record.read_json(living.path / record.SUPERVISOR)["pid"]
+    pid = child.read_json(living.path / child.SUPERVISOR)["pid"]
     before = procfs.read_process(pid).cpu_ticks
     time.sleep(3)
     spent = procfs.read_process(pid).cpu_ticks - before
@@ -358,12 +358,12 @@ def test_the_job_outlives_the_kill_of_its_launchers_group(attempts):
 @pytest.mark.faults
 def test_the_job_dies_with_its_supervisor(attempts):
     folder = attempts.start(code=FOREVER)
-    identity = record.read_json(folder.path / record.SUPERVISOR)
+    identity = child.read_json(folder.path / child.SUPERVISOR)
     os.kill(identity["pid"], 9)
     wait_for(
         lambda: not procfs.is_running(identity["child_pid"], identity["child_start_ticks"]), 3
     )
-    assert not record.is_locked(folder.lock)
+    assert not child.is_locked(folder.lock)
 
 
 @pytest.mark.faults

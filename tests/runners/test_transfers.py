@@ -6,17 +6,29 @@ import json
 import httpx
 import pytest
 
-from runners import inventory, shipping
-from runners.attempts import AttemptFolder
-from runners.client import RefusedError, ServerClient, ServerError, UnreachableError
-from runners.facts import GpuFacts, HostFacts
+from runners.host import inventory, shipping
+from runners.host.reconcile import Fetcher
+from runners.host.shipping import (
+    RefusedError,
+    ServerClient,
+    ServerError,
+    UnreachableError,
+    upload_artefacts,
+)
 from runners.jobspec import BenchmarkSpec, DemoModel, TrainSpec, UploadedData
-from runners.launch import LaunchRefusedError
-from runners.messages import Beat, BeatReply, ClaimRequest, EnrollReply, EnrollRequest, EventBatch
-from runners.reasons import Reason
-from runners.reconcile import Fetcher
-from runners.shipping import upload_artefacts
-from runners.supervision import record
+from runners.launchers.attempts import AttemptFolder
+from runners.launchers.launch import LaunchRefusedError
+from runners.shared.facts import GpuFacts, HostFacts
+from runners.shared.messages import (
+    Beat,
+    BeatReply,
+    ClaimRequest,
+    EnrollReply,
+    EnrollRequest,
+    EventBatch,
+)
+from runners.shared.reasons import Reason
+from runners.supervision import child
 from tests.runners.tools import ids_of
 
 # Artefacts on their way to the server: in parts, resumed, and never from elsewhere.
@@ -45,7 +57,7 @@ def announce(folder: AttemptFolder, contents: dict[str, bytes], **changes: objec
         "files": {path: len(data) for path, data in contents.items()},
         "sha256": dict.fromkeys(contents, ""),
     }
-    record.write_json(folder.path / "artefacts.json", {"artefacts": [body | changes]})
+    child.write_json(folder.path / "artefacts.json", {"artefacts": [body | changes]})
 
 
 def arrived(acceptor, path: str) -> bytes:
@@ -195,7 +207,7 @@ def test_what_the_server_no_longer_has_ends_the_attempt_and_an_absent_one_is_ask
 
 def test_a_slow_file_holds_nothing_up(acceptor, fetcher, claimed, monkeypatch):
     acceptor.data["d1"] = CONTENT
-    monkeypatch.setattr("runners.reconcile.PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr("runners.host.reconcile.PATIENCE_SECONDS", 0.0)
     answers = [fetcher.has_all(claimed, training())]
     while not answers[-1]:
         answers.append(fetcher.has_all(claimed, training()))

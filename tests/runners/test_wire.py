@@ -4,15 +4,14 @@ import itertools
 import json
 import math
 import string
-from inspect import isfunction
+from inspect import isfunction, signature
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from runners import messages
-from runners.app import (
+from runners.host.app import (
     LIFETIME_SECONDS,
     MAX_BODY_BYTES,
     SKEW_SECONDS,
@@ -23,7 +22,7 @@ from runners.app import (
     sign,
     verify,
 )
-from runners.facts import HostFacts, Microbench, SchedulerFacts
+from runners.host.tasks import NonceStore
 from runners.jobspec import (
     ArtefactModel,
     BenchmarkSpec,
@@ -32,7 +31,9 @@ from runners.jobspec import (
     JobSpec,
     TrainSpec,
 )
-from runners.messages import (
+from runners.shared import messages
+from runners.shared.facts import HostFacts, Microbench, SchedulerFacts
+from runners.shared.messages import (
     MAX_BATCH_EVENTS,
     Beat,
     BeatReply,
@@ -44,9 +45,8 @@ from runners.messages import (
     RunRequest,
     StopOrder,
 )
-from runners.reasons import ERROR, FAILED, STOPPED, Reason
-from runners.tasks import NonceStore
-from webapp.core import units
+from runners.shared.reasons import ERROR, FAILED, STOPPED, Reason
+from webapp.core import display
 
 # Everything on the wire: it survives JSON, and it is strict.
 
@@ -134,8 +134,10 @@ HUGE = {
 }
 UNITS = [
     one
-    for name, one in vars(units).items()
-    if isfunction(one) and one.__module__ == units.__name__ and name[0] != "_"
+    for name, one in vars(display).items()
+    if isfunction(one) and one.__module__ == display.__name__ and name[0] != "_"
+    if [each.name for each in signature(one).parameters.values() if each.default is each.empty]
+    in (["value"], ["ratio"])
 ]
 
 

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 import redis
 
-from runners import launch
-from runners.attempts import AttemptFolder, Claim
-from runners.config import HostDir
 from runners.jobspec import BenchmarkSpec, DemoModel
-from runners.messages import RunRequest
-from runners.spool import Event, SpoolReader
-from runners.supervision import procfs, record
+from runners.launchers import launch
+from runners.launchers.attempts import AttemptFolder, Claim
+from runners.shared.config import HostDir
+from runners.shared.messages import RunRequest
+from runners.shared.spool import Event, SpoolReader
+from runners.supervision import child, procfs
 
 RUN = os.getpid()  # of the process that imports this: all workers of a run share it
 
@@ -72,14 +72,14 @@ class Attempts:
             fence="fence",
             spec=BenchmarkSpec(model=DemoModel()),
         )
-        record.write_json(folder.spec, request.model_dump(mode="json"))
+        child.write_json(folder.spec, request.model_dump(mode="json"))
         document = {
             "attempt_id": attempt_id,
             "argv": [sys.executable, "-c", code],
             "env": {"PATH": os.environ["PATH"]},
             "max_duration_seconds": None,
         }
-        record.write_json(folder.path / record.LAUNCH, document | launch_changes)
+        child.write_json(folder.path / child.LAUNCH, document | launch_changes)
         self.made.append(folder)
         return folder
 
@@ -96,19 +96,19 @@ class Attempts:
         return folder
 
     def wait(self, folder: AttemptFolder, seconds: float = 60.0) -> None:
-        wait_for(lambda: folder.exit_record() and not record.is_locked(folder.lock), seconds)
+        wait_for(lambda: folder.exit_record() and not child.is_locked(folder.lock), seconds)
 
     def reboot(self, folder: AttemptFolder) -> None:
         """Leave the folder as a machine leaves it that went down and came up again."""
         claim = folder.claim()
-        record.write_json(
+        child.write_json(
             folder.path / "claim.json",
             Claim(fence=claim.fence, claim_id=claim.claim_id, boot_id="earlier").model_dump(),
         )
 
     def clean_up(self) -> None:
         for path in self.host_dir.attempts.glob("*"):
-            if identity := record.read_json(path / record.SUPERVISOR):
+            if identity := child.read_json(path / child.SUPERVISOR):
                 ticks = int(identity["start_ticks"])
                 procfs.send_signal(int(identity["pid"]), ticks, signal.SIGKILL)
             procfs.sweep(path.name)

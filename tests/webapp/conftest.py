@@ -18,19 +18,19 @@ from django.middleware.csrf import CSRF_SECRET_LENGTH, CSRF_SESSION_KEY
 from django.test import Client
 from django.utils.crypto import get_random_string
 
-from runners.facts import DeviceMeasurement, HostFacts, Microbench
 from runners.jobspec import TrainSpec
-from runners.messages import Beat, ClaimRequest, EnrollRequest, EventBatch, RunEvent
+from runners.shared.facts import DeviceMeasurement, HostFacts, Microbench
+from runners.shared.messages import Beat, ClaimRequest, EnrollRequest, EventBatch, RunEvent
 from tests.runners.tools import redis_program
 from tests.webapp import answers
 from webapp.accounts.models import Membership, Role, Team
 from webapp.core.pace import calls
-from webapp.hosts import host_limits
+from webapp.hosts import pools
 from webapp.hosts.heartbeats import host_beat
 from webapp.hosts.models import Host
 from webapp.hosts.services import host_enroll, token_create
 from webapp.jobs.allocation import attempts_make
-from webapp.jobs.claims import attempt_claim
+from webapp.jobs.dispatch import attempt_claim
 from webapp.jobs.models import Attempt, Job
 from webapp.jobs.services import job_create, job_submit
 
@@ -54,7 +54,7 @@ def _shared_answers() -> Iterator[None]:
 def _no_calls_before() -> None:
     """Start every test with nobody having called."""
     calls.forget()
-    host_limits.forget()
+    pools.forget()
 
 
 @pytest.fixture

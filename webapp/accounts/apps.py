@@ -17,7 +17,7 @@ class AccountsConfig(AppConfig):
         from django.contrib.auth.models import User
 
         from webapp.accounts.services import last_administrator_keep, somebody_left
-        from webapp.accounts.sessions import session_note
+        from webapp.accounts.sign_in import session_note
 
         user_logged_in.connect(session_note, dispatch_uid="session_note")
         pre_save.connect(last_administrator_keep, sender=User, dispatch_uid="last_admin_saved")

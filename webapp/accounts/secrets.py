@@ -14,21 +14,21 @@ from django.views.decorators.debug import sensitive_post_parameters, sensitive_v
 from django.views.decorators.http import require_GET, require_POST
 
 from webapp.accounts.models import Role, Secret, Team
-from webapp.accounts.roles import (
+from webapp.accounts.services import (
     check_role,
     current_role,
     current_team,
     is_at_least,
     membership_of,
     require_role,
+    signed_in,
     visible_or_404,
 )
 from webapp.core import vault
 from webapp.core.clock import now
 from webapp.core.problems import ConflictProblem, InvalidProblem, Problem
-from webapp.core.stale import SEEN, changed_words
+from webapp.core.queries import SEEN, changed_words
 from webapp.core.vault import VaultError
-from webapp.plans.access import signed_in
 
 NAME = re.compile(r"[A-Z][A-Z0-9_]{1,39}")
 SHORTEST, LONGEST = 8, 16_384  # masking shorter values would damage logs
@@ -53,7 +53,11 @@ def secret_store(*, team: Team, name: str, value: str, by: User, seen: str = "")
         secret: Secret = Secret.objects.update_or_create(
             team=team,
             name=name,
-            defaults={"sealed": vault.seal(document), "changed_by": by, "changed_at": now()},
+            defaults={
+                "sealed": vault.seal(document),
+                "changed_by": by,
+                "changed_at": now(),
+            },
         )[0]
     return secret
 

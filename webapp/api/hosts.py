@@ -1,14 +1,20 @@
-"""Operations of hosts: enrol, heartbeats, secrets, claims, events, data and artefacts."""
+"""The API of hosts: their keys, heartbeats and enrolment."""
 
+import asyncio
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
+import structlog
+from asgiref.sync import sync_to_async
 from django.conf import settings
 from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
 from ninja import Query, Router
+from ninja.security import HttpBearer, SessionAuth
+from pydantic import ValidationError
 
-from runners.messages import (
+from runners.jobspec.base import read_json
+from runners.shared.messages import (
     Beat,
     BeatReply,
     ClaimReply,
@@ -20,21 +26,97 @@ from runners.messages import (
     RotateReply,
     RotateRequest,
     UploadState,
+    first_fault,
 )
-from webapp.accounts.sessions import address_of
-from webapp.api.auth import HostAuth, calling_host
-from webapp.api.problems import BYTES_TYPE, REFUSALS, bytes_in, bytes_out
-from webapp.core.disk import MIN_FREE_BYTES, check_room
-from webapp.core.pace import STRANGER, calls
-from webapp.core.problems import InvalidProblem, NotFoundProblem, TooLargeProblem
+from webapp.accounts.sign_in import address_of
+from webapp.core.outages import MIN_FREE_BYTES, check_room, outage_of
+from webapp.core.pace import BEAT, HOST, PERSON, STRANGER, calls
+from webapp.core.problems import (
+    BYTES_TYPE,
+    REFUSALS,
+    BusyProblem,
+    InvalidProblem,
+    NotFoundProblem,
+    Problem,
+    Receive,
+    Scope,
+    Send,
+    TooLargeProblem,
+    UnauthorizedProblem,
+    bytes_in,
+    bytes_out,
+    faults_of,
+    invalid,
+    not_authenticated,
+    send_answer,
+    send_problem,
+)
 from webapp.datasets.services import file_chunks, path_of, promised_dataset
-from webapp.hosts.heartbeats import host_beat
-from webapp.hosts.host_limits import keep_heartbeat
-from webapp.hosts.services import host_enroll, host_rotate
+from webapp.hosts.heartbeats import Answer, HeartbeatBatcher, heartbeat_refused, host_beat
+from webapp.hosts.models import Host
+from webapp.hosts.pools import QuotaProblem, is_first_in_a_minute, keep_heartbeat
+from webapp.hosts.services import (
+    UNKNOWN_CREDENTIAL,
+    digest,
+    host_by_credential,
+    host_enroll,
+    host_rotate,
+)
 from webapp.jobs import artefacts
 from webapp.jobs.artefacts import in_threads
-from webapp.jobs.claims import attempt_claim, attempt_secrets
+from webapp.jobs.dispatch import attempt_claim, attempt_secrets
 from webapp.jobs.ingest import events_accept
+
+# ---------------------------------------------------------------------------
+# API authentication: hosts by bearer credential, people by session.
+# ---------------------------------------------------------------------------
+
+
+class HostAuth(HttpBearer):
+    """A host's credential as bearer token; the host becomes ``request.auth``."""
+
+    openapi_name = "HostCredential"
+
+    def authenticate(self, request: HttpRequest, token: str) -> Host:
+        """Return the host.
+
+        Raises:
+            UnauthorizedProblem: no host has this credential.
+            BusyProblem: the caller exceeds its rate limit.
+        """
+        host = host_by_credential(token)
+        if host is None:
+            calls.keep(STRANGER, address_of(request))
+            raise UnauthorizedProblem(*UNKNOWN_CREDENTIAL)
+        calls.keep(HOST, host.pk)
+        return host
+
+
+class PersonAuth(SessionAuth):
+    """A logged-in person, with a rate limit for people and their scripts."""
+
+    def authenticate(self, request: HttpRequest, key: str | None) -> Any:  # noqa: ANN401 (ninja's)
+        """Return the user, or None.
+
+        Raises:
+            BusyProblem: the user exceeds the rate limit.
+        """
+        person = super().authenticate(request, key)
+        if person is not None:
+            calls.keep(PERSON, str(person.pk))
+        return person
+
+
+def calling_host(request: HttpRequest) -> Host:
+    """Return the host that ``HostAuth`` authenticated."""
+    host: Host = request.auth  # type: ignore[attr-defined]  # ninja sets it
+    return host
+
+
+# ---------------------------------------------------------------------------
+# Operations of hosts: enrol, heartbeats, secrets, claims, events, data and artefacts.
+# ---------------------------------------------------------------------------
+
 
 # Operations of hosts on attempts: claim, report events, download data, upload artefacts.
 
@@ -152,3 +234,102 @@ def is_same_machine(request: HttpRequest, boot_id: str) -> bool:
     if request.META.get("REMOTE_ADDR") not in {"127.0.0.1", "::1"} or not BOOT_ID.exists():
         return False
     return BOOT_ID.read_text().strip() == boot_id.strip()
+
+
+# ---------------------------------------------------------------------------
+# ASGI application for heartbeats, which bypasses Django's middleware to serve 1000 hosts.
+#
+# Same URL, request and response as the operation ``/hosts/beat`` of the API, which documents it
+# and serves it under WSGI. The heartbeats of one second are stored in one transaction.
+# ---------------------------------------------------------------------------
+
+
+PATH = "/api/v1/hosts/beat"
+MAX_BODY_BYTES = 1024**2
+RETRY_AFTER_SECONDS = 5
+JSON_HEADERS = [(b"content-type", b"application/json"), (b"cache-control", b"no-store")]
+log = structlog.get_logger(__name__)
+_batchers: dict[asyncio.AbstractEventLoop, HeartbeatBatcher] = {}
+
+
+def is_beat(scope: Scope) -> bool:
+    """Return whether a request is a heartbeat."""
+    return bool(scope["path"] == PATH and scope["method"] == "POST")
+
+
+async def application(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer one heartbeat."""
+    credential = refused = ""
+    answer: Answer
+    try:
+        credential = _credential(scope)
+        calls.keep(BEAT, digest(credential))
+        keep_heartbeat(digest(credential))
+        beat = Beat.model_validate(read_json(await _body(receive)))
+        answer = await _batcher().take(credential, beat)
+    except (ValueError, Problem) as error:
+        answer, refused = _refusal(credential, error)
+    except Exception as error:  # the database failed; the next heartbeat repeats the content
+        log.warning("beats not stored", exc_info=True)
+        sentence = "The server cannot store heartbeats now; the host retries by itself."
+        busy = BusyProblem("busy", sentence, retry_after_seconds=RETRY_AFTER_SECONDS)
+        answer = outage_of(error) or busy
+    if refused:  # not within `except`: an await there would keep the error alive in this frame
+        await sync_to_async(heartbeat_refused)(credential, refused)
+    if isinstance(answer, Problem):
+        await send_problem(send, answer)
+    else:
+        await send_answer(send, 200, JSON_HEADERS, answer.model_dump_json().encode())
+
+
+def _refusal(credential: str, error: ValueError | Problem) -> tuple[Problem, str]:
+    """Return the response to a refused heartbeat, and the reason to record for its host.
+
+    The error loses its traceback, which would keep the frame with the answer alive.
+    """
+    if isinstance(error, ValidationError):
+        return invalid(faults_of(error)), first_fault(error)
+    if isinstance(error, Problem):
+        is_recorded = isinstance(error, QuotaProblem) and is_first_in_a_minute(
+            digest(credential), error
+        )
+        reason = f"{error.quota.reason}: it waits" if isinstance(error, QuotaProblem) else ""
+        return error.with_traceback(None), reason if is_recorded else ""
+    return InvalidProblem("invalid", f"The heartbeat cannot be read: {error}."), str(error)
+
+
+def _batcher() -> HeartbeatBatcher:
+    """Return the running event loop's batcher, created on first use."""
+    loop = asyncio.get_running_loop()
+    for other in [each for each in _batchers if each.is_closed()]:
+        del _batchers[other]
+    return _batchers.setdefault(loop, HeartbeatBatcher())
+
+
+def _credential(scope: Scope) -> str:
+    """Return the bearer token of a request.
+
+    Raises:
+        UnauthorizedProblem: the request has none.
+    """
+    for name, value in scope["headers"]:
+        scheme, _, token = value.decode("latin-1").partition(" ")
+        if name == b"authorization" and scheme.lower() == "bearer" and token.strip():
+            return str(token.strip())
+    raise not_authenticated()
+
+
+async def _body(receive: Receive) -> bytes:
+    """Return the body of a request.
+
+    Raises:
+        TooLargeProblem: the body is larger than any heartbeat.
+    """
+    body = bytearray()
+    while True:
+        message = await receive()
+        body += message.get("body", b"")
+        if len(body) > MAX_BODY_BYTES:
+            raise TooLargeProblem("too_large", f"A heartbeat has at most {MAX_BODY_BYTES} bytes.")
+        if not message.get("more_body", False):
+            return bytes(body)

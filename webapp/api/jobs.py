@@ -13,23 +13,22 @@ from django.http import HttpRequest
 from ninja import Query, Router, Schema
 from numpy.typing import NDArray
 
-from planner.errors import PlannerError
+from planner.specs.base import PlannerError
 from planner.specs.estimate import InverseQuestion, PlanAnswer
-from webapp.accounts.roles import visible_or_404
-from webapp.api.auth import PersonAuth
-from webapp.api.problems import REFUSALS
+from webapp.accounts.services import visible_or_404
+from webapp.api.hosts import PersonAuth
 from webapp.core.clock import now
-from webapp.core.problems import InvalidProblem, NotFoundProblem
+from webapp.core.problems import REFUSALS, InvalidProblem, NotFoundProblem
+from webapp.jobs.artefacts import part_at
+from webapp.jobs.listing import target_json, targets_of
 from webapp.jobs.measured_figures import as_json, figures_of
 from webapp.jobs.models import AttemptEvent, Job
-from webapp.jobs.parts import part_at
-from webapp.jobs.targets import target_json, targets_of
-from webapp.live.publish import ticket_for
-from webapp.metrics.read import FOREVER_MS, Range, Series, read_series
-from webapp.plans.errors import DraftProblem
-from webapp.plans.exporting import export_plan, exports_of
+from webapp.live.stream import ticket_for
+from webapp.metrics.store import FOREVER_MS, Range, Series, read_series
+from webapp.plans.explanation import DraftProblem
 from webapp.plans.models import Plan
 from webapp.plans.planning import current_answer, limit_of
+from webapp.plans.views import export_plan, exports_of
 
 router = Router(tags=["jobs"], auth=PersonAuth())
 Rank = Annotated[int, Query(ge=0, le=9999)]

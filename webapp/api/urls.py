@@ -1,17 +1,61 @@
-"""URLs of the API and of the health checks."""
+"""The API's addresses, its OpenAPI document, and health checks."""
 
+from http import HTTPStatus
 from typing import Any, cast
 
+import redis
 from django.contrib.auth.decorators import login_not_required
-from django.http import HttpRequest, HttpResponse
+from django.db import DatabaseError, connection
+from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.urls import URLPattern, URLResolver, path
 from ninja import NinjaAPI
 from ninja.errors import ValidationError, ValidationErrorContext
 from ninja.main import Exc
 from ninja.openapi.schema import OpenAPISchema
 
-from webapp.api import health, hosts, jobs, problems
-from webapp.api.problems import LimitedParser
+from webapp.api import hosts, jobs
+from webapp.core import outages, problems
+from webapp.core.problems import LimitedParser
+
+# ---------------------------------------------------------------------------
+# Liveness and readiness of the web process; public, without details.
+# ---------------------------------------------------------------------------
+
+
+@login_not_required
+def healthz(_request: HttpRequest) -> JsonResponse:
+    """Return 200 while the process is alive."""
+    return JsonResponse({"status": "ok"})
+
+
+@login_not_required
+def readyz(_request: HttpRequest) -> JsonResponse:
+    """Return 200 if the database works; a missing broker is reported but is not an error."""
+    checks = {"database": _database(), "broker": _broker()}
+    is_ready = checks["database"]
+    status = HTTPStatus.OK if is_ready else HTTPStatus.SERVICE_UNAVAILABLE
+    return JsonResponse({"status": "ok" if is_ready else "not ready", **checks}, status=status)
+
+
+def _database() -> bool:
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT 1")
+    except DatabaseError:
+        return False
+    return True
+
+
+def _broker() -> bool:
+    try:
+        return bool(outages.connection().ping())
+    except (redis.RedisError, OSError):
+        return False
+
+
+# ---------------------------------------------------------------------------
+# URLs of the API and of the health checks.
+# ---------------------------------------------------------------------------
 
 
 class DocumentedAPI(NinjaAPI):
@@ -75,6 +119,6 @@ def _login_exempt(patterns: list[URLPattern | URLResolver]) -> list[URLPattern |
 _patterns, _app, _namespace = api.urls
 urlpatterns: list[URLPattern | URLResolver] = [
     path("api/v1/", (_login_exempt(_patterns), _app, _namespace)),
-    path("healthz", health.healthz, name="healthz"),
-    path("readyz", health.readyz, name="readyz"),
+    path("healthz", healthz, name="healthz"),
+    path("readyz", readyz, name="readyz"),
 ]

@@ -2,7 +2,7 @@
 
 from django.db import models
 
-from webapp.core.stale import refuse_stale
+from webapp.core.queries import refuse_stale
 from webapp.jobs.models import Event
 
 

@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from runners.redis_address import with_user
+from runners.shared.redis_address import with_user
 from webapp.boot import console
 
 USER = "slipway"  # the site's user of the embedded server
@@ -101,7 +101,8 @@ def version_of(program: str) -> tuple[int, ...]:
 def check_reachable(url: str) -> None:
     """Raise a problem if the configured Redis does not answer."""
     code = (
-        "import os; from runners.redis_access import connect; connect(os.environ['REDIS_URL'], "
+        "import os; from runners.host.redis_access import connect; "
+        "connect(os.environ['REDIS_URL'], "
         "os.environ.get('SLIPWAY_REDIS_CA'), socket_timeout=5).ping()"
     )
     ping = subprocess.run(

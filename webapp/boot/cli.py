@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 BOOT_COMMANDS = {
     "up": "webapp.boot.up",
     "test": "webapp.boot.suite",
-    "pins": "webapp.boot.pins",
+    "pins": "webapp.boot.environment",
 }
 # Commands that work without the database, or must work with one of a newer version.
 WITHOUT_SCHEMA = {
@@ -64,7 +64,7 @@ def _check_schema() -> None:
     An unavailable database is reported by the command itself.
     """
     importlib.import_module("django").setup()
-    schema = importlib.import_module("webapp.core.schema")
+    schema = importlib.import_module("webapp.core.queries")
     errors = importlib.import_module("django.db.utils")
     try:
         schema.check_schema()

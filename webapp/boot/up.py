@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from runners.redis_address import bare
+from runners.shared.redis_address import bare
 from webapp.boot import broker, console, environment, processes
 from webapp.core.site_settings import PublicUrlError, public_site
 

@@ -4,9 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from webapp.charts.catalog import TOKENS, TPOT, TTFT, ChartSpec
 from webapp.charts.figures import (
     ORIGIN_MS,
+    TOKENS,
+    TPOT,
+    TTFT,
+    ChartSpec,
     Figure,
     Plotted,
     Prediction,
@@ -15,8 +18,7 @@ from webapp.charts.figures import (
     frame,
     template,
 )
-from webapp.core.display import quantity
-from webapp.core.units import number
+from webapp.core.display import number, quantity
 
 # A job's memory over time: the measured line over the stacked predicted terms.
 

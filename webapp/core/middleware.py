@@ -1,16 +1,20 @@
-"""Middleware: problems become messages, unreadable text is rejected, pages are compressed."""
+"""Middleware: request ids, body limits, deadlines, security headers."""
 
+import asyncio
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableMapping
+from hashlib import sha256
 from http import HTTPStatus
-from typing import TypeVar
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
+from weakref import WeakValueDictionary
 
+from csp.middleware import CSPMiddleware
+from django.conf import settings
 from django.contrib import messages
 from django.core.exceptions import PermissionDenied
-from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase, HttpResponseRedirect
 from django.http.request import UnreadablePostError
-from django.http.response import HttpResponseBase
 from django.middleware.gzip import GZipMiddleware
 from django.shortcuts import render
 from django.urls import reverse
@@ -18,7 +22,22 @@ from django.utils.http import url_has_allowed_host_and_scheme
 from django.views import defaults
 from servestatic.utils import parse_accept_encoding
 
-from webapp.core.problems import Problem
+from runners.jobspec.base import MAX_UPLOAD_BYTES
+from webapp.core.problems import (
+    CLOSE,
+    Application,
+    BusyProblem,
+    Problem,
+    Receive,
+    Scope,
+    Send,
+    send_answer,
+)
+
+# ---------------------------------------------------------------------------
+# Middleware: problems become messages, unreadable text is rejected, pages are compressed.
+# ---------------------------------------------------------------------------
+
 
 # Safe redirects to URLs from requests: only to pages of this site.
 
@@ -84,7 +103,7 @@ def _may_compress(request: HttpRequest) -> bool:
 # Middleware that rejects text that databases cannot store.
 #
 # PostgreSQL cannot store NUL in text, and no database can store a lone surrogate. This middleware
-# checks URLs, queries and forms; ``webapp.api.problems`` checks JSON bodies.
+# checks URLs, queries and forms; ``webapp.core.problems`` checks JSON bodies.
 
 
 UNKEPT = re.compile("[\x00\ud800-\udfff]")
@@ -136,7 +155,7 @@ def _texts(request: HttpRequest) -> Iterator[tuple[str, str]]:
 
 
 def _refused(request: HttpRequest, where: str) -> HttpResponse:
-    from webapp.api.problems import problem_response  # here: webapp.api imports webapp.core
+    from webapp.core.problems import problem_response  # here: webapp.api imports webapp.core
 
     detail = (
         f"{where} holds a NUL character or half of a surrogate pair, which no database keeps. "
@@ -194,3 +213,247 @@ class ProblemMiddleware:
         before = request.headers.get("Referer", "")
         is_other = urlsplit(before).path != request.path
         return redirect_to_own(request, before if is_other else "", reverse("home"))
+
+
+# ---------------------------------------------------------------------------
+# ASGI middleware: body limits, one request per credential at a time, security headers.
+# ---------------------------------------------------------------------------
+
+
+# ASGI middleware that rejects request bodies over their URL's limit, before reading them.
+#
+# Django reads a whole body, into memory or a temporary file, before any view checks the caller, so
+# the limit applies before Django. It depends on the URL and on whether the request has a session
+# cookie or a credential.
+
+
+MEBIBYTE = 1024**2
+ANONYMOUS_BYTES = MEBIBYTE  # enough for login and enrolment
+DEFAULT_BYTES = 8 * MEBIBYTE
+PART_BYTES = 17 * MEBIBYTE  # one part of an artefact has at most 16 MiB
+UPLOAD_BYTES = MAX_UPLOAD_BYTES + 8 * MEBIBYTE  # the page itself checks the exact limit
+LARGER = (
+    ("PUT", re.compile(r"/api/v1/attempts/[^/]+/artefacts/"), PART_BYTES),
+    ("POST", re.compile(r"/data/upload/$"), UPLOAD_BYTES),
+    ("POST", re.compile(r"/plans/[^/]+/(upload|edit/[^/]+)/$"), UPLOAD_BYTES),
+)
+
+
+def limit_of(scope: Scope) -> int:
+    """Return the maximum body size of a request in bytes."""
+    if not _has_credentials(scope):
+        return ANONYMOUS_BYTES
+    for method, pattern, limit in LARGER:
+        if scope["method"] == method and pattern.match(scope["path"]):
+            return limit
+    return DEFAULT_BYTES
+
+
+def limited(application: Application, policy: Callable[[Send], Send]) -> Application:
+    """Return the application with the limit; ``policy`` adds headers to error responses."""
+
+    async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await application(scope, receive, send)
+            return
+        limit = limit_of(scope)
+        if _content_length(scope) > limit:
+            await _refuse(scope, policy(send), limit)
+            return
+        request = Counted(receive, send, limit)
+        await application(scope, request.receive, request.send)
+        if request.is_too_large and not request.is_answered:
+            await _refuse(scope, policy(send), limit)
+
+    return guarded
+
+
+class Counted:
+    """One request with a counted body; over the limit it looks like a client disconnect."""
+
+    def __init__(self, receive: Receive, send: Send, limit: int) -> None:
+        self._receive, self._send, self._limit = receive, send, limit
+        self._received = 0
+        self.is_too_large = False
+        self.is_answered = False
+
+    async def receive(self) -> MutableMapping[str, Any]:
+        """Return the next part of the body."""
+        message = await self._receive()
+        self._received += len(message.get("body", b""))
+        self.is_too_large = self.is_too_large or self._received > self._limit
+        return {"type": "http.disconnect"} if self.is_too_large else message
+
+    async def send(self, message: MutableMapping[str, Any]) -> None:
+        """Send a part of the response."""
+        self.is_answered = True
+        await self._send(message)
+
+
+def _content_length(scope: Scope) -> int:
+    length = dict(scope.get("headers", ())).get(b"content-length", b"0")
+    return int(length) if length.isdigit() else 0
+
+
+def _has_credentials(scope: Scope) -> bool:
+    cookie = f"{settings.SESSION_COOKIE_NAME}=".encode()
+    return any(
+        name == b"authorization" or (name == b"cookie" and cookie in value)
+        for name, value in scope.get("headers", ())
+    )
+
+
+async def _refuse(scope: Scope, send: Send, limit: int) -> None:
+    from webapp.core.problems import TooLargeProblem, send_problem
+
+    who = "" if _has_credentials(scope) else " Log in first to send more."
+    sentence = f"A request to {scope['path'][:200]} has at most {limit} bytes.{who}"
+    if scope["path"].startswith("/api/"):
+        await send_problem(send, TooLargeProblem("too_large", sentence), CLOSE)
+    else:
+        text = (b"content-type", b"text/plain; charset=utf-8")
+        await send_answer(send, 413, [text, *CLOSE], sentence.encode())
+
+
+# ASGI middleware that serialises the requests of one credential.
+#
+# Django handles each request in its own thread. A host that sends many requests at once would
+# occupy as many threads at the cost of other callers, without a gain of its own. The lock is held
+# from the end of the request body to the start of the response, so that neither a slow upload nor
+# a long download blocks the host's other requests.
+
+
+MOST_UNANSWERED = 32  # requests per credential; a host's agent has four connections
+RETRY_AFTER_SECONDS = 2
+
+
+class CredentialLocks:
+    """The lock and the number of open requests of one credential in one event loop."""
+
+    def __init__(self) -> None:
+        self.lock = asyncio.Lock()
+        self.num_unanswered = 0
+
+
+class OneAtATime:
+    """An application that handles one request at a time per credential."""
+
+    def __init__(self, application: Application, policy: Callable[[Send], Send]) -> None:
+        self._application, self._policy = application, policy  # policy: adds headers to a 429
+        self._turns: WeakValueDictionary[tuple[int, bytes], CredentialLocks] = (
+            WeakValueDictionary()
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request; a request without a credential needs no lock."""
+        credential = _credential(scope)
+        if not credential:
+            await self._application(scope, receive, send)
+            return
+        key = (id(asyncio.get_running_loop()), sha256(credential).digest())
+        turns = self._turns.setdefault(key, CredentialLocks())
+        if turns.num_unanswered >= MOST_UNANSWERED:
+            await _refuse_busy(self._policy(send))
+            return
+        turn = _Turn(turns, receive, send)
+        try:
+            await self._application(scope, turn.receive, turn.send)
+        finally:
+            turn.end()
+
+
+class _Turn:
+    """One request: it holds the lock from the end of its body to the start of its response."""
+
+    def __init__(self, turns: CredentialLocks, receive: Receive, send: Send) -> None:
+        self._turns, self._receive, self._send = turns, receive, send
+        self._is_held = self._is_over = False
+        turns.num_unanswered += 1
+
+    async def receive(self) -> Scope:
+        """Return the next part of the body; acquire the lock before returning the last one."""
+        message = await self._receive()
+        if not message.get("more_body", False) and not self._is_held and not self._is_over:
+            await self._turns.lock.acquire()
+            self._is_held = True
+        return message
+
+    async def send(self, message: Scope) -> None:
+        """Send a part of the response; the first one releases the lock."""
+        self.end()
+        await self._send(message)
+
+    def end(self) -> None:
+        """Release the lock for the next request of the credential."""
+        if self._is_over:
+            return
+        if self._is_held:
+            self._turns.lock.release()
+        self._is_over = True
+        self._turns.num_unanswered -= 1
+
+
+def _credential(scope: Scope) -> bytes:
+    return next(
+        (bytes(value) for name, value in scope.get("headers", ()) if name == b"authorization"), b""
+    )
+
+
+async def _refuse_busy(send: Send) -> None:
+    from webapp.core.problems import send_problem
+
+    sentence = (
+        f"More than {MOST_UNANSWERED} requests with this credential wait for their answers. "
+        "Send the next ones when some are answered."
+    )
+    problem = BusyProblem("too_many_at_once", sentence, retry_after_seconds=RETRY_AFTER_SECONDS)
+    await send_problem(send, problem, CLOSE)
+
+
+# Content-Security-Policy and Permissions-Policy headers.
+#
+# One middleware sets both headers. It is the first, so that responses of other middlewares (files,
+# errors, redirects to TLS) have them too.
+
+
+# Browser features that no page uses. Only writing to the clipboard is allowed.
+DENIED = (
+    "accelerometer",
+    "browsing-topics",
+    "camera",
+    "clipboard-read",
+    "display-capture",
+    "encrypted-media",
+    "fullscreen",
+    "gamepad",
+    "geolocation",
+    "gyroscope",
+    "hid",
+    "idle-detection",
+    "local-fonts",
+    "magnetometer",
+    "microphone",
+    "midi",
+    "payment",
+    "picture-in-picture",
+    "publickey-credentials-get",
+    "screen-wake-lock",
+    "serial",
+    "storage-access",
+    "usb",
+    "window-management",
+    "xr-spatial-tracking",
+)
+PERMISSIONS_POLICY = ", ".join(["clipboard-write=(self)", *(f"{name}=()" for name in DENIED)])
+
+
+class PoliciesMiddleware(CSPMiddleware):
+    """Adds both policies to every response of Django."""
+
+    def process_response(
+        self, request: HttpRequest, response: HttpResponseBase
+    ) -> HttpResponseBase:
+        """Return the response with both headers."""
+        guarded: HttpResponseBase = super().process_response(request, response)
+        guarded.headers.setdefault("Permissions-Policy", PERMISSIONS_POLICY)
+        return guarded

@@ -1,21 +1,32 @@
-"""Failures of the database or disk: one sentence, and when to retry.
-
-All such failures are classified here. Pages and the API answer them with 503 through
-``server_error``, Django's handler of uncaught exceptions; the heartbeat endpoint uses
-``outage_of``. Programming errors remain 500.
-"""
+"""Outages of Redis, the database and the disk."""
 
 import errno
+import shutil
 import sys
+import time
+from functools import cache
 from http import HTTPStatus
+from pathlib import Path
 from typing import NamedTuple
 
+import redis
+from django.conf import settings
 from django.db import DatabaseError, InterfaceError, InternalError, OperationalError
 from django.http import HttpRequest, HttpResponse
 from django.template.loader import render_to_string
 from django.views import defaults
 
-from webapp.core.problems import NotFoundProblem, UnavailableProblem
+from runners.host.redis_access import connect
+from webapp.core.problems import BusyProblem, NotFoundProblem, UnavailableProblem
+
+# ---------------------------------------------------------------------------
+# Failures of the database or disk: one sentence, and when to retry.
+#
+# All such failures are classified here. Pages and the API answer them with 503 through
+# ``server_error``, Django's handler of uncaught exceptions; the heartbeat endpoint uses
+# ``outage_of``. Programming errors remain 500.
+# ---------------------------------------------------------------------------
+
 
 API_PREFIX = "/api/"
 SOON_SECONDS, LATER_SECONDS = 5, 30
@@ -108,7 +119,7 @@ def server_error(request: HttpRequest) -> HttpResponse:
     if problem is None:
         return defaults.server_error(request)
     if request.path.startswith(API_PREFIX):
-        from webapp.api.problems import problem_response  # here: avoids an import cycle
+        from webapp.core.problems import problem_response  # here: avoids an import cycle
 
         return problem_response(problem)
     seconds = problem.facts["retry_after_seconds"]
@@ -123,6 +134,87 @@ def not_found(request: HttpRequest, exception: Exception) -> HttpResponse:
     """Answer an unknown URL: with a problem document for the API, else with the 404 page."""
     if not request.path.startswith(API_PREFIX):
         return defaults.page_not_found(request, exception)
-    from webapp.api.problems import problem_response  # as above
+    from webapp.core.problems import problem_response  # as above
 
     return problem_response(NotFoundProblem("no_such_address", "The API has no such address."))
+
+
+# ---------------------------------------------------------------------------
+# Redis connections of the web side, and a circuit breaker for an unavailable Redis.
+# ---------------------------------------------------------------------------
+
+
+RETRY_AFTER_SECONDS = 1.0
+CONSUMER = "slipway-consumer"  # reads the hosts' event streams
+DISPATCHER = "slipway-dispatcher"  # sends wake signals to hosts
+_roles: dict[tuple[str, str], str] = {}
+
+
+@cache
+def client(url: str) -> redis.Redis:
+    """Return this process's client for a Redis URL, with short timeouts."""
+    limits = {"socket_timeout": 2, "socket_connect_timeout": 1, "health_check_interval": 10}
+    return connect(url, settings.REDIS_CA, **limits)
+
+
+def connection(role: str = "") -> redis.Redis:
+    """Return this process's client for the configured Redis, with the role's user if set."""
+    return client(url_for(role))
+
+
+def url_for(role: str) -> str:
+    """Return the Redis URL of a role; the configured URL if the role has no own user."""
+    return _roles.get((settings.REDIS_URL, role), settings.REDIS_URL)
+
+
+def take_role(role: str, url: str) -> None:
+    """Set the Redis URL that this process uses for a role."""
+    _roles[settings.REDIS_URL, role] = url
+
+
+def is_of_one_host(error: BaseException | None) -> bool:
+    """Return whether an error is Redis's WRONGTYPE for the value of a host's key.
+
+    A host's users may write any type of value under the host's prefix.
+    """
+    while error is not None and "WRONGTYPE" not in str(error):
+        error = error.__cause__ or error.__context__
+    return error is not None
+
+
+class Breaker:
+    """Circuit breaker: after a failure, fail at once for a second instead of timing out."""
+
+    def __init__(self) -> None:
+        self._closed_at = 0.0
+
+    def is_open(self) -> bool:
+        """Return whether it is too early to retry."""
+        return time.monotonic() < self._closed_at
+
+    def trip(self) -> None:
+        """Record a failure."""
+        self._closed_at = time.monotonic() + RETRY_AFTER_SECONDS
+
+
+# ---------------------------------------------------------------------------
+# Reject uploads before the disk is full; the senders keep their data and retry.
+# ---------------------------------------------------------------------------
+
+
+MIN_FREE_BYTES = 256 * 1024**2
+PAUSE_SECONDS = 60
+
+
+def check_room(folder: Path, needed_bytes: int) -> None:
+    """Check that the disk of ``folder`` has enough free space.
+
+    Raises:
+        BusyProblem: less than ``needed_bytes`` are free.
+    """
+    if shutil.disk_usage(folder).free < needed_bytes:
+        raise BusyProblem(
+            "disk_full",
+            "The server's disk is nearly full. What hosts hold is kept there and sent later.",
+            retry_after_seconds=PAUSE_SECONDS,
+        )

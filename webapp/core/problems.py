@@ -1,7 +1,21 @@
-"""Expected errors of services, with messages that a person or a host can act on.
+"""Problems as problem+json and as pages: status, field, limit and way out."""
 
-The API turns them into RFC 9457 problem documents, pages into messages.
-"""
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from typing import Any, cast
+
+from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
+from ninja import NinjaAPI, Schema
+from ninja.errors import AuthenticationError, AuthorizationError, HttpError, ValidationError
+from ninja.parser import Parser
+from pydantic import ValidationError as PydanticError
+
+from runners.jobspec.base import parse_json, plain
+
+# ---------------------------------------------------------------------------
+# Expected errors of services, with messages that a person or a host can act on.
+#
+# The API turns them into RFC 9457 problem documents, pages into messages.
+# ---------------------------------------------------------------------------
 
 
 class Problem(Exception):  # noqa: N818 (RFC 9457 calls the document a problem)
@@ -71,3 +85,208 @@ class BusyProblem(Problem):
 
     status = 429
     title = "Too many requests"
+
+
+# ---------------------------------------------------------------------------
+# Types of an ASGI application, and a helper that sends a whole response.
+# ---------------------------------------------------------------------------
+
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Application = Callable[[Scope, Receive, Send], Awaitable[None]]
+Headers = Iterable[tuple[bytes, bytes]]
+
+CLOSE: Headers = ((b"connection", b"close"),)  # for a response before the request was read
+
+
+async def send_answer(send: Send, status: int, headers: Headers, body: bytes) -> None:
+    """Send a whole response with its content length."""
+    length = (b"content-length", str(len(body)).encode())
+    await send({"type": "http.response.start", "status": status, "headers": [*headers, length]})
+    await send({"type": "http.response.body", "body": body})
+
+
+# ---------------------------------------------------------------------------
+# RFC 9457: every error of the API is a problem document; request bodies are parsed here.
+# ---------------------------------------------------------------------------
+
+
+# Parse request bodies of the API: accept only JSON that every database can store.
+
+
+class LimitedParser(Parser):
+    """Rejects integers beyond 64 bits, deep nesting and invalid JSON.
+
+    Events of an attempt are checked one by one (``runners.shared.messages``), so that one invalid
+    event does not block the others.
+    """
+
+    def parse_body(self, request: HttpRequest) -> dict[str, Any]:
+        """Return the body of a request.
+
+        Raises:
+            ValueError: the body cannot be parsed; ninja answers with status 400.
+        """
+        body = parse_json(request.body)
+        is_batch = request.path.startswith("/api/v1/attempts/") and request.path.endswith(
+            "/events"
+        )
+        return cast("dict[str, Any]", body if is_batch else plain(body))
+
+
+MEDIA_TYPE = "application/problem+json"
+BYTES_TYPE = "application/octet-stream"
+MOST_FAULTS = 20  # listed per response
+
+
+class ProblemDocument(Schema):
+    """The body of every 4xx response and of a 503."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    code: str
+
+
+REFUSALS = dict.fromkeys((400, 401, 403, 404, 409, 413, 422, 429, 503), ProblemDocument)
+
+
+def bytes_in() -> dict[str, Any]:
+    """Return the OpenAPI description of a binary request body."""
+    return {"requestBody": {"content": _bytes(), "required": False}}
+
+
+def bytes_out(description: str) -> dict[str, Any]:
+    """Return the OpenAPI description of a binary response."""
+    return {"responses": {200: {"description": description, "content": _bytes()}}}
+
+
+def _bytes() -> dict[str, Any]:
+    return {BYTES_TYPE: {"schema": {"type": "string", "format": "binary"}}}
+
+
+def name_media_types(document: dict[str, Any]) -> None:
+    """Set the media type of problem responses in the OpenAPI document; ninja does not."""
+    operations = (each for path in document["paths"].values() for each in path.values())
+    for operation in operations:
+        for code in REFUSALS.keys() & operation["responses"].keys():
+            answer = operation["responses"][code]
+            answer["content"] = {MEDIA_TYPE: next(iter(answer["content"].values()))}
+
+
+def problem_response(problem: Problem) -> JsonResponse:
+    """Return the HTTP response of a problem."""
+    body = {
+        "type": f"urn:slipway:problem:{problem.code}",
+        "title": problem.title,
+        "status": problem.status,
+        "detail": problem.detail,
+        "code": problem.code,
+        **problem.facts,
+    }
+    response = JsonResponse(body, status=problem.status, content_type=MEDIA_TYPE)
+    if "retry_after_seconds" in problem.facts:
+        response["Retry-After"] = str(problem.facts["retry_after_seconds"])
+    return response
+
+
+async def send_problem(send: Send, problem: Problem, more_headers: Headers = ()) -> None:
+    """Send a problem from an ASGI application without Django."""
+    response = problem_response(problem)
+    response["Cache-Control"] = "no-store"
+    headers = [
+        (name.lower().encode("latin-1"), value.encode("latin-1"))
+        for name, value in response.items()
+    ]
+    await send_answer(send, response.status_code, [*headers, *more_headers], response.content)
+
+
+def faults_of(error: PydanticError) -> list[dict[str, Any]]:
+    """Return the validation errors of a message, field by field, without the values."""
+    errors = error.errors(include_url=False, include_context=False, include_input=False)
+    return [dict(item) for item in errors]
+
+
+def invalid(errors: list[dict[str, Any]]) -> InvalidProblem:
+    """Return the problem that names the first invalid field and lists up to ``MOST_FAULTS``.
+
+    A list of thousands of invalid values has as many faults, so the response is bounded.
+    """
+    named = [
+        (".".join(map(str, error["loc"])), str(error["msg"])) for error in errors[:MOST_FAULTS]
+    ]
+    where, message = named[0]
+    detail = f"The field {where or 'body'} is not valid: {message}."
+    if len(errors) > MOST_FAULTS:
+        detail += f" The first {MOST_FAULTS} of {len(errors):,} faults are listed."
+    listed = [{"field": field, "message": message} for field, message in named]
+    return InvalidProblem("invalid", detail, errors=listed)
+
+
+def release_frames(error: BaseException) -> None:
+    """Delete the tracebacks of a handled exception and of its causes and contexts.
+
+    A traceback references its frames, and one of them often references the exception: a cycle that
+    keeps the request and its body alive. A cycle through an error that a validator raised is never
+    collected, because pydantic's error does not support garbage collection.
+    """
+    pending, visited = [error], set()
+    while pending:
+        current = pending.pop()
+        if id(current) in visited:
+            continue
+        visited.add(id(current))
+        current.__traceback__ = None
+        pending += [each for each in (current.__context__, current.__cause__) if each is not None]
+        if isinstance(current, PydanticError):
+            pending += _raised_by_validators(current)
+
+
+def _raised_by_validators(error: PydanticError) -> list[BaseException]:
+    faults = error.errors(include_url=False, include_input=False)
+    raised = [fault.get("ctx", {}).get("error") for fault in faults]
+    return [each for each in raised if isinstance(each, BaseException)]
+
+
+def not_authenticated() -> UnauthorizedProblem:
+    """Return the problem of a request without a session or credential."""
+    sentence = "Log in, or send this host's credential as `Authorization: Bearer …`."
+    return UnauthorizedProblem("not_authenticated", sentence)
+
+
+def install(api: NinjaAPI) -> None:
+    """Register handlers that answer every expected exception with a problem document."""
+
+    @api.exception_handler(Problem)
+    def on_problem(_request: HttpRequest, problem: Problem) -> HttpResponse:
+        return problem_response(problem)
+
+    @api.exception_handler(ValidationError)
+    def on_invalid(_request: HttpRequest, error: ValidationError) -> HttpResponse:
+        return problem_response(invalid(error.errors))
+
+    @api.exception_handler(PydanticError)
+    def on_invalid_inside(_request: HttpRequest, error: PydanticError) -> HttpResponse:
+        return problem_response(invalid(faults_of(error)))
+
+    @api.exception_handler(AuthenticationError)
+    def on_unknown(_request: HttpRequest, _error: AuthenticationError) -> HttpResponse:
+        return problem_response(not_authenticated())
+
+    @api.exception_handler(AuthorizationError)
+    def on_forbidden(_request: HttpRequest, error: AuthorizationError) -> HttpResponse:
+        return problem_response(ForbiddenProblem("forbidden", str(error)))
+
+    @api.exception_handler(Http404)
+    def on_missing(_request: HttpRequest, _error: Http404) -> HttpResponse:
+        return problem_response(NotFoundProblem("not_found", "Nothing of yours has this id."))
+
+    @api.exception_handler(HttpError)
+    def on_http_error(_request: HttpRequest, error: HttpError) -> HttpResponse:
+        cause = f": {error.__cause__}." if isinstance(error.__cause__, ValueError) else "."
+        problem = InvalidProblem("bad_request", f"{error.message.rstrip('.')}{cause}")
+        problem.status = error.status_code
+        return problem_response(problem)

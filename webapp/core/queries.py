@@ -1,12 +1,27 @@
-"""Bulk updates through one statement, and pagination of tables with wide rows."""
+"""Queries, locks and the state of the schema."""
 
+import hashlib
+import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 
+from django.apps import apps
 from django.core.paginator import Page, Paginator
 from django.db import connections, models, router
+from django.db.migrations.recorder import MigrationRecorder
 from django.db.models import Model, QuerySet
+from django.utils.timezone import localtime
+
+from runners.host.inventory import AGENT_VERSION
+from webapp.core.problems import ConflictProblem
+
+# ---------------------------------------------------------------------------
+# Bulk updates through one statement, and pagination of tables with wide rows.
+# ---------------------------------------------------------------------------
+
 
 # Bulk updates of rows with different values, through one statement.
 
@@ -110,3 +125,141 @@ def page_by_key(
     by_key = rows.in_bulk(page_keys)
     page.object_list = [by_key[key] for key in page_keys if key in by_key]
     return page
+
+
+# ---------------------------------------------------------------------------
+# Comparison of a database's schema with the schema of this version.
+#
+# Django applies missing migrations but ignores unknown ones, so that an older version could write
+# rows that the newer one cannot read. A schema is identified by its migrations, ``app.0012_name``.
+# ---------------------------------------------------------------------------
+
+
+VERSION = AGENT_VERSION  # server and hosts are one distribution
+WAY_OUT = (
+    "Start the newer version of Slipway that wrote it, or restore a backup of this version with "
+    "`python3 manage.py restore`."
+)
+
+
+class SchemaTooNewError(Exception):
+    """A schema has migrations that this version lacks; the message says what to do."""
+
+
+def applied_migrations(alias: str = "default") -> dict[str, list[str]]:
+    """Return the sorted names of the applied migrations of a database, by app label."""
+    by_app: dict[str, list[str]] = {}
+    for app, name in sorted(MigrationRecorder(connections[alias]).applied_migrations()):
+        by_app.setdefault(app, []).append(name)
+    return by_app
+
+
+def known_migrations() -> dict[str, list[str]]:
+    """Return the sorted names of this version's migrations, by app label."""
+    return {
+        config.label: sorted(
+            path.stem
+            for path in (Path(config.path) / "migrations").glob("*.py")
+            if path.stem != "__init__"
+        )
+        for config in apps.get_app_configs()
+    }
+
+
+def newer_migrations(applied: Mapping[str, Iterable[str]]) -> list[str]:
+    """Return the migrations that this version lacks, except squashed ones.
+
+    A squashed migration has a lower number than the app's last one.
+    """
+    own = known_migrations()
+    return [
+        f"{app}.{name}"
+        for app, names in sorted(applied.items())
+        for name in names
+        if name not in own.get(app, []) and _number(name) >= _last_number(own.get(app, []))
+    ]
+
+
+def _number(name: str) -> str:
+    return name.partition("_")[0]
+
+
+def _last_number(names: list[str]) -> str:
+    return _number(names[-1]) if names else ""
+
+
+def refuse_newer(applied: Mapping[str, Iterable[str]], what: str, way_out: str = WAY_OUT) -> None:
+    """Check that this version has every migration of ``what``.
+
+    Raises:
+        SchemaTooNewError: some are missing.
+    """
+    newer = newer_migrations(applied)
+    if not newer:
+        return
+    known = known_migrations()
+    labels = list(dict.fromkeys(name.partition(".")[0] for name in newer))
+    latest = [f"{app}.{known[app][-1]}" if known.get(app) else f"no {app}" for app in labels]
+    raise SchemaTooNewError(
+        f"{what} has the schema of a newer version ({', '.join(newer)}); this is Slipway "
+        f"{VERSION}, which knows {', '.join(latest)}. {way_out}"
+    )
+
+
+def check_schema() -> None:
+    """Check that this version can work with the configured databases, including empty ones.
+
+    Raises:
+        SchemaTooNewError: a newer version migrated one of them.
+        OperationalError: a database is unavailable.
+    """
+    for alias in connections:
+        refuse_newer(applied_migrations(alias), "The database")
+
+
+# ---------------------------------------------------------------------------
+# Optimistic locking of forms: reject a change if the values changed since the form opened.
+#
+# A form carries a version mark of the values that it showed. The service compares it with the mark
+# of the current values, under the same lock or condition as the write.
+# ---------------------------------------------------------------------------
+
+
+SEEN = "seen"  # the form field that carries the mark
+
+
+def mark_of(value: object) -> str:
+    """Return a short version mark (a hash) of a JSON value."""
+    text = json.dumps(value, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def changed_words(what: str, by: str, at: datetime | str | None, *, reader: str = "") -> str:
+    """Return a sentence that says who changed an object since the page was opened, and when.
+
+    ``at`` is an instant or its ISO text; ``reader`` is the user name of the reader.
+    """
+    who = "you, in another window" if by and by == reader else by or "somebody"
+    return f"{what} changed by {who}{_when(at)} since you opened this page."
+
+
+def _when(at: datetime | str | None) -> str:
+    instant = datetime.fromisoformat(at) if isinstance(at, str) and at else at
+    return f" on {localtime(instant):%-d %b at %H:%M:%S}" if isinstance(instant, datetime) else ""
+
+
+def refuse_stale(
+    seen: str, now_there: object, what: str, by: str, at: datetime | str | None, *, reader: str
+) -> None:
+    """Reject a form whose mark differs from the current values; a form without a mark passes.
+
+    Raises:
+        ConflictProblem: the values differ; the message says who changed them and when.
+    """
+    if seen and seen != mark_of(now_there):
+        sentence = changed_words(what, by, at, reader=reader)
+        raise ConflictProblem(
+            "changed_meanwhile",
+            f"{sentence} Your change was not saved. These are the current values; make "
+            "your change again.",
+        )

@@ -1,4 +1,4 @@
-"""Settings derived from the environment: data folder, secret key, public URL, e-mail."""
+"""Settings of the site, from the environment: data folder, secret key, public URL, e-mail."""
 
 import os
 import secrets

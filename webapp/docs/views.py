@@ -14,7 +14,7 @@ from django.views.decorators.http import require_GET
 from markdown.extensions.toc import slugify_unicode
 
 from webapp.figures.registry import figure_table
-from webapp.modelhub.techniques import ratio_table, state_table
+from webapp.modelhub.views import ratio_table, state_table
 
 # Find and render documentation pages: Markdown files in templates/docs.
 

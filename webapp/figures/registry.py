@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from runners.jobspec.benchmark import (
+from runners.jobspec.compress import (
     FIRST_STEPS_SKIPPED,
     JUDGING,
     MEASURING,

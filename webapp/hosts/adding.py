@@ -14,15 +14,15 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
 from webapp.accounts.models import Role
-from webapp.accounts.roles import current_team, require_role
-from webapp.accounts.sessions import session_secret_keep, session_secret_of
+from webapp.accounts.services import current_team, require_role
+from webapp.accounts.sign_in import session_secret_keep, session_secret_of
 from webapp.core.clock import now
 from webapp.core.middleware import uncompressed
-from webapp.hosts.checks import checklist, is_ready
-from webapp.hosts.device import wrong_price
+from webapp.hosts.health import checklist, is_ready
+from webapp.hosts.machines import wrong_price
 from webapp.hosts.models import EnrolmentToken
 from webapp.hosts.services import token_create, token_revoke
-from webapp.live.publish import live_context, page_or_regions
+from webapp.live.stream import live_context, page_or_regions
 
 # Forms of hosts: the enrolment form and the labels form.
 

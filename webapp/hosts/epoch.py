@@ -1,30 +1,243 @@
-"""Detect a restored database: its hosts have seen a higher epoch than it contains.
+"""Epochs of a host, and its user in Redis."""
 
-The epoch is a counter that rises with every revoked or replaced credential and with
-``manage.py epoch raise``. Every heartbeat reply carries it to the host with an HMAC that only
-this site can make; every heartbeat returns the highest epoch that the host has seen. A higher
-epoch with a valid HMAC means that the database is older than that reply: no job is started until
-an operator raises the epoch. Hosts that never saw the highest epoch may have been revoked since
-the backup, so their credentials are ended.
-"""
-
+import contextlib
 import hashlib
 import hmac
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
+import redis
 import structlog
 from django.conf import settings
 from django.contrib.sessions.models import Session
 from django.db import transaction
 from django.db.models import F
 
-from runners.messages import EpochShown
+from runners.shared.messages import EpochShown
+from runners.shared.redis_address import key_prefix, shipper_user, with_user, worker_user
+from webapp.core import outages
 from webapp.core.clock import now
-from webapp.hosts import redis_users
-from webapp.hosts.models import EnrolmentToken, Epoch, Host
+from webapp.hosts.models import DOCUMENTS, RUNS_JOBS, EnrolmentToken, Epoch, Host
 from webapp.jobs.models import Event
 
+# ---------------------------------------------------------------------------
+# Redis ACL users: two per host, limited to its own keys, and two for the control worker.
+#
+# The database is authoritative. Redis is updated when a host enrols, rotates its secrets or is
+# locked out, and by ``sync`` after Redis lost or changed users. Both store digests of secrets
+# only.
+# ---------------------------------------------------------------------------
+
+
 log = structlog.get_logger(__name__)
+HOST_USER = re.compile(r"[hs]_[0-9A-Z]{26}")  # other users are never touched
+SETINFO_SINCE = (7, 2)  # older servers reject a rule that names "client|setinfo"
+NO_RIGHT = (
+    "The user in REDIS_URL may not make users ({cause}), so hosts work over HTTPS alone. Give it "
+    "+acl and +client|kill, or leave REDIS_URL out for Slipway's own Redis."
+)
+# Each set was determined by running the client until ACL LOG showed no denial.
+SPEAK = ("-@all", "+ping", "+hello")
+QUEUE_WORKER = (
+    *SPEAK, "+select", "+time", "+multi", "+exec", "+discard", "+watch", "+unwatch",
+    "+lpush", "+rpush", "+brpop", "+llen", "+hset", "+hget", "+hdel",
+    "+zadd", "+zrem", "+zrange", "+zscore", "+zrangebyscore",
+    "+sadd", "+srem", "+scard", "+smembers", "+set", "+get", "+del", "+exists", "+pexpire",
+    "+evalsha", "+eval", "+script|load", "+script|exists",
+    "+psubscribe", "+punsubscribe", "+subscribe", "+unsubscribe",
+)  # fmt: skip
+SHIPPER = (*SPEAK, "+multi", "+exec", "+xadd", "+xlen", "+hget")
+CONSUMER = (
+    *SPEAK, "+multi", "+exec", "+xgroup|create", "+xreadgroup", "+xack", "+xdel", "+hset",
+    "+blpop", "+llen", "+del", "+memory|usage",
+)  # fmt: skip
+DISPATCHER = (
+    *SPEAK, "+select", "+multi", "+exec", "+discard", "+watch", "+unwatch",
+    "+lpush", "+llen", "+sadd", "+smembers",
+)  # fmt: skip
+
+
+class User(NamedTuple):
+    """One Redis user: name, digest of its secret, key pattern and allowed commands."""
+
+    name: str
+    digest: str
+    keys: str
+    commands: Sequence[str]
+    channel: str = ""  # literal: a pattern would not match the worker's subscription
+
+    def rule(self, extra: Iterable[str] = ()) -> list[str]:
+        """Return the arguments of ACL SETUSER, which replace every earlier rule."""
+        channels = [f"&{self.channel}"] if self.channel else []
+        words = ["reset", "on", f"#{self.digest}", f"~{self.keys}", "resetchannels", *channels]
+        return [*words, *self.commands, *extra]
+
+
+def users_of(host: Host) -> list[User]:
+    """Return the two users of a host; none if it has no credential or no Redis secret."""
+    if not host.redis_secret_hash or not host.credential_hash:
+        return []
+    prefix = key_prefix(host.pk)
+    channel = f"{prefix}/0.celery.pidbox"
+    digest = host.redis_secret_hash
+    return [
+        User(worker_user(host.pk), digest, f"{prefix}*", QUEUE_WORKER, channel),
+        User(shipper_user(host.pk), digest, f"{prefix}*", SHIPPER),
+    ]
+
+
+def grant(host: Host) -> str:
+    """Write a host's users with its current secret; return the error message or "".
+
+    An unavailable Redis is not an error: ``sync`` updates it when it is back.
+    """
+    try:
+        admin = outages.connection()
+        _write(admin, users_of(host))
+        _close_connections(admin, [user.name for user in users_of(host)])
+        _save(admin)
+    except redis.ResponseError as error:
+        return NO_RIGHT.format(cause=error)
+    except (redis.RedisError, OSError) as error:
+        log.info("redis users wait", host=host.slug, cause=str(error))
+    return ""
+
+
+def withdraw(host: Host) -> None:
+    """Delete a host's users and close their connections, now or once Redis is back."""
+    names = [worker_user(host.pk), shipper_user(host.pk)]
+    try:
+        admin = outages.connection()
+        _execute(admin, "ACL", "DELUSER", *names)  # also closes their connections
+        _save(admin)
+    except (redis.RedisError, OSError) as error:
+        log.info("redis users wait to be dropped", host=host.slug, cause=str(error))
+
+
+def sync(*, rewrite: bool = False) -> int:
+    """Synchronise the Redis users with the database; return the number of changed users.
+
+    ``rewrite`` writes every rule again, after an upgrade that changed them.
+
+    Raises:
+        RedisError: Redis is unavailable or rejects the command.
+    """
+    admin = outages.connection()
+    present = _existing_users(admin)
+    enrolled = (
+        Host.objects.defer(*DOCUMENTS).filter(kind__in=RUNS_JOBS).exclude(redis_secret_hash="")
+    )
+    expected = {user.name: user for user in _all_users(enrolled)}
+    stale = [name for name in present if HOST_USER.fullmatch(name) and name not in expected]
+    changed = [user for name, user in expected.items() if present.get(name) != {user.digest}]
+    due = list(expected.values()) if rewrite else changed
+    if stale:
+        _execute(admin, "ACL", "DELUSER", *stale)
+    _write(admin, due)
+    _close_connections(admin, [user.name for user in changed if user.name in present])
+    if stale or due:
+        _save(admin)
+    return len(stale) + len(due)
+
+
+def keep() -> int:
+    """Run ``sync``; log an unavailable or refusing Redis at debug level only."""
+    try:
+        return sync()
+    except (redis.RedisError, OSError) as error:
+        log.debug("redis users are not kept", cause=str(error))
+        return 0
+
+
+def provision() -> bool:
+    """Write every rule and switch this process's roles to their own users, if Redis allows.
+
+    Raises:
+        RedisError: Redis is unavailable.
+    """
+    try:
+        sync(rewrite=True)
+    except redis.ResponseError as error:
+        log.warning("redis users cannot be made", cause=str(error))
+        return False
+    for role in (outages.CONSUMER, outages.DISPATCHER):
+        outages.take_role(role, with_user(settings.REDIS_URL, role, _role_secret(role)))
+    return True
+
+
+def _all_users(hosts: Iterable[Host]) -> Iterator[User]:
+    yield User(outages.CONSUMER, _digest(_role_secret(outages.CONSUMER)), "host:*", CONSUMER)
+    yield User(outages.DISPATCHER, _digest(_role_secret(outages.DISPATCHER)), "host:*", DISPATCHER)
+    for host in hosts:
+        yield from users_of(host)
+
+
+def _role_secret(role: str) -> str:
+    """Return a role's secret, derived from the site's secret key."""
+    text = f"redis-user:{role}".encode()
+    return hmac.new(settings.SECRET_KEY.encode(), text, hashlib.sha256).hexdigest()
+
+
+def _digest(secret: str) -> str:
+    return hashlib.sha256(secret.encode()).hexdigest()
+
+
+def _existing_users(admin: redis.Redis) -> Mapping[str, set[str]]:
+    """Return the users in Redis with the digests of their secrets."""
+    lines = [_text(line).split() for line in _execute(admin, "ACL", "LIST")]
+    return {words[1]: {word[1:] for word in words if word.startswith("#")} for words in lines}
+
+
+def _write(admin: redis.Redis, users: Sequence[User]) -> None:
+    if not users:
+        return
+    extra = _setinfo_rule(admin)
+    pipe = admin.pipeline(transaction=False)
+    for user in users:
+        _execute(pipe, "ACL", "SETUSER", user.name, *user.rule(extra))
+    pipe.execute()
+
+
+def _setinfo_rule(admin: redis.Redis) -> list[str]:
+    """Return the rule for CLIENT SETINFO, if the server supports it."""
+    version = str(admin.info("server").get("redis_version", "0"))
+    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdecimal())
+    return ["+client|setinfo"] if numbers >= SETINFO_SINCE else []
+
+
+def _close_connections(admin: redis.Redis, names: Iterable[str]) -> None:
+    """Close the connections of users: a new secret leaves open connections untouched."""
+    for name in names:
+        _execute(admin, "CLIENT", "KILL", "USER", name)
+
+
+def _execute(admin: redis.Redis, *words: str) -> Any:  # noqa: ANN401 (a reply of any shape)
+    return admin.execute_command(*words)  # type: ignore[no-untyped-call]  # redis-py's own
+
+
+def _save(admin: redis.Redis) -> None:
+    """Save the users to the ACL file; without one, ``sync`` writes them after a restart."""
+    with contextlib.suppress(redis.ResponseError):
+        _execute(admin, "ACL", "SAVE")
+
+
+def _text(value: bytes | str) -> str:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+# ---------------------------------------------------------------------------
+# Detect a restored database: its hosts have seen a higher epoch than it contains.
+#
+# The epoch is a counter that rises with every revoked or replaced credential and with
+# ``manage.py epoch raise``. Every heartbeat reply carries it to the host with an HMAC that only
+# this site can make; every heartbeat returns the highest epoch that the host has seen. A higher
+# epoch with a valid HMAC means that the database is older than that reply: no job is started until
+# an operator raises the epoch. Hosts that never saw the highest epoch may have been revoked since
+# the backup, so their credentials are ended.
+# ---------------------------------------------------------------------------
+
+
 RESTORED = (
     "This site was restored from a backup: its hosts have seen newer data. Nothing is "
     "started until an operator of the server runs `python3 manage.py epoch raise`."
@@ -86,7 +299,7 @@ def epoch_raise(*, by: str) -> list[Host]:
         detail = {"number": site.number, "hosts": [host.slug for host in ended][:100]}
         _record("site.epoch_raised", by, detail)
     for host in ended:
-        redis_users.withdraw(host)
+        withdraw(host)
     return ended
 
 

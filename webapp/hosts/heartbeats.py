@@ -10,25 +10,22 @@ import structlog
 from asgiref.sync import sync_to_async
 from django.db import DatabaseError, InterfaceError, OperationalError, connections, transaction
 
-from runners.messages import AttemptStatus, Beat, BeatReply, StopOrder, Wanted
-from runners.reasons import Reason
-from runners.timing import scaled
-from runners.wire import excerpt
+from runners.jobspec.base import excerpt
+from runners.shared.messages import AttemptStatus, Beat, BeatReply, StopOrder, Wanted
+from runners.shared.reasons import Reason
+from runners.shared.timing import scaled
 from webapp.core.clock import now, now_ms
 from webapp.core.problems import InvalidProblem, Problem, UnauthorizedProblem
 from webapp.core.queries import RowChange, update_each
-from webapp.hosts.contact import contact_of
 from webapp.hosts.environments import findings_after, orders_of
 from webapp.hosts.epoch import epoch, epochs_record, is_authentic, shown
-from webapp.hosts.host_limits import Refusal, refusals_record
 from webapp.hosts.models import Host, HostState, Pool
-from webapp.hosts.pools import devices_sync, kind_of
-from webapp.hosts.services import UNKNOWN_CREDENTIAL, WANTS_RECHECK, digest
+from webapp.hosts.pools import Refusal, devices_sync, kind_of, refusals_record
+from webapp.hosts.services import UNKNOWN_CREDENTIAL, WANTS_RECHECK, contact_of, digest
 from webapp.jobs.allocation import allocate_pool
-from webapp.jobs.claims import needs_of
-from webapp.jobs.deadlines import end_unknown_attempts
+from webapp.jobs.dispatch import end_unknown_attempts, needs_of
 from webapp.jobs.models import LIVE_STATES, Attempt, Event, Job, JobState
-from webapp.live.publish import publish_host_checks, publish_host_states
+from webapp.live.stream import publish_host_checks, publish_host_states
 
 READ = (
     *("team", "pool", "slug", "state", "microbench", "rotation_asked_at", "checks"),

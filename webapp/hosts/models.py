@@ -52,11 +52,11 @@ class Host(TeamOwned):
     pool = models.ForeignKey(Pool, on_delete=models.PROTECT, related_name="hosts")
     labels = models.JSONField(default=dict, blank=True)
     address = models.CharField(max_length=45, blank=True)  # one of the host's; empty: the first
-    facts = models.JSONField(default=dict, blank=True)  # runners.facts.HostFacts
+    facts = models.JSONField(default=dict, blank=True)  # runners.shared.facts.HostFacts
     planned = models.JSONField(default=dict, blank=True)  # virtual host: device, number, memory
-    microbench = models.JSONField(default=dict, blank=True)  # runners.facts.Microbench
+    microbench = models.JSONField(default=dict, blank=True)  # runners.shared.facts.Microbench
     calibration = models.JSONField(default=dict, blank=True)  # planner HostCalibration
-    last_beat = models.JSONField(default=dict, blank=True)  # runners.messages.Beat
+    last_beat = models.JSONField(default=dict, blank=True)  # runners.shared.messages.Beat
     credential_hash = models.CharField(max_length=64, blank=True)  # SHA-256 hex
     command_salt = models.CharField(max_length=64, blank=True)  # key = HMAC(site secret, salt)
     redis_secret_hash = models.CharField(max_length=64, blank=True)  # SHA-256 hex

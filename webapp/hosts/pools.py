@@ -1,15 +1,24 @@
-"""Pools of hosts with their devices, and hosts that another team shares."""
+"""Pools of hosts, and the limits of a host."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from itertools import groupby
+from typing import Any, Literal, NamedTuple
 
 from django.contrib.auth.models import AnonymousUser, User
-from django.db.models import Q
+from django.db.models import F, Q
 
-from runners.facts import HostFacts, SchedulerFacts
+from runners.shared.facts import HostFacts, SchedulerFacts
 from webapp.accounts.models import Team
-from webapp.accounts.roles import membership_of
-from webapp.hosts.models import Device, Host, Pool
+from webapp.accounts.services import membership_of
+from webapp.core.clock import now
+from webapp.core.pace import Limit, Pace
+from webapp.core.problems import BusyProblem
+from webapp.hosts.models import Device, Host, Pool, RefusedMessage
+
+# ---------------------------------------------------------------------------
+# Pools of hosts with their devices, and hosts that another team shares.
+# ---------------------------------------------------------------------------
+
 
 DEFAULT = "default"
 CPU_UUID = "cpu"
@@ -122,3 +131,180 @@ def facts_for(
     if host is None or is_own(user, host):
         return dict(facts)
     return {name: value for name, value in facts.items() if name in SHARED_FACTS}
+
+
+# ---------------------------------------------------------------------------
+# Hourly quotas on what one host may send, and the store of its refused messages.
+# ---------------------------------------------------------------------------
+
+
+# Refused messages of hosts: stored, counted and bounded, for operators.
+
+
+MAX_ROWS_PER_HOST = 100  # distinct reasons; the oldest are deleted first
+MAX_REASON_CHARACTERS = 300
+MAX_EXCERPT_CHARACTERS = 500
+RefusedKind = Literal["heartbeat", "event", "stream"]
+
+
+class Refusal(NamedTuple):
+    """One rejected message or part of a message."""
+
+    kind: RefusedKind
+    reason: str
+    excerpt: str = ""
+    attempt_id: str = ""
+
+
+def refusals_record(host_id: str, refusals: Iterable[Refusal]) -> None:
+    """Count a host's refusals by kind and reason; store an excerpt of the last of each."""
+    truncated = [
+        each._replace(
+            reason=each.reason[:MAX_REASON_CHARACTERS],
+            excerpt=each.excerpt[:MAX_EXCERPT_CHARACTERS],
+            attempt_id=each.attempt_id[:64],
+        )
+        for each in refusals
+    ]
+    for _, group in groupby(sorted(truncated, key=_key), key=_key):
+        _count_refused(host_id, list(group))
+
+
+def _key(refusal: Refusal) -> tuple[str, str]:
+    return refusal.kind, refusal.reason
+
+
+def _count_refused(host_id: str, refusals: list[Refusal]) -> None:
+    last, instant = refusals[-1], now()
+    existing = RefusedMessage.objects.filter(host=host_id, kind=last.kind, reason=last.reason)
+    fields = {"attempt_id": last.attempt_id, "excerpt": last.excerpt, "last_at": instant}
+    if existing.update(count=F("count") + len(refusals), **fields):
+        return
+    RefusedMessage.objects.bulk_create(
+        [
+            RefusedMessage(
+                host_id=host_id, kind=last.kind, reason=last.reason, count=len(refusals),
+                first_at=instant, **fields,
+            )
+        ],
+        ignore_conflicts=True,
+    )  # fmt: skip
+    rows = RefusedMessage.objects.filter(host=host_id)
+    oldest = rows.values_list("pk", flat=True)[MAX_ROWS_PER_HOST:]
+    rows.filter(pk__in=list(oldest)).delete()
+
+
+# Hourly quotas on what one host may send; the excess waits on the host and is not lost.
+#
+# Each quota is twice the need of a host with 200 jobs that report once a second. It may be used in
+# one burst and refills over an hour. Every process of the site counts separately, in memory
+# (``webapp.core.pace``).
+
+
+HOUR_SECONDS = 3600.0
+MEBIBYTE = 1024**2
+TOLD_EVERY = Limit("One refusal for the operators", 1 / 60, 1)
+
+
+class Quota(NamedTuple):
+    """Number of messages or bytes that one host, or one attempt, may send within an hour."""
+
+    code: str
+    whose: str
+    things: str
+    per_hour: int
+    way_out: str
+
+    @property
+    def limit(self) -> Limit:
+        """Return the quota as a rate limit: a burst of the whole quota, refilled in an hour."""
+        return Limit(self.code, self.per_hour / HOUR_SECONDS, self.per_hour)
+
+    @property
+    def reason(self) -> str:
+        """Return which quota was exceeded, in the same words for every refusal."""
+        return f"{self.whose} sent more than {self.per_hour:,} {self.things} in an hour"
+
+
+HEARTBEATS = Quota(
+    "too_many_heartbeats", "One host", "heartbeats", 18_000,
+    "Check for a second agent with this host's credential, and rotate its secrets",
+)  # fmt: skip
+EVENTS = Quota(
+    "too_many_events", "One host", "events", 4_500_000,
+    "Have its jobs report and write less often, or spread them over more hosts",
+)  # fmt: skip
+EVENTS_OF_ATTEMPT = Quota(
+    "too_many_events_of_attempt", "One attempt", "events", 450_000,
+    "Have the job report and write less often",
+)  # fmt: skip
+EVENT_MEBIBYTES = Quota(
+    "too_many_event_bytes", "One host", "MiB of events", 8192,
+    "Have its jobs write less to their output, or spread them over more hosts",
+)  # fmt: skip
+
+
+class QuotaProblem(BusyProblem):
+    """A host exceeded an hourly quota; its agent keeps the rest and retries."""
+
+    def __init__(self, quota: Quota, wait_seconds: int) -> None:
+        sentence = (
+            f"{quota.reason}. What waits stays on the host and is sent in {wait_seconds} s. "
+            f"{quota.way_out}."
+        )
+        super().__init__(quota.code, sentence, retry_after_seconds=wait_seconds)
+        self.quota, self.wait_seconds = quota, wait_seconds
+
+
+_counts = Pace()
+_reports = Pace()
+
+
+def keep_heartbeat(caller: str) -> None:
+    """Count a heartbeat of a caller, given as the digest of its credential.
+
+    Raises:
+        QuotaProblem: the quota is exceeded; this heartbeat is not counted.
+    """
+    _count(HEARTBEATS, caller)
+
+
+def keep_events(host_id: str, attempt_id: str, *, num_events: int, num_bytes: int) -> None:
+    """Count a batch of events of an attempt that belongs to the host.
+
+    Raises:
+        QuotaProblem: a quota is exceeded.
+    """
+    _count(EVENTS, host_id, num_events)
+    _count(EVENTS_OF_ATTEMPT, attempt_id, num_events)
+    if wait := _counts.count(_IN_BYTES, host_id, num_bytes):
+        raise QuotaProblem(EVENT_MEBIBYTES, wait)
+
+
+def quota_refusal_record(host_id: str, kind: RefusedKind, problem: QuotaProblem) -> None:
+    """Record an exceeded quota among a host's refused messages, at most once a minute."""
+    if is_first_in_a_minute(host_id, problem):
+        refusals_record(host_id, [Refusal(kind, f"{problem.quota.reason}: it waits")])
+
+
+def is_first_in_a_minute(caller: str, problem: QuotaProblem) -> bool:
+    """Return whether this is the caller's first such refusal within a minute."""
+    return not _reports.count(TOLD_EVERY, f"{problem.code} {caller}")
+
+
+def forget() -> None:
+    """Reset all counts."""
+    _counts.forget()
+    _reports.forget()
+
+
+_IN_BYTES = Limit(
+    EVENT_MEBIBYTES.code,
+    EVENT_MEBIBYTES.per_hour * MEBIBYTE / HOUR_SECONDS,
+    EVENT_MEBIBYTES.per_hour * MEBIBYTE,
+)
+
+
+def _count(quota: Quota, caller: str, num: int = 1) -> None:
+    if wait := _counts.count(quota.limit, caller, num):
+        raise QuotaProblem(quota, wait)

@@ -1,36 +1,159 @@
-"""Host lifecycle: enrolment tokens, enrolment, credentials, states, findings."""
+"""Operations on hosts: enrol, lock out, contact, cordon, drain."""
 
 import hashlib
 import hmac
 import secrets
-from collections.abc import Mapping
-from datetime import timedelta
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from django.conf import settings
-from django.contrib.auth.models import User
+from django.contrib.auth.models import AnonymousUser, User
 from django.db import transaction
 from django.utils.text import slugify
 
-from runners.messages import (
+from runners.shared.messages import (
     PROTOCOL_VERSION,
     EnrollReply,
     EnrollRequest,
     RotateReply,
     RotateRequest,
 )
-from runners.redis_address import bare, is_encrypted
+from runners.shared.redis_address import bare, is_encrypted
+from runners.shared.timing import scaled
 from webapp.accounts.models import Team
 from webapp.core.clock import now, now_ms
 from webapp.core.problems import ConflictProblem, InvalidProblem, UnauthorizedProblem
-from webapp.hosts import redis_users
-from webapp.hosts.contact import BEAT_SECONDS
+from webapp.core.queries import refuse_stale
+from webapp.hosts import epoch
 from webapp.hosts.epoch import epoch_advance
-from webapp.hosts.models import EnrolmentToken, Host, HostState
+from webapp.hosts.models import RUNS_JOBS, Device, EnrolmentToken, Host, HostState
 from webapp.hosts.pools import DEFAULT, devices_sync, kind_of, pool_ensure
-from webapp.jobs.models import Event
-from webapp.live.publish import publish_host_checks
+from webapp.jobs.models import Allocation, Event, Job
+from webapp.live.stream import publish_host_checks, publish_host_states
+
+# ---------------------------------------------------------------------------
+# Contact status of hosts: seconds since the last heartbeat, and what follows a change.
+# ---------------------------------------------------------------------------
+
+
+BEAT_SECONDS = scaled(10.0, least=0.2)
+DEGRADED_AFTER_SECONDS = scaled(30.0)
+UNREACHABLE_AFTER_SECONDS = scaled(90.0)
+
+
+class Contact(StrEnum):
+    """Contact status; it never ends a job, it only limits which new jobs a host gets."""
+
+    UNKNOWN = "unknown"  # no heartbeat yet
+    LIVE = "live"
+    DEGRADED = "degraded"
+    UNREACHABLE = "unreachable"
+
+
+def silent_seconds(host: Host, at: datetime | None = None) -> float | None:
+    """Return the seconds since the host's last heartbeat, or None before the first."""
+    if host.last_seen_at is None:
+        return None
+    return max(0.0, ((at or now()) - host.last_seen_at).total_seconds())
+
+
+def contact_of(host: Host, at: datetime | None = None) -> Contact:
+    """Return the contact status of a host at an instant (default: now)."""
+    silent = silent_seconds(host, at)
+    if silent is None:
+        return Contact.UNKNOWN
+    if silent < DEGRADED_AFTER_SECONDS:
+        return Contact.LIVE
+    return Contact.DEGRADED if silent < UNREACHABLE_AFTER_SECONDS else Contact.UNREACHABLE
+
+
+# Detect hosts that lose or regain contact; record an event and notify open pages.
+
+
+ACTOR = "system:contact"
+PAUSE_SECONDS = scaled(60.0, least=2.0)
+LONGEST_GAP_SECONDS = scaled(15.0, least=2.0)
+KEEP_TOKENS = timedelta(days=30)
+
+
+class ContactSweep:
+    """Announces changes of contact; pauses after a start and after a suspended server.
+
+    A suspended server received no heartbeats, which says nothing about the hosts.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._last_at = clock()
+        self._paused_until = clock() + PAUSE_SECONDS
+
+    def step(self) -> list[Host]:
+        """Return the hosts whose contact changed."""
+        instant = self._clock()
+        if instant - self._last_at > LONGEST_GAP_SECONDS:
+            self._paused_until = instant + PAUSE_SECONDS
+        self._last_at = instant
+        is_paused = instant < self._paused_until
+        changes = [(host, contact_of(host)) for host in _enrolled()]
+        return _announce(
+            [
+                (host, contact)
+                for host, contact in changes
+                if contact != host.contact and (not is_paused or contact is Contact.LIVE)
+            ]
+        )
+
+
+def _enrolled() -> list[Host]:
+    hosts = Host.objects.filter(kind__in=RUNS_JOBS).exclude(state=HostState.RETIRED)
+    return list(hosts.only("team", "state", "contact", "last_seen_at"))
+
+
+def _announce(changes: Sequence[tuple[Host, Contact]]) -> list[Host]:
+    """Store all changes in one transaction; return the hosts not announced by another process."""
+    if not changes:
+        return []
+    with transaction.atomic():
+        announced = [(host, contact) for host, contact in changes if _is_first(host, contact)]
+        Event.objects.bulk_create(_event(host, contact) for host, contact in announced)
+        transaction.on_commit(lambda: publish_host_states(announced))
+    return [host for host, _ in announced]
+
+
+def _is_first(host: Host, contact: Contact) -> bool:
+    """Return whether no other process announced the change meanwhile."""
+    rows = Host.objects.filter(pk=host.pk, contact=host.contact)
+    return bool(rows.update(contact=contact))
+
+
+def _event(host: Host, contact: Contact) -> Event:
+    return Event(
+        at=now(),
+        team_id=host.team_id,
+        kind="host.contact",
+        subject=host.pk,
+        from_state=host.contact,
+        to_state=contact,
+        actor=ACTOR,
+        detail={"silent_seconds": silent_seconds(host)},
+    )
+
+
+def expire_tokens() -> int:
+    """Delete enrolment tokens that expired more than ``KEEP_TOKENS`` ago."""
+    rows, _ = EnrolmentToken.objects.filter(expires_at__lt=now() - KEEP_TOKENS).delete()
+    return rows
+
+
+# ---------------------------------------------------------------------------
+# Host lifecycle: enrolment tokens, enrolment, credentials, states, findings.
+# ---------------------------------------------------------------------------
+
 
 # Server-side findings about a host: the JSON of ``Host.checks``.
 
@@ -138,7 +261,7 @@ def host_enroll(request: EnrollRequest, *, is_same_machine: bool = False) -> Enr
 def _grant_redis(host: Host, *, is_same_machine: bool) -> str | None:
     """Create a host's Redis users; return the Redis URL for it, or None for HTTP only."""
     url = settings.REDIS_URL if is_same_machine else settings.HOST_REDIS_URL
-    refusal = redis_users.grant(host)
+    refusal = epoch.grant(host)
     checks = {"redis_refusal": refusal, "has_redis": bool(url) and not refusal, "queue": None}
     host.checks = checks_update(host.pk, **checks)
     publish_host_checks(host)
@@ -240,7 +363,7 @@ def credential_revoke(*, host: Host, by: str) -> None:
         )
         _record(host, "host.revoked", by)
         epoch_advance()
-    redis_users.withdraw(host)
+    epoch.withdraw(host)
 
 
 def rotation_request(*, host: Host, by: str) -> None:
@@ -320,3 +443,117 @@ def host_set_state(*, host: Host, to: HostState, by: str) -> None:
     if to == HostState.RETIRED:
         credential_revoke(host=host, by=by)
     host.refresh_from_db()
+
+
+# ---------------------------------------------------------------------------
+# Cordon devices, each with a reason; put hosts into maintenance or retire them.
+# ---------------------------------------------------------------------------
+
+
+LONGEST_REASON = 200
+
+
+@dataclass(frozen=True)
+class DeviceRow:
+    """A device on its host's page; ``job`` is set only for users who may see the job."""
+
+    device: Device
+    is_held: bool
+    job: Job | None
+
+
+def device_words(device: Device) -> str:
+    """Return the display name of a device: "GPU 0", "Slot 2", "The processor"."""
+    numbered = {"gpu": "GPU", "slot": "Slot"}.get(device.kind)
+    return f"{numbered} {device.index}" if numbered else "The processor"
+
+
+def devices_of(host: Host, user: User | AnonymousUser) -> list[DeviceRow]:
+    """Return a host's devices with the jobs that hold them; absent devices last."""
+    active = Allocation.objects.filter(device__host=host, released_at=None)
+    job_ids = dict(active.values_list("device", "attempt__job"))
+    jobs = Job.objects.visible_to(user).in_bulk(set(job_ids.values()))
+    # The processor row of a host that has GPUs by now is not listed as missing.
+    devices = host.devices.exclude(kind="cpu", is_present=False)
+    return [
+        DeviceRow(device, device.pk in job_ids, jobs.get(job_ids.get(device.pk, "")))
+        for device in devices.order_by("-is_present", "index", "pk")
+    ]
+
+
+def device_cordon(*, device: Device, by: str, reason: str) -> None:
+    """Cordon a device: it takes no new jobs; jobs that run on it continue.
+
+    Raises:
+        InvalidProblem: the reason is empty or too long.
+        ConflictProblem: the device is cordoned already; the earlier reason stays.
+    """
+    reason = " ".join(reason.split())
+    if not reason:
+        raise InvalidProblem("reason", "reason is empty; give one, such as “ECC errors”.")
+    if len(reason) > LONGEST_REASON:
+        raise InvalidProblem(
+            "reason", f"reason has {len(reason)} characters; at most {LONGEST_REASON} are kept."
+        )
+    with transaction.atomic():
+        free = Device.objects.filter(pk=device.pk, cordoned_at=None)
+        if not free.update(cordoned_at=now(), cordoned_by=by[:80], cordon_reason=reason):
+            device.refresh_from_db()
+            raise ConflictProblem(
+                "cordoned",
+                f"{device_words(device)} is cordoned already, by {device.cordoned_by}: "
+                f"{device.cordon_reason}. That stays; let it take jobs first to say another.",
+            )
+        _record_cordon(device, "device.cordoned", by, reason)
+    device.refresh_from_db()
+
+
+def device_uncordon(*, device: Device, by: str, seen: str = "") -> None:
+    """Uncordon a device; ``seen`` is the version mark of the cordon that the page showed.
+
+    Raises:
+        ConflictProblem: the cordon was replaced meanwhile.
+    """
+    with transaction.atomic():
+        current = Device.objects.select_for_update(no_key=True).get(pk=device.pk)
+        refuse_stale(
+            seen,
+            current.cordoned_at,
+            f"The cordon of {device_words(device)} was",
+            current.cordoned_by,
+            current.cordoned_at,
+            reader=by,
+        )
+        rows = Device.objects.filter(pk=device.pk, cordoned_at__isnull=False)
+        if rows.update(cordoned_at=None, cordoned_by="", cordon_reason=""):
+            _record_cordon(device, "device.uncordoned", by, "")
+    device.refresh_from_db()
+
+
+def _record_cordon(device: Device, kind: str, by: str, reason: str) -> None:
+    host: Host = device.host
+    Event.objects.create(
+        at=now(),
+        team_id=host.team_id,
+        kind=kind,
+        subject=host.pk,
+        actor=by,
+        detail={"device": device_words(device), "uuid": device.uuid, "reason": reason},
+    )
+
+
+def host_take_out(*, host: Host, to: HostState, by: str) -> None:
+    """Put a host into maintenance or retire it, if no job holds one of its devices.
+
+    Raises:
+        ConflictProblem: jobs still hold devices of the host.
+    """
+    active = Allocation.objects.filter(device__host=host, released_at=None)
+    num_jobs = active.values("attempt__job").distinct().count()
+    if num_jobs:
+        raise ConflictProblem(
+            "host_in_use",
+            f"{host.name} still runs {num_jobs} job{'' if num_jobs == 1 else 's'}. Drain it and "
+            "wait until they have ended, or stop them.",
+        )
+    host_set_state(host=host, to=to, by=by)

@@ -12,12 +12,11 @@ from typing import Any
 from django.db import transaction
 from django.db.models import Max, Q
 
-from runners.reasons import Reason
+from runners.shared.reasons import Reason
 from webapp.core.clock import now
 from webapp.hosts.epoch import is_restored
 from webapp.hosts.models import Device, Host, Pool
-from webapp.jobs.models import Attempt, Command, Job, JobState
-from webapp.jobs.reservations import (
+from webapp.jobs.gangs import (
     Check,
     devices_release,
     devices_take,
@@ -27,6 +26,7 @@ from webapp.jobs.reservations import (
     pool_lock,
     run_checks,
 )
+from webapp.jobs.models import Attempt, Command, Job, JobState
 from webapp.jobs.transitions import transition
 from webapp.queue.policy import Grant
 from webapp.queue.pool_state import (
@@ -36,7 +36,7 @@ from webapp.queue.pool_state import (
     pools_sharing_devices,
     waiting_jobs,
 )
-from webapp.queue.rules import Rules, failed_preflights
+from webapp.queue.quotas import Rules, failed_preflights
 
 ACTOR = "system:allocator"
 paused = threading.Event()  # set at shutdown: this process allocates nothing more

@@ -14,7 +14,7 @@ from planner.calibration import (
     check_measurements,
     measurements_of,
 )
-from planner.errors import PlannerError
+from planner.specs.base import PlannerError
 from planner.specs.estimate import EstimateRequest, HostCalibration, PlanRequest
 from planner.specs.estimate import Measurement as PlannerMeasurement
 from planner.specs.workload import GenerateWorkload, Strategy, TrainWorkload, Workload
@@ -29,10 +29,9 @@ from runners.jobspec import (
 )
 from runners.prove.report import Lesson
 from webapp.core.clock import now
-from webapp.core.display import quantity
+from webapp.core.display import percent, quantity
 from webapp.core.problems import ConflictProblem, Problem
-from webapp.core.units import percent
-from webapp.hosts.device import cluster_for_host
+from webapp.hosts.machines import cluster_for_host
 from webapp.hosts.models import Host
 from webapp.jobs.models import Artefact, CalibrationChange, Job, JobState, Measurement
 from webapp.plans.planning import estimate_as_planned

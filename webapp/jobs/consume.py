@@ -13,15 +13,15 @@ from django.db import InterfaceError, OperationalError, transaction
 from pydantic import ValidationError
 from redis.typing import EncodableT, FieldT, KeyT, StreamIdT
 
-from runners.messages import ReceivedBatch, RunEvent, first_fault
-from runners.redis_access import CONSUMER_GROUP, ack_key, decode, events_key
-from runners.timing import scaled
-from runners.wire import excerpt
-from webapp.core.broker import is_of_one_host
+from runners.host.redis_access import CONSUMER_GROUP, ack_key, decode, events_key
+from runners.jobspec.base import excerpt
+from runners.shared.messages import ReceivedBatch, RunEvent, first_fault
+from runners.shared.timing import scaled
+from webapp.core.outages import is_of_one_host
 from webapp.core.problems import Problem
 from webapp.core.queries import RowChange, update_each
-from webapp.hosts.host_limits import QuotaProblem, Refusal, keep_events, refusals_record
 from webapp.hosts.models import DOCUMENTS, RUNS_JOBS, Host
+from webapp.hosts.pools import QuotaProblem, Refusal, keep_events, refusals_record
 from webapp.jobs.ingest import (
     event_row,
     events_accept,
@@ -33,7 +33,7 @@ from webapp.jobs.ingest import (
     storable,
 )
 from webapp.jobs.models import LIVE_STATES, Attempt, AttemptEvent, Job
-from webapp.live.publish import publish_all
+from webapp.live.stream import publish_all
 from webapp.metrics import store
 
 # Store routine events of many attempts in one transaction: points, logs, progress, phases.

@@ -11,8 +11,8 @@ from django.utils.crypto import salted_hmac
 from pydantic import ValidationError
 
 from runners.jobspec.serve import LOOPBACK, key_hash
-from runners.messages import EndpointBody
-from webapp.accounts.sessions import session_secret_keep, session_secret_of
+from runners.shared.messages import EndpointBody
+from webapp.accounts.sign_in import session_secret_keep, session_secret_of
 from webapp.hosts.models import Host
 from webapp.jobs.models import AttemptEvent, Job, JobState
 

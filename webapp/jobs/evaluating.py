@@ -20,19 +20,18 @@ from runners.jobspec import (
     FolderModel,
     ModelSpec,
 )
-from runners.jobspec.benchmark import EvaluationTasks
+from runners.jobspec.compress import EvaluationTasks
 from webapp.accounts.models import Role
-from webapp.accounts.roles import has_role
+from webapp.accounts.services import has_role, signed_in
+from webapp.core.display import Quantity, number, signed_percent
 from webapp.core.problems import InvalidProblem, Problem
-from webapp.core.units import Quantity, number, signed_percent
 from webapp.figures.registry import REGISTRY
 from webapp.jobs.measured_figures import JobFigures
 from webapp.jobs.models import Job
 from webapp.jobs.services import job_create, job_submit
 from webapp.modelhub.models import TeamModel
-from webapp.plans.access import signed_in
-from webapp.plans.compressing import perplexity_words, size_words, speed_words
-from webapp.plans.evaluation_prediction import evaluation_prediction
+from webapp.plans.drafting import perplexity_words, size_words, speed_words
+from webapp.plans.predicting import evaluation_prediction
 
 # The effect of a compression, or of an evaluation against an original, as text and table.
 

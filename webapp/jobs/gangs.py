@@ -1,26 +1,274 @@
-"""Gangs (jobs on several hosts): claim, start and end together.
+"""Reservations of devices, and gangs: jobs that start on several hosts at once."""
 
-No host starts before all have claimed. The job's policy decides what a member's exit does:
-``stop`` stops the others, ``shrink`` lets them continue while enough are left. A silent host
-changes nothing by itself: its member keeps its devices and its last known state, and the job
-ends by the reports of the other members.
-"""
-
-from collections.abc import Sequence
+import hmac
+import zlib
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from django.db import transaction
+from django.db import connection, transaction
 from django.db.models import Q
 
-from runners.messages import ExitRecord
-from runners.reasons import STOPPED, Reason
+from runners.shared.messages import ExitRecord, Gang
+from runners.shared.reasons import STOPPED, Reason
 from webapp.core.clock import now
-from webapp.hosts.contact import Contact, contact_of
-from webapp.jobs.models import LIVE_STATES, Attempt, Command, Event, Job, JobState
-from webapp.jobs.reasons import final_state
-from webapp.jobs.reservations import devices_release
+from webapp.hosts.models import Device, Host, HostState
+from webapp.hosts.services import Contact, contact_of, silent_seconds
+from webapp.jobs.models import LIVE_STATES, Allocation, Attempt, Command, Event, Job, JobState
 from webapp.jobs.results import job_finished
-from webapp.jobs.transitions import transition
+from webapp.jobs.transitions import final_state, transition
+
+# ---------------------------------------------------------------------------
+# Devices and rendezvous ports of jobs: hosts are checked, then all is taken or nothing.
+# ---------------------------------------------------------------------------
+
+
+# Rendezvous of a gang: an address per host and a reserved port on the leader's host.
+
+
+LOOPBACK = "127.0.0.1"  # where all ranks run on one host
+FIRST_PORT, LAST_PORT = 29400, 29499  # for hosts that report no range
+
+
+def addresses_of(host: Host) -> list[str]:
+    """Return the addresses of a host, the configured one first."""
+    addresses = [str(address) for address in host.facts.get("addresses") or []]
+    return sorted(addresses, key=lambda address: address != host.address)
+
+
+def meeting_address(job: Job, host: Host) -> str:
+    """Return the address at which a job's other hosts reach this one; empty if it has none."""
+    if job.num_hosts == 1:
+        return LOOPBACK
+    return next(iter(addresses_of(host)), "")
+
+
+def free_port(host: Host, *, refused: Sequence[int] = ()) -> int | None:
+    """Return a port of the host's range that no live gang uses, or None."""
+    reserved = Attempt.objects.filter(host=host, master_port__isnull=False, ended_at=None)
+    unavailable = {*reserved.values_list("master_port", flat=True), *refused}
+    first = int(host.facts.get("first_gang_port") or FIRST_PORT)
+    last = int(host.facts.get("last_gang_port") or LAST_PORT)
+    return next((port for port in range(first, last + 1) if port not in unavailable), None)
+
+
+def places_reserve(*, job: Job, members: Sequence[Attempt]) -> None:
+    """Assign every gang member its address, and the leader a port of its host."""
+    if not job.is_shared_out:
+        return
+    for member in members:
+        member.address = meeting_address(job, member.host)
+        if member.leader_id is None:
+            member.master_port = free_port(member.host)
+        member.save(update_fields=["address", "master_port"])
+
+
+def place_move(*, leader: Attempt) -> bool:
+    """Reserve another port for a gang that has not started; return False if none is left."""
+    refused = [*leader.taken_ports, leader.master_port]
+    port = free_port(leader.host, refused=refused)
+    if port is None:
+        return False
+    rows = Attempt.objects.filter(pk=leader.pk, claimed_at=None, ended_at=None)
+    return bool(rows.update(master_port=port, taken_ports=refused))
+
+
+def gang_of(attempt: Attempt) -> Gang | None:
+    """Return an attempt's rank and rendezvous in its gang; None for a single process."""
+    leader = attempt.head
+    if leader.master_port is None:
+        return None
+    split = leader.job.spec.get("split") or {}
+    num_gpus = attempt.allocations.filter(device__kind="gpu").count()
+    return Gang(
+        node_rank=attempt.node_rank,
+        num_nodes=1 + leader.members.count(),
+        num_processes=num_gpus or leader.job.processes_per_host,
+        master_address=leader.address,
+        master_port=leader.master_port,
+        own_address=attempt.address,
+        rendezvous_id=leader.pk,
+        key=_chain_key(leader) if split.get("method") == "chain" else "",
+    )
+
+
+def _chain_key(leader: Attempt) -> str:
+    """Return the shared key of a gang's hosts; the leader's fence stays secret."""
+    return hmac.digest(leader.fence.encode(), b"stage chain", "sha256").hex()
+
+
+# Server-side preflight: check a host by its last heartbeat before a queued job starts.
+#
+# It is cheap and avoids starts that must fail; the host checks its current state again before it
+# claims (``runners/host/preflight.py``).
+
+
+MIN_FREE_DISK_BYTES = 1024**3
+GIB = 1024**3
+
+
+class Check(NamedTuple):
+    """A preflight check of a host: result, sentence and remedy."""
+
+    name: str
+    is_ok: bool
+    sentence: str
+    remedy: str = ""  # what to do if the check failed
+
+    def as_detail(self) -> dict[str, Any]:
+        """Return the check as the detail of an event."""
+        remedy = "" if self.is_ok else self.remedy
+        return {"name": self.name, "ok": self.is_ok, "sentence": self.sentence, "remedy": remedy}
+
+
+def run_checks(job: Job, host: Host, devices: Sequence[Device] = ()) -> list[Check]:
+    """Return all checks of ``job`` on ``host`` and its devices, from the last heartbeat.
+
+    Predicted memory is checked on each GPU, or on the host if the job has none.
+    """
+    gpus = [device for device in devices if device.kind == "gpu"]
+    memory = [_gpu_memory(job, host, gpu) for gpu in gpus] or [_memory(job, host)]
+    checks = [_state(host), _contact(host), _disk(host), *memory]
+    return [*checks, *_rendezvous(job, host)] if job.is_shared_out else checks
+
+
+def _rendezvous(job: Job, host: Host) -> list[Check]:
+    """Return whether the job's other hosts can reach this one and a port is free."""
+    address = meeting_address(job, host)
+    address_words = (
+        f"Others reach the host at {address}." if address else "The host has no address."
+    )
+    remedy = "Connect it to the others' network and restart its agent, or take it out of the pool."
+    port = free_port(host)
+    port_words = (
+        f"Port {port} is free for meeting." if port else "Every port for meeting is in use."
+    )
+    port_remedy = 'Widen "first_gang_port" to "last_gang_port" in its config.json, or wait.'
+    return [
+        Check("address", bool(address), address_words, remedy),
+        Check("meeting port", port is not None, port_words, port_remedy),
+    ]
+
+
+def _state(host: Host) -> Check:
+    label = host.get_state_display().lower()
+    remedy = "Let an operator make it ready again on its page, or choose another host."
+    return Check("state", host.state == HostState.READY, f"The host is {label}.", remedy)
+
+
+def _contact(host: Host) -> Check:
+    silent = silent_seconds(host)
+    words = "has never reported" if silent is None else f"was heard {silent:.0f} s ago"
+    remedy = "See whether the host is on and its agent runs; the job starts when it is back."
+    is_heard = contact_of(host) in {Contact.LIVE, Contact.DEGRADED}
+    return Check("contact", is_heard, f"The host {words}.", remedy)
+
+
+def _disk(host: Host) -> Check:
+    free = int(host.last_beat.get("disk_free_bytes") or 0)
+    is_ok = free >= MIN_FREE_DISK_BYTES
+    sentence = (
+        f"{free / GIB:.1f} GiB of disk are free; a job needs {MIN_FREE_DISK_BYTES / GIB:.0f}."
+    )
+    return Check("disk", is_ok, sentence, "Free some space on the host.")
+
+
+def gpu_load(host: Host, device: Device) -> dict[str, Any]:
+    """Return the GPU's load from the host's last heartbeat; empty if it has none."""
+    loads = host.last_beat.get("gpus") or ()
+    return next((load for load in loads if load.get("uuid") == device.uuid), {})
+
+
+def _gpu_memory(job: Job, host: Host, gpu: Device) -> Check:
+    name, required = f"memory of GPU {gpu.index}", _required_bytes(job)
+    if required is None:
+        return Check(name, is_ok=True, sentence="No peak memory was predicted for this job.")
+    free = gpu.memory_bytes - int(gpu_load(host, gpu).get("memory_used_bytes") or 0)
+    sentence = (
+        f"{free / GIB:.2f} GiB of GPU {gpu.index} are free; "
+        f"the job is predicted to need at least {required / GIB:.2f} of it."
+    )
+    remedy = "See on the host's page what else uses the GPU, or cordon it until that has ended."
+    return Check(name, free >= required, sentence, remedy)
+
+
+def _required_bytes(job: Job) -> float | None:
+    peak = job.prediction.get("peak_memory_bytes") or {}
+    return peak.get("low") or peak.get("value")
+
+
+def _memory(job: Job, host: Host) -> Check:
+    if host.kind == "slurm":
+        return Check("memory", is_ok=True, sentence="Slurm gives the job memory of its own node.")
+    available = int(host.last_beat.get("memory_available_bytes") or 0)
+    required = _required_bytes(job)
+    if required is None:
+        return Check("memory", is_ok=True, sentence="No peak memory was predicted for this job.")
+    sentence = (
+        f"{available / GIB:.2f} GiB of memory are available; "
+        f"the job is predicted to need at least {required / GIB:.2f}."
+    )
+    remedy = "Free memory there, or plan again with a smaller batch or a narrower weight dtype."
+    return Check("memory", available >= required, sentence, remedy)
+
+
+# Take and release devices: a whole gang or nothing, one writer per pool.
+#
+# On SQLite every transaction begins as a writer, so that there is one at a time. On PostgreSQL an
+# advisory lock on the pool serialises taking and releasing.
+
+
+NUM_HARDWARE_LOCKS = 16  # few, so that thousands of devices do not fill the lock table
+
+
+def pool_lock(pool_id: str) -> None:
+    """Lock a pool's devices until the transaction ends.
+
+    Any other id, such as a team's, is a separate lock.
+    """
+    if connection.vendor == "postgresql":
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", [pool_id])
+
+
+def hardware_lock(devices: Iterable[Device]) -> None:
+    """Lock hardware that other hosts, possibly of other pools, may allocate too.
+
+    These are the last locks of a transaction, always taken in the same order.
+    """
+    names = {device.hardware for device in devices} - {""}
+    for number in sorted({zlib.crc32(name.encode()) % NUM_HARDWARE_LOCKS for name in names}):
+        pool_lock(f"hardware {number}")
+
+
+def devices_take(*, attempt: Attempt, devices: Iterable[Device]) -> None:
+    """Allocate devices of its host to an attempt.
+
+    Raises:
+        IntegrityError: another attempt holds one of them.
+    """
+    instant = now()
+    Allocation.objects.bulk_create(
+        Allocation(device=device, attempt=attempt, taken_at=instant) for device in devices
+    )
+
+
+def devices_release(attempt: Attempt) -> int:
+    """Release the devices of an ended attempt; return their number."""
+    allocations = Allocation.objects.filter(attempt=attempt, released_at=None)
+    with transaction.atomic():
+        pool_lock(attempt.job.pool_id)
+        return allocations.update(released_at=now())
+
+
+# ---------------------------------------------------------------------------
+# Gangs (jobs on several hosts): claim, start and end together.
+#
+# No host starts before all have claimed. The job's policy decides what a member's exit does:
+# ``stop`` stops the others, ``shrink`` lets them continue while enough are left. A silent host
+# changes nothing by itself: its member keeps its devices and its last known state, and the job
+# ends by the reports of the other members.
+# ---------------------------------------------------------------------------
+
 
 ACTOR = "system:gang"
 # Reasons of ranks that only lost their peers: the cause is on another rank.

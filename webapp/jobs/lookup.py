@@ -8,7 +8,7 @@ from django.db.models import F, QuerySet
 from django.http import HttpRequest
 from django.shortcuts import get_object_or_404
 
-from webapp.core.wording import listed
+from webapp.core.display import listed
 from webapp.hosts.models import Host
 from webapp.jobs.models import Attempt, Job, JobState
 

@@ -179,7 +179,7 @@ class Job(TeamOwned):
     progress_unit = models.CharField(max_length=24, blank=True)
     eta_seconds = models.FloatField(null=True, blank=True)
     phase = models.CharField(max_length=80, blank=True)
-    result = models.JSONField(default=dict, blank=True)  # runners.messages.ResultBody
+    result = models.JSONField(default=dict, blank=True)  # runners.shared.messages.ResultBody
     created_at = models.DateTimeField(auto_now_add=True)
     queued_at = models.DateTimeField(null=True, blank=True)
     started_at = models.DateTimeField(null=True, blank=True)
@@ -243,7 +243,7 @@ class Attempt(UlidModel):
     missed_beats = models.PositiveIntegerField(default=0)  # heartbeats without this attempt
     stop_reason = models.CharField(max_length=40, blank=True)  # set: the host must stop it
     stop_requested_at = models.DateTimeField(null=True, blank=True)
-    exit_record = models.JSONField(default=dict, blank=True)  # runners.messages.ExitRecord
+    exit_record = models.JSONField(default=dict, blank=True)  # runners.shared.messages.ExitRecord
     facts = models.JSONField(default=dict, blank=True)  # the host's facts at the time of the claim
     created_at = models.DateTimeField(auto_now_add=True)
     started_at = models.DateTimeField(null=True, blank=True)

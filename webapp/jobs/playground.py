@@ -22,7 +22,7 @@ from django.shortcuts import redirect, render
 from django.views.decorators.http import require_GET, require_POST
 
 from webapp.accounts.models import Role
-from webapp.accounts.roles import is_at_least, membership_of
+from webapp.accounts.services import is_at_least, membership_of
 from webapp.core.problems import ConflictProblem
 from webapp.jobs.endpoints import Endpoint, endpoint_of, playground_key
 from webapp.jobs.lookup import load_job

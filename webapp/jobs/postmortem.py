@@ -9,16 +9,17 @@ from typing import Any, NamedTuple
 
 from django.utils.timezone import localtime
 
-from runners.reasons import Reason
+from runners.shared.reasons import Reason
 from webapp.charts.figures import MAX_POINTS, drawing
 from webapp.charts.job_charts import Backdrop, Layer, memory_timeline
 from webapp.core.clock import now
-from webapp.core.units import clock, memory, number
-from webapp.core.wording import capitalised, listed
-from webapp.hosts.contact import Contact, contact_of, silent_seconds
+from webapp.core.display import capitalised, clock, listed, memory, number
+from webapp.hosts.services import Contact, contact_of, silent_seconds
+from webapp.jobs.artefacts import SUPERVISOR, log_lines
+from webapp.jobs.calibration_page import span_ms
 from webapp.jobs.gangs import first_ended, members_of
-from webapp.jobs.logs import SUPERVISOR, log_lines
-from webapp.jobs.memory_terms import (
+from webapp.jobs.ingest import elapsed_seconds
+from webapp.jobs.measured_figures import (
     MemoryComparison,
     TermRow,
     facts_of,
@@ -26,11 +27,9 @@ from webapp.jobs.memory_terms import (
     story_sentence,
 )
 from webapp.jobs.models import Attempt, Job, JobState
-from webapp.jobs.plots import span_ms
 from webapp.jobs.points import series_of
-from webapp.jobs.progress import elapsed_seconds
-from webapp.jobs.reasons import words_for
-from webapp.metrics.read import read_series
+from webapp.jobs.transitions import words_for
+from webapp.metrics.store import read_series
 
 # Text for an attempt's end: exit code or signal, and the host's condition at that time.
 

@@ -16,15 +16,14 @@ from runners.jobspec import (
     RandomModel,
     TrainSpec,
 )
-from runners.reasons import Reason
+from runners.shared.reasons import Reason
 from webapp.core.clock import now
-from webapp.core.units import clock, percent
-from webapp.hosts.device import store_proof_rates
+from webapp.core.display import clock, percent
+from webapp.hosts.machines import store_proof_rates
 from webapp.hosts.models import Host
 from webapp.jobs.calibration import PROOF, PROOF_REPORT, recalibrate
 from webapp.jobs.models import Allocation, Artefact, Attempt, Job, Measurement
-from webapp.modelhub.models import TeamModel
-from webapp.modelhub.shapes import demo_config
+from webapp.modelhub.models import TeamModel, demo_config
 
 # Validity of a run's measurements: evidence of disturbances, and the verdict.
 #

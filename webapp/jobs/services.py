@@ -9,18 +9,17 @@ from django.contrib.auth.models import User
 from django.db import IntegrityError, transaction
 
 from runners.jobspec import DrillSpec, JobSpec
-from runners.reasons import Reason
+from runners.shared.reasons import Reason
 from webapp.accounts.models import Team
 from webapp.accounts.secrets import secret_names
 from webapp.core.clock import now
+from webapp.core.display import listed
 from webapp.core.problems import ConflictProblem, InvalidProblem
-from webapp.core.wording import listed
-from webapp.hosts.contact import Contact, contact_of
 from webapp.hosts.models import RUNS_JOBS, Device, Host, HostState, Pool
+from webapp.hosts.services import Contact, contact_of
 from webapp.jobs.allocation import allocate_after, allocate_pool
-from webapp.jobs.gangs import members_of, order_stop, release_unstarted
+from webapp.jobs.gangs import devices_release, members_of, order_stop, pool_lock, release_unstarted
 from webapp.jobs.models import FINAL_STATES, LIVE_STATES, Attempt, Event, Job, JobState, Priority
-from webapp.jobs.reservations import devices_release, pool_lock
 from webapp.jobs.transitions import check_retries, transition
 from webapp.plans.models import Plan
 from webapp.queue.quotas import check_submit, duration_within, quota_of

@@ -1,17 +1,22 @@
-"""State transitions of jobs, and which failures are retried; nothing else changes a state."""
+"""States of attempts and jobs, their transitions, and reasons."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import structlog
 from django.db import transaction
 from django.db.models import F
 
-from runners.reasons import Reason
+from runners.shared.reasons import FAILED, STOPPED, Reason
 from webapp.core.clock import now
 from webapp.core.problems import InvalidProblem
 from webapp.jobs.models import FINAL_STATES, Attempt, Event, Job, JobState
-from webapp.live.publish import publish_job_state
+from webapp.live.stream import publish_job_state
+
+# ---------------------------------------------------------------------------
+# State transitions of jobs, and which failures are retried; nothing else changes a state.
+# ---------------------------------------------------------------------------
+
 
 # Which failures are the host's fault alone, so that the job may retry as a new attempt.
 #
@@ -212,3 +217,167 @@ def _write_event(
         actor=actor,
         detail=dict(detail),
     )
+
+
+# ---------------------------------------------------------------------------
+# Sentence and next step for each reason code.
+# ---------------------------------------------------------------------------
+
+
+class Words(NamedTuple):
+    """The sentence and the next step of a reason."""
+
+    sentence: str
+    next_step: str
+
+
+WORDS: Mapping[Reason, Words] = {
+    Reason.OK: Words("The job ended well.", "See its figures, or plan the next job."),
+    Reason.OOM_GPU: Words(
+        "The GPU ran out of memory.",
+        "Plan again with a smaller batch, a narrower weight dtype or more devices.",
+    ),
+    Reason.OOM_HOST: Words(
+        "The host ran out of main memory and the system ended the job.",
+        "Plan again with a smaller batch or a narrower weight dtype, or free memory there.",
+    ),
+    Reason.NCCL_TIMEOUT: Words(
+        "A rank waited for the others until NCCL's timeout, and the job was aborted.",
+        "The rank that reported nothing is the one that hung: see its log, check the links "
+        "between the devices on the host's page, then clone the job.",
+    ),
+    Reason.NCCL_ERROR: Words(
+        "NCCL, the library by which the ranks talk, reported an error.",
+        "Set NCCL_DEBUG=INFO for the host's agent and clone the job: its log then names the "
+        "interface, the device or the shared memory that failed.",
+    ),
+    Reason.RANK_LOST: Words(
+        "A part of the job lost its connection to the others.",
+        "See in the logs of each host which one fell silent, check the network between them, "
+        "then clone the job.",
+    ),
+    Reason.KERNEL_FAILED: Words(
+        "A kernel on the GPU failed: a wrong address, an index out of range or an assertion.",
+        "Set CUDA_LAUNCH_BLOCKING=1 for the host's agent to see the operator, check that token "
+        "ids and labels are below their number of classes, then clone the job. On one GPU "
+        "alone, cordon it.",
+    ),
+    Reason.EXIT_NONZERO: Words(
+        "The job's program reported a failure.",
+        "Read the last lines of its log; they name the cause.",
+    ),
+    Reason.SIGNAL: Words(
+        "The job's program crashed.",
+        "Read the last lines of its log, then clone the job to see if it happens again.",
+    ),
+    Reason.MAX_DURATION: Words(
+        "The job reached the longest duration that it was allowed.",
+        "Clone it with fewer steps or a longer limit.",
+    ),
+    Reason.MODEL_OR_DATA_MISSING: Words(
+        "The model or the data was not found on the host.",
+        "Check that the folder is there and is below one of the host's model folders.",
+    ),
+    Reason.BAD_INPUT: Words(
+        "The job cannot run with the model, the data or the choices that it was given.",
+        "The last line of its log names it and the remedy; then plan or clone it again.",
+    ),
+    Reason.PREFLIGHT_FAILED: Words(
+        "The host did not meet what the job needs.",
+        "The events list the failed checks; free the missing resource or choose another host.",
+    ),
+    Reason.ENGINE_START_FAILED: Words(
+        "The engine did not start.",
+        "Read the log for the missing piece, install it on the host and clone the job.",
+    ),
+    Reason.ENGINE_LOST: Words(
+        "The engine behind the endpoint ended by itself, again and again.",
+        "The last lines of its log say how it ended; plan with fewer requests at once, or with "
+        "another engine.",
+    ),
+    Reason.ENVIRONMENT_FAILED: Words(
+        "The environment that the job runs in could not be built on the host.",
+        "The last lines of its log name the cause; mend it, then build it on the host's page.",
+    ),
+    Reason.START_TIMEOUT: Words(
+        "The host did not take the job within two minutes.",
+        "See on the host's page whether its agent runs, then clone the job.",
+    ),
+    Reason.NEVER_STARTED: Words(
+        "The host took the job but nothing of it ever ran there.",
+        "See the problems on the host's page, then clone the job.",
+    ),
+    Reason.SUPERVISOR_LOST: Words(
+        "The process that watched the job on the host is gone, and its end was not seen.",
+        "See the host's own logs, then clone the job.",
+    ),
+    Reason.HOST_REBOOTED: Words(
+        "The host restarted while the job ran.",
+        "Clone the job with retries: a training then resumes from its last checkpoint.",
+    ),
+    Reason.DISK_FULL: Words(
+        "The host's disk is full.", "Free disk space on the host, then clone the job."
+    ),
+    Reason.GPU_FAULT: Words(
+        "A GPU reported a hardware fault.",
+        "Cordon the GPU and check the driver's log before you try again.",
+    ),
+    Reason.GPU_DRIVER_MISMATCH: Words(
+        "The GPU, its driver and the libraries of the job do not fit together.",
+        "Restart the host if its driver was just updated; otherwise install the driver that "
+        "torch's CUDA version needs, or a torch that was built for this GPU.",
+    ),
+    Reason.KILLED_EXTERNALLY: Words(
+        "Something outside this product ended the job.",
+        "Ask who else works on the host, then clone the job.",
+    ),
+    Reason.VERSION_INCOMPATIBLE: Words(
+        "The host's agent has a version that this server does not work with.",
+        "Install the server's version on the host and start its agent again.",
+    ),
+    Reason.INTERNAL: Words(
+        "The product itself failed here.",
+        "Read the log, report what you find, and clone the job.",
+    ),
+    Reason.STOPPED_BY_USER: Words("Its owner stopped the job.", "Clone it to run it again."),
+    Reason.STOPPED_BY_OPERATOR: Words(
+        "An operator stopped the job.", "Ask the operator of the host before you clone it."
+    ),
+    Reason.SITE_STOPPED: Words(
+        "It was ended because Slipway was stopped on the machine that ran it.",
+        "`manage.py up` was stopped there, which ends the jobs of its own machine. Clone the job "
+        "to run it again.",
+    ),
+    Reason.QUOTA: Words(
+        "The team's quota was used up.", "Wait for the next period or ask an admin for more."
+    ),
+    Reason.SUPERSEDED: Words("A newer attempt took this one's place.", "See the newer attempt."),
+    Reason.PEER_ENDED: Words(
+        "It was stopped because the part of the job on another host had ended.",
+        "See the host that the job's reason names.",
+    ),
+    Reason.LOST_AND_ABANDONED_BY_USER: Words(
+        "The host fell silent and a person gave the job up.",
+        "When the host is back it ends what still runs; clone the job to run it again.",
+    ),
+    Reason.QUEUE_TIMEOUT: Words(
+        "The job waited too long for its turn.",
+        "Choose a host with less to do, or clone the job.",
+    ),
+}
+
+
+def words_for(reason: str) -> Words:
+    """Return the sentence and next step of a reason code."""
+    return WORDS[Reason(reason)]
+
+
+def final_state(reason: Reason) -> JobState:
+    """Return the final state of a job whose attempt ended with this reason."""
+    if reason is Reason.OK:
+        return JobState.SUCCEEDED
+    if reason in FAILED:
+        return JobState.FAILED
+    if reason in STOPPED:
+        return JobState.STOPPED
+    return JobState.EXPIRED if reason is Reason.QUEUE_TIMEOUT else JobState.ERROR

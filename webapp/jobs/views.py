@@ -12,18 +12,27 @@ from django.urls import reverse
 from django.views.decorators.http import require_GET, require_POST
 
 from runners.jobspec.compress import QUANTISED_DTYPES
-from runners.reasons import Reason
+from runners.shared.reasons import Reason
 from webapp.accounts.models import Membership, Role
-from webapp.accounts.roles import has_role, membership_of
+from webapp.accounts.services import has_role, membership_of, signed_in
 from webapp.core.clock import now, now_ms
+from webapp.core.display import clock
 from webapp.core.middleware import uncompressed
 from webapp.core.problems import Problem
-from webapp.core.units import clock
 from webapp.hosts.pools import facts_for
-from webapp.jobs import progress
-from webapp.jobs.actions import allowed, job_for
+from webapp.jobs import ingest
+from webapp.jobs.artefacts import (
+    Checked,
+    Line,
+    checks_of,
+    is_full,
+    log_lines,
+    parts_for,
+    preflight_of,
+    shown_part,
+)
 from webapp.jobs.calibration import as_read
-from webapp.jobs.calibration_page import calibration_effect_of
+from webapp.jobs.calibration_page import Drawn, calibration_effect_of, draw, mixture_of, samples_of
 from webapp.jobs.endpoints import endpoint_of, key_shown_once
 from webapp.jobs.evaluating import (
     LeftModel,
@@ -33,27 +42,20 @@ from webapp.jobs.evaluating import (
     won_words,
 )
 from webapp.jobs.gangs import deciding_part
-from webapp.jobs.logs import Checked, Line, checks_of, is_full, log_lines, preflight_of
+from webapp.jobs.ingest import leftover_of, silence_of
+from webapp.jobs.listing import allowed, job_for, targets_of
 from webapp.jobs.lookup import load_job
-from webapp.jobs.measured_figures import cards_of, figures_of, task_rows, unmeasured
-from webapp.jobs.measured_load import operators_of, under_load
-from webapp.jobs.memory_terms import story_of
+from webapp.jobs.measured_figures import cards_of, figures_of, story_of, task_rows, unmeasured
 from webapp.jobs.models import FINAL_STATES, Artefact, Attempt, Event, Job, JobState
-from webapp.jobs.parts import parts_for, shown_part
-from webapp.jobs.plots import Drawn, draw
-from webapp.jobs.points import points_since
+from webapp.jobs.points import operators_of, points_since, under_load
 from webapp.jobs.postmortem import has_postmortem, postmortem_of, replan_words
-from webapp.jobs.progress import leftover_of, silence_of
-from webapp.jobs.reasons import words_for
 from webapp.jobs.services import names_of, silent_parts
-from webapp.jobs.targets import targets_of
-from webapp.jobs.training_page import mixture_of, samples_of
-from webapp.live.publish import live_context, page_or_regions
+from webapp.jobs.transitions import words_for
+from webapp.live.stream import live_context, page_or_regions
 from webapp.modelhub.models import TeamModel
-from webapp.plans.access import signed_in
-from webapp.plans.errors import DraftProblem
+from webapp.plans.alternatives import change_at, limit_words, replan, smallest_changes
+from webapp.plans.explanation import DraftProblem
 from webapp.plans.models import Plan
-from webapp.plans.offers import change_at, limit_words, replan, smallest_changes
 from webapp.plans.planning import plan_compute
 from webapp.queue.words import waiting_line
 from webapp.wizard.drafts import suggestion_apply
@@ -188,12 +190,12 @@ def job_context(request: HttpRequest, job: Job, tab: str) -> dict[str, Any]:
     context = {
         "as_of_ms": now_ms(),  # before any read: the shown data is at least this recent
         "job": job,
-        "kind": progress.KIND_WORDS.get(job.kind, job.kind),
+        "kind": ingest.KIND_WORDS.get(job.kind, job.kind),
         "is_over": job.state in FINAL_STATES,
         "events": events,
-        "timeline": progress.timeline(job, [e for e in events if e.kind == "job.state"]),
-        "progress": progress.progress(job),
-        "seconds": progress.elapsed_seconds(job),
+        "timeline": ingest.timeline(job, [e for e in events if e.kind == "job.state"]),
+        "progress": ingest.progress(job),
+        "seconds": ingest.elapsed_seconds(job),
         "expected_ms": expected_ms(job),
         "waiting": waiting_sentence(job),
         "waits_for": scheduler_words(job),
@@ -277,7 +279,7 @@ def expected_ms(job: Job) -> int | str:
     """Return the expected total duration of a running job in ms, if it reports an ETA."""
     if job.state != JobState.RUNNING or job.eta_seconds is None:
         return ""
-    return int(1000 * (progress.elapsed_seconds(job) + job.eta_seconds))
+    return int(1000 * (ingest.elapsed_seconds(job) + job.eta_seconds))
 
 
 def silence_context(job: Job) -> dict[str, Any]:

@@ -1,29 +1,442 @@
-"""The limits page with its question form and answer, and the limits tab of a plan."""
+"""Inverse questions: the largest model, context or batch that fits."""
 
-from typing import Any
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
+from django import forms
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.urls import reverse
 from django.utils.http import urlencode
 from django.views.decorators.http import require_GET
 
+from planner.catalog.models import checkpoint_name
+from planner.specs.base import PlannerError
+from planner.specs.estimate import FirstFailure, InverseAnswer, InverseQuestion, Limit
 from webapp.accounts.models import Team
-from webapp.accounts.roles import chosen_of, memberships_of
-from webapp.hosts.models import RUNS_JOBS, Host, HostState
-from webapp.limits.questions import (
-    BY_KEY,
-    QUESTIONS,
-    LimitAnswer,
-    LimitForm,
-    Question,
-    shown,
-    suited,
+from webapp.accounts.services import chosen_of, memberships_of
+from webapp.core.display import (
+    DASH,
+    NBSP,
+    TIMES,
+    Figure,
+    MemoryRow,
+    capitalised,
+    duration,
+    memory,
+    money,
+    parameters,
+    sentence,
+    whole,
 )
-from webapp.plans.errors import DraftProblem, missing_step
+from webapp.hosts.models import RUNS_JOBS, Host, HostState
+from webapp.plans.alternatives import TARGET_WORDS
+from webapp.plans.explanation import (
+    GOAL_WORDS,
+    DraftProblem,
+    device_words,
+    dtype_words,
+    missing_step,
+    strategy_words,
+)
 from webapp.plans.models import Plan
 from webapp.plans.planning import limit_of
-from webapp.wizard.forms import model_ids
+from webapp.plans.verdict import Verdict, estimate_figures, evidence_url, memory_rows
+from webapp.wizard.drafts import DEFAULT_DEVICE, DEFAULT_MODEL, WORKLOADS, Draft, serve_draft
+from webapp.wizard.forms import (
+    GoalForm,
+    HardwareForm,
+    ModelForm,
+    PinsForm,
+    StepForm,
+    device_choices,
+    model_ids,
+)
+from webapp.wizard.workload_forms import WORKLOAD_FORMS
+
+# ---------------------------------------------------------------------------
+# The questions about limits: texts, unknowns, their form, and the answers' figures.
+# ---------------------------------------------------------------------------
+
+
+SERVING = ("serve", "generate")
+TRAINING = ("finetune", "pretrain")
+
+
+class Question(NamedTuple):
+    """One question: tab name, title, hint, goals and unknowns.
+
+    ``sought`` has the form fields of the unknown, which the form omits.
+    """
+
+    key: InverseQuestion
+    name: str
+    title: str
+    hint: str
+    goals: tuple[str, ...]
+    sought: frozenset[str]
+
+
+QUESTIONS = (
+    Question(
+        "longest_context",
+        "Context",
+        "How long a context fits?",
+        "Prompt and answer together, for everyone at once",
+        SERVING,
+        frozenset({"input_tokens"}),
+    ),
+    Question(
+        "most_users",
+        "People",
+        "How many people at once?",
+        "None of them waits for memory, all within the target",
+        ("serve",),
+        frozenset({"concurrency"}),
+    ),
+    Question(
+        "largest_batch",
+        "Batch",
+        "How large a batch fits?",
+        "Sequences in one pass, without accumulation",
+        ("generate", *TRAINING),
+        frozenset({"batch_size", "global_batch_size"}),
+    ),
+    Question(
+        "longest_sequence",
+        "Sequence",
+        "How long a training sequence fits?",
+        "Tokens in one piece of text",
+        TRAINING,
+        frozenset({"sequence_length"}),
+    ),
+    Question(
+        "largest_model",
+        "Model",
+        "Which is the largest model?",
+        "Of the catalog, for each format of the weights",
+        (*SERVING, "finetune"),
+        frozenset({"model", "weight_dtype"}),
+    ),
+    Question(
+        "fewest_devices",
+        "Devices",
+        "How few devices are enough?",
+        "By doublings: layouts need sizes that divide",
+        (*SERVING, *TRAINING),
+        frozenset({"devices_per_node", "nodes"}),
+    ),
+    Question(
+        "cheapest_instance",
+        "Cloud offer",
+        "Which is the cheapest cloud offer?",
+        "Of each kind of machine the cheapest firm price",
+        (*SERVING, *TRAINING),
+        frozenset({"hardware", "devices_per_node", "nodes"}),
+    ),
+)
+BY_KEY: dict[str, Question] = {question.key: question for question in QUESTIONS}
+
+
+def suited(goal: str) -> tuple[Question, ...]:
+    """Return the questions that apply to a goal."""
+    return tuple(question for question in QUESTIONS if goal in question.goals)
+
+
+# The form of a question about limits: only the fields it needs, each with a default.
+
+
+# Fields for the length of a run, and details that do not affect limits.
+UNASKED = {
+    "time_budget_minutes",
+    "million_tokens",
+    "prefix_share_percent",
+    "prompts_path",
+    "batching",
+    "kv_cache",
+    "guessing",
+    "decode_step",
+    "attention",
+    "products",
+    "training_step",
+}
+PRICES = [("balanced", "The lowest price by the hour"), ("cost", "The lowest price by the token")]
+HOST = "host:"
+HARDWARE_FIELDS = ("devices_per_node", "nodes")
+# Planner field -> form field, where the names differ.
+FORM_NAMES = {"choice": "hardware", "cluster": "hardware", "batch_size": "global_batch_size"}
+
+
+class LimitForm(StepForm):
+    """Work, model and hardware of a limit question; the question decides which fields it has."""
+
+    goal = forms.ChoiceField(label="Work")
+    model = deepcopy(ModelForm.base_fields["catalog_id"])
+    hardware = forms.ChoiceField(label="Hardware")
+
+    def __init__(
+        self, data: Mapping[str, Any], question: Question, hosts: Sequence[Host] = ()
+    ) -> None:
+        goal = _goal(data, question)
+        super().__init__(_with_defaults(data, goal, hosts))
+        self.question, self.chosen_goal = question, goal
+        goals = [(each, GOAL_WORDS[each]) for each in question.goals]
+        self.fields["goal"] = forms.ChoiceField(label="Work", choices=goals)
+        self.fields["hardware"] = _hardware_field(hosts)
+        for name in HARDWARE_FIELDS:
+            self.fields[name] = deepcopy(HardwareForm.base_fields[name])
+        for name, field in WORKLOAD_FORMS[goal].base_fields.items():
+            self.fields[name] = deepcopy(field)
+        if goal == "serve":
+            self.fields["slo"] = deepcopy(GoalForm.base_fields["slo"])
+            self.fields["slo"].help_text = ""
+        self.fields["weight_dtype"] = deepcopy(PinsForm.base_fields["weight_dtype"])
+        if question.key == "cheapest_instance":
+            self.fields["objective"] = forms.ChoiceField(label="Cheapest by", choices=PRICES)
+        for name in {*question.sought, *UNASKED}:
+            self.fields.pop(name, None)
+
+    def clean_model(self) -> str:
+        """Return the name of a model; reject an unknown one with similar names."""
+        name = self.cleaned_data["model"]
+        if not name:
+            raise forms.ValidationError(f"Model is missing. Name one, such as {DEFAULT_MODEL}.")
+        try:
+            return checkpoint_name(name)
+        except PlannerError as error:
+            raise forms.ValidationError(sentence(error.message)) from error
+
+    @property
+    def draft(self) -> Draft:
+        """Return the form as a draft; the unknown of the question has its default."""
+        values, draft = self.cleaned_data, serve_draft(None)
+        goal = self.chosen_goal
+        draft["goal"] |= {"goal": goal, "slo": values.get("slo", "none")}
+        draft["goal"]["objective"] = values.get("objective", "balanced")
+        draft["model"]["catalog_id"] = values.get("model", DEFAULT_MODEL)
+        hardware = values.get("hardware", DEFAULT_DEVICE)
+        if hardware.startswith(HOST):
+            draft["hardware"]["choice"] = hardware
+        else:
+            draft["hardware"]["device"] = hardware
+        sizes = {name: values[name] for name in HARDWARE_FIELDS if name in values}
+        draft["hardware"] |= sizes
+        own = {name: values[name] for name in draft["workload"][goal] if name in values}
+        draft["workload"][goal] |= own
+        draft["pins"] = {"weight_dtype": values.get("weight_dtype", "")}
+        return draft
+
+    def refuse(self, problem: str, field: str) -> None:
+        """Add a planner error to its form field, or to the form if there is no such field."""
+        last = field.rsplit(".", 1)[-1]
+        name = FORM_NAMES.get(last, last)
+        self.add_error(name if name in self.fields else None, problem)
+
+
+def _goal(data: Mapping[str, Any], question: Question) -> str:
+    """Return the chosen goal, else the question's first goal."""
+    chosen = data.get("goal", "")
+    return chosen if chosen in question.goals else question.goals[0]
+
+
+def _with_defaults(data: Mapping[str, Any], goal: str, hosts: Sequence[Host]) -> dict[str, Any]:
+    """Return the submitted values, with a default for every missing field."""
+    proposed: dict[str, Any] = {
+        "goal": goal,
+        "model": DEFAULT_MODEL,
+        "hardware": f"{HOST}{hosts[0].pk}" if hosts else DEFAULT_DEVICE,
+        "devices_per_node": 1,
+        "nodes": 1,
+        "slo": "chat",
+        "objective": PRICES[0][0],
+        **WORKLOADS[goal],
+    }
+    sent = {name: data[name] for name in data if name != "goal"}
+    return {**proposed, **sent}
+
+
+def _hardware_field(hosts: Sequence[Host]) -> forms.ChoiceField:
+    own = [(f"{HOST}{host.pk}", host.name) for host in hosts]
+    groups: list[tuple[str, Any]] = [("Your hosts", own)] if own else []
+    return forms.ChoiceField(
+        label="Hardware",
+        choices=[*groups, *device_choices()],
+        help_text="Of a host, all of its devices are used." if own else "",
+    )
+
+
+# Texts and figures of an answer about a limit: the limit, its figures, the first failure.
+
+
+FIGURES = 4
+ENOUGH = {"fewest_devices", "cheapest_instance"}
+UNIT_WORDS = {"users": "people", "USD per hour": "$ an hour"}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One of several limits: the largest model for one weight dtype."""
+
+    name: str
+    value: str
+    memory: str
+    beyond: str
+
+
+@dataclass(frozen=True)
+class LimitAnswer:
+    """The answer below the form of the page."""
+
+    question: Question
+    verdict: Verdict
+    figures: tuple[Figure, ...] = ()
+    rows: tuple[MemoryRow, ...] = ()
+    ends: str = ""
+    others: tuple[Row, ...] = ()
+    searched: str = ""
+    calibration: str = ""
+
+
+def shown(answer: InverseAnswer, draft: Draft) -> LimitAnswer:
+    """Return an answer as texts and figures."""
+    question = BY_KEY[answer.question]
+    noun = "search" if answer.searches == 1 else "searches"
+    searched = f"{whole(answer.searches)} {noun} in {duration(answer.seconds)}"
+    if not answer.limits:
+        verdict = _nothing(answer)
+        return LimitAnswer(question, verdict, searched=searched, calibration=answer.calibration)
+    best, *_ = answer.limits
+    several = answer.limits if len(answer.limits) > 1 else ()
+    return LimitAnswer(
+        question=question,
+        verdict=Verdict("good", "fits", _sentence(answer.question, best), _detail(best)),
+        figures=_figures(best, draft),
+        rows=memory_rows(best.estimate),
+        ends=_failure_sentence(best.beyond, best.unit, enough=answer.question in ENOUGH),
+        others=tuple(_row(limit) for limit in several),
+        searched=searched,
+        calibration=answer.calibration,
+    )
+
+
+def _nothing(answer: InverseAnswer) -> Verdict:
+    smallest = answer.smallest
+    if smallest is None:
+        return Verdict("bad", "does-not-fit", "Nothing works here", "No strategy applies.")
+    tried = value_words(smallest.value, _unit_of(answer.question))
+    return Verdict(
+        "bad",
+        "does-not-fit",
+        f"Nothing works, not even {tried}",
+        f"{capitalised(_reason(smallest))}.",
+    )
+
+
+def _unit_of(question: str) -> str:
+    """Return the unit of a question's answer."""
+    units = {"most_users": "users", "largest_batch": "sequences", "fewest_devices": "devices"}
+    return units.get(question, "tokens")
+
+
+def value_words(value: float | str, unit: str) -> str:
+    """Return a tried value as text with its unit; a name is returned unchanged."""
+    if isinstance(value, str):
+        return value
+    if unit == "parameters":
+        return f"{parameters(value)} parameters"
+    if unit == "USD per hour":
+        return f"{money(value)} an hour"
+    words = UNIT_WORDS.get(unit, unit)
+    if value == 1:
+        words = {"people": "person"}.get(words, words.removesuffix("s"))
+    return f"{whole(value)}{NBSP}{words}"
+
+
+def _sentence(question: str, limit: Limit) -> str:
+    """Return the answer in one sentence."""
+    value = value_words(limit.value, limit.unit)
+    device = limit.cluster.device
+    sentences = {
+        "longest_context": f"Up to {value} of context",
+        "most_users": f"Up to {value} at once",
+        "largest_batch": f"Up to {value} in one batch",
+        "longest_sequence": f"Up to {value} in one sequence",
+        "largest_model": f"{limit.name} is the largest that fits",
+        "fewest_devices": f"{value} {'is' if limit.value == 1 else 'are'} enough",
+        "cheapest_instance": f"{limit.name} is enough, for {value}",
+    }
+    if question == "cheapest_instance":
+        return sentences[question]
+    name = device_words(device) if isinstance(device, str) else device.name or device.id
+    count = limit.cluster.num_devices
+    omits_count = question == "fewest_devices" or count == 1
+    return f"{sentences[question]} on {name if omits_count else f'{count} {TIMES} {name}'}"
+
+
+def _detail(limit: Limit) -> str:
+    """Return the strategy at the limit as one line."""
+    return f"{strategy_words(limit.estimate.strategy)}."
+
+
+def _figures(limit: Limit, draft: Draft) -> tuple[Figure, ...]:
+    """Return the limit and the figures at the limit: four in total."""
+    others = estimate_figures(limit.estimate, draft)
+    return (*_own_figure(limit), *others)[:FIGURES]
+
+
+def _own_figure(limit: Limit) -> tuple[Figure, ...]:
+    """Return the limit itself as a figure, if it is a number of tokens, users or sequences."""
+    if limit.unit not in {"tokens", "users", "sequences"}:
+        return ()
+    words = UNIT_WORDS.get(limit.unit, limit.unit)
+    low, high = limit.interval or (None, None)
+    note, value = limit.estimate.error_class, float(limit.value)
+    return (Figure("The limit", value, words, low, high, note=note, evidence=evidence_url()),)
+
+
+def _failure_sentence(failure: FirstFailure | None, unit: str, *, enough: bool) -> str:
+    """Return a sentence on the first failure beyond the limit."""
+    if failure is None:
+        return "Nothing was found to be too little." if enough else "Nothing larger is known."
+    tried = value_words(failure.value, unit)
+    word = "is not enough" if enough else "is too much"
+    return f"{tried} {word}: {_reason(failure)}."
+
+
+def _reason(failure: FirstFailure) -> str:
+    """Return the reason of the first failure; for targets, with both times."""
+    words = TARGET_WORDS.get(failure.constraint)
+    if words and failure.required and failure.limit:
+        return f"{words} {exact(failure.required)}, the target is {exact(failure.limit)}"
+    if failure.constraint == "max_concurrency" and failure.required and failure.limit:
+        return f"memory holds {whole(failure.required)} at once, not {whole(failure.limit)}"
+    return failure.reason
+
+
+def exact(seconds: float) -> str:
+    """Return a time with four digits, to be distinguishable from its limit."""
+    value, unit = (seconds * 1000, "ms") if seconds < 1 else (seconds, "s")
+    return f"{value:.4g}{NBSP}{unit}"
+
+
+def _row(limit: Limit) -> Row:
+    dtype = dtype_words(limit.estimate.strategy.weight_dtype)
+    name = limit.name.rsplit(" in ", 1)[0]
+    usage = limit.estimate.memory
+    return Row(
+        name=name,
+        value=f"{parameters(float(limit.value))} · {dtype}",
+        memory=f"{memory(usage.per_device_peak_bytes)} of {memory(usage.capacity_bytes)}",
+        beyond=f"{limit.beyond.value}: {_reason(limit.beyond)}" if limit.beyond else DASH,
+    )
+
+
+# ---------------------------------------------------------------------------
+# The limits page with its question form and answer, and the limits tab of a plan.
+# ---------------------------------------------------------------------------
+
 
 UNPROCESSABLE = 422
 # Query parameters that links to other questions keep.

@@ -1,11 +1,16 @@
-"""The metric store: a journal of received points, and sealed chunks with their roll-ups.
+"""Tables of metrics, and the router that keeps them in a database of their own."""
 
-The tables have their own SQLite file (database alias ``metrics``) so that the ingest writer
-never waits for a web transaction; on PostgreSQL they share the main database. Therefore
-they reference the attempt by id, without a foreign key.
-"""
-
+from django.conf import settings
 from django.db import models
+from django.db.models import Model
+
+# ---------------------------------------------------------------------------
+# The metric store: a journal of received points, and sealed chunks with their roll-ups.
+#
+# The tables have their own SQLite file (database alias ``metrics``) so that the ingest writer
+# never waits for a web transaction; on PostgreSQL they share the main database. Therefore
+# they reference the attempt by id, without a foreign key.
+# ---------------------------------------------------------------------------
 
 
 class MetricSource(models.Model):
@@ -59,3 +64,25 @@ class MetricChunk(models.Model):
 
     def __str__(self) -> str:
         return f"{self.attempt_id}/{self.source}/{self.metric}"
+
+
+# ---------------------------------------------------------------------------
+# Database router: metric tables in their own database, the rest in the default one.
+# ---------------------------------------------------------------------------
+
+
+class MetricsRouter:
+    """Route the metric store to ``settings.METRICS_DATABASE``."""
+
+    def db_for_read(self, model: type[Model], **_hints: object) -> str | None:
+        """Return the database that ``model`` is read from, or None for the default."""
+        return settings.METRICS_DATABASE if model._meta.app_label == "metrics" else None
+
+    def db_for_write(self, model: type[Model], **_hints: object) -> str | None:
+        """Return the database that ``model`` is written to, or None for the default."""
+        return self.db_for_read(model)
+
+    def allow_migrate(self, db: str, app_label: str, **_hints: object) -> bool:
+        """Return whether ``app_label`` has tables in ``db``."""
+        target = settings.METRICS_DATABASE if app_label == "metrics" else "default"
+        return db == target

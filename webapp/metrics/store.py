@@ -1,19 +1,29 @@
-"""Write metric points: journal received batches, seal them into compressed chunks."""
+"""Metrics: store, roll up and read points."""
 
 import json
 import struct
+import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import timedelta
 from typing import NamedTuple
 
 import numpy as np
+import structlog
 import zstandard
 from django.conf import settings
-from django.db import connections, transaction
+from django.db import DataError, IntegrityError, connections, transaction
+from django.db.models import Min
 from numpy.typing import NDArray
 
-from webapp.core.clock import now
+from webapp.core.clock import now, now_ms
+from webapp.jobs.models import Attempt
 from webapp.metrics.models import MetricBatch, MetricChunk, MetricSource
+
+# ---------------------------------------------------------------------------
+# Write metric points: journal received batches, seal them into compressed chunks.
+# ---------------------------------------------------------------------------
+
 
 # Lossless codec for columns of numbers in one compressed blob.
 #
@@ -369,3 +379,380 @@ def prune_raw(*, before_ms: int) -> int:
     """Delete raw chunks that ended before an instant; their roll-ups stay. Return how many."""
     rows, _ = MetricChunk.objects.filter(step_ms=RAW_STEP_MS, t1_ms__lt=before_ms).delete()
     return rows
+
+
+# ---------------------------------------------------------------------------
+# Roll-ups of a series per 15 s and per 5 min, and the upkeep of the store.
+# ---------------------------------------------------------------------------
+
+
+STEPS_MS = (15_000, 300_000)
+WINDOW_MS = 4 * 3600 * 1000
+
+
+class Band(NamedTuple):
+    """Buckets of a series: start times and statistics of their points."""
+
+    t_ms: NDArray[np.int64]
+    low: NDArray[np.float64]
+    high: NDArray[np.float64]
+    mean: NDArray[np.float64]
+    points: NDArray[np.int64]  # number of points per bucket
+
+
+def bucket(series: RawSeries, step_ms: int) -> Band:
+    """Return a series as buckets of ``step_ms`` that begin at multiples of it."""
+    order = np.argsort(series.t_ms, kind="stable")
+    t_ms, value = series.t_ms[order], series.value[order]
+    starts, first, count = np.unique(t_ms // step_ms, return_index=True, return_counts=True)
+    return Band(
+        starts * step_ms,
+        np.minimum.reduceat(value, first),
+        np.maximum.reduceat(value, first),
+        _means(value, first, count),
+        count.astype(np.int64),
+    )
+
+
+def _means(
+    value: NDArray[np.float64], first: NDArray[np.intp], count: NDArray[np.intp]
+) -> NDArray[np.float64]:
+    """Return the mean of each bucket, also if the sum of its values overflows."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        means = np.add.reduceat(value, first) / count
+    if not np.isfinite(means).all():
+        shares = np.add.reduceat(value / np.repeat(count, count), first)
+        means = np.where(np.isfinite(means), means, shares)
+    return means
+
+
+def decode_band(chunk: MetricChunk) -> Band:
+    """Return the buckets of a roll-up chunk."""
+    t_ms, low, high, mean, count = decode(bytes(chunk.body))
+    return Band(
+        t_ms.astype(np.int64),
+        low.astype(np.float64),
+        high.astype(np.float64),
+        mean.astype(np.float64),
+        count.astype(np.int64),
+    )
+
+
+def roll_up(source: MetricSource, *, is_ended: bool) -> int:
+    """Roll up every complete sealed four-hour window; at the end also the last partial one.
+
+    A window with late points is computed again. Returns the number of chunks written.
+    """
+    raw = _raw_chunks(source)
+    if not raw:
+        return 0
+    start = _floor(max(source.rolled_through_ms, min(chunk.t0_ms for chunk in raw)))
+    sealed_ms = max(chunk.t1_ms for chunk in raw) + 1
+    end = sealed_ms if is_ended else _floor(sealed_ms)
+    if end <= source.rolled_through_ms or end <= start:
+        return 0
+    rows = [row for chunk in _by_metric(raw) for row in _windows(source, *chunk, start, end)]
+    with transaction.atomic(using=settings.METRICS_DATABASE):
+        MetricChunk.objects.filter(
+            attempt_id=source.attempt_id,
+            source=source.source,
+            step_ms__in=STEPS_MS,
+            t0_ms__gte=start,
+        ).delete()
+        MetricChunk.objects.bulk_create(rows)
+        MetricSource.objects.filter(pk=source.pk).update(rolled_through_ms=end)
+    return len(rows)
+
+
+def _raw_chunks(source: MetricSource) -> list[MetricChunk]:
+    """Return the raw chunks that overlap windows not yet rolled up."""
+    rows = MetricChunk.objects.filter(
+        attempt_id=source.attempt_id,
+        source=source.source,
+        step_ms=RAW_STEP_MS,
+        t1_ms__gte=_floor(source.rolled_through_ms),
+    )
+    return list(rows.order_by("metric", "t0_ms"))
+
+
+def _by_metric(chunks: list[MetricChunk]) -> list[tuple[str, RawSeries]]:
+    names = dict.fromkeys(chunk.metric for chunk in chunks)
+    return [(name, merge([chunk for chunk in chunks if chunk.metric == name])) for name in names]
+
+
+def merge(chunks: list[MetricChunk]) -> RawSeries:
+    """Return the points of a metric's raw chunks, without duplicates, by sequence number."""
+    columns = [decode(bytes(chunk.body)) for chunk in chunks]
+    seq, t_ms, value = (np.concatenate(parts) for parts in zip(*columns, strict=True))
+    numbers, first = np.unique(seq.astype(np.int64), return_index=True)
+    return RawSeries(numbers, t_ms[first].astype(np.int64), value[first].astype(np.float64))
+
+
+def _windows(
+    source: MetricSource, metric: str, series: RawSeries, start: int, end: int
+) -> list[MetricChunk]:
+    rows = []
+    for window in range(start, end, WINDOW_MS):
+        inside = (series.t_ms >= window) & (series.t_ms < min(window + WINDOW_MS, end))
+        if not inside.any():
+            continue
+        part = RawSeries(series.seq[inside], series.t_ms[inside], series.value[inside])
+        rows += [_row(source, metric, window, step, bucket(part, step)) for step in STEPS_MS]
+    return rows
+
+
+def _row(source: MetricSource, metric: str, window: int, step_ms: int, band: Band) -> MetricChunk:
+    return MetricChunk(
+        attempt_id=source.attempt_id,
+        source=source.source,
+        metric=metric,
+        step_ms=step_ms,
+        t0_ms=window,
+        t1_ms=int(band.t_ms[-1]) + step_ms,
+        n=int(band.points.sum()),
+        body=encode(band),
+    )
+
+
+def _floor(t_ms: int) -> int:
+    return t_ms - t_ms % WINDOW_MS
+
+
+# Maintain the metric store: seal due journals, roll them up, prune old raw data.
+
+
+log = structlog.get_logger(__name__)
+RAW_LIFETIME = timedelta(days=30)
+
+
+TURN_SECONDS = 5.0  # per turn; the remainder follows in the next turn
+
+
+def seal_due(clock: Callable[[], float] = time.monotonic) -> int:
+    """Seal sources whose journal is due, roll them up, and return the points sealed.
+
+    The oldest journal comes first, and a turn ends after ``TURN_SECONDS``, so that an attempt
+    with many points does not block others. A source that cannot be sealed is logged and skipped.
+    """
+    journals = MetricBatch.objects.values("attempt_id", "source").annotate(at=Min("received_at"))
+    started, sealed = clock(), 0
+    for attempt_id, source in list(journals.order_by("at").values_list("attempt_id", "source")):
+        if clock() - started > TURN_SECONDS:
+            break
+        try:
+            sealed += _seal(attempt_id, source)
+        except (ArithmeticError, DataError, IntegrityError, LookupError, TypeError, ValueError):
+            log.warning("journal not sealed", attempt=attempt_id, source=source, exc_info=True)
+    return sealed
+
+
+def _seal(attempt_id: str, source: str) -> int:
+    attempt = Attempt.objects.filter(pk=attempt_id).first()
+    if attempt is None:
+        return 0
+    is_ended = attempt.ended_at is not None
+    if not needs_seal(attempt_id, source, is_ended=is_ended):
+        return 0
+    sealed = seal(attempt_id, source, through_seq=attempt.acked_seq)
+    stored = MetricSource.objects.get(attempt_id=attempt_id, source=source)
+    roll_up(stored, is_ended=is_ended)
+    return sealed
+
+
+def prune_old() -> int:
+    """Delete raw chunks older than a month; their roll-ups stay. Return how many."""
+    return prune_raw(before_ms=now_ms() - int(RAW_LIFETIME.total_seconds() * 1000))
+
+
+# ---------------------------------------------------------------------------
+# Read a series for a chart: the coarsest level with a bucket per pixel, gaps preserved.
+# ---------------------------------------------------------------------------
+
+
+GAP_PERIODS = 3
+FOREVER_MS = 2**62
+
+
+class Series(NamedTuple):
+    """A line with its min-max band for a chart; NaN marks gaps."""
+
+    source: str
+    metric: str
+    t_ms: NDArray[np.int64]
+    value: NDArray[np.float64]
+    low: NDArray[np.float64]
+    high: NDArray[np.float64]
+
+
+class Range(NamedTuple):
+    """An interval of time, both ends included, in milliseconds since the Unix epoch."""
+
+    since_ms: int = 0
+    until_ms: int = FOREVER_MS
+
+
+def read_series(
+    attempt_id: str, metrics: Iterable[str], span: Range | None = None, *, points: int = 600
+) -> list[Series]:
+    """Return the requested metrics of an attempt, at most about ``points`` buckets each."""
+    span = span or Range()
+    requested = set(metrics)
+    series = []
+    for source in MetricSource.objects.filter(attempt_id=attempt_id).order_by("source"):
+        names = [name for name in source.metrics if name in requested]
+        if names:
+            series += _read_source(source, names, span, points)
+    return series
+
+
+def read_raw(attempt_id: str, source: str, metric: str, span: Range | None = None) -> RawSeries:
+    """Return every point of one metric by sequence number: chunks and journal together."""
+    stored = MetricSource.objects.filter(attempt_id=attempt_id, source=source).first()
+    if stored is None:
+        return _empty()
+    span = span or Range()
+    journal = gather(_journal(stored, span))
+    return _clip(_join(_chunks(stored, metric, span), journal.get(metric)), span)
+
+
+def _read_source(source: MetricSource, names: list[str], span: Range, points: int) -> list[Series]:
+    journal = gather(_journal(source, span))
+    step_ms = _level(source, span, points)
+    series = []
+    for name in names:
+        band = _band(source, name, span, step_ms, journal.get(name))
+        if len(band.t_ms):
+            series.append(_with_gaps(source.source, name, _reduce(band, points)))
+    return series
+
+
+def _level(source: MetricSource, span: Range, points: int) -> int:
+    """Return the coarsest step that leaves at least one bucket for each of ``points``."""
+    rolled, raw = _ends(source, STEPS_MS[0]), _ends(source, RAW_STEP_MS)
+    if rolled is None:
+        return RAW_STEP_MS
+    first, last = rolled
+    if raw is not None and raw[0] - first < WINDOW_MS:
+        first = raw[0]  # a roll-up begins with its window, hours before the first point
+    length = min(span.until_ms, last) - max(span.since_ms, first)
+    fitting = [step for step in STEPS_MS if length / step >= points]
+    finest = RAW_STEP_MS if raw is not None else STEPS_MS[0]  # raw points are pruned after a month
+    return max(fitting, default=finest)
+
+
+def _ends(source: MetricSource, step_ms: int) -> tuple[int, int] | None:
+    """Return the time range of one level's chunks, or None if there are none."""
+    chunks = MetricChunk.objects.filter(
+        attempt_id=source.attempt_id, source=source.source, step_ms=step_ms
+    )
+    ends = list(chunks.values_list("t0_ms", "t1_ms"))
+    return (min(t0 for t0, _ in ends), max(t1 for _, t1 in ends)) if ends else None
+
+
+def _band(
+    source: MetricSource, name: str, span: Range, step_ms: int, journal: RawSeries | None
+) -> Band:
+    if step_ms == RAW_STEP_MS:
+        return _as_band(_clip(_join(_chunks(source, name, span), journal), span))
+    border = source.rolled_through_ms
+    rolled = MetricChunk.objects.filter(
+        attempt_id=source.attempt_id,
+        source=source.source,
+        metric=name,
+        step_ms=step_ms,
+        t0_ms__lte=min(span.until_ms, border),
+        t1_ms__gte=span.since_ms,
+    )
+    tail = Range(max(span.since_ms, border), span.until_ms)
+    raw = _clip(_join(_chunks(source, name, tail), journal), tail)
+    bands = [decode_band(chunk) for chunk in rolled.order_by("t0_ms")]
+    return _clip_band(_concatenate([*bands, _as_band(raw)]), span)
+
+
+def _journal(source: MetricSource, span: Range) -> list[Point]:
+    batches = MetricBatch.objects.filter(
+        attempt_id=source.attempt_id,
+        source=source.source,
+        t0_ms__lte=span.until_ms,
+        t1_ms__gte=span.since_ms,
+    )
+    return [point for batch in batches for point in unpack(batch)]
+
+
+def _chunks(source: MetricSource, name: str, span: Range) -> RawSeries | None:
+    chunks = list(
+        MetricChunk.objects.filter(
+            attempt_id=source.attempt_id,
+            source=source.source,
+            metric=name,
+            step_ms=RAW_STEP_MS,
+            t0_ms__lte=span.until_ms,
+            t1_ms__gte=span.since_ms,
+        )
+    )
+    return merge(chunks) if chunks else None
+
+
+def _join(sealed: RawSeries | None, journal: RawSeries | None) -> RawSeries:
+    parts = [part for part in (sealed, journal) if part is not None]
+    if not parts:
+        return _empty()
+    seq = np.concatenate([part.seq for part in parts])
+    numbers, first = np.unique(seq, return_index=True)
+    t_ms = np.concatenate([part.t_ms for part in parts])[first]
+    return RawSeries(numbers, t_ms, np.concatenate([part.value for part in parts])[first])
+
+
+def _empty() -> RawSeries:
+    return RawSeries(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float64))
+
+
+def _clip(series: RawSeries, span: Range) -> RawSeries:
+    inside = (series.t_ms >= span.since_ms) & (series.t_ms <= span.until_ms)
+    return RawSeries(series.seq[inside], series.t_ms[inside], series.value[inside])
+
+
+def _clip_band(band: Band, span: Range) -> Band:
+    inside = (band.t_ms >= span.since_ms) & (band.t_ms <= span.until_ms)
+    t_ms, low, high, mean, count = band
+    return Band(t_ms[inside], low[inside], high[inside], mean[inside], count[inside])
+
+
+def _as_band(series: RawSeries) -> Band:
+    order = np.argsort(series.t_ms, kind="stable")
+    value = series.value[order]
+    count = np.ones(len(value), np.int64)
+    return Band(series.t_ms[order], value, value, value, count)
+
+
+def _concatenate(bands: list[Band]) -> Band:
+    return Band(*(np.concatenate(parts) for parts in zip(*bands, strict=True)))
+
+
+def _reduce(band: Band, points: int) -> Band:
+    """Return the band with at most ``points`` buckets; extremes kept, means weighted."""
+    rows = len(band.t_ms)
+    if rows <= points:
+        return band
+    first = np.linspace(0, rows, points, endpoint=False).astype(np.int64)
+    count = np.add.reduceat(band.points, first)
+    mean = np.add.reduceat(band.mean * band.points, first) / count
+    return Band(
+        band.t_ms[first],
+        np.minimum.reduceat(band.low, first),
+        np.maximum.reduceat(band.high, first),
+        mean,
+        count,
+    )
+
+
+def _with_gaps(source: str, metric: str, band: Band) -> Series:
+    """Return the band with a NaN in every gap of three periods or more."""
+    steps = np.diff(band.t_ms)
+    period = float(np.median(steps)) if len(steps) else 0.0
+    after = np.flatnonzero(steps > GAP_PERIODS * period) + 1 if period else np.empty(0, np.int64)
+    times = np.insert(band.t_ms, after, (band.t_ms[after - 1] + band.t_ms[after]) // 2)
+    value, low, high = (
+        np.insert(column, after, np.nan) for column in (band.mean, band.low, band.high)
+    )
+    return Series(source, metric, times, value, low, high)

@@ -1,9 +1,22 @@
-"""Team models in addition to the catalog: pasted configs, host folders, job outputs."""
+"""Stored models of a team, and their shapes."""
+
+from typing import Any, NamedTuple
 
 from django.db import models
 
+from planner.catalog.models import get_model, model_from_config
+from planner.cost.kv_cache import cache_bytes, layer_tokens
+from planner.cost.parameters import count_parameters
+from planner.cost.quantity import Line, Unrecorded
+from planner.specs.base import PlannerError
+from planner.specs.model import ModelSpec
+from runners.jobspec import DemoModel
 from webapp.accounts.models import TeamOwned
 from webapp.hosts.models import Host
+
+# ---------------------------------------------------------------------------
+# Team models in addition to the catalog: pasted configs, host folders, job outputs.
+# ---------------------------------------------------------------------------
 
 
 class TeamModel(TeamOwned):
@@ -29,3 +42,88 @@ class TeamModel(TeamOwned):
 
     def __str__(self) -> str:
         return self.name
+
+
+# ---------------------------------------------------------------------------
+# Model shapes from the catalog, a config or the demo, and figures derived from a shape.
+# ---------------------------------------------------------------------------
+
+
+# The demo model of ``runners.jobspec`` as a Hugging Face config for the planner.
+
+
+DEMO_NAME = "Slipway demo"
+
+
+def demo_config(model: DemoModel | None = None) -> dict[str, Any]:
+    """Return the Hugging Face config of the demo model that a training job creates."""
+    return {
+        "model_type": "llama",
+        "tie_word_embeddings": False,
+        "torch_dtype": "float32",
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
+        **(model or DemoModel()).model_dump(exclude={"source"}),
+    }
+
+
+KV_DTYPES = (("fp32", 4.0), ("bf16", 2.0), ("fp8", 1.0), ("int4", 0.5))
+PARTS = (
+    ("embedding", "Token embedding"),
+    ("query_output", "Attention: query and output"),
+    ("key_value", "Attention: keys and values"),
+    ("replicated", "Latent projections"),
+    ("feed_forward", "Feed-forward"),
+    ("experts", "Experts"),
+    ("small", "Norms, biases, routers"),
+    ("head", "Output head"),
+)
+
+
+class Part(NamedTuple):
+    """One kind of block and its number of parameters in all layers."""
+
+    name: str
+    parameters: int
+    share: float
+
+
+def catalog_shape(model_id: str) -> ModelSpec | None:
+    """Return a catalog model's shape, or None for an unknown id."""
+    try:
+        return get_model(model_id)
+    except PlannerError:
+        return None
+
+
+def shape_of(config: dict[str, Any]) -> ModelSpec | None:
+    """Return the shape of a config, or None if it is not supported."""
+    try:
+        return model_from_config(config)
+    except PlannerError:
+        return None
+
+
+def num_parameters(shape: ModelSpec) -> int:
+    """Return the number of parameters of a model."""
+    return count_parameters(shape).total
+
+
+def parameter_parts(shape: ModelSpec) -> list[Part]:
+    """Return the parameters by kind of block, without empty kinds."""
+    counts = count_parameters(shape)
+    total = max(1, counts.total)
+    sizes = ((name, int(getattr(counts, field))) for field, name in PARTS)
+    return [Part(name, size, size / total) for name, size in sizes if size]
+
+
+def kv_bytes_per_token(shape: ModelSpec) -> list[tuple[str, float]]:
+    """Return the KV-cache bytes of one token of context, by dtype."""
+    return [(dtype, _kv_bytes(shape, size)) for dtype, size in KV_DTYPES]
+
+
+def _kv_bytes(shape: ModelSpec, element_bytes: float) -> float:
+    """Return the KV-cache bytes of one token, with no sliding window full."""
+    cached_tokens = layer_tokens(shape, 1.0, paged=False)
+    return cache_bytes(
+        shape, cached_tokens, 1, element_bytes, (Unrecorded(), Line("memory", "KV cache"))
+    )

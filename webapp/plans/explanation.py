@@ -1,12 +1,35 @@
-"""Explanation of an estimate: every term with its equation, inputs and source."""
+"""A plan in words: terms, reasons and errors."""
 
 import math
-from typing import NamedTuple
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
+from planner.catalog.devices import get_device
+from planner.specs.base import PlannerError
 from planner.specs.estimate import Estimate, Input, Term
-from webapp.core import units
-from webapp.core.display import quantity
-from webapp.core.units import DAY, HOUR, MINUS, MINUTE, NBSP, THIN, number, whole
+from planner.specs.workload import Strategy
+from webapp.core import display
+from webapp.core.display import (
+    DAY,
+    HOUR,
+    MINUS,
+    MINUTE,
+    NBSP,
+    THIN,
+    TIMES,
+    clock,
+    number,
+    quantity,
+    tokens,
+    whole,
+)
+from webapp.modelhub.models import DEMO_NAME
+
+# ---------------------------------------------------------------------------
+# Explanation of an estimate: every term with its equation, inputs and source.
+# ---------------------------------------------------------------------------
+
 
 UNITS = {"B": "bytes", "s": "seconds", "B/s": "bytes_per_second", "FLOP/s": "flops_per_second"}
 READABLE = 1e9  # larger values use an exponent
@@ -78,7 +101,7 @@ def _input(term_input: Input) -> str:
 def with_unit(value: float, unit: str) -> str:
     """Return a value of an equation for display."""
     if unit in {"FLOP", "parameters"}:
-        scaled = units.flop(value) if unit == "FLOP" else units.parameters(value)
+        scaled = display.flop(value) if unit == "FLOP" else display.parameters(value)
         return str(scaled)
     if unit in UNITS:
         return str(quantity(value, UNITS[unit]))
@@ -206,3 +229,295 @@ def _in_unit_of_total(seconds: float, total: float) -> str:
         return f"< {least:g}{NBSP}{unit}"
     text = f"{value:,.{decimals}f}".replace("-", MINUS).replace(",", THIN)
     return f"{text}{NBSP}{unit}"
+
+
+# ---------------------------------------------------------------------------
+# Text for drafts and strategies: names, summaries, one line per strategy.
+# ---------------------------------------------------------------------------
+
+
+GOAL_WORDS = {
+    "serve": "Serve",
+    "generate": "Generate in batch",
+    "finetune": "Fine-tune",
+    "pretrain": "Pre-train",
+    "compress": "Compress",
+}
+SLO_WORDS = {"chat": "chat", "code": "code", "none": "no target"}
+METHOD_WORDS = {
+    "pretrain": "all weights",
+    "full": "all weights",
+    "classification": "classification",
+    "lora": "LoRA",
+    "qlora": "QLoRA",
+    "int8_weight_only": "8-bit weights",
+    "int8_dynamic": "8-bit weights and activations",
+    "fp8": "8-bit floats",
+    "gguf": "GGUF",
+    "int4_weight_only": "4-bit weights",
+    "nf4": "NormalFloat 4",
+    "gptq": "GPTQ",
+    "quantease": "QuantEase",
+    "awq": "AWQ",
+    "fptq": "FPTQ",
+    "norm_tweaking": "norm tweaking",
+    "finequant": "FineQuant",
+    "llm_pruner": "LLM-Pruner",
+    "sheared_llama": "Sheared LLaMA",
+    "qmoe": "QMoE",
+    "autoround": "AutoRound",
+    "sparsegpt": "SparseGPT",
+}
+FIELD_WORDS = {  # draft field -> label in the wizard
+    "objective": "What matters most",
+    "slo": "How quick it must feel",
+    "percentile": "Judged at",
+    "engine": "Engine",
+    "catalog_id": "Model",
+    "concurrency": "People at once",
+    "input_tokens": "Prompt length",
+    "output_tokens": "Answer length",
+    "max_request_tokens": "Longest request",
+    "prefix_share_percent": "Shared beginning",
+    "batch_size": "Batch size",
+    "sequence_length": "Sequence length",
+    "global_batch_size": "Batch size",
+    "optimizer": "Optimiser",
+    "time_budget_minutes": "Time budget",
+    "lora_rank": "Adapter rank",
+    "devices_per_node": "Devices in one machine",
+    "nodes": "Machines",
+    "memory_limit_gib": "Fill at most",
+    "weight_dtype": "Weights",
+    "kv_cache_dtype": "KV cache",
+    "tensor_parallel_size": "Tensor parallel",
+    "pipeline_parallel_size": "Pipeline parallel",
+}
+DTYPE_WORDS = {
+    "fp32": "FP32",
+    "bf16": "BF16",
+    "fp16": "FP16",
+    "fp8": "FP8",
+    "int8": "INT8",
+    "int4": "INT4",
+    "nf4": "NF4",
+}
+BOUND_WORDS = {
+    "compute": "arithmetic",
+    "memory_bandwidth": "memory bandwidth",
+    "communication": "communication",
+    "overhead": "the engine's own overhead",
+    "memory": "memory size",
+}
+PARALLEL_NAMES = (
+    ("tensor_parallel_size", "tensor parallel"),
+    ("pipeline_parallel_size", "pipeline parallel"),
+    ("data_parallel_size", "data parallel"),
+    ("expert_parallel_size", "expert parallel"),
+    ("context_parallel_size", "context parallel"),
+)
+OPTIMISER_WORDS: dict[str, tuple[str, ...]] = {
+    "none": (),
+    "cpu": ("optimiser in host memory",),
+    "nvme": ("optimiser on disk",),
+}
+Draft = dict[str, Any]
+# Methods that imply their format, and methods that keep the weights' dtype.
+OWN_WIDTHS = ("int8_weight_only", "int8_dynamic", "fp8", "int4_weight_only", "nf4", "qmoe")
+UNPACKED = ("sparsegpt", "llm_pruner", "sheared_llama")
+USUAL_BITS = 4
+
+
+def dtype_words(dtype: str | None) -> str:
+    """Return the display name of a dtype."""
+    return DTYPE_WORDS.get(dtype or "", (dtype or "").upper())
+
+
+def compression_words(draft: Draft) -> str:
+    """Return a compression's method with its output format."""
+    values = draft["workload"]["compress"]
+    method = values["method"]
+    if method in OWN_WIDTHS:  # the method implies the format
+        return METHOD_WORDS[method]
+    if method in UNPACKED:
+        return f"{METHOD_WORDS[method]}, weights in {dtype_words('bf16')}"
+    bits = values.get("bits") or USUAL_BITS
+    group = f" in groups of {values['group_size']}" if values.get("group_size") else ""
+    return f"{METHOD_WORDS[method]}, {bits}-bit weights{group}"
+
+
+def strategy_words(strategy: Strategy) -> str:
+    """Return a strategy in one line: its differences from one device with plain weights."""
+    parts = [f"{_weights(strategy)} weights"]
+    parts += [
+        f"{name} {TIMES} {getattr(strategy, field)}"
+        for field, name in PARALLEL_NAMES
+        if (getattr(strategy, field) or 1) > 1
+    ]
+    if strategy.kv_cache_dtype and strategy.kv_cache_dtype != strategy.activation_dtype:
+        parts.append(f"{dtype_words(strategy.kv_cache_dtype)} KV cache")
+    if strategy.zero_stage:
+        parts.append(f"ZeRO-{strategy.zero_stage}")
+    if (strategy.gradient_accumulation_steps or 1) > 1:
+        parts.append(f"{strategy.gradient_accumulation_steps} accumulation steps")
+    if strategy.activation_recomputation not in {None, "none"}:
+        parts.append(f"{strategy.activation_recomputation} recomputation")
+    return " · ".join(parts + _offload_words(strategy))
+
+
+def _weights(strategy: Strategy) -> str:
+    words = dtype_words(strategy.weight_dtype)
+    return f"{strategy.quantization.upper()} {words}" if strategy.quantization else words
+
+
+def _offload_words(strategy: Strategy) -> list[str]:
+    offload = strategy.offload
+    if offload is None:
+        return []
+    shares = (
+        (offload.weights_cpu, "weights in host memory"),
+        (offload.weights_disk, "weights on disk"),
+        (offload.kv_cpu, "KV cache in host memory"),
+        (offload.kv_disk, "KV cache on disk"),
+        (offload.activations_cpu, "activations in host memory"),
+    )
+    words = [f"{share:.0%} of {name}" for share, name in shares if share]
+    return [*words, *OPTIMISER_WORDS[offload.optimizer]]
+
+
+def model_words(draft: Draft, team_model_name: str = "") -> str:
+    """Return the chosen model's short name."""
+    chosen = draft["model"]
+    if chosen["source"] == "demo":
+        return DEMO_NAME
+    if chosen["source"] == "team":
+        return team_model_name or "a model of the team"
+    if chosen["source"] == "catalog":
+        return str(chosen["catalog_id"]).rsplit("/", 1)[-1].replace("-", " ")
+    if chosen["source"] == "folder":
+        return str(chosen.get("path") or "folder").rstrip("/").rsplit("/", 1)[-1]
+    config = chosen.get("config") or {}
+    return str(config.get("_name_or_path") or config.get("model_type") or "pasted config")
+
+
+def hardware_words(draft: Draft, host_name: str = "", device_name: str = "") -> str:
+    """Return the hardware of a plan: a host's name, or a number of devices."""
+    if host_name:
+        return host_name
+    hardware = draft["hardware"]
+    count = hardware["devices_per_node"] * hardware["nodes"]
+    name = device_name or device_words(hardware["device"])
+    return f"{count} {TIMES} {name}" if count > 1 else name
+
+
+def device_words(device: str) -> str:
+    """Return a catalog device's name without vendor prefixes."""
+    try:
+        name = get_device(device).name or device
+    except PlannerError:
+        return device
+    return short_name(name)
+
+
+def short_name(device_name: str) -> str:
+    """Return a device's name without vendor prefixes."""
+    return device_name.removeprefix("NVIDIA ").removeprefix("GeForce ")
+
+
+def workload_words(draft: Draft) -> str:
+    """Return the workload in short."""
+    goal = draft["goal"]["goal"]
+    values = draft["workload"][goal]
+    if goal == "serve":
+        each = values["input_tokens"] + values["output_tokens"]
+        people = "1 person" if values["concurrency"] == 1 else f"{values['concurrency']} people"
+        return f"{people} · {whole(each)} tokens each"
+    if goal == "generate":
+        return f"batch of {values['batch_size']}"
+    if goal == "compress":
+        return METHOD_WORDS[values["method"]]
+    end = values.get("time_budget_minutes")
+    length = clock(end * 60) if end else str(tokens((values.get("million_tokens") or 0) * 1e6))
+    rows, row = values["global_batch_size"], whole(values["sequence_length"])
+    return f"{rows} {TIMES} {row} tokens · {length}"
+
+
+def plan_title(draft: Draft, model: str, hardware: str) -> str:
+    """Return a plan's derived title: goal, model, hardware."""
+    return f"{GOAL_WORDS[draft['goal']['goal']]} {model} on {hardware}"[:120]
+
+
+# ---------------------------------------------------------------------------
+# Problems of a draft, as a sentence with the field; missing steps are problems.
+# ---------------------------------------------------------------------------
+
+
+@dataclass(unsafe_hash=True)  # not frozen: exception handling sets the traceback
+class DraftProblem(Exception):  # noqa: N818 -- shown to people, who have problems
+    """A draft that cannot be planned or launched; the sentence includes a remedy."""
+
+    sentence: str
+    field: str = ""
+    is_passing: bool = False  # temporary: callers may retry
+    is_refused: bool = False  # complete, but the planner or the engine refuses it
+
+    def __str__(self) -> str:
+        return self.sentence
+
+
+# Required fields of each step.
+NEEDED = {
+    "goal": ("goal", "objective", "slo"),
+    "model": ("source",),
+    "hardware": ("choice", "device", "devices_per_node", "nodes"),
+    "pins": (),
+}
+
+
+def missing_step(draft: Draft) -> str:
+    """Return the first incomplete step of a draft, or "" if all are complete."""
+    for step, fields in NEEDED.items():
+        values = draft.get(step)
+        if not isinstance(values, Mapping) or any(name not in values for name in fields):
+            return step
+    goal, workload = draft["goal"]["goal"], draft.get("workload")
+    if goal not in GOAL_WORDS:
+        return "goal"
+    values = workload.get(goal) if isinstance(workload, Mapping) else None
+    return "" if values and isinstance(values, Mapping) else "workload"
+
+
+def refuse_incomplete(draft: Draft) -> None:
+    """Refuse an incomplete draft.
+
+    Raises:
+        DraftProblem: a step is missing; the sentence names it.
+    """
+    step = missing_step(draft)
+    if step:
+        raise DraftProblem(
+            f"This plan has no value for its {step} yet. Choose Edit: each step has a proposal.",
+            step,
+        )
+
+
+def completed(draft: Draft, proposal: Draft) -> Draft:
+    """Return a draft with missing values filled from a proposal.
+
+    An unknown goal counts as missing.
+    """
+    whole = {step: _filled(draft.get(step), value) for step, value in proposal.items()}
+    if whole["goal"]["goal"] not in GOAL_WORDS:
+        whole["goal"] = proposal["goal"]
+    workloads = draft.get("workload")
+    each = workloads if isinstance(workloads, Mapping) else {}
+    whole["workload"] = {
+        goal: _filled(each.get(goal), values) for goal, values in proposal["workload"].items()
+    }
+    return whole
+
+
+def _filled(own: Any, proposed: Any) -> Any:  # noqa: ANN401 -- JSON of any shape
+    if isinstance(proposed, dict):
+        return {**proposed, **own} if isinstance(own, Mapping) else proposed
+    return proposed if own is None else own

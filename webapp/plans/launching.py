@@ -1,5 +1,6 @@
-"""Launch a plan as a job: its program, model, options and predicted measurements."""
+"""Launch a plan as a job, and clone a job."""
 
+import copy
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -7,16 +8,17 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from django.contrib.auth.models import User
+from pydantic import TypeAdapter, ValidationError
 
 from planner.catalog.models import get_entry
 from planner.catalog.reading import data_text
 from planner.specs.estimate import PlannedStrategy
 from planner.specs.model import ModelSpec as ModelShape
-from runners.engines import ENGINES
 from runners.jobspec import (
     BenchmarkSpec,
     CompressSpec,
     DemoModel,
+    DraftGuess,
     FolderModel,
     GenerateSpec,
     JobSpec,
@@ -26,37 +28,45 @@ from runners.jobspec import (
     ServeSpec,
     TrainSpec,
 )
+from runners.jobspec.compress import LoadOptions
 from runners.jobspec.serve import ON_GPUS, EngineName
+from runners.launchers.launch import ENGINES
 from webapp.core.problems import InvalidProblem, Problem
 from webapp.hosts.models import RUNS_JOBS, Host, Pool
 from webapp.jobs.models import Job, Priority
 from webapp.jobs.services import job_create, job_submit
-from webapp.modelhub.models import TeamModel
-from webapp.modelhub.shapes import demo_config
-from webapp.plans.compressing import compress_spec
-from webapp.plans.drafting import drafts_for, team_model_ref, with_draft, with_engine_draft
-from webapp.plans.engines import (
+from webapp.modelhub.models import TeamModel, demo_config
+from webapp.plans.drafting import (
+    LOOKUP,
+    compress_spec,
+    drafts_for,
+    team_model_ref,
+    with_draft,
+    with_engine_draft,
+)
+from webapp.plans.explanation import DraftProblem, model_words, plan_title
+from webapp.plans.models import Plan, PlanState
+from webapp.plans.planning import plan_keep, verdict_answer
+from webapp.plans.predicting import Measuring, prediction_of, usual_points
+from webapp.plans.questions import Question, draft_shape, question_of
+from webapp.plans.saving import draft_begun_from, is_unchanged
+from webapp.plans.serving import (
+    ALL_ADAPTERS,
+    EndpointOptions,
+    adapters_of,
     check_engine,
     check_host,
+    check_serving,
     check_split,
     engines_for,
-    options_of,
-    spread_on,
-)
-from webapp.plans.errors import DraftProblem
-from webapp.plans.generating import (
     generate_spec,
     kept_going,
     offload_of,
+    options_of,
+    serve_spec,
+    spread_on,
     with_adapters,
 )
-from webapp.plans.measuring import Measuring, usual_points
-from webapp.plans.models import Plan
-from webapp.plans.planning import plan_keep, verdict_answer
-from webapp.plans.predicting import prediction_of
-from webapp.plans.questions import Question, draft_shape, question_of
-from webapp.plans.saving import is_unchanged
-from webapp.plans.serving import EndpointOptions, adapters_of, check_serving, serve_spec
 from webapp.plans.sharing import (
     TRAININGS,
     Spread,
@@ -66,8 +76,12 @@ from webapp.plans.sharing import (
     spread_of,
 )
 from webapp.plans.training import needs_weights, shared_out, text_words, train_spec
-from webapp.plans.words import model_words, plan_title
 from webapp.queue.quotas import check_submit, limit_sentences
+
+# ---------------------------------------------------------------------------
+# Launch a plan as a job: its program, model, options and predicted measurements.
+# ---------------------------------------------------------------------------
+
 
 # Launch options of a person, and the team's quota for the launch.
 
@@ -517,3 +531,100 @@ def _endpoint_note(plan: Plan, launch: Launch) -> dict[str, Any]:
         points |= {"drafts": drafts, "can_reuse": "yes"}
     serving = {"endpoint": EXPLANATIONS["serve"], "can_serve": "yes", "engines": engines}
     return points | adapters | serving
+
+
+# ---------------------------------------------------------------------------
+# Clone a job as a draft: its plan's version, and the fields of its launch form.
+# ---------------------------------------------------------------------------
+
+
+HOUR, MINUTE = 3600.0, 60.0
+_SPEC: TypeAdapter[JobSpec] = TypeAdapter(JobSpec)
+
+
+def clone_begin(*, job: Job, owner: User) -> Plan:
+    """Return a draft of the version that a job ran, with its launch form filled in.
+
+    An unchanged clone of the same job by the same person is reused.
+
+    Raises:
+        DraftProblem: the job was not launched from a plan, or the plan is deleted.
+    """
+    plan = job.plan
+    if plan is None:
+        raise DraftProblem("This job was not launched from a plan that is still there.")
+    clones = Plan.objects.filter(base=plan, owner=owner, state=PlanState.DRAFT, revision=0)
+    if existing := clones.filter(draft__launch__job=job.pk).first():
+        return existing
+    draft = {**copy.deepcopy(plan.draft), "launch": launch_fields(job)}
+    return draft_begun_from(plan, owner, draft=draft)
+
+
+def launch_fields(job: Job) -> dict[str, Any]:
+    """Return the launch form's values that correspond to a job, by field name."""
+    fields: dict[str, Any] = {
+        "job": job.pk,
+        "job_name": job.name,
+        "priority": str(job.priority),
+        "retries": str(job.max_retries),
+        "secrets": list(job.spec.get("secrets") or ()),
+    }
+    try:
+        spec = _SPEC.validate_python(job.spec)
+    except ValidationError:  # written by an older release; the plan's own fields are still usable
+        return fields
+    limit = job.max_duration_seconds
+    if limit is not None and limit != max_duration_of(spec):
+        fields["hours"] = f"{limit / HOUR:g}"
+    if isinstance(spec, ServeSpec):
+        fields |= _endpoint_fields(spec, job)
+    elif isinstance(spec, BenchmarkSpec):
+        fields |= {"profile": spec.profile, **(_load_fields(spec.load) if spec.load else {})}
+    elif isinstance(spec, GenerateSpec):
+        fields |= _generate_fields(spec, job)
+    return fields
+
+
+def _endpoint_fields(spec: ServeSpec, job: Job) -> dict[str, Any]:
+    idle, options = spec.idle_stop_seconds, spec.engine_options
+    fields: dict[str, Any] = {
+        "idle": f"{idle / MINUTE:g}" if idle else "",
+        "engine": spec.engine,
+        "adapters": bool(spec.adapters),
+    }
+    if options is None:
+        return fields
+    if options.has_prefix_cache is not None:
+        fields["reuse"] = "yes" if options.has_prefix_cache else "no"
+    if options.lookup_tokens is not None:
+        fields["draft"] = LOOKUP
+    elif options.draft is not None:
+        fields["draft"] = _team_model_id(options.draft.model, job)
+    return fields
+
+
+def _load_fields(load: LoadOptions) -> dict[str, Any]:
+    return {
+        "arrivals": load.arrivals.kind,
+        "points": ", ".join(f"{point:g}" for point in load.arrivals.points),
+        "requests": str(load.requests_per_repetition),
+        "repetitions": str(load.repetitions),
+    }
+
+
+def _generate_fields(spec: GenerateSpec, job: Job) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
+    if len(spec.adapters) > 1:
+        fields["adapter"] = ALL_ADAPTERS
+    elif spec.adapters:
+        fields["adapter"] = spec.adapters[0].name
+    if isinstance(spec.speculation, DraftGuess):
+        fields["draft"] = _team_model_id(spec.speculation.model, job)
+    return fields
+
+
+def _team_model_id(ref: ModelRef, job: Job) -> str:
+    """Return the id of the team model that a job's spec refers to, "" if it is gone."""
+    models = TeamModel.objects.filter(team=job.team).exclude(source="config")
+    same = (each for each in models if team_model_ref(each, each.host, None) == ref)
+    return str(next((each.pk for each in same), ""))

@@ -9,7 +9,7 @@ from weakref import WeakValueDictionary
 from django.contrib.auth.models import User
 
 from planner import api
-from planner.errors import PlannerError
+from planner.specs.base import PlannerError
 from planner.specs.cluster import ClusterSpec
 from planner.specs.estimate import (
     Estimate,
@@ -22,8 +22,8 @@ from planner.specs.estimate import (
 )
 from planner.specs.workload import GenerateWorkload, Strategy, Workload
 from webapp.core.clock import now
-from webapp.core.wording import sentence
-from webapp.plans.errors import DraftProblem, refuse_incomplete
+from webapp.core.display import sentence
+from webapp.plans.explanation import DraftProblem, refuse_incomplete
 from webapp.plans.models import Plan
 from webapp.plans.questions import question_of
 from webapp.plans.saving import ANSWERED, answer_write, draft_begun_from, draft_write, version_save

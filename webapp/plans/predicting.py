@@ -1,22 +1,275 @@
-"""Predictions of a job's measurements: the planner's figures by the job's metric names."""
+"""Predictions that jobs carry: of evaluation, measurements, compressed models."""
 
-from typing import Any
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
-from planner.specs.estimate import Estimate, PlannedStrategy
+from pydantic import ValidationError
+
+from planner.cost.parameters import count_parameters
+from planner.specs.estimate import Estimate, HostCalibration, PlannedStrategy, PlanRequest
+from planner.specs.model import ModelSpec
+from planner.specs.workload import GenerateWorkload, ServeWorkload, Strategy
 from runners.jobspec import (
     BenchmarkSpec,
+    CompressSpec,
     EvaluateSpec,
     GenerateSpec,
-    ModelSpec,
     ServeSpec,
     TrainSpec,
 )
+from runners.jobspec import (
+    ModelSpec as JobModel,
+)
+from runners.jobspec.base import RandomModel
+from runners.jobspec.compress import LoadOptions, window_of
 from runners.jobspec.generate import PolicyOffload
-from webapp.plans.generating import SHARES
-from webapp.plans.measuring import CURVE, curve_of, estimate_at
-from webapp.plans.planning import estimate_generation
+from webapp.core.problems import InvalidProblem, Problem
+from webapp.hosts.machines import cluster_for_host
+from webapp.hosts.models import Host
+from webapp.modelhub.models import TeamModel, catalog_shape, shape_of
+from webapp.plans.drafting import compress_spec, speed_words
+from webapp.plans.explanation import DraftProblem
+from webapp.plans.models import Plan
+from webapp.plans.planning import estimate_as_planned, estimate_generation
 from webapp.plans.questions import Question
+from webapp.plans.serving import SHARES
 from webapp.plans.verdict import figure_values
+
+# ---------------------------------------------------------------------------
+# Predict an evaluation's duration and memory from its passes over text windows.
+# ---------------------------------------------------------------------------
+
+
+Config = str | dict[str, Any]
+Value = tuple[float, float, float]
+ORIGINAL_DTYPE = "bf16"  # dtype in which a job loads the original
+FP32_BYTES = 4
+# Tensors of the size of the scored fp32 logits that exist at once while a window is scored:
+# alone, the logits and their losses; with an original also its logits, both logarithms and
+# their divergence. Counted in runners.jobs.evaluate.judge.
+LOGITS_ALONE, LOGITS_BESIDE = 3, 7
+
+
+def evaluation_prediction(
+    spec: EvaluateSpec, model: TeamModel, began_with: Config
+) -> dict[str, dict[str, Any]]:
+    """Return duration and peak memory of an evaluation; empty if the planner has none.
+
+    ``began_with`` is the original's shape. The duration covers held-out text only: the length of
+    tasks is unknown until their files are read.
+    """
+    read = [(model.config, str(spec.weight_dtype))]
+    if spec.original is not None:
+        read.append((began_with, ORIGINAL_DTYPE))
+    costs = [_pass_cost(config, dtype, model.host) for config, dtype in read]
+    shape = _shape(model.config)
+    if shape is None or None in costs:
+        return {}
+    _length, stride = window_of(shape.max_position_embeddings)
+    passes = max(1, spec.evaluation_tokens // max(1, stride))
+    seconds = _sum([_times(each[0], passes) for each in costs if each])
+    logits = LOGITS_BESIDE if spec.original is not None else LOGITS_ALONE
+    extra = logits * stride * shape.vocab_size * FP32_BYTES + sum(
+        each[2] for each in costs[1:] if each
+    )
+    first = costs[0]
+    peak = _sum([first[1], (extra, extra, extra)]) if first else (0.0, 0.0, 0.0)
+    return {
+        "duration_seconds": _figure(seconds, "seconds"),
+        "peak_memory_bytes": _figure(peak, "bytes"),
+    }
+
+
+def _pass_cost(config: Config, dtype: str, host: Host | None) -> tuple[Value, Value, float] | None:
+    """Return the seconds of one window, the peak of one model, and its weights in bytes."""
+    shape = _shape(config)
+    estimate = _estimate(config, dtype, host, shape) if host and shape else None
+    if estimate is None or shape is None:
+        return None
+    seconds, peak = (_value(estimate, name) for name in ("prefill_seconds", "peak_memory_bytes"))
+    if seconds is None or peak is None:
+        return None
+    weights = estimate.memory.breakdown_bytes.get("weights", 0)
+    return _times(seconds, _more_head(shape)), peak, float(weights)
+
+
+def _estimate(config: Config, dtype: str, host: Host, shape: ModelSpec) -> Estimate | None:
+    length, _stride = window_of(shape.max_position_embeddings)
+    try:
+        cluster = cluster_for_host(host)
+    except Problem:
+        return None
+    workload = GenerateWorkload(batch_size=1, input_tokens=max(1, length - 1), output_tokens=1)
+    calibration = HostCalibration.model_validate(host.calibration) if host.calibration else None
+    request = PlanRequest(
+        model=config, cluster=cluster, workload=workload, host_calibration=calibration
+    )
+    return estimate_generation(request, dtype, max(1, length - 1), 1)
+
+
+def _more_head(shape: ModelSpec) -> float:
+    """Return the work of a window relative to a prefill, which scores only the last token."""
+    counts = count_parameters(shape)
+    layers = (
+        counts.query_output
+        + counts.key_value
+        + counts.replicated
+        + counts.feed_forward
+        + counts.experts_active
+    )
+    length, stride = window_of(shape.max_position_embeddings)
+    head = shape.vocab_size * shape.hidden_size
+    return (layers * length + head * (stride + 1)) / (layers * length + head)
+
+
+def _shape(config: Config) -> ModelSpec | None:
+    return catalog_shape(config) if isinstance(config, str) else shape_of(config)
+
+
+def _value(estimate: Estimate, name: str) -> Value | None:
+    figure = figure_values(estimate, name)
+    if figure is None:
+        return None
+    value, low, high = figure
+    return value, value if low is None else low, value if high is None else high
+
+
+def _times(value: Value, factor: float) -> Value:
+    return value[0] * factor, value[1] * factor, value[2] * factor
+
+
+def _sum(values: list[Value]) -> Value:
+    first, second, third = (sum(each) for each in zip(*values, strict=True))
+    return first, second, third
+
+
+def _figure(value: Value, unit: str) -> dict[str, Any]:
+    return {"value": value[0], "low": value[1], "high": value[2], "unit": unit}
+
+
+# ---------------------------------------------------------------------------
+# Load tests of serving plans: options of the form, and the plan's predictions.
+# ---------------------------------------------------------------------------
+
+
+FIELDS = {  # the form's arrival kind -> field of the options and of the planner's workload
+    "closed": "concurrency",
+    "open": "request_rate_per_second",
+    "burst": "burst_requests",
+}
+LIMITS = {
+    "closed": "1 to 12 rising numbers of clients from 1 to 1024",
+    "open": "1 to 12 rising numbers of requests a second above 0",
+    "burst": "1 to 12 rising numbers of requests from 1 to 1024",
+}
+COUNTS = {"requests": ("requests_per_repetition", 100_000), "repetitions": ("repetitions", 20)}
+CURVE = "under_load"  # key of the load curve in a job's prediction
+CURVE_FIGURES = ("tokens_per_second", "ttft_seconds", "tpot_seconds")
+BETWEEN = 16  # points of the curve between the measured ones
+
+
+class Measuring(NamedTuple):
+    """Measurement options of a serving plan."""
+
+    load: LoadOptions | None = None
+    profile: bool = False
+
+
+def measuring_of(posted: Mapping[str, str], *, is_load: bool) -> Measuring:
+    """Return the measurement options of a launch form.
+
+    Raises:
+        InvalidProblem: a field is invalid.
+    """
+    if not is_load:
+        return Measuring(profile=bool(posted.get("profile")))
+    kind = posted.get("arrivals", "closed")
+    if kind not in FIELDS:
+        raise InvalidProblem("arrivals", f"“Arrivals” is {kind[:20]}; choose one of the list.")
+    counts = {field: _count(posted, name, most) for name, (field, most) in COUNTS.items()}
+    points = _points(posted.get("points", ""), kind)
+    try:
+        options = LoadOptions.model_validate(
+            {"arrivals": {"kind": kind, FIELDS[kind]: points}, **counts}
+        )
+    except ValidationError:
+        raise _bad_points(posted.get("points", ""), kind) from None
+    return Measuring(load=options)
+
+
+def _count(posted: Mapping[str, str], name: str, most: int) -> int:
+    text = posted.get(name, "").strip()
+    if not text.isdecimal() or not 1 <= int(text) <= most:
+        raise InvalidProblem(name, f"“{name.capitalize()}” is {text[:20]}; it can be 1 to {most}.")
+    return int(text)
+
+
+def _points(text: str, kind: str) -> list[float]:
+    try:
+        points = [float(each) for each in re.split(r"[\s,;]+", text.strip()) if each]
+    except ValueError:
+        raise _bad_points(text, kind) from None
+    if not all(map(math.isfinite, points)):
+        raise _bad_points(text, kind)
+    return points
+
+
+def _bad_points(text: str, kind: str) -> InvalidProblem:
+    return InvalidProblem("points", f"“Points” are {text[:60]}; give {LIMITS[kind]}.")
+
+
+def usual_points(concurrency: int) -> str:
+    """Return the default sweep up to a plan's concurrency, doubling from 1."""
+    doubled = [2**power for power in range(concurrency.bit_length()) if 2**power < concurrency]
+    return ", ".join(map(str, [*doubled[-11:], concurrency]))
+
+
+# Predictions
+
+
+def workload_at(workload: ServeWorkload, kind: str, point: float) -> ServeWorkload:
+    """Return a serving workload with another arrival rate or concurrency."""
+    others = dict.fromkeys(FIELDS.values())
+    value = point if kind == "open" else round(point)
+    return workload.model_copy(update={**others, FIELDS[kind]: value})
+
+
+def estimate_at(
+    question: Question, strategy: Strategy, options: LoadOptions, point: float
+) -> Estimate | None:
+    """Return the estimate of the plan's strategy at a load point, if the planner has one."""
+    planned = question.request.workload
+    if not isinstance(planned, ServeWorkload):
+        return None
+    workload = workload_at(planned, options.arrivals.kind, point)
+    return estimate_as_planned(question.request, workload, strategy)
+
+
+def curve_of(question: Question, strategy: Strategy, options: LoadOptions) -> dict[str, Any]:
+    """Return the plan's figures at the measured points and between them."""
+    rows = []
+    for point in curve_points(options.arrivals.points, whole=options.arrivals.kind != "open"):
+        estimate = estimate_at(question, strategy, options, point)
+        figures = {name: figure_values(estimate, name) for name in CURVE_FIGURES if estimate}
+        if available := {name: figure for name, figure in figures.items() if figure}:
+            rows.append({"point": point, **available})
+    return {"rows": rows}
+
+
+def curve_points(points: Sequence[float], *, whole: bool) -> list[float]:
+    """Return the points, with evenly spaced ones added between the first and the last."""
+    first, last = points[0], points[-1]
+    steps = [first + (last - first) * index / (BETWEEN + 1) for index in range(1, BETWEEN + 1)]
+    between = [float(round(each)) for each in steps] if whole else steps
+    return sorted({*points, *between})
+
+
+# ---------------------------------------------------------------------------
+# Predictions of a job's measurements: the planner's figures by the job's metric names.
+# ---------------------------------------------------------------------------
+
 
 BENCHMARK_METRICS = {  # measured metric -> planner's name
     "ttft_seconds": "prefill_seconds",
@@ -62,7 +315,7 @@ UNITS |= {"_joules_per_token": "joules_per_token", "_usd_per_million_tokens": "u
 
 
 def prediction_of(
-    spec: ModelSpec, best: PlannedStrategy, question: Question
+    spec: JobModel, best: PlannedStrategy, question: Question
 ) -> dict[str, dict[str, Any]]:
     """Return the planner's predictions of the figures that the job will measure."""
     if isinstance(spec, TrainSpec):
@@ -147,3 +400,62 @@ def _decode_rate(
 
 def _unit(metric: str) -> str:
     return next((unit for ending, unit in UNITS.items() if metric.endswith(ending)), "")
+
+
+# ---------------------------------------------------------------------------
+# Predicted speed of a compressed model relative to its original.
+# ---------------------------------------------------------------------------
+
+
+# Speed on catalog hardware is predicted for the engine commonly used there.
+CATALOG_ENGINE, CATALOG_NAME = "vllm", "vLLM"
+NOT_SERVED = ("gguf", "qmoe")  # vLLM has no kernels for these
+
+
+def planned_speed(plan: Plan) -> str:
+    """Return the single-user speed of a plan's compressed model relative to the original.
+
+    On a host it is what the job will measure; on catalog hardware it is vLLM's speed with the
+    format. Empty if the planner cannot predict it, and for other goals.
+    """
+    if plan.draft["goal"]["goal"] != "compress" or not plan.request:
+        return ""
+    request = PlanRequest.model_validate(plan.request)
+    try:
+        spec = compress_spec(plan.draft, RandomModel(config={}))
+    except DraftProblem:
+        return ""
+    if isinstance(request.cluster.device, str):
+        return _in_engine(request, spec)
+    formats = dict(spec.predictable_phases)
+    ratio = _ratio(request, spec, *(formats.get(each) for each in ("original_", "")))
+    return f"{speed_words(ratio)} here" if ratio else ""
+
+
+def _in_engine(request: PlanRequest, spec: CompressSpec) -> str:
+    if spec.is_structural or spec.rounds_inputs or spec.method in NOT_SERVED:
+        return ""
+    engine_request = request.model_copy(update={"engine": CATALOG_ENGINE})
+    ratio = _ratio(engine_request, spec, "bf16", spec.weight_dtype)
+    return f"{speed_words(ratio)} in {CATALOG_NAME}" if ratio else ""
+
+
+def _ratio(
+    request: PlanRequest, spec: CompressSpec, before: str | None, after: str | None
+) -> float | None:
+    """Return the single-user decode speed with ``after`` weights over that with ``before``."""
+    times = [_seconds_per_token(request, spec, dtype) for dtype in (before, after)]
+    return times[0] / times[1] if times[0] and times[1] else None
+
+
+def _seconds_per_token(
+    request: PlanRequest, spec: CompressSpec, dtype: str | None
+) -> float | None:
+    if dtype is None:
+        return None
+    workload = GenerateWorkload(
+        batch_size=1, input_tokens=spec.prompt_tokens, output_tokens=spec.output_tokens
+    )
+    strategy = Strategy.model_validate({"weight_dtype": dtype})
+    estimate = estimate_as_planned(request, workload, strategy)
+    return estimate.performance.tpot_seconds if estimate else None

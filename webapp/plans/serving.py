@@ -1,19 +1,61 @@
-"""Convert the serve goal to an endpoint spec: limits, keys, cache and attention options."""
+"""Launches of serving and generation jobs, and their engines."""
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from pydantic import ValidationError
+
+from planner.catalog.engines import DEFAULT_ENGINE, engines_by_work
+from planner.cost.parameters import count_parameters
+from planner.specs.estimate import PlannedStrategy
+from planner.specs.model import ModelSpec
 from planner.specs.workload import Strategy
-from runners.engines import ENGINES
-from runners.jobspec import ArtefactModel, KvCache, ModelRef, NamedAdapter, ServeSpec
-from runners.jobspec.serve import EngineName
+from runners.jobspec import (
+    ArtefactModel,
+    DataParallel,
+    DemoPrompts,
+    FilePrompts,
+    GenerateSpec,
+    KvCache,
+    ModelRef,
+    NamedAdapter,
+    PromptLookup,
+    Prompts,
+    RandomModel,
+    ServeSpec,
+)
+from runners.jobspec.compress import QUANTISED_DTYPES
+from runners.jobspec.generate import (
+    ExpertCache,
+    LayerStreaming,
+    PipelineSplit,
+    PolicyOffload,
+    Source,
+    StageChain,
+)
+from runners.jobspec.serve import (
+    LEAST_MEMORY_RATIO,
+    MOST_MEMORY_RATIO,
+    ON_GPUS,
+    EngineName,
+    EngineOptions,
+    PhaseSplit,
+)
+from runners.launchers.launch import ENGINES, Engine
 from webapp.accounts.models import Team
 from webapp.core.problems import InvalidProblem
+from webapp.hosts.models import Host
 from webapp.jobs.models import Artefact, Attempt
 from webapp.plans.drafting import Reuse, reuse_of
-from webapp.plans.errors import DraftProblem
+from webapp.plans.explanation import DraftProblem
+from webapp.plans.sharing import TRAININGS, Spread, split_of
+
+# ---------------------------------------------------------------------------
+# Convert the serve goal to an endpoint spec: limits, keys, cache and attention options.
+# ---------------------------------------------------------------------------
+
 
 # Convert a strategy's cache and attention options to those of jobs, or refuse them.
 #
@@ -223,3 +265,377 @@ def served_name(name: str) -> str:
     """Return a model's name in the form that clients use."""
     cleaned = re.sub(r"[^A-Za-z0-9._:/-]+", "-", name).strip("-._:/")[:NAME_LENGTH]
     return cleaned.lower() or "model"
+
+
+# ---------------------------------------------------------------------------
+# Engines of a plan: the chosen one, the hosts that can run it, and its options.
+# ---------------------------------------------------------------------------
+
+
+# The engine of an endpoint -> the planner's.
+PLANNED_AS: dict[EngineName, str] = {
+    "slipway": DEFAULT_ENGINE,
+    "llamacpp": "llama_cpp",
+    "vllm": "vllm",
+    "sglang": "sglang",
+}
+OWN_TITLE = "Slipway's own, on PyTorch"
+WORD = re.compile(r"\w+")
+
+
+def engine_choices(goal: str) -> dict[str, str]:
+    """Return the titles of the engines that can be chosen for a goal, by key."""
+    if goal == "compress":
+        return {}
+    return engines_by_work(training=goal in TRAININGS) | {DEFAULT_ENGINE: OWN_TITLE}
+
+
+def chosen_engine(draft: Draft) -> str | None:
+    """Return the engine that a draft names, None to leave it to the goal and the hardware.
+
+    An engine that was chosen for another goal does not count.
+    """
+    chosen = draft["hardware"].get("engine")
+    return chosen if chosen in engine_choices(draft["goal"]["goal"]) else None
+
+
+def engine_words(draft: Draft) -> str:
+    """Return for which engine a plan is if one was chosen, "" otherwise."""
+    title = engine_choices(draft["goal"]["goal"]).get(chosen_engine(draft) or "")
+    return f"Planned for {title}." if title else ""
+
+
+def engines_named(sentence: str, draft: Draft) -> dict[str, str]:
+    """Return the titles of the engines that the remedy at the end of a refusal names, by key."""
+    words = WORD.findall(sentence.rpartition(";")[2])
+    choices = engine_choices(draft["goal"]["goal"])
+    return {key: title for key, title in choices.items() if key in words}
+
+
+def check_engine(draft: Draft, endpoint: EngineName | None) -> None:
+    """Refuse to start a plan on another engine than the one that was chosen for it.
+
+    Raises:
+        DraftProblem: with a remedy.
+    """
+    chosen = chosen_engine(draft)
+    if chosen in {None, PLANNED_AS[endpoint or "slipway"]}:
+        return
+    title = engine_choices(draft["goal"]["goal"])[chosen or ""]
+    runs = " or start it as an endpoint of that engine," if chosen in PLANNED_AS.values() else ""
+    raise DraftProblem(
+        f"This plan is for {title}, which jobs do not start: take its export,{runs} or choose the "
+        "engine “Automatic” under hardware.",
+        "engine",
+    )
+
+
+ROOM = 1.1
+SPLIT_PHASES = (
+    "Prefill and decode on different GPUs run on vLLM alone: it hands the cache of a prompt from "
+    "one of its processes to another. Choose vLLM, or leave the split out."
+)
+SPLIT_CONTEXT = (
+    "Engines on GPUs split the context inside their tensor ranks only. Pin context parallel to 1."
+)
+DRAFT_BY_NAME = (
+    "A draft model is planned and exported; an endpoint is not started with one from here, "
+    "because the plan names it and no folder of the host. Leave it out."
+)
+
+
+def engines_for(host: Host) -> list[tuple[EngineName, Engine]]:
+    """Return the engines that a host can run: GPU engines only if it reports GPUs."""
+    has_gpus = bool(host.facts.get("gpus"))
+    return [(name, each) for name, each in ENGINES.items() if has_gpus or name not in ON_GPUS]
+
+
+def check_host(engine: EngineName, host: Host) -> None:
+    """Refuse an engine that the host cannot run.
+
+    Raises:
+        DraftProblem: names the missing hardware and a remedy.
+    """
+    if engine not in dict(engines_for(host)):
+        raise DraftProblem(
+            f"“Engine” is {engine}, which runs on NVIDIA GPUs, and {host.name} reports none. "
+            "Choose a host with a GPU, or one of the other engines.",
+            "engine",
+        )
+
+
+def spread_on(best: PlannedStrategy, engine: EngineName) -> Spread:
+    """Return the number of GPUs on which an engine runs a plan, on one host.
+
+    Raises:
+        DraftProblem: the plan needs more than one host has, or the engine cannot split it.
+    """
+    check_split(engine, best.strategy)
+    count, each = options_of(best).num_devices, best.cluster.devices_per_node
+    if count > each:
+        raise DraftProblem(
+            f"This plan takes {count} GPUs, and an engine of its own runs on one host, which has "
+            f"{each}. Pin smaller parallel sizes, or choose a larger host.",
+            "tensor_parallel_size",
+        )
+    return Spread(1, count)
+
+
+def options_of(best: PlannedStrategy) -> EngineOptions:
+    """Return a plan's layout and limits as engine options.
+
+    Raises:
+        DraftProblem: names an option of the plan that engines are not started with.
+    """
+    strategy = best.strategy
+    _refuse_unsupported(strategy)
+    replicas = strategy.attention_data_parallel_size or 1
+    tensor = strategy.tensor_parallel_size or 1
+    pools = strategy.disaggregated
+    copies = 1 if pools else strategy.data_parallel_size or 1  # else one engine per copy
+    options = EngineOptions(
+        tensor_parallel_size=max(1, tensor // replicas),
+        pipeline_parallel_size=strategy.pipeline_parallel_size or 1,
+        data_parallel_size=copies * replicas,
+        has_expert_parallel=(strategy.expert_parallel_size or 1) > 1 or replicas > 1,
+        memory_ratio=_memory_ratio(best),
+        kv_cache_dtype="fp8" if strategy.kv_cache_dtype == "fp8" else "auto",
+        has_chunked_prefill=strategy.chunked_prefill,
+    )
+    if pools is None:
+        return options
+    each = options.devices_each  # an engine is as large as a replica of the plan
+    split = PhaseSplit(
+        prefill_engines=pools.prefill_devices // each, decode_engines=pools.decode_devices // each
+    )
+    return options.model_copy(update={"split": split})
+
+
+def check_split(engine: EngineName, strategy: Strategy) -> None:
+    """Refuse a plan with disaggregated prefill for engines that do not support it.
+
+    Raises:
+        DraftProblem: with a remedy.
+    """
+    if strategy.disaggregated is not None and engine != "vllm":
+        raise DraftProblem(SPLIT_PHASES, "disaggregated")
+
+
+def _refuse_unsupported(strategy: Strategy) -> None:
+    if (strategy.context_parallel_size or 1) > 1:
+        raise DraftProblem(SPLIT_CONTEXT, "context_parallel_size")
+    if strategy.speculative is not None:
+        raise DraftProblem(DRAFT_BY_NAME, "speculative")
+    if strategy.offload_places:
+        raise DraftProblem(
+            f"This plan has {', '.join(strategy.offload_places)}; endpoints keep everything on "
+            "their GPUs. Choose fewer bits, or more GPUs.",
+            "weight_dtype",
+        )
+    if strategy.kv_cache_dtype not in {None, "fp8", *WIDE}:
+        raise DraftProblem(
+            f"Engines on GPUs keep keys and values in 16 bit or fp8, not in "
+            f"{strategy.kv_cache_dtype}. Pin the KV cache to fp8.",
+            "kv_cache_dtype",
+        )
+
+
+def _memory_ratio(best: PlannedStrategy) -> float:
+    """Return the plan's peak as a share of a GPU: weights, cache, activations, workspace.
+
+    Includes a 10 % margin: an engine with too little memory does not start.
+    """
+    share = ROOM * best.memory.per_device_peak_bytes / best.memory.capacity_bytes
+    return round(min(MOST_MEMORY_RATIO, max(LEAST_MEMORY_RATIO, share)), 3)
+
+
+# ---------------------------------------------------------------------------
+# Convert the batch-generate goal to a job spec: prompts, batches, offload, split.
+# ---------------------------------------------------------------------------
+
+
+Away = LayerStreaming | ExpertCache | PolicyOffload
+SHARES = ("weights_cpu", "weights_disk", "kv_cpu", "kv_disk", "activations_cpu")
+GROUP_SIZE = 64  # FlexGen's value
+ROUNDING = 1e-9  # tolerance for products such as 8 layers * (1 - 0.25)
+
+
+def generate_spec(
+    draft: Draft,
+    model: ModelRef,
+    weight_dtype: str,
+    strategy: Strategy,
+    offload: Away | None = None,
+) -> GenerateSpec:
+    """Return the job spec of a batch generation.
+
+    Raises:
+        DraftProblem: a prompts file for a model without weights on the host; streamed layers
+            without a folder or with quantised weights; a split model without a folder; or
+            incompatible options.
+    """
+    if offload is not None:
+        _check_streamable(model, weight_dtype, offload)
+    split = split_of(strategy)
+    if split is not None:
+        _check_divisible(model)
+    values = draft["workload"]["generate"]
+    path = str(values.get("prompts_path") or "")
+    if path and isinstance(model, RandomModel):
+        raise DraftProblem(
+            "A prompts file needs trained weights, and this model has none on the host. Leave "
+            "the file empty, or choose a model whose weights are there.",
+            "prompts_path",
+        )
+    return _validated(
+        {
+            "model": model,
+            "prompts": prompts_of(values, path),
+            "weight_dtype": weight_dtype,
+            "batch_size": values["batch_size"],
+            "output_tokens": values["output_tokens"],
+            "stop_at_end": bool(path),
+            "batching": values.get("batching") or "given",
+            "kv_cache": cache_of(strategy, str(values.get("kv_cache") or "")),
+            "attention": strategy.attention or "flash",
+            "compiled_step": values.get("decode_step") == "compiled",
+            "speculation": PromptLookup() if values.get("guessing") == "lookup" else None,
+            "offload": offload,
+            "split": split,
+        }
+    )
+
+
+def _validated(fields: dict[str, Any]) -> GenerateSpec:
+    """Return the validated spec; incompatible options raise a DraftProblem."""
+    try:
+        return GenerateSpec.model_validate(fields)
+    except ValidationError as error:
+        message = error.errors()[0]["msg"].removeprefix("Value error, ")
+        raise DraftProblem(
+            f"Not everything that was chosen runs together: {message}.", "batching"
+        ) from error
+
+
+ALL_ADAPTERS = "all"
+
+
+def with_adapters(spec: GenerateSpec, known: Sequence[NamedAdapter], chosen: str) -> GenerateSpec:
+    """Return a job with the chosen adapter: one by name, all, or none for "".
+
+    Raises:
+        DraftProblem: there is no such adapter of the model, or it is incompatible.
+    """
+    if not chosen:
+        return spec
+    adapters = [each for each in known if chosen in {ALL_ADAPTERS, each.name}]
+    if not adapters:
+        names = ", ".join(each.name for each in known) or "none"
+        raise DraftProblem(
+            f"No adapter {chosen[:120]} was trained on this model by your team; there is {names}.",
+            "adapter",
+        )
+    return _validated(spec.model_dump() | {"adapters": adapters})
+
+
+def offload_of(strategy: Strategy, shape: ModelSpec) -> Away | None:
+    """Return the job's offload of a plan, None if everything stays on the device.
+
+    The planner's share is of the layers' bytes. For weights alone, whole layers stay resident, so
+    that no more memory is used than planned; with cache, activations, micro-batches or 4-bit
+    weights the job applies the full policy. For a mixture of experts only experts are offloaded.
+
+    Raises:
+        DraftProblem: more of a mixture of experts is offloaded than its experts.
+    """
+    offload = strategy.offload
+    if offload is None or not strategy.offload_places:
+        return None
+    share = min(1.0, offload.weights_cpu + offload.weights_disk)
+    place: Source = "disk" if offload.weights_disk > 0 else "host_memory"
+    is_plain = is_weights_only(strategy)
+    if shape.num_experts and not is_plain:
+        raise DraftProblem(
+            f"This plan has {', '.join(offload.places)}: of a mixture of experts jobs keep only "
+            "experts elsewhere. Choose fewer bits, a smaller batch or a smaller model.",
+            "weight_dtype",
+        )
+    if shape.num_experts:
+        return _expert_cache(shape, share, place)
+    if not is_plain or strategy.micro_batch_size or strategy.weight_dtype == "int4":
+        return PolicyOffload(
+            **{name: getattr(offload, name) for name in SHARES},
+            micro_batch_size=strategy.micro_batch_size,
+            group_size=strategy.group_size or GROUP_SIZE,
+        )
+    layers = shape.num_hidden_layers
+    stays = int(layers * (1.0 - share) + ROUNDING)
+    in_host = int(layers * offload.weights_cpu + ROUNDING) if place == "disk" else 0
+    return LayerStreaming(layers_resident=stays, layers_in_host=in_host, layers_from=place)
+
+
+def _expert_cache(shape: ModelSpec, share: float, place: Source) -> ExpertCache:
+    """Return an expert cache within the planned memory, including room for guessed experts."""
+    counts = count_parameters(shape)
+    offloaded = share * counts.layer_linear / counts.experts
+    num_layers, visited = shape.num_moe_layers, shape.num_experts_per_tok
+    room = int(num_layers * shape.num_experts * (1.0 - offloaded) + ROUNDING)
+    guesses = visited if room >= num_layers + visited else 0
+    if room < num_layers:
+        raise DraftProblem(
+            "This plan keeps less than one expert of each layer on the device. Jobs keep at least "
+            "one: allow more of the device's memory, fewer bits, or a smaller batch.",
+            "weight_dtype",
+        )
+    resident = (room - guesses) // num_layers
+    return ExpertCache(experts_resident=resident, experts_from=place, guessed_experts=guesses)
+
+
+def kept_going(spec: GenerateSpec, policy: DataParallel) -> GenerateSpec:
+    """Return a job that survives a lost host by running its pipeline stages as a chain."""
+    if policy.on_lost_rank != "shrink" or not isinstance(spec.split, PipelineSplit):
+        return spec
+    chain = StageChain(stages=spec.split.size)
+    return spec.model_copy(update={"split": chain, "parallel": policy})
+
+
+def is_weights_only(strategy: Strategy) -> bool:
+    """Return whether only weights are offloaded."""
+    offload = strategy.offload
+    if offload is None:
+        return True
+    weights = offload.model_copy(update={"weights_cpu": 0.0, "weights_disk": 0.0})
+    return not weights.places
+
+
+def _check_streamable(model: ModelRef, weight_dtype: str, offload: Away) -> None:
+    if isinstance(model, RandomModel):
+        raise DraftProblem(
+            "This plan brings layers from elsewhere in every pass, and this model has no weights "
+            "on the host to bring. Choose a model whose weights are there.",
+            "source",
+        )
+    packs = isinstance(offload, PolicyOffload) and weight_dtype == "int4"
+    if weight_dtype in QUANTISED_DTYPES and not packs:
+        raise DraftProblem(
+            f"This plan brings {weight_dtype} layers from elsewhere in every pass; only fp32, "
+            "bf16, fp16 and of dense models int4 ones are. Pin the weights to one of these, or "
+            "choose a smaller batch.",
+            "weight_dtype",
+        )
+
+
+def _check_divisible(model: ModelRef) -> None:
+    if isinstance(model, RandomModel):
+        raise DraftProblem(
+            "This plan divides the model between devices, each of which reads its part, and this "
+            "model has no weights on the host. Choose a model whose weights are there.",
+            "source",
+        )
+
+
+def prompts_of(values: dict[str, Any], path: str) -> Prompts:
+    """Return the prompts file of the workload step, else a batch of the host's own text."""
+    if path:
+        return FilePrompts(path=path)
+    return DemoPrompts(count=values["batch_size"], input_tokens=values["input_tokens"])

@@ -13,9 +13,9 @@ from planner.specs.workload import Strategy
 from runners.jobspec import ArtefactModel, DataParallel, ModelRef
 from runners.jobspec.generate import ExpertSplit, PipelineSplit, TensorSplit
 from webapp.accounts.models import Team
-from webapp.hosts.device import cluster_for_host
+from webapp.hosts.machines import cluster_for_host
 from webapp.hosts.models import DOCUMENTS, Host, HostState, Pool
-from webapp.plans.errors import DraftProblem
+from webapp.plans.explanation import DraftProblem
 from webapp.plans.training import layout_of
 
 TRAININGS = frozenset({"pretrain", "finetune"})

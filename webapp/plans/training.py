@@ -20,13 +20,12 @@ from runners.jobspec import (
     TrainSpec,
     UploadedData,
 )
-from runners.jobspec.base import BaseDtype, LoraOptions, QuantizedTraining, TextSamples
-from runners.jobspec.data import weights_of
+from runners.jobspec.base import BaseDtype, LoraOptions, QuantizedTraining, TextSamples, weights_of
 from runners.jobspec.train import SIZES, USUAL_LEARNING_RATES, LayoutOptions
 from webapp.accounts.models import Team
-from webapp.core.units import percent
+from webapp.core.display import percent
 from webapp.datasets.models import Dataset
-from webapp.plans.errors import DraftProblem
+from webapp.plans.explanation import DraftProblem
 from webapp.plans.models import Plan
 
 # Convert a training plan's strategy to the trainer's layout options.

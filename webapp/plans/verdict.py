@@ -9,21 +9,24 @@ from pydantic import ValidationError
 
 from planner.catalog.devices import get_device
 from planner.catalog.engines import get_engine
-from planner.errors import PlannerError
 from planner.exports import sglang, vllm
 from planner.exports.export import CHECKPOINT_LABELS, ExportCase
 from planner.exports.llama_cpp import gguf_type
 from planner.exports.registry import export_case
+from planner.specs.base import PlannerError
 from planner.specs.estimate import Estimate, PlanAnswer, PlannedStrategy, Rejection
-from webapp.core import units
-from webapp.core.display import Figure, MemoryRow, memory_row
-from webapp.core.units import gib, memory, money
-from webapp.core.wording import capitalised
-from webapp.plans.compressing import planned_gains
-from webapp.plans.engines import engine_words
-from webapp.plans.errors import missing_step
-from webapp.plans.targets import Target, chance_below, odds_words, targets_of
-from webapp.plans.words import BOUND_WORDS, compression_words, dtype_words, strategy_words
+from webapp.core import display
+from webapp.core.display import Figure, MemoryRow, capitalised, gib, memory, memory_row, money
+from webapp.plans.drafting import planned_gains
+from webapp.plans.explanation import (
+    BOUND_WORDS,
+    compression_words,
+    dtype_words,
+    missing_step,
+    strategy_words,
+)
+from webapp.plans.questions import Target, chance_below, odds_words, targets_of
+from webapp.plans.serving import engine_words
 
 # What an engine starts for a plan: the checkpoint as it is stored, or another one.
 
@@ -131,8 +134,8 @@ def price_of(best: PlannedStrategy | None) -> Price | None:
 
 Draft = dict[str, Any]
 TIGHT_SHARE = 0.05  # of the capacity: less spare memory is called tight
-MONTH, YEAR = 30 * units.DAY, 365 * units.DAY  # longer runs are mentioned, and warned of
-COMPRESSED = units.DAY  # longer compressions are mentioned
+MONTH, YEAR = 30 * display.DAY, 365 * display.DAY  # longer runs are mentioned, and warned of
+COMPRESSED = display.DAY  # longer compressions are mentioned
 MAX_BARS = 8  # devices drawn individually
 MAX_ROWS = 16  # pipeline stages drawn; further ones are described
 
@@ -179,10 +182,10 @@ def verdict_of(
 
     ``speed`` is a compression's change of speed as text.
     """
-    took = units.duration(answer.searched.seconds)
+    took = display.duration(answer.searched.seconds)
     count = answer.searched.strategies
     noun = "strategy" if count == 1 else "strategies"
-    searched = f"{units.whole(count)} {noun} compared in {took}"
+    searched = f"{display.whole(count)} {noun} compared in {took}"
     if not answer.plans:
         return _infeasible(answer, searched)
     best = answer.plans[0]
@@ -278,9 +281,11 @@ def _length_concerns(best: PlannedStrategy, draft: Draft) -> list[Concern]:
     batch = draft["goal"]["goal"] == "generate"
     seconds = best.performance.latency_seconds if batch else best.performance.duration_seconds
     if seconds and seconds > YEAR:
-        concerns.append(Concern(0, 1.0, "too-long", "bad", f"it takes {units.duration(seconds)}"))
+        concerns.append(
+            Concern(0, 1.0, "too-long", "bad", f"it takes {display.duration(seconds)}")
+        )
     elif seconds and seconds > (COMPRESSED if draft["goal"]["goal"] == "compress" else MONTH):
-        concerns.append(Concern(3, 1.0, "long", "warn", f"it takes {units.duration(seconds)}"))
+        concerns.append(Concern(3, 1.0, "long", "warn", f"it takes {display.duration(seconds)}"))
     return concerns
 
 
@@ -333,7 +338,7 @@ def memory_interval_words(best: Estimate) -> str:
     usage = best.memory
     words = f"{gib(usage.per_device_peak_bytes)} of {gib(usage.capacity_bytes)} GiB"
     bounds = best.interval.get("per_device_peak_bytes")
-    return f"{words}, likely {gib(bounds[0])}{units.DASH}{gib(bounds[1])}" if bounds else words
+    return f"{words}, likely {gib(bounds[0])}{display.DASH}{gib(bounds[1])}" if bounds else words
 
 
 def _sentence(best: PlannedStrategy, concerns: list[Concern], targets: tuple[Target, ...]) -> str:
@@ -390,7 +395,7 @@ def estimate_figures(estimate: Estimate, draft: Draft, plan_url: str = "") -> li
         low, high = estimate.interval.get("tokens_per_second", (rate, rate))
         seconds = budget * 60
         ends = (rate * seconds, low * seconds, high * seconds)
-        label = f"In {units.clock(seconds)}"
+        label = f"In {display.clock(seconds)}"
         note = estimate.error_class
         low, high = ends[1:]
         figures.append(

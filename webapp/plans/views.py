@@ -1,4 +1,4 @@
-"""Views of plans: list, tabs, history, launch, clone and delete."""
+"""Pages of plans, and their exports."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,9 +12,12 @@ from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.views.decorators.http import require_GET, require_POST
 
-from planner.specs.estimate import PlanAnswer
+from planner.exports.export import Export
+from planner.exports.registry import export, export_case
+from planner.specs.base import PlannerError
+from planner.specs.estimate import PlanAnswer, PlanRequest
 from webapp.accounts.models import team_ids_of
-from webapp.accounts.roles import visible_or_404
+from webapp.accounts.services import signed_in, visible_or_404
 from webapp.core.display import quantity
 from webapp.core.problems import Problem
 from webapp.core.queries import NewestFirst, page_by_key
@@ -22,23 +25,24 @@ from webapp.figures.registry import definition_of
 from webapp.jobs.endpoints import hashes_of, keep_for_session, new_key
 from webapp.jobs.models import Job, Measurement
 from webapp.limits.views import plan_panel
-from webapp.plans.access import changeable_plan, signed_in
 from webapp.plans.alternatives import (
     columns_for,
     comparison,
     frontier_of,
     inapplicable,
+    offers_of,
     rejections,
 )
-from webapp.plans.compressed_speed import planned_speed
-from webapp.plans.engines import engines_named
-from webapp.plans.errors import DraftProblem, missing_step
-from webapp.plans.explanation import Phase, explain, phases_of
-from webapp.plans.exporting import exports_of, file_of
+from webapp.plans.explanation import (
+    DraftProblem,
+    Phase,
+    explain,
+    missing_step,
+    phases_of,
+    workload_words,
+)
 from webapp.plans.launching import launch_of, launch_options_of, plan_launch
-from webapp.plans.measuring import measuring_of
 from webapp.plans.models import Plan, PlanState
-from webapp.plans.offers import offers_of
 from webapp.plans.planning import (
     current_answer,
     is_outdated,
@@ -47,11 +51,66 @@ from webapp.plans.planning import (
     plan_keep,
     verdict_answer,
 )
-from webapp.plans.saving import PlanChangedError, draft_begun_from, is_named, plan_remove
-from webapp.plans.serving import endpoint_options_of
+from webapp.plans.predicting import measuring_of, planned_speed
+from webapp.plans.saving import (
+    PlanChangedError,
+    changeable_plan,
+    chip_of,
+    draft_begun_from,
+    is_named,
+    plan_remove,
+    version_context,
+    versions_of,
+)
+from webapp.plans.serving import endpoint_options_of, engines_named
 from webapp.plans.verdict import price_of, problem_verdict, verdict_of
-from webapp.plans.versions import chip_of, version_context, versions_of
-from webapp.plans.words import workload_words
+
+# ---------------------------------------------------------------------------
+# Export a plan for other tools, with a script that measures its claims.
+# ---------------------------------------------------------------------------
+
+
+MEASURE = "measure"
+MEASURE_FILE = "measure.py"
+
+
+def export_plan(plan: Plan, answer: PlanAnswer, key: str) -> Export:
+    """Return the plan in another tool's format.
+
+    Raises:
+        PlannerError: nothing fits, or the format cannot express this plan.
+    """
+    if not answer.plans:
+        raise PlannerError("Nothing fits this question, so that there is nothing to export.")
+    request = answer.request or PlanRequest.model_validate(plan.request)
+    return export(key, export_case(request, answer.plans[0]))
+
+
+def exports_of(plan: Plan, answer: PlanAnswer) -> list[Export]:
+    """Return the plan in every format that can express it, as listed by the answer."""
+    exports = []
+    for key in answer.plans[0].exports if answer.plans else ():
+        try:
+            exports.append(export_plan(plan, answer, key))
+        except PlannerError:
+            # An answer older than the current catalogs may name removed entries.
+            continue
+    return exports
+
+
+def file_of(plan: Plan, answer: PlanAnswer, key: str) -> tuple[str, str] | None:
+    """Return the name and text of one file to download, or None if there is none."""
+    by_key = {exported.key: exported for exported in exports_of(plan, answer)}
+    if key == MEASURE and by_key:
+        text = next(iter(by_key.values())).measure
+        return (MEASURE_FILE, text) if text else None
+    return (by_key[key].file_name, by_key[key].text) if key in by_key else None
+
+
+# ---------------------------------------------------------------------------
+# Views of plans: list, tabs, history, launch, clone and delete.
+# ---------------------------------------------------------------------------
+
 
 # The list of plans: filtered and paginated by an index, loaded without documents.
 

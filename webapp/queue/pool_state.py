@@ -18,15 +18,14 @@ from django.db.models import (
 from django.db.models.functions import Coalesce, Greatest
 
 from webapp.core.clock import now
-from webapp.hosts.contact import Contact, contact_of
 from webapp.hosts.machines import Twins, is_over, twins_in, twins_of
 from webapp.hosts.models import RUNS_JOBS, Device, Host, HostState, Pool
+from webapp.hosts.services import Contact, contact_of
+from webapp.jobs.gangs import gpu_load
 from webapp.jobs.models import IN_TURN, Allocation, Attempt, Job, JobState
-from webapp.jobs.reservations import gpu_load
 from webapp.queue import policy as values
 from webapp.queue.policy import Until, decide, nobody
-from webapp.queue.quotas import Earlier, left_seconds, length_seconds, remembered
-from webapp.queue.rules import Rules
+from webapp.queue.quotas import Earlier, Rules, left_seconds, length_seconds, remembered
 
 # The queued jobs of a pool: all of them, or candidates for the first turns.
 #

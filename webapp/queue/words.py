@@ -8,10 +8,10 @@ from itertools import islice
 from django.utils import timezone
 
 from webapp.accounts.models import Team
-from webapp.core import units
+from webapp.core import display
 from webapp.core.clock import now
-from webapp.hosts.contact import Contact, contact_of, silent_seconds
 from webapp.hosts.models import RUNS_JOBS, Host, HostState, Pool
+from webapp.hosts.services import Contact, contact_of, silent_seconds
 from webapp.jobs.models import Job, JobState
 from webapp.queue.policy import Decision, Wait, Why
 from webapp.queue.pool_state import (
@@ -23,7 +23,7 @@ from webapp.queue.pool_state import (
     pool_state_of,
     waiting_jobs,
 )
-from webapp.queue.rules import Rules
+from webapp.queue.quotas import Rules
 
 SOON = timedelta(hours=20)
 FORESEEN_TURNS = 200  # jobs behind these turns are shown their position, but no start time
@@ -216,14 +216,14 @@ def closed_words(host: Host, job: Job) -> str:
     is_single = job.num_hosts == 1 and job.devices_per_host == 1
     if contact is Contact.LIVE or (contact is Contact.DEGRADED and is_single):
         return ""
-    silent = units.clock(silent_seconds(host) or 0.0)
+    silent = display.clock(silent_seconds(host) or 0.0)
     return f"{host.name} has been silent for {silent}; the job starts when it is back."
 
 
 def _needs(job: Job) -> str:
     """Return a job's requirements: “2 × ≥ 22 GiB on one host”."""  # noqa: RUF002 -- a multiplication sign
     memory = least_memory_bytes(job)
-    size = f" ≥ {units.memory(memory)}" if memory else ""
+    size = f" ≥ {display.memory(memory)}" if memory else ""
     if job.devices_per_host is None:
         what = "a whole host" if job.num_hosts == 1 else "whole hosts"
         what = f"all of {job.requested_host.name}" if job.requested_host else what

@@ -12,14 +12,12 @@ from django.core.files.uploadedfile import UploadedFile
 from django.core.validators import BaseValidator
 
 from planner.catalog.devices import list_devices
-from planner.catalog.hf_config import model_from_config
-from planner.catalog.models import checkpoint_name, list_models
-from planner.errors import PlannerError
-from webapp.core.units import gib
-from webapp.core.wording import listed, sentence
+from planner.catalog.models import checkpoint_name, list_models, model_from_config
+from planner.specs.base import PlannerError
+from webapp.core.display import gib, listed, sentence
 from webapp.hosts.models import Host, Pool
 from webapp.modelhub.models import TeamModel
-from webapp.plans.targets import DEFAULT_PERCENTILE
+from webapp.plans.questions import DEFAULT_PERCENTILE
 
 # Form fields of the wizard: numbers whose errors state the limits, catalog choices.
 

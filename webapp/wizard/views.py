@@ -7,36 +7,33 @@ from django.urls import reverse
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
 from webapp.accounts.models import Role
-from webapp.accounts.roles import current_team, require_role, visible_or_404
-from webapp.core.units import whole
-from webapp.datasets.views import taken
+from webapp.accounts.services import current_team, require_role, signed_in, visible_or_404
+from webapp.core.display import whole
+from webapp.datasets.services import taken
 from webapp.modelhub.models import TeamModel
-from webapp.plans.access import changeable_plan, signed_in
-from webapp.plans.errors import DraftProblem
+from webapp.plans.explanation import DraftProblem
 from webapp.plans.models import Plan
 from webapp.plans.planning import plan_compute, stored_answer
 from webapp.plans.questions import draft_shape
-from webapp.plans.saving import TRIES, PlanChangedError, draft_of
+from webapp.plans.saving import TRIES, PlanChangedError, changeable_plan, draft_of
 from webapp.wizard import pages
 from webapp.wizard.drafts import (
     FIRST_STEPS,
     MODEL_PRESETS,
+    SLUGS,
     adapt_pretraining,
     adapt_requests,
     draft_begin,
-    proposals_fill,
-    suggestion_apply,
-)
-from webapp.wizard.pages import compute_quietly, edit_note, form_marks, is_overtaken, stale_words
-from webapp.wizard.steps import (
-    SLUGS,
     fit_context,
     neighbours,
     options_for,
     pins_form,
+    proposals_fill,
     step_form,
     store,
+    suggestion_apply,
 )
+from webapp.wizard.pages import compute_quietly, edit_note, form_marks, is_overtaken, stale_words
 from webapp.wizard.workload_forms import TRAINING_FORMS
 
 # Upload of a training data file within the wizard.

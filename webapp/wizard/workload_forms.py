@@ -7,9 +7,9 @@ from django import forms
 
 from runners.datasets.records import DataError, suffix_of
 from runners.jobspec.base import LONGEST_PROMPT, MOST_PROMPTS
-from webapp.core.wording import sentence
+from webapp.core.display import sentence
 from webapp.datasets.models import Dataset
-from webapp.plans.compressing import (
+from webapp.plans.drafting import (
     CODED_METHODS,
     GROUPED_METHODS,
     PATTERN,

@@ -21,13 +21,11 @@ from gguf import (
 from gguf import GGMLQuantizationType as Type
 from transformers import AutoConfig, PretrainedConfig, PreTrainedTokenizerFast
 
-from runners.jobs.artefacts import weight_file_bytes
-from runners.jobs.compress.engine import Compressed, check_disk
-from runners.jobs.compress.whole_model import held_out_of, load_whole
+from runners.jobs.compress.engine import Compressed, check_disk, held_out_of, load_whole
 from runners.jobs.evaluation import evaluate
 from runners.jobs.events import Stages
 from runners.jobs.loading import LoadedModel, load_tokenizer, require_tokenizer, shape_only
-from runners.jobs.runtime import BadInputError, Job
+from runners.jobs.runtime import BadInputError, Job, weight_file_bytes
 from runners.jobs.weights import WeightReader
 from runners.jobspec import CompressSpec
 from runners.jobspec.compress import GgufType

@@ -1,14 +1,48 @@
-"""Pruning: by magnitude, Wanda, SparseGPT, and whole heads and channels (LLM-Pruner)."""
+"""Pruning, the methods of compression, and their stored results."""
 
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import Literal, Protocol
 
 import torch
+from compressed_tensors.compressors.pack_quantized.helpers import (
+    pack_to_int32,
+    unpack_from_int32,
+)
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from transformers import PretrainedConfig, PreTrainedModel
 
-from runners.jobs.compress.quantization import BLOCK_COLUMNS, DAMPING, inverse_factor
+from runners.jobs.compress.quantization import (
+    BLOCK_COLUMNS,
+    DAMPING,
+    Codes,
+    Grid,
+    InputStatistics,
+    LayerStatistics,
+    Linears,
+    finequant,
+    gptq,
+    inverse_factor,
+    level_by_logarithm,
+    quantease,
+    quantease_with_outliers,
+    round_to_nearest,
+    scale_for_rounding,
+    smooth,
+)
 from runners.jobs.runtime import BadInputError
+from runners.jobspec import CompressSpec
 from runners.jobspec.compress import PATTERN_BLOCK
+
+# ---------------------------------------------------------------------------
+# Pruning: by magnitude, Wanda, SparseGPT, and whole heads and channels (LLM-Pruner).
+# ---------------------------------------------------------------------------
+
 
 Pattern = Literal["unstructured", "2:4"]
 BLOCK = PATTERN_BLOCK
@@ -247,3 +281,297 @@ def _layers(model: PreTrainedModel) -> list[tuple[str, torch.nn.Module]]:
 def key_value_heads(config: PretrainedConfig) -> int:
     """Return the number of key-value heads; without GQA, the number of attention heads."""
     return int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
+
+
+# ---------------------------------------------------------------------------
+# Compressed matrices and finished layers as they are stored, so that a killed job can resume.
+# ---------------------------------------------------------------------------
+
+
+# Sparse storage of a pruned matrix: a bitmask and the nonzero values.
+
+
+_BITS = torch.tensor([1, 2, 4, 8, 16, 32, 64, 128], dtype=torch.uint8)
+
+
+def encode(weight: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return the mask (eight weights per byte) and the nonzero values, in row-major order."""
+    flat = weight.flatten().cpu()
+    mask = flat != 0
+    padded = torch.nn.functional.pad(mask.to(torch.uint8), (0, -len(flat) % 8))
+    packed = (padded.view(-1, 8) * _BITS).sum(dim=1).to(torch.uint8)
+    return {"mask": packed, "values": flat[mask], "shape": torch.tensor(weight.shape)}
+
+
+def decode(stored: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Return the matrix that ``encode`` stored, bit-exact."""
+    rows, columns = stored["shape"].tolist()
+    bits = stored["mask"][:, None].bitwise_and(_BITS[None, :]).ne(0).flatten()
+    flat = torch.zeros(rows * columns, dtype=stored["values"].dtype)
+    flat[bits[: rows * columns]] = stored["values"]
+    return flat.view(rows, columns)
+
+
+def stored_bytes(weight: torch.Tensor) -> int:
+    """Return the bytes of mask and values."""
+    nonzero_count = int(torch.count_nonzero(weight))
+    return -(-weight.numel() // 8) + nonzero_count * weight.element_size()
+
+
+# Compressed matrices and the tensors stored for them in a model folder.
+
+
+Tensors = dict[str, torch.Tensor]
+INT_QUANTIZED = "int-quantized"
+TOKENS: Mapping[str, object] = {
+    "num_bits": 8,
+    "type": "int",
+    "symmetric": True,
+    "strategy": "token",
+    "dynamic": True,
+}
+
+
+class Matrix(Protocol):
+    """A compressed matrix."""
+
+    def weight(self) -> torch.Tensor:
+        """Return the dequantised matrix."""
+
+    @property
+    def stored_bytes(self) -> int:
+        """Return the bytes of the compressed form."""
+
+
+@dataclass(frozen=True)
+class Pruned:
+    """A pruned matrix; its compressed form is a bitmask and the nonzero values."""
+
+    values: torch.Tensor
+
+    def weight(self) -> torch.Tensor:
+        """Return the matrix."""
+        return self.values
+
+    @property
+    def stored_bytes(self) -> int:
+        """Return the bytes of bitmask and values."""
+        return stored_bytes(self.values)
+
+
+def coded(codes: Codes, spec: CompressSpec) -> Tensors:
+    """Return the tensors of the spec's compressed-tensors format."""
+    if format_of(spec) == INT_QUANTIZED:
+        return {"weight": codes.values.cpu(), "weight_scale": codes.scales.cpu().contiguous()}
+    return packed(codes)
+
+
+def packed(codes: Codes) -> Tensors:
+    """Return the tensors of the compressed-tensors format ``pack-quantized``."""
+    return {
+        "weight_packed": pack_to_int32(codes.values.cpu(), codes.grid.bits),
+        "weight_scale": codes.scales.cpu().contiguous(),
+        "weight_shape": torch.tensor(codes.values.shape),
+    }
+
+
+def decoded(tensors: Tensors, bits: int) -> Codes:
+    """Return the codes stored by ``coded``; infer the group size from the scales' shape."""
+    scales = tensors["weight_scale"]
+    if "weight" in tensors:
+        values = tensors["weight"]
+    else:
+        shape = torch.Size(tensors["weight_shape"].tolist())
+        values = unpack_from_int32(tensors["weight_packed"], bits, shape)
+    return Codes(values, scales, Grid(bits, -(-values.shape[1] // scales.shape[1])))
+
+
+def tensors_of(matrix: Matrix, spec: CompressSpec) -> Tensors:
+    """Return the tensors stored under the module's name: codes, or a plain weight."""
+    if isinstance(matrix, Codes):
+        return coded(matrix, spec)
+    return {"weight": matrix.weight().cpu().contiguous()}
+
+
+def format_of(spec: CompressSpec) -> str:
+    """Return the compressed-tensors format of a spec's codes."""
+    return "pack-quantized" if spec.has_groups else INT_QUANTIZED
+
+
+def format_config(spec: CompressSpec, grids: Mapping[str, Grid]) -> dict[str, object]:
+    """Return config.json's ``quantization_config``; ``grids`` maps matrix names to grids."""
+    inputs = {"input_activations": dict(TOKENS)} if spec.rounds_inputs else {}
+    sizes = sorted({grid.group_size for grid in grids.values()}) if spec.has_groups else [0]
+    groups: dict[str, object] = {}
+    for number, size in enumerate(sizes):
+        own = [name for name, grid in grids.items() if grid.group_size == size]
+        groups[f"group_{number}"] = {
+            "targets": own if len(sizes) > 1 else ["Linear"],
+            "weights": _weights_config(spec, size),
+            "format": format_of(spec),  # else inferred, as int8 with activations
+            **inputs,
+        }
+    return {
+        "quant_method": "compressed-tensors",
+        "format": format_of(spec),
+        "quantization_status": "compressed",
+        "ignore": ["lm_head"],
+        "config_groups": groups,
+    }
+
+
+def _weights_config(spec: CompressSpec, group_size: int) -> dict[str, object]:
+    scales: dict[str, object] = {"strategy": "channel"}
+    if spec.has_groups:
+        scales = {"strategy": "group", "group_size": group_size}
+    common = {"num_bits": spec.code_bits, "type": "int", "symmetric": True, "dynamic": False}
+    return common | scales
+
+
+INDEX = "model.safetensors.index.json"
+AROUND = "around"  # tensors outside the layers: embeddings, final norm, output
+
+
+class LayerStore:
+    """A folder of finished layers; files written with other settings are ignored."""
+
+    def __init__(self, folder: Path, settings: str) -> None:
+        """Open an existing folder."""
+        self.folder = folder
+        self._settings = settings
+
+    def write(self, key: str, tensors: Tensors, figures: Mapping[str, float]) -> None:
+        """Write one layer's tensors and figures atomically, after fsync."""
+        building = self.folder / f".{key}-building"
+        metadata = {"settings": self._settings, "figures": json.dumps(dict(figures))}
+        save_file(tensors, building, metadata={"format": "pt", **metadata})
+        with building.open("rb") as file:
+            os.fsync(file.fileno())
+        building.rename(self._path(key))
+
+    def read(self, key: str) -> tuple[Tensors, dict[str, float]] | None:
+        """Return one layer's tensors and figures; None if not finished with these settings."""
+        try:
+            with safe_open(self._path(key), framework="pt") as file:
+                metadata = file.metadata()
+                if metadata.get("settings") != self._settings:
+                    return None
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+        except (FileNotFoundError, SafetensorError):
+            return None
+        return tensors, json.loads(metadata["figures"])
+
+    def assemble(self, target: Path, keys: list[str]) -> None:
+        """Move the layers to a model folder as indexed safetensors shards; delete the store."""
+        target.mkdir(parents=True, exist_ok=True)
+        places: dict[str, str] = {}
+        total = 0
+        for number, key in enumerate(keys, start=1):
+            name = f"model-{number:05d}-of-{len(keys):05d}.safetensors"
+            with safe_open(self._path(key), framework="pt") as file:
+                tensors = {each: file.get_tensor(each) for each in file.keys()}  # noqa: SIM118 - no mapping
+            save_file(tensors, target / name, metadata={"format": "pt"})
+            places |= dict.fromkeys(tensors, name)
+            total += sum(each.numel() * each.element_size() for each in tensors.values())
+            self._path(key).unlink()
+        index = {"metadata": {"total_size": total}, "weight_map": places}
+        (target / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True))
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _path(self, key: str) -> Path:
+        return self.folder / f"{key}.safetensors"
+
+
+# ---------------------------------------------------------------------------
+# Registry of the functions that compress a matrix or prepare a layer, by method name.
+# ---------------------------------------------------------------------------
+
+
+Prepare = Callable[[torch.nn.Module, Linears, LayerStatistics, CompressSpec], None]
+Method = Callable[[torch.Tensor, InputStatistics, CompressSpec], Matrix]
+
+
+def grid_of(spec: CompressSpec) -> Grid:
+    """Return the quantisation grid of a spec."""
+    return Grid(spec.code_bits, spec.group_size)
+
+
+def _by_row(weight: torch.Tensor, _statistics: InputStatistics, spec: CompressSpec) -> Matrix:
+    return round_to_nearest(weight, Grid(spec.code_bits, weight.shape[1]), weight.dtype)
+
+
+def _nearest(weight: torch.Tensor, _statistics: InputStatistics, spec: CompressSpec) -> Matrix:
+    return round_to_nearest(weight, grid_of(spec), weight.dtype)
+
+
+def _gptq(weight: torch.Tensor, statistics: InputStatistics, spec: CompressSpec) -> Matrix:
+    return gptq(
+        weight,
+        statistics.gram,
+        grid_of(spec),
+        weight.dtype,
+        is_act_ordered=spec.is_act_ordered,
+        damping=spec.damping,
+    )
+
+
+def _finequant(weight: torch.Tensor, _statistics: InputStatistics, spec: CompressSpec) -> Matrix:
+    return finequant(weight, grid_of(spec), weight.dtype, spec.least_gain)
+
+
+def _quantease(weight: torch.Tensor, statistics: InputStatistics, spec: CompressSpec) -> Matrix:
+    grid, dtype = grid_of(spec), weight.dtype
+    if spec.outlier_share:
+        share = spec.outlier_share
+        return quantease_with_outliers(weight, statistics.gram, grid, dtype, share=share)
+    return quantease(weight, statistics.gram, grid, dtype)
+
+
+def _magnitude(weight: torch.Tensor, _statistics: InputStatistics, spec: CompressSpec) -> Matrix:
+    return Pruned(magnitude(weight, spec.sparsity, spec.pattern))
+
+
+def _wanda(weight: torch.Tensor, statistics: InputStatistics, spec: CompressSpec) -> Matrix:
+    return Pruned(wanda(weight, statistics.norms, spec.sparsity, spec.pattern))
+
+
+def _sparsegpt(weight: torch.Tensor, statistics: InputStatistics, spec: CompressSpec) -> Matrix:
+    return Pruned(sparsegpt(weight, statistics.gram, spec.sparsity, spec.pattern))
+
+
+def _awq(
+    layer: torch.nn.Module, linears: Linears, statistics: LayerStatistics, spec: CompressSpec
+) -> None:
+    scale_for_rounding(layer, linears, statistics, grid_of(spec))
+
+
+def _smoothed(
+    layer: torch.nn.Module, linears: Linears, statistics: LayerStatistics, spec: CompressSpec
+) -> None:
+    smooth(layer, linears, statistics, spec.smoothing)
+
+
+def _levelled(
+    layer: torch.nn.Module, linears: Linears, statistics: LayerStatistics, _spec: CompressSpec
+) -> None:
+    level_by_logarithm(layer, linears, statistics)
+
+
+METHODS: Mapping[str, Method] = {
+    "rtn": _nearest,
+    "gptq": _gptq,
+    "quantease": _quantease,
+    "magnitude": _magnitude,
+    "wanda": _wanda,
+    "sparsegpt": _sparsegpt,
+    "awq": _nearest,
+    "smoothquant": _by_row,
+    "fptq": _nearest,
+    "norm_tweaking": _gptq,
+    "finequant": _finequant,
+}
+PREPARATIONS: Mapping[str, Prepare] = {
+    "awq": _awq,
+    "smoothquant": _smoothed,
+    "fptq": _levelled,
+}

@@ -15,21 +15,17 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
-from runners.jobs.artefacts import weight_file_bytes
-from runners.jobs.compress.engine import Compressed, check_disk
+from runners.jobs.compress.engine import Compressed, check_disk, held_out_of, load_whole
 from runners.jobs.compress.pruning import keep, key_value_heads, spread
 from runners.jobs.compress.quantization import check_shape_known
-from runners.jobs.compress.whole_model import held_out_of, load_whole
-from runners.jobs.corpus import load_corpus
-from runners.jobs.domains import Domains, Losses, domains_of
+from runners.jobs.corpus import Domains, Losses, domains_of, load_corpus
 from runners.jobs.evaluation import evaluate
 from runners.jobs.events import Stages
 from runners.jobs.loading import BASE_DTYPE, ready, require_tokenizer
-from runners.jobs.runtime import BadInputError, Job
+from runners.jobs.runtime import BadInputError, Job, weight_file_bytes
 from runners.jobs.train.checkpoint import checkpoints, forget_older, publish_checkpoint
 from runners.jobspec import CompressSpec
-from runners.jobspec.benchmark import window_of
-from runners.jobspec.compress import Shape, Shear
+from runners.jobspec.compress import Shape, Shear, window_of
 
 # Learnable pruning masks over layers, heads, hidden units and channels.
 #

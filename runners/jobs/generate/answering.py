@@ -1,29 +1,40 @@
-"""Answering of the open prompts: in padded or packed batches, continuously, or one by one."""
+"""Prompts in, answers out: files of prompts, batches of answers, output files."""
 
+# mypy: disable-error-code="no-untyped-call"
+# transformers ships types, but leaves some of its functions untyped.
+import hashlib
+import json
+import os
+import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
-from runners.jobs.adapter_files import MixedAdapters
+from runners.jobs.adapters import MixedAdapters
+from runners.jobs.evaluation import held_out_ids
 from runners.jobs.events import Stages
 from runners.jobs.generate.batching import (
     POLICIES,
     STEPS,
     Batch,
+    CompiledStep,
     CostModel,
+    Finished,
+    Guesser,
+    Pages,
+    guess_one,
     measured_cost,
     padding_ratio,
+    run_continuous,
     warm_up,
 )
-from runners.jobs.generate.compiled import CompiledStep
-from runners.jobs.generate.continuous import Finished, Pages, run_continuous
-from runners.jobs.generate.outputs import Figures, Journal, Record
 from runners.jobs.generate.placement import Placed
-from runners.jobs.generate.prompts import Prompt
-from runners.jobs.generate.speculative import Guesser, guess_one
 from runners.jobs.generate.stage_model import Chain
 from runners.jobs.generate.static import (
     Answer,
@@ -35,10 +46,409 @@ from runners.jobs.generate.static import (
     run_batch,
 )
 from runners.jobs.loading import LoadedModel
-from runners.jobs.memory import PeakMeter
-from runners.jobs.runtime import Job
-from runners.jobspec import GenerateSpec
+from runners.jobs.memory import Peak, PeakMeter
+from runners.jobs.model_files import model_roots, open_file
+from runners.jobs.runtime import BadInputError, Job, MissingModelError, publish_folder
+from runners.jobspec import DemoPrompts, FilePrompts, GenerateSpec, InlinePrompts, Prompts
 from runners.jobspec.serve import NO_ADAPTER
+
+# ---------------------------------------------------------------------------
+# The journal of answered prompts, the output artefact and a generation's metrics.
+# ---------------------------------------------------------------------------
+
+
+JOURNAL = "outputs.jsonl"
+ARTEFACT = "outputs"
+Record = dict[str, Any]
+
+
+class Journal:
+    """Answers by prompt position; ``digest`` identifies prompts and settings."""
+
+    def __init__(self, path: Path, digest: str) -> None:
+        self.path = path
+        self.digest = digest
+        self.records: dict[int, Record] = {}
+        if not self._load(path):
+            path.write_text(_line({"digest": digest}))
+
+    def take_over(self, paths: Iterable[Path]) -> None:
+        """Copy the answers of earlier attempts with the same digest."""
+        for path in paths:
+            earlier = read_records(path, self.digest) or {}
+            self.add({at: each for at, each in earlier.items() if at not in self.records})
+
+    def add(self, records: Mapping[int, Record]) -> None:
+        """Append answers and sync them to disk."""
+        with self.path.open("a") as file:
+            file.writelines(_line({"at": at, **record}) for at, record in records.items())
+            file.flush()
+            os.fsync(file.fileno())
+        self.records |= records
+
+    def _load(self, path: Path) -> bool:
+        records = read_records(path, self.digest)
+        if records is None:
+            return False
+        lines = [_line({"at": at, **record}) for at, record in records.items()]
+        path.write_text("".join([_line({"digest": self.digest}), *lines]))  # drops a partial line
+        self.records = records
+        return True
+
+
+def read_records(path: Path, digest: str) -> dict[int, Record] | None:
+    """Return the complete records of a journal; None if it is missing or has another digest."""
+    try:
+        head, *lines = path.read_bytes().split(b"\n")
+        if json.loads(head) != {"digest": digest}:
+            return None
+    except (OSError, ValueError):
+        return None
+    records = [json.loads(line) for line in lines[:-1]]  # the last one is empty or partial
+    return {int(record.pop("at")): record for record in records}
+
+
+def earlier_journals(job: Job) -> list[Path]:
+    """Return the journals of other attempts of this job on this host."""
+    specs = sorted((job.host_dir / "attempts").glob("*/spec.json"))
+    return [
+        spec.parent / "checkpoint" / JOURNAL
+        for spec in specs
+        if spec.parent != job.attempt_dir and _job_of(spec) == job.request.job_id
+    ]
+
+
+def publish_outputs(job: Job, records: Mapping[int, Record], facts: Mapping[str, Any]) -> None:
+    """Write the answers in prompt order to ``output/outputs``, and announce them."""
+
+    def write(building: Path) -> None:
+        with (building / JOURNAL).open("w") as file:
+            file.writelines(_line(records[at]) for at in sorted(records))
+
+    publish_folder(job, ARTEFACT, "report", write, facts)
+
+
+def _job_of(spec: Path) -> object:
+    try:
+        document = json.loads(spec.read_text())
+    except (OSError, ValueError):
+        return None
+    return document.get("job_id") if isinstance(document, dict) else None
+
+
+def _line(document: Mapping[str, Any]) -> str:
+    return json.dumps(document, ensure_ascii=False, separators=(",", ":")) + "\n"
+
+
+# The metrics of a generation, under the names that the planner predicts.
+
+
+@dataclass
+class Figures:
+    """Sums over what this process generated; earlier attempts are not timed."""
+
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    wall_seconds: float = 0.0
+    first_seconds: list[float] = field(default_factory=list)  # per prompt
+    gap_seconds: list[float] = field(default_factory=list)  # mean time between tokens, per prompt
+    prefill_seconds: float = 0.0  # of whole batches, if they have a separate prefill
+    decode_seconds: float = 0.0
+    decoded_tokens: int = 0
+    kv_cache_bytes: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+
+    def add_one(self, prompt: int, output: int, first: float, later: float) -> None:
+        """Add one prompt: its tokens, and the seconds to the first token and of the later ones."""
+        self.prompt_tokens += prompt
+        self.output_tokens += output
+        self.first_seconds.append(first)
+        if output > 1:
+            self.gap_seconds.append(later / (output - 1))
+
+    def add_batch(self, run: BatchRun, prompt_tokens: int) -> dict[str, float]:
+        """Add one batch and return the speeds so far, by result name."""
+        outputs = sum(len(each.ids) for each in run.answers)
+        decoded = max(0, outputs - len(run.answers))
+        seconds = run.prefill_seconds + run.decode_seconds
+        self.prompt_tokens += prompt_tokens
+        self.output_tokens += outputs
+        self.wall_seconds += seconds
+        self.first_seconds += [run.prefill_seconds] * len(run.answers)
+        self.prefill_seconds += run.prefill_seconds
+        self.decode_seconds += run.decode_seconds
+        self.decoded_tokens += decoded
+        self.kv_cache_bytes = max(self.kv_cache_bytes, run.kv_cache_bytes)
+        if run.num_steps:
+            self.gap_seconds += [run.decode_seconds / run.num_steps] * len(run.answers)
+        return {name: value for name, value in self._speeds().items() if "per_second" in name}
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Return the output tokens per second so far."""
+        return self.output_tokens / self.wall_seconds if self.wall_seconds else 0.0
+
+    def measured(self, peak: Peak, parameter_bytes: int) -> dict[str, float]:
+        """Return the figures of the job's result."""
+        figures = {
+            "peak_memory_bytes": float(peak.bytes),
+            "runtime_memory_bytes": float(peak.start_bytes),
+            "parameter_bytes": float(parameter_bytes),
+            "prompt_tokens": float(self.prompt_tokens),
+            "output_tokens": float(self.output_tokens),
+        }
+        if self.kv_cache_bytes:
+            figures["kv_cache_bytes"] = float(self.kv_cache_bytes)
+        return figures | self._speeds() | self._guesses()
+
+    def _speeds(self) -> dict[str, float]:
+        if not self.first_seconds:
+            return {}
+        speeds = {
+            "tokens_per_second": self.tokens_per_second,
+            "ttft_seconds": statistics.median(self.first_seconds),
+        }
+        if self.gap_seconds:
+            speeds["tpot_seconds"] = statistics.median(self.gap_seconds)
+        if self.prefill_seconds:
+            speeds["prefill_tokens_per_second"] = self.prompt_tokens / self.prefill_seconds
+        if self.decode_seconds and self.decoded_tokens:
+            speeds["decode_tokens_per_second"] = self.decoded_tokens / self.decode_seconds
+        return speeds
+
+    def _guesses(self) -> dict[str, float]:
+        if not self.drafted_tokens:
+            return {}
+        return {
+            "drafted_tokens": float(self.drafted_tokens),
+            "accepted_tokens": float(self.accepted_tokens),
+            "acceptance_ratio": self.accepted_tokens / self.drafted_tokens,
+        }
+
+
+def notes_of(peak: Peak, num_before: int) -> dict[str, str]:
+    """Return notes on how the figures were measured."""
+    notes = {
+        "peak_memory_bytes": peak.how,
+        "runtime_memory_bytes": "held before the model was loaded: interpreter and libraries",
+        "tokens_per_second": "written tokens over the seconds of all prompts, prefill included",
+        "ttft_seconds": "median over prompts, from when each was begun with",
+        "tpot_seconds": "median over prompts of the mean between two of its tokens",
+    }
+    if num_before:
+        notes["resumed"] = f"{num_before} prompts were answered before; they are not timed"
+    return notes
+
+
+# ---------------------------------------------------------------------------
+# The prompts of a generation: from the job, from a host file, or from the host's own text.
+# ---------------------------------------------------------------------------
+
+
+MAX_PROMPTS = 100_000
+MAX_LINE_BYTES = 1024**2
+MISSING = "cannot be opened"
+
+
+UNSAID = ""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A tokenised prompt; ``text`` is None if the model has no tokenizer."""
+
+    name: str
+    text: str | None
+    ids: tuple[int, ...]
+    adapter: int = NO_ADAPTER  # index of the adapter
+
+
+class Given(NamedTuple):
+    """A prompt of the job or a file; ``adapter``: a name, None for the base, or unspecified."""
+
+    name: str
+    text: str
+    adapter: str | None = UNSAID
+
+
+def read_texts(job: Job, asked: Prompts) -> list[Given]:
+    """Return the prompts of the job or a file; none for demo prompts.
+
+    Raises:
+        MissingModelError: the file is not in the host's model folders.
+        BadInputError: the file is empty, or one of its lines is no valid prompt.
+    """
+    if isinstance(asked, InlinePrompts):
+        return [Given(str(number), text) for number, text in enumerate(asked.texts, 1)]
+    if isinstance(asked, FilePrompts):
+        return _file_texts(asked.path, model_roots(job.host_dir))
+    return []
+
+
+def tokenised(
+    job: Job,
+    loaded: LoadedModel,
+    asked: Prompts,
+    texts: Sequence[Given],
+    adapters: Sequence[str] = (),
+) -> list[Prompt]:
+    """Return the tokenised prompts, each with its adapter's index.
+
+    Raises:
+        MissingModelError: the model has no tokenizer for texts.
+        BadInputError: a text has no token, or names an unknown adapter.
+    """
+    if isinstance(asked, DemoPrompts):
+        default_adapter = _adapter_index(Given("", ""), adapters)
+        return [
+            replace(each, adapter=default_adapter) for each in _demo_prompts(job, loaded, asked)
+        ]
+    tokenizer = loaded.tokenizer
+    if tokenizer is None:
+        msg = (
+            "the model has no tokenizer.json, so it reads no text; add it to the folder, or "
+            "choose the demo prompts"
+        )
+        raise MissingModelError(msg)
+    prompts = [
+        Prompt(
+            each.name,
+            each.text,
+            tuple(tokenizer(each.text)["input_ids"]),
+            _adapter_index(each, adapters),
+        )
+        for each in texts
+    ]
+    empty = next((each.name for each in prompts if not each.ids), None)
+    if empty is not None:
+        raise BadInputError(f"prompt {empty} has no token; give it some text, or leave it out")
+    return prompts
+
+
+def _adapter_index(prompt: Given, adapters: Sequence[str]) -> int:
+    """Return the index of a prompt's adapter: its own, else the only one there is."""
+    if prompt.adapter == UNSAID:
+        return 0 if len(adapters) == 1 else NO_ADAPTER
+    if prompt.adapter is None:
+        return NO_ADAPTER
+    if prompt.adapter not in adapters:
+        available = f"has {', '.join(adapters)}" if adapters else "was given none"
+        msg = f"prompt {prompt.name} requests adapter {prompt.adapter}, and the job {available}"
+        raise BadInputError(f"{msg}; name one of the job's, or launch it with this one")
+    return adapters.index(prompt.adapter)
+
+
+def check_lengths(prompts: Sequence[Prompt], output_tokens: int, positions: int | None) -> None:
+    """Check that prompts and answers fit the model's positions.
+
+    Raises:
+        BadInputError: with the first prompt that does not, and both numbers.
+    """
+    for each in prompts:
+        if positions is not None and len(each.ids) + output_tokens > positions:
+            msg = (
+                f"prompt {each.name} has {len(each.ids)} tokens and {output_tokens} are to be "
+                f"written, but the model knows {positions} positions; shorten the prompt or lower "
+                "output_tokens"
+            )
+            raise BadInputError(msg)
+
+
+def pile_digest(prompts: Sequence[Prompt]) -> str:
+    """Return a digest of the prompts in their order."""
+    digest = hashlib.sha256()
+    for each in prompts:
+        adapter = [] if each.adapter == NO_ADAPTER else [each.adapter]
+        digest.update(json.dumps([each.name, each.ids, *adapter]).encode())
+    return digest.hexdigest()
+
+
+# Prompts from a file
+
+
+def _file_texts(name: str, roots: Sequence[Path]) -> list[Given]:
+    path = (roots[0] / name).resolve()
+    try:
+        handle = open_file(path, roots)
+    except MissingModelError as error:
+        raise MissingModelError(f"prompts file {name}: {error}") from None
+    with os.fdopen(handle, "rb") as file:
+        lines = list(_lines(file.fileno(), name))
+    texts = [_read_line(name, number, line, path.suffix) for number, line in lines]
+    if not texts:
+        raise BadInputError(f"prompts file {name} holds no prompt; give one a line")
+    return texts
+
+
+def _lines(handle: int, name: str) -> Iterator[tuple[int, bytes]]:
+    """Yield the number and bytes of each non-blank line, within limits."""
+    count = 0
+    with os.fdopen(os.dup(handle), "rb") as file:
+        number = 0
+        while line := file.readline(MAX_LINE_BYTES + 1):
+            number += 1
+            if len(line) > MAX_LINE_BYTES:
+                msg = (
+                    f"prompts file {name}: line {number} is longer than {MAX_LINE_BYTES} bytes; "
+                    "split it"
+                )
+                raise BadInputError(msg)
+            if not line.strip():
+                continue
+            count += 1
+            if count > MAX_PROMPTS:
+                msg = f"prompts file {name} holds more than {MAX_PROMPTS} prompts; split it"
+                raise BadInputError(msg)
+            yield number, line
+
+
+def _read_line(name: str, number: int, line: bytes, suffix: str) -> Given:
+    where = f"prompts file {name}: line {number}"
+    try:
+        text = line.decode().strip("\r\n")
+    except UnicodeDecodeError:
+        raise BadInputError(f"{where} is no UTF-8 text; save the file as UTF-8") from None
+    if suffix != ".jsonl":
+        return Given(str(number), text)
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError):
+        raise BadInputError(f'{where} is no JSON; write {{"prompt": "..."}}') from None
+    prompt = document.get("prompt") if isinstance(document, dict) else None
+    if not isinstance(prompt, str) or not prompt:
+        raise BadInputError(f'{where} has no text in "prompt"; write {{"prompt": "..."}}')
+    adapter = document.get("adapter", UNSAID)
+    if not (adapter is None or isinstance(adapter, str)):
+        raise BadInputError(f'{where} has no name in "adapter"; write {{"adapter": "NAME"}}')
+    return Given(str(document.get("id", number))[:200], prompt, adapter and adapter[:200])
+
+
+# Prompts from the host's own text
+
+
+def _demo_prompts(job: Job, loaded: LoadedModel, options: DemoPrompts) -> Iterator[Prompt]:
+    seed = getattr(job.spec, "seed", 0)
+    generator = np.random.default_rng(seed)
+    shortest = options.shortest or options.input_tokens
+    lengths = generator.integers(shortest, options.input_tokens + 1, options.count)
+    stream = held_out_ids(job, loaded)
+    for number, length in enumerate(lengths.tolist(), 1):
+        if stream is None or loaded.tokenizer is None or len(stream) <= length:
+            vocab_size = int(loaded.model.config.vocab_size)
+            ids = generator.integers(0, vocab_size, length)
+        else:
+            begin = int(generator.integers(0, len(stream) - length))
+            ids = stream[begin : begin + length]
+        token_ids = tuple(int(each) for each in ids)
+        text = loaded.tokenizer.decode(list(token_ids)) if loaded.tokenizer else None
+        yield Prompt(str(number), str(text) if text is not None else None, token_ids)
+
+
+# ---------------------------------------------------------------------------
+# Answering of the open prompts: in padded or packed batches, continuously, or one by one.
+# ---------------------------------------------------------------------------
+
 
 Answering = Callable[[Sequence[Ids]], BatchRun]
 NO_COST = CostModel(0.0, 1.0)  # for policies without a cost model

@@ -15,19 +15,23 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from runners.bench_cases import Ratio
-from runners.jobs.generate.batching import POLICIES, measured_cost
-from runners.jobs.generate.caches import cache_size, new_cache
-from runners.jobs.generate.compiled import CompiledStep
-from runners.jobs.generate.continuous import Pages, run_continuous
+from runners.host.bench import Ratio
+from runners.jobs.generate.batching import (
+    POLICIES,
+    CompiledStep,
+    Guesser,
+    Pages,
+    guess_one,
+    measured_cost,
+    run_continuous,
+)
 from runners.jobs.generate.placement import StreamedLayers, mapped
-from runners.jobs.generate.speculative import Guesser, guess_one
+from runners.jobs.generate.stage_model import cache_size, new_cache
 from runners.jobs.generate.static import Ids, Limits, Padded, Setup, run_batch
-from runners.jobs.loading import demo_config, fresh_model, ready
+from runners.jobs.loading import LayerwiseModel, demo_config, fresh_model, ready
 from runners.jobs.memory import model_bytes, tensor_bytes
 from runners.jobs.ratios import ratio_of, seconds_in_turns
 from runners.jobs.runtime import prepare_process
-from runners.jobs.skeleton import LayerwiseModel
 from runners.jobspec import Batching, DemoModel, KvCache
 from runners.jobspec.generate import LayerStreaming
 

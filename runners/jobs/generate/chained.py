@@ -1,36 +1,331 @@
-"""Generation through a chain of fault-tolerant stage servers, on one host or several."""
+"""Generation over several hosts: stages as servers, and the links between them."""
 
 import contextlib
+import hashlib
+import hmac
+import json
 import os
 import queue
 import secrets
+import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, Self
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
 from transformers import PreTrainedTokenizerFast
 
 from runners.jobs.events import EVENT_FD_VARIABLE
-from runners.jobs.generate.link import Link, LinkClosedError
-from runners.jobs.generate.stage_model import Call, Chain, Ends, divided, through
-from runners.jobs.generate.stage_server import Place
+from runners.jobs.generate.stage_model import Call, Chain, Ends, Layers, divided, through
 from runners.jobs.loading import TORCH_DTYPES, load_tokenizer, pick_device
 from runners.jobs.memory import tensor_bytes
 from runners.jobs.model_files import opened_model
-from runners.jobs.runtime import BadInputError, Job, num_threads
+from runners.jobs.runtime import BadInputError, Job, num_threads, open_job, prepare_process
 from runners.jobspec import ArtefactModel, FolderModel, GenerateSpec
 from runners.jobspec.generate import StageChain
-from runners.messages import Gang
+from runners.shared.messages import Gang
+from runners.supervision.child import die_with
+
+# ---------------------------------------------------------------------------
+# Authenticated messages between a client and its stage servers; without pickle.
+#
+# A message is a JSON object and tensors in safetensors' format. Both ends have a shared key.
+# From it and both ends' nonces they derive one key per direction, which signs every message with
+# its sequence number: a forged, repeated or changed message closes the connection. Nothing is
+# encrypted: anyone on the network path can read the hidden states.
+# ---------------------------------------------------------------------------
+
+
+MAGIC = b"slipway-stage-1\n"
+NONCE_BYTES = 32
+MAC_BYTES = hashlib.sha256().digest_size
+SIZES = struct.Struct(">IQ")  # of the JSON, of the tensors
+NUMBER = struct.Struct(">Q")
+MAX_HEADER_BYTES = 64 * 1024
+MAX_PAYLOAD_BYTES = 8 * 1024**3
+GREETING_SECONDS = 30.0
+PIECE_BYTES = 1024**2
+# Keepalive detects a vanished host after about a minute, even without traffic.
+SOCKET_OPTIONS = (
+    (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+)
+
+
+class LinkClosedError(Exception):
+    """The other end disconnected, did not respond in time, or failed authentication."""
+
+
+class LinkMessage(NamedTuple):
+    """One message."""
+
+    order: dict[str, Any]
+    tensors: dict[str, torch.Tensor]
+
+
+class Link:
+    """A connection whose two ends have authenticated each other."""
+
+    def __init__(self, connection: socket.socket, own: bytes, other: bytes) -> None:
+        self._socket = connection
+        self._own, self._other = own, other
+        self._sent = self._received = 0
+        self.is_closed = False
+
+    @classmethod
+    def dialled(cls, address: str, port: int, key: bytes) -> Self:
+        """Connect to a listener and authenticate.
+
+        Raises:
+            LinkClosedError: nothing listens there, or the key is wrong.
+        """
+        try:
+            connection = socket.create_connection((address, port), GREETING_SECONDS)
+        except OSError as error:
+            raise LinkClosedError(f"{address} port {port}: {error}") from error
+        return cls._handshake(connection, key, is_dialler=True)
+
+    @classmethod
+    def answered(cls, connection: socket.socket, key: bytes) -> Self:
+        """Authenticate an accepted connection.
+
+        Raises:
+            LinkClosedError: the other end has a wrong key.
+        """
+        return cls._handshake(connection, key, is_dialler=False)
+
+    @classmethod
+    def _handshake(cls, connection: socket.socket, key: bytes, *, is_dialler: bool) -> Self:
+        """Exchange nonces, and authenticate with a first message."""
+        connection.settimeout(GREETING_SECONDS)
+        for level, option, value in SOCKET_OPTIONS:
+            connection.setsockopt(level, option, value)
+        own_nonce = secrets.token_bytes(NONCE_BYTES)
+        link = cls(connection, b"", b"")
+        try:
+            link._send_all(MAGIC + own_nonce)
+            other_nonce = link._take_nonce()
+            nonces = own_nonce + other_nonce if is_dialler else other_nonce + own_nonce
+            names = (b"dialler", b"listener") if is_dialler else (b"listener", b"dialler")
+            link._own, link._other = (hmac.digest(key, name + nonces, "sha256") for name in names)
+            link.send({"greeting": True})
+            link.receive(most_bytes=0)  # an unauthenticated end cannot make us allocate memory
+        except LinkClosedError:
+            link.close()
+            raise
+        return link
+
+    def wait_at_most(self, seconds: float | None) -> None:
+        """Set the time after which a silent end counts as lost; None: never."""
+        self._socket.settimeout(seconds)
+
+    def send(
+        self, order: Mapping[str, Any], tensors: Mapping[str, torch.Tensor] | None = None
+    ) -> None:
+        """Send one message.
+
+        Raises:
+            LinkClosedError: the other end has disconnected.
+        """
+        header = json.dumps(order).encode()
+        contiguous = {
+            name: each.detach().cpu().contiguous() for name, each in (tensors or {}).items()
+        }
+        payload = save(contiguous) if contiguous else b""
+        signature = _signature(self._own, self._sent, header, payload)
+        self._sent += 1
+        self._send_all(SIZES.pack(len(header), len(payload)) + header)
+        self._send_all(payload)
+        self._send_all(signature)
+
+    def receive(self, most_bytes: int = MAX_PAYLOAD_BYTES) -> LinkMessage:
+        """Return the next message, with at most ``most_bytes`` of tensors.
+
+        Raises:
+            LinkClosedError: none came, or it failed authentication.
+        """
+        header_bytes, payload_bytes = SIZES.unpack(self._take(SIZES.size))
+        if header_bytes > MAX_HEADER_BYTES or payload_bytes > most_bytes:
+            raise LinkClosedError(
+                f"a message of {header_bytes} + {payload_bytes} bytes is too long"
+            )
+        header, payload = self._take(header_bytes), self._take(payload_bytes)
+        expected = _signature(self._other, self._received, header, payload)
+        if not hmac.compare_digest(self._take(MAC_BYTES), expected):
+            raise LinkClosedError("a message is not signed with the chain's key")
+        self._received += 1
+        try:
+            return LinkMessage(json.loads(header), load(payload) if payload else {})
+        except (ValueError, SafetensorError) as error:
+            raise LinkClosedError(f"a message is no JSON with tensors: {error}") from error
+
+    def close(self) -> None:
+        """Close the connection, and interrupt any thread that waits on it."""
+        self.is_closed = True
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+    def _send_all(self, data: bytes) -> None:
+        try:
+            self._socket.sendall(data)
+        except OSError as error:
+            raise LinkClosedError(f"the other end is gone: {error}") from error
+
+    def _take_nonce(self) -> bytes:
+        greeting = self._take(len(MAGIC) + NONCE_BYTES)
+        if not greeting.startswith(MAGIC):
+            raise LinkClosedError("what answers there is no stage of this version")
+        return greeting[len(MAGIC) :]
+
+    def _take(self, count: int) -> bytes:
+        data = bytearray()
+        while len(data) < count:
+            try:
+                piece = self._socket.recv(min(count - len(data), PIECE_BYTES))
+            except OSError as error:
+                raise LinkClosedError(f"no data: {error}") from error
+            if not piece:
+                raise LinkClosedError("the other end has closed the connection")
+            data += piece
+        return bytes(data)
+
+
+def _signature(key: bytes, number: int, header: bytes, payload: bytes) -> bytes:
+    sizes = SIZES.pack(len(header), len(payload))
+    signed = hmac.new(key, NUMBER.pack(number) + sizes + header, hashlib.sha256)
+    signed.update(payload)
+    return signed.digest()
+
+
+# ---------------------------------------------------------------------------
+# A server of a chain: it runs decoder layers on the hidden states that the client sends.
+#
+# ``python -m runners.jobs.generate.chained ATTEMPT_DIR ADDRESS PORT`` connects to the client;
+# the chain's key is read from stdin in hexadecimal. The client chooses the layers. After a lost
+# connection the server reconnects without any layers, and the client replays.
+# ---------------------------------------------------------------------------
+
+
+EXIT_LOST = 4  # the client was unreachable for longer than the job allows
+PAUSE_SECONDS = 0.2
+
+
+class Place(NamedTuple):
+    """The client's address, and the key that authenticates to it."""
+
+    address: str
+    port: int
+    key: bytes
+
+
+class Server:
+    """The layers that the client of one connection has assigned."""
+
+    def __init__(self, folder: Path, dtype: torch.dtype) -> None:
+        self._folder, self._dtype = folder, dtype
+        self._held: dict[int, Layers] = {}
+
+    def serve(self, link: Link) -> None:
+        """Serve requests until the client sends the end.
+
+        Raises:
+            LinkClosedError: the connection broke.
+        """
+        link.wait_at_most(None)
+        while True:
+            message = link.receive()
+            if message.order.get("order") == "end":
+                return
+            try:
+                hidden = self._answer(message)
+            except BadInputError as error:
+                link.send({"refused": str(error)})
+                continue
+            link.send({}, {} if hidden is None else {"hidden": hidden})
+
+    def _answer(self, message: LinkMessage) -> torch.Tensor | None:
+        order, tensors = message
+        request, stage = order["order"], int(order["stage"])
+        if request == "take":
+            which = range(int(order["first"]), int(order["end"]))
+            self._held[stage] = Layers(self._folder, which, pick_device(), self._dtype)
+        elif request == "forget":
+            self._held[stage].forget(int(order["session"]))
+        else:
+            call = Call(int(order["session"]), tensors["positions"], tensors.get("mask"))
+            return self._held[stage].run(call, tensors["hidden"])
+        return None
+
+
+def serve_until_end(job: Job, place: Place) -> None:
+    """Serve the client; reconnect whenever the connection breaks.
+
+    Raises:
+        LinkClosedError: the client was unreachable for longer than the job allows.
+        BadInputError: this host cannot serve the model.
+    """
+    spec = job.spec_of(GenerateSpec)
+    if not isinstance(spec.split, StageChain):
+        raise BadInputError("the job requests no chain of stages")
+    if not isinstance(spec.model, FolderModel | ArtefactModel):
+        msg = f"stages read their layers from a model folder; source {spec.model.source} has none"
+        raise BadInputError(msg)
+    folder = opened_model(spec.model, job.host_dir)
+    wait_seconds = spec.parallel.start_timeout_seconds  # hosts start at different times
+    deadline = time.monotonic() + wait_seconds
+    while True:
+        try:
+            link = Link.dialled(*place)
+        except LinkClosedError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(PAUSE_SECONDS)
+            continue
+        with contextlib.suppress(LinkClosedError), contextlib.closing(link):
+            Server(folder, TORCH_DTYPES[spec.weight_dtype]).serve(link)
+            return
+        deadline = time.monotonic() + spec.split.patience_seconds
+
+
+def main(attempt_dir: str, address: str, port: str) -> None:
+    """Run a server in a process started by the client or by a host of the chain."""
+    die_with(os.getppid())
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the client stops the server
+    key = bytes.fromhex(sys.stdin.readline().strip())
+    prepare_process()
+    job = open_job(Path(attempt_dir), "generate")
+    try:
+        serve_until_end(job, Place(address, int(port), key))
+    except LinkClosedError as error:
+        sys.stderr.write(f"a stage server ends: {error}\n")
+        sys.exit(EXIT_LOST)
+    except BadInputError as error:
+        sys.stderr.write(f"{error.prefix}: {error}\n")
+        sys.exit(1)
+
+
+# ---------------------------------------------------------------------------
+# Generation through a chain of fault-tolerant stage servers, on one host or several.
+# ---------------------------------------------------------------------------
+
 
 # The servers of a chain: the processes started on this host, and the listener for all of them.
 
 
-SERVER = "runners.jobs.generate.stage_server"
+SERVER = "runners.jobs.generate.chained"
 LOOK_SECONDS = 0.2
 
 
@@ -407,3 +702,7 @@ def serve_here(job: Job, asked: StageChain, gang: Gang) -> bool:
     if not servers.wait(0.0):
         sys.exit("RANK_LOST: the servers of this host ended before the client sent them home")
     return False
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -6,32 +6,29 @@ from functools import partial
 
 from transformers import PreTrainedModel
 
-from runners.jobs.adapter_files import hung_on
+from runners.jobs.adapters import hung_on
 from runners.jobs.energy import Work
 from runners.jobs.events import Stages
-from runners.jobs.generate.answering import Run, answer_all
-from runners.jobs.generate.caches import check_cache
-from runners.jobs.generate.chained import work_in_chain
-from runners.jobs.generate.outputs import (
+from runners.jobs.generate.answering import (
     JOURNAL,
+    Given,
     Journal,
+    Prompt,
     Record,
+    Run,
+    answer_all,
+    check_lengths,
     earlier_journals,
     notes_of,
-    publish_outputs,
-)
-from runners.jobs.generate.placement import Placed, place_model
-from runners.jobs.generate.prompts import (
-    Given,
-    Prompt,
-    check_lengths,
     pile_digest,
+    publish_outputs,
     read_texts,
     tokenised,
 )
-from runners.jobs.generate.ranked import work_on_ranks
-from runners.jobs.generate.speculative import Guesser, check_draft
-from runners.jobs.generate.stage_model import Chain
+from runners.jobs.generate.batching import Guesser, check_draft
+from runners.jobs.generate.chained import work_in_chain
+from runners.jobs.generate.placement import Placed, place_model
+from runners.jobs.generate.stage_model import Chain, check_cache, work_on_ranks
 from runners.jobs.generate.static import Limits, StopRequestedError, check_packable
 from runners.jobs.loading import (
     HOW_QUANTISED,
@@ -47,9 +44,9 @@ from runners.jobs.runtime import (
     check_compiler,
     checkpoint_on_sigterm,
     end_by_sigterm,
+    job_telemetry,
     num_threads,
 )
-from runners.jobs.telemetry import job_telemetry
 from runners.jobspec import Attention, DraftGuess, GenerateSpec
 from runners.jobspec.generate import PolicyOffload, StageChain
 

@@ -11,21 +11,25 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from runners.jobs.generate.policy.zigzag import ZigZag
 from runners.jobs.generate.stage_model import Chain
-from runners.jobs.loading import BASE_DTYPE, TORCH_DTYPES, LoadedModel, load_tokenizer, pick_device
+from runners.jobs.generate.zigzag import ZigZag
+from runners.jobs.loading import (
+    BASE_DTYPE,
+    DOWN,
+    GATE_UP,
+    TORCH_DTYPES,
+    Expert,
+    LayerwiseModel,
+    LoadedModel,
+    ModelTensors,
+    fill,
+    load_tokenizer,
+    pick_device,
+    skeleton,
+)
 from runners.jobs.memory import free_host_bytes, tensor_bytes
 from runners.jobs.model_files import opened_model
 from runners.jobs.runtime import BadInputError, Job
-from runners.jobs.skeleton import (
-    DOWN,
-    GATE_UP,
-    Expert,
-    LayerwiseModel,
-    ModelTensors,
-    fill,
-    skeleton,
-)
 from runners.jobs.weights import StoredTensors, Tensors, check_finite_tensors, in_host
 from runners.jobspec import ArtefactModel, FolderModel, GenerateSpec
 from runners.jobspec.generate import ExpertCache, LayerStreaming, MappedWeights, PolicyOffload

@@ -17,8 +17,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from runners.jobs.generate.caches import cache_size, new_cache
-from runners.jobs.generate.stage_model import Chain, Session
+from runners.jobs.generate.stage_model import Chain, Session, cache_size, new_cache
 from runners.jobs.loading import attention
 from runners.jobs.runtime import BadInputError
 from runners.jobspec import KvCache

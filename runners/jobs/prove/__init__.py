@@ -1,1 +1,1 @@
-"""The stages of a proof run, each in its own process: ``runners.jobs.prove.stage``."""
+"""The stages of a proof run, each in its own process: ``runners.jobs.prove.recorder``."""

@@ -10,12 +10,9 @@ import shutil
 import sys
 from pathlib import Path
 
-from runners.jobs.artefacts import publish_folder
-from runners.jobs.runtime import Job, end_by_sigterm, run_job
+from runners.jobs.runtime import Job, end_by_sigterm, publish_folder, run_job
 from runners.jobspec import ProveSpec
-from runners.prove.expected import lessons, proof_rates
-from runners.prove.page import TITLES
-from runners.prove.report import Record, Report, Stage
+from runners.prove.report import TITLES, Record, Report, Stage, lessons, proof_rates
 from runners.prove.run import JSON_NAME, PAGE_NAME, ProofRun, as_line, problems
 
 ARTEFACT = "proof"

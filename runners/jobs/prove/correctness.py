@@ -17,7 +17,7 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from runners.jobs.adapters import Lora
-from runners.jobs.device_rates import UnsupportedDtypeError, product_of
+from runners.jobs.bench.device_rates import UnsupportedDtypeError, product_of
 from runners.jobs.loading import fresh_model, ready
 from runners.jobs.prove.recorder import Recorder
 from runners.jobs.prove.weight_only import (
@@ -31,7 +31,7 @@ from runners.jobs.prove.weight_only import (
 from runners.jobs.runtime import check_compiler
 from runners.jobs.train.trainer import Trainer, quiet_trainer
 from runners.jobspec.base import LoraOptions
-from runners.processes import compiler_name
+from runners.supervision.child import compiler_name
 
 # Norm of the error over the norm of the exact result.
 TOLERANCES: Mapping[str, float] = {
@@ -226,7 +226,7 @@ def _compiled(recorder: Recorder, folder: Path) -> None:
 
 def _compiled_decode(recorder: Recorder, folder: Path) -> None:
     """Compare the tokens of the compiled step, a CUDA graph on a GPU, with the eager ones."""
-    from runners.jobs.generate.compiled import CompiledStep
+    from runners.jobs.generate.batching import CompiledStep
     from runners.jobs.generate.static import Limits, run_batch
 
     check_compiler(folder / "kernels", "compiled_step")

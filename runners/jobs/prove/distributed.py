@@ -15,13 +15,13 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from runners.jobs.device_rates import wait_for
-from runners.jobs.forked_ranks import load_what_training_loads, on_ranks
+from runners.jobs.bench.device_rates import wait_for
 from runners.jobs.loading import fresh_model
 from runners.jobs.prove.correctness import SHAPE, TRAINING
 from runners.jobs.prove.recorder import Recorder
 from runners.jobs.ranks import Ranks
 from runners.jobs.runtime import num_threads
+from runners.jobs.train.forked_ranks import load_what_training_loads, on_ranks
 
 # Training layouts against one device: the same losses, and how many tokens per second.
 #

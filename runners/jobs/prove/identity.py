@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from runners.jobs.device_rates import product_of, wait_for
+from runners.jobs.bench.device_rates import product_of, wait_for
 from runners.jobs.prove.recorder import Recorder
 from runners.jobs.runtime import num_threads
 
 if TYPE_CHECKING:
-    from runners.inventory import Device, Seen
+    from runners.host.inventory import Device, Seen
 
 LOAD_SECONDS = 2.0
 LOAD_SIZE = 8192
@@ -40,7 +40,7 @@ def run(recorder: Recorder, folder: Path) -> None:
 
 
 def _gpus(recorder: Recorder) -> None:
-    from runners import inventory
+    from runners.host import inventory
 
     library = "amdsmi" if torch.version.hip else "pynvml"
     if importlib.util.find_spec(library) is None:
@@ -65,7 +65,7 @@ def _gpus(recorder: Recorder) -> None:
 
 def seen_by_torch() -> "list[Seen]":
     """Return every device as torch describes it."""
-    from runners.inventory import Seen
+    from runners.host.inventory import Seen
 
     every = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
     return [
@@ -75,7 +75,7 @@ def seen_by_torch() -> "list[Seen]":
 
 def _under_load(recorder: Recorder) -> "Sequence[Device]":
     """Return the devices' state while every one of them multiplies matrices."""
-    from runners.inventory import devices_here
+    from runners.host.inventory import devices_here
 
     size = 256 if recorder.is_small else LOAD_SIZE
     devices = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
@@ -130,7 +130,7 @@ def _cpu(recorder: Recorder) -> None:
         found=f"{torch.get_num_threads()}",
     )
     with recorder.part("GPUs that torch does not use"):
-        from runners import inventory
+        from runners.host import inventory
 
         for gpu in inventory.devices().gpus:
             recorder.check(

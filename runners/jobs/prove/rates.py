@@ -1,7 +1,7 @@
 """Stage "rates": what the device achieves in copies, matrix products, attention and on disk.
 
-Bandwidths and products are measured by ``runners.jobs.device_rates``. Names of figures are those
-that ``runners.prove.expected`` compares with the datasheet; peaks are of dense operands.
+Bandwidths and products are measured by ``runners.jobs.bench.device_rates``. Names of figures are
+those that ``runners.prove.report`` compares with the datasheet; peaks are of dense operands.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from typing import NamedTuple, get_args
 import torch
 from torch.nn import functional
 
-from runners.jobs.device_rates import (
+from runners.jobs.bench.device_rates import (
     CPU_DEVICE,
     FLOPS_PER_MULTIPLY_ADD,
     MATMUL_DTYPES,

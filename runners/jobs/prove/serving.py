@@ -10,13 +10,12 @@ from typing import NamedTuple
 import torch
 from transformers import PreTrainedModel
 
-from runners.jobs.device_rates import wait_for
+from runners.jobs.bench.device_rates import wait_for
 from runners.jobs.loading import attention
 from runners.jobs.prove.recorder import Recorder
 from runners.jobs.serve.contract import Choice, Limits, Sampling
-from runners.jobs.serve.padded_decode import PaddedDecode
+from runners.jobs.serve.padded_decode import PaddedDecode, Sampler, choose
 from runners.jobs.serve.paging import PAGED, PagedCache, Row, forward, pages_for
-from runners.jobs.serve.sampling import Sampler, choose
 
 REPETITIONS = 3
 GREEDY = Sampling(1, temperature=0.0)

@@ -16,13 +16,13 @@ from typing import Any, NamedTuple
 import torch
 from transformers import PreTrainedModel
 
-from runners.jobs.device_rates import run_seconds, wait_for
+from runners.jobs.bench.device_rates import run_seconds, wait_for
 from runners.jobs.evaluation import Workload, measure_speed
-from runners.jobs.generate.compiled import CompiledStep
+from runners.jobs.generate.batching import CompiledStep
 from runners.jobs.generate.static import Limits, run_batch
 from runners.jobs.loading import fresh_model, ready
 from runners.jobs.memory import model_bytes
-from runners.jobs.prove.engines import sglang_speeds, vllm_speeds
+from runners.jobs.prove.jobs import sglang_speeds, vllm_speeds
 from runners.jobs.prove.recorder import Recorder
 from runners.jobs.prove.serving import decode_speeds
 from runners.jobs.prove.weight_only import Int4Linear
@@ -408,7 +408,7 @@ def training_flops(config: Mapping[str, Any], length: int, tokens: int) -> float
 
 def _compression(recorder: Recorder, scale: Scale, method: str) -> None:
     """Time one method on one square matrix of the shape, with its calibration statistics."""
-    from runners.jobs.compress.methods import METHODS
+    from runners.jobs.compress.pruning import METHODS
     from runners.jobs.compress.quantization import InputStatistics
     from runners.jobspec import CompressSpec, DemoModel
 

@@ -13,8 +13,8 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import PreTrainedModel
 
-from runners.bench_cases import Ratio
-from runners.jobs.adapter_files import Adapter, MixedAdapters, Pair
+from runners.host.bench import Ratio
+from runners.jobs.adapters import Adapter, MixedAdapters, Pair
 from runners.jobs.loading import demo_config, fresh_model, quantised_matrices, ready
 from runners.jobs.ratios import ratio_of, seconds_in_turns
 from runners.jobs.runtime import prepare_process

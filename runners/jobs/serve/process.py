@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, Protocol
 
 from runners.jobs.serve.contract import EngineProcessError, Limits
-from runners.processes import start_text_process
+from runners.supervision.child import start_text_process
 
 LAST_LINES = 20
 KIB = 1024

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import torch
 
 from runners.jobs.memory import free_host_bytes
-from runners.jobs.pinned import HostBuffers
 from runners.jobs.ranks import Ranks
 from runners.jobs.train.optimizers import OffloadedAdamW
 from runners.jobs.train.quantized import integer_matrices, learning
+from runners.jobs.weights import HostBuffers
 
 # Optimizer states as named tensors, to be saved, loaded and shared between ranks.
 #

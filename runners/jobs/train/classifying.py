@@ -22,15 +22,16 @@ from runners.jobs.corpus import Corpus
 from runners.jobs.loading import library_fields, ready
 from runners.jobs.model_files import check_config, opened_model
 from runners.jobs.runtime import BadInputError, Job
-from runners.jobs.train.labelled import (
+from runners.jobs.train.samples import DataFile
+from runners.jobs.train.sources import (
     Classes,
+    Data,
     LabelEvaluator,
     LabelledBatches,
     LabelledRows,
+    opened,
     read_classes,
 )
-from runners.jobs.train.samples import DataFile
-from runners.jobs.train.sources import Data, opened
 from runners.jobs.weights import check_files, check_finite, check_loaded, first_line
 from runners.jobspec import DemoModel, FileData, HostText, RandomModel, TrainSpec, UploadedData
 from runners.jobspec.base import ENCODERS, PACKAGES

@@ -12,11 +12,10 @@ from pathlib import Path
 import torch
 from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerFast
 
-from runners.jobs.artefacts import publish_report
 from runners.jobs.corpus import TokenIds
 from runners.jobs.evaluation import evaluate
 from runners.jobs.ranks import Ranks
-from runners.jobs.runtime import Job
+from runners.jobs.runtime import Job, publish_report
 from runners.jobs.train.checkpoint import (
     CheckpointWriter,
     Staged,
@@ -27,11 +26,10 @@ from runners.jobs.train.checkpoint import (
     publish_checkpoint,
     trained_weights,
 )
-from runners.jobs.train.guard import Pace
-from runners.jobs.train.labelled import LabelEvaluator
 from runners.jobs.train.layout import Layout
 from runners.jobs.train.rows import IGNORED, Batch
-from runners.jobs.train.sources import HeldOutRows, Mixture
+from runners.jobs.train.samples import Pace
+from runners.jobs.train.sources import HeldOutRows, LabelEvaluator, Mixture
 from runners.jobspec import TrainSpec
 from runners.jobspec.base import MOST_PROMPTS, TextSamples
 

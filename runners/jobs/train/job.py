@@ -12,7 +12,6 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from runners.jobs.adapters import Lora, weights_digest
-from runners.jobs.artefacts import card_text, publish_model, weight_file_bytes
 from runners.jobs.corpus import Corpus, TokenIds, demo_tokenizer, load_corpus, tokenized
 from runners.jobs.energy import Work
 from runners.jobs.evaluation import evaluate
@@ -33,10 +32,13 @@ from runners.jobs.runtime import (
     BadInputError,
     Job,
     MissingModelError,
+    card_text,
     checkpoint_on_sigterm,
     end_by_sigterm,
+    job_telemetry,
+    publish_model,
+    weight_file_bytes,
 )
-from runners.jobs.telemetry import job_telemetry
 from runners.jobs.train.classifying import classifier, read_labelled
 from runners.jobs.train.evaluator import HeldOut, Sampler, prompts_of
 from runners.jobs.train.kernels import JUDGED, attend
@@ -44,8 +46,7 @@ from runners.jobs.train.quantized import learning, made_plain, quantize_for_trai
 from runners.jobs.train.sources import Data, OwnText, mixture_of, read_data
 from runners.jobs.train.trainer import Trainer, steady
 from runners.jobspec import ArtefactModel, DemoModel, FolderModel, RandomModel, TrainSpec
-from runners.jobspec.benchmark import TRAINING
-from runners.jobspec.compress import WeightDtype
+from runners.jobspec.compress import TRAINING, WeightDtype
 
 # Final evaluation and publication of a training: model or adapter, card and figures.
 

@@ -17,7 +17,7 @@ from transformers.integrations.flex_attention import flex_attention_forward
 from transformers.masking_utils import flex_attention_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from runners.devices.visibility import FP8_CAPABILITY
+from runners.devices.topology import FP8_CAPABILITY
 from runners.jobs.runtime import BadInputError, check_compiler
 from runners.jobs.train.quantized import put
 from runners.jobspec.train import TrainAttention

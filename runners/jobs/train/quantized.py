@@ -1,14 +1,40 @@
-"""Quantised training: trainable scales, integer matrices, or quantisation-aware weights."""
+"""Training in FP8 and INT8, and QLoRA's frozen weights."""
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from transformers import PreTrainedModel
 
 from runners.jobs.runtime import BadInputError
-from runners.jobs.train.autograd import Context
 from runners.jobspec.base import QuantizedTraining
+
+# ---------------------------------------------------------------------------
+# The type of the context that torch passes to an autograd function.
+# ---------------------------------------------------------------------------
+
+
+class Context(Protocol):
+    """The context of an autograd function's forward and backward; torch exports no class.
+
+    Tensors go through ``save_for_backward``, so that torch detects in-place changes; everything
+    else is set as an attribute of any name.
+    """
+
+    saved_tensors: tuple[torch.Tensor, ...]
+
+    def save_for_backward(self, *tensors: torch.Tensor) -> None:
+        """Save tensors; the backward pass reads them from ``saved_tensors``."""
+
+    def __setattr__(self, name: str, value: object) -> None: ...
+
+    def __getattr__(self, name: str) -> Any: ...  # noqa: ANN401 - any attribute
+
+
+# ---------------------------------------------------------------------------
+# Quantised training: trainable scales, integer matrices, or quantisation-aware weights.
+# ---------------------------------------------------------------------------
+
 
 # Models whose matrices are 8-bit integers during training, with one scale per row.
 #

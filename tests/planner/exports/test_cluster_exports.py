@@ -9,11 +9,11 @@ import pytest
 import yaml
 
 from planner.api import plan
-from planner.errors import BadRequestError
 from planner.exports.kubernetes import COMPOSE, KUBERNETES, compose_document, object_name
 from planner.exports.launch import SLURM, _limit, image_of, server_name
 from planner.exports.registry import export, export_case
 from planner.exports.yaml_text import yaml_text
+from planner.specs.base import BadRequestError
 from planner.specs.estimate import PlanRequest
 from tests.planner.asking import GENERATE, LLAMA_8B
 from tests.planner.asking import SERVE as ASKED

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from planner.errors import BadRequestError
 from planner.exports.kubernetes import KUBERNETES
 from planner.exports.megatron import dealt, megatron_arguments
 from planner.exports.registry import FORMATS, export, export_case
 from planner.exports.sglang import sglang_arguments
 from planner.exports.vllm import vllm_arguments
+from planner.specs.base import BadRequestError
 from planner.specs.estimate import PlanRequest
 from tests.planner.asking import LLAMA_70B, LLAMA_405B, MIXTRAL, TRAIN, document, search
 from tests.planner.exports.making import made, trained

@@ -14,10 +14,13 @@ from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 from torch.distributed.run import get_args_parser
 
-from planner.exports.deepspeed import ACCELERATE, DEEPSPEED, accelerate_text, deepspeed_config
 from planner.exports.megatron import MEGATRON, megatron_arguments
 from planner.exports.train_script import (
+    ACCELERATE,
+    DEEPSPEED,
     TORCHTITAN,
+    accelerate_text,
+    deepspeed_config,
     layout_notes,
     torchrun_arguments,
     torchtitan_text,

@@ -10,8 +10,8 @@ from typing import Any
 import yaml
 
 from planner.api import estimate, inverse, plan
-from planner.errors import PlannerError
 from planner.exports.registry import export, export_case
+from planner.specs.base import PlannerError
 from planner.specs.estimate import (
     Estimate,
     EstimateRequest,

@@ -6,7 +6,7 @@ import pytest
 
 from planner.catalog.devices import get_device
 from planner.catalog.models import get_model
-from planner.errors import NotCoveredError, UnknownTechniqueError
+from planner.specs.base import NotCoveredError, UnknownTechniqueError
 from planner.specs.cluster import ClusterSpec, DeviceSpec
 from planner.specs.estimate import EstimateRequest
 from planner.specs.workload import (
@@ -16,15 +16,19 @@ from planner.specs.workload import (
     Strategy,
     TrainWorkload,
 )
-from planner.techniques.examples import both_estimates, changes, figure, overlaid, technique_row
 from planner.techniques.registry import (
     CONDITIONS,
     TECHNIQUES,
     Case,
     Example,
     Technique,
+    both_estimates,
+    changes,
+    figure,
     get,
     inapplicable,
+    overlaid,
+    technique_row,
     used_by,
 )
 from planner.workload.resolve import resolve

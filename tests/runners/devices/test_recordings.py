@@ -10,18 +10,20 @@ from types import SimpleNamespace
 import pynvml
 import pytest
 
-from runners import doctor, inventory, machine, preflight, preflight_gpus
 from runners.devices import amd, nvidia, topology
-from runners.devices.visibility import (
+from runners.devices.topology import (
     CudaDevice,
     cuda_selected,
     cuda_visible,
     is_order_known,
     rocm_visible,
 )
-from runners.inventory import Seen, comparison, devices_here
-from runners.jobs import nvml, telemetry
-from runners.messages import Needs
+from runners.host import commands as command_line
+from runners.host import inventory, preflight
+from runners.host.inventory import Seen, comparison, devices_here
+from runners.jobs import energy, runtime
+from runners.shared import machine
+from runners.shared.messages import Needs
 from tests.runners.devices.replay import QUERIES, AmdSmi, Nvml, alike, bus_of, commands, recording
 
 # The inventory of recorded machines of every vendor, read by the product's own code.
@@ -50,8 +52,8 @@ def replayed(monkeypatch, tmp_path):
         monkeypatch.setattr(
             amd, "importlib", SimpleNamespace(import_module=_module(recorded, is_amd=is_amd))
         )
-        monkeypatch.setattr(inventory.visibility, "rocm_of_torch", lambda: torch_rocm)
-        monkeypatch.setattr(preflight_gpus, "rocm_of_torch", lambda: torch_rocm)
+        monkeypatch.setattr(topology, "rocm_of_torch", lambda: torch_rocm)
+        monkeypatch.setattr(preflight, "rocm_of_torch", lambda: torch_rocm)
         monkeypatch.setattr(
             machine, "PCI_DEVICES", bus_of(recorded, tmp_path / str(next(numbers)))
         )
@@ -281,9 +283,9 @@ def test_torch_and_the_driver_are_held_together(replayed, monkeypatch):
         ),
     ]:
         replayed(name, torch_rocm=torch_rocm)
-        monkeypatch.setattr(preflight_gpus, "cuda_of_torch", lambda found=torch_cuda: found)
+        monkeypatch.setattr(preflight, "cuda_of_torch", lambda found=torch_cuda: found)
         with inventory.gpu_library() as library:
-            check = preflight_gpus.runtime_check(library)
+            check = preflight.runtime_check(library)
         assert check.ok is is_ok, (name, torch_cuda, torch_rocm, is_ok, words)
         assert words in check.sentence, (name, torch_cuda, torch_rocm, is_ok, words)
 
@@ -301,15 +303,15 @@ def test_gpus_that_cuda_would_not_give_are_refused(replayed):
         machine["gpus"][0].update(change)
         with inventory.gpu_library() as library:
             gpus = list(inventory.gpu_facts(library))[:num_gpus]
-        assert {check.name for check in preflight_gpus.usable(gpus) if not check.ok} == failed
+        assert {check.name for check in preflight.usable(gpus) if not check.ok} == failed
 
 
 def test_amd_gpus_are_judged_by_their_architecture(replayed):
     for name, fp8, flex in [("eight-mi300x", True, True), ("four-mi250x", False, True)]:
         replayed(name, torch_rocm=ROCM)
         gpus = inventory.devices().gpus
-        assert preflight_gpus.narrow_products(gpus).ok is fp8, (name, fp8, flex)
-        assert preflight_gpus.block_attention(gpus).ok is flex, (name, fp8, flex)
+        assert preflight.narrow_products(gpus).ok is fp8, (name, fp8, flex)
+        assert preflight.block_attention(gpus).ok is flex, (name, fp8, flex)
 
 
 def test_an_agent_that_sees_some_gpus_lists_those(replayed, monkeypatch):
@@ -390,13 +392,13 @@ def test_a_job_reads_the_gpus_that_it_was_given(replayed, monkeypatch):
             if value is not None:
                 patch.setenv("CUDA_VISIBLE_DEVICES", value)
             listed = nvidia.listed(Nvml(machine), env={})
-            assert [each.index for each in nvml.visible(listed)] == indices, (name, value)
+            assert [each.index for each in energy.visible(listed)] == indices, (name, value)
 
 
 def test_a_job_on_amd_gpus_reads_those_that_it_was_given(replayed, monkeypatch):
     replayed("eight-mi300x", torch_rocm=ROCM)
     monkeypatch.setenv("ROCR_VISIBLE_DEVICES", "GPU-dc91284879207f2b")
-    assert telemetry.amd_sample()() == {
+    assert runtime.amd_sample()() == {
         "gpu0_memory_bytes": 283.0 * MEBIBYTE,
         "gpu0_utilization": 0.37,
         "gpu0_power_watts": 142.0,
@@ -421,8 +423,8 @@ def test_the_doctor_tells_of_the_gpus(replayed, monkeypatch):
         ),
     ]:
         replayed(name)
-        monkeypatch.setattr(preflight_gpus, "cuda_of_torch", lambda: (13, 0))
-        found = {check.name: (check.is_ok, check.words) for check in doctor._gpus()}
+        monkeypatch.setattr(preflight, "cuda_of_torch", lambda: (13, 0))
+        found = {check.name: (check.is_ok, check.words) for check in command_line._gpus()}
         assert set(found) == set(checks), (name, checks)
         for topic, (is_ok, words) in checks.items():
             assert found[topic][0] is is_ok, (name, checks)

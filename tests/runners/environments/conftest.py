@@ -4,9 +4,8 @@ import shutil
 
 import pytest
 
-from runners.config import HostDir
-from runners.environments.builder import ensure
-from runners.environments.store import Store
+from runners.environments.builder import Store, ensure
+from runners.shared.config import HostDir
 from tests.runners.environments.wheels import make_pins, make_wheel
 
 

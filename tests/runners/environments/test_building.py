@@ -10,8 +10,7 @@ import time
 import pydantic
 import pytest
 
-from runners.environments.builder import BuildError, ensure
-from runners.environments.store import EnvironmentBusyError, PinsError, Store
+from runners.environments.builder import BuildError, EnvironmentBusyError, PinsError, Store, ensure
 from tests.runners.environments.wheels import PINS, make_pins, make_wheel
 
 PATIENCE_SECONDS = 120.0

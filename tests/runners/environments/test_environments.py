@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from runners.environments.builder import Keeper
-from runners.environments.store import SHIPPED, PinsError, read_pins
-from runners.messages import EnvironmentOrder
-from runners.reasons import Reason
+from runners.environments.builder import SHIPPED, Keeper, PinsError, read_pins
+from runners.shared.messages import EnvironmentOrder
+from runners.shared.reasons import Reason
 from runners.supervision.classification import Ending, classify
 from tests.runners.environments.test_building import until
 from tests.runners.environments.wheels import PINS

@@ -3,8 +3,8 @@
 import zipfile
 from pathlib import Path
 
-from runners.config import HostDir
-from runners.environments.store import Store
+from runners.environments.builder import Store
+from runners.shared.config import HostDir
 
 PINS = """# A tiny environment of the tests, on any hardware; 1 MB.
 # probe: {probe}

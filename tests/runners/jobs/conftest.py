@@ -10,7 +10,7 @@ import torch
 from runners.jobs.events import Emitter
 from runners.jobs.runtime import Job
 from runners.jobspec import JobSpec
-from runners.messages import RunRequest
+from runners.shared.messages import RunRequest
 from tests.system.jobs.harness import Host
 
 torch.set_num_threads(1)

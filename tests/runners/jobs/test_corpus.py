@@ -5,7 +5,6 @@ import hashlib
 import numpy as np
 import pytest
 
-from runners.jobs.artefacts import card_text, describe_folder, publish_model, weight_file_bytes
 from runners.jobs.corpus import (
     END_OF_TEXT,
     HELD_OUT_ONE_IN,
@@ -18,6 +17,7 @@ from runners.jobs.corpus import (
     tokenizer_digest,
 )
 from runners.jobs.events import read_events
+from runners.jobs.runtime import card_text, describe_folder, publish_model, weight_file_bytes
 from tests.runners.jobs.tiny import tiny_training
 
 

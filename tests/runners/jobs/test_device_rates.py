@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from runners.bench_cases import LayoutBenchRequest, StepTime
-from runners.jobs import device_rates, microbench
-from runners.jobs.device_rates import CPU_DEVICE, SMALL
-from runners.jobs.layouts_bench import regret
+from runners.host.bench import LayoutBenchRequest, StepTime
+from runners.jobs.bench import device_rates
+from runners.jobs.bench.device_rates import CPU_DEVICE, SMALL
+from runners.jobs.bench.layouts_bench import regret
+from runners.jobs.bench.tuning_bench import fitting_ratios, held, ratios
 from runners.jobs.ratios import ratio_of, seconds_in_turns
-from runners.jobs.tuning_bench import fitting_ratios, held, ratios
 from runners.jobspec.base import LoraOptions
 from runners.jobspec.train import LayoutOptions
 from tests.runners.jobs.tiny import TINY
@@ -79,7 +79,7 @@ def test_the_disk_file_is_gone_afterwards(tmp_path):
 def test_a_device_is_measured_with_the_rates_of_the_proof(monkeypatch):
     monkeypatch.setattr(device_rates, "run_seconds", lambda *_args: [0.5, 0.25, 1.0])
     sizes = device_rates.SMALL
-    measured = microbench.measure_device(torch.device("cpu"), sizes)
+    measured = device_rates.measure_device(torch.device("cpu"), sizes)
     assert measured.memory_bandwidth_bytes_per_second == 3 * sizes.elements * 4 / 0.5
     assert measured.flops_per_second == dict.fromkeys(
         ("fp32", "bf16", "fp16", "int8"), 2 * sizes.product**3 / 0.5
@@ -88,13 +88,13 @@ def test_a_device_is_measured_with_the_rates_of_the_proof(monkeypatch):
 
 def test_saved_tensors_are_counted_once_per_storage():
     weight = torch.ones(10, requires_grad=True)
-    with microbench._saved_tensors() as saved:
+    with device_rates._saved_tensors() as saved:
         torch.autograd.backward((weight * weight).sum())
     assert sum(saved.values()) == 40
 
 
 def test_a_single_device_has_no_neighbour_to_copy_to():
-    assert list(microbench.device_links(1, device_rates.SMALL)) == []
+    assert list(device_rates.device_links(1, device_rates.SMALL)) == []
 
 
 # Ratios of runs in turns: their mean, and what they bound.

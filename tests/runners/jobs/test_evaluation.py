@@ -10,7 +10,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runners.jobs.benchmark import Rates, bound_of, flops_of, profile_model, rows_of
 from runners.jobs.evaluation import (
     Assessment,
     Perplexity,
@@ -25,9 +24,10 @@ from runners.jobs.evaluation import (
     repetition_speeds,
     segment_starts,
 )
+from runners.jobs.load.benchmark import Rates, bound_of, flops_of, profile_model, rows_of
 from runners.jobs.loading import LoadedModel, fresh_model
 from runners.jobs.memory import Peak
-from runners.jobspec.benchmark import MAX_ROWS
+from runners.jobspec.compress import MAX_ROWS
 from tests.runners.jobs.tiny import TINY_CONFIG, tiny_training
 
 

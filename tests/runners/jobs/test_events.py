@@ -9,10 +9,10 @@ import pynvml
 import pytest
 import torch
 
-from runners.jobs import nvml, telemetry
+from runners.jobs import energy, runtime
 from runners.jobs.energy import EnergyMeter, Work, Zones, zones
 from runners.jobs.events import EVENT_FD_VARIABLE, STDOUT_FD, Emitter, Stages, read_events
-from runners.messages import ArtefactBody, MetricPoint, PhaseBody, ProgressBody, ResultBody
+from runners.shared.messages import ArtefactBody, MetricPoint, PhaseBody, ProgressBody, ResultBody
 from tests.runners.jobs.tiny import tiny_training
 from tests.system.jobs.powercap_tree import RANGE, zone
 
@@ -177,12 +177,12 @@ def test_each_part_is_announced_as_a_phase_with_no_promise_of_time(emitter, prog
 
 @pytest.fixture
 def job(make_job, monkeypatch):
-    monkeypatch.setattr(telemetry, "INTERVAL_SECONDS", 0.01)
+    monkeypatch.setattr(runtime, "INTERVAL_SECONDS", 0.01)
     return make_job(tiny_training())
 
 
 def test_samples_come_from_source_gpu_while_the_block_runs(job, emitter, events_path):
-    with telemetry.job_telemetry(job, lambda: lambda: {"gpu0_utilization": 0.5}):
+    with runtime.job_telemetry(job, lambda: lambda: {"gpu0_utilization": 0.5}):
         time.sleep(0.2)
     emitter.close()
     first = read_events(events_path)[0]["body"]
@@ -190,7 +190,7 @@ def test_samples_come_from_source_gpu_while_the_block_runs(job, emitter, events_
 
 
 def test_nothing_is_emitted_after_the_block(job, events_path):
-    with telemetry.job_telemetry(job, lambda: lambda: {"gpu0_utilization": 0.5}):
+    with runtime.job_telemetry(job, lambda: lambda: {"gpu0_utilization": 0.5}):
         time.sleep(0.05)
     time.sleep(0.05)
     before = events_path.read_bytes()
@@ -200,7 +200,7 @@ def test_nothing_is_emitted_after_the_block(job, events_path):
 
 def test_a_host_without_cuda_has_no_sampler(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert telemetry.nvml_sample() is None
+    assert runtime.nvml_sample() is None
 
 
 # Joules of a job: trapezoids, counters that begin anew, gaps that are named, tokens they made.
@@ -337,4 +337,4 @@ def test_a_gpu_that_tells_its_power_and_not_its_use_is_still_measured(monkeypatc
         monkeypatch.setattr(pynvml, f"nvmlDeviceGet{name}", refuse)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
-    assert nvml.visible_sample()() == {"gpu0_power_watts": pytest.approx(312.4)}
+    assert energy.visible_sample()() == {"gpu0_power_watts": pytest.approx(312.4)}

@@ -7,7 +7,7 @@ import torch
 from torchao.quantization import Int8WeightOnlyConfig, quantize_
 from transformers import DynamicCache
 
-from runners.jobs import pinned
+from runners.jobs import weights
 from runners.jobs.loading import fresh_model
 from runners.jobs.memory import (
     LiveBytes,
@@ -17,7 +17,7 @@ from runners.jobs.memory import (
     model_bytes,
     tensor_bytes,
 )
-from runners.jobs.pinned import HostBuffers, activations_in_host, host_empty
+from runners.jobs.weights import HostBuffers, activations_in_host, host_empty
 from tests.runners.jobs.tiny import TINY_CONFIG
 
 
@@ -110,8 +110,8 @@ def driver(monkeypatch):
         held[address] = size
         return True
 
-    monkeypatch.setattr(pinned, "_register", register)
-    monkeypatch.setattr(pinned, "_unregister", held.pop)
+    monkeypatch.setattr(weights, "_register", register)
+    monkeypatch.setattr(weights, "_unregister", held.pop)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     return held
 
@@ -138,7 +138,7 @@ def test_pinned_memory_is_exact_and_is_given_back_with_its_last_view(driver):
 
 
 def test_memory_that_the_driver_does_not_pin_is_plain(monkeypatch):
-    monkeypatch.setattr(pinned, "_register", lambda _address, _size: False)
+    monkeypatch.setattr(weights, "_register", lambda _address, _size: False)
     made = host_empty((4,), torch.float32, is_pinned=True).fill_(2.0)
     assert made.tolist() == [2.0] * 4
     assert host_empty((4,), torch.float32, is_pinned=False).shape == (4,)

@@ -16,8 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from runners.jobs.adapter_files import base_digest, opened_adapter, read_adapter
-from runners.jobs.adapters import weights_digest
+from runners.jobs.adapters import base_digest, opened_adapter, read_adapter, weights_digest
 from runners.jobs.loading import (
     fresh_model,
     load_folder,

@@ -12,22 +12,20 @@ import torch
 from torch.nn import functional
 from transformers import AutoTokenizer
 
-from runners import inventory
-from runners.compress_bench import BenchFailedError
-from runners.compress_bench import run as launch
-from runners.inventory import Device, Seen
-from runners.jobs.device_rates import SMALL
-from runners.jobs.generate import compiled
+from runners.host import inventory
+from runners.host.bench import BenchFailedError
+from runners.host.bench import run as launch
+from runners.host.inventory import Device, Seen
+from runners.jobs.bench.device_rates import SMALL
+from runners.jobs.generate import batching
 from runners.jobs.generate.static import run_batch
 from runners.jobs.prove import (
     correctness,
     distributed,
-    engines,
     identity,
     jobs,
     rates,
     speed,
-    stage,
     weight_only,
 )
 from runners.jobs.prove.recorder import Recorder
@@ -35,8 +33,7 @@ from runners.jobs.runtime import BadInputError
 from runners.jobs.serve.padded_decode import PaddedDecode
 from runners.jobs.train import trainer as training
 from runners.jobspec import ProveSpec
-from runners.prove.expected import proof_rates
-from runners.prove.report import RECORD, Check, Missing, Report
+from runners.prove.report import RECORD, Check, Missing, Report, proof_rates
 
 OFF = 1.01  # a kernel that is off by 1e-2
 CPU = torch.device("cpu")
@@ -178,7 +175,7 @@ def test_a_compiled_step_that_writes_other_tokens_or_runs_plainly_is_named(
             run.answers[0].ids[-1] = run.answers[0].ids[-1] if token is None else token
             return run
 
-    monkeypatch.setattr(compiled, "CompiledStep", Step)
+    monkeypatch.setattr(batching, "CompiledStep", Step)
     correctness._compiled_decode(recorder, tmp_path)
     assert failed(recorder) == ["compiled decode step"]
     assert reason in recorder.records()[-1].found
@@ -404,7 +401,7 @@ EXPERTS_ALONE = """
 import atexit, sys
 from torch._inductor.runtime import cache_dir_utils
 from runners.jobs.prove import distributed as layouts
-from runners.jobs.train.layouts.experts import SharedExperts
+from runners.jobs.train.layout_tensor import SharedExperts
 
 right = layouts.LAYOUTS["expert parallel"]
 forward = SharedExperts.forward
@@ -425,7 +422,14 @@ def test_a_stage_names_divided_experts_that_differ_and_keeps_its_kernels_to_itse
     search = os.pathsep.join([str(tmp_path), *sys.path])
     shared = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "shared")}
     ended = subprocess.run(
-        [sys.executable, "-m", stage.__name__, "distributed", str(tmp_path), "--small"],
+        [
+            sys.executable,
+            "-m",
+            "runners.jobs.prove.recorder",
+            "distributed",
+            str(tmp_path),
+            "--small",
+        ],
         env={**os.environ, "PYTHONPATH": search, "OMP_NUM_THREADS": "2", **shared},
         capture_output=True,
         check=True,
@@ -470,16 +474,16 @@ echo '[{"n_prompt": 16, "n_gen": 0, "avg_ts": 7100.0}, {"n_prompt": 0, "n_gen": 
 
 def test_other_engines_are_measured_where_they_are_installed(recorder, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    engines.vllm_speeds(recorder, speed.SMALL, (1,), tmp_path)
+    jobs.vllm_speeds(recorder, speed.SMALL, (1,), tmp_path)
     for name, text in (("vllm", VLLM), ("llama-bench", LLAMA % "0.0")):
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
-    engines.vllm_speeds(recorder, speed.SMALL, (1, 64), tmp_path)
-    engines.llama_reads(recorder, tmp_path / "model.gguf")
+    jobs.vllm_speeds(recorder, speed.SMALL, (1, 64), tmp_path)
+    jobs.llama_reads(recorder, tmp_path / "model.gguf")
 
     absent, figure, *_ = recorder.records()
     assert (absent.name, absent.cause) == ("vllm", "device")
-    assert (figure.name, figure.value) == ("vllm bf16, batch 1", engines.OUTPUT_TOKENS / 2.0)
+    assert (figure.name, figure.value) == ("vllm bf16, batch 1", jobs.OUTPUT_TOKENS / 2.0)
     assert (figure.question.engine, figure.question.metric) == ("vllm", "tokens_per_second")
     assert failed(recorder) == ["vllm bf16, batch 64", "llama.cpp runs the GGUF file"]
 
@@ -532,7 +536,7 @@ def test_sglang_is_measured_where_it_is_installed(
     recorder, monkeypatch, tmp_path, module, ends, figures, faults, missing
 ):
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    engines.sglang_speeds(recorder, speed.ON_A_CPU, (1, 64), tmp_path)
+    jobs.sglang_speeds(recorder, speed.ON_A_CPU, (1, 64), tmp_path)
     (absent,) = recorder.records()
     assert (absent.name, absent.cause) == ("sglang", "device")
 
@@ -540,14 +544,14 @@ def test_sglang_is_measured_where_it_is_installed(
     file.parent.mkdir(parents=True)
     file.write_text(SGLANG.replace("RUN", SGLANG_RUN) + ends)
     monkeypatch.syspath_prepend(str(tmp_path))
-    engines.sglang_speeds(recorder, speed.ON_A_CPU, (1, 64), tmp_path)
+    jobs.sglang_speeds(recorder, speed.ON_A_CPU, (1, 64), tmp_path)
     found = {each.name: each for each in recorder.records()[1:] if each.record == "figure"}
     assert list(found) == [
         f"sglang {what}bf16, batch {batch}" for batch in figures for what in ("", "decode ")
     ]
     for batch in figures:
         whole, decode = (found[f"sglang {what}bf16, batch {batch}"] for what in ("", "decode "))
-        assert whole.samples == (batch * 128 / 0.13496648699924663,) * (engines.RUNS - 1)
+        assert whole.samples == (batch * 128 / 0.13496648699924663,) * (jobs.RUNS - 1)
         assert (whole.question.engine, whole.question.metric) == ("sglang", "tokens_per_second")
         assert (whole.unit, decode.value) == ("tokens/s", 1025.3371051513327)
     assert failed(recorder) == faults

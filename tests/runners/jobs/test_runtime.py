@@ -13,9 +13,9 @@ from runners.jobs.loading import fresh_model
 from runners.jobs.ranks import ALONE, RankFailedError, Ranks, joined_ranks, naming_rank_failures
 from runners.jobs.runtime import BadInputError, MissingModelError, num_threads, open_job, run_job
 from runners.jobs.train.checkpoint import share_progress
-from runners.jobs.train.guard import DivergedError
 from runners.jobs.train.job import _check_same_text, _check_share
 from runners.jobs.train.optimizers import build_optimizer
+from runners.jobs.train.samples import DivergedError
 from runners.jobspec import (
     ArtefactModel,
     BenchmarkSpec,
@@ -63,7 +63,7 @@ def test_a_missing_argument_ends_with_usage_and_exit_3(monkeypatch, capsys):
         run_job("benchmark", lambda _job: None)
     assert ended.value.code == 3
     assert capsys.readouterr().err == (
-        "BAD_INPUT: usage: python -m runners.jobs.benchmark ATTEMPT_DIR\n"
+        "BAD_INPUT: a job of kind benchmark is started with one argument, ATTEMPT_DIR, not 0\n"
     )
 
 
@@ -81,7 +81,7 @@ def test_what_would_end_every_rank_is_said_again_and_not_done_again(tmp_path, mo
         (
             (BadInputError("4 ranks, 2 started"), "BAD_INPUT: 4 ranks, 2 started"),
             (MissingModelError("no /m"), "MODEL_OR_DATA_MISSING: no /m"),
-            (DivergedError("loss nan"), "runners.jobs.train.guard.DivergedError: loss nan"),
+            (DivergedError("loss nan"), "runners.jobs.train.samples.DivergedError: loss nan"),
             (
                 torch.OutOfMemoryError("CUDA out of memory"),
                 "torch.OutOfMemoryError: CUDA out of memory",

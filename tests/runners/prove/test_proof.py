@@ -10,12 +10,22 @@ from pathlib import Path
 import pytest
 
 from runners.__main__ import main
-from runners.config import Credential
-from runners.prove import command
-from runners.prove.expected import Expectations, Hardware
-from runners.prove.page import number, render
-from runners.prove.report import Check, Figure, Missing, Prediction, Question, Report, Stage
+from runners.prove import run
+from runners.prove.report import (
+    Check,
+    Expectations,
+    Figure,
+    Hardware,
+    Missing,
+    Prediction,
+    Question,
+    Report,
+    Stage,
+    number,
+    render,
+)
 from runners.prove.run import ProofRun, exit_code
+from runners.shared.config import Credential
 
 # The command: its options, its output, and the packages that it does without.
 
@@ -61,7 +71,7 @@ def test_a_wrong_option_names_the_value_and_the_limit(capsys):
 def test_it_says_what_failed_and_where_the_report_lies(tmp_path, capsys, monkeypatch):
     bad = '{"record": "check", "name": "sum", "is_met": false, "expected": "3", "found": "4"}'
     monkeypatch.setattr(
-        command,
+        run,
         "ProofRun",
         lambda **options: ProofRun(
             **options, command=(sys.executable, "-c", f"print('''{bad}''')")

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from runners import launch
 from runners.__main__ import main
 from runners.jobspec import ProveSpec
-from runners.messages import RunRequest
+from runners.launchers import launch
 from runners.prove.reaper import LOCK
 from runners.prove.report import Report
 from runners.prove.run import ProofRun
-from runners.reasons import Reason
-from runners.supervision import procfs, record
+from runners.shared.messages import RunRequest
+from runners.shared.reasons import Reason
+from runners.supervision import child, procfs
 from tests.runners.programs import stop
 from tests.runners.tools import ids_of, wait_for
 
@@ -42,11 +42,11 @@ time.sleep(60)
 NUM_PROCESSES = 5  # of the stage
 COMMAND = f"""
 import sys
-from runners.prove import command
+from runners.prove import run
 from runners.prove.run import ProofRun
 argv = (sys.executable, "-c", {STAGE!r})
-command.ProofRun = lambda **options: ProofRun(**options, command=argv)
-sys.exit(command.main(sys.argv[1:]))
+run.ProofRun = lambda **options: ProofRun(**options, command=argv)
+sys.exit(run.main(sys.argv[1:]))
 """
 JOB = f"""
 import sys
@@ -139,14 +139,14 @@ def test_the_next_start_removes_scratch_folders_that_no_process_owns(tmp_path):
         (tmp_path / name / "work").mkdir(parents=True)
         (tmp_path / name / LOCK).touch()
     (tmp_path / "scratch-notes" / LOCK).unlink()  # the user's own
-    with record.locked(tmp_path / "scratch-live" / LOCK):
+    with child.locked(tmp_path / "scratch-live" / LOCK):
         ProofRun(tmp_path, stages=("identity",), command=("true",)).run()
     left = sorted(path.name for path in tmp_path.glob("scratch-*"))
     assert left == ["scratch-live", "scratch-notes"]
 
 
 def test_two_proofs_do_not_write_into_one_folder(tmp_path, capsys):
-    with record.locked(tmp_path / LOCK):
+    with child.locked(tmp_path / LOCK):
         assert main(["prove", "--output", str(tmp_path)]) == 2
     assert f"another proof writes into {tmp_path}" in capsys.readouterr().err
     assert not (tmp_path / "report.json").exists()
@@ -156,10 +156,10 @@ def test_two_proofs_do_not_write_into_one_folder(tmp_path, capsys):
 def test_a_stopped_job_leaves_its_report_and_nothing_else(attempts):
     folder = attempts.make(env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)})
     request = RunRequest(attempt_id=A1, job_id="j1", number=1, fence="fence", spec=ProveSpec())
-    record.write_json(folder.spec, request.model_dump(mode="json"))
-    launched = record.read_json(folder.path / record.LAUNCH)
+    child.write_json(folder.spec, request.model_dump(mode="json"))
+    launched = child.read_json(folder.path / child.LAUNCH)
     launched["argv"] = [sys.executable, "-c", JOB, str(folder.path)]
-    record.write_json(folder.path / record.LAUNCH, launched)
+    child.write_json(folder.path / child.LAUNCH, launched)
     assert launch.start_supervisor(folder.path) == 0
     scratch = folder.path / "scratch" / "proof"
     wait_for(lambda: has_figure(scratch))

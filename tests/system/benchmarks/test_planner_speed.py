@@ -14,7 +14,7 @@ import pytest
 from planner.api import estimate, plan
 from planner.specs.estimate import EstimateRequest, PlanRequest
 from planner.workload.arrivals import Batching, Traffic, simulate
-from planner.workload.capacity import max_concurrency
+from planner.workload.generate import max_concurrency
 from planner.workload.under_load import simulated_requests
 from tests.planner.test_disaggregate import GROWING
 from tests.planner.test_offload import found

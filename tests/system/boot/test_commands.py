@@ -8,7 +8,7 @@ import sys
 from tests.stack import copy_migrated
 from tests.webapp.boot.test_up import told
 from webapp.boot import vendor
-from webapp.core.management.commands import bench
+from webapp.operations.management.commands import bench
 
 
 def test_bench_measures_the_import_of_the_planner(monkeypatch):

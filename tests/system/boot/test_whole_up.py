@@ -45,7 +45,7 @@ def spare_the_benchmark(running: RunningUp) -> None:
         rows.execute("update hosts_host set microbench = ?", [bench])
     agent = psutil.Process(running.pid_of("runners work"))
     for process in agent.children(recursive=True):
-        if "runners.jobs.microbench" in command_of(process):
+        if "runners.jobs.bench.device_rates" in command_of(process):
             process.kill()
 
 

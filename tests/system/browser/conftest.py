@@ -14,7 +14,7 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 from tests.stack import Stack
 from tests.system.browser import walks
 from tests.system.browser.driving import SLOW_MS, Recorder, Visitors
-from webapp.boot.tools import find_chromium
+from webapp.boot.environment import find_chromium
 
 HERE = Path(__file__).parent
 LAST = "test_hostile_texts.py"  # what it plants must not meet the other tests

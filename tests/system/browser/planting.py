@@ -14,16 +14,15 @@ from django.db import models, transaction
 
 from tests.stack import PASSWORD
 from webapp.accounts.models import Membership, Team
-from webapp.accounts.passwords import link_path
 from webapp.accounts.secrets import secret_store
+from webapp.accounts.sign_in import link_path
 from webapp.core.clock import now
 from webapp.datasets.models import Dataset
-from webapp.hosts.device import virtual_host_create
+from webapp.hosts.machines import virtual_host_create
 from webapp.hosts.models import Host
 from webapp.hosts.services import token_create
 from webapp.jobs.models import Artefact, AttemptEvent, Event, Job
-from webapp.modelhub.models import TeamModel
-from webapp.modelhub.shapes import demo_config
+from webapp.modelhub.models import TeamModel, demo_config
 from webapp.plans.models import Plan
 
 MARK = "pLaNtEd"

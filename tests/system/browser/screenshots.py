@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from tests.stack import Stack
 from tests.system.browser import newcomer
 from tests.system.browser.driving import SLOW_MS, WATCH_POLICY, log_in
-from webapp.boot.tools import find_chromium
+from webapp.boot.environment import find_chromium
 
 Theme = Literal["light", "dark"]
 THEMES: tuple[Theme, ...] = ("light", "dark")

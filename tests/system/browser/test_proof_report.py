@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from runners.prove.report import STAGES, Report
+from runners.jobspec.compress import STAGES
+from runners.prove.report import Report
 
 
 @pytest.fixture(scope="module")

@@ -20,9 +20,9 @@ from urllib.parse import quote
 import httpx
 import redis
 
-from runners.config import HostDir
-from runners.redis_access import ack_key, connect, events_key
-from runners.redis_address import pong_key
+from runners.host.redis_access import ack_key, connect, events_key
+from runners.shared.config import HostDir
+from runners.shared.redis_address import pong_key
 from tests.stack import StackError
 from tests.system.faults.site import Site
 from tests.webapp.conftest import EXIT_OK, STARTED

@@ -13,22 +13,21 @@ from django.conf import settings
 from django.contrib.auth.models import User
 from django.db import connection, connections
 
-from runners.app import sign
+from runners.host.app import sign
 from runners.jobspec import DrillSpec, TrainSpec
-from runners.messages import Doorbell
-from runners.redis_address import key_prefix
+from runners.shared.messages import Doorbell
+from runners.shared.redis_address import key_prefix
 from tests.stack import PASSWORD
 from tests.system.faults import laws
 from tests.webapp.conftest import make_microbench
 from webapp.accounts.models import Membership, Role, Team
-from webapp.hosts.contact import contact_of
 from webapp.hosts.models import Host, HostState
-from webapp.hosts.services import command_key, credential_revoke, token_create
+from webapp.hosts.services import command_key, contact_of, credential_revoke, token_create
 from webapp.jobs.dispatch import Publisher, ring
 from webapp.jobs.models import FINAL_STATES, Attempt, AttemptEvent, Command, Event, Job, JobState
 from webapp.jobs.services import job_abandon, job_create, job_stop, job_submit
-from webapp.live.publish import ticket_for
-from webapp.metrics.read import read_raw
+from webapp.live.stream import ticket_for
+from webapp.metrics.store import read_raw
 
 BY = "olga"
 Answer = Any

@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from runners import enrolment
-from runners.config import HostDir
+from runners.host import enrolment
+from runners.shared.config import HostDir
 from tests.stack import ROOT, ApiClient, wait_for
 from tests.system.faults.parts import Desk
 from tests.system.faults.site import Site

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from runners import __main__ as runners
-from runners.client import ServerClient, ServerError
-from runners.messages import Beat, BeatReply
+from runners.host.shipping import ServerClient, ServerError
+from runners.shared.messages import Beat, BeatReply
 
 COUNTS = "heartbeats.json"
 

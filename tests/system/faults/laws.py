@@ -12,9 +12,9 @@ from typing import Any
 
 from django.db import connection
 
-from runners.timing import scaled
+from runners.shared.timing import scaled
 from webapp.core.clock import now
-from webapp.hosts.contact import Contact, contact_of
+from webapp.hosts.services import Contact, contact_of
 from webapp.jobs.models import (
     FINAL_STATES,
     LIVE_STATES,

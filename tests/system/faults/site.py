@@ -17,13 +17,13 @@ from typing import Any
 import httpx
 import redis
 
-from runners import enrolment
-from runners.app import HOST_DIR_VARIABLE
-from runners.attempts import AttemptFolder
-from runners.config import HostDir
-from runners.redis_access import ack_key, events_key
-from runners.spool import SpoolReader
-from runners.supervision import procfs, record
+from runners.host import enrolment
+from runners.host.app import HOST_DIR_VARIABLE
+from runners.host.redis_access import ack_key, events_key
+from runners.launchers.attempts import AttemptFolder
+from runners.shared.config import HostDir
+from runners.shared.spool import SpoolReader
+from runners.supervision import child, procfs
 from tests.stack import FINAL, SLOW_S, StackError, copy_migrated, wait_for
 from tests.system.faults import watch
 from tests.system.faults.parts import Desk, Parts
@@ -178,8 +178,8 @@ class Site(Parts):
 
     def identity(self, job: str) -> dict[str, Any]:
         """Return what an attempt's supervisor wrote about itself."""
-        path = self.attempt_folder(job).path / record.SUPERVISOR
-        return wait_for(lambda: record.read_json(path), f"the supervisor of {job}", every_s=0.02)
+        path = self.attempt_folder(job).path / child.SUPERVISOR
+        return wait_for(lambda: child.read_json(path), f"the supervisor of {job}", every_s=0.02)
 
     # Hosts
 
@@ -194,7 +194,7 @@ class Site(Parts):
 
     def workers(self, *hosts: str) -> list[int]:
         """Return the processes of hosts' Celery workers, main processes first."""
-        return [process.pid for host in hosts for process in self.below(host, "runners.app")]
+        return [process.pid for host in hosts for process in self.below(host, "runners.host.app")]
 
     def agents(self, *hosts: str) -> list[int]:
         """Return the pids of hosts' agents and of all that they started but supervisors."""
@@ -338,7 +338,7 @@ class Site(Parts):
 
 def kill_supervisor(folder: AttemptFolder) -> None:
     """End an attempt's supervisor as a crash would."""
-    if identity := record.read_json(folder.path / record.SUPERVISOR):
+    if identity := child.read_json(folder.path / child.SUPERVISOR):
         ticks = int(identity["start_ticks"])
         procfs.send_signal(int(identity["pid"]), ticks, signal.SIGKILL)
 

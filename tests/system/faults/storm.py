@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from runners.supervision import procfs, record
+from runners.supervision import child, procfs
 from tests.stack import FINAL, wait_for
 from tests.system.faults.site import SERVER, Site
 
@@ -178,8 +178,8 @@ class Storm:
         names = (
             ("pid", "start_ticks") if kind == "supervisor" else ("child_pid", "child_start_ticks")
         )
-        for path in (self.site.hosts[host] / "attempts").glob(f"*/{record.SUPERVISOR}"):
-            if identity := record.read_json(path):
+        for path in (self.site.hosts[host] / "attempts").glob(f"*/{child.SUPERVISOR}"):
+            if identity := child.read_json(path):
                 procfs.send_signal(
                     int(identity[names[0]]), int(identity[names[1]]), signal.SIGKILL
                 )

@@ -9,7 +9,7 @@ from datetime import timedelta
 import pytest
 from django.db import connection
 
-from runners.spool import SpoolWriter
+from runners.shared.spool import SpoolWriter
 from runners.supervision import procfs
 from tests.stack import wait_for
 from tests.system.faults import laws, watch
@@ -246,7 +246,7 @@ def test_a_worker_that_outlived_its_agent_is_found():
     setting = f"SLIPWAY_HOST_DIR=/of/test/{os.getpid()}"
     name, _, value = setting.partition("=")
     left = subprocess.Popen(
-        [sys.executable, "-c", "import time; time.sleep(60)", "runners.app"],
+        [sys.executable, "-c", "import time; time.sleep(60)", "runners.host.app"],
         env=os.environ | {name: value},
     )
     wait_for(lambda: watch.workers({setting}) == {left.pid}, "the worker left behind")

@@ -9,9 +9,9 @@ import time
 
 import pytest
 
-from runners.attempts import attempt_folders
-from runners.spool import segments
-from runners.supervision import procfs, record
+from runners.launchers.attempts import attempt_folders
+from runners.shared.spool import segments
+from runners.supervision import child, procfs
 from tests.plugins.extent import first
 from tests.stack import wait_for
 from tests.system.faults.site import ENDLESS, Site, is_alive
@@ -82,7 +82,7 @@ def kill_at_birth(site: Site, job: str) -> bool:
         for pid in (found := supervisors(pids() - old, attempt)):
             os.kill(pid, signal.SIGSTOP)
         found = supervisors(pids() - old, attempt)  # one may have forked before it froze
-        has_started = (path / record.SUPERVISOR).exists() or bool(procfs.marked(attempt))
+        has_started = (path / child.SUPERVISOR).exists() or bool(procfs.marked(attempt))
         for pid in found:
             os.kill(pid, signal.SIGCONT if has_started else signal.SIGKILL)
         return not has_started
@@ -167,8 +167,8 @@ def test_a_strangers_number_and_a_torn_line_of_the_spool_change_nothing_of_a_los
         site.kill_tree(host)
         os.kill(identity[host]["pid"], signal.SIGKILL)
     stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    record.write_json(
-        folder["ada"].path / record.SUPERVISOR, identity["ada"] | {"pid": stranger.pid}
+    child.write_json(
+        folder["ada"].path / child.SUPERVISOR, identity["ada"] | {"pid": stranger.pid}
     )
     wait_for(lambda: not is_alive(identity["bea"]["child_pid"]), "the end of the job")
     with segments(folder["bea"].spool)[-1].open("ab") as spool:
@@ -222,5 +222,5 @@ def test_a_flood_of_output_holds_up_neither_its_job_nor_others(site):
 
 def test_no_attempt_of_any_case_before_is_left_on_a_host(site):
     for host in site.hosts.values():
-        alive = [one for one in attempt_folders(host / "attempts") if record.is_locked(one.lock)]
+        alive = [one for one in attempt_folders(host / "attempts") if child.is_locked(one.lock)]
         assert alive == []

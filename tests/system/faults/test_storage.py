@@ -10,7 +10,7 @@ from contextlib import closing, suppress
 
 import pytest
 
-from runners import inventory
+from runners.host import inventory
 from tests.plugins.extent import first
 from tests.stack import StackError, wait_for
 from tests.system.faults.site import Site

@@ -8,14 +8,14 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from runners.spool import segments
+from runners.shared.spool import segments
 from runners.supervision.procfs import MARKER, PROC, all_processes, read_process
 
 SAMPLE_SECONDS = 0.1
 MOST_CONNECTIONS = 16  # of one user: a host's worker has four, the site five or six
 YOUNG_SECONDS = 2.0  # a process this young may still become another by exec
 SUPERVISOR = b"supervisor.py"
-WORKER = b"runners.app"
+WORKER = b"runners.host.app"
 MARK = f"{MARKER}=".encode()
 
 

@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from runners.config import HostDir
-from runners.environments.builder import BuildError, ensure
-from runners.environments.store import Store
+from runners.environments.builder import BuildError, Store, ensure
+from runners.shared.config import HostDir
 
 
 def build_environment(host: Path, name: str) -> None:

@@ -4,10 +4,10 @@ import subprocess
 import sys
 from typing import Any
 
-from runners.gangs import gang_env, torchrun_argv
 from runners.jobs.events import read_events
 from runners.jobspec import GenerateSpec, TrainSpec
-from runners.messages import Gang, RunRequest
+from runners.launchers.launch import gang_env, torchrun_argv
+from runners.shared.messages import Gang, RunRequest
 from tests.stack import free_port
 from tests.system.jobs.harness import Finished, Host
 

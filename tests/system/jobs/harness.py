@@ -18,8 +18,8 @@ from typing import Any
 from runners.jobs.events import Emitter, read_events
 from runners.jobs.runtime import Job
 from runners.jobspec import JobSpec
-from runners.launch import render_argv
-from runners.messages import RunRequest
+from runners.launchers.launch import render_argv
+from runners.shared.messages import RunRequest
 
 PROJECT = Path(__file__).resolve().parents[3]
 SHARED = ("cache", "environments")  # tokens and packages: 8 s of a core and more for each host

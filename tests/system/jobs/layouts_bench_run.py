@@ -7,7 +7,7 @@ import sys
 
 def told(asked, folder):
     """Return what it said: exchanges, step times, and the judgement."""
-    command = [sys.executable, "-W", "ignore", "-m", "runners.jobs.layouts_bench"]
+    command = [sys.executable, "-W", "ignore", "-m", "runners.jobs.bench.layouts_bench"]
     pipe = subprocess.PIPE
     bench = subprocess.Popen(command, cwd=folder, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
     said, words = bench.communicate(asked.model_dump_json(), timeout=600)

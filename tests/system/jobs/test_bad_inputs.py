@@ -14,11 +14,12 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
 
-from runners.jobs import benchmark, corpus, evaluate
+from runners.jobs import corpus, evaluate
 from runners.jobs.compress.job import work as compress
 from runners.jobs.generate.job import work as generate
+from runners.jobs.load import benchmark
 from runners.jobs.runtime import EXIT_BAD_INPUT, BadInputError, carry_out
-from runners.jobs.serve.model import work as serve
+from runners.jobs.serve.endpoint import work as serve
 from runners.jobs.train.job import work as train
 from runners.jobspec import (
     BenchmarkSpec,
@@ -32,7 +33,7 @@ from runners.jobspec import (
     ServeSpec,
     TrainSpec,
 )
-from runners.reasons import Reason
+from runners.shared.reasons import Reason
 from runners.supervision.classification import Ending, classify
 from tests.plugins.extent import first
 

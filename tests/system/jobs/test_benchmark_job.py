@@ -2,9 +2,9 @@
 
 import pytest
 
-from runners.jobs import benchmark
+from runners.jobs.load import benchmark
 from runners.jobspec import BenchmarkSpec, RandomModel
-from runners.messages import ResultBody
+from runners.shared.messages import ResultBody
 from tests.runners.jobs.tiny import TINY_CONFIG
 
 SMALL = {"prompt_tokens": 16, "output_tokens": 8, "evaluation_tokens": 1024}

@@ -9,7 +9,7 @@ import pytest
 
 from runners.jobs import drill
 from runners.jobspec import DrillSpec
-from runners.reasons import Reason
+from runners.shared.reasons import Reason
 from runners.supervision.classification import Ending, classify
 from tests.system.jobs.harness import Host, wait_until
 

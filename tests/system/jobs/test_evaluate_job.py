@@ -12,7 +12,7 @@ from runners.jobs.evaluation import Windows
 from runners.jobs.loading import load_folder
 from runners.jobs.runtime import BadInputError, MissingModelError
 from runners.jobspec import ArtefactModel, EvaluateSpec, RandomModel, TrainSpec
-from runners.messages import ResultBody
+from runners.shared.messages import ResultBody
 from tests.runners.jobs.tiny import TINY_CONFIG
 
 CPU = torch.device("cpu")

@@ -4,7 +4,7 @@ from statistics import geometric_mean
 
 import pytest
 
-from runners.bench_cases import LayoutBenchRequest
+from runners.host.bench import LayoutBenchRequest
 from runners.jobspec.train import LayoutOptions
 from tests.runners.jobs.tiny import TINY_CONFIG
 from tests.system.jobs.harness import PROJECT

@@ -6,19 +6,19 @@ import sys
 import pytest
 import torch
 
-from runners.facts import Microbench
-from runners.jobs import microbench
+from runners.jobs.bench import device_rates
 from runners.jobs.memory import Peak
+from runners.shared.facts import Microbench
 
 
 @pytest.fixture(scope="module")
 def result(tmp_path_factory):
-    return microbench.measure(short=True, folder=tmp_path_factory.mktemp("disk"))
+    return device_rates.measure(short=True, folder=tmp_path_factory.mktemp("disk"))
 
 
 def test_the_command_prints_one_valid_line():
     started = subprocess.Popen(
-        [sys.executable, "-m", "runners.jobs.microbench", "--short"],
+        [sys.executable, "-m", "runners.jobs.bench.device_rates", "--short"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     stdout, stderr = started.communicate(timeout=600)
@@ -72,12 +72,14 @@ def test_the_tensors_of_the_probe_are_taken_off_its_peak(monkeypatch):
         def read(self):
             return Peak(bytes=2**40, start_bytes=0, how="")
 
-    monkeypatch.setattr(microbench, "PeakMeter", Still)
+    monkeypatch.setattr(device_rates, "PeakMeter", Still)
 
-    small = microbench.training_memory_bytes(microbench.TINY)
-    wide = microbench.training_memory_bytes(microbench.TINY.model_copy(update={"vocab_size": 512}))
+    small = device_rates.training_memory_bytes(device_rates.TINY)
+    wide = device_rates.training_memory_bytes(
+        device_rates.TINY.model_copy(update={"vocab_size": 512})
+    )
 
-    logits = 4 * 256 * microbench.TRAINING_SEQUENCES * microbench.TINY.max_position_embeddings
+    logits = 4 * 256 * device_rates.TRAINING_SEQUENCES * device_rates.TINY.max_position_embeddings
     assert small - wide >= 2 * logits  # kept for the backward pass, and their gradient
 
 

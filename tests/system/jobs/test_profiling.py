@@ -1,8 +1,8 @@
 """The operator profile: rows of both phases, classes by what bounds them, and the artefact."""
 
-from runners.jobs import benchmark
+from runners.jobs.load import benchmark
 from runners.jobspec import BenchmarkSpec
-from runners.jobspec.benchmark import ProfileReport
+from runners.jobspec.compress import ProfileReport
 from tests.runners.jobs.test_evaluation import (  # noqa: F401 -- some are fixtures
     report,
 )

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from runners.jobs import tuning_bench as bench
+from runners.jobs.bench import tuning_bench as bench
 
 pytestmark = pytest.mark.slow
 

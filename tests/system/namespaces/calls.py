@@ -6,8 +6,8 @@ from django.contrib.auth.models import User
 
 from runners.jobspec import TrainSpec
 from tests.system.faults.calls import token
-from webapp.hosts.contact import contact_of
 from webapp.hosts.models import Host, HostState, Pool
+from webapp.hosts.services import contact_of
 from webapp.jobs.models import FINAL_STATES, Allocation, Attempt, Event, Job
 from webapp.jobs.services import job_create, job_submit
 

@@ -9,21 +9,21 @@ import time
 import pytest
 from celery import Celery
 
-from runners import tasks
-from runners.app import QUEUE, settings, sign
-from runners.config import Credential, HostDir
-from runners.doorbell import DoorbellChild
-from runners.messages import Doorbell
-from runners.redis_address import celery_url, key_prefix
+from runners.host import tasks
+from runners.host.app import QUEUE, settings, sign
+from runners.host.doorbell import DoorbellChild
+from runners.host.wake import WakeListener, wake_agent
+from runners.shared.config import Credential, HostDir
+from runners.shared.messages import Doorbell
+from runners.shared.redis_address import celery_url, key_prefix
 from runners.supervision import procfs
-from runners.wake import WakeListener, wake_agent
 from tests.runners.tools import RedisServer, wait_for
 
 AGENT = """
 import sys, time
 from pathlib import Path
-from runners.config import HostDir
-from runners.doorbell import DoorbellChild
+from runners.shared.config import HostDir
+from runners.host.doorbell import DoorbellChild
 DoorbellChild(HostDir(Path(sys.argv[1]))).tend()
 time.sleep(600)
 """  # an agent with nothing but its worker
@@ -232,7 +232,7 @@ def test_a_worker_that_will_not_stay_up_is_started_ever_more_rarely(host_dir):
 
 
 def test_a_worker_that_does_not_listen_is_killed_with_what_it_started(host_dir, monkeypatch):
-    monkeypatch.setattr("runners.doorbell.STOP_SECONDS", 0.3)
+    monkeypatch.setattr("runners.host.doorbell.STOP_SECONDS", 0.3)
     code = (
         "import signal, time; signal.signal(15, signal.SIG_IGN); print(flush=True); time.sleep(60)"
     )
@@ -255,7 +255,7 @@ def exit_code_of(code: str, host_dir: HostDir) -> int:
 
 def test_a_worker_that_lost_an_acknowledgement_ends_itself(host_dir, enrolled):
     code = (
-        "import logging; from runners.tasks import LostAckHandler\n"
+        "import logging; from runners.host.tasks import LostAckHandler\n"
         "logging.getLogger().addHandler(LostAckHandler())\n"
         "logging.getLogger('kombu').error('fine'); print('still here')\n"
         "logging.getLogger('celery.worker').critical(\"Couldn't ack %r\", 5)\n"

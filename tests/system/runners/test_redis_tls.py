@@ -11,9 +11,9 @@ import redis
 from celery import Celery
 from kombu.exceptions import OperationalError
 
-from runners.app import settings
-from runners.redis_access import celery_options, connect
-from runners.shipping import RedisStream
+from runners.host.app import settings
+from runners.host.redis_access import celery_options, connect
+from runners.host.shipping import RedisStream
 from tests.runners.tools import wait_for
 from tests.stack import free_port
 

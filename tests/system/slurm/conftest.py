@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from runners.agent import Agent
-from runners.config import Credential, HostDir
-from runners.launch import render_argv
+from runners.host.agent import Agent
 from runners.launchers import slurm
-from runners.slurm_options import SlurmConfig
+from runners.launchers.launch import render_argv
+from runners.shared.config import Credential, HostDir
+from runners.shared.facts import SlurmConfig
 from tests.runners.conftest import (  # noqa: F401 -- fixtures
     acceptor,
     attempts,
@@ -63,7 +63,7 @@ def serve(
     cluster: Cluster, host_dir: HostDir, credential: Credential, monkeypatch: pytest.MonkeyPatch
 ) -> Callable:
     """Run an agent of a Slurm host while a block runs; jobs outlive it."""
-    monkeypatch.setattr("runners.agent.LOOK_SECONDS", 0.1)
+    monkeypatch.setattr("runners.host.agent.LOOK_SECONDS", 0.1)
 
     @contextmanager
     def served(code: str | None = None, **options: object) -> Iterator[Agent]:

@@ -5,9 +5,9 @@ import signal
 
 import pytest
 
-from runners.attempts import AttemptFolder
 from runners.jobspec import DrillSpec
-from runners.supervision import record
+from runners.launchers.attempts import AttemptFolder
+from runners.supervision import child
 from tests.runners.programs import FOREVER
 from tests.runners.tools import wait_for
 from tests.system.slurm.cluster import CPUS
@@ -56,7 +56,7 @@ def test_stops_cancellations_kills_and_the_longest_duration_are_told_as_such(
         wait_for(lambda: all(each.events for each in (stopped, cancelled, lost)), SECONDS)
         acceptor.order_stop(attempt_ids[0])
         cluster.run("scancel", f"--name={name(attempt_ids[1])}")
-        identity = record.read_json(host_dir.attempts / attempt_ids[2] / record.SUPERVISOR)
+        identity = child.read_json(host_dir.attempts / attempt_ids[2] / child.SUPERVISOR)
         os.kill(identity["pid"], signal.SIGKILL)
         wait_for(lambda: has_exited(stopped, cancelled, lost, long), SECONDS)
 

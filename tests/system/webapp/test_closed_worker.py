@@ -9,21 +9,21 @@ import time
 
 import pytest
 
-from runners.config import Credential, HostDir
-from runners.doorbell import DoorbellChild
-from runners.messages import Doorbell, EnrollRequest, EventBatch, RunEvent
-from runners.shipping import RedisStream
-from runners.wake import WakeListener
+from runners.host.doorbell import DoorbellChild
+from runners.host.shipping import RedisStream
+from runners.host.wake import WakeListener
+from runners.shared.config import Credential, HostDir
+from runners.shared.messages import Doorbell, EnrollRequest, EventBatch, RunEvent
 from tests.plugins.extent import first
 from tests.runners.tools import wait_for
 from tests.webapp.conftest import make_beat, make_facts
 from tests.webapp.hosts.conftest import programs
 from tests.webapp.hosts.test_beats import queue_of
-from webapp.core import broker
-from webapp.hosts import redis_users
+from webapp.core import outages
+from webapp.hosts import epoch
+from webapp.hosts.environments import RoundTrips
 from webapp.hosts.heartbeats import host_beat
 from webapp.hosts.models import Host
-from webapp.hosts.round_trips import RoundTrips
 from webapp.hosts.services import host_enroll, token_create
 from webapp.jobs import dispatch
 from webapp.jobs.consume import StreamConsumer
@@ -50,7 +50,7 @@ def host_dir(closed_redis, team, tmp_path) -> HostDir:
 
 @pytest.fixture
 def host(host_dir) -> Host:
-    assert redis_users.provision()
+    assert epoch.provision()
     return Host.objects.get()
 
 
@@ -95,7 +95,7 @@ def test_a_worker_outlives_kills_of_it_and_of_redis_under_its_own_user_without_o
 def test_events_and_acknowledgements_pass_under_their_own_users(closed_redis, host_dir, host):
     credential = host_dir.credential()
     stream = RedisStream(credential.shipper_url, credential.host_id)
-    consumer = StreamConsumer(broker.connection(broker.CONSUMER))
+    consumer = StreamConsumer(outages.connection(outages.CONSUMER))
     event = RunEvent(seq=1, t_ms=1, kind="phase", body={"name": "x"})
 
     assert stream.add(EventBatch(attempt_id="unknown", fence="f", events=(event,)))
@@ -123,7 +123,7 @@ def test_the_real_worker_answers_under_its_own_user_without_a_denial(closed_redi
     child.tend()
     wait_for(host_dir.pings.exists, 60)
     host_beat(host=host, beat=make_beat(facts=make_facts()))
-    trips = RoundTrips(broker.connection(broker.CONSUMER), dispatch.ring)
+    trips = RoundTrips(outages.connection(outages.CONSUMER), dispatch.ring)
 
     wait_for(trips.step, 60)
     child.stop()

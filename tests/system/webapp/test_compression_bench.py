@@ -2,7 +2,7 @@
 
 import pytest
 
-from runners.compress_bench import BenchFailedError, run
+from runners.host.bench import BenchFailedError, run
 from runners.jobspec import CompressSpec, FolderModel
 
 

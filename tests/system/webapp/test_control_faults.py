@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 import redis
 
-from runners.messages import EventBatch, RunEvent
-from runners.redis_access import ack_key, encode, events_key
+from runners.host.redis_access import ack_key, encode, events_key
+from runners.shared.messages import EventBatch, RunEvent
 from tests.plugins.extent import first
 from tests.stack import copy_migrated
 

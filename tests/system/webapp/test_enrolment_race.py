@@ -9,9 +9,9 @@ import pytest
 from django.core.servers.basehttp import WSGIServer
 from pytest_django.live_server_helper import LiveServer
 
-from runners.config import HostDir
-from runners.enrolment import enroll
-from runners.messages import EnrollRequest
+from runners.host.enrolment import enroll
+from runners.shared.config import HostDir
+from runners.shared.messages import EnrollRequest
 from tests.webapp.conftest import make_facts
 from webapp.core import pace
 from webapp.hosts.models import EnrolmentToken, Host

@@ -6,21 +6,21 @@ import re
 import pytest
 from django.db import connection
 
-from runners.redis_access import decode, encode
+from runners.host.redis_access import decode, encode
 from tests.webapp.conftest import EXIT_OK, STARTED, batch_of
-from webapp.core.benches import first_line, live_path, live_site, site, supervising
+from webapp.bench import first_line, live_path, site, supervising
 from webapp.jobs.consume import is_routine
 from webapp.jobs.ingest import events_accept
 from webapp.jobs.models import Attempt, Job
-from webapp.live.publish import read_ticket
+from webapp.live.stream import read_ticket
 
 DATABASE = pytest.mark.django_db(databases="__all__")
 
 
 @DATABASE
 def test_the_site_has_running_jobs_that_somebody_watches(capsys):
-    live_site.fill(5, jobs_per_viewer=2)
-    live_site.fill(1, jobs_per_viewer=1)  # once more: it adds to what is there
+    live_path.fill(5, jobs_per_viewer=2)
+    live_path.fill(1, jobs_per_viewer=1)  # once more: it adds to what is there
     made = json.loads(capsys.readouterr().out.splitlines()[0])
 
     topics = [read_ticket(ticket)[1] for ticket in made["tickets"]]

@@ -15,7 +15,7 @@ LEAST_SECONDS = 0.02  # a hash that is worth its name takes longer; a missing on
 MOST_APART = 1.5
 KINDS = ("known", "unknown", "closed", "without-a-password")
 HASHERS = [
-    "webapp.accounts.passwords.SmallArgon2PasswordHasher",
+    "webapp.accounts.sign_in.SmallArgon2PasswordHasher",
     "django.contrib.auth.hashers.PBKDF2PasswordHasher",
 ]
 

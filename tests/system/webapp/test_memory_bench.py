@@ -2,10 +2,10 @@
 
 import pytest
 
-from runners.bench_cases import Held
+from runners.host.bench import Held
 from tests.plugins.extent import first
-from webapp.core.benches import memory
-from webapp.core.benches.memory import stored
+from webapp.bench import memory
+from webapp.bench.memory import stored
 
 FOUND = stored()[1]
 UNLIKE = ("AdamW 8-bit", "ZeRO-3 on 2 ranks")  # counted in the suite; bf16 is slow on CPUs

@@ -6,7 +6,7 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
 from tests.webapp.conftest import client_of
-from webapp.boot.tools import find_chromium
+from webapp.boot.environment import find_chromium
 from webapp.jobs.models import Job
 from webapp.queue.words import lines_of
 

@@ -16,15 +16,14 @@ from planner.techniques.registry import TECHNIQUES
 from runners.prove.report import Report
 from tests.webapp.conftest import client_of
 from webapp.accounts.models import Membership
-from webapp.accounts.roles import SESSION_KEY
 from webapp.accounts.secrets import secret_store
+from webapp.accounts.services import SESSION_KEY
 from webapp.core.clock import now
 from webapp.datasets.models import Dataset
 from webapp.hosts.services import token_create
 from webapp.jobs.artefacts import folder_of
 from webapp.jobs.models import Artefact, Measurement
-from webapp.modelhub.models import TeamModel
-from webapp.modelhub.shapes import demo_config
+from webapp.modelhub.models import TeamModel, demo_config
 from webapp.wizard.drafts import draft_begin
 
 pytestmark = pytest.mark.django_db(databases="__all__")

@@ -10,21 +10,23 @@ from django.http import Http404, HttpResponse
 from django.test import Client
 from django.urls import path
 
-from runners import messages
+from runners.shared import messages
 from tests.webapp.accounts.test_matrix import HOST, RULES, addresses
 from tests.webapp.conftest import client_of
 from webapp.accounts.models import ROLE_ORDER, Membership, Role
 from webapp.accounts.networks import NetworksError, lies_in, networks
-from webapp.accounts.roles import (
+from webapp.accounts.services import (
     SESSION_KEY,
+    admin_ensure,
     current_membership,
     current_role,
     has_role,
     is_at_least,
+    member_add,
     require_role,
+    team_create,
     visible_or_404,
 )
-from webapp.accounts.services import admin_ensure, member_add, team_create
 from webapp.core.ids import new_ulid
 from webapp.hosts.models import EnrolmentToken
 from webapp.jobs.models import Event, Job

@@ -19,7 +19,7 @@ from webapp.core import vault
 from webapp.core.problems import InvalidProblem
 from webapp.core.vault import VaultError
 from webapp.hosts.models import EnrolmentToken
-from webapp.jobs.claims import attempt_secrets
+from webapp.jobs.dispatch import attempt_secrets
 from webapp.jobs.models import Event, Job
 from webapp.jobs.services import job_submit
 

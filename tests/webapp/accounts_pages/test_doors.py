@@ -6,8 +6,7 @@ from django.test import Client
 
 from tests.webapp.conftest import client_of, make_job
 from webapp.accounts.models import Membership, Role
-from webapp.accounts.roles import SESSION_KEY
-from webapp.accounts.services import member_add
+from webapp.accounts.services import SESSION_KEY, member_add
 from webapp.modelhub.models import TeamModel
 from webapp.plans.models import Plan
 

@@ -15,7 +15,7 @@ from django.test import Client
 
 from tests.webapp.conftest import client_of
 from webapp.accounts.models import OpenSession
-from webapp.accounts.passwords import link_path
+from webapp.accounts.sign_in import link_path
 from webapp.core.clock import now
 from webapp.jobs.models import Event
 

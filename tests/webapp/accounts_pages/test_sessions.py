@@ -11,9 +11,9 @@ from django.template.loader import render_to_string
 from django.test import Client
 
 from tests.webapp.conftest import client_of
-from webapp.accounts import login
+from webapp.accounts import sign_in
 from webapp.accounts.models import LoginTry, OpenSession, browser_words
-from webapp.accounts.sessions import sessions_forget_ended
+from webapp.accounts.sign_in import sessions_forget_ended
 from webapp.core.clock import now
 from webapp.core.problems import BusyProblem
 
@@ -150,7 +150,7 @@ def test_of_twenty_tries_the_later_ten_are_refused_until_the_wait_is_over(accoun
     assert answer.status_code == 302
     guess_all(10)
     assert guess(password=PASSWORD).status_code == 429
-    with time_machine.travel(now() + login.WINDOW + timedelta(seconds=2)):
+    with time_machine.travel(now() + sign_in.WINDOW + timedelta(seconds=2)):
         assert guess(password=PASSWORD).status_code == 302
 
 
@@ -167,13 +167,13 @@ def test_a_name_that_no_account_has_is_answered_in_the_same_way(account):
 
 
 def test_one_address_that_tries_many_accounts_is_refused(account, monkeypatch):
-    monkeypatch.setattr(login, "PER_ADDRESS", 5)
+    monkeypatch.setattr(sign_in, "PER_ADDRESS", 5)
     tried = [guess(name=f"person-{number}").status_code for number in range(6)]
     assert tried == [200] * 5 + [429]
 
 
 def test_the_whole_site_has_a_limit(account, monkeypatch):
-    monkeypatch.setattr(login, "PER_SITE", 3)
+    monkeypatch.setattr(sign_in, "PER_SITE", 3)
     tried = [guess(name=f"p{n}", REMOTE_ADDR=f"192.0.2.{n}").status_code for n in range(4)]
     assert tried == [200] * 3 + [429]
 
@@ -184,15 +184,15 @@ def test_the_door_of_the_administration_counts_too(account):
 
 def test_a_try_counts_before_its_password_is_looked_at(account):
     for _ in range(10):
-        login.try_begin(name="dora", address="127.0.0.1")
+        sign_in.try_begin(name="dora", address="127.0.0.1")
     with pytest.raises(BusyProblem, match="no password is looked at"):
-        login.try_begin(name="dora", address="127.0.0.1")
+        sign_in.try_begin(name="dora", address="127.0.0.1")
 
 
 def test_what_no_limit_counts_any_more_is_forgotten(account):
     guess()
-    with time_machine.travel(now() + login.WINDOW + timedelta(seconds=2)):
-        assert login.tries_forget_old() == 1
+    with time_machine.travel(now() + sign_in.WINDOW + timedelta(seconds=2)):
+        assert sign_in.tries_forget_old() == 1
     assert not LoginTry.objects.exists()
 
 

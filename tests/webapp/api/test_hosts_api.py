@@ -8,7 +8,7 @@ import pytest
 from asgiref.sync import async_to_sync
 from django.db import DatabaseError
 
-from runners.messages import (
+from runners.shared.messages import (
     BeatReply,
     ClaimReply,
     ClaimRequest,
@@ -20,7 +20,7 @@ from runners.messages import (
 from tests.webapp.api.conftest import HostClient
 from tests.webapp.conftest import EXIT_OK, STARTED, batch_of, enrol, make_beat, make_facts
 from webapp import asgi
-from webapp.api import heartbeat_endpoint, hosts
+from webapp.api import hosts
 from webapp.core.problems import ConflictProblem
 from webapp.hosts import heartbeats
 from webapp.hosts.models import Host
@@ -326,7 +326,7 @@ def knock(body: bytes, *headers: tuple[bytes, bytes], parts: int = 1) -> Answer:
     size = -(-len(body) // parts) or 1
     pieces = [body[start : start + size] for start in range(0, len(body), size)] or [b""]
     sent: list[dict] = []
-    path = heartbeat_endpoint.PATH
+    path = hosts.PATH
     scope = {"type": "http", "method": "POST", "path": path, "headers": list(headers)}
 
     async def receive() -> dict:
@@ -384,9 +384,9 @@ def test_anything_but_a_bearer_token_shows_nobody():
 
 
 def test_a_body_without_end_a_wrong_field_and_a_guess_are_refused(credential):
-    answer = knock(b" " * (heartbeat_endpoint.MAX_BODY_BYTES + 1), bearer(credential), parts=3)
+    answer = knock(b" " * (hosts.MAX_BODY_BYTES + 1), bearer(credential), parts=3)
     assert (answer.status, answer.body["code"]) == (413, "too_large")
-    assert str(heartbeat_endpoint.MAX_BODY_BYTES) in answer.body["detail"]
+    assert str(hosts.MAX_BODY_BYTES) in answer.body["detail"]
     answer = knock(said().replace(b'"boot_id":"boot-1"', b'"boot_id":7'), bearer(credential))
     assert (answer.status, answer.body["errors"][0]["field"]) == (422, "boot_id")
     answer = knock(said(), bearer(credential + "x"))
@@ -405,4 +405,4 @@ def test_a_database_in_trouble_asks_the_host_to_come_back(credential, monkeypatc
 
 
 def test_another_method_is_the_apis_to_answer():
-    assert not heartbeat_endpoint.is_beat({"path": heartbeat_endpoint.PATH, "method": "GET"})
+    assert not hosts.is_beat({"path": hosts.PATH, "method": "GET"})

@@ -4,19 +4,19 @@ import pytest
 from django.db import DatabaseError
 from django.test import Client
 
-from runners.messages import EnrollRequest
+from runners.shared.messages import EnrollRequest
 from tests.webapp.api.conftest import HostClient
 from tests.webapp.api.test_hosts_api import bearer, knock, said
 from tests.webapp.conftest import STARTED, batch_of, client_of, enrol, make_beat, make_facts
 from webapp.accounts.models import Membership
-from webapp.api import health
+from webapp.api import urls
 from webapp.api.jobs import MAX_EVENT_BYTES
 from webapp.api.urls import api
 from webapp.core import pace
 from webapp.hosts.services import digest
 from webapp.jobs.ingest import events_accept
 from webapp.jobs.models import Attempt, AttemptEvent, Job
-from webapp.live.publish import read_ticket
+from webapp.live.stream import read_ticket
 
 # What pages and scripts read: series, events, tickets.
 
@@ -291,7 +291,7 @@ def test_without_a_database_it_is_not_ready(client, monkeypatch):
         def cursor(self):
             raise DatabaseError("gone")
 
-    monkeypatch.setattr(health, "connection", Broken())
+    monkeypatch.setattr(urls, "connection", Broken())
     answer = client.get("/readyz")
     assert (answer.status_code, answer.json()["status"]) == (503, "not ready")
 
@@ -351,7 +351,7 @@ def statuses(call, times: int) -> list[int]:
 
 
 def test_a_person_is_told_the_limit_and_when_to_come_back_and_others_go_on(alice, narrow, bob):
-    narrow("auth", "PERSON")
+    narrow("hosts", "PERSON")
     client = client_of(alice)
     assert statuses(lambda: client.get("/api/v1/tickets?topics=jobs"), 3) == [200] * 3
     refused = client.get("/api/v1/tickets?topics=jobs")
@@ -363,7 +363,7 @@ def test_a_person_is_told_the_limit_and_when_to_come_back_and_others_go_on(alice
 
 
 def test_one_host_that_went_wild_leaves_the_others_alone(enrolled, team, narrow):
-    narrow("auth", "HOST")
+    narrow("hosts", "HOST")
     _, other = enrol(team, name="Other")
     wild, calm = HostClient(enrolled[1]), HostClient(other)
     got = statuses(lambda: wild.post("/hosts/echo?num_bytes=1", ""), 5)
@@ -374,7 +374,7 @@ def test_one_host_that_went_wild_leaves_the_others_alone(enrolled, team, narrow)
 def test_credentials_that_no_host_has_are_counted_by_address_and_shut_out_no_host(
     db, narrow, as_host
 ):
-    narrow("auth", "STRANGER")
+    narrow("hosts", "STRANGER")
     tries = [HostClient(f"guess-{n}").post("/hosts/echo", "").status_code for n in range(5)]
     assert tries == [401, 401, 401, 429, 429]
     statuses(lambda: HostClient("guess").post("/hosts/echo", ""), 5)
@@ -389,7 +389,7 @@ def test_tokens_are_not_tried_without_end(as_nobody, narrow):
 
 
 def test_beats_have_a_limit_of_their_own(credential, narrow):
-    narrow("heartbeat_endpoint", "BEAT")
+    narrow("hosts", "BEAT")
     door = [knock(said(), bearer(credential)) for _ in range(4)]
     assert [answer.status for answer in door] == [200, 200, 200, 429]
     assert door[-1].headers[b"retry-after"] == b"100"

@@ -3,11 +3,10 @@
 import pytest
 from django.test import Client
 
-from planner.catalog.instances import list_instances
+from planner.catalog.devices import list_instances
 from tests.webapp.conftest import client_of
 from webapp.accounts.models import Membership
-from webapp.modelhub.models import TeamModel
-from webapp.modelhub.shapes import demo_config
+from webapp.modelhub.models import TeamModel, demo_config
 from webapp.plans.models import Plan
 from webapp.plans.planning import current_answer
 from webapp.wizard.drafts import demo_draft, serve_draft

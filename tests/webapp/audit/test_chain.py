@@ -16,8 +16,8 @@ from webapp.audit import chain
 from webapp.audit.chain import KIND, events_seal, history_cut, old_history
 from webapp.audit.guard import NAMES, guards_missing, guards_set
 from webapp.audit.models import Cut, Link
-from webapp.audit.views import cell
 from webapp.core.clock import now
+from webapp.core.display import cell
 from webapp.core.problems import ConflictProblem
 from webapp.jobs.models import Event
 

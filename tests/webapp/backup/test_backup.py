@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.stack import ROOT, copy_migrated
-from webapp.backup.manifest import Manifest
+from webapp.backup.database_copies import Manifest
 
 pytestmark = pytest.mark.slow
 FILL = """
@@ -220,15 +220,15 @@ def test_a_key_of_the_environment_is_named_and_asked_for_again(site, tmp_path):
 def test_a_full_disk_leaves_no_half_backup(data, tmp_path, monkeypatch):
     from django.conf import settings
 
-    from webapp.backup import create
+    from webapp.backup import archive
 
     monkeypatch.setattr(settings, "DATA_DIR", data)
     monkeypatch.setattr(settings, "ARTEFACTS_DIR", data / "artefacts")
     monkeypatch.setattr(settings, "DATASETS_DIR", data / "datasets")
-    monkeypatch.setattr(create, "database_file", lambda _: data / "slipway.sqlite3")
-    monkeypatch.setattr(create, "digest_of", _full)
-    with pytest.raises(create.BackupError, match="No space left"):
-        create.create(tmp_path / "b")
+    monkeypatch.setattr(archive, "database_file", lambda _: data / "slipway.sqlite3")
+    monkeypatch.setattr(archive, "digest_of", _full)
+    with pytest.raises(archive.BackupError, match="No space left"):
+        archive.create(tmp_path / "b")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.webapp.boot.wheels import make_source, make_wheel
-from webapp.boot import cli, environment, installer, pins, vendor
+from webapp.boot import cli, environment, installer, vendor
 from webapp.boot.console import Problem
 from webapp.boot.installer import PackageFile, Platform
 
@@ -345,7 +345,7 @@ def test_a_wheel_names_the_oldest_glibc_that_it_runs_on():
     not any(HERE.key in row.platforms for row in LISTED), reason="a platform without a list"
 )
 def test_the_list_covers_every_pinned_package_of_this_environment():
-    pinned = pins.pinned(environment.CONSTRAINTS.read_text())
+    pinned = environment.pinned(environment.CONSTRAINTS.read_text())
     here = {
         re.sub(r"[-_.]+", "-", dist.name).lower(): dist.version.partition("+")[0]
         for dist in importlib.metadata.distributions()
@@ -357,7 +357,7 @@ def test_the_list_covers_every_pinned_package_of_this_environment():
 
 
 def test_every_row_of_the_list_is_of_a_pinned_version_and_has_a_digest():
-    pinned = pins.pinned(environment.CONSTRAINTS.read_text())
+    pinned = environment.pinned(environment.CONSTRAINTS.read_text())
     for row in LISTED:
         assert len(bytes.fromhex(row.sha256)) == 32
         assert pinned.get(row.project) in {None, row.version.partition("+")[0]}, row.file
@@ -397,23 +397,23 @@ def test_a_report_of_pip_is_recorded_for_its_platform(listed, tmp_path):
 
 def test_recording_leaves_out_versions_that_are_pinned_no_more(listed):
     installer.write(listed, [PackageFile("new_name-1.0-py3-none-any.whl", A, frozenset({KEY}))])
-    pins.record([PackageFile("new_name-2.0-py3-none-any.whl", B)], KEY)
+    environment.record([PackageFile("new_name-2.0-py3-none-any.whl", B)], KEY)
     assert [row.version for row in installer.read(listed)] == ["2.0"]
 
 
 def test_recording_adds_a_platform_to_a_file_that_is_listed(listed):
     file = PackageFile("new_name-2.0-py3-none-any.whl", A)
     for key in ("cpython3.11-linux-x86_64", KEY):
-        pins.record([file], key)
+        environment.record([file], key)
     (row,) = installer.read(listed)
     assert row.platforms == {"cpython3.11-linux-x86_64", KEY}
 
 
 def test_a_report_without_digests_or_for_a_comparison_is_refused(tmp_path, capsys):
     with pytest.raises(Problem, match="no report of pip with digests"):
-        pins.from_report(report(tmp_path, "a-1-py3-none-any.whl", {}))
+        environment.from_report(report(tmp_path, "a-1-py3-none-any.whl", {}))
     with pytest.raises(SystemExit):
-        pins.main([str(tmp_path / "report.json")])
+        environment.main([str(tmp_path / "report.json")])
     assert "add --record" in capsys.readouterr().err
 
 
@@ -421,7 +421,7 @@ def test_a_report_without_digests_or_for_a_comparison_is_refused(tmp_path, capsy
 def given(listed, monkeypatch):
     """What the index gives: one file."""
     found = [PackageFile("new_name-2.0-py3-none-any.whl", A)]
-    monkeypatch.setattr(pins, "_fetch", lambda *_: found)
+    monkeypatch.setattr(environment, "_fetch", lambda *_: found)
     return found
 
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from webapp.charts.catalog import charts_for
+from webapp.charts.figures import charts_for
 from webapp.charts.job_charts import CHARTS, At, sweep_chart
 
 # Which charts a job has

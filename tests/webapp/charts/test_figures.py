@@ -9,13 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from webapp.charts.catalog import BY_KIND, charts_for
 from webapp.charts.figures import (
+    BY_KIND,
     HEIGHT,
     ORIGIN_MS,
     WIDTH,
     Prediction,
     Series,
+    charts_for,
     clock,
     drawing,
     figure,

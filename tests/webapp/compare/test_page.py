@@ -7,12 +7,11 @@ import pytest
 
 from runners.jobspec import TrainSpec
 from tests.webapp.conftest import client_of, make_job
-from webapp.compare import comparison
-from webapp.compare.charts import overlays
-from webapp.compare.comparison import Side, flat, settings_of, shown, sides_of, words_of
-from webapp.jobs.memory_terms import TermRow
+from webapp.compare import views
+from webapp.compare.views import Side, flat, overlays, settings_of, shown, sides_of, words_of
+from webapp.jobs.calibration_page import draw
+from webapp.jobs.measured_figures import TermRow
 from webapp.jobs.models import Job
-from webapp.jobs.plots import draw
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 
@@ -241,9 +240,9 @@ def test_ranks_are_compared_by_what_each_holds(monkeypatch):
         ]
         return SimpleNamespace(rows=tuple(rows))
 
-    monkeypatch.setattr(comparison, "story_of", story)
+    monkeypatch.setattr(views, "story_of", story)
 
-    (row,) = comparison._rank_rows([Side(at + 1, job, "") for at, job in enumerate(jobs)])
+    (row,) = views._rank_rows([Side(at + 1, job, "") for at, job in enumerate(jobs)])
 
     assert row.label == "Optimiser states on a rank"
     assert [cell.measured for cell in row.cells] == [200.0, 100.0]
@@ -253,4 +252,4 @@ def test_ranks_are_compared_by_what_each_holds(monkeypatch):
 
 def test_one_process_beside_several_has_no_rows_of_a_rank():
     alone, shared = Job(kind="train", spec={}), Job(kind="train", spec={}, devices_per_host=2)
-    assert comparison._rank_rows([Side(1, alone, ""), Side(2, shared, "")]) == []
+    assert views._rank_rows([Side(1, alone, ""), Side(2, shared, "")]) == []

@@ -12,7 +12,7 @@ LINUX = pytest.mark.skipif(sys.platform != "linux", reason="glibc alone has thes
 # Blocks of growing sizes are taken and freed, the last of each below a small one that stays.
 BURST = """
 import psutil
-from webapp.core import allocator
+from webapp.core import logs as allocator
 
 if {is_set}:
     assert allocator.give_back_memory()
@@ -42,7 +42,7 @@ def test_large_blocks_that_were_freed_are_given_back():
 # Blocks too large for Python's own allocator, each second one freed: no end of the heap is free.
 HOLES = """
 import psutil
-from webapp.core import allocator
+from webapp.core import logs as allocator
 
 assert allocator.give_back_memory()
 own = psutil.Process()
@@ -68,7 +68,7 @@ def test_free_pages_between_used_ones_are_given_back():
 # A cycle that reached the oldest generation, which the collector seldom looks at by itself.
 CYCLE = """
 import gc, weakref
-from webapp.core import allocator
+from webapp.core import logs as allocator
 
 class Node: pass
 

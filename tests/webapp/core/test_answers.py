@@ -22,12 +22,19 @@ from tests.webapp.conftest import client_of
 from webapp import asgi
 from webapp.accounts.models import Membership, Quota, Role, Secret, Team
 from webapp.accounts.secrets import secrets_open
-from webapp.core.admin_base import FreshAdmin, ReadOnlyAdmin
-from webapp.core.asgi_middleware import ANONYMOUS_BYTES, DEFAULT_BYTES, PART_BYTES, UPLOAD_BYTES
-from webapp.core.middleware import CompressionMiddleware, ProblemMiddleware, uncompressed
+from webapp.core.middleware import (
+    ANONYMOUS_BYTES,
+    DEFAULT_BYTES,
+    PART_BYTES,
+    UPLOAD_BYTES,
+    CompressionMiddleware,
+    ProblemMiddleware,
+    uncompressed,
+)
 from webapp.core.problems import ConflictProblem, ForbiddenProblem, NotFoundProblem
 from webapp.hosts.models import Host, Pool
 from webapp.jobs.models import Job
+from webapp.operations.admin import FreshAdmin, ReadOnlyAdmin
 
 # The policies for browsers are on every answer: pages, errors, files, the API, streams, beats.
 

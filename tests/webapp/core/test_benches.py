@@ -15,16 +15,17 @@ from django.core.management import CommandError, call_command
 from planner.catalog.devices import get_device
 from planner.catalog.models import get_model
 from planner.specs.cluster import ClusterSpec, DeviceSpec
-from runners import compress_bench
-from runners.abilities import ABILITIES
-from runners.bench_cases import CASES, CollectiveTime, Held, KeptRatio, Ratio
-from runners.jobs import offload_bench
+from runners.host import bench
+from runners.host.abilities import ABILITIES
+from runners.host.bench import CASES, CollectiveTime, Held, KeptRatio, Ratio
+from runners.jobs.bench import offload_bench
 from runners.jobspec import CompressSpec, FolderModel
 from runners.jobspec.train import LayoutOptions
-from webapp.core.benches import compression, layouts, long_history, memory
-from webapp.core.benches.compression import CLAIMS, Claim, page, verdict
-from webapp.core.benches.crowd import CommitCount
-from webapp.core.benches.layouts import (
+from webapp.bench import compression, layouts, long_history, memory, peers
+from webapp.bench import peer_answer as script
+from webapp.bench.compression import CLAIMS, Claim, page, verdict
+from webapp.bench.crowd import CommitCount
+from webapp.bench.layouts import (
     ALONE,
     COPIES,
     MODELS,
@@ -38,16 +39,14 @@ from webapp.core.benches.layouts import (
     machine_of,
     predicted_seconds,
 )
-from webapp.core.benches.long_history import figures
-from webapp.core.benches.memory import Row, planned, rows_of, sharding_ratios
-from webapp.core.benches.ratios import PROOFS, evidence, holds, keep, level_of, stored
-from webapp.core.management.commands import bench as command
-from webapp.core.management.commands.bench import Figure
-from webapp.core.peers import answer as script
-from webapp.core.peers import bench
-from webapp.core.peers.bench import OTHERS, QUESTION, UNITS, Answer
+from webapp.bench.long_history import figures
+from webapp.bench.memory import Row, planned, rows_of, sharding_ratios
+from webapp.bench.peers import OTHERS, QUESTION, UNITS, Answer
+from webapp.bench.ratios import PROOFS, evidence, holds, keep, level_of, stored
 from webapp.hosts.models import Host
 from webapp.jobs.models import Job, Measurement
+from webapp.operations.management.commands import bench as command
+from webapp.operations.management.commands.bench import Figure
 from webapp.plans.training import layout_of
 
 # The table of compressions: kept rows, the page made of them, the order that they show.
@@ -63,9 +62,9 @@ def row(perplexity, low, high):
 
 def test_the_page_and_every_claim_are_of_the_rows_that_were_kept(tmp_path):
     assert PAGE.read_text() == page(compression.stored())
-    assert set(compression.stored()) == set(compress_bench.SETTINGS)
+    assert set(compression.stored()) == set(bench.SETTINGS)
     named = {name for claim in CLAIMS for name in (claim.better, claim.worse)}
-    assert named <= set(compress_bench.SETTINGS)
+    assert named <= set(bench.SETTINGS)
     for name, measured in compression.stored().items():
         assert measured["perplexity"] > 1, name
         assert measured["decode_tokens_per_second"] > 0, name
@@ -75,7 +74,7 @@ def test_the_page_and_every_claim_are_of_the_rows_that_were_kept(tmp_path):
 
 
 def test_every_way_of_the_bench_is_one_that_a_job_takes():
-    for name, chosen in compress_bench.SETTINGS.items():
+    for name, chosen in bench.SETTINGS.items():
         spec = CompressSpec(model=FolderModel(path="any"), **chosen)
         assert {key: getattr(spec, key) for key in chosen} == dict(chosen), name
 
@@ -99,7 +98,7 @@ def test_a_claim_is_judged_by_its_intervals():
 
 
 def test_figures_carry_their_units(monkeypatch, tmp_path):
-    kept = [compress_bench.Row("rtn", {"perplexity": 3.0, "disk_bytes": 7.0, "other": 1.0})]
+    kept = [bench.Row("rtn", {"perplexity": 3.0, "disk_bytes": 7.0, "other": 1.0})]
     monkeypatch.setattr(compression, "rows", lambda _folder, _seconds: iter(kept))
     found = list(compression.figures(tmp_path))
     assert found == [("rtn: disk_bytes", 7.0, "bytes"), ("rtn: perplexity", 3.0, "")]
@@ -107,7 +106,7 @@ def test_figures_carry_their_units(monkeypatch, tmp_path):
 
 
 def test_rows_that_are_kept_take_the_place_of_those_before(monkeypatch, tmp_path):
-    again = [compress_bench.Row(name, dict(each)) for name, each in compression.stored().items()]
+    again = [bench.Row(name, dict(each)) for name, each in compression.stored().items()]
     again[1].measured["perplexity"] = 4321.0
     monkeypatch.setattr(compression, "rows", lambda _folder, _seconds: iter(again))
     monkeypatch.setattr(compression, "RAW", tmp_path / "rows.jsonl")
@@ -233,7 +232,7 @@ def test_this_machine_is_told_to_the_planner_as_a_host_and_as_its_ranks(measured
 
 @pytest.fixture
 def measured_host():
-    from runners.facts import DeviceMeasurement, Microbench
+    from runners.shared.facts import DeviceMeasurement, Microbench
 
     cpu = DeviceMeasurement(
         device="cpu", memory_bandwidth_bytes_per_second=2e10, flops_per_second={"fp32": 9e10},
@@ -338,7 +337,7 @@ def test_the_site_has_as_many_jobs_as_were_asked_for_and_each_page_is_timed(monk
 def test_growth_is_told_between_the_smallest_and_the_largest_site(monkeypatch, tmp_path):
     taken = {10: 0.1, 1000: 0.4}
     monkeypatch.setattr(
-        "webapp.core.benches.long_history._measured",
+        "webapp.bench.long_history._measured",
         lambda _data, size: dict.fromkeys(long_history.names(), taken[size]),
     )
     told = {name: value for name, value, _ in figures(tmp_path, [10, 1000])}
@@ -430,7 +429,7 @@ def test_the_question_has_the_published_shape_of_its_model_and_the_rates_of_its_
 
 
 def test_our_own_planner_answers_in_a_process_of_its_own():
-    found = bench.answer_of("slipway", Path(sys.executable))
+    found = peers.answer_of("slipway", Path(sys.executable))
     assert found.reason == ""
     assert set(found.figures) == set(UNITS)
     assert found.figures["decode_s"] < found.figures["prefill_s"]
@@ -445,17 +444,17 @@ def test_our_answer_beside_the_others_is_that_of_the_front_door():
 
 def test_a_planner_that_does_not_install_is_said_by_name_with_the_reason(tmp_path):
     run = ends(1, stderr="WARNING: slow\nERROR: No matching distribution found\n\n")
-    found = list(bench.answers(tmp_path, run))
+    found = list(peers.answers(tmp_path, run))
     assert [one.name for one in found[1:]] == list(OTHERS)
     assert found[3].reason == "genz-llm does not install: ERROR: No matching distribution found"
 
 
 def test_a_planner_that_breaks_says_its_last_line_after_what_it_printed(tmp_path):
     run = ends(1, stderr="Traceback\nValueError: no such system")
-    found = bench.answer_of("GenZ", tmp_path / "python", run)
+    found = peers.answer_of("GenZ", tmp_path / "python", run)
     assert found == Answer("GenZ", reason="does not answer: ValueError: no such system")
     printed = "loading tables\n" + json.dumps({"version": "0.1", **FIGURES})
-    found = bench.answer_of("GenZ", tmp_path / "python", ends(stdout=printed))
+    found = peers.answer_of("GenZ", tmp_path / "python", ends(stdout=printed))
     assert found == Answer("GenZ", "0.1", FIGURES)
 
 
@@ -463,13 +462,13 @@ def test_a_planner_that_hangs_is_left_after_its_time(tmp_path):
     def run(command, **options):
         raise subprocess.TimeoutExpired(command, options["timeout"])
 
-    assert "timed out after 300" in bench.answer_of("GenZ", tmp_path / "python", run).reason
+    assert "timed out after 300" in peers.answer_of("GenZ", tmp_path / "python", run).reason
 
 
 def test_an_environment_is_made_once(tmp_path):
     python, run = tmp_path / "genz-llm" / "bin" / "python", ends()
     (tmp_path / "genz-llm").mkdir()
-    assert [bench.install("genz-llm", python, run) for _ in range(2)] == ["", ""]
+    assert [peers.install("genz-llm", python, run) for _ in range(2)] == ["", ""]
     made, fetched = run.commands
     assert made[1:3] == ["-m", "venv"]
     assert fetched[1:] == ["-m", "pip", "install", "--quiet", "genz-llm"]
@@ -478,12 +477,12 @@ def test_an_environment_is_made_once(tmp_path):
 def test_an_installation_that_broke_off_is_tried_again(tmp_path):
     python, broken, whole = tmp_path / "p" / "bin" / "python", ends(1, stderr="no disk"), ends()
     (tmp_path / "p").mkdir()
-    assert "no disk" in bench.install("p", python, broken)
-    assert bench.install("p", python, whole) == ""
+    assert "no disk" in peers.install("p", python, broken)
+    assert peers.install("p", python, whole) == ""
 
 
 def test_every_figure_is_shown_with_planner_version_and_unit():
-    shown = list(bench.rows(Answer("GenZ", "0.1", FIGURES)))
+    shown = list(peers.rows(Answer("GenZ", "0.1", FIGURES)))
     assert ("GenZ 0.1: decode step", 1.5, "s") in shown
     assert len(shown) == len(UNITS)
 

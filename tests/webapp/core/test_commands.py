@@ -22,11 +22,9 @@ from webapp import asgi
 from webapp.accounts.models import Team
 from webapp.boot import cli
 from webapp.boot.console import Problem
-from webapp.core import schema, site_settings
-from webapp.core.management.commands import doctor
-from webapp.core.management.commands.bench import BENCHES
+from webapp.core import queries, site_settings
 from webapp.core.problems import InvalidProblem
-from webapp.core.schema import SchemaTooNewError
+from webapp.core.queries import SchemaTooNewError
 from webapp.core.site_settings import (
     YEAR_SECONDS,
     DataFolderError,
@@ -40,6 +38,8 @@ from webapp.core.site_settings import (
 from webapp.hosts.models import EnrolmentToken
 from webapp.hosts.services import digest
 from webapp.jobs.models import Job
+from webapp.operations.management.commands import doctor
+from webapp.operations.management.commands.bench import BENCHES
 
 # The management commands: what they print, what they refuse, that they can be repeated.
 
@@ -352,15 +352,15 @@ def newer(db) -> None:
 
 @pytest.mark.django_db(databases=["default", "metrics"])
 def test_only_a_migration_that_this_version_does_not_know_is_newer():
-    schema.check_schema()
-    assert schema.newer_migrations({"hosts": ["0001_of_old", "0002_control"]}) == []
-    assert schema.newer_migrations({"hosts": ["9999_one"]}) == ["hosts.9999_one"]
+    queries.check_schema()
+    assert queries.newer_migrations({"hosts": ["0001_of_old", "0002_control"]}) == []
+    assert queries.newer_migrations({"hosts": ["9999_one"]}) == ["hosts.9999_one"]
 
 
 def test_a_newer_schema_is_refused_with_both_versions_but_what_helps_out_runs(newer, capsys):
     with pytest.raises(SchemaTooNewError) as refusal:
-        schema.check_schema()
-    last = schema.known_migrations()["hosts"][-1]
+        queries.check_schema()
+    last = queries.known_migrations()["hosts"][-1]
     assert "hosts.9999_future, later.0001_new" in str(refusal.value)
     assert f"this is Slipway 0.1.0, which knows hosts.{last}, no later" in str(refusal.value)
     assert "Start the newer version" in str(refusal.value)

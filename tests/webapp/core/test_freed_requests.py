@@ -18,8 +18,8 @@ from django.test import RequestFactory
 from tests.webapp.conftest import client_of
 from tests.webapp.hosts.hostile import VALUES, messages, with_text
 from tests.webapp.hosts.shapes import BODIES, heartbeat
-from webapp.api import heartbeat_endpoint
-from webapp.api.problems import MOST_FAULTS, invalid
+from webapp.api import hosts
+from webapp.core.problems import MOST_FAULTS, invalid
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 PAGES = ("/", "/plans/", "/jobs/", "/queue/", "/hosts/", "/models/", "/no-such-page/")
@@ -109,11 +109,11 @@ def test_a_heartbeat_that_is_refused_leaves_no_frame():
         headers = [(b"authorization", b"Bearer nobody")]
         scope = {
             "type": "http",
-            "path": heartbeat_endpoint.PATH,
+            "path": hosts.PATH,
             "method": "POST",
             "headers": headers,
         }
-        await heartbeat_endpoint.application(scope, receive, send)
+        await hosts.application(scope, receive, send)
 
     async def beats() -> None:
         await beat(bodies[0])

@@ -11,8 +11,7 @@ from tests.webapp.conftest import client_of, make_job
 from webapp.accounts.models import Membership, Team, team_ids_of
 from webapp.core.clock import now
 from webapp.core.queries import NewestFirst, RowChange, page_by_key, update_each
-from webapp.home.attention import attention_for
-from webapp.home.views import accuracy_for
+from webapp.home.views import accuracy_for, attention_for
 from webapp.hosts.models import Host
 from webapp.jobs.listing import latest_at
 from webapp.jobs.models import Job, JobState

@@ -21,7 +21,7 @@ from tests.webapp.accounts.test_matrix import RULES
 from tests.webapp.accounts.test_roles import filled
 from tests.webapp.api.test_hosts_api import bearer, knock, said
 from tests.webapp.conftest import client_of
-from webapp.accounts.sessions import AUTHENTICATED_AT, SEEN_EVERY
+from webapp.accounts.sign_in import AUTHENTICATED_AT, SEEN_EVERY
 from webapp.core.clock import now
 from webapp.core.outages import outage_of
 
@@ -132,7 +132,7 @@ def test_a_session_that_could_not_be_noted_is_noted_later(olga, monkeypatch):
         client.get("/docs/")
     forget_failures()
     assert "seen_at" not in client.session
-    monkeypatch.setattr("webapp.accounts.sessions.REST_SECONDS", 0.0)
+    monkeypatch.setattr("webapp.accounts.sign_in.REST_SECONDS", 0.0)
     fresh = Client()  # another process: it does not rest
     fresh.cookies = client.cookies
     fresh.get("/docs/")

@@ -16,15 +16,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.stack import ROOT
-from webapp.core import broker, disk, pace, problems
-from webapp.core.broker import Breaker
-from webapp.core.display import TERMS, memory_row
+from webapp.core import outages, pace, problems
+from webapp.core.display import TERMS, capitalised, memory_row, sentence
 from webapp.core.ids import ULID_LENGTH, new_ulid
+from webapp.core.outages import Breaker
 from webapp.core.pace import BEAT, HOST, Limit, Pace
 from webapp.core.problems import BusyProblem, Problem
 from webapp.core.staticfiles import HashedStaticFilesStorage
-from webapp.core.ticker import Duty, Stopper, Ticker, all_duties, run_loop
-from webapp.core.wording import capitalised, sentence
+from webapp.operations.ticker import Duty, Stopper, Ticker, all_duties, run_loop
 
 # Identifiers, assets, the breaker before Redis, room on the disk, documents of refusals.
 
@@ -55,7 +54,7 @@ def test_a_breaker_lets_through_until_it_trips_and_closes_by_itself(monkeypatch)
     assert not breaker.is_open()
     breaker.trip()
     assert breaker.is_open()
-    monkeypatch.setattr(broker, "RETRY_AFTER_SECONDS", 0.01)
+    monkeypatch.setattr(outages, "RETRY_AFTER_SECONDS", 0.01)
     breaker = Breaker()
     breaker.trip()
     time.sleep(0.02)
@@ -63,25 +62,26 @@ def test_a_breaker_lets_through_until_it_trips_and_closes_by_itself(monkeypatch)
 
 
 def test_there_is_one_client_for_one_address_with_time_outs():
-    options = broker.client("redis://127.0.0.1:1/0").connection_pool.connection_kwargs
+    options = outages.client("redis://127.0.0.1:1/0").connection_pool.connection_kwargs
     assert options["socket_timeout"] <= 2
     assert options["socket_connect_timeout"] <= 1
-    assert broker.client("redis://127.0.0.1:1/0") is broker.client("redis://127.0.0.1:1/0")
+    assert outages.client("redis://127.0.0.1:1/0") is outages.client("redis://127.0.0.1:1/0")
 
 
 def test_a_full_disk_says_when_to_come_again(tmp_path):
-    assert disk.check_room(tmp_path, 1) is None
+    assert outages.check_room(tmp_path, 1) is None
     with pytest.raises(BusyProblem) as caught:
-        disk.check_room(tmp_path, 2**62)
+        outages.check_room(tmp_path, 2**62)
     assert (caught.value.status, caught.value.facts) == (429, {"retry_after_seconds": 60})
 
 
 def test_every_refusal_has_a_status_and_a_title_of_its_own():
-    for kind in [one for one in vars(problems).values() if isinstance(one, type)]:
-        assert issubclass(kind, Problem), kind
+    classes = [one for one in vars(problems).values() if isinstance(one, type)]
+    kinds = [one for one in classes if issubclass(one, Problem)]
+    assert len(kinds) >= 8
+    for kind in kinds:
         assert 400 <= kind.status < 500 or kind is problems.UnavailableProblem, kind
         assert kind.title, kind
-    kinds = [one for one in vars(problems).values() if isinstance(one, type)]
     assert len({one.title for one in kinds}) == len(kinds)
 
 

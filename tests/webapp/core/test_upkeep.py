@@ -20,9 +20,8 @@ from tests.webapp.conftest import EXIT_OK, batch_of, client_of
 from tests.webapp.jobs.test_uploads import body_of
 from webapp.accounts.models import LoginTry, OpenSession
 from webapp.audit import chain
-from webapp.core.asgi_middleware import MOST_UNANSWERED, OneAtATime
 from webapp.core.clock import now
-from webapp.core.pruning import Lifetimes, heaps
+from webapp.core.middleware import MOST_UNANSWERED, OneAtATime
 from webapp.core.staticfiles import HashedStaticFilesStorage
 from webapp.hosts.models import EnrolmentToken
 from webapp.jobs.artefacts import folder_of
@@ -30,6 +29,7 @@ from webapp.jobs.ingest import events_accept
 from webapp.jobs.models import Artefact, AttemptEvent, Event, Job
 from webapp.metrics.models import MetricChunk
 from webapp.modelhub.models import TeamModel
+from webapp.operations.ticker import Lifetimes, heaps
 
 # What goes by retention, what never does, and what the command says before.
 

@@ -10,12 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from webapp.core.clock import now
-from webapp.core.display import TERMS, Figure, fragment, legend, memory_row
-from webapp.core.templatetags.components import NAVIGATION
-from webapp.core.templatetags.status import LOOKS, icon_path, status
-from webapp.core.units import DASH, NBSP, THIN
-from webapp.hosts.contact import Contact
+from webapp.core.display import DASH, NBSP, TERMS, THIN, Figure, fragment, legend, memory_row
+from webapp.core.templatetags.components import LOOKS, NAVIGATION, icon_path, status
 from webapp.hosts.models import HostState
+from webapp.hosts.services import Contact
 from webapp.jobs.models import FINAL_STATES, JobState
 from webapp.plans.models import PlanState
 
@@ -93,7 +91,7 @@ def test_every_tensor_class_is_drawn_and_the_legend_names_each_once():
 
 
 def chip(state: str) -> str:
-    return Template("{% load status %}{% status state %}").render(Context({"state": state}))
+    return Template("{% load components %}{% status state %}").render(Context({"state": state}))
 
 
 def test_every_state_has_a_shape_and_the_state_machines_own_word():

@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from webapp.core import units
-from webapp.core.display import UNIT_FORMATS, quantity
-from webapp.core.units import NBSP, THIN
+from webapp.core import display
+from webapp.core.display import NBSP, THIN, UNIT_FORMATS, quantity
 
 KIB, MIB, GIB = 1024, 1024**2, 1024**3
 HOUR, DAY = 3600, 86_400
@@ -48,7 +47,7 @@ def test_memory_changes_its_unit_where_its_digits_do():
         (-3 * GIB, "\u22123.00 GiB"),
     ]
     rows = [(value, spaced(words).replace(THIN, "")) for value, words in rows]
-    wrong = misread(lambda value: str(units.memory(value)).replace(THIN, ""), *rows)
+    wrong = misread(lambda value: str(display.memory(value)).replace(THIN, ""), *rows)
     assert not wrong, wrong
 
 
@@ -114,9 +113,9 @@ def test_a_length_of_time_is_said_in_the_unit_where_its_digits_belong():
         (200_000, "about 2 d 7 h"),
     ]
     coarse = [(30, "30 s"), (61, "1 min"), (289, "4 min"), (7300, "2 h"), (90_000, "1 d")]
-    wrong = misread(units.duration, *((value, spaced(words)) for value, words in durations))
-    wrong += misread(units.clock, *clocks) + misread(units.about, *estimates)
-    wrong += misread(units.coarse, *coarse)
+    wrong = misread(display.duration, *((value, spaced(words)) for value, words in durations))
+    wrong += misread(display.clock, *clocks) + misread(display.about, *estimates)
+    wrong += misread(display.coarse, *coarse)
     assert not wrong, wrong
 
 
@@ -139,36 +138,36 @@ def test_a_number_is_rounded_once_to_as_many_digits_as_it_is_worth():
     wrong = [
         (value, got, words)
         for value, digits, words in rows
-        if (got := units.number(value, digits)) != spaced(words)
+        if (got := display.number(value, digits)) != spaced(words)
     ]
     usual = [(0, "0"), (0.98214, "0.982"), (31, "31.0"), (-2.5, "\u22122.50")]
     usual += [(2614.4, f"2{THIN}614"), (313_698, f"313{THIN}700")]
-    wrong += misread(units.number, *usual)
+    wrong += misread(display.number, *usual)
     assert not wrong, wrong
 
 
 def test_each_kind_of_figure_has_its_own_unit():
     rows = [
-        (units.bandwidth, 12e9, "12.0 GB/s"),
-        (units.bandwidth, 999.9e6, "1.00 GB/s"),
-        (units.bandwidth, 3.35e12, "3.35 TB/s"),
-        (units.bandwidth, 20e15, "20_000 TB/s"),
-        (units.flops, 989e12, "989 TFLOP/s"),
-        (units.flops, 1.5e16, "15.0 PFLOP/s"),
-        (units.flops, 30e9, "30.0 GFLOP/s"),
-        (units.flop, 6.2e9, "6.20 GFLOP"),
-        (units.tokens_rate, 0.0207, "0.0207 tok/s"),
-        (units.tokens_rate, 13_204, "13_200 tok/s"),
-        (units.tokens, 12, "12 tokens"),
-        (units.tokens, 260_040, "260 k tokens"),
-        (units.tokens, 15e12, "15.0 T tokens"),
-        (units.parameters, 134_515_008, "135 M"),
-        (units.parameters, 999_999_999, "1.00 B"),
-        (units.parameters, 8_030_261_248, "8.03 B"),
-        (units.parameters, 405_853_388_800, "406 B"),
-        (units.parameters, 12, "12"),
-        (units.money, 0.465, "0.47 $"),
-        (units.money, 2.59, "2.59 $"),
+        (display.bandwidth, 12e9, "12.0 GB/s"),
+        (display.bandwidth, 999.9e6, "1.00 GB/s"),
+        (display.bandwidth, 3.35e12, "3.35 TB/s"),
+        (display.bandwidth, 20e15, "20_000 TB/s"),
+        (display.flops, 989e12, "989 TFLOP/s"),
+        (display.flops, 1.5e16, "15.0 PFLOP/s"),
+        (display.flops, 30e9, "30.0 GFLOP/s"),
+        (display.flop, 6.2e9, "6.20 GFLOP"),
+        (display.tokens_rate, 0.0207, "0.0207 tok/s"),
+        (display.tokens_rate, 13_204, "13_200 tok/s"),
+        (display.tokens, 12, "12 tokens"),
+        (display.tokens, 260_040, "260 k tokens"),
+        (display.tokens, 15e12, "15.0 T tokens"),
+        (display.parameters, 134_515_008, "135 M"),
+        (display.parameters, 999_999_999, "1.00 B"),
+        (display.parameters, 8_030_261_248, "8.03 B"),
+        (display.parameters, 405_853_388_800, "406 B"),
+        (display.parameters, 12, "12"),
+        (display.money, 0.465, "0.47 $"),
+        (display.money, 2.59, "2.59 $"),
     ]
     wrong = [
         (value, got, words)
@@ -176,13 +175,13 @@ def test_each_kind_of_figure_has_its_own_unit():
         if (got := spaced(str(form(value)))) != spaced(words)
     ]
     assert not wrong, wrong
-    assert str(units.parameters(8_030_261_248)) == f"8.03{NBSP}B"
+    assert str(display.parameters(8_030_261_248)) == f"8.03{NBSP}B"
 
 
 def test_a_column_of_gib_lines_up_and_a_whole_number_keeps_every_digit():
     rows = [(0, "0.00"), (GIB // 2, "0.50"), (GIB, "1.0"), (23.9 * GIB, "23.9")]
-    wrong = misread(units.gib, *rows, (2000 * GIB, f"2{THIN}000.0"))
-    wrong += misread(units.whole, (131_072, f"131{THIN}072"))
+    wrong = misread(display.gib, *rows, (2000 * GIB, f"2{THIN}000.0"))
+    wrong += misread(display.whole, (131_072, f"131{THIN}072"))
     assert not wrong, wrong
 
 
@@ -197,13 +196,20 @@ def test_a_ratio_in_per_cent_keeps_a_decimal_below_ten():
         (1.0, "100 %"),
         (2.5, "250 %"),
     ]
-    wrong = misread(units.percent, *((value, spaced(words)) for value, words in rows))
+    wrong = misread(display.percent, *((value, spaced(words)) for value, words in rows))
     assert not wrong, wrong
 
 
 def test_what_is_no_number_is_a_dash_in_every_unit_and_form():
-    forms = [units.clock, units.coarse, units.about, units.gib, units.whole, units.percent]
-    forms += [units.number, lambda value: units.memory(value).value]
+    forms = [
+        display.clock,
+        display.coarse,
+        display.about,
+        display.gib,
+        display.whole,
+        display.percent,
+    ]
+    forms += [display.number, lambda value: display.memory(value).value]
     wrong = [
         (value, unit)
         for value, unit in itertools.product(UNSEEN, UNIT_FORMATS)
@@ -212,10 +218,10 @@ def test_what_is_no_number_is_a_dash_in_every_unit_and_form():
     wrong += [
         (value, form)
         for value, form in itertools.product(UNSEEN, forms)
-        if form(value) != units.NOTHING
+        if form(value) != display.NOTHING
     ]
     assert not wrong, wrong
-    assert units.NOTHING == "\u2014"
+    assert display.NOTHING == "\u2014"
 
 
 def test_an_unknown_unit_is_shown_as_it_is_and_none_leaves_no_space():
@@ -225,15 +231,15 @@ def test_an_unknown_unit_is_shown_as_it_is_and_none_leaves_no_space():
 
 def test_below_zero_has_a_true_minus_and_a_little_below_it_none():
     for shown, words in (
-        (units.gib(-3 * GIB), "\u22123.0"),
-        (units.gib(-GIB / 4), "\u22120.25"),
-        (units.whole(-1234.0), f"\u22121{THIN}234"),
-        (units.memory(-12).value, "\u221212"),
-        (units.clock(-65), "\u22121 min 5 s"),
-        (units.percent(-0.04), f"\u22124.0{NBSP}%"),
+        (display.gib(-3 * GIB), "\u22123.0"),
+        (display.gib(-GIB / 4), "\u22120.25"),
+        (display.whole(-1234.0), f"\u22121{THIN}234"),
+        (display.memory(-12).value, "\u221212"),
+        (display.clock(-65), "\u22121 min 5 s"),
+        (display.percent(-0.04), f"\u22124.0{NBSP}%"),
     ):
         assert shown == words
-    for form in (units.whole, units.gib, units.percent):
+    for form in (display.whole, display.gib, display.percent):
         assert form(-1e-9) == form(0.0), form
 
 
@@ -243,44 +249,44 @@ def as_number(text: str) -> float:
 
 @given(POSITIVE)
 def test_a_number_is_never_off_by_more_than_its_last_digit(value):
-    assert as_number(units.number(value)) == pytest.approx(value, rel=0.006, abs=6e-7)
+    assert as_number(display.number(value)) == pytest.approx(value, rel=0.006, abs=6e-7)
 
 
 @given(POSITIVE)
 def test_more_digits_never_say_less(value):
-    few, many = (abs(as_number(units.number(value, n)) - value) for n in (2, 4))
+    few, many = (abs(as_number(display.number(value, n)) - value) for n in (2, 4))
     assert many <= few + 1e-12 * value
 
 
 @given(POSITIVE, st.floats(1.02, 1e3))
 def test_a_larger_number_never_reads_smaller(value, factor):
-    assert as_number(units.number(value)) <= as_number(units.number(value * factor))
+    assert as_number(display.number(value)) <= as_number(display.number(value * factor))
 
 
 @given(st.floats(0, 1e15))
 def test_memory_never_reads_as_a_thousand_and_more_below_the_largest_unit(value):
-    shown = units.memory(value)
+    shown = display.memory(value)
     assert shown.unit == "GiB" or as_number(shown.value) < 1024
 
 
 @given(st.floats(0, 1e9))
 def test_no_duration_reads_as_sixty_seconds_or_minutes(value):
-    shown = units.duration(value)
+    shown = display.duration(value)
     assert shown.unit not in {"s", "min"} or as_number(shown.value) < 60
 
 
 @given(st.integers(0, 10**7))
 def test_a_length_of_time_says_its_largest_part_truly(seconds):
-    number, unit = units.clock(seconds).split()[:2]
+    number, unit = display.clock(seconds).split()[:2]
     size = {"s": 1, "min": 60, "h": 3600, "d": 86_400}[unit]
     assert int(number) == seconds // size
 
 
 @given(st.integers(0, 10**15))
 def test_a_whole_number_keeps_all_its_digits(value):
-    assert as_number(units.whole(value)) == value
+    assert as_number(display.whole(value)) == value
 
 
 @given(st.floats(-1e18, 1e18))
 def test_no_form_prints_an_ascii_minus(value):
-    assert not any("-" in form(value) for form in (units.gib, units.whole, units.percent))
+    assert not any("-" in form(value) for form in (display.gib, display.whole, display.percent))

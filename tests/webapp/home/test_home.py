@@ -6,8 +6,15 @@ import pytest
 
 from tests.webapp.conftest import client_of, enrol, make_job
 from webapp.core.clock import now
-from webapp.home.attention import FAILED_FOR, MOST, QUEUED_TOO_LONG, attention_for
-from webapp.home.views import WINDOW_DAYS, accuracy_for, headline
+from webapp.home.views import (
+    FAILED_FOR,
+    MOST_JOBS,
+    QUEUED_TOO_LONG,
+    WINDOW_DAYS,
+    accuracy_for,
+    attention_for,
+    headline,
+)
 from webapp.hosts.models import Host
 from webapp.jobs.lookup import JobCounts
 from webapp.jobs.models import Attempt, Job, JobState, Measurement
@@ -204,9 +211,9 @@ def test_a_host_needs_somebody_once_it_is_unreachable_unless_out_of_use(alice, h
 
 
 def test_what_needs_a_person_is_no_endless_list(alice, team, host):
-    for number in range(MOST + 4):
+    for number in range(MOST_JOBS + 4):
         state(make_job(team, alice, host, name=f"job {number}"), "failed", ended_at=now())
-    assert len(attention_for(alice)) == MOST
+    assert len(attention_for(alice)) == MOST_JOBS
 
 
 def test_every_address_of_what_needs_a_person_answers(alice, draft, host):

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import redis
 
-from runners.redis_address import bare, shipper_user, with_user, worker_user
+from runners.shared.redis_address import bare, shipper_user, with_user, worker_user
 from webapp.boot import broker
-from webapp.core import broker as web_broker
+from webapp.core import outages as web_broker
 
 
 def programs() -> list:

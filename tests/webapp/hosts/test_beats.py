@@ -9,8 +9,8 @@ from asgiref.sync import async_to_sync
 from django.db import DatabaseError, connection
 from django.test.utils import CaptureQueriesContext
 
-from runners.messages import AttemptStatus, BeatReply, Doorbell
-from runners.redis_address import pong_key
+from runners.shared.messages import AttemptStatus, BeatReply, Doorbell
+from runners.shared.redis_address import pong_key
 from tests.webapp.conftest import (
     EXIT_OK,
     batch_of,
@@ -25,7 +25,7 @@ from tests.webapp.conftest import (
 from webapp.core.clock import now
 from webapp.core.problems import UnauthorizedProblem
 from webapp.hosts import heartbeats
-from webapp.hosts.contact import Contact, ContactSweep, contact_of, expire_tokens
+from webapp.hosts.environments import RoundTrips
 from webapp.hosts.heartbeats import (
     HeartbeatBatcher,
     HostHeartbeat,
@@ -35,8 +35,14 @@ from webapp.hosts.heartbeats import (
     host_beats,
 )
 from webapp.hosts.models import Host
-from webapp.hosts.round_trips import RoundTrips
-from webapp.hosts.services import checks_update, credential_revoke
+from webapp.hosts.services import (
+    Contact,
+    ContactSweep,
+    checks_update,
+    contact_of,
+    credential_revoke,
+    expire_tokens,
+)
 from webapp.jobs.ingest import events_accept
 from webapp.jobs.models import Event, Job
 from webapp.jobs.services import job_stop, job_submit
@@ -423,7 +429,7 @@ def live(redis_client, enrolled):
 
 @pytest.fixture
 def at(monkeypatch):
-    monkeypatch.setattr("webapp.hosts.round_trips.WAIT_SECONDS", 0.2)
+    monkeypatch.setattr("webapp.hosts.environments.WAIT_SECONDS", 0.2)
 
 
 def queue_of(found) -> dict:

@@ -6,7 +6,7 @@ from django.core.management import call_command
 
 from planner.catalog.devices import DRIVER_NAMES, get_device
 from runners.jobspec import TrainSpec
-from runners.messages import BeatReply, EpochShown
+from runners.shared.messages import BeatReply, EpochShown
 from tests.webapp.api.conftest import HostClient
 from tests.webapp.conftest import (
     GIB,
@@ -19,11 +19,10 @@ from tests.webapp.conftest import (
     make_microbench,
 )
 from webapp.core.problems import BusyProblem, ConflictProblem, InvalidProblem
-from webapp.hosts.checks import open_checks
-from webapp.hosts.device import cluster_for_host, device_for_host
 from webapp.hosts.epoch import epoch, epoch_advance, epoch_raise, is_restored, shown
-from webapp.hosts.health import health_of
+from webapp.hosts.health import health_of, open_checks
 from webapp.hosts.heartbeats import host_beat
+from webapp.hosts.machines import cluster_for_host, device_for_host
 from webapp.hosts.models import EnrolmentToken, Epoch, Host
 from webapp.hosts.pools import pool_ensure, teams_of
 from webapp.hosts.services import credential_revoke, token_create

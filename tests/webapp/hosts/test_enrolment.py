@@ -7,8 +7,8 @@ from datetime import timedelta
 import pytest
 from django.db import connections
 
-from runners.facts import PartitionFacts, SchedulerFacts
-from runners.messages import EnrollRequest, EnvironmentState
+from runners.shared.facts import PartitionFacts, SchedulerFacts
+from runners.shared.messages import EnrollRequest, EnvironmentState
 from tests.webapp.conftest import GIB, claim, client_of, enrol, make_beat, make_facts, make_job
 from webapp.core.clock import now
 from webapp.core.problems import (
@@ -17,7 +17,6 @@ from webapp.core.problems import (
     NotFoundProblem,
     UnauthorizedProblem,
 )
-from webapp.hosts.cordons import device_words
 from webapp.hosts.environments import environment_order, environments_of
 from webapp.hosts.heartbeats import host_beat
 from webapp.hosts.models import Device, EnrolmentToken, Host, HostState, Pool
@@ -25,6 +24,7 @@ from webapp.hosts.pools import devices_sync, pool_ensure
 from webapp.hosts.services import (
     command_key,
     credential_revoke,
+    device_words,
     digest,
     host_by_credential,
     host_enroll,
@@ -32,8 +32,8 @@ from webapp.hosts.services import (
     token_create,
     token_revoke,
 )
+from webapp.jobs.gangs import run_checks
 from webapp.jobs.models import Event, Job, JobState
-from webapp.jobs.reservations import run_checks
 from webapp.jobs.services import job_submit
 from webapp.jobs.views import scheduler_words
 from webapp.queue.words import closed_words

@@ -5,10 +5,10 @@ import json
 import pytest
 import redis
 
-from runners.messages import ReceivedBatch
-from runners.redis_access import ack_key, encode, events_key
-from runners.redis_address import key_prefix, pong_key
-from runners.wire import excerpt
+from runners.host.redis_access import ack_key, encode, events_key
+from runners.jobspec.base import excerpt
+from runners.shared.messages import ReceivedBatch
+from runners.shared.redis_address import key_prefix, pong_key
 from tests.plugins.extent import first
 from tests.webapp.api.conftest import HostClient
 from tests.webapp.api.test_hosts_api import bearer, knock
@@ -28,11 +28,11 @@ from tests.webapp.hosts.shapes import heartbeat
 from tests.webapp.hosts.test_beats import Bell
 from webapp.core.clock import now
 from webapp.core.pace import Pace, calls
-from webapp.hosts import heartbeats, host_limits
+from webapp.hosts import heartbeats, pools
+from webapp.hosts.environments import NO_LIST, RoundTrips
 from webapp.hosts.heartbeats import host_beat
-from webapp.hosts.host_limits import QuotaProblem
 from webapp.hosts.models import Host, RefusedMessage
-from webapp.hosts.round_trips import NO_LIST, RoundTrips
+from webapp.hosts.pools import QuotaProblem
 from webapp.hosts.services import checks_update
 from webapp.jobs import consume, dispatch, ingest
 from webapp.jobs.consume import StreamConsumer
@@ -40,8 +40,7 @@ from webapp.jobs.ingest import events_accept
 from webapp.jobs.models import Attempt, AttemptEvent, Command, Job
 from webapp.jobs.services import job_submit
 from webapp.metrics.models import MetricBatch, MetricSource
-from webapp.metrics.rollup import seal_due
-from webapp.metrics.store import MAX_METRICS
+from webapp.metrics.store import MAX_METRICS, seal_due
 
 # What one host sends never harms another: every shape on the wire, with hostile values.
 
@@ -398,7 +397,7 @@ def test_a_queue_that_cannot_be_written_holds_up_no_other_hosts_doorbell(
 def test_an_answer_that_is_no_list_holds_up_no_other_hosts_check(
     redis_client, team, bad, monkeypatch
 ):
-    monkeypatch.setattr("webapp.hosts.round_trips.WAIT_SECONDS", 1.0)
+    monkeypatch.setattr("webapp.hosts.environments.WAIT_SECONDS", 1.0)
     good, _ = enrol(team, name="Good")
     for host in (bad, good):
         host_beat(host=host, beat=make_beat(facts=make_facts()))
@@ -420,19 +419,19 @@ def test_an_answer_that_is_no_list_holds_up_no_other_hosts_check(
 
 
 QUOTAS = {
-    "events": ("EVENTS", host_limits.EVENTS),
-    "events_of_attempt": ("EVENTS_OF_ATTEMPT", host_limits.EVENTS_OF_ATTEMPT),
+    "events": ("EVENTS", pools.EVENTS),
+    "events_of_attempt": ("EVENTS_OF_ATTEMPT", pools.EVENTS_OF_ATTEMPT),
 }
 
 
 def narrow(monkeypatch, name: str, per_hour: int) -> None:
-    monkeypatch.setattr(host_limits, name, getattr(host_limits, name)._replace(per_hour=per_hour))
+    monkeypatch.setattr(pools, name, getattr(pools, name)._replace(per_hour=per_hour))
 
 
 @pytest.fixture
 def paced_clock(monkeypatch) -> Clock:
     paced = Clock()
-    monkeypatch.setattr(host_limits, "_counts", Pace(paced))
+    monkeypatch.setattr(pools, "_counts", Pace(paced))
     return paced
 
 
@@ -468,7 +467,7 @@ def test_what_waited_is_taken_after_the_wait_without_a_gap(attempt, monkeypatch,
 
 
 def test_bytes_are_counted_too(attempt, monkeypatch, paced_clock):
-    monkeypatch.setattr(host_limits, "_IN_BYTES", host_limits._IN_BYTES._replace(burst=1000))
+    monkeypatch.setattr(pools, "_IN_BYTES", pools._IN_BYTES._replace(burst=1000))
     batch = batch_of(attempt, LINE)
     events_accept(host=attempt.host, batch=batch, num_bytes=900)
     with pytest.raises(QuotaProblem, match="MiB of events in an hour"):
@@ -504,8 +503,8 @@ def test_heartbeats_beyond_the_hour_are_refused_and_another_hosts_are_not(
 def test_reports_each_second_for_hours_are_not_limited(paced_clock):
     for _ in range(3 * 3600 // 10):
         for number in range(200):
-            host_limits.keep_events("host", f"attempt {number}", num_events=30, num_bytes=20_000)
+            pools.keep_events("host", f"attempt {number}", num_events=30, num_bytes=20_000)
         paced_clock.at += 10
     for _ in range(3 * 3600):
-        host_limits.keep_heartbeat("host")
+        pools.keep_heartbeat("host")
         paced_clock.at += 1

@@ -8,13 +8,12 @@ from typing import NamedTuple
 import pytest
 import redis
 
-from runners.messages import EnrollRequest, RotateRequest
+from runners.shared.messages import EnrollRequest, RotateRequest
 from tests.runners.tools import wait_for
 from tests.webapp.conftest import make_facts
 from tests.webapp.hosts.conftest import programs
-from webapp.core import broker
-from webapp.core.management.commands import doctor
-from webapp.hosts import redis_users
+from webapp.core import outages
+from webapp.hosts import epoch
 from webapp.hosts.models import Host, HostState
 from webapp.hosts.services import (
     credential_revoke,
@@ -24,6 +23,7 @@ from webapp.hosts.services import (
     host_set_state,
     token_create,
 )
+from webapp.operations.management.commands import doctor
 
 pytestmark = pytest.mark.django_db
 
@@ -167,10 +167,10 @@ DISPATCHER_TRIES = {
 
 
 def test_the_control_workers_users_do_their_own_work_only(closed_redis):
-    assert broker.url_for(broker.CONSUMER) == closed_redis.chosen.url  # as the site, before
-    assert redis_users.provision()
-    assert allowed(broker.connection(broker.CONSUMER), CONSUMER_TRIES) == set()
-    assert allowed(broker.connection(broker.DISPATCHER), DISPATCHER_TRIES) == set()
+    assert outages.url_for(outages.CONSUMER) == closed_redis.chosen.url  # as the site, before
+    assert epoch.provision()
+    assert allowed(outages.connection(outages.CONSUMER), CONSUMER_TRIES) == set()
+    assert allowed(outages.connection(outages.DISPATCHER), DISPATCHER_TRIES) == set()
 
 
 # Revocation and rotation
@@ -209,12 +209,12 @@ def test_users_outlive_a_restart_and_a_redis_that_lost_them_gets_them_back(close
     closed_redis.start()
     assert closed_redis.worker(ours.id, ours.secret).ping()
     closed_redis.admin.acl_deluser(f"h_{ours.id}", f"s_{ours.id}")
-    redis_users.sync()
+    epoch.sync()
     assert closed_redis.worker(ours.id, ours.secret).ping()
-    redis_users.sync()
-    assert redis_users.sync() == 0
+    epoch.sync()
+    assert epoch.sync() == 0
     closed_redis.admin.acl_setuser("h_somebody", enabled=True, nopass=True)
-    redis_users.sync(rewrite=True)
+    epoch.sync(rewrite=True)
     assert "h_somebody" in closed_redis.admin.acl_users()
 
 
@@ -244,7 +244,7 @@ def test_a_host_locked_out_while_redis_was_away_is_out_when_it_is_back(closed_re
     credential_revoke(host=ours.host, by="olga")
     closed_redis.start()
     assert closed_redis.worker(ours.id, ours.secret).ping()
-    redis_users.sync()
+    epoch.sync()
     with pytest.raises(redis.AuthenticationError):
         closed_redis.worker(ours.id, ours.secret).ping()
 
@@ -253,17 +253,17 @@ def test_secrets_replaced_while_redis_was_away_hold_when_it_is_back(closed_redis
     closed_redis.end()
     rotate(ours, "fresh")
     closed_redis.start()
-    redis_users.sync()
+    epoch.sync()
     assert closed_redis.worker(ours.id, "fresh").ping()
 
 
 def test_a_redis_that_is_away_is_left_for_the_next_time(closed_redis, ours):
     closed_redis.end()
-    away = redis_users.keep()
+    away = epoch.keep()
     closed_redis.start()
     closed_redis.admin.acl_deluser(f"h_{ours.id}")
     assert away == 0
-    assert redis_users.keep() > 0
+    assert epoch.keep() > 0
 
 
 # A Redis whose users are somebody else's business
@@ -288,15 +288,15 @@ def test_without_the_right_to_make_users_hosts_and_roles_do_without_and_say_why(
     enrolled = enrol(team, "Ours")
     assert enrolled.secret is None
     assert "may not make users" in enrolled.host.checks["redis_refusal"]
-    assert not redis_users.provision()
-    assert broker.url_for(broker.CONSUMER) == settings.REDIS_URL
+    assert not epoch.provision()
+    assert outages.url_for(outages.CONSUMER) == settings.REDIS_URL
 
 
 def test_a_redis_that_is_away_costs_no_enrolment(closed_redis, team):
     closed_redis.end()
     enrolled = enrol(team, "Ours")
     closed_redis.start()
-    redis_users.sync()
+    epoch.sync()
     assert closed_redis.worker(enrolled.id, enrolled.secret).ping()
 
 

@@ -7,18 +7,18 @@ from datetime import timedelta
 import pytest
 from django.urls import reverse
 
-from runners.messages import EnrollRequest
+from runners.shared.messages import EnrollRequest
 from tests.webapp.conftest import client_of, make_beat, make_facts, make_job, make_microbench
 from tests.webapp.jobs.gangs import make_gang, make_hosts, members
 from tests.webapp.machines import GPU, host_of
 from webapp.accounts.models import Membership, Role
 from webapp.core.clock import now
 from webapp.core.problems import InvalidProblem
-from webapp.hosts.actions import address_choose
-from webapp.hosts.checks import checklist
+from webapp.hosts.health import checklist
 from webapp.hosts.heartbeats import host_beat
 from webapp.hosts.models import Distinction, EnrolmentToken, Host
 from webapp.hosts.services import checks_update, host_enroll
+from webapp.hosts.views import address_choose
 from webapp.jobs.models import Event, Job
 from webapp.jobs.services import job_submit
 
@@ -279,7 +279,7 @@ def told(monkeypatch):
     """What open pages were told, by topic."""
     found = []
     monkeypatch.setattr(
-        "webapp.live.publish.publish_all", lambda messages: found.extend(messages) or True
+        "webapp.live.stream.publish_all", lambda messages: found.extend(messages) or True
     )
     return found
 

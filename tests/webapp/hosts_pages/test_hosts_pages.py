@@ -9,22 +9,21 @@ from django.urls import reverse
 from tests.webapp.conftest import client_of, enrol, make_job
 from webapp.core.clock import now
 from webapp.core.problems import InvalidProblem
-from webapp.home.attention import attention_for
-from webapp.hosts.cordons import device_cordon, device_uncordon
-from webapp.hosts.device import (
+from webapp.home.views import attention_for
+from webapp.hosts.machines import (
     cluster_for_host,
     device_for_host,
     planned_words,
     virtual_host_create,
 )
 from webapp.hosts.models import Device, Host, HostState
+from webapp.hosts.services import device_cordon, device_uncordon
 from webapp.jobs.models import Event, Job, Measurement
 from webapp.jobs.services import job_stop, job_submit
-from webapp.plans.errors import DraftProblem
+from webapp.plans.explanation import DraftProblem
 from webapp.plans.launching import launch_note, launch_of
 from webapp.plans.models import Plan
-from webapp.wizard.drafts import draft_begin
-from webapp.wizard.steps import options_for
+from webapp.wizard.drafts import draft_begin, options_for
 
 # The list of hosts and the page of one.
 

@@ -5,7 +5,7 @@ from datetime import timedelta
 from django.contrib.auth.models import User
 
 from runners.jobspec import DataParallel, TrainSpec
-from runners.messages import ExitRecord
+from runners.shared.messages import ExitRecord
 from tests.webapp.conftest import EXIT_OK, STARTED, batch_of, claim, enrol, make_beat, make_facts
 from webapp.accounts.models import Team
 from webapp.core.clock import now

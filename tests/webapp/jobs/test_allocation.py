@@ -20,7 +20,7 @@ from webapp.core.problems import ConflictProblem
 from webapp.hosts.heartbeats import host_beat
 from webapp.hosts.models import Host
 from webapp.jobs.allocation import allocate_pool
-from webapp.jobs.deadlines import (
+from webapp.jobs.dispatch import (
     GRACE_BEATS,
     START_TIMEOUT,
     StartDeadline,
@@ -28,9 +28,9 @@ from webapp.jobs.deadlines import (
     end_unclaimed,
     end_unknown_attempts,
 )
+from webapp.jobs.gangs import devices_release, run_checks
 from webapp.jobs.ingest import events_accept
 from webapp.jobs.models import Attempt, Command, Event, Job
-from webapp.jobs.reservations import devices_release, run_checks
 from webapp.jobs.services import job_submit
 from webapp.jobs.views import waiting_sentence
 

@@ -9,7 +9,7 @@ from django.db import IntegrityError, connections, transaction
 from pydantic import ValidationError
 
 from runners.jobspec import BenchmarkSpec, FolderModel, ServeSpec, TrainSpec
-from runners.messages import ClaimRequest, PreflightCheck
+from runners.shared.messages import ClaimRequest, PreflightCheck
 from tests.webapp.conftest import GIB, claim, enrol, make_beat, make_facts, make_job, new_attempt
 from tests.webapp.jobs.gangs import make_gang, make_hosts, members, start
 from tests.webapp.jobs.undone import undone
@@ -19,9 +19,9 @@ from webapp.hosts.heartbeats import host_beat
 from webapp.hosts.models import Host
 from webapp.hosts.pools import devices_sync
 from webapp.jobs.allocation import allocate_pool
-from webapp.jobs.claims import attempt_claim, needs_of
+from webapp.jobs.dispatch import attempt_claim, needs_of
+from webapp.jobs.gangs import free_port, gang_of
 from webapp.jobs.models import Attempt, Command, Event, Job
-from webapp.jobs.reservations import free_port, gang_of
 from webapp.jobs.services import job_stop, job_submit
 from webapp.jobs.views import waiting_sentence
 

@@ -6,8 +6,8 @@ from django.conf import settings
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from runners.messages import ReceivedBatch
-from runners.redis_access import CONSUMER_GROUP, ack_key, encode, events_key
+from runners.host.redis_access import CONSUMER_GROUP, ack_key, encode, events_key
+from runners.shared.messages import ReceivedBatch
 from tests.webapp.conftest import EXIT_OK, batch_of, enrol, make_job, new_attempt
 from tests.webapp.jobs.undone import undone
 from webapp.hosts.models import RefusedMessage
@@ -16,7 +16,7 @@ from webapp.jobs.consume import HostBatch, StreamConsumer, events_accept_togethe
 from webapp.jobs.ingest import events_accept
 from webapp.jobs.models import Attempt, AttemptEvent, Job
 from webapp.metrics.models import MetricBatch
-from webapp.metrics.read import read_raw
+from webapp.metrics.store import read_raw
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 LINE = ("log", {"stream": "stdout", "text": "hello"})

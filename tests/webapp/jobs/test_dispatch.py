@@ -5,8 +5,8 @@ from datetime import timedelta
 import pytest
 import redis as redis_package
 
-from runners.app import SignedDoorbell, verify
-from runners.messages import Doorbell
+from runners.host.app import SignedDoorbell, verify
+from runners.shared.messages import Doorbell
 from tests.webapp.conftest import make_beat
 from tests.webapp.jobs.undone import undone
 from webapp.core.clock import now, now_ms

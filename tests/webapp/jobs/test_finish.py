@@ -6,7 +6,6 @@ import pytest
 
 from planner.specs.estimate import PlanRequest
 from planner.specs.workload import TrainWorkload
-from runners.engines import environment_of
 from runners.jobspec import (
     ArtefactModel,
     BenchmarkSpec,
@@ -18,7 +17,8 @@ from runners.jobspec import (
     SampleOptions,
     TrainSpec,
 )
-from runners.jobspec.benchmark import EvaluationTasks
+from runners.jobspec.compress import EvaluationTasks
+from runners.launchers.launch import environment_of
 from tests.webapp.conftest import (
     EXIT_OK,
     batch_of,
@@ -32,8 +32,8 @@ from tests.webapp.jobs.gangs import end, make_gang, make_hosts, members, start, 
 from tests.webapp.jobs.undone import undone
 from webapp.core.problems import InvalidProblem
 from webapp.home.views import accuracy_for
-from webapp.hosts.device import cluster_for_host
 from webapp.hosts.heartbeats import host_beat
+from webapp.hosts.machines import cluster_for_host
 from webapp.hosts.models import Host
 from webapp.hosts.views import accuracy_of, jobs_together
 from webapp.jobs.calibration import (
@@ -48,8 +48,7 @@ from webapp.jobs.evaluating import evaluation_of, evaluation_submit, left_model,
 from webapp.jobs.ingest import events_accept
 from webapp.jobs.models import Attempt, Event, Job, JobState, Measurement
 from webapp.jobs.services import job_submit
-from webapp.modelhub.models import TeamModel
-from webapp.modelhub.shapes import demo_config
+from webapp.modelhub.models import TeamModel, demo_config
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 MEASURED = {"step_seconds": 2.0, "peak_memory_bytes": 1.5e9, "perplexity": 40.0, "parameters": 7e6}

@@ -7,8 +7,8 @@ from django.conf import settings as django_settings
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from runners.messages import RunEvent
-from runners.reasons import Reason
+from runners.shared.messages import RunEvent
+from runners.shared.reasons import Reason
 from tests.webapp.conftest import EXIT_OK, STARTED, batch_of, enrol, make_job, new_attempt
 from tests.webapp.jobs.undone import undone
 from webapp.core.problems import ConflictProblem
@@ -18,7 +18,7 @@ from webapp.jobs.models import Artefact, Attempt, AttemptEvent, Job, Measurement
 from webapp.jobs.results import store_measurements
 from webapp.jobs.services import job_stop
 from webapp.metrics.models import MetricBatch
-from webapp.metrics.read import read_raw
+from webapp.metrics.store import read_raw
 from webapp.modelhub.models import TeamModel
 
 pytestmark = pytest.mark.django_db(databases="__all__")

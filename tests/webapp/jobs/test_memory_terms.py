@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tests.runners.test_classification import DEVICE, MAIN
-from webapp.jobs.memory_terms import (
+from webapp.jobs.measured_figures import (
     OutOfMemoryFigures,
     facts_of,
     read_oom,

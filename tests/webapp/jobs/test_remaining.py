@@ -10,16 +10,16 @@ from io import StringIO
 import pytest
 from django.core.management import call_command
 
-from runners.reasons import Reason
+from runners.shared.reasons import Reason
 from tests.webapp.conftest import client_of, make_job
 from tests.webapp.jobs.undone import undone
 from webapp.core.clock import now
-from webapp.core.management.commands import control
 from webapp.hosts.models import Host
 from webapp.jobs import allocation
+from webapp.jobs.ingest import StateLabel, state_label_of
 from webapp.jobs.models import Attempt, Job, JobState
-from webapp.jobs.progress import StateLabel, state_label_of
 from webapp.jobs.services import Remaining, job_submit, remaining, sentences
+from webapp.operations.management.commands import control
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 

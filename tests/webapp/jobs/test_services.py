@@ -6,7 +6,7 @@ import pytest
 from django.db import IntegrityError, transaction
 
 from runners.jobspec import BenchmarkSpec, DemoModel
-from runners.reasons import Reason
+from runners.shared.reasons import Reason
 from tests.webapp.conftest import (
     EXIT_OK,
     GIB,
@@ -21,10 +21,10 @@ from webapp.core.clock import now
 from webapp.core.problems import ConflictProblem, InvalidProblem
 from webapp.hosts.models import Device, Host
 from webapp.hosts.pools import devices_sync, pool_ensure
-from webapp.jobs.deadlines import GRACE_BEATS, end_unclaimed, end_unknown_attempts
+from webapp.jobs.dispatch import GRACE_BEATS, end_unclaimed, end_unknown_attempts
+from webapp.jobs.gangs import devices_take
 from webapp.jobs.ingest import events_accept
 from webapp.jobs.models import Allocation, Attempt, Command, Event, Job
-from webapp.jobs.reservations import devices_take
 from webapp.jobs.services import (
     job_abandon,
     job_clone,

@@ -4,7 +4,7 @@ from itertools import product
 
 import pytest
 
-from runners.reasons import ERROR, FAILED, STOPPED, Reason
+from runners.shared.reasons import ERROR, FAILED, STOPPED, Reason
 from tests.webapp.conftest import EXIT_OK, STARTED, batch_of, claim, make_job, new_attempt
 from tests.webapp.jobs.gangs import end as end_part
 from tests.webapp.jobs.gangs import make_gang, make_hosts, members
@@ -13,7 +13,7 @@ from tests.webapp.jobs.undone import undone
 from webapp.core.problems import InvalidProblem
 from webapp.jobs import transitions
 from webapp.jobs.allocation import allocate_pool
-from webapp.jobs.deadlines import GRACE_BEATS, end_unknown_attempts
+from webapp.jobs.dispatch import GRACE_BEATS, end_unknown_attempts
 from webapp.jobs.ingest import events_accept
 from webapp.jobs.models import (
     FINAL_STATES,
@@ -24,9 +24,16 @@ from webapp.jobs.models import (
     Job,
     JobState,
 )
-from webapp.jobs.reasons import WORDS, final_state, words_for
 from webapp.jobs.services import job_clone, job_stop, job_submit
-from webapp.jobs.transitions import ALLOWED, RETRYABLE, sources_of, transition
+from webapp.jobs.transitions import (
+    ALLOWED,
+    RETRYABLE,
+    WORDS,
+    final_state,
+    sources_of,
+    transition,
+    words_for,
+)
 from webapp.jobs.views import waiting_sentence
 
 pytestmark = pytest.mark.django_db(databases="__all__")

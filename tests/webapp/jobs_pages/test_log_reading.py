@@ -3,13 +3,13 @@
 import pytest
 from django.urls import reverse
 
-from runners.messages import MetricPoint
+from runners.shared.messages import MetricPoint
 from tests.webapp.conftest import EXIT_OK, STARTED, batch_of, client_of
 from tests.webapp.jobs.gangs import end, make_gang, make_hosts, members, silence, start, tell
+from webapp.jobs.artefacts import LINE_CHARACTERS, MOST_CHARACTERS, Line, lines_of, log_lines
+from webapp.jobs.calibration_page import draw
 from webapp.jobs.ingest import announce
-from webapp.jobs.logs import LINE_CHARACTERS, MOST_CHARACTERS, Line, lines_of, log_lines
 from webapp.jobs.models import AttemptEvent, Job
-from webapp.jobs.plots import draw
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 

@@ -14,18 +14,16 @@ from collections.abc import Iterator
 import pytest
 from django.test import Client
 
-from runners.jobspec.benchmark import ORIGINAL, SAVED
+from runners.jobspec.compress import ORIGINAL, SAVED
 from tests.webapp.conftest import EXIT_OK, STARTED, batch_of, claim, make_job
-from webapp.charts.catalog import BY_KIND
-from webapp.core.display import quantity
-from webapp.core.units import number
+from webapp.charts.figures import BY_KIND
+from webapp.core.display import number, quantity
 from webapp.figures.registry import REGISTRY, definition_of
+from webapp.jobs.calibration_page import draw
 from webapp.jobs.evaluating import before_after
-from webapp.jobs.ingest import events_accept
+from webapp.jobs.ingest import KIND_WORDS, events_accept
 from webapp.jobs.measured_figures import figures_of
 from webapp.jobs.models import Attempt, Job
-from webapp.jobs.plots import draw
-from webapp.jobs.progress import KIND_WORDS
 from webapp.jobs.services import job_submit
 from webapp.plans.models import Plan
 from webapp.plans.views import measured_of

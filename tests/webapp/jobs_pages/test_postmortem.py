@@ -3,7 +3,7 @@
 import pytest
 from django.utils.timezone import localtime
 
-from runners.messages import ExitRecord
+from runners.shared.messages import ExitRecord
 from tests.runners.test_classification import MAIN
 from tests.webapp.conftest import EXIT_OK, claim, client_of, make_microbench
 from tests.webapp.jobs.gangs import make_gang, make_hosts, members, silence, start, tell
@@ -11,7 +11,7 @@ from tests.webapp.jobs.test_memory_terms import KILLED
 from tests.webapp.jobs.test_memory_terms import tell as tell_metrics
 from webapp.hosts.models import Host
 from webapp.jobs.gangs import settle_all
-from webapp.jobs.memory_terms import stories_of, story_of
+from webapp.jobs.measured_figures import stories_of, story_of
 from webapp.jobs.models import Attempt, Job
 from webapp.jobs.postmortem import part_ends
 from webapp.jobs.services import job_stop

@@ -10,16 +10,15 @@ import numpy as np
 import pytest
 
 from tests.webapp.conftest import EXIT_OK, STARTED, batch_of, claim, new_attempt
-from webapp.compare.charts import overlays
-from webapp.compare.comparison import sides_of
+from webapp.compare.views import overlays, sides_of
 from webapp.core.clock import now
+from webapp.jobs.calibration_page import Drawn, draw, span_ms
 from webapp.jobs.ingest import events_accept
 from webapp.jobs.measured_figures import figures_of
 from webapp.jobs.models import Job
-from webapp.jobs.plots import Drawn, draw, span_ms
 from webapp.jobs.points import BREAK_MS, GAP_MS, series_of
-from webapp.metrics.read import Series as Stored
-from webapp.metrics.rollup import seal_due
+from webapp.metrics.store import Series as Stored
+from webapp.metrics.store import seal_due
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 NAN = math.nan

@@ -8,16 +8,9 @@ from planner.api import inverse
 from planner.specs.estimate import FirstFailure, InverseAnswer, InverseRequest
 from tests.planner.asking import LLAMA_70B, SERVE, document
 from tests.webapp.conftest import client_of
-from webapp.core.units import NBSP, THIN, TIMES
+from webapp.core.display import NBSP, THIN, TIMES
 from webapp.hosts.models import Host
-from webapp.limits.questions import (
-    QUESTIONS,
-    _failure_sentence,
-    _reason,
-    shown,
-    suited,
-    value_words,
-)
+from webapp.limits.views import QUESTIONS, _failure_sentence, _reason, shown, suited, value_words
 from webapp.plans.models import Plan
 from webapp.wizard.drafts import GOALS, serve_draft
 

@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from webapp.live import stream as hub_module
-from webapp.live.publish import STREAM
 from webapp.live.stream import (
     BYE,
     MAX_WAITING,
     RESYNC,
     RING_SECONDS,
     STALE,
+    STREAM,
     Hub,
     Viewer,
     frame_bytes,

@@ -16,8 +16,8 @@ from django.core.signing import TimestampSigner
 from tests.webapp.conftest import STARTED, batch_of
 from webapp.jobs import ingest
 from webapp.jobs.ingest import Pace, events_accept
-from webapp.live import publish as publish_module
-from webapp.live.publish import SALT, STREAM, publish, read_ticket, ticket_for
+from webapp.live import stream as publish_module
+from webapp.live.stream import SALT, STREAM, publish, read_ticket, ticket_for
 from webapp.plans.models import Plan
 
 # Publishing helps where it can and never hurts.
@@ -49,7 +49,7 @@ def test_without_redis_it_says_no_and_does_not_ask_again_at_once(settings, tmp_p
     settings.REDIS_URL = f"unix://{tmp_path}/nobody.sock"
     assert not publish("job:1", "job.state", {})
     publish("job:1", "job.state", {})
-    monkeypatch.setattr("webapp.live.publish.connection", lambda: pytest.fail("asked again"))
+    monkeypatch.setattr("webapp.live.stream.connection", lambda: pytest.fail("asked again"))
     assert not publish("job:1", "job.state", {})
 
 

@@ -9,8 +9,7 @@ from django.core.signing import BadSignature, TimestampSigner
 from tests.stack import SLOW_S, wait_for
 from webapp import asgi
 from webapp.live import stream
-from webapp.live.publish import SALT, publish, read_ticket
-from webapp.live.stream import BYE
+from webapp.live.stream import BYE, SALT, publish, read_ticket
 
 pytestmark = [pytest.mark.usefixtures("redis_server"), pytest.mark.asyncio]
 
@@ -93,7 +92,7 @@ async def test_without_a_good_ticket_nothing_is_told():
 
 async def test_a_ticket_older_than_an_hour_is_refused(monkeypatch):
     old = ticket("job:1")
-    monkeypatch.setattr("webapp.live.publish.LIFETIME_SECONDS", -1)
+    monkeypatch.setattr("webapp.live.stream.TICKET_SECONDS", -1)
     with pytest.raises(BadSignature):
         read_ticket(old)
 

@@ -13,18 +13,21 @@ from tests.webapp.metrics.conftest import ATTEMPT, T0, points
 from webapp.jobs.ingest import events_accept
 from webapp.metrics import store
 from webapp.metrics.models import MetricBatch, MetricChunk, MetricSource
-from webapp.metrics.read import Range, read_raw, read_series
-from webapp.metrics.rollup import (
+from webapp.metrics.store import (
     RAW_STEP_MS,
     STEPS_MS,
     WINDOW_MS,
+    Point,
+    Range,
+    RawSeries,
     bucket,
     decode_band,
     prune_old,
+    read_raw,
+    read_series,
     roll_up,
     seal_due,
 )
-from webapp.metrics.store import Point, RawSeries
 
 # Coarser levels say of every bucket what its points were.
 

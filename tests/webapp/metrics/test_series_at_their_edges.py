@@ -10,9 +10,17 @@ from hypothesis import strategies as st
 from tests.webapp.metrics.conftest import ATTEMPT, T0, points
 from webapp.metrics import store
 from webapp.metrics.models import MetricBatch, MetricChunk, MetricSource
-from webapp.metrics.read import GAP_PERIODS, Range, read_raw, read_series
-from webapp.metrics.rollup import STEPS_MS, bucket, roll_up
-from webapp.metrics.store import Point, RawSeries
+from webapp.metrics.store import (
+    GAP_PERIODS,
+    STEPS_MS,
+    Point,
+    Range,
+    RawSeries,
+    bucket,
+    read_raw,
+    read_series,
+    roll_up,
+)
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 MANY = settings(

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from tests.webapp.metrics.conftest import ATTEMPT, T0, points
 from webapp.metrics import store
 from webapp.metrics.models import MetricBatch, MetricChunk, MetricSource
-from webapp.metrics.read import Range, read_raw, read_series
-from webapp.metrics.rollup import roll_up
+from webapp.metrics.store import Range, read_raw, read_series, roll_up
 
 # The journal, sealing, and the chaos that both must survive.
 

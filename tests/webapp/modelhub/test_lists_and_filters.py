@@ -7,8 +7,7 @@ from planner.techniques.registry import TECHNIQUES
 from tests.webapp.conftest import client_of
 from webapp.core.clock import now
 from webapp.jobs.models import Job
-from webapp.modelhub.models import TeamModel
-from webapp.modelhub.shapes import demo_config
+from webapp.modelhub.models import TeamModel, demo_config
 from webapp.plans.models import Plan
 
 pytestmark = pytest.mark.django_db

@@ -10,8 +10,8 @@ from planner.catalog.models import get_model, list_models
 from tests.plugins.extent import first
 from tests.webapp.conftest import client_of
 from webapp.hosts.models import Host
-from webapp.modelhub.models import TeamModel
-from webapp.modelhub.shapes import (
+from webapp.modelhub.models import (
+    TeamModel,
     catalog_shape,
     demo_config,
     kv_bytes_per_token,

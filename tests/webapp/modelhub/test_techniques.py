@@ -9,12 +9,12 @@ import pytest
 from django.core.management import call_command
 
 from planner.techniques.registry import TECHNIQUES
-from runners.abilities import ABILITIES, OWN
-from runners.launch import JOB_MODULES
+from runners.host.abilities import ABILITIES, OWN
+from runners.launchers.launch import JOB_MODULES
 from tests.webapp.conftest import client_of
-from webapp.core.benches.ratios import PROOFS, stored
+from webapp.bench.ratios import PROOFS, stored
 from webapp.docs.views import find_page
-from webapp.modelhub.techniques import row_of
+from webapp.modelhub.views import row_of
 
 pytestmark = pytest.mark.django_db
 

@@ -2,8 +2,7 @@
 
 import pytest
 
-from webapp.modelhub.models import TeamModel
-from webapp.modelhub.shapes import demo_config
+from webapp.modelhub.models import TeamModel, demo_config
 from webapp.plans.models import Plan
 from webapp.wizard.drafts import demo_draft, serve_draft
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from planner import api
 from planner.specs.estimate import PlanAnswer, PlanRequest, Rejection
 from tests.webapp.plans.test_verdict_words import CARD, NODE, SERVE, WORK, answer_of, draft_of
-from webapp.core.units import DASH, NBSP, THIN, TIMES
+from webapp.core.display import DASH, NBSP, THIN, TIMES
 from webapp.plans import alternatives
 from webapp.plans.alternatives import (
     Point,
@@ -20,7 +20,9 @@ from webapp.plans.alternatives import (
     front,
     frontier_of,
     inapplicable,
+    offers_of,
     rejections,
+    suggestion_effect,
 )
 from webapp.plans.explanation import (
     OTHERS,
@@ -30,7 +32,6 @@ from webapp.plans.explanation import (
     phases_of,
     with_unit,
 )
-from webapp.plans.offers import offers_of, suggestion_effect
 from webapp.plans.verdict import GOAL_FIGURES
 from webapp.wizard.drafts import serve_draft
 from webapp.wizard.forms import OBJECTIVES

@@ -5,20 +5,18 @@ import itertools
 
 import pytest
 
-from planner.cost.compression import RECIPES
+from planner.cost.weights import RECIPES
 from runners.jobspec import ArtefactModel, CompressSpec, EvaluateSpec, TrainSpec
 from tests.webapp.conftest import make_job
 from tests.webapp.plans.test_verdict_words import answer_of, draft_of
 from webapp.jobs.evaluating import evaluation_submit
 from webapp.jobs.measured_figures import predictions
 from webapp.jobs.models import Job
-from webapp.modelhub.models import TeamModel
-from webapp.modelhub.shapes import demo_config
+from webapp.modelhub.models import TeamModel, demo_config
 from webapp.plans.alternatives import comparison
-from webapp.plans.compressed_speed import planned_speed
-from webapp.plans.errors import DraftProblem
-from webapp.plans.evaluation_prediction import evaluation_prediction
+from webapp.plans.explanation import DraftProblem
 from webapp.plans.planning import plan_compute
+from webapp.plans.predicting import evaluation_prediction, planned_speed
 from webapp.plans.verdict import estimate_figures, figure_values, verdict_of
 
 # A compression's three figures: the checkpoint afterwards, the scratch, the peak

@@ -11,12 +11,11 @@ from planner.specs.estimate import PlanAnswer
 from tests.plugins.extent import combinations
 from tests.webapp.answers import fresh
 from tests.webapp.conftest import client_of
-from webapp.modelhub.shapes import demo_config
-from webapp.plans.errors import DraftProblem, completed, missing_step, refuse_incomplete
+from webapp.modelhub.models import demo_config
+from webapp.plans.explanation import DraftProblem, completed, missing_step, refuse_incomplete
 from webapp.plans.models import Plan
 from webapp.plans.planning import current_answer, plan_compute, plan_keep
-from webapp.wizard.drafts import GOALS, serve_draft
-from webapp.wizard.steps import SLUGS
+from webapp.wizard.drafts import GOALS, SLUGS, serve_draft
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 MODELS = {

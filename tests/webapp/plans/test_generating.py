@@ -6,7 +6,6 @@ import pytest
 
 from planner.specs.model import ModelSpec
 from planner.specs.workload import Strategy
-from runners.facts import GpuFacts
 from runners.jobspec import (
     ArtefactModel,
     DemoPrompts,
@@ -18,20 +17,19 @@ from runners.jobspec import (
 )
 from runners.jobspec.generate import ExpertCache, LayerStreaming, PolicyOffload
 from runners.jobspec.serve import ON_GPUS
+from runners.shared.facts import GpuFacts
 from tests.webapp.conftest import client_of
 from tests.webapp.plans.conftest import with_model
 from webapp.core.problems import InvalidProblem
 from webapp.jobs.calibration import is_as_planned
-from webapp.modelhub.models import TeamModel
-from webapp.modelhub.shapes import demo_config
+from webapp.modelhub.models import TeamModel, demo_config
 from webapp.plans import launching
 from webapp.plans.drafting import drafts_for
-from webapp.plans.errors import DraftProblem
-from webapp.plans.generating import is_weights_only, offload_of
+from webapp.plans.explanation import DraftProblem
 from webapp.plans.launching import launch_note, launch_of, launch_options_of, plan_launch
 from webapp.plans.planning import current_answer, plan_compute
 from webapp.plans.questions import draft_shape
-from webapp.plans.serving import EndpointOptions, endpoint_options_of
+from webapp.plans.serving import EndpointOptions, endpoint_options_of, is_weights_only, offload_of
 from webapp.wizard.workload_forms import GenerateForm
 
 pytestmark = pytest.mark.django_db(databases="__all__")

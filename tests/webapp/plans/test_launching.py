@@ -18,10 +18,9 @@ from tests.webapp.plans.conftest import SOURCES, with_model
 from webapp.core.problems import InvalidProblem
 from webapp.hosts.models import Host
 from webapp.jobs.models import Job, JobState
-from webapp.modelhub.models import TeamModel
-from webapp.modelhub.shapes import demo_config
+from webapp.modelhub.models import TeamModel, demo_config
 from webapp.plans import launching
-from webapp.plans.errors import DraftProblem
+from webapp.plans.explanation import DraftProblem
 from webapp.plans.launching import (
     LaunchOptions,
     launch_note,

@@ -9,10 +9,10 @@ from planner.specs.estimate import PlanRequest
 from tests.webapp.conftest import client_of, new_attempt
 from webapp.core.clock import now
 from webapp.jobs.models import Job, Measurement
-from webapp.plans.exporting import exports_of, file_of
 from webapp.plans.launching import plan_launch
 from webapp.plans.models import Plan, PlanState
 from webapp.plans.planning import current_answer, plan_keep
+from webapp.plans.views import exports_of, file_of
 
 pytestmark = pytest.mark.django_db
 TABS = ["", "alternatives/", "why/", "exports/", "history/"]

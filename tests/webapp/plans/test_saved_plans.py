@@ -9,8 +9,13 @@ from tests.webapp.conftest import client_of
 from webapp.jobs.models import Job
 from webapp.plans.models import Plan, PlanState
 from webapp.plans.planning import plan_again, plan_compute, plan_keep
-from webapp.plans.saving import PlanChangedError, draft_of, draft_write
-from webapp.plans.versions import changes_between, versions_of
+from webapp.plans.saving import (
+    PlanChangedError,
+    changes_between,
+    draft_of,
+    draft_write,
+    versions_of,
+)
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 CONTENT = ("draft", "request", "answer", "name", "computed_at", "saved_at", "version", "series")

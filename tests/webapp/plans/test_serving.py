@@ -8,10 +8,8 @@ from django.utils.html import escape
 from pydantic import ValidationError
 
 from planner.specs.workload import Strategy
-from runners.engines import ENGINES
-from runners.facts import GpuFacts
 from runners.jobspec import ArtefactModel, BenchmarkSpec, CompressSpec, ServeSpec
-from runners.jobspec.benchmark import ClosedLoop, OpenLoop
+from runners.jobspec.compress import ClosedLoop, OpenLoop
 from runners.jobspec.serve import (
     LEAST_MEMORY_RATIO,
     MOST_MEMORY_RATIO,
@@ -19,6 +17,8 @@ from runners.jobspec.serve import (
     EngineOptions,
     key_hash,
 )
+from runners.launchers.launch import ENGINES
+from runners.shared.facts import GpuFacts
 from tests.webapp.conftest import client_of
 from tests.webapp.plans.conftest import with_model
 from webapp.accounts.models import Team
@@ -26,16 +26,17 @@ from webapp.core.problems import InvalidProblem
 from webapp.hosts.models import Host
 from webapp.jobs.endpoints import playground_key
 from webapp.jobs.models import Artefact, Attempt, Job
-from webapp.plans.engines import check_split, options_of
-from webapp.plans.errors import DraftProblem
+from webapp.plans.explanation import DraftProblem
 from webapp.plans.launching import launch_note, launch_of, launch_options_of, plan_launch
-from webapp.plans.measuring import CURVE, Measuring, curve_points, measuring_of, usual_points
 from webapp.plans.planning import plan_compute
+from webapp.plans.predicting import CURVE, Measuring, curve_points, measuring_of, usual_points
 from webapp.plans.serving import (
     EndpointOptions,
     adapters_of,
     check_serving,
+    check_split,
     endpoint_options_of,
+    options_of,
     served_name,
 )
 from webapp.plans.sharing import Spread

@@ -8,12 +8,11 @@ from tests.webapp.jobs.gangs import make_hosts
 from webapp.hosts.models import Host, Pool
 from webapp.jobs.models import Job
 from webapp.modelhub.models import TeamModel
-from webapp.plans.errors import DraftProblem
+from webapp.plans.explanation import DraftProblem
 from webapp.plans.launching import launch_of, plan_launch
 from webapp.plans.models import Plan
 from webapp.plans.planning import plan_compute
-from webapp.wizard.drafts import demo_draft
-from webapp.wizard.steps import options_for, summaries
+from webapp.wizard.drafts import demo_draft, options_for, summaries
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 

@@ -10,15 +10,14 @@ from tests.webapp.conftest import make_microbench
 from tests.webapp.jobs.gangs import make_hosts
 from webapp.hosts.models import Host
 from webapp.hosts.pools import pool_ensure
-from webapp.jobs.reservations import gang_of
-from webapp.modelhub.shapes import demo_config
+from webapp.jobs.gangs import gang_of
+from webapp.modelhub.models import demo_config
 from webapp.plans import sharing
-from webapp.plans.errors import DraftProblem
+from webapp.plans.explanation import DraftProblem
 from webapp.plans.launching import launch_note, launch_of, plan_launch
 from webapp.plans.models import Plan
 from webapp.plans.planning import plan_compute
-from webapp.wizard.drafts import demo_draft
-from webapp.wizard.steps import options_for, step_form, summaries
+from webapp.wizard.drafts import demo_draft, options_for, step_form, summaries
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 

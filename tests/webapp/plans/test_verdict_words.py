@@ -7,10 +7,10 @@ from planner.api import plan
 from planner.catalog.devices import get_device
 from planner.specs.estimate import PlanRequest, Rejection
 from tests.webapp.conftest import client_of
-from webapp.core.units import NBSP
+from webapp.core.display import NBSP
 from webapp.plans.alternatives import _short, comparison
 from webapp.plans.models import Plan
-from webapp.plans.targets import targets_of
+from webapp.plans.questions import targets_of
 from webapp.plans.verdict import (
     GOAL_FIGURES,
     MAX_ROWS,

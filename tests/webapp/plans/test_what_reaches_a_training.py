@@ -3,7 +3,7 @@
 import pytest
 from django.core.files.uploadedfile import SimpleUploadedFile
 
-from planner.exports.format_support import OWN_METHODS, formats_for
+from planner.exports.export import OWN_METHODS, formats_for
 from planner.search.engine import blocks_of
 from planner.search.question import questions
 from planner.search.training_space import training_blocks
@@ -20,7 +20,7 @@ from webapp.datasets.models import Dataset
 from webapp.datasets.services import dataset_store
 from webapp.hosts.models import Host
 from webapp.jobs.calibration import is_as_planned
-from webapp.plans.errors import DraftProblem
+from webapp.plans.explanation import DraftProblem
 from webapp.plans.launching import launch_note, launch_of
 from webapp.plans.planning import plan_compute
 from webapp.plans.training import STATE_PLACES, layout_of, train_spec

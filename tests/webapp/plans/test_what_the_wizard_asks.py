@@ -9,17 +9,12 @@ import pytest
 from planner.specs.estimate import PlanRequest
 from planner.specs.workload import Strategy
 from tests.webapp.conftest import client_of
-from webapp.core.units import NBSP, THIN, TIMES
-from webapp.core.wording import capitalised
+from webapp.core.display import NBSP, THIN, TIMES, capitalised
 from webapp.hosts.models import Host
-from webapp.modelhub.models import TeamModel
-from webapp.modelhub.shapes import demo_config
-from webapp.plans.errors import DraftProblem
-from webapp.plans.models import Plan
-from webapp.plans.planning import plan_compute
-from webapp.plans.questions import draft_shape, question_of
-from webapp.plans.words import (
+from webapp.modelhub.models import TeamModel, demo_config
+from webapp.plans.explanation import (
     FIELD_WORDS,
+    DraftProblem,
     device_words,
     dtype_words,
     hardware_words,
@@ -28,6 +23,9 @@ from webapp.plans.words import (
     strategy_words,
     workload_words,
 )
+from webapp.plans.models import Plan
+from webapp.plans.planning import plan_compute
+from webapp.plans.questions import draft_shape, question_of
 from webapp.wizard.drafts import GOALS, draft_begin, serve_draft, suggestion_apply
 from webapp.wizard.forms import SLOS, GoalForm, HardwareForm, ModelForm, PinsForm
 from webapp.wizard.workload_forms import WORKLOAD_FORMS

@@ -15,7 +15,7 @@ from webapp.core.clock import now
 from webapp.hosts.heartbeats import host_beat
 from webapp.hosts.models import Distinction, Host
 from webapp.jobs.allocation import allocate_pool
-from webapp.jobs.deadlines import allocate_all
+from webapp.jobs.dispatch import allocate_all
 from webapp.jobs.ingest import events_accept
 from webapp.jobs.models import Allocation, Attempt, Job
 from webapp.jobs.services import job_abandon, job_stop, job_submit

@@ -14,7 +14,7 @@ from webapp.hosts.models import Device
 from webapp.jobs.models import Event, Job
 from webapp.jobs.services import job_submit
 from webapp.queue import views
-from webapp.queue.actions import job_move, job_prioritise, order_digest
+from webapp.queue.views import job_move, job_prioritise, order_digest
 from webapp.queue.words import lines_of
 
 pytestmark = pytest.mark.django_db(databases="__all__")

@@ -17,9 +17,9 @@ from webapp.jobs.models import Allocation, Attempt, Command, Job
 from webapp.jobs.services import job_abandon, job_submit
 from webapp.jobs.views import waiting_sentence
 from webapp.queue import words
-from webapp.queue.actions import is_sealed, order_digest
 from webapp.queue.pool_state import first_waiting, pool_state_of, used_by_team, waiting_jobs
-from webapp.queue.rules import Rules
+from webapp.queue.quotas import Rules
+from webapp.queue.views import is_sealed, order_digest
 from webapp.queue.words import lines_of, waiting_line
 
 pytestmark = pytest.mark.django_db(databases="__all__")

@@ -9,11 +9,10 @@ from hypothesis import strategies as st
 from planner.catalog.devices import get_device, list_devices
 from tests.webapp.conftest import client_of
 from webapp.accounts.models import Team
-from webapp.core.units import TIMES
+from webapp.core.display import TIMES
 from webapp.hosts.models import Host
 from webapp.jobs.models import Job, JobState
-from webapp.modelhub.models import TeamModel
-from webapp.modelhub.shapes import demo_config
+from webapp.modelhub.models import TeamModel, demo_config
 from webapp.plans.models import Plan
 from webapp.wizard import pages
 from webapp.wizard.drafts import (
@@ -21,23 +20,21 @@ from webapp.wizard.drafts import (
     DEFAULT_MODEL,
     GOALS,
     MODEL_PRESETS,
-    WORKLOADS,
-    demo_draft,
-    demo_minutes,
-    serve_draft,
-    suggestion_apply,
-)
-from webapp.wizard.forms import device_choices, model_ids
-from webapp.wizard.steps import (
     SLUGS,
     STEPS,
+    WORKLOADS,
     Options,
     _merged_pins,
+    demo_draft,
+    demo_minutes,
     fit_context,
     neighbours,
+    serve_draft,
     step_form,
+    suggestion_apply,
     summaries,
 )
+from webapp.wizard.forms import device_choices, model_ids
 from webapp.wizard.workload_forms import COMPRESSIONS, WORKLOAD_FORMS
 
 pytestmark = pytest.mark.django_db

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.catalog.devices import list_devices
-from webapp.modelhub.models import TeamModel
-from webapp.modelhub.shapes import demo_config
+from webapp.modelhub.models import TeamModel, demo_config
 from webapp.wizard.forms import device_choices, parse_config, read_upload
 
 pytestmark = pytest.mark.django_db

@@ -11,7 +11,7 @@ from webapp.hosts.heartbeats import host_beat
 from webapp.jobs.models import Job
 from webapp.plans.launching import launch_note, launch_of
 from webapp.plans.models import Plan
-from webapp.wizard.side_by_side import launch_both, ready_hosts, template_draft
+from webapp.wizard.pages import launch_both, ready_hosts, template_draft
 
 pytestmark = pytest.mark.django_db
 URL = "/plans/template/classification/"

@@ -3,9 +3,9 @@
 import pytest
 
 from planner import api
-from planner.errors import PlannerError
+from planner.specs.base import PlannerError
 from tests.webapp.conftest import client_of
-from webapp.hosts.checks import processor_words
+from webapp.hosts.health import processor_words
 from webapp.plans.planning import current_answer
 
 pytestmark = pytest.mark.django_db(databases="__all__")

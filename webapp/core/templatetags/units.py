@@ -1,4 +1,4 @@
-"""Filters that format values in base units; see ``webapp/core/units.py``."""
+"""Filters that format values in base units; see ``webapp/core/display.py``."""
 
 from datetime import datetime
 
@@ -6,10 +6,9 @@ from django import template
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
-from webapp.core import units, wording
+from webapp.core import display
 from webapp.core.clock import now
-from webapp.core.display import quantity
-from webapp.core.units import Quantity
+from webapp.core.display import Quantity, quantity
 
 register = template.Library()
 
@@ -32,79 +31,79 @@ def quantity_html(value: Number, unit: str) -> SafeString | str:
 @register.filter
 def capitalised(text: str) -> str:
     """Return a text with a capital first letter; a leading identifier stays unchanged."""
-    return wording.capitalised(text)
+    return display.capitalised(text)
 
 
 @register.filter
 def actor(name: str) -> str:
     """Return the display name of an actor."""
-    return wording.actor_words(name)
+    return display.actor_words(name)
 
 
 @register.filter
 def memory(value: Number) -> str:
     """Return bytes as text: ``21.0 GiB``."""
-    return NOTHING if value is None else str(units.memory(value))
+    return NOTHING if value is None else str(display.memory(value))
 
 
 @register.filter
 def gib(value: Number) -> str:
     """Return bytes as a number of GiB without unit, for columns."""
-    return NOTHING if value is None else units.gib(value)
+    return NOTHING if value is None else display.gib(value)
 
 
 @register.filter
 def bandwidth(value: Number) -> str:
     """Return bytes per second as text: ``18.0 GB/s``."""
-    return NOTHING if value is None else str(units.bandwidth(value))
+    return NOTHING if value is None else str(display.bandwidth(value))
 
 
 @register.filter
 def flops(value: Number) -> str:
     """Return FLOP per second as text: ``1.20 TFLOP/s``."""
-    return NOTHING if value is None else str(units.flops(value))
+    return NOTHING if value is None else str(display.flops(value))
 
 
 @register.filter
 def parameters(value: Number) -> str:
     """Return a parameter count as text: ``8.03 B``."""
-    return NOTHING if value is None else str(units.parameters(value))
+    return NOTHING if value is None else str(display.parameters(value))
 
 
 @register.filter
 def count(value: Number) -> str:
     """Return a whole number with thin spaces between thousands."""
-    return NOTHING if value is None else units.whole(value)
+    return NOTHING if value is None else display.whole(value)
 
 
 @register.filter
 def number(value: Number) -> str:
     """Return a number with three significant digits."""
-    return NOTHING if value is None else units.number(value)
+    return NOTHING if value is None else display.number(value)
 
 
 @register.filter
 def duration(value: Number) -> str:
     """Return seconds as text in one unit: ``31 ms``, ``2.1 min``."""
-    return NOTHING if value is None else str(units.duration(value))
+    return NOTHING if value is None else str(display.duration(value))
 
 
 @register.filter
 def clock(value: Number) -> str:
     """Return seconds as text in whole parts: ``1 h 40 min``."""
-    return NOTHING if value is None else units.clock(value)
+    return NOTHING if value is None else display.clock(value)
 
 
 @register.filter
 def about(value: Number) -> str:
     """Return seconds as an estimate: ``about 13 min``."""
-    return NOTHING if value is None else units.about(value)
+    return NOTHING if value is None else display.about(value)
 
 
 @register.filter
 def percent(value: Number) -> str:
     """Return a ratio as per cent."""
-    return NOTHING if value is None else units.percent(value)
+    return NOTHING if value is None else display.percent(value)
 
 
 @register.filter
@@ -113,4 +112,4 @@ def ago(value: datetime | None) -> str:
     if value is None:
         return "never"
     seconds = (now() - value).total_seconds()
-    return "just now" if seconds < A_BREATH_SECONDS else f"{units.coarse(seconds)} ago"
+    return "just now" if seconds < A_BREATH_SECONDS else f"{display.coarse(seconds)} ago"

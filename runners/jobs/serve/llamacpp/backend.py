@@ -7,9 +7,10 @@ from typing import Any
 
 import httpx
 
-from runners.jobs.adapter_config import CONFIG_NAME, WEIGHTS_NAME
+from runners.jobs.adapters import CONFIG_NAME, WEIGHTS_NAME
 from runners.jobs.model_files import opened_model
-from runners.jobs.runtime import BadInputError, Job, MissingModelError
+from runners.jobs.runtime import BadInputError, Job, MissingModelError, job_telemetry, no_gpus
+from runners.jobs.serve.asgi import RequestError, known_ids
 from runners.jobs.serve.contract import (
     GenerationRequest,
     Limits,
@@ -18,11 +19,14 @@ from runners.jobs.serve.contract import (
     longest_request,
 )
 from runners.jobs.serve.endpoint import PeakUsage, serve
-from runners.jobs.serve.figures import Figures
-from runners.jobs.serve.llamacpp.adapters import write_adapter
-from runners.jobs.serve.llamacpp.writer import Answer, EngineProcess, LlamaWriter, Shape
-from runners.jobs.serve.protocol import RequestError, known_ids
-from runners.jobs.telemetry import job_telemetry, no_gpus
+from runners.jobs.serve.engine import Figures
+from runners.jobs.serve.llamacpp.writer import (
+    Answer,
+    EngineProcess,
+    LlamaWriter,
+    Shape,
+    write_adapter,
+)
 from runners.jobspec import ArtefactModel, FolderModel, ModelRef, ServeSpec
 
 TOKENS_SECONDS = 60.0  # tokenisation that takes longer counts as a hung engine

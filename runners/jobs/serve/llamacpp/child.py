@@ -9,7 +9,7 @@ import signal
 import sys
 
 from runners.jobs.serve.llamacpp.writer import LISTENING
-from runners.processes import die_with
+from runners.supervision.child import die_with
 
 
 def main() -> None:

@@ -3,7 +3,7 @@
 import os
 import sys
 
-from runners.processes import die_with
+from runners.supervision.child import die_with
 
 
 def main() -> None:

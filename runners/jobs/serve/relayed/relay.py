@@ -13,28 +13,32 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from runners.jobs.serve.asgi import (
     JSON,
+    MAX_MESSAGES,
+    ChatFields,
     ClientGoneError,
+    CompletionRequest,
     Receive,
+    RequestError,
     Send,
+    TextPart,
     disconnected,
     event_of,
+    parse_body,
     send_bytes,
     send_part,
 )
 from runners.jobs.serve.contract import Limits, Pending
-from runners.jobs.serve.conversation import DEAD, RETRY_SECONDS
-from runners.jobs.serve.figures import Figures
+from runners.jobs.serve.engine import Figures
+from runners.jobs.serve.openai_server import DEAD, RETRY_SECONDS
 from runners.jobs.serve.process import OwnWriter
-from runners.jobs.serve.protocol import (
-    MAX_MESSAGES,
-    ChatFields,
-    CompletionRequest,
-    RequestError,
-    TextPart,
-    parse_body,
+from runners.jobs.serve.relayed.process import (
+    LOOK_SECONDS,
+    METRICS,
+    Scraper,
+    ServerProcess,
+    Twice,
+    merged,
 )
-from runners.jobs.serve.relayed.process import LOOK_SECONDS, METRICS, ServerProcess
-from runners.jobs.serve.relayed.scrape import Scraper, Twice, merged
 
 # The engines of one endpoint life: a single one, or several for prefill and for decode.
 

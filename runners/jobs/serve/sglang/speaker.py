@@ -13,11 +13,11 @@ from runners.jobs.serve.relayed.backend import EngineAdapter, Placed
 from runners.jobs.serve.relayed.process import (
     Command,
     ListenAddress,
+    MetricNames,
     dtype_flags,
     loaded_format,
     template_flags,
 )
-from runners.jobs.serve.relayed.scrape import MetricNames
 from runners.jobs.serve.sglang.server import KEY
 from runners.jobspec import ServeSpec
 from runners.jobspec.serve import LOOPBACK, EngineOptions

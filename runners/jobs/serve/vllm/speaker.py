@@ -19,12 +19,12 @@ from runners.jobs.serve.relayed.backend import VISIBLE, EngineAdapter, Part, Pha
 from runners.jobs.serve.relayed.process import (
     Command,
     ListenAddress,
+    MetricNames,
     dtype_flags,
     free_ports,
     loaded_format,
     template_flags,
 )
-from runners.jobs.serve.relayed.scrape import MetricNames
 from runners.jobspec import ServeSpec
 from runners.jobspec.serve import LOOPBACK, EngineOptions
 

@@ -35,7 +35,7 @@ from runners.jobs.compress.quantization import (
     smooth,
 )
 from runners.jobs.runtime import BadInputError
-from runners.jobs.ternary_files import CorruptCodeError, decode, encode, entropy_bits
+from runners.jobs.weights import CorruptCodeError, decode, encode, entropy_bits
 from tests.runners.jobs.cases import refused
 
 BITS = (2, 3, 4)

@@ -11,32 +11,38 @@ from pydantic import ValidationError
 from transformers import AutoConfig
 
 from runners.jobs.generate.chained import (
-    Counts,
-    RemoteStage,
-    ServerChain,
-    StageListener,
-    StageUnavailableError,
-    key_of,
-)
-from runners.jobs.generate.link import (
     MAC_BYTES,
     MAGIC,
     MAX_HEADER_BYTES,
     NONCE_BYTES,
     SIZES,
+    Counts,
     Link,
     LinkClosedError,
+    RemoteStage,
+    Server,
+    ServerChain,
+    StageListener,
+    StageUnavailableError,
     _signature,
+    key_of,
 )
-from runners.jobs.generate.ranked import check_divides, part_of
-from runners.jobs.generate.stage_model import DIVISIBLE, Call, Ends, Layers, divided, through
-from runners.jobs.generate.stage_server import Server
+from runners.jobs.generate.stage_model import (
+    DIVISIBLE,
+    Call,
+    Ends,
+    Layers,
+    check_divides,
+    divided,
+    part_of,
+    through,
+)
 from runners.jobs.loading import fresh_model, load_folder
 from runners.jobs.ranks import Ranks
 from runners.jobs.runtime import BadInputError
 from runners.jobspec import DemoModel, DemoPrompts, GenerateSpec, PromptLookup
 from runners.jobspec.generate import ExpertCache, StageChain, TensorSplit
-from runners.messages import Gang
+from runners.shared.messages import Gang
 from tests.runners.jobs.cases import refused
 from tests.runners.jobs.tiny import TINY_CONFIG
 
@@ -63,7 +69,7 @@ def pair(first, second, one: bytes = KEY, other: bytes = KEY):
 @pytest.fixture
 def sockets(monkeypatch):
     """Two ends that are no TCP: the options of TCP do not apply."""
-    monkeypatch.setattr("runners.jobs.generate.link.SOCKET_OPTIONS", ())
+    monkeypatch.setattr("runners.jobs.generate.chained.SOCKET_OPTIONS", ())
     first, second = socket.socketpair()
     with first, second:
         yield first, second

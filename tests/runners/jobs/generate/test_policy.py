@@ -16,18 +16,37 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from planner.api import estimate
-from runners.jobs import offload_bench
-from runners.jobs.generate.caches import Packed
-from runners.jobs.generate.offload_cases import DTYPE, Order, answers_of, prompts_of
-from runners.jobs.generate.offload_process import BenchProcess, BenchProcessError
+from runners.jobs.bench import offload_bench
+from runners.jobs.bench.offload_bench import (
+    Effort,
+    best_batch,
+    in_turns,
+    policy_of,
+    question,
+    rooms,
+)
+from runners.jobs.generate.offload_cases import (
+    DTYPE,
+    BenchProcess,
+    BenchProcessError,
+    Order,
+    answers_of,
+    prompts_of,
+)
 from runners.jobs.generate.placement import held_bytes
-from runners.jobs.generate.policy.weights import PLACES, PolicyFigures, dealt, packed, unpacked
-from runners.jobs.generate.policy.zigzag import DiskStore, ZigZag
+from runners.jobs.generate.stage_model import Packed
 from runners.jobs.generate.static import Limits, Setup, StopRequestedError, run_batch
-from runners.jobs.loading import demo_config, fresh_model, load_folder
-from runners.jobs.offload_bench import Effort, best_batch, in_turns, policy_of, question, rooms
+from runners.jobs.generate.zigzag import (
+    PLACES,
+    DiskStore,
+    PolicyFigures,
+    ZigZag,
+    dealt,
+    packed,
+    unpacked,
+)
+from runners.jobs.loading import LayerwiseModel, demo_config, fresh_model, load_folder
 from runners.jobs.runtime import BadInputError
-from runners.jobs.skeleton import LayerwiseModel
 from runners.jobspec import DemoModel, GenerateSpec
 from runners.jobspec.generate import PolicyOffload
 from tests.plugins.extent import combinations

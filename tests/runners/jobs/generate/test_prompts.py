@@ -10,7 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from runners.jobs.generate import prompts
+from runners.jobs.generate import answering
+from runners.jobs.generate.answering import (
+    Journal,
+    Prompt,
+    check_lengths,
+    earlier_journals,
+    read_records,
+    read_texts,
+)
 from runners.jobs.generate.batching import (
     POLICIES,
     CostModel,
@@ -19,8 +27,6 @@ from runners.jobs.generate.batching import (
     sorted_batches,
     turbo_batches,
 )
-from runners.jobs.generate.outputs import Journal, earlier_journals, read_records
-from runners.jobs.generate.prompts import Prompt, check_lengths, read_texts
 from runners.jobs.runtime import BadInputError, MissingModelError
 from runners.jobspec import DemoPrompts, FilePrompts, GenerateSpec, InlinePrompts
 from tests.runners.jobs.cases import refused
@@ -67,10 +73,10 @@ def test_a_file_that_is_missing_outside_or_empty_is_refused(read, make_job):
 
 
 def test_lines_beyond_the_limits_are_refused_with_them(read, monkeypatch):
-    long = b"x" * (prompts.MAX_LINE_BYTES + 1)
+    long = b"x" * (answering.MAX_LINE_BYTES + 1)
     with pytest.raises(BadInputError, match="line 2 is longer than 1048576 bytes; split it"):
         read(b"short\n" + long)
-    monkeypatch.setattr(prompts, "MAX_PROMPTS", 2)
+    monkeypatch.setattr(answering, "MAX_PROMPTS", 2)
     with pytest.raises(BadInputError, match="more than 2 prompts; split it"):
         read(b"a\nb\nc\n")
 

@@ -16,19 +16,16 @@ from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
 from runners.jobs.generate import placement
-from runners.jobs.generate.compiled import CompiledStep
-from runners.jobs.generate.continuous import Pages
+from runners.jobs.generate.batching import CompiledStep, Pages, check_draft
 from runners.jobs.generate.placement import (
     CachedExperts,
     DeviceExperts,
     StreamedLayers,
     held_bytes,
 )
-from runners.jobs.generate.speculative import check_draft
 from runners.jobs.generate.static import Limits, StopRequestedError, run_batch
-from runners.jobs.loading import fresh_model, load_folder, ready
+from runners.jobs.loading import Expert, LayerwiseModel, fresh_model, load_folder, ready
 from runners.jobs.runtime import BadInputError, check_compiler
-from runners.jobs.skeleton import Expert, LayerwiseModel
 from runners.jobs.weights import StoredTensors
 from runners.jobspec import DemoModel, GenerateSpec, PromptLookup
 from runners.jobspec.compress import QUANTISED_DTYPES

@@ -7,9 +7,8 @@ import time
 
 import pytest
 
-from runners.jobs.load.client import RequestOutcome
-from runners.jobs.load.figures import Repetition, percentile, repetition, row_of
-from runners.jobspec.benchmark import Burst, ClosedLoop, LoadOptions, OpenLoop
+from runners.jobs.load.job import Repetition, RequestOutcome, percentile, repetition, row_of
+from runners.jobspec.compress import Burst, ClosedLoop, LoadOptions, OpenLoop
 from tests.system.jobs.load.replies import END, HEAD, TOKEN, USAGE, WHOLE, outcome_of, seen
 
 CLOSED = ClosedLoop(concurrency=(3,))

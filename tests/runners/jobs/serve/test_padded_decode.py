@@ -6,23 +6,22 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from runners.jobs.adapter_files import MixedAdapters
+from runners.jobs.adapters import MixedAdapters
 from runners.jobs.loading import demo_config, fresh_model, ready
-from runners.jobs.serve import bench, sampling
-from runners.jobs.serve.contract import Limits, Sampling
-from runners.jobs.serve.engine import Engine, Reply
-from runners.jobs.serve.figures import Figures
+from runners.jobs.serve import bench, padded_decode
+from runners.jobs.serve.contract import Answer, Limits, Sampling
+from runners.jobs.serve.engine import Engine, Figures, Reply
 from runners.jobs.serve.padded_decode import (
     CaptureError,
     GraphPool,
     PaddedDecode,
+    Sampler,
     Shape,
+    choose,
     doubling,
     prepared_decode,
 )
 from runners.jobs.serve.paging import PAGE_TOKENS, PagedCache, Row, check_paging
-from runners.jobs.serve.sampling import Sampler, choose
-from runners.jobs.serve.text import Answer
 from tests.runners.jobs.tiny import TINY, TINY_CONFIG
 
 VOCABULARY = TINY_CONFIG["vocab_size"]
@@ -346,7 +345,7 @@ def test_draws_follow_the_distribution(monkeypatch):
         {"presence_penalty": 1.0, "frequency_penalty": 0.5},
     ):
         for candidates in (2, 1024):
-            monkeypatch.setattr(sampling, "CANDIDATES", candidates)
+            monkeypatch.setattr(padded_decode, "CANDIDATES", candidates)
             wish = Sampling(1, seed=11, **changes)
             sampler = Sampler(wish, prompt=[0, 7])
             sampler.add(1)

@@ -10,10 +10,16 @@ import pytest
 from pydantic import ValidationError
 
 from runners.jobs.runtime import BadInputError
-from runners.jobs.serve.figures import Figures
+from runners.jobs.serve.engine import Figures
 from runners.jobs.serve.relayed.backend import Part, Placed
-from runners.jobs.serve.relayed.process import PLAIN_LINES, ListenAddress
-from runners.jobs.serve.relayed.scrape import Exposition, Scraper, Twice, merged
+from runners.jobs.serve.relayed.process import (
+    PLAIN_LINES,
+    Exposition,
+    ListenAddress,
+    Scraper,
+    Twice,
+    merged,
+)
 from runners.jobs.serve.sglang.speaker import Sglang
 from runners.jobs.serve.sglang.speaker import arguments as sglang_arguments
 from runners.jobs.serve.vllm.speaker import Vllm, arguments

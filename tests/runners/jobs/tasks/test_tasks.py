@@ -8,9 +8,18 @@ import pytest
 import yaml
 
 from runners.jobs.corpus import Corpus, Document
+from runners.jobs.evaluation_tasks import (
+    CHOICE,
+    TEXT,
+    Score,
+    change,
+    figures,
+    held_out_tasks,
+    notes,
+    read_tasks,
+    weighted_mean,
+)
 from runners.jobs.runtime import BadInputError, MissingModelError
-from runners.jobs.tasks.files import CHOICE, TEXT, held_out_tasks, read_tasks
-from runners.jobs.tasks.scores import Score, change, figures, notes, weighted_mean
 from tests.runners.jobs.cases import refused
 
 GOOD = {

@@ -13,7 +13,7 @@ from torchao.float8.float8_linear import Float8Linear
 from torchao.float8.float8_training_tensor import Float8TrainingTensor
 
 from planner.cost.roofline import block_pairs
-from planner.workload.training_kernels import FLEX_BLOCK_TOKENS, ROUNDING_BYTES, ROUNDINGS
+from planner.workload.training_exchange import FLEX_BLOCK_TOKENS, ROUNDING_BYTES, ROUNDINGS
 from runners.jobs.loading import attention, fresh_model
 from runners.jobs.runtime import BadInputError
 from runners.jobs.train.job import _kernel_notes

@@ -7,6 +7,7 @@ import torch
 from pydantic import ValidationError
 
 from runners.jobs.adapters import Lora, weights_digest
+from runners.jobs.bench.tuning_bench import step_of
 from runners.jobs.loading import demo_config, fresh_model
 from runners.jobs.memory import gradient_bytes, model_bytes, optimizer_bytes
 from runners.jobs.runtime import BadInputError
@@ -24,7 +25,6 @@ from runners.jobs.train.quantized import (
     rounded,
     rounded_by_parts,
 )
-from runners.jobs.tuning_bench import step_of
 from runners.jobspec import ArtefactModel, FolderModel
 from runners.jobspec.base import LoraOptions, QuantizedTraining
 from tests.runners.jobs.cases import refused

@@ -28,10 +28,9 @@ from runners.jobs.train.communication import (
     shares_of,
     timeline_of,
 )
-from runners.jobs.train.layouts.axes import check_world, place_of
-from runners.jobs.train.layouts.context import rank_tokens
-from runners.jobs.train.layouts.stage import Stage, check_model, sequences, stage_layers, visible
-from runners.jobs.train.layouts.tensor import share_of, whole_slice
+from runners.jobs.train.layout_pipeline import Stage, check_model, sequences, stage_layers, visible
+from runners.jobs.train.layout_states import check_world, place_of, rank_tokens
+from runners.jobs.train.layout_tensor import share_of, whole_slice
 from runners.jobs.train.rows import IGNORED, Batch
 from runners.jobspec.train import LayoutOptions
 from tests.runners.jobs.cases import refused

@@ -9,7 +9,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from runners.jobs.domains import followed
+from runners.jobs.corpus import followed
 from runners.jobs.loading import fresh_model
 from runners.jobs.ranks import ALONE
 from runners.jobs.runtime import BadInputError

@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from planner.api import estimate
 from planner.specs.estimate import EstimateRequest
+from runners.jobs.bench.tuning_bench import step_of
 from runners.jobs.events import read_events
 from runners.jobs.loading import demo_config, fresh_model
 from runners.jobs.memory import (
@@ -20,12 +21,10 @@ from runners.jobs.memory import (
     resident_bytes,
 )
 from runners.jobs.runtime import BadInputError
-from runners.jobs.train.activations import offloaded_activations, recompute
 from runners.jobs.train.evaluator import HeldOut
 from runners.jobs.train.optimizers import build_optimizer
 from runners.jobs.train.rows import TextBatches
-from runners.jobs.train.trainer import Trainer
-from runners.jobs.tuning_bench import step_of
+from runners.jobs.train.trainer import Trainer, offloaded_activations, recompute
 from runners.jobspec import DemoModel
 from runners.jobspec.train import USUAL_LEARNING_RATES, Optimizer
 from tests.runners.jobs.cases import refused

@@ -34,7 +34,7 @@ from runners.jobs.train.samples import (
     tokenised_file,
 )
 from runners.jobspec import SampleOptions
-from runners.jobspec.data import FileData
+from runners.jobspec.base import FileData
 from tests.runners.jobs.cases import refused
 from tests.runners.jobs.tiny import TINY_CONFIG, tiny_training
 

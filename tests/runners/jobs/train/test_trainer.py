@@ -13,7 +13,9 @@ from runners.jobs.loading import fresh_model
 from runners.jobs.memory import PeakMeter
 from runners.jobs.ranks import Ranks
 from runners.jobs.train.checkpoint import TrainState, checkpoints
-from runners.jobs.train.guard import (
+from runners.jobs.train.optimizers import build_optimizer
+from runners.jobs.train.rows import IGNORED, Batch, TextBatches
+from runners.jobs.train.samples import (
     FINAL_LEARNING_RATE_RATIO,
     FIRST_SCALE,
     GROWTH_STEPS,
@@ -24,8 +26,6 @@ from runners.jobs.train.guard import (
     SpikeGuard,
     learning_rate_ratio,
 )
-from runners.jobs.train.optimizers import build_optimizer
-from runners.jobs.train.rows import IGNORED, Batch, TextBatches
 from runners.jobs.train.trainer import steady, step_line
 from tests.runners.jobs.cases import refused
 from tests.runners.jobs.tiny import TINY_CONFIG, tiny_training

@@ -9,8 +9,8 @@ from safetensors.torch import load_file, save_file
 
 from runners.jobs.compress.engine import check_disk
 from runners.jobs.compress.job import work
+from runners.jobs.loading import LayerwiseModel
 from runners.jobs.runtime import BadInputError, MissingModelError
-from runners.jobs.skeleton import LayerwiseModel
 from runners.jobspec import CompressSpec, FolderModel
 
 CPU = torch.device("cpu")

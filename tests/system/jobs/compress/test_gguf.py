@@ -15,7 +15,6 @@ from transformers import (
     Qwen2Config,
 )
 
-from runners.jobs.artefacts import file_sha256
 from runners.jobs.compress.gguf import (
     ReadBackError,
     check_writable,
@@ -26,7 +25,7 @@ from runners.jobs.compress.gguf import (
 )
 from runners.jobs.compress.job import work
 from runners.jobs.loading import load_folder, load_tokenizer
-from runners.jobs.runtime import BadInputError
+from runners.jobs.runtime import BadInputError, file_sha256
 from runners.jobs.weights import WeightReader
 from runners.jobspec import CompressSpec
 from tests.runners.jobs.tiny import SHORT

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from runners.jobs.compress.engine import calibration_samples
-from runners.jobs.loading import load_folder
-from runners.jobs.skeleton import LayerwiseModel
+from runners.jobs.loading import LayerwiseModel, load_folder
 
 CPU = torch.device("cpu")
 

@@ -9,14 +9,13 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from runners.jobs.artefacts import file_sha256
 from runners.jobs.compress.job import work
 from runners.jobs.corpus import load_corpus, tokenized
 from runners.jobs.evaluation import evaluate
 from runners.jobs.loading import load_tokenizer
-from runners.jobs.runtime import BadInputError
+from runners.jobs.runtime import BadInputError, file_sha256
 from runners.jobspec import BenchmarkSpec, CompressSpec
-from runners.messages import ArtefactBody, ResultBody
+from runners.shared.messages import ArtefactBody, ResultBody
 from tests.runners.jobs.tiny import SHORT
 from tests.system.jobs.harness import wait_until
 

@@ -5,13 +5,12 @@ import json
 import pytest
 import torch
 
-from runners.jobs.artefacts import file_sha256
 from runners.jobs.compress.job import ReloadError, check_reload, group_size_note, source_folder
 from runners.jobs.evaluation import Perplexity, evaluate
 from runners.jobs.loading import load_folder, load_tokenizer
-from runners.jobs.runtime import BadInputError, MissingModelError
+from runners.jobs.runtime import BadInputError, MissingModelError, file_sha256
 from runners.jobspec import ArtefactModel, CompressSpec, RandomModel
-from runners.messages import ArtefactBody, ResultBody
+from runners.shared.messages import ArtefactBody, ResultBody
 from tests.runners.jobs.tiny import SHORT, TINY, TINY_CONFIG
 
 CPU = torch.device("cpu")

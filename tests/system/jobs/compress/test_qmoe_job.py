@@ -8,12 +8,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import MixtralConfig, MixtralForCausalLM
 
-from runners.jobs.compress.job import work
-from runners.jobs.compress.qmoe import Routed, rounded, ternary
+from runners.jobs.compress.job import Routed, rounded, ternary, work
 from runners.jobs.evaluate import work as evaluate
 from runners.jobs.loading import load_folder, load_tokenizer, stored_quantisation
 from runners.jobs.runtime import BadInputError
-from runners.jobs.ternary_files import Ternary
+from runners.jobs.weights import Ternary
 from runners.jobspec import ArtefactModel, CompressSpec, EvaluateSpec, FolderModel
 from tests.runners.jobs.tiny import SHORT
 

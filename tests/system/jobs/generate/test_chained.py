@@ -15,7 +15,7 @@ from runners.jobs.loading import load_folder
 from runners.jobs.runtime import Job
 from runners.jobspec import DataParallel, DemoPrompts
 from runners.jobspec.generate import StageChain
-from runners.messages import RunRequest
+from runners.shared.messages import RunRequest
 from tests.runners.jobs.generate.test_link import (  # noqa: F401 -- some are fixtures
     CPU,
     chain_spec,

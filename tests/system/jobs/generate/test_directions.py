@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from runners.jobs.generate.batching import POLICIES, CostModel
+from runners.jobs.generate.batching import POLICIES, CostModel, Guesser, guess_one, run_continuous
 from runners.jobs.generate.bench import (
     cap_of_two_layers,
     page_plans,
@@ -11,12 +11,9 @@ from runners.jobs.generate.bench import (
     static_batches,
     without_cache,
 )
-from runners.jobs.generate.continuous import run_continuous
 from runners.jobs.generate.placement import StreamedLayers, held_bytes, mapped
-from runners.jobs.generate.speculative import Guesser, guess_one
 from runners.jobs.generate.static import Limits, Setup, run_batch
-from runners.jobs.loading import fresh_model, ready
-from runners.jobs.skeleton import LayerwiseModel
+from runners.jobs.loading import LayerwiseModel, fresh_model, ready
 from runners.jobspec.generate import LayerStreaming
 from tests.runners.jobs.tiny import TINY_CONFIG
 from tests.system.jobs.generate.counting import work_of

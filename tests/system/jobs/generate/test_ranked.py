@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from runners.jobs.generate.ranked import part_of
+from runners.jobs.generate.stage_model import part_of
 from runners.jobs.loading import fresh_model
 from runners.jobs.ranks import Ranks
 from runners.jobs.runtime import BadInputError

@@ -2,7 +2,7 @@
 
 import pytest
 
-from runners.jobs.generate.continuous import PAGE_TOKENS
+from runners.jobs.generate.batching import PAGE_TOKENS
 from runners.jobspec import DemoPrompts, DraftGuess, PromptLookup
 from tests.system.jobs.generate.reading import outputs
 

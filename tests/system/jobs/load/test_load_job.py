@@ -6,13 +6,13 @@ import subprocess
 import psutil
 import pytest
 
-from runners.jobs import benchmark
+from runners.jobs.load import benchmark
 from runners.jobs.load.job import serve_spec_of
 from runners.jobs.runtime import BadInputError, MissingModelError
 from runners.jobspec import BenchmarkSpec, RandomModel
-from runners.jobspec.benchmark import ClosedLoop, LoadOptions, LoadReport
+from runners.jobspec.compress import ClosedLoop, LoadOptions, LoadReport
 from runners.jobspec.serve import key_hash
-from runners.reasons import Reason
+from runners.shared.reasons import Reason
 from runners.supervision.classification import Ending, classify
 from tests.runners.jobs.tiny import TINY_CONFIG
 from tests.system.jobs.serve.serving import Endpoint, until

@@ -7,8 +7,7 @@ import os
 
 from runners.jobs.runtime import run_job
 from runners.jobs.serve.relayed.backend import EngineAdapter, Placed, prepare, work_of
-from runners.jobs.serve.relayed.process import Command, ListenAddress
-from runners.jobs.serve.relayed.scrape import MetricNames
+from runners.jobs.serve.relayed.process import Command, ListenAddress, MetricNames
 from runners.jobspec import ServeSpec
 
 

@@ -7,11 +7,17 @@ import torch
 
 from runners.jobs.loading import load_folder, load_tokenizer
 from runners.jobs.runtime import BadInputError
-from runners.jobs.serve.engine import Engine, EngineEndedError, Limits, QueueFullError, Reply
-from runners.jobs.serve.figures import Figures
+from runners.jobs.serve.contract import Reader
+from runners.jobs.serve.engine import (
+    Engine,
+    EngineEndedError,
+    Figures,
+    Limits,
+    QueueFullError,
+    Reply,
+)
+from runners.jobs.serve.padded_decode import Sampling
 from runners.jobs.serve.paging import PAGE_TOKENS, PagedCache, check_paging, pages_for
-from runners.jobs.serve.sampling import Sampling
-from runners.jobs.serve.text import Reader
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ import torch
 from runners.jobs.loading import load_folder, load_tokenizer
 from runners.jobspec import FolderModel, ServeSpec
 from runners.jobspec.serve import key_hash
-from runners.reasons import Reason
+from runners.shared.reasons import Reason
 from runners.supervision.classification import Ending, classify
 from tests.system.jobs.serve.gguf import build_environment, write_model
 from tests.system.jobs.serve.serving import (

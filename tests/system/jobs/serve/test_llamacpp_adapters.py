@@ -14,7 +14,7 @@ from transformers import AutoConfig
 from runners.jobs.compress.gguf import rearranged
 from runners.jobs.loading import load_tokenizer
 from runners.jobs.runtime import BadInputError
-from runners.jobs.serve.llamacpp.adapters import write_adapter
+from runners.jobs.serve.llamacpp.writer import write_adapter
 from runners.jobspec import FolderModel, NamedAdapter, ServeSpec
 from tests.runners.jobs.adapter_making import make_all
 from tests.system.jobs.serve.gguf import build_environment, write_model

@@ -10,11 +10,11 @@ import openai
 import psutil
 import pytest
 
-from runners.config import HostDir
-from runners.environments.store import Store
+from runners.environments.builder import Store
 from runners.jobspec import ServeSpec
 from runners.jobspec.serve import key_hash
-from runners.reasons import Reason
+from runners.shared.config import HostDir
+from runners.shared.reasons import Reason
 from runners.supervision.classification import Ending, classify
 from tests.system.jobs.serve.gguf import build_environment, write_model
 from tests.system.jobs.serve.serving import (

@@ -9,7 +9,7 @@ import yaml
 from runners.jobs import evaluate
 from runners.jobs.runtime import BadInputError
 from runners.jobspec import ArtefactModel, EvaluateSpec, RandomModel
-from runners.jobspec.benchmark import EvaluationTasks
+from runners.jobspec.compress import EvaluationTasks
 from tests.runners.jobs.tiny import TINY_CONFIG
 from tests.system.jobs.environments import build_environment
 

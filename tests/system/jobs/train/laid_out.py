@@ -24,13 +24,13 @@ from runners.jobs.ranks import ALONE, Ranks
 from runners.jobs.runtime import Job
 from runners.jobs.train.communication import MessagesWatch
 from runners.jobs.train.evaluator import HeldOut
-from runners.jobs.train.labelled import LabelledBatches, LabelledRows, Samples
 from runners.jobs.train.optimizers import build_optimizer
 from runners.jobs.train.rows import TextBatches
+from runners.jobs.train.sources import LabelledBatches, LabelledRows, Samples
 from runners.jobs.train.trainer import Trainer
 from runners.jobspec import RandomModel, TrainSpec
 from runners.jobspec.train import LayoutOptions
-from runners.messages import RunRequest
+from runners.shared.messages import RunRequest
 from tests.system.jobs.train.forked import forked
 
 STEPS = 4

@@ -16,7 +16,7 @@ from runners.jobs.ranks import Ranks
 from runners.jobs.train.rows import DataBatches, Rows, Stream, rows_of, windows_of
 from runners.jobs.train.sources import Data, HeldOutRows, Mixture, mixture_of
 from runners.jobspec import HostText, MixedData, SampleOptions, TrainSpec, WeightedData
-from runners.jobspec.data import FileData, weights_of
+from runners.jobspec.base import FileData, weights_of
 from tests.system.jobs.train import laid_out
 from tests.system.jobs.train.forked import forked
 from tests.system.jobs.train.laid_out import PP, Seen

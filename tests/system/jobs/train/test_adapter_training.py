@@ -13,7 +13,7 @@ from runners.jobs.train import job as train
 from runners.jobs.train.evaluator import HeldOut
 from runners.jobs.train.rows import TextBatches
 from runners.jobs.train.trainer import Trainer
-from runners.messages import ArtefactBody
+from runners.shared.messages import ArtefactBody
 from tests.runners.jobs.tiny import TINY_CONFIG, tiny_training
 from tests.runners.jobs.train.test_integers import LORA, logits, tuning
 from tests.system.jobs.harness import wait_until

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.nn.functional import pad
 
-from planner.workload.training_kernels import FLEX_BLOCK_TOKENS
+from planner.workload.training_exchange import FLEX_BLOCK_TOKENS
 from runners.jobs.evaluation import evaluate
 from runners.jobs.runtime import BadInputError
 from runners.jobs.train import job as train

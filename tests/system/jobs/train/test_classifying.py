@@ -13,7 +13,7 @@ from runners.jobs.ranks import ALONE
 from runners.jobs.runtime import BadInputError
 from runners.jobs.train import job as train
 from runners.jobs.train.classifying import passages
-from runners.jobs.train.labelled import macro_f1
+from runners.jobs.train.sources import macro_f1
 from runners.jobspec import FileData, FolderModel, RandomModel, SampleOptions, TrainSpec
 from runners.jobspec.base import PACKAGES
 from runners.jobspec.train import LayoutOptions

@@ -17,7 +17,7 @@ from runners.jobspec import (
     UploadedData,
     WeightedData,
 )
-from runners.jobspec.data import DATA_FOLDER
+from runners.jobspec.base import DATA_FOLDER
 from tests.runners.jobs.tiny import tiny_training
 
 COLOURS = ("red", "green", "blue", "black", "white", "grey", "pink", "brown")

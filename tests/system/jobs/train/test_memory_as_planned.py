@@ -22,7 +22,7 @@ DTYPES = [  # a processor without units for bf16 takes it six times as long
     pytest.param("bf16", marks=pytest.mark.soak),
 ]
 MEASURE = """
-from runners.jobs.microbench import DemoModel, runtime_memory_bytes, training_memory_bytes
+from runners.jobs.bench.device_rates import DemoModel, runtime_memory_bytes, training_memory_bytes
 print(runtime_memory_bytes(), training_memory_bytes(DemoModel()))
 """
 

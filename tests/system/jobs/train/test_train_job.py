@@ -12,7 +12,7 @@ from runners.jobs.loading import load_folder, load_tokenizer
 from runners.jobs.runtime import BadInputError
 from runners.jobs.train import job as train
 from runners.jobspec import ArtefactModel, BenchmarkSpec, FolderModel, RandomModel
-from runners.messages import ArtefactBody, MetricPoint, ProgressBody, ResultBody
+from runners.shared.messages import ArtefactBody, MetricPoint, ProgressBody, ResultBody
 from tests.runners.jobs.tiny import TINY, TINY_CONFIG, tiny_training
 from tests.system.jobs.harness import wait_until
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand
 
-from webapp.modelhub.techniques import all_rows
+from webapp.modelhub.views import all_rows
 
 
 class Command(BaseCommand):

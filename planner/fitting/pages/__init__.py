@@ -1,1 +1,0 @@
-"""The generated documentation pages on accuracy and quality."""

@@ -1,1 +1,0 @@
-"""The fit of serving factors: engines, pairs of model and chip, and their priors."""

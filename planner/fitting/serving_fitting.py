@@ -1,0 +1,458 @@
+"""Fit the parts of prefill and decode, and the arrival parameters, to published sweeps.
+
+A point's values are sums over levels: common to all engines, per engine, per chip family
+(kernels), per pair of model and chip, and per layout of a pair. Each level is shrunk towards zero,
+so that few points do not override what more points show. The factors of engines are fitted without
+pair factors, which would absorb what they must explain; pairs and their layouts are fitted
+afterwards, and again per release of the engine for pairs measured with several releases: DeepSeek
+in NVFP4 on B200 took 85 to 92 ms a token under TensorRT-LLM 1.3.0rc1, 17 to 21 under 1.3.0rc5.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from planner.catalog.reading import data_json
+from planner.fitting.serving_model import (
+    DECODE,
+    FLOOR,
+    FREE,
+    NAMES,
+    PARTS,
+    PREFILL,
+    Pair,
+    ServingCase,
+    Sweep,
+    packed,
+    sweep_of,
+)
+from planner.fitting.step_fitting import Columns
+from planner.workload.setting import RELEASE, release_key
+
+Strengths = Mapping[str, float]
+ALIKE = frozenset({"linear", "attention", "elementwise"})  # similar kernels in every engine
+OF_EXPERTS = frozenset({"experts", "further", "expert_exchange"})
+TPOT_NOISE, TTFT_NOISE = 0.05, 0.15  # log-ratio noise of repeated measurements
+PAIRS_APART = 2.0  # noise between pairs of an engine, relative to noise within a pair
+# Rows with unstated conditions lie ten spreads off: Student's t.
+FREEDOM = 3.0
+ROUNDS, TRIES = 30, 6
+DAMPING, EASIER, HARDER, LEAST_DAMPING = 1e-2, 0.2, 5.0, 1e-6
+LONGEST_STEP = 1.0
+CONVERGED = 1e-4
+SCALES = np.zeros((len(NAMES), 2))  # one factor for all decode and one for all prefill parts
+SCALES[DECODE, 0] = 1.0
+SCALES[PREFILL, 1] = 1.0
+DECODE_SCALE = SCALES[:, :1]
+OWN_HABITS = np.eye(len(NAMES))[:, FREE]
+OF_DECODING = np.eye(len(NAMES))[:, DECODE]  # parts that a chip family's kernels determine
+# What a decode step of a mixture takes beyond a dense one's, which a pair may have alone: kernels
+# of one format and width, tuned or not.
+OWN_EXPERTS = np.eye(len(NAMES))[:, [NAMES.index(f"decode_{part}") for part in sorted(OF_EXPERTS)]]
+WITHOUT_EXPERTS = np.eye(len(NAMES)) - OWN_EXPERTS @ OWN_EXPERTS.T
+PRIOR_EXPERTS = OWN_EXPERTS @ OWN_EXPERTS.T @ packed({})
+PAIR_BASIS = np.hstack([SCALES, OWN_HABITS, OWN_EXPERTS])
+PAIR_SCALE_SPREAD = 0.3
+
+
+@dataclass(frozen=True)
+class Level:
+    """A group of points with shared effects: members, directions, and prior spreads."""
+
+    members: Columns
+    basis: Columns
+    spreads: Columns
+
+
+@dataclass(frozen=True, eq=False)
+class ServingFit:
+    """The fitted values common to all engines, and the additions of engines, pairs and others."""
+
+    shared: Columns
+    engines: Mapping[str, Columns] = field(default_factory=dict)
+    families: Mapping[str, Columns] = field(default_factory=dict)
+    pairs: Mapping[Pair, Columns] = field(default_factory=dict)
+    layouts: Mapping[Pair, Columns] = field(default_factory=dict)
+    told: Mapping[Pair, Columns] = field(default_factory=dict)
+
+    def engine_values(self, engine: str, family: str = "") -> Columns:
+        """Return the values of an engine on a chip family, as far as either was measured.
+
+        An unmeasured family takes the mean of the measured families.
+        """
+        mean_family = np.mean([*self.families.values()], axis=0) if self.families else 0.0
+        of_family = self.families.get(family, mean_family)
+        return bounded(self.shared + self.engines.get(engine, 0.0) + of_family)
+
+    def place_values(
+        self, engine: str, group: str, layout: str = "", release: str = ""
+    ) -> Columns:
+        """Return the values of an engine's group, and its layout or release if fitted."""
+        pair, of_layout = self.pairs.get((engine, group), 0.0), self.layouts.get((engine, layout))
+        nearest = (
+            self.told.get((engine, release_key(layout, release))),
+            None if of_layout is None else pair + of_layout,
+            self.told.get((engine, release_key(group, release))),
+        )
+        added = next((values for values in nearest if values is not None), pair)
+        return bounded(self.engine_values(engine, family_of(group)) + added)
+
+    def release_values(self, engine: str, place: str) -> Columns:
+        """Return the values of a pair or layout under a release of the engine."""
+        family = place.split("/")[1].partition(RELEASE)[0]
+        return bounded(self.engine_values(engine, family) + self.told[engine, place])
+
+    def values(self, cases: Sequence[ServingCase]) -> Columns:
+        """Return the values of each case, by its pair and layout if fitted."""
+        rows = [self.place_values(c.engine, c.group, c.layout, c.release) for c in cases]
+        return np.array(rows).reshape(len(cases), len(NAMES))
+
+
+def family_of(group: str) -> str:
+    """Return the chip family of a group.
+
+    >>> family_of("64x5120x0/hopper")
+    'hopper'
+    """
+    return group.rpartition("/")[2]
+
+
+def bounded(values: Columns) -> Columns:
+    """Return values with factors clipped to their lower bounds."""
+    clipped = values.copy()
+    clipped[..., : len(PARTS)] = np.maximum(clipped[..., : len(PARTS)], FLOOR)
+    return clipped
+
+
+def strengths_without(part: str) -> Strengths:
+    """Return the prior spreads chosen without a part.
+
+    A part is a group, for the strengths of engines, or a fold of sweeps, for that of layouts.
+    """
+    stored = data_json("serving_priors.json")
+    own: dict[str, dict[str, float]] = stored["chosen"]
+    layouts: dict[str, dict[str, float]] = stored["layouts"]
+    return own.get(part, own["none"]) | layouts.get(part, layouts["none"])
+
+
+def part_of(name: str) -> str:
+    """Return the part of a named value without its phase.
+
+    >>> part_of("decode_tensor_parallel"), part_of("burst_ratio")
+    ('tensor_parallel', 'burst_ratio')
+    """
+    phase, _, rest = name.partition("_")
+    return rest if phase in {"decode", "prefill"} else name
+
+
+def spreads(strengths: Strengths) -> Columns:
+    """Return the prior spread of each value, before scaling by level."""
+    return np.array([strengths.get(part_of(name), strengths["8bit"]) for name in NAMES])
+
+
+def engine_spreads(strengths: Strengths) -> Columns:
+    """Return the prior spreads of an engine's values about the common values."""
+    scaled = spreads(strengths) * strengths["engine"]
+    for index, name in enumerate(NAMES):
+        if part_of(name) in ALIKE:
+            scaled[index] *= strengths["engine_alike"]
+        if part_of(name) in OF_EXPERTS:
+            scaled[index] *= strengths["engine_experts"]
+    return scaled
+
+
+def expert_spreads(strengths: Strengths) -> Columns:
+    """Return the prior spreads of a pair's expert parts about those of its engine."""
+    own: Columns = spreads(strengths) @ OWN_EXPERTS * strengths["pair_experts"]
+    return own
+
+
+def weights_of(cases: Sequence[ServingCase], most: float) -> Columns:
+    """Return the weight of each case; a pair's total weight is at most ``most``."""
+    points = Counter(case.pair for case in cases)
+    return np.array([min(1.0, most / points[case.pair]) for case in cases])
+
+
+def where_true(flags: Iterable[bool]) -> Columns:
+    """Return flags as a column of ones and zeros."""
+    return np.array([float(flag) for flag in flags])
+
+
+def fit_serving(
+    cases: Sequence[ServingCase], strengths: Strengths, asked: Iterable[Pair] | None = None
+) -> ServingFit:
+    """Return the common values and the additions of engines, families and pairs.
+
+    ``asked`` restricts the fit of pairs to these.
+    """
+    fit, habits = fit_engines(cases, strengths)
+    pairs_to_fit = habits if asked is None else {pair for pair in asked if pair in habits}
+    pairs: dict[Pair, Columns] = {}
+    layouts: dict[Pair, Columns] = {}
+    releases: dict[Pair, Columns] = {}
+    for pair in sorted(pairs_to_fit):
+        own = [case for case in cases if case.pair == pair]
+        pairs[pair], layout_additions = fit_pair(own, fit, strengths)
+        layouts |= {(pair[0], layout): added for layout, added in layout_additions.items()}
+        releases |= {(pair[0], name): a for name, a in fit_releases(own, fit, strengths).items()}
+    return replace(fit, pairs=pairs, layouts=layouts, told=releases)
+
+
+def fit_engines(
+    cases: Sequence[ServingCase], strengths: Strengths
+) -> tuple[ServingFit, dict[Pair, Columns]]:
+    """Return the values of engines and families, and the habits of pairs fitted with them."""
+    prior_values = packed({})
+    if not cases:
+        return ServingFit(prior_values), {}
+    engines = sorted({case.engine for case in cases})
+    families = sorted({family_of(case.group) for case in cases})
+    pairs = sorted({case.pair for case in cases})
+    base_spreads = spreads(strengths)
+    everywhere, identity = np.ones(len(cases)), np.eye(len(NAMES))
+    levels = [Level(everywhere, identity, base_spreads * strengths["shared"])]
+    for engine in engines:
+        members = where_true(case.engine == engine for case in cases)
+        levels.append(Level(members, identity, engine_spreads(strengths)))
+    for family in families:
+        members = where_true(family_of(case.group) == family for case in cases)
+        levels.append(Level(members, OF_DECODING, base_spreads[DECODE] * strengths["family"]))
+    for pair in pairs:
+        members = where_true(case.pair == pair for case in cases)
+        levels.append(Level(members, OWN_HABITS, base_spreads[FREE] * strengths["habits"]))
+    sweep, weights = sweep_of(cases), weights_of(cases, strengths["points"])
+    base = np.tile(prior_values, (len(cases), 1))
+    shared, *additions = descend(sweep, weights, base, levels, PAIRS_APART)
+    added = dict(zip((*engines, *families), additions, strict=False))
+    habits = dict(zip(pairs, additions[-len(pairs) :], strict=True))
+    fit = ServingFit(
+        prior_values + shared,
+        {engine: added[engine] for engine in engines},
+        {family: OF_DECODING @ added[family] for family in families},
+    )
+    return _experts_apart(cases, strengths, fit, habits), habits
+
+
+def _experts_apart(
+    cases: Sequence[ServingCase],
+    strengths: Strengths,
+    fit: ServingFit,
+    habits: Mapping[Pair, Columns],
+) -> ServingFit:
+    """Return a fit whose expert parts are those that pairs do not have alone.
+
+    An engine measured with one mixture would give the kernels of that mixture to all others: with
+    a level of pairs below the engines, what one pair shows moves its engine by the share of their
+    variances. All other parts keep their values, which dense models determine.
+    """
+    sparse = [case for case in cases if case.is_sparse]
+    if not sparse:
+        return fit
+    engines = sorted({case.engine for case in sparse})
+    base_values = {
+        pair: PRIOR_EXPERTS + WITHOUT_EXPERTS @ fit.engine_values(pair[0], family_of(pair[1]))
+        for pair in {case.pair for case in sparse}
+    }
+    pairs = sorted(base_values)
+    groups = [("", spreads(strengths) * strengths["shared"])]
+    groups += [(engine, engine_spreads(strengths)) for engine in engines]
+    levels = [
+        Level(
+            where_true(engine in {"", case.engine} for case in sparse),
+            OWN_EXPERTS,
+            group_spreads @ OWN_EXPERTS,
+        )
+        for engine, group_spreads in groups
+    ]
+    for pair in pairs:
+        members = where_true(case.pair == pair for case in sparse)
+        levels.append(Level(members, OWN_EXPERTS, expert_spreads(strengths)))
+    base = np.array(
+        [
+            base_values[case.pair]
+            + OWN_HABITS @ habits[case.pair]
+            + OWN_EXPERTS @ OWN_EXPERTS.T @ fit.families[family_of(case.group)]
+            for case in sparse
+        ]
+    )
+    weights = weights_of(sparse, strengths["points"])
+    shared, *additions = descend(sweep_of(sparse), weights, base, levels, PAIRS_APART)
+    own = dict(zip(engines, additions, strict=False))
+    return replace(
+        fit,
+        shared=WITHOUT_EXPERTS @ fit.shared + PRIOR_EXPERTS + OWN_EXPERTS @ shared,
+        engines={
+            engine: WITHOUT_EXPERTS @ added + OWN_EXPERTS @ own.get(engine, np.zeros(len(shared)))
+            for engine, added in fit.engines.items()
+        },
+    )
+
+
+def fit_pair(
+    cases: Sequence[ServingCase], fit: ServingFit, strengths: Strengths
+) -> tuple[Columns, dict[str, Columns]]:
+    """Return a pair's addition to its engine, and each measured layout's addition to the pair.
+
+    A pair has its own arrival parameters and a common factor for its passes; in a layout every
+    part may differ.
+    """
+    added, *layout_additions = descend_pair(cases, fit, pair_levels(cases, strengths))
+    return PAIR_BASIS @ added, dict(zip(layouts_of(cases), layout_additions, strict=True))
+
+
+def fit_releases(
+    cases: Sequence[ServingCase], fit: ServingFit, strengths: Strengths
+) -> dict[str, Columns]:
+    """Return the additions of a pair and its layouts to the engine under each release, by place.
+
+    A release has a common factor for decoding. Without several releases there is nothing to fit;
+    points without a release count for the pair and its layouts.
+    """
+    releases, layouts = sorted({case.release for case in cases} - {""}), layouts_of(cases)
+    if len({case.release for case in cases}) == 1:
+        return {}
+    levels = pair_levels(cases, strengths)
+    for release in releases:
+        members = where_true(case.release == release for case in cases)
+        levels.append(Level(members, DECODE_SCALE, np.full(1, PAIR_SCALE_SPREAD)))
+    added, *additions = descend_pair(cases, fit, levels)
+    of_layouts = dict(zip(layouts, additions, strict=False))
+    scales = zip(releases, additions[len(layouts) :], strict=True)
+    pair = PAIR_BASIS @ added
+    by_release = {release: pair + DECODE_SCALE @ scale for release, scale in scales}
+    places = {
+        release_key(cases[0].group, release): values for release, values in by_release.items()
+    }
+    for layout, own in of_layouts.items():
+        places |= {
+            release_key(layout, release): values + own for release, values in by_release.items()
+        }
+    return places
+
+
+def layouts_of(cases: Iterable[ServingCase]) -> list[str]:
+    """Return the layouts of cases in alphabetical order."""
+    return sorted({case.layout for case in cases})
+
+
+def pair_levels(cases: Sequence[ServingCase], strengths: Strengths) -> list[Level]:
+    """Return the levels of one pair: one for all its cases, then one per layout."""
+    own = spreads(strengths)
+    own[FREE] *= strengths["habits"]
+    pair_spreads = np.concatenate(
+        [np.full(2, PAIR_SCALE_SPREAD), own[FREE], expert_spreads(strengths)]
+    )
+    levels = [Level(np.ones(len(cases)), PAIR_BASIS, pair_spreads)]
+    for layout in layouts_of(cases):
+        members = where_true(case.layout == layout for case in cases)
+        levels.append(Level(members, np.eye(len(NAMES)), own * strengths["layout"]))
+    return levels
+
+
+def descend_pair(
+    cases: Sequence[ServingCase], fit: ServingFit, levels: Sequence[Level]
+) -> list[Columns]:
+    """Return each level's addition to the engine on the pair's chip family."""
+    base = np.array([fit.engine_values(c.engine, family_of(c.group)) for c in cases])
+    return descend(sweep_of(cases), np.ones(len(cases)), base, levels)
+
+
+@dataclass(frozen=True)
+class _Objective:
+    """The loss of summed levels, with its first and second derivatives."""
+
+    sweep: Sweep
+    weights: Columns
+    base: Columns
+    levels: Sequence[Level]
+    apart: float
+
+    def values(self, added: Columns) -> Columns:
+        """Return the values of every point."""
+        point_values, start = self.base.copy(), 0
+        for level in self.levels:
+            size = level.basis.shape[1]
+            point_values += level.members[:, None] * (level.basis @ added[start : start + size])
+            start += size
+        return point_values
+
+    def spreads(self) -> Columns:
+        """Return the concatenated spreads of all levels."""
+        return np.concatenate([level.spreads for level in self.levels])
+
+    def wrong(self, values: Columns) -> Columns:
+        """Return the errors of both times of every point, in units of noise."""
+        scaled: Columns = self.sweep.wrong(values) / self.noise
+        return scaled
+
+    @property
+    def noise(self) -> Columns:
+        """Return the log-ratio noise of both times between points with equal values."""
+        return self.apart * np.array([TPOT_NOISE, TTFT_NOISE])
+
+    def regret(self, added: Columns) -> float:
+        """Return the loss: robust errors plus squared distances from zero."""
+        wrong = self.wrong(bounded(self.values(added)))
+        regrets = FREEDOM * np.log1p(wrong**2 / FREEDOM).sum(axis=1)
+        return float(self.weights @ regrets) + float(((added / self.spreads()) ** 2).sum())
+
+    def derivatives(self, added: Columns) -> tuple[Columns, Columns]:
+        """Return half of the gradient and of the curvature of the loss."""
+        unbounded = self.values(added)
+        values = bounded(unbounded)
+        wrong = self.wrong(values)
+        slopes = self.sweep.slopes(values) / self.noise[:, None]
+        slopes *= (values == unbounded)[:, None, :]
+        robust_weights = self.weights[:, None] / (1 + wrong**2 / FREEDOM)
+        pull = np.einsum("pt,ptv->pv", robust_weights * wrong, slopes)
+        # Each point's slopes along the directions of all levels, concatenated.
+        level_slopes = [
+            level.members[:, None, None] * (slopes @ level.basis) for level in self.levels
+        ]
+        slopes_matrix = np.concatenate(level_slopes, axis=2).reshape(2 * len(values), -1)
+        curvature = slopes_matrix.T @ (slopes_matrix * robust_weights.reshape(-1, 1))
+        gradient = np.concatenate(
+            [level.basis.T @ (level.members @ pull) for level in self.levels]
+        )
+        spread = self.spreads()
+        curvature[np.diag_indices(len(spread))] += 1 / spread**2
+        return gradient + added / spread**2, curvature
+
+
+def descend(
+    sweep: Sweep, weights: Columns, base: Columns, levels: Sequence[Level], apart: float = 1.0
+) -> list[Columns]:
+    """Return each level's addition at the minimum, by damped Gauss-Newton steps.
+
+    ``apart`` scales the noise between points with equal values relative to repeated measurements.
+
+    Source: Levenberg 1944, Marquardt 1963; robust weights from Student's t errors (Lange, Little
+    and Taylor 1989).
+    """
+    objective = _Objective(sweep, weights, base, levels, apart)
+    added = np.zeros(len(objective.spreads()))
+    least, damping = objective.regret(added), DAMPING
+    for _ in range(ROUNDS):
+        gradient, curvature = objective.derivatives(added)
+        before = least
+        for _ in range(TRIES):
+            damped = curvature + damping * np.diag(np.diag(curvature))
+            step = np.clip(-np.linalg.solve(damped, gradient), -LONGEST_STEP, LONGEST_STEP)
+            regret = objective.regret(added + step)
+            if regret < least:
+                added, least = added + step, regret
+                damping = max(damping * EASIER, LEAST_DAMPING)
+                break
+            damping *= HARDER
+        if before - least < CONVERGED * before:
+            break
+    ends = np.cumsum([level.basis.shape[1] for level in levels])
+    return np.split(added, ends[:-1])
+
+
+def serving_errors(cases: Sequence[ServingCase], fit: ServingFit) -> tuple[Columns, Columns]:
+    """Return the relative errors of the time per output token and to the first token."""
+    wrong = np.expm1(sweep_of(cases).wrong(fit.values(cases)))
+    return wrong[:, 0], wrong[:, 1]

@@ -1,0 +1,1 @@
+"""The agent of a host: heartbeats, claims, preflight, shipping, enrolment."""

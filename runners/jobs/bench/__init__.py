@@ -1,0 +1,1 @@
+"""Benchmarks of jobs, and the rates of a device."""

@@ -1,1 +1,0 @@
-"""Offload policies (FlexGen): weights, cache and activations on device, host and disk."""

@@ -1,1 +1,0 @@
-"""Tasks of lm-evaluation-harness: read from files or built of held-out text, run, compared."""

@@ -1,1 +1,0 @@
-"""The parallel layouts of a training, one module each, on a common device mesh."""

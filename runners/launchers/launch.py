@@ -1,0 +1,499 @@
+"""The command, environment and rendezvous with which a job is launched."""
+
+import os
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+
+from runners.devices.topology import BY_BUS, ORDER, job_variables
+from runners.environments.builder import pip_variables
+from runners.jobspec import (
+    ArtefactModel,
+    DataParallel,
+    DraftGuess,
+    DrillSpec,
+    EvaluateSpec,
+    FileData,
+    FilePrompts,
+    FolderModel,
+    GenerateSpec,
+    JobSpec,
+    MixedData,
+    ModelRef,
+    ProveSpec,
+    TrainData,
+    TrainSpec,
+)
+from runners.jobspec.compress import TASKS_ENVIRONMENT
+from runners.jobspec.generate import StageChain
+from runners.jobspec.serve import EngineName
+from runners.shared.messages import MAIN, Gang, RunDevice, RunRequest
+from runners.shared.reasons import Reason
+from runners.supervision import supervisor
+
+# ---------------------------------------------------------------------------
+# Launches a job on several devices or hosts with torchrun, and finds the network interface.
+#
+# Each host starts one torchrun; the first host's serves the rendezvous at the address and port
+# reserved by the server. The job sets the timeout for a silent rank, from which all other
+# timeouts are derived, except the start timeout: loading the libraries takes longer.
+# ---------------------------------------------------------------------------
+
+
+MEETING = "runners.jobs.meeting"  # starts torchrun when the rendezvous is reachable
+SHORTEST_LAST_CALL_SECONDS = 5
+LONGEST_LAST_CALL_SECONDS = 30
+
+
+class NoSuchAddressError(Exception):
+    """The configured address is not one of this host's addresses."""
+
+
+def torchrun_argv(command: Sequence[str], gang: Gang, parallel: DataParallel) -> list[str]:
+    """Return the torchrun command that runs this host's ranks of ``command``.
+
+    ``command`` begins with a Python interpreter; the rest goes to each rank. Hosts other than
+    the rendezvous host wait until it is reachable, which torchrun alone does not.
+    """
+    python, *program = command
+    fewest = min(parallel.min_hosts, gang.num_nodes)
+    least = fewest if parallel.on_lost_rank == "shrink" else gang.num_nodes
+    options = {
+        "nnodes": f"{least}:{gang.num_nodes}",
+        "nproc-per-node": gang.num_processes,
+        "rdzv-backend": "c10d",
+        "rdzv-endpoint": endpoint(gang.master_address, gang.master_port),
+        "rdzv-id": gang.rendezvous_id,
+        "rdzv-conf": ",".join(
+            f"{key}={value}" for key, value in _rendezvous_timeouts(gang, parallel).items()
+        ),
+        "local-addr": gang.own_address,
+        "max-restarts": _restarts(gang.num_nodes - least, parallel),
+    }
+    written = [f"--{name}={value}" for name, value in options.items()]
+    torchrun = ["-m", "torch.distributed.run"]
+    if gang.node_rank > 0:
+        seconds = f"{parallel.start_timeout_seconds:g}"
+        torchrun = ["-m", MEETING, gang.master_address, str(gang.master_port), seconds]
+    return [python, *torchrun, *written, *program]
+
+
+def _restarts(may_lose: int, parallel: DataParallel) -> int:
+    """Return the number of restarts of all ranks: ``max_restarts``, or one per host to lose."""
+    return parallel.max_restarts if parallel.on_lost_rank == "restart" else may_lose
+
+
+def _rendezvous_timeouts(gang: Gang, parallel: DataParallel) -> dict[str, int | str]:
+    """Return torchrun's rendezvous timeouts in seconds, derived from the rank timeout."""
+    patience = int(parallel.rank_timeout_seconds)
+    last_call = min(LONGEST_LAST_CALL_SECONDS, max(SHORTEST_LAST_CALL_SECONDS, patience // 4))
+    return {
+        "is_host": str(gang.node_rank == 0).lower(),
+        "join_timeout": int(parallel.start_timeout_seconds),
+        "last_call_timeout": last_call,
+        "read_timeout": patience,
+        "keep_alive_interval": max(1, patience // 6),
+        "keep_alive_max_attempt": 3,
+    }
+
+
+def endpoint(address: str, port: int) -> str:
+    """Return ``address:port``, with an IPv6 address in brackets."""
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+
+def gang_env(gang: Gang) -> dict[str, str]:
+    """Return the additional environment variables of a gang's processes.
+
+    Interfaces that the agent's own environment names stay: NCCL's may be InfiniBand's.
+
+    Raises:
+        NoSuchAddressError: this host has no such address.
+    """
+    interface = interface_of(gang.own_address)
+    return {
+        "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", interface),
+        "NCCL_SOCKET_IFNAME": os.environ.get("NCCL_SOCKET_IFNAME", interface),
+        # One store per rendezvous round: a lost round leaves no stale keys.
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        # One malloc arena, because contending threads get fragmented arenas of their own: a
+        # training on two ranks peaked at 627 to 680 MiB, and at 621 to 628 MiB with one arena.
+        "MALLOC_ARENA_MAX": "1",
+    }
+
+
+def interface_of(address: str) -> str:
+    """Return the network interface that has an address.
+
+    Raises:
+        NoSuchAddressError: no interface has it.
+    """
+    for interface, addresses in psutil.net_if_addrs().items():
+        if any(_plain(each.address) == address for each in addresses):
+            return interface
+    known = ", ".join(own_addresses()) or "none"
+    raise NoSuchAddressError(
+        f"{address} is not an address of this host (it has {known}); choose another on the "
+        "host's page, or enrol it again with --address"
+    )
+
+
+def own_addresses(chosen: str | None = None) -> tuple[str, ...]:
+    """Return this host's addresses for other hosts, the chosen one first.
+
+    IPv4 comes before IPv6; loopback and link-local addresses are left out.
+    """
+    stats = psutil.net_if_stats()
+    reachable = [
+        _plain(each.address)
+        for interface, addresses in psutil.net_if_addrs().items()
+        if interface in stats and stats[interface].isup
+        for each in addresses
+        if each.family in {socket.AF_INET, socket.AF_INET6} and _is_reachable(each.address)
+    ]
+    by_kind = sorted(dict.fromkeys(reachable), key=lambda address: ":" in address)
+    first = (chosen,) if chosen else ()
+    return (*first, *(address for address in by_kind if address != chosen))
+
+
+def _plain(address: str) -> str:
+    return address.partition("%")[0]
+
+
+def _is_reachable(address: str) -> bool:
+    return not address.startswith(("127.", "169.254.", "fe80:")) and address != "::1"
+
+
+# ---------------------------------------------------------------------------
+# Maps a job to its environment: that of its serving engine or evaluation harness.
+# ---------------------------------------------------------------------------
+
+
+class Engine(NamedTuple):
+    """A serving engine: its environment, module and display name."""
+
+    environment: str
+    module: str
+    words: str
+
+
+ENGINES: Mapping[EngineName, Engine] = {
+    "slipway": Engine(MAIN, "runners.jobs.serve", "Slipway's own, on transformers"),
+    "llamacpp": Engine("llamacpp", "runners.jobs.serve.llamacpp", "llama.cpp, for GGUF files"),
+    "vllm": Engine("vllm", "runners.jobs.serve.vllm", "vLLM, on NVIDIA GPUs"),
+    "sglang": Engine("sglang", "runners.jobs.serve.sglang", "SGLang, on NVIDIA GPUs"),
+}
+
+
+def engine_of(spec: Mapping[str, Any]) -> Engine | None:
+    """Return the engine of a job's document, or None if its kind has none."""
+    name = spec.get("engine", "slipway") if spec.get("kind") == "serve" else None
+    return ENGINES.get(name) if name else None
+
+
+def environment_of(spec: Mapping[str, Any]) -> str:
+    """Return the environment of a job's document."""
+    if spec.get("kind") == "evaluate" and spec.get("tasks"):
+        return TASKS_ENVIRONMENT
+    engine = engine_of(spec)
+    return engine.environment if engine else MAIN
+
+
+# ---------------------------------------------------------------------------
+# Launches a job's supervisor from its spec: argv, environment, path checks, detached start.
+# ---------------------------------------------------------------------------
+
+
+# A job's environment variables: the agent's that are passed on, and those of its devices.
+#
+# Every other variable stays with the agent: credentials, and loader or interpreter hooks
+# (``LD_PRELOAD``, ``PYTHONSTARTUP``) that run code in the job.
+
+
+# Names that are passed on, and whole families of names by their prefix ("NCCL_*"), by reason.
+PASSED = {
+    "the user, the locale and the folders of programs, caches and temporary files": (
+        "HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "TMPDIR", "TZ", "USER", "XDG_CACHE_HOME",
+    ),
+    # The operator's own value: a driver's or toolkit's folder that ldconfig does not list.
+    "where the GPU libraries and their toolkit are": (
+        "CUDA_HOME", "CUDA_PATH", "HIP_PATH", "LD_LIBRARY_PATH", "ROCM_PATH",
+    ),
+    # Cluster documentation asks for them, and a wrong interface is a hang, not an error.
+    "the interfaces and transports of collectives": (
+        "FI_*", "GLOO_SOCKET_IFNAME", "NCCL_*", "RCCL_*", "TORCH_NCCL_*", "UCX_*",
+    ),
+    "the compilers of kernels and the caches of what they built": (
+        "CC", "CUDA_CACHE_*", "CXX", "TORCHINDUCTOR_CACHE_DIR", "TORCH_CUDA_ARCH_LIST",
+        "TORCH_EXTENSIONS_DIR", "TRITON_CACHE_DIR",
+    ),
+    "the settings of drivers, allocators and kernel libraries": (
+        "AMD_SERIALIZE_KERNEL", "CUBLAS_WORKSPACE_CONFIG", "CUDA_LAUNCH_BLOCKING",
+        "CUDA_MODULE_LOADING", "HSA_*", "MIOPEN_*",
+        "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF",
+    ),
+    # They hold unless the job was assigned devices of its own.
+    "the devices that the agent may use": (
+        "CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "HIP_VISIBLE_DEVICES",
+        "NVIDIA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES",
+    ),
+}  # fmt: skip
+# A family may gain a name that carries a credential.
+_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL|AUTH", re.IGNORECASE)
+_NAMES = frozenset(name for names in PASSED.values() for name in names)
+_FAMILIES = tuple(name.removesuffix("*") for name in sorted(_NAMES) if name.endswith("*"))
+# Indices into what another variable left visible: dropped when devices are named by UUID.
+_BY_INDEX = frozenset(
+    {"CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"}
+)
+
+
+def passed_variables(given: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return the given variables that a job receives."""
+    return {name: value for name, value in given.items() if _is_passed(name)}
+
+
+def _is_passed(name: str) -> bool:
+    return name in _NAMES or (name.startswith(_FAMILIES) and not _SECRET.search(name))
+
+
+def with_devices(env: Mapping[str, str], devices: Sequence[RunDevice]) -> dict[str, str]:
+    """Return the environment of a job that sees these devices alone.
+
+    GPUs are named by UUID, which is stable across reboots; a job without any keeps what the agent
+    may use.
+    """
+    gpus = [device for device in devices if device.kind == "gpu"]
+    visible = job_variables([gpu.uuid for gpu in gpus], [gpu.index for gpu in gpus])
+    # Ordered as in nvidia-smi, so that an index in a message is the one that NVML shows.
+    order = {ORDER: BY_BUS}
+    if not visible:
+        return order | dict(env)
+    return order | {name: value for name, value in env.items() if name not in _BY_INDEX} | visible
+
+
+JOB_MODULES: Mapping[str, str] = {
+    "train": "runners.jobs.train",
+    "compress": "runners.jobs.compress",
+    "evaluate": "runners.jobs.evaluate",
+    "benchmark": "runners.jobs.load.benchmark",
+    "generate": "runners.jobs.generate",
+    "serve": "runners.jobs.serve",
+    "drill": "runners.jobs.drill",
+    "prove": "runners.jobs.prove",
+}
+LAUNCH_TIMEOUT_SECONDS = 30.0
+
+
+class LaunchRefusedError(Exception):
+    """This host refuses to start an attempt; ``reason`` goes into its exit record."""
+
+    def __init__(self, reason: Reason, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+def render_argv(spec: JobSpec, folder: Path) -> list[str]:
+    """Return a job's command: this interpreter, a module of the list, the attempt folder.
+
+    Raises:
+        LaunchRefusedError: this host does not run this kind of job.
+    """
+    module = JOB_MODULES.get(spec.kind)
+    if module is None:
+        known = ", ".join(JOB_MODULES)
+        raise LaunchRefusedError(
+            Reason.VERSION_INCOMPATIBLE,
+            f"this host runs {known}, not {spec.kind}; update its software",
+        )
+    engine, environment = engine_of(_named(spec)), environment_of(_named(spec))
+    if environment != MAIN:
+        start = [sys.executable, "-m", "runners.jobs.in_environment", environment]
+        return [*start, engine.module if engine else module, str(folder)]
+    return [sys.executable, "-m", module, str(folder)]
+
+
+def _named(spec: JobSpec) -> dict[str, object]:
+    return spec.model_dump(include={"kind", "engine", "tasks"})
+
+
+def inherited_variables(spec: JobSpec) -> list[str]:
+    """Return the names of variables a job inherits: pip's, if it may build an environment."""
+    return sorted(pip_variables()) if environment_of(_named(spec)) != MAIN else []
+
+
+def render_env(
+    host_dir: Path,
+    running_jobs: int,
+    model_roots: Sequence[Path] = (),
+    devices: Sequence[RunDevice] = (),
+) -> dict[str, str]:
+    """Return a job's environment: the passed variables, its devices' and our own, no others."""
+    env = with_devices(passed_variables(), devices)
+    cores = len(os.sched_getaffinity(0))
+    return env | {
+        "HF_DATASETS_OFFLINE": "1",
+        "HF_HUB_OFFLINE": "1",  # libraries must not download anything
+        "OMP_NUM_THREADS": str(max(1, cores // max(1, running_jobs))),
+        "PYTHONPATH": str(Path(__file__).resolve().parents[2]),
+        "PYTHONSAFEPATH": "1",  # never import from the working folder
+        "PYTHONUNBUFFERED": "1",
+        "SLIPWAY_HOST_DIR": str(host_dir),
+        "SLIPWAY_MODEL_ROOTS": os.pathsep.join(map(str, model_roots)),
+    }
+
+
+def gang_command(
+    request: RunRequest, spec: JobSpec, argv: list[str]
+) -> tuple[list[str], dict[str, str]]:
+    """Return a job's command and extra environment variables; a gang's run under torchrun.
+
+    Raises:
+        LaunchRefusedError: this kind of job runs as one process, or the address is not one of
+        this host's.
+    """
+    if request.gang is None:
+        return argv, {}
+    is_split = isinstance(spec, GenerateSpec) and spec.split is not None
+    if not (isinstance(spec, TrainSpec | GenerateSpec) and (is_split or spec.kind == "train")):
+        raise LaunchRefusedError(
+            Reason.VERSION_INCOMPATIBLE,
+            f"{spec.kind} runs on one device of one host; training is shared out, and a "
+            "generation whose model is split",
+        )
+    try:
+        env = gang_env(request.gang)
+        if isinstance(spec, GenerateSpec) and isinstance(spec.split, StageChain):
+            return argv, env  # stage servers connect without torchrun and end independently
+        return torchrun_argv(argv, request.gang, spec.parallel), env
+    except NoSuchAddressError as error:
+        raise LaunchRefusedError(Reason.PREFLIGHT_FAILED, str(error)) from None
+
+
+def confine(spec: JobSpec, roots: Sequence[Path], attempts_dir: Path) -> JobSpec:
+    """Return the spec with its paths resolved and checked to be below a root.
+
+    Raises:
+        LaunchRefusedError: a path is outside of every root, or does not exist.
+    """
+    if isinstance(spec, DrillSpec | ProveSpec):
+        return spec
+    updates: dict[str, object] = {"model": confine_model(spec.model, roots, attempts_dir)}
+    if isinstance(spec, EvaluateSpec) and spec.original is not None:
+        updates["original"] = confine_model(spec.original, roots, attempts_dir)
+    if isinstance(spec, TrainSpec):
+        updates["data"] = _confine_data(spec.data, roots)
+    if isinstance(spec, EvaluateSpec) and spec.tasks is not None and spec.tasks.folder:
+        folder = str(_resolve_below(spec.tasks.folder, roots, "task folder"))
+        updates["tasks"] = spec.tasks.model_copy(update={"folder": folder})
+    if isinstance(spec, GenerateSpec) and isinstance(spec.prompts, FilePrompts):
+        updates["prompts"] = FilePrompts(path=str(_path_below(spec.prompts.path, roots)))
+    if isinstance(spec, GenerateSpec) and isinstance(spec.speculation, DraftGuess):
+        draft = confine_model(spec.speculation.model, roots, attempts_dir)
+        updates["speculation"] = spec.speculation.model_copy(update={"model": draft})
+    return spec.model_copy(update=updates)
+
+
+def _confine_data(data: TrainData, roots: Sequence[Path]) -> TrainData:
+    """Return the data with every file path resolved and checked to be below a root.
+
+    Raises:
+        LaunchRefusedError: a path is outside of every root.
+    """
+    if isinstance(data, FileData):
+        return data.model_copy(update={"path": str(_path_below(data.path, roots))})
+    if not isinstance(data, MixedData):
+        return data
+    parts = [
+        part.model_copy(update={"data": _confine_data(part.data, roots)}) for part in data.parts
+    ]
+    return data.model_copy(update={"parts": tuple(parts)})
+
+
+def confine_model(model: ModelRef, roots: Sequence[Path], attempts_dir: Path) -> ModelRef:
+    """Return the reference with its folder resolved and checked to be below a root.
+
+    Raises:
+        LaunchRefusedError: the folder is outside of every root, or does not exist.
+    """
+    if isinstance(model, FolderModel):
+        return FolderModel(path=str(_resolve_below(model.path, roots)))
+    if isinstance(model, ArtefactModel):
+        for part in (model.attempt_id, model.name):
+            _refuse_unsafe_name(part)
+        _require_folder(attempts_dir / model.attempt_id / "output" / model.name)
+    return model
+
+
+def refuse_missing(names: Sequence[str], values: Mapping[str, str]) -> None:
+    """Raise if the team no longer has a secret that the job names.
+
+    Raises:
+        LaunchRefusedError: with the names.
+    """
+    if missing := [name for name in names if name not in values]:
+        raise LaunchRefusedError(
+            Reason.PREFLIGHT_FAILED,
+            f"the team has no secret {', '.join(missing)}; store it under Secrets, or launch "
+            "the job without it",
+        )
+
+
+def _resolve_below(text: str, roots: Sequence[Path], what: str = "model folder") -> Path:
+    path = _path_below(text, roots)
+    _require_folder(path, what)
+    return path
+
+
+def _path_below(text: str, roots: Sequence[Path]) -> Path:
+    if "\0" in text or not roots:
+        raise LaunchRefusedError(Reason.PREFLIGHT_FAILED, f"path {text!r} is not usable")
+    path = (roots[0] / text).resolve()
+    if not any(path.is_relative_to(root.resolve()) for root in roots):
+        listed = ", ".join(str(root) for root in roots)
+        raise LaunchRefusedError(
+            Reason.PREFLIGHT_FAILED,
+            f"path {text!r} is outside of this host's model folders ({listed}); "
+            'move it there, or add its folder to "model_roots" in config.json',
+        )
+    return path
+
+
+def _require_folder(path: Path, what: str = "model folder") -> None:
+    if not path.is_dir():
+        raise LaunchRefusedError(
+            Reason.MODEL_OR_DATA_MISSING, f"{what} {path} is not on this host"
+        )
+
+
+def _refuse_unsafe_name(name: str) -> None:
+    is_plain = name.replace("-", "").replace("_", "").replace(".", "").isalnum()
+    if not (is_plain and name.isascii() and not name.startswith(".")):
+        raise LaunchRefusedError(
+            Reason.PREFLIGHT_FAILED,
+            f"{name!r} is not the name of an artefact: letters, digits, '-', '_', '.' only",
+        )
+
+
+def start_supervisor(folder: Path) -> int:
+    """Start the attempt's supervisor, detached; return ``supervisor.STARTED`` or an error code.
+
+    The supervisor forks again, so init is its parent when this returns, and the end of this
+    process does not affect it.
+    """
+    started = subprocess.run(
+        [sys.executable, "-S", "-E", supervisor.__file__, str(folder)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        timeout=LAUNCH_TIMEOUT_SECONDS,
+        check=False,
+    )
+    return started.returncode

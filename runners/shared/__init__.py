@@ -1,0 +1,1 @@
+"""What agent, supervisor and jobs of a host share: messages, facts, reasons, spool."""

@@ -1,0 +1,183 @@
+"""The host's folder: its identity (credential.json) and its configuration (config.json)."""
+
+import contextlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationError
+
+from runners.jobspec.base import IpAddress, Port
+from runners.shared.facts import SlurmConfig
+from runners.shared.redis_address import shipper_user, with_user, worker_user
+
+DEFAULT_HOST_DIR = Path.home() / ".slipway" / "host"
+CREDENTIAL = "credential.json"
+CONFIG = "config.json"
+REDIS_CA = "redis-ca.pem"
+
+
+class HostConfigError(Exception):
+    """A file of the host's folder is missing or damaged; the text gives the remedy."""
+
+
+class Credential(BaseModel):
+    """The host's identity for its server; secret, readable only by its owner."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    server: str
+    host_id: str
+    name: str
+    credential: str
+    command_key: str
+    redis_url: str | None  # without a user; None: everything goes over HTTP
+    redis_secret: str | None = (
+        None  # of both Redis users of the host; None: Redis without authentication
+    )
+    beat_seconds: float
+
+    @property
+    def worker_url(self) -> str | None:
+        """The Redis URL of the doorbell's worker."""
+        return self._url_for(worker_user(self.host_id))
+
+    @property
+    def shipper_url(self) -> str | None:
+        """The Redis URL of the shipper."""
+        return self._url_for(shipper_user(self.host_id))
+
+    def _url_for(self, user: str) -> str | None:
+        if self.redis_url is None or self.redis_secret is None:
+            return self.redis_url
+        return with_user(self.redis_url, user, self.redis_secret)
+
+
+class HostConfig(BaseModel):
+    """The host operator's configuration; every field has a default."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model_roots: tuple[Path, ...] = ()  # folders with models that jobs may read
+    upload_cap_bytes: NonNegativeInt = 2 * 1024**3  # larger artefacts stay on the host
+    min_free_bytes: NonNegativeInt = 2 * 1024**3  # with less, no new attempt starts
+    job_memory_bytes: PositiveInt | None = None  # limit per process of a job
+    max_beat_seconds: float = Field(default=10.0, gt=0)
+    address: IpAddress | None = None  # for other hosts to reach this one; None: its first address
+    first_gang_port: Port = 29400  # one is reserved for each job over several hosts
+    last_gang_port: Port = 29499
+    slurm: SlurmConfig | None = None  # if set, jobs run on Slurm's nodes
+
+
+class HostDir:
+    """Paths below the host's folder."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.resolve()
+        self.attempts = self.path / "attempts"
+        self.models = self.path / "models"
+        self.quarantine = self.path / "quarantine"
+        self.wake = self.path / "wake"
+        self.agent_lock = self.path / "agent.lock"
+        self.microbench = self.path / "microbench.json"
+        self.nonces = self.path / "nonces.sqlite3"
+        self.pings = self.path / "last_ping"
+
+    def make(self) -> None:
+        """Create the folders, inaccessible to other users."""
+        for folder in (self.path, self.attempts, self.models):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if self.is_open():  # it existed before
+            with contextlib.suppress(
+                PermissionError
+            ):  # owned by another user: the doctor reports it
+                self.path.chmod(0o700)
+
+    def is_open(self) -> bool:
+        """Return whether other users can access or own the folder."""
+        status = self.path.stat()
+        return bool(status.st_mode & 0o077) or status.st_uid != os.getuid()
+
+    def credential(self) -> Credential:
+        """Return the host's credential.
+
+        Raises:
+            HostConfigError: the host is not enrolled, or the file is damaged.
+        """
+        path = self.path / CREDENTIAL
+        if not path.exists():
+            raise HostConfigError(
+                f"{self.path} holds no enrolled host; run "
+                f"`python -m runners enroll --server URL --token TOKEN --dir {self.path}` first"
+            )
+        try:
+            return Credential.model_validate_json(path.read_bytes())
+        except ValidationError as error:
+            field = ".".join(str(part) for part in error.errors()[0]["loc"])
+            raise HostConfigError(
+                f"{path} is damaged ({field}: {error.errors()[0]['msg']}); enrol this host again"
+            ) from None
+
+    def save_credential(self, credential: Credential) -> None:
+        """Write the credential, readable only by its owner."""
+        write_secret(self.path / CREDENTIAL, credential.model_dump_json(indent=2))
+
+    def redis_ca(self) -> Path | None:
+        """Return the path of Redis's certificate authority, or None for a public one."""
+        if named := os.environ.get("SLIPWAY_REDIS_CA"):
+            return Path(named)
+        path = self.path / REDIS_CA
+        return path if path.exists() else None
+
+    def save_redis_ca(self, pem: str) -> None:
+        """Write the certificates of Redis's authority."""
+        write_secret(self.path / REDIS_CA, pem)
+
+    def save_address(self, address: str) -> None:
+        """Store the address by which other hosts reach this one in config.json.
+
+        Raises:
+            HostConfigError: config.json is there but is not valid.
+        """
+        self._save({"address": address})
+
+    def save_slurm(self, slurm: SlurmConfig) -> None:
+        """Store the Slurm configuration in config.json.
+
+        Raises:
+            HostConfigError: config.json is there but is not valid.
+        """
+        self._save({"slurm": slurm.model_dump(mode="json")})
+
+    def _save(self, changes: Mapping[str, object]) -> None:
+        document = self.config().model_dump(mode="json", exclude_unset=True)
+        text = json.dumps({**document, **changes}, indent=2)
+        temporary = self.path / f".{CONFIG}.{os.getpid()}"
+        temporary.write_text(f"{text}\n")
+        temporary.replace(self.path / CONFIG)
+
+    def config(self) -> HostConfig:
+        """Return the host's configuration.
+
+        Raises:
+            HostConfigError: config.json exists but is invalid.
+        """
+        path = self.path / CONFIG
+        if not path.exists():
+            return HostConfig()
+        try:
+            return HostConfig.model_validate(json.loads(path.read_bytes()))
+        except (ValidationError, ValueError) as error:
+            raise HostConfigError(f"{path} is not valid: {error}") from None
+
+
+def write_secret(path: Path, text: str) -> None:
+    """Write a file atomically, readable only by its owner."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(handle, "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(handle)
+    temporary.replace(path)

@@ -1,0 +1,340 @@
+"""What a host says of itself, and the options of its scheduler."""
+
+import argparse
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    PositiveInt,
+    ValidationError,
+)
+
+from runners.jobspec.base import (
+    Message,
+    Name,
+    Names,
+    Port,
+    Rate,
+    Seconds,
+    Sentence,
+    TimestampMs,
+    Watts,
+    cut,
+)
+
+# ---------------------------------------------------------------------------
+# What a host reports of itself: inventory, scheduler, micro-benchmark results.
+# ---------------------------------------------------------------------------
+
+
+# Facts about the scheduler to which a host submits its jobs.
+
+
+MAX_JOBS = 256  # in the scheduler at once; the server stores one device per job
+
+
+class PartitionFacts(Message):
+    """One partition of a cluster, or one node type in it."""
+
+    name: str
+    is_up: bool
+    time_limit: str  # as Slurm writes it: days-hours:minutes:seconds, or infinite
+    nodes: NonNegativeInt
+    cpus_per_node: str = ""
+    memory_mib: str = ""
+    gres: str = ""
+
+
+class SchedulerFacts(Message):
+    """The scheduler of a host, its partitions and the options of the host's jobs."""
+
+    kind: Literal["slurm"] = "slurm"
+    version: str = ""
+    options: dict[str, str] = Field(default_factory=dict)  # of every job
+    time_limit_minutes: PositiveInt
+    max_jobs: PositiveInt = Field(le=MAX_JOBS)
+    partitions: tuple[PartitionFacts, ...] = Field(default=(), max_length=256)
+    problem: str = ""  # why it did not answer
+
+
+# Limited to the lengths of the database columns; longer values are truncated, not rejected,
+# because stored facts are read by the same models.
+Version = Annotated[str, BeforeValidator(lambda text: cut(text, 40))]
+BootId = Annotated[str, BeforeValidator(lambda text: cut(text, 64))]
+DeviceUuid = Annotated[str, BeforeValidator(lambda text: cut(text, 80))]
+DeviceName = Annotated[str, BeforeValidator(lambda text: cut(text, 120))]
+
+
+class GpuFacts(Message):
+    """One GPU, MIG instance or partition as its vendor's library describes it; None: unknown."""
+
+    index: NonNegativeInt = Field(le=65_535)
+    uuid: DeviceUuid
+    name: DeviceName
+    memory_bytes: NonNegativeInt
+    compute_capability: Name | None = None
+    power_limit_watts: Watts | None = None
+    pci_bus_id: Name | None = None
+    pcie_width: int | None = None  # lanes in use now
+    pcie_max_width: int | None = None  # lanes that board and slot support
+    numa_node: int | None = None
+    has_ecc: bool | None = None
+    ecc_corrected_errors: int | None = None  # since the driver was loaded
+    ecc_uncorrected_errors: int | None = None
+    needs_reset: bool | None = None  # a reset is pending to remap memory rows
+    is_worn_out: bool | None = None  # no spare memory rows are left
+    is_partitioned: bool | None = None  # multi-instance mode (MIG)
+    xids: tuple[int, ...] | None = None  # the driver's errors since boot; None: not readable
+    # From here on unknown to sites before 0.1's release: see BEFORE_VENDORS.
+    vendor: Name = "nvidia"  # nvidia, amd, intel, apple
+    architecture: Name | None = None  # "Hopper", "gfx942"
+    parent_uuid: DeviceUuid | None = None  # the GPU that this MIG instance is a part of
+    partition: Name | None = None  # AMD's compute and memory partitioning: "CPX/NPS4"
+    shares_host_memory: bool = False  # memory_bytes is the host's: DGX Spark, Jetson, Apple
+    usable_memory_bytes: NonNegativeInt | None = None  # an operator's limit: macOS' wired limit
+    is_persistent: bool | None = None  # the driver stays loaded without a client
+    fabric_state: Name | None = None  # of a GPU on NVSwitches: "completed", "not started"
+    compute_mode: Name | None = None  # "default", "exclusive process", "prohibited"
+    max_clock_hertz: Rate | None = None  # of the multiprocessors
+    max_memory_clock_hertz: Rate | None = None
+    default_power_limit_watts: Watts | None = None
+    pcie_generation: int | None = None  # now; lower while idle
+    pcie_max_generation: int | None = None
+    num_links: int | None = None  # active NVLinks
+    link_bytes_per_second: Rate | None = None  # of one NVLink, in one direction
+    # What the driver did not tell, each with its reason.
+    unread: tuple[Name, ...] = Field(default=(), max_length=64, fail_fast=True)
+
+
+class DiskFacts(Message):
+    """One mounted file system on a disk."""
+
+    path: Sentence
+    filesystem: Name
+    total_bytes: NonNegativeInt
+    free_bytes: NonNegativeInt
+
+
+class NicFacts(Message):
+    """One network interface that is up; speed None if unknown."""
+
+    name: Name
+    addresses: tuple[Name, ...] = Field(max_length=256, fail_fast=True)
+    bytes_per_second: Rate | None = None
+
+
+class HostFacts(Message):
+    """The inventory of a host, read at enrolment and at each agent start."""
+
+    hostname: Name
+    os: Name
+    kernel: Name
+    architecture: Name
+    cpu_model: Name
+    cpu_count: PositiveInt = Field(le=1_000_000)
+    memory_bytes: NonNegativeInt
+    disk_total_bytes: NonNegativeInt
+    disk_free_bytes: NonNegativeInt
+    boot_id: BootId
+    machine_id: str | None = Field(default=None, max_length=64)  # runners.shared.machine: a digest
+    user_id: NonNegativeInt | None = None  # the Unix user of the agent and its jobs
+    python_version: Name
+    agent_version: Version
+    driver_version: Name | None = None
+    driver_problem: Sentence | None = None  # why NVML fails although a GPU is on the bus
+    cuda_version: Name | None = None  # the newest that the driver supports
+    torch_cuda_version: Name | None = None  # None: a CPU build of torch
+    # Distribution -> version.
+    packages: Names = Field(default_factory=dict, max_length=5000)
+    gpus: tuple[GpuFacts, ...] = Field(default=(), max_length=256, fail_fast=True)
+    # GPU by GPU: NV<links>, PIX, PXB, PHB, NODE, SYS.
+    topology: tuple[tuple[Name, ...], ...] = Field(default=(), max_length=256, fail_fast=True)
+    disks: tuple[DiskFacts, ...] = Field(default=(), max_length=1000, fail_fast=True)
+    nics: tuple[NicFacts, ...] = Field(default=(), max_length=1000, fail_fast=True)
+    # For other hosts to reach it, the operator's choice first.
+    addresses: tuple[Name, ...] = Field(default=(), max_length=1000, fail_fast=True)
+    first_gang_port: Port = 29400  # ports for gangs
+    last_gang_port: Port = 29499
+    job_memory_bytes: PositiveInt | None = None  # memory limit of a job on this host
+    scheduler: SchedulerFacts | None = None  # None: jobs run on the host itself
+    rocm_version: Name | None = None  # of the host's ROCm
+    torch_rocm_version: Name | None = None  # None: torch is not built for ROCm
+    # GPUs that jobs here do not use: of another vendor than torch is built for.
+    other_gpus: tuple[GpuFacts, ...] = Field(default=(), max_length=256, fail_fast=True)
+    # Which GPU or library does not answer, and why.
+    device_problems: tuple[Sentence, ...] = Field(default=(), max_length=256, fail_fast=True)
+    # GPU by GPU: whether one reads the other's memory directly.
+    peer_access: tuple[tuple[bool | None, ...], ...] = Field(
+        default=(), max_length=256, fail_fast=True
+    )
+
+
+# What an agent leaves out for a site that refuses it, as pydantic's ``exclude``.
+BEFORE_VENDORS: dict[str, Any] = {
+    "rocm_version": True,
+    "torch_rocm_version": True,
+    "other_gpus": True,
+    "device_problems": True,
+    "peer_access": True,
+    "gpus": {
+        "__all__": {
+            *("vendor", "architecture", "parent_uuid", "partition", "shares_host_memory"),
+            *("usable_memory_bytes", "link_bytes_per_second", "unread"),
+            *("is_persistent", "compute_mode", "max_clock_hertz", "max_memory_clock_hertz"),
+            *("default_power_limit_watts", "pcie_generation", "pcie_max_generation"),
+            *("num_links", "fabric_state"),
+        }
+    },
+}
+
+
+class DeviceMeasurement(Message):
+    """Micro-benchmark results of one device; rates are achieved, not peak."""
+
+    device: Name  # "cpu", "cuda:0", ...
+    memory_bandwidth_bytes_per_second: Rate
+    flops_per_second: dict[Name, Rate]  # by dtype: fp32, bf16, fp16, int8
+    op_overhead_seconds: Seconds  # wall time of one tiny operator
+    runtime_memory_bytes: NonNegativeInt | None = None  # a job process without its model
+    training_memory_bytes: NonNegativeInt | None = None  # overhead of training besides its tensors
+    host_to_device_bytes_per_second: Rate | None = None  # None: the device is the host
+    device_to_host_bytes_per_second: Rate | None = None
+
+
+class LinkMeasurement(Message):
+    """Copy bandwidth from one device to another."""
+
+    source: Name  # "cuda:0"
+    target: Name
+    bytes_per_second: Rate
+
+
+class NetworkMeasurement(Message):
+    """Round trip and bandwidth between this host and its server over HTTP."""
+
+    round_trip_seconds: Seconds
+    upload_bytes_per_second: Rate
+    download_bytes_per_second: Rate
+
+
+class Microbench(Message):
+    """Results of one run of the host's micro-benchmark."""
+
+    measured_at_ms: TimestampMs
+    duration_seconds: Seconds
+    torch_version: Name
+    num_threads: PositiveInt
+    devices: tuple[DeviceMeasurement, ...] = Field(max_length=256, fail_fast=True)
+    disk_write_bytes_per_second: Rate
+    links: tuple[LinkMeasurement, ...] = Field(default=(), max_length=65_536, fail_fast=True)
+    network: NetworkMeasurement | None = None
+
+
+# ---------------------------------------------------------------------------
+# Allowed options of our Slurm jobs, and the arguments of ``enroll`` that set them.
+# ---------------------------------------------------------------------------
+
+
+# Options of sbatch and srun for placement, accounting and resources. None of them names a
+# program, a file or an environment, which only the agent sets.
+ALLOWED = (
+    "account", "constraint", "cpus-per-task", "exclude", "gpus", "gres", "licenses", "mem",
+    "nodelist", "partition", "qos", "reservation", "tmp",
+)  # fmt: skip
+VALUE = re.compile(r"[A-Za-z0-9_.:=,@+\[\]&|*/()-]{1,200}")
+
+
+def checked_options(options: dict[str, str]) -> dict[str, str]:
+    """Return the options if they are allowed.
+
+    Raises:
+        ValueError: an option is not on the list, or has an invalid value.
+    """
+    for name, value in options.items():
+        if name not in ALLOWED:
+            raise ValueError(f"--{name} is not among the options allowed: {', '.join(ALLOWED)}")
+        if not VALUE.fullmatch(value):
+            raise ValueError(f"--{name}={value!r} is no value of that option")
+    return options
+
+
+Options = Annotated[dict[str, str], AfterValidator(checked_options)]
+
+
+class SlurmConfig(BaseModel):
+    """Slurm submission settings of this host; part of config.json."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    options: Options = Field(default_factory=dict)
+    time_limit_minutes: PositiveInt = 24 * 60
+    max_jobs: int = Field(default=1, ge=1, le=MAX_JOBS)  # how many may be in Slurm at once
+
+    def argv(self) -> list[str]:
+        """Return the options as arguments."""
+        return [f"--{name}={value}" for name, value in sorted(self.options.items())]
+
+
+# The Slurm arguments of ``python -m runners enroll``.
+
+
+OPTION = "--slurm-option"
+
+
+class SlurmArgumentError(Exception):
+    """An argument is invalid; the text names it, its value and the remedy."""
+
+
+def add(command: argparse.ArgumentParser) -> None:
+    """Add the arguments to a parser."""
+    group = command.add_argument_group("on a Slurm login node")
+    group.add_argument("--slurm", action="store_true", help="hand jobs to Slurm with sbatch")
+    for name, words in (
+        ("partition", "where jobs run; default: the cluster's own"),
+        ("account", "whom they are charged to"),
+        ("qos", "their quality of service"),
+        ("gres", "what each takes of a node, such as gpu:1"),
+    ):
+        group.add_argument(f"--{name}", help=words)
+    group.add_argument(
+        OPTION, action="append", default=[], metavar="NAME=VALUE",
+        help=f"another option of every job; allowed: {', '.join(ALLOWED)}",
+    )  # fmt: skip
+    group.add_argument("--time-limit-minutes", type=int, help="of a job; default: a day")
+    group.add_argument("--max-jobs", type=int, help="how many are in Slurm at once; default: 1")
+
+
+def read(options: argparse.Namespace) -> SlurmConfig | None:
+    """Return the Slurm configuration of the arguments, or None without ``--slurm``.
+
+    Raises:
+        SlurmArgumentError: they are invalid, or given without ``--slurm``.
+    """
+    named = {name: getattr(options, name) for name in ("partition", "account", "qos", "gres")}
+    chosen = {name: value for name, value in named.items() if value}
+    for text in options.slurm_option:
+        name, equals, value = text.removeprefix("--").partition("=")
+        if not equals:
+            raise SlurmArgumentError(f"{OPTION} {text!r} is not of the form NAME=VALUE")
+        chosen[name] = value
+    limits = {name: getattr(options, name) for name in ("time_limit_minutes", "max_jobs")}
+    limits = {name: value for name, value in limits.items() if value is not None}
+    if not options.slurm:
+        if chosen or limits:
+            given = ", ".join([*chosen, *limits])
+            raise SlurmArgumentError(f"{given}: these hold for Slurm alone; add --slurm")
+        return None
+    try:
+        return SlurmConfig.model_validate({"options": chosen, **limits})
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"])
+        raise SlurmArgumentError(
+            f"{field}: {first['msg'].removeprefix('Value error, ')}"
+        ) from None

@@ -1,0 +1,556 @@
+"""Every message between the server and a host, with the placement of a job's processes."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AllowInfNan,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PlainValidator,
+    PositiveInt,
+    SecretStr,
+    StringConstraints,
+    ValidationError,
+    field_serializer,
+)
+
+from runners.jobspec import ArtefactModel, FolderModel, JobDocument, JobSpec, SecretName
+from runners.jobspec.base import (
+    Amount,
+    Celsius,
+    Figure,
+    Identifier,
+    IpAddress,
+    Message,
+    Name,
+    Port,
+    Seconds,
+    Sentence,
+    Share,
+    TimestampMs,
+    Watts,
+    excerpt,
+    plain,
+)
+from runners.jobspec.serve import ServedName
+from runners.shared.facts import HostFacts, Microbench
+from runners.shared.reasons import Reason
+from runners.shared.timing import scaled
+
+# Placement of a job's processes: devices, addresses, ports and node ranks.
+
+
+class Gang(JobDocument):
+    """One host's part of a distributed job: node rank, rendezvous and addresses."""
+
+    node_rank: NonNegativeInt
+    num_nodes: PositiveInt
+    num_processes: PositiveInt = 1  # ranks on this host
+    master_address: IpAddress
+    master_port: Port
+    own_address: IpAddress
+    rendezvous_id: str = Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")
+    key: str = Field(
+        default="", pattern=r"^([0-9a-f]{64})?$", repr=False
+    )  # authenticates a stage chain's messages
+
+
+class RunDevice(Message):
+    """A device that is allocated to an attempt."""
+
+    kind: Literal["gpu", "cpu", "slot"]
+    index: NonNegativeInt
+    uuid: str
+
+
+# States of a host's named environments, and an operator's orders for them.
+
+
+MAIN = "main"  # the interpreter that the agent itself runs in
+EnvironmentName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_-]{0,39}$")]
+EnvironmentStage = Literal["absent", "building", "ready", "failed", "outdated"]
+
+
+class EnvironmentState(Message):
+    """The state of one environment on the host's disk."""
+
+    name: EnvironmentName
+    stage: EnvironmentStage
+    purpose: str = Field(default="", max_length=400)
+    size_bytes: NonNegativeInt = 0  # measured if built, else as stated by its pins
+    num_packages: NonNegativeInt = 0
+    words: str = Field(default="", max_length=600)  # the step of a build, or why it failed
+    done: NonNegativeInt = 0  # steps of a build
+    total: NonNegativeInt = 0
+    is_tried: bool = True  # False: never built by the project
+    order_id: str = Field(default="", max_length=40)  # the last order that was carried out
+
+
+class EnvironmentOrder(Message):
+    """Order to build or remove an environment; repeated until the host confirms it."""
+
+    name: EnvironmentName
+    action: Literal["build", "remove"]
+    order_id: str = Field(max_length=40)
+
+
+# The requirements that a host checks before a claim, and the check results.
+
+
+_PRINTED = r"^[^\x00]*$"  # PostgreSQL rejects null bytes in text
+MAX_SENTENCE = 600
+
+
+class Needs(Message):
+    """The requirements of an attempt, which its host checks before the claim."""
+
+    kind: str
+    weight_dtype: str = ""
+    compute_dtype: str = ""  # of a training's matrix products
+    attention: str = ""  # the attention implementation of a training
+    environment: str = MAIN
+    memory_bytes: NonNegativeInt = 0  # lower bound of the predicted peak, per device
+    context_tokens: NonNegativeInt = 0  # of llama.cpp's KV cache, all slots; 0: not given
+    model: FolderModel | ArtefactModel | None = Field(default=None, discriminator="source")
+    packages: tuple[str, ...] = ()  # additional packages that its environment must pin
+    num_gpus: NonNegativeInt = 0  # that its split engines share; 0: no split
+    gpus: tuple[str, ...] = ()  # uuids of its GPUs; empty: all GPUs of the host
+    ports: tuple[int, ...] = ()  # ports that it listens on
+    compiles: bool = False  # it compiles kernels at start
+
+
+class PreflightCheck(Message):
+    """The result of one preflight check, with its figures."""
+
+    name: str = Field(max_length=40, pattern=_PRINTED)
+    ok: bool
+    sentence: str = Field(max_length=MAX_SENTENCE, pattern=_PRINTED)
+    remedy: str = Field(
+        default="", max_length=MAX_SENTENCE, pattern=_PRINTED
+    )  # what to do if not ok, or if it is odd
+    figures: dict[str, Figure] = Field(default_factory=dict, max_length=16)
+
+
+def yes(name: str, sentence: str, **figures: float) -> PreflightCheck:
+    """Return a passed check."""
+    return PreflightCheck(name=name, ok=True, sentence=sentence, figures=figures)
+
+
+def no(name: str, sentence: str, remedy: str, **figures: float) -> PreflightCheck:
+    """Return a failed check with its remedy."""
+    return PreflightCheck(name=name, ok=False, sentence=sentence, remedy=remedy, figures=figures)
+
+
+PROTOCOL_VERSION = 1
+MAX_BATCH_EVENTS = 500
+MAX_POINT_VALUES = 256  # of one metric point
+MAX_GPUS = 256  # of one host
+MAX_ATTEMPTS = 2000  # folders on one host's disk
+SHA256 = "^[0-9a-f]{64}$"
+FOLDER_NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,79}$"  # part of a URL and of a file path
+
+
+# Enrolment
+
+
+class EnrollRequest(Message):
+    """Request to exchange a one-time token for a host credential."""
+
+    token: str = Field(max_length=255)
+    protocol_version: NonNegativeInt = Field(default=PROTOCOL_VERSION, le=1000)
+    # The host's display name; None: its hostname.
+    name: str | None = Field(default=None, max_length=255)
+    host_id: Identifier | None = (
+        None  # of a host that enrols again: its credential is then rotated
+    )
+    facts: HostFacts
+    sent_at_ms: TimestampMs
+
+
+class EnrollReply(Message):
+    """The host's identity: ``credential`` for HTTP, ``command_key`` for doorbells."""
+
+    host_id: str
+    name: str
+    credential: str
+    command_key: str
+    redis_url: str | None  # without a user; None: HTTP only, which is sufficient
+    redis_secret: str | None = None  # of the host's two Redis users
+    redis_ca_pem: str | None = None  # Redis's certificate authority, if not a public one
+    server_time_ms: int
+    beat_seconds: float = 10.0
+
+
+class RotateRequest(Message):
+    """SHA-256 digests of new secrets that the host generated; the secrets stay on the host."""
+
+    credential_hash: str = Field(pattern=SHA256)
+    redis_secret_hash: str = Field(pattern=SHA256)
+
+
+class RotateReply(Message):
+    """Confirmation that the new secrets have replaced the old ones."""
+
+    command_key: str
+    redis_url: str | None
+    has_redis_user: bool  # whether the host has its own Redis users
+
+
+# Heartbeats
+
+
+class GpuLoad(Message):
+    """One GPU's state at a heartbeat."""
+
+    uuid: Name
+    memory_used_bytes: NonNegativeInt
+    utilization: Share
+    power_watts: Watts | None = None
+    temperature_celsius: Celsius | None = None
+    foreign_pids: tuple[NonNegativeInt, ...] = Field(default=(), max_length=1000, fail_fast=True)
+    # Clock throttle reasons: heat, power brake.
+    slowed_by: tuple[Name, ...] = Field(default=(), max_length=8, fail_fast=True)
+
+
+AttemptPhase = Literal["claimed", "running", "exited"]
+
+
+class AttemptStatus(Message):
+    """One attempt folder on the host's disk."""
+
+    attempt_id: Identifier
+    fence: Identifier
+    phase: AttemptPhase
+    last_seq: NonNegativeInt
+    acked_seq: NonNegativeInt
+    waits_for: Sentence = ""  # the scheduler's pending reason
+
+
+class EpochShown(Message):
+    """A site's epoch number, with the site's proof of it."""
+
+    number: NonNegativeInt
+    proof: str = Field(pattern=SHA256)
+
+
+class Beat(Message):
+    """A host's heartbeat, sent every ten seconds; the reply carries its orders."""
+
+    boot_id: Identifier
+    sent_at_ms: TimestampMs
+    agent_version: str = Field(max_length=40)
+    cpu_utilization: Share
+    memory_available_bytes: NonNegativeInt
+    disk_free_bytes: NonNegativeInt
+    gpus: tuple[GpuLoad, ...] = Field(default=(), max_length=MAX_GPUS, fail_fast=True)
+    attempts: tuple[AttemptStatus, ...] = Field(
+        default=(), max_length=MAX_ATTEMPTS, fail_fast=True
+    )
+    # Messages for the host's page, such as a damaged folder or a full disk.
+    problems: tuple[Sentence, ...] = Field(default=(), max_length=1000, fail_fast=True)
+    facts: HostFacts | None = None  # at agent start
+    microbench: Microbench | None = None  # once after it ran
+    is_agent_start: bool = False
+    environments: tuple[EnvironmentState, ...] | None = Field(default=None, max_length=32)
+    epoch: EpochShown | None = None  # the highest epoch that this host has received
+
+
+class Wanted(Message):
+    """An attempt that this host should claim."""
+
+    attempt_id: str
+    fence: str
+    needs: Needs | None = None
+
+
+class StopOrder(Message):
+    """Order to end an attempt: SIGTERM to its tree, ``grace_seconds``, then SIGKILL."""
+
+    attempt_id: str
+    reason: Reason
+    grace_seconds: NonNegativeFloat = scaled(15.0, least=0.5)
+
+
+class BeatReply(Message):
+    """The desired state of a host; sufficient without the message broker."""
+
+    server_time_ms: int
+    wanted: tuple[Wanted, ...] = ()
+    stop: tuple[StopOrder, ...] = ()
+    acked: dict[str, int] = Field(default_factory=dict)  # attempt id -> stored seq
+    forget: tuple[str, ...] = ()  # attempts whose exit is stored: the spool may be deleted
+    run_microbench: bool = False
+    rotate: bool = False  # an operator requested rotation: see RotateRequest
+    epoch: EpochShown | None = None
+    recheck: bool = False  # an operator fixed something: report the facts again
+    environments: tuple[EnvironmentOrder, ...] = ()  # builds and removals requested by an operator
+
+
+# Claim and start
+
+
+class ClaimRequest(Message):
+    """Request for an attempt's spec: exactly one ``claim_id`` ever gets it.
+
+    ``checks`` are the host's preflight results; if one failed, the attempt is returned to the
+    queue.
+    """
+
+    fence: Identifier
+    claim_id: Identifier
+    boot_id: Identifier
+    checks: tuple[PreflightCheck, ...] = Field(default=(), max_length=32, fail_fast=True)
+
+
+class RunRequest(Message):
+    """What a claimed attempt runs; stored as ``spec.json`` of the attempt folder."""
+
+    attempt_id: str
+    job_id: str
+    number: PositiveInt
+    fence: str
+    spec: JobSpec
+    devices: tuple[RunDevice, ...] = ()
+    max_duration_seconds: float | None = None
+    gang: Gang | None = None  # None: one process
+
+
+class ClaimReply(Message):
+    """The claimed attempt's spec; it starts if ``may_start``, otherwise the host claims again."""
+
+    request: RunRequest
+    may_start: bool = True  # of a gang: every host has claimed and the port is free
+    secrets: dict[SecretName, SecretStr] = Field(default_factory=dict)
+
+    @field_serializer("secrets", when_used="json")
+    def _open(self, secrets: dict[str, SecretStr]) -> dict[str, str]:
+        """Serialise the plain values: only the reply to the claim contains them."""
+        return {name: value.get_secret_value() for name, value in secrets.items()}
+
+
+class Doorbell(Message):
+    """The body of a Celery wake-up message; it carries no authority."""
+
+    command_id: str
+    kind: Literal["start", "stop", "ping"]
+    attempt_id: str | None = None
+    fence: str | None = None
+    is_echoed: bool = False  # the worker returns its id through Redis
+
+
+# Events of an attempt
+
+EventKind = Literal[
+    "started",  # StartedBody
+    "phase",  # PhaseBody
+    "progress",  # ProgressBody
+    "metric",  # MetricPoint
+    "log",  # LogBody
+    "result",  # ResultBody
+    "artefact",  # ArtefactBody
+    "endpoint",  # EndpointBody
+    "exited",  # ExitRecord
+]
+
+
+class StartedBody(Message):
+    """The job process has started."""
+
+    pid: NonNegativeInt
+    boot_id: Identifier
+    argv: tuple[str, ...]
+
+
+class PhaseBody(Message):
+    """A named phase of the job has begun; the name is shown to users."""
+
+    name: str
+
+
+class ProgressBody(Message):
+    """The job's progress; ``eta_seconds`` is its own estimate of the remaining time."""
+
+    done: Amount
+    total: Amount
+    unit: str  # "steps", "tokens", "seconds", "layers"
+    eta_seconds: Seconds | None = None
+
+
+MetricName = Annotated[str, StringConstraints(min_length=1, max_length=60)]
+
+
+class MetricPoint(Message):
+    """Named values at one instant from one source of the attempt.
+
+    Names: loss, tokens_per_second, step_seconds, learning_rate, grad_norm, and of a mixture that
+    moves source<i>_weight, source<i>_loss, source<i>_reference (source "job");
+    rss_bytes (sum over the attempt's processes), cpu_utilization (cores busy: 1.0 is one core
+    full) (source "host"); gpu<i>_memory_bytes, gpu<i>_utilization (source "gpu").
+    """
+
+    source: str = Field(min_length=1, max_length=40)
+    values: dict[MetricName, Annotated[float, AllowInfNan(True)]] = Field(  # noqa: FBT003
+        max_length=MAX_POINT_VALUES
+    )
+    step: int | None = None
+
+
+class LogBody(Message):
+    """A piece of the job's output."""
+
+    stream: Literal["stdout", "stderr", "supervisor"]
+    text: str
+
+
+class ResultBody(Message):
+    """Final measurements, under the planner's names where it predicts them.
+
+    ``measured`` has base units (bytes, seconds, tokens per second, ratios); ``notes`` describe
+    how they were measured; ``operator_class`` is the class that a figure calibrates.
+    """
+
+    measured: dict[Name, Figure]
+    notes: dict[str, str] = Field(default_factory=dict)
+
+
+ArtefactKind = Literal["model", "adapter", "report"]
+
+
+class ArtefactBody(Message):
+    """A folder or file in the attempt's output folder."""
+
+    name: str = Field(pattern=FOLDER_NAME)
+    kind: ArtefactKind
+    total_bytes: NonNegativeInt
+    files: dict[str, int]  # relative path -> bytes
+    sha256: dict[str, str]  # relative path -> hex digest
+    facts: dict[str, Any] = Field(default_factory=dict)
+
+
+class EndpointBody(Message):
+    """The attempt serves requests at this address; a test request succeeded."""
+
+    host: IpAddress
+    port: Port
+    model: ServedName
+    has_keys: bool
+
+
+class EndConditions(Message):
+    """The host's condition at the attempt's end, as far as readable."""
+
+    memory_available_bytes: NonNegativeInt | None = None
+    swap_free_bytes: NonNegativeInt | None = None
+    group_memory_available_bytes: NonNegativeInt | None = None  # below the cgroup's limit
+    disk_free_bytes: NonNegativeInt | None = None
+    load: Amount | None = None  # one-minute load average
+    temperature_celsius: Celsius | None = None  # the hottest sensor of the machine
+    xids: tuple[str, ...] = ()  # the GPU driver's Xid errors during the attempt
+    # Disturbances; None where not measurable, as on hosts of an older release.
+    usable_cores: Amount | None = None  # available to the attempt by its limits
+    taken_cores: Amount | None = None  # of those, mean use by other programs
+    heat_throttled_ratio: Share | None = None  # share of the time, of the most throttled core
+    clock_jump_seconds: Seconds | None = None  # sum of the clock jumps
+    suspended_seconds: Seconds | None = None  # total time suspended
+
+
+class ExitRecord(Message):
+    """How an attempt ended; ``by`` is the writer of the record."""
+
+    exit_code: int | None
+    signal: int | None
+    reason: Reason
+    rank: NonNegativeInt | None = None  # that reported its failure first, if its output says
+    by: Literal["supervisor", "reaper"]
+    started_at_ms: TimestampMs | None
+    ended_at_ms: TimestampMs
+    last_lines: tuple[str, ...] = Field(default=(), max_length=1000, fail_fast=True)
+    dropped_log_bytes: NonNegativeInt = 0
+    dropped_events: NonNegativeInt = 0
+    peak_rss_bytes: NonNegativeInt | None = None
+    conditions: EndConditions | None = None
+
+
+class RunEvent(Message):
+    """One numbered event of an attempt: ``seq`` starts at 1 without gaps."""
+
+    seq: PositiveInt
+    t_ms: TimestampMs
+    kind: EventKind
+    body: dict[str, Any]
+
+
+class EventBatch(Message):
+    """Consecutive events after the last acknowledged number."""
+
+    attempt_id: Identifier
+    fence: Identifier
+    events: tuple[RunEvent, ...] = Field(max_length=MAX_BATCH_EVENTS, fail_fast=True)
+
+
+class UploadState(Message):
+    """How many bytes of an artefact file the server has: the offset of the next part."""
+
+    received_bytes: NonNegativeInt
+
+
+class EventAck(Message):
+    """The highest event number that the server has stored without gaps."""
+
+    attempt_id: str
+    acked_seq: NonNegativeInt
+
+
+# Parses an attempt's events on the server; damaged events are kept with their number.
+
+
+class RefusedEvent(Message):
+    """A damaged event with a readable number: it is skipped and displayed."""
+
+    seq: PositiveInt
+    reason: str
+    excerpt: str
+
+
+def receive_event(value: object) -> RunEvent | RefusedEvent:
+    """Return a host's event, or a ``RefusedEvent`` if only its number is readable.
+
+    A damaged event must not block later ones.
+
+    Raises:
+        ValueError: the event has no number.
+    """
+    if isinstance(value, RunEvent):
+        return value
+    try:
+        return RunEvent.model_validate(plain(value))
+    except ValidationError as error:
+        reason = first_fault(error)
+    except ValueError as error:
+        reason = str(error)
+    seq = value.get("seq") if isinstance(value, dict) else None
+    return RefusedEvent.model_validate(
+        {"seq": plain(seq), "reason": reason, "excerpt": excerpt(value)}
+    )
+
+
+def first_fault(error: ValidationError) -> str:
+    """Return the first validation error of a message: field, without positions, and reason."""
+    (fault, *_) = error.errors(include_url=False, include_input=False)
+    field = ".".join(str(part) for part in fault["loc"] if isinstance(part, str)) or "body"
+    return f"{field[:80]}: {fault['msg'][:200]}"
+
+
+class ReceivedBatch(Message):
+    """An ``EventBatch`` as parsed by the server, with damaged events as ``RefusedEvent``."""
+
+    attempt_id: Identifier
+    fence: Identifier
+    events: tuple[
+        Annotated[
+            RunEvent | RefusedEvent,
+            PlainValidator(receive_event, json_schema_input_type=RunEvent),
+        ],
+        ...,
+    ] = Field(max_length=MAX_BATCH_EVENTS)

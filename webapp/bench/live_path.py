@@ -1,0 +1,274 @@
+"""Benchmark of live events: from a host's message to a browser."""
+
+import asyncio
+import json
+import multiprocessing
+import re
+import statistics
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, urlsplit
+
+import psutil
+import redis
+from django.contrib.auth.models import User
+from django.test import Client
+
+from runners.host import redis_access
+from runners.shared.messages import EventBatch, RunEvent
+from webapp.accounts.models import Membership, Team
+from webapp.bench import site
+from webapp.bench.crowd import facts_of
+from webapp.core.clock import now
+from webapp.hosts.models import Host, HostState, Pool
+from webapp.jobs.models import Attempt, Job, JobState
+from webapp.live.stream import ticket_for
+
+if TYPE_CHECKING:
+    from multiprocessing.queues import Queue
+
+
+# ---------------------------------------------------------------------------
+# Benchmark of event delivery from hosts to browsers, with both ends in own processes.
+# ---------------------------------------------------------------------------
+
+
+FENCE = "f" * 32  # fence of every attempt of a benchmark
+EVENTS = 3  # per job and second: progress, a log line, a metric point
+INSTANT = re.compile(rb'"t_ms":(\d{13})')
+
+Attempts = Sequence[tuple[str, str]]
+
+
+# The hosts
+
+
+def send(url: str, attempts: Attempts, ends_at: float) -> None:
+    """Send each attempt's events once a second, in turn, until ``ends_at`` (Unix seconds)."""
+    client = redis.Redis.from_url(url)
+    began, sent = time.time(), 0
+    while time.time() < ends_at:
+        second, number = divmod(sent, len(attempts))
+        time.sleep(max(0.0, began + sent / len(attempts) - time.time()))
+        host_id, attempt_id = attempts[number]
+        batch = batch_of(attempt_id, second)
+        client.xadd(redis_access.events_key(host_id), redis_access.encode(batch))  # type: ignore[arg-type]  # dict is invariant there
+        sent += 1
+    client.close()
+
+
+def batch_of(attempt_id: str, second: int) -> EventBatch:
+    """Return the events of a job in one second."""
+    instant = time.time_ns() // 1_000_000
+    values = {"loss": 2.0 / (second + 1), "tokens_per_second": 512.0 + second, "step_seconds": 0.5}
+    progress = {"done": second, "total": 10_000, "unit": "steps", "eta_seconds": 60.0}
+    text = f"step {second}: loss {values['loss']:.4f}\n"
+    bodies = (
+        ("progress", progress),
+        ("log", {"stream": "stdout", "text": text}),
+        ("metric", {"source": "job", "values": values, "step": second}),
+    )
+    first = second * EVENTS + 1
+    return EventBatch(
+        attempt_id=attempt_id,
+        fence=FENCE,
+        events=tuple(
+            RunEvent(seq=seq, t_ms=instant, kind=kind, body=body)
+            for seq, (kind, body) in enumerate(bodies, start=first)
+        ),
+    )
+
+
+# The browsers
+
+
+def watch(
+    url: str, tickets: list[str], ends_at: float, seen: "Queue[list[tuple[int, int]]]"
+) -> None:
+    """Follow one live stream per ticket and report (sent, received) times in Unix ms."""
+    seen.put(asyncio.run(_watch(url, tickets, ends_at)))
+
+
+async def _watch(url: str, tickets: list[str], ends_at: float) -> list[tuple[int, int]]:
+    arrivals: list[tuple[int, int]] = []
+    async with asyncio.TaskGroup() as group:
+        for ticket in tickets:
+            group.create_task(_follow(url, ticket, ends_at, arrivals))
+    return arrivals
+
+
+async def _follow(url: str, ticket: str, ends_at: float, arrivals: list[tuple[int, int]]) -> None:
+    address = urlsplit(url)
+    reader, writer = await asyncio.open_connection(address.hostname, address.port)
+    head = f"GET /live/?ticket={quote(ticket)} HTTP/1.1\r\nHost: {address.netloc}\r\n\r\n"
+    writer.write(head.encode())
+    unfinished = b""
+    try:
+        async with asyncio.timeout(ends_at - time.time()):
+            while data := await reader.read(65_536):
+                instant = time.time_ns() // 1_000_000
+                lines, _, unfinished = (unfinished + data).rpartition(b"\n")
+                arrivals += [(int(sent), instant) for sent in INSTANT.findall(lines)]
+    except TimeoutError:
+        pass
+    finally:
+        writer.close()
+
+
+JOBS = 200
+JOBS_PER_VIEWER = 8
+SETTLE_SECONDS = 12.0  # the control process detects new hosts after five seconds
+MEASURED_SECONDS = 30.0
+SHOWN = 2  # events per job and second that reach a page with their send time
+PARTS = ("control", "uvicorn", "redis")
+
+Row = tuple[str, float, str, str]
+
+
+def figures(data: Path) -> Iterator[Row]:
+    """Yield backlog, CPU time and latency for many jobs that report once a second."""
+    with site.running(data) as up:
+        yield from measured(up, JOBS, SETTLE_SECONDS, MEASURED_SECONDS)
+
+
+def measured(up: site.Site, jobs: int, settle: float, seconds: float) -> Iterator[Row]:
+    """Let jobs report on a running site; measure for ``seconds`` after ``settle`` seconds."""
+    data = up.call(f"fill({jobs}, {JOBS_PER_VIEWER})")
+    attempts: Attempts = data["attempts"]
+    url, context = up.redis_url, multiprocessing.get_context("spawn")
+    seen: Queue[list[tuple[int, int]]] = context.Queue()
+    begins_at = time.time() + settle
+    ends_at = begins_at + seconds
+    others = [
+        context.Process(target=watch, args=(up.url, data["tickets"], ends_at + 2.0, seen)),
+        context.Process(target=send, args=(url, attempts, ends_at)),
+    ]
+    for process in others:
+        process.start()
+    time.sleep(settle)
+    parts = {name: up.part(name) for name in PARTS}
+    before = {name: _cpu_seconds(part) for name, part in parts.items()}
+    backlog = _backlog(url, attempts, ends_at)
+    used = {name: _cpu_seconds(part) - before[name] for name, part in parts.items()}
+    arrivals = seen.get(timeout=60)
+    for process in others:
+        process.join()
+    waits = sorted(at - sent for sent, at in arrivals if sent >= begins_at * 1000)
+    yield from _backlog_rows(f"{jobs} jobs x 1 Hz", backlog, seconds)
+    yield from _cost_rows(used, jobs * EVENTS * seconds, seconds)
+    yield (
+        "events with an instant that browsers saw",
+        len(waits) / (jobs * SHOWN * seconds),
+        "ratio",
+        "1",
+    )
+    yield "host to browser, median", statistics.median(waits) / 1000, "s", ""
+    yield "host to browser, p99", waits[int(len(waits) * 0.99)] / 1000, "s", "at most 0.5"
+    yield "host to browser, slowest", waits[-1] / 1000, "s", ""
+
+
+def _backlog_rows(what: str, backlog: list[int], seconds: float) -> Iterator[Row]:
+    quarter = max(len(backlog) // 4, 1)
+    grown = statistics.mean(backlog[-quarter:]) - statistics.mean(backlog[:quarter])
+    yield f"{what}: batches waiting, median", statistics.median(backlog), "", ""
+    yield f"{what}: batches waiting, most", max(backlog), "", ""
+    yield f"{what}: growth of what waits", grown / (seconds * 3 / 4), "1/s", "none"
+
+
+def _cost_rows(used: dict[str, float], num_events: float, seconds: float) -> Iterator[Row]:
+    yield "control process, an event", used["control"] / num_events, "s", ""
+    for name, spent in used.items():
+        yield f"{name} process", spent / seconds, "cores", ""
+
+
+def _backlog(url: str, attempts: Attempts, ends_at: float) -> list[int]:
+    """Return the number of waiting batches in all hosts' streams, sampled twice a second."""
+    client = redis.Redis.from_url(url)
+    samples = []
+    while time.time() < ends_at:
+        pipeline = client.pipeline(transaction=False)
+        for host_id, _ in attempts:
+            pipeline.xlen(redis_access.events_key(host_id))
+        samples.append(sum(pipeline.execute()))
+        time.sleep(0.5)
+    client.close()
+    return samples
+
+
+def _cpu_seconds(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+# ---------------------------------------------------------------------------
+# Test data of the live path benchmark in a running site: hosts, jobs, users, sessions.
+#
+# ``Site.call`` runs each function in a process of the site; it prints one JSON document.
+# ---------------------------------------------------------------------------
+
+
+TEAM = "Live bench"
+JOB_BYTES = 36_000  # size of a job's documents, as for the demo
+
+
+def fill(num_jobs: int, jobs_per_viewer: int) -> None:
+    """Create hosts with one running job each, and one viewer per ``jobs_per_viewer`` jobs.
+
+    Print ``attempts``, a list of (host id, attempt id), and ``tickets`` of the live stream.
+    """
+    team, _ = Team.objects.get_or_create(name=TEAM)
+    pool, _ = Pool.objects.get_or_create(team=team, name="live", slug="live")
+    first = Host.objects.filter(pool=pool).count()
+    attempts = [_running_attempt(team, pool, first + number) for number in range(num_jobs)]
+    jobs = [attempt.job_id for attempt in attempts]
+    _print_json(
+        attempts=[(attempt.host_id, attempt.pk) for attempt in attempts],
+        tickets=[
+            _ticket(team, start, jobs[start : start + jobs_per_viewer])
+            for start in range(0, num_jobs, jobs_per_viewer)
+        ],
+    )
+
+
+def _running_attempt(team: Team, pool: Pool, number: int) -> Attempt:
+    host = Host.objects.create(
+        team=team, pool=pool, name=f"live-{number}", slug=f"live-{number}",
+        state=HostState.READY, credential_hash=f"{number:064}",
+        last_seen_at=now() + timedelta(days=1), facts=facts_of(number).model_dump(mode="json"),
+    )  # fmt: skip
+    job = Job.objects.create(
+        team=team, owner=_person(team, 0), name=f"live {number}", kind="train", spec={},
+        pool=pool, host=host, state=JobState.RUNNING, queued_at=now(), started_at=now(),
+        estimate={"text": "x" * JOB_BYTES},
+    )  # fmt: skip
+    attempt = Attempt.objects.create(
+        job=job, number=1, host=host, fence=FENCE, claimed_at=now(), started_at=now()
+    )
+    Job.objects.filter(pk=job.pk).update(current_attempt=attempt)
+    return attempt
+
+
+def _person(team: Team, number: int) -> User:
+    user, is_new = User.objects.get_or_create(username=f"live-{number}")
+    if is_new:
+        Membership.objects.create(user=user, team=team, role="practitioner")
+    return user
+
+
+def _ticket(team: Team, number: int, jobs: Iterable[str]) -> str:
+    return ticket_for(_person(team, number), [f"job:{job}" for job in jobs])
+
+
+def session() -> None:
+    """Log in a user of the site's first team and print the cookies."""
+    client = Client()
+    client.force_login(_person(Team.objects.earliest("created_at"), 0))
+    _print_json(cookies={name: morsel.value for name, morsel in client.cookies.items()})
+
+
+def _print_json(**document: Any) -> None:
+    sys.stdout.write(json.dumps(document) + "\n")

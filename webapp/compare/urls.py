@@ -1,7 +1,0 @@
-"""URL of the comparison."""
-
-from django.urls import path
-
-from webapp.compare import views
-
-urlpatterns = [path("compare/", views.compare, name="compare")]

@@ -1,1 +1,0 @@
-"""Comparison with other planners: their environments, the question, and their answers."""

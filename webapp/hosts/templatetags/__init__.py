@@ -1,1 +1,0 @@
-"""Template tags of the host pages and of pages that name hosts."""

@@ -1,0 +1,1 @@
+"""What an operator runs: commands, periodic duties, pruning, and the staff site."""

@@ -1,0 +1,107 @@
+"""Django's admin with a recent password check and an event for every write."""
+
+from collections.abc import Callable
+from functools import update_wrapper
+from typing import Any
+
+import structlog
+from django.conf import settings
+from django.contrib.admin import AdminSite
+from django.contrib.auth.decorators import login_not_required
+from django.core.exceptions import PermissionDenied
+from django.db import transaction
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import redirect
+from django.urls import reverse
+from django.utils.decorators import method_decorator
+
+from webapp.accounts.networks import lies_in
+from webapp.accounts.sign_in import AUTHENTICATED_AT, GuardedLogin, address_of
+from webapp.core.clock import now
+from webapp.core.middleware import redirect_to_own
+from webapp.jobs.models import Event
+
+log = structlog.get_logger(__name__)
+RECENT_SECONDS = 15 * 60
+LONGEST_PATH = 200
+
+
+class StaffSite(AdminSite):
+    """Admin site for staff who entered their password recently."""
+
+    def has_permission(self, request: HttpRequest) -> bool:
+        """Return whether the user is staff, in an allowed network, and confirmed recently."""
+        is_near = lies_in(address_of(request), settings.ADMIN_NETWORKS)
+        return is_near and super().has_permission(request) and was_confirmed(request)
+
+    @method_decorator(login_not_required)
+    def login(
+        self,
+        request: HttpRequest,
+        extra_context: dict[str, Any] | None = None,  # noqa: ARG002 (Django's signature)
+    ) -> Any:  # noqa: ANN401 (Django's signature)
+        """Show the product's login page, which limits attempts."""
+        check_network(request)
+        if self.has_permission(request):
+            after = request.GET.get("next", "")
+            return redirect_to_own(request, after, reverse("admin:index"))
+        if request.user.is_authenticated and not super().has_permission(request):
+            raise PermissionDenied("The administration is for staff alone.")
+        context = {"again": request.user.is_authenticated}
+        initial = {"username": request.user.get_username()}
+        return GuardedLogin.as_view(extra_context=context, initial=initial)(request)
+
+    def password_change(
+        self,
+        request: HttpRequest,  # noqa: ARG002 (Django's signature)
+        extra_context: dict[str, Any] | None = None,  # noqa: ARG002 (Django's signature)
+    ) -> Any:  # noqa: ANN401 (Django's signature)
+        """Redirect to the product's password page, which limits attempts and ends sessions."""
+        return redirect("password")
+
+    def admin_view(self, view: Callable[..., Any], cacheable: bool = False) -> Any:  # noqa: ANN401, FBT001, FBT002 (Django's signature)
+        """Wrap a view so that a write and its event share one transaction."""
+        guarded = super().admin_view(view, cacheable)
+
+        def recorded(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 (the view's)
+            check_network(request)
+            if request.method in {"GET", "HEAD", "OPTIONS"} or not self.has_permission(request):
+                return guarded(request, *args, **kwargs)
+            with transaction.atomic():
+                response = guarded(request, *args, **kwargs)
+                if response.status_code == HttpResponse(status=302).status_code:
+                    admin_write_record(request)
+            return response
+
+        return update_wrapper(recorded, guarded)
+
+
+def check_network(request: HttpRequest) -> None:
+    """Check that the request comes from an allowed network.
+
+    Raises:
+        Http404: it does not; the address is logged.
+    """
+    address = address_of(request)
+    if not lies_in(address, settings.ADMIN_NETWORKS):
+        log.warning("administration requested from another network", address=address)
+        raise Http404("Nothing is here.")
+
+
+def was_confirmed(request: HttpRequest) -> bool:
+    """Return whether the password was entered in this session within the last 15 minutes."""
+    at = request.session.get(AUTHENTICATED_AT, 0)
+    return bool(now().timestamp() - at < RECENT_SECONDS)
+
+
+def admin_write_record(request: HttpRequest) -> None:
+    """Record user, path and field names of an admin write; values may be secret."""
+    fields = sorted(set(request.POST) - {"csrfmiddlewaretoken"})
+    Event.objects.create(
+        at=now(),
+        team_id="",
+        kind="admin.write",
+        subject="",
+        actor=request.user.get_username()[:80],
+        detail={"path": request.path[:LONGEST_PATH], "fields": fields[:100]},
+    )

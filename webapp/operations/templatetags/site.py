@@ -1,0 +1,92 @@
+"""Template tags: the current team, hosts, states and priorities of jobs."""
+
+from typing import Any, NamedTuple
+
+from django import template
+from django.http import HttpRequest
+from django.urls import reverse
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+
+from webapp.accounts.models import Membership, Role
+from webapp.accounts.services import chosen_of, is_at_least, memberships_of
+from webapp.core.display import fragment
+from webapp.core.templatetags.components import status
+from webapp.hosts.models import Host
+from webapp.hosts.pools import is_own
+from webapp.jobs.ingest import state_label_of
+from webapp.jobs.models import Job, Priority
+
+# ---------------------------------------------------------------------------
+# Template tag for the current team and the user's other teams.
+# ---------------------------------------------------------------------------
+
+
+register = template.Library()
+KEPT = "_team_choices"  # request attribute that caches the result
+
+
+class TeamChoices(NamedTuple):
+    """The user's current membership and the others."""
+
+    current: Membership | None
+    others: list[Membership]
+
+    @property
+    def can_add_hosts(self) -> bool:
+        """Return whether the user may add hosts in any of their teams."""
+        memberships = [*([self.current] if self.current else []), *self.others]
+        return any(is_at_least(Role(each.role), Role.OPERATOR) for each in memberships)
+
+
+@register.simple_tag(takes_context=True)
+def team_choices(context: dict[str, Any]) -> TeamChoices:
+    """Return the user's teams; queried once per request."""
+    request: HttpRequest | None = context.get("request")
+    if request is None:
+        return TeamChoices(None, [])
+    choices: TeamChoices | None = getattr(request, KEPT, None)
+    if choices is None:
+        memberships = memberships_of(request.user)
+        current = chosen_of(request, memberships)
+        choices = TeamChoices(current, [each for each in memberships if each != current])
+        setattr(request, KEPT, choices)
+    return choices
+
+
+# ---------------------------------------------------------------------------
+# A host's name, linked to its page if the user may open it.
+# ---------------------------------------------------------------------------
+
+
+@register.simple_tag(takes_context=True)
+def host_name(context: dict[str, Any], host: Host) -> str:
+    """Return a host's name: a link for its own team, plain text for other teams."""
+    if not is_own(context["request"].user, host):
+        return format_html("{} <span>of {}</span>", host.name, host.team.name)
+    return format_html('<a href="{}">{}</a>', reverse("host-detail", args=[host.slug]), host.name)
+
+
+# ---------------------------------------------------------------------------
+# Template tag for the priorities of a queued job.
+# ---------------------------------------------------------------------------
+
+
+@register.simple_tag
+def priority_options(chosen: int) -> SafeString:
+    """Render the options of a ``select``, with the current priority selected."""
+    choices = tuple(Priority.choices)
+    return fragment("queue/_priority_options.html", chosen=chosen, choices=choices)
+
+
+# ---------------------------------------------------------------------------
+# Template tag for a job's status chip, with its host's silence.
+# ---------------------------------------------------------------------------
+
+
+@register.simple_tag
+def state_label(job: Job) -> SafeString:
+    """Render a job's status chip and, while its host is silent, for how long."""
+    label = state_label_of(job)
+    chip = status(label.state, label.word)
+    return fragment("jobs/_standing.html", chip=chip, note=label.note) if label.note else chip
