@@ -45,7 +45,7 @@ class Site:
 
     def call(self, call: str) -> dict[str, Any]:
         """Return the JSON output of a function of ``webapp.bench.live_path``."""
-        code = f"from webapp.bench import live_site; live_site.{call}"
+        code = f"from webapp.bench import live_path; live_path.{call}"
         printed = self.manage("shell", "--no-imports", "-c", code)
         answer: dict[str, Any] = json.loads(printed.splitlines()[-1])
         return answer

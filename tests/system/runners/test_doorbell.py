@@ -267,7 +267,7 @@ def test_a_worker_that_lost_an_acknowledgement_ends_itself(host_dir, enrolled):
 def test_a_worker_that_hears_no_more_pings_ends_itself(host_dir, enrolled):
     host_dir.pings.touch()
     code = (
-        "import os, time; from pathlib import Path; from runners import tasks\n"
+        "import os, time; from pathlib import Path; from runners.host import tasks\n"
         "tasks.WATCH_SECONDS, tasks.SILENCE_SECONDS = 0.05, 0.3\n"
         f"pings = Path({str(host_dir.pings)!r})\n"
         "soon = time.time() + 0.2; os.utime(pings, (soon, soon))\n"
@@ -279,6 +279,9 @@ def test_a_worker_that_hears_no_more_pings_ends_itself(host_dir, enrolled):
 
 def test_a_worker_whose_agent_is_gone_ends_itself(host_dir, enrolled):
     host_dir.pings.touch()
-    code = f"from pathlib import Path; from runners import tasks; tasks._watch(Path({str(host_dir.pings)!r}), -1)"
+    code = (
+        "from pathlib import Path; from runners.host import tasks; "
+        f"tasks._watch(Path({str(host_dir.pings)!r}), -1)"
+    )
 
     assert exit_code_of(code, host_dir) == 0

@@ -78,7 +78,7 @@ def planner_import() -> Iterator[Figure]:
         "planner": "import planner",
         "doors": "import planner.api",
         "estimate": _first_call_program("estimate", "EstimateRequest", "estimate"),
-        "plan": _first_call_program("plan", "PlanRequest", "plan"),
+        "plan": _first_call_program("plan", "PlanRequest", "estimate"),
     }
     times: dict[str, list[float]] = {name: [] for name in (*named, "compiling")}
     with tempfile.TemporaryDirectory() as cache:
