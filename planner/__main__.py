@@ -241,13 +241,13 @@ def table_line(row: JsonObject) -> str:
 
 def run_calibrate(sink: TextIO, what: str) -> int:
     """Fit the factors to the published measurements and print the factor file."""
-    from planner.fitting.left_out import written
+    from planner.fitting.left_out import to_csv
     from planner.fitting.published_speeds import build_factors, predictions
     from planner.fitting.quality_fit import build_compression, build_quality
     from planner.fitting.serving_factors import build_priors, serving_cases
 
     if what == "left-out":
-        sink.write(written(predictions()[0]))
+        sink.write(to_csv(predictions()[0]))
         return OK
     builders: dict[str, Callable[[], JsonObject]] = {
         "quality": build_quality,

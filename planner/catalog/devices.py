@@ -153,12 +153,14 @@ def price_of(device_id: str) -> dict[str, object]:
 
 
 # Compute and memory slices of each profile; the last is the whole GPU.
-OF_SEVEN = ((1, 1), (1, 2), (2, 2), (3, 4), (4, 4), (7, 8))
-OF_FOUR = ((1, 1), (2, 2), (4, 4))
+SEVEN_SLICE_PROFILES = ((1, 1), (1, 2), (2, 2), (3, 4), (4, 4), (7, 8))
+FOUR_SLICE_PROFILES = ((1, 1), (2, 2), (4, 4))
 PROFILES: Mapping[str, tuple[tuple[int, int], ...]] = {
-    "a30": OF_FOUR,
-    "rtx-pro-6000-blackwell": OF_FOUR,
-    **dict.fromkeys(("a100", "h100", "h200", "h20", "gh200", "b200", "gb200"), OF_SEVEN),
+    "a30": FOUR_SLICE_PROFILES,
+    "rtx-pro-6000-blackwell": FOUR_SLICE_PROFILES,
+    **dict.fromkeys(
+        ("a100", "h100", "h200", "h20", "gh200", "b200", "gb200"), SEVEN_SLICE_PROFILES
+    ),
 }
 # Chip or catalog id -> SMs of the whole GPU, and of each profile.
 MULTIPROCESSORS: Mapping[str, tuple[int, tuple[int, ...]]] = {

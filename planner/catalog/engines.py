@@ -257,7 +257,7 @@ def _without_release(key: str) -> str:
     return name if has_release else key.strip()
 
 
-def harnessed(name: str) -> str | None:
+def wrapped_engine(name: str) -> str | None:
     """Return the engine that a tool wraps, or None if it is not such a tool."""
     table = data_toml("engines.toml")["engines"].get(name, {})
     engine: str | None = table.get("harness_of")
@@ -324,7 +324,7 @@ def fitted_factors(name: str, kind: DeviceKind, role: EngineRole) -> dict[str, A
     # time.
     uses_common = role == "training" or name not in list_engines()
     common = fitted.get(COMMON.get(role, ""), {}) if uses_common else {}
-    return {**common, **fitted.get(harnessed(name) or "", {}), **fitted.get(name, {})}
+    return {**common, **fitted.get(wrapped_engine(name) or "", {}), **fitted.get(name, {})}
 
 
 @cache
@@ -361,19 +361,19 @@ def _fitted() -> dict[str, dict[str, Any]]:
     return methods
 
 
-def published_times(alike: str) -> int:
+def published_times(method_group: str) -> int:
     """Return the number of published times for a group of methods."""
-    return int(_fitted().get(alike, {}).get("n", 0))
+    return int(_fitted().get(method_group, {}).get("n", 0))
 
 
-def factor_of(alike: str) -> float:
+def factor_of(method_group: str) -> float:
     """Return the calibration factor for the time of a group of methods."""
-    return float(_fitted().get(alike, {}).get("factor", 1.0))
+    return float(_fitted().get(method_group, {}).get("factor", 1.0))
 
 
-def spread_of(alike: str) -> float:
+def spread_of(method_group: str) -> float:
     """Return the log spread of a duration, from sources left out of the fit."""
-    return float(_fitted().get(alike, {}).get("spread", UNTRIED_SPREAD))
+    return float(_fitted().get(method_group, {}).get("spread", UNTRIED_SPREAD))
 
 
 # ---------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from planner.specs.model import ModelSpec
 
 
 FIELD = "model.quantization_config"
-Described = dict[str, Any]
+QuantizationConfig = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -211,7 +211,7 @@ class Style:
     title: str
     detail: str
     dtype: Dtype
-    description: Described | None = None
+    description: QuantizationConfig | None = None
     leaves_modules: bool = False
 
 
@@ -234,7 +234,7 @@ class StatedFormat:
         return self.style.description is None
 
 
-def _compressed(packing: str, kind: str, bits: int, **weights: object) -> Described:
+def _compressed(packing: str, kind: str, bits: int, **weights: object) -> QuantizationConfig:
     """Return a description as llm-compressor writes it."""
     return {
         "quant_method": "compressed-tensors",
@@ -249,7 +249,7 @@ def _compressed(packing: str, kind: str, bits: int, **weights: object) -> Descri
     }
 
 
-def _quark(dtype: str, **weights: object) -> Described:
+def _quark(dtype: str, **weights: object) -> QuantizationConfig:
     weight = {"dtype": dtype, **weights}
     return {"quant_method": "quark", "global_quant_config": {"weight": weight}}
 
@@ -263,7 +263,7 @@ def _mlx(bits: int) -> Style:
     )
 
 
-def _int4(method: str, group: int, description: Described) -> Style:
+def _int4(method: str, group: int, description: QuantizationConfig) -> Style:
     return Style(method, f"in groups of {group}", "int4", description)
 
 
@@ -493,7 +493,9 @@ def names_gguf(name: str) -> str | None:
     return match["rest"] if match else None
 
 
-def with_format(config: Mapping[str, Any], model: ModelSpec, stated: StatedFormat) -> Described:
+def with_format(
+    config: Mapping[str, Any], model: ModelSpec, stated: StatedFormat
+) -> QuantizationConfig:
     """Return a model's config with the description of a stated format in place of its own."""
     replaced = _without_description(config)
     parts = [replaced]
@@ -519,5 +521,5 @@ def left_alone(model: ModelSpec, stated: StatedFormat) -> tuple[str, ...]:
     return (*LEFT_ALONE.get(model.model_type, ()), *beside.get(model.model_type, ()))
 
 
-def _without_description(config: Mapping[str, Any]) -> Described:
+def _without_description(config: Mapping[str, Any]) -> QuantizationConfig:
     return {name: value for name, value in config.items() if name not in DESCRIPTIONS}

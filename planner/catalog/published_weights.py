@@ -11,7 +11,7 @@ from planner.catalog.format_names import (
     FIELD,
     FIXED,
     FLOATS,
-    Described,
+    QuantizationConfig,
     StoredFormat,
     bits_of,
     group_of,
@@ -39,28 +39,30 @@ NF4_SCALE_BITS = 32.0  # one fp32 maximum per block, without double quantisation
 SPQR_STATISTICS_BITS, SPQR_SECOND_LEVEL_BITS, SPQR_OUTLIER_BITS = 6.0, 64.0, 0.32
 
 
-def _integers(method: str, group: int | None = None) -> Callable[[Described], StoredFormat]:
-    def read(quant: Described) -> StoredFormat:
+def _integers(
+    method: str, group: int | None = None
+) -> Callable[[QuantizationConfig], StoredFormat]:
+    def read(quant: QuantizationConfig) -> StoredFormat:
         return integers(method, bits_of(quant), group_of(quant, default=group))
 
     return read
 
 
-def _packed_zeros(method: str) -> Callable[[Described], StoredFormat]:
+def _packed_zeros(method: str) -> Callable[[QuantizationConfig], StoredFormat]:
     """Return a reader for methods that store ``qzeros`` in the width of the weights.
 
     GPTQ and AWQ allocate them whether or not the groups are symmetric (AutoGPTQ,
     nn_modules/qlinear/qlinear_cuda.py; AutoAWQ, awq/modules/linear/gemm.py).
     """
 
-    def read(quant: Described) -> StoredFormat:
+    def read(quant: QuantizationConfig) -> StoredFormat:
         bits = bits_of(quant)
         return integers(method, bits, group_of(quant, default=128), bits)
 
     return read
 
 
-def _bitsandbytes(quant: Described) -> StoredFormat:
+def _bitsandbytes(quant: QuantizationConfig) -> StoredFormat:
     """Return NF4 or FP4 in blocks of 64, optionally double-quantised, or 8 bits."""
     if quant.get("load_in_4bit") or quant.get("_load_in_4bit"):
         if quant.get("bnb_4bit_use_double_quant"):
@@ -70,14 +72,14 @@ def _bitsandbytes(quant: Described) -> StoredFormat:
     return StoredFormat("int8") if eight else StoredFormat()
 
 
-def _hqq(quant: Described) -> StoredFormat:
+def _hqq(quant: QuantizationConfig) -> StoredFormat:
     """Return integers with a 16-bit scale and zero point per group."""
     outer = quant.get("quant_config")
     parameters = named(outer, "weight_quant_params") or outer or quant
     return integers("hqq", bits_of(parameters, quant), group_of(parameters, quant, default=64))
 
 
-def _aqlm(quant: Described) -> StoredFormat:
+def _aqlm(quant: QuantizationConfig) -> StoredFormat:
     """Return the code bits per weight; a whole matrix shares the codebooks."""
     fields = {
         name: number_of(quant.get(name, default), name)
@@ -94,7 +96,7 @@ def _aqlm(quant: Described) -> StoredFormat:
     return of_bits("aqlm", fields["num_codebooks"] * fields["nbits_per_codebook"] / weights)
 
 
-def _vptq(quant: Described) -> StoredFormat:
+def _vptq(quant: QuantizationConfig) -> StoredFormat:
     """Return the bits of vector indices in a codebook and in a residual codebook."""
     shared, per_layer = quant.get("shared_layer_config"), quant.get("config_for_layers")
     layers = [
@@ -113,7 +115,7 @@ def _vptq(quant: Described) -> StoredFormat:
     return of_bits("vptq", sum(bits) / len(bits))
 
 
-def _vptq_bits(layer: Described) -> float:
+def _vptq_bits(layer: QuantizationConfig) -> float:
     length = _largest(layer.get("vector_lens"), "vector_lens")
     codes = _largest(layer.get("num_centroids"), "num_centroids")
     residual_codes = _largest(layer.get("num_res_centroids", [-1]), "num_res_centroids")
@@ -127,17 +129,17 @@ def _largest(values: object, field: str) -> float:
     return max(number_of(value, field) for value in listed)
 
 
-def _named_dtype(method: str, *fields: str) -> Callable[[Described], StoredFormat]:
+def _named_dtype(method: str, *fields: str) -> Callable[[QuantizationConfig], StoredFormat]:
     """Return a reader for methods with a dtype field: qint4, float8_e4m3fn, nvfp4."""
 
-    def read(quant: Described) -> StoredFormat:
+    def read(quant: QuantizationConfig) -> StoredFormat:
         word = str(named(quant, *fields) or "").lower()
-        return spelt(method, word, group_of(quant))
+        return format_of_dtype_name(method, word, group_of(quant))
 
     return read
 
 
-def spelt(method: str, told: str, group: int | None) -> StoredFormat:
+def format_of_dtype_name(method: str, told: str, group: int | None) -> StoredFormat:
     """Return the format that a word of a config names.
 
     Raises:
@@ -156,16 +158,20 @@ def spelt(method: str, told: str, group: int | None) -> StoredFormat:
     raise not_read(f"{method} {told}".strip())
 
 
-def _torchao(quant: Described) -> StoredFormat:
+def _torchao(quant: QuantizationConfig) -> StoredFormat:
     """Return the format of a torchao configuration, given as an object or a short name."""
     kind: object = quant.get("quant_type")
     if isinstance(kind, dict):
         inner = kind.get("default", kind)
         group_holder = inner.get("_data") if isinstance(inner, dict) else None
         word = str(named(inner, "_type") or "").lower()
-        return spelt("torchao", word, group_of(group_holder, default=_torchao_group(word)))
+        return format_of_dtype_name(
+            "torchao", word, group_of(group_holder, default=_torchao_group(word))
+        )
     word, extra = str(kind or "").lower(), quant.get("quant_type_kwargs")
-    return spelt("torchao", word, group_of(quant, extra, default=_torchao_group(word)))
+    return format_of_dtype_name(
+        "torchao", word, group_of(quant, extra, default=_torchao_group(word))
+    )
 
 
 def _torchao_group(word: str) -> int | None:
@@ -173,7 +179,7 @@ def _torchao_group(word: str) -> int | None:
     return 128 if "int4" in word else None
 
 
-def _spqr(quant: Described) -> StoredFormat:
+def _spqr(quant: QuantizationConfig) -> StoredFormat:
     bits = bits_of(quant, default=3)
     first = number_of(quant.get("beta1", 16), "beta1")
     second = number_of(quant.get("beta2", 16), "beta2")
@@ -183,31 +189,31 @@ def _spqr(quant: Described) -> StoredFormat:
     return of_bits("spqr", bits + levels + SPQR_OUTLIER_BITS)
 
 
-def _quark(quant: Described) -> StoredFormat:
+def _quark(quant: QuantizationConfig) -> StoredFormat:
     weight = named(quant.get("global_quant_config"), "weight")
     first = weight[0] if isinstance(weight, list) and weight else weight
-    return spelt("quark", str(named(first, "dtype") or "").lower(), group_of(first))
+    return format_of_dtype_name("quark", str(named(first, "dtype") or "").lower(), group_of(first))
 
 
-def _exl(method: str) -> Callable[[Described], StoredFormat]:
-    def read(quant: Described) -> StoredFormat:
+def _exl(method: str) -> Callable[[QuantizationConfig], StoredFormat]:
+    def read(quant: QuantizationConfig) -> StoredFormat:
         return of_bits(method, bits_of(quant))
 
     return read
 
 
-def _auto_round(quant: Described) -> StoredFormat:
+def _auto_round(quant: QuantizationConfig) -> StoredFormat:
     kind, group = str(quant.get("data_type", "int")).lower(), group_of(quant, default=128)
     bits = bits_of(quant)
     if kind.startswith("int"):
         return integers("auto_round", bits, group, bits)
     if bits == DEFAULT_BITS:
         return StoredFormat("mxfp4" if kind.startswith("mx") else "nvfp4")
-    return spelt("auto_round", f"fp{bits:g}", group)
+    return format_of_dtype_name("auto_round", f"fp{bits:g}", group)
 
 
 # The reader of each method's fields.
-READERS: dict[str, Callable[[Described], StoredFormat]] = {
+READERS: dict[str, Callable[[QuantizationConfig], StoredFormat]] = {
     **{name: _packed_zeros(name) for name in ("gptq", "awq", "intel/auto-round", "moe_wna16")},
     **{name: _packed_zeros(name.partition("_")[0]) for name in ("gptq_marlin", "awq_marlin")},
     **{name: _integers(name, 64) for name in ("metal", "mlx", "sinq", "gemma", "bitblas")},
@@ -246,7 +252,7 @@ def not_read(method: str) -> NotCoveredError:
     )
 
 
-def groups_of(quant: Described) -> list[Described]:
+def groups_of(quant: QuantizationConfig) -> list[QuantizationConfig]:
     """Return the weight description of each configuration group.
 
     Raises:
@@ -264,7 +270,7 @@ def groups_of(quant: Described) -> list[Described]:
     return [weight for weight in weights if isinstance(weight, dict)]
 
 
-def of_group(weights: Described, packing: str) -> StoredFormat:
+def of_group(weights: QuantizationConfig, packing: str) -> StoredFormat:
     """Return the format of one configuration group.
 
     compressed-tensors stores no zero point of symmetric groups, which are its default
@@ -286,7 +292,7 @@ def of_group(weights: Described, packing: str) -> StoredFormat:
     return StoredFormat(dtype, group)
 
 
-def of_method(method: str, quant: Described) -> StoredFormat | None:
+def of_method(method: str, quant: QuantizationConfig) -> StoredFormat | None:
     """Return the format of a method from its fields, or None for an unknown method."""
     if method in READERS:
         return READERS[method](quant)
@@ -295,7 +301,7 @@ def of_method(method: str, quant: Described) -> StoredFormat | None:
     return None
 
 
-def first_known(methods: Iterable[str], quant: Described) -> StoredFormat | None:
+def first_known(methods: Iterable[str], quant: QuantizationConfig) -> StoredFormat | None:
     """Return the format of the first known method."""
     formats = (of_method(method, quant) for method in methods if method)
     return next((stored for stored in formats if stored is not None), None)
@@ -367,7 +373,7 @@ def read_published_weights(reader: ConfigReader) -> dict[str, Any]:
     }
 
 
-def _block_size(quant: Described) -> int | None:
+def _block_size(quant: QuantizationConfig) -> int | None:
     """Return the width of the blocks that share a scale, None if the checkpoint has none.
 
     Raises:
@@ -388,7 +394,7 @@ def _block_size(quant: Described) -> int | None:
     return int(max(given))
 
 
-def _description(reader: ConfigReader) -> Described:
+def _description(reader: ConfigReader) -> QuantizationConfig:
     """Return the config's quantisation description; empty if there is none."""
     for config in (reader.outer, reader.config):
         for name in ("quantization_config", "compression_config", "quantization"):
@@ -405,11 +411,11 @@ def _description(reader: ConfigReader) -> Described:
     return {}
 
 
-def _method(quant: Described) -> str:
+def _method(quant: QuantizationConfig) -> str:
     return str(named(quant, *NAMES) or ("mlx" if named(quant, "bits") else "")).lower()
 
 
-def _stored(reader: ConfigReader, quant: Described) -> StoredFormat:
+def _stored(reader: ConfigReader, quant: QuantizationConfig) -> StoredFormat:
     """Return the format of most weights: those of the experts if there are any.
 
     Raises:
@@ -436,7 +442,7 @@ def _stored(reader: ConfigReader, quant: Described) -> StoredFormat:
     return stored
 
 
-def _named_parts(quant: Described) -> dict[WeightPart, Dtype]:
+def _named_parts(quant: QuantizationConfig) -> dict[WeightPart, Dtype]:
     """Return the format of each part from a list with one entry per module."""
     listed = quant.get("quantized_layers")
     if not isinstance(listed, dict) or _method(quant) != "mixed_precision":
@@ -453,7 +459,7 @@ def _named_parts(quant: Described) -> dict[WeightPart, Dtype]:
 
 
 def _skipped_parts(
-    reader: ConfigReader, quant: Described, plain: Dtype
+    reader: ConfigReader, quant: QuantizationConfig, plain: Dtype
 ) -> dict[WeightPart, Dtype]:
     """Return the parts that a checkpoint stores in a wider format than the rest.
 
@@ -473,7 +479,7 @@ def _skipped_parts(
     return wider
 
 
-def _patterns(quant: Described) -> list[str]:
+def _patterns(quant: QuantizationConfig) -> list[str]:
     """Return the patterns of modules with their own dtype, from the fields of all tools.
 
     Raises:
@@ -494,7 +500,7 @@ def _patterns(quant: Described) -> list[str]:
     return patterns
 
 
-def _full_precision_modules(quant: Described) -> list[str]:
+def _full_precision_modules(quant: QuantizationConfig) -> list[str]:
     """Return the modules that per-module settings keep in 16 or 32 bits."""
     dynamic, extra = quant.get("dynamic"), quant.get("extra_config")
     skipped = [f"re:{name[2:]}" for name in dynamic or {} if str(name).startswith("-:")]

@@ -244,7 +244,7 @@ def shares_of(
     fullest inner one and the last.
     """
     if is_column(stages):
-        return _fullest_shares(model, cast("Column", stages))
+        return _bottleneck_stage_shares(model, cast("Column", stages))
     count = int(cast("float", stages))
     layers = split or stage_layers(model.num_hidden_layers, count)
     return tuple(
@@ -253,7 +253,7 @@ def shares_of(
     )
 
 
-def _fullest_shares(model: ModelSpec, stages: Column) -> tuple[Share, ...]:
+def _bottleneck_stage_shares(model: ModelSpec, stages: Column) -> tuple[Share, ...]:
     counts, inverse = np.unique(stages, return_inverse=True)
     rows = np.array([_ends(model, int(count)) for count in counts], dtype=np.float64)
     ends = rows[inverse.reshape(stages.shape)]

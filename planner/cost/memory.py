@@ -94,7 +94,7 @@ class MemoryUse:
             return self.filled_ratio <= 1
         return self.peak_bytes <= self.usable_bytes
 
-    def answer(self) -> MemoryAnswer:
+    def to_result(self) -> MemoryAnswer:
         """Return the figures for an estimate, without empty classes."""
         classes = self.fullest.by_class
         tightest = self.stages.index(self.fullest)

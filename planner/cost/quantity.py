@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.specs.base import OperatorClass
-from planner.specs.estimate import Input, ProvenanceKind, Term
+from planner.specs.estimate import EquationInput, ProvenanceKind, Term
 from planner.specs.model import LayerGroup, ModelSpec
 
 Quantity = float | npt.NDArray[np.float64]
@@ -202,10 +202,10 @@ class Equation(Generic[P]):
             if name in self.symbols and isinstance(value, int | float)
         }
 
-    def inputs(self, values: dict[str, Quantity]) -> tuple[Input, ...]:
+    def inputs(self, values: dict[str, Quantity]) -> tuple[EquationInput, ...]:
         """Return all arguments, defaults included, with symbol, name and unit."""
         return tuple(
-            Input(
+            EquationInput(
                 symbol=self.symbols.get(name, SYMBOLS_OF_ALL.get(name, name)),
                 name=name.replace("_", " "),
                 value=tidy(value),
@@ -247,7 +247,7 @@ class Entry:
     equation: str
     unit: str
     value: float
-    inputs: Callable[[], tuple[Input, ...]]
+    inputs: Callable[[], tuple[EquationInput, ...]]
     operator_class: OperatorClass | None
     origin: Origin
 
@@ -337,7 +337,7 @@ class Ledger:
         )
 
 
-class Unrecorded(Ledger):
+class NullLedger(Ledger):
     """A ledger that computes terms without recording them, also for columns of strategies.
 
     Columns give a column. Its type is float for the type checker, because both support the same

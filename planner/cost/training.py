@@ -575,7 +575,7 @@ def widest_feed_forward(model: ModelSpec) -> int:
 # counts are measured on real ranks: see the docs page training-memory.
 
 
-Adapted = Literal["all", "query_value"]
+AdapterTargets = Literal["all", "query_value"]
 QUERY_KEY_VALUE, QUERY_VALUE, OUT_AND_DOWN = 3, 2, 2
 # Bytes per score: the fp32 result of the softmax, and the 16-bit copy for the product.
 FP32_SCORE_BYTES, NARROW_SCORE_BYTES = 4, 2
@@ -594,7 +594,7 @@ class Operators:
 
     residual_bytes: float
     product_bytes: float
-    adapted: Adapted | None = None
+    adapted: AdapterTargets | None = None
     rank: int = 0
     writes_scores: bool = True
 

@@ -264,10 +264,10 @@ def stage_layers(num_layers: int, stages: int) -> tuple[int, ...]:
     return tuple(base + (stage in larger_stages) for stage in range(stages))
 
 
-def alike_stages(num_layers: int, stages: int) -> tuple[int, ...]:
+def first_identical_stages(num_layers: int, stages: int) -> tuple[int, ...]:
     """Return for each stage the first stage with an identical share of the model.
 
-    >>> alike_stages(30, 4)
+    >>> first_identical_stages(30, 4)
     (0, 1, 1, 3)
     """
     shares = stage_layers(num_layers, stages)
@@ -384,12 +384,12 @@ class Recipe:
 
     ``forwards`` are passes over ``calibration_tokens``; ``tuned_tokens`` run ``tuned_passes``
     times through their active weights, in ``layer_steps`` per layer; ``streamed_bytes`` is
-    elementwise traffic per weight; ``alike`` is the group of methods whose published times are
+    elementwise traffic per weight; ``method_group`` is the group of methods whose published times are
     fitted together.
     """
 
     dtype: Dtype
-    alike: str
+    method_group: str
     calibration_tokens: int = 0
     forwards: float = 0.0
     second_order: bool = False
@@ -429,7 +429,9 @@ RECIPES: dict[str, Recipe] = {
     "gptq": SECOND_ORDER,
     "sparsegpt": replace(SECOND_ORDER, dtype="bf16"),
     "norm_tweaking": replace(SECOND_ORDER, forwards=5),
-    "quantease": replace(SECOND_ORDER, alike="quantease", column_passes=25, column_seconds=20e-6),
+    "quantease": replace(
+        SECOND_ORDER, method_group="quantease", column_passes=25, column_seconds=20e-6
+    ),
     "qmoe": replace(SECOND_ORDER, dtype="ternary"),
     "awq": Recipe(
         "int4", "scales", calibration_tokens=128 * 512, forwards=21, streamed_bytes=CLIP_BYTES

@@ -26,7 +26,7 @@ from planner.fitting.evidence import (
     unscored,
     usable,
 )
-from planner.fitting.generation_peaks import alike, fit_overhead, peak_cases
+from planner.fitting.generation_peaks import comparable_peaks, fit_overhead, peak_cases
 from planner.fitting.left_out import Z_80, LeftOut, kept_rows, spread_of
 from planner.fitting.offload_examples import flexgen_table, training_offload_table
 from planner.fitting.published_speeds import (
@@ -582,7 +582,7 @@ def _generation_errors() -> dict[str, list[float]]:
     errors_by_source: dict[str, list[float]] = defaultdict(list)
     cases = peak_cases()
     for case in (case for case in cases if case.measured_bytes):
-        peak = case.tensor_bytes + fit_overhead(alike(case, cases))
+        peak = case.tensor_bytes + fit_overhead(comparable_peaks(case, cases))
         errors_by_source[case.source].append(peak / case.measured_bytes - 1)
     return errors_by_source
 

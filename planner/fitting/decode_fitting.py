@@ -40,8 +40,8 @@ LINEAR, ATTENTION, ISSUE, SCORES, POWER = (
 )
 WIDTHS = {"wide": 0, "8bit": PARTS.index("linear_8bit"), "4bit": PARTS.index("linear_4bit")}
 # Reads are modelled at 71 % of the bandwidth: a factor below 0.72 would exceed it.
-LEAST = np.array([0.72, 0.8, 0.8, 0.55, 0.1, 0.5, 0.3])
-MOST = np.array([6.0, 6.0, 6.0, 12.0, 10.0, 4.0, 4.0])
+LOWER_BOUNDS = np.array([0.72, 0.8, 0.8, 0.55, 0.1, 0.5, 0.3])
+UPPER_BOUNDS = np.array([6.0, 6.0, 6.0, 12.0, 10.0, 4.0, 4.0])
 SCALE, RIDGE = 0.5, 0.35
 # GPUs of a family differ among themselves: a family is held closer to its kind than an engine.
 FAMILY_STIFFNESS = {"decode": 5.0, "prefill": 20.0}
@@ -75,7 +75,7 @@ class StreamCase:
         return self.engine, self.group, self.kind
 
     @property
-    def alike(self) -> str:
+    def sweep_key(self) -> str:
         """Return the key of a sweep, whose rows share weight."""
         return f"{self.source}/{self.engine}/{self.device}/{self.width}/{self.group}"
 
@@ -102,7 +102,7 @@ class Sweep:
     @classmethod
     def of(cls, cases: Sequence[StreamCase]) -> "Sweep":
         """Return cases as columns."""
-        counts = Counter(case.alike for case in cases)
+        counts = Counter(case.sweep_key for case in cases)
         return cls(
             parts_s=np.array(
                 [[c.linear_s, c.attention_s, c.issue_s, c.scores_s, c.power_s] for c in cases]
@@ -111,7 +111,7 @@ class Sweep:
             rest_s=np.array([c.rest_s for c in cases]),
             runs_ahead=np.array([c.runs_ahead for c in cases]),
             measured_s=np.array([c.measured_s for c in cases]),
-            weights=np.array([WEIGHT * counts[c.alike] ** -0.5 for c in cases]),
+            weights=np.array([WEIGHT * counts[c.sweep_key] ** -0.5 for c in cases]),
         )
 
     def seconds(self, factors: Columns) -> Columns:
@@ -222,7 +222,7 @@ def fit_streams(
         distance = float(np.abs(np.log(factors / start)).sum()) / SCALE
         return float(misfit) + RIDGE * stiffness * distance
 
-    return descend(regret, start, start * SCALE, LEAST, MOST)
+    return descend(regret, start, start * SCALE, LOWER_BOUNDS, UPPER_BOUNDS)
 
 
 def fit_family(cases: Iterable[StreamCase], group: str, prior: Columns) -> Columns:
@@ -236,10 +236,10 @@ def fitted(cases: Sequence[StreamCase], target: StreamCase) -> Columns:
     An engine without cases takes the factors common to all engines.
     """
     _, group, kind = target.place
-    alike = [case for case in cases if (case.group, case.kind) == (group, kind)]
-    own = [case for case in alike if case.engine == target.engine]
+    same_kind = [case for case in cases if (case.group, case.kind) == (group, kind)]
+    own = [case for case in same_kind if case.engine == target.engine]
     family = (case for case in own if case.family == target.family)
-    return fit_family(family, group, fit_streams(own or alike))
+    return fit_family(family, group, fit_streams(own or same_kind))
 
 
 # Single-stream factors of each engine from published speeds, with errors on left-out GPUs.

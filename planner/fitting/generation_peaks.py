@@ -147,7 +147,7 @@ def source_of(case: PeakCase) -> str:
     return case.source
 
 
-def alike(case: PeakCase, others: Sequence[PeakCase]) -> list[PeakCase]:
+def comparable_peaks(case: PeakCase, others: Sequence[PeakCase]) -> list[PeakCase]:
     """Return the peaks of the case's engine and definition, or of all engines if none."""
     same = [o for o in others if o.measured_bytes and o.by_allocator == case.by_allocator]
     return [other for other in same if other.engine == case.engine] or same
@@ -164,7 +164,7 @@ def left_out_generation(
     for part in sorted({part_of(case) for case in cases}):
         rest = [case for case in cases if part_of(case) != part]
         for case in (case for case in cases if part_of(case) == part):
-            peak = case.tensor_bytes + fit_overhead(alike(case, rest))
+            peak = case.tensor_bytes + fit_overhead(comparable_peaks(case, rest))
             if not case.measured_bytes:
                 verdicts.append((peak <= case.usable_bytes, case.ran))
                 continue
@@ -255,10 +255,12 @@ def _setting_notes(row: Row) -> str:
 
 def contradictions(rows: Sequence[Row]) -> Iterator[Contradiction]:
     """Yield the worst contradicting pair of each row with less work."""
-    for alike in settings(rows).values():
-        for less in alike:
+    for same_setting in settings(rows).values():
+        for less in same_setting:
             pairs = [
-                Contradiction(less["source_id"], less, m) for m in alike if _works_more(m, less)
+                Contradiction(less["source_id"], less, m)
+                for m in same_setting
+                if _works_more(m, less)
             ]
             worst = max(pairs, key=lambda pair: pair.gap, default=None)
             if worst is not None and worst.gap > MARGIN:

@@ -14,7 +14,7 @@ from functools import cache
 
 import numpy as np
 
-from planner.catalog.engines import harnessed
+from planner.catalog.engines import wrapped_engine
 from planner.fitting.evidence import FOLDER
 from planner.fitting.serving_factors import (
     SEEN,
@@ -109,8 +109,8 @@ def left_out_peaks(
         own = [case for case in cases if case.engine == engine]
         for part in sorted({part_of(case) for case in own}):
             rest = [case for case in cases if part_of(case) != part]
-            fitted_engines = {harnessed(case.engine) or case.engine for case in rest}
-            if error_class == SEEN and (harnessed(engine) or engine) not in fitted_engines:
+            fitted_engines = {wrapped_engine(case.engine) or case.engine for case in rest}
+            if error_class == SEEN and (wrapped_engine(engine) or engine) not in fitted_engines:
                 continue
             factors = fitted_memory(rest, engine)
             for case in (case for case in own if part_of(case) == part):
@@ -185,7 +185,7 @@ def spread_of(rows: Sequence[LeftOut]) -> float:
     return float(distances[order][reached]) / Z_80
 
 
-def alike(row: LeftOut, rows: Sequence[LeftOut]) -> list[LeftOut]:
+def interval_rows(row: LeftOut, rows: Sequence[LeftOut]) -> list[LeftOut]:
     """Return the rows that determine an interval: the engine's own if there are enough."""
     row_class = (row.figure, row.error_class, row.kind)
     same = [other for other in rows if (other.figure, other.error_class, other.kind) == row_class]
@@ -197,12 +197,12 @@ def alike(row: LeftOut, rows: Sequence[LeftOut]) -> list[LeftOut]:
 
 def is_covered(row: LeftOut, rows: Sequence[LeftOut]) -> bool:
     """Return whether a row lies inside an 80 % interval fitted without its part."""
-    others = [other for other in alike(row, rows) if other.part != row.part]
+    others = [other for other in interval_rows(row, rows) if other.part != row.part]
     others = others or [other for other in rows if other.part != row.part]
     return row.distance <= Z_80 * spread_of(others)
 
 
-def written(rows: Sequence[LeftOut]) -> str:
+def to_csv(rows: Sequence[LeftOut]) -> str:
     """Return rows as CSV text."""
     sink = io.StringIO()
     writer = csv.writer(sink, lineterminator="\n")

@@ -53,7 +53,7 @@ LARGEST_BLOCKS = (64, 128, 192, 256)
 
 
 @dataclass(frozen=True)
-class Reproduced:
+class ReproducedRow:
     """One published row and its estimate."""
 
     engine: str
@@ -108,7 +108,7 @@ def offload_request(row: Row) -> JsonObject:
 
 
 @cache
-def reproduced() -> tuple[Reproduced, ...]:
+def reproduced() -> tuple[ReproducedRow, ...]:
     """Return every single-host row of the source with its estimate."""
     rows = []
     for row in table("inference_other"):
@@ -117,7 +117,9 @@ def reproduced() -> tuple[Reproduced, ...]:
         request = EstimateRequest.model_validate(offload_request(row))
         batch = int(number(row, "batch_or_concurrency"))
         answer = estimate_request(request, explain=False)
-        rows.append(Reproduced(row["engine"], row["model"], batch, number(row, "value"), answer))
+        rows.append(
+            ReproducedRow(row["engine"], row["model"], batch, number(row, "value"), answer)
+        )
     return tuple(rows)
 
 
@@ -195,7 +197,7 @@ ALL_ON_DISK: JsonObject = {"optimizer": "nvme", "weights_disk": 1.0, "activation
 
 
 @dataclass(frozen=True)
-class Trained:
+class PublishedRun:
     """One published run: a GPT-2 shape, its offloading, and whether and how fast it ran."""
 
     title: str
@@ -246,14 +248,16 @@ class Trained:
 
 
 RUNS = (
-    Trained("1.4 B on the device", 40, 1536, 8, ZERO_OFFLOAD, flops_per_s=30e12),
-    Trained("10 B, states on the host", 50, 4096, 8, ZERO_OFFLOAD, ON_HOST, flops_per_s=40e12),
-    Trained("13 B on the device", 65, 4096, 1, ZERO_OFFLOAD, fits=False),
-    Trained("13 B, states on the host", 65, 4096, 1, ZERO_OFFLOAD, ON_HOST),
-    Trained("16 B, states on the host", 80, 4096, 1, ZERO_OFFLOAD, ON_HOST, fits=False),
-    Trained("40 B, all states on the host", 50, 8192, 4, ZERO_3_OFFLOAD, ALL_ON_HOST),
-    Trained("1 T on the devices", 128, 25600, 7, ZERO_INFINITY, devices=16, fits=False),
-    Trained("1 T, all states on NVMe", 128, 25600, 7, ZERO_INFINITY, ALL_ON_DISK, devices=16),
+    PublishedRun("1.4 B on the device", 40, 1536, 8, ZERO_OFFLOAD, flops_per_s=30e12),
+    PublishedRun(
+        "10 B, states on the host", 50, 4096, 8, ZERO_OFFLOAD, ON_HOST, flops_per_s=40e12
+    ),
+    PublishedRun("13 B on the device", 65, 4096, 1, ZERO_OFFLOAD, fits=False),
+    PublishedRun("13 B, states on the host", 65, 4096, 1, ZERO_OFFLOAD, ON_HOST),
+    PublishedRun("16 B, states on the host", 80, 4096, 1, ZERO_OFFLOAD, ON_HOST, fits=False),
+    PublishedRun("40 B, all states on the host", 50, 8192, 4, ZERO_3_OFFLOAD, ALL_ON_HOST),
+    PublishedRun("1 T on the devices", 128, 25600, 7, ZERO_INFINITY, devices=16, fits=False),
+    PublishedRun("1 T, all states on NVMe", 128, 25600, 7, ZERO_INFINITY, ALL_ON_DISK, devices=16),
 )
 
 
@@ -270,7 +274,7 @@ def training_offload_table() -> str:
     return "\n".join([*lines, *(_row(run) for run in RUNS)]) + "\n"
 
 
-def _row(run: Trained) -> str:
+def _row(run: PublishedRun) -> str:
     estimate = run.estimate
     reached = estimate.performance.model_flops_per_second_per_device
     published = _result_text(run.flops_per_s, fits=run.fits)

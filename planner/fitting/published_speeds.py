@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from planner.catalog.engines import COMMON_SERVING, COMMON_TRAINING, harnessed
+from planner.catalog.engines import COMMON_SERVING, COMMON_TRAINING, wrapped_engine
 from planner.fitting.decode_fitting import build_stream_factors, stream_report
 from planner.fitting.evidence import Row, digest, latest, table, usable
 from planner.fitting.generation_peaks import generation_factors, left_out_generation, peak_cases
@@ -219,7 +219,9 @@ def spreads(rows: Sequence[LeftOut], figure: str, engine: str) -> dict[str, floa
 def tool_spread(rows: Sequence[LeftOut], engine: str) -> float:
     """Return the spread of peaks over an engine's tools, each predicted from the others."""
     unseen_peaks = [row for row in rows if (row.figure, row.error_class) == (PEAK, UNSEEN)]
-    return rounded(spread_of([row for row in unseen_peaks if harnessed(row.engine) == engine]))
+    return rounded(
+        spread_of([row for row in unseen_peaks if wrapped_engine(row.engine) == engine])
+    )
 
 
 def rounded(value: float) -> float:
@@ -274,7 +276,7 @@ def training_engines() -> dict[str, Any]:
     cases = memory_cases()
     for engine in by_engine(cases):
         widths = spreads(rows, PEAK, engine)
-        if any(harnessed(other) == engine for other in by_engine(cases)):
+        if any(wrapped_engine(other) == engine for other in by_engine(cases)):
             widths[SEEN] = tool_spread(rows, engine)
         fields_by_engine[engine] = {**memory_factors(cases, engine), "memory_spreads": widths}
     for engine, runs in by_engine(steps).items():

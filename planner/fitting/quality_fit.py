@@ -229,9 +229,9 @@ class Case:
     estimate: Estimate
 
     @property
-    def alike(self) -> str:
+    def method_group(self) -> str:
         """Return the group of methods that shares the case's factor."""
-        return RECIPES[self.row["method"]].alike
+        return RECIPES[self.row["method"]].method_group
 
     @property
     def source(self) -> str:
@@ -256,9 +256,9 @@ class Case:
         little else.
         """
         predicted = self.estimate.performance.duration_seconds or 0.0
-        if self.alike not in UNFITTED:
+        if self.method_group not in UNFITTED:
             predicted -= sum(term.value for term in self.estimate.terms if term.key == "disk")
-        return float(np.log(self.seconds / predicted * factor_of(self.alike)))
+        return float(np.log(self.seconds / predicted * factor_of(self.method_group)))
 
 
 def compress_request(row: Row) -> JsonObject:
@@ -295,7 +295,7 @@ def log_factor(found: Iterable[Case]) -> float:
     """Return the logarithm of the factor fitted to some cases."""
     by_source: dict[str, list[Case]] = defaultdict(list)
     for case in found:
-        if case.alike not in UNFITTED:
+        if case.method_group not in UNFITTED:
             by_source[case.source].append(case)
     weighted = [
         (_source_median(own), max(case.weight for case in own)) for own in by_source.values()
@@ -344,7 +344,7 @@ def kinds() -> dict[str, list[Case]]:
     """Return the cases by group of methods."""
     cases_by_kind: dict[str, list[Case]] = defaultdict(list)
     for case in cases():
-        cases_by_kind[case.alike].append(case)
+        cases_by_kind[case.method_group].append(case)
     return dict(sorted(cases_by_kind.items()))
 
 
@@ -358,10 +358,10 @@ def spread_left(errors: Sequence[float], sources: int) -> float:
 def build_compression() -> JsonObject:
     """Return the factors of all groups of methods, in the format of the shipped file."""
     methods: JsonObject = {}
-    for alike, found in kinds().items():
+    for method_group, found in kinds().items():
         sources = sorted({case.source for case in found})
         errors = [error for _, error in left_out(found)]
-        methods[alike] = {
+        methods[method_group] = {
             "factor": round(float(np.exp(log_factor(found))), 4),
             "spread": round(spread_left(errors, len(sources)), 4),
             "n": len(found),
@@ -382,10 +382,10 @@ def compression_section() -> str:
         "| Methods | Sources | n | Factor | Median left out | 90th percentile | 80 % interval |",
         "|---|---|---|---|---|---|---|",
     ]
-    for alike, row in build_compression()["methods"].items():
+    for method_group, row in build_compression()["methods"].items():
         interval_factor = float(np.exp(Z_80 * row["spread"]))
         lines.append(
-            f"| {alike.replace('_', ' ')} | {len(row['sources'])} | {row['n']} | "
+            f"| {method_group.replace('_', ' ')} | {len(row['sources'])} | {row['n']} | "
             f"{row['factor']:.2f} | {row['left_out']['median']:.1%} | {row['left_out']['p90']:.1%}"
             f" | by a factor of {interval_factor:.2f} |"
         )

@@ -126,7 +126,7 @@ def serving_case(row: Row) -> ServingCase:
         engine=row["engine"],
         device=row["gpu_slug"],
         group=setting.pair,
-        layout=setting.swept.layout_name,
+        layout=setting.sweep_factors.layout_name,
         release=setting.engine.release,
         sweep="/".join(row.get(name) or "1" for name in SWEEP),
         is_sparse=setting.model.is_moe,

@@ -239,7 +239,7 @@ OWN = {
 }
 PARTS = (*(f"{group}_{part}" for group, part in OWN), *SHARED)
 BOUNDS = np.array([*OWN.values(), *SHARED.values()])
-PRIOR, LEAST, MOST = BOUNDS.T
+PRIOR, LOWER_BOUNDS, UPPER_BOUNDS = BOUNDS.T
 RIDGE = 0.03
 STIFFNESS = np.array([STIFF.get(part, 1.0) for part in PARTS])
 NEUTRAL: dict[str, object] = {
@@ -340,7 +340,7 @@ def fit_full(cases: Sequence[FullBatch], prior: Columns = PRIOR) -> Columns:
     )
     upper_bounds = np.concatenate([np.ones(rows), -np.ones(rows), np.ones(parts), -np.ones(parts)])
     costs = np.concatenate([np.zeros(parts), weights / weights.sum(), RIDGE / parts * STIFFNESS])
-    bounds = [*zip(LEAST, MOST, strict=True), *[(0.0, None)] * (rows + parts)]
+    bounds = [*zip(LOWER_BOUNDS, UPPER_BOUNDS, strict=True), *[(0.0, None)] * (rows + parts)]
     solution = linprog(costs, A_ub=limits, b_ub=upper_bounds, bounds=bounds, method="highs")
     return np.asarray(solution.x[:parts])
 

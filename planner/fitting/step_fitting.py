@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from planner.catalog.engines import harnessed
-from planner.cost.quantity import Unrecorded
+from planner.catalog.engines import wrapped_engine
+from planner.cost.quantity import NullLedger
 from planner.cost.weights import WIDE
 from planner.fitting.evidence import (
     HARNESSES,
@@ -298,8 +298,8 @@ def fit_memory(
 
 def fit_common(cases: Sequence[MemoryCase], engine: str) -> Columns | None:
     """Return the common factors of the tools around an engine, or None without tools."""
-    base_engine = harnessed(engine) or engine
-    tools = [case for case in cases if harnessed(case.engine) == base_engine]
+    base_engine = wrapped_engine(engine) or engine
+    tools = [case for case in cases if wrapped_engine(case.engine) == base_engine]
     return fit_memory(tools, ridge=COMMON_RIDGE) if tools else None
 
 
@@ -353,7 +353,7 @@ FLOORS = {
     "attention": 1.0,
     "attention_unfused": 0.7,
 }
-LEAST = 0.02
+DEFAULT_FLOOR = 0.02
 # Beyond these factors the fit would describe something else. A hidden exchange costs a twentieth
 # of its time: at 20 nothing of it is hidden.
 CEILINGS = {
@@ -426,7 +426,7 @@ def step_case(row: Row) -> StepCase:
         raise TypeError("only training rows have steps")
     columns = np.eye(len(PARTS)) * (1 - NEGLIGIBLE) + NEGLIGIBLE
     alone = dict(zip(PARTS, columns, strict=True))
-    outcome = train(with_factors(setting, alone), setting.workload, Unrecorded())
+    outcome = train(with_factors(setting, alone), setting.workload, NullLedger())
     seconds = np.asarray(outcome.performance.step_seconds)
     return StepCase(
         row_id=row["row_id"],
@@ -504,7 +504,7 @@ def keys_of(engine: str, family: str, chip: str) -> dict[str, Key]:
 
 def bounds() -> tuple[Columns, Columns]:
     """Return the lowest and the highest factor of each part."""
-    floors = np.array([FLOORS.get(part, LEAST) for part in PARTS])
+    floors = np.array([FLOORS.get(part, DEFAULT_FLOOR) for part in PARTS])
     return floors, np.array([CEILINGS[part] for part in PARTS])
 
 

@@ -43,7 +43,7 @@ from planner.specs.estimate import (
     PlannedStrategy,
     PlanRequest,
     Rejection,
-    Searched,
+    SearchStats,
     Suggestion,
 )
 from planner.specs.workload import (
@@ -120,7 +120,7 @@ def exceeds_peak(question: Question, limits: Mapping[str, Bound]) -> bool:
 
 
 MAX_FRONTIER = 24
-Scored = tuple[list[Scores], PlannerError | None]
+ScoreResult = tuple[list[Scores], PlannerError | None]
 Choice = tuple[Estimate, Scores]
 Enough = Callable[[Scores], bool]
 
@@ -177,7 +177,7 @@ def search(request: PlanRequest) -> PlanAnswer:
         pareto=_pareto(table),
         rejected=exploration.rejected,
         suggestions=helpful,
-        searched=Searched(strategies=len(table), seconds=time.perf_counter() - started),
+        searched=SearchStats(strategies=len(table), seconds=time.perf_counter() - started),
         calibration=_calibration(request),
     )
 
@@ -206,7 +206,7 @@ def search_best(request: PlanRequest) -> PlanAnswer:
         pareto=(),
         rejected={} if plans else exploration.rejected,
         suggestions=(),
-        searched=Searched(
+        searched=SearchStats(
             strategies=len(exploration.table), seconds=time.perf_counter() - started
         ),
         calibration=_calibration(request),
@@ -299,7 +299,7 @@ def explore(
         if only_fitting and exceeds_peak(question, exploration.limits):
             continue
         exploration.questions.append(question)
-        parts, refused = scored(question, only_fitting=only_fitting, enough=enough)
+        parts, refused = score_question(question, only_fitting=only_fitting, enough=enough)
         exploration.parts += parts
         exploration.refused = refused or exploration.refused
         if enough and any(map(enough, parts)):
@@ -319,9 +319,9 @@ def _refusals(question: Question) -> Iterator[tuple[str, str]]:
     yield from refused_layouts(question, workload)
 
 
-def scored(
+def score_question(
     question: Question, *, only_fitting: bool = False, enough: Enough | None = None
-) -> Scored:
+) -> ScoreResult:
     """Return the scores of a question's strategies, and the last refusal.
 
     Scores are cached for later questions, because targets and most objectives do not change them.
@@ -329,9 +329,9 @@ def scored(
     """
     subject, request = ESTIMATES.of(question), question.request
     cache_key = (request.pins, _objective_key(question), only_fitting)
-    result = cast("Scored | None", ESTIMATES.scored(subject, cache_key))
+    result = cast("ScoreResult | None", ESTIMATES.find_scores(subject, cache_key))
     if result is None:
-        result = _scored(question, subject, only_fitting=only_fitting, enough=enough)
+        result = _score_question(question, subject, only_fitting=only_fitting, enough=enough)
         if not (enough and any(map(enough, result[0]))):
             ESTIMATES.keep(subject, cache_key, result, sum(map(len, result[0])))
     return result
@@ -348,9 +348,9 @@ def _objective_key(question: Question) -> object:
     return objective in FRUGAL and not isinstance(question.request.workload, TrainWorkload)
 
 
-def _scored(
+def _score_question(
     question: Question, subject: Subject, *, only_fitting: bool, enough: Enough | None
-) -> Scored:
+) -> ScoreResult:
     refused: PlannerError | None = None
     blocks: tuple[Block, ...] = ()
     if (strategies := _unblocked_strategies(question)) is not None:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from planner.catalog.engines import Engine, get_engine
 from planner.cost.memory import overlapped_seconds
-from planner.cost.quantity import Equation, Ledger, Line, Unrecorded
+from planner.cost.quantity import Equation, Ledger, Line, NullLedger
 from planner.search.question import Question
 from planner.search.space import Block
 from planner.specs.base import JsonObject, PlannerError
@@ -69,7 +69,7 @@ class Placement:
     estimate: Estimate
 
 
-class _Channels(Unrecorded):
+class _Channels(NullLedger):
     """Compute terms as columns, and record the overlapping channels by phase."""
 
     def __init__(self) -> None:

@@ -8,7 +8,7 @@ from typing import cast
 
 import numpy as np
 
-from planner.cost.quantity import Unrecorded
+from planner.cost.quantity import NullLedger
 from planner.cost.queueing import ArrivalHabits
 from planner.search.question import Question, family_numbers, figure
 from planner.search.rank import (
@@ -58,7 +58,7 @@ class Subject:
     """The cached scores and estimates of one model, hardware and workload.
 
     ``plain`` holds estimates without percentiles, ``simulated`` with percentiles, ``told`` with
-    percentiles and terms. ``costings`` holds their common intermediate results, ``scored`` the
+    percentiles and terms. ``costings`` holds their common intermediate results, ``search_results`` the
     search results by pins.
     """
 
@@ -68,12 +68,12 @@ class Subject:
         self.simulated: dict[Strategy, Estimate] = {}
         self.told: dict[Strategy, Estimate] = {}
         self.costings: dict[Strategy, Costing] = {}
-        self.scored: list[tuple[tuple[object, ...], object, int]] = []
+        self.search_results: list[tuple[tuple[object, ...], object, int]] = []
 
     @property
     def strategies(self) -> int:
         """Return the number of cached scored strategies."""
-        return sum(rows for _, _, rows in self.scored)
+        return sum(rows for _, _, rows in self.search_results)
 
     def exact(self, question: Question, strategy: Strategy) -> Estimate:
         """Return the exact estimate of a strategy, without percentiles and terms."""
@@ -143,16 +143,16 @@ class EstimateCache:
             self._evict_oldest()
         return subject
 
-    def scored(self, subject: Subject, under: tuple[object, ...]) -> object:
+    def find_scores(self, subject: Subject, under: tuple[object, ...]) -> object:
         """Return the cached scores of a subject under the same pins, or None."""
-        return next((found for key, found, _ in subject.scored if key == under), None)
+        return next((found for key, found, _ in subject.search_results if key == under), None)
 
     def keep(self, subject: Subject, under: tuple[object, ...], found: object, rows: int) -> None:
         """Cache the scores of a subject, unless they are too many."""
         if rows > MAX_STRATEGIES:
             return
         with self._lock:
-            subject.scored.append((under, found, rows))
+            subject.search_results.append((under, found, rows))
             self._evict_oldest()
 
     def forget(self) -> None:
@@ -221,7 +221,7 @@ class BlockPercentiles:
         replica = self._replica(row)
         in_flight = (rate or 0.0) / replica.number * (means.latency_seconds or 0.0)
         simulated = replica.serve(self._workload, max_requests, in_flight)
-        return percentiles(means, simulated, Unrecorded(), self._intake[row], names)
+        return percentiles(means, simulated, NullLedger(), self._intake[row], names)
 
     def _replica(self, row: int) -> Replica:
         return Replica(
@@ -328,9 +328,9 @@ class Scores:
 def score(block: Block, subject: Subject | None = None) -> Scores:
     """Return the figures of every strategy of a block."""
     setting = block.setting
-    outcome = run(setting, Unrecorded())
+    outcome = run(setting, NullLedger())
     paid = paid_setting(setting)
-    expenses = expense(paid, outcome, Unrecorded(), rented_devices(setting)).figures
+    expenses = expense(paid, outcome, NullLedger(), rented_devices(setting)).figures
     loss = _losses(block)
     own_figures = {
         "per_device_peak_bytes": np.rint(outcome.memory.peak_bytes),

@@ -13,7 +13,7 @@ from planner.search.scoring import Scores
 from planner.search.space import Flags, Numbers, Rows
 from planner.specs.estimate import Bound, Estimate, Objective
 
-FEW = 4
+MAX_SIMULATED_ROWS = 4
 ROUNDING = 1e-9  # relative difference between column and scalar results
 
 
@@ -196,7 +196,7 @@ def promises(table: Table) -> bool:
     ]
     waits = [table.column(mean)[rows] for mean in means] or [np.asarray(table.merit.delay)[rows]]
     shares = np.max([wait / wait.min() for wait in waits], axis=0)
-    return any(table.passes(int(row)) for row in rows[np.argsort(shares)[:FEW]])
+    return any(table.passes(int(row)) for row in rows[np.argsort(shares)[:MAX_SIMULATED_ROWS]])
 
 
 def _is_near(value: float | None, bound: Bound) -> bool:

@@ -99,12 +99,12 @@ def _sizes(question: Question, split: DisaggregatedSpec) -> Iterator[JsonObject]
 # layout share their device groups, so each block holds one layout.
 
 
-MOST = 120  # exact estimates, of a few milliseconds each
+MAX_EXACT_ESTIMATES = 120  # exact estimates, of a few milliseconds each
 LAYOUT_SIZES = ("data", "tensor", "pipeline", "expert", "context", "attention_data")
 
 
 def unlike_strategies(question: Question, workload: TrainWorkload) -> tuple[Strategy, ...]:
-    """Return the strategies to cost on mixed nodes, at most ``MOST`` of them.
+    """Return the strategies to cost on mixed nodes, at most ``MAX_EXACT_ESTIMATES`` of them.
 
     Raises:
         PlannerError: no strategy of this request can be costed, for the reason given.
@@ -115,7 +115,7 @@ def unlike_strategies(question: Question, workload: TrainWorkload) -> tuple[Stra
     if not len(table):
         return ()
     penalties = np.asarray(PENALTIES[question.request.objective](table.merit))
-    order = np.lexsort((penalties, ~table.fits))[:MOST]
+    order = np.lexsort((penalties, ~table.fits))[:MAX_EXACT_ESTIMATES]
     places = (table.part_of(int(row)) for row in order)
     return tuple(part.strategy(own) for part, own in places)
 

@@ -145,7 +145,9 @@ NEEDS_PEAK: frozenset[Dtype] = frozenset({"fp8", "nvfp4"})
 
 def formats(question: Question) -> tuple[tuple[Dtype, Dtype], ...]:
     """Return the (weight, activation) formats that the engine and the devices support."""
-    return tuple(pair for pair in candidate_formats(question) if not refused(question, pair))
+    return tuple(
+        pair for pair in candidate_formats(question) if not refusal_reason(question, pair)
+    )
 
 
 def refused_formats(question: Question) -> dict[Dtype, str]:
@@ -153,11 +155,11 @@ def refused_formats(question: Question) -> dict[Dtype, str]:
     return {
         pair[0]: reason
         for pair in candidate_formats(question)
-        if (reason := refused(question, pair))
+        if (reason := refusal_reason(question, pair))
     }
 
 
-def refused(question: Question, pair: tuple[Dtype, Dtype]) -> str | None:
+def refusal_reason(question: Question, pair: tuple[Dtype, Dtype]) -> str | None:
     """Return why the engine refuses a pair of formats on one of the devices, None if it runs."""
     for device in question.devices:
         engine = get_engine(question.request.engine, device.kind)

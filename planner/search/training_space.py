@@ -15,7 +15,7 @@ from planner.catalog.engines import (
     get_engine,
     sixteen_bit_dtype,
 )
-from planner.cost.quantity import Flag, Unrecorded, both, divides, either
+from planner.cost.quantity import Flag, NullLedger, both, divides, either
 from planner.exports.export import OWN_METHODS, WHOLE_WEIGHTS
 from planner.search.question import Question
 from planner.search.space import Block, Flags, Numbers, axes, scalars
@@ -317,7 +317,7 @@ class TrainingSpace:
         held: Flags = np.ones((), dtype=np.bool_)
         if not setting.strategy.offload or self.question.request.pins.offload:
             return held
-        memory = held_memory(setting, self.workload, Unrecorded())
+        memory = held_memory(setting, self.workload, NullLedger())
         for needed, per_node in (
             (memory.host_bytes, cluster.host_memory_bytes),
             (memory.disk_bytes, cluster.disk_capacity_bytes),

@@ -63,7 +63,7 @@ class EstimateRequest(SparseSpec):
     host_calibration: HostCalibration | None = None
 
 
-class Input(SparseSpec):
+class EquationInput(SparseSpec):
     """One input value of an equation."""
 
     symbol: str
@@ -79,7 +79,7 @@ class Term(SparseSpec):
     key: str
     name: str
     equation: str
-    inputs: tuple[Input, ...] = ()
+    inputs: tuple[EquationInput, ...] = ()
     value: float
     unit: str
     operator_class: OperatorClass | None = None
@@ -298,7 +298,7 @@ class Suggestion(SparseSpec):
     purpose: Purpose = "fit"
 
 
-class Searched(SparseSpec):
+class SearchStats(SparseSpec):
     """The number of searched strategies, and the time taken."""
 
     strategies: NonNegativeInt
@@ -317,7 +317,7 @@ class PlanAnswer(SparseSpec):
     pareto: tuple[PlannedStrategy, ...]
     rejected: dict[str, Rejection]
     suggestions: tuple[Suggestion, ...]
-    searched: Searched
+    searched: SearchStats
     calibration: str
 
 

@@ -199,7 +199,7 @@ CONDITIONS: dict[str, Condition] = {
 }
 
 Phase = Literal["inference", "training", "compression"]
-Accepted = list[Any] | dict[Literal["min"], float]
+AcceptedValues = list[Any] | dict[Literal["min"], float]
 
 
 class Example(Spec):
@@ -240,7 +240,7 @@ class Technique(Spec):
     reviewed: str = ""
     headline: str = ""
     needs: tuple[str, ...] = ()
-    used: tuple[dict[str, Accepted], ...] = ()
+    used: tuple[dict[str, AcceptedValues], ...] = ()
     settings: JsonObject = {}
     example: Example | None = None
     only_named: str = ""
@@ -284,7 +284,7 @@ def _value(path: str, strategy: Strategy, case: Case) -> object:
     return value
 
 
-def _is_accepted(value: Any, accepted: Accepted) -> bool:  # noqa: ANN401 - any field's value
+def _is_accepted(value: Any, accepted: AcceptedValues) -> bool:  # noqa: ANN401 - any field's value
     if isinstance(accepted, Mapping):
         return (value or 0) >= accepted["min"]
     return value in accepted

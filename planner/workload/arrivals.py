@@ -12,9 +12,9 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 
-from planner.cost.quantity import Unrecorded
+from planner.cost.quantity import NullLedger
 from planner.specs.workload import ServeWorkload
-from planner.workload.forward import PassCost, paced
+from planner.workload.forward import PassCost, wait_for_slowest_stage
 from planner.workload.generate import decode_pass, prefill_pass
 from planner.workload.setting import Setting
 
@@ -163,10 +163,10 @@ def _prefill(setting: Setting, workload: ServeWorkload, tokens: Floats) -> Float
     """Return the seconds of prefill steps that read part of a prompt or several prompts."""
     prompt = workload.input_tokens * (1 - workload.prefix_share_ratio)
     sequences = np.maximum(1.0, tokens / prompt)
-    read = prefill_pass(setting, Unrecorded(), cast("float", sequences), prompt)
+    read = prefill_pass(setting, NullLedger(), cast("float", sequences), prompt)
     whole = _seconds_to_next_step(setting, read, tokens)
     parts = tokens[np.ravel(tokens) < prompt]
-    cut = prefill_pass(setting, Unrecorded(), cast("float", np.ones(1)), cast("float", parts))
+    cut = prefill_pass(setting, NullLedger(), cast("float", np.ones(1)), cast("float", parts))
     # A chunk also attends to earlier chunks: its share of the whole prompt is a lower bound.
     least = whole[: len(parts)] * parts / prompt
     cut_s = _seconds_to_next_step(setting, cut, parts)
@@ -183,8 +183,8 @@ def _decode_lines(
     # The start and end of an output are costed in one call with columns.
     contexts = np.concatenate([np.full(batches.shape, float(at)) for at in (low, high)])
     twice = [cast("float", np.concatenate([each, each])) for each in (sequences, in_flight)]
-    step = decode_pass(setting, Unrecorded(), twice[0], cast("float", contexts))
-    paced_step = paced(setting, Unrecorded(), step, "decode", twice[1])
+    step = decode_pass(setting, NullLedger(), twice[0], cast("float", contexts))
+    paced_step = wait_for_slowest_stage(setting, NullLedger(), step, "decode", twice[1])
     first, last = np.split(_seconds(paced_step, contexts), 2)
     each = (last - first) / (batches * (high - low))
     return first - each * batches * low, each

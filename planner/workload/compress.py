@@ -77,7 +77,7 @@ def _unchanged_weights(setting: Setting, workload: CompressWorkload) -> float:
 
 
 @dataclass(frozen=True)
-class _Shapes:
+class _MatrixTotals:
     """Sums over the matrices of all layers."""
 
     squared: float
@@ -88,7 +88,7 @@ class _Shapes:
     largest: int
 
 
-def _shapes(found: Iterable[tuple[int, int, int]]) -> _Shapes:
+def _matrix_totals(found: Iterable[tuple[int, int, int]]) -> _MatrixTotals:
     squared = cubed = updates = columns = 0.0
     widest = largest = 0
     for inputs, outputs, count in found:
@@ -97,7 +97,7 @@ def _shapes(found: Iterable[tuple[int, int, int]]) -> _Shapes:
         updates += count * outputs * inputs**2
         columns += count * inputs
         widest, largest = max(widest, inputs), max(largest, inputs * outputs)
-    return _Shapes(squared, cubed, updates, columns, widest, largest)
+    return _MatrixTotals(squared, cubed, updates, columns, widest, largest)
 
 
 def compress(setting: Setting, workload: CompressWorkload, ledger: Ledger) -> Outcome:
@@ -112,7 +112,7 @@ class _Job:
         self.setting, self.workload, self.ledger = setting, workload, ledger
         self.recipe: Recipe = RECIPES[workload.method]
         self.rates: Rates = setting.rates
-        self.shapes = _shapes(matrices(setting.model))
+        self.matrix_totals = _matrix_totals(matrices(setting.model))
         self.source = setting.counts.total * setting.plain_element_bytes
         self.own_memory = setting.device.kind == "cpu"  # device memory is host memory
 
@@ -138,7 +138,7 @@ class _Job:
         )
 
     def _warnings(self) -> tuple[str, ...]:
-        if self.setting.is_measured or published_times(self.recipe.alike):
+        if self.setting.is_measured or published_times(self.recipe.method_group):
             return ()
         untried = f"no published time of method {self.workload.method} took part in a fit"
         return (f"{untried}: its duration is arithmetic alone, hence the wide interval",)
@@ -148,7 +148,7 @@ class _Job:
         line = self.setting.line(GROUP, name, kind, key)
         if self.setting.is_measured:
             return line
-        return replace(line, factor=line.factor * factor_of(self.recipe.alike))
+        return replace(line, factor=line.factor * factor_of(self.recipe.method_group))
 
     def _written(self) -> float:
         setting, counts = self.setting, self.setting.counts
@@ -226,10 +226,10 @@ class _Job:
             second_order_flops,
             self.setting.line(GROUP, "Hessians and column updates"),
             num_tokens=self.tokens,
-            squared_inputs=self.shapes.squared,
+            squared_inputs=self.matrix_totals.squared,
             solve_products=SOLVE_PRODUCTS,
-            cubed_inputs=self.shapes.cubed,
-            update_products=self.recipe.column_passes * self.shapes.updates,
+            cubed_inputs=self.matrix_totals.cubed,
+            update_products=self.recipe.column_passes * self.matrix_totals.updates,
         )
         peak, _ = peak_of(self.setting.device, "fp32")
         plain = self.rates.compute_efficiency if self.own_memory else FP32_EFFICIENCY
@@ -247,7 +247,7 @@ class _Job:
         return self.ledger.term(
             column_seconds,
             self._line("Columns, one after the other", "overhead", "columns"),
-            columns=self.shapes.columns,
+            columns=self.matrix_totals.columns,
             passes=self.recipe.column_passes,
             column_s=self.recipe.column_seconds,
         )
@@ -280,9 +280,9 @@ class _Job:
             hessians = self.ledger.term(
                 hessian_bytes,
                 setting.line(GROUP, "Hessians of one layer"),
-                squared_inputs=self.shapes.squared / layers,
-                widest=self.shapes.widest,
-                largest=self.shapes.largest,
+                squared_inputs=self.matrix_totals.squared / layers,
+                widest=self.matrix_totals.widest,
+                largest=self.matrix_totals.largest,
             )
         by_class = {
             "weights": layer * setting.plain_element_bytes if by_layers else self.source,

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.cost.communication import split_in_flight
-from planner.cost.quantity import Quantity, Unrecorded
+from planner.cost.quantity import NullLedger, Quantity
 from planner.cost.weights import stage_layers
 from planner.specs.cluster import ClusterSpec, DeviceSpec, NodeGroup
 from planner.specs.workload import GenerateWorkload, ServeWorkload
@@ -298,8 +298,8 @@ def _best(setting: Setting, workload: ServeWorkload | GenerateWorkload, splits: 
 
 def _costed(setting: Setting, workload: ServeWorkload | GenerateWorkload) -> Outcome:
     if isinstance(workload, ServeWorkload):
-        return serve(setting, workload, Unrecorded())
-    return generate(setting, workload, Unrecorded())
+        return serve(setting, workload, NullLedger())
+    return generate(setting, workload, NullLedger())
 
 
 def _rounded(values: Floats) -> Floats:
@@ -347,7 +347,7 @@ def _generation_times(
     setting: Setting, workload: GenerateWorkload, shape: tuple[int, ...]
 ) -> _Times:
     free = _with_layer_column(setting, shape)
-    memory = inference_memory(free, Unrecorded(), batch_load(setting, workload))
+    memory = inference_memory(free, NullLedger(), batch_load(setting, workload))
     pairs = zip(memory.stages, stage_limits(setting), strict=True)
     room = [np.where(stage.peak_bytes <= usable, np.inf, 0.0) for stage, (_, usable) in pairs]
     batch = workload.batch_size / setting.layout.data
@@ -383,7 +383,7 @@ def _seconds(setting: Setting, work: Pass, times: float, shape: tuple[int, ...])
     """Return the seconds of a pass on each stage for 0 to all layers."""
     total = setting.model.num_hidden_layers
     counts = np.arange(0.0, total + 1).reshape(-1, *(1 for _ in shape))
-    passes = list(stage_passes(setting, Unrecorded(), work))
+    passes = list(stage_passes(setting, NullLedger(), work))
     last = len(passes) - 1
     return np.stack(
         [

@@ -11,8 +11,8 @@ from planner.cost.memory import MemoryUse
 from planner.cost.quantity import (
     Flag,
     Ledger,
+    NullLedger,
     Quantity,
-    Unrecorded,
     both,
     equation,
     is_column,
@@ -31,7 +31,7 @@ from planner.specs.base import BadRequestError, NotCoveredError, NotPossibleErro
 from planner.specs.estimate import Performance
 from planner.specs.workload import GenerateWorkload, ServeWorkload
 from planner.workload.device_groups import ReplicaGroup, group_replicas, plain_layout, split_of
-from planner.workload.forward import PassCost, aside
+from planner.workload.forward import PassCost, suffixed_ledger
 from planner.workload.generate import (
     Decoding,
     batch_load,
@@ -212,7 +212,7 @@ def _transfer(setting: Setting, workload: ServeWorkload, ledger: Ledger) -> floa
     """Return the transfer seconds of one prompt's KV cache; each rank sends its shard."""
     prompt = float(workload.input_tokens)
     with_prompt, without = (
-        held_memory(setting, Unrecorded(), Load(n, prompt, 1.0, 1.0, paged=False)).fullest
+        held_memory(setting, NullLedger(), Load(n, prompt, 1.0, 1.0, paged=False)).fullest
         for n in (1.0, 0.0)
     )
     payload = with_prompt.by_class["kv_cache"] - without.by_class["kv_cache"]
@@ -235,7 +235,7 @@ def _flow(setting: Setting, workload: ServeWorkload, pools: _Pools) -> _Flow:
     """Return the steady flow: the offered load or the limit of the slower pool."""
 
     def at(running: float) -> _Flow:
-        decode = _decode(setting, workload, Unrecorded(), running)
+        decode = _decode(setting, workload, NullLedger(), running)
         life = (workload.output_tokens - 1) * decode.per_token.total_s
         return _Flow(pools.decode_replicas * running / life, running, decode)
 
@@ -307,7 +307,7 @@ def _record_rates(
         slot_s=pools.slot_s,
     )
     full = max(1.0, pools.most)
-    decode = _decode(setting, workload, Unrecorded(), full)
+    decode = _decode(setting, workload, NullLedger(), full)
     decode_rate = ledger.term(
         decode_pool_rate,
         setting.line(GROUP, "Decode pool", key="decode_pool"),
@@ -329,7 +329,7 @@ def _memory(
     load = replace(
         load_of(setting, workload, prompts), tokens_per_sequence=float(workload.input_tokens)
     )
-    prefill = held_memory(setting, Unrecorded(), load)
+    prefill = held_memory(setting, NullLedger(), load)
     return replace(decode, stages=(*decode.stages, *prefill.stages))
 
 
@@ -470,7 +470,7 @@ def _most_sequences(part: Part, workload: GenerateWorkload) -> float:
     """
     sequences = workload.batch_size * part.share
     filled, filled_more = (
-        inference_memory(part.setting, Unrecorded(), batch_load(part.setting, load)).filled_ratio
+        inference_memory(part.setting, NullLedger(), batch_load(part.setting, load)).filled_ratio
         for load in (part.load(workload), replace(part, share=part.share * NEARBY).load(workload))
     )
     slope = (filled_more - filled) / (sequences * (NEARBY - 1))
@@ -481,7 +481,7 @@ def _most_sequences(part: Part, workload: GenerateWorkload) -> float:
 def _line(part: Part, workload: GenerateWorkload) -> tuple[float, float]:
     """Return the linear time of a kind: base seconds and seconds per sequence."""
     base, more = (
-        cast("float", generate(part.setting, load, Unrecorded()).performance.latency_seconds)
+        cast("float", generate(part.setting, load, NullLedger()).performance.latency_seconds)
         for load in (part.load(workload), replace(part, share=part.share * NEARBY).load(workload))
     )
     sequences = workload.batch_size * part.share
@@ -546,7 +546,7 @@ def _speed(setting: Setting, workload: ServeWorkload | GenerateWorkload) -> floa
     if isinstance(workload, ServeWorkload):
         most = max_concurrency(setting, workload)
         return saturation_rate(setting, workload, most) / setting.layout.data
-    latency = generate(setting, workload, Unrecorded()).performance.latency_seconds
+    latency = generate(setting, workload, NullLedger()).performance.latency_seconds
     return workload.batch_size / cast("float", latency) / setting.layout.data
 
 
@@ -557,15 +557,15 @@ def serve_unlike(setting: Setting, workload: ServeWorkload, ledger: Ledger) -> O
 
 def serve_parts(parts: tuple[Part, ...], workload: ServeWorkload, ledger: Ledger) -> Outcome:
     """Return the cost of serving on replicas with known shares."""
-    return _combined(parts, workload, ledger, serve)
+    return _aggregate_groups(parts, workload, ledger, serve)
 
 
 def generate_unlike(setting: Setting, workload: GenerateWorkload, ledger: Ledger) -> Outcome:
     """Return the cost of a batch on heterogeneous replicas or pipeline stages."""
-    return _combined(parts_of(setting, workload), workload, ledger, generate)
+    return _aggregate_groups(parts_of(setting, workload), workload, ledger, generate)
 
 
-def _combined(
+def _aggregate_groups(
     parts: tuple[Part, ...],
     workload: Work,
     ledger: Ledger,
@@ -575,9 +575,10 @@ def _combined(
         return _with_stages(run(parts[0].setting, workload, ledger), parts)
     _record_shares(parts, ledger)
     outcomes = [
-        run(part.setting, part.load(workload), aside(ledger, part.dealt.title)) for part in parts
+        run(part.setting, part.load(workload), suffixed_ledger(ledger, part.dealt.title))
+        for part in parts
     ]
-    shared = Shared(parts, outcomes, ledger)
+    shared = AggregatePerformance(parts, outcomes, ledger)
     performance = shared.performance(workload)
     whole = Outcome(
         memory=_stage_memory(outcomes),
@@ -647,7 +648,7 @@ def _stage_warnings(parts: tuple[Part, ...], outcomes: list[Outcome]) -> tuple[s
 
 
 @dataclass(frozen=True)
-class Shared:
+class AggregatePerformance:
     """The combined performance of replicas that share the requests."""
 
     parts: tuple[Part, ...]

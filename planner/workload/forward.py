@@ -20,10 +20,10 @@ from planner.cost.quantity import (
     Equation,
     Ledger,
     Line,
+    NullLedger,
     Origin,
     P,
     Quantity,
-    Unrecorded,
     any_of,
     largest,
     maximum,
@@ -570,7 +570,7 @@ def elementwise_bytes(setting: Setting, tokens: float, sequence_ranks: float = 1
 STAGE = Origin("modelled", "of one pass: the layers of a stage at its own devices' pace")
 
 
-class Aside(Ledger):
+class SuffixedLedger(Ledger):
     """A ledger that writes into another one, with a suffix on the group of every line."""
 
     def __init__(self, ledger: Ledger, where_to: str) -> None:
@@ -585,9 +585,9 @@ class Aside(Ledger):
         return super().term(formula, suffixed, *args, **kwargs)
 
 
-def aside(ledger: Ledger, where_to: str) -> Ledger:
+def suffixed_ledger(ledger: Ledger, where_to: str) -> Ledger:
     """Return a ledger with suffixed groups, or the same one if it does not record."""
-    return Aside(ledger, where_to) if ledger.records else ledger
+    return SuffixedLedger(ledger, where_to) if ledger.records else ledger
 
 
 @dataclass(frozen=True)
@@ -655,7 +655,9 @@ def stage_passes(
         cost = next(((whole, head) for other, whole, head in costed if other == place), None)
         if cost is None:
             head = _head(stage_setting, work)
-            whole = _with_second_pass(stage_setting, aside(ledger, place.device.id), work, beside)
+            whole = _with_second_pass(
+                stage_setting, suffixed_ledger(ledger, place.device.id), work, beside
+            )
             cost = whole.plus(head.scaled(-1.0)), head
             costed.append((place, *cost))
         is_last = stage == len(setting.places) - 1
@@ -683,7 +685,7 @@ def _with_second_pass(
 
 def _head(setting: Setting, work: Pass) -> PassCost:
     """Return the product with the vocabulary, which only the last stage computes."""
-    return _cost_of_part(output_head(Operation(setting, setting.rates, Unrecorded(), work)))
+    return _cost_of_part(output_head(Operation(setting, setting.rates, NullLedger(), work)))
 
 
 def _cost_of_part(part: Part) -> PassCost:
@@ -715,7 +717,7 @@ def _hop_seconds(
     )
 
 
-def paced(
+def wait_for_slowest_stage(
     setting: Setting, ledger: Ledger, cost: PassCost, group: str, in_flight: float
 ) -> PassCost:
     """Return a pass lengthened by waiting for the slowest stage of the pipeline."""

@@ -15,8 +15,8 @@ from planner.cost.parameters import count_parameters
 from planner.cost.quantity import (
     Flag,
     Ledger,
+    NullLedger,
     Quantity,
-    Unrecorded,
     any_of,
     both,
     ceil,
@@ -296,7 +296,7 @@ def decoding(setting: Setting, ledger: Ledger, sequences: float, context: float)
         plain = decode_pass(setting, ledger, sequences, context)
         return Decoding(plain, plain.total_s)
     verify = decode_pass(setting, ledger, sequences, context, drafted=float(guess.tokens))
-    draft = decode_pass(draft_of(setting, guess), Unrecorded(), sequences, context)
+    draft = decode_pass(draft_of(setting, guess), NullLedger(), sequences, context)
     round_tokens = ledger.term(
         tokens_per_round,
         setting.line(GROUP, "Tokens made in a round", key="round_tokens"),
@@ -324,7 +324,7 @@ def prefilling(
     guess = setting.strategy.speculative
     if guess is None:
         return target
-    draft = prefill_pass(draft_of(setting, guess), Unrecorded(), sequences, tokens, cached)
+    draft = prefill_pass(draft_of(setting, guess), NullLedger(), sequences, tokens, cached)
     return _combined_cost(target, draft, 1.0, 1.0)
 
 
@@ -334,7 +334,7 @@ def held_memory(setting: Setting, ledger: Ledger, load: Load) -> MemoryUse:
     guess = setting.strategy.speculative
     if guess is None:
         return target
-    draft = inference_memory(draft_of(setting, guess), Unrecorded(), load).stages[0].by_class
+    draft = inference_memory(draft_of(setting, guess), NullLedger(), load).stages[0].by_class
     draft_bytes = {name: draft[name] for name in ("weights", "kv_cache")}
     stages = tuple(_with_draft(stage, draft_bytes) for stage in target.stages)
     return replace(target, stages=stages)
@@ -611,7 +611,7 @@ def _layer_shares(setting: Setting, use: MemoryUse) -> list[float]:
 def _use(setting: Setting, workload: ServeWorkload, requests: float) -> MemoryUse:
     """Return the memory with this many requests on each rank."""
     load = load_of(setting, workload, requests * setting.layout.attention_data)
-    return held_memory(setting, Unrecorded(), load)
+    return held_memory(setting, NullLedger(), load)
 
 
 def _room_in_tiers(setting: Setting, uses: list[MemoryUse]) -> float:

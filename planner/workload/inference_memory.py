@@ -16,9 +16,9 @@ from planner.cost.kv_cache import (
 from planner.cost.memory import MemoryUse, StageMemory, fullest_of
 from planner.cost.quantity import (
     Ledger,
+    NullLedger,
     PerGroup,
     Quantity,
-    Unrecorded,
     any_of,
     ceil,
     is_column,
@@ -68,7 +68,7 @@ from planner.workload.setting import Setting
 
 
 LONGER = 4  # default longest request, as a multiple of the typical one
-REQUESTS_PER_CONTEXT, FEWEST, MOST = 512, 2048.0, 4096.0
+REQUESTS_PER_CONTEXT, MIN_REQUESTS, MAX_REQUESTS = 512, 2048.0, 4096.0
 AITER_CHIPS = "mi3"  # CDNA 3 and 4
 
 
@@ -95,7 +95,7 @@ def attention_workspace(
         num_requests=1.0, num_heads=heads, num_partitions=partitions, head_dim=model.head_dim
     )
     tokens = maximum(0.0, free_bytes) / (bytes_per_token + requests_per_token * each)
-    requests = minimum(MOST, maximum(FEWEST, requests_per_token * tokens))
+    requests = minimum(MAX_REQUESTS, maximum(MIN_REQUESTS, requests_per_token * tokens))
     if workload.concurrency is not None:
         ranks = setting.layout.data * setting.layout.attention_data
         requests = minimum(requests, maximum(1.0, workload.concurrency / ranks))
@@ -211,7 +211,7 @@ def graph_bytes_outside_budget(setting: Setting) -> float:
     if graphs is None or graphs.in_budget:
         return 0.0
     layers = largest(stage.layers for stage in setting.shares)
-    return graph_bytes(setting, Unrecorded(), layers)
+    return graph_bytes(setting, NullLedger(), layers)
 
 
 def _sizes(most: Quantity, coarse_from: int) -> Quantity:
@@ -288,7 +288,7 @@ def _without_cache(setting: Setting) -> tuple[float, float]:
     workload, budget = setting.workload, setting.layout.batch_tokens
     prompt = float(getattr(workload, "input_tokens", 1))
     load = Load(0.0, 0.0, where(budget > 0, budget, prompt), 1.0, paged=True)
-    stages = [_stage(setting, Unrecorded(), load, share) for share in setting.shares]
+    stages = [_stage(setting, NullLedger(), load, share) for share in setting.shares]
     fullest = fullest_of(stages)
     weights = fullest.by_class["weights"]
     return weights, fullest.peak_bytes - weights
@@ -331,8 +331,8 @@ def _unrecorded_stages(
 ) -> list[StageMemory]:
     """Return the memory of each stage, or of each distinct stage unless ``every``."""
     if setting.places or is_column(setting.layout.pipeline):
-        return [_stage(setting, Unrecorded(), load, share) for share in shares]
-    costed = {share: _stage(setting, Unrecorded(), load, share) for share in dict.fromkeys(shares)}
+        return [_stage(setting, NullLedger(), load, share) for share in shares]
+    costed = {share: _stage(setting, NullLedger(), load, share) for share in dict.fromkeys(shares)}
     return [costed[share] for share in (shares if every else costed)]
 
 
@@ -340,8 +340,8 @@ def _offloaded_bytes(setting: Setting, load: Load, shares: tuple[str, ...]) -> f
     return offloaded_bytes(
         setting,
         shares,
-        lambda stage: stage_weight_bytes(setting, Unrecorded(), stage),
-        lambda stage: stage_kv_bytes(setting, Unrecorded(), load, stage),
+        lambda stage: stage_weight_bytes(setting, NullLedger(), stage),
+        lambda stage: stage_kv_bytes(setting, NullLedger(), load, stage),
         setting.shares,
         load.step_tokens + load.waiting_tokens,
     )
@@ -445,7 +445,7 @@ def step_cache_bytes(setting: Setting, load: Load) -> float:
         return 0.0
     whole = Share(layers=float(setting.model.num_hidden_layers), vocabulary=0.0, is_last=True)
     without = replace(load, step_tokens=0.0)
-    held, beside = (stage_kv_bytes(setting, Unrecorded(), each, whole) for each in (load, without))
+    held, beside = (stage_kv_bytes(setting, NullLedger(), each, whole) for each in (load, without))
     return (held - beside) * (1 - offloaded_cache_share(setting))
 
 
@@ -469,7 +469,7 @@ def _stage(setting: Setting, ledger: Ledger, load: Load, stage: Share) -> StageM
         moments = [
             (load.prompt, _working_set(setting, ledger, load.prompt)),
             (load.prompt, _prompt_logits(setting, ledger, load, stage)),
-            (end, _working_set(setting, Unrecorded(), end)),
+            (end, _working_set(setting, NullLedger(), end)),
         ]
     loading = _loading(setting, weights, stage)
     return fullest_of(
@@ -492,7 +492,7 @@ def _stage(setting: Setting, ledger: Ledger, load: Load, stage: Share) -> StageM
 
 def step_activation_bytes(setting: Setting, load: Load) -> float:
     """Return the bytes of activations of a step, which are the same on every stage."""
-    return _activation_bytes(setting, load, _working_set(setting, Unrecorded(), load))
+    return _activation_bytes(setting, load, _working_set(setting, NullLedger(), load))
 
 
 def _activation_bytes(setting: Setting, load: Load, working_set: float) -> float:
@@ -514,7 +514,7 @@ def _workspace(setting: Setting, ledger: Ledger, weights: float, stage: Share) -
         setting,
         ledger,
         visible * share - weights - _overhead(setting),
-        stage_kv_bytes(setting, Unrecorded(), one, stage) / tokens,
+        stage_kv_bytes(setting, NullLedger(), one, stage) / tokens,
     )
 
 
@@ -529,7 +529,7 @@ def _loading(setting: Setting, weights: float, stage: Share) -> list[StageMemory
     if model.weight_dtype not in WIDE and model.weight_dtype is not None:
         return []
     wide = strategy.model_copy(update={"weight_dtype": "bf16", "group_size": None})
-    loaded = stage_weight_bytes(replace(setting, strategy=wide), Unrecorded(), stage)
+    loaded = stage_weight_bytes(replace(setting, strategy=wide), NullLedger(), stage)
     if when == "beside":
         loaded = loaded + weights
     _, most = _limits(setting)

@@ -191,7 +191,7 @@ def _time_spread(setting: Setting, error_class: ErrorClass) -> float:
     workload = setting.workload
     training = isinstance(workload, TrainWorkload)
     if isinstance(workload, CompressWorkload) and not setting.is_measured:
-        return spread_of(RECIPES[workload.method].alike)
+        return spread_of(RECIPES[workload.method].method_group)
     if training and setting.engine.step_spreads:
         in_fit = setting.device.architecture in setting.engine.trained_on
         return _held_out_spread(setting.engine.step_spreads, seen=in_fit)

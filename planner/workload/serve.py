@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from planner.cost.kv_cache import layer_tokens
 from planner.cost.quantity import (
     Ledger,
-    Unrecorded,
+    NullLedger,
     any_of,
     ceil,
     either,
@@ -34,7 +34,7 @@ from planner.cost.queueing import (
 from planner.cost.roofline import layer_pairs
 from planner.specs.estimate import Performance
 from planner.specs.workload import ServeWorkload
-from planner.workload.forward import PassCost, forward_pass, paced
+from planner.workload.forward import PassCost, forward_pass, wait_for_slowest_stage
 from planner.workload.generate import (
     MAX_SEARCHED_CONCURRENCY,
     decode_work,
@@ -141,7 +141,7 @@ def _cycle(setting: Setting, workload: ServeWorkload, ledger: Ledger, places: fl
         ),
     )
     packed, mixed = (
-        paced(
+        wait_for_slowest_stage(
             setting,
             ledger,
             forward_pass(setting, ledger, main, extra),
@@ -299,11 +299,11 @@ def _requests_in_flight(
     """
     # The prompt cost depends on concurrency only if attention ranks read several at once.
     alone = not any_of(setting.layout.attention_data > 1)
-    prompt = _prompt(setting, workload, Unrecorded(), 1.0) if alone else None
+    prompt = _prompt(setting, workload, NullLedger(), 1.0) if alone else None
 
     def excess(running: float) -> float:
-        prompt_cost = prompt or _prompt(setting, workload, Unrecorded(), running)
-        steady = _steady(setting, workload, Unrecorded(), (running, running), prompt_cost)
+        prompt_cost = prompt or _prompt(setting, workload, NullLedger(), running)
+        steady = _steady(setting, workload, NullLedger(), (running, running), prompt_cost)
         return rate * steady.latency_s - running
 
     above, below = excess(1.0), excess(most)
@@ -349,7 +349,9 @@ def _steady(
     stages, prefill = setting.layout.pipeline, prompt.cost
     context = workload.input_tokens + workload.output_tokens / 2
     step = decoding(setting, ledger, maximum(1.0, running / stages), context)
-    decode = paced(setting, ledger, step.per_token, "decode", minimum(running, stages))
+    decode = wait_for_slowest_stage(
+        setting, ledger, step.per_token, "decode", minimum(running, stages)
+    )
     habits = arrival_habits(setting, workload)
     slot = _slot(setting, workload, ledger, prompt)
     tpot = ledger.term(
@@ -425,7 +427,7 @@ def _slot(setting: Setting, workload: ServeWorkload, ledger: Ledger, prompt: _Pr
     uncached = workload.input_tokens - cached
     extra_s = alone
     if any_of(habits.company_ratio > 0):
-        two_prompts = prefilling(setting, Unrecorded(), 2 * prompt.lanes, uncached, cached)
+        two_prompts = prefilling(setting, NullLedger(), 2 * prompt.lanes, uncached, cached)
         extra_s = maximum(0.0, two_prompts.total_s - alone)
     return ledger.term(
         prompt_slot,
@@ -453,7 +455,7 @@ def arrival_habits(setting: Setting, workload: ServeWorkload) -> ArrivalHabits:
         return ArrivalHabits()
     if workload.burst_requests is not None:
         return ArrivalHabits(burst_ratio=1.0)
-    return setting.swept.habits
+    return setting.sweep_factors.habits
 
 
 def _decoding_ratio(
@@ -514,8 +516,8 @@ def _slot_wait(
 def saturation_rate(setting: Setting, workload: ServeWorkload, most: float) -> float:
     """Return the maximum requests per second of all replicas with independent callers."""
     full = maximum(1.0, minimum(most, float(MAX_SEARCHED_CONCURRENCY)))
-    open_loop, prompt = _open_loop(workload), _prompt(setting, workload, Unrecorded(), full)
-    steady = _steady(setting, open_loop, Unrecorded(), (full, full), prompt)
+    open_loop, prompt = _open_loop(workload), _prompt(setting, workload, NullLedger(), full)
+    steady = _steady(setting, open_loop, NullLedger(), (full, full), prompt)
     return setting.layout.data * minimum(full / steady.life_s, 1 / steady.service_s)
 
 

@@ -189,7 +189,7 @@ def release_key(place: str, release: str) -> str:
 
 
 @dataclass(frozen=True)
-class Swept:
+class SweepFactors:
     """The sweep factors of one engine; ``chip`` is a key of pair, device and weight format.
 
     If the layout has columns, each row gets the factors of its own layout.
@@ -507,17 +507,17 @@ class Setting:
         return next((fitted[name] for name in names if name in fitted), {}).get(part, 1.0)
 
     @cached_property
-    def swept(self) -> Swept:
+    def sweep_factors(self) -> SweepFactors:
         """Return the factors of published serving sweeps for this model, chip and layout."""
         chip = f"{self.pair}/{self.device.id}/{self.weight_dtype}"
-        return Swept(self.engine, self.pair, chip, self.layout, self.engine.release)
+        return SweepFactors(self.engine, self.pair, chip, self.layout, self.engine.release)
 
     def serving_factor(self, part: str) -> float:
         """Return the factor for a part of a pass, fitted on published serving sweeps."""
         phase, _, operator = part.partition("_")
         if phase in LIKE:
             return self._full_factor(phase, operator)
-        return self.swept.factor(part) * self._stream_factor(part)
+        return self.sweep_factors.factor(part) * self._stream_factor(part)
 
     @cached_property
     def _full(self) -> dict[str, float]:
@@ -595,7 +595,7 @@ class Setting:
         if cached is None:
             factor = self.factor(operator_class) * self.serving_factor(group_part)
             if part in WEIGHT_PRODUCTS:
-                factor *= self.swept.factor(f"{group}_{self.unit_width}")
+                factor *= self.sweep_factors.factor(f"{group}_{self.unit_width}")
             cached = self._line((group, name, operator_class, key), factor)
             self._lines[where] = cached
         return cached

@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from planner.cost.communication import Pace, split_layers, stage_time
 from planner.cost.memory import MemoryUse
-from planner.cost.quantity import Ledger, Quantity, Unrecorded, maximum, where
+from planner.cost.quantity import Ledger, NullLedger, Quantity, maximum, where
 from planner.cost.roofline import memory_seconds, overhead_seconds
 from planner.cost.training import STATE_BYTES, step_seconds, zero_bubble_divisor, zero_shards
 from planner.cost.weights import element_bytes, stage_layers
@@ -79,7 +79,7 @@ def held_memory(setting: Setting, workload: TrainWorkload, ledger: Ledger) -> Me
 
 def stage_seconds(setting: Setting, workload: TrainWorkload, pace: Pace) -> float:
     """Return the seconds of one micro-batch on a stage of the setting's device."""
-    step = _Step(setting, workload, Unrecorded(), pace)
+    step = _Step(setting, workload, NullLedger(), pace)
     return step.with_offload_time(step.micro_batch()).total_s
 
 
@@ -397,7 +397,7 @@ class _Split:
             counts = np.arange(1.0, self.total + 1)
             split: tuple[Quantity, ...] = (*even[:stage], counts, *even[stage + 1 :])
             stage_setting = replace(self._on_device_of(stage), split=split)
-            peak_bytes = stage_memory(stage_setting, Unrecorded(), self.workload, stage).peak_bytes
+            peak_bytes = stage_memory(stage_setting, NullLedger(), self.workload, stage).peak_bytes
             fits = np.broadcast_to(peak_bytes, counts.shape) <= usable_bytes(stage_setting)
             rows.append(np.concatenate([[False], fits]))
         return np.array(rows)
@@ -423,7 +423,7 @@ class _Split:
             for stage in range(len(self.devices))
         ]
         stages = tuple(
-            stage_memory(place, Unrecorded(), self.workload, stage)
+            stage_memory(place, NullLedger(), self.workload, stage)
             for stage, place in enumerate(places)
         )
         limits = tuple((place.device.memory_bytes, usable_bytes(place)) for place in places)
@@ -470,7 +470,7 @@ def _rate_at(setting: Setting, workload: TrainWorkload, length: int) -> float:
     ratio = workload.sequence_length / length
     shorter = workload.model_copy(update={"sequence_length": length})
     rows = replace(setting.layout, micro_batch=setting.layout.micro_batch * ratio)  # type: ignore[arg-type]  # a mean number of rows
-    outcome = _step(replace(setting, workload=shorter, layout=rows), shorter, Unrecorded())
+    outcome = _step(replace(setting, workload=shorter, layout=rows), shorter, NullLedger())
     return _rate_of(outcome) * ratio
 
 

@@ -7,7 +7,7 @@ from typing import cast
 
 from planner.catalog.engines import Engine
 from planner.cost.memory import MemoryUse, StageMemory, fullest_of
-from planner.cost.quantity import Flag, Ledger, Unrecorded, either, maximum, where
+from planner.cost.quantity import Flag, Ledger, NullLedger, either, maximum, where
 from planner.cost.training import (
     LOSS_FP32_COPIES,
     SCORE_GRADIENT_BYTES,
@@ -42,7 +42,13 @@ from planner.cost.training import (
     sharded_state_bytes,
     zero_shards,
 )
-from planner.cost.weights import SIXTEEN_BIT, WIDE, alike_stages, element_bytes, stage_vocabulary
+from planner.cost.weights import (
+    SIXTEEN_BIT,
+    WIDE,
+    element_bytes,
+    first_identical_stages,
+    stage_vocabulary,
+)
 from planner.specs.workload import TrainWorkload
 from planner.workload.inference_memory import stage_weight_bytes, usable_bytes
 from planner.workload.layouts import Layout
@@ -489,9 +495,9 @@ def training_memory(setting: Setting, ledger: Ledger, workload: TrainWorkload) -
     Without a record, only stages that can be the fullest are costed: of the stages with equal
     layers, the first has the most micro-batches in flight.
     """
-    first_equal = alike_stages(setting.model.num_hidden_layers, setting.layout.pipeline)
+    first_equal = first_identical_stages(setting.model.num_hidden_layers, setting.layout.pipeline)
     costed = range(len(first_equal)) if ledger.records else sorted(set(first_equal))
-    stages = [_Stage(setting, Unrecorded(), workload, index).memory() for index in costed]
+    stages = [_Stage(setting, NullLedger(), workload, index).memory() for index in costed]
     if ledger.records:
         fullest = max(costed, key=lambda index: stages[index].peak_bytes)
         stages[fullest] = _Stage(setting, ledger, workload, fullest).memory()
@@ -519,7 +525,7 @@ def _offloaded_bytes(
     ranks = setting.layout.tensor * setting.layout.state_ranks
     host = disk = loaded = 0.0
     for index in sorted(set(first_equal)):
-        stage = _Stage(setting, Unrecorded(), workload, index)
+        stage = _Stage(setting, NullLedger(), workload, index)
         host_and_disk, equal = stage.offloaded_bytes(), first_equal.count(index)
         host = host + equal * ranks * host_and_disk[0]
         disk = disk + equal * ranks * host_and_disk[1]
@@ -533,7 +539,7 @@ def _offloaded_bytes(
 def micro_batch_bytes(setting: Setting, workload: TrainWorkload) -> float:
     """Return the activation bytes of one micro-batch on a device of the first stage."""
     layout = setting.layout
-    saved, _, _ = _Stage(setting, Unrecorded(), workload, 0).activations()
+    saved, _, _ = _Stage(setting, NullLedger(), workload, 0).activations()
     schedule = setting.strategy.pipeline_schedule or "1f1b"
     return saved / pipeline_in_flight(
         schedule, 0, layout.pipeline, layout.micro_batches, layout.chunks
@@ -543,7 +549,7 @@ def micro_batch_bytes(setting: Setting, workload: TrainWorkload) -> float:
 def stage_moments(setting: Setting, workload: TrainWorkload) -> tuple[StageMemory, ...]:
     """Return the memory of every stage at every moment that can be its peak."""
     stages = range(setting.layout.pipeline)
-    whole = (_Stage(setting, Unrecorded(), workload, index).full_moments() for index in stages)
+    whole = (_Stage(setting, NullLedger(), workload, index).full_moments() for index in stages)
     return tuple(moment for moments in whole for moment in moments)
 
 
@@ -573,7 +579,7 @@ class _Stage:
         if not self.setting.engine.returns_blocks:
             return self.full_moments()
         bare_setting = without_spare(self.setting)
-        bare = _Stage(bare_setting, Unrecorded(), self.workload, self.index).full_moments()
+        bare = _Stage(bare_setting, NullLedger(), self.workload, self.index).full_moments()
         pairs = zip(self.full_moments(), bare, strict=True)
         return tuple(given_back(self.setting, full, bare_moment) for full, bare_moment in pairs)
 
@@ -728,7 +734,7 @@ class _Stage:
         if self.workload.method in ADAPTER_METHODS:
             whole = trained_parameters(setting, self.workload)
             return whole * portion / setting.layout.tensor
-        stored = stage_weight_bytes(setting, Unrecorded(), self.share)
+        stored = stage_weight_bytes(setting, NullLedger(), self.share)
         return stored / setting.weight_element_bytes
 
     def adapters(self) -> float:

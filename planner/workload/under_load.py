@@ -18,7 +18,7 @@ from planner.catalog.quality import (
     scheme_quality,
     weight_quality,
 )
-from planner.cost.quantity import Flag, Ledger, Line, Quantity, Unrecorded, both, equation, maximum
+from planner.cost.quantity import Flag, Ledger, Line, NullLedger, Quantity, both, equation, maximum
 from planner.cost.queueing import ArrivalHabits
 from planner.specs.base import Dtype, NotCoveredError
 from planner.specs.estimate import Estimate, EstimateRequest, MemoryAnswer, Performance, Quality
@@ -119,7 +119,7 @@ ALL_PERCENTILES = frozenset(f"{name}_p{percent}_seconds" for name, percent in LI
 
 
 @dataclass(frozen=True)
-class Simulated:
+class RequestTimes:
     """The times of simulated requests, without the warm-up of an open loop."""
 
     ttft_s: Floats
@@ -153,27 +153,27 @@ def under_load(
 
 def _simulated_once(
     setting: Setting, workload: ServeWorkload, means: Performance, most: int
-) -> Simulated:
+) -> RequestTimes:
     """Return the times of one replica's requests, cached for the setting's own workload."""
     rate = workload.request_rate_per_second
     in_flight = (rate or 0.0) / setting.layout.data * (means.latency_seconds or 0.0)
 
-    def simulated() -> Simulated:
+    def simulated() -> RequestTimes:
         return simulated_requests(setting, workload, most, in_flight)
 
     if workload != setting.workload:
         return simulated()
-    return setting.once(f"requests {most} {followed(in_flight)}", simulated)
+    return setting.once(f"requests {most} {simulated_count(in_flight)}", simulated)
 
 
-def followed(in_flight: float) -> int:
+def simulated_count(in_flight: float) -> int:
     """Return the number of requests to simulate until an open loop is steady."""
     return min(MAX_REQUESTS, max(OPEN_REQUESTS, round(STEADY_LIVES * in_flight)))
 
 
 def simulated_requests(
     setting: Setting, workload: ServeWorkload, most: int, in_flight: float = 0.0
-) -> Simulated:
+) -> RequestTimes:
     """Return the times of the requests in a simulation of one replica.
 
     An open loop is simulated until it is steady: several times the requests ``in_flight``.
@@ -199,7 +199,7 @@ class Replica:
     budget_tokens: float
     costs: Callable[[int, float], StepCosts]
 
-    def serve(self, workload: ServeWorkload, most: int, in_flight: float) -> Simulated:
+    def serve(self, workload: ServeWorkload, most: int, in_flight: float) -> RequestTimes:
         """Return the times of the served requests, at most ``most`` at once."""
         traffic, slots = self._traffic(workload, most, in_flight)
         in_step = float(self.habits.burst_ratio) >= IN_STEP_BURST_RATIO
@@ -214,7 +214,7 @@ class Replica:
         rate = workload.request_rate_per_second
         prompt = workload.input_tokens * (1 - workload.prefix_share_ratio)
         if rate is not None:
-            calls = poisson_calls(rate / self.number, followed(in_flight))
+            calls = poisson_calls(rate / self.number, simulated_count(in_flight))
             return Traffic(prompt, workload.output_tokens, calls, 1, LENGTH_SPREAD), most
         callers = workload.concurrency or workload.burst_requests
         callers_each = math.ceil(callers / self.number) if callers else most
@@ -229,13 +229,13 @@ class Replica:
         return traffic, max(1, round(slots * scale))
 
 
-def _after_warm_up(timeline: Timeline, workload: ServeWorkload) -> Simulated:
+def _after_warm_up(timeline: Timeline, workload: ServeWorkload) -> RequestTimes:
     skipped = 0
     if workload.request_rate_per_second is not None:
         skipped = int(WARM_UP_RATIO * len(timeline.sent_s))
     gaps = np.maximum(timeline.output_tokens - 1, 1)
     tpot = (timeline.done_s - timeline.first_s) / gaps
-    return Simulated(timeline.ttft_s[skipped:], tpot[skipped:], timeline.latency_s[skipped:])
+    return RequestTimes(timeline.ttft_s[skipped:], tpot[skipped:], timeline.latency_s[skipped:])
 
 
 def before_steps(name: str, intake_s: float) -> float:
@@ -245,7 +245,7 @@ def before_steps(name: str, intake_s: float) -> float:
 
 def percentiles(
     means: Performance,
-    simulated: Simulated,
+    simulated: RequestTimes,
     ledger: Ledger,
     intake_s: float,
     names: Collection[str] = ALL_PERCENTILES,
@@ -271,7 +271,7 @@ def percentiles(
 
 
 def attained_ratio(
-    workload: ServeWorkload, means: Performance, simulated: Simulated, intake_s: float
+    workload: ServeWorkload, means: Performance, simulated: RequestTimes, intake_s: float
 ) -> float:
     """Return the share of the requests that meet all given objectives."""
     met = np.ones(len(simulated.ttft_s), dtype=bool)
@@ -297,7 +297,7 @@ def _within(value: float | None, limit: float | None) -> Flag:
 
 def served_means(setting: Setting, workload: ServeWorkload) -> Performance:
     """Return the mean performance of serving a load, or a column of loads."""
-    return serve(setting, workload, Unrecorded()).performance
+    return serve(setting, workload, NullLedger()).performance
 
 
 def most_within_objectives(
@@ -377,13 +377,13 @@ def under_unlike_load(
         figures["slo_attainment_ratio"] = attained_ratio(workload, means, pooled, 0.0)
 
         def served(load: ServeWorkload) -> Performance:
-            return serve_parts(parts, load, Unrecorded()).performance
+            return serve_parts(parts, load, NullLedger()).performance
 
         figures |= most_within_objectives(served, workload, limit)
     return means.model_copy(update=figures), ()
 
 
-def _pooled(parts: Sequence[Part], workload: ServeWorkload, most: Sequence[int]) -> Simulated:
+def _pooled(parts: Sequence[Part], workload: ServeWorkload, most: Sequence[int]) -> RequestTimes:
     """Return simulated requests of all replicas, in proportion to the rate of each kind."""
     loads = [part.load(workload) for part in parts]
     own_means = [served_means(part.setting, load) for part, load in zip(parts, loads, strict=True)]
@@ -395,7 +395,7 @@ def _pooled(parts: Sequence[Part], workload: ServeWorkload, most: Sequence[int])
         simulated = simulated_requests(part.setting, load, slots, in_flight)
         count = max(1, round(SAMPLES * rate / sum(rates)))
         samples.append(_sampled(_scaled(part.setting, simulated, means), count))
-    return Simulated(
+    return RequestTimes(
         *(
             np.concatenate([getattr(one, f"{name}_s") for one in samples])
             for name in ("ttft", "tpot", "latency")
@@ -403,7 +403,7 @@ def _pooled(parts: Sequence[Part], workload: ServeWorkload, most: Sequence[int])
     )
 
 
-def _scaled(setting: Setting, simulated: Simulated, means: Performance) -> Simulated:
+def _scaled(setting: Setting, simulated: RequestTimes, means: Performance) -> RequestTimes:
     """Return simulated requests scaled to the calibrated means of their replica."""
 
     def times(name: str) -> Floats:
@@ -421,11 +421,11 @@ def _scaled(setting: Setting, simulated: Simulated, means: Performance) -> Simul
     )
 
 
-def _sampled(simulated: Simulated, count: int) -> Simulated:
+def _sampled(simulated: RequestTimes, count: int) -> RequestTimes:
     """Return ``count`` of the requests, at evenly spaced positions."""
     length = len(simulated.ttft_s)
     chosen = np.arange(count) * length // count
-    return Simulated(
+    return RequestTimes(
         simulated.ttft_s[chosen], simulated.tpot_s[chosen], simulated.latency_s[chosen]
     )
 
@@ -551,7 +551,7 @@ def run(setting: Setting, ledger: Ledger) -> Outcome:
 
 def _memory_answer(setting: Setting, outcome: Outcome) -> MemoryAnswer:
     """Return the memory per device, and for a pipeline the layers of each stage."""
-    memory = outcome.memory.answer()
+    memory = outcome.memory.to_result()
     layers = outcome.stage_layers or tuple(int(float(share.layers)) for share in setting.shares)
     if len(layers) <= 1 or len(layers) != len(memory.per_stage_peak_bytes):
         return memory
@@ -563,7 +563,7 @@ def fits_of(setting: Setting) -> Flag:
     """Return whether a setting fits by memory; True where only ``run`` can decide."""
     workload = setting.workload
     if isinstance(workload, TrainWorkload) and workload.length_schedule is None:
-        return held_memory(setting, workload, Unrecorded()).fits
+        return held_memory(setting, workload, NullLedger()).fits
     is_uniform = not setting.cluster.other_nodes and setting.strategy.disaggregated is None
     if isinstance(workload, ServeWorkload) and is_uniform:
         return holds_a_request(setting, workload)

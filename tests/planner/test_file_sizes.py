@@ -22,7 +22,7 @@ from planner.catalog.models import (
 from planner.catalog.reading import data_text
 from planner.cost.parameters import count_parameters
 from planner.cost.weights import (
-    alike_stages,
+    first_identical_stages,
     formats_of,
     group_size_of,
     key_value_share,
@@ -167,7 +167,7 @@ def test_stages_share_the_layers_and_the_ends_get_no_more_than_the_middle(layers
 @given(layers=st.integers(1, 200), stages=st.integers(1, 64))
 def test_a_stage_stands_only_for_those_that_hold_the_same(layers, stages):
     shares = stage_layers(layers, stages)
-    alike = alike_stages(layers, stages)
+    alike = first_identical_stages(layers, stages)
     for stage, first in enumerate(alike):
         assert first <= stage
         assert shares[first] == shares[stage]

@@ -8,7 +8,7 @@ from planner.cost.weights import weight_bytes_per_element
 from planner.fitting.generation_peaks import (
     PRIOR_BYTES,
     PeakCase,
-    alike,
+    comparable_peaks,
     engine_of,
     fit_overhead,
     generation_request,
@@ -169,7 +169,7 @@ def test_the_overhead_is_fitted_to_rows_of_its_own_kind():
     # A row of the device is foreseen from rows of the device.
     shown, handed_out = case(by_allocator=False), case()
     elsewhere = case(engine="other", by_allocator=False)
-    assert alike(shown, [handed_out, elsewhere]) == [elsewhere]
+    assert comparable_peaks(shown, [handed_out, elsewhere]) == [elsewhere]
 
 
 def test_what_is_left_out_has_no_say_in_peak_or_verdict():

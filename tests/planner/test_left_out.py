@@ -25,7 +25,7 @@ from planner.fitting.left_out import (
     TTFT,
     Z_80,
     LeftOut,
-    alike,
+    interval_rows,
     is_covered,
     kept_rows,
     left_out_peaks,
@@ -33,7 +33,7 @@ from planner.fitting.left_out import (
     model_of,
     source_of,
     spread_of,
-    written,
+    to_csv,
 )
 from planner.fitting.published_speeds import (
     LAYOUT,
@@ -132,8 +132,8 @@ def test_a_spread_covers_four_of_five_rows_and_never_its_own_part():
     # An engine with few rows takes the width of all.
     few = [row(engine="rare")] * 3
     many = [row()] * 30
-    assert len(alike(few[0], few + many)) == 33
-    assert len(alike(many[0], few + many)) == 30
+    assert len(interval_rows(few[0], few + many)) == 33
+    assert len(interval_rows(many[0], few + many)) == 30
 
     # Spreads are kept by error class and engine.
     rows = kept_rows()
@@ -149,7 +149,7 @@ def test_a_spread_covers_four_of_five_rows_and_never_its_own_part():
 
 def test_reports_say_what_was_left_out_and_how_often_it_was_covered():
     # Rows survive being written down.
-    text = written(kept_rows()[:3])
+    text = to_csv(kept_rows()[:3])
     assert text.splitlines()[0].startswith("figure,error_class,row_id")
     assert len(text.splitlines()) == 4
 
@@ -539,18 +539,18 @@ def test_a_width_is_of_ten_rows_of_its_own_or_of_all():
     for own, taken in [(9, 29), (10, 10), (11, 11)]:
         mine = [off_by(1.1)] * own
         others = [off_by(1.2, engine="two")] * 20
-        assert len(alike(mine[0], [*mine, *others])) == taken
+        assert len(interval_rows(mine[0], [*mine, *others])) == taken
 
     # An unseen source takes its width from all engines.
     own_rows = [off_by(1.1, error_class=UNSEEN)] * 50
     rest = [off_by(3.0, error_class=UNSEEN, engine="two")] * 50
-    assert len(alike(own_rows[0], [*own_rows, *rest])) == 100
+    assert len(interval_rows(own_rows[0], [*own_rows, *rest])) == 100
     found = spreads([*own_rows, *rest, off_by(1.0)], STEP, "one")
     assert found[UNSEEN] == pytest.approx(math.log(3.0) / Z_80, rel=0.01)
 
     # Other figures have no say in a width.
     steps, peaks = [off_by(1.1)] * 12, [off_by(9.0, figure=PEAK)] * 12
-    assert alike(steps[0], [*steps, *peaks]) == steps
+    assert interval_rows(steps[0], [*steps, *peaks]) == steps
 
 
 def test_coverage_counts_the_rows_inside_of_what_the_other_parts_allow():
@@ -571,6 +571,6 @@ def test_a_rounded_factor_is_close_and_stays_as_it_is_when_rounded_again(value):
 
 def test_written_rows_are_read_back_by_any_reader_of_tables():
     told = LeftOut(STEP, SEEN, "r,1", 'an "engine"', "line\nend", "part", 1.5, 2.25)
-    (read,) = csv.DictReader(io.StringIO(written([told]), newline=""))
+    (read,) = csv.DictReader(io.StringIO(to_csv([told]), newline=""))
     assert (read["row_id"], read["engine"], read["source"]) == ("r,1", 'an "engine"', "line\nend")
     assert (float(read["measured"]), float(read["predicted"])) == (1.5, 2.25)

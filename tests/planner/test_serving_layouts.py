@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from planner.api import plan
 from planner.catalog.models import get_model
-from planner.cost.quantity import Ledger, Unrecorded
+from planner.cost.quantity import Ledger, NullLedger
 from planner.search.question import questions
 from planner.search.scoring import score
 from planner.search.serving_space import serving_blocks
@@ -235,7 +235,7 @@ CHOICES = st.tuples(
 @given(choices=CHOICES, cell=st.tuples(*(st.integers(0, len(v) - 1) for v in AXES.values())))
 def test_a_grid_of_layouts_serves_as_each_layout_alone(choices, cell):
     setting, shape = setting_of(*choices), tuple(len(values) for values in AXES.values())
-    together = run(laid_out(setting, **columns_of()), Unrecorded())
+    together = run(laid_out(setting, **columns_of()), NullLedger())
     own = {name: values[at] for (name, values), at in zip(AXES.items(), cell, strict=True)}
     alone = run(laid_out(setting, **own), Ledger())
 
@@ -251,7 +251,7 @@ def test_a_grid_of_layouts_serves_as_each_layout_alone(choices, cell):
 
 def test_a_ledger_that_forgets_serves_the_same():
     setting = setting_of(SPARSE_MODEL, 0, "vllm")
-    assert run(setting, Unrecorded()).performance == run(setting, Ledger()).performance
+    assert run(setting, NullLedger()).performance == run(setting, Ledger()).performance
 
 
 SPARSE_FP8 = "Qwen/Qwen3-235B-A22B-FP8"

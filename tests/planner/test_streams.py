@@ -13,9 +13,9 @@ from planner.cost.quantity import Ledger
 from planner.cost.roofline import power_wait_seconds
 from planner.fitting.decode_fitting import (
     FAMILY_STIFFNESS,
-    LEAST,
-    MOST,
+    LOWER_BOUNDS,
     PARTS,
+    UPPER_BOUNDS,
     common_factors,
     engine_factors,
     fit_family,
@@ -83,8 +83,8 @@ def test_the_estimate_says_what_the_factors_say_and_none_beats_the_bandwidth():
     assert found.tpot_seconds == pytest.approx(case.seconds(fitted_here(case)), rel=2e-3)
     for case in stream_cases():
         factors = fitted_here(case)
-        assert np.all(factors >= LEAST - 1e-9)
-        assert np.all(factors <= MOST + 1e-9)
+        assert np.all(factors >= LOWER_BOUNDS - 1e-9)
+        assert np.all(factors <= UPPER_BOUNDS + 1e-9)
 
 
 def test_without_rows_the_physics_stays_and_few_rows_stay_near_their_prior():

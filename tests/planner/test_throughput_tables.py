@@ -10,11 +10,11 @@ from planner.catalog.engines import get_engine
 from planner.catalog.reading import data_json
 from planner.fitting.accuracy import predicted
 from planner.fitting.serving_throughput import (
-    LEAST,
-    MOST,
+    LOWER_BOUNDS,
     PARTS,
     PRIOR,
     REQUESTS,
+    UPPER_BOUNDS,
     FullBatch,
     fit_full,
     fitted_for,
@@ -30,7 +30,7 @@ from planner.fitting.serving_throughput import (
 )
 from planner.specs.estimate import EstimateRequest
 from planner.workload.layouts import Layout
-from planner.workload.setting import Swept
+from planner.workload.setting import SweepFactors
 
 
 def rows_of(source, kind=None):
@@ -93,15 +93,15 @@ def test_gaps_between_tokens_and_seconds_of_a_batch_are_compared_as_rates():
 def test_factors_are_found_again_within_bounds_and_stay_at_the_prior_without_rows():
     assert fit_full([]) == pytest.approx(PRIOR)
 
-    truth = np.clip(1.3 * PRIOR, LEAST, MOST)
+    truth = np.clip(1.3 * PRIOR, LOWER_BOUNDS, UPPER_BOUNDS)
     cases = simulated(truth)
     errors = [one.error(fit_full(cases)) for one in cases]
     assert np.abs(errors).max() < 0.1
     assert np.abs(errors).mean() < np.abs([one.error(PRIOR) for one in cases]).mean() / 3
 
     found = fit_full(simulated(100 * PRIOR))
-    assert (found >= LEAST - 1e-9).all()
-    assert (found <= MOST + 1e-9).all()
+    assert (found >= LOWER_BOUNDS - 1e-9).all()
+    assert (found <= UPPER_BOUNDS + 1e-9).all()
 
 
 def test_what_has_no_rows_takes_its_engines_or_all_factors_and_a_left_out_model_is_unseen():
@@ -177,7 +177,7 @@ HABITS = {
 def swept(layout, pair=PAIR, chip=CHIP):
     told = {"serving_factors": PLACES, "arrival_factors": HABITS}
     engine = get_engine("vllm", "gpu").model_copy(update=told)
-    return Swept(engine, pair, chip, layout)
+    return SweepFactors(engine, pair, chip, layout)
 
 
 def test_a_measured_layout_has_its_own_and_others_have_their_pairs():

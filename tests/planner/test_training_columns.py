@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.cost.quantity import Ledger, Unrecorded
+from planner.cost.quantity import Ledger, NullLedger
 from planner.cost.training import zero_bubble_divisor
 from planner.search.engine import blocks_of
 from planner.search.question import questions
@@ -82,7 +82,7 @@ def test_a_grid_of_layouts_costs_what_each_layout_costs_alone(choices, cell):
     setting, shape = setting_of(*choices), tuple(len(values) for values in AXES.values())
     experts = 4 if choices[0] == MIXTRAL else 1
     grid = laid_out(setting, expert=experts, **columns_of())
-    together = train(grid, grid.workload, Unrecorded())
+    together = train(grid, grid.workload, NullLedger())
     own = {name: values[at] for (name, values), at in zip(AXES.items(), cell, strict=True)}
     alone = train(laid_out(setting, expert=experts, **own), setting.workload, Ledger())
 
@@ -98,14 +98,14 @@ def test_offloads_and_forgetful_ledgers_compute_the_same_in_columns():
     grid = laid_out(setting, **columns_of())
     own = {name: values[0] for name, values in AXES.items()}
 
-    together = train(grid, grid.workload, Unrecorded()).memory.host_bytes
+    together = train(grid, grid.workload, NullLedger()).memory.host_bytes
     alone = train(laid_out(setting, **own), setting.workload, Ledger()).memory.host_bytes
 
     assert np.ravel(together)[0] == pytest.approx(alone, rel=1e-12)
     assert alone > 0
 
     setting = setting_of(LLAMA_70B, "selective", "flash", "1f1b", "none")
-    forgotten, kept = Unrecorded(), Ledger()
+    forgotten, kept = NullLedger(), Ledger()
 
     assert train(setting, setting.workload, forgotten).performance == (
         train(setting, setting.workload, kept).performance

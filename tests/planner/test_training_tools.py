@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from planner.catalog.engines import get_engine, harnessed
+from planner.catalog.engines import get_engine, wrapped_engine
 from planner.cost.memory import StageMemory
 from planner.fitting.evidence import HARNESSES, strategy_of, table, usable
 from planner.fitting.left_out import PEAK, LeftOut, left_out_peaks, model_of, spread_of
@@ -68,7 +68,7 @@ def case(model="m", engine="ms_swift", size=10.0, measured=40.0, **fields):
 def test_a_tool_has_its_engines_figures_and_a_row_its_tools_weights():
     for tool in sorted(set(HARNESSES.values())):
         own, below = get_engine(tool, "gpu"), get_engine("transformers", "gpu")
-        assert harnessed(tool) == "transformers", tool
+        assert wrapped_engine(tool) == "transformers", tool
         assert (own.ops_per_layer, own.master_weights) == (
             below.ops_per_layer,
             below.master_weights,

@@ -10,12 +10,12 @@ import pytest
 
 from planner.api import plan
 from planner.cost.communication import Pace
-from planner.cost.quantity import Unrecorded
-from planner.search.engine import explore, scored
+from planner.cost.quantity import NullLedger
+from planner.search.engine import explore, score_question
 from planner.search.question import figure, questions
 from planner.search.rank import criteria, order_of
 from planner.search.select import frontier_rows
-from planner.search.serving_space import MOST, unlike_strategies
+from planner.search.serving_space import MAX_EXACT_ESTIMATES, unlike_strategies
 from planner.specs.base import NotCoveredError, UnknownDeviceError
 from planner.specs.estimate import EstimateRequest, PlanRequest
 from planner.specs.workload import Strategy
@@ -90,7 +90,7 @@ def every_split(setting, stages):
         at = setting_at(setting, from_devices[stage], stage, stages, held)
         pace = Pace(held, float(stage == stages - 1), 1.0)
         seconds[stage, held] = float(stage_seconds(at, setting.workload, pace))
-        peak = stage_memory(at, Unrecorded(), setting.workload, stage).peak_bytes
+        peak = stage_memory(at, NullLedger(), setting.workload, stage).peak_bytes
         fits[stage, held] = peak <= usable_bytes(at)
     if stages == 2:
         splits = [(first, 32 - first) for first in range(1, 32)]
@@ -191,7 +191,7 @@ def test_a_search_over_unlike_nodes_answers_what_costing_everything_answers():
         ]
         best = min((one for one in costed if one.fits), key=lambda one: order_of(one, objective))
 
-        assert len(strategies) < MOST, (cluster, workload, objective, pins)
+        assert len(strategies) < MAX_EXACT_ESTIMATES, (cluster, workload, objective, pins)
         assert plan(asked).plans[0].strategy == best.strategy, (cluster, workload, objective, pins)
 
 
@@ -236,7 +236,7 @@ def costed(space):
     """Return every strategy of a space with its figures in columns and by the exact door."""
     found = []
     for question in questions(asked(space)):
-        for part in scored(question)[0]:
+        for part in score_question(question)[0]:
             found += [(part, row, part.exact(row)) for row in range(len(part))]
     return found
 

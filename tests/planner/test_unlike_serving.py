@@ -7,7 +7,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from planner.cost.quantity import Unrecorded
+from planner.cost.quantity import NullLedger
 from planner.specs.base import NotCoveredError
 from planner.specs.estimate import EstimateRequest
 from planner.workload.disaggregate import parts_of
@@ -48,7 +48,7 @@ def parts(cluster, workload=SERVE, model=LLAMA_8B, **strategy):
 
 def alone(part, workload):
     """Return the figures of one kind of replica with its share of the requests."""
-    return serve(part.setting, part.load(workload), Unrecorded()).performance
+    return serve(part.setting, part.load(workload), NullLedger()).performance
 
 
 def test_alike_nodes_named_apart_cost_the_same_and_each_kind_serves_whole_replicas():
@@ -71,7 +71,7 @@ def test_requests_are_shared_in_proportion_to_the_most_that_each_kind_serves():
         saturation_rate(
             part.setting,
             workload,
-            serve(part.setting, workload, Unrecorded()).performance.max_concurrency / 2,
+            serve(part.setting, workload, NullLedger()).performance.max_concurrency / 2,
         )
         for part in (fast, slow)
     ]
@@ -114,7 +114,7 @@ def test_a_mean_time_counts_every_request_once():
 def test_a_batch_is_shared_so_that_both_kinds_end_together():
     both, workload = parts(MIXED, BATCH, tensor_parallel_size=2)
     ends = [
-        generate(part.setting, part.load(workload), Unrecorded()).performance.latency_seconds
+        generate(part.setting, part.load(workload), NullLedger()).performance.latency_seconds
         for part in both
     ]
     whole = served(MIXED, BATCH, tensor_parallel_size=2).performance
@@ -197,7 +197,7 @@ def every_split(setting, workload):
     for cuts in combinations(range(1, layers), setting.layout.pipeline - 1):
         edges = (0, *cuts, layers)
         split = tuple(edges[at + 1] - edges[at] for at in range(len(edges) - 1))
-        outcome = run(replace(setting, split=split), workload, Unrecorded())
+        outcome = run(replace(setting, split=split), workload, NullLedger())
         if outcome.fits:
             yield outcome.performance
 

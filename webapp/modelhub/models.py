@@ -7,7 +7,7 @@ from django.db import models
 from planner.catalog.models import get_model, model_from_config
 from planner.cost.kv_cache import cache_bytes, layer_tokens
 from planner.cost.parameters import count_parameters
-from planner.cost.quantity import Line, Unrecorded
+from planner.cost.quantity import Line, NullLedger
 from planner.specs.base import PlannerError
 from planner.specs.model import ModelSpec
 from runners.jobspec import DemoModel
@@ -125,5 +125,5 @@ def _kv_bytes(shape: ModelSpec, element_bytes: float) -> float:
     """Return the KV-cache bytes of one token, with no sliding window full."""
     cached_tokens = layer_tokens(shape, 1.0, paged=False)
     return cache_bytes(
-        shape, cached_tokens, 1, element_bytes, (Unrecorded(), Line("memory", "KV cache"))
+        shape, cached_tokens, 1, element_bytes, (NullLedger(), Line("memory", "KV cache"))
     )
