@@ -173,12 +173,12 @@ def _plan_of_rank(answer: PlanAnswer, rank: int) -> PlannedStrategy:
     """Return the plan of a rank, counted from 1.
 
     Raises:
-        BadRequestError: there is no plan of this rank.
+        BadRequestError: the answer has no plan of this rank.
     """
     if not answer.plans:
         raise BadRequestError("nothing fits this request: there is no plan to export", "request")
     if not 1 <= rank <= len(answer.plans):
-        raise BadRequestError(f"rank is {rank}: there are {len(answer.plans)} plans", "rank")
+        raise BadRequestError(f"rank is {rank}: it must be 1 to {len(answer.plans)}", "rank")
     return answer.plans[rank - 1]
 
 
@@ -186,7 +186,7 @@ def _json_object(text: str) -> JsonObject:
     try:
         document = json.loads(text)
     except ValueError as error:
-        raise BadRequestError(f"standard input is no JSON: {error}", "request") from error
+        raise BadRequestError(f"standard input is not valid JSON: {error}", "request") from error
     if not isinstance(document, dict):
         raise BadRequestError("standard input must be one JSON object", "request")
     return document
@@ -269,7 +269,7 @@ def run_accuracy(sink: TextIO, picture: str | None = None) -> int:
     drawn = pictures()
     if picture not in drawn:
         known = ", ".join(drawn)
-        raise BadRequestError(f"no picture {picture!r}: there are {known}", "picture")
+        raise BadRequestError(f"no picture {picture!r}: choose among {known}", "picture")
     sink.write(drawn[picture])
     return OK
 

@@ -88,7 +88,7 @@ def number_of(value: object, field: str) -> float:
     """Return a number, also from text.
 
     Raises:
-        BadConfigError: it is not a number.
+        BadConfigError: the value is not a number.
     """
     text = value if isinstance(value, str) else None
     number = float(text) if text and re.fullmatch(r"-?\d+(\.\d+)?", text.strip()) else value
@@ -105,7 +105,7 @@ def group_of(*descriptions: object, default: int | None = None) -> int | None:
     """Return the number of weights per scale; None for one scale per channel or tensor.
 
     Raises:
-        BadConfigError: it is not a number.
+        BadConfigError: the group size is not a number.
     """
     stated = [
         description[name]
@@ -125,7 +125,7 @@ def bits_of(*descriptions: object, default: float = DEFAULT_BITS) -> float:
     """Return the bits per weight, without scales.
 
     Raises:
-        BadConfigError: it is not a valid number of bits.
+        BadConfigError: the value is not a valid number of bits.
     """
     stated = (
         (name, bits_field)

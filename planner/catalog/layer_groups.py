@@ -107,7 +107,8 @@ class Fields:
         """Return a whole number, or the default if it is absent.
 
         Raises:
-            BadConfigError: it is missing or out of range; the message uses the config's own name.
+            BadConfigError: the field is missing or out of range; the message uses the config's own
+                name.
         """
         value = _same_everywhere(self.get(name))
         if value is None:
@@ -126,7 +127,7 @@ class Fields:
         """Return a whole number of at least 1, or the default if it is absent.
 
         Raises:
-            BadConfigError: it is missing or out of range.
+            BadConfigError: the field is missing or out of range.
         """
         value = self.integer(name, default)
         if value == 0:
@@ -141,7 +142,7 @@ class Fields:
         """Return a number of at least 0, or the default if it is absent.
 
         Raises:
-            BadConfigError: it is missing or not such a number.
+            BadConfigError: the field is missing or not such a number.
         """
         value = self.get(name)
         if isinstance(value, float) and math.isfinite(value) and 0 <= value <= LARGEST:
@@ -155,7 +156,7 @@ class Fields:
         """Return a boolean, or the family's default if it is absent.
 
         Raises:
-            BadConfigError: it is not a boolean; any non-empty text would count as true.
+            BadConfigError: the field is not a boolean; any non-empty text would count as true.
         """
         value = self.get(name)
         if value is None:
@@ -168,7 +169,7 @@ class Fields:
         """Return the fields of a nested object; empty if it is absent.
 
         Raises:
-            BadConfigError: it is not an object.
+            BadConfigError: the field is not an object.
         """
         value = self.get(name)
         if value is not None and not isinstance(value, dict):
@@ -180,7 +181,7 @@ class Fields:
         """Return the fields of each object in a list.
 
         Raises:
-            BadConfigError: it is not a list of objects.
+            BadConfigError: the field is not a list of objects.
         """
         value, own = self.get(name), self.spelling(name)
         listed = [] if value is None else value
@@ -195,7 +196,7 @@ class Fields:
         """Return a list; empty if it is absent.
 
         Raises:
-            BadConfigError: it is not a list.
+            BadConfigError: the field is not a list.
         """
         value = self.get(name)
         if value is None:
@@ -244,7 +245,7 @@ class ConfigReader(Fields):
         Entries beyond the last layer describe layers for multi-token prediction.
 
         Raises:
-            BadConfigError: it has fewer entries than the model has layers.
+            BadConfigError: the list has fewer entries than the model has layers.
         """
         value = self.get(name)
         if not isinstance(value, list | tuple) or not value:
@@ -253,7 +254,7 @@ class ConfigReader(Fields):
         if len(value) < layers:
             raise BadConfigError(
                 f"{self.spelling(name)} has {len(value)} entries, but the model has {layers} "
-                "layers: it must name each of them",
+                "layers: give one entry per layer",
                 f"model.{self.spelling(name)}",
             )
         return tuple(value[:layers])
@@ -436,7 +437,7 @@ def _kinds_from_pattern(reader: ConfigReader, pattern: str) -> tuple[str, ...]:
     if unknown:
         letters = ", ".join(f"{letter} {kind}" for letter, kind in PATTERN_LETTERS.items())
         raise reader.refusal(
-            "hybrid_override_pattern", pattern, f"spelt with the letters {letters}"
+            "hybrid_override_pattern", pattern, f"a string of the letters {letters}"
         )
     return tuple(PATTERN_LETTERS[letter] for letter in pattern)
 
@@ -509,7 +510,9 @@ def _window(reader: ConfigReader) -> int | None:
 def _attention(reader: ConfigReader, family: Family, kind: str, count: int) -> AttentionLayers:
     windows = {"sliding": _window(reader), "chunked": reader.optional("attention_chunk_size")}
     if kind != "full" and windows[kind] is None:
-        raise reader.refusal(WINDOW_FIELD[kind], None, f"how many tokens {kind} layers see")
+        raise reader.refusal(
+            WINDOW_FIELD[kind], None, f"the number of tokens that {kind} layers attend to"
+        )
     return AttentionLayers.model_validate(
         {
             "kind": kind,

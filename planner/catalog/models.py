@@ -510,7 +510,7 @@ def get_model(model_id: str) -> ModelSpec:
     name, spec = model_id.strip(), _model(entry.id)
     if name.lower() in _ids_by_lower_name():
         return spec
-    note = f"{name} is no id of the catalog: it is read as "
+    note = f"{name} is not an id of the catalog: it is read as "
     if stated is None:
         return _noted(spec, f"{note}{entry.id}, whose shape it shares")
     spec = _stated_model(entry.id, stated)

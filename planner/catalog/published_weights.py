@@ -63,7 +63,7 @@ def _packed_zeros(method: str) -> Callable[[QuantizationConfig], StoredFormat]:
 
 
 def _bitsandbytes(quant: QuantizationConfig) -> StoredFormat:
-    """Return NF4 or FP4 in blocks of 64, optionally double-quantised, or 8 bits."""
+    """Return bitsandbytes' storage format: NF4 or FP4 in blocks of 64, or 8-bit integers."""
     if quant.get("load_in_4bit") or quant.get("_load_in_4bit"):
         if quant.get("bnb_4bit_use_double_quant"):
             return StoredFormat("nf4", NF4_BLOCK)
@@ -73,14 +73,14 @@ def _bitsandbytes(quant: QuantizationConfig) -> StoredFormat:
 
 
 def _hqq(quant: QuantizationConfig) -> StoredFormat:
-    """Return integers with a 16-bit scale and zero point per group."""
+    """Return HQQ's storage format: n-bit integers with a 16-bit scale and zero point per group."""
     outer = quant.get("quant_config")
     parameters = named(outer, "weight_quant_params") or outer or quant
     return integers("hqq", bits_of(parameters, quant), group_of(parameters, quant, default=64))
 
 
 def _aqlm(quant: QuantizationConfig) -> StoredFormat:
-    """Return the code bits per weight; a whole matrix shares the codebooks."""
+    """Return AQLM's storage format: codebook indices; a whole matrix shares the codebooks."""
     fields = {
         name: number_of(quant.get(name, default), name)
         for name, default in (
@@ -92,12 +92,15 @@ def _aqlm(quant: QuantizationConfig) -> StoredFormat:
     }
     weights = fields["in_group_size"] * fields["out_group_size"]
     if weights <= 0:
-        raise BadConfigError("in_group_size must be at least 1", f"{FIELD}.in_group_size")
+        raise BadConfigError(
+            f"in_group_size times out_group_size is {weights:g}: it must be at least 1",
+            f"{FIELD}.in_group_size",
+        )
     return of_bits("aqlm", fields["num_codebooks"] * fields["nbits_per_codebook"] / weights)
 
 
 def _vptq(quant: QuantizationConfig) -> StoredFormat:
-    """Return the bits of vector indices in a codebook and in a residual codebook."""
+    """Return VPTQ's storage format: indices of vectors in a codebook and a residual codebook."""
     shared, per_layer = quant.get("shared_layer_config"), quant.get("config_for_layers")
     layers = [
         layer
@@ -120,7 +123,9 @@ def _vptq_bits(layer: QuantizationConfig) -> float:
     codes = _largest(layer.get("num_centroids"), "num_centroids")
     residual_codes = _largest(layer.get("num_res_centroids", [-1]), "num_res_centroids")
     if length < 1:
-        raise BadConfigError("vector_lens must be at least 1", f"{FIELD}.vector_lens")
+        raise BadConfigError(
+            f"vector_lens is {length:g}: it must be at least 1", f"{FIELD}.vector_lens"
+        )
     return (math.log2(max(codes, 1)) + math.log2(max(residual_codes, 1))) / length
 
 
@@ -140,10 +145,10 @@ def _named_dtype(method: str, *fields: str) -> Callable[[QuantizationConfig], St
 
 
 def format_of_dtype_name(method: str, told: str, group: int | None) -> StoredFormat:
-    """Return the format that a word of a config names.
+    """Return the storage format of a dtype name in a config, such as ``float8_e4m3fn``.
 
     Raises:
-        NotCoveredError: it names none.
+        NotCoveredError: the name is not of a known dtype.
     """
     floats = next((dtype for name, dtype in FLOATS.items() if name in told), None)
     if floats is None and re.search(r"fp8|f8|float8", told):
@@ -184,7 +189,10 @@ def _spqr(quant: QuantizationConfig) -> StoredFormat:
     first = number_of(quant.get("beta1", 16), "beta1")
     second = number_of(quant.get("beta2", 16), "beta2")
     if first < 1 or second < 1:
-        raise BadConfigError("beta1 and beta2 must be at least 1", f"{FIELD}.beta1")
+        raise BadConfigError(
+            f"beta1 is {first:g} and beta2 is {second:g}: both must be at least 1",
+            f"{FIELD}.beta1",
+        )
     levels = SPQR_STATISTICS_BITS / first + SPQR_SECOND_LEVEL_BITS / (first * second)
     return of_bits("spqr", bits + levels + SPQR_OUTLIER_BITS)
 
@@ -278,7 +286,7 @@ def of_group(weights: QuantizationConfig, packing: str) -> StoredFormat:
     pack_quantized.py: ``weight_zero_point`` is packed like the weights).
 
     Raises:
-        NotCoveredError: its number type is unknown.
+        NotCoveredError: the number type of the weights is unknown.
     """
     group, kind = group_of(weights), str(weights.get("type", "int")).lower()
     bits = bits_of(weights, default=8)
@@ -517,7 +525,7 @@ def _validate_pattern(pattern: str) -> None:
         re.compile(pattern[3:])
     except re.error as error:
         raise BadConfigError(
-            f"{pattern!r} is no regular expression: {error}", f"{FIELD}.ignore"
+            f"{pattern!r} is not a valid regular expression: {error}", f"{FIELD}.ignore"
         ) from error
 
 

@@ -48,7 +48,9 @@ def _compression(reader: ConfigReader) -> Counter[int]:
     )
     if sum(counts.values()) != layers:
         raise BadConfigError(
-            f"compress_ratios must name each of the {layers} layers", "model.compress_ratios"
+            f"compress_ratios has {sum(counts.values())} entries, but the model has {layers} "
+            "layers: give one entry per layer",
+            "model.compress_ratios",
         )
     return counts
 
@@ -235,7 +237,7 @@ def nemotron_nas_extras(reader: ConfigReader) -> dict[str, Any]:
     norms = len(attending) + sum(not _is_empty(block.inside("ffn")) for block in blocks)
     if not attending:
         raise BadConfigError(
-            "block_configs names no layer with attention: it must describe each layer",
+            "block_configs describes no layer with attention: give one entry per layer",
             "model.block_configs",
         )
     heads = reader.integer("num_attention_heads")
@@ -390,7 +392,9 @@ def _of_each_layer(reader: ConfigReader, name: str) -> tuple[int, ...]:
     """Return one whole number per layer."""
     listed = reader.listed(name)
     if not listed or not all(type(each) is int and 0 < each <= LARGEST for each in listed):
-        raise reader.refusal(name, reader.get(name), "a whole number for each layer")
+        raise reader.refusal(
+            name, reader.get(name), f"a list with one whole number from 1 to {LARGEST:,} per layer"
+        )
     return listed
 
 
@@ -401,7 +405,9 @@ def _openelm_widths(reader: ConfigReader) -> list[int]:
     if not multipliers or not all(
         isinstance(each, int | float) and 0 < each < LARGEST for each in multipliers
     ):
-        raise reader.refusal("ffn_multipliers", list(multipliers), "a number for each layer")
+        raise reader.refusal(
+            "ffn_multipliers", list(multipliers), "a list with one positive number per layer"
+        )
     wanted = [each * hidden for each in multipliers]
     nearest = [max(step, int(width + step / 2) // step * step) for width in wanted]
     return [

@@ -330,7 +330,7 @@ def pace_of(
     With interleaved ``chunks`` of uneven layers, every chunk takes as long as the longest.
 
     >>> pace_of(8, 4, 1.0, 2.0)
-    Pace(layers=2, heads=1, even_stages=2.5)
+    Pace(layers=2, heads=1, even_stages=2.5, even_work=None)
     """
     shares = stage_layers(num_layers, stages)
     most: float = max(shares)

@@ -384,8 +384,8 @@ class Recipe:
 
     ``forwards`` are passes over ``calibration_tokens``; ``tuned_tokens`` run ``tuned_passes``
     times through their active weights, in ``layer_steps`` per layer; ``streamed_bytes`` is
-    elementwise traffic per weight; ``method_group`` is the group of methods whose published times are
-    fitted together.
+    elementwise traffic per weight; ``method_group`` is the group of methods whose published times
+    are fitted together.
     """
 
     dtype: Dtype

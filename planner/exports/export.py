@@ -593,7 +593,7 @@ def unlike_body(chosen: Format, case: ExportCase, parts: tuple[Part, ...]) -> st
 
 
 def unlike_notes(chosen: Format, case: ExportCase, parts: tuple[Part, ...]) -> Notes:
-    """Return what the file leaves open."""
+    """Return notes on settings that the export leaves to the user."""
     if len(parts) <= 1:  # a pipeline over both kinds is one server
         return chosen.notes(case)
     kinds = (

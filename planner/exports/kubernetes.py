@@ -90,7 +90,7 @@ def _devices(case: ExportCase) -> JsonObject:
 
 
 def compose_notes(case: ExportCase) -> Notes:
-    """Return what the file leaves open."""
+    """Return notes on settings that the export leaves to the user."""
     notes = ["the image's tag moves: pin the version that you measure"]
     if image_of(case) is None:
         notes.append(f"no public image for {case.device.vendor}: put your own for IMAGE")
@@ -268,7 +268,7 @@ def _environment(case: ExportCase, kind: str) -> list[JsonObject]:
 
 
 def kubernetes_notes(case: ExportCase) -> Notes:
-    """Return what the objects leave open."""
+    """Return notes on settings that the export leaves to the user."""
     notes = ["the image's tag moves: pin the version that you measure"]
     if image_of(case) is None:
         notes.append(f"no public image for {case.device.vendor}: put your own for IMAGE")

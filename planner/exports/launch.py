@@ -158,7 +158,7 @@ def launch_environment(case: ExportCase) -> dict[str, str]:
 
 
 def launch_notes(case: ExportCase) -> Notes:
-    """Return what the command leaves open."""
+    """Return notes on settings that the command leaves to the user."""
     if runs_megatron(case):
         return ("Megatron-LM must lie in the working directory", *megatron_notes(case))
     return torchrun_notes(case) if is_training(case) else SERVERS[server_name(case)].notes(case)
@@ -239,7 +239,7 @@ def _command(case: ExportCase) -> str:
 
 
 def slurm_notes(case: ExportCase) -> Notes:
-    """Return what the script leaves open."""
+    """Return notes on settings that the script leaves to the user."""
     notes = ["add the partition and the account of your cluster"]
     if case.plan.performance.duration_seconds is None or not is_training(case):
         notes.append("no time limit: the plan does not say how long it runs")

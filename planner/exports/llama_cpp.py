@@ -105,7 +105,7 @@ def _conversion(model: str, stored: str) -> str:
 
 
 def llama_cpp_notes(case: ExportCase) -> Notes:
-    """Return the source of the file, and what the command leaves open."""
+    """Return notes on the file's source, and on settings that the command leaves to the user."""
     notes = list(serving_notes(case, "llama_cpp", "llama.cpp"))
     dtype, stored = case.strategy.weight_dtype or "bf16", gguf_type(case)
     notes.append(f"the file: {_conversion(case.model, stored)}")
@@ -206,7 +206,7 @@ def trtllm_text(case: ExportCase) -> str:
 
 
 def trtllm_notes(case: ExportCase) -> Notes:
-    """Return what the command leaves open."""
+    """Return notes on settings that the command leaves to the user."""
     notes = list(serving_notes(case, "tensorrt_llm", "TensorRT-LLM"))
     notes += cache_notes(case, CACHES, "TensorRT-LLM")
     notes += checkpoint_notes(case, ())

@@ -274,7 +274,7 @@ def _offloaded_layers(case: ExportCase) -> int:
 
 
 def megatron_notes(case: ExportCase) -> Notes:
-    """Return what the arguments leave open or cannot express."""
+    """Return notes on settings that the arguments leave to the user or cannot express."""
     notes = ["add the data, the tokenizer (its vocabulary sets the logits) and the learning rate"]
     if steps_of(case) is None:
         notes.append("the plan does not say how long it runs: add --train-iters")

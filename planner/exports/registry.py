@@ -119,7 +119,7 @@ def export(format_name: str, case: ExportCase) -> Export:
     """Return a plan in another tool's format, with its notes and measuring script.
 
     Raises:
-        BadRequestError: there is no such format, or it cannot express this plan.
+        BadRequestError: the format is unknown, or cannot express this plan.
     """
     if format_name not in FORMATS:
         raise BadRequestError(
@@ -133,12 +133,12 @@ def export(format_name: str, case: ExportCase) -> Export:
     )
     if format_name not in (*possible, *_lossy_formats(case)):
         raise BadRequestError(
-            f"{format_name} cannot say this plan ({case.workload.kind} on {case.device.id}): "
+            f"{format_name} cannot express this plan ({case.workload.kind} on {case.device.id}): "
             f"choose among {', '.join(possible) or 'none'}",
             "format",
         )
     offered = format_name in possible
-    more: Notes = () if offered else (f"{chosen.title} cannot say or run all of this plan",)
+    more: Notes = () if offered else (f"{chosen.title} cannot express or run all of this plan",)
     if chosen is MEGATRON or (chosen in MANAGERS and runs_megatron(case)):
         case, schedule_notes = as_run(case)
         more += schedule_notes

@@ -123,7 +123,7 @@ def _extras(case: ExportCase) -> list[str]:
 
 
 def sglang_notes(case: ExportCase) -> Notes:
-    """Return what the command leaves open."""
+    """Return notes on settings that the command leaves to the user."""
     notes = [*serving_notes(case, "sglang", "SGLang"), *cache_notes(case, CACHES, "SGLang")]
     notes += checkpoint_notes(case, AT_LOAD)
     if case.attention_ranks > 1:

@@ -388,7 +388,7 @@ def _parallelism(case: ExportCase) -> list[str]:
 
 
 def torchtitan_notes(case: ExportCase) -> Notes:
-    """Return what the configuration leaves open or cannot express."""
+    """Return notes on settings that the configuration leaves to the user or cannot express."""
     notes = [f"save it as {MODULE}.py; written for torchtitan 0.3", *method_notes(case)]
     if case.strategy.zero_stage in {1, 2}:
         notes.append(

@@ -103,7 +103,7 @@ def _extras(case: ExportCase) -> list[str]:
 
 
 def serving_notes(case: ExportCase, engine: str, title: str) -> Notes:
-    """Return what the command of any serving engine leaves open."""
+    """Return notes on settings that any server's command leaves to the user."""
     notes = []
     if case.plan.engine != engine:
         notes.append(f"the figures are for {case.plan.engine}; {title} has speeds of its own")
@@ -161,7 +161,7 @@ def checkpoint_notes(case: ExportCase, at_load: Container[str]) -> Notes:
 
 
 def vllm_notes(case: ExportCase) -> Notes:
-    """Return what the command leaves open."""
+    """Return notes on settings that the command leaves to the user."""
     notes = [*serving_notes(case, "vllm", "vLLM"), *cache_notes(case, CACHES, "vLLM")]
     notes += checkpoint_notes(case, AT_LOAD)
     if case.strategy.weight_dtype == "nf4":

@@ -578,7 +578,10 @@ def _stream_errors() -> dict[str, list[float]]:
 
 
 def _generation_errors() -> dict[str, list[float]]:
-    """Return the relative errors of generation peaks by source, under its definition."""
+    """Return the relative errors of predicted peak memory in generation, by source.
+
+    Each peak is what the source measured: allocated tensors, or the memory used on the device.
+    """
     errors_by_source: dict[str, list[float]] = defaultdict(list)
     cases = peak_cases()
     for case in (case for case in cases if case.measured_bytes):

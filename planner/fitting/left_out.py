@@ -186,7 +186,11 @@ def spread_of(rows: Sequence[LeftOut]) -> float:
 
 
 def interval_rows(row: LeftOut, rows: Sequence[LeftOut]) -> list[LeftOut]:
-    """Return the rows that determine an interval: the engine's own if there are enough."""
+    """Return the rows whose errors set the 80 % interval of a row.
+
+    These are the rows of the same figure, error class and kind of model; if engines of the fit
+    are tested, only those of the row's engine, where there are at least ``MIN_ROWS``.
+    """
     row_class = (row.figure, row.error_class, row.kind)
     same = [other for other in rows if (other.figure, other.error_class, other.kind) == row_class]
     if row.error_class == UNSEEN:

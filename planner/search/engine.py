@@ -163,7 +163,7 @@ def search(request: PlanRequest) -> PlanAnswer:
     """Return the ranked plans of a request, the frontier, rejections and suggestions.
 
     Raises:
-        PlannerError: a name is unknown, a constraint is no figure, or a pin is impossible.
+        PlannerError: a name is unknown, a constraint is not a figure, or a pin is impossible.
     """
     started = time.perf_counter()
     exploration = explore(request)
@@ -324,7 +324,8 @@ def score_question(
 ) -> ScoreResult:
     """Return the scores of a question's strategies, and the last refusal.
 
-    Scores are cached for later questions, because targets and most objectives do not change them.
+    Scores are cached by subject (model, hardware and workload), pinned fields and objective key,
+    because targets and most objectives do not change them.
     A search that ``enough`` stopped early is not cached: it may lack parts.
     """
     subject, request = ESTIMATES.of(question), question.request
@@ -380,7 +381,10 @@ def _score_question(
 
 
 def _unblocked_strategies(question: Question) -> tuple[Strategy, ...] | None:
-    """Return the strategies that columns cannot cost, None if columns can."""
+    """Return the strategies that need exact estimates, None if columns can cost them.
+
+    Columns cost all strategies of a block at once (vectorised evaluation with numpy).
+    """
     workload, split = question.request.workload, question.request.pins.disaggregated
     if question.cluster.other_nodes and isinstance(workload, TrainWorkload):
         return unlike_strategies(question, workload)

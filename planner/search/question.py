@@ -179,7 +179,7 @@ def is_percentile(name: str) -> bool:
 def mean_bound(name: str, bound: Bound) -> tuple[str, float] | None:
     """Return a percentile's mean figure and the value above which it violates the limit.
 
-    >>> hopeless("ttft_p99_seconds", Bound(max=0.5))
+    >>> mean_bound("ttft_p99_seconds", Bound(max=0.5))
     ('ttft_seconds', 0.625)
     """
     match = PERCENTILE.fullmatch(name)
@@ -203,7 +203,7 @@ def constraints_of(request: PlanRequest) -> dict[str, Bound]:
         if name not in FIGURES:
             known = ", ".join(sorted(FIGURES))
             raise BadRequestError(
-                f"{name!r} is no figure of an estimate: choose among {known}",
+                f"{name!r} is not a figure of an estimate: choose among {known}",
                 f"constraints.{name}",
             )
     limits = dict(request.constraints)

@@ -55,11 +55,11 @@ LATEST = 16
 
 
 class Subject:
-    """The cached scores and estimates of one model, hardware and workload.
+    """The cached scores and estimates of one subject: a model, hardware and workload.
 
     ``plain`` holds estimates without percentiles, ``simulated`` with percentiles, ``told`` with
-    percentiles and terms. ``costings`` holds their common intermediate results, ``search_results`` the
-    search results by pins.
+    percentiles and terms. ``costings`` holds their common intermediate results,
+    ``search_results`` the results of searches with the key, and the number of strategies, of each.
     """
 
     def __init__(self, key: tuple[object, ...] = ()) -> None:
@@ -144,7 +144,10 @@ class EstimateCache:
         return subject
 
     def find_scores(self, subject: Subject, under: tuple[object, ...]) -> object:
-        """Return the cached scores of a subject under the same pins, or None."""
+        """Return a subject's cached search result for a key, None if there is none.
+
+        The key holds all that the result depends on besides the subject, such as the pins.
+        """
         return next((found for key, found, _ in subject.search_results if key == under), None)
 
     def keep(self, subject: Subject, under: tuple[object, ...], found: object, rows: int) -> None:

@@ -53,7 +53,7 @@ def axes(choices: Mapping[str, Numbers]) -> dict[str, Numbers]:
 def scalars(columns: Mapping[str, object]) -> JsonObject:
     """Return one-element columns as scalars: scalars are costed several times faster.
 
-    >>> plainly({"tensor": np.ones((1, 1)), "data": 2})
+    >>> scalars({"tensor": np.ones((1, 1)), "data": 2})
     {'tensor': 1.0, 'data': 2}
     """
     return {

@@ -65,7 +65,7 @@ class TrainingSupport:
 
     @cached_property
     def engine(self) -> Engine:
-        """Return the engine of the question."""
+        """Return the training engine that the request names, or the default of its devices."""
         kind = self.question.device.kind
         return get_engine(self.question.request.engine, kind, training=True)
 
@@ -144,7 +144,7 @@ class TrainingSupport:
         return both(both(summed, experts), sequence)
 
     def _in_exports(self, layout: Layout) -> Flag:
-        """Return which layouts an exported configuration runs, as ``format_support`` has it."""
+        """Return which layouts an exported configuration runs, as ``formats_for`` decides."""
         method, optimizer = self.workload.method, optimizer_of(self.workload)
         if method in OWN_METHODS:
             return False

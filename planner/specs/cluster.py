@@ -234,7 +234,7 @@ class ClusterSpec(SparseSpec):
         only a catalog id.
 
         Raises:
-            ValueError: the device is only named, is no CPU, or there are several.
+            ValueError: the device is only a catalog id or not a CPU, or there are several.
         """
         device = self.device
         if not isinstance(device, DeviceSpec) or device.kind != "cpu" or self.num_devices != 1:

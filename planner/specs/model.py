@@ -51,7 +51,9 @@ class AttentionLayers(SparseSpec):
     @model_validator(mode="after")
     def _needs_its_window(self) -> "AttentionLayers":
         if self.kind != "full" and self.window is None:
-            raise ValueError(f"{self.kind} layers need a window: the tokens that they see")
+            raise ValueError(
+                f"{self.kind} layers need a window: the number of tokens that they attend to"
+            )
         return self
 
     @property

@@ -322,7 +322,7 @@ def get(key: str) -> Technique:
     """Return the technique with a key.
 
     Raises:
-        UnknownTechniqueError: there is no such key; the message gives the nearest ones.
+        UnknownTechniqueError: no technique has this key; the message gives the nearest ones.
     """
     if key not in TECHNIQUES:
         nearest = nearest_names(key, TECHNIQUES)

@@ -174,7 +174,10 @@ def serve_disaggregated(setting: Setting, workload: ServeWorkload, ledger: Ledge
 def _pools(setting: Setting, workload: ServeWorkload, ledger: Ledger) -> _Pools:
     split, layout = setting.strategy.disaggregated, setting.layout
     if split is None:
-        raise BadRequestError("two pools need their devices", "strategy.disaggregated")
+        raise BadRequestError(
+            "disaggregated is not set: give prefill_devices and decode_devices",
+            "strategy.disaggregated",
+        )
     if workload.output_tokens == 1:
         raise BadRequestError(
             "output_tokens is 1: a decode pool would have nothing to do; leave disaggregated out",

@@ -348,8 +348,8 @@ def draft_of(setting: Setting, guess: SpeculativeSpec) -> Setting:
 
     Raises:
         UnknownModelError: the catalog has no such draft model.
-        NotPossibleError: its vocabulary differs from the target's, or the engine refuses its
-            format.
+        NotPossibleError: the draft's vocabulary differs from the target's, or the engine refuses
+            the draft's format.
         NotCoveredError: the target is split into pipeline stages.
     """
     model, target = get_model(guess.draft_model), setting.model

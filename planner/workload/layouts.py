@@ -158,7 +158,7 @@ def check(rules: Iterable[Rule]) -> None:
     """Raise on the first violated rule.
 
     Raises:
-        NotPossibleError: with the field and the numbers of the rule.
+        NotPossibleError: a rule is violated; the error has its field and message.
     """
     for rule in rules:
         if not rule.holds:
@@ -511,7 +511,7 @@ def attention_rules(
         field,
         lambda: (
             f"attention is flex, and torch has no backward pass of FlexAttention on "
-            f"{device.name or device.id}, which is no GPU; {way_out}, or a host with a GPU"
+            f"{device.name or device.id}, which is not a GPU; {way_out}, or a host with a GPU"
         ),
     )
     whole = both(layout.devices == layout.data, layout.expert <= 1)

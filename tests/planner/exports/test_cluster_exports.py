@@ -260,7 +260,7 @@ def test_uneven_layers_of_a_pipeline_are_said_or_refused_by_name():
 
 def test_what_cannot_run_unlike_nodes_is_refused_or_not_offered():
     for name in ("slurm", "kubernetes", "compose"):
-        with pytest.raises(BadRequestError, match="cannot say this plan"):
+        with pytest.raises(BadRequestError, match="cannot express this plan"):
             export(name, case())
 
     asked = case(UNEQUAL, {**STAGES, "pipeline_parallel_size": 3})

@@ -148,9 +148,9 @@ def test_every_format_that_a_plan_names_can_be_made_and_others_are_not_offered()
 def test_a_format_is_refused_with_those_that_can_or_made_with_what_is_lost():
     with pytest.raises(BadRequestError, match="torchrun"):
         export("fortran", SERVED)
-    with pytest.raises(BadRequestError, match=r"deepspeed cannot say this plan .*vllm"):
+    with pytest.raises(BadRequestError, match=r"deepspeed cannot express this plan .*vllm"):
         export("deepspeed", SERVED)
-    with pytest.raises(BadRequestError, match="torchtitan cannot say this plan"):
+    with pytest.raises(BadRequestError, match="torchtitan cannot express this plan"):
         export("torchtitan", trained(model=MIXTRAL, data_parallel_size=8))
 
     for key, case in (
@@ -160,7 +160,7 @@ def test_a_format_is_refused_with_those_that_can_or_made_with_what_is_lost():
         ("vllm", made(device="m2-max")),
     ):
         found = export(key, case)
-        assert "cannot say or run all of this plan" in found.notes[0], (key, case)
+        assert "cannot express or run all of this plan" in found.notes[0], (key, case)
         assert found.notes[0] in found.text, (key, case)
 
 

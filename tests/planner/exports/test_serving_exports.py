@@ -261,7 +261,7 @@ def test_deepspeed_offloads_weights_in_stage_three_and_keeps_notes_beside_its_fi
 
 def test_a_compression_can_be_said_by_no_format_and_no_limit_is_shorter_than_its_run():
     for key in sorted(FORMATS):
-        with pytest.raises(BadRequestError, match=f"{key} cannot say this plan") as caught:
+        with pytest.raises(BadRequestError, match=f"{key} cannot express this plan") as caught:
             export(key, made({**COMPRESS}, engine="torch"))
         assert caught.value.field == "format", key
         assert "choose among none" in caught.value.message, key
