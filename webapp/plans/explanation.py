@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from planner.catalog.devices import get_device
 from planner.specs.base import PlannerError
-from planner.specs.estimate import Estimate, Input, Term
+from planner.specs.estimate import EquationInput, Estimate, Term
 from planner.specs.workload import Strategy
 from webapp.core import display
 from webapp.core.display import (
@@ -89,7 +89,7 @@ def _line(term: Term) -> Line:
     )
 
 
-def _input(term_input: Input) -> str:
+def _input(term_input: EquationInput) -> str:
     value = (
         term_input.value
         if isinstance(term_input.value, str)
