@@ -554,7 +554,7 @@ def serving_engines() -> dict[str, ServingEngine]:
 
 
 def serving_engine(key: str) -> ServingEngine:
-    """Return what is known of an engine; of others that it can be told nothing."""
+    """Return an engine's limits and options; empty ones for an engine without an entry."""
     return serving_engines().get(key) or ServingEngine(engine=key, source="")
 
 

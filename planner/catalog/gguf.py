@@ -49,7 +49,7 @@ BLOCKS: dict[str, tuple[float, int]] = {
     "iq1_m": (1.75, 256),
     "iq1_s": (1.5625, 256),
 }
-# The type of rows that are no multiple of a block of 256.
+# The type of rows that are not a multiple of a block of 256.
 FALLBACKS = {"q2_k": "q4_0", "q3_k": "q4_0", "q4_k": "q5_0", "q5_k": "q5_1", "q6_k": "q8_0"}
 # The default type of each file type; files of other types have the type's own name.
 DEFAULTS = {

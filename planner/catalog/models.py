@@ -489,7 +489,7 @@ def get_entry(model_id: str) -> ModelEntry:
 def checkpoint_name(model_id: str) -> str:
     """Return the name under which an engine loads a model: the given checkpoint's own.
 
-    Names that are no repository are replaced by the catalog's id, unless they state a format.
+    Names that are not a repository are replaced by the catalog's id, unless they state a format.
 
     Raises:
         UnknownModelError: the catalog has no such name; the message gives the nearest ones.

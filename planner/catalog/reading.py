@@ -33,7 +33,7 @@ def data_json(name: str) -> dict[str, Any]:
 
 
 MAX_NEAREST = 5
-ALIKE, BARELY = 0.4, 0.2
+SIMILARITY_CUTOFF, FALLBACK_CUTOFF = 0.4, 0.2
 
 
 def nearest_names(name: str, known: Iterable[str]) -> tuple[str, ...]:
@@ -47,12 +47,14 @@ def nearest_names(name: str, known: Iterable[str]) -> tuple[str, ...]:
         lower for lower in by_lower if f"{last_part}-".startswith(f"{lower.rsplit('/', 1)[-1]}-")
     ]
     begun.sort(key=lambda lower: -len(lower.rsplit("/", 1)[-1]))
-    alike = get_close_matches(name.lower(), list(by_lower), n=MAX_NEAREST, cutoff=ALIKE)
+    alike = get_close_matches(
+        name.lower(), list(by_lower), n=MAX_NEAREST, cutoff=SIMILARITY_CUTOFF
+    )
     close = [*begun, *(lower for lower in alike if lower not in begun)]
     containing = [
         lower for lower in by_lower if last_part and last_part in lower and lower not in close
     ]
     matches = (*close, *sorted(containing)) or get_close_matches(
-        name.lower(), list(by_lower), n=MAX_NEAREST, cutoff=BARELY
+        name.lower(), list(by_lower), n=MAX_NEAREST, cutoff=FALLBACK_CUTOFF
     )
     return tuple(by_lower[lower] for lower in matches)[:MAX_NEAREST]

@@ -336,7 +336,7 @@ SAME = (
 )
 LAYOUT = ("tp", "pp", "micro_batch_size", "recompute", "zero_stage")
 MIN_LAYOUTS = 4
-WITHIN = 0.03
+CHOICE_TOLERANCE = 0.03
 
 
 @dataclass(frozen=True)
@@ -354,7 +354,7 @@ class Choice:
     @property
     def is_close(self) -> bool:
         """Return whether the choice is within 3 % of the fastest."""
-        return self.lost <= WITHIN
+        return self.lost <= CHOICE_TOLERANCE
 
 
 def layout_of(row: Row) -> str:

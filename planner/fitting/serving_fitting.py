@@ -32,7 +32,8 @@ from planner.fitting.step_fitting import Columns
 from planner.workload.setting import RELEASE, release_key
 
 Strengths = Mapping[str, float]
-ALIKE = frozenset({"linear", "attention", "elementwise"})  # similar kernels in every engine
+# Every engine has similar kernels for these.
+ENGINE_INDEPENDENT_PARTS = frozenset({"linear", "attention", "elementwise"})
 OF_EXPERTS = frozenset({"experts", "further", "expert_exchange"})
 TPOT_NOISE, TTFT_NOISE = 0.05, 0.15  # log-ratio noise of repeated measurements
 PAIRS_APART = 2.0  # noise between pairs of an engine, relative to noise within a pair
@@ -156,7 +157,7 @@ def engine_spreads(strengths: Strengths) -> Columns:
     """Return the prior spreads of an engine's values about the common values."""
     scaled = spreads(strengths) * strengths["engine"]
     for index, name in enumerate(NAMES):
-        if part_of(name) in ALIKE:
+        if part_of(name) in ENGINE_INDEPENDENT_PARTS:
             scaled[index] *= strengths["engine_alike"]
         if part_of(name) in OF_EXPERTS:
             scaled[index] *= strengths["engine_experts"]

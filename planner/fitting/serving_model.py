@@ -188,8 +188,8 @@ FREE = slice(len(PARTS), len(NAMES))
 # room in a pass used by other prompts, 1.5 steps until a request is admitted.
 CENTRES = {**arrival_priors(), "company_ratio": 0.2, "steps_awaited": 1.5}
 # Decode steps replay CUDA graphs; prefill passes launch each kernel.
-ANEW = 3.0
-CENTRES |= {"prefill_issue": ANEW, "prefill_further": ANEW}
+LAUNCH_FACTOR_PRIOR = 3.0
+CENTRES |= {"prefill_issue": LAUNCH_FACTOR_PRIOR, "prefill_further": LAUNCH_FACTOR_PRIOR}
 LEAST_PART = 0.1  # lower bound of any other factor
 FLOOR = np.log(
     [LEAST_AT_PEAK.get(name.partition("_")[2], LEAST_PART) for name in PARTS[:INTAKE]]

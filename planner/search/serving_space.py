@@ -99,7 +99,7 @@ def _sizes(question: Question, split: DisaggregatedSpec) -> Iterator[JsonObject]
 # layout share their device groups, so each block holds one layout.
 
 
-MAX_EXACT_ESTIMATES = 120  # exact estimates, of a few milliseconds each
+MAX_EXACT_ESTIMATES = 120  # a few milliseconds each
 LAYOUT_SIZES = ("data", "tensor", "pipeline", "expert", "context", "attention_data")
 
 

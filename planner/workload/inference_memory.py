@@ -67,7 +67,7 @@ from planner.workload.setting import Setting
 # Pull request 18263 of sglang measured 51.75 GiB.
 
 
-LONGER = 4  # default longest request, as a multiple of the typical one
+DEFAULT_CONTEXT_MULTIPLE = 4  # default longest request, as a multiple of the typical one
 REQUESTS_PER_CONTEXT, MIN_REQUESTS, MAX_REQUESTS = 512, 2048.0, 4096.0
 AITER_CHIPS = "mi3"  # CDNA 3 and 4
 
@@ -75,7 +75,9 @@ AITER_CHIPS = "mi3"  # CDNA 3 and 4
 def longest_request(model: ModelSpec, workload: ServeWorkload) -> int:
     """Return the context that the engine is started with: the stated one, or a multiple."""
     typical = workload.input_tokens + workload.output_tokens
-    return workload.max_request_tokens or min(LONGER * typical, model.max_position_embeddings)
+    return workload.max_request_tokens or min(
+        DEFAULT_CONTEXT_MULTIPLE * typical, model.max_position_embeddings
+    )
 
 
 def attention_workspace(

@@ -286,7 +286,7 @@ SERVER_MEMORY_BYTES_PER_S = 200e9  # eight channels of DDR4
 
 HOST_SHARES = ("weights_cpu", "kv_cpu", "activations_cpu")
 # Full-batch passes without fitted factors use those of the most similar pass.
-LIKE = {"mixed": "prefill", "packed": "decode", "beside": "packed"}
+SIMILAR_PASS = {"mixed": "prefill", "packed": "decode", "beside": "packed"}
 
 
 @dataclass(frozen=True)
@@ -515,7 +515,7 @@ class Setting:
     def serving_factor(self, part: str) -> float:
         """Return the factor for a part of a pass, fitted on published serving sweeps."""
         phase, _, operator = part.partition("_")
-        if phase in LIKE:
+        if phase in SIMILAR_PASS:
             return self._full_factor(phase, operator)
         return self.sweep_factors.factor(part) * self._stream_factor(part)
 
@@ -529,7 +529,7 @@ class Setting:
         """Return the factor for a part of a full-batch step, fitted on published tables."""
         shown = f"{phase}_{SHOWN_BY.get(operator, operator)}"
         if shown not in self._full:
-            return self.serving_factor(f"{LIKE[phase]}_{operator}")
+            return self.serving_factor(f"{SIMILAR_PASS[phase]}_{operator}")
         return self._full.get(f"{phase}_{operator}", self._full[shown])
 
     def routing_passes(self, group: str) -> float:

@@ -148,7 +148,7 @@ def test_a_plan_is_exported_by_its_request_itself_or_its_rank(run):
     arguments = ["export", "--format", "vllm", "--rank", "99"]
     status, output = run(arguments, [document(engine="vllm")])
     assert status == 2
-    assert "rank is 99: there are" in output.err
+    assert "rank is 99: it must be 1 to " in output.err
 
 
 def test_an_export_can_be_measured_and_keeps_its_notes(run):
@@ -305,7 +305,7 @@ def test_a_rank_counts_from_one_to_the_number_of_plans(rank):
     given = [document(engine="vllm")]
     done = called("export", "--format", "vllm", "--rank", rank, given=given)
     assert done.returncode == 2
-    assert done.stderr.startswith(f"rank is {rank}: there are ")
+    assert done.stderr.startswith(f"rank is {rank}: it must be 1 to ")
 
 
 def test_a_plan_goes_from_one_process_through_a_pipe_into_the_next():
