@@ -202,7 +202,7 @@ def test_factors_weigh_their_sources():
 
     # Every kind of method with times is one that a recipe names.
     assert set(data_json("compression_factors.json")["methods"]) <= {
-        recipe.alike for recipe in RECIPES.values()
+        recipe.method_group for recipe in RECIPES.values()
     }
     # Columns and steps wait for each other.
     assert column_seconds(columns=1000, passes=2, column_s=1e-3) == pytest.approx(2.0)
