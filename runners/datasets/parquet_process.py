@@ -16,7 +16,7 @@ from shutil import copyfileobj
 from typing import BinaryIO, cast
 
 READER = Path(__file__).with_name("parquet.py")
-KEPT = ("PATH", "LD_LIBRARY_PATH", "LANG", "TZDIR")  # of the environment
+PASSED_VARIABLES = ("PATH", "LD_LIBRARY_PATH", "LANG", "TZDIR")  # of the environment
 MAX_GROUP_BYTES = 512 * 1024**2  # of the columns that are read, as the file states them
 MAX_BYTES = 8 * 1024**3  # of the process's address space; a row group's values are far smaller
 
@@ -62,7 +62,7 @@ def rows_in_subprocess(
 
 def _environment() -> dict[str, str]:
     """Return the subprocess's environment, without the server's secrets."""
-    env = {name: os.environ[name] for name in KEPT if name in os.environ}
+    env = {name: os.environ[name] for name in PASSED_VARIABLES if name in os.environ}
     return {**env, "ARROW_DEFAULT_MEMORY_POOL": "system", "OMP_NUM_THREADS": "1"}
 
 

@@ -354,7 +354,7 @@ _READERS = {
 
 
 FIRST_SAMPLES = 3
-MOST_ERRORS = 5
+MAX_ERRORS = 5
 EXCERPT_CHARACTERS = 300
 
 
@@ -365,7 +365,7 @@ class Part(NamedTuple):
     text: str
 
 
-class Checked(NamedTuple):
+class FileSummary(NamedTuple):
     """The content of a file; with errors it cannot be trained on."""
 
     format: Format | None
@@ -375,7 +375,7 @@ class Checked(NamedTuple):
     errors: tuple[str, ...]  # the first few
 
 
-def checked(file: BinaryIO, name: str, stated: Format | None = None) -> Checked:
+def checked(file: BinaryIO, name: str, stated: Format | None = None) -> FileSummary:
     """Return a file's content summary and its first errors; every line is read.
 
     Raises:
@@ -401,7 +401,7 @@ def checked(file: BinaryIO, name: str, stated: Format | None = None) -> Checked:
         errors.append(str(error))
     if not errors and not is_varied:
         errors.append(too_few(name, count))
-    return Checked(reader.format, count, reader.num_empty, tuple(samples), tuple(errors))
+    return FileSummary(reader.format, count, reader.num_empty, tuple(samples), tuple(errors))
 
 
 def too_few(name: str, count: int) -> str:
@@ -413,13 +413,13 @@ def too_few(name: str, count: int) -> str:
 
 
 def _samples(reader: Reader, file: BinaryIO, errors: list[str]) -> Iterator[Sample]:
-    """Yield the readable samples; collect at most ``MOST_ERRORS`` errors."""
+    """Yield the readable samples; collect at most ``MAX_ERRORS`` errors."""
     for line, raw in reader.raw_records(file):
         try:
             sample = reader.sample(line, raw)
         except DataError as error:
             errors.append(str(error))
-            if len(errors) >= MOST_ERRORS:
+            if len(errors) >= MAX_ERRORS:
                 return
             continue
         if sample is not None:

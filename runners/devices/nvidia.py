@@ -37,7 +37,7 @@ _SLOWED_BY = {
 
 
 @dataclass(frozen=True)
-class Listed:
+class NvmlDevice:
     """A GPU or MIG instance that jobs can use: its NVML handles and its names."""
 
     index: int
@@ -50,7 +50,7 @@ class Listed:
 class Ask:
     """Asks NVML about one device, and notes what it does not answer."""
 
-    def __init__(self, library: types.ModuleType, device: Listed) -> None:
+    def __init__(self, library: types.ModuleType, device: NvmlDevice) -> None:
         self._library, self._device = library, device
         self.unread: list[str] = []
 
@@ -71,7 +71,7 @@ def listed(
     library: types.ModuleType,
     env: Mapping[str, str] = os.environ,
     problems: list[str] | None = None,
-) -> list[Listed]:
+) -> list[NvmlDevice]:
     """Return the devices of this host that ``CUDA_VISIBLE_DEVICES`` selects, in its order.
 
     A GPU in MIG mode is its instances. ``problems`` takes why others are left out.
@@ -94,7 +94,7 @@ def listed(
     return [found[place] for place in places]
 
 
-def _answering(library: types.ModuleType, problems: list[str]) -> Iterator[Listed]:
+def _answering(library: types.ModuleType, problems: list[str]) -> Iterator[NvmlDevice]:
     for index in range(library.nvmlDeviceGetCount()):
         try:
             handle = library.nvmlDeviceGetHandleByIndex(index)
@@ -105,10 +105,10 @@ def _answering(library: types.ModuleType, problems: list[str]) -> Iterator[Liste
         name = text(topology.query_nvml(library, handle, "nvmlDeviceGetName") or "NVIDIA GPU")
         mode = topology.query_nvml(library, handle, "nvmlDeviceGetMigMode")
         if not mode or not mode[0]:
-            yield Listed(index, handle, handle, CudaDevice(uuid, index, name=name))
+            yield NvmlDevice(index, handle, handle, CudaDevice(uuid, index, name=name))
             continue
         instances = list(
-            _instances(library, Listed(index, handle, handle, CudaDevice(uuid, index)))
+            _instances(library, NvmlDevice(index, handle, handle, CudaDevice(uuid, index)))
         )
         if not instances:
             problems.append(
@@ -117,7 +117,7 @@ def _answering(library: types.ModuleType, problems: list[str]) -> Iterator[Liste
         yield from instances
 
 
-def _instances(library: types.ModuleType, gpu: Listed) -> Iterator[Listed]:
+def _instances(library: types.ModuleType, gpu: NvmlDevice) -> Iterator[NvmlDevice]:
     count = topology.query_nvml(library, gpu.handle, "nvmlDeviceGetMaxMigDeviceCount") or 0
     for slot in range(count):
         handle = topology.query_nvml(
@@ -133,7 +133,7 @@ def _instances(library: types.ModuleType, gpu: Listed) -> Iterator[Listed]:
         name = text(topology.query_nvml(library, handle, "nvmlDeviceGetName") or "MIG instance")
         path = f"MIG-{gpu.cuda.uuid}/{ids[0]}/{ids[1]}"
         cuda = CudaDevice(text(uuid), gpu.index, is_instance=True, name=name, path=path)
-        yield Listed(gpu.index, handle, gpu.handle, cuda, gpu.cuda.uuid)
+        yield NvmlDevice(gpu.index, handle, gpu.handle, cuda, gpu.cuda.uuid)
 
 
 def facts(library: types.ModuleType, problems: list[str] | None = None) -> Iterator[GpuFacts]:
@@ -185,7 +185,7 @@ def _power(ask: Ask) -> dict[str, Any]:
     }
 
 
-def _links(library: types.ModuleType, device: Listed, ask: Ask) -> dict[str, Any]:
+def _links(library: types.ModuleType, device: NvmlDevice, ask: Ask) -> dict[str, Any]:
     """Return a GPU's PCIe link and NVLinks."""
     count = topology.num_links(library, device.gpu_handle)
     return {
@@ -235,7 +235,7 @@ def _health(ask: Ask) -> dict[str, Any]:
     }
 
 
-def _memory(library: types.ModuleType, device: Listed) -> tuple[int, int, bool]:
+def _memory(library: types.ModuleType, device: NvmlDevice) -> tuple[int, int, bool]:
     """Return total and used bytes of a device, and whether they are the host's.
 
     NVML supports no memory query on modules whose GPU shares the host's memory.

@@ -150,7 +150,7 @@ def _probe_and_size(path: Path, facts: Mapping[str, str]) -> tuple[tuple[str, ..
 BUILT = "environment.json"
 PROGRESS = "progress.json"
 LAST = "last.json"
-LOOK_SECONDS = 0.3  # a check whether a lock is free holds it briefly
+LOCK_TIMEOUT_SECONDS = 0.3  # a check whether a lock is free holds it briefly
 UNFINISHED = (".building-", ".gone-")
 
 
@@ -266,7 +266,7 @@ class Store:
         """
         home = self.home(name)
         try:
-            with child.locked(home / "build.lock", LOOK_SECONDS):
+            with child.locked(home / "build.lock", LOCK_TIMEOUT_SECONDS):
                 (home / PROGRESS).unlink(missing_ok=True)
                 for path in home.iterdir():
                     if path.name.startswith(UNFINISHED):
@@ -327,7 +327,7 @@ class Store:
 
 
 GIB = 2**30
-ROOM = 1.5  # times an environment's size: wheels and unpacked files coexist
+FREE_DISK_FACTOR = 1.5  # times an environment's size: wheels and unpacked files coexist
 WAIT_SECONDS = 0.5
 LAST_LINES = 12
 # Besides one per package: folder, unpacking, pip check, import.
@@ -446,7 +446,7 @@ def _total(pins: Pins) -> int:
 
 def needed_bytes(pins: Pins) -> int:
     """Return the free disk space that a build needs, in bytes."""
-    return int(ROOM * pins.size_bytes)
+    return int(FREE_DISK_FACTOR * pins.size_bytes)
 
 
 def _check_disk(store: Store, pins: Pins) -> None:

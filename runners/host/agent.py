@@ -39,7 +39,7 @@ from runners.supervision import child, procfs
 LIVE_BEAT_SECONDS = scaled(2.0, least=0.2)
 REFUSED_BEAT_SECONDS = scaled(30.0, least=0.5)
 FACTS_SECONDS = 600.0  # period of the inventory report, which includes GPU error counts
-LOOK_SECONDS = scaled(0.5, least=0.1)
+POLL_SECONDS = scaled(0.5, least=0.1)
 
 log = logging.getLogger(__name__)
 
@@ -128,7 +128,7 @@ class Agent:
                 self.step()
                 if self._companion:
                     self._companion.tend()
-                if wake.wait(LOOK_SECONDS):
+                if wake.wait(POLL_SECONDS):
                     self._next_beat = 0.0
             self.bench.cancel()
             self.environments.stop()

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 # It runs in the host's folder, and measures the disk where jobs write.
 COMMAND = (sys.executable, "-m", "runners.jobs.bench.device_rates", "--folder", ".")
 TIMEOUT_SECONDS = 300.0
-SLURM_PATIENCE_SECONDS = 200  # for a free node; otherwise retried later
+SLURM_TIMEOUT_SECONDS = 200  # for a free node; otherwise retried later
 RETRY_SECONDS = 600.0
 LOW_PRIORITY = 10
 
@@ -70,7 +70,7 @@ def command_for(slurm: SlurmConfig | None) -> Sequence[str]:
     return (
         "env", f"OMP_NUM_THREADS={cores}", *named,
         "srun", "--quiet", "--job-name=slipway-microbench", "--nodes=1", "--ntasks=1",
-        f"--immediate={SLURM_PATIENCE_SECONDS}", "--time=5", *slurm.argv(), *COMMAND,
+        f"--immediate={SLURM_TIMEOUT_SECONDS}", "--time=5", *slurm.argv(), *COMMAND,
     )  # fmt: skip
 
 
@@ -301,7 +301,7 @@ CASES = (
 )
 
 
-class Held(BaseModel):
+class RankMemory(BaseModel):
     """The fullest rank's bytes per planner term, and its process memory at start and peak.
 
     ``activations`` include communication buffers: everything that a step allocates except

@@ -304,8 +304,8 @@ def _rotate(options: argparse.Namespace) -> int:
 
 def _stop_all(options: argparse.Namespace) -> int:
     reason = Reason.SITE_STOPPED if options.with_site else Reason.STOPPED_BY_OPERATOR
-    patience = 0.0 if options.no_wait else STOP_ALL_SECONDS
-    stopped = stop_all(HostDir(options.dir), reason=reason, patience_seconds=patience)
+    timeout = 0.0 if options.no_wait else STOP_ALL_SECONDS
+    stopped = stop_all(HostDir(options.dir), reason=reason, timeout_seconds=timeout)
     if options.no_wait and not stopped.why:
         print(f"Told {len(stopped.running)} to stop")
         return 0

@@ -73,8 +73,8 @@ class EpochMemory:
 
 
 log = logging.getLogger(__name__)
-PATIENCE_SECONDS = 900.0
-MOST_SPREAD = 8
+ENROLMENT_TIMEOUT_SECONDS = 900.0
+MAX_SPREAD = 8
 
 
 class EnrolmentError(Exception):
@@ -145,7 +145,7 @@ def enroll(
 
 def _enroll_with_retries(client: ServerClient, request: EnrollRequest) -> EnrollReply:
     """Enrol, retrying after the Retry-After delay of a busy server; the token stays unused."""
-    give_up_at = time.monotonic() + PATIENCE_SECONDS
+    give_up_at = time.monotonic() + ENROLMENT_TIMEOUT_SECONDS
     spread = 0
     while True:
         now = request.model_copy(update={"sent_at_ms": time.time_ns() // 1_000_000})
@@ -160,7 +160,7 @@ def _enroll_with_retries(client: ServerClient, request: EnrollRequest) -> Enroll
                     f"{refusal}\nThe token was not used: run this command with it again later."
                 ) from None
             # Jitter: hosts with the same delay do not retry simultaneously.
-            spread = min(spread + 1, MOST_SPREAD)
+            spread = min(spread + 1, MAX_SPREAD)
             wait *= 1 + spread * secrets.randbelow(1000) / 1000
             log.warning("%s Trying again in %.0f s; the token stays unused.", refusal, wait)
         time.sleep(wait)

@@ -305,8 +305,8 @@ def _seconds(client: ServerClient, up: int, down: int) -> float:
 
 
 GIB = 2**30
-LEAST_SHARE = 0.85  # of the memory: contexts, ECC and firmware take some
-MOST_SHARE = 1.01
+MIN_SHARE = 0.85  # of the memory: contexts, ECC and firmware take some
+MAX_SHARE = 1.01
 
 
 @dataclass(frozen=True)
@@ -330,7 +330,7 @@ class Device:
     unread: tuple[str, ...]
 
 
-class Seen(NamedTuple):
+class TorchDevice(NamedTuple):
     """One device as torch describes it, from ``torch.cuda.get_device_properties``."""
 
     name: str
@@ -370,7 +370,7 @@ def devices_here() -> list[Device]:
     ]
 
 
-def comparison(devices: Sequence[Device], seen: Sequence[Seen]) -> list[str]:
+def comparison(devices: Sequence[Device], seen: Sequence[TorchDevice]) -> list[str]:
     """Return how torch's devices, in its order, differ from a host's; empty: not at all."""
     differences = []
     if len(seen) != len(devices):
@@ -386,7 +386,7 @@ def comparison(devices: Sequence[Device], seen: Sequence[Seen]) -> list[str]:
         if each.name not in device.name and device.name not in each.name:
             differences.append(f"GPU {device.index}, {device.name}, is {each.name} to torch")
         share = each.memory_bytes / device.memory_bytes if device.memory_bytes else 1.0
-        if not LEAST_SHARE <= share <= MOST_SHARE:
+        if not MIN_SHARE <= share <= MAX_SHARE:
             differences.append(
                 f"torch sees {each.memory_bytes / GIB:.1f} GiB of GPU {device.index}, its driver "
                 f"{device.memory_bytes / GIB:.1f}"

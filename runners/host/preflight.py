@@ -470,7 +470,7 @@ def _model(
     roots = tuple(root.resolve() for root in place.model_roots)
     query = FolderQuery(Path(where), roots, place.host_dir.path, needs.context_tokens)
     is_login_node = place.config.slurm is not None
-    wanted = preflight_weights.Wanted(needs.environment, needs.memory_bytes, is_login_node)
+    wanted = preflight_weights.EngineNeeds(needs.environment, needs.memory_bytes, is_login_node)
     yield from preflight_weights.checks(wanted, query)
 
 

@@ -373,7 +373,7 @@ NAMES = (".", "config.json", "model.safetensors.index.json", "model.safetensors"
 LLAMACPP, VLLM = "llamacpp", "vllm"
 
 
-class Wanted(NamedTuple):
+class EngineNeeds(NamedTuple):
     """What of an attempt's needs decides which engine is queried, and on what host."""
 
     environment: str
@@ -381,7 +381,7 @@ class Wanted(NamedTuple):
     is_login_node: bool  # of Slurm, where no engine is queried: jobs run on other nodes
 
 
-def checks(wanted: Wanted, query: FolderQuery) -> tuple[PreflightCheck, ...]:
+def checks(wanted: EngineNeeds, query: FolderQuery) -> tuple[PreflightCheck, ...]:
     """Return what is known of a folder's size."""
     period = int(time.monotonic() / KEPT_SECONDS)
     try:
@@ -397,14 +397,14 @@ def _stamp(folder: Path) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=32)
-def _checks(wanted: Wanted, query: FolderQuery, *_: object) -> tuple[PreflightCheck, ...]:
+def _checks(wanted: EngineNeeds, query: FolderQuery, *_: object) -> tuple[PreflightCheck, ...]:
     if has_safetensors(query):
         return (_safetensors(wanted, query), *_earlier(wanted, query))
     is_gguf = wanted.environment == LLAMACPP and not wanted.is_login_node
     return (_gguf(wanted, query),) if is_gguf and llama_is_there() else ()
 
 
-def _safetensors(wanted: Wanted, query: FolderQuery) -> PreflightCheck:
+def _safetensors(wanted: EngineNeeds, query: FolderQuery) -> PreflightCheck:
     store = Store(HostDir(query.host_dir))
     has_engine = not wanted.is_login_node and (query.folder / "config.json").is_file()
     python = interpreter(wanted.environment, store) if has_engine else None
@@ -429,7 +429,7 @@ def _figures(found: StoredWeights, built: Future[EngineCount] | None) -> dict[st
     return {name: float(value) for name, value in figures.items() if value}
 
 
-def _earlier(wanted: Wanted, query: FolderQuery) -> Iterator[PreflightCheck]:
+def _earlier(wanted: EngineNeeds, query: FolderQuery) -> Iterator[PreflightCheck]:
     """Yield what vLLM logged at an earlier start with the folder."""
     if wanted.environment != VLLM:
         return
@@ -437,7 +437,7 @@ def _earlier(wanted: Wanted, query: FolderQuery) -> Iterator[PreflightCheck]:
         yield yes("vLLM", _printed(found))
 
 
-def _gguf(wanted: Wanted, query: FolderQuery) -> PreflightCheck:
+def _gguf(wanted: EngineNeeds, query: FolderQuery) -> PreflightCheck:
     count = llama_count(query)
     sentence = count.sentence
     if wanted.memory_bytes:

@@ -28,7 +28,7 @@ from runners.shared.messages import (
     Needs,
     RunRequest,
     StopOrder,
-    Wanted,
+    WantedAttempt,
 )
 from runners.shared.reasons import Reason
 from runners.shared.spool import SpoolReader
@@ -42,7 +42,7 @@ from runners.supervision import child, procfs
 
 log = logging.getLogger(__name__)
 
-LOCK_PATIENCE_SECONDS = 5.0  # a supervisor ends shortly after it reports the exit
+LOCK_TIMEOUT_SECONDS = 5.0  # a supervisor ends shortly after it reports the exit
 
 
 def take_over(
@@ -56,7 +56,7 @@ def take_over(
         return None  # already moved before the agent restarted
     for earlier in sorted(_earlier(request, others), key=_number, reverse=True):
         try:
-            with child.locked(earlier.lock, LOCK_PATIENCE_SECONDS):
+            with child.locked(earlier.lock, LOCK_TIMEOUT_SECONDS):
                 _move(earlier.checkpoint, folder.checkpoint)
         except (child.LockedError, OSError) as error:
             log.warning("what %s left is not taken over: %s", earlier.attempt_id, error)
@@ -90,7 +90,7 @@ def _move(source: Path, to: Path) -> None:
 # with each heartbeat until every file is present, as for a gang that waits for its other hosts.
 
 
-PATIENCE_SECONDS = 1.0  # a small file arrives in this time, and its attempt starts at once
+DOWNLOAD_WAIT_SECONDS = 1.0  # a small file arrives in this time, and its attempt starts at once
 
 
 class Fetcher:
@@ -115,7 +115,7 @@ class Fetcher:
         if fetch is None:
             fetch = self._downloads[folder.attempt_id] = _Fetch(self._client, folder, missing)
             fetch.start()
-        fetch.join(PATIENCE_SECONDS)
+        fetch.join(DOWNLOAD_WAIT_SECONDS)
         if fetch.is_alive():
             return False
         del self._downloads[folder.attempt_id]
@@ -197,8 +197,8 @@ _PHASES: dict[Verdict, AttemptPhase] = {
     Verdict.HOST_REBOOTED: "running",
     Verdict.FINISHED: "exited",
 }
-GONE = frozenset({409, 410})  # this host will never run the attempt
-MOST_PORTS = 20  # occupied ports reported per claim at most
+FINAL_REFUSALS = frozenset({409, 410})  # this host will never run the attempt
+MAX_PORTS = 20  # occupied ports reported per claim at most
 
 
 class Reconciler:
@@ -301,9 +301,9 @@ class Reconciler:
         for attempt_id, verdict in self.verdicts().items():
             claim = self._folder(attempt_id).claim()
             if verdict is Verdict.CLAIMING and claim:
-                self.claim(Wanted(attempt_id=attempt_id, fence=claim.fence))
+                self.claim(WantedAttempt(attempt_id=attempt_id, fence=claim.fence))
 
-    def claim(self, wanted: Wanted) -> None:
+    def claim(self, wanted: WantedAttempt) -> None:
         """Claim an attempt and start it, unless it is already claimed."""
         if not ID.fullmatch(wanted.attempt_id):
             log.error("the server requested an attempt with the id %r", wanted.attempt_id)
@@ -313,7 +313,7 @@ class Reconciler:
             return
         claim = folder.make_claim(wanted.fence, self.boot_id, wanted.needs)
         needs = claim.needs
-        for _ in range(MOST_PORTS):
+        for _ in range(MAX_PORTS):
             reply = self._claim(folder, claim, needs)
             if reply is None:
                 return
@@ -342,7 +342,7 @@ class Reconciler:
             return self._client.claim(folder.attempt_id, claim_request)
         except RefusedError as refusal:
             log.warning("%s", refusal)
-            if refusal.status in GONE:
+            if refusal.status in FINAL_REFUSALS:
                 folder.mark_claim_rejected()
         except ServerError as error:
             log.info("the claim of %s waits: %s", folder.attempt_id, error)
@@ -455,7 +455,7 @@ STOP_ALL_SECONDS = 30.0
 GRACE_SECONDS = 5.0
 
 
-class Stopped(NamedTuple):
+class StopResult(NamedTuple):
     """The result of ``stop_all``: attempts that ended, and those still running."""
 
     ended: tuple[str, ...] = ()
@@ -467,18 +467,18 @@ def stop_all(
     host_dir: HostDir,
     grace_seconds: float = GRACE_SECONDS,
     reason: Reason = Reason.STOPPED_BY_OPERATOR,
-    patience_seconds: float = STOP_ALL_SECONDS,
-) -> Stopped:
+    timeout_seconds: float = STOP_ALL_SECONDS,
+) -> StopResult:
     """Stop every running attempt, including ones that start meanwhile, and wait for their end.
 
-    Gives up after ``patience_seconds``: attempts with a hanging supervisor count as running.
+    Gives up after ``timeout_seconds``: attempts with a hanging supervisor count as running.
     """
     if not host_dir.attempts.is_dir():
-        return Stopped()
+        return StopResult()
     reconciler = Reconciler(
         host_dir, host_dir.config(), ServerClient("http://127.0.0.1"), boot_id=procfs.boot_id()
     )
-    deadline = time.monotonic() + patience_seconds
+    deadline = time.monotonic() + timeout_seconds
     stopped: dict[str, None] = {}
     why = ""
     while running := [folder.attempt_id for folder in reconciler.running()]:
@@ -494,7 +494,7 @@ def stop_all(
             break
         time.sleep(0.05)
     ended = tuple(attempt_id for attempt_id in stopped if attempt_id not in running)
-    return Stopped(ended, tuple(running), why if running else "")
+    return StopResult(ended, tuple(running), why if running else "")
 
 
 def summaries(host_dir: HostDir) -> Iterator[str]:

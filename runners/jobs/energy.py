@@ -101,9 +101,9 @@ Sample = Callable[[], dict[str, float]]
 Figures = tuple[dict[str, float], dict[str, str]]  # measured, notes
 
 GAP_SECONDS = 5.0  # maximum interval between two samples
-MOST_WATTS = 1000.0  # of one package: a longer interval may hide a second counter overflow
+MAX_WATTS = 1000.0  # of one package: a longer interval may hide a second counter overflow
 NAMED_SECONDS = 1.0  # shorter gaps at a job's start and end are not reported
-LOOK_SECONDS = 2.0  # a hanging driver must not block the job
+LOCK_TIMEOUT_SECONDS = 2.0  # a hanging driver must not block the job
 MICROJOULES = 1e6
 WATTS = "_power_watts"
 TOTAL, PER_TOKEN = "energy_joules", "energy_joules_per_token"
@@ -160,7 +160,7 @@ class EnergyMeter:
 
     def read(self) -> dict[str, float]:
         """Sample every sensor once; return the GPU figures for the charts."""
-        if not self.has_sensor or not self._lock.acquire(timeout=LOOK_SECONDS):
+        if not self.has_sensor or not self._lock.acquire(timeout=LOCK_TIMEOUT_SECONDS):
             return {}
         try:
             return self._read()
@@ -176,13 +176,13 @@ class EnergyMeter:
         self._looked_at = now
         for name, watts in values.items():
             if name.endswith(WATTS):
-                self._take_power(name.removesuffix(WATTS), _Reading(now, watts))
+                self._integrate_power(name.removesuffix(WATTS), _Reading(now, watts))
         for zone in self.zones.found:
             if (count := zone.read()) is not None:
-                self._take_count(zone, _Reading(now, count))
+                self._accumulate_energy_counter(zone, _Reading(now, count))
         return values
 
-    def _take_power(self, device: str, reading: _Reading) -> None:
+    def _integrate_power(self, device: str, reading: _Reading) -> None:
         last, self._seen[device] = self._seen.get(device), reading
         seconds = reading.at - last.at if last else 0.0
         account = self._account(device)
@@ -190,11 +190,11 @@ class EnergyMeter:
             account.joules += (last.value + reading.value) / 2 * seconds
             account.seconds += seconds
 
-    def _take_count(self, zone: Zone, reading: _Reading) -> None:
+    def _accumulate_energy_counter(self, zone: Zone, reading: _Reading) -> None:
         last, self._seen[zone.device] = self._seen.get(zone.device), reading
         seconds = reading.at - last.at if last else 0.0
         account = self._account(zone.device)
-        is_known = seconds * MOST_WATTS * MICROJOULES < zone.range_microjoules
+        is_known = seconds * MAX_WATTS * MICROJOULES < zone.range_microjoules
         if last is not None and is_known:
             passed = (reading.value - last.value) % zone.range_microjoules
             account.joules += passed / MICROJOULES
@@ -301,7 +301,7 @@ def visible_sample() -> Sample | None:
     return (lambda: _read(handles)) if handles else None
 
 
-def visible(devices: Sequence[nvidia.Listed]) -> list[nvidia.Listed]:
+def visible(devices: Sequence[nvidia.NvmlDevice]) -> list[nvidia.NvmlDevice]:
     """Return those that CUDA gives this process."""
     places = cuda_visible([device.cuda for device in devices], os.environ)
     return [devices[place] for place in places]

@@ -208,7 +208,7 @@ NUM_LINES_BEFORE = 5
 PER_DOCUMENT = 8  # questions per file, so that long files do not dominate the task
 LINE_CHARACTERS = range(16, 81)
 PIECE_CHARACTERS = 1000
-MOST = 400  # documents per task
+MAX_DOCUMENTS = 400  # documents per task
 _COMMON = {"dataset_path": "json", "test_split": "test", "num_fewshot": 0}
 _CONFIGS = {
     CHOICE: {
@@ -257,10 +257,10 @@ def _write(documents: Sequence[Document], target: Path) -> None:
 
 
 def _random_sample(objects: Iterator[dict[str, object]]) -> list[dict[str, object]]:
-    """Return at most ``MOST`` objects in random order, so that any prefix is a sample."""
+    """Return at most ``MAX_DOCUMENTS`` objects in random order, so that any prefix is a sample."""
     sample = list(objects)
     random.Random(VERSION).shuffle(sample)  # noqa: S311 - the same on every run, nothing secret
-    return sample[:MOST]
+    return sample[:MAX_DOCUMENTS]
 
 
 def _questions(documents: Sequence[Document]) -> Iterator[dict[str, object]]:

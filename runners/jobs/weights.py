@@ -49,7 +49,7 @@ class CorruptCodeError(Exception):
 
 
 @dataclass(frozen=True)
-class Coded:
+class EncodedStream:
     """A stream of words, the final state of each lane, and the symbol frequencies."""
 
     words: npt.NDArray[np.uint16]
@@ -69,7 +69,7 @@ def entropy_bits(symbols: Symbols) -> float:
     return float(-(shares[shares > 0] * np.log2(shares[shares > 0])).sum())
 
 
-def encode(symbols: Symbols) -> Coded:
+def encode(symbols: Symbols) -> EncodedStream:
     """Return ternary symbols (0, 1, 2) as a code."""
     count = symbols.size
     frequencies = frequencies_of(symbols)
@@ -86,10 +86,10 @@ def encode(symbols: Symbols) -> Coded:
         words.append((states[is_full] & np.uint64(0xFFFF)).astype(np.uint16))
         states[is_full] >>= np.uint64(WORD_BITS)
         states = (states // part << np.uint64(PRECISION_BITS)) + states % part + starts[row]
-    return Coded(np.concatenate(words[::-1]), states.astype(np.uint32), frequencies, count)
+    return EncodedStream(np.concatenate(words[::-1]), states.astype(np.uint32), frequencies, count)
 
 
-def decode(coded: Coded) -> Symbols:
+def decode(coded: EncodedStream) -> Symbols:
     """Return the symbols of a code.
 
     Raises:
@@ -234,7 +234,7 @@ def load_ternary(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
 
 def _decoded(stored: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
     shape = torch.Size(stored[name + SHAPE].tolist())
-    coded = Coded(
+    coded = EncodedStream(
         stored[name + WORDS].numpy().view(np.uint16),
         stored[name + STATES].numpy().view(np.uint32),
         stored[name + PARTS].numpy().view(np.uint16),

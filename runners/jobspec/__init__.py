@@ -39,7 +39,7 @@ from runners.jobspec.generate import (
     Attention,
     Batching,
     DemoPrompts,
-    DraftGuess,
+    DraftModelSpeculation,
     FilePrompts,
     GenerateSpec,
     InlinePrompts,
@@ -62,7 +62,7 @@ __all__ = [
     "DataParallel",
     "DemoModel",
     "DemoPrompts",
-    "DraftGuess",
+    "DraftModelSpeculation",
     "DrillSpec",
     "EvaluateSpec",
     "FileData",
@@ -104,11 +104,11 @@ def upgraded(document: object) -> object:
     return {**fields, "kind": "compress", "method": "nf4" if dtype == "int4" else dtype}
 
 
-_Model = Annotated[
+_AnyModelSpec = Annotated[
     TrainSpec | CompressSpec | EvaluateSpec | BenchmarkSpec | GenerateSpec | ServeSpec,
     Field(discriminator="kind"),
 ]
-_Any = Annotated[
+_AnyJobSpec = Annotated[
     TrainSpec
     | CompressSpec
     | EvaluateSpec
@@ -119,5 +119,5 @@ _Any = Annotated[
     | ProveSpec,
     Field(discriminator="kind"),
 ]
-ModelSpec = Annotated[_Model, BeforeValidator(upgraded)]  # every kind with a model
-JobSpec = Annotated[_Any, BeforeValidator(upgraded)]
+ModelSpec = Annotated[_AnyModelSpec, BeforeValidator(upgraded)]  # every kind with a model
+JobSpec = Annotated[_AnyJobSpec, BeforeValidator(upgraded)]

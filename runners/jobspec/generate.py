@@ -197,7 +197,7 @@ class PromptLookup(JobDocument):
     tokens: PositiveInt = Field(default=5, le=64)
 
 
-class DraftGuess(JobDocument):
+class DraftModelSpeculation(JobDocument):
     """Speculative decoding with a draft model that has the same tokenizer."""
 
     method: Literal["draft"] = "draft"
@@ -205,7 +205,7 @@ class DraftGuess(JobDocument):
     tokens: PositiveInt = Field(default=4, le=64)
 
 
-Speculation = Annotated[PromptLookup | DraftGuess, Field(discriminator="method")]
+Speculation = Annotated[PromptLookup | DraftModelSpeculation, Field(discriminator="method")]
 
 
 class GenerateSpec(RunDocument):

@@ -94,7 +94,7 @@ class EngineOptions(BaseModel):
         return self.devices_each * (self.split.num_engines if self.split else 1)
 
     @model_validator(mode="after")
-    def _one_guesses(self) -> Self:
+    def _one_draft_source(self) -> Self:
         if self.draft and self.lookup_tokens:
             msg = (
                 f"draft and lookup_tokens ({self.lookup_tokens}) are both given, and one of them "

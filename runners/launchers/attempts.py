@@ -48,7 +48,7 @@ class Verdict(StrEnum):
 
 
 # States of an attempt that ended without an exit record, which the reaper then writes.
-LOST = {
+LOST_REASONS = {
     Verdict.HOST_REBOOTED: Reason.HOST_REBOOTED,
     Verdict.SUPERVISOR_LOST: Reason.SUPERVISOR_LOST,
     Verdict.NEVER_STARTED: Reason.NEVER_STARTED,

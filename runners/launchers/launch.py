@@ -16,7 +16,7 @@ from runners.environments.builder import pip_variables
 from runners.jobspec import (
     ArtefactModel,
     DataParallel,
-    DraftGuess,
+    DraftModelSpeculation,
     DrillSpec,
     EvaluateSpec,
     FileData,
@@ -394,7 +394,7 @@ def confine(spec: JobSpec, roots: Sequence[Path], attempts_dir: Path) -> JobSpec
         updates["tasks"] = spec.tasks.model_copy(update={"folder": folder})
     if isinstance(spec, GenerateSpec) and isinstance(spec.prompts, FilePrompts):
         updates["prompts"] = FilePrompts(path=str(_path_below(spec.prompts.path, roots)))
-    if isinstance(spec, GenerateSpec) and isinstance(spec.speculation, DraftGuess):
+    if isinstance(spec, GenerateSpec) and isinstance(spec.speculation, DraftModelSpeculation):
         draft = confine_model(spec.speculation.model, roots, attempts_dir)
         updates["speculation"] = spec.speculation.model_copy(update={"model": draft})
     return spec.model_copy(update=updates)

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from runners.launchers import launch
-from runners.launchers.attempts import LOST, AttemptFolder, Verdict
+from runners.launchers.attempts import LOST_REASONS, AttemptFolder, Verdict
 from runners.launchers.launch import LaunchRefusedError
 from runners.shared.messages import RunRequest
 from runners.shared.reasons import Reason
@@ -90,7 +90,7 @@ class LocalLauncher:
 
     def unrecorded_end(self, folder: AttemptFolder, verdict: Verdict) -> UnrecordedEnd | None:  # noqa: ARG002 - the interface
         """Return the reason of a lost attempt."""
-        reason = LOST.get(verdict)
+        reason = LOST_REASONS.get(verdict)
         return UnrecordedEnd(reason) if reason else None
 
     def waits_for(self, folder: AttemptFolder) -> str:  # noqa: ARG002 - the interface

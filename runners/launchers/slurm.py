@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from runners.launchers import slurm_commands
-from runners.launchers.attempts import LOST, AttemptFolder, Verdict
+from runners.launchers.attempts import LOST_REASONS, AttemptFolder, Verdict
 from runners.launchers.launch import LaunchRefusedError
 from runners.launchers.local import UnrecordedEnd
 from runners.launchers.slurm_commands import Phase, SlurmError, SlurmJob, SlurmUnreachableError
@@ -26,7 +26,7 @@ from runners.supervision import child, supervisor
 
 TICKET = "slurm.json"
 SCRIPT = "slurm.sh"
-LOOK_SECONDS = scaled(10.0, least=0.5)
+POLL_SECONDS = scaled(10.0, least=0.5)
 AWAY_SECONDS = scaled(30.0, least=0.5)
 # Maximum delay until a shared folder shows a node's last writes.
 SETTLE_SECONDS = scaled(30.0, least=2.0)
@@ -60,7 +60,7 @@ class SlurmLauncher:
     ) -> None:
         self._config = config
         self._clock = clock
-        self._next_look = 0.0
+        self._next_poll = 0.0
         self._jobs: dict[str, SlurmJob] | None = None  # by name; None: Slurm has not answered yet
         self._unreachable_reason = ""
         self._gone_since: dict[str, float] = {}
@@ -71,7 +71,7 @@ class SlurmLauncher:
     def refresh(self, folders: Sequence[AttemptFolder]) -> None:
         """Query Slurm if due, and perform pending submissions and cancellations."""
         open_ones = [folder for folder in folders if _is_open(folder)]
-        if not open_ones or self._clock() < self._next_look or not self._query():
+        if not open_ones or self._clock() < self._next_poll or not self._query():
             return
         for folder in open_ones:
             try:
@@ -91,14 +91,14 @@ class SlurmLauncher:
         self._jobs = {job.name: job for job in sorted(jobs, key=lambda job: int(job.job_id))
                       if job.job_id.isdigit()}  # fmt: skip
         self._unreachable_reason = ""
-        self._next_look = self._clock() + LOOK_SECONDS
+        self._next_poll = self._clock() + POLL_SECONDS
         return True
 
     def _record_unreachable(self, error: SlurmError) -> None:
         if str(error) != self._unreachable_reason:
             log.warning("Slurm does not answer: %s", error)
         self._unreachable_reason = str(error)
-        self._next_look = self._clock() + AWAY_SECONDS
+        self._next_poll = self._clock() + AWAY_SECONDS
 
     def _tend(self, folder: AttemptFolder) -> None:
         """Submit, track or cancel a job, according to its folder."""
@@ -163,7 +163,7 @@ class SlurmLauncher:
             return
         job_id = existing.job_id if existing else self._submit(folder)
         child.write_json(folder.path / TICKET, {"job_id": job_id, "name": name})
-        self._next_look = 0.0
+        self._next_poll = 0.0
 
     def _submit(self, folder: AttemptFolder) -> str:
         script = folder.path / SCRIPT
@@ -202,7 +202,7 @@ class SlurmLauncher:
         verdict = folder.verdict(claim.boot_id if claim else "")
         if verdict is Verdict.FINISHED and not folder.is_settled:
             return Verdict.RUNNING if self._is_active(folder) else verdict
-        if verdict not in LOST or self._is_gone(folder):
+        if verdict not in LOST_REASONS or self._is_gone(folder):
             return verdict
         has_begun = (folder.path / child.SUPERVISOR).exists()
         return Verdict.RUNNING if has_begun or self._is_active(folder) else Verdict.WAITING
@@ -230,24 +230,27 @@ class SlurmLauncher:
 
     def unrecorded_end(self, folder: AttemptFolder, verdict: Verdict) -> UnrecordedEnd | None:
         """Return Slurm's reason for an end without an exit record."""
-        if verdict not in LOST:
+        if verdict not in LOST_REASONS:
             return None
         order = child.read_json(folder.path / child.STOP) or {}
         ordered_reason = Reason(order["reason"]) if order.get("reason") in set(Reason) else None
         ticket = _ticket(folder)
         if ticket is None:
-            return UnrecordedEnd(ordered_reason or LOST[verdict], "it was never sent to Slurm")
+            return UnrecordedEnd(
+                ordered_reason or LOST_REASONS[verdict], "it was never sent to Slurm"
+            )
         job = self._job(folder) or self._ended_job(ticket["job_id"])
         if job is None:
             return UnrecordedEnd(
-                ordered_reason or LOST[verdict], f"Slurm has no record of job {ticket['job_id']}"
+                ordered_reason or LOST_REASONS[verdict],
+                f"Slurm has no record of job {ticket['job_id']}",
             )
         where = f" on {job.nodes}" if job.nodes else ""
         sentence = f"Slurm job {job.job_id} ended{where} as {job.state}"
-        reason = REASONS.get(job.state, LOST[verdict])
+        reason = REASONS.get(job.state, LOST_REASONS[verdict])
         is_ours = ordered_reason is not None and reason in (
             Reason.KILLED_EXTERNALLY,
-            LOST[verdict],
+            LOST_REASONS[verdict],
         )
         return UnrecordedEnd(ordered_reason if is_ours and ordered_reason else reason, sentence)
 
@@ -273,7 +276,7 @@ class SlurmLauncher:
                 slurm_commands.run("scancel", "--state=PENDING", ticket["job_id"])
             if job is None or job.phase is Phase.ACTIVE:
                 self._end(folder, ticket["job_id"])
-            self._next_look = min(self._next_look, self._clock() + LOOK_SECONDS / 10)
+            self._next_poll = min(self._next_poll, self._clock() + POLL_SECONDS / 10)
         except SlurmUnreachableError as error:
             self._record_unreachable(error)
         except SlurmError as refusal:  # the job has already ended
@@ -314,5 +317,5 @@ def _is_open(folder: AttemptFolder) -> bool:
     """Return whether an attempt was claimed and is not settled yet."""
     claim = folder.claim()
     verdict = folder.verdict(claim.boot_id) if claim else Verdict.DAMAGED
-    is_live = verdict in LOST or verdict is Verdict.RUNNING
+    is_live = verdict in LOST_REASONS or verdict is Verdict.RUNNING
     return is_live or (verdict is Verdict.FINISHED and not folder.is_settled)

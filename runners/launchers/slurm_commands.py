@@ -14,7 +14,7 @@ TIMEOUT_SECONDS = 20.0
 NUM_FIELDS = 5  # of squeue's and sacct's output
 PASSED = ("HOME", "LOGNAME", "PATH", "SLURM_CONF", "USER")
 # Messages of an unreachable controller: the command is retried later.
-AWAY = (
+UNREACHABLE_MESSAGES = (
     "unable to contact slurm", "socket timed out", "connection refused", "transport endpoint",
     "zero bytes were transmitted", "i/o error", "temporarily", "slurm backup controller",
     "protocol authentication error", "munge", "configuration source",
@@ -100,7 +100,7 @@ def run(program: str, *arguments: str, cwd: Path | None = None) -> str:
         raise SlurmUnreachableError(f"{program} took over {TIMEOUT_SECONDS:.0f} s") from None
     if done.returncode:
         message = (done.stderr or done.stdout).strip() or f"{program} ended with {done.returncode}"
-        is_away = any(words in message.lower() for words in AWAY)
+        is_away = any(words in message.lower() for words in UNREACHABLE_MESSAGES)
         raise (SlurmUnreachableError if is_away else SlurmError)(message[:500])
     return done.stdout
 

@@ -256,7 +256,7 @@ class Beat(Message):
     epoch: EpochShown | None = None  # the highest epoch that this host has received
 
 
-class Wanted(Message):
+class WantedAttempt(Message):
     """An attempt that this host should claim."""
 
     attempt_id: str
@@ -276,7 +276,7 @@ class BeatReply(Message):
     """The desired state of a host; sufficient without the message broker."""
 
     server_time_ms: int
-    wanted: tuple[Wanted, ...] = ()
+    wanted: tuple[WantedAttempt, ...] = ()
     stop: tuple[StopOrder, ...] = ()
     acked: dict[str, int] = Field(default_factory=dict)  # attempt id -> stored seq
     forget: tuple[str, ...] = ()  # attempts whose exit is stored: the spool may be deleted

@@ -42,7 +42,7 @@ EXIT_INTERNAL = 70
 EXIT_ALREADY_SUPERVISED = 75
 EXIT_ALREADY_ENDED = 76
 
-LOCK_PATIENCE_SECONDS = 0.3  # a check whether the lock is free holds it briefly
+LOCK_TIMEOUT_SECONDS = 0.3  # a check whether the lock is free holds it briefly
 TICK_SECONDS = scaled(1.0, least=0.2)
 STOPPING_TICK_SECONDS = 0.05
 DRAIN_SECONDS = 1.0
@@ -347,7 +347,7 @@ class Supervisor:
 def supervise(folder: Path, report_to: int) -> None:
     """Run the attempt under its lock; write the start's outcome as one byte to ``report_to``."""
     try:
-        with child.locked(folder / child.LOCK, LOCK_PATIENCE_SECONDS):
+        with child.locked(folder / child.LOCK, LOCK_TIMEOUT_SECONDS):
             if (folder / child.EXIT_RECORD).exists():
                 os.write(report_to, bytes([EXIT_ALREADY_ENDED]))
                 return

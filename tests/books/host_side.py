@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from runners.host.reconcile import Reconciler
-from runners.jobs.serve.relayed.backend import EngineAdapter, Placed, parts_of
+from runners.jobs.serve.relayed.backend import EngineAdapter, ModelPaths, parts_of
 from runners.jobs.serve.relayed.process import Command, ListenAddress
 from runners.jobs.serve.sglang.speaker import Sglang
 from runners.jobs.serve.vllm import speaker as vllm_speaker
@@ -20,7 +20,7 @@ from runners.jobspec import ArtefactModel, FolderModel, ModelRef, ServeSpec
 from runners.launchers import launch, slurm_commands
 from runners.launchers.attempts import AttemptFolder
 from runners.shared.config import HostConfig, HostDir
-from runners.shared.messages import ClaimReply, RunRequest, Wanted
+from runners.shared.messages import ClaimReply, RunRequest, WantedAttempt
 from runners.supervision import child
 from runners.supervision.supervisor import STARTED
 
@@ -84,7 +84,7 @@ class HostSide:
         )
         settings = HostConfig.model_validate({"min_free_bytes": 0, **config})
         reconciler = Reconciler(host_dir, settings, client, boot_id=BOOT_ID)  # type: ignore[arg-type]
-        reconciler.claim(Wanted(attempt_id=request.attempt_id, fence=request.fence))
+        reconciler.claim(WantedAttempt(attempt_id=request.attempt_id, fence=request.fence))
         folder = host_dir.attempts / request.attempt_id
         stored = json.loads((folder / "spec.json").read_text())
         document = {
@@ -116,7 +116,7 @@ class HostSide:
             adapters[each.name] = model / each.name
             adapters[each.name].mkdir(exist_ok=True)
             (adapters[each.name] / "adapter_config.json").write_text('{"r": 8}')
-        placed = Placed(model, {}, adapters, model / "draft")
+        placed = ModelPaths(model, {}, adapters, model / "draft")
         engine, listen = ENGINES[spec.engine](), ListenAddress(PORT, KEY)
         options = spec.engine_options
         if options is None or options.split is None:

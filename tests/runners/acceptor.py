@@ -34,7 +34,7 @@ from runners.shared.messages import (
     RunRequest,
     StopOrder,
     UploadState,
-    Wanted,
+    WantedAttempt,
 )
 from runners.shared.reasons import Reason
 
@@ -164,7 +164,7 @@ class Acceptor:
         return 200, BeatReply(
             server_time_ms=0,
             wanted=tuple(
-                Wanted(attempt_id=key, fence=each.fence)
+                WantedAttempt(attempt_id=key, fence=each.fence)
                 for key, each in stored.items()
                 if not each.claim_id
             ),

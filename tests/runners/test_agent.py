@@ -38,7 +38,7 @@ def running(code: str) -> Callable:
 @pytest.fixture
 def serve(host_dir, credential, attempts, monkeypatch) -> Callable:
     """Run an agent in a thread while a block runs; ``attempts`` ends its jobs afterwards."""
-    monkeypatch.setattr("runners.host.agent.LOOK_SECONDS", 0.1)
+    monkeypatch.setattr("runners.host.agent.POLL_SECONDS", 0.1)
 
     @contextmanager
     def served(

@@ -8,7 +8,7 @@ import pytest
 
 from runners.host.reconcile import take_over
 from runners.launchers.attempts import AttemptFolder, Verdict, attempt_folders
-from runners.shared.messages import Wanted
+from runners.shared.messages import WantedAttempt
 from runners.shared.reasons import Reason
 from runners.shared.spool import SpoolWriter
 from runners.supervision import child, procfs
@@ -250,7 +250,7 @@ def test_the_newest_earlier_attempt_of_the_same_job_gives_what_it_kept(left, lat
 
 
 def test_an_attempt_whose_supervisor_lives_keeps_what_it_has(left, later, monkeypatch):
-    monkeypatch.setattr("runners.host.reconcile.LOCK_PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr("runners.host.reconcile.LOCK_TIMEOUT_SECONDS", 0.05)
     alive, ended = left("b", 3), left("a", 2)
     with child.locked(alive.lock):
         assert take_over(*later, [alive, ended]).attempt_id == "a"
@@ -269,6 +269,6 @@ def test_the_next_attempt_that_a_host_starts_finds_the_checkpoint(
     stored = acceptor.want(A2)
     stored.request = stored.request.model_copy(update={"number": 2, "job_id": "j1"})
     reconciler = reconciling(FOREVER, min_free_bytes=0)
-    reconciler.claim(Wanted(attempt_id=A2, fence=stored.fence))
+    reconciler.claim(WantedAttempt(attempt_id=A2, fence=stored.fence))
     assert kept(AttemptFolder(host_dir.attempts / A2)) == A1
     assert procfs.marked(A2)

@@ -10,8 +10,8 @@ from runners.environments.builder import Store
 from runners.host import preflight_weights
 from runners.host.preflight_weights import (
     EngineCount,
+    EngineNeeds,
     FolderQuery,
-    Wanted,
     checks,
     compared,
     interpreter,
@@ -57,7 +57,7 @@ def test_preflight_shows_what_transformers_builds(folder, monkeypatch):
     code = {"auto_map": {"AutoModelForCausalLM": "own.Model"}}  # never imported
     (folder / "config.json").write_text(json.dumps(CONFIG | code))
     (folder / "model.safetensors").write_bytes(b"")
-    (check,) = checks(Wanted("main", 0, is_login_node=False), query_of(folder))
+    (check,) = checks(EngineNeeds("main", 0, is_login_node=False), query_of(folder))
     assert check.ok
     assert f"builds {LLAMA_PARAMETERS:,} parameters" in check.sentence
     assert check.sentence.endswith("0.00 GiB in float16.")
@@ -143,7 +143,9 @@ esac
 
 def test_preflight_shows_what_llama_cpp_chooses_and_takes(folder, monkeypatch):
     llama_here(folder, monkeypatch)
-    (check,) = checks(Wanted("llamacpp", 8 * GIB, is_login_node=False), query_of(folder, 8192))
+    (check,) = checks(
+        EngineNeeds("llamacpp", 8 * GIB, is_login_node=False), query_of(folder, 8192)
+    )
     assert check.ok
     assert check.sentence == (
         "llama-fit-params chooses a context of 4,096 tokens and -ngl 48 and keeps some tensors in "
@@ -166,9 +168,9 @@ def test_what_llama_cpp_does_not_count_is_told(folder, monkeypatch):
 
 def test_without_the_tool_or_on_a_login_node_llama_cpp_is_not_queried(folder, monkeypatch):
     llama_here(folder, monkeypatch)
-    assert checks(Wanted("llamacpp", 0, is_login_node=True), query_of(folder)) == ()
+    assert checks(EngineNeeds("llamacpp", 0, is_login_node=True), query_of(folder)) == ()
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
-    assert checks(Wanted("llamacpp", 0, is_login_node=False), query_of(folder)) == ()
+    assert checks(EngineNeeds("llamacpp", 0, is_login_node=False), query_of(folder)) == ()
 
 
 # vLLM
@@ -204,7 +206,7 @@ def test_recorded_logs_of_vllm_are_read():
 def test_preflight_shows_the_newest_start_of_vllm_with_the_folder_that_got_as_far(folder):
     host_dir = HostDir(folder.parent.parent)
     (folder / "model.safetensors").write_bytes(b"")
-    wanted = Wanted("vllm", 0, is_login_node=False)
+    wanted = EngineNeeds("vllm", 0, is_login_node=False)
     host_dir.attempts.mkdir()
     assert [check.name for check in checks(wanted, query_of(folder))] == ["weights"]
 

@@ -24,7 +24,7 @@ from runners.launchers.launch import (
     torchrun_argv,
 )
 from runners.shared.config import HostConfig, HostConfigError
-from runners.shared.messages import ClaimReply, Gang, Needs, RunRequest, Wanted
+from runners.shared.messages import ClaimReply, Gang, Needs, RunRequest, WantedAttempt
 from runners.shared.reasons import Reason
 from runners.supervision import child, procfs
 from tests.runners.programs import FOREVER
@@ -205,9 +205,9 @@ def answered(acceptor):
     return answer
 
 
-def wanted(acceptor, **needs: object) -> Wanted:
+def wanted(acceptor, **needs: object) -> WantedAttempt:
     fence = acceptor.attempts[A1].fence
-    return Wanted(attempt_id=A1, fence=fence, needs=Needs(kind="train", **needs))
+    return WantedAttempt(attempt_id=A1, fence=fence, needs=Needs(kind="train", **needs))
 
 
 def test_a_host_that_waits_for_the_others_starts_nothing(acceptor, reconciler, answered, host_dir):

@@ -18,7 +18,7 @@ from runners.__main__ import main
 from runners.jobspec import BenchmarkSpec, DemoModel, DrillSpec
 from runners.launchers import launch
 from runners.shared.config import HostDir
-from runners.shared.messages import BeatReply, ClaimReply, Wanted
+from runners.shared.messages import BeatReply, ClaimReply, WantedAttempt
 from runners.shared.reasons import Reason
 from runners.supervision import child, procfs
 from tests.runners.tools import AttemptFolder, bodies, ids_of, wait_for
@@ -49,12 +49,12 @@ def reconciler(reconciling):
     return reconciling(TELLS_ALL)
 
 
-def give(acceptor, **values: str) -> Wanted:
+def give(acceptor, **values: str) -> WantedAttempt:
     """Have the server answer the claim with these secrets."""
     stored = acceptor.want(A1, spec=SPEC)
     secrets = {name: SecretStr(value) for name, value in values.items()}
     acceptor.claim = lambda *_: (200, ClaimReply(request=stored.request, secrets=secrets))
-    return Wanted(attempt_id=A1, fence=stored.fence)
+    return WantedAttempt(attempt_id=A1, fence=stored.fence)
 
 
 @pytest.fixture

@@ -36,7 +36,7 @@ from runners.launchers import launch
 from runners.launchers.attempts import AttemptFolder
 from runners.launchers.launch import LaunchRefusedError, confine, render_argv, render_env
 from runners.shared.config import HostConfig
-from runners.shared.messages import RunDevice, Wanted
+from runners.shared.messages import RunDevice, WantedAttempt
 from runners.shared.reasons import Reason
 from runners.supervision import procfs
 from runners.supervision.child import EVENT_FD
@@ -377,7 +377,7 @@ def seen(acceptor, host_dir, attempts, monkeypatch):
         render=lambda _spec, folder: [sys.executable, "-c", SHOW, str(folder), "$(id)", "a\nb"],
     )
     monkeypatch.delenv("PYTHONHOME")  # the interpreter that runs this test needs none
-    reconciler.claim(Wanted(attempt_id=A1, fence=acceptor.want(A1).fence))
+    reconciler.claim(WantedAttempt(attempt_id=A1, fence=acceptor.want(A1).fence))
     client.close()
     folder = AttemptFolder(host_dir.attempts / A1)
     attempts.wait(folder)

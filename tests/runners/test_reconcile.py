@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from runners.launchers.attempts import AttemptFolder, Verdict
-from runners.shared.messages import BeatReply, Needs, StopOrder, Wanted
+from runners.shared.messages import BeatReply, Needs, StopOrder, WantedAttempt
 from runners.shared.reasons import Reason
 from runners.supervision import child, procfs
 from tests.runners.programs import FOREVER, STUBBORN
@@ -34,8 +34,8 @@ def stop(attempt_id: str = A1) -> StopOrder:
     return StopOrder(attempt_id=attempt_id, reason=Reason.STOPPED_BY_USER, grace_seconds=0.2)
 
 
-def wanted(acceptor, attempt_id: str = A1) -> Wanted:
-    return Wanted(attempt_id=attempt_id, fence=acceptor.want(attempt_id).fence)
+def wanted(acceptor, attempt_id: str = A1) -> WantedAttempt:
+    return WantedAttempt(attempt_id=attempt_id, fence=acceptor.want(attempt_id).fence)
 
 
 def test_wanting_the_same_attempt_again_and_again_starts_it_once(acceptor, reconciler, folder):
@@ -100,9 +100,9 @@ def test_an_absent_server_leaves_the_claim_to_be_repeated(acceptor, reconciler, 
 
 def test_a_wrong_fence_is_buried_and_not_asked_for_again(acceptor, reconciler, folder):
     acceptor.want(A1)
-    reconciler.claim(Wanted(attempt_id=A1, fence="old"))
+    reconciler.claim(WantedAttempt(attempt_id=A1, fence="old"))
     assert folder.verdict(procfs.boot_id()) is Verdict.TOMBSTONE
-    reconciler.claim(Wanted(attempt_id=A1, fence=acceptor.attempts[A1].fence))
+    reconciler.claim(WantedAttempt(attempt_id=A1, fence=acceptor.attempts[A1].fence))
     assert acceptor.attempts[A1].claim_id == ""
 
 

@@ -13,7 +13,7 @@ from runners.host.enrolment import EPOCH, EpochMemory, RotationError, rotate
 from runners.host.redis_access import celery_options, connect
 from runners.host.shipping import RefusedError, UnreachableError
 from runners.shared import timing
-from runners.shared.messages import BeatReply, EpochShown, StopOrder, Wanted
+from runners.shared.messages import BeatReply, EpochShown, StopOrder, WantedAttempt
 from runners.shared.reasons import Reason
 from runners.shared.redis_address import UnsafeAddressError, bare, celery_url, with_user
 from runners.supervision import child
@@ -139,7 +139,7 @@ def reply(number: int | None, **changes) -> BeatReply:
 
 
 ORDERS = {
-    "wanted": (Wanted(attempt_id="01", fence="f"),),
+    "wanted": (WantedAttempt(attempt_id="01", fence="f"),),
     "stop": (StopOrder(attempt_id="02", reason=Reason.STOPPED_BY_USER),),
     "forget": ("03",),
     "rotate": True,

@@ -3,7 +3,7 @@
 import pytest
 
 from runners.launchers import slurm, slurm_commands
-from runners.launchers.attempts import LOST, AttemptFolder, Verdict
+from runners.launchers.attempts import LOST_REASONS, AttemptFolder, Verdict
 from runners.launchers.launch import LaunchRefusedError
 from runners.launchers.slurm import SlurmLauncher, render_script
 from runners.launchers.slurm_commands import (
@@ -242,7 +242,7 @@ def test_a_job_that_slurm_has_forgotten_says_so(launcher, folder, told):
 
 
 def test_a_job_with_a_verdict_that_is_no_loss_is_not_lost(launcher, folder):
-    found = [launcher.unrecorded_end(folder, each) for each in Verdict if each not in LOST]
+    found = [launcher.unrecorded_end(folder, each) for each in Verdict if each not in LOST_REASONS]
     assert set(found) == {None}
 
 

@@ -9,7 +9,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from runners.host import preflight_weights
-from runners.host.preflight_weights import FolderQuery, Wanted, checks, weights_of
+from runners.host.preflight_weights import EngineNeeds, FolderQuery, checks, weights_of
 from runners.jobs.folder_query import Query
 from runners.jobs.folder_weights import INDEX, SINGLE, file_names, tensor_bytes
 from runners.jobs.runtime import BadInputError
@@ -153,7 +153,7 @@ def test_an_index_that_names_no_files_is_refused(tmp_path):
 
 def shown(folder) -> str:
     """Return the sentence of preflight, of a Slurm host: no engine is queried there."""
-    (check,) = checks(Wanted("main", 0, is_login_node=True), query_of(folder))
+    (check,) = checks(EngineNeeds("main", 0, is_login_node=True), query_of(folder))
     assert check.ok
     assert len(check.sentence) <= MAX_SENTENCE
     return check.sentence

@@ -207,7 +207,7 @@ def test_what_the_server_no_longer_has_ends_the_attempt_and_an_absent_one_is_ask
 
 def test_a_slow_file_holds_nothing_up(acceptor, fetcher, claimed, monkeypatch):
     acceptor.data["d1"] = CONTENT
-    monkeypatch.setattr("runners.host.reconcile.PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr("runners.host.reconcile.DOWNLOAD_WAIT_SECONDS", 0.0)
     answers = [fetcher.has_all(claimed, training())]
     while not answers[-1]:
         answers.append(fetcher.has_all(claimed, training()))

@@ -114,7 +114,14 @@ def test_every_reason_has_one_class_and_crosses_the_wire_as_its_code():
 
 # Values of a run's own metrics may be any that are finite: a loss may well explode.
 FREE = {"MetricPoint.properties.values.additionalProperties"}
-FROM_SERVER = ("Reply", "Order", "Wanted", "Needs", "RunRequest", "Gang")  # and what they hold
+FROM_SERVER = (
+    "Reply",
+    "Order",
+    "WantedAttempt",
+    "Needs",
+    "RunRequest",
+    "Gang",
+)  # and what they hold
 SENT = [
     shape
     for shape in {**vars(messages), "HostFacts": HostFacts, "Microbench": Microbench}.values()

@@ -17,7 +17,7 @@ from runners.host.bench import (
     LENGTH,
     ROWS,
     Case,
-    Held,
+    RankMemory,
     Ratio,
     machine_class,
     versions,
@@ -54,14 +54,14 @@ class Row(NamedTuple):
         return (self.planned - self.held) / self.held if self.held else float(self.planned > 0)
 
 
-def held(*names: str) -> Iterator[Held]:
+def held(*names: str) -> Iterator[RankMemory]:
     """Yield the measured memory of the fullest rank per named case; of all cases without names.
 
     It is counted in a process with torch.
     """
     command = [sys.executable, "-W", "ignore", "-m", "runners.jobs.bench.memory_bench", *names]
     ended = subprocess.run(command, cwd=site.ROOT, stdout=subprocess.PIPE, text=True, check=True)
-    yield from map(Held.model_validate_json, ended.stdout.splitlines())
+    yield from map(RankMemory.model_validate_json, ended.stdout.splitlines())
 
 
 def planned(case: Case) -> dict[str, float]:
@@ -69,7 +69,7 @@ def planned(case: Case) -> dict[str, float]:
     request = EstimateRequest.model_validate(_request(case))
     breakdown = estimate(request).memory.breakdown_bytes
     working = breakdown.get("activations", 0) + breakdown.get("buffers", 0)
-    terms = {name: float(breakdown.get(name, 0)) for name in Held.TERMS}
+    terms = {name: float(breakdown.get(name, 0)) for name in RankMemory.TERMS}
     return {**terms, "activations": float(working)}
 
 
@@ -104,15 +104,15 @@ def _request(case: Case) -> dict[str, Any]:
     }
 
 
-def rows_of(found: Held) -> list[Row]:
+def rows_of(found: RankMemory) -> list[Row]:
     """Return a case's terms that are predicted or measured as non-zero."""
     case = next(each for each in CASES if each.name == found.case)
     expected, real = planned(case), found.model_dump()
-    rows = [Row(case.name, term, expected[term], real[term]) for term in Held.TERMS]
+    rows = [Row(case.name, term, expected[term], real[term]) for term in RankMemory.TERMS]
     return [each for each in rows if each.planned or each.held]
 
 
-def sharding_ratios(found: Mapping[str, Held]) -> Iterator[Ratio]:
+def sharding_ratios(found: Mapping[str, RankMemory]) -> Iterator[Ratio]:
     """Yield the ratio of DDP's to each ZeRO stage's bytes of the sharded term, on four ranks."""
     copies = found["DDP on 4 ranks"].model_dump()
     for name, term in SHARDED:
@@ -122,7 +122,7 @@ def sharding_ratios(found: Mapping[str, Held]) -> Iterator[Ratio]:
         )
 
 
-def keep(found: Iterable[Held], load: float) -> None:
+def keep(found: Iterable[RankMemory], load: float) -> None:
     """Replace the stored rows and the docs page; ``load`` is the load average before the run."""
     with_what = ", ".join(f"{name} {version}" for name, version in versions().items())
     taken = f"{dt.datetime.now(dt.UTC).date()}, {machine_class(load)}; {with_what}"
@@ -131,11 +131,11 @@ def keep(found: Iterable[Held], load: float) -> None:
     DOCS.write_text(page())
 
 
-def stored() -> tuple[str, dict[str, Held]]:
+def stored() -> tuple[str, dict[str, RankMemory]]:
     """Return date, machine and versions of the stored rows, and the rows by case."""
     lines = [json.loads(line) for line in RAW.read_text().splitlines()]
     taken = {str(line.pop("taken")) for line in lines}
-    return ", ".join(taken), {each.case: each for each in map(Held.model_validate, lines)}
+    return ", ".join(taken), {each.case: each for each in map(RankMemory.model_validate, lines)}
 
 
 def page() -> str:
@@ -146,8 +146,8 @@ def page() -> str:
         taken=taken,
         terms="\n".join(_training_line(each.case, rows_of(each)) for each in measured.values()),
         peaks="\n".join(map(_peak_line, measured.values())),
-        titles=" | ".join(_words(term).capitalize() for term in Held.TERMS),
-        rules="---|" * (len(Held.TERMS) + 1),
+        titles=" | ".join(_words(term).capitalize() for term in RankMemory.TERMS),
+        rules="---|" * (len(RankMemory.TERMS) + 1),
         within=sum(abs(row.error) <= WITHIN for row in rows),
         count=len(rows),
         length=LENGTH,
@@ -162,7 +162,7 @@ def _training_line(case: str, rows: list[Row]) -> str:
         f"{_megabytes(by_term[term].planned)} / {_megabytes(by_term[term].held)}"
         if term in by_term
         else ""
-        for term in Held.TERMS
+        for term in RankMemory.TERMS
     ]
     worst = max(rows, key=lambda row: abs(row.error))
     largest = f"{_words(worst.term)} {100 * worst.error:+.1f} %"
@@ -174,9 +174,9 @@ def _words(term: str) -> str:
     return term.replace("_", " ").replace("optimizer", "optimiser")
 
 
-def _peak_line(measured: Held) -> str:
+def _peak_line(measured: RankMemory) -> str:
     real = measured.model_dump()
-    terms = sum(real[term] for term in Held.TERMS)
+    terms = sum(real[term] for term in RankMemory.TERMS)
     unaccounted = measured.process_peak - measured.process_start - terms
     cells = (terms, measured.process_start, measured.process_peak, unaccounted)
     return f"| {measured.case} | {' | '.join(map(_megabytes, cells))} |"

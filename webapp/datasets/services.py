@@ -16,7 +16,7 @@ from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.views.decorators.http import require_GET, require_POST
 
-from runners.datasets.records import Checked, DataError, checked
+from runners.datasets.records import DataError, FileSummary, checked
 from runners.jobspec import TrainSpec
 from runners.jobspec.base import MAX_UPLOAD_BYTES, UploadedData, uploads_of
 from webapp.accounts.models import Role, Team
@@ -58,7 +58,7 @@ PIECE_BYTES = 1024 * 1024
 class UnusableDataError(Exception):
     """A file that cannot be used for training, with the result of its check."""
 
-    def __init__(self, found: Checked) -> None:
+    def __init__(self, found: FileSummary) -> None:
         super().__init__(found.errors[0])
         self.found = found
 
@@ -128,7 +128,7 @@ def _write_upload(folder: Path, upload: UploadedFile[Any]) -> _StoredUpload:
     return _StoredUpload(path, digest.hexdigest(), size)
 
 
-def _checked(name: str, path: Path) -> Checked:
+def _checked(name: str, path: Path) -> FileSummary:
     try:
         with path.open("rb") as file:
             check = checked(file, name)
@@ -140,7 +140,7 @@ def _checked(name: str, path: Path) -> Checked:
 
 
 @transaction.atomic
-def _store(team: Team, by: User, name: str, written: _StoredUpload, check: Checked) -> Dataset:
+def _store(team: Team, by: User, name: str, written: _StoredUpload, check: FileSummary) -> Dataset:
     existing = Dataset.objects.filter(team=team, name=name, sha256=written.sha256).first()
     if existing is not None:
         return existing
@@ -239,7 +239,7 @@ def dataset_list(request: HttpRequest) -> HttpResponse:
 
 
 def _context(
-    request: HttpRequest, found: Checked | None = None, name: str = ""
+    request: HttpRequest, found: FileSummary | None = None, name: str = ""
 ) -> dict[str, object]:
     team = current_team(request)
     return {

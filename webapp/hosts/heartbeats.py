@@ -11,7 +11,7 @@ from asgiref.sync import sync_to_async
 from django.db import DatabaseError, InterfaceError, OperationalError, connections, transaction
 
 from runners.jobspec.base import excerpt
-from runners.shared.messages import AttemptStatus, Beat, BeatReply, StopOrder, Wanted
+from runners.shared.messages import AttemptStatus, Beat, BeatReply, StopOrder, WantedAttempt
 from runners.shared.reasons import Reason
 from runners.shared.timing import scaled
 from webapp.core.clock import now, now_ms
@@ -64,7 +64,10 @@ def host_beats(spoken: Sequence[HostHeartbeat]) -> list[BeatReply]:
 
 
 def _reply(
-    host: Host, beat: Beat, attempts: Mapping[str, Attempt], wanted: Mapping[str, list[Wanted]]
+    host: Host,
+    beat: Beat,
+    attempts: Mapping[str, Attempt],
+    wanted: Mapping[str, list[WantedAttempt]],
 ) -> BeatReply:
     """Return a host's desired state; attempts of other hosts are left out."""
     statuses = _reported_attempts(beat)
@@ -174,7 +177,7 @@ def _named_attempts(heartbeats: Sequence[HostHeartbeat]) -> dict[str, Attempt]:
     return Attempt.objects.select_related("job").in_bulk(named)
 
 
-def _unclaimed_attempts(hosts: Collection[str]) -> dict[str, list[Wanted]]:
+def _unclaimed_attempts(hosts: Collection[str]) -> dict[str, list[WantedAttempt]]:
     """Return, per host id, the attempts that the host has yet to claim."""
     unclaimed = Attempt.objects.filter(
         host__in=hosts,
@@ -182,10 +185,12 @@ def _unclaimed_attempts(hosts: Collection[str]) -> dict[str, list[Wanted]]:
         job__state__in=[JobState.PREFLIGHT, JobState.STARTING],
         job__current_attempt__isnull=False,
     ).select_related("job")
-    by_host: dict[str, list[Wanted]] = defaultdict(list)
+    by_host: dict[str, list[WantedAttempt]] = defaultdict(list)
     for attempt in unclaimed:
         if _is_current(attempt):
-            wanted = Wanted(attempt_id=attempt.pk, fence=attempt.fence, needs=needs_of(attempt))
+            wanted = WantedAttempt(
+                attempt_id=attempt.pk, fence=attempt.fence, needs=needs_of(attempt)
+            )
             by_host[attempt.host_id].append(wanted)
     return by_host
 

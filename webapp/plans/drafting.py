@@ -10,7 +10,7 @@ from planner.specs.model import ModelSpec as ModelShape
 from runners.jobspec import (
     ArtefactModel,
     CompressSpec,
-    DraftGuess,
+    DraftModelSpeculation,
     FolderModel,
     GenerateSpec,
     ModelRef,
@@ -107,7 +107,7 @@ def with_draft(spec: GenerateSpec, known: Sequence[TeamModel], chosen: str) -> G
     """
     if not chosen:
         return spec
-    guess = DraftGuess(model=_ref_of(known, chosen))
+    guess = DraftModelSpeculation(model=_ref_of(known, chosen))
     try:
         return GenerateSpec.model_validate(spec.model_dump() | {"speculation": guess})
     except ValidationError as error:

@@ -18,7 +18,7 @@ from runners.jobspec import (
     BenchmarkSpec,
     CompressSpec,
     DemoModel,
-    DraftGuess,
+    DraftModelSpeculation,
     FolderModel,
     GenerateSpec,
     JobSpec,
@@ -618,7 +618,7 @@ def _generate_fields(spec: GenerateSpec, job: Job) -> dict[str, Any]:
         fields["adapter"] = ALL_ADAPTERS
     elif spec.adapters:
         fields["adapter"] = spec.adapters[0].name
-    if isinstance(spec.speculation, DraftGuess):
+    if isinstance(spec.speculation, DraftModelSpeculation):
         fields["draft"] = _team_model_id(spec.speculation.model, job)
     return fields
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from runners.host.bench import CASES, CONFIG, Case, Held
+from runners.host.bench import CASES, CONFIG, Case, RankMemory
 from runners.jobs.adapters import Lora
 from runners.jobs.loading import fresh_model, load_folder
 from runners.jobs.memory import PeakMeter, activations_counted, model_bytes, optimizer_bytes
@@ -29,7 +29,7 @@ CPU = torch.device("cpu")
 STEPS_BEFORE = 2
 
 
-def held_by_ranks(cases: Sequence[Case] = CASES) -> Iterator[Held]:
+def held_by_ranks(cases: Sequence[Case] = CASES) -> Iterator[RankMemory]:
     """Yield the memory of each case's fullest rank in its third step.
 
     By then all optimiser states exist, and the gradient buckets have their final order.
@@ -37,8 +37,8 @@ def held_by_ranks(cases: Sequence[Case] = CASES) -> Iterator[Held]:
     load_what_training_loads(CONFIG)
     for case in cases:
         results = on_ranks(case.ranks, partial(_held, case))
-        fullest = max(results, key=lambda each: sum(each[name] for name in Held.TERMS))
-        yield Held(case=case.name, **{name: round(size) for name, size in fullest.items()})
+        fullest = max(results, key=lambda each: sum(each[name] for name in RankMemory.TERMS))
+        yield RankMemory(case=case.name, **{name: round(size) for name, size in fullest.items()})
 
 
 def _held(case: Case, ranks: Ranks) -> dict[str, float]:
@@ -52,7 +52,7 @@ def _held(case: Case, ranks: Ranks) -> dict[str, float]:
         weights = model_bytes(trainer.model) if own == 0 else trainer.layout.weight_bytes()
         for _ in range(STEPS_BEFORE):
             trainer.make_step()
-        watched = _Watched(trainer)
+        watched = _TensorCounter(trainer)
         trainer.make_step()
         peak = meter.read()
     return {
@@ -77,7 +77,7 @@ def _model(case: Case, folder: Path) -> tuple[PreTrainedModel | None, int]:
     return model, lora.bytes
 
 
-class _Watched:
+class _TensorCounter:
     """Counts the tensors of a trainer's next step while gradients are computed."""
 
     def __init__(self, trainer: Trainer) -> None:

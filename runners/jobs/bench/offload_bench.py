@@ -35,10 +35,10 @@ from runners.jobs.bench.device_rates import (
 from runners.jobs.generate.offload_cases import (
     CPU,
     DTYPE,
-    Answered,
     BenchProcess,
     BenchProcessError,
     Order,
+    RunMeasurements,
     capped,
     forget,
 )
@@ -198,7 +198,7 @@ def best_batch(effort: Effort, request: EstimateRequest, order: Order) -> dict[s
     raise RuntimeError(msg)
 
 
-def _tried(order: Order, effort: Effort, patience_seconds: float) -> float | None:
+def _tried(order: Order, effort: Effort, timeout_seconds: float) -> float | None:
     """Return the seconds of an order's prompts, or None if it is killed or too slow.
 
     The better of two runs: the first also loads the resident weights.
@@ -206,7 +206,7 @@ def _tried(order: Order, effort: Effort, patience_seconds: float) -> float | Non
     label = f"{order.num_prompts} prompts, map of {order.memory_bytes}, {order.batch_size} a batch"
     try:
         with capped(order, effort.cap_bytes) as way:
-            seconds = min(way.run(patience_seconds)["seconds"] for _ in range(2))
+            seconds = min(way.run(timeout_seconds)["seconds"] for _ in range(2))
     except BenchProcessError as error:
         _print(f"{label}: {error}")
         return None
@@ -227,7 +227,7 @@ def in_turns(ways: Sequence[BenchProcess], effort: Effort) -> Iterator[Ratio]:
     Raises:
         RuntimeError: a method failed, or the texts differ.
     """
-    taken: list[list[Answered]] = [[] for _ in ways]
+    taken: list[list[RunMeasurements]] = [[] for _ in ways]
     order = list(range(len(ways)))
     for number in range(effort.rounds + 1):
         for at in order if number % 2 else reversed(order):
@@ -244,7 +244,7 @@ def in_turns(ways: Sequence[BenchProcess], effort: Effort) -> Iterator[Ratio]:
         yield ratio_of(READ_NAME, read[0], read[1])._replace(of=READ)
 
 
-def _read(way: Sequence[Answered]) -> list[int]:
+def _read(way: Sequence[RunMeasurements]) -> list[int]:
     return [each["read_bytes"] for each in way]
 
 
@@ -256,7 +256,7 @@ def _check_same(texts: Sequence[Sequence[str]], effort: Effort) -> None:
         raise RuntimeError(msg)
 
 
-def _figures_text(answered: Answered) -> str:
+def _figures_text(answered: RunMeasurements) -> str:
     figures = {name: round(value, 4) for name, value in answered["figures"].items()}
     used, read = answered["processor_seconds"], answered["read_bytes"] / 1e9
     return f"{used:.2f} processor seconds, {read:.2f} GB read so far {figures or ''}"

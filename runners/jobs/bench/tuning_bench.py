@@ -183,7 +183,7 @@ TOKENS = 32
 ROWS = 8  # of text per step with counted activations
 
 
-class Held(NamedTuple):
+class StepMemory(NamedTuple):
     """The memory of one training step besides weights and activations."""
 
     trained_parameters: float
@@ -281,7 +281,7 @@ def _step(
     return counted.peak
 
 
-def held(shape: DemoModel, options: LoraOptions | None) -> Held:
+def held(shape: DemoModel, options: LoraOptions | None) -> StepMemory:
     """Return the memory after one step, with or without an adapter."""
     model = fresh_model(demo_config(shape), torch.float32)
     if options is not None:
@@ -292,7 +292,7 @@ def held(shape: DemoModel, options: LoraOptions | None) -> Held:
     gradients = gradient_bytes(model)
     optimizer.step()
     trained = sum(each.numel() for each in model.parameters() if each.requires_grad)
-    return Held(float(trained), float(gradients), float(optimizer_bytes(optimizer)))
+    return StepMemory(float(trained), float(gradients), float(optimizer_bytes(optimizer)))
 
 
 if __name__ == "__main__":

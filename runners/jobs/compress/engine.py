@@ -181,7 +181,7 @@ OnLayer = Callable[[int, int, Mapping[str, float]], None]
 
 
 @dataclass(frozen=True)
-class Compressed:
+class CompressionResult:
     """Results of compressing a model, in addition to its files."""
 
     perplexity: Perplexity
@@ -208,7 +208,9 @@ class Engine:
         self.store = store
         self.grids: dict[str, Grid] = {}  # of the quantised matrices, by full name
 
-    def run(self, calibration: torch.Tensor, windows: Windows, on_layer: OnLayer) -> Compressed:
+    def run(
+        self, calibration: torch.Tensor, windows: Windows, on_layer: OnLayer
+    ) -> CompressionResult:
         """Compress every unfinished layer; return the perplexity on the windows and totals."""
         held_out_ids = torch.from_numpy(windows.ids)
         inputs, extras = self.model.embed(calibration)
@@ -222,7 +224,7 @@ class Engine:
             on_layer(index + 1, count, figures)
         around = {name: self.model.read(name) for name in self.model.names_around()}
         self.store.write(AROUND, around, {})
-        return Compressed(self._perplexity(streams.held_out, windows), totals)
+        return CompressionResult(self._perplexity(streams.held_out, windows), totals)
 
     @property
     def keys(self) -> list[str]:
@@ -386,7 +388,7 @@ SPARE_SHARE = 0.1  # spare disk space, as a share of the source's weights
 
 def compress_folder(
     source: Path, target: Path, spec: CompressSpec, stages: Stages, job: Job
-) -> Compressed:
+) -> CompressionResult:
     """Write the compressed model to ``target``; return its in-memory perplexity and figures.
 
     Raises:
@@ -421,7 +423,7 @@ def compress_folder(
         "compress_peak_memory_bytes": float(peak.bytes),
         "calibration_tokens": float(calibration.numel()),
     }
-    return Compressed(result.perplexity, {**result.figures, **measured})
+    return CompressionResult(result.perplexity, {**result.figures, **measured})
 
 
 def check_folder(source: Path, spec: CompressSpec, job: Job) -> None:
@@ -523,7 +525,7 @@ def load_whole(folder: Path, dtype: WeightDtype, *, rounds_inputs: bool = False)
 
 def by_library(
     source: Path, target: Path, spec: CompressSpec, stages: Stages, job: Job
-) -> Compressed:
+) -> CompressionResult:
     """Quantise the weights with torchao or bitsandbytes and save them."""
     loaded = load_whole(source, spec.weight_dtype, rounds_inputs=spec.rounds_inputs)
     tokenizer = require_tokenizer(loaded, "perplexity")
@@ -533,12 +535,14 @@ def by_library(
     loaded.model.save_pretrained(str(target))
     tokenizer.save_pretrained(str(target))
     stages = stages.via(job.emitter)
-    return Compressed(evaluate(loaded.model, ids, spec.evaluation_tokens, stages.advance), {})
+    return CompressionResult(
+        evaluate(loaded.model, ids, spec.evaluation_tokens, stages.advance), {}
+    )
 
 
 def by_structure(
     source: Path, target: Path, spec: CompressSpec, stages: Stages, job: Job
-) -> Compressed:
+) -> CompressionResult:
     """Remove the heads and channels of least importance on the text; save the smaller model."""
     loaded = load_whole(source, "fp32")  # bf16 would lose small gradients
     model, tokenizer = loaded.model, require_tokenizer(loaded, "the calibration text")
@@ -565,7 +569,7 @@ def by_structure(
         "original_matrix_bytes": matrices,
         **recovered,
     }
-    return Compressed(perplexity, figures)
+    return CompressionResult(perplexity, figures)
 
 
 def check_structure(source: Path, spec: CompressSpec, _job: Job) -> None:

@@ -21,7 +21,7 @@ from gguf import (
 from gguf import GGMLQuantizationType as Type
 from transformers import AutoConfig, PretrainedConfig, PreTrainedTokenizerFast
 
-from runners.jobs.compress.engine import Compressed, check_disk, held_out_of, load_whole
+from runners.jobs.compress.engine import CompressionResult, check_disk, held_out_of, load_whole
 from runners.jobs.evaluation import evaluate
 from runners.jobs.events import Stages
 from runners.jobs.loading import LoadedModel, load_tokenizer, require_tokenizer, shape_only
@@ -502,7 +502,7 @@ FILE_NAME = "model.gguf"
 
 def export_gguf(
     source: Path, target: Path, spec: CompressSpec, stages: Stages, job: Job
-) -> Compressed:
+) -> CompressionResult:
     """Write the file, read it back, and return the perplexity of the weights read back.
 
     Raises:
@@ -522,7 +522,9 @@ def export_gguf(
     perplexity = evaluate(
         loaded.model, ids, spec.evaluation_tokens, stages.via(job.emitter).advance
     )
-    return Compressed(perplexity, {"gguf_bytes": float((target / FILE_NAME).stat().st_size)})
+    return CompressionResult(
+        perplexity, {"gguf_bytes": float((target / FILE_NAME).stat().st_size)}
+    )
 
 
 def check_gguf(source: Path, _spec: CompressSpec, job: Job) -> None:

@@ -12,7 +12,7 @@ import torch
 from transformers import AutoConfig, PreTrainedModel
 
 from runners.jobs.compress.engine import (
-    Compressed,
+    CompressionResult,
     by_library,
     by_structure,
     check_disk,
@@ -84,7 +84,7 @@ GATE_UP, DOWN = "gate_up_proj", "down_proj"
 DAMPING = 0.1  # of the mean diagonal; few tokens reach an expert
 
 
-class Routed(NamedTuple):
+class RoutedTokens(NamedTuple):
     """Input tokens [count, width] of a layer's experts, and the experts chosen for each token."""
 
     hidden: torch.Tensor
@@ -93,7 +93,7 @@ class Routed(NamedTuple):
 
 def by_ternary(
     source: Path, target: Path, spec: CompressSpec, stages: Stages, job: Job
-) -> Compressed:
+) -> CompressionResult:
     """Quantise and code every expert, save the folder, and return the resulting perplexity."""
     loaded = load_whole(source, "bf16")
     model, tokenizer = loaded.model, require_tokenizer(loaded, "the calibration text")
@@ -112,7 +112,7 @@ def by_ternary(
     save_ternary(target, model, coded)
     tokenizer.save_pretrained(str(target))
     perplexity = evaluate(model, ids, spec.evaluation_tokens)
-    return Compressed(
+    return CompressionResult(
         perplexity, {**totals.figures(), "calibration_tokens": float(calibration.numel())}
     )
 
@@ -145,13 +145,13 @@ def expert_blocks(model: PreTrainedModel) -> dict[str, torch.nn.Module]:
 @torch.no_grad()
 def routed_of(
     model: PreTrainedModel, experts: torch.nn.Module, calibration: torch.Tensor
-) -> Routed:
+) -> RoutedTokens:
     """Return the tokens of the text that are routed to a layer's experts."""
-    batches: list[Routed] = []
+    batches: list[RoutedTokens] = []
 
     def record(_module: torch.nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
         values = [*given, *named.values()]
-        batches.append(Routed(values[0].detach(), values[1].detach()))
+        batches.append(RoutedTokens(values[0].detach(), values[1].detach()))
 
     handle = experts.register_forward_pre_hook(record, with_kwargs=True)
     try:
@@ -159,11 +159,11 @@ def routed_of(
             model(ids, use_cache=False, logits_to_keep=1)
     finally:
         handle.remove()
-    return Routed(*(torch.cat(each) for each in zip(*batches, strict=True)))
+    return RoutedTokens(*(torch.cat(each) for each in zip(*batches, strict=True)))
 
 
 @torch.no_grad()
-def rounded(experts: torch.nn.Module, routed: Routed) -> dict[str, Ternary]:
+def rounded(experts: torch.nn.Module, routed: RoutedTokens) -> dict[str, Ternary]:
     """Quantise each expert to ternary in place; return both stacked matrices."""
     up, down = experts.get_parameter(GATE_UP), experts.get_parameter(DOWN)
     act = experts.get_submodule("act_fn")
@@ -249,7 +249,7 @@ class Outcome:
     saved: Path
     original: Assessment
     after: Assessment
-    compressed: Compressed
+    compressed: CompressionResult
 
     def measured(self) -> dict[str, float]:
         """Return the figures of the job's result."""
@@ -264,7 +264,7 @@ class Outcome:
 
 
 Check = Callable[[Path, CompressSpec, Job], None]
-Compress = Callable[[Path, Path, CompressSpec, Stages, Job], Compressed]
+Compress = Callable[[Path, Path, CompressSpec, Stages, Job], CompressionResult]
 PROCEDURES: Mapping[str, tuple[Check | None, Compress]] = {
     "layerwise": (check_folder, compress_folder),
     "shear": (check_shearable, by_shearing),

@@ -46,7 +46,7 @@ from runners.jobspec.compress import PATTERN_BLOCK
 
 Pattern = Literal["unstructured", "2:4"]
 BLOCK = PATTERN_BLOCK
-KEPT = 2
+KEPT_PER_BLOCK = 2
 
 
 def magnitude(weight: torch.Tensor, sparsity: float, pattern: Pattern) -> torch.Tensor:
@@ -84,7 +84,7 @@ def two_of_four(scores: torch.Tensor) -> torch.Tensor:
         msg = f"rows of {columns} weights do not divide into blocks of {BLOCK}"
         raise ValueError(msg)
     blocks = scores.view(rows, -1, BLOCK)
-    kept = torch.topk(blocks, KEPT, dim=2).indices
+    kept = torch.topk(blocks, KEPT_PER_BLOCK, dim=2).indices
     mask = torch.zeros_like(blocks, dtype=torch.bool).scatter(2, kept, value=True)
     return mask.view(rows, columns)
 
@@ -344,7 +344,7 @@ class Matrix(Protocol):
 
 
 @dataclass(frozen=True)
-class Pruned:
+class PrunedMatrix:
     """A pruned matrix; its compressed form is a bitmask and the nonzero values."""
 
     values: torch.Tensor
@@ -528,15 +528,15 @@ def _quantease(weight: torch.Tensor, statistics: InputStatistics, spec: Compress
 
 
 def _magnitude(weight: torch.Tensor, _statistics: InputStatistics, spec: CompressSpec) -> Matrix:
-    return Pruned(magnitude(weight, spec.sparsity, spec.pattern))
+    return PrunedMatrix(magnitude(weight, spec.sparsity, spec.pattern))
 
 
 def _wanda(weight: torch.Tensor, statistics: InputStatistics, spec: CompressSpec) -> Matrix:
-    return Pruned(wanda(weight, statistics.norms, spec.sparsity, spec.pattern))
+    return PrunedMatrix(wanda(weight, statistics.norms, spec.sparsity, spec.pattern))
 
 
 def _sparsegpt(weight: torch.Tensor, statistics: InputStatistics, spec: CompressSpec) -> Matrix:
-    return Pruned(sparsegpt(weight, statistics.gram, spec.sparsity, spec.pattern))
+    return PrunedMatrix(sparsegpt(weight, statistics.gram, spec.sparsity, spec.pattern))
 
 
 def _awq(

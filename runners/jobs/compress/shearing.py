@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
-from runners.jobs.compress.engine import Compressed, check_disk, held_out_of, load_whole
+from runners.jobs.compress.engine import CompressionResult, check_disk, held_out_of, load_whole
 from runners.jobs.compress.pruning import keep, key_value_heads, spread
 from runners.jobs.compress.quantization import check_shape_known
 from runners.jobs.corpus import Domains, Losses, domains_of, load_corpus
@@ -275,7 +275,7 @@ OnStep = Callable[[float], None]
 
 def by_shearing(
     source: Path, target: Path, spec: CompressSpec, stages: Stages, job: Job
-) -> Compressed:
+) -> CompressionResult:
     """Prune to the target shape, train further and save; return the loss of each domain."""
     loaded = load_whole(source, "fp32")
     model, tokenizer = loaded.model, require_tokenizer(loaded, "the text to learn from")
@@ -288,7 +288,7 @@ def by_shearing(
     matrices = matrix_count(model)
     shape = spec.shear.target(shape_of(model.config), spec.sparsity)
     progress, done = Progress(job.checkpoint_dir), spec.shear.mask_steps
-    masks = learn(
+    masks = train_masks(
         model, domains, shape, spec.shear, lambda at: stages.advance(at / steps), progress
     )
     cut(model, masks.kept(shape), shape)
@@ -314,7 +314,7 @@ def by_shearing(
             f"original_{name}_loss": reference[name],
             f"{name}_weight": weight,
         }
-    return Compressed(perplexity, figures)
+    return CompressionResult(perplexity, figures)
 
 
 def check_shearable(source: Path, spec: CompressSpec, job: Job) -> None:
@@ -353,7 +353,7 @@ def matrix_count(model: PreTrainedModel) -> int:
     return sum(p.numel() for n, p in model.named_parameters() if n.endswith("_proj.weight"))
 
 
-def learn(
+def train_masks(
     model: PreTrainedModel,
     domains: Domains,
     target: Shape,

@@ -25,16 +25,16 @@ from runners.jobs.generate.batching import (
     Batch,
     CompiledStep,
     CostModel,
-    Finished,
-    Guesser,
+    DraftSource,
+    FinishedAnswer,
     Pages,
-    guess_one,
+    decode_speculatively,
     measured_cost,
     padding_ratio,
     run_continuous,
     warm_up,
 )
-from runners.jobs.generate.placement import Placed
+from runners.jobs.generate.placement import PlacedModel
 from runners.jobs.generate.stage_model import Chain
 from runners.jobs.generate.static import (
     Answer,
@@ -200,7 +200,7 @@ class Figures:
         }
         if self.kv_cache_bytes:
             figures["kv_cache_bytes"] = float(self.kv_cache_bytes)
-        return figures | self._speeds() | self._guesses()
+        return figures | self._speeds() | self._speculation_figures()
 
     def _speeds(self) -> dict[str, float]:
         if not self.first_seconds:
@@ -217,7 +217,7 @@ class Figures:
             speeds["decode_tokens_per_second"] = self.decoded_tokens / self.decode_seconds
         return speeds
 
-    def _guesses(self) -> dict[str, float]:
+    def _speculation_figures(self) -> dict[str, float]:
         if not self.drafted_tokens:
             return {}
         return {
@@ -264,7 +264,7 @@ class Prompt:
     adapter: int = NO_ADAPTER  # index of the adapter
 
 
-class Given(NamedTuple):
+class TextPrompt(NamedTuple):
     """A prompt of the job or a file; ``adapter``: a name, None for the base, or unspecified."""
 
     name: str
@@ -272,7 +272,7 @@ class Given(NamedTuple):
     adapter: str | None = UNSAID
 
 
-def read_texts(job: Job, asked: Prompts) -> list[Given]:
+def read_texts(job: Job, asked: Prompts) -> list[TextPrompt]:
     """Return the prompts of the job or a file; none for demo prompts.
 
     Raises:
@@ -280,7 +280,7 @@ def read_texts(job: Job, asked: Prompts) -> list[Given]:
         BadInputError: the file is empty, or one of its lines is no valid prompt.
     """
     if isinstance(asked, InlinePrompts):
-        return [Given(str(number), text) for number, text in enumerate(asked.texts, 1)]
+        return [TextPrompt(str(number), text) for number, text in enumerate(asked.texts, 1)]
     if isinstance(asked, FilePrompts):
         return _file_texts(asked.path, model_roots(job.host_dir))
     return []
@@ -290,7 +290,7 @@ def tokenised(
     job: Job,
     loaded: LoadedModel,
     asked: Prompts,
-    texts: Sequence[Given],
+    texts: Sequence[TextPrompt],
     adapters: Sequence[str] = (),
 ) -> list[Prompt]:
     """Return the tokenised prompts, each with its adapter's index.
@@ -300,7 +300,7 @@ def tokenised(
         BadInputError: a text has no token, or names an unknown adapter.
     """
     if isinstance(asked, DemoPrompts):
-        default_adapter = _adapter_index(Given("", ""), adapters)
+        default_adapter = _adapter_index(TextPrompt("", ""), adapters)
         return [
             replace(each, adapter=default_adapter) for each in _demo_prompts(job, loaded, asked)
         ]
@@ -326,7 +326,7 @@ def tokenised(
     return prompts
 
 
-def _adapter_index(prompt: Given, adapters: Sequence[str]) -> int:
+def _adapter_index(prompt: TextPrompt, adapters: Sequence[str]) -> int:
     """Return the index of a prompt's adapter: its own, else the only one there is."""
     if prompt.adapter == UNSAID:
         return 0 if len(adapters) == 1 else NO_ADAPTER
@@ -367,7 +367,7 @@ def pile_digest(prompts: Sequence[Prompt]) -> str:
 # Prompts from a file
 
 
-def _file_texts(name: str, roots: Sequence[Path]) -> list[Given]:
+def _file_texts(name: str, roots: Sequence[Path]) -> list[TextPrompt]:
     path = (roots[0] / name).resolve()
     try:
         handle = open_file(path, roots)
@@ -403,14 +403,14 @@ def _lines(handle: int, name: str) -> Iterator[tuple[int, bytes]]:
             yield number, line
 
 
-def _read_line(name: str, number: int, line: bytes, suffix: str) -> Given:
+def _read_line(name: str, number: int, line: bytes, suffix: str) -> TextPrompt:
     where = f"prompts file {name}: line {number}"
     try:
         text = line.decode().strip("\r\n")
     except UnicodeDecodeError:
         raise BadInputError(f"{where} is no UTF-8 text; save the file as UTF-8") from None
     if suffix != ".jsonl":
-        return Given(str(number), text)
+        return TextPrompt(str(number), text)
     try:
         document = json.loads(text)
     except (ValueError, RecursionError):
@@ -421,7 +421,7 @@ def _read_line(name: str, number: int, line: bytes, suffix: str) -> Given:
     adapter = document.get("adapter", UNSAID)
     if not (adapter is None or isinstance(adapter, str)):
         raise BadInputError(f'{where} has no name in "adapter"; write {{"adapter": "NAME"}}')
-    return Given(str(document.get("id", number))[:200], prompt, adapter and adapter[:200])
+    return TextPrompt(str(document.get("id", number))[:200], prompt, adapter and adapter[:200])
 
 
 # Prompts from the host's own text
@@ -461,13 +461,13 @@ class Run:
 
     job: Job
     spec: GenerateSpec
-    placed: Placed
+    placed: PlacedModel
     prompts: list[Prompt]
     journal: Journal
     limits: Limits
     meter: PeakMeter
     stages: Stages
-    guesser: Guesser | None = None
+    draft_source: DraftSource | None = None
     adapters: MixedAdapters | None = None
     figures: Figures = field(default_factory=Figures)
     notes: dict[str, str] = field(default_factory=dict)
@@ -539,8 +539,8 @@ def answer_all(run: Run) -> None:
     """
     positions = run.open_positions
     _warm_up(run, [run.prompts[at].ids for at in positions])
-    if run.guesser is not None:
-        _one_by_one(run, positions, run.guesser)
+    if run.draft_source is not None:
+        _one_by_one(run, positions, run.draft_source)
     elif run.spec.batching == "continuous":
         _continuously(run, positions)
     else:
@@ -627,7 +627,7 @@ def _continuously(run: Run, positions: Sequence[int]) -> None:
     )
     began = time.perf_counter()
 
-    def keep(done: Finished) -> None:
+    def keep(done: FinishedAnswer) -> None:
         at, count = positions[done.at], len(done.answer.ids)
         figures = run.figures
         figures.add_one(len(ids[done.at]), count, done.first_seconds, done.later_seconds)
@@ -637,13 +637,13 @@ def _continuously(run: Run, positions: Sequence[int]) -> None:
     run_continuous(run.loaded.model, ids, pages, run.limits, keep)
 
 
-def _one_by_one(run: Run, positions: Sequence[int], guesser: Guesser) -> None:
+def _one_by_one(run: Run, positions: Sequence[int], draft_source: DraftSource) -> None:
     figures = run.figures
     for at in positions:
         run.check_stop()
         ids = run.prompts[at].ids
         with run.through_adapters([at]):
-            done = guess_one(run.loaded.model, ids, guesser, run.limits)
+            done = decode_speculatively(run.loaded.model, ids, draft_source, run.limits)
         figures.add_one(len(ids), len(done.answer.ids), done.first_seconds, done.later_seconds)
         figures.wall_seconds += done.first_seconds + done.later_seconds
         figures.drafted_tokens += done.drafted

@@ -30,7 +30,7 @@ from runners.jobs.generate.static import (
     BatchRun,
     Ids,
     Limits,
-    Padded,
+    PaddedBatch,
     Setup,
     StopRequestedError,
     check_packable,
@@ -227,7 +227,7 @@ class Pages:
 
 
 @dataclass(frozen=True)
-class Finished:
+class FinishedAnswer:
     """One answered prompt and its timing, from its own first step."""
 
     at: int
@@ -241,7 +241,7 @@ def run_continuous(
     prompts: Sequence[Ids],
     pages: Pages,
     limits: Limits,
-    on_finished: Callable[[Finished], None],
+    on_finished: Callable[[FinishedAnswer], None],
 ) -> None:
     """Answer all prompts, and call ``on_finished`` for each as it completes.
 
@@ -283,7 +283,7 @@ def _config(pages: Pages) -> ContinuousBatchingConfig:
     )
 
 
-def _finished(result: GenerationOutput, limits: Limits) -> Finished:
+def _finished(result: GenerationOutput, limits: Limits) -> FinishedAnswer:
     if result.error:
         raise ManagerDiedError(f"prompt {result.request_id}: {result.error}")
     answer = Answer()
@@ -291,7 +291,7 @@ def _finished(result: GenerationOutput, limits: Limits) -> Finished:
         answer.take(int(token), limits)
     times = result.timestamps or [result.lifespan[1]]
     first = max(0.0, times[0] - result.lifespan[0])
-    return Finished(int(result.request_id), answer, first, times[-1] - times[0])
+    return FinishedAnswer(int(result.request_id), answer, first, times[-1] - times[0])
 
 
 # ---------------------------------------------------------------------------
@@ -320,7 +320,7 @@ class Passes:
 
 
 @dataclass(frozen=True)
-class Guessed:
+class SpeculativeResult:
     """One answer with its draft statistics and timing."""
 
     answer: Answer
@@ -331,7 +331,7 @@ class Guessed:
 
 
 @dataclass(frozen=True)
-class Guesser:
+class DraftSource:
     """The source of drafts: a draft model, or prompt lookup without one."""
 
     tokens: int  # drafted per pass
@@ -365,7 +365,9 @@ def check_draft(
 
 
 @torch.inference_mode()
-def guess_one(model: PreTrainedModel, ids: Ids, guesser: Guesser, limits: Limits) -> Guessed:
+def decode_speculatively(
+    model: PreTrainedModel, ids: Ids, draft_source: DraftSource, limits: Limits
+) -> SpeculativeResult:
     """Answer one prompt with the same tokens as greedy generation, in fewer passes."""
     device = next(model.parameters()).device
     prompt = torch.tensor([list(ids)], device=device)
@@ -388,7 +390,7 @@ def guess_one(model: PreTrainedModel, ids: Ids, guesser: Guesser, limits: Limits
             do_sample=False,
             pad_token_id=0,
             eos_token_id=sorted(limits.end_ids) or [NO_END],
-            **guesser.options(),
+            **draft_source.options(),
         )
     finally:
         handle.remove()
@@ -399,7 +401,7 @@ def guess_one(model: PreTrainedModel, ids: Ids, guesser: Guesser, limits: Limits
     for token in output_ids:
         answer.take(int(token), limits)
     drafted, accepted = passes.drafted(len(ids)), passes.accepted(len(output_ids))
-    return Guessed(answer, drafted, accepted, first, seconds - first)
+    return SpeculativeResult(answer, drafted, accepted, first, seconds - first)
 
 
 # ---------------------------------------------------------------------------
@@ -460,7 +462,7 @@ class CompiledStep:
         """
         device = next(self.model.parameters()).device
         filled = [*prompts, *[prompts[0]] * (self.rows - len(prompts))]
-        padded = Padded.of(filled, device)
+        padded = PaddedBatch.of(filled, device)
         self._reset_cache()
         began = now(device)
         is_text, at = self._text_places(filled, device), padded.ids.shape[1]

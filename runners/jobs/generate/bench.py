@@ -19,15 +19,15 @@ from runners.host.bench import Ratio
 from runners.jobs.generate.batching import (
     POLICIES,
     CompiledStep,
-    Guesser,
+    DraftSource,
     Pages,
-    guess_one,
+    decode_speculatively,
     measured_cost,
     run_continuous,
 )
 from runners.jobs.generate.placement import StreamedLayers, mapped
 from runners.jobs.generate.stage_model import cache_size, new_cache
-from runners.jobs.generate.static import Ids, Limits, Padded, Setup, run_batch
+from runners.jobs.generate.static import Ids, Limits, PaddedBatch, Setup, run_batch
 from runners.jobs.loading import LayerwiseModel, demo_config, fresh_model, ready
 from runners.jobs.memory import model_bytes, tensor_bytes
 from runners.jobs.ratios import ratio_of, seconds_in_turns
@@ -43,7 +43,7 @@ SHAPE = DemoModel(
     max_position_embeddings=1024,
 )
 SLOTS = 8  # concurrent prompts
-MOST = 16  # batch size when batches are cut by length: larger batches may pad more
+MAX_BATCH_SIZE = 16  # batch size when batches are cut by length: larger batches may pad more
 ENDS = 512  # number of end tokens in the vocabulary, so that lengths vary as in real text
 CPU = torch.device("cpu")
 KINDS: tuple[KvCache, ...] = ("fp8", "int4", "int2")
@@ -72,7 +72,7 @@ def ratios(effort: Effort = Effort()) -> Iterator[Ratio]:
     yield from bench.batches(prompts(2 * count, 4, 2 * longest), Limits(1))
     if effort.compiles:
         yield from bench.compiled(all_prompts[:4], Limits(effort.output_tokens))
-    yield from bench.guessed(all_prompts[:2], Limits(2 * effort.output_tokens))
+    yield from bench.speculative(all_prompts[:2], Limits(2 * effort.output_tokens))
     yield from bench.caches(all_prompts[:SLOTS])
     yield from bench.offloaded(all_prompts[:SLOTS], Limits(4))
     yield from bench.continuous(
@@ -128,11 +128,11 @@ class Bench:
 
     def batches(self, pile: Sequence[Ids], limits: Limits) -> Iterator[Ratio]:
         """Compare batching policies; few output tokens, so that the prompts dominate."""
-        cost = measured_cost(self.model, pile, MOST, limits.output_tokens)
+        cost = measured_cost(self.model, pile, MAX_BATCH_SIZE, limits.output_tokens)
         lengths = [len(each) for each in pile]
 
         def by(policy: Batching) -> Callable[[], None]:
-            batches = POLICIES[policy](lengths, MOST, cost)
+            batches = POLICIES[policy](lengths, MAX_BATCH_SIZE, cost)
             return lambda: run_batches(
                 self.model, [[pile[at] for at in batch] for batch in batches], limits
             )
@@ -159,13 +159,15 @@ class Bench:
         )
         yield ratio_of("eager / compiled decode step", eager, compiled)
 
-    def guessed(self, pile: Sequence[Ids], limits: Limits) -> Iterator[Ratio]:
+    def speculative(self, pile: Sequence[Ids], limits: Limits) -> Iterator[Ratio]:
         """Measure prompt lookup; random weights repeat themselves, so drafts are easy."""
-        plain, guessed = self._seconds(
+        plain, speculative = self._seconds(
             lambda: run_batches(self.model, [[ids] for ids in pile], limits),
-            lambda: [guess_one(self.model, ids, Guesser(5), limits) for ids in pile],
+            lambda: [
+                decode_speculatively(self.model, ids, DraftSource(5), limits) for ids in pile
+            ],
         )
-        yield ratio_of("plain / speculative decoding", plain, guessed)
+        yield ratio_of("plain / speculative decoding", plain, speculative)
 
     def caches(self, pile: Sequence[Ids]) -> Iterator[Ratio]:
         """Compare the cache sizes for the same tokens."""
@@ -237,7 +239,7 @@ def run_batches(model: PreTrainedModel, batches: Sequence[Sequence[Ids]], limits
 
 @torch.inference_mode()
 def _cache_bytes(model: PreTrainedModel, prompt_ids: Sequence[Ids], kind: KvCache) -> int:
-    cache, batch = new_cache(kind, model), Padded.of(prompt_ids, CPU)
+    cache, batch = new_cache(kind, model), PaddedBatch.of(prompt_ids, CPU)
     tokens = batch.step(model, batch.ids, cache)
     batch.step(model, tokens[:, None], cache)
     return cache_size(cache)

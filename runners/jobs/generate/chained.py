@@ -326,7 +326,7 @@ def main(attempt_dir: str, address: str, port: str) -> None:
 
 
 SERVER = "runners.jobs.generate.chained"
-LOOK_SECONDS = 0.2
+POLL_SECONDS = 0.2
 
 
 class Servers:
@@ -658,7 +658,7 @@ class ServerChain(Chain):
         deadline = time.monotonic() + self._patience_seconds
         while time.monotonic() < deadline:
             is_any_alive = self.servers.restart_dead()
-            if link := self._desk.next_server(LOOK_SECONDS):
+            if link := self._desk.next_server(POLL_SECONDS):
                 return link
             if self._is_on_one_host and not is_any_alive:
                 break
@@ -696,7 +696,7 @@ def serve_here(job: Job, asked: StageChain, gang: Gang) -> bool:
     place = Place(gang.master_address, gang.master_port, key_of(gang))
     servers = Servers(job, place, gang.num_processes, asked.restarts)
     while servers.restart_dead():
-        if job.stop_requested.wait(LOOK_SECONDS):
+        if job.stop_requested.wait(POLL_SECONDS):
             servers.wait(END_SECONDS)
             return True
     if not servers.wait(0.0):

@@ -11,11 +11,11 @@ from runners.jobs.energy import Work
 from runners.jobs.events import Stages
 from runners.jobs.generate.answering import (
     JOURNAL,
-    Given,
     Journal,
     Prompt,
     Record,
     Run,
+    TextPrompt,
     answer_all,
     check_lengths,
     earlier_journals,
@@ -25,9 +25,9 @@ from runners.jobs.generate.answering import (
     read_texts,
     tokenised,
 )
-from runners.jobs.generate.batching import Guesser, check_draft
+from runners.jobs.generate.batching import DraftSource, check_draft
 from runners.jobs.generate.chained import work_in_chain
-from runners.jobs.generate.placement import Placed, place_model
+from runners.jobs.generate.placement import PlacedModel, place_model
 from runners.jobs.generate.stage_model import Chain, check_cache, work_on_ranks
 from runners.jobs.generate.static import Limits, StopRequestedError, check_packable
 from runners.jobs.loading import (
@@ -47,7 +47,7 @@ from runners.jobs.runtime import (
     job_telemetry,
     num_threads,
 )
-from runners.jobspec import Attention, DraftGuess, GenerateSpec
+from runners.jobspec import Attention, DraftModelSpeculation, GenerateSpec
 from runners.jobspec.generate import PolicyOffload, StageChain
 
 LOADING = "Loading the model"
@@ -89,7 +89,7 @@ def _answer(job: Job, spec: GenerateSpec, opened: Callable[[], Chain] | None = N
 def _prepare(
     job: Job,
     spec: GenerateSpec,
-    texts: Sequence[Given],
+    texts: Sequence[TextPrompt],
     opened: Callable[[], Chain] | None,
 ) -> Run:
     stages = Stages(job.emitter, STAGE_SHARES)
@@ -101,7 +101,7 @@ def _prepare(
     check_cache(spec.kv_cache, loaded.model)
     if spec.batching == "packed":
         check_packable(loaded.model)
-    guesser = _guesser(job, spec, loaded)
+    draft_source = _draft_source(job, spec, loaded)
     sizes = {"weights": placed.weight_bytes, "runtime_overhead": meter.read().start_bytes}
     adapters = hung_on(loaded.model, spec.model, spec.adapters, job.host_dir)
     if adapters is not None:
@@ -115,7 +115,7 @@ def _prepare(
     journal.take_over(earlier_journals(job))
     ends = end_ids(loaded) if spec.stop_at_end else frozenset()
     limits = Limits(spec.output_tokens, ends, job.stop_requested.is_set)
-    run = Run(job, spec, placed, prompts, journal, limits, meter, stages, guesser, adapters)
+    run = Run(job, spec, placed, prompts, journal, limits, meter, stages, draft_source, adapters)
     run.notes["attention"] = attention
     if names:
         run.notes["adapters"] = f"{', '.join(names)}: one batch holds prompts of all of them"
@@ -124,15 +124,15 @@ def _prepare(
     return run
 
 
-def _placed(job: Job, spec: GenerateSpec, opened: Callable[[], Chain] | None) -> Placed:
+def _placed(job: Job, spec: GenerateSpec, opened: Callable[[], Chain] | None) -> PlacedModel:
     """Load the model as requested: on the device, partly offloaded, or divided."""
     if opened is not None:
         chain = opened()
         loaded = LoadedModel(chain.model, chain.tokenizer, chain.device)
-        return Placed(loaded, chain.where, chain.measured, chain)
+        return PlacedModel(loaded, chain.where, chain.measured, chain)
     if spec.offload:
         return place_model(job, spec)
-    return Placed(load_model(job, spec.model, spec.weight_dtype), "")
+    return PlacedModel(load_model(job, spec.model, spec.weight_dtype), "")
 
 
 def _answer_open(run: Run) -> bool:
@@ -169,16 +169,16 @@ def _publish(run: Run, num_before: int) -> None:
     )
 
 
-def _guesser(job: Job, spec: GenerateSpec, loaded: LoadedModel) -> Guesser | None:
+def _draft_source(job: Job, spec: GenerateSpec, loaded: LoadedModel) -> DraftSource | None:
     """Return the source of draft tokens; None without speculation."""
     speculation = spec.speculation
     if speculation is None:
         return None
-    if not isinstance(speculation, DraftGuess):
-        return Guesser(speculation.tokens)
+    if not isinstance(speculation, DraftModelSpeculation):
+        return DraftSource(speculation.tokens)
     draft = load_model(job, speculation.model, spec.weight_dtype)
     check_draft(loaded.tokenizer, draft.tokenizer)
-    return Guesser(speculation.tokens, draft.model)
+    return DraftSource(speculation.tokens, draft.model)
 
 
 def _attention(model: PreTrainedModel, requested: Attention) -> str:

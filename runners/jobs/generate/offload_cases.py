@@ -122,7 +122,7 @@ def _print_json(document: dict[str, object]) -> None:
 # ---------------------------------------------------------------------------
 
 
-class Answered(TypedDict):
+class RunMeasurements(TypedDict):
     """The measurements of one run over the prompts; ``read_bytes`` since the process began."""
 
     seconds: float
@@ -146,18 +146,18 @@ class BenchProcess:
     def __init__(self, process: "subprocess.Popen[str]", out: IO[str], said: IO[str]) -> None:
         self._process, self._out, self._said = process, out, said
 
-    def run(self, patience_seconds: float = threading.TIMEOUT_MAX) -> Answered:
+    def run(self, timeout_seconds: float = threading.TIMEOUT_MAX) -> RunMeasurements:
         """Answer the prompts once, and return the measurements.
 
         Raises:
-            BenchProcessError: the process died, or was killed after ``patience_seconds``.
+            BenchProcessError: the process died, or was killed after ``timeout_seconds``.
         """
-        guard = threading.Timer(patience_seconds, self._process.kill)
+        guard = threading.Timer(timeout_seconds, self._process.kill)
         guard.daemon = True
         guard.start()
         try:
             self.send("again")
-            measurements: Answered = json.loads(self.receive())
+            measurements: RunMeasurements = json.loads(self.receive())
         finally:
             guard.cancel()
         return measurements

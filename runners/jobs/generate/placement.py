@@ -52,8 +52,8 @@ class ExpertFigures:
 
     wanted: int = 0
     hits: int = 0
-    guessed: int = 0
-    right: int = 0
+    prefetched: int = 0
+    prefetch_hits: int = 0
     brought: int = 0
     expert_bytes: int = 0
 
@@ -64,32 +64,34 @@ class ExpertFigures:
             "experts_brought": float(self.brought),
             "expert_bytes_brought": float(self.brought * self.expert_bytes),
         }
-        if self.guessed:
-            figures["expert_guess_ratio"] = self.right / self.guessed
+        if self.prefetched:
+            figures["expert_guess_ratio"] = self.prefetch_hits / self.prefetched
         return figures
 
 
 class DeviceExperts:
     """The experts on the device: an LRU cache per layer, and the prefetched ones."""
 
-    def __init__(self, fetch: Fetch, resident: int, guesses: int) -> None:
+    def __init__(self, fetch: Fetch, resident: int, max_prefetched: int) -> None:
         self._fetch = fetch
-        self._resident, self._guesses = resident, guesses
+        self._resident, self._max_prefetched = resident, max_prefetched
         self._cached: dict[int, OrderedDict[int, Expert]] = defaultdict(OrderedDict)
         self._prefetches: dict[Key, Future[Expert]] = {}
         self._thread = ThreadPoolExecutor(1, "next-experts")
         self.figures = ExpertFigures()
 
-    def guess(self, layer: int, experts: Iterable[int]) -> None:
+    def prefetch(self, layer: int, experts: Iterable[int]) -> None:
         """Prefetch experts of a layer that may be used next, the most likely first."""
         for each in self._prefetches.values():
             if each.cancel():  # had not started
                 self.figures.brought -= 1
-        missing = [each for each in experts if each not in self._cached[layer]][: self._guesses]
+        missing = [each for each in experts if each not in self._cached[layer]][
+            : self._max_prefetched
+        ]
         self._prefetches = {
             (layer, each): self._thread.submit(self._fetch, layer, each) for each in missing
         }
-        self.figures.guessed += len(missing)
+        self.figures.prefetched += len(missing)
         self.figures.brought += len(missing)
 
     def take(self, layer: int, expert: int) -> Expert:
@@ -110,7 +112,7 @@ class DeviceExperts:
         if prefetch is None:
             self.figures.brought += 1
             return self._fetch(layer, expert)
-        self.figures.right += 1
+        self.figures.prefetch_hits += 1
         return prefetch.result()
 
 
@@ -131,8 +133,8 @@ class ShelvedExperts(nn.Module):
         """Return the weighted outputs of the chosen experts for ``hidden`` [tokens, width]."""
         (after,) = self._after
         if after is not None:
-            guessed = after(hidden)[-1].flatten().bincount()
-            self._shelf.guess(self._layer + 1, guessed.argsort(descending=True).tolist())
+            predicted = after(hidden)[-1].flatten().bincount()
+            self._shelf.prefetch(self._layer + 1, predicted.argsort(descending=True).tolist())
         output = torch.zeros_like(hidden)
         for expert in sorted(set(chosen.flatten().tolist())):
             tokens, places = torch.where(chosen == expert)
@@ -163,11 +165,11 @@ class CachedExperts:
         self._tensors = ModelTensors(folder, device, dtype)
         self._host: dict[Key, Expert] = {}
         self._check(config.model_type)
-        guesses = asked.guessed_experts
-        self.cache = DeviceExperts(self._fetch, asked.experts_resident, guesses)
+        max_prefetched = asked.guessed_experts
+        self.cache = DeviceExperts(self._fetch, asked.experts_resident, max_prefetched)
         blocks: list[Any] = [self.model.get_submodule(each) for each in places]
         for index, block in enumerate(blocks):
-            after = blocks[index + 1].gate if guesses and index + 1 < len(blocks) else None
+            after = blocks[index + 1].gate if max_prefetched and index + 1 < len(blocks) else None
             act = block.experts.act_fn
             block.experts = ShelvedExperts(index, self.cache, act, after)
         names = [name for name in self._tensors.names if not name.endswith((GATE_UP, DOWN))]
@@ -179,7 +181,7 @@ class CachedExperts:
         """Return a note on where the experts are."""
         options = self._asked
         ahead = (
-            f", at most {options.guessed_experts} guessed ones" if options.guessed_experts else ""
+            f", at most {options.guessed_experts} prefetched" if options.guessed_experts else ""
         )
         return (
             f"{options.experts_resident} of {self.num_experts} experts of each layer stay{ahead}; "
@@ -238,7 +240,7 @@ HOST_SHARE = 0.8  # of the free host memory; the rest is for the activations and
 
 
 @dataclass(frozen=True)
-class Placed:
+class PlacedModel:
     """A model whose weights may be partly offloaded, with a note on where they are."""
 
     loaded: LoadedModel
@@ -255,7 +257,7 @@ class Placed:
         return self.chain.weight_bytes if self.chain else held_bytes(self.loaded.model)
 
 
-def place_model(job: Job, spec: GenerateSpec) -> Placed:
+def place_model(job: Job, spec: GenerateSpec) -> PlacedModel:
     """Load a job's model with its weights offloaded as requested.
 
     Raises:
@@ -278,16 +280,16 @@ def place_model(job: Job, spec: GenerateSpec) -> Placed:
     elif isinstance(offload, ExpertCache):
         cached = CachedExperts(folder, device, dtype, offload)
         loaded = LoadedModel(cached.model, load_tokenizer(folder), device)
-        return Placed(loaded, cached.where, cached.cache.figures.measured)
+        return PlacedModel(loaded, cached.where, cached.cache.figures.measured)
     else:
         msg = "the job requests no offload"
         raise BadInputError(msg)
-    return Placed(LoadedModel(model, load_tokenizer(folder), device), where)
+    return PlacedModel(LoadedModel(model, load_tokenizer(folder), device), where)
 
 
 def _by_policy(
     job: Job, spec: GenerateSpec, policy: PolicyOffload, skeleton: LayerwiseModel, folder: Path
-) -> Placed:
+) -> PlacedModel:
     zigzag = ZigZag(
         skeleton,
         folder,
@@ -297,7 +299,7 @@ def _by_policy(
         is_narrow=spec.weight_dtype == "int4",
     )
     loaded = LoadedModel(skeleton.model, load_tokenizer(folder), skeleton.device)
-    return Placed(loaded, zigzag.where, zigzag.figures.measured, zigzag=zigzag)
+    return PlacedModel(loaded, zigzag.where, zigzag.figures.measured, zigzag=zigzag)
 
 
 def held_bytes(model: PreTrainedModel) -> int:

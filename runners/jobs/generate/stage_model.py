@@ -58,7 +58,7 @@ BITS = {"int4": 4, "int2": 2}
 BYTE = 8
 
 
-class Packed(NamedTuple):
+class PackedTensor(NamedTuple):
     """Packed integers; a number represents ``offset + scale * number``."""
 
     numbers: torch.Tensor
@@ -66,7 +66,7 @@ class Packed(NamedTuple):
     offset: torch.Tensor
 
     @classmethod
-    def of(cls, values: torch.Tensor, bits: int) -> "Packed":
+    def of(cls, values: torch.Tensor, bits: int) -> "PackedTensor":
         """Quantise [..., size] values with one scale per vector of the last dimension."""
         low, high = values.aminmax(dim=-1, keepdim=True)
         scale = ((high - low) / (2**bits - 1)).clamp(min=torch.finfo(torch.float16).tiny)
@@ -81,10 +81,10 @@ class Packed(NamedTuple):
         values: torch.Tensor = numbers * self.scale.float() + self.offset.float()
         return values.to(dtype)
 
-    def with_more(self, newer: "Packed") -> "Packed":
+    def with_more(self, newer: "PackedTensor") -> "PackedTensor":
         """Return these tokens followed by the newer ones."""
         pairs = zip(self, newer, strict=True)
-        return Packed(*(torch.cat(pair, dim=-2) for pair in pairs))
+        return PackedTensor(*(torch.cat(pair, dim=-2) for pair in pairs))
 
 
 class PackedLayer(DynamicLayer):
@@ -93,7 +93,7 @@ class PackedLayer(DynamicLayer):
     def __init__(self, bits: int) -> None:
         super().__init__()
         self.bits = bits
-        self.packed: tuple[Packed, ...] = ()
+        self.packed: tuple[PackedTensor, ...] = ()
 
     def update(
         self,
@@ -103,7 +103,7 @@ class PackedLayer(DynamicLayer):
         **_options: Any,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Append keys and values and return all; the first call returns its input unquantised."""
-        newer = tuple(Packed.of(each, self.bits) for each in (key_states, value_states))
+        newer = tuple(PackedTensor.of(each, self.bits) for each in (key_states, value_states))
         if not self.packed:
             self.is_initialized = True
             self.packed = newer

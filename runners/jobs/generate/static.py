@@ -177,7 +177,7 @@ def run_batch(
         StopRequestedError: the job is to stop; nothing of this batch is kept.
     """
     device = setup.chain.device if setup.chain else next(model.parameters()).device
-    padded = Padded.of(prompts, device)
+    padded = PaddedBatch.of(prompts, device)
     cache = setup.chain.begin() if setup.chain else new_cache(setup.kv_cache, model)
     began = now(device)
     if setup.is_packed and not isinstance(cache, Session):
@@ -220,7 +220,7 @@ def write_out(
 
 
 @dataclass
-class Padded:
+class PaddedBatch:
     """A left-padded batch, with its positions and attention mask."""
 
     ids: torch.Tensor
@@ -228,7 +228,7 @@ class Padded:
     positions: torch.Tensor  # of the next input tokens
 
     @classmethod
-    def of(cls, prompts: Sequence[Ids], device: torch.device) -> "Padded":
+    def of(cls, prompts: Sequence[Ids], device: torch.device) -> "PaddedBatch":
         """Return the prompts as one padded tensor."""
         longest = max(map(len, prompts))
         rows = [[0] * (longest - len(each)) + list(each) for each in prompts]

@@ -16,13 +16,13 @@ import torch
 from safetensors.torch import save_file
 from transformers import Cache, DynamicCache, DynamicLayer, PreTrainedModel
 
-from runners.jobs.generate.stage_model import BITS, Packed, PackedLayer, cache_size
+from runners.jobs.generate.stage_model import BITS, PackedLayer, PackedTensor, cache_size
 from runners.jobs.generate.static import (
     Answer,
     BatchRun,
     Ids,
     Limits,
-    Padded,
+    PaddedBatch,
     StopRequestedError,
     now,
     take_tokens,
@@ -58,7 +58,7 @@ from runners.jobspec.generate import PolicyOffload
 
 STORED_BITS = 4
 MATRIX = 2  # dimensions
-PARTS = Packed._fields
+PARTS = PackedTensor._fields
 
 
 def packed(tensors: Tensors, group_size: int) -> dict[str, torch.Tensor]:
@@ -71,7 +71,7 @@ def packed(tensors: Tensors, group_size: int) -> dict[str, torch.Tensor]:
         if tensor.dim() != MATRIX or tensor.shape[-1] % group_size:
             tensors_out[name] = tensor
             continue
-        groups = Packed.of(tensor.unflatten(-1, (-1, group_size)), STORED_BITS)
+        groups = PackedTensor.of(tensor.unflatten(-1, (-1, group_size)), STORED_BITS)
         tensors_out |= {f"{name}.{part}": value for part, value in groups._asdict().items()}
     return tensors_out
 
@@ -84,7 +84,7 @@ def unpacked(tensors: Tensors, dtype: torch.dtype) -> dict[str, torch.Tensor]:
         if part not in PARTS:
             tensors_out[name] = tensor
         elif part == PARTS[0]:
-            parts = Packed(*(tensors[f"{matrix}.{each}"] for each in PARTS))
+            parts = PackedTensor(*(tensors[f"{matrix}.{each}"] for each in PARTS))
             tensors_out[matrix] = parts.unpacked(STORED_BITS, dtype).flatten(-2)
     return tensors_out
 
@@ -114,7 +114,7 @@ def dealt(sizes: Sequence[int], host: float, disk: float) -> list[Place]:
 
 
 @dataclass
-class Held:
+class BytesByPlace:
     """The bytes of one class of tensors by place: now, and at the peak."""
 
     now: Counter[Place] = field(default_factory=Counter)
@@ -135,9 +135,9 @@ class Held:
 class PolicyFigures:
     """The bytes by place, and the bytes transferred."""
 
-    weights: Held = field(default_factory=Held)
-    cache: Held = field(default_factory=Held)
-    activations: Held = field(default_factory=Held)
+    weights: BytesByPlace = field(default_factory=BytesByPlace)
+    cache: BytesByPlace = field(default_factory=BytesByPlace)
+    activations: BytesByPlace = field(default_factory=BytesByPlace)
     passes: int = 0
     loads: Counter[int] = field(default_factory=Counter)  # per layer
     weight_bytes: int = 0
@@ -459,7 +459,9 @@ class KeptLayer(DynamicLayer):
     def _stored_form(self, *states: torch.Tensor) -> Parts:
         """Return keys and values as they are stored, tokens first."""
         bits = self._bits
-        stored = [part for each in states for part in (Packed.of(each, bits) if bits else (each,))]
+        stored = [
+            part for each in states for part in (PackedTensor.of(each, bits) if bits else (each,))
+        ]
         return tuple(each.permute(2, 0, 1, 3).contiguous() for each in stored)
 
     def _restored(
@@ -467,8 +469,8 @@ class KeptLayer(DynamicLayer):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         if not self._bits:
             return parts[0], parts[1]
-        half = len(Packed._fields)
-        keys, values = Packed(*parts[:half]), Packed(*parts[half:])
+        half = len(PackedTensor._fields)
+        keys, values = PackedTensor(*parts[:half]), PackedTensor(*parts[half:])
         return keys.unpacked(self._bits, dtype), values.unpacked(self._bits, dtype)
 
 
@@ -507,7 +509,7 @@ def _write_whole(file: int, view: memoryview, offset: int) -> None:
 class MicroBatch:
     """Some prompts of a block: their inputs, cache, hidden states and answers."""
 
-    padded: Padded
+    padded: PaddedBatch
     cache: Cache
     waits_in: Place
     ids: torch.Tensor  # [rows, new]: the next input
@@ -604,7 +606,7 @@ class ZigZag:
         waits = dealt(sizes, self._asked.activations_cpu, 0.0)
         micro_batches = []
         for at, batch_prompts in enumerate(rows):
-            padded = Padded.of(batch_prompts, self._skeleton.device)
+            padded = PaddedBatch.of(batch_prompts, self._skeleton.device)
             capacity = padded.ids.shape[1] + limits.output_tokens
             cache = self._cache(places[at :: len(rows)], capacity)
             answers = [Answer() for _ in batch_prompts]

@@ -296,7 +296,7 @@ BEYOND = 10  # minimum number of values beyond a percentile for it to be reliabl
 LATE_SECONDS = 0.005
 LATE_SHARE = 0.1  # of the mean time to the first token
 KEPT_UP = 0.9  # of the arrival rate
-WIDE = 0.2  # half-width relative to the mean
+MAX_HALF_WIDTH_RATIO = 0.2  # half-width relative to the mean
 FIGURE_WORDS = {
     "tokens_per_second": "tokens a second",
     "requests_per_second": "requests a second",
@@ -431,11 +431,11 @@ def _spread_warnings(
     wide = [
         name
         for name, (low, high) in interval.items()
-        if high - low > 2 * WIDE * abs(measured[name])
+        if high - low > 2 * MAX_HALF_WIDTH_RATIO * abs(measured[name])
     ]
     if wide:
         summary = ", ".join(FIGURE_WORDS[name] for name in wide)
-        yield f"repetitions differ by more than {WIDE:.0%} in {summary}"
+        yield f"repetitions differ by more than {MAX_HALF_WIDTH_RATIO:.0%} in {summary}"
 
 
 def _generator_lag_warnings(

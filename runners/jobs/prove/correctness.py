@@ -79,7 +79,7 @@ TRAINING: Mapping[str, Any] = {
 }
 
 
-class Trained(NamedTuple):
+class TrainedWeights(NamedTuple):
     """Weights after a few steps, on the CPU, and the last loss."""
 
     weights: dict[str, torch.Tensor]
@@ -256,7 +256,7 @@ def _serving_decode(recorder: Recorder) -> None:
 
 def _training(recorder: Recorder, folder: Path) -> None:
     train = partial(_trained, recorder.device, folder)
-    plain: list[Trained] = []
+    plain: list[TrainedWeights] = []
     with recorder.part("training steps"):
         plain.append(train({}))
         again = train({})
@@ -290,13 +290,13 @@ def _place(where: str) -> str:
     return {"cpu": "host memory", "disk": "a file"}[where]
 
 
-def _trained(device: torch.device, folder: Path, fields: Mapping[str, Any]) -> Trained:
+def _trained(device: torch.device, folder: Path, fields: Mapping[str, Any]) -> TrainedWeights:
     with tempfile.TemporaryDirectory(dir=folder) as place:
         trainer = quiet_trainer({**TRAINING, **fields}, SHAPE, Path(place), device=device)
         return _after(trainer, STEPS)
 
 
-def _resumed(recorder: Recorder, folder: Path) -> Trained:
+def _resumed(recorder: Recorder, folder: Path) -> TrainedWeights:
     """Train half of the steps, save, and train the rest in a new trainer."""
     with tempfile.TemporaryDirectory(dir=folder) as place:
         first = quiet_trainer(TRAINING, SHAPE, Path(place), device=recorder.device)
@@ -307,7 +307,7 @@ def _resumed(recorder: Recorder, folder: Path) -> Trained:
         return _after(second, STEPS - STEPS // 2)
 
 
-def _after(trainer: Trainer, steps: int) -> Trained:
+def _after(trainer: Trainer, steps: int) -> TrainedWeights:
     trainer.model.train()
     trainer.layout.begin()
     for _ in range(steps):
@@ -315,11 +315,15 @@ def _after(trainer: Trainer, steps: int) -> Trained:
         trainer.state.step += 1
     named = trainer.model.named_parameters()
     weights = {name: each.detach().cpu().clone() for name, each in named}
-    return Trained(weights, float(trainer.last_loss))
+    return TrainedWeights(weights, float(trainer.last_loss))
 
 
 def _equal(
-    recorder: Recorder, name: str, expected: Trained, found: Trained, tolerance: float
+    recorder: Recorder,
+    name: str,
+    expected: TrainedWeights,
+    found: TrainedWeights,
+    tolerance: float,
 ) -> None:
     apart = max(
         relative_error(found.weights[key], each.double()) for key, each in expected.weights.items()

@@ -32,7 +32,7 @@ from runners.jobs.train.forked_ranks import load_what_training_loads, on_ranks
 
 
 RANKS = 2  # of the comparison with one device
-MOST_RANKS = 8  # that the sizes below can be divided by
+MAX_RANKS = 8  # that the sizes below can be divided by
 STEPS = 3
 WARM_UP_STEPS, TIMED_STEPS = 2, 5
 PART_SECONDS, GPU_PART_SECONDS = 8.0, 15.0  # to have left before a layout starts
@@ -158,7 +158,7 @@ class LayoutRuns:
     def _counts(self) -> tuple[int, ...]:
         if self._on_cpu or self._recorder.is_small or self._devices < 2 * RANKS:
             return (RANKS,)
-        return RANKS, min(MOST_RANKS, 2 ** (self._devices.bit_length() - 1))
+        return RANKS, min(MAX_RANKS, 2 ** (self._devices.bit_length() - 1))
 
     def _record(self, name: str, layout: Layout, count: int) -> None:
         alone, lacking = self._alone(layout), self._lacking(count)

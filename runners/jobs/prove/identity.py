@@ -17,7 +17,7 @@ from runners.jobs.prove.recorder import Recorder
 from runners.jobs.runtime import num_threads
 
 if TYPE_CHECKING:
-    from runners.host.inventory import Device, Seen
+    from runners.host.inventory import Device, TorchDevice
 
 LOAD_SECONDS = 2.0
 LOAD_SIZE = 8192
@@ -63,13 +63,14 @@ def _gpus(recorder: Recorder) -> None:
         _state(recorder, each)
 
 
-def seen_by_torch() -> "list[Seen]":
+def seen_by_torch() -> "list[TorchDevice]":
     """Return every device as torch describes it."""
-    from runners.host.inventory import Seen
+    from runners.host.inventory import TorchDevice
 
     every = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
     return [
-        Seen(each.name, str(getattr(each, "uuid", "")), int(each.total_memory)) for each in every
+        TorchDevice(each.name, str(getattr(each, "uuid", "")), int(each.total_memory))
+        for each in every
     ]
 
 

@@ -61,7 +61,7 @@ def ratios(effort: Effort = Effort(), shape: DemoModel = SHAPE) -> Iterator[Rati
     tokens = max(effort.prompt_tokens + effort.output_tokens, CHECK_TOKENS)
     cache = PagedCache(effort.num_adapters * pages_for(tokens))
     check_paging(model, cache, shape.vocab_size)
-    engine = Paged(model, cache, adapters, effort.output_tokens)
+    engine = PagedDecoder(model, cache, adapters, effort.output_tokens)
     one_by_one, together = seconds_in_turns(
         (
             lambda: [engine.write(prompts[[at]].tolist(), [at]) for at in range(len(prompts))],
@@ -73,7 +73,7 @@ def ratios(effort: Effort = Effort(), shape: DemoModel = SHAPE) -> Iterator[Rati
 
 
 @dataclass(frozen=True)
-class Paged:
+class PagedDecoder:
     """Greedy decoding over a paged KV cache, each prompt with its own adapter."""
 
     model: PreTrainedModel

@@ -69,7 +69,7 @@ QUIET_FIGURES_SECONDS = 15.0  # while no request arrives
 DRAIN_SECONDS = scaled(8.0, least=0.3)  # within the grace period of a stop
 LAST_WORDS_SECONDS = 2  # time for clients to receive an error
 STALL_SECONDS = 600.0  # a step that takes longer counts as a hung device
-MOST_RESTARTS = 3  # of an engine in its own process, within
+MAX_RESTARTS = 3  # of an engine in its own process, within
 RESTART_WINDOW_SECONDS = 600.0
 
 Ending = Literal["stopped", "idle", "failed"]
@@ -228,7 +228,7 @@ class Endpoint:
             self.service.lose()
             now = time.monotonic()
             exit_times[:] = [at for at in exit_times if now - at < RESTART_WINDOW_SECONDS] + [now]
-            if len(exit_times) > MOST_RESTARTS or not self._is_announced:
+            if len(exit_times) > MAX_RESTARTS or not self._is_announced:
                 raise
             self.job.emitter.log(f"{error}; it is started again")
             return False

@@ -106,7 +106,7 @@ class Buckets(NamedTuple):
     total: float
 
 
-class Taken(NamedTuple):
+class ScrapedMetrics(NamedTuple):
     """What an engine's own metrics gained since the last scrape."""
 
     prompt_tokens: int = 0
@@ -148,7 +148,7 @@ class Figures:
             self.output_tokens += tokens
             self.gauges.update(gauges)
 
-    def absorb(self, taken: Taken) -> None:
+    def absorb(self, taken: ScrapedMetrics) -> None:
         """Add what an engine with its own counters counted since the last scrape."""
         with self._lock:
             if taken.ttft is not None:

@@ -55,7 +55,7 @@ from runners.jobspec.serve import NO_ADAPTER, key_hash
 
 
 @dataclass
-class Written:
+class AccumulatedAnswer:
     """The text, logprobs and token count of one answer so far."""
 
     text: str = ""
@@ -96,7 +96,7 @@ class Form:
         self._id = f"{self.prefix}-{uuid.uuid4().hex}"
         self._created = int(time.time())
 
-    def document(self, written: Sequence[Written], used: Document) -> Document:
+    def document(self, written: Sequence[AccumulatedAnswer], used: Document) -> Document:
         """Return the document of complete answers."""
         choices = [self._choice(index, each) for index, each in enumerate(written)]
         return {**self._head(self.whole), "choices": choices, "usage": used}
@@ -116,7 +116,7 @@ class Form:
     def _head(self, kind: str) -> Document:
         return {"id": self._id, "object": kind, "created": self._created, "model": self.model}
 
-    def _choice(self, index: int, written: Written) -> Document:
+    def _choice(self, index: int, written: AccumulatedAnswer) -> Document:
         raise NotImplementedError
 
     def _part(self, index: int, chunk: StreamChunk) -> Document:
@@ -129,7 +129,7 @@ class CompletionForm(Form):
     prefix = "cmpl"
     whole = chunk = "text_completion"
 
-    def _choice(self, index: int, written: Written) -> Document:
+    def _choice(self, index: int, written: AccumulatedAnswer) -> Document:
         return {
             "index": index,
             "text": written.text,
@@ -172,7 +172,7 @@ class ChatForm(Form):
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
         return {**self._head(self.chunk), "choices": [choice]}
 
-    def _choice(self, index: int, written: Written) -> Document:
+    def _choice(self, index: int, written: AccumulatedAnswer) -> Document:
         return {
             "index": index,
             "message": {"role": "assistant", "content": written.text, "refusal": None},
@@ -208,11 +208,11 @@ class ChatForm(Form):
 
 RETRY_SECONDS = 1
 STREAM_END = b"data: [DONE]\n\n"
-DEAD = "The engine ended while it answered. See the job's page for the reason."
+ENGINE_ENDED = "The engine ended while it answered. See the job's page for the reason."
 Prompts = Sequence[Sequence[int]]
 
 
-class Wanted(NamedTuple):
+class CommonFields(NamedTuple):
     """The fields that both APIs have under different names."""
 
     max_tokens: int | None
@@ -224,7 +224,9 @@ class Wanted(NamedTuple):
 class Order:
     """A parsed request: its prompts as token ids, and how it is answered."""
 
-    def __init__(self, asked: RequestBody, prompts: Prompts, form: Form, wanted: Wanted) -> None:
+    def __init__(
+        self, asked: RequestBody, prompts: Prompts, form: Form, wanted: CommonFields
+    ) -> None:
         self.asked = asked
         self.prompts = prompts
         self.form = form
@@ -272,7 +274,7 @@ class Conversation:
         self.order = order
         self.pieces: asyncio.Queue[tuple[int, StreamChunk]] = asyncio.Queue()
         self.wishes = self._generation_requests()
-        self.written = [Written() for _ in self.wishes]
+        self.written = [AccumulatedAnswer() for _ in self.wishes]
 
     def _generation_requests(self) -> list[GenerationRequest]:
         loop = asyncio.get_running_loop()
@@ -335,7 +337,7 @@ class Conversation:
     async def _whole(self, chunks: AsyncIterator[tuple[int, StreamChunk]], send: Send) -> None:
         async for _, chunk in chunks:
             if chunk.finish_reason == "error":
-                raise RequestError(500, DEAD, code="engine_ended")
+                raise RequestError(500, ENGINE_ENDED, code="engine_ended")
         await send_json(send, 200, self.order.form.document(self.written, self._used()))
 
     async def _stream(self, chunks: AsyncIterator[tuple[int, StreamChunk]], send: Send) -> None:
@@ -347,7 +349,7 @@ class Conversation:
                 await self._send_chunk(send, opening)
         async for index, chunk in chunks:
             if chunk.finish_reason == "error":
-                error = RequestError(500, DEAD, code="engine_ended")
+                error = RequestError(500, ENGINE_ENDED, code="engine_ended")
                 await send_part(send, event_of(error.document))
                 await send_part(send, b"", more=False)
                 return
@@ -550,7 +552,9 @@ class OpenAIServer:
             request.model, ready.token_text, has_logprobs=request.logprobs is not None
         )
         limit = request.max_tokens or COMPLETION_TOKENS
-        return Order(request, prompts, form, Wanted(limit, request.logprobs, "prompt", adapter))
+        return Order(
+            request, prompts, form, CommonFields(limit, request.logprobs, "prompt", adapter)
+        )
 
     async def _chat(self, ready: Ready, body: bytes) -> Order:
         request = parse_chat(body)
@@ -563,4 +567,4 @@ class OpenAIServer:
         form = ChatForm(request.model, ready.token_text, has_logprobs=bool(request.logprobs))
         top = (request.top_logprobs or 0) if request.logprobs else None
         limit = request.max_completion_tokens or request.max_tokens
-        return Order(request, [prompt], form, Wanted(limit, top, "messages", adapter))
+        return Order(request, [prompt], form, CommonFields(limit, top, "messages", adapter))

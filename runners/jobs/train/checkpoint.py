@@ -143,7 +143,7 @@ class TrainState:
         self.mixture_reference = tuple(self.mixture_reference)
 
 
-class Saved(NamedTuple):
+class CheckpointContent(NamedTuple):
     """The content of a checkpoint: weights by name, optimizer states by name and state."""
 
     weights: dict[str, torch.Tensor]
@@ -155,7 +155,7 @@ def save_checkpoint(
     folder: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer, state: TrainState
 ) -> Path:
     """Write one checkpoint and return its folder."""
-    return write_checkpoint(folder, Saved(*tables_of(model, optimizer), state))
+    return write_checkpoint(folder, CheckpointContent(*tables_of(model, optimizer), state))
 
 
 def tables_of(
@@ -177,7 +177,7 @@ def fill_weights(model: torch.nn.Module, weights: Mapping[str, torch.Tensor]) ->
             parameter.copy_(weights[name])
 
 
-def write_checkpoint(folder: Path, saved: Saved) -> Path:
+def write_checkpoint(folder: Path, saved: CheckpointContent) -> Path:
     """Write one checkpoint and return its folder."""
     from safetensors.torch import save_file
 
@@ -219,7 +219,7 @@ def forget_older(folder: Path, keep: int = 1) -> None:
         shutil.rmtree(older, ignore_errors=True)
 
 
-def read_latest(folder: Path) -> Saved | None:
+def read_latest(folder: Path) -> CheckpointContent | None:
     """Return the newest checkpoint, or None."""
     from safetensors.torch import load_file
 
@@ -228,7 +228,7 @@ def read_latest(folder: Path) -> Saved | None:
         return None
     weights, optimizer = (load_file(folders[-1] / file) for file in FILES.values())
     state = TrainState(**json.loads((folders[-1] / "state.json").read_text()))
-    return Saved(weights, optimizer, state)
+    return CheckpointContent(weights, optimizer, state)
 
 
 def load_latest(
@@ -290,12 +290,12 @@ def _sync(path: Path) -> None:
 # Source: Mohan et al. 2021 (CheckFreq), FAST: snapshot first, then write in the background.
 
 
-SPARE = 1.25  # times the copy's size has to be free, since the steps go on allocating
+FREE_MEMORY_FACTOR = 1.25  # times the copy's size has to be free, since the steps go on allocating
 Tensors = dict[Any, torch.Tensor]  # by name, or by the position of a shard in its tensor
 
 
 @dataclass(frozen=True)
-class Staged:
+class StagedCheckpoint:
     """One rank's part of a checkpoint: tables of tensors, and how to assemble the whole.
 
     Every rank calls ``collect`` once; only the lead gets the whole. It returns None if it has
@@ -303,14 +303,14 @@ class Staged:
     """
 
     parts: Mapping[str, Tensors]
-    collect: Callable[[Mapping[str, Tensors]], Saved | None]
+    collect: Callable[[Mapping[str, Tensors]], CheckpointContent | None]
 
     @property
     def nbytes(self) -> int:
         """Return the bytes of this rank's part."""
         return sum(each.nbytes for table in self.parts.values() for each in table.values())
 
-    def copied(self, buffers: HostBuffers) -> "Staged":
+    def copied(self, buffers: HostBuffers) -> "StagedCheckpoint":
         """Return a copy in host memory that no step changes, in buffers of former ones."""
         parts = {name: _host_copies(table, buffers) for name, table in self.parts.items()}
         if torch.cuda.is_available():
@@ -320,7 +320,7 @@ class Staged:
     def has_room(self, held_bytes: int = 0) -> bool:
         """Return whether the host has memory for a copy, beside buffers that are held already."""
         free = free_host_bytes()
-        return free is None or self.nbytes * SPARE - held_bytes <= free
+        return free is None or self.nbytes * FREE_MEMORY_FACTOR - held_bytes <= free
 
 
 def _host_copies(table: Tensors, buffers: HostBuffers) -> Tensors:
@@ -356,7 +356,7 @@ class CheckpointWriter:
         """Return whether a write is running."""
         return self._thread is not None and self._thread.is_alive()
 
-    def write(self, staged: Staged) -> None:
+    def write(self, staged: StagedCheckpoint) -> None:
         """Write one synchronously, after any write that is running.
 
         Raises:
@@ -369,7 +369,7 @@ class CheckpointWriter:
         self.waited_seconds += time.monotonic() - began
         self.check()
 
-    def begin(self, staged: Staged) -> None:
+    def begin(self, staged: StagedCheckpoint) -> None:
         """Copy a checkpoint and write it in the background; without memory for it, write it now.
 
         Raises:
@@ -413,10 +413,10 @@ class CheckpointWriter:
         self.waited_seconds += time.monotonic() - began
         self.check()
 
-    def abandon(self, patience_seconds: float) -> None:
-        """Wait at most ``patience_seconds`` for the running write, after the training failed."""
+    def abandon(self, timeout_seconds: float) -> None:
+        """Wait at most ``timeout_seconds`` for the running write, after the training failed."""
         if self._thread is not None:
-            self._thread.join(patience_seconds)
+            self._thread.join(timeout_seconds)
 
     def news(self) -> dict[str, float]:
         """Return the duration of the newest write as a metric, once."""
@@ -449,7 +449,7 @@ class CheckpointWriter:
             self._thread.join()
             self._thread = None
 
-    def _write(self, staged: Staged) -> None:
+    def _write(self, staged: StagedCheckpoint) -> None:
         began = time.monotonic()
         try:
             saved = staged.collect(staged.parts)

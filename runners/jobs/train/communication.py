@@ -69,7 +69,7 @@ class Message(NamedTuple):
     axis: str = ""
 
 
-class Recorded(NamedTuple):
+class RecordedCollective(NamedTuple):
     """A collective in torch's flight recorder: its name and its process group."""
 
     name: str
@@ -137,7 +137,9 @@ def awaited(messages: Iterable[Span], computing: Sequence[Span]) -> list[Span]:
 
 
 def timeline_of(
-    events: Iterable[FunctionEvent], axes: Mapping[str, str], recorded: Sequence[Recorded]
+    events: Iterable[FunctionEvent],
+    axes: Mapping[str, str],
+    recorded: Sequence[RecordedCollective],
 ) -> Timeline:
     """Return a rank's messages and compute spans from its profile.
 
@@ -161,7 +163,7 @@ def timeline_of(
     return Timeline(messages, _computing(every, exchanges), on_device=False)
 
 
-def recorded_exchanges(since_ns: int) -> list[Recorded]:
+def recorded_exchanges(since_ns: int) -> list[RecordedCollective]:
     """Return torch's flight recorder entries after an instant, in nanoseconds since 1970.
 
     It is on unless ``TORCH_FR_BUFFER_SIZE`` is 0; gloo records no sends and receives.
@@ -173,10 +175,12 @@ def recorded_exchanges(since_ns: int) -> list[Recorded]:
         for each in entries
         if each["time_created_ns"] >= since_ns
     )
-    return [Recorded(name, group) for _, name, group in records]
+    return [RecordedCollective(name, group) for _, name, group in records]
 
 
-def _groups(exchanges: Sequence[FunctionEvent], recorded: Sequence[Recorded]) -> list[str]:
+def _groups(
+    exchanges: Sequence[FunctionEvent], recorded: Sequence[RecordedCollective]
+) -> list[str]:
     """Return the process group of each collective; empty where unknown.
 
     NCCL's events contain it. gloo's do not: they are matched by their order among those of one

@@ -15,11 +15,17 @@ from transformers import PreTrainedModel
 from runners.jobs.loading import fill, skeleton
 from runners.jobs.ranks import Ranks, naming_rank_failures
 from runners.jobs.runtime import BadInputError
-from runners.jobs.train.checkpoint import Saved, Staged, Tensors, TrainState, read_latest
+from runners.jobs.train.checkpoint import (
+    CheckpointContent,
+    StagedCheckpoint,
+    Tensors,
+    TrainState,
+    read_latest,
+)
 from runners.jobs.train.layout import AUTOCAST, Layout, Replicas, StepLoss, summed_loss
 from runners.jobs.train.layout_pipeline import (
     EncoderStage,
-    Marked,
+    LabelledBatch,
     Pipeline,
     Sequences,
     Stage,
@@ -46,7 +52,7 @@ from runners.jobs.train.layout_tensor import (
     LocalReplicas,
     Registry,
     TensorSlice,
-    Trained,
+    TrainedParameters,
     divide_experts,
     divide_matrices,
     expert_boxes,
@@ -91,7 +97,7 @@ class Divided:
         boxes = self._divide()
         self._states = self._build_states(boxes)
         self._registry = Registry(ranks, self._states.held)
-        self.trained: nn.Module = Trained(self._states.held)
+        self.trained: nn.Module = TrainedParameters(self._states.held)
         self._pipeline = self._build_pipeline()
         self.loss_scale = 1.0
         self._step_began = 0.0
@@ -104,7 +110,7 @@ class Divided:
         for stage in self.stages:
             stage.train()
 
-    def settled(self, patience_seconds: float) -> None:
+    def settled(self, timeout_seconds: float) -> None:
         """Set the timeout of messages between pipeline stages and between context pieces.
 
         Raises:
@@ -113,10 +119,10 @@ class Divided:
         if dist.get_backend() != "gloo":  # NCCL has one timeout for all messages
             return
         with naming_rank_failures(self._ranks):
-            if self._pipeline and (stages := self._axes.anew("pipeline", patience_seconds)):
+            if self._pipeline and (stages := self._axes.anew("pipeline", timeout_seconds)):
                 self._pipeline.move_to(stages)
             if self._axes.context and (
-                context_group := self._axes.anew("context", patience_seconds)
+                context_group := self._axes.anew("context", timeout_seconds)
             ):
                 route_attention(self._options.context_method, context_group)
 
@@ -215,7 +221,7 @@ class Divided:
             model.generation_config = self._generation
         return model
 
-    def staged(self, optimizer: torch.optim.Optimizer, state: TrainState) -> Staged:
+    def staged(self, optimizer: torch.optim.Optimizer, state: TrainState) -> StagedCheckpoint:
         """Return this rank's part of a checkpoint: its parts of the weights and moments."""
         select_given, held_slices = self._registry.given, self._states.held
         parts: dict[str, Tensors] = {WEIGHTS: select_given(self._weights())}
@@ -225,11 +231,11 @@ class Divided:
             )
         steps = [float(each["step"]) for each in optimizer.state.values() if "step" in each]
         state_copy = replace(state)  # the trainer's own state goes on changing
-        return Staged(parts, lambda tables: self._assembled(tables, state_copy, steps))
+        return StagedCheckpoint(parts, lambda tables: self._assembled(tables, state_copy, steps))
 
     def _assembled(
         self, parts: Mapping[str, Tensors], state: TrainState, steps: Sequence[float]
-    ) -> Saved | None:
+    ) -> CheckpointContent | None:
         """Assemble the whole checkpoint on the lead, from the parts of all ranks.
 
         Raises:
@@ -248,7 +254,7 @@ class Divided:
             for name, tensor in table.items()
         }
         moments |= {f"{name}.step": torch.tensor(steps[0]) for name in weights if steps}
-        return Saved(weights, moments, state)
+        return CheckpointContent(weights, moments, state)
 
     def resume(self, folder: Path, optimizer: torch.optim.Optimizer) -> TrainState | None:
         """Load this rank's part of the lead's newest checkpoint; return None if it has none.
@@ -335,7 +341,7 @@ class Divided:
         stages = [each for each in self.stages if isinstance(each, Stage)]
         return Pipeline(stages, self._options, group, self._device)
 
-    def _localised(self, batch: Batch) -> Sequences | Marked:
+    def _localised(self, batch: Batch) -> Sequences | LabelledBatch:
         if is_encoder(self._config):
             return marked(batch)
         length, options = batch.input_ids.shape[1], self._options
@@ -350,7 +356,7 @@ class Divided:
         pieces = rank_tokens(length, options.context_parallel_size)
         return sequences(batch, pieces, self._axes.here.context)
 
-    def _compute(self, batches: Sequence[Sequences | Marked], scale: float) -> torch.Tensor:
+    def _compute(self, batches: Sequence[Sequences | LabelledBatch], scale: float) -> torch.Tensor:
         """Compute the micro-batches' gradients, and return their summed loss."""
         loss_sum = torch.zeros((), dtype=torch.float64, device=self._device)
         # Autocast's cached cast would outlive the gathered weight it was made from.
@@ -386,7 +392,7 @@ def _moment_names(optimizer: torch.optim.Optimizer) -> list[str]:
     )
 
 
-def _shared_state(saved: Saved) -> tuple[TrainState, list[str], float]:
+def _shared_state(saved: CheckpointContent) -> tuple[TrainState, list[str], float]:
     """Return what every rank needs of a checkpoint: progress, moment names, step count."""
     moments = {key.rpartition(".")[2] for key in saved.optimizer} - {"step"}
     updates = [float(each) for key, each in saved.optimizer.items() if key.endswith(".step")]

@@ -18,7 +18,7 @@ from runners.jobs.ranks import Ranks
 from runners.jobs.runtime import Job, publish_report
 from runners.jobs.train.checkpoint import (
     CheckpointWriter,
-    Staged,
+    StagedCheckpoint,
     Tensors,
     TrainState,
     checkpoints,
@@ -43,7 +43,7 @@ from runners.jobspec.base import MOST_PROMPTS, TextSamples
 NAME = "samples"
 FIRST_WORDS = 16  # tokens of held-out text per prompt
 SHOWN_STEPS = 8  # the first step, and the newest ones
-PATIENCE_SECONDS = 20.0  # for all prompts together: other ranks wait meanwhile
+SAMPLING_TIMEOUT_SECONDS = 20.0  # for all prompts together: other ranks wait meanwhile
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Sampler:
 
     def take(self, model: PreTrainedModel, step: int, *, is_final: bool = False) -> None:
         """Continue every prompt, and publish the texts with the step."""
-        deadline = time.monotonic() + PATIENCE_SECONDS
+        deadline = time.monotonic() + SAMPLING_TIMEOUT_SECONDS
         samples = []
         for prompt in self._prompts:
             room = min(self._options.max_tokens, self._longest - len(prompt))
@@ -237,7 +237,7 @@ class BestWeights:
         def publish(parts: Mapping[str, Tensors]) -> None:
             self._publish(parts["weights"], judged)
 
-        staged = Staged({"weights": trained_weights(model)}, publish)
+        staged = StagedCheckpoint({"weights": trained_weights(model)}, publish)
         if writer is None:
             publish(staged.parts)
         else:

@@ -54,7 +54,7 @@ from runners.jobspec.compress import TRAINING, WeightDtype
 FINAL_EVALUATION_TOKENS = 8192  # the default of the other jobs, for comparable figures
 
 
-class Prepared(NamedTuple):
+class PreparedTraining(NamedTuple):
     """Everything that training needs; with ``lora`` the model's own weights are frozen."""
 
     trainer: Trainer
@@ -65,7 +65,7 @@ class Prepared(NamedTuple):
     lora: Lora | None
 
 
-def finish(prepared: Prepared, peak: Peak) -> None:
+def finish(prepared: PreparedTraining, peak: Peak) -> None:
     """Evaluate the trained model, publish it and report the run's figures."""
     if prepared.data.classes:
         _finish_classifier(prepared, peak)
@@ -99,7 +99,7 @@ def finish(prepared: Prepared, peak: Peak) -> None:
     job.emitter.result(measured, notes, Work((TRAINING,), trainer.trained_tokens))
 
 
-def _finish_classifier(prepared: Prepared, peak: Peak) -> None:
+def _finish_classifier(prepared: PreparedTraining, peak: Peak) -> None:
     """Evaluate a classifier on the held-out samples, publish it and report its figures."""
     trainer, spec = prepared.trainer, prepared.trainer.spec
     job = trainer.job
@@ -129,7 +129,7 @@ def _trained_figures(trainer: Trainer) -> dict[str, float]:
     }
 
 
-def _data_figures(prepared: Prepared) -> dict[str, float]:
+def _data_figures(prepared: PreparedTraining) -> dict[str, float]:
     """Return the data's figures, and the loss on its held-out part."""
     if prepared.data.judged is None:
         return prepared.data.measured
@@ -137,7 +137,7 @@ def _data_figures(prepared: Prepared) -> dict[str, float]:
 
 
 def _publish_model(
-    prepared: Prepared, model: PreTrainedModel, card: str, facts: dict[str, float]
+    prepared: PreparedTraining, model: PreTrainedModel, card: str, facts: dict[str, float]
 ) -> None:
     def write(folder: Path) -> None:
         model.save_pretrained(str(folder))
@@ -146,7 +146,7 @@ def _publish_model(
     publish_model(prepared.trainer.job, write, card, facts)
 
 
-def _publish_adapter(prepared: Prepared, lora: Lora) -> dict[str, float]:
+def _publish_adapter(prepared: PreparedTraining, lora: Lora) -> dict[str, float]:
     """Publish the adapter in peft's format; return its figures, evaluated unmerged."""
     trainer = prepared.trainer
     job, spec = trainer.job, trainer.spec
@@ -182,7 +182,7 @@ def _measured(trainer: Trainer, peak: Peak) -> dict[str, float]:
     }
 
 
-def _notes(prepared: Prepared, peak: Peak) -> dict[str, str]:
+def _notes(prepared: PreparedTraining, peak: Peak) -> dict[str, str]:
     trainer, lora = prepared.trainer, prepared.trainer.spec.lora
     notes = {
         "peak_memory_bytes": peak.how,
@@ -288,7 +288,7 @@ def work(job: Job) -> None:
         shutil.rmtree(job.checkpoint_dir, ignore_errors=True)
 
 
-def _train(job: Job, spec: TrainSpec, ranks: Ranks) -> tuple[Prepared, Peak] | None:
+def _train(job: Job, spec: TrainSpec, ranks: Ranks) -> tuple[PreparedTraining, Peak] | None:
     """Train; return the result, or None if it was stopped after a checkpoint."""
     prepared = _prepare(job, spec, ranks)
     trainer = prepared.trainer
@@ -306,7 +306,7 @@ def _train(job: Job, spec: TrainSpec, ranks: Ranks) -> tuple[Prepared, Peak] | N
     return prepared, peak
 
 
-def _prepare(job: Job, spec: TrainSpec, ranks: Ranks) -> Prepared:
+def _prepare(job: Job, spec: TrainSpec, ranks: Ranks) -> PreparedTraining:
     """Build everything that training needs; the corpus itself is freed."""
     _check_share(ranks, spec)
     job.emitter.phase("Reading text")
@@ -343,7 +343,7 @@ def _prepare(job: Job, spec: TrainSpec, ranks: Ranks) -> Prepared:
         weights = trainer.layout.weight_bytes()
     adapters = {"adapters": lora.bytes} if lora else {}
     trainer.report_held(weights=weights, runtime_overhead=meter.read().start_bytes, **adapters)
-    return Prepared(trainer, tokenizer, text, data, meter, lora)
+    return PreparedTraining(trainer, tokenizer, text, data, meter, lora)
 
 
 def _widened(model: PreTrainedModel) -> PreTrainedModel:

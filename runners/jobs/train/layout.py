@@ -15,8 +15,8 @@ from transformers import PreTrainedModel
 from runners.jobs.memory import gradient_bytes, model_bytes
 from runners.jobs.ranks import Ranks, naming_rank_failures
 from runners.jobs.train.checkpoint import (
-    Saved,
-    Staged,
+    CheckpointContent,
+    StagedCheckpoint,
     TrainState,
     load_latest,
     share_progress,
@@ -60,7 +60,7 @@ class Layout(Protocol):
     def begin(self) -> None:
         """Connect to the other ranks."""
 
-    def settled(self, patience_seconds: float) -> None:
+    def settled(self, timeout_seconds: float) -> None:
         """Set the timeout for unresponsive ranks, after the first step."""
 
     def share(self, count: int) -> range:
@@ -93,7 +93,7 @@ class Layout(Protocol):
     def gradient_bytes(self) -> int:
         """Return the bytes of the gradients in memory."""
 
-    def staged(self, optimizer: torch.optim.Optimizer, state: TrainState) -> Staged:
+    def staged(self, optimizer: torch.optim.Optimizer, state: TrainState) -> StagedCheckpoint:
         """Return this rank's part of a checkpoint of the current state; every rank calls it."""
 
     def resume(self, folder: Path, optimizer: torch.optim.Optimizer) -> TrainState | None:
@@ -138,7 +138,7 @@ class Replicas:
         """
         self._replica = self._ranks.join(self.model)
 
-    def settled(self, patience_seconds: float) -> None:
+    def settled(self, timeout_seconds: float) -> None:
         """Do nothing: all replicas take part in every collective."""
 
     def share(self, count: int) -> range:
@@ -194,15 +194,16 @@ class Replicas:
         """Return the bytes of the gradients in memory."""
         return gradient_bytes(self.model)
 
-    def staged(self, optimizer: torch.optim.Optimizer, state: TrainState) -> Staged:
+    def staged(self, optimizer: torch.optim.Optimizer, state: TrainState) -> StagedCheckpoint:
         """Return the checkpoint of the current state; only the lead has a part."""
         if not self._ranks.is_lead:
-            return Staged({}, lambda _parts: None)
+            return StagedCheckpoint({}, lambda _parts: None)
         weights, states = tables_of(self.model, optimizer)
         state_copy = replace(state)  # the trainer's own state goes on changing
         parts = {"weights": weights, "optimizer": states}
-        return Staged(
-            parts, lambda tables: Saved(tables["weights"], tables["optimizer"], state_copy)
+        return StagedCheckpoint(
+            parts,
+            lambda tables: CheckpointContent(tables["weights"], tables["optimizer"], state_copy),
         )
 
     def resume(self, folder: Path, optimizer: torch.optim.Optimizer) -> TrainState | None:

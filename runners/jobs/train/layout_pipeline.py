@@ -32,7 +32,7 @@ from runners.jobspec.train import WOVEN, LayoutOptions
 # An encoder with its classification head as the only stage, for ZeRO and replicas.
 
 
-class Marked(NamedTuple):
+class LabelledBatch(NamedTuple):
     """A micro-batch: ``input_ids`` and mask [rows, length], ``labels`` [rows]."""
 
     input_ids: torch.Tensor
@@ -45,7 +45,7 @@ class Marked(NamedTuple):
         return {"attention_mask": self.attention_mask}
 
 
-def marked(batch: Batch) -> Marked:
+def marked(batch: Batch) -> LabelledBatch:
     """Return a micro-batch of labelled rows.
 
     Raises:
@@ -53,7 +53,7 @@ def marked(batch: Batch) -> Marked:
     """
     if batch.attention_mask is None:
         raise BadInputError("an encoder reads rows with a mask; give labelled text")
-    return Marked(batch.input_ids, batch.labels, batch.attention_mask)
+    return LabelledBatch(batch.input_ids, batch.labels, batch.attention_mask)
 
 
 def is_encoder(config: Any) -> bool:  # noqa: ANN401 - a config's fields depend on its architecture

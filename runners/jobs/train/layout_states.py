@@ -124,7 +124,7 @@ class Axes:
         """Return this rank's group along an axis of the mesh."""
         return self.mesh.get_group(axis)
 
-    def anew(self, axis: str, patience_seconds: float) -> dist.ProcessGroup | None:
+    def anew(self, axis: str, timeout_seconds: float) -> dist.ProcessGroup | None:
         """Return a new group of this rank's stages or context pieces; None if it has one member.
 
         The timeout of point-to-point messages is fixed when a group is created; the one that torch
@@ -134,7 +134,7 @@ class Axes:
             "pipeline": lambda at: (at.replicate, at.shard, at.tensor),
             "context": lambda at: (at.pipeline, at.tensor, at.data),
         }
-        return self._group(axis, keys[axis], timedelta(seconds=patience_seconds))
+        return self._group(axis, keys[axis], timedelta(seconds=timeout_seconds))
 
     def _mesh_named(self) -> dict[str, str]:
         """Return the mesh axis per group name; a group of all ranks also carries agreements.
@@ -484,7 +484,7 @@ def gathered_attention(
     group: dist.ProcessGroup,
 ) -> torch.Tensor:
     """Return the attention of [rows, heads, length, width] queries over all ranks' keys."""
-    both: torch.Tensor = _Gathered.apply(torch.stack([key, value]), group)
+    both: torch.Tensor = _AllGather.apply(torch.stack([key, value]), group)
     keys, values = (each.repeat_interleave(groups, dim=1) for each in both)
     scores = (query @ keys.transpose(2, 3)).float() + mask
     output: torch.Tensor = nn.functional.softmax(scores, dim=-1).to(values.dtype) @ values
@@ -516,11 +516,11 @@ def ring_attention(
         output = output * rescale + weights @ values.float()
         highest = new_highest
         if hop < count - 1:
-            both = _Passed.apply(both, group)
+            both = _RingShift.apply(both, group)
     return (output / total).to(value.dtype)
 
 
-class _Gathered(torch.autograd.Function):
+class _AllGather(torch.autograd.Function):
     """All-gather of the ranks' pieces [2, rows, heads, length, width] along the length."""
 
     @staticmethod
@@ -538,20 +538,20 @@ class _Gathered(torch.autograd.Function):
         return summed.chunk(count, dim=LENGTH + 1)[own].contiguous(), None
 
 
-class _Passed(torch.autograd.Function):
+class _RingShift(torch.autograd.Function):
     """Send a block to the next rank, and receive the previous rank's block."""
 
     @staticmethod
     def forward(ctx: Context, block: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
         ctx.group = group
-        return _passed(block, group, 1)
+        return _ring_shift(block, group, 1)
 
     @staticmethod
     def backward(ctx: Context, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return _passed(gradient, ctx.group, -1), None
+        return _ring_shift(gradient, ctx.group, -1), None
 
 
-def _passed(block: torch.Tensor, group: dist.ProcessGroup, step: int) -> torch.Tensor:
+def _ring_shift(block: torch.Tensor, group: dist.ProcessGroup, step: int) -> torch.Tensor:
     index, count = dist.get_rank(group), dist.get_world_size(group)
     to, origin = ((index + each) % count for each in (step, -step))
     received = torch.empty_like(block)

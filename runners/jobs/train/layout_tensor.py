@@ -85,7 +85,7 @@ class HeldSlice(NamedTuple):
     tensor: nn.Parameter
 
 
-class Trained(nn.Module):
+class TrainedParameters(nn.Module):
     """The tensors that a rank's optimizer updates, as parameters under the weights' names."""
 
     def __init__(self, held: Sequence[HeldSlice]) -> None:
@@ -304,9 +304,9 @@ class SharedExperts(nn.Module):
         received = torch.empty_like(sent)
         dist.all_to_all_single(received, sent.contiguous(), group=self._group)
         out, back = (each.sum(dim=1).tolist() for each in (sent, received))
-        arrived = _Travelled.apply(hidden[tokens], out, back, self._group)
+        arrived = _AllToAll.apply(hidden[tokens], out, back, self._group)
         outputs = self._make(arrived, received)
-        returned = _Travelled.apply(outputs, back, out, self._group)
+        returned = _AllToAll.apply(outputs, back, out, self._group)
         returned = returned * weights.flatten()[order, None]
         return torch.zeros_like(hidden).index_add(0, tokens, returned.to(hidden.dtype))
 
@@ -323,7 +323,7 @@ class SharedExperts(nn.Module):
         return torch.cat(parts)[torch.cat(rows).argsort()]
 
 
-class _Travelled(torch.autograd.Function):
+class _AllToAll(torch.autograd.Function):
     """All-to-all of rows: ``out`` rows to each rank of a group, ``back`` rows from each."""
 
     @staticmethod
@@ -335,14 +335,14 @@ class _Travelled(torch.autograd.Function):
         group: dist.ProcessGroup,
     ) -> torch.Tensor:
         ctx.out, ctx.back, ctx.group = out, back, group
-        return _exchanged(rows, out, back, group)
+        return _all_to_all(rows, out, back, group)
 
     @staticmethod
     def backward(ctx: Context, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
-        return _exchanged(gradient, ctx.back, ctx.out, ctx.group), None, None, None
+        return _all_to_all(gradient, ctx.back, ctx.out, ctx.group), None, None, None
 
 
-def _exchanged(
+def _all_to_all(
     rows: torch.Tensor, out: Sequence[int], back: Sequence[int], group: dist.ProcessGroup
 ) -> torch.Tensor:
     received = rows.new_empty(sum(back), rows.shape[1])

@@ -61,7 +61,7 @@ DEFAULT_TEMPLATE = (
 Span = tuple[int, int]
 
 
-class Rendered(NamedTuple):
+class RenderedSample(NamedTuple):
     """A text, and the character spans that have a loss."""
 
     text: str
@@ -77,7 +77,7 @@ class Renderer:
         self._tokenizer = tokenizer
         self.num_last_only = 0  # chats in which only the last answer has a loss
 
-    def rendered(self, sample: Sample, where: str) -> Rendered:
+    def rendered(self, sample: Sample, where: str) -> RenderedSample:
         """Return a sample's text; ``where`` names its file and line.
 
         Raises:
@@ -87,10 +87,10 @@ class Renderer:
             return self._chat(sample, where)
         if isinstance(sample, CompletionSample):
             text = sample.prompt + sample.completion
-            return Rendered(text, ((len(sample.prompt), len(text)),))
-        return Rendered(sample.text, ((0, len(sample.text)),))
+            return RenderedSample(text, ((len(sample.prompt), len(text)),))
+        return RenderedSample(sample.text, ((0, len(sample.text)),))
 
-    def _chat(self, sample: ChatSample, where: str) -> Rendered:
+    def _chat(self, sample: ChatSample, where: str) -> RenderedSample:
         messages = [turn._asdict() for turn in sample.turns]
         try:
             text = self._render(messages)
@@ -107,7 +107,7 @@ class Renderer:
                 "for one, so nothing can be learnt; write prompt and completion instead"
             )
         self.num_last_only += len(known_spans) < len(spans)
-        return Rendered(text, known_spans, is_chat=True)
+        return RenderedSample(text, known_spans, is_chat=True)
 
     def _span(self, messages: list[dict[str, Any]], at: int, whole: str) -> Span | None:
         """Return an answer's span; None if later turns change how it is rendered."""
@@ -159,7 +159,7 @@ class Documents(NamedTuple):
         return len(self.offsets) - 1
 
 
-class Tokenised(NamedTuple):
+class TokenisedFile(NamedTuple):
     """The two parts of a file, and facts about reading it."""
 
     train: Documents
@@ -191,7 +191,7 @@ class DataFile:
 
 def tokenised_file(
     data: DataFile, digest: str, tokenizer: PreTrainedTokenizerFast, cache_dir: Path
-) -> Tokenised:
+) -> TokenisedFile:
     """Return a tokenised file, from the cache if it is there.
 
     Raises:
@@ -211,7 +211,7 @@ def tokenised_file(
         raise BadInputError(str(error)) from None
     facts = json.loads((folder / "facts.json").read_text())
     facts["is_template_ours"] = is_template_ours and facts["num_chats"] > 0
-    return Tokenised(_read(folder / "train"), _read(folder / "held_out"), facts)
+    return TokenisedFile(_read(folder / "train"), _read(folder / "held_out"), facts)
 
 
 def _read(folder: Path) -> Documents:
@@ -346,7 +346,7 @@ def _write(data: DataFile, tokenizer: PreTrainedTokenizerFast, target: Path) -> 
     (target / "facts.json").write_text(json.dumps(facts))
 
 
-def _learnt(offsets: list[tuple[int, int]], rendered: Rendered) -> Learnt:
+def _learnt(offsets: list[tuple[int, int]], rendered: RenderedSample) -> Learnt:
     """Return the loss mask: tokens that begin within a span with a loss."""
     begins, ends = np.asarray(offsets, dtype=np.int64).reshape(-1, 2).T
     mask = np.zeros(len(begins), dtype=np.uint8)

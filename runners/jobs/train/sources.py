@@ -43,7 +43,7 @@ from runners.jobs.train.samples import (
     DataFile,
     Documents,
     Split,
-    Tokenised,
+    TokenisedFile,
     in_handfuls,
     tokenised_file,
 )
@@ -416,7 +416,7 @@ class _SourceSummary:
         self._hold_out(name, *windows_of(own.held_out, spec.sequence_length))
         return rows_of(*windows_of(own.train, spec.sequence_length), 0, ONE_A_ROW)
 
-    def take(self, name: str, digest: str, tokenised: Tokenised, spec: TrainSpec) -> Rows:
+    def take(self, name: str, digest: str, tokenised: TokenisedFile, spec: TrainSpec) -> Rows:
         """Add a file's figures and return its rows.
 
         Raises:

@@ -20,7 +20,7 @@ from runners.devices.topology import (
 )
 from runners.host import commands as command_line
 from runners.host import inventory, preflight
-from runners.host.inventory import Seen, comparison, devices_here
+from runners.host.inventory import TorchDevice, comparison, devices_here
 from runners.jobs import energy, runtime
 from runners.shared import machine
 from runners.shared.messages import Needs
@@ -334,7 +334,7 @@ def test_an_agent_that_sees_some_gpus_lists_those(replayed, monkeypatch):
 def test_the_devices_of_a_host_are_compared_with_those_that_torch_sees(replayed):
     replayed("eight-h100")
     devices = devices_here()
-    seen = [Seen(each.name, each.uuid, each.memory_bytes - 2**30) for each in devices]
+    seen = [TorchDevice(each.name, each.uuid, each.memory_bytes - 2**30) for each in devices]
 
     first = devices[0]
     assert (first.links, first.clock_hertz) == (("X", *["NV18"] * 7), 345e6)
@@ -374,7 +374,7 @@ def test_a_uuid_as_hip_gives_it_is_the_same_gpu(replayed):
     replayed("eight-mi300x", torch_rocm=ROCM)
     devices = devices_here()
     seen = [
-        Seen(each.name, each.uuid.removeprefix("GPU-").encode().hex(), each.memory_bytes)
+        TorchDevice(each.name, each.uuid.removeprefix("GPU-").encode().hex(), each.memory_bytes)
         for each in devices
     ]
     assert comparison(devices, seen) == []

@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 from runners.host import inventory
 from runners.host.bench import BenchFailedError
 from runners.host.bench import run as launch
-from runners.host.inventory import Device, Seen
+from runners.host.inventory import Device, TorchDevice
 from runners.jobs.bench.device_rates import SMALL
 from runners.jobs.generate import batching
 from runners.jobs.generate.static import run_batch
@@ -71,7 +71,7 @@ GPU = Device(
     temperature_celsius=60.0, slowed_by=(), unread=(),
 )  # fmt: skip
 OTHER = replace(GPU, index=1, uuid="GPU-bb")
-TORCH = [Seen("NVIDIA H100 80GB HBM3", uuid, 79 * 2**30) for uuid in ("aa", "bb")]
+TORCH = [TorchDevice("NVIDIA H100 80GB HBM3", uuid, 79 * 2**30) for uuid in ("aa", "bb")]
 SAME = "driver and torch see the same devices"
 
 

@@ -51,7 +51,7 @@ def attempt_ids() -> list[str]:
 @pytest.fixture
 def cluster(running_cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     monkeypatch.setenv("SLURM_CONF", str(running_cluster.config))
-    monkeypatch.setattr(slurm, "LOOK_SECONDS", 0.5)
+    monkeypatch.setattr(slurm, "POLL_SECONDS", 0.5)
     monkeypatch.setattr(slurm, "AWAY_SECONDS", 0.5)
     monkeypatch.setattr(slurm, "SETTLE_SECONDS", 1.0)
     yield running_cluster
@@ -63,7 +63,7 @@ def serve(
     cluster: Cluster, host_dir: HostDir, credential: Credential, monkeypatch: pytest.MonkeyPatch
 ) -> Callable:
     """Run an agent of a Slurm host while a block runs; jobs outlive it."""
-    monkeypatch.setattr("runners.host.agent.LOOK_SECONDS", 0.1)
+    monkeypatch.setattr("runners.host.agent.POLL_SECONDS", 0.1)
 
     @contextmanager
     def served(code: str | None = None, **options: object) -> Iterator[Agent]:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from runners.host.bench import Held
+from runners.host.bench import RankMemory
 from tests.plugins.extent import first
 from webapp.bench import memory
 from webapp.bench.memory import stored
@@ -21,7 +21,7 @@ def test_real_ranks_hold_what_was_kept():
 
     assert list(found) == [name for name in FOUND if name in names]
     for name in names:
-        for term in Held.TERMS:
+        for term in RankMemory.TERMS:
             assert getattr(found[name], term) == pytest.approx(
                 getattr(FOUND[name], term), rel=0.02
             )

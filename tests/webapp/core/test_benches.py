@@ -17,7 +17,7 @@ from planner.catalog.models import get_model
 from planner.specs.cluster import ClusterSpec, DeviceSpec
 from runners.host import bench
 from runners.host.abilities import ABILITIES
-from runners.host.bench import CASES, CollectiveTime, Held, KeptRatio, Ratio
+from runners.host.bench import CASES, CollectiveTime, KeptRatio, RankMemory, Ratio
 from runners.jobs.bench import offload_bench
 from runners.jobspec import CompressSpec, FolderModel
 from runners.jobspec.train import LayoutOptions
@@ -273,7 +273,7 @@ FOUND = memory.stored()[1]
 
 
 def total(name):
-    return sum(getattr(FOUND[name], term) for term in Held.TERMS)
+    return sum(getattr(FOUND[name], term) for term in RankMemory.TERMS)
 
 
 def test_every_case_was_counted_within_a_tenth_of_the_plan_and_the_page_says_so():

@@ -9,7 +9,7 @@ from planner.specs.workload import Strategy
 from runners.jobspec import (
     ArtefactModel,
     DemoPrompts,
-    DraftGuess,
+    DraftModelSpeculation,
     FilePrompts,
     GenerateSpec,
     PromptLookup,
@@ -342,7 +342,7 @@ def test_a_generation_is_guessed_by_the_model_that_was_chosen(generation, small,
     page = page_of(generation, alice)
     job = plan_launch(plan=generation, by=alice, wish=launch_options_of({"draft": str(small.pk)}))
     assert f'<option value="{small.pk}">small one</option>' in page
-    assert job.spec["speculation"] == DraftGuess(model=SMALL).model_dump(mode="json")
+    assert job.spec["speculation"] == DraftModelSpeculation(model=SMALL).model_dump(mode="json")
     assert launch_of(generation).spec.speculation is None
 
 

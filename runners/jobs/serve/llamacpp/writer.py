@@ -143,7 +143,7 @@ def _reason(event: Event) -> FinishReason:
 
 LISTENING = "LISTENING "  # prefix of the line with the address
 START_SECONDS = 600.0  # a large file from a slow disk
-LOOK_SECONDS = 0.05
+POLL_SECONDS = 0.05
 _REFUSALS = (
     "error loading model", "failed to load model", "invalid magic", "unknown model",
     "failed to apply lora adapter", "failed to load lora adapter",
@@ -200,7 +200,7 @@ class EngineProcess(OwnProcess):
             if time.monotonic() > deadline:
                 self.kill()
                 raise EngineProcessError(f"llama.cpp did not listen within {START_SECONDS:g} s")
-            time.sleep(LOOK_SECONDS)
+            time.sleep(POLL_SECONDS)
 
     def _raise_start_error(self) -> None:
         """Raise the error that explains the failed start."""

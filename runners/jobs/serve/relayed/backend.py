@@ -142,7 +142,7 @@ def _post(engine: ServerProcess, document: Document) -> httpx.Response:
 ADAPTER_FILES = (CONFIG_NAME, WEIGHTS_NAME)
 
 
-class Placed(NamedTuple):
+class ModelPaths(NamedTuple):
     """The paths of a spec's model, adapters and draft, as the engine finds them."""
 
     model: Path
@@ -158,7 +158,7 @@ class EngineAdapter(ABC):
     names: MetricNames
 
     @abstractmethod
-    def command(self, spec: ServeSpec, placed: Placed, listen: ListenAddress) -> Command:
+    def command(self, spec: ServeSpec, placed: ModelPaths, listen: ListenAddress) -> Command:
         """Return the start command.
 
         Raises:
@@ -166,7 +166,7 @@ class EngineAdapter(ABC):
         """
 
     def part_command(
-        self, spec: ServeSpec, placed: Placed, listen: ListenAddress, part: Part
+        self, spec: ServeSpec, placed: ModelPaths, listen: ListenAddress, part: Part
     ) -> Command:
         """Return the start command of one engine of a prefill/decode split.
 
@@ -192,7 +192,7 @@ class RelayBackend:
     ) -> None:
         self._speaker = speaker
         self._gpu_peak = gpu_peak
-        self._placed: Placed | None = None
+        self._placed: ModelPaths | None = None
         self._lives: list[Engines] = []
 
     def load(self, job: Job, spec: ServeSpec, figures: Figures) -> RelayReady:
@@ -202,7 +202,7 @@ class RelayBackend:
             BadInputError: it cannot be served, or not with these settings.
             MissingModelError: a folder is missing or incomplete.
         """
-        speaker, placed = self._speaker, self._placed or placed_on(job, spec)
+        speaker, placed = self._speaker, self._placed or model_paths(job, spec)
         self._placed = placed
         longest_request(placed.config.get("max_position_embeddings"), spec)
         engines = self._started(spec, placed)
@@ -215,7 +215,7 @@ class RelayBackend:
         writer = RelayWriter(engines, limits, scraper, job.stop_requested.is_set)
         return RelayReady(writer, figures, lambda name: speaker.called(spec, name))
 
-    def _started(self, spec: ServeSpec, placed: Placed) -> Engines:
+    def _started(self, spec: ServeSpec, placed: ModelPaths) -> Engines:
         speaker, options = self._speaker, spec.engine_options
         if options is None or options.split is None:
             server = started(speaker.title, lambda listen: speaker.command(spec, placed, listen))
@@ -245,7 +245,7 @@ class RelayBackend:
         return {"engine": spec.engine}
 
 
-def placed_on(job: Job, spec: ServeSpec) -> Placed:
+def model_paths(job: Job, spec: ServeSpec) -> ModelPaths:
     """Return a spec's files as private folders of opened files that a child process can read.
 
     Raises:
@@ -265,7 +265,7 @@ def placed_on(job: Job, spec: ServeSpec) -> Placed:
     }
     draft_spec = spec.engine_options.draft if spec.engine_options else None
     draft = opened_model(draft_spec.model, job.host_dir, owner=os.getpid()) if draft_spec else None
-    return Placed(model, read_config(model / "config.json"), adapters, draft)
+    return ModelPaths(model, read_config(model / "config.json"), adapters, draft)
 
 
 def _length(process: ServerProcess) -> int | None:

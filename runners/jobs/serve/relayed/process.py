@@ -18,7 +18,7 @@ import httpx
 from runners.jobs.model_files import read_config
 from runners.jobs.runtime import BadInputError
 from runners.jobs.serve.contract import EngineProcessError
-from runners.jobs.serve.engine import Buckets, Figures, Taken
+from runners.jobs.serve.engine import Buckets, Figures, ScrapedMetrics
 from runners.jobs.serve.process import OwnProcess
 from runners.jobspec.serve import LOOPBACK
 
@@ -28,7 +28,7 @@ from runners.jobspec.serve import LOOPBACK
 
 
 START_SECONDS = 1800.0  # hundreds of GB from a slow disk, then kernel compilation
-LOOK_SECONDS = 0.1
+POLL_SECONDS = 0.1
 ASK_SECONDS = 10.0
 PORT_TRIES = 50
 TRIES = 3  # with new ports: another process may take a port before the engine binds it
@@ -163,7 +163,7 @@ def started_together(wanted: Sequence[tuple[str, Starting]]) -> list[ServerProce
     try:
         begun += [_Start(title, command) for title, command in wanted]
         while waiting := [each for each in begun if not each.is_up()]:
-            waiting[0].process.wait(LOOK_SECONDS)
+            waiting[0].process.wait(POLL_SECONDS)
     except BaseException:
         for each in begun:
             each.process.kill()
@@ -349,7 +349,7 @@ class Scraper:
         }
         self._figures.step(seconds if output else 0.0, output, gauges)
         ttft, tpot = (_since(now, last, name) for name in (names.ttft, names.tpot))
-        self._figures.absorb(Taken(prompt, ttft, tpot, text))
+        self._figures.absorb(ScrapedMetrics(prompt, ttft, tpot, text))
         return bool(prompt or output)
 
     def _new_tokens(self, now: Exposition, twice: Twice) -> Twice:

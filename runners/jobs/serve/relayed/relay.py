@@ -29,11 +29,11 @@ from runners.jobs.serve.asgi import (
 )
 from runners.jobs.serve.contract import Limits, Pending
 from runners.jobs.serve.engine import Figures
-from runners.jobs.serve.openai_server import DEAD, RETRY_SECONDS
+from runners.jobs.serve.openai_server import ENGINE_ENDED, RETRY_SECONDS
 from runners.jobs.serve.process import OwnWriter
 from runners.jobs.serve.relayed.process import (
-    LOOK_SECONDS,
     METRICS,
+    POLL_SECONDS,
     Scraper,
     ServerProcess,
     Twice,
@@ -93,7 +93,7 @@ class Engines:
                 return True
             if (left := deadline - time.monotonic()) <= 0:
                 return False
-            time.sleep(min(LOOK_SECONDS, left))
+            time.sleep(min(POLL_SECONDS, left))
 
     def kill(self) -> None:
         """Kill all engines at once, with every process they started."""
@@ -178,7 +178,7 @@ class Sampling(BaseModel):
     stop_token_ids: Annotated[list[int], Field(max_length=64)] | None = None
 
 
-class HandedMessage(BaseModel):
+class RelayedMessage(BaseModel):
     """One message of a conversation, including tool calls and results."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -199,41 +199,41 @@ class TemplateSettings(BaseModel):
     thinking: bool | None = None
 
 
-class HandedCompletion(CompletionRequest, Sampling):
+class RelayedCompletion(CompletionRequest, Sampling):
     """``POST /v1/completions``."""
 
 
-class HandedChat(ChatFields, Sampling):
+class RelayedChat(ChatFields, Sampling):
     """``POST /v1/chat/completions``."""
 
-    messages: Annotated[list[HandedMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
+    messages: Annotated[list[RelayedMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
     tools: Annotated[list[Object], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: str | Object | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: TemplateSettings | None = None
 
 
-Handed = HandedCompletion | HandedChat
+RelayedRequest = RelayedCompletion | RelayedChat
 
 
-def handed(path: str, body: bytes) -> Handed:
+def parse_request(path: str, body: bytes) -> RelayedRequest:
     """Return the parsed request.
 
     Raises:
         RequestError: a field is invalid; the error names it.
     """
     if path.endswith("/chat/completions"):
-        return parse_body(HandedChat.checked, body, HandedChat.model_fields)
-    return parse_body(HandedCompletion.model_validate, body, HandedCompletion.model_fields)
+        return parse_body(RelayedChat.checked, body, RelayedChat.model_fields)
+    return parse_body(RelayedCompletion.model_validate, body, RelayedCompletion.model_fields)
 
 
-def num_answers(asked: Handed) -> int:
+def num_answers(asked: RelayedRequest) -> int:
     """Return how many answers a request generates."""
-    prompts = len(asked.prompts) if isinstance(asked, HandedCompletion) else 1
+    prompts = len(asked.prompts) if isinstance(asked, RelayedCompletion) else 1
     return prompts * asked.num_choices
 
 
-def document_of(asked: Handed) -> Object:
+def document_of(asked: RelayedRequest) -> Object:
     """Return the body for the engine: only the fields that the client set."""
     return asked.model_dump(mode="json", exclude_unset=True)
 
@@ -271,7 +271,11 @@ class Course(NamedTuple):
 
 @asynccontextmanager
 async def course_of(
-    engines: Engines, client: httpx.AsyncClient, path: str, asked: Handed, document: Document
+    engines: Engines,
+    client: httpx.AsyncClient,
+    path: str,
+    asked: RelayedRequest,
+    document: Document,
 ) -> AsyncIterator[Course]:
     """Prefill the prompt if it runs in another engine; yield the answering engine and its request.
 
@@ -289,7 +293,7 @@ async def course_of(
         yield Course(writer, document)
 
 
-def is_read_elsewhere(asked: Handed) -> bool:
+def is_read_elsewhere(asked: RelayedRequest) -> bool:
     """Return whether prompt and answer of a request are divided between two engines.
 
     A one-token answer is complete after prefill. Several answers would fetch one cache that is
@@ -298,9 +302,9 @@ def is_read_elsewhere(asked: Handed) -> bool:
     return num_answers(asked) == 1 and _limit(asked) != 1
 
 
-def _limit(request: Handed) -> int | None:
+def _limit(request: RelayedRequest) -> int | None:
     """Return the token limit of an answer."""
-    longest = request.max_completion_tokens if isinstance(request, HandedChat) else None
+    longest = request.max_completion_tokens if isinstance(request, RelayedChat) else None
     return longest or request.max_tokens
 
 
@@ -451,13 +455,13 @@ class RelayReady:
         Raises:
             RequestError: a field is invalid; the error names it.
         """
-        return Handover(self, path, handed(path, body))
+        return Handover(self, path, parse_request(path, body))
 
 
 class Handover:
     """One request that is forwarded to the engine, and its response."""
 
-    def __init__(self, ready: RelayReady, path: str, asked: Handed) -> None:
+    def __init__(self, ready: RelayReady, path: str, asked: RelayedRequest) -> None:
         self.asked = asked
         self.answers = num_answers(asked)
         self._path = path
@@ -522,7 +526,7 @@ class Handover:
                 else:
                     await send_bytes(send, answer.status_code, await answer.aread(), JSON)
         except httpx.HTTPError:
-            raise RequestError(500, DEAD, code="engine_ended") from None
+            raise RequestError(500, ENGINE_ENDED, code="engine_ended") from None
 
     async def _stream(self, answer: httpx.Response, send: Send) -> None:
         """Forward events as they arrive; an interrupted stream ends with an OpenAI error event."""
@@ -537,7 +541,7 @@ class Handover:
                     is_first = False
                 await send_part(send, part)
         except httpx.HTTPError:
-            error = RequestError(500, DEAD, code="engine_ended")
+            error = RequestError(500, ENGINE_ENDED, code="engine_ended")
             self._figures.count("failed")
             await send_part(send, event_of(error.document))
         await send_part(send, b"", more=False)

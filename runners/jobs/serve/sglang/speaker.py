@@ -9,7 +9,7 @@ Sources: SGLang 0.5.23 (PyPI wheel): ``sglang/srt/arg_groups/fields`` for the ar
 import json
 import sys
 
-from runners.jobs.serve.relayed.backend import EngineAdapter, Placed
+from runners.jobs.serve.relayed.backend import EngineAdapter, ModelPaths
 from runners.jobs.serve.relayed.process import (
     Command,
     ListenAddress,
@@ -29,7 +29,7 @@ STORED = frozenset({
     "mxfp4", "quark", "auto-round", "w8a8_int8", "w8a8_fp8",
 })  # fmt: skip
 # This share covers weights and cache only; activations and CUDA graphs need the rest.
-MOST_STATIC_RATIO = 0.88
+MAX_STATIC_RATIO = 0.88
 QUIET = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}  # no downloads
 
 
@@ -42,7 +42,7 @@ class Sglang(EngineAdapter):
         "generation_tokens_total", "time_to_first_token_seconds", "inter_token_latency_seconds",
     )  # fmt: skip
 
-    def command(self, spec: ServeSpec, placed: Placed, listen: ListenAddress) -> Command:
+    def command(self, spec: ServeSpec, placed: ModelPaths, listen: ListenAddress) -> Command:
         """Return the start command; the key is in the environment, not in the process list.
 
         Raises:
@@ -56,7 +56,7 @@ class Sglang(EngineAdapter):
         return name if name == spec.served_name else f"{spec.served_name}:{name}"
 
 
-def arguments(spec: ServeSpec, placed: Placed, port: int) -> list[str]:
+def arguments(spec: ServeSpec, placed: ModelPaths, port: int) -> list[str]:
     """Return the arguments of ``sglang.launch_server``.
 
     Raises:
@@ -86,7 +86,7 @@ def _limits(spec: ServeSpec, options: EngineOptions) -> list[str]:
     if spec.max_length:
         flags += ["--context-length", str(spec.max_length)]
     if options.memory_ratio is not None:
-        static = min(options.memory_ratio, MOST_STATIC_RATIO)
+        static = min(options.memory_ratio, MAX_STATIC_RATIO)
         flags += ["--mem-fraction-static", f"{static:g}"]
     return [*flags, *(["--disable-radix-cache"] if options.has_prefix_cache is False else [])]
 
@@ -102,7 +102,7 @@ def _layout(options: EngineOptions) -> list[str]:
     return [word for name, size in sizes.items() if size > 1 for word in (name, str(size))]
 
 
-def _adapters(spec: ServeSpec, placed: Placed) -> list[str]:
+def _adapters(spec: ServeSpec, placed: ModelPaths) -> list[str]:
     if not placed.adapters:
         return []
     max_loras = str(min(len(placed.adapters), spec.max_concurrency) + 1)  # + 1: the base model
@@ -113,7 +113,7 @@ def _adapters(spec: ServeSpec, placed: Placed) -> list[str]:
     return ["--enable-lora", "--max-loras-per-batch", max_loras, "--lora-paths", *paths]
 
 
-def _draft(options: EngineOptions, placed: Placed) -> list[str]:
+def _draft(options: EngineOptions, placed: ModelPaths) -> list[str]:
     if options.draft is None or placed.draft is None:
         return []
     tokens = options.draft.tokens

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from runners.jobs.model_files import read_config
 from runners.jobs.runtime import BadInputError
-from runners.jobs.serve.relayed.backend import VISIBLE, EngineAdapter, Part, Phase, Placed
+from runners.jobs.serve.relayed.backend import VISIBLE, EngineAdapter, ModelPaths, Part, Phase
 from runners.jobs.serve.relayed.process import (
     Command,
     ListenAddress,
@@ -37,7 +37,7 @@ STORED = frozenset({
 })  # fmt: skip
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # vllm/config/lora.py, MaxLoRARanks
 COMMAND = (sys.executable, "-m", "vllm.entrypoints.cli.main")
-LOOKUP_MOST, LOOKUP_LEAST = 4, 2  # n-gram length of prompt lookup
+MAX_LOOKUP, MIN_LOOKUP = 4, 2  # n-gram length of prompt lookup
 DRAIN_SECONDS = 10  # for running requests at shutdown; the job's own stop takes less
 # No downloads and no telemetry; compiled kernels are kept in the user's cache folder.
 QUIET = {
@@ -58,7 +58,7 @@ class Vllm(EngineAdapter):
         "inter_token_latency_seconds",  # one value per token, as in our charts
     )  # fmt: skip
 
-    def command(self, spec: ServeSpec, placed: Placed, listen: ListenAddress) -> Command:
+    def command(self, spec: ServeSpec, placed: ModelPaths, listen: ListenAddress) -> Command:
         """Return the start command; the key is in the environment, not in the process list.
 
         Raises:
@@ -68,7 +68,7 @@ class Vllm(EngineAdapter):
         return Command(argv, {**QUIET, "VLLM_API_KEY": listen.key})
 
     def part_command(
-        self, spec: ServeSpec, placed: Placed, listen: ListenAddress, part: Part
+        self, spec: ServeSpec, placed: ModelPaths, listen: ListenAddress, part: Part
     ) -> Command:
         """Return the start command of one engine of a split, with its GPUs and side channel.
 
@@ -88,7 +88,9 @@ class Vllm(EngineAdapter):
         return Command(argv, {**QUIET, **channel, **own})
 
 
-def arguments(spec: ServeSpec, placed: Placed, port: int, phase: Phase | None = None) -> list[str]:
+def arguments(
+    spec: ServeSpec, placed: ModelPaths, port: int, phase: Phase | None = None
+) -> list[str]:
     """Return the arguments of ``vllm``; with a phase, those of a prefill or decode engine.
 
     Raises:
@@ -110,7 +112,7 @@ def arguments(spec: ServeSpec, placed: Placed, port: int, phase: Phase | None = 
     ]
 
 
-def _formats(spec: ServeSpec, placed: Placed, options: EngineOptions) -> list[str]:
+def _formats(spec: ServeSpec, placed: ModelPaths, options: EngineOptions) -> list[str]:
     quantization = loaded_format(Vllm.title, placed.config, spec.weight_dtype, STORED, LOADED_AS)
     return [
         *dtype_flags(spec.weight_dtype),
@@ -148,7 +150,7 @@ def _layout(options: EngineOptions) -> list[str]:
     return [*flags, *(["--enable-expert-parallel"] if options.has_expert_parallel else [])]
 
 
-def _adapters(spec: ServeSpec, placed: Placed) -> list[str]:
+def _adapters(spec: ServeSpec, placed: ModelPaths) -> list[str]:
     if not placed.adapters:
         return []
     rank = max(_rank(name, folder) for name, folder in placed.adapters.items())
@@ -178,7 +180,7 @@ def _speculation(options: EngineOptions, draft: Path | None, phase: Phase | None
         tokens = options.draft.tokens
         setting = {"method": "draft_model", "model": str(draft), "num_speculative_tokens": tokens}
     elif options.lookup_tokens is not None and phase != "prefill":
-        window = {"prompt_lookup_max": LOOKUP_MOST, "prompt_lookup_min": LOOKUP_LEAST}
+        window = {"prompt_lookup_max": MAX_LOOKUP, "prompt_lookup_min": MIN_LOOKUP}
         setting = {"method": "ngram", "num_speculative_tokens": options.lookup_tokens, **window}
     else:
         return []

@@ -13,10 +13,10 @@ from runners.jobs.compress.shearing import (
     Progress,
     Recovery,
     cut,
-    learn,
     masked,
     recover,
     shape_of,
+    train_masks,
 )
 from runners.jobs.corpus import Document, Domains, domain_of
 from runners.jobs.runtime import BadInputError
@@ -198,7 +198,7 @@ def sheared(tmp_path, *, killed_at: tuple[int, ...] = ()):
         model, texts = LlamaForCausalLM(own).eval(), random_domains()
         progress = Progress(tmp_path, every_seconds=0.0)
         try:
-            masks = learn(model, texts, PART, shear, step, progress)
+            masks = train_masks(model, texts, PART, shear, step, progress)
             cut(model, masks.kept(PART), PART)
             found = progress.document.get("pruned") or pruned
             recover(model, texts, Recovery(masks, REFERENCE, found, progress), shear, step)

@@ -34,7 +34,7 @@ from runners.jobs.generate.offload_cases import (
     prompts_of,
 )
 from runners.jobs.generate.placement import held_bytes
-from runners.jobs.generate.stage_model import Packed
+from runners.jobs.generate.stage_model import PackedTensor
 from runners.jobs.generate.static import Limits, Setup, StopRequestedError, run_batch
 from runners.jobs.generate.zigzag import (
     PLACES,
@@ -136,7 +136,7 @@ def test_four_bit_weights_are_the_nearest_of_sixteen_steps_of_their_group():
     assert bool((errors <= 0.51 * steps + 2e-3).all())
     assert torch.equal(found["norm.weight"], norm)
     assert parts["up.weight.numbers"].nbytes == matrix.numel() / 2
-    assert set(Packed._fields) == {name.rpartition(".")[2] for name in parts if "up" in name}
+    assert set(PackedTensor._fields) == {name.rpartition(".")[2] for name in parts if "up" in name}
 
 
 @given(
@@ -403,7 +403,7 @@ def test_a_way_that_dies_or_takes_longer_than_it_may_is_told(way_of, running):
 
     way = running("import sys, time; sys.stdin.readline(); time.sleep(600)")
     with pytest.raises(BenchProcessError, match=r"ended with -9 .*or it took too long"):
-        way.run(patience_seconds=0.2)
+        way.run(timeout_seconds=0.2)
 
 
 class Tried:

@@ -295,8 +295,8 @@ def test_more_room_hits_more_often_and_brings_less(mixtral):
 
 def test_guesses_and_experts_take_nothing_from_the_models_own(mixtral):
     hits = []
-    for guesses in (0, 8):
-        one = cached(mixtral, experts_resident=2, guessed_experts=guesses)
+    for max_prefetched in (0, 8):
+        one = cached(mixtral, experts_resident=2, guessed_experts=max_prefetched)
         run_batch(one.model, [[5, 7, 11]], Limits(20))
         hits.append(one.cache.figures.hits)
     assert hits[0] == hits[1]
@@ -304,12 +304,12 @@ def test_guesses_and_experts_take_nothing_from_the_models_own(mixtral):
     assert held_bytes(cached(mixtral).model) == whole - 3 * 8 * EXPERT_BYTES
 
 
-def shelf_of(resident: int, guesses: int, fetched: list) -> DeviceExperts:
+def shelf_of(resident: int, max_prefetched: int, fetched: list) -> DeviceExperts:
     def fetch(layer: int, expert: int) -> Expert:
         fetched.append((layer, expert))
         return Expert(torch.ones(1), torch.ones(1))
 
-    return DeviceExperts(fetch, resident, guesses)
+    return DeviceExperts(fetch, resident, max_prefetched)
 
 
 def test_the_expert_that_was_not_used_for_longest_goes():
@@ -324,10 +324,10 @@ def test_the_expert_that_was_not_used_for_longest_goes():
 def test_a_right_guess_is_not_brought_again():
     fetched = []
     shelf = shelf_of(1, 2, fetched)
-    shelf.guess(1, [4, 5, 6])
+    shelf.prefetch(1, [4, 5, 6])
     shelf.take(1, 5)
     assert sorted(fetched) in ([(1, 5)], [(1, 4), (1, 5)])
-    assert (shelf.figures.guessed, shelf.figures.right) == (2, 1)
+    assert (shelf.figures.prefetched, shelf.figures.prefetch_hits) == (2, 1)
 
 
 def test_a_guess_that_was_never_begun_with_counts_as_not_brought():
@@ -338,11 +338,11 @@ def test_a_guess_that_was_never_begun_with_counts_as_not_brought():
         return Expert(torch.ones(1), torch.ones(1))
 
     shelf = DeviceExperts(fetch, 1, 3)
-    shelf.guess(1, [0, 1, 2])
-    shelf.guess(2, [])
+    shelf.prefetch(1, [0, 1, 2])
+    shelf.prefetch(2, [])
     gate.set()
 
-    assert shelf.figures.guessed == 3
+    assert shelf.figures.prefetched == 3
     assert shelf.figures.brought <= 1
 
 

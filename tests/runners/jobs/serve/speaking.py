@@ -4,7 +4,7 @@ import json
 import tomllib
 from pathlib import Path
 
-from runners.jobs.serve.relayed.backend import Placed
+from runners.jobs.serve.relayed.backend import ModelPaths
 from runners.jobspec import FolderModel, ServeSpec
 from runners.jobspec.serve import Draft, EngineOptions
 
@@ -33,7 +33,7 @@ def spec_of(engine: str, **changes) -> ServeSpec:
     return ServeSpec(**{"model": FOLDER, "engine": engine, "served_name": "ours", **changes})
 
 
-def place(folder: Path) -> Placed:
+def place(folder: Path) -> ModelPaths:
     """Return a model folder without a template, two adapters, and a draft."""
     (folder / "tokenizer_config.json").write_text("{}")
     adapters = {}
@@ -41,7 +41,7 @@ def place(folder: Path) -> Placed:
         (adapter := folder / name).mkdir()
         (adapter / "adapter_config.json").write_text(json.dumps({"r": rank}))
         adapters[name] = adapter
-    return Placed(folder, {}, adapters, folder / "draft")
+    return ModelPaths(folder, {}, adapters, folder / "draft")
 
 
 def values(argv: list[str]) -> dict[str, str]:

@@ -417,7 +417,7 @@ def paged():
     model = ready(fresh_model(demo_config(TINY), torch.float32))
     adapters = MixedAdapters(model, [bench._adapter(model, str(at)) for at in range(3)])
     check_paging(model, cache := PagedCache(8), TINY.vocab_size)
-    return bench.Paged(model, cache, adapters, 6)
+    return bench.PagedDecoder(model, cache, adapters, 6)
 
 
 @pytest.mark.equality

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from runners.jobs.runtime import BadInputError
 from runners.jobs.serve.engine import Figures
-from runners.jobs.serve.relayed.backend import Part, Placed
+from runners.jobs.serve.relayed.backend import ModelPaths, Part
 from runners.jobs.serve.relayed.process import (
     PLAIN_LINES,
     Exposition,
@@ -30,7 +30,7 @@ from tests.runners.jobs.serve.speaking import ALL, FOLDER, place, spec_of, unkno
 
 
 @pytest.fixture
-def placed(tmp_path) -> Placed:
+def placed(tmp_path) -> ModelPaths:
     return place(tmp_path)
 
 

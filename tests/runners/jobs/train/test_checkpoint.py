@@ -12,9 +12,9 @@ from planner.specs.estimate import EstimateRequest
 from runners.jobs.loading import fresh_model
 from runners.jobs.train import checkpoint
 from runners.jobs.train.checkpoint import (
+    CheckpointContent,
     CheckpointWriter,
-    Saved,
-    Staged,
+    StagedCheckpoint,
     TrainState,
     checkpoints,
     forget_older,
@@ -125,9 +125,11 @@ def test_a_full_disk_leaves_the_last_whole_checkpoint_until_there_is_room_again(
 SLOW_SECONDS = 0.15
 
 
-def staged(step: int, size: int = 4) -> Staged:
+def staged(step: int, size: int = 4) -> StagedCheckpoint:
     state, weights = TrainState(step=step), {"w": torch.full((size,), float(step))}
-    return Staged({"weights": weights}, lambda kept: Saved(kept["weights"], {}, state))
+    return StagedCheckpoint(
+        {"weights": weights}, lambda kept: CheckpointContent(kept["weights"], {}, state)
+    )
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from runners.jobs.train.communication import (
     TOTAL,
     Message,
     MessagesWatch,
-    Recorded,
+    RecordedCollective,
     Span,
     Timeline,
     covered,
@@ -263,7 +263,7 @@ def test_on_a_gpu_kernels_hide_messages_and_copies_and_the_threads_that_start_th
 def test_an_axis_is_told_only_where_the_groups_tell_it():
     sends = [event("gloo:send", 0, 1), event("gloo:recv", 1, 2)]
     sums = [event("gloo:all_reduce", at, at + 1, thread=5) for at in (3, 5, 7)]
-    asked = [Recorded("gloo:all_reduce", each) for each in ("0", "aside", "4", "0")]
+    asked = [RecordedCollective("gloo:all_reduce", each) for each in ("0", "aside", "4", "0")]
 
     def axes_of(axes, recorded):
         return [each.axis for each in timeline_of([*sends, *sums], axes, recorded).messages]

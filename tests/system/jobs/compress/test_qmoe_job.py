@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import MixtralConfig, MixtralForCausalLM
 
-from runners.jobs.compress.job import Routed, rounded, ternary, work
+from runners.jobs.compress.job import RoutedTokens, rounded, ternary, work
 from runners.jobs.evaluate import work as evaluate
 from runners.jobs.loading import load_folder, load_tokenizer, stored_quantisation
 from runners.jobs.runtime import BadInputError
@@ -133,7 +133,7 @@ def test_error_that_is_passed_on_serves_the_text_better_than_rounding():
 
 def test_an_expert_that_no_token_reaches_is_rounded_all_the_same():
     experts = MixtralForCausalLM(CONFIG).model.layers[0].mlp.experts
-    nobody = Routed(torch.randn(8, 64), torch.zeros(8, 2, dtype=torch.long))
+    nobody = RoutedTokens(torch.randn(8, 64), torch.zeros(8, 2, dtype=torch.long))
 
     stacks = rounded(experts, nobody)
 

@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM
 
 from runners.jobs import corpus
 from runners.jobs.compress.job import work
-from runners.jobs.compress.shearing import learn
+from runners.jobs.compress.shearing import train_masks
 from runners.jobs.runtime import BadInputError
 from runners.jobspec import CompressSpec
 from runners.jobspec.compress import Shape, Shear
@@ -62,7 +62,7 @@ def test_the_card_names_the_steps(finished):
 
 
 def test_learning_brings_the_expected_shape_to_the_target(model, domains):
-    masks = learn(model, domains, PART, Shear(mask_steps=120), lambda _step: None)
+    masks = train_masks(model, domains, PART, Shear(mask_steps=120), lambda _step: None)
 
     for name, share in masks.shares().items():
         wanted = PART.size(name) / FULL.size(name)
@@ -81,7 +81,7 @@ def test_units_that_the_text_needs_stay_before_others(model, domains):
             model.model.embed_tokens.weight[:, 8:] = 0.0
             model.lm_head.weight[:, 8:] = 0.0
 
-    masks = learn(model, domains, PART, Shear(mask_steps=60), lambda _step: None)
+    masks = train_masks(model, domains, PART, Shear(mask_steps=60), lambda _step: None)
 
     logits = masks.logits["hidden"].detach()
     assert logits[:8].mean() > logits[8:].mean()

@@ -3,7 +3,13 @@
 import pytest
 import torch
 
-from runners.jobs.generate.batching import POLICIES, CostModel, Guesser, guess_one, run_continuous
+from runners.jobs.generate.batching import (
+    POLICIES,
+    CostModel,
+    DraftSource,
+    decode_speculatively,
+    run_continuous,
+)
 from runners.jobs.generate.bench import (
     cap_of_two_layers,
     page_plans,
@@ -94,7 +100,7 @@ def test_right_guesses_save_passes(model):
     limits = Limits(60)
 
     plain = work_of(model, lambda: run_batch(model, [PROMPT], limits))
-    guessed = work_of(model, lambda: guess_one(model, PROMPT, Guesser(5), limits))
+    guessed = work_of(model, lambda: decode_speculatively(model, PROMPT, DraftSource(5), limits))
 
     assert plain.passes == 60
     assert guessed.passes < 60

@@ -3,7 +3,7 @@
 import pytest
 
 from runners.jobs.generate.batching import PAGE_TOKENS
-from runners.jobspec import DemoPrompts, DraftGuess, PromptLookup
+from runners.jobspec import DemoPrompts, DraftModelSpeculation, PromptLookup
 from tests.system.jobs.generate.reading import outputs
 
 PILE = DemoPrompts(count=9, input_tokens=30, shortest=2)
@@ -52,7 +52,7 @@ def test_either_attention_writes_the_same_and_is_named(generate, plain, asked, t
 
 @pytest.mark.equality
 def test_a_draft_of_its_own_weights_is_always_right(generate, plain, trained_model):
-    guess = DraftGuess(model=trained_model, tokens=3)
+    guess = DraftModelSpeculation(model=trained_model, tokens=3)
 
     run = generate("draft", speculation=guess)
 

@@ -6,7 +6,7 @@ Only the argv and the names of the figures are llama.cpp's.
 import os
 
 from runners.jobs.runtime import run_job
-from runners.jobs.serve.relayed.backend import EngineAdapter, Placed, prepare, work_of
+from runners.jobs.serve.relayed.backend import EngineAdapter, ModelPaths, prepare, work_of
 from runners.jobs.serve.relayed.process import Command, ListenAddress, MetricNames
 from runners.jobspec import ServeSpec
 
@@ -20,7 +20,7 @@ class Llama(EngineAdapter):
         "prompt_tokens_total", "tokens_predicted_total",
     )  # fmt: skip
 
-    def command(self, spec: ServeSpec, placed: Placed, door: ListenAddress) -> Command:
+    def command(self, spec: ServeSpec, placed: ModelPaths, door: ListenAddress) -> Command:
         """Return how it is started."""
         assert (placed.model / "config.json").read_bytes()
         argv = [os.environ["LLAMA_PYTHON"], "-m", "tests.system.jobs.serve.llama_server"]

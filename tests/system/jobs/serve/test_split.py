@@ -14,7 +14,7 @@ import pytest
 
 from runners.jobs.runtime import BadInputError
 from runners.jobs.serve.relayed.backend import parts_of
-from runners.jobs.serve.relayed.relay import handed, is_read_elsewhere, reading_of
+from runners.jobs.serve.relayed.relay import is_read_elsewhere, parse_request, reading_of
 from runners.jobspec import ServeSpec
 from runners.jobspec.serve import EngineOptions, PhaseSplit, key_hash
 from tests.plugins.extent import first
@@ -335,6 +335,7 @@ def test_who_reads_is_asked_for_the_same_prompt_and_nothing_of_the_answer():
     assert not {"stream_options", "min_tokens", "max_completion_tokens"} & set(found)
     one, many = chat | {"max_completion_tokens": 1}, chat | {"n": 2}
     asked = [
-        is_read_elsewhere(handed(path, json.dumps(each).encode())) for each in (chat, one, many)
+        is_read_elsewhere(parse_request(path, json.dumps(each).encode()))
+        for each in (chat, one, many)
     ]
     assert asked == [True, False, False]
