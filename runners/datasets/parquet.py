@@ -86,7 +86,7 @@ def _line(number: int, row: dict[str, Any]) -> bytes:
     except (TypeError, UnicodeEncodeError):
         types = ", ".join(f"{name}: {type(value).__name__}" for name, value in row.items())
         raise ParquetError(
-            f"row {number} holds what is no text, number or list of them ({types[:200]})"
+            f"row {number} has a value other than text, numbers or lists of them ({types[:200]})"
         ) from None
 
 

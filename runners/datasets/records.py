@@ -215,7 +215,7 @@ class Reader:
             text = raw.decode()
         except UnicodeDecodeError as error:
             raise self._error(
-                line, f"byte {error.start + 1} is no UTF-8; save the file as UTF-8", raw
+                line, f"byte {error.start + 1} is not valid UTF-8; save the file as UTF-8", raw
             ) from None
         if "\0" in text:
             raise self._error(line, "it holds a null character, which no text has", raw)
@@ -228,9 +228,9 @@ class Reader:
             document = json.loads(text)
         except (ValueError, RecursionError) as error:
             why = str(error).partition(": line")[0].removesuffix(" at")
-            raise self._error(line, f"it is no JSON ({why})", text) from None
+            raise self._error(line, f"it is not valid JSON ({why})", text) from None
         if not isinstance(document, dict):
-            raise self._error(line, "it is no JSON object; write one in braces a line", text)
+            raise self._error(line, "it is not a JSON object; write one object per line", text)
         if self.format is None:
             self.format = self._format_of(line, document, text)
         try:
@@ -261,7 +261,7 @@ def _string(document: Mapping[str, Any], name: str, *, is_needed: bool = True) -
     if value is None and not is_needed:
         return ""
     if not isinstance(value, str):
-        problem = "missing" if name not in document else f"no text but {type(value).__name__}"
+        problem = "missing" if name not in document else f"not text but {type(value).__name__}"
         listed = ", ".join(sorted(map(str, document))[:8]) or "none"
         raise DataError(f"“{name}” is {problem}; its fields are {listed[:200]}")
     return storable(value, name)
@@ -271,7 +271,7 @@ def storable(text: str, name: str) -> str:
     """Return the text if every tokenizer accepts it.
 
     Raises:
-        DataError: it has a null character or a lone surrogate.
+        DataError: the text has a null character or a lone surrogate.
     """
     if "\0" in text:
         raise DataError(f"“{name}” holds a null character, which no text has")
@@ -306,7 +306,7 @@ def _instruction(document: Mapping[str, Any]) -> ChatSample | None:
 def _chat(document: Mapping[str, Any]) -> ChatSample | None:
     messages = document.get("messages")
     if not isinstance(messages, list):
-        raise DataError("“messages” is no list of messages with “role” and “content”")
+        raise DataError("“messages” is not a list of messages with “role” and “content”")
     turns = tuple(_turn(number, each) for number, each in enumerate(messages, 1))
     if not turns:
         return None
@@ -317,7 +317,7 @@ def _chat(document: Mapping[str, Any]) -> ChatSample | None:
 
 def _turn(number: int, message: object) -> Turn:
     if not isinstance(message, dict):
-        raise DataError(f"message {number} is no object with “role” and “content”")
+        raise DataError(f"message {number} is not an object with “role” and “content”")
     role = message.get("role")
     if role not in ROLES:
         raise DataError(

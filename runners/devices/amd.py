@@ -154,7 +154,7 @@ class CommandLibrary:
     def _group(source: list[dict[str, Any]], handle: int, name: str) -> dict[str, Any]:
         group = source[handle].get(name)
         if not isinstance(group, dict):
-            raise MissingValueError(f"amd-smi prints no {name}")
+            raise MissingValueError(f"amd-smi did not print {name}")
         return group
 
 

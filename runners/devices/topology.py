@@ -363,7 +363,7 @@ def read_text(command: Sequence[str]) -> str:
     """Return what a command prints.
 
     Raises:
-        CommandUnavailableError: it is missing, takes too long, or fails.
+        CommandUnavailableError: the command is missing, takes too long, or fails.
     """
     try:
         done = subprocess.run(
@@ -390,11 +390,14 @@ def read_json(command: Sequence[str]) -> Any:  # noqa: ANN401 - JSON
     """Return the JSON that a command prints; some print warnings before it.
 
     Raises:
-        CommandUnavailableError: it is missing, fails, or prints no JSON.
+        CommandUnavailableError: the command is missing, fails, or does not print valid JSON.
     """
     printed = read_text(command)
     starts = [at for at in (printed.find("{"), printed.find("[")) if at >= 0]
     try:
         return json.loads(printed[min(starts, default=0) :])
     except ValueError:
-        raise CommandUnavailableError(f"{' '.join(command)} prints no JSON") from None
+        begin = " ".join(printed.split())[:_MAX_REASON]
+        raise CommandUnavailableError(
+            f"{' '.join(command)} did not print valid JSON: {begin or 'nothing'}"
+        ) from None

@@ -126,7 +126,7 @@ def _version(path: Path, name: str, facts: Mapping[str, str]) -> Version | None:
         return None
     match = _VERSION.fullmatch(text)
     if match is None:
-        raise PinsError(f"{path}: '# {name}: {text[:40]}' is no version like 13.0")
+        raise PinsError(f"{path}: '# {name}: {text[:40]}' is not a version such as 13.0")
     return int(match[1]), int(match[2])
 
 
@@ -273,7 +273,9 @@ class Store:
                         shutil.rmtree(path, ignore_errors=True)
                 yield home
         except child.LockedError:
-            raise EnvironmentBusyError(f"the environment {name} is being built") from None
+            raise EnvironmentBusyError(
+                f"the environment {name} is being built; try again when the build has ended"
+            ) from None
 
     def hold(self, name: str) -> int:
         """Return a descriptor that prevents removal until every process holding it has ended."""
@@ -286,7 +288,7 @@ class Store:
         """Delete every build of an environment.
 
         Raises:
-            EnvironmentBusyError: it is being built, or a job runs in it.
+            EnvironmentBusyError: the environment is being built, or a job runs in it.
         """
         with self.building(name) as home:
             self._delete(home, self._builds(name))
@@ -316,7 +318,9 @@ class Store:
             with child.locked(home / "use.lock"):
                 renamed = [each.rename(home / f".gone-{secrets.token_hex(4)}") for each in folders]
         except child.LockedError:
-            raise EnvironmentBusyError(f"a job runs in the environment {home.name}") from None
+            raise EnvironmentBusyError(
+                f"a job runs in the environment {home.name}; try again when it has ended"
+            ) from None
         for each in renamed:
             shutil.rmtree(each, ignore_errors=True)
 

@@ -66,7 +66,7 @@ class _Envelope(BaseModel):
 def sign(
     doorbell: Doorbell, *, host_id: str, key: str, now: float, seq: int = 0
 ) -> SignedDoorbell:
-    """Return the doorbell signed for one host; ``now`` is in seconds since the Unix epoch."""
+    """Return the signed wake-up message of one host; ``now`` is in seconds since the epoch."""
     envelope = {
         "v": VERSION,
         "kid": key_id(key),
@@ -89,7 +89,7 @@ def verify(
     now: float,
     is_new_nonce: Callable[[str, float], bool],
 ) -> Doorbell:
-    """Return the doorbell after verifying it.
+    """Return the wake-up message after verifying its signature.
 
     The checks, in order: size, MAC, form, host, expiry, issue time, nonce. ``is_new_nonce`` gets
     the nonce and its expiry, and returns whether the nonce is new.

@@ -101,7 +101,7 @@ def enroll(
     """
     if urlsplit(server).scheme not in ("http", "https"):
         raise EnrolmentError(
-            f"--server {server!r} is no address; give one such as http://127.0.0.1:8000"
+            f"--server {server!r} is not a valid address; give one such as http://127.0.0.1:8000"
         )
     host_dir.make()
     if address:

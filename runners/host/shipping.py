@@ -223,7 +223,7 @@ class ServerClient:
             return reply_type.model_validate_json(reply.content)
         except ValidationError as error:
             raise ServerError(
-                f"{self.server} answered something that is no {reply_type.__name__} "
+                f"{self.server} did not answer with a valid {reply_type.__name__} "
                 f"({error.errors()[0]['msg']}); do server and host have the same version?"
             ) from None
 

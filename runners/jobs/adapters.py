@@ -69,7 +69,7 @@ def scale_of(name: str, config: Mapping[str, Any]) -> float:
     if not isinstance(rank, int) or not 1 <= rank <= MAX_RANK:
         refuse(name, f"has r {str(rank)[:40]!r}; 1 to {MAX_RANK} is possible")
     if not isinstance(alpha, int | float) or not math.isfinite(alpha):
-        refuse(name, f"has lora_alpha {str(alpha)[:40]!r}, which is no number")
+        refuse(name, f"has lora_alpha {str(alpha)[:40]!r}, which is not a finite number")
     if config.get("rank_pattern") not in (None, {}):
         refuse(name, "has a rank_pattern, which is not applied here")
     return float(alpha) / (math.sqrt(rank) if config.get("use_rslora") else rank)
@@ -79,11 +79,11 @@ def place_of(name: str, key: str) -> tuple[str, int]:
     """Return the layer and the side (0 down, 1 up) of a tensor name.
 
     Raises:
-        BadInputError: it is not a LoRA matrix.
+        BadInputError: the name is not that of a LoRA matrix.
     """
     suffix = next((each for each in SIDES if key.endswith(each)), None)
     if suffix is None or not key.startswith(PREFIX):
-        refuse(name, f"holds {key[:120]}, which is no matrix of LoRA")
+        refuse(name, f"holds {key[:120]}, which is not a LoRA matrix")
     return key.removeprefix(PREFIX).removesuffix(suffix), SIDES[suffix]
 
 
@@ -225,7 +225,7 @@ def opened_adapter(ref: FolderModel | ArtefactModel, host_dir: Path) -> Path:
     """Return a private folder of the opened files of an adapter.
 
     Raises:
-        MissingModelError: it is outside the roots, absent, or incomplete.
+        MissingModelError: the adapter is outside the roots, absent, or incomplete.
         BadInputError: a file is not a regular file.
     """
     return opened_model(ref, host_dir, (CONFIG_NAME, WEIGHTS_NAME))
@@ -262,7 +262,7 @@ def read_adapter(name: str, folder: Path, model: torch.nn.Module, digest: str | 
     """Return the adapter of a folder; ``digest`` is the base's, or None if unknown.
 
     Raises:
-        BadInputError: it is another kind of adapter, of another base or shape, or incomplete.
+        BadInputError: the adapter is of another kind, base or shape, or incomplete.
     """
     scale = scale_of(name, read_config(folder / CONFIG_NAME))
     tensors, base = _tensors(name, folder / WEIGHTS_NAME)

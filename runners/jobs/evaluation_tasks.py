@@ -92,14 +92,14 @@ def _find_tasks(
 ) -> Iterator[tuple[str, tuple[Path, JsonObject]]]:
     paths = sorted(folder.rglob("*.yaml"))
     if len(paths) > MAX_FILES:
-        raise BadInputError(f"{folder} has {len(paths)} YAML files; {MAX_FILES} are read")
+        raise BadInputError(f"{folder} has {len(paths)} YAML files; the limit is {MAX_FILES}")
     for path in paths:
         text = _read(path, roots, MAX_TASK_BYTES)
         try:
             document = yaml.load(text, Loader=_Loader)  # noqa: S506 - it is a SafeLoader
         except (yaml.YAMLError, RecursionError, ValueError) as error:
             reason = " ".join(str(error).split())[:200]
-            raise BadInputError(f"{path} is no YAML: {reason}") from None
+            raise BadInputError(f"{path} is not valid YAML: {reason}") from None
         if isinstance(document, dict) and isinstance(document.get("task"), str):
             yield document["task"], (path, document)
 
@@ -192,7 +192,9 @@ def _read(path: Path, roots: Sequence[Path], limit: int) -> str:
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise BadInputError(f"{path} is no UTF-8 text: {error.reason}") from None
+        raise BadInputError(
+            f"{path} is not valid UTF-8: {error.reason}; save the file as UTF-8"
+        ) from None
 
 
 # Builds two task files from the host's held-out text.

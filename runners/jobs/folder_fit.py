@@ -62,7 +62,7 @@ def fitted_arguments(output: str) -> list[str]:
     """Return the arguments that the tool chose, of the options in ``ARGUMENTS``.
 
     Raises:
-        BadInputError: there are none.
+        BadInputError: the output has no such arguments.
     """
     line = next((line for line in output.splitlines() if line.startswith("-c ")), "")
     words = shlex.split(line)
@@ -92,7 +92,7 @@ def _run(path: Path, arguments: list[str]) -> str:
     """Return the tool's standard output.
 
     Raises:
-        BadInputError: it failed, with the last line of its errors, or took too long.
+        BadInputError: the tool failed (with its last error line) or took too long.
     """
     try:
         ended = subprocess.run(

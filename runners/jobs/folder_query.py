@@ -28,7 +28,7 @@ class Query(NamedTuple):
         """Yield a path of this process to one of the folder's files, opened safely.
 
         Raises:
-            MissingModelError: it is missing, not a regular file, or outside of the roots.
+            MissingModelError: the file is missing, not a regular file, or outside of the roots.
         """
         handle = open_file(self.folder / name, self.roots)
         try:
@@ -40,8 +40,8 @@ class Query(NamedTuple):
         """Return the folder's config.json.
 
         Raises:
-            BadInputError: it is too long, nested too deep, implausible, or not a JSON object.
-            MissingModelError: it is missing, not a regular file, or outside of the roots.
+            BadInputError: the file is too long, too deep, implausible, or not a JSON object.
+            MissingModelError: the file is missing, not a regular file, or outside of the roots.
         """
         with self.opened("config.json") as path:
             config = read_config(path)

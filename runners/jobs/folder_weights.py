@@ -85,7 +85,7 @@ def _indexed(query: Query) -> list[str]:
         raise BadInputError(f"{INDEX} has no weight_map; copy the file again") from None
     for name in names:
         if not (isinstance(name, str) and _is_plain(name)):
-            raise BadInputError(f"{INDEX} names {name!r:.80}, which is no file of the folder")
+            raise BadInputError(f"{INDEX} names {name!r:.80}, which is not a file in the folder")
     return sorted(names)
 
 
@@ -98,8 +98,8 @@ def tensor_bytes(query: Query, name: str) -> int:
     """Return the bytes of all tensors of a safetensors file: those behind its header.
 
     Raises:
-        BadInputError: it is missing, outside of the roots, or not a complete safetensors file, or
-            this host lacks the library.
+        BadInputError: the file is missing, outside of the roots, or not a complete safetensors
+            file, or this host lacks the library.
     """
     try:
         from safetensors import SafetensorError, safe_open
@@ -116,7 +116,7 @@ def tensor_bytes(query: Query, name: str) -> int:
     except (SafetensorError, OSError) as error:
         reason = str(error).removeprefix("Error while deserializing header: ")
         raise BadInputError(
-            f"{name} is no complete safetensors file ({reason[:120]}); copy it again"
+            f"{name} is not a complete safetensors file ({reason[:120]}); copy it again"
         ) from None
 
 

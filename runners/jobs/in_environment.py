@@ -22,7 +22,7 @@ def prepared(store: Store, name: str) -> Path:
     """Return an environment's interpreter; build it if missing and protect it from removal.
 
     Raises:
-        BuildError: it cannot be built.
+        BuildError: the environment cannot be built.
         PinsError: there is no such environment on this host.
     """
     store.hold(name)  # until this process ends, also after exec

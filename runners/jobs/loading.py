@@ -144,7 +144,7 @@ def load_folder(
     """
     stored = stored_quantisation(folder)
     if stored is not None and stored != dtype:
-        msg = f"{folder} holds {stored} weights: load it as {stored}, or take its original"
+        msg = f"{folder} holds {stored} weights: load it as {stored}, or use the unquantised model"
         raise BadInputError(msg)
     if is_ternary(folder):
         return ready(load_ternary(folder, BASE_DTYPE), device=device)
@@ -173,8 +173,8 @@ def stored_quantisation(folder: Path) -> WeightDtype | None:
         return "int4"
     if method == "compressed-tensors" and quantisation.get("format") in CODE_FORMATS:
         return "int4" if _packed_bits(quantisation) <= PACKED_INT4_BITS else "int8"
-    msg = f"{folder} is quantised by '{method}', which this version cannot run; take its original"
-    raise BadInputError(msg)
+    msg = f"{folder} is quantised by '{method}', which this version cannot run"
+    raise BadInputError(f"{msg}; use the unquantised model")
 
 
 def _packed_bits(quantisation: dict[str, Any]) -> int:
@@ -411,7 +411,7 @@ class ModelTensors:
         """Return one tensor on the device.
 
         Raises:
-            BadInputError: it has NaN or infinity.
+            BadInputError: the tensor has NaN or infinity.
         """
         if name in self._plain:
             tensor = self._read(self._plain[name])

@@ -76,7 +76,7 @@ def _data_names(handle: int) -> Iterator[str]:
     with os.scandir(handle) as entries:
         names = [entry.name for entry in entries if Path(entry.name).suffix in DATA_SUFFIXES]
     if len(names) > MAX_FILES:
-        raise BadInputError(f"the model folder has {len(names)} files; {MAX_FILES} are read")
+        raise BadInputError(f"the model folder has {len(names)} files; the limit is {MAX_FILES}")
     yield from sorted(names)
 
 
@@ -88,7 +88,7 @@ def _open_file(folder: Path, handle: int, name: str, roots: Sequence[Path]) -> i
         file = _open_target(folder / name, roots)
     info = os.fstat(file)
     if not stat.S_ISREG(info.st_mode):
-        raise BadInputError(f"{folder / name} is no plain file; copy the model again")
+        raise BadInputError(f"{folder / name} is not a regular file; copy the model again")
     if info.st_nlink > 1:
         raise BadInputError(
             f"{folder / name} has {info.st_nlink} names on this host, and one may lie outside of "
@@ -101,12 +101,12 @@ def open_file(path: Path, roots: Sequence[Path]) -> int:
     """Return a handle of a regular file below a root, opened without following links.
 
     Raises:
-        MissingModelError: it is outside of the roots, missing, or not a regular file.
+        MissingModelError: the file is outside of the roots, missing, or not a regular file.
     """
     handle = _open_target(path, roots)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
-        raise MissingModelError(f"{path} is no plain file")
+        raise MissingModelError(f"{path} is not a regular file; copy it again")
     return handle
 
 
@@ -128,7 +128,7 @@ def read_config(path: Path) -> dict[str, Any]:
     """Return the object in a config.json.
 
     Raises:
-        BadInputError: it is too long, nested too deep, or not a JSON object.
+        BadInputError: the file is too long, nested too deep, or not a JSON object.
     """
     with path.open("rb") as file:
         data = file.read(MAX_CONFIG_BYTES + 1)
@@ -138,9 +138,11 @@ def read_config(path: Path) -> dict[str, Any]:
     try:
         document = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise BadInputError(f"config.json is no JSON: {str(error)[:200]}") from None
+        raise BadInputError(
+            f"config.json is not valid JSON: {str(error)[:200]}; copy it again"
+        ) from None
     if not isinstance(document, dict):
-        raise BadInputError("config.json is no object")
+        raise BadInputError("config.json is not a JSON object; copy it again")
     return document
 
 
@@ -167,7 +169,7 @@ def check_config(config: Mapping[str, Any], where: str) -> None:
     """Reject implausible sizes before a model is built from them.
 
     Raises:
-        BadInputError: names the field, its value and the limit.
+        BadInputError: a size exceeds its limit; the message names field, value and limit.
     """
     for number, (name, value) in enumerate(_numbers(config)):
         if number > MAX_ITEMS:
@@ -205,7 +207,7 @@ def model_folder(
     """Return a reference's folder with the ``needed`` files, links resolved.
 
     Raises:
-        MissingModelError: it is outside the roots, absent, or incomplete.
+        MissingModelError: the folder is outside the roots, absent, or incomplete.
     """
     if isinstance(ref, ArtefactModel):
         root = (host_dir / "attempts").resolve()
@@ -230,7 +232,7 @@ def opened_model(
     ``owner``: this process's pid, if a child process reads the folder.
 
     Raises:
-        MissingModelError: it is outside the roots, absent, or incomplete.
+        MissingModelError: the folder is outside the roots, absent, or incomplete.
         BadInputError: a file is not a regular file, or the config is invalid.
     """
     roots = [(host_dir / "attempts").resolve(), *model_roots(host_dir)]

@@ -125,7 +125,7 @@ class Ranks:
         """Send a tensor to another rank, which receives one of the same shape in that group.
 
         Raises:
-            RankFailedError: it was not received in time.
+            RankFailedError: the tensor was not received in time.
         """
         with naming_rank_failures(self):
             dist.send(tensor.contiguous(), dst=to, group=group)

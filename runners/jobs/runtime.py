@@ -255,7 +255,7 @@ def _read_request(path: Path) -> RunRequest:
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"])
-        msg = f"{path} is no valid run request: {field}: {first['msg']}"
+        msg = f"{path} is not a valid run request: {field}: {first['msg']}"
         raise BadInputError(msg) from error
 
 

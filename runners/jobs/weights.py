@@ -395,7 +395,7 @@ class WeightReader:
         """Return one tensor.
 
         Raises:
-            BadInputError: it has NaN or infinity.
+            BadInputError: the tensor has NaN or infinity.
         """
         tensor: torch.Tensor = self._files[name].get_tensor(name)
         if not bool(tensor.isfinite().all()):
@@ -433,12 +433,12 @@ def open_weights(path: Path) -> safe_open:
     """Return an opened safetensors file.
 
     Raises:
-        BadInputError: it is truncated, or another kind of file.
+        BadInputError: the file is truncated, or not a safetensors file.
     """
     try:
         return safe_open(path, framework="pt")
     except SafetensorError as error:
-        msg = f"{path.name} is no complete safetensors file ({error}); copy it again"
+        msg = f"{path.name} is not a complete safetensors file ({error}); copy it again"
         raise BadInputError(msg) from error
 
 
@@ -503,7 +503,7 @@ def check_files(folder: Path) -> None:
     """Reject truncated safetensors files before allocating memory.
 
     Raises:
-        BadInputError: names the file.
+        BadInputError: a file is truncated; the message names it.
     """
     for path in sorted(folder.glob("*.safetensors")):
         open_weights(path)
@@ -513,7 +513,7 @@ def check_shapes(folder: Path, skeleton: PreTrainedModel) -> None:
     """Reject stored tensors whose shape differs from the model's.
 
     Raises:
-        BadInputError: names the first ones.
+        BadInputError: a shape differs; the message names the first such tensors.
     """
     expected_shapes = {name: list(tensor.shape) for name, tensor in skeleton.state_dict().items()}
     mismatches: list[tuple[str, Any, Any]] = []
@@ -554,7 +554,7 @@ def check_finite(model: PreTrainedModel) -> None:
     """Reject a model with NaN or infinity in weights or scales of packed weights.
 
     Raises:
-        BadInputError: names the first such tensor.
+        BadInputError: a value is not finite; the message names the first such tensor.
     """
     for name, parameter in model.named_parameters():
         for tensor in _numbers(parameter):
@@ -677,7 +677,7 @@ def _places(path: Path, dtypes: Mapping[str, torch.dtype]) -> dict[str, _Place]:
             continue
         if entry["dtype"] not in dtypes:
             known = ", ".join(dtypes)
-            msg = f"{name} is stored as {entry['dtype']}; layers are streamed from {known}"
+            msg = f"{name} is stored as {entry['dtype']}; layers can be streamed from {known}"
             raise BadInputError(msg)
         begin, end = entry["data_offsets"]
         dtype, shape = dtypes[entry["dtype"]], tuple(entry["shape"])

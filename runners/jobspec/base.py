@@ -353,11 +353,11 @@ def of_texts(value: object) -> object:
     Reports one error, even if thousands of entries are wrong.
 
     Raises:
-        ValueError: names the first entry that is not a text.
+        ValueError: an entry is not a text; the message names the first such entry.
     """
     for key, entry in value.items() if isinstance(value, dict) else ():
         if not isinstance(entry, str):
-            msg = f"the entry {str(key)[:MAX_KEY_CHARACTERS]} is no text"
+            msg = f"the entry {str(key)[:MAX_KEY_CHARACTERS]} is not text"
             raise ValueError(msg)  # noqa: TRY004 -- pydantic takes no TypeError for a fault
     return value
 
@@ -397,7 +397,7 @@ def read_json(data: bytes | str) -> Any:  # noqa: ANN401 (JSON)
     """Return a JSON text as plain Python values that any database can store.
 
     Raises:
-        ValueError: it is not JSON, is nested too deep, or has an integer beyond 64 bits.
+        ValueError: the text is not JSON, is nested too deep, or has an integer beyond 64 bits.
     """
     return plain(parse_json(data))
 
@@ -406,7 +406,7 @@ def parse_json(data: bytes | str) -> Any:  # noqa: ANN401 (JSON)
     """Return a JSON text as Python values, not yet checked by ``plain``.
 
     Raises:
-        ValueError: it is not JSON.
+        ValueError: the text is not JSON.
     """
     try:
         return json.loads(data)
@@ -418,7 +418,8 @@ def plain(value: Any, where: str = "", depth: int = 0) -> Any:  # noqa: ANN401 (
     """Return a JSON value with NUL and lone surrogates replaced by U+FFFD.
 
     Raises:
-        ValueError: it is nested too deep, or has an integer beyond 64 bits or a key too long.
+        ValueError: the value is nested too deep, or has a key too long or an integer beyond 64
+            bits.
     """
     if isinstance(value, str):
         return _text(value)

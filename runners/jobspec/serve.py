@@ -97,8 +97,8 @@ class EngineOptions(BaseModel):
     def _one_draft_source(self) -> Self:
         if self.draft and self.lookup_tokens:
             msg = (
-                f"draft and lookup_tokens ({self.lookup_tokens}) are both given, and one of them "
-                "guesses; leave one out"
+                f"draft and lookup_tokens ({self.lookup_tokens}) are both given, and only one "
+                "can draft tokens; leave one out"
             )
             raise ValueError(msg)
         if self.draft and self.split:

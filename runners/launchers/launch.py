@@ -132,7 +132,7 @@ def interface_of(address: str) -> str:
     """Return the network interface that has an address.
 
     Raises:
-        NoSuchAddressError: no interface has it.
+        NoSuchAddressError: no interface has this address.
     """
     for interface, addresses in psutil.net_if_addrs().items():
         if any(_plain(each.address) == address for each in addresses):
@@ -364,8 +364,8 @@ def gang_command(
     if not (isinstance(spec, TrainSpec | GenerateSpec) and (is_split or spec.kind == "train")):
         raise LaunchRefusedError(
             Reason.VERSION_INCOMPATIBLE,
-            f"{spec.kind} runs on one device of one host; training is shared out, and a "
-            "generation whose model is split",
+            f"{spec.kind} runs on one device of one host; only training and split generation "
+            "run on several; launch it on one device",
         )
     try:
         env = gang_env(request.gang)
@@ -435,7 +435,7 @@ def refuse_missing(names: Sequence[str], values: Mapping[str, str]) -> None:
     """Raise if the team no longer has a secret that the job names.
 
     Raises:
-        LaunchRefusedError: with the names.
+        LaunchRefusedError: a secret is missing; the message names every missing one.
     """
     if missing := [name for name in names if name not in values]:
         raise LaunchRefusedError(
@@ -453,7 +453,11 @@ def _resolve_below(text: str, roots: Sequence[Path], what: str = "model folder")
 
 def _path_below(text: str, roots: Sequence[Path]) -> Path:
     if "\0" in text or not roots:
-        raise LaunchRefusedError(Reason.PREFLIGHT_FAILED, f"path {text!r} is not usable")
+        raise LaunchRefusedError(
+            Reason.PREFLIGHT_FAILED,
+            f"path {text!r} is not usable: it has a null character, or this host has no folder "
+            'for models; name one under "model_roots" in config.json',
+        )
     path = (roots[0] / text).resolve()
     if not any(path.is_relative_to(root.resolve()) for root in roots):
         listed = ", ".join(str(root) for root in roots)
@@ -468,7 +472,7 @@ def _path_below(text: str, roots: Sequence[Path]) -> Path:
 def _require_folder(path: Path, what: str = "model folder") -> None:
     if not path.is_dir():
         raise LaunchRefusedError(
-            Reason.MODEL_OR_DATA_MISSING, f"{what} {path} is not on this host"
+            Reason.MODEL_OR_DATA_MISSING, f"{what} {path} is not on this host; copy it there"
         )
 
 
@@ -477,7 +481,7 @@ def _refuse_unsafe_name(name: str) -> None:
     if not (is_plain and name.isascii() and not name.startswith(".")):
         raise LaunchRefusedError(
             Reason.PREFLIGHT_FAILED,
-            f"{name!r} is not the name of an artefact: letters, digits, '-', '_', '.' only",
+            f"{name!r} is not a valid artefact name; use only letters, digits, '-', '_', '.'",
         )
 
 

@@ -109,7 +109,7 @@ def submit(options: Sequence[str], script: Path) -> str:
     """Queue a batch script and return the job's id.
 
     Raises:
-        SlurmError: it was rejected.
+        SlurmError: Slurm rejected the script.
     """
     return read_job_id(run("sbatch", "--parsable", *options, str(script)))
 

@@ -172,7 +172,7 @@ class StageProcess:
         if code:
             return "failed", f"its process ended with code {code}. {words}"
         if self._bad_line is not None:
-            return "failed", f"it printed a line that is no record: {self._bad_line}"
+            return "failed", f"it printed an invalid record: {self._bad_line}"
         return "done", None
 
 

@@ -260,7 +260,7 @@ def checked_options(options: dict[str, str]) -> dict[str, str]:
         if name not in ALLOWED:
             raise ValueError(f"--{name} is not among the options allowed: {', '.join(ALLOWED)}")
         if not VALUE.fullmatch(value):
-            raise ValueError(f"--{name}={value!r} is no value of that option")
+            raise ValueError(f"--{name}={value!r} is not a valid value of that option")
     return options
 
 
@@ -314,7 +314,7 @@ def read(options: argparse.Namespace) -> SlurmConfig | None:
     """Return the Slurm configuration of the arguments, or None without ``--slurm``.
 
     Raises:
-        SlurmArgumentError: they are invalid, or given without ``--slurm``.
+        SlurmArgumentError: the arguments are invalid, or given without ``--slurm``.
     """
     named = {name: getattr(options, name) for name in ("partition", "account", "qos", "gres")}
     chosen = {name: value for name, value in named.items() if value}

@@ -66,7 +66,7 @@ def check_verified(url: str) -> None:
     """Reject a URL that disables the verification of the server's certificate.
 
     Raises:
-        UnsafeAddressError: names the option, its value and the remedy.
+        UnsafeAddressError: an option disables it; the message names the option and a remedy.
     """
     for name, value in parse_qsl(urlsplit(url).query):
         if value.lower() in UNVERIFIED.get(name, ()):

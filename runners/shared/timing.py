@@ -14,7 +14,7 @@ def scale_of(text: str) -> float:
     """Return the scale of a setting.
 
     Raises:
-        ValueError: it is not a number above 0 and at most 1.
+        ValueError: the setting is not a number above 0 and at most 1.
     """
     try:
         factor = float(text)

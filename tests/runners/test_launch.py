@@ -153,7 +153,7 @@ def test_no_path_resolves_out_of_its_root(tmp_path_factory, path):
 def test_an_artefact_is_named_and_never_a_path(roots):
     for attempt_id, name in [("..", "x"), ("a1", "../x"), ("a/b", "x"), ("a1", "")]:
         spec = BenchmarkSpec(model=ArtefactModel(attempt_id=attempt_id, name=name))
-        with pytest.raises(LaunchRefusedError, match="is not the name of an artefact"):
+        with pytest.raises(LaunchRefusedError, match="is not a valid artefact name"):
             confine(spec, roots, roots[0].parent / "attempts")
 
 

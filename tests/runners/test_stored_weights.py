@@ -116,7 +116,7 @@ def test_a_broken_file_is_refused_by_name(tmp_path):
     for content in BROKEN.values():
         (tmp_path / SINGLE).write_bytes(content)
         with pytest.raises(
-            BadInputError, match=rf"^{SINGLE} is no complete safetensors file \(.+\)"
+            BadInputError, match=rf"^{SINGLE} is not a complete safetensors file \(.+\)"
         ):
             tensor_bytes(Query(tmp_path, (tmp_path,)), SINGLE)
 
@@ -128,7 +128,11 @@ def test_links_out_of_the_model_folders_and_fifos_are_not_opened(tmp_path, tmp_p
     (tmp_path / "gone.safetensors").symlink_to(tmp_path / "nothing")
     os.mkfifo(tmp_path / "fifo.safetensors")
     query = Query(tmp_path, (tmp_path,))
-    for name, words in (("outside", "outside"), ("gone", "cannot be"), ("fifo", "no plain file")):
+    for name, words in (
+        ("outside", "outside"),
+        ("gone", "cannot be"),
+        ("fifo", "not a regular file"),
+    ):
         with pytest.raises(BadInputError, match=words):
             tensor_bytes(query, f"{name}.safetensors")
     assert tensor_bytes(Query(elsewhere.parent, (elsewhere.parent,)), SINGLE) == 16
@@ -142,9 +146,9 @@ def test_an_index_that_names_no_files_is_refused(tmp_path):
         ("{", "has no weight_map"),
         ('{"weight_map": []}', "has no weight_map"),
         ("[" * 1_000_000, "has no weight_map"),
-        ('{"weight_map": {"a": "../other/model.safetensors"}}', "is no file of the folder"),
-        ('{"weight_map": {"a": 1}}', "is no file of the folder"),
-        ('{"weight_map": {"a": "pytorch_model.bin"}}', "is no file of the folder"),
+        ('{"weight_map": {"a": "../other/model.safetensors"}}', "is not a file in the folder"),
+        ('{"weight_map": {"a": 1}}', "is not a file in the folder"),
+        ('{"weight_map": {"a": "pytorch_model.bin"}}', "is not a file in the folder"),
     ]:
         (tmp_path / INDEX).write_text(index)
         with pytest.raises(BadInputError, match=words):
@@ -166,7 +170,7 @@ def test_what_was_not_counted_is_told_with_the_file_and_the_reason(folder):
     assert "names 5000 files, and 4096 are read" in shown(folder)
     write_index(folder, {"a": "\ud800\0\n.safetensors"})
     sentence = shown(folder)
-    assert "is no file of the folder" in sentence
+    assert "is not a file in the folder" in sentence
     assert sentence.isprintable()
 
 

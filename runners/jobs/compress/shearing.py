@@ -331,7 +331,7 @@ def check_shearable(source: Path, spec: CompressSpec, job: Job) -> None:
     target = spec.shear.target(full, spec.sparsity)
     for name, size, wanted in zip(Shape._fields, full, target, strict=True):
         if wanted > size:
-            msg = f"shear.{name} is {wanted} and the model has {size}; choose at most as many"
+            msg = f"shear.{name} is {wanted} and the model has {size}; choose at most {size}"
             raise BadInputError(msg)
     if target == full:
         msg = f"sparsity {spec.sparsity:g} removes nothing of {full}; choose a larger share"

@@ -277,7 +277,7 @@ def read_texts(job: Job, asked: Prompts) -> list[TextPrompt]:
 
     Raises:
         MissingModelError: the file is not in the host's model folders.
-        BadInputError: the file is empty, or one of its lines is no valid prompt.
+        BadInputError: the file is empty, or one of its lines is not a valid prompt.
     """
     if isinstance(asked, InlinePrompts):
         return [TextPrompt(str(number), text) for number, text in enumerate(asked.texts, 1)]
@@ -343,7 +343,7 @@ def check_lengths(prompts: Sequence[Prompt], output_tokens: int, positions: int 
     """Check that prompts and answers fit the model's positions.
 
     Raises:
-        BadInputError: with the first prompt that does not, and both numbers.
+        BadInputError: a prompt is too long; the message names it and both numbers.
     """
     for each in prompts:
         if positions is not None and len(each.ids) + output_tokens > positions:
@@ -408,13 +408,13 @@ def _read_line(name: str, number: int, line: bytes, suffix: str) -> TextPrompt:
     try:
         text = line.decode().strip("\r\n")
     except UnicodeDecodeError:
-        raise BadInputError(f"{where} is no UTF-8 text; save the file as UTF-8") from None
+        raise BadInputError(f"{where} is not valid UTF-8; save the file as UTF-8") from None
     if suffix != ".jsonl":
         return TextPrompt(str(number), text)
     try:
         document = json.loads(text)
     except (ValueError, RecursionError):
-        raise BadInputError(f'{where} is no JSON; write {{"prompt": "..."}}') from None
+        raise BadInputError(f'{where} is not valid JSON; write {{"prompt": "..."}}') from None
     prompt = document.get("prompt") if isinstance(document, dict) else None
     if not isinstance(prompt, str) or not prompt:
         raise BadInputError(f'{where} has no text in "prompt"; write {{"prompt": "..."}}')

@@ -354,11 +354,11 @@ def check_draft(
     """Check that the draft model has the model's tokenizer.
 
     Raises:
-        BadInputError: it has not; the message names an alternative.
+        BadInputError: the tokenizers differ; the message names an alternative.
     """
     if target is None or draft is None or tokenizer_digest(target) != tokenizer_digest(draft):
         msg = (
-            "the draft model has another tokenizer than the model, so it cannot guess its "
+            "the draft model has another tokenizer than the model, so it cannot draft its "
             "tokens; choose a draft of the same family, or prompt lookup"
         )
         raise BadInputError(msg)

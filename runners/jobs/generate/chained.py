@@ -154,7 +154,7 @@ class Link:
         """Return the next message, with at most ``most_bytes`` of tensors.
 
         Raises:
-            LinkClosedError: none came, or it failed authentication.
+            LinkClosedError: no message came, or authentication failed.
         """
         header_bytes, payload_bytes = SIZES.unpack(self._take(SIZES.size))
         if header_bytes > MAX_HEADER_BYTES or payload_bytes > most_bytes:
@@ -169,7 +169,7 @@ class Link:
         try:
             return LinkMessage(json.loads(header), load(payload) if payload else {})
         except (ValueError, SafetensorError) as error:
-            raise LinkClosedError(f"a message is no JSON with tensors: {error}") from error
+            raise LinkClosedError(f"a message is not valid JSON with tensors: {error}") from error
 
     def close(self) -> None:
         """Close the connection, and interrupt any thread that waits on it."""
@@ -187,7 +187,9 @@ class Link:
     def _take_nonce(self) -> bytes:
         greeting = self._take(len(MAGIC) + NONCE_BYTES)
         if not greeting.startswith(MAGIC):
-            raise LinkClosedError("what answers there is no stage of this version")
+            raise LinkClosedError(
+                "the peer is not a stage server of this version; use one version on all hosts"
+            )
         return greeting[len(MAGIC) :]
 
     def _take(self, count: int) -> bytes:

@@ -200,7 +200,9 @@ class CachedExperts:
                 raise BadInputError(f"{msg}; run it without offload")
         if self._asked.experts_resident > self.num_experts:
             msg = f"experts_resident is {self._asked.experts_resident}; a layer has "
-            raise BadInputError(f"{msg}{self.num_experts} experts")
+            raise BadInputError(
+                f"{msg}{self.num_experts} experts; choose at most {self.num_experts}"
+            )
 
     def _check_all(self) -> None:
         """Read every expert once to check for NaN, and store it in host memory if requested."""
@@ -328,7 +330,7 @@ class StreamedLayers:
             named = (
                 "layers_resident and layers_in_host" if asked.layers_in_host else "layers_resident"
             )
-            raise BadInputError(f"{named} is {num_kept}; the model has {count} layers")
+            raise BadInputError(f"{named} is {num_kept}; the model has {count} layers; keep fewer")
         self._files = StoredTensors(folder)
         self._host: dict[int, Tensors] = {}
         self._in_host = count if asked.layers_from == "host_memory" else num_kept

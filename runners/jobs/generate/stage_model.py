@@ -122,7 +122,7 @@ def check_cache(kind: KvCache, model: PreTrainedModel) -> None:
     """Check that the model supports this cache.
 
     Raises:
-        BadInputError: it does not; the message names an alternative.
+        BadInputError: a layer's cache is unsupported; the message names an alternative.
     """
     layers = {type(layer) for layer in DynamicCache(config=model.config).layers}
     if kind != "plain" and layers != {DynamicLayer}:
@@ -200,7 +200,7 @@ def divided(num_layers: int, count: int) -> list[range]:
     """
     if count > num_layers:
         msg = f"{count} stages are requested, and the model has {num_layers} layers"
-        raise BadInputError(f"{msg}; ask for at most as many")
+        raise BadInputError(f"{msg}; choose at most {num_layers} stages")
     layers_each, num_longer = divmod(num_layers, count)
     starts = [at * layers_each + min(at, num_longer) for at in range(count + 1)]
     return [range(*pair) for pair in pairwise(starts)]
@@ -449,7 +449,7 @@ def part_of(job: Job, spec: GenerateSpec, ranks: Ranks) -> Part:
         raise BadInputError("the job requests no split over ranks")
     if split.size != ranks.size:
         msg = f"split {split.method} has size {split.size}, but {ranks.size} ranks were started"
-        raise BadInputError(f"{msg}; launch it on as many devices as the size says")
+        raise BadInputError(f"{msg}; launch the job on {split.size} devices")
     if not isinstance(spec.model, FolderModel | ArtefactModel):
         msg = f"ranks read their part from a model folder; source {spec.model.source} has none"
         raise BadInputError(msg)
@@ -635,7 +635,7 @@ def check_divides(config: PretrainedConfig, size: int, *, by_experts: bool = Fal
     """Check that the ranks divide the heads or the experts.
 
     Raises:
-        BadInputError: they do not; the message names the field.
+        BadInputError: a count is not divisible; the message names the field.
     """
     if by_experts and not getattr(config, "num_experts", None):
         msg = f"a '{config.model_type}' model has no experts to divide"
@@ -643,8 +643,10 @@ def check_divides(config: PretrainedConfig, size: int, *, by_experts: bool = Fal
     for name in (*HEADS, "num_experts") if by_experts else (*HEADS, *WIDTHS):
         value = getattr(config, name, None)
         if isinstance(value, int) and value % size:
-            msg = f"{name} is {value}, which {size} ranks do not divide"
-            raise BadInputError(f"{msg}; choose a size that does, or pipeline parallel")
+            msg = f"{name} is {value}, which is not divisible by {size} ranks"
+            raise BadInputError(
+                f"{msg}; choose a split size that divides it, or pipeline parallel"
+            )
 
 
 def _local(tensor: Any) -> torch.Tensor:  # noqa: ANN401 - DTensor is no Tensor to the checker

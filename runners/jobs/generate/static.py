@@ -64,7 +64,7 @@ def check_packable(model: PreTrainedModel) -> None:
     """Check that all layers have a plain KV cache.
 
     Raises:
-        BadInputError: some have not; the message names the layer type and an alternative.
+        BadInputError: a layer has another cache; the message names it and an alternative.
     """
     layers = {type(layer) for layer in DynamicCache(config=model.config).layers}
     if other := layers - {DynamicLayer}:

@@ -124,7 +124,7 @@ def run_program(argv: Sequence[str], seconds: float) -> str:
     """Return a program's output.
 
     Raises:
-        RuntimeError: it failed or took too long; the message has its last words.
+        RuntimeError: the program failed or took too long; the message ends with its output.
     """
     try:
         ended = subprocess.run(

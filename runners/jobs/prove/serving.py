@@ -65,7 +65,7 @@ class Decoder:
         """Return the padded step.
 
         Raises:
-            CaptureError: it cannot be captured.
+            CaptureError: the step cannot be captured.
         """
         decode = PaddedDecode(self.model, self._cache, self._limits)
         decode.prepare()

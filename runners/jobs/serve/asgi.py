@@ -260,7 +260,7 @@ def _document(body: bytes, understood: Collection[str]) -> dict[str, Any]:
     except (ValueError, RecursionError):
         raise RequestError(400, "The body is not JSON.", code="invalid_json") from None
     if not isinstance(document, dict):
-        raise RequestError(400, "The body is no JSON object.", code="invalid_json")
+        raise RequestError(400, "The body is not a JSON object.", code="invalid_json")
     unsupported = {name: values for name, values in NEUTRAL.items() if name not in understood}
     for name, neutral in unsupported.items():
         if document.get(name) is not None and document[name] not in neutral:

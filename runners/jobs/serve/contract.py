@@ -236,7 +236,7 @@ def check_room(tokens: int, longest: int) -> None:
     """Check that the cache holds one request of maximum length.
 
     Raises:
-        BadInputError: it is too small.
+        BadInputError: the cache is too small.
     """
     if tokens < longest:
         msg = (

@@ -100,7 +100,7 @@ class Backend(Protocol):
         """Load the model and return it ready for requests.
 
         Raises:
-            BadInputError: it cannot be served, or not with these settings.
+            BadInputError: the model cannot be served, or not with these settings.
         """
 
     def took(self) -> PeakUsage:
@@ -216,7 +216,7 @@ class Endpoint:
         """Run the engine until it is closed; return False if it exited and may be restarted.
 
         Raises:
-            EngineProcessError: it exited too often.
+            EngineProcessError: the engine exited too often.
         """
         try:
             ready = self.backend.load(self.job, self.spec, self.service.figures)
@@ -386,7 +386,7 @@ def load_ready(job: Job, spec: ServeSpec, figures: Figures) -> LoadedReady:
     """Return the loaded model.
 
     Raises:
-        BadInputError: it cannot be served, or not with the requested length.
+        BadInputError: the model cannot be served, or not with the requested length.
         MissingModelError: the model does not exist, or has no tokenizer.
     """
     preload_library(spec.weight_dtype)
@@ -444,7 +444,7 @@ class OwnBackend:
         """Return the loaded model.
 
         Raises:
-            BadInputError: it cannot be served, or not with the requested length.
+            BadInputError: the model cannot be served, or not with the requested length.
         """
         return load_ready(job, spec, figures)
 

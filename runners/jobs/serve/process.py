@@ -100,10 +100,10 @@ class OwnProcess:
         """Return the process's stdin.
 
         Raises:
-            EngineProcessError: it has no stdin.
+            EngineProcessError: the process has no stdin.
         """
         if self._process.stdin is None:
-            raise EngineProcessError(f"{self.title} has no input")
+            raise EngineProcessError(f"{self.title} has no stdin")
         return self._process.stdin
 
     def _read_stdout(self) -> None:
@@ -179,7 +179,7 @@ class OwnWriter:
         """Clean up after the process exited.
 
         Raises:
-            EngineProcessError: it exited without having been closed.
+            EngineProcessError: the process exited without having been closed.
         """
         self._life.kill()  # also kills the processes it started
         if not self.is_closed:

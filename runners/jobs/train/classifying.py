@@ -141,7 +141,7 @@ def classifier(
 
     Raises:
         MissingModelError: the folder does not exist.
-        BadInputError: the model is no encoder, or has too few positions.
+        BadInputError: the model is not an encoder, or has too few positions.
     """
     if isinstance(spec.model, RandomModel):
         config = _random_config(spec.model.config, tokenizer)
@@ -198,7 +198,8 @@ def _configure(config: PretrainedConfig, classes: tuple[str, ...], spec: TrainSp
     if spec.sequence_length > config.max_position_embeddings:
         raise BadInputError(
             f"sequence_length is {spec.sequence_length}, and the model has "
-            f"{config.max_position_embeddings} positions; take at most as many"
+            f"{config.max_position_embeddings} positions; choose at most "
+            f"{config.max_position_embeddings}"
         )
     config.id2label = dict(enumerate(classes))
     config.label2id = {name: at for at, name in enumerate(classes)}

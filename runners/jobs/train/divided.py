@@ -134,8 +134,8 @@ class Divided:
         """
         copies = self._options.data_parallel_size
         if count % copies:
-            msg = f"gradient_accumulation_steps is {count}, which data_parallel_size {copies} does"
-            raise BadInputError(f"{msg} not divide; take a multiple of {copies}")
+            msg = f"gradient_accumulation_steps is {count}; data_parallel_size is {copies}"
+            raise BadInputError(f"{msg}; choose a multiple of {copies}")
         return range(self._axes.here.data, count, copies)
 
     def gradients(self, batches: Sequence[Batch]) -> StepLoss:
@@ -350,7 +350,9 @@ class Divided:
             msg = (
                 f"sequence_length is {length}, which tensor_parallel_size {tensor} does not divide"
             )
-            raise BadInputError(f"{msg}; take a multiple, or leave sequence_parallel out")
+            raise BadInputError(
+                f"{msg}; choose a multiple of {tensor}, or leave sequence_parallel out"
+            )
         if options.context_parallel_size == 1:
             return sequences(batch)
         pieces = rank_tokens(length, options.context_parallel_size)

@@ -385,7 +385,7 @@ def _check_share(ranks: Ranks, spec: TrainSpec) -> None:
     if spec.layout is None and spec.gradient_accumulation_steps < ranks.size:
         msg = (
             f"{ranks.size} ranks share {spec.gradient_accumulation_steps} micro-batches a step; "
-            "ask for at least as many, with a larger batch or smaller micro-batches"
+            f"choose at least {ranks.size}, with a larger batch or smaller micro-batches"
         )
         raise BadInputError(msg)
 
@@ -449,7 +449,7 @@ def _model(
         raise BadInputError(msg)
     folder = opened_model(spec.model, job.host_dir)
     if stored_quantisation(folder) is not None:
-        msg = f"{folder} holds quantised weights, which do not train; take its original"
+        msg = f"{folder} holds quantised weights, which do not train; use the unquantised model"
         raise BadInputError(msg)
     if spec.lora is None:  # 8-bit integers need no fp32 weights first
         return load_folder(folder, "bf16" if spec.optimizer == "qft" else "fp32", device)

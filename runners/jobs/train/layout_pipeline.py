@@ -49,7 +49,7 @@ def marked(batch: Batch) -> LabelledBatch:
     """Return a micro-batch of labelled rows.
 
     Raises:
-        BadInputError: it has no mask, so it is not labelled text.
+        BadInputError: the batch has no mask, so it is not labelled text.
     """
     if batch.attention_mask is None:
         raise BadInputError("an encoder reads rows with a mask; give labelled text")
@@ -215,7 +215,7 @@ def stage_layers(options: LayoutOptions, num_layers: int) -> list[range]:
         return divided(num_layers, options.num_stages)
     if sum(counts) != num_layers:
         msg = f"pipeline_layers names {sum(counts)} layers, and the model has {num_layers}"
-        raise BadInputError(f"{msg}; name as many")
+        raise BadInputError(f"{msg}; the counts must sum to {num_layers}")
     starts = [sum(counts[:at]) for at in range(len(counts))]
     return [range(at, at + count) for at, count in zip(starts, counts, strict=True)]
 
@@ -224,7 +224,7 @@ def check_model(model: PreTrainedModel, options: LayoutOptions) -> None:
     """Check that the layout can divide the model.
 
     Raises:
-        BadInputError: it cannot; the message names the field.
+        BadInputError: the layout cannot divide it; the message names the field.
     """
     config = model.config
     if is_encoder(config):

@@ -41,7 +41,7 @@ AXES = ("pipeline", "replicate", "shard", "tensor")
 
 @dataclass(frozen=True)
 class Place:
-    """A rank's coordinates. Ranks that share a sequence also share sharded states."""
+    """A rank's coordinates in the device mesh; ``shard`` includes context parallelism."""
 
     pipeline: int
     replicate: int
@@ -72,7 +72,7 @@ def check_world(options: LayoutOptions, ranks: Ranks) -> None:
     """Check that the layout's size equals the number of ranks.
 
     Raises:
-        BadInputError: they differ; the message has both numbers.
+        BadInputError: the numbers differ; the message has both.
     """
     if options.world_size != ranks.size:
         msg = (

@@ -356,7 +356,7 @@ class CodedLinear(torch.nn.Module):
 
 
 class RoundedLinear(torch.nn.Linear):
-    """A linear layer that rounds its weights in each product."""
+    """Fake-quantizes its weights in ``forward`` (straight-through estimator)."""
 
     def __init__(self, layer: torch.nn.Linear, options: QuantizedTraining) -> None:
         """Use the layer's own weights."""

@@ -547,8 +547,8 @@ class SpikeGuard:
         """Return whether the step may change the weights.
 
         Raises:
-            DivergedError: it may not, and skipping is off or too many steps were skipped in a
-                row.
+            DivergedError: the step is rejected, and skipping is off or too many steps were
+                skipped in a row.
         """
         fault = self._fault(loss, norm)
         if not fault:

@@ -77,15 +77,18 @@ def test_blank_lines_a_byte_order_mark_and_empty_records_do_not_count():
 
 def test_what_is_wrong_with_a_line_is_said_with_its_number_and_beginning():
     for line, said in [
-        (b'{"text": "cut', r'line 2: it is no JSON \(Unterminated string.*It begins "{\\"text'),
-        (b'{"text": "\xff"}', "line 2: byte 11 is no UTF-8; save the file as UTF-8"),
+        (
+            b'{"text": "cut',
+            r'line 2: it is not valid JSON \(Unterminated string.*It begins "{\\"text',
+        ),
+        (b'{"text": "\xff"}', "line 2: byte 11 is not valid UTF-8; save the file as UTF-8"),
         (b'{"text": "a\0b"}', "line 2: it holds a null character"),
         (rb'{"text": "a\u0000b"}', "line 2: “text” holds a null character"),
         (rb'{"text": "a\ud800b"}', "line 2: “text” holds half of a surrogate pair at character 2"),
-        (b"[1]", "line 2: it is no JSON object"),
-        (b"[" * 100_000, "line 2: it is no JSON"),
+        (b"[1]", "line 2: it is not a JSON object"),
+        (b"[" * 100_000, "line 2: it is not valid JSON"),
         (b'{"body": "x"}', "line 2: “text” is missing; its fields are body"),
-        (b'{"text": 7}', "line 2: “text” is no text but int"),
+        (b'{"text": 7}', "line 2: “text” is not text but int"),
     ]:
         with pytest.raises(DataError, match=said):
             read_lines(as_bytes({"text": "fine"}) + line + b"\n")
@@ -97,11 +100,11 @@ def test_what_is_wrong_with_a_line_is_said_with_its_number_and_beginning():
 def test_what_is_wrong_with_a_first_record():
     for document, said in [
         ({"body": "x", "title": "y"}, "no known format.*its fields are body, title"),
-        ({"messages": "hi"}, "“messages” is no list"),
-        ({"messages": [1]}, "message 1 is no object"),
+        ({"messages": "hi"}, "“messages” is not a list"),
+        ({"messages": [1]}, "message 1 is not an object"),
         ({"messages": [{"role": "tool", "content": "1"}]}, "role 'tool'; known are system, user"),
         ({"messages": [{"role": "user", "content": "1"}]}, "no message has the role assistant"),
-        ({"messages": [{"role": "assistant", "content": None}]}, "“content” is no text but None"),
+        ({"messages": [{"role": "assistant", "content": None}]}, "“content” is not text but None"),
     ]:
         with pytest.raises(DataError, match=f"a.jsonl: line 1: .*{said}"):
             read_lines(as_bytes(document))
@@ -208,9 +211,9 @@ def test_what_is_wrong_with_a_table_is_named_by_row_and_column():
     rows = [{"text": "a"}, {"text": None}, {"text": "b"}]
     found = checked(table(rows), "a.parquet")
     assert [each.partition(". It begins")[0] for each in found.errors] == [
-        "a.parquet: row 2: “text” is no text but NoneType; its fields are text"
+        "a.parquet: row 2: “text” is not text but NoneType; its fields are text"
     ]
-    with pytest.raises(DataError, match=r"row 1 holds what is no text.*text: bytes"):
+    with pytest.raises(DataError, match=r"row 1 has a value other than text.*text: bytes"):
         read(table([{"text": b"\xff\xfe"}]))
     with pytest.raises(DataError, match="row 2 is longer than 4 MiB"):
         read(table([{"text": "a"}, {"text": "b" * MAX_LINE_BYTES}]))

@@ -137,7 +137,10 @@ def test_an_environment_in_use_stays_and_the_order_says_why(host_dir, built):
     keeper.obey([order("remove")])
     state = keeper.store.state("tiny")
     assert state.stage == "ready"
-    assert state.words == "It was not removed: a job runs in the environment tiny."
+    assert (
+        state.words
+        == "It was not removed: a job runs in the environment tiny; try again when it has ended."
+    )
 
 
 def test_orders_for_an_unknown_environment_and_what_the_server_knows_do_nothing(keeper, store):

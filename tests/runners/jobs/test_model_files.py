@@ -100,7 +100,7 @@ def test_what_is_no_plain_file_is_refused_and_not_waited_for(root, kind):
         os.mkfifo(root / "llama/config.json")
     else:
         (root / "llama/config.json").mkdir()
-    with pytest.raises(BadInputError, match="is no plain file"):
+    with pytest.raises(BadInputError, match="is not a regular file"):
         pinned(root / "llama", [root])
 
 
@@ -358,7 +358,7 @@ def test_what_is_not_applied_is_refused_by_its_field(adapter, model):
         ("bias", "all", "has bias 'all'"),
         ("r", 0, "has r '0'; 1 to 1024"),
         ("r", "4", "has r '4'; 1 to 1024"),
-        ("lora_alpha", None, "has lora_alpha 'None', which is no number"),
+        ("lora_alpha", None, "has lora_alpha 'None', which is not a finite number"),
         ("rank_pattern", {"q_proj": 2}, "has a rank_pattern"),
     ):
         (adapter / CONFIG).write_text(json.dumps(json.loads(applied) | {field: value}))

@@ -116,8 +116,8 @@ def test_a_stage_that_ends_badly_is_named_and_the_next_one_runs(tmp_path, monkey
         (said, "done", ""),
         ("import os; os.kill(os.getpid(), 11)", "failed", "died by SIGSEGV"),
         ("raise SystemExit('no driver')", "failed", "code 1. no driver"),
-        ("print('loading ...')", "failed", "no record: loading ..."),
-        (said.replace("1e9", "NaN"), "failed", "no record"),
+        ("print('loading ...')", "failed", "invalid record: loading ..."),
+        (said.replace("1e9", "NaN"), "failed", "invalid record"),
         ("while True: print('loading ...')", "cut", "killed after 1 s"),
         (f"{said}; import time; time.sleep(99)", "cut", "the last that it said is: threads"),
     ]):  # fmt: skip

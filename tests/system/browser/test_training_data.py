@@ -15,7 +15,7 @@ pytestmark = [
 
 
 def test_a_broken_line_is_shown_before_anything_is_planned(tuned):
-    assert "asked.jsonl: line 3: it is no JSON" in tuned["refused"]
+    assert "asked.jsonl: line 3: it is not valid JSON" in tuned["refused"]
     assert "2 records could be read" in tuned["refused"]
 
 

@@ -83,7 +83,7 @@ def adapter_only(folder):
 
 
 BAD = {
-    "cut off": (cut_off, r"model\.safetensors is no complete safetensors file.*copy it again"),
+    "cut off": (cut_off, r"model\.safetensors is not a complete safetensors file.*copy it again"),
     "pickle": (pickled, r"pytorch_model\.bin is pickle, which is never read.*give a complete"),
     "wider by config": (configured(intermediate_size=160), r"64, 128\].*64, 160\].*of one model"),
     "deeper by config": (configured(num_hidden_layers=3), r"lack model\.layers\.2.*of one model"),

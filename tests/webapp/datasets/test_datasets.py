@@ -78,7 +78,7 @@ def test_what_is_wrong_is_shown_with_what_could_be_read(alice, settings):
     page = client_of(alice).post("/data/upload/", {"file": upload(content)})
     html = page.content.decode()
     assert page.status_code == 422
-    assert "asked.jsonl: line 5: it is no JSON" in html
+    assert "asked.jsonl: line 5: it is not valid JSON" in html
     assert "line 6: “instruction” is missing; its fields are output" in html
     assert "4 records could be read" in html
     assert "It is 2." in html

@@ -177,8 +177,8 @@ def adapters_of(job: Job, spec: ServeSpec, folder: Path) -> tuple[Path, ...]:
     """Convert an endpoint's adapters to GGUF files; return their paths.
 
     Raises:
-        BadInputError: one is damaged, of another kind, or does not fit the model's shape.
-        MissingModelError: one does not exist.
+        BadInputError: an adapter is damaged, of another kind, or does not fit the model.
+        MissingModelError: an adapter does not exist.
     """
     config, paths = _document(folder / "config.json"), []
     for number, each in enumerate(spec.adapters):

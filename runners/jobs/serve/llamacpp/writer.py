@@ -178,8 +178,8 @@ class EngineProcess(OwnProcess):
         """Send the settings to the process and wait until it listens.
 
         Raises:
-            BadInputError: it cannot load the model.
-            EngineProcessError: it exited, or did not listen in time.
+            BadInputError: the process cannot load the model.
+            EngineProcessError: the process exited, or did not listen in time.
         """
         settings = {
             "path": str(self._shape.path),
@@ -284,7 +284,7 @@ class LlamaWriter(OwnWriter):
         """Wait until the engine exits.
 
         Raises:
-            EngineProcessError: it exited without having been closed.
+            EngineProcessError: the process exited without having been closed.
         """
         self.process.wait()
         self.ended()
@@ -417,7 +417,7 @@ def write_adapter(name: str, folder: Path, config: Mapping[str, Any], path: Path
     """Write a folder's adapter for the model with this config.
 
     Raises:
-        BadInputError: it is of another kind, damaged, or does not fit the model.
+        BadInputError: the adapter is of another kind, damaged, or does not fit the model.
     """
     if (kind := config.get("model_type")) not in READ_AS_LLAMA:
         msg = (
@@ -453,13 +453,13 @@ def _header(name: str, file: BinaryIO, size: int) -> tuple[dict[str, Any], int]:
     start = file.read(LENGTH_BYTES)
     length = int.from_bytes(start, "little")
     if len(start) < LENGTH_BYTES or length > min(size - LENGTH_BYTES, MAX_HEADER_BYTES):
-        refuse(name, "is cut off or no safetensors file (its header); copy it again")
+        refuse(name, "is truncated or not a safetensors file (its header); copy it again")
     try:
         header = json.loads(file.read(length))
     except ValueError:
-        refuse(name, "is no safetensors file (its header is no JSON); copy it again")
+        refuse(name, "is not a safetensors file (its header is not valid JSON); copy it again")
     if not isinstance(header, dict):
-        refuse(name, "is no safetensors file (its header is no object); copy it again")
+        refuse(name, "is not a safetensors file (its header is not a JSON object); copy it again")
     header.pop("__metadata__", None)
     return header, LENGTH_BYTES + length
 

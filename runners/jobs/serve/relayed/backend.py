@@ -199,7 +199,7 @@ class RelayBackend:
         """Start the engine and return the model ready for requests.
 
         Raises:
-            BadInputError: it cannot be served, or not with these settings.
+            BadInputError: the model cannot be served, or not with these settings.
             MissingModelError: a folder is missing or incomplete.
         """
         speaker, placed = self._speaker, self._placed or model_paths(job, spec)

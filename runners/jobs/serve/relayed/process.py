@@ -81,8 +81,8 @@ class ServerProcess(OwnProcess):
         """Return whether the engine accepts requests.
 
         Raises:
-            BadInputError: it rejects the model or an argument; the message is its own.
-            EngineProcessError: it was killed, or was not healthy in time.
+            BadInputError: the engine rejects the model or an argument; the message is its own.
+            EngineProcessError: the engine was killed, or was not healthy in time.
         """
         if not self.has_ended:
             response = self.get(HEALTH)
@@ -144,8 +144,8 @@ def started(title: str, command: Starting) -> ServerProcess:
     """Start an engine on a free port; return it when it is healthy.
 
     Raises:
-        BadInputError: it rejects the model or an argument.
-        EngineProcessError: it was killed, or was not healthy in time.
+        BadInputError: the engine rejects the model or an argument.
+        EngineProcessError: the engine was killed, or was not healthy in time.
     """
     return started_together([(title, command)])[0]
 
@@ -156,8 +156,8 @@ def started_together(wanted: Sequence[tuple[str, Starting]]) -> list[ServerProce
     All start in this thread: an engine is killed when the thread that started it ends.
 
     Raises:
-        BadInputError: one rejects the model or an argument.
-        EngineProcessError: one was killed, or was not healthy in time.
+        BadInputError: an engine rejects the model or an argument.
+        EngineProcessError: an engine was killed, or was not healthy in time.
     """
     begun: list[_Start] = []
     try:
@@ -184,7 +184,9 @@ def free_ports(count: int, apart_from: int = 0) -> int:
                 _bound(stack, port)
             if not first <= apart_from < first + count:
                 return first
-    raise EngineProcessError(f"{count} free ports in a row were not found in {PORT_TRIES} tries")
+    raise EngineProcessError(
+        f"no {count} consecutive free ports found in {PORT_TRIES} tries; start the job again"
+    )
 
 
 def _bound(stack: ExitStack, port: int) -> int:

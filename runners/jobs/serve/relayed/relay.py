@@ -151,7 +151,7 @@ def refusal(status: int, body: bytes) -> RequestError:
     if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
         return RequestError(500, message, code="engine_error")
     if status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}:
-        return RequestError(500, "The engine does not take its own key.", code="engine_error")
+        return RequestError(500, "The engine rejected its own API key.", code="engine_error")
     code = "context_length_exceeded" if TOO_LONG in message else None
     return RequestError(
         status, message, param=param if isinstance(param, str) else None, code=code
@@ -422,7 +422,7 @@ class RelayWriter(OwnWriter):
         """Scrape the engine's metrics until it exits.
 
         Raises:
-            EngineProcessError: it exited without having been closed.
+            EngineProcessError: the engine exited without having been closed.
         """
         at = time.perf_counter()
         while not self.engines.wait(SCRAPE_SECONDS):

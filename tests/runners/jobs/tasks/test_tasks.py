@@ -80,8 +80,8 @@ def test_what_is_no_plain_data_is_refused_by_name(folder):
         ({"rows": '{"a": 1}\n{"b":\n'}, r"capitals.jsonl, line 2: Expecting value"),
         ({"rows": "[1, 2]"}, "must hold JSON objects, one a line"),
         ({"rows": "\n"}, "must hold JSON objects"),
-        ({"more": "metadata: [\n"}, "is no YAML"),
-        ({"more": "metadata: " + "[" * 2000 + "\n"}, "is no YAML"),
+        ({"more": "metadata: [\n"}, "is not valid YAML"),
+        ({"more": "metadata: " + "[" * 2000 + "\n"}, "is not valid YAML"),
     ):
         write(folder, **changes)
 

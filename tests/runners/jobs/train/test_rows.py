@@ -357,7 +357,7 @@ def test_every_answer_is_learnt_unless_later_turns_rewrite_it(make_tokenizer):
 
 
 def test_a_broken_line_or_a_refusing_template_is_named(make_tokenizer, tmp_path):
-    with pytest.raises(BadInputError, match=r"a\.jsonl: line 41: it is no JSON"):
+    with pytest.raises(BadInputError, match=r"a\.jsonl: line 41: it is not valid JSON"):
         tokenised(make_tokenizer(), lines(QUESTIONS) + b"{oops\n", tmp_path)
     assert not [each for each in tmp_path.iterdir() if each.name.startswith("samples-")]
     with pytest.raises(BadInputError, match=r"a\.jsonl: line 1: .*no system role here"):

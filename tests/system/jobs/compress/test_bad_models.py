@@ -38,7 +38,9 @@ def test_a_file_that_was_cut_off_is_named(folder):
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-1000])
 
-    with pytest.raises(BadInputError, match=r"model.safetensors is no complete safetensors file"):
+    with pytest.raises(
+        BadInputError, match=r"model.safetensors is not a complete safetensors file"
+    ):
         opened(folder)
 
 

@@ -105,8 +105,11 @@ def test_numbers_stay_in_the_width_in_which_they_are_stored(adapter, config, tmp
         (lambda at: with_first(at, lambda each: each * float("nan")), "has NaN or infinity in"),
         (lambda at: with_first(at, lambda each: each.int()), "says nothing sound of"),
         (lambda at: with_tensors(at, lambda each: dict(list(each.items())[1:])), "one of two"),
-        (lambda at: (at / WEIGHTS).write_bytes(b"GGUF"), "no safetensors file"),
-        (lambda at: (at / WEIGHTS).write_bytes(bytes([2]) + bytes(7) + b"{}"), "no matrix"),
+        (lambda at: (at / WEIGHTS).write_bytes(b"GGUF"), "not a safetensors file"),
+        (
+            lambda at: (at / WEIGHTS).write_bytes(bytes([2]) + bytes(7) + b"{}"),
+            "not a LoRA matrix",
+        ),
     ],
 )
 def test_what_is_no_sound_adapter_is_refused_by_its_name(adapter, config, tmp_path, damage, words):

@@ -123,7 +123,12 @@ def test_a_text_and_an_upload_are_mixed_with_the_hosts_own(host, trained_model, 
 @pytest.mark.parametrize(
     ("data", "options", "error", "said"),
     [
-        ("broken.jsonl", SampleOptions(), BadInputError, "broken.jsonl: line 4: it is no JSON"),
+        (
+            "broken.jsonl",
+            SampleOptions(),
+            BadInputError,
+            "broken.jsonl: line 4: it is not valid JSON",
+        ),
         ("texts.txt", SampleOptions(), BadInputError, "one record, again"),
         (
             "long.jsonl",
