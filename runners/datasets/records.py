@@ -218,7 +218,7 @@ class Reader:
                 line, f"byte {error.start + 1} is not valid UTF-8; save the file as UTF-8", raw
             ) from None
         if "\0" in text:
-            raise self._error(line, "it holds a null character, which no text has", raw)
+            raise self._error(line, "it holds a null character; remove it", raw)
         return text
 
     # JSON
@@ -274,7 +274,7 @@ def storable(text: str, name: str) -> str:
         DataError: the text has a null character or a lone surrogate.
     """
     if "\0" in text:
-        raise DataError(f"“{name}” holds a null character, which no text has")
+        raise DataError(f"“{name}” holds a null character; remove it")
     try:
         text.encode()
     except UnicodeEncodeError as error:

@@ -500,7 +500,7 @@ def _check_packages(pins: Pins, python: Path) -> None:
     lines = result.stdout.splitlines()
     own_lines = [line for line in lines if line.split(" ")[0].lower().replace("_", "-") in named]
     if conflicts := [line for line in own_lines if not _is_ignored_dependency(line, pins)]:
-        raise BuildError(f"its packages do not agree: {_cause(conflicts)}")
+        raise BuildError(f"its packages have conflicting requirements: {_cause(conflicts)}")
     if result.returncode and not lines:  # problems of the agent's own packages are ignored
         raise BuildError(f"pip could not check its packages: {_cause([result.stderr.strip()])}")
 

@@ -59,7 +59,8 @@ def _open_below(path: Path, roots: Sequence[Path]) -> int:
     """Return a handle of a folder below a root, opened without following links."""
     root = next((root for root in roots if path.is_relative_to(root)), None)
     if root is None:
-        raise MissingModelError(f"{path} lies outside of this host's model folders")
+        msg = f"{path} is outside of this host's model folders; move it into one of them"
+        raise MissingModelError(msg)
     handle = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     for part in path.relative_to(root).parts:
         try:

@@ -254,17 +254,17 @@ def _copies(layout: LayoutOptions) -> Iterator[str]:
     if experts > 1 and layout.zero_stage:
         yield (
             f"expert_parallel_size is {experts} and zero_stage {layout.zero_stage}: experts are "
-            "divided whole; take zero_stage 0"
+            "divided whole; choose zero_stage 0"
         )
     if experts > 1 and layout.tensor_parallel_size > 1:
         yield (
             f"expert_parallel_size is {experts} and tensor_parallel_size "
-            f"{layout.tensor_parallel_size}: experts are divided whole; take one of them"
+            f"{layout.tensor_parallel_size}: experts are divided whole; choose one of them"
         )
     if layout.zero_stage == SHARDED_GRADIENTS and layout.pipeline_parallel_size > 1:
         yield (
             f"zero_stage is 2 and pipeline_parallel_size {layout.pipeline_parallel_size}: a stage "
-            "sums its gradients over all micro-batches first; take zero_stage 1"
+            "sums its gradients over all micro-batches first; choose zero_stage 1"
         )
 
 
@@ -273,19 +273,19 @@ def _divisions(layout: LayoutOptions) -> Iterator[str]:
     layers = layout.pipeline_layers or ()
     if layout.sequence_parallel and layout.tensor_parallel_size == 1:
         yield (
-            "sequence_parallel divides what tensor parallel leaves whole; take a "
+            "sequence_parallel divides what tensor parallel leaves whole; choose a "
             "tensor_parallel_size above 1, or leave it out"
         )
     if layout.sequence_parallel and layout.context_parallel_size > 1:
-        yield "sequence_parallel and context_parallel_size both divide the sequence; take one"
+        yield "sequence_parallel and context_parallel_size both divide the sequence; choose one"
     if layout.virtual_pipeline_size > 1 and layout.pipeline_schedule not in WOVEN:
         yield (
             f"virtual_pipeline_size is {layout.virtual_pipeline_size}, which schedule "
-            f"{layout.pipeline_schedule} does not weave; take interleaved or zero_bubble"
+            f"{layout.pipeline_schedule} does not weave; choose interleaved or zero_bubble"
         )
     if layout.virtual_pipeline_size > 1 and layout.pipeline_parallel_size == 1:
         yield (
-            f"virtual_pipeline_size is {layout.virtual_pipeline_size} on one rank; take a "
+            f"virtual_pipeline_size is {layout.virtual_pipeline_size} on one rank; choose a "
             "pipeline_parallel_size above 1, or leave it out"
         )
     if layers and len(layers) != layout.num_stages:
@@ -477,7 +477,8 @@ class TrainSpec(TrainingMemory):
         if self.gradient_accumulation_steps % layout.data_parallel_size:
             msg = (
                 f"gradient_accumulation_steps is {self.gradient_accumulation_steps}, which "
-                f"data_parallel_size {layout.data_parallel_size} does not divide; take a multiple"
+                f"data_parallel_size {layout.data_parallel_size} does not divide; "
+                f"choose a multiple of {layout.data_parallel_size}"
             )
             raise ValueError(msg)
         return self

@@ -110,7 +110,7 @@ def inverse_factor(gram: torch.Tensor, damping: float = DAMPING) -> torch.Tensor
         if upper is not None:
             return upper
         damping *= 10
-    msg = "X^T X of the calibration text has no inverse; take more calibration tokens"
+    msg = "X^T X of the calibration text has no inverse; choose more calibration tokens"
     raise IllConditionedError(msg)
 
 

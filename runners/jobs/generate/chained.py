@@ -284,7 +284,7 @@ def serve_until_end(job: Job, place: Place) -> None:
         raise BadInputError("the job requests no chain of stages")
     if not isinstance(spec.model, FolderModel | ArtefactModel):
         msg = f"stages read their layers from a model folder; source {spec.model.source} has none"
-        raise BadInputError(msg)
+        raise BadInputError(f"{msg}; choose a model that has one")
     folder = opened_model(spec.model, job.host_dir)
     wait_seconds = spec.parallel.start_timeout_seconds  # hosts start at different times
     deadline = time.monotonic() + wait_seconds

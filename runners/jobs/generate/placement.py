@@ -269,7 +269,7 @@ def place_model(job: Job, spec: GenerateSpec) -> PlacedModel:
     offload, ref = spec.offload, spec.model
     if not isinstance(ref, FolderModel | ArtefactModel):
         msg = f"offload reads weights from a model folder; source {ref.source} has none"
-        raise BadInputError(msg)
+        raise BadInputError(f"{msg}; choose a model that has one")
     folder, device = opened_model(ref, job.host_dir), pick_device()
     dtype = TORCH_DTYPES.get(spec.weight_dtype, BASE_DTYPE)
     if isinstance(offload, PolicyOffload):

@@ -452,7 +452,7 @@ def part_of(job: Job, spec: GenerateSpec, ranks: Ranks) -> Part:
         raise BadInputError(f"{msg}; launch the job on {split.size} devices")
     if not isinstance(spec.model, FolderModel | ArtefactModel):
         msg = f"ranks read their part from a model folder; source {spec.model.source} has none"
-        raise BadInputError(msg)
+        raise BadInputError(f"{msg}; choose a model that has one")
     folder, dtype = opened_model(spec.model, job.host_dir), TORCH_DTYPES[spec.weight_dtype]
     if isinstance(split, PipelineSplit):
         return PipelinePart(folder, dtype, ranks)

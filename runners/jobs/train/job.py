@@ -415,7 +415,7 @@ def _tokenizer(job: Job, spec: TrainSpec, corpus: Corpus) -> PreTrainedTokenizer
         if not isinstance(vocab_size, int) or vocab_size < LEAST_VOCABULARY:
             raise BadInputError(
                 f"the model's vocab_size is {vocab_size!r}, and every byte needs a token of its "
-                f"own; take at least {LEAST_VOCABULARY}"
+                f"own; choose at least {LEAST_VOCABULARY}"
             )
         return demo_tokenizer(corpus, vocab_size, job.cache_dir)
     if isinstance(spec.model, RandomModel):

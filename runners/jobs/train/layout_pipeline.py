@@ -241,12 +241,12 @@ def _unsupported(config: Any, options: LayoutOptions) -> Iterator[str]:  # noqa:
     if config.model_type not in LLAMA_SHAPED:
         yield (
             f"a '{config.model_type}' model cannot be laid out so, as "
-            f"{', '.join(LLAMA_SHAPED)} can; take whole copies (data_parallel_size) instead"
+            f"{', '.join(LLAMA_SHAPED)} can; use whole copies (data_parallel_size) instead"
         )
     if config.tie_word_embeddings and options.num_stages > 1:
         yield (
             f"pipeline_parallel_size is {options.pipeline_parallel_size}, and the model's output "
-            "is its embedding, which the first and the last stage would both hold; take 1"
+            "is its embedding, which the first and the last stage would both hold; choose 1"
         )
     if options.expert_parallel_size > 1 and not experts:
         yield (
@@ -271,7 +271,7 @@ def _indivisible(config: Any, options: LayoutOptions) -> Iterator[str]:  # noqa:
     for name, field in fields.items():
         value, size = getattr(config, name, None) or 0, getattr(options, field)
         if value % size:
-            yield f"{name} is {value}, which {field} {size} does not divide; take one that does"
+            yield f"{name} is {value}, not divisible by {field} {size}; choose a divisor"
 
 
 # ---------------------------------------------------------------------------
@@ -324,7 +324,7 @@ class Pipeline:
         shape = (len(batches), *batches[0].input_ids.shape)
         if any(each.input_ids.shape != shape[1:] for each in batches):
             msg = "a pipeline takes micro-batches of one shape, and this data's rows differ"
-            raise BadInputError(f"{msg}; pack them, or take pipeline_parallel_size 1")
+            raise BadInputError(f"{msg}; pack them, or choose pipeline_parallel_size 1")
         if shape != self._shape:
             self._schedule, self._shape = self._build_schedule(len(batches)), shape
         self._scale = scale

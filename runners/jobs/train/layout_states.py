@@ -437,8 +437,8 @@ def rank_tokens(length: int, count: int) -> torch.Tensor:
     """
     if length % (2 * count):
         msg = (
-            f"sequence_length is {length}, which context_parallel_size {count} does not divide "
-            f"into {2 * count} pieces; take a multiple of {2 * count}"
+            f"sequence_length is {length}, which context_parallel_size {count} cannot "
+            f"divide into {2 * count} pieces; choose a multiple of {2 * count}"
         )
         raise BadInputError(msg)
     pieces = torch.arange(length).view(2 * count, -1)

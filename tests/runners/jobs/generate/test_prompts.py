@@ -64,7 +64,7 @@ def test_a_file_that_is_missing_outside_or_empty_is_refused(read, make_job):
 
     for name in ("/etc/passwd", "../../outside.txt"):
         asked = FilePrompts(path=name)
-        with refused(MissingModelError, "lies outside", name):
+        with refused(MissingModelError, "is outside", name):
             read_texts(make_job(GenerateSpec(model=TINY, prompts=asked)), asked)
 
     for content in (b"", b"\n \n"):

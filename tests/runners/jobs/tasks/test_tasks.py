@@ -100,7 +100,7 @@ def test_a_data_file_that_is_absent_or_outside_of_the_roots_is_not_read(folder, 
     write(folder)
     (folder / "capitals.jsonl").unlink()
     (folder / "capitals.jsonl").symlink_to(elsewhere)
-    with pytest.raises(MissingModelError, match="lies outside"):
+    with pytest.raises(MissingModelError, match="is outside"):
         read(folder)
 
 

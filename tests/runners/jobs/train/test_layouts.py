@@ -141,11 +141,15 @@ def test_a_model_that_the_layout_does_not_divide_is_refused_by_name():
             LayoutOptions(data_parallel_size=2, expert_parallel_size=2),
             "a 'llama' model has no experts",
         ),
-        ({}, LayoutOptions(tensor_parallel_size=3), "num_attention_heads is 4, which tensor"),
+        (
+            {},
+            LayoutOptions(tensor_parallel_size=3),
+            "num_attention_heads is 4, not divisible by tensor",
+        ),
         (
             MIXTRAL,
             LayoutOptions(data_parallel_size=3, expert_parallel_size=3),
-            "num_local_experts is 4, which expert_parallel_size 3",
+            "num_local_experts is 4, not divisible by expert_parallel_size 3",
         ),
         (MIXTRAL, LayoutOptions(tensor_parallel_size=2), "a model with 4 experts is divided by"),
     ):
