@@ -397,7 +397,8 @@ def read_json(command: Sequence[str]) -> Any:  # noqa: ANN401 - JSON
     try:
         return json.loads(printed[min(starts, default=0) :])
     except ValueError:
-        begin = " ".join(printed.split())[:_MAX_REASON]
+        start = (each if each.isprintable() else " " for each in printed[:_MAX_REASON])
+        begin = " ".join("".join(start).split())
         raise CommandUnavailableError(
             f"{' '.join(command)} did not print valid JSON: {begin or 'nothing'}"
         ) from None

@@ -44,9 +44,11 @@ def missing(text: str) -> list[str]:
         if place is None:
             found.append(module)
             continue
-        for name in re.findall(r"\w+", re.sub(r"\bas \w+|\bas$", "", taken)):
-            if name not in names_of(place) and place_of(f"{module}.{name}") is None:
-                found.append(f"{module}.{name}")
+        found += [
+            f"{module}.{name}"
+            for name in re.findall(r"\w+", re.sub(r"\bas \w+|\bas$", "", taken))
+            if name not in names_of(place) and place_of(f"{module}.{name}") is None
+        ]
     return found
 
 
