@@ -19,7 +19,7 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "webapp.settings")
 django_application = get_asgi_application()
 
 from webapp.api import hosts  # noqa: E402 (Django must be set up first)
-from webapp.core.middleware import PERMISSIONS_POLICY, OneAtATime, limited  # noqa: E402 (as above)
+from webapp.core.middleware import PERMISSIONS_POLICY, SerializePerCredential, limited  # noqa: E402 (as above)
 from webapp.core.problems import Receive, Scope, Send  # noqa: E402 (as above)
 from webapp.core.queries import SchemaTooNewError, check_schema  # noqa: E402 (as above)
 from webapp.live import stream  # noqa: E402 (as above)
@@ -56,7 +56,7 @@ def with_policy(send: Send) -> Send:
     return guarded
 
 
-in_turns = OneAtATime(django_application, with_policy)  # type: ignore[arg-type]  # asgiref narrows
+in_turns = SerializePerCredential(django_application, with_policy)  # type: ignore[arg-type]  # asgiref narrows
 application = limited(_application, with_policy)
 
 

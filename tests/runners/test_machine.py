@@ -20,7 +20,7 @@ from tests.runners.nvml import Machine, dgx_h100, refuse, two_bridged_pairs, wor
 
 # Which machine this is: the same for every user and after every boot, and not its own name.
 
-RAW = "0123456789abcdef0123456789abcdef"
+RESULTS_PATH = "0123456789abcdef0123456789abcdef"
 
 
 @pytest.fixture
@@ -36,19 +36,19 @@ def said(tmp_path):
 
 
 def test_it_is_the_same_each_time_and_another_on_another_machine(said):
-    assert said(f"{RAW}\n") == said(RAW)
-    assert said(RAW) != said(RAW[::-1])
+    assert said(f"{RESULTS_PATH}\n") == said(RESULTS_PATH)
+    assert said(RESULTS_PATH) != said(RESULTS_PATH[::-1])
 
 
 def test_the_machines_own_identifier_does_not_leave_it(said):
-    found = said(RAW)
+    found = said(RESULTS_PATH)
     assert len(found) == 64
-    assert RAW not in found
-    assert bytes.fromhex(RAW) not in bytes.fromhex(found)
+    assert RESULTS_PATH not in found
+    assert bytes.fromhex(RESULTS_PATH) not in bytes.fromhex(found)
 
 
 def test_what_is_no_identifier_says_nothing(said, tmp_path):
-    for text in ["", "uninitialized\n", "0" * 32, "zz" * 16, RAW + "00"]:
+    for text in ["", "uninitialized\n", "0" * 32, "zz" * 16, RESULTS_PATH + "00"]:
         assert said(text) is None, text
     assert machine_id(tmp_path / "not-there") is None
 

@@ -74,7 +74,8 @@ def _refuse_newer(secret: Secret, seen: str, by: User) -> None:
     reader = by.get_username()
     sentence = changed_words(f"{secret.name} was", owner, secret.changed_at, reader=reader)
     raise ConflictProblem(
-        "changed_meanwhile", f"{sentence} It stays as it is; do it again if you mean it."
+        "changed_meanwhile",
+        f"{sentence} Your change was not stored; repeat it if it is still needed.",
     )
 
 
@@ -83,17 +84,20 @@ def _check(name: str, value: str) -> None:
     if not NAME.fullmatch(name):
         raise InvalidProblem(
             "secret_name",
-            f"{name[:60]!r} is no name of a secret: 2 to 40 capital letters, digits and "
+            f"{name[:60]!r} is not a valid secret name. Use 2 to 40 capital letters, digits and "
             "underscores, a letter first, such as HF_TOKEN.",
         )
     if not SHORTEST <= len(value) <= LONGEST:
         raise InvalidProblem(
             "secret_value",
-            f"The value has {len(value)} characters; {SHORTEST} to {LONGEST:,} are taken. "
+            f"The value has {len(value)} characters; it must have {SHORTEST} to {LONGEST:,}. "
             "A shorter one could not be masked in logs.",
         )
     if "\0" in value:
-        raise InvalidProblem("secret_value", "The value holds a null byte, which no file takes.")
+        raise InvalidProblem(
+            "secret_value",
+            "The value holds a NUL character. Remove it and store the secret again.",
+        )
 
 
 def secret_delete(*, secret: Secret, by: User | None = None, seen: str = "") -> None:

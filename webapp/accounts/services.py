@@ -61,7 +61,7 @@ def last_administrator_keep(instance: User, raw: bool = False, **_others: Any) -
     """Reject a save that closes or demotes the last administrator.
 
     Raises:
-        ConflictProblem: it would; nothing is written.
+        ConflictProblem: the save would leave no administrator; nothing is written.
     """
     if not raw and instance.pk and not is_administrator(instance):
         check_not_last(instance)
@@ -81,7 +81,7 @@ def somebody_left(instance: User, **_others: Any) -> None:
     """Reject a deletion of one or more accounts that leaves no administrator.
 
     Raises:
-        ConflictProblem: none is left; the deletion's transaction is rolled back.
+        ConflictProblem: no administrator is left; the deletion's transaction is rolled back.
     """
     if is_administrator(instance) and not administrators().exists():
         raise ConflictProblem("last_admin", LAST_ADMIN)
@@ -225,7 +225,7 @@ def check_role(held: Role, wanted: Role) -> None:
     """Check that a role includes ``wanted``.
 
     Raises:
-        PermissionDenied: it does not; the message names both roles.
+        PermissionDenied: ``held`` does not include ``wanted``; the message names both roles.
     """
     if not is_at_least(held, wanted):
         raise PermissionDenied(

@@ -522,8 +522,8 @@ class ForgottenForm(PasswordResetForm):
         ).start()
 
 
-INVALID = 422
-GONE = 410
+HTTP_UNPROCESSABLE = 422
+HTTP_GONE = 410
 WRITES = ["GET", "POST"]
 
 
@@ -545,7 +545,7 @@ def password_change(request: HttpRequest) -> HttpResponse:
     if "old_password" not in form.errors:
         tries_forgive(tried)
     if not is_valid:
-        return render(request, page, {"form": form}, status=INVALID)
+        return render(request, page, {"form": form}, status=HTTP_UNPROCESSABLE)
     before = request.session.session_key or ""
     password_set(
         user=user,
@@ -570,7 +570,7 @@ def password_forgotten(request: HttpRequest) -> HttpResponse:
     if not settings.HAS_EMAIL or request.method != "POST":
         return render(request, page, {"form": form, "has_email": settings.HAS_EMAIL})
     if not form.is_valid():
-        return render(request, page, {"form": form, "has_email": True}, status=INVALID)
+        return render(request, page, {"form": form, "has_email": True}, status=HTTP_UNPROCESSABLE)
     try:
         try_begin(name=f"link for {form.cleaned_data['email']}", address=address_of(request))
     except BusyProblem as problem:
@@ -593,11 +593,11 @@ def password_new(request: HttpRequest, uid: str, token: str) -> HttpResponse:
     page = "accounts/new_password.html"
     user = user_of_link(uid, token)
     if user is None:
-        return render(request, page, {}, status=GONE)
+        return render(request, page, {}, status=HTTP_GONE)
     form = NewPasswordForm(user, request.POST or None)
     if request.method != "POST" or not form.is_valid():
         context = {"form": form, "account": user}
-        return render(request, page, context, status=INVALID if form.errors else 200)
+        return render(request, page, context, status=HTTP_UNPROCESSABLE if form.errors else 200)
     password_set(
         user=user,
         password=form.cleaned_data["new_password1"],

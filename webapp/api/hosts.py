@@ -310,7 +310,7 @@ def _credential(scope: Scope) -> str:
     """Return the bearer token of a request.
 
     Raises:
-        UnauthorizedProblem: the request has none.
+        UnauthorizedProblem: the request has no bearer token.
     """
     for name, value in scope["headers"]:
         scheme, _, token = value.decode("latin-1").partition(" ")

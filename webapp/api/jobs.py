@@ -190,8 +190,8 @@ def ticket(request: HttpRequest, topics: str) -> Ticket:
     if len(names) > MAX_TOPICS:
         raise InvalidProblem(
             "topics",
-            f"topics names {len(names)} topics; one ticket has at most {MAX_TOPICS}: ask for "
-            "several, or follow the lists “jobs” and “hosts”.",
+            f"topics names {len(names)} topics; one ticket has at most {MAX_TOPICS}: request "
+            "several tickets, or subscribe to the topics “jobs” and “hosts”.",
         )
     return Ticket(ticket=ticket_for(request.user, names))
 

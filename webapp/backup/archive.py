@@ -57,7 +57,7 @@ def engine() -> Engine:
     """Return the configured kind of database.
 
     Raises:
-        BackupError: it is neither SQLite nor PostgreSQL.
+        BackupError: the database is neither SQLite nor PostgreSQL.
     """
     vendor = connections["default"].vendor
     if vendor == "sqlite":
@@ -117,7 +117,10 @@ def _check_target(folder: Path) -> None:
         raise BackupError(f"{folder} is there already. Give the name of a new folder.")
     for backed_up in (settings.ARTEFACTS_DIR, settings.DATASETS_DIR):
         if folder.resolve().is_relative_to(Path(backed_up).resolve()):
-            raise BackupError(f"{folder} lies in {backed_up}, which is backed up itself.")
+            raise BackupError(
+                f"{folder} lies in {backed_up}, which is backed up itself. Choose a folder "
+                "outside it."
+            )
 
 
 def _check_room(folder: Path, *, with_artefacts: bool) -> None:

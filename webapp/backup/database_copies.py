@@ -110,7 +110,7 @@ def read_manifest(folder: Path) -> Manifest:
     """Return the manifest of a backup without verifying its files.
 
     Raises:
-        BackupError: there is no backup, it is damaged, or its format is newer.
+        BackupError: the folder has no backup, or the backup is damaged or has a newer format.
     """
     path = folder / NAME
     try:
@@ -191,14 +191,14 @@ END $$;
 """
 
 
-class Dumped(NamedTuple):
+class DumpSummary(NamedTuple):
     """Migrations and row counts of the database at the instant of a dump."""
 
     migrations: dict[str, list[str]]
     rows: dict[str, int]
 
 
-def dump(target: Path) -> Dumped:
+def dump(target: Path) -> DumpSummary:
     """Write a dump of one snapshot and return its contents; writers are not blocked.
 
     Raises:
@@ -210,7 +210,7 @@ def dump(target: Path) -> Dumped:
         options = ["--format=custom", "--no-owner", "--no-privileges"]
         options += [f"--snapshot={cursor.fetchone()[0]}", f"--file={target}"]
         _run("pg_dump", options)
-        return Dumped(applied_migrations(), count_rows(cursor))
+        return DumpSummary(applied_migrations(), count_rows(cursor))
 
 
 def count_rows(cursor: Any) -> dict[str, int]:  # noqa: ANN401 (Django's cursor has no common type)
@@ -229,7 +229,7 @@ def check_dump(path: Path) -> None:
     """Check that a dump can be read to its end.
 
     Raises:
-        BackupError: it cannot.
+        BackupError: ``pg_restore`` cannot read the dump.
     """
     _run("pg_restore", ["--file=/dev/null", str(path)], has_database=False)
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from runners.host.bench import CALIBRATION_TOKENS, EVALUATION_TOKENS, GROUP_SIZE, Row, rows
 from runners.jobspec import TrainSpec
 
-RAW = Path(__file__).parent / "data" / "compression.jsonl"
+RESULTS_PATH = Path(__file__).parent / "data" / "compression.jsonl"
 DOCS = Path(__file__).parents[2] / "templates" / "docs" / "compression.md"
 TRAIN_SECONDS = 300.0
 METRICS = (  # metrics of a row, with their units
@@ -81,13 +81,13 @@ def figures(folder: Path, *, is_kept: bool = False) -> Iterator[tuple[str, float
                 yield f"{row.name}: {metric}", row.measured[metric], unit
 
     if is_kept:
-        RAW.write_text("".join(f"{json.dumps(row)}\n" for row in measured_rows))
+        RESULTS_PATH.write_text("".join(f"{json.dumps(row)}\n" for row in measured_rows))
         DOCS.write_text(page(stored()))
 
 
 def stored() -> dict[str, Mapping[str, float]]:
     """Return the stored rows by name."""
-    lines = [json.loads(line) for line in RAW.read_text().splitlines()]
+    lines = [json.loads(line) for line in RESULTS_PATH.read_text().splitlines()]
     return {Row(*line).name: Row(*line).measured for line in lines}
 
 

@@ -176,7 +176,7 @@ class Machine(NamedTuple):
     ranks: ClusterSpec
 
 
-class Found(NamedTuple):
+class LayoutComparison(NamedTuple):
     """Predicted and measured step times of one model's layouts."""
 
     model: str
@@ -191,7 +191,7 @@ class Found(NamedTuple):
         return statistics.geometric_mean(self.seconds[name])
 
 
-def found(rounds: int = ROUNDS) -> Iterator[Found]:
+def found(rounds: int = ROUNDS) -> Iterator[LayoutComparison]:
     """Yield the predicted and measured step times of each model's layouts."""
     bench = Microbench.model_validate_json(_output_of("runners.jobs.bench.device_rates", "")[-1])
     for case in MODELS:
@@ -200,7 +200,7 @@ def found(rounds: int = ROUNDS) -> Iterator[Found]:
 
 def found_for(
     case: Case, bench: Microbench, layouts: Mapping[str, Strategy], rounds: int
-) -> Found:
+) -> LayoutComparison:
     """Return the results of one model; the planner predicts before the layouts run."""
     calibration_layouts = {ALONE: None, COPIES: layout_of(layouts[COPIES])}
     lines = list(_runs(case, calibration_layouts, CALIBRATION_ROUNDS))
@@ -219,7 +219,7 @@ def found_for(
     lines = list(_runs(case, options, rounds, first))
     ratio = next(each for each in lines if isinstance(each, Ratio))
     factors = {str(name): each.factor for name, each in calibration.factors.items()}
-    return Found(case.name, first, predicted, _by_layout(lines), ratio, factors)
+    return LayoutComparison(case.name, first, predicted, _by_layout(lines), ratio, factors)
 
 
 def machine_of(bench: Microbench, exchanges: list[CollectiveTime]) -> Machine:
@@ -277,7 +277,7 @@ def predicted_seconds(
     estimate_request = EstimateRequest.model_validate(case.request(cluster, strategy, calibration))
     seconds = estimate(estimate_request).performance.step_seconds
     if seconds is None:
-        raise ValueError(f"no step time of {strategy}")
+        raise ValueError(f"the planner predicts no step time for {strategy}")
     return seconds
 
 
@@ -330,11 +330,11 @@ def _by_layout(lines: list[CollectiveTime | StepTime | Ratio]) -> dict[str, list
 # Predicted and measured step times of layouts: stored rows, ratios and docs page.
 
 
-RAW = Path(__file__).parent / "data" / "layouts.jsonl"
+RESULTS_PATH = Path(__file__).parent / "data" / "layouts.jsonl"
 DOCS = Path(__file__).parents[2] / "templates" / "docs" / "layout-times.md"
 COMMAND = "manage.py bench layouts --keep"
 GOAL = 0.95  # of the fastest layout's speed: a regret of at most 5 %
-Kept = Mapping[str, Any]
+StoredResult = Mapping[str, Any]
 
 
 def ratio_name(model: str) -> str:
@@ -342,28 +342,28 @@ def ratio_name(model: str) -> str:
     return f"fastest other layout / planner's first choice, {model} model"
 
 
-def regrets(found: Sequence[Found]) -> Iterator[Ratio]:
+def regrets(found: Sequence[LayoutComparison]) -> Iterator[Ratio]:
     """Yield, per model, the fastest other layout's step time / the first choice's."""
     for each in found:
         yield each.regret._replace(name=ratio_name(each.model))
 
 
-def keep(found: Sequence[Found], load: float) -> None:
+def keep(found: Sequence[LayoutComparison], load: float) -> None:
     """Replace the stored rows and the docs page."""
     lines = []
     for each in found:
         regret = KeptRatio.taken_now(each.regret, COMMAND, load).model_dump(mode="json")
         lines.append(json.dumps({**each._asdict(), "regret": regret}))
-    RAW.write_text("".join(f"{line}\n" for line in lines))
+    RESULTS_PATH.write_text("".join(f"{line}\n" for line in lines))
     DOCS.write_text(page(stored()))
 
 
-def stored() -> list[Kept]:
+def stored() -> list[StoredResult]:
     """Return the stored results, one per model."""
-    return [json.loads(line) for line in RAW.read_text().splitlines()]
+    return [json.loads(line) for line in RESULTS_PATH.read_text().splitlines()]
 
 
-def page(kept: Sequence[Kept]) -> str:
+def page(kept: Sequence[StoredResult]) -> str:
     """Return the docs page with the rows."""
     regret = kept[0]["regret"]
     versions = ", ".join(f"{name} {value}" for name, value in regret["versions"].items())
@@ -376,7 +376,7 @@ def page(kept: Sequence[Kept]) -> str:
     )
 
 
-def _verdict(row: Kept) -> str:
+def _verdict(row: StoredResult) -> str:
     regret = row["regret"]
     lost, low, high = (100 * max(0.0, 1 / regret[name] - 1) for name in ("value", "high", "low"))
     cells = (
@@ -390,7 +390,7 @@ def _verdict(row: Kept) -> str:
     return "| " + " | ".join(map(str, cells)) + " |"
 
 
-def _section(row: Kept) -> str:
+def _section(row: StoredResult) -> str:
     case = next(each for each in MODELS if each.name == row["model"])
     measured = {
         name: statistics.geometric_mean(seconds) for name, seconds in row["seconds"].items()

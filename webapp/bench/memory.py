@@ -24,7 +24,7 @@ from runners.host.bench import (
 )
 from webapp.bench import site
 
-RAW = Path(__file__).parent / "data" / "memory.jsonl"
+RESULTS_PATH = Path(__file__).parent / "data" / "memory.jsonl"
 DOCS = Path(__file__).parents[2] / "templates" / "docs" / "training-memory.md"
 METHODS = {"compute": "lora", "nf4": "qlora"}
 BY_OPTIMIZER = ("lomo", "adalomo")  # the planner has these as methods
@@ -127,13 +127,13 @@ def keep(found: Iterable[RankMemory], load: float) -> None:
     with_what = ", ".join(f"{name} {version}" for name, version in versions().items())
     taken = f"{dt.datetime.now(dt.UTC).date()}, {machine_class(load)}; {with_what}"
     lines = [json.dumps({"taken": taken, **each.model_dump()}) for each in found]
-    RAW.write_text("".join(f"{line}\n" for line in lines))
+    RESULTS_PATH.write_text("".join(f"{line}\n" for line in lines))
     DOCS.write_text(page())
 
 
 def stored() -> tuple[str, dict[str, RankMemory]]:
     """Return date, machine and versions of the stored rows, and the rows by case."""
-    lines = [json.loads(line) for line in RAW.read_text().splitlines()]
+    lines = [json.loads(line) for line in RESULTS_PATH.read_text().splitlines()]
     taken = {str(line.pop("taken")) for line in lines}
     return ", ".join(taken), {each.case: each for each in map(RankMemory.model_validate, lines)}
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from runners.host.abilities import ABILITIES, Level
 from runners.host.bench import KeptRatio
 
-RAW = Path(__file__).parent / "data" / "ratios.jsonl"
+RESULTS_PATH = Path(__file__).parent / "data" / "ratios.jsonl"
 _DIRECTIONS = "tests/system/jobs/generate/test_directions.py"
 _COMPRESS = "tests/system/jobs/compress"
 _UNIT_TESTS = "tests/runners/jobs"
@@ -284,14 +284,14 @@ PROOFS: dict[str, tuple[Proof, ...]] = {
 }
 
 
-def stored(path: Path = RAW) -> dict[str, KeptRatio]:
+def stored(path: Path = RESULTS_PATH) -> dict[str, KeptRatio]:
     """Return the stored ratios by name."""
     lines = path.read_text().splitlines() if path.is_file() else []
     ratios = [KeptRatio.model_validate_json(line) for line in lines]
     return {each.name: each for each in ratios}
 
 
-def keep(rows: Iterable[KeptRatio], path: Path = RAW) -> None:
+def keep(rows: Iterable[KeptRatio], path: Path = RESULTS_PATH) -> None:
     """Store ratios in place of earlier ones of the same commands."""
     newer = list(rows)
     commands = {each.command for each in newer}

@@ -287,7 +287,7 @@ def from_report(path: Path) -> tuple[list[PackageFile], str]:
     """Return the files of a pip report, and the platform on which it was made.
 
     Raises:
-        Problem: it is not such a report, or a file has no digest.
+        Problem: the file is not a pip report, or a package in it has no digest.
     """
     try:
         report = json.loads(path.read_text("utf-8"))
@@ -301,7 +301,7 @@ def from_report(path: Path) -> tuple[list[PackageFile], str]:
         return [_package_file(row["download_info"]) for row in report["install"]], key
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise console.Problem(
-            f"{path} is no report of pip with digests ({type(error).__name__}: {error}).",
+            f"{path} is not a valid pip report with digests ({type(error).__name__}: {error}).",
             "Make it with: pip install --dry-run --ignore-installed --report FILE.",
         ) from error
 

@@ -257,7 +257,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-class Stopped(BaseException):
+class StopRequested(BaseException):
     """A signal requested the stop of ``up``."""
 
 
@@ -292,7 +292,7 @@ class Site:
                 for event in events:
                     console.line(f"  ! {event}")
                 time.sleep(ROUND_S)
-        except Stopped:
+        except StopRequested:
             is_requested = True
             return 0
         finally:
@@ -439,13 +439,13 @@ class Site:
         finally:
             self.holds_signals = False
         if self.num_signals:
-            raise Stopped
+            raise StopRequested
 
     def _on_signal(self, _number: int, _frame: object) -> None:
         self.num_signals += 1
         if not self.holds_signals:
             self.holds_signals = True
-            raise Stopped
+            raise StopRequested
 
 
 def is_behind_proxy(variables: Mapping[str, str]) -> bool:

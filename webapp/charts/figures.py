@@ -503,7 +503,7 @@ _CLASSES = {"measured": "meas", "predicted": "pred", "80 % interval": "band"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plotted:
+class ChartFigure:
     """One chart with its figure and element id; it also works without JavaScript."""
 
     chart: ChartSpec

@@ -9,9 +9,9 @@ from webapp.charts.figures import (
     TOKENS,
     TPOT,
     TTFT,
+    ChartFigure,
     ChartSpec,
     Figure,
-    Plotted,
     Prediction,
     Series,
     against,
@@ -156,7 +156,7 @@ class At:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SweepChart(Plotted):
+class SweepChart(ChartFigure):
     """One figure over the points of a sweep, with its caption and its table."""
 
     measured: tuple[At, ...]

@@ -11,7 +11,15 @@ from django.urls import reverse
 from django.views.decorators.http import require_GET
 
 from runners.jobspec.train import LayoutOptions
-from webapp.charts.figures import ORIGIN_MS, ChartSpec, Figure, Plotted, Series, clock, template
+from webapp.charts.figures import (
+    ORIGIN_MS,
+    ChartFigure,
+    ChartSpec,
+    Figure,
+    Series,
+    clock,
+    template,
+)
 from webapp.core.display import (
     NOTHING,
     TIMES,
@@ -73,7 +81,7 @@ def requested_jobs(request: HttpRequest) -> list[Job]:
     """Return the jobs in the URL, in order.
 
     Raises:
-        Http404: one of them does not exist or is not visible to the user.
+        Http404: a job does not exist or is not visible to the user.
     """
     ids = requested_ids(request)
     rows = visible_jobs(request).filter(pk__in=ids[: MOST * 10])
@@ -400,7 +408,7 @@ class Line:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Overlay(Plotted):
+class Overlay(ChartFigure):
     """One metric of all jobs that reported it."""
 
     lines: tuple[Line, ...]

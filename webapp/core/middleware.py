@@ -158,8 +158,8 @@ def _refused(request: HttpRequest, where: str) -> HttpResponse:
     from webapp.core.problems import problem_response  # here: webapp.api imports webapp.core
 
     detail = (
-        f"{where} holds a NUL character or half of a surrogate pair, which no database keeps. "
-        "Take it out and send the rest again."
+        f"{where} holds a NUL character or half of a surrogate pair, which databases cannot "
+        "store. Remove it and send the request again."
     )
     problem = Problem("unreadable_text", detail)
     if request.path_info.startswith(API):
@@ -260,7 +260,7 @@ def limited(application: Application, policy: Callable[[Send], Send]) -> Applica
         if _content_length(scope) > limit:
             await _refuse(scope, policy(send), limit)
             return
-        request = Counted(receive, send, limit)
+        request = SizeLimitedRequest(receive, send, limit)
         await application(scope, request.receive, request.send)
         if request.is_too_large and not request.is_answered:
             await _refuse(scope, policy(send), limit)
@@ -268,7 +268,7 @@ def limited(application: Application, policy: Callable[[Send], Send]) -> Applica
     return guarded
 
 
-class Counted:
+class SizeLimitedRequest:
     """One request with a counted body; over the limit it looks like a client disconnect."""
 
     def __init__(self, receive: Receive, send: Send, limit: int) -> None:
@@ -335,7 +335,7 @@ class CredentialLocks:
         self.num_unanswered = 0
 
 
-class OneAtATime:
+class SerializePerCredential:
     """An application that handles one request at a time per credential."""
 
     def __init__(self, application: Application, policy: Callable[[Send], Send]) -> None:

@@ -65,7 +65,7 @@ def update_each(model: type[models.Model], changes: Iterable[RowChange]) -> None
 def _field(model: type[models.Model], name: str) -> AnyField:
     field = model._meta.pk if name == "pk" else model._meta.get_field(name)
     if not isinstance(field, models.Field):
-        raise TypeError(f"{name} of {model.__name__} is no column")
+        raise TypeError(f"{name} of {model.__name__} is not a database column")
     return field
 
 
@@ -189,10 +189,10 @@ def _last_number(names: list[str]) -> str:
 
 
 def refuse_newer(applied: Mapping[str, Iterable[str]], what: str, way_out: str = WAY_OUT) -> None:
-    """Check that this version has every migration of ``what``.
+    """Raise if ``applied`` has migrations unknown to this release; ``what`` names their source.
 
     Raises:
-        SchemaTooNewError: some are missing.
+        SchemaTooNewError: ``applied`` has migrations that this release does not know.
     """
     newer = newer_migrations(applied)
     if not newer:

@@ -24,7 +24,7 @@ def data_folder(variables: Mapping[str, str], default: Path) -> Path:
     """Return the site's data folder, created if missing.
 
     Raises:
-        DataFolderError: it cannot be created.
+        DataFolderError: the folder cannot be created.
     """
     folder = Path(variables.get("SLIPWAY_DATA_DIR", default)).resolve()
     try:
@@ -54,7 +54,7 @@ def secret_key(variables: Mapping[str, str], folder: Path) -> str:
         key = path.read_text("utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         verb = "read" if path.exists() else "made"
-        words = error.strerror if isinstance(error, OSError) else "it is no text"
+        words = error.strerror if isinstance(error, OSError) else "the file is not UTF-8 text"
         raise DataFolderError(
             f"The site's key {path} cannot be {verb}: {words}. Correct its owner and mode (it is "
             f"for the user that runs the site), restore it from a backup, or set {KEY_VARIABLE}."

@@ -110,7 +110,7 @@ def unseal(sealed: str) -> str:
     """Return the decrypted text.
 
     Raises:
-        VaultError: no key decrypts it, or it was modified.
+        VaultError: no key decrypts the text, or the text was modified.
     """
     try:
         return _fernet().decrypt(sealed.encode()).decode()
@@ -125,6 +125,6 @@ def reseal(sealed: str) -> str:
     """Return the text encrypted again with the newest key.
 
     Raises:
-        VaultError: no key decrypts it.
+        VaultError: no key decrypts the text.
     """
     return seal(unseal(sealed))

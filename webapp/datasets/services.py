@@ -169,7 +169,9 @@ def dataset_delete(*, dataset: Dataset, by: User) -> None:
     for job in waiting.filter(spec__kind="train"):
         if any(each.dataset_id == dataset.pk for each in uploads_in(job)):
             raise ConflictProblem(
-                "dataset_in_use", f"“{job.name}” needs {dataset.name}; stop it, or let it end."
+                "dataset_in_use",
+                f"{dataset.name} cannot be deleted while the job “{job.name}” uses it. "
+                "Stop that job or wait for its end, then delete the file.",
             )
     path = path_of(dataset)
     with transaction.atomic():

@@ -188,7 +188,9 @@ def proof_report(request: HttpRequest, job_id: str) -> HttpResponse:
     ).first()
     path = folder_of(artefact) / REPORT_FILE if artefact else None
     if path is None or not path.is_file():
-        raise Http404("This job has no complete report of a proof.")
+        raise Http404(
+            "This job has no finished proof report; wait for its end or run the proof again."
+        )
     if path.stat().st_size > MAX_REPORT_BYTES:
         raise Http404("The report of this proof is too large to show; download it.")
     try:

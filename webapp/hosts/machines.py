@@ -332,8 +332,8 @@ def wrong_price(labels: Mapping[str, str]) -> str:
     for name in (HOURLY, PER_KWH):
         if name in labels and price_of(labels, name) is None:
             return (
-                f"{name}={labels[name]} is no price; write dollars from 0 to {MOST_USD:,.0f} "
-                f"as a number, such as {name}=0.30."
+                f"{name}={labels[name]} is not a valid price. Write dollars from 0 to "
+                f"{MOST_USD:,.0f} as a number, such as {name}=0.30."
             )
     return ""
 

@@ -502,7 +502,8 @@ def device_cordon(*, device: Device, by: str, reason: str) -> None:
             raise ConflictProblem(
                 "cordoned",
                 f"{device_words(device)} is cordoned already, by {device.cordoned_by}: "
-                f"{device.cordon_reason}. That stays; let it take jobs first to say another.",
+                f"{device.cordon_reason}. To change the reason, uncordon the device, then cordon "
+                "it again.",
             )
         _record_cordon(device, "device.cordoned", by, reason)
     device.refresh_from_db()

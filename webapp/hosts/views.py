@@ -485,7 +485,7 @@ def labels_set(*, host: Host, labels: Mapping[str, str], by: str, seen: str = ""
     ``seen`` is the version mark of the labels that the page showed.
 
     Raises:
-        ConflictProblem: another person changed them since.
+        ConflictProblem: another person changed the labels after the page was opened.
     """
     with transaction.atomic():
         before = Host.objects.select_for_update(no_key=True).get(pk=host.pk).labels
@@ -594,7 +594,7 @@ def _requested_host(request: HttpRequest, host: Host) -> Host:
     """Return the host named in the form, if it looks like the same machine.
 
     Raises:
-        ConflictProblem: it does not look like the same machine (any more).
+        ConflictProblem: the named host does not look like the same machine (any more).
     """
     other_id = str(request.POST.get("other", ""))
     candidates = {each.host_id for each in hosts_on_same_machine(host, request.user)}

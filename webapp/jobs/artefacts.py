@@ -448,7 +448,7 @@ LOG_KINDS = ("log", *_NOTES)
 
 
 @dataclass(frozen=True)
-class Checked:
+class ChecklistLine:
     """One line of a checklist."""
 
     name: str
@@ -468,7 +468,7 @@ class CheckRun:
 
     title: str
     at: datetime
-    checks: tuple[Checked, ...]
+    checks: tuple[ChecklistLine, ...]
 
 
 @dataclass(frozen=True)
@@ -479,10 +479,10 @@ class Preflight:
     looks: tuple[CheckRun, ...]
 
 
-def checks_of(event: Event) -> tuple[Checked, ...]:
+def checks_of(event: Event) -> tuple[ChecklistLine, ...]:
     """Return the checks of an event: failed ones first, then those with advice."""
     checks = [
-        Checked(
+        ChecklistLine(
             capitalised(str(check.get("name", ""))),
             bool(check.get("ok")),
             str(check.get("sentence", "")),

@@ -26,8 +26,8 @@ from webapp.charts.figures import (
     LOSS,
     MEMORY,
     SIDE_WORDS,
+    ChartFigure,
     ChartSpec,
-    Plotted,
     Prediction,
     Series,
     charts_for,
@@ -79,7 +79,7 @@ class FactorMove:
 
 
 @dataclass(frozen=True)
-class Decided:
+class FactorDecision:
     """A later decision on one of the job's figures, and its effect on the factors."""
 
     change: CalibrationChange
@@ -103,7 +103,7 @@ class CalibrationEffect:
     host: str
     moves: tuple[FactorMove, ...]
     why: str  # why no factor changed
-    decisions: tuple[Decided, ...]
+    decisions: tuple[FactorDecision, ...]
     rows: tuple[TaughtRow, ...]
 
     @property
@@ -131,7 +131,9 @@ def calibration_effect_of(job: Job) -> CalibrationEffect | None:
         host=job.host.name,
         moves=moves_of(first) if first else (),
         why=_why(job, first),
-        decisions=tuple(Decided(each, moves_of(each)) for each in changes if each.cause != "run"),
+        decisions=tuple(
+            FactorDecision(each, moves_of(each)) for each in changes if each.cause != "run"
+        ),
         rows=tuple(rows_of(rows)),
     )
 
@@ -522,7 +524,7 @@ TABLE_ROWS = 24
 
 
 @dataclass(frozen=True, kw_only=True)
-class Drawn(Plotted):
+class Drawn(ChartFigure):
     """One chart of a job, with its caption and its table.
 
     ``series`` is the attempt's own measurements, ``line`` includes those of earlier attempts.

@@ -352,7 +352,8 @@ def attempt_claim(*, attempt_id: str, host: Host, request: ClaimRequest) -> Clai
     in use, another port is reserved. A gang may start once every host has claimed.
 
     Raises:
-        ConflictProblem: another claim has it, it must not run any more, or it was returned.
+        ConflictProblem: another claim has the attempt, or the attempt was returned or must not
+            run any more.
         BusyProblem: the database is a restored backup.
     """
     if is_restored():

@@ -166,7 +166,7 @@ def evaluation_of(model: TeamModel) -> EvaluateSpec:
     A model trained from scratch has no original and is evaluated alone.
 
     Raises:
-        InvalidProblem: no job made it, its host is gone, or no job can load it.
+        InvalidProblem: no job made the model, its host is gone, or no job can load the model.
     """
     maker = _maker_of(model)
     if model.source != "job" or maker is None:
@@ -232,7 +232,7 @@ def evaluation_submit(*, model: TeamModel, by: User, tasks: EvaluationTasks | No
     """Queue the evaluation of a model on the host that stores it, and return its job.
 
     Raises:
-        Problem: it cannot be evaluated, or the job service refuses.
+        Problem: the model cannot be evaluated, or the job service refuses.
     """
     spec = evaluation_of(model).model_copy(update={"tasks": tasks})
     job = job_create(

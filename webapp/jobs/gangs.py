@@ -244,7 +244,7 @@ def devices_take(*, attempt: Attempt, devices: Iterable[Device]) -> None:
     """Allocate devices of its host to an attempt.
 
     Raises:
-        IntegrityError: another attempt holds one of them.
+        IntegrityError: another attempt holds one of the devices.
     """
     instant = now()
     Allocation.objects.bulk_create(
@@ -276,7 +276,7 @@ CONSEQUENCES = frozenset({Reason.RANK_LOST, Reason.NCCL_TIMEOUT, Reason.NCCL_ERR
 _REPORTED = frozenset(ExitRecord.model_fields)
 
 
-class Ended(NamedTuple):
+class EndedMember(NamedTuple):
     """A member that ended, with its exit record."""
 
     member: Attempt
@@ -341,7 +341,7 @@ def member_ended(member: Attempt, record: ExitRecord) -> None:
         _record_failed_rank(job, member, record)
         return
     if failed and not leader.stop_reason:
-        cause = _exit_detail(Ended(member, record), len(gang))
+        cause = _exit_detail(EndedMember(member, record), len(gang))
         detail = {"sentence": cause["sentence"]}
         transition(
             job,
@@ -412,9 +412,9 @@ def settle(leader: Attempt) -> bool:
     return moved
 
 
-def _ended(gang: Sequence[Attempt]) -> list[Ended]:
+def _ended(gang: Sequence[Attempt]) -> list[EndedMember]:
     return [
-        Ended(each, _record_of(each))
+        EndedMember(each, _record_of(each))
         for each in gang
         if each.ended_at is not None and each.exit_record
     ]
@@ -426,12 +426,12 @@ def _record_of(member: Attempt) -> ExitRecord:
     return ExitRecord.model_validate(reported)
 
 
-def _was_stopped(leader: Attempt, cause: Ended) -> bool:
+def _was_stopped(leader: Attempt, cause: EndedMember) -> bool:
     is_order = leader.stop_reason not in {"", Reason.PEER_ENDED}
     return is_order and cause.record.reason is not Reason.OK
 
 
-def _cause(leader: Attempt, ended: Sequence[Ended]) -> Ended | None:
+def _cause(leader: Attempt, ended: Sequence[EndedMember]) -> EndedMember | None:
     """Return the exit that decides the job's: the leader's success, else the first failure.
 
     A rank that only lost its peers comes after one that failed by itself, even if it reported
@@ -449,7 +449,7 @@ def _cause(leader: Attempt, ended: Sequence[Ended]) -> Ended | None:
     return min(decisive, key=_order, default=None)
 
 
-def first_ended(leader: Attempt) -> Ended | None:
+def first_ended(leader: Attempt) -> EndedMember | None:
     """Return the reported exit that decided the job's."""
     gang = members_of(leader)
     return _cause(gang[0], _ended(gang))
@@ -463,7 +463,7 @@ def deciding_part(job: Job) -> Attempt | None:
     return first.member if first else job.current_attempt
 
 
-def _order(each: Ended) -> tuple[bool, int]:
+def _order(each: EndedMember) -> tuple[bool, int]:
     """Sort causes before consequences, then by time on the server's clock."""
     return each.record.reason in CONSEQUENCES, ended_at_ms(each.member, each.record)
 
@@ -473,7 +473,7 @@ def ended_at_ms(member: Attempt, record: ExitRecord) -> int:
     return record.ended_at_ms - (member.host.clock_offset_ms or 0)
 
 
-def _exit_detail(cause: Ended, num_hosts: int) -> dict[str, Any]:
+def _exit_detail(cause: EndedMember, num_hosts: int) -> dict[str, Any]:
     """Return the detail of the end's event: the host and its exit record."""
     record, member = cause.record, cause.member
     detail: dict[str, Any] = {

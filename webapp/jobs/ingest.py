@@ -510,10 +510,10 @@ KIND_WORDS = {
 
 @dataclass(frozen=True)
 class Milestone:
-    """One stage in a job's timeline; ``look`` is done, now, bad or empty."""
+    """One stage in a job's timeline; ``status`` is done, now, bad or empty."""
 
     label: str
-    look: str = ""
+    status: str = ""
     at: datetime | None = None
     note: str = ""
 
@@ -545,9 +545,9 @@ def _milestone(job: Job, state: JobState, reached: Mapping[str, datetime]) -> Mi
 
 def _end(job: Job) -> Milestone:
     if job.state in FINAL_STATES:
-        look = "bad" if job.state in {JobState.FAILED, JobState.ERROR} else "done"
+        status = "bad" if job.state in {JobState.FAILED, JobState.ERROR} else "done"
         took = clock(elapsed_seconds(job)) if job.started_at else ""
-        return Milestone(job.get_state_display(), look, job.ended_at, took)
+        return Milestone(job.get_state_display(), status, job.ended_at, took)
     if job.state == JobState.RUNNING and job.eta_seconds is not None:
         end = localtime(now() + timedelta(seconds=job.eta_seconds))
         day = "" if job.eta_seconds < DAY else f"{end.day} {end:%b} "

@@ -51,7 +51,7 @@ from webapp.plans.launching import clone_begin
 
 
 @dataclass(frozen=True)
-class Allowed:
+class AllowedActions:
     """The actions that a person may take on a job."""
 
     stop: bool = False
@@ -63,18 +63,18 @@ class Allowed:
         return self.stop or self.clone or self.delete
 
 
-def allowed(membership: Membership | None, job: Job) -> Allowed:
+def allowed(membership: Membership | None, job: Job) -> AllowedActions:
     """Return the actions that a member may take on a job in its present state.
 
     Practitioners may act on their own jobs, operators on every job of the team.
     """
     if membership is None or not is_at_least(Role(membership.role), Role.PRACTITIONER):
-        return Allowed()
+        return AllowedActions()
     is_operator = is_at_least(Role(membership.role), Role.OPERATOR)
     is_theirs = is_operator or job.owner_id == membership.user_id
     is_over = job.state in FINAL_STATES
     is_stoppable = not is_over and job.state not in {JobState.DRAFT, JobState.STOPPING}
-    return Allowed(
+    return AllowedActions(
         stop=is_theirs and is_stoppable,
         clone=True,
         delete=is_theirs and (is_over or job.state == JobState.DRAFT),
@@ -290,7 +290,7 @@ class Row:
     progress: Progress
     seconds: float
     ratio: float | None
-    allowed: Allowed
+    allowed: AllowedActions
 
 
 @require_GET

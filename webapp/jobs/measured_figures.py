@@ -23,8 +23,8 @@ from webapp.jobs.ingest import elapsed_seconds
 from webapp.jobs.models import FINAL_STATES, Attempt, Job
 from webapp.jobs.points import (
     HOST_SERIES,
+    PartialValue,
     PointsTaken,
-    Taken,
     gpu_memories,
     highest_host_sample,
     highest_of,
@@ -383,14 +383,16 @@ def _figure_of(facts: _Facts, definition: FigureDefinition) -> JobFigure | None:
     return JobFigure(definition, prediction, None, "predicted", words, facts.notes.get(name, ""))
 
 
-def _so_far(facts: _Facts, definition: FigureDefinition) -> Taken | None:
+def _so_far(facts: _Facts, definition: FigureDefinition) -> PartialValue | None:
     """Return the value of the points so far; under load only sampled metrics have one."""
     taking = definition.taking(facts.job.kind)
     is_mixed = facts.job.spec.get("load") and definition.name not in SAMPLED
     return None if not taking.series or is_mixed else facts.taken.value(taking)
 
 
-def _state(facts: _Facts, definition: FigureDefinition, current: Taken) -> tuple[State, str]:
+def _state(
+    facts: _Facts, definition: FigureDefinition, current: PartialValue
+) -> tuple[State, str]:
     if current.num_seen < current.needed:
         counted = definition.taking(facts.job.kind).counted
         start = "not compared: it ended in its" if facts.is_over else "not compared yet:"

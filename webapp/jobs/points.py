@@ -124,7 +124,7 @@ HOST_SERIES = "rss_bytes"
 GPU_ENDING = "_memory_bytes"
 
 
-class Taken(NamedTuple):
+class PartialValue(NamedTuple):
     """A value with the number of counted items (such as steps), and the number required."""
 
     value: float
@@ -163,7 +163,7 @@ class PointsTaken:
         self._read: set[str] = set()
         self._phases: dict[str, Window] | None = None
 
-    def value(self, taking: Taking) -> Taken | None:
+    def value(self, taking: Taking) -> PartialValue | None:
         """Return the current value of a taking; None before its window has a point."""
         if self._attempt is None:
             return None
@@ -175,7 +175,7 @@ class PointsTaken:
             return None
         count, begins = self._counted(taking, window, [t for t, _ in points])
         counted = [value for t, value in points if t >= begins] or [value for _, value in points]
-        return Taken(_statistic(taking, counted), count, self._needed(taking))
+        return PartialValue(_statistic(taking, counted), count, self._needed(taking))
 
     # Windows and counts
 
@@ -237,12 +237,12 @@ class PointsTaken:
         names = {each.series for each in takings if each.series and each.series != GPU}
         return (names | {STEP_SERIES, REQUESTS_SERIES}) - {HOST_SERIES}
 
-    def _highest_sample(self, attempt: Attempt, taking: Taking) -> Taken | None:
+    def _highest_sample(self, attempt: Attempt, taking: Taking) -> PartialValue | None:
         if taking.series == HOST_SERIES:
             highest = highest_host_sample(attempt)
         else:
             highest = highest_of(attempt, gpu_memories(attempt))
-        return Taken(highest, 1, 1) if highest else None
+        return PartialValue(highest, 1, 1) if highest else None
 
 
 def of_one_model(job: Job, own: Mapping[str, Series]) -> dict[str, Series]:

@@ -38,7 +38,7 @@ CODES = {
     1: "an error that the program did not handle",
     2: "its command line was not valid",
     3: "it could not run with this specification",
-    126: "the file is no program that may be executed",
+    126: "the file is not executable",
     127: "the program was not found",
 }
 SIGNALS = {
@@ -72,7 +72,11 @@ def _exit_words(record: Mapping[str, Any]) -> str:
     if code > _SHELL_SIGNAL and _name(code - _SHELL_SIGNAL):
         return f"Exit code {code}: a child was ended by {_signal(code - _SHELL_SIGNAL)}."
     meaning = CODES.get(code)
-    return f"Exit code {code}: {meaning}." if meaning else f"Exit code {code}, of its own meaning."
+    return (
+        f"Exit code {code}: {meaning}."
+        if meaning
+        else f"Exit code {code}, which the program defines itself."
+    )
 
 
 def _signal(value: int) -> str:

@@ -63,7 +63,7 @@ def job_abandon(*, job: Job, by: str, typed_host_name: str) -> Job:
     the devices of its silent hosts are freed.
 
     Raises:
-        ConflictProblem: none of its hosts is silent, or the job has ended.
+        ConflictProblem: no host of the job is silent, or the job has ended.
         InvalidProblem: the typed name is not the host's.
     """
     silent = silent_parts(job)
@@ -221,8 +221,8 @@ def job_create(  # noqa: PLR0913 (keyword-only: each is a column that the caller
     It runs on ``host``, or on any host of ``pool`` if no host is given.
 
     Raises:
-        InvalidProblem: neither is given; the host belongs to another team, is retired or only
-            planned for; or it is a drill and this server allows none.
+        InvalidProblem: neither host nor pool is given; the host belongs to another team, is
+            retired or only planned for; or the job is a drill and this server allows no drills.
         ConflictProblem: another team used the key.
     """
     if existing := _job_with_key(team, idempotency_key):

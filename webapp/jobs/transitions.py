@@ -61,7 +61,7 @@ def check_retries(retries: int) -> None:
     """Refuse an invalid number of retries.
 
     Raises:
-        InvalidProblem: it is negative or too large.
+        InvalidProblem: ``retries`` is negative or too large.
     """
     if not 0 <= retries <= MOST_RETRIES:
         raise InvalidProblem(

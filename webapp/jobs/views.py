@@ -22,7 +22,7 @@ from webapp.core.problems import Problem
 from webapp.hosts.pools import facts_for
 from webapp.jobs import ingest
 from webapp.jobs.artefacts import (
-    Checked,
+    ChecklistLine,
     Line,
     checks_of,
     is_full,
@@ -152,7 +152,7 @@ def job_events(request: HttpRequest, job_id: str) -> HttpResponse:
     return page_or_regions(request, "jobs/events.html", "jobs/_status.html", context)
 
 
-def _event_row(event: Event) -> tuple[Event, tuple[Checked, ...], int, bool]:
+def _event_row(event: Event) -> tuple[Event, tuple[ChecklistLine, ...], int, bool]:
     """Return an event with its checks, the number of failed ones, and whether any has advice."""
     checks = checks_of(event)
     num_failed = sum(not check.is_ok for check in checks)

@@ -159,7 +159,7 @@ def read_ticket(ticket: str) -> tuple[int, tuple[str, ...]]:
     """Return the user id and topics of a ticket.
 
     Raises:
-        BadSignature: it was not signed here, was changed, or is older than an hour.
+        BadSignature: the ticket was not signed here, was changed, or is older than an hour.
     """
     signer = signing.TimestampSigner(salt=SALT)
     body = signer.unsign_object(ticket, max_age=TICKET_SECONDS)

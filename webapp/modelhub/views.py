@@ -94,7 +94,7 @@ FIT_DTYPES = ("bf16", "int8", "int4")
 UNPROCESSABLE = 422
 
 
-class Listed(NamedTuple):
+class CatalogRow(NamedTuple):
     """One catalog model in the list of models."""
 
     entry: ModelEntry
@@ -118,7 +118,7 @@ def model_list(request: HttpRequest) -> HttpResponse:
         team = team.filter(name__icontains=query)
     words = query.lower().split()
     listed = [
-        Listed(entry, shape, num_parameters(shape))
+        CatalogRow(entry, shape, num_parameters(shape))
         for entry in list_models()
         if all(word in entry.id.lower() for word in words)
         for shape in (get_model(entry.id),)

@@ -80,7 +80,7 @@ def check_network(request: HttpRequest) -> None:
     """Check that the request comes from an allowed network.
 
     Raises:
-        Http404: it does not; the address is logged.
+        Http404: the address is in none of the allowed networks; it is logged.
     """
     address = address_of(request)
     if not lies_in(address, settings.ADMIN_NETWORKS):

@@ -50,7 +50,7 @@ def team_model_ref(model: TeamModel, host: Host | None, pool: Pool | None) -> Mo
     """Return a job's reference to a team model.
 
     Raises:
-        DraftProblem: its weights are on another host.
+        DraftProblem: the model's weights are on another host.
     """
     if model.host_id and host and model.host_id != host.pk:
         raise DraftProblem(
@@ -90,8 +90,8 @@ def reuse_of(posted: Mapping[str, str], engine: EngineName) -> Reuse:
             if choice and engine not in ON_GPUS:
                 raise InvalidProblem(
                     "reuse",
-                    f"“Reuse earlier prompts” is {choice}, and {OWN_WAYS[engine]}. Leave it as "
-                    f"the engine has it, or choose {' or '.join(ON_GPUS)}.",
+                    f"“Reuse earlier prompts” is {choice}, and {OWN_WAYS[engine]}. Choose "
+                    f"“Engine default”, or {' or '.join(ON_GPUS)}.",
                 )
             return choice
     raise InvalidProblem(
@@ -103,7 +103,7 @@ def with_draft(spec: GenerateSpec, known: Sequence[TeamModel], chosen: str) -> G
     """Return a generation with a draft model; with "" the spec is unchanged.
 
     Raises:
-        DraftProblem: there is no such model here, or it is incompatible with other options.
+        DraftProblem: the draft model is not on the host, or is incompatible with other options.
     """
     if not chosen:
         return spec
@@ -123,7 +123,7 @@ def with_engine_draft(
     """Return an endpoint with speculative decoding and prefix caching as chosen.
 
     Raises:
-        DraftProblem: there is no such model here, or the engine does not support it.
+        DraftProblem: the draft model is not on the host, or the engine does not support it.
     """
     if chosen and spec.engine not in ON_GPUS:
         raise DraftProblem(

@@ -117,7 +117,8 @@ def launch_options_of(posted: Mapping[str, str]) -> LaunchOptions:
         seconds = math.nan
     if seconds is not None and not LEAST_SECONDS <= seconds <= MOST_SECONDS:
         raise InvalidProblem(
-            "hours", f"“Stop it after” is {hours[:20]}; it can be 0.01 to 8784 hours, or empty."
+            "hours",
+            f"“Time limit, in hours” is {hours[:20]}; it can be 0.01 to 8784 hours, or empty.",
         )
     if not retries.isdecimal():
         raise InvalidProblem("retries", f"“Try again” is {retries[:20]}; it can be 0 to 5.")
@@ -275,7 +276,7 @@ def launch_of(
     answer = verdict_answer(plan)
     if question.host is None:
         raise DraftProblem(
-            "This hardware is only thought of. Choose one of your hosts to launch.", "choice"
+            "No host is chosen, only a catalog device. Choose a host to launch.", "choice"
         )
     if question.host.kind not in RUNS_JOBS:
         raise DraftProblem(
@@ -448,8 +449,8 @@ def _runnable_dtype(best: PlannedStrategy) -> str:
     dtype = best.strategy.weight_dtype or "bf16"
     if dtype not in RUNNABLE_DTYPES:
         raise DraftProblem(
-            f"Weights in {dtype} do not run here yet. Pin them to one of "
-            f"{', '.join(RUNNABLE_DTYPES)} under hardware.",
+            f"A benchmark job cannot load {dtype} weights. Set the weight dtype in the Hardware "
+            f"step to one of {', '.join(RUNNABLE_DTYPES)}.",
             "weight_dtype",
         )
     return dtype
@@ -476,7 +477,7 @@ def launch_note(plan: Plan) -> dict[str, Any]:
         return note if again else note | _only_endpoint_note(plan)
     text = words_of(launch.spec)
     host = launch.place
-    note = {"can": "yes", "title": f"What happens on {host}", "text": text, "host": host}
+    note = {"can": "yes", "title": f"Launch on {host}", "text": text, "host": host}
     is_generation = isinstance(launch.spec, GenerateSpec)
     adapters = adapters_of(plan.team, launch.spec.model) if is_generation else ()
     job = Job(
@@ -552,7 +553,9 @@ def clone_begin(*, job: Job, owner: User) -> Plan:
     """
     plan = job.plan
     if plan is None:
-        raise DraftProblem("This job was not launched from a plan that is still there.")
+        raise DraftProblem(
+            "This job was not launched from a plan, or its plan was deleted. Start a new plan."
+        )
     clones = Plan.objects.filter(base=plan, owner=owner, state=PlanState.DRAFT, revision=0)
     if existing := clones.filter(draft__launch__job=job.pk).first():
         return existing

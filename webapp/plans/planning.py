@@ -1,4 +1,4 @@
-"""Run the planner for plans and store its answers; no other module calls it for plans."""
+"""Run the planner for plans and store its answers."""
 
 import contextlib
 import copy
@@ -71,7 +71,7 @@ def plan_again(plan: Plan, by: User) -> Plan:
     """Plan with current measurements: a draft in place, a saved plan as a new version.
 
     Raises:
-        DraftProblem: it cannot be planned any more; a saved plan is unchanged.
+        DraftProblem: the plan cannot be computed any more; a saved plan is unchanged.
     """
     if plan.is_draft:
         plan_compute(plan)

@@ -326,7 +326,7 @@ def prediction_of(
     if isinstance(spec, ServeSpec):
         return _figures(best, SERVE_METRICS, spec.max_concurrency)
     if isinstance(spec, BenchmarkSpec):
-        return _measurement(spec, best, question)
+        return _predict_benchmark(spec, best, question)
     if isinstance(spec, EvaluateSpec):
         return {}
     predictions: dict[str, dict[str, Any]] = {}
@@ -360,10 +360,10 @@ def _exactly(value: float, unit: str) -> dict[str, Any]:
     return {"value": value, "low": None, "high": None, "unit": unit}
 
 
-def _measurement(
+def _predict_benchmark(
     spec: BenchmarkSpec, best: PlannedStrategy, question: Question
 ) -> dict[str, dict[str, Any]]:
-    """Return a batch's figures; under load, the main point's, the largest peak and the curve."""
+    """Return a batch's predictions; of a load test, the main point, largest peak and curve."""
     options = spec.load
     if options is None:
         return _figures(best, BENCHMARK_METRICS, spec.batch_size)

@@ -120,7 +120,7 @@ def draft_write(plan: Plan) -> None:
     """Store a draft with its name, question and answer as the next revision.
 
     Raises:
-        PlanChangedError: somebody wrote it since it was read, or it is saved.
+        PlanChangedError: somebody wrote the draft since it was read, or the plan is saved.
     """
     follow_content(plan)
     fields = {"name": plan.name, "draft": plan.draft, "edits": plan.edits, "saved_at": now()}
@@ -436,7 +436,7 @@ def changeable_plan(request: HttpRequest, plan_id: str) -> Plan:
     """Return a plan that the user may change.
 
     Raises:
-        Http404: it belongs to a team that the user is not in.
+        Http404: the plan belongs to a team that the user is not in.
         PermissionDenied: the user's role in that team is read-only.
     """
     plan = visible_or_404(Plan, request.user, pk=plan_id)

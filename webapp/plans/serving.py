@@ -108,7 +108,7 @@ def check_serving(strategy: Strategy) -> None:
     """Refuse options that neither an endpoint nor its benchmark supports.
 
     Raises:
-        DraftProblem: names the option and a remedy.
+        DraftProblem: an option is not supported; the message names it and a remedy.
     """
     own = _compute_dtype(strategy)
     if strategy.kv_cache_dtype not in {None, own}:
@@ -316,7 +316,7 @@ def check_engine(draft: Draft, endpoint: EngineName | None) -> None:
     """Refuse to start a plan on another engine than the one that was chosen for it.
 
     Raises:
-        DraftProblem: with a remedy.
+        DraftProblem: the plan was made for another engine; the message names a remedy.
     """
     chosen = chosen_engine(draft)
     if chosen in {None, PLANNED_AS[endpoint or "slipway"]}:
@@ -324,8 +324,8 @@ def check_engine(draft: Draft, endpoint: EngineName | None) -> None:
     title = engine_choices(draft["goal"]["goal"])[chosen or ""]
     runs = " or start it as an endpoint of that engine," if chosen in PLANNED_AS.values() else ""
     raise DraftProblem(
-        f"This plan is for {title}, which jobs do not start: take its export,{runs} or choose the "
-        "engine “Automatic” under hardware.",
+        f"This plan is for {title}, which jobs do not start. Download its export,{runs} or choose "
+        "the engine “Automatic” under hardware.",
         "engine",
     )
 
@@ -354,7 +354,7 @@ def check_host(engine: EngineName, host: Host) -> None:
     """Refuse an engine that the host cannot run.
 
     Raises:
-        DraftProblem: names the missing hardware and a remedy.
+        DraftProblem: the host has no GPU for the engine; the message names a remedy.
     """
     if engine not in dict(engines_for(host)):
         raise DraftProblem(
@@ -385,7 +385,8 @@ def options_of(best: PlannedStrategy) -> EngineOptions:
     """Return a plan's layout and limits as engine options.
 
     Raises:
-        DraftProblem: names an option of the plan that engines are not started with.
+        DraftProblem: an engine cannot be started with an option of the plan, which the message
+            names.
     """
     strategy = best.strategy
     _refuse_unsupported(strategy)
@@ -415,7 +416,7 @@ def check_split(engine: EngineName, strategy: Strategy) -> None:
     """Refuse a plan with disaggregated prefill for engines that do not support it.
 
     Raises:
-        DraftProblem: with a remedy.
+        DraftProblem: the engine cannot run the plan's phase split; the message names a remedy.
     """
     if strategy.disaggregated is not None and engine != "vllm":
         raise DraftProblem(SPLIT_PHASES, "disaggregated")
@@ -524,7 +525,7 @@ def with_adapters(spec: GenerateSpec, known: Sequence[NamedAdapter], chosen: str
     """Return a job with the chosen adapter: one by name, all, or none for "".
 
     Raises:
-        DraftProblem: there is no such adapter of the model, or it is incompatible.
+        DraftProblem: the model has no adapter of that name, or the adapter is incompatible.
     """
     if not chosen:
         return spec

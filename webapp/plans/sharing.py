@@ -147,7 +147,7 @@ def spread_of(best: PlannedStrategy, goal: str) -> Spread:
     """Return the number of hosts and devices on which a strategy runs.
 
     Raises:
-        DraftProblem: it splits the model in a way that jobs do not support yet.
+        DraftProblem: the strategy splits the model in a way that jobs do not support yet.
     """
     if goal in TRAININGS:
         return _training_spread(best)

@@ -46,7 +46,7 @@ def layout_of(
     ``stage_layers``: the plan's number of layers per stage, if uneven for different devices.
 
     Raises:
-        DraftProblem: names the field that the trainer does not support.
+        DraftProblem: the trainer does not support a field of the strategy; the message names it.
     """
     fields = {name: value for name in WAYS if (value := getattr(strategy, name))}
     interval = strategy.synchronization_interval_steps or 1
@@ -230,7 +230,7 @@ def train_spec(
         needs_weights(model, "Fine-tuning")
         if values["method"] not in TUNING_METHODS:
             raise DraftProblem(
-                f"{values['method']} is no method that runs. Choose “full”, “LoRA”, “QLoRA”, "
+                f"{values['method']} is not a training method. Choose “full”, “LoRA”, “QLoRA”, "
                 "“LOMO”, “AdaLomo”, “QFT” or “AlphaTuning”.",
                 "method",
             )
@@ -254,7 +254,7 @@ def check_encoder(shape: ModelSpec | None, *, is_classifier: bool) -> None:
     """Refuse classification with a text model, and text training with an encoder.
 
     Raises:
-        DraftProblem: with a remedy.
+        DraftProblem: model and method do not match; the message names a remedy.
     """
     is_encoder = shape is not None and shape.is_encoder
     if is_classifier and not is_encoder:
@@ -364,7 +364,7 @@ def needs_weights(model: ModelRef, verb: str) -> None:
     """Refuse a model without trained weights on the host.
 
     Raises:
-        DraftProblem: with a remedy.
+        DraftProblem: the model has no weights on the host; the message names a remedy.
     """
     if isinstance(model, RandomModel | DemoModel):
         raise DraftProblem(

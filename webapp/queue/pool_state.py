@@ -111,7 +111,7 @@ class RemoteHolder:
 
 
 @dataclass(frozen=True)
-class Shared:
+class SharedDevices:
     """The devices of a pool that other hosts also see, by id."""
 
     held: Mapping[str, RemoteHolder] = field(default_factory=dict)
@@ -127,11 +127,11 @@ class Shared:
         return freed is not None and last_seen is not None and last_seen < freed
 
 
-def shared_in(pool: Pool, hosts: Mapping[str, Host]) -> Shared:
+def shared_in(pool: Pool, hosts: Mapping[str, Host]) -> SharedDevices:
     """Return the shared devices of a pool; ``hosts`` are the pool's, by id."""
     twins = twins_in(pool)
     owned = {pk: host for pk, host in _owners(twins).items() if host.pk in hosts}
-    return Shared(_held(twins, owned), _freed(twins)) if twins else Shared()
+    return SharedDevices(_held(twins, owned), _freed(twins)) if twins else SharedDevices()
 
 
 def held_elsewhere(

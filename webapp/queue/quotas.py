@@ -146,7 +146,7 @@ def check_submit(job: Job) -> None:
     """Refuse a job that exceeds its team's quota, in general or for this month.
 
     Raises:
-        InvalidProblem: it requests more than the team may ever have.
+        InvalidProblem: the job requests more than the team may ever have.
         ConflictProblem: the quota of its owner or team is currently used up.
     """
     quota = quota_of(job.team)

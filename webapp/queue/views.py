@@ -111,7 +111,7 @@ def job_prioritise(*, pool: Pool, job_id: str, priority: str, by: str, seen: str
     """Change the priority of a queued job and clear its manual rank.
 
     Raises:
-        InvalidProblem: there is no such priority.
+        InvalidProblem: the priority is unknown.
         ConflictProblem: the job is not queued in this pool any more, or its priority changed
             since the page that showed ``seen``.
     """
@@ -248,7 +248,7 @@ def _store(form: QuotaForm, team: Team, by: str, seen: str) -> None:
     """Store the limits if they are unchanged since the person loaded the page.
 
     Raises:
-        ConflictProblem: somebody else changed them since.
+        ConflictProblem: somebody changed the limits after the page was opened.
     """
     with transaction.atomic():
         Team.objects.select_for_update(no_key=True).get(pk=team.pk)
@@ -497,7 +497,7 @@ def _device_row(device_id: str, picture: PoolState, teams: set[str]) -> DeviceRo
         if pids := foreign_pids(picture.hosts[device.host_id], device):
             listed = ", ".join(map(str, pids[:3]))
             return DeviceRow(
-                name, None, f"used by process {listed}, which is no job of ours", "shut"
+                name, None, f"used by process {listed}, which is not a Slipway job", "shut"
             )
         return DeviceRow(name, None, "free", "free")
     remaining = left_seconds(holder)

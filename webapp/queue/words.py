@@ -65,7 +65,7 @@ def _line(picture: PoolState, job: Job, wait: Wait | None, position: int) -> Lin
         return Line(position, job, sentence, now())
     seconds = wait.start_seconds
     start_at = now() + timedelta(seconds=seconds) if seconds is not None else None
-    return Line(position, job, Words(picture, job, wait).sentence(), start_at)
+    return Line(position, job, Words(picture, job, wait).wait_reason(), start_at)
 
 
 def waiting_line(job: Job) -> Line | None:
@@ -97,7 +97,7 @@ def _far_behind(job: Job, num_own: int) -> Line:
     waits = [wait for wait in picture.decide().waits if wait.why in WHATEVER_IS_BEFORE]
     position = num_own + 1 if len(num_by_team(job.pool)) == 1 else None
     if waits:
-        return Line(position, job, Words(picture, job, waits[0]).sentence(), None)
+        return Line(position, job, Words(picture, job, waits[0]).wait_reason(), None)
     before = f"{num_own}" if position else f"more than {FORESEEN_TURNS}"
     return Line(
         position,
@@ -115,7 +115,7 @@ class Words:
         self._picture, self._job, self._wait = picture, job, wait
         self._team: Team = job.team
 
-    def sentence(self) -> str:
+    def wait_reason(self) -> str:
         """Return why the job waits."""
         wait = self._wait
         if wait.why is Why.HELD_BACK:

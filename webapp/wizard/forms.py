@@ -150,8 +150,8 @@ def _decimal(text: str) -> float:
 
 def _refuse_number(text: str) -> NoReturn:
     raise forms.ValidationError(
-        f"It holds {text[:MAX_DIGITS]}, which is no number that a model has. Paste the file as it "
-        "is published."
+        f"config.json holds the number {text[:MAX_DIGITS]}, which is not finite or has too many "
+        "digits. Paste the file as it is published."
     )
 
 

@@ -213,7 +213,7 @@ def tune(page: Page, stack: Stack, finished_job: str) -> dict[str, Any]:
     go_on(page)
     at_workload = page.url
     upload(page, lines(ASKED[:2]) + b"{oops\n")
-    page.get_by_role("heading", name="asked.jsonl was not kept").wait_for()
+    page.get_by_role("heading", name="asked.jsonl was rejected").wait_for()
     seen["refused"] = page.inner_text("main")
     page.goto(at_workload)
     upload(page, lines(ASKED))

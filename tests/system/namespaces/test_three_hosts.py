@@ -188,4 +188,4 @@ def test_each_hosts_last_lines_are_on_the_page(after_a_kill):
     for name in ("north", "south"):
         part = after_a_kill.split(f'aria-label="Last lines of {name}"')[1].split("</section>")[0]
         assert re.search(r"step \d+", part)
-    assert "What torchrun reported" in after_a_kill
+    assert "Error report of torchrun" in after_a_kill

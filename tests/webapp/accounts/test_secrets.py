@@ -73,7 +73,7 @@ def test_a_row_copied_to_another_team_does_not_open(secret, other_team, olga):
 
 def test_a_name_or_value_that_is_none_is_refused_without_being_said(team, olga):
     for name in ["hf_token", "1A", "A-B", "A B", "A" * 41, "../A", "LD\nX", ""]:
-        with pytest.raises(InvalidProblem, match="is no name of a secret"):
+        with pytest.raises(InvalidProblem, match="is not a valid secret name"):
             secret_store(team=team, name=name, value=CANARY, by=olga)
     for value in ["qwrt", "x" * 16_385, "hf_\0canary"]:
         with pytest.raises(InvalidProblem) as refusal:
@@ -205,7 +205,7 @@ def test_an_operator_stores_one_and_never_sees_it_again(team, olga):
         "/settings/secrets/save/", {"name": "hf token", "value": CANARY}, follow=True
     )
     text = answer.content.decode()
-    assert "is no name of a secret" in text
+    assert "is not a valid secret name" in text
     assert CANARY not in text
 
 

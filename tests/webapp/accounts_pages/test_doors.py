@@ -205,7 +205,7 @@ def in_two_teams(user, other_team, role=Role.PRACTITIONER):
 
 def test_whoever_is_in_two_teams_is_offered_the_other_one_alone(alice, team, other_team, bob):
     page = in_two_teams(alice, other_team).get("/plans/").content.decode()
-    assert f"Work for {other_team.name}".replace("'", "&#x27;") in page
+    assert f"Switch to {other_team.name}".replace("'", "&#x27;") in page
     assert f'value="{other_team.pk}"' in page
     assert f'value="{team.pk}"' not in page
     assert "/team/" not in client_of(bob).get("/plans/").content.decode()

@@ -410,7 +410,7 @@ def test_recording_adds_a_platform_to_a_file_that_is_listed(listed):
 
 
 def test_a_report_without_digests_or_for_a_comparison_is_refused(tmp_path, capsys):
-    with pytest.raises(Problem, match="no report of pip with digests"):
+    with pytest.raises(Problem, match="not a valid pip report with digests"):
         environment.from_report(report(tmp_path, "a-1-py3-none-any.whl", {}))
     with pytest.raises(SystemExit):
         environment.main([str(tmp_path / "report.json")])

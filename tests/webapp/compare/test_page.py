@@ -119,11 +119,11 @@ def test_one_alone_is_offered_others_those_like_it_first(slow, alice, make_run):
 
 
 def test_a_job_twice_counts_once_and_can_be_left_out_or_another_added(slow, alice, fast):
-    assert "Which jobs side by side?" in page(alice, slow, slow)
+    assert "<h1>Compare jobs</h1>" in page(alice, slow, slow)
     text = page(alice, slow, fast)
     assert f'href="/compare/?job={fast.pk}" aria-label="leave out Small batch"' in text
     assert f"/compare/?job={slow.pk}&amp;job={fast.pk}&amp;choose=1" in text
-    assert "Which jobs side by side?" in page(alice, slow, fast, more="&choose=1")
+    assert "<h1>Compare jobs</h1>" in page(alice, slow, fast, more="&choose=1")
 
 
 def test_without_jobs_it_offers_the_latest_and_one_that_is_none_is_not_found(slow, alice):

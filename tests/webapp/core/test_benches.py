@@ -30,7 +30,7 @@ from webapp.bench.layouts import (
     COPIES,
     MODELS,
     RANKS,
-    Found,
+    LayoutComparison,
     Machine,
     _options,
     calibrated,
@@ -109,7 +109,7 @@ def test_rows_that_are_kept_take_the_place_of_those_before(monkeypatch, tmp_path
     again = [bench.Row(name, dict(each)) for name, each in compression.stored().items()]
     again[1].measured["perplexity"] = 4321.0
     monkeypatch.setattr(compression, "rows", lambda _folder, _seconds: iter(again))
-    monkeypatch.setattr(compression, "RAW", tmp_path / "rows.jsonl")
+    monkeypatch.setattr(compression, "RESULTS_PATH", tmp_path / "rows.jsonl")
     monkeypatch.setattr(compression, "DOCS", tmp_path / "page.md")
     list(compression.figures(tmp_path, is_kept=True))
     assert compression.stored()[again[1].name]["perplexity"] == 4321.0
@@ -253,7 +253,7 @@ def test_each_model_kept_its_first_choice_in_every_round_and_the_page_says_so():
 
 def test_a_regret_is_kept_under_its_models_name():
     ratio = Ratio("other", 0.9, 0.8, 1.0, 5, "step seconds")
-    found = Found("wide", "a", {"a": 1.0}, {"a": [1.0]}, ratio, {})
+    found = LayoutComparison("wide", "a", {"a": 1.0}, {"a": [1.0]}, ratio, {})
     (kept,) = layouts.regrets([found])
     assert kept == ratio._replace(name="fastest other layout / planner's first choice, wide model")
 

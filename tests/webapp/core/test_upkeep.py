@@ -21,7 +21,7 @@ from tests.webapp.jobs.test_uploads import body_of
 from webapp.accounts.models import LoginTry, OpenSession
 from webapp.audit import chain
 from webapp.core.clock import now
-from webapp.core.middleware import MOST_UNANSWERED, OneAtATime
+from webapp.core.middleware import MOST_UNANSWERED, SerializePerCredential
 from webapp.core.staticfiles import HashedStaticFilesStorage
 from webapp.hosts.models import EnrolmentToken
 from webapp.jobs.artefacts import folder_of
@@ -172,7 +172,7 @@ class Caller:
     """Sends requests to an application that answers when it is told to."""
 
     def __init__(self):
-        self.application = OneAtATime(self.answer, lambda send: send)
+        self.application = SerializePerCredential(self.answer, lambda send: send)
         self.running = self.most_running = 0
         self.go_on = asyncio.Event()
 
@@ -249,7 +249,7 @@ async def test_an_answer_that_is_slow_to_be_taken_holds_up_nothing():
         await is_taken.wait()
 
     caller = Caller()
-    caller.application = OneAtATime(answer, lambda send: send)
+    caller.application = SerializePerCredential(answer, lambda send: send)
     (slow,) = start(caller, 1, MALLORY)
     await started.wait()
     started.clear()
@@ -296,7 +296,7 @@ async def test_one_that_fails_or_is_cancelled_lets_the_next_begin():
     caller.go_on.set()
     assert (await caller.call(MALLORY))[0]["status"] == 200
 
-    caller.application = OneAtATime(answer, lambda send: send)
+    caller.application = SerializePerCredential(answer, lambda send: send)
     with pytest.raises(ValueError, match="broken"):
         await caller.call(MALLORY)
     assert (await caller.call(MALLORY))[0]["status"] == 200

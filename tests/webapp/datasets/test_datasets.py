@@ -146,7 +146,9 @@ def test_a_deleted_file_is_gone_from_the_disk_and_told(dataset, bob):
 
 
 def test_what_a_job_still_needs_is_not_deleted(reader, dataset, alice):
-    with pytest.raises(ConflictProblem, match=r"needs asked\.jsonl; stop it, or let it end"):
+    with pytest.raises(
+        ConflictProblem, match=r"asked\.jsonl cannot be deleted while the job .* uses it"
+    ):
         dataset_delete(dataset=dataset, by=alice)
     assert path_of(dataset).exists()
 

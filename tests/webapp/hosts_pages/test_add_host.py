@@ -80,8 +80,12 @@ def test_bad_input_is_refused_beside_its_field(as_olga):
         ("name", "", "required"),
         ("pool", "My Pool!", "lower-case letters, digits and hyphens"),
         ("labels", "just-a-word", "is not key=value"),
-        ("labels", "usd_per_kwh=free", "usd_per_kwh=free is no price; write dollars from 0 to"),
-        ("labels", "usd_per_hour=-2", "usd_per_hour=-2 is no price"),
+        (
+            "labels",
+            "usd_per_kwh=free",
+            "usd_per_kwh=free is not a valid price. Write dollars from 0 to",
+        ),
+        ("labels", "usd_per_hour=-2", "usd_per_hour=-2 is not a valid price"),
         ("labels", " ".join(f"k{i}=v" for i in range(20)), "at most 12"),
     ]:
         response = as_olga.post("/hosts/add/", {**FORM, field: value})

@@ -242,8 +242,8 @@ def test_an_ending_is_said_in_words():
         ({"signal": 63}, "Ended by signal 63."),
         ({"exit_code": 1}, "Exit code 1: an error that the program did not handle."),
         ({"exit_code": 137}, "a child was ended by signal 9 (SIGKILL)"),
-        ({"exit_code": 42}, "Exit code 42, of its own meaning."),
-        ({"exit_code": 255}, "Exit code 255, of its own meaning."),
+        ({"exit_code": 42}, "Exit code 42, which the program defines itself."),
+        ({"exit_code": 255}, "Exit code 255, which the program defines itself."),
         ({}, "No exit code: the process never reported one."),
         ({"exit_code": 1, "rank": 3}, "handle. Rank 3 reported its failure first."),
     ]:

@@ -88,7 +88,7 @@ def test_a_run_on_a_busy_host_moves_no_prediction_and_its_host_names_it(ran, hos
     assert step(host) is None
     assert accuracy_for(alice).by_kind == [("memory", 0.0)]
     text = client_of(alice).get(f"/hosts/{host.slug}/").content.decode()
-    assert "Latest figures that do not count here" in text
+    assert "Latest measurements excluded from calibration" in text
     assert f"/jobs/{job.pk}/#taught" in text
 
 
@@ -98,7 +98,7 @@ def test_its_page_says_why_it_changed_nothing(ran, alice):
         before={}, after={}, why=row_of(job).invalid_reason
     )
     text = page(alice, job)
-    assert "It changed no factor. Other programs took 1.8 of the 2 cores" in text
+    assert "This run changed no calibration factor. Other programs took 1.8 of the 2 cores" in text
     assert "<strong>left out</strong>" in text
 
 

@@ -73,7 +73,7 @@ def test_the_phase_and_what_is_left_are_said_while_the_job_lives():
 
 
 def looks(job: Job, *states: str) -> list[str]:
-    return [stop.look for stop in ingest.timeline(job, [event(state) for state in states])]
+    return [stop.status for stop in ingest.timeline(job, [event(state) for state in states])]
 
 
 def test_the_timeline_marks_what_is_past_what_is_now_and_a_bad_end():
@@ -107,7 +107,7 @@ def test_the_timeline_marks_what_is_past_what_is_now_and_a_bad_end():
 
     stops = ingest.timeline(job_of("queued"), [event("preflight"), event("queued")])
 
-    assert [stop.look for stop in stops][:2] == ["now", ""]
+    assert [stop.status for stop in stops][:2] == ["now", ""]
 
     for state in JobState.values:
         stops = ingest.timeline(job_of(state), [])

@@ -82,7 +82,7 @@ def test_an_address_that_is_not_this_machines_loopback_is_never_asked(told, alic
             job = told(host=address)
             page = client_of(alice).post(f"/jobs/{job.pk}/playground/answer/", VALUES)
             assert page.status_code == 422
-            assert "This server does not reach it" in page.content.decode()
+            assert "This server cannot reach the endpoint" in page.content.decode()
             with pytest.raises(ConflictProblem):
                 call_of(job, endpoint_of(job), VALUES, stream=False)
 

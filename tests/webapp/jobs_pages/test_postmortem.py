@@ -218,7 +218,7 @@ def test_every_host_has_its_row_and_its_last_lines_the_first_one_named_with_its_
     (first,) = [part for part in part_ends(killed) if part.is_first]
 
     assert [rank.lines for rank in first.ranks] == [["step 8"]]
-    assert "What torchrun reported" in page(alice, killed)
+    assert "Error report of torchrun" in page(alice, killed)
 
 
 def test_the_overview_shows_the_end_of_the_host_that_failed(killed, alice):

@@ -49,7 +49,7 @@ def test_every_question_is_answered_with_its_proposals(alice):
         assert 'aria-label="Answer"' in page, question
         assert "calibration" in page, question
     page = pages["largest_model"]
-    assert "In each format of the weights" in page
+    assert "By weight dtype" in page
     assert {"INT4", "FP8", "INT8", "BF16"} <= set(re.findall(r"· ([\w-]+)</td>", page))
 
 

@@ -61,10 +61,10 @@ def test_the_teams_models_are_listed_the_newest_first_and_filtered_by_name(alice
 
 
 def test_a_team_model_says_whether_and_where_its_weights_lie(alice, team, host):
-    assert "Of your team" not in page(alice, "/models/").content.decode()
+    assert "Models of your team" not in page(alice, "/models/").content.decode()
 
     own(team, "paper only")
-    assert "none, shape only" in page(alice, "/models/").content.decode()
+    assert "config only, no weights" in page(alice, "/models/").content.decode()
 
     host.name = "Rack seven"
     host.save()

@@ -56,8 +56,8 @@ def test_only_a_proven_one_shows_a_ratio_with_interval_place_and_date(alice):
     assert f"{ratio['value']:.2f}" in html
     assert ratio["machine"] in html
     assert ratio["date"] in html
-    assert "What was measured of it" in html
-    assert "What was measured of it" not in client.get("/techniques/pcc/").content.decode()
+    assert "<h2>Measurements</h2>" in html
+    assert "<h2>Measurements</h2>" not in client.get("/techniques/pcc/").content.decode()
 
 
 # What is said to run names a job kind, a library that is installed, and a test that is there

@@ -176,7 +176,7 @@ def test_what_does_not_run_is_refused_with_the_way_out(plan_of):
         ("pretrain", "catalog", {}, "Only the demo model"),
         ("pretrain", "demo", {"workload": {"pretrain": lomo}, "pins": {"micro_batch_size": 1}},
          "gradient_accumulation_steps is 4; make it 1"),
-        ("pretrain", "demo", {"hardware": {"choice": "catalog"}}, "only thought of"),
+        ("pretrain", "demo", {"hardware": {"choice": "catalog"}}, "only a catalog device"),
         ("serve", "catalog", {"model": {"catalog_id": "meta-llama/Llama-3.1-405B"}},
          "Nothing fits"),
     ):  # fmt: skip
@@ -222,7 +222,7 @@ def test_a_refused_launch_goes_back_to_the_review_with_the_reason(demo_plan, ali
     demo_plan.draft["hardware"]["choice"] = "catalog"
     demo_plan.save()
     page = client_of(alice).post(f"/plans/{demo_plan.pk}/launch/", {"go": "launch"}, follow=True)
-    assert "only thought of" in page.content.decode()
+    assert "only a catalog device" in page.content.decode()
     assert not Job.objects.exists()
 
 

@@ -288,7 +288,7 @@ def test_a_plan_divided_over_gpus_is_offered_as_an_endpoint_alone(gpu_plan, alic
     launch = launch_of(gpu_plan, EndpointOptions(engine=engine))
 
     assert re.findall(r'<option value="(slipway|llamacpp|vllm|sglang)">', page) == [*ON_GPUS]
-    assert "Measure it" not in page
+    assert "Run benchmark" not in page
     assert launch.spec.engine_options.tensor_parallel_size == 2
     assert launch.spread == Spread(1, 2)
 

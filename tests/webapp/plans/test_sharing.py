@@ -220,7 +220,7 @@ def test_the_step_the_page_and_the_note_name_the_pool_its_hosts_and_its_policy(
     form = step_form("hardware", plan.draft, options)
     assert (plan.draft["hardware"]["choice"], "default") in form.fields["choice"].choices
     assert summaries(plan.draft, options)["hardware"] == "pool default"
-    assert launch_note(make_plan())["title"] == "What happens on default (2 hosts)"
+    assert launch_note(make_plan())["title"] == "Launch on default (2 hosts)"
 
     client.force_login(alice)
     page = client.get(reverse("plan-step", args=[make_plan().pk, "hardware"])).content.decode()

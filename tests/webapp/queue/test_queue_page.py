@@ -54,7 +54,7 @@ def test_an_empty_queue_says_so_and_why_a_device_is_not_free(alice, node_a):
     html = page(alice)
     assert "The queue is empty." in html
     assert "GPU 1 cordoned: ECC errors" in text(html)
-    assert "GPU 2 used by process 4321, which is no job of ours" in text(html)
+    assert "GPU 2 used by process 4321, which is not a Slipway job" in text(html)
 
 
 def test_a_person_without_pools_is_led_to_the_first_host(charlie):

@@ -349,7 +349,7 @@ def test_a_plan_for_another_engine_is_exported_and_not_launched(walk, host):
 
     walker.press("hardware", engine="deepspeed")
 
-    with pytest.raises(DraftProblem, match="take its export") as caught:
+    with pytest.raises(DraftProblem, match="Download its export") as caught:
         launch_of(walker.plan)
     assert caught.value.field == "engine"
     walker.press("hardware", engine="torch")
