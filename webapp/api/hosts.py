@@ -139,7 +139,8 @@ def events(request: HttpRequest, attempt_id: str, body: ReceivedBatch) -> EventA
     """Report consecutive events; the reply has the last sequence number stored without a gap."""
     if body.attempt_id != attempt_id:
         raise InvalidProblem(
-            "other_attempt", f"The body is about {body.attempt_id}, the address {attempt_id}."
+            "other_attempt",
+            f"The body names attempt {body.attempt_id}, the URL names {attempt_id}.",
         )
     check_room(Path(settings.DATA_DIR), MIN_FREE_BYTES)
     host = calling_host(request)
@@ -156,7 +157,9 @@ def training_data(request: HttpRequest, attempt_id: str, dataset_id: str) -> Str
     dataset = promised_dataset(attempt_id, calling_host(request), dataset_id)
     path = path_of(dataset)
     if not path.is_file():
-        raise NotFoundProblem("no_dataset", f"The file of {dataset.name} is no longer here.")
+        raise NotFoundProblem(
+            "no_dataset", f"The file of {dataset.name} was deleted on the server. Upload it again."
+        )
     response = StreamingHttpResponse(in_threads(file_chunks(path)), content_type=BYTES_TYPE)
     response["Content-Length"] = str(path.stat().st_size)
     return response

@@ -114,7 +114,7 @@ def check_databases(folder: Path, manifest: Manifest) -> None:
 
 def _check_target(folder: Path) -> None:
     if folder.exists():
-        raise BackupError(f"{folder} is there already. Give the name of a new folder.")
+        raise BackupError(f"{folder} exists already. Give the name of a new folder.")
     for backed_up in (settings.ARTEFACTS_DIR, settings.DATASETS_DIR):
         if folder.resolve().is_relative_to(Path(backed_up).resolve()):
             raise BackupError(
@@ -263,7 +263,7 @@ def restore(folder: Path, manifest: Manifest, *, overwrite: bool = False) -> Pat
             if is_filled and not overwrite:
                 raise BackupError(
                     "The database is not empty. Restore into a new SLIPWAY_DATA_DIR (and "
-                    "DATABASE_URL), or say --overwrite to replace what is there."
+                    "DATABASE_URL), or pass --overwrite to replace what is there."
                 )
             return _replace_site(folder, manifest, keeps_old=is_filled)
     except OSError as error:
@@ -282,8 +282,8 @@ def _check_keys(manifest: Manifest) -> None:
             )
         if expected is None and given and f"{FILES}/{name}" in manifest.files:
             raise BackupError(
-                f"{variable} is set, and the backup brings the key in the file {name}. Unset the "
-                "variable, or sessions and sealed secrets of the backup do not open."
+                f"{variable} is set, and the backup holds the key in the file {name}. Unset the "
+                "variable, or sessions and secrets of the backup cannot be decrypted."
             )
 
 

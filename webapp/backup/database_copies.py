@@ -124,8 +124,8 @@ def read_manifest(folder: Path) -> Manifest:
         return Manifest.model_validate(document)
     except OSError as error:
         raise BackupError(
-            f"{folder} holds no whole backup: {NAME} cannot be read ({error.strerror}). Give the "
-            "folder that `python3 manage.py backup` wrote."
+            f"{folder} holds no complete backup: {NAME} cannot be read ({error.strerror}). Give "
+            "the folder that `python3 manage.py backup` wrote."
         ) from None
     except (ValidationError, ValueError) as error:
         where = error.errors()[0]["loc"] if isinstance(error, ValidationError) else error
@@ -282,9 +282,7 @@ def load(path: Path, rows: Mapping[str, int], *, replaces: bool) -> None:
         errors.seek(0)
         words = failure or _last_lines(errors.read())
     if status or failure:
-        raise BackupError(
-            f"The dump could not be brought back, the database is as it was: {words}"
-        )
+        raise BackupError(f"The dump could not be restored; the database is unchanged: {words}")
 
 
 def _write_script(

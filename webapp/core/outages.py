@@ -215,6 +215,7 @@ def check_room(folder: Path, needed_bytes: int) -> None:
     if shutil.disk_usage(folder).free < needed_bytes:
         raise BusyProblem(
             "disk_full",
-            "The server's disk is nearly full. What hosts hold is kept there and sent later.",
+            "The server's disk is nearly full. Hosts keep their data and send it later. Free disk "
+            "space on the server.",
             retry_after_seconds=PAUSE_SECONDS,
         )

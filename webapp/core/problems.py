@@ -282,7 +282,9 @@ def install(api: NinjaAPI) -> None:
 
     @api.exception_handler(Http404)
     def on_missing(_request: HttpRequest, _error: Http404) -> HttpResponse:
-        return problem_response(NotFoundProblem("not_found", "Nothing of yours has this id."))
+        return problem_response(
+            NotFoundProblem("not_found", "No object of your teams has this id.")
+        )
 
     @api.exception_handler(HttpError)
     def on_http_error(_request: HttpRequest, error: HttpError) -> HttpResponse:

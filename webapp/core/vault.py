@@ -96,8 +96,8 @@ def _fernet() -> MultiFernet:
         return MultiFernet([Fernet(key) for key in keys()])
     except ValueError as error:
         raise VaultError(
-            f"A key in {VARIABLE} or {key_file()} is none: {error}. Make one with "
-            "`python -c 'from cryptography.fernet import Fernet; print(Fernet.generate_key())'`."
+            f"A key in {VARIABLE} or {key_file()} is not a valid Fernet key: {error}. Make one "
+            "with `python -c 'from cryptography.fernet import Fernet; print(Fernet.generate_key())'`."
         ) from None
 
 
@@ -116,7 +116,7 @@ def unseal(sealed: str) -> str:
         return _fernet().decrypt(sealed.encode()).decode()
     except InvalidToken:
         raise VaultError(
-            f"None of the keys opens this secret. Put the key back that it was sealed with "
+            f"No key decrypts this secret. Restore the key that encrypted it "
             f"({key_file()} or {VARIABLE}), or store the secret again."
         ) from None
 

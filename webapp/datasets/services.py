@@ -100,7 +100,7 @@ def _check_size(team: Team, name: str, size_bytes: int) -> None:
         raise TooLargeProblem(
             "dataset_too_large",
             f"{name} has {-(-size_bytes // MEBIBYTE):,} MiB; {MAX_UPLOAD_BYTES // MEBIBYTE} MiB "
-            "are taken. Divide it, or copy it to the host and name its path.",
+            "are the limit. Divide the file, or copy it to the host and name its path.",
         )
     used = list(Dataset.objects.filter(team=team).values_list("size_bytes", flat=True))
     if len(used) >= MAX_TEAM_FILES or sum(used) + size_bytes > MAX_TEAM_BYTES:
@@ -199,7 +199,9 @@ def promised_dataset(attempt_id: str, host: Host, dataset_id: str) -> Dataset:
         dataset = Dataset.objects.filter(team=attempt.job.team_id, pk=dataset_id).first()
         if dataset is not None:
             return dataset
-    raise NotFoundProblem("no_dataset", "The training data was deleted, or was never promised.")
+    raise NotFoundProblem(
+        "no_dataset", "The training data was deleted, or the job does not name it."
+    )
 
 
 def file_chunks(path: Path) -> Iterator[bytes]:

@@ -75,7 +75,7 @@ class AddHostForm(forms.Form):
 
     name = forms.CharField(
         max_length=80,
-        help_text="What people will see, such as lab-dgx or “the box under my desk”.",
+        help_text="Name shown on pages, such as lab-dgx or “the box under my desk”.",
     )
     pool = forms.CharField(
         max_length=40, initial="default", help_text="Hosts of one pool take the same jobs."
@@ -87,7 +87,7 @@ class AddHostForm(forms.Form):
         pool = str(self.cleaned_data["pool"]).strip().lower()
         if not POOL.fullmatch(pool):
             raise forms.ValidationError(
-                f"“{pool}” holds more than lower-case letters, digits and hyphens; "
+                f"“{pool}” is not a valid pool name. Use lower-case letters, digits and hyphens; "
                 "choose a name such as lab-a."
             )
         return pool

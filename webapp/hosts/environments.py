@@ -114,7 +114,10 @@ def environment_order(*, host: Host, name: str, action: str, by: str) -> None:
             "environment", f"The environment {name} stays as it is: the agent runs in it."
         )
     if name not in {row.state.name for row in environments_of(host)}:
-        raise NotFoundProblem("environment", f"{host.name} knows no environment {name}.")
+        raise NotFoundProblem(
+            "environment",
+            f"{host.name} has no environment {name}. Its page lists the environments.",
+        )
     with transaction.atomic():
         checks = Host.objects.select_for_update(no_key=True).only("checks").get(pk=host.pk).checks
         order = {"action": action, "order_id": new_ulid(), "by": by}

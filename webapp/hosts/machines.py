@@ -406,7 +406,7 @@ def _devices() -> list[tuple[str, str]]:
 class VirtualHostForm(forms.Form):
     """A machine that the team considers buying or renting."""
 
-    name = forms.CharField(max_length=80, help_text="What your team calls it, such as next-rack.")
+    name = forms.CharField(max_length=80, help_text="Name shown on pages, such as next-rack.")
     device = forms.ChoiceField(choices=_devices)
     num_devices = forms.IntegerField(
         min_value=1, max_value=1024, initial=8, label="Devices in the machine"

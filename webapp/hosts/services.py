@@ -392,7 +392,9 @@ def host_rotate(
     with transaction.atomic():
         others = Host.objects.filter(credential_hash=request.credential_hash).exclude(pk=host.pk)
         if others.exists():
-            raise ConflictProblem("secret_taken", "Make another secret: this one is taken.")
+            raise ConflictProblem(
+                "secret_taken", "Another host has this credential. Generate a new one."
+            )
         host.credential_hash = request.credential_hash
         host.redis_secret_hash = request.redis_secret_hash
         host.command_salt = secrets.token_hex(16)

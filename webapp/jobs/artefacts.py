@@ -97,9 +97,11 @@ def confined(folder: Path, path: str) -> Path:
     """
     parts = PurePosixPath(path).parts
     if not parts or any(part in {"/", "..", "."} or part.startswith(".") for part in parts):
-        raise InvalidProblem("bad_path", f"The path {path!r} leaves the artefact's folder.")
+        raise InvalidProblem("bad_path", f"The path {path!r} leads out of the artefact's folder.")
     if "\x00" in path or "\\" in path:
-        raise InvalidProblem("bad_path", f"The path {path!r} holds a character that no file has.")
+        raise InvalidProblem(
+            "bad_path", f"The path {path!r} holds a character that file names cannot have."
+        )
     if len(path.encode()) > MAX_PATH_BYTES or any(len(p.encode()) > MAX_NAME_BYTES for p in parts):
         sentence = (
             f"The path {path[:40]!r}… has {len(path.encode())} bytes. A path has {MAX_PATH_BYTES} "

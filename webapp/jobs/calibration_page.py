@@ -217,10 +217,10 @@ def measurement_decide(
     """
     reason = " ".join(reason.split())
     if not reason:
-        raise InvalidProblem("reason", "“Why” is empty; give a reason, such as “a backup ran”.")
+        raise InvalidProblem("reason", "“Reason” is empty; give a reason, such as “a backup ran”.")
     if len(reason) > LONGEST_REASON:
         raise InvalidProblem(
-            "reason", f"“Why” has {len(reason)} characters; at most {LONGEST_REASON} are kept."
+            "reason", f"“Reason” has {len(reason)} characters; at most {LONGEST_REASON} are kept."
         )
     is_excluded = decision == "excluded"
     with transaction.atomic():
@@ -231,7 +231,9 @@ def measurement_decide(
                 if current.decided_by
                 else ""
             )
-            raise ConflictProblem("decided", f"It is {decision} already{author_words}.")
+            raise ConflictProblem(
+                "decided", f"The measurement is {decision} already{author_words}."
+            )
         Measurement.objects.filter(pk=measurement.pk).update(
             is_excluded=is_excluded,
             decision=decision,

@@ -709,15 +709,15 @@ def _given_up(job: Job) -> list[Attempt]:
 
 def _wait_words(host: Host) -> str:
     if contact_of(host) is Contact.LIVE:
-        return f"{host.name} is back and was told to stop it; it has not confirmed yet."
+        return f"{host.name} is back and was told to stop the attempt, but has not confirmed yet."
     return (
-        f"{host.name} has been silent for {clock(silent_seconds(host) or 0)}. It is told to stop "
-        "the attempt at its next heartbeat. Until then it is unknown whether it runs."
+        f"{host.name} has been silent for {clock(silent_seconds(host) or 0)}. The host is told to "
+        "stop the attempt at its next heartbeat. Until then it is unknown whether the attempt runs."
     )
 
 
 def _end_words(attempt: Attempt) -> str:
     record = attempt.exit_record
     if record.get("reason") == Reason.OK:
-        return "It had succeeded before it could be stopped; its output is on that host."
+        return "The attempt had succeeded before it could be stopped; its output is on that host."
     return f"The attempt ended there: {str(record.get('reason') or 'unknown').replace('_', ' ')}."

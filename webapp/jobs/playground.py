@@ -43,14 +43,12 @@ class PlaygroundForm(forms.Form):
         widget=forms.Textarea(attrs={"rows": 6}),
     )
     form = forms.ChoiceField(
-        label="Asked as",
-        choices=[("chat", "A message of a conversation"), ("text", "The beginning of a text")],
+        label="Prompt type",
+        choices=[("chat", "Chat message"), ("text", "Text to complete")],
         initial="chat",
     )
     temperature = forms.FloatField(min_value=0.0, max_value=2.0, initial=0.7)
-    max_tokens = forms.IntegerField(
-        label="At most, in tokens", min_value=1, max_value=100_000, initial=64
-    )
+    max_tokens = forms.IntegerField(label="Max tokens", min_value=1, max_value=100_000, initial=64)
 
     def __init__(self, job: Job, data: QueryDict | None = None) -> None:
         super().__init__(data)

@@ -234,7 +234,9 @@ def job_create(  # noqa: PLR0913 (keyword-only: each is a column that the caller
         _check_host(team, host)
     place = host.pool if host is not None else pool
     if place is None or not _may_launch(team, place):
-        raise InvalidProblem("no_place", "Name a host or a pool of your team for the job.")
+        raise InvalidProblem(
+            "no_place", "No host or pool is given. Name one of your team for the job."
+        )
     job = Job(
         team=team,
         owner=owner,
@@ -341,7 +343,8 @@ def job_stop(*, job: Job, by: str, reason: Reason = Reason.STOPPED_BY_USER) -> J
         job = Job.objects.select_for_update().get(pk=job.pk)
         if job.state in FINAL_STATES or job.state == JobState.DRAFT:
             raise ConflictProblem(
-                "not_stoppable", f"{job.name} is {job.get_state_display().lower()}; nothing runs."
+                "not_stoppable",
+                f"{job.name} is {job.get_state_display().lower()}, so it cannot be stopped.",
             )
         attempt = job.current_attempt
         if attempt is None or job.state in {JobState.QUEUED, JobState.PREFLIGHT}:

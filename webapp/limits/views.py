@@ -172,7 +172,7 @@ FORM_NAMES = {"choice": "hardware", "cluster": "hardware", "batch_size": "global
 class LimitForm(StepForm):
     """Work, model and hardware of a limit question; the question decides which fields it has."""
 
-    goal = forms.ChoiceField(label="Work")
+    goal = forms.ChoiceField(label="Goal")
     model = deepcopy(ModelForm.base_fields["catalog_id"])
     hardware = forms.ChoiceField(label="Hardware")
 
@@ -183,7 +183,7 @@ class LimitForm(StepForm):
         super().__init__(_with_defaults(data, goal, hosts))
         self.question, self.chosen_goal = question, goal
         goals = [(each, GOAL_WORDS[each]) for each in question.goals]
-        self.fields["goal"] = forms.ChoiceField(label="Work", choices=goals)
+        self.fields["goal"] = forms.ChoiceField(label="Goal", choices=goals)
         self.fields["hardware"] = _hardware_field(hosts)
         for name in HARDWARE_FIELDS:
             self.fields[name] = deepcopy(HardwareForm.base_fields[name])

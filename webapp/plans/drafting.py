@@ -54,7 +54,7 @@ def team_model_ref(model: TeamModel, host: Host | None, pool: Pool | None) -> Mo
     """
     if model.host_id and host and model.host_id != host.pk:
         raise DraftProblem(
-            f"The weights of {model.name} lie on another host. Choose {model.host}, or copy the "
+            f"The weights of {model.name} are on another host. Choose {model.host}, or copy the "
             f"model's folder to {pool.name if pool else host.name}.",
             "choice",
         )
@@ -113,7 +113,7 @@ def with_draft(spec: GenerateSpec, known: Sequence[TeamModel], chosen: str) -> G
     except ValidationError as error:
         message = error.errors()[0]["msg"].removeprefix("Value error, ")
         raise DraftProblem(
-            f"A draft model does not go with the rest: {message}.", "draft"
+            f"The draft model is incompatible with the other options: {message}.", "draft"
         ) from error
 
 
@@ -128,7 +128,8 @@ def with_engine_draft(
     if chosen and spec.engine not in ON_GPUS:
         raise DraftProblem(
             f"“Speculative decoding” is for {' and '.join(ON_GPUS)}, and the engine is "
-            f"{spec.engine}, which takes no draft model here. Choose none, or that engine.",
+            f"{spec.engine}, which supports no draft model. Choose one of these engines, or "
+            "“Nothing”.",
             "draft",
         )
     changes: dict[str, Any] = {}
@@ -149,7 +150,8 @@ def with_engine_draft(
 def _lookup_tokens(engine: EngineName) -> int:
     if engine != "vllm":
         raise DraftProblem(
-            f"Prompt lookup is vLLM's here, and the engine is {engine}. Choose vLLM, or no draft.",
+            f"Only vLLM supports prompt lookup, and the engine is {engine}. Choose vLLM, "
+            "or no draft.",
             "draft",
         )
     return LOOKUP_TOKENS
@@ -163,7 +165,7 @@ def _ref_of(known: Sequence[TeamModel], chosen: str) -> ArtefactModel | FolderMo
     names = ", ".join(each.name for each in known) or "none"
     raise DraftProblem(
         f"No such model of your team can draft for this one here; there is {names}. A draft "
-        "model lies on the same host and reads the same tokens.",
+        "model must be on the same host and have the same tokenizer.",
         "draft",
     )
 

@@ -472,7 +472,7 @@ def launch_note(plan: Plan) -> dict[str, Any]:
         launch = launch_of(plan)
     except DraftProblem as problem:
         again = "yes" if problem.is_passing else ""
-        title = "In a moment" if again else "It cannot be launched as it is"
+        title = "In a moment" if again else "This plan cannot be launched yet"
         note = {"can": "", "again": again, "title": title, "text": problem.sentence}
         return note if again else note | _only_endpoint_note(plan)
     text = words_of(launch.spec)

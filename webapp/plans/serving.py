@@ -120,12 +120,12 @@ def check_serving(strategy: Strategy) -> None:
     if strategy.speculative is not None:
         raise DraftProblem(
             f"A draft by {strategy.speculative.draft_model} is planned only: endpoints have no "
-            "speculative decoding yet. Leave it out, or use batch generation.",
+            "speculative decoding yet. Leave the draft out, or use batch generation.",
             "speculative",
         )
     if strategy.attention == "eager":
         raise DraftProblem(
-            "Endpoints attend with fused kernels; eager attention is planned only. Leave it out.",
+            "Endpoints use fused attention kernels; eager attention is planned only. Unpin it.",
             "attention",
         )
 
@@ -514,7 +514,7 @@ def _validated(fields: dict[str, Any]) -> GenerateSpec:
     except ValidationError as error:
         message = error.errors()[0]["msg"].removeprefix("Value error, ")
         raise DraftProblem(
-            f"Not everything that was chosen runs together: {message}.", "batching"
+            f"The chosen options do not run together: {message}.", "batching"
         ) from error
 
 
@@ -612,15 +612,15 @@ def is_weights_only(strategy: Strategy) -> bool:
 def _check_streamable(model: ModelRef, weight_dtype: str, offload: Away) -> None:
     if isinstance(model, RandomModel):
         raise DraftProblem(
-            "This plan brings layers from elsewhere in every pass, and this model has no weights "
-            "on the host to bring. Choose a model whose weights are there.",
+            "This plan streams layers into the device in every pass, and this model has no "
+            "weights on the host. Choose a model whose weights are there.",
             "source",
         )
     packs = isinstance(offload, PolicyOffload) and weight_dtype == "int4"
     if weight_dtype in QUANTISED_DTYPES and not packs:
         raise DraftProblem(
-            f"This plan brings {weight_dtype} layers from elsewhere in every pass; only fp32, "
-            "bf16, fp16 and of dense models int4 ones are. Pin the weights to one of these, or "
+            f"This plan streams {weight_dtype} layers in every pass; jobs stream only fp32, "
+            "bf16, fp16 and, of dense models, int4 layers. Pin the weights to one of these, or "
             "choose a smaller batch.",
             "weight_dtype",
         )

@@ -106,7 +106,7 @@ def pool_of(team: Team, choice: str) -> tuple[Pool, list[Host]]:
         if choice == f"pool:{pool.pk}":
             return pool, hosts
     raise DraftProblem(
-        "This pool has not enough hosts that are ready for your team. Choose one host, or wait "
+        "This pool has too few ready hosts for your team. Choose one host, or wait "
         "until another is ready.",
         "choice",
     )
@@ -227,7 +227,7 @@ def check_model(model: ModelRef, spread: Spread) -> None:
     """
     if spread.num_hosts > 1 and isinstance(model, ArtefactModel):
         raise DraftProblem(
-            "This model's weights lie on one host, and the job runs on several. Copy its folder "
+            "This model's weights are on one host, and the job runs on several. Copy its folder "
             "to the models folder of each host and choose it as a folder.",
             "source",
         )

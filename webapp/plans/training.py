@@ -236,7 +236,7 @@ def train_spec(
             )
     elif not isinstance(model, DemoModel):
         raise DraftProblem(
-            "Only the demo model can be pre-trained from nothing in this release. Choose it, or "
+            "Only the demo model can be pre-trained from scratch. Choose it, or "
             "fine-tune a model that is on the host.",
             "source",
         )
@@ -369,6 +369,6 @@ def needs_weights(model: ModelRef, verb: str) -> None:
     if isinstance(model, RandomModel | DemoModel):
         raise DraftProblem(
             f"{verb} needs trained weights, and this model has none on the host. Train the demo "
-            "model first and choose the one that it leaves, or name a folder on the host.",
+            "model first and choose the result, or name a folder on the host.",
             "source",
         )

@@ -119,13 +119,16 @@ def parse_config(text: str) -> dict[str, Any]:
         where = getattr(error, "lineno", None)
         place = f" at line {where}, column {getattr(error, 'colno', 0)}" if where else ""
         raise forms.ValidationError(
-            f"This is not JSON: it breaks off{place}. Paste the whole file, from {{ to }}."
+            f"config.json is not valid JSON: it breaks off{place}. Paste the "
+            "whole file, from { to }."
         ) from error
     if not isinstance(config, dict):
-        raise forms.ValidationError("A config.json is one object in braces, this is not.")
+        raise forms.ValidationError(
+            "config.json is not a JSON object. Paste the whole file, from { to }."
+        )
     if UNSTORABLE.search(json.dumps(config, ensure_ascii=False)):
         raise forms.ValidationError(
-            "It holds a character that no text has (NUL or half of a pair). Paste the file as it "
+            "config.json holds a NUL character or half of a surrogate pair. Paste the file as it "
             "is published."
         )
     return config
@@ -279,17 +282,17 @@ class GoalForm(StepForm):
     """The goal: what the plan is for, and its latency target."""
 
     goal = forms.ChoiceField(choices=[(key, name) for key, name, _ in GOAL_CHOICES])
-    objective = forms.ChoiceField(label="What matters most", choices=OBJECTIVES)
+    objective = forms.ChoiceField(label="Objective", choices=OBJECTIVES)
     slo = forms.ChoiceField(
-        label="How quick it must feel",
+        label="Latency target",
         choices=SLOS,
         help_text="For serving. The verdict shows whether the target is met.",
     )
     percentile = forms.ChoiceField(
-        label="Judged at",
+        label="Latency percentile",
         choices=JUDGED_AT,
         required=False,
-        help_text="The share of requests that must be as quick",
+        help_text="The share of requests that must meet the latency target",
     )
 
     def clean_percentile(self) -> str:
@@ -384,7 +387,7 @@ class HardwareForm(StepForm):
 
     choice = forms.ChoiceField()
     on_lost_rank = forms.ChoiceField(
-        label="If a rank or a host is lost",
+        label="After the loss of a rank or host",
         choices=[
             ("stop", "Stop the job"),
             ("restart", "Restart all ranks"),
@@ -400,7 +403,7 @@ class HardwareForm(StepForm):
     nodes = WholeNumber("Machines", 1, 10_000)
     engine = forms.ChoiceField(label="Engine", required=False)
     memory_limit_gib = DecimalNumber(
-        "Fill at most",
+        "Memory limit",
         0.01,
         1_000_000,
         "GiB of each device; empty means all of it",

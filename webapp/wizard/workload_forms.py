@@ -174,7 +174,7 @@ class DataForm(MixtureForm):
         max_length=1000,
         help_text="JSON lines, Parquet or .txt, below the host's model folder",
     )
-    data_format = forms.ChoiceField(label="Read it as", choices=READ_AS, required=False)
+    data_format = forms.ChoiceField(label="File format", choices=READ_AS, required=False)
     dataset = forms.ChoiceField(label="Uploaded file", required=False)
     rows = forms.ChoiceField(
         label="Short samples",
@@ -183,8 +183,8 @@ class DataForm(MixtureForm):
         help_text="The plan takes every row for full, which padded ones are not",
     )
     too_long = forms.ChoiceField(
-        label="What is longer than a row",
-        choices=[("cut", "Is cut"), ("leave_out", "Is left out")],
+        label="Samples longer than a row",
+        choices=[("cut", "Truncate"), ("leave_out", "Leave out")],
         required=False,
     )
 
@@ -308,7 +308,7 @@ class ServeForm(StepForm):
     )
     concurrency = WholeNumber("People at once", 1, 100_000, "Requests in flight together")
     prefix_share_percent = WholeNumber(
-        "Shared beginning", 0, 99, "Per cent of the prompt that all requests share"
+        "Shared prefix", 0, 99, "Per cent of the prompt that all requests share"
     )
 
     def clean(self) -> dict[str, Any]:
@@ -482,7 +482,7 @@ class PretrainForm(DataForm):
         lines = [each for each in text.split("\n") if each.strip()]
         if len(lines) > MOST_PROMPTS:
             raise forms.ValidationError(
-                f"These are {len(lines)} prompts, one a line. Give {MOST_PROMPTS} at most."
+                f"There are {len(lines)} prompts, one a line. Give {MOST_PROMPTS} at most."
             )
         longest = max(map(len, lines), default=0)
         if longest > LONGEST_PROMPT:
@@ -528,7 +528,7 @@ class CompressForm(StepForm):
     )
     group_size = WholeNumber("Group size", 8, 4096, "Weights that share one scale")
     sparsity = forms.ChoiceField(
-        label="What goes",
+        label="Weights to remove",
         choices=SPARSITIES,
         required=False,
         help_text="For SparseGPT and LLM-Pruner; empty means half",

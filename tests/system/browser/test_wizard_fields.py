@@ -19,7 +19,7 @@ def workload(page, stack) -> Page:
 
 
 def test_eight_bits_need_no_group_and_no_share(workload):
-    for label in ("Bits", "Group size", "What goes"):
+    for label in ("Bits", "Group size", "Weights to remove"):
         expect(workload.get_by_label(label, exact=True)).to_be_hidden()
 
 
@@ -29,7 +29,7 @@ def test_another_method_shows_its_own_fields_at_once(workload):
     expect(workload.get_by_label("Group size")).to_be_visible()
     workload.get_by_label("Method").select_option("sparsegpt")
     expect(workload.get_by_label("Bits", exact=True)).to_be_hidden()
-    expect(workload.get_by_label("What goes")).to_be_visible()
+    expect(workload.get_by_label("Weights to remove")).to_be_visible()
 
 
 def test_a_field_with_an_error_is_never_hidden(workload):

@@ -129,7 +129,7 @@ def test_artefacts_can_be_left_out(data, tmp_path):
 def test_a_folder_that_is_there_is_not_written_over(data, backup):
     done = manage(data, "backup", str(backup))
     assert done.returncode == 1
-    assert "is there already" in done.stderr
+    assert "exists already" in done.stderr
 
 
 def test_a_database_that_is_not_empty_stays_without_the_flag(backup, site):
@@ -187,7 +187,7 @@ def test_a_damaged_backup_is_refused_by_the_file(copy_of, tmp_path, name):
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
-        (lambda folder: (folder / "manifest.json").unlink(), "holds no whole backup"),
+        (lambda folder: (folder / "manifest.json").unlink(), "holds no complete backup"),
         (lambda folder: (folder / "manifest.json").write_text("{"), "is damaged"),
         (lambda folder: (folder / "files" / "secret_key").unlink(), "is missing"),
         (lambda folder: change(folder, engine="postgresql"), "DATABASE_URL names sqlite"),

@@ -40,7 +40,7 @@ pytestmark = pytest.mark.django_db(databases="__all__")
 def test_a_new_job_is_a_draft_with_its_spec_which_cannot_be_stopped(draft):
     assert (draft.state, draft.kind, draft.spec["max_steps"]) == ("draft", "train", None)
 
-    with pytest.raises(ConflictProblem, match="nothing runs"):
+    with pytest.raises(ConflictProblem, match="so it cannot be stopped"):
         job_stop(job=draft, by="alice")
 
 

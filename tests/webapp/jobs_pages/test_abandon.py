@@ -82,7 +82,7 @@ def test_a_host_that_returns_is_told_to_stop_it_and_the_page_confirms_its_end(
     give_up(alice, lost)
     (order,) = report(attempt.host, attempt, "running")
     assert (order.attempt_id, order.reason) == (attempt.pk, "lost_and_abandoned_by_user")
-    assert "was told to stop it; it has not confirmed yet" in page(alice, lost)
+    assert "was told to stop the attempt, but has not confirmed yet" in page(alice, lost)
     events_accept(host=attempt.host, batch=batch_of(attempt, ("exited", STOPPED), first=2))
     assert "Confirmed by Box: nothing of it runs any more" in page(alice, lost)
     lost.refresh_from_db()
@@ -93,7 +93,7 @@ def test_an_attempt_that_ended_well_meanwhile_changes_nothing_but_is_told(lost, 
     give_up(alice, lost)
     well = STOPPED | {"exit_code": 0, "signal": None, "reason": "ok"}
     events_accept(host=attempt.host, batch=batch_of(attempt, ("exited", well), first=2))
-    assert "It had succeeded before it could be stopped" in page(alice, lost)
+    assert "The attempt had succeeded before it could be stopped" in page(alice, lost)
     assert Job.objects.get(pk=lost.pk).state == "stopped"
 
 

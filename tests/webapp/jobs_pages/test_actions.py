@@ -33,7 +33,7 @@ def test_an_operator_stops_anyones_job_and_it_is_noted(olga, running):
 def test_stopping_what_has_ended_is_said_and_changes_nothing(alice, finished):
     client = client_of(alice)
     page = client.post(f"/jobs/{finished.pk}/stop/", follow=True).content.decode()
-    assert "is succeeded; nothing runs" in page
+    assert "is succeeded, so it cannot be stopped" in page
 
 
 def test_a_job_that_runs_again_is_queued_as_the_persons_own(bob, finished):

@@ -370,7 +370,9 @@ def test_a_guessing_model_that_is_not_offered_or_does_not_go_with_the_rest_is_re
 
     generation.draft["workload"]["generate"]["kv_cache"] = "int4"
     generation.save()
-    with pytest.raises(DraftProblem, match="does not go with the rest: kv_cache int4 runs in"):
+    with pytest.raises(
+        DraftProblem, match="is incompatible with the other options: kv_cache int4 runs in"
+    ):
         launch_of(generation, draft=str(small.pk))
 
 

@@ -116,7 +116,7 @@ def test_a_launch_runs_on_all_its_hosts_and_the_next_waits_in_its_queue(
 def test_once_it_is_shared_no_more_nothing_is_launched(make_plan, shared, charlie, other_team):
     plan = make_plan()
     shared.shared_with.remove(other_team)
-    with pytest.raises(DraftProblem, match="not enough hosts that are ready for your team"):
+    with pytest.raises(DraftProblem, match="too few ready hosts for your team"):
         plan_launch(plan=plan, by=charlie)
     assert not Job.objects.exists()
 

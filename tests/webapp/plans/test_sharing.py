@@ -207,7 +207,7 @@ def test_a_model_is_divided_one_way_or_not_at_all():
 
 
 def test_weights_that_lie_on_one_host_are_refused_for_several():
-    with pytest.raises(DraftProblem, match="lie on one host"):
+    with pytest.raises(DraftProblem, match="are on one host"):
         sharing.check_model(ArtefactModel(attempt_id="a"), sharing.Spread(2, 1))
     sharing.check_model(ArtefactModel(attempt_id="a"), sharing.Spread(1, 4))
 
@@ -225,7 +225,7 @@ def test_the_step_the_page_and_the_note_name_the_pool_its_hosts_and_its_policy(
     client.force_login(alice)
     page = client.get(reverse("plan-step", args=[make_plan().pk, "hardware"])).content.decode()
     assert "2 hosts together: Box 1, Box 2" in page
-    assert "If a rank or a host is lost" in page
+    assert "After the loss of a rank or host" in page
 
 
 def test_a_pool_that_is_foreign_or_has_lost_its_hosts_says_so(make_plan, other_team):
@@ -237,4 +237,4 @@ def test_a_pool_that_is_foreign_or_has_lost_its_hosts_says_so(make_plan, other_t
 
     plan = make_plan()
     Host.objects.update(state="maintenance")
-    assert "not enough hosts that are ready" in launch_note(plan)["text"]
+    assert "too few ready hosts" in launch_note(plan)["text"]

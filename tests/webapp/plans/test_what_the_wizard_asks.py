@@ -400,4 +400,4 @@ def test_the_hardware_step_asks_for_it_and_refuses_what_is_no_size(limited, alic
     answer = client_of(alice).post(
         f"/plans/{limited.pk}/edit/hardware/", {**sent, "memory_limit_gib": "-1"}
     )
-    assert (answer.status_code, b"Fill at most is -1" in answer.content) == (422, True)
+    assert (answer.status_code, b"Memory limit is -1" in answer.content) == (422, True)
