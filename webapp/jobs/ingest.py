@@ -712,7 +712,7 @@ def _wait_words(host: Host) -> str:
         return f"{host.name} is back and was told to stop the attempt, but has not confirmed yet."
     return (
         f"{host.name} has been silent for {clock(silent_seconds(host) or 0)}. The host is told to "
-        "stop the attempt at its next heartbeat. Until then it is unknown whether the attempt runs."
+        "stop the attempt at its next heartbeat. Until then, whether the attempt runs is unknown."
     )
 
 

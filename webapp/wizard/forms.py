@@ -119,8 +119,7 @@ def parse_config(text: str) -> dict[str, Any]:
         where = getattr(error, "lineno", None)
         place = f" at line {where}, column {getattr(error, 'colno', 0)}" if where else ""
         raise forms.ValidationError(
-            f"config.json is not valid JSON: it breaks off{place}. Paste the "
-            "whole file, from { to }."
+            f"config.json is not valid JSON{place}. Paste the whole file, from {{ to }}."
         ) from error
     if not isinstance(config, dict):
         raise forms.ValidationError(

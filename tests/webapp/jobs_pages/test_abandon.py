@@ -166,7 +166,7 @@ def test_the_pages_name_every_silent_host_and_say_what_is_freed_and_stopped(half
     assert "Counts as free: its processor of Box 2." in text
     assert "Counts as free: its processor of Box 3." in text
     assert "Type the hosts' names, Box 2, Box 3, to confirm" in text
-    assert "is stopped, then frees what it holds" in text
+    assert "freed when the attempt has stopped" in text
     standing = state_label_of(half_lost)  # its first host speaks: it is not called lost
     assert (standing.state, standing.word) == ("running", "")
     assert standing.note == "2 hosts silent 4 min"

@@ -232,7 +232,7 @@ def test_a_pool_that_is_foreign_or_has_lost_its_hosts_says_so(make_plan, other_t
     stranger = pool_ensure(team=other_team)
     plan = make_plan()
     plan.draft["hardware"]["choice"] = f"pool:{stranger.pk}"
-    with pytest.raises(DraftProblem, match="not enough hosts"):
+    with pytest.raises(DraftProblem, match="too few ready hosts"):
         launch_of(plan)
 
     plan = make_plan()

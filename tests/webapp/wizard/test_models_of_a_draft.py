@@ -43,7 +43,7 @@ def test_what_is_no_model_is_refused_by_the_lack_or_the_place(walk):
     assert "line 1, column 17" in errors(page)["config"][0]
 
     page = walk().press("model", source="config", config="[1, 2]")
-    assert "one object in braces" in errors(page)["config"][0]
+    assert "not a JSON object" in errors(page)["config"][0]
 
     upload = SimpleUploadedFile("model.safetensors", b"\xff\xfe\x00" * 10)
     page = walk().press("model", source="config", config_file=upload)
@@ -180,13 +180,17 @@ def test_a_number_that_a_model_may_have_is_read_and_another_refused_by_itself():
         ("Infinity", "Infinity"),
         ("-Infinity", "-Infinity"),
     ]:
-        assert refusal(f'{{"n": [1, {{"m": {number}}}]}}').startswith(f"It holds {said}"), number
+        assert refusal(f'{{"n": [1, {{"m": {number}}}]}}').startswith(
+            f"config.json holds the number {said}"
+        ), number
 
 
 def test_whatever_is_no_object_or_breaks_off_is_refused_as_such():
     for text in ["[]", '"text"', "7", "null", "true", '[{"a": 1}]']:
-        assert refusal(text) == "A config.json is one object in braces, this is not.", text
-    assert "This is not JSON" in refusal('{"a":' + "[" * 100_000)
+        assert (
+            refusal(text) == "config.json is not a JSON object. Paste the whole file, from { to }."
+        ), text
+    assert "config.json is not valid JSON" in refusal('{"a":' + "[" * 100_000)
 
     for text, place in [
         ('{"a": 1,\n "b" 2}', "at line 2, column 6"),

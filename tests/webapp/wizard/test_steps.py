@@ -154,7 +154,7 @@ def test_a_step_without_finer_choices_has_no_fold(walk):
 def test_prompts_that_are_too_many_or_too_long_are_refused_in_sight(walk):
     for (lines, why), goal in itertools.product(
         [
-            ("a\nb\nc\nd", "These are 4 prompts, one a line. Give 3 at most."),
+            ("a\nb\nc\nd", "There are 4 prompts, one a line. Give 3 at most."),
             ("x" * 501, "A prompt has 501 characters. It may have 500 at most."),
         ],
         ["pretrain", "finetune"],
