@@ -47,7 +47,7 @@ from webapp.jobs.models import Job, JobState
 
 
 PARAMETER = "job"
-FEWEST, MOST = 2, 4
+MIN_JOBS, MAX_JOBS = 2, 4
 LETTERS = "ABCD"
 NUM_OFFERED = 30
 
@@ -84,7 +84,7 @@ def requested_jobs(request: HttpRequest) -> list[Job]:
         Http404: a job does not exist or is not visible to the user.
     """
     ids = requested_ids(request)
-    rows = visible_jobs(request).filter(pk__in=ids[: MOST * 10])
+    rows = visible_jobs(request).filter(pk__in=ids[: MAX_JOBS * 10])
     by_id = {
         job.pk: job
         for job in rows.select_related(
@@ -528,16 +528,16 @@ UNPROCESSABLE = 422
 def compare(request: HttpRequest) -> HttpResponse:
     """Compare the jobs in the URL, or show a list to choose from."""
     jobs = requested_jobs(request)
-    if FEWEST <= len(jobs) <= MOST and "choose" not in request.GET:
+    if MIN_JOBS <= len(jobs) <= MAX_JOBS and "choose" not in request.GET:
         return render(request, "compare/compare.html", _comparison(request, jobs))
     context = {
         "chosen": jobs,
         "offered": offered(request, jobs),
-        "is_too_many": len(jobs) > MOST,
-        "most": MOST,
-        "fewest": FEWEST,
+        "is_too_many": len(jobs) > MAX_JOBS,
+        "most": MAX_JOBS,
+        "fewest": MIN_JOBS,
     }
-    status = UNPROCESSABLE if len(jobs) > MOST else 200
+    status = UNPROCESSABLE if len(jobs) > MAX_JOBS else 200
     return render(request, "compare/choose.html", context, status=status)
 
 
@@ -562,7 +562,7 @@ def _comparison(request: HttpRequest, jobs: list[Job]) -> dict[str, Any]:
         "overlays": overlays(sides, drawn),
         "kinds": _kinds(sides),
         "durations": [each.get("run_seconds") for each in figures],
-        "can_add": len(jobs) < MOST,
+        "can_add": len(jobs) < MAX_JOBS,
     }
 
 

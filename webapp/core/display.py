@@ -261,10 +261,12 @@ def deviation_words(ratio: float) -> str:
 # Cached rendering of small HTML fragments that occur many times on a page.
 
 
-KEPT = 1024  # fragments; their values are short, such as a name or a duration
+CACHED_FRAGMENTS = 1024  # fragments; their values are short, such as a name or a duration
 
 
-@lru_cache(maxsize=KEPT, typed=True)  # typed: a SafeString is a different key than an equal str
+@lru_cache(
+    maxsize=CACHED_FRAGMENTS, typed=True
+)  # typed: a SafeString is a different key than an equal str
 def fragment(template_name: str, **values: Hashable) -> SafeString:
     """Return a template rendered with ``values``, from the cache if possible.
 

@@ -70,7 +70,7 @@ DAMAGED = Outage(
     "python3 manage.py restore.",
     LATER_SECONDS,
 )
-AWAY = Outage(
+DATABASE_UNAVAILABLE = Outage(
     "database_away",
     "The database does not answer. Jobs run on, and hosts keep what they have to report. Try "
     "again in a moment.",
@@ -102,7 +102,7 @@ def outage_of(error: BaseException | None) -> UnavailableProblem | None:
         (kind for kind, phrases in BY_WORDS if any(phrase in words for phrase in phrases)), None
     )
     if isinstance(error, OperationalError | InterfaceError):
-        return _problem(kind or AWAY)
+        return _problem(kind or DATABASE_UNAVAILABLE)
     is_outage = kind is DAMAGED or (isinstance(error, InternalError) and kind is READ_ONLY)
     return _problem(kind) if is_outage else None
 

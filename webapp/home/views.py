@@ -188,7 +188,7 @@ def _latest(teams: Sequence[str]) -> list[tuple[datetime, str, float, str]]:
     return list(merged.order_by("-measured_at")[:MOST_FIGURES])
 
 
-MOST = 8
+MAX_ROWS = 8
 SHORTEST = 2
 LEFT_OUT = (
     *DOCUMENTS,
@@ -201,7 +201,7 @@ def home(request: HttpRequest) -> HttpResponse:
     """Show items that need attention, running jobs, hosts and prediction accuracy."""
     visible = Job.objects.visible_to(request.user).filter(deleted_at=None)
     jobs = visible.select_related("host", "requested_host", "pool").defer(*LEFT_OUT)
-    running = list(jobs.filter(state__in=[*LIVE_STATES, JobState.QUEUED])[:MOST])
+    running = list(jobs.filter(state__in=[*LIVE_STATES, JobState.QUEUED])[:MAX_ROWS])
     counts = counts_of(visible)
     attention = attention_for(request.user)
     hosts = Host.objects.visible_to(request.user).exclude(state=HostState.RETIRED)
@@ -212,7 +212,7 @@ def home(request: HttpRequest) -> HttpResponse:
         "attention": attention,
         "running": [(job, progress(job)) for job in running],
         "recent": recent,
-        "hosts": [(host, contact_of(host)) for host in hosts[:MOST]],
+        "hosts": [(host, contact_of(host)) for host in hosts[:MAX_ROWS]],
         "accuracy": accuracy_for(request.user),
         "is_fresh": not running and not recent,
         "counts": counts,
@@ -254,16 +254,16 @@ def _results(request: HttpRequest, query: str) -> list[tuple[str, str, list[tupl
     hosts = Host.objects.visible_to(user).filter(name__icontains=query)
     models = TeamModel.objects.visible_to(user).filter(name__icontains=query)
     return [
-        ("Plans", "plan-detail", [(plan.pk, plan.name) for plan in plans[:MOST]]),
-        ("Jobs", "job-detail", [(job.pk, job.name) for job in jobs[:MOST]]),
-        ("Hosts", "host-detail", [(host.slug, host.name) for host in hosts[:MOST]]),
+        ("Plans", "plan-detail", [(plan.pk, plan.name) for plan in plans[:MAX_ROWS]]),
+        ("Jobs", "job-detail", [(job.pk, job.name) for job in jobs[:MAX_ROWS]]),
+        ("Hosts", "host-detail", [(host.slug, host.name) for host in hosts[:MAX_ROWS]]),
         (
             "Models of your team",
             "model-detail",
-            [(model.pk, model.name) for model in models[:MOST]],
+            [(model.pk, model.name) for model in models[:MAX_ROWS]],
         ),
-        ("Catalog", "model-detail", [(model, model) for model in _catalog(words)[:MOST]]),
-        ("Techniques", "technique-detail", _techniques(words)[:MOST]),
+        ("Catalog", "model-detail", [(model, model) for model in _catalog(words)[:MAX_ROWS]]),
+        ("Techniques", "technique-detail", _techniques(words)[:MAX_ROWS]),
     ]
 
 

@@ -267,7 +267,7 @@ SLOS = [
     ("code", "Code completion: first token within 0.5 s, then 33 tokens a second"),
     ("none", "No target"),
 ]
-JUDGED_AT = [
+PERCENTILES = [
     ("p95", "p95: 95 of 100 requests"),
     ("p99", "p99: 99 of 100 requests"),
     ("p50", "The median: every second request"),
@@ -289,7 +289,7 @@ class GoalForm(StepForm):
     )
     percentile = forms.ChoiceField(
         label="Latency percentile",
-        choices=JUDGED_AT,
+        choices=PERCENTILES,
         required=False,
         help_text="The share of requests that must meet the latency target",
     )

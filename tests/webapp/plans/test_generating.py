@@ -253,7 +253,7 @@ def test_a_policy_that_does_not_run_with_the_batches_is_refused_in_words(pile_pl
 def test_layers_of_a_model_without_weights_on_the_host_are_not_streamed(pile_plan, offloaded):
     pile_plan.draft["model"] |= {"source": "demo"}
     offloaded(pile_plan, "bf16")
-    with pytest.raises(DraftProblem, match="streams layers .* has no weights on the host"):
+    with pytest.raises(DraftProblem, match=r"streams layers .* has no weights on the host"):
         launch_of(pile_plan)
 
 
