@@ -264,9 +264,7 @@ def deviation_words(ratio: float) -> str:
 CACHED_FRAGMENTS = 1024  # fragments; their values are short, such as a name or a duration
 
 
-@lru_cache(
-    maxsize=CACHED_FRAGMENTS, typed=True
-)  # typed: a SafeString is a different key than an equal str
+@lru_cache(maxsize=CACHED_FRAGMENTS, typed=True)  # typed: a SafeString is not the key of a str
 def fragment(template_name: str, **values: Hashable) -> SafeString:
     """Return a template rendered with ``values``, from the cache if possible.
 

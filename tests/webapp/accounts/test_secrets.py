@@ -59,7 +59,7 @@ def test_what_is_stored_opens_to_its_team_alone_and_its_row_holds_no_part_of_it(
 
 def test_without_its_key_a_secret_does_not_open(secret, team, tmp_path):
     (tmp_path / vault.FILE_NAME).write_text(Fernet.generate_key().decode())
-    with pytest.raises(VaultError, match="Put the key back"):
+    with pytest.raises(VaultError, match="Restore the key that encrypted it"):
         secrets_open(team_id=team.pk, names=["HF_TOKEN"])
 
 

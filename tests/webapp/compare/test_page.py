@@ -104,7 +104,7 @@ def test_four_is_the_most_and_too_many_says_the_way_out(slow, fast, alice, make_
     assert get(alice, slow, fast, *more[:2]).status_code == 200
     answer = get(alice, slow, fast, *more)
     assert answer.status_code == 422
-    assert b"Take the tick from those that you can do without" in answer.content
+    assert b"At most four jobs can be compared. Clear the others." in answer.content
 
 
 def test_one_alone_is_offered_others_those_like_it_first(slow, alice, make_run):

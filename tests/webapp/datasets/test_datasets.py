@@ -115,7 +115,7 @@ def test_what_is_too_large_is_refused_with_the_limit(alice, monkeypatch, dataset
     monkeypatch.setattr(services, "MAX_UPLOAD_BYTES", 100)
     large = client.post("/data/upload/", {"file": upload(name="b.jsonl")}, follow=True)
     assert "1 files and 2,048 MiB are the limits" in full.content.decode()
-    assert "Divide it, or copy it to the host" in large.content.decode()
+    assert "Divide the file, or copy it to the host" in large.content.decode()
     assert Dataset.objects.get() == dataset
 
 
@@ -180,7 +180,7 @@ def test_only_the_host_of_the_job_gets_the_file_that_it_names(
     path_of(dataset).unlink()
     answer = fetched(credential, reader, dataset)
     assert answer.status_code == 404
-    assert "no longer here" in answer.json()["detail"]
+    assert "was deleted on the server" in answer.json()["detail"]
     Dataset.objects.filter(pk=dataset.pk).update(team=other_team)
     assert fetched(credential, reader, dataset).status_code == 404
 
