@@ -250,7 +250,7 @@ def test_a_decision_wants_a_reason(ran, olga):
                 address, {"decision": "excluded", "reason": reason}, follow=True
             )
 
-            assert "“Why”" in answer.content.decode()
+            assert "“Reason”" in answer.content.decode()
             assert not row_of(row.job).is_excluded
 
 
