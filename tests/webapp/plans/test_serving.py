@@ -323,7 +323,7 @@ def test_a_split_becomes_engines_that_read_and_others_that_write_on_vllm_alone(g
 
 def test_options_that_do_not_go_together_are_refused_by_name():
     for changes, words in [
-        ({"draft": {"model": TRAINED}, "lookup_tokens": 3}, "one of them guesses"),
+        ({"draft": {"model": TRAINED}, "lookup_tokens": 3}, "only one can draft tokens"),
         ({"draft": {"model": TRAINED}, "split": {}}, "own cache does not travel"),
     ]:
         with pytest.raises(ValidationError, match=words):
